@@ -78,8 +78,10 @@ def whole_layout(low: float, high: float) -> str | None:
 
 
 def stored_bytes(array: Array) -> int:
-    """Returns the size of a constant on the device: 2 bytes per 16-bit element, else 4 per
-    element."""
+    """Returns the size of a constant on the device in bytes.
+
+    An element of 16 bits takes 2 bytes, any other 4.
+    """
     return (2 if array.itemsize == 2 else 4) * array.size
 
 

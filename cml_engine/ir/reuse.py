@@ -17,7 +17,10 @@ _NOTHING: Sources = frozenset()
 
 
 def sources_of(graph: Graph) -> dict[str, Sources]:
-    """Returns the inputs (and :data:`VARIABLES`) that each non-constant tensor depends on."""
+    """Returns the set of inputs that each non-constant tensor depends on, by the tensor's name.
+
+    :data:`VARIABLES` in a set stands for all updated variables.
+    """
     found = {name: frozenset({name}) for name in graph.inputs}
     found |= {variable: frozenset({VARIABLES}) for variable, _ in graph.updates}
     for node in graph.nodes:
@@ -29,8 +32,8 @@ def sources_of(graph: Graph) -> dict[str, Sources]:
 def boundaries(graph: Graph) -> tuple[str, ...]:
     """Returns the computed tensors that must be retained for a run with only some of the inputs.
 
-    These are the operands that depend on fewer inputs than the result of their node, and the
-    tensors that are read after the run.
+    They are operands that depend on fewer inputs than the result of their node, and tensors that
+    are read after the run and do not depend on all inputs.
     """
     sources = sources_of(graph)
     everything = frozenset(graph.inputs) | ({VARIABLES} if graph.updates else _NOTHING)

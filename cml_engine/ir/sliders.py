@@ -13,9 +13,12 @@ Operands = Callable[[str], Sequence[str]]
 
 
 def with_sliders(graph: Graph, sliders: Mapping[str, Slider | str], operands: Operands) -> Graph:
-    """Returns the graph with an input in place of each constant operand that a slider names.
+    """Returns the graph with an input in place of each number that a slider names.
 
-    ``"mul3.y"`` is the operand ``y`` of the operator whose result is ``mul3``.
+    The input has the slider's name, and the number becomes its default.
+
+    A slider, or its text such as ``"mul3.y"``, names the operand ``y`` of the operator whose
+    result is ``mul3``. ``operands`` returns the names of an operator's operands.
     """
     for name, given in sliders.items():
         slider = given if isinstance(given, Slider) else Slider(given)

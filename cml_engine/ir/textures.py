@@ -19,10 +19,9 @@ Encoding = Literal["unorm8", "float16", "float32"]
 
 @dataclass(frozen=True, slots=True)
 class TextureFormat:
-    """A texture format.
+    """A texture format: its channels in memory order (``order``) and their encoding.
 
-    ``order`` lists the channels in memory order. With ``srgb``, shaders read decoded colours in
-    linear light. A ``depth`` texture is read-only.
+    With ``srgb``, shaders read decoded colours in linear light. A ``depth`` texture is read-only.
     """
 
     name: str
@@ -58,7 +57,7 @@ FORMATS = {
 
 
 def known_format(name: str, what: str, *, written: bool = False) -> TextureFormat:
-    """Returns the format of that name.
+    """Returns the texture format of that name; ``what`` begins the error message.
 
     Raises :class:`InputError` if it is not supported, or if it is ``written`` and read-only.
     """
@@ -79,7 +78,7 @@ _MOST = 4
 
 @dataclass(frozen=True, slots=True)
 class Planes:
-    """A tensor viewed as a picture.
+    """A tensor viewed as a picture: its size and the strides of its elements.
 
     ``strides`` are the distances in 32-bit words between neighbouring channels, rows and columns.
     """
@@ -100,8 +99,10 @@ class Planes:
 
 
 def planes(what: str, fact: Fact, layout: ImageLayout) -> Planes:
-    """Returns ``fact`` viewed as a picture; raises :class:`InputError` if its shape does not
-    fit."""
+    """Returns a tensor of type and shape ``fact`` viewed as a picture.
+
+    Raises :class:`InputError` if the shape does not fit.
+    """
     last = layout == "nhwc"
     shape = fact.shape if fact.rank != 2 else ((*fact.shape, 1) if last else (1, *fact.shape))
     *batch, a, b, c = shape if len(shape) >= 3 else (1, 1, 0)
@@ -123,8 +124,10 @@ Numbers = float | Iterable[float]
 
 
 def by_channel(value: Numbers, count: int, what: str) -> tuple[float, ...]:
-    """Returns a number for each of four channels from one number for all, or from ``count``
-    numbers."""
+    """Returns four numbers, one per channel, from one number for all or from ``count`` numbers.
+
+    Missing channels get 0.
+    """
     numbers = numbers_of(value, what)
     if len(numbers) not in (1, count):
         raise InputError(f"{what}: wanted a number, or {count} for {count} channels, got {value}")
@@ -132,7 +135,7 @@ def by_channel(value: Numbers, count: int, what: str) -> tuple[float, ...]:
 
 
 def numbers_of(value: Numbers, what: str) -> tuple[float, ...]:
-    """Returns a number, or several numbers, as a tuple."""
+    """Returns one or several numbers as a tuple of floats; raises an error if one is not finite."""
     given: Any = value
     given = given if np.ndim(given) else (given,)
     return tuple(FINITE.check(number, what) for number in given)
@@ -203,8 +206,11 @@ class TextureInput:
         numbers_of(self.scale, "scale"), numbers_of(self.shift, "shift")
 
     def picked(self, what: str, form: TextureFormat, count: int) -> tuple[int, ...]:
-        """Returns the index in :data:`LETTERS` of the texture channel for each channel of the
-        tensor."""
+        """Returns, for each of the tensor's ``count`` channels, the texture channel that it reads.
+
+        Channels are indices into :data:`LETTERS`. Raises :class:`InputError` if the texture
+        lacks one.
+        """
         there = form.channels
         letters = self.channels or (there * count if len(there) == 1 else there[:count])
         if len(letters) != count:
@@ -223,7 +229,7 @@ class TextureInput:
 
 
 def on_device(value: Any) -> bool:
-    """Returns True if an input is on the GPU: a texture, or a tensor in a buffer."""
+    """Returns True if an input's value is on the GPU: a texture, or a tensor in a buffer."""
     return isinstance(value, TextureInput) or hasattr(value, "buffer")
 
 
@@ -240,7 +246,10 @@ _SPREAD = {
 
 @dataclass(frozen=True)
 class TextureTarget:
-    """The arguments of ``Job.copy_to_texture``; see there."""
+    """A texture that a tensor is written to, and the conversion of its values.
+
+    The fields are the arguments of ``Job.copy_to_texture``.
+    """
 
     texture: Any
     scale: Numbers = 1.0
@@ -268,10 +277,10 @@ class TextureTarget:
         return scale == {1.0} and shift == {0.0} and not self.srgb
 
     def picked(self, what: str, form: TextureFormat, count: int) -> tuple[int, ...]:
-        """Returns the tensor channel for each of a texel's four channels.
+        """Returns, for each of a texel's four channels, the tensor channel that is written to it.
 
-        One channel is written as grey. Raises :class:`InputError` if the texture has fewer
-        channels than the tensor.
+        A tensor of one channel is written as grey. Raises :class:`InputError` if the texture has
+        fewer channels than the tensor.
         """
         if len(form.order) < count:
             raise InputError(

@@ -101,10 +101,10 @@ class NnefModel:
         self._kept: dict[str, RetainedVariable] = {}
 
     def graph(self, shapes: Shapes = MappingProxyType({})) -> Graph:
-        """Returns the graph at the given input shapes, by name; other inputs have the text's
-        shapes.
+        """Returns the graph for the given input shapes, by input name.
 
-        The weights' files are read at the first call only.
+        Inputs that ``shapes`` lacks have the shapes of the text. The weights' files are read at
+        the first call only.
         """
         with load_budget(), _collector_paused(), self._depth_checked():
             document, source, library = self._document, self._source, self._library
@@ -145,7 +145,7 @@ def load(
     infer: Infer | None = None,
     declarations: Mapping[str, str] | None = None,
 ) -> Graph:
-    """Returns the graph of a model with the shapes in its text; see :class:`NnefModel`.
+    """Reads a model and returns its graph with the shapes in its text; see :class:`NnefModel`.
 
     Examples
     --------
@@ -157,7 +157,7 @@ def load(
 
 
 def load_text(text: str, file: str, native: Callable[[str], bool], infer: Infer) -> Graph:
-    """Returns the graph of a text without variables; ``file`` is its name in errors.
+    """Returns the graph of an NNEF text without variables; ``file`` is its name in errors.
 
     Examples
     --------
@@ -173,7 +173,7 @@ def load_text(text: str, file: str, native: Callable[[str], bool], infer: Infer)
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Pauses the garbage collector.
+    """A context in which Python's garbage collector is paused.
 
     A large model is a million small objects without garbage, and collections would double the time.
     """

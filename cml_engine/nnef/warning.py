@@ -8,7 +8,9 @@ from cml_engine.errors import Source
 
 
 class NnefWarning(UserWarning):
-    """A model was read, but part of it does not conform to the standard, or values were changed.
+    """The warning that a part of a model does not conform to the standard, or values were changed.
+
+    The model was read nevertheless.
 
     Examples
     --------
@@ -18,6 +20,6 @@ class NnefWarning(UserWarning):
 
 
 def warn(message: str, source: Source | None = None) -> None:
-    """Warns of a part of a model that is not valid but can be read."""
+    """Issues a :class:`NnefWarning` with the message, after the source position if there is one."""
     shown = message if source is None else f"{source}: {message}"
     warnings.warn(shown, NnefWarning, stacklevel=3)

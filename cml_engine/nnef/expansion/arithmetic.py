@@ -1,4 +1,4 @@
-"""Operators on plain values, at compile time (NNEF 1.0.5, A.2.2).
+"""Evaluates operators on numbers, strings and arrays, when a model is loaded (NNEF 1.0.5, A.2.2).
 
 Unlike Python's numbers, a model's integers are limited to 64 bits, and the elements of arrays
 and strings are charged to the load's budget.
@@ -25,7 +25,10 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def binary(op: str, left: Value, right: Value) -> Value:
-    """Computes ``left op right`` for values other than tensors."""
+    """Returns ``left op right`` for values other than tensors.
+
+    Raises :class:`ValueProblem` if the types do not fit the operator.
+    """
     if op in ("&&", "||"):
         return _logical(op, left, right)
     if op == "in":
@@ -41,7 +44,10 @@ def binary(op: str, left: Value, right: Value) -> Value:
 
 
 def unary(op: str, value: Value) -> Value:
-    """Computes ``op value`` for values other than tensors."""
+    """Returns ``op value`` for values other than tensors; ``op`` is ``!``, ``-`` or ``+``.
+
+    Raises :class:`ValueProblem` if the type does not fit the operator.
+    """
     if op == "!":
         if not isinstance(value, bool):
             raise ValueProblem(f"'!' wants a logical, got {kind_of(value)}")
@@ -52,8 +58,11 @@ def unary(op: str, value: Value) -> Value:
 
 
 def convert(kind: str, value: Value) -> Value:
-    """Computes the built-in functions ``integer()``, ``scalar()``, ``logical()`` and
-    ``string()``."""
+    """Returns a value converted by the built-in function that ``kind`` names.
+
+    They are ``integer()``, ``scalar()``, ``logical()`` and ``string()``. Raises
+    :class:`ValueProblem` if the value cannot be converted.
+    """
     if kind_of(value) not in ("integer", "scalar", "logical", "string"):
         raise ValueProblem(f"{kind}() wants a number, logical or string, got {kind_of(value)}")
     try:
@@ -63,7 +72,7 @@ def convert(kind: str, value: Value) -> Value:
 
 
 def checked_length(value: Value) -> Value:
-    """Charges the value's elements to the budget and returns the value."""
+    """Charges the number of a value's elements to the load budget and returns the value."""
     _charge(element_count(value))
     return value
 
@@ -146,7 +155,7 @@ def _arithmetic(op: str, left: Any, right: Any) -> int | float:
 
 
 def _divide(left: Any, right: Any) -> int | float:
-    """Divides; integers give an integer, rounded towards zero."""
+    """Returns the quotient; two integers give an integer, rounded towards zero."""
     if isinstance(left, float):
         return left / float(right)
     quotient = abs(left) // abs(right)

@@ -17,13 +17,15 @@ from cml_engine.nnef.text.syntax_tree import Type
 
 
 class BindError(Exception):
-    """Arguments do not fit a signature; the caller adds the source position."""
+    """The error that arguments do not fit a signature; the caller adds the source position."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoundArguments:
-    """A call's values by parameter, in the order of declaration, and the type that ``?`` stands
-    for."""
+    """A call's values by parameter name, in the order of declaration.
+
+    ``dtype`` is the type that ``?`` stands for, or None.
+    """
 
     values: Mapping[str, Value]
     dtype: str | None
@@ -35,7 +37,10 @@ def bind(
     named: Mapping[str, Value],
     generic: str | None,
 ) -> BoundArguments:
-    """Binds a call's arguments to the parameters of ``sig``."""
+    """Returns the values of the parameters of ``sig`` for a call, with defaults filled in.
+
+    ``generic`` is the type in ``op<type>``. Raises :class:`BindError` if an argument does not fit.
+    """
     given = _match_arguments(sig, positional, named)
     dtype = _dtype(sig, given, generic)
     values = {p.name: _value(sig, p, given, dtype) for p in sig.params}
@@ -66,10 +71,10 @@ def _unknown_parameter(sig: Signature, name: str) -> str:
 
 
 def _dtype(sig: Signature, given: Mapping[str, Value], generic: str | None) -> str | None:
-    """Returns the type that ``?`` stands for.
+    """Returns the type that ``?`` stands for in a call; None if the operator is not generic.
 
-    It is that of the generic argument, of a tensor argument, the default, or that of a literal,
-    in this order.
+    It is the generic argument, the type of a tensor argument, the default, or the type of a
+    literal: the first of them that exists.
     """
     if not sig.generic:
         if generic is not None:
@@ -118,7 +123,10 @@ def _describe_type(kind: Type, dtype: str | None) -> str:
 
 
 def coerce(kind: Type, value: Value, dtype: str | None) -> Value:
-    """Converts a value to a parameter's type; raises :class:`BindError` if it does not fit."""
+    """Returns a value converted to a parameter's type, such as an integer to a scalar.
+
+    ``dtype`` is the type of ``?``. Raises :class:`BindError` if the value does not fit.
+    """
     return _COERCE[kind.kind](kind, value, dtype)
 
 
@@ -150,7 +158,7 @@ def _tensor(kind: Type, value: Value, dtype: str | None) -> Value:
 
 
 def _literal(wanted: str | None, value: Value) -> Value:
-    """Converts a number that is given for a tensor."""
+    """Returns a number given for a tensor, converted to the tensor's type; arrays item by item."""
     got = kind_of(value)
     if got == "tuple":
         raise BindError("declare it as a variable or a constant")

@@ -42,7 +42,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class ComposedDocument:
-    """The contents of a model's files."""
+    """The contents of a model's files: the text as a tree, tensors by label, and quantisation."""
 
     document: Document
     tensors: Mapping[str, Array]
@@ -53,12 +53,18 @@ class ComposedDocument:
 
 
 def compose(graph: Graph, declarations: Mapping[str, str]) -> ComposedDocument:
-    """Returns the syntax tree of a graph and its tensor files by label."""
+    """Converts a graph to a syntax tree, tensors by label, and the lines of ``graph.quant``.
+
+    ``declarations`` are fragment declarations of operators that are not NNEF's own, by name.
+    """
     return _Composer(graph, declarations).compose()
 
 
 def expression(value: object) -> Expr:
-    """Returns a plain value as a literal, or as an array or tuple of literals."""
+    """Returns a plain value as the syntax tree of a literal, or of an array or tuple of literals.
+
+    Raises :class:`InputError` for NaN and other values that NNEF cannot write.
+    """
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, list):
@@ -72,7 +78,7 @@ def expression(value: object) -> Expr:
 
 @dataclass
 class _Names:
-    """The NNEF identifiers of a graph's tensor names."""
+    """Gives each tensor name of a graph an NNEF identifier, always the same one."""
 
     reserved: set[str]
     given: dict[str, str] = field(default_factory=dict)
@@ -142,7 +148,7 @@ class _Composer:
 
     @property
     def _quantized(self) -> list[str]:
-        """Returns the constants that are stored as quantised integers."""
+        """The names of the constants that are stored as quantised integers."""
         if not self._graph.integer:
             return []
         quantization = self._graph.quantization
@@ -201,7 +207,7 @@ class _Composer:
         return found
 
     def _operands(self, sig: Signature, node: Node) -> dict[str, Expr]:
-        """Groups a node's flat inputs by the parameters of the signature."""
+        """Returns a node's inputs as expressions, by the names of the tensor parameters."""
         shapes = [param.type for param in sig.tensors]
         groups = _regroup(node, shapes, node.inputs, "inputs")
         return {
@@ -241,10 +247,11 @@ class _Composer:
         return name == literal_name(values) or not is_identifier(name)
 
     def _label(self, name: str, values: Array) -> str:
-        """Returns a tensor file's label, different from those of other values.
+        """Records a constant as a tensor file and returns the file's label.
 
-        Stored integers that two lines of ``graph.quant`` read differently are two tensors at
-        this point.
+        It is the constant's own label, or a new one if other values have that label. Stored
+        integers that two lines of ``graph.quant`` read differently are two tensors at this
+        point.
         """
         label = self._graph.labels.get(name)
         if label is None:
@@ -282,7 +289,10 @@ def _all_names(graph: Graph) -> Iterable[str]:
 def _regroup(
     node: Node, types: Sequence[Type], names: Sequence[str], what: str
 ) -> list[str | list[str]]:
-    """Groups flat names as single tensors and at most one array of tensors."""
+    """Groups flat names by types: a name for a tensor, a list of names for an array of tensors.
+
+    Raises :class:`ModelError` if their number does not fit; ``what`` is ``"inputs"``, for example.
+    """
     arrays = [kind for kind in types if kind.kind == "array"]
     rest = len(names) - (len(types) - len(arrays))
     if rest < 0 or len(arrays) > 1 or (not arrays and rest):
@@ -308,7 +318,7 @@ def _attr(param: Param, node: Node) -> Any:
 
 
 def _typed(kind: Type, value: Any) -> Any:
-    """Converts lists and tuples, integers and floats to the declared types."""
+    """Returns an attribute converted to its declared type, such as a tuple or a float."""
     if kind.kind == "array":
         return [_typed(kind.items[0], item) for item in value]
     if kind.kind == "tuple":
@@ -329,7 +339,10 @@ def _fits_text(values: Array) -> bool:
 
 
 def _plain(value: object) -> bool | int | float:
-    """Converts a NumPy number to Python's; a float gets the fewest digits that identify it."""
+    """Converts a NumPy number to Python's.
+
+    A float gets the fewest digits that identify the float32.
+    """
     if isinstance(value, (np.floating, float)):
         return float(str(np.float32(value)))
     plain: bool | int = np.asarray(value).item()

@@ -1,4 +1,4 @@
-"""Converts a document to a graph: the operations allowed in the graph's body only (3.1 and 4.1)."""
+"""Converts a document to a graph, with the operations allowed in a graph's body only (3.1, 4.1)."""
 
 from __future__ import annotations
 
@@ -59,13 +59,16 @@ class DocumentGraph:
 
 
 def prepare(document: Document, text: SourceText, library: Library) -> None:
-    """Checks a document's extensions and registers its fragments, once per document."""
+    """Checks a document's extensions and registers its fragments in ``library``.
+
+    It is called once per document.
+    """
     _check_extensions(document, text)
     library.add_fragments(document.fragments, text)
 
 
 class DocumentBuilder:
-    """The conversion of one document to a graph.
+    """Converts one document to a graph; :meth:`build` is called once.
 
     ``shapes`` replace the shapes of inputs that the text states.
     """
@@ -215,7 +218,10 @@ class DocumentBuilder:
             raise site.error(ShapeError, message)
 
     def _own_name(self, op: str, site: Site) -> str:
-        """Returns the name that an ``external`` or ``variable`` is assigned to."""
+        """Returns the name that an ``external`` or ``variable`` is assigned to.
+
+        Raises an error inside a fragment, and if the name is missing or assigned twice.
+        """
         self._at_graph_level(op, site)
         if not isinstance(site.target, Exact):
             raise site.error(NnefSyntaxError, f"assign {op}(...) to a name of its own")
@@ -245,7 +251,10 @@ def _fact(bound: BoundArguments, site: Site) -> Fact:
 
 
 def _datum_type(text: str, site: Site) -> str:
-    """Returns the NNEF type for tract's name of a type; the number of bits is ignored."""
+    """Returns the NNEF type for tract's name of a type, such as ``f32``.
+
+    Ignores the number of bits.
+    """
     kind = _DATUM_TYPES.get(text.lower().rstrip("0123456789"))
     if kind is None:
         wanted = "f32, i64, bool and the like"
@@ -264,7 +273,7 @@ def _fill_constant(fact: Fact, values: Sequence[Any], site: Site) -> Array:
 
 
 def rule_version(document: Document) -> int:
-    """Returns the version of the rule that an integer network names, or 0."""
+    """Returns the version of the integer rule if a document is an integer network, else 0."""
     return RULE_VERSION if any(n.id.startswith(INTEGER) for n in document.extensions) else 0
 
 

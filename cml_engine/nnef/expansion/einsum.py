@@ -15,7 +15,10 @@ _FORM = re.compile(r"[A-Za-z]*(,[A-Za-z]*)*(->[A-Za-z]*)?")
 
 
 class EquationProblem(Exception):
-    """An equation is invalid or not supported; the caller adds the source position."""
+    """The error that an equation is invalid or not supported.
+
+    The caller adds the source position.
+    """
 
 
 def einsum_fragment(equation: str, shapes: Sequence[Sequence[int]]) -> str:
@@ -36,7 +39,10 @@ def einsum_fragment(equation: str, shapes: Sequence[Sequence[int]]) -> str:
 
 
 def _parse(equation: str) -> tuple[list[str], str]:
-    """Returns the labels of each operand and of the result."""
+    """Returns the labels of each operand and of the result, such as ``["bct", "bcs"], "bts"``.
+
+    Without an arrow the result has the labels that occur once, sorted.
+    """
     text = equation.replace(" ", "")
     if not _FORM.fullmatch(text):
         raise EquationProblem(f"equation '{equation}', wanted letters as in 'bct,bcs->bts'")
@@ -67,7 +73,10 @@ def _extents(terms: list[str], shapes: Sequence[Sequence[int]]) -> dict[str, int
 
 @dataclass
 class _Writer:
-    """The lines of a fragment's body; every step names its result."""
+    """The lines of a fragment's body under construction; every step names its result.
+
+    An operand is a name and its labels, one per axis.
+    """
 
     extents: dict[str, int]
     lines: list[str] = field(default_factory=list)
@@ -78,7 +87,7 @@ class _Writer:
         return name
 
     def summed(self, name: str, labels: str, keep: str) -> tuple[str, str]:
-        """Sums over every index that no other operand and no result has."""
+        """Sums an operand over every label that is not in ``keep``; returns its name and labels."""
         axes = [i for i, label in enumerate(labels) if label not in keep]
         if axes:
             name = self.step(f"squeeze(sum_reduce({name}, axes = {axes}), axes = {axes})")
@@ -90,16 +99,20 @@ class _Writer:
         return self.step(f"transpose({name}, axes = {[labels.index(x) for x in wanted]})")
 
     def shaped(self, name: str, labels: str, groups: Sequence[str]) -> str:
-        """Reshapes groups of neighbouring indices to one axis each; an empty group gives extent
-        1."""
+        """Reshapes groups of neighbouring labels to one axis each and returns the result's name.
+
+        An empty group gives an axis of 1.
+        """
         if [len(g) for g in groups] == [1] * len(labels):
             return name
         shape = [prod(self.extents[x] for x in group) for group in groups]
         return self.step(f"reshape({name}, shape = {shape})")
 
     def product(self, a: tuple[str, str], b: tuple[str, str], later: str) -> tuple[str, str]:
-        """Multiplies two operands with one matmul; an index is common, summed, or of one operand
-        only."""
+        """Multiplies two operands with one matmul and returns the result's name and labels.
+
+        Labels that neither ``later`` nor the other operand has are summed.
+        """
         a, b = self.summed(*a, later + b[1]), self.summed(*b, later + a[1])
         batch = [x for x in a[1] if x in b[1] and x in later]
         inner = "".join(x for x in a[1] if x in b[1] and x not in later)
@@ -117,7 +130,10 @@ class _Writer:
     def _side(
         self, operand: tuple[str, str], batch: list[str], free: str, inner: str
     ) -> tuple[str, bool]:
-        """Returns an operand as a matrix [free, inner], or transposed if it is stored that way."""
+        """Returns the name of an operand as a matrix [batch, free, inner], and False.
+
+        Returns [batch, inner, free] and True if the operand is stored that way.
+        """
         name, labels = operand
         groups = [*batch, inner, free]
         turned = labels == "".join(groups)

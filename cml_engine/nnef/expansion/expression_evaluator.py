@@ -1,4 +1,4 @@
-"""Evaluates expressions (NNEF 1.0.5, A.2.2); a subclass evaluates the calls that make tensors.
+"""Evaluates expressions (NNEF 1.0.5, A.2.2); a subclass evaluates calls of operators.
 
 ``target`` is the name, or the tuple of names, that the surrounding assignment gives to the
 tensors of the result.
@@ -56,7 +56,10 @@ TENSOR_UNARY = {"-": "neg", "!": "not"}
 
 
 class Exact(str):
-    """A tensor name that the model's graph assigns; other names are suggestions."""
+    """A tensor name that the graph's body assigns, which the tensor must get.
+
+    A target that is a plain ``str`` is only a suggestion.
+    """
 
     __slots__ = ()
 
@@ -66,7 +69,10 @@ Target: TypeAlias = "str | tuple[Target, ...] | None"
 
 @dataclass
 class Scope:
-    """The names that expressions can read: those of the graph, or of one fragment's expansion."""
+    """The names that expressions can read, with their values.
+
+    It is the scope of the graph's body, or of one fragment's expansion.
+    """
 
     text: SourceText
     names: dict[str, Value] = field(default_factory=dict)
@@ -81,11 +87,17 @@ class Scope:
     dtype: str | None = None
 
     def source(self, pos: int) -> Source:
-        """Returns the line of the model that is the source of a node made here."""
+        """Returns the line of the model for an offset of the text.
+
+        In a fragment's body it is the line of the call in the graph's body.
+        """
         return self.text.at(pos) if self.caller is None else self.caller
 
     def error(self, kind: type[ModelError], message: str, pos: int) -> ModelError:
-        """Returns an error at an offset of the text that names the fragment, if it is in one."""
+        """Returns an error of type ``kind`` at an offset.
+
+        In a fragment's body it names the fragment.
+        """
         if self.caller is None:
             return kind(message, self.text.at(pos))
         if self.standard:
@@ -96,7 +108,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A call of an operator: the scope, the offset in the text, and the names of the result."""
+    """The place of an operator's call: its scope, offset in the text, and the results' names."""
 
     scope: Scope
     pos: int
@@ -111,7 +123,7 @@ class Site:
 
 
 class Evaluator(ABC):
-    """An evaluator of all expressions but calls of operators."""
+    """An abstract evaluator of expressions; subclasses evaluate calls of operators."""
 
     def __init__(self, symbols: Mapping[str, int]) -> None:
         self._steps, self._budget = 0, current_budget()
@@ -133,25 +145,31 @@ class Evaluator(ABC):
 
     @abstractmethod
     def operator(self, op: str, values: list[Value], site: Site) -> Value:
-        """Calls an operator with values, for expressions such as ``x + y``."""
+        """Calls an operator with evaluated operands, for expressions such as ``x + y`` of tensors.
+
+        Returns the result.
+        """
 
     @abstractmethod
     def invoke(self, call: Call, site: Site) -> Value:
-        """Calls an operator or fragment."""
+        """Evaluates a call of an operator or fragment and returns its result."""
 
     @abstractmethod
     def shape_of(self, value: Value, site: Site) -> list[int]:
-        """Computes the built-in function ``shape_of`` (deprecated)."""
+        """Returns a value's extents: the built-in function ``shape_of`` (deprecated)."""
 
     def evaluate(self, expr: Expr, scope: Scope, target: Target = None) -> Value:
-        """Returns the value of an expression."""
+        """Returns the value of an expression; ``target`` names the tensors that it computes."""
         self._steps += 1
         if self._steps > _CHARGED:
             self._charge(scope, expr.pos)
         return self._dispatch[type(expr)](expr, scope, target)
 
     def _charge(self, scope: Scope, pos: int) -> None:
-        """Charges the steps so far to the budget: fragments can double the work at each level."""
+        """Charges the steps counted so far to the load budget and resets their count.
+
+        Fragments can double the work at each level.
+        """
         steps, self._steps = self._steps, 0
         try:
             self._budget.charge_steps(steps, "the evaluation of expressions")
@@ -186,8 +204,10 @@ class Evaluator(ABC):
         return [self.evaluate(e, scope, t) for e, t in zip(items, targets, strict=True)]
 
     def _sized(self, items: list[Value], scope: Scope, pos: int) -> list[Value]:
-        """Charges an array's elements to the budget: nested arrays can double at every
-        assignment."""
+        """Returns an array, after charging its elements to the load budget if it is nested.
+
+        Nested arrays can double at every assignment.
+        """
         if items and isinstance(items[0], (list, tuple)):
             _guard(lambda: arithmetic.checked_length(items), scope, pos)
         return items
@@ -208,7 +228,10 @@ class Evaluator(ABC):
         return self._sized(found, scope, expr.pos)
 
     def _rows(self, expr: Comprehension, scope: Scope) -> list[dict[str, Value]]:
-        """Returns the values of a comprehension's loop variables, a mapping per step."""
+        """Returns the values of a comprehension's loop variables by name, a mapping per step.
+
+        Raises an error if the loops' arrays differ in length.
+        """
         arrays = []
         for loop in expr.loops:
             values = self.evaluate(loop.values, scope)
@@ -256,8 +279,10 @@ class Evaluator(ABC):
         return _guard(lambda: arithmetic.unary(expr.op, value), scope, expr.pos)
 
     def _binary(self, expr: Binary, scope: Scope, target: Target) -> Value:
-        """Evaluates a chain of binary operators without recursion on the left side: it can be
-        long."""
+        """Evaluates a chain of binary operators.
+
+        It does not recurse on the left side, because chains can be long.
+        """
         chain, left = [expr], expr.left
         while isinstance(left, Binary):
             chain.append(left)
@@ -336,7 +361,10 @@ def _guard(compute: Callable[[], Value], scope: Scope, pos: int) -> Value:
 
 
 def spread(target: Target, count: int) -> list[Target]:
-    """Returns the names of the parts of an array or tuple; None for parts without a name."""
+    """Returns the names of the ``count`` parts of an array or tuple that is assigned to ``target``.
+
+    A single name is numbered from ``_1`` on. Without names all parts get None.
+    """
     if isinstance(target, tuple) and len(target) == count:
         return list(target)
     if isinstance(target, str):

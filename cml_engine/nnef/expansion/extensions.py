@@ -1,4 +1,4 @@
-"""The fragment libraries beside the standard's: the engine's own extensions, and tract's."""
+"""The fragment libraries beside NNEF's standard library: the engine's extensions, and tract's."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ TRACT_FILE = "tract.nnef"
 
 @cache
 def library_source(file: str) -> SourceText:
-    """Returns the text of a library."""
+    """Returns the text of a library, a file in this package, such as ``extensions.nnef``."""
     text = resources.files("cml_engine.nnef").joinpath(file).read_text("ascii")
     return SourceText(text, file)
 
 
 @cache
 def library_fragments(file: str) -> Mapping[str, Fragment]:
-    """Returns the declarations by name; operators that NNEF can express have a body."""
+    """Returns the fragments of a library file by name.
+
+    Operators that NNEF can express have a body.
+    """
     found = parse_fragments(library_source(file).text, file)
     return {fragment.name: fragment for fragment in found}
 

@@ -1,7 +1,8 @@
-"""The inputs' shapes, from the ``external`` lines and from the caller, who can override them.
+"""Determines the inputs' shapes, from the ``external`` lines and from the caller's shapes.
 
-tract writes symbols for extents that are not fixed: ``extension tract_symbol S;`` and then
-``external(shape = [1, S, 2 * S])``. A given shape determines their values.
+The caller's shapes override the lines. tract writes symbols for extents that are not fixed:
+``extension tract_symbol S;`` and then ``external(shape = [1, S, 2 * S])``. A given shape determines
+their values.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _OPERATORS = ("external", "tract_core_external")
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """An ``external`` line as written."""
+    """An ``external`` line of the text: the input's name and its extents as expressions."""
 
     name: str
     extents: tuple[Expr, ...]
@@ -46,7 +47,7 @@ class _Line:
 
 
 class Externals:
-    """The shapes of a graph's inputs; ``symbols`` has the values of symbolic extents."""
+    """The shapes of a graph's inputs; ``symbols`` has the values of symbolic extents by name."""
 
     def __init__(self, document: Document, text: SourceText, shapes: Shapes) -> None:
         self._known = document.symbols
@@ -62,8 +63,10 @@ class Externals:
             self._check_known(line)
 
     def _solve(self, name: str, shape: tuple[int, ...]) -> None:
-        """Sets the symbols that a given shape determines; raises InputError if two values
-        conflict."""
+        """Records the values of the symbols that an input's given shape determines.
+
+        Raises :class:`InputError` if two values conflict.
+        """
         line = self._lines.get(name)
         if line is None:
             return
@@ -91,7 +94,10 @@ class Externals:
             )
 
     def shape(self, name: str, written: tuple[int, ...], site: Site) -> tuple[int, ...]:
-        """Returns the shape of an input whose line says ``written``."""
+        """Returns an input's shape: the caller's, or else ``written``, the value of its line.
+
+        Raises :class:`InputError` if the caller's shape contradicts symbols in the line.
+        """
         given = self._given.get(name)
         if given is None:
             return written
@@ -108,7 +114,7 @@ class Externals:
 
 
 def _number(extent: Expr) -> int | None:
-    """Returns an extent that is written as a number."""
+    """Returns the value of an extent that is written as an integer, else None."""
     return extent.value if isinstance(extent, Literal) and isinstance(extent.value, int) else None
 
 

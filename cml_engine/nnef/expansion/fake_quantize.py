@@ -1,4 +1,4 @@
-"""Applies ``graph.quant`` as operators: rounds every tensor that it names.
+"""Applies ``graph.quant`` as operators: rounds every tensor that the file names.
 
 The specification (7.1) defines a line as an operator that is applied to the tensor after its
 value is computed. The operator of a line is expanded as a model of its own, whose nodes are
@@ -21,11 +21,11 @@ BuildText = Callable[[str], Graph]
 
 
 def insert_fake_quantize(graph: Graph, build: BuildText) -> Graph:
-    """Returns the graph with operators for the quantisation of its ``graph.quant``.
+    """Returns the graph with operators that round the tensors named in its ``graph.quant``.
 
-    For a computed tensor the rounded values get its name. An input, constant or variable is
+    The rounded values of a computed tensor get its name. An input, constant or variable is
     rounded where it is read. Names that are not in the graph are ignored, as the format
-    requires.
+    requires. ``build`` makes a graph from NNEF text.
     """
     named = {name: attrs for name, attrs in graph.quantization.items() if name in graph.facts}
     return _Insertion(graph, build).run(named)
@@ -58,7 +58,7 @@ class _Insertion:
         )
 
     def _complete(self, attrs: Attrs) -> bool:
-        """Returns True if a line has all arguments of its operator.
+        """Returns True if a line of ``graph.quant`` has all arguments that its operator requires.
 
         The line of stored integers may leave out arguments that are in the file's header. Those
         values are already dequantized.
@@ -76,7 +76,10 @@ class _Insertion:
             self.nodes += self._rounding(name, attrs, exact[name], name)
 
     def _rounding(self, name: str, attrs: Attrs, source: str, target: str) -> Iterator[Node]:
-        """Returns the nodes of ``target = op(source)``."""
+        """Yields the nodes of ``target = op(source)``, and records their constants and facts.
+
+        ``op`` is the operator that ``attrs`` states for the tensor ``name``.
+        """
         fact = self.graph.facts[name]
         with located(place_of(attrs)):
             made = self._build_rounding(name, fact, attrs)
@@ -97,7 +100,7 @@ class _Insertion:
             )
 
     def _build_rounding(self, name: str, fact: Fact, attrs: Attrs) -> Graph:
-        """Returns a graph that rounds one tensor."""
+        """Returns a graph from ``x`` to ``y`` that rounds a tensor as ``attrs`` states."""
         made = self.build(_model(name, fact, attrs))
         if made.facts["y"] != fact:
             raise _quantization_error(
@@ -112,12 +115,15 @@ class _Insertion:
 
 
 def _is_literal(name: str) -> bool:
-    """Returns True for the name of a literal: its text, which is not an identifier."""
+    """Returns True if a tensor's name is a literal's text, such as ``0.5`` or ``true``."""
     return not (name[0].isalpha() or name[0] == "_") or name in ("true", "false")
 
 
 def _model(name: str, fact: Fact, attrs: Attrs) -> str:
-    """Returns the text of a model that rounds one tensor."""
+    """Returns the NNEF text of a model from ``x`` to ``y`` that rounds a tensor by ``attrs``.
+
+    Raises an error that names the tensor if the line of ``graph.quant`` is not valid.
+    """
     sig = standard_signatures().get(attrs["op"])
     if sig is None or not sig.name.endswith("_quantize"):
         raise _quantization_error(name, f"{attrs['op']} is unknown")
@@ -140,7 +146,10 @@ def _quantization_error(name: str, what: str) -> ModelError:
 
 
 def _constant(name: str, sig: Signature, key: str, value: object) -> list[str]:
-    """Returns the declaration of an array argument; numbers are written into the call."""
+    """Returns the text lines that declare an array argument; none for a number.
+
+    Numbers are written into the call.
+    """
     if not isinstance(value, list):
         return []
     kind = sig.by_name[key].type.name

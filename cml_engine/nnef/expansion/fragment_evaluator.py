@@ -1,4 +1,4 @@
-"""Lowers calls: operators of the engine become nodes, other operators are expanded."""
+"""Evaluates assignments: calls of the engine's operators become nodes, other calls are expanded."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Special: TypeAlias = Callable[[Signature, BoundArguments, Site], Value]
 
 
 class FragmentEvaluator(Evaluator):
-    """An evaluator of bodies of assignments.
+    """An evaluator of the assignments in a body, which adds nodes to its ``builder``.
 
     ``special`` has the operations that are allowed in a graph's body only.
     """
@@ -70,7 +70,10 @@ class FragmentEvaluator(Evaluator):
             self._assign(assignment.target, value, scope)
 
     def _targets(self, expr: Expr, scope: Scope) -> Target:
-        """Returns the names that the right-hand side gives to its tensors."""
+        """Returns the names that an assignment's left side gives to the tensors on its right side.
+
+        Names of a fragment's body are prefixed, or replaced by the names of the call's results.
+        """
         if isinstance(expr, (ArrayExpr, TupleExpr)):
             return tuple(self._targets(item, scope) for item in expr.items)
         assert isinstance(expr, Name)
@@ -79,7 +82,10 @@ class FragmentEvaluator(Evaluator):
         return scope.targets.get(expr.id, f"{scope.prefix}_{expr.id}")
 
     def _assign(self, expr: Expr, value: Value, scope: Scope) -> None:
-        """Binds names to values; an array or tuple on the left is bound part by part."""
+        """Binds the names of a left side to values in the scope; arrays and tuples part by part.
+
+        Raises an error if a name is assigned twice or the parts do not fit.
+        """
         if isinstance(expr, Name):
             if expr.id in scope.names:
                 message = f"'{expr.id}' is assigned twice: use another name"
@@ -153,7 +159,7 @@ class FragmentEvaluator(Evaluator):
         return self._expand(operator, bound, site)
 
     def _by_rule(self, operator: Operator, bound: BoundArguments, site: Site) -> Operator:
-        """Returns the operator with a body that is written for this call."""
+        """Returns ``einsum`` with a body that is written for this call's equation and shapes."""
         shapes = [self.shape_of(value, site) for value in bound.values["inputs"]]
         try:
             text = einsum_fragment(bound.values["equation"], shapes)
@@ -165,7 +171,10 @@ class FragmentEvaluator(Evaluator):
     # -- expansion ------------------------------------------------------------------------------
 
     def _expand(self, operator: Operator, bound: BoundArguments, site: Site) -> Value:
-        """Expands a fragment's body in place of a call."""
+        """Runs a fragment's body in place of a call and returns its result or results.
+
+        Several results are a tuple.
+        """
         fragment = operator.fragment
         inner = _inner_scope(operator, bound, site)
         if len(inner.chain) > MAX_EXPANSION:
@@ -202,7 +211,10 @@ def _inner_scope(operator: Operator, bound: BoundArguments, site: Site) -> Scope
 
 
 def _result(fragment: Fragment, index: int, bound: BoundArguments, scope: Scope) -> Value:
-    """Returns a result's value in the type that the fragment declares."""
+    """Returns the value of a fragment's result number ``index``, in the type that it declares.
+
+    Raises an error if the body never assigned it or the type does not fit.
+    """
     result = fragment.results[index]
     if result.name not in scope.names:
         message = f"fragment '{fragment.name}' never assigns its result '{result.name}'"

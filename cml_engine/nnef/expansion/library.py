@@ -43,7 +43,10 @@ from cml_engine.nnef.warning import warn
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """An operator that a call resolves to."""
+    """The operator that a name resolves to: its signature and its fragment.
+
+    ``native`` is True if the engine implements it, and ``standard`` if it is not the model's own.
+    """
 
     name: str
     signature: Signature
@@ -54,7 +57,7 @@ class Operator:
 
 
 class Library:
-    """The operators of one model.
+    """The operators that one model can call, by name.
 
     Parameters
     ----------
@@ -71,7 +74,10 @@ class Library:
         self._resolved: dict[tuple[str, bool], Operator] = {}
 
     def add_fragments(self, fragments: Iterable[Fragment], text: SourceText) -> None:
-        """Adds a model's own fragments."""
+        """Adds a model's own fragments.
+
+        Raises an error for a name that is declared twice or is a standard operator's.
+        """
         for fragment in fragments:
             standard = standard_fragments().get(fragment.name)
             if standard is not None and (standard.body is None or fragment.body is None):
@@ -84,7 +90,7 @@ class Library:
             self._own[fragment.name] = (fragment, text)
 
     def lookup(self, name: str, of_model: bool = True) -> Operator:
-        """Returns the operator of a name, as the model defines it or else as the standard does.
+        """Returns the operator of a name: the model's own with ``of_model``, or else the library's.
 
         Raises :class:`UnsupportedOp` if there is no implementation and no body.
         """
@@ -95,8 +101,10 @@ class Library:
         return found
 
     def used_declarations(self, ops: Iterable[str]) -> dict[str, str]:
-        """Returns the declarations that a file with these operators needs, including called
-        fragments."""
+        """Returns the text of the declarations that a file with these operators needs, by name.
+
+        It includes fragments that the declared bodies call. Standard operators need none.
+        """
         wanted, found = list(ops), dict[str, str]()
         while wanted:
             name = wanted.pop()
@@ -157,8 +165,7 @@ class Library:
         return print_fragment(ours) != print_fragment(fragment)
 
     def _our_signature(self, name: str) -> Signature | None:
-        """Returns the engine's or the game's signature of an operator that a model declares; or
-        None."""
+        """Returns the signature of an operator of the game or of the extensions, or None."""
         if name in self._declarations:
             return self._parse_declared(name)[0]
         return extension_signatures().get(name)

@@ -1,4 +1,4 @@
-"""Adds the nodes of bound calls, and the constants of literals, to the graph under construction."""
+"""Adds nodes for calls, and constants for literals, to the graph under construction."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _INT32 = 2**31
 
 
 class NodeBuilder:
-    """The nodes, constants and facts of a graph under construction."""
+    """The nodes, constants and facts of a graph under construction, and its tensors' names."""
 
     def __init__(self, infer: Infer | None) -> None:
         self._infer = infer
@@ -41,12 +41,15 @@ class NodeBuilder:
     # -- names ----------------------------------------------------------------------------------
 
     def reserve(self, names: Iterable[str]) -> None:
-        """Reserves names for :class:`Exact` targets."""
+        """Reserves the names that the graph's body assigns, so that no other tensor gets them."""
         self._taken.update(names)
 
     def tensor_name(self, target: Target, fallback: str) -> str:
-        """Returns the target's own name if the graph assigns it, else an unused name made from
-        it."""
+        """Returns the name of a new tensor.
+
+        It is ``target`` if the graph assigns it, else an unused name made from ``target`` or
+        ``fallback``.
+        """
         if isinstance(target, Exact):
             return str(target)
         if isinstance(target, str) and target not in self._taken:
@@ -66,7 +69,10 @@ class NodeBuilder:
     # -- constants ------------------------------------------------------------------------------
 
     def tensor(self, value: Value, site: Site) -> TensorRef:
-        """Returns a value as a tensor; a literal becomes a rank-0 constant named by its text."""
+        """Returns a value as a tensor; numbers become constants.
+
+        A single number becomes a rank-0 constant named by its text.
+        """
         if isinstance(value, TensorRef):
             return value
         if isinstance(value, list):
@@ -81,7 +87,10 @@ class NodeBuilder:
         return TensorRef(name, dtype)
 
     def _nested(self, value: list[Value], site: Site) -> TensorRef:
-        """Adds nested lists of numbers as a constant."""
+        """Adds nested lists of numbers as a constant and returns its tensor.
+
+        Raises an error if rows differ in length or numbers in type.
+        """
         kinds = {kind_of(leaf) for leaf in _leaves(value)}
         shape = shape_of_numbers(value)
         if len(kinds) != 1 or not kinds <= NUMPY_DTYPE.keys() or shape is None:
@@ -104,7 +113,10 @@ class NodeBuilder:
     # -- nodes ----------------------------------------------------------------------------------
 
     def emit(self, sig: Signature, bound: BoundArguments, site: Site) -> Value:
-        """Adds a node and returns its output, or an array or tuple of its outputs."""
+        """Adds a node for a call with bound arguments and returns its output.
+
+        An operator with several results returns a tuple; a result may be a list of tensors.
+        """
         inputs: list[str] = []
         attrs: dict[str, AttrValue] = {}
         for param in sig.params:
@@ -121,7 +133,7 @@ class NodeBuilder:
         return results[0] if len(results) == 1 else tuple(results)
 
     def copy(self, ref: TensorRef, name: str, source: Source) -> None:
-        """Adds ``name = copy(ref)``, for an output that only renames a tensor."""
+        """Adds the node ``name = copy(ref)``, for an output that only renames a tensor."""
         node = Node("copy", (ref.name,), (name,), Attrs(), source)
         self.nodes.append(node)
         self._infer_facts(node)
@@ -173,7 +185,7 @@ class NodeBuilder:
     def _result_count(
         self, sig: Signature, bound: BoundArguments, target: Target, site: Site
     ) -> int:
-        """Returns the number of tensors in an array result.
+        """Returns the number of tensors in a call's result that is an array.
 
         Raises an error if it is unknown or differs from the number of names on the left side.
         """
@@ -212,7 +224,7 @@ def _leaves(value: Value) -> list[Value]:
 
 
 def shape_of_numbers(value: Value) -> tuple[int, ...] | None:
-    """Returns the extents of nested lists, or None if rows differ in length."""
+    """Returns the extents of nested lists; () for a number, None if rows differ in length."""
     if not isinstance(value, list):
         return ()
     inner = {shape_of_numbers(item) for item in value}
@@ -221,7 +233,10 @@ def shape_of_numbers(value: Value) -> tuple[int, ...] | None:
 
 
 def literal_array(value: Value, dtype: str, site: Site) -> Array:
-    """Returns a number or logical as an array of the engine's type."""
+    """Returns a number or logical as a rank-0 array of the engine's type.
+
+    Raises an error for an integer that does not fit in 32 bits.
+    """
     if dtype == "integer" and not -_INT32 <= value < _INT32:
         raise site.error(ShapeError, f"{value} does not fit in 32 bits")
     with np.errstate(over="ignore"):
@@ -229,8 +244,10 @@ def literal_array(value: Value, dtype: str, site: Site) -> Array:
 
 
 def literal_name(array: Array) -> str:
-    """Returns a literal's tensor name: its text (``0.5``, ``-1``, ``true``), never an
-    identifier."""
+    """Returns the tensor name of a literal: its text (``0.5``, ``-1``, ``true``).
+
+    Apart from ``true`` and ``false`` it is never an identifier.
+    """
     if array.dtype == np.bool_:
         return "true" if array else "false"
     return str(array[()])

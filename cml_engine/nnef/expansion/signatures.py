@@ -1,4 +1,4 @@
-"""The operators' signatures, read from ``stdlib.nnef`` (NNEF 1.0.5, chapter 4)."""
+"""The signatures of NNEF's operators, read from ``stdlib.nnef`` (NNEF 1.0.5, chapter 4)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ REQUIRED: Any = type("Required", (), {"__repr__": lambda self: "REQUIRED"})()
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """One parameter. ``default`` is a plain value (a list for an array), or ``REQUIRED``.
+    """One parameter of an operator.
+
+    ``default`` is a plain value (a list for an array), or ``REQUIRED``.
 
     Examples
     --------
@@ -46,8 +48,10 @@ class Param:
 
     @property
     def is_tensor(self) -> bool:
-        """True for a tensor or an array of tensors, which become inputs of the node, not
-        attributes."""
+        """True for a tensor or an array of tensors, which become inputs of the node.
+
+        Other parameters become attributes.
+        """
         return self.type.has_tensor
 
     @property
@@ -61,7 +65,7 @@ class Param:
 
 @dataclass(frozen=True)
 class Signature:
-    """An operator's declaration.
+    """An operator's declaration: its name, parameters and results.
 
     ``default_dtype`` is the type of ``?`` if neither a generic argument nor an input determines it.
 
@@ -95,8 +99,10 @@ class Signature:
         return self.generic and not any(param.type.is_generic for param in self.params)
 
     def fits(self, other: Signature) -> bool:
-        """Returns True if parameters, their order and types, and the results' types are the
-        same."""
+        """Returns True if both signatures have equal parameters in order, and equal result types.
+
+        Defaults may differ.
+        """
         mine = [(param.name, param.type) for param in self.params]
         theirs = [(param.name, param.type) for param in other.params]
         results = [result.type for result in self.results]
@@ -109,7 +115,7 @@ class Signature:
 
 
 def signature(name: str) -> Signature:
-    """Returns the signature of a standard operator.
+    """Returns the signature of an operator of NNEF's standard; raises UnsupportedOp for others.
 
     Examples
     --------
@@ -124,14 +130,14 @@ def signature(name: str) -> Signature:
 
 @cache
 def standard_source() -> SourceText:
-    """Returns the text of the standard library."""
+    """Returns the text of NNEF's standard library, ``stdlib.nnef``."""
     text = resources.files("cml_engine.nnef").joinpath(STDLIB_FILE).read_text(encoding="ascii")
     return SourceText(text, STDLIB_FILE)
 
 
 @cache
 def standard_fragments() -> Mapping[str, Fragment]:
-    """Returns the declarations of the standard library by name; compound operators have bodies."""
+    """Returns the fragments of the standard library by name; compound operators have bodies."""
     found = parse_fragments(standard_source().text, STDLIB_FILE)
     return {fragment.name: fragment for fragment in found}
 
@@ -143,7 +149,10 @@ def standard_signatures() -> Mapping[str, Signature]:
 
 
 def signature_of(fragment: Fragment, source: SourceText) -> Signature:
-    """Returns the signature of a declaration, with its defaults evaluated."""
+    """Returns the signature of a fragment, with its defaults evaluated.
+
+    ``source`` is the fragment's text, for errors.
+    """
     seen: set[str] = set()
     for name, pos in _declared_names(fragment):
         if name in seen:
@@ -159,14 +168,20 @@ def signature_of(fragment: Fragment, source: SourceText) -> Signature:
 
 
 def comment_above(fragment: Fragment, source: SourceText) -> str:
-    """Returns the comment above a declaration, which says what the operator does; "" if none."""
+    """Returns the comment lines above a declaration as one text, or "".
+
+    They say what the operator does.
+    """
     before = source.text[: fragment.pos].splitlines()[:-1]
     lines = takewhile(lambda line: re.match("# (?!----)", line), reversed(before))
     return " ".join(line[2:] for line in reversed([*lines]))
 
 
 def declared_signature(text: str, file: str) -> tuple[Signature, Fragment]:
-    """Returns the signature and the first fragment of the text that declares a custom operator."""
+    """Parses the declaration of a custom operator and returns its signature and its fragment.
+
+    The operator is the text's first fragment. ``file`` is the text's name in errors.
+    """
     source = SourceText(text, file)
     fragments = parse_fragments(text, file)
     if not fragments:
@@ -175,7 +190,7 @@ def declared_signature(text: str, file: str) -> tuple[Signature, Fragment]:
 
 
 def unknown_operator(name: str, known: Iterable[str]) -> str:
-    """Returns the message for an operator without a declaration."""
+    """Returns the error message for an operator without a declaration; suggests a similar name."""
     near = difflib.get_close_matches(name, list(known), n=1)
     hint = f"; did you mean '{near[0]}'? Otherwise " if near else ": "
     return (

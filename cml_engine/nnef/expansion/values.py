@@ -1,4 +1,4 @@
-"""The values of NNEF expressions: numbers, strings, lists, tuples, and tensors by name."""
+"""The values of NNEF expressions: numbers, logicals, strings, lists, tuples, tensors by name."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ MAX_NESTING = 8
 
 
 class ValueProblem(Exception):
-    """An operation on values has no result; the evaluator adds the source position."""
+    """The error that an operation on values has no result.
+
+    The evaluator adds the source position.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class TensorRef:
-    """A tensor of the graph being built."""
+    """A reference to a tensor of the graph under construction, by name, with its type."""
 
     name: str
     dtype: str
 
 
 def describe(value: Value, depth: int = 0) -> str:
-    """Returns a value's type for messages."""
+    """Returns a value's type and, shortened, the value itself, for messages: ``integer 3``."""
     if isinstance(value, TensorRef):
         return f"tensor<{value.dtype}> '{value.name}'"
     if isinstance(value, (list, tuple)):

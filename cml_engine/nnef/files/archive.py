@@ -1,4 +1,4 @@
-"""Lists the members of a tar stream without unpacking them (POSIX.1-2001 and GNU formats).
+"""Reads model archives: lists a tar stream's members without unpacking them (POSIX and GNU).
 
 The standard library's reader is too lenient for untrusted models: it accepts negative sizes and
 headers of any length, and takes damage in the middle for the end. This one accepts plain files
@@ -32,16 +32,16 @@ _FILES, _FOLDER = (b"0", b"\0", b"7"), b"5"
 
 
 class TarError(Exception):
-    """The stream is not an archive, or a damaged one."""
+    """The error that a stream is not an archive, or a damaged one."""
 
 
 class ArchiveRefusedError(Exception):
-    """The archive is intact but has content that a model must not have."""
+    """The error that an archive is intact but has content that a model must not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A plain file: the offset of its bytes in the stream, and their number."""
+    """A plain file in an archive: its name, offset in the unpacked stream, and size in bytes."""
 
     name: str
     offset: int
@@ -49,7 +49,7 @@ class Member:
 
 
 def members(stream: GzipFile, archive: str) -> dict[str, Member]:
-    """Returns every file by name, the last one of each name.
+    """Returns every plain file in an archive by name; of files with one name, the last.
 
     The stream is read to its end, which also verifies its checksum. Raises :class:`TarError`,
     :class:`ArchiveRefusedError`, or the stream's own errors.
@@ -72,7 +72,7 @@ class _Reader:
         self.at = 0
 
     def take(self, count: int) -> bytes:
-        """Returns the next bytes; fewer at the end of the stream."""
+        """Returns the next ``count`` bytes; fewer at the end of the stream."""
         data = self._stream.read(count)
         self._budget.charge_unpacking(len(data), f"'{self._archive}', unpacked,")
         self.at += len(data)
@@ -86,7 +86,7 @@ class _Reader:
             count -= step
 
     def finish(self) -> None:
-        """Raises TarError if anything but zeros is left."""
+        """Reads the rest of the stream; raises :class:`TarError` if it has anything but zeros."""
         while chunk := self.take(_CHUNK):
             if chunk.count(0) != len(chunk):
                 raise TarError("there is more behind its end")
@@ -116,7 +116,10 @@ def _check(block: bytes, at: int) -> None:
 
 
 def _number(field: bytes) -> int:
-    """Decodes octal digits, or GNU's binary form: a marker byte and an integer of 11 bytes."""
+    """Decodes a number of a tar header: octal digits, or GNU's binary form.
+
+    The binary form is a marker byte and an integer of 11 bytes.
+    """
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
     digits = field.split(b"\0", 1)[0].strip()
@@ -184,7 +187,10 @@ def _plain_name(name: str, kind: bytes) -> str:
 
 
 class ArchiveSource:
-    """A model in an archive: ``graph.nnef`` at its top, or in the topmost folder that has one."""
+    """A model source that reads a ``.tgz`` archive.
+
+    The model is ``graph.nnef`` at the archive's top, or in the topmost folder that has one.
+    """
 
     graph = GRAPH_FILE
 
@@ -208,7 +214,7 @@ class ArchiveSource:
         return None if member is None else member.size
 
     def position(self, file: str) -> int:
-        """Returns a file's offset in the archive; reading in this order is fast."""
+        """Returns a file's offset in the unpacked archive; reading files in this order is fast."""
         return self._members[self._root + file].offset
 
     def read(self, file: str, offset: int, count: int) -> bytes:
@@ -221,7 +227,7 @@ class ArchiveSource:
 
     @contextmanager
     def _checked(self) -> Iterator[None]:
-        """Converts errors of the archive to a ModelError that names it."""
+        """A context that turns errors of the archive into a :class:`ModelError` that names it."""
         try:
             yield
         except ArchiveRefusedError as error:

@@ -15,7 +15,10 @@ _CHUNK = 1 << 17
 
 
 def unpack(packed: Array, bits: int, count: int, signed: bool) -> Array:
-    """Returns ``count`` integers as int64 or uint64."""
+    """Returns ``count`` integers of ``bits`` bits, unpacked from an array of bytes.
+
+    They are int64 if ``signed``, else uint64.
+    """
     values = np.empty(count, np.uint64)
     for start in range(0, count, _CHUNK):
         stop = min(start + _CHUNK, count)
@@ -28,7 +31,7 @@ def unpack(packed: Array, bits: int, count: int, signed: bool) -> Array:
 
 
 def pack(values: Array, bits: int) -> Array:
-    """Returns the low ``bits`` of each integer as bytes."""
+    """Returns the low ``bits`` bits of each integer, packed into an array of bytes."""
     unsigned = values.astype(np.int64 if values.dtype.kind == "i" else np.uint64).view(np.uint64)
     parts = [
         _pack_chunk(unsigned[start : start + _CHUNK], bits)

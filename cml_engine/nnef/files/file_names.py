@@ -12,9 +12,9 @@ QUANT_FILE = "graph.quant"
 
 
 def tensor_file_name(label: str, source: Source | None = None) -> str:
-    """Returns the path of a label's file in the model's folder.
+    """Returns the path of a label's tensor file (``.dat``) relative to the model's folder.
 
-    Raises TensorFileError if the label leads out of the folder.
+    Raises :class:`TensorFileError` if the label leads out of the folder.
     """
     name = label.lstrip("/")
     if problem := name_problem(name):

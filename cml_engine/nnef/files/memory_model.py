@@ -55,16 +55,18 @@ class MemoryModel:
         self._latest: tuple[str, bytes] = ("", b"")
 
     def size(self, file: str) -> int | None:
-        """Returns the size of a file in bytes; see :class:`cml_engine.ModelSource`."""
+        """Returns the size of a file in bytes, or None if the model has no file of that name."""
         return self._sizes.get(file)
 
     def read(self, file: str, offset: int, count: int) -> bytes | memoryview:
-        """Returns bytes of a file; see :class:`cml_engine.ModelSource`."""
+        """Returns ``count`` bytes of a file from ``offset`` on."""
         return memoryview(self._bytes(file))[offset : offset + count]
 
     def _bytes(self, file: str) -> bytes:
-        """Returns a file's bytes; a tensor's are made on demand and cached until the next
-        tensor."""
+        """Returns the bytes of a text or tensor file by its name.
+
+        A tensor's bytes are made on demand and cached until another tensor is read.
+        """
         if file in self._texts:
             return self._texts[file]
         if self._latest[0] != file:

@@ -1,5 +1,4 @@
-"""Reads ``graph.quant``, the quantisation of tensors (NNEF 1.0.5, 6.2), and dequantizes
-integers."""
+"""Reads ``graph.quant``, the quantisation of tensors (NNEF 1.0.5, 6.2); dequantizes integers."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from cml_engine.nnef.text.syntax_tree import ArrayExpr, Call, Expr, Literal, Tup
 
 
 class QuantParser(ExpressionParser):
-    """A parser of lines ``"tensor": op(name = value, ...);``."""
+    """A parser of the text of ``graph.quant``: lines ``"tensor": op(name = value, ...);``."""
 
     # document ::= {entry} end
     def document(self) -> dict[str, Attrs]:
@@ -58,13 +57,18 @@ class QuantParser(ExpressionParser):
 
 
 def parse_quant(text: str) -> dict[str, Attrs]:
-    """Parses a ``graph.quant``; returns the operator (``attrs["op"]``) and arguments of each
-    tensor."""
+    """Parses the text of ``graph.quant`` and returns the quantisation of each tensor, by name.
+
+    It is the operator (``attrs["op"]``) and its arguments.
+    """
     return QuantParser(SourceText(text, "graph.quant")).document()
 
 
 def dequantize(stored: StoredTensor, attrs: Attrs | None, file: str) -> Array:
-    """Returns the float32 values that stored integers represent."""
+    """Returns the float32 values that a file's stored integers represent.
+
+    ``attrs`` is the tensor's line of ``graph.quant``; None takes the range of the file's header.
+    """
     if attrs is None:
         attrs = _from_header(stored, file)
     formula = _FORMULAS.get(attrs["op"])
@@ -80,7 +84,7 @@ def dequantize(stored: StoredTensor, attrs: Attrs | None, file: str) -> Array:
 
 
 class _Arguments:
-    """A quantisation's arguments as arrays that broadcast from the left."""
+    """A quantisation's arguments as arrays that broadcast from the left with the values."""
 
     def __init__(self, attrs: Mapping[str, AttrValue], stored: StoredTensor, file: str) -> None:
         self._attrs = attrs
@@ -148,7 +152,10 @@ def _scaled(q: Array, steps: float, given: _Arguments) -> Array:
 
 
 def _logarithmic(q: Array, given: _Arguments) -> Array:
-    """Decodes logarithmic codes; the last code is the highest power of two, ``ceil(log2(max))``."""
+    """Returns the values of logarithmic codes ``q``: powers of two.
+
+    The last code is the highest power, ``2 ** ceil(log2(max))``.
+    """
     with np.errstate(divide="ignore"):
         top = np.ceil(np.log2(given.array("max")))
     found: Array = 2.0 ** (q - (2.0**given.bits - 1) + top)
@@ -164,7 +171,10 @@ _FORMULAS = {
 
 
 def _from_header(stored: StoredTensor, file: str) -> Attrs:
-    """Returns the quantisation by the deprecated min and max of the header."""
+    """Returns a linear quantisation with the min and max of a file's header, which are deprecated.
+
+    Raises :class:`TensorFileError` if the header has none.
+    """
     if stored.header.range is None:
         raise TensorFileError(
             f"'{file}' holds quantised integers, but graph.quant says nothing of its tensor: "

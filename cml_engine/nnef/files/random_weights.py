@@ -1,4 +1,4 @@
-"""Random weights that keep values finite, to measure the cost of an untrained network.
+"""Makes random weights that keep values finite, to measure the cost of an untrained network.
 
 The results of a matrix product or a convolution are on average as large as its input: the
 variance of the weights is one over the number of products in a sum. Addends are small, and
@@ -35,7 +35,7 @@ _OF_OPERATOR = {"add": _ADDED, "sub": _ADDED, "mul": _NEAR_ONE, "div": _POSITIVE
 
 
 class RandomWeights:
-    """A seeded generator of missing values; it counts the tensors that it made.
+    """A seeded generator of weights that a model lacks; it counts the tensors that it made.
 
     Examples
     --------
@@ -47,7 +47,10 @@ class RandomWeights:
         self._made: dict[str, int] = {}
 
     def array(self, name: str, shape: Sequence[int], dtype: str, use: str | float) -> Array:
-        """Returns values for a tensor's use: a fan-in, or its role in an operator."""
+        """Returns an array of random values for a tensor; the seed and ``name`` determine them.
+
+        ``use`` is the tensor's fan-in, or its role in an operator. Integers and logicals are all 0.
+        """
         self._made[name] = prod(shape)
         current_budget().charge_bytes(4 * prod(shape), f"the random weights of '{name}'")
         if dtype != "scalar":  # zeros are valid as any index or mask
@@ -62,7 +65,7 @@ class RandomWeights:
 
     @property
     def note(self) -> str:
-        """Returns the line of ``graph.notes`` with the number of random values."""
+        """The line of ``graph.notes`` that says how many tensors and values are random."""
         if not self._made:
             return f"weights    all are there: none are random (seed {self.seed})"
         made = f"{len(self._made)} tensors, {sum(self._made.values()):,} values"
@@ -91,7 +94,10 @@ class RandomTensor:
 
 
 def uses(nodes: Iterable[Node], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str | float]:
-    """Returns the first use of each tensor, by name: a fan-in, or its role in an operator."""
+    """Returns the first use of each tensor in ``shapes``, by name, in the order of the nodes.
+
+    A use is a fan-in, or the tensor's role in an operator.
+    """
     found: dict[str, str | float] = {}
     for node in nodes:
         known = extension_signatures().get(node.op) or standard_signatures().get(node.op)
@@ -104,7 +110,10 @@ def uses(nodes: Iterable[Node], shapes: Mapping[str, tuple[int, ...]]) -> dict[s
 
 
 def use_by_shape(shape: Sequence[int]) -> float:
-    """Returns the fan-in of a tensor of unknown use: the product of all extents but the first."""
+    """Returns the assumed fan-in of a tensor of unknown use: the product of its inner extents.
+
+    They are all extents but the first.
+    """
     return float(prod(shape[1:]))
 
 

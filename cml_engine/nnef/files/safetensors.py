@@ -44,7 +44,7 @@ _COUNTERS = ".num_batches_tracked"
 
 @dataclass(frozen=True, slots=True)
 class SafeTensor:
-    """One tensor of a file, whose values are not read yet."""
+    """One tensor of a safetensors file, whose values are not read yet."""
 
     file: Blob
     label: str
@@ -75,7 +75,7 @@ class SafeTensor:
 
 
 class Weights:
-    """A safetensors file with the values of a model's variables.
+    """A safetensors file that replaces the tensor files of a model's variables.
 
     Examples
     --------
@@ -90,7 +90,11 @@ class Weights:
         self._tensors = read_safetensors(self._file)
 
     def tensor(self, variable: Variable) -> SafeTensor | None:
-        """Returns a variable's tensor; extents of 1 are ignored, as PyTorch's biases require."""
+        """Returns the tensor with a variable's label, or None if the file has none.
+
+        It gets the variable's shape if the shapes differ in extents of 1 only, as PyTorch's
+        biases do.
+        """
         found = self._tensors.get(variable.label) or self._tensors.get(variable.label.lstrip("/"))
         if found is None:
             return None
@@ -99,13 +103,16 @@ class Weights:
         return replace(found, shape=wanted) if same else found
 
     def missing(self, variable: Variable) -> TensorFileError:
-        """Returns the error for a variable that the file lacks."""
+        """Returns the error for a variable that the file lacks; it names similar tensors."""
         near = _similar_names(variable.label, self._tensors)
         message = f"'{self._file.name}' has no tensor '{variable.label}'{near}"
         return TensorFileError(f"{message}: tensors have the labels' names", variable.source)
 
     def check_all_used(self, labels: Iterable[str]) -> None:
-        """Raises an error if the file has tensors that are not variables of the model."""
+        """Raises an error if the file has tensors with none of the given labels.
+
+        Training counters are ignored.
+        """
         labels = {label.lstrip("/") for label in labels}
         extra = [
             name
@@ -133,7 +140,10 @@ def _file(path: str | Path) -> Blob:
 
 
 def read_safetensors(file: Blob) -> dict[str, SafeTensor]:
-    """Returns every tensor of a file by name, without reading the values."""
+    """Reads the header of a safetensors file and returns its tensors by name, without their values.
+
+    Raises an error if the file is damaged.
+    """
     if file.size < _LENGTH:
         raise _damaged_error(file, f"wanted a length of {_LENGTH} bytes first, got {file.size}")
     length = int.from_bytes(file.head(_LENGTH), "little")
@@ -183,7 +193,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _span(file: Blob, name: str, entry: Any) -> tuple[int, int]:
-    """Returns the byte range of a tensor, relative to the end of the header.
+    """Returns the first and the end byte of a tensor, relative to the end of the header.
 
     Raises an error if the range does not fit the tensor's type and shape.
     """
@@ -204,7 +214,7 @@ def _span(file: Blob, name: str, entry: Any) -> tuple[int, int]:
 
 
 def _wholes(values: Any) -> list[int] | None:
-    """Returns the value if it is a list of integers that are not negative, else None."""
+    """Returns the value as a list if it is a list of integers of 0 and more, else None."""
     fits = isinstance(values, list) and all(is_whole(n) and 0 <= n < 2**63 for n in values)
     return list(values) if fits else None
 

@@ -52,7 +52,7 @@ _OTHERS = {
 
 
 def read_text(source: ModelSource, name: str) -> str | None:
-    """Returns a text file of a model, or None if it does not exist."""
+    """Returns the content of a model's text file, or None if the file does not exist."""
     if file_size(source, name) is None:
         return None
     file = SourceFile(source, name)
@@ -61,7 +61,7 @@ def read_text(source: ModelSource, name: str) -> str | None:
 
 
 def tensor_blob(source: ModelSource, label: str, where: Source) -> Blob:
-    """Returns the tensor file of a label."""
+    """Returns the tensor file of a label, unread; ``where`` is the variable's line, for errors."""
     try:
         return SourceFile(source, tensor_file_name(label, where))
     except OutsideModelError:
@@ -72,7 +72,11 @@ def tensor_blob(source: ModelSource, label: str, where: Source) -> Blob:
 
 
 def open_model(model: str | Path | Bytes | ModelSource) -> ModelSource:
-    """Finds a model's files; reads nothing but an archive's index."""
+    """Returns a source of a model's files.
+
+    ``model`` is a path, the bytes of an archive, or a source. It reads only an archive's index
+    and the first bytes of the graph.
+    """
     if isinstance(model, Bytes):
         return ArchiveSource(BytesIO(model), "<bytes>")
     if isinstance(model, str | Path):
@@ -104,7 +108,7 @@ def _open_path(path: Path) -> ModelSource:
 def is_archive(data: Bytes) -> bool:
     """Returns True if the bytes are a ``.tgz``, and False if they may be an ONNX file.
 
-    Raises InputError for NNEF text and other known file types.
+    Raises :class:`InputError` for NNEF text and other known file types.
     """
     head = bytes(data[:_HEAD])
     if head.startswith(_GZIP):
@@ -121,7 +125,10 @@ def is_archive(data: Bytes) -> bool:
 
 
 def _inner_archive(source: ModelSource) -> ModelSource:
-    """Returns the model in a source's graph file if that is an archive, else the source itself."""
+    """Returns a source of the archive in a source's graph file, or the source itself.
+
+    The source itself is returned if the graph file is text. Other content is an error.
+    """
     if file_size(source, source.graph) is None:
         raise ModelError(f"'{source.name}' has no '{source.graph}': wanted the model's graph")
     file = SourceFile(source, source.graph)
@@ -134,7 +141,7 @@ def _inner_archive(source: ModelSource) -> ModelSource:
 
 
 def _other_kind(head: bytes) -> str | None:
-    """Returns the type of a file that is not NNEF text, judged by its first bytes; else None."""
+    """Returns the type of a file that is not NNEF text, judged by its first bytes, or None."""
     if other := _other_magic(head):
         return other
     return "no text" if b"\0" in head else None
@@ -148,7 +155,10 @@ def _other_magic(head: bytes) -> str | None:
 
 
 def decode(data: bytes, file: str) -> str:
-    """Decodes a text file's bytes."""
+    """Returns the text of a file's UTF-8 bytes, without a byte order mark.
+
+    Raises :class:`NnefSyntaxError` that names ``file`` if they are not UTF-8.
+    """
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -38,7 +38,7 @@ _MIN_MAX = struct.Struct("<ff")
 
 
 class ItemType(enum.IntEnum):
-    """The interpretation of an item's bits."""
+    """The interpretation of an item's bits in a tensor file."""
 
     FLOAT = 0
     UINT = 1
@@ -61,7 +61,7 @@ class ItemType(enum.IntEnum):
 
 
 class Blob(Protocol):
-    """Bytes that can be read in parts.
+    """A file's bytes, which can be read in parts.
 
     ``offset`` is their position in an archive, which is fast only when read in order.
     """
@@ -71,17 +71,17 @@ class Blob(Protocol):
     offset: int
 
     def head(self, count: int) -> bytes:
-        """Returns the first bytes."""
+        """Returns the first ``count`` bytes, or all if there are fewer."""
         ...
 
     def array(self, offset: int, dtype: DType, count: int) -> Array:
-        """Returns ``count`` items from ``offset`` on."""
+        """Returns an array of ``count`` items of type ``dtype`` from byte ``offset`` on."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A tensor file's header.
+    """A tensor file's header: the shape, the type and width of items, and the bytes of the data.
 
     ``range`` is the deprecated min and max of quantised items. ``blocks`` is the code of one of
     tract's formats with blocks of floats, or 0.
@@ -105,14 +105,14 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor as stored in its file."""
+    """A tensor as stored in its file: its header and its values, not dequantized."""
 
     header: Header
     values: Array
 
 
 class MemoryBlob:
-    """Bytes in memory."""
+    """A file's bytes in memory, as a :class:`Blob`."""
 
     offset = 0
 
@@ -129,7 +129,10 @@ class MemoryBlob:
 
 
 def read_header(blob: Blob) -> Header:
-    """Reads the header and checks it for consistency and against the file's size."""
+    """Reads a tensor file's header and returns it.
+
+    Raises an error if it is inconsistent or does not fit the file's size.
+    """
     head = blob.head(HEADER_SIZE)
     if len(head) < HEADER_SIZE:
         raise _file_error(blob, f"wanted a header of {HEADER_SIZE} bytes, got {len(head)}")
@@ -152,7 +155,7 @@ def read_header(blob: Blob) -> Header:
 
 
 def read_stored(blob: Blob, header: Header | None = None) -> StoredTensor:
-    """Reads a tensor file's header and values.
+    """Reads a tensor file and returns its header and values; a ``header`` given is not read again.
 
     The values have the nearest NumPy type: float16/32/64, (u)int8..64 or bool.
     """
@@ -161,8 +164,10 @@ def read_stored(blob: Blob, header: Header | None = None) -> StoredTensor:
 
 
 def tensor_bytes(array: Array, bits: int | None = None, item: ItemType | None = None) -> bytes:
-    """Returns a whole tensor file. By default floats and integers keep their width, bools take 1
-    bit."""
+    """Returns an array as the bytes of a whole tensor file.
+
+    By default floats and integers keep their width, and bools take 1 bit.
+    """
     array = np.asarray(array)
     item, bits = _stored_as(array, bits, item)
     payload = _payload(array, item, bits)
@@ -174,14 +179,14 @@ def tensor_bytes(array: Array, bits: int | None = None, item: ItemType | None = 
 
 
 def tensor_file_size(array: Array) -> int:
-    """Returns the size in bytes of :func:`tensor_bytes` of an array."""
+    """Returns the size in bytes of an array's tensor file, without making it."""
     return HEADER_SIZE - (-array.size * _stored_as(array)[1] // 8)
 
 
 def write_tensor(
     path: Path, array: Array, bits: int | None = None, item: ItemType | None = None
 ) -> None:
-    """Writes a tensor file and creates its folder if needed.
+    """Writes an array as a tensor file and creates the file's folder if needed.
 
     Examples
     --------
@@ -193,7 +198,10 @@ def write_tensor(
 def _stored_as(
     array: Array, bits: int | None = None, item: ItemType | None = None
 ) -> tuple[ItemType, int]:
-    """Returns the item type and the bits per item with which a file stores an array."""
+    """Returns the item type and the bits per item with which a file stores an array.
+
+    ``bits`` and ``item`` override the defaults. Raises an error if the format cannot store it.
+    """
     if array.ndim > MAX_RANK:
         raise TensorFileError(f"rank {array.ndim}: a tensor file holds at most {MAX_RANK}")
     item = _item_of(array.dtype) if item is None else item
@@ -261,7 +269,7 @@ def _items(blob: Blob, header: Header) -> Array:
 
 
 def _of_blocks(blob: Blob, header: Header) -> Array:
-    """Decodes Q4_0 items to float32."""
+    """Decodes a file's Q4_0 items, blocks of 4-bit codes with a scale, to a flat float32 array."""
     data = blob.array(HEADER_SIZE, np.dtype(np.uint8), header.data_bytes).reshape(-1, _BLOCK_BYTES)
     scales = np.ascontiguousarray(data[:, :2]).view("<f2").astype(np.float32)
     low, high = data[:, 2:] & 15, data[:, 2:] >> 4

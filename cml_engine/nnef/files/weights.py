@@ -34,7 +34,10 @@ _ANY_LINE = ""
 
 
 class StoredVariable(Protocol):
-    """The stored values of a variable; reading in the order of ``offset`` is fast."""
+    """The stored values of a variable, in a file or random, which are read on demand.
+
+    Reading variables in the order of ``offset`` is fast.
+    """
 
     @property
     def name(self) -> str: ...
@@ -45,7 +48,7 @@ class StoredVariable(Protocol):
 
 
 class DatFile:
-    """A tensor file of NNEF."""
+    """The values of a variable in an NNEF tensor file: a :class:`StoredVariable`."""
 
     def __init__(self, blob: Blob) -> None:
         self.name, self.offset = blob.name, blob.offset
@@ -105,11 +108,11 @@ def load_variables(
     quantization: Mapping[str, Attrs],
     integer: bool = False,
 ) -> dict[str, Array]:
-    """Returns the values of all variables.
+    """Reads the values of all variables and returns them by the variable's name.
 
-    Variables whose labels are equal, ignoring case, share a file; each is read by the line of
-    its own name in ``graph.quant``. The variables of an ``integer`` network are the stored
-    integers.
+    ``find`` returns a variable's stored values. Variables whose labels are equal, ignoring case,
+    share a file; each is read by the line of its own name in ``graph.quant``. The variables of
+    an ``integer`` network are the stored integers.
     """
     variables = tuple(variables)
     blobs: dict[str, StoredVariable] = {}
@@ -137,7 +140,7 @@ def load_variables(
 
 @dataclass(frozen=True, slots=True)
 class RetainedVariable:
-    """A variable's value as it was read."""
+    """A variable and its value as it was read, to be reused at other input shapes."""
 
     variable: Variable
     value: Array
@@ -146,9 +149,9 @@ class RetainedVariable:
 def kept_values(
     variables: Iterable[Variable], kept: Mapping[str, RetainedVariable]
 ) -> dict[str, Array]:
-    """Returns the values of a graph's variables, reused at other input shapes.
+    """Returns the retained values of a graph's variables, by name, for new input shapes.
 
-    Raises TensorFileError if the new shapes change a variable's shape or label.
+    Raises :class:`TensorFileError` if the new shapes change a variable's shape or label.
     """
     for variable in variables:
         before = kept[variable.name].variable
@@ -163,7 +166,7 @@ def kept_values(
 
 
 def _file(variable: Variable) -> str:
-    """Returns the key that variables with the same file share."""
+    """Returns a key of a variable's file: its label without leading slashes, in lower case."""
     return variable.label.lstrip("/").lower()
 
 
@@ -174,7 +177,10 @@ def to_engine(
     file: str,
     source: Source | None,
 ) -> Array:
-    """Converts stored values to float32, int32 or bool."""
+    """Returns stored values as float32, int32 or bool, by the NNEF type ``dtype``.
+
+    Integers stored for a scalar are dequantized by ``quant``, the tensor's line of ``graph.quant``.
+    """
     if dtype == "logical":
         return stored.values
     if dtype == "integer":
@@ -190,7 +196,10 @@ def to_engine(
 def _read(
     variable: Variable, blob: StoredVariable, quant: Attrs | None, integer: bool
 ) -> tuple[Array, Header]:
-    """Returns a variable's values and the header of its file."""
+    """Reads and checks a variable's file.
+
+    Returns its values, which are read-only, and its header.
+    """
     try:
         header = blob.header()
         _check(variable.fact, header, blob.name, quant is not None)

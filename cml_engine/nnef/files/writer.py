@@ -56,24 +56,26 @@ def save(
 
 
 def to_text(graph: Graph) -> str:
-    """Returns the ``graph.nnef`` of a graph."""
+    """Returns the content of ``graph.nnef`` for a graph."""
     return _text(compose(graph, graph.declarations))
 
 
 def model_files(graph: Graph) -> Iterator[tuple[str, bytes]]:
-    """Yields the name and the bytes of every file of a graph's folder."""
+    """Yields the name and the bytes of every file of a graph's folder, ``graph.nnef`` last."""
     yield from _files(compose(graph, graph.declarations))
 
 
 def _text(composed: ComposedDocument) -> str:
-    """Returns the graph's text, with the converter's notes as comments above it."""
+    """Returns the content of ``graph.nnef``, with the converter's notes as comments at its top."""
     shown = ["".join(c if c.isprintable() else "?" for c in note) for note in composed.comments]
     return "".join(f"# {note}\n" for note in shown) + print_document(composed.document)
 
 
 def _files(composed: ComposedDocument) -> Iterator[tuple[str, bytes]]:
-    """Yields every file's name and bytes; the graph is last, so that a partial archive is
-    invalid."""
+    """Yields the name and the bytes of every file of a model.
+
+    ``graph.nnef`` is last, so that a partial archive is invalid.
+    """
     for label, values in composed.tensors.items():
         name = tensor_file_name(label)
         try:
@@ -86,7 +88,7 @@ def _files(composed: ComposedDocument) -> Iterator[tuple[str, bytes]]:
 
 
 def _write_folder(composed: ComposedDocument, path: Path, overwrite: bool) -> None:
-    """Writes a folder so that readers find a whole model, old or new, if the process is killed.
+    """Writes a model's folder; if the process is killed, readers find a whole model, old or new.
 
     All files are first written to a folder of their own. It is then renamed to ``COMPLETE``,
     which readers prefer, and its files are moved to their places.
@@ -112,20 +114,23 @@ def _write_folder(composed: ComposedDocument, path: Path, overwrite: bool) -> No
 
 
 def _item(composed: ComposedDocument, label: str, values: Array) -> ItemType | None:
-    """Returns the item type of stored integers; None lets the array's type decide."""
+    """Returns the item type of a tensor of stored integers, None for other tensors.
+
+    With None the array's type decides.
+    """
     if label not in composed.quantized:
         return None
     return ItemType.QUANTIZED_INT if values.dtype.kind == "i" else ItemType.QUANTIZED_UINT
 
 
 def _names_in(folder: Path) -> list[str]:
-    """Returns the files in a folder and its subfolders, the graph last."""
+    """Returns the paths of all files in a folder and below, sorted, ``graph.nnef`` last."""
     found = [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()]
     return sorted(found, key=lambda name: (name == GRAPH_FILE, name))
 
 
 def _finish(path: Path) -> None:
-    """Moves the files of a complete model to their places, the graph last.
+    """Moves the files in ``COMPLETE`` to their places, the graph last, and deletes the folder.
 
     Programs that do not know ``COMPLETE`` find no graph during the move, instead of a mixture of
     two models.

@@ -38,7 +38,7 @@ _INT64 = 2**63
 
 
 class ExpressionParser(TokenCursor):
-    """The parser of expressions, with a method per production."""
+    """A parser of expressions, with a method per production of the grammar."""
 
     # expression ::= binary ["if" expression "else" expression]
     def expression(self) -> Expr:

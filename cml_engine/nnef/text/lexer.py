@@ -58,7 +58,7 @@ class Token(NamedTuple):
 
 
 class SourceText:
-    """A file's text, which converts offsets to lines and columns."""
+    """A file's text and name, which converts offsets to lines and columns for messages."""
 
     def __init__(self, text: str, file: str) -> None:
         self.text = text
@@ -69,7 +69,7 @@ class SourceText:
         return [0, *(match.end() for match in re.finditer("\n", self.text))]
 
     def at(self, pos: int) -> Source:
-        """Returns the line and column of an offset."""
+        """Returns the file, line, column and text of the line of an offset."""
         line = bisect_right(self._line_starts, pos)
         start = self._line_starts[line - 1]
         end = self._line_starts[line] - 1 if line < len(self._line_starts) else len(self.text)
@@ -82,8 +82,10 @@ class SourceText:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """A text's tokens as three parallel lists, because a model has half a million; ``end`` is
-    last."""
+    """A text's tokens as three parallel lists, because a model has half a million tokens.
+
+    The last token is ``end``.
+    """
 
     kinds: list[str]
     texts: list[str]
@@ -91,7 +93,7 @@ class Tokens:
 
 
 def tokenize(source: SourceText) -> Tokens:
-    """Returns all tokens of a text."""
+    """Returns all tokens of a text, ``end`` last; raises an error for an unexpected character."""
     tokens = Tokens([], [], [])
     text, pos, match_at, budget = source.text, 0, _TOKEN.match, current_budget()
     while True:
@@ -118,7 +120,10 @@ def tokenize(source: SourceText) -> Tokens:
 
 
 def unquote(text: str) -> str:
-    r"""Returns the value of a string literal; ``\'``, ``\"`` and ``\\`` are escapes."""
+    r"""Returns the value of a string literal without its quotes.
+
+    Resolves ``\'``, ``\"`` and ``\\``.
+    """
     body = text[1:-1]
     return _ESCAPE.sub(r"\1", body) if "\\" in body else body
 
@@ -140,7 +145,7 @@ _Item = TypeVar("_Item")
 
 
 class TokenCursor:
-    """A parser's position in the tokens of a text, with the checks of the next token."""
+    """A parser's position in the tokens of a text, with methods that test and consume tokens."""
 
     def __init__(self, source: SourceText) -> None:
         self.source = source
@@ -156,7 +161,7 @@ class TokenCursor:
 
     @property
     def token(self) -> Token:
-        """The next token."""
+        """The next token, which is not consumed."""
         at = self._next
         return Token(self._kinds[at], self._tokens.texts[at], self._tokens.starts[at])
 
@@ -200,7 +205,10 @@ class TokenCursor:
         return Name(token.text, token.pos)
 
     def listed(self, item: Callable[[], _Item], close: str) -> list[_Item]:
-        """Parses ``{item [","]} close``, after the opening bracket."""
+        """Parses items separated by commas up to and including ``close``; returns them as a list.
+
+        The opening bracket is already consumed. ``item`` parses one item.
+        """
         items: list[_Item] = []
         if self.accept(close):
             return items
@@ -221,7 +229,10 @@ class TokenCursor:
         self._depth -= 1
 
     def close_angle(self) -> None:
-        """Consumes ``>``, also as the first half of ``>=`` in ``tensor<scalar>= 0.0``."""
+        """Consumes ``>``.
+
+        Of ``>=``, as in ``tensor<scalar>= 0.0``, it leaves ``=`` as the next token.
+        """
         if self.kind != ">=":
             self.expect(">")
             return

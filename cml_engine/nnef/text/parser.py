@@ -28,7 +28,7 @@ _MAX_ARRAY_DIMS = 8
 
 
 class Parser(ExpressionParser):
-    """A recursive descent parser of one text."""
+    """A recursive descent parser of documents and fragments, with a method per production."""
 
     # document ::= [version] {extension} {fragment} graph end
     def document(self) -> Document:
@@ -201,17 +201,17 @@ class Parser(ExpressionParser):
 
 
 def parse(text: str, file: str = "graph.nnef") -> Document:
-    """Parses a whole ``graph.nnef``."""
+    """Returns the syntax tree of the text of a ``graph.nnef``; ``file`` is its name in errors."""
     return parse_document(SourceText(text, file))
 
 
 def parse_document(source: SourceText) -> Document:
-    """Parses a whole ``graph.nnef`` from a :class:`SourceText`."""
+    """Returns the syntax tree of a ``graph.nnef``, given as a :class:`SourceText`."""
     return Parser(source).document()
 
 
 def parse_fragments(text: str, file: str) -> tuple[Fragment, ...]:
-    """Parses fragment declarations only, as in the standard library."""
+    """Returns the fragments of a text that has nothing else, such as the standard library."""
     parser = Parser(SourceText(text, file))
     found = parser.fragments()
     parser.expect("end", "a fragment")

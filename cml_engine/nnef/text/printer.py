@@ -32,7 +32,7 @@ _UNARY = 7
 
 
 def print_document(document: Document) -> str:
-    """Returns the text of a whole ``graph.nnef``."""
+    """Returns the text of a whole ``graph.nnef`` for its syntax tree."""
     parts = []
     if document.version is not None:
         parts.append(f"version {document.version};\n")
@@ -64,7 +64,8 @@ def print_graph(graph: GraphDef) -> str:
 def print_expression(expr: Expr, context: int = 0) -> str:
     """Returns the text of an expression.
 
-    ``context`` is the precedence of the surrounding expression; lower ones get parentheses.
+    ``context`` is the precedence of the surrounding expression. An expression of lower
+    precedence gets parentheses.
     """
     match expr:
         case Literal():
@@ -95,7 +96,10 @@ def print_expression(expr: Expr, context: int = 0) -> str:
 
 
 def _binary(expr: Binary) -> str:
-    """Prints a chain like ``a + b + c`` without recursion on the left side: it can be long."""
+    """Returns the text of a chain such as ``a + b + c``.
+
+    It does not recurse on the left side, because chains can be long.
+    """
     parts: list[str] = []
     level = PRECEDENCE[expr.op]
     left: Expr = expr

@@ -73,7 +73,7 @@ class TupleExpr:
 
 @dataclass(frozen=True, slots=True)
 class Subscript:
-    """``value[index]``."""
+    """An element of an array or tuple: ``value[index]``."""
 
     value: Expr
     index: Expr
@@ -82,7 +82,7 @@ class Subscript:
 
 @dataclass(frozen=True, slots=True)
 class Slicing:
-    """``value[begin:end]``; either end may be missing."""
+    """A part of an array: ``value[begin:end]``; either end may be missing."""
 
     value: Expr
     begin: Expr | None
@@ -107,7 +107,7 @@ class Binary:
 
 @dataclass(frozen=True, slots=True)
 class IfElse:
-    """``yes if condition else no``: only the chosen side is evaluated."""
+    """A conditional, ``yes if condition else no``; only the chosen side is evaluated."""
 
     condition: Expr
     yes: Expr
@@ -117,7 +117,7 @@ class IfElse:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """One ``name in values`` of a comprehension."""
+    """One loop of a comprehension: ``name in values``."""
 
     name: str
     values: Expr
@@ -125,7 +125,7 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Comprehension:
-    """``[for i in a, j in b if condition yield item]``; the loops advance together."""
+    """A comprehension, ``[for i in a, j in b if condition yield item]``; loops advance together."""
 
     loops: tuple[Loop, ...]
     condition: Expr | None
@@ -143,7 +143,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An operator, a fragment or a built-in function: ``op<generic>(arguments)``."""
+    """A call of an operator, a fragment or a built-in function: ``op<generic>(arguments)``."""
 
     op: str
     arguments: tuple[Argument, ...]
@@ -168,7 +168,10 @@ Expr: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """An assignment; ``target`` is a :class:`Name`, or arrays and tuples of names."""
+    """An assignment ``target = value;``.
+
+    The target is a :class:`Name`, or arrays and tuples of names.
+    """
 
     target: Expr
     value: Expr
@@ -191,8 +194,10 @@ class FragmentResult:
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """A fragment. ``body`` is None for a declaration; ``default_dtype`` is the type in ``<? =
-    scalar>``."""
+    """A fragment: the definition of an operator, or its declaration if ``body`` is None.
+
+    ``default_dtype`` is the type in ``<? = scalar>``.
+    """
 
     name: str
     params: tuple[FragmentParam, ...]
@@ -214,7 +219,7 @@ class GraphDef:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A ``graph.nnef`` file; ``version`` is None if the line is missing."""
+    """The syntax tree of a ``graph.nnef`` file; ``version`` is None if the line is missing."""
 
     version: str | None
     extensions: tuple[Name, ...]
@@ -225,7 +230,7 @@ class Document:
 
 
 def expressions(root: object) -> Iterator[Any]:
-    """Yields every node of a tree, the root first."""
+    """Yields every dataclass node of a syntax tree, the root first."""
     waiting = [root]
     while waiting:
         item = waiting.pop()
@@ -237,7 +242,10 @@ def expressions(root: object) -> Iterator[Any]:
 
 
 def called_operators(fragment: Fragment) -> list[str]:
-    """Returns the operators and fragments that a fragment's body calls by name."""
+    """Returns the names of the operators and fragments that a fragment's body calls.
+
+    A name that is called twice is listed twice.
+    """
     return [item.op for item in expressions(fragment.body) if isinstance(item, Call)]
 
 
@@ -249,7 +257,7 @@ def assigned_names(body: tuple[Assignment, ...]) -> list[str]:
 def is_flat(value: Expr) -> bool:
     """Returns True if a right-hand side is a literal, a name, or one call of names and literals.
 
-    Such text does not need the extension for operator expressions.
+    Text of such assignments does not need the extension for operator expressions.
     """
     if isinstance(value, (Literal, Name)):
         return True

@@ -102,8 +102,10 @@ class NodeWriter:
         return self.add("Where", condition, yes, no)
 
     def require_opset(self, opset: int, what: str) -> None:
-        """Raises :class:`UnsupportedOp` if the model's opset is below the one that ``what``
-        needs."""
+        """Raises :class:`UnsupportedOp` if the model's opset is below ``opset``.
+
+        ``what`` is the feature that needs ``opset``, for the message.
+        """
         if self.opset < opset:
             raise UnsupportedOp(
                 f"{self.node.title}: {what} needs opset {opset}, and {self.opset} is asked for: "

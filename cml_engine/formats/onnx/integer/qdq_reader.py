@@ -82,7 +82,8 @@ class QdqReader:
     def check(self, node: OnnxNode, inputs: Sequence[Value | None], source: Source) -> None:
         """Raises :class:`NotIntegerError` if an input is integers that stand for real numbers.
 
-        The node, of an operator outside ONNX's table, does not say how to compute with them.
+        The node is a control-flow operator or an operator that the table lacks. Its results
+        would have no known scale.
         """
         if any(isinstance(value, QuantizedValue) for value in inputs):
             raise NotIntegerError("reads integers, and does not say what they stand for", source)
