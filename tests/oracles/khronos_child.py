@@ -1,7 +1,8 @@
 """Runs models with the Khronos interpreter, in a process of its own because some models crash it.
 
-Standard input: a model's folder per line. Standard output: a line per finished model; its results
-are written beside the model as ``result_<i>.npy``.
+The argument lists the operators that the interpreter lowers. Standard input has a model's folder
+per line; a line ``done N`` or ``error …`` answers each. The N results are written beside the model
+as ``result_<i>.npy``.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Every operator against the interpreter of Khronos's own ``nnef`` package, call by call.
+"""Tests of every operator against the interpreter of Khronos's own ``nnef`` package, call by call.
 
 The interpreter runs in a child process, because some calls crash it. Operators that it lacks, or
 that differ from the specification, are listed here with the reason; all other answers must agree.
@@ -45,7 +45,7 @@ LOWERED = [
 
 
 def refused(call):
-    """Returns the reason why the interpreter is not given a call; "" if it is."""
+    """Returns the reason why the interpreter cannot run a call rightly; "" if it can."""
     attrs, arrays = call.attrs, call.arrays
     checks = {
         "an extent of 0": any(a.size == 0 for a in arrays),
@@ -96,7 +96,10 @@ def calls_of(op):
 
 
 def write(call, folder):
-    """Writes the model and its inputs in the format that the child reads."""
+    """Writes a call's model and its inputs to a folder in the format that the child reads.
+
+    Returns the folder.
+    """
     right = call.answers()
     inputs = {n: texts.engine(a) for n, a in call.inputs.items()}
     texts.write_text(folder, call.body(len(right)), inputs)
@@ -106,8 +109,10 @@ def write(call, folder):
 
 
 def run(folders):
-    """Returns the child's answer for each model; after a crash a new child takes the remaining
-    ones."""
+    """Returns the child's line for each model, in order: ``done N``, ``error …`` or ``died``.
+
+    After a crash a new child takes the remaining models.
+    """
     said = []
     while len(said) < len(folders):
         child = subprocess.run(
@@ -124,7 +129,7 @@ def run(folders):
 
 @pytest.fixture(scope="module")
 def verdicts(tmp_path_factory):
-    """The calls of each operator with the child's answer to each."""
+    """A list of (call, folder, child's line) for each operator, by the operator's name."""
     base = tmp_path_factory.mktemp("khronos")
     work = [(op, call) for op in OPERATORS for call in calls_of(op)]
     folders = [write(call, base / str(i)) for i, (_, call) in enumerate(work)]

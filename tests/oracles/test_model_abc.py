@@ -1,4 +1,4 @@
-"""The network of the CML blog against the Khronos interpreter, on both backends."""
+"""Tests of the CML blog's network on both backends against the Khronos interpreter."""
 
 import importlib.util
 import subprocess
@@ -20,7 +20,11 @@ LOWERED = "mean_reduce,max"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A folder with the model, the version line that Khronos's parser demands, and its answers."""
+    """The folder of the model with the inputs and the Khronos interpreter's results as ``.npy``
+    files.
+
+    The model has the version line that Khronos's parser demands.
+    """
     folder = write_model_abc(tmp_path_factory.mktemp("abc") / "model_abc.nnef")
     (folder / "graph.nnef").write_text("version 1.0;\n" + MODEL_ABC)
     for i, array in enumerate(inputs_abc().values()):

@@ -1,4 +1,5 @@
-"""Every convertible ncnn layer over its parameters: the engine's numbers against ncnn's."""
+"""Tests of every convertible ncnn layer with many parameters: the engine's results against
+ncnn's."""
 
 import struct
 from collections.abc import Sequence
@@ -22,7 +23,11 @@ SHAPES = (VOLUME, PLANE, LINE, DEEP)
 
 
 def case(line, *shapes, weights="", values="any"):
-    """Expands ``"ReLU 0=0.1"`` to a line with the inputs ``x0``, ``x1`` and the output ``out``."""
+    """Returns a test case of one layer: its line, the inputs' shapes, the weights and the values.
+
+    ``"ReLU 0=0.1"`` becomes a line with the inputs ``x0``, ``x1``, … and the output ``out``.
+    ``->a,b`` after the type names other outputs.
+    """
     kind, *params = line.split()
     outputs = ["out"]
     if params and params[0].startswith("->"):
@@ -96,7 +101,8 @@ def convolutions():
 
 
 def _windowed(rng, activation, i):
-    """Yields random convolutions and deconvolutions with each number of axes."""
+    """Yields random convolutions and deconvolutions on one and two axes; every fourth ``i`` also
+    on three."""
     kw, kh, kd = rng.integers(1, 5, 3)
     stride, dilation = rng.integers(1, 4, 3), rng.integers(1, 3, 3)
     before, behind = rng.integers(0, 3, 3), rng.integers(0, 3, 3)
@@ -348,7 +354,10 @@ def products():
 
 
 def recurrent():
-    """Yields layers from rows of 5 to rows of 4, some with states as inputs and outputs."""
+    """Yields cases of LSTM, GRU and RNN layers from rows of 5 to rows of 4 or more.
+
+    Some have their states as inputs and outputs.
+    """
     for kind, gates, biases in (("LSTM", 4, 4), ("GRU", 3, 4), ("RNN", 1, 1)):
         for direction in range(3):
             dirs = 2 if direction == 2 else 1
@@ -401,7 +410,10 @@ def test_a_wrong_number_is_found(tmp_path, rng, monkeypatch):
 
 
 def test_damaged_layers_are_refused_or_run(tmp_path, rng):
-    """Random parameters give a model error, or a folder that loads and runs."""
+    """A layer with a random wrong parameter raises a model error, or can be saved, loaded and run.
+
+    No ``InternalError`` is raised.
+    """
     cases = [found for family in FAMILIES for found in family()]
     kept = 0
     for _ in range(400):
@@ -431,7 +443,10 @@ DAMAGE = ("0", "1", "-1", "-233", "-234", "3", "7", "65536", "2147483647", "9999
 
 
 def test_weights_as_a_table(tmp_path, rng):
-    """An unknown type flag means 256 values and a byte for each weight."""
+    """Weights stored as bytes that are indices of a table of 256 values give ncnn's result.
+
+    An unknown type flag announces the table.
+    """
     table, places = rng.standard_normal(256).astype("<f4"), rng.integers(0, 256, 18)
     weights = struct.pack("<I", 1) + table.tobytes() + places.astype(np.uint8).tobytes() + bytes(2)
     path = write(tmp_path, [input_line("x", LINE), "InnerProduct i 1 1 x out 0=3 2=18"], weights)
@@ -451,7 +466,10 @@ def test_stored_tensors(tmp_path, rng):
 
 @pytest.mark.parametrize("bias", [0, 1])
 def test_rows_of_a_table(tmp_path, rng, bias):
-    """ncnn takes word indices as integers, where the engine takes floats of the same values."""
+    """An Embed layer gives ncnn's rows, also for indices out of range.
+
+    The indices are floats in the engine and integers in ncnn.
+    """
     line = f"Embed e 1 1 x out 0=3 1=7 2={bias} 3=21"
     path = write(
         tmp_path, [input_line("x", LINE), line], weight_bytes("f21 r3"[: 3 + 3 * bias], rng)
@@ -463,8 +481,8 @@ def test_rows_of_a_table(tmp_path, rng, bias):
 
 
 def compare(folder, rng, line, shapes, weights, values):
-    """Describes the first difference between the engine's and ncnn's results; "" if there is
-    none."""
+    """Runs a case in the engine and in ncnn; returns the first difference in words, "" if there
+    is none."""
     last = line.split("\n")[-1].split()
     outputs = last[4 + int(last[2]) : 4 + int(last[2]) + int(last[3])]
     arrays = {f"x{i}": _values(rng, shape, values) for i, shape in enumerate(shapes)}

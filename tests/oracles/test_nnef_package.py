@@ -1,4 +1,4 @@
-"""The Khronos parser reads the same models the same way.
+"""Tests that the Khronos parser reads the same models as the engine, with the same result.
 
 It runs in a child process: it is a C++ extension, and what it cannot read may end the process.
 """
@@ -43,7 +43,8 @@ SKIPPED = ("external", "variable", "constant", "update")
 
 
 def khronos(texts):
-    """Returns the Khronos parser's result for each text: its operations, or its error message."""
+    """Returns a list with the Khronos parser's result for each text: its operations, or its
+    error."""
     done = subprocess.run(
         [sys.executable, "-c", CHILD],
         input=json.dumps(texts),
@@ -56,7 +57,7 @@ def khronos(texts):
 
 
 def sample(param):
-    """Returns any value of a parameter's type."""
+    """Returns the NNEF text of some value of a parameter's type, such as ``1.0`` or ``xs``."""
     kind = param.type
     tensors = {"integer": "xi", "logical": "xl"}
     if kind.kind == "array":
@@ -70,7 +71,7 @@ def sample(param):
 
 
 def call_of(sig):
-    """Returns a model that calls one operator with only its required arguments."""
+    """Returns the NNEF text of a model that calls one operator with only its required arguments."""
     given = [
         sample(p) if p.is_tensor else f"{p.name} = {sample(p)}" for p in sig.params if p.required
     ]
@@ -86,7 +87,7 @@ def call_of(sig):
 
 
 def agree(mine, theirs):
-    """Returns True if the values are equal; numbers are compared in the parser's float32."""
+    """Returns True if the engine's value equals the parser's; floats are compared as float32."""
     if isinstance(mine, float):
         return bool(np.float32(mine) == np.float32(theirs))
     return bool(json.loads(json.dumps(mine)) == theirs)
@@ -140,7 +141,10 @@ def test_operators_and_operands_of_a_model(tmp_path):
 
 
 def _names(operands):
-    """Returns operands as the engine's nodes name them: literals by their text."""
+    """Returns a flat list of the parser's operands by the names that the engine gives them.
+
+    A literal's name is its text.
+    """
     flat = [
         o for operand in operands for o in (operand if isinstance(operand, list) else [operand])
     ]

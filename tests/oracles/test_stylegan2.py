@@ -1,4 +1,4 @@
-"""The StyleGAN2 example against the paper's own order of computation, in PyTorch.
+"""Tests the StyleGAN2 example against the paper's own order of computation, in PyTorch.
 
 The formulas: Karras et al. 2020, sections 2.2 (modulate and demodulate the weights) and appendix B
 (resampling by upfirdn with [1,3,3,1]); normalisation of the latent and the learning rate's
@@ -29,8 +29,11 @@ def activated(x):
 
 
 def upfirdn(x, up, padding, gain):
-    """Inserts zeros between the values and around them, then applies the filter, whose sum is
-    ``gain``."""
+    """Returns a tensor upsampled by ``up`` with zeros, padded, and filtered with [1,3,3,1] on both
+    axes.
+
+    The filter's sum is ``gain``.
+    """
     n, c, h, w = x.shape
     wide = x.new_zeros(n, c, h, up, w, up)
     wide[:, :, :, 0, :, 0] = x
@@ -42,7 +45,8 @@ def upfirdn(x, up, padding, gain):
 
 @dataclass
 class Paper:
-    """The generator by its formulas; ``p`` has its parameters as tensors."""
+    """The generator in PyTorch by the paper's formulas; ``p`` has its parameters as tensors by
+    name."""
 
     config: Config
     p: dict

@@ -1,4 +1,4 @@
-"""The trained network on the photo: the engine against ncnn's own run of the same files."""
+"""Tests the trained upscaling network on a photo against ncnn's own run of the same files."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,10 @@ SIZE = (48, 40)
 
 @pytest.fixture(scope="module")
 def workload(tmp_path_factory):
-    """The network's files and the photo, small, as a workload of the benchmark."""
+    """A workload of the benchmark with the network's files and a small version of the photo.
+
+    The files are downloaded if necessary; the test is skipped if that fails.
+    """
     try:
         assets.fetch(assets.NETWORK_PARAM, assets.NETWORK_BIN, assets.PHOTO)
     except assets.AssetError as error:

@@ -1,4 +1,4 @@
-"""ONNX models, against ONNX Runtime and the ``onnx`` package's own reading of the files."""
+"""Tests of ONNX models against ONNX Runtime and against the ``onnx`` package."""
 
 import pickle
 
@@ -98,7 +98,11 @@ def test_a_session_is_reshaped_by_its_symbols(rng, cnn):
 
 
 def test_extents_without_a_name_are_not_all_one():
-    """Some exporters name every open extent '?'."""
+    """Extents named '?' may differ from each other, while equal other names must have equal
+    extents.
+
+    Some exporters name every open extent '?'.
+    """
     made = model([node("y = Relu(x)")], [value("x", ["?", "?"])], [value("y", None)])
     assert cml.load(made.SerializeToString(), shapes={"x": (2, 3)}).facts["y"].shape == (2, 3)
     with pytest.raises(cml.InputError, match=r"leaves an extent open.*--shape x=N,N"):
@@ -125,7 +129,10 @@ def test_every_command_takes_it(cnn, tmp_path, capsys):
 
 
 def test_what_is_found_among_many_has_a_count():
-    """NonZero's result has room for all elements: the found ones come first, the rest is -1."""
+    """NonZero has a second output with the number of found elements.
+
+    Its result has room for all elements: the found ones come first, the rest is -1.
+    """
     made = model([node("y = NonZero(x)")], [value("x", [2, 3])], [value("y", None, "int64")])
     graph = cml.load(made.SerializeToString())
     assert graph.outputs == ("y", "y_count")
@@ -136,7 +143,10 @@ def test_what_is_found_among_many_has_a_count():
 
 
 def test_local_functions_are_inlined():
-    """The function has two nodes, an attribute of its own and an attribute of the call."""
+    """A model's own function is inlined with the attribute of the call or with its default.
+
+    A note of the graph counts the inlined functions.
+    """
     inner = node("b = LeakyRelu(scaled)")
     inner.attribute.add(name="alpha", ref_attr_name="slope", type=1)
     nodes = [node("scaled = Add(a, a)"), inner]
@@ -267,7 +277,8 @@ def test_other_floats_are_computed_in_32_bits(rng, dtype):
 
 
 def test_names_that_nnef_cannot_have(rng, tmp_path):
-    """Names have digits, dots and slashes; the session takes the names of the file."""
+    """A session takes the file's names, such as ``out:0``; a saved model has valid names
+    instead."""
     nodes = [node("0.5 = Mul(1, half)"), node("out:0 = Add(0.5, 1)"), node("true = Relu(1)")]
     outputs = [value("out:0", [2]), value("0.5", [2]), value("true", [2])]
     made = model(nodes, [value("1", [2])], outputs, {"half": np.float32(0.5)})
@@ -301,7 +312,8 @@ def test_how_many_are_found_is_not_how_many_there_is_room_for():
 
 
 def test_rows_have_the_attributes_and_defaults_of_every_opset():
-    """Rows have every attribute with its default, and all inputs, of every version in an opset."""
+    """The importer knows every attribute with its default, and all inputs, in all versions of
+    ONNX."""
     from cml_engine.formats.onnx import operators  # noqa: F401
     from cml_engine.formats.onnx.op_schemas import (
         FIRST_OPSET,

@@ -1,4 +1,5 @@
-"""Invalid ONNX files: one error message of the engine, immediately, and no large allocation."""
+"""Tests that invalid ONNX files give one error of the engine, soon and without a large
+allocation."""
 
 from __future__ import annotations
 
@@ -34,7 +35,11 @@ def little_memory():
 
 
 def refused(made, match, kind=CmlError, **more):
-    """Returns the message with which a model is refused."""
+    """Asserts that loading the model raises ``kind`` with a message that matches; returns the
+    message.
+
+    Loading may use little memory only.
+    """
     data = made if isinstance(made, bytes) else made.SerializeToString()
     more.setdefault("limits", cml.LoadLimits(memory=LIMIT, nodes=2_000))
     with little_memory(), pytest.raises(kind, match=match) as caught:
@@ -196,8 +201,7 @@ def test_absurd_shapes():
 
 
 def test_known_tensors_that_grow():
-    """The import does not compute the large result of broadcasting two small tensors of the
-    file."""
+    """The import does not compute large results of small constants: it skips or refuses them."""
     tall, wide = np.ones((2**14, 1), np.float32), np.ones((1, 2**14), np.float32)
     for op in ("Add", "Less", "MatMul"):
         nodes = [node(f"c = {op}(a, b)"), node("y = Shape(c)")]
@@ -208,8 +212,10 @@ def test_known_tensors_that_grow():
 
 
 def test_numbers_that_do_not_fit():
-    """A double beyond the range of floats is refused, not turned into infinity; the limits are
-    accepted."""
+    """A constant of 1e300 in 64 bits is refused, not turned into infinity.
+
+    Infinity, NaN, the smallest double and a tiny number are accepted.
+    """
     nodes = [node("d = Cast(x, to=11)"), node("y = Add(d, w)")]
     refused(model(nodes, [X], [Y], {"w": np.array([1e300, 1])}), "1e\\+300.*32 bits")
     limits = np.array([np.finfo(np.float64).min, np.inf, np.nan, 1e-300])
@@ -262,7 +268,7 @@ def test_functions_that_double():
 
 
 def field(number, payload):
-    """Returns a length-delimited protobuf field."""
+    """Returns the bytes of a length-delimited protobuf field with that number."""
     size, length = len(payload), b""
     while True:
         length += bytes([size & 0x7F | (0x80 if size > 0x7F else 0)])
@@ -272,7 +278,8 @@ def field(number, payload):
 
 
 def nested(depth):
-    """Returns nested Ifs, deeper than the package can write."""
+    """Returns the bytes of a model with ``depth`` nested Ifs, more than the onnx package can
+    write."""
     leaf = helper.make_graph([node("y = Identity(x)")], "g", [], [Y]).SerializeToString()
     output, kind = field(12, Y.SerializeToString()), b"\xa0\x01\x05"
     graph = leaf
@@ -316,7 +323,10 @@ def test_external_data(tmp_path):
 
 
 def test_external_data_beyond_2_gb(tmp_path):
-    """The sparse file takes no space on disk; only the requested range is read."""
+    """External data at an offset beyond 2 GB is read, and only the requested range of the file.
+
+    The file is sparse, so it takes no space on disk.
+    """
     begin, values = 2**31 + 16, np.arange(4, dtype=np.float32)
     with (tmp_path / "w.bin").open("wb") as file:
         file.seek(begin)
@@ -327,7 +337,7 @@ def test_external_data_beyond_2_gb(tmp_path):
 
 
 class Pak:
-    """A source with a model and its data in memory."""
+    """A model source with files in memory; ``asked`` has the files whose size was requested."""
 
     name, graph = "pak:net", "net.onnx"
 
@@ -413,7 +423,7 @@ def test_types_that_do_not_fit():
 
 @pytest.mark.filterwarnings("ignore:.*is float64")
 def test_bits_that_are_not_those_computed_with():
-    """A 64-bit float is computed in 32 bits here, so its bits would differ."""
+    """A BitCast of a 64-bit float is refused, since it is computed in 32 bits here."""
     wide = value("x", [2], "float64")
     refused(model([node("y = BitCast(x, to=7)")], [wide], [Y], opset=27),
             "float64 read as int64", UnsupportedOp)  # fmt: skip
@@ -454,7 +464,11 @@ EMPTY = [[0, *[2**31 - 1] * count] for count in (3, 8)]
 
 @pytest.mark.parametrize("shape", EMPTY)
 def test_empty_shapes_that_no_array_has(shape):
-    """NumPy refuses them with an error of its own."""
+    """Shapes with an extent of 0 and others that NumPy cannot multiply raise an error of the
+    engine.
+
+    NumPy would raise an error of its own.
+    """
     refused(model([node("y = Relu(x)")], [value("x", shape)], [Y]), "shape")
     refused(one("Relu"), "shape|extents", shapes={"x": tuple(shape)})
     for op, inputs in (("Reshape", "e s"), ("Expand", "x s"), ("ConstantOfShape", "s")):

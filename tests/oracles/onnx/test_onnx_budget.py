@@ -1,4 +1,4 @@
-"""Small ONNX files that require much memory or work."""
+"""Tests of the limits of loading on small ONNX files that require much memory or work."""
 
 import time
 
@@ -20,7 +20,10 @@ SECONDS = 20.0
 
 
 def called(functions, calls):
-    """Returns a model whose functions lead from ``a`` to ``c``."""
+    """Returns a model of these calls and functions; ``functions`` has the nodes of each by name.
+
+    Every function computes ``c`` from ``a``.
+    """
     opsets = [helper.make_opsetid("my", 1), helper.make_opsetid("", 17)]
     made = [
         helper.make_function("my", name, ["a"], ["c"], body, opsets)
@@ -76,8 +79,7 @@ def one(op, inputs, weights, opset=18, **attrs):
 
 
 def long_attribute(field, kind, item):
-    """Returns an attribute of 4 million numbers, which the onnx package writes as a field for
-    each."""
+    """Returns a model with an attribute of 4 million numbers, each in a field of its own."""
     made = model([node("y = Relu(x)")], [X], [Y])
     attribute = made.graph.node[0].attribute.add()
     attribute.name, attribute.type = "many", kind
@@ -137,7 +139,8 @@ def test_hostile_files_are_refused_at_once(name):
 
 
 def test_what_a_stranger_could_make_slow_takes_linear_time():
-    """One tensor that is added 20 000 times makes 20 000 names; functions have dead nodes."""
+    """A Sum of 20,000 inputs and functions of dead nodes load within ``SECONDS`` of processor
+    time."""
     sums = model([helper.make_node("Sum", ["x"] * 20_000, ["y"])], [X], [Y])
     for made in (sums, dead_nodes_in_functions()):
         data, start = made.SerializeToString(), time.process_time()
@@ -146,7 +149,7 @@ def test_what_a_stranger_could_make_slow_takes_linear_time():
 
 
 def test_constants_as_large_as_a_real_network_s_weights():
-    """AlexNet of the ONNX model zoo makes 37 M weights with one ConstantOfShape."""
+    """A ConstantOfShape of 37 million weights loads, as in AlexNet of the ONNX model zoo."""
     graph = cml.load(many_zeros(1, 37_748_736).SerializeToString())
     assert max(array.size for array in graph.constants.values()) == 37_748_736
 
@@ -156,7 +159,8 @@ def test_constants_as_large_as_a_real_network_s_weights():
     "element", ["int64", "int32", "uint64", "uint8", "bool", "float", "double"]
 )
 def test_numbers_in_fields_of_their_own(values, element):
-    """Packed and unpacked numbers are read as the onnx package reads them."""
+    """Numbers of a tensor, packed or each in its own field, are read as the onnx package reads
+    them."""
     from onnx import TensorProto, numpy_helper
 
     from cml_engine.formats.onnx.protobuf import Message
@@ -183,7 +187,8 @@ def test_numbers_in_fields_of_their_own(values, element):
 
 
 def _packed_size(packed, head):
-    """Returns the payload length of the only packed field, without its key and length."""
+    """Returns the length in bytes of the only packed field's payload, without its key and
+    length."""
     rest = len(packed) - len(head) - 1
     return next(n for n in range(rest, -1, -1) if len(_varint(n)) + n == rest)
 

@@ -1,4 +1,4 @@
-"""Inputs that are constant in every run: ``--constant``, ``constants=`` and files that decide."""
+"""Tests of inputs given as constants at loading: ``--constant`` and ``constants=``."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,11 @@ def branch(op, name):
 
 @pytest.fixture
 def rates(tmp_path):
-    """A network that computes -x at a rate of 16000 and the magnitude of x at other rates."""
+    """The path of a network that computes -x if its inputs ``rate`` and ``wanted`` are equal, else
+    |x|.
+
+    Files with values of the inputs are beside it.
+    """
     inputs = [value("x", [1, 4]), value("rate", [1], "int64"), value("wanted", [1], "int64")]
     nodes = [
         node("same = Equal(rate, wanted)"),

@@ -1,4 +1,7 @@
-"""Every operator with every attribute of every wrong type or value, and without each input."""
+"""Tests that damaged nodes of every ONNX operator raise no error but the engine's own.
+
+Each attribute gets wrong types and values, and each input is removed.
+"""
 
 import copy
 import warnings
@@ -33,7 +36,11 @@ WRONG = (
 
 @cache
 def smallest():
-    """Returns ONNX's own case with the smallest inputs for each row."""
+    """Returns ONNX's own case with the smallest inputs for each row of the importer, by the row's
+    key.
+
+    A case is its number of elements, its model and its inputs. Rows without a case are missing.
+    """
     found = {}
     for case in onnx_nodes.cases().values():
         model = onnx_nodes.model_of(case)
@@ -54,8 +61,10 @@ def key_of(row):
 
 
 def survives(model, inputs, what):
-    """Fails if loading or running raises anything but an error of the engine; also with known
-    inputs."""
+    """Fails if loading or running the model raises anything but an error of the engine.
+
+    The model is also loaded with its inputs as constants. ``what`` is shown in the failure.
+    """
     names = [info.name for info in model.graph.input]
     for known in ({}, dict(zip(names, inputs, strict=False))):
         try:
@@ -70,7 +79,10 @@ def survives(model, inputs, what):
 
 
 def undamaged(row):
-    """Returns a model of one node of the row, which is valid if ONNX has a case of it."""
+    """Returns a model of one node of the importer's row, and inputs for it.
+
+    It is valid if ONNX has a case of the row; otherwise its inputs are a guess.
+    """
     if key_of(row) in smallest():
         return smallest()[key_of(row)][1:]
     names = [f"x{i}" for i in range(min(row.inputs, 4))]

@@ -1,4 +1,7 @@
-"""Models exported to ONNX: every operator's declared cases and whole networks, in ONNX Runtime."""
+"""Tests that models exported to ONNX give the engine's results in ONNX Runtime.
+
+They are every operator's declared cases and whole networks.
+"""
 
 from pathlib import Path
 
@@ -51,8 +54,10 @@ REFUSED = {
 
 
 def cases_of(op):
-    """Yields every case; operands alternate between inputs and constants, the first is tried as
-    both."""
+    """Yields every declared case of an operator, with True if its further operands are constants.
+
+    The operands alternate between inputs and constants; the first case is yielded with both.
+    """
     for i, case in enumerate(registered()[op].cases):
         ways = (False, True) if i == 0 else (bool(i % 2),)
         for constants in ways if len(case.inputs) > 1 else (False,):

@@ -1,4 +1,4 @@
-"""An operator of constants and the same operator at run time have one result, which is ONNX's."""
+"""Tests that operators give ONNX's result both on constants, at loading, and at run time."""
 
 import warnings
 from typing import Any
@@ -18,7 +18,10 @@ INF, NAN = np.inf, np.nan
 
 
 def both(op, *arrays, opset=18, **attrs):
-    """Returns the result, which must be the same for constants and for an input."""
+    """Runs an operator on constants and with its first operand as an input; returns the result.
+
+    Asserts that both results are equal and that the one of constants is computed at loading.
+    """
     given = {f"x{i}": np.asarray(array) for i, array in enumerate(arrays)}
     made = node(f"y = {op}({', '.join(given)})", **attrs)
     results = []
@@ -109,7 +112,7 @@ def test_an_equation_that_changes_nothing(rng):
 
 
 def test_powers_of_integers():
-    """ONNX Runtime casts the power to an integer, which truncates it."""
+    """Powers of integers are truncated to integers, as ONNX Runtime casts them."""
     roots = np.array([0, 1, 2, 3, 4, 8, 9, 15, 1 << 24, (1 << 24) - 1, 46340**2, 46340**2 - 1])
     got = both("Pow", roots.astype(np.int32), np.array(0.5, np.float32))
     np.testing.assert_array_equal(got, [0, 1, 1, 1, 2, 2, 3, 3, 4096, 4095, 46340, 46339])

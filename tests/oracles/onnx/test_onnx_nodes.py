@@ -1,4 +1,4 @@
-"""ONNX's own backend node tests: no wrong answers.
+"""Tests with ONNX's own backend node tests: no wrong answers.
 
 An unsupported case is refused by name, and docs/onnx_operators.md lists it.
 """
@@ -53,7 +53,8 @@ def test_the_page_says_what_passes(verdicts):
 
 
 def test_texts_of_attributes_that_nothing_knows_are_refused():
-    """An attribute with a fixed set of texts never accepts a text outside that set."""
+    """An attribute that has a fixed set of texts refuses "nonsense" with a message that names
+    it."""
     import onnx
 
     taken, seen = [], set[tuple[str, str]]()
@@ -76,7 +77,10 @@ def test_texts_of_attributes_that_nothing_knows_are_refused():
 
 
 def test_a_sample_through_nnef_and_back():
-    """``python -m tests.onnx_nodes --round-trip`` runs all cases."""
+    """In a round trip through NNEF to ONNX Runtime, none of every 14th case fails; over 90 % pass.
+
+    ``python -m tests.onnx_nodes --round-trip`` runs all cases.
+    """
     pytest.importorskip("onnxruntime")
     names = sorted(onnx_nodes.cases())[::14]
     found = onnx_nodes.run("cpu", names, onnx_nodes.round_trip)

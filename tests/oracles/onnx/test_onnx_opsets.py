@@ -1,4 +1,4 @@
-"""Operators whose attributes, inputs or meaning changed: each version against ONNX Runtime."""
+"""Tests of operators that changed between opsets: each version agrees with ONNX Runtime."""
 
 from typing import Any
 

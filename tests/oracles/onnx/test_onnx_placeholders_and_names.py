@@ -1,4 +1,4 @@
-"""Parts around the import of an ONNX model: placeholders, random weights, names of nodes."""
+"""Tests of the import of ONNX models: placeholders, random weights, and the nodes' names."""
 
 import json
 import re
@@ -128,7 +128,7 @@ def test_unknown_operators_say_what_to_do(tmp_path):
 
 
 def without_its_data(path):
-    """A network whose external data file is missing."""
+    """Writes a network whose external data file is missing to ``path``; returns the path."""
     shapes = {"f": (8, 3, 3, 3), "b": (8,), "s": (8,), "o": (8,), "m": (8,), "v": (8,), "w": (8, 5)}
     made = model(
         [node("c = Conv(x, f, b)"), node("n = BatchNormalization(c, s, o, m, v)"),
@@ -164,7 +164,8 @@ def test_external_data_that_is_missing_is_made_up(tmp_path):
 
 
 def named(path):
-    """A network whose nodes have names as PyTorch gives them."""
+    """Writes a network whose nodes have names like PyTorch's to ``path``; returns the path as
+    text."""
     made = model(
         [node("s = Shape(x, name='/up/Shape')"),
          node("c = Conv(x, f, name='/net/conv1/Conv')"),

@@ -1,4 +1,4 @@
-"""A network from ONNX has the same plan as from NNEF, so the same kernels run."""
+"""Tests that a network from ONNX has the same plan as from NNEF, so that the same kernels run."""
 
 import pytest
 
@@ -45,7 +45,8 @@ NETS = {
 
 
 def steps(graph, software):
-    """Returns each dispatch of the plan: its kernel, variant, workgroups and parameters."""
+    """Returns the kernel, the defines, the workgroups and the parameters of each step of the
+    plan."""
     optimized = optimize(graph)
     plan = lower(optimized, Limits(software=software), choose_layout(optimized))
     return [

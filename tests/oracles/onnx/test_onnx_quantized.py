@@ -1,4 +1,4 @@
-"""Quantized models as integer networks, against ONNX Runtime."""
+"""Tests of quantized ONNX models as integer networks, against ONNX Runtime."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ WAYS = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_step_at_most_lies_between(way, tmp_path):
-    """Results may differ by one step.
+    """Results differ from ONNX Runtime's by at most one quantization step; with 16 bits by four.
 
     The engine rounds halves up with 15-bit multipliers, ONNX Runtime to even.
     """
@@ -64,7 +64,10 @@ _SCALES = {
 
 
 def by_operators(*changed, **arrays):
-    """Returns QLinearConv, a move of integers and QLinearMatMul; ``changed`` replaces nodes."""
+    """Returns a model of QLinearConv, MaxPool and QLinearMatMul.
+
+    ``changed`` are nodes that replace those with the same output, ``arrays`` other constants.
+    """
     rng = np.random.default_rng(5)
     weights = {
         **_SCALES,
@@ -151,7 +154,10 @@ FLOATS = {
 
 @pytest.mark.parametrize("case", FLOATS)
 def test_what_has_no_integer_form_is_of_floats(case, tmp_path):
-    """The model runs as a float network, and a warning names the node and the reason."""
+    """A quantized model that cannot run on integers runs on floats and agrees with ONNX Runtime.
+
+    The request for an integer network raises an ``InputError`` that names the node and the reason.
+    """
     nodes, arrays, why = FLOATS[case]
     made = [node("q = QuantizeLinear(x, sx, zx)"), *nodes]
     if case == "arithmetic":
@@ -181,7 +187,11 @@ def test_what_has_no_integer_form_is_of_floats(case, tmp_path):
 
 
 def ranges(kind, rng):
-    """Returns 64 numbers whose quantized range is of that type."""
+    """Returns 64 random numbers: around 0, all 0, all above or below 0, or halves between two
+    integers.
+
+    ``kind`` is "any", "zero", "above", "below" or "ties".
+    """
     x = rng.uniform(-3, 3, 64)
     if kind == "zero":
         x[:] = 0
@@ -198,7 +208,10 @@ def ranges(kind, rng):
 @pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize("kind", ["any", "zero", "above", "below", "ties"])
 def test_dynamic_quantization(kind, on_gpu, rng, request, tmp_path):
-    """Integers equal those of ONNX Runtime, which uses the scale 1 for a range of zero."""
+    """DynamicQuantizeLinear gives the integers, scale and zero point of ONNX Runtime.
+
+    ONNX Runtime uses the scale 1 for a range of zero.
+    """
     outputs = [value("y", (64,), "uint8"), value("s", ()), value("z", (), "uint8")]
     made = [node("y, s, z = DynamicQuantizeLinear(x)")]
     path = saved(model(made, [value("x", (64,))], outputs), tmp_path / "m.onnx")
@@ -221,8 +234,10 @@ FLOATS_TO_CAST = np.array(
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32"])
 def test_casts_of_floats_that_do_not_fit(dtype, gpu):
-    """Returns the low bits of the nearest 32-bit integer, for constants, inputs and both
-    backends."""
+    """A cast of a float gives the low bits of the nearest 32-bit integer, on both backends.
+
+    Constants and inputs are cast alike.
+    """
     target = np.dtype(dtype)
     made = node("y = Cast(x)", to=onnx.helper.np_dtype_to_tensor_dtype(target))
     given = value("x", FLOATS_TO_CAST.shape)

@@ -1,4 +1,7 @@
-"""ONNX's 64-bit integers are 32-bit here: silently if proven to fit, otherwise with a warning."""
+"""Tests of ONNX's 64-bit integers, which are 32-bit here.
+
+A warning names those that are not proven to fit.
+"""
 
 import warnings
 
@@ -45,7 +48,7 @@ def made(nodes, outputs="y", dtype="int64", weights=WEIGHTS, shape=(2, 6), opset
 
 
 def load(data):
-    """Returns the graph and the texts of the warnings."""
+    """Loads the bytes of a model; returns the graph and a list of the warnings' texts."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         graph = cml.load(data)
@@ -139,7 +142,10 @@ def test_floats_beyond_32_bits_become_the_nearest_and_cml_info_says_so():
 
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
 def test_reductions_of_integers_are_exact_beyond_the_floats(backend, rng):
-    """float32 is exact only up to 2^24 and would round these values."""
+    """Sums, extremes and cumulative sums of large integers equal ONNX Runtime's.
+
+    A float32 is exact only up to 2^24 and would round these values.
+    """
     axis = {"axis": 1, "keepdims": 0}
     nodes = [
         node("sum = ReduceSum(x, axes)"),
@@ -175,7 +181,11 @@ OPS = ("Add", "Sub", "Mul", "Div", "Mod", "Min", "Max", "Neg", "Abs", "Sign", "W
 
 
 def _random_nodes(rng, count):
-    """Returns random nodes of [4, 4] integers, from two inputs of 8 and 16 bits."""
+    """Returns ``count`` random operators on [4, 4] integers, their constants, and the last output's
+    name.
+
+    The inputs are ``a`` of 8 bits and ``b`` of 16 bits.
+    """
     nodes = [node("t0 = Cast(a, to=7)"), node("t1 = Cast(b, to=7)")]
     weights = {f"c{i}": rng.integers(1, [9, 300, 70000][i], (4, 4)) for i in range(3)}
     weights |= {"axis": np.int64(1), "axes": np.array([1], np.int64), "low": np.int64(-99),
@@ -208,7 +218,10 @@ def _random_nodes(rng, count):
 
 
 def test_random_arithmetic_is_right_where_it_is_silent(rng):
-    """The inputs are at the ends of their types' ranges, where sums are largest."""
+    """A random integer network that loads without a warning gives ONNX Runtime's result.
+
+    The inputs are at the ends of their types' ranges, where sums are largest.
+    """
     silent = 0
     for _ in range(60):
         nodes, weights, last = _random_nodes(rng, 7)

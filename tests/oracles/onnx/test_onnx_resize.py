@@ -1,4 +1,4 @@
-"""Resize and Upsample by scales, against ONNX's reference evaluator and ONNX Runtime.
+"""Tests of Resize and Upsample by scales against ONNX's reference evaluator and ONNX Runtime.
 
 Extents are products in 32 bits, as in ONNX Runtime. The evaluator multiplies in 64 bits (10 times
 1.3 is 12 there, 13 in ONNX Runtime), so its function for one axis is given the extent. ONNX Runtime
@@ -38,13 +38,15 @@ BEFORE_11 = [
 
 
 def every(cases, step):
-    """Returns all cases for the long proof, and every ``step``-th for the suite."""
+    """Returns all cases as test parameters; only every ``step``-th is run outside the long
+    suite."""
     marks = {False: pytest.mark.long, True: ()}
     return [pytest.param(*case, marks=marks[i % step == 0]) for i, case in enumerate(cases)]
 
 
 def network(opset, op, attrs, scale, extents):
-    """Returns a network with a node for each extent of its last axis."""
+    """Returns a model that resizes an input ``x<n>`` to ``y<n>`` for each extent n of its last
+    axis."""
     scales = np.array([1, 1, scale], np.float32)
     inputs = {7: "x{}", 8: "x{}", 9: "x{} s", 10: "x{} s"}.get(opset, "x{} r s")
     if opset < 9:
@@ -106,7 +108,7 @@ def test_scales(rng, opset, coordinates, method, scale):
 
 
 def _is_sure(places):
-    """Returns False if a 64-bit rounding error decides the result.
+    """Returns an array that is False where a 64-bit rounding error decides the result.
 
     The evaluator then takes the neighbours of another position: 15 times 1.7,
     ``half_pixel_symmetric``, ``round_prefer_ceil``.
@@ -120,10 +122,10 @@ def _nearest(method, ratio, scale):
 
 
 def _first(x):
-    """Returns the first value of an axis, by ONNX's rule ``length_resized > 1 ? … : 0``.
+    """Returns the first value of the last axis, the right result if the resized extent is 1.
 
-    The evaluator takes the position -0.5 and an unrounded extent for ``length_resized``; ONNX
-    Runtime follows the rule.
+    ONNX's rule is ``length_resized > 1 ? … : 0``. The evaluator takes the position -0.5 and an
+    unrounded extent for ``length_resized``; ONNX Runtime follows the rule.
     """
     return x[:, :, :1]
 
@@ -134,8 +136,10 @@ def test_scales_before_11(rng, opset, op, mode, scale):
 
 
 def compare_with_runtime(rng, opset, op, attrs, scale):
-    """Compares all extents that change; ONNX Runtime copies a tensor whose extent stays the
-    same."""
+    """Asserts that results equal ONNX Runtime's for all extents that the scale changes.
+
+    ONNX Runtime copies a tensor whose extent stays the same.
+    """
     sizes = {n: int(np.float32(n) * np.float32(scale)) for n in EXTENTS}
     extents = [n for n, size in sizes.items() if size not in (0, n) or scale == 1]
     inputs = {f"x{n}": rng.standard_normal((1, 1, n)).astype(np.float32) for n in extents}
@@ -153,8 +157,10 @@ def test_half_pixels_for_nn(rng, scale):
 
 
 def test_a_cropped_extent():
-    """ONNX: ``floor(input_dimension * (roi_end - roi_start) * scale)``; ONNX Runtime ignores the
-    region."""
+    """The extent of a cropped axis is ``floor(input_dimension * (roi_end - roi_start) * scale)``.
+
+    ONNX defines it so; ONNX Runtime ignores the region.
+    """
     region = np.array([0, 0, 0.1, 1, 1, 0.6], np.float32)
     made = model(
         [node("y = Resize(x, r, s, coordinate_transformation_mode='tf_crop_and_resize')")],
@@ -169,7 +175,7 @@ def test_a_cropped_extent():
 
 @pytest.mark.parametrize("mode", ("nearest", "linear", "cubic"))
 def test_no_batch(mode):
-    """A batch of 0 has a result without elements."""
+    """Resize of a batch of 0 loads and has an output with a batch of 0."""
     made = network(13, "Resize", {"mode": mode}, 2.0, (4,))
     graph = cml.load(made.SerializeToString(), shapes={"x4": (0, 1, 4)})
     assert graph.facts["y4"].shape == (0, 1, 8)

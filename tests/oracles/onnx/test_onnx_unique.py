@@ -1,4 +1,4 @@
-"""Unique and Det against ONNX Runtime and NumPy: parts of any shape, ties, NaN, on both
+"""Tests of Unique and Det against ONNX Runtime and NumPy: shapes, ties and NaN, on both
 backends."""
 
 import numpy as np
@@ -24,7 +24,10 @@ def unique(shape, dtype, **attrs):
 
 
 def found(got, name, axis=0):
-    """Returns the valid part of a result with room for more; the rest must be -1."""
+    """Returns the valid part of the output ``name``, by its count; asserts that the rest is -1.
+
+    ``inverse`` is returned whole. Only ``y`` is cut along ``axis``.
+    """
     if name == "inverse":
         return got[name]
     axis = axis if name == "y" else 0
