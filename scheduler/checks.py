@@ -33,8 +33,7 @@ def check_count(name: str, value: object) -> int:
 
 
 def check_share(name: str, value: object) -> float:
-    """Returns the value as a float between 0 and 1, both excluded; else raises
-    :class:`InputError`."""
+    """Returns the value as a float between 0 and 1, excluding both; else raises ``InputError``."""
     number = _number(value)
     if number is None or not 0 < number < 1:
         raise InputError(f"{name} is {shortened(repr(value))}: wanted a number between 0 and 1")
@@ -48,8 +47,7 @@ def is_ms(value: object) -> bool:
 
 
 def _number(value: object) -> float | None:
-    """Returns the value as a finite float, or None if it is not one. Texts and booleans are
-    none."""
+    """Returns the value as a finite float, or None. A text or a boolean is no number."""
     if isinstance(value, str | bytes | bool):
         return None
     try:

@@ -1,5 +1,4 @@
-"""The clocks that a scheduler can run on: the machine's, a virtual one, and a guard for the
-host's."""
+"""The clocks of a scheduler: the machine's, a virtual one, and a guard for the host's clock."""
 
 from __future__ import annotations
 

@@ -20,8 +20,7 @@ Handle: TypeAlias = Any
 
 
 class Network(Protocol):
-    """The interface of a network that runs on the device; a GPU session's ``program`` implements
-    it.
+    """The interface of a network on the device, such as a GPU session's ``program``.
 
     Examples
     --------
@@ -34,14 +33,12 @@ class Network(Protocol):
         ...
 
     def step_costs(self) -> Sequence[StepCost]:
-        """Returns the cost (kernel, workgroups, FLOPs, bytes) of each of the network's steps, in
-        order."""
+        """Returns the cost (kernel, workgroups, FLOPs, bytes) of each step, in order."""
         ...
 
     @property
     def ready(self) -> bool:
-        """True once the weights are uploaded and the pipelines are built, so that a job can
-        begin."""
+        """True once the weights are uploaded and the pipelines built, so that jobs can begin."""
         ...
 
     def prepare(self, budget_ms: float) -> None:
@@ -50,14 +47,12 @@ class Network(Protocol):
 
     @property
     def waiting_for(self) -> str:
-        """A text that says what is missing until :attr:`ready`; "" if it is ready or nothing is
-        known."""
+        """A text that says what is missing until :attr:`ready`; "" if ready or unknown."""
         ...
 
     @property
     def exclusive_group(self) -> str | None:
-        """The name of the group of networks that share memory with this one; None without such a
-        group.
+        """The name of the group of networks that share this one's memory, or None.
 
         Only one network of a group has a running job.
         """
@@ -96,8 +91,7 @@ class Network(Protocol):
 
 
 def exclusivity_key(network: Network) -> str | int:
-    """Returns a key that only one running job may have: the group that shares memory, or the
-    network."""
+    """Returns a key that only one running job may have: the memory's group, or the network."""
     return network.exclusive_group or id(network)
 
 
@@ -152,8 +146,7 @@ class Executor(Protocol):
     def begin_job(
         self, encoder: wgpu.GPUCommandEncoder, network: Handle, inputs: Mapping[str, object]
     ) -> Handle:
-        """Encodes copies of the inputs to the buffers that the network reads, and returns the run's
-        handle.
+        """Encodes copies of a job's inputs to the network's buffers; returns the run's handle.
 
         Inputs are host arrays or GPU tensors. :meth:`harm` takes the handle. If it raises, it
         has already released what :meth:`reserve` took.
@@ -168,8 +161,7 @@ class Executor(Protocol):
         *,
         timed: bool = True,
     ) -> Sequence[tuple[Handle, Exception]] | None:
-        """Encodes the slices of a frame, group by group; with ``timed``, each group gets one
-        timing.
+        """Encodes the slices of a frame; with ``timed``, each group of slices gets one timing.
 
         Returns the networks whose slices could not be encoded, each with the error; all others were
         encoded. None means that all were.
@@ -177,21 +169,18 @@ class Executor(Protocol):
         ...
 
     def finish_job(self, encoder: wgpu.GPUCommandEncoder, network: Handle) -> Handle:
-        """Encodes copies of the network's outputs into separate memory and returns the copies'
-        handle.
+        """Encodes copies of the outputs into separate memory; returns the copies' handle.
 
         Returns None if there is no memory for the outputs yet.
         """
         ...
 
     def end_job(self, network: Handle) -> None:
-        """Frees the network for its next job: the job that had begun is done, was cancelled or
-        failed."""
+        """Frees the network after its job, which is done, was cancelled or failed."""
         ...
 
     def resume_job(self, network: Handle) -> None:
-        """Undoes :meth:`end_job` for a job whose end was part of a frame that is being
-        abandoned."""
+        """Undoes :meth:`end_job` for a job that ended in a frame that is being abandoned."""
         ...
 
     def end_frame(self, frame: int) -> Sequence[Timing]:
@@ -254,16 +243,14 @@ class Executor(Protocol):
         name: str,
         options: Mapping[str, object],
     ) -> StepCost:
-        """Encodes the copy of output ``name`` into a texture of the host and returns the copy's
-        cost.
+        """Encodes the copy of output ``name`` into a host's texture; returns the copy's cost.
 
         ``options`` are the other arguments of :meth:`Job.copy_to_texture`.
         """
         ...
 
     def take_copies(self) -> Sequence[tuple[StepCost, float]]:
-        """Returns texture copies with their measured milliseconds, as soon as these arrive, each
-        only once."""
+        """Returns the texture copies whose measured milliseconds have arrived, each only once."""
         ...
 
     def request_read(self, encoder: wgpu.GPUCommandEncoder, result: Handle) -> None:
@@ -271,8 +258,7 @@ class Executor(Protocol):
         ...
 
     def read(self, result: Handle, name: str) -> Array | None:
-        """Returns output ``name`` as a host array, or None until the requested readback has
-        arrived."""
+        """Returns output ``name`` as a host array, or None until the readback has arrived."""
         ...
 
     def is_reading(self, result: Handle) -> bool:

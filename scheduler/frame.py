@@ -1,5 +1,4 @@
-"""The steps of a frame: collects the state for the decision, starts the chosen jobs, encodes
-slices.
+"""The steps of a frame: collects the state, starts the chosen jobs and encodes slices.
 
 Errors fail the jobs that they belong to; they do not leave the frame.
 """
@@ -260,8 +259,10 @@ def apply(plan: FramePlan, chosen: dict[int, Job], report: FrameReport) -> list[
 
 
 def networks_ready(queues: Sequence[NetworkQueue]) -> dict[int, bool]:
-    """Returns True or False by ``id(network)`` for each queued network: if it is ready. For a
-    recording."""
+    """Returns for each queued network, by ``id(network)``, whether it is ready.
+
+    A recording needs it.
+    """
     found = {}
     for queue in queues:
         try:

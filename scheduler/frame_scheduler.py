@@ -316,19 +316,16 @@ class FrameScheduler:
 
     @property
     def rate(self) -> float:
-        """The GPU milliseconds that networks get per millisecond of wall time, by the next
-        frame's plan."""
+        """The networks' GPU milliseconds per millisecond of wall time, by the next plan."""
         return self.controller.rate(self._allowed()[1])
 
     def _allowed(self) -> tuple[float, float]:
-        """Returns the next frame's budget in milliseconds, and the predicted milliseconds to
-        plan for."""
+        """Returns the next frame's budget, and the predicted time to plan for, both in ms."""
         return self.controller.plan(self.budget, self.cost_model, self._timing.back_off.factor)
 
     @property
     def next_budget_ms(self) -> float:
-        """The GPU milliseconds that the networks may take in the next frame, as far as known
-        now."""
+        """The GPU milliseconds that the networks may take in the next frame, if known now."""
         return self._allowed()[0]
 
     # --- a frame
@@ -447,8 +444,10 @@ class FrameScheduler:
         return measured
 
     def _run_frame(self) -> FrameReport:
-        """Encodes, submits and ends one frame without the host, for a :meth:`Job.wait` outside a
-        frame loop."""
+        """Encodes, submits and ends a frame without the host; returns its report.
+
+        :meth:`Job.wait` needs it where no frame loop runs.
+        """
         encoder = self.executor.new_encoder()
         report = self.encode(encoder)
         self.executor.submit(encoder)
@@ -456,8 +455,7 @@ class FrameScheduler:
         return report
 
     def _timings(self) -> list[Timing]:
-        """Ends the frame on the device; returns the valid timings of earlier frames that have
-        arrived.
+        """Ends the frame on the device; returns the valid timings that have arrived.
 
         Invalid timings are counted. Jobs whose results became wrong fail.
         """

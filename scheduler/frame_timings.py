@@ -26,8 +26,7 @@ _APART_EVERY = 16
 
 @dataclass(slots=True)
 class _InFlight:
-    """A frame whose timings have not all arrived: the steps of each timed group, and the known
-    times."""
+    """A frame whose timings have not all arrived: its groups of steps, and the known times."""
 
     report: FrameReport
     groups: list[list[tuple[StepCost, int]]]
@@ -48,8 +47,10 @@ class FrameTimings:
         self.back_off = BackOff(frame_ms)
 
     def encoded(self, report: FrameReport, groups: list[list[tuple[StepCost, int]]]) -> None:
-        """Notes that a frame was encoded. Each group has the steps that are timed as one, with
-        workgroups."""
+        """Records that a frame was encoded.
+
+        Each group has the steps, with workgroups, that are timed as one.
+        """
         self._encoded = _InFlight(report, groups)
 
     def abandoned(self) -> None:
@@ -59,8 +60,7 @@ class FrameTimings:
     def ended(
         self, timings: Sequence[Timing], now_ms: float, model: CostModel
     ) -> list[FrameReport]:
-        """Notes that the host has submitted the frame, and teaches the arrived timings to the
-        model.
+        """Records that the host has submitted the frame, and teaches arrived timings to the model.
 
         Returns the reports of the earlier frames that are now measured, oldest first.
         """
@@ -113,8 +113,10 @@ class CopyCosts:
         self.pending_ms += self._model.predict_ms(cost, cost.groups)
 
     def take(self) -> float:
-        """Returns the pending milliseconds, to subtract from the next frame's budget, and resets
-        them to 0."""
+        """Returns the pending milliseconds and resets them to 0.
+
+        They are subtracted from the next frame's budget.
+        """
         taken, self.pending_ms = self.pending_ms, 0.0
         return taken
 
@@ -152,8 +154,7 @@ def _learn_frame(entry: _InFlight, model: CostModel) -> FrameReport:
 
 
 def _divide(slices: Sequence[SliceReport], ms: float) -> None:
-    """Sets each slice's ``measured_ms``: its share of the group's ``ms`` in proportion to
-    predictions."""
+    """Sets the slices' ``measured_ms``: the group's ``ms`` in proportion to their predictions."""
     predicted = sum(part.predicted_ms for part in slices)
     for part in slices:
         share = part.predicted_ms / predicted if predicted else 1 / len(slices)
@@ -185,8 +186,7 @@ def jobs_apart(groups: Sequence[Sequence[Chosen]]) -> bool:
 
 
 def _balanced(chosen: Sequence[Chosen], limit: int) -> list[list[Chosen]]:
-    """Returns the slices as at most ``limit`` groups of neighbours of about equal predicted
-    time."""
+    """Returns the slices as at most ``limit`` groups of neighbours of similar predicted time."""
     target = sum(ms for _, _, ms in chosen) / limit
     groups: list[list[Chosen]] = [[]]
     filled = 0.0

@@ -41,8 +41,7 @@ class Recording:
 
     @classmethod
     def load(cls, path: Path) -> Recording:
-        """Returns the recording in a file of :meth:`save`; raises ``ValueError`` for any other
-        file."""
+        """Returns the recording in a file of :meth:`save`; raises ``ValueError`` for others."""
         try:
             data = read_json(path)
         except ValueError as error:

@@ -18,8 +18,7 @@ _AHEAD = 4
 
 
 class TiledJob:
-    """A run of a network on a large picture, as one job per tile, few of which are queued at a
-    time.
+    """A run of a network on a large picture, as one job per tile, a few at a time.
 
     Call :meth:`advance` or :meth:`read` once in every frame.
 
@@ -56,8 +55,7 @@ class TiledJob:
         return self._state in ENDED
 
     def advance(self) -> None:
-        """Copies the tiles that have arrived into the outputs, and submits jobs for the next
-        tiles."""
+        """Copies the arrived tiles into the outputs, and submits jobs for the next tiles."""
         if not self.ended:
             self._take()
         if not self.ended:
@@ -93,8 +91,7 @@ class TiledJob:
             self._let_go()
 
     def read(self, name: str) -> Array | None:
-        """Returns output ``name`` of the whole picture as an array, or None until all tiles have
-        arrived.
+        """Returns output ``name`` of the whole picture, or None until all tiles have arrived.
 
         Also does the work of :meth:`advance`. Raises :class:`InputError` if the run failed or was
         cancelled.
@@ -106,8 +103,7 @@ class TiledJob:
         return self._tiles.outputs[name] if self._state == "done" else None
 
     def cancel(self) -> None:
-        """Cancels the run: the tiles that are under way are cancelled, and no more are
-        submitted."""
+        """Cancels the run with the tiles that are under way; no more tiles are submitted."""
         if not self.ended:
             self._state = "cancelled"
             self._let_go()

@@ -143,8 +143,7 @@ class Tuning:
                     by_job[part.job].add(part, report.jobs_apart)
 
     def _begin(self) -> None:
-        """Starts to compute the plans of the next choice on a thread; once they are done, starts
-        its trial."""
+        """Computes the next choice's plans on a thread; starts its trial once they are done."""
         if self._plans is None:
             self._plans = self._thread.submit(self.bench.plans, self._waiting[0])
         elif self._plans.done():

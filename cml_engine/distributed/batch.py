@@ -39,8 +39,7 @@ class Pace:
         self._unit_s = 0.0
 
     def record(self, units: int, seconds: float) -> None:
-        """Updates the running mean of a unit's time with a task of ``units`` units that took
-        ``seconds``."""
+        """Updates the mean time of a unit with a task of ``units`` units that took ``seconds``."""
         latest = seconds / units
         was = self._unit_s or latest
         self._unit_s = was + _LATEST * (latest - was)

@@ -54,8 +54,7 @@ def check_array(array: ZarrArray, place: str) -> None:
 
 
 def _codec_names(metadata: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the names of all codecs in an array's metadata, nested ones too, of Zarr's format 2
-    or 3."""
+    """Yields the names of all codecs in an array's metadata, nested ones too (Zarr 2 or 3)."""
     for codec in (*(metadata.get("filters") or ()), metadata.get("compressor")):
         if codec is not None:
             yield str(codec["id"] if isinstance(codec, Mapping) else codec.codec_id)

@@ -89,8 +89,7 @@ def connect(
 
 
 def replace_lost(client: Client, alive: int) -> None:
-    """Restarts lost workers of a cluster on this machine if fewer than its initial number are
-    ``alive``."""
+    """Restarts lost workers of a local cluster if fewer than its initial number are ``alive``."""
     cluster = client.cluster
     if cluster is not None and alive < len(cluster.worker_spec):
         cluster.scale(len(cluster.worker_spec))

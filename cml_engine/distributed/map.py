@@ -352,8 +352,7 @@ def _array_name_problem(name: str, outputs: Sequence[str]) -> str:
 
 
 def _read_manifest(place: str) -> dict[str, Any]:
-    """Returns the manifest of an existing map store; {} if it is missing, unreadable or no map
-    store."""
+    """Returns the manifest of an existing map store; {} if there is none or it is unreadable."""
     if "://" not in place and not (Path(place) / "zarr.json").is_file():
         return {}
     try:
@@ -388,8 +387,7 @@ def _graphs(graph: Graph, counts: Sequence[int]) -> dict[int, Graph]:
 
 
 def _per_task(graph: Graph, inputs: int, batch: int, seconds: float) -> int:
-    """Returns the number of inputs in one unit (one chunk of the store), a multiple of the batch
-    size.
+    """Returns the number of inputs in one unit (a chunk of the store), a multiple of the batch.
 
     ``inputs`` is the number of all inputs, ``seconds`` the time per input. The number is limited by
     the unit's time and bytes, and leaves enough units for all workers.

@@ -25,8 +25,7 @@ PATIENCE_S = 60.0
 
 
 def forget_names() -> None:
-    """Empties Dask's cache of task names in this process, which would otherwise grow during a
-    run."""
+    """Empties Dask's cache of task names in this process, which grows during a run."""
     from dask.utils import key_split
 
     key_split.cache_clear()
@@ -76,15 +75,13 @@ class ClusterMonitor:
             raise InputError(f"no worker for {PATIENCE_S:g} s. {self.describe_progress()}")
 
     def count_time(self) -> None:
-        """Adds the workers' time since the last call to the report: elapsed seconds times
-        workers."""
+        """Adds the workers' time since the last call (elapsed seconds × workers) to the report."""
         now = time.monotonic()
         self.report.worker_s += self._workers * (now - self._looked) if self._looked else 0.0
         self._looked = now
 
     def vanished_error(self) -> InputError:
-        """Returns the error to raise if the scheduler is gone; its message says how much is
-        stored."""
+        """Returns the error for a scheduler that is gone; its message says how much is stored."""
         return InputError(
             "the cluster is gone: its scheduler does not answer any more. "
             + self.describe_progress()

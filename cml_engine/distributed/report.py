@@ -96,8 +96,7 @@ class Report:
         return self.done / self.seconds if self.seconds else 0.0
 
     def check(self) -> None:
-        """Raises :class:`InputError` that names the first set-aside cells, if any cell was set
-        aside."""
+        """Raises :class:`InputError` with the first set-aside cells if any were set aside."""
         if self.aside_count:
             said = "\n  ".join(self.aside_lines())
             raise InputError(
@@ -168,8 +167,7 @@ class Report:
         return "\n".join(lines)
 
     def aside_lines(self) -> list[str]:
-        """Returns one line of text for each of the first cells set aside, and one that counts
-        the others."""
+        """Returns lines of text: one for each of the first set-aside cells, one for the rest."""
         lines = [f"{name}: {reason}" for name, reason in list(self.aside.items())[:_SHOWN]]
         more = self.aside_count - len(lines)
         return [*lines, *([f"and {more:,} more"] if more > 0 else [])]

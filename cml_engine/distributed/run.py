@@ -154,8 +154,7 @@ class _Run:
         return report
 
     def _recorded_units(self, layers: Sequence[Layer]) -> set[Unit]:
-        """Returns the units that have a record in the store, and counts their cells as kept in the
-        report.
+        """Returns the units that have a record in the store; the report counts them as kept.
 
         The units' values are not read.
         """
@@ -174,8 +173,7 @@ class _Run:
             ) from None
 
     def _set_up(self, **more: Any) -> str:
-        """Installs the work on every current and future worker and returns the device of all
-        workers.
+        """Installs the work on every current and future worker; returns the workers' device.
 
         ``more`` are further arguments of :class:`WorkerSetup`. Raises if a worker was refused.
         """

@@ -120,8 +120,10 @@ class ZarrSource:
 
 @dataclass(frozen=True)
 class ItemSource:
-    """Inputs in memory: a sequence of dictionaries of arrays, or of arrays if the network has
-    one input."""
+    """Inputs in memory: a sequence of dictionaries of arrays.
+
+    It may be a sequence of arrays if the network has one input.
+    """
 
     items: Sequence[Any]
 
@@ -278,8 +280,7 @@ def names_of(source: InputSource) -> Iterator[str]:
 
 
 def names_digest(source: InputSource) -> str:
-    """Returns the SHA-256 of all inputs' names, in hexadecimal. It identifies the rows of the
-    store."""
+    """Returns the hexadecimal SHA-256 of all inputs' names, which identifies the store's rows."""
     hasher = hashlib.sha256()
     for name in names_of(source):
         hasher.update(f"{name}\n".encode())

@@ -107,8 +107,7 @@ _SHOWN = 24
 
 
 def refuse(place: str, manifest: Mapping[str, object]) -> bool:
-    """Returns True if ``place`` holds a store with this manifest, False if a store can be created
-    there.
+    """Returns True if ``place`` holds a store with this manifest, False if one can be created.
 
     Raises :class:`InputError` if ``place`` holds something else or is not writable. Only the
     keys of ``manifest`` are compared; the store's manifest may have more.
@@ -301,8 +300,7 @@ class Store:
         }
 
     def write(self, unit: Unit, arrays: Mapping[str, Array], record: bool = True) -> int:
-        """Writes a unit's arrays and then its checksum record; returns the size of the arrays in
-        bytes.
+        """Writes a unit's arrays, then its checksum record; returns the arrays' size in bytes.
 
         A unit that is written without ``record`` is computed again by the next run.
         """
@@ -383,15 +381,13 @@ class Store:
         return not self._file(unit, RECORD).exists()
 
     def _file(self, unit: Unit, name: str) -> Path:
-        """Returns the path of the file with a unit's chunk of array ``name``. Only for a local
-        store."""
+        """Returns the path of the file with a unit's chunk of array ``name``, in a local store."""
         folder, metadata = self._places[unit.layer][name]
         at = (*unit.at, *((len(metadata.shape) - len(unit.at)) * (0,)))
         return Path(f"{folder}/{metadata.encode_chunk_key(at)}")
 
     def recorded(self) -> set[Unit]:
-        """Returns the set of units that have a record. It lists the records without reading
-        them."""
+        """Returns the set of units that have a record, by listing the records without reading."""
         return {unit for name in self.layers for unit in self._recorded(name)}
 
     def _recorded(self, layer: str) -> Iterator[Unit]:
@@ -416,8 +412,7 @@ def _whole(layer: Layer, unit: Unit, cell: Cell, values: Array) -> Array:
 
 
 def _gather_calls(calls: Iterable[Any]) -> list[Any]:
-    """Runs asynchronous Zarr calls concurrently, waits for all, and returns their results in
-    order."""
+    """Runs asynchronous Zarr calls concurrently and returns their results in order."""
     from zarr.core.sync import sync
 
     async def gathered() -> list[Any]:

@@ -43,8 +43,7 @@ _Try = tuple[Unit, int]
 
 @dataclass
 class _RunningTask:
-    """A task that was sent: its units, each with the number of failed attempts, and its Dask
-    future."""
+    """A task that was sent: its units with their numbers of failed attempts, and its future."""
 
     tries: list[_Try]
     future: Future
@@ -143,8 +142,10 @@ class TaskWindow:
             yield unit, 0
 
     def _send(self, tasks: Sequence[list[_Try]]) -> None:
-        """Sends tasks to the cluster in one message per layer, since the message is most of a
-        task's cost."""
+        """Sends tasks to the cluster in one message per layer.
+
+        The message is most of a task's cost.
+        """
         from cml_engine.distributed.worker import run_batch
 
         for layer, part in groupby(tasks, key=lambda tries: _layer_of(tries[0])):
@@ -182,8 +183,10 @@ class TaskWindow:
         self._span = label, entered
 
     def _wait_finished(self) -> list[_RunningTask]:
-        """Waits up to ``LOOK_S`` seconds for finished tasks, removes them from the running ones,
-        and returns them. The list is empty after a timeout."""
+        """Waits for finished tasks, removes them from the running ones, and returns them.
+
+        The list is empty after ``LOOK_S`` seconds without any.
+        """
         found: list[_RunningTask] = []
         try:
             key = self._done.get(timeout=LOOK_S)
@@ -268,8 +271,7 @@ class TaskWindow:
             self._set_aside(unit, f"{message} ({ATTEMPTS} attempts)")
 
     def _handle_lost(self, sent: _RunningTask, error: object) -> None:
-        """Schedules another attempt for each unit of a task that ended with ``error``, or sets it
-        aside.
+        """Handles the units of a task that ended with ``error``: retries them or sets them aside.
 
         If the task's worker died, each of its units is retried alone, because Dask suspects
         every task on that worker.

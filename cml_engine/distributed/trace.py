@@ -66,8 +66,7 @@ class Trace:
         ]
 
     def write(self) -> None:
-        """Writes the trace as JSON to its file, atomically, with times relative to the first
-        event."""
+        """Writes the trace to its JSON file, atomically, with times relative to the first event."""
         first = min((event["ts"] for event in self._events), default=0.0)
         events = [{**event, "ts": round(event["ts"] - first, 1)} for event in self._events]
         names = [

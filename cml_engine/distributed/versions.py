@@ -16,15 +16,13 @@ PACKAGES = ("cml_engine", "distributed", "dask", "zarr", "numpy")
 
 
 def own_versions() -> dict[str, str]:
-    """Returns this process's version of Python (without the patch level) and of each of
-    ``PACKAGES``."""
+    """Returns the versions of Python (without the patch level) and of ``PACKAGES`` by name."""
     python = ".".join(platform.python_version_tuple()[:2])
     return {"python": python, **{name: import_module(name).__version__ for name in PACKAGES}}
 
 
 def check_versions(client: Client) -> dict[str, str]:
-    """Returns the versions on the client by package; raises :class:`InputError` if a worker's
-    differ."""
+    """Returns the client's versions by package; raises :class:`InputError` if a worker's differ."""
     here = own_versions()
     for address, there in sorted(client.run(own_versions, on_error="return").items()):
         if isinstance(there, BaseException):
@@ -39,8 +37,7 @@ def check_versions(client: Client) -> dict[str, str]:
 def check_same_versions(
     wanted: Mapping[str, str], found: Mapping[str, str], worker: str = "this worker"
 ) -> None:
-    """Raises :class:`InputError` if ``found`` differs from ``wanted``; it names the first such
-    package.
+    """Raises :class:`InputError` that names the first package whose version differs.
 
     ``wanted`` has the client's versions, ``found`` the worker's, by package.
     """

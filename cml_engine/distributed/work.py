@@ -109,14 +109,12 @@ class Layer:
             yield Unit(self.name, at)
 
     def span(self, unit: Unit) -> tuple[slice, ...]:
-        """Returns the slice of the unit's cells along each axis of the grid, cut off at the
-        grid's end."""
+        """Returns the slice of the unit's cells along each axis, cut off at the grid's end."""
         places = zip(unit.at, self.chunk, self.cells, strict=True)
         return tuple(slice(i * size, min(n, (i + 1) * size)) for i, size, n in places)
 
     def extent(self, unit: Unit) -> tuple[int, ...]:
-        """Returns the number of the unit's cells along each axis; less than ``chunk`` at the
-        grid's end."""
+        """Returns the number of the unit's cells along each axis, less at the grid's end."""
         return tuple(s.stop - s.start for s in self.span(unit))
 
     def size(self, unit: Unit) -> int:

@@ -66,8 +66,7 @@ class Outcome:
     moments: list[TraceEvent] = field(default_factory=list)
 
     def fail(self, error: Exception) -> None:
-        """Sets ``kind`` and ``message`` from the error that prevented computing or writing the
-        unit."""
+        """Sets ``kind`` and ``message`` from the error that ended the unit's work."""
         self.kind, self.message = _kind_of(error), _describe(error)
 
 
@@ -188,8 +187,7 @@ def worker_state(name: str) -> tuple[str, str]:
 
 
 class _Times:
-    """A :class:`UnitClock` for one unit: adds times to a task's seconds, and records events if
-    traced."""
+    """A :class:`UnitClock` for one unit: adds to a task's seconds, and records events if traced."""
 
     def __init__(self, seconds: dict[str, float], moments: list[TraceEvent] | None) -> None:
         self.seconds, self.moments = seconds, moments
@@ -205,8 +203,7 @@ class _Times:
             self.note("step", activity, start)
 
     def note(self, kind: str, name: str, start: float) -> float:
-        """Records an event from ``start`` to now, if traced; returns the current time in
-        seconds."""
+        """Records an event from ``start`` to now, if traced; returns now in seconds."""
         end = time.perf_counter()
         if self.moments is not None:
             begun, thread = self.first + start - self.start, threading.get_native_id()
@@ -214,8 +211,7 @@ class _Times:
         return end
 
     def _watch(self, start: float) -> Watch | None:
-        """Returns a callback that records an event for each operator of a session; None without
-        a trace."""
+        """Returns a callback that records an event for each operator; None without a trace."""
         if self.moments is None:
             return None
         last = start
@@ -273,8 +269,7 @@ def run_batch(batch: Batch) -> BatchResult:
 
 
 def _is_over(opened: OpenRun, batch: Batch, done: BatchResult) -> bool:
-    """Returns True if the task should stop: the run has ended, or no further unit can be
-    written."""
+    """Returns True if the task should stop: the run has ended, or the store cannot be written."""
     stopped = any(outcome.kind == "stop" for outcome in done.outcomes)
     return stopped or _opened.get(batch.name) is not opened
 

@@ -136,8 +136,7 @@ def _check_whole(spec: OpSpec, graph: Graph, inputs: Mapping[str, Array], case: 
 
 
 def variants(spec: OpSpec) -> Iterator[tuple[Case, Graph, dict[str, Array], dict[str, str]]]:
-    """Yields each test of an operator: its case, a one-node graph, the input values and the
-    layouts.
+    """Yields each test of an operator: case, one-node graph, input values and layouts.
 
     Each case is tested with computed and with constant operands, and in every layout that the
     kernel accepts.
@@ -249,8 +248,7 @@ def check_graph(
 def reference(
     graph: Graph, inputs: Mapping[str, Array], layouts: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, Array]:
-    """Returns every tensor of the graph by name, computed with NumPy; constants and inputs are
-    included.
+    """Returns every tensor of the graph by name, computed with NumPy, constants included.
 
     A tensor whose layout stores 16 bits is rounded. Tensors that depend on an operator without a
     CPU function are missing.
@@ -290,8 +288,7 @@ def random_partition(
 
 
 def blocked_layouts(graph: Graph) -> Iterable[dict[str, str]]:
-    """Yields each combination of layouts other than plain that a one-node graph's kernel must
-    support.
+    """Yields the combinations of layouts, other than plain, that a one-node graph must support.
 
     A combination has the layouts by tensor name.
     """
@@ -345,8 +342,7 @@ def _run(program: Any, inputs: Mapping[str, Array], ranges: list[tuple[int, int,
 
 
 def _check_guards(program: Any, arena: Array) -> None:
-    """Asserts that the arena still holds the sentinel everywhere outside tensors and scratch
-    memory."""
+    """Asserts that the arena still holds the sentinel outside tensors and scratch memory."""
     free = np.ones(arena.size, bool)
     plan = program.plan
     used = [b for step in plan.steps for b in step.bindings if b.space == "arena"]
@@ -359,8 +355,7 @@ def _check_guards(program: Any, arena: Array) -> None:
 
 
 def _check_inputs(program: Any, values: Mapping[str, Array]) -> None:
-    """Asserts that the inputs on the GPU still have their values, as kernels could write to
-    them."""
+    """Asserts that the kernels did not change the inputs on the GPU, which are writable there."""
     from cml_engine.gpu.program import inspect
 
     for name, place in program.plan.inputs.items():

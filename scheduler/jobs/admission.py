@@ -80,6 +80,5 @@ def accept_inputs(
 
 
 def _on_gpu(inputs: Mapping[str, object]) -> frozenset[str]:
-    """Returns the names of the inputs that are on the device: other jobs' outputs, tensors,
-    textures."""
+    """Returns the names of the inputs on the device: other jobs' outputs, tensors, textures."""
     return frozenset(name for name, v in inputs.items() if isinstance(v, JobOutput) or on_device(v))

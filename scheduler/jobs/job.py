@@ -157,8 +157,7 @@ class Job(Ranked):
 
     @property
     def eta_ms(self) -> float:
-        """Predicted wall milliseconds until the job's end if no other job is submitted; 0 once
-        ended."""
+        """Predicted wall milliseconds until the job's end, without later jobs; 0 once ended."""
         return self.owner.eta_ms(self)
 
     @property
@@ -166,8 +165,7 @@ class Job(Ranked):
         return self.state in ENDED
 
     def output(self, name: str) -> JobOutput:
-        """Returns a placeholder for the job's output ``name``, to give to another job as an
-        input."""
+        """Returns a placeholder for the output ``name``, to give to another job as an input."""
         return JobOutput(self, check_text(name, "an output's name"))
 
     def tensor(self, name: str) -> GpuTensor:
@@ -276,8 +274,10 @@ class Job(Ranked):
             raise self.exception or CmlError(f"job '{self.name}' failed: {self.error}")
 
     def cancel(self) -> None:
-        """Ends the job as cancelled: none of its remaining slices run. No effect on an ended
-        job."""
+        """Ends the job as cancelled: none of its remaining slices run.
+
+        An ended job stays as it is.
+        """
         self.owner.end(self, "cancelled")
 
     def pause(self) -> None:
@@ -300,13 +300,11 @@ class Job(Ranked):
 
     @property
     def result(self) -> Handle:
-        """The device's handle of the outputs; None until the job is done and after they are
-        freed."""
+        """The device's handle of the outputs; None before the job is done and once freed."""
         return self.outputs.result
 
     def check_done(self, name: str) -> None:
-        """Raises :class:`cml_engine.InputError` unless the job is done and its outputs are not
-        released.
+        """Raises :class:`cml_engine.InputError` unless the job is done and has its outputs.
 
         ``name`` is the output's name in the message.
         """
@@ -317,8 +315,7 @@ class Job(Ranked):
             raise InputError(f"job '{self.name}': its outputs were released")
 
     def find_steps(self, *, behind: bool) -> bool:
-        """Sets :attr:`steps` and :attr:`costs` to the steps that the job runs; returns True if they
-        changed.
+        """Updates :attr:`steps` and :attr:`costs` of the job; returns True if they changed.
 
         With ``behind`` the job follows another unfinished job; otherwise it starts from the
         network's memory as it is now.
@@ -334,14 +331,12 @@ class Job(Ranked):
         return True
 
     def network_step(self, step: int) -> int:
-        """Returns the number in the network of the job's step ``step``; texture loads are below
-        0."""
+        """Returns the network's number of the job's step ``step``; texture loads are below 0."""
         own = step - self.loads
         return own if self.steps is None or own < 0 else self.steps[own]
 
     def undo_end(self) -> None:
-        """Discards the job's end time and outputs, because the frame in which it ended is
-        abandoned."""
+        """Discards the job's end time and outputs, because its last frame is abandoned."""
         self.ended_ms = self.ended_frame = None
         self.outputs.take_back()
 

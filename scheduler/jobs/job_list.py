@@ -119,8 +119,7 @@ class JobList:
         self.without_input.append(job)
 
     def reindex(self, job: Job) -> None:
-        """Updates a queued job's place in the index after its state changed, such as paused or
-        resumed."""
+        """Updates a queued job's place in the index, such as after a pause."""
         if job.state == "queued" and job.number in self._jobs:
             self._unindex(job)
             self._index(job)
@@ -140,8 +139,7 @@ class JobList:
         return job.network.retains and any(j.network is job.network for j in self._jobs.values())
 
     def is_blocked(self, job: Job) -> bool:
-        """Returns True if an earlier job of a network that retains its inputs still waits for other
-        jobs.
+        """Returns True if an earlier job of the same retaining network still waits for inputs.
 
         The job builds on the earlier one's results, so it must not start first.
         """
@@ -151,8 +149,7 @@ class JobList:
         return any(not producer.ended for other in before for producer in other.producers)
 
     def refresh_foreign_jobs(self) -> None:
-        """Checks again the jobs that wait for jobs of other schedulers, which may have ended
-        meanwhile."""
+        """Checks again the jobs that wait for jobs of other schedulers, which may have ended."""
         for job in list(self._foreign.values()):
             self._unindex(job)
             self._index(job)

@@ -242,8 +242,7 @@ class Lifecycle:
             self.note(error)
 
     def settle(self) -> None:
-        """Calls the callbacks of jobs that have ended for good and whose requested arrays have
-        arrived.
+        """Calls the callbacks of jobs that ended for good and whose arrays have arrived.
 
         The caller must not hold the lock.
         """
@@ -286,8 +285,7 @@ class Lifecycle:
                 settled.wait(_LOOK_S)
 
     def _drive(self, job: Job) -> None:
-        """Runs one frame for a thread that waits for the job; sleeps a little if the frame ran
-        nothing.
+        """Runs one frame for a thread that waits for the job; sleeps if the frame was empty.
 
         Raises :class:`InputError` inside an open frame, or if the scheduler no longer exists.
         """
@@ -361,8 +359,7 @@ class Lifecycle:
     # --- a frame
 
     def begin_frame(self, pace: FramePace) -> None:
-        """Opens a frame: saves the states of the running jobs and resets the values of the last
-        frame."""
+        """Opens a frame: saves the running jobs' states and resets the last frame's values."""
         self.pace = pace
         if pace.cost_model.lessons != self._lessons:
             self._lessons = pace.cost_model.lessons

@@ -13,8 +13,10 @@ _lock = Lock()
 
 
 class Outputs:
-    """The device's handle of a job's outputs, freed once the host has released it and no job
-    needs it."""
+    """The device's handle of a job's outputs.
+
+    It is freed once the host has released it and no job needs it.
+    """
 
     def __init__(self, release: Callable[[Handle], None]) -> None:
         self.result: Handle = None
@@ -47,8 +49,7 @@ class Outputs:
             self.give_back()
 
     def release(self) -> None:
-        """Notes that the host no longer needs the outputs, and frees them if no job needs them
-        either."""
+        """Records that the host no longer needs the outputs; frees them if no job does either."""
         with _lock:
             self.released = True
             idle = not self._consumers
@@ -62,7 +63,6 @@ class Outputs:
             self._release(result)
 
     def take_back(self) -> None:
-        """Frees the outputs because the end of their job is undone; the job can produce new
-        ones."""
+        """Frees the outputs because their job's end is undone; the job can produce new ones."""
         self.released = False
         self.give_back()

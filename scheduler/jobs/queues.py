@@ -126,8 +126,7 @@ class _ByLaxity:
         return list({job.number: job for job in found if job is not None}.values())
 
     def _earliest(self, now_ms: float, rate: float) -> Job | None:
-        """Returns the job with the earliest deadline that can still be met; None if there is
-        none."""
+        """Returns the job with the earliest deadline that can still be met, or None."""
 
         def can_hold(entry: _Dated) -> bool:
             return self._jobs[entry[2]].laxity_ms(now_ms, rate) >= 0
@@ -160,8 +159,10 @@ class _Unordered:
 
 
 class _InSubmissionOrder(_OneHeap):
-    """A queue whose candidate is the oldest job, for jobs that build on the results of the job
-    before."""
+    """A queue whose candidate is the oldest job.
+
+    Its jobs build on the results of the job before.
+    """
 
     def __init__(self) -> None:
         super().__init__(lambda job: (job.number,))

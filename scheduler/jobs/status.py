@@ -87,7 +87,6 @@ def describe(
 
 
 def one_line(text: str) -> str:
-    """Returns the text with its white space joined to one line, cut off after ``_LENGTH``
-    characters."""
+    """Returns the text in one line, cut off after ``_LENGTH`` characters."""
     joined = " ".join(text.split())
     return joined if len(joined) <= _LENGTH else joined[: _LENGTH - 1] + "…"

@@ -1,5 +1,4 @@
-"""Adjusts the budget by the intervals between the host's frames, where nothing else can be
-measured."""
+"""Adjusts the budget by the intervals between the host's frames, without timestamps."""
 
 from __future__ import annotations
 
@@ -74,8 +73,7 @@ class BackOff:
         return interval
 
     def judge(self, interval: float, ran: bool) -> bool:
-        """Updates :attr:`factor` after a frame that took ``interval`` ms; returns True if it was
-        late.
+        """Updates :attr:`factor` after a frame of ``interval`` ms; returns True if it was late.
 
         ``ran`` is True if the frame ran networks. Frames without them show the usual frame time.
         """

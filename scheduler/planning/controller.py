@@ -165,8 +165,7 @@ class FrameController:
     # --- the plan
 
     def begin_frame(self, target_ms: float, elapsed_ms: float = 0.0) -> None:
-        """Starts a frame that should take ``target_ms``, of which ``elapsed_ms`` have already
-        passed."""
+        """Starts a frame that should take ``target_ms``, of which ``elapsed_ms`` have passed."""
         self._target_ms, self._elapsed_ms = target_ms, elapsed_ms
         if self._reports_elapsed:
             self._elapsed.append(elapsed_ms)
@@ -181,8 +180,7 @@ class FrameController:
 
     @property
     def expected_ms(self) -> float:
-        """The expected milliseconds of the next frame beside the elapsed time and the networks'
-        prediction."""
+        """The expected ms of the next frame beside the elapsed time and the prediction."""
         return max(0.0, self._last_ms if self._is_delayed else self._expected.value)
 
     @property
@@ -206,8 +204,7 @@ class FrameController:
         return max(LEAST_SHARE * room, aim * allowed / caused) if caused > allowed else aim
 
     def _caused(self) -> float:
-        """Returns the number of remembered frames that were late because of the networks, with any
-        plan.
+        """Returns the number of remembered frames that were late because of the networks.
 
         These are the late frames beyond what frames without networks and chance explain.
         """
@@ -221,8 +218,7 @@ class FrameController:
 
     @property
     def baseline_due(self) -> bool:
-        """True if the next frame should run no networks, to show whether they cause the late
-        frames."""
+        """True if the next frame should run no networks, to test if they cause late frames."""
         every = _BASELINE_EVERY * (1 + len(self._baseline) / _BASELINE_KNOWN)
         allowed = max(1.0, 0.5 * self._share * len(self._late))
         return self._since_baseline >= every and self._late_count > allowed
@@ -388,8 +384,7 @@ class BudgetController:
         return budget.clamp(current.room_ms), budget.clamp(current.aim_ms / back_off)
 
     def times(self, frame: int, budget: FixedBudget | SpareBudget) -> bool:
-        """Returns True if the slices of frame number ``frame`` should be timed though all costs are
-        known.
+        """Returns True if slices of known steps should be timed in frame number ``frame``.
 
         If timing is expensive and the host reports whole frames, only some frames are timed:
         whole frames keep the budget, and timings only follow the costs of the steps.
@@ -418,16 +413,17 @@ class BudgetController:
             self._rendered.pop()
 
     def render_took(self, ms: float) -> None:
-        """Records a render time from :meth:`FrameScheduler.render_took`, for the oldest frame
-        without one."""
+        """Records a time from :meth:`FrameScheduler.render_took`.
+
+        It belongs to the oldest frame without a render time.
+        """
         known = self._valid(ms)
         frame = next((f for f in self._rendered if f.render_ms is None), None)
         if known is not None and frame is not None:
             frame.render_ms = known
 
     def frame_took(self, ms: float) -> None:
-        """Learns a frame time from :meth:`FrameScheduler.frame_took`, for the frame encoded
-        last."""
+        """Learns a time from :meth:`FrameScheduler.frame_took`, of the frame encoded last."""
         known = self._valid(ms)
         if known is not None:
             self._whole_frames = self._whole_frames or self._current is self._beside

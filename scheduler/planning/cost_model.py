@@ -96,8 +96,7 @@ class _Curve:
     _samples: int = -1
 
     def predict(self, count: int) -> float | None:
-        """Returns the logarithm of the time (ms) of ``count`` workgroups; None without
-        measurements."""
+        """Returns the logarithm of the ms of ``count`` workgroups; None without measurements."""
         if not self.points:
             return None
         if len(self.known) >= _KEPT:
@@ -194,8 +193,7 @@ class CostModel:
         return self.guess.launch_ms + work * math.exp(self._unknown + self._drift)
 
     def groups_within(self, step: StepCost, limit: int, ms: float) -> int:
-        """Returns the most workgroups of the step, at most ``limit``, predicted to take at most
-        ``ms``.
+        """Returns how many workgroups, up to ``limit``, are predicted to take at most ``ms``.
 
         Returns 0 if not even one fits.
         """
@@ -213,8 +211,7 @@ class CostModel:
         return low
 
     def learn(self, parts: Sequence[tuple[StepCost, int]], ms: float) -> None:
-        """Learns that the slices ``parts``, pairs of a step and a workgroup count, together took
-        ``ms``.
+        """Learns that the slices ``(step, count)`` in ``parts`` together took ``ms``.
 
         The time is divided among the slices in proportion to their predictions. An invalid time
         is ignored.
@@ -249,8 +246,7 @@ class CostModel:
         self._unknown = max(-_MOST_UNKNOWN, min(_MOST_UNKNOWN, self._unknown))
 
     def learn_frame(self, predicted_ms: float, measured_ms: float, budget_ms: float) -> None:
-        """Learns the spread of frame times: a full frame with ``budget_ms`` took
-        ``measured_ms``."""
+        """Learns the spread of frame times: a full frame took ``measured_ms``."""
         if predicted_ms > 0 and measured_ms > 0 and math.isfinite(predicted_ms + measured_ms):
             self.tail.learn(predicted_ms, measured_ms, budget_ms)
 
@@ -263,8 +259,7 @@ class CostModel:
         return math.exp(self._drift)
 
     def aim_ms(self, budget_ms: float) -> float:
-        """Returns the predicted milliseconds to plan for so that frames rarely exceed
-        ``budget_ms``."""
+        """Returns the predicted ms to plan for, so that frames rarely exceed ``budget_ms``."""
         return self.tail.aim_ms(budget_ms)
 
     def samples(self, key: str) -> int:
@@ -298,8 +293,7 @@ class CostModel:
 
     @classmethod
     def of_state(cls, data: JsonObject, share: float = 0.01) -> CostModel:
-        """Returns a new model with the predictions of the one whose :meth:`state` returned
-        ``data``."""
+        """Returns a model that predicts like the one whose :meth:`state` returned ``data``."""
         model = cls(share, FirstGuess.from_json(data["guess"]))
         model._unknown, model._drift = data["unknown"], data["drift"]
         model._error = data["error"]
@@ -357,8 +351,7 @@ class CostModel:
 
     @classmethod
     def load(cls, path: Path, share: float = 0.01, guess: FirstGuess | None = None) -> CostModel:
-        """Returns a model with the learned costs of a file, or a new one with ``guess`` without a
-        file.
+        """Returns a model with the costs in a file, or a new one with ``guess`` without a file.
 
         A file that cannot be used causes a warning and also gives a new model.
         """

@@ -25,8 +25,9 @@ _DEFAULTS = Path(__file__).with_name("defaults")
 
 @dataclass(frozen=True, slots=True)
 class FirstGuess:
-    """The assumed speed of a device: work takes the longer of its FLOPs and its bytes, plus a
-    launch.
+    """The assumed speed of a device: work takes its FLOPs or its bytes, plus a launch.
+
+    The longer of the two times counts.
 
     ``kernels`` has factors on that time, by the name of a kernel (``winograd``) or of one variant
     (``winograd-50be9931``, the second word of a step's key). The default values describe a slow
@@ -41,8 +42,7 @@ class FirstGuess:
 
     @classmethod
     def for_device(cls, name: str) -> FirstGuess:
-        """Returns the shipped guess whose pattern matches the device's name, or the default
-        values."""
+        """Returns the shipped guess whose pattern matches the device's name, or the default."""
         for pattern, _, guess in _shipped():
             if re.search(pattern, name, re.IGNORECASE):
                 return guess
@@ -50,8 +50,7 @@ class FirstGuess:
 
     @classmethod
     def shipped_by_words(cls) -> list[tuple[str, FirstGuess]]:
-        """Returns all shipped guesses, each after the words of device names it is for, joined by
-        ``|``.
+        """Returns all shipped guesses, each after its words of device names, joined by ``|``.
 
         The last one has the default values, with "" as its words. docs/cooked.md says which
         guess a player uses.
@@ -80,8 +79,7 @@ class FirstGuess:
         return asdict(self)
 
     def work_ms(self, step: StepCost, count: int) -> float:
-        """Returns the guessed milliseconds of ``count`` workgroups of the step, without the
-        launch."""
+        """Returns the guessed ms of ``count`` workgroups of the step, without the launch."""
         work = max(step.flops / self.flops_per_ms, step.nbytes / self.bytes_per_ms)
         return count * work * self._factor(step.key)
 
@@ -93,8 +91,7 @@ class FirstGuess:
 
 @cache
 def _shipped() -> list[tuple[str, str, FirstGuess]]:
-    """Returns the name pattern, the words and the guess of every shipped file, in order of file
-    names."""
+    """Returns the name pattern, the words and the guess of each shipped file, by file name."""
     found = []
     for path in sorted(_DEFAULTS.glob("*.json")):
         data = json.loads(path.read_text(encoding="utf-8"))

@@ -44,8 +44,7 @@ class RunningMedian:
         return len(self._last) >= _RAISING
 
     def forget(self) -> None:
-        """Adds the smallest remembered value once more, which lowers a median that may be
-        outdated."""
+        """Adds the smallest remembered value again, which lowers a median that may be old."""
         if self._last:
             self.add(min(self._last))
 
@@ -124,8 +123,7 @@ class TailMargin:
         self.remember(predicted_ms + lifted, measured_ms + lifted, hopeless)
 
     def remember(self, predicted_ms: float, measured_ms: float, hopeless: bool = False) -> None:
-        """Adds a frame with the values of an entry of :attr:`frames`; the oldest entry may drop
-        out."""
+        """Adds an entry to :attr:`frames`; the oldest entry may drop out."""
         if len(self._recent) == self._recent.maxlen:
             del self._sorted[bisect_left(self._sorted, self._excess(*self._recent[0]))]
         self._recent.append((predicted_ms, measured_ms, hopeless))

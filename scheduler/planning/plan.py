@@ -16,8 +16,7 @@ _PROBE_SHARE = 0.25
 
 
 def plan_frame(state: FrameState) -> FramePlan:
-    """Returns the plan of a frame: slices in the policy's order of jobs, until the planned time is
-    full.
+    """Returns the plan of a frame: slices in the policy's order, until the planned time is full.
 
     Examples
     --------
@@ -77,8 +76,7 @@ def _slices_of(
 
 
 def _count(state: FrameState, cost: StepCost, limit: int, ms: float, at_least_one: bool) -> int:
-    """Returns the number of workgroups of a step that fit in ``ms``, at most the ``limit`` that is
-    left.
+    """Returns the number of a step's workgroups that fit in ``ms``, at most ``limit``.
 
     It is a multiple of the device's granule where possible. With ``at_least_one`` it is never 0.
     """

@@ -32,16 +32,14 @@ class Candidate(Protocol):
     def deadline_at_ms(self) -> float | None: ...
     @property
     def virtual_ms(self) -> float:
-        """The job's fair-share level: GPU milliseconds that it has received, divided by its
-        priority."""
+        """The fair-share level: GPU milliseconds that the job has received, over its priority."""
         ...
 
     @property
     def last_served_ms(self) -> float: ...
     @property
     def step(self) -> int:
-        """The number of the current step; :attr:`group` is the number of its workgroups that are
-        done."""
+        """The number of the current step, of which :attr:`group` workgroups are done."""
         ...
 
     @property
@@ -135,8 +133,7 @@ def fair_share_key(job: Candidate) -> tuple[bool, float, float, int]:
 
 
 def by_priority(jobs: Sequence[C], now_ms: float, rate: float) -> list[C]:
-    """Returns the jobs ordered by priority, the highest first, then by age; low priorities may
-    starve.
+    """Returns the jobs by priority, the highest first, then by age; low priorities may starve.
 
     Examples
     --------

@@ -87,8 +87,7 @@ def forecast(
 
 
 def known_costs(device: str, file: Path | None) -> CostModel:
-    """Returns the cost model that ``file`` keeps; without one, a model with the device's first
-    guess."""
+    """Returns the cost model saved in ``file``; without a file, one with the device's guess."""
     guess = FirstGuess.for_device(device)
     return CostModel.load(file, guess=guess) if file else CostModel(guess=guess)
 
@@ -113,8 +112,7 @@ def frames(
 
 
 def _keep(model: CostModel, file: Path) -> None:
-    """Saves the learned costs to the file; only warns if that fails, as they can be learned
-    again."""
+    """Saves the learned costs to the file; only warns on failure, as they can be learned again."""
     try:
         model.save(file)
     except OSError as error:

@@ -44,13 +44,11 @@ class NoisyFrame:
     hitch_ms: float = 0.0
 
     def networks_ms(self, ms: float) -> float:
-        """Returns the time that networks predicted to take ``ms`` really take; 0 if there are
-        none."""
+        """Returns the real time of networks predicted to take ``ms``; 0 without networks."""
         return self.factor * ms + self.hitch_ms if ms else 0.0
 
     def others_ms(self, ms: float) -> float:
-        """Returns the time of everything else in the frame, beside networks predicted to take
-        ``ms``."""
+        """Returns the time of all else in the frame, beside networks predicted to take ``ms``."""
         return self.rest_ms if ms else self.rest_ms + self.hitch_ms
 
     def late(self, ms: float) -> bool:
@@ -73,8 +71,7 @@ def recorded(path: Path, frames: int) -> list[NoisyFrame]:
 
 
 def like_a_gpu(frames: int, seed: int = 1) -> list[NoisyFrame]:
-    """Returns ``frames`` random frames: a renderer of about 9 ms, and clocks that vary by 3 per
-    cent."""
+    """Returns ``frames`` random frames: a renderer of about 9 ms, and clocks that vary by 3 %."""
     chance = random.Random(seed)
     return [
         NoisyFrame(9.0 * math.exp(chance.gauss(0, 0.02)), math.exp(chance.gauss(0, 0.03)))
@@ -128,8 +125,7 @@ def _exact_ms(part: Slice) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RuleResult:
-    """The result of a budget rule: the average networks' ms per frame, and two shares of late
-    frames.
+    """The result of a budget rule: the networks' average ms per frame, and shares of late frames.
 
     ``late`` is the share of all late frames, ``added`` of those that are late because of the
     networks.
@@ -181,8 +177,7 @@ def ours(
 
 
 def result_of(noise: Sequence[NoisyFrame], ran: Sequence[float]) -> RuleResult:
-    """Returns the result of frames with noise ``noise`` and ``ran`` predicted milliseconds of
-    networks."""
+    """Returns the result of noisy frames whose networks were predicted to take ``ran`` ms each."""
     pairs = list(zip(noise, ran, strict=True))
     late = sum(frame.late(ms) for frame, ms in pairs)
     added = sum(frame.late(ms) and not frame.late(0.0) for frame, ms in pairs)
@@ -190,8 +185,7 @@ def result_of(noise: Sequence[NoisyFrame], ran: Sequence[float]) -> RuleResult:
 
 
 def best_constant(noise: Sequence[NoisyFrame], share: float = 0.01) -> RuleResult:
-    """Returns the result of the largest constant plan for which at most ``share`` of frames are
-    late.
+    """Returns the result of the largest constant plan that keeps late frames below ``share``.
 
     Only frames that are late because of the networks count. Plans are multiples of a twentieth of a
     millisecond.
@@ -205,8 +199,7 @@ def best_constant(noise: Sequence[NoisyFrame], share: float = 0.01) -> RuleResul
 
 
 def scenarios(frames: int) -> dict[str, list[NoisyFrame]]:
-    """Returns the sequences of noisy frames for the table, by name: three random ones, and
-    recordings."""
+    """Returns the table's sequences of noisy frames by name: three random ones, and recordings."""
     found = {
         "clean, like a GPU": like_a_gpu(frames),
         "spikes every 2 s": with_spikes(frames),

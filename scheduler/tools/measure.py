@@ -238,8 +238,7 @@ def measure_frames(
 
 
 class _Loop:
-    """Runs the scheduler's frames, one job after the other, and compares each with the unsliced
-    run."""
+    """Runs the scheduler's frames, one job after the other; compares each with the unsliced run."""
 
     def __init__(
         self, session: Session, scheduler: FrameScheduler, inputs: Mapping[str, Array],

@@ -1,5 +1,4 @@
-"""A planner that runs a number of whole operators per frame, as other engines do, for
-comparison."""
+"""A planner of whole operators per frame, as in other engines, for comparison."""
 
 from __future__ import annotations
 

@@ -168,8 +168,7 @@ def _steps(rows: Iterable[list[Handle]]) -> list[SimStep]:
 
 
 def _as_given(slices: list[list[int]], known: Mapping[int, Job]) -> Planner:
-    """Returns a planner for one frame that plans the recorded ``slices``, which another planner
-    chose."""
+    """Returns a planner of one frame that repeats the ``slices`` of another planner."""
 
     def plan(state: FrameState) -> FramePlan:
         jobs = {job.number: job for job in state.jobs}

@@ -115,8 +115,7 @@ EXACT = Noise()
 
 
 class SimGpu:
-    """A simulated GPU that implements :class:`scheduler.executor.Executor`, without tensors'
-    values."""
+    """A simulated GPU, an :class:`scheduler.executor.Executor` whose tensors have no values."""
 
     name = "simulated"
     timing_is_expensive = False
@@ -208,8 +207,7 @@ class SimGpu:
     def release_input(self, value: Handle) -> None: ...
 
     def input_steps(self, network: Handle, inputs: Mapping[str, object]) -> list[SimStep]:
-        """Returns the inputs that are steps: each stands for a texture, and for the step that
-        loads it."""
+        """Returns the inputs that are steps; each stands for a texture and its load."""
         return [value for value in inputs.values() if isinstance(value, SimStep)]
 
     def reserve(self, network: Handle, inputs: Mapping[str, object]) -> str:

@@ -24,8 +24,7 @@ from scheduler.tools.sim_device import EXACT, Noise, SimGpu, SimNetwork
 
 @dataclass
 class Arrival:
-    """A job of a scenario, submitted at ``at_ms`` and then every ``period_ms``; once if that is
-    None."""
+    """A job of a scenario, submitted at ``at_ms`` and every ``period_ms`` after, if that is set."""
 
     network: SimNetwork
     at_ms: float = 0.0
@@ -38,8 +37,7 @@ class Arrival:
 
 @dataclass
 class SimulatedRun:
-    """The result of a simulation: times and reports by frame, and the jobs in their final
-    states."""
+    """The result of a simulation: times and reports by frame, and the jobs' final states."""
 
     name: str
     budget_ms: float
@@ -78,8 +76,7 @@ class SimulatedRun:
         return held, len(due)
 
     def percentile(self, share: float) -> float:
-        """Returns a percentile (``share`` from 0 to 1) of the inference milliseconds of busy
-        frames."""
+        """Returns a percentile (``share`` is 0 to 1) of the inference ms of busy frames."""
         busy = sorted(self.busy)
         return busy[min(len(busy) - 1, math.floor(share * len(busy)))] if busy else 0.0
 
@@ -157,8 +154,7 @@ def _submit_due(
 def compare_policies(
     requests: Callable[[], Sequence[Arrival]], frames: int, layers: int = 4, **options: Any
 ) -> list[SimulatedRun]:
-    """Simulates the same scenario under this scheduler and three other rules; returns a run for
-    each.
+    """Simulates a scenario under this scheduler and three other rules; returns a run for each.
 
     The others run one operator per frame, ``layers`` operators per frame, and a whole network per
     frame. ``options`` are those of :func:`simulate`.

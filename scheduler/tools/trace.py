@@ -65,8 +65,7 @@ def write_trace(
 
 
 def _tracks(reports: Sequence[FrameReport], names: Mapping[int, str]) -> dict[int, str]:
-    """Returns the track name of each job that ran, by job number: its name, or ``job`` and its
-    number."""
+    """Returns the track name of each job that ran: the job's name, or ``job`` and its number."""
     seen = dict.fromkeys(part.job for report in reports for part in report.slices)
     return {job: names.get(job) or f"job {job}" for job in seen}
 

@@ -42,8 +42,7 @@ ShapeOf = Callable[[str, str, Known], Shape | None]
 
 
 def load_for_inputs(a: argparse.Namespace, shape_of: ShapeOf = array_files.shape_of) -> Graph:
-    """Loads the model and returns it; inputs without a fixed shape get the shapes of their ``-i``
-    files.
+    """Loads and returns the model; open inputs get the shapes of their ``-i`` files.
 
     An input whose value an operator needs at load, such as the condition of an ``If``, becomes a
     constant with the value of its file.
@@ -73,8 +72,7 @@ def load_open(
     shape_of: Callable[[str, Known], Shape | None],
     constants: Mapping[str, Any] | None = None,
 ) -> Graph:
-    """Loads the model and returns it; inputs without a fixed shape get their shapes from
-    ``shape_of``.
+    """Loads and returns the model; its open inputs get their shapes from ``shape_of``.
 
     ``shape_of`` receives the name of the input and the known extents. If it returns None, the load
     fails with :class:`OpenShape`.
@@ -123,8 +121,7 @@ def load_model(
 
 
 def _named_constants(pairs: Iterable[str]) -> dict[str, Any]:
-    """Returns the arrays of the ``NAME=VALUE`` and ``NAME=FILE`` pairs of ``--constant``, by
-    name."""
+    """Returns the arrays of the ``NAME=VALUE`` and ``NAME=FILE`` pairs of ``--constant``."""
     found: dict[str, Any] = {}
     for pair in pairs:
         name, _, value = pair.partition("=")
@@ -137,8 +134,7 @@ def _named_constants(pairs: Iterable[str]) -> dict[str, Any]:
 
 
 def _constant(name: str, value: str) -> Any:
-    """Returns the array that ``value`` denotes: a number, a list of numbers, or a file with an
-    array."""
+    """Returns the array that ``value`` denotes: a number, a list of numbers, or an array file."""
     if Path(value).suffix.lower() in (".npy", ".npz"):
         return array_files.read_any(value, name)
     try:
@@ -163,8 +159,7 @@ def is_cooked(model: str) -> bool:
 
 
 def named_shapes(pairs: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of ``NAME=1,3,64,64`` pairs by name; a shape without a name gets the
-    name ""."""
+    """Returns the shapes of ``NAME=1,3,64,64`` pairs by name, "" if a pair has none."""
     found: dict[str, tuple[int, ...]] = {}
     for pair in pairs:
         name, equals, extents = pair.rpartition("=")
@@ -194,8 +189,7 @@ def compile_options(a: argparse.Namespace) -> CompileOptions:
 
 
 def read_decisions(a: argparse.Namespace) -> Decisions:
-    """Returns the planning decisions in the JSON file of ``--decide``; empty without that
-    option."""
+    """Returns the planning decisions in the JSON file of ``--decide``; {} without that option."""
     file = getattr(a, "decide", None)
     if file is None:
         return {}
@@ -344,8 +338,7 @@ def stages() -> Iterator[Callable[[str, int, int], None] | None]:
 
 
 def backend_of(a: argparse.Namespace) -> Gpu | str:
-    """Returns the backend that the options select: ``"auto"``, ``"gpu"``, ``"cpu"`` or a GPU
-    object.
+    """Returns the requested backend: ``"auto"``, ``"gpu"``, ``"cpu"`` or a GPU object.
 
     It is a GPU object if options need one, such as those that dump kernels or show their prints.
     Raises :class:`InputError` for options that need a GPU with ``--backend cpu``.
@@ -372,8 +365,9 @@ def backend_of(a: argparse.Namespace) -> Gpu | str:
 
 
 def gpu_session(a: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
-    """Returns a session on a GPU with timestamp queries, and its inputs by name, from files or
-    random.
+    """Returns a session on a GPU with timestamp queries, and its inputs by name.
+
+    The inputs are from ``-i`` files, else random.
 
     Raises :class:`DeviceError` if the GPU cannot time frames.
     """

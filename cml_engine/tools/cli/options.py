@@ -215,8 +215,7 @@ _WITH: dict[str, tuple[str, ...]] = {
 
 
 def add_options(parser: CommandParser, *names: str) -> None:
-    """Adds the shared options with these names, and the options that always accompany them, to a
-    parser."""
+    """Adds the shared options with these names, and their companions, to a parser."""
     for name in (more for n in names for more in (n, *_WITH.get(n, ()))):
         if name in _SHARED:
             option = _SHARED[name]

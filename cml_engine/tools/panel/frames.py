@@ -1,5 +1,4 @@
-"""Collects the costs of the last frames: a sample of each, lanes of a graph, percentiles,
-causes."""
+"""Collects the costs of the last frames: samples, lanes of a graph, percentiles, causes."""
 
 from __future__ import annotations
 
@@ -127,8 +126,7 @@ class FrameLog:
             self._explain(sample)
 
     def _explain(self, sample: FrameSample) -> None:
-        """Sets the cause of a sample that missed the target: the part of the frame that took the
-        longest."""
+        """Sets the cause of a sample that missed the target: the part that took the longest."""
         if sample.frame_ms <= self.target_ms:
             return
         parts = {
@@ -186,8 +184,7 @@ def lanes(frames: Sequence[FrameSample], target_ms: float) -> Lanes:
 
 @dataclass(frozen=True, slots=True)
 class FrameSummary:
-    """The number of frames, P50, P95 and P99 of their times in ms, and the number over the
-    target."""
+    """The number of frames, P50, P95 and P99 of their times in ms, and the number of late ones."""
 
     frames: int
     p50: float
@@ -221,7 +218,6 @@ def latest_overrun(frames: Sequence[FrameSample], target_ms: float) -> FrameSamp
 
 
 def mean_overlay_ms(frames: Iterable[FrameSample]) -> float:
-    """Returns the mean GPU milliseconds of the pass "overlay" where it was timed; 0 if it never
-    was."""
+    """Returns the mean GPU ms of the pass "overlay" where it was timed; 0 if it never was."""
     known = [s.overlay_ms for s in frames if s.overlay_ms > 0]
     return sum(known) / len(known) if known else 0.0

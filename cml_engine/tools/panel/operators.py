@@ -68,8 +68,7 @@ class OperatorTimes:
             self._plan(name)
 
     def add(self, report: FrameReport) -> None:
-        """Adds the measured slices of a frame to the costs of their operators; other slices are
-        ignored."""
+        """Adds the measured slices of a frame to their operators' costs; ignores all others."""
         for part in report.slices:
             plan = self._plan(part.name) if part.name in self.sessions else None
             found = self.operators.get((part.name, part.step))
@@ -83,8 +82,7 @@ class OperatorTimes:
                 found.runs += part.count / max(1, plan.steps[part.step].groups)
 
     def _plan(self, name: str) -> Plan:
-        """Returns the current plan of session ``name``; resets its operators' costs if the plan is
-        new.
+        """Returns the current plan of session ``name``; resets its costs if the plan is new.
 
         Raises :class:`InputError` for a session on the CPU.
         """

@@ -173,8 +173,10 @@ class Panel:
             section.draw(view, layout)
 
     def end_draw(self) -> None:
-        """Ends the drawing of a frame: refreshes at most one open section, so that no frame pays
-        for all."""
+        """Ends the drawing of a frame: refreshes one open section at most.
+
+        No frame pays for all sections.
+        """
         self._arrange = False
         view = self._view()
         now_s = 1e-3 * view.now_ms

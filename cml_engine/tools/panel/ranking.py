@@ -78,8 +78,10 @@ class RecentSums:
         self._kept: deque[tuple[float, dict[Key, Sums]]] = deque()
 
     def keep(self, now_s: float, operators: Mapping[Key, OperatorTime]) -> None:
-        """Saves the operators' current sums if the last saved ones are old enough; drops
-        outdated ones."""
+        """Saves the operators' current sums if the last saved ones are old enough.
+
+        Sums that are no longer needed are dropped.
+        """
         if self._kept and now_s - self._kept[-1][0] < _KEEP_EVERY_S:
             return
         sums = {k: Sums(o.total_ms, o.predicted_ms, o.runs) for k, o in operators.items()}
@@ -95,8 +97,7 @@ class RecentSums:
 def rows(
     operators: Mapping[Key, OperatorTime], before: Mapping[Key, Sums] | None = None
 ) -> list[RankRow]:
-    """Returns a row for every operator that has run, unordered; only its time since ``before``
-    counts.
+    """Returns a row for every operator that has run since ``before``, or at all.
 
     Without ``before`` all its time counts.
 
@@ -138,8 +139,7 @@ def _row(operator: OperatorTime, sums: Sums, whole_ms: float) -> RankRow:
 
 
 def ordered(found: Sequence[RankRow], column: int, descending: bool) -> list[RankRow]:
-    """Returns the rows sorted by column number ``column`` of the table; equal rows are sorted by
-    name."""
+    """Returns the rows sorted by the table's column number ``column``, equal rows by name."""
     name = _COLUMNS[column]
     by_name = sorted(found, key=lambda row: row.name)
     return sorted(by_name, key=lambda row: getattr(row, name), reverse=descending)

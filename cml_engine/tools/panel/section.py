@@ -118,8 +118,7 @@ class PanelSection:
         return False
 
     def watch(self, view: PanelView, now_s: float) -> None:
-        """Collects data in every frame, even while the section is closed. Does nothing by
-        default."""
+        """Collects data in every frame, even while the section is closed; by default nothing."""
 
     def refresh(self, view: PanelView, now_s: float) -> None:
         """Computes data that changes slowly, four times a second while the section is open."""

@@ -22,8 +22,7 @@ _WHY = {
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A slice as a bar from ``start_ms``, ``ms`` long: its measured time, or predicted until
-    then."""
+    """A slice as a bar: its start, and its length in ms, measured or predicted until then."""
 
     network: str
     title: str
@@ -53,8 +52,7 @@ def why(report: FrameReport) -> str:
 
 
 def times(report: FrameReport) -> list[str]:
-    """Returns three texts with the milliseconds of the frame's networks: measured, planned,
-    budget."""
+    """Returns three texts with the ms of the frame's networks: measured, planned, budget."""
     measured = report.measured_ms if report.slices else 0.0
     known = "..." if measured is None else f"{measured:.2f}"
     planned = sum(part.predicted_ms for part in report.slices)
@@ -63,8 +61,7 @@ def times(report: FrameReport) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """The cells of one job in the table; ``late`` is True if its predicted end is after its
-    deadline."""
+    """The cells of one job in the table; ``late`` is True if it is predicted to end too late."""
 
     name: str
     state: str
@@ -75,8 +72,7 @@ class JobRow:
 
 
 def job_rows(jobs: Sequence[Job], now_ms: float, most: int) -> list[JobRow]:
-    """Returns rows of the first ``most`` unfinished jobs: running before waiting, then by
-    number."""
+    """Returns rows of the first ``most`` unfinished jobs, running before waiting."""
     alive = [job for job in jobs if not job.ended]
     alive.sort(key=lambda job: (job.state != "running", job.paused, job.number))
     return [_job_row(job, now_ms) for job in alive[:most]]
@@ -96,8 +92,7 @@ def _job_row(job: Job, now_ms: float) -> JobRow:
 
 
 def duration(ms: float) -> str:
-    """Returns milliseconds as a text with a unit, such as "12 ms"; a negative time is in the
-    past."""
+    """Returns milliseconds as text with a unit, such as "12 ms"; "-0.2 s" is in the past."""
     if abs(ms) < 100:
         return f"{ms:.0f} ms"
     if abs(ms) < 60_000:

@@ -14,8 +14,7 @@ from cml_engine.ir.memory import mib
 
 @dataclass(frozen=True)
 class ProfileInfo:
-    """The facts about one plan in a cooked file; ``needs`` are the limits that a device must
-    offer."""
+    """The facts about one plan of a cooked file; ``needs`` are the limits that it requires."""
 
     profile: str
     steps: int
@@ -78,8 +77,7 @@ class CookedInfo:
 
     @classmethod
     def of(cls, graph: Graph) -> CookedInfo:
-        """Returns the facts about the cooked file that :func:`cml_engine.load_cooked` loaded as
-        ``graph``."""
+        """Returns the facts about a graph that :func:`cml_engine.load_cooked` returned."""
         made: Any = graph.ready
         assert isinstance(made, Artifact)
         sections: dict[str, int] = {}

@@ -33,8 +33,7 @@ def decisions_on(
 
 
 def _reason(records: Mapping[str, Record], choice: Choice) -> str:
-    """Returns a text with the measurement behind a kernel choice, if the device's records have
-    one."""
+    """Returns a text with the reason for a kernel choice: a measurement, or else a table."""
     record = records.get(choice.key)
     if record is None:
         return "a table says so"

@@ -67,8 +67,7 @@ class ModelFacts:
 
     @cached_property
     def summary(self) -> ModelInfo | CookedInfo:
-        """The facts that ``cml info`` prints: of a plan for :data:`PORTABLE` limits, or of a
-        cooked file."""
+        """The facts that ``cml info`` prints, for :data:`PORTABLE` limits or of a cooked file."""
         if self.graph.ready is not None:
             return CookedInfo.of(self.graph)
         return ModelInfo.of(self.graph, self._plan(PORTABLE, NO_VARIANTS), self.storage)
@@ -97,8 +96,7 @@ class ModelFacts:
 
     @cached_property
     def plan(self) -> Plan:
-        """The plan that a session has on this machine's GPU; without one, for :data:`PORTABLE`
-        limits."""
+        """The plan of a session on this machine's GPU; without one, for :data:`PORTABLE` limits."""
         limits, name = self._target
 
         def lowered() -> Plan:
@@ -146,8 +144,7 @@ class ModelFacts:
         return Peak(guess.flops_per_ms / 1e6, guess.bytes_per_ms / 1e6, guess.source)
 
     def forecast(self, budget_ms: float, frame_ms: float) -> Forecast:
-        """Returns the predicted number of frames and times of one run within ``budget_ms`` per
-        frame."""
+        """Returns the predicted number of frames and times of one run within a frame budget."""
         from scheduler.tools.commands import forecast
 
         costs = self.plan.step_costs()

@@ -53,8 +53,10 @@ class ModelInfo:
 
     @classmethod
     def of(cls, graph: Graph, plan: Plan, storage: Storage = "float") -> ModelInfo:
-        """Returns the facts about a graph and its plan for :data:`PORTABLE` limits; runs
-        nothing."""
+        """Returns the facts about a graph and its plan for :data:`PORTABLE` limits.
+
+        Nothing is run.
+        """
         operators = Counter(node.op for node in graph.nodes)
         several = len(graph.inputs) + bool(graph.updates) > 1 and graph.ready is None
         return cls(
@@ -108,8 +110,7 @@ class ModelInfo:
 
 
 def predicted_ms(plan: Plan) -> float:
-    """Returns the milliseconds of a run on the reference device: the sum of the steps' roofline
-    times."""
+    """Returns the milliseconds of a run on the reference device: its steps' roofline times."""
     seconds = sum(
         max(s.cost.flops / REFERENCE_FLOPS, s.cost.bytes / REFERENCE_BYTES_PER_S) + _STEP_OVERHEAD_S
         for s in plan.steps

@@ -84,8 +84,7 @@ def operator_table() -> str:
 
 
 def operator_text(name: str) -> str:
-    """Returns a text of all facts about one operator: signature, meaning, attributes, kernels,
-    limits.
+    """Returns a text about one operator: signature, meaning, attributes, kernels, limits.
 
     Raises :class:`InputError` with similar names if there is no such operator.
     """
@@ -107,8 +106,10 @@ def operator_text(name: str) -> str:
 
 
 def operator_doc(name: str) -> str:
-    """Returns the text that says what an operator does: its ``doc``, or the comment above its
-    fragment."""
+    """Returns the text that says what an operator does.
+
+    It is the operator's ``doc``, or the comment above its fragment.
+    """
     spec = registered().get(name)
     if spec is not None and spec.doc:
         return spec.doc
@@ -150,8 +151,7 @@ def _kernels(spec: OpSpec) -> Iterator[str]:
 
 
 def _limits(spec: OpSpec) -> Iterator[str]:
-    """Yields lines of text with the ranks and layouts that an operator accepts, and its
-    tolerance."""
+    """Yields lines of text with an operator's tested ranks, its layouts and its tolerance."""
     ranks = sorted({_rank(case.inputs[0]) for case in spec.cases if case.inputs})
     if ranks:
         axes = str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
@@ -176,8 +176,10 @@ def _section(title: str, rows: list[OperatorSupport]) -> list[str]:
 
 
 class SupportTable:
-    """Finds the support of operators; an expansion is supported if all operators in its body
-    are."""
+    """Finds the support of operators.
+
+    An expansion is supported if all operators in its body are.
+    """
 
     def __init__(self, specs: Mapping[str, OpSpec], fragments: Mapping[str, Fragment]) -> None:
         self._specs = specs
@@ -214,8 +216,7 @@ class SupportTable:
 
 
 def operators_used(fragment: Fragment) -> set[str]:
-    """Returns the set of operators that a fragment's body calls, by name or as an arithmetic
-    sign."""
+    """Returns the set of operators that a fragment's body may call, by name or by sign."""
     found = set(called_operators(fragment)) - set(BUILTINS)
     for item in expressions(fragment.body):
         if isinstance(item, Binary) and item.op in TENSOR_OPS:

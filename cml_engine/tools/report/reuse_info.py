@@ -52,8 +52,7 @@ class ReuseInfo:
         )
 
     def lines(self) -> list[str]:
-        """Returns lines of text: the retained memory, and the work if only one of the inputs is
-        new."""
+        """Returns lines of text: the retained memory, and the work if only one input is new."""
         kept = f"{self.inputs} inputs and {self.tensors - self.inputs} other tensors"
         size = f"{self.held_bytes / 2**10:.2f} KiB"
         peak = f"{self.peak / 2**10:.2f} KiB"

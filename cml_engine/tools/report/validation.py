@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OpVerdict:
-    """The result for all nodes of one operator name: their number and worst errors, and if they
-    pass."""
+    """The result for all nodes of one operator name: their number and errors, and if they pass."""
 
     op: str
     count: int
@@ -27,8 +26,7 @@ class OpVerdict:
 
 @dataclass(frozen=True)
 class Validation:
-    """The results by operator name; ``first`` describes the first node that diverges, or is
-    empty."""
+    """The results by operator name; ``first`` describes the first node that diverges, or is ""."""
 
     model: str
     device: str

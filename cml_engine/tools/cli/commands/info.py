@@ -56,8 +56,7 @@ def run(a: argparse.Namespace) -> int:
 
 
 def _print_proof(a: argparse.Namespace) -> int:
-    """Prints the results of ``--integer`` and ``--gas``, which follow from the graph alone; returns
-    0.
+    """Prints the results of ``--integer`` and ``--gas``, which follow from the graph; returns 0.
 
     Raises :class:`InputError` for options that need a plan.
     """

@@ -169,8 +169,10 @@ def _made_up(facts: Mapping[str, Fact], seed: int) -> dict[str, Any]:
 
 
 def _whole(fact: Fact, file: NamedFile, name: str) -> Fact:
-    """Returns an input's fact with the height and width of the picture in ``file``, for a tiled
-    run."""
+    """Returns an input's fact with the height and width of the picture in ``file``.
+
+    A tiled run needs it, because the model's own size is that of a tile.
+    """
     known = (*fact.shape[:-2], None, None) if fact.rank > 2 else fact.shape
     return Fact(fact.dtype, array_files.shape_of(file, name, known) or fact.shape)
 
@@ -186,8 +188,9 @@ def _run_tiled(session: Session, arrays: dict[str, Any], a: argparse.Namespace) 
 def _print_word_range(
     graph: Graph, arrays: Mapping[str, Any], results: Mapping[str, Any], digest: bool
 ) -> None:
-    """Prints for an integer network how many input values are out of range; prints the digest on
-    request.
+    """Prints how many input values of an integer network are out of range, and the digest.
+
+    The digest is printed only on request.
 
     Values out of range are replaced by the nearest value in range.
     """

@@ -59,8 +59,7 @@ def _plot(outcomes: Sequence[SimulatedRun], frame_ms: float, path: Path) -> None
 
 
 def _check_plot(path: Path, model: str) -> None:
-    """Raises ``InputError`` before the simulation if the picture could not be written to
-    ``path``."""
+    """Raises ``InputError`` before the simulation if the plot at ``path`` cannot be written."""
     if importlib.util.find_spec("matplotlib") is None:
         raise InputError("--plot needs matplotlib: pip install matplotlib")
     array_files.check_place(path, model)

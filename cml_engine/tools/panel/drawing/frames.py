@@ -42,8 +42,7 @@ class FramePanel(PanelSection):
         self._overlay_ms = 0.0
 
     def refresh(self, view: PanelView, now_s: float) -> None:
-        """Computes the percentiles, the means of the legend and the scale of the graph from the
-        log."""
+        """Computes the percentiles, the legend and the scale of the graph from the log."""
         target, frames = view.log.target_ms, complete(view.log.frames)
         self._summary = summary(frames, target)
         # in half targets, so that the scale seldom jumps

@@ -23,8 +23,7 @@ _TABLE = (
 
 
 class MemoryPanel(PanelSection):
-    """The section with a table of memory by owner, the budget, a graph of the last frames, the
-    device."""
+    """The section of GPU memory: a table by owner, the budget, a graph of frames, the device."""
 
     title = "memory"
     column = "right"

@@ -141,8 +141,7 @@ class RankingPanel(PanelSection):
         self._selected(view)
 
     def _name_width(self) -> float:
-        """Returns the width in points of the column of names: that of the longest name, up to a
-        limit."""
+        """Returns the width in points of the column of names: the longest name's, up to a limit."""
         longest = max((f"{line.network} {line.texts[0]}" for line in self.lines), key=len)
         room = float(_NAME_EM * imgui.get_font_size())
         return min(room, float(imgui.calc_text_size(longest).x) + 14.0)
@@ -224,8 +223,7 @@ class RankingPanel(PanelSection):
 
 
 def _width(column: _Column) -> float:
-    """Returns the width in points that a column needs for its heading, the sort arrow and its
-    texts."""
+    """Returns the points that a column needs for its heading, the sort arrow and its texts."""
     if not column.sample:
         return 0.0
     arrow = 0.65 * imgui.get_font_size() + imgui.get_style().frame_padding.x + 1

@@ -24,8 +24,7 @@ class SlidersPanel(PanelSection):
         self.changed: dict[str, dict[str, float]] = {}
 
     def values(self, network: str, session: Session) -> dict[str, float]:
-        """Returns the current value of each slider of the network: the default, unless it was
-        moved."""
+        """Returns the value of each slider of the network: the default, unless it was moved."""
         default = {title: slider.default for title, slider in session.sliders.items()}
         return default | self.changed.get(network, {})
 

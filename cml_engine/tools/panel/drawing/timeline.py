@@ -34,8 +34,7 @@ class TimelinePanel(PanelSection):
         self._bars = bars(self._report) if self._report else []
 
     def draw(self, view: PanelView, layout: Layout) -> None:
-        """Draws the slices as bars, the budget's line, the times, and the reason why the frame
-        stopped."""
+        """Draws the slices as bars, the budget's line, the times, and why the frame stopped."""
         report = self._report
         if report is None:
             widgets.text("no frame yet", palette.DIM)

@@ -21,8 +21,7 @@ def text(said: str, colour: Colour) -> None:
 
 
 def wrapped(parts: Iterable[tuple[str, Colour]], gap: float = 0.8) -> None:
-    """Draws coloured texts in a row; a text that does not fit behind the last one begins a new
-    line.
+    """Draws coloured texts in a row, and begins a new line where a text does not fit.
 
     A text that is wider than a line is broken. ``gap`` is the space between texts in font heights.
     """

@@ -30,8 +30,7 @@ class PlacedTensor:
 
 
 def placed_tensors(plan: Plan) -> list[PlacedTensor]:
-    """Returns the places of all of the plan's tensors in the arena, in the order of their first
-    steps."""
+    """Returns the places of all tensors in the plan's arena, in the order of their first steps."""
     lives: dict[Binding, list[int]] = {}
     for place in plan.inputs.values():
         lives.setdefault(place.binding, []).append(-1)

@@ -23,8 +23,7 @@ class WrittenOperator:
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """An operator of the optimized network; ``made_of`` are the model's operators that became
-    it."""
+    """An operator of the optimized network; ``made_of`` are the model's operators in it."""
 
     number: int
     op: str

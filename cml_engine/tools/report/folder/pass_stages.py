@@ -13,8 +13,7 @@ from cml_engine.nnef.files.writer import to_text
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A pass, the reason for it, and the graph after it; ``text`` is "" if the pass changed
-    nothing."""
+    """A pass, its purpose, and the graph after it; ``text`` is "" if the pass changed nothing."""
 
     name: str
     why: str

@@ -31,8 +31,7 @@ SHOWN = 240
 
 
 def frames_picture(times: Sequence[float], budget_ms: float) -> Html:
-    """Returns an SVG bar chart of the inference ms of the first frames, with the budget as a
-    line."""
+    """Returns an SVG bar chart of the first frames' inference ms, with a line for the budget."""
     times = times[:SHOWN]
     most = max([budget_ms, *times]) * 1.05
     high, wide = _HEIGHT - 2 * _TOP, (_WIDTH - _LEFT) / max(len(times), 1)
@@ -86,8 +85,7 @@ def graph(facts: ModelFacts, folder: ReportFolder) -> PageSection:
 
 
 def passes(facts: ModelFacts, folder: ReportFolder) -> PageSection:
-    """Returns the section with a table of the passes; writes a file of the graph after each
-    change."""
+    """Returns the section with a table of the passes; writes the graph after each change."""
     rows = []
     for number, stage in enumerate(stages(facts.graph)):
         file = None
@@ -142,8 +140,7 @@ def decisions(facts: ModelFacts, folder: ReportFolder) -> PageSection:
 
 
 def kernels(facts: ModelFacts, folder: ReportFolder) -> PageSection:
-    """Returns the section with a table of the kernels; writes each kernel's HLSL source to a
-    file."""
+    """Returns the section with a table of the kernels; writes each kernel's HLSL source."""
     from cml_engine.gpu.shaders.dump import source_file
     from cml_engine.gpu.shaders.hlsl import ShaderKey
     from cml_engine.gpu.shaders.steps import step_key

@@ -1,5 +1,4 @@
-"""Converts the plan to a table: predicted and measured time of each dispatch, and its
-alternatives."""
+"""Converts the plan to a table of dispatches: predicted and measured times, alternatives."""
 
 from __future__ import annotations
 
