@@ -172,9 +172,9 @@ class FileWatch:
             for name, session in agents.sessions.items()
         ]
         self._taken = 0
-        #: the last thing that happened: what was loaded, or what is wrong with it
+        #: the last message: a network that was loaded, or an error in its files
         self.said = ""
-        #: is told it too
+        #: called with each new message
         self.on_change: Callable[[str], object] = lambda said: None
 
     def poll(self) -> bool:

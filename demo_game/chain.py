@@ -13,12 +13,12 @@ from demo_game.cooking import cooked_set
 from demo_game.world.tile import PAINTED, TileId
 
 MODELS = Path(__file__).with_name("models")
-#: the networks of the integer world that are others than those of the world of floats
+#: the integer world's networks, as far as they differ from the float world's
 INTEGER = MODELS / "integer"
-#: trained networks, which ``--models`` swaps
+#: trained networks, which ``--models`` may replace
 TRAINED = ("upres", "texture", "population")
 _LAND = dict.fromkeys(("moisture", "grain", "cell"), "terrain")
-#: each session's inputs by name, each with the session whose output of that name it is
+#: for each session: its inputs' names, and the session whose output of that name each input takes
 _SOURCES: Mapping[str, Mapping[str, str]] = {
     "terrain": {},
     "upres": {"coarse": "terrain", "detail": "terrain", "cell": "terrain"},
@@ -29,7 +29,7 @@ _SOURCES: Mapping[str, Mapping[str, str]] = {
     "scatter": {"density": "population", "height": "surface"},
 }
 _WORDS = dict.fromkeys(("slopes", "features"), "ground")
-#: the same for the integer world, where everything up to a tile is whole numbers
+#: the same for the integer world, which computes a tile in integers
 _EXACT_SOURCES: Mapping[str, Mapping[str, str]] = {
     "terrain": {},
     "upres": dict.fromkeys(("around", "above", "size", "detail"), "terrain"),
@@ -42,25 +42,25 @@ _EXACT_SOURCES: Mapping[str, Mapping[str, str]] = {
 }
 #: the sessions that read the tile's number
 READS_TILE = ("terrain", "ground", "scatter")
-#: nothing grows on the coarser levels: its instances would be smaller than a pixel
+#: number of fine levels with plants; on coarser ones they would be smaller than a pixel
 POPULATED_LEVELS = 2
 _PLANTS = ("population", "scatter")
-#: those with operators of the game's own, and where their kernels lie
+#: sessions with operators of the game's own, and the folder of these operators' kernels
 OWN_OPERATORS = ("terrain", "ground", "surface", "paint", "scatter")
 KERNELS = Path(operators.__file__).parent
-#: what of a tile the renderer keeps, and whose output it is
+#: tensors of a tile that the renderer keeps, and the sessions that compute them
 TEXELS = {"height": "surface", "shading": "surface", "texels": "paint"}
 INSTANCES = {"instances": "scatter", "draw": "scatter"}
-#: what a tile of the integer world is, in whole numbers: the renderer's are made of these
+#: integer tensors of a tile of the integer world, from which the renderer's tensors are computed
 _LAND_WORDS = {"ground": "ground", "texels": "paint"}
 _PLANT_WORDS = {"density": "population", "plants": "scatter", "draw": "scatter"}
-#: what only draws them, in floats
+#: sessions that compute only tensors for drawing, in floats
 DRAWN = ("surface",)
-#: everything that is read of a tile, and whose output it is
+#: all tensors that are read back of a tile, and the sessions that compute them
 READ = {**TEXELS, **INSTANCES, **_LAND_WORDS, **_PLANT_WORDS}
-#: times that ``--texture-upres`` enlarges the colours
+#: factor by which ``--texture-upres`` enlarges the colours
 ENLARGED = 4
-#: models of ours beside such a network, by session
+#: the game's own models that replace others when ``--texture-upres`` is used, by session
 _FINE = {"colours": "colours", "paint": "paint_fine"}
 
 
@@ -83,7 +83,7 @@ class Chain:
     graphs: Mapping[str, cml.Graph]
     sources: Mapping[str, Mapping[str, OutputOf]]
     folders: Mapping[str, Path] = field(default_factory=dict)
-    #: whether they make the integer world
+    #: True: the networks make the integer world
     exact: bool = False
 
     def sessions_for(self, tile: TileId) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # what needs a GPU is imported when there is one
 
 OUT = Path("out")
 MEGABYTES = FloatRange(1, 1_000_000, "MiB")
-#: the modes that somebody without a display is shown
+#: the modes that ``--tour`` runs
 TOUR = ("off", "sliced", "unsliced")
 SECONDS = FloatRange(0, 1_000_000, "seconds")
 KEYS = """keys in the window:

@@ -25,10 +25,10 @@ FOLDER = Path(__file__).resolve().parent
 MODELS = FOLDER / "models"
 COOKED = FOLDER / "cooked"
 _ROOT = FOLDER.parent
-#: what a set is made of, in a checkout
+#: folders with the sources of the cooked networks, in a checkout
 _MADE_OF = ("demo_game/models", "demo_game/operators", "cml_engine", "shaders_hlsl")
 _KINDS = (".py", ".hlsl", ".hlsli", ".nnef", ".dat", ".json")
-#: seconds after which whoever was making a set is taken to be gone
+#: seconds after which a lock is considered abandoned
 _PATIENCE_S = 1800
 
 

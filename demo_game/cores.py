@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-#: what Mesa calls the threads, each with its number behind it
+#: the start of the names of Mesa's threads; a number follows
 _NAME = "llvmpipe-"
 _TASKS = Path("/proc/self/task")
 

@@ -22,7 +22,7 @@ from demo_game.world.scenery import find_start
 from demo_game.world.tile import TileId
 
 Array = np.ndarray[Any, Any]
-#: a square of so many tiles, of the level where a kilometre is a few tiles
+#: tiles along a side of the square, and their level, on which a kilometre is a few tiles
 _SIDE, _LEVEL = 4, 1
 
 

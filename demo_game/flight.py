@@ -11,7 +11,7 @@ import numpy as np
 from demo_game.world.bounds import ground
 from demo_game.world.scenery import find_start
 
-#: metres above the land, and per second
+#: metres above the land, and metres per second
 ALTITUDE_M, SPEED = 160.0, 70.0
 #: radii of the path's two loops, in metres
 _LOOP_M = (2600.0, 1700.0)

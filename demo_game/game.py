@@ -46,34 +46,34 @@ if TYPE_CHECKING:
     from demo_game.bake.flying import PlanetTiles
 
 POLICIES = {"least_laxity": least_laxity, "fair_share": fair_share, "by_priority": by_priority}
-#: what decides a frame in each mode; all but the first show how others do it
+#: the planner of each mode; all but the first show other methods for comparison
 PLANNERS = {
     "sliced": plan_frame,
     "layer": operators_per_frame(1),
     "unsliced": operators_per_frame(1_000_000),
 }
-#: of a frame, that the networks leave free where only the picture's time is known
+#: share of a frame that the networks leave free if only the picture's time is known
 _HEADROOM = 0.15
-#: what the networks get where nothing is left: else the world would not go on
+#: the networks' least budget, so that the world grows even if no time is left
 _FLOOR_MS = 0.75
-#: of the frames, that may be late for the networks' sake
+#: share of frames that may be late because of the networks
 _OVER_SHARE = 0.005
-#: of a frame, for everything but the networks: beyond that the picture is less work; and while
-#: more tiles than :data:`_FEW` are wanted, which is half a second's
+#: shares of a frame for everything but the networks, above which the drawing effort is reduced: the
+#: second while more than :data:`_FEW` tiles (half a second of work) are wanted
 _PICTURE_SHARE, _BEHIND_SHARE, _FEW = 0.7, 0.45, 4
-#: of a frame, for the networks, while there is nothing to fly over yet
+#: share of a frame for the networks while the world is loaded
 _LOADING_SHARE = 0.8
-#: slots that are left for tiles on their way, where a view wants more tiles than there are
+#: slots that stay free for unfinished tiles if a view needs more tiles than there are slots
 SPARE_SLOTS = 8
-#: of the frames on a software driver one in so many has its passes timed, for what the overlay is
-#: of them: timestamps make them longer, and the wait for a picture says how long it took
+#: on a software driver only every 16th frame times its passes, to learn the overlay's share:
+#: timestamps make frames longer, and waiting for the picture already gives its time
 _TIMED_EVERY = 16
-#: frames that imgui takes until its windows have their sizes
+#: frames until imgui's windows have their final sizes
 _OVERLAY_FRAMES = 4
-#: frames between two looks at which tiles are needed: a tile is many frames of flight
+#: frames between two selections of tiles: flying over a tile takes many frames
 _LOOK_EVERY = 12
-#: seconds that must be left of a frame to look around in it, and to learn from times; and frames
-#: without them after which it is done nevertheless
+#: seconds that must be left in a frame to select tiles, and to collect times; and the frames after
+#: which tiles are selected even if there was never enough time
 _LOOKING_S, _LEARNING_S, _POSTPONED = 3e-3, 1e-3, 6
 
 
@@ -87,11 +87,11 @@ class Settings:
     enlarge: Path | None = None
     #: a baked part of the world
     planet: Path | None = None
-    #: the sun's, in the tiles and in the picture
+    #: the sun's position and colours, in the tiles and in the picture
     light: Light = DAY
-    #: whether it is the integer world, which is the same on every machine
+    #: True: the integer world, which is the same on every machine
     integer: bool = False
-    #: whether the models' files, and the kernels', are watched, and networks replaced
+    #: True: the files of models and kernels are watched, and changed networks are reloaded
     watch: bool = False
     frame_ms: float = 1000 / 60
     detail: Detail = field(default_factory=Detail)
@@ -106,7 +106,7 @@ class Game:
     def __init__(
         self, gpu: cml.Gpu, target_format: str, quality: Quality, settings: Settings
     ) -> None:
-        # a planet is known by the models that it was baked of
+        # a planet is identified by its models' digests, which need the models and not cooked files
         cooked = settings.planet is None
         chain = load_chain(settings.models, settings.enlarge, cooked, settings.integer)
         if settings.light is not DAY:  # what is cooked is by day
@@ -116,7 +116,7 @@ class Game:
         self.gpu, self.settings, self.quality = gpu, settings, quality
         self.controls = Controls()
         self.scheduler = FrameScheduler(gpu, settings.frame_ms, "spare", over_share=_OVER_SHARE)
-        # first, for it builds its pipelines on threads while the networks are planned
+        # first, because its threads build pipelines while the networks are planned
         self.renderer = Renderer(gpu, target_format, quality, settings.light)
         self.agents = Agents(gpu, chain)
         self.watch = FileWatch(self.agents) if settings.watch else None
@@ -128,7 +128,7 @@ class Game:
         every = _TIMED_EVERY if self._on_cpu else 1
         self.timer = gpu.frame_timer(("render", "overlay"), every)
         self.log = FrameLog(settings.frame_ms, self.agents.sessions)
-        #: False: no tile is asked for (what the picture costs without any inference)
+        #: False: no tile is requested, to measure the picture without inference
         self.inference = True
         self.draw_stats: DrawStats | None = None
         self.pace = DrawingPace(_PICTURE_SHARE * settings.frame_ms, quality.effort)
@@ -140,7 +140,7 @@ class Game:
         self._spare = SpareBudget(settings.frame_ms, floor_ms=_FLOOR_MS, headroom=_HEADROOM)
         self._fixed = FixedBudget(0.0)
         self._loading = FixedBudget(_LOADING_SHARE * settings.frame_ms)
-        #: until the first picture is whole the networks come first
+        #: True until the first picture is complete: the networks get most of each frame
         self.loading = True
         self._began = self._encoded = False
         if self._on_cpu:
@@ -229,7 +229,7 @@ class Game:
     def renew(self) -> None:
         """Has all tiles computed again; the present ones are drawn until then."""
         self.streaming.renew()
-        # nothing is asked for by what was seen before, which was whole; the next frame looks first
+        # the last selection wanted no tiles, so requests wait for the next frame's selection
         self._look_at, self._asked, self._unseen = 0, True, _POSTPONED
 
     def draw_still(
@@ -291,8 +291,8 @@ class Game:
             self.streaming.drop_drafts()
         if self.loading and self.complete:
             self.loading = False
-            # Python's collector would look through all that was loaded, 50 ms in a frame of the
-            # flight; it need not, while the game lasts
+            # otherwise Python's garbage collector scans all loaded objects, 50 ms within a frame;
+            # they live as long as the game
             gc.collect()
             gc.freeze()
 

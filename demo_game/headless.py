@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from demo_game.overlay.overlay import Overlay
 
 FORMAT = "rgba8unorm-srgb"
-#: seconds without another tile after which loading, or finishing the last picture, has failed
+#: seconds without a finished tile after which loading or settling fails
 _PATIENCE_S = 120.0
 _SAY_EVERY_S = 1.0
-#: of 100: above it files grow and nothing more is seen
+#: JPEG quality of 100: above it files grow without a visible difference
 _JPEG_QUALITY = 88
 #: frames until the last GPU times have arrived
 _DRAIN = 12
@@ -81,13 +81,13 @@ class HeadlessRun:
         self.game.streaming.hand_over = self.digests.take
         self.overlay: Overlay | None = None
         self.samples: list[FrameSample] = []
-        #: is told, about once a second, how far loading is
+        #: called about once a second with a line about the progress of loading
         self.progress: Callable[[str], object] = lambda said: None
         if self.game.watch is not None:
             self.game.watch.on_change = lambda said: self.progress(said)
         self._said = time.perf_counter()
-        #: by :func:`time.perf_counter`, when a picture was first drawn (of drafts), and when first
-        #: of what the networks have made
+        #: times of :func:`time.perf_counter` of the first picture (of drafts), and of the first
+        #: picture with the networks' ground everywhere
         self.first_picture = self.first_ground = math.inf
         self._seconds = 0.0
 

@@ -12,9 +12,9 @@ from demo_game.render.quality import choose as choose_quality
 from demo_game.world.quadtree import Detail
 from demo_game.world.sun import LIGHTS
 
-#: the world's, where none is named
+#: the world's default seed
 SEED = 7
-#: how far, and how finely, each preset's world reaches
+#: the level of detail of each preset
 DETAIL = {
     "software": Detail(finest=0, coarsest=5, split=1.1, view_m=9_000.0),
     "low": Detail(finest=0, coarsest=6, split=1.3, view_m=14_000.0),

@@ -15,13 +15,13 @@ from demo_game.world.draft import drafts
 from demo_game.world.quadtree import Selection
 from demo_game.world.tile import MAX_LEVEL, TileId
 
-#: the most tiles under way at a time
+#: the largest number of tiles that are generated at a time
 IN_FLIGHT = 4
-#: frames for which there should be work: with more at once each tile only comes later
+#: number of frames of work to keep queued: with more, each tile only finishes later
 WORK_FRAMES = 8
-#: metres that a tile out of sight counts as further away
+#: factor by which a tile out of view counts as farther away
 OUT_OF_SIGHT = 3.0
-#: ms in which the nearest tile should be there, and one ``view`` times as far
+#: deadline of the nearest tile in ms; each span of distance adds as much again
 SOON_MS = 400.0
 #: seconds in which a new tile moves from its parent's shape to its own
 FADE_S = 0.6
@@ -87,19 +87,19 @@ class Streaming:
     ) -> None:
         self.agents, self.scheduler, self.pool, self.seed = agents, scheduler, pool, seed
         self.shown: dict[TileId, TileSlot] = {}
-        #: tiles that stand in for those that no network has made yet
+        #: drafts, drawn in place of tiles that the networks have not generated yet
         self.drafts: dict[TileId, TileSlot] = {}
         self.making: dict[TileId, MadeTile] = {}
         self.counts = Counts()
-        #: grows when a tile comes to a slot, or leaves one
+        #: counts changes: it grows when a tile gets or loses a slot
         self.changes = 0
         self.error = ""
-        #: what becomes of a tile's tensors once they have been copied
+        #: called with a tile when the copies of its tensors were submitted
         self.hand_over: Callable[[MadeTile], None] = _release
-        #: tiles whose copies are encoded, and perhaps not submitted yet
+        #: tiles whose copies are encoded but not known to be submitted
         self._copied: list[MadeTile] = []
         self._wanted_since: dict[TileId, float] = {}
-        #: how often there was a look at what is drawn
+        #: number of calls of :meth:`draw`, the time base of ``last_used``
         self._looks = 0
 
     def ready(self, tile: TileId) -> bool:

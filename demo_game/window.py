@@ -17,11 +17,11 @@ from demo_game.reporting.tracing import Tracing
 TITLE = "CML demo: W A S D fly, right mouse button looks, Shift is faster, F1 hides the overlay"
 _MOUSE_BUTTONS = {1: "left", 2: "right", 3: "middle"}
 _RIGHT = 2
-#: intervals this near to the display's own, as a share of it, count as it
+#: largest deviation from the target interval, as a share of it, that still counts as the target
 _WOBBLE = 0.1
-#: seconds: the longest step of movement, so that a hitch does not fling the camera away
+#: longest step of movement in seconds, so that a hitch does not fling the camera away
 _LONGEST_STEP_S = 0.1
-#: seconds without a draw after which the window was minimised, or the machine asleep
+#: after so many seconds without a draw the window was minimised or the machine asleep
 _PAUSE_S = 1.0
 
 
@@ -57,8 +57,8 @@ class GameWindow:
         self.on_frame: Callable[[], None] = lambda: None
         self.failed: Exception | None = None
         self._seconds = seconds
-        # a software driver draws on the cores that the next frame needs: waiting for it costs
-        # nothing, and tells what the frame took. A GPU is not waited for: it works beside the game
+        # a software driver draws on the cores that the next frame needs, so waiting costs nothing
+        # and gives the frame's time. A GPU works beside the game and is not waited for
         self._on_cpu = gpu.limits.software
         self._started = self._last = self._drawn = time.perf_counter()
         self._flown_s = 0.0

@@ -17,7 +17,7 @@ from demo_game.world.tile import TileId
 
 Array = np.ndarray[Any, Any]
 OWNER = "planet"
-#: threads that read: Zarr decompresses outside of Python's lock
+#: number of reading threads: Zarr decompresses without the GIL
 _READERS = 2
 
 
@@ -26,7 +26,7 @@ class PlanetTiles:
 
     def __init__(self, gpu: cml.Gpu, planet: Planet, others: TileSource) -> None:
         self.gpu, self.planet, self.others = gpu, planet, others
-        #: tiles that were read, and those that should have been there and were not
+        #: numbers of tiles that were read, and of tiles in the region that the store did not have
         self.read = self.missing = 0
         self._readers = ThreadPoolExecutor(_READERS, "planet")
 

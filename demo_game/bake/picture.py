@@ -13,7 +13,7 @@ from demo_game.bake.planet import Planet
 from demo_game.world.overhead import SIDE, overhead
 from demo_game.world.tile import TileId
 
-#: the most pixels to a side
+#: the largest side of a map in pixels
 _MOST = 2048
 
 

@@ -19,16 +19,16 @@ from demo_game.reporting.digest import tile_digest
 from demo_game.world.tile import FINE, TileId
 
 Array = np.ndarray[Any, Any]
-#: what a map shows of a tile
+#: arrays of a tile that a map shows
 SEEN = ("height", "shading", "albedo")
 KIND, LICENCE = "planet", "Apache-2.0"
 _GAME = Path(__file__).resolve().parents[1]
-#: what decides how a tile comes about, besides the networks
+#: source files that determine a tile besides the networks
 _RULES = ("operators/**/*.py", "operators/**/*.hlsl*", "world/noise.py", "world/exact_noise.py",
           "world/tile.py", "chain.py")  # fmt: skip
-#: units whose values are kept: a unit's tiles are wanted one after the other
+#: number of cached units: the tiles of a unit are usually read one after the other
 _UNITS_KEPT = 8
-#: tensors of the game that the store has as bytes, by their names in it
+#: tensors that the store keeps as bytes, by their names in the store
 _AS_BYTES = {"shading": "shading", "albedo": "texels"}
 _BYTES = {"shading": "normal x, normal z, ambient occlusion, sunlight",
           "albedo": "red, green, blue (sRGB), roughness"}  # fmt: skip
@@ -180,7 +180,7 @@ class Planet:
         self.device = str(found["device"])
         self.region = region_of(found["region"], found["levels"])
         self.block = int(found["block"])
-        #: whether its tiles' digests are of the whole numbers that they are made of
+        #: True: an integer world, whose tiles' digests cover integers and not the shown floats
         self.exact = found.get("world") == "integer"
         self._store: Store | None = None
         self._glance: Callable[[Unit], dict[str, Array]] = lambda unit: {}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import cml_engine as cml
 from demo_game.world.tile import MAX_LEVEL, TileId
 
-#: tiles of level 0 from the origin: cells are numbered by 32-bit integers
+#: the farthest tile of level 0 from the origin: cells are numbered by 32-bit integers
 _FURTHEST = 1 << 24
 
 

@@ -56,7 +56,7 @@ class PlanetMaker:
             )
         backend = _backend(work.backend)
         name = "CPU (NumPy)" if isinstance(backend, str) else backend.name
-        # its light is for drawing, and may be off by a byte's last step from device to device
+        # only the light, which is for drawing, may differ between devices, by one step of a byte
         self.device = ANY_DEVICE if work.integer else name
         self.maker = _maker(chain, backend, work.cooked)
 

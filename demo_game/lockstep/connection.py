@@ -8,7 +8,7 @@ from typing import Any
 
 import cml_engine as cml
 
-#: seconds that the other may take for a tick; the first one compiles
+#: seconds to wait for the other player's tick; the first one compiles
 PATIENCE_S = 900.0
 #: the longest line, in bytes
 _LONGEST = 1 << 16

@@ -19,7 +19,7 @@ from demo_game.reporting.digest import rules_of, tile_digest
 from demo_game.world.tile import TileId
 
 Array = np.ndarray[Any, Any]
-#: seconds between two lines of how it goes
+#: seconds between two lines about the progress
 _SAY_EVERY_S = 30.0
 
 

@@ -6,9 +6,9 @@ import hashlib
 
 from demo_game.world.tile import MAX_LEVEL, TileId
 
-#: tiles of level 0 that most of the tour stays within, and those of its far ones
+#: distance from the origin, in tiles of level 0, of most of the tour, and of its far tiles
 _NEAR, _FAR = 1 << 12, 1 << 25
-#: every so manieth tick is far away
+#: every eighth tick is far away
 _FAR_EVERY = 8
 
 

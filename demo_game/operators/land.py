@@ -21,13 +21,13 @@ from demo_game.world.tile import CELL_M, COARSE, COARSE_APRON, SCALE, WIDE, WIDE
 Array = np.ndarray[Any, Any]
 _HERE = Path(__file__).parent
 _AMPLITUDES = [noise.amplitude(octave) for octave in range(noise.TOP_OCTAVE + 1)]
-#: attributes of all that knows the land's octaves
+#: attributes of the operators that compute the land's octaves
 _LAND = (
     f"amplitudes: scalar[] = {_AMPLITUDES}, continents: integer[] = "
     f"{list(noise.CONTINENT_OCTAVES)}, ridge: scalar[] = {[noise.RIDGE_MEAN, noise.RIDGE]}, "
     f"hill: scalar = {noise.HILL}"
 )
-#: operations of one octave at one sample: four corners of some twenty, and the interpolation
+#: operations per octave and sample: some twenty for each of four corners, and the interpolation
 _OCTAVE = 110
 
 

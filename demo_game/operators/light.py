@@ -21,9 +21,9 @@ from demo_game.world.tile import FINE, FINE_APRON, WIDE, WIDE_APRON
 
 Array = np.ndarray[Any, Any]
 _WAYS = ((1, 0), (1, 1), (0, 1), (-1, 1), (-1, 0), (-1, -1), (0, -1), (1, -1))
-#: cells along a way; the furthest diagonal stays within the apron
+#: distances in cells of the samples along a direction; the farthest diagonal is within the apron
 _DISTANCES = (1, 2, 4, 7, 11, 15)
-#: cells that the sun's shadow is followed for, and the tangent over which its edge fades
+#: reach of the sun's shadow in cells, and the tangent over which its edge fades
 _REACH, _SOFTNESS = 15, 0.12
 _START = WIDE_APRON - FINE_APRON
 

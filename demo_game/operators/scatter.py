@@ -22,9 +22,9 @@ from demo_game.world.tile import CELLS, FINE, FINE_APRON
 
 Array = np.ndarray[Any, Any]
 CANDIDATES = 32
-#: of one instance
+#: vertices of one instance
 VERTICES = 36
-#: nothing stands lower, in metres
+#: the lowest ground with plants, in metres
 _SHORE = 1.0
 _GROUP = 256
 

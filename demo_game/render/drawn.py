@@ -16,7 +16,7 @@ class DrawnTiles:
 
     def __init__(self, streaming: Streaming) -> None:
         self._streaming = streaming
-        #: tiles that stay as they are until others come or go
+        #: cached tiles that do not change until others come or go
         self._settled: dict[TileId, VisibleTile] = {}
         self._settled_at: tuple[int, int, Detail] | None = None
         #: all tiles that are drawn, those of them that are coarser than they should be, and the

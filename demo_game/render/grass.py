@@ -10,7 +10,7 @@ from demo_game.world.tile import TileId
 
 #: metres to the furthest tuft, tufts along a metre, vertices of a tuft
 GRASS_M, _DENSITY, _VERTICES = 40, 3.2, 12
-#: of the shader
+#: macros of the shader
 DEFINES: dict[str, int | str] = {"GRASS_M": GRASS_M, "GRASS_DENSITY": str(_DENSITY)}
 #: all tufts of a draw stand on the same tile
 ONE_TILE = {

@@ -10,7 +10,7 @@ from demo_game.world.tile import CELLS
 
 Array = np.ndarray[Any, Any]
 
-#: bytes of a tile in the buffer of the tiles in view
+#: bytes per tile in the buffer of visible tiles
 TILE_BYTES = 48
 
 

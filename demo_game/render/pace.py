@@ -12,13 +12,13 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-#: frames whose times decide, and the share of them that may take longer than what decides
+#: frames whose times decide, and the percentile of their times that is compared with the target
 _FRAMES, _SHARE = 24, 0.8
-#: frames that there must have been room before more is tried, and the longest such wait
+#: frames with room before a higher effort is tried, and the longest such wait
 _PATIENCE, _MOST_PATIENCE = 90, 1440
 #: an effort that is left within so many frames was a mistake
 _SOON = 180
-#: of the time there is: what must be left over at the next effort before it is tried
+#: share of the target that the next effort's estimated time must stay below before it is tried
 _ROOM = 0.9
 
 

@@ -66,7 +66,7 @@ _ONE_TILE = {
         {"format": "uint32", "offset": 40, "shader_location": 7},
     ],
 }
-#: laid over what is there: colours come multiplied by how much they cover
+#: blends over the picture: colours are premultiplied by their alpha
 _OVER = {
     "color": {"src_factor": "one", "dst_factor": "one-minus-src-alpha", "operation": "add"},
     "alpha": {"src_factor": "zero", "dst_factor": "one", "operation": "add"},

@@ -14,7 +14,7 @@ from demo_game.render.quality import Quality
 from demo_game.render.shapes import shapes
 
 OWNER = "plants"
-#: the most that stand on a tile
+#: the largest number of plants on a tile
 MOST = 1024
 INSTANCE_BYTES = 16
 TILE_PLANTS_BYTES = INSTANCE_BYTES * MOST
@@ -49,7 +49,7 @@ class Plants:
             )
 
         self.instances = allocate(slots * TILE_PLANTS_BYTES, _Buffers.VERTEX | _Buffers.STORAGE)
-        # how many vertices is the renderer's choice: of a draw only the instances are copied
+        # the renderer chooses the number of vertices, so only the number of instances is copied
         self.draws = allocate(slots * DRAW_BYTES, _Buffers.INDIRECT)
         self.draws.write(_words([quality.plant_vertices, 0, 0, 0] * slots))
         self.shapes = allocate(24 * quality.plant_vertices, _Buffers.VERTEX)

@@ -31,9 +31,9 @@ class Quality:
     plant_vertices: int
     rich: bool
     samples: int
-    #: along the side of a tile's colours
+    #: texels along a side of a tile's colour texture
     texels: int = PAINTED
-    #: which of ``pace.EFFORTS`` the first frames take; then it follows their time
+    #: index in ``pace.EFFORTS`` of the first frames' effort; later it follows their times
     effort: int = 0
 
 

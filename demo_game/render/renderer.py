@@ -30,7 +30,7 @@ _BUILDERS = 2
 SCENE_BYTES = 144
 #: metres after which waves and clouds repeat: a multiple of the periods of all patterns
 _REPEAT_M = 16384.0
-#: metres of air at the sea that leave 1 / e of the light, and in which the air thins to 1 / e
+#: distance in metres at sea level that leaves 1 / e of the light, and the scale height of the air
 _CLEAR_M, _THINNING_M = 11_000.0, 1600.0
 _Buffers = wgpu.BufferUsage
 

@@ -20,7 +20,7 @@ from demo_game.world.exact_noise import WORLD_VERSION
 from demo_game.world.tile import TileId
 
 Array = np.ndarray[Any, Any]
-#: by which a network's numbers are whole: its ends are words times powers of two
+#: factor that makes a network's floats integers: they are integers times powers of two
 _WORDS = 256
 
 
@@ -91,7 +91,7 @@ class Digests:
         if made.digest:
             self.of[made.tile] = made.digest
             return True
-        # ask for all of them, then look whether all are there
+        # every read starts a readback, so all must be called before the check
         arrays = {name: made.read(name) for name in self._chain.list_digest_tensors(made.tile)}
         if any(array is None for array in arrays.values()):
             return False

@@ -12,9 +12,9 @@ from PIL import Image
 from cml_engine.io.atomic_write import write_atomically
 
 Array = np.ndarray[Any, Any]
-#: pictures in a second, and seconds
+#: pictures per second, and the film's length in seconds
 RATE, SECONDS = 10, 8
-#: the most pixels to the side, and colours
+#: the film's width in pixels, and its number of colours, at most
 _WIDTH, _COLOURS = 400, 128
 
 

@@ -32,8 +32,8 @@ class RunReport:
     clock: str
     target_ms: float
     frames: int
-    #: from the program's start to the first picture, whose ground is a draft without networks; to
-    #: one with the networks' ground everywhere; and the time to load all of it
+    #: seconds from the program's start to the first picture (a draft without networks), to the
+    #: first picture with the networks' ground everywhere, and of loading all tiles
     first_picture_s: float
     ground_s: float
     load_s: float
@@ -77,7 +77,7 @@ class RunReport:
         )
 
 
-#: letters of a world's hash in the table
+#: number of letters of a world's hash in the table
 _SHOWN = 23
 HEADER = (
     f"{'mode':18s} {'P50 ms':>7s} {'P95 ms':>7s} {'P99 ms':>7s} {'max ms':>7s} {'over':>10s} "
@@ -90,7 +90,7 @@ def table(runs: Sequence[RunReport]) -> str:
     return "\n".join([HEADER, *(run.row() for run in runs)])
 
 
-#: what a mode is, to somebody who has never seen it
+#: descriptions of the modes for readers who do not know them
 WORDS = {
     "off": "no networks, the picture alone",
     "sliced": "networks in slices, in the time left",

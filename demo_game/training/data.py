@@ -15,7 +15,7 @@ from demo_game.world.tile import CELL_M, MAX_LEVEL, SCALE
 
 Array = np.ndarray[Any, Any]
 
-#: seeds of worlds whose land is trained on; the others are for measuring
+#: worlds with seeds below this are for training, the others for measuring errors
 HELD_OUT = 1 << 20
 
 
@@ -134,12 +134,12 @@ def random_place(rng: np.random.Generator, held_out: bool = False) -> Place:
             return place
 
 
-#: samples on each side of a simulated square that its border may have spoilt
+#: samples on each side of a simulated square that may be wrong because of its border
 SPOILT = 32
-#: coarse samples across a simulated square, and fine ones
+#: coarse and fine samples along a side of a simulated square
 SQUARE = 64
 WIDTH = SCALE * SQUARE
-#: fine samples of a square that the upres agent's result covers, and the coarse ones that it takes
+#: fine samples of a square in the upres agent's result, and coarse samples in its input
 INNER = slice(SPOILT, WIDTH - SPOILT)
 SEEN = slice(SPOILT // SCALE - 6, SQUARE - SPOILT // SCALE + 6)
 

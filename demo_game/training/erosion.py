@@ -27,17 +27,17 @@ class Climate:
     """The parameters of the erosion simulation; lengths are in cells, rates are per step."""
 
     steps: int = 100
-    #: part of the water that goes into the ground
+    #: share of the water that seeps away in each step
     loss: float = 0.06
-    #: of the water, in the depth that is cut
+    #: exponent of the water in the depth that is cut
     power: float = 0.5
     #: cells cut where one cell's rain runs down a slope of 1
     cut: float = 0.03
     creep: float = 0.05
-    #: the slope that lies still, and the part of what is above it that slips
+    #: the steepest stable slope, and the share of the excess that slips in each step
     talus: float = 0.8
     slip: float = 0.1
-    #: radius of the neighbourhoods whose mean height stays
+    #: radius of the neighbourhoods whose mean height is kept
     uplift: int = 6
 
 

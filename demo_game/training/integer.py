@@ -26,25 +26,25 @@ from demo_game.world.tile import MAX_LEVEL, TileId
 Array = np.ndarray[Any, Any]
 MODELS = Path(__file__).parents[1] / "models"
 INTEGER = MODELS / "integer"
-#: of how many tiles the ranges are, how many of these are the steepest of so many times more, and
-#: how many others the errors are measured on
+#: numbers of tiles: random ones for the ranges, steep ones for the ranges (the steepest of
+#: ``_AMONG`` times as many), and ones that the errors are measured on
 SEEN, STEEP, HELD = 24, 24, 24
 _AMONG = 10
-#: what may be lost, in the outputs' units: a small part of the agents' own errors
+#: the largest errors that quantization may add, in the outputs' units: a part of the agents' errors
 LOST = {"upres": 0.05, "texture": 0.01, "population": 0.012}
-#: the agents' own errors (recipe.json): what they lose adds to these by squares
+#: the float agents' errors (recipe.json); quantization errors add to them in quadrature
 OWN = {"upres": 0.095, "texture": 0.026, "population": 0.030}
-#: whose words have 16 bits: 8 would be steps of a tenth of a metre in the finest land
+#: tensors with 16 bits: 8 would give steps of a tenth of a metre in the finest land
 SIXTEEN: Mapping[str, str | list[str]] = {"upres": ["conv6_conv", "t18"]}
 OUTPUT = {"upres": "residual", "texture": "albedo", "population": "density"}
-#: what the words of the ends stand for: the operators around the agents make and read these words
+#: scales of the inputs' and outputs' integers, which the operators around the networks share
 ENDS = {
     "upres": {"around": 2**-6, "above": 2**-7, "size": 1.0, "detail": 2**-8, "residual": 2**-12},
     "texture": {"slopes": 2**-7, "features": 2**-7, "albedo": 2**-8},
     "population": {"slopes": 2**-7, "features": 2**-7, "density": 2**-8},
 }
-#: tensors of the agent of floats that are the inner network's ends, by their names there; ``t21``
-#: is the sum with the cubic, of which ``t18`` is the agent's share
+#: names in the float agent of the tensors that become inputs and outputs of the inner network;
+#: ``t21`` is the sum of the cubic and ``t18``, which the network computes
 _NEAR = {"t1": "slopes", "t13": "features"}
 _ENDS = {
     "upres": {"t2": "around", "t5": "above", "t6": "size", "t21": "t18", "heights": "residual"},

@@ -75,7 +75,7 @@ def upres(o: Ops, inputs: Mapping[str, Any], channels: int = 40) -> dict[str, An
     x = o.relu(o.add(o.conv(detail, "detail", channels, 3), x))
     for layer in range(2, 6):
         x = o.relu(o.conv(x, f"conv{layer}", channels, 3))
-    # what needs no thought, as smoothing, goes past all layers
+    # a shortcut past all layers for linear work such as smoothing
     straight = o.conv(o.crop(detail, 5, 5), "straight", 16, 3, last=True)
     cut = o.add(o.conv(x, "conv6", 16, 3, last=True), straight)
     smooth = o.fixed(o.crop(coarse, 5, 4), "bicubic", catmull_rom())
@@ -110,10 +110,9 @@ def texture(o: Ops, inputs: Mapping[str, Any], channels: int = 24) -> dict[str, 
     return {"albedo": o.clamp(o.depth_to_space(x, 2), 0.0, 1.0)}
 
 
-#: metres: beaches, foothills, mountains; per metre, and what is added
+#: factors per metre and offsets of the altitude features: beaches, foothills, mountains
 ALTITUDES = ((0.01, 0.002, 0.0015), (0.0, 0.0, -1.5))
-#: per cell of height: the shore's two scales, and two layers of rock that come around at different
-#: heights
+#: factors per cell of height: the shore's two scales, and two periodic layers of rock
 SHORES = (0.5, 0.0625)
 STRATA = (0.31, 0.117)
 
@@ -164,7 +163,7 @@ _SEEN: Mapping[str, Shape] = {
     "grain": (1, 4, 96, 96),
     "cell": (1, 1, 1, 1),
 }
-#: by name: the network, and the shapes of what it takes
+#: each agent's network and the shapes of its inputs, by name
 AGENTS: Mapping[str, tuple[Callable[..., dict[str, Any]], Mapping[str, Shape]]] = {
     "upres": (
         upres,

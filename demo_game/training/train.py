@@ -15,7 +15,7 @@ from demo_game.training.data import Sample
 from demo_game.training.torch_ops import Agent
 
 Array = np.ndarray[Any, Any]
-#: makes a new square; the sample that it gives may differ each time it is asked
+#: makes a square from (rng, held_out): a function of an rng that returns a sample at each call
 Maker = Callable[[np.random.Generator, bool], Callable[[np.random.Generator], Sample]]
 
 

@@ -12,11 +12,11 @@ from demo_game.world.tile import CELLS, TileId
 
 Array = np.ndarray[Any, Any]
 
-#: samples from edge to edge of a tile
+#: sample intervals along a side of a tile
 _SAMPLES = 8
 #: tiles along a side of the block that is computed at once: one call costs as much as sixteen
 _BLOCK = 4
-#: what lies between the samples, and what the networks change, in cells of the tile
+#: margin for land between the samples and for changes by the networks, in cells of the tile
 _MARGIN_CELLS = 4.0
 
 

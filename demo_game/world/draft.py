@@ -17,14 +17,14 @@ from demo_game.world import noise
 from demo_game.world.tile import FINE, FINE_APRON, TileId
 
 Array = np.ndarray[Any, Any]
-#: levels of drafts, the coarsest and those below it
+#: number of levels with drafts, counted from the coarsest
 LEVELS = 3
-#: tiles that are computed at once: a call costs as much as several tiles
+#: tiles per NumPy call: the overhead of a call costs as much as several tiles
 _TOGETHER = 16
 #: sRGB: sand, grass, dry grass, rock, snow, the sea's floor
 _SAND, _GRASS, _DRY = (0.74, 0.68, 0.52), (0.30, 0.37, 0.17), (0.52, 0.48, 0.29)
 _ROCK, _SNOW, _DEEP = (0.46, 0.43, 0.40), (0.91, 0.93, 0.96), (0.20, 0.25, 0.24)
-#: of the sky's light what reaches open land
+#: share of the sky's light on open land, and the roughness of land
 _OPEN = 0.9
 
 

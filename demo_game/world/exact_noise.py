@@ -21,21 +21,21 @@ from demo_game.world.noise import hash_lattice
 Array = np.ndarray[Any, Any]
 
 WORLD_VERSION = 1
-#: of a metre
+#: fractional bits of a height in metres
 HEIGHT_BITS = 10
-#: the highest, and the deepest
+#: the greatest height, and the negative of the lowest
 HEIGHT_END = (8192 << HEIGHT_BITS) - 1
-#: lattice cells are divided in ``2**13``: the longest octave's, of level 0
+#: fractional bits of a position in a lattice cell: the longest octave has 2**13 cells of level 0
 FRACTION = 13
-#: sixteenths of a metre of each octave
+#: amplitude of each octave in sixteenths of a metre
 AMPLITUDES = [round(16 * noise.amplitude(octave)) for octave in range(noise.TOP_OCTAVE + 1)]
-#: metres of the continents, for :func:`scaled` by 14 bits, and of the lift, as heights
+#: factor of the continents' noise for :func:`multiply_shift` by 14 bits, and the lift as a height
 CONTINENT, LIFT = 2 * round(noise.CONTINENT_M), round(noise.LIFT_M) << HEIGHT_BITS
 #: ``RIDGE_MEAN`` in steps of ``2**-20``; twice ``RIDGE``; twice ``HILL`` is 1
 RIDGE = [round(noise.RIDGE_MEAN * 2**20), round(2 * noise.RIDGE)]
 #: 0.1 in steps of ``2**-23``: how far below the sea mountains begin
 SHELF = round(0.1 * 2**23)
-#: weights of the moisture's octaves, of ``2**14``
+#: weights of the moisture's octaves in units of ``2**-14``
 MOISTURE = [round(weight * 2**14) for weight in noise.moisture_weights()]
 
 

@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 #: octaves of the continents, and the longest of the mountains
 CONTINENT_OCTAVES = (13, 12)
 TOP_OCTAVE = 11
-#: metres of the top octave, and how amplitudes fall with the wavelength
+#: amplitude of the top octave in metres, and the exponent by which amplitudes fall with wavelength
 TOP_M, ROUGHNESS = 900.0, 1.08
 #: metres of land per unit of the continents' noise, and the height where that is 0
 CONTINENT_M, LIFT_M = 1400.0, 60.0

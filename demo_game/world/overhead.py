@@ -9,9 +9,9 @@ import numpy as np
 from demo_game.world.tile import CELLS
 
 Array = np.ndarray[Any, Any]
-#: pixels along a tile
+#: pixels along a side of a tile
 SIDE = 2 * CELLS
-#: of PAINTED's 128 texels, those between the tile's edges
+#: the texels (of 128 with the apron) that lie between the tile's edges
 _INSIDE = slice(8, 8 + SIDE)
 _SHALLOW, _DEEP = (0.25, 0.47, 0.55), (0.07, 0.18, 0.32)
 

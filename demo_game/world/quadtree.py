@@ -20,9 +20,9 @@ from demo_game.world.tile import TileId
 #: where a level's vertices begin to move, as a share of the distance where they have moved: late,
 #: for tiles of the level below reach further than that, and show this level's shape as it is
 MORPH_FROM = 0.85
-#: tiles are divided at least when the eye is nearer than so many of their spans
+#: the least ``split`` that :func:`fit_detail` tries before it drops the finest level
 _LEAST_SPLIT = 0.5
-#: metres that the eye moves between two looks at whether the tiles fit
+#: step in metres to which :func:`fit_detail` rounds the eye's position
 _STEP_M = 64.0
 
 

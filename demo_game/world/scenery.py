@@ -9,7 +9,7 @@ from demo_game.world.tile import TileId
 
 _LEVEL = 6
 _CELLS = 256
-#: samples of a neighbourhood, about 4 km
+#: samples along a side of a neighbourhood, about 4 km
 _AROUND = 17
 
 

@@ -70,7 +70,7 @@ EVENING = Light(
     cloud_lit=(1.65, 0.85, 0.48),
     cloud_dark=(0.30, 0.27, 0.36),
 )
-#: by the names that the command line takes
+#: the lights by their names on the command line
 LIGHTS = {"day": DAY, "evening": EVENING}
-#: towards the sun by day
+#: the direction towards the sun by day
 SUN = DAY.sun

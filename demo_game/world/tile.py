@@ -28,13 +28,13 @@ from typing import NamedTuple
 CELLS = 56
 #: metres per cell at level 0
 CELL_M = 4.0
-#: cells of a coarse sample: what the upres agent multiplies
+#: cells per coarse sample: the factor by which the upres agent refines heights
 SCALE = 4
 FINE, FINE_APRON = 64, 4
 WIDE, WIDE_APRON = 96, 20
 COARSE, COARSE_APRON = 36, 44
 PAINTED = 128
-#: the largest squares; nothing is drawn beyond them
+#: the coarsest level, with the largest tiles
 MAX_LEVEL = 6
 
 

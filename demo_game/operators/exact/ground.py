@@ -27,22 +27,22 @@ from demo_game.world.exact_noise import multiply_shift, shift_and_round
 from demo_game.world.tile import COARSE, SCALE, WIDE, WIDE_APRON
 
 Array = np.ndarray[Any, Any]
-#: coarse samples before the first four that a fine one lies between
+#: index of the first of the four coarse samples around the first fine sample
 _FIRST = 5
-#: 128ths of four coarse samples at a quarter, a half, three quarters of the way between the inner
-#: two (Catmull and Rom, 1974)
+#: weights of four coarse samples in 128ths: at 0, 1/4, 1/2 and 3/4 between the inner two (Catmull
+#: and Rom, 1974)
 CUBIC = [0, 128, 0, 0, -9, 111, 29, -3, -8, 72, 72, -8, -3, 29, 111, -9]
-#: the upres agent's words in a cell
+#: fractional bits of the upres agent's residual in cells
 RESIDUAL_BITS = 12
 GROUND = cml.Fact("integer", (1, 1, WIDE, WIDE))
 _METRES = cml.Fact("scalar", GROUND.shape)
-#: samples of the slopes before the first with features
+#: samples before the first sample with features
 _CROP = 14
 _INNER, _SLOPES = WIDE - 2 * _CROP, WIDE - 2
 _CROSS = [(-1, 0), (0, -1), (0, 1), (1, 0)]
-#: metres: beaches, foothills, mountains: in units of scaled, and what is added in 128ths
+#: factors (for ``multiply_shift``) and offsets (in 128ths) of beaches, foothills and mountains
 ALTITUDES = [(20972, 0), (4194, 0), (3146, -192)]
-#: layers of rock that come again every so many cells, of 2^14
+#: factors per cell of height, in units of 2^-14, of two periodic layers of rock
 STRATA = [5079, 1917]
 
 

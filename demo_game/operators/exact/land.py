@@ -27,7 +27,7 @@ _LAND = (
     f"shelf: integer = {exact_noise.SHELF}, apron: integer = {COARSE_APRON}, "
     f"scale: integer = {SCALE}"
 )
-#: operations of one octave at one sample
+#: operations per octave and sample
 OCTAVE = 150
 _FAR = 2**31 // 56 * 56
 #: tiles of all levels, some of them at the ends of the world
@@ -38,7 +38,7 @@ TILES = [
         (_FAR - 56, -_FAR, 0, 5), (-_FAR, _FAR - 56, 4, 12),
     )
 ]  # fmt: skip
-#: eight neighbours, row by row
+#: the eight neighbours (z, x), row by row
 AROUND = [(dz, dx) for dz in (-1, 0, 1) for dx in (-1, 0, 1) if (dz, dx) != (0, 0)]
 
 

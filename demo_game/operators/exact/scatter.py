@@ -20,10 +20,10 @@ from demo_game.world.exact_noise import HEIGHT_BITS, multiply_shift
 from demo_game.world.tile import CELLS, FINE, FINE_APRON, WIDE, WIDE_APRON
 
 Array = np.ndarray[Any, Any]
-#: nothing stands lower: a metre
+#: the lowest ground with plants: one metre
 _SHORE = 1 << HEIGHT_BITS
 _GROUP = 256
-#: samples of the ground before the first of the densities
+#: samples of the ground before the first sample of the densities
 _CROP = WIDE_APRON - FINE_APRON
 _DENSITY = cml.Fact("scalar", (1, 3, FINE, FINE))
 _STEP = CELLS // 8
