@@ -17,7 +17,10 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Played:
-    """A run of the player: flat ``outputs``, and ``told``, the JSON that the program prints."""
+    """The result of a run of the C player.
+
+    ``outputs`` has flat arrays by name; ``told`` is the JSON that the program prints.
+    """
 
     outputs: dict[str, Array]
     told: dict[str, Any]

@@ -65,8 +65,8 @@ def test_every_option_gives_the_reference(op, case, software, blocked, gpu, monk
 
 
 def test_an_option_is_what_runs():
-    """Every option of a convolution gives a different plan, so the tables of these tests take
-    effect."""
+    """Each option of a conv that a table forces gives a different plan, so these tests run every
+    option."""
     graph, _ = graph_of("conv", lookup("conv").cases[0])
     (choice,) = choices_of("conv", lookup("conv").cases[0], True)
     plans = set()

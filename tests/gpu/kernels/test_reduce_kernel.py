@@ -23,7 +23,7 @@ VECTORS = [((3, 320), [1]), ((3, 9000), [1]), ((2, 40, 3, 8), [1, 3])]
 
 @pytest.fixture(params=[True, False], ids=["software", "hardware"])
 def driver(request, gpu, monkeypatch):
-    """The device, once with the limits of a software driver and once with those of hardware.
+    """The suite's device, in one run of the test as a software driver and in one as hardware.
 
     Both get different kernels.
     """

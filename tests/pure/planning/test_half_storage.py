@@ -155,8 +155,7 @@ def errors_of(graph, inputs):
 
 
 def test_an_error_is_what_one_rounding_makes_it():
-    """The largest and the mean reported error of a tensor stored in 16 bits are those of one
-    rounding."""
+    """The reported largest and RMS error of tensors stored in 16 bits are those of one rounding."""
     net = Net(1, 4, 8, 8)
     first = net("relu(x)")
     graph = net.graph(net(f"abs({first})"))

@@ -76,7 +76,7 @@ def test_convolutions_of_three_steps_take_no_more_than_their_largest():
 
 
 def test_what_lives_long_among_others_is_found_a_place_for():
-    """The arena of the demo's texture network is at most 2 % larger than the bound, in any tensor
+    """The arena of the demo's colour network is at most 2 % larger than the bound, in any tensor
     order.
 
     Some of its tensors live long. Each entry is (size in units of 16 bytes, first step, last step).

@@ -16,7 +16,7 @@ class Program:
 
 
 class Made:
-    """A stand-in for a session, with the compiled network and the cache that made it."""
+    """A stand-in for a session; it stores the compiled network and the cache."""
 
     def __init__(self, compiled, cache):
         self.compiled, self.cache = compiled, cache

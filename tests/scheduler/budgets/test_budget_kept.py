@@ -55,8 +55,10 @@ def exact_model(net, factor=None):
 
 
 def endless(net):
-    """Returns arrivals of one network, twice as much work as a device could do, so a job always
-    waits."""
+    """Returns arrivals of one network that need half of the device's time, twice the budget.
+
+    A job therefore always waits.
+    """
     return [Arrival(net, period_ms=net.total_ms * 2)]
 
 

@@ -64,8 +64,8 @@ def test_the_networks_own_hitches_limit_the_plan():
 
 
 def test_a_frame_that_is_slow_until_then_is_expected_to_stay_slow():
-    """If the work before inference took 1.5 times as long as usual, inference is expected to do
-    so too."""
+    """After work that took 1.5 times as long as usual, inference is planned as if 1.5 times as
+    slow."""
     rest = learned(400)
     usual, slow = runs(rest, 8.0, 0.5), runs(rest, 12.0, 0.5)
     assert slow == pytest.approx((FRAME_MS - 12.0) / 1.5 - 0.5, rel=0.05)
