@@ -47,8 +47,7 @@ class Benched:
 
 
 def bench(model: str, options: argparse.Namespace) -> Benched:
-    """Measures the network ``model`` on every chosen engine, then collects its facts on this
-    engine."""
+    """Measures the network ``model`` on every chosen engine and collects its facts on this one."""
     chosen = [c for c in contenders.CONTENDERS if not options.only or c.key in options.only]
     with tempfile.TemporaryDirectory(prefix="cml-bench-") as folder:
         workload = contenders.Workload(Path(folder))

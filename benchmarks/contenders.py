@@ -27,10 +27,10 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class Workload:
-    """A folder with one network in every format (ncnn, ONNX, NNEF), its inputs and the engines'
-    outputs.
+    """A folder with one network in every format, its inputs and the engines' outputs.
 
-    The properties are the paths of the files. Input names are the same in every format.
+    The formats are ncnn, ONNX and NNEF. The properties are the paths of the files. Input names
+    are the same in every format.
     """
 
     folder: Path
@@ -65,8 +65,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A contender that is ready to run: a function from inputs to the output, and its device's
-    name."""
+    """A contender that is ready: a function from inputs to the output, and its device's name."""
 
     run: Run
     device: str
@@ -74,8 +73,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Contender:
-    """An engine to measure; ``load`` loads a workload's network and returns a function that runs
-    it.
+    """An engine to measure: ``load`` returns a function that runs a workload's network on it.
 
     It needs the installed ``package`` and its ``module``. ``apart`` names a separate environment
     for a package that cannot be installed beside others.
@@ -114,8 +112,7 @@ def _load_ncnn(workload: Workload, on_gpu: bool) -> Loaded:
 
 
 def ncnn_net(workload: Workload, on_gpu: bool) -> tuple[Any, str]:
-    """Loads the workload's network with ncnn; returns it and the name of the device that it runs
-    on.
+    """Loads the workload's network with ncnn; returns it and the name of its device.
 
     Raises :class:`Unavailable` if there is no Vulkan device, or ncnn cannot read the network or
     falls back to the CPU.
@@ -159,8 +156,10 @@ def run_ncnn(net: Any, inputs: Inputs, names: Sequence[str]) -> list[Array]:
 
 
 def _set_ncnn_options(options: Any, on_gpu: bool) -> None:
-    """Sets ncnn's device and threads, and 32-bit floats throughout; other options keep their
-    defaults."""
+    """Sets ncnn's device and threads, and 32-bit floats throughout.
+
+    Other options keep their defaults.
+    """
     options.use_vulkan_compute = on_gpu
     options.num_threads = _threads()
     for name in (

@@ -116,8 +116,10 @@ _HEAD = (
 
 
 def markdown(found: Mapping[str, Facts | str]) -> str:
-    """Returns a Markdown table of the facts, one row per network; a network without facts shows
-    the reason."""
+    """Returns a Markdown table of the facts, one row per network.
+
+    A network without facts shows the reason.
+    """
     rows = [_row(model, facts) for model, facts in found.items()]
     lines = ["| " + " | ".join(cells) + " |" for cells in (_HEAD, *rows)]
     lines.insert(1, "|---|" + "--:|" * (len(_HEAD) - 2) + "---|")

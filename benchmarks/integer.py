@@ -208,8 +208,7 @@ def _cpu(graph: Graph, inputs: dict[str, Array]) -> Turn:
 
 
 def _settled(turn: Turn) -> Turn:
-    """Returns a turn that first sleeps and warms up, then runs ``turn`` and returns its
-    milliseconds.
+    """Returns a turn that sleeps, warms up, then runs ``turn`` and returns its milliseconds.
 
     During the sleep the previous engine's thread pool stops spinning; the warm-up wakes its own.
     """
@@ -227,10 +226,10 @@ def _settled(turn: Turn) -> Turn:
 def _onnxruntime(
     workload: Workload, samples: list[dict[str, Array]], inputs: dict[str, Array]
 ) -> dict[str, Turn]:
-    """Returns timed turns of ONNX Runtime by name: in floats, and quantized to U8S8 by its own
-    quantizer.
+    """Returns timed turns of ONNX Runtime by name: in floats, and quantized to U8S8.
 
-    Prints the reason and returns an empty dictionary if a package is missing.
+    ONNX Runtime's own quantizer is used. Prints the reason and returns an empty dictionary if a
+    package is missing.
     """
     try:
         import onnxruntime

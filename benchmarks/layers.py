@@ -47,8 +47,10 @@ class LayeredNetwork:
         self, source: str, out: int, kernel: int, *, stride: int = 1, groups: int = 1,
         activation: Activation = "relu",
     ) -> str:  # fmt: skip
-        """Adds a convolution with bias and activation to ``out`` channels; ``stride`` divides
-        the size."""
+        """Adds a convolution with bias and activation to ``out`` channels.
+
+        ``stride`` divides the size.
+        """
         taken = self.channels[source] // groups
         numbers = {"kernel": kernel, "stride": stride, "pad": kernel // 2, "groups": groups}
         gain = 2.0 if activation else 1.0

@@ -51,8 +51,7 @@ def _upres(side: int) -> Callable[[Workload], None]:
 
 
 def _made(network: Callable[[], layers.LayeredNetwork]) -> Callable[[Workload], None]:
-    """Returns a function that writes the network that ``network()`` makes, with noise as its
-    input."""
+    """Returns a function that writes the network ``network()``, with noise as its input."""
 
     def write(workload: Workload) -> None:
         net = network()
@@ -76,8 +75,10 @@ def _transformer(network: Transformer) -> Callable[[Workload], None]:
 
 
 def _stylegan2(workload: Workload) -> None:
-    """Writes StyleGAN2's generator for 256x256 pictures with random weights, and a random latent
-    vector."""
+    """Writes StyleGAN2's generator for 256x256 pictures, and a random latent vector.
+
+    The weights are random.
+    """
     config = Config(256)
     z = np.random.default_rng(0).standard_normal((1, config.latent), np.float32)
     _write_graph(build(config, random_parameters(config, 1)), {"z": z}, workload)
@@ -117,8 +118,7 @@ MODELS: dict[str, Callable[[Workload], None]] = {
 
 
 def ready_program(model: str, gpu: cml.Gpu) -> tuple[GpuProgram, dict[str, Array]]:
-    """Returns a network of :data:`MODELS` as a GPU program that has run once, and its inputs by
-    name."""
+    """Returns a network of :data:`MODELS` as a GPU program that has run, and its inputs."""
     with tempfile.TemporaryDirectory(prefix="cml-model-") as folder:
         workload = Workload(Path(folder))
         MODELS[model](workload)

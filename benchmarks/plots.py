@@ -28,8 +28,10 @@ Report = Mapping[str, Any]
 
 
 def frame_times(runs: Sequence[Report], figure: Any) -> None:
-    """Draws the times of all frames into ``figure``, one row per mode; frames over the target
-    are red."""
+    """Draws the times of all frames into ``figure``, one row per mode.
+
+    Frames over the target are red.
+    """
     shown = [run for mode in _MODES for run in runs if run["mode"] == mode]
     figure.set_size_inches(8, 1.4 * len(shown) + 0.5)
     rows = figure.subplots(len(shown), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
@@ -52,8 +54,7 @@ def frame_times(runs: Sequence[Report], figure: Any) -> None:
 
 
 def operators(runs: Sequence[Report], figure: Any) -> None:
-    """Draws bars of the GPU time of the costliest operators in the sliced flight into
-    ``figure``."""
+    """Draws bars of the GPU time of the costliest operators of the sliced flight."""
     (run,) = (run for run in runs if run["mode"] == "sliced")
     spent: Counter[str] = Counter()  # one operator may take several dispatches
     for row in run["operators"]:
@@ -64,8 +65,7 @@ def operators(runs: Sequence[Report], figure: Any) -> None:
 
 
 def engines(report: Report, figure: Any) -> None:
-    """Draws bars of the median times of the report's first network on every engine into
-    ``figure``."""
+    """Draws bars of the median times of the report's first network on every engine."""
     record = report["models"][0]
     rows = [row for row in record["results"] if row["median_ms"] is not None][::-1]
     colours = [_BLUE if row["key"].startswith("ours") else _GREY for row in rows]
@@ -95,8 +95,7 @@ FIGURES: Mapping[str, tuple[Callable[[Any, Any], None], str]] = {
 
 
 def draw(name: str, numbers: Path, folder: Path) -> Path:
-    """Draws the figure ``name`` from the numbers in a JSON file, and returns the path of the
-    picture.
+    """Draws the figure ``name`` from a JSON file of numbers; returns the picture's path.
 
     It is written into ``folder``.
     """

@@ -35,8 +35,7 @@ class WorkerFailed(Exception):
 
 @dataclass
 class EngineResult:
-    """The result of one contender: its milliseconds by round, or the ``problem`` why there are
-    none.
+    """The result of one contender: its ms by round, or the ``problem`` that prevented them.
 
     ``turns`` has a list for each round, ``times`` all of them; ``about`` is the worker's
     description.
@@ -56,8 +55,7 @@ class EngineResult:
         return statistics.median(self.times)
 
     def ratio_to(self, other: EngineResult) -> float:
-        """Returns the time relative to ``other``: the median over the rounds of the ratio of
-        their medians."""
+        """Returns the time relative to ``other``: the median of the rounds' ratios of medians."""
         pairs = zip(self.turns, other.turns, strict=True)
         return statistics.median(statistics.median(a) / statistics.median(b) for a, b in pairs)
 
@@ -86,8 +84,9 @@ class Worker:
         self._log.close()
 
     def about(self) -> dict[str, Any]:
-        """Waits until the contender is ready and returns its description (device, version, first
-        run).
+        """Waits until the contender is ready and returns its description.
+
+        It has the device, the version and the time of the first run.
 
         Raises :class:`WorkerFailed` if it cannot be started.
         """
@@ -97,8 +96,7 @@ class Worker:
         return about
 
     def measure(self, count: int) -> list[float]:
-        """Lets the worker run the network ``count`` times and returns the milliseconds of each
-        run."""
+        """Lets the worker run the network ``count`` times; returns the ms of each run."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{count}\n")
         self._process.stdin.flush()
@@ -159,10 +157,10 @@ def run_rounds(contenders: Sequence[Contender], folder: Path, rounds: int) -> li
 
 
 def _start(result: EngineResult, folder: Path) -> Worker:
-    """Starts a contender's worker, waits until it is ready and stores its description in
-    ``result``.
+    """Starts a contender's worker, waits until it is ready and returns it.
 
-    If it fails, ``result.problem`` is set. Loading before the first round disturbs no measurement.
+    The worker's description is stored in ``result``. If it fails, ``result.problem`` is set.
+    Loading before the first round disturbs no measurement.
     """
     worker = Worker(result.contender, folder)
     try:

@@ -38,8 +38,7 @@ _HEAD = (
 
 
 def differences(results: Sequence[EngineResult], workload: Workload) -> dict[str, float]:
-    """Returns, by key, the largest absolute difference of each contender's output from the
-    reference's.
+    """Returns the largest absolute difference of each output from the reference's, by key.
 
     The reference itself is included. Empty if the reference has no output.
     """
@@ -65,16 +64,20 @@ def tolerance(workload: Workload) -> float:
 
 
 def _difference(value: np.ndarray[Any, Any], reference: np.ndarray[Any, Any]) -> float:
-    """Returns the largest absolute difference of two arrays; infinity if the shapes differ or
-    ``value`` is not finite."""
+    """Returns the largest absolute difference of two arrays.
+
+    It is infinity if the shapes differ or ``value`` is not finite.
+    """
     if value.shape != reference.shape or not np.isfinite(value).all():
         return float("inf")
     return float(np.abs(value - reference).max())
 
 
 def markdown(results: Sequence[EngineResult], differences: dict[str, float]) -> str:
-    """Returns a Markdown table of the times, one row per contender; without times it shows the
-    reason."""
+    """Returns a Markdown table of the times, one row per contender.
+
+    A contender without times shows the reason.
+    """
     rows = [_row(result, results, differences) for result in results]
     lines = ["| " + " | ".join(cells) + " |" for cells in (_HEAD, *rows)]
     lines.insert(1, "|---|---|" + "--:|" * (len(_HEAD) - 2))
@@ -104,8 +107,7 @@ def one_line(text: str) -> str:
 
 
 def find(results: Sequence[EngineResult], key: str) -> EngineResult | None:
-    """Returns the result of the contender ``key`` if it has times and no problem, otherwise
-    None."""
+    """Returns the result of the contender ``key``, or None if it has no times or a problem."""
     for result in results:
         if result.contender.key == key and result.turns and not result.problem:
             return result
@@ -117,8 +119,7 @@ def _ratio(result: EngineResult, other: EngineResult | None) -> str:
 
 
 def goals(model: str) -> tuple[tuple[str, str, float], ...]:
-    """Returns the speed limits for the network: (engine, other engine, largest ratio of their
-    times)."""
+    """Returns the speed limits for a network: (engine, other engine, largest time ratio)."""
     return _UPRES if model.startswith("upres") else _OTHERS
 
 

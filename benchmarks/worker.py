@@ -31,10 +31,10 @@ def own_stdout() -> TextIO:
 
 
 def start(contender: Contender, workload: Workload, inputs: Inputs) -> tuple[Run, dict[str, Any]]:
-    """Loads the contender, runs it once and saves its output; returns its run function and
-    description.
+    """Loads the contender and runs it once; returns its run function and its description.
 
-    The description has the device, the version, and the ms of loading and the first run.
+    Its output is saved. The description has the device, the version, and the ms of loading and
+    the first run.
     """
     begun = time.perf_counter()
     loaded = contender.load(workload)
@@ -50,8 +50,7 @@ def start(contender: Contender, workload: Workload, inputs: Inputs) -> tuple[Run
 
 
 def version(package: str) -> str:
-    """Returns the version of an installed package; "" if it is not installed but used from its
-    folder."""
+    """Returns the version of an installed package; "" if it is used from its folder."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

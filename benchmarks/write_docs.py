@@ -24,8 +24,7 @@ MARK = "<!-- below: python -m benchmarks.write_docs -->"
 def page(
     before: str, bench: str, kernels: str, reports: tuple[Mapping[str, Json], Mapping[str, Json]]
 ) -> str:
-    """Returns the page ``before`` with the tables after its mark replaced by ``bench`` and
-    ``kernels``.
+    """Returns the page ``before`` with new tables after its mark: ``bench`` and ``kernels``.
 
     ``reports`` are the JSON reports of both; each table states the machine and its load. Raises
     :class:`ValueError` if the page has no mark.

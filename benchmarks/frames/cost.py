@@ -39,8 +39,7 @@ REST = "the rest: submit, wake-ups, caches"
 
 @dataclass
 class FrameCauses:
-    """The milliseconds of one frame: the ``whole``, ``parts`` by cause, and the waits for the
-    device."""
+    """The milliseconds of one frame: in total, by cause, and of the waits for the device."""
 
     whole: float = 0.0
     parts: dict[str, float] = field(default_factory=dict)
@@ -50,8 +49,7 @@ class FrameCauses:
 
 @dataclass(frozen=True)
 class Cause:
-    """A cause of frame time with its mean ms per frame, without networks and with them; a
-    table's row."""
+    """A cause of frame time with its mean ms per frame, without and with networks."""
 
     cause: str
     without: float
@@ -117,8 +115,7 @@ class PartTimes:
 
 
 def table(without: Sequence[FrameCauses], with_them: Sequence[FrameCauses]) -> list[Cause]:
-    """Returns a row per cause with its mean ms over the kept frames, then the rest and the whole
-    frame.
+    """Returns a row of mean ms per cause, then one for the rest and one for the whole frame.
 
     The longest frames of each mode are dropped.
     """

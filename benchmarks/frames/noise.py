@@ -44,8 +44,7 @@ def network(gpu: Any, size: int, layers: int) -> cml.Session:
 
 
 class Frames:
-    """A host whose frames have fixed work: busy Python, a network in place of a renderer, and two
-    jobs.
+    """A host whose frames have fixed work: busy Python, a renderer's network, and two jobs.
 
     The jobs are networks under the scheduler. ``rows`` has for each frame number its ms, the
     predicted ms of its networks and, once known, the measured ms.

@@ -34,8 +34,7 @@ def take(busy_s: float, every_s: float) -> None:
 
 @contextmanager
 def neighbour(busy_ms: float, every_ms: float) -> Iterator[None]:
-    """Runs another process beside the ``with`` block that spins ``busy_ms`` out of every
-    ``every_ms``."""
+    """Runs a process beside the block that spins ``busy_ms`` out of every ``every_ms``."""
     apart = multiprocessing.get_context("spawn")
     process = apart.Process(target=take, args=(busy_ms / 1e3, every_ms / 1e3), daemon=True)
     process.start()

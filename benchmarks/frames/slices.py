@@ -59,8 +59,7 @@ class Runner:
 
 
 def step_times(gpu: cml.Gpu, program: GpuProgram) -> list[float]:
-    """Returns the GPU milliseconds of each step of the program, run alone; the median of five
-    runs."""
+    """Returns the GPU milliseconds of each step, run alone; the median of five runs."""
     timer = PassTimer(gpu)
     steps = range(len(program.step_costs()))
     times = [timer.time(steps, program.encode_all) for _ in range(5)]

@@ -78,8 +78,7 @@ class PeakMeter:
         self._controls = [Control(gpu, True), Control(gpu, False), Control(gpu, False, groups=1)]
 
     def measure(self) -> Peaks:
-        """Runs the three controls once and returns the peak FLOPs, bytes per second and launch
-        time."""
+        """Runs the three controls once and returns the peak rates and the launch time."""
         fma, copy, least = self._controls
         times = self._timer.time([0, 1, 2], lambda compute, i: self._controls[i].encode(compute))
         seconds = [1e-3 * max(ms, 1e-6) for ms in times]

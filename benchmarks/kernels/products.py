@@ -79,8 +79,7 @@ def main() -> None:
 
 
 def _by_kernel(gpu: Gpu, op: str, case: Case) -> dict[str, Work]:
-    """Returns, by the name of each kernel variant and tile, a function that runs the case and its
-    FLOPs.
+    """Returns a function that runs the case, and its FLOPs, by kernel variant and tile.
 
     A matrix product multiplies two computed tensors; pictures are in blocks of four channels.
     """

@@ -23,8 +23,7 @@ _TILE_IN, _TILE_OUT = 36, 16
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """The device's peak rates: FLOPs per second, bytes per second, and seconds of a nearly empty
-    dispatch."""
+    """The device's peak FLOPs and bytes per second, and the seconds of an empty dispatch."""
 
     flops: float
     nbytes: float
@@ -51,8 +50,7 @@ def work_of(step: Step) -> Cost:
 
 
 def name_of(step: Step) -> str:
-    """Returns a short name of a step's kernel: its file's name and the properties of its
-    variant."""
+    """Returns a short name of a step's kernel: its file's name and its variant's properties."""
     d, stem = step.defines, Path(step.path).stem
     words = [stem]
     if stem == "winograd":

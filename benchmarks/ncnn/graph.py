@@ -76,8 +76,10 @@ class _Writer:
     # -- names and numbers
 
     def blob(self, tensor: str) -> str:
-        """Returns the name of the tensor for a layer that reads it; writes a constant at its
-        first use."""
+        """Returns the name under which a layer reads the tensor.
+
+        A constant is written at its first use.
+        """
         if tensor in self.constants and tensor not in self.written:
             self.written.add(tensor)
             self.parts.constant(tensor, self.constants[tensor])
@@ -89,8 +91,10 @@ class _Writer:
         return float(values) if values is not None and values.shape == () else None
 
     def weights(self, node: Node, index: int) -> Array:
-        """Returns the array of the node's operand ``index``; raises :class:`CannotWrite` if it
-        is no constant."""
+        """Returns the array of the node's operand ``index``.
+
+        Raises :class:`CannotWrite` if it is no constant.
+        """
         found = self.constants.get(node.inputs[index])
         if found is None:
             raise CannotWrite(f"{node.title}: ncnn wants operand {index} to be constant")
@@ -149,8 +153,7 @@ class _Writer:
     # -- windows
 
     def window(self, type: str, node: Node, x: str, filter: Array, channels: int) -> None:
-        """Adds a layer for a convolution or deconvolution of the tensor ``x``, with bias and
-        activation.
+        """Adds a layer for a convolution or deconvolution of ``x``, with bias and activation.
 
         ``type`` is ncnn's name of the layer without "DepthWise"; ``channels`` are the outputs.
         """
@@ -171,8 +174,7 @@ class _Writer:
         self.written.add(output)
 
     def activation(self, node: Node) -> tuple[str, str]:
-        """Returns the name of the node's result and ncnn's parameters of the activation fused into
-        it.
+        """Returns the name of the node's result and ncnn's parameters of a fused activation.
 
         If an activation is the only reader of the node, the result is the activation's.
         Otherwise the parameters are "".
@@ -190,8 +192,7 @@ _WRITERS: dict[str, Callable[[_Writer, Node], None]] = {}
 
 
 def _writes(function: Callable[[_Writer, Node], None]) -> Callable[[_Writer, Node], None]:
-    """Registers the function, a decorator's operand, as the writer of the operator of the same
-    name."""
+    """Registers the decorated function as the writer of the operator of the same name."""
     _WRITERS[function.__name__] = function
     return function
 
@@ -320,10 +321,10 @@ def multilinear_upsample(w: _Writer, node: Node) -> None:
 
 
 def bilinear(node: Node, channels: int) -> Array:
-    """Returns the filter [channels, 1, 4, 4] of a 2x ``multilinear_upsample`` with a border of
-    zeros.
+    """Returns the filter [channels, 1, 4, 4] of a 2x ``multilinear_upsample``.
 
-    The upsampling is then a transposed depthwise convolution of stride 2 and padding 1.
+    Its border must be zeros. The upsampling is then a transposed depthwise convolution of stride
+    2 and padding 1.
     """
     a = node.attrs
     if (list(a.factor), a.method, a.border) != ([2, 2], "symmetric", "constant"):

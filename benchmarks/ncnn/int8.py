@@ -38,8 +38,7 @@ _TOLERANCE = 1e-3
 
 
 class WrongLayer(Exception):
-    """Raised if ncnn's result of an 8-bit layer differs from that of a convolution of rounded
-    floats."""
+    """Raised if an 8-bit layer's result differs from that of rounded floats."""
 
 
 class Int8Network:
@@ -61,8 +60,7 @@ class Int8Network:
         _save(self.rounded, self.layers, lambda one: one.rounded(self.scales[one.x]))
 
     def error(self, inputs: Inputs) -> float:
-        """Returns the RMS of the outputs' differences from floats, over the RMS of the output in
-        floats.
+        """Returns the RMS of the output's difference from floats, over the RMS in floats.
 
         Checks every convolution first and raises :class:`WrongLayer` if one is wrong.
         """
@@ -71,8 +69,7 @@ class Int8Network:
         return _rms(found - exact) / _rms(exact)
 
     def _check(self, inputs: Inputs) -> None:
-        """Raises :class:`WrongLayer` if an 8-bit convolution's result is not that of rounded
-        floats.
+        """Raises :class:`WrongLayer` if an 8-bit convolution differs from rounded floats.
 
         Both read the same input.
         """
@@ -196,10 +193,9 @@ def _save(
 def _scales(
     floats: Workload, names: Sequence[str], samples: Sequence[Inputs]
 ) -> Mapping[str, float]:
-    """Returns the factor from floats to 8-bit values by tensor name, from its largest absolute
-    value.
+    """Returns the factor from floats to 8-bit values of each named tensor.
 
-    The largest value is that over all samples.
+    It comes from the largest absolute value. The largest value is that over all samples.
     """
     most = np.zeros(len(names))
     for sample in samples:
@@ -209,8 +205,7 @@ def _scales(
 
 
 def _run(workload: Workload, inputs: Inputs, names: Sequence[str] = ()) -> list[Array]:
-    """Runs the network on the CPU and returns the tensors called ``names``, by default its
-    outputs."""
+    """Runs the network on the CPU; returns the tensors called ``names``, by default the outputs."""
     net, _ = ncnn_net(workload, on_gpu=False)
     return run_ncnn(net, inputs, names or net.output_names())
 

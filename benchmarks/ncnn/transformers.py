@@ -16,8 +16,7 @@ _NEVER = -1e4
 
 @dataclass(frozen=True)
 class Transformer:
-    """Transformer blocks: layer norm, attention, layer norm, and two matrices with GELU between
-    them.
+    """Transformer blocks: layer norm, attention, layer norm, two matrices with GELU between.
 
     Attention and matrices each have a residual (Vaswani et al., 2017); the norms come first, as
     in ViT and GPT-2.

@@ -185,10 +185,9 @@ def check_text(value: object, what: str) -> str:
 
 
 def check_input_mapping(value: Any) -> Mapping[str, Any]:
-    """Returns ``value`` if it is a mapping whose keys are strings; otherwise raises
-    :class:`InputError`.
+    """Returns ``value`` if it is a mapping with strings as keys; else raises an error.
 
-    The values are not checked.
+    The error is :class:`InputError`. The values are not checked.
     """
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         raise _wanted("a dictionary of arrays by name, {'image': array}", repr(value), "inputs")
@@ -216,8 +215,10 @@ def check_choices(words: Sequence[str], value: object, what: str) -> frozenset[s
 
 
 def check_name_list(value: object, what: str) -> tuple[str, ...]:
-    """Returns ``value`` as a tuple if it is a tuple or list of strings; otherwise raises
-    :class:`InputError`."""
+    """Returns a tuple or list of strings as a tuple.
+
+    Raises :class:`InputError` for any other value.
+    """
     if not isinstance(value, tuple | list) or not all(isinstance(name, str) for name in value):
         raise _wanted("names in parentheses, ('conv1',) for example", repr(value), what)
     return tuple(value)
@@ -234,8 +235,10 @@ def check_nonempty_names(value: Any, what: str) -> tuple[str, ...]:
 
 
 def check_text_mapping(value: Any, what: str) -> Mapping[str, str]:
-    """Returns ``value`` if it is a mapping from strings to strings; otherwise raises
-    :class:`InputError`."""
+    """Returns ``value`` if it is a mapping from strings to strings.
+
+    Otherwise raises :class:`InputError`.
+    """
     if not isinstance(value, Mapping) or not all(
         isinstance(part, str) for pair in value.items() for part in pair
     ):
@@ -246,8 +249,7 @@ def check_text_mapping(value: Any, what: str) -> Mapping[str, str]:
 def check_known_names(
     given: Iterable[str], known: Collection[str], lacking: str, what: str
 ) -> None:
-    """Raises :class:`InputError` if a name in ``given`` is not in ``known``; suggests similar
-    names.
+    """Raises :class:`InputError` if a given name is not known; suggests similar names.
 
     ``lacking`` is the part of the message that states what is missing.
     """
@@ -322,8 +324,7 @@ def _wanted(wanted: str, got: object, what: str) -> InputError:
 
 
 def shortened(value: object) -> str:
-    """Returns a value as one line for a message; a text of more than 40 characters is cut with
-    "…"."""
+    """Returns a value as one line for a message, cut with "…" after 40 characters."""
     shown = " ".join(str(value).split())
     return shown if len(shown) <= 40 else f"{shown[:40]}…"
 

@@ -196,8 +196,10 @@ def write_outputs(files: Mapping[str, File], arrays: Mapping[str, Array]) -> Non
 
 
 def _by_file(files: Mapping[str, File]) -> dict[Path, list[str]]:
-    """Returns the output names of each file; different spellings of the same path count as one
-    file."""
+    """Returns the output names of each file.
+
+    Different spellings of the same path count as one file.
+    """
     named: dict[str, Path] = {}
     found: dict[Path, list[str]] = {}
     for name, file in files.items():
@@ -208,8 +210,7 @@ def _by_file(files: Mapping[str, File]) -> dict[Path, list[str]]:
 
 @contextlib.contextmanager
 def _stream(found: NamedFile, name: str) -> Iterator[IO[bytes]]:
-    """Yields an open stream in NumPy's ``.npy`` format: the file, or the member of a ``.npz``
-    archive.
+    """Yields an open ``.npy`` stream: the file itself, or the member of a ``.npz`` archive.
 
     The member is the one called ``name``, or the only one. Its size is charged to the load budget.
     """
@@ -258,8 +259,7 @@ def _read_array(found: NamedFile, name: str, fact: Fact) -> Array:
 
 
 def _array(file: IO[bytes], name: str, fact: Fact | None = None) -> Array:
-    """Reads a ``.npy`` stream into an array after checking its type and, with ``fact``, its
-    shape."""
+    """Reads a ``.npy`` stream into an array after checking its type and, by ``fact``, its shape."""
     shape, is_fortran, dtype = _header(file)
     if dtype.kind not in "biuf":
         wanted = fact or "numbers"

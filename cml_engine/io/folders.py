@@ -26,8 +26,7 @@ SLUG = "cml_engine"
 
 
 def bundled_folder(inside: str, beside: str) -> Path:
-    """Returns the path of a folder that lies inside this package in a wheel and beside it in a
-    checkout.
+    """Returns the path of a folder that a wheel has inside the package and a checkout beside it.
 
     ``inside`` is its path from the package, ``beside`` its path from the package's parent.
     """

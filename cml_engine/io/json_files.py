@@ -40,8 +40,7 @@ def parse_json(text: str) -> Any:
 
 
 def finite(value: Any, low: float = -math.inf, high: float = math.inf) -> float:
-    """Returns a number as a float; raises ``ValueError`` for any other type, NaN, or out of the
-    range.
+    """Returns a number in the range as a float; raises ``ValueError`` for anything else.
 
     The range is ``low`` to ``high``, both included; infinities are never in it.
     """

@@ -30,8 +30,7 @@ _CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_
 
 
 class OverBudget(ModelError, InputError):
-    """Raised if a model or an input file needs more memory or work than :class:`LoadLimits`
-    allow."""
+    """Raised if a file needs more memory or work than :class:`LoadLimits` allow."""
 
 
 def _default_memory() -> int:
@@ -67,8 +66,9 @@ class LoadLimits:
 
     @staticmethod
     def parse(text: str) -> LoadLimits:
-        """Parses limits such as ``memory=8G,nodes=500000``; limits that are not named get their
-        defaults.
+        """Parses limits such as ``memory=8G,nodes=500000``.
+
+        Limits that are not named get their defaults.
 
         Raises :class:`InputError` for an unknown or repeated name and for an invalid number.
         """
@@ -89,8 +89,7 @@ class LoadLimits:
 
     @staticmethod
     def default() -> LoadLimits:
-        """Returns the limits in the environment variable ``CML_LOAD_LIMITS``, or the defaults if
-        unset."""
+        """Returns the limits in the variable ``CML_LOAD_LIMITS``, or the defaults if unset."""
         return LoadLimits.parse(os.environ.get(VARIABLE, ""))
 
 
@@ -105,32 +104,31 @@ class Budget:
         self.bytes = self.nodes = self.steps = 0
 
     def charge_bytes(self, count: int, what: str, source: Source | None = None) -> None:
-        """Adds ``count`` bytes for ``what``; raises :class:`OverBudget` if the sum exceeds the
-        limit."""
+        """Adds ``count`` bytes; raises :class:`OverBudget` if the sum exceeds the limit."""
         self.check_bytes(count, what, source)
         self.bytes += count
 
     def check_bytes(self, count: int, what: str, source: Source | None = None) -> None:
-        """Raises :class:`OverBudget` if ``count`` more bytes would exceed the limit; charges
-        nothing.
+        """Raises :class:`OverBudget` if ``count`` more bytes would exceed the limit.
 
-        The caller charges them when it allocates.
+        Charges nothing. The caller charges them when it allocates.
         """
         total, limit = self.bytes + count, self.limits.memory
         if total > limit:
             raise _over_error("memory", "bytes", what, count, total, limit, source)
 
     def charge_nodes(self, count: int, what: str, source: Source | None = None) -> None:
-        """Adds ``count`` nodes or tensors; raises :class:`OverBudget` if the sum exceeds the
-        limit."""
+        """Adds ``count`` nodes; raises :class:`OverBudget` if the sum exceeds the limit.
+
+        A node is an operator or a tensor.
+        """
         self.check_nodes(count, what, source)
         self.nodes += count
 
     def check_nodes(self, count: int, what: str, source: Source | None = None) -> None:
-        """Raises :class:`OverBudget` if ``count`` more nodes would exceed the limit; charges
-        nothing.
+        """Raises :class:`OverBudget` if ``count`` more nodes would exceed the limit.
 
-        The caller charges them when it creates them.
+        Charges nothing. The caller charges them when it creates them.
         """
         total, limit = self.nodes + count, self.limits.nodes
         if total > limit:
@@ -152,8 +150,7 @@ class Budget:
         self.charge_unpacking(count, what, source)
 
     def charge_unpacking(self, count: int, what: str, source: Source | None = None) -> None:
-        """Charges the work of unpacking ``count`` bytes, one step per 512 bytes; charges no
-        memory."""
+        """Charges the work of unpacking ``count`` bytes, a step per 512; no memory."""
         self.charge_steps(count >> 9, what, source)
 
 
@@ -170,8 +167,7 @@ def _over_error(
 
 
 def _rounded_up(total: int) -> str:
-    """Returns twice the number, rounded up to a whole unit, as a text that ``parse`` reads
-    (``17G``)."""
+    """Returns twice the number as a text for ``parse``, rounded up to a unit, such as ``17G``."""
     for unit, size in reversed(_UNITS.items()):
         if total >= size:
             return f"{-(-2 * total // size)}{unit}"
@@ -182,8 +178,7 @@ _current: ContextVar[Budget | None] = ContextVar("cml_load_budget", default=None
 
 
 def current_budget() -> Budget:
-    """Returns the budget of the current load; outside of a load, a new budget with default
-    limits."""
+    """Returns the budget of the current load; outside of a load, a new one with default limits."""
     return _current.get() or Budget()
 
 

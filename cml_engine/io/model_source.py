@@ -25,8 +25,7 @@ Bytes: TypeAlias = bytes | bytearray | memoryview
 
 @runtime_checkable
 class ModelSource(Protocol):
-    """A provider of one model's files by name, for example from a pak file, encrypted, or in
-    memory.
+    """A provider of one model's files by name: from a pak file, encrypted, or in memory.
 
     A game may implement it. File names use ``/`` between folders, do not begin with ``/`` and
     contain no ``..``. A source that only reads forwards efficiently may define
@@ -49,8 +48,7 @@ class ModelSource(Protocol):
 
     @property
     def graph(self) -> str:
-        """The name of the file with the network's text: ``graph.nnef``, or for example
-        ``m.onnx`` or ``m.param``."""
+        """The name of the file with the network: ``graph.nnef``, ``m.onnx`` or ``m.param``."""
         ...
 
     def size(self, file: str, /) -> int | None:
@@ -114,12 +112,11 @@ class FolderSource:
         return data
 
     def _path(self, file: str) -> Path:
-        """Returns the path of a file; raises :class:`OutsideModelError` if a link leads out of the
-        folder.
+        """Returns the path of a file in the folder.
 
-        Only the graph, which the caller named, may be such a link. If a writer has left a
-        complete newer version of the model in the folder ``COMPLETE``, the path leads to that
-        version.
+        Raises :class:`OutsideModelError` if a link leads out. Only the graph, which the caller
+        named, may be such a link. If a writer has left a complete newer version of the model in
+        the folder ``COMPLETE``, the path leads to that version.
         """
         newer = self._folder / COMPLETE
         if (newer / self.graph).is_file() and (newer / file).is_file():
@@ -156,8 +153,7 @@ def file_source(path: Path) -> FolderSource:
 
 
 class SourceFile:
-    """One file of a :class:`ModelSource`, with its size and offset, from which byte ranges are
-    read.
+    """One file of a :class:`ModelSource`, from which byte ranges are read.
 
     Implements :class:`cml_engine.nnef.files.tensor_file.Blob`. Raises :class:`TensorFileError`
     if the source has no such file.
@@ -217,15 +213,13 @@ def file_size(source: ModelSource, name: str) -> int | None:
 
 
 def shown(source: ModelSource, file: str) -> str:
-    """Returns a file's name for messages: ``model/file``, or the file alone if the source has no
-    name."""
+    """Returns a file's name for messages: ``model/file``, or ``file`` if the source has no name."""
     return file if source.name in ("", ".") else f"{source.name}/{file}"
 
 
 @contextmanager
 def _reading(source: ModelSource, file: str) -> Iterator[None]:
-    """Re-raises any exception of a source as :class:`ModelError` that names the source and the
-    file."""
+    """Re-raises exceptions of a source as :class:`ModelError` that names source and file."""
     try:
         yield
     except (CmlError, MemoryError):

@@ -39,8 +39,7 @@ _LONGEST_STEM = 150  # leaves room for numbers, digests and suffixes
 
 
 def check_new_folder(path: Path, overwrite: bool) -> None:
-    """Raises ``InputError`` if the path is a file, or a non-empty folder and ``overwrite`` is
-    False."""
+    """Raises ``InputError`` for a file, or a non-empty folder without ``overwrite``."""
     if path.exists() and not path.is_dir():
         raise InputError(f"'{path}' is a file: name a folder")
     if not overwrite and path.is_dir() and any(path.iterdir()):
@@ -48,8 +47,7 @@ def check_new_folder(path: Path, overwrite: bool) -> None:
 
 
 def check_new_file(path: Path, overwrite: bool) -> None:
-    """Raises ``InputError`` if the path is a folder, or an existing file and ``overwrite`` is
-    False."""
+    """Raises ``InputError`` for a folder, or an existing file without ``overwrite``."""
     if path.is_dir():
         raise InputError(f"'{path}' is a folder: name a file")
     if path.exists() and not overwrite:
@@ -136,8 +134,7 @@ class OutputFolder:
             raise self._cannot_write(error) from None
 
     def place(self, name: str) -> Path:
-        """Returns the path of a file that the caller will write itself, and lists it in the
-        manifest.
+        """Returns the path of a file that the caller will write; lists it in the manifest.
 
         Writes nothing.
         """

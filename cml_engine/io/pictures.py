@@ -45,8 +45,10 @@ KINDS: Mapping[str, PictureFormat] = {".png": png, ".tif": tiff, ".tiff": tiff, 
 
 
 def can_hold(fact: Fact) -> bool:
-    """Returns True if a picture can hold a tensor of this fact: ``scalar[1,C,H,W]`` and not
-    empty."""
+    """Returns True for the fact of a tensor that a picture can hold.
+
+    It is ``scalar[1,C,H,W]`` with 1, 3 or 4 channels and not empty.
+    """
     shape = fact.shape
     fits = len(shape) == 4 and shape[0] == 1 and shape[1] in CHANNELS and fact.size > 0
     return fits and fact.dtype == "scalar"
@@ -114,8 +116,7 @@ def read(file: NamedFile, channels: int) -> Array:
 
 
 def write(array: Array, file: NamedFile, stream: BinaryIO) -> None:
-    """Writes a tensor ``scalar[1,C,H,W]`` to the stream, in the picture format of the file's
-    suffix."""
+    """Writes a tensor ``scalar[1,C,H,W]`` to the stream in the format of the file's suffix."""
     kind = KINDS[file.suffix]
     kind.write(array[0].transpose(1, 2, 0), stream, file.bits or kind.BITS[0])
 

@@ -129,8 +129,7 @@ def _samples(data: bytes) -> Array:
 
 
 def _unfilter_wide(data: bytes, colour: int) -> tuple[Array, Any]:
-    """Returns the uint16 samples of a PNG of 16 bits, height x width x channels, and the
-    transparent one.
+    """Returns the uint16 samples (height x width x channels), and the transparent sample.
 
     The second value is the sample that marks transparent pixels, or None.
     """

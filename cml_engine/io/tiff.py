@@ -1,5 +1,4 @@
-"""Reads and writes TIFF pictures, 8-bit and 16-bit integers or floats, with the package
-tifffile."""
+"""Reads and writes TIFF pictures, 8-bit or 16-bit integers or floats, with tifffile."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ def read(path: Path) -> Array:
 
 
 def write(planes: Array, file: BinaryIO, bits: int) -> None:
-    """Writes an array height x width x channels to the stream as one page; ``bits`` 32 means
-    floats."""
+    """Writes an array height x width x channels as one page; ``bits`` 32 means floats."""
     import tifffile
 
     samples = planes.astype(np.float32) if bits == 32 else quantize_pixels(planes, bits)

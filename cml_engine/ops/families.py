@@ -10,7 +10,6 @@ from pkgutil import walk_packages
 
 @cache
 def load_families() -> None:
-    """Imports every module of this package once, so that operators and kernel variants are
-    registered."""
+    """Imports every module of this package, which registers operators and kernel variants."""
     for module in walk_packages([str(Path(__file__).parent)], f"{__package__}."):
         import_module(module.name)

@@ -49,8 +49,7 @@ def register(spec: OpSpec, file: str | Path | None = None) -> OpSpec:
 
 @contextmanager
 def registering(file: Path) -> Iterator[None]:
-    """Makes ``file`` the base of relative kernel paths of operators registered in the ``with``
-    block."""
+    """Makes ``file`` the base of relative kernel paths within the ``with`` block."""
     before = _file.set(file)
     try:
         yield

@@ -43,11 +43,11 @@ def numpy_blas() -> ThreadpoolController:
 
 
 def one_thread() -> AbstractContextManager[object]:
-    """Returns a context manager: BLAS uses one thread in its block, and its former number
-    afterwards.
+    """Returns a context manager in whose block BLAS uses one thread.
 
-    The setting applies to the whole process, so products of other threads use one thread too.
-    If several threads have such blocks, the first one's end restores it.
+    Its end restores the number of threads. The setting applies to the whole process, so products
+    of other threads use one thread too. If several threads have such blocks, the first one's end
+    restores it.
     """
     return cast("AbstractContextManager[object]", numpy_blas().limit(limits=1))
 

@@ -49,14 +49,15 @@ def _mismatch(shapes: Sequence[Shape], axis: int) -> ShapeError:
 
 
 def left_view(array: Array, rank: int) -> Array:
-    """Returns a view with trailing dimensions of 1 up to ``rank``, which NumPy broadcasts like
-    NNEF."""
+    """Returns a view with trailing dimensions of 1, which NumPy broadcasts like NNEF.
+
+    Its rank is ``rank``.
+    """
     return array.reshape(array.shape + (1,) * (rank - array.ndim))
 
 
 def left_views(*arrays: Array) -> list[Array]:
-    """Returns views of all arrays with trailing dimensions of 1 up to the largest rank among
-    them."""
+    """Returns views of all arrays, with trailing dimensions of 1 up to the largest rank."""
     rank = max(a.ndim for a in arrays)
     return [left_view(a, rank) for a in arrays]
 
@@ -67,12 +68,11 @@ def contiguous_strides(shape: Shape) -> Shape:
 
 
 def split_channels(fact: Fact, layout: str, rank: int) -> tuple[Shape, Shape]:
-    """Returns the extents and the strides (in elements) of a tensor along ``[N, C/4, lane,
-    spatial…]``.
+    """Returns a tensor's extents and strides along ``[N, C/4, lane, spatial…]``.
 
-    ``layout`` is the tensor's memory layout. Trailing dimensions of 1 are added up to ``rank``;
-    the stride is 0 where the extent is 1. Raises :class:`InternalError` if the channels are
-    neither 1 nor a multiple of four.
+    Strides are in elements. ``layout`` is the tensor's memory layout. Trailing dimensions of 1
+    are added up to ``rank``; the stride is 0 where the extent is 1. Raises
+    :class:`InternalError` if the channels are neither 1 nor a multiple of four.
     """
     batch, channels, *spatial = fact.shape + (1,) * (rank - fact.rank)
     if channels % 4 and (channels != 1 or layout in BLOCKED):
@@ -145,10 +145,10 @@ def collapse(extents: Shape, strides: Sequence[Shape]) -> StridedWalk:
 
 
 def plan_walk(operands: Sequence[tuple[Fact, str]], out: Fact, out_layout: str) -> StridedWalk:
-    """Returns the iteration space of an elementwise operator, in the memory order of its result
-    ``out``.
+    """Returns the iteration space of an elementwise operator.
 
-    ``operands`` are facts with memory layouts, which may differ from the result's layout.
+    Its dimensions are in the memory order of the result ``out``. ``operands`` are facts with
+    memory layouts, which may differ from the result's layout.
     """
     if all(layout == PLAIN for layout in (out_layout, *(layout for _, layout in operands))):
         strides = [broadcast_strides(f.shape + (1,) * (out.rank - f.rank)) for f, _ in operands]

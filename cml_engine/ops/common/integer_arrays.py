@@ -1,5 +1,4 @@
-"""Integer inference on NumPy arrays: requantization and lookup; words and sums are float32
-integers.
+"""Integer inference on NumPy arrays, whose words and sums are integers in float32.
 
 Intermediate values are float64, in which every step is exact, because no product exceeds 53
 bits. Arrays are processed in blocks that stay in the CPU cache from the first step to the last.
@@ -21,11 +20,11 @@ _NEAR = 1 << 14
 
 
 def requantize(sums: Array, code: Array, low: float, high: float, out: Out = None) -> Array:
-    """Multiplies sums by the multiplier, rounds them and clips them to words from ``low`` to
-    ``high``.
+    """Multiplies sums by a multiplier, rounds them and clips them to ``low`` to ``high``.
 
-    This is ``rule.requantize`` for arrays; ``code`` is ``rule.Multiplier.code``. In this and the
-    following functions, ``out`` receives the words; it may be the first operand.
+    The results are words. This is ``rule.requantize`` for arrays; ``code`` is
+    ``rule.Multiplier.code``. In this and the following functions, ``out`` receives the words; it
+    may be the first operand.
     """
     return _round(np.multiply, (sums, _factor(code)), low, high, out)
 
@@ -33,16 +32,14 @@ def requantize(sums: Array, code: Array, low: float, high: float, out: Out = Non
 def requantize_wide(
     upper: Array, lower: Array, code: Array, factor: float, low: float, high: float, out: Out = None
 ) -> Array:
-    """Requantizes a sum that is given in two parts, ``factor * upper + lower``, as
-    :func:`requantize`."""
+    """Requantizes sums that are given in two parts, ``factor * upper + lower``."""
     return requantize(_whole(upper, lower, factor), code, low, high, out)
 
 
 def requantize_by_sign(
     sums: Array, code: Array, negative: Array, low: float, high: float, out: Out = None
 ) -> Array:
-    """Requantizes sums with the multiplier ``code``, or with ``negative`` if the sum is below
-    zero."""
+    """Requantizes sums by ``code`` or, for sums below zero, by ``negative``."""
     return _round(_by_sign, (sums, _factor(code), _factor(negative)), low, high, out)
 
 
@@ -57,10 +54,10 @@ def requantize_pair(
     a: Array, b: Array, first: Array, second: Array, shift: Array, low: float, high: float,
     out: Out = None,
 ) -> Array:  # fmt: skip
-    """Requantizes a sum of two words, each with its own multiplier: ``rule.requantize_pair`` for
-    arrays.
+    """Requantizes the sums of two words that each have a multiplier.
 
-    The words' multipliers are ``first / 2**shift`` and ``second / 2**shift``.
+    This is ``rule.requantize_pair`` for arrays. The words' multipliers are ``first / 2**shift``
+    and ``second / 2**shift``.
     """
     factors = [np.ldexp(np.float64(by), -np.asarray(shift, np.int64)) for by in (first, second)]
     return _round(_both, (a, b, *factors), low, high, out)
@@ -74,8 +71,7 @@ def requantize_product(
 
 
 def _factor(code: Array) -> Array:
-    """Returns the multiplier that a code stands for, as a float64 of at most 15 significant
-    bits."""
+    """Returns the multiplier of a code as a float64 with at most 15 significant bits."""
     number = np.asarray(code).astype(np.int64)
     return np.asarray(np.ldexp((number >> 6).astype(np.float64), -(number & 63)))
 
@@ -110,8 +106,10 @@ def _round(
     high: float,
     out: Out,
 ) -> Array:
-    """Computes ``scaled(*operands, out=…)``, rounds it with halves up, and clips it to the
-    range."""
+    """Computes ``scaled(*operands)``, rounds it with halves up, and clips it to the range.
+
+    The result is in ``out``, or a new array if that is None.
+    """
     modes: Any = [["writeonly", "allocate"], *[["readonly"]] * len(operands)]
     blocks = np.nditer(
         [out, *operands],

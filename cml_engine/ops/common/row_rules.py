@@ -64,8 +64,7 @@ def under_windows(axis: WindowAxis, border: str, begin: int, end: int) -> tuple[
 
 
 def onto_windows(axis: WindowAxis, begin: int, end: int) -> tuple[Span, Span]:
-    """Returns the range of operand rows and the padding for results ``begin`` to ``end`` of a
-    deconv.
+    """Returns the operand's rows and the padding for results ``begin`` to ``end`` of a deconv.
 
     With that padding (before, after), the rows produce exactly these results.
     """

@@ -50,8 +50,7 @@ def check_axes(axes: Sequence[int], rank: int) -> list[int]:
 
 
 def check_type(dtype: str, **facts: Fact) -> None:
-    """Raises :class:`ShapeError` if one of the facts, given by tensor name, is not of type
-    ``dtype``."""
+    """Raises :class:`ShapeError` if one of the facts, by tensor name, has another type."""
     for name, fact in facts.items():
         if fact.dtype != dtype:
             raise ShapeError(f"{name} is {fact}, wanted {dtype}; cast it")
@@ -75,18 +74,16 @@ def check_length(name: str, values: Sequence[object], wanted: int, of: str) -> N
 
 
 def check_sizes(name: str, sizes: Sequence[int], x: Fact) -> None:
-    """Raises :class:`ShapeError` unless ``sizes`` has one value of 1 or more per spatial axis of
-    ``x``."""
+    """Raises :class:`ShapeError` unless ``sizes`` has a value of 1 or more per spatial axis."""
     check_length(name, sizes, x.rank - 2, f"each spatial axis of {x}")
     if any(n < 1 for n in sizes):
         raise ShapeError(f"{name} {list(sizes)}, wanted 1 or more in each")
 
 
 def check_same(facts: Sequence[Fact], but: int | None = None) -> None:
-    """Raises :class:`ShapeError` if the facts differ in type, rank or extents, or if there are
-    none.
+    """Raises :class:`ShapeError` if the facts differ in type, rank or extents.
 
-    Extents along the axis ``but`` may differ.
+    An empty list is an error too. Extents along the axis ``but`` may differ.
     """
     if not facts:
         raise ShapeError("an empty list of tensors, wanted at least one")

@@ -88,8 +88,7 @@ def resolve_window(
     stride: Sequence[int],
     dilation: Sequence[int],
 ) -> Window:
-    """Returns the window over a tensor of ``shape``, one axis per dimension, with defaults
-    resolved.
+    """Returns the window over a tensor of ``shape`` with defaults resolved, axis by axis.
 
     Empty ``padding`` is automatic (as many windows as strides fit, the odd one padded at the
     end); empty ``stride`` and ``dilation`` are 1 everywhere. Padding may be negative. Raises
@@ -125,8 +124,7 @@ def resolve_reverse(
     dilation: Sequence[int],
     output_shape: Sequence[int],
 ) -> Window:
-    """Returns the window of a transposed operator: ``shape`` is the narrow side, the result is
-    wide.
+    """Returns the window of a transposed operator, whose narrow side has ``shape``.
 
     Raises :class:`ShapeError` if a stated ``output_shape`` would not lead back to ``shape``.
     """
@@ -155,8 +153,7 @@ def resolve_reverse(
 
 
 def _same(wide: int, narrow: int, reach: int, stride: int) -> tuple[int, int]:
-    """Returns the automatic padding before and after an axis; an odd element is added at the
-    end."""
+    """Returns the automatic padding (before, after) of an axis; an odd element is after."""
     total = max((narrow - 1) * stride + reach - wide, 0) if narrow else 0
     return total // 2, total - total // 2
 
@@ -219,8 +216,10 @@ def window_of(attrs: Attrs, x: Fact) -> Window:
 
 
 def reverse_window_of(attrs: Attrs, x: Fact) -> Window:
-    """Returns the window of ``debox`` or ``desample``, whose input is ``x``; raises
-    :class:`ShapeError`."""
+    """Returns the window of ``debox`` or ``desample`` from its input ``x``.
+
+    Raises :class:`ShapeError`.
+    """
     if attrs["border"] not in ("constant", "ignore"):
         raise ShapeError(
             f"border='{attrs['border']}' has no meaning here, wanted 'constant' or 'ignore': "

@@ -1,5 +1,4 @@
-"""Test cases of ``conv`` and ``deconv``: odd extents, borders, groups, strides, and degenerate
-shapes."""
+"""Test cases of ``conv`` and ``deconv``: odd extents, borders, groups, degenerate shapes."""
 
 from __future__ import annotations
 

@@ -32,8 +32,10 @@ def conv_cpu(attrs: Attrs, x: Array, filter: Array, bias: Array) -> Array:
 
 
 def whole_sums(shape: ConvShape, x: Array, filter: Array, bias: Array) -> Array:
-    """Returns the result of ``conv`` of integers as float64, exact because all sums are below
-    2^31."""
+    """Returns the result of ``conv`` of integers as float64.
+
+    It is exact, because all sums are below 2^31.
+    """
     weights = filter.reshape(shape.groups, shape.group_out, shape.group_in, -1)
     weights = np.ascontiguousarray(weights.transpose(3, 0, 1, 2), np.float64)
     flat = (shape.groups, shape.group_in, -1)
@@ -225,8 +227,7 @@ def _conv_by_rows(
 
 
 def _copy_windows(windows: Array, scratch: Scratch) -> Array:
-    """Returns the windows as a contiguous array: itself if it is, otherwise a copy in scratch
-    memory."""
+    """Returns the windows as a contiguous array, copied to scratch memory if necessary."""
     if windows.flags.c_contiguous:
         return windows
     copied = scratch.take("windows", *windows.shape)
@@ -235,8 +236,7 @@ def _copy_windows(windows: Array, scratch: Scratch) -> Array:
 
 
 def _weights_by_row(shape: ConvShape, filter: Array) -> Array:
-    """Returns the filter as [taps of all axes but the last][group][out][in, taps of the last
-    axis]."""
+    """Returns the filter as [outer taps][group][out][in, taps of the last axis]."""
     width = shape.axes[-1].kernel
     parts = filter.reshape(shape.groups, shape.group_out, shape.group_in, -1, width)
     parts = np.ascontiguousarray(parts.transpose(3, 0, 1, 2, 4))

@@ -61,15 +61,13 @@ def _defined(
 
 
 def _is_depthwise(shape: ConvShape) -> bool:
-    """Returns True for a depthwise convolution of several channels with few enough weights per
-    row."""
+    """Returns True for a depthwise convolution with few enough weights per row."""
     words = shape.taps * shape.axes[-1].narrow * shape.out_channels
     return shape.group_in == shape.group_out == 1 < shape.groups and words <= _MOST_WEIGHTS
 
 
 class _ChannelsLast:
-    """The base of convolutions with channels last: pads the input, adds the bias, shapes the
-    result."""
+    """The base of convolutions with channels last: padding, bias and shape of the result."""
 
     def __init__(self, shape: ConvShape, scratch: Scratch, bias: Array | None) -> None:
         self._shape = shape
@@ -155,8 +153,7 @@ class Depthwise(_ChannelsLast):
         return copied
 
     def _windows(self, shifted: Array) -> Array:
-        """Returns a view (batch, rows…, taps…, positions and channels of a row) of the shifted
-        input."""
+        """Returns a view (batch, rows…, taps…, positions and channels of a row)."""
         outer = self._shape.axes[:-1]
         batch, *over, tap, _, item = shifted.strides
         row = shifted.shape[-2] * shifted.shape[-1]
@@ -187,8 +184,7 @@ def _columns(filter: Array) -> Array:
 
 
 class Windows(_ChannelsLast):
-    """A convolution by matrix products: each row of a matrix is one window, a band of rows at a
-    time.
+    """A convolution by products of matrices whose rows are windows, a band at a time.
 
     For a pointwise filter the input itself is that matrix.
     """
@@ -250,8 +246,7 @@ class Windows(_ChannelsLast):
 
 
 def _is_run(extents: Sequence[int], strides: Sequence[int]) -> bool:
-    """Returns True if all dimensions of ``extents`` can be walked as one, with the last one's
-    stride."""
+    """Returns True if all dimensions can be walked as one, with the last one's stride."""
     step = strides[len(extents) - 1]
     for extent, stride in zip(reversed(extents), reversed(strides[: len(extents)]), strict=True):
         if extent > 1 and stride != step:

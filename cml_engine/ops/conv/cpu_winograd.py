@@ -86,8 +86,7 @@ def transformed_filter(filter: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of the work: the images in ``images``, and ``rows`` rows of tiles of each, from
-    ``first``."""
+    """A part of the work: some images, and ``rows`` rows of tiles of each, from ``first``."""
 
     images: slice
     first: int
@@ -135,8 +134,7 @@ class Winograd:
         return out[:, : shape.narrow[0], : shape.narrow[1]].transpose(0, 3, 1, 2)
 
     def _parts(self) -> Iterator[_Part]:
-        """Yields all parts of the work: several whole images, or a band of one, as the buffers
-        hold."""
+        """Yields parts of the work that fit the buffers: whole images, or bands of one."""
         shape = self._shape
         rows, columns = _tiles(shape)
         most = _MOST_SCRATCH // (2 * _POINTS * max(shape.in_channels, shape.out_channels))
@@ -166,8 +164,7 @@ class Winograd:
         return tiles.reshape(_POINTS, -1)
 
     def _padded(self, part: _Part, inner: Array, before: tuple[int, int]) -> Array:
-        """Returns the area of the part that its tiles cover, with channels last and zeros
-        outside."""
+        """Returns the area that the part's tiles cover, with zeros outside the images."""
         rows, columns = 4 * part.rows + 2, 4 * _tiles(self._shape)[1] + 2
         shape = (part.count, rows, columns, inner.shape[3])
         padded = self._scratch.take("winograd.padded", *shape)

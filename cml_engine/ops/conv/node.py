@@ -91,16 +91,14 @@ class Conv:
 
     @property
     def in_layout(self) -> str:
-        """The blocked layout of the input; for a plain input, that of the copy that will be made
-        of it."""
+        """The blocked layout of the input, or of the copy that is made of a plain input."""
         name = self.op.in_names[0]
         if self.op.is_blocked(name):
             return self.op.layout(name)
         return whole_layout(*self.op.graph.words.get(name, (-inf, inf))) or C4
 
     def pack(self, key: str, make: Callable[[], Packing]) -> str:
-        """Packs the filter as ``make()`` describes it, in the filter's layout, and returns its
-        name."""
+        """Packs the filter as ``make()`` describes, in its layout, and returns its name."""
         layout = self.filter_layout
         if layout == C4:
             return self.op.pack(key, make)
@@ -113,8 +111,10 @@ class Conv:
         return word("border", self.shape.border)
 
     def position(self) -> dict[str, list[int]]:
-        """Returns the shader parameters of :data:`POSITION` that place the windows, each for
-        three axes."""
+        """Returns the shader parameters of :data:`POSITION`, which place the windows.
+
+        Each has a value for three axes.
+        """
         rows = [self._position(axis) for axis in self.shape.axes3]
         names = ("x_size", "y_size", "k_size", "y_mul", "k_step", "origin", "up")
         return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
@@ -144,8 +144,7 @@ class Conv:
         return value.reshape(shape.out_channels, shape.group_in, shape.taps)
 
     def filter_source(self) -> tuple[Array, int, int]:
-        """Returns the constant filter with three axes, and the axes of its output and input
-        channels.
+        """Returns the constant filter, and the axes of its output and input channels.
 
         The filter is not reordered; axis 2 has the taps. For one group, or a depthwise filter.
         """
@@ -155,8 +154,7 @@ class Conv:
         return value.reshape(*value.shape[:2], self.shape.taps), 1 - outer, int(outer)
 
     def filter_steps(self) -> dict[str, int]:
-        """Returns the strides in the filter of a group, an output channel and an input channel,
-        as parameters."""
+        """Returns parameters: the filter's strides of a group, an output and an input channel."""
         shape = self.shape
         whole = shape.group_in * shape.group_out * shape.taps
         steps = (shape.taps, shape.group_out * shape.taps)

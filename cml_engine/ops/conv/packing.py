@@ -71,8 +71,7 @@ def _blocked(
 
 
 def has_beside(conv: Conv) -> bool:
-    """Returns True if the multipliers of an integer network's channels may be stored after the
-    bias.
+    """Returns True if an integer network's multipliers may be stored after the bias.
 
     A small constant of its own would have to begin at an offset that a device can bind.
     """

@@ -42,8 +42,7 @@ _UNIT = ConvAxis(1, 1, 1, 1, 1, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class ConvShape:
-    """The shape of a ``conv`` or ``deconv`` with all defaults, such as automatic padding,
-    resolved."""
+    """The shape of a ``conv`` or ``deconv`` with all defaults resolved, such as padding."""
 
     batch: int
     in_channels: int
@@ -80,8 +79,10 @@ class ConvShape:
 
 
 def conv_shape(attrs: Attrs, x: Fact, filter: Fact, bias: Fact | None = None) -> ConvShape:
-    """Returns the resolved shape of ``conv``; raises :class:`ShapeError` if its operands do not
-    fit."""
+    """Returns the resolved shape of ``conv``.
+
+    Raises :class:`ShapeError` if its operands do not fit.
+    """
     _check_ranks("conv", x, filter)
     border = attrs["border"]
     if border not in BORDERS:
@@ -105,10 +106,10 @@ def conv_shape(attrs: Attrs, x: Fact, filter: Fact, bias: Fact | None = None) ->
 
 
 def deconv_shape(attrs: Attrs, x: Fact, filter: Fact, bias: Fact | None = None) -> ConvShape:
-    """Returns the resolved shape of ``deconv``; raises :class:`ShapeError` if its operands do not
-    fit.
+    """Returns the resolved shape of ``deconv``.
 
-    The filter is ``(input channels, output channels / groups, …)``.
+    Raises :class:`ShapeError` if its operands do not fit. The filter is ``(input channels,
+    output channels / groups, …)``.
     """
     _check_ranks("deconv", x, filter)
     if attrs["border"] != "constant":
@@ -224,8 +225,7 @@ def _padding(attrs: Attrs, rank: int) -> Sequence[tuple[int, int]] | None:
 
 
 def _same(wide: int, narrow: int, reach: int, stride: int) -> tuple[int, int]:
-    """Returns the automatic padding before and after an axis; an odd element is added at the
-    end."""
+    """Returns the automatic padding (before, after) of an axis; an odd element is after."""
     total = max((narrow - 1) * stride + reach - wide, 0)
     return total // 2, total - total // 2
 

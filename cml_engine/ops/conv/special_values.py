@@ -37,8 +37,7 @@ def may_be_nan(node: Node, graph: Graph, arrays: Sequence[Array]) -> Array | Non
 
 
 def _by_windows(node: Node, x: Array, filter: Array) -> Array:
-    """Returns a mask that is True for results whose window has a non-finite value in any
-    channel."""
+    """Returns a mask of the results whose window has a non-finite value in any channel."""
     met = np.any(~np.isfinite(x), 1, keepdims=True).astype(np.float32)
     attrs = {**node.attrs, "groups": 1}
     if attrs.get("output_shape"):

@@ -79,8 +79,7 @@ class KernelContext(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NamedTensor:
-    """A tensor of a kernel with its ``name`` in HLSL, its name in the graph (``tensor``) and its
-    fact."""
+    """A tensor of a kernel: its ``name`` in HLSL, ``tensor`` in the graph, and its fact."""
 
     name: str
     tensor: str
@@ -130,8 +129,7 @@ class Interface:
         ]
 
     def tensor_list(self, name: str, parts: Sequence[NamedTensor]) -> None:
-        """Generates ``name_load(k, i)``, which reads element i of tensor k of a list, and
-        ``name_count``."""
+        """Generates ``name_load(k, i)``, element i of tensor k of a list, and ``name_count``."""
         self.lines.append(f"static const uint {name}_count = {len(parts)}u;")
         if not parts:
             return
@@ -145,10 +143,9 @@ class Interface:
         ]
 
     def attribute(self, name: str, value: Value, kind: str) -> None:
-        """Adds an attribute of the NNEF primitive type ``kind`` as a parameter or, for a list,
-        several.
+        """Adds an attribute as a parameter; a list takes two, its items and their count.
 
-        A string becomes the define ``name_is_text``.
+        ``kind`` is its NNEF primitive type. A string becomes the define ``name_is_text``.
         """
         if kind == "string":
             self.defines |= word(name, "_".join(map(str, _leaves(value))))
@@ -330,8 +327,10 @@ def _lists(spec: OpSpec, operands: Sequence[NamedTensor]) -> dict[str, list[Name
 
 
 def _kind(spec: OpSpec, name: str, value: Value) -> str:
-    """Returns the NNEF primitive type of an attribute (or of its elements), from the signature
-    or value."""
+    """Returns the NNEF primitive type of an attribute or of its elements.
+
+    It comes from the signature, or else from the value.
+    """
     found = signature_of(spec)
     param = found.by_name.get(name) if found else None
     if param is not None:
@@ -378,8 +377,9 @@ def _strides(shape: Sequence[int]) -> list[int]:
 
 
 def _fact(op: KernelContext, tensor: str) -> Fact:
-    """Returns the fact of a tensor that a launch binds: of the node, packed weights or scratch
-    memory.
+    """Returns the fact of a tensor that a launch binds.
+
+    It may be of the node, packed weights or scratch memory.
 
     Raises :class:`OperatorError` for any other name.
     """

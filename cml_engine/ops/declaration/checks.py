@@ -1,5 +1,4 @@
-"""Checks a game's own operator when it is registered, so that mistakes do not show up in a
-frame."""
+"""Checks a game's own operator at registration, so that mistakes show before any frame."""
 
 from __future__ import annotations
 
@@ -111,8 +110,7 @@ def located(kernel: Kernel, spec: OpSpec, place: Path | None = None) -> Kernel:
 
 
 def signature_of(spec: OpSpec) -> Signature | None:
-    """Returns the operator's signature from its declaration, the standard or the engine's
-    extensions.
+    """Returns the operator's signature: its own, the standard's or the extensions'.
 
     Returns None if none has one.
     """

@@ -47,8 +47,7 @@ class TunedChoice:
 
 @dataclass(frozen=True, slots=True)
 class VariantTable:
-    """The variants that are faster on a device than the engine's defaults, by the key of the
-    choice."""
+    """The variants that a device runs faster than the engine's defaults, by key of the choice."""
 
     picks: Mapping[str, TunedChoice] = field(default_factory=dict)
 
@@ -58,8 +57,10 @@ class VariantTable:
         return cls({key: TunedChoice(option)})
 
     def name_for(self, key: str, options: Sequence[str], default: str) -> str:
-        """Returns the table's option for ``key`` if it is one of ``options``, otherwise the
-        default."""
+        """Returns the table's option for ``key``, or the default if it has no valid one.
+
+        A valid option is one of ``options``.
+        """
         pick = self.picks.get(key)
         if pick is None or pick.chosen not in options or pick.over not in ("", default):
             return default

@@ -12,8 +12,10 @@ WGSL_ONLY = "WGSL_ONLY"
 
 
 def word(name: str, value: str) -> dict[str, int | str]:
-    """Returns a define for the value of a string: ``word("border", "reflect-even")`` is
-    ``{"border_is_reflect_even": 1}``."""
+    """Returns a define for a string: ``word("border", "constant")`` is ``border_is_constant``.
+
+    Its value is 1; hyphens become underscores.
+    """
     return {f"{name}_is_{_identifier(value)}": 1}
 
 

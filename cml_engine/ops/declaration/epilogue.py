@@ -51,8 +51,7 @@ class EpilogueArgs:
 
 
 def has_room(graph: Graph, node: Node, epilogues: Iterable[Epilogue]) -> bool:
-    """Returns True if the node's kernel can apply all of the epilogues to its result on every
-    device.
+    """Returns True if the node's kernel can apply all epilogues to its result on every device.
 
     Their buffers must not exceed the number that every device can bind. Passes do not know the
     device, so tensors count as many bindings as the smallest device needs.
@@ -65,8 +64,10 @@ def has_room(graph: Graph, node: Node, epilogues: Iterable[Epilogue]) -> bool:
 
 
 def _is_possible(graph: Graph, steps: Sequence[Epilogue]) -> bool:
-    """Returns True if the epilogues have few enough steps, values and tensors for a kernel's
-    code."""
+    """Returns True if a kernel's code has room for the epilogues.
+
+    Steps, values and tensors are limited.
+    """
     operands = sum(len(step.inputs) + len(step_formula(step).attrs) for step in steps)
     fits = len(steps) <= MAX_STEPS and operands <= _MAX_VALUES
     return fits and len(_tensors(graph, steps)) <= MAX_TENSORS
@@ -92,15 +93,14 @@ def epilogue_of(
     sums: str = "float",
     beside: bool = False,
 ) -> EpilogueArgs:
-    """Returns the arguments of ``op``'s epilogues, with tensors bound as ``T<slot>``,
-    ``T<slot+1>``, ….
+    """Returns the defines, values and tensors of ``op``'s epilogues.
 
-    With ``vector``, the kernel stores a ``float4`` of four channels. An operand is a number, or
-    it has one value for every element of the result, for every index of its ``channel_axis``,
-    for all, or (:func:`is_by_position`) for every position. ``sums`` is the type of the kernel's
-    results: ``int`` for integers that exceed the precision of floats. With ``beside``, integers
-    per channel may be stored after the bias; the kernel must call the bias ``BIAS`` and its
-    number of channels ``out_c``.
+    Tensors are bound as ``T<slot>``, ``T<slot+1>``, …. With ``vector``, the kernel stores a
+    ``float4`` of four channels. An operand is a number, or it has one value for every element of
+    the result, for every index of its ``channel_axis``, for all, or (:func:`is_by_position`) for
+    every position. ``sums`` is the type of the kernel's results: ``int`` for integers that
+    exceed the precision of floats. With ``beside``, integers per channel may be stored after the
+    bias; the kernel must call the bias ``BIAS`` and its number of channels ``out_c``.
     """
     width = "4" if vector else ""
     made = _Statements(op, slot, channel_axis, f"float{width}", f"{sums}{width}", beside)
@@ -181,8 +181,7 @@ class _Statements:
         return f"epi_value({len(self.values) - 1})"
 
     def _read(self, text: str) -> str:
-        """Declares a field that is read once per channel by the HLSL ``text``, and returns its
-        name."""
+        """Declares a field that the HLSL ``text`` reads once per channel; returns its name."""
         name = f"read{len(self.fields)}"
         self.fields.append(f"{self.kind} {name};")
         self.reads.append(f"operands.{name} = {text};")
@@ -195,8 +194,7 @@ class _Statements:
         return tensor
 
     def _behind_bias(self, name: str) -> str:
-        """Places the constant ``name`` after the bias and returns the HLSL that reads it for a
-        channel.
+        """Places a constant after the bias; returns HLSL that reads it for a channel.
 
         For vectors the HLSL reads the four values of a block.
         """
@@ -205,8 +203,7 @@ class _Statements:
         return f"{self.kind}(BIAS[{len(self.beside)} * ((out_c + 3) / 4) + {block}]{lane})"
 
     def _lane(self, name: str, positions: int) -> str:
-        """Returns HLSL that reads the element of a blocked operand that has the index ``at`` if
-        plain."""
+        """Returns HLSL that reads, from an operand in blocks, the element at the plain index."""
         count, number = f"uint({self._value(float(positions))})", "operands.number"
         block = f"{number} / 4 * {count} + at - {number} * {count}"
         return f"float4({self._bind(name, self.op.vector_type(name))}[{block}])[{number} % 4]"

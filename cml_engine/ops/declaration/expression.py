@@ -284,11 +284,10 @@ def hlsl(term: Term) -> str:
 
 
 def wide_hlsl(term: Term, kind: str) -> str | None:
-    """Returns the expression as branch-free HLSL on vectors of type ``kind`` (``float``,
-    ``float4``).
+    """Returns the expression as branch-free HLSL on vectors of type ``kind``.
 
-    ``{attributes}`` are left to be replaced. Returns None if the expression has ``!=`` or calls a
-    function that takes scalars only.
+    The type is ``float`` or ``float4``. ``{attributes}`` are left to be replaced. Returns None
+    if the expression has ``!=`` or calls a function that takes scalars only.
     """
     inner = [
         wide_hlsl(part, kind) for part in (term.parts[:1] if term.kind == "known" else term.parts)
@@ -327,8 +326,7 @@ def _alike(term: Term, inner: Sequence[str]) -> str:
 
 
 def literal(text: str) -> str:
-    """Returns the nearest float32 of a number as text for HLSL and Python, with a point or an
-    exponent."""
+    """Returns the nearest float32 of a number as text for HLSL and Python."""
     shown = str(np.float32(text))
     return shown if set(shown) & set(".e") else f"{shown}.0"
 

@@ -51,20 +51,18 @@ class Formula:
         return len(self.types)
 
     def values(self, attrs: Attrs) -> list[float]:
-        """Returns the values of the formula's attributes as floats, in the order of
-        :attr:`attrs`."""
+        """Returns the values of the formula's attributes as floats, in order."""
         return [float(attrs[name]) for name in self.attrs]
 
     def expression(self, attributes: Sequence[str]) -> str:
-        """Returns the scalar HLSL; ``attributes`` are the texts that replace the attributes, in
-        order."""
+        """Returns the scalar HLSL with the texts ``attributes`` in place of the attributes."""
         return self.hlsl.format(**dict(zip(self.attrs, attributes, strict=True)))
 
     def wide_expression(self, kind: str, attributes: Sequence[str]) -> str | None:
-        """Returns branch-free HLSL on vectors of type ``kind`` (``float4``), with texts for the
-        attributes.
+        """Returns branch-free HLSL on vectors of type ``kind``, such as ``float4``.
 
-        Returns None if the expression has no such form.
+        ``attributes`` are the texts in place of the attributes. Returns None if the expression
+        has no such form.
         """
         found = wide_hlsl(self._term, kind)
         return found and found.format(**dict(zip(self.attrs, attributes, strict=True)))

@@ -1,5 +1,4 @@
-"""Turns exceptions of functions that a game supplies into errors with the operator and game's
-line."""
+"""Turns exceptions of a game's functions into errors with the operator and game's line."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ def calling(is_game: bool, what: str, fault: Callable[[str], OperatorError]) -> 
 
 
 def node_fault(node: Node) -> Callable[[str], OperatorError]:
-    """Returns a function from a message to an error that names the node and its line in the
-    model."""
+    """Returns a function from a message to an error that names the node and its line."""
     return lambda said: OperatorError(f"{node.title}: {said}", node.source)
 
 

@@ -41,8 +41,7 @@ LOOP_TURNS = 4
 
 @dataclass
 class Lowering:
-    """The lowering of one node to dispatches: its facts, layouts, packed weights and scratch
-    memory.
+    """The lowering of one node: its facts, layouts, packed weights and scratch memory.
 
     ``inputs`` and ``outputs`` are facts in NNEF's axis order (NCHW), for any layout.
     """
@@ -98,8 +97,7 @@ class Lowering:
         return self.graph.facts[name]
 
     def layout(self, name: str) -> str:
-        """Returns the tensor's memory layout, such as ``"plain"`` (row-major), ``"c4"`` or
-        ``"c4h"``."""
+        """Returns the tensor's memory layout: ``"plain"`` (row-major), ``"c4"``, …."""
         return self.layouts.get(name, PLAIN)
 
     def is_blocked(self, name: str) -> bool:
@@ -115,8 +113,7 @@ class Lowering:
         return self.graph.constants[name] if self.graph.is_constant(name) else None
 
     def pack(self, key: str, make: Callable[[], Array | Packing]) -> str:
-        """Adds a constant with the value ``make()`` to the plan and returns its name, which is
-        ``key``.
+        """Adds a constant with the value ``make()`` to the plan and returns its name, ``key``.
 
         ``key`` and the node's constants must determine the value: a value with a known key is
         reused, also at other shapes. The constant is bound like any tensor.
@@ -152,8 +149,7 @@ class Lowering:
         return fault(lookup(self.node.op), f"{self.node.title}: {what}", self.node.source)
 
     def nbytes(self, name: str) -> int:
-        """Returns the size in bytes of a tensor that the node binds: scratch, packed, constant
-        or computed."""
+        """Returns the size in bytes of a tensor that the node binds, also packed or scratch."""
         if name in self.scratch_words:
             return 4 * self.scratch_words[name]
         array = self.packed.get(name, self.graph.constants.get(name))
@@ -173,8 +169,7 @@ class Lowering:
         return name
 
     def choose(self, key: str, options: Mapping[str, T], default: str) -> T:
-        """Returns the value of one of the options: the variant table's choice for ``key``, or the
-        default.
+        """Returns the value of an option: the variant table's for ``key``, or the default.
 
         A kernel that the caller requested comes first. Each option must give a correct kernel.
         The key (:class:`Choice`) and the options may only depend on the node and the limits, so
@@ -196,10 +191,10 @@ class Lowering:
         return options[chosen]
 
     def _requested_option(self, options: Mapping[str, T], usual: str) -> str:
-        """Returns the name of the option that the caller requested; raises :class:`InputError` if
-        none fits.
+        """Returns the name of the option that the caller requested.
 
-        If the request names a kernel without a tile, the option ``usual`` is preferred.
+        Raises :class:`InputError` if none fits. If the request names a kernel without a tile,
+        the option ``usual`` is preferred.
         """
         wanted = self.requested_kernel
         fits = [o for o in (usual, *options) if o == wanted or o.startswith(f"{wanted} ")]

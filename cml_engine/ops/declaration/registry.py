@@ -15,8 +15,10 @@ _BUILTIN: dict[str, OpSpec] = {}
 
 
 def define(spec: OpSpec) -> OpSpec:
-    """Registers one of this package's own operators, also for :func:`find_builtin`, and returns
-    it."""
+    """Registers one of this package's own operators and returns it.
+
+    :func:`find_builtin` finds it from then on.
+    """
     _BUILTIN[spec.name] = spec
     return replace(spec)
 
@@ -33,8 +35,10 @@ def replace(spec: OpSpec) -> OpSpec:
 
 
 def find_builtin(name: str) -> OpSpec | None:
-    """Returns this package's operator of that name, even if a game's operator replaces it, or
-    None."""
+    """Returns this package's operator of that name, or None.
+
+    It is found even if a game's operator replaces it.
+    """
     return _BUILTIN.get(name)
 
 

@@ -70,8 +70,10 @@ class Scratch(threading.local):
         return buffer[:size].reshape(shape)
 
     def result(self, *shape: int) -> Array:
-        """Returns uninitialized float32 memory for a result: a buffer that no array refers to,
-        or a new one."""
+        """Returns uninitialized float32 memory for a result.
+
+        It is a buffer that no array refers to any more, or a new one.
+        """
         size = prod(shape)
         if not _LEAST <= size <= _MOST:
             return np.empty(shape, np.float32)
@@ -88,8 +90,7 @@ class Scratch(threading.local):
         return results[index][:size].reshape(shape)
 
     def result_as(self, x: Array, shape: tuple[int, ...]) -> Array:
-        """Returns uninitialized memory of ``shape`` whose dimensions have the memory order of
-        ``x``."""
+        """Returns uninitialized memory of ``shape`` in the memory order of ``x``."""
         order = memory_order(x)
         laid = self.result(*(shape[axis] for axis in order))
         return laid.transpose([order.index(axis) for axis in range(x.ndim)])

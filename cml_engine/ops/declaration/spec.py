@@ -51,8 +51,7 @@ class Cost:
 
     @classmethod
     def moving(cls, flops: float, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-        """Returns a cost of ``flops`` in which every input is read once and every output written
-        once."""
+        """Returns a cost of ``flops`` that reads all inputs once and writes all outputs once."""
         return cls(flops, sum(f.nbytes for f in inputs), sum(f.nbytes for f in outputs))
 
     @property
@@ -212,8 +211,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Random:
-    """A test input of random values: ``scalar`` or ``integer`` uniform in [low, high), or
-    ``logical``.
+    """A test input of random values in [low, high), or of random truth values.
 
     Examples
     --------
@@ -227,8 +225,7 @@ class Random:
 
 
 def elementwise_cost(flops_per_element: float) -> Callable[..., Cost]:
-    """Returns a cost function: a number of FLOPs per written element, and every tensor moved
-    once."""
+    """Returns a cost function: FLOPs per written element, and every tensor moved once."""
 
     def cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
         return Cost.moving(flops_per_element * sum(f.size for f in outputs), inputs, outputs)
@@ -237,14 +234,12 @@ def elementwise_cost(flops_per_element: float) -> Callable[..., Cost]:
 
 
 def selection_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    """Returns the cost of an operator that reads as many bytes as it writes, and computes
-    nothing."""
+    """Returns the cost of an operator that reads as many bytes as it writes, with no FLOPs."""
     return Cost.moving(0, outputs, outputs)
 
 
 def gathered_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    """Returns the cost of an operator that reads its second operand and, by it, elements of the
-    first.
+    """Returns the cost of an operator that reads elements of its first operand by its second.
 
     It reads as many elements as it writes, and computes nothing.
     """
@@ -252,8 +247,9 @@ def gathered_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact])
 
 
 def same_as(position: int) -> Infer:
-    """Returns the shape rule of an operator whose one result has the fact of its input
-    ``position``.
+    """Returns the shape rule of an operator whose result has the fact of one of its inputs.
+
+    The input is that at ``position``.
 
     Examples
     --------
@@ -269,8 +265,7 @@ def same_as(position: int) -> Infer:
 
 
 def infer_missing(attrs: Attrs, *facts: Fact) -> Fact:
-    """A placeholder for the shape rule of an operator that has an expression instead; never
-    called."""
+    """A placeholder for the shape rule of an operator with an expression; never called."""
     raise NotImplementedError
 
 

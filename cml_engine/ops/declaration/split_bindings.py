@@ -49,8 +49,7 @@ class SplitBinding:
 
 
 class Binder(Protocol):
-    """The node whose tensors are bound, and the device's limits; :class:`Lowering` implements
-    it."""
+    """A node whose tensors are bound; :class:`Lowering` implements it."""
 
     node: Node
     limits: Limits
@@ -122,10 +121,10 @@ def _each(ranges: list[str], do: str) -> str:
 
 
 def check_atomics(op: Binder, source: str, hlsl: str, name: str) -> None:
-    """Raises :class:`DeviceError` if the kernel uses atomic operations on the tensor named
-    ``hlsl``.
+    """Raises :class:`DeviceError` if the kernel uses atomic operations on ``hlsl``.
 
-    A tensor with atomic operations cannot be bound in parts.
+    ``hlsl`` is the tensor's name in the shader. A tensor with atomic operations cannot be bound
+    in parts.
     """
     if hlsl in _ATOMIC.findall(source):
         raise DeviceError(

@@ -82,8 +82,7 @@ class KernelVariant(Generic[N, T]):
     examples: tuple[tuple[str, Case], ...] = ()
 
     def option(self, tile: T) -> str:
-        """Returns the name of the variant with that tile, as in tuning tables: ``tile 8x4 by
-        64``."""
+        """Returns the variant's name with the tile, as tables have it: ``tile 8x4 by 64``."""
         return self.name if tile is None else f"{self.name} {tile}"
 
     def find_candidates(self, node: N) -> list[T]:
@@ -97,8 +96,7 @@ class KernelVariant(Generic[N, T]):
         return tiles
 
     def forced(self, choices: Iterable[Choice]) -> VariantTable:
-        """Returns a table that chooses this variant, with its first tile, wherever it is an
-        option."""
+        """Returns a table that chooses this variant's first option wherever it has one."""
         picks = {}
         for choice in choices:
             own = (option for option in choice.options if f"{option} ".startswith(f"{self.name} "))

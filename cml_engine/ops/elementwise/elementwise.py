@@ -59,8 +59,7 @@ def _round(x: Array) -> Any:
 
 
 def _clamp(x: Array, low: Array, high: Array) -> Any:
-    """Clamps ``x`` to ``low`` to ``high``; a NaN in ``x`` stays NaN, and a NaN bound has no
-    effect."""
+    """Clamps ``x``; a NaN in ``x`` stays NaN, and a bound that is NaN has no effect."""
     y = np.where(x > high, high, x)
     return np.where(y < low, low, y)
 

@@ -173,8 +173,7 @@ def launch(
 
 
 def launch_chain(chain: Sequence[Link], operands: Sequence[Operand], out: Operand) -> Dispatch:
-    """Returns one dispatch that computes a chain of elementwise operators on ``operands`` into
-    ``out``.
+    """Returns one dispatch that computes a chain on ``operands`` into ``out``.
 
     Each operator rounds as in a kernel of its own, so the results are bit-identical.
     """

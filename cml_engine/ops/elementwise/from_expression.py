@@ -79,8 +79,7 @@ def expressed(spec: OpSpec) -> OpSpec:
 
 
 def _names(spec: OpSpec) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Returns the names of the operands, and the attributes with their defaults, from the
-    signature.
+    """Returns the names of the operands, and the attributes with their defaults.
 
     Raises :class:`OperatorError` if an expression cannot have the signature.
     """
@@ -106,8 +105,10 @@ def _names(spec: OpSpec) -> tuple[tuple[str, ...], dict[str, Any]]:
 
 
 def _check_calls(spec: OpSpec, term: Term) -> None:
-    """Raises :class:`ExpressionError` for a call without a NumPy form, unless the operator has a
-    ``cpu``."""
+    """Raises :class:`ExpressionError` for a call without a NumPy form.
+
+    An operator with a ``cpu`` may have such calls.
+    """
     for call in term.calls():
         if spec.cpu is None:
             near = near_names(call.text, known_functions())

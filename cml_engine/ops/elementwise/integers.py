@@ -58,8 +58,10 @@ def _shifted(shift: Any, a: Array, count: Array) -> Array:
 
 
 def _row(name: str, hlsl: str, function: Any, result: str = "integer", **more: Any) -> Row:
-    """Returns the row of an exact operator on integers, with one or two operands as ``function``
-    has."""
+    """Returns the row of an exact operator on integers.
+
+    It has one or two operands, as ``function`` has.
+    """
     arity = getattr(function, "nin", 2)
     extra = more.pop("extra", (_EDGES[:arity],))
     return Row(name, hlsl, function, ("integer",) * arity, result, tolerance=EXACT, low=-40,

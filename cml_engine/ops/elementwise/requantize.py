@@ -1,5 +1,4 @@
-"""The rule of integer inference (docs/integer.md) as elementwise operators that turn sums into
-words.
+"""The rule of integer inference (docs/integer.md) as elementwise operators on sums.
 
 Words and sums are integers in floats. The compiler builds integer networks from these operators
 (``cml_engine/compiler/integer/``); they do not appear in the text of a model.

@@ -131,8 +131,10 @@ def _cast_lower(op: Lowering) -> Iterator[Dispatch]:
 
 
 def _moved(op: Lowering, types: str, kind: Mapping[str, int | str]) -> Dispatch:
-    """Returns a dispatch that converts every element; ``types`` are the HLSL types of both
-    tensors."""
+    """Returns a dispatch that converts every element.
+
+    ``types`` are the HLSL types of both tensors.
+    """
     defines = {"CAST": 1, "ITEMS": _ITEMS, **kind}
     return for_each(op, op.outputs[0].size, {}, defines, types=types, items=_ITEMS)
 
@@ -178,8 +180,10 @@ def _bits_cpu(target: str, attrs: Attrs, x: Array) -> Array:
 
 
 def _bits_lower(op: Lowering) -> Iterator[Dispatch]:
-    """Yields a dispatch that copies 32-bit words as integers, so that no float unit changes
-    them."""
+    """Yields a dispatch that copies 32-bit words as integers.
+
+    No float unit changes them.
+    """
     yield _moved(op, "uint uint", {})
 
 

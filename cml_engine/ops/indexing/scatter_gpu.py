@@ -174,8 +174,7 @@ def _lists(places: Array) -> Array:
 
 
 def _mark_updates(op: Lowering, row: int, marks: Mapping[str, AttrValue]) -> Iterator[Dispatch]:
-    """Yields dispatches that find the last update of every slot, then write it or the input's
-    value.
+    """Yields dispatches that find each slot's last update, then write the result.
 
     The last update is the one with the greatest number, in whatever order the threads run.
     """

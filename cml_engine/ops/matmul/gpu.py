@@ -52,8 +52,10 @@ class Matrix:
     k_last: bool = False
 
     def vectors(self, along: int, across: int) -> bool:
-        """Returns True if reads can be ``float4``: the stride ``along`` is 1, and ``across`` and
-        those of the batch are multiples of four."""
+        """Returns True if reads can be ``float4``.
+
+        The stride ``along`` must be 1, all others multiples of four.
+        """
         return along == 1 and all(s % 4 == 0 for s in (across, *self.batch))
 
 
@@ -167,8 +169,7 @@ def _key(p: MatrixProduct) -> str:
 
 
 def _may_reduce(p: MatrixProduct) -> bool:
-    """Returns True if the tuner should try the variant in which a workgroup computes each sum
-    together."""
+    """Returns True if the tuner should try workgroups that compute each sum together."""
     return p.inner >= _LONG_SUM and (p.results <= _MOST_REDUCED or _reduces(p))
 
 
@@ -184,11 +185,10 @@ def _reduces(p: MatrixProduct) -> bool:
 
 
 def _columns_last(p: MatrixProduct) -> tuple[MatrixProduct, list[Dispatch]]:
-    """Returns the product with adjacent columns in B, padded to whole vectors, and the dispatches
-    for it.
+    """Returns the product with adjacent columns in B, and the dispatches that reorder B.
 
-    A constant B is packed. A computed B is copied by the dispatch if A has enough rows to repay the
-    copy, otherwise the product is unchanged.
+    The columns are padded to whole vectors. A constant B is packed. A computed B is copied by
+    the dispatch if A has enough rows to repay the copy, otherwise the product is unchanged.
     """
     op, value = p.op, p.op.constant(p.b.name)
     if value is None and p.rows < 8:
@@ -367,8 +367,7 @@ def _batch(
 
 
 def _part(p: MatrixProduct, begin: int, end: int) -> Cost:
-    """Returns the cost of a launch that adds the products from ``begin`` to ``end`` to every
-    result.
+    """Returns the cost of adding the products ``begin`` to ``end`` to every result.
 
     It includes reading earlier partial sums.
     """

@@ -64,10 +64,10 @@ def tiles_for(limits: Limits) -> tuple[MatmulTile, ...]:
 
 
 def shares_rows(limits: Limits) -> bool:
-    """Returns True if eight lanes load the rows of A together: on a software driver with enough
-    lanes.
+    """Returns True on a software driver with at least eight lanes.
 
-    Every load costs as much as some twenty products there.
+    Eight lanes then load the rows of A together. Every load costs as much as some twenty
+    products there.
     """
     return limits.software and limits.subgroup_size >= 8
 

@@ -1,5 +1,4 @@
-"""Operators that only move elements: reshape and related ones, transpose, concat, split, slice,
-tile.
+"""Operators that only move elements: reshape, transpose, concat, split, slice, tile, ….
 
 They support any dtype, because every element is a 32-bit word on the GPU. reshape, squeeze and
 unsqueeze move nothing: their result is the input's memory. The others are strided copies

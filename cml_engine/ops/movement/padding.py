@@ -83,8 +83,7 @@ def _cpu(attrs: Attrs, x: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class _Dim:
-    """One axis: its extents before (``extent``) and after (``out``) padding, and the padding before
-    it.
+    """One axis: its extents before and after padding (``out``), and the padding ``before``.
 
     Negative padding crops.
     """
@@ -101,8 +100,7 @@ class _Dim:
 def _merge_axes(
     x: Sequence[int], y: Sequence[int], padding: Sequence[tuple[int, int]], border: str
 ) -> list[_Dim]:
-    """Returns the axes from the outermost, an inner one without padding merged with its outer
-    neighbour.
+    """Returns the axes, each inner one without padding merged with its outer neighbour.
 
     ``x`` and ``y`` are the extents before and after. The outer one may have padding only if the
     border is constant.

@@ -43,8 +43,7 @@ Range = tuple[int, int, int]
 
 
 def ranges(attrs: Attrs, x: Fact) -> list[Range]:
-    """Returns (first index, count, step) of every axis of ``x``, also of axes the slice does not
-    name."""
+    """Returns (first index, count, step) of every axis, also of axes not in the slice."""
     axes = check_axes(attrs.axes, x.rank)
     steps = list(attrs.stride) or [1] * len(axes)
     for name, values in (("begin", attrs.begin), ("end", attrs.end), ("stride", steps)):
@@ -74,8 +73,7 @@ def _place(attrs: Attrs, x: Fact, layout: str) -> tuple[int, int] | None:
 
 
 def _slice_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping | None:
-    """Returns the row rule of a slice: consecutive rows of the operand, without the slice along
-    ``axis``.
+    """Returns the row rule of a slice: consecutive rows, and no slicing along ``axis``.
 
     Returns None if the slice has a stride along the axis.
     """
@@ -134,8 +132,7 @@ def _slice_lower(op: Lowering) -> Iterator[Dispatch]:
 def _taken(
     ranges: Sequence[Range], src: Sequence[int], dst: Sequence[int], at: tuple[int, int] = (0, 0)
 ) -> Copy:
-    """Returns the copy of those ranges of a tensor with strides ``src`` to one with strides
-    ``dst``.
+    """Returns the copy of those ranges from strides ``src`` to strides ``dst``.
 
     ``at`` has the offsets of source and target.
     """
@@ -146,8 +143,7 @@ def _taken(
 
 
 def _blocked(ranges: list[Range], x: Sequence[int], y: Sequence[int]) -> Iterator[Copy]:
-    """Yields copies of those ranges between tensors of memory shapes ``x`` and ``y``, in blocks of
-    four.
+    """Yields copies of those ranges between blocked tensors of memory shapes ``x`` and ``y``.
 
     There is one copy if blocks stay whole, otherwise one per lane of the result, whose channels
     are four steps apart.

@@ -36,8 +36,7 @@ _TILED = Kernel("movement/movement.hlsl", _PARAMS, group=256, trusted=True)
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """One dimension of a copy: ``extent`` items, ``src`` apart in the source and ``dst`` in the
-    target."""
+    """One dimension of a copy: ``extent`` items with the strides ``src`` and ``dst``."""
 
     extent: int
     src: int
@@ -46,8 +45,7 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A box of items to copy: its dimensions, outermost first, and the offsets in source and
-    target."""
+    """A box of items to copy: its dimensions, outermost first, and both offsets."""
 
     dims: tuple[Dim, ...]
     src_offset: int = 0
@@ -104,8 +102,7 @@ def collapse(dims: Sequence[Dim]) -> tuple[Dim, ...]:
 
 
 def copy_regions(op: Lowering, source: str, target: str, *copies: Copy) -> Iterator[Dispatch]:
-    """Returns an iterator over one dispatch per copy between two tensors; an empty copy has
-    none."""
+    """Returns an iterator over one dispatch per copy; an empty copy has none."""
     return (_dispatch(op, source, target, copy) for copy in copies if copy.size)
 
 
@@ -216,8 +213,7 @@ def _long_rows(copy: Copy) -> Copy:
 
 
 def _tile_order(copy: Copy) -> tuple[Dim, ...] | None:
-    """Returns the dimensions with the two of a matrix transpose last; None if the copy is no
-    transpose."""
+    """Returns the dimensions with the two of a transpose last; None if it is no transpose."""
     row = copy.dims[-1]
     if row.dst != 1 or row.src in (0, 1, -1) or row.extent < _TILE_MIN:
         return None

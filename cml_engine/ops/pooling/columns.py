@@ -69,8 +69,7 @@ def _col2im_infer(attrs: Attrs, x: Fact) -> Fact:
 
 
 def _tap_ranges(axis: WindowAxis, tap: int) -> tuple[slice, slice]:
-    """Returns the windows whose tap lies inside the input, and the positions of the tap in the
-    input."""
+    """Returns the windows whose tap is inside the input, and the tap's positions there."""
     offset = tap * axis.dilation - axis.before
     first = max(-(offset // axis.stride), 0)
     last = min((axis.wide - 1 - offset) // axis.stride + 1, axis.narrow)

@@ -22,8 +22,7 @@ def _reverse(attrs: Attrs, x: Array) -> Window:
 
 
 def _positions(axis: WindowAxis, border: str) -> tuple[Array, Array]:
-    """Returns the input's index at every position that windows reach on an axis, and a validity
-    mask.
+    """Returns an axis' input index at every position of windows, and a validity mask.
 
     Where the mask is False, no value stands there and the index is 0.
     """
@@ -34,8 +33,10 @@ def _positions(axis: WindowAxis, border: str) -> tuple[Array, Array]:
 
 
 def pad_window(x: Array, window: Window, border: str, fill: float) -> Array:
-    """Returns the input padded as far as windows reach, by ``border``; ``fill`` stands where it
-    has none."""
+    """Returns the input padded as far as windows reach.
+
+    ``fill`` stands where the border has no value.
+    """
     for i, axis in enumerate(window):
         index, inside = _positions(axis, border)
         shape = [1] * x.ndim
@@ -49,8 +50,7 @@ def pad_window(x: Array, window: Window, border: str, fill: float) -> Array:
 
 
 def taps_of(padded: Array, window: Window) -> Iterator[Array]:
-    """Yields a view of the padded input for each tap, row-major: the value of every window at
-    that tap."""
+    """Yields a view per tap, row-major: the padded input's value of every window at that tap."""
     for tap in product(*(range(axis.size) for axis in window)):
         parts = [
             slice(t * a.dilation, t * a.dilation + (a.narrow - 1) * a.stride + 1, a.stride)
@@ -158,8 +158,7 @@ def _spread(terms: Iterable[Array], window: Window) -> Array:
 
 
 def debox(attrs: Attrs, x: Array) -> Array:
-    """Returns the wide side of the window, where every value is added to all positions of its
-    window.
+    """Returns the wide side, where every value is added to its whole window.
 
     With ``normalize``, sums are divided by the window's volume or, with border 'ignore', by the
     number of windows that overlap there.
@@ -174,8 +173,7 @@ def debox(attrs: Attrs, x: Array) -> Array:
 
 
 def desample(attrs: Attrs, x: Array, index: Array) -> Array:
-    """Returns the wide side of the window, where every value is added at position ``index`` of
-    its window."""
+    """Returns the wide side, where every value is added at position ``index`` of its window."""
     window = _reverse(attrs, x)
     terms = (np.where(index == tap, x, np.float32(0)) for tap in range(volume(window)))
     return np.asarray(_spread(terms, window), np.float32)

@@ -82,17 +82,18 @@ def _half(node: Node, facts: Mapping[str, Fact]) -> Half:
 
 
 def _reduces(window: Window, moving: Sequence[int]) -> bool:
-    """Returns True if the window is large and covers whole dimensions, so that a reduction computes
-    it.
+    """Returns True if the window is large and covers whole dimensions.
 
-    ``moving`` are the axes that have a window.
+    A reduction then computes it. ``moving`` are the axes that have a window.
     """
     return all(window[i].whole for i in moving) and volume(window) >= _MANY_TAPS
 
 
 def _turns(taps: int, windows: int) -> int:
-    """Returns the most loop iterations of a thread: for each tap, a loop over ``windows``
-    dimensions."""
+    """Returns the most loop iterations of a thread.
+
+    Each tap has a loop over ``windows`` dimensions.
+    """
     return taps * (windows + LOOP_TURNS)
 
 
@@ -112,8 +113,7 @@ class _Dim:
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """The result's dimensions, outermost first, and for each axis the window and the input's
-    strides.
+    """The result's dimensions, outermost first, and per axis the window and input strides.
 
     ``high`` is the stride of a coordinate's part above four, ``low`` that of its remainder
     modulo four; only blocked channels need both.
@@ -169,16 +169,17 @@ class _Pooling:
 
     @property
     def start(self) -> int:
-        """The initial value of the accumulation as 32 bits: -infinity for a maximum, otherwise
-        0."""
+        """The accumulation's initial value as 32 bits: -infinity for a maximum, otherwise 0."""
         return 0xFF800000 if self.what.kind in ("MAX", "INDEX", "BOTH") else 0
 
 
 def slide(
     op: Lowering, what: Sliding, window: Window, inputs: Sequence[Operand], outs: Sequence[Operand]
 ) -> Iterator[Dispatch]:
-    """Yields the dispatches that apply the operation to all windows; none if the result is
-    empty."""
+    """Yields the dispatches that apply the operation to all windows.
+
+    An empty result has none.
+    """
     if outs[0].fact.size:
         yield from POOL.lower(_Pooling(op, what, window, inputs, outs))
 
@@ -222,8 +223,10 @@ def _whole(node: _Pooling, _: None) -> Iterator[Dispatch]:
 
 
 def _in_parts(node: _Pooling, _: None) -> Iterator[Dispatch]:
-    """Yields dispatches that each process some of the taps; partial results are in scratch
-    memory."""
+    """Yields dispatches that each process some of the taps.
+
+    Partial results are in scratch memory.
+    """
     count, taps = node.outs[0].fact.size, volume(node.window)
     params = {**_general(node.walk, node.what.reverse), "taps": taps, "start": node.start}
     parts = (node.op.scratch(count), node.op.scratch(count))
@@ -340,8 +343,10 @@ def _general(walk: _Walk, reverse: bool) -> dict[str, Any]:
 
 
 def _fast(walk: _Walk, reverse: bool) -> dict[str, Any] | None:
-    """Returns the shader's parameters for ``[outer, H, W, inner]``; None if the window does not
-    fit it."""
+    """Returns the shader's parameters for ``[outer, H, W, inner]``, or None.
+
+    None means that the window does not fit it.
+    """
     dims = _merge_dims(walk)
     windows = [i for i, d in enumerate(dims) if d.axis >= 0]
     first, last = (windows[0], windows[-1]) if windows else (len(dims), len(dims) - 1)
@@ -373,8 +378,10 @@ def _fast(walk: _Walk, reverse: bool) -> dict[str, Any] | None:
 
 
 def _merge_dims(walk: _Walk) -> list[_Dim]:
-    """Returns the result's dimensions, neighbours without a window merged; their axis is then
-    -1."""
+    """Returns the result's dimensions with neighbours without a window merged.
+
+    The axis of such a dimension is -1.
+    """
     merged: list[_Dim] = []
     for dim in walk.dims:
         if walk.windowed[dim.axis]:

@@ -81,8 +81,7 @@ def _want_index(index: Fact, shape: tuple[int, ...], why: str) -> None:
 
 
 def _rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping:
-    """Returns the row rule of pooling: a row needs the rows under its windows, with adapted
-    padding."""
+    """Returns the row rule of pooling: the rows under the windows, with adapted padding."""
     window = window_of(attrs, facts[0])
 
     def need(begin: int, end: int) -> OperandRows:
@@ -103,8 +102,10 @@ def _lower(what: Sliding, op: Lowering) -> Iterator[Dispatch]:
 
 
 def _cost(per_tap: float, attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    """Returns the cost of ``per_tap`` FLOPs for every tap of every window, with every tensor
-    moved once."""
+    """Returns the cost of ``per_tap`` FLOPs for every tap of every window.
+
+    Every tensor is moved once.
+    """
     taps = prod(attrs["size"])
     windows = min(outputs[0].size, inputs[0].size) if "output_shape" in attrs else outputs[0].size
     return Cost.moving(per_tap * taps * windows, inputs, outputs)

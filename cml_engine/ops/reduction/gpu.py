@@ -138,8 +138,7 @@ class _Stage:
         return items if self.tree else -(-items // self.group)
 
     def partial_strides(self) -> tuple[Shape, int]:
-        """Returns the strides of the partial results along the kept dimensions, and along the
-        chunks.
+        """Returns the partial results' strides along kept dimensions, and along chunks.
 
         They let the next stage read in the same way as this one.
         """
@@ -162,8 +161,7 @@ class _Stage:
         return 4 if self.tree and all(n % 4 == 0 for n in extents) else 1
 
     def params(self, last: bool, width: int) -> dict[str, AttrValue]:
-        """Returns the shader's parameters; counts and strides in the source are in vectors of
-        ``width``.
+        """Returns the shader's parameters, with the source counted in vectors of ``width``.
 
         The ``last`` stage writes to the result, others write partial results.
         """
@@ -321,10 +319,10 @@ def _order(places: Shape, layout: str) -> Shape:
 
 
 def softmax(op: Lowering, axes: Sequence[int], x: Operand, out: Operand) -> Iterator[Dispatch]:
-    """Yields the dispatches of softmax of ``x`` over ``axes``: one if a workgroup can hold a whole
-    line.
+    """Yields the dispatches of softmax of ``x`` over ``axes`` into ``out``.
 
-    Otherwise they are those of the maximum, the sum of exponentials and the quotient.
+    There is one if a workgroup or thread can hold a whole line. Otherwise they are those of the
+    maximum, the sum of exponentials and the quotient.
     """
     if out.fact.size:
         shape = tuple(1 if a in axes else n for a, n in enumerate(x.fact.shape))

@@ -104,8 +104,7 @@ def _top_k_lower(op: Lowering) -> Iterator[Dispatch]:
 
 
 def _front(extent: int, chunk: int, k: int) -> int:
-    """Returns the number of values of a line that remain if each of its chunks keeps ``k`` at
-    most."""
+    """Returns how many values of a line remain if each of its chunks keeps ``k`` at most."""
     return extent // chunk * min(k, chunk) + min(k, extent % chunk)
 
 

@@ -174,8 +174,7 @@ def _lower_moments(op: Lowering) -> Iterator[Dispatch]:
 
 
 def _cost(per_element: float, passes: int) -> Callable[..., Cost]:
-    """Returns a cost function: ``per_element`` FLOPs per input element, the input read
-    ``passes`` times."""
+    """Returns a cost function: FLOPs per input element, and the input read ``passes`` times."""
 
     def cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
         read = passes * sum(f.nbytes for f in inputs)

@@ -56,8 +56,7 @@ def _nonzero_cpu(attrs: Attrs, x: Array) -> list[Array]:
 
 
 def _nonzero_lower(op: Lowering) -> Iterator[Dispatch]:
-    """Yields dispatches that count by blocks, compute the blocks' offsets, and write the
-    positions."""
+    """Yields dispatches that count by blocks, sum up the counts, and write the positions."""
     (x,), (y, count) = op.in_names, op.out_names
     fact, room = op.inputs[0], int(op.attrs.capacity)
     block = max(_BLOCK, min(isqrt(fact.size), MOST_TURNS // (fact.rank + 1 + LOOP_TURNS)))
@@ -156,8 +155,7 @@ def _edges(boxes: Array, centers: bool) -> Array:
 
 
 def _overlapping(box: Array, others: Array, threshold: float) -> Array:
-    """Returns a mask of the ``others`` whose overlap with the box exceeds ``threshold`` of the
-    union.
+    """Returns a mask of the others that share more than ``threshold`` of the union with the box.
 
     Products are compared instead of the quotient, because they are the same on every device.
     """

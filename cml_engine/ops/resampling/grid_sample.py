@@ -52,8 +52,7 @@ def _infer(attrs: Attrs, x: Fact, grid: Fact) -> Fact:
 
 
 def _positions(grid: Array, extent: int, attrs: Attrs) -> Array:
-    """Converts an axis' grid positions, from -1 to 1, to indices of the input; rounded for
-    "nearest".
+    """Converts an axis' grid positions, -1 to 1, to indices; "nearest" rounds them.
 
     NaN counts as 0.
     """

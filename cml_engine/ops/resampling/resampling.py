@@ -55,8 +55,10 @@ _ITEMS = 4
 
 
 def _factors(attrs: Attrs, x: Fact) -> list[int]:
-    """Returns one factor for each spatial axis; raises :class:`ShapeError` if they do not fit
-    ``x``."""
+    """Returns one factor for each spatial axis.
+
+    Raises :class:`ShapeError` if they do not fit ``x``.
+    """
     if x.rank not in (3, 4, 5):
         raise ShapeError(
             f"resampling of {x}, wanted [batch, channels] and 1 to 3 spatial axes; reshape it"
@@ -154,8 +156,7 @@ def _multilinear_cpu(attrs: Attrs, x: Array) -> Array:
 
 
 def linear_taps(attrs: Attrs, extent: int, factor: int) -> Iterator[tuple[Array, Array]]:
-    """Yields, for the lower and the upper neighbour, the indices and weights of all results on
-    an axis."""
+    """Yields the indices and weights of the lower, then of the upper neighbour of all results."""
     t = source_position(attrs.method, np.arange(extent * factor), extent, factor)
     first = np.floor(t).astype(np.int64)
     for at, weight in ((first, 1 - (t - first)), (first + 1, t - first)):
@@ -226,11 +227,10 @@ def _area_lower(op: Lowering) -> Iterator[Dispatch]:
 
 
 def _area_reduced(op: Lowering) -> Iterator[Dispatch]:
-    """Yields the dispatches of the mean over areas as a reduction, for areas too large for a
-    thread.
+    """Yields the dispatches of the mean over areas, computed as a reduction.
 
-    Every spatial axis is split into the result's index and the index within an area, which is
-    reduced.
+    For areas that are too large for a thread. Every spatial axis is split into the result's
+    index and the index within an area, which is reduced.
     """
     (source, target), factors = (op.in_names[0], op.out_names[0]), op.attrs.factor
     lanes = (4,) if op.is_blocked(source) else ()

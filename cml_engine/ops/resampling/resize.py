@@ -64,10 +64,9 @@ def _nearest(attrs: Attrs, above: Array, below: int) -> Array:
 
 
 def cubic_weights(t: Array, a: float) -> list[Array]:
-    """Returns the weights of the four values around a point by Keys' cubic with the coefficient
-    ``a``.
+    """Returns the weights of the four values around a point by Keys' cubic.
 
-    ``t`` is the distance of the point from the second value.
+    ``a`` is its coefficient. ``t`` is the distance of the point from the second value.
     """
 
     def near(s: Array) -> Array:

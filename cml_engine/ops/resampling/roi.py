@@ -95,8 +95,7 @@ def _corners(rois: Array) -> Array:
 
 
 def items(x: Array, rois: Array, batch_index: Array) -> list[Array]:
-    """Returns the batch item of ``x`` for each roi; an index out of range takes the nearest
-    item."""
+    """Returns the batch item of each roi; an index out of range takes the nearest item."""
     index = np.broadcast_to(batch_index.reshape(-1), len(rois)).clip(0, len(x) - 1)
     return [x[i] for i in index]
 
@@ -140,8 +139,7 @@ def _greatest(values: Array, axes: tuple[int, ...]) -> Array:
 
 
 def _positions(method: str, corners: Array, count: int) -> Array:
-    """Returns the positions of ``count`` samples of a roi on one axis, as fractional input
-    indices."""
+    """Returns ``count`` sample positions of a roi on one axis, as fractional indices."""
     first, last = (float(corner) for corner in corners)
     i, size = np.arange(count), last - first
     if method == "symmetric":
@@ -207,8 +205,7 @@ def _lower(kind: str, op: Lowering) -> Iterator[Dispatch]:
 
 
 def _parts(rows: int, width: int, nested: int) -> Iterator[dict[str, int]]:
-    """Yields the parameters of launches that together cover ``rows`` times ``width`` values per
-    thread.
+    """Yields the parameters of launches that cover ``rows`` times ``width`` values per thread.
 
     Each row starts ``nested`` loops anew, which limits the values of one launch.
     """

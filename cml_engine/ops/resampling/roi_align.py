@@ -1,5 +1,4 @@
-"""The operator ``roi_align``: resamples and pools regions as ONNX and PyTorch do, unlike
-``roi.py``.
+"""The operator ``roi_align``: resamples and pools regions as ONNX and PyTorch do.
 
 A row of ``rois`` is ``x0 y0 x1 y1``. Every result is the average (or the greatest value) of samples
 inside its cell; their number may depend on the region's size. Rois are data that other operators
@@ -45,8 +44,10 @@ def _infer(attrs: Attrs, x: Fact, rois: Fact, batch_index: Fact) -> Fact:
 
 
 def _most(extent: int, cells: int) -> int:
-    """Returns the largest number of samples per result on an axis, if it depends on the region's
-    size."""
+    """Returns the largest number of samples per result on an axis.
+
+    It applies if the number depends on the region's size.
+    """
     return -(-2 * extent // cells)
 
 
@@ -145,8 +146,7 @@ _KERNEL = Kernel(
 
 
 def _cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    """Returns the cost with four samples per result if their number depends on the region's
-    size."""
+    """Returns the cost, with four samples per result if their number is not fixed."""
     samples = attrs.sampling_ratio**2 or 4
     read = min(16.0 * samples * outputs[0].size, inputs[0].nbytes)
     return Cost(12.0 * samples * outputs[0].size, read, outputs[0].nbytes)

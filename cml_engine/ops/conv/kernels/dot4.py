@@ -27,8 +27,10 @@ Lower = Callable[[Conv, ConvTile], Iterator[Dispatch]]
 
 
 def is_possible(conv: Conv) -> bool:
-    """Returns True for an integer conv of 8-bit inputs and constant 8-bit weights, not
-    depthwise."""
+    """Returns True for an integer conv of 8-bit inputs and constant 8-bit weights.
+
+    It must not be depthwise.
+    """
     if not conv.op.attrs.get("exact", False) or not conv.constant or is_depthwise(conv):
         return False
     return conv.in_layout in (C4I8, C4U8) and conv.filter_layout == C4I8

@@ -1,5 +1,4 @@
-"""Functions that the kernels of conv_line.hlsli share; their threads compute results along a
-line."""
+"""Functions shared by the kernels of conv_line.hlsli, whose threads compute along a line."""
 
 from __future__ import annotations
 

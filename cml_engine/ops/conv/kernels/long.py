@@ -27,8 +27,7 @@ _MOST_ROWS, _PLAIN_INPUTS = 32, 8
 
 
 def is_needed(conv: Conv) -> bool:
-    """Returns True if the node may need more loop iterations per thread than the limit
-    ``MOST_TURNS``.
+    """Returns True if a thread may need more than ``MOST_TURNS`` loop iterations.
 
     This is estimated for the kernel that needs the most.
     """

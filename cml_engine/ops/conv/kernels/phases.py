@@ -63,8 +63,7 @@ def tiles(conv: Conv) -> list[ConvTile]:
 
 
 def default_tile(conv: Conv) -> ConvTile:
-    """Returns the fastest tile on a software driver, counting the results that it computes in
-    vain."""
+    """Returns the fastest tile on a software driver, including results beyond the edge."""
     return _tile(conv, fastest(conv, _fast_speeds(conv)), SOFTWARE_GROUP)
 
 

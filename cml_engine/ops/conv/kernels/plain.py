@@ -26,8 +26,7 @@ _MOST_CHANNELS = 8
 
 
 def is_possible(conv: Conv) -> bool:
-    """Returns True for a conv of one group with a plain input of few channels and a constant
-    filter."""
+    """Returns True for a plain input of few channels, one group and a constant filter."""
     shape = conv.shape
     if conv.transposed or not conv.constant or shape.groups != 1:
         return False

@@ -28,8 +28,7 @@ _LEAST_COLUMNS = min(columns for _, columns in _SPEED)
 
 
 def is_faster(conv: Conv) -> bool:
-    """Returns True if this kernel is expected to be faster than ``tile.py``: on a software driver
-    only.
+    """Returns True on a software driver if the code of some tile fits the instruction cache.
 
     There a load costs the same at any address, and this kernel saves half of the loads. Hardware
     prefers neighbouring threads that read neighbouring addresses, which this kernel gives up.
@@ -61,8 +60,7 @@ def tiles(conv: Conv) -> list[ConvTile]:
 
 
 def default_tile(conv: Conv) -> ConvTile:
-    """Returns the fastest tile on a software driver, counting the results that it computes in
-    vain."""
+    """Returns the fastest tile on a software driver, including results beyond the edge."""
     return ConvTile(*fastest(conv, _fast_speeds(conv) or {_SMALLEST: 1.0}), SOFTWARE_GROUP)
 
 

@@ -72,8 +72,7 @@ def rows_of(conv: Conv) -> int:
 
 
 def _rows_cost(conv: Conv, rows: int) -> float:
-    """Returns the relative time with ``rows`` rows per thread: products, padding included, over
-    speed."""
+    """Returns the relative time with ``rows`` rows per thread, padding included."""
     row_blocks = -(-conv.shape.out_channels // rows)
     return row_blocks * rows * max(band_of(conv, rows), 1) / _ROWS_SPEED[rows]
 
@@ -85,8 +84,7 @@ def default_tile(conv: Conv) -> ConvTile:
 
 
 def fitting_tiles(conv: Conv, sizes: Iterable[tuple[int, int]]) -> list[ConvTile]:
-    """Returns a tile for each (rows, columns) in ``sizes``, without those that are at least half
-    padding."""
+    """Returns a tile for each (rows, columns), without those that are at least half padding."""
     most = 2 * max(conv.shape.out_channels, 4)
     group = default_group(conv)
     return [ConvTile(rows, columns, group) for rows, columns in sizes if rows < most]
@@ -119,8 +117,10 @@ def lower_tile(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
 
 
 def tile_params(conv: Conv, tile: ConvTile) -> tuple[int, dict[str, Any]]:
-    """Returns the number of workgroups and the parameters of conv.hlsl, without those of
-    epilogues."""
+    """Returns the number of workgroups and the parameters of conv.hlsl.
+
+    Those of epilogues are not included.
+    """
     shape = conv.shape
     steps, phases = phases_of(conv)
     row_blocks = -(-shape.out_channels // tile.rows)
@@ -161,8 +161,10 @@ def store_defines(conv: Conv, epilogue: EpilogueArgs, first: int) -> dict[str, i
 
 
 def bindings(epilogue: EpilogueArgs, first: int) -> dict[str, int | str]:
-    """Returns the epilogue's defines, the slot of the output (after the epilogue's tensors) and
-    GROUP."""
+    """Returns the epilogue's defines, the slot of the output, and GROUP.
+
+    The output's slot follows the epilogue's tensors.
+    """
     return {**epilogue.defines, "OUT": f"T{first + len(epilogue.tensors)}", "GROUP": GROUP}
 
 
@@ -175,8 +177,7 @@ def shares_loads(conv: Conv) -> bool:
 
 
 def product_defines(conv: Conv, tile: ConvTile) -> dict[str, int | str]:
-    """Returns the defines of conv_product.hlsli: the tile's sizes, and whether lanes share
-    loads."""
+    """Returns the defines of conv_product.hlsli: the tile, and whether lanes share loads."""
     share = int(shares_loads(conv))
     return {"ROWS": tile.rows, "COLUMNS": tile.columns, "GROUP": tile.group, "SHARE": share}
 

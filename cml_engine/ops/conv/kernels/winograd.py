@@ -54,8 +54,10 @@ _TILES = ((8, 2), (8, 4), (16, 2), (16, 4))
 
 
 def is_possible(conv: Conv) -> bool:
-    """Returns True for a 3x3 convolution in floats of stride 1 and one group whose filter is
-    constant."""
+    """Returns True for a 3x3 convolution of stride 1 with a constant filter.
+
+    It has one group and computes in floats.
+    """
     shape = conv.shape
     if conv.op.attrs.get("exact", False):  # an integer network's: the transforms have fractions
         return False
@@ -82,8 +84,7 @@ def is_faster(conv: Conv) -> bool:
 
 
 def _waste(conv: Conv, tile: ConvTile) -> float:
-    """Returns the ratio of computed to needed results; whole tiles and workgroups compute too
-    many."""
+    """Returns computed over needed results; whole tiles and workgroups compute too many."""
     whole = -(-_count_tiles(conv) // tile.positions) * tile.positions
     return whole * 16 / (conv.shape.batch * prod(conv.shape.narrow))
 
@@ -205,8 +206,7 @@ def _filter(conv: Conv, rows: int) -> tuple[str, ...]:
 
 
 def in_steps(filter: Array) -> tuple[Array, Array]:
-    """Quantizes a transformed filter to 16 bits; returns the counts (int16) and step sizes
-    (float32).
+    """Quantizes a transformed filter; returns int16 counts and float32 step sizes.
 
     There is one step size per point and row. The results are small compared to their terms, so
     rounding errors matter; they are a sixth of those of float16.
