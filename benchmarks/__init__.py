@@ -1,2 +1,1 @@
-"""Compares this engine's speed with others, on one network in one run: ``python tasks.py
-bench``."""
+"""Compares this engine's speed with other engines' on one network: ``tasks.py bench``."""

@@ -1,5 +1,4 @@
-"""Compares networks on this engine and on other engines, in interleaved rounds: a table per
-network.
+"""Compares networks on this engine and on others in interleaved rounds, a table each.
 
 ``upres64`` and ``upres128`` are realesr-animevideov3-x4 (18 convolutions, 5.1 and 20.5 GFLOP);
 ``mobilenet`` and ``unet`` are made by the bench, at 128x128; ``stylegan2`` is its generator at

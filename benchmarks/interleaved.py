@@ -1,5 +1,4 @@
-"""Measures several works in interleaved rounds, so that other load on the machine affects all
-equally."""
+"""Times several works in interleaved rounds, so that other load affects all equally."""
 
 from __future__ import annotations
 

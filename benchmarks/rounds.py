@@ -1,5 +1,4 @@
-"""Runs the contenders in interleaved rounds, so that a slow minute of the machine affects all
-equally."""
+"""Runs the contenders in interleaved rounds, so that a slow minute affects all equally."""
 
 from __future__ import annotations
 

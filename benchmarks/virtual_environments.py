@@ -1,5 +1,7 @@
-"""Virtual environments for packages that cannot be installed together: two ONNX Runtimes share
-one module."""
+"""Virtual environments for packages that cannot be installed together.
+
+Two ONNX Runtimes, for example, share one module.
+"""
 
 from __future__ import annotations
 

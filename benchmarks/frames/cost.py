@@ -1,9 +1,9 @@
-"""Measures the cost of networks in a frame beyond their GPU time: ``python -m
-benchmarks.frames.cost``.
+"""Measures the cost of networks in a frame beyond their GPU time.
 
-Flies alternately with and without networks for some frames, at a fixed rendering effort, and splits
-the difference by cause. The longest frames of both modes are dropped, because they are hitches of
-the machine. A network that was not timed in a frame counts with its predicted time.
+``python -m benchmarks.frames.cost`` flies alternately with and without networks for some frames,
+at a fixed rendering effort, and splits the difference by cause. The longest frames of both modes
+are dropped, because they are hitches of the machine. A network that was not timed in a frame
+counts with its predicted time.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Measures the GPU overhead of running a network in slices, by cause:
-``python -m benchmarks.frames.slices MODEL --budget-ms 8``.
+"""Measures the GPU overhead of running a network in slices, by cause.
 
-The same work runs in interleaved rounds in four ways, each of which changes one thing: in one
-submit; in as many submits as the budget requires frames, cut between operators; the same, cut
-inside operators where the budget ends; and with a pause before each submit, as between frames.
-Times are GPU timestamps.
+``python -m benchmarks.frames.slices MODEL --budget-ms 8``: the same work runs in interleaved
+rounds in four ways, each of which changes one thing: in one submit; in as many submits as the
+budget requires frames, cut between operators; the same, cut inside operators where the budget
+ends; and with a pause before each submit, as between frames. Times are GPU timestamps.
 """
 
 from __future__ import annotations

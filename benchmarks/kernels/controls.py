@@ -1,5 +1,4 @@
-"""Control kernels from ``control.hlsl`` that measure the driver's peak rates: register products,
-a copy."""
+"""Control kernels from ``control.hlsl`` that measure peak rates: products, and a copy."""
 
 from __future__ import annotations
 

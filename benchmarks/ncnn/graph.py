@@ -1,9 +1,9 @@
-"""Writes a graph of this engine as ncnn's .param and .bin, for the operators of the bench's
-networks.
+"""Writes a graph of this engine as ncnn's .param and .bin.
 
-ncnn has no batch axis: a tensor [1, C, H, W] has three axes there, [1, W] has one. Activations are
-fused into the convolution before them. A filter that is scaled along its inputs becomes a scaled
-input, because ncnn's GPU convolutions require constant filters.
+It supports the operators of the bench's networks. ncnn has no batch axis: a tensor [1, C, H, W]
+has three axes there, [1, W] has one. Activations are fused into the convolution before them. A
+filter that is scaled along its inputs becomes a scaled input, because ncnn's GPU convolutions
+require constant filters.
 """
 
 from __future__ import annotations

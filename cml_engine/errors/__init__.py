@@ -138,8 +138,7 @@ class NnefSyntaxError(ModelError):
 
 
 class TensorFileError(ModelError):
-    """Raised if a ``.dat`` file is missing, damaged, or does not match its declaration in the
-    graph.
+    """Raised if a ``.dat`` file is missing, damaged, or contradicts its declaration in the graph.
 
     Examples
     --------
@@ -165,8 +164,7 @@ class ShapeError(ModelError):
 
 
 class UnsupportedOp(ModelError):
-    """Raised if the model uses an operator, or a variant of one, that this engine does not
-    support.
+    """Raised if the model uses an operator, or a variant of one, that the engine lacks.
 
     Examples
     --------
@@ -272,8 +270,9 @@ class DeviceError(CmlError):
 
 
 class OutOfGpuMemory(DeviceError):
-    """Raised if the memory budget or the GPU's memory is exhausted; the message lists all owners of
-    memory.
+    """Raised if the memory budget or the GPU's memory is exhausted.
+
+    The message lists all owners of memory.
 
     Examples
     --------
@@ -285,8 +284,9 @@ class OutOfGpuMemory(DeviceError):
 
 
 class ShaderCompileError(CmlError):
-    """Raised if HLSL does not compile; the message has the file, the line and the compiler's
-    output.
+    """Raised if HLSL does not compile.
+
+    The message has the file, the line and the compiler's output.
 
     Examples
     --------
@@ -298,8 +298,9 @@ class ShaderCompileError(CmlError):
 
 
 class CorruptArtifact(CmlError):
-    """Raised if a file is damaged, truncated, or not a cooked file; none of its content was
-    used.
+    """Raised if a file is damaged, truncated, or not a cooked file.
+
+    None of its content was used.
 
     Examples
     --------

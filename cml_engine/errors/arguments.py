@@ -47,8 +47,10 @@ class NumberRange(ABC):
 
     @abstractmethod
     def parse(self, text: str) -> float:
-        """Returns the number that a text states; raises :class:`InputError` that states the
-        range."""
+        """Returns the number that a text states.
+
+        Raises :class:`InputError`, which states the range, for any other text.
+        """
 
     def __call__(self, text: str) -> float:
         try:

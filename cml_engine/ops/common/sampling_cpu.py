@@ -1,9 +1,8 @@
-"""Pooling, upsampling and concatenation in NumPy for sessions, with results in the inputs' memory
-order.
+"""Pooling, upsampling and concatenation in NumPy that keep the inputs' memory order.
 
-Feature maps that a ``conv`` stores channels last stay channels last, in reused memory. The
-values are identical to those of the definitions: ``pooling/cpu.py`` and the operators of
-``resampling/`` and ``movement/``.
+Sessions use them. Feature maps that a ``conv`` stores channels last stay channels last, in
+reused memory. The values are identical to those of the definitions: ``pooling/cpu.py`` and the
+operators of ``resampling/`` and ``movement/``.
 """
 
 from __future__ import annotations
