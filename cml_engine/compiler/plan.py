@@ -164,7 +164,9 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The measured GPU time of one timed group of slices; ``group`` counts within its frame.
+    """The measured GPU time of one timed group of slices, in milliseconds.
+
+    ``frame`` is the number of the frame, ``group`` the number of the group in that frame.
 
     Examples
     --------
@@ -205,7 +207,7 @@ class TensorPlace:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The size of the arena.
+    """The size of the arena, the memory that holds the activations of a plan.
 
     ``peak`` is its size in bytes. ``bound`` is the largest sum of bytes alive at once, a lower
     bound for every placement. If no buffer of the device is large enough, the arena consists of
@@ -268,7 +270,8 @@ class Reuse:
 
 @dataclass(frozen=True)
 class Plan:
-    """A compiled network: its steps, the place of every tensor, and the weights to upload."""
+    """A compiled network: its steps in execution order, the place of every tensor, and the
+    weights to upload."""
 
     name: str
     steps: tuple[Step, ...]

@@ -111,7 +111,10 @@ def load_file(path: str | Path) -> tuple[str, ...]:
 
 
 def _registered_by(file: Path) -> _Registration:
-    """Runs the file and returns its registrations; removes all of them if the file fails."""
+    """Runs the file and returns the operators and rules that it registered.
+
+    If the file fails, they are removed, and :class:`OperatorError` with file and line is raised.
+    """
     operators, rules = registered(), registered_rules()
 
     def new() -> _Registration:

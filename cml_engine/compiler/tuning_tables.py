@@ -31,7 +31,7 @@ _read_tables: dict[Path, VariantTable] = {}
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The measurement of one key.
+    """The measurement of one choice between kernel variants, identified by ``key``.
 
     ``ms`` has the time of each option tried (:meth:`Trial.ms`). ``ratio`` is the median over the
     rounds of the chosen option's time over the default's.
@@ -112,7 +112,7 @@ def shipped_table(device: str) -> VariantTable:
 
 
 def variants_of(records: Mapping[str, Record]) -> VariantTable:
-    """Returns the records as the variant table that lowering takes."""
+    """Returns the choices of the records, by key, as the variant table that lowering takes."""
     picks = {key: TunedChoice(record.chosen, record.default) for key, record in records.items()}
     return VariantTable(picks) if picks else NO_VARIANTS
 
@@ -126,7 +126,8 @@ def measured(device: str) -> dict[str, Record]:
 
 
 def known(device: str) -> dict[str, Record]:
-    """Returns all records of a device: the shipped ones, overridden by those measured here."""
+    """Returns all records of a device by key: the shipped ones, overridden by those measured on
+    this machine."""
     return {**_shipped_for(device), **measured(device)}
 
 

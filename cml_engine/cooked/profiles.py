@@ -1,4 +1,4 @@
-"""The profiles of devices that a network is cooked for."""
+"""The profiles: types of devices for which a network is cooked."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class Container:
             raise damaged("its header states other totals than its kernels and plans have")
 
     def count(self, tag: str) -> int:
-        """Returns the number of sections with this tag."""
+        """Returns the number of sections with this tag; 0 if there is none."""
         return sum(other == tag for other, _ in self._sections)
 
     def listed(self) -> tuple[tuple[str, int, int], ...]:

@@ -96,7 +96,11 @@ def nested_list(record: type[R], count: int, meaning: str) -> tuple[R, ...]:
     field_specifiers=(u32, u64, f32, f64, u32s, u64s, raw, nested, nested_list),
 )
 class PackedRow:
-    """A row of a cooked file: a fixed number of bytes, little-endian, naturally aligned."""
+    """The base class of the records of a cooked file: a fixed number of bytes, little-endian,
+    naturally aligned.
+
+    A subclass declares its fields as annotated class attributes.
+    """
 
     FIELDS: ClassVar[tuple[RowField, ...]] = ()
     SIZE: ClassVar[int] = 0

@@ -113,7 +113,7 @@ def _narrow(array: Array) -> str | None:
     """Returns the name of the smallest integer type that represents all numbers of a 32-bit array
     exactly, or None.
 
-    Negative zero is not represented.
+    A float array with a negative zero gives None.
     """
     flat = array.reshape(-1)
     for part in (flat[:1024], flat):

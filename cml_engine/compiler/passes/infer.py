@@ -126,7 +126,8 @@ def _call(node: Node, facts: list[Fact]) -> list[Fact]:
 def _facts(node: Node, spec: OpSpec, result: Any) -> list[Fact]:
     """Returns the result of an operator's infer function, a fact or a list of facts, as a list.
 
-    Raises :class:`OperatorError` for a game's function that returned anything else.
+    Raises an error if the function returned anything else: :class:`OperatorError` for a game's
+    operator, :class:`InternalError` for the engine's.
     """
     found = list(result) if isinstance(result, list | tuple) else [result]
     if all(map(_is_fact, found)):

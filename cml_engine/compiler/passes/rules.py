@@ -36,9 +36,10 @@ _MAX_SWEEPS = 32
 
 @dataclass
 class Match:
-    """An occurrence of a pattern: its ``nodes`` in execution order.
+    """An occurrence of a rule's pattern in ``graph``: its ``nodes`` in execution order.
 
-    ``position`` is the operand of the last node that the one before computes.
+    ``position`` is the index of the last node's operand that the node before it computes.
+    ``added`` has the constants of :meth:`add_constant`.
 
     Examples
     --------
@@ -81,13 +82,17 @@ class Match:
         return name
 
     def node(self, op: str, inputs: Sequence[str], attrs: Any) -> Node:
-        """Returns a node that replaces the last one of the pattern and computes its results."""
+        """Returns a node that computes the result of the pattern's last node with another operator
+        and inputs.
+
+        The replacement of a rule is such a node; nothing is added to the graph yet.
+        """
         return replace(self.last, op=op, inputs=tuple(inputs), attrs=attrs)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rewriting rule.
+    """A rewriting rule: a chain of operators, and the function that replaces its last one.
 
     Parameters
     ----------

@@ -99,8 +99,8 @@ class _TransposeSinker:
     def _fits(self, node: Node, order: Order) -> bool:
         """Returns True if the node can be computed before transposes of this order.
 
-        All feature maps must have the order's rank, and an elementwise result the shape of its
-        first operand.
+        All feature maps must have the order's rank. An elementwise result must have the shape of
+        its first feature map; an operator that is not elementwise must not read constants.
         """
         result = self._facts[node.outputs[0]]
         moved = [self._facts[n] for n in node.inputs if not self._graph.is_constant(n)]

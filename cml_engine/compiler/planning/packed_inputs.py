@@ -27,7 +27,8 @@ class PackedInput:
 def find_packed_inputs(
     graph: Graph, layouts: Mapping[str, str], limits: Limits
 ) -> dict[str, PackedInput]:
-    """Returns, by name, the inputs that are converted to packed words during upload.
+    """Returns the inputs that are converted to packed words during upload, by name, with their
+    conversions.
 
     These inputs have no other reader. An input that is too large for one binding is left out.
     """

@@ -27,7 +27,8 @@ _CAPACITIES = (1.0, 1.01, 1.02, 1.03, 1.05, 1.08, 1.12, 1.2)
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """A tensor to place: its size in bytes and the first and last step that need it."""
+    """A tensor to place in the arena: its size in bytes, and the first and the last step that
+    need it, inclusive."""
 
     name: str
     nbytes: int

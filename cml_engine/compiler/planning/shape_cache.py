@@ -120,5 +120,5 @@ def key_of(shapes: Shapes) -> Key:
 
 
 def key_of_inputs(graph: Graph) -> Key:
-    """Returns the cache key of the shapes of all inputs of a graph."""
+    """Returns the cache key of a graph: the names and shapes of its inputs, sorted by name."""
     return key_of({name: graph.facts[name].shape for name in graph.inputs})

@@ -1,4 +1,4 @@
-"""Reuse of a network's first plan by its plans at other shapes."""
+"""Lets a network's plans at other shapes reuse the kernels and packed weights of its first plan."""
 
 from __future__ import annotations
 

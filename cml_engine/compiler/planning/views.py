@@ -133,9 +133,10 @@ class _LiveBytes:
 def is_view_copy(
     node: Node, tensors: tuple[str, ...], views: Views, alias: Mapping[str, str]
 ) -> bool:
-    """Returns True if a dispatch of the node only copies between a part and its whole.
+    """Returns True if a dispatch of the node only copies between a view and its whole, so that it
+    is not needed.
 
-    ``tensors`` are the tensors that the dispatch binds. Such a copy is not needed.
+    ``tensors`` are the tensors that the dispatch binds.
     """
     kind = lookup(node.op).traits.parts
     if kind is None:

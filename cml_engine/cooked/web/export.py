@@ -34,9 +34,11 @@ class Picture:
 
 
 def picture_of(graph: Graph) -> Picture | None:
-    """Returns the input and the output of a network that maps one picture to another, else None.
+    """Returns the input and the first output of a network that maps one picture to another, else
+    None.
 
-    The input is ``[1, 3, H, W]``; the output is of the same size or enlarged by a whole factor.
+    The network has one input, ``[1, 3, H, W]``; the output is of the same size or enlarged by a
+    whole factor.
     """
     if len(graph.inputs) != 1:
         return None

@@ -52,8 +52,8 @@ class FloatTail:
     def _read(self, node: Node, name: str) -> str:
         """Returns the name of the tensor that holds the real numbers of ``name``.
 
-        If ``name`` is words or an integer constant, the conversion is added to the new graph,
-        for words only once.
+        Words get a node that converts them, added once. An integer constant gets a new constant
+        of real numbers. Any other tensor is returned as it is.
         """
         builder = self.builder
         if name in builder.values:

@@ -48,7 +48,8 @@ def _evaluate(graph: Graph, base: str, name: str, numbers: Array) -> Array:
 
 
 def nodes_between(graph: Graph, base: str, name: str) -> list[Node]:
-    """Returns the nodes that compute ``name`` from ``base``, in execution order."""
+    """Returns the nodes that compute tensor ``name`` from tensor ``base`` and constants, in
+    execution order."""
     producers = {out: node for node in graph.nodes for out in node.outputs}
     wanted, pending = set[str](), [name]
     while pending:

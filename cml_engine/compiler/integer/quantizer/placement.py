@@ -53,7 +53,8 @@ class Placement:
     bases: dict[str, str] = field(default_factory=dict)
 
     def root(self, name: str) -> str:
-        """Returns the tensor that identifies the group of ``name``; a group shares one scale."""
+        """Returns the tensor that identifies the group of ``name``; the tensors of a group share
+        one scale."""
         while self.parent.get(name, name) != name:
             name = self.parent[name]
         return name
@@ -71,7 +72,7 @@ class Placement:
 
 
 def place_rounding_points(graph: Graph, float_tail: bool = False) -> Placement:
-    """Returns the rounding points of a network.
+    """Returns the rounding points of a network, and the groups of tensors that share one scale.
 
     Raises :class:`ModelError` for an operator that has no integer form. With ``float_tail`` that
     operator and all its readers are computed in floats instead.
@@ -118,10 +119,10 @@ def _kind(graph: Graph, node: Node, placement: Placement, float_tail: bool) -> V
 
 
 def kind_of(graph: Graph, node: Node, placement: Placement) -> ValueKind:
-    """Returns the type of a node's results; joins operands that must share one scale in
-    ``placement``.
+    """Returns the type of a node's results.
 
-    Raises :class:`ModelError` if the node has no integer form.
+    For a game's exact operator it also joins the operands in ``placement``, because they must
+    share one scale. Raises :class:`ModelError` if the node has no integer form.
     """
     spec, given = lookup(node.op), [placement.kinds[n] for n in node.inputs if n in placement.kinds]
     if spec.is_custom:
@@ -157,8 +158,9 @@ def kind_of(graph: Graph, node: Node, placement: Placement) -> ValueKind:
 def _custom_kind(graph: Graph, node: Node, placement: Placement, spec: OpSpec) -> ValueKind:
     """Returns the type of the results of a game's operator.
 
-    An exact operator gives words or sums, and joins its operands in ``placement``. Any other
-    must be a function of one tensor. Raises :class:`ModelError` otherwise.
+    An exact operator gives words or sums; its operands are joined in ``placement``, because they
+    must share one scale. Any other operator must be a function of one tensor. Raises
+    :class:`ModelError` if the operator is neither.
     """
     read = [n for n in node.inputs if n in placement.kinds]
     if spec.exact and read and not any(placement.kinds[n].pending for n in read):

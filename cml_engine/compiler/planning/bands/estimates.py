@@ -1,4 +1,4 @@
-"""Estimates of the memory and the work of runs of operators in bands.
+"""Estimates the memory and the work of runs of operators in bands.
 
 The rows that a band needs of a tensor are a linear function of the rows of its readers. One pass
 over the nodes, from the last to the first, therefore estimates every run with every number of

@@ -94,10 +94,11 @@ class GraphRows:
 
 
 def find_graph_rows(graph: Graph, kernels: Mapping[str, str], whole: Collection[str]) -> GraphRows:
-    """Returns the row rules of a graph.
+    """Returns for each node of a graph the rule for computing it in bands, if it has one.
 
-    ``kernels`` has the chosen kernels by the titles of nodes. Results named in ``whole`` are never
-    computed in bands. No node has a rule if a game overrides the operator that cuts or joins bands.
+    ``kernels`` has the chosen kernels by the titles of nodes. Results named in ``whole`` are
+    never computed in bands. No node has a rule if a game overrides the operator that cuts or
+    joins bands.
     """
     known_way = is_builtin(CUT, JOIN)
     axes: dict[str, int] = {}

@@ -36,7 +36,8 @@ class MemoryUsage:
 
     @cached_property
     def alive(self) -> list[int]:
-        """Bytes alive before the first dispatch, at each dispatch, and after the last."""
+        """The bytes alive at each dispatch, as a list that begins with those before the first
+        and ends with those after the last."""
         count = len(self.drafted.draft.dispatches)
         change = [0] * (count + 3)
         for item in self.items:
@@ -58,7 +59,7 @@ class MemoryUsage:
 
     @cached_property
     def node_work(self) -> list[float]:
-        """The operations of each node, including its memory traffic converted to operations."""
+        """The work of each node in operations; its memory traffic is converted to operations."""
         by_node = dict.fromkeys((node.outputs[0] for node in self.graph.nodes), 0.0)
         for node, _, _, cost in self.drafted.draft.dispatches:
             by_node[node.outputs[0]] += cost.flops + FLOPS_PER_BYTE * cost.bytes

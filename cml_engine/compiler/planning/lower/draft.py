@@ -21,7 +21,10 @@ Launch = tuple[Node, Kernel, Dispatch, Cost]
 
 @dataclass(frozen=True, slots=True)
 class LoweredNode:
-    """A node, and the dispatches and scratch tensors (in 32-bit words) that it added to a draft."""
+    """A node, and the dispatches and scratch tensors that it added to a draft.
+
+    ``scratch`` has the size of each scratch tensor in 32-bit words.
+    """
 
     node: Node
     launches: list[Launch]
@@ -33,7 +36,8 @@ class Draft:
     """A plan under construction: its dispatches name their tensors, which have no place in memory
     yet.
 
-    ``packed`` has the packed weights by name, ``scratch`` the 32-bit words of each scratch tensor.
+    ``packed`` has the packed weights by name, ``scratch`` the size of each scratch tensor in
+    32-bit words.
     """
 
     dispatches: list[Launch] = field(default_factory=list)
