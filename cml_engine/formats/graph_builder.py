@@ -449,7 +449,10 @@ def _sorted(nodes: Sequence[Node]) -> list[Node]:
 
 
 def _reloaded(graph: Graph) -> Graph:
-    """Writes the graph as NNEF in memory and loads it again, so that it can be reshaped."""
+    """Returns the graph as it is after saving it as NNEF in memory and loading it again.
+
+    Unlike the graph that was built, it can be reshaped.
+    """
     from cml_engine.formats.loading import load
 
     composed = compose(graph, graph.declarations)

@@ -138,7 +138,10 @@ def _not_finite(array: Array) -> str:
 
 
 def _limit_resources(make: GraphFactory, limits: LoadLimits | None) -> GraphFactory:
-    """Wraps ``make`` so that each call, also a later reshape, runs within its own load budget."""
+    """Returns a function like ``make`` that runs each call within a load budget of its own.
+
+    Later reshapes call it too.
+    """
 
     def bounded(shapes: Shapes) -> Graph:
         with load_budget(limits):
@@ -199,7 +202,7 @@ def _find_factory(
 def _add_sliders(
     make: Callable[[Shapes], Graph], sliders: Mapping[str, Slider | str] | None
 ) -> Callable[[Shapes], Graph]:
-    """Wraps ``make`` so that it adds the sliders to each graph.
+    """Returns a function like ``make`` that adds the sliders to each graph.
 
     Returns ``make`` itself if there are no sliders.
     """
@@ -217,9 +220,9 @@ def _operands(op: str) -> tuple[str, ...]:
 def load_with_placeholders(
     model: str | Path, shapes: Mapping[str, Sequence[int]] | None = None
 ) -> Graph:
-    """Loads an ONNX model whose unknown operators become declarations without an implementation.
+    """Loads an ONNX model as a graph; unknown operators become declarations without implementation.
 
-    The graph can be saved, and run by a game that registers operators of those declarations.
+    The graph can be saved, and run by a game that registers operators of the declarations.
     """
     load_families()
     load_entry_points()

@@ -101,7 +101,7 @@ def requantize(sum_: int, by: Multiplier, low: int, high: int) -> int:
 
 
 def requantize_in_32_bits(sum_: int, by: Multiplier, low: int, high: int) -> int:
-    """Computes :func:`requantize` as the shaders do, with no intermediate result above 32 bits."""
+    """Returns :func:`requantize` computed as the shaders do, with no step above 32 bits."""
     shifted = _int32(sum_ << by.before)
     upper = _int32((shifted >> 16) * by.mantissa)
     lower = _int32((shifted & 0xFFFF) * by.mantissa) >> 16

@@ -330,7 +330,7 @@ class MemoryStats:
 
 
 def mib(nbytes: float) -> str:
-    """Formats a number of bytes in MiB or KiB with two decimals.
+    """Returns a number of bytes as text in MiB or KiB with two decimals.
 
     Examples
     --------

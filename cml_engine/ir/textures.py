@@ -1,4 +1,4 @@
-"""Textures as plain data: formats, the mapping of tensors to texels, and a host's inputs and
+"""Textures as plain data: formats, views of tensors as pictures, and a host's inputs and
 targets."""
 
 from __future__ import annotations

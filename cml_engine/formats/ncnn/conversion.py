@@ -87,11 +87,17 @@ class Conversion:
         return self.op("reshape", x, shape=list(parts), axis_start=axis, axis_count=1)
 
     def merge(self, x: str, axis: int, count: int) -> str:
-        """Merges ``count`` axes, starting at ``axis`` in NNEF's numbering, into one."""
+        """Merges ``count`` axes from ``axis`` on into one and returns the result's name.
+
+        The axis is in NNEF's numbering.
+        """
         return self.op("reshape", x, shape=[-1], axis_start=axis, axis_count=count)
 
     def permute(self, x: str, order: Sequence[int]) -> str:
-        """Permutes the axes, which are numbered without the batch."""
+        """Permutes the axes to ``order``, which numbers them without the batch.
+
+        Returns the result's name.
+        """
         return self.op("transpose", x, axes=[0, *(axis + 1 for axis in order)])
 
     # -- for the conversion ---------------------------------------------------------------------

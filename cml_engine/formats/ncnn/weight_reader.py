@@ -65,7 +65,10 @@ class WeightReader:
             raise TensorFileError(f"{message}: they do not belong together")
 
     def _padded(self, count: int, dtype: np.dtype[Any], layer: NcnnLayer) -> Array:
-        """Reads items shorter than 32 bits and skips the padding up to the next 32-bit word."""
+        """Reads an array of items shorter than 32 bits and skips the padding after it.
+
+        The padding ends at a multiple of 32 bits.
+        """
         values = self._take(count, dtype, layer)
         self._at = -(-self._at // 4) * 4
         return values

@@ -104,18 +104,24 @@ def required(attr: Attr) -> Attr:
 
 
 def at_least(low: int, default: int | None = None) -> Attr:
-    """Declares a 32-bit integer attribute of at least ``low``."""
+    """Returns the declaration of a 32-bit integer attribute of at least ``low``."""
     return Attr(int, default, low=low, high=_LARGEST)
 
 
 def per_axis(low: int, default: int | None = None, times: int = 1) -> Attr:
-    """Declares a list with ``times`` integers for each spatial axis of the node's first input."""
+    """Returns the declaration of a list attribute with ``times`` integers per spatial axis.
+
+    The axes are those of the node's first input.
+    """
     many = replace(at_least(low, default), many=True)
     return replace(many, count=lambda node: times * max(node[0].rank - 2, 0))
 
 
 def one_of(default: str, *others: str) -> Attr:
-    """Declares a text attribute that must be one of the arguments; the first is the default."""
+    """Returns the declaration of a text attribute that must be one of the arguments.
+
+    The first argument is the default.
+    """
     return Attr(str, default, among=(default, *others))
 
 

@@ -95,7 +95,7 @@ class OnnxCall(NodeInputs):
         return self.op("transpose", value, axes=list(axes)).typed(value.dtype)
 
     def slice(self, value: Value, axis: int, begin: int, end: int) -> Value:
-        """Returns the elements from ``begin`` up to, not including, ``end`` of one axis.
+        """Adds a slice of the elements ``begin`` to ``end - 1`` of one axis and returns the result.
 
         ``0 <= begin <= end``. No operator is added if the value is known or nothing is cut off.
         """

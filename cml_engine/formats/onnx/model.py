@@ -121,7 +121,7 @@ class OnnxModelFile:
 
 
 def read_model(data: memoryview, file: str, folder: ExternalData) -> OnnxModelFile:
-    """Parses the bytes of an ONNX file.
+    """Parses the bytes of an ONNX file and returns its contents as dataclasses.
 
     ``file`` is its name for messages, and ``folder`` gives access to its external data.
     """

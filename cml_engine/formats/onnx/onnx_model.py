@@ -66,7 +66,7 @@ class OnnxModel:
         return graph.with_(notes=(*graph.notes, self._random.note)) if self._random else graph
 
     def _graph(self, shapes: Shapes) -> Graph:
-        """Imports the graph; a quantized model becomes an integer network if it has that form.
+        """Imports and returns the graph; a quantized model becomes an integer network if it can.
 
         Otherwise a note of the graph says why it is a network of floats.
         """

@@ -189,7 +189,7 @@ class OnnxTensor:
 
 
 def read_tensor(message: Message, folder: ExternalData) -> OnnxTensor:
-    """Reads a ``TensorProto`` without decoding its values."""
+    """Returns the tensor of a ``TensorProto`` message, without decoding its values."""
     parts = message.parts(1, 2, 8, 9, 13, 14, *_TYPED)
     dims = [extent for f in parts.of(1) for extent in f.listed()]
     name, raw = parts.text(8), [f.view() for f in parts.of(9)]
@@ -219,7 +219,7 @@ def _whole(text: str, tensor: OnnxTensor) -> int:
 
 
 def _from_bytes(data: memoryview, tensor: OnnxTensor, count: int) -> Array:
-    """Decodes ``count`` little-endian values to a flat array.
+    """Returns ``count`` values, decoded from little-endian bytes, as a flat array.
 
     Four-bit numbers are two per byte, the lower half first.
     """
@@ -236,7 +236,7 @@ def _from_bytes(data: memoryview, tensor: OnnxTensor, count: int) -> Array:
 
 
 def _from_fields(tensor: OnnxTensor, dtype: DType) -> Array:
-    """Decodes the values in the ``TensorProto`` field of the tensor's type to a flat array.
+    """Returns the values in the ``TensorProto`` field of the tensor's type as a flat array.
 
     Small types are stored in ``int32_data``, 16-bit floats as their bits.
     """

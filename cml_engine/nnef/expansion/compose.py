@@ -53,7 +53,7 @@ class ComposedDocument:
 
 
 def compose(graph: Graph, declarations: Mapping[str, str]) -> ComposedDocument:
-    """Converts a graph to a syntax tree, tensors by label, and the lines of ``graph.quant``.
+    """Returns a graph as a syntax tree, tensors by label, and the lines of ``graph.quant``.
 
     ``declarations`` are fragment declarations of operators that are not NNEF's own, by name.
     """
@@ -339,7 +339,7 @@ def _fits_text(values: Array) -> bool:
 
 
 def _plain(value: object) -> bool | int | float:
-    """Converts a NumPy number to Python's.
+    """Returns a NumPy number as Python's.
 
     A float gets the fewest digits that identify the float32.
     """

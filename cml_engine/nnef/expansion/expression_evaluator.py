@@ -279,7 +279,7 @@ class Evaluator(ABC):
         return _guard(lambda: arithmetic.unary(expr.op, value), scope, expr.pos)
 
     def _binary(self, expr: Binary, scope: Scope, target: Target) -> Value:
-        """Evaluates a chain of binary operators.
+        """Returns the value of a chain of binary operators.
 
         It does not recurse on the left side, because chains can be long.
         """

@@ -116,7 +116,7 @@ def _check(block: bytes, at: int) -> None:
 
 
 def _number(field: bytes) -> int:
-    """Decodes a number of a tar header: octal digits, or GNU's binary form.
+    """Returns a number of a tar header, which is octal digits or GNU's binary form.
 
     The binary form is a marker byte and an integer of 11 bytes.
     """
@@ -143,7 +143,10 @@ def _long_name(body: bytes) -> dict[str, str]:
 
 
 def _pax(body: bytes) -> dict[str, str]:
-    r"""Decodes records of the form ``LENGTH KEY=VALUE\n``; the length counts the whole record."""
+    r"""Returns the keys and values of a pax header of records ``LENGTH KEY=VALUE\n``.
+
+    The length counts the whole record. Raises an error for sparse files and damaged records.
+    """
     found: dict[str, str] = {}
     while body.strip(b"\0"):
         digits = body.split(b" ", 1)[0]

@@ -269,7 +269,7 @@ def _items(blob: Blob, header: Header) -> Array:
 
 
 def _of_blocks(blob: Blob, header: Header) -> Array:
-    """Decodes a file's Q4_0 items, blocks of 4-bit codes with a scale, to a flat float32 array."""
+    """Returns a file's Q4_0 items, blocks of 4-bit codes with a scale, as a flat float32 array."""
     data = blob.array(HEADER_SIZE, np.dtype(np.uint8), header.data_bytes).reshape(-1, _BLOCK_BYTES)
     scales = np.ascontiguousarray(data[:, :2]).view("<f2").astype(np.float32)
     low, high = data[:, 2:] & 15, data[:, 2:] >> 4

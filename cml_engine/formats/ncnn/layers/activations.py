@@ -22,9 +22,10 @@ def relu(graph: Conversion, x: str, slope: float = 0.0) -> str:
 
 
 def clip(graph: Conversion, x: str, low: float, high: float) -> str:
-    """Clamps ``x`` to two bounds, either of which may be infinite, and returns the result's name.
+    """Adds operators that clamp ``x`` to two bounds, one or both of which may be infinite.
 
-    If the bounds are in the wrong order, the upper bound takes precedence.
+    If the bounds are in the wrong order, the upper bound takes precedence. Returns the result's
+    name.
     """
     if low > high:
         return graph.op("min", graph.op("max", x, low), high)
@@ -63,7 +64,7 @@ _FUSED: dict[int, tuple[Make, int]] = {
 
 
 def apply_activation(layer: NcnnLayer, graph: Conversion, x: str) -> str:
-    """Applies the activation that a layer states for its result ``x``.
+    """Adds the activation that a layer states for its result ``x``.
 
     Returns the new result's name.
     """

@@ -30,7 +30,12 @@ def _unary_op(layer: NcnnLayer, graph: Conversion, x: str) -> str:
 
 
 def _half_to_even(graph: Conversion, x: str) -> str:
-    """Rounds halves to the even neighbour; NNEF's ``round`` takes halves up."""
+    """Adds operators that round to integers, halves to the even neighbour.
+
+    Returns the result's name.
+
+    NNEF's ``round`` takes halves up.
+    """
     is_half = graph.op("eq", graph.op("sub", x, graph.op("floor", x)), 0.5)
     even = graph.op("mul", graph.op("round", graph.op("mul", x, 0.5)), 2.0)
     return graph.op("select", is_half, even, graph.op("round", x))
@@ -82,7 +87,10 @@ def _matched(graph: Conversion, left: str, right: str) -> tuple[str, str]:
 
 
 def _atan2(graph: Conversion, y: Operand, x: Operand) -> str:
-    """Computes atan2 by quadrants from NNEF's ``atan``, which covers two of them."""
+    """Adds operators that compute atan2 and returns the result's name.
+
+    NNEF has only ``atan``, which covers two of the four quadrants.
+    """
     angle = graph.op("atan", graph.op("div", y, x))
     turned = graph.op("select", graph.op("lt", y, 0.0), -math.pi, math.pi)
     behind = graph.op("add", angle, turned)
@@ -92,7 +100,10 @@ def _atan2(graph: Conversion, y: Operand, x: Operand) -> str:
 
 
 def _log_add_exp(graph: Conversion, x: Operand, y: Operand) -> str:
-    """Computes log(exp(x) + exp(y)), shifted by the larger operand to avoid overflow."""
+    """Adds operators that compute log(exp(x) + exp(y)) and returns the result's name.
+
+    The operands are shifted by the larger one to avoid overflow.
+    """
     apart = graph.op("neg", graph.op("abs", graph.op("sub", x, y)))
     return graph.op("add", graph.op("max", x, y), graph.op("softplus", apart))
 
@@ -159,7 +170,10 @@ def _log(layer: NcnnLayer, graph: Conversion, x: str) -> str:
 
 
 def _linear(layer: NcnnLayer, graph: Conversion, x: str) -> str:
-    """Computes ``scale x + shift`` with parameters 1 and 2, the first step of three layer types."""
+    """Adds operators for ``scale x + shift`` with parameters 1 and 2; returns the result's name.
+
+    It is the first step of three layer types.
+    """
     scale, shift = layer.number(1, 1.0), layer.number(2)
     x = x if scale == 1 else graph.op("mul", x, scale)
     return x if shift == 0 else graph.op("add", x, shift)
@@ -167,7 +181,7 @@ def _linear(layer: NcnnLayer, graph: Conversion, x: str) -> str:
 
 @converts("Scale", params="0-1", inputs=(1, 2))
 def _scale(layer: NcnnLayer, graph: Conversion, x: str, *computed: str) -> str:
-    """Multiplies each channel by a factor and adds a stored bias, if the layer has one.
+    """Converts Scale: multiplies each channel by a factor and adds a stored bias, if there is one.
 
     The factors are stored, or are the second input.
     """

@@ -12,7 +12,7 @@ from cml_engine.formats.ncnn.param import NcnnLayer
 @converts("MultiHeadAttention", params="0-7 18", inputs=(1, 4),
        limits="a cache of keys, quantised weights")  # fmt: skip
 def _attention(layer: NcnnLayer, graph: Conversion, *inputs: str) -> str:
-    """Computes multi-head attention of rows of queries, keys and values.
+    """Converts MultiHeadAttention of rows of queries, keys and values.
 
     Missing inputs repeat the last one: with one input it is query, key and value. A mask, if
     there is one, is the last input.
@@ -51,9 +51,9 @@ def _projected(
     heads: int,
     scale: float = 1.0,
 ) -> str:
-    """Multiplies the rows of ``x`` by a stored matrix and by ``scale``, and splits them into heads.
+    """Adds operators that multiply the rows of ``x`` by a stored matrix and split them into heads.
 
-    The result has ncnn's shape (heads, rows, head size).
+    Returns the name of the result, times ``scale``, of ncnn's shape (heads, rows, head size).
     """
     projected = _rows(layer, graph, x, what, ins, outs)
     if scale != 1:

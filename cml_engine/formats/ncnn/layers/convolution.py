@@ -44,7 +44,7 @@ class PaddedAxis:
 
 
 def halves(total: int, kind: int) -> tuple[int, int]:
-    """Splits ``total`` into two halves.
+    """Splits ``total`` into two halves and returns both.
 
     The larger half is the last one if ``kind`` is ``SAME_UPPER``, else the first.
     """
@@ -219,7 +219,7 @@ def _bias(layer: NcnnLayer, graph: Conversion, count: int) -> str | float:
 
 
 def _dense(layer: NcnnLayer, graph: Conversion, x: str) -> str:
-    """Converts a convolution of a vector with a kernel of size 1 as a matrix product."""
+    """Converts a convolution of a vector with a kernel of size 1 to a matrix product."""
     count, (width,) = _outputs(layer), graph.extents(x)
     weights = graph.weights.flagged(_weights(layer, width, count, 1, (1,)), layer)
     filters = graph.weight(weights.reshape(count, width), "filter")

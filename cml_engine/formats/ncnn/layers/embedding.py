@@ -9,9 +9,9 @@ from cml_engine.formats.ncnn.param import NcnnLayer
 
 @converts("Embed", params="0-3 18", limits="int8 weights")
 def _embed(layer: NcnnLayer, graph: Conversion, x: str) -> str:
-    """Looks up a row of a stored table for each input value, and adds a bias if the layer has one.
+    """Converts Embed: looks up a row of a stored table for each input value and adds a stored bias.
 
-    Indices outside the table are clamped to it.
+    The bias is optional. Indices outside the table are clamped to it.
     """
     layer.refuse(18, "int8 weights")
     width, words = layer.integer(0), layer.integer(1)

@@ -236,7 +236,7 @@ def _flagged(layer: NcnnLayer, rank: int) -> list[int]:
 
 @converts("PixelShuffle", params="0-1")
 def _pixel_shuffle(layer: NcnnLayer, graph: Conversion, x: str) -> str:
-    """Moves channels to space: (C r r, H, W) -> (C, H r, W r).
+    """Converts PixelShuffle, which moves channels to space: (C r r, H, W) -> (C, H r, W r).
 
     In mode 1 the blocks' positions are the outer part of the channel index, in mode 0 the inner
     one.
@@ -251,7 +251,7 @@ def _pixel_shuffle(layer: NcnnLayer, graph: Conversion, x: str) -> str:
 
 @converts("Reorg", params="0-1")
 def _reorg(layer: NcnnLayer, graph: Conversion, x: str) -> str:
-    """Moves space to channels: (C, H s, W s) -> (C s s, H, W).
+    """Converts Reorg, which moves space to channels: (C, H s, W s) -> (C s s, H, W).
 
     In mode 1 the blocks' positions are the outer part of the channel index, in mode 0 the inner
     one.

@@ -86,7 +86,7 @@ def _mvn(layer: NcnnLayer, graph: Conversion, x: str) -> str:
 
 @converts("Normalize", params="0-4 9")
 def _normalize(layer: NcnnLayer, graph: Conversion, x: str) -> str:
-    """Divides by the norm over a channel, a position or the whole tensor, then scales."""
+    """Converts Normalize: divides by the norm over a channel, a position or all, then scales."""
     rank = len(graph.extents(x))
     across_space, across_channels = layer.integer(0), layer.integer(4, 1)
     if rank != 3 or not (across_space or across_channels):
@@ -114,9 +114,9 @@ def _normalize(layer: NcnnLayer, graph: Conversion, x: str) -> str:
 
 @converts("LRN", params="0-4")
 def _lrn(layer: NcnnLayer, graph: Conversion, x: str) -> str:
-    """Local response normalisation over neighbouring channels, or over neighbours in each channel.
+    """Converts LRN, which normalises by neighbouring channels or by neighbours in a channel.
 
-    Divides ``x`` by ``(bias + alpha * mean of squares) ** beta``.
+    It divides ``x`` by ``(bias + alpha * mean of squares) ** beta``.
     """
     size, across = layer.integer(1, 5), layer.integer(0) == 0
     if layer.integer(0) not in (0, 1) or size < 1 or len(graph.extents(x)) != 3:

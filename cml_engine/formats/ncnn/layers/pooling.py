@@ -83,7 +83,10 @@ def _window(layer: NcnnLayer, ids: Sequence[int], extent: int) -> tuple[int, int
 
 
 def _adaptive(layer: NcnnLayer, graph: Conversion, x: str, average: bool, count: int) -> str:
-    """Pools the last ``count`` axes to fixed sizes, with windows of nearly equal size."""
+    """Adds operators that pool the last ``count`` axes to fixed sizes; returns the result's name.
+
+    The windows of an axis have nearly equal size.
+    """
     width = layer.integer(8)
     for i, ids in enumerate(_IDS[:count]):
         axis = count + 1 - i

@@ -32,7 +32,10 @@ def _inner_product(layer: NcnnLayer, graph: Conversion, x: str) -> str:
 
 @converts("MatMul", params="0", inputs=(2, 2))
 def _matmul(layer: NcnnLayer, graph: Conversion, a: str, b: str) -> str:
-    """Multiplies two tensors as NumPy's ``matmul`` does; parameter 0 transposes the second."""
+    """Converts MatMul, a product as NumPy's ``matmul``.
+
+    Parameter 0 transposes the second operand.
+    """
     first, second = graph.extents(a), graph.extents(b)
     rank = max(len(first), len(second), 2)
     turned = bool(layer.integer(0)) and len(second) > 1

@@ -16,7 +16,10 @@ def _sum(graph: Conversion, x: str, axes: list[int]) -> str:
 
 
 def _log_sum_exp(graph: Conversion, x: str, axes: list[int]) -> str:
-    """Computes log(sum(exp(x))), shifted by the maximum to avoid overflow."""
+    """Adds operators that compute log(sum(exp(x))) over axes and returns the result's name.
+
+    The exponents are shifted by the maximum to avoid overflow.
+    """
     most = graph.op("max_reduce", x, axes=axes)
     summed = _sum(graph, graph.op("exp", graph.op("sub", x, most)), axes)
     return graph.op("add", graph.op("log", summed), most)

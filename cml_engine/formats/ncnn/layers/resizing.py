@@ -21,7 +21,7 @@ _CUBIC = -0.75
 
 @converts("Interp", params="0-6 9", inputs=(1, 2), limits="sizes given as an expression")
 def _interp(layer: NcnnLayer, graph: Conversion, x: str, *reference: str) -> str:
-    """Resizes the spatial axes by factors, to stated sizes, or to the size of a second input."""
+    """Converts Interp, a resize by factors, to stated sizes, or to the size of a second input."""
     kind = _KINDS.get(layer.integer(0))
     if kind is None or layer.text(9):
         raise layer.unsupported_error(
@@ -70,7 +70,7 @@ def _sizes(
 
 
 def _by_extents(graph: Conversion, x: str, sizes: list[int], kind: str, aligned: bool) -> str:
-    """Resizes by the ratio of new to old extents and returns the result's name.
+    """Adds operators that resize by the ratio of new to old extents; returns the result's name.
 
     It uses NNEF's upsampling for whole factors, otherwise the engine's ``resize`` or
     :func:`_by_steps`.
@@ -88,7 +88,9 @@ def _by_extents(graph: Conversion, x: str, sizes: list[int], kind: str, aligned:
 
 
 def _by_steps(graph: Conversion, x: str, sizes: list[int], steps: list[float], kind: str) -> str:
-    """Resizes axis by axis with a stored table of positions or a stored matrix of weights.
+    """Adds operators that resize axis by axis by stored indices or weights.
+
+    Returns the result's name.
 
     ``steps`` are the distances of neighbouring results in the source. The positions are computed
     here in ncnn's precision.
@@ -133,10 +135,11 @@ def _cubic(t: Array) -> Array:
 
 @converts("GridSample", params="0-3", inputs=(2, 2), limits="reflection, cubic beyond a border")
 def _grid_sample(layer: NcnnLayer, graph: Conversion, x: str, grid: str) -> str:
-    """Samples ``x`` at the positions of ``grid``; a grid stored as planes is transposed first.
+    """Converts GridSample, which samples ``x`` at the positions of ``grid``.
 
-    Raises an error for reflection at the border, and for cubic sampling with repeated edges,
-    because ncnn's values differ from PyTorch's there.
+    A grid stored as planes is transposed first. Raises an error for reflection at the border,
+    and for cubic sampling with repeated edges, because ncnn's values differ from PyTorch's
+    there.
     """
     methods = {1: "linear", 2: "nearest", 3: "cubic"}
     borders = {1: "constant", 2: "replicate"}

@@ -124,7 +124,7 @@ class WordConstants:
 
 
 def _in_steps(given: float, step: float, of_sums: Fraction) -> int:
-    """Converts a bias value ``given`` in steps of ``step`` to an integer in the scale of its sums.
+    """Returns a bias value, ``given`` in steps of ``step``, as an integer in the scale of its sums.
 
     If the scales are equal, the stored integer stays.
     """

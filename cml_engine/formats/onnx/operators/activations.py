@@ -81,7 +81,10 @@ def gelu(call: OnnxCall) -> Value:
 
 
 def gelu_tanh(call: OnnxCall, x: Value) -> Value:
-    """Computes the tanh approximation of gelu: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
+    """Adds operators for gelu's approximation by tanh and returns the result.
+
+    It is x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
+    """
     inner = call.op("add", call.op("mul", call.op("sqr", x), 0.044715), 1.0)
     angle = call.op("mul", call.op("mul", x, inner), _SQRT_2_OVER_PI)
     return call.op("mul", call.op("mul", x, 0.5), call.op("add", call.op("tanh", angle), 1.0))
@@ -106,7 +109,7 @@ def swiglu(call: OnnxCall) -> Value:
 
 @op("Celu", nnef="mul, elu", attrs={"alpha": 1.0})
 def celu(call: OnnxCall) -> Value:
-    """Computes the elu of x / alpha, times alpha."""
+    """Imports Celu as the elu of x / alpha, times alpha."""
     alpha = call.attr("alpha")
     scaled = call.op("elu", call.op("mul", call[0], 1 / alpha), alpha=1.0)
     return call.op("mul", scaled, alpha)
@@ -139,9 +142,9 @@ def _softmax(call: OnnxCall) -> Callable[[Value, list[int]], Value]:
 
 
 def log_softmax(call: OnnxCall) -> Callable[[Value, list[int]], Value]:
-    """Returns a function of a value and axes that computes x - max - log(sum(exp(x - max))).
+    """Returns a function that adds operators for x - max - log(sum(exp(x - max))) over axes.
 
-    The result stays finite where the softmax is 0.
+    It takes a value and axes. The result stays finite where the softmax is 0.
     """
 
     def of(x: Value, axes: list[int]) -> Value:
@@ -153,7 +156,10 @@ def log_softmax(call: OnnxCall) -> Callable[[Value, list[int]], Value]:
 
 
 def _hardmax(call: OnnxCall) -> Callable[[Value, list[int]], Value]:
-    """Returns a function of a value and axes that gives 1 at the first maximum and 0 elsewhere."""
+    """Returns a function that adds operators for Hardmax: 1 at the first maximum and 0 elsewhere.
+
+    It takes a value and axes.
+    """
 
     def of(x: Value, axes: list[int]) -> Value:
         sizes = [x.shape[a] for a in axes]

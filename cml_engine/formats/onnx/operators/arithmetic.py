@@ -20,7 +20,7 @@ from cml_engine.ir.graph import Array
 def binary(call: OnnxCall, name: str, x: Value, y: Value) -> Value:
     """Adds ``add``, ``sub``, ``mul``, ``div``, ``min`` or ``max`` of two values of one type.
 
-    Integer results wrap around to the range of their type.
+    Returns the result. Integer results wrap around to the range of their type.
     """
     if x.kind != y.kind:
         raise call.shape_error(f"it has operands of {x.dtype} and {y.dtype}")
@@ -36,7 +36,7 @@ def binary(call: OnnxCall, name: str, x: Value, y: Value) -> Value:
 def _with_nan(call: OnnxCall, name: str, x: Value, y: Value) -> Value:
     """Adds ``min`` or ``max`` that gives NaN where an operand is NaN, as ONNX does.
 
-    NNEF's operators return the second operand there.
+    NNEF's operators return the second operand there. Returns the result.
     """
     if y.array is not None:
         x, y = y, x
@@ -58,7 +58,10 @@ def _nearest(limit: Value) -> Value:
 
 
 def wrap(value: Value, dtype: np.dtype[Any], call: OnnxCall) -> Value:
-    """Wraps integers around to the range of ``dtype`` if it has fewer than 32 bits."""
+    """Adds operators that wrap integers to the range of ``dtype``; returns the result.
+
+    Types of 32 bits and more need none.
+    """
     bits = 8 * dtype.itemsize
     if bits < 32 and dtype.kind == "u":
         value = call.op("bit_and", value, (1 << bits) - 1)
@@ -70,7 +73,7 @@ def wrap(value: Value, dtype: np.dtype[Any], call: OnnxCall) -> Value:
 
 
 def integer_division(x: Array, y: Array) -> Array:
-    """Divides as ONNX does, rounding towards zero; a division by 0 gives 0."""
+    """Returns the quotient of integer arrays as ONNX does: rounded towards zero, 0 for x / 0."""
     whole = np.where(y == 0, 1, y).astype(x.dtype)
     quotient = x // whole
     cut = quotient + ((x % whole != 0) & ((x < 0) != (whole < 0)))
@@ -163,9 +166,9 @@ def power(call: OnnxCall) -> Value:
 
 
 def _integer_power(call: OnnxCall, x: Value, y: Value, exponent: float | None) -> Value:
-    """Computes integer powers ``x ** y``; ``exponent`` is the exponent if it is known.
+    """Adds operators for integer powers ``x ** y``; ``exponent`` is the exponent if it is known.
 
-    A small exponent becomes products, because floats are exact up to 2^24 only.
+    A small exponent becomes products, because floats are exact up to 2^24 only. Returns the result.
     """
     if exponent is not None and exponent == int(exponent) and 1 <= exponent <= 16:
         result = x
@@ -189,7 +192,7 @@ _LARGEST_ROOT = 46340
 
 
 def integer_root(call: OnnxCall, x: Value) -> Value:
-    """Computes the square root of integers, rounded down."""
+    """Adds operators for the square root of integers, rounded down, and returns the result."""
     near = call.op("round_even", call.op("sqrt", call.scalar(x)))
     root = call.op("int_min", call.cast(near, "integer"), _LARGEST_ROOT)
     above = call.op("int_gt", call.op("int_mul", root, root), x)

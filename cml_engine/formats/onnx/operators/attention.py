@@ -49,7 +49,7 @@ def attention(call: OnnxCall) -> list[Value | None]:
 
 
 def scores(call: OnnxCall, q: Value, k: Value, scale: float, cap: float) -> Value:
-    """Computes the products of queries and keys times ``scale``: the logits of attention.
+    """Adds operators for the products of queries and keys times ``scale``; returns these logits.
 
     If ``cap`` is positive, a tanh limits them softly to -``cap`` to ``cap``.
     """
@@ -78,9 +78,9 @@ def join_heads(call: OnnxCall, x: Value) -> Value:
 
 
 def repeat_heads(call: OnnxCall, x: Value, times: int) -> Value:
-    """Repeats every head of [batch, heads, length, size] ``times`` times in a row.
+    """Adds operators that repeat every head of [batch, heads, length, size] ``times`` times.
 
-    Several heads of queries then share keys and values.
+    Several heads of queries then share keys and values. Returns the result.
     """
     if times == 1:
         return x
@@ -172,9 +172,9 @@ def add_mask(call: OnnxCall, x: Value | None, y: Value) -> Value:
 
 
 def masked_softmax(call: OnnxCall, logits: Value, bias: Value | None) -> Value:
-    """Computes the softmax of logits over the last axis; rows that are masked out entirely give 0.
+    """Adds a softmax of logits over the last axis; rows that are masked out entirely give 0.
 
-    ``bias`` is the mask that the logits already contain.
+    ``bias`` is the mask that the logits already contain. Returns the weights.
     """
     last = logits.rank - 1
     weights = call.op("softmax", logits, axes=[last])
@@ -227,9 +227,10 @@ def _rotate_values(call: OnnxCall, cosines: Value, sines: Value, positions: Valu
 
 
 def rotate(call: OnnxCall, x: Value, c: Value, s: Value, size: int, interleaved: bool) -> Value:
-    """Applies a rotary embedding to the first ``size`` elements of every head.
+    """Adds operators that apply a rotary embedding to the first ``size`` elements of every head.
 
     ``x`` is [batch, length, heads, head size]; ``c`` and ``s`` are the cosines and sines.
+    Returns the result, of the shape of ``x``.
     """
     turned, rest = call.slice(x, 3, 0, size), call.slice(x, 3, size, x.shape[3])
     a, b = _halves(call, turned, size, interleaved)

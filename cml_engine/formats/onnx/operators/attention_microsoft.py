@@ -31,7 +31,7 @@ _MULTI = {
 
 @op("MultiHeadAttention", nnef=NNEF, inputs=10, domain=MICROSOFT, attrs=_MULTI)
 def multi_head_attention(call: OnnxCall) -> list[Value | None]:
-    """Imports MultiHeadAttention.
+    """Imports MultiHeadAttention; returns its result and the keys and values, with past ones first.
 
     Its inputs are query, key, value, bias, key_padding_mask, attention_bias, past_key and
     past_value.

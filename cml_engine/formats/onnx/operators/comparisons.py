@@ -17,7 +17,10 @@ from cml_engine.ir.graph import Array
 
 
 def compare(call: OnnxCall, name: str, x: Value, y: Value) -> Value:
-    """Adds the comparison ``lt``, ``le``, ``gt``, ``ge`` or ``eq``, of integers if both are."""
+    """Adds the comparison ``lt``, ``le``, ``gt``, ``ge`` or ``eq`` and returns its result.
+
+    Two integers are compared as integers, other values as floats.
+    """
     if x.kind == y.kind == "integer":
         return call.zip(f"int_{name}", x, y)
     return call.zip(name, call.scalar(x), call.scalar(y))
@@ -99,9 +102,9 @@ def to_dtype(call: OnnxCall, value: Value, element: int) -> Value:
 
 
 def _signed(call: OnnxCall, value: Value) -> Value:
-    """Clamps floats to uint32's range and subtracts 2^32 from those of 2^31 and more.
+    """Adds operators that clamp floats to uint32's range and subtract 2^32 from 2^31 and more.
 
-    A cast to int32 then has the bits of the uint32.
+    A cast of the result to int32 then has the bits of the uint32.
     """
     value = call.op("clamp", value, *_ends(np.dtype(np.uint32)))
     lowered = call.op("sub", value, 2.0**32)
@@ -135,7 +138,7 @@ def cast(call: OnnxCall) -> Value:
 
 @op("BitCast", nnef="to_bits, from_bits", attrs={"to": int}, since=26)
 def bit_cast(call: OnnxCall) -> Value:
-    """Reinterprets the bits as another type of the same size."""
+    """Imports BitCast, which reinterprets the bits as another type of the same size."""
     x, element = call[0], call.attr("to")
     dtype = element_dtype(element)
     if dtype is None or dtype.itemsize != x.dtype.itemsize:

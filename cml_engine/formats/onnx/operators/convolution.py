@@ -207,9 +207,9 @@ def fused_conv(call: OnnxCall) -> Value:
 
 
 def apply_activation(call: OnnxCall, x: Value, name: str, params: list[float]) -> Value:
-    """Applies the activation with the given ONNX name and parameters; "" applies none.
+    """Adds the activation with the given ONNX name and parameters, and returns its result.
 
-    Fused and recurrent operators name activations by an attribute.
+    Fused and recurrent operators name activations by an attribute; "" is none.
     """
     name = name.lower()
     if name in ("", "relu", "sigmoid", "tanh", "softplus", "softsign"):

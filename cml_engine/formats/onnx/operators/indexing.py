@@ -27,9 +27,10 @@ def _known_indices(call: OnnxCall, array: Array, extent: int) -> Array:
 
 
 def wrap_indices(call: OnnxCall, indices: Value, extents: list[int]) -> Value:
-    """Converts negative indices, which count from the end, to positive ones.
+    """Adds operators that make negative indices, which count from the end, positive.
 
-    ``extents`` has one extent for all indices, or one per element of the last axis.
+    ``extents`` has one extent for all indices, or one per element of the last axis. Returns the
+    indices.
     """
     if indices.array is not None:
         whole = np.array(extents).reshape(-1)
@@ -160,7 +161,7 @@ def non_zero(call: OnnxCall) -> Value:
 
 @op("NonMaxSuppression", nnef="non_max_suppression", inputs=5, attrs={"center_point_box": 0})
 def non_max_suppression(call: OnnxCall) -> Value:
-    """Returns the selected boxes with the largest possible number of rows.
+    """Imports NonMaxSuppression; the result has the largest possible number of rows.
 
     Rows after the last selected box are -1. The number of boxes is an extra output of the graph.
     """

@@ -35,9 +35,10 @@ def cross_entropy_loss(call: OnnxCall) -> list[Value | None]:
 
 
 def _loss(call: OnnxCall, logs: Value) -> Value:
-    """Computes the weighted negative log-likelihood of the targets from log-probabilities.
+    """Adds operators for the weighted negative log-likelihood of the targets; returns the result.
 
-    The result is one loss per target, or their sum or mean, by the attribute ``reduction``.
+    ``logs`` are log-probabilities. The result is one loss per target, or their sum or mean, by the
+    attribute ``reduction``.
     """
     target, ignored = call[1], call.attr("ignore_index")
     kept: Value | None = None

@@ -20,9 +20,9 @@ from cml_engine.ir.graph import Array
 def matmul(
     call: OnnxCall, x: Value, y: Value, *, turn_x: bool = False, turn_y: bool = False
 ) -> Value:
-    """Multiplies as NumPy's ``matmul``: a vector is a row on the left and a column on the right.
+    """Adds a product as NumPy's ``matmul``: a vector is a row on the left, a column on the right.
 
-    ``turn_x`` and ``turn_y`` transpose an operand of floats first.
+    ``turn_x`` and ``turn_y`` transpose an operand of floats first. Returns the result.
     """
     row, column = x.rank == 1, y.rank == 1
     if not x.rank or not y.rank:
@@ -125,9 +125,9 @@ def einsum(call: OnnxCall) -> Value:
 
 
 def _integer_einsum(call: OnnxCall, values: list[Value], terms: list[str], result: str) -> Value:
-    """Computes an einsum of integers, exact in 32 bits: the full product, summed over labels.
+    """Adds operators for an einsum of integers, exact in 32 bits: the full product, then a sum.
 
-    ``terms`` are the operands' labels, and ``result`` the labels of the result.
+    ``terms`` are the operands' labels, and ``result`` the labels of the result, which is returned.
     """
     labels = result + "".join(dict.fromkeys(c for t in terms for c in t if c not in result))
     extents = {
@@ -255,7 +255,10 @@ _NBITS = {
 
 @op("MatMulNBits", nnef="matmul_nbits, add", inputs=6, attrs=_NBITS, domain=MICROSOFT)
 def matmul_nbits(call: OnnxCall) -> Value:
-    """Multiplies by quantized weights of a few bits, packed into bytes from the lowest bits on."""
+    """Imports MatMulNBits, a product by quantized weights of a few bits.
+
+    The weights are packed into bytes from the lowest bits on.
+    """
     rows, bits, size = call.attr("N"), call.attr("bits"), call.attr("block_size")
     blocks = -(-call.attr("K") // size)
     if call.has(4) and call[4].shape != (0,):

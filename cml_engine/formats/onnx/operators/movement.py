@@ -198,7 +198,10 @@ def slice_axes(
     axes: Sequence[int],
     steps: Sequence[int] | None,
 ) -> Value:
-    """Slices as ONNX does: negative indices count from the end, then all are clamped."""
+    """Adds a slice of the given axes as in ONNX and returns the result.
+
+    Negative indices count from the end, then all are clamped.
+    """
     axes = call.axes(axes, x.rank)
     steps = steps or [1] * len(axes)
     if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
@@ -222,7 +225,7 @@ def _clamp_range(extent: int, start: int, end: int, step: int) -> range:
 
 
 def take_ranges(call: OnnxCall, x: Value, ranges: dict[int, range]) -> Value:
-    """Selects elements of some axes: ``ranges`` gives the indices by axis."""
+    """Adds a slice that selects the elements of ``ranges``, by axis, and returns the result."""
     ranges = {a: r for a, r in ranges.items() if r != range(x.shape[a])}
     if x.array is not None:
         array = x.array
@@ -285,6 +288,7 @@ def _moved_blocks(call: OnnxCall, fragment: str, blocks_first: bool) -> Value:
     """Adds the extension's operator ``fragment``, which moves blocks between space and channels.
 
     It states no extents, so that the network can be reshaped after it has been converted.
+    Returns the result.
     """
     attrs = {"block_size": call.attr("blocksize"), "blocks_first": blocks_first}
     (moved,) = call.fragment(fragment, 1, call[0], **attrs)
@@ -327,9 +331,9 @@ def pad(call: OnnxCall) -> Value:
 def pad_axes(
     call: OnnxCall, x: Value, pads: Sequence[int], axes: Sequence[int], mode: str, value: float
 ) -> Value:
-    """Pads the given axes; ``pads`` has the numbers before all of them, then those after.
+    """Adds operators that pad the given axes; ``pads`` has the numbers before all, then after all.
 
-    Negative padding crops. ``mode`` is ONNX's name of the border.
+    Negative padding crops. ``mode`` is ONNX's name of the border. Returns the result.
     """
     if len(pads) != 2 * len(axes):
         raise call.shape_error(f"padding {list(pads)} of the axes {list(axes)}, mode '{mode}'")
@@ -349,7 +353,7 @@ def pad_axes(
 def _padded_axis(
     call: OnnxCall, x: Value, axis: int, before: int, after: int, mode: str, value: float
 ) -> Value:
-    """Pads one axis by slices, concatenation and gathering.
+    """Adds slices, concatenations and gathers that pad one axis, and returns the result.
 
     NNEF's ``pad`` takes floats only and cannot wrap.
     """

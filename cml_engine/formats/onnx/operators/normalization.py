@@ -41,7 +41,10 @@ def batch_normalization(call: OnnxCall) -> list[Value | None]:
 def normalize(
     call: OnnxCall, x: Value, axes: Sequence[int], epsilon: float, scale: Value, offset: Value
 ) -> tuple[Value, Value, Value]:
-    """Returns (x - mean) / sqrt(variance + epsilon) * scale + offset, the mean and the variance."""
+    """Adds operators for (x - mean) / sqrt(variance + epsilon) * scale + offset.
+
+    Returns the result, the mean and the variance over the axes.
+    """
     mean, variance = call.ops("moments", 2, x, axes=list(axes))
     y = call.op("batch_normalization", x, mean, variance, offset, scale, epsilon=epsilon)
     return y, mean, variance
@@ -98,7 +101,7 @@ def group_norm(call: OnnxCall) -> Value:
 
 
 def _lift(call: OnnxCall, value: Value, rank: int) -> Value:
-    """Prepends axes of 1 up to ``rank``, because NNEF aligns shapes from the left."""
+    """Returns a value with axes of 1 prepended up to ``rank``: NNEF aligns shapes from the left."""
     return call.unsqueeze(value, list(range(rank - value.rank)))
 
 

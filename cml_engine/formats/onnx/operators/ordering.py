@@ -64,7 +64,10 @@ def _leaves_floats(call: OnnxCall, axis: int) -> bool:
 
 
 def _integer_sums(call: OnnxCall, axis: int, exclusive: bool, reverse: bool) -> Value:
-    """Computes running sums of integers as an integer product with a triangular matrix of ones."""
+    """Adds a product with a triangular matrix of ones, which gives running sums of integers.
+
+    Returns the result.
+    """
     x, count = call[0], call[0].shape[axis]
     order = [a for a in range(x.rank) if a != axis] + [axis]
     moved = call.transpose(x, order)

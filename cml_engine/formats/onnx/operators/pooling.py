@@ -65,7 +65,10 @@ def max_pool(call: OnnxCall) -> list[Value | None]:
 
 
 def _places(call: OnnxCall, index: Value, shape: SpatialWindow, extents: tuple[int, ...]) -> Value:
-    """Converts indices of maxima within their windows to flat indices into the whole tensor."""
+    """Adds operators that turn indices within windows into flat indices into the whole tensor.
+
+    Returns the result, of int64.
+    """
     spatial = extents[2:]
     steps = np.cumprod([1, *spatial[:0:-1]])[::-1]  # the stride of each axis in the tensor
     if call.attr("storage_order"):

@@ -20,7 +20,7 @@ from cml_engine.formats.onnx.values import Value
 
 
 def _ranged(call: OnnxCall, value: Value, x: Value, block: int = 0) -> Value:
-    """Reshapes a scale or zero point to broadcast with ``x``.
+    """Returns a scale or zero point reshaped to broadcast with ``x``.
 
     It is one number, or one per element of the attribute ``axis``, or one per ``block`` elements.
     """
@@ -49,7 +49,10 @@ def _blocks(call: OnnxCall, value: Value, x: Value, axis: int, block: int) -> Va
 
 
 def dequantize(call: OnnxCall, x: Value, scale: Value, zero: Value | None, block: int = 0) -> Value:
-    """Computes (x - zero) * scale; a known ``x`` with a known scale gives a known value."""
+    """Adds operators for (x - zero) * scale and returns the result.
+
+    The result is known at import if all operands are.
+    """
     scale = _ranged(call, scale, x, block)
     known = x.array is not None and scale.array is not None
     if zero is not None:
@@ -69,7 +72,10 @@ def dequantize(call: OnnxCall, x: Value, scale: Value, zero: Value | None, block
 def quantize(
     call: OnnxCall, x: Value, scale: Value, zero: Value | None, dtype: np.dtype[Any], block: int = 0
 ) -> Value:
-    """Computes x / scale, rounded to even, plus zero, clamped to the range of ``dtype``."""
+    """Adds operators for x / scale, rounded to even, plus zero, clamped to the range of ``dtype``.
+
+    Returns the integers.
+    """
     limits = np.iinfo(dtype)
     y = call.op("round_even", call.zip("div", call.scalar(x), _ranged(call, scale, x, block)))
     if zero is not None:
@@ -145,7 +151,7 @@ def qlinear_matmul(call: OnnxCall) -> Value:
 
 
 def _row(call: OnnxCall, value: Value, x: Value) -> Value:
-    """Reshapes a vector with one number per row of the left operand ``x`` to broadcast with it."""
+    """Returns a vector with one number per row of ``x`` reshaped to broadcast with it."""
     if value.rank != 1 or value.shape == (1,):
         return value
     return call.reshape(value, [*([1] * (x.rank - 2)), value.shape[0], 1])
@@ -167,7 +173,7 @@ def qlinear_conv(call: OnnxCall) -> Value:
 
 
 def _channel(call: OnnxCall, value: Value, weights: Value) -> Value:
-    """Reshapes a vector with one number per output channel to broadcast with the weights."""
+    """Returns a vector with a number per output channel reshaped to broadcast with weights."""
     if value.rank != 1 or value.shape == (1,):
         return value
     return call.reshape(value, [value.shape[0], *[1] * (weights.rank - 1)])

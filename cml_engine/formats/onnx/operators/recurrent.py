@@ -51,9 +51,9 @@ class RecurrentCell:
         return self.recurrent.shape[1]
 
     def apply(self, number: int, x: Value, clipped: bool = True) -> Value:
-        """Applies activation ``number`` to ``x``; with ``clipped`` clamps ``x`` by ``clip`` first.
+        """Adds activation ``number`` of ``x`` and returns the result.
 
-        ``clip`` is an attribute of the node.
+        With ``clipped`` ``x`` is first clamped by the node's attribute ``clip``, if it has one.
         """
         name, params = self.activations[number]
         bound = self.call.attr("clip") if clipped else None
@@ -153,7 +153,7 @@ def _run(
 def _steps(
     call: OnnxCall, cell: RecurrentCell, x: Value, state: State, back: bool, step: Step
 ) -> tuple[Value, State]:
-    """Runs all steps of one direction over ``x``, [length, batch, width], from ``state``.
+    """Adds all steps of one direction over ``x``, [length, batch, width], from ``state``.
 
     Returns every step's hidden state as [length, 1, batch, size], and the last state.
     """

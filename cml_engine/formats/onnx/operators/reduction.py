@@ -43,7 +43,10 @@ def _after(*unary: str) -> Reduce:
 
 
 def _log_sum_exp(call: OnnxCall, x: Value, axes: list[int]) -> Value:
-    """Computes log(sum(exp(x))), shifted by the maximum if that is finite, to avoid overflow."""
+    """Adds operators for log(sum(exp(x))) over axes and returns the result.
+
+    The exponents are shifted by the maximum, if it is finite, to avoid overflow.
+    """
     top = call.op("max_reduce", x, axes=axes)
     top = call.op("select", call.op("is_inf", top), 0.0, top)
     total = call.op("sum_reduce", call.op("exp", call.op("sub", x, top)), axes=axes)
@@ -176,9 +179,9 @@ def _reduce(call: OnnxCall, reduction: _Reduction, x: Value, axes: list[int]) ->
 
 
 def integer_sum(call: OnnxCall, x: Value, axes: list[int]) -> Value:
-    """Sums integers over axes, which stay as axes of 1.
+    """Adds operators that sum integers over axes, which stay as axes of 1; returns the result.
 
-    It uses floats if all sums are exact in them, otherwise an integer matrix product.
+    They compute in floats if all sums are exact there, otherwise by an integer matrix product.
     """
     others = [axis for axis in range(x.rank) if axis not in axes]
     count = prod(x.shape[axis] for axis in axes)

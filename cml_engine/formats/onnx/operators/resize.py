@@ -328,7 +328,10 @@ def _kernel(t: Array, rule: ResizeRule) -> Any:
 
 
 def _times(call: OnnxCall, x: Value, axis: int, matrix: Array) -> Value:
-    """Multiplies every line of ``x`` along an axis by the matrix [results, extent]."""
+    """Adds a product of every line of ``x`` along an axis with the matrix [results, extent].
+
+    Returns the result.
+    """
     outer, inner = int(np.prod(x.shape[:axis])), int(np.prod(x.shape[axis + 1 :]))
     lines = call.reshape(x, [outer, x.shape[axis], inner])
     y = call.op("matmul", Value.known(matrix[None]), lines)

@@ -49,7 +49,7 @@ def max_unpool(call: OnnxCall) -> Value:
     attrs={"axis": -2, "mode": one_of("linear", "circular")},
 )
 def tensor_scatter(call: OnnxCall) -> Value:
-    """Returns the cache, the first input, with the update written along one axis.
+    """Imports TensorScatter: the first input, a cache, with the second written along one axis.
 
     The third input gives the start index of each batch item (default 0).
     """

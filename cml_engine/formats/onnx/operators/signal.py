@@ -60,7 +60,10 @@ def transform(
 
 
 def _transform(call: OnnxCall, x: Value, matrix: Array) -> Value:
-    """Replaces the last two axes of ``x`` by their product with a matrix of :func:`transform`."""
+    """Adds a product that replaces the last two axes of ``x`` by their Fourier transform.
+
+    ``matrix`` comes from :func:`transform`. Returns the result.
+    """
     rows = int(np.prod(x.shape[:-2]))
     flat = call.reshape(x, [rows, x.shape[-2] * x.shape[-1]])
     y = call.op("matmul", flat, Value.known(matrix.reshape(matrix.shape[0], -1)))

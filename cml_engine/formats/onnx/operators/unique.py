@@ -36,7 +36,7 @@ def _of_known(call: OnnxCall, x: Array) -> list[Value]:
     attrs={"axis": INT, "sorted": 1},
 )
 def unique(call: OnnxCall) -> list[Value]:
-    """Returns the distinct parts of a tensor, in results of the largest possible extent.
+    """Imports Unique: the distinct parts of a tensor, in results of the largest possible extent.
 
     Entries after the last distinct part are -1. The number of distinct parts is an extra output
     of the graph.
@@ -91,10 +91,10 @@ def unique(call: OnnxCall) -> list[Value]:
 
 
 def _compare_rows(call: OnnxCall, rows: Value) -> tuple[Value, Value]:
-    """Returns two matrices [i, j]: True where rows i and j are equal, and where j precedes i.
+    """Adds comparisons of all pairs of rows and returns two matrices [i, j] of logicals.
 
-    Rows are ordered by the first number that differs. NaN is the greatest number and equal to
-    itself.
+    They are True where rows i and j are equal, and where j precedes i. Rows are ordered by the
+    first number that differs. NaN is the greatest number and equal to itself.
     """
     kind = "int_" if rows.kind == "integer" else ""
     a, b = call.unsqueeze(rows, [1]), call.unsqueeze(rows, [0])

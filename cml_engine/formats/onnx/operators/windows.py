@@ -62,7 +62,7 @@ def explicit_padding(call: OnnxCall) -> list[tuple[int, int]]:
 
 
 def halves(total: int, odd_at_end: bool) -> tuple[int, int]:
-    """Splits ``total`` padding elements into those before and after an axis.
+    """Returns ``total`` padding elements split into those before and those after an axis.
 
     An odd element goes to the end with ``odd_at_end``, else to the start.
     """

@@ -83,9 +83,10 @@ def _scatter_nd(c: ExportCall) -> str:
 
 
 def _flat(c: ExportCall, limits: Array, rows: Sequence[int]) -> str:
-    """Turns each row of indices, the second operand, into one index into the flattened tensor.
+    """Adds nodes that turn each row of indices into one index into the flattened first operand.
 
-    ``limits`` are the extents. A row with an index out of range becomes the number of elements.
+    The rows are the second operand, and ``limits`` the extents. A row with an index out of range
+    becomes the number of elements. Returns the result's name.
     """
     limit, last = c.constant(limits), [len(rows)]
     inside = _within(c, c.tensor(1), limit)
@@ -109,14 +110,20 @@ def _within(c: ExportCall, index: str, extent: str) -> str:
 
 
 def _guarded(c: ExportCall, index: str, extent: str) -> str:
-    """Makes negative indices positive; an index out of range becomes ``extent``."""
+    """Adds nodes that make negative indices positive, and indices out of range ``extent``.
+
+    Returns the result's name.
+    """
     inside = _within(c, index, extent)
     front = c.where(c.add("Less", index, c.whole(0)), c.add("Add", index, extent), index)
     return c.where(inside, front, extent)
 
 
 def _longer(c: ExportCall, axis: int, shape: tuple[int, ...] | None = None) -> str:
-    """Appends a zero element at the end of an axis of the first operand, after reshaping it."""
+    """Adds nodes that append a zero at the end of an axis of the first operand.
+
+    With ``shape`` the operand is reshaped to it first. Returns the result's name.
+    """
     x, extents = c.x, list(shape or c.shape)
     if shape and shape != c.shape:
         x = c.reshape(x, shape)

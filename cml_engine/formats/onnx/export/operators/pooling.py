@@ -55,9 +55,10 @@ def spread_table(axis: WindowAxis, taps: int = 1) -> Array:
 def gather_taps(
     c: ExportCall, x: str, rank: int, axis: int, table: Array, extent: int, fill: float
 ) -> str:
-    """Gathers an axis of ``x`` by a table of indices, whose two axes replace it; -1 gives ``fill``.
+    """Adds nodes that gather an axis of ``x`` by a table of indices, whose two axes replace it.
 
-    ``rank`` is the rank of ``x`` and ``extent`` the axis's extent.
+    An index of -1 gives ``fill``. ``rank`` is the rank of ``x`` and ``extent`` the axis's
+    extent. Returns the result's name.
     """
     if (table < 0).any():
         pads = [0] * (2 * rank)
@@ -68,7 +69,10 @@ def gather_taps(
 
 
 def _by_axis(c: ExportCall, x: str, window: Window, border: str, op: str, fill: float) -> str:
-    """Reduces the windows of ``x`` with the ONNX reduction ``op``, axis by axis."""
+    """Adds nodes that reduce the windows of ``x`` with the ONNX reduction ``op``, axis by axis.
+
+    Returns the result's name.
+    """
     for i, axis in enumerate(window):
         if not axis.trivial:
             table = window_table(axis, border)
@@ -170,7 +174,10 @@ def _greatest(c: ExportCall) -> str:
 
 
 def _joint(c: ExportCall, x: str, window: Window, border: str, fill: float) -> str:
-    """Gathers the values of each window into one last axis, in row-major order."""
+    """Adds nodes that gather the values of each window into one last axis, in row-major order.
+
+    Returns the result's name.
+    """
     rank = len(window)
     sizes: list[int] = []
     at = 0
@@ -209,11 +216,10 @@ def _sample(c: ExportCall) -> str:
 
 
 def _inside(c: ExportCall, count: int) -> tuple[str, str]:
-    """Returns a mask of the indices in the range 0 to ``count - 1``, and the indices.
+    """Adds nodes for a mask of the indices in the range 0 to ``count - 1``, and for the indices.
 
-    The indices are the second operand.
-
-    Indices outside the range are replaced by 0.
+    The indices are the second operand; those outside the range are replaced by 0. Returns the
+    names of the mask and of the indices.
     """
     index = c.tensor(1)
     inside = c.add(
@@ -226,9 +232,10 @@ def _inside(c: ExportCall, count: int) -> tuple[str, str]:
 
 
 def _spread(c: ExportCall, x: str, window: Window, taps: Sequence[int]) -> str:
-    """Adds up, at each position of the wide side, the values of the windows that cover it.
+    """Adds nodes that sum, at each position of the wide side, the values of the windows over it.
 
-    ``taps`` is, for each axis, the number of values that ``x`` has per window.
+    ``taps`` is, for each axis, the number of values that ``x`` has per window. Returns the
+    result's name.
     """
     for i, (axis, count) in enumerate(zip(window, taps, strict=True)):
         if axis.trivial and axis.wide == axis.narrow:

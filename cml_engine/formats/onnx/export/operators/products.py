@@ -68,7 +68,10 @@ def _conv(c: ExportCall) -> str:
 
 
 def _bias_alone(c: ExportCall, channels: int) -> str:
-    """Returns the result of a convolution that sums over no elements: the bias, or zeros."""
+    """Adds nodes for a convolution that sums over no elements: the bias, or zeros.
+
+    Returns the name.
+    """
     bias = _bias(c, channels)
     if not bias:
         return c.fill(0.0)

@@ -10,7 +10,10 @@ from cml_engine.ops.resampling.roi import LIMIT
 
 
 def _batch(c: ExportCall) -> str:
-    """Returns the batch index of each region, the third operand, clamped to the batch."""
+    """Adds nodes that clamp the batch index of each region, the third operand, to the batch.
+
+    Returns the result's name.
+    """
     count = c.fact(1).shape[0]
     index = c.tensor(2) if c.fact(2).rank == 1 else c.tensor(2, (c.fact(2).size,))
     if c.fact(2).size != count:
@@ -45,12 +48,17 @@ def _corners(c: ExportCall, axis: int) -> tuple[str, str]:
 
 
 def _items(c: ExportCall) -> str:
-    """Gathers the batch item that each region lies in: the result has one item per region."""
+    """Adds a gather of the batch item that each region lies in, and returns the result's name.
+
+    The result has one item per region.
+    """
     return c.add("Gather", c.x, _batch(c), axis=0)
 
 
 def _shaped(c: ExportCall, weights: str, axis: int) -> str:
-    """Reshapes weights ``[R, results, extent]`` to broadcast along an axis.
+    """Adds a reshape of weights ``[R, results, extent]`` to broadcast along an axis.
+
+    Returns the name.
 
     The other operand is ``[R, C, …, extent of axis, …]`` with one more axis in front of ``axis``.
     """
@@ -75,7 +83,9 @@ def _cells(c: ExportCall, axis: int) -> str:
 
 
 def _exactly(c: ExportCall, op: str, size: str, share: str, cells: int) -> str:
-    """Returns ``size / cells``, rounded by ``op``, which is ``"Floor"`` or ``"Ceil"``.
+    """Adds nodes for ``size / cells``, rounded by ``op``: ``"Floor"`` or ``"Ceil"``.
+
+    Returns the name.
 
     Integer arithmetic avoids the rounding error of the float quotient.
     """
@@ -113,9 +123,12 @@ def _roi_pool(c: ExportCall) -> str:
 
 
 def _samples(c: ExportCall, counts: list[int], method: str) -> str:
-    """Samples each region at ``counts`` positions per axis, with linear interpolation.
+    """Adds nodes that sample each region at ``counts`` positions per axis.
 
-    ``method`` places the samples: ``"symmetric"``, ``"asymmetric"`` or aligned.
+    Returns the result's name.
+
+    The interpolation is linear. ``method`` places the samples: ``"symmetric"``, ``"asymmetric"`` or
+    aligned.
     """
     x = _items(c)
     for axis, count in enumerate(counts):

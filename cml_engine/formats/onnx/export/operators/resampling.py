@@ -31,10 +31,10 @@ Taps = Iterable[tuple[Array, Array]]
 
 
 def _weighted(c: ExportCall, x: str, axis: int, taps: Taps, extent: int) -> str:
-    """Computes each result along an axis as a weighted sum of values at fixed indices.
+    """Adds nodes for weighted sums of values at fixed indices along an axis.
 
     ``taps`` yields pairs of arrays, the indices and the weights of all results; indices are
-    clamped.
+    clamped. Returns the result's name.
     """
     pairs = list(taps)
     table = np.stack([at.clip(0, extent - 1) for at, _ in pairs], axis=1)
@@ -97,7 +97,10 @@ def _multilinear_upsample(c: ExportCall) -> str:
 
 
 def _spread(c: ExportCall) -> str:
-    """Upsamples linearly by a transposed convolution with a tent filter; values outside are 0."""
+    """Adds a transposed convolution with a tent filter, which upsamples linearly; returns the name.
+
+    Values outside are 0.
+    """
     rows, before, after = list[Array](), list[int](), list[int]()
     for f in (int(f) for f in c.attrs.factor):
         centre = (f - 1) / 2 if c.attrs.method == "symmetric" else 0.0
