@@ -89,11 +89,12 @@ class _Numbers:
 def _candidates(
     jobs: Lifecycle, report: FrameReport, policy: AnyPolicy, rate: float
 ) -> tuple[list[Job], Reason]:
-    """Returns the jobs that could run now, by number, and a reason to report if all of them end.
+    """Returns the jobs that could run now, the oldest first, and a reason why the frame may stop.
 
-    A candidate is not paused, has its inputs, and its network is ready and free. Of the jobs
-    that wait for the same network only the few that may come first are included
-    (:mod:`scheduler.jobs.queues`). Networks that are not ready are prepared further.
+    The reason is reported if the jobs end before the budget is used. A candidate is not paused,
+    has its inputs, and its network is ready and free. Of the jobs that wait for the same network
+    only the few that may come first are included (:mod:`scheduler.jobs.queues`). Networks that
+    are not ready are prepared further.
     """
     jobs.job_list.refresh_foreign_jobs()
     otherwise: Reason = "all waiting" if jobs.job_list.held_back else "nothing to do"
@@ -223,7 +224,7 @@ def _start(jobs: Lifecycle, encoder: wgpu.GPUCommandEncoder, job: Job, now: floa
 
 
 def _missing_memory(network: Network) -> str:
-    """Returns a text with what the network has lost since it was ready; "" if it is still ready.
+    """Returns a text that says what a network lacks that was ready before; "" if it is still ready.
 
     A network may lose memory when another job starts.
     """
@@ -259,7 +260,7 @@ def apply(plan: FramePlan, chosen: dict[int, Job], report: FrameReport) -> list[
 
 
 def networks_ready(queues: Sequence[NetworkQueue]) -> dict[int, bool]:
-    """Returns for each queued network, by ``id(network)``, whether it is ready.
+    """Returns for each queued network, by ``id(network)``, True if it is ready.
 
     A recording needs it.
     """
@@ -303,7 +304,7 @@ def append(
 
 
 def fail_all_where_lost(jobs: Lifecycle, report: FrameReport) -> None:
-    """Fails all jobs if the device is lost."""
+    """Fails all jobs if the device is lost, and sets the report's reason to "device error"."""
     try:
         jobs.executor.check()
     except Exception as error:

@@ -200,9 +200,9 @@ class FrameScheduler:
         admission: Admission = "accept",
         read: bool = False,
     ) -> Job:
-        """Submits a run of the session on these inputs, which the budget spreads over frames.
+        """Submits a run of the session on these inputs and returns its job.
 
-        Raises :class:`cml_engine.InputError` if an input is missing, unknown, of another shape
+        The budget spreads the run over frames. Raises :class:`cml_engine.InputError` if an input is missing, unknown, of another shape
         or type, or on another device.
 
         Parameters
@@ -316,7 +316,7 @@ class FrameScheduler:
 
     @property
     def rate(self) -> float:
-        """The networks' GPU milliseconds per millisecond of wall time, by the next plan."""
+        """The GPU milliseconds planned for networks per millisecond of wall time."""
         return self.controller.rate(self._allowed()[1])
 
     def _allowed(self) -> tuple[float, float]:
@@ -325,7 +325,7 @@ class FrameScheduler:
 
     @property
     def next_budget_ms(self) -> float:
-        """The GPU milliseconds that the networks may take in the next frame, if known now."""
+        """The GPU milliseconds that the next frame's networks may take, as far as known now."""
         return self._allowed()[0]
 
     # --- a frame
@@ -348,9 +348,9 @@ class FrameScheduler:
     def encode(
         self, encoder: wgpu.GPUCommandEncoder, elapsed_ms: float | None = None
     ) -> FrameReport:
-        """Encodes this frame's slices into the host's command encoder. Never waits.
+        """Encodes this frame's slices into the host's command encoder; returns the frame's report.
 
-        ``elapsed_ms`` says that everything else in the frame is done, on the GPU too, and took
+        Never waits. ``elapsed_ms`` says that everything else in the frame is done, on the GPU too, and took
         this long. A host that waits for its picture (it is drawn on the CPU, or paced by a
         fence) encodes and submits the networks after it. With ``budget_ms="spare"`` the networks
         then get the rest of the frame; :meth:`frame_took` reports how long the whole frame took.
@@ -422,10 +422,9 @@ class FrameScheduler:
         return report
 
     def end_frame(self) -> list[FrameReport]:
-        """Ends the frame; call it after the host's submit. Never waits.
+        """Ends the frame after the host's submit; returns the reports that are now measured.
 
-        Learns from the timings that have arrived and returns the reports of the frames that are now
-        measured.
+        Learns from the timings that have arrived. The reports are of earlier frames. Never waits.
         """
         with self.lifecycle.lock:
             self.lifecycle.end_frame()

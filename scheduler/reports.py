@@ -21,8 +21,8 @@ class SliceReport:
     """One slice that ran in a frame: workgroups ``[first, first + count)`` of a step of a job.
 
     ``step`` is the step's number in the network; numbers below 0 are loads of the job's
-    textures. ``own`` counts only the steps that this job runs, which are fewer than the
-    network's if the network retains its inputs.
+    textures. ``own`` is the step's number among the steps that this job runs, which are fewer
+    than the network's if the network retains its inputs.
 
     ``measured_ms`` arrives with the frame's time. It is the slice's own time if the slice was
     timed alone, else its predicted share of the group of neighbouring slices that was timed as

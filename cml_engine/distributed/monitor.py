@@ -46,10 +46,10 @@ class ClusterMonitor:
         self._remembered = 0
 
     def check(self) -> None:
-        """Checks the cluster if the last check is at least ``LOOK_S`` seconds old.
+        """Updates :attr:`window` and restarts lost workers, if the last check is old enough.
 
-        Raises :class:`InputError` if the scheduler is gone, or if there has been no worker for
-        ``PATIENCE_S`` seconds.
+        A check is repeated after ``LOOK_S`` seconds. Raises :class:`InputError` if the scheduler
+        is gone, or if there has been no worker for ``PATIENCE_S`` seconds.
         """
         now = time.monotonic()
         if now - self._looked < LOOK_S:

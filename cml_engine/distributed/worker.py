@@ -33,7 +33,7 @@ from cml_engine.distributed.work import Layer, Unit, UnitProducer, UnitResult, W
 from cml_engine.errors import CmlError, DeviceError, InputError
 from cml_engine.ir.graph import Array, Node
 
-#: the makers of this process by work key, the most recently used last
+#: the producers of this process by work key, the most recently used last
 _makers: OrderedDict[str, UnitProducer] = OrderedDict()
 _MAKERS_KEPT = 2
 #: the runs that are set up in this process, by run name

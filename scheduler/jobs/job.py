@@ -149,7 +149,7 @@ class Job(Ranked):
 
     @property
     def progress(self) -> float:
-        """The share of the job's work that has been encoded, 0 to 1, by predicted time."""
+        """The share of the job's work that is encoded, from 0 to 1, measured in predicted time."""
         if self.state == "done":
             return 1.0
         total = self.remaining_ms + self.given_ms

@@ -76,7 +76,10 @@ class Order(Protocol):
 
 
 class _OneHeap:
-    """A queue with a single candidate: the job with the smallest ``key``, which never changes."""
+    """A queue with a single candidate: the job with the smallest ``key``.
+
+    The key of a job must not change while the job waits.
+    """
 
     def __init__(self, key: Callable[[Job], Key]) -> None:
         self._heap = Heap(key)

@@ -174,7 +174,7 @@ class FrameController:
 
     @property
     def is_known(self) -> bool:
-        """True if enough recent frame times are known to plan by them."""
+        """True if enough recent frame times are known, or the host reports elapsed times."""
         recent = self._expected.is_known and self._silent <= 2 * MEDIAN_FRAMES
         return self._reports_elapsed or recent
 
@@ -194,7 +194,7 @@ class FrameController:
 
     @property
     def aim_ms(self) -> float:
-        """The predicted milliseconds of networks to plan for: the room less a margin."""
+        """The predicted ms of networks to plan for: the room less a margin; 0 without room."""
         room = self.room_ms
         if not room:
             return 0.0
@@ -394,7 +394,7 @@ class BudgetController:
         return not (self._timing_is_expensive and by_frames) or frame % _TIMED_EVERY == 0
 
     def skips_frame(self, budget: FixedBudget | SpareBudget) -> bool:
-        """Decides if the next frame runs no networks, for lack of room or for a baseline."""
+        """Returns True if the next frame runs no networks, for lack of room or as a baseline."""
         if self.skips or isinstance(budget, FixedBudget):
             return self.skips
         return self._current.is_known and self._current.skips(budget.floor_ms)

@@ -25,13 +25,12 @@ _DEFAULTS = Path(__file__).with_name("defaults")
 
 @dataclass(frozen=True, slots=True)
 class FirstGuess:
-    """The assumed speed of a device: work takes its FLOPs or its bytes, plus a launch.
+    """The assumed speed of a device as a roofline: FLOPs and bytes per ms, and a dispatch's cost.
 
-    The longer of the two times counts.
-
-    ``kernels`` has factors on that time, by the name of a kernel (``winograd``) or of one variant
-    (``winograd-50be9931``, the second word of a step's key). The default values describe a slow
-    integrated GPU, so that the first frames stay short.
+    Work takes the longer of the times of its FLOPs and its bytes, plus ``launch_ms``.
+    ``kernels`` has factors on that time, by the name of a kernel (``winograd``) or of one
+    variant (``winograd-50be9931``, the second word of a step's key). The default values describe
+    a slow integrated GPU, so that the first frames stay short.
     """
 
     flops_per_ms: float = 2e7

@@ -185,7 +185,7 @@ def result_of(noise: Sequence[NoisyFrame], ran: Sequence[float]) -> RuleResult:
 
 
 def best_constant(noise: Sequence[NoisyFrame], share: float = 0.01) -> RuleResult:
-    """Returns the result of the largest constant plan that keeps late frames below ``share``.
+    """Returns the result of the largest constant plan with at most ``share`` of late frames.
 
     Only frames that are late because of the networks count. Plans are multiples of a twentieth of a
     millisecond.

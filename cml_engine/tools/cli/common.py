@@ -42,7 +42,7 @@ ShapeOf = Callable[[str, str, Known], Shape | None]
 
 
 def load_for_inputs(a: argparse.Namespace, shape_of: ShapeOf = array_files.shape_of) -> Graph:
-    """Loads and returns the model; open inputs get the shapes of their ``-i`` files.
+    """Loads and returns the model; inputs without a shape get the shapes of their ``-i`` files.
 
     An input whose value an operator needs at load, such as the condition of an ``If``, becomes a
     constant with the value of its file.
@@ -72,7 +72,7 @@ def load_open(
     shape_of: Callable[[str, Known], Shape | None],
     constants: Mapping[str, Any] | None = None,
 ) -> Graph:
-    """Loads and returns the model; its open inputs get their shapes from ``shape_of``.
+    """Loads and returns the model; inputs without a shape get their shapes from ``shape_of``.
 
     ``shape_of`` receives the name of the input and the known extents. If it returns None, the load
     fails with :class:`OpenShape`.
