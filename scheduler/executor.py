@@ -91,8 +91,7 @@ class Network(Protocol):
 
 
 def exclusivity_key(network: Network) -> str | int:
-    """Returns a key that only one running job may have: the name of the group, or the network's
-    id."""
+    """Returns a key that only one running job may have: the group's name, or the network's id."""
     return network.exclusive_group or id(network)
 
 

@@ -202,8 +202,8 @@ class FrameScheduler:
     ) -> Job:
         """Submits a run of the session on these inputs and returns its job.
 
-        The budget spreads the run over frames. Raises :class:`cml_engine.InputError` if an input is missing, unknown, of another shape
-        or type, or on another device.
+        The budget spreads the run over frames. Raises :class:`cml_engine.InputError` if an input
+        is missing, unknown, of another shape or type, or on another device.
 
         Parameters
         ----------
@@ -350,8 +350,8 @@ class FrameScheduler:
     ) -> FrameReport:
         """Encodes this frame's slices into the host's command encoder; returns the frame's report.
 
-        Never waits. ``elapsed_ms`` says that everything else in the frame is done, on the GPU too, and took
-        this long. A host that waits for its picture (it is drawn on the CPU, or paced by a
+        Never waits. ``elapsed_ms`` says that everything else in the frame is done, on the GPU
+        too, and took this long. A host that waits for its picture (it is drawn on the CPU, or paced by a
         fence) encodes and submits the networks after it. With ``budget_ms="spare"`` the networks
         then get the rest of the frame; :meth:`frame_took` reports how long the whole frame took.
 

@@ -252,7 +252,10 @@ RECORD, RECORD_BYTES = "sha256", 32
 
 
 def digest_of(arrays: Mapping[str, Array]) -> bytes:
-    """Returns the SHA-256 of arrays and their names, as 32 bytes. The order does not matter."""
+    """Returns the SHA-256 of arrays and their names, as 32 bytes.
+
+    It does not depend on the order of the names.
+    """
     hasher = hashlib.sha256()
     for name in sorted(arrays):
         value = np.ascontiguousarray(arrays[name])

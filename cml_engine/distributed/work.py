@@ -140,7 +140,7 @@ class UnitResult:
 
 
 class UnitClock(Protocol):
-    """Times the activities of a worker: ``with clock("upres") as watch:``.
+    """The interface of a timer of a worker's activities: ``with clock("upres") as watch:``.
 
     ``watch`` is passed to :meth:`cml_engine.Session.run` on the CPU and times operators. It is
     None if no trace is recorded.

@@ -159,7 +159,7 @@ def is_cooked(model: str) -> bool:
 
 
 def named_shapes(pairs: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of ``NAME=1,3,64,64`` pairs by name, "" if a pair has none."""
+    """Returns shapes by name from ``NAME=1,3,64,64`` pairs; the name is "" if a pair has none."""
     found: dict[str, tuple[int, ...]] = {}
     for pair in pairs:
         name, equals, extents = pair.rpartition("=")
@@ -181,7 +181,7 @@ def _one_shape(text: str) -> tuple[int, ...]:
 
 
 def compile_options(a: argparse.Namespace) -> CompileOptions:
-    """Returns the compile options that the command line sets."""
+    """Returns the compile options of the command line: storage, decisions and arena limit."""
     limit = arena_limit_of(a)
     return CompileOptions(
         storage=storage_of(a), decide=read_decisions(a), arena_limit=limit or None

@@ -97,9 +97,9 @@ class RecentSums:
 def rows(
     operators: Mapping[Key, OperatorTime], before: Mapping[Key, Sums] | None = None
 ) -> list[RankRow]:
-    """Returns a row for every operator that has run since ``before``, or at all.
+    """Returns a row for every operator that has run, with its cost since ``before``.
 
-    Without ``before`` all its time counts.
+    Without ``before`` the cost since the start counts.
 
     Examples
     --------
