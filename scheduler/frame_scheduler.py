@@ -351,9 +351,10 @@ class FrameScheduler:
         """Encodes this frame's slices into the host's command encoder; returns the frame's report.
 
         Never waits. ``elapsed_ms`` says that everything else in the frame is done, on the GPU
-        too, and took this long. A host that waits for its picture (it is drawn on the CPU, or paced by a
-        fence) encodes and submits the networks after it. With ``budget_ms="spare"`` the networks
-        then get the rest of the frame; :meth:`frame_took` reports how long the whole frame took.
+        too, and took this long. A host that waits for its picture (it is drawn on the CPU, or
+        paced by a fence) encodes and submits the networks after it. With ``budget_ms="spare"``
+        the networks then get the rest of the frame; :meth:`frame_took` reports how long the whole
+        frame took.
 
         Encodes nothing until the previous frame was ended: before that the scheduler does not
         know whether the host has submitted it, and a new upload would overtake it.

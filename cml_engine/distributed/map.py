@@ -200,8 +200,7 @@ class NetworkProducer:
 
 
 def device_name(session: Session) -> str:
-    """Returns the name of a session's device as a store records it: "CPU (NumPy)", or the GPU's
-    name."""
+    """Returns the name of a session's device for the store: "CPU (NumPy)", or the GPU's name."""
     return "CPU (NumPy)" if session.gpu is None else session.gpu.name
 
 
