@@ -1,7 +1,7 @@
-"""Compares integer networks with float networks in speed and memory: ``python -m
-benchmarks.integer``.
+"""Compares integer networks with float networks in speed and memory.
 
-All run interleaved in one process. Times are medians; a ratio is the median over the rounds.
+``python -m benchmarks.integer`` runs all interleaved in one process. Times are medians; a ratio is
+the median over the rounds.
 
 - layers: a convolution of 8-bit words by ``dot4``, beside the fastest of our own float tiles;
 - networks: the integer network on the GPU beside the float network (with Winograd), and on the CPU
@@ -129,9 +129,10 @@ def _layer_graph(c: int, o: int, n: int, k: int, s: int) -> tuple[Graph, Any]:
 def _variants(
     graph: Graph, gpu: cml.Gpu, kernels: tuple[str, ...], inputs: dict[str, Array], what: str
 ) -> Iterator[tuple[str, Turn]]:
-    """Yields, for each of the kernels that supports the layer, a name and a function that times it.
+    """Yields the name of each kernel that supports the layer and a function that times it.
 
-    The graph's node ``layer`` is the one that is timed; the name is ``what`` and the kernel.
+    The layer is the graph's node called ``layer``; names begin with ``what``. The function runs the
+    layer once and returns milliseconds.
     """
     optimized = optimize(graph)
     layouts = layouts_for(optimized)
@@ -208,7 +209,7 @@ def _cpu(graph: Graph, inputs: dict[str, Array]) -> Turn:
 
 
 def _settled(turn: Turn) -> Turn:
-    """Returns a turn that sleeps, warms up, then runs ``turn`` and returns its milliseconds.
+    """Returns a function that sleeps, warms up, then runs ``turn`` and returns its milliseconds.
 
     During the sleep the previous engine's thread pool stops spinning; the warm-up wakes its own.
     """
@@ -226,7 +227,7 @@ def _settled(turn: Turn) -> Turn:
 def _onnxruntime(
     workload: Workload, samples: list[dict[str, Array]], inputs: dict[str, Array]
 ) -> dict[str, Turn]:
-    """Returns timed turns of ONNX Runtime by name: in floats, and quantized to U8S8.
+    """Returns functions by name that run ONNX Runtime once, in floats or in U8S8, and return ms.
 
     ONNX Runtime's own quantizer is used. Prints the reason and returns an empty dictionary if a
     package is missing.
@@ -260,10 +261,10 @@ def _onnxruntime(
 def _ncnn(
     workload: Workload, samples: list[dict[str, Array]], inputs: dict[str, Array]
 ) -> dict[str, Turn]:
-    """Returns timed turns of ncnn by name: in floats, and with int8 convolutions.
+    """Returns functions by name that run ncnn once, in floats or with int8, and return ms.
 
     The int8 convolutions are checked first and their error is printed. If ncnn is missing or
-    fails, the reason is printed and the remaining turns are left out.
+    fails, the reason is printed and the remaining functions are left out.
     """
     (contender,) = (c for c in CONTENDERS if c.key == "ncnn-cpu")
     works: dict[str, Turn] = {}

@@ -13,9 +13,10 @@ Turn = Callable[[], float]
 
 
 def in_turns(works: Mapping[K, Turn], rounds: int) -> dict[K, list[float]]:
-    """Runs every work once per round, in turns; returns the milliseconds of each work by round.
+    """Runs every work once per round, one after the other; returns each work's ms in every round.
 
-    A warm-up round before the others is not counted.
+    A work is a function that returns its milliseconds. A warm-up round before the others is not
+    counted.
     """
     found: list[dict[K, float]] = [
         {name: turn() for name, turn in works.items()} for _ in range(rounds + 1)
@@ -24,7 +25,7 @@ def in_turns(works: Mapping[K, Turn], rounds: int) -> dict[K, list[float]]:
 
 
 def elapsed(run: Callable[[], object]) -> Turn:
-    """Returns a turn that calls ``run`` and returns the elapsed milliseconds by the wall clock."""
+    """Returns a function that calls ``run`` and returns the elapsed wall-clock milliseconds."""
 
     def turn() -> float:
         start = time.perf_counter()

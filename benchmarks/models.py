@@ -75,9 +75,9 @@ def _transformer(network: Transformer) -> Callable[[Workload], None]:
 
 
 def _stylegan2(workload: Workload) -> None:
-    """Writes StyleGAN2's generator for 256x256 pictures, and a random latent vector.
+    """Writes StyleGAN2's generator for 256x256 pictures with random weights, and its input.
 
-    The weights are random.
+    The input is a random latent vector.
     """
     config = Config(256)
     z = np.random.default_rng(0).standard_normal((1, config.latent), np.float32)

@@ -95,10 +95,7 @@ FIGURES: Mapping[str, tuple[Callable[[Any, Any], None], str]] = {
 
 
 def draw(name: str, numbers: Path, folder: Path) -> Path:
-    """Draws the figure ``name`` from a JSON file of numbers; returns the picture's path.
-
-    It is written into ``folder``.
-    """
+    """Draws the figure ``name`` from a JSON file of numbers into ``folder``; returns its path."""
     from matplotlib.figure import Figure
 
     figure = Figure(layout="constrained")

@@ -158,8 +158,8 @@ def run_rounds(contenders: Sequence[Contender], folder: Path, rounds: int) -> li
 def _start(result: EngineResult, folder: Path) -> Worker:
     """Starts a contender's worker, waits until it is ready and returns it.
 
-    The worker's description is stored in ``result``. If it fails, ``result.problem`` is set.
-    Loading before the first round disturbs no measurement.
+    The worker's description is stored in ``result.about``, or the reason why it failed in
+    ``result.problem``. Loading before the first round disturbs no measurement.
     """
     worker = Worker(result.contender, folder)
     try:

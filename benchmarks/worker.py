@@ -33,8 +33,8 @@ def own_stdout() -> TextIO:
 def start(contender: Contender, workload: Workload, inputs: Inputs) -> tuple[Run, dict[str, Any]]:
     """Loads the contender and runs it once; returns its run function and its description.
 
-    Its output is saved. The description has the device, the version, and the ms of loading and
-    the first run.
+    The output of the run is saved. The description has the device, the version, and the ms of
+    loading and the first run.
     """
     begun = time.perf_counter()
     loaded = contender.load(workload)

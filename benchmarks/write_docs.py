@@ -1,9 +1,8 @@
-"""Puts the tables of the last runs into docs/design/benchmarks.md: ``python -m
-benchmarks.write_docs``.
+"""Puts the tables of the last benchmark runs into docs/design/benchmarks.md.
 
-The tables come from the files that ``python tasks.py bench --models all`` and ``python -m
-benchmarks.kernels`` wrote to ``out/``. The text before the mark in the page is written by hand
-and is kept.
+``python -m benchmarks.write_docs`` takes the tables from the files that ``python tasks.py bench
+--models all`` and ``python -m benchmarks.kernels`` wrote to ``out/``. The text before the mark in
+the page is written by hand and is kept.
 """
 
 from __future__ import annotations

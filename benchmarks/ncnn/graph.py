@@ -104,9 +104,9 @@ class _Writer:
         return np.broadcast_to(self.weights(node, 2).reshape(-1), (channels,))
 
     def only_reader(self, tensor: str) -> Node | None:
-        """Returns the only operator that reads the tensor.
+        """Returns the operator that reads the tensor if it is the only one, otherwise None.
 
-        Returns None if there are several or none, or if the tensor is an output of the graph.
+        Returns None for an output of the graph too.
         """
         readers = self.readers.get(tensor, [])
         return readers[0] if len(readers) == 1 and tensor not in self.graph.roots else None
@@ -130,7 +130,7 @@ class _Writer:
             self.pair(node.op, self.blob(a), self.blob(b), output)
 
     def scales_filter(self, node: Node) -> bool:
-        """Returns True if the node multiplies a constant filter by a scale, only for convolutions.
+        """Returns True if the node multiplies a filter by a scale, for convolutions only.
 
         :func:`conv` then scales the input instead, and the node is not written.
         """
@@ -321,10 +321,10 @@ def multilinear_upsample(w: _Writer, node: Node) -> None:
 
 
 def bilinear(node: Node, channels: int) -> Array:
-    """Returns the filter [channels, 1, 4, 4] of a 2x ``multilinear_upsample``.
+    """Returns the filter [channels, 1, 4, 4] that computes the node, a 2x ``multilinear_upsample``.
 
-    Its border must be zeros. The upsampling is then a transposed depthwise convolution of stride
-    2 and padding 1.
+    The node's border must be zeros. The upsampling is then a transposed depthwise convolution of
+    stride 2 and padding 1.
     """
     a = node.attrs
     if (list(a.factor), a.method, a.border) != ([2, 2], "symmetric", "constant"):

@@ -71,7 +71,8 @@ class Int8Network:
     def _check(self, inputs: Inputs) -> None:
         """Raises :class:`WrongLayer` if an 8-bit convolution differs from rounded floats.
 
-        Both read the same input.
+        Each convolution is compared with one of floats, rounded to the same values, on the same
+        input.
         """
         convolved = [one for one in self.layers if one.convolves]
         names = list(dict.fromkeys(name for one in convolved for name in (one.x, one.y)))
@@ -195,7 +196,7 @@ def _scales(
 ) -> Mapping[str, float]:
     """Returns the factor from floats to 8-bit values of each named tensor.
 
-    It comes from the largest absolute value. The largest value is that over all samples.
+    It follows from the tensor's largest absolute value over all samples.
     """
     most = np.zeros(len(names))
     for sample in samples:

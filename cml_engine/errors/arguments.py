@@ -187,9 +187,9 @@ def check_text(value: object, what: str) -> str:
 
 
 def check_input_mapping(value: Any) -> Mapping[str, Any]:
-    """Returns ``value`` if it is a mapping with strings as keys; else raises an error.
+    """Returns ``value`` if it is a mapping whose keys are strings.
 
-    The error is :class:`InputError`. The values are not checked.
+    Otherwise raises :class:`InputError`. The values are not checked.
     """
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         raise _wanted("a dictionary of arrays by name, {'image': array}", repr(value), "inputs")

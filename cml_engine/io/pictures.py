@@ -45,9 +45,9 @@ KINDS: Mapping[str, PictureFormat] = {".png": png, ".tif": tiff, ".tiff": tiff, 
 
 
 def can_hold(fact: Fact) -> bool:
-    """Returns True for the fact of a tensor that a picture can hold.
+    """Returns True if a picture can hold a tensor of this type and shape.
 
-    It is ``scalar[1,C,H,W]`` with 1, 3 or 4 channels and not empty.
+    The tensor must be ``scalar[1,C,H,W]`` with 1, 3 or 4 channels and not empty.
     """
     shape = fact.shape
     fits = len(shape) == 4 and shape[0] == 1 and shape[1] in CHANNELS and fact.size > 0

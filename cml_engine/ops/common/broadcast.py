@@ -49,10 +49,8 @@ def _mismatch(shapes: Sequence[Shape], axis: int) -> ShapeError:
 
 
 def left_view(array: Array, rank: int) -> Array:
-    """Returns a view with trailing dimensions of 1, which NumPy broadcasts like NNEF.
-
-    Its rank is ``rank``.
-    """
+    """Returns a view with trailing dimensions of 1 up to ``rank``; NumPy broadcasts it like
+    NNEF."""
     return array.reshape(array.shape + (1,) * (rank - array.ndim))
 
 

@@ -20,11 +20,11 @@ _NEAR = 1 << 14
 
 
 def requantize(sums: Array, code: Array, low: float, high: float, out: Out = None) -> Array:
-    """Multiplies sums by a multiplier, rounds them and clips them to ``low`` to ``high``.
+    """Multiplies sums by a multiplier, rounds them and clips them to words in ``low`` to ``high``.
 
-    The results are words. This is ``rule.requantize`` for arrays; ``code`` is
-    ``rule.Multiplier.code``. In this and the following functions, ``out`` receives the words; it
-    may be the first operand.
+    A word is a quantized value, an integer of 8 or 16 bits. This is ``rule.requantize`` for arrays;
+    ``code`` is ``rule.Multiplier.code``. In this and the following functions, ``out`` receives the
+    words; it may be the first operand.
     """
     return _round(np.multiply, (sums, _factor(code)), low, high, out)
 
@@ -108,7 +108,7 @@ def _round(
 ) -> Array:
     """Computes ``scaled(*operands)``, rounds it with halves up, and clips it to the range.
 
-    The result is in ``out``, or a new array if that is None.
+    The result is written to ``out``, or to a new array if ``out`` is None.
     """
     modes: Any = [["writeonly", "allocate"], *[["readonly"]] * len(operands)]
     blocks = np.nditer(
@@ -129,7 +129,7 @@ def _round(
 
 
 def words_of(values: Array, inverse: np.float32, low: float, high: float) -> Array:
-    """Quantizes floats to words (integers in float32) from ``low`` to ``high``; NaN becomes 0.
+    """Quantizes floats to words, integers in float32 from ``low`` to ``high``; NaN becomes 0.
 
     ``inverse`` is the inverse of the scale.
     """

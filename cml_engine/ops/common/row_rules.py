@@ -1,6 +1,7 @@
-"""Rules that map rows of a result to the rows of the operands that it needs.
+"""Functions that return row mappings: which operand rows an operator needs for some result rows.
 
-They are values of ``Traits.rows`` (``declaration/traits.py``), or help to compute them.
+A mapping is a ``RowMapping`` and the functions are values of ``Traits.rows``
+(``declaration/traits.py``), or help to compute them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from cml_engine.ops.declaration.traits import OperandRows, RowMapping, RowsOf, S
 
 
 def same_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping | None:
-    """Returns the rule of an operator that computes a row from the same row of every operand.
+    """Returns the row mapping of an operator whose result row k needs row k of every operand.
 
     An operand of extent 1 along the axis, which is broadcast, is needed as a whole.
     """
@@ -31,7 +32,7 @@ def same_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> Ro
 def exclude_axes(*named: str) -> RowsOf:
     """Returns a function like :func:`same_rows` that returns None for axes in the named attributes.
 
-    An attribute may be an axis or a list of axes.
+    An attribute's value may be an axis or a list of axes.
     """
 
     def rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping | None:
@@ -78,7 +79,7 @@ def onto_windows(axis: WindowAxis, begin: int, end: int) -> tuple[Span, Span]:
 
 
 def scale_rows(attrs: Attrs, axis: int, factor: int, result_axis: int | None = None) -> RowMapping:
-    """Returns the rule of an operator that makes ``factor`` rows from each row of its operand.
+    """Returns the row mapping of an operator that makes ``factor`` rows from each operand row.
 
     ``axis`` is the operand's axis; ``result_axis`` is the result's, if it differs.
     """
@@ -91,7 +92,7 @@ def scale_rows(attrs: Attrs, axis: int, factor: int, result_axis: int | None = N
 
 
 def gather_rows(attrs: Attrs, axis: int, factor: int, result_axis: int | None = None) -> RowMapping:
-    """Returns the rule of an operator that makes one row from ``factor`` rows of its operand.
+    """Returns the row mapping of an operator that makes one row from ``factor`` operand rows.
 
     ``axis`` is the operand's axis; ``result_axis`` is the result's, if it differs.
     """

@@ -48,9 +48,9 @@ def prepare_max_pool(
 def prepare_nearest_upsample(
     attrs: Attrs, facts: Sequence[Fact], constants: Sequence[Array | None], scratch: Scratch
 ) -> Cpu | None:
-    """Returns a function that upsamples by copying every value to its block.
+    """Returns a function that upsamples by copying every value to its block; None if not floats.
 
-    It is None for other types than floats. None selects the operator's definition.
+    None selects the operator's definition.
     """
     if facts[0].dtype != "scalar":
         return None

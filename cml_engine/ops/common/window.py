@@ -199,7 +199,10 @@ def _check_reverse(i: int, axis: WindowAxis, back: int) -> None:
 
 
 def window_of(attrs: Attrs, x: Fact) -> Window:
-    """Returns the window of a pooling operator over its input ``x``; raises :class:`ShapeError`."""
+    """Returns the window of a pooling operator from its attributes and its input ``x``.
+
+    Raises :class:`ShapeError` for invalid attributes.
+    """
     window = resolve_window(
         x.shape, attrs["size"], attrs["padding"], attrs["stride"], attrs["dilation"]
     )
@@ -216,9 +219,9 @@ def window_of(attrs: Attrs, x: Fact) -> Window:
 
 
 def reverse_window_of(attrs: Attrs, x: Fact) -> Window:
-    """Returns the window of ``debox`` or ``desample`` from its input ``x``.
+    """Returns the window of ``debox`` or ``desample`` from its attributes and its input ``x``.
 
-    Raises :class:`ShapeError`.
+    Raises :class:`ShapeError` for invalid attributes.
     """
     if attrs["border"] not in ("constant", "ignore"):
         raise ShapeError(

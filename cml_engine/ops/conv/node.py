@@ -113,7 +113,7 @@ class Conv:
     def position(self) -> dict[str, list[int]]:
         """Returns the shader parameters of :data:`POSITION`, which place the windows.
 
-        Each has a value for three axes.
+        Each parameter has a value for three axes.
         """
         rows = [self._position(axis) for axis in self.shape.axes3]
         names = ("x_size", "y_size", "k_size", "y_mul", "k_step", "origin", "up")
@@ -146,7 +146,8 @@ class Conv:
     def filter_source(self) -> tuple[Array, int, int]:
         """Returns the constant filter, and the axes of its output and input channels.
 
-        The filter is not reordered; axis 2 has the taps. For one group, or a depthwise filter.
+        The filter is not reordered. It has three axes; axis 2 has the taps. Only for one group,
+        or a depthwise filter.
         """
         value = self.op.constant(self.op.in_names[1])
         assert value is not None

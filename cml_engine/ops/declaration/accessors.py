@@ -377,9 +377,7 @@ def _strides(shape: Sequence[int]) -> list[int]:
 
 
 def _fact(op: KernelContext, tensor: str) -> Fact:
-    """Returns the fact of a tensor that a launch binds.
-
-    It may be of the node, packed weights or scratch memory.
+    """Returns the fact of a tensor that a launch binds: of the node, packed or scratch.
 
     Raises :class:`OperatorError` for any other name.
     """

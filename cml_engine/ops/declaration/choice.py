@@ -59,7 +59,7 @@ class VariantTable:
     def name_for(self, key: str, options: Sequence[str], default: str) -> str:
         """Returns the table's option for ``key``, or the default if it has no valid one.
 
-        A valid option is one of ``options``.
+        A valid option is one of ``options`` and was measured against the same default.
         """
         pick = self.picks.get(key)
         if pick is None or pick.chosen not in options or pick.over not in ("", default):

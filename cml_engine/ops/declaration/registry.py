@@ -35,10 +35,7 @@ def replace(spec: OpSpec) -> OpSpec:
 
 
 def find_builtin(name: str) -> OpSpec | None:
-    """Returns this package's operator of that name, or None.
-
-    It is found even if a game's operator replaces it.
-    """
+    """Returns this package's operator of that name, or None, even if a game's replaces it."""
     return _BUILTIN.get(name)
 
 

@@ -211,7 +211,9 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Random:
-    """A test input of random values in [low, high), or of random truth values.
+    """A test input of random values: ``scalar`` or ``integer`` in [low, high), or ``logical``.
+
+    ``dtype`` selects the type; the values are uniformly distributed.
 
     Examples
     --------
@@ -247,9 +249,9 @@ def gathered_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact])
 
 
 def same_as(position: int) -> Infer:
-    """Returns the shape rule of an operator whose result has the fact of one of its inputs.
+    """Returns the shape rule of an operator whose result is like its input at ``position``.
 
-    The input is that at ``position``.
+    Type and shape are the same.
 
     Examples
     --------

@@ -45,7 +45,7 @@ class OperandRows:
 
 @dataclass(frozen=True, slots=True)
 class RowMapping:
-    """The rule that maps rows of a result, along ``axis``, to the operands' rows they need.
+    """A mapping from rows of a result, along ``axis``, to the operand rows that they need.
 
     ``need(begin, end)`` is called with ranges that begin and end at multiples of ``step`` or at
     the end of the axis. The rows computed from them are bit-identical to those of the whole

@@ -58,10 +58,7 @@ def _shifted(shift: Any, a: Array, count: Array) -> Array:
 
 
 def _row(name: str, hlsl: str, function: Any, result: str = "integer", **more: Any) -> Row:
-    """Returns the row of an exact operator on integers.
-
-    It has one or two operands, as ``function`` has.
-    """
+    """Returns the row of an exact operator on one or two integers, as ``function`` takes."""
     arity = getattr(function, "nin", 2)
     extra = more.pop("extra", (_EDGES[:arity],))
     return Row(name, hlsl, function, ("integer",) * arity, result, tolerance=EXACT, low=-40,

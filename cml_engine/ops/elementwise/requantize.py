@@ -1,7 +1,8 @@
-"""The rule of integer inference (docs/integer.md) as elementwise operators on sums.
+"""Elementwise operators that turn sums into words by the rule of integer inference.
 
-Words and sums are integers in floats. The compiler builds integer networks from these operators
-(``cml_engine/compiler/integer/``); they do not appear in the text of a model.
+The rule is in docs/integer.md; words and sums are integers in floats. The compiler builds integer
+networks from these operators (``cml_engine/compiler/integer/``); they do not appear in the text of
+a model.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ def _row(
 
 
 def _enter(op: Lowering) -> Iterator[Dispatch]:
-    """Returns the dispatches that quantize an input to words, directly in the layout of the result.
+    """Returns the dispatches that quantize an input, directly in the layout of the result.
 
     A plain 32-bit map in between is not needed.
     """

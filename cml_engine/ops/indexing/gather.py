@@ -180,10 +180,7 @@ def _bits_cpu(target: str, attrs: Attrs, x: Array) -> Array:
 
 
 def _bits_lower(op: Lowering) -> Iterator[Dispatch]:
-    """Yields a dispatch that copies 32-bit words as integers.
-
-    No float unit changes them.
-    """
+    """Yields a dispatch that copies 32-bit words as integers, not through floats."""
     yield _moved(op, "uint uint", {})
 
 

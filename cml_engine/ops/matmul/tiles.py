@@ -66,8 +66,8 @@ def tiles_for(limits: Limits) -> tuple[MatmulTile, ...]:
 def shares_rows(limits: Limits) -> bool:
     """Returns True on a software driver with at least eight lanes.
 
-    Eight lanes then load the rows of A together. Every load costs as much as some twenty
-    products there.
+    Eight lanes then load the rows of A together, because every load costs as much as some twenty
+    products.
     """
     return limits.software and limits.subgroup_size >= 8
 

@@ -67,7 +67,7 @@ def _reshape_infer(attrs: Attrs, x: Fact) -> Fact:
 
 
 def _reshape_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping | None:
-    """Returns the row rule of a reshape; None if rows cannot be mapped to rows.
+    """Returns the row mapping of a reshape; None if rows do not map to rows.
 
     Each row of the operand must stay a row, become several, or become part of one.
     """
@@ -85,7 +85,7 @@ def _rows_as(shape: Sequence[int], wanted: Sequence[int], axis: int) -> RowMappi
 def _rows_of_size(
     wanted: Sequence[int], axis: int, to: int, old: int, new: int
 ) -> RowMapping | None:
-    """Returns the row rule of a reshape whose rows have ``old`` elements before and ``new`` after.
+    """Returns the row mapping of a reshape from rows of ``old`` elements to rows of ``new``.
 
     ``axis`` is the operand's axis, ``to`` the axis of the result's shape ``wanted``. Returns
     None if neither size is a multiple of the other.

@@ -58,9 +58,9 @@ def ranges(attrs: Attrs, x: Fact) -> list[Range]:
 
 
 def _place(attrs: Attrs, x: Fact, layout: str) -> tuple[int, int] | None:
-    """Returns the only axis that is cut and the offset of its start in 32-bit words.
+    """Returns the axis that is cut and the offset of the slice's start in 32-bit words.
 
-    Returns None if the slice is not contiguous along that axis, and (0, 0) if nothing is cut.
+    Returns None if the slice is not contiguous along one axis, and (0, 0) if nothing is cut.
     """
     taken = ranges(attrs, x)
     cut = [i for i, part in enumerate(taken) if part != (0, x.shape[i], 1)]
@@ -73,7 +73,7 @@ def _place(attrs: Attrs, x: Fact, layout: str) -> tuple[int, int] | None:
 
 
 def _slice_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping | None:
-    """Returns the row rule of a slice: consecutive rows, and no slicing along ``axis``.
+    """Returns the row mapping of a slice: consecutive rows, and no slicing along ``axis``.
 
     Returns None if the slice has a stride along the axis.
     """

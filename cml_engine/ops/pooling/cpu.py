@@ -142,7 +142,7 @@ def sample(attrs: Attrs, x: Array, index: Array) -> Array:
 
 
 def _spread(terms: Iterable[Array], window: Window) -> Array:
-    """Returns the wide side of the window, with ``terms`` added at the positions of their taps.
+    """Returns the tensor on the window's wide side, with ``terms`` added at their taps' positions.
 
     There is one array of terms per tap.
     """
@@ -158,7 +158,7 @@ def _spread(terms: Iterable[Array], window: Window) -> Array:
 
 
 def debox(attrs: Attrs, x: Array) -> Array:
-    """Returns the wide side, where every value is added to its whole window.
+    """Returns the enlarged tensor in which every value is added to its whole window.
 
     With ``normalize``, sums are divided by the window's volume or, with border 'ignore', by the
     number of windows that overlap there.
@@ -173,7 +173,7 @@ def debox(attrs: Attrs, x: Array) -> Array:
 
 
 def desample(attrs: Attrs, x: Array, index: Array) -> Array:
-    """Returns the wide side, where every value is added at position ``index`` of its window."""
+    """Returns the enlarged tensor in which every value is added at ``index`` of its window."""
     window = _reverse(attrs, x)
     terms = (np.where(index == tap, x, np.float32(0)) for tap in range(volume(window)))
     return np.asarray(_spread(terms, window), np.float32)

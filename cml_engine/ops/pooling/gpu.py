@@ -82,18 +82,15 @@ def _half(node: Node, facts: Mapping[str, Fact]) -> Half:
 
 
 def _reduces(window: Window, moving: Sequence[int]) -> bool:
-    """Returns True if the window is large and covers whole dimensions.
+    """Returns True if a reduction computes the window: it is large and covers whole dimensions.
 
-    A reduction then computes it. ``moving`` are the axes that have a window.
+    ``moving`` are the axes that have a window.
     """
     return all(window[i].whole for i in moving) and volume(window) >= _MANY_TAPS
 
 
 def _turns(taps: int, windows: int) -> int:
-    """Returns the most loop iterations of a thread.
-
-    Each tap has a loop over ``windows`` dimensions.
-    """
+    """Returns the most loop iterations of a thread: a loop over ``windows`` axes per tap."""
     return taps * (windows + LOOP_TURNS)
 
 
@@ -343,10 +340,7 @@ def _general(walk: _Walk, reverse: bool) -> dict[str, Any]:
 
 
 def _fast(walk: _Walk, reverse: bool) -> dict[str, Any] | None:
-    """Returns the shader's parameters for ``[outer, H, W, inner]``, or None.
-
-    None means that the window does not fit it.
-    """
+    """Returns the shader's parameters for ``[outer, H, W, inner]``; None for other windows."""
     dims = _merge_dims(walk)
     windows = [i for i, d in enumerate(dims) if d.axis >= 0]
     first, last = (windows[0], windows[-1]) if windows else (len(dims), len(dims) - 1)

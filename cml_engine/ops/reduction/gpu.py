@@ -321,8 +321,8 @@ def _order(places: Shape, layout: str) -> Shape:
 def softmax(op: Lowering, axes: Sequence[int], x: Operand, out: Operand) -> Iterator[Dispatch]:
     """Yields the dispatches of softmax of ``x`` over ``axes`` into ``out``.
 
-    There is one if a workgroup or thread can hold a whole line. Otherwise they are those of the
-    maximum, the sum of exponentials and the quotient.
+    There is one dispatch if a workgroup or thread can hold a whole line. Otherwise there are
+    those of the maximum, the sum of exponentials and the quotient.
     """
     if out.fact.size:
         shape = tuple(1 if a in axes else n for a, n in enumerate(x.fact.shape))

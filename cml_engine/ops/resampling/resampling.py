@@ -102,7 +102,7 @@ def _down_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> R
 def _multilinear_rows(
     attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str
 ) -> RowMapping | None:
-    """Returns the row rule of multilinear upsampling; None for channels and the method "aligned".
+    """Returns the row mapping of multilinear upsampling; None for channels and for "aligned".
 
     Neighbouring rows are computed too, and then discarded.
     """
@@ -230,7 +230,7 @@ def _area_reduced(op: Lowering) -> Iterator[Dispatch]:
     """Yields the dispatches of the mean over areas, computed as a reduction.
 
     For areas that are too large for a thread. Every spatial axis is split into the result's
-    index and the index within an area, which is reduced.
+    index and the index within an area; the latter is reduced.
     """
     (source, target), factors = (op.in_names[0], op.out_names[0]), op.attrs.factor
     lanes = (4,) if op.is_blocked(source) else ()

@@ -44,9 +44,9 @@ def _infer(attrs: Attrs, x: Fact, rois: Fact, batch_index: Fact) -> Fact:
 
 
 def _most(extent: int, cells: int) -> int:
-    """Returns the largest number of samples per result on an axis.
+    """Returns the largest number of samples per result on an axis, if it is not fixed.
 
-    It applies if the number depends on the region's size.
+    It then depends on the region's size.
     """
     return -(-2 * extent // cells)
 

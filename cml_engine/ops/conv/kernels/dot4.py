@@ -29,7 +29,7 @@ Lower = Callable[[Conv, ConvTile], Iterator[Dispatch]]
 def is_possible(conv: Conv) -> bool:
     """Returns True for an integer conv of 8-bit inputs and constant 8-bit weights.
 
-    It must not be depthwise.
+    A depthwise convolution is not possible.
     """
     if not conv.op.attrs.get("exact", False) or not conv.constant or is_depthwise(conv):
         return False

@@ -29,7 +29,7 @@ _MOST_ROWS, _PLAIN_INPUTS = 32, 8
 def is_needed(conv: Conv) -> bool:
     """Returns True if a thread may need more than ``MOST_TURNS`` loop iterations.
 
-    This is estimated for the kernel that needs the most.
+    The number is estimated for the kernel that needs the most iterations.
     """
     inputs = max(band_of(conv, _MOST_ROWS), _PLAIN_INPUTS)
     # taps may be three loops of one turn in one another

@@ -30,8 +30,9 @@ _LEAST_COLUMNS = min(columns for _, columns in _SPEED)
 def is_faster(conv: Conv) -> bool:
     """Returns True on a software driver if the code of some tile fits the instruction cache.
 
-    There a load costs the same at any address, and this kernel saves half of the loads. Hardware
-    prefers neighbouring threads that read neighbouring addresses, which this kernel gives up.
+    On a software driver a load costs the same at any address, and this kernel saves half of the
+    loads. Hardware prefers neighbouring threads that read neighbouring addresses, which this
+    kernel gives up.
     """
     return conv.op.limits.software and bool(fast_tiles(conv))
 

@@ -117,10 +117,7 @@ def lower_tile(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
 
 
 def tile_params(conv: Conv, tile: ConvTile) -> tuple[int, dict[str, Any]]:
-    """Returns the number of workgroups and the parameters of conv.hlsl.
-
-    Those of epilogues are not included.
-    """
+    """Returns the number of workgroups and the parameters of conv.hlsl, without an epilogue's."""
     shape = conv.shape
     steps, phases = phases_of(conv)
     row_blocks = -(-shape.out_channels // tile.rows)

@@ -54,10 +54,7 @@ _TILES = ((8, 2), (8, 4), (16, 2), (16, 4))
 
 
 def is_possible(conv: Conv) -> bool:
-    """Returns True for a 3x3 convolution of stride 1 with a constant filter.
-
-    It has one group and computes in floats.
-    """
+    """Returns True for a 3x3 float convolution of stride 1 and one group with constant filter."""
     shape = conv.shape
     if conv.op.attrs.get("exact", False):  # an integer network's: the transforms have fractions
         return False
