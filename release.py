@@ -48,8 +48,10 @@ def build_packages(folder: Path) -> None:
 
 
 def build_npm(tree: Path, folder: Path) -> None:
-    """Writes the npm package of the web player in the layout of ``npm pack``; equal trees give
-    equal bytes."""
+    """Writes the npm package of the web player in the layout of ``npm pack``.
+
+    Equal trees give equal bytes.
+    """
     web = tree / "players/web"
     description = json.loads((web / "package.json").read_text("utf-8"))
     description["version"] = version()
@@ -61,8 +63,10 @@ def build_npm(tree: Path, folder: Path) -> None:
 
 
 def build_c(tree: Path, folder: Path) -> None:
-    """Writes the archive of the C player with its tools, examples and CMake files; equal trees
-    give equal bytes."""
+    """Writes the archive of the C player with its tools, examples and CMake files.
+
+    Equal trees give equal bytes.
+    """
     player = tree / "players/c"
     paths = [path for path in player.rglob("*") if path.is_file()]
     files = {path.relative_to(player).as_posix(): path.read_bytes() for path in paths}
@@ -72,8 +76,7 @@ def build_c(tree: Path, folder: Path) -> None:
 
 
 def _write_archive(path: Path, top: str, files: dict[str, bytes]) -> None:
-    """Writes a ``.tar.gz`` with the files below the folder ``top``, sorted by name, without
-    times or owners."""
+    """Writes files below the folder ``top`` to a ``.tar.gz``, sorted, without times or owners."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for name, data in sorted(files.items()):
@@ -117,8 +120,10 @@ def _run_module(*command: str) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Deletes ``dist/``, builds all packages into it, and checks them with ``--dry-run``;
-    returns the exit code."""
+    """Deletes ``dist/``, builds all packages into it, and checks them with ``--dry-run``.
+
+    Returns the exit code.
+    """
     parser = argparse.ArgumentParser(prog="tasks.py release")
     parser.add_argument("--dry-run", action="store_true", help="also check the packages")
     options = parser.parse_args(arguments)

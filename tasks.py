@@ -71,8 +71,7 @@ def say(text: str) -> None:
 
 
 def prepare(*extras: str, gpu: bool = True) -> None:
-    """Installs the project, the compiler and ``extras`` in ``.venv``, unless an earlier call did
-    so.
+    """Installs the project, the compiler and ``extras`` in ``.venv`` unless this was done.
 
     With ``gpu`` it also looks for an adapter, once, and tries to install a driver if there is none.
     """
@@ -88,8 +87,7 @@ def prepare(*extras: str, gpu: bool = True) -> None:
 
 
 def fingerprint() -> str:
-    """Returns a hash of ``pyproject.toml``, the Python version and the folder, which
-    requirements depend on."""
+    """Returns a hash of what requirements depend on: pyproject.toml, Python version, folder."""
     hasher = hashlib.sha256((ROOT / "pyproject.toml").read_bytes())
     hasher.update(f"{sys.version_info[:2]} {ROOT}".encode())
     return hasher.hexdigest()
@@ -381,10 +379,9 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
 def call(
     command: Sequence[str | Path], quiet: bool = False, env: dict[str, str] | None = None
 ) -> int:
-    """Runs a command in the project's folder; returns its exit code, or 127 if it cannot be
-    started.
+    """Runs a command in the project's folder.
 
-    ``quiet`` drops all output but errors.
+    Returns its exit code, or 127 if it cannot be started. ``quiet`` drops all output but errors.
     """
     sink = subprocess.DEVNULL if quiet else None
     try:

@@ -25,14 +25,15 @@ from demo_game.world.tile import TileId
 
 
 def tile_input(tile: TileId, seed: int) -> np.ndarray[Any, Any]:
-    """Returns the networks' input ``tile``, int32 (1, 4): x and z of the tile's first cell, its
-    level, the world's seed."""
+    """Returns the networks' input ``tile``, int32 (1, 4).
+
+    It has x and z of the tile's first cell, its level, and the world's seed.
+    """
     return np.array([[*tile.first_cell, tile.level, seed]], np.int32)
 
 
 class MadeTile(Protocol):
-    """The interface of a requested tile: one that is computed by jobs or read from a baked
-    planet."""
+    """The interface of a requested tile, which jobs compute or threads read."""
 
     @property
     def tile(self) -> TileId: ...
@@ -91,8 +92,7 @@ class TileJobs:
 
     @property
     def digest(self) -> str:
-        """Always "": a computed tile has no stored digest, so its tensors must be read and
-        hashed."""
+        """Always "": computed tiles have no stored digest, their tensors must be hashed."""
         return ""
 
     def tensor(self, name: str) -> Any:
@@ -100,8 +100,10 @@ class TileJobs:
         return self.jobs[{**TEXELS, **INSTANCES}[name]].tensor(name)
 
     def read(self, name: str) -> Any:
-        """Returns one of the tile's outputs as a NumPy array; None until it has arrived from the
-        GPU."""
+        """Returns one of the tile's outputs as a NumPy array.
+
+        None until it has arrived from the GPU.
+        """
         return self.jobs[READ[name]].read(name)
 
     def cancel(self) -> None:
@@ -160,8 +162,7 @@ class Agents:
 
 
 class FileWatch:
-    """Watches the files of the networks and of the game's own kernels, and reloads changed
-    networks while the game runs."""
+    """Reloads networks while the game runs, when their files or the game's kernels change."""
 
     def __init__(self, agents: Agents) -> None:
         kernels = sorted(KERNELS.rglob("*.hlsl*"))
@@ -178,11 +179,10 @@ class FileWatch:
         self.on_change: Callable[[str], object] = lambda said: None
 
     def poll(self) -> bool:
-        """Checks the files; returns True if a network was replaced, which makes all present tiles
-        obsolete.
+        """Checks the networks' files, and reloads changed ones; returns True if one was replaced.
 
-        Call it once a frame. ``on_change`` is called with each new message about a reload or an
-        error.
+        A replaced network makes all present tiles obsolete. Call it once a frame. ``on_change``
+        is called with each new message about a reload or an error.
         """
         for reloader in self._reloaders:
             before = reloader.said

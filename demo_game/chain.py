@@ -74,8 +74,7 @@ class OutputOf:
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """The networks of a tile: their graphs, the sources of their inputs, and their folders, by
-    session.
+    """The networks of a tile by session: graphs, sources of their inputs, and model folders.
 
     Each session in ``sources`` comes after all sessions whose outputs it takes.
     """
@@ -111,8 +110,10 @@ class Chain:
 
 
 def name_shown_tensors(tile: TileId) -> tuple[str, ...]:
-    """Returns the names of the tensors that the renderer shows of a tile; no plants on coarse
-    levels."""
+    """Returns the names of the tensors that the renderer shows of a tile.
+
+    No plants on coarse levels.
+    """
     return (*TEXELS, *(INSTANCES if tile.level < POPULATED_LEVELS else ()))
 
 
@@ -165,8 +166,7 @@ def _folder(name: str, integer: bool) -> Path:
 
 
 def _check_kinds(chain: Chain) -> None:
-    """Raises :class:`cml.ModelError` if a trained network is an integer one in a float world, or
-    the reverse."""
+    """Raises an error if a trained network is an integer one in a float world, or the reverse."""
     for name in TRAINED:
         if bool(chain.graphs[name].integer) == chain.exact:
             continue
@@ -179,8 +179,7 @@ def _check_kinds(chain: Chain) -> None:
 
 
 def _load_own(folder: Path, cooked: Path | None) -> cml.Graph:
-    """Loads one of the game's own networks, from the folder ``cooked`` if its file there can be
-    used."""
+    """Loads one of the game's own networks, cooked if the folder ``cooked`` has a usable file."""
     if cooked is not None:
         with suppress(cml.CmlError):
             return cml.load_cooked(cooked / f"{folder.stem}.cml", trusted=True)
@@ -221,8 +220,7 @@ def _add_upscaler(
 
 
 def _check(chain: Chain) -> None:
-    """Raises :class:`cml.ModelError` unless every input has a producer whose output has its type
-    and shape."""
+    """Raises an error unless every input has a producer with the same type and shape."""
     for name, taken in chain.sources.items():
         graph = chain.graphs[name]
         wanted = {*taken, *(["tile"] if name in READS_TILE else [])}

@@ -136,8 +136,7 @@ def film(text: str) -> Path:
 
 
 def has_display() -> bool:
-    """Returns True if a window can probably be opened: on Windows, macOS, or with a display
-    variable set."""
+    """Returns True on Windows and macOS, and if a display variable is set: a window may open."""
     named = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     return bool(named) or sys.platform in ("win32", "darwin")
 
@@ -201,8 +200,7 @@ def need_extra(window: bool, overlay: bool) -> None:
 
 
 def seed_of(options: argparse.Namespace) -> int:
-    """Returns the world's seed: the planet's if ``--planet`` is given, else ``--seed`` or the
-    default.
+    """Returns the world's seed: that of ``--planet``, else ``--seed``, else the default.
 
     Raises :class:`cml.InputError` for options that contradict the planet.
     """
@@ -299,8 +297,7 @@ def tell_world(
 
 
 def cpu_world(quality: Quality, settings: Settings, options: argparse.Namespace) -> str:
-    """Returns the integer world's hash of the tiles in the flight's last picture, computed with
-    NumPy."""
+    """Computes the tiles of the flight's last picture with NumPy; returns their world's hash."""
     from demo_game.chain import load_chain
     from demo_game.flight import ScriptedFlight
     from demo_game.game import SPARE_SLOTS
@@ -330,8 +327,10 @@ def run_on_cpu(options: argparse.Namespace) -> int:
 
 
 def write(path: Path | None, runs: Sequence[RunReport]) -> None:
-    """Writes the reports as JSON, one run as an object and several as a list; does nothing
-    without a path."""
+    """Writes the reports as JSON, one run as an object and several as a list.
+
+    Does nothing without a path.
+    """
     if path is None:
         return
     data = [run.to_json() for run in runs]

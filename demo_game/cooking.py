@@ -57,8 +57,7 @@ def make(say: Callable[[str], object] = lambda said: None) -> None:
 
 
 def cook_in_background(say: Callable[[str], object]) -> None:
-    """Starts a low-priority process that cooks the networks if this is a checkout without current
-    ones.
+    """Starts a background process that cooks the networks, in a checkout without current ones.
 
     The process outlives this one. A failed attempt is repeated only when a source has changed.
     """
@@ -73,8 +72,7 @@ def cook_in_background(say: Callable[[str], object]) -> None:
 
 
 def _is_checkout() -> bool:
-    """Returns True if the game runs from a checkout, whose files may change, and not from a
-    package."""
+    """Returns True in a checkout, whose files may change, and False in a package."""
     return (_ROOT / "pyproject.toml").is_file()
 
 

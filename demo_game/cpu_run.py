@@ -50,8 +50,7 @@ class CpuReport:
 
 
 class _SecondsBySession:
-    """A clock: called with a session's name, it returns a context manager that adds up the
-    seconds."""
+    """A clock that returns a context manager for a session's name and adds up its seconds."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -65,8 +64,7 @@ class _SecondsBySession:
 
 
 def run(seed: int, models: Path | None, picture: Path, integer: bool = False) -> CpuReport:
-    """Computes a square of tiles around the flight's start with NumPy, and writes a map of it to
-    ``picture``.
+    """Computes a square of tiles at the flight's start with NumPy; writes a map to ``picture``.
 
     Returns the times and a hash of the tiles.
     """

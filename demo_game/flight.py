@@ -65,8 +65,7 @@ class ScriptedFlight:
         )
 
     def _height(self, seconds: float) -> float:
-        """Returns the height in metres: above the highest land of the next seconds, smooth over
-        time."""
+        """Returns the height in metres, smooth and above the highest land of the next seconds."""
         step = math.floor(seconds / _STEP_S)
         t = seconds / _STEP_S - step
         before, after = self._lift(step), self._lift(step + 1)
@@ -96,10 +95,10 @@ class FreeFlight:
         self.pose = Pose(self.pose.position, self.pose.yaw + dx * _TURN_PER_PIXEL, pitch)
 
     def move(self, dt_s: float, now_s: float) -> Pose:
-        """Moves the camera ``dt_s`` seconds in the direction of the pressed keys; returns the new
-        pose.
+        """Moves the camera ``dt_s`` seconds in the direction of the pressed keys.
 
-        It never goes into the ground. ``now_s`` limits how often the ground's height is computed.
+        Returns the new pose. It never goes into the ground. ``now_s`` limits how often the
+        ground's height is computed.
         """
         forward = np.array(self.pose.forward)
         right = np.array([math.cos(self.pose.yaw), 0.0, math.sin(self.pose.yaw)])

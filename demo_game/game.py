@@ -196,11 +196,10 @@ class Game:
         return self.log.begin(report, _ms_since(start))
 
     def _fill_rest(self, start: float, submitted: float, drawn: bool) -> FrameSample:
-        """Waits for the picture, then submits slices of the networks in the rest of the frame;
-        returns its times.
+        """Waits for the picture, then submits slices of the networks in the rest of the frame.
 
-        Only for software drivers: they draw on the cores that the game's code runs on, so
-        waiting costs nothing, and the frame's remaining time is known.
+        Returns its times. Only for software drivers: they draw on the cores that the game's code
+        runs on, so waiting costs nothing, and the frame's remaining time is known.
         """
         self._collect_times()  # where the frame before had no time for it
         waits = time.perf_counter()
@@ -235,8 +234,7 @@ class Game:
     def draw_still(
         self, target_view: Any, pose: Pose, now_s: float, draw_overlay: Callable[[Any, Any], None]
     ) -> None:
-        """Draws the picture at full resolution with the overlay, outside the frames that are
-        measured."""
+        """Draws the picture at full resolution with the overlay, apart from measured frames."""
         for _ in range(_OVERLAY_FRAMES):  # the overlay's windows find their sizes
             encoder = self.gpu.device.create_command_encoder()
             draw_overlay(encoder, None)
@@ -268,8 +266,10 @@ class Game:
         )
 
     def _collect_times(self) -> None:
-        """Passes the networks' measured times to the log; does nothing if no slices were encoded
-        since."""
+        """Passes the networks' measured times to the log.
+
+        Does nothing if no slices were encoded since.
+        """
         if not self._encoded:
             return
         self._encoded = False
@@ -336,8 +336,10 @@ class Game:
         self._asked = False
 
     def _request_tiles(self, camera: Camera, now_s: float) -> bool:
-        """Requests the tiles of the last selection; returns False if this was already done or
-        must wait."""
+        """Requests the tiles of the last selection.
+
+        Returns False if this was already done or must wait.
+        """
         if not self._began and self.renderer.ready:
             self._began = True  # the networks' kernels come after the picture's
             self.agents.build_ahead()
@@ -370,8 +372,7 @@ class Game:
         return select(pose.position, self.settings.seed, self._detail, self.streaming.ready).draw
 
     def _draft(self, pose: Pose, now_s: float) -> None:
-        """Has drafts (ground without networks) made of coarse tiles around the camera, to draw
-        while kernels compile."""
+        """Has drafts made of coarse tiles around the camera, to draw while kernels compile."""
         detail = self.settings.detail
         detail = replace(detail, finest=max(detail.finest, detail.coarsest - DRAFT_LEVELS + 1))
         self.streaming.draft(list_needed(pose.position, self.settings.seed, detail), now_s)
@@ -399,8 +400,7 @@ class Game:
 
     @property
     def notice(self) -> str:
-        """A line about the game: an error, else the last message of the file watch, else tile
-        counts."""
+        """A line about the game: an error, else the file watch's last message, else tile counts."""
         counts, watch = self.streaming.counts, self.watch
         tiles = f"{self.quality.name}: {self.streaming.summary}, {counts.cancelled} cancelled"
         return self.streaming.error or (watch.said if watch is not None else "") or tiles

@@ -101,11 +101,10 @@ class HeadlessRun:
         self.overlay = Overlay(self.game, self.format, quality.width, quality.height, panels=panels)
 
     def load(self) -> float:
-        """Generates all tiles in view of the first frame, without a budget; returns the seconds it
-        took.
+        """Generates all tiles in view of the first frame, without a budget.
 
-        It is the game's loading screen: it draws drafts at once, and a second picture when the
-        networks have made ground everywhere.
+        Returns the seconds it took. It is the game's loading screen: it draws drafts at once,
+        and a second picture when the networks have made ground everywhere.
         """
         started = time.perf_counter()
         self.game.controls.mode = "unsliced"
@@ -140,8 +139,7 @@ class HeadlessRun:
 
     @property
     def _picture_due(self) -> bool:
-        """Returns True if a loading frame draws: the first picture, and the first with ground
-        everywhere."""
+        """Returns True if a loading frame draws: the first picture, or the first whole ground."""
         missing = self.first_ground if self.game.covered else self.first_picture
         return self.game.renderer.ready and missing == math.inf
 
@@ -160,8 +158,7 @@ class HeadlessRun:
                 raise cml.CmlError(game.streaming.error)
 
     def settle(self) -> str:
-        """Generates all tiles of the last picture and returns the hash of the world that it
-        shows."""
+        """Generates all tiles of the last picture; returns the hash of the world in it."""
         pose = self._pose(self.options.frames)
         self.game.inference = True
         for _ in range(_DRAIN):
@@ -219,8 +216,10 @@ class HeadlessRun:
         return np.ascontiguousarray(pixels)
 
     def screenshot(self, path: Path) -> None:
-        """Writes the last frame at full resolution with the overlay, as a JPEG or PNG by the
-        path's suffix."""
+        """Writes the last frame at full resolution with the overlay, as a JPEG or PNG.
+
+        The path's suffix decides. With ``options.still`` the frame is drawn in another quality.
+        """
         if self.options.still is not None:
             self._screenshot_of_another_quality(path, *self.options.still)
             return
@@ -233,8 +232,10 @@ class HeadlessRun:
     def _screenshot_of_another_quality(
         self, path: Path, quality: Quality, settings: Settings
     ) -> None:
-        """Writes the last frame in another quality: loads the world once more and draws this
-        run's overlay over it."""
+        """Writes the last frame in another quality, with this run's overlay over it.
+
+        It loads the world once more.
+        """
         last_s = max(0, self.options.frames - 1) * settings.frame_ms / 1e3
         start_s = self.options.start_s + last_s
         options = replace(self.options, frames=0, start_s=start_s, still=None)

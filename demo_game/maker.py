@@ -43,8 +43,7 @@ class TileMaker:
         names: Sequence[str] | None = None,
         given: Mapping[str, Array] = MappingProxyType({}),
     ) -> dict[str, Array]:
-        """Computes a tile and returns all its tensors by name, the input ``tile`` and ``given``
-        included.
+        """Computes a tile; returns all its tensors by name, with ``tile`` and ``given``.
 
         ``clock`` times each session, and on the CPU its operators. ``names`` are the sessions to
         run; the default are those of the tile's level. ``given`` are tensors that other sessions

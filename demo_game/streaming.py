@@ -1,5 +1,4 @@
-"""Streams tiles: requests them by urgency, shows the finished ones, and drops the least recently
-used."""
+"""Streams tiles: requests by urgency, shows finished ones, drops the least recently used."""
 
 from __future__ import annotations
 
@@ -111,8 +110,7 @@ class Streaming:
         return self.shown.get(tile) or self.drafts.get(tile)
 
     def draw(self, tiles: Collection[TileId], now_s: float) -> None:
-        """Marks the tiles as drawn and as used, together with their ancestors, so that they keep
-        their slots.
+        """Marks tiles as drawn, and them and their ancestors as used, so that they keep slots.
 
         A tile that was not drawn before begins to fade in.
         """
@@ -137,8 +135,7 @@ class Streaming:
             self.changes += 1
 
     def renew(self) -> None:
-        """Cancels unfinished tiles and turns all finished ones into drafts, so that they are
-        generated again."""
+        """Cancels unfinished tiles and turns finished ones into drafts, to generate all again."""
         self.cancel_all()
         self.drafts |= self.shown
         self.shown.clear()
@@ -245,16 +242,15 @@ class Streaming:
         return True
 
     def submitted(self) -> None:
-        """Hands over the tiles whose copies were submitted, so that their outputs can be read
-        and released."""
+        """Hands over the tiles whose copies were submitted, to be read or released."""
         while self._copied:
             self.hand_over(self._copied.pop(0))
 
     def _slot(self, tile: TileId) -> int | None:
-        """Returns a slot for the tile: its draft's, a free one, another draft's, or the least
-        recently used.
+        """Returns a slot for the tile: its draft's, a free one, or that of another tile.
 
-        None if all slots are in use now. The slot's former tile or draft is forgotten.
+        Other drafts lose theirs first, then the least recently used tile. None if all slots are
+        in use now. The slot's former tile or draft is forgotten.
         """
         if tile in self.drafts:
             return self.drafts.pop(tile).slot
@@ -269,8 +265,7 @@ class Streaming:
         return self.shown.pop(oldest).slot
 
     def fade(self, tile: TileId, now_s: float) -> float:
-        """Returns the tile's fade: 1 in its parent's shape (its first frame), falling to 0 in its
-        own.
+        """Returns the tile's fade: 1 in its parent's shape, falling to 0 in its own.
 
         1 if the tile is not drawn.
         """
@@ -303,8 +298,7 @@ def _waits_for(made: MadeTile) -> str:
 
 
 def _rank(tile: TileId, away: float, in_view: bool) -> tuple[float, TileId]:
-    """Returns the sort key of a request: coarse tiles first, as they cover holes, then near ones
-    in view."""
+    """Returns a request's sort key: coarse tiles first, as they cover holes, then near ones."""
     weight = 1.0 if in_view else OUT_OF_SIGHT
     return weight * (1 + away / tile.span_m) - 2.0 * tile.level, tile
 

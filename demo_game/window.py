@@ -72,10 +72,10 @@ class GameWindow:
         return time.perf_counter() - self._started
 
     def _draw(self) -> None:
-        """Draws a frame for the canvas; on an exception it stores it in ``failed`` and closes the
-        canvas.
+        """Draws a frame for the canvas.
 
-        The canvas itself would only log the exception.
+        On an exception it stores it in ``failed`` and closes the canvas. The canvas itself would
+        only log the exception.
         """
         try:
             self._frame()
@@ -114,8 +114,7 @@ class GameWindow:
         self.tracing.add()
 
     def _interval_ms(self, ms: float) -> float:
-        """Returns the measured frame interval, or the target interval if the measured one is
-        close to it."""
+        """Returns the measured frame interval, or the target if they are close."""
         target = self.game.settings.frame_ms
         return target if abs(ms - target) < _WOBBLE * target else ms
 
@@ -169,8 +168,10 @@ class GameWindow:
 
 
 def translate(event: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns the canvas's event as an event for :meth:`Overlay.input`; None if it has no such
-    type."""
+    """Returns the canvas's event as an event for :meth:`Overlay.input`.
+
+    None if it has no such type.
+    """
     kind = event["event_type"]
     if kind == "pointer_move":
         return {"type": "mouse_move", "x": event["x"], "y": event["y"]}
@@ -202,8 +203,10 @@ def open_window(
     seconds: float | None = None,
     panels: Sequence[str] | None = None,
 ) -> GameWindow:
-    """Opens a window of the preset's size and returns it; raises :class:`cml.CmlError` if none
-    can be opened."""
+    """Opens a window of the preset's size and returns it.
+
+    Raises :class:`cml.CmlError` if none can be opened.
+    """
     try:
         from rendercanvas.glfw import RenderCanvas
 

@@ -73,8 +73,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _join_region_option(words: Sequence[str]) -> list[str]:
-    """Returns the command line's words with ``--region`` and its value joined by ``=``; argparse
-    would read ``-4:4`` as an option."""
+    """Returns the command line's words with ``--region`` and its value joined by ``=``.
+
+    Otherwise argparse would read ``-4:4`` as an option.
+    """
     made: list[str] = []
     for word in words:
         if made and made[-1] == "--region":

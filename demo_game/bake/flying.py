@@ -33,8 +33,7 @@ class PlanetTiles:
     def submit(
         self, scheduler: FrameScheduler, tile: TileId, seed: int, priority: float, within_ms: float
     ) -> MadeTile:
-        """Returns a tile that threads read if it lies in the baked region, otherwise a tile of
-        ``others``."""
+        """Returns a tile that threads read, or one of ``others`` outside the baked region."""
 
         def make() -> MadeTile:
             return self.others.submit(scheduler, tile, seed, priority, within_ms)
@@ -49,8 +48,10 @@ class PlanetTiles:
 
 
 class BakedTile:
-    """A tile that a thread reads from the store; if the store does not have it, it is computed
-    after all."""
+    """A tile that a thread reads from the store.
+
+    If the store does not have it, it is computed after all.
+    """
 
     def __init__(
         self,
@@ -115,8 +116,10 @@ class BakedTile:
         return bytes(self._arrays["digest"]).hex()
 
     def tensor(self, name: str) -> Any:
-        """Returns one of the tensors that the renderer keeps as a GPU buffer; the first call
-        uploads it."""
+        """Returns one of the tensors that the renderer keeps as a GPU buffer.
+
+        The first call uploads it.
+        """
         if self._made is not None:
             return self._made.tensor(name)
         assert self._arrays is not None
@@ -130,8 +133,10 @@ class BakedTile:
         return self._memory[name]
 
     def read(self, name: str) -> Any:
-        """Returns one of the tile's tensors as a NumPy array; None until it has been read or
-        computed."""
+        """Returns one of the tile's tensors as a NumPy array.
+
+        None until it has been read or computed.
+        """
         made = self._look()
         return made.read(name) if made else self._arrays and self._arrays[name]
 

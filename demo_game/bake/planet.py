@@ -1,5 +1,4 @@
-"""The arrays that a baked planet has in its store, and the reader with which the game gets its
-tiles."""
+"""The layout of a baked planet in its store, and the reader of its tiles for the game."""
 
 from __future__ import annotations
 
@@ -98,8 +97,10 @@ def place_of(region: Region, tile: TileId, block: int) -> tuple[Unit, tuple[int,
 
 
 def manifest(region: Region, chain: Chain, seed: int, block: int = 1) -> dict[str, Any]:
-    """Returns the JSON manifest of a planet: all that the tiles' values and positions depend on,
-    except the device."""
+    """Returns the JSON manifest of a planet.
+
+    It has all that the tiles' values and positions depend on, except the device.
+    """
     return {
         "kind": KIND,
         "engine": cml.__version__,
@@ -121,8 +122,10 @@ def models(chain: Chain) -> dict[str, str]:
 
 @cache
 def rules() -> str:
-    """Returns a digest of the game's source files that determine tiles besides the networks;
-    cached."""
+    """Returns a digest of the game's source files that determine tiles besides the networks.
+
+    The result is cached.
+    """
     hasher = hashlib.sha256()
     for path in sorted(path for pattern in _RULES for path in _GAME.glob(pattern)):
         text = path.read_text(encoding="utf-8")
@@ -168,8 +171,10 @@ def _bytes(packed: Array) -> Array:
 
 
 class Planet:
-    """A baked part of the world in a Zarr store; :meth:`open` must come before its tiles are
-    read."""
+    """A baked part of the world in a Zarr store.
+
+    :meth:`open` must be called before tiles are read.
+    """
 
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -209,21 +214,27 @@ class Planet:
         return self.region.has(tile)
 
     def cells(self, tile: TileId) -> dict[str, Array] | None:
-        """Returns the stored arrays of a tile by name; None if the tile was not baked or is
-        damaged."""
+        """Returns the stored arrays of a tile by name.
+
+        None if the tile was not baked or is damaged.
+        """
         unit, at = place_of(self.region, tile, self.block)
         found = self._look(unit)
         return None if found is None else {name: value[at] for name, value in found.items()}
 
     def seen(self, tile: TileId) -> dict[str, Array]:
-        """Returns the height, shading and albedo of a tile for a map; zeros if the tile was not
-        baked."""
+        """Returns the height, shading and albedo of a tile for a map.
+
+        Zeros if the tile was not baked.
+        """
         unit, at = place_of(self.region, tile, self.block)
         return {name: value[at] for name, value in self._glance(unit).items()}
 
     def tensors(self, tile: TileId) -> dict[str, Array] | None:
-        """Returns the tensors that the renderer shows of a tile, and its digest; None if the
-        tile is missing."""
+        """Returns the tensors that the renderer shows of a tile, and its digest.
+
+        None if the tile is missing.
+        """
         cells = self.cells(tile)
         if cells is None:
             return None

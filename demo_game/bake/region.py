@@ -15,8 +15,7 @@ _FURTHEST = 1 << 24
 
 @dataclass(frozen=True)
 class Region:
-    """The tiles of a bake: a rectangle on the finest level and the tiles above it on coarser
-    levels.
+    """The tiles of a bake: a rectangle on the finest level and the coarser tiles above it.
 
     On level ``finest`` it has the tiles from ``x0`` to ``x1`` and ``z0`` to ``z1``, ends
     excluded. On each level up to ``coarsest`` it has the tiles that cover this rectangle.

@@ -1,5 +1,4 @@
-"""The work that a bake sends to its workers: each loads the networks on its device and computes
-tiles."""
+"""The work that a bake sends to its workers, which load the networks and compute tiles."""
 
 from __future__ import annotations
 

@@ -91,10 +91,9 @@ def run(options: argparse.Namespace, words: Sequence[str]) -> int:
 
 
 def told(options: argparse.Namespace, player: Player, connection: Connection) -> int:
-    """Plays until the time or the ticks are over, prints the result; returns 1 if a tile differed,
-    else 0.
+    """Plays until the time or the ticks are over, prints the result.
 
-    Closes the connection.
+    Returns 1 if a tile differed, else 0. Closes the connection.
     """
     began = time.monotonic()
 

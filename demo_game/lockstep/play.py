@@ -1,5 +1,4 @@
-"""Lockstep: both players compute the tile of a tick, exchange hashes, and stop at the first
-difference."""
+"""Lockstep: two players compute each tick's tile and stop at the first difference."""
 
 from __future__ import annotations
 
@@ -47,14 +46,15 @@ class Player:
     seed: int
 
     def hello(self) -> dict[str, Any]:
-        """Returns the first line to exchange: the seed, the rules that the tiles depend on, and
-        the device."""
+        """Returns the first line to exchange: the seed, the tiles' rules, and the device."""
         rules = dict(line.rsplit(" ", 1) for line in rules_of(self.maker.chain))
         return {"seed": self.seed, **rules, "device": self.device}
 
     def stages(self, tile: TileId) -> tuple[str, dict[str, str]]:
-        """Computes a tile; returns its digest and a digest of each network's outputs, in
-        execution order."""
+        """Computes a tile.
+
+        Returns its digest and a digest of each network's outputs, in execution order.
+        """
         chain = self.maker.chain
         names = [name for name in chain.sessions_for(tile) if name not in DRAWN]
         found: dict[str, str] = {}
@@ -70,8 +70,7 @@ class Player:
 
 @dataclass
 class Lockstep:
-    """The progress of a game of lockstep: equal ticks and stages, a running hash, the first
-    difference.
+    """The result so far: equal ticks and stages, a running hash, the first difference.
 
     ``other`` is the other player's device.
     """

@@ -51,8 +51,10 @@ def _cost(octaves: int) -> Callable[..., cml.Cost]:
 
 
 def grid(tile: Array, count: int, apron: int, step: int = 1) -> tuple[Array, Array, int, int]:
-    """Returns the cell numbers x and z of a square grid on a tile (int32 (count, count) each),
-    the level and the seed."""
+    """Returns the cell numbers x and z of a square grid on a tile, the level and the seed.
+
+    The cell numbers are int32 (count, count).
+    """
     first_x, first_z, level, seed = (int(value) for value in tile[0])
     steps = np.arange(count, dtype=np.int32) * np.int32(step) - np.int32(apron)
     z, x = np.meshgrid(steps + np.int32(first_z), steps + np.int32(first_x), indexing="ij")
@@ -60,8 +62,10 @@ def grid(tile: Array, count: int, apron: int, step: int = 1) -> tuple[Array, Arr
 
 
 def split_into_channels(fine: Array, side: int) -> Array:
-    """Returns a square grid as (1, side * side, n, n): the ``side`` x ``side`` samples of each
-    block become channels."""
+    """Returns a square grid as channels (1, side * side, n, n).
+
+    The ``side`` x ``side`` samples of each block become its channels.
+    """
     count = fine.shape[0] // side
     blocks = fine.reshape(count, side, count, side).transpose(1, 3, 0, 2)
     return np.ascontiguousarray(blocks.reshape(1, side * side, count, count))

@@ -1,5 +1,4 @@
-"""The operator ``shading(heights, cell)``: light that depends on the land's shape only, baked per
-tile.
+"""The operator ``shading(heights, cell)``: light that depends only on the land's shape.
 
 Four channels in [0, 1]: the normal's x and z (0.5 is upright), the share of the sky that is open
 (Max, "Horizon mapping: shadows for bump-mapped surfaces", 1988: the horizon in eight directions),
@@ -79,8 +78,10 @@ def _sunlight(surface: Array, size: np.float32, sun: Sequence[float]) -> Array:
 
 
 def _between(surface: Array, x: float, z: float) -> Array:
-    """Returns the surface's values at ``x`` and ``z`` cells (fractions too) beside the fine
-    samples."""
+    """Returns the surface's values ``x`` and ``z`` cells beside the fine samples.
+
+    They are interpolated for fractions of a cell.
+    """
     low_x, low_z = int(np.floor(x)), int(np.floor(z))
     fx, fz = np.float32(x - low_x), np.float32(z - low_z)
     a, b = _shift(surface, low_x, low_z), _shift(surface, low_x + 1, low_z)
@@ -96,8 +97,7 @@ def _cost(attrs: cml.Attrs, inputs: Sequence[cml.Fact], outputs: Sequence[cml.Fa
 
 
 def _make_hills(seed: int, height: float) -> Array:
-    """Returns smooth random heights (1, 1, WIDE, WIDE) of standard deviation ``height``, as a
-    test case."""
+    """Returns smooth random land (1, 1, WIDE, WIDE) of standard deviation ``height``."""
     rng = np.random.default_rng(seed)
     rough = rng.standard_normal((WIDE, WIDE))
     for axis in (0, 1):

@@ -1,5 +1,4 @@
-"""``scatter(density, height, tile)``: places trees, bushes and rocks by the population network's
-densities.
+"""``scatter(density, height, tile)``: places plants and rocks by the population network's output.
 
 Candidates are ``CANDIDATES`` x ``CANDIDATES`` points of a jittered grid over the tile without its
 apron, so two tiles never place the same plant. Each is hashed by its number in the world. Results:
@@ -43,8 +42,7 @@ def _infer(attrs: cml.Attrs, density: cml.Fact, height: cml.Fact, tile: cml.Fact
 
 
 def choose_candidates(tile: Array) -> tuple[Array, Array, Array]:
-    """Returns the grid positions of a tile's candidates, (n, 2) x and z, and two hashes (n) of
-    each."""
+    """Returns the grid positions of a tile's candidates, (n, 2) x and z, and two hashes (n)."""
     first_x, first_z, level, seed = (int(value) for value in tile[0])
     z, x = np.divmod(np.arange(CANDIDATES * CANDIDATES, dtype=np.int32), np.int32(CANDIDATES))
     h = hash_lattice(

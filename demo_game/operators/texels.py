@@ -1,5 +1,4 @@
-"""The operator ``pack_bytes(channels)``: packs four channels into texels of an ``rgba8unorm``
-texture."""
+"""The operator ``pack_bytes(channels)``: four channels as texels of an ``rgba8unorm`` texture."""
 
 from __future__ import annotations
 

@@ -197,8 +197,7 @@ class _Growing:
         self._made.free()
 
     def write(self, vectors: list[Any], item_bytes: int) -> None:
-        """Uploads imgui's vectors one after the other to the start of the buffer, and grows it
-        if needed."""
+        """Uploads imgui's vectors one after the other to the buffer, and grows it if needed."""
         total = sum(vector.size() for vector in vectors) * item_bytes
         if total > self._bytes.nbytes:
             self._made.free()

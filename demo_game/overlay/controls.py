@@ -39,8 +39,7 @@ class ControlsSection(PanelSection):
         self._game = game
 
     def draw(self, view: PanelView, layout: Layout) -> None:
-        """Draws the widgets for budget, mode, policy, networks, camera and trace, and the game's
-        notice."""
+        """Draws the widgets that change the game's controls, and the game's notice."""
         controls = self._game.controls
         imgui.push_item_width(-1)
         self._budget(controls)

@@ -35,8 +35,10 @@ def font_size(width: float, height: float) -> float:
 
 
 def load_font() -> None:
-    """Adds Roboto, which comes with imgui-bundle, to imgui's fonts; imgui's own font if it is
-    missing."""
+    """Adds Roboto, which comes with imgui-bundle, to imgui's fonts.
+
+    If it is missing, imgui's own font is added.
+    """
     fonts = imgui.get_io().fonts
     # lines drawn from the font's texture would need a filtering sampler
     fonts.flags |= imgui.ImFontAtlasFlags_.no_baked_lines.value

@@ -1,2 +1,1 @@
-"""Draws the game's picture with wgpu and HLSL: terrain from the networks' textures, plants, sea,
-sky."""
+"""Draws the game's picture with wgpu and HLSL: terrain, plants, sea and sky."""

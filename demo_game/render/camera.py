@@ -1,5 +1,7 @@
-"""The camera. Everything is drawn relative to it, so nothing loses precision far from the
-world's origin."""
+"""The camera.
+
+Everything is drawn relative to it, so nothing loses precision far from the world's origin.
+"""
 
 from __future__ import annotations
 
@@ -75,8 +77,7 @@ class Camera:
 
     @cached_property
     def _planes(self) -> Array:
-        """The normals of the view's left, right, lower and upper planes, pointing inwards: ``[4,
-        3]``."""
+        """The inward normals of the view's left, right, lower and upper planes: ``[4, 3]``."""
         x, y, _, w = self.view_projection[:, :3]
         return np.array([w + x, w - x, w + y, w - y])
 

@@ -1,5 +1,4 @@
-"""Keeps the tiles in the form that the renderer takes, and updates them only when tiles come or
-go."""
+"""Keeps tiles in the renderer's form, and updates them only when tiles come or go."""
 
 from __future__ import annotations
 
@@ -28,8 +27,10 @@ class DrawnTiles:
     def list_visible(
         self, tiles: Iterable[TileId], selection: Selection, detail: Detail, now_s: float
     ) -> list[VisibleTile]:
-        """Returns the tiles as the renderer draws them; leaves out tiles whose slot another tile
-        has taken."""
+        """Returns the tiles as the renderer draws them.
+
+        Leaves out tiles whose slot another tile has taken.
+        """
         at = self._streaming.changes, id(selection), detail
         if self._settled_at != at:
             self._settled_at = at
@@ -56,8 +57,7 @@ class DrawnTiles:
         return found
 
     def _edges(self, tile: TileId, now_s: float) -> tuple[int, bool]:
-        """Returns weights, four bits for each edge and corner, and True if a neighbour is fading
-        in.
+        """Returns four-bit weights of the edges and corners, and True if a neighbour fades in.
 
         A weight says how far the edge or corner takes the parent's shape, so that it meets a
         neighbour that is coarser or fading in.
@@ -74,8 +74,7 @@ class DrawnTiles:
         return edges, fading
 
     def _is_coarse(self, tile: TileId) -> bool:
-        """Returns True if an ancestor of the tile, coarser than it should be, is drawn in its
-        place."""
+        """Returns True if an ancestor that is coarser than it should be is drawn in its place."""
         level, x, z = tile
         above = range(level + 1, self._highest + 1)
         return any((up, x >> up - level, z >> up - level) in self._coarse for up in above)

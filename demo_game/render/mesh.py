@@ -44,8 +44,10 @@ def grid(step: int) -> tuple[Array, Array]:
 
 
 def _edge_vertices(count: int) -> Array:
-    """Returns the grid coordinates (x, z) of the vertices on the edge, once around; the last is
-    the first."""
+    """Returns the grid coordinates (x, z) of the vertices on the edge, once around.
+
+    The last is the first.
+    """
     k, last = np.arange(count - 1), np.full(count - 1, count - 1)
     zero = np.zeros_like(k)
     sides = [(k, zero), (last, k), (last - k, last), (zero, last - k)]
@@ -54,8 +56,7 @@ def _edge_vertices(count: int) -> Array:
 
 
 def _squares(count: int) -> Array:
-    """Returns two triangles for each square of the grid, all divided along the diagonal (0, 0)
-    to (1, 1)."""
+    """Returns two triangles for each square, all divided along the diagonal (0, 0) to (1, 1)."""
     k = np.arange(count - 1)
     a = (k[:, None] * count + k).ravel()
     b, c, d = a + 1, a + count, a + count + 1
@@ -63,8 +64,7 @@ def _squares(count: int) -> Array:
 
 
 def _skirts(ring: Array, count: int) -> Array:
-    """Returns the triangles of a strip that hangs down from the edge and hides gaps to
-    neighbours."""
+    """Returns the triangles of a strip that hangs down from the edge and hides gaps."""
     upper = ring[:, 1] * count + ring[:, 0]
     lower = count * count + np.arange(len(ring))
     first = np.stack([upper[:-1], upper[1:], lower[1:]], 1)

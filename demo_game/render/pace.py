@@ -74,8 +74,7 @@ class DrawingPace:
         return EFFORTS[self._at]
 
     def add_time(self, ms: float) -> None:
-        """Records a frame's time without networks, and raises or lowers the effort if the times
-        demand it."""
+        """Records a frame's time without networks, and changes the effort if needed."""
         if not (math.isfinite(ms) and ms > 0):
             return
         self._times.append(ms)

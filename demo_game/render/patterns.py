@@ -15,8 +15,7 @@ LEVELS = 9
 
 
 def patterns() -> Array:
-    """Returns the texture's values (256, 256, 4) in [0, 1]: slope of waves in x and z, clouds,
-    grain."""
+    """Returns the values (256, 256, 4) in [0, 1]: slope of waves in x and z, clouds, grain."""
     random = np.random.default_rng(1)
     waves = _noise(random, 0.2, 12, 90)
     east = np.roll(waves, -1, 1) - np.roll(waves, 1, 1)

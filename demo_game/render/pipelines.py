@@ -161,14 +161,18 @@ class Pipelines:
 
     @property
     def enlarge(self) -> wgpu.GPURenderPipeline | None:
-        """The pipeline that enlarges a smaller picture to its target; None while it is being
-        built."""
+        """The pipeline that enlarges a smaller picture to its target.
+
+        None while it is being built.
+        """
         return self._enlarge.result() if self._enlarge.done() else None
 
     @property
     def mirrored(self) -> wgpu.GPURenderPipeline | None:
-        """The pipeline of the ground in the sea's reflection; None without reflections or while
-        it is built."""
+        """The pipeline of the ground in the sea's reflection.
+
+        None without reflections or while it is built.
+        """
         made = self._mirrored
         return made.result() if made is not None and made.done() else None
 

@@ -1,5 +1,4 @@
-"""The plants' GPU memory, with a slot of instances per tile, and the commands that fill and draw
-it."""
+"""The plants' GPU memory, with a slot per tile, and the commands that fill and draw it."""
 
 from __future__ import annotations
 
@@ -103,8 +102,7 @@ class Plants:
         )
 
     def fill(self, encoder: Any, slot: int, instances: Any, draw: Any) -> None:
-        """Encodes the copy of a tile's instances and their number into a slot, and the pass that
-        packs them.
+        """Encodes the copy of a tile's instances into a slot, and the pass that packs them.
 
         The slot's heights and shading must have been copied before.
         """

@@ -10,8 +10,7 @@ from demo_game.render.targets import Targets
 
 
 class Reflection:
-    """The texture of the mirrored land, zero where the sky is reflected, and its bind group for
-    the sea."""
+    """The texture of the mirrored land and its bind group; zero where sky is reflected."""
 
     def __init__(self, gpu: cml.Gpu, form: str, pipelines: Pipelines, sampler: Any) -> None:
         self._device, self._pipelines, self._sampler = gpu.device, pipelines, sampler
@@ -31,8 +30,7 @@ class Reflection:
         )
 
     def begin(self, encoder: Any, timestamp_writes: Any) -> Any:
-        """Begins the render pass that draws the reflection, cleared to zero, and returns the
-        pass."""
+        """Begins the pass that draws the reflection, cleared to zero; returns the pass."""
         return self._targets.begin(encoder, self._targets.smaller, timestamp_writes)
 
     def close(self) -> None:

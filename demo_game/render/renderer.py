@@ -186,8 +186,7 @@ class Renderer:
 
     @property
     def inner_size(self) -> tuple[int, int]:
-        """The width and height in pixels of the picture that is drawn, before it is enlarged to
-        the target."""
+        """The size in pixels of the picture before it is enlarged to the target's size."""
         scale = self._effort.scale
         return max(1, round(scale * self.width)), max(1, round(scale * self.height))
 
@@ -216,12 +215,12 @@ class Renderer:
         time_s: float,
         timed: Callable[[], Any] = lambda: None,
     ) -> DrawStats:
-        """Encodes the passes that draw the whole picture to ``target_view``; returns counts of what
-        they draw.
+        """Encodes the passes that draw the whole picture to ``target_view``.
 
-        There is one pass, one more if the picture is drawn smaller and enlarged, and one for the
-        sea's reflection. ``visible`` are the tiles in view and in the reflection, at most as many
-        as there are slots. ``timed()`` returns a pass's ``timestamp_writes``.
+        Returns counts of what they draw. There is one pass, one more if the picture is drawn
+        smaller and enlarged, and one for the sea's reflection. ``visible`` are the tiles in view
+        and in the reflection, at most as many as there are slots. ``timed()`` returns a pass's
+        ``timestamp_writes``.
         """
         self._write_scene(camera, time_s)
         nearest = self._write_tiles(camera, visible)
@@ -318,8 +317,10 @@ class Renderer:
     def _write_tiles(
         self, camera: Camera, visible: Sequence[VisibleTile]
     ) -> list[tuple[float, VisibleTile]]:
-        """Uploads the tiles for the shader, nearest first; returns (metres away, tile) pairs in
-        this order."""
+        """Uploads the tiles for the shader, nearest first.
+
+        Returns (metres away, tile) pairs in this order.
+        """
         if not visible:
             return []
         rows = np.array([tile.row for tile in visible])

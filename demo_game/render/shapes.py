@@ -11,8 +11,7 @@ Array = np.ndarray[Any, Any]
 
 
 def shapes(vertices: int) -> Array:
-    """Returns the vertices of the plants, float32 (vertices, 6): x, y, z in a tree, then in a bush
-    or rock.
+    """Returns the vertices, float32 (vertices, 6): x, y, z in a tree, then in a bush or rock.
 
     Radius and height are 1, the ground is at y = 0. ``vertices`` is 12 or 36.
     """
@@ -22,8 +21,7 @@ def shapes(vertices: int) -> Array:
 
 
 def _fir(layers: int, sides: int) -> Array:
-    """Returns the triangle corners (n, 3) of pyramids one above the other, the lowest the
-    widest."""
+    """Returns the triangle corners (n, 3) of stacked pyramids, the lowest the widest."""
     corners = []
     for layer in range(layers):
         share = layer / layers
@@ -40,8 +38,7 @@ def _fir(layers: int, sides: int) -> Array:
 
 
 def _double_pyramid(sides: int) -> Array:
-    """Returns the triangle corners (n, 3) of a shape with a tip above, a tip below, and an
-    uneven ring between."""
+    """Returns the triangle corners (n, 3) of two pyramids, one upside down, on an uneven ring."""
     corners = []
     for side in range(sides):
         for tip in (0.0, 1.0):

@@ -1,5 +1,4 @@
-"""The textures that a picture is drawn to before the host's target: depth, samples, a smaller
-picture."""
+"""The textures that a picture needs besides the host's: depth, samples, a smaller picture."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ OWNER = "picture"
 
 
 def target_format(gpu: cml.Gpu, preferred: str) -> str:
-    """Returns the format of the target if the host prefers ``preferred``: the same, or without
-    ``-srgb``.
+    """Returns the target's format: the preferred one, without ``-srgb`` on a software driver.
 
     A software driver encodes sRGB for each pixel and for four texels of each sample, so there the
     shaders encode it.
@@ -61,8 +59,10 @@ class Targets:
         return self._views[-1]
 
     def begin(self, encoder: Any, target_view: Any, timestamp_writes: Any) -> Any:
-        """Begins the render pass that clears a view and draws the picture to it; returns the
-        pass."""
+        """Begins the render pass that clears a view and draws the picture to it.
+
+        Returns the pass.
+        """
         colour = {"view": target_view, "load_op": "clear", "store_op": "store"}
         if self._samples > 1:
             colour.update(view=self._views[1], resolve_target=target_view, store_op="discard")

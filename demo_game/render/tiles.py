@@ -1,5 +1,4 @@
-"""The GPU memory of drawable tiles: a layer in each of three texture arrays per tile, and the
-plants."""
+"""The GPU memory of drawable tiles: a slot in three texture arrays each, and the plants."""
 
 from __future__ import annotations
 

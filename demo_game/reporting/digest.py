@@ -33,8 +33,10 @@ def digest_of(tensors: Iterable[Array]) -> str:
 
 
 def words_of(tensor: Array) -> Array:
-    """Returns a tensor of an integer world's tile as int32; floats are scaled to the integers
-    they hold."""
+    """Returns a tensor of an integer world's tile as int32.
+
+    Floats are scaled to the integers they hold.
+    """
     if tensor.dtype.kind != "f":
         return tensor.astype("<i4")
     return (tensor * np.float32(_WORDS)).astype("<i4")
@@ -48,8 +50,10 @@ def tile_digest(chain: Chain, tile: TileId, read: Callable[[str], Array]) -> str
 
 @lru_cache(maxsize=4)
 def rules_of(chain: Chain) -> tuple[str, ...]:
-    """Returns lines that determine the integer world besides its seed: versions and networks'
-    digests."""
+    """Returns lines that determine the integer world besides its seed.
+
+    They have versions and the networks' digests.
+    """
     made = (name for name in chain.graphs if name not in DRAWN)
     models = (f"{name} {model_digest(chain.graphs[name]).hex()}" for name in sorted(made))
     return (f"integer rule {RULE_VERSION}", f"world {WORLD_VERSION}", *models)

@@ -125,8 +125,7 @@ def plain_table(runs: Sequence[RunReport]) -> str:
 
 
 def by_owner(holdings: Mapping[tuple[str, str], Any]) -> dict[str, int]:
-    """Returns the bytes of memory by owner, largest first, of an allocator's
-    ``stats().holdings``."""
+    """Returns the bytes of memory by owner, largest first, from an allocator's holdings."""
     owners: dict[str, int] = {}
     for (owner, _), holding in holdings.items():
         owners[owner] = owners.get(owner, 0) + holding.nbytes

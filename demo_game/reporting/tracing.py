@@ -14,8 +14,7 @@ _MOST = 3600
 
 
 class Tracing:
-    """Collects the frames' reports while ``controls.recording`` is on, and writes a trace when it
-    goes off.
+    """Collects frame reports while ``controls.recording`` is on, then writes a trace.
 
     The trace's path is then in ``controls.trace_path``.
     """
@@ -31,8 +30,10 @@ class Tracing:
             self.stop()
 
     def add(self) -> None:
-        """Records the last frame's report while the recording is on; switches it off after a
-        minute of frames."""
+        """Records the last frame's report while the recording is on.
+
+        Switches it off after a minute of frames.
+        """
         report = self._game.log.last_report
         if not self._game.controls.recording or report is None:
             return

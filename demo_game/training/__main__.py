@@ -64,8 +64,10 @@ def limit_course(course: Course, minutes: float | None, timed: Callable[[Course]
 def train_agent(
     name: str, make: Maker, course: Course, seed: int, console: Console
 ) -> tuple[Agent, int]:
-    """Trains the network of that name and prints its progress; returns it and the number of
-    squares used."""
+    """Trains the network of that name and prints its progress.
+
+    Returns it and the number of squares used.
+    """
     losses: list[float] = []
     for progress in train(name, make, course, seed):
         losses.append(progress.loss)
@@ -88,10 +90,10 @@ def make_test_squares(name: str, make: Maker) -> tuple[list[Sample], list[Sample
 
 
 def train_and_export(name: str, args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Trains, measures and writes one agent; returns its entry in the recipe (parameters, errors,
-    digest).
+    """Trains, measures and writes one agent.
 
-    The texture and population agents need a trained upres agent in ``args.models``.
+    Returns its entry in the recipe (parameters, errors, digest). The texture and population
+    agents need a trained upres agent in ``args.models``.
     """
     upres = Agent("upres")
     if name != "upres":

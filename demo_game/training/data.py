@@ -1,5 +1,4 @@
-"""Makes training data: the game's noise at random places, and the land that simulations make of
-it."""
+"""Makes training data: the game's noise at random places, and simulations on it."""
 
 from __future__ import annotations
 
@@ -54,8 +53,10 @@ def fine(channels: Array, scale: int) -> Array:
 
 
 def folded(samples: Array, scale: int) -> Array:
-    """Returns samples (N, C, scale * h, scale * w) as channels (N, scale**2 * C, h, w), the
-    inverse of :func:`fine`."""
+    """Returns samples (N, C, scale * h, scale * w) as channels (N, scale**2 * C, h, w).
+
+    The inverse of :func:`fine`.
+    """
     n, c, h, w = samples.shape
     split = samples.reshape(n, c, h // scale, scale, w // scale, scale)
     joined: Array = split.transpose(0, 1, 3, 5, 2, 4).reshape(
@@ -75,8 +76,7 @@ def bicubic(coarse: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The position of a square of cells: its world's seed, its level, and its first cell
-    (multiples of 4)."""
+    """The position of a square: its world's seed, its level, its first cell (multiples of 4)."""
 
     seed: int
     level: int
@@ -97,8 +97,10 @@ class Place:
         return gx.astype(np.int32), gz.astype(np.int32)
 
     def coarse(self, first: int, count: int) -> Array:
-        """Returns coarse heights (count, count) in metres; the first sample lies ``first`` cells
-        from the place."""
+        """Returns coarse heights (count, count) in metres.
+
+        The first sample lies ``first`` cells from the place.
+        """
         return noise.height(*self.cells(first, count, SCALE), self.level, self.seed)
 
     def detail(self, first: int, count: int) -> Array:
@@ -159,8 +161,10 @@ class Square:
 
 
 def erode_place(place: Place) -> Square:
-    """Computes the land of a place before and after the erosion simulation; returns both as a
-    square."""
+    """Computes the land of a place before and after the erosion simulation.
+
+    Returns both as a square.
+    """
     coarse = place.coarse(-SCALE, SQUARE + 3)
     detail = noise.detail(*place.cells(0, WIDTH), place.level, place.seed)
     before = bicubic(coarse[None, None] / np.float32(place.cell_m))[0, 0] + detail
@@ -169,10 +173,10 @@ def erode_place(place: Place) -> Square:
 
 
 def rotate(grid: Array, way: int, last: int) -> Array:
-    """Returns one of the eight symmetries of a square, ``way`` 0 to 7; sample ``last`` becomes the
-    first.
+    """Returns one of the eight symmetries of a square, ``way`` 0 to 7.
 
-    Samples behind it, for which there are no values, repeat the edge.
+    Sample ``last`` becomes the first. Samples behind it, for which there are no values, repeat
+    the edge.
     """
     if way & 1:
         grid = grid.T
@@ -185,15 +189,16 @@ def rotate(grid: Array, way: int, last: int) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The inputs of an agent by name, and its target; each array is (1, channels, rows,
-    columns)."""
+    """The inputs of an agent by name, and its target.
+
+    Each array is (1, channels, rows, columns).
+    """
 
     inputs: Mapping[str, Array]
     target: Array
 
     def tile(self, rng: np.random.Generator, given: int, made: int) -> Sample:
-        """Returns a random part of the sample: inputs of ``given`` samples a side, target of
-        ``made`` a side.
+        """Returns a random part: inputs of ``given`` samples a side, target of ``made``.
 
         Its position is even, like a tile's.
         """

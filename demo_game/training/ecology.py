@@ -19,8 +19,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Species:
-    """The parameters of a species: rates per generation, and ``reach``, the spread of its seeds
-    in cells."""
+    """The parameters of a species: rates per generation, and its seeds' spread in cells."""
 
     growth: float
     death: float
@@ -36,8 +35,7 @@ GENERATIONS = 30
 
 
 def _suits(ground: Ground, luck: Array) -> tuple[Array, Array]:
-    """Returns the suitability of each sample for trees and for bushes, 0 to 1 (about 1.1 for
-    bushes)."""
+    """Returns each sample's suitability for trees (0 to 1) and for bushes (0 to 1.1)."""
     wet = ground.wet + 0.25 * ground.hollow
     dry_land = step(ground.cells, 0.4, 1.6)
     trees = step(wet, 0.36, 0.62) * step(ground.warmth, 0.22, 0.42) * step(ground.slope, 0.85, 0.5)
@@ -54,8 +52,7 @@ def _generation(cover: Array, suits: Array, light: Array, species: Species) -> A
 
 
 def _rocks(ground: Ground, luck: Array, trees: Array) -> Array:
-    """Returns the density of rocks: on steep ground, most of them below cliffs, and some in the
-    open."""
+    """Returns the density of rocks: on steep ground, most below cliffs, some in the open."""
     steep = step(ground.slope, 0.45, 0.8) * step(ground.slope, 1.5, 1.0)
     below = step(blur(ground.slope, 2.0) - 0.5 * ground.slope, 0.15, 0.45)
     strewn = step(luck, 0.9, 0.99) * 0.35 + 0.75 * steep * (0.3 + 0.7 * below) * luck
@@ -65,8 +62,7 @@ def _rocks(ground: Ground, luck: Array, trees: Array) -> Array:
 
 
 def populate(heights: Array, moisture: Array, grain: Array, cell: Array) -> Array:
-    """Returns densities (N, 3, h, w) of trees, bushes and rocks, 0 to 1, for heights (N, 1, h,
-    w)."""
+    """Returns densities (N, 3, h, w) of trees, bushes and rocks for heights (N, 1, h, w)."""
     ground = Ground(heights, moisture, cell)
     luck = np.sort(grain, axis=1)[:, 1:3].mean(axis=1, keepdims=True)
     fit_trees, fit_bushes = _suits(ground, luck)

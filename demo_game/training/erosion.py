@@ -50,15 +50,16 @@ def _pad_edge(grid: Array) -> Array:
 
 
 def _toward(padded: Array, dy: int, dx: int) -> Array:
-    """Returns the grid of the neighbours at offset ``(dy, dx)``, for every cell inside the
-    border."""
+    """Returns the neighbours at offset ``(dy, dx)`` of every cell inside the border."""
     h, w = padded.shape
     return padded[1 + dy : h - 1 + dy, 1 + dx : w - 1 + dx]
 
 
 def box_blur(grid: Array, radius: int) -> Array:
-    """Returns the grid after three box means in a row, which approximate a Gaussian; the edge is
-    repeated."""
+    """Returns the grid after three box means in a row, which approximate a Gaussian.
+
+    The edge is repeated.
+    """
     width = 2 * radius + 1
     for axis in (0, 1):
         for _ in range(3):
@@ -106,8 +107,7 @@ def _step(ground: Array, water: Array, climate: Climate) -> tuple[Array, Array]:
 
 
 def erode(heights: Array, climate: Climate = CLIMATE) -> Array:
-    """Returns the heights after the erosion simulation, float32 (rows, columns), in cells above
-    the sea."""
+    """Returns the heights (rows, columns) after erosion, in cells above the sea."""
     ground = heights.astype(np.float32)
     water = np.ones_like(ground)
     for _ in range(climate.steps):

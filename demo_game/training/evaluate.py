@@ -27,8 +27,7 @@ def _rms(values: list[Array]) -> float:
 
 
 def _heights(ways: dict[str, Callable[[Sample], Array]], held: list[Sample]) -> Errors:
-    """Returns, for each method, the RMSE of the heights in cells and of the differences of
-    neighbours."""
+    """Returns each method's RMSE of the heights in cells and of neighbours' differences."""
     found: Errors = {}
     for way, predict in ways.items():
         wrong = [(predict(s) - s.target) / s.inputs["cell"] for s in held]
@@ -38,8 +37,7 @@ def _heights(ways: dict[str, Callable[[Sample], Array]], held: list[Sample]) -> 
 
 
 def upres_errors(agent: Agent, held: list[Sample]) -> Errors:
-    """Returns the errors of the agent, of bicubic interpolation, and of bicubic with noise
-    added."""
+    """Returns the errors of the agent, of bicubic interpolation, and of bicubic with noise."""
 
     def smooth(sample: Sample) -> Array:
         return bicubic(sample.inputs["coarse"][:, :, 5:-4, 5:-4])
@@ -82,8 +80,10 @@ def _with_one(rows: Array) -> Array:
 
 
 def linear_regression(seen: list[Sample]) -> Callable[[Sample], Array]:
-    """Fits a linear function of :func:`features` by least squares; returns the predictor, cut to
-    [0, 1]."""
+    """Fits a linear function of :func:`features` by least squares.
+
+    Returns the predictor, cut to [0, 1].
+    """
     x = _with_one(np.concatenate([features(s) for s in seen]))
     y = np.concatenate([_rows(s) for s in seen])
     weights = np.linalg.lstsq(x.astype(np.float64), y.astype(np.float64), rcond=None)[0]
@@ -92,8 +92,10 @@ def linear_regression(seen: list[Sample]) -> Callable[[Sample], Array]:
 
 
 def logistic_regression(seen: list[Sample], steps: int = 300) -> Callable[[Sample], Array]:
-    """Fits a sigmoid of a linear function of :func:`features` by Adam to least squares; returns
-    the predictor."""
+    """Fits a sigmoid of a linear function of :func:`features` by Adam to least squares.
+
+    Returns the predictor.
+    """
     x = torch.from_numpy(_with_one(np.concatenate([features(s) for s in seen])))
     y = torch.from_numpy(np.concatenate([_rows(s) for s in seen]))
     weights = torch.zeros(x.shape[1], y.shape[1], requires_grad=True)
@@ -145,8 +147,7 @@ def _bin(sample: Sample) -> Array:
 
 def _split(ways: dict[str, Callable[[Sample], Array]], held: list[Sample],
            parts: dict[str, slice]) -> Errors:  # fmt: skip
-    """Returns the RMSE of each method (``ways``) for each group of the target's channels
-    (``parts``)."""
+    """Returns each method's RMSE (``ways``) for each group of channels (``parts``)."""
     found: Errors = {}
     for way, predict in ways.items():
         wrong = [predict(s) - s.target for s in held]

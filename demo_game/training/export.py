@@ -149,8 +149,7 @@ class NnefOps:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The facts of an exported model: FLOPs of one run, bytes of all files, SHA-256 over them in
-    name order."""
+    """An exported model: FLOPs of one run, bytes of all files, SHA-256 over them in name order."""
 
     flops: int
     size: int
@@ -158,10 +157,9 @@ class Exported:
 
 
 def export(name: str, weights: Mapping[str, Array], folder: Path) -> Exported:
-    """Writes the agent of that name as an NNEF folder, and loads it as a check; returns cost and
-    digest.
+    """Writes the agent of that name as an NNEF folder, and loads it as a check.
 
-    Replaces the agent's files and keeps other files in the folder.
+    Returns cost and digest. Replaces the agent's files and keeps other files in the folder.
     """
     network, shapes = AGENTS[name]
     ops = NnefOps(weights)

@@ -113,8 +113,10 @@ def tiles_of(name: str, count: int, seed: int, among: int = 1) -> list[dict[str,
 
 
 def quantize_agent(name: str) -> tuple[cml.Graph, Any]:
-    """Quantizes the trained part of an agent; returns the integer network and the quantizer's
-    report."""
+    """Quantizes the trained part of an agent.
+
+    Returns the integer network and the quantizer's report.
+    """
     floats = extract_network(name)
     tiles = [*tiles_of(name, SEEN, 0), *tiles_of(name, STEEP, 2, _AMONG)]
     samples = [inputs_of(name, tile) for tile in tiles]
@@ -126,8 +128,10 @@ def quantize_agent(name: str) -> tuple[cml.Graph, Any]:
 
 
 def measure_loss(name: str, made: cml.Graph) -> float:
-    """Returns the RMSE of the integer agent against the float agent on unseen worlds, in the
-    output's units."""
+    """Returns the integer agent's RMSE against the float agent on unseen worlds.
+
+    It is in the output's units.
+    """
     whole = cml.Session(made, "cpu")
     return _rms(
         [
@@ -160,8 +164,7 @@ def _rms(values: list[Array]) -> float:
 
 
 def main() -> None:
-    """Makes the integer network of every agent, or of the one in ``--only``, and prints its
-    error."""
+    """Makes the integer network of every agent, or of ``--only``, and prints its error."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=LOST, help="one agent")
     parser.add_argument("--report", action="store_true", help="every rounding point")

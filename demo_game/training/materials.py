@@ -1,5 +1,4 @@
-"""The painter that the texture agent learns: it chooses the materials of land, their colour,
-roughness.
+"""The painter that the texture agent learns: the land's materials, their colour and roughness.
 
 It begins with grass and lays over it what climate, slope and hollows call for, each layer by a
 soft mask whose edge follows patches made from the grain. Colours are sRGB values of real surfaces
@@ -52,15 +51,16 @@ def blur(x: Array, sigma: float) -> Array:
 
 
 def noise_of(grain: Array, sigma: float) -> Array:
-    """Returns patches: the grain (N, 1, 2h, 2w) blurred, with mean 0 and standard deviation
-    about 1."""
+    """Returns the grain (N, 1, 2h, 2w) blurred to patches of mean 0 and deviation about 1."""
     smooth = blur(grain - np.float32(0.5), sigma)
     return smooth * np.float32(np.sqrt(12.0) * max(1.0, 2 * np.sqrt(np.pi) * sigma))
 
 
 def double_samples(x: Array) -> Array:
-    """Returns samples (N, 1, h, w) interpolated to texels (N, 1, 2h, 2w), which lie a quarter
-    cell beside them."""
+    """Returns samples (N, 1, h, w) interpolated to texels (N, 1, 2h, 2w).
+
+    The texels lie a quarter of a cell beside the samples.
+    """
     for axis in (-2, -1):
         border = [(0, 0)] * x.ndim
         border[axis] = (1, 1)
@@ -81,8 +81,7 @@ def wave(x: Array) -> Array:
 
 
 class Ground:
-    """The properties of a map that materials and plants depend on, such as slope, wetness and
-    warmth.
+    """The properties of a map that materials and plants depend on, such as slope and warmth.
 
     They are computed from heights (N, 1, h, w) in metres and the moisture.
     """
@@ -106,15 +105,13 @@ class Ground:
 
 
 def _blend_layer(under: Array, mask: Array, colour: Any, rough: float) -> Array:
-    """Returns ``under`` (N, 4, h, w) with a layer of one colour and roughness over it where the
-    mask is 1."""
+    """Returns ``under`` (N, 4, h, w) with a layer of one colour over it, by the mask."""
     over = np.array([*colour, rough], np.float32).reshape(1, 4, 1, 1)
     return under + mask * (over - under)
 
 
 def _rock(cells: Array, patches: Array) -> Array:
-    """Returns the colour and roughness of layered rock: bands of height that tilt a little with
-    the patches."""
+    """Returns the colour and roughness of layered rock, bands that tilt with the patches."""
     bands = wave(STRATA[0] * cells + 0.05 * patches)
     thick = wave(STRATA[1] * cells + 0.02 * patches)
     under = np.zeros((cells.shape[0], 4, *cells.shape[2:]), np.float32)
@@ -144,8 +141,7 @@ def _plants(g: dict[str, Array], patches: Array, dots: Array) -> Array:
 
 
 def paint(heights: Array, moisture: Array, grain: Array, cell: Array) -> Array:
-    """Returns the albedo (N, 4, 2h, 2w) of a map: red, green, blue, roughness, two texels per
-    sample."""
+    """Returns a map's albedo (N, 4, 2h, 2w): red, green, blue, roughness, two texels per sample."""
     ground = Ground(heights, moisture, cell)
     g = {name: double_samples(values) for name, values in vars(ground).items()}
     grains = fine(grain, 2)

@@ -1,9 +1,9 @@
-"""The three agents, each written once against :class:`Ops`; one implementation trains, another
-exports.
+"""The three agents, each written once against :class:`Ops`.
 
-Nothing is padded: a result depends on the numbers around its place and not on where the tile ends,
-so neighbours agree where they overlap. Heights enter as differences to the neighbouring samples,
-in units of the cell, and land high above the sea looks like land near it.
+One implementation trains, another exports. Nothing is padded: a result depends on the numbers
+around its place and not on where the tile ends, so neighbours agree where they overlap. Heights
+enter as differences to the neighbouring samples, in units of the cell, and land high above the
+sea looks like land near it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ Shape = tuple[int, ...]
 
 
 class Ops(Protocol):
-    """The interface of the operators that the agents use, with NNEF's meaning, on any type of
-    tensor."""
+    """The interface of the operators in the agents, with NNEF's meaning, on any tensor type."""
 
     def conv(self, x: Any, name: str, channels: int, size: int, *, stride: int = 1,
              dilation: int = 1, last: bool = False) -> Any:  # fmt: skip
-        """Returns a convolution with the weights and bias of that name; with ``last`` they start
-        at 0."""
+        """Returns a convolution with the weights and bias of that name.
+
+        With ``last`` they start at 0.
+        """
         ...
 
     def fixed(self, x: Any, name: str, weights: Array, bias: Array | None = None) -> Any: ...
@@ -62,8 +63,7 @@ CROSS, AROUND = (1, 3, 5, 7), (0, 1, 2, 3, 5, 6, 7, 8)
 
 
 def upres(o: Ops, inputs: Mapping[str, Any], channels: int = 40) -> dict[str, Any]:
-    """Applies the upres agent: coarse heights and noise to ``heights``, eroded and four times
-    finer."""
+    """Applies the upres agent: coarse heights and noise to eroded ``heights``, four times finer."""
     coarse, detail, cell = inputs["coarse"], inputs["detail"], inputs["cell"]
     around = o.fixed(coarse, "differences", differences(AROUND))
     slopes = o.div(around, o.mul(cell, 4.0))
@@ -84,8 +84,7 @@ def upres(o: Ops, inputs: Mapping[str, Any], channels: int = 40) -> dict[str, An
 
 
 def _surroundings(o: Ops, slopes: Any, channels: int = 12) -> Any:
-    """Returns features of the land around each second sample of the inner 68 x 68, from slopes
-    at 94 x 94."""
+    """Returns features of the land around each second inner sample, from slopes at 94 x 94."""
     x = o.relu(o.conv(slopes, "wide1", channels, 4, stride=2))
     x = o.relu(o.conv(x, "wide2", channels, 3))
     x = o.relu(o.conv(x, "wide3", channels, 3, dilation=2))
@@ -122,8 +121,7 @@ def _column(values: tuple[float, ...]) -> Array:
 
 
 def near(o: Ops, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the untrained features of each sample: ``slopes`` at 94 x 94, and ``all`` 16
-    channels at 68 x 68."""
+    """Returns untrained features: ``slopes`` at 94 x 94, and ``all`` 16 channels at 68 x 68."""
     heights, cell = inputs["heights"], inputs["cell"]
     slopes = o.div(o.fixed(heights, "differences", differences(CROSS)), cell)
     inner = o.crop(heights, 14, 14)
@@ -142,8 +140,7 @@ def near(o: Ops, inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def population(o: Ops, inputs: Mapping[str, Any], channels: int = 32) -> dict[str, Any]:
-    """Applies the population agent: heights, moisture and grain to ``density`` of trees, bushes and
-    rocks.
+    """Applies the population agent: heights, moisture and grain to ``density`` of plants, rocks.
 
     Inside it works at half the resolution.
     """

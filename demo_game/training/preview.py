@@ -18,8 +18,7 @@ SHOWN = 6
 
 
 def relief(heights: Array, cell: float) -> Array:
-    """Returns heights (rows, columns) lit from the north-west as colours (rows, columns, 3) in
-    [0, 1]."""
+    """Returns heights (rows, columns), lit from the north-west, as colours in [0, 1]."""
     dz, dx = np.gradient(heights / cell)
     light = (1.2 + 1.5 * dx + 1.5 * dz) / np.sqrt(1 + (2 * dx) ** 2 + (2 * dz) ** 2)
     shade: Array = np.repeat(np.clip(0.55 * light, 0, 1)[..., None], 3, axis=2)
@@ -27,8 +26,7 @@ def relief(heights: Array, cell: float) -> Array:
 
 
 def picture(name: str, values: Array, cell: float) -> Array:
-    """Returns a result or a target (channels, rows, columns) of the agent as colours (rows,
-    columns, 3)."""
+    """Returns an agent's result or target (channels, rows, columns) as colours."""
     if name == "upres":
         return relief(values[0], cell)
     order = [2, 0, 1] if name == "population" else [0, 1, 2]

@@ -15,8 +15,10 @@ Array = np.ndarray[Any, Any]
 
 
 class TorchOps:
-    """The operators of :class:`Ops` on torch tensors; a convolution's first run creates its
-    weights."""
+    """The operators of :class:`Ops` on torch tensors.
+
+    A convolution's first run creates its weights.
+    """
 
     def __init__(self, seed: int = 0) -> None:
         self.weights: dict[str, Any] = {}
@@ -72,8 +74,10 @@ class TorchOps:
         return functional.relu(x)
 
     def clamp(self, x: Any, low: float, high: float) -> Any:
-        """Returns ``x`` clamped; gradients pass unchanged, so that a result beyond a bound can
-        come back."""
+        """Returns ``x`` clamped.
+
+        Gradients pass unchanged, so that a result beyond a bound can come back.
+        """
         return x + (torch.clamp(x, low, high) - x).detach()
 
     def log2(self, x: Any) -> Any:

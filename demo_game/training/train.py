@@ -35,8 +35,7 @@ def upres_maker() -> Maker:
 
 
 def surface_maker(upres: Agent, simulate: Callable[..., Array], per_sample: int) -> Maker:
-    """Returns a maker of samples on land that the trained upres agent makes; ``simulate`` makes the
-    targets.
+    """Returns a maker of samples on the upres agent's land, whose targets ``simulate`` makes.
 
     per_sample : the number of targets along one sample of the heights.
     """
@@ -97,8 +96,7 @@ COURSES = {
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The state after a training step: the agent, the number of steps, the pool's squares, the
-    batch's loss."""
+    """The state after a step: the agent, the number of steps, the pool's squares, the loss."""
 
     agent: Agent
     steps: int

@@ -21,8 +21,10 @@ _MARGIN_CELLS = 4.0
 
 
 def bounds(tile: TileId, seed: int) -> tuple[float, float]:
-    """Returns the lowest and highest land of the tile in metres, about; never below the sea's
-    surface at 0."""
+    """Returns the lowest and highest land of the tile in metres, about.
+
+    Never below the sea's surface at 0.
+    """
     block = _block(tile.level, tile.x // _BLOCK, tile.z // _BLOCK, seed)
     x, z = tile.x % _BLOCK * _SAMPLES, tile.z % _BLOCK * _SAMPLES
     heights = block[z : z + _SAMPLES + 1, x : x + _SAMPLES + 1]
@@ -40,8 +42,7 @@ def box(tile: TileId, seed: int) -> tuple[float, float, float, float, float, flo
 
 @lru_cache(maxsize=1024)
 def _block(level: int, x: int, z: int, seed: int) -> Array:
-    """Returns the noise's heights on a block of ``_BLOCK`` x ``_BLOCK`` tiles, ``_SAMPLES`` per
-    tile side."""
+    """Returns the noise's heights on ``_BLOCK`` x ``_BLOCK`` tiles, ``_SAMPLES`` per tile side."""
     steps = np.arange(_BLOCK * _SAMPLES + 1, dtype=np.int32) * np.int32(CELLS // _SAMPLES)
     side = CELLS * _BLOCK
     cells_z, cells_x = np.meshgrid(
@@ -51,8 +52,10 @@ def _block(level: int, x: int, z: int, seed: int) -> Array:
 
 
 def ground(x: Array, z: Array, seed: int) -> Array:
-    """Returns the land's height in metres at points (metres), from the noise of level 0; at
-    least 0, the sea's surface."""
+    """Returns the land's height in metres at points (metres), from the noise of level 0.
+
+    At least 0, the sea's surface.
+    """
     size = TileId(0, 0, 0).cell_m
     cells_x, cells_z = (np.floor(at / size).astype(np.int32) for at in (x, z))
     found: Array = np.maximum(noise.height(cells_x, cells_z, 0, seed), 0)

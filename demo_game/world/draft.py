@@ -43,8 +43,10 @@ class TileDraft:
 
 
 def drafts(tiles: Iterable[TileId], seed: int) -> Iterator[TileDraft]:
-    """Yields a draft of each tile, the coarsest level first; computes a group of tiles at a
-    time."""
+    """Yields a draft of each tile, the coarsest level first.
+
+    Computes a group of tiles at a time.
+    """
     for level, group in groupby(sorted(tiles, reverse=True), key=lambda tile: tile.level):
         same = list(group)
         for start in range(0, len(same), _TOGETHER):
@@ -70,8 +72,7 @@ def _make_level(tiles: list[TileId], level: int, seed: int) -> Iterator[TileDraf
 
 
 def _colours(heights: Array, steep: Array, wet: Array) -> Array:
-    """Returns red, green, blue and roughness (..., 4) by height, steepness (0 to 1) and
-    moisture."""
+    """Returns red, green, blue, roughness (..., 4) by height, steepness (0 to 1) and moisture."""
     land = np.broadcast_to(np.array(_DRY), (*heights.shape, 3))
     for share, colour in (
         (_step(wet, 0.24, 0.45), _GRASS),

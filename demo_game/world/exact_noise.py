@@ -40,8 +40,10 @@ MOISTURE = [round(weight * 2**14) for weight in noise.moisture_weights()]
 
 
 def multiply_shift(a: Array, by: Any, bits: int) -> Array:
-    """Returns ``a * by / 2**bits``, rounded down. The shader computes it in 32 bits, in two
-    parts."""
+    """Returns ``a * by / 2**bits``, rounded down.
+
+    The shader computes it in 32 bits, in two parts.
+    """
     product: Array = (np.asarray(a, np.int64) * by) >> bits
     return product
 
@@ -53,8 +55,10 @@ def shift_and_round(a: Array, bits: Any) -> Array:
 
 
 def _fade(t: Array) -> Array:
-    """Returns ``6 t^5 - 15 t^4 + 10 t^3`` in units of ``2**-17``; ``t`` is in units of
-    ``2**-13``."""
+    """Returns ``6 t^5 - 15 t^4 + 10 t^3`` in units of ``2**-17``.
+
+    ``t`` is in units of ``2**-13``.
+    """
     cube = multiply_shift(t * t, t, FRACTION)
     rest = t * (6 * t - (15 << FRACTION)) + (10 << 2 * FRACTION)
     return multiply_shift(cube, rest >> 11, 12) >> 12
@@ -72,8 +76,10 @@ def _between(a: Array, b: Array, fade: Array) -> Array:
 
 
 def gradient_noise(gx: Array, gz: Array, shift: int, salt: int, seed: int) -> Array:
-    """Returns noise of a wavelength of ``2**shift`` cells at cells ``gx, gz`` (int32 grids), in
-    steps of ``2**-23``."""
+    """Returns noise of a wavelength of ``2**shift`` cells, in steps of ``2**-23``.
+
+    ``gx, gz`` are int32 grids of cells.
+    """
     ix, iz = gx >> shift, gz >> shift
     last, one = (1 << shift) - 1, 1 << FRACTION
     fx, fz = ((g & last).astype(np.int64) << (FRACTION - shift) for g in (gx, gz))
@@ -94,8 +100,7 @@ def _continent(gx: Array, gz: Array, level: int, seed: int) -> Array:
 
 
 def _mountains(continent: Array) -> Array:
-    """Returns the share of ridges in the land (the rest are hills), 0 to ``2**14``, by the
-    continents' noise."""
+    """Returns the share of ridges in the land, 0 to ``2**14``; the rest are hills."""
     t = ((continent + SHELF) >> 8).clip(0, 1 << 14)
     return multiply_shift((t * t) >> 14, (3 << 14) - 2 * t, 14)
 
@@ -108,8 +113,10 @@ def _octave(gx: Array, gz: Array, level: int, octave: int, mask: Array, seed: in
 
 
 def height(gx: Array, gz: Array, level: int, seed: int) -> Array:
-    """Returns heights in 1024ths of a metre at cells ``gx, gz`` of the level, from octaves of 8
-    cells or more."""
+    """Returns heights in 1024ths of a metre at cells ``gx, gz`` of the level.
+
+    They have all octaves of 8 cells or more.
+    """
     continent = _continent(gx, gz, level, seed)
     mask = _mountains(continent)
     total = multiply_shift(continent, CONTINENT, 14) + LIFT
@@ -136,6 +143,8 @@ def moisture(gx: Array, gz: Array, level: int, seed: int) -> Array:
 
 
 def grain(gx: Array, gz: Array, level: int, seed: int) -> Array:
-    """Returns white noise, 0 to 127, at half cells ``gx, gz`` (twice the cell's number, and one
-    more)."""
+    """Returns white noise, 0 to 127, at half cells ``gx, gz``.
+
+    A cell has two half cells: twice the cell's number, and one more.
+    """
     return (hash_lattice(gx, gz, 200 + level, seed) >> np.uint32(25)).astype(np.int64)

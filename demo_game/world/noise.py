@@ -39,8 +39,7 @@ def mix(x: Array) -> Array:
 
 
 def hash_lattice(x: Array, z: Array, salt: int, seed: int) -> Array:
-    """Returns a uint32 hash of each lattice point (int32) for one octave (``salt``) of one world
-    (``seed``)."""
+    """Returns a uint32 hash of lattice points (int32) for an octave ``salt`` and a world's seed."""
     key = np.uint32((salt * 0x9E3779B9 + seed * 0x85EBCA6B) & 0xFFFFFFFF)
     with np.errstate(over="ignore"):
         found: Array = mix(
@@ -64,8 +63,10 @@ def _corner(ix: Array, iz: Array, fx: Array, fz: Array, salt: int, seed: int) ->
 
 
 def gradient_noise(gx: Array, gz: Array, shift: int, salt: int, seed: int) -> Array:
-    """Returns float32 noise of a wavelength of ``2**shift`` cells at the cells ``gx, gz`` (int32
-    grids)."""
+    """Returns float32 noise of a wavelength of ``2**shift`` cells.
+
+    ``gx, gz`` are int32 grids of cells.
+    """
     step = np.float32(1 / (1 << shift))
     ix, iz = gx >> shift, gz >> shift
     fx = (gx & ((1 << shift) - 1)).astype(np.float32) * step
@@ -94,8 +95,7 @@ def _continent(gx: Array, gz: Array, level: int, seed: int) -> Array:
 
 
 def _mountains(continent: Array) -> Array:
-    """Returns the share of ridges in the land (the rest are hills), 0 to 1, by the continents'
-    noise."""
+    """Returns the share of ridges in the land, 0 to 1; the rest are hills."""
     t = np.clip((continent + np.float32(0.1)) * np.float32(1 / 0.5), 0, 1)
     result: Array = t * t * (np.float32(3) - np.float32(2) * t)
     return result
@@ -110,8 +110,10 @@ def _octave(gx: Array, gz: Array, level: int, octave: int, mask: Array, seed: in
 
 
 def height(gx: Array, gz: Array, level: int, seed: int) -> Array:
-    """Returns metres above the sea at cells ``gx, gz`` of the level, from octaves of 8 cells or
-    more."""
+    """Returns metres above the sea at cells ``gx, gz`` of the level.
+
+    They have all octaves of 8 cells or more.
+    """
     continent = _continent(gx, gz, level, seed)
     mask = _mountains(continent)
     total: Array = continent * np.float32(CONTINENT_M) + np.float32(LIFT_M)
@@ -121,8 +123,7 @@ def height(gx: Array, gz: Array, level: int, seed: int) -> Array:
 
 
 def detail(gx: Array, gz: Array, level: int, seed: int) -> Array:
-    """Returns the sum of the octaves of 4 and 2 cells at cells ``gx, gz``, in cells of the
-    level."""
+    """Returns the octaves of 4 and 2 cells at cells ``gx, gz``, in cells of the level."""
     mask = _mountains(_continent(gx, gz, level, seed))
     total: Array = np.zeros(gx.shape, np.float32)
     for octave in (level + 2, level + 1):
@@ -147,8 +148,10 @@ def moisture(gx: Array, gz: Array, level: int, seed: int) -> Array:
 
 
 def grain(gx: Array, gz: Array, level: int, seed: int) -> Array:
-    """Returns white noise in [0, 1) at half cells ``gx, gz`` (twice the cell's number, and one
-    more)."""
+    """Returns white noise in [0, 1) at half cells ``gx, gz``.
+
+    A cell has two half cells: twice the cell's number, and one more.
+    """
     return (hash_lattice(gx, gz, 200 + level, seed) >> np.uint32(8)).astype(
         np.float32
     ) * np.float32(2**-24)

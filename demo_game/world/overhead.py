@@ -17,8 +17,7 @@ _SHALLOW, _DEEP = (0.25, 0.47, 0.55), (0.07, 0.18, 0.32)
 
 
 def overhead(height: Array, shading: Array, colours: Array) -> Array:
-    """Returns a map of a tile, uint8 (112, 112, 3): its colours in its light, the sea blue by its
-    depth.
+    """Returns a map of a tile, uint8 (112, 112, 3): lit colours, and the sea blue by depth.
 
     ``height`` is (64, 64) in metres, ``shading`` (64, 64, 4) and ``colours`` (128, 128, 4) are
     bytes.

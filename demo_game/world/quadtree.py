@@ -17,8 +17,8 @@ from functools import lru_cache
 from demo_game.world.bounds import box
 from demo_game.world.tile import TileId
 
-#: where a level's vertices begin to move, as a share of the distance where they have moved: late,
-#: for tiles of the level below reach further than that, and show this level's shape as it is
+#: share of a level's distance at which its vertices begin to move to the next level's surface.
+#: Late, because tiles of the level below reach farther than their distance, in this level's shape
 MORPH_FROM = 0.85
 #: the least ``split`` that :func:`fit_detail` tries before it drops the finest level
 _LEAST_SPLIT = 0.5
@@ -28,8 +28,7 @@ _STEP_M = 64.0
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """The level of detail: the levels from ``finest`` to ``coarsest``, and the view distance
-    ``view_m``.
+    """The level of detail: levels ``finest`` to ``coarsest``, and the view distance.
 
     ``split`` is the distance in spans of a tile within which the tile is divided.
     """
@@ -40,8 +39,10 @@ class Detail:
     view_m: float = 20_000.0
 
     def range_m(self, level: int) -> tuple[float, float]:
-        """Returns the distances in metres at which a level's vertices begin and end to move to
-        the next level's surface."""
+        """Returns the distances in metres where a level's vertices begin and end to move.
+
+        They move to the next level's surface.
+        """
         if level >= self.coarsest:
             return math.inf, math.inf
         end = self.split * TileId(level + 1, 0, 0).span_m
@@ -133,8 +134,7 @@ def _fit_detail(eye: tuple[float, float, float], seed: int, detail: Detail, most
 def _divided(
     roots: list[TileId], eye: tuple[float, float, float], seed: int, detail: Detail
 ) -> Iterator[float]:
-    """Yields, for each tile that is divided, the least ``split`` with which it and its ancestors
-    are divided."""
+    """Yields, for each divided tile, the least ``split`` that divides it and its ancestors."""
     tiles = [(root, 0.0) for root in roots]
     while tiles:
         tile, above = tiles.pop()
@@ -172,8 +172,7 @@ def _select_below(
     settled: Callable[[TileId], bool],
     found: Selection,
 ) -> None:
-    """Adds the tile, which is ready, or its children if they are near enough and ready, to
-    ``found``."""
+    """Adds the tile, which is ready, or its children if near and ready, to ``found``."""
     if tile.level > detail.finest and distance(tile, seed, eye) < detail.split * tile.span_m:
         children = tile.children
         missing = [child for child in children if not ready(child)]

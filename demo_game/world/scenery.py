@@ -14,8 +14,7 @@ _AROUND = 17
 
 
 def find_start(seed: int) -> tuple[float, float]:
-    """Returns world x and z in metres of a coast under high mountains, within 32 km of the
-    origin."""
+    """Returns world x and z in metres of a coast under mountains, at most 32 km from the origin."""
     cells = np.arange(-_CELLS // 2, _CELLS // 2, dtype=np.int32)
     z, x = np.meshgrid(cells, cells, indexing="ij")
     heights = noise.height(x, z, _LEVEL, seed)

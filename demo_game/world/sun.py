@@ -37,8 +37,7 @@ class Light:
         return flat * math.sin(around), math.sin(up), -flat * math.cos(around)
 
     def defines(self) -> dict[str, str]:
-        """Returns the colours as macros for the shaders: upper-case names and ``float3(...)``
-        texts."""
+        """Returns the colours as shader macros: upper-case names and ``float3(...)``."""
         colours = {name: value for name, value in vars(self).items() if isinstance(value, tuple)}
         return {name.upper(): f"float3({r}, {g}, {b})" for name, (r, g, b) in colours.items()}
 

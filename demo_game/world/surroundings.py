@@ -19,8 +19,7 @@ class Viewer(Protocol):
     """The interface of a camera that can test boxes."""
 
     def sees_boxes(self, centre: Array, half: Array) -> Array:
-        """Returns a bool array: True for each box, given by centre and half sides, that may be
-        in view."""
+        """Returns a bool array: True for each box (centre, half sides) that may be in view."""
 
 
 class Boxes:
@@ -33,8 +32,10 @@ class Boxes:
         self._half = corners[:, 1] - self._centre
 
     def in_view(self, camera: Viewer, mirrored: bool = False) -> list[TileId]:
-        """Returns the tiles that may be in view; with ``mirrored`` also those in the sea's
-        reflection."""
+        """Returns the tiles that may be in view.
+
+        With ``mirrored`` also those in the sea's reflection.
+        """
         seen = camera.sees_boxes(self._centre, self._half)
         if mirrored:
             seen |= camera.sees_boxes(self._centre * (1, -1, 1), self._half)
@@ -49,8 +50,10 @@ class Surroundings:
         self._draw = Boxes(selection.draw, seed)
 
     def drawn_in_view(self, camera: Viewer, mirrored: bool = False) -> list[TileId]:
-        """Returns the tiles to draw that may be in view; with ``mirrored`` also the reflected
-        ones."""
+        """Returns the tiles to draw that may be in view.
+
+        With ``mirrored`` also the reflected ones.
+        """
         return self._draw.in_view(camera, mirrored)
 
     def wanted_in_view(self, camera: Viewer) -> frozenset[TileId]:

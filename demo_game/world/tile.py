@@ -39,8 +39,7 @@ MAX_LEVEL = 6
 
 
 class TileId(NamedTuple):
-    """A tile's identity: its level and its position among that level's tiles (``x`` east, ``z``
-    south)."""
+    """A tile's identity: its level and its position on that level (``x`` east, ``z`` south)."""
 
     level: int
     x: int
@@ -73,8 +72,7 @@ class TileId(NamedTuple):
 
     @property
     def children(self) -> tuple[TileId, TileId, TileId, TileId]:
-        """The four tiles of the next finer level that cover this tile: north-west, north-east,
-        south-west, south-east."""
+        """The four finer tiles that cover this tile, in the order NW, NE, SW, SE."""
         return _children(self)
 
     def __str__(self) -> str:

@@ -228,8 +228,10 @@ def test_a_worker_that_dies_costs_only_what_it_had_begun(place, work):
 
 @pytest.mark.long
 def test_an_input_that_kills_its_worker_each_time_is_set_aside(place, work):
-    """A unit that kills its worker each time is set aside with a reason; all other units are
-    made."""
+    """A unit that kills its worker each time is set aside with a reason.
+
+    All other units are made.
+    """
     made = layer(4)
     dying = replace(work, deadly=((3, 0),), seconds=0.01)
     report = bake(dying, place, StorePlan([made], MANIFEST), workers=2)
@@ -306,8 +308,10 @@ def test_places_that_are_no_store_are_refused(client, work, tmp_path, place, sai
 
 
 def test_a_full_disk_ends_the_run_with_one_message(client, place, work):
-    """A full disk ends the bake with one error; the next bake completes it and repeats at most
-    one unit."""
+    """A full disk ends the bake with one error.
+
+    The next bake completes it and repeats at most one unit.
+    """
     full = replace(work, full=((1, 2),), key=work.key + "full")
     with pytest.raises(InputError, match=r"No space left on device. \d+ of 16 tiles are in"):
         bake(full, place, StorePlan([layer(4)], MANIFEST), client=client)

@@ -121,8 +121,7 @@ def test_a_trace_has_every_task_its_steps_and_their_operators(client, net, tmp_p
 
 
 def lies_in(small: dict[str, Any], large: dict[str, Any]) -> bool:
-    """Returns True if the trace event ``small`` lies within ``large`` on the same thread, up to
-    rounding."""
+    """Returns True if trace event ``small`` lies within ``large`` on the same thread, or nearly."""
     end = small["ts"] + small["dur"], large["ts"] + large["dur"]
     return small["tid"] == large["tid"] and large["ts"] <= small["ts"] + 1 and end[0] <= end[1] + 1
 

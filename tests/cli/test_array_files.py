@@ -34,10 +34,10 @@ def chunk(kind, data):
 
 
 def png(samples, depth, colour, *more, filter=0):
-    """Returns the bytes of a PNG of the samples; ``filter`` is PNG's row filter: 0 none, 1 left, 2
-    up.
+    """Returns a PNG of the samples as bytes.
 
-    ``more`` are further chunks behind the header.
+    ``filter`` is PNG's row filter: 0 none, 1 left, 2 up. ``more`` are further chunks behind the
+    header.
     """
     height, width, channels = samples.shape
     rows = samples.astype(">u2" if depth == 16 else "u1").view("u1").reshape(height, -1)

@@ -1,5 +1,4 @@
-"""Tests of commands that fail: every type of fault in every command, and every number out of
-range."""
+"""Tests of commands that fail: every type of fault, and every number out of range."""
 
 import argparse
 import errno
@@ -228,8 +227,7 @@ graph nothing(x) -> (y)
 
 @pytest.mark.gpu
 def test_networks_with_nothing_to_do(tmp_path, capsys, gpu):
-    """Commands succeed for a network of empty tensors, without dividing by zero; ``frames``
-    refuses it."""
+    """Commands succeed for a network of empty tensors; only ``frames`` refuses it."""
     model = str(write_model(tmp_path / "nothing", NOTHING))
     assert cli.main(["rank", model, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["total_ms"] == 0

@@ -20,8 +20,7 @@ pytestmark = pytest.mark.skipif(compilers.version() is None, reason="no HLSL com
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with a model ``small.nnef``, its cooked file ``small.cml``, and an input
-    ``image.npy``."""
+    """A folder with the model ``small.nnef``, its cooked file ``small.cml``, and an input."""
     made = tmp_path_factory.mktemp("cook")
     cml.save(small_model(), made / "small.nnef")
     np.save(made / "image.npy", small_inputs()["image"])
@@ -80,10 +79,10 @@ def test_a_cooked_file_runs_as_its_model_does(folder, capsys, tmp_path):
 
 
 def test_only_the_command_line_makes_a_file_trusted(folder):
-    """A cooked file's kernels are trusted only with ``--trusted``; the file's own claim has no
-    effect.
+    """A cooked file's kernels are trusted only with ``--trusted``.
 
-    Every command that loads a model has the option, except ``convert``.
+    The file's own claim has no effect. Every command that loads a model has the option, except
+    ``convert``.
     """
     file = folder / "small.cml"
     (commands,) = (action.choices for action in parser()._actions if action.choices)

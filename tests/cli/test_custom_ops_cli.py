@@ -238,8 +238,7 @@ def test_debug_kernels_shows_what_they_print(calls_twice, tmp_path, capsys, gpu)
 
 def test_stub_shows_what_an_operator_costs_end_to_end(tmp_path, capsys, gpu, monkeypatch):
     def counted(session, _inputs):
-        """Returns a function that returns the session's FLOPs instead of a time, which would
-        vary."""
+        """Returns a function that returns the session's FLOPs in place of a varying time."""
         work = sum(step.cost.flops for step in session.plan.steps)
         return lambda: work
 

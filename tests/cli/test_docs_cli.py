@@ -60,8 +60,7 @@ def messages():
 
 
 def test_messages_name_pages_that_a_wheel_has():
-    """Messages name no file in ``docs/``, which a wheel lacks, and every ``cml docs`` page they
-    name exists."""
+    """Messages name no file in ``docs/``, and only existing pages of ``cml docs``."""
     wrong = [(file, text) for file, text in messages() if re.search(r"docs/\w+\.md", text)]
     assert wrong == []
     named = {m for _, text in messages() for m in re.findall(r"cml docs (\w+)", text)}

@@ -1,5 +1,4 @@
-"""Tests of ``cml --help`` and of every command's help: a purpose, an example that runs, grouped
-options."""
+"""Tests of every command's help: a purpose, an example that runs, grouped options."""
 
 from __future__ import annotations
 
@@ -63,8 +62,10 @@ def test_cml_help_lists_every_command_in_its_group(capsys):
 
 
 def test_every_command_that_plans_for_a_gpu_takes_an_adapter():
-    """Every command with ``--half`` has ``--adapter``, except ``export``, which plans for no GPU
-    of this machine."""
+    """Every command with ``--half`` has ``--adapter``, except ``export``.
+
+    A web page is for the browser's GPU, and an ONNX file for none.
+    """
     options = {name: made.format_help() for name, made in COMMANDS.items()}
     lacking = [n for n, shown in options.items() if "--half" in shown and "--adapter" not in shown]
     assert lacking == ["export"]

@@ -1,5 +1,4 @@
-"""Tests of ``--weights``, ``--random-weights`` and the options of ``convert``, and bad input to
-them."""
+"""Tests of ``--weights``, ``--random-weights`` and ``convert``'s options, and bad input."""
 
 from __future__ import annotations
 

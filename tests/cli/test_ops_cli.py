@@ -1,5 +1,4 @@
-"""Tests of ``cml ops NAME``: every operator, also a game's own, has a description and a
-signature."""
+"""Tests of ``cml ops NAME``: every operator has a description and a signature."""
 
 from __future__ import annotations
 

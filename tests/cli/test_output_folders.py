@@ -58,10 +58,10 @@ def files(folder):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_foreign_files_stay(command, given, tmp_path, capsys):
-    """A filled folder is refused; with ``--overwrite`` only files of an earlier run are replaced or
-    deleted.
+    """A filled folder is refused.
 
-    A manifest of another program, or one that lists paths outside the folder, deletes nothing.
+    With ``--overwrite`` only files of an earlier run are replaced or deleted. A manifest of
+    another program, or one that lists paths outside the folder, deletes nothing.
     """
     folder = tmp_path / "out"
     _, made, manifest = COMMANDS[command]
@@ -112,8 +112,7 @@ def test_links_are_not_followed(command, given, tmp_path, capsys):
 
 
 def test_a_link_in_the_place_of_a_finished_model_is_not_followed(given, tmp_path, capsys):
-    """A link in the place of a finished model that a killed process left is refused, not
-    followed."""
+    """A link in the place of a model that a killed process finished is refused, not followed."""
     folder, outside = tmp_path / "out", tmp_path / "outside"
     assert run("convert", given, folder) == run("convert", given, outside) == 0
     (folder / COMPLETE).symlink_to(outside)

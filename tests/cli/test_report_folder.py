@@ -147,8 +147,7 @@ def test_decisions_are_written_and_read(model, tmp_path, capsys):
     ids=lambda words: words.split()[0],
 )
 def test_what_is_decided_runs_wherever_kernels_do(weighted, tmp_path, capsys, words):
-    """Every command that runs kernels obeys ``--decide`` and writes "user" as the source of the
-    decisions.
+    """Every command that runs kernels obeys ``--decide`` and reports "user" as the source.
 
     A kernel that is not available is refused.
     """

@@ -17,8 +17,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def display() -> Iterator[str]:
-    """The name of a display from an Xvfb that this fixture starts; skips the tests without Xvfb
-    or packages."""
+    """The name of a display from an Xvfb that this fixture starts.
+
+    Skips the tests without Xvfb or packages.
+    """
     for module in ("glfw", "imgui_bundle"):
         pytest.importorskip(module, reason=f"{module} is not installed (the extra 'game')")
     xvfb = shutil.which("Xvfb")

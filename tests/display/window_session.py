@@ -70,8 +70,7 @@ _SLACK = {"resident_mib": 24.0, "gpu_mib": 8.0, "objects": 60}
 
 
 def growth(rounds: Sequence[Held]) -> dict[str, float]:
-    """Returns the growth of each quantity between the first round after a minute and the last
-    round.
+    """Returns each quantity's growth from the first round after a minute to the last.
 
     Empty with fewer than two such rounds.
     """
@@ -87,8 +86,7 @@ def grew(grown: dict[str, float]) -> list[str]:
 
 
 class Player:
-    """A simulated player, called after every frame, that acts every few frames and closes the
-    window."""
+    """A simulated player: acts every few frames and finally closes the window."""
 
     def __init__(self, window: GameWindow, seconds: float, frames: int, tiles: int) -> None:
         self.window, self.seconds = window, seconds
@@ -102,8 +100,7 @@ class Player:
         self._plan = self._round(0.0)
 
     def _round(self, start_s: float) -> list[tuple[float, Callable[[], None]]]:
-        """Returns all acts of a round in order, each with its time in seconds since the window
-        opened."""
+        """Returns the acts of a round in order, each with its time in seconds."""
         acts = [
             self.look, self.fly, self.resize, self.click, self.hide, self.unsliced, self.scroll,
             self.minimise, self.restore, self.pause, self.record, self.type, self.rest,
@@ -202,8 +199,10 @@ class Player:
 
 
 def _told(window: GameWindow) -> array[float]:
-    """Wraps the scheduler's ``frame_took``; returns an array that collects the times in ms
-    passed to it."""
+    """Wraps the scheduler's ``frame_took``.
+
+    Returns an array that collects the times in ms passed to it.
+    """
     found = array("d")
     scheduler = window.game.scheduler
     tell = scheduler.frame_took

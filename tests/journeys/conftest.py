@@ -48,10 +48,9 @@ class Environment:
     def run(
         self, *command: str | Path, cwd: Path, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a program as in the activated environment, with its own cache folders; returns the
-        result.
+        """Runs a program as in the activated environment, with its own cache folders.
 
-        With ``check`` the test fails if the program does.
+        Returns the result. With ``check`` the test fails if the program does.
         """
         env = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
         env |= {f"CML_{kind}_DIR": str(self.folder / kind.lower()) for kind in ("CACHE", "DATA")}
@@ -86,8 +85,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Enviro
 
 @pytest.fixture(scope="session")
 def compiler_environment(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Environment:
-    """The environment after ``pip install cml-engine[compiler]``, which can run any model on a
-    GPU."""
+    """The environment after ``pip install cml-engine[compiler]``, which runs any model."""
     folder = _once(tmp_path_factory, "venv-compiler", lambda f: _install(f, wheel, "compiler"))
     return Environment(folder)
 

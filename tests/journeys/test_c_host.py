@@ -39,8 +39,10 @@ def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> s
 
 
 def find(name: str, extra: str) -> Path:
-    """Returns the path of a program in this environment or on the system; skips the test without
-    it."""
+    """Returns the path of a program in this environment or on the system.
+
+    Skips the test without it.
+    """
     path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
     found = shutil.which(name, path=path)
     if found is None:

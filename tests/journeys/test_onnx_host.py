@@ -15,8 +15,7 @@ SHAPE = "--shape=image=1,3,64,64"
 
 @pytest.fixture(scope="module")
 def folder(compiler_environment, tmp_path_factory):
-    """A folder with the files of ``cml example``, samples for quantizing and a small picture cut
-    from them."""
+    """A folder with the files of ``cml example``, and samples and a small picture cut from them."""
     made = tmp_path_factory.mktemp("onnx")
     said = compiler_environment.run("cml", "example", cwd=made).stdout
     assert said.split() == ["bricks.png", "enlarge.onnx", "enlarge.tgz"]

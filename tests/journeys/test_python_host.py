@@ -1,5 +1,4 @@
-"""Tests of Python hosts with the wheel alone: a session on the CPU, a model in frames, a cooked
-file."""
+"""Tests of Python hosts with the wheel alone: CPU session, frames, cooked file."""
 
 from __future__ import annotations
 

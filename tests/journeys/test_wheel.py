@@ -1,5 +1,4 @@
-"""Tests that the wheel has everything that runs, adds one top-level name, and type-checks a
-host."""
+"""Tests that the wheel is complete, adds one top-level name, and type-checks a host."""
 
 from __future__ import annotations
 

@@ -23,11 +23,10 @@ def declare(
     threads: int = 0,
     group: int = 64,
 ) -> cml.OpSpec:
-    """Registers an operator with fixed shapes whose results are bit-identical on every device;
-    returns its specification.
+    """Registers an operator with fixed shapes whose results are bit-identical on every device.
 
-    ``takes`` and ``gives`` are the facts of its inputs and outputs. ``operations`` is its cost
-    per element of the first output.
+    Returns its specification. ``takes`` and ``gives`` are the facts of its inputs and outputs.
+    ``operations`` is its cost per element of the first output.
     """
 
     def infer(attrs: cml.Attrs, *facts: cml.Fact) -> list[cml.Fact]:

@@ -59,8 +59,7 @@ def _ground(attrs: cml.Attrs, coarse: Array, residual: Array, tile: Array) -> li
 
 
 def _words(values: Array) -> Array:
-    """Returns float32 values clipped to -127 to 127 and divided by 128, as the networks read
-    them."""
+    """Returns values clipped to -127 to 127 and divided by 128, as the networks read them."""
     return np.asarray(values.clip(-127, 127) / np.float32(128), np.float32)
 
 

@@ -53,8 +53,7 @@ def _detail(attrs: cml.Attrs, tile: Array) -> Array:
 
 
 def subtract_height(heights: Array, ways: list[tuple[int, int]]) -> Array:
-    """Returns the differences of ``len(ways)`` neighbours to each inner height, int64 (n, h - 2, w
-    - 2).
+    """Returns the differences of neighbours to each inner height, int64 (n, h - 2, w - 2).
 
     ``ways`` are the neighbours' offsets (z, x) in the grid of heights (h, w).
     """
@@ -95,8 +94,7 @@ declare(
 
 
 def make_steep_heights(count: int, seed: int) -> Array:
-    """Returns a test case: random heights int32 (1, 1, count, count) from the whole range,
-    steeper than any land."""
+    """Returns random heights steeper than any land, int32 (1, 1, count, count), for a test case."""
     end, rng = exact_noise.HEIGHT_END, np.random.default_rng(seed)
     found = rng.integers(-end, end, (1, 1, count, count), endpoint=True, dtype=np.int32)
     found[..., :2, :] = [[-end], [end]]

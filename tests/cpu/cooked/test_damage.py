@@ -1,5 +1,4 @@
-"""Tests that damaged and malicious cooked files raise an error of the engine and do nothing
-else."""
+"""Tests that damaged and malicious cooked files only raise an error of the engine."""
 
 import struct
 

@@ -1,5 +1,4 @@
-"""Tests of the demo's agents as integer networks: close to the float agents, and proven not to
-overflow."""
+"""Tests that the demo's integer agents are close to the float agents and never overflow."""
 
 import numpy as np
 import pytest

@@ -1,5 +1,4 @@
-"""Tests of integer networks as files, and of the messages for files that are no integer
-networks."""
+"""Tests of integer networks as files, and of messages for other files."""
 
 import numpy as np
 import pytest
@@ -55,8 +54,7 @@ def test_a_network_is_the_same_when_it_is_read_back(tmp_path):
 
 
 def test_other_tools_read_the_numbers_that_it_stands_for(tmp_path):
-    """Without the extension's line the file loads as a float network, whose weights have the
-    same values."""
+    """Without the extension's line the file loads as a float network with equal weights."""
     cml.save(small_net(), tmp_path)
     text = tmp_path / "graph.nnef"
     text.write_text(text.read_text().replace("extension CML_integer_1;", ""))
@@ -66,8 +64,10 @@ def test_other_tools_read_the_numbers_that_it_stands_for(tmp_path):
 
 
 def test_onnx_is_refused(tmp_path):
-    """Saving an integer network as ONNX raises ``InputError``; the export would write integers
-    as weights."""
+    """Saving an integer network as ONNX raises ``InputError``.
+
+    The export would write integers as weights.
+    """
     with pytest.raises(cml.InputError, match="integer network .*ONNX has no rule"):
         cml.save(small_net(), tmp_path / "net.onnx")
 

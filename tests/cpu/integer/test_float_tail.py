@@ -1,5 +1,4 @@
-"""Tests of integer networks that end in floats: identical integers, and messages about the float
-part."""
+"""Tests of integer networks with a float part at the end: identical integers, messages."""
 
 import json
 
@@ -16,8 +15,7 @@ from tests.fixtures.integer.networks import IntegerNet, line
 
 
 def classifier():
-    """Returns a float network with two outputs: features, and their softmax through a second
-    convolution.
+    """Returns a float network with two outputs: features, and a conv of their softmax.
 
     Quantization keeps everything from the softmax on in floats.
     """

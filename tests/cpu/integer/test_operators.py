@@ -1,5 +1,4 @@
-"""Tests that integer operators on the CPU match Python's integers exactly, for any shapes and
-values."""
+"""Tests that integer operators on the CPU equal Python's integers, for any shapes."""
 
 import numpy as np
 import pytest

@@ -34,8 +34,7 @@ def block(seed=0):
 
 
 def products(seed=0):
-    """Returns a float network of matrix products, a mean, and a chain of functions of one
-    tensor."""
+    """Returns a float network of matrix products, a mean, and a chain of functions."""
     net = Net(3, 6, seed=seed)
     y = net("linear(x, random(5, 6), random(1, 5))")
     near = net(f"floor({y})")
@@ -75,8 +74,7 @@ def test_errors_are_what_was_asked_for(make, least, tmp_path):
 
 
 def test_what_only_moves_is_not_rounded():
-    """A pixel shuffle of reshapes and a transpose gets no rounding point, and is fused to one
-    operator."""
+    """A pixel shuffle of reshapes has no rounding point and is fused to one operator."""
     net = Net(1, 4, 3, 5)
     y = net("conv(x, random(12, 4, 1, 1), random(1, 12))")
     y = net(f"reshape({y}, shape=[1, 3, 2, 2, 3, 5])")

@@ -1,5 +1,4 @@
-"""Tests of the demo's integer world: committed tiles, their common hash, and lockstep that
-detects differences."""
+"""Tests of the demo's integer world: committed tiles, their hash, and lockstep."""
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -79,8 +78,10 @@ class Faulty:
 
 
 def _played(here, there, ticks, first=0):
-    """Plays lockstep between two players in this process; returns the result or error message of
-    each."""
+    """Plays lockstep between two players in this process.
+
+    Returns the result or error message of each.
+    """
     ends = [Connection(end) for end in socket.socketpair()]
 
     def one(player, end):

@@ -1,5 +1,4 @@
-"""Tests that a background compile pauses while the host records a frame, and never blocks
-permanently."""
+"""Tests that a background compile pauses while a frame is recorded, but not permanently."""
 
 import sys
 import time

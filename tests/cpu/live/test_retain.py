@@ -24,8 +24,7 @@ OPS = ("relu", "sigmoid", "add", "mul", "concat", "split", "conv", "reshape", "s
 
 @st.composite
 def graphs(draw):
-    """Draws a random graph with one to three inputs, up to two variables and one to three
-    outputs."""
+    """Draws a random graph: one to three inputs and outputs, up to two variables."""
     inputs = [f"in{i}" for i in range(draw(st.integers(1, 3)))]
     variables = [f"v{i}" for i in range(draw(st.integers(0, 2)))]
     facts = dict.fromkeys([*inputs, *variables], Fact("scalar", SHAPE))
@@ -68,8 +67,7 @@ def arrays(names, seed):
 
 
 def reached(graph, given):
-    """Returns the set of titles of the nodes that must run again when the inputs ``given``
-    change."""
+    """Returns the titles of the nodes that must run again when inputs ``given`` change."""
     changed = given | {variable for variable, _ in graph.updates}
     found = set()
     for node in graph.nodes:

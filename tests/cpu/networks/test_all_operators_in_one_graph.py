@@ -1,5 +1,4 @@
-"""Tests of a graph that uses every operator of NNEF and every extension: its results and ``cml
-validate``."""
+"""Tests of a graph with every operator of NNEF and every extension."""
 
 import numpy as np
 import pytest
@@ -24,8 +23,7 @@ def chosen_call(op):
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory):
-    """The model's folder, its inputs by name, and each output's operator and expected value by
-    name."""
+    """The model's folder, its inputs, and each output's operator and expected value."""
     folder = tmp_path_factory.mktemp("everything")
     inputs, outputs, lines = {}, {}, []
     for op in OPERATORS:

@@ -28,8 +28,10 @@ def sessions():
 
 
 def made(sessions, place):
-    """Runs the agents for the tile at ``place``; returns their outputs and, as ``seen``, their
-    inputs."""
+    """Runs the agents for the tile at ``place``.
+
+    Returns their outputs and, as ``seen``, their inputs.
+    """
     cell = np.full((1, 1, 1, 1), place.cell_m, np.float32)
     given = {
         "coarse": place.coarse(-COARSE_APRON, COARSE)[None, None],
@@ -53,8 +55,7 @@ def made(sessions, place):
 
 @pytest.fixture(scope="module", params=PLACES, ids=["level 0", "level 5"])
 def pair(request, sessions):
-    """The place of a tile, the agents' outputs for it, and their outputs for its eastern
-    neighbour."""
+    """A tile's place, the agents' outputs for it, and those for its eastern neighbour."""
     seed, level, x, z = request.param
     west, east = Place(seed, level, x, z), Place(seed, level, x + CELLS, z)
     return west, made(sessions, west), made(sessions, east)
@@ -80,8 +81,7 @@ def test_neighbours_meet_without_a_seam(pair, name, per_cell):
 
 
 def test_heights_beat_interpolation(sessions):
-    """The upres agent's mean error is less than half of bicubic interpolation's, with and without
-    noise.
+    """The upres agent's error is less than half of bicubic's, with and without noise.
 
     Measured on a square of a held-out world.
     """

@@ -1,5 +1,4 @@
-"""Tests of the demo game's operators in NumPy: the positions of their grids, and scatter's
-choice of instances."""
+"""Tests of the demo's operators in NumPy: their grids' positions, scatter's instances."""
 
 import numpy as np
 import pytest

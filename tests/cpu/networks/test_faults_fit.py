@@ -1,5 +1,4 @@
-"""Tests that the faults of ``python -m tests.plant`` fit the tree, and that it detects surviving
-ones.
+"""Tests that the faults of ``python -m tests.plant`` fit, and that it detects survivors.
 
 A fault that no longer fits must be rewritten in tests/fixtures/faults.py, in the commit that
 changed its tokens: tokens that occur in the function exactly once, and a wrong replacement.

@@ -1,5 +1,4 @@
-"""Tests that random graphs agree on every backend, and that a fault in a pass is found and
-minimized.
+"""Tests that random graphs agree on every backend, and that a pass's fault is found.
 
 `python -m tests.fuzz --minutes 5` runs more cases.
 """
@@ -50,8 +49,7 @@ def test_random_graphs_agree_on_the_gpu(number, gpu, tmp_path):
 
 
 def small():
-    """Returns a case with a convolution, a foldable normalization, and operators that do not
-    fuse."""
+    """Returns a case with a convolution, a foldable normalization, and unfusable operators."""
     net = Net(1, 4, 5, 5)
     h = net("relu(batch_norm(conv(x, 4)))")
     net(f"tanh(transpose(sin({h}), axes=[0, 1, 3, 2]))")
@@ -81,8 +79,7 @@ def test_a_wrong_pass_is_found_made_small_and_written(tmp_path, monkeypatch):
 
 
 def grouped(op="conv", value=np.nan, size=1):
-    """Returns a case with two groups in one block of channels, and ``value`` in the input of the
-    first."""
+    """Returns a case of two groups in a block of channels, with ``value`` in the first."""
     net = Net(1, 4, 5, 5)
     made = net.conv("x", 4, size, groups=2) if op == "conv" else net.deconv("x", 4, groups=2)
     x = net.input()
@@ -120,8 +117,7 @@ def test_where_a_nan_may_spread(groups, fixed, some):
 
 
 def test_weights_of_a_deconv_that_are_not_finite(gpu, tmp_path):
-    """An infinite weight of a deconv may give NaN, only in the weight's channel, and all checks
-    accept it.
+    """An infinite weight of a deconv may give NaN in its channel only; all checks accept it.
 
     Beyond the input's edges a GPU multiplies the weight by 0.
     """

@@ -1,5 +1,4 @@
-"""Tests that loading damaged models returns a graph or raises a CmlError, in bounded time and
-memory.
+"""Tests that loading damaged models gives a graph or a CmlError, in bounded time and memory.
 
 A few seconds here. A long run:
 ``CML_FUZZ=200000 python -m pytest tests/cpu/networks/test_fuzz_load.py``.
@@ -57,8 +56,10 @@ def quiet():
 
 
 def load(folder, fake_quantize=False):
-    """Returns the loaded graph, or None after a CmlError; other errors and high costs fail the
-    test."""
+    """Returns the loaded graph, or None after a CmlError.
+
+    Other errors and high costs fail the test.
+    """
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     try:
         graph = cml.load(folder, fake_quantize=fake_quantize)
@@ -71,10 +72,10 @@ def load(folder, fake_quantize=False):
 
 
 def run(graph):
-    """Runs the graph on the CPU if it is small; a CmlError is accepted, any other error fails the
-    test.
+    """Runs the graph on the CPU if it is small.
 
-    Some faults of a model appear only when it runs.
+    A CmlError is accepted, any other error fails the test. Some faults of a model appear only
+    when it runs.
     """
     if graph is None or sum(f.size for f in graph.facts.values()) > 100_000:
         return

@@ -1,5 +1,4 @@
-"""Tests of graphs built and edited in Python: bit-identical to loaded ones, errors at the
-caller's line."""
+"""Tests that graphs built in Python equal loaded ones, and that errors name the line."""
 
 from __future__ import annotations
 

@@ -80,8 +80,7 @@ def test_every_case_in_every_order_of_memory(op):
 
 
 def by(way, case, rng):
-    """Asserts that the prepared function ``way`` agrees with the definition of conv, for all
-    memory orders."""
+    """Asserts that the prepared function ``way`` agrees with conv for all memory orders."""
     arrays = [
         g if isinstance(g, np.ndarray) else rng.uniform(-1, 1, g).astype(np.float32)
         for g in case.inputs
@@ -109,8 +108,7 @@ def test_windows_of_every_shape(rng):
 
 @pytest.mark.parametrize("block", [1, 3000, 100_000])
 def test_products_in_blocks(rng, monkeypatch, block):
-    """Convolutions by matrix products are right for blocks of few rows, with a remainder, and of
-    all rows."""
+    """Matrix products are right in blocks of few rows, with a remainder, and of all rows."""
     monkeypatch.setattr(blas, "_BLOCK", block)
     by(conv_last_cpu.Windows, conv_case((2, 9, 11, 17), (11, 9, 1, 1)), rng)
     by(conv_last_cpu.Windows, conv_case((1, 9, 11, 17), (11, 9, 3, 3)), rng)
@@ -162,8 +160,7 @@ def test_what_is_chosen():
 
 
 def mobile(rng):
-    """Returns a graph of depthwise and pointwise layers with clamps, a residual, pool,
-    upsampling, concat."""
+    """Returns a graph of depthwise and pointwise layers, clamps, a residual, pool and concat."""
     constants = {
         name: rng.uniform(-0.5, 0.5, shape).astype(np.float32)
         for name, shape in {

@@ -58,8 +58,7 @@ def test_every_declared_call_is_right_on_the_cpu(tmp_path):
 
 @pytest.mark.parametrize("op", OPERATORS)
 def test_a_wrong_answer_is_noticed(op):
-    """The verdict fails if one value is off: by a thousandth, or by the smallest step for other
-    types.
+    """The verdict fails if one value is off by a thousandth, or by the type's smallest step.
 
     It also fails for a wrong rank or type, for zeros, and for a NaN.
     """

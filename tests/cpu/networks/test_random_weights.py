@@ -1,5 +1,4 @@
-"""Tests of random weights: reproducible by seed, finite at any depth, and only for missing
-weights."""
+"""Tests of random weights: reproducible, finite at any depth, only for missing weights."""
 
 import numpy as np
 import pytest
@@ -23,8 +22,7 @@ LAYERS = {
 
 
 def deep(shape, call):
-    """Returns a model without weight values that repeats the layer ``DEPTH`` times, each with
-    own weights."""
+    """Returns a model of the layer repeated ``DEPTH`` times, without values for its weights."""
     lines = ["t0 = external(shape = [1, 4, 8, 8]);"]
     for i in range(DEPTH):
         lines.append(f"w{i} = variable<scalar>(shape = {shape}, label = 'layer{i}/w');")

@@ -1,5 +1,4 @@
-"""Tests that a game's operator which replaces one of the engine's is never mistaken for the
-engine's.
+"""Tests that a game's replacement of an operator is never taken for the engine's own.
 
 This holds for every pass and every backend.
 """

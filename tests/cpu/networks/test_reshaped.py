@@ -29,8 +29,7 @@ def model(rng):
 
 
 def ways(session):
-    """Returns the packed weights of the session's convolutions, by the class that implements
-    each."""
+    """Returns the packed weights of the session's convolutions by implementing class."""
     found = session.program._functions
     return {
         type(f): getattr(f, "_filter", None) if isinstance(f, Winograd) else f._weights

@@ -1,5 +1,4 @@
-"""Tests that inputs and outputs in texture layout (channels last, four of them) have the plain
-model's values."""
+"""Tests that texture layouts (channels last, four of them) keep the plain model's values."""
 
 import numpy as np
 import pytest

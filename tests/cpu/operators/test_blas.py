@@ -1,5 +1,4 @@
-"""Tests of matrix products cut into blocks for the engine's own threads: results and thread
-counts."""
+"""Tests of matrix products cut into blocks for the engine's threads."""
 
 from pathlib import Path
 

@@ -8,8 +8,7 @@ from cml_engine.ops.conv.cpu import conv_cpu
 
 
 def test_a_large_image_is_done_in_stretches(rng):
-    """A large convolution, which is computed in blocks of rows, equals convolutions of parts of
-    the image."""
+    """A large convolution, computed in blocks of rows, equals convolutions of its parts."""
     x = rng.standard_normal((1, 16, 256, 40)).astype(np.float32)
     filter = rng.standard_normal((4, 16, 3, 3)).astype(np.float32)
     attrs = Attrs(conv_case(x.shape, filter.shape, padding=[(0, 0), (0, 0)]).attrs)

@@ -1,5 +1,4 @@
-"""Tests of values where a definition decides: halves, ties, NaN, overflow, empty reductions,
-borders."""
+"""Tests of values that a definition decides: halves, ties, NaN, overflow, borders."""
 
 import math
 

@@ -1,5 +1,4 @@
-"""Tests of elementwise operators in NumPy against Python's mathematics, and of NNEF's
-broadcasting."""
+"""Tests of elementwise operators against Python's mathematics, and of broadcasting."""
 
 import itertools
 
@@ -35,8 +34,7 @@ extents = st.lists(st.sampled_from([1, 2, 3]), min_size=1, max_size=5)
 
 @given(extents, st.data())
 def test_a_walk_meets_every_element_in_order(shape, data):
-    """The walk gives, for every element of the result in order, its position in a broadcast
-    operand."""
+    """The walk gives the operand's position of every result element, in order."""
     operand = [n if data.draw(st.booleans()) else 1 for n in shape]
     operand = operand[: data.draw(st.integers(0, len(shape)))]
     array = np.arange(np.prod(operand, dtype=int)).reshape(operand)
@@ -79,8 +77,7 @@ def test_dense_operands_collapse_to_one_run():
 
 
 def test_erf_in_pieces_is_the_same_of_every_element(rng):
-    """``erf`` of a large array equals ``erf`` of its single elements, in any memory order and if
-    empty."""
+    """``erf`` of a large array equals ``erf`` of its elements, in any memory order."""
     large = rng.standard_normal((70, 300)).astype(np.float32)
     for x in (large, large.T, large[:0], large[0, 0]):
         wanted = [erf(value) for value in np.reshape(x, -1)[-300:]]

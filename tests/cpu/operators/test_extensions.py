@@ -66,8 +66,7 @@ def test_saved_graphs_carry_the_declarations(tmp_path):
 
 
 def test_the_library_stands_alone(tmp_path):
-    """A model whose head is the library's text with all bodies loads, as other tools would read
-    it."""
+    """A model that begins with the library's text, with all bodies, loads."""
     text = HEADER + extension_source().text
     text += "graph g(x) -> (y) { x = external(shape = [1]); y = mish(x); }"
     (tmp_path / "graph.nnef").write_text(text)

@@ -1,5 +1,4 @@
-"""Tests of ``cml.load(path, fake_quantize=True)``: the lines of graph.quant become rounding
-operators."""
+"""Tests of ``cml.load(path, fake_quantize=True)``: graph.quant as rounding operators."""
 
 import numpy as np
 import pytest
@@ -37,8 +36,10 @@ def rounded(x):
 
 
 def close(a, b):
-    """Returns True if shapes and values agree; no value of these inputs lies at a rounding
-    boundary."""
+    """Returns True if shapes and values agree.
+
+    No value of these inputs lies at a rounding boundary.
+    """
     return a.shape == b.shape and np.allclose(a, b, atol=1e-5)
 
 

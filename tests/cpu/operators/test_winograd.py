@@ -67,8 +67,7 @@ def test_random_windows(rng):
 
 
 def test_error_at_64_channels(rng):
-    """Winograd's error with 64 channels is below 1e-4, which is less than half the tolerance of
-    conv."""
+    """Winograd's error with 64 channels is below 1e-4, less than half of conv's tolerance."""
     attrs, x, filter, bias = random_conv(rng, (1, 64, 33, 30), 64, [(1, 1), (1, 1)])
     got, shape = by_tiles(attrs, x, filter, bias)
     wanted = by_formula(attrs, x, filter, bias)
@@ -77,8 +76,7 @@ def test_error_at_64_channels(rng):
 
 @pytest.mark.parametrize("floats", [1, 72 * 8 * 20, 72 * 8 * 90])
 def test_parts_give_the_whole(rng, monkeypatch, floats):
-    """Winograd's result is the same if scratch memory limits it to parts: rows of tiles, or some
-    images."""
+    """Winograd's result is the same in parts of one or more rows of tiles, or of some images."""
     case = random_conv(rng, (5, 8, 21, 18), 6, [(1, 1), (1, 1)])
     whole, _ = by_tiles(*case)
     monkeypatch.setattr(winograd_cpu, "_MOST_SCRATCH", floats)

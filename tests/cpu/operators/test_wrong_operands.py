@@ -1,5 +1,4 @@
-"""Tests that every operator refuses wrong shapes, types and attributes, with the numbers in the
-message."""
+"""Tests that every operator refuses wrong shapes, types and attributes, and names them."""
 
 import numpy as np
 import pytest
