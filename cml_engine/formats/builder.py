@@ -25,7 +25,7 @@ _LONGEST = 100
 
 
 class ImportBuilder:
-    """A graph under construction: its nodes, constants and names.
+    """A graph under construction: its nodes, constants and names. Tensors are given by name.
 
     ``source`` is the source position that is recorded for the nodes added next.
 
@@ -267,5 +267,5 @@ def rename_tensors(node: Node, names: Mapping[str, str]) -> Node:
 
 
 def _signature(op: str) -> Signature:
-    """Returns the signature of an operator of NNEF or of the engine's library."""
+    """Returns the signature of an operator of the engine's library or of NNEF, by name."""
     return extension_signatures().get(op) or signature(op)

@@ -18,7 +18,7 @@ from cml_engine.nnef import RandomWeights
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The functions of the engine that converters call.
+    """The functions of the engine that converters call, so that they need not import it.
 
     ``infer`` returns the facts of a node's outputs. ``expand`` parses a graph in NNEF's text and
     expands its compound operators to operators of the engine. ``run`` computes a node's results
@@ -39,7 +39,11 @@ GraphFactory: TypeAlias = Callable[[Shapes], Graph]
 
 @dataclass(frozen=True, slots=True)
 class ConverterOptions:
-    """The arguments of ``cml.load`` that concern converters, beside the model itself."""
+    """The options of ``cml.load`` that a converter can support, beside the model and its shapes.
+
+    ``constants`` are values of inputs by name, ``random`` makes missing weights, and with
+    ``placeholders`` unknown operators become declarations.
+    """
 
     constants: Mapping[str, Array] = field(default_factory=dict)
     random: RandomWeights | None = None

@@ -59,7 +59,7 @@ class Tensor:
 
     @property
     def dtype(self) -> str:
-        """``"scalar"`` (float32), ``"integer"`` (int32) or ``"logical"``."""
+        """The element type: ``"scalar"`` (float32), ``"integer"`` (int32) or ``"logical"``."""
         return self.fact.dtype
 
     def __add__(self, other: Operand) -> Tensor:

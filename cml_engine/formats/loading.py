@@ -121,7 +121,7 @@ def _with_warning(graph: Graph) -> Graph:
 
 
 def _is_broken(array: Array) -> bool:
-    """Returns True if an array has values that are not finite and is not a mask.
+    """Returns True if a float array has NaNs or infinities and is not a mask.
 
     A mask has no other values than 0, 1 and infinities.
     """

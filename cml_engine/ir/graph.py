@@ -219,7 +219,7 @@ class Node:
 
     @property
     def full_op(self) -> str:
-        """The operator and the operators fused to it: ``conv+relu``."""
+        """The operator and the operators of its epilogues, joined by ``+``: ``conv+relu``."""
         return "+".join((self.op, *(epilogue.op for epilogue in self.epilogues)))
 
     @property
@@ -271,7 +271,10 @@ class Ready(Protocol):
 
     @property
     def integer_digest(self) -> bytes | None:
-        """The digest of the integer network that was cooked; None for other networks."""
+        """The digest of the integer network that the file was cooked from.
+
+        It is None for other networks.
+        """
         ...
 
 
@@ -354,7 +357,10 @@ class Graph:
     ready: Ready | None = field(default=None, compare=False, repr=False)
 
     def with_(self, **changes: Any) -> Graph:
-        """Returns a copy with some fields changed, without ``origin`` and ``ready`` by default."""
+        """Returns a copy with some fields changed.
+
+        ``origin`` and ``ready`` become None unless they are given.
+        """
         return replace(self, **{"origin": None, "ready": None, **changes})
 
     def reshaped(self, shapes: Mapping[str, Sequence[int]]) -> Graph:

@@ -66,7 +66,10 @@ class Multiplier:
 
 
 def multiplier(ratio: Fraction) -> Multiplier:
-    """Returns the multiplier nearest to a ratio; raises :class:`RangeError` if there is none."""
+    """Returns the multiplier nearest to a ratio; a ratio that rounds every sum to 0 becomes 0.
+
+    Raises :class:`RangeError` if the ratio is too large.
+    """
     if not ratio:
         return Multiplier(0, LEAST_SHIFT)
     size = abs(ratio)

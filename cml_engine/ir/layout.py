@@ -56,7 +56,7 @@ PACKED_TYPES = (*(VECTOR_TYPE[layout] for layout in STORED), FIXED4)
 
 
 def block_words(layout: str) -> int:
-    """Returns the number of 32-bit words in a block of four channels."""
+    """Returns the number of 32-bit words of a block of four channels in a layout."""
     return int(np.dtype(STORED.get(layout, np.float32)).itemsize)
 
 

@@ -137,7 +137,7 @@ class FreeList:
 
     @property
     def largest_free(self) -> int:
-        """The length of the longest free range."""
+        """The length of the longest free range in bytes, or 0."""
         return self._by_size[-1][0] if self._by_size else 0
 
     @property
@@ -250,7 +250,7 @@ class HeapStats:
 
 @dataclass(frozen=True, slots=True)
 class MemoryStats:
-    """The memory of one device at one moment.
+    """The memory statistics of one device at one moment.
 
     ``reserved_bytes`` is the memory requested from the driver (whole heaps, and textures),
     ``held_bytes`` the part of it that is in use. ``fragmentation`` is the share of the heaps'
@@ -413,7 +413,7 @@ def checked_budget(nbytes: object) -> int | None:
 
 
 def checked_category(category: str) -> str:
-    """Returns the category; raises :class:`InputError` if it is unknown."""
+    """Returns a memory category's name; raises :class:`InputError` if it is unknown."""
     if check_text(category, "a memory category") not in CATEGORIES:
         raise InputError(f"unknown memory category {category!r}; wanted {', '.join(CATEGORIES)}")
     return category

@@ -54,7 +54,7 @@ class Conversion:
     def raw(self, count: int, what: str, unit: int = 1) -> str:
         """Reads the next ``count`` weights of the ``.bin``, which have no flag, as a constant.
 
-        Returns its name. Its shape is (1, ``count``) and one axis of 1 for each of ``unit - 1``.
+        Returns its name. Its shape is (1, ``count``) followed by ``unit - 1`` axes of 1.
         """
         values = self.weights.raw(count, self._layer)
         return self.weight(values.reshape(1, -1, *[1] * (unit - 1)), what)

@@ -37,7 +37,10 @@ def input_shapes(
 
 
 def _undefined_inputs(layers: Sequence[NcnnLayer]) -> list[str]:
-    """Returns the blobs that no layer computes; ncnn treats them as inputs."""
+    """Returns the blobs that layers read but none computes, in the order of their first use.
+
+    ncnn treats them as inputs.
+    """
     made = {name for layer in layers for name in layer.outputs}
     read = dict.fromkeys(name for layer in layers for name in layer.inputs)
     return [name for name in read if name not in made]

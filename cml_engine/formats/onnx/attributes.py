@@ -17,7 +17,10 @@ _LARGEST = (1 << 31) - 1
 
 
 class WrongAttribute(Exception):
-    """An attribute has an invalid value; the message says what was given and what is allowed."""
+    """The error that an attribute has an invalid value.
+
+    It says what was given and what is allowed.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,7 @@ ELEMENT = Attr(int, among=[n for n in ELEMENT_TYPES if element_dtype(n) is not N
 
 
 def required(attr: Attr) -> Attr:
-    """Returns a copy of the attribute that a node must give."""
+    """Returns a copy of an attribute's declaration that requires nodes to give the attribute."""
     return replace(attr, required=True)
 
 

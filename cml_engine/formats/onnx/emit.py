@@ -58,7 +58,10 @@ class Emitter:
     # -- operands -------------------------------------------------------------------------------
 
     def value(self, x: Value | float | int | bool) -> Value:
-        """Returns a number as a value: a float is a scalar, an int an integer, a bool a logical."""
+        """Returns a number as a known value: float32 for a float, int64 for an int, or a logical.
+
+        A value is returned unchanged.
+        """
         if isinstance(x, Value):
             return x
         dtype = np.bool_ if isinstance(x, bool) else np.int64 if isinstance(x, int) else np.float32

@@ -404,7 +404,7 @@ def _check_opset(model: OnnxModelFile) -> None:
 
 
 def _check_size(model: OnnxModelFile) -> None:
-    """Raises OverBudget if the inlined functions would have too many nodes.
+    """Raises :class:`OverBudget` if the model would have too many nodes with its functions inlined.
 
     The check runs before inlining: functions that call each other twice double at every level.
     """

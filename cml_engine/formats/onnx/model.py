@@ -50,7 +50,10 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class OnnxNode:
-    """One node; attributes are numbers, texts, tensors, graphs or lists of them."""
+    """One node of an ONNX graph; inputs and outputs are names, "" for those left out.
+
+    Attributes are numbers, texts, tensors, graphs or lists of them.
+    """
 
     op: str
     name: str
@@ -77,7 +80,7 @@ class OnnxNode:
 
 @dataclass(frozen=True, slots=True)
 class OnnxGraph:
-    """A graph, or the body of a control-flow operator.
+    """An ONNX graph, of the model or in an attribute of a control-flow operator.
 
     ``infos`` are the file's declarations of tensors that are neither inputs nor outputs.
     """

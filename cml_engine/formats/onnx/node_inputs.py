@@ -49,7 +49,7 @@ class NodeInputs:
         self._attrs = self._check_attributes(row)
 
     def attr(self, name: str) -> Any:
-        """Returns an attribute's value, or its default."""
+        """Returns the checked value of a declared attribute, or its default if it is missing."""
         return self._attrs[name]
 
     @property

@@ -179,7 +179,7 @@ class MessageParts:
     numbers: Mapping[int, Sequence[Field]]
 
     def of(self, number: int) -> Sequence[Field]:
-        """Returns all fields of a number, in the order of the file."""
+        """Returns all fields with a number, in the order of the file; empty if there are none."""
         return self.numbers.get(number, ())
 
     def whole(self, number: int) -> int:

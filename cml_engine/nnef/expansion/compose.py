@@ -240,7 +240,10 @@ class _Composer:
     # -- constants ------------------------------------------------------------------------------
 
     def _is_literal(self, name: str, values: Array) -> bool:
-        """Returns True if a constant is written as a literal where it is used."""
+        """Returns True if a constant is written as a literal where it is used.
+
+        It then has rank 0 and no file of its own, and is not an output.
+        """
         graph = self._graph
         if values.ndim or name in graph.labels or name in graph.outputs or not _fits_text(values):
             return False

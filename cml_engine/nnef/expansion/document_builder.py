@@ -42,7 +42,10 @@ _DATUM_TYPES = {"f": "scalar", "bf": "scalar", "i": "integer", "u": "integer", "
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A ``variable`` of the graph, whose values are not read yet."""
+    """A ``variable`` of the graph: its type and shape and its label.
+
+    The values are not read yet.
+    """
 
     name: str
     fact: Fact
@@ -52,7 +55,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class DocumentGraph:
-    """A graph whose variables have facts and labels, but no values yet."""
+    """A graph and its variables, which have facts and labels, but no values yet."""
 
     graph: Graph
     variables: tuple[Variable, ...]

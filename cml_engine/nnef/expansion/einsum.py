@@ -22,7 +22,7 @@ class EquationProblem(Exception):
 
 
 def einsum_fragment(equation: str, shapes: Sequence[Sequence[int]]) -> str:
-    """Returns the text of a fragment that computes the equation for operands of these shapes."""
+    """Returns the NNEF text of a fragment ``einsum`` for an equation and operand shapes."""
     terms, result = _parse(equation)
     writer = _Writer(_extents(terms, shapes))
     name, labels = "inputs[0]", terms[0]

@@ -45,7 +45,8 @@ from cml_engine.nnef.warning import warn
 class Operator:
     """The operator that a name resolves to: its signature and its fragment.
 
-    ``native`` is True if the engine implements it, and ``standard`` if it is not the model's own.
+    ``native`` is True if the engine implements it, ``standard`` if it is not the model's own, and
+    ``text`` is the fragment's text.
     """
 
     name: str
@@ -74,9 +75,10 @@ class Library:
         self._resolved: dict[tuple[str, bool], Operator] = {}
 
     def add_fragments(self, fragments: Iterable[Fragment], text: SourceText) -> None:
-        """Adds a model's own fragments.
+        """Adds a model's own fragments, which are in ``text``.
 
-        Raises an error for a name that is declared twice or is a standard operator's.
+        Raises an error for a name that is declared twice. A standard operator's name is an error
+        too, unless both the standard and the fragment have a body.
         """
         for fragment in fragments:
             standard = standard_fragments().get(fragment.name)

@@ -64,7 +64,7 @@ def members(stream: GzipFile, archive: str) -> dict[str, Member]:
 
 
 class _Reader:
-    """A forward reader of a stream, whose bytes are charged to the load's budget."""
+    """A forward reader of an unpacked stream; the bytes it reads are charged to the load budget."""
 
     def __init__(self, stream: GzipFile, archive: str) -> None:
         self._stream, self._archive = stream, archive

@@ -75,7 +75,7 @@ class RandomWeights:
 
 @dataclass(frozen=True, slots=True)
 class RandomTensor:
-    """A variable without a file, whose values are random."""
+    """A variable without a file, whose values are random: a ``StoredVariable``."""
 
     name: str
     weights: RandomWeights

@@ -67,7 +67,7 @@ Find: TypeAlias = Callable[[Variable], StoredVariable]
 def finder(
     model: ModelSource, built: DocumentGraph, weights: Weights | None, random: RandomWeights | None
 ) -> Find:
-    """Returns a function that finds the stored values of a variable.
+    """Returns a function that returns the stored values of a variable, not read yet.
 
     They are in ``weights`` if given, else in the variable's tensor file. Missing values are
     random if ``random`` is given.

@@ -166,7 +166,7 @@ class TokenCursor:
         return Token(self._kinds[at], self._tokens.texts[at], self._tokens.starts[at])
 
     def peek(self, ahead: int) -> str:
-        """Returns the kind of the token ``ahead`` tokens after the next one."""
+        """Returns the kind of the token ``ahead`` places after the next one, unconsumed."""
         return self._kinds[min(self._next + ahead, len(self._kinds) - 1)]
 
     def skip(self) -> None:

@@ -44,7 +44,7 @@ def print_document(document: Document) -> str:
 
 
 def print_fragment(fragment: Fragment) -> str:
-    """Returns the text of a fragment's declaration, with its body if it has one."""
+    """Returns the NNEF text of a fragment, with its body if it has one."""
     generic = ""
     if fragment.generic:
         default = f" = {fragment.default_dtype}" if fragment.default_dtype else ""

@@ -250,7 +250,7 @@ def called_operators(fragment: Fragment) -> list[str]:
 
 
 def assigned_names(body: tuple[Assignment, ...]) -> list[str]:
-    """Returns every name that a body assigns to."""
+    """Returns every name that the left sides of a body's assignments contain."""
     return [item.id for a in body for item in expressions(a.target) if isinstance(item, Name)]
 
 

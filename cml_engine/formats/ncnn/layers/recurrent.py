@@ -185,7 +185,10 @@ def _run(
 def _first(
     layer: NcnnLayer, graph: Conversion, states: Sequence[str], index: int, count: int
 ) -> _State | None:
-    """Returns the initial state of direction ``index``; None if no state is given."""
+    """Returns the tensors of the initial state of direction ``index``; None if no state is given.
+
+    ``states`` have a row for each of ``count`` directions.
+    """
     for state in states:
         if len(graph.extents(state)) != 2 or graph.extents(state)[0] != count:
             raise layer.damaged_error(

@@ -14,9 +14,10 @@ from cml_engine.ir.graph import NUMPY_DTYPE, Array, AttrValue, Node, numbered_na
 
 
 class ConstantStore(Protocol):
-    """A function that stores a constant, as an initializer or as a node of a local function.
+    """A function that stores an array as a constant of the ONNX file and returns its name.
 
-    It returns the constant's name, which is ``name`` if that is free.
+    The constant is an initializer or a node of a local function. Its name is ``name`` if that is
+    free.
     """
 
     def __call__(self, array: Array, name: str = "") -> str: ...

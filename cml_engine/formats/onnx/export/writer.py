@@ -98,7 +98,7 @@ class OnnxWriter:
         return ExportOperand(name, self._graph.facts[name], value)
 
     def _constant(self, array: Array, name: str = "") -> str:
-        """Stores an initializer and returns its name.
+        """Stores an array as an initializer and returns the initializer's name.
 
         A constant of the graph keeps its name; other constants of equal values are shared.
         """

@@ -14,7 +14,7 @@ from cml_engine.ir.graph import Array, DType
 
 
 class NotIntegerError(ModelError):
-    """A quantized model has no integer form; the message says why."""
+    """The error that a quantized model has no integer form; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class QuantizedType:
 
     @property
     def bits(self) -> int:
-        """The bits per integer, 8 or 16.
+        """The number of bits with which the engine stores an integer, 8 or 16.
 
         ONNX's smallest integer, -128 or -32768, is one below the engine's range and counts as
         -127 or -32767.

@@ -115,7 +115,10 @@ def _bias(call: OnnxCall, queries: int, keys: int, past: int) -> Value | None:
 
 
 def _offset(call: OnnxCall, queries: int, past: int) -> Value:
-    """Returns the difference between a query's position among the keys and its index."""
+    """Returns, as a value of int64, the position among the keys of the first query.
+
+    It is the number of past keys, or the keys' valid length minus the number of queries.
+    """
     if call.has(6) and not past:
         lengths = call.reshape(call[6], [call[6].shape[0], 1, 1, 1])
         if lengths.array is not None:

@@ -101,6 +101,8 @@ _GROUPED = {
 def group_query_attention(call: OnnxCall) -> list[Value | None]:
     """Imports GroupQueryAttention.
 
+    Returns its result and the keys and values, with past ones first.
+
     Its inputs are query, key, value, past_key, past_value, seqlens_k, total_sequence_length,
     cos_cache, sin_cache, position_ids and attention_bias. All sequences of a batch must be as
     long as their keys.
@@ -158,7 +160,7 @@ def _rotate(call: OnnxCall, x: Value, past: int) -> Value:
 def _position_mask(
     call: OnnxCall, q: Value, k: Value, past: int, comparison: str, bound: int
 ) -> Value:
-    """Returns the mask of :func:`window_mask` for queries that follow ``past`` keys."""
+    """Returns the additive mask of :func:`window_mask` for queries that follow ``past`` keys."""
     ahead = np.arange(k.shape[2])[None, :] - np.arange(q.shape[2])[:, None]
     return window_mask(call, ahead, Value.known(np.array(past)), comparison, bound)
 

@@ -140,7 +140,10 @@ for _name, _weights in (
     attrs={"output_datatype": replace(ELEMENT, default=1)},
 )
 def mel_weight_matrix(call: OnnxCall) -> Value:
-    """Returns triangular filters on the mel scale over the bins of a spectrum."""
+    """Imports MelWeightMatrix: a known matrix [spectrum bins, filters] of mel filters.
+
+    The filters are triangular.
+    """
     bins, length, rate = (call.ints(i)[0] for i in range(3))
     low, high = call.number(3), call.number(4)
     call.allocate([bins + 2, length // 2 + 1])

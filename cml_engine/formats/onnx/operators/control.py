@@ -16,7 +16,7 @@ from cml_engine.io.load_limits import current_budget
 
 
 class GraphImporter(Protocol):
-    """Imports the graphs in a node's attributes; ``importer.Importer`` implements it."""
+    """The importer of graphs in a node's attributes; ``importer.Importer`` implements it."""
 
     def inner(
         self, graph: OnnxGraph, values: dict[str, Value], scope: Any, prefix: str

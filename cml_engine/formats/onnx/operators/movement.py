@@ -245,7 +245,7 @@ def take_ranges(call: OnnxCall, x: Value, ranges: dict[int, range]) -> Value:
 
 
 def _bounds(r: range, extent: int) -> tuple[int, int, int]:
-    """Returns NNEF's begin, end and stride for a range of indices."""
+    """Returns NNEF's begin, end and stride of a slice that selects a range of indices."""
     if len(r) == 1:
         return r[0], r[0] + 1, 1
     if r.step > 0:

@@ -37,7 +37,7 @@ State = list[Value]
 
 @dataclass(frozen=True)
 class RecurrentCell:
-    """One direction of a recurrent layer: its weights and activations."""
+    """One direction of a recurrent layer: its node, weights, biases and activations."""
 
     call: OnnxCall
     weights: Value

@@ -28,7 +28,7 @@ class SpatialWindow:
 
     @property
     def reach(self) -> list[int]:
-        """The number of elements that the dilated window spans along each axis."""
+        """The numbers of elements that the dilated window spans, one per spatial axis."""
         return [(k - 1) * d + 1 for k, d in zip(self.size, self.dilation, strict=True)]
 
 

@@ -21,7 +21,7 @@ class Intervals:
         self._learned = 0
 
     def declare(self, tensor: str, interval: Interval) -> None:
-        """Sets the bounds of an input."""
+        """Sets the bounds of the values of an input of the network."""
         self._known[tensor] = interval
 
     def learn(self) -> None:
@@ -57,7 +57,7 @@ class Intervals:
             self._known[tensor] = all_of_type
 
     def forget(self, mark: int) -> None:
-        """Notes that the nodes from index ``mark`` on were removed."""
+        """Records that the nodes from index ``mark`` on were removed from the graph."""
         self._learned = min(self._learned, mark)
 
     def __getitem__(self, tensor: str) -> Interval:

@@ -78,7 +78,10 @@ class Widths:
             )
 
     def lines(self) -> list[str]:
-        """Returns the report's lines for ``cml info``."""
+        """Returns the report's lines for ``cml info``, one group per type of node.
+
+        There are none if no node is recorded.
+        """
         return [
             *_lines("compute integers that may leave 32 bits, and wrap around", self.wrapped),
             *_lines("compute integers in floats, exact to 2^24, and may leave that", self.rounded),

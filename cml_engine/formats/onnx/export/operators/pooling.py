@@ -109,7 +109,10 @@ def _is_pool(window: Window, dilated: bool) -> bool:
 
 
 def _fits(window: Window) -> bool:
-    """Returns True if no window lies entirely in the padding, as ONNX Runtime requires."""
+    """Returns True if the padding on each side is smaller than the window.
+
+    ONNX Runtime requires it.
+    """
     return all(0 <= n < a.size for a in window for n in (a.before, a.after))
 
 
