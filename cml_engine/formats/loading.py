@@ -103,9 +103,9 @@ def load(
 
 
 def _with_warning(graph: Graph) -> Graph:
-    """Warns of weights that are NaN or infinite, and returns the graph with that warning as a note.
+    """Warns of weights that are NaN or infinite, and returns the graph with the warning as a note.
 
-    A graph without them is returned unchanged.
+    Masks may be infinite. A graph without broken weights is returned unchanged.
     """
     found = {name: array for name, array in graph.constants.items() if _is_broken(array)}
     if not found:

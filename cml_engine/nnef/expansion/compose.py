@@ -78,7 +78,10 @@ def expression(value: object) -> Expr:
 
 @dataclass
 class _Names:
-    """Gives each tensor name of a graph an NNEF identifier, always the same one."""
+    """Maps tensor names of a graph to NNEF identifiers; the same name always gets the same one.
+
+    ``reserved`` are the identifiers in use.
+    """
 
     reserved: set[str]
     given: dict[str, str] = field(default_factory=dict)

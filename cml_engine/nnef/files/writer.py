@@ -130,10 +130,10 @@ def _names_in(folder: Path) -> list[str]:
 
 
 def _finish(path: Path) -> None:
-    """Moves the files in ``COMPLETE`` to their places, the graph last, and deletes the folder.
+    """Moves the files in the subfolder ``COMPLETE`` to their places, and deletes the subfolder.
 
-    Programs that do not know ``COMPLETE`` find no graph during the move, instead of a mixture of
-    two models.
+    The graph is moved last. Programs that do not know ``COMPLETE`` find no graph during the move,
+    instead of a mixture of two models.
     """
     complete = path / COMPLETE
     file_below(path, f"{COMPLETE}/{GRAPH_FILE}")  # refuses links that lead out of the folder

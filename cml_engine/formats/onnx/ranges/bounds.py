@@ -39,7 +39,10 @@ class Intervals:
         self._learned = len(nodes)
 
     def of(self, value: Value) -> Interval:
-        """Returns the bounds of a value; they are exact for a known value."""
+        """Returns the bounds of a value in the network.
+
+        For a known value they are its smallest and largest number.
+        """
         if value.array is not None:
             return of_array(value.array)
         self.learn()

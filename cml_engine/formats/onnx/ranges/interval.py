@@ -125,7 +125,8 @@ def remainder(a: Interval, b: Interval, of_divisor: bool) -> Interval:
 def bit_and(a: Interval, b: Interval) -> Interval:
     """Returns the bounds of the bitwise and of integers from two intervals.
 
-    It is at most the smallest upper bound of an operand that cannot be negative.
+    If an operand cannot be negative, they are 0 and the smallest upper bound of such an operand;
+    otherwise they are all 32-bit integers.
     """
     limits = [i.high for i in (a, b) if i.low >= 0]
     return Interval(0, min(limits)) if limits else INT32

@@ -90,9 +90,10 @@ class Widths:
 
 
 def _reads_upper_half(call: OnnxCall, values: Sequence[Value | None], ops: set[str]) -> bool:
-    """Returns True if a node interprets uint32 inputs that may be 2^31 or more.
+    """Returns True if a node interprets the sign bit of uint32 inputs that may be 2^31 or more.
 
-    Operators with the same bits for signed and unsigned integers do not count.
+    ``ops`` are the operators added for the node. Operators with the same bits for signed and
+    unsigned integers do not count, unless a result has 64 bits.
     """
     given = [v for v in call.inputs if v is not None and v.array is None]
     given = [v for v in given if v.dtype == np.uint32]
