@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeVar
 
 K = TypeVar("K", bound=Hashable)
-#: a function that runs one turn and returns milliseconds
+#: a function that runs a work once and returns milliseconds
 Turn = Callable[[], float]
 
 

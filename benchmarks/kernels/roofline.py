@@ -10,8 +10,8 @@ from pathlib import Path
 from cml_engine.compiler.plan import Step
 from cml_engine.ops.declaration.spec import Cost
 
-#: below this share of every peak a kernel has another limit: the instructions around its products,
-#: which no control measures
+#: the share of a peak from which on it limits a kernel; a kernel below all of them is limited by
+#: the instructions around its products, which no control measures
 _NEAR = 1 / 3
 #: FLOPs of Winograd's transforms of a 6x6 tile, four channels at a time: twelve transforms of six
 #: values with 20 operations each, and ten transforms of six sums with 16

@@ -187,7 +187,7 @@ class _Writer:
         return node.outputs[0], ""
 
 
-#: by operator
+#: the functions that write an operator, by its name
 _WRITERS: dict[str, Callable[[_Writer, Node], None]] = {}
 
 

@@ -16,7 +16,7 @@ from cml_engine.ops.elementwise.from_expression import expressed
 from cml_engine.ops.families import load_families
 
 _PACKAGE = Path(__file__).parents[1]
-#: the file of operators that is run now
+#: the file of operators that is being loaded
 _file: ContextVar[Path | None] = ContextVar("file of operators", default=None)
 
 

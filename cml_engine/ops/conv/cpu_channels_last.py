@@ -24,11 +24,11 @@ from cml_engine.ops.declaration.spec import Cpu
 
 #: floats of a depthwise filter repeated for each position of a row (2 MB)
 _MOST_WEIGHTS = 1 << 19
-#: floats from which runs of them are worth having one after the other
+#: the fewest contiguous floats (of inputs, of outputs) for which ``Windows`` is faster
 _MANY = 8
 #: floats of one band of windows: 1 MB
 _BAND = 1 << 18
-#: bands that are enough for threads to have one each; of fewer each product is cut
+#: the fewest bands that are shared out among threads; with fewer, each product is cut instead
 _SEVERAL = 4
 
 

@@ -14,8 +14,7 @@ from cml_engine.ops.declaration.defines import WGSL_ONLY, word
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.packing import Packing
 
-#: threads of a workgroup, where a kernel has no reason for others; a software driver runs few as
-#: well, and wastes less
+#: the default threads of a workgroup; a software driver runs few threads as fast and wastes less
 GROUP, SOFTWARE_GROUP = 64, 16
 
 #: both operators' windows, see conv_position.hlsli
@@ -29,7 +28,7 @@ class Conv:
     op: Lowering
     shape: ConvShape
     transposed: bool
-    #: whether its kernel multiplies four bytes by four at once
+    #: True if its kernel multiplies four bytes by four at once
     dot4: bool = False
 
     @property

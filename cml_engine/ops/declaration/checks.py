@@ -35,7 +35,7 @@ _LAYOUTS = ("plain", "same", "copies", "each", "blocks", "joins", "any")
 _EPILOGUES = ("none", "places", "channels")
 #: the most threads that any device of WebGPU's lets a workgroup have
 _MAX_GROUP = 1024
-#: what a kernel finds of a tensor ``a`` besides ``a`` itself, as ``a_size`` and so on
+#: suffixes of the names that a kernel has for a tensor ``a`` besides ``a``: ``a_size``, …
 ACCESSORS = ("size", "rank", "shape", "stride", "coord", "type", "count", "load")
 #: words of HLSL that a model may well call a tensor or an attribute
 HLSL_WORDS = frozenset(

@@ -20,7 +20,7 @@ class Choice:
     options: tuple[str, ...]
     default: str
     chosen: str
-    #: whether the caller chose it
+    #: True if the caller chose it
     requested: bool = False
 
     @property

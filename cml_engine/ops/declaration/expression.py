@@ -36,7 +36,7 @@ _OF_FOUR = frozenset(
     "cml_requantize cml_requantize_signed cml_requantize_wide cml_requantize_wide_signed "
     "cml_requantize_pair cml_requantize_product cml_integer_numbers".split()
 )
-#: far more than anybody writes: parts in one another, and parts with all calls written out
+#: limits far above any use: nested parts, and parts with all calls expanded
 _MOST_DEEP, _MOST_PARTS = 64, 1000
 
 

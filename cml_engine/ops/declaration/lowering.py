@@ -31,11 +31,11 @@ from cml_engine.ops.declaration.spec import GROUP, Cost, Dispatch, Kernel
 
 T = TypeVar("T")
 
-#: how often all loops of one thread together may turn. Mesa's software driver counts the turns of
-#: all loops that a thread runs, one after the other or one in another, and ends every loop after
-#: 65 535 without a word. A kernel that may need more does its work in several steps.
+#: the most iterations of all loops of one thread together. Mesa's software driver counts the
+#: iterations of all loops that a thread runs, consecutive or nested, and silently ends every loop
+#: after 65 535. A kernel that may need more works in several dispatches.
 MOST_TURNS = 60_000
-#: what a loop in a loop costs besides its turns, each time that it is run: measured up to 3
+#: iterations that the driver counts in addition each time an inner loop runs: measured up to 3
 LOOP_TURNS = 4
 
 
@@ -54,7 +54,7 @@ class Lowering:
     packed: dict[str, Array]
     #: scratch tensors of this node: name -> number of 32-bit words
     scratch_words: dict[str, int] = field(default_factory=dict)
-    #: which kernels a table prefers, and what was chosen so far
+    #: the kernels that a table prefers, and the choices so far
     variants: VariantTable = NO_VARIANTS
     choices: list[Choice] = field(default_factory=list)
     #: the kernel that the caller wants of the node, with or without its tile

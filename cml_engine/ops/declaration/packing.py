@@ -10,7 +10,7 @@ import numpy as np
 
 from cml_engine.ir.graph import Array
 
-#: extent, axis of the source, step: a dimension of the result moves so far along that axis
+#: a dimension of the result: its extent, the axis of the source it moves along, and the step
 PackedDim = tuple[int, int, int]
 
 

@@ -84,13 +84,13 @@ class Dispatch:
     tensors: tuple[str, ...]
     params: Mapping[str, Any] = field(default_factory=dict)
     defines: Mapping[str, int | str] = field(default_factory=dict)
-    #: how many of the last ``tensors`` it writes
+    #: the number of ``tensors``, counted from the last, that it writes
     writes: int = 1
     #: another kernel than the operator's own, for operators made of several
     kernel: Kernel | None = None
     #: its part of the operator's cost; None = in proportion to its workgroups
     cost: Cost | None = None
-    #: the kernel variant and tile that it is of, where there was a choice
+    #: the kernel variant and tile; "" if there was no choice
     variant: str = ""
 
 

@@ -15,11 +15,11 @@ from cml_engine.errors import DeviceError, InputError
 from cml_engine.ir.graph import Node
 from cml_engine.ir.limits import Limits
 
-#: parts that a caller may ask for
+#: the most parts that a caller may request
 MOST_PARTS = 8
-#: as a caller writes them
+#: the numbers of parts as a caller writes them
 COUNTS = tuple(str(count) for count in range(1, MOST_PARTS + 1))
-#: before it are the slice and the parameters
+#: the first binding of tensors; before it are the slice and the parameters
 FIRST_BINDING = 2
 _ATOMIC = re.compile(r"\bInterlocked\w+\s*\(\s*(\w+)\s*\[")
 

@@ -57,7 +57,7 @@ class RowMapping:
     step: int = 1
 
 
-#: of attributes, the operands' facts, the axis of their rows, and the kernel that was chosen
+#: a function of attributes, operands' facts, axis of the rows, and chosen kernel; None: no rule
 RowsOf = Callable[[Attrs, Sequence[Fact], int, str], RowMapping | None]
 
 

@@ -27,7 +27,7 @@ class Problem(Protocol):
     def op(self) -> Lowering: ...
 
 
-#: a node, and what a variant can vary for it: its tile
+#: a node, and the tile of a variant
 N = TypeVar("N", bound=Problem)
 T = TypeVar("T")
 
@@ -174,7 +174,7 @@ class KernelFamily(Generic[N, T]):
             yield replace(dispatch, kernel=kernel, variant=of)
 
 
-#: by name; importing a family's module adds it
+#: the kernel families by name; importing a family's module adds it
 FAMILIES: dict[str, KernelFamily[Any, Any]] = {}
 
 

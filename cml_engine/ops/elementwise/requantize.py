@@ -99,7 +99,7 @@ _CODES = {
 }  # fmt: skip
 
 
-#: those whose HLSL takes a sum as an integer too
+#: the operators whose HLSL also takes sums as integers
 _OF_SUMS = ("requantize", "requantize_signed")
 
 

@@ -20,11 +20,11 @@ from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering
 from cml_engine.ops.declaration.spec import Dispatch, Kernel
 from cml_engine.ops.indexing.scatter_places import PlacesOf, element_places, row_places
 
-#: what happens to a place, in the kernels' order
+#: the ways to combine an update with a slot's value, in the kernels' order
 REDUCTIONS = ("none", "add", "mul", "min", "max")
 #: threads that keep a GPU, or a driver that runs shaders on the CPU, busy
 _BUSY, _BUSY_SOFTWARE = 4096, 64
-#: looking through updates is worth it up to so many looks for each value that marking moves
+#: the most updates to search, per value that marking would move, before marking is faster
 _LOOKS = 8
 
 

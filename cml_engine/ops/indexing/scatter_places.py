@@ -10,7 +10,7 @@ import numpy as np
 from cml_engine.ir.graph import Array, Attrs
 from cml_engine.ops.common.broadcast import contiguous_strides
 
-#: ``places(attrs, indices, the input's shape)``: of each update its slot, and how many slots
+#: ``places(attrs, indices, the input's shape)`` returns each update's slot and the number of slots
 PlacesOf = Callable[[Attrs, Array, tuple[int, ...]], tuple[Array, int]]
 
 

@@ -30,7 +30,7 @@ PARAMS = (
 _REDUCE_GROUP, _SOFTWARE_REDUCE_GROUP = 64, 8
 #: shorter sums leave the lanes of a reducing workgroup without work
 _LONG_SUM = 64
-#: more results than so many by reducing workgroups are not worth a try
+#: the most results for which the tuner tries workgroups that reduce
 _MOST_REDUCED = 1 << 14
 #: work of a workgroup, so that a slice of a frame can hold one: about 0.3 ms on llvmpipe
 _GROUP_FLOPS = 1 << 23
@@ -48,7 +48,7 @@ class Matrix:
     outer: int
     inner: int
     batch: tuple[int, ...]
-    #: whether k is the tensor's last axis
+    #: True if k is the tensor's last axis
     k_last: bool = False
 
     def vectors(self, along: int, across: int) -> bool:

@@ -18,7 +18,7 @@ class MatmulTile:
     cols: int
     group: int
     lanes: int
-    #: GFLOPS measured on llvmpipe; on a GPU what reads per multiply-add let expect, 1 = best
+    #: GFLOPS measured on llvmpipe; on a GPU an estimate from reads per multiply-add, 1 = best
     speed: float
 
     @property

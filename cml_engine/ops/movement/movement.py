@@ -134,7 +134,7 @@ def _squeeze_infer(attrs: Attrs, x: Fact) -> Fact:
 
 
 def _unsqueeze_infer(attrs: Attrs, x: Fact) -> Fact:
-    # axes are positions in the result, in whatever order they are given
+    # axes are positions in the result, in any order
     shape = list(x.shape)
     for axis in sorted(check_axes(attrs.axes, x.rank + len(attrs.axes))):
         shape.insert(axis, 1)

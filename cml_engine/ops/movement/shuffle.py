@@ -85,7 +85,7 @@ def _lower(op: Lowering) -> Iterator[Dispatch]:
     yield from regroup(op, int(op.attrs["factor"]))
 
 
-#: of whatever brings a map from one layout to another
+#: the kernel of every operator that converts a map from one layout to another
 KERNEL = Kernel(
     "movement/shuffle.hlsl",
     f"n:u channels:u height:u width:u side:u entry:f3 {PARAMS}",

@@ -25,7 +25,7 @@ from cml_engine.ops.reduction.gpu import Reduction, reduction
 
 _GROUP = 64
 _MAX_DIMS = 9
-#: from so many taps on, a window that is all there is goes by reduction
+#: the fewest taps of a window over a whole dimension that a reduction computes
 _MANY_TAPS = 64
 _TYPES = {"scalar": "float", "integer": "int"}
 

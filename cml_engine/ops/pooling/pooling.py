@@ -120,7 +120,7 @@ def _attrs(size: Sequence[int], **changes: Any) -> dict[str, Any]:
 
 
 _KEEP = (0, 0)
-#: shape, attributes, what it is for
+#: shapes, attributes and notes of the test cases
 _WINDOWS: tuple[tuple[tuple[int, ...], dict[str, AttrValue], str], ...] = (
     ((1, 3, 7, 6), _attrs((1, 1, 2, 2), stride=[1, 1, 2, 2]), "auto padding, odd extent"),
     ((2, 8, 6, 5), _attrs((1, 1, 3, 3), border="ignore"), "auto padding, ignore"),
@@ -145,7 +145,7 @@ _WINDOWS: tuple[tuple[tuple[int, ...], dict[str, AttrValue], str], ...] = (
     ((1, 1, 1, 1), _attrs((1, 1, 3, 3), padding=[_KEEP, _KEEP, (3, 3), (3, 3)], border="ignore"),
      "windows without input"),
 )  # fmt: skip
-#: of the narrow side, for debox and desample
+#: shapes of the narrow side, attributes and notes of the test cases of debox and desample
 _REVERSE_WINDOWS: tuple[tuple[tuple[int, ...], dict[str, AttrValue], str], ...] = (
     ((1, 3, 3, 4), _attrs((1, 1, 2, 2), stride=[1, 1, 2, 2]), "doubling"),
     ((2, 2, 4, 3), _attrs((1, 1, 3, 3)), "overlapping"),

@@ -34,9 +34,9 @@ from cml_engine.ops.elementwise.elementwise_op import Operand, launch
 _MAX_DIMS = 9
 #: elements that a workgroup which reduces by a tree takes at most
 _TREE_CHUNK = 8192
-#: elements of a thread where there must be several stages anyway
+#: elements of a thread if several stages are necessary
 _ALONE_CHUNK = 128
-#: the value that changes nothing, as bits
+#: the neutral element of a reduction, as bits
 _START = {"SUM": 0, "ANY": 0, "ALL": 1, "PROD": 0x3F800000, "MIN": 0x7F800000, "MAX": 0xFF800000}
 
 _DIMS = "kept kept_in kept_out kept_other reduced reduced_in"
@@ -93,10 +93,10 @@ class _Threads:
         return f"of {self.limit} by {self.group}"
 
 
-#: by default; a CPU runs 8 threads as one vector, with no others to wait for, and others a barrier
-#: makes it leave and take up again
+#: the default threads on hardware, and on a software driver: 8 threads are one vector there, which
+#: waits for no others at a barrier
 _THREADS, _SOFTWARE_THREADS = _Threads(256, 64, 256), _Threads(1024, 16, 32, 8)
-#: what is worth a try
+#: the options of the tuner
 _OPTIONS = (_Threads(64, 64, 64), _THREADS, _Threads(1024, 64, 1024), _SOFTWARE_THREADS)
 
 

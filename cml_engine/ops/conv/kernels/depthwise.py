@@ -23,7 +23,7 @@ _MOST_TAPS = 25
 _TILE_X = 4
 #: rows of a tile: hardware wants more threads, with fewer registers each
 _SOFTWARE_TILE_Y, _TILE_Y = 4, 2
-#: rows and columns worth a try
+#: rows and columns of the tiles for the tuner
 _TILES = ((1, 4), (2, 2), (2, 4), (4, 4))
 
 

@@ -32,7 +32,7 @@ def is_needed(conv: Conv) -> bool:
     The number is estimated for the kernel that needs the most iterations.
     """
     inputs = max(band_of(conv, _MOST_ROWS), _PLAIN_INPUTS)
-    # taps may be three loops of one turn in one another
+    # the taps may be three nested loops of one iteration
     return conv.shape.taps * (inputs + 3 * LOOP_TURNS) > MOST_TURNS
 
 

@@ -25,11 +25,11 @@ from cml_engine.ops.conv.variants import CONV
 from cml_engine.ops.declaration.spec import Dispatch, Kernel
 from cml_engine.ops.declaration.variant import KernelVariant
 
-#: the shader's integer division is for paddings up to so many strides
+#: the largest padding, in strides, for which the shader's integer division is right
 _MOST_BEFORE = 8
 #: sums of a thread at most
 _MOST_SUMS = 128
-#: rows and steps along a line -> how fast a software driver's products are with them
+#: rows and steps along a line -> speed of a software driver's products with them
 _SPEED = {(16, 4): 1.0, (16, 2): 0.83, (8, 4): 0.84, (8, 2): 0.66, (4, 2): 0.42, (4, 1): 0.3}
 
 

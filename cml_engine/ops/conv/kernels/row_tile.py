@@ -17,11 +17,11 @@ from cml_engine.ops.conv.variants import CONV
 from cml_engine.ops.declaration.spec import Dispatch, Kernel
 from cml_engine.ops.declaration.variant import KernelVariant
 
-#: rows and columns of the tiles worth a try
+#: rows and columns of the tiles for the tuner
 _TILES = ((4, 4), (8, 4), (8, 8), (16, 4), (16, 8))
-#: rows and columns -> how fast a software driver's products are with them, beside the best
+#: rows and columns -> speed of a software driver's products with them, relative to the best
 _SPEED = {(16, 4): 1.0, (8, 8): 0.88, (8, 4): 0.77, (4, 4): 0.5}
-#: the same where lanes load the filter each for themselves
+#: the same if each lane loads the filter itself
 _SPEED_APART = {(16, 8): 1.0, (8, 8): 0.85, (16, 4): 0.65, (8, 4): 0.6, (4, 4): 0.5}
 _SMALLEST = min(_SPEED)
 _LEAST_COLUMNS = min(columns for _, columns in _SPEED)

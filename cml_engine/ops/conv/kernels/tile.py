@@ -38,14 +38,14 @@ PARAMS = (
 #: gain little, but take the driver long to build, and hardware has not the registers)
 _ROWS_SPEED = {4: 23, 8: 38, 16: 54}
 _COLUMNS = (4, 2, 1)
-#: where a software driver's lanes load the filter each for themselves, more positions share a load
+#: positions per thread if each lane of a software driver loads the filter itself
 _COLUMNS_APART = 8
-#: workgroups that keep hardware busy: below, threads take fewer positions each
+#: workgroups that keep hardware busy; with fewer, threads compute fewer positions each
 _BUSY_GROUPS = 256
-#: rows and columns of the tiles worth a try; a CPU holds more sums than a GPU's registers do
+#: rows and columns of the tiles for the tuner; a CPU holds more sums than a GPU's registers do
 _SOFTWARE_TILES = ((4, 4), (8, 4), (8, 8), (16, 4), (16, 8), (32, 4))
 _TILES = ((4, 4), (8, 1), (8, 2), (8, 4), (16, 1), (16, 2), (16, 4))
-#: threads of the workgroups worth a try on hardware, with the tile that the rules take
+#: sizes of workgroups for the tuner on hardware, with the default tile
 _GROUPS = (32, 128)
 
 

@@ -38,17 +38,17 @@ _PARAMS = (
 )
 _INPUT, _PRODUCT, _OUTPUT = (word("stage", name) for name in ("input", "product", "output"))
 _POINTS = 36
-#: bytes of one scratch tensor: tiles beyond are done in a further round
+#: bytes of one scratch tensor; further tiles are computed in another round
 _MAX_SCRATCH = 16 << 20
 #: fewer channels leave the transforms dearer than the products that they save: on hardware; where
 #: a software driver shares loads, so that its direct way (``row_tile.py``) is fast; where not
 _LEAST_CHANNELS, _SHARED_LEAST_CHANNELS, _SOFTWARE_LEAST_CHANNELS = 16, 48, 12
 #: fewer tiles leave the filter, four times as large as it was, dearer to read than to multiply
 _LEAST_TILES = 64
-#: results that are computed for one that is asked for, by whole tiles and whole workgroups: as
-#: the rules have it, and where it is not worth a try
+#: the largest ratio of computed to needed results (due to whole tiles and workgroups) by default,
+#: and of the tiles for the tuner
 _MOST_WASTE, _MOST_TRIED_WASTE = 1.8, 4.0
-#: rows and columns of the products' tiles worth a try
+#: rows and columns of the products' tiles for the tuner
 _SOFTWARE_TILES = ((8, 4), (16, 4), (16, 8))
 _TILES = ((8, 2), (8, 4), (16, 2), (16, 4))
 
