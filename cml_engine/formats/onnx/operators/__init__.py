@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-from cml_engine.formats.onnx.operators import (  # noqa: F401
-    activations,
-    arithmetic,
-    attention,
-    attention_microsoft,
-    comparisons,
-    constants,
-    convolution,
-    indexing,
-    losses,
-    matrix,
-    movement,
-    normalization,
-    ordering,
-    pooling,
-    quantized,
-    recurrent,
-    reduction,
-    resize,
-    sampling,
-    signal,
-    unique,
-)
+from importlib import import_module
+from pkgutil import iter_modules
+
 from cml_engine.formats.onnx.operators.control import CONTROL
 
 __all__ = ["CONTROL"]
+
+for _family in iter_modules(__path__):
+    import_module(f"{__name__}.{_family.name}")

@@ -1,19 +1,13 @@
-"""The export rules of all operators; importing a module of this package registers its rules."""
+"""The export rules of all operators, a module per family; importing this registers them."""
 
 from collections.abc import Mapping
+from importlib import import_module
+from pkgutil import iter_modules
 
 from cml_engine.formats.onnx.export.export_rules import ExportRule, registered_rules
-from cml_engine.formats.onnx.export.operators import (  # noqa: F401
-    elementwise,
-    indexing,
-    integers,
-    movement,
-    pooling,
-    products,
-    reductions,
-    regions,
-    resampling,
-)
+
+for _family in iter_modules(__path__):
+    import_module(f"{__name__}.{_family.name}")
 
 
 def load_export_rules() -> Mapping[str, ExportRule]:
