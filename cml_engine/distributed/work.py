@@ -188,7 +188,7 @@ class UnitProducer(Protocol):
 
 
 class Work(Protocol):
-    """The interface of the work that is sent to every worker, pickled.
+    """The interface of what every worker gets, pickled: it opens the producer that computes units.
 
     Works with an equal ``key`` are the same: a worker reuses the producer that it opened.
 

@@ -1,4 +1,7 @@
-"""Imports attention and the operators around it in transformers."""
+"""Imports Attention, RotaryEmbedding, LinearAttention and CausalConvWithState.
+
+``attention_microsoft.py`` imports ONNX Runtime's own attention operators.
+"""
 
 from __future__ import annotations
 
