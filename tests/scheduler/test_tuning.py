@@ -205,7 +205,7 @@ def test_it_can_be_stopped_and_leaves_nothing_running():
 
 
 def test_times_that_were_shared_out_by_prediction_do_not_count():
-    """Nothing is saved if a frame has too many slices to time each one.
+    """Saves no measurement if a frame has too many slices to time each one.
 
     Times that are divided by prediction must not decide a choice.
     """

@@ -38,7 +38,7 @@ def is_faster(conv: Conv) -> bool:
 
 
 def is_possible(conv: Conv) -> bool:
-    """Returns True for a conv whose windows overlap so much that a row of them reads few inputs.
+    """Returns True for a conv whose overlapping windows share most inputs of a row.
 
     It must not be depthwise.
     """
