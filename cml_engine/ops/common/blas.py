@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from threading import Event, Lock
 from typing import cast
 
 import numpy as np
@@ -96,25 +97,43 @@ def _spans(length: int, step: int) -> list[slice]:
     return [slice(first, min(first + step, length)) for first in range(0, length, step)]
 
 
-def share(blocks: Sequence[Callable[[], object]]) -> None:
-    """Runs all blocks on this thread and the helper threads; each takes the next free block.
+class _Shared:
+    """Blocks that several threads take one by one."""
 
-    Does not wait for helpers that took no block. Raises the exception of a block that failed.
-    """
-    waiting = iter(blocks)
+    def __init__(self, blocks: Sequence[Callable[[], object]]) -> None:
+        self._waiting = iter(blocks)
+        self._left = len(blocks)
+        self._lock = Lock()
+        self._done = Event()
+        self._error: Exception | None = None
 
-    def work() -> None:
+    def work(self) -> None:
+        """Runs blocks until none is left."""
         with np.errstate(all="ignore"):
-            for block in waiting:
-                block()
+            for block in self._waiting:
+                try:
+                    block()
+                except Exception as error:
+                    self._error = error
+                with self._lock:
+                    self._left -= 1
+                    if not self._left:
+                        self._done.set()
 
-    helpers = [_helpers().submit(work) for _ in range(min(_cores(), len(blocks)) - 1)]
-    try:
-        work()
-    finally:
-        for helper in helpers:
-            if not helper.cancel():
-                helper.result()
+    def finish(self) -> None:
+        """Works until all blocks are done; does not wait for threads that took no block."""
+        self.work()
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+
+
+def share(blocks: Sequence[Callable[[], object]]) -> None:
+    """Runs all blocks on this thread and the helper threads; each takes the next free block."""
+    shared = _Shared(blocks)
+    for _ in range(min(_cores(), len(blocks)) - 1):
+        _helpers().submit(shared.work)
+    shared.finish()
 
 
 def _cores() -> int:
