@@ -44,7 +44,7 @@ def run_node(
     and NaN, as on a GPU, and are not errors.
     """
     count = len(node.inputs)
-    with np.errstate(all="ignore"), one_thread():
+    with np.errstate(all="ignore"):
         spec = find(node.op)
         results = _call(spec, node, node.attrs, arrays[:count], prepared)
         needed = any(epilogue.own for epilogue in node.epilogues)
