@@ -10,7 +10,7 @@ from tests.fixtures.pages import ROOT, examples
 DOCUMENTS = sorted(
     [
         ROOT / "README.md",
-        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
         ROOT / "tests/README.md",
         ROOT / "SECURITY.md",
     ]
@@ -72,3 +72,14 @@ def test_documented_servers_listen_on_one_address():
         found = [line for line in lines if re.search(server, line) and "re.search" not in line]
         assert [line for line in found if option not in line and 'r"' not in line] == []
         assert any(option in line for line in found), server
+
+
+def test_every_compared_feature_names_a_test_or_a_reason():
+    text = (ROOT / "docs/design/features_compared.md").read_text(encoding="utf-8")
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    features = [row for row in rows if row[0] != "its feature"]
+    untested = [row for row in features if not row[-1].startswith("`tests/")]
+    assert len(features) > 100
+    assert [
+        row for row in untested if not re.match(r"no\b|none\b|inference only|one ", row[1])
+    ] == []
