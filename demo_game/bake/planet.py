@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import re
 from collections.abc import Callable
 from functools import cache, lru_cache, partial
 from pathlib import Path
@@ -122,15 +124,39 @@ def models(chain: Chain) -> dict[str, str]:
 
 @cache
 def rules() -> str:
-    """Returns a digest of the game's source files that determine tiles besides the networks.
+    """Returns a digest of the game's code that determines tiles besides the networks.
 
-    The result is cached.
+    Comments, docstrings and layout do not change it. The result is cached.
     """
     hasher = hashlib.sha256()
     for path in sorted(path for pattern in _RULES for path in _GAME.glob(pattern)):
-        text = path.read_text(encoding="utf-8")
-        hasher.update(f"{path.relative_to(_GAME).as_posix()}\n{text}".encode())
+        hasher.update(f"{path.relative_to(_GAME).as_posix()} {code_of(path)}\n".encode())
     return hasher.hexdigest()[:16]
+
+
+def code_of(path: Path) -> str:
+    """Returns the code of a Python or HLSL file as text, without comments, docstrings and layout.
+
+    It is the same in every version of Python.
+    """
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        return repr(_syntax(ast.parse(text)))
+    return " ".join(re.sub(r"//.*|/\*.*?\*/", " ", text).split())
+
+
+def _syntax(node: Any) -> Any:
+    """Returns a syntax tree as nested lists, without docstrings and empty fields."""
+    if isinstance(node, list):
+        return [_syntax(n) for n in node if not _is_docstring(n)]
+    if not isinstance(node, ast.AST):
+        return node
+    fields = [(name, _syntax(value)) for name, value in ast.iter_fields(node)]
+    return type(node).__name__, [field for field in fields if field[1] not in (None, [])]
+
+
+def _is_docstring(node: Any) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def to_cells(chain: Chain, tile: TileId, made: dict[str, Array]) -> dict[str, Array]:

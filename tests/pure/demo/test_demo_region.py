@@ -3,6 +3,7 @@
 import pytest
 
 import cml_engine as cml
+from demo_game.bake.planet import code_of
 from demo_game.bake.region import Region, region_of
 from demo_game.world.tile import TileId
 
@@ -45,3 +46,29 @@ def test_a_region_has_the_tiles_that_cover_it_at_every_level():
 def test_what_makes_no_sense_is_said(region, levels, said):
     with pytest.raises(cml.InputError, match=said):
         region_of(region, levels)
+
+
+PYTHON = 'X = 1\n\n\ndef f(a):\n    """Says it."""\n    return a[X:]\n'
+HLSL = "// Says it.\nfloat f(float a) { return a * 2.0; }\n"
+
+
+@pytest.mark.parametrize(
+    "name, text, edits, same",
+    [
+        ("a.py", PYTHON, {"Says": "Tells"}, True),
+        ("a.py", PYTHON, {'    """Says it."""\n': "", "X = 1": "X = (1)  # one"}, True),
+        ("a.py", PYTHON, {"X = 1": "X = 2"}, False),
+        ("a.py", PYTHON, {"a[X:]": "a[:X]"}, False),
+        ("a.hlsl", HLSL, {"Says": "Tells", " a ": "  /* a */ a ", "{ ": "{\n    "}, True),
+        ("a.hlsl", HLSL, {"2.0": "3.0"}, False),
+    ],
+)
+def test_the_rules_of_a_bake_are_code_and_not_its_comments(name, text, edits, same, tmp_path):
+    path = tmp_path / name
+    path.write_text(text)
+    before = code_of(path)
+    for old, new in edits.items():
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text)
+    assert (code_of(path) == before) == same
