@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import contenders, facts, rounds, table, virtual_environments
+from benchmarks import contenders, facts, rounds, table
 from benchmarks.models import MODELS
 from examples.upscale import assets
 
@@ -77,9 +77,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     keys = [c.key for c in contenders.CONTENDERS]
     parser.add_argument("--only", nargs="*", choices=keys, default=(), help="these engines")
     parser.add_argument(
-        "--install", choices=["webgpu"], help="make the environment of ONNX Runtime's WebGPU once"
-    )
-    parser.add_argument(
         "--against", type=Path, help="an earlier --json: fail where a ratio got worse by a quarter"
     )
     return parser.parse_args(arguments)
@@ -93,9 +90,6 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(*credits, sep="\n")
-    for contender in contenders.CONTENDERS:
-        if contender.apart and contender.apart == options.install:
-            virtual_environments.make(contender.apart, contender.package)
     warning = table.busy()
     if warning:
         print(f"warning: {warning}", file=sys.stderr)

@@ -14,11 +14,10 @@ import numpy as np
 from PIL import Image
 
 import cml_engine as cml
-from benchmarks import layers
 from benchmarks.contenders import Array, Workload
+from benchmarks.ncnn import networks
 from benchmarks.ncnn.graph import graph_to_ncnn
-from benchmarks.ncnn.transformers import GPT, VIT, Transformer
-from benchmarks.ncnn.write import write_ncnn
+from benchmarks.ncnn.networks import RandomNetwork
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.ir.graph import Graph
@@ -50,26 +49,15 @@ def _upres(side: int) -> Callable[[Workload], None]:
     return write
 
 
-def _made(network: Callable[[], layers.LayeredNetwork]) -> Callable[[Workload], None]:
+def _random(network: Callable[[], RandomNetwork]) -> Callable[[Workload], None]:
     """Returns a function that writes the network ``network()``, with noise as its input."""
 
     def write(workload: Workload) -> None:
         net = network()
-        write_ncnn(net, workload.param, workload.weights)
-        workload.save_inputs({"data": np.random.default_rng(0).random(net.shape, np.float32)})
+        net.parts.save(workload.param, workload.weights)
+        noise = np.random.default_rng(0).standard_normal(net.shape, np.float32)
+        workload.save_inputs({"data": noise})
         _convert(workload, net.shape)
-
-    return write
-
-
-def _transformer(network: Transformer) -> Callable[[Workload], None]:
-    """Returns a function that writes the transformer blocks, with tokens of noise as input."""
-
-    def write(workload: Workload) -> None:
-        network.write(workload.param, workload.weights)
-        tokens = np.random.default_rng(0).standard_normal(network.shape, np.float32)
-        workload.save_inputs({"data": tokens})
-        _convert(workload, network.shape)
 
     return write
 
@@ -106,11 +94,11 @@ def _write_graph(graph: Graph, inputs: Mapping[str, Array], workload: Workload) 
 MODELS: dict[str, Callable[[Workload], None]] = {
     "upres64": _upres(64),
     "upres128": _upres(128),
-    "mobilenet": _made(lambda: layers.mobilenet(128)),
-    "unet": _made(lambda: layers.unet(128)),
+    "mobilenet": _random(networks.mobilenet),
+    "unet": _random(networks.unet),
     "stylegan2": _stylegan2,
-    "vit": _transformer(VIT),
-    "gpt": _transformer(GPT),
+    "vit": _random(networks.vit),
+    "gpt": _random(networks.gpt),
     "agent-upres": _agent("upres"),
     "agent-texture": _agent("texture"),
     "agent-population": _agent("population"),

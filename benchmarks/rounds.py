@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import virtual_environments
 from benchmarks.contenders import Contender
 from cml_engine.io.json_files import Json
 
@@ -63,12 +62,7 @@ class Worker:
     """A child process that runs one contender; a context manager that ends the process."""
 
     def __init__(self, contender: Contender, folder: Path) -> None:
-        python = (
-            str(virtual_environments.python_of(contender.apart))
-            if contender.apart
-            else sys.executable
-        )
-        command = [python, "-m", "benchmarks.worker", contender.key, str(folder)]
+        command = [sys.executable, "-m", "benchmarks.contenders", contender.key, str(folder)]
         self._log = (folder / f"{contender.key}.log").open("w+", encoding="utf-8")
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
@@ -125,15 +119,8 @@ class Worker:
 
 def missing(contender: Contender) -> str:
     """Returns the reason why the contender cannot be started; "" if it can."""
-    if contender.apart:
-        there = virtual_environments.python_of(contender.apart).exists()
-        return "" if there else f"not installed: --install {contender.apart}"
-    return "" if installed(contender.module) else f"not installed: pip install {contender.package}"
-
-
-def installed(module: str) -> bool:
-    """Returns True if the module could be imported, without importing it."""
-    return importlib.util.find_spec(module) is not None
+    there = importlib.util.find_spec(contender.module) is not None
+    return "" if there else f"not installed: pip install {contender.package}"
 
 
 def run_rounds(contenders: Sequence[Contender], folder: Path, rounds: int) -> list[EngineResult]:

@@ -1,8 +1,8 @@
 """Measures the phases of a network's start before its first run, with a warm shader cache.
 
-``python -m benchmarks.start MODEL`` or ``--stylegan2 1024`` or ``--operators 600``: a model, the
-generator with random weights, or a network of residual blocks with the given number of operators.
-``--onnx 600`` is a wider network in an ONNX file of 600 nodes and 50 MB.
+``python -m benchmarks.start MODEL`` or ``--operators 600``: a model, or a network of residual
+blocks with the given number of operators and random weights. ``--onnx 600`` is a wider network in
+an ONNX file of 600 nodes and 50 MB.
 """
 
 from __future__ import annotations
@@ -57,16 +57,6 @@ def residual_network(operators: int, channels: int, path: Path) -> None:
             x = make.node("relu", [x], f"relu{i}")
         skip = x if kind == 6 else skip
     cml.save(make.graph("residual", [x]), path)
-
-
-def stylegan2(resolution: int, folder: Path) -> None:
-    """Writes StyleGAN2's generator with random weights to a folder as NNEF."""
-    import cml_engine as cml
-    from examples.stylegan2.network import build
-    from examples.stylegan2.parameters import Config, random_parameters
-
-    config = Config(resolution)
-    cml.save(build(config, random_parameters(config, 1)), folder)
 
 
 _PARSE = "parse: the text, or ONNX, and the weights"
@@ -149,7 +139,6 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("python -m benchmarks.start", description=__doc__)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("model", type=Path, nargs="?")
-    source.add_argument("--stylegan2", type=int, metavar="RESOLUTION")
     source.add_argument("--operators", type=int, metavar="COUNT")
     source.add_argument("--onnx", type=int, metavar="COUNT")
     parser.add_argument("--rounds", type=int, default=7)
@@ -162,8 +151,6 @@ def main(arguments: Sequence[str]) -> int:
                 count = options.operators or options.onnx
                 channels = _WIDE if options.onnx else _CHANNELS
                 other.submit(residual_network, count, channels, made).result()
-            elif options.stylegan2:
-                other.submit(stylegan2, options.stylegan2, made).result()
         operators, ms = measure(options.model or made, options.rounds)
     if operators < _LIMIT_OPERATORS:
         return 0

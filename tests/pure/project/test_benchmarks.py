@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from benchmarks import layers, table
+from benchmarks import table
 from benchmarks.contenders import CONTENDERS, Workload
 from benchmarks.models import AGENTS
+from benchmarks.ncnn import networks
 from benchmarks.ncnn.graph import graph_to_ncnn
-from benchmarks.ncnn.write import write_ncnn
 from benchmarks.rounds import EngineResult
 from examples.stylegan2.network import build
 from examples.stylegan2.parameters import Config, random_parameters
@@ -43,11 +43,14 @@ def test_a_ratio_that_got_worse_is_found_and_a_slower_machine_is_not():
     assert table.worse(report(14.0, 20.0), {"models": []}) == []
 
 
-@pytest.mark.parametrize("make", [layers.mobilenet, layers.unet])
-def test_a_network_of_the_bench_is_the_same_for_all_engines(make, tmp_path):
+@pytest.mark.parametrize(
+    "network",
+    [networks.mobilenet(32), networks.unet(32), networks.transformer(9, 16, 2, causal=True)],
+    ids=["mobilenet", "unet", "transformer"],
+)
+def test_a_network_of_the_bench_is_the_same_for_all_engines(network, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
-    network = make(32)
-    write_ncnn(network, tmp_path / "n.param", tmp_path / "n.bin")
+    network.parts.save(tmp_path / "n.param", tmp_path / "n.bin")
     graph = cml.load(tmp_path / "n.param", shapes=network.shape)
     cml.save(graph, tmp_path / "n.onnx", opset=13)
     x = np.random.default_rng(0).random(network.shape, np.float32)

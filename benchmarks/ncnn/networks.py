@@ -1,0 +1,164 @@
+"""Networks with random weights, written as ncnn's files: convolutions and transformer blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from benchmarks.ncnn.model import Array, NcnnParts, flagged, plain
+
+_EPSILON = 1e-5
+#: added to the scores of later tokens (the causal mask)
+_NEVER = -1e4
+#: ncnn's parameters of activations that are fused into a convolution
+_RELU, _RELU6 = " 9=1", " 9=3 -23310=2,0.0,6.0"
+
+
+class RandomNetwork:
+    """A network under construction in ``parts``, with one input ``data`` of ``shape``.
+
+    Each method adds layers and returns the name of their result; its arguments name the results
+    that these layers read.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape, self.parts = shape, NcnnParts()
+        self._random = np.random.default_rng(1)
+        self._channels = {"data": shape[1]}
+        self.parts.input("data", shape)
+
+    def values(self, shape: tuple[int, ...], deviation: float) -> Array:
+        found: Array = self._random.standard_normal(shape).astype(np.float32)
+        return found * np.float32(deviation)
+
+    def linear(self, x: str, name: str, taken: int, made: int) -> str:
+        filter = self.values((made, taken), taken**-0.5)
+        numbers = f"0={made} 1=1 2={filter.size}"
+        bias = self.values((made,), 0.1)
+        return self.parts.layer("InnerProduct", [x], name, numbers, filter, bias)
+
+    # -- maps of channels
+
+    def conv(
+        self, x: str, out: int, kernel: int, *, stride: int = 1, groups: int = 1,
+        activation: str = _RELU,
+    ) -> str:  # fmt: skip
+        """Adds a convolution to ``out`` channels, with bias and activation.
+
+        The weights keep the magnitude of the values (He et al., 2015).
+        """
+        taken = self._channels[x] // groups
+        gain = 2.0 if activation else 1.0
+        filter = self.values(
+            (out, taken, kernel, kernel), (gain / (taken * kernel * kernel)) ** 0.5
+        )
+        numbers = f"0={out} 1={kernel} 3={stride} 4={kernel // 2} 5=1 6={filter.size}"
+        numbers += f" 7={groups}" if groups > 1 else ""
+        type = "ConvolutionDepthWise" if groups > 1 else "Convolution"
+        return self._map(type, [x], out, numbers + activation, filter, self.values((out,), 0.1))
+
+    def max_pool(self, x: str) -> str:
+        return self._map("Pooling", [x], self._channels[x], "0=0 1=2 2=2 5=1")
+
+    def mean(self, x: str) -> str:
+        return self._map("Pooling", [x], self._channels[x], "0=1 4=1")
+
+    def upsample(self, x: str) -> str:
+        return self._map("Interp", [x], self._channels[x], "0=1 1=2.0 2=2.0")
+
+    def concat(self, a: str, b: str) -> str:
+        return self._map("Concat", [a, b], self._channels[a] + self._channels[b], "0=0")
+
+    def inverted_residual(self, x: str, out: int, stride: int) -> str:
+        wide = 4 * self._channels[x]
+        y = self.conv(x, wide, 1, activation=_RELU6)
+        y = self.conv(y, wide, 3, stride=stride, groups=wide, activation=_RELU6)
+        y = self.conv(y, out, 1, activation="")
+        same = stride == 1 and self._channels[x] == out
+        return self._map("BinaryOp", [y, x], out, "0=0") if same else y
+
+    def _map(
+        self, type: str, inputs: list[str], channels: int, numbers: str,
+        filter: Array | None = None, bias: Array | None = None,
+    ) -> str:  # fmt: skip
+        name = f"{type.lower()}{len(self._channels)}"
+        self._channels[name] = channels
+        return self.parts.layer(type, inputs, name, numbers, filter, bias)
+
+    # -- rows of tokens
+
+    def norm(self, x: str, name: str, width: int) -> str:
+        scale, offset = 1 + self.values((width,), 0.1), self.values((width,), 0.1)
+        numbers = f"0={width} 1={_EPSILON} 2=1"
+        return self.parts.layer("LayerNorm", [x], name, numbers, stored=plain(scale, offset))
+
+    def attention(self, x: str, name: str, width: int, heads: int, mask: list[str]) -> str:
+        numbers = f"0={width} 1={heads} 2={width * width} 3={width} 4={width} 5={len(mask)}"
+        stored = b"".join(
+            flagged(self.values((width, width), width**-0.5)) + plain(self.values((width,), 0.1))
+            for _ in range(4)
+        )
+        return self.parts.layer("MultiHeadAttention", [x, *mask], name, numbers, stored=stored)
+
+
+def mobilenet(side: int = 128) -> RandomNetwork:
+    """Returns a network like MobileNetV2 (Sandler et al., 2018), with fewer blocks and 100 classes.
+
+    It has inverted residuals with depthwise convolutions and ReLU6; the input is [1, 3, side,
+    side].
+    """
+    net = RandomNetwork((1, 3, side, side))
+    x = net.conv("data", 32, 3, stride=2, activation=_RELU6)
+    for out, stride, repeats in ((16, 1, 1), (24, 2, 2), (32, 2, 3), (64, 2, 3), (96, 1, 2)):
+        for index in range(repeats):
+            x = net.inverted_residual(x, out, stride if index == 0 else 1)
+    x = net.conv(x, 320, 1, activation=_RELU6)
+    net.linear(net.mean(x), "classes", 320, 100)
+    return net
+
+
+def unet(side: int = 128) -> RandomNetwork:
+    """Returns a U-Net of three levels with skip connections (Ronneberger et al., 2015).
+
+    It has 32 channels at the top and nearest-neighbour upsampling; the input is [1, 3, side, side].
+    """
+    net = RandomNetwork((1, 3, side, side))
+    x, skips = "data", []
+    for channels in (32, 64, 128):
+        x = net.conv(net.conv(x, channels, 3), channels, 3)
+        skips.append(x)
+        x = net.max_pool(x)
+    x = net.conv(net.conv(x, 256, 3), 128, 3)
+    for channels, skip in zip((128, 64, 32), reversed(skips), strict=True):
+        x = net.concat(net.upsample(x), skip)
+        x = net.conv(net.conv(x, channels, 3), max(32, channels // 2), 3)
+    net.conv(x, 4, 1, activation="")
+    return net
+
+
+def transformer(tokens: int, width: int, heads: int, causal: bool = False) -> RandomNetwork:
+    """Returns two transformer blocks: layer norm, attention, layer norm, matrices around GELU.
+
+    Attention and matrices each have a residual (Vaswani et al., 2017); the norms come first, as
+    in ViT and GPT-2. The input is [1, tokens, width].
+    """
+    net, x = RandomNetwork((1, tokens, width)), "data"
+    layer, mask = net.parts.layer, np.triu(np.full((1, tokens, tokens), _NEVER, np.float32), 1)
+    masks = [net.parts.constant("mask", mask)] if causal else []
+    for b in ("b0", "b1"):
+        mixed = net.attention(net.norm(x, f"{b}_n1", width), f"{b}_a", width, heads, masks)
+        x = layer("BinaryOp", [x, mixed], f"{b}_r1", "0=0")
+        wide = net.linear(net.norm(x, f"{b}_n2", width), f"{b}_w", width, 4 * width)
+        wide = layer("GELU", [wide], f"{b}_g", "0=0")
+        narrow = net.linear(wide, f"{b}_v", 4 * width, width)
+        x = layer("BinaryOp", [x, narrow], f"{b}_r2", "0=0")
+    return net
+
+
+def vit() -> RandomNetwork:
+    """Returns blocks of a tiny ViT (Touvron et al., 2021, DeiT-Ti): 14 x 14 patches and a class."""
+    return transformer(197, 192, 3)
+
+
+def gpt() -> RandomNetwork:
+    """Returns blocks of a small GPT, whose attention is causal."""
+    return transformer(128, 256, 8, causal=True)
