@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.first_guess`` times every operator of the bench's networks by itself and
 writes ``scheduler/planning/defaults/1-software.json``
-(see :class:`scheduler.planning.first_guess.FirstGuess`): the ratio of each kernel's time to its
+(see :class:`scheduler.planning.cost_model.FirstGuess`): the ratio of each kernel's time to its
 roofline on this device, and the ratios of variants that differ from their kernel.
 """
 

@@ -11,15 +11,14 @@ from cml_engine.compiler.plan import Slice, StepCost, Timing
 from scheduler.clock import Clock, RealClock, VirtualClock
 from scheduler.executor import Executor, Network
 from scheduler.frame_scheduler import FrameScheduler
-from scheduler.jobs.admission import AdmissionError
 from scheduler.jobs.job import Job, JobOutput
+from scheduler.jobs.lifecycle import AdmissionError
 from scheduler.planning.controller import FixedBudget, SpareBudget
 from scheduler.planning.cost_model import CostModel
-from scheduler.planning.plan import Planner, plan_frame
+from scheduler.planning.plan import Planner, operators_per_frame, plan_frame
 from scheduler.planning.policy import by_priority, fair_share, least_laxity
 from scheduler.reports import FrameReport, SliceReport
 from scheduler.tiling import TiledJob, submit_tiled
-from scheduler.tools.operators_per_frame import operators_per_frame
 from scheduler.tools.trace import write_trace
 from scheduler.tuning import Tuning
 

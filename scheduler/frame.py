@@ -13,12 +13,11 @@ from cml_engine.compiler.plan import Slice
 from scheduler.executor import Network, exclusivity_key
 from scheduler.frame_timings import Chosen
 from scheduler.jobs.job import Job
+from scheduler.jobs.job_list import NetworkQueue
 from scheduler.jobs.lifecycle import Lifecycle, gathered_inputs
-from scheduler.jobs.queues import NetworkQueue
 from scheduler.planning.cost_model import CostModel
-from scheduler.planning.plan import Planner
+from scheduler.planning.plan import FramePlan, FrameState, JobState, Planner
 from scheduler.planning.policy import BUILT_IN, AnyPolicy
-from scheduler.planning.state import FramePlan, FrameState, JobState
 from scheduler.reports import FrameReport, Reason, SliceReport
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ def _candidates(
 
     The reason is reported if the jobs end before the budget is used. A candidate is not paused,
     has its inputs, and its network is ready and free. Of the jobs that wait for the same network
-    only the few that may come first are included (:mod:`scheduler.jobs.queues`). Networks that
+    only the few that may come first are included (:mod:`scheduler.jobs.job_list`). Networks that
     are not ready are prepared further.
     """
     jobs.job_list.refresh_foreign_jobs()

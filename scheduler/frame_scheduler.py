@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from itertools import count
-from threading import current_thread
-from typing import TYPE_CHECKING, Literal, get_args
+from threading import Lock, current_thread
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 from weakref import WeakMethod
 
 from cml_engine.compiler.plan import Timing
@@ -20,19 +21,29 @@ from cml_engine.errors.arguments import (
     shortened,
 )
 from cml_engine.io.json_files import JsonObject
-from scheduler.checks import check_count, check_number, check_share, is_ms
-from scheduler.clock import Clock, RealClock, SteadyClock
+from scheduler.clock import (
+    Clock,
+    RealClock,
+    SteadyClock,
+    check_count,
+    check_number,
+    check_share,
+    is_ms,
+)
 from scheduler.executor import WALL_CLOCK, Executor, ExecutorSource, Network
 from scheduler.frame import append, apply, begin, fail_all_where_lost, gather, networks_ready
 from scheduler.frame_timings import FrameTimings, are_all_known, group_slices, jobs_apart
-from scheduler.jobs.admission import Admission, accept_inputs, network_of
 from scheduler.jobs.job import Job
-from scheduler.jobs.lifecycle import FramePace, Lifecycle
-from scheduler.jobs.periodic import Periodic
-from scheduler.jobs.status import describe
+from scheduler.jobs.lifecycle import (
+    Admission,
+    FramePace,
+    Lifecycle,
+    accept_inputs,
+    describe,
+    network_of,
+)
 from scheduler.planning.controller import BudgetController, FixedBudget, SpareBudget
-from scheduler.planning.cost_model import CostModel
-from scheduler.planning.first_guess import FirstGuess
+from scheduler.planning.cost_model import CostModel, FirstGuess
 from scheduler.planning.plan import Planner, plan_frame
 from scheduler.planning.policy import AnyPolicy, least_laxity
 from scheduler.recording import Recorder, Recording
@@ -43,6 +54,89 @@ if TYPE_CHECKING:
 
     from cml_engine.gpu.gpu import Gpu
     from cml_engine.runtime.session import Session
+    from scheduler.executor import Network
+
+
+class Submitter(Protocol):
+    """The interface of a scheduler as its periodic jobs use it."""
+
+    @property
+    def submit(self) -> Callable[..., Job]: ...
+    def forget_periodic(self, periodic: Periodic) -> None: ...
+
+
+@dataclass
+class Periodic:
+    """A network run every ``period_ms``, created by :meth:`FrameScheduler.submit_periodic`.
+
+    Its jobs share a slot: a run that still waits when the next is due is superseded, so a device
+    that cannot keep up skips runs instead of queueing them. ``latest`` is the newest job that is
+    done; its outputs are kept until the next job is done.
+
+    If ``make_inputs`` raises, or its inputs are refused, the periodic job stops: :attr:`stopped` is
+    True and :attr:`error` has the reason. The frame and the other jobs continue.
+    """
+
+    scheduler: Submitter
+    session: Session | Network | None
+    make_inputs: Callable[[], Mapping[str, object]] | None
+    period_ms: float
+    priority: float
+    name: str | None
+    slot: str
+    next_ms: float
+    stopped: bool = False
+    error: str = ""
+    _latest: Job | None = None
+    _under_way: list[Job] = field(default_factory=list)
+    #: a host may inspect or stop the object while a frame submits the next run
+    _lock: Lock = field(default_factory=Lock)
+
+    @property
+    def latest(self) -> Job | None:
+        """The newest job that is done; None before the first."""
+        with self._lock:
+            under_way = []
+            for job in self._under_way:
+                if not job.ended:
+                    under_way.append(job)
+                elif job.state == "done":
+                    self._latest = job
+            self._under_way = under_way
+            return self._latest
+
+    def due(self, now_ms: float) -> None:
+        """Submits the next run if its time has come; runs that were missed are skipped."""
+        _ = self.latest  # drops ended jobs
+        with self._lock:
+            session, make_inputs = self.session, self.make_inputs
+        if session is None or make_inputs is None or now_ms < self.next_ms:
+            return
+        missed = (now_ms - self.next_ms) // self.period_ms
+        self.next_ms += (missed + 1) * self.period_ms
+        try:
+            job = self.scheduler.submit(
+                session, make_inputs(), priority=self.priority, deadline_ms=self.period_ms,
+                name=self.name, slot=self.slot,
+            )  # fmt: skip
+        except Exception as error:  # the host's own code, in the middle of a frame
+            name = self.name or "job"
+            self.error = (
+                f"periodic job '{name}': its inputs could not be made, it is stopped: "
+                f"{type(error).__name__}: {error}"
+            )
+            self.stop()
+            return
+        with self._lock:
+            self._under_way.append(job)
+
+    def stop(self) -> None:
+        """Stops further runs and drops the session; a run that has begun continues."""
+        with self._lock:
+            self.stopped = True
+            self.session = self.make_inputs = None
+        self.scheduler.forget_periodic(self)
+
 
 #: the options of a recording that :meth:`FrameScheduler.resume` reads
 _RESUMED = frozenset({"cost_model", "over_share", "tail", "feedback", "frame"})

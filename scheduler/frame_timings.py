@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from cml_engine.compiler.plan import Slice, StepCost, Timing
-from scheduler.planning.back_off import BackOff
-from scheduler.planning.cost_model import CostModel
-from scheduler.planning.first_guess import FirstGuess
+from scheduler.planning.controller import BackOff
+from scheduler.planning.cost_model import CostModel, FirstGuess
 from scheduler.reports import FrameReport, SliceReport
 
 #: a slice of a frame, the cost of its step, and its predicted milliseconds

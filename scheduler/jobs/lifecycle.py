@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Event, RLock, Thread, current_thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, cast
 from weakref import WeakMethod, WeakSet
 
 from cml_engine.errors import InputError
-from scheduler.checks import check_number
-from scheduler.clock import SteadyClock
+from cml_engine.errors.arguments import check_input_mapping, shortened
+from cml_engine.ir.textures import on_device
+from cml_engine.runtime.session import Session
+from scheduler.clock import SteadyClock, check_number
 from scheduler.executor import Executor, Network, exclusivity_key
 from scheduler.frame_timings import CopyCosts
-from scheduler.jobs.admission import Admission, admit
 from scheduler.jobs.job import EndedNetwork, Job, JobOutput, State
 from scheduler.jobs.job_list import JobList
-from scheduler.jobs.status import waiting_for
 from scheduler.planning.cost_model import CostModel
 from scheduler.planning.policy import AnyPolicy
 from scheduler.recording import Recorder
@@ -29,6 +30,163 @@ if TYPE_CHECKING:
 
     from cml_engine.gpu.memory.tensors import GpuTensor
     from cml_engine.ir.graph import Array
+
+
+#: the reaction to a deadline that cannot be met
+Admission = Literal["accept", "warn", "refuse"]
+
+
+class AdmissionError(RuntimeError):
+    """The error for a job submitted with ``admission="refuse"`` whose deadline cannot be met.
+
+    Examples
+    --------
+    >>> try:
+    ...     scheduler.submit(network, {"image": image}, deadline_ms=0.001, admission="refuse")
+    ... except cml.AdmissionError:
+    ...     pass  # draw the frame without it
+    """
+
+
+def admit(job: Job, admission: Admission, others: int) -> None:
+    """Warns or raises :class:`AdmissionError` if the job is predicted to miss its deadline.
+
+    ``admission`` selects the reaction; ``others`` is the number of the other jobs, for the message.
+    """
+    if job.deadline_at_ms is None or admission == "accept":
+        return
+    late = job.submitted_ms + job.eta_ms - job.deadline_at_ms
+    if late <= 0:
+        return
+    said = (
+        f"job '{job.name}' cannot hold its deadline: {job.remaining_ms:.1f} ms of GPU time "
+        f"beside {others} jobs would end {late:.0f} ms after it. "
+        "Give it more time, a larger budget, or a smaller network."
+    )
+    if admission == "refuse":
+        raise AdmissionError(said)
+    warnings.warn(said, RuntimeWarning, stacklevel=5)
+
+
+def network_of(session: Session | Network) -> Network:
+    """Returns the network of a GPU session, or the argument itself if it is a network.
+
+    Raises :class:`InputError` for anything else.
+    """
+    network = cast(Network, getattr(session, "program", session))
+    if not hasattr(network, "step_costs"):
+        backend = getattr(session, "backend", None)
+        got = shortened(repr(session))
+        if isinstance(backend, str):
+            got = f"a session on the {backend.upper()}"
+        raise InputError(
+            f"session: wanted one on a GPU, got {got}; cml.Session(graph, gpu) makes one"
+        )
+    return network
+
+
+def accept_inputs(
+    executor: Executor, session: Session | Network, inputs: Mapping[str, object]
+) -> dict[str, object]:
+    """Returns a new job's inputs by name, checked and in the form that the device keeps.
+
+    The session checks host arrays; the executor checks tensors on the device.
+    """
+    check_input_mapping(inputs)
+    if isinstance(session, Session):
+        inputs = session.check_inputs(inputs, skip=_on_gpu(inputs))
+    return executor.accept(network_of(session), dict(inputs))
+
+
+def _on_gpu(inputs: Mapping[str, object]) -> frozenset[str]:
+    """Returns the names of the inputs on the device: other jobs' outputs, tensors, textures."""
+    return frozenset(name for name, v in inputs.items() if isinstance(v, JobOutput) or on_device(v))
+
+
+#: the most jobs in a scheduler's text, and characters of an error
+_SHOWN, _LENGTH = 12, 200
+
+
+def waiting_for(
+    job: Job, find_memory_user: Callable[[Job], Job | None], last: FrameReport | None
+) -> str:
+    """Returns a line of text with a job's state and what it waits for.
+
+    ``find_memory_user`` returns the job that runs in its network's memory; ``last`` is the report
+    of the previous frame.
+    """
+    if job.ended:
+        return _ended(job)
+    room = f"room in a frame{_stopped_at(last)}"
+    if job.state == "running":
+        done = f"running: {100 * job.progress:.0f} % encoded"
+        if job.paused:
+            return f"{done}, paused until resume()"
+        return f"{done}, waits for {job.blocked_by or room}"
+    return f"queued: waits for {_to_begin(job, find_memory_user) or f'its turn, {room}'}"
+
+
+def _stopped_at(last: FrameReport | None) -> str:
+    return f"; the last frame stopped at: {last.reason}" if last else ""
+
+
+def _ended(job: Job) -> str:
+    if job.state != "done":
+        return one_line(f"{job.state}: {job.error}" if job.error else job.state)
+    if job.read_error is not None:
+        return one_line(f"done: its readback failed: {job.read_error}")
+    reading = job.wants_read and job.owner.executor.is_reading(job.result)
+    return "done: waits for its readback" if reading else "done"
+
+
+def _to_begin(job: Job, find_memory_user: Callable[[Job], Job | None]) -> str:
+    """Returns a text that says what a queued job waits for before it can begin; "" if nothing."""
+    producers = [producer for producer in job.producers if not producer.ended]
+    if producers:
+        named = ", ".join(f"'{m.name}' (job {m.number}, {m.state})" for m in producers[:3])
+        more = f" and {len(producers) - 3} more" if len(producers) > 3 else ""
+        return f"the outputs of {named}{more}"
+    if job.paused:
+        return "resume(): it is paused"
+    if not job.network.ready:
+        said = job.network.waiting_for
+        return one_line(f"its network to be ready: {said}" if said else "its network to be ready")
+    holder = find_memory_user(job)
+    if holder is not None:
+        return f"job {holder.number} '{holder.name}' to end, which has its network's memory"
+    return one_line(job.blocked_by)
+
+
+def describe(
+    *, frame: int, budget_ms: float, report: FrameReport | None, jobs: Sequence[Job],
+    preparing: str, last_error: str, ignored: int,
+) -> str:  # fmt: skip
+    """Returns a text of several lines about a scheduler, for people.
+
+    It has the budget, the last frame, the preparation thread, the last error, and a line for
+    each of the first jobs.
+    """
+    running = sum(job.state == "running" for job in jobs)
+    lines = [
+        f"frame {frame}: budget {budget_ms:.3g} ms, {running} jobs "
+        f"running, {len(jobs) - running} queued{_stopped_at(report)}",
+        f"preparation: {one_line(preparing) or 'nothing to do'}",
+    ]
+    if last_error:
+        lines.append(f"last error: {one_line(last_error)}")
+    if ignored:
+        lines.append(f"{ignored} times that made no sense were left out")
+    lines += [f"job {job.number} '{job.name}': {job.waiting_for}" for job in jobs[:_SHOWN]]
+    if len(jobs) > _SHOWN:
+        lines.append(f"and {len(jobs) - _SHOWN} more jobs")
+    return "\n".join(lines)
+
+
+def one_line(text: str) -> str:
+    """Returns the text in one line, cut off after ``_LENGTH`` characters."""
+    joined = " ".join(text.split())
+    return joined if len(joined) <= _LENGTH else joined[: _LENGTH - 1] + "…"
+
 
 #: the id of a network, and the numbers of its steps (None: all)
 _Work = tuple[int, tuple[int, ...] | None]

@@ -19,7 +19,7 @@ class Candidate(Protocol):
     """The interface of a job as a policy sees it.
 
     :class:`scheduler.Job` implements it, and so does its state in a frame
-    (:class:`scheduler.planning.state.JobState`).
+    (:class:`scheduler.planning.plan.JobState`).
     """
 
     @property

@@ -17,12 +17,19 @@ from cml_engine.ir.graph import Array
 from cml_engine.runtime.session import Session
 from scheduler.frame_scheduler import FrameScheduler
 from scheduler.jobs.job import Job
-from scheduler.planning.cost_model import CostModel
-from scheduler.planning.first_guess import FirstGuess
+from scheduler.planning.cost_model import CostModel, FirstGuess
 from scheduler.reports import FrameReport
 from scheduler.tools.measure import FramesReport, gpu_of, measure_frames
-from scheduler.tools.sim_device import Noise, SimNetwork, SimStep, network_like
-from scheduler.tools.simulate import Arrival, SimulatedRun, compare_policies, simulate
+from scheduler.tools.simulate import (
+    Arrival,
+    Noise,
+    SimNetwork,
+    SimStep,
+    SimulatedRun,
+    compare_policies,
+    network_like,
+    simulate,
+)
 from scheduler.tools.trace import write_trace
 
 #: the spread assumed of a device that was never measured: P99 over P50 of a frame's GPU time

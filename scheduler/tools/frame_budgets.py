@@ -22,7 +22,7 @@ from scheduler.clock import VirtualClock
 from scheduler.frame_scheduler import FrameScheduler
 from scheduler.planning.controller import SpareBudget
 from scheduler.planning.cost_model import CostModel
-from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep
+from scheduler.tools.simulate import SimGpu, SimNetwork, SimStep
 
 FRAME_MS = 1000 / 60
 _NOISE = Path(__file__).with_name("noise")

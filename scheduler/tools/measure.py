@@ -20,11 +20,11 @@ from cml_engine.errors import InputError
 from cml_engine.ir.graph import Array
 from cml_engine.runtime.session import Session
 from scheduler.frame_scheduler import FrameScheduler
-from scheduler.jobs.admission import network_of
 from scheduler.jobs.job import Job
+from scheduler.jobs.lifecycle import network_of
 from scheduler.planning.cost_model import CostModel
+from scheduler.planning.plan import whole_operators
 from scheduler.reports import FrameReport
-from scheduler.tools.operators_per_frame import whole_operators
 
 if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu

@@ -11,11 +11,10 @@ from scheduler.executor import Handle
 from scheduler.frame_scheduler import FrameScheduler
 from scheduler.jobs.job import Job
 from scheduler.planning.controller import FixedBudget
-from scheduler.planning.plan import Planner, plan_frame
+from scheduler.planning.plan import FramePlan, FrameState, PlannedSlice, Planner, plan_frame
 from scheduler.planning.policy import BUILT_IN
-from scheduler.planning.state import FramePlan, FrameState, PlannedSlice
 from scheduler.recording import Recording, decisions_of
-from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep
+from scheduler.tools.simulate import SimGpu, SimNetwork, SimStep
 
 
 class _Echo(SimGpu):

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from scheduler.planning.first_guess import FirstGuess
+from scheduler.planning.cost_model import FirstGuess
 from scheduler.recording import Recording
-from scheduler.tools.sim_device import SimStep
+from scheduler.tools.simulate import SimStep
 
 _POLICIES = ("least_laxity", "fair_share", "by_priority")
 

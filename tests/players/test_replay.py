@@ -6,7 +6,7 @@ import pytest
 
 from cml_engine import FrameScheduler, VirtualClock
 from scheduler.planning.policy import by_priority, fair_share, least_laxity
-from scheduler.tools.sim_device import Noise, SimGpu, SimNetwork, SimStep
+from scheduler.tools.simulate import Noise, SimGpu, SimNetwork, SimStep
 from tests.players.building import SANITIZED, build
 from tests.players.replay_lines import replayed
 from tests.scheduler.test_record import eventful_run, run_by_wall_clock, run_with_margin

@@ -12,7 +12,7 @@ from cml_engine import (
     fair_share,
     least_laxity,
 )
-from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep
+from scheduler.tools.simulate import SimGpu, SimNetwork, SimStep
 
 FRAME = 1000 / 60
 

@@ -8,7 +8,7 @@ from cml_engine import CostModel, FrameScheduler, VirtualClock
 from scheduler.jobs.job import Job
 from scheduler.recording import decisions_of
 from scheduler.tools.replay import replay
-from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep
+from scheduler.tools.simulate import SimGpu, SimNetwork, SimStep
 
 FRAME = 1000 / 60
 

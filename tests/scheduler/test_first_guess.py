@@ -5,8 +5,8 @@ import json
 import pytest
 
 from cml_engine import CostModel, FrameScheduler
-from scheduler.planning.first_guess import _DEFAULTS, FirstGuess
-from scheduler.tools.sim_device import SimGpu, SimStep
+from scheduler.planning.cost_model import _DEFAULTS, FirstGuess
+from scheduler.tools.simulate import SimGpu, SimStep
 
 
 def test_an_unknown_device_is_a_slow_one():

@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from cml_engine import CmlError, FrameScheduler, InputError, VirtualClock
-from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep
+from scheduler.tools.simulate import SimGpu, SimNetwork, SimStep
 
 FRAME = 1000 / 60
 

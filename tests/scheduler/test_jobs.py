@@ -17,8 +17,7 @@ from cml_engine import (
 )
 from cml_engine.errors import InputError
 from scheduler.clock import SteadyClock
-from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep
-from scheduler.tools.simulate import Arrival, simulate
+from scheduler.tools.simulate import Arrival, SimGpu, SimNetwork, SimStep, simulate
 
 FRAME = 1000 / 60
 

@@ -6,7 +6,7 @@ import weakref
 import pytest
 
 from cml_engine import AdmissionError, FrameScheduler, InputError, VirtualClock
-from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep
+from scheduler.tools.simulate import SimGpu, SimNetwork, SimStep
 
 FRAME = 1000 / 60
 

@@ -8,7 +8,7 @@ import pytest
 from cml_engine import CostModel, SpareBudget, VirtualClock
 from cml_engine.errors import InputError
 from cml_engine.io import json_files as json_files
-from scheduler.tools.sim_device import SimStep
+from scheduler.tools.simulate import SimStep
 from tests.fixtures import hostile_json
 
 

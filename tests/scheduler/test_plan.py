@@ -6,7 +6,7 @@ import pytest
 
 from cml_engine import least_laxity, plan_frame
 from scheduler.planning import plan
-from scheduler.planning.state import FramePlan, FrameState
+from scheduler.planning.plan import FramePlan, FrameState
 from tests.scheduler.test_queues import POLICIES, eventful_run
 
 

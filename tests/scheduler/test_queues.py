@@ -13,10 +13,10 @@ from cml_engine import (
     fair_share,
     least_laxity,
 )
-from scheduler.jobs.queues import Heap, NetworkQueue
+from scheduler.jobs.job_list import Heap, NetworkQueue
 from scheduler.recording import decisions_of
 from scheduler.tools.replay import replay
-from scheduler.tools.sim_device import Noise, SimGpu, SimNetwork, SimStep
+from scheduler.tools.simulate import Noise, SimGpu, SimNetwork, SimStep
 
 FRAME = 1000 / 60
 

@@ -5,11 +5,10 @@ import json
 import pytest
 
 from cml_engine import FrameScheduler, InputError, VirtualClock
-from scheduler.planning.plan import plan_frame
+from scheduler.planning.plan import operators_per_frame, plan_frame
 from scheduler.recording import _FORMAT, Recording, decisions_of
-from scheduler.tools.operators_per_frame import operators_per_frame
 from scheduler.tools.replay import replay
-from scheduler.tools.sim_device import Noise, SimGpu, SimNetwork, SimStep
+from scheduler.tools.simulate import Noise, SimGpu, SimNetwork, SimStep
 from scheduler.tools.trace import trace_events, write_trace
 from tests.fixtures import hostile_json
 

@@ -7,7 +7,7 @@ import pytest
 
 from cml_engine import FrameScheduler, Tuning, VirtualClock
 from cml_engine.runtime.tuning.trial import Trial
-from scheduler.tools.sim_device import EXACT, Noise, SimGpu, SimNetwork, SimStep
+from scheduler.tools.simulate import EXACT, Noise, SimGpu, SimNetwork, SimStep
 
 BUDGET = 2.0
 #: floating-point operations of a workgroup, and the milliseconds that the first guess gives it

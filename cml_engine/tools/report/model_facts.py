@@ -136,7 +136,7 @@ class ModelFacts:
     @cached_property
     def peak(self) -> Peak | None:
         """The shipped peak rates of the device, or None for an unknown device."""
-        from scheduler.planning.first_guess import FirstGuess
+        from scheduler.planning.cost_model import FirstGuess
 
         guess = self.costs.guess
         if guess == FirstGuess():

@@ -15,7 +15,7 @@ import pytest
 import cml_engine as cml
 from cml_engine import FrameScheduler
 from scheduler.jobs.job import Job
-from scheduler.tools.operators_per_frame import operators_per_frame
+from scheduler.planning.plan import operators_per_frame
 
 #: small numbers and their halves, which are bit-identical on every backend
 TEXT = """version 1.0;

@@ -10,7 +10,7 @@ import cml_engine as cml
 from cml_engine import CostModel
 from cml_engine.gpu.timing.timers import PassTimer
 from cml_engine.ops import load_families
-from scheduler.planning.first_guess import FirstGuess
+from scheduler.planning.cost_model import FirstGuess
 from tests.fixtures.graphs import Net
 
 load_families()

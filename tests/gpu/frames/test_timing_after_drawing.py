@@ -13,7 +13,7 @@ import cml_engine as cml
 from cml_engine import FrameScheduler
 from cml_engine.gpu.timing.timers import PassTimer
 from cml_engine.nnef.files.tensor_file import write_tensor
-from scheduler.tools.operators_per_frame import operators_per_frame
+from scheduler.planning.plan import operators_per_frame
 
 
 @pytest.fixture

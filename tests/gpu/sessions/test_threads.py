@@ -14,7 +14,7 @@ import pytest
 import cml_engine as cml
 from cml_engine.gpu.program import inspect
 from cml_engine.runtime.session import CompileOptions
-from scheduler.tools.operators_per_frame import operators_per_frame
+from scheduler.planning.plan import operators_per_frame
 from tests.fixtures.frames.host import Host, conv_net
 from tests.fixtures.graphs import Net
 

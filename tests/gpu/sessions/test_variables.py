@@ -18,7 +18,7 @@ from cml_engine.ops import load_families
 from cml_engine.runtime.node_check import check_nodes
 from cml_engine.runtime.session import CompileOptions
 from cml_engine.tools.testing import full_attrs
-from scheduler.tools.operators_per_frame import operators_per_frame
+from scheduler.planning.plan import operators_per_frame
 from tests.fixtures.graphs import Net
 
 load_families()

@@ -6,8 +6,15 @@ import pytest
 
 from cml_engine import CostModel
 from scheduler.planning.margin import TailMargin
-from scheduler.tools.sim_device import Noise, SimNetwork, SimStep
-from scheduler.tools.simulate import Arrival, compare_policies, simulate, table
+from scheduler.tools.simulate import (
+    Arrival,
+    Noise,
+    SimNetwork,
+    SimStep,
+    compare_policies,
+    simulate,
+    table,
+)
 
 FRAMES = 10_000
 BUDGET = 4.0

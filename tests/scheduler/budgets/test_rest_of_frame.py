@@ -12,7 +12,7 @@ from scheduler.recording import Recording, decisions_of
 from scheduler.tools import frame_budgets
 from scheduler.tools.frame_budgets import FRAME_MS, best_constant, ours
 from scheduler.tools.replay import replay
-from scheduler.tools.sim_device import Noise, SimGpu, SimNetwork, SimStep
+from scheduler.tools.simulate import Noise, SimGpu, SimNetwork, SimStep
 
 FRAMES, SHARE, LEAST_MS = 6000, 0.01, 0.5
 

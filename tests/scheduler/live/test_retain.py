@@ -7,7 +7,7 @@ cost and their ETA count only these steps.
 from cml_engine import FrameScheduler
 from scheduler.clock import VirtualClock
 from scheduler.tools.replay import replay
-from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep
+from scheduler.tools.simulate import SimGpu, SimNetwork, SimStep
 
 X, Z, BOTH = frozenset({"x"}), frozenset({"z"}), frozenset({"x", "z"})
 

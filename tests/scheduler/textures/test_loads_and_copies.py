@@ -5,7 +5,7 @@ from __future__ import annotations
 from cml_engine import FrameScheduler, VirtualClock
 from scheduler.recording import Recording
 from scheduler.tools.replay import replay
-from scheduler.tools.sim_device import SimGpu, SimNetwork, SimStep
+from scheduler.tools.simulate import SimGpu, SimNetwork, SimStep
 
 BUDGET_MS = 2.0
 TEXTURE = SimStep("load", 1000, 0.005, "load_texture", "load_texture 'x'")

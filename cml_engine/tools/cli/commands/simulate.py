@@ -49,7 +49,7 @@ def run(a: argparse.Namespace) -> int:
 
 
 def _plot(outcomes: Sequence[SimulatedRun], frame_ms: float, path: Path) -> None:
-    from scheduler.tools.plot import plot_outcomes
+    from scheduler.tools.simulate import plot_outcomes
 
     try:
         plot_outcomes(outcomes, frame_ms, path)
