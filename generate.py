@@ -22,7 +22,8 @@ from cml_engine.cooked.records import PackedRow, RowField
 from cml_engine.nnef.expansion.extensions import extension_signatures
 from cml_engine.nnef.expansion.signatures import Param, Signature, standard_signatures
 from scheduler import frame_timings
-from scheduler.planning import controller as back_off, cost_model, margin, plan, policy
+from scheduler.planning import controller as back_off
+from scheduler.planning import cost_model, margin, plan, policy
 
 ROOT = Path(__file__).resolve().parent
 C_HEADER = ROOT / "players/c/src/format.h"

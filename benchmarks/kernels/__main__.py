@@ -21,7 +21,7 @@ from benchmarks.kernels.controls import PeakMeter
 from benchmarks.kernels.roofline import KernelTimes, Peaks, markdown
 from benchmarks.models import MODELS, ready_program
 from cml_engine.gpu.program import inspect
-from cml_engine.gpu.shaders.steps import Variant, step_keys
+from cml_engine.gpu.shaders.hlsl import Variant, step_keys
 from examples.upscale import assets
 
 OUT = Path(__file__).resolve().parents[2] / "out"

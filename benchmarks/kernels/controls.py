@@ -10,9 +10,8 @@ import wgpu
 
 from benchmarks.kernels.roofline import Peaks
 from cml_engine.gpu.gpu import Gpu
-from cml_engine.gpu.shaders.hlsl import shader_key
-from cml_engine.gpu.shaders.params import parse_params
-from cml_engine.gpu.timing.timers import PassTimer
+from cml_engine.gpu.shaders.hlsl import parse_params, shader_key
+from cml_engine.gpu.timing.frame_timer import PassTimer
 
 _GROUP = 64
 #: products per thread and loop iteration, loop iterations, and workgroups

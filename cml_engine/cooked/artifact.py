@@ -14,8 +14,7 @@ from cml_engine.cooked.plan_in import CookedPlan, choose
 from cml_engine.cooked.reader import damaged
 from cml_engine.cooked.schema import SUBGROUPS, Totals
 from cml_engine.errors import CmlError, StaleArtifact, UnsupportedOp
-from cml_engine.gpu.shaders.hlsl import ShaderKey
-from cml_engine.gpu.shaders.steps import step_key, step_params
+from cml_engine.gpu.shaders.hlsl import ShaderKey, step_key, step_params
 from cml_engine.ir.graph import Graph
 from cml_engine.ir.limits import Limits
 from cml_engine.ops import is_registered

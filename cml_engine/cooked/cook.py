@@ -29,8 +29,7 @@ from cml_engine.cooked.schema import META, PLAN, RULES
 from cml_engine.cooked.writer import Sections
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import check_choices, check_flag, check_instance
-from cml_engine.gpu.shaders.hlsl import ShaderKey
-from cml_engine.gpu.shaders.steps import step_keys
+from cml_engine.gpu.shaders.hlsl import ShaderKey, step_keys
 from cml_engine.ir.graph import Graph
 from cml_engine.ops import load_families
 from cml_engine.ops.declaration.registry import lookup

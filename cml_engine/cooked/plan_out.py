@@ -25,7 +25,7 @@ from cml_engine.cooked.schema import (
 )
 from cml_engine.cooked.writer import Sections, Strings
 from cml_engine.errors import DeviceError, InputError
-from cml_engine.gpu.shaders.steps import step_params
+from cml_engine.gpu.shaders.hlsl import step_params
 from cml_engine.ir.layout import words
 
 #: the most bytes of shared memory that the engine's kernels use per workgroup

@@ -6,34 +6,180 @@ import logging
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import wgpu
 
 from cml_engine.errors import DeviceError, InputError, ShaderCompileError
 from cml_engine.errors.arguments import check_flag, check_instance, check_text
-from cml_engine.gpu.adapters import request_adapter
 from cml_engine.gpu.frames.job_runs import JobRuns
 from cml_engine.gpu.memory.allocator import Allocator
 from cml_engine.gpu.native import (
     create_shader_module,
     device_errors,
+    limit_instance,
     quicken_start,
     raise_if_lost,
     timestamp_period_ns,
     wait,
 )
-from cml_engine.gpu.pipelines import Pipeline, PipelineCache
-from cml_engine.gpu.shaders.hlsl import ShaderKey
-from cml_engine.gpu.shaders.stages import StageKey, compile_stage
-from cml_engine.gpu.shaders.steps import Variant
+from cml_engine.gpu.shaders.hlsl import ShaderKey, StageKey, Variant, compile_stage
 from cml_engine.io.frame_gate import frame_gate
 from cml_engine.ir.limits import Limits
 
 if TYPE_CHECKING:
     from cml_engine.ir.memory import MemorySource
+
+
+NO_GPU_HINT = (
+    "Install a Vulkan driver (on Debian: apt install mesa-vulkan-drivers gives a software one), "
+    "or use the CPU backend."
+)
+#: environment variable that selects a device for every command and program
+VARIABLE = "CML_ADAPTER"
+
+
+def adapters() -> list[wgpu.GPUAdapter]:
+    """Returns all adapters that Vulkan, D3D12 and Metal offer."""
+    limit_instance()
+    return list(wgpu.gpu.enumerate_adapters_sync())
+
+
+def adapter_name(adapter: wgpu.GPUAdapter) -> str:
+    """Returns an adapter's name as one text: ``device (driver), graphics API``."""
+    info: dict[str, Any] = dict(adapter.info)
+    return f"{info.get('device')} ({info.get('description')}), {info.get('backend_type')}"
+
+
+def request_adapter(name: str | None) -> wgpu.GPUAdapter:
+    """Returns the first adapter whose :func:`adapter_name` contains ``name``, ignoring case.
+
+    Without a name, the environment's ``CML_ADAPTER`` applies, else the fastest adapter is returned.
+    Raises :class:`DeviceError` if there is none.
+    """
+    wanted = name or os.environ.get(VARIABLE)
+    if wanted:
+        return _named(wanted)
+    limit_instance()
+    try:
+        adapter = wgpu.gpu.request_adapter_sync(power_preference="high-performance")
+    except RuntimeError as error:
+        raise DeviceError(f"no GPU: {error}. {NO_GPU_HINT}") from error
+    if adapter is None:
+        raise DeviceError(f"no GPU. {NO_GPU_HINT}")
+    return adapter
+
+
+def _named(wanted: str) -> wgpu.GPUAdapter:
+    found = adapters()
+    for adapter in found:
+        if wanted.lower() in adapter_name(adapter).lower():
+            return adapter
+    known = "; ".join(map(adapter_name, found)) or f"none. {NO_GPU_HINT}"
+    raise DeviceError(f"no GPU is called '{wanted}': this machine has {known}")
+
+
+def device_rows() -> list[dict[str, Any]]:
+    """Returns one JSON-compatible dict per adapter, with its name, kind, limits and features.
+
+    ``chosen`` is True for the adapter that ``cml.Gpu()`` takes.
+    """
+    try:
+        chosen = adapter_name(request_adapter(None))
+    except DeviceError:
+        chosen = ""
+    rows = []
+    for adapter in adapters():
+        name, limits = adapter_name(adapter), adapter.limits
+        rows.append(
+            {
+                "name": name,
+                "kind": str(adapter.info.get("adapter_type")),
+                "backend": str(adapter.info.get("backend_type")),
+                "buffer_mib": limits["max-buffer-size"] >> 20,
+                "binding_mib": limits["max-storage-buffer-binding-size"] >> 20,
+                "timestamps": "timestamp-query" in adapter.features,
+                "subgroups": "subgroup" in adapter.features,
+                "chosen": name == chosen,
+            }
+        )
+    return rows
+
+
+#: pipelines kept for later networks; one takes 2 to 5 MB on llvmpipe
+_MOST_KEPT = 128
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Pipeline:
+    """A kernel variant built for a device: its compute pipeline and bind group layout."""
+
+    label: str
+    pipeline: wgpu.GPUComputePipeline
+    layout: wgpu.GPUBindGroupLayout
+
+
+class PipelineCache:
+    """A cache that builds each pipeline once, even if several threads request it.
+
+    It keeps the ``most`` pipelines requested last. Any other lasts as long as a program
+    references it.
+    """
+
+    def __init__(self, most: int = _MOST_KEPT) -> None:
+        self._most = most
+        self._lock = Lock()
+        self._last: OrderedDict[Variant, Pipeline] = OrderedDict()
+        self._alive: WeakValueDictionary[Variant, Pipeline] = WeakValueDictionary()
+        self._building: dict[Variant, Future[Pipeline]] = {}
+        #: pipelines built so far
+        self.built = 0
+
+    def __len__(self) -> int:
+        return len(self._alive)
+
+    def get(self, key: Variant, build: Callable[[Variant], Pipeline]) -> Pipeline:
+        """Returns the variant's pipeline; calls ``build(key)`` if it does not exist.
+
+        If another thread is building it, the caller waits for that build and its error. After a
+        failure the next caller builds it again.
+        """
+        mine: Future[Pipeline] = Future()
+        with self._lock:
+            found = self._alive.get(key)
+            if found is not None:
+                self._keep(key, found)
+                return found
+            building = self._building.setdefault(key, mine)
+        if building is mine:
+            try:
+                made = build(key)
+            except BaseException as error:
+                with self._lock:
+                    del self._building[key]
+                mine.set_exception(error)
+            else:
+                with self._lock:
+                    del self._building[key]
+                    self._alive[key] = made
+                    self._keep(key, made)
+                    self.built += 1
+                mine.set_result(made)
+        return building.result()
+
+    def _keep(self, key: Variant, pipeline: Pipeline) -> None:
+        self._last[key] = pipeline
+        self._last.move_to_end(key)
+        if len(self._last) > self._most:
+            self._last.popitem(last=False)
+
 
 _log = logging.getLogger(__name__)
 #: optional features, enabled if the adapter has them

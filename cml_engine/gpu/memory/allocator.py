@@ -10,20 +10,20 @@ counts the memory of each owner; ``eviction.py`` frees memory when there is no r
 
 from __future__ import annotations
 
+import logging
 import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from threading import RLock
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import wgpu
 
 from cml_engine.errors import DeviceError, InputError, OutOfGpuMemory
 from cml_engine.errors.arguments import IntegerRange, check_text
-from cml_engine.gpu.memory.allocation import Allocation
-from cml_engine.gpu.memory.deferred_frees import DeferredFrees
-from cml_engine.gpu.memory.eviction import Eviction, Tenant
+from cml_engine.gpu.memory.allocation import Allocation, Segments
 from cml_engine.gpu.memory.heaps import Heaps, guarded
-from cml_engine.gpu.memory.textures import TextureAccount, close_when_destroyed
 from cml_engine.ir.memory import (
     Ledger,
     MemoryRange,
@@ -33,8 +33,215 @@ from cml_engine.ir.memory import (
     checked_category,
     exhausted_message,
     leak_report,
+    mib,
     texture_bytes,
 )
+
+_log = logging.getLogger(__name__)
+
+
+class DeferredFrees:
+    """A queue of functions that free memory, called only while no frame is being encoded.
+
+    Commands that use the memory may be encoded and not submitted yet.
+    """
+
+    def __init__(self, lock: RLock) -> None:
+        self._lock = lock
+        #: the executors that are encoding a frame
+        self._encoding: weakref.WeakSet[object] = weakref.WeakSet()
+        # finalizers may run at any time, so they only queue their work here
+        self._queue: deque[Callable[[], None]] = deque()
+        self._is_running = False
+
+    def add(self, free: Callable[[], None]) -> None:
+        """Queues ``free``, which :meth:`run` calls while no frame is encoded.
+
+        Safe in any thread or finalizer.
+        """
+        self._queue.append(free)
+
+    def begin_frame(self, executor: object) -> None:
+        """Marks the executor as encoding; its previous frame has been submitted."""
+        self._encoding.discard(executor)
+        self.run()
+        self._encoding.add(executor)
+
+    def end_frame(self, executor: object) -> None:
+        """Marks the executor's frame as submitted; runs the queue if no other is encoded."""
+        self._encoding.discard(executor)
+        self.run()
+
+    def run(self) -> None:
+        """Runs the queued frees, unless a frame is being encoded.
+
+        Errors are logged and not raised, because they are not the caller's. A nested call
+        returns at once; the outer loop also runs the work that was queued meanwhile, so the
+        call stack stays flat.
+        """
+        if not self._queue or self._encoding:
+            return
+        with self._lock:
+            if self._is_running:
+                return
+            self._is_running = True
+            try:
+                while self._queue:
+                    work = self._queue.popleft()
+                    try:
+                        work()
+                    except Exception:
+                        _log.exception("giving GPU memory back has failed: %r", work)
+            finally:
+                self._is_running = False
+
+
+class Tenant(Protocol):
+    """A model whose memory can be evicted while it is idle and restored later."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def last_used(self) -> int: ...
+    @property
+    def resident(self) -> Collection[Allocation | Segments]:
+        """The evictable allocations of this model; other models may share some of them."""
+        ...
+
+    @property
+    def evictable(self) -> bool:
+        """True if the model has memory on the device that can be evicted now."""
+        ...
+
+    @property
+    def evictable_later(self) -> bool:
+        """True if the model has memory on the device that cannot be evicted now but can later."""
+        ...
+
+    def evict(self) -> None:
+        """Frees the memory at once."""
+        ...
+
+
+class Eviction:
+    """Frees memory in this order: unused heaps, the host's callbacks, then idle models.
+
+    ``free_unused`` runs deferred frees and destroys empty heaps.
+    """
+
+    def __init__(self, free_unused: Callable[[], None]) -> None:
+        self._free_unused = free_unused
+        self._callbacks: list[Callable[[int], int]] = []
+        self._tenants: weakref.WeakSet[Tenant] = weakref.WeakSet()
+        #: how often a model was evicted
+        self.count = 0
+
+    def add_callback(self, callback: Callable[[int], int]) -> Callable[[], None]:
+        """Registers a callback; returns a function that removes it."""
+        self._callbacks.append(callback)
+        return lambda: self._callbacks.remove(callback)
+
+    def add_tenant(self, tenant: Tenant) -> None:
+        """Registers a model that may be evicted; garbage collection unregisters it."""
+        self._tenants.add(tenant)
+
+    def may_come_free(self, but: Tenant | None = None) -> bool:
+        """Returns True if a model except ``but`` is in use and has memory to evict later."""
+        return any(t.evictable_later for t in list(self._tenants) if t is not but)
+
+    def lasting_bytes(self, but: Tenant | None) -> int:
+        """Returns the bytes of ``but`` and of the models that can never be evicted."""
+        return _bytes_of(
+            t for t in list(self._tenants) if t is but or not (t.evictable or t.evictable_later)
+        )
+
+    @property
+    def evictable_bytes(self) -> int:
+        """The bytes that become free if all idle models are evicted."""
+        tenants = list(self._tenants)
+        return _bytes_of(tenants) - _bytes_of(t for t in tenants if not t.evictable)
+
+    def free_step_by_step(
+        self, needed: Callable[[], int], may_suffice: Callable[[], bool] = lambda: True
+    ) -> Iterator[None]:
+        """Frees memory and yields whenever there may be more room than before.
+
+        Empty heaps come first, then the memory that callbacks can spare, then the models that
+        have been idle the longest. No model is evicted unless ``may_suffice()``.
+        """
+        self._free_unused()
+        yield
+        for callback in list(self._callbacks):
+            if callback(needed()) > 0:
+                self._free_unused()
+                yield
+        if not may_suffice():
+            return
+        for tenant in sorted(self._tenants, key=lambda t: t.last_used):
+            if tenant.evictable:
+                self.evict(tenant)
+                yield
+
+    def evict(self, tenant: Tenant) -> None:
+        """Evicts a model and frees unused heaps.
+
+        The model stays if another thread has just started to run it.
+        """
+        with suppress(InputError):
+            freed = mib(_bytes_of([tenant]))
+            tenant.evict()
+            self.count += 1
+            _log.info("'%s' is evicted: %s MiB", getattr(tenant, "name", "a model"), freed)
+        self._free_unused()
+
+
+def _bytes_of(tenants: Iterable[Tenant]) -> int:
+    """Returns the bytes that these tenants use together, counting shared memory once."""
+    return sum(part.nbytes for part in {part for tenant in tenants for part in tenant.resident})
+
+
+class TextureHome(Protocol):
+    """The interface of the allocator that counts textures: ``allocator.Allocator``."""
+
+    def texture_gone(self, account: TextureAccount) -> None: ...
+
+    def free_later(self, free: Callable[[], None]) -> None: ...
+
+
+class TextureAccount:
+    """The accounting entry of one texture, closed exactly once."""
+
+    def __init__(self, memory: TextureHome, owner: str, category: str, nbytes: int) -> None:
+        self._memory, self.owner, self.category, self.nbytes = memory, owner, category, nbytes
+        self._open = True
+
+    def close(self) -> None:
+        """Removes the entry because the texture was destroyed."""
+        if self._open:
+            self._open = False
+            self._memory.texture_gone(self)
+
+    def close_later(self) -> None:
+        """Schedules :meth:`close` after a garbage collection, which may happen at any time."""
+        self._memory.free_later(self.close)
+
+
+def close_when_destroyed(texture: wgpu.GPUTexture, account: TextureAccount) -> None:
+    """Makes the account close when the texture is destroyed or garbage-collected.
+
+    It replaces the texture's ``destroy`` method.
+    """
+    weakref.finalize(texture, account.close_later).atexit = False
+    weak = weakref.ref(texture)  # the texture refers to this function: avoid a reference cycle
+
+    def destroy() -> None:
+        found = weak()
+        if found is not None:
+            type(found).destroy(found)
+        account.close()
+
+    texture.destroy = destroy
+
 
 T = TypeVar("T")
 _Usage = wgpu.BufferUsage

@@ -15,11 +15,10 @@ import wgpu
 from cml_engine.compiler.plan import Plan, Step
 from cml_engine.errors import DeviceError
 from cml_engine.gpu.device import Device
-from cml_engine.gpu.program.shared_constants import TENSOR_USAGE
-from cml_engine.gpu.program.uniforms import RANGE_SLOTS
-from cml_engine.gpu.shaders.hlsl import ShaderKey, print_labels, printing
+from cml_engine.gpu.program.memory import TENSOR_USAGE
+from cml_engine.gpu.program.preparation import RANGE_SLOTS
+from cml_engine.gpu.shaders.hlsl import ShaderKey, Variant, print_labels, printing
 from cml_engine.gpu.shaders.prints import NBYTES, shown
-from cml_engine.gpu.shaders.steps import Variant
 
 #: the most lines shown per step and run
 _MOST_LINES = 1024

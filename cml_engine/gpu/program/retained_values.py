@@ -9,7 +9,7 @@ import numpy as np
 from cml_engine.compiler.plan import Plan
 from cml_engine.errors import InputError
 from cml_engine.gpu.frames.job_runs import JobRun
-from cml_engine.gpu.program.residency import Arena, Residency
+from cml_engine.gpu.program.memory import Arena, Residency
 from cml_engine.ir.graph import Array
 
 

@@ -20,8 +20,7 @@ from pathlib import Path, PurePath
 from cml_engine.compiler.plan import KernelCode
 from cml_engine.errors import InputError
 from cml_engine.gpu.shaders import compilers
-from cml_engine.gpu.shaders.hlsl import ShaderKey, compile_spirv, digest, standalone_source
-from cml_engine.gpu.shaders.steps import Variant
+from cml_engine.gpu.shaders.hlsl import ShaderKey, Variant, compile_spirv, digest, standalone_source
 from cml_engine.io.atomic_write import write_atomically
 from cml_engine.io.output_folder import file_below, file_stem
 

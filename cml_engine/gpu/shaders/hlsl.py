@@ -8,19 +8,103 @@ files, defines, prelude and compiler options. A second process compiles nothing.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-from cml_engine.errors import InputError, ShaderCompileError
+import numpy as np
+
+from cml_engine.compiler.plan import KernelCode, Plan, Step
+from cml_engine.errors import InputError, OperatorError, ShaderCompileError
 from cml_engine.gpu.shaders import compilers, prints
 from cml_engine.gpu.shaders.cache import Code, cached
 from cml_engine.gpu.shaders.includes import digest_of, read_source, with_includes
-from cml_engine.gpu.shaders.params import parse_params
+from cml_engine.io.frame_gate import yield_to_frame
 from cml_engine.ir.layout import PACKED_TYPES
 from cml_engine.ops.declaration.defines import WGSL_ONLY
 from cml_engine.ops.declaration.split_bindings import FIRST_BINDING, declaration
 from cml_engine.ops.kernel_files import KERNEL_FOLDER, kernel_file
+
+_HLSL_READ = {"u": "{word}", "i": "asint({word})", "f": "asfloat({word})"}
+_NUMPY = {"u": np.dtype(np.uint32), "i": np.dtype(np.int32), "f": np.dtype(np.float32)}
+_FIELD = re.compile(r"^(\w+):([uif])(\d*)$")
+
+
+@dataclass(frozen=True, slots=True)
+class ParamField:
+    name: str
+    kind: str
+    offset: int
+    length: int | None
+
+    @property
+    def words(self) -> int:
+        return 1 if self.length is None else self.length
+
+
+@dataclass(frozen=True)
+class ParamBlock:
+    """The layout of one kernel's parameters: its fields in order, and the size in 32-bit words."""
+
+    fields: tuple[ParamField, ...]
+    words: int
+
+    @property
+    def vectors(self) -> int:
+        """The size in ``uint4``; at least 1, because an empty uniform block is not legal."""
+        return max(1, -(-self.words // 4))
+
+    def pack(self, values: Mapping[str, Any]) -> bytes:
+        """Returns the uniform block's bytes for these values; pads short arrays with zeros.
+
+        Raises ``ValueError`` if a value is missing, undeclared or too long.
+        """
+        block = np.zeros(4 * self.vectors, np.uint32)
+        if unknown := set(values) - {f.name for f in self.fields}:
+            raise ValueError(f"parameters {sorted(unknown)} are not declared by the kernel")
+        for field in self.fields:
+            if field.name not in values:
+                raise ValueError(f"parameter '{field.name}' has no value")
+            given = np.atleast_1d(np.asarray(values[field.name]))
+            if given.size > field.words or (field.length is None and given.size != 1):
+                raise ValueError(
+                    f"parameter '{field.name}' holds {field.words} words, got {given.size}"
+                )
+            given = given.astype(_NUMPY[field.kind])
+            block[field.offset : field.offset + given.size] = given.view(np.uint32)
+        return block.tobytes()
+
+    def hlsl(self) -> str:
+        """Returns HLSL text with an accessor per field: ``alpha``, or ``shape(i)`` of an array."""
+        lines = [f"[[vk::binding(1)]] cbuffer CmlParams {{ uint4 cml_params[{self.vectors}]; }};"]
+        for f in self.fields:
+            at = f"{f.offset}" if f.length is None else f"(uint(i)+{f.offset}u)"
+            name = f.name if f.length is None else f"{f.name}(i)"
+            if f.length is None:
+                word = f"cml_params[{f.offset // 4}][{f.offset % 4}]"
+            else:
+                word = f"cml_params[{at}>>2u][{at}&3u]"
+            lines.append(f"#define {name} {_HLSL_READ[f.kind].format(word=word)}")
+        return "\n".join(lines)
+
+
+@lru_cache
+def parse_params(declaration: str) -> ParamBlock:
+    """Returns the layout that a declaration such as ``"n:u shape:u8"`` describes."""
+    fields = []
+    offset = 0
+    for word in declaration.split():
+        match = _FIELD.match(word)
+        if match is None:
+            raise ValueError(f"parameter '{word}' is not of the form name:u, name:i3 or name:f")
+        name, kind, length = match.groups()
+        fields.append(ParamField(name, kind, offset, int(length) if length else None))
+        offset += fields[-1].words
+    return ParamBlock(tuple(fields), offset)
+
 
 #: SPIR-V opcodes that is_misread checks
 _OP_LABEL, _OP_LOOP_MERGE, _OP_SWITCH = 248, 246, 251
@@ -327,3 +411,108 @@ def digest(key: ShaderKey, target: str) -> str:
 def standalone_source(key: ShaderKey) -> str:
     """Returns the resolved source with its includes inlined, for use with any compiler."""
     return with_includes(resolved_source(key), key.path.parent)
+
+
+#: the source of a pipeline: HLSL, or code from a cooked file
+Variant = ShaderKey | KernelCode
+
+
+def step_keys(plan: Plan, contents: dict[tuple[str, str], str] | None = None) -> list[Variant]:
+    """Returns the kernel variants of the plan's steps in order, with the files as they are now.
+
+    ``contents`` caches the digests of files that were read already; new ones are added to it.
+    """
+    contents = {} if contents is None else contents
+    return [step.cooked.kernel if step.cooked else step_key(step, contents) for step in plan.steps]
+
+
+def step_key(step: Step, contents: dict[tuple[str, str], str]) -> ShaderKey:
+    """Returns the kernel variant of a step that is compiled from HLSL."""
+    kernel = str(step.path), step.inline
+    if kernel not in contents:
+        contents[kernel] = kernel_content(*kernel)
+    yield_to_frame()
+    return shader_key(
+        step.path,
+        step.params_layout,
+        len(step.bindings),
+        step.defines,
+        step.trusted,
+        interface=step.interface,
+        inline=step.inline,
+        content=contents[kernel],
+    )
+
+
+def step_params(step: Step) -> bytes:
+    """Returns the bytes of the step's parameter block.
+
+    Raises :class:`OperatorError` if the parameters do not fit their declaration.
+    """
+    if step.cooked is not None:
+        return step.cooked.params
+    try:
+        return parse_params(step.params_layout).pack(step.params)
+    except (
+        ValueError,
+        TypeError,
+        OverflowError,
+    ) as error:  # invalid parameters from an operator's lowering
+        raise OperatorError(f"{step.title}: {error}", step.source) from error
+
+
+STAGES = ("vertex", "fragment", "compute")
+
+
+@dataclass(frozen=True, slots=True)
+class StageKey:
+    """One shader of a render or compute pipeline: its file, stage, entry point and defines."""
+
+    path: Path
+    stage: str
+    entry: str
+    defines: tuple[tuple[str, int | str], ...] = ()
+
+    @property
+    def label(self) -> str:
+        return f"{self.path.name}:{self.entry}"
+
+
+def compile_stage(key: StageKey) -> bytes:
+    """Returns SPIR-V of the stage, from the cache if possible; its entry point is called ``main``.
+
+    Raises :class:`ShaderCompileError` if the source is rejected.
+    """
+    if key.stage not in STAGES:
+        raise InputError(f"unknown stage '{key.stage}'; one of {', '.join(STAGES)}")
+    if not key.path.is_file():
+        raise InputError(f"shader source '{key.path}' not found")
+    code = cached(_stage_digest(key), compilers.version(), lambda: _compile_stage(key))
+    assert isinstance(code, bytes)
+    return code
+
+
+def _compile_stage(key: StageKey) -> bytes:
+    source = f'{_stage_defines(key)}#line 1 "{key.path.as_posix()}"\n{read_source(key.path)}'
+    request = compilers.Request(source, key.path, "spirv", key.stage, key.entry)
+    try:
+        code = compilers.compile(request)
+    except compilers.CompilerError as error:
+        raise ShaderCompileError(f"shader '{key.label}' does not compile:\n{error}") from None
+    if is_misread(code):
+        raise ShaderCompileError(
+            f"shader '{key.label}' has a loop with `continue` or `return`, which the driver's "
+            "translator misreads in SPIR-V: write the loop without it"
+        )
+    return code
+
+
+def _stage_defines(key: StageKey) -> str:
+    return "".join(f"#define {name} {value}\n" for name, value in key.defines)
+
+
+def _stage_digest(key: StageKey) -> str:
+    """Returns a digest of everything that determines the stage's SPIR-V."""
+    content = digest_of(_stage_defines(key) + read_source(key.path), key.path.parent)
+    parts = (compilers.OPTIONS, key.stage, key.entry, content)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()

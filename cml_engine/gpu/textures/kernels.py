@@ -1,4 +1,4 @@
-"""The kernels between textures and tensors, and the kernel that quantizes inputs."""
+"""The kernels between textures and tensors, and the checks of textures."""
 
 from __future__ import annotations
 
@@ -14,10 +14,68 @@ from typing import Any
 import wgpu
 
 from cml_engine.compiler.plan import StepCost
+from cml_engine.errors import InputError
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.native import device_errors
 from cml_engine.gpu.program.preparation import BUILDER
 from cml_engine.gpu.shaders.hlsl import resolve
+from cml_engine.ir.textures import TextureFormat, known_format
+
+_Usage = wgpu.TextureUsage
+
+
+def texture_format(
+    gpu: Device, what: str, texture: wgpu.GPUTexture, *, written: bool
+) -> TextureFormat:
+    """Returns the format of a host's texture that is to be read or ``written``.
+
+    Raises :class:`InputError` if its device, format, usage, dimension or sample count do not
+    allow it. ``what`` begins the message.
+    """
+    if not isinstance(texture, wgpu.GPUTexture):
+        raise InputError(f"{what}: wanted a wgpu.GPUTexture, got {type(texture).__name__}")
+    if getattr(texture, "_device", gpu.device) is not gpu.device:
+        raise InputError(f"{what}: the texture is of another device than {gpu.name}")
+    form = known_format(str(texture.format), what, written=written)
+    usage, said = (_Usage.COPY_DST, "COPY_DST") if written else (
+        _Usage.TEXTURE_BINDING, "TEXTURE_BINDING"
+    )  # fmt: skip
+    if not int(texture.usage) & usage:
+        raise InputError(f"{what}: the texture is made without wgpu.TextureUsage.{said}: add it")
+    if str(texture.dimension) != "2d" or texture.sample_count != 1:
+        raise InputError(
+            f"{what}: wanted a 2d texture of one sample, got {texture.dimension} of "
+            f"{texture.sample_count}: resolve it into one first"
+        )
+    return form
+
+
+def check_bound(gpu: Device, what: str, nbytes: int, instead: str) -> None:
+    """Raises :class:`InputError` if the device cannot bind ``nbytes`` at once.
+
+    The kernels between textures and tensors do not support tensors in several parts.
+    """
+    most = gpu.limits.max_binding_bytes
+    if nbytes > most:
+        raise InputError(
+            f"{what}: it takes {nbytes} bytes beside a texture, this device binds at most {most} "
+            f"at once: {instead}"
+        )
+
+
+def level_size(what: str, texture: wgpu.GPUTexture, layer: int, mip: int) -> tuple[int, int]:
+    """Returns the width and height in pixels of a mip level.
+
+    Raises :class:`InputError` if the texture has no such layer or mip level.
+    """
+    layers, mips = texture.depth_or_array_layers, texture.mip_level_count
+    if layer >= layers or mip >= mips:
+        raise InputError(
+            f"{what}: wanted layer {layer} and mip {mip}; the texture has {layers} layers and "
+            f"{mips} mips"
+        )
+    return max(1, texture.width >> mip), max(1, texture.height >> mip)
+
 
 #: pixels per workgroup
 GROUP = 64

@@ -259,7 +259,7 @@ class Session:
             return self._program.run(taken)
         if self.gpu is None:
             return _on_cpu(self._program).run(taken, watch)
-        from cml_engine.gpu.program.watching import run_watched
+        from cml_engine.gpu.program.inspect import run_watched
 
         return run_watched(as_gpu_program(self._program), self.graph, taken, watch)
 
@@ -371,7 +371,7 @@ class Session:
             alone = CpuProgram(self.graph)  # leaves the session's variables unchanged
             return lambda: _wall_ms(lambda: alone.run(arrays))
         from cml_engine.gpu.program.program import GpuProgram
-        from cml_engine.gpu.timing.timers import PassTimer
+        from cml_engine.gpu.timing.frame_timer import PassTimer
 
         program, timer = self._program, PassTimer(self.gpu)
         assert isinstance(program, GpuProgram)

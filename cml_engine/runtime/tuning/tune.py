@@ -42,7 +42,7 @@ def tune(
     --------
     >>> report = tune(network, rounds=2, dry_run=True)  # doctest: +SKIP
     """
-    from cml_engine.gpu.timing.timers import PassTimer
+    from cml_engine.gpu.timing.frame_timer import PassTimer
 
     TIMES.check(rounds, "rounds")
     bench = Bench(session)
@@ -85,7 +85,7 @@ class _Stopwatch:
     """
 
     def __init__(self, bench: Bench, plans: Mapping[str, Plan], default: str) -> None:
-        from cml_engine.gpu.timing.timers import PassTimer
+        from cml_engine.gpu.timing.frame_timer import PassTimer
 
         self._bench, self._plans, self._default = bench, plans, default
         self._timer = PassTimer(bench.gpu)

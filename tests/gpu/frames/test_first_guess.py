@@ -8,7 +8,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine import CostModel
-from cml_engine.gpu.timing.timers import PassTimer
+from cml_engine.gpu.timing.frame_timer import PassTimer
 from cml_engine.ops import load_families
 from scheduler.planning.cost_model import FirstGuess
 from tests.fixtures.graphs import Net

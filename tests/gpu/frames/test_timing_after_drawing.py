@@ -11,7 +11,7 @@ import wgpu
 
 import cml_engine as cml
 from cml_engine import FrameScheduler
-from cml_engine.gpu.timing.timers import PassTimer
+from cml_engine.gpu.timing.frame_timer import PassTimer
 from cml_engine.nnef.files.tensor_file import write_tensor
 from scheduler.planning.plan import operators_per_frame
 

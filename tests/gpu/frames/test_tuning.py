@@ -16,7 +16,7 @@ from cml_engine.compiler import tuning_tables as tables
 from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.compiler.planning.lower import PlanOptions
 from cml_engine.compiler.tuning_tables import Record, save
-from cml_engine.gpu.pipelines import PipelineCache
+from cml_engine.gpu.device import PipelineCache
 from cml_engine.io.folders import tuning_file
 from cml_engine.ir.graph import Fact, Graph, Node
 from cml_engine.ops import load_families

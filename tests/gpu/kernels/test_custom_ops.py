@@ -12,7 +12,7 @@ import pytest
 import cml_engine as cml
 from cml_engine.compiler.plugins import load_file
 from cml_engine.errors import DeviceError, ShaderCompileError
-from cml_engine.gpu.pipelines import PipelineCache
+from cml_engine.gpu.device import PipelineCache
 from cml_engine.io.folders import cache_folder
 from cml_engine.ir.graph import Attrs, Fact, Graph, Node
 from cml_engine.tools.testing import Case, check

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.gpu.pipelines import PipelineCache
-from cml_engine.gpu.shaders.steps import step_keys
+from cml_engine.gpu.device import PipelineCache
+from cml_engine.gpu.shaders.hlsl import step_keys
 from cml_engine.ir.graph import Attrs, Fact, Graph, Node
 
 _UNARY = "abs neg sign floor ceil sqr relu rcp".split()  # operators that compile fast

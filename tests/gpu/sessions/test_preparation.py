@@ -10,11 +10,11 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.errors import ShaderCompileError
+from cml_engine.gpu.device import PipelineCache
 from cml_engine.gpu.frames.executor import FrameExecutor
 from cml_engine.gpu.gpu import Gpu
-from cml_engine.gpu.pipelines import PipelineCache
 from cml_engine.gpu.program.preparation import BUILDER, Builder
-from cml_engine.gpu.shaders import steps
+from cml_engine.gpu.shaders import hlsl as steps
 from tests.fixtures.frames.host import Host, conv_net, within
 
 

@@ -13,7 +13,7 @@ import cml_engine as cml
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.errors import InputError
-from cml_engine.gpu.pipelines import Pipeline, PipelineCache
+from cml_engine.gpu.device import Pipeline, PipelineCache
 from cml_engine.gpu.program import inspect, preparation
 from cml_engine.ir.graph import NUMPY_DTYPE, Attrs, Fact, Graph, Node
 from cml_engine.ops import register

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cml_engine.gpu.shaders.params import parse_params
+from cml_engine.gpu.shaders.hlsl import parse_params
 
 
 def test_words_lie_in_the_declared_order():

@@ -8,7 +8,7 @@ from cml_engine.compiler.plan import Binding, TensorPlace
 from cml_engine.compiler.planning.choose_storage import layouts_for
 from cml_engine.compiler.planning.lower import PlanOptions, lower
 from cml_engine.errors import InputError
-from cml_engine.gpu.memory.words import from_words, to_words
+from cml_engine.gpu.memory.tensors import from_words, to_words
 from cml_engine.ir.graph import Fact
 from cml_engine.ir.layout import C4I8, C4I16, C4U8, C4U16, STORED, WHOLE, whole_layout, words
 from cml_engine.ir.limits import Limits

@@ -35,7 +35,7 @@ def run(a: argparse.Namespace) -> int:
 
 def _rows() -> list[dict[str, Json]]:
     try:
-        from cml_engine.gpu.adapters import device_rows
+        from cml_engine.gpu.device import device_rows
     except ImportError as error:
         raise DeviceError(f"wgpu is not installed ({error}); pip install wgpu") from None
     return device_rows()

@@ -142,8 +142,7 @@ def decisions(facts: ModelFacts, folder: ReportFolder) -> PageSection:
 def kernels(facts: ModelFacts, folder: ReportFolder) -> PageSection:
     """Returns the section with a table of the kernels; writes each kernel's HLSL source."""
     from cml_engine.gpu.shaders.dump import source_file
-    from cml_engine.gpu.shaders.hlsl import ShaderKey
-    from cml_engine.gpu.shaders.steps import step_key
+    from cml_engine.gpu.shaders.hlsl import ShaderKey, step_key
 
     contents: dict[tuple[str, str], str] = {}
     by_kernel: dict[ShaderKey, list[str]] = {}
