@@ -157,7 +157,7 @@ _SKIPS, _SKIPS_ON_TIME = 2, 12
 #: cause; half as often once _BASELINE_KNOWN of them are known
 _BASELINE_EVERY, _BASELINE_KNOWN = 48, 32
 #: the weight of the last plan in the usual plan
-_SMOOTHED = 0.05
+_PLAN_WEIGHT = 0.05
 
 
 @dataclass(slots=True)
@@ -353,7 +353,7 @@ class FrameController:
         elif not skipped:
             self._since_baseline = 0
         self._silent += 1
-        self.usual_ms += _SMOOTHED * (aim_ms - self.usual_ms) if self.usual_ms else aim_ms
+        self.usual_ms += _PLAN_WEIGHT * (aim_ms - self.usual_ms) if self.usual_ms else aim_ms
 
     def abandoned(self) -> None:
         """Drops the frame that was encoded last, which never ran."""
