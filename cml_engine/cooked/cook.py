@@ -14,9 +14,9 @@ from cml_engine.compiler.integer.digest import model_digest
 from cml_engine.compiler.integer.gas import gas_of
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.plan import Plan
-from cml_engine.compiler.planning.choose_storage import Storage
-from cml_engine.compiler.planning.lower import PlanOptions
-from cml_engine.compiler.planning.overrides import NO_DECISIONS, Decisions, check_decisions
+from cml_engine.compiler.planning.decisions import NO_DECISIONS, Decisions, check_decisions
+from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.layouts import Storage
 from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.compiler.tuning_tables import shipped_table
 from cml_engine.cooked.golden import make_golden, write_golden

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cml_engine.compiler.plan import Plan
-from cml_engine.compiler.planning.choose_storage import rounded_weights
+from cml_engine.compiler.planning.layouts import rounded_weights
 from cml_engine.cpu.cpu_program import convert_to_fact, run_node
 from cml_engine.ir.graph import Array, Graph, Node
 from cml_engine.ir.layout import C4H, FIXED4, to_half

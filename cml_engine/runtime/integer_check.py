@@ -15,8 +15,9 @@ from cml_engine.compiler.integer.lowering.lower_network import lower_to_integers
 from cml_engine.compiler.integer.quant_params import read_quant_params
 from cml_engine.compiler.integer.sum_bounds import find_range_violation
 from cml_engine.compiler.optimize import optimize
-from cml_engine.compiler.planning.choose_storage import layouts_for
-from cml_engine.compiler.planning.lower import PlanOptions, lower
+from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.layouts import layouts_for
+from cml_engine.compiler.planning.lower import lower
 from cml_engine.compiler.tuning_tables import table_for
 from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Graph, Node

@@ -13,9 +13,9 @@ from typing import get_args
 
 import numpy as np
 
-from cml_engine.compiler.planning.choose_storage import Storage
-from cml_engine.compiler.planning.lower import PlanOptions
-from cml_engine.compiler.planning.overrides import NO_DECISIONS, Decisions
+from cml_engine.compiler.planning.decisions import NO_DECISIONS, Decisions
+from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.layouts import Storage
 from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.compiler.tuning_tables import table_for
 from cml_engine.cpu.compare import Comparison, compare

@@ -43,7 +43,7 @@ class OpTime:
 
     @classmethod
     def of_node(cls, node: Node, graph: Graph) -> OpTime:
-        from cml_engine.compiler.planning.lower import node_cost
+        from cml_engine.compiler.planning.dispatches import node_cost
 
         cost = node_cost(lookup(node.op), node, graph)
         return cls(node.full_op, node.title, cost, _place(node.source))

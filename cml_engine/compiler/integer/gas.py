@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import ceil
 
-from cml_engine.compiler.planning.lower import node_cost
+from cml_engine.compiler.planning.dispatches import node_cost
 from cml_engine.errors import InputError, ModelError
 from cml_engine.errors.arguments import GAS
 from cml_engine.ir.graph import Graph, Shapes

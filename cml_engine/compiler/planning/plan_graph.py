@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.bands.plan_in_bands import plan_in_bands
-from cml_engine.compiler.planning.choose_storage import Storage, layouts_for
-from cml_engine.compiler.planning.lower import PlanOptions, draft_plan
-from cml_engine.compiler.planning.overrides import NO_DECISIONS, Decisions, resolve_overrides
-from cml_engine.compiler.planning.sibling import Sibling
+from cml_engine.compiler.planning.decisions import NO_DECISIONS, Decisions, resolve_overrides
+from cml_engine.compiler.planning.dispatches import PlanOptions, Sibling
+from cml_engine.compiler.planning.layouts import Storage, layouts_for
+from cml_engine.compiler.planning.lower import draft_plan
 from cml_engine.ir.graph import Graph
 from cml_engine.ir.limits import Limits
 

@@ -8,15 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from cml_engine.compiler.plan import Binding, Plan, Step
-from cml_engine.compiler.planning.lower import (
-    Draft,
-    PlanOptions,
-    aligned_bytes,
-    lower_node,
-    step_of,
-)
-from cml_engine.compiler.planning.overrides import NO_OVERRIDES, Overrides
-from cml_engine.compiler.planning.sibling import Sibling, is_same
+from cml_engine.compiler.planning.decisions import NO_OVERRIDES, Overrides
+from cml_engine.compiler.planning.dispatches import Draft, PlanOptions, Sibling, is_same, lower_node
+from cml_engine.compiler.planning.lower import aligned_bytes, step_of
 from cml_engine.io.frame_gate import yield_to_frame
 from cml_engine.ir.graph import Array, Graph
 from cml_engine.ir.limits import Limits

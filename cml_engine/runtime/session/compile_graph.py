@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.plan import Plan
-from cml_engine.compiler.planning.lower import PlanOptions
-from cml_engine.compiler.planning.overrides import resolve_overrides
+from cml_engine.compiler.planning.decisions import resolve_overrides
+from cml_engine.compiler.planning.dispatches import PlanOptions, Sibling, share_constants
 from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.compiler.planning.shape_cache import Compiled
-from cml_engine.compiler.planning.sibling import Sibling, share_constants
 from cml_engine.compiler.tuning_tables import table_for
 from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.errors import InputError

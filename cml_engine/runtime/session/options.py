@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from cml_engine.compiler.optimize import NAMES
-from cml_engine.compiler.planning.choose_storage import Storage
-from cml_engine.compiler.planning.lower import PlanOptions
-from cml_engine.compiler.planning.overrides import Decisions, check_decisions
+from cml_engine.compiler.planning.decisions import Decisions, check_decisions
+from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.layouts import Storage
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import (
     ARENA_LIMIT,
@@ -26,7 +26,7 @@ class CompileOptions:
 
     Parameters
     ----------
-    without : names of passes to leave out; ``"views"`` (``planning/views.py``) is one of them.
+    without : names of passes to leave out; ``"views"`` (``planning/memory.py``) is one of them.
     blocked_layout : store feature maps on a GPU in blocks of four channels.
     storage : ``"half"`` stores a GPU's feature maps, and the weights that are applied to them, in
         16 bits (docs/faster.md). Arithmetic is always in 32 bits, and the CPU stores 32 bits.

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from cml_engine.compiler.plan import Plan
-from cml_engine.compiler.planning.choose_storage import Storage
-from cml_engine.compiler.planning.overrides import Decisions, parse_decisions
+from cml_engine.compiler.planning.decisions import Decisions, parse_decisions
+from cml_engine.compiler.planning.layouts import Storage
 from cml_engine.cooked import load_cooked
 from cml_engine.cooked.schema import MAGIC
 from cml_engine.errors import DeviceError, InputError, NeedsConstant, OpenShape

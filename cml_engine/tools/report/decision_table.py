@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from cml_engine.compiler.plan import Plan
-from cml_engine.compiler.planning.decisions import Decision, decisions_of
-from cml_engine.compiler.planning.overrides import NO_DECISIONS, Decisions, resolve_overrides
+from cml_engine.compiler.planning.decisions import (
+    NO_DECISIONS,
+    Decision,
+    Decisions,
+    decisions_of,
+    resolve_overrides,
+)
 from cml_engine.compiler.tuning_tables import Record, known
 from cml_engine.ir.graph import Graph
 from cml_engine.ops.declaration.choice import Choice

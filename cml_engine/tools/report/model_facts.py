@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.plan import Plan
-from cml_engine.compiler.planning.choose_storage import Storage
-from cml_engine.compiler.planning.decisions import Decision
-from cml_engine.compiler.planning.lower import PlanOptions
-from cml_engine.compiler.planning.overrides import Decisions
+from cml_engine.compiler.planning.decisions import Decision, Decisions
+from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.layouts import Storage
 from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.compiler.tuning_tables import Record, known, table_for
 from cml_engine.errors import DeviceError

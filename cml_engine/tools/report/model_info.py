@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cml_engine.compiler.plan import BandedOperators, Plan
-from cml_engine.compiler.planning.choose_storage import Storage
+from cml_engine.compiler.planning.layouts import Storage
 from cml_engine.ir.graph import Graph
 from cml_engine.ir.limits import Limits
 from cml_engine.ir.memory import mib

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cml_engine.compiler.optimize import optimize
-from cml_engine.compiler.planning.choose_storage import Storage, layouts_for
-from cml_engine.compiler.planning.lower import PlanOptions, lower
+from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.layouts import Storage, layouts_for
+from cml_engine.compiler.planning.lower import lower
 from cml_engine.ir.graph import Graph
 from cml_engine.ir.limits import Limits
 

@@ -10,7 +10,7 @@ import pytest
 import cml_engine as cml
 from cml_engine.compiler.integer.digest import run_digest
 from cml_engine.compiler.optimize import optimize
-from cml_engine.compiler.planning.choose_layout import choose_layout
+from cml_engine.compiler.planning.layouts import choose_layout
 from cml_engine.compiler.planning.lower import lower
 from cml_engine.cooked import PROFILES, cook
 from cml_engine.gpu.program import inspect

@@ -14,7 +14,7 @@ import cml_engine as cml
 from cml_engine import FrameScheduler, Tuning
 from cml_engine.compiler import tuning_tables as tables
 from cml_engine.compiler.passes.infer import infer_facts
-from cml_engine.compiler.planning.lower import PlanOptions
+from cml_engine.compiler.planning.dispatches import PlanOptions
 from cml_engine.compiler.tuning_tables import Record, save
 from cml_engine.gpu.device import PipelineCache
 from cml_engine.io.folders import tuning_file

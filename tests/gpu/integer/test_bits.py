@@ -8,7 +8,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.compiler.optimize import optimize
-from cml_engine.compiler.planning.lower import PlanOptions
+from cml_engine.compiler.planning.dispatches import PlanOptions
 from cml_engine.errors import InputError, RangeError
 from cml_engine.ir.layout import C4I8
 from cml_engine.ops.declaration.choice import TunedChoice, VariantTable

@@ -5,7 +5,7 @@ import pytest
 import wgpu
 
 import cml_engine as cml
-from cml_engine.compiler.planning.lower import PlanOptions
+from cml_engine.compiler.planning.dispatches import PlanOptions
 from tests.fixtures.frames.host import Host
 from tests.fixtures.integer.networks import IntegerNet, line
 

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("onnx")
 
 import cml_engine as cml
-from cml_engine.compiler.planning.lower import PlanOptions
+from cml_engine.compiler.planning.dispatches import PlanOptions
 from tests import fuzz
 
 CASES = 36

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from cml_engine.compiler.planning.lower import PlanOptions, lower
+from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.lower import lower
 from cml_engine.ir.layout import C4, C4H
 from cml_engine.ir.limits import Limits
 from cml_engine.ops import load_families, registered

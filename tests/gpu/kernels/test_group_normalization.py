@@ -6,7 +6,7 @@ import pytest
 import cml_engine as cml
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.passes.group_normalization import normalize_groups
-from cml_engine.compiler.planning.choose_layout import choose_layout
+from cml_engine.compiler.planning.layouts import choose_layout
 from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.ir.layout import C4
 from tests.fixtures.graphs import Net

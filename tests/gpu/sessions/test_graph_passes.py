@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.passes import rules
-from cml_engine.compiler.planning.choose_layout import choose_layout
-from cml_engine.compiler.planning.lower import PlanOptions, lower
+from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.layouts import choose_layout
+from cml_engine.compiler.planning.lower import lower
 from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram

@@ -5,7 +5,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.compiler.optimize import optimize
-from cml_engine.compiler.planning.choose_layout import choose_layout
+from cml_engine.compiler.planning.layouts import choose_layout
 from cml_engine.compiler.planning.lower import lower
 from cml_engine.ir.limits import Limits
 from examples.stylegan2 import __main__ as command

@@ -12,7 +12,7 @@ import cml_engine as cml
 from cml_engine import FrameScheduler
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.passes.infer import infer_facts
-from cml_engine.compiler.planning.lower import PlanOptions
+from cml_engine.compiler.planning.dispatches import PlanOptions
 from cml_engine.ir.graph import Fact, Graph, Node
 from cml_engine.ops import load_families
 from cml_engine.runtime.node_check import check_nodes

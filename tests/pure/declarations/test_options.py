@@ -5,8 +5,9 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.compiler.optimize import optimize
-from cml_engine.compiler.planning.choose_storage import layouts_for
-from cml_engine.compiler.planning.lower import PlanOptions, lower
+from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.layouts import layouts_for
+from cml_engine.compiler.planning.lower import lower
 from cml_engine.ir.limits import Limits
 from cml_engine.runtime.session import CompileOptions
 from tests.fixtures.graphs import Net

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 import cml_engine as cml
 from cml_engine.compiler.optimize import optimize
-from cml_engine.compiler.planning.bands.estimates import Bounds, Estimates
-from cml_engine.compiler.planning.bands.graph_rows import find_graph_rows
-from cml_engine.compiler.planning.bands.memory_usage import MemoryUsage
-from cml_engine.compiler.planning.bands.rewrite import rewrite_in_bands
-from cml_engine.compiler.planning.bands.run import OperatorRun
-from cml_engine.compiler.planning.bands.run_facts import RunFacts
-from cml_engine.compiler.planning.choose_storage import layouts_for
-from cml_engine.compiler.planning.decisions import decisions_of
-from cml_engine.compiler.planning.lower import PlanOptions, draft_plan
-from cml_engine.compiler.planning.overrides import resolve_overrides
+from cml_engine.compiler.planning.bands.estimates import Bounds, Estimates, MemoryUsage, RunFacts
+from cml_engine.compiler.planning.bands.rewrite import (
+    OperatorRun,
+    find_graph_rows,
+    rewrite_in_bands,
+)
+from cml_engine.compiler.planning.decisions import decisions_of, resolve_overrides
+from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.layouts import layouts_for
+from cml_engine.compiler.planning.lower import draft_plan
 from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.cooked.cook import cook
 from cml_engine.cooked.profiles import PROFILES

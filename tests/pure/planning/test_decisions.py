@@ -8,14 +8,15 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.compiler.optimize import optimize
-from cml_engine.compiler.planning.choose_storage import layouts_for
-from cml_engine.compiler.planning.decisions import decisions_of
-from cml_engine.compiler.planning.lower import PlanOptions, lower
-from cml_engine.compiler.planning.overrides import (
+from cml_engine.compiler.planning.decisions import (
     check_decisions,
+    decisions_of,
     parse_decisions,
     resolve_overrides,
 )
+from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.layouts import layouts_for
+from cml_engine.compiler.planning.lower import lower
 from cml_engine.errors import OperatorError
 from cml_engine.ir.limits import Limits
 from cml_engine.ops import Case, Random

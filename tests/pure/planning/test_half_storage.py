@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cml_engine.compiler.optimize import optimize
-from cml_engine.compiler.planning.choose_storage import (
+from cml_engine.compiler.planning.layouts import (
     half_of,
     layouts_for,
     rounded_weights,

@@ -5,7 +5,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cml_engine.compiler.planning.plan_memory import Lifetime, lower_bound, place, place_within
+from cml_engine.compiler.planning.memory import Lifetime, lower_bound, place, place_within
 
 
 @st.composite

@@ -10,8 +10,9 @@ from cml_engine.compiler.passes.bypass import bypass
 from cml_engine.compiler.passes.common_subexpressions import merge_common_subexpressions
 from cml_engine.compiler.passes.dead_code import eliminate_dead_code
 from cml_engine.compiler.passes.infer import infer_facts
-from cml_engine.compiler.planning.choose_layout import choose_layout
-from cml_engine.compiler.planning.lower import PlanOptions, lower
+from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.layouts import choose_layout
+from cml_engine.compiler.planning.lower import lower
 from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.errors import DeviceError, ModelError, ShapeError, Source
 from cml_engine.ir.graph import Attrs, Epilogue, Fact, Graph, Node

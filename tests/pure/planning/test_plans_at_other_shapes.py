@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from cml_engine.compiler.optimize import optimize
-from cml_engine.compiler.planning.choose_storage import layouts_for
+from cml_engine.compiler.planning.dispatches import Sibling, is_same, share_constants
+from cml_engine.compiler.planning.layouts import layouts_for
 from cml_engine.compiler.planning.lower import lower
-from cml_engine.compiler.planning.sibling import Sibling, is_same, share_constants
 from cml_engine.ir.graph import Node
 from cml_engine.ir.limits import Limits
 from cml_engine.ops import load_families

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from cml_engine.compiler.optimize import optimize
-from cml_engine.compiler.planning.lower import PlanOptions
-from cml_engine.compiler.planning.sibling import Sibling, share_constants
+from cml_engine.compiler.planning.dispatches import PlanOptions, Sibling, share_constants
 from cml_engine.ir.limits import Limits
 from cml_engine.ops import load_families
 from cml_engine.runtime.live import refill_weights

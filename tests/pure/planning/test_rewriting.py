@@ -14,8 +14,9 @@ from cml_engine.compiler.passes.fold_padding import fold_padding
 from cml_engine.compiler.passes.fuse_elementwise import MAX_CHAIN, fuse_elementwise
 from cml_engine.compiler.passes.rules import Rule, _Sweep, register_rule, rewrite, unregister_rule
 from cml_engine.compiler.passes.sink_transposes import sink_transposes
-from cml_engine.compiler.planning.choose_layout import choose_layout
-from cml_engine.compiler.planning.lower import PlanOptions, lower
+from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.layouts import choose_layout
+from cml_engine.compiler.planning.lower import lower
 from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.errors import OperatorError
 from cml_engine.ir.graph import Fact

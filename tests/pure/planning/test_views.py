@@ -6,11 +6,18 @@ import pytest
 
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.passes.infer import infer_node
-from cml_engine.compiler.planning.choose_layout import choose_layout
-from cml_engine.compiler.planning.lower import PlanOptions, lower
-from cml_engine.compiler.planning.lower import tensors as arena
-from cml_engine.compiler.planning.plan_memory import Lifetime, place_within
-from cml_engine.compiler.planning.views import PartPlace, find_views, is_view_copy, resolve_view
+from cml_engine.compiler.planning import lower as arena
+from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.layouts import choose_layout
+from cml_engine.compiler.planning.lower import lower
+from cml_engine.compiler.planning.memory import (
+    Lifetime,
+    PartPlace,
+    find_views,
+    is_view_copy,
+    place_within,
+    resolve_view,
+)
 from cml_engine.ir.graph import Node
 from cml_engine.ir.layout import C4, PLAIN, words
 from cml_engine.ir.limits import Limits

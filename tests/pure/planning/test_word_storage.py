@@ -5,8 +5,9 @@ import pytest
 
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.plan import Binding, TensorPlace
-from cml_engine.compiler.planning.choose_storage import layouts_for
-from cml_engine.compiler.planning.lower import PlanOptions, lower
+from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.layouts import layouts_for
+from cml_engine.compiler.planning.lower import lower
 from cml_engine.errors import InputError
 from cml_engine.gpu.memory.tensors import from_words, to_words
 from cml_engine.ir.graph import Fact

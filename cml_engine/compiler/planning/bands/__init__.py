@@ -5,9 +5,7 @@ tensors inside the run take the memory of one band. A band reads the rows that i
 inputs. Neighbouring bands share some of them (the halo), so rows inside the run are computed more
 than once. Bands are used if a plan would exceed its memory limit.
 
-``graph_rows.py`` tells which operators can be computed in bands. ``run.py`` computes the rows of
-each band. ``rewrite.py`` builds the graph in bands. ``memory_usage.py`` computes the memory of a
-graph without bands. ``run_facts.py`` collects the facts of a graph, from which ``estimates.py``
-estimates the memory of runs in bands. ``search.py`` chooses the runs, and ``plan_in_bands.py``
-makes the plan.
+``rewrite.py`` tells which operators can be computed in bands, computes the rows of each band and
+builds the graph in bands. ``estimates.py`` estimates the memory of runs in bands.
+``plan_in_bands.py`` chooses the runs and makes the plan.
 """

@@ -2,13 +2,247 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
-from cml_engine.compiler.planning.bands.graph_rows import CUT, JOIN, RowRead
-from cml_engine.compiler.planning.bands.run import Band, OperatorRun
 from cml_engine.ir.graph import Attrs, Fact, Graph, Node, unused_name
-from cml_engine.ops.declaration.traits import Span
+from cml_engine.ops.common.row_rules import same_rows
+from cml_engine.ops.declaration.registry import is_builtin, lookup
+from cml_engine.ops.declaration.traits import OperandRows, RowMapping, Span
+
+#: the operators that cut out and join bands
+CUT, JOIN = "slice", "concat"
+#: the row axis of inputs: feature maps and pictures
+_AXIS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RowRead:
+    """The rows ``span`` of tensor ``name`` along ``axis`` that a node in a band reads; None is
+    the whole tensor."""
+
+    name: str
+    axis: int
+    span: Span | None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRows:
+    """A node restricted to one band: its reads, its attributes, and the rows of its result.
+
+    ``wants`` is in the order of ``Node.reads``.
+    """
+
+    wants: tuple[RowRead, ...]
+    attrs: Attrs
+    made: Span
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RowRule:
+    """The rule for computing a node in bands of rows; ``axis`` is the row axis of its operands."""
+
+    node: Node
+    rows: RowMapping
+    axis: int
+    facts: Mapping[str, Fact]
+
+    @property
+    def extent(self) -> int:
+        """The number of rows of the node's result."""
+        return self.facts[self.node.outputs[0]].shape[self.rows.axis]
+
+    def for_rows(self, begin: int, end: int) -> NodeRows:
+        """Returns the node restricted to rows ``begin`` to ``end``, exclusive, of its result.
+
+        The rows are extended to multiples of the rule's step.
+        """
+        step = self.rows.step
+        need = self.rows.need(begin // step * step, min(-(-end // step) * step, self.extent))
+        wants = [
+            RowRead(name, self.axis, span)
+            for name, span in zip(self.node.inputs, need.inputs, strict=True)
+        ]
+        wants += [self._beside(n, need) for e in self.node.epilogues for n in e.inputs]
+        return NodeRows(tuple(wants), need.attrs, need.made)
+
+    def _beside(self, name: str, need: OperandRows) -> RowRead:
+        """Returns the rows that an epilogue reads of its operand ``name``: the rows of the
+        result, or the whole tensor if it is broadcast."""
+        axis, fact = self.rows.axis, self.facts[name]
+        rows = fact.rank > axis and fact.shape[axis] == self.extent > 1
+        return RowRead(name, axis, need.made if rows else None)
+
+
+@dataclass(frozen=True, eq=False)
+class GraphRows:
+    """The row rules of a graph's nodes, in execution order; None for a node that cannot be computed
+    in bands.
+
+    ``axes`` has the row axis of every computed tensor.
+    """
+
+    graph: Graph
+    rules: tuple[RowRule | None, ...]
+    axes: Mapping[str, int]
+
+    def has_rows(self, name: str) -> bool:
+        """Returns True if a computed tensor has more than one row."""
+        fact, axis = self.graph.facts[name], self.axes[name]
+        return fact.rank > axis and fact.shape[axis] > 1
+
+
+def find_graph_rows(graph: Graph, kernels: Mapping[str, str], whole: Collection[str]) -> GraphRows:
+    """Returns for each node of a graph the rule for computing it in bands, if it has one.
+
+    ``kernels`` has the chosen kernels by the titles of nodes. Results named in ``whole`` are
+    never computed in bands. No node has a rule if a game overrides the operator that cuts or
+    joins bands.
+    """
+    known_way = is_builtin(CUT, JOIN)
+    axes: dict[str, int] = {}
+    rules: list[RowRule | None] = []
+    for node in graph.nodes:
+        known = [axes[name] for name in node.inputs if name in axes]
+        rule = None
+        if known_way and not any(name in whole for name in node.outputs):
+            for axis in dict.fromkeys([*known, _AXIS]):
+                rule = rule or _rule(node, graph, axis, kernels.get(node.title, ""))
+        rules.append(rule)
+        axes |= dict.fromkeys(node.outputs, rule.rows.axis if rule else _AXIS)
+    return GraphRows(graph, tuple(rules), axes)
+
+
+def _rule(node: Node, graph: Graph, axis: int, kernel: str) -> RowRule | None:
+    spec = lookup(node.op)
+    facts = [graph.facts[name] for name in node.inputs]
+    results = [graph.facts[name] for name in node.outputs]
+    find = spec.traits.rows or (same_rows if spec.formula is not None else None)
+    empty = any(0 in fact.shape for fact in (*facts, *results))
+    if (
+        find is None
+        or spec.traits.quantizes_input
+        or empty
+        or not any(f.rank > axis for f in facts)
+    ):
+        return None
+    rows = find(node.attrs, facts, axis, kernel)
+    if rows is None or any(fact.rank <= rows.axis for fact in results):
+        return None
+    return RowRule(node, rows, axis, graph.facts)
+
+
+# -- run ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Band:
+    """One band of a run: its nodes restricted to rows, by node number in execution order.
+
+    ``results`` has the rows that the band adds to each result of the run.
+    """
+
+    parts: Mapping[int, NodeRows]
+    results: Mapping[str, Span]
+
+
+@dataclass(frozen=True, eq=False)
+class OperatorRun:
+    """A run of neighbouring nodes of a graph: numbers ``first`` to ``end``, exclusive."""
+
+    chart: GraphRows
+    first: int
+    end: int
+
+    @cached_property
+    def aside(self) -> frozenset[int]:
+        """The numbers of the run's nodes that are computed once, before the bands.
+
+        They have no rows and read no result of the run's banded nodes.
+        """
+        made: set[str] = set()
+        found: set[int] = set()
+        for k in range(self.first, self.end):
+            node, rule = self.chart.graph.nodes[k], self.chart.rules[k]
+            small = rule is None or not any(map(self.chart.has_rows, node.outputs))
+            if small and made.isdisjoint(node.reads):
+                found.add(k)
+            else:
+                made.update(node.outputs)
+        return frozenset(found)
+
+    @cached_property
+    def inside(self) -> Mapping[str, RowRule]:
+        """The tensors that are computed in bands, each with the row rule of its node."""
+        found: dict[str, RowRule] = {}
+        for k in self._banded:
+            rule = self.chart.rules[k]
+            if rule is not None:
+                found |= dict.fromkeys(rule.node.outputs, rule)
+        return found
+
+    @property
+    def _banded(self) -> list[int]:
+        return [k for k in range(self.first, self.end) if k not in self.aside]
+
+    @cached_property
+    def results(self) -> tuple[str, ...]:
+        """The names of the tensors that the run computes in bands and that are read after it."""
+        graph = self.chart.graph
+        later = {n for node in graph.nodes[self.end :] for n in node.reads} | set(graph.roots)
+        return tuple(name for name in self.inside if name in later)
+
+    @cached_property
+    def is_possible(self) -> bool:
+        """True if the run can be computed in bands: its nodes have rules that fit together, and
+        a result is read after it."""
+        if not self.results or any(self.chart.rules[k] is None for k in self._banded):
+            return False
+        return all(self._fits(rule) for rule in self.inside.values())
+
+    def _fits(self, rule: RowRule) -> bool:
+        """Returns True if the node reads tensors of the run by rows, along the axis in which
+        they are computed."""
+        part = rule.for_rows(0, rule.extent)
+        return all(
+            want.span is not None and want.axis == self.chart.axes[want.name]
+            for want in part.wants
+            if want.name in self.inside
+        )
+
+    @cached_property
+    def max_bands(self) -> int:
+        """The largest possible number of bands, limited by the result with the fewest rows."""
+        return min(-(-self.inside[n].extent // self.inside[n].rows.step) for n in self.results)
+
+    def band(self, number: int, count: int) -> Band:
+        """Returns band ``number`` of ``count``, with the rows that each node must compute for
+        it, halo included."""
+        results = {name: self._share(name, number, count) for name in self.results}
+        wanted: dict[str, Span] = dict(results)
+        parts: dict[int, NodeRows] = {}
+        for k in reversed(self._banded):
+            rule = self.chart.rules[k]
+            assert rule is not None
+            spans = [wanted[name] for name in rule.node.outputs if name in wanted]
+            if not spans:
+                continue
+            part = parts[k] = rule.for_rows(min(s[0] for s in spans), max(s[1] for s in spans))
+            for want in part.wants:
+                if want.name in self.inside and want.span is not None:
+                    begin, end = wanted.get(want.name, want.span)
+                    wanted[want.name] = min(begin, want.span[0]), max(end, want.span[1])
+        return Band(dict(sorted(parts.items())), results)
+
+    def _share(self, name: str, number: int, count: int) -> Span:
+        rule = self.inside[name]
+        step, units = rule.rows.step, -(-rule.extent // rule.rows.step)
+        begin, end = (units * n // count * step for n in (number, number + 1))
+        return begin, min(end, rule.extent)
+
+
+# -- rewrite --------------------------------------------------------------------------------------
 
 
 @dataclass

@@ -118,7 +118,7 @@ def _inputs(
 
 
 def _storage_report(graph: Graph, gpu: Gpu, arrays: dict[str, Any]) -> StorageReport:
-    from cml_engine.compiler.planning.choose_storage import layouts_for
+    from cml_engine.compiler.planning.layouts import layouts_for
     from cml_engine.runtime.half_storage import storage_errors
     from cml_engine.runtime.node_check import measure_errors
     from cml_engine.tools.report.storage_report import StorageReport

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cml_engine.compiler.planning.origins import made_of, producers
+from cml_engine.compiler.planning.decisions import made_of, producers
 from cml_engine.io.json_files import Json
 from cml_engine.ir.graph import Graph, Node
 from cml_engine.tools.report.folder.page import Cell, Html, details, html, listed, table, whole

@@ -1,0 +1,487 @@
+"""Lowers operators to dispatches with costs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import inf
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from cml_engine.compiler.plan import Plan
+from cml_engine.compiler.planning.layouts import PackedInput, rounded_weights
+from cml_engine.compiler.planning.memory import Lifetime
+from cml_engine.errors import InputError, OperatorError, UnsupportedOp, located
+from cml_engine.errors.arguments import (
+    ARENA_BYTES,
+    GUARD_BYTES,
+    check_choice,
+    check_flag,
+    check_instance,
+    check_text_mapping,
+)
+from cml_engine.io.frame_gate import yield_to_frame
+from cml_engine.ir.graph import Array, Epilogue, Fact, Graph, Node, is_whole
+from cml_engine.ir.layout import C4H, PLAIN, VECTOR_TYPE, block_words
+from cml_engine.ir.limits import Limits
+from cml_engine.ops.declaration import accessors
+from cml_engine.ops.declaration.checks import fault, text_of
+from cml_engine.ops.declaration.choice import NO_VARIANTS, Choice, VariantTable
+from cml_engine.ops.declaration.epilogue import STEPS
+from cml_engine.ops.declaration.game_functions import calling, node_fault
+from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.registry import lookup
+from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel, OpSpec
+from cml_engine.ops.declaration.split_bindings import (
+    COUNTS,
+    SplitBinding,
+    check_atomics,
+    split_binding,
+)
+from cml_engine.ops.elementwise.elementwise_op import CHAIN
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """Options for lowering a graph.
+
+    - ``keep``: no tensor's memory is reused, so that all can be read after a run.
+    - ``guard``: unused bytes before and after every tensor (tests fill them with a pattern).
+    - ``stub``: an operator that is skipped; its results are undefined.
+    - ``views``: parts of a tensor may share its memory (``planning/memory.py``); not with ``keep``.
+    - ``variants``: the kernels that are faster on the device than those of the engine's rules.
+    - ``retain``: tensors that a later run may reuse stay in memory (``ir/reuse.py``).
+    - ``kernels``: the kernels that the caller decides, by the first result of their operators.
+    - ``parts``: the numbers of parts in which the caller wants tensors bound, by name.
+    - ``packed_inputs``: inputs of an integer network that are stored packed are converted during
+      upload (``planning/layouts.py``); otherwise, and with ``keep``, a step converts them.
+    - ``arena_limit``: the largest size of the arena in bytes; 0 is unlimited (``planning/bands/``).
+    - ``bands``: the number of bands of the run that ends with a tensor, by the tensor's name.
+    """
+
+    keep: bool = False
+    guard: int = 0
+    stub: str = ""
+    views: bool = True
+    variants: VariantTable = NO_VARIANTS
+    retain: bool = False
+    kernels: Mapping[str, str] = field(default_factory=dict)
+    parts: Mapping[str, str] = field(default_factory=dict)
+    packed_inputs: bool = True
+    arena_limit: int = 0
+    bands: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_flag(self.keep, "keep")
+        check_flag(self.views, "views")
+        check_flag(self.retain, "retain")
+        check_flag(self.packed_inputs, "packed_inputs")
+        GUARD_BYTES.check(self.guard, "guard")
+        check_instance(str, self.stub, "stub")
+        check_instance(VariantTable, self.variants, "variants")
+        check_text_mapping(self.kernels, "kernels")
+        for count in check_text_mapping(self.parts, "parts").values():
+            check_choice(COUNTS, count, "parts")
+        ARENA_BYTES.check(self.arena_limit, "arena_limit")
+        check_text_mapping(self.bands, "bands")
+        if self.keep and (self.arena_limit or self.bands):
+            raise InputError("arena_limit: all tensors are kept whole: leave keep or that out")
+
+
+# -- draft ----------------------------------------------------------------------------------------
+
+#: a dispatch, and its node, kernel and cost
+Launch = tuple[Node, Kernel, Dispatch, Cost]
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredNode:
+    """A node, and the dispatches and scratch tensors that it added to a draft.
+
+    ``scratch`` has the size of each scratch tensor in 32-bit words.
+    """
+
+    node: Node
+    launches: list[Launch]
+    scratch: dict[str, int]
+
+
+@dataclass
+class Draft:
+    """A plan under construction: its dispatches name their tensors, which have no place in memory
+    yet.
+
+    ``packed`` has the packed weights by name, ``scratch`` the size of each scratch tensor in
+    32-bit words.
+    """
+
+    dispatches: list[Launch] = field(default_factory=list)
+    packed: dict[str, Array] = field(default_factory=dict)
+    scratch: dict[str, int] = field(default_factory=dict)
+    #: by variable: the intermediate tensor for a new value that is in the weights
+    passed_on: dict[str, str] = field(default_factory=dict)
+    choices: list[Choice] = field(default_factory=list)
+    #: the parts in which each bound tensor is bound
+    parts: dict[str, SplitBinding] = field(default_factory=dict)
+    #: the names and values of each operator's chosen kernels, and of those it must use, by title
+    chosen: dict[str, list[tuple[str, Any]]] = field(default_factory=dict)
+    pinned: Mapping[str, list[tuple[str, Any]]] = field(default_factory=dict)
+    #: a key by operator title: operators with equal keys have equal dispatches, except for the
+    #: names of tensors; and the first operator lowered for each key
+    alike: Mapping[str, object] = field(default_factory=dict)
+    lowered: dict[object, LoweredNode] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CompleteDraft:
+    """A draft with all dispatches of a graph, and the lifetimes of the tensors that need a place in
+    the arena.
+
+    ``alias`` maps tensors to those whose memory they share. ``entries`` has the inputs that are
+    converted during upload.
+    """
+
+    graph: Graph
+    limits: Limits
+    layouts: dict[str, str]
+    options: PlanOptions
+    draft: Draft
+    alias: Mapping[str, str]
+    entries: Mapping[str, PackedInput]
+    retained: Mapping[str, str]
+    items: list[Lifetime]
+
+
+# -- sibling --------------------------------------------------------------------------------------
+
+_NOTHING: Mapping[str, Array] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Sibling:
+    """The first plan of a network, and the optimized graph that it was made from.
+
+    A plan of the network at other shapes uses the same kernel for a node if that is valid. It
+    can then share the packed weights, which are on the device already.
+    """
+
+    graph: Graph
+    plan: Plan
+
+    @cached_property
+    def _chosen(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for choice in self.plan.choices:
+            found.setdefault(choice.node, []).append(choice.chosen)
+        return found
+
+    def chosen(self, node: Node) -> list[str]:
+        """Returns the names of the kernels that the first plan chose for the node, in the order
+        of the choices."""
+        return list(self._chosen.get(node.title, ()))
+
+    def packed(self, node: Node, graph: Graph) -> Mapping[str, Array]:
+        """Returns the first plan's packed weights by name.
+
+        The mapping is empty if a constant that the node reads in ``graph`` is not the same array
+        in the first graph.
+        """
+        read = [name for name in node.reads if name in graph.constants]
+        same = all(graph.constants[n] is self.graph.constants.get(n) for n in read)
+        return self._packed if same else _NOTHING
+
+    @cached_property
+    def _packed(self) -> dict[str, Array]:
+        return {name: array for name, (_, array) in self.plan.weights.items()}
+
+    def has(self, name: str, array: Array) -> bool:
+        """Returns True if the first plan has an equal array under this name in its weights,
+        which are on the device."""
+        found = self.plan.weights.get(name)
+        return found is not None and is_same(array, found[1])
+
+
+def share_constants(graph: Graph, first: Graph) -> Graph:
+    """Returns the graph with constants replaced by the equal arrays of the same name in
+    ``first``."""
+    constants = {
+        name: first.constants[name] if is_same(array, first.constants.get(name)) else array
+        for name, array in graph.constants.items()
+    }
+    return graph.with_(constants=constants)
+
+
+def is_same(a: Array, b: Array | None) -> bool:
+    """Returns True if two arrays have the same type, shape and bits."""
+    if a is b:
+        return True
+    if b is None or (a.dtype, a.shape) != (b.dtype, b.shape):
+        return False
+    one, other = (np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (a, b))
+    return bool(np.array_equal(one, other))
+
+
+# -- check dispatches -----------------------------------------------------------------------------
+# Checks the dispatches that an operator's lowering returns, before anything is planned.
+#
+# Every dispatch must write to the node's own tensors, and every epilogue must be applied.
+
+
+def check_dispatches(spec: OpSpec, op: Lowering, dispatches: Sequence[Any]) -> None:
+    """Raises :class:`OperatorError` if the dispatches that an operator returned for a node are
+    invalid.
+
+    A dispatch is invalid if it is no :class:`Dispatch`, binds a tensor that the node does not
+    have, or writes to a tensor that is no result or scratch. A result that is never written is
+    an error too.
+    """
+    results = {*op.out_names, *op.scratch_words}
+    known = {*op.node.reads, *results, *op.packed}
+    written: set[str] = set()
+    for dispatch in dispatches:
+        _check_form(spec, op, dispatch)
+        for name in dispatch.tensors:
+            if name not in known:
+                raise _wrong(spec, op, f"binds '{name}', which is no tensor of this node")
+        targets = dispatch.tensors[len(dispatch.tensors) - dispatch.writes :]
+        for name in targets:
+            if name not in results:
+                what = "its input" if name in op.node.reads else "a constant of the plan"
+                raise _wrong(spec, op, f"writes to '{name}', {what}")
+        written.update(targets if dispatch.groups else ())
+    for name in op.out_names:
+        if name not in written and op.fact(name).size:
+            raise _wrong(spec, op, f"writes nothing to its result '{name}'")
+    if spec.is_custom:
+        _check_promises(spec, op, dispatches)
+
+
+def _check_form(spec: OpSpec, op: Lowering, dispatch: Any) -> None:
+    if not isinstance(dispatch, Dispatch):
+        raise _wrong(spec, op, f"gives {dispatch!r}, wanted a cml.Dispatch: op.launch(…) makes one")
+    groups, writes = dispatch.groups, dispatch.writes
+    if not is_whole(groups) or groups < 0:
+        raise _wrong(spec, op, f"wants {groups!r} workgroups; wanted a whole number")
+    if not is_whole(writes) or not 0 < writes <= len(dispatch.tensors):
+        raise _wrong(spec, op, f"writes {writes!r} of {len(dispatch.tensors)} tensors")
+    kernel: Any = dispatch.kernel
+    cost: Any = dispatch.cost
+    if not isinstance(kernel, Kernel | None) or not isinstance(cost, Cost | None):
+        raise _wrong(spec, op, "has a kernel or a cost of another type than cml.Kernel, cml.Cost")
+
+
+def _check_promises(spec: OpSpec, op: Lowering, dispatches: Sequence[Dispatch]) -> None:
+    """Raises :class:`OperatorError` if a node's dispatches ignore a feature that its kernel
+    declares.
+
+    The features are epilogues, which a dispatch must apply, and maps in 16 bits, which each
+    dispatch that binds one must support.
+    """
+    if op.epilogues and not any(
+        dispatch.defines.keys() & {STEPS, CHAIN} for dispatch in dispatches
+    ):
+        names = ", ".join(epilogue.op for epilogue in op.epilogues)
+        raise _wrong(spec, op, f"does not apply the epilogues that its kernel states ({names})")
+    half = VECTOR_TYPE[C4H]
+    for dispatch in dispatches:
+        stored = [name for name in dispatch.tensors if op.layout(name) == C4H]
+        if stored and half not in dispatch.defines.values():
+            raise _wrong(spec, op, f"reads '{stored[0]}' in 32 bits, though its kernel states half")
+
+
+def _wrong(spec: OpSpec, op: Lowering, what: str) -> OperatorError:
+    said = "a launch of its lower" if spec.kernel and spec.kernel.lower else "its launch"
+    return fault(spec, f"{op.node.title}: {said} {what}", op.node.source)
+
+
+# -- dispatches -----------------------------------------------------------------------------------
+
+
+def node_cost(
+    spec: OpSpec, node: Node, graph: Graph, layouts: Mapping[str, str] = MappingProxyType({})
+) -> Cost:
+    """Returns the cost of an operator with its epilogues, including the operands that the epilogues
+    read.
+
+    Tensors in fewer bits count with their stored bytes.
+    """
+    facts = graph.facts
+    outputs = [facts[n] for n in node.outputs]
+    cost = _own_cost(spec, node, [facts[n] for n in node.inputs], outputs)
+    for epilogue in node.epilogues:
+        others = [facts[n] for n in epilogue.inputs]
+        flops = lookup(epilogue.op).cost(epilogue.attrs, [*outputs, *others], outputs).flops
+        cost = cost + Cost(flops, sum(f.nbytes for f in others), 0)
+    shares = {n: block_words(layouts.get(n, PLAIN)) / 4 for n in (*node.reads, *node.outputs)}
+    shares |= dict.fromkeys(rounded_weights(node, graph, layouts), 0.5)
+    read, written = (_stored_share(names, graph, shares) for names in (node.reads, node.outputs))
+    return Cost(cost.flops, cost.read * read, cost.written * written)
+
+
+def _stored_share(names: Sequence[str], graph: Graph, shares: Mapping[str, float]) -> float:
+    """Returns the bytes that tensors take in memory, divided by their bytes in 32 bits; 1.0 for
+    empty tensors.
+
+    ``shares`` has this quotient for each tensor.
+    """
+    full = sum(graph.facts[n].nbytes for n in names)
+    stored = sum(graph.facts[n].nbytes * shares[n] for n in names)
+    return stored / full if full else 1.0
+
+
+def _own_cost(spec: OpSpec, node: Node, inputs: list[Fact], outputs: list[Fact]) -> Cost:
+    with located(node.source), calling(spec.is_custom, "cost", node_fault(node)):
+        cost: Any = spec.cost(node.attrs, inputs, outputs)
+    if not isinstance(cost, Cost) or not all(0 <= n < inf for n in (cost.flops, cost.bytes)):
+        raise fault(spec, f"its cost function gave {cost!r}; wanted a cml.Cost", node.source)
+    return cost
+
+
+def add_dispatches(
+    draft: Draft,
+    graph: Graph,
+    limits: Limits,
+    layouts: dict[str, str],
+    options: PlanOptions,
+    sibling: Sibling | None,
+    uploaded: Collection[str],
+) -> None:
+    stub = options.stub
+    if stub and stub not in {
+        op for n in graph.nodes for op in (n.op, *(e.op for e in n.epilogues))
+    }:
+        raise InputError(f"stub: model '{graph.name}' has no operator '{stub}'")
+    for node in graph.nodes:
+        if node.outputs[0] in uploaded:
+            continue
+        yield_to_frame()
+        key = draft.alike.get(node.title)
+        if key in draft.lowered:
+            _repeat(draft, draft.lowered[key], node)
+            continue
+        count, scratch = len(draft.dispatches), set(draft.scratch)
+        lower_node(draft, graph, node, limits, layouts, options, sibling)
+        if key is not None:
+            added = {n: words for n, words in draft.scratch.items() if n not in scratch}
+            draft.lowered[key] = LoweredNode(node, draft.dispatches[count:], added)
+    if unbound := [name for name in options.parts if name not in draft.parts]:
+        raise InputError(
+            f"decide: '{unbound[0]}' cannot be bound in parts: no kernel of '{graph.name}' binds it"
+        )
+
+
+def _repeat(draft: Draft, first: LoweredNode, node: Node) -> None:
+    """Adds the dispatches of ``first``, a node equal to ``node``, to the draft once more, with
+    the tensors of ``node``."""
+    was, now = first.node, node
+    names = dict(zip((*was.reads, *was.outputs), (*now.reads, *now.outputs), strict=True))
+    for name, words in first.scratch.items():
+        names[name] = now.outputs[0] + name.removeprefix(was.outputs[0])
+        draft.scratch[names[name]] = words
+    for _, kernel, dispatch, cost in first.launches:
+        for name in dispatch.tensors:
+            draft.parts[names.get(name, name)] = draft.parts[name]
+        tensors = tuple(names.get(name, name) for name in dispatch.tensors)
+        draft.dispatches.append((node, kernel, replace(dispatch, tensors=tensors), cost))
+    draft.chosen[node.title] = draft.chosen.get(was.title, [])
+
+
+def lower_node(
+    draft: Draft,
+    graph: Graph,
+    node: Node,
+    limits: Limits,
+    layouts: dict[str, str],
+    options: PlanOptions,
+    sibling: Sibling | None,
+) -> None:
+    """Adds the dispatches, scratch and kernel choices of one node to the draft; none for an alias
+    or the stub.
+
+    Raises :class:`UnsupportedOp` if the operator has no GPU kernel.
+    """
+    spec = lookup(node.op)
+    if spec.alias or node.op == options.stub:
+        return
+    if any(epilogue.op == options.stub for epilogue in node.epilogues):
+        node = replace(node, epilogues=_without(node.epilogues, options.stub))
+    if spec.kernel is None:
+        raise UnsupportedOp(
+            f"{node.title}: has no GPU kernel; use the CPU backend (--backend cpu)", node.source
+        )
+    op = Lowering(graph, node, limits, layouts, draft.packed, variants=options.variants)
+    op.pinned = list(draft.pinned.get(node.title, ()))
+    op.requested_kernel, op.requested_parts = (
+        options.kernels.get(node.outputs[0], ""),
+        options.parts,
+    )
+    if sibling is not None:
+        op.kept, op.known = sibling.chosen(node), sibling.packed(node, graph)
+    dispatches = [d for d in _dispatches_of(spec, spec.kernel, op) if d.groups > 0]
+    _check_requests(op, dispatches, spec.kernel)
+    total = sum(d.groups for d in dispatches if d.cost is None)
+    cost = node_cost(spec, node, graph, layouts)
+    for dispatch in dispatches:
+        share = dispatch.cost or cost.scaled(dispatch.groups / total)
+        kernel = dispatch.kernel or spec.kernel
+        dispatch = _with_parts(spec, op, kernel, dispatch, draft)
+        draft.dispatches.append((node, kernel, dispatch, share))
+    draft.scratch.update(op.scratch_words)
+    draft.choices += op.choices
+    draft.chosen[node.title] = op.chosen
+
+
+def _with_parts(
+    spec: OpSpec, op: Lowering, kernel: Kernel, dispatch: Dispatch, draft: Draft
+) -> Dispatch:
+    """Returns the dispatch with defines for the tensors that are bound in several parts.
+
+    Adds the parts of all its tensors to the draft.
+    """
+    defines: dict[str, int | str] = {}
+    for i, name in enumerate(dispatch.tensors):
+        parts = draft.parts[name] = split_binding(op, name)
+        if parts.count > 1:
+            defines |= {f"T{i}_PARTS": parts.count, f"T{i}_PART_BYTES": parts.nbytes}
+            if not kernel.interface:
+                check_atomics(op, text_of(kernel, spec), f"T{i}", name)
+    if not defines or kernel.interface:  # a generated interface contains the parts already
+        return dispatch
+    return replace(dispatch, defines={**dispatch.defines, **defines})
+
+
+def _check_requests(op: Lowering, dispatches: Sequence[Dispatch], kernel: Kernel) -> None:
+    """Raises :class:`InputError` if the caller requested a kernel that an operator without
+    choices does not have."""
+    there = {d.variant or str((d.kernel or kernel).path) for d in dispatches}
+    if op.requested_kernel and not op.choices and op.requested_kernel not in there:
+        raise InputError(
+            f"decide: {op.node.title} cannot have the kernel '{op.requested_kernel}': there is "
+            f"nothing to choose, it has {', '.join(sorted(there)) or 'none'}",
+            op.node.source,
+        )
+
+
+def _without(epilogues: Sequence[Epilogue], op: str) -> tuple[Epilogue, ...]:
+    """Returns the epilogues of a node without those of operator ``op``; readers of such a step's
+    result read the step before it."""
+    kept: list[Epilogue] = []
+    number = [0]  # maps each old step number to the number of the last step kept up to it
+    for epilogue in epilogues:
+        if epilogue.op != op:
+            own = tuple((place, number[link]) for place, link in epilogue.own)
+            kept.append(replace(epilogue, own=own))
+        number.append(len(kept))
+    return tuple(kept)
+
+
+def _dispatches_of(spec: OpSpec, kernel: Kernel, op: Lowering) -> list[Dispatch]:
+    what = "threads" if kernel.lower is None else "lower"
+    with located(op.node.source), calling(spec.is_custom, what, node_fault(op.node)):
+        given = [accessors.whole(op, spec, kernel)] if kernel.lower is None else kernel.lower(op)
+        dispatches = list(given)
+    check_dispatches(spec, op, dispatches)
+    return dispatches

@@ -1,0 +1,411 @@
+"""Chooses how tensors are stored: in blocks of four channels, and in fewer bits
+(``cml_engine/ir/layout.py``).
+
+A tensor is blocked if its producer can write blocks and all its readers can read them. Operators
+that need one layout for all their feature maps (elementwise ones) tie those tensors together, and
+tied tensors get one layout. Inputs and outputs of the graph stay plain, because the host accesses
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, get_args
+
+from cml_engine.compiler.plan import InputConversion
+from cml_engine.errors import InputError, located
+from cml_engine.errors.arguments import check_choice
+from cml_engine.ir.graph import Fact, Graph, Node
+from cml_engine.ir.layout import C4, C4H, HALF, PLAIN, WHOLE, block_words, whole_layout
+from cml_engine.ir.limits import Limits
+from cml_engine.ops.declaration.epilogue import reads_blocks
+from cml_engine.ops.declaration.game_functions import calling, node_fault
+from cml_engine.ops.declaration.registry import lookup
+from cml_engine.ops.declaration.spec import Half
+
+
+def choose_layout(
+    graph: Graph, overrides: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
+    """Returns the layout of every tensor that is not plain, by name.
+
+    ``overrides`` has the layouts that the caller decides, by tensor. Raises :class:`InputError`
+    if one is impossible.
+    """
+    ties = Ties()
+    plain: set[str] = {*graph.inputs, *graph.lasting, *graph.constants}
+    plain.update(name for name, layout in overrides.items() if layout == PLAIN)
+    wanted = {name for name, layout in overrides.items() if layout == C4}
+    for node in graph.nodes:
+        _visit(graph, node, ties, plain, wanted)
+    refused = {ties.find(name) for name in plain}
+    gaining = {ties.find(name) for name in wanted}
+    chosen = {}
+    for node in graph.nodes:
+        for name in node.outputs:
+            tie = ties.find(name)
+            if tie in gaining and tie not in refused:
+                chosen[name] = C4
+    for name, layout in overrides.items():
+        if layout == C4 and name not in chosen:
+            raise InputError(
+                f"decide: '{name}' cannot lie in blocks of four channels: {why_plain(name, graph)}"
+            )
+    return chosen
+
+
+def why_plain(name: str, graph: Graph) -> str:
+    """Returns the reason why a plain tensor is not stored in blocks, for a list of decisions."""
+    if name in graph.lasting or name in graph.constants:
+        return "what the host gives or reads is plain"
+    if not is_feature_map(graph.facts[name]):
+        return "it is no feature map"
+    if not _fills_blocks(graph, name):
+        return "it has fewer than four channels"
+    for node in graph.nodes:
+        kernel = lookup(node.op).kernel
+        touches = name in node.outputs or name in node.reads
+        if touches and (kernel is None or kernel.layouts == "plain"):
+            return f"{node.title} works on plain maps"
+    return "nothing gains by blocks, or it is tied to a map that is plain"
+
+
+def _visit(graph: Graph, node: Node, ties: Ties, plain: set[str], wanted: set[str]) -> None:
+    """Adds the layout constraints of one node to ``ties``, ``plain`` and ``wanted``.
+
+    ``ties`` gets the tensors that must have one layout, ``plain`` those that must be plain, and
+    ``wanted`` those that gain by blocks.
+    """
+    kernel = lookup(node.op).kernel
+    layouts = kernel.layouts if kernel else "plain"
+    touched = (*node.reads, *node.outputs)
+    result = graph.facts[node.outputs[0]]
+    maps = [n for n in touched if is_feature_map(graph.facts[n])]
+    if layouts == "plain" or result.rank < 3:
+        plain.update(touched)
+        return
+    if layouts == "each" and any(not is_one_position(graph.facts[n]) for n in maps):
+        maps = [n for n in maps if not is_one_position(graph.facts[n])]
+    plain.update(n for n in touched if not is_feature_map(graph.facts[n]))
+    if layouts in ("same", "copies", "each"):
+        partial = layouts == "copies" and all(n in graph.words for n in maps)
+        _tie_same(graph, maps, result, ties, plain, partial)
+        return
+    if layouts in ("blocks", "joins"):
+        partial = layouts == "joins" and all(n in graph.words for n in maps)
+        ties.join(maps)
+        if any(graph.facts[n].shape[1] % 4 for n in maps) and not partial:
+            plain.update(maps)
+        return
+    ends = [node.inputs[0], node.outputs[0]]
+    wanted.update(n for n in ends if _fills_blocks(graph, n))
+    plain.update(n for n in ends if not _fills_blocks(graph, n))
+    # an epilogue reads an operand of the result's shape in the result's layout, and per-channel
+    # values in plain layout; filters are packed at load
+    operands = [n for e in node.epilogues for n in e.inputs if n in maps]
+    if not _reads_either(graph, node):
+        ties.join([node.outputs[0], *(n for n in operands if graph.facts[n] == result)])
+    plain.update(n for n in operands if graph.facts[n] != result)
+    plain.update(n for n in node.inputs[1:] if n in maps)
+
+
+def _reads_either(graph: Graph, node: Node) -> bool:
+    """Returns True if the node's epilogues can read maps of the result's shape in blocks although
+    the result is plain.
+
+    They can if the result is an output of an integer network and its shape allows it.
+    """
+    result = node.outputs[0]
+    return bool(graph.words) and result in graph.lasting and reads_blocks(graph.facts[result])
+
+
+def _tie_same(
+    graph: Graph, maps: list[str], result: Fact, ties: Ties, plain: set[str], partial: bool
+) -> None:
+    """Adds the constraints of an elementwise node to ``ties`` and ``plain``: one layout for its
+    feature maps.
+
+    Maps with other channels than the result are plain. Maps with a partial last block are plain
+    unless the node only copies (``partial``), because lanes past the last channel would not stay
+    zero.
+    """
+    blocked = [n for n in maps if _has_result_channels(graph.facts[n], result)]
+    ties.join(blocked)
+    if result.shape[1] % 4 and not partial:
+        plain.update(blocked)
+    plain.update(n for n in maps if n not in blocked)
+
+
+def _fills_blocks(graph: Graph, name: str) -> bool:
+    """Returns True if the channels of map ``name`` fill at least one block.
+
+    A block has four channels, or more for the packed words of an integer network.
+    """
+    packed = whole_layout(*graph.words[name]) if name in graph.words else None
+    return graph.facts[name].shape[1] >= (block_words(packed) if packed else 4)
+
+
+def is_feature_map(fact: Fact) -> bool:
+    """Returns True for float tensors of rank 3 or more, which may be stored in blocks of
+    channels."""
+    return fact.rank >= 3 and fact.dtype == "scalar"
+
+
+def is_one_position(fact: Fact) -> bool:
+    """Returns True if a map has one position and fills its blocks, so that its blocked and plain
+    layouts are the same."""
+    return fact.rank >= 3 and fact.shape[1] % 4 == 0 and fact.size == fact.shape[0] * fact.shape[1]
+
+
+def _has_result_channels(fact: Fact, result: Fact) -> bool:
+    return fact.rank == result.rank and fact.shape[1] == result.shape[1]
+
+
+class Ties:
+    """Sets of tensors that must have one layout (union-find): ``join`` merges the sets of
+    tensors, ``find`` returns the tensor that identifies a set."""
+
+    def __init__(self) -> None:
+        self._parent: dict[str, str] = {}
+
+    def find(self, name: str) -> str:
+        root = name
+        while (above := self._parent.get(root, root)) != root:
+            root = above
+        while name != root:  # path compression
+            self._parent[name], name = root, self._parent.get(name, name)
+        return root
+
+    def join(self, names: Iterable[str]) -> None:
+        roots = [self.find(name) for name in names]
+        for root in roots[1:]:
+            self._parent[root] = roots[0]
+
+
+# -- choose storage -------------------------------------------------------------------------------
+# Chooses the feature maps and weights that are stored in fewer bits (``cml_engine/ir/layout.py``).
+#
+# If 16-bit storage is requested, it applies to every map in blocks of four channels whose producer
+# and readers all support it; ``Kernel.half`` declares that support. Operators that move data
+# without computing tie their tensors together, and tied tensors get one storage. The filter of a
+# convolution has 16 bits if the map that it reads or writes has. A matrix of weights has 16 bits
+# if its product supports it. Arithmetic is in 32 bits.
+#
+# The maps of integer networks are whole numbers. They are stored in the fewest sufficient bits by
+# the same kernels, without a request, because that is lossless.
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+#: the storage of blocked feature maps and of the weights used with them
+Storage = Literal["float", "half"]
+
+
+def layouts_for(
+    graph: Graph,
+    storage: Storage = "float",
+    overrides: Mapping[str, str] = _NOTHING,
+    asked_layouts: Mapping[str, str] = _NOTHING,
+) -> dict[str, str]:
+    """Returns the layout of every tensor that is not plain, by name, with the storage applied.
+
+    ``storage`` is the default. ``overrides`` has the storage of tensors for which the caller
+    decides it; ``asked_layouts`` has the layouts that the caller decides.
+    """
+    check_choice(get_args(Storage), storage, "storage")
+    layouts = choose_layout(graph, asked_layouts)
+    if graph.words:
+        return _in_words(graph, layouts, overrides)
+    if storage == "half" or overrides:
+        return choose_storage(graph, layouts, overrides, storage)
+    return layouts
+
+
+def choose_storage(
+    graph: Graph,
+    layouts: Mapping[str, str],
+    overrides: Mapping[str, str] = _NOTHING,
+    storage: Storage = "half",
+) -> dict[str, str]:
+    """Returns the layouts with ``c4h`` instead of ``c4`` for maps that are stored in 16 bits.
+
+    ``overrides`` has the storage that the caller decides by tensor; ``storage`` is the default.
+    Raises :class:`InputError` if a requested storage is impossible.
+    """
+    ties, refused = _stored_alike(graph, layouts)
+    wanted = {ties.find(name): stored for name, stored in overrides.items()}
+
+    def in_half(name: str) -> bool:
+        root = ties.find(name)
+        return wanted.get(root, storage) == "half" and root not in refused
+
+    found = {
+        name: C4H if layout == C4 and in_half(name) else layout for name, layout in layouts.items()
+    }
+    found |= {n: HALF for n in matrices_in_half(graph) if overrides.get(n, storage) == "half"}
+    for name, stored in overrides.items():
+        if (found.get(name) in (C4H, HALF)) != (stored == "half"):
+            raise InputError(
+                f"decide: '{name}' cannot be stored as '{stored}': "
+                f"{_against(name, layouts, refused.get(ties.find(name)))}"
+            )
+    return found
+
+
+def _stored_alike(graph: Graph, layouts: Mapping[str, str]) -> tuple[Ties, dict[str, Node]]:
+    """Returns the ties between blocked maps that must have one storage, and the sets of maps that
+    must have 32 bits.
+
+    The second result maps the tensor that identifies the set to the node that requires 32 bits.
+    """
+    ties = Ties()
+    full: dict[str, Node] = {}
+    for node in graph.nodes:
+        results = {n for n in node.outputs if layouts.get(n) == C4}
+        read = {n for n in node.reads if layouts.get(n) == C4}
+        taken = _packed_of(node, graph.facts) if graph.words else half_of(node, graph.facts)
+        if taken == "reads" and graph.words:
+            taken = "none"  # such kernels unpack 16-bit numbers themselves and cannot unpack words
+        if taken == "none" or _stands_beside_plain(node, graph, layouts):
+            full |= dict.fromkeys(read | results, node)
+        elif taken == "reads":
+            full |= dict.fromkeys(results, node)
+        elif taken == "alike":
+            ties.join(read | results)
+    return ties, {ties.find(name): node for name, node in full.items()}
+
+
+def _in_words(
+    graph: Graph, layouts: Mapping[str, str], overrides: Mapping[str, str] = _NOTHING
+) -> dict[str, str]:
+    """Returns the layouts of an integer network, with a packed layout for maps of whole numbers.
+
+    A blocked map is packed if it and all maps tied to it hold whole numbers. Raises
+    :class:`InputError` if ``overrides`` is not empty.
+    """
+    if overrides:
+        raise InputError(
+            f"decide: '{next(iter(overrides))}' is of an integer network, whose maps are stored in "
+            "as few bits as hold them: leave it out"
+        )
+    ties, refused = _stored_alike(graph, layouts)
+    tied: dict[str, list[str]] = {}
+    for name, layout in layouts.items():
+        if layout == C4 and ties.find(name) not in refused:
+            tied.setdefault(ties.find(name), []).append(name)
+    found = dict(layouts)
+    for names in tied.values():
+        if all(name in graph.words for name in names):
+            ends = [graph.words[name] for name in names]
+            packed = whole_layout(min(e[0] for e in ends), max(e[1] for e in ends))
+            found |= dict.fromkeys(names, packed or C4)
+    return found
+
+
+def _against(name: str, layouts: Mapping[str, str], full: Node | None) -> str:
+    """Returns the reason why a tensor cannot have the requested storage, as the end of a message.
+
+    ``full`` is the node that requires 32 bits, if any.
+    """
+    if layouts.get(name) != C4:
+        return "in 16 bits are only maps in blocks of four channels, and weights of products"
+    if full is not None:
+        return f"{full.title} takes it, or one that is stored alike, in 32 bits"
+    return "another that is stored alike is asked to be otherwise"
+
+
+def _stands_beside_plain(node: Node, graph: Graph, layouts: Mapping[str, str]) -> bool:
+    """Returns True if the node uses blocked maps of one position together with larger plain maps.
+
+    Kernels over plain maps cannot read 16-bit numbers, which are stored in groups of four.
+    """
+    touched = [n for n in (*node.reads, *node.outputs) if is_feature_map(graph.facts[n])]
+    blocked = [n for n in touched if layouts.get(n) == C4]
+    wide = [n for n in touched if n not in blocked and not is_one_position(graph.facts[n])]
+    return bool(wide) and any(is_one_position(graph.facts[n]) for n in blocked)
+
+
+def matrices_in_half(graph: Graph) -> set[str]:
+    """Returns the names of the constants that are read only as weights of products that support
+    16 bits."""
+    found: set[str] = set()
+    others: set[str] = set(graph.roots)
+    for node in graph.nodes:
+        weights = {n for n in node.inputs[1:2] if graph.is_constant(n)}
+        half = lookup(node.op).traits.matrix_in_half
+        taken = weights if half and half(node, graph.facts) else set()
+        found |= taken
+        others.update(n for n in node.reads if n not in taken or node.reads.count(n) > 1)
+    return found - others
+
+
+def half_of(node: Node, facts: Mapping[str, Fact]) -> Half:
+    """Returns which of the node's blocked feature maps may be stored in 16 bits.
+
+    ``"none"``, ``"each"`` independently, ``"alike"`` (all or none), or ``"reads"`` (the
+    operands). Operators of integer networks have ``"none"``.
+    """
+    return "none" if lookup(node.op).traits.is_integer else _packed_of(node, facts)
+
+
+def _packed_of(node: Node, facts: Mapping[str, Fact]) -> Half:
+    """Returns which of the node's blocked feature maps its kernel can read or write in 16 bits.
+
+    The values are those of :func:`half_of`; ``"none"`` without a kernel.
+    """
+    spec = lookup(node.op)
+    if spec.kernel is None:
+        return "none"
+    if not callable(spec.kernel.half):
+        return spec.kernel.half
+    with located(node.source), calling(spec.is_custom, "half", node_fault(node)):
+        return spec.kernel.half(node, facts)
+
+
+def rounded_weights(node: Node, graph: Graph, layouts: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns the names of the node's constants that are stored in 16 bits."""
+    half = lookup(node.op).traits.filter_in_half
+    if half and graph.is_constant(node.inputs[1]):
+        return (node.inputs[1],) if half(node, layouts) else ()
+    return tuple(name for name in node.inputs if layouts.get(name) == HALF)
+
+
+# -- packed inputs --------------------------------------------------------------------------------
+# Finds the inputs of integer networks that are stored in the arena as packed words.
+#
+# The caller's numbers are converted during upload, so that the 32-bit real numbers take no memory.
+
+
+@dataclass(frozen=True, slots=True)
+class PackedInput:
+    """The name of the tensor of words that is stored in place of an input, and the conversion to
+    it."""
+
+    words: str
+    conversion: InputConversion
+
+
+def find_packed_inputs(
+    graph: Graph, layouts: Mapping[str, str], limits: Limits
+) -> dict[str, PackedInput]:
+    """Returns the inputs that are converted to packed words during upload, by name, with their
+    conversions.
+
+    These inputs have no other reader. An input that is too large for one binding is left out.
+    """
+    most = limits.max_binding_bytes - limits.storage_offset_alignment
+    found, readers = {}, graph.consumers()
+    for node in graph.nodes:
+        source, words = node.inputs[:1], node.outputs[0]
+        if (
+            not lookup(node.op).traits.quantizes_input
+            or node.epilogues
+            or layouts.get(words) not in WHOLE
+        ):
+            continue
+        (name,) = source
+        alone = len(readers[name]) == 1 and name in graph.inputs and name not in graph.roots
+        if alone and words not in graph.roots and 0 < graph.facts[name].nbytes <= most:
+            numbers = (float(node.attrs[n]) for n in ("inverse", "low", "high"))
+            found[name] = PackedInput(words, InputConversion(*numbers))
+    return found

@@ -1,0 +1,531 @@
+"""Lowers a graph to a :class:`Plan`: dispatches, places of tensors, and weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from cml_engine.compiler.plan import Binding, Memory, Plan, Reuse, Step, TensorPlace
+from cml_engine.compiler.planning.dispatches import (
+    CompleteDraft,
+    Draft,
+    Launch,
+    PlanOptions,
+    Sibling,
+    add_dispatches,
+)
+from cml_engine.compiler.planning.layouts import PackedInput, find_packed_inputs
+from cml_engine.compiler.planning.memory import (
+    Lifetime,
+    Views,
+    find_views,
+    is_view_copy,
+    merge_lifetimes,
+    place_within,
+    resolve_view,
+)
+from cml_engine.errors import DeviceError, InputError, InternalError
+from cml_engine.io.frame_gate import yield_to_frame
+from cml_engine.ir.graph import Array, Graph, Node, unused_name
+from cml_engine.ir.layout import PLAIN, stored_bytes, words
+from cml_engine.ir.limits import Limits
+from cml_engine.ir.reuse import boundaries, sources_of
+from cml_engine.ops.declaration.checks import fault
+from cml_engine.ops.declaration.registry import lookup
+from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel
+from cml_engine.ops.declaration.split_bindings import SplitBinding
+
+#: the sizes of bindings are multiples of this, so that vector loads stay inside and consecutive
+#: copies begin at offsets that a device can map
+MIN_BYTES = 16
+
+
+@dataclass(slots=True)
+class _WeightBlock:
+    """Constants at consecutive aligned offsets in a buffer, by name with their offset in bytes."""
+
+    values: dict[str, tuple[int, Array]] = field(default_factory=dict)
+    nbytes: int = 0
+
+    def add(self, name: str, array: Array, align: int) -> None:
+        self.values[name] = self.nbytes, array
+        self.nbytes += -(-max(stored_bytes(array), MIN_BYTES) // align) * align
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeights:
+    """The constants of a plan: ``shared`` with plans at other shapes, and its ``own``.
+
+    ``used`` names the shared ones that the plan uses.
+    """
+
+    shared: _WeightBlock
+    own: _WeightBlock
+    used: frozenset[str]
+
+    def find(self, name: str) -> tuple[str, int, Array] | None:
+        """Returns the space (``"own"`` or ``"weights"``), byte offset and value of a constant,
+        or None if it has no place."""
+        if name in self.own.values:
+            return ("own", *self.own.values[name])
+        return ("weights", *self.shared.values[name]) if name in self.used else None
+
+
+def place_weights(
+    graph: Graph,
+    draft: Draft,
+    alias: Mapping[str, str],
+    limits: Limits,
+    sibling: Sibling | None,
+) -> PackedWeights:
+    """Places the constants that a dispatch binds, an update writes, or an output is, and returns
+    them.
+
+    Variables are never shared, nor constants that the sibling does not have. With a sibling the
+    shared constants have its offsets.
+    """
+    names = [alias.get(n, n) for _, _, d, _ in draft.dispatches for n in d.tensors]
+    names += [alias.get(n, n) for n in graph.roots]
+    variables = {variable: None for variable, _ in graph.updates}
+    shared, own, used = _WeightBlock(), _WeightBlock(), set[str]()
+    if sibling is not None:
+        shared = _WeightBlock(dict(sibling.plan.weights), sibling.plan.weights_bytes)
+    for name in dict.fromkeys([*names, *variables]):
+        array = draft.packed.get(name, graph.constants.get(name))
+        if array is None:
+            continue
+        if name in variables or not (sibling is None or sibling.has(name, array)):
+            own.add(name, array, limits.storage_offset_alignment)
+            continue
+        used.add(name)
+        if sibling is None:
+            shared.add(name, array, limits.storage_offset_alignment)
+    return PackedWeights(shared, own, frozenset(used))
+
+
+def aligned_bytes(nbytes: int) -> int:
+    return -(-max(nbytes, 1) // MIN_BYTES) * MIN_BYTES
+
+
+# -- tensors --------------------------------------------------------------------------------------
+
+
+def aliases_of(graph: Graph) -> dict[str, str]:
+    """Maps every result that shares another tensor's memory, such as a reshape's, to the tensor
+    that owns it."""
+    alias: dict[str, str] = {}
+    for node in graph.nodes:
+        spec = lookup(node.op)
+        if spec.alias:
+            facts = [graph.facts[name] for name in (node.inputs[0], node.outputs[0])]
+            if (facts[0].size, facts[0].dtype) != (facts[1].size, facts[1].dtype):
+                raise fault(spec, f"{node.title}: an alias of {facts[0]} cannot be {facts[1]}")
+            source = node.inputs[0]
+            alias[node.outputs[0]] = alias.get(source, source)
+    return alias
+
+
+def passed_on_names(graph: Graph, alias: Mapping[str, str]) -> dict[str, str]:
+    """Returns the name of an intermediate tensor for each variable that is updated from a constant
+    or another variable.
+
+    The new value is copied there first, because a buffer cannot be copied within itself, and two
+    variables may be swapped.
+    """
+    return {
+        variable: unused_name(f"{variable}.next", graph.facts)
+        for variable, value in graph.updates
+        if alias.get(value, value) in graph.constants
+    }
+
+
+def lifetimes_of(
+    graph: Graph,
+    draft: Draft,
+    alias: Mapping[str, str],
+    layouts: Mapping[str, str],
+    options: PlanOptions,
+    held: Collection[str],
+) -> list[Lifetime]:
+    """Returns the size in bytes and the lifetime of every tensor in the arena, if none is a view.
+
+    Tensors in ``held`` stay in memory between runs, so they live throughout a run.
+    """
+    last_step = len(draft.dispatches)
+    given = [alias.get(name, name) for name in graph.inputs]
+    used: dict[str, tuple[int, int]] = dict.fromkeys(given, (-1, -1))
+    for node in graph.nodes:  # a result that no dispatch writes (zero extents) also needs a place
+        for name in node.outputs:
+            if name not in alias:
+                used.setdefault(name, (last_step, -1))
+    for step, (_, _, dispatch, _) in enumerate(draft.dispatches):
+        for name in dispatch.tensors:
+            root = alias.get(name, name)
+            if root not in graph.constants and root not in draft.packed:
+                first, last = used.get(root, (step, step))
+                used[root] = (min(first, step), max(last, step))
+    for name in graph.roots:
+        root = alias.get(name, name)
+        if root in used:
+            used[root] = (used[root][0], last_step)
+    used |= dict.fromkeys(draft.passed_on.values(), (last_step, last_step))
+    items = []
+    for name, (first, last) in used.items():
+        size = (
+            4 * draft.scratch[name] if name in draft.scratch else tensor_bytes(graph, layouts, name)
+        )
+        size = max(size, MIN_BYTES) + 2 * options.guard
+        throughout = options.keep or name in held
+        lifetime = (-1, last_step) if throughout else (first, max(first, last))
+        items.append(Lifetime(name, size, *lifetime))
+    return items
+
+
+def retained_tensors(graph: Graph, alias: Mapping[str, str]) -> dict[str, str]:
+    """Maps the tensors that stay in memory between runs to the tensors whose memory they use.
+
+    They are the inputs, and the tensors that a later run may reuse. Constants are left out.
+    """
+    names = [*graph.inputs, *boundaries(graph)]
+    return {n: alias.get(n, n) for n in names if alias.get(n, n) not in graph.constants}
+
+
+def tensor_bytes(graph: Graph, layouts: Mapping[str, str], name: str) -> int:
+    return 4 * words(graph.facts[name], layouts.get(name, PLAIN))
+
+
+def views_of(drafted: CompleteDraft) -> Views:
+    """Maps the tensors that may lie in the memory of a whole tensor to their place in it; empty
+    if views are off."""
+    options, align = drafted.options, drafted.limits.storage_offset_alignment
+    if not options.views or options.keep or options.guard:
+        return {}
+    return find_views(drafted.graph, drafted.layouts, drafted.alias, align, drafted.items)
+
+
+def place_arena(drafted: CompleteDraft) -> tuple[dict[str, int], Memory, list[Launch]]:
+    """Returns the byte offset of every tensor in the arena, the size of the arena, and the
+    dispatches to run.
+
+    Parts lie in the whole, and the dispatches that would copy them are left out, unless that
+    makes the arena larger. Raises :class:`DeviceError` if a tensor is larger than a buffer.
+    """
+    graph, items, options = drafted.graph, drafted.items, drafted.options
+    align, most = drafted.limits.storage_offset_alignment, drafted.limits.max_buffer_bytes
+    _check_sizes(graph, items, align, most)
+    offsets, memory = place_within(items, align, most)
+    views = views_of(drafted)
+    if views:
+        with_views, smaller = place_within(merge_lifetimes(items, views), align, most)
+        within = smaller.segment == memory.segment or smaller.peak <= most
+        if within and smaller.peak <= memory.peak:
+            offsets, memory = with_views, smaller
+        else:
+            views = {}
+    places = {name: offset + options.guard for name, offset in offsets.items()}
+    for name in views:
+        root, words_before = resolve_view(views, name)
+        places[name] = places[root] + 4 * words_before
+    kept = [
+        (node, kernel, dispatch, cost)
+        for node, kernel, dispatch, cost in drafted.draft.dispatches
+        if not is_view_copy(node, dispatch.tensors, views, drafted.alias)
+    ]
+    return places, memory, kept
+
+
+def _check_sizes(graph: Graph, items: Iterable[Lifetime], align: int, most: int) -> None:
+    """Raises :class:`DeviceError` if a tensor is larger than the largest buffer of ``most``
+    bytes."""
+    largest = max(items, key=lambda item: item.nbytes, default=None)
+    if largest is not None and largest.nbytes > most // align * align:
+        raise DeviceError(
+            f"tensor '{largest.name}' of '{graph.name}' takes {largest.nbytes} bytes, this device "
+            f"allows buffers of {most}. Run the network on tiles of its input (cml.run_tiled, "
+            "cml run --tile), use a smaller input, or another device."
+        )
+
+
+# -- steps ----------------------------------------------------------------------------------------
+
+
+def updates_of(
+    graph: Graph, alias: Mapping[str, str], draft: Draft, locate: Locator
+) -> tuple[tuple[Binding, Binding], ...]:
+    """Returns the copies (source, target) after a run that update variables, in the order in which
+    they must run.
+
+    New values that are in the weights are copied to intermediate tensors first.
+    """
+    first, then = [], []
+    for variable, value in graph.updates:
+        source = locate(value)
+        if variable in draft.passed_on:
+            waiting = locate(draft.passed_on[variable])
+            first.append((source, waiting))
+            source = waiting
+        then.append((source, locate(variable)))
+    return (*first, *then)
+
+
+@dataclass(frozen=True)
+class Locator:
+    """Finds the place of a tensor by name: a call returns its binding, ``place`` also its fact
+    and layout."""
+
+    graph: Graph
+    layouts: Mapping[str, str]
+    alias: Mapping[str, str]
+    arena: Mapping[str, int]
+    weights: PackedWeights
+    draft: Draft
+
+    def __call__(self, name: str) -> Binding:
+        root = self.alias.get(name, name)
+        found = self.weights.find(root)
+        if found is not None:
+            space, offset, array = found
+            return Binding(name, space, offset, aligned_bytes(stored_bytes(array)))
+        if root not in self.arena:
+            raise InternalError(f"tensor '{name}' has no place in memory")
+        if root in self.draft.scratch:
+            size = 4 * self.draft.scratch[root]
+        else:
+            size = tensor_bytes(self.graph, self.layouts, root)
+        return Binding(name, "arena", self.arena[root], aligned_bytes(size))
+
+    def place(self, name: str) -> TensorPlace:
+        layout = self.layouts.get(name, PLAIN)
+        return TensorPlace(self(name), self.graph.facts[name], layout)
+
+
+def step_of(
+    index: int,
+    node: Node,
+    kernel: Kernel,
+    dispatch: Dispatch,
+    cost: Cost,
+    locate: Callable[[str], Binding],
+    parts: Mapping[str, SplitBinding],
+) -> Step:
+    yield_to_frame()
+    bindings = [_cut(locate(name), parts[name]) for name in dispatch.tensors]
+    return Step(
+        index=index,
+        op=node.op,
+        title=node.title,
+        path=kernel.path,
+        params_layout=kernel.params,
+        params=dispatch.params,
+        defines={"GROUP": kernel.group, **dispatch.defines},
+        bindings=tuple(part for binding in bindings for part in binding),
+        writes=sum(map(len, bindings[len(bindings) - dispatch.writes :])),
+        groups=dispatch.groups,
+        cost=cost,
+        trusted=kernel.trusted,
+        interface=kernel.interface,
+        inline=kernel.source,
+        fused=tuple(e.op for e in node.epilogues),
+        source=node.source,
+        variant=dispatch.variant,
+    )
+
+
+def _cut(binding: Binding, parts: SplitBinding) -> list[Binding]:
+    if parts.count == 1:
+        return [binding]
+    return [
+        replace(binding, offset=binding.offset + start, nbytes=nbytes)
+        for start, nbytes in parts.ranges(binding.nbytes)
+    ]
+
+
+def input_place(locate: Locator, name: str, found: PackedInput | None) -> TensorPlace:
+    """Returns the place of input ``name``, with the layout and the conversion of ``found`` if it
+    is stored packed."""
+    place = locate.place(name)
+    if found is None:
+        return place
+    return replace(place, layout=locate.layouts[found.words], conversion=found.conversion)
+
+
+def readable_places(graph: Graph, locate: Locator, options: PlanOptions) -> dict[str, TensorPlace]:
+    if not options.keep:
+        return {name: locate.place(name) for name in graph.outputs}
+    return {name: locate.place(name) for node in graph.nodes for name in node.outputs}
+
+
+def check_limits(steps: Iterable[Step], weights: PackedWeights, limits: Limits) -> None:
+    sizes = (("weights", weights.shared.nbytes), ("variables", weights.own.nbytes))
+    for what, size in sizes:
+        if size > limits.max_buffer_bytes:
+            raise DeviceError(
+                f"the model's {what} take {size} bytes, this device allows buffers of "
+                f"{limits.max_buffer_bytes}. Use a smaller input or another device."
+            )
+    for step in steps:
+        for binding in step.bindings:
+            if binding.nbytes > limits.max_binding_bytes:
+                raise DeviceError(
+                    f"{step.title}: a part of tensor '{binding.tensor}' takes {binding.nbytes} "
+                    f"bytes, this device binds at most {limits.max_binding_bytes}. Use another "
+                    "device.",
+                    step.source,
+                )
+        if len(step.bindings) > limits.max_storage_buffers:
+            raise DeviceError(
+                f"{step.title}: binds {_listed(step.bindings)}, together {len(step.bindings)}, "
+                f"this device allows {limits.max_storage_buffers}. Use a smaller input or another "
+                "device.",
+                step.source,
+            )
+
+
+def _listed(bindings: Sequence[Binding]) -> str:
+    """Returns the names of the bound tensors as text, with the number of parts of each."""
+    counts = Counter(binding.tensor for binding in bindings)
+    return ", ".join(f"'{n}' in {c} parts" if c > 1 else f"'{n}'" for n, c in counts.items())
+
+
+# -- join order -----------------------------------------------------------------------------------
+
+#: a dispatch with its node, its kernel and its cost
+L = TypeVar("L", bound=tuple[Node, Any, Dispatch, Any])
+
+
+def move_joins_early(
+    launches: Sequence[L], joins: Collection[str], alias: Mapping[str, str]
+) -> list[L]:
+    """Returns the dispatches with each copy of a part into a tensor of ``joins`` moved directly
+    after the dispatch that computes the part.
+
+    Other tensors can then use the memory of the part. ``alias`` maps tensors to those whose
+    memory they share.
+    """
+    copies: dict[str, list[L]] = {}
+    rest: list[L] = []
+    for launch in launches:
+        part = launch[2].tensors[0]
+        if launch[0].outputs[0] in joins:
+            copies.setdefault(alias.get(part, part), []).append(launch)
+        else:
+            rest.append(launch)
+    last = {name: i for i, launch in enumerate(rest) for name in _written(launch[2])}
+    ordered = [launch for name, found in copies.items() if name not in last for launch in found]
+    for i, launch in enumerate(rest):
+        ordered.append(launch)
+        for name in dict.fromkeys(_written(launch[2])):
+            if last[name] == i:
+                ordered += copies.get(name, [])
+    return ordered
+
+
+def _written(dispatch: Dispatch) -> tuple[str, ...]:
+    return dispatch.tensors[len(dispatch.tensors) - dispatch.writes :]
+
+
+# -- stages ---------------------------------------------------------------------------------------
+
+
+def lower(
+    graph: Graph,
+    limits: Limits,
+    layouts: Mapping[str, str] | None = None,
+    options: PlanOptions = PlanOptions(),
+    sibling: Sibling | None = None,
+) -> Plan:
+    """Returns the plan of a graph whose facts are known.
+
+    Equal arguments give equal plans. With a ``sibling`` the plan uses its kernels and packed
+    weights if they are valid.
+    """
+    return place_draft(draft_plan(graph, limits, layouts, options, sibling), sibling)
+
+
+def draft_plan(
+    graph: Graph,
+    limits: Limits,
+    layouts: Mapping[str, str] | None = None,
+    options: PlanOptions = PlanOptions(),
+    sibling: Sibling | None = None,
+    begun: Draft | None = None,
+    joins: Collection[str] = (),
+) -> CompleteDraft:
+    """Returns the draft of a graph: its dispatches and the lifetimes of its tensors, without places
+    in memory.
+
+    The draft is built on ``begun`` if that is given. The parts of each tensor in ``joins`` are
+    copied into it as soon as they are computed.
+    """
+    if options.guard % limits.storage_offset_alignment:
+        raise InputError(
+            f"guard: wanted a multiple of {limits.storage_offset_alignment}, at which tensors lie "
+            f"on this device, got {options.guard}"
+        )
+    chosen = dict(layouts or {})
+    alias = aliases_of(graph)
+    entries = (
+        find_packed_inputs(graph, chosen, limits)
+        if options.packed_inputs and not options.keep
+        else {}
+    )
+    alias |= {name: found.words for name, found in entries.items()}
+    draft = begun or Draft()
+    uploaded = {found.words for found in entries.values()}
+    add_dispatches(draft, graph, limits, chosen, options, sibling, uploaded)
+    yield_to_frame()
+    draft.dispatches = move_joins_early(draft.dispatches, joins, alias)
+    draft.passed_on = passed_on_names(graph, alias)
+    draft.scratch |= {name: graph.facts[v].size for v, name in draft.passed_on.items()}
+    held = retained_tensors(graph, alias) if options.retain else {}
+    items = lifetimes_of(graph, draft, alias, chosen, options, held.values())
+    return CompleteDraft(graph, limits, chosen, options, draft, alias, entries, held, items)
+
+
+def place_draft(drafted: CompleteDraft, sibling: Sibling | None = None) -> Plan:
+    """Returns the plan of a draft: gives every tensor a place in memory, and makes the dispatches
+    steps.
+
+    Raises :class:`DeviceError` if the plan exceeds the device's limits.
+    """
+    graph, limits, options, draft = drafted.graph, drafted.limits, drafted.options, drafted.draft
+    alias, chosen, entries, held = drafted.alias, drafted.layouts, drafted.entries, drafted.retained
+    places, memory, kept = place_arena(drafted)
+    yield_to_frame()
+    weights = place_weights(graph, draft, alias, limits, sibling)
+    locate = Locator(graph, chosen, alias, places, weights, draft)
+    steps = tuple(
+        step_of(i, node, kernel, dispatch, cost, locate, draft.parts)
+        for i, (node, kernel, dispatch, cost) in enumerate(kept)
+    )
+    check_limits(steps, weights, limits)
+    return Plan(
+        name=graph.name,
+        steps=steps,
+        inputs={name: input_place(locate, name, entries.get(name)) for name in graph.inputs},
+        outputs={name: locate.place(name) for name in graph.outputs},
+        tensors=readable_places(graph, locate, options),
+        taps={name: locate.place(name) for name in graph.kept},
+        places={name: locate.place(name) for node in graph.nodes for name in node.outputs},
+        weights=weights.shared.values,
+        weights_bytes=weights.shared.nbytes,
+        own=weights.own.values,
+        own_bytes=weights.own.nbytes,
+        memory=memory,
+        updates=updates_of(graph, alias, draft, locate),
+        options={"keep": options.keep, "guard": options.guard},
+        reuse=_reuse(graph, kept, locate, held) if options.retain else None,
+        choices=tuple(draft.choices),
+        parts={n: p for n, p in draft.parts.items() if p.count > 1 or n in options.parts},
+        layouts=chosen,
+    )
+
+
+def _reuse(
+    graph: Graph, dispatches: Sequence[Launch], locate: Locator, held: Mapping[str, str]
+) -> Reuse:
+    sources = sources_of(graph)
+    roots = {root: locate(root).nbytes for root in held.values()}
+    return Reuse(tuple(sources[node.outputs[0]] for node, *_ in dispatches), roots)
