@@ -10,8 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from typing import Any
 
-from cml_engine.compiler.integer.digest import model_digest
-from cml_engine.compiler.integer.gas import gas_of
+from cml_engine.compiler.integer.digest import gas_of, model_digest
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.decisions import NO_DECISIONS, Decisions, check_decisions

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from cml_engine import nnef
-from cml_engine.compiler.integer.gas import limit_gas
+from cml_engine.compiler.integer.digest import limit_gas
 from cml_engine.compiler.passes.infer import infer_facts, infer_node
 from cml_engine.compiler.plugins import load_entry_points
 from cml_engine.cpu.cpu_program import run_node

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from cml_engine.compiler.integer.float_network import WHY
+from cml_engine.compiler.integer.digest import WHY
 from cml_engine.errors import ModelError
 from cml_engine.formats.format import Engine
 from cml_engine.formats.onnx.importer import Importer

@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from cml_engine.compiler.integer.float_network import float_network_error
-from cml_engine.compiler.integer.gas import gas_by_node
+from cml_engine.compiler.integer.digest import float_network_error, gas_by_node
 from cml_engine.compiler.integer.lowering.lower_network import lower_to_integers
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.plan import Plan

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.compiler.integer.gas import gas_of
+from cml_engine.compiler.integer.digest import gas_of
 from cml_engine.compiler.optimize import optimize
 from cml_engine.cooked.cook import cook
 from cml_engine.tools import cli

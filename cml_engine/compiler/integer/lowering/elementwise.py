@@ -1,4 +1,4 @@
-"""Lowers elementwise operators.
+"""Lowers elementwise operators, operators that move words, and a game's operators.
 
 Activations join a rounding point, sums and products read two tensors, constants become scales, and
 every other operator becomes a function of one tensor.
@@ -6,12 +6,15 @@ every other operator becomes a function of one tensor.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
-from cml_engine.compiler.integer.lowering.integer_builder import IntegerGraphBuilder, exact_fraction
-from cml_engine.compiler.integer.lowering.pending_values import (
+import numpy as np
+
+from cml_engine.compiler.integer.lowering.builder import (
+    IntegerGraphBuilder,
     PendingAddition,
     PendingFunction,
     PendingProduct,
@@ -19,11 +22,14 @@ from cml_engine.compiler.integer.lowering.pending_values import (
     PendingValue,
     QuantizedTensor,
     Value,
+    exact_fraction,
 )
 from cml_engine.compiler.integer.sum_bounds import Range
-from cml_engine.errors import ModelError
-from cml_engine.ir.graph import Node
-from cml_engine.ir.integer_rule import round_half_up
+from cml_engine.errors import ModelError, RangeError
+from cml_engine.ir.graph import Attrs, Node
+from cml_engine.ir.integer_rule import FLOAT_BOUND, clamp, round_half_up
+from cml_engine.ops.declaration.game_functions import calling, node_fault
+from cml_engine.ops.declaration.spec import IntegerFact, OpSpec
 
 
 def lower_function(builder: IntegerGraphBuilder, node: Node) -> PendingFunction | None:
@@ -54,7 +60,7 @@ def relu(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     return [replace(found, name=name, range=range_)]
 
 
-def clamp(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
+def lower_clamp(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     found = builder.value(node, node.inputs[0])
     low, high = (_number(builder, node, name) for name in node.inputs[1:3])
     if isinstance(found, PendingValue):
@@ -209,3 +215,239 @@ def common_scale(node: Node, words: Sequence[QuantizedTensor]) -> Fraction:
                 node.source,
             )
     return words[0].scale
+
+
+# -- data movement --------------------------------------------------------------------------------
+
+#: operators that read and write words of one scale; a maximum is one of the words, too
+MOVES = frozenset(
+    "reshape squeeze unsqueeze transpose concat stack split unstack slice tile copy gather "
+    "nearest_upsample nearest_downsample max_pool max_reduce min_reduce min max".split()
+)
+
+#: the order in which a pixel shuffle transposes [N, C, F, F, H, W]
+_SHUFFLE = [0, 1, 4, 2, 5, 3]
+
+
+def move(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
+    """Adds the same operator on words to the new graph, and returns the words of its results.
+
+    Raises :class:`ModelError` if the operands have different scales.
+    """
+    return _move_words(builder, node, node.attrs)
+
+
+def reshape(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
+    """Lowers a reshape and returns the words of its result.
+
+    A reshape that ends a pixel shuffle is replaced by a ``pixel_shuffle`` node.
+    """
+    found = _find_shuffle(builder, node)
+    if found is None:
+        return move(builder, node)
+    source, factor = found
+    words = builder.words(node, source)
+    name = builder.add(
+        node, "pixel_shuffle", (words.name,), builder.result_name(node), factor=factor
+    )
+    return [replace(words, name=name)]
+
+
+def _find_shuffle(builder: IntegerGraphBuilder, node: Node) -> tuple[str, int] | None:
+    """Returns the source tensor and the factor of the pixel shuffle that a reshape ends, or None.
+
+    A pixel shuffle is a reshape, a transpose and a reshape that move channels to pixels. Each
+    reshape may be a chain of reshapes.
+    """
+    facts = builder.graph.facts
+    *_, before = _reshaped_from(builder, node.inputs[0])
+    transpose = builder.find_producer(before, "transpose")
+    if transpose is None or list(transpose.attrs["axes"]) != _SHUFFLE:
+        return None
+    apart = facts[transpose.inputs[0]].shape
+    if len(apart) != 6 or apart[2] != apart[3]:
+        return None
+    batch, channels, factor, _, height, width = apart
+    if facts[node.outputs[0]].shape != (batch, channels, height * factor, width * factor):
+        return None
+    wanted = (batch, channels * factor**2, height, width)
+    sources = _reshaped_from(builder, transpose.inputs[0])
+    found = next((name for name in sources if facts[name].shape == wanted), None)
+    return (found, factor) if found and factor else None
+
+
+def _reshaped_from(builder: IntegerGraphBuilder, name: str) -> Iterator[str]:
+    """Yields the tensor ``name``, then the operand of each reshape in the chain that computes
+    it, the nearest first."""
+    yield name
+    while (node := builder.find_producer(name, "reshape")) is not None:
+        name = node.inputs[0]
+        yield name
+
+
+def pad(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
+    """Lowers a pad and returns the words of its result; the border value is rounded and clamped
+    to a word."""
+    words = builder.words(node, node.inputs[0])
+    value = round_half_up(exact_fraction(node.attrs["value"]) / words.scale)
+    value = clamp(value, words.range.low, words.range.high)
+    return _move_words(builder, node, Attrs({**node.attrs, "value": float(value)}))
+
+
+def resize(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
+    if node.attrs.get("method", node.attrs.get("mode")) != "nearest":
+        raise ModelError(
+            f"{node.title}: integer networks resize by 'nearest' only; multilinear_upsample has "
+            "factors of 2 and 4",
+            node.source,
+        )
+    return move(builder, node)
+
+
+def _move_words(builder: IntegerGraphBuilder, node: Node, attrs: Any) -> list[Value]:
+    inputs, moved = [], []
+    for name in node.inputs:
+        if builder.graph.facts[name].dtype == "scalar":
+            moved.append(builder.words(node, name))
+            inputs.append(moved[-1].name)
+        elif builder.is_constant(name):
+            inputs.append(name)
+        else:
+            raise ModelError(
+                f"{node.title}: '{name}' is computed, and no tensor of words", node.source
+            )
+    scale = common_scale(node, moved)
+    words = QuantizedTensor(
+        "",
+        scale,
+        max(w.bits for w in moved),
+        any(w.signed for w in moved),
+        Range(min(w.range.low for w in moved), max(w.range.high for w in moved)),
+    )
+    if _has_zero_border(node):
+        words = replace(words, range=Range(min(words.range.low, 0), max(words.range.high, 0)))
+    names = tuple(builder.result_name(node, i) for i in range(len(node.outputs)))
+    builder.nodes.append(replace(node, inputs=tuple(inputs), outputs=names, attrs=Attrs(attrs)))
+    return [replace(words, name=name) for name in names]
+
+
+def _has_zero_border(node: Node) -> bool:
+    """Returns True for ``max_pool``, whose results may be zeros of the border outside the range
+    of the operand's words."""
+    return node.op == "max_pool"
+
+
+# -- custom operators -----------------------------------------------------------------------------
+
+
+def lower_exact(builder: IntegerGraphBuilder, node: Node, spec: OpSpec) -> list[Value]:
+    """Adds a game's exact operator to the new graph, on words of one scale, and returns its
+    results.
+
+    The results are words, or one pending sum for each output if the operator declares
+    ``bounds``. Raises :class:`ModelError` if no operand or not every result is a tensor of
+    numbers.
+    """
+    operands = _find_operands(builder, node)
+    words = [found for found in operands if isinstance(found, QuantizedTensor)]
+    results = [builder.graph.facts[name] for name in node.outputs]
+    if not words or any(fact.dtype != "scalar" for fact in results):
+        raise ModelError(f"{node.title}: exact=True is for tensors of numbers", node.source)
+    low, high = min(w.range.low for w in words), max(w.range.high for w in words)
+    if spec.bounds is not None:
+        low, high = _bounds(builder, node, spec, operands)
+    inputs = tuple(found if isinstance(found, str) else found.name for found in operands)
+    found = Range(low, high)
+    if spec.bounds is None:
+        names = tuple(builder.result_name(node, i) for i in range(len(node.outputs)))
+        like = replace(
+            words[0],
+            bits=max(w.bits for w in words),
+            signed=any(w.signed for w in words),
+            range=found,
+        )
+        values: list[Value] = [replace(like, name=name) for name in names]
+    else:
+        names = tuple(builder.unique_name(f"{name}.sum") for name in node.outputs)
+        values = [
+            PendingSum(
+                title=node.title,
+                source=node.source,
+                names=(name,),
+                bits=0,
+                scales=(words[0].scale,),
+                axis=1,
+                bound=found.magnitude,
+                carrier="float32",
+            )
+            for name in names
+        ]
+    builder.nodes.append(replace(node, inputs=inputs, outputs=names))
+    builder.declared_ranges.update(dict.fromkeys(names, found))
+    return values
+
+
+def _find_operands(builder: IntegerGraphBuilder, node: Node) -> list[QuantizedTensor | str]:
+    """Returns the operands of a node in order: words of one common scale for tensors of numbers,
+    and names for tensors of other types.
+
+    Constants are converted to the scale of the computed operands. Raises :class:`ModelError` if
+    the computed operands have different scales.
+    """
+    facts = builder.graph.facts
+    computed = [
+        builder.words(node, name)
+        for name in node.inputs
+        if facts[name].dtype == "scalar" and not builder.is_constant(name)
+    ]
+    if computed:
+        common_scale(node, computed)
+    found: list[QuantizedTensor | str] = []
+    for name in node.inputs:
+        if facts[name].dtype != "scalar":
+            found.append(name)
+        elif builder.is_constant(name) and computed:
+            found.append(_convert_constant(builder, name, computed[0]))
+        else:
+            found.append(builder.words(node, name))
+    return found
+
+
+def _convert_constant(
+    builder: IntegerGraphBuilder, name: str, like: QuantizedTensor
+) -> QuantizedTensor:
+    """Adds a constant to the new graph as words in the scale of ``like``, and returns the words.
+
+    Halves are rounded up.
+    """
+    whole = [round_half_up(number / like.scale) for number in builder.exact_values(name)]
+    made = builder.constant(
+        f"{name}.words", np.array(whole).reshape(builder.graph.facts[name].shape)
+    )
+    return replace(like, name=made, range=Range(min(whole, default=0), max(whole, default=0)))
+
+
+def _bounds(
+    builder: IntegerGraphBuilder, node: Node, spec: OpSpec, operands: list[QuantizedTensor | str]
+) -> tuple[int, int]:
+    """Returns the least and the largest result that the operator's ``bounds()`` declares for these
+    operands.
+
+    Raises :class:`RangeError` unless they are in order and below 2^24 in magnitude.
+    """
+    assert spec.bounds is not None
+    facts = [builder.graph.facts[name] for name in node.inputs]
+    given = [
+        fact if isinstance(found, str)
+        else IntegerFact(fact.dtype, fact.shape, found.range.low, found.range.high)
+        for fact, found in zip(facts, operands, strict=True)
+    ]  # fmt: skip
+    with calling(True, "bounds", node_fault(node)):
+        low, high = (int(end) for end in spec.bounds(node.attrs, *given))
+    if max(abs(low), abs(high)) >= FLOAT_BOUND or low > high:
+        raise RangeError(
+            f"{node.title}: its results are {low:,} to {high:,} by bounds() of '{spec.name}'; "
+            f"wanted whole numbers below 2^24 = {FLOAT_BOUND:,}: quantize its input with 8 bits",
+            node.source,
+        )
+    return low, high

@@ -6,21 +6,312 @@ rounded. Every backend runs the lowered graph with bit-identical results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
-from cml_engine.compiler.integer.lowering import data_movement, elementwise, products
-from cml_engine.compiler.integer.lowering.custom_operators import lower_exact
-from cml_engine.compiler.integer.lowering.float_tail import FloatTail
-from cml_engine.compiler.integer.lowering.integer_builder import IntegerGraphBuilder
-from cml_engine.compiler.integer.lowering.pending_values import PendingValue, RoundingPoint, Value
-from cml_engine.compiler.integer.lowering.rounding import pending_of_words, round_value
-from cml_engine.compiler.integer.quant_params import QuantParams, read_quant_params
-from cml_engine.compiler.integer.sum_bounds import Range
+import numpy as np
+
+from cml_engine.compiler.integer.lowering import elementwise, products
+from cml_engine.compiler.integer.lowering.builder import (
+    IntegerGraphBuilder,
+    PendingAddition,
+    PendingProduct,
+    PendingSum,
+    PendingValue,
+    QuantizedTensor,
+    RoundingPoint,
+    Value,
+)
+from cml_engine.compiler.integer.lowering.elementwise import lower_exact
+from cml_engine.compiler.integer.quant_params import QuantParams, check_scale, read_quant_params
+from cml_engine.compiler.integer.sum_bounds import Range, check_shift
 from cml_engine.compiler.passes.infer import infer_facts
-from cml_engine.errors import ModelError
-from cml_engine.ir.graph import Graph, Node
+from cml_engine.errors import ModelError, RangeError, located
+from cml_engine.ir.graph import Attrs, Epilogue, Graph, Node
+from cml_engine.ir.integer_rule import (
+    INT_BOUND,
+    LARGE_TABLE,
+    Multiplier,
+    multiplier,
+    pair,
+    round_half_up,
+)
 from cml_engine.ops.declaration.registry import formula_of, lookup
+
+
+def round_value(
+    builder: IntegerGraphBuilder, node: Node, name: str, pending: PendingValue, line: QuantParams
+) -> QuantizedTensor:
+    """Adds the rounding point of tensor ``name`` to the new graph, and returns the words of
+    ``pending``.
+
+    ``line`` is the tensor's line in ``graph.quant``. Raises :class:`ModelError` if its bits or
+    its scale are invalid.
+    """
+    with located(line.source):
+        check_scale(name, line.scale)
+    if line.bits == 32:
+        raise line.error("bits 32 are for a bias; wanted 8 or 16")
+    low, high = _word_limits(pending, line)
+    words = QuantizedTensor(
+        builder.words_name(name), line.scale, line.bits, line.signed, Range(low, high)
+    )
+    ends = {"low": float(low), "high": float(high)}
+    if line.table:
+        bound, carrier = _round_by_table(builder, node, pending, line, words), "table"
+    elif isinstance(pending, PendingSum):
+        bound, carrier = _round_sum(builder, node, pending, words, ends), pending.carrier
+    elif isinstance(pending, PendingAddition):
+        bound, carrier = _round_addition(builder, node, pending, words, ends), "int32"
+    elif isinstance(pending, PendingProduct):
+        bound, carrier = _round_product(builder, node, pending, words, ends), "int32"
+    else:
+        raise ModelError(
+            f"{pending.title}: a function of one tensor wants a table, and the line of '{name}' in "
+            "graph.quant has none (cml quantize makes one)",
+            pending.source,
+        )
+    shape = builder.graph.facts[name].shape
+    builder.points.append(
+        RoundingPoint(
+            name, pending.title, line.bits, line.signed, line.scale, carrier, bound, shape
+        )
+    )
+    return words
+
+
+def _word_limits(pending: PendingValue, line: QuantParams) -> tuple[int, int]:
+    """Returns the least and the largest word of a rounding point, within the word type and the
+    value's bounds."""
+    low, high = line.range.low, line.range.high
+    if pending.low is not None:
+        low = min(max(low, round_half_up(pending.low / line.scale)), high)
+    if pending.high is not None:
+        high = max(min(high, round_half_up(pending.high / line.scale)), low)
+    return low, high
+
+
+def _round_sum(
+    builder: IntegerGraphBuilder,
+    node: Node,
+    pending: PendingSum,
+    words: QuantizedTensor,
+    ends: dict[str, float],
+) -> int:
+    factors = [[scale / words.scale for scale in pending.scales]]
+    if pending.negative:
+        count = max(len(pending.scales), len(pending.negative))
+        scales, slopes = (_repeat(v, count) for v in (pending.scales, pending.negative))
+        factors = [
+            [scale / words.scale for scale in scales],
+            [s * slope / words.scale for s, slope in zip(scales, slopes, strict=True)],
+        ]
+    codes = [_codes(builder, pending, words, ratios) for ratios in factors]
+    if pending.made_by is not None:
+        op = "requantize" + "_signed" * bool(pending.negative)
+        rounding = Epilogue(op, tuple(codes), Attrs(ends))
+        maker = replace(pending.made_by, outputs=(words.name,), epilogues=(rounding,))
+        builder.nodes.append(maker)
+        return pending.bound
+    wide = len(pending.names) == 2
+    op = "requantize" + "_wide" * wide + "_signed" * bool(pending.negative)
+    more = {"factor": float(1 << pending.bits)} if wide else {}
+    builder.add(node, op, (*pending.names, *codes), words.name, **more, **ends)
+    return pending.bound
+
+
+def _repeat(values: Sequence[Fraction], count: int) -> list[Fraction]:
+    return list(values) * count if len(values) == 1 else list(values)
+
+
+def _codes(
+    builder: IntegerGraphBuilder,
+    pending: PendingSum,
+    words: QuantizedTensor,
+    ratios: Sequence[Fraction],
+) -> str:
+    """Adds the encoded multipliers of ``ratios`` as a constant to the new graph, and returns its
+    name.
+
+    The constant has a single value if all are equal, else one per index of the sum's axis.
+    Raises :class:`RangeError` if a sum does not fit after the multiplier's left shift.
+    """
+    found = [_multiplier(pending, ratio) for ratio in ratios]
+    before = max(m.before for m in found)
+    check_shift(pending.title, pending.bound, before, words.range, pending.source)
+    codes = np.array([m.code for m in found], np.float32)
+    if len(set(found)) == 1:
+        return builder.constant(f"{words.name}.multiplier", codes[0])
+    lead = (1,) * pending.axis
+    return builder.constant(f"{words.name}.multipliers", codes.reshape(*lead, -1))
+
+
+def _multiplier(pending: PendingValue, ratio: Fraction) -> Multiplier:
+    try:
+        return multiplier(ratio)
+    except RangeError as error:
+        raise RangeError(f"{pending.title}: {error.message}", pending.source) from None
+
+
+def _round_addition(
+    builder: IntegerGraphBuilder,
+    node: Node,
+    pending: PendingAddition,
+    words: QuantizedTensor,
+    ends: dict[str, float],
+) -> int:
+    a, b = pending.a, pending.b
+    ratios = a.scale / words.scale, pending.sign * b.scale / words.scale
+    try:
+        by = pair(*ratios, (a.range.magnitude, b.range.magnitude))
+    except RangeError as error:
+        raise RangeError(f"{pending.title}: {error.message}", pending.source) from None
+    numbers = [
+        builder.constant(f"{words.name}.{what}", value)
+        for what, value in (("first", by.first), ("second", by.second), ("shift", by.shift))
+    ]
+    builder.add(node, "requantize_pair", (a.name, b.name, *numbers), words.name, **ends)
+    most = abs(by.first) * a.range.magnitude + abs(by.second) * b.range.magnitude
+    return most + (1 << (by.shift - 1))
+
+
+def _round_product(
+    builder: IntegerGraphBuilder,
+    node: Node,
+    pending: PendingProduct,
+    words: QuantizedTensor,
+    ends: dict[str, float],
+) -> int:
+    a, b = pending.a, pending.b
+    bound = a.range.magnitude * b.range.magnitude
+    if bound >= INT_BOUND:
+        raise RangeError(
+            f"{pending.title}: products of words up to {a.range.magnitude} and {b.range.magnitude} "
+            "do not fit into 32 bits: quantize one of them as signed, or with 8 bits",
+            pending.source,
+        )
+    by = _multiplier(pending, a.scale * b.scale / words.scale)
+    check_shift(pending.title, bound, by.before, words.range, pending.source)
+    code = builder.constant(f"{words.name}.multiplier", by.code)
+    builder.add(node, "requantize_product", (a.name, b.name, code), words.name, **ends)
+    return bound
+
+
+def _round_by_table(
+    builder: IntegerGraphBuilder,
+    node: Node,
+    pending: PendingValue,
+    line: QuantParams,
+    words: QuantizedTensor,
+) -> int:
+    base = pending.base
+    if base is None:
+        raise ModelError(
+            f"{pending.title}: the line of '{line.name}' in graph.quant has a table, which is for "
+            "a function of one tensor",
+            pending.source,
+        )
+    wanted = 16 if len(line.table) == LARGE_TABLE else 8
+    if base.bits != wanted:
+        raise ModelError(
+            f"{pending.title}: the table of '{line.name}' has {len(line.table)} entries, for words "
+            f"of {wanted} bits; those of '{base.name}' have {base.bits}",
+            pending.source,
+        )
+    last = base.first + (1 << base.bits) - 1
+    if not base.first <= base.range.low <= base.range.high <= last:
+        raise ModelError(
+            f"{pending.title}: '{base.name}' has words of {base.range.low} to {base.range.high}, "
+            f"the table of '{line.name}' is for {base.first} to {last}: give '{base.name}' a line",
+            pending.source,
+        )
+    if not all(line.range.low <= entry <= line.range.high for entry in line.table):
+        raise line.error(
+            f"its table has {min(line.table)} to {max(line.table)}; wanted words of "
+            f"{line.range.low} to {line.range.high}"
+        )
+    table = builder.constant(f"{words.name}.table", line.table)
+    builder.add(node, "integer_table", (base.name, table), words.name, first=base.first)
+    return max(map(abs, line.table))
+
+
+def pending_of_words(
+    builder: IntegerGraphBuilder, node: Node, words: QuantizedTensor
+) -> PendingValue:
+    """Returns words as a pending value with the same scale, so that they can be rounded to
+    another one."""
+    return builder.scale_words(node, words, (Fraction(1),))
+
+
+# -- float tail -----------------------------------------------------------------------------------
+# The float tail: the operators without an integer form at the end of a network, and their readers.
+#
+# Results of the tail may differ between machines.
+
+
+@dataclass
+class FloatTail:
+    """The operators at the end of a network that are computed in floats.
+
+    ``floats`` has the names of their results. ``first`` is the title of the first operator,
+    empty if there is none. :meth:`add` appends their nodes to ``builder``.
+    """
+
+    builder: IntegerGraphBuilder
+    floats: set[str] = field(default_factory=set)
+    first: str = ""
+    _numbers: dict[str, str] = field(default_factory=dict)
+
+    def reaches(self, node: Node) -> bool:
+        """Returns True if the node reads a tensor that is computed in floats."""
+        return not self.floats.isdisjoint(node.inputs)
+
+    def add(self, node: Node) -> None:
+        """Appends the node to the new graph as part of the float tail; its operands become real
+        numbers.
+
+        Raises :class:`ModelError` if one of its results has a line in ``graph.quant``.
+        """
+        self.first = self.first or node.title
+        for name in node.outputs:
+            if name in self.builder.quant_params:
+                raise ModelError(
+                    f"{node.title} is computed in floats, and graph.quant has a line for '{name}': "
+                    "what is behind the float tail is not rounded, take the line out",
+                    node.source,
+                )
+        inputs = tuple(self._read(node, name) for name in node.inputs)
+        self.builder.nodes.append(replace(node, inputs=inputs))
+        self.floats.update(node.outputs)
+
+    def _read(self, node: Node, name: str) -> str:
+        """Returns the name of the tensor that holds the real numbers of ``name``.
+
+        Words get a node that converts them, added once. An integer constant gets a new constant
+        of real numbers. Any other tensor is returned as it is.
+        """
+        builder = self.builder
+        if name in builder.values:
+            if name not in self._numbers:
+                words = builder.words(node, name)
+                numbers = builder.unique_name(f"{name}.numbers")
+                scale = float(words.scale)
+                builder.add(node, "integer_numbers", (words.name,), numbers, scale=scale)
+                self._numbers[name] = numbers
+            return self._numbers[name]
+        array = builder.graph.constants.get(name)
+        if array is not None and name in builder.quant_params and array.dtype.kind in "iu":
+            values = np.array([float(v) for v in builder.exact_values(name)]).reshape(array.shape)
+            return builder.constant(f"{name}.numbers", values)
+        return name
+
+
+# -- lower network --------------------------------------------------------------------------------
+# Lowers an integer network to a graph of whole numbers.
+#
+# An integer network has real numbers, and a line in ``graph.quant`` for each tensor that is
+# rounded. Every backend runs the lowered graph with bit-identical results.
 
 Handler = Callable[[IntegerGraphBuilder, Node], list[Value]]
 
@@ -36,7 +327,7 @@ _HANDLERS: Mapping[str, Handler] = {
     "area_downsample": products.area_downsample,
     "multilinear_upsample": products.multilinear_upsample,
     "relu": elementwise.relu,
-    "clamp": elementwise.clamp,
+    "clamp": elementwise.lower_clamp,
     "leaky_relu": elementwise.leaky_relu,
     "prelu": elementwise.prelu,
     "add": elementwise.add,
@@ -45,10 +336,10 @@ _HANDLERS: Mapping[str, Handler] = {
     "div": elementwise.div,
     "neg": elementwise.neg,
     "abs": elementwise.absolute,
-    "pad": data_movement.pad,
-    "resize": data_movement.resize,
-    **dict.fromkeys(data_movement.MOVES, data_movement.move),
-    "reshape": data_movement.reshape,
+    "pad": elementwise.pad,
+    "resize": elementwise.resize,
+    **dict.fromkeys(elementwise.MOVES, elementwise.move),
+    "reshape": elementwise.reshape,
 }
 #: operators that may follow a sum before it is rounded
 _TAKES_PENDING = frozenset("relu clamp leaky_relu prelu".split())

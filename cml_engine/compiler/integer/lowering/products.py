@@ -12,8 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.compiler.integer.lowering.integer_builder import IntegerGraphBuilder
-from cml_engine.compiler.integer.lowering.pending_values import PendingSum, QuantizedTensor, Value
+from cml_engine.compiler.integer.lowering.builder import (
+    IntegerGraphBuilder,
+    PendingSum,
+    QuantizedTensor,
+    Value,
+)
 from cml_engine.compiler.integer.sum_bounds import ExactSum, SumPass, plan_exact_sum
 from cml_engine.errors import ModelError, RangeError
 from cml_engine.ir.graph import Array, Attrs, Node

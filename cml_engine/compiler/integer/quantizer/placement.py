@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cml_engine.compiler.integer.lowering.data_movement import MOVES
+from cml_engine.compiler.integer.lowering.elementwise import MOVES
 from cml_engine.compiler.integer.lowering.lower_network import INTEGER_OPERATORS
 from cml_engine.errors import ModelError
 from cml_engine.ir.graph import Graph, Node

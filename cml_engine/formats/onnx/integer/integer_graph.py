@@ -14,13 +14,13 @@ import numpy as np
 
 from cml_engine.compiler.integer.lowering.lower_network import lower_to_integers
 from cml_engine.compiler.integer.quant_params import quant_attrs
-from cml_engine.compiler.integer.quantizer.lookup_tables import (
+from cml_engine.compiler.integer.quantizer.placement import Placement, ValueKind, kind_of
+from cml_engine.compiler.integer.quantizer.scales import (
+    QuantScale,
     nodes_between,
     table_words,
     tabulate,
 )
-from cml_engine.compiler.integer.quantizer.placement import Placement, ValueKind, kind_of
-from cml_engine.compiler.integer.quantizer.ranges import QuantScale
 from cml_engine.errors import ModelError
 from cml_engine.formats.builder import rename_tensors
 from cml_engine.formats.onnx.integer.qdq_reader import WORDS

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cml_engine.compiler.integer.quant_params import word_range
-from cml_engine.compiler.integer.quantizer.ranges import round_digits
+from cml_engine.compiler.integer.quantizer.scales import round_digits
 from cml_engine.errors import ModelError
 from cml_engine.formats.onnx.values import Value
 from cml_engine.ir.graph import Array, DType

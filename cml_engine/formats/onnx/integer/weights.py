@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 
 from cml_engine.compiler.integer.quant_params import nest_scales, quant_attrs
-from cml_engine.compiler.integer.quantizer.ranges import round_digits
+from cml_engine.compiler.integer.quantizer.scales import round_digits
 from cml_engine.formats.onnx.integer.quantized_values import NotIntegerError, QuantizedConstant
 from cml_engine.ir.graph import Array, Attrs, Graph, Node, unused_name
 from cml_engine.ir.integer_rule import INT_BOUND, round_half_up

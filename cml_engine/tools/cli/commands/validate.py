@@ -89,7 +89,7 @@ def _check_passes(a: argparse.Namespace) -> int:
 
 
 def _check_bits(a: argparse.Namespace) -> int:
-    from cml_engine.compiler.integer.float_network import float_network_error
+    from cml_engine.compiler.integer.digest import float_network_error
     from cml_engine.gpu.gpu import Gpu
     from cml_engine.runtime.integer_check import check_bits, random_words
 

@@ -1,16 +1,19 @@
-"""The value ranges of a network's tensors on samples, and the scales derived from them."""
+"""The scales of a network's tensors and weights, and lookup tables of functions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import numpy as np
 
 from cml_engine.compiler.integer.quant_params import word_range
-from cml_engine.cpu.cpu_program import CpuProgram
+from cml_engine.compiler.integer.sum_bounds import Range
+from cml_engine.cpu.cpu_program import CpuProgram, run_node
 from cml_engine.errors import InputError
 from cml_engine.ir.graph import Array, Graph, Node
+from cml_engine.ir.integer_rule import INT_BOUND, LARGE_TABLE, SMALL_TABLE, round_half_up
 
 #: significant digits of a scale: a double holds all digits of the product of two
 _DIGITS = 7
@@ -129,3 +132,100 @@ def _squares(values: Array, scale: QuantScale) -> float:
     ends = word_range(scale.bits, scale.signed)
     words = np.floor(values / scale.scale + 0.5).clip(ends.low, ends.high)
     return float(np.mean((words * scale.scale - values) ** 2))
+
+
+# -- lookup tables --------------------------------------------------------------------------------
+
+
+def table_words(bits: int, signed: bool) -> Array:
+    """Returns the words for which a lookup table has entries, in ascending order.
+
+    They are all words of 8 bits, or every 64th word of 16 bits.
+    """
+    first = -(1 << (bits - 1)) if signed else 0
+    if bits == 16:
+        return first + 64 * np.arange(LARGE_TABLE)
+    return first + np.arange(SMALL_TABLE)
+
+
+def tabulate(graph: Graph, base: str, name: str, numbers: Array, to: QuantScale) -> list[int]:
+    """Returns the lookup table of a function: the words of tensor ``name`` where ``base`` has
+    ``numbers``.
+
+    ``to`` is the scale and type of the returned words, which are clamped to their range. NaN
+    becomes 0.
+    """
+    values = _evaluate(graph, base, name, numbers.astype(np.float32))
+    ends = word_range(to.bits, to.signed)
+    with np.errstate(invalid="ignore"):
+        steps = np.floor(values.astype(np.float64) / to.scale + 0.5)
+    whole = np.nan_to_num(steps, nan=0.0).clip(ends.low, ends.high)
+    return [int(v) for v in whole]
+
+
+def _evaluate(graph: Graph, base: str, name: str, numbers: Array) -> Array:
+    values: dict[str, Array] = {base: numbers}
+    for node in nodes_between(graph, base, name):
+        operands = [
+            values[n] if n in values else graph.constants[n].reshape(1) for n in node.inputs
+        ]
+        (values[node.outputs[0]],) = run_node(node, operands)
+    return np.broadcast_to(values[name].reshape(-1), numbers.shape)
+
+
+def nodes_between(graph: Graph, base: str, name: str) -> list[Node]:
+    """Returns the nodes that compute tensor ``name`` from tensor ``base`` and constants, in
+    execution order."""
+    producers = {out: node for node in graph.nodes for out in node.outputs}
+    wanted, pending = set[str](), [name]
+    while pending:
+        tensor = pending.pop()
+        if tensor in wanted or tensor == base or tensor in graph.constants:
+            continue
+        wanted.add(tensor)
+        pending += producers[tensor].inputs
+    return [node for node in graph.nodes if node.outputs[0] in wanted]
+
+
+# -- weights --------------------------------------------------------------------------------------
+
+_TYPES = {8: np.int8, 16: np.int16}
+#: the used share of the range that fits: the scales are rounded, and the bias is added
+_MARGIN = 0.45
+#: the largest sum of absolute weights for two passes, by whether the words have 16 bits
+_MOST_WEIGHT = {True: 60_000, False: 900_000}
+
+
+def quantize_weights(
+    rows: Array, bias: Array, words: Range, scale: float, bits: int
+) -> tuple[Array, list[float]]:
+    """Returns the integer weights, and the scale of each row, which is one output channel.
+
+    ``words`` and ``scale`` are the range and the scale of the input's words. ``bias`` has one
+    value per row. A row whose sum would not fit gets a larger scale and therefore fewer digits.
+    """
+    most = (1 << (bits - 1)) - 1
+    flat = np.abs(rows.reshape(len(rows), -1).astype(np.float64))
+    total = min(_MARGIN * INT_BOUND / max(words.magnitude, 1), _MOST_WEIGHT[words.magnitude > 255])
+    steps = np.maximum.reduce(
+        [
+            flat.max(1, initial=0.0) / most,
+            flat.sum(1) / total,
+            np.abs(bias) / (scale * _MARGIN * INT_BOUND),
+        ]
+    )
+    scales = [round_digits(step * 1.0000005) if step > 0 else 1.0 for step in steps]
+    whole = np.floor(rows / np.array(scales).reshape(-1, *[1] * (rows.ndim - 1)) + 0.5)
+    return whole.clip(-most, most).astype(_TYPES[bits]), scales
+
+
+def quantize_bias(bias: Array, scale: float, scales: list[float]) -> tuple[Array, list[float]]:
+    """Returns the bias as int32 of shape ``[1, channels]``, and its scale for each channel.
+
+    The scale is the exact product of the input's ``scale`` and the channel's weight scale in
+    ``scales``.
+    """
+    exact = [Fraction(repr(scale)) * Fraction(repr(step)) for step in scales]
+    values = np.broadcast_to(bias.reshape(-1), (len(scales),))
+    whole = [round_half_up(Fraction(float(b)) / s) for b, s in zip(values, exact, strict=True)]
+    return np.array(whole, np.int32).reshape(1, -1), [float(s) for s in exact]
