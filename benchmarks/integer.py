@@ -30,7 +30,7 @@ from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.ir.graph import Graph
 from cml_engine.ops.declaration.choice import VariantTable
-from cml_engine.runtime.integer_check import random_words
+from cml_engine.runtime.node_check import random_words
 from cml_engine.tools.report.integer_info import IntegerMemory
 from examples.upscale import assets
 

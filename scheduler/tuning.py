@@ -22,8 +22,8 @@ from scheduler.reports import FrameReport, SliceReport
 if TYPE_CHECKING:
     from cml_engine.compiler.plan import Plan
     from cml_engine.compiler.tuning_tables import Record
-    from cml_engine.runtime.tuning.bench import Bench
     from cml_engine.runtime.tuning.trial import Trial
+    from cml_engine.runtime.tuning.tune import Bench
 
 #: frames after a job's end in which its last timings must arrive, else the pair is run again
 _PATIENCE = 60

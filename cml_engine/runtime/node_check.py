@@ -7,33 +7,149 @@ error.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
+from cml_engine.compiler.integer.lowering.lower_network import lower_to_integers
+from cml_engine.compiler.integer.quant_params import read_quant_params
+from cml_engine.compiler.integer.sum_bounds import find_range_violation
+from cml_engine.compiler.optimize import optimize
+from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.decisions import NO_DECISIONS, Decisions
 from cml_engine.compiler.planning.dispatches import PlanOptions
-from cml_engine.compiler.planning.layouts import Storage
+from cml_engine.compiler.planning.layouts import Storage, rounded_weights
 from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.compiler.tuning_tables import table_for
 from cml_engine.cpu.compare import Comparison, compare
+from cml_engine.cpu.cpu_program import CpuProgram, convert_to_fact, run_node
 from cml_engine.cpu.tolerances import cancellation_error, node_tolerance, propagated_error
-from cml_engine.gpu.gpu import Gpu
-from cml_engine.gpu.program import inspect
-from cml_engine.gpu.program.program import GpuProgram
-from cml_engine.ir.graph import Array, Graph, Node
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, Graph, Node
+from cml_engine.ir.layout import C4H, FIXED4, to_half
 from cml_engine.ops.conv.special_values import may_be_nan
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Tolerance
-from cml_engine.runtime.half_storage import (
-    StorageError,
-    integer_results,
-    run_stored,
-    storage_error,
-    stored_tolerance,
-)
+
+if TYPE_CHECKING:
+    from cml_engine.gpu.gpu import Gpu
+
+
+@dataclass(frozen=True, slots=True)
+class StorageError:
+    """The error of a tensor that is stored in 16 bits.
+
+    ``largest`` is the largest difference and ``rms`` the root mean square of the differences,
+    both relative to the largest value of the tensor. ``overflow`` is the largest value if it
+    exceeds the range of 16 bits, else 0.
+    """
+
+    node: Node
+    tensor: str
+    largest: float
+    rms: float
+    overflow: float = 0.0
+
+
+def storage_errors(
+    graph: Graph, layouts: Mapping[str, str], inputs: Mapping[str, Array]
+) -> Iterator[StorageError]:
+    """Yields the error of 16-bit storage of every scalar result, in execution order.
+
+    The network runs twice in NumPy, with and without rounding (module text). Stops at the first
+    operator that has no CPU function.
+    """
+    exact: dict[str, Array] = {**graph.constants, **inputs}
+    stored = dict(exact)
+    readers = Counter(name for node in graph.nodes for name in node.reads)
+    readers.update(graph.roots)
+    for node in graph.nodes:
+        if lookup(node.op).cpu is None:
+            return
+        wanted = run_node(node, [exact[name] for name in node.reads])
+        got = run_stored(node, graph, layouts, stored)
+        for name, value, other in zip(node.outputs, wanted, got, strict=True):
+            exact[name] = convert_to_fact(node, graph.facts[name], value)
+            stored[name] = other
+            if graph.facts[name].dtype == "scalar" and exact[name].size:
+                yield storage_error(node, name, exact[name], other)
+        readers.subtract(node.reads)
+        for name in node.reads:
+            if not readers[name]:
+                exact.pop(name, None)
+                stored.pop(name, None)
+
+
+def run_stored(
+    node: Node, graph: Graph, layouts: Mapping[str, str], values: Mapping[str, Array]
+) -> list[Array]:
+    """Runs a node on operands as stored and returns its results rounded as they are stored.
+
+    ``layouts`` says which tensors are stored in 16 bits. Weights in 16 bits are rounded before.
+    """
+    weights = rounded_weights(node, graph, layouts)
+    arrays = [round_to_half(values[n]) if n in weights else values[n] for n in node.reads]
+    results = []
+    for name, value in zip(node.outputs, run_node(node, arrays), strict=True):
+        array = convert_to_fact(node, graph.facts[name], value)
+        results.append(round_to_half(array) if layouts.get(name) == C4H else array)
+    return results
+
+
+def round_to_half(array: Array) -> Array:
+    """Returns the array rounded to 16 bits, as float32."""
+    return to_half(array).astype(np.float32)
+
+
+def storage_error(node: Node, name: str, wanted: Array, got: Array) -> StorageError:
+    """Returns the error of a tensor in 16 bits, ``got``, against the same tensor in 32 bits."""
+    both = np.isfinite(wanted) & np.isfinite(got)
+    size = float(np.abs(wanted, where=np.isfinite(wanted), out=np.zeros_like(wanted)).max())
+    lost = bool((np.isfinite(wanted) & ~np.isfinite(got)).any())
+    error = np.where(both, got.astype(np.float64) - wanted, 0.0) / (size or 1.0)
+    return StorageError(
+        node,
+        name,
+        float(np.abs(error).max()),
+        float(np.sqrt(np.mean(np.square(error)))),
+        size if lost else 0.0,
+    )
+
+
+def stored_tolerance(
+    node: Node, tolerance: Tolerance, layouts: Mapping[str, str], in_steps: bool
+) -> Tolerance:
+    """Returns ``tolerance``, widened for results that are stored in 16 bits.
+
+    The results are compared with :func:`run_stored`. The tolerance does not change if they are
+    stored in 32 bits or must be exact. ``in_steps`` is True if the node's weights are rounded to
+    steps, as Winograd's are.
+    """
+    if not any(layouts.get(name) == C4H for name in node.outputs) and not in_steps:
+        return tolerance
+    if not (tolerance.rtol or tolerance.atol or tolerance.of_largest):
+        return tolerance  # storing a value that is already rounded does not round it again
+    return Tolerance(
+        tolerance.rtol + 2**-10,
+        tolerance.atol + 2**-24,
+        f"{tolerance.why}; what lies near the middle may be stored as either neighbour",
+        tolerance.of_largest + (4e-4 if in_steps else 0.0),
+    )
+
+
+def integer_results(plan: Plan) -> frozenset[str]:
+    """Returns the set of titles of the nodes whose weights are stored as fixed-point steps."""
+    return frozenset(s.title for s in plan.steps if FIXED4 in s.defines.values())
+
+
+# -- node check -----------------------------------------------------------------------------------
+# Runs a network on the GPU and checks every operator against NumPy.
+#
+# NumPy computes each operator from the operands that the GPU had, so an error is reported at the
+# operator that caused it and not at later ones. A NaN that a GPU may legitimately spread is not an
+# error.
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +183,10 @@ def check_nodes(
     plan = plan_graph(graph, gpu.limits, storage, options, decide, written=written)
     layouts = plan.layouts
     in_steps = integer_results(plan)
-    program = GpuProgram(plan, gpu)
-    # runs every step but updates no variable, since the checks need the values of this run
-    inspect.run_ranges(program, inputs, [(step.index, 0, step.groups) for step in plan.steps])
+    read_tensor = _run_keeping(plan, gpu, inputs)
     known: dict[str, Array] = {**graph.constants, **inputs}
     for node in graph.nodes:
-        got = [inspect.read_tensor(program, plan.tensors[name]) for name in node.outputs]
+        got = [read_tensor(name) for name in node.outputs]
         known.update(zip(node.outputs, got, strict=True))
         if lookup(node.op).cpu is None:
             why = "the operator has no CPU function to check against"
@@ -86,13 +200,22 @@ def check_nodes(
         check = _check(node, got, wanted, tolerance)
         if not check.ok and (node.epilogues or lookup(node.op).traits.is_sum):
             arrays = [known[name] for name in node.reads]
-            off = (
-                propagated_error(node, arrays)
-                if node.epilogues
-                else cancellation_error(node, arrays)
-            )
-            check = _check(node, got, wanted, tolerance, off)
+            error_of = propagated_error if node.epilogues else cancellation_error
+            check = _check(node, got, wanted, tolerance, error_of(node, arrays))
         yield check
+
+
+def _run_keeping(plan: Plan, gpu: Gpu, inputs: Mapping[str, Array]) -> Callable[[str], Array]:
+    """Runs every step of a plan that keeps all tensors, and returns a function that reads one.
+
+    No variable is updated, because the checks need the values of this run.
+    """
+    from cml_engine.gpu.program import inspect
+    from cml_engine.gpu.program.program import GpuProgram
+
+    program = GpuProgram(plan, gpu)
+    inspect.run_ranges(program, inputs, [(step.index, 0, step.groups) for step in plan.steps])
+    return lambda name: inspect.read_tensor(program, plan.tensors[name])
 
 
 def measure_errors(graph: Graph, gpu: Gpu, inputs: Mapping[str, Array]) -> Iterator[StorageError]:
@@ -110,9 +233,10 @@ def measure_errors(graph: Graph, gpu: Gpu, inputs: Mapping[str, Array]) -> Itera
 def _outputs(
     graph: Graph, gpu: Gpu, inputs: Mapping[str, Array], storage: Storage
 ) -> dict[str, Array]:
+    from cml_engine.gpu.program.program import GpuProgram
+
     options = PlanOptions(variants=table_for(gpu.name))
-    plan = plan_graph(graph, gpu.limits, storage, options)
-    return GpuProgram(plan, gpu).run(inputs)
+    return GpuProgram(plan_graph(graph, gpu.limits, storage, options), gpu).run(inputs)
 
 
 def _check(
@@ -124,3 +248,127 @@ def _check(
 ) -> NodeCheck:
     compared = [compare(g, w, tolerance, more) for g, w in zip(got, wanted, strict=True)]
     return NodeCheck(node, max(compared, key=lambda c: (not c.ok, c.worst)))
+
+
+# -- integer check --------------------------------------------------------------------------------
+# Compares every tensor of an integer network on the GPU and in NumPy, bit by bit.
+#
+# This is the command ``cml validate --integer``.
+
+#: the factor by which random inputs exceed the range of the words
+_BEYOND = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class BitCheck:
+    """The result of :func:`check_bits`: the number of compared tensors and the first difference.
+
+    ``first`` is a message about the first tensor that differs, or "".
+    """
+
+    model: str
+    device: str
+    tensors: int
+    first: str = ""
+    #: outputs that are computed in floats, which are not compared
+    not_identical: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return not self.first
+
+    def __str__(self) -> str:
+        head = f"{self.model}: {self.tensors} tensors, the GPU ({self.device}) and NumPy: "
+        text = head + (self.first or "no bit differs")
+        for name in self.not_identical:
+            text += f"\n  output '{name}' is computed in floats, not identical on all machines: "
+            text += "not compared"
+        return text
+
+
+def check_bits(graph: Graph, gpu: Gpu, inputs: Mapping[str, Array]) -> BitCheck:
+    """Runs an integer network on the GPU and in NumPy and compares every tensor, bit by bit.
+
+    The tensors before rounding are included. The outputs of a normal session, whose inputs are
+    packed and whose memory is reused, are compared too. Stops at the first difference.
+    """
+    optimized = optimize(graph)
+    options = PlanOptions(keep=True, variants=table_for(gpu.name))
+    read_tensor = _run_keeping(plan_graph(optimized, gpu.limits, options=options), gpu, inputs)
+    values: dict[str, Array] = {}
+
+    def watch(node: Node, results: Sequence[Array]) -> None:
+        values.update(zip(node.outputs, map(np.array, results), strict=True))
+
+    CpuProgram(optimized).run(inputs, watch)
+    usual = _outputs(optimized, gpu, inputs, "float")
+    whole = lower_to_integers(graph)
+    floats, compared = set(whole.floats), 0
+    for node in optimized.nodes:
+        if not floats.isdisjoint((*node.reads, *node.outputs)):
+            floats.update(node.outputs)
+            continue
+        for name in node.outputs:
+            compared += 1
+            got = read_tensor(name)
+            differing = _differing(name, got, values[name], optimized)
+            if not differing and name in whole.declared_ranges:
+                differing = find_range_violation(name, got, whole.declared_ranges[name])
+            if differing:
+                place = f"{node.source}: " if node.source else ""
+                return BitCheck(graph.name, gpu.name, compared, f"{place}{node.title} {differing}")
+    for name in [n for n in graph.outputs if n not in floats]:
+        if differing := _differing(name, usual[name], values[name], optimized):
+            said = f"in a session's memory, and nowhere else, output '{name}' {differing}"
+            return BitCheck(graph.name, gpu.name, compared, said)
+    return BitCheck(graph.name, gpu.name, compared, "", whole.not_identical)
+
+
+def _differing(name: str, got: Array, wanted: Array, graph: Graph) -> str:
+    """Returns a description of the first difference of two tensors; "" if they are equal.
+
+    Outputs are compared by their bits, other tensors by value because 0 has two encodings.
+    """
+    if name in graph.outputs:
+        got, wanted = (np.ascontiguousarray(a).view(np.uint8) for a in (got, wanted))
+    off = got != wanted
+    if not off.any():
+        return ""
+    at = tuple(int(i) for i in np.argwhere(off)[0])
+    return (
+        f"differs first: {int(off.sum())} of {off.size} values of '{name}', at {list(at)} the GPU "
+        f"has {got[at]}, NumPy {wanted[at]}"
+    )
+
+
+def random_words(graph: Graph, seed: int) -> dict[str, Array]:
+    """Returns random inputs by name; they exceed the range of the network's words by 10 %.
+
+    An input without quantization gets random zeros and ones.
+    """
+    generator = np.random.default_rng(seed)
+    lines, made = read_quant_params(graph), {}
+    for name in graph.inputs:
+        fact = graph.facts[name]
+        if name in lines:
+            ends, scale = lines[name].range, float(lines[name].scale)
+            values = generator.uniform(ends.low * scale, ends.high * scale, fact.shape)
+            made[name] = np.asarray(values * _BEYOND, np.float32)
+        else:
+            made[name] = np.asarray(generator.integers(0, 2, fact.shape), NUMPY_DTYPE[fact.dtype])
+    return made
+
+
+def saturated(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, int]:
+    """Returns the number of values outside the range of the input's words, by input.
+
+    Inputs without any such value are left out.
+    """
+    found = {}
+    for name, line in read_quant_params(graph).items():
+        if name in inputs:
+            steps = np.asarray(inputs[name], np.float64) / float(line.scale)
+            outside = (steps < line.range.low - 0.5) | (steps >= line.range.high + 0.5)
+            if count := int((outside | np.isnan(steps)).sum()):
+                found[name] = count
+    return found

@@ -31,13 +31,13 @@ from cml_engine.ops.declaration.checks import signature_of
 from cml_engine.ops.declaration.choice import NO_VARIANTS, VariantTable
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Case, IntegerFact, OpSpec, Random
-from cml_engine.runtime.ablation import time_interleaved
-from cml_engine.runtime.half_storage import (
+from cml_engine.runtime.node_check import (
     integer_results,
     round_to_half,
     run_stored,
     stored_tolerance,
 )
+from cml_engine.runtime.rank import time_interleaved
 
 if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu

@@ -11,7 +11,6 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from cml_engine.compiler.plan import Plan
-from cml_engine.compiler.planning.shape_cache import Compiled, ShapeCache
 from cml_engine.cpu.cpu_program import CpuProgram, Watch
 from cml_engine.errors import DeviceError, InputError
 from cml_engine.errors.arguments import (
@@ -27,17 +26,25 @@ from cml_engine.errors.arguments import (
 from cml_engine.ir.graph import Array, Fact, Graph, Slider
 from cml_engine.ir.textures import on_device
 from cml_engine.ops import load_families
-from cml_engine.runtime.ablation import AblationReport, check_operator, time_interleaved
 from cml_engine.runtime.live.replacement import Replacement, check_interface
-from cml_engine.runtime.rank import RankReport, rank_cpu, rank_gpu
+from cml_engine.runtime.rank import (
+    AblationReport,
+    RankReport,
+    check_operator,
+    rank_cpu,
+    rank_gpu,
+    time_interleaved,
+)
 from cml_engine.runtime.session.compile_graph import (
+    Compiled,
+    CompileOptions,
     Program,
+    ShapeCache,
     as_gpu_program,
     compile_graph,
     make_recompiler,
 )
 from cml_engine.runtime.session.inputs import check_inputs, listed, random_inputs, with_defaults
-from cml_engine.runtime.session.options import CompileOptions
 
 if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cml_engine.ir.graph import Graph, Node
 
 if TYPE_CHECKING:
-    from cml_engine.runtime.half_storage import StorageError
+    from cml_engine.runtime.node_check import StorageError
 
 
 _UNKNOWN = "outputs: not known to NumPy, for an operator before them has no CPU function"

@@ -5,7 +5,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.compiler.integer.digest import run_digest
-from cml_engine.runtime.integer_check import random_words
+from cml_engine.runtime.node_check import random_words
 from demo_game.training import integer
 from tests.fixtures.integer.agents import DIGESTS
 

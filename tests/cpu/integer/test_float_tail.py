@@ -89,7 +89,7 @@ def test_nothing_is_rounded_behind_it(tmp_path):
 
 @pytest.mark.long
 def test_the_gpu_is_compared_before_it(gpu):
-    from cml_engine.runtime.integer_check import check_bits, random_words
+    from cml_engine.runtime.node_check import check_bits, random_words
 
     graph = classifier()
     made, _ = cml.quantize(graph, samples_of(graph), sixteen=[], float_tail=True)

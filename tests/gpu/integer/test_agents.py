@@ -9,7 +9,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.compiler.integer.digest import run_digest
-from cml_engine.runtime.integer_check import check_bits, random_words
+from cml_engine.runtime.node_check import check_bits, random_words
 from demo_game.chain import load_chain
 from demo_game.maker import TileMaker
 from demo_game.reporting.digest import tile_digest
@@ -31,7 +31,7 @@ SWIFTSHADER = [
 DIGESTS_HERE = """
 import cml_engine as cml
 from cml_engine.compiler.integer.digest import run_digest
-from cml_engine.runtime.integer_check import random_words
+from cml_engine.runtime.node_check import random_words
 from demo_game.training.integer import INTEGER
 from tests.fixtures.integer.agents import DIGESTS
 gpu = cml.Gpu()

@@ -9,8 +9,8 @@ import pytest
 import cml_engine as cml
 from cml_engine.compiler.integer.digest import run_digest
 from cml_engine.compiler.optimize import optimize
-from cml_engine.runtime import integer_check as check
-from cml_engine.runtime.integer_check import check_bits, random_words
+from cml_engine.runtime import node_check as check
+from cml_engine.runtime.node_check import check_bits, random_words
 from cml_engine.tools.testing import check_graph
 from tests.cpu.integer.test_quantize import block, samples_of
 from tests.gpu.integer.test_bits import net_of

@@ -10,7 +10,7 @@ import cml_engine as cml
 from cml_engine.compiler.integer.lowering.lower_network import lower_to_integers
 from cml_engine.compiler.plugins import load_file
 from cml_engine.errors import OperatorError, RangeError
-from cml_engine.runtime.integer_check import check_bits, random_words
+from cml_engine.runtime.node_check import check_bits, random_words
 from cml_engine.tools.testing import check
 from tests.cpu.integer.test_quantize import samples_of
 from tests.fixtures.graphs import Net

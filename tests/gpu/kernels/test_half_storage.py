@@ -22,8 +22,7 @@ from cml_engine.ir.layout import HALF as HALF_WEIGHTS
 from cml_engine.ops.conv.cases import conv_case, deconv_case
 from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.ops.declaration.spec import Case
-from cml_engine.runtime.half_storage import round_to_half, run_stored
-from cml_engine.runtime.node_check import check_nodes
+from cml_engine.runtime.node_check import check_nodes, round_to_half, run_stored
 from cml_engine.runtime.session import CompileOptions
 from cml_engine.tools.testing import (
     case_graph,

@@ -11,7 +11,7 @@ from onnxruntime.quantization import QuantType
 
 import cml_engine as cml
 from cml_engine.compiler.integer.digest import run_digest
-from cml_engine.runtime.integer_check import check_bits, random_words
+from cml_engine.runtime.node_check import check_bits, random_words
 from cml_engine.tools import cli
 from cml_engine.tools.report.integer_info import IntegerInfo
 from tests.fixtures.integer.onnx import computed, quantized, samples, small_cnn

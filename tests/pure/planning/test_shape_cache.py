@@ -6,9 +6,9 @@ import weakref
 
 import pytest
 
-from cml_engine.compiler.planning.shape_cache import Compiled, ShapeCache
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Fact, Graph
+from cml_engine.runtime.session.compile_graph import Compiled, ShapeCache
 
 
 class Program:

@@ -11,8 +11,7 @@ from cml_engine.tools.cli.common import backend_of, load_model, session_of
 from cml_engine.tools.cli.options import GPU, OUTPUT, CommandParser, add_options
 
 if TYPE_CHECKING:
-    from cml_engine.runtime.ablation import AblationReport
-    from cml_engine.runtime.rank import RankReport
+    from cml_engine.runtime.rank import AblationReport, RankReport
 
 GROUP = "Look at a model"
 EXAMPLE = "cml rank enlarge.onnx --runs 20 --shape 1,3,64,64"

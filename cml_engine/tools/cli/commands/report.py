@@ -133,7 +133,7 @@ def _measured(
 
 def _storage_errors(facts: ModelFacts) -> str:
     """Returns a text about the errors of 16-bit storage, measured with NumPy on random inputs."""
-    from cml_engine.runtime.half_storage import storage_errors
+    from cml_engine.runtime.node_check import storage_errors
     from cml_engine.tools.report.storage_report import StorageReport
 
     graph = facts.optimized

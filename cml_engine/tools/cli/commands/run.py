@@ -195,7 +195,7 @@ def _print_word_range(
     Values out of range are replaced by the nearest value in range.
     """
     if graph.integer:
-        from cml_engine.runtime.integer_check import saturated
+        from cml_engine.runtime.node_check import saturated
 
         for name, count in saturated(graph, arrays).items():
             print(

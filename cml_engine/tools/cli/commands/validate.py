@@ -91,7 +91,7 @@ def _check_passes(a: argparse.Namespace) -> int:
 def _check_bits(a: argparse.Namespace) -> int:
     from cml_engine.compiler.integer.digest import float_network_error
     from cml_engine.gpu.gpu import Gpu
-    from cml_engine.runtime.integer_check import check_bits, random_words
+    from cml_engine.runtime.node_check import check_bits, random_words
 
     if a.passes or a.half or a.dump_kernels or a.decide or a.decisions:
         raise InputError(
@@ -119,8 +119,7 @@ def _inputs(
 
 def _storage_report(graph: Graph, gpu: Gpu, arrays: dict[str, Any]) -> StorageReport:
     from cml_engine.compiler.planning.layouts import layouts_for
-    from cml_engine.runtime.half_storage import storage_errors
-    from cml_engine.runtime.node_check import measure_errors
+    from cml_engine.runtime.node_check import measure_errors, storage_errors
     from cml_engine.tools.report.storage_report import StorageReport
 
     errors = storage_errors(graph, layouts_for(graph, "half"), arrays)
