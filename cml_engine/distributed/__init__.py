@@ -7,10 +7,8 @@ nothing from this package. See docs/cluster.md.
 from __future__ import annotations
 
 from cml_engine.distributed.cluster import default_workers, need_extra
-from cml_engine.distributed.digest import graph_digest
-from cml_engine.distributed.map import map_network
-from cml_engine.distributed.progress import show_progress
-from cml_engine.distributed.report import Report
+from cml_engine.distributed.map import graph_digest, map_network
+from cml_engine.distributed.report import Report, show_progress
 from cml_engine.distributed.run import StorePlan, bake
 from cml_engine.distributed.sources import InputSource
 from cml_engine.distributed.store import Store, manifest_of

@@ -20,8 +20,7 @@ from cml_engine import __version__
 from cml_engine.compiler.plugins import load_file
 from cml_engine.cooked import load_cooked
 from cml_engine.distributed.cluster import default_workers, need_extra
-from cml_engine.distributed.digest import graph_digest
-from cml_engine.distributed.report import Report
+from cml_engine.distributed.report import Progress, Report
 from cml_engine.distributed.run import StorePlan, bake
 from cml_engine.distributed.sources import (
     InputSource,
@@ -31,7 +30,6 @@ from cml_engine.distributed.sources import (
     read_checked,
 )
 from cml_engine.distributed.store import RECORD, manifest_of
-from cml_engine.distributed.task_window import Progress
 from cml_engine.distributed.work import (
     ANY_DEVICE,
     Cell,
@@ -50,6 +48,62 @@ from cml_engine.runtime.session import CompileOptions, Session, random_inputs
 
 if TYPE_CHECKING:
     from distributed import Client
+
+
+def graph_digest(graph: Graph) -> str:
+    """Returns the SHA-256, in hexadecimal, of everything that determines a network's results.
+
+    This covers operators, shapes and values. The network's name, its file and its positions in
+    the file are left out.
+
+    Examples
+    --------
+    >>> len(graph_digest(graph))
+    64
+    """
+    hasher = hashlib.sha256()
+
+    def add(*words: Any) -> None:
+        hasher.update(repr(words).encode())
+
+    add(graph.inputs, graph.outputs, graph.updates, graph.integer)
+    for node in graph.nodes:
+        epilogues = [(e.op, e.inputs, _plain(e.attrs), e.position, e.own) for e in node.epilogues]
+        add(node.op, node.inputs, node.outputs, _plain(node.attrs), epilogues)
+    for name in sorted(graph.facts):
+        add(name, graph.facts[name].dtype, graph.facts[name].shape)
+    for name in sorted(graph.constants):
+        value = np.ascontiguousarray(graph.constants[name])
+        add(name, value.dtype.str, value.shape)
+        hasher.update(value.tobytes())
+    for name in sorted(graph.quantization):
+        add(name, _plain(graph.quantization[name]))
+    return hasher.hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value as plain Python objects whose ``repr`` is complete.
+
+    An array becomes its type, shape and bytes, because the ``repr`` of a large array leaves
+    items out. A mapping becomes its sorted items.
+    """
+    if isinstance(value, np.ndarray):
+        return (value.dtype.str, value.shape, value.tobytes())
+    if isinstance(value, np.generic):
+        return value.item()
+    if hasattr(value, "items"):
+        return sorted((name, _plain(item)) for name, item in value.items())
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+# -- map ------------------------------------------------------------------------------------------
+# Runs one network over many inputs.
+#
+# Row ``i`` of each output array holds the network's result for input ``i``, identical to the
+# result of ``cml run``. Several inputs run as one batch if that is faster on the device and bit-
+# identical. The batch size is measured once, on one worker, and recorded in the store.
 
 #: the batch sizes that are measured
 BATCHES = (1, 2, 4, 8, 16)

@@ -1,12 +1,19 @@
-"""The report of a bake: counts, times and failures."""
+"""The report of a bake (counts, times and failures), its progress and its trace."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 from cml_engine.errors import InputError
+from cml_engine.io.arrays import check_place
+from cml_engine.io.atomic_write import write_atomically
 
 #: the number of cells set aside that a report names; the others are only counted
 NAMED = 1000
@@ -171,3 +178,158 @@ class Report:
         lines = [f"{name}: {reason}" for name, reason in list(self.aside.items())[:_SHOWN]]
         more = self.aside_count - len(lines)
         return [*lines, *([f"and {more:,} more"] if more > 0 else [])]
+
+
+#: called with the current report, a few times per second
+Progress = Callable[[Report], object]
+
+
+# -- progress -------------------------------------------------------------------------------------
+
+#: seconds between two lines without a terminal
+_EVERY_S = 30.0
+
+
+@contextlib.contextmanager
+def show_progress(what: str, stream: TextIO | None = None) -> Iterator[Progress]:
+    """A context manager that yields a callback ``progress(report)``, which shows a bake's progress.
+
+    It writes to ``stream`` (standard error by default): a bar headed ``what`` on a terminal,
+    otherwise a line every half minute.
+
+    Examples
+    --------
+    >>> with show_progress("inputs") as progress:
+    ...     progress(Report("out.zarr", total=10, made=5))
+    """
+    stream = stream or sys.stderr
+    if not stream.isatty():
+        yield _ProgressLines(stream)
+        return
+    from rich import progress as bars
+    from rich.console import Console
+
+    columns = (
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
+        bars.TextColumn("{task.fields[rate]}"),
+        bars.TimeElapsedColumn(),
+        bars.TextColumn("left"),
+        bars.TimeRemainingColumn(compact=True),
+    )
+    with bars.Progress(*columns, console=Console(file=stream), transient=True) as bar:
+        task = bar.add_task(what, total=None, rate="")
+
+        def show(report: Report) -> None:
+            bar.update(
+                task,
+                description=_describe(report),
+                total=report.total,
+                completed=report.done,
+                rate=f"{report.rate:.1f}/s",
+            )
+
+        yield show
+
+
+class _ProgressLines:
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._said = time.monotonic()
+
+    def __call__(self, report: Report) -> None:
+        now = time.monotonic()
+        if now - self._said < _EVERY_S or not report.rate:
+            return
+        self._said = now
+        left = (report.total - report.done) / report.rate
+        print(
+            f"{_describe(report)}: {report.done:,} of {report.total:,}, {report.rate:.1f}/s, "
+            f"{_duration(left)} left",
+            file=self._stream,
+            flush=True,
+        )
+
+
+def _describe(report: Report) -> str:
+    parts = [report.what, f"on {len(report.workers)} workers"]
+    if report.dashboard:
+        parts.append(report.dashboard)
+    if report.aside_count:
+        parts.append(f"{report.aside_count:,} set aside")
+    return ", ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+# -- trace ----------------------------------------------------------------------------------------
+# Records a run of the workers as a trace for Perfetto (ui.perfetto.dev).
+#
+# Each worker is a process. Its slices are units, which contain steps or sessions, which contain
+# operators. Writes are slices of a separate thread.
+
+#: the number of units that are traced, from the start of a run; viewers cannot open more
+_MOST_TRACED = 1000
+
+
+@dataclass(frozen=True)
+class TraceEvent:
+    """An interval in a worker's work; ``kind`` is ``"unit"``, ``"step"`` or ``"operator"``.
+
+    ``start`` is the worker's clock in seconds since 1970, ``seconds`` is the length.
+    """
+
+    kind: str
+    name: str
+    start: float
+    seconds: float
+    thread: int
+
+
+class Trace:
+    """The timed events of the first units of a run, written to ``path`` by :meth:`write`."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        check_place(self.path)
+        self._events: list[dict[str, Any]] = []
+        self._workers: dict[str, int] = {}
+        self._left = _MOST_TRACED  # units
+
+    def take(self, units: int) -> bool:
+        """Counts ``units`` more units; returns True if they should be traced."""
+        self._left -= units
+        return self._left + units > 0
+
+    def add(self, worker: str, moments: list[TraceEvent]) -> None:
+        """Adds the events of a worker, named by its address."""
+        if not moments:
+            return
+        number = self._workers.setdefault(worker, len(self._workers) + 1)
+        self._events += [
+            {
+                "ph": "X",
+                "cat": moment.kind,
+                "name": moment.name,
+                "pid": number,
+                "tid": moment.thread % 2**31,
+                "ts": round(1e6 * moment.start, 1),
+                "dur": round(1e6 * moment.seconds, 1),
+            }
+            for moment in moments
+        ]
+
+    def write(self) -> None:
+        """Writes the trace to its JSON file, atomically, with times relative to the first event."""
+        first = min((event["ts"] for event in self._events), default=0.0)
+        events = [{**event, "ts": round(event["ts"] - first, 1)} for event in self._events]
+        names = [
+            {"ph": "M", "name": "process_name", "pid": number, "args": {"name": worker}}
+            for worker, number in self._workers.items()
+        ]
+        write_atomically(self.path, json.dumps({"traceEvents": [*names, *events]}))

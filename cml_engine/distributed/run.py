@@ -10,13 +10,17 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cml_engine.distributed.cluster import check_devices, connect, need_extra
-from cml_engine.distributed.monitor import PATIENCE_S, ClusterMonitor
-from cml_engine.distributed.report import Report
+from cml_engine.distributed.cluster import (
+    PATIENCE_S,
+    ClusterMonitor,
+    check_devices,
+    check_versions,
+    connect,
+    need_extra,
+)
+from cml_engine.distributed.report import Progress, Report, Trace
 from cml_engine.distributed.store import Store, prepare, refuse
-from cml_engine.distributed.task_window import Progress, TaskWindow
-from cml_engine.distributed.trace import Trace
-from cml_engine.distributed.versions import check_versions
+from cml_engine.distributed.task_window import TaskWindow
 from cml_engine.distributed.work import Layer, Unit, Work
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import FloatRange

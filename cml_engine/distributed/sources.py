@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from cml_engine.distributed.checks import check_array, check_chunk
+from cml_engine.distributed.store import check_array, check_chunk
 from cml_engine.errors import InputError
 from cml_engine.io import arrays as array_files
 from cml_engine.io.load_limits import current_budget

@@ -11,17 +11,15 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, islice
 from typing import TYPE_CHECKING
 
-from cml_engine.distributed.batch import Batch, Pace
-from cml_engine.distributed.monitor import LOOK_S, ClusterMonitor
-from cml_engine.distributed.report import Report, WorkerShare
-from cml_engine.distributed.trace import Trace
-from cml_engine.distributed.work import Layer, Unit
+from cml_engine.distributed.cluster import LOOK_S, ClusterMonitor
+from cml_engine.distributed.report import Progress, Trace, WorkerShare
+from cml_engine.distributed.work import Batch, Layer, Unit
 from cml_engine.errors import DeviceError, InputError
 
 if TYPE_CHECKING:
@@ -29,13 +27,53 @@ if TYPE_CHECKING:
 
     from cml_engine.distributed.worker import BatchResult, Outcome
 
+#: the target duration of a task in seconds, and its minimum while enough units are left
+TASK_S, SHORTEST_S = 0.5, 0.05
+#: the most units in a task
+_MOST_UNITS = 256
+#: the weight of the latest task in the moving average of a unit's time
+_LATEST = 0.3
+
+
+class Pace:
+    """Chooses the number of units in a task from the measured time of a unit."""
+
+    def __init__(self) -> None:
+        self._unit_s = 0.0
+
+    def record(self, units: int, seconds: float) -> None:
+        """Updates the mean time of a unit with a task of ``units`` units that took ``seconds``."""
+        latest = seconds / units
+        was = self._unit_s or latest
+        self._unit_s = was + _LATEST * (latest - was)
+
+    def units(self, left: int, tasks: int) -> int:
+        """Returns the number of units to put in the next task, at least 1.
+
+        ``left`` is the number of units that remain, ``tasks`` the number of tasks that run at
+        once. Tasks become smaller towards the end so that all workers finish together. Before the
+        first :meth:`record`, a task has one unit.
+        """
+        if not self._unit_s:
+            return 1
+        fair = max(left // tasks, int(SHORTEST_S / self._unit_s))
+        return max(1, min(_MOST_UNITS, int(TASK_S / self._unit_s), fair))
+
+
+# -- task window ----------------------------------------------------------------------------------
+# Sends tasks in a sliding window and collects their results in any order.
+#
+# The window is just large enough to keep the workers busy, so the memory of the client and the
+# scheduler does not grow with the number of units. A task whose worker died is retried on another
+# worker, which computes only units that were not written. A unit that keeps failing is set aside
+# and named in the report.
+
 #: attempts per unit
 ATTEMPTS = 3
 #: seconds between two calls of ``progress``
 _SHOW_S = 0.2
 #: the share of the window that must be free before tasks are sent
 _REFILL = 1 / 3
-Progress = Callable[[Report], object]
 _Key = tuple[object, ...]
 #: a unit and the number of failed attempts
 _Try = tuple[Unit, int]

@@ -19,6 +19,8 @@ from cml_engine.ir.graph import Array, Node
 
 #: the ``device`` of integer work, whose results are bit-identical on all devices
 ANY_DEVICE = "any device: integers"
+#: seconds after which a task begins no further unit
+LONGEST_S = 1.0
 #: called with each node of a network and its results
 Watch = Callable[[Node, Sequence[Array]], None]
 
@@ -120,6 +122,20 @@ class Layer:
     def size(self, unit: Unit) -> int:
         """Returns the number of cells in a unit."""
         return prod(self.extent(unit))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A task: the units of layer ``layer`` at the positions ``at``, and whether to trace them.
+
+    ``name`` is the run's name, by which a worker finds the work. Tasks take this class as their
+    argument because Dask searches tuples and lists for futures.
+    """
+
+    name: str
+    layer: str
+    at: tuple[tuple[int, ...], ...]
+    traced: bool
 
 
 @dataclass

@@ -24,12 +24,24 @@ from typing import Any
 from distributed import Worker, WorkerPlugin, get_worker
 from distributed.metrics import context_meter
 
-from cml_engine.distributed.batch import LONGEST_S, Batch
-from cml_engine.distributed.monitor import FORGET_AFTER, forget_names
+from cml_engine.distributed.cluster import (
+    FORGET_AFTER,
+    check_same_versions,
+    forget_names,
+    own_versions,
+)
+from cml_engine.distributed.report import TraceEvent
 from cml_engine.distributed.store import LASTING, Store
-from cml_engine.distributed.trace import TraceEvent
-from cml_engine.distributed.versions import check_same_versions, own_versions
-from cml_engine.distributed.work import Layer, Unit, UnitProducer, UnitResult, Watch, Work
+from cml_engine.distributed.work import (
+    LONGEST_S,
+    Batch,
+    Layer,
+    Unit,
+    UnitProducer,
+    UnitResult,
+    Watch,
+    Work,
+)
 from cml_engine.errors import CmlError, DeviceError, InputError
 from cml_engine.ir.graph import Array, Node
 

@@ -16,11 +16,9 @@ import pytest
 
 from cml_engine import CmlError, DeviceError, InputError
 from cml_engine.distributed import Layer, Report, StorePlan, bake
-from cml_engine.distributed.batch import Batch, Pace
-from cml_engine.distributed.cluster import THREADS, connect
-from cml_engine.distributed.monitor import PATIENCE_S, ClusterMonitor
+from cml_engine.distributed.cluster import PATIENCE_S, THREADS, ClusterMonitor, connect
 from cml_engine.distributed.store import KEYS, Store, prepare
-from cml_engine.distributed.task_window import ATTEMPTS
+from cml_engine.distributed.task_window import ATTEMPTS, Batch, Pace
 from tests.fixtures.bake.work import MANIFEST, Numbers, layer, lines, values
 
 pytest.importorskip("distributed")

@@ -20,8 +20,7 @@ import cml_engine as cml
 from cml_engine import InputError
 from cml_engine.distributed import map_network
 from cml_engine.distributed.cluster import connect
-from cml_engine.distributed.digest import graph_digest
-from cml_engine.distributed.map import NetworkWork, _graphs
+from cml_engine.distributed.map import NetworkWork, _graphs, graph_digest
 from cml_engine.distributed.sources import ItemSource, ZarrSource, open_source
 from cml_engine.ir.graph import Fact, Graph, Node
 from cml_engine.tools import cli

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cml_engine.distributed.cluster import WORKERS
 from cml_engine.distributed.map import BATCH, map_network
-from cml_engine.distributed.progress import show_progress
+from cml_engine.distributed.report import show_progress
 from cml_engine.distributed.run import PRICE
 from cml_engine.distributed.sources import first_shape
 from cml_engine.errors import InputError
