@@ -1,4 +1,4 @@
-"""The converter from ncnn: one function per layer type in ``layers/``; see ``layer_types.py``."""
+"""The converter from ncnn: one function per layer type in ``layers/``, found by ``converts``."""
 
 from __future__ import annotations
 

@@ -1,164 +1,189 @@
-"""The state of one ncnn conversion: the graph under construction and the tensor of each blob."""
+"""The conversion of one ncnn layer to operators, and the table of layer types that have one.
+
+A function under :func:`converts` gets the :class:`NcnnLayer` and its input tensors, and returns the
+tensors of its outputs. ncnn has no batch axis: its (channels, height, width) becomes NNEF's (1,
+channels, height, width), and axis numbers grow by one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from math import prod
+from typing import Any, TypeAlias
 
 from cml_engine.formats.builder import ImportBuilder
-from cml_engine.formats.ncnn.layer_types import LayerType
-from cml_engine.formats.ncnn.param import NcnnLayer
-from cml_engine.formats.ncnn.weight_reader import WeightReader
-from cml_engine.ir.graph import Array, Fact, Graph
+from cml_engine.formats.ncnn.files import LayerLine, WeightReader
+from cml_engine.ir.graph import Array
+
+#: ``convert(layer, *inputs)`` returns the tensor of the layer's output, or a list of tensors.
+Convert: TypeAlias = Callable[..., Any]
+
+#: The parameters that may be text: computed shapes, sizes and positions.
+EXPRESSIONS = frozenset((6, 9, 19, 20, 21))
+
+ANY = 10_000
 
 
-@dataclass
-class Conversion:
-    """The conversion of one ncnn model to a graph; layer functions add operators and weights to it.
-
-    ncnn has no batch axis: its (channels, height, width) becomes NNEF's (1, channels, height,
-    width), and axis numbers grow by one. ``shapes`` are the shapes of the inputs. Tensors are
-    given by name.
-    """
+@dataclass(frozen=True)
+class NcnnLayer(LayerLine):
+    """A layer that is being converted; its methods add operators and weights to the graph."""
 
     builder: ImportBuilder
     weights: WeightReader
-    shapes: Mapping[str, tuple[int, ...]]
-    _layer: NcnnLayer = field(init=False)
-    _blobs: dict[str, str] = field(default_factory=dict)
-    _used: set[str] = field(default_factory=set)
 
-    # -- for layers -----------------------------------------------------------------------------
-
-    def op(self, op: str, *operands: str | float, **attrs: Any) -> str:
-        """Adds an operator with one result and returns the result's name.
+    def op(self, op: str, *operands: NcnnTensor | float, **attrs: Any) -> NcnnTensor:
+        """Adds an operator with one result and returns the result.
 
         Numbers among the operands become literals.
         """
         return self.ops(op, 1, *operands, **attrs)[0]
 
-    def ops(self, op: str, count: int, *operands: str | float, **attrs: Any) -> list[str]:
-        """Adds an operator with ``count`` results and returns their names."""
-        inputs = [x if isinstance(x, str) else self.builder.literal(x) for x in operands]
-        wanted = [f"{self._base}_{op}"] * count
-        return self.builder.split_node(op, inputs, wanted, **attrs)
+    def ops(
+        self, op: str, count: int, *operands: NcnnTensor | float, **attrs: Any
+    ) -> list[NcnnTensor]:
+        """Adds an operator with ``count`` results and returns them."""
+        inputs = [
+            x.name if isinstance(x, NcnnTensor) else self.builder.literal(x) for x in operands
+        ]
+        base = self.outputs[0] if self.outputs else self.name
+        names = self.builder.split_node(op, inputs, [f"{base}_{op}"] * count, **attrs)
+        return [NcnnTensor(name, self) for name in names]
 
-    def weight(self, values: Array, what: str, dtype: str = "scalar") -> str:
-        """Adds a constant that is saved in a file named after the layer and ``what``.
+    def constant(self, values: Array, what: str, dtype: str = "scalar") -> NcnnTensor:
+        """Adds a constant that is saved in a file named after the layer and ``what``."""
+        return NcnnTensor(self.builder.variable(f"{self.name}_{what}", values, dtype), self)
 
-        Returns its name.
-        """
-        return self.builder.variable(f"{self._layer.name}_{what}", values, dtype)
+    def array(self, *shape: int) -> Array:
+        """Reads the next weights of the ``.bin``, stored as the flag before them says."""
+        return self.weights.flagged(prod(shape), self).reshape(shape)
 
-    def raw(self, count: int, what: str, unit: int = 1) -> str:
-        """Reads the next ``count`` weights of the ``.bin``, which have no flag, as a constant.
+    def weight(self, what: str, *shape: int) -> NcnnTensor:
+        """Reads the next weights of the ``.bin``, which have a flag, as a constant."""
+        return self.constant(self.array(*shape), what)
 
-        Returns its name. Its shape is (1, ``count``) followed by ``unit - 1`` axes of 1.
-        """
-        values = self.weights.raw(count, self._layer)
-        return self.weight(values.reshape(1, -1, *[1] * (unit - 1)), what)
+    def raw(self, what: str, *shape: int) -> NcnnTensor:
+        """Reads the next weights of the ``.bin``, which have no flag, as a constant."""
+        return self.constant(self.weights.raw(prod(shape), self).reshape(shape), what)
 
-    def extents(self, x: str) -> tuple[int, ...]:
-        """Returns ncnn's shape of a tensor: NNEF's shape without the batch."""
-        return self.builder.facts[x].shape[1:]
 
-    def axis(self, x: str, axis: int) -> int:
+@dataclass(frozen=True)
+class NcnnTensor:
+    """A tensor of the graph under construction, as an operand of a layer.
+
+    Its methods and Python's arithmetic operators add operators and return their results.
+    """
+
+    name: str
+    layer: NcnnLayer = field(repr=False)
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """ncnn's shape of the tensor: NNEF's shape without the batch."""
+        return self.layer.builder.facts[self.name].shape[1:]
+
+    def axis(self, axis: int) -> int:
         """Returns NNEF's number of an axis that ncnn counts without the batch.
 
         A negative number counts from the end.
         """
-        rank = len(self.extents(x))
+        rank = len(self.extents)
         if not -rank <= axis < rank:
-            raise self._layer.damaged_error(f"axis {axis} of {rank}")
+            raise self.layer.damaged_error(f"axis {axis} of {rank}")
         return axis % rank + 1
 
-    def reshape(self, x: str, extents: Sequence[int]) -> str:
-        """Reshapes all axes but the batch to ``extents`` and returns the result's name."""
-        if tuple(extents) == self.extents(x):
-            return x
-        return self.op("reshape", x, shape=list(extents), axis_start=1)
+    def op(self, op: str, *others: NcnnTensor | float, **attrs: Any) -> NcnnTensor:
+        return self.layer.op(op, self, *others, **attrs)
 
-    def split(self, x: str, axis: int, parts: Sequence[int]) -> str:
-        """Splits an axis into axes with the extents ``parts``, one of which may be -1.
+    def __add__(self, other: NcnnTensor | float) -> NcnnTensor:
+        return self.op("add", other)
 
-        The axis is in NNEF's numbering. Returns the result's name.
-        """
-        return self.op("reshape", x, shape=list(parts), axis_start=axis, axis_count=1)
+    def __sub__(self, other: NcnnTensor | float) -> NcnnTensor:
+        return self.op("sub", other)
 
-    def merge(self, x: str, axis: int, count: int) -> str:
-        """Merges ``count`` axes from ``axis`` on into one and returns the result's name.
+    def __mul__(self, other: NcnnTensor | float) -> NcnnTensor:
+        return self.op("mul", other)
 
-        The axis is in NNEF's numbering.
-        """
-        return self.op("reshape", x, shape=[-1], axis_start=axis, axis_count=count)
+    def reshape(self, extents: Sequence[int]) -> NcnnTensor:
+        """Reshapes all axes but the batch to ``extents``."""
+        if tuple(extents) == self.extents:
+            return self
+        return self.op("reshape", shape=list(extents), axis_start=1)
 
-    def permute(self, x: str, order: Sequence[int]) -> str:
-        """Permutes the axes to ``order``, which numbers them without the batch.
+    def unflatten(self, axis: int, parts: Sequence[int]) -> NcnnTensor:
+        """Splits an axis, in NNEF's numbering, into axes of these extents; one may be -1."""
+        return self.op("reshape", shape=list(parts), axis_start=axis, axis_count=1)
 
-        Returns the result's name.
-        """
-        return self.op("transpose", x, axes=[0, *(axis + 1 for axis in order)])
+    def merge(self, axis: int, count: int) -> NcnnTensor:
+        """Merges ``count`` axes from ``axis`` on, in NNEF's numbering, into one."""
+        return self.op("reshape", shape=[-1], axis_start=axis, axis_count=count)
 
-    # -- for the conversion ---------------------------------------------------------------------
+    def permute(self, order: Sequence[int]) -> NcnnTensor:
+        """Permutes the axes to ``order``, which numbers them without the batch."""
+        return self.op("transpose", axes=[0, *(axis + 1 for axis in order)])
 
-    def add_input(self, blob: str, layer: NcnnLayer | None) -> None:
-        """Adds an input of the network for a blob.
+    def split(self, axis: int, ratios: Sequence[int]) -> list[NcnnTensor]:
+        """Splits the tensor along an axis, in NNEF's numbering, into parts of these ratios."""
+        return self.layer.ops("split", len(ratios), self, axis=axis, ratios=list(ratios))
 
-        ``layer`` is the blob's ``Input`` layer, if it has one.
-        """
-        self.builder.source = layer.source if layer else None
-        if layer is not None and blob in self._blobs:
-            raise layer.damaged_error(f"blob '{blob}' is made twice")
-        fact = Fact("scalar", tuple(self.shapes[blob]))
-        self._blobs[blob] = self.builder.exact_input(blob, fact)
 
-    def convert(self, layer: NcnnLayer, kind: LayerType) -> None:
-        """Adds the operators of one layer and binds the layer's output blobs to the results."""
-        self._layer = layer
-        self.builder.source = layer.source
-        inputs = [self._blob(name) for name in layer.inputs]
-        first = len(self.builder.nodes)
-        result = kind.convert(layer, self, *inputs)
-        self._put([result] if isinstance(result, str) else list(result), first)
+@dataclass(frozen=True, slots=True)
+class LayerType:
+    """A layer type of ncnn: its converter, parameter ids, and numbers of inputs and outputs.
 
-    def graph(self, name: str) -> Graph:
-        """Returns the finished graph; its outputs are the blobs that no layer reads."""
-        builder, outputs = self.builder, list[str]()
-        for blob in [b for b in self._blobs if b not in self._used]:
-            tensor = self._blobs[blob]
-            if any(tensor in names for names in (builder.inputs, builder.constants, outputs)):
-                # NNEF names a tensor once among inputs and outputs
-                outputs.append(builder.node("copy", [tensor], blob))
-            else:
-                outputs.append(builder.rename(tensor, blob))
-                for other in [b for b, t in self._blobs.items() if t == tensor]:
-                    self._blobs[other] = outputs[-1]
-        return self.builder.graph(name, outputs)
+    ``inputs`` and ``outputs`` are the smallest and largest number. ``limits`` describes, for the
+    documentation, the variants that are refused.
+    """
 
-    @property
-    def _base(self) -> str:
-        return self._layer.outputs[0] if self._layer.outputs else self._layer.name
+    name: str
+    convert: Convert
+    params: frozenset[int]
+    inputs: tuple[int, int]
+    outputs: tuple[int, int]
+    limits: str
 
-    def _blob(self, name: str) -> str:
-        if name not in self._blobs:
-            raise self._layer.damaged_error(f"its input '{name}' comes from no layer before it")
-        self._used.add(name)
-        return self._blobs[name]
 
-    def _put(self, tensors: list[str], first: int) -> None:
-        """Binds the layer's output blobs to ``tensors``, in order.
+LAYERS: dict[str, LayerType] = {}
 
-        A tensor that a node from index ``first`` on computes is renamed to its blob.
-        """
-        layer = self._layer
-        if len(tensors) != len(layer.outputs):
-            raise layer.damaged_error(f"it has {len(layer.outputs)} outputs, wanted {len(tensors)}")
-        made = {name for node in self.builder.nodes[first:] for name in node.outputs}
-        named: dict[str, str] = {}  # one tensor may be two outputs
-        for name, tensor in zip(layer.outputs, tensors, strict=True):
-            if name in self._blobs:
-                raise layer.damaged_error(f"blob '{name}' is made twice")
-            if tensor in made and tensor not in named:
-                named[tensor] = self.builder.rename(tensor, name, first)
-            self._blobs[name] = named.get(tensor, tensor)
+
+def converts(
+    *names: str,
+    params: str = "",
+    inputs: tuple[int, int] = (1, 1),
+    outputs: tuple[int, int] = (1, 1),
+    limits: str = "",
+) -> Callable[[Convert], Convert]:
+    """Returns a decorator that registers a function as the converter of the named layer types.
+
+    ``params`` lists the known parameter ids, such as ``"0-6 9"``.
+    """
+
+    def declare(convert: Convert) -> Convert:
+        for name in names:
+            LAYERS[name] = LayerType(name, convert, _ids(params), inputs, outputs, limits)
+        return convert
+
+    return declare
+
+
+def _ids(text: str) -> frozenset[int]:
+    # any layer may have the shapes of its outputs, and the CPU instructions that ncnn may use
+    found = {30, 31}
+    for part in text.split():
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
+
+
+_DECODE = (
+    "end the network before it (the blobs that it reads become outputs) and decode in the game"
+)
+
+#: Layers that cannot be converted, with the advice for the error message.
+REFUSED: dict[str, str] = {
+    **dict.fromkeys(
+        ("DetectionOutput", "PriorBox", "Proposal", "PSROIPooling", "ROIAlign", "ROIPooling",
+         "YoloDetectionOutput", "Yolov3DetectionOutput"), _DECODE),
+    **dict.fromkeys(
+        ("Quantize", "Dequantize", "Requantize"), "convert the model before it is quantised"),
+}  # fmt: skip

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path, PurePosixPath
 
-from cml_engine.errors import InputError, ModelError, UnsupportedOp
+from cml_engine.errors import InputError, ModelError, OpenShape, UnsupportedOp
+from cml_engine.errors.arguments import resolve_shapes
 from cml_engine.formats.builder import ImportBuilder
 from cml_engine.formats.format import Engine, Model
-from cml_engine.formats.ncnn import layers as _layers
-from cml_engine.formats.ncnn.conversion import Conversion
-from cml_engine.formats.ncnn.inputs import input_shapes
-from cml_engine.formats.ncnn.layer_types import EXPRESSIONS, HINTS, LAYERS, REFUSED, LayerType
-from cml_engine.formats.ncnn.param import NcnnLayer, read_param
-from cml_engine.formats.ncnn.weight_reader import WeightReader
+from cml_engine.formats.ncnn.conversion import (
+    EXPRESSIONS,
+    LAYERS,
+    REFUSED,
+    LayerType,
+    NcnnLayer,
+    NcnnTensor,
+)
+from cml_engine.formats.ncnn.files import EXTENTS, LayerLine, WeightReader, read_param
 from cml_engine.io.model_source import Bytes, file_source, shown
-from cml_engine.ir.graph import Graph, Shapes
+from cml_engine.ir.graph import Fact, Graph, Shapes
 
 __all__ = ["LAYERS", "REFUSED", "NcnnModel"]
-del _layers  # importing them fills the table
+
+for _family in ("activations", "arithmetic", "movement", "normalization", "products", "recurrent",
+                "resizing", "windows"):  # fmt: skip
+    import_module(f"cml_engine.formats.ncnn.layers.{_family}")  # fills the table
 
 
 class NcnnModel:
@@ -34,8 +42,7 @@ class NcnnModel:
         source = file_source(Path(model)) if isinstance(model, str | Path) else model
         self._layers, self._source = read_param(source), source
         self._file = shown(source, source.graph)
-        self._name = PurePosixPath(source.graph).stem
-        self._kinds = _kinds(self._layers, self._file)
+        _check_types(self._layers, self._file)
         self._engine = engine
 
     def graph(self, shapes: Shapes) -> Graph:
@@ -43,12 +50,10 @@ class NcnnModel:
 
         Inputs that ``shapes`` lacks have the shapes that the file states.
         """
-        found = input_shapes(self._layers, shapes, self._file)
-        bin_name = str(PurePosixPath(self._source.graph).with_suffix(".bin"))
-        weights = WeightReader(self._source, bin_name)
-        builder = ImportBuilder(self._engine.infer)
-        builder.reserve(found)
-        conversion = Conversion(builder, weights, found)
+        path = PurePosixPath(self._source.graph)
+        found = _input_shapes(self._layers, shapes, self._file)
+        weights = WeightReader(self._source, str(path.with_suffix(".bin")))
+        conversion = _Conversion(ImportBuilder(self._engine.infer), weights, found)
         made = {name for layer in self._layers for name in layer.outputs}
         for blob in found:
             if blob not in made:
@@ -58,54 +63,164 @@ class NcnnModel:
                 for blob in layer.outputs:
                     conversion.add_input(blob, layer)
             else:
-                conversion.convert(layer, self._kinds[layer.type])
+                conversion.add_layer(layer)
         weights.finish()
-        return conversion.graph(self._name)
+        return conversion.graph(path.stem)
 
 
-def _kinds(layers: Sequence[NcnnLayer], file: str) -> dict[str, LayerType]:
-    """Checks that every layer can be converted and returns the table of layer types, by name.
+class _Conversion:
+    """The state of one conversion: the graph under construction and the tensor of each blob."""
 
-    Raises one error that lists all types that cannot be converted.
-    """
-    unknown: dict[str, list[NcnnLayer]] = {}
+    def __init__(
+        self, builder: ImportBuilder, weights: WeightReader, shapes: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        self._builder, self._weights, self._shapes = builder, weights, shapes
+        self._blobs: dict[str, str] = {}
+        self._read: set[str] = set()
+        builder.reserve(shapes)
+
+    def add_input(self, blob: str, layer: LayerLine | None) -> None:
+        """Adds an input of the network for a blob.
+
+        ``layer`` is the blob's ``Input`` layer, if it has one.
+        """
+        self._builder.source = layer.source if layer else None
+        if layer is not None and blob in self._blobs:
+            raise layer.damaged_error(f"blob '{blob}' is made twice")
+        fact = Fact("scalar", tuple(self._shapes[blob]))
+        self._blobs[blob] = self._builder.exact_input(blob, fact)
+
+    def add_layer(self, line: LayerLine) -> None:
+        """Adds the operators of one layer and binds the layer's output blobs to the results.
+
+        Tensors that the layer computes are renamed to their blobs.
+        """
+        builder, blobs = self._builder, self._blobs
+        layer = NcnnLayer(**vars(line), builder=builder, weights=self._weights)
+        builder.source = layer.source
+        for name in layer.inputs:
+            if name not in blobs:
+                raise layer.damaged_error(f"its input '{name}' comes from no layer before it")
+            self._read.add(name)
+        first = len(builder.nodes)
+        inputs = (NcnnTensor(blobs[name], layer) for name in layer.inputs)
+        result = LAYERS[layer.type].convert(layer, *inputs)
+        tensors = [x.name for x in (result if isinstance(result, list) else [result])]
+        if len(tensors) != len(layer.outputs):
+            raise layer.damaged_error(f"it has {len(layer.outputs)} outputs, wanted {len(tensors)}")
+        made = {name for node in builder.nodes[first:] for name in node.outputs}
+        named: dict[str, str] = {}  # one tensor may be two outputs
+        for name, tensor in zip(layer.outputs, tensors, strict=True):
+            if name in blobs:
+                raise layer.damaged_error(f"blob '{name}' is made twice")
+            if tensor in made and tensor not in named:
+                named[tensor] = builder.rename(tensor, name, first)
+            blobs[name] = named.get(tensor, tensor)
+
+    def graph(self, name: str) -> Graph:
+        """Returns the finished graph; its outputs are the blobs that no layer reads."""
+        builder, outputs = self._builder, list[str]()
+        for blob in [b for b in self._blobs if b not in self._read]:
+            tensor = self._blobs[blob]
+            if any(tensor in names for names in (builder.inputs, builder.constants, outputs)):
+                # NNEF names a tensor once among inputs and outputs
+                outputs.append(builder.node("copy", [tensor], blob))
+            else:
+                outputs.append(builder.rename(tensor, blob))
+                for other in [b for b, t in self._blobs.items() if t == tensor]:
+                    self._blobs[other] = outputs[-1]
+        return builder.graph(name, outputs)
+
+
+def _check_types(layers: Sequence[LayerLine], file: str) -> None:
+    """Raises an error if a layer cannot be converted; it lists all types that cannot."""
+    unknown: dict[str, list[LayerLine]] = {}
     for layer in layers:
         kind = LAYERS.get(layer.type)
         if kind is None:
             unknown.setdefault(layer.type, []).append(layer)
         else:
-            _check(layer, kind)
+            _check_layer(layer, kind)
     if unknown:
-        lines = [_cannot(name, found) for name, found in unknown.items()]
-        types = "layer type" if len(lines) == 1 else "layer types"
-        message = f"'{file}' has {len(lines)} {types} of ncnn's that cannot be converted"
-        raise UnsupportedOp("\n  ".join([f"{message}:", *lines]))
-    return LAYERS
+        types = "layer type" if len(unknown) == 1 else "layer types"
+        message = f"'{file}' has {len(unknown)} {types} of ncnn's that cannot be converted:"
+        lines = (_advice(name, found) for name, found in unknown.items())
+        raise UnsupportedOp("\n  ".join([message, *lines]))
 
 
-def _cannot(name: str, layers: Sequence[NcnnLayer]) -> str:
+def _advice(name: str, layers: Sequence[LayerLine]) -> str:
     """Returns the line of the error message for the layers of a type that cannot be converted."""
     lower = {known.lower(): known for known in LAYERS}
     near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.8)
     todo = f"did you mean {lower[near[0]]}?" if near else "export the network without it"
-    todo = REFUSED.get(name, todo)
-    return f"{name}, {len(layers)} x, first in line {layers[0].source.line}: {todo}"
+    return f"{name}, {len(layers)} x, first in line {layers[0].source.line}: " + REFUSED.get(
+        name, todo
+    )
 
 
-def _check(layer: NcnnLayer, kind: LayerType) -> None:
+def _check_layer(layer: LayerLine, kind: LayerType) -> None:
     """Raises an error if the inputs, outputs or parameters of a layer do not fit its type."""
+    title = f"ncnn {layer.type} '{layer.name}'"
     for what, got, (least, most) in (
         ("inputs", len(layer.inputs), kind.inputs),
         ("outputs", len(layer.outputs), kind.outputs),
     ):
         if not least <= got <= most:
             wanted = f"{least}" if least == most else f"{least} or more"
-            message = f"ncnn {layer.type} '{layer.name}' has {got} {what}: wanted {wanted}"
-            raise ModelError(f"{message}, export it again", layer.source)
+            message = f"{title} has {got} {what}: wanted {wanted}, export it again"
+            raise ModelError(message, layer.source)
     texts = [key for key, value in layer.params.items() if isinstance(value, str)]
     if not set(texts) <= EXPRESSIONS:
         raise layer.damaged_error(f"parameter {texts[0]} wants a number")
-    strange = sorted(layer.params.keys() - kind.params - HINTS)
-    if strange:
-        message = f"ncnn {layer.type} '{layer.name}': the parameter {strange[0]} is unknown"
-        raise UnsupportedOp(f"{message}: what it means cannot be converted", layer.source)
+    if unknown := sorted(layer.params.keys() - kind.params):
+        message = (
+            f"{title}: the parameter {unknown[0]} is unknown: what it means cannot be converted"
+        )
+        raise UnsupportedOp(message, layer.source)
+
+
+def _input_shapes(
+    layers: Sequence[LayerLine], given: Shapes, file: str
+) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of every input by name, batch first.
+
+    ``given`` shapes override the shapes that the file states. Without ``Input`` layers the inputs
+    are the blobs that no layer computes. Raises an error for an input without a shape.
+    """
+    stored = {b: _stated(layer) for layer in layers if layer.type == "Input" for b in layer.outputs}
+    if not stored:
+        made = {name for layer in layers for name in layer.outputs}
+        read = (name for layer in layers for name in layer.inputs)
+        stored = dict.fromkeys(name for name in read if name not in made)
+    written = {name: f"[{_text(shape)}]" if shape else "[?]" for name, shape in stored.items()}
+    shapes = resolve_shapes(given, written, file)
+    found = {}
+    for name, known in stored.items():
+        shape = shapes.get(name) or known
+        if shape is None:
+            message = f"'{file}' does not hold the size of its input '{name}'"
+            raise OpenShape(f"{message}: give --shape {name}=1,3,H,W", name, None)
+        if not 2 <= len(shape) <= 5 or len(shape) != len(known or shape):
+            wanted = f"{len(known)} numbers, like {_text(known)}" if known else _ANY_SHAPE
+            message = f"the shape {_text(shape)} of '{name}' has {len(shape)} numbers: wanted"
+            raise InputError(f"{message} {wanted}, the batch first")
+        found[name] = shape
+    return found
+
+
+_ANY_SHAPE = "2 to 5 numbers, like 1,3,64,64"
+
+
+def _stated(layer: LayerLine) -> tuple[int, ...] | None:
+    """Returns the shape that an ``Input`` layer states, batch first, or None if it states none."""
+    width, height, depth, channels = (layer.integer(key) for key in EXTENTS)
+    extents = [channels, depth, height, width]
+    while extents and not extents[0]:
+        extents.pop(0)
+    if len(extents) == 4 and not depth:
+        del extents[1]
+    return (1, *extents) if extents and min(extents) > 0 else None
+
+
+def _text(shape: Sequence[int]) -> str:
+    return ",".join(map(str, shape))

@@ -1,14 +1,13 @@
-"""Converts layers that move elements without computing."""
+"""Converts stored tensors, and layers that move elements without computing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import prod
 
-from cml_engine.formats.ncnn.conversion import Conversion
-from cml_engine.formats.ncnn.inputs import EXTENTS
-from cml_engine.formats.ncnn.layer_types import ANY, converts
-from cml_engine.formats.ncnn.param import MISSING, NcnnLayer
+from cml_engine.formats.ncnn.conversion import ANY, NcnnLayer, NcnnTensor, converts
+from cml_engine.formats.ncnn.files import EXTENTS, MISSING
 
 #: ncnn's axis orders by number, innermost first.
 _ORDERS = {
@@ -23,21 +22,19 @@ _AXES = {1: "W", 2: "HW", 3: "CHW", 4: "CDHW"}
 
 
 @converts("Concat", params="0", inputs=(1, ANY))
-def _concat(layer: NcnnLayer, graph: Conversion, *inputs: str) -> str:
-    return graph.op("concat", *inputs, axis=graph.axis(inputs[0], layer.integer(0)))
+def _concat(layer: NcnnLayer, *inputs: NcnnTensor) -> NcnnTensor:
+    return layer.op("concat", *inputs, axis=inputs[0].axis(layer.integer(0)))
 
 
 @converts("Slice", params="0-2", outputs=(1, ANY))
-def _slice(layer: NcnnLayer, graph: Conversion, x: str) -> list[str]:
-    axis = graph.axis(x, layer.integer(1))
-    extent = graph.extents(x)[axis - 1]
+def _slice(layer: NcnnLayer, x: NcnnTensor) -> list[NcnnTensor]:
+    axis = x.axis(layer.integer(1))
+    extent = x.extents[axis - 1]
     ends = _ends(layer, extent)
     if ends[-1] != extent or any(a >= b for a, b in pairwise([0, *ends])):
         raise layer.damaged_error(f"parts that end at {ends} of {extent}")
     sizes = [b - a for a, b in pairwise([0, *ends])]
-    equal = len(set(sizes)) == 1
-    ratios = [1] * len(sizes) if equal else sizes
-    return graph.ops("split", len(sizes), x, axis=axis, ratios=ratios)
+    return x.split(axis, [1] * len(sizes) if len(set(sizes)) == 1 else sizes)
 
 
 def _ends(layer: NcnnLayer, extent: int) -> list[int]:
@@ -60,37 +57,36 @@ def _ends(layer: NcnnLayer, extent: int) -> list[int]:
 
 
 @converts("Crop", params="0-11 13-15 19-21", inputs=(1, 2), limits="positions that are computed")
-def _crop(layer: NcnnLayer, graph: Conversion, x: str, *reference: str) -> str:
+def _crop(layer: NcnnLayer, x: NcnnTensor, *reference: NcnnTensor) -> NcnnTensor:
     if any(map(layer.text, (19, 20, 21))):
         raise layer.unsupported_error("a place that is an expression")
-    extents = graph.extents(x)
+    extents = x.extents
     if layer.integers(9):
-        begin, end = _by_axes(layer, graph, x)
+        begin, end = _by_axes(layer, x)
     else:
-        begin, end = _by_offsets(layer, graph, extents, reference)
+        begin, end = _by_offsets(layer, extents, reference)
     for first, last, extent in zip(begin, end, extents, strict=True):
         if not 0 <= first < last <= extent:
             raise layer.damaged_error(f"from {begin} to {end} of {list(extents)}")
     kept = [i for i, n in enumerate(extents) if (begin[i], end[i]) != (0, n)]
     if not kept:
         return x
-    return graph.op(
+    return x.op(
         "slice",
-        x,
         axes=[1 + i for i in kept],
         begin=[begin[i] for i in kept],
         end=[end[i] if end[i] != extents[i] else 0 for i in kept],  # 0 means up to the end
     )
 
 
-def _by_axes(layer: NcnnLayer, graph: Conversion, x: str) -> tuple[list[int], list[int]]:
-    extents, starts, ends = graph.extents(x), layer.integers(9), layer.integers(10)
+def _by_axes(layer: NcnnLayer, x: NcnnTensor) -> tuple[list[int], list[int]]:
+    extents, starts, ends = x.extents, layer.integers(9), layer.integers(10)
     axes = layer.integers(11) or list(range(len(extents)))
     if not len(starts) == len(ends) == len(axes):
         raise layer.damaged_error(f"{len(starts)} starts, {len(ends)} ends, {len(axes)} axes")
     begin, end = [0] * len(extents), list(extents)
     for axis, first, last in zip(axes, starts, ends, strict=True):
-        at = graph.axis(x, axis) - 1
+        at = x.axis(axis) - 1
         n = extents[at]
         begin[at] = 0 if first == MISSING else first + n if first < 0 else first
         end[at] = n if last == MISSING else last + n if last < 0 else min(last, n)
@@ -98,7 +94,7 @@ def _by_axes(layer: NcnnLayer, graph: Conversion, x: str) -> tuple[list[int], li
 
 
 def _by_offsets(
-    layer: NcnnLayer, graph: Conversion, extents: Sequence[int], reference: Sequence[str]
+    layer: NcnnLayer, extents: Sequence[int], reference: Sequence[NcnnTensor]
 ) -> tuple[list[int], list[int]]:
     """Returns the begin and the end of a crop on each axis.
 
@@ -113,7 +109,7 @@ def _by_offsets(
         raise layer.unsupported_error("a crop whose place is computed")
     begin = [layer.integer(before[key]) for key in keys]
     if reference:
-        wanted = list(graph.extents(reference[0]))
+        wanted = list(reference[0].extents)
         if len(wanted) != len(extents) and (len(wanted), len(extents)) != (2, 3):
             raise layer.damaged_error(f"the size {wanted} from {list(extents)}")
         wanted = [*extents[: len(extents) - len(wanted)], *wanted]
@@ -129,8 +125,8 @@ def _by_offsets(
 
 
 @converts("Padding", params="0-8", limits="values for each channel, sizes that are computed")
-def _padding(layer: NcnnLayer, graph: Conversion, x: str) -> str:
-    kind, rank = layer.integer(4), len(graph.extents(x))
+def _padding(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
+    kind, rank = layer.integer(4), len(x.extents)
     layer.refuse(6, "a value for each channel")
     if kind not in (0, 1, 2):
         raise layer.unsupported_error(f"padding of type {kind}")
@@ -138,52 +134,52 @@ def _padding(layer: NcnnLayer, graph: Conversion, x: str) -> str:
     sides = sides[-rank:] if rank <= 3 else [(0, 0), *sides]
     if any(n < 0 for side in sides for n in side):
         raise layer.unsupported_error(f"padding by {sides}")
-    if kind == 2 and any(max(side) >= n for side, n in zip(sides, graph.extents(x), strict=True)):
-        raise layer.damaged_error(f"a reflection by {sides} of {list(graph.extents(x))}")
+    if kind == 2 and any(max(side) >= n for side, n in zip(sides, x.extents, strict=True)):
+        raise layer.damaged_error(f"a reflection by {sides} of {list(x.extents)}")
     border = ("constant", "replicate", "reflect")[kind]
     value = layer.number(5) if kind == 0 else 0.0
-    return graph.op("pad", x, padding=[(0, 0), *sides], border=border, value=value)
+    return x.op("pad", padding=[(0, 0), *sides], border=border, value=value)
 
 
 @converts("Tile", params="0-2")
-def _tile(layer: NcnnLayer, graph: Conversion, x: str) -> str:
-    extents, repeats = graph.extents(x), layer.integers(2)
+def _tile(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
+    extents, repeats = x.extents, layer.integers(2)
     if not repeats:
         repeats = [1] * len(extents)
-        repeats[graph.axis(x, layer.integer(0)) - 1] = layer.integer(1, 1)
+        repeats[x.axis(layer.integer(0)) - 1] = layer.integer(1, 1)
     if len(repeats) > len(extents):
         # new axes become the outermost, except that depth comes after the channels
         new = [1] * (len(repeats) - len(extents))
         place = 1 if len(repeats) == 4 and len(extents) == 3 else 0
-        x = graph.reshape(x, [*extents[:place], *new, *extents[place:]])
-    repeats = [1] * (len(graph.extents(x)) - len(repeats)) + repeats
+        x = x.reshape([*extents[:place], *new, *extents[place:]])
+    repeats = [1] * (len(x.extents) - len(repeats)) + repeats
     if min(repeats) < 1:
         raise layer.damaged_error(f"{repeats} times")
-    return graph.op("tile", x, repeats=[1, *repeats])
+    return x.op("tile", repeats=[1, *repeats])
 
 
 # -- other axes --------------------------------------------------------------------------------
 
 
 @converts("Permute", params="0")
-def _permute(layer: NcnnLayer, graph: Conversion, x: str) -> str:
-    rank, number = len(graph.extents(x)), layer.integer(0)
+def _permute(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
+    rank, number = len(x.extents), layer.integer(0)
     orders = _ORDERS.get(rank, "W").split()
     if not 0 <= number < len(orders):
         raise layer.damaged_error(f"order {number} of {rank} axes")
     if number == 0:
         return x
-    return graph.permute(x, [_AXES[rank].index(letter) for letter in reversed(orders[number])])
+    return x.permute([_AXES[rank].index(letter) for letter in reversed(orders[number])])
 
 
 @converts("Flatten")
-def _flatten(layer: NcnnLayer, graph: Conversion, x: str) -> str:
-    return graph.reshape(x, [-1])
+def _flatten(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
+    return x.reshape([-1])
 
 
 @converts("Reshape", params="0-3 6 11-13", inputs=(1, ANY),
        limits="shapes given as an expression")  # fmt: skip
-def _reshape(layer: NcnnLayer, graph: Conversion, x: str, *rest: str) -> str:
+def _reshape(layer: NcnnLayer, x: NcnnTensor, *rest: NcnnTensor) -> NcnnTensor:
     layer.refuse(3, "a reshape with the channels innermost")
     if rest or layer.text(6) or 12 in layer.params or 13 in layer.params:
         raise layer.unsupported_error("a shape that is an expression")
@@ -191,27 +187,27 @@ def _reshape(layer: NcnnLayer, graph: Conversion, x: str, *rest: str) -> str:
     wanted = [size for size in sizes if size != MISSING][::-1]
     if not wanted or MISSING in sizes[: 2 if len(wanted) > 1 else 1]:
         raise layer.damaged_error(f"the shape {sizes}")
-    if len(wanted) == len(graph.extents(x)):
-        return graph.op("reshape", x, shape=wanted, axis_start=1)
+    if len(wanted) == len(x.extents):
+        return x.op("reshape", shape=wanted, axis_start=1)
     # 0 stands for the input's extent of the same name, or 1 if the input has none
-    own = dict(zip(_AXES[len(graph.extents(x))], graph.extents(x), strict=True))
+    own = dict(zip(_AXES[len(x.extents)], x.extents, strict=True))
     names = _AXES[len(wanted)]
     shape = [n or own.get(name, 1) for name, n in zip(names, wanted, strict=True)]
-    return graph.op("reshape", x, shape=shape, axis_start=1)
+    return x.op("reshape", shape=shape, axis_start=1)
 
 
 @converts("Squeeze", params="0-3 11")
-def _squeeze(layer: NcnnLayer, graph: Conversion, x: str) -> str:
-    extents = graph.extents(x)
-    axes = [graph.axis(x, axis) for axis in layer.integers(3)] or _flagged(layer, len(extents))
+def _squeeze(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
+    extents = x.extents
+    axes = [x.axis(axis) for axis in layer.integers(3)] or _flagged(layer, len(extents))
     gone = [axis for axis in axes if extents[axis - 1] == 1]
     kept = [n for axis, n in enumerate(extents, 1) if axis not in gone]
-    return graph.reshape(x, kept or [1])
+    return x.reshape(kept or [1])
 
 
 @converts("ExpandDims", params="0-3 11")
-def _expand_dims(layer: NcnnLayer, graph: Conversion, x: str) -> str:
-    extents, axes = list(graph.extents(x)), layer.integers(3)
+def _expand_dims(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
+    extents, axes = list(x.extents), layer.integers(3)
     rank = len(extents)
     if not axes:
         raise layer.unsupported_error("axes by their names")
@@ -221,7 +217,7 @@ def _expand_dims(layer: NcnnLayer, graph: Conversion, x: str) -> str:
         raise layer.damaged_error(f"axes {axes} in {rank}")
     for place in places:
         extents.insert(place, 1)
-    return graph.reshape(x, extents)
+    return x.reshape(extents)
 
 
 def _flagged(layer: NcnnLayer, rank: int) -> list[int]:
@@ -235,50 +231,100 @@ def _flagged(layer: NcnnLayer, rank: int) -> list[int]:
 
 
 @converts("PixelShuffle", params="0-1")
-def _pixel_shuffle(layer: NcnnLayer, graph: Conversion, x: str) -> str:
+def _pixel_shuffle(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     """Converts PixelShuffle, which moves channels to space: (C r r, H, W) -> (C, H r, W r).
 
     In mode 1 the blocks' positions are the outer part of the channel index, in mode 0 the inner
     one.
     """
-    factor, mode = _block(layer, graph, x)
-    if graph.extents(x)[0] % (factor * factor):
-        raise layer.damaged_error(f"{graph.extents(x)[0]} channels by {factor} x {factor}")
-    split = graph.split(x, 1, [-1, factor, factor] if mode == 0 else [factor, factor, -1])
-    woven = graph.permute(split, [0, 3, 1, 4, 2] if mode == 0 else [2, 3, 0, 4, 1])
-    return graph.merge(graph.merge(woven, 2, 2), 3, 2)
+    factor, mode = _block(layer, x)
+    if x.extents[0] % (factor * factor):
+        raise layer.damaged_error(f"{x.extents[0]} channels by {factor} x {factor}")
+    split = x.unflatten(1, [-1, factor, factor] if mode == 0 else [factor, factor, -1])
+    woven = split.permute([0, 3, 1, 4, 2] if mode == 0 else [2, 3, 0, 4, 1])
+    return woven.merge(2, 2).merge(3, 2)
 
 
 @converts("Reorg", params="0-1")
-def _reorg(layer: NcnnLayer, graph: Conversion, x: str) -> str:
+def _reorg(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     """Converts Reorg, which moves space to channels: (C, H s, W s) -> (C s s, H, W).
 
     In mode 1 the blocks' positions are the outer part of the channel index, in mode 0 the inner
     one.
     """
-    stride, mode = _block(layer, graph, x)
-    _, height, width = graph.extents(x)
+    stride, mode = _block(layer, x)
+    _, height, width = x.extents
     if height % stride or width % stride:
         raise layer.damaged_error(f"{height} x {width} by {stride}")
-    split = graph.split(graph.split(x, 2, [-1, stride]), 4, [-1, stride])
+    split = x.unflatten(2, [-1, stride]).unflatten(4, [-1, stride])
     order = [0, 2, 4, 1, 3] if mode == 0 else [2, 4, 0, 1, 3]
-    return graph.merge(graph.permute(split, order), 1, 3)
+    return split.permute(order).merge(1, 3)
 
 
-def _block(layer: NcnnLayer, graph: Conversion, x: str) -> tuple[int, int]:
+def _block(layer: NcnnLayer, x: NcnnTensor) -> tuple[int, int]:
     factor, mode = layer.integer(0, 1), layer.integer(1)
-    if factor < 1 or mode not in (0, 1) or len(graph.extents(x)) != 3:
-        raise layer.unsupported_error(f"factor {factor}, mode {mode}, {len(graph.extents(x))} axes")
+    if factor < 1 or mode not in (0, 1) or len(x.extents) != 3:
+        raise layer.unsupported_error(f"factor {factor}, mode {mode}, {len(x.extents)} axes")
     return factor, mode
 
 
 @converts("ShuffleChannel", params="0-1")
-def _shuffle_channel(layer: NcnnLayer, graph: Conversion, x: str) -> str:
-    channels, *rest = graph.extents(x)
+def _shuffle_channel(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
+    channels, *rest = x.extents
     groups = layer.integer(0, 1)
     if groups < 1 or channels % groups:
         raise layer.damaged_error(f"{channels} channels in {groups} groups")
     if layer.integer(1):
         groups = channels // groups
-    split = graph.split(x, 1, [groups, channels // groups])
-    return graph.merge(graph.permute(split, [1, 0, *range(2, 2 + len(rest))]), 1, 2)
+    split = x.unflatten(1, [groups, channels // groups])
+    return split.permute([1, 0, *range(2, 2 + len(rest))]).merge(1, 2)
+
+
+# -- inputs, stored tensors, and layers that only rename ------------------------------------------
+
+
+@converts("Input", params="0-2 11", inputs=(0, 0))
+def _input(layer: NcnnLayer) -> NcnnTensor:
+    raise AssertionError("inputs are made before the layers")
+
+
+@converts("MemoryData", params="0-2 11 21", inputs=(0, 0))
+def _memory_data(layer: NcnnLayer) -> NcnnTensor:
+    width, height, depth, channels = (layer.integer(key) for key in EXTENTS)
+    extents = [n for n in (channels, depth, height, width) if n]
+    if any(n < 0 for n in extents):
+        raise layer.damaged_error(f"the shape {extents}")
+    if layer.integer(21, 1) not in (0, 1):
+        raise layer.unsupported_error(f"values loaded as type {layer.integer(21)}")
+    read = layer.weights.raw if layer.integer(21, 1) else layer.weights.flagged
+    values = read(prod(extents), layer).reshape(1, *extents)
+    return NcnnTensor(layer.builder.variable(layer.outputs[0], values), layer)
+
+
+@converts("Split", outputs=(1, ANY))
+def _split(layer: NcnnLayer, x: NcnnTensor) -> list[NcnnTensor]:
+    return [x] * len(layer.outputs)
+
+
+@converts("Noop", inputs=(0, ANY), outputs=(0, ANY))
+def _noop(layer: NcnnLayer, *inputs: NcnnTensor) -> list[NcnnTensor]:
+    return list(inputs)
+
+
+@converts("DeepCopy")
+@converts("Packing", params="0-5")
+def _same(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
+    return x
+
+
+@converts("Cast", params="0-1", limits="8-bit types")
+def _cast(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
+    if 3 in (layer.integer(0), layer.integer(1)):
+        raise layer.unsupported_error("8-bit values")
+    return x
+
+
+@converts("Dropout", params="0")
+def _dropout(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
+    scale = layer.number(0, 1.0)
+    return x if scale == 1.0 else x * scale

@@ -1,135 +1,173 @@
-"""Converts matrix products."""
+"""Converts matrix products, attention, and layers that look up rows of a table."""
 
 from __future__ import annotations
 
-from cml_engine.formats.ncnn.conversion import Conversion
-from cml_engine.formats.ncnn.layer_types import converts
+import math
+
+from cml_engine.formats.ncnn.conversion import NcnnLayer, NcnnTensor, converts
 from cml_engine.formats.ncnn.layers.activations import apply_activation
-from cml_engine.formats.ncnn.param import NcnnLayer
 
 
 @converts("InnerProduct", params="0-2 8-10 18", limits="int8 weights")
-def _inner_product(layer: NcnnLayer, graph: Conversion, x: str) -> str:
+def _inner_product(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     layer.refuse(8, "int8 weights")
     layer.refuse(18, "quantised weights")
     count, size = layer.integer(0), layer.integer(2)
     if count < 1 or size < 1 or size % count:
         raise layer.damaged_error(f"{size} weights for {count} outputs")
-    width = size // count
-    filters = graph.weight(graph.weights.flagged(size, layer).reshape(count, width), "filter")
-    bias: str | float = 0.0
-    if layer.integer(1):
-        bias = graph.raw(count, "bias")
-    extents = graph.extents(x)
-    rows = len(extents) == 2 and extents[1] == width
-    if rows:
-        x = graph.op("reshape", x, shape=[-1, width])
-    else:
-        x = graph.reshape(x, [-1])
-    product = apply_activation(layer, graph, graph.op("linear", x, filters, bias))
-    return graph.op("reshape", product, shape=[-1, extents[0], count]) if rows else product
+    width, extents = size // count, x.extents
+    filters = layer.weight("filter", count, width)
+    bias = layer.raw("bias", 1, count) if layer.integer(1) else 0.0
+    has_rows = len(extents) == 2 and extents[1] == width
+    x = x.op("reshape", shape=[-1, width]) if has_rows else x.reshape([-1])
+    product = apply_activation(layer, x.op("linear", filters, bias))
+    return product.op("reshape", shape=[-1, extents[0], count]) if has_rows else product
 
 
 @converts("MatMul", params="0", inputs=(2, 2))
-def _matmul(layer: NcnnLayer, graph: Conversion, a: str, b: str) -> str:
-    """Converts MatMul, a product as NumPy's ``matmul``.
-
-    Parameter 0 transposes the second operand.
-    """
-    first, second = graph.extents(a), graph.extents(b)
+def _matmul(layer: NcnnLayer, a: NcnnTensor, b: NcnnTensor) -> NcnnTensor:
+    """Converts MatMul, NumPy's ``matmul``; parameter 0 transposes the second operand."""
+    first, second = a.extents, b.extents
     rank = max(len(first), len(second), 2)
-    turned = bool(layer.integer(0)) and len(second) > 1
-    a = graph.reshape(a, [1] * (rank - len(first)) + list(first))
-    if len(second) == 1:
-        b = graph.reshape(b, [1] * (rank - 2) + [second[0], 1])
-    else:
-        b = graph.reshape(b, [1] * (rank - len(second)) + list(second))
-    result = graph.op("matmul", a, b, transposeB=turned)
-    extents = list(graph.extents(result))
+    transposed = bool(layer.integer(0)) and len(second) > 1
+    a = a.reshape([1] * (rank - len(first)) + list(first))
+    column = [*second, 1] if len(second) == 1 else list(second)
+    b = b.reshape([1] * (rank - len(column)) + column)
+    result = a.op("matmul", b, transposeB=transposed)
+    extents = list(result.extents)
     if len(first) == 1:
         del extents[-2]
     if len(second) == 1:
         del extents[-1]
-    return graph.reshape(result, extents or [1])
+    return result.reshape(extents or [1])
 
 
 @converts("Gemm", params="0-14 18 20-22", inputs=(0, 3), limits="quantised weights")
-def _gemm(layer: NcnnLayer, graph: Conversion, *inputs: str) -> str:
+def _gemm(layer: NcnnLayer, *inputs: NcnnTensor) -> NcnnTensor:
     layer.refuse(18, "quantised weights")
     rest = list(inputs)
-    a = _matrix(layer, graph, rest, "a", 4, (7, 9), layer.integer(2))
-    b = _matrix(layer, graph, rest, "b", 5, (9, 8), layer.integer(3))
-    flat = [graph.reshape(x, graph.extents(x)[-2:]) for x in (a, b)]
-    result = graph.op(
-        "matmul", *flat, transposeA=bool(layer.integer(2)), transposeB=bool(layer.integer(3))
-    )
-    added = _added(layer, graph, rest, graph.extents(result))
+    a = _matrix(layer, rest, "a", 4, (7, 9), layer.integer(2))
+    b = _matrix(layer, rest, "b", 5, (9, 8), layer.integer(3))
+    flat = [x.reshape(x.extents[-2:]) for x in (a, b)]
+    flags = {"transposeA": bool(layer.integer(2)), "transposeB": bool(layer.integer(3))}
+    result = layer.op("matmul", *flat, **flags)
+    added = _addend(layer, rest, result.extents)
     beta, alpha = layer.number(1, 1.0), layer.number(0, 1.0)
     if added is not None:
-        result = graph.op("add", result, added if beta == 1 else graph.op("mul", added, beta))
+        result = result + (added if beta == 1 else added * beta)
     if alpha != 1:
-        result = graph.op("mul", result, alpha)
+        result = result * alpha
     if layer.integer(14):
-        result = graph.permute(result, [1, 0])
-    rows, columns = graph.extents(result)
-    return graph.reshape(result, [rows, 1, columns]) if layer.integer(11) else result
+        result = result.permute([1, 0])
+    rows, columns = result.extents
+    return result.reshape([rows, 1, columns]) if layer.integer(11) else result
 
 
 def _matrix(
     layer: NcnnLayer,
-    graph: Conversion,
-    rest: list[str],
+    rest: list[NcnnTensor],
     what: str,
     stored: int,
     ids: tuple[int, int],
-    turned: int,
-) -> str:
-    """Returns the name of an operand: a matrix of the file, or the first of ``rest``.
-
-    An input that is used is removed from ``rest``.
-    """
+    transposed: int,
+) -> NcnnTensor:
+    """Returns an operand: a matrix of the file, or the first of ``rest``, which is removed."""
     if layer.integer(stored):
-        rows, columns = (layer.integer(key) for key in (ids[::-1] if turned else ids))
+        rows, columns = (layer.integer(key) for key in (ids[::-1] if transposed else ids))
         if min(rows, columns) < 1:
             raise layer.damaged_error(f"a matrix of {rows} x {columns}")
-        values = graph.weights.flagged(rows * columns, layer)
-        return graph.weight(values.reshape(1, rows, columns), what)
+        return layer.weight(what, 1, rows, columns)
     if not rest:
         raise layer.damaged_error("an input is missing")
     x = rest.pop(0)
-    extents = graph.extents(x)
+    extents = x.extents
     if len(extents) == 3 and extents[1] == 1:
-        return graph.reshape(x, [extents[0], extents[2]])
+        return x.reshape([extents[0], extents[2]])
     if len(extents) != 2:
         raise layer.unsupported_error(f"an operand of {len(extents)} axes")
     return x
 
 
-def _added(
-    layer: NcnnLayer, graph: Conversion, rest: list[str], shape: tuple[int, ...]
-) -> str | None:
-    """Returns the name of the addend of a matrix product, or None if there is none.
+def _addend(layer: NcnnLayer, rest: list[NcnnTensor], shape: tuple[int, ...]) -> NcnnTensor | None:
+    """Returns the addend of a matrix product of ``shape``, or None if there is none.
 
-    The addend is stored, or is the first of ``rest``, from which it is then removed. It has a
-    shape that broadcasts to ``shape``.
+    The addend is stored, or is the first of ``rest``, and broadcasts to ``shape``.
     """
     rows, columns = shape
     if layer.integer(6):
         kind = layer.integer(10)
         if kind == -1:
             return None
-        wanted = {0: [1, 1], 1: [rows, 1], 2: [rows, 1], 3: [rows, columns], 4: [1, columns]}
-        if kind not in wanted:
+        stored = {0: (1, 1), 1: (rows, 1), 2: (rows, 1), 3: (rows, columns), 4: (1, columns)}
+        if kind not in stored:
             raise layer.unsupported_error(f"a sum of kind {kind}")
-        extents = wanted[kind]
-        values = graph.weights.flagged(extents[0] * extents[1], layer)
-        return graph.weight(values.reshape(1, *extents), "c")
+        return layer.weight("c", 1, *stored[kind])
     if not rest:
         return None
-    x = rest.pop(0)
-    extents = list(graph.extents(x))
+    extents = list(rest[0].extents)
     if len(extents) == 1:
         extents = [1, *extents] if extents[0] not in (1, rows) else [*extents, 1]
     if len(extents) != 2 or extents[0] not in (1, rows) or extents[1] not in (1, columns):
-        raise layer.damaged_error(f"a sum of {list(graph.extents(x))} to {rows} x {columns}")
-    return graph.reshape(x, extents)
+        raise layer.damaged_error(f"a sum of {list(rest[0].extents)} to {rows} x {columns}")
+    return rest[0].reshape(extents)
+
+
+@converts("MultiHeadAttention", params="0-7 18", inputs=(1, 4),
+       limits="a cache of keys, quantised weights")  # fmt: skip
+def _attention(layer: NcnnLayer, *inputs: NcnnTensor) -> NcnnTensor:
+    """Converts MultiHeadAttention of rows of queries, keys and values.
+
+    Missing inputs repeat the last one: with one input it is query, key and value. A mask, if
+    there is one, is the last input.
+    """
+    layer.refuse(7, "a cache of keys and values")
+    layer.refuse(18, "quantised weights")
+    width, heads = layer.integer(0), layer.integer(1, 1)
+    if width < 1 or heads < 1 or width % heads or layer.integer(2) % width:
+        raise layer.damaged_error(f"{width} wide with {heads} heads")
+    tensors = list(inputs)
+    mask = tensors.pop() if layer.integer(5) else None
+    if not 1 <= len(tensors) <= 3:
+        raise layer.damaged_error(f"{len(inputs)} inputs")
+    query, key, value = (tensors + 2 * tensors[-1:])[:3]
+    outer = layer.integer(2) // width
+    scale = layer.number(6, 1 / math.sqrt(width / heads))
+
+    def heads_of(x: NcnnTensor, what: str, columns: int, factor: float = 1.0) -> NcnnTensor:
+        rows = _rows(layer, x, what, columns, width)
+        rows = rows if factor == 1 else rows * factor
+        return rows.unflatten(2, [heads, width // heads]).permute([1, 0, 2])
+
+    q = heads_of(query, "q", outer, scale)
+    k = heads_of(key, "k", layer.integer(3, width))
+    v = heads_of(value, "v", layer.integer(4, width))
+    scores = q.op("matmul", k, transposeB=True)
+    if mask is not None:
+        scores = scores + mask.reshape([1] * (3 - len(mask.extents)) + list(mask.extents))
+    mixed = scores.op("softmax", axes=[3]).op("matmul", v)
+    return _rows(layer, mixed.permute([1, 0, 2]).merge(2, 2), "out", width, outer)
+
+
+def _rows(layer: NcnnLayer, x: NcnnTensor, what: str, width: int, count: int) -> NcnnTensor:
+    """Multiplies the rows of ``x``, ``width`` wide, by a stored matrix and adds a stored bias."""
+    if len(x.extents) != 2 or x.extents[1] != width:
+        raise layer.damaged_error(f"an input of {list(x.extents)}: wanted rows of {width}")
+    product = x.op("matmul", layer.weight(f"{what}_weight", 1, count, width), transposeB=True)
+    return product + layer.raw(f"{what}_bias", 1, 1, count)
+
+
+@converts("Embed", params="0-3 18", limits="int8 weights")
+def _embed(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
+    """Converts Embed: looks up a row of a stored table for each input value and adds a stored bias.
+
+    The bias is optional. Indices outside the table are clamped to it.
+    """
+    layer.refuse(18, "int8 weights")
+    width, words = layer.integer(0), layer.integer(1)
+    if width < 1 or words < 1 or layer.integer(3) != width * words:
+        raise layer.damaged_error(f"{layer.integer(3)} weights for {words} words of {width}")
+    table = layer.weight("table", words, width)
+    bias = layer.raw("bias", 1, 1, width) if layer.integer(2) else None
+    numbers = x.reshape([-1]).op("clamp", 0.0, float(words - 1)).op("cast", dtype="integer")
+    rows = table.op("gather", numbers, axis=0)
+    return rows if bias is None else rows + bias

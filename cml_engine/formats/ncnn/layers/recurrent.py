@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from cml_engine.formats.ncnn.conversion import Conversion
-from cml_engine.formats.ncnn.layer_types import converts
-from cml_engine.formats.ncnn.param import NcnnLayer
+from cml_engine.formats.ncnn.conversion import NcnnLayer, NcnnTensor, converts
 from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import Array
 
-_FORWARD, _REVERSE, _BOTH = range(3)
+_REVERSE, _BOTH = 1, 2
 
 
 @dataclass(frozen=True)
@@ -19,187 +18,158 @@ class _Cell:
     """The weights of one direction of a recurrent layer.
 
     ``input`` and ``state`` are matrices for the input and the previous state, with the rows of
-    one gate after those of another. ``bias`` has one row per gate (a GRU has four).
+    one gate after those of another. ``bias`` has the gates' biases, ``inner_bias`` what is left:
+    the bias of a GRU's product with the state.
     """
 
     input: Array
     bias: Array
+    inner_bias: Array
     state: Array
 
 
-#: the tensors passed from step to step; the first is the step's result
-_State = list[str]
-#: ``step(to, gates, before)``: the next state, from the input's part of the gates and the previous
-#: state
-_Step = Callable[[Conversion, str, "_State | None"], _State]
+#: the tensors passed from step to step, of which the first is the step's result; empty before the
+#: first step
+_State = list[NcnnTensor]
+#: returns the next state, from the input's part of the gates and the previous state
+_Step = Callable[[NcnnTensor, _State], _State]
+
+_recurrent = partial(converts, params="0-2 8", limits="int8 weights, long sequences")
 
 
-@converts(
-    "LSTM", params="0-3 8", inputs=(1, 3), outputs=(1, 3), limits="int8 weights, long sequences"
-)
-def _lstm(layer: NcnnLayer, graph: Conversion, x: str, *states: str) -> list[str]:
+@_recurrent("LSTM", params="0-3 8", inputs=(1, 3), outputs=(1, 3))
+def _lstm(layer: NcnnLayer, x: NcnnTensor, *states: NcnnTensor) -> list[NcnnTensor]:
     width = layer.integer(0)
     hidden = layer.integer(3, width)
-    cells = _cells(layer, graph, 4, hidden, width, 4)
-    smaller: list[Array] = []
-    if hidden != width:
-        projections = graph.weights.flagged(len(cells) * width * hidden, layer)
-        smaller = list(projections.reshape(len(cells), 1, width, hidden))
+    cells = _cells(layer, 4, hidden, width, 4)
+    projections = layer.array(len(cells), 1, width, hidden) if hidden != width else None
     if len(states) == 1:
         raise layer.damaged_error("a state without its memory")
 
     def step_of(index: int, cell: _Cell) -> _Step:
-        state = graph.weight(cell.state[None], f"state{index}_weight")
-        projection = graph.weight(smaller[index], f"projection{index}_weight") if smaller else ""
+        weight = layer.constant(cell.state[None], f"state{index}_weight")
+        projection = None
+        if projections is not None:
+            projection = layer.constant(projections[index], f"projection{index}_weight")
 
-        def step(graph: Conversion, gates: str, before: _State | None) -> _State:
-            if before is not None:
-                product = graph.op("matmul", before[0], state, transposeB=True)
-                gates = graph.op("add", gates, product)
-            i, f, o, g = graph.ops("split", 4, gates, axis=2, ratios=[1, 1, 1, 1])
-            memory = graph.op("mul", graph.op("sigmoid", i), graph.op("tanh", g))
-            if before is not None:
-                memory = graph.op("add", graph.op("mul", graph.op("sigmoid", f), before[1]), memory)
-            out = graph.op("mul", graph.op("sigmoid", o), graph.op("tanh", memory))
-            if projection:
-                out = graph.op("matmul", out, projection, transposeB=True)
+        def step(gates: NcnnTensor, before: _State) -> _State:
+            if before:
+                gates = gates + before[0].op("matmul", weight, transposeB=True)
+            i, f, o, g = gates.split(2, [1, 1, 1, 1])
+            memory = i.op("sigmoid") * g.op("tanh")
+            if before:
+                memory = f.op("sigmoid") * before[1] + memory
+            out = o.op("sigmoid") * memory.op("tanh")
+            if projection is not None:
+                out = out.op("matmul", projection, transposeB=True)
             return [out, memory]
 
         return step
 
-    return _run(layer, graph, x, states, cells, step_of, [cell.bias.reshape(-1) for cell in cells])
+    return _run(layer, x, states, cells, step_of)
 
 
-@converts(
-    "GRU", params="0-2 8", inputs=(1, 2), outputs=(1, 2), limits="int8 weights, long sequences"
-)
-def _gru(layer: NcnnLayer, graph: Conversion, x: str, *states: str) -> list[str]:
+@_recurrent("GRU", inputs=(1, 2), outputs=(1, 2))
+def _gru(layer: NcnnLayer, x: NcnnTensor, *states: NcnnTensor) -> list[NcnnTensor]:
     width = layer.integer(0)
-    cells = _cells(layer, graph, 3, width, width, 4)
 
     def step_of(index: int, cell: _Cell) -> _Step:
-        state = graph.weight(cell.state[None], f"state{index}_weight")
-        inner = graph.weight(cell.bias[3].reshape(1, 1, -1), f"new{index}_bias")
+        weight = layer.constant(cell.state[None], f"state{index}_weight")
+        inner = layer.constant(cell.inner_bias, f"new{index}_bias")
 
-        def step(graph: Conversion, gates: str, before: _State | None) -> _State:
-            r, u, n = graph.ops("split", 3, gates, axis=2, ratios=[1, 1, 1])
-            new = inner
-            if before is not None:
-                product = graph.op("matmul", before[0], state, transposeB=True)
-                more = graph.ops("split", 3, product, axis=2, ratios=[1, 1, 1])
-                r, u = (graph.op("add", a, b) for a, b in zip((r, u), more, strict=False))
-                new = graph.op("add", more[2], inner)
-            new = graph.op("tanh", graph.op("add", n, graph.op("mul", graph.op("sigmoid", r), new)))
-            update = graph.op("sigmoid", u)
-            if before is None:
-                return [graph.op("sub", new, graph.op("mul", update, new))]
-            return [graph.op("add", new, graph.op("mul", update, graph.op("sub", before[0], new)))]
+        def step(gates: NcnnTensor, before: _State) -> _State:
+            reset, update, new = gates.split(2, [1, 1, 1])
+            product = inner
+            if before:
+                recurrent = before[0].op("matmul", weight, transposeB=True).split(2, [1, 1, 1])
+                reset, update = reset + recurrent[0], update + recurrent[1]
+                product = recurrent[2] + inner
+            new = (new + reset.op("sigmoid") * product).op("tanh")
+            update = update.op("sigmoid")
+            return [new + update * (before[0] - new) if before else new - update * new]
 
         return step
 
-    biases = [cell.bias[:3].reshape(-1) for cell in cells]
-    return _run(layer, graph, x, states, cells, step_of, biases)
+    return _run(layer, x, states, _cells(layer, 3, width, width, 4), step_of)
 
 
-@converts(
-    "RNN", params="0-2 8", inputs=(1, 2), outputs=(1, 2), limits="int8 weights, long sequences"
-)
-def _rnn(layer: NcnnLayer, graph: Conversion, x: str, *states: str) -> list[str]:
+@_recurrent("RNN", inputs=(1, 2), outputs=(1, 2))
+def _rnn(layer: NcnnLayer, x: NcnnTensor, *states: NcnnTensor) -> list[NcnnTensor]:
     width = layer.integer(0)
-    cells = _cells(layer, graph, 1, width, width, 1)
 
     def step_of(index: int, cell: _Cell) -> _Step:
-        state = graph.weight(cell.state[None], f"state{index}_weight")
+        weight = layer.constant(cell.state[None], f"state{index}_weight")
 
-        def step(graph: Conversion, gates: str, before: _State | None) -> _State:
-            if before is not None:
-                product = graph.op("matmul", before[0], state, transposeB=True)
-                gates = graph.op("add", gates, product)
-            return [graph.op("tanh", gates)]
+        def step(gates: NcnnTensor, before: _State) -> _State:
+            if before:
+                gates = gates + before[0].op("matmul", weight, transposeB=True)
+            return [gates.op("tanh")]
 
         return step
 
-    return _run(layer, graph, x, states, cells, step_of, [cell.bias.reshape(-1) for cell in cells])
+    return _run(layer, x, states, _cells(layer, 1, width, width, 1), step_of)
 
 
-def _cells(
-    layer: NcnnLayer, graph: Conversion, gates: int, hidden: int, width: int, biases: int
-) -> list[_Cell]:
+def _cells(layer: NcnnLayer, gates: int, hidden: int, width: int, biases: int) -> list[_Cell]:
     """Reads the weights of the layer's one or two directions and returns a cell for each."""
     layer.refuse(8, "int8 weights")
-    count, total = 1 + (layer.integer(2) == _BOTH), layer.integer(1)
+    direction, total = layer.integer(2), layer.integer(1)
+    count = 1 + (direction == _BOTH)
     rows = count * gates * hidden
-    if width < 1 or hidden < 1 or not 0 <= layer.integer(2) <= _BOTH or total < 1 or total % rows:
-        raise layer.damaged_error(
-            f"{total} weights for {width} outputs in direction {layer.integer(2)}"
-        )
-    inputs = graph.weights.flagged(total, layer).reshape(count, gates * hidden, total // rows)
-    bias = graph.weights.flagged(count * biases * hidden, layer).reshape(count, biases, hidden)
-    states = graph.weights.flagged(rows * width, layer).reshape(count, gates * hidden, width)
-    return [_Cell(*parts) for parts in zip(inputs, bias, states, strict=True)]
+    if width < 1 or hidden < 1 or not 0 <= direction <= _BOTH or total < 1 or total % rows:
+        raise layer.damaged_error(f"{total} weights for {width} outputs in direction {direction}")
+    inputs = layer.array(count, gates * hidden, total // rows)
+    bias = layer.array(count, 1, 1, biases * hidden)
+    states = layer.array(count, gates * hidden, width)
+    parts = bias[..., : gates * hidden], bias[..., gates * hidden :]
+    return [_Cell(*weights) for weights in zip(inputs, *parts, states, strict=True)]
 
 
 def _run(
     layer: NcnnLayer,
-    graph: Conversion,
-    x: str,
-    states: Sequence[str],
+    x: NcnnTensor,
+    states: Sequence[NcnnTensor],
     cells: Sequence[_Cell],
     step_of: Callable[[int, _Cell], _Step],
-    biases: Sequence[Array],
-) -> list[str]:
-    """Runs a recurrent layer over all steps of ``x`` and returns the names of its outputs.
+) -> list[NcnnTensor]:
+    """Runs a recurrent layer over all steps of ``x`` and returns its outputs.
 
     The first output has the results of all steps, of both directions side by side. The last states
-    follow if the layer has outputs for them.
+    follow if the layer has outputs for them. ``states`` have a row for each direction.
     """
-    extents = graph.extents(x)
-    if len(extents) != 2 or extents[1] != cells[0].input.shape[1]:
-        raise layer.damaged_error(
-            f"an input of {list(extents)}: wanted rows of {cells[0].input.shape[1]}"
-        )
-    current_budget().check_nodes(extents[0], f"a sequence of {extents[0]:,} steps", layer.source)
-    rows: list[str] = []
+    width = cells[0].input.shape[1]
+    if len(x.extents) != 2 or x.extents[1] != width:
+        raise layer.damaged_error(f"an input of {list(x.extents)}: wanted rows of {width}")
+    length = x.extents[0]
+    current_budget().check_nodes(length, f"a sequence of {length:,} steps", layer.source)
+    rows: list[NcnnTensor] = []
     last: list[_State] = []
-    for index, (cell, bias) in enumerate(zip(cells, biases, strict=True)):
-        weight = graph.weight(cell.input[None], f"input{index}_weight")
-        product = graph.op("matmul", x, weight, transposeB=True)
-        gates = graph.op("add", product, graph.weight(bias.reshape(1, 1, -1), f"bias{index}"))
-        steps = _parts(graph, gates, extents[0])
-        backwards = layer.integer(2) == _REVERSE or index == 1
-        state = _first(layer, graph, states, index, len(cells))
+    for index, cell in enumerate(cells):
+        weight = layer.constant(cell.input[None], f"input{index}_weight")
+        product = x.op("matmul", weight, transposeB=True)
+        steps = _rows(product + layer.constant(cell.bias, f"bias{index}"), length)
+        is_backwards = layer.integer(2) == _REVERSE or index == 1
+        for state in states:
+            if len(state.extents) != 2 or state.extents[0] != len(cells):
+                wanted = f"wanted {len(cells)} rows"
+                raise layer.damaged_error(f"a state of {list(state.extents)}: {wanted}")
+        current = [_rows(state, len(cells))[index] for state in states]
         step = step_of(index, cell)
-        made: list[str] = []
-        for gate in reversed(steps) if backwards else steps:
-            state = step(graph, gate, state)
-            made.append(state[0])
-        assert state is not None
-        last.append(state)
-        rows.append(_joined(graph, made[::-1] if backwards else made, 1))
-    outputs = [_joined(graph, rows, 2)]
+        made: list[NcnnTensor] = []
+        for gates in reversed(steps) if is_backwards else steps:
+            current = step(gates, current)
+            made.append(current[0])
+        last.append(current)
+        rows.append(_joined(made[::-1] if is_backwards else made, 1))
+    outputs = [_joined(rows, 2)]
     if len(layer.outputs) > 1:
-        outputs += [_joined(graph, [s[k] for s in last], 1) for k in range(len(last[0]))]
+        outputs += [_joined(parts, 1) for parts in zip(*last, strict=True)]
     return outputs
 
 
-def _first(
-    layer: NcnnLayer, graph: Conversion, states: Sequence[str], index: int, count: int
-) -> _State | None:
-    """Returns the tensors of the initial state of direction ``index``; None if no state is given.
-
-    ``states`` have a row for each of ``count`` directions.
-    """
-    for state in states:
-        if len(graph.extents(state)) != 2 or graph.extents(state)[0] != count:
-            raise layer.damaged_error(
-                f"a state of {list(graph.extents(state))}: wanted {count} rows"
-            )
-    return [_parts(graph, state, count)[index] for state in states] or None
+def _rows(x: NcnnTensor, count: int) -> list[NcnnTensor]:
+    return [x] if count == 1 else x.split(1, [1] * count)
 
 
-def _parts(graph: Conversion, x: str, count: int) -> list[str]:
-    return [x] if count == 1 else graph.ops("split", count, x, axis=1, ratios=[1] * count)
-
-
-def _joined(graph: Conversion, parts: Sequence[str], axis: int) -> str:
-    return parts[0] if len(parts) == 1 else graph.op("concat", *parts, axis=axis)
+def _joined(parts: Sequence[NcnnTensor], axis: int) -> NcnnTensor:
+    return parts[0] if len(parts) == 1 else parts[0].op("concat", *parts[1:], axis=axis)

@@ -1,16 +1,21 @@
-"""Reads ncnn's ``.param``, a text file with one layer per line."""
+"""Reads ncnn's two files: ``.param``, a line of text per layer, and ``.bin``, their weights.
+
+The weights have no names: layers read them in order.
+"""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from cml_engine.errors import ModelError, Source, UnsupportedOp
+from cml_engine.errors import ModelError, Source, TensorFileError, UnsupportedOp
 from cml_engine.io.load_limits import current_budget
 from cml_engine.io.model_source import ModelSource, SourceFile, file_size, shown
+from cml_engine.ir.graph import Array, DType
 
 MAGIC = "7767517"
 _MAX_INT = 2**31
@@ -18,12 +23,22 @@ _MAX_INT = 2**31
 #: ncnn's value for a missing parameter.
 MISSING = -233
 
+#: The parameter ids of width, height, depth and channels.
+EXTENTS = (0, 1, 11, 2)
+
 #: Keys at or below this have arrays: ``-23310=1,0.1`` is parameter 10.
 _ARRAY_KEY = -23300
 
+#: The storage of a blob's items, by the flag before it. Any other flag but 0 means a table of 256
+#: values and a byte per item.
+_RAW = (0x00000000, 0x0002C056)
+_FLOAT16 = 0x01306B47
+_INT8 = 0x000D4B38
+_TABLE = 256
 
-@dataclass(frozen=True, slots=True)
-class NcnnLayer:
+
+@dataclass(frozen=True)
+class LayerLine:
     """A layer: one line of the ``.param``.
 
     ``params`` holds a number, a list of numbers or a text for each of ncnn's parameter ids.
@@ -93,7 +108,7 @@ class NcnnLayer:
         return ModelError(f"ncnn {self.type} '{self.name}': {what}: export it again", self.source)
 
 
-def read_param(source: ModelSource) -> list[NcnnLayer]:
+def read_param(source: ModelSource) -> list[LayerLine]:
     """Reads the ``.param`` of a source and returns its layers in the order of the file.
 
     Raises :class:`ModelError` if the file has another format or is truncated.
@@ -128,7 +143,7 @@ def _lines(source: ModelSource, path: str) -> list[tuple[int, str]]:
     return [(i + 1, line) for i, line in enumerate(text.splitlines()) if line.strip()]
 
 
-def _layer(line: str, source: Source) -> NcnnLayer:
+def _layer(line: str, source: Source) -> LayerLine:
     words = line.split()
     if len(words) < 4 or not (words[2].isdecimal() and words[3].isdecimal()):
         message = "wanted: type, name, number of inputs, number of outputs, ..."
@@ -143,7 +158,7 @@ def _layer(line: str, source: Source) -> NcnnLayer:
         if key in params:
             raise ModelError(f"parameter {key} stands twice", source)
         params[key] = value
-    return NcnnLayer(words[0], words[1], tuple(blobs[:ins]), tuple(blobs[ins:]), params, source)
+    return LayerLine(words[0], words[1], tuple(blobs[:ins]), tuple(blobs[ins:]), params, source)
 
 
 def _is_param(word: str) -> bool:
@@ -188,3 +203,71 @@ def _number(text: str) -> int | float:
 
 def _shown(value: Any) -> str:
     return f"'{value[:40]}'" if isinstance(value, str) else str(value)[:60]
+
+
+class WeightReader:
+    """A sequential reader of a ``.bin``: each call reads the next weights of a layer."""
+
+    def __init__(self, source: ModelSource, name: str) -> None:
+        self._name = name
+        self._path = shown(source, name)
+        if file_size(source, name) is None:
+            raise TensorFileError(
+                f"cannot read '{self._path}': there is no such file: it belongs beside the .param"
+            )
+        self._data = SourceFile(source, name).span()
+        self._at = 0
+
+    def raw(self, count: int, layer: LayerLine) -> Array:
+        """Reads the next ``count`` float32 values, such as biases, which have no flag."""
+        return self._take(count, np.dtype("<f4"), layer)
+
+    def flagged(self, count: int, layer: LayerLine) -> Array:
+        """Reads a 32-bit flag and ``count`` weights, stored as the flag says.
+
+        Returns them as float32.
+
+        They are stored as float32, as float16, or as bytes that index a table. Raises an error
+        for int8.
+        """
+        (flag,) = struct.unpack("<I", self._take(4, np.dtype(np.uint8), layer).tobytes())
+        if flag in _RAW:
+            return self.raw(count, layer)
+        if flag == _INT8:
+            raise layer.unsupported_error("weights of 8 bits")
+        if flag == _FLOAT16:
+            return self._padded(count, np.dtype("<f2"), layer).astype(np.float32)
+        if not sum(flag.to_bytes(4, "little")) or flag >> 24 > 1:
+            raise layer.unsupported_error(f"weights stored as {flag:#010x}")
+        table = self.raw(_TABLE, layer)
+        return table[self._padded(count, np.dtype(np.uint8), layer)]
+
+    def finish(self) -> None:
+        """Raises TensorFileError if bytes are left: the two files do not belong together."""
+        left = len(self._data) - self._at
+        if left > 0:
+            message = f"'{self._path}' has {left:,} bytes more than its .param takes"
+            raise TensorFileError(f"{message}: they do not belong together")
+
+    def _padded(self, count: int, dtype: DType, layer: LayerLine) -> Array:
+        """Reads an array of items shorter than 32 bits and skips the padding after it.
+
+        The padding ends at a multiple of 32 bits.
+        """
+        values = self._take(count, dtype, layer)
+        self._at = -(-self._at // 4) * 4
+        return values
+
+    def _take(self, count: int, dtype: DType, layer: LayerLine) -> Array:
+        if count < 0:
+            raise layer.damaged_error(f"{count} weights")
+        size = count * dtype.itemsize
+        if self._at + size > len(self._data):
+            message = (
+                f"'{self._name}' is truncated: {layer.type} '{layer.name}' wants {size:,} "
+                f"bytes at {self._at:,}, got {max(0, len(self._data) - self._at):,}"
+            )
+            raise TensorFileError(message, layer.source)
+        values = np.frombuffer(self._data, dtype, count, self._at)
+        self._at += size
+        return values

@@ -1,0 +1,286 @@
+"""Converts convolution, deconvolution and pooling in 1, 2 and 3 dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from cml_engine.formats.ncnn.conversion import NcnnLayer, NcnnTensor, converts
+from cml_engine.formats.ncnn.files import MISSING
+from cml_engine.formats.ncnn.layers.activations import apply_activation
+
+#: "Same" padding with the odd pixel at the end or at the start.
+_SAME_UPPER, _SAME_LOWER = -233, -234
+
+
+def _halves(total: int, kind: int) -> tuple[int, int]:
+    """Splits padding into two halves; the larger one is the last if ``kind`` is ``_SAME_UPPER``."""
+    small, large = total // 2, total - total // 2
+    return (small, large) if kind == _SAME_UPPER else (large, small)
+
+
+# -- convolution -------------------------------------------------------------------------------
+
+#: Ids of kernel, dilation, stride, padding before and after, for width, height and depth.
+_CONV_IDS = ((1, 2, 3, 4, 15), (11, 12, 13, 14, 16), (21, 22, 23, 24, 17))
+
+#: Ids of a deconvolution's output padding and output size, by the number of axes.
+_OUTPUT_IDS = {1: ((18,), (20,)), 2: ((18, 19), (20, 21)), 3: ((18, 19, 20), (25, 26, 27))}
+
+_COMPUTED = "computed weights"
+_INT8 = "int8 weights, computed weights"
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """The parameters of a convolution along one axis."""
+
+    kernel: int
+    dilation: int
+    stride: int
+    before: int
+    behind: int
+
+    @property
+    def window(self) -> int:
+        """The extent of the dilated kernel."""
+        return (self.kernel - 1) * self.dilation + 1
+
+    @property
+    def is_same(self) -> bool:
+        return self.before in (_SAME_UPPER, _SAME_LOWER)
+
+    def padding(self, size: int) -> tuple[int, int]:
+        """Returns the padding before and after an axis of ``size`` elements; resolves "same"."""
+        if not self.is_same:
+            return self.before, self.behind
+        total = max(0, self.window + (size - 1) // self.stride * self.stride - size)
+        return _halves(total, self.before)
+
+
+@converts("Convolution1D", params="0-6 9 10 15 18 19", inputs=(1, 3), limits=_COMPUTED)
+@converts("Convolution", params="0-6 8-16 18 19", inputs=(1, 3), limits=_INT8)
+@converts("Convolution3D", params="0-6 9-18 21-24")
+@converts("ConvolutionDepthWise1D", params="0-7 9 10 15 18 19", inputs=(1, 3), limits=_COMPUTED)
+@converts("ConvolutionDepthWise", params="0-16 18 19", inputs=(1, 3), limits=_INT8)
+@converts("ConvolutionDepthWise3D", params="0-7 9-18 21-24")
+def _convolution(layer: NcnnLayer, x: NcnnTensor, *computed: NcnnTensor) -> NcnnTensor:
+    if computed or layer.integer(19):
+        raise layer.unsupported_error("a convolution whose weights are computed")
+    axes = _axes(layer)
+    if len(axes) == 2 and len(x.extents) == 1 and all(a.kernel == 1 for a in axes):
+        return _dense(layer, x)
+    count, groups = _outputs_and_groups(layer)
+    channels, *sizes = _checked_extents(layer, x, axes)
+    kernel = [axis.kernel for axis in axes]
+    _check_weights(layer, channels, count, groups, kernel)
+    weights = layer.array(count, channels // groups, *kernel)
+    padding = [axis.padding(size) for axis, size in zip(axes, sizes, strict=True)]
+    value = layer.number(18)
+    inputs = layer.constant(weights, "filter"), _bias(layer, count)
+    if value and any(map(any, padding)):
+        x = x.op("pad", padding=[(0, 0), (0, 0), *padding], border="constant", value=value)
+        padding = [(0, 0) for _ in axes]
+    elif all(axis.before == _SAME_UPPER for axis in axes):
+        padding = []  # NNEF's automatic padding
+    return _windowed(layer, "conv", x, inputs, axes, padding, groups)
+
+
+@converts("Deconvolution1D", params="0-6 9 10 15 18 20 28", inputs=(1, 3), limits=_COMPUTED)
+@converts("Deconvolution", params="0-6 8-16 18-21 28", inputs=(1, 3), limits=_INT8)
+@converts("Deconvolution3D", params="0-6 9-18 19-27")
+@converts(
+    "DeconvolutionDepthWise1D", params="0-7 9 10 15 18 20 28", inputs=(1, 3), limits=_COMPUTED
+)
+@converts("DeconvolutionDepthWise", params="0-16 18-21 28", inputs=(1, 3), limits=_INT8)
+@converts("DeconvolutionDepthWise3D", params="0-7 9-27")
+def _deconvolution(layer: NcnnLayer, x: NcnnTensor, *computed: NcnnTensor) -> NcnnTensor:
+    if computed or layer.integer(28):
+        raise layer.unsupported_error("a deconvolution whose weights are computed")
+    axes = _axes(layer)
+    count, groups = _outputs_and_groups(layer)
+    channels, *sizes = _checked_extents(layer, x, axes)
+    kernel = [axis.kernel for axis in axes]
+    _check_weights(layer, channels, count, groups, kernel)
+    weights = layer.array(groups, count // groups, channels // groups, *kernel).swapaxes(1, 2)
+    weights = weights.reshape(channels, count // groups, *kernel)
+    inputs = layer.constant(weights, "filter"), _bias(layer, count)
+    return _windowed(layer, "deconv", x, inputs, axes, _crops(layer, axes, sizes), groups)
+
+
+def _windowed(
+    layer: NcnnLayer,
+    op: str,
+    x: NcnnTensor,
+    inputs: Sequence[NcnnTensor | float],
+    axes: Sequence[_Axis],
+    padding: Sequence[tuple[int, int]],
+    groups: int,
+) -> NcnnTensor:
+    stride, dilation = [axis.stride for axis in axes], [axis.dilation for axis in axes]
+    result = x.op(op, *inputs, padding=padding, stride=stride, dilation=dilation, groups=groups)
+    return apply_activation(layer, result)
+
+
+def _crops(layer: NcnnLayer, axes: Sequence[_Axis], sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """Returns the numbers of elements that a deconvolution crops before and after each axis.
+
+    Output padding is a negative crop. A fixed output size is used only with "same" padding.
+    """
+    longer, fixed = (
+        [layer.integer(key, layer.integer(ids[0])) for key in ids][::-1]
+        for ids in _OUTPUT_IDS[len(axes)]
+    )
+    found = []
+    for axis, size, more, wanted in zip(axes, sizes, longer, fixed, strict=True):
+        before, behind = axis.before, axis.behind
+        if axis.is_same:
+            total = (size - 1) * axis.stride + axis.window + more - wanted
+            if wanted <= 0 or total < 0:
+                raise layer.unsupported_error(f"'same' padding to an output of {wanted}")
+            before, behind = _halves(total, before)
+        found.append((before, behind - more))
+    return found
+
+
+def _axes(layer: NcnnLayer) -> list[_Axis]:
+    """Returns the axes, outermost first; a parameter that is missing has the width's value."""
+    count = 1 if layer.type.endswith("1D") else 3 if layer.type.endswith("3D") else 2
+    defaults, found = [0, 1, 1, 0], list[_Axis]()
+    for ids in _CONV_IDS[:count]:
+        pairs = zip(ids[:4], defaults, strict=True)
+        kernel, dilation, stride, before = values = [layer.integer(*pair) for pair in pairs]
+        defaults = defaults if found else values
+        if min(kernel, dilation, stride) < 1:
+            raise layer.damaged_error(f"kernel {kernel}, dilation {dilation}, stride {stride}")
+        found.append(_Axis(kernel, dilation, stride, before, layer.integer(ids[4], before)))
+    sides = {side for axis in found for side in (axis.before, axis.behind)}
+    if min(sides) < 0 and sides not in ({_SAME_UPPER}, {_SAME_LOWER}):
+        raise layer.damaged_error(f"padding by {sorted(sides)}")
+    return found[::-1]
+
+
+def _outputs_and_groups(layer: NcnnLayer) -> tuple[int, int]:
+    layer.refuse(8, "int8 weights")
+    return layer.integer(0), layer.integer(7, 1) if "DepthWise" in layer.type else 1
+
+
+def _checked_extents(layer: NcnnLayer, x: NcnnTensor, axes: Sequence[_Axis]) -> tuple[int, ...]:
+    if len(x.extents) != 1 + len(axes):
+        shape = ",".join(map(str, x.extents))
+        wanted = f"the channels and {len(axes)} more"
+        raise layer.damaged_error(f"an input of [{shape}] without the batch: wanted {wanted}")
+    return x.extents
+
+
+def _check_weights(
+    layer: NcnnLayer, channels: int, count: int, groups: int, kernel: Sequence[int]
+) -> None:
+    """Raises an error if the layer states another number of weights than the shapes require."""
+    if min(count, groups) < 1 or count % groups or channels % groups:
+        raise layer.damaged_error(f"{channels} channels to {count} in {groups} groups")
+    wanted = count * (channels // groups) * prod(kernel)
+    if layer.integer(6) != wanted:
+        what = f"{channels} channels to {count} by a kernel of {'x'.join(map(str, kernel))}"
+        raise layer.damaged_error(f"{layer.integer(6)} weights where {what} want {wanted}")
+
+
+def _bias(layer: NcnnLayer, count: int) -> NcnnTensor | float:
+    return layer.raw("bias", 1, count) if layer.integer(5) else 0.0
+
+
+def _dense(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
+    """Converts a convolution of a vector with a kernel of size 1 to a matrix product."""
+    (count, _), (width,) = _outputs_and_groups(layer), x.extents
+    _check_weights(layer, width, count, 1, (1,))
+    filters = layer.weight("filter", count, width)
+    return apply_activation(layer, x.op("linear", filters, _bias(layer, count)))
+
+
+# -- pooling -----------------------------------------------------------------------------------
+
+#: Ids of kernel, stride, padding before and after, and output size, for width, height, depth.
+_POOL_IDS = ((1, 2, 3, 14, 8), (11, 12, 13, 15, 18), (21, 22, 23, 16, 28))
+
+#: "Same" padding by parameter 5.
+_SAME = {2: _SAME_UPPER, 3: _SAME_LOWER}
+
+#: ncnn's maximum of a window that lies entirely in the padding.
+_LEAST = -float(np.finfo(np.float32).max)
+
+
+@converts("Pooling1D", params="0-8 14")
+@converts("Pooling", params="0-8 11-15 18")
+@converts("Pooling3D", params="0-8 11-16 18 21-23 28")
+def _pooling(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
+    count = {"Pooling1D": 1, "Pooling": 2}.get(layer.type, 3)
+    if layer.integer(0) not in (0, 1):
+        raise layer.unsupported_error(f"pooling type {layer.integer(0)}")
+    if len(x.extents) != 1 + count:
+        raise layer.damaged_error(f"an input of {len(x.extents)} axes: wanted {1 + count}")
+    if count == 3 and layer.integer(5) == 3:
+        raise layer.unsupported_error("the odd padding at the start, in three dimensions,")
+    is_average = layer.integer(0) == 1
+    reduction = "mean_reduce" if is_average else "max_reduce"
+    if layer.integer(4):
+        axes = list(range(2, 2 + count))
+        return x.op(reduction, axes=axes).op("squeeze", axes=axes)
+    if layer.integer(7):
+        return _adaptive(layer, x, reduction, count)
+    windows = [_window(layer, ids, x.extents[-1 - i]) for i, ids in enumerate(_POOL_IDS[:count])]
+    size, stride, padding = (list(part) for part in zip(*windows[::-1], strict=True))
+    # with "same" padding ncnn always divides by the whole window
+    by_whole = is_average and (layer.integer(6) or layer.integer(5) in _SAME)
+    result = x.op(
+        "avg_pool" if is_average else "max_pool",
+        size=[1, 1, *size],
+        stride=[1, 1, *stride],
+        padding=[(0, 0), (0, 0), *padding],
+        border="constant" if by_whole else "ignore",
+    )
+    outside = any(max(sides) >= k for k, sides in zip(size, padding, strict=True))
+    return result.op("max", _LEAST) if outside and not is_average else result
+
+
+def _window(layer: NcnnLayer, ids: Sequence[int], extent: int) -> tuple[int, int, tuple[int, int]]:
+    """Returns an axis's kernel, stride, and padding before and after its ``extent`` elements."""
+    width = [layer.integer(*pair) for pair in zip(_POOL_IDS[0], (0, 1, 0), strict=False)]
+    kernel, stride, before = (layer.integer(*pair) for pair in zip(ids[:3], width, strict=True))
+    behind = layer.integer(ids[3], before)
+    if kernel < 1 or stride < 1 or before < 0 or behind < 0:
+        raise layer.damaged_error(f"kernel {kernel}, stride {stride}, padding {before}, {behind}")
+    mode = layer.integer(5)
+    if mode not in _SAME and extent + before + behind < kernel:
+        raise layer.damaged_error(f"a kernel of {kernel} over {extent} values")
+    if mode == 0:  # the output's size is rounded up
+        behind += -(extent + before + behind - kernel) % stride
+    elif mode in _SAME:
+        total = kernel + (extent - 1) // stride * stride - extent
+        if total < 0:
+            raise layer.unsupported_error("'same' padding of windows smaller than their stride")
+        before, behind = _halves(total, _SAME[mode])
+    elif mode != 1:
+        raise layer.unsupported_error(f"padding mode {mode}")
+    return kernel, stride, (before, behind)
+
+
+def _adaptive(layer: NcnnLayer, x: NcnnTensor, reduction: str, count: int) -> NcnnTensor:
+    """Pools the last ``count`` axes to fixed sizes; windows of an axis have nearly equal size."""
+    width = layer.integer(8)
+    for i, ids in enumerate(_POOL_IDS[:count]):
+        axis = count + 1 - i
+        extent, wanted = x.extents[axis - 1], layer.integer(ids[4], width)
+        if wanted in (MISSING, extent):
+            continue
+        if not 1 <= wanted <= 4096:
+            raise layer.damaged_error(f"an output of {wanted}")
+        parts = []
+        for k in range(wanted):
+            begin, end = k * extent // wanted, -(-(k + 1) * extent // wanted)
+            part = x.op("slice", axes=[axis], begin=[begin], end=[end])
+            parts.append(part.op(reduction, axes=[axis]))
+        x = parts[0] if len(parts) == 1 else layer.op("concat", *parts, axis=axis)
+    return x
