@@ -40,7 +40,7 @@ Array = np.ndarray[Any, Any]
 LAYERS = ((64, 64, 64, 3, 1), (40, 40, 32, 3, 1), (64, 64, 64, 1, 1))
 #: the float tiles that a layer is compared with, and the tiles of bytes
 _FLOAT = ("tile 16x4", "row tile 16x4", "row tile 8x8")
-_DOT4 = ("dot4 tile 16x4", "dot4 tile 16x8", "dot4 row tile 16x4")
+_DOT4 = ("dot4 tile 16x4", "dot4 tile 16x8")
 _TEXT = """version 1.0;
 graph layer(x) -> (y)
 {{

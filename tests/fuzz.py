@@ -52,7 +52,7 @@ from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.ir.graph import NUMPY_DTYPE, Graph, Node
 from cml_engine.nnef.files.writer import save
-from cml_engine.ops.conv.special_values import may_be_nan
+from cml_engine.ops.conv.cpu import may_be_nan
 from cml_engine.runtime.node_check import check_bits, check_nodes
 from cml_engine.runtime.session import CompileOptions, make_plan
 from cml_engine.tools.testing import SENTINEL, random_partition

@@ -29,7 +29,7 @@ from cml_engine.cpu.cpu_program import CpuProgram, convert_to_fact, run_node
 from cml_engine.cpu.tolerances import cancellation_error, node_tolerance, propagated_error
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Graph, Node
 from cml_engine.ir.layout import C4H, FIXED4, to_half
-from cml_engine.ops.conv.special_values import may_be_nan
+from cml_engine.ops.conv.cpu import may_be_nan
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Tolerance
 

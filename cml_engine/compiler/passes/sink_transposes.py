@@ -14,7 +14,7 @@ import numpy as np
 from cml_engine.compiler.passes.dead_code import eliminate_dead_code
 from cml_engine.ir.graph import Attrs, Fact, Graph, Node, unused_name
 from cml_engine.ops.declaration.registry import is_builtin, lookup
-from cml_engine.ops.declaration.traits import Order
+from cml_engine.ops.declaration.spec import Order
 
 
 def sink_transposes(graph: Graph) -> Graph:

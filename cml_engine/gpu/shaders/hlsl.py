@@ -24,7 +24,7 @@ from cml_engine.gpu.shaders.cache import Code, cached
 from cml_engine.gpu.shaders.includes import digest_of, read_source, with_includes
 from cml_engine.io.frame_gate import yield_to_frame
 from cml_engine.ir.layout import PACKED_TYPES
-from cml_engine.ops.declaration.defines import WGSL_ONLY
+from cml_engine.ops.declaration.spec import WGSL_ONLY
 from cml_engine.ops.declaration.split_bindings import FIRST_BINDING, declaration
 from cml_engine.ops.kernel_files import KERNEL_FOLDER, kernel_file
 

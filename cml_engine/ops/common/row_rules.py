@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from cml_engine.ir.graph import Attrs, Fact
 from cml_engine.ops.common.window import WindowAxis
-from cml_engine.ops.declaration.traits import OperandRows, RowMapping, RowsOf, Span
+from cml_engine.ops.declaration.spec import OperandRows, RowMapping, RowsOf, Span
 
 
 def same_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping | None:

@@ -6,12 +6,15 @@ one value per window on the *narrow* side.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
+
 from cml_engine.errors import ShapeError
-from cml_engine.ir.graph import Attrs, Fact
+from cml_engine.ir.graph import Array, Attrs, Fact
+from cml_engine.ops.common.shapes import check_word
 
 #: the values around a tensor; a pool may also ignore them
 BORDERS = ("constant", "replicate", "reflect", "reflect-even")
@@ -87,32 +90,31 @@ def resolve_window(
     padding: Sequence[tuple[int, int]],
     stride: Sequence[int],
     dilation: Sequence[int],
+    first_axis: int = 0,
 ) -> Window:
     """Returns the window over a tensor of ``shape`` with defaults resolved, axis by axis.
 
     Empty ``padding`` is automatic (as many windows as strides fit, the odd one padded at the
-    end); empty ``stride`` and ``dilation`` are 1 everywhere. Padding may be negative. Raises
-    :class:`ShapeError` for invalid values.
+    end); empty ``stride`` and ``dilation`` are 1 everywhere. Padding may be negative. Messages
+    count axes from ``first_axis``. Raises :class:`ShapeError` for invalid values.
     """
-    rank = len(shape)
-    _check("size", size, rank, 1)
-    strides, dilations = _ones("stride", stride, rank), _ones("dilation", dilation, rank)
-    _check_padding(padding, rank)
     axes = []
-    for i, (wide, f, s, d) in enumerate(zip(shape, size, strides, dilations, strict=True)):
+    for i, (wide, f, s, d, pair) in enumerate(
+        _parameters(shape, size, padding, stride, dilation), first_axis
+    ):
         reach = (f - 1) * d + 1
-        if padding:
-            before, after = padding[i]
-            narrow = (before + wide + after - reach) // s + 1
-        else:
+        if pair is None:
             narrow = -(-wide // s)
-            before, after = _same(wide, narrow, reach, s)
-        if narrow < 0 or (narrow == 0 and wide):
-            raise ShapeError(
-                f"axis {i}: a window of {f} (dilation {d}: {reach}) does not fit into {wide} + "
-                f"padding ({before},{after}) = {before + wide + after}; add padding"
-            )
-        axes.append(WindowAxis(wide, narrow, f, s, d, before, after))
+            pair = _same(wide, narrow, reach, s)
+        else:
+            full = pair[0] + wide + pair[1]
+            narrow = (full - reach) // s + 1
+            if narrow <= 0 and wide:
+                raise ShapeError(
+                    f"axis {i}: a window of {f} (dilation {d}: {reach}) does not fit into {wide} + "
+                    f"padding ({pair[0]},{pair[1]}) = {full}; add padding"
+                )
+        axes.append(WindowAxis(wide, max(narrow, 0), f, s, d, *pair))
     return tuple(axes)
 
 
@@ -123,33 +125,54 @@ def resolve_reverse(
     stride: Sequence[int],
     dilation: Sequence[int],
     output_shape: Sequence[int],
+    first_axis: int = 0,
 ) -> Window:
     """Returns the window of a transposed operator, whose narrow side has ``shape``.
 
     Raises :class:`ShapeError` if a stated ``output_shape`` would not lead back to ``shape``.
     """
-    rank = len(shape)
-    _check("size", size, rank, 1)
-    strides, dilations = _ones("stride", stride, rank), _ones("dilation", dilation, rank)
-    _check_padding(padding, rank)
     if output_shape:
-        _check("output_shape", output_shape, rank, 0)
+        _check("output_shape", output_shape, shape, 0)
     axes = []
-    for i, (narrow, f, s, d) in enumerate(zip(shape, size, strides, dilations, strict=True)):
+    for i, (narrow, f, s, d, pair) in enumerate(
+        _parameters(shape, size, padding, stride, dilation)
+    ):
         reach = (f - 1) * d + 1
-        stated = output_shape[i] if output_shape else None
-        if padding:
-            before, after = padding[i]
-            full = (narrow - 1) * s + reach - before - after if narrow else 0
-            wide = full if stated is None else stated
-            back = (before + wide + after - reach) // s + 1
-        else:
-            wide = narrow * s if stated is None else stated
-            before, after = _same(wide, narrow, reach, s)
+        if pair is None:
+            wide = output_shape[i] if output_shape else narrow * s
+            pair = _same(wide, narrow, reach, s)
             back = -(-wide // s)
-        axes.append(WindowAxis(wide, narrow, f, s, d, before, after))
-        _check_reverse(i, axes[-1], back if stated is not None else narrow)
+        else:
+            full = (narrow - 1) * s + reach - sum(pair) if narrow else 0
+            wide = output_shape[i] if output_shape else full
+            back = (wide + sum(pair) - reach) // s + 1
+        axes.append(WindowAxis(wide, narrow, f, s, d, *pair))
+        _check_reverse(i + first_axis, axes[-1], back if output_shape else narrow)
     return tuple(axes)
+
+
+def _parameters(
+    shape: Sequence[int],
+    size: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+) -> Iterator[tuple[int, int, int, int, tuple[int, int] | None]]:
+    """Returns (extent, size, stride, dilation, padding) of each axis; the padding may be None.
+
+    Raises :class:`ShapeError` if a list is too short or too long, or has an invalid number.
+    """
+    for name, values in (("size", size), ("stride", stride), ("dilation", dilation)):
+        if values or name == "size":
+            _check(name, values, shape, 1)
+    if padding and (len(padding) != len(shape) or any(len(pair) != 2 for pair in padding)):
+        raise ShapeError(
+            f"padding={list(padding)} has {len(padding)} entries, wanted {len(shape)} pairs "
+            f"(before, after): one for each extent of {list(shape)}"
+        )
+    ones = (1,) * len(shape)
+    pairs = padding or (None,) * len(shape)
+    return zip(shape, size, stride or ones, dilation or ones, pairs, strict=True)
 
 
 def _same(wide: int, narrow: int, reach: int, stride: int) -> tuple[int, int]:
@@ -158,29 +181,14 @@ def _same(wide: int, narrow: int, reach: int, stride: int) -> tuple[int, int]:
     return total // 2, total - total // 2
 
 
-def _check(name: str, values: Sequence[int], rank: int, least: int) -> None:
-    if len(values) != rank:
+def _check(name: str, values: Sequence[int], shape: Sequence[int], least: int) -> None:
+    if len(values) != len(shape):
         raise ShapeError(
-            f"{name}={list(values)} has {len(values)} values, wanted {rank}: one for each "
-            "dimension, batch and channels included"
+            f"{name}={list(values)} has {len(values)} values, wanted {len(shape)}: one for each "
+            f"extent of {list(shape)}"
         )
     if any(v < least for v in values):
         raise ShapeError(f"{name}={list(values)}, wanted {least} or more everywhere")
-
-
-def _ones(name: str, values: Sequence[int], rank: int) -> Sequence[int]:
-    if not values:
-        return (1,) * rank
-    _check(name, values, rank, 1)
-    return values
-
-
-def _check_padding(padding: Sequence[tuple[int, int]], rank: int) -> None:
-    if padding and (len(padding) != rank or any(len(pair) != 2 for pair in padding)):
-        raise ShapeError(
-            f"padding={list(padding)} has {len(padding)} entries, wanted {rank} pairs "
-            "(before, after): one for each dimension, batch and channels included"
-        )
 
 
 def _check_reverse(i: int, axis: WindowAxis, back: int) -> None:
@@ -198,6 +206,33 @@ def _check_reverse(i: int, axis: WindowAxis, back: int) -> None:
         )
 
 
+def check_border(border: str, known: Sequence[str], window: Window, first_axis: int = 0) -> None:
+    """Raises :class:`ShapeError` if the border is unknown, or has no value that it could repeat."""
+    check_word("border", border, known)
+    for i, axis in enumerate(window, first_axis):
+        if axis.wide == 0 < axis.narrow and border not in ("constant", "ignore"):
+            raise ShapeError(
+                f"axis {i} of the input is empty, so border='{border}' finds no value to repeat; "
+                "use border='constant'"
+            )
+
+
+def border_index(border: str, at: Array, extent: int) -> Array:
+    """Returns, for each index of an axis, the index inside of it whose value the border repeats.
+
+    Indices inside stay the same. With ``constant`` and ``ignore`` those outside stay too.
+    """
+    if border == "replicate":
+        return np.asarray(np.clip(at, 0, extent - 1))
+    if border == "reflect":  # a wave of period 2 (extent - 1): the edge is not repeated
+        phase = at % max(2 * (extent - 1), 1)
+        return np.asarray(np.minimum(phase, np.abs(2 * (extent - 1) - phase)) % max(extent, 1))
+    if border == "reflect-even":
+        phase = at % max(2 * extent, 1)
+        return np.asarray(np.minimum(phase, 2 * extent - 1 - phase))
+    return at
+
+
 def window_of(attrs: Attrs, x: Fact) -> Window:
     """Returns the window of a pooling operator from its attributes and its input ``x``.
 
@@ -206,15 +241,7 @@ def window_of(attrs: Attrs, x: Fact) -> Window:
     window = resolve_window(
         x.shape, attrs["size"], attrs["padding"], attrs["stride"], attrs["dilation"]
     )
-    border = attrs["border"]
-    if border not in POOL_BORDERS:
-        raise ShapeError(f"border='{border}', wanted one of {', '.join(POOL_BORDERS)}")
-    for i, axis in enumerate(window):
-        if axis.wide == 0 < axis.narrow and border not in ("constant", "ignore"):
-            raise ShapeError(
-                f"axis {i} of {x} is empty, so border='{border}' finds no value to repeat; "
-                "use border='constant'"
-            )
+    check_border(attrs["border"], POOL_BORDERS, window)
     return window
 
 

@@ -1,28 +1,35 @@
 """The declarations of ``conv`` and ``deconv``.
 
-``shapes.py`` defines their shapes, ``cpu.py`` and ``gpu.py`` compute them, and ``cases.py`` has
+``shapes.py`` defines their shapes, ``cpu.py`` and ``kernels/`` compute them, and ``cases.py`` has
 their tests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from cml_engine.ir.graph import Array, Attrs, Fact
 from cml_engine.ops.common.row_rules import onto_windows, under_windows
-from cml_engine.ops.common.window import WindowAxis
 from cml_engine.ops.conv.cases import CONV_CASES, DECONV_CASES
 from cml_engine.ops.conv.cpu import conv_cpu, deconv_cpu
 from cml_engine.ops.conv.cpu_channels_last import prepare_conv
-from cml_engine.ops.conv.gpu import conv_kernel
-from cml_engine.ops.conv.node import takes_half
-from cml_engine.ops.conv.shapes import ConvAxis, conv_shape, deconv_shape
-from cml_engine.ops.conv.variants import CONV
+from cml_engine.ops.conv.kernels.tile import PARAMS
+from cml_engine.ops.conv.node import CONV, Conv, takes_half
+from cml_engine.ops.conv.shapes import conv_shape, deconv_shape
+from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import define
-from cml_engine.ops.declaration.spec import Cost, OpSpec, Tolerance
-from cml_engine.ops.declaration.traits import OperandRows, RowMapping, Traits
+from cml_engine.ops.declaration.spec import (
+    Cost,
+    Dispatch,
+    Kernel,
+    OperandRows,
+    OpSpec,
+    RowMapping,
+    Tolerance,
+    Traits,
+)
 
 TOLERANCE = Tolerance(
     1e-5,
@@ -62,17 +69,13 @@ def _scaled_deconv(attrs: Attrs, facts: Sequence[Fact], filter: Array, scale: Ar
     return np.asarray(filter * rows.reshape(*rows.shape, *(1,) * (filter.ndim - 2)))
 
 
-def _window(a: ConvAxis) -> WindowAxis:
-    return WindowAxis(a.wide, a.narrow, a.kernel, a.stride, a.dilation, a.before, a.after)
-
-
 def _conv_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping | None:
     shape = conv_shape(attrs, *facts)
     if axis != 2:
         return None
 
     def need(begin: int, end: int) -> OperandRows:
-        span, padding = under_windows(_window(shape.axes[0]), shape.border, begin, end)
+        span, padding = under_windows(shape.axes[0], shape.border, begin, end)
         others = [(a.before, a.after) for a in shape.axes[1:]]
         return OperandRows(
             (span, None, None), Attrs({**attrs, "padding": [padding, *others]}), (begin, end)
@@ -87,12 +90,26 @@ def _deconv_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) ->
         return None
 
     def need(begin: int, end: int) -> OperandRows:
-        span, padding = onto_windows(_window(shape.axes[0]), begin, end)
-        others = [onto_windows(_window(a), 0, a.wide)[1] for a in shape.axes[1:]]
+        span, padding = onto_windows(shape.axes[0], begin, end)
+        others = [onto_windows(a, 0, a.wide)[1] for a in shape.axes[1:]]
         stated = {"padding": [padding, *others], "output_shape": [], "groups": shape.groups}
         return OperandRows((span, None, None), Attrs({**attrs, **stated}), (begin, end))
 
     return RowMapping(2, need, shape.axes[0].stride * CONV.rows(kernel))
+
+
+def conv_kernel(transposed: bool) -> Kernel:
+    """Returns the kernel of ``conv`` or, if ``transposed``, of ``deconv``."""
+
+    def lower(op: Lowering) -> Iterator[Dispatch]:
+        shape = (deconv_shape if transposed else conv_shape)(op.attrs, *op.inputs)
+        if op.outputs[0].size:
+            yield from CONV.lower(Conv(op, shape, transposed))
+
+    return Kernel(
+        "conv/conv.hlsl", PARAMS, lower, layouts="any", half="each", epilogues="channels",
+        trusted=True,
+    )  # fmt: skip
 
 
 define(

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from cml_engine.ir.graph import Array, Attrs, Fact
+from cml_engine.ir.graph import Array, Attrs, Fact, Graph, Node
 from cml_engine.ops.common.blas import multiply
-from cml_engine.ops.conv.shapes import ConvAxis, ConvShape, conv_shape, deconv_shape
+from cml_engine.ops.common.window import Window, border_index
+from cml_engine.ops.conv.shapes import ConvShape, conv_shape, deconv_shape
 from cml_engine.ops.declaration.scratch import Scratch
 
 #: floats of one stretch of windows: 4 MB; smaller ones wake BLAS's threads too often
@@ -27,29 +28,27 @@ _DEEP = 64
 def conv_cpu(attrs: Attrs, x: Array, filter: Array, bias: Array) -> Array:
     shape = conv_shape(attrs, *_facts(x, filter, bias))
     if attrs.get("carrier") == "int32":
-        return whole_sums(shape, x, filter, bias)
+        sums = exact_sums(shape, x, filter)
+        return sums + bias.astype(np.float64).reshape(-1, *(1,) * len(shape.axes))
     return convolve(shape, x, filter, bias, Scratch())
 
 
-def whole_sums(shape: ConvShape, x: Array, filter: Array, bias: Array) -> Array:
-    """Returns the result of ``conv`` of integers as float64.
+def exact_sums(shape: ConvShape, x: Array, filter: Array, dtype: type = np.float64) -> Array:
+    """Returns the sums of a convolution of integers, computed in ``dtype`` tap by tap.
 
-    It is exact, because all sums are below 2^31.
+    They are exact in float64 below 2^53; int32 wraps around.
     """
-    weights = filter.reshape(shape.groups, shape.group_out, shape.group_in, -1)
-    weights = np.ascontiguousarray(weights.transpose(3, 0, 1, 2), np.float64)
-    flat = (shape.groups, shape.group_in, -1)
-    out = np.empty((shape.batch, shape.out_channels, *shape.narrow), np.float64)
-    for image, result in zip(pad_border(x, shape.axes, shape.border), out, strict=True):
-        windows = _windows(shape, np.ascontiguousarray(image, np.float64), 0, shape.narrow[0])
-        taps = np.ndindex(*(a.kernel for a in shape.axes))
-        parts = (
-            np.matmul(weight, windows[(slice(None), *tap)].reshape(flat))
-            for weight, tap in zip(weights, taps, strict=True)
-        )
-        result[:] = sum(parts, np.float64(0)).reshape(result.shape)
-    values = bias.astype(np.float64).reshape(-1)
-    out += values.reshape(-1, *(1,) * len(shape.axes)) if values.size > 1 else values
+    weights = filter.reshape(shape.groups, shape.group_out, shape.group_in, shape.taps)
+    weights = np.ascontiguousarray(weights.transpose(3, 0, 1, 2), dtype)
+    flat = (shape.groups, shape.group_in, prod(shape.narrow))
+    out: Array = np.zeros((shape.batch, shape.out_channels, *shape.narrow), dtype)
+    padded = pad_border(x.astype(dtype), shape.axes, shape.border)
+    for image, result in zip(padded, out, strict=True):
+        windows = _windows(shape, image, 0, shape.narrow[0])
+        sums = result.reshape(shape.groups, shape.group_out, flat[2])
+        taps = np.ndindex(*(a.size for a in shape.axes))
+        for weight, tap in zip(weights, taps, strict=True):
+            sums += np.matmul(weight, windows[(slice(None), *tap)].reshape(flat))
     return out
 
 
@@ -71,7 +70,7 @@ def _conv_image(
     unit = all(a.stride == 1 for a in shape.axes)
     if shape.group_in == 1 and shape.groups > 1:
         _conv_by_taps(shape, image, filter, result)
-    elif unit and len(shape.axes) > 1 and shape.group_in * shape.axes[-1].kernel >= _DEEP:
+    elif unit and len(shape.axes) > 1 and shape.group_in * shape.axes[-1].size >= _DEEP:
         _conv_by_rows(shape, image, filter, result, scratch)
     else:
         _conv_by_matmul(shape, image, filter, result, scratch)
@@ -98,33 +97,11 @@ def _add_bias(out: Array, bias: Array) -> None:
         out += values.reshape(-1, *(1,) * (out.ndim - 2))
 
 
-def border_indices(axis: ConvAxis, border: str) -> Array:
-    """Returns, for each position of the padded axis, the index of the value that stands there.
-
-    The index is -1 for a zero.
-    """
-    at = np.arange(-axis.before, axis.wide + axis.after)
-    last = axis.wide - 1
-    if border == "replicate":
-        return np.clip(at, 0, last)
-    if border == "reflect":
-        at = np.abs(at) % max(2 * last, 1)
-        return np.where(at > last, 2 * last - at, at)
-    if border == "reflect-even":
-        at = np.where(at < 0, -1 - at, at) % (2 * axis.wide)
-        return np.where(at > last, 2 * last + 1 - at, at)
-    return np.where((at < 0) | (at > last), -1, at)
-
-
-def _zeros(shape: tuple[int, ...]) -> Array:
-    return np.zeros(shape, np.float32)
-
-
 def pad_border(
     x: Array,
-    axes: Sequence[ConvAxis],
+    axes: Window,
     border: str,
-    zeros: Callable[[tuple[int, ...]], Array] = _zeros,
+    zeros: Callable[[tuple[int, ...]], Array] | None = None,
 ) -> Array:
     """Returns the input with its border added, and without what negative padding crops.
 
@@ -134,14 +111,21 @@ def pad_border(
     if border != "constant":
         for i, axis in enumerate(axes):
             if axis.before or axis.after:
-                x = np.take(x, border_indices(axis, border), axis=lead + i)
+                x = np.take(
+                    x,
+                    border_index(
+                        border, np.arange(-axis.before, axis.wide + axis.after), axis.wide
+                    ),
+                    lead + i,
+                )
         return x
     crop: Any = tuple(slice(max(-a.before, 0), max(a.wide - max(-a.after, 0), 0)) for a in axes)
     inner = x[(..., *crop)]
     if all(a.before <= 0 and a.after <= 0 for a in axes):
         return inner
     extents = [max(a.before + a.wide + a.after, 0) for a in axes]
-    padded = zeros((*x.shape[:lead], *extents))
+    shape = (*x.shape[:lead], *extents)
+    padded = zeros(shape) if zeros else np.zeros(shape, x.dtype)
     place: Any = [
         slice(max(a.before, 0), max(a.before, 0) + n)
         for a, n in zip(axes, inner.shape[lead:], strict=True)
@@ -156,7 +140,7 @@ def _windows(shape: ConvShape, image: Array, first: int, count: int) -> Array:
     They are the windows of ``count`` rows of the result, from row ``first``.
     """
     strides = image.strides[1:]
-    kernel = [a.kernel for a in shape.axes]
+    kernel = [a.size for a in shape.axes]
     over_taps = [s * a.dilation for s, a in zip(strides, shape.axes, strict=True)]
     over_rows = [s * a.stride for s, a in zip(strides, shape.axes, strict=True)]
     return as_strided(
@@ -200,13 +184,13 @@ def _conv_by_rows(
     steps = [prod(image.shape[i + 1 :]) for i in range(1, image.ndim)]
     outer, last = shape.axes[:-1], shape.axes[-1]
     weights = _weights_by_row(shape, filter)
-    for first, count in _stretches(shape.narrow[0], shape.in_channels * last.kernel * steps[0]):
+    for first, count in _stretches(shape.narrow[0], shape.in_channels * last.size * steps[0]):
         extents = (count, *shape.narrow[1:])
         length = sum((n - 1) * s for n, s in zip(extents, steps, strict=True)) + 1
         reach = sum((a.reach - 1) * s for a, s in zip(outer, steps, strict=False))
         windows = as_strided(
             flat[:, first * steps[0] :],
-            (flat.shape[0], last.kernel, length + reach),
+            (flat.shape[0], last.size, length + reach),
             (flat.strides[0], last.dilation * flat.itemsize, flat.itemsize),
             writeable=False,
         )
@@ -215,7 +199,7 @@ def _conv_by_rows(
             scratch.take(name, shape.groups, shape.group_out, length)
             for name in ("sums", "product")
         )
-        for i, tap in enumerate(np.ndindex(*(a.kernel for a in outer))):
+        for i, tap in enumerate(np.ndindex(*(a.size for a in outer))):
             at = sum(t * a.dilation * s for t, a, s in zip(tap, outer, steps, strict=False))
             multiply(weights[i], shifted[:, :, at : at + length], out=product if i else sums)
             if i:
@@ -237,7 +221,7 @@ def _copy_windows(windows: Array, scratch: Scratch) -> Array:
 
 def _weights_by_row(shape: ConvShape, filter: Array) -> Array:
     """Returns the filter as [outer taps][group][out][in, taps of the last axis]."""
-    width = shape.axes[-1].kernel
+    width = shape.axes[-1].size
     parts = filter.reshape(shape.groups, shape.group_out, shape.group_in, -1, width)
     parts = np.ascontiguousarray(parts.transpose(3, 0, 1, 2, 4))
     return parts.reshape(-1, shape.groups, shape.group_out, shape.group_in * width)
@@ -256,7 +240,7 @@ def _conv_by_taps(shape: ConvShape, image: Array, filter: Array, result: Array) 
     for first, count in _stretches(shape.narrow[0], words):
         windows = _windows(shape, image, first, count)
         part = target[:, :, first : first + count]
-        for i, tap in enumerate(np.ndindex(*(a.kernel for a in shape.axes))):
+        for i, tap in enumerate(np.ndindex(*(a.size for a in shape.axes))):
             weight = weights[:, :, i].reshape(groups, multiplier, *spatial)
             value = windows[(slice(None), *tap)][:, None]
             if i == 0:
@@ -279,7 +263,7 @@ def _deconv_image(shape: ConvShape, image: Array, filter: Array, result: Array) 
     for first, count in _stretches(shape.narrow[0], shape.out_channels * taps * per_row):
         rows = image[:, first : first + count].reshape(groups, shape.group_in, count * per_row)
         spread = multiply(weights, rows).reshape(shape.out_channels, taps, count, *shape.narrow[1:])
-        for i, tap in enumerate(np.ndindex(*(a.kernel for a in shape.axes))):
+        for i, tap in enumerate(np.ndindex(*(a.size for a in shape.axes))):
             _add_tap(shape, spread[:, i], tap, first, result)
 
 
@@ -298,3 +282,41 @@ def _add_tap(
         begin = low * axis.stride + offset
         target.append(slice(begin, begin + (high - low - 1) * axis.stride + 1, axis.stride))
     result[(slice(None), *target)] += values[(slice(None), *source)]
+
+
+def may_be_nan(node: Node, graph: Graph, arrays: Sequence[Array]) -> Array | None:
+    """Returns a mask, broadcastable to the result, of the elements that may be NaN on a GPU.
+
+    Returns None if there are none, or the node is no convolution. ``arrays`` begin with the node's
+    input and filter.
+    """
+    if node.op not in ("conv", "deconv"):
+        return None
+    x, filter = arrays[:2]
+    facts = [Fact("scalar", array.shape) for array in (x, filter)]
+    shape = (conv_shape if node.op == "conv" else deconv_shape)(node.attrs, *facts)
+    apart = shape.group_in == shape.group_out == 1 and node.inputs[1] in graph.constants
+    masks = []
+    if shape.groups > 1 and not apart and not np.isfinite(x).all():
+        masks.append(_by_windows(node, x, filter))
+    if node.op == "deconv" and not np.isfinite(filter).all():
+        masks.append(_by_channels(shape, filter))
+    return np.asarray(masks[0] | masks[-1]) if masks else None
+
+
+def _by_windows(node: Node, x: Array, filter: Array) -> Array:
+    """Returns a mask of the results whose window has a non-finite value in any channel."""
+    met = np.any(~np.isfinite(x), 1, keepdims=True).astype(np.float32)
+    attrs = {**node.attrs, "groups": 1}
+    if attrs.get("output_shape"):
+        batch, _, *extents = attrs["output_shape"]
+        attrs["output_shape"] = [batch, 1, *extents]
+    ones = np.ones((1, 1, *filter.shape[2:]), np.float32)
+    run = conv_cpu if node.op == "conv" else deconv_cpu
+    return np.asarray(run(Attrs(attrs), met, ones, np.zeros((), np.float32)) > 0)
+
+
+def _by_channels(shape: ConvShape, filter: Array) -> Array:
+    """Returns a mask [1, channels, 1…] that is True for channels with a non-finite weight."""
+    odd = ~np.isfinite(filter.reshape(shape.groups, shape.group_in, shape.group_out, -1))
+    return np.asarray(odd.any((1, 3)).reshape(1, -1, *(1,) * len(shape.axes)))

@@ -48,7 +48,7 @@ def prepare_conv(
             return Winograd(shape, filter, scratch)
         if _is_depthwise(shape):
             return Depthwise(shape, filter, scratch, constants[2])
-        run = shape.in_channels * shape.axes[-1].kernel
+        run = shape.in_channels * shape.axes[-1].size
         if shape.groups == 1 and min(run, shape.out_channels) >= _MANY:
             return Windows(shape, filter, scratch, constants[2])
     return partial(_defined, shape, scratch)
@@ -141,7 +141,7 @@ class Depthwise(_ChannelsLast):
         *outer, position, channel = padded.strides
         shifted = as_strided(
             padded,
-            (*padded.shape[:-2], last.kernel, last.narrow, padded.shape[-1]),
+            (*padded.shape[:-2], last.size, last.narrow, padded.shape[-1]),
             (*outer, last.dilation * position, last.stride * position, channel),
             writeable=False,
         )
@@ -162,8 +162,8 @@ class Depthwise(_ChannelsLast):
             (
                 shifted.shape[0],
                 *(a.narrow for a in outer),
-                *(a.kernel for a in outer),
-                self._shape.axes[-1].kernel,
+                *(a.size for a in outer),
+                self._shape.axes[-1].size,
                 row,
             ),
             (
@@ -227,7 +227,7 @@ class Windows(_ChannelsLast):
         axes, (*over, channel) = self._shape.axes, image.strides
         strides = [s * a.stride for s, a in zip(over, axes, strict=True)]
         taps = [s * a.dilation for s, a in zip(over, axes, strict=True)]
-        extents = (*self._shape.narrow, *(a.kernel for a in axes), image.shape[-1])
+        extents = (*self._shape.narrow, *(a.size for a in axes), image.shape[-1])
         return as_strided(image, extents, (*strides, *taps, channel), writeable=False)
 
     def _matrix(self, windows: Array) -> Array:

@@ -60,7 +60,7 @@ def is_faster(shape: ConvShape) -> bool:
     """
     if shape.groups != 1 or len(shape.axes) != 2:
         return False
-    if any((a.kernel, a.stride, a.dilation) != (3, 1, 1) for a in shape.axes):
+    if any((a.size, a.stride, a.dilation) != (3, 1, 1) for a in shape.axes):
         return False
     rows, columns = _tiles(shape)
     inputs, outputs = shape.in_channels, shape.out_channels

@@ -1,4 +1,4 @@
-"""A ``conv`` or ``deconv`` that is being lowered, as seen by all of its kernels."""
+"""A ``conv`` or ``deconv`` that is being lowered, and the family of kernels that compute it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from math import inf, prod
 
 from cml_engine.ir.graph import Array, Node
 from cml_engine.ir.layout import C4, C4H, C4U8, STORED, VECTOR_TYPE, whole_layout
-from cml_engine.ops.conv.shapes import ConvAxis, ConvShape
-from cml_engine.ops.declaration.defines import WGSL_ONLY, word
+from cml_engine.ops.common.window import WindowAxis
+from cml_engine.ops.conv.shapes import ConvShape
+from cml_engine.ops.declaration.choice import about
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.packing import Packing
+from cml_engine.ops.declaration.spec import WGSL_ONLY, Defines, word
+from cml_engine.ops.declaration.variant import KernelFamily
 
 #: the default threads of a workgroup; a software driver runs few threads as fast and wastes less
 GROUP, SOFTWARE_GROUP = 64, 16
@@ -56,19 +59,14 @@ class Conv:
         return C4H if self.half else C4
 
     @property
-    def filter_type(self) -> str:
-        """The HLSL type of four elements of the filter."""
-        return VECTOR_TYPE[self.filter_layout]
-
-    @property
-    def vectors(self) -> dict[str, int | str]:
+    def vectors(self) -> Defines:
         """The defines with the HLSL types of input, filter, and bias or result.
 
         For kernels that process four channels at once.
         """
-        made: dict[str, int | str] = {
+        made: Defines = {
             "T0_TYPE": VECTOR_TYPE[self.in_layout],
-            "T1_TYPE": self.filter_type,
+            "T1_TYPE": VECTOR_TYPE[self.filter_layout],
             "T2_TYPE": VECTOR_TYPE[C4],
         }
         if self.dot4:
@@ -105,7 +103,7 @@ class Conv:
         return self.op.pack(f"{key}.{kind}", lambda: replace(make(), dtype=STORED[layout]))
 
     @property
-    def border(self) -> dict[str, int | str]:
+    def border(self) -> Defines:
         """The define of the border mode, such as ``border_is_constant``."""
         return word("border", self.shape.border)
 
@@ -118,10 +116,10 @@ class Conv:
         names = ("x_size", "y_size", "k_size", "y_mul", "k_step", "origin", "up")
         return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
 
-    def _position(self, a: ConvAxis) -> tuple[int, ...]:
+    def _position(self, a: WindowAxis) -> tuple[int, ...]:
         if self.transposed:
-            return a.narrow, a.wide, a.kernel, 1, -a.dilation, a.before, a.stride
-        return a.wide, a.narrow, a.kernel, a.stride, a.dilation, -a.before, 1
+            return a.narrow, a.wide, a.size, 1, -a.dilation, a.before, a.stride
+        return a.wide, a.narrow, a.size, a.stride, a.dilation, -a.before, 1
 
     @property
     def in_blocks(self) -> int:
@@ -152,14 +150,6 @@ class Conv:
         assert value is not None
         outer = not self.transposed or self.shape.groups > 1
         return value.reshape(*value.shape[:2], self.shape.taps), 1 - outer, int(outer)
-
-    def filter_steps(self) -> dict[str, int]:
-        """Returns parameters: the filter's strides of a group, an output and an input channel."""
-        shape = self.shape
-        whole = shape.group_in * shape.group_out * shape.taps
-        steps = (shape.taps, shape.group_out * shape.taps)
-        w_out, w_in = steps if self.transposed else (shape.group_in * shape.taps, shape.taps)
-        return {"w_group": whole, "w_out": w_out, "w_in": w_in}
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,3 +220,26 @@ def phases_of(conv: Conv) -> tuple[list[int], int]:
     position = conv.position()
     ups = position["up"]
     return [-(-y // up) for y, up in zip(position["y_size"], ups, strict=True)], prod(ups)
+
+
+def conv_key(conv: Conv) -> str:
+    """Returns the key under which a tuning table stores the node's fastest variant.
+
+    It has everything that decides which variant is fastest: ``conv 3x3 64>64 at ~4096, c4>c4``.
+    """
+    op, shape = conv.op, conv.shape
+    words = [op.node.op]
+    for name in ("size", "stride", "dilation"):
+        values = [getattr(axis, name) for axis in shape.axes]
+        if name == "size" or any(value != 1 for value in values):
+            words.append(f"{name} {'x'.join(map(str, values))}".removeprefix("size "))
+    words.append(f"{shape.in_channels}>{shape.out_channels}")
+    if shape.groups != 1:
+        words.append(f"in {shape.groups} groups")
+    positions = op.outputs[0].size // shape.out_channels
+    layouts = f"{op.layout(op.in_names[0])}>{op.layout(op.out_names[0])}"
+    words.append(f"at ~{about(positions)}, {layouts}")
+    return " ".join(words) + ("" if conv.constant else ", computed filter")
+
+
+CONV = KernelFamily[Conv, ConvTile]("conv, deconv", conv_key)

@@ -140,11 +140,16 @@ def packed_filter(conv: Conv, rows: int) -> Generator[Dispatch, None, str]:
     band = band_of(conv, rows)
     total = -(-shape.out_channels // rows) * rows * shape.taps * band * 4
     packed = op.scratch(total)
+    steps = (shape.group_in * shape.taps, shape.taps)  # of an output and of an input channel
+    if conv.transposed:
+        steps = (shape.taps, shape.group_out * shape.taps)
     yield Dispatch(
         groups=-(-total // GROUP),
         tensors=(name, packed),
         params={
-            **conv.filter_steps(),
+            "w_group": shape.group_in * shape.group_out * shape.taps,
+            "w_out": steps[0],
+            "w_in": steps[1],
             "total": total,
             "rows": rows,
             "band": band,

@@ -19,9 +19,8 @@ from cml_engine.ir.limits import Limits
 from cml_engine.nnef.expansion.signatures import Signature
 from cml_engine.nnef.text.syntax_tree import Type
 from cml_engine.ops.declaration.checks import entry_of, fault, located, signature_of, text_of
-from cml_engine.ops.declaration.defines import word
 from cml_engine.ops.declaration.registry import lookup
-from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel, OpSpec
+from cml_engine.ops.declaration.spec import Cost, Defines, Dispatch, Kernel, OpSpec, word
 from cml_engine.ops.declaration.split_bindings import (
     FIRST_BINDING,
     SplitBinding,
@@ -97,7 +96,7 @@ class Interface:
     lines: list[str] = field(default_factory=list)
     layout: list[str] = field(default_factory=list)
     values: dict[str, AttrValue] = field(default_factory=dict)
-    defines: dict[str, int | str] = field(default_factory=dict)
+    defines: Defines = field(default_factory=dict)
 
     def parameter(self, name: str, kind: str, value: Any) -> str:
         """Adds a run-time parameter and returns its HLSL name, ``cml_p_`` and ``name``.

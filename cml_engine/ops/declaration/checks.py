@@ -15,6 +15,7 @@ from cml_engine.nnef.expansion.extensions import extension_signatures
 from cml_engine.nnef.expansion.signatures import Signature, declared_signature, standard_signatures
 from cml_engine.ops.declaration.spec import (
     EXACT,
+    NO_TRAITS,
     Case,
     Half,
     Kernel,
@@ -22,7 +23,6 @@ from cml_engine.ops.declaration.spec import (
     Tolerance,
     infer_missing,
 )
-from cml_engine.ops.declaration.traits import NO_TRAITS
 from cml_engine.ops.kernel_files import kernel_file
 
 _NAME = re.compile(r"[A-Za-z_]\w*")

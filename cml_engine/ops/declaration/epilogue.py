@@ -19,6 +19,7 @@ from cml_engine.ir.limits import Limits
 from cml_engine.ops.declaration.formula import LETTERS, Formula
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import formula_of, lookup
+from cml_engine.ops.declaration.spec import Defines
 
 #: a longer chain is rare, and each step is registers of the producer's kernel
 MAX_STEPS = 5
@@ -44,7 +45,7 @@ class EpilogueArgs:
     the bias, each in blocks of four channels like it.
     """
 
-    defines: dict[str, int | str]
+    defines: Defines
     params: dict[str, list[float]]
     tensors: tuple[str, ...]
     beside: tuple[str, ...] = ()
@@ -125,7 +126,7 @@ class _Statements:
     #: the type of the kernel's result before the first step
     sums: str
     behind_bias: bool
-    defines: dict[str, int | str] = field(default_factory=dict)
+    defines: Defines = field(default_factory=dict)
     values: list[float] = field(default_factory=list)
     tensors: list[str] = field(default_factory=list)
     beside: list[str] = field(default_factory=list)

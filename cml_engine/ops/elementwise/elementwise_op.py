@@ -21,17 +21,19 @@ from cml_engine.ops.declaration.formula import LETTERS, Formula
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import define, formula_of
 from cml_engine.ops.declaration.spec import (
+    NO_TRAITS,
     ROUNDING,
     Case,
+    Defines,
     Dispatch,
     Half,
     Kernel,
     OpSpec,
     Random,
     Tolerance,
+    Traits,
     elementwise_cost,
 )
-from cml_engine.ops.declaration.traits import NO_TRAITS, Traits
 
 _GROUP = 64
 #: elements (or vectors of four) per thread, and dimensions per walk
@@ -247,9 +249,7 @@ def _params(
     }
 
 
-def _chain_defines(
-    chain: Sequence[Link], inputs: Sequence[Fact], out: Fact
-) -> dict[str, int | str]:
+def _chain_defines(chain: Sequence[Link], inputs: Sequence[Fact], out: Fact) -> Defines:
     """Returns the defines ``CHAIN`` and ``LAST`` of a chain's kernel.
 
     ``CHAIN`` has statements that store the result of link i in ``r<i>``. Values between links
@@ -273,11 +273,9 @@ def _chain_defines(
     return {CHAIN: " ".join(statements), "LAST": f"r{len(chain) - 1}"}
 
 
-def _defines(
-    inputs: Sequence[Operand], out: Operand, width: int, splat: Sequence[bool]
-) -> dict[str, int | str]:
+def _defines(inputs: Sequence[Operand], out: Operand, width: int, splat: Sequence[bool]) -> Defines:
     result = HLSL_TYPE[out.fact.dtype]
-    defines: dict[str, int | str] = {
+    defines: Defines = {
         "ARITY": len(inputs),
         "MAX_DIMS": _MAX_DIMS,
         "PER_THREAD": _PER_THREAD,

@@ -18,8 +18,7 @@ from cml_engine.ir.graph import Array, Attrs
 from cml_engine.ir.integer_rule import Multiplier
 from cml_engine.ops.common import integer_arrays as arrays
 from cml_engine.ops.declaration.lowering import Lowering
-from cml_engine.ops.declaration.spec import EXACT, Case, Dispatch, Kernel
-from cml_engine.ops.declaration.traits import Traits
+from cml_engine.ops.declaration.spec import EXACT, Case, Dispatch, Kernel, Traits
 from cml_engine.ops.elementwise.elementwise_op import ROWS, Row, declare, kernel_of
 from cml_engine.ops.movement import shuffle
 

@@ -20,6 +20,7 @@ from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     EXACT,
     Case,
+    Defines,
     Dispatch,
     Kernel,
     OpSpec,
@@ -122,7 +123,7 @@ def _cast_cpu(attrs: Attrs, x: Array) -> Array:
 
 def _cast_lower(op: Lowering) -> Iterator[Dispatch]:
     (x,), (y,) = op.inputs, op.outputs
-    kind: dict[str, int | str] = {}
+    kind: Defines = {}
     if y.dtype == "logical":
         kind = {"FLOAT_TO_LOGICAL" if x.dtype == "scalar" else "TO_LOGICAL": 1}
     elif (x.dtype, y.dtype) == ("scalar", "integer"):

@@ -15,7 +15,7 @@ from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import epilogue_of
 from cml_engine.ops.declaration.lowering import MOST_TURNS, Lowering
 from cml_engine.ops.declaration.packing import PackedDim, Packing
-from cml_engine.ops.declaration.spec import Case, Cost, Dispatch, Kernel
+from cml_engine.ops.declaration.spec import Case, Cost, Defines, Dispatch, Kernel
 from cml_engine.ops.declaration.variant import KernelFamily, KernelVariant
 from cml_engine.ops.matmul.tiles import MatmulTile, choose_tile, shares_rows, tiles_for
 from cml_engine.ops.movement.strided_copy import Dim, box, collapse, copy_regions, strides
@@ -239,7 +239,7 @@ def lower_tiles(p: MatrixProduct, tile: MatmulTile) -> Iterator[Dispatch]:
     a_vector = by_fours and p.a.vectors(p.a.inner, p.a.outer)
     b_vector = not b_inner and p.b.vectors(p.b.outer, p.b.inner)
     vector = VECTOR_TYPE[C4H if half else C4]
-    defines: dict[str, int | str] = {
+    defines: Defines = {
         "ROWS": tile.rows,
         "COLS": tile.cols,
         "COLUMN_LANES": tile.lanes,
@@ -264,7 +264,7 @@ def _reduce(p: MatrixProduct, _: None) -> Iterator[Dispatch]:
     rows, cols = (1 if x == 1 else 4 for x in (p.rows, p.columns))
     width = 4 if vector else 1
     group = _SOFTWARE_REDUCE_GROUP if p.op.limits.software else _REDUCE_GROUP
-    types: dict[str, int | str] = {}
+    types: Defines = {}
     if vector:
         types = {"A_VECTOR": 1, "T0_TYPE": "float4", "T1_TYPE": VECTOR_TYPE[C4H if half else C4]}
     yield from _launches(
@@ -289,7 +289,7 @@ def _steps(results: int, a_turn: int) -> int:
 
 def _launches(
     p: MatrixProduct,
-    defines: dict[str, int | str],
+    defines: Defines,
     tiles: tuple[int, int],
     widths: tuple[int, int],
     step: int,

@@ -6,7 +6,6 @@ before, by ``int_sub``, so that zero padding is right.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any
@@ -16,8 +15,9 @@ import numpy as np
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, AttrValue, Fact
 from cml_engine.ops.common.broadcast import broadcast_strides
-from cml_engine.ops.common.shapes import MAX_RANK, check_type
-from cml_engine.ops.common.window import GEOMETRY, WindowAxis, geometry
+from cml_engine.ops.common.shapes import MAX_RANK, check_type, fact_from
+from cml_engine.ops.common.window import GEOMETRY, geometry
+from cml_engine.ops.conv.cpu import exact_sums
 from cml_engine.ops.conv.shapes import ConvShape, conv_shape
 from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering, for_each
 from cml_engine.ops.declaration.registry import define
@@ -25,6 +25,7 @@ from cml_engine.ops.declaration.spec import (
     EXACT,
     Case,
     Cost,
+    Defines,
     Dispatch,
     Kernel,
     OpSpec,
@@ -46,7 +47,7 @@ def _row_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> 
 
 
 def _parts(op: Lowering, count: int, turns: int, params: dict[str, Any],
-           defines: dict[str, int | str]) -> Iterator[Dispatch]:  # fmt: skip
+           defines: Defines) -> Iterator[Dispatch]:  # fmt: skip
     """Yields dispatches with a thread per result, as many as its sum of ``count`` parts needs.
 
     Each part takes ``turns`` loop iterations; later dispatches add to the earlier ones' results.
@@ -153,42 +154,19 @@ def _conv_infer(attrs: Attrs, x: Fact, filter: Fact) -> Fact:
 
 
 def _conv_cpu(attrs: Attrs, x: Array, filter: Array) -> Array:
-    facts = (Fact("integer", x.shape), Fact("integer", filter.shape))
-    shape = _shape(attrs, *facts)
-    groups = max(shape.groups, 1)
     small = _is_small(x, filter, prod(filter.shape[1:]))
-    kind = np.float64 if small else np.int32
-    pads = [(max(a.before, 0), max(a.after, 0) + a.reach) for a in shape.axes]
-    wide = np.pad(x.astype(kind), [(0, 0), (0, 0), *pads])
-    wide = wide.reshape(x.shape[0], groups, -1 if x.size else shape.group_in, *wide.shape[2:])
-    weights = filter.astype(kind).reshape(groups, -1 if filter.size else shape.group_out,
-                                          *filter.shape[1:])  # fmt: skip
-    y = np.zeros((x.shape[0], groups, weights.shape[1], *shape.narrow), kind)
-    for tap in itertools.product(*(range(a.kernel) for a in shape.axes)):
-        at = [
-            slice(max(-a.before, 0) + t * a.dilation,
-                  max(-a.before, 0) + t * a.dilation + (a.narrow - 1) * a.stride + 1, a.stride)
-            if a.narrow else slice(0)
-            for t, a in zip(tap, shape.axes, strict=True)
-        ]  # fmt: skip
-        part = wide[(slice(None),) * 3 + tuple(at)]
-        of_tap: tuple[Any, ...] = (..., *tap)
-        y += np.einsum("ngi...,goi->ngo...", part, weights[of_tap])
-    y = y.reshape(x.shape[0], filter.shape[0], *shape.narrow)
-    return _wrapped(y) if small else y
+    shape = _shape(attrs, fact_from(x), fact_from(filter))
+    return _wrapped(exact_sums(shape, x, filter, np.float64 if small else np.int32))
 
 
 def _conv_lower(op: Lowering) -> Iterator[Dispatch]:
     shape = _shape(op.attrs, *op.inputs)
-    window = [
-        WindowAxis(a.wide, a.narrow, a.kernel, a.stride, a.dilation, a.before) for a in shape.axes
-    ]
     params: dict[str, Any] = {
         "channels": shape.in_channels,
         "group_in": shape.group_in,
         "group_out": shape.group_out,
         "out_channels": shape.out_channels,
-        **geometry(window),
+        **geometry(shape.axes),
     }
     across, down, deep = params["taps"]
     turns = ((across + LOOP_TURNS) * down + LOOP_TURNS) * deep + LOOP_TURNS

@@ -10,8 +10,7 @@ from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, Fact
 from cml_engine.ops.common.blas import multiply
 from cml_engine.ops.declaration.registry import define
-from cml_engine.ops.declaration.spec import Case, Cost, Kernel, OpSpec, Random, Tolerance
-from cml_engine.ops.declaration.traits import Traits
+from cml_engine.ops.declaration.spec import Case, Cost, Kernel, OpSpec, Random, Tolerance, Traits
 from cml_engine.ops.matmul.gpu import PARAMS, lower_linear, lower_matmul, takes_half_weights
 
 _SUMS = Tolerance(

@@ -27,17 +27,23 @@ from cml_engine.ops.common.shapes import (
 )
 from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
-from cml_engine.ops.declaration.spec import EXACT, Case, Cost, Dispatch, Kernel, OpSpec, Random
-from cml_engine.ops.declaration.spec import elementwise_cost as _cost
-from cml_engine.ops.declaration.traits import (
+from cml_engine.ops.declaration.spec import (
+    EXACT,
+    Case,
+    Cost,
+    Dispatch,
+    Kernel,
     OperandRows,
+    OpSpec,
     Parts,
+    Random,
     RowMapping,
     RowsOf,
     Traits,
     along_axis,
     other_axis,
 )
+from cml_engine.ops.declaration.spec import elementwise_cost as _cost
 from cml_engine.ops.movement.strided_copy import box, copy_regions, memory_shape, strides
 
 _MOVE = _cost(0)

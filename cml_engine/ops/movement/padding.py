@@ -13,8 +13,7 @@ from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, AttrValue, Fact
 from cml_engine.ops.common.row_rules import under_windows
 from cml_engine.ops.common.shapes import check_length, check_word, fact_from
-from cml_engine.ops.common.window import BORDERS, WindowAxis
-from cml_engine.ops.declaration.defines import word
+from cml_engine.ops.common.window import BORDERS, WindowAxis, border_index
 from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
@@ -23,11 +22,15 @@ from cml_engine.ops.declaration.spec import (
     Cost,
     Dispatch,
     Kernel,
+    OperandRows,
     OpSpec,
+    Order,
     Random,
+    RowMapping,
+    Traits,
     elementwise_cost,
+    word,
 )
-from cml_engine.ops.declaration.traits import OperandRows, Order, RowMapping, Traits
 from cml_engine.ops.movement.strided_copy import strides
 
 _RANKS = (1, 2, 3, 8)
@@ -50,22 +53,6 @@ def _infer(attrs: Attrs, x: Fact) -> Fact:
                 f"use border 'constant'"
             )
     return Fact(x.dtype, tuple(shape))
-
-
-def border_index(border: str, at: Array, extent: int) -> Array:
-    """Returns, for each index of an axis, the index inside of it whose value the border repeats.
-
-    Indices inside stay the same. With ``constant`` those outside stay too.
-    """
-    if border == "replicate":
-        return np.asarray(np.clip(at, 0, extent - 1))
-    if border == "reflect":  # a wave of period 2 (extent - 1): the edge is not repeated
-        phase = at % max(2 * (extent - 1), 1)
-        return np.asarray(np.minimum(phase, np.abs(2 * (extent - 1) - phase)) % max(extent, 1))
-    if border == "reflect-even":
-        phase = at % max(2 * extent, 1)
-        return np.asarray(np.minimum(phase, 2 * extent - 1 - phase))
-    return at
 
 
 def _cpu(attrs: Attrs, x: Array) -> Array:

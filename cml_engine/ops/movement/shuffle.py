@@ -16,8 +16,16 @@ from cml_engine.ops.common.row_rules import scale_rows
 from cml_engine.ops.declaration.epilogue import PARAMS, epilogue_of
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import define
-from cml_engine.ops.declaration.spec import EXACT, Case, Dispatch, Kernel, OpSpec, elementwise_cost
-from cml_engine.ops.declaration.traits import RowMapping, Traits
+from cml_engine.ops.declaration.spec import (
+    EXACT,
+    Case,
+    Dispatch,
+    Kernel,
+    OpSpec,
+    RowMapping,
+    Traits,
+    elementwise_cost,
+)
 
 
 def _infer(attrs: Attrs, x: Fact) -> Fact:

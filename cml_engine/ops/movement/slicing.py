@@ -22,12 +22,16 @@ from cml_engine.ops.declaration.spec import (
     Dispatch,
     Half,
     Kernel,
+    OperandRows,
     OpSpec,
+    Parts,
     Random,
+    RowMapping,
+    Traits,
     elementwise_cost,
+    other_axes,
     selection_cost,
 )
-from cml_engine.ops.declaration.traits import OperandRows, Parts, RowMapping, Traits, other_axes
 from cml_engine.ops.movement.strided_copy import (
     Copy,
     Dim,

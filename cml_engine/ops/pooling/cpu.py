@@ -9,8 +9,14 @@ from typing import Any
 import numpy as np
 
 from cml_engine.ir.graph import Array, Attrs, Fact
-from cml_engine.ops.common.window import Window, WindowAxis, reverse_window_of, volume, window_of
-from cml_engine.ops.movement.padding import border_index
+from cml_engine.ops.common.window import (
+    Window,
+    WindowAxis,
+    border_index,
+    reverse_window_of,
+    volume,
+    window_of,
+)
 
 
 def _window(attrs: Attrs, x: Array) -> Window:

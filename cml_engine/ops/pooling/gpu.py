@@ -16,9 +16,8 @@ from cml_engine.ir.graph import Fact, Node
 from cml_engine.ir.layout import BLOCKED, PLAIN, STORED, VECTOR_TYPE
 from cml_engine.ops.common.broadcast import contiguous_strides
 from cml_engine.ops.common.window import Window, WindowAxis, reverse_window_of, volume, window_of
-from cml_engine.ops.declaration.defines import word
 from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering
-from cml_engine.ops.declaration.spec import Dispatch, Half, Kernel
+from cml_engine.ops.declaration.spec import Defines, Dispatch, Half, Kernel, word
 from cml_engine.ops.declaration.variant import KernelFamily, KernelVariant
 from cml_engine.ops.elementwise.elementwise_op import Operand
 from cml_engine.ops.reduction.gpu import Reduction, reduction
@@ -282,7 +281,7 @@ POOL.add(
 )
 
 
-def _defines(node: _Pooling, width: int) -> dict[str, int | str]:
+def _defines(node: _Pooling, width: int) -> Defines:
     what, tensors = node.what, (*node.inputs, *node.outs)
     border = node.op.attrs["border"]
     vector = "4" if width == 4 else ""

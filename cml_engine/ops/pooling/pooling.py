@@ -26,12 +26,14 @@ from cml_engine.ops.declaration.spec import (
     Case,
     Cost,
     Dispatch,
+    OperandRows,
     OpSpec,
     Prepare,
     Random,
+    RowMapping,
     Tolerance,
+    Traits,
 )
-from cml_engine.ops.declaration.traits import OperandRows, RowMapping, Traits
 from cml_engine.ops.elementwise.elementwise_op import operands
 from cml_engine.ops.pooling import cpu as pool_cpu
 from cml_engine.ops.pooling.gpu import Sliding, pool_kernel, slide

@@ -27,7 +27,7 @@ from cml_engine.ops.common.broadcast import (
 from cml_engine.ops.declaration.choice import about
 from cml_engine.ops.declaration.formula import Formula
 from cml_engine.ops.declaration.lowering import Lowering
-from cml_engine.ops.declaration.spec import Case, Dispatch, Half, Kernel
+from cml_engine.ops.declaration.spec import Case, Defines, Dispatch, Half, Kernel
 from cml_engine.ops.declaration.variant import KernelFamily, KernelVariant
 from cml_engine.ops.elementwise.elementwise_op import Operand, launch
 
@@ -245,7 +245,7 @@ def _by_vectors(what: Reduction, x: Operand) -> bool:
 
 def _defines(
     what: Reduction, x: Operand, other: bool, stage: _Stage, first: bool, last: bool, width: int
-) -> dict[str, int | str]:
+) -> Defines:
     value = HLSL_TYPE[x.fact.dtype]
     half = first and x.layout == C4H
     types = ["uint" if half else "float4" if width == 4 else value]

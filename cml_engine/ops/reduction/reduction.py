@@ -19,8 +19,18 @@ from cml_engine.ir.graph import Array, Attrs, AttrValue, Fact
 from cml_engine.ops.common.row_rules import exclude_axes
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import define
-from cml_engine.ops.declaration.spec import EXACT, Case, Cost, Dispatch, OpSpec, Random, Tolerance
-from cml_engine.ops.declaration.traits import NO_TRAITS, Traits, other_axes
+from cml_engine.ops.declaration.spec import (
+    EXACT,
+    NO_TRAITS,
+    Case,
+    Cost,
+    Dispatch,
+    OpSpec,
+    Random,
+    Tolerance,
+    Traits,
+    other_axes,
+)
 from cml_engine.ops.elementwise.elementwise_op import operands
 from cml_engine.ops.reduction.gpu import Reduction, base_kernel, reduction, softmax
 

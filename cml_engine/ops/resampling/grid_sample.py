@@ -16,10 +16,18 @@ import numpy as np
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, Fact
 from cml_engine.ops.common.shapes import check_type, check_word
-from cml_engine.ops.declaration.defines import numbers
 from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
-from cml_engine.ops.declaration.spec import POSITION, Case, Cost, Dispatch, Kernel, OpSpec, Random
+from cml_engine.ops.declaration.spec import (
+    POSITION,
+    Case,
+    Cost,
+    Dispatch,
+    Kernel,
+    OpSpec,
+    Random,
+    numbers,
+)
 
 METHODS = ("nearest", "linear", "cubic")
 BORDERS = ("constant", "replicate", "reflect")

@@ -18,23 +18,26 @@ from cml_engine.ir.graph import Array, Attrs, Fact, Node
 from cml_engine.ops.common.row_rules import gather_rows, scale_rows
 from cml_engine.ops.common.sampling_cpu import prepare_nearest_upsample
 from cml_engine.ops.common.shapes import check_sizes, check_word
-from cml_engine.ops.declaration.defines import word
 from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     EXACT,
     Case,
     Cost,
+    Defines,
     Dispatch,
     Half,
     Kernel,
+    OperandRows,
     OpSpec,
     Random,
+    RowMapping,
     Tolerance,
+    Traits,
     elementwise_cost,
     selection_cost,
+    word,
 )
-from cml_engine.ops.declaration.traits import OperandRows, RowMapping, Traits
 from cml_engine.ops.elementwise.elementwise_op import Operand
 from cml_engine.ops.movement.strided_copy import (
     Copy,
@@ -201,7 +204,7 @@ def _nearest_lower(up: bool, op: Lowering) -> Iterator[Dispatch]:
     return copy_regions(op, source, target, Copy(collapse(dims)))
 
 
-def _resample(op: Lowering, defines: dict[str, int | str]) -> Iterator[Dispatch]:
+def _resample(op: Lowering, defines: Defines) -> Iterator[Dispatch]:
     source, target = op.in_names[0], op.out_names[0]
     x, y = op.inputs[0].shape, op.outputs[0].shape
     blocked = op.is_blocked(source)
@@ -248,7 +251,7 @@ def _area_half(node: Node, facts: Mapping[str, Fact]) -> Half:
 
 
 def _multilinear_lower(op: Lowering) -> Iterator[Dispatch]:
-    defines: dict[str, int | str] = {
+    defines: Defines = {
         **word("method", op.attrs.method),
         "ROWS": 2 ** (op.inputs[0].rank - 3),
     }

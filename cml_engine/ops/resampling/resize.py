@@ -14,10 +14,9 @@ import numpy as np
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, Fact
 from cml_engine.ops.common.shapes import check_sizes, check_word
-from cml_engine.ops.declaration.defines import word
 from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
-from cml_engine.ops.declaration.spec import Case, Cost, Dispatch, Kernel, OpSpec, Tolerance
+from cml_engine.ops.declaration.spec import Case, Cost, Dispatch, Kernel, OpSpec, Tolerance, word
 
 METHODS = ("nearest", "linear", "cubic")
 COORDINATES = ("symmetric", "asymmetric", "aligned")

@@ -17,7 +17,6 @@ import numpy as np
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, Fact
 from cml_engine.ops.common.shapes import check_sizes, check_word
-from cml_engine.ops.declaration.defines import word
 from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
@@ -25,11 +24,13 @@ from cml_engine.ops.declaration.spec import (
     POSITION,
     Case,
     Cost,
+    Defines,
     Dispatch,
     Kernel,
     OpSpec,
     Random,
     Tolerance,
+    word,
 )
 
 METHODS = ("symmetric", "asymmetric", "aligned")
@@ -182,7 +183,7 @@ def _lower(kind: str, op: Lowering) -> Iterator[Dispatch]:
     spatial = x.rank - 2
     fill = [1] * (3 - spatial)
     sizes = list(op.attrs.output_size)[::-1]
-    defines: dict[str, int | str] = {"SPATIAL": spatial, kind: 1, "T2_TYPE": "int"}
+    defines: Defines = {"SPATIAL": spatial, kind: 1, "T2_TYPE": "int"}
     params: dict[str, Any] = {
         "batch": x.shape[0],
         "channels": x.shape[1],

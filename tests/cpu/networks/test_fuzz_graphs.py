@@ -13,7 +13,7 @@ import pytest
 import cml_engine as cml
 from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.ir.graph import Graph, Node
-from cml_engine.ops.conv.special_values import may_be_nan
+from cml_engine.ops.conv.cpu import may_be_nan
 from cml_engine.tools.testing import full_attrs
 from tests import fuzz
 from tests.fixtures.fuzz_graphs import FuzzCase

@@ -18,7 +18,7 @@ from cml_engine.ir.graph import Attrs, Epilogue, Fact
 from cml_engine.ir.layout import C4
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.conv.cases import conv_case, deconv_case
-from cml_engine.ops.conv.variants import CONV
+from cml_engine.ops.conv.node import CONV
 from cml_engine.ops.elementwise.elementwise_op import ROWS
 from cml_engine.tools.testing import case_graph, check_graph
 

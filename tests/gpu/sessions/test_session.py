@@ -18,8 +18,7 @@ from cml_engine.gpu.program import inspect, preparation
 from cml_engine.ir.graph import NUMPY_DTYPE, Attrs, Fact, Graph, Node
 from cml_engine.ops import register
 from cml_engine.ops.declaration.registry import lookup, unregister
-from cml_engine.ops.declaration.spec import OpSpec
-from cml_engine.ops.declaration.traits import NO_TRAITS
+from cml_engine.ops.declaration.spec import NO_TRAITS, OpSpec
 from cml_engine.runtime.node_check import check_nodes
 from cml_engine.tools.report.validation import Validation
 from cml_engine.tools.testing import full_attrs, random_partition

@@ -11,8 +11,7 @@ from cml_engine.cpu.compare import compare
 from cml_engine.cpu.tolerances import node_tolerance, propagated_error
 from cml_engine.ops import register
 from cml_engine.ops.declaration.registry import lookup, unregister
-from cml_engine.ops.declaration.spec import Case, OpSpec, Random
-from cml_engine.ops.declaration.traits import NO_TRAITS
+from cml_engine.ops.declaration.spec import NO_TRAITS, Case, OpSpec, Random
 from cml_engine.runtime.node_check import check_nodes
 from cml_engine.tools.cli import main
 from cml_engine.tools.testing import case_graph, check_on_gpu

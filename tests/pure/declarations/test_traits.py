@@ -6,7 +6,7 @@ import pytest
 import cml_engine as cml
 from cml_engine.errors import OperatorError
 from cml_engine.ops import load_families
-from cml_engine.ops.declaration.traits import Traits
+from cml_engine.ops.declaration.spec import Traits
 
 load_families()
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from cml_engine.ir.graph import Attrs, Fact, Graph, Node, unused_name
 from cml_engine.ops.common.row_rules import same_rows
 from cml_engine.ops.declaration.registry import is_builtin, lookup
-from cml_engine.ops.declaration.traits import OperandRows, RowMapping, Span
+from cml_engine.ops.declaration.spec import OperandRows, RowMapping, Span
 
 #: the operators that cut out and join bands
 CUT, JOIN = "slice", "concat"

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 
 from cml_engine.ops.conv.cases import conv_case
 from cml_engine.ops.conv.kernels.tile import store_defines
-from cml_engine.ops.conv.node import GROUP, Conv, ConvTile, is_depthwise
+from cml_engine.ops.conv.node import CONV, GROUP, Conv, ConvTile, is_depthwise
 from cml_engine.ops.conv.packing import blocks_of, has_beside, pack_bias, packed_depthwise
-from cml_engine.ops.conv.variants import CONV
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import epilogue_of
 from cml_engine.ops.declaration.spec import Dispatch, Kernel
@@ -73,8 +72,8 @@ def lower_depthwise(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
             **store_defines(conv, epilogue, 3),
             **conv.vectors,
             **conv.border,
-            "KERNEL_Y": shape.axes[0].kernel,
-            "KERNEL_X": shape.axes[1].kernel,
+            "KERNEL_Y": shape.axes[0].size,
+            "KERNEL_X": shape.axes[1].size,
             "TILE_Y": tile.rows,
             "TILE_X": tile.columns,
             "GROUP": tile.group,

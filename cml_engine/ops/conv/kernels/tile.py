@@ -1,17 +1,19 @@
 """Register tiles of output channels by positions, for any ``conv`` or ``deconv``.
 
-Shader: ``shaders_hlsl/conv/conv.hlsl``. The module also has the tiles and the defines that other
-kernels share with it.
+Shader: ``shaders_hlsl/conv/conv.hlsl``. The variant ``long`` is for more products per result than a
+thread's loops may run: each launch computes some of the taps and input blocks. The module also has
+the tiles, parameters and defines that other kernels share with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from typing import Any
 
 from cml_engine.ops.conv.cases import conv_case, deconv_case
 from cml_engine.ops.conv.node import (
+    CONV,
     GROUP,
     POSITION,
     SOFTWARE_GROUP,
@@ -23,10 +25,10 @@ from cml_engine.ops.conv.node import (
     phases_of,
 )
 from cml_engine.ops.conv.packing import blocks_of, has_beside, pack_bias, packed_filter
-from cml_engine.ops.conv.variants import CONV
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import EpilogueArgs, epilogue_of
-from cml_engine.ops.declaration.spec import Dispatch, Kernel
+from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS
+from cml_engine.ops.declaration.spec import Cost, Defines, Dispatch, Kernel
 from cml_engine.ops.declaration.variant import KernelVariant
 
 PARAMS = (
@@ -47,6 +49,8 @@ _SOFTWARE_TILES = ((4, 4), (8, 4), (8, 8), (16, 4), (16, 8), (32, 4))
 _TILES = ((4, 4), (8, 1), (8, 2), (8, 4), (16, 1), (16, 2), (16, 4))
 #: sizes of workgroups for the tuner on hardware, with the default tile
 _GROUPS = (32, 128)
+#: rows of the tiles that meet most inputs, and inputs of a plain conv's loop over a tap
+_MOST_ROWS, _PLAIN_INPUTS = 32, 8
 
 
 def tile_of(conv: Conv, positions: int, batches: int = 1) -> ConvTile:
@@ -55,20 +59,14 @@ def tile_of(conv: Conv, positions: int, batches: int = 1) -> ConvTile:
     It has as many rows as the registers hold, but few that are padding. A software driver runs a
     small workgroup as fast as a large one and wastes less; hardware needs many of them.
     """
-    shape = conv.shape
-    rows = rows_of(conv)
+    rows = 4 if is_depthwise(conv) else min(_ROWS_SPEED, key=lambda r: _rows_cost(conv, r))
     if conv.op.limits.software:
         return ConvTile(rows, _COLUMNS[0] if shares_loads(conv) else _COLUMNS_APART, SOFTWARE_GROUP)
-    row_blocks = -(-shape.out_channels // rows)
+    row_blocks = -(-conv.shape.out_channels // rows)
     for columns in _COLUMNS:
         if batches * row_blocks * positions // (columns * GROUP) >= _BUSY_GROUPS:
             break
     return ConvTile(rows, columns, GROUP)
-
-
-def rows_of(conv: Conv) -> int:
-    """Returns the output channels per thread: as many as registers hold, with little padding."""
-    return 4 if is_depthwise(conv) else min(_ROWS_SPEED, key=lambda r: _rows_cost(conv, r))
 
 
 def _rows_cost(conv: Conv, rows: int) -> float:
@@ -102,26 +100,54 @@ def tiles(conv: Conv) -> list[ConvTile]:
 
 
 def lower_tile(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
-    op = conv.op
     x = yield from blocks_of(conv)
-    epilogue = epilogue_of(op, 3, vector=conv.out_c4, sums=conv.sums, beside=has_beside(conv))
     filter = yield from packed_filter(conv, tile.rows)
+    defines = {"DEPTHWISE": int(is_depthwise(conv))}
+    yield from launch_product(conv, tile, x, filter, tile_params(conv, tile), defines)
+
+
+def launch_product(
+    conv: Conv,
+    tile: ConvTile,
+    x: str,
+    filter: str,
+    launch: tuple[int, Mapping[str, Any]],
+    defines: Mapping[str, int | str],
+) -> Iterator[Dispatch]:
+    """Yields the dispatch that computes the node from a packed filter, and that of its bias.
+
+    ``x`` is the input, in blocks of four channels or plain; ``launch`` is the result of
+    :func:`tile_params`.
+    """
+    epilogue = epilogue_of(conv.op, 3, vector=conv.out_c4, sums=conv.sums, beside=has_beside(conv))
     bias = yield from pack_bias(conv, epilogue.beside)
-    groups, params = tile_params(conv, tile)
     yield Dispatch(
-        groups=groups,
-        tensors=(x, filter, bias, *epilogue.tensors, op.out_names[0]),
-        params={**params, **epilogue.params},
-        defines={**store_defines(conv, epilogue, 3), **tile_defines(conv, tile)},
+        groups=launch[0],
+        tensors=(x, filter, bias, *epilogue.tensors, conv.op.out_names[0]),
+        params={**launch[1], **epilogue.params},
+        defines={
+            **store_defines(conv, epilogue, 3),
+            **product_defines(conv, tile),
+            **window_defines(conv),
+            **defines,
+        },
     )
 
 
-def tile_params(conv: Conv, tile: ConvTile) -> tuple[int, dict[str, Any]]:
-    """Returns the number of workgroups and the parameters of conv.hlsl, without an epilogue's."""
-    shape = conv.shape
-    steps, phases = phases_of(conv)
+def tile_params(conv: Conv, tile: ConvTile, fused: int = 0) -> tuple[int, dict[str, Any]]:
+    """Returns the number of workgroups and the parameters of :data:`PARAMS` without an epilogue's.
+
+    ``fused`` is for kernels whose threads compute neighbours along a line: the number of phases
+    that are computed together.
+    """
+    shape, (steps, phases) = conv.shape, phases_of(conv)
+    lines = shape.batch * steps[0] * steps[1]
+    if fused:
+        phases //= fused
+        tiles = -(-lines * -(-steps[2] * fused // tile.columns) // tile.group)
+    else:
+        tiles = -(-lines * steps[2] // tile.positions)
     row_blocks = -(-shape.out_channels // tile.rows)
-    tiles = -(-shape.batch * prod(steps) // tile.positions)
     return phases * tiles * row_blocks, {
         **conv.position(),
         "batch": shape.batch,
@@ -136,33 +162,15 @@ def tile_params(conv: Conv, tile: ConvTile) -> tuple[int, dict[str, Any]]:
     }
 
 
-def tile_defines(conv: Conv, tile: ConvTile) -> dict[str, int | str]:
-    """Returns the defines of conv.hlsl, without those for storing results."""
-    return {
-        **product_defines(conv, tile),
-        **conv.vectors,
-        **conv.border,
-        "DEPTHWISE": int(is_depthwise(conv)),
-        "TRANSPOSED": int(conv.transposed),
-    }
-
-
-def store_defines(conv: Conv, epilogue: EpilogueArgs, first: int) -> dict[str, int | str]:
+def store_defines(conv: Conv, epilogue: EpilogueArgs, first: int) -> Defines:
     """Returns the defines of conv_store.hlsli, which applies epilogues and stores results.
 
-    ``first`` is the slot of the first epilogue tensor.
+    ``first`` is the slot of the first epilogue tensor; the output's slot follows them.
     """
     out = f"T{first + len(epilogue.tensors)}"
     kind = conv.op.vector_type(conv.op.out_names[0])
-    return {**bindings(epilogue, first), "OUT_C4": int(conv.out_c4), f"{out}_TYPE": kind}
-
-
-def bindings(epilogue: EpilogueArgs, first: int) -> dict[str, int | str]:
-    """Returns the epilogue's defines, the slot of the output, and GROUP.
-
-    The output's slot follows the epilogue's tensors.
-    """
-    return {**epilogue.defines, "OUT": f"T{first + len(epilogue.tensors)}", "GROUP": GROUP}
+    stored: Defines = {"OUT": out, f"{out}_TYPE": kind, "OUT_C4": int(conv.out_c4), "GROUP": GROUP}
+    return epilogue.defines | stored
 
 
 def shares_loads(conv: Conv) -> bool:
@@ -173,10 +181,15 @@ def shares_loads(conv: Conv) -> bool:
     return conv.op.limits.software and conv.op.limits.subgroup_size >= 8
 
 
-def product_defines(conv: Conv, tile: ConvTile) -> dict[str, int | str]:
+def product_defines(conv: Conv, tile: ConvTile) -> Defines:
     """Returns the defines of conv_product.hlsli: the tile, and whether lanes share loads."""
     share = int(shares_loads(conv))
     return {"ROWS": tile.rows, "COLUMNS": tile.columns, "GROUP": tile.group, "SHARE": share}
+
+
+def window_defines(conv: Conv) -> Defines:
+    """Returns the defines of conv_position.hlsli, and the types of the tensors."""
+    return {**conv.vectors, **conv.border, "TRANSPOSED": int(conv.transposed)}
 
 
 CONV.add(
@@ -199,5 +212,88 @@ CONV.add(
             ),
             ("deconv", deconv_case((1, 8, 5, 6), (8, 6, 2, 2), (6,), stride=[3, 3], note="deconv")),
         ),
+    )
+)
+
+
+# --- long: a part of the sum in each launch -----------------------------------------------------
+
+
+def _is_long(conv: Conv) -> bool:
+    """Returns True if a thread may need more than ``MOST_TURNS`` loop iterations.
+
+    The number is estimated for the kernel that needs the most iterations.
+    """
+    inputs = max(band_of(conv, _MOST_ROWS), _PLAIN_INPUTS)
+    # the taps may be three nested loops of one iteration
+    return conv.shape.taps * (inputs + 3 * LOOP_TURNS) > MOST_TURNS
+
+
+def _lower_long(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
+    op, taps = conv.op, conv.shape.taps
+    x = yield from blocks_of(conv)
+    filter = yield from packed_filter(conv, tile.rows)
+    bias = yield from pack_bias(conv)
+    groups, params = tile_params(conv, tile)
+    params |= {"groups": groups, "tap_begin": 0, "tap_end": 0, "block_begin": 0, "block_end": 0}
+    defines = {
+        **product_defines(conv, tile),
+        **window_defines(conv),
+        "DEPTHWISE": int(is_depthwise(conv)),
+    }
+    results = tile.rows * tile.positions
+    sums, read = op.scratch(groups * results), 4.0 * tile.rows
+    for part in _parts(taps, params["band"]):
+        done = (part["tap_end"] - part["tap_begin"]) * (part["block_end"] - part["block_begin"])
+        yield Dispatch(
+            groups=groups,
+            tensors=(x, filter, sums),
+            params={**params, **part, "epi_value": [0.0]},
+            defines={**defines, "PART": "SUMS"},
+            cost=Cost(8.0 * groups * results * done, read * done, read * groups),
+        )
+    sums_type = f"{conv.sums}4"
+    epilogue = epilogue_of(op, 2, vector=conv.out_c4, sums=conv.sums)
+    types = {"T0_TYPE": sums_type, "T1_TYPE": sums_type, "T2_TYPE": "float"}
+    yield Dispatch(
+        groups=groups,
+        tensors=(sums, bias, *epilogue.tensors, op.out_names[0]),
+        params={**params, **epilogue.params},
+        defines=defines
+        | types
+        | store_defines(conv, epilogue, 2)
+        | {"PART": "FINISH", "GROUP": tile.group},
+        cost=Cost(0, 4.0 * results * groups, op.outputs[0].nbytes),
+    )
+
+
+def _parts(taps: int, band: int) -> Iterator[dict[str, int]]:
+    """Yields the taps and the input blocks of each launch."""
+    blocks = min(band, MOST_TURNS // 2)
+    step = MOST_TURNS // (blocks + LOOP_TURNS)
+    for tap in range(0, taps, step):
+        for block in range(0, band, blocks):
+            yield {
+                "tap_begin": tap,
+                "tap_end": min(tap + step, taps),
+                "block_begin": block,
+                "block_end": min(block + blocks, band),
+            }
+
+
+CONV.add(
+    KernelVariant(
+        name="long",
+        about="register tiles, a part of the sum in each launch",
+        kernel=Kernel(
+            "conv/conv.hlsl",
+            PARAMS + " groups:u tap_begin:u tap_end:u block_begin:u block_end:u",
+            group=GROUP,
+            trusted=True,
+        ),
+        lower=_lower_long,
+        default_tile=default_tile,
+        is_possible=_is_long,
+        always_used=True,
     )
 )

@@ -11,9 +11,8 @@ from collections.abc import Generator, Iterable, Iterator
 
 from cml_engine.ir.layout import PLAIN
 from cml_engine.ops.conv.cases import conv_case
-from cml_engine.ops.conv.kernels import row_tile
-from cml_engine.ops.conv.node import Conv
-from cml_engine.ops.conv.variants import CONV
+from cml_engine.ops.conv.kernels.line import rows_are_faster
+from cml_engine.ops.conv.node import CONV, Conv
 from cml_engine.ops.declaration.spec import Cost, Dispatch
 from cml_engine.ops.declaration.variant import KernelVariant
 from cml_engine.ops.matmul.gpu import KERNEL, Matrix, MatrixProduct, default_tile, lower_tiles
@@ -29,17 +28,17 @@ def is_possible(conv: Conv) -> bool:
     op, shape = conv.op, conv.shape
     if conv.transposed or shape.in_channels != 1 or shape.groups != 1 or op.graph.words:
         return False
-    if any(axis.wide != 1 or axis.narrow != 1 or axis.kernel != 1 for axis in shape.axes3[:2]):
+    if any(axis.wide != 1 or axis.narrow != 1 or axis.size != 1 for axis in shape.axes3[:2]):
         return False
     return op.layout(op.in_names[0]) == PLAIN and not conv.out_c4 and not conv.half
 
 
 def is_faster(conv: Conv) -> bool:
-    """Returns True on a device that shares rows, if ``row_tile.py`` is not faster.
+    """Returns True on a device that shares rows, if the row tiles are not faster.
 
     Measured on llvmpipe only.
     """
-    return shares_rows(conv.op.limits) and not row_tile.is_faster(conv)
+    return shares_rows(conv.op.limits) and not rows_are_faster(conv)
 
 
 def lower_windows(conv: Conv, tile: MatmulTile) -> Iterator[Dispatch]:
@@ -70,12 +69,12 @@ def _product(conv: Conv, x: str, row: int) -> MatrixProduct:
     shape, line, (_, filter, bias) = conv.shape, conv.shape.axes3[2], conv.op.in_names
     return MatrixProduct(
         conv.op,
-        a=Matrix(filter, line.kernel, 1, (0,), k_last=True),
+        a=Matrix(filter, line.size, 1, (0,), k_last=True),
         b=Matrix(x, line.stride, line.dilation, (row,)),
         batch=(shape.batch,),
         rows=shape.out_channels,
         columns=line.narrow,
-        inner=line.kernel,
+        inner=line.size,
         bias=bias,
         windows=True,
     )

@@ -22,14 +22,12 @@ from cml_engine.ops.conv.kernels.tile import (
     store_defines,
     tile_of,
 )
-from cml_engine.ops.conv.node import GROUP, Conv, ConvTile
+from cml_engine.ops.conv.node import CONV, GROUP, Conv, ConvTile
 from cml_engine.ops.conv.packing import blocks_of, pack_bias
-from cml_engine.ops.conv.variants import CONV
-from cml_engine.ops.declaration.defines import word
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import epilogue_of
 from cml_engine.ops.declaration.packing import Packing
-from cml_engine.ops.declaration.spec import Dispatch, Kernel
+from cml_engine.ops.declaration.spec import Dispatch, Kernel, word
 from cml_engine.ops.declaration.variant import KernelVariant
 
 _PARAMS = (
@@ -41,7 +39,7 @@ _POINTS = 36
 #: bytes of one scratch tensor; further tiles are computed in another round
 _MAX_SCRATCH = 16 << 20
 #: fewer channels leave the transforms dearer than the products that they save: on hardware; where
-#: a software driver shares loads, so that its direct way (``row_tile.py``) is fast; where not
+#: a software driver shares loads, so that its direct way (row tiles) is fast; where not
 _LEAST_CHANNELS, _SHARED_LEAST_CHANNELS, _SOFTWARE_LEAST_CHANNELS = 16, 48, 12
 #: fewer tiles leave the filter, four times as large as it was, dearer to read than to multiply
 _LEAST_TILES = 64
@@ -60,7 +58,7 @@ def is_possible(conv: Conv) -> bool:
         return False
     if conv.transposed or shape.groups != 1 or len(shape.axes) != 2 or not conv.constant:
         return False
-    return all((a.kernel, a.stride, a.dilation) == (3, 1, 1) for a in shape.axes)
+    return all((a.size, a.stride, a.dilation) == (3, 1, 1) for a in shape.axes)
 
 
 def is_faster(conv: Conv) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 from cml_engine.formats.onnx.export.call import ExportCall
 from cml_engine.formats.onnx.export.export_rules import rule
 from cml_engine.ir.graph import NUMPY_DTYPE
-from cml_engine.ops.movement.padding import border_index
+from cml_engine.ops.common.window import border_index
 from cml_engine.ops.movement.slicing import ranges
 
 _LAST = np.iinfo(np.int64).min

@@ -16,8 +16,14 @@ from cml_engine.formats.onnx.export.call import ExportCall
 from cml_engine.formats.onnx.export.export_rules import rule
 from cml_engine.formats.onnx.export.operators.movement import pad_axes
 from cml_engine.ir.graph import Array
-from cml_engine.ops.common.window import Window, WindowAxis, reverse_window_of, volume, window_of
-from cml_engine.ops.movement.padding import border_index
+from cml_engine.ops.common.window import (
+    Window,
+    WindowAxis,
+    border_index,
+    reverse_window_of,
+    volume,
+    window_of,
+)
 
 _POOLED = "`{}`; after `Pad` for other borders; windows over batch or channels by `Gather` and `{}`"
 

@@ -81,7 +81,7 @@ def _bias_alone(c: ExportCall, channels: int) -> str:
 
 def _geometry(shape: ConvShape, pairs: Sequence[tuple[int, int]]) -> dict[str, AttrValue]:
     return {
-        "kernel_shape": [a.kernel for a in shape.axes],
+        "kernel_shape": [a.size for a in shape.axes],
         "strides": [a.stride for a in shape.axes],
         "dilations": [a.dilation for a in shape.axes],
         "pads": [*(p for p, _ in pairs), *(q for _, q in pairs)],
@@ -123,7 +123,7 @@ def _int_conv(c: ExportCall) -> str:
     places = int(np.prod(shape.narrow))
     parted = (shape.groups, shape.group_out, shape.group_in)
     total = ""
-    for tap in product(*(range(a.kernel) for a in shape.axes)):
+    for tap in product(*(range(a.size) for a in shape.axes)):
         taken = {
             i: (t * a.dilation, a.narrow, a.stride)
             for i, (t, a) in enumerate(zip(tap, shape.axes, strict=True), 2)
