@@ -177,7 +177,12 @@ def javascript() -> str:
         "/** @type {Limits} */ const LIMITS = "
         + str({name: getattr(limits, name) for name in limits.__slots__}).replace("'", "")
         + ";",
-        *(line for record in records() for line in _javascript_reader(record)),
+        *(
+            line
+            for record in records()
+            if record is not schema.Text
+            for line in _javascript_record(record)
+        ),
     ]
     return _between(
         JAVASCRIPT.read_text(),
@@ -187,44 +192,22 @@ def javascript() -> str:
     )
 
 
-def _javascript_reader(record: type[PackedRow]) -> Iterator[str]:
-    name = record.__name__
-    kinds = ", ".join(f"{field.name}: {_javascript_type(field)}" for field in record.FIELDS)
-    yield f"/** {record.__doc__} @typedef {{{{{kinds}}}}} {name} */"
-    export = "export " if name.startswith("Golden") else ""  # check.js reads these
-    yield f"{export}const {_snake(record).upper()}_BYTES = {record.SIZE};"
-    yield f"/** @param {{View}} view @param {{number}} at @returns {{{name}}} */"
-    yield f"{export}function {_camel(record)}(view, at) {{"
+def _javascript_record(record: type[PackedRow]) -> Iterator[str]:
+    name = _camel(record)
+    yield f"/** {record.__doc__} @typedef {{ReturnType<typeof {name}.read>}} {record.__name__} */"
+    yield f"const {name} = record({record.SIZE}, {{"
     for field in record.FIELDS:
-        if field.reserved:
-            yield f"  view.zeros(at + {field.offset + field.size}, {field.reserved});"
-    yield "  return {"
-    for field in record.FIELDS:
-        yield f"    {field.name}: {_javascript_value(field)},"
-    yield "  };"
-    yield "}"
+        yield f"  {field.name}: {_javascript_field(field)},"
+    reserved = [(f.offset + f.size, f.reserved) for f in record.FIELDS if f.reserved]
+    yield f"}}, {', '.join(map(str, map(list, reserved)))});" if reserved else "});"
 
 
-def _javascript_type(field: RowField) -> str:
+def _javascript_field(field: RowField) -> str:
     if field.of == "B":
-        return "Uint8Array"
-    one = "number" if isinstance(field.of, str) else field.of.__name__
-    return f"{one}[]" if field.count else one
-
-
-def _javascript_value(field: RowField) -> str:
-    at = f"at + {field.offset}" if field.offset else "at"
-    if field.of == "B":
-        return f"view.part({at}, {field.count})"
-    if isinstance(field.of, str):
-        read = f"view.{_DOC_NAMES[field.of]}"
-    else:
-        read = _camel(field.of)
-    if not field.count:
-        return f"{read}({at})" if isinstance(field.of, str) else f"{read}(view, {at})"
-    step = f"{at} + {field.element_size} * i"
-    one = f"{read}({step})" if isinstance(field.of, str) else f"{read}(view, {step})"
-    return f"Array.from({{ length: {field.count} }}, (_, i) => {one})"
+        return f"raw({field.offset}, {field.count})"
+    kind = _DOC_NAMES[field.of] if isinstance(field.of, str) else f"{_camel(field.of)}.at"
+    one = f"{'string' if field.of is schema.Text else kind}({field.offset})"
+    return f"list({field.count}, {field.element_size}, {one})" if field.count else one
 
 
 # --- documentation

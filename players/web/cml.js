@@ -16,17 +16,10 @@
  * (scheduler/planning/): recordings of the one replay in the other.
  */
 // ---------------------------------------------------------------------------------- vocabulary
-/**
- * `CorruptArtifact`: the file is damaged. `StaleArtifact`: no plan in it fits this device.
- * `InputError`: the caller's to mend. `KernelError`: the device takes no such kernel.
- * `DeviceError`: the device is lost, or out of memory. `JobError`: there is no such result.
- * @typedef {"CorruptArtifact" | "StaleArtifact" | "InputError" | "KernelError" | "DeviceError" |
- *   "JobError"} ErrorCode
- */
-
+/** @typedef {import("./cml.d.ts").ErrorCode} ErrorCode */
 /** Everything that this module raises on purpose. */
 export class CmlError extends Error {
-  /** @param {ErrorCode} code @param {string} message what, wanted against got, the next step */
+  /** @param {ErrorCode} code @param {string} message the problem, wanted against got, the next step */
   constructor(code, message) {
     super(message);
     this.name = "CmlError";
@@ -37,45 +30,22 @@ export class CmlError extends Error {
 /** @param {string} message */ const corrupt = (message) => new CmlError("CorruptArtifact", message);
 /** @param {string} message */ const refused = (message) => new CmlError("InputError", message);
 
-/** @typedef {"scalar" | "integer" | "logical"} DType */
-/** @typedef {"plain" | "c4" | "c4h"} Layout */
-/** @typedef {Float32Array | Int32Array | Uint32Array} Numbers */
-/** @typedef {{space: number, offset: number, bytes: number}} Range */
-/**
- * A tensor of a network, and where it lies in which of its buffers.
- * @typedef {{name: string, type: DType, layout: Layout, shape: number[], elements: number} & Range} TensorPlace
- */
-/**
- * A tensor on the GPU: `bytes` bytes of `buffer`, from `offset`.
- * @typedef {{buffer: GPUBuffer, offset: number, bytes: number, shape: number[], type: DType, layout: Layout}} GpuTensor
- */
-/**
- * What a scheduler knows of a step before it ever ran; FLOPs and bytes are per workgroup.
- * @typedef {{key: string, op: string, title: string, groups: number, flops: number, nbytes: number}} StepCost
- */
-/**
- * @typedef {StepCost & {kernel: number, bindings: Range[], writes: number, params: number,
- *   paramsBytes: number, line: number, file: string}} Step
- */
-/**
- * @typedef {{label: string, paramsBytes: number, tensors: number, flags: number, offset: number,
- *   packed: number, unpacked: number, unpackedBytes: number}} Kernel
- */
-/** @typedef {{at: string, wanted: number, atMost: boolean, what: string}} Need */
-/**
- * A constant in a buffer: numbers of the section `values` in another order.
- * @typedef {Range & {stored: number, becomes: number, source: number, matrix: number | null, extents: number[],
- *   dims: {extent: number, axis: number, step: number}[], count: number}} Piece
- */
-/**
- * @typedef {{profile: string, pieces: Piece[], sizes: number[], needs: Need[], subgroup: number,
- *   software: boolean, flops: number, bytes: number, steps: Step[], inputs: TensorPlace[], outputs: TensorPlace[],
- *   updates: [Range, Range][], params: Uint8Array<ArrayBuffer>}} Plan
- */
+/** @typedef {import("./cml.d.ts").DType} DType */
+/** @typedef {import("./cml.d.ts").Layout} Layout */
+/** @typedef {import("./cml.d.ts").Numbers} Numbers */
+/** @typedef {import("./cml.d.ts").GpuTensor} GpuTensor */
+/** @typedef {import("./cml.d.ts").Limits} Limits */
+/** An input or output, and its range in a buffer of the network. */
+/** @typedef {{name: string, type: DType, layout: Layout, shape: number[], elements: number, space: number, offset: number, bytes: number}} TensorPlace */
+/** The facts of a step from which its cost is guessed; FLOPs and bytes are per workgroup. */
+/** @typedef {{cost_key: string, op: string, title: string, groups: number, flops: number, nbytes: number}} StepCost */
+/** @typedef {Omit<PlanStepRow, "bindings"> & {bindings: BindingRow[]}} Step */
+/** A constant in a buffer: numbers of the section `values` in another order. */
+/** @typedef {Omit<ConstantRow, "matrix"> & {matrix: number | null, count: number}} Piece */
+/** @typedef {Omit<PlanHead, "steps" | "bindings" | "inputs" | "outputs" | "updates" | "params" | "constants"> & {steps: Step[], inputs: TensorPlace[], outputs: TensorPlace[], updates: UpdateRow[], params: Uint8Array<ArrayBuffer>, pieces: Piece[]}} Plan */
 
 /** @type {DType[]} */ const TYPES = ["scalar", "integer", "logical"];
 /** @type {Layout[]} */ const LAYOUTS = ["plain", "c4", "c4h"];
-const SPACES = ["arena", "weights", "own"];
 const ARRAYS = { scalar: Float32Array, integer: Int32Array, logical: Uint32Array };
 /** @param {number} a @param {number} b */ const roundUp = (a, b) => Math.ceil(a / b) * b;
 /** @param {readonly number[]} values plain addition, one after the other */
@@ -87,11 +57,26 @@ const MAGIC = [0x89, 0x43, 0x4d, 0x4c, 0x0d, 0x0a, 0x1a, 0x0a];
 /** all ones, rounded as View.u64 does: stands for an offset that does not exist */ const NO_OFFSET = 2 ** 64;
 /** what this module reads of a file; others are ignored */
 const ALONE = new Set(["strings", "kernels", "code", "values", "guess", "golden", "meta"]);
-/**
- * What a file may take when it is unpacked: a small file can state much. `code_bytes` of all kernels, `device_bytes` of a
- * plan's buffers, `kernels`, and `steps` of a plan.
- * @typedef {{code_bytes: number, device_bytes: number, kernels: number, steps: number}} Limits
- */
+
+/** @template T @typedef {(view: View, at: number) => T} Field reads a part of the record that begins at a place of a section */
+/** @param {number} offset @returns {Field<number>} */ const u32 = (offset) => (view, at) => view.u32(at + offset);
+/** @param {number} offset @returns {Field<number>} */ const u64 = (offset) => (view, at) => view.u64(at + offset);
+/** @param {number} offset @returns {Field<number>} */ const f32 = (offset) => (view, at) => view.f32(at + offset);
+/** @param {number} offset @returns {Field<number>} */ const f64 = (offset) => (view, at) => view.f64(at + offset);
+/** @param {number} offset @returns {Field<string>} */ const string = (offset) => (view, at) => view.string(at + offset);
+/** @param {number} offset @param {number} count @returns {Field<Uint8Array>} */
+const raw = (offset, count) => (view, at) => view.part(at + offset, count);
+/** @template T @param {number} count @param {number} width @param {Field<T>} field @returns {Field<T[]>} */
+const list = (count, width, field) => (view, at) => Array.from({ length: count }, (_, i) => field(view, at + width * i));
+/** @template T @typedef {{size: number, read: Field<T>, at: (offset: number) => Field<T>}} Row a record and its size in bytes */
+/** @template {Record<string, Field<any>>} F @param {number} size @param {F} fields @param {...[number, number]} reserved offsets and sizes of bytes that are zero @returns {Row<{[K in keyof F]: ReturnType<F[K]>}>} */
+function record(size, fields, ...reserved) {
+  const read = (/** @type {View} */ view, /** @type {number} */ at) => {
+    for (const [offset, count] of reserved) view.zeros(at + offset, count);
+    return /** @type {any} */ (Object.fromEntries(Object.entries(fields).map(([name, field]) => [name, field(view, at)])));
+  };
+  return { size, read, at: (offset) => (view, at) => read(view, at + offset) };
+}
 
 // <generated by generate.py>
 const FORMAT = 2;
@@ -152,290 +137,191 @@ const REST_EVERY = 48;
 const LONGEST = 60;
 const MOST_BYTES = 281474976710656, MOST_AMOUNT = 1e+300;
 /** @type {Limits} */ const LIMITS = {code_bytes: 67108864, device_bytes: 2147483648, kernels: 4096, steps: 16384};
-/** A string: a range of the section ``strings``. @typedef {{offset: number, length: number}} Text */
-const TEXT_ROW_BYTES = 8;
-/** @param {View} view @param {number} at @returns {Text} */
-function textRow(view, at) {
-  return {
-    offset: view.u32(at),
-    length: view.u32(at + 4),
-  };
-}
-/** A table of a plan. @typedef {{count: number, offset: number}} Table */
-const TABLE_ROW_BYTES = 8;
-/** @param {View} view @param {number} at @returns {Table} */
-function tableRow(view, at) {
-  return {
-    count: view.u32(at),
-    offset: view.u32(at + 4),
-  };
-}
-/** The compressed code of a kernel in one language. @typedef {{offset: number, packed: number, nbytes: number}} Code */
-const CODE_ROW_BYTES = 16;
-/** @param {View} view @param {number} at @returns {Code} */
-function codeRow(view, at) {
-  return {
-    offset: view.u64(at),
-    packed: view.u32(at + 8),
-    nbytes: view.u32(at + 12),
-  };
-}
-/** The memory that a file takes when unpacked, as its header states it. @typedef {{code_bytes: number, device_bytes: number, kernels: number, steps: number}} Totals */
-const TOTALS_ROW_BYTES = 24;
-/** @param {View} view @param {number} at @returns {Totals} */
-function totalsRow(view, at) {
-  return {
-    code_bytes: view.u64(at),
-    device_bytes: view.u64(at + 8),
-    kernels: view.u32(at + 16),
-    steps: view.u32(at + 20),
-  };
-}
-/** The begin of the file. @typedef {{magic: Uint8Array, format: number, sections: number, nbytes: number, table_digest: Uint8Array, totals: Totals}} FileHeader */
-const FILE_HEADER_BYTES = 96;
-/** @param {View} view @param {number} at @returns {FileHeader} */
-function fileHeader(view, at) {
-  view.zeros(at + 80, 16);
-  return {
-    magic: view.part(at, 8),
-    format: view.u32(at + 8),
-    sections: view.u32(at + 12),
-    nbytes: view.u64(at + 16),
-    table_digest: view.part(at + 24, 32),
-    totals: totalsRow(view, at + 56),
-  };
-}
-/** A section in the section table. @typedef {{tag: Uint8Array, offset: number, nbytes: number, number: number, digest: Uint8Array}} SectionRow */
-const SECTION_ROW_BYTES = 64;
-/** @param {View} view @param {number} at @returns {SectionRow} */
-function sectionRow(view, at) {
-  view.zeros(at + 28, 4);
-  return {
-    tag: view.part(at, 8),
-    offset: view.u64(at + 8),
-    nbytes: view.u64(at + 16),
-    number: view.u32(at + 24),
-    digest: view.part(at + 32, 32),
-  };
-}
-/** The begin of the section ``kernels``. @typedef {{count: number}} KernelsHead */
-const KERNELS_HEAD_BYTES = 8;
-/** @param {View} view @param {number} at @returns {KernelsHead} */
-function kernelsHead(view, at) {
-  view.zeros(at + 4, 4);
-  return {
-    count: view.u32(at),
-  };
-}
-/** A kernel variant. @typedef {{digest: Uint8Array, label: Text, params_bytes: number, tensors: number, flags: number, spirv: Code, wgsl: Code}} KernelRow */
-const KERNEL_ROW_BYTES = 96;
-/** @param {View} view @param {number} at @returns {KernelRow} */
-function kernelRow(view, at) {
-  view.zeros(at + 52, 4);
-  view.zeros(at + 88, 8);
-  return {
-    digest: view.part(at, 32),
-    label: textRow(view, at + 32),
-    params_bytes: view.u32(at + 40),
-    tensors: view.u32(at + 44),
-    flags: view.u32(at + 48),
-    spirv: codeRow(view, at + 56),
-    wgsl: codeRow(view, at + 72),
-  };
-}
-/** The limits and features that a plan needs of a device. @typedef {{storage_alignment: number, uniform_alignment: number, binding_bytes: number, buffer_bytes: number, threads: number, shared_bytes: number, bindings: number, lanes: number, software: number}} Needs */
-const NEEDS_ROW_BYTES = 48;
-/** @param {View} view @param {number} at @returns {Needs} */
-function needsRow(view, at) {
-  view.zeros(at + 44, 4);
-  return {
-    storage_alignment: view.u32(at),
-    uniform_alignment: view.u32(at + 4),
-    binding_bytes: view.u64(at + 8),
-    buffer_bytes: view.u64(at + 16),
-    threads: view.u32(at + 24),
-    shared_bytes: view.u32(at + 28),
-    bindings: view.u32(at + 32),
-    lanes: view.u32(at + 36),
-    software: view.u32(at + 40),
-  };
-}
-/** The begin of a section ``plan``. @typedef {{profile: Text, spaces: number[], needs: Needs, flops: number, nbytes: number, gas: number, steps: Table, bindings: Table, inputs: Table, outputs: Table, updates: Table, params: Table, constants: Table}} PlanHead */
-const PLAN_HEAD_BYTES = 192;
-/** @param {View} view @param {number} at @returns {PlanHead} */
-function planHead(view, at) {
-  view.zeros(at + 8, 8);
-  view.zeros(at + 168, 24);
-  return {
-    profile: textRow(view, at),
-    spaces: Array.from({ length: 3 }, (_, i) => view.u64(at + 16 + 8 * i)),
-    needs: needsRow(view, at + 40),
-    flops: view.f64(at + 88),
-    nbytes: view.f64(at + 96),
-    gas: view.u64(at + 104),
-    steps: tableRow(view, at + 112),
-    bindings: tableRow(view, at + 120),
-    inputs: tableRow(view, at + 128),
-    outputs: tableRow(view, at + 136),
-    updates: tableRow(view, at + 144),
-    params: tableRow(view, at + 152),
-    constants: tableRow(view, at + 160),
-  };
-}
-/** A dispatch. @typedef {{kernel: number, groups: number, first_binding: number, bindings: number, writes: number, params_offset: number, params_bytes: number, line: number, op: Text, title: Text, cost_key: Text, file: Text, flops: number, nbytes: number, gas: number}} PlanStepRow */
-const PLAN_STEP_ROW_BYTES = 96;
-/** @param {View} view @param {number} at @returns {PlanStepRow} */
-function planStepRow(view, at) {
-  view.zeros(at + 88, 8);
-  return {
-    kernel: view.u32(at),
-    groups: view.u32(at + 4),
-    first_binding: view.u32(at + 8),
-    bindings: view.u32(at + 12),
-    writes: view.u32(at + 16),
-    params_offset: view.u32(at + 20),
-    params_bytes: view.u32(at + 24),
-    line: view.u32(at + 28),
-    op: textRow(view, at + 32),
-    title: textRow(view, at + 40),
-    cost_key: textRow(view, at + 48),
-    file: textRow(view, at + 56),
-    flops: view.f64(at + 64),
-    nbytes: view.f64(at + 72),
-    gas: view.u64(at + 80),
-  };
-}
-/** A range of a buffer. @typedef {{space: number, offset: number, nbytes: number}} BindingRow */
-const BINDING_ROW_BYTES = 24;
-/** @param {View} view @param {number} at @returns {BindingRow} */
-function bindingRow(view, at) {
-  view.zeros(at + 4, 4);
-  return {
-    space: view.u32(at),
-    offset: view.u64(at + 8),
-    nbytes: view.u64(at + 16),
-  };
-}
-/** A copy between buffers after a run. @typedef {{source: BindingRow, target: BindingRow}} UpdateRow */
-const UPDATE_ROW_BYTES = 48;
-/** @param {View} view @param {number} at @returns {UpdateRow} */
-function updateRow(view, at) {
-  return {
-    source: bindingRow(view, at),
-    target: bindingRow(view, at + 24),
-  };
-}
-/** An input or output. @typedef {{name: Text, type: number, layout: number, rank: number, extents: number[], space: number, offset: number, nbytes: number}} TensorRow */
-const TENSOR_ROW_BYTES = 80;
-/** @param {View} view @param {number} at @returns {TensorRow} */
-function tensorRow(view, at) {
-  view.zeros(at + 72, 8);
-  return {
-    name: textRow(view, at),
-    type: view.u32(at + 8),
-    layout: view.u32(at + 12),
-    rank: view.u32(at + 16),
-    extents: Array.from({ length: 8 }, (_, i) => view.u32(at + 20 + 4 * i)),
-    space: view.u32(at + 52),
-    offset: view.u64(at + 56),
-    nbytes: view.u64(at + 64),
-  };
-}
-/** A dimension of a constant as it lies in its buffer. @typedef {{extent: number, axis: number, step: number}} Dimension */
-const DIMENSION_ROW_BYTES = 12;
-/** @param {View} view @param {number} at @returns {Dimension} */
-function dimensionRow(view, at) {
-  return {
-    extent: view.u32(at),
-    axis: view.u32(at + 4),
-    step: view.u32(at + 8),
-  };
-}
-/** A constant in a buffer, and the numbers that it is made of. @typedef {{space: number, stored: number, becomes: number, rank: number, offset: number, nbytes: number, source: number, matrix: number, extents: number[], dims: Dimension[]}} ConstantRow */
-const CONSTANT_ROW_BYTES = 160;
-/** @param {View} view @param {number} at @returns {ConstantRow} */
-function constantRow(view, at) {
-  return {
-    space: view.u32(at),
-    stored: view.u32(at + 4),
-    becomes: view.u32(at + 8),
-    rank: view.u32(at + 12),
-    offset: view.u64(at + 16),
-    nbytes: view.u64(at + 24),
-    source: view.u64(at + 32),
-    matrix: view.u64(at + 40),
-    extents: Array.from({ length: 4 }, (_, i) => view.u32(at + 48 + 4 * i)),
-    dims: Array.from({ length: 8 }, (_, i) => dimensionRow(view, at + 64 + 12 * i)),
-  };
-}
-/** The begin of the section ``guess``. @typedef {{devices: number, factors: number}} GuessHead */
-const GUESS_HEAD_BYTES = 8;
-/** @param {View} view @param {number} at @returns {GuessHead} */
-function guessHead(view, at) {
-  return {
-    devices: view.u32(at),
-    factors: view.u32(at + 4),
-  };
-}
-/** The assumed speed of a type of device. @typedef {{pattern: Text, flops_per_ms: number, bytes_per_ms: number, launch_ms: number, first_factor: number, factors: number}} DeviceRow */
-const DEVICE_ROW_BYTES = 40;
-/** @param {View} view @param {number} at @returns {DeviceRow} */
-function deviceRow(view, at) {
-  return {
-    pattern: textRow(view, at),
-    flops_per_ms: view.f64(at + 8),
-    bytes_per_ms: view.f64(at + 16),
-    launch_ms: view.f64(at + 24),
-    first_factor: view.u32(at + 32),
-    factors: view.u32(at + 36),
-  };
-}
-/** The measured time of a family of kernels, relative to what the device's speed predicts. @typedef {{kernel: Text, times: number}} FactorRow */
-const FACTOR_ROW_BYTES = 16;
-/** @param {View} view @param {number} at @returns {FactorRow} */
-function factorRow(view, at) {
-  return {
-    kernel: textRow(view, at),
-    times: view.f64(at + 8),
-  };
-}
-/** The begin of the section ``golden``. @typedef {{tensors: number, tolerance: number}} GoldenHead */
-export const GOLDEN_HEAD_BYTES = 8;
-/** @param {View} view @param {number} at @returns {GoldenHead} */
-export function goldenHead(view, at) {
-  return {
-    tensors: view.u32(at),
-    tolerance: view.f32(at + 4),
-  };
-}
-/** A tensor of the golden pair. @typedef {{name: Text, role: number, type: number, rank: number, extents: number[], offset: number}} GoldenRow */
-export const GOLDEN_ROW_BYTES = 64;
-/** @param {View} view @param {number} at @returns {GoldenRow} */
-export function goldenRow(view, at) {
-  view.zeros(at + 52, 4);
-  return {
-    name: textRow(view, at),
-    role: view.u32(at + 8),
-    type: view.u32(at + 12),
-    rank: view.u32(at + 16),
-    extents: Array.from({ length: 8 }, (_, i) => view.u32(at + 20 + 4 * i)),
-    offset: view.u64(at + 56),
-  };
-}
+/** A table of a plan. @typedef {ReturnType<typeof tableRow.read>} Table */
+const tableRow = record(8, {
+  count: u32(0),
+  offset: u32(4),
+});
+/** The compressed code of a kernel in one language. @typedef {ReturnType<typeof codeRow.read>} Code */
+const codeRow = record(16, {
+  offset: u64(0),
+  packed: u32(8),
+  nbytes: u32(12),
+});
+/** The memory that a file takes when unpacked, as its header states it. @typedef {ReturnType<typeof totalsRow.read>} Totals */
+const totalsRow = record(24, {
+  code_bytes: u64(0),
+  device_bytes: u64(8),
+  kernels: u32(16),
+  steps: u32(20),
+});
+/** The begin of the file. @typedef {ReturnType<typeof fileHeader.read>} FileHeader */
+const fileHeader = record(96, {
+  magic: raw(0, 8),
+  format: u32(8),
+  sections: u32(12),
+  nbytes: u64(16),
+  table_digest: raw(24, 32),
+  totals: totalsRow.at(56),
+}, [80, 16]);
+/** A section in the section table. @typedef {ReturnType<typeof sectionRow.read>} SectionRow */
+const sectionRow = record(64, {
+  tag: raw(0, 8),
+  offset: u64(8),
+  nbytes: u64(16),
+  number: u32(24),
+  digest: raw(32, 32),
+}, [28, 4]);
+/** The begin of the section ``kernels``. @typedef {ReturnType<typeof kernelsHead.read>} KernelsHead */
+const kernelsHead = record(8, {
+  count: u32(0),
+}, [4, 4]);
+/** A kernel variant. @typedef {ReturnType<typeof kernelRow.read>} KernelRow */
+const kernelRow = record(96, {
+  digest: raw(0, 32),
+  label: string(32),
+  params_bytes: u32(40),
+  tensors: u32(44),
+  flags: u32(48),
+  spirv: codeRow.at(56),
+  wgsl: codeRow.at(72),
+}, [52, 4], [88, 8]);
+/** The limits and features that a plan needs of a device. @typedef {ReturnType<typeof needsRow.read>} Needs */
+const needsRow = record(48, {
+  storage_alignment: u32(0),
+  uniform_alignment: u32(4),
+  binding_bytes: u64(8),
+  buffer_bytes: u64(16),
+  threads: u32(24),
+  shared_bytes: u32(28),
+  bindings: u32(32),
+  lanes: u32(36),
+  software: u32(40),
+}, [44, 4]);
+/** The begin of a section ``plan``. @typedef {ReturnType<typeof planHead.read>} PlanHead */
+const planHead = record(192, {
+  profile: string(0),
+  spaces: list(3, 8, u64(16)),
+  needs: needsRow.at(40),
+  flops: f64(88),
+  nbytes: f64(96),
+  gas: u64(104),
+  steps: tableRow.at(112),
+  bindings: tableRow.at(120),
+  inputs: tableRow.at(128),
+  outputs: tableRow.at(136),
+  updates: tableRow.at(144),
+  params: tableRow.at(152),
+  constants: tableRow.at(160),
+}, [8, 8], [168, 24]);
+/** A dispatch. @typedef {ReturnType<typeof planStepRow.read>} PlanStepRow */
+const planStepRow = record(96, {
+  kernel: u32(0),
+  groups: u32(4),
+  first_binding: u32(8),
+  bindings: u32(12),
+  writes: u32(16),
+  params_offset: u32(20),
+  params_bytes: u32(24),
+  line: u32(28),
+  op: string(32),
+  title: string(40),
+  cost_key: string(48),
+  file: string(56),
+  flops: f64(64),
+  nbytes: f64(72),
+  gas: u64(80),
+}, [88, 8]);
+/** A range of a buffer. @typedef {ReturnType<typeof bindingRow.read>} BindingRow */
+const bindingRow = record(24, {
+  space: u32(0),
+  offset: u64(8),
+  nbytes: u64(16),
+}, [4, 4]);
+/** A copy between buffers after a run. @typedef {ReturnType<typeof updateRow.read>} UpdateRow */
+const updateRow = record(48, {
+  source: bindingRow.at(0),
+  target: bindingRow.at(24),
+});
+/** An input or output. @typedef {ReturnType<typeof tensorRow.read>} TensorRow */
+const tensorRow = record(80, {
+  name: string(0),
+  type: u32(8),
+  layout: u32(12),
+  rank: u32(16),
+  extents: list(8, 4, u32(20)),
+  space: u32(52),
+  offset: u64(56),
+  nbytes: u64(64),
+}, [72, 8]);
+/** A dimension of a constant as it lies in its buffer. @typedef {ReturnType<typeof dimensionRow.read>} Dimension */
+const dimensionRow = record(12, {
+  extent: u32(0),
+  axis: u32(4),
+  step: u32(8),
+});
+/** A constant in a buffer, and the numbers that it is made of. @typedef {ReturnType<typeof constantRow.read>} ConstantRow */
+const constantRow = record(160, {
+  space: u32(0),
+  stored: u32(4),
+  becomes: u32(8),
+  rank: u32(12),
+  offset: u64(16),
+  nbytes: u64(24),
+  source: u64(32),
+  matrix: u64(40),
+  extents: list(4, 4, u32(48)),
+  dims: list(8, 12, dimensionRow.at(64)),
+});
+/** The begin of the section ``guess``. @typedef {ReturnType<typeof guessHead.read>} GuessHead */
+const guessHead = record(8, {
+  devices: u32(0),
+  factors: u32(4),
+});
+/** The assumed speed of a type of device. @typedef {ReturnType<typeof deviceRow.read>} DeviceRow */
+const deviceRow = record(40, {
+  pattern: string(0),
+  flops_per_ms: f64(8),
+  bytes_per_ms: f64(16),
+  launch_ms: f64(24),
+  first_factor: u32(32),
+  factors: u32(36),
+});
+/** The measured time of a family of kernels, relative to what the device's speed predicts. @typedef {ReturnType<typeof factorRow.read>} FactorRow */
+const factorRow = record(16, {
+  kernel: string(0),
+  times: f64(8),
+});
+/** The begin of the section ``golden``. @typedef {ReturnType<typeof goldenHead.read>} GoldenHead */
+const goldenHead = record(8, {
+  tensors: u32(0),
+  tolerance: f32(4),
+});
+/** A tensor of the golden pair. @typedef {ReturnType<typeof goldenRow.read>} GoldenRow */
+const goldenRow = record(64, {
+  name: string(0),
+  role: u32(8),
+  type: u32(12),
+  rank: u32(16),
+  extents: list(8, 4, u32(20)),
+  offset: u64(56),
+}, [52, 4]);
 // </generated>
 
 /** Little-endian numbers of one section, checked against its end. */
 class View {
-  /** @param {Uint8Array<ArrayBuffer>} bytes @param {string} where */ constructor(bytes, where) {
+  /** @param {Uint8Array<ArrayBuffer>} bytes @param {string} where @param {View} [strings] */ constructor(bytes, where, strings) {
     this.bytes = bytes;
     this.where = where;
+    this.strings = strings;
     this.data = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
   }
   /** @param {number} at @param {number} bytes */ need(at, bytes) {
     if (!(at >= 0 && bytes >= 0 && at + bytes <= this.bytes.byteLength)) {
-      throw corrupt(`${this.where}: ${bytes} bytes at ${at} lie outside of its ${this.bytes.byteLength}`);
+      throw this.corrupt(`${bytes} bytes at ${at} lie outside of its ${this.bytes.byteLength}`);
     }
   }
+  /** @param {string} problem */ corrupt(problem) { return corrupt(`${this.where}: ${problem}`); }
   /** @param {number} at @returns {number} */ u32(at) {
     this.need(at, 4);
     return this.data.getUint32(at, true);
@@ -444,40 +330,39 @@ class View {
     this.need(at, 8);
     return Number(this.data.getBigUint64(at, true));
   }
-  /** @param {number} at a number that is no infinity, not less than 0 */ f64(at) {
+  /** @param {number} at of a cost: a finite number of 0 or more */ f64(at) {
     this.need(at, 8);
     const value = this.data.getFloat64(at, true);
-    if (!(value >= 0 && value <= MOST_AMOUNT)) throw corrupt(`${this.where}: ${value} at ${at} is no cost`);
+    if (!(value >= 0 && value <= MOST_AMOUNT)) throw this.corrupt(`${value} at ${at} is no cost`);
     return value;
   }
   /** @param {number} at */ f32(at) {
     this.need(at, 4);
     return this.data.getFloat32(at, true);
   }
+  /** @param {number} at of a range in the section `strings` @returns {string} */ string(at) {
+    const offset = this.u32(at), length = this.u32(at + 4);
+    if (length > MOST_TEXT || !this.strings) throw this.corrupt(`a text of ${length} bytes`);
+    return decoded(this.strings.part(offset, length), `the text at ${offset}`);
+  }
   /** @param {number} at @param {number} bytes which are reserved, and so zero */ zeros(at, bytes) {
-    this.need(at, bytes);
-    for (let i = at; i < at + bytes; i++) {
-      if (this.bytes[i]) throw corrupt(`${this.where}: byte ${i} is reserved, and not zero`);
-    }
+    if (this.part(at, bytes).some(Boolean)) throw this.corrupt(`a byte of ${at} to ${at + bytes} is reserved, and not zero`);
   }
   /** @param {number} at @param {number} bytes */ part(at, bytes) {
     this.need(at, bytes);
     return this.bytes.subarray(at, at + bytes);
   }
   /** @param {{rank: number, extents: number[]}} row */ shape({ rank, extents }) {
-    if (rank > MOST_DIMENSIONS || extents.slice(rank).some(Boolean)) throw corrupt(`${this.where}: a tensor of rank ${rank}`);
+    if (rank > MOST_DIMENSIONS || extents.slice(rank).some(Boolean)) throw this.corrupt(`a tensor of rank ${rank}`);
     const shape = extents.slice(0, rank);
-    if (size(shape) > MOST_BYTES) throw corrupt(`${this.where}: [${shape}] elements`);
+    if (size(shape) > MOST_BYTES) throw this.corrupt(`[${shape}] elements`);
     return shape;
   }
-  /**
-   * The rows of a table.
-   * @template T @param {(view: View, at: number) => T} read @param {number} width @param {Table} table @returns {T[]}
-   */
-  rows(read, width, { count, offset }) {
-    if (offset % TABLE_ALIGNMENT) throw corrupt(`${this.where}: the table at ${offset} is not aligned`);
-    this.need(offset, count * width);
-    return Array.from({ length: count }, (_, i) => read(this, offset + width * i));
+  /** The rows of a table. @template T @param {Row<T>} row @param {Table} table @returns {T[]} */
+  rows(row, { count, offset }) {
+    if (offset % TABLE_ALIGNMENT) throw this.corrupt(`the table at ${offset} is not aligned`);
+    this.need(offset, count * row.size);
+    return list(count, row.size, row.at(offset))(this, 0);
   }
 }
 
@@ -494,10 +379,7 @@ class View {
 /** @param {Uint8Array} a @param {Uint8Array} b */
 const sameBytes = (a, b) => a.length === b.length && a.every((byte, i) => byte === b[i]);
 
-/**
- * A zlib stream of a known length.
- * @param {Uint8Array<ArrayBuffer>} packed @param {number} length @param {string} what
- */
+/** A zlib stream of a known length. @param {Uint8Array<ArrayBuffer>} packed @param {number} length @param {string} what */
 async function unzip(packed, length, what) {
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
   const reader = stream.getReader();
@@ -532,39 +414,35 @@ async function unzip(packed, length, what) {
 
 /** @param {unknown} error */ const said = (error) => String(/** @type {any} */ (error)?.message ?? error);
 
-/** Names, types and shapes of inputs or outputs. @param {TensorPlace[]} places */
-const endsOf = (places) => JSON.stringify(places.map(({ name, type, shape }) => [name, type, shape]));
+/** @typedef {{name: string, shape: number[], data: Numbers}} GoldenTensor */
 
 /** A cooked file whose header, table and used sections are as they should be. */
 export class CookedFile {
-  /** @type {Map<string, {offset: number, bytes: number, hash: Uint8Array}[]>} */ table = new Map();
-  /** @type {Map<string, View>} */ _seen = new Map();
-  /** @type {Kernel[]} */ kernels = [];
+  /** @type {Map<string, SectionRow[]>} the sections by tag */ table = new Map();
+  /** @type {Map<string, View>} sections whose hashes are checked */ _seen = new Map();
+  /** @type {KernelRow[]} */ kernels = [];
   /** @type {Plan[]} */ plans = [];
   /** @type {Record<string, unknown>} */ meta = {};
-  /** @type {Limits} as the header states them */ totals = { ...LIMITS };
   /** @param {Uint8Array<ArrayBuffer>} bytes */ constructor(bytes) {
     this.bytes = bytes;
   }
-  /**
-   * Read and check everything but weights and kernels, which are checked where they are used.
-   * @param {ArrayBuffer | Uint8Array<ArrayBuffer>} source @param {Partial<Limits>} limits other than the defaults
-   */
+  /** Read and check everything but weights and kernels, which are checked where they are used. */
+  /** @param {ArrayBuffer | Uint8Array<ArrayBuffer>} source @param {Partial<Limits>} limits other than the defaults */
   static async open(source, limits = {}) {
-    const bytes = source instanceof Uint8Array ? source : new Uint8Array(source);
-    const file = new CookedFile(bytes);
-    await file._readTable({ ...LIMITS, ...limits });
-    for (const tag of ["strings", "kernels", "code"]) await file.section(tag);
-    if (!file.has("values")) throw corrupt("the file has no section 'values'");
-    file.kernels = file._readKernels();
+    const file = new CookedFile(source instanceof Uint8Array ? source : new Uint8Array(source));
+    const totals = await file._readTable({ ...LIMITS, ...limits });
+    await file.section("strings");
+    if (!file.table.has("values")) throw corrupt("the file has no section 'values'");
+    file.kernels = readKernels(await file.section("kernels"), await file.section("code"));
     for (let i = 0; i < (file.table.get("plan")?.length ?? 0); i++) {
       file.plans.push(new PlanReader(file, await file.section("plan", i)).read());
     }
     if (!file.plans.length) throw corrupt("the file has no plan");
-    file._checkTotals();
+    file._checkTotals(totals);
     for (const plan of file.plans) {
       for (const end of /** @type {const} */ (["inputs", "outputs"])) {
-        if (endsOf(plan[end]) !== endsOf(file.plans[0][end])) throw corrupt(`the plans have other ${end} than each other`);
+        const [one, first] = [plan, file.plans[0]].map((of) => JSON.stringify(of[end].map(({ name, type, shape }) => [name, type, shape])));
+        if (one !== first) throw corrupt(`the plans have other ${end} than each other`);
       }
     }
     file._readMeta(await file.section("meta"));
@@ -574,30 +452,30 @@ export class CookedFile {
     try {
       this.meta = JSON.parse(decoded(view.bytes, view.where));
     } catch (error) {
-      throw corrupt(`${view.where} is no JSON: ${said(error)}`);
+      throw view.corrupt(`it is no JSON: ${said(error)}`);
     }
     const { name, engine, rules, custom, half, integer = "0".repeat(64) } = Object(this.meta);
     const fits = typeof name === "string" && typeof engine === "string" && Number.isInteger(rules) &&
       Array.isArray(custom) && custom.every((one) => typeof one === "string") && typeof half === "boolean" &&
       typeof integer === "string" && /^[0-9a-f]{64}$/.test(integer);
-    if (!fits) throw corrupt(`${view.where} lacks something`);
+    if (!fits) throw view.corrupt("it lacks something");
   }
   get name() { return String(this.meta.name); }
-  _checkTotals() {
-    const { kernels, plans, totals } = this;
+  /** @param {Limits} stated by the header */ _checkTotals(stated) {
+    const { kernels, plans } = this;
     const found = {
-      code_bytes: sum(kernels.map((kernel) => kernel.unpackedBytes)),
-      device_bytes: Math.max(...plans.map((plan) => sum(plan.sizes) + plan.params.length)),
+      code_bytes: sum(kernels.map(({ spirv, wgsl }) => spirv.nbytes + wgsl.nbytes)),
+      device_bytes: Math.max(...plans.map(({ spaces, params }) => sum(spaces) + params.length)),
       kernels: kernels.length,
-      steps: Math.max(...plans.map((plan) => plan.steps.length)),
+      steps: Math.max(...plans.map(({ steps }) => steps.length)),
     };
-    if (JSON.stringify(found) !== JSON.stringify(totals)) {
+    if (JSON.stringify(found) !== JSON.stringify(stated)) {
       throw corrupt("the header states other totals than the kernels and plans have");
     }
   }
-  /** @param {Limits} limits */ async _readTable(limits) {
+  /** @param {Limits} limits @returns {Promise<Limits>} the totals that the header states */ async _readTable(limits) {
     const length = this.bytes.byteLength;
-    if (length < FILE_HEADER_BYTES || !MAGIC.every((byte, i) => this.bytes[i] === byte)) {
+    if (length < fileHeader.size || !MAGIC.every((byte, i) => this.bytes[i] === byte)) {
       throw corrupt("this is no cooked file: make one with `cml cook MODEL -o net.cml`");
     }
     const head = new View(this.bytes, "the file's header");
@@ -605,28 +483,28 @@ export class CookedFile {
     if (format !== FORMAT) {
       throw new CmlError("StaleArtifact", `the file has format ${format}, wanted ${FORMAT}: cook it again`);
     }
-    const { nbytes, sections, table_digest, totals: stated } = fileHeader(head, 0);
+    const { nbytes, sections, table_digest, totals } = fileHeader.read(head, 0);
     if (nbytes !== length) throw corrupt(`the file has ${length} bytes, and says ${nbytes}: it was cut`);
     if (sections > MOST_SECTIONS) throw corrupt(`${sections} sections are too many`);
-    this.totals = stated;
-    const table = head.part(FILE_HEADER_BYTES, SECTION_ROW_BYTES * sections);
+    const table = head.part(fileHeader.size, sectionRow.size * sections);
     if (!sameBytes(await sha256(table), table_digest)) {
       throw corrupt("the table of sections is not what its hash says");
     }
     for (const [name, most] of Object.entries(limits)) {
-      const wanted = this.totals[/** @type {keyof Limits} */ (name)];
+      const wanted = totals[/** @type {keyof Limits} */ (name)];
       if (wanted > most) {
         throw refused(`the file states ${wanted} ${name}, the limit is ${most}. If you trust it: limits: { ${name}: ${wanted} }`);
       }
     }
-    const end = this._readRows(new View(table, "the table of sections"));
+    const end = this._readRows(new View(this.bytes, "the table of sections"), sections);
     if (end !== length) throw corrupt(`${length - end} bytes lie behind the last section`);
+    return totals;
   }
-  /** @param {View} view @returns {number} where the last section ends */ _readRows(view) {
-    let end = FILE_HEADER_BYTES + view.bytes.byteLength, before = "", number = -1;
-    const file = new View(this.bytes, "the file"), count = view.bytes.byteLength / SECTION_ROW_BYTES;
-    for (const row of view.rows(sectionRow, SECTION_ROW_BYTES, { count, offset: 0 })) {
-      const tag = tagOf(row), { offset, nbytes: bytes } = row;
+  /** @param {View} view @param {number} count @returns {number} the end of the last section */ _readRows(view, count) {
+    let end = fileHeader.size + sectionRow.size * count, before = "", number = -1;
+    for (const row of view.rows(sectionRow, { count, offset: fileHeader.size })) {
+      const tag = String.fromCharCode(...row.tag).replace(/\0+$/, ""), { offset, nbytes } = row;
+      if (!/^[\x21-\x7e]+$/.test(tag)) throw corrupt("a section's tag is no ASCII");
       number = tag === before ? number + 1 : 0;
       if (tag < before || row.number !== number || (number && ALONE.has(tag))) {
         throw corrupt(`section '${tag}' is out of order`);
@@ -634,13 +512,11 @@ export class CookedFile {
       if (offset % SECTION_ALIGNMENT || offset < end || offset - end >= SECTION_ALIGNMENT) {
         throw corrupt(`section '${tag}' at ${offset} does not follow what ends at ${end}`);
       }
-      file.zeros(end, offset - end);
-      file.need(offset, bytes);
-      const rows = this.table.get(tag) ?? [];
-      rows.push({ offset, bytes, hash: row.digest });
-      this.table.set(tag, rows);
+      view.zeros(end, offset - end);
+      view.need(offset, nbytes);
+      this.table.set(tag, [...this.table.get(tag) ?? [], row]);
       before = tag;
-      end = offset + bytes;
+      end = offset + nbytes;
     }
     return end;
   }
@@ -651,72 +527,77 @@ export class CookedFile {
     if (!row) throw corrupt(`the file has no section '${name}'`);
     const known = this._seen.get(name);
     if (known) return known;
-    const bytes = this.bytes.subarray(row.offset, row.offset + row.bytes);
-    if (!sameBytes(await sha256(bytes), row.hash)) throw corrupt(`section '${name}' is not what its hash says`);
+    const bytes = this.bytes.subarray(row.offset, row.offset + row.nbytes);
+    if (!sameBytes(await sha256(bytes), row.digest)) throw corrupt(`section '${name}' is not what its hash says`);
     // typed arrays begin at multiples of their elements, and a file may begin anywhere
-    const view = new View(tag === "values" && bytes.byteOffset % 16 ? bytes.slice() : bytes, `section '${name}'`);
+    const aligned = tag === "values" && bytes.byteOffset % VALUE_ALIGNMENT ? bytes.slice() : bytes;
+    const view = new View(aligned, `section '${name}'`, this._seen.get("strings"));
     this._seen.set(name, view);
     return view;
   }
-  /** @param {string} tag */ has(tag) { return this.table.has(tag); }
-  /** @param {Text} place @returns {string} */ text({ offset, length }) {
-    if (length > MOST_TEXT) throw corrupt(`a text of ${length} bytes`);
-    const strings = /** @type {View} */ (this._seen.get("strings"));
-    return decoded(strings.part(offset, length), `the text at ${offset}`);
-  }
-  _readKernels() {
-    const view = /** @type {View} */ (this._seen.get("kernels"));
-    const code = /** @type {View} */ (this._seen.get("code"));
-    const { count } = kernelsHead(view, 0);
-    if (view.bytes.byteLength !== KERNELS_HEAD_BYTES + KERNEL_ROW_BYTES * count) throw corrupt("section 'kernels' has gaps");
-    const found = [];
-    let end = 0;
-    for (const row of view.rows(kernelRow, KERNEL_ROW_BYTES, { count, offset: KERNELS_HEAD_BYTES })) {
-      const { params_bytes: paramsBytes, tensors, flags, spirv, wgsl } = row, label = this.text(row.label);
-      for (const { offset, packed, nbytes } of [spirv, wgsl]) { // none is unpacked twice
-        code.need(offset, packed);
-        if (packed ? offset !== end || !nbytes : offset || nbytes) {
-          throw corrupt(`the code of kernel '${label}' does not lie behind that of the one before`);
-        }
-        if (nbytes > MOST_SMALLER * packed) throw corrupt(`kernel '${label}' is of no possible size`);
-        end += packed;
-      }
-      if (flags & ~(TRUSTED | SUBGROUPS | F16)) throw corrupt(`kernel '${label}' has the unknown flags ${flags}`);
-      const fits = paramsBytes % 16 === 0 && paramsBytes >= 16 && paramsBytes <= MOST_PARAMS &&
-        tensors >= 1 && tensors <= MOST_TENSORS && spirv.nbytes % 4 === 0;
-      if (!fits) throw corrupt(`kernel '${label}' is of no possible size`);
-      const { offset, packed, nbytes: unpacked } = wgsl, unpackedBytes = unpacked + spirv.nbytes;
-      found.push({ label, paramsBytes, tensors, flags, offset, packed, unpacked, unpackedBytes });
-    }
-    if (end !== code.bytes.byteLength) throw corrupt("section 'code' has code that no kernel has");
-    return found;
-  }
-  /** @param {Kernel} kernel @returns {Promise<string>} its WGSL */ async wgsl(kernel) {
-    const code = await this.section("code");
-    const what = `kernel '${kernel.label}'`;
-    if (kernel.unpacked > MOST_WGSL) throw corrupt(`${what}: its WGSL is longer than ${MOST_WGSL} bytes`);
-    const text = decoded(await unzip(code.part(kernel.offset, kernel.packed), kernel.unpacked, what), what);
+  /** @param {KernelRow} kernel @returns {Promise<string>} its WGSL */ async wgsl({ label, wgsl: { offset, packed, nbytes } }) {
+    const code = await this.section("code"), what = `kernel '${label}'`;
+    if (nbytes > MOST_WGSL) throw corrupt(`${what}: its WGSL is longer than ${MOST_WGSL} bytes`);
+    const text = decoded(await unzip(code.part(offset, packed), nbytes, what), what);
     checkWgsl(text, what);
     return text;
   }
-  /** What a device of that name is believed to do. @param {string} device */
+  /** The first guess for a device of that name. @param {string} device */
   async guess(device) {
-    if (!this.has("guess")) return new FirstGuess();
+    if (!this.table.has("guess")) return new FirstGuess();
     const view = await this.section("guess");
-    const { devices, factors: count } = guessHead(view, 0), first = GUESS_HEAD_BYTES + DEVICE_ROW_BYTES * devices;
-    if (devices > MOST_DEVICES || count > MOST_FACTORS) throw corrupt("section 'guess' has too many rows");
-    if (view.bytes.byteLength !== first + FACTOR_ROW_BYTES * count) throw corrupt("section 'guess' has gaps");
-    const rows = view.rows(deviceRow, DEVICE_ROW_BYTES, { count: devices, offset: GUESS_HEAD_BYTES });
-    const factors = Array.from({ length: count }, (_, i) => factorRow(view, first + FACTOR_ROW_BYTES * i))
-      .map(({ kernel, times }) => /** @type {const} */ ([this.text(kernel), rate(times)]));
+    const { devices, factors: count } = guessHead.read(view, 0), first = guessHead.size + deviceRow.size * devices;
+    if (devices > MOST_DEVICES || count > MOST_FACTORS) throw view.corrupt("it has too many rows");
+    if (view.bytes.byteLength !== first + factorRow.size * count) throw view.corrupt("it has gaps");
+    const rows = view.rows(deviceRow, { count: devices, offset: guessHead.size });
+    const factors = view.rows(factorRow, { count, offset: first }).map(({ kernel, times }) => [kernel, rate(times)]);
     const found = rows.map(({ pattern, flops_per_ms, bytes_per_ms, launch_ms, first_factor, factors: many }) => {
-      if (first_factor + many > count) throw corrupt("section 'guess': factors lie outside of it");
+      if (first_factor + many > count) throw view.corrupt("factors lie outside of it");
       const kernels = Object.fromEntries(factors.slice(first_factor, first_factor + many));
-      const guess = new FirstGuess(rate(flops_per_ms), rate(bytes_per_ms), launch_ms, kernels);
-      return { pattern: this.text(pattern), guess };
+      return { pattern, guess: new FirstGuess(rate(flops_per_ms), rate(bytes_per_ms), launch_ms, kernels) };
     });
     return found.find(({ pattern }) => matches(pattern, device))?.guess ?? new FirstGuess();
   }
+  /** The golden input and its outputs; null where the file has none. @returns {Promise<{tolerance: number, inputs: GoldenTensor[], outputs: GoldenTensor[]} | null>} */
+  async golden() {
+    if (!this.table.has("golden")) return null;
+    const view = await this.section("golden"), { tensors: count, tolerance } = goldenHead.read(view, 0);
+    const rows = view.rows(goldenRow, { count, offset: goldenHead.size }), { inputs, outputs } = this.plans[0];
+    const wanted = [...inputs, ...outputs];
+    if (!(tolerance >= 0 && tolerance < Infinity) || count !== wanted.length) {
+      throw view.corrupt("it has no tolerance, or other tensors than the network");
+    }
+    const found = wanted.map(({ name, type, shape, elements }, i) => {
+      const row = rows[i], fits = row.role === Number(i >= inputs.length) && TYPES[row.type] === type && row.name === name &&
+        String(view.shape(row)) === String(shape);
+      if (!fits) throw view.corrupt(`'${row.name}' is not '${name}' of the network`);
+      return { name, shape, data: new ARRAYS[type](view.part(row.offset, 4 * elements).slice().buffer) };
+    });
+    return { tolerance, inputs: found.slice(0, inputs.length), outputs: found.slice(inputs.length) };
+  }
+}
+
+/** @param {View} view @param {View} code */ function readKernels(view, code) {
+  const { count } = kernelsHead.read(view, 0);
+  if (view.bytes.byteLength !== kernelsHead.size + kernelRow.size * count) throw view.corrupt("it has gaps");
+  const kernels = view.rows(kernelRow, { count, offset: kernelsHead.size });
+  let end = 0;
+  for (const { label, params_bytes: bytes, tensors, flags, spirv, wgsl } of kernels) {
+    for (const { offset, packed, nbytes } of [spirv, wgsl]) { // none is unpacked twice
+      code.need(offset, packed);
+      if (packed ? offset !== end || !nbytes : offset || nbytes) {
+        throw corrupt(`the code of kernel '${label}' does not lie behind that of the one before`);
+      }
+      if (nbytes > MOST_SMALLER * packed) throw corrupt(`kernel '${label}' is of no possible size`);
+      end += packed;
+    }
+    if (flags & ~(TRUSTED | SUBGROUPS | F16)) throw corrupt(`kernel '${label}' has the unknown flags ${flags}`);
+    const fits = bytes % 16 === 0 && bytes >= 16 && bytes <= MOST_PARAMS && tensors >= 1 && tensors <= MOST_TENSORS &&
+      spirv.nbytes % 4 === 0;
+    if (!fits) throw corrupt(`kernel '${label}' is of no possible size`);
+  }
+  if (end !== code.bytes.byteLength) throw code.corrupt("it has code that no kernel has");
+  return kernels;
 }
 
 // ----------------------------------------------------------------------------------- code
@@ -855,20 +736,13 @@ class WgslScanner {
   }
 }
 
-/** @param {SectionRow} row @returns {string} */ function tagOf({ tag }) {
-  const text = String.fromCharCode(...tag).replace(/\0+$/, "");
-  if (!/^[\x21-\x7e]+$/.test(text)) throw corrupt("a section's tag is no ASCII");
-  return text;
-}
 /** @param {number} value per millisecond, or a factor */ function rate(value) {
   if (value < LEAST_COST) throw corrupt(`${value} is no rate`);
   return value;
 }
 
-/**
- * Whether one of a pattern's words occurs in the name; a word between `\b` as a whole.
- * @param {string} pattern @param {string} name
- */
+/** Whether one of a pattern's words occurs in the name; a word between `\b` as a whole. */
+/** @param {string} pattern @param {string} name */
 function matches(pattern, name) {
   if (!pattern) return true;
   return pattern.split("|").some((word) => {
@@ -884,42 +758,37 @@ class PlanReader {
   /** @param {CookedFile} file @param {View} view */ constructor(file, view) {
     this.file = file;
     this.view = view;
-    this.head = planHead(view, 0);
-    this.sizes = this.head.spaces;
+    this.head = planHead.read(view, 0);
     this.alignment = this.head.needs.storage_alignment;
   }
   /** @returns {Plan} */ read() {
-    const { view, file, head } = this, { needs } = head;
-    if (needs.software > 1) throw corrupt(`${view.where}: ${needs.software} is no kind of driver`);
+    const { view, head } = this, { needs, spaces, params } = head;
+    if (needs.software > 1) throw view.corrupt(`${needs.software} is no kind of driver`);
     for (const alignment of [this.alignment, needs.uniform_alignment]) {
-      if (alignment < 4 || alignment > 4096 || alignment & (alignment - 1)) {
-        throw corrupt(`${view.where}: ${alignment} is no alignment`);
-      }
+      if (alignment < 4 || alignment > 4096 || alignment & (alignment - 1)) throw view.corrupt(`${alignment} is no alignment`);
     }
-    for (const bytes of this.sizes) {
-      if (bytes % 4 || bytes > MOST_BYTES || bytes > needs.buffer_bytes) throw corrupt(`${view.where}: a buffer of ${bytes} bytes`);
+    for (const bytes of spaces) {
+      if (bytes % 4 || bytes > MOST_BYTES || bytes > needs.buffer_bytes) throw view.corrupt(`a buffer of ${bytes} bytes`);
     }
-    const inputs = this._tensors(head.inputs);
-    if (inputs.length > MOST_INPUTS) throw corrupt(`${view.where}: ${inputs.length} inputs`);
-    view.rows(() => 0, 1, head.params); // lie inside
+    if (head.inputs.count > MOST_INPUTS) throw view.corrupt(`${head.inputs.count} inputs`);
+    if (params.offset % TABLE_ALIGNMENT) throw view.corrupt("the parameters are not aligned");
     return {
-      profile: file.text(head.profile), pieces: this._pieces(), sizes: this.sizes,
-      needs: this._needs(), subgroup: needs.lanes, software: needs.software === 1,
-      flops: head.flops, bytes: head.nbytes,
+      ...head,
+      pieces: this._pieces(),
+      params: view.part(params.offset, params.count),
       steps: this._steps(),
-      inputs,
+      inputs: this._tensors(head.inputs),
       outputs: this._tensors(head.outputs),
-      updates: view.rows(updateRow, UPDATE_ROW_BYTES, head.updates).map((row) => this._update(row)),
-      params: view.part(head.params.offset, head.params.count),
+      updates: view.rows(updateRow, head.updates).map((row) => this._update(row)),
     };
   }
   /** @returns {Piece[]} */ _pieces() {
-    const { view } = this, { bytes: there } = this.file.table.get("values")?.[0] ?? { bytes: 0 };
+    const { view } = this, values = this.file.table.get("values")?.[0].nbytes ?? 0;
     let before = 0, end = 0;
-    return view.rows(constantRow, CONSTANT_ROW_BYTES, this.head.constants).map((row) => {
-      const { space, stored, becomes, rank, offset, nbytes: bytes, source, extents } = row;
+    return view.rows(constantRow, this.head.constants).map((row) => {
+      const { space, stored, becomes, rank, offset, nbytes, source, extents } = row;
       const matrix = row.matrix === NO_OFFSET ? null : row.matrix;
-      if (!rank || rank > MOST_DIMENSIONS) throw corrupt(`${view.where}: a constant of ${rank} dimensions`);
+      if (!rank || rank > MOST_DIMENSIONS) throw view.corrupt(`a constant of ${rank} dimensions`);
       const dims = row.dims.slice(0, rank);
       const behind = row.dims.slice(rank).some(({ extent, axis, step }) => extent || axis || step);
       // the finer dimensions of an axis fill the step of each: no place is left out
@@ -931,102 +800,73 @@ class PlanReader {
       const whole = ends.every((end, a) => end <= size(dims.filter((d) => d.axis === a).map((d) => d.extent)));
       const count = size(dims.map((d) => d.extent)), width = becomes ? 4 : STORED_BYTES[stored];
       const windows = matrix === null || (width === 4 && becomes !== 2 && extents[2] === 9 && extents[3] === 1 &&
-        matrix % VALUE_ALIGNMENT === 0 && matrix + 144 <= there && dims.every(({ axis }) => axis < 3));
+        matrix % VALUE_ALIGNMENT === 0 && matrix + 144 <= values && dims.every(({ axis }) => axis < 3));
       const fits = stored < 7 && becomes < 3 && (becomes === 0) === (stored < 3) && space > 0 && fill && whole && windows &&
-        !behind && count <= MOST_BYTES && size(extents) <= MOST_BYTES && roundUp(count * width, 4) === bytes && offset % 4 === 0 &&
-        source % VALUE_ALIGNMENT === 0 && source + size(extents) * STORED_BYTES[stored] <= there;
+        !behind && count <= MOST_BYTES && size(extents) <= MOST_BYTES && roundUp(count * width, 4) === nbytes && offset % 4 === 0 &&
+        source % VALUE_ALIGNMENT === 0 && source + size(extents) * STORED_BYTES[stored] <= values;
       if (!fits || space < before || (space === before && offset < end)) {
-        throw corrupt(`${view.where}: a constant of ${bytes} bytes at ${offset} does not fit its source`);
+        throw view.corrupt(`a constant of ${nbytes} bytes at ${offset} does not fit its source`);
       }
-      [before, end] = [space, offset + bytes];
-      return this._inside({ space, offset, bytes, stored, becomes, source, matrix, extents, dims, count });
+      [before, end] = [space, offset + nbytes];
+      return { ...this._inside(row), matrix, dims, count };
     });
   }
-  /** @returns {Need[]} */ _needs() {
-    const { needs } = this.head;
-    /** @param {string} at @param {number} wanted */
-    const atLeast = (at, wanted) => ({ at, wanted, atMost: false, what: "at least" });
-    /** @param {string} at @param {number} wanted */
-    const atMost = (at, wanted) => ({ at, wanted, atMost: true, what: "at most" });
-    return [
-      atMost("minStorageBufferOffsetAlignment", this.alignment),
-      atMost("minUniformBufferOffsetAlignment", needs.uniform_alignment),
-      atLeast("maxStorageBufferBindingSize", needs.binding_bytes),
-      atLeast("maxBufferSize", Math.max(needs.buffer_bytes, ...this.sizes)),
-      atLeast("maxComputeInvocationsPerWorkgroup", needs.threads),
-      atLeast("maxComputeWorkgroupStorageSize", needs.shared_bytes),
-      atLeast("maxStorageBuffersPerShaderStage", needs.bindings),
-    ];
-  }
   /** @returns {Step[]} */ _steps() {
-    const { view, file, head } = this, { needs, params } = head;
-    const bindings = view.rows(bindingRow, BINDING_ROW_BYTES, head.bindings).map((row) => this._binding(row));
-    if (bindings.some(({ bytes }) => bytes > needs.binding_bytes)) throw corrupt(`${view.where}: a binding that is too large`);
+    const { view, head: { needs, params, ...head }, file: { kernels } } = this;
+    const bindings = view.rows(bindingRow, head.bindings).map((row) => this._binding(row));
+    if (bindings.some(({ nbytes }) => nbytes > needs.binding_bytes)) throw view.corrupt("a binding that is too large");
     /** @type {Map<number, number>} parameter blocks */ const blocks = new Map();
     let end = 0, next = 0;
-    const steps = view.rows(planStepRow, PLAN_STEP_ROW_BYTES, head.steps).map((row) => {
-      const { kernel, groups, first_binding: first, bindings: count, writes, params_offset, params_bytes } = row;
-      const title = file.text(row.title), known = file.kernels[kernel];
+    const steps = view.rows(planStepRow, head.steps).map((row) => {
+      const { groups, first_binding: first, bindings: count, writes, params_offset, params_bytes } = row;
+      const kernel = kernels[row.kernel];
       if (params_offset === roundUp(end, needs.uniform_alignment) && params_offset + params_bytes <= params.count) {
         view.zeros(params.offset + end, params_offset - end);
         blocks.set(params_offset, params_bytes);
         end = params_offset + params_bytes;
       }
       // bindings lie one behind the other, and parameters are a block of their own or one before
-      const fits = known && groups >= 1 && groups <= 65535 ** 2 && count === known.tensors && writes >= 1 &&
-        writes <= count && count <= needs.bindings && (!(known.flags & SUBGROUPS) || needs.lanes > 0) && first === next &&
-        first + count <= bindings.length && params_bytes === known.paramsBytes && blocks.get(params_offset) === params_bytes;
+      const fits = kernel && groups >= 1 && groups <= 65535 ** 2 && count === kernel.tensors && writes >= 1 &&
+        writes <= count && count <= needs.bindings && (!(kernel.flags & SUBGROUPS) || needs.lanes > 0) && first === next &&
+        first + count <= bindings.length && params_bytes === kernel.params_bytes && blocks.get(params_offset) === params_bytes;
       next += count;
-      if (!fits) throw corrupt(`${view.where}: step '${title}' does not fit its kernel`);
-      return {
-        kernel, groups, writes, params: params_offset, paramsBytes: params_bytes, title,
-        bindings: bindings.slice(first, first + count),
-        line: row.line, op: file.text(row.op), key: file.text(row.cost_key),
-        file: file.text(row.file), flops: row.flops, nbytes: row.nbytes,
-      };
+      if (!fits) throw view.corrupt(`step '${row.title}' does not fit its kernel`);
+      return { ...row, bindings: bindings.slice(first, first + count) };
     });
-    if (next !== bindings.length || end !== params.count) {
-      throw corrupt(`${view.where}: it has bindings or parameters that no step has`);
-    }
+    if (next !== bindings.length || end !== params.count) throw view.corrupt("it has bindings or parameters that no step has");
     return steps;
   }
-  /** @param {UpdateRow} row @returns {[Range, Range]} from and to */ _update({ source, target }) {
-    const from = this._binding(source), to = this._binding(target);
-    if (from.space === to.space || to.space === 1) throw corrupt(`${this.view.where}: an update within one buffer`);
-    return [from, to];
+  /** @param {UpdateRow} row */ _update({ source, target }) {
+    if (source.space === target.space || target.space === 1) throw this.view.corrupt("an update within one buffer");
+    return { source: this._binding(source), target: this._binding(target) };
   }
-  /** @param {BindingRow} row @returns {Range} */ _binding({ space, offset, nbytes: bytes }) {
-    if (offset % this.alignment || bytes % 4 || bytes < 4) {
-      throw corrupt(`${this.view.where}: a binding of ${bytes} bytes at ${offset}`);
-    }
-    return this._inside({ space, offset, bytes });
+  /** @param {BindingRow} row */ _binding(row) {
+    const { offset, nbytes } = row;
+    if (offset % this.alignment || nbytes % 4 || nbytes < 4) throw this.view.corrupt(`a binding of ${nbytes} bytes at ${offset}`);
+    return this._inside(row);
   }
-  /** @template {Range} R @param {R} range @returns {R} */ _inside(range) {
-    const whole = this.sizes[range.space];
-    if (range.space >= SPACES.length || range.offset + range.bytes > whole) {
-      throw corrupt(
-        `${this.view.where}: ${range.bytes} bytes at ${range.offset} lie outside of the ` +
-          `${SPACES[range.space] ?? "unknown space"}'s ${whole ?? 0}`,
-      );
+  /** @template {BindingRow} R @param {R} row a range of a buffer @returns {R} */ _inside(row) {
+    const { space, offset, nbytes } = row, whole = this.head.spaces[space];
+    if (!(offset + nbytes <= whole)) {
+      throw this.view.corrupt(`${nbytes} bytes at ${offset} lie outside of the ${whole ?? 0} of buffer ${space}`);
     }
-    return range;
+    return row;
   }
-  /** @param {Table} table */ _tensors(table) {
-    return this.view.rows(tensorRow, TENSOR_ROW_BYTES, table).map((row) => this._tensor(row));
-  }
-  /** @param {TensorRow} row @returns {TensorPlace} */ _tensor(row) {
-    const { view } = this, { space, offset, nbytes: bytes } = row;
-    const name = this.file.text(row.name), type = TYPES[row.type], layout = LAYOUTS[row.layout], shape = view.shape(row);
-    if (!type || !layout || (layout !== "plain" && (shape.length < 3 || type !== "scalar"))) {
-      throw corrupt(`${view.where}: '${name}' is a tensor of no known kind`);
-    }
-    const elements = size(shape);
-    const wanted = elements ? storedBytes(shape, layout) : 0;
-    if (bytes !== wanted || offset % this.alignment) {
-      throw corrupt(`${view.where}: '${name}' [${shape}] takes ${wanted} bytes, not ${bytes}`);
-    }
-    this._inside({ space, offset, bytes: roundUp(bytes, 16) });
-    return { name, type, layout, shape, elements, space, offset, bytes };
+  /** @param {Table} table @returns {TensorPlace[]} */ _tensors(table) {
+    const { view } = this;
+    return view.rows(tensorRow, table).map((row) => {
+      const { name, space, offset, nbytes: bytes } = row;
+      const type = TYPES[row.type], layout = LAYOUTS[row.layout], shape = view.shape(row), elements = size(shape);
+      if (!type || !layout || (layout !== "plain" && (shape.length < 3 || type !== "scalar"))) {
+        throw view.corrupt(`'${name}' is a tensor of no known kind`);
+      }
+      const wanted = elements ? storedBytes(shape, layout) : 0;
+      if (bytes !== wanted || offset % this.alignment) {
+        throw view.corrupt(`'${name}' [${shape}] takes ${wanted} bytes, not ${bytes}`);
+      }
+      this._inside({ space, offset, nbytes: roundUp(bytes, 16) });
+      return { name, type, layout, shape, elements, space, offset, bytes };
+    });
   }
 }
 
@@ -1131,7 +971,7 @@ function fromDevice(place, stored) {
 
 const LEAST_COST = 1e-9;
 
-/** What a device is believed to do before anything was measured on it: a roofline. */
+/** The expected speed of a device on which nothing has been measured: a roofline. */
 export class FirstGuess {
   /** @param {number} flops @param {number} bytes @param {number} launch @param {Record<string, number>} kernels */
   constructor(flops = 2e7, bytes = 4e6, launch = 0.004, kernels = {}) {
@@ -1142,7 +982,7 @@ export class FirstGuess {
   }
   /** @param {StepCost} step @param {number} count */ workMs(step, count) {
     const work = Math.max(step.flops / this.flopsPerMs, step.nbytes / this.bytesPerMs);
-    return count * work * this._factor(step.key);
+    return count * work * this._factor(step.cost_key);
   }
   /** @param {string} key */ _factor(key) {
     const variant = key.split(" ", 2)[1] ?? "";
@@ -1151,166 +991,79 @@ export class FirstGuess {
   }
 }
 
-const KEPT = 256;
 /** @param {number} value @param {number} most */
 const clipped = (value, most) => Math.max(-most, Math.min(most, value));
 /** Numbers of workgroups within half an octave are learned together. @param {number} count */
-export const bucketOf = (count) => Math.round(2 * Math.log2(count));
+const bucketOf = (count) => Math.round(2 * Math.log2(count));
 
-/** The time of about so many workgroups, as logarithms. */
-export class Point {
-  /** @param {number} logCount @param {number} logMs @param {number} samples @param {number} spread */
-  constructor(logCount, logMs, samples = 1, spread = 0) {
-    this.logCount = logCount;
-    this.logMs = logMs;
-    this.samples = samples;
-    this.spread = spread;
-  }
-  /** @param {number} logCount @param {number} logMs @returns {number} by how much it moved */ learn(logCount, logMs) {
-    this.samples += 1;
-    const weight = 1 / Math.min(this.samples, MEMORY);
-    let error = logMs - (logCount - this.logCount) - this.logMs;
-    if (this.samples > CLIP_AFTER) error = clipped(error, CLIP);
-    const believed = this.samples > SETTLED ? clipped(error, SOME + USUAL * this.spread) : error;
-    this.logMs += weight * believed;
-    this.spread += weight * (Math.abs(error) - this.spread);
-    return weight * believed;
-  }
-}
+/** The time of about `exp(logCount)` workgroups. @typedef {{bucket: number, logCount: number, logMs: number, samples: number, spread: number}} Point */
 
-/** Time over number of workgroups of one step key. */
+/** The time over the number of workgroups of one cost key. */
 export class Curve {
-  /** @type {Map<number, Point>} */ points = new Map();
-  /** @type {Map<number, number>} */ _known = new Map();
-  /** @type {Point[]} */ _order = [];
+  /** @type {Point[]} in the order of their numbers */ points = [];
   samples = 0;
-  /** @param {number} bucket @param {Point} point */ add(bucket, point) {
-    this.points.set(bucket, point);
-    this._order = [...this.points.values()].sort((a, b) => a.logCount - b.logCount);
-    this.samples = sum(this._order.map((p) => p.samples));
+  /** @param {number} logCount @param {number} logMs @param {number} samples @param {number} spread */
+  add(logCount, logMs, samples = 1, spread = 0) {
+    const bucket = bucketOf(Math.max(1, Math.round(Math.exp(logCount))));
+    this.points.push({ bucket, logCount, logMs, samples, spread });
+    this.points.sort((a, b) => a.logCount - b.logCount);
+    this.samples += samples;
   }
-  /** @param {number} count @returns {number | null} the logarithm of the milliseconds */ predict(count) {
-    if (!this._order.length) return null;
-    let found = this._known.get(count);
-    if (found === undefined) {
-      if (this._known.size >= KEPT) this._known.clear();
-      found = this._between(Math.log(count));
-      this._known.set(count, found);
-    }
-    return found;
+  /** @param {number} count */ at(count) {
+    const bucket = bucketOf(count);
+    return this.points.find((point) => point.bucket === bucket);
   }
-  /** @param {number} x */ _between(x) {
-    const order = this._order;
-    let first = 0;
-    while (first < order.length && order[first].logCount < x) first++;
-    let last = first;
-    while (last < order.length && order[last].logCount <= x) last++;
-    last--;
-    if (first === order.length || last < 0) {
-      const nearest = order[Math.min(first, order.length - 1)];
+  /** The logarithm of the milliseconds, of a curve with points; beyond these the time is proportional to the number. */
+  /** @param {number} count */ predict(count) {
+    const { points } = this, x = Math.log(count);
+    let high = 0;
+    while (high < points.length && points[high].logCount < x) high++;
+    const above = points[high], below = above?.logCount === x ? above : points[high - 1];
+    if (!above || !below) {
+      const nearest = above ?? below;
       return nearest.logMs + x - nearest.logCount;
     }
-    const above = order[first], below = order[last];
     const width = above.logCount - below.logCount;
     const share = width ? (x - below.logCount) / width : 0;
     return below.logMs + share * (above.logMs - below.logMs);
   }
   /** @param {number} count @param {number} ms */ learn(count, ms) {
-    this._known.clear();
-    const x = Math.log(count), y = Math.log(ms);
-    const point = this.points.get(bucketOf(count));
-    if (!point) {
-      this.add(bucketOf(count), new Point(x, y));
-      return;
-    }
-    const moved = point.learn(x, y);
+    const x = Math.log(count), y = Math.log(ms), point = this.at(count);
+    if (!point) return this.add(x, y);
     this.samples += 1;
-    for (const other of this._order) if (other !== point) other.logMs += COMMON * clipped(moved, CLIP);
+    point.samples += 1;
+    const weight = 1 / Math.min(point.samples, MEMORY);
+    let error = y - (x - point.logCount) - point.logMs;
+    if (point.samples > CLIP_AFTER) error = clipped(error, CLIP);
+    const moved = weight * (point.samples > SETTLED ? clipped(error, SOME + USUAL * point.spread) : error);
+    point.spread += weight * (Math.abs(error) - point.spread);
+    for (const other of this.points) other.logMs += other === point ? moved : COMMON * clipped(moved, CLIP);
   }
 }
-
-/** Sorted numbers. */
-class Sorted {
-  /** @type {number[]} */ values = [];
-  /** @param {number} value @param {boolean} after whether behind those that are equal */ place(value, after) {
-    let low = 0, high = this.values.length;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      const before = after ? this.values[middle] <= value : this.values[middle] < value;
-      if (before) low = middle + 1;
-      else high = middle;
-    }
-    return low;
-  }
-  /** @param {number} value */ add(value) { this.values.splice(this.place(value, true), 0, value); }
-  /** @param {number} value */ remove(value) { this.values.splice(this.place(value, false), 1); }
-}
-
-
-/** How much of a budget may be planned for, so that few frames exceed it. */
-class TailMargin {
-  /** @type {[number, number, boolean][]} */ frames = [];
-  _sorted = new Sorted();
-  /** @param {number} share */ constructor(share) {
-    this.share = share;
-  }
-  /** @param {number} budgetMs */ aimMs(budgetMs) {
-    if (this._sorted.values.length < ENOUGH) return budgetMs / PRIOR;
-    const half = 0.5 * Math.max(0, this._quantile());
-    const aim = (Math.sqrt(half * half + budgetMs) - half) ** 2;
-    return Math.max(aim, LEAST_AIM * budgetMs);
-  }
-  _quantile() {
-    const sorted = this._sorted.values, count = sorted.length;
-    const aimed = AIMED_SHARE * this.share;
-    const rank = Math.ceil((1 - aimed) * (count + 1)) - 1;
-    if (rank < count) return sorted[rank];
-    const reach = 0.5 * (sorted[count - 1] - sorted[count >> 1]) * (1 - count * aimed);
-    return sorted[count - 1] + Math.max(0, reach);
-  }
-  /** @param {number} predictedMs @param {number} measuredMs @param {number} budgetMs */
-  learn(predictedMs, measuredMs, budgetMs) {
-    const lifted = Math.max(0, SMALL * budgetMs - predictedMs);
-    const hopeless = measuredMs - predictedMs > budgetMs;
-    this.remember(predictedMs + lifted, measuredMs + lifted, hopeless);
-  }
-  /** @param {number} predictedMs @param {number} measuredMs @param {boolean} hopeless */
-  remember(predictedMs, measuredMs, hopeless) {
-    if (this.frames.length === WINDOW) {
-      const [was, took, late] = /** @type {[number, number, boolean]} */ (this.frames.shift());
-      this._sorted.remove(excess(was, took, late));
-    }
-    this.frames.push([predictedMs, measuredMs, hopeless]);
-    this._sorted.add(excess(predictedMs, measuredMs, hopeless));
-  }
-}
-
-/** @param {number} predicted @param {number} measured @param {boolean} hopeless */
-const excess = (predicted, measured, hopeless) => hopeless ? 0 : (measured - predicted) / Math.sqrt(predicted);
 
 /** Predicts and learns the time of slices: a pure function of what it was told. */
 export class CostModel {
-  /** @param {number} share @param {FirstGuess} guess */ constructor(share = 0.01, guess = new FirstGuess()) {
+  /** @type {Map<string, Curve>} by cost key */ curves = new Map();
+  unknown = 0;
+  logDrift = 0;
+  error = CLIP;
+  /** @type {number[]} by how much recent frames exceeded their prediction, the oldest first */ _excess = [];
+  /** @type {number[]} the same, ascending */ _sorted = [];
+  /** @param {number} share of the frames that may exceed their budget @param {FirstGuess} guess */
+  constructor(share = 0.01, guess = new FirstGuess()) {
+    this.share = share;
     this.guess = guess;
-    /** @type {Map<string, Curve>} */ this.curves = new Map();
-    this.unknown = 0;
     this.unknownSamples = guess.kernels.size ? GUESSED_SAMPLES : 0;
-    this.logDrift = 0;
-    this.error = CLIP;
-    this.tail = new TailMargin(share);
   }
   /** The median time of so many workgroups. @param {StepCost} step @param {number} count */
   predictMs(step, count) {
     if (count <= 0) return 0;
-    const known = this.curves.get(step.key)?.predict(count) ?? null;
-    if (known !== null) return Math.exp(known + this.logDrift);
+    const curve = this.curves.get(step.cost_key);
+    if (curve) return Math.exp(curve.predict(count) + this.logDrift);
     const work = this.guess.workMs(step, count);
     return this.guess.launchMs + work * Math.exp(this.unknown + this.logDrift);
   }
-  /**
-   * The largest number of workgroups, at most `limit`, predicted to take `ms`.
-   * @param {StepCost} step @param {number} limit @param {number} ms
-   */
+  /** The largest number of workgroups, at most `limit`, predicted to take `ms`. @param {StepCost} step @param {number} limit @param {number} ms */
   groupsWithin(step, limit, ms) {
     if (limit <= 0 || ms <= 0 || this.predictMs(step, 1) > ms) return 0;
     if (this.predictMs(step, limit) <= ms) return limit;
@@ -1329,94 +1082,88 @@ export class CostModel {
     const total = sum(predicted);
     if (!(ms > 0 && total > 0 && Number.isFinite(ms))) return;
     const ratio = ms / total;
-    const knows = ([step, count] = parts[0]) => this.curves.get(step.key)?.points.has(bucketOf(count)) ?? false;
-    if (parts.every((part) => knows(part))) {
+    if (parts.every(([step, count]) => this.curves.get(step.cost_key)?.at(count))) {
       const error = clipped(Math.log(ratio), CLIP);
       this.logDrift += DRIFT_WEIGHT * clipped(error, LITTLE + USUAL * this.error);
       this.error += DRIFT_WEIGHT * (Math.abs(error) - this.error);
     }
-    parts.forEach(([step, count], i) => {
-      let curve = this.curves.get(step.key);
-      if (!curve) this.curves.set(step.key, curve = new Curve());
-      if (!curve.points.size && predicted[i] > TELLING_LAUNCHES * this.guess.launchMs) this._learnUnknown(ratio);
-      curve.learn(count, predicted[i] * ratio / this.drift);
+    const drift = Math.exp(this.logDrift);
+    parts.forEach(([{ cost_key }, count], i) => {
+      let curve = this.curves.get(cost_key);
+      if (!curve) {
+        this.curves.set(cost_key, curve = new Curve());
+        if (predicted[i] > TELLING_LAUNCHES * this.guess.launchMs) {
+          this.unknownSamples += 1;
+          this.unknown = clipped(this.unknown + Math.log(ratio) / Math.min(this.unknownSamples, MEMORY), MOST_UNKNOWN);
+        }
+      }
+      curve.learn(count, predicted[i] * ratio / drift);
     });
   }
-  /** @param {number} ratio */ _learnUnknown(ratio) {
-    this.unknownSamples += 1;
-    this.unknown += Math.log(ratio) / Math.min(this.unknownSamples, MEMORY);
-    this.unknown = clipped(this.unknown, MOST_UNKNOWN);
-  }
-  /** @param {number} predictedMs @param {number} measuredMs @param {number} budgetMs */
+  /** Learn by how much a whole frame exceeded its prediction. @param {number} predictedMs @param {number} measuredMs @param {number} budgetMs */
   learnFrame(predictedMs, measuredMs, budgetMs) {
-    if (predictedMs > 0 && measuredMs > 0 && Number.isFinite(predictedMs + measuredMs)) {
-      this.tail.learn(predictedMs, measuredMs, budgetMs);
-    }
+    if (!(predictedMs > 0 && measuredMs > 0 && Number.isFinite(predictedMs + measuredMs))) return;
+    const lifted = Math.max(0, SMALL * budgetMs - predictedMs);
+    this.recordExcess(predictedMs + lifted, measuredMs + lifted, measuredMs - predictedMs > budgetMs);
   }
-  /** How much slower the whole device is now than when its steps were learned. */
-  get drift() { return Math.exp(this.logDrift); }
-  /** How many predicted milliseconds to fill a budget with. @param {number} budgetMs */
-  aimMs(budgetMs) { return this.tail.aimMs(budgetMs); }
-  /** How many measurements there are of a step key. @param {string} key */
-  samples(key) { return this.curves.get(key)?.samples ?? 0; }
+  /** A hopeless frame counts as one that did not exceed it. @param {number} predictedMs @param {number} measuredMs @param {boolean} hopeless */
+  recordExcess(predictedMs, measuredMs, hopeless) {
+    const excess = hopeless ? 0 : (measuredMs - predictedMs) / Math.sqrt(predictedMs), sorted = this._sorted;
+    if (this._excess.length === WINDOW) sorted.splice(sorted.indexOf(/** @type {number} */ (this._excess.shift())), 1);
+    this._excess.push(excess);
+    const at = sorted.findIndex((value) => value > excess);
+    sorted.splice(at < 0 ? sorted.length : at, 0, excess);
+  }
+  /** The predicted milliseconds to fill a budget with, so that few frames exceed it. @param {number} budgetMs */
+  aimMs(budgetMs) {
+    const sorted = this._sorted, count = sorted.length, aimed = AIMED_SHARE * this.share;
+    if (count < ENOUGH) return budgetMs / PRIOR;
+    const rank = Math.ceil((1 - aimed) * (count + 1)) - 1;
+    let tail = sorted[Math.min(rank, count - 1)];
+    // frames as rare as that have not been seen yet
+    if (rank >= count) tail += Math.max(0, 0.5 * (tail - sorted[count >> 1]) * (1 - count * aimed));
+    const half = 0.5 * Math.max(0, tail);
+    return Math.max((Math.sqrt(half * half + budgetMs) - half) ** 2, LEAST_AIM * budgetMs);
+  }
+  /** How many measurements there are of a step's cost key. @param {StepCost} step */
+  samples({ cost_key }) { return this.curves.get(cost_key)?.samples ?? 0; }
 }
 
 /** @param {unknown} ms */ const isMs = (ms) => typeof ms === "number" && Number.isFinite(ms) && ms >= 0;
 
 /** @typedef {(jobs: Job[], nowMs: number, rate: number) => Job[]} Policy */
-
-/** @param {Job} a @param {Job} b */
-const byShare = (a, b) => Number(a.idle) - Number(b.idle) || a.virtualMs - b.virtualMs || b.priority - a.priority ||
-  a.number - b.number;
-
-/** @param {Job} job @param {number} nowMs @param {number} rate */
-const laxityMs = (job, nowMs, rate) => job.deadlineAtMs === null ? Infinity
-    : job.deadlineAtMs - nowMs - job.remainingMs / Math.max(rate, 1e-9);
+/** Of equal jobs the most important first, then the oldest. @param {Job} a @param {Job} b */
+const byRank = (a, b) => b.priority - a.priority || a.number - b.number;
 
 /** The job with the least GPU time over priority first; deadlines do not count. @type {Policy} */
-export const fairShare = (jobs) => [...jobs].sort(byShare);
+export const fairShare = (jobs) => [...jobs].sort((a, b) => Number(a.idle) - Number(b.idle) || a.virtualMs - b.virtualMs || byRank(a, b));
 
 /** The highest priority first, then the oldest; the low ones may starve. @type {Policy} */
-export const byPriority = (jobs) => [...jobs].sort((a, b) => b.priority - a.priority || a.number - b.number);
+export const byPriority = (jobs) => [...jobs].sort(byRank);
 
-/**
- * Jobs whose deadline can still be held, the one with the least time to spare first; then all others by fair share.
- * @type {Policy}
- */
+/** Jobs whose deadline can still be met, the one with the least time to spare first; then all others by fair share. @type {Policy} */
 export const leastLaxity = (jobs, nowMs, rate) => {
   /** @type {Map<Job, number>} */ const laxity = new Map();
   for (const job of jobs) {
     if (job.deadlineAtMs === null || job.idle) continue;
-    const spare = laxityMs(job, nowMs, rate);
+    const spare = job.deadlineAtMs - nowMs - job.remainingMs / Math.max(rate, 1e-9);
     if (spare >= 0) laxity.set(job, spare - (job.group || job.step ? STICKINESS_MS : 0));
   }
-  const urgent = [...laxity].sort(
-    ([a, x], [b, y]) => x - y || b.priority - a.priority || a.number - b.number,
-  ).map(([job]) => job);
+  const urgent = [...laxity].sort(([a, x], [b, y]) => x - y || byRank(a, b)).map(([job]) => job);
   const ordered = [...urgent, ...fairShare(jobs.filter((job) => !laxity.has(job)), nowMs, rate)];
-  const starved = ordered.filter((job) => nowMs - job.lastServedMs > STARVED_MS && !job.idle);
-  if (!starved.length) return ordered;
-  const first = starved.reduce((a, b) => (b.lastServedMs - a.lastServedMs || b.number - a.number) < 0 ? b : a
-  );
-  return [first, ...ordered.filter((job) => job !== first)];
+  const [first] = ordered.filter((job) => nowMs - job.lastServedMs > STARVED_MS && !job.idle)
+    .sort((a, b) => a.lastServedMs - b.lastServedMs || a.number - b.number);
+  return first ? [first, ...ordered.filter((job) => job !== first)] : ordered;
 };
 
 /** @type {Record<string, Policy>} */
 export const POLICIES = { least_laxity: leastLaxity, fair_share: fairShare, by_priority: byPriority };
 
 /** @typedef {{job: Job, step: number, first: number, count: number, predictedMs: number}} Slice */
-/**
- * @typedef {"budget" | "nothing to do" | "waiting for GPU" | "preparing" | "all waiting" |
- *   "frame not ended" | "device error"} Reason
- */
+/** @typedef {import("./cml.d.ts").Reason} Reason */
 /** @typedef {{slices: Slice[], starts: Job[], reason: Reason, byBudget: boolean}} FramePlan */
-/**
- * What is known before a frame is filled.
- * @typedef {{nowMs: number, budgetMs: number, aimMs: number, rate: number, granule: number,
- *   gpuBehind: boolean, otherwise: Reason, policy: Policy, jobs: Job[], costs: CostModel}} FrameState
- */
+/** What is known before a frame is filled. @typedef {{nowMs: number, budgetMs: number, aimMs: number, rate: number, granule: number, gpuBehind: boolean, otherwise: Reason, policy: Policy, jobs: Job[], costs: CostModel}} FrameState */
 /** @typedef {(state: FrameState) => FramePlan} Planner */
-
 
 /** The decision: slices in the policy's order until the aim is reached. @type {Planner} */
 export function planFrame(state) {
@@ -1441,17 +1188,18 @@ export function planFrame(state) {
 }
 
 /** @param {FrameState} state @param {Job} job @param {number} left @param {boolean} isFirst */
-function slicesOf(state, job, left, isFirst) {
+function slicesOf({ aimMs, granule, costs }, job, left, isFirst) {
   let { step, group } = job;
   /** @type {Slice[]} */ const parts = [];
   while (step < job.costs.length) {
-    const cost = job.costs[step], alone = isFirst && !parts.length;
-    if (left <= (alone ? 0 : MIN_SHARE * state.aimMs)) break;
-    const probing = state.costs.samples(cost.key) === 0;
-    const within = probing ? left * PROBE_SHARE : left;
-    const count = countOf(state, cost, cost.groups - group, within, alone);
+    const cost = job.costs[step], limit = cost.groups - group, alone = isFirst && !parts.length;
+    if (left <= (alone ? 0 : MIN_SHARE * aimMs)) break;
+    const probing = costs.samples(cost) === 0;
+    let count = costs.groupsWithin(cost, limit, probing ? left * PROBE_SHARE : left);
+    if (granule > 1 && granule < count && count < limit) count -= count % granule;
+    if (!count && alone) count = Math.min(limit, granule);
     if (!count) break;
-    const predictedMs = state.costs.predictMs(cost, count);
+    const predictedMs = costs.predictMs(cost, count);
     parts.push({ job, step, first: group, count, predictedMs });
     left -= predictedMs;
     group += count;
@@ -1461,31 +1209,9 @@ function slicesOf(state, job, left, isFirst) {
   return { parts, left, ended: step >= job.costs.length };
 }
 
-/**
- * @param {FrameState} state @param {StepCost} cost @param {number} limit @param {number} ms
- * @param {boolean} atLeastOne
- */
-function countOf(state, cost, limit, ms, atLeastOne) {
-  let count = state.costs.groupsWithin(cost, limit, ms);
-  if (state.granule > 1 && state.granule < count && count < limit) count -= count % state.granule;
-  return !count && atLeastOne ? Math.min(limit, state.granule) : count;
-}
-
 // ------------------------------------------------------------------------------------- feedback
 /** @typedef {{frame: number, group: number, ms: number}} Timing */
-/**
- * A part of a frame; `measuredMs` comes with the frame's.
- * @typedef {{job: number, step: number, op: string, title: string, first: number, count: number,
- *   predictedMs: number, measuredMs: number | null}} SliceReport
- */
-/**
- * What a frame ran and why it stopped; `measuredMs` comes some frames later.
- * @typedef {{frame: number, nowMs: number, budgetMs: number, aimMs: number, reason: Reason,
- *   slices: SliceReport[], finished: number[], predictedMs: number, measuredMs: number | null,
- *   planned: boolean, cpuMs: number, encodeMs: number}} FrameReport
- */
-
-
+/** @typedef {import("./cml.d.ts").FrameReport & {planned: boolean, encodeMs: number}} FrameReport */
 /** @typedef {{report: FrameReport, groups: [StepCost, number][][], ms: Map<number, number>}} InFlight */
 
 /** Waits for the timings of frames and teaches them to a cost model (scheduler/feedback.py). */
@@ -1531,7 +1257,7 @@ class Feedback {
     this.intervalMs += Math.max(SMOOTHED, 1 / ++this.intervals) * (interval - this.intervalMs);
     if (!this._wallClock || this._isLate(interval, parts.length > 0)) return;
     // what was guessed of steps is believed where a frame with them was in time
-    const guessed = parts.filter(([step]) => !model.samples(step.key));
+    const guessed = parts.filter(([step]) => !model.samples(step));
     model.learn(guessed, sum(guessed.map(([step, count]) => model.predictMs(step, count))));
   }
   /** Whether a frame was late, perhaps for its networks' sake. @param {number} interval @param {boolean} some */
@@ -1568,30 +1294,25 @@ class Feedback {
 }
 
 /** @param {StepCost[]} steps @param {CostModel} model */
-const allKnown = (steps, model) => steps.every((step) => model.samples(step.key) >= KNOWN);
-
-/**
- * The frame's slices as at most `limit` runs of neighbours, each of which is timed.
- * @param {Slice[]} chosen @param {number} limit @param {number} frame @param {CostModel} model
- */
-function inGroups(chosen, limit, frame, model) {
-  const together = frame % APART_EVERY !== 0 && allKnown(chosen.map(costOf), model);
-  /** @type {Slice[][]} */ const parts = [];
-  for (const part of chosen) {
-    const last = parts.at(-1);
-    if (together && last?.[0].job.network === part.job.network) last.push(part);
-    else parts.push([part]);
-  }
-  return parts.length <= limit ? parts : balanced(chosen, limit);
-}
+const allKnown = (steps, model) => steps.every((step) => model.samples(step) >= KNOWN);
 
 /** @param {Slice} part */ const costOf = (part) => part.job.costs[part.step];
-/** @param {Slice[]} chosen @param {number} limit */ function balanced(chosen, limit) {
-  const target = sum(chosen.map((part) => part.predictedMs)) / limit;
-  /** @type {Slice[][]} */ const groups = [[]];
-  let filled = 0;
+
+/** The frame's slices as at most `limit` runs of neighbours, each of which is timed. @param {Slice[]} chosen @param {number} limit @param {number} frame @param {CostModel} model */
+function inGroups(chosen, limit, frame, model) {
+  const together = frame % APART_EVERY !== 0 && allKnown(chosen.map(costOf), model);
+  /** @type {Slice[][]} */ const runs = [];
   for (const part of chosen) {
-    if (groups[groups.length - 1].length && filled >= target && groups.length < limit) {
+    const last = runs.at(-1);
+    if (together && last?.[0].job.network === part.job.network) last.push(part);
+    else runs.push([part]);
+  }
+  if (runs.length <= limit) return runs;
+  const target = sum(chosen.map((part) => part.predictedMs)) / limit;
+  /** @type {Slice[][]} of about the same predicted time */ const groups = [];
+  let filled = target;
+  for (const part of chosen) {
+    if (filled >= target && groups.length < limit) {
       groups.push([]);
       filled = 0;
     }
@@ -1795,12 +1516,12 @@ export class Scheduler {
     this._number = Math.max(this._number, number) + 1;
     for (const maker of job.makers) maker.takers += 1;
     if (this.guessing && network instanceof Network) {
-      this.costModel = new CostModel(this.costModel.tail.share, network.guess);
+      this.costModel = new CostModel(this.costModel.share, network.guess);
       this.guessing = false;
     }
     network.loadTimesMs?.forEach((ms, i) => {
       const cost = network.steps[i];
-      if (!this.costModel.samples(cost.key)) this.costModel.learn([[cost, cost.groups]], ms);
+      if (!this.costModel.samples(cost)) this.costModel.learn([[cost, cost.groups]], ms);
     });
     if (slot !== null) {
       for (const old of this.jobs) if (old.slot === slot && old.state === "queued") this.end(old, "cancelled");
@@ -2036,23 +1757,23 @@ const snapshot = (job) => [job, job.state, job.step, job.group, job.givenMs, job
 /** Deno has subgroups where it knows their size, but neither lists them nor takes the line that enables them. */
 const DENO = "Deno" in globalThis;
 /** @type {any[]} */ const WANTED_FEATURES = ["timestamp-query", "shader-f16", "subgroups"];
-const WANTED_LIMITS = [
-  "maxBufferSize", "maxStorageBufferBindingSize", "maxStorageBuffersPerShaderStage",
-  "maxComputeWorkgroupStorageSize", "maxComputeInvocationsPerWorkgroup",
-  "maxComputeWorkgroupSizeX", "minStorageBufferOffsetAlignment", "minUniformBufferOffsetAlignment",
+/** The device's limits by the needs of a plan; those of alignments (`min…`) are the most that a plan allows. */
+/** @type {[keyof Needs, string][]} */ const LIMIT_OF_NEED = [
+  ["storage_alignment", "minStorageBufferOffsetAlignment"], ["uniform_alignment", "minUniformBufferOffsetAlignment"],
+  ["binding_bytes", "maxStorageBufferBindingSize"], ["buffer_bytes", "maxBufferSize"],
+  ["threads", "maxComputeInvocationsPerWorkgroup"], ["shared_bytes", "maxComputeWorkgroupStorageSize"],
+  ["bindings", "maxStorageBuffersPerShaderStage"],
 ];
 
-/**
- * A device with what networks can use. A host that makes its own asks for the same.
- * @param {GPURequestAdapterOptions} options
- */
+/** A device with what networks can use. A host that makes its own asks for the same. @param {GPURequestAdapterOptions} options */
 export async function requestDevice(options = { powerPreference: "high-performance" }) {
   const adapter = await navigator.gpu?.requestAdapter(options);
   if (!adapter) throw new CmlError("DeviceError", withoutAdapter());
   const unlisted = DENO && /** @type {any} */ (adapter.info).subgroupMinSize > 0 ? "subgroups" : "";
   const requiredFeatures = WANTED_FEATURES.filter((name) => adapter.features.has(name) || name === unlisted);
   const limits = /** @type {Record<string, any>} */ (/** @type {unknown} */ (adapter.limits));
-  const requiredLimits = Object.fromEntries(WANTED_LIMITS.map((name) => [name, limits[name]]));
+  const names = [...LIMIT_OF_NEED.map(([, name]) => name), "maxComputeWorkgroupSizeX"];
+  const requiredLimits = Object.fromEntries(names.map((name) => [name, limits[name]]));
   const wanted = { requiredFeatures, requiredLimits };
   return await adapter.requestDevice(/** @type {GPUDeviceDescriptor} */ (wanted));
 }
@@ -2121,9 +1842,9 @@ class Device {
     this._layouts.set(key, found = this.gpu.createBindGroupLayout({ entries }));
     return found;
   }
-  /** @param {Kernel} kernel @param {string} code */ pipeline(kernel, code) {
+  /** @param {KernelRow} kernel @param {string} code */ pipeline(kernel, code) {
     // by the code itself: what a file says that its digest is may be wrong
-    const key = `${kernel.tensors} ${kernel.paramsBytes} ${code}`;
+    const key = `${kernel.tensors} ${kernel.params_bytes} ${code}`;
     let found = this._pipelines.get(key);
     if (!found) {
       this._pipelines.set(key, found = this._build(kernel, code));
@@ -2131,12 +1852,12 @@ class Device {
     }
     return found;
   }
-  /** @param {Kernel} kernel @param {string} code */ async _build({ label, tensors, paramsBytes }, code) {
+  /** @param {KernelRow} kernel @param {string} code */ async _build({ label, tensors, params_bytes }, code) {
     const what = `the device does not take kernel '${label}'`;
     /** @type {[GPUShaderModule, GPUPipelineLayout]} */
     const [module, layout] = await this.made("KernelError", what, () => [
       this.gpu.createShaderModule({ label, code: DENO ? code.replace("enable subgroups;", "") : code }),
-      this.gpu.createPipelineLayout({ bindGroupLayouts: [this.layout(tensors, paramsBytes)] }),
+      this.gpu.createPipelineLayout({ bindGroupLayouts: [this.layout(tensors, params_bytes)] }),
     ]);
     try {
       const compute = { module, entryPoint: "main" };
@@ -2152,18 +1873,20 @@ class Device {
 function choosePlan(file, device) {
   const limits = /** @type {any} */ (device.gpu.limits), { features } = device.gpu;
   const reasons = [];
-  const inOrder = [...file.plans].sort((a, b) => device.software ? Number(b.software) - Number(a.software) : 0);
+  const lanes = /** @type {any} */ (device.gpu.adapterInfo)?.subgroupMinSize ?? 0;
+  const inOrder = [...file.plans].sort((a, b) => device.software ? b.needs.software - a.needs.software : 0);
   for (const plan of inOrder) {
-    const lacks = plan.needs.filter(({ at, wanted, atMost }) => atMost ? limits[at] > wanted : limits[at] < wanted)
-      .map(({ at, wanted, what }) => `${at} of ${what} ${wanted}, the device has ${limits[at]}`);
-    const kernels = new Set(plan.steps.map((step) => file.kernels[step.kernel]));
-    for (const { label, flags, packed } of kernels) {
-      if (!packed) lacks.push(`WGSL of kernel '${label}', the file has none`);
-      if (flags & 2 && !features.has("subgroups")) lacks.push("the feature 'subgroups'");
-      if (flags & 4 && !features.has("shader-f16")) lacks.push("the feature 'shader-f16'");
+    const { needs } = plan, lacks = [];
+    for (const [need, name] of LIMIT_OF_NEED) {
+      const wanted = needs[need], has = limits[name], atMost = name.startsWith("min");
+      if (atMost ? has > wanted : has < wanted) lacks.push(`${name} of at ${atMost ? "most" : "least"} ${wanted}, the device has ${has}`);
     }
-    const lanes = /** @type {any} */ (device.gpu.adapterInfo)?.subgroupMinSize ?? 0;
-    if (plan.subgroup > lanes) lacks.push(`subgroups of ${plan.subgroup}, the device has ${lanes}`);
+    for (const { label, flags, wgsl } of new Set(plan.steps.map((step) => file.kernels[step.kernel]))) {
+      if (!wgsl.packed) lacks.push(`WGSL of kernel '${label}', the file has none`);
+      if (flags & SUBGROUPS && !features.has("subgroups")) lacks.push("the feature 'subgroups'");
+      if (flags & F16 && !features.has("shader-f16")) lacks.push("the feature 'shader-f16'");
+    }
+    if (needs.lanes > lanes) lacks.push(`subgroups of ${needs.lanes}, the device has ${lanes}`);
     if (!lacks.length) return plan;
     reasons.push(`profile '${plan.profile}' needs ${[...new Set(lacks)].slice(0, 3).join("; ")}`);
   }
@@ -2236,7 +1959,7 @@ export class Network {
     this.guess = guess;
     const tensors = usage.STORAGE | usage.COPY_SRC | usage.COPY_DST;
     const uniform = usage.UNIFORM | usage.COPY_DST;
-    const sizes = [...plan.sizes, this._stride * (plan.steps.length + RANGE_SLOTS), plan.params.length];
+    const sizes = [...plan.spaces, this._stride * (plan.steps.length + RANGE_SLOTS), plan.params.length];
     const what = `no memory for network '${this.name}'`;
     this._buffers = await this.device.made("DeviceError", what, () => sizes.map((bytes, i) => {
       const size = Math.max(roundUp(bytes, 16), 16);
@@ -2245,7 +1968,7 @@ export class Network {
     await this._upload(plan.pieces);
     this._writeUniforms();
     const kernels = plan.steps.map((step) => this.file.kernels[step.kernel]);
-    /** @type {Map<Kernel, GPUComputePipeline>} */ const built = new Map();
+    /** @type {Map<KernelRow, GPUComputePipeline>} */ const built = new Map();
     await Promise.all([...new Set(kernels)].map(async (kernel) => {
       built.set(kernel, await this.device.pipeline(kernel, await this.file.wgsl(kernel)));
     }));
@@ -2287,12 +2010,12 @@ export class Network {
     this._write(3, 0, new Uint8Array(slices.buffer));
     this._write(4, 0, params);
   }
-  /** @param {Step} step @param {Kernel} kernel */ _bindGroup(step, kernel) {
-    const tensors = step.bindings.map(({ space, offset, bytes }, i) => ({
-      binding: i + 2, resource: { buffer: this._buffers[space], offset, size: bytes },
+  /** @param {Step} step @param {KernelRow} kernel */ _bindGroup(step, kernel) {
+    const tensors = step.bindings.map(({ space, offset, nbytes }, i) => ({
+      binding: i + 2, resource: { buffer: this._buffers[space], offset, size: nbytes },
     }));
-    const params = { buffer: this._buffers[4], offset: step.params, size: step.paramsBytes };
-    const layout = this.device.layout(kernel.tensors, kernel.paramsBytes);
+    const params = { buffer: this._buffers[4], offset: step.params_offset, size: step.params_bytes };
+    const layout = this.device.layout(kernel.tensors, kernel.params_bytes);
     const slice = { binding: 0, resource: { buffer: this._buffers[3], size: 16 } };
     const entries = [slice, { binding: 1, resource: params }, ...tensors];
     return this.device.gpu.createBindGroup({ label: step.title, layout, entries });
@@ -2374,19 +2097,17 @@ export class Network {
     return new Result(this, buffer);
   }
   /** @param {GPUCommandEncoder} encoder */ _copyUpdates(encoder) {
-    for (const [from, to] of this.plan.updates) {
-      const source = this._buffers[from.space], target = this._buffers[to.space];
-      const bytes = Math.min(from.bytes, to.bytes);
-      encoder.copyBufferToBuffer(source, from.offset, target, to.offset, bytes);
+    for (const { source, target } of this.plan.updates) {
+      const [from, to] = [source, target].map(({ space }) => this._buffers[space]);
+      encoder.copyBufferToBuffer(from, source.offset, to, target.offset, Math.min(source.nbytes, target.nbytes));
     }
   }
   /** Give variables the values that they have in the file. */
   async reset() {
-    for (const [, { space, offset, bytes }] of this.plan.updates) {
-      const touched = this.plan.pieces.filter((piece) =>
-        piece.space === space && piece.offset < offset + bytes && piece.offset + piece.bytes > offset
-      );
-      await this._upload(touched);
+    for (const { target: { space, offset, nbytes } } of this.plan.updates) {
+      await this._upload(this.plan.pieces.filter((piece) =>
+        piece.space === space && piece.offset < offset + nbytes && piece.offset + piece.nbytes > offset
+      ));
     }
     if (this.writer) this.writer = null;
     this.harm = "";
@@ -2591,7 +2312,7 @@ export class Executor {
   }
   /** Append the receipt of a frame with work of these jobs. @param {GPUCommandEncoder} encoder @param {number} frame @param {Job[]} jobs */
   sign(encoder, frame, jobs) {
-    const slot = jobs.length || this._reads.length ? this._current ?? this._begin(frame) : null;
+    const slot = this._current ?? (jobs.length || this._reads.length ? this._begin(frame) : null);
     if (!slot) return;
     encoder.copyBufferToBuffer(this._table, 4 * (slot.receipt - 1), slot.staging, this._receiptAt, 4);
     slot.jobs = jobs;

@@ -6,32 +6,24 @@
  *     deno run --allow-read players/web/replay.js RECORDING.json
  */
 
-import { CostModel, Curve, FirstGuess, POLICIES, Point, Scheduler, bucketOf, planFrame } from "./cml.js";
+import { CostModel, Curve, FirstGuess, POLICIES, Scheduler, planFrame } from "./cml.js";
 
 /** A device that gives back the recorded timings. */
 class Echo {
   /** @type {any[]} */ arrived = [];
   framesInFlight = 0;
-
-  /** @param {any} options */
-  constructor(options) {
+  canSign = true;
+  /** @param {any} options */ constructor(options) {
     this.granule = options.granule;
     this.maxGroups = options.max_groups;
     this.clockSource = options.clock_source;
   }
-
+  /** @param {any} _network @param {any} inputs */ accept(_network, inputs) { return inputs; }
   check() {}
-  /** @param {any} _network @param {any} inputs */
-  accept(_network, inputs) {
-    return inputs;
-  }
-  canSign = true;
   encodeGroups() {}
   requestRead() {}
   sign() {}
-  endFrame() {
-    return this.arrived;
-  }
+  endFrame() { return this.arrived; }
   abandonFrame() {}
 }
 
@@ -39,136 +31,91 @@ class Echo {
 class Steps {
   ready = true;
   held = false;
-
-  /** @param {any} data */
-  constructor(data) {
+  /** @param {any} data */ constructor(data) {
     this.name = data.name;
     this.exclusiveGroup = data.group;
     this.loadTimesMs = data.load_ms;
-    this.steps = data.steps.map((/** @type {any} */ [key, op, title, groups, flops, nbytes]) => (
-      { key, op, title, groups, flops, nbytes }
+    this.steps = data.steps.map((/** @type {any} */ [cost_key, op, title, groups, flops, nbytes]) => (
+      { cost_key, op, title, groups, flops, nbytes }
     ));
   }
-  get busy() {
-    return this.held;
-  }
+  get busy() { return this.held; }
   set busy(_) {}
   putInputs() {}
-  finish() {
-    return this.held ? null : this;
-  }
+  finish() { return this.held ? null : this; }
   release() {}
 }
 
-/** A model that predicts as Python's did whose state this is. @param {any} data @param {number} share */
-function modelOf(data, share) {
-  const { flops_per_ms, bytes_per_ms, launch_ms, kernels } = data.guess;
-  const guess = new FirstGuess(flops_per_ms, bytes_per_ms, launch_ms, kernels);
-  const model = new CostModel(share, guess);
-  model.unknown = data.unknown;
-  model.unknownSamples = data.unknown_samples;
-  model.logDrift = data.drift;
-  model.error = data.error;
-  for (const [key, rows] of Object.entries(data.curves)) {
+/** Gives the scheduler what that of the recording knew when it began. @param {Scheduler} scheduler @param {any} options */
+function resume(scheduler, options) {
+  const { guess, unknown, unknown_samples: unknownSamples, drift: logDrift, error, curves } = options.cost_model;
+  const model = new CostModel(options.over_share, new FirstGuess(guess.flops_per_ms, guess.bytes_per_ms, guess.launch_ms, guess.kernels));
+  Object.assign(model, { unknown, unknownSamples, logDrift, error });
+  for (const [key, points] of Object.entries(curves)) {
     const curve = new Curve();
-    for (const [logCount, logMs, samples, spread] of rows) {
-      const bucket = bucketOf(Math.max(1, Math.round(Math.exp(logCount))));
-      curve.add(bucket, new Point(logCount, logMs, samples, spread));
-    }
+    for (const [logCount, logMs, samples, spread] of points) curve.add(logCount, logMs, samples, spread);
     model.curves.set(key, curve);
   }
-  return model;
-}
-
-/** Know what the scheduler of the recording knew when it began. @param {Scheduler} scheduler @param {any} options */
-function resume(scheduler, options) {
-  const { feedback } = scheduler;
-  scheduler.costModel = modelOf(options.cost_model, options.over_share);
-  for (const [was, took, late] of options.tail) scheduler.costModel.tail.remember(was, took, late);
-  feedback.backOff = options.feedback.back_off;
-  feedback.usualMs = options.feedback.usual;
-  feedback.endedMs = options.feedback.ended;
-  feedback.intervalMs = options.feedback.interval;
-  feedback.intervals = options.feedback.intervals;
-  feedback.without = options.feedback.without;
-  feedback.sinceRest = options.feedback.since_rest;
-  feedback.restDue = options.feedback.rest_due;
+  for (const [predicted, measured, hopeless] of options.tail) model.recordExcess(predicted, measured, hopeless);
+  scheduler.costModel = model;
+  const { back_off: backOff, usual: usualMs, ended: endedMs, interval: intervalMs, intervals, without, since_rest: sinceRest, rest_due: restDue } =
+    options.feedback;
+  Object.assign(scheduler.feedback, { backOff, usualMs, endedMs, intervalMs, intervals, without, sinceRest, restDue });
   scheduler.frame = options.frame;
 }
 
-/** What another planner decided then. @param {number[][]} slices @returns {any} */
-const asGiven = (slices) => (/** @type {any} */ state) => {
-  const jobs = new Map(state.jobs.map((/** @type {any} */ job) => [job.number, job]));
-  const parts = [];
-  for (const [number, step, first, count] of slices) {
-    const job = jobs.get(number);
-    if (!job) continue; // the replay has gone another way before
-    const predictedMs = state.costs.predictMs(job.costs[step], count);
-    parts.push({ job, step, first, count, predictedMs });
-  }
-  const chosen = [...new Set(parts.map((part) => part.job))];
-  const starts = chosen.filter((job) => job.state === "queued");
-  return { slices: parts, starts, reason: state.otherwise, byBudget: false };
+/** What another planner decided then. @param {number[][]} slices @returns {import("./cml.js").Planner} */
+const asGiven = (slices) => ({ jobs, costs, otherwise }) => {
+  const parts = slices.flatMap(([number, step, first, count]) => {
+    const job = jobs.find((one) => one.number === number); // none where the replay has gone another way before
+    return job ? [{ job, step, first, count, predictedMs: costs.predictMs(job.costs[step], count) }] : [];
+  });
+  const starts = [...new Set(parts.map(({ job }) => job))].filter(({ state }) => state === "queued");
+  return { slices: parts, starts, reason: otherwise, byBudget: false };
 };
 
-/**
- * @param {any} recording as `cml` has written it
- * @returns {number[][][]} the slices of every frame: [job, step, first, count]
- */
-export function replay(recording) {
-  const { options } = recording;
+/** The slices of every frame, [job, step, first, count], of a recording as `cml` has written it. @param {any} recording */
+export function replay({ options, networks: recorded, events, decisions }) {
   let now = 0;
-  const device = /** @type {any} */ (new Echo(options));
-  const scheduler = new Scheduler(device, {
-    frameMs: options.frame_ms,
-    budgetMs: options.budget_ms,
-    policy: POLICIES[options.policy],
-    clock: () => now,
-  });
+  const device = /** @type {any} */ (new Echo(options)), policy = POLICIES[options.policy];
+  const scheduler = new Scheduler(device, { frameMs: options.frame_ms, budgetMs: options.budget_ms, policy, clock: () => now });
   resume(scheduler, options);
-  /** @type {Steps[]} */
-  const networks = recording.networks.map((/** @type {any} */ data) => new Steps(data));
-  /** @type {Map<number, any>} */
-  const jobs = new Map();
-  /** @type {number[][][]} */
-  const decided = [];
-  for (const event of recording.events) {
-    if ("now" in event) now = Math.max(now, event.now);
-    if (event.kind === "frame") {
+  /** @type {Steps[]} */ const networks = recorded.map((/** @type {any} */ data) => new Steps(data));
+  /** @type {Map<number, any>} */ const jobs = new Map();
+  /** @type {number[][][]} */ const decided = [];
+  for (const event of events) {
+    const { kind } = event, job = jobs.get(event.job);
+    now = Math.max(now, event.now ?? 0);
+    if (kind === "frame") {
       for (const [index, ready] of Object.entries(event.ready)) networks[Number(index)].ready = ready;
       scheduler.aimMs = options.spare ? event.aim : null;
       scheduler.rests = event.rests;
-      scheduler.planner = event.given
-        ? asGiven(recording.decisions[decided.length])
-        : planFrame;
+      scheduler.planner = event.given ? asGiven(decisions[decided.length]) : planFrame;
       device.framesInFlight = event.waiting ? Infinity : 0;
       for (const network of networks) network.held = false;
       for (const number of event.held ?? []) jobs.get(number).network.held = true;
       const report = scheduler.encode(/** @type {any} */ (null), event.budget);
       decided.push(report.slices.map((part) => [part.job, part.step, part.first, part.count]));
-    } else if (event.kind === "end") {
-      device.arrived = event.timings.map((/** @type {any} */ [frame, group, ms]) => (
-        { frame, group, ms }
-      ));
+    } else if (kind === "end") {
+      device.arrived = event.timings.map((/** @type {any} */ [frame, group, ms]) => ({ frame, group, ms }));
       scheduler.endFrame();
-    } else if (event.kind === "abandoned") scheduler.abandonFrame();
-    else if (event.kind === "submit") {
+    } else if (kind === "abandoned") {
+      scheduler.abandonFrame();
+    } else if (kind === "submit") {
+      const { job: number, priority, slot, deadline: deadlineAtMs } = event;
       const taken = event.needs.filter((/** @type {number} */ n) => jobs.has(n));
-      const inputs = Object.fromEntries(
-        taken.map((/** @type {number} */ n) => [`in${n}`, jobs.get(n).output("out")]),
-      );
-      jobs.set(event.job, scheduler.submit(networks[event.network], inputs, {
-        number: event.job, priority: event.priority, slot: event.slot ?? undefined,
-        deadlineAtMs: event.deadline,
-      }));
-    } else if (event.kind === "cancelled" || event.kind === "failed") {
-      scheduler.end(jobs.get(event.job), event.kind);
-    } else jobs.get(event.job).paused = event.kind === "paused";
+      const inputs = Object.fromEntries(taken.map((/** @type {number} */ n) => [`in${n}`, jobs.get(n).output("out")]));
+      jobs.set(number, scheduler.submit(networks[event.network], inputs, { number, priority, slot, deadlineAtMs }));
+    } else if (kind === "cancelled" || kind === "failed") {
+      scheduler.end(job, kind);
+    } else {
+      job.paused = kind === "paused";
+    }
   }
   return decided;
 }
 
-/** How many frames two runs decided otherwise, and the first of them. @param {any} a @param {any} b */
+/** The number of frames that two runs decided otherwise, and the first of them. @param {any} a @param {any} b */
 export function differences(a, b) {
   const frames = Array.from({ length: Math.max(a.length, b.length) }, (_, i) => i);
   const found = frames.filter((i) => JSON.stringify(a[i]) !== JSON.stringify(b[i]));

@@ -20,7 +20,7 @@ _FILES = {
     "page.css": "page.css",
     **{
         name: name
-        for name in ("page.js", "cml.js", "check.js", "compare.js", "picture.js", "scene.js")
+        for name in ("page.js", "cml.js", "check.js", "picture.js", "scene.js")
     },
 }
 

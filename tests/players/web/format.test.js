@@ -2,7 +2,6 @@
 /** Files: what is as it should be is read, and everything else refused with a text. */
 
 import { CmlError, CookedFile } from "../../../players/web/cml.js";
-import { goldenOf } from "../../../players/web/check.js";
 import { ELEMENTS, expected, file, HEADER, sections, small } from "./make.js";
 import { readAll } from "./reader.js";
 
@@ -30,7 +29,7 @@ Deno.test("a whole file is read", async () => {
   assert(plan.steps[1].title === "add1" && plan.steps[1].line === 7, "where it came from");
   assert(String(plan.inputs[0].shape) === `1,${ELEMENTS}` && plan.updates.length === 1, "tensors");
   assert((await read.guess("x")).kernels.get("k") === 1.5, "guess");
-  const golden = await goldenOf(read);
+  const golden = await read.golden();
   assert(golden?.outputs[0].data[3] === expected(golden?.inputs[0].data.slice(), 0)[3], "golden");
 });
 

@@ -2,7 +2,6 @@
 /** Networks on a device: slices, readbacks, chains, and what goes wrong. */
 
 import { CmlError, CookedFile, Scheduler, load } from "../../../players/web/cml.js";
-import { goldenOf } from "../../../players/web/check.js";
 import { assert, counted, device, frame, raised, same, until } from "./device.js";
 import { ELEMENTS, KERNELS, expected, file, sections, small } from "./make.js";
 
@@ -29,7 +28,7 @@ const bySlices = (count) => (/** @type {any} */ state) => {
 
 test("a run gives the golden output, and its variable counts", async (gpu) => {
   const network = await load(gpu, await small());
-  const golden = await goldenOf(network.file);
+  const golden = await network.file.golden();
   const x = golden?.inputs[0].data ?? X;
   assert(same((await network.run({ x })).y, golden?.outputs[0].data ?? []), "the golden output");
   assert(same((await network.run({ x: X })).y, expected(X, 1)), "the second run");
@@ -80,7 +79,7 @@ test("timings arrive and teach", async (gpu) => {
   }
   for (let i = 0; i < 8; i++) measured += (await frame(gpu, scheduler, 2)).measured.length;
   assert(measured >= 3, `${measured} frames measured`);
-  assert(scheduler.costModel.samples(network.steps[0].key) >= 3, "samples of the first step");
+  assert(scheduler.costModel.samples(network.steps[0]) >= 3, "samples of the first step");
 });
 
 test("nothing is created in steady state", async (gpu) => {

@@ -2,14 +2,13 @@
 /** Reads the cooked files that are named on standard input, and says a line of each. */
 
 import { CmlError, CookedFile } from "../../../players/web/cml.js";
-import { goldenOf } from "../../../players/web/check.js";
 
 /** Reads all that a player may read of a file. @param {Uint8Array<ArrayBuffer>} bytes */
 export async function readAll(bytes) {
   const read = await CookedFile.open(bytes);
   for (const tag of read.table.keys()) await read.section(tag);
   await read.guess("llvmpipe");
-  await goldenOf(read);
+  await read.golden();
   for (const kernel of read.kernels) await read.wgsl(kernel);
   return read;
 }

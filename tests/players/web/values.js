@@ -8,7 +8,7 @@ async function digests(path) {
   const file = await CookedFile.open(await readFile(path)), values = await file.section("values");
   for (const plan of file.plans) {
     for (const space of [1, 2]) {
-      const whole = new Uint8Array(plan.sizes[space]);
+      const whole = new Uint8Array(plan.spaces[space]);
       for (const piece of plan.pieces.filter((one) => one.space === space)) {
         for (let first = 0, at = piece.offset; first < piece.count; first += 1000) {
           const part = numbersOf(values, piece, first, Math.min(1000, piece.count - first));
