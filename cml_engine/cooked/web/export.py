@@ -18,10 +18,7 @@ _PROFILES = ("discrete", "portable")
 _FILES = {
     "index.html": "page.html",
     "page.css": "page.css",
-    **{
-        name: name
-        for name in ("page.js", "cml.js", "check.js", "picture.js", "scene.js")
-    },
+    **{name: name for name in ("page.js", "cml.js", "check.js", "picture.js", "scene.js")},
 }
 
 
