@@ -106,7 +106,7 @@ def first_divergence(graph: Any, gpu: Any, inputs: Mapping[str, Array]) -> str:
     from cml_engine.runtime.node_check import check_nodes
     from cml_engine.tools.report.validation import Validation
 
-    return Validation.of(graph.name, gpu.name, check_nodes(optimize(graph), gpu, inputs)).first
+    return Validation.of(gpu.name, check_nodes(optimize(graph), gpu, inputs)).first
 
 
 _HEAD = (

@@ -29,9 +29,9 @@ graph small(x) -> (y)
 """
 #: the function in which a fault is planted, by command; for most it loads the model
 PLACES = {
-    "devices": "cml_engine.tools.cli.commands.devices._rows",
-    "docs": "cml_engine.tools.cli.commands.docs._pages",
-    "example": "cml_engine.tools.cli.commands.example.bundled_folder",
+    "devices": "cml_engine.gpu.device.device_rows",
+    "docs": "cml_engine.tools.cli.commands.installation.bundled_folder",
+    "example": "cml_engine.tools.cli.commands.installation.bundled_folder",
     "ops": "cml_engine.tools.report.operator_support.operator_table",
 }
 REPORT = "please report it"

@@ -10,7 +10,7 @@ import pytest
 import cml_engine as cml
 from cml_engine.gpu.shaders import compilers
 from cml_engine.tools.cli import main
-from cml_engine.tools.cli.commands import cook as cook_command
+from cml_engine.tools.cli.commands import ship
 from cml_engine.tools.cli.common import load_model
 from cml_engine.tools.cli.main import parser
 from tests.fixtures.cooked import changed, small_inputs, small_model
@@ -109,7 +109,7 @@ def test_what_cannot_be_is_refused_by_name(folder, capsys, tmp_path):
         capsys, "cook", model, "-o", tmp_path / "x.cml", "--integer"
     )
     assert "cooked already" in refused(capsys, "cook", file, "-o", tmp_path / "x.cml")
-    assert "--shape cannot change it" in refused(capsys, "info", file, "--shape", "image=1,3,8,8")
+    assert "leave --shape out" in refused(capsys, "info", file, "--shape", "image=1,3,8,8")
     assert "is cooked: save the model" in refused(capsys, "convert", file, tmp_path / "x.nnef")
     (tmp_path / "broken.cml").write_bytes(file.read_bytes()[:-9])
     assert "damaged" in refused(capsys, "info", tmp_path / "broken.cml")
@@ -122,7 +122,7 @@ def test_what_cannot_be_is_refused_by_name(folder, capsys, tmp_path):
 
 
 def test_cook_says_what_hosts_refuse_by_default(folder, capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(cook_command, "CookedLimits", lambda: cml.CookedLimits(steps=2))
+    monkeypatch.setattr(ship, "CookedLimits", lambda: cml.CookedLimits(steps=2))
     file = tmp_path / "net.cml"
     assert main(["cook", str(folder / "small.nnef"), "-o", str(file), "--devices", "portable"]) == 0
     assert "4 steps: a host accepts 2 of a file" in capsys.readouterr().out

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from cml_engine.tools.cli import main
-from cml_engine.tools.cli.commands import docs
+from cml_engine.tools.cli.commands.installation import documentation_pages
 from cml_engine.tools.cli.main import parser
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = docs._pages()
+PAGES = documentation_pages()
 
 
 def test_without_a_page_all_are_listed_with_a_line_each(capsys):

@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-from importlib import import_module
 
 import numpy as np
 import pytest
 
 from cml_engine.io.arrays import write_outputs
 from cml_engine.tools import cli
-from cml_engine.tools.cli import commands
-from cml_engine.tools.cli.main import parser
+from cml_engine.tools.cli.main import COMMAND_GROUPS, parser
+from cml_engine.tools.cli.options import COMMANDS as DECLARED
 from cml_engine.tools.cli.options import GROUPS
 from tests.fixtures.models import write_model
 
@@ -29,24 +28,20 @@ graph small(image) -> (enlarged)
 """
 
 
-def module(command):
-    return import_module(f"{commands.__name__}.{command}")
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_one_line_an_example_and_titled_options(command):
-    found, made = module(command), COMMANDS[command]
-    assert found.__doc__ is not None and len(found.__doc__.splitlines()) == 1
-    assert found.GROUP in commands.GROUPS
+    found, made = DECLARED[command], COMMANDS[command]
+    assert len(found.help.splitlines()) == 1
+    assert found.group in COMMAND_GROUPS
     shown = made.format_help()
-    assert shown.startswith(f"usage: cml {command}") and f"example:\n  {found.EXAMPLE}" in shown
+    assert shown.startswith(f"usage: cml {command}") and f"example:\n  {found.example}" in shown
     assert {group.title for group in made._action_groups if group._group_actions} <= set(GROUPS)
     assert [a.dest for a in made._actions if not a.help] == []
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_example_is_a_command_line_of_its_command(command):
-    words = shlex.split(module(command).EXAMPLE)
+    words = shlex.split(DECLARED[command].example)
     assert words[:2] == ["cml", command]
     assert parser().parse_args(words[1:]).command_name == command
 
@@ -57,7 +52,7 @@ def test_cml_help_lists_every_command_in_its_group(capsys):
     shown = capsys.readouterr().out
     assert ended.value.code == 0
     assert sorted(re.findall(r"^  ([a-z]+) +[A-Z]", shown, re.MULTILINE)) == sorted(COMMANDS)
-    assert all(f"\n{group}:\n" in shown for group in commands.GROUPS)
+    assert all(f"\n{group}:\n" in shown for group in COMMAND_GROUPS)
     assert max(map(len, shown.splitlines())) <= 100
 
 
@@ -95,5 +90,5 @@ def workplace(tmp_path_factory):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_example_runs(command, workplace, monkeypatch, capsys, gpu):
     monkeypatch.chdir(workplace)
-    code = cli.main(shlex.split(module(command).EXAMPLE)[1:])
+    code = cli.main(shlex.split(DECLARED[command].example)[1:])
     assert code == 0, capsys.readouterr().err

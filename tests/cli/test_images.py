@@ -209,6 +209,6 @@ def test_tiles_through_cml_run(tmp_path, rng, capsys):
         np.load(tmp_path / "tiled.npy"), np.load(tmp_path / "whole.npy"), atol=1e-6
     )
     assert main(["run", str(model), *files, "--overlap", "3"]) == 2
-    assert "belong to --tile" in capsys.readouterr().err
+    assert "--overlap needs --tile" in capsys.readouterr().err
     assert main(["run", str(model), *files, "--tile", "6", "--overlap", "3"]) == 2
     assert "keep nothing" in capsys.readouterr().err

@@ -88,7 +88,7 @@ def test_random_weights_on_a_gpu(bare, capsys, gpu):
 
 def test_run_refuses_random_weights(bare, capsys):
     err = error_of(capsys, "run", bare, "--random-weights", "-i", "image=x.npy")
-    assert "results of random weights mean nothing" in err
+    assert "their results mean nothing" in err
 
 
 def test_textures(tmp_path, capsys, monkeypatch):
@@ -116,7 +116,7 @@ def test_convert_says_what_it_does_not_take(tmp_path, capsys):
     assert "'m.param': weights cannot be given for ncnn" in err
     more = ("--placeholders", "--weights", "w.safetensors")
     err = error_of(capsys, "convert", "m.onnx", tmp_path / "m", *more)
-    assert "--placeholders cannot be combined with" in err
+    assert "--placeholders keeps the model as its file has it: leave --weights out" in err
     assert "there is no 'none'" in error_of(capsys, "convert", "none", tmp_path / "m")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.tools.cli import main
-from cml_engine.tools.report.folder import sections
+from cml_engine.tools.report.report_folder import SECTIONS
 from tests.fixtures.models import write_model
 
 MODEL = """\
@@ -114,7 +114,7 @@ def test_an_interrupted_report_says_what_is_missing(model, tmp_path, monkeypatch
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sections, "memory", interrupted)
+    monkeypatch.setitem(SECTIONS, "memory", interrupted)
     assert report(model, tmp_path / "report") == 130
     text = (tmp_path / "report/index.html").read_text(encoding="utf-8")
     assert "not finished. Still to come: Memory, Decisions" in text

@@ -1,15 +1,15 @@
-"""Code shared by the commands of ``cml``: loading models and files, progress bars."""
+"""Code shared by the commands of ``cml``: reads their files, and makes graphs and sessions."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,22 +26,19 @@ from cml_engine.io.arrays import Known, Shape
 from cml_engine.io.atomic_write import write_atomically
 from cml_engine.io.json_files import read_json
 from cml_engine.io.named_file import NamedFile, named_file
-from cml_engine.ir.graph import Fact, Graph, Shapes
+from cml_engine.ir.graph import Array, Fact, Graph, Shapes
 from cml_engine.runtime.session import CompileOptions, Session, check_inputs, random_inputs
+from cml_engine.tools.cli.options import given, refuse
+from cml_engine.tools.cli.terminal import progress
 
 if TYPE_CHECKING:
-    from rich.progress import TaskID
-
     from cml_engine.gpu.gpu import Gpu
     from cml_engine.tools.report.model_facts import ModelFacts
 
-T = TypeVar("T")
-#: texts on the terminal for the stages of ``Session(on_progress=…)``
-_STAGES = {"plan": "planning", "kernels": "compiling kernels"}
 ShapeOf = Callable[[str, str, Known], Shape | None]
 
 
-def load_for_inputs(a: argparse.Namespace, shape_of: ShapeOf = array_files.shape_of) -> Graph:
+def load_for_inputs(a: Namespace, shape_of: ShapeOf = array_files.shape_of) -> Graph:
     """Loads and returns the model; inputs without a shape get the shapes of their ``-i`` files.
 
     An input whose value an operator needs at load, such as the condition of an ``If``, becomes a
@@ -52,7 +49,7 @@ def load_for_inputs(a: argparse.Namespace, shape_of: ShapeOf = array_files.shape
     def found(name: str, known: Known) -> Shape | None:
         return shape_of(files[name], name, known) if files.get(name) else None
 
-    constants: dict[str, Any] = {}
+    constants: dict[str, Array] = {}
     while True:
         try:
             graph = load_open(a, found, constants)
@@ -68,9 +65,9 @@ def load_for_inputs(a: argparse.Namespace, shape_of: ShapeOf = array_files.shape
 
 
 def load_open(
-    a: argparse.Namespace,
+    a: Namespace,
     shape_of: Callable[[str, Known], Shape | None],
-    constants: Mapping[str, Any] | None = None,
+    constants: Mapping[str, Array] | None = None,
 ) -> Graph:
     """Loads and returns the model; inputs without a shape get their shapes from ``shape_of``.
 
@@ -89,9 +86,9 @@ def load_open(
 
 
 def load_model(
-    a: argparse.Namespace,
+    a: Namespace,
     shapes: Shapes | None = None,
-    constants: Mapping[str, Any] | None = None,
+    constants: Mapping[str, Array] | None = None,
 ) -> Graph:
     """Returns the graph of the model file that the command line names, cooked files included.
 
@@ -100,11 +97,8 @@ def load_model(
     """
     random = getattr(a, "random_weights", None)
     if is_cooked(a.model):
-        given = {"--fragments": a.fragments, "--shape": a.shape, "--weights": a.weights}
-        given["--constant"] = a.constant
-        given["--random-weights"] = random is not None
-        if named := [name for name, value in given.items() if value]:
-            raise InputError(f"'{a.model}' is cooked: {' and '.join(named)} cannot change it")
+        reason = f"'{a.model}' is cooked, so its shapes and weights cannot change"
+        refuse(a, reason, "fragments", "shape", "weights", "constant", "random-weights")
         return load_cooked(a.model, trusted=getattr(a, "trusted", False))
     graph = load(
         a.model,
@@ -120,33 +114,29 @@ def load_model(
     return graph
 
 
-def _named_constants(pairs: Iterable[str]) -> dict[str, Any]:
-    """Returns the arrays of the ``NAME=VALUE`` and ``NAME=FILE`` pairs of ``--constant``."""
-    found: dict[str, Any] = {}
+def _named_constants(pairs: Iterable[str]) -> dict[str, Array]:
+    """Returns the arrays of the ``NAME=VALUE`` and ``NAME=FILE`` pairs of ``--constant``.
+
+    A value is a number or a list of numbers.
+    """
+    found: dict[str, Array] = {}
     for pair in pairs:
         name, _, value = pair.partition("=")
         if not name or not value or name in found:
             raise InputError(
                 f"--constant '{pair}': wanted NAME=VALUE or NAME=FILE.npy, each name once"
             )
-        found[name] = _constant(name, value)
+        if Path(value).suffix.lower() in (".npy", ".npz"):
+            found[name] = array_files.read_any(value, name)
+            continue
+        with contextlib.suppress(ValueError, RecursionError):
+            found[name] = np.array(json.loads(value))
+        if name not in found or found[name].dtype.kind not in "biuf":
+            raise InputError(
+                f"--constant '{pair}': wanted a number, true or false, a list such as [1,2], or a "
+                ".npy file"
+            )
     return found
-
-
-def _constant(name: str, value: str) -> Any:
-    """Returns the array that ``value`` denotes: a number, a list of numbers, or an array file."""
-    if Path(value).suffix.lower() in (".npy", ".npz"):
-        return array_files.read_any(value, name)
-    try:
-        array = np.array(json.loads(value))
-    except (ValueError, RecursionError):
-        array = np.array("")
-    if array.dtype.kind not in "biuf":
-        raise InputError(
-            f"--constant '{name}={value}': wanted a number, true or false, a list such as [1,2], "
-            "or a .npy file"
-        )
-    return array
 
 
 def is_cooked(model: str) -> bool:
@@ -159,7 +149,10 @@ def is_cooked(model: str) -> bool:
 
 
 def named_shapes(pairs: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    """Returns shapes by name from ``NAME=1,3,64,64`` pairs; the name is "" if a pair has none."""
+    """Returns shapes by name from ``NAME=1,3,64,64`` pairs; the name is "" if a pair has none.
+
+    A pair without extents is the shape of a scalar.
+    """
     found: dict[str, tuple[int, ...]] = {}
     for pair in pairs:
         name, equals, extents = pair.rpartition("=")
@@ -168,19 +161,15 @@ def named_shapes(pairs: Iterable[str]) -> dict[str, tuple[int, ...]]:
         if name in found:
             what = f"'{name}'" if name else "the only input"
             raise InputError(f"--shape '{pair}': {what} has a shape already")
-        found[name] = _one_shape(extents)
+        try:
+            found[name] = tuple(map(EXTENT.parse, extents.split(","))) if extents else ()
+        except InputError as error:
+            message = f"--shape '{extents}': {error.message}; write it as 1,3,64,64"
+            raise InputError(message) from None
     return found
 
 
-def _one_shape(text: str) -> tuple[int, ...]:
-    """Returns the shape that a text such as ``1,3,64,64`` denotes; an empty text is a scalar's."""
-    try:
-        return tuple(EXTENT.parse(extent) for extent in text.split(",")) if text else ()
-    except InputError as error:
-        raise InputError(f"--shape '{text}': {error.message}; write it as 1,3,64,64") from None
-
-
-def compile_options(a: argparse.Namespace) -> CompileOptions:
+def compile_options(a: Namespace) -> CompileOptions:
     """Returns the compile options of the command line: storage, decisions and arena limit."""
     limit = arena_limit_of(a)
     return CompileOptions(
@@ -188,7 +177,7 @@ def compile_options(a: argparse.Namespace) -> CompileOptions:
     )
 
 
-def read_decisions(a: argparse.Namespace) -> Decisions:
+def read_decisions(a: Namespace) -> Decisions:
     """Returns the planning decisions in the JSON file of ``--decide``; {} without that option."""
     file = getattr(a, "decide", None)
     if file is None:
@@ -202,26 +191,26 @@ def read_decisions(a: argparse.Namespace) -> Decisions:
 
 
 def write_decisions(
-    a: argparse.Namespace, graph: Graph, optimized: Graph, plan: Plan | None, device: str
+    a: Namespace, graph: Graph, optimized: Graph, plan: Plan | None, device: str
 ) -> None:
     """Writes the decisions of a plan to the file of ``--decisions``, in the format of ``--decide``.
 
     Does nothing without that option.
     """
-    if not a.decisions:
+    if not getattr(a, "decisions", None):
         return
     if graph.ready is not None:
         raise InputError(f"'{a.model}' is cooked, with its plans decided: leave --decisions out")
     if plan is None:
         raise InputError("--decisions describes a GPU's plan: leave --backend cpu out")
-    from cml_engine.tools.report.decision_table import decisions_on
+    from cml_engine.tools.report.model_facts import decisions_on
 
     array_files.check_place(Path(a.decisions), a.model)
     found = decisions_on(device, graph, optimized, plan, read_decisions(a))
     write_atomically(a.decisions, json.dumps([asdict(d) for d in found], indent=1) + "\n")
 
 
-def load_facts(a: argparse.Namespace) -> ModelFacts:
+def load_facts(a: Namespace) -> ModelFacts:
     """Loads the model and returns its facts, which are computed when they are read; runs nothing.
 
     Writes the file of ``--decisions`` if requested.
@@ -236,35 +225,42 @@ def load_facts(a: argparse.Namespace) -> ModelFacts:
 
 
 def session_of(
-    a: argparse.Namespace,
+    a: Namespace,
     graph: Graph,
-    backend: Any,
+    backend: Gpu | str,
     options: CompileOptions | None = None,
-    **more: Any,
+    retain: bool = False,
 ) -> Session:
     """Compiles the graph for a backend and returns the session; writes the file of ``--decisions``.
 
     A terminal shows the progress of the compilation.
     """
-    with stages() as report:
-        session = Session(graph, backend, options or compile_options(a), on_progress=report, **more)
+    with progress() as show:
+        session = Session(
+            graph, backend, options or compile_options(a), on_progress=show, retain=retain
+        )
     name = session.gpu.name if session.gpu else ""
     write_decisions(a, session.source_graph, session.graph, session.plan, name)
     return session
 
 
-def storage_of(a: argparse.Namespace) -> Storage:
+def storage_of(a: Namespace) -> Storage:
     """Returns ``"half"`` with the option ``--half``, else ``"float"``."""
     return "half" if a.half else "float"
 
 
-def arena_limit_of(a: argparse.Namespace) -> int:
+def arena_limit_of(a: Namespace) -> int:
     """Returns the bytes that ``--arena-limit-mib`` allows, or 0 without that option."""
     mib = getattr(a, "arena_limit_mib", None)
     return 0 if mib is None else max(int(mib * 2**20), 1)
 
 
-def named_files(pairs: Iterable[str], facts: dict[str, Fact], what: str) -> dict[str, NamedFile]:
+def facts_of(graph: Graph, names: Iterable[str]) -> dict[str, Fact]:
+    """Returns the facts of some tensors of the graph by name, such as those of its inputs."""
+    return {name: graph.facts[name] for name in names}
+
+
+def named_files(pairs: Iterable[str], facts: Mapping[str, Fact], what: str) -> dict[str, NamedFile]:
     """Returns the files of ``NAME=FILE`` pairs by name; each name must be one of ``facts``.
 
     After the file, a conversion of its values may follow: ``NAME=FILE:scale=2,shift=-1``.
@@ -285,101 +281,52 @@ def named_files(pairs: Iterable[str], facts: dict[str, Fact], what: str) -> dict
     return found
 
 
-def progress(items: Iterable[T], total: int, label: str) -> Iterator[T]:
-    """Yields the items unchanged while a terminal shows a progress bar of ``total`` items."""
-    if not sys.stderr.isatty():
-        yield from items
-        return
-    from rich.console import Console
-    from rich.progress import track
-
-    yield from track(items, label, total=total, console=Console(stderr=True), transient=True)
+def read_inputs(
+    a: Namespace, facts: Mapping[str, Fact], others: Mapping[str, Array] | None = None
+) -> dict[str, Array]:
+    """Returns the checked inputs by name: from the ``-i`` files, else from ``others``."""
+    files = named_files(a.input, facts, "input")
+    read = {name: array_files.read(file, name, facts[name]) for name, file in files.items()}
+    return check_inputs(facts, {**(others or {}), **read})
 
 
-@contextlib.contextmanager
-def bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A context manager that shows a progress bar on a terminal.
-
-    It yields the function that updates the bar: it takes the number of finished items of ``total``.
-    """
-    if not sys.stderr.isatty():
-        yield lambda done: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(label, total=total)
-        yield lambda done: bar.update(task, completed=done)
-
-
-@contextlib.contextmanager
-def stages() -> Iterator[Callable[[str, int, int], None] | None]:
-    """A context manager that shows the stages of a compilation on a terminal.
-
-    Yields the callback for ``Session(on_progress=…)``, or None without a terminal.
-    """
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        tasks: dict[str, TaskID] = {}
-
-        def report(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = shown.add_task(_STAGES[stage], total=total)
-            shown.update(tasks[stage], completed=done)
-
-        yield report
-
-
-def backend_of(a: argparse.Namespace) -> Gpu | str:
+def backend_of(a: Namespace) -> Gpu | str:
     """Returns the requested backend: ``"auto"``, ``"gpu"``, ``"cpu"`` or a GPU object.
 
     It is a GPU object if options need one, such as those that dump kernels or show their prints.
     Raises :class:`InputError` for options that need a GPU with ``--backend cpu``.
     """
-    if a.half and a.backend == "cpu":
-        raise InputError("--half needs a GPU, as NumPy stores 32 bits: leave --backend cpu out")
-    if getattr(a, "decide", None) and a.backend == "cpu":
-        raise InputError("--decide changes a GPU's plan: leave --backend cpu out")
-    if arena_limit_of(a) and a.backend == "cpu":
-        raise InputError("--arena-limit-mib limits a GPU's memory: leave --backend cpu out")
-    debug = getattr(a, "debug_kernels", False)
-    if a.adapter and a.backend == "cpu":
-        raise InputError("--adapter names a GPU: leave --backend cpu out")
-    if not (a.dump_kernels or debug):
-        return "gpu" if a.adapter else str(a.backend)
     if a.backend == "cpu":
-        option = "--debug-kernels" if debug else "--dump-kernels"
-        raise InputError(f"{option} needs a GPU: leave --backend cpu out")
+        needy = "half", "decide", "arena-limit-mib", "adapter", "dump-kernels", "debug-kernels"
+        if names := given(a, *needy):
+            raise InputError(f"{names} needs a GPU: leave --backend cpu out")
+    if getattr(a, "dump_kernels", None) or getattr(a, "debug_kernels", False):
+        return gpu_of(a)
+    return "gpu" if a.adapter else str(a.backend)
+
+
+def gpu_of(a: Namespace) -> Gpu:
+    """Returns this machine's GPU, which dumps its kernels or shows their prints if requested."""
     from cml_engine.gpu.gpu import Gpu
 
-    gpu = Gpu(debug_kernels=debug)
+    gpu = Gpu(debug_kernels=getattr(a, "debug_kernels", False))
     gpu.dump_kernels = a.dump_kernels or gpu.dump_kernels
     return gpu
 
 
-def gpu_session(a: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
-    """Returns a session on a GPU with timestamp queries, and its inputs by name.
+def timed_session(a: Namespace) -> tuple[Session, Gpu, dict[str, Array]]:
+    """Returns a session on a GPU with timestamp queries, the GPU, and the inputs by name.
 
     The inputs are from ``-i`` files, else random.
 
     Raises :class:`DeviceError` if the GPU cannot time frames.
     """
     session = session_of(a, load_for_inputs(a), "gpu")
-    assert session.gpu is not None
-    if not session.gpu.has_timestamps:
+    gpu = session.gpu
+    assert gpu is not None
+    if not gpu.has_timestamps:
         raise DeviceError(
-            f"{session.gpu.name} has no timestamp queries, so frames cannot be timed: name another "
-            "GPU with --adapter"
+            f"{gpu.name} has no timestamp queries, so frames cannot be timed: name another GPU "
+            "with --adapter"
         )
-    files = named_files(a.input, session.inputs, "input")
-    arrays = random_inputs(session.inputs)
-    for name, path in files.items():
-        arrays[name] = array_files.read(path, name, session.inputs[name])
-    return session, check_inputs(session.inputs, arrays)
+    return session, gpu, read_inputs(a, session.inputs, random_inputs(session.inputs))

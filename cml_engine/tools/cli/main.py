@@ -2,73 +2,95 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
-import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import import_module
-from pkgutil import walk_packages
-from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from cml_engine import __version__
 from cml_engine.compiler.plugins import load_file
 from cml_engine.io import load_limits
-from cml_engine.tools.cli import commands
-from cml_engine.tools.cli.exit_codes import escaped, exit_code
-from cml_engine.tools.cli.logs import add_option, logging_to_stderr
-from cml_engine.tools.cli.options import GENERAL, CommandParser
+from cml_engine.tools.cli.commands import change, frames, installation, look, run, ship
+from cml_engine.tools.cli.options import COMMANDS, GROUPS, Group
+from cml_engine.tools.cli.terminal import exit_code, logging_to_stderr, print_error
 
 _ABOUT = """\
 usage: cml COMMAND [options]
 
-Neural networks inside the frame of a running game: NNEF, ONNX and ncnn, on the GPU or the CPU.\
+Neural networks inside the frame of a running game: NNEF, ONNX and ncnn, on the GPU or the CPU.
 """
+_MORE = """
+'cml COMMAND --help' shows a command's options, 'cml docs' the documentation,
+'cml --version' the version.
+"""
+#: the groups of ``cml --help``, in its order; each is a module of commands
+COMMAND_GROUPS = tuple(module.GROUP for module in (run, look, frames, change, ship, installation))
+
+
+class CommandParser(argparse.ArgumentParser):
+    """An argument parser with titled groups of options, whose errors take one line.
+
+    ``overview`` is the help of a command line with commands, instead of a list of arguments.
+    """
+
+    overview = ""
+
+    def __init__(self, **settings: Any) -> None:
+        shown = argparse.RawDescriptionHelpFormatter
+        super().__init__(add_help=False, formatter_class=shown, **settings)
+        self._titled = {title: self.add_argument_group(title) for title in GROUPS}
+        self.add("general", "-h", "--help", action="help", help="show this help")
+
+    def add(self, group: Group, *flags: str, **settings: Any) -> None:
+        """Adds an argument to one of the groups."""
+        self._titled[group].add_argument(*flags, **settings)
+
+    def format_help(self) -> str:
+        return self.overview or super().format_help()
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"cml: error: {message}; see '{self.prog} --help'\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code and never raises for bad input."""
-    warnings.showwarning = _notice
+    warnings.showwarning = lambda message, *_, **__: print_error(f"notice: {message}")
     return exit_code(lambda: _start(argv))
 
 
 def parser() -> CommandParser:
-    """Returns the parser of the whole command line, with a subparser for each command.
-
-    Every module in ``commands/`` and its subpackages is a command of its name.
-    """
+    """Returns the parser of the whole command line, with a subparser for each command."""
     made = CommandParser(prog="cml")
-    made.group(GENERAL).add_argument("--version", action="version", version=f"cml {__version__}")
+    made.add("general", "--version", action="version", version=f"cml {__version__}")
     names = made.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
-    found = walk_packages(commands.__path__, f"{commands.__name__}.")
-    modules = {m.name.rpartition(".")[2]: m.name for m in found if not m.ispkg}
-    loaded = {name: import_module(module) for name, module in sorted(modules.items())}
-    for name, command in loaded.items():
-        example = f"example:\n  {command.EXAMPLE}"
-        sub = names.add_parser(name, description=command.__doc__, epilog=example)
+    rows: dict[str, list[str]] = {group: [] for group in COMMAND_GROUPS}
+    for name, command in sorted(COMMANDS.items()):
+        example = f"example:\n  {command.example}"
+        sub = names.add_parser(name, description=command.help, epilog=example)
         sub.set_defaults(command=command.run, command_name=name)
-        command.options(sub)
-        add_option(sub)
+        for option in command.options:
+            sub.add(option.group, *option.flags, **option.settings)
+        sub.add(
+            "general",
+            "-v",
+            "--verbose",
+            action="count",
+            default=0,
+            help="log what is loaded, built and evicted; -vv also logs every kernel",
+        )
         places = [
             f"[{a.metavar}]" if a.nargs == "?" else str(a.metavar)
             for a in sub._get_positional_actions()
         ]
         sub.usage = " ".join([sub.prog, *places, "[options]"])
-    made.overview = _overview(loaded)
+        rows[command.group].append(f"  {name:9s} {command.help}")
+    groups = ("\n".join([f"\n{group}:", *lines]) for group, lines in rows.items())
+    made.overview = "\n".join(
+        [_ABOUT.rstrip(), *groups, f"\nexample:\n  {COMMANDS['info'].example}", _MORE]
+    )
     return made
-
-
-def _overview(loaded: Mapping[str, ModuleType]) -> str:
-    """Returns the text of ``cml --help``: the commands by group, each with its one-line help."""
-    lines = [_ABOUT]
-    for group in commands.GROUPS:
-        rows = [f"  {n:9s} {c.__doc__}" for n, c in loaded.items() if group == c.GROUP]
-        lines += [f"\n{group}:", *rows]
-    lines.append(f"\nexample:\n  {loaded['info'].EXAMPLE}\n")
-    lines.append("'cml COMMAND --help' shows a command's options, 'cml docs' the documentation,")
-    lines.append("'cml --version' the version.\n")
-    return "\n".join(lines)
 
 
 def _start(argv: Sequence[str] | None) -> int:
@@ -93,17 +115,12 @@ def _environment(variables: Mapping[str, str | None]) -> Iterator[None]:
 
     A variable whose value is None is left as it is. Restores the old values at the end.
     """
-    given = {name: value for name, value in variables.items() if value is not None}
-    before = {name: os.environ.get(name) for name in given}
-    os.environ.update(given)
+    before = dict(os.environ)
+    os.environ.update({name: value for name, value in variables.items() if value is not None})
     try:
         yield
     finally:
-        for name, value in before.items():
+        for name in variables:
             os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-
-
-def _notice(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(escaped(f"cml: notice: {message}"), file=sys.stderr)
+            if name in before:
+                os.environ[name] = before[name]

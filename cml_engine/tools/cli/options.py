@@ -1,94 +1,139 @@
-"""The argument parser of commands, and the options that several commands share.
+"""The declarations of commands and of their options.
 
-The help of a command lists its options in the groups of :data:`GROUPS`.
+A command is a function under :func:`command`, which states its group, an example and its options:
+its own, made by :func:`option` and :func:`flag`, and shared ones by name.
 """
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, Literal, get_args
 
-from cml_engine.errors.arguments import ARENA_LIMIT_MIB, BUDGET_MS, FRAME_MS, SEED
+from cml_engine.errors import InputError
+from cml_engine.errors.arguments import ARENA_LIMIT_MIB, BUDGET_MS, FRAME_MS, SEED, TIMES
 
-#: the groups of a command's options, in the order of its help
-MODEL, INPUTS, GPU, CLUSTER, OUTPUT, GENERAL = GROUPS = (
-    "model", "inputs", "GPU", "workers", "output", "general",
-)  # fmt: skip
-
-
-class CommandParser(argparse.ArgumentParser):
-    """An argument parser with titled groups of options, whose errors take one line.
-
-    ``overview`` is the help of a command line with commands, instead of a list of arguments.
-    """
-
-    overview = ""
-
-    def __init__(self, **settings: Any) -> None:
-        shown = argparse.RawDescriptionHelpFormatter
-        super().__init__(add_help=False, formatter_class=shown, **settings)
-        self._titled = {title: self.add_argument_group(title) for title in GROUPS}
-        self.group(GENERAL).add_argument("-h", "--help", action="help", help="show this help")
-
-    def group(self, title: str) -> argparse._ArgumentGroup:
-        """Returns the argument group with this title, one of :data:`GROUPS`."""
-        return self._titled[title]
-
-    def format_help(self) -> str:
-        return self.overview or super().format_help()
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"cml: error: {message}; see '{self.prog} --help'\n")
+#: a group of a command's options in its help
+Group = Literal["model", "inputs", "GPU", "workers", "output", "general"]
+GROUPS: tuple[Group, ...] = get_args(Group)
 
 
 @dataclass(frozen=True)
-class SharedOption:
-    """An option of several commands: its group, its flags, and arguments of ``add_argument``."""
+class Option:
+    """An option or a positional argument, with the arguments of ``add_argument``."""
 
-    group: str
+    group: Group
     flags: tuple[str, ...]
     settings: dict[str, Any]
 
 
-def _option(group: str, *flags: str, **settings: Any) -> SharedOption:
-    return SharedOption(group, flags, settings)
+def option(group: Group, *flags: str, repeatable: bool = False, **settings: Any) -> Option:
+    """Returns an option with these settings; a repeatable one collects its values in a list."""
+    if repeatable:
+        settings |= {"action": "append", "default": [], "help": settings["help"] + "; repeatable"}
+    return Option(group, flags, settings)
+
+
+def flag(group: Group, name: str, help: str) -> Option:
+    """Returns an option without a value, which is True if it is given."""
+    return option(group, name, action="store_true", help=help)
+
+
+#: the commands by name
+COMMANDS: dict[str, Command] = {}
+Run = Callable[[Namespace], int | None]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: its group in ``cml --help``, a command line that runs, its options and function.
+
+    The function returns the exit code; None is 0.
+    """
+
+    group: str
+    example: str
+    options: tuple[Option, ...]
+    run: Run
+
+    @property
+    def help(self) -> str:
+        """The help in one line: the function's docstring."""
+        return self.run.__doc__ or ""
+
+
+def command(group: str, example: str, *options: str | Option) -> Callable[[Run], Run]:
+    """Declares a command; its name is the second word of the example.
+
+    A text among the options is a name in :data:`_SETS` or :data:`_SHARED`.
+    """
+
+    def declare(run: Run) -> Run:
+        found: list[Option] = []
+        for item in options:
+            if isinstance(item, Option):
+                found.append(item)
+            else:
+                found += (_SHARED[name] for name in _SETS.get(item, (item,)))
+        COMMANDS[example.split()[1]] = Command(group, example, tuple(found), run)
+        return run
+
+    return declare
+
+
+def given(a: Namespace, *names: str) -> str:
+    """Returns the options with these names that the command line has, as a text; "" for none."""
+    values = {f"--{name}": getattr(a, name.replace("-", "_"), None) for name in names}
+    # a number may be 0, which equals False
+    return " and ".join(
+        n for n, v in values.items() if v is not None and v is not False and v != []
+    )
+
+
+def refuse(a: Namespace, reason: str, *names: str) -> None:
+    """Raises ``InputError`` with the reason if one of the options with these names is given."""
+    if found := given(a, *names):
+        raise InputError(f"{reason}: leave {found} out")
+
+
+def require(a: Namespace, other: str, *names: str) -> None:
+    """Raises ``InputError`` if an option with these names is given, which needs the other one."""
+    if found := given(a, *names):
+        raise InputError(f"{found} needs {other}: give that too")
 
 
 _SHARED = {
-    "model": _option(
-        MODEL,
+    "file": option(
+        "model",
         "model",
         metavar="MODEL",
         help="an .onnx file; an NNEF folder, its graph.nnef or a .tgz of it; an ncnn .param; a "
         "cooked .cml",
     ),
-    "shape": _option(
-        MODEL,
+    "shape": option(
+        "model",
         "--shape",
-        action="append",
-        default=[],
+        repeatable=True,
         metavar="[NAME=]1,3,64,64",
-        help="the shape of an input, where the model leaves it open or another one is wanted; "
-        "repeatable",
+        help="the shape of an input, where the model leaves it open or another one is wanted",
     ),
-    "constant": _option(
-        MODEL,
+    "constant": option(
+        "model",
         "--constant",
-        action="append",
-        default=[],
+        repeatable=True,
         metavar="NAME=VALUE|FILE",
         help="an input of an ONNX model that is the same in every run: a number, [1,2] or a .npy "
-        "file; repeatable",
+        "file",
     ),
-    "weights": _option(
-        MODEL,
+    "weights": option(
+        "model",
         "--weights",
         metavar="FILE.safetensors",
         help="the values of an NNEF model's variables by label, instead of its tensor files",
     ),
-    "random": _option(
-        MODEL,
+    "random": option(
+        "model",
         "--random-weights",
         type=SEED,
         nargs="?",
@@ -96,127 +141,110 @@ _SHARED = {
         metavar="SEED",
         help="make up missing weights: a network's cost does not depend on them",
     ),
-    "ops": _option(
-        MODEL,
+    "ops": option(
+        "model",
         "--ops",
-        action="append",
-        default=[],
+        repeatable=True,
         metavar="FILE.py",
-        help="a Python file that registers operators (cml docs custom_operators); repeatable",
+        help="a Python file that registers operators (cml docs custom_operators)",
     ),
-    "fragments": _option(
-        MODEL,
+    "fragments": option(
+        "model",
         "--fragments",
-        action="append",
-        default=[],
+        repeatable=True,
         metavar="FILE.nnef",
-        help="a library of NNEF fragments that the model calls; repeatable",
+        help="a library of NNEF fragments that the model calls",
     ),
-    "limits": _option(
-        MODEL,
+    "limits": option(
+        "model",
         "--load-limits",
         metavar="memory=8G,nodes=N,steps=N",
         help="the most memory and work that a load may take (cml docs your_model)",
     ),
-    "trusted": _option(
-        MODEL,
+    "trusted": flag(
+        "model",
         "--trusted",
-        action="store_true",
-        help="MODEL is a cooked file of your own: run its kernels without run-time checks "
+        "MODEL is a cooked file of your own: run its kernels without run-time checks "
         "(cml docs ship_it)",
     ),
-    "inputs": _option(
-        INPUTS,
+    "inputs": option(
+        "inputs",
         "-i",
         "--input",
-        action="append",
-        default=[],
+        repeatable=True,
         metavar="NAME=FILE",
-        help="the value of an input: a .npy, .npz, .png, .tif or .exr file; repeatable",
+        help="the value of an input: a .npy, .npz, .png, .tif or .exr file",
     ),
-    "backend": _option(
-        GPU,
+    "backend": option(
+        "GPU",
         "--backend",
         choices=("auto", "gpu", "cpu"),
         default="auto",
         help="where to run; auto (the default) is a GPU if there is one",
     ),
-    "adapter": _option(
-        GPU,
+    "adapter": option(
+        "GPU",
         "--adapter",
         metavar="NAME",
         help="a part of the name of the GPU to use, as 'cml devices' lists them",
     ),
-    "half": _option(
-        GPU,
-        "--half",
-        action="store_true",
-        help="store feature maps and weights in 16 bits (cml docs faster)",
-    ),
-    "arena": _option(
-        GPU,
+    "half": flag("GPU", "--half", "store feature maps and weights in 16 bits (cml docs faster)"),
+    "arena": option(
+        "GPU",
         "--arena-limit-mib",
         type=ARENA_LIMIT_MIB,
         metavar="MIB",
         help="the most memory for activations; larger operators are computed in bands of rows "
         "(cml docs faster)",
     ),
-    "decide": _option(
-        GPU,
+    "decide": option(
+        "GPU",
         "--decide",
         metavar="FILE.json",
         help="your own choices of kernels, layouts, storage, parts and bands (cml docs see_inside)",
     ),
-    "decisions": _option(
-        GPU,
+    "decisions": option(
+        "GPU",
         "--decisions",
         metavar="FILE.json",
         help="write what the plan decides on this device, and why",
     ),
-    "dump": _option(
-        GPU,
+    "dump": option(
+        "GPU",
         "--dump-kernels",
         metavar="DIR",
         help="write every kernel: its HLSL, SPIR-V and translations",
     ),
-    "budget": _option(
-        GPU,
+    "budget": option(
+        "GPU",
         "--budget-ms",
         type=BUDGET_MS,
         default=4.0,
         metavar="MS",
         help="milliseconds of every frame for the network (default: %(default)s)",
     ),
-    "frame": _option(
-        GPU,
+    "frame": option(
+        "GPU",
         "--frame-ms",
         type=FRAME_MS,
         default=1000 / 60,
         metavar="MS",
         help="the duration of a frame in milliseconds (default: 16.67)",
     ),
-    "overwrite": _option(
-        OUTPUT,
-        "--overwrite",
-        action="store_true",
-        help="replace existing files; other files in a folder stay",
+    "runs": option(
+        "GPU", "--runs", type=TIMES, default=10, metavar="N", help="runs to measure (default: 10)"
     ),
-    "json": _option(OUTPUT, "--json", action="store_true", help="print JSON instead of a table"),
+    "overwrite": flag(
+        "output", "--overwrite", "replace existing files; other files in a folder stay"
+    ),
+    "json": flag("output", "--json", "print JSON instead of a table"),
 }
-_LOADED = ("shape", "constant", "weights", "ops", "fragments", "limits")
-#: options that accompany the one on the left: those of a model that may be cooked, of one that may
-#: not, of a plan, and of a run in frames
-_WITH: dict[str, tuple[str, ...]] = {
-    "model": (*_LOADED, "trusted"),
-    "source": ("model", *_LOADED),
+_SOURCE = ("file", "shape", "constant", "weights", "ops", "fragments", "limits")
+#: sets of shared options: of a model that may be cooked, of one that may not, of a plan, and of a
+#: run in frames
+_SETS = {
+    "model": (*_SOURCE, "trusted"),
+    "source": _SOURCE,
     "plan": ("random", "adapter", "half", "decide"),
     "frames": ("budget", "frame"),
 }
-
-
-def add_options(parser: CommandParser, *names: str) -> None:
-    """Adds the shared options with these names, and their companions, to a parser."""
-    for name in (more for n in names for more in (n, *_WITH.get(n, ()))):
-        if name in _SHARED:
-            option = _SHARED[name]
-            parser.group(option.group).add_argument(*option.flags, **option.settings)

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.plan import Plan
-from cml_engine.compiler.planning.decisions import Decision, Decisions
+from cml_engine.compiler.planning.decisions import (
+    NO_DECISIONS,
+    Decision,
+    Decisions,
+    decisions_of,
+    resolve_overrides,
+)
 from cml_engine.compiler.planning.dispatches import PlanOptions
 from cml_engine.compiler.planning.layouts import Storage
 from cml_engine.compiler.planning.plan_graph import plan_graph
@@ -22,10 +28,8 @@ from cml_engine.errors import DeviceError
 from cml_engine.io.folders import costs_file
 from cml_engine.ir.graph import Graph
 from cml_engine.ir.limits import Limits
-from cml_engine.ops.declaration.choice import NO_VARIANTS, VariantTable
-from cml_engine.tools.report.cooked_info import CookedInfo
-from cml_engine.tools.report.decision_table import decisions_on
-from cml_engine.tools.report.model_info import PORTABLE, ModelInfo
+from cml_engine.ops.declaration.choice import NO_VARIANTS, Choice, VariantTable
+from cml_engine.tools.report.model_info import PORTABLE, CookedInfo, ModelInfo
 
 if TYPE_CHECKING:
     from scheduler.planning.cost_model import CostModel
@@ -167,3 +171,28 @@ class ModelFacts:
             model=self.costs,
             frames=frames,
         )
+
+
+def decisions_on(
+    device: str,
+    written: Graph,
+    optimized: Graph,
+    plan: Plan,
+    decide: Decisions = NO_DECISIONS,
+) -> list[Decision]:
+    """Returns all decisions of the plan, each with the reason for it.
+
+    ``device`` is "" without a GPU; ``decide`` has the caller's own decisions.
+    """
+    records = known(device) if device else {}
+
+    def reason(choice: Choice) -> str:
+        record = records.get(choice.key)
+        if record is None:
+            return "a table says so"
+        return (
+            f"{record.ratio:.2f} of the time of {record.default}, measured {record.rounds} times "
+            f"({record.source})"
+        )
+
+    return decisions_of(optimized, plan, reason, resolve_overrides(decide, written, optimized))

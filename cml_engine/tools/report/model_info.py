@@ -1,19 +1,22 @@
-"""Summarizes a model before it runs, for ``cml info``."""
+"""Summarizes a model, or a cooked file, before it runs: the tables of ``cml info``."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.plan import BandedOperators, Plan
-from cml_engine.compiler.planning.layouts import Storage
+from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.layouts import Storage, layouts_for
+from cml_engine.compiler.planning.lower import lower
+from cml_engine.cooked.artifact import Artifact
+from cml_engine.cooked.plan_in import CookedPlan
 from cml_engine.ir.graph import Graph
 from cml_engine.ir.limits import Limits
 from cml_engine.ir.memory import mib
-from cml_engine.tools.report.reuse_info import ReuseInfo
 
 #: the device of the prediction: a small integrated GPU. A measured table replaces it later.
 REFERENCE_FLOPS = 1e12
@@ -23,6 +26,56 @@ _HALF_NOTE = "storage    16 bits for feature maps between operators and the weig
 #: the limits that WebGPU guarantees, with unlimited memory: a device itself reports a model that is
 #: too large for it, and this table must show how large the model is
 PORTABLE = Limits(max_binding_bytes=1 << 40, max_buffer_bytes=1 << 40)
+#: the most inputs whose saved work is shown
+_SHOWN_INPUTS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseInfo:
+    """The memory that a session with retained inputs keeps, and the work that it saves.
+
+    ``held_bytes`` stay in memory between runs, in ``tensors``, ``inputs`` of which are inputs.
+    ``peak`` is the arena's. ``shares`` has for each input the dispatches of a run in which only
+    this input is new, and their share of the FLOPs.
+    """
+
+    tensors: int
+    inputs: int
+    held_bytes: int
+    peak: int
+    steps: int
+    shares: Mapping[str, tuple[int, float]]
+
+    @classmethod
+    def of(cls, graph: Graph, limits: Limits, storage: Storage) -> ReuseInfo:
+        optimized = optimize(graph, retain=True)
+        plan = lower(optimized, limits, layouts_for(optimized, storage), PlanOptions(retain=True))
+        assert plan.reuse is not None
+        total = plan.cost.flops or 1.0
+        shares = {}
+        for name in graph.inputs:
+            steps = plan.reuse.steps([name])
+            shares[name] = len(steps), sum(plan.steps[i].cost.flops for i in steps) / total
+        held = plan.reuse.retained
+        return cls(
+            len(held),
+            len(graph.inputs),
+            sum(held.values()),
+            plan.memory.peak,
+            len(plan.steps),
+            shares,
+        )
+
+    def lines(self) -> list[str]:
+        """Returns lines of text: the retained memory, and the work if only one input is new."""
+        kept = f"{self.inputs} inputs and {self.tensors - self.inputs} other tensors"
+        size = f"{self.held_bytes / 2**10:.2f} KiB"
+        peak = f"{self.peak / 2**10:.2f} KiB"
+        lines = [f"retain     {kept} ({size}) stay where a session retains them, peak {peak}"]
+        for name, (steps, share) in list(self.shares.items())[:_SHOWN_INPUTS]:
+            what = f"{steps} of {self.steps} dispatches, {100 * share:.1f} % of the operations"
+            lines.append(f"           given '{name}' alone: {what}")
+        return lines
 
 
 @dataclass(frozen=True)
@@ -82,18 +135,18 @@ class ModelInfo:
         )
 
     def __str__(self) -> str:
-        def block(title: str, rows: dict[str, str]) -> list[str]:
-            return [title] + [f"  {name:24s} {value}" for name, value in rows.items()]
-
         counts = ", ".join(f"{name} {n}" for name, n in self.operators.items())
         lines = [f"model {self.model}", *self.notes]
-        lines += block("inputs", self.inputs) + block("outputs", self.outputs)
+        lines += _ends(self.inputs, self.outputs)
         lines += [
             f"operators  {sum(self.operators.values())}: {counts}",
             f"weights    {self.parameters} values in the model, {mib(self.weights_bytes)} packed",
             f"memory     peak {mib(self.arena_bytes)} for activations, "
             f"{self.arena_ratio:.3f} of the lower bound ({mib(self.arena_lower_bound)})",
-            *_bands_lines(self.bands),
+            *(
+                f"bands      {run}: {mib(run.nbytes)} for {mib(run.whole_bytes)} at once"
+                for run in self.bands
+            ),
             *([_HALF_NOTE] if self.storage == "half" else []),
             *(self.reuse.lines() if self.reuse else []),
             f"work       {self.gflop:.3f} GFLOP, {mib(self.moved_bytes)} moved at least, in "
@@ -103,10 +156,6 @@ class ModelInfo:
             "`cml rank` measures this one",
         ]
         return "\n".join(lines)
-
-    def json(self, **more: Any) -> str:
-        """Returns the facts as the text of a JSON object, with the additional entries ``more``."""
-        return json.dumps({**asdict(self), **more}, indent=2)
 
 
 def predicted_ms(plan: Plan) -> float:
@@ -128,11 +177,121 @@ def count_variants(plan: Plan) -> int:
     )
 
 
-def _bands_lines(bands: Sequence[BandedOperators]) -> list[str]:
-    """Returns a line of text for each group of operators that is computed in bands.
+def _ends(inputs: Mapping[str, str], outputs: Mapping[str, str]) -> list[str]:
+    """Returns lines of text with the facts of the inputs and the outputs."""
+    lines = []
+    for title, rows in (("inputs", inputs), ("outputs", outputs)):
+        lines += [title, *(f"  {name:24s} {fact}" for name, fact in rows.items())]
+    return lines
 
-    It has the memory with bands and without.
+
+@dataclass(frozen=True)
+class ProfileInfo:
+    """The facts about one plan of a cooked file; ``needs`` are the limits that it requires."""
+
+    profile: str
+    steps: int
+    kernels: int
+    arena_bytes: int
+    weights_bytes: int
+    own_bytes: int
+    gflop: float
+    gas: int
+    needs: dict[str, int]
+    layers: tuple[str, ...]
+
+    @classmethod
+    def of(cls, cooked: CookedPlan) -> ProfileInfo:
+        plan = cooked.plan(cooked.profile)
+        return cls(
+            profile=cooked.profile,
+            steps=len(plan.steps),
+            kernels=len(cooked.used),
+            arena_bytes=plan.memory.peak,
+            weights_bytes=plan.weights_bytes,
+            own_bytes=plan.own_bytes,
+            gflop=plan.cost.flops / 1e9,
+            gas=cooked.gas,
+            needs=asdict(cooked.needs),
+            layers=tuple(str(step) for step in plan.steps),
+        )
+
+    def __str__(self) -> str:
+        needs = self.needs
+        lanes = f", subgroups of {needs['lanes']} lanes" if needs["lanes"] else ""
+        return (
+            f"  {self.profile:10s} {self.steps} steps of {self.kernels} kernels, "
+            f"{self.gflop:.3f} GFLOP; arena {mib(self.arena_bytes)}, weights "
+            f"{mib(self.weights_bytes + self.own_bytes)}; needs offsets of at most "
+            f"{needs['storage_alignment']}, bindings of {mib(needs['binding_bytes'])}, "
+            f"{needs['bindings']} storage buffers{lanes}"
+        )
+
+
+@dataclass(frozen=True)
+class CookedInfo:
+    """The facts about a cooked file: inputs, outputs, plans, kernels and sizes.
+
+    ``sections`` has bytes by tag, summed over equal tags.
     """
-    return [
-        f"bands      {run}: {mib(run.nbytes)} for {mib(run.whole_bytes)} at once" for run in bands
-    ]
+
+    model: str
+    nbytes: int
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+    meta: dict[str, Any]
+    profiles: tuple[ProfileInfo, ...]
+    sections: dict[str, int]
+    kernels: int
+    spirv: int
+    wgsl: int
+    has_graph: bool
+    golden: float | None
+
+    @classmethod
+    def of(cls, graph: Graph) -> CookedInfo:
+        """Returns the facts about a graph that :func:`cml_engine.load_cooked` returned."""
+        made = graph.ready
+        assert isinstance(made, Artifact)
+        sections: dict[str, int] = {}
+        for tag, _, nbytes in made.sections:
+            sections[tag] = sections.get(tag, 0) + nbytes
+        kernels = made.kernels.values()
+        return cls(
+            model=graph.name,
+            nbytes=made.nbytes,
+            inputs={n: str(graph.facts[n]) for n in graph.inputs},
+            outputs={n: str(graph.facts[n]) for n in graph.outputs},
+            meta=dict(made.meta),
+            profiles=tuple(ProfileInfo.of(plan) for plan in made.plans),
+            sections=sections,
+            kernels=len(kernels),
+            spirv=sum(kernel.has_spirv for kernel in kernels),
+            wgsl=sum(kernel.has_wgsl for kernel in kernels),
+            has_graph=made.graph is not None,
+            golden=made.golden.tolerance if made.golden else None,
+        )
+
+    def __str__(self) -> str:
+        meta = self.meta
+        bits = "16 bits where they may be" if meta["half"] else "32 bits"
+        lines = [
+            f"cooked {self.model}: {mib(self.nbytes)}, {bits}, by version {meta['engine']} "
+            f"(rules {meta['rules']})"
+        ]
+        lines += [*_ends(self.inputs, self.outputs), "devices", *map(str, self.profiles)]
+        lines.append(f"kernels    {self.kernels}: {self.spirv} SPIR-V, {self.wgsl} WGSL")
+        lines += [f"  not in WGSL: {label}" for label in meta.get("without_wgsl", ())]
+        if meta["custom"]:
+            lines.append(f"of a game  {', '.join(meta['custom'])}: without their NumPy functions")
+        lines.append(f"graph      {'for the CPU and other devices' if self.has_graph else 'none'}")
+        golden = "none" if self.golden is None else f"tolerance {self.golden:.3g}"
+        lines.append(f"golden     {golden}")
+        sizes = ", ".join(f"{tag} {mib(n)}" for tag, n in self.sections.items())
+        lines.append(f"sections   {sizes}")
+        return "\n".join(lines)
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """A line of text for every dispatch of every plan, below a heading for each plan."""
+        return tuple(line for p in self.profiles for line in (f"plan for {p.profile}", *p.layers))

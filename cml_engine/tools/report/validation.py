@@ -1,36 +1,28 @@
-"""The result of ``cml validate``: the GPU compared with NumPy, by operator name."""
+"""The results of ``cml validate``: GPU against NumPy, and the errors of 16-bit storage."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cml_engine.ir.graph import Node
+from cml_engine.ir.graph import Graph, Node
 
 if TYPE_CHECKING:
-    from cml_engine.runtime.node_check import NodeCheck
+    from cml_engine.runtime.node_check import NodeCheck, StorageError
 
-
-@dataclass(frozen=True, slots=True)
-class OpVerdict:
-    """The result for all nodes of one operator name: their number and errors, and if they pass."""
-
-    op: str
-    count: int
-    worst: float
-    max_abs: float
-    ok: bool
-    note: str
+_UNKNOWN = "outputs: not known to NumPy, for an operator before them has no CPU function"
 
 
 @dataclass(frozen=True)
 class Validation:
-    """The results by operator name; ``first`` describes the first node that diverges, or is ""."""
+    """The checks of all nodes by operator name; ``first`` describes the first node that diverges.
 
-    model: str
+    It is "" if none does.
+    """
+
     device: str
-    verdicts: tuple[OpVerdict, ...]
+    checks: dict[str, list[NodeCheck]]
     first: str
 
     @property
@@ -38,41 +30,110 @@ class Validation:
         return not self.first
 
     @classmethod
-    def of(cls, model: str, device: str, checks: Iterable[NodeCheck]) -> Validation:
+    def of(cls, device: str, checks: Iterable[NodeCheck]) -> Validation:
         by_op: dict[str, list[NodeCheck]] = {}
         first = ""
         for check in checks:
             by_op.setdefault(check.node.full_op, []).append(check)
-            if not check.ok and not first:
-                assert check.comparison is not None
+            if check.comparison is not None and not check.ok and not first:
                 first = f"{_place(check.node)}{check.node.title}: {check.comparison.problem}"
-        verdicts = tuple(_verdict(op, found) for op, found in by_op.items())
-        return cls(model, device, verdicts, first)
+        return cls(device, by_op, first)
 
     def __str__(self) -> str:
         lines = [
             f"GPU ({self.device}) against NumPy, each operator on the GPU's own inputs",
             f"{'operator':28s} {'count':>6s} {'max error':>12s} {'of tolerance':>13s}  verdict",
         ]
-        for v in self.verdicts:
-            verdict = ("ok" if v.ok else "DIVERGES") + (f" ({v.note})" if v.note else "")
+        for op, checks in self.checks.items():
+            compared = [c.comparison for c in checks if c.comparison is not None]
+            largest = max((c.max_abs for c in compared), default=0.0)
+            worst = max((c.worst for c in compared), default=0.0)
+            note = next((f" ({c.skipped})" for c in checks if c.skipped), "")
+            verdict = "ok" if all(c.ok for c in checks) else "DIVERGES"
             lines.append(
-                f"{v.op:28s} {v.count:6d} {v.max_abs:12.3e} {100 * v.worst:11.1f} %  {verdict}"
+                f"{op:28s} {len(checks):6d} {largest:12.3e} {100 * worst:11.1f} %  {verdict}{note}"
             )
         lines.append(f"first divergence: {self.first}" if self.first else "all operators agree")
         return "\n".join(lines)
 
 
-def _verdict(op: str, checks: list[NodeCheck]) -> OpVerdict:
-    compared = [c.comparison for c in checks if c.comparison is not None]
-    return OpVerdict(
-        op=op,
-        count=len(checks),
-        worst=max((c.worst for c in compared), default=0.0),
-        max_abs=max((c.max_abs for c in compared), default=0.0),
-        ok=all(c.ok for c in checks),
-        note=next((c.skipped for c in checks if c.skipped), ""),
-    )
+@dataclass(frozen=True, slots=True)
+class ErrorRow:
+    """The largest and root-mean-square error, relative to the largest value of the tensor.
+
+    A row is about all nodes of one operator name, or about one output.
+    """
+
+    name: str
+    count: int
+    largest: float
+    rms: float
+    where: str
+
+    @classmethod
+    def of(cls, name: str, errors: Sequence[StorageError]) -> ErrorRow:
+        worst = max(errors, key=lambda e: e.largest)
+        rms = max(e.rms for e in errors)
+        return cls(name, len(errors), worst.largest, rms, worst.node.title)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name:28s} {self.count:6d} {self.largest:10.2e} {self.rms:10.2e}  {self.where}"
+        )
+
+
+@dataclass(frozen=True)
+class StorageReport:
+    """The errors of 16-bit storage by operator and output, in NumPy and on the GPU (``measured``).
+
+    ``overflow`` describes the first value that 16 bits cannot hold; it is empty if there is none.
+    """
+
+    operators: tuple[ErrorRow, ...]
+    outputs: tuple[ErrorRow, ...]
+    measured: tuple[ErrorRow, ...]
+    overflow: str
+
+    @property
+    def ok(self) -> bool:
+        return not self.overflow
+
+    @classmethod
+    def of(
+        cls, graph: Graph, errors: Iterable[StorageError], measured: Iterable[StorageError] = ()
+    ) -> StorageReport:
+        """Returns the report of all tensors' ``errors`` and the outputs' ``measured`` errors."""
+        by_op: dict[str, list[StorageError]] = {}
+        found: dict[str, StorageError] = {}
+        overflow = ""
+        for error in errors:
+            node = error.node
+            by_op.setdefault(node.full_op, []).append(error)
+            found[error.tensor] = error
+            if error.overflow and not overflow:
+                overflow = (
+                    f"{_place(node)}{node.title}: values reach {error.overflow:.6g}, 16 bits hold "
+                    "65504 at most. Keep 32 bits, or scale the weights before it"
+                )
+        return cls(
+            tuple(ErrorRow.of(op, rows) for op, rows in by_op.items()),
+            tuple(ErrorRow.of(name, [found[name]]) for name in graph.outputs if name in found),
+            tuple(ErrorRow.of(error.tensor, [error]) for error in measured),
+            overflow,
+        )
+
+    def __str__(self) -> str:
+        lines = [
+            "16-bit storage against 32 bits, by NumPy: errors over the largest value of a tensor, "
+            "which grow from operator to operator",
+            f"{'operator':28s} {'count':>6s} {'largest':>10s} {'rms':>10s}  largest at",
+            *map(str, self.operators),
+            *(["outputs", *map(str, self.outputs)] if self.outputs else [_UNKNOWN]),
+            *(["outputs on the GPU", *map(str, self.measured)] if self.measured else []),
+        ]
+        if self.overflow:
+            lines.append(f"first value too large for 16 bits: {self.overflow}")
+        return "\n".join(lines)
 
 
 def _place(node: Node) -> str:

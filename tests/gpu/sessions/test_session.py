@@ -345,7 +345,7 @@ def test_wrong_inputs_are_refused_with_a_reason(mixed, inputs, gpu, change, says
 def test_validation_passes_and_names_the_first_wrong_operator(mixed, inputs, gpu):
     def verdict():
         checks = check_nodes(optimize(mixed), gpu, inputs)
-        return Validation.of("mixed", gpu.name, checks)
+        return Validation.of(gpu.name, checks)
 
     assert verdict().ok and "all operators agree" in str(verdict())
     right = lookup("transpose")

@@ -1,43 +1,137 @@
-"""Measure whether a frame budget is kept, and used, on this GPU."""
+"""The commands that fit a model into frames."""
 
 from __future__ import annotations
 
-import argparse
+import importlib.util
+from argparse import Namespace
+from pathlib import Path
 
-from cml_engine.errors.arguments import TIMES
+import numpy as np
+
+from cml_engine.errors import InputError
+from cml_engine.errors.arguments import SPEED, TIMES
+from cml_engine.io import arrays as array_files
 from cml_engine.io.folders import costs_file
-from cml_engine.tools.cli.common import bar, gpu_session
-from cml_engine.tools.cli.options import GPU, CommandParser, add_options
+from cml_engine.tools.cli.common import load_facts, timed_session
+from cml_engine.tools.cli.options import command, option
+from cml_engine.tools.cli.terminal import progress
 
 GROUP = "Fit it into frames"
-EXAMPLE = "cml frames enlarge.onnx --budget-ms 2 --frames 60 --shape 1,3,64,64"
 
 
-def options(parser: CommandParser) -> None:
-    add_options(parser, "model", "plan", "arena", "decisions", "inputs", "frames", "json")
-    parser.group(GPU).add_argument(
-        "--frames", type=TIMES, default=600, metavar="N", help="frames to measure (default: 600)"
-    )
-    parser.group(GPU).add_argument(
+@command(
+    GROUP,
+    "cml simulate enlarge.onnx --speed 0.1 --shape 1,3,64,64",
+    "model",
+    "plan",
+    "arena",
+    "decisions",
+    "frames",
+    option(
+        "GPU",
+        "--speed",
+        type=SPEED,
+        default=1.0,
+        metavar="X",
+        help="the simulated device's speed; 0.1 is a tenth of this one's (default: 1)",
+    ),
+    option(
+        "output",
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="draw every frame's time as a picture (needs matplotlib)",
+    ),
+)
+def simulate(a: Namespace) -> None:
+    """Compare scheduling policies for a model on a simulated device."""
+    from scheduler.tools.simulate import table
+
+    if a.plot:
+        if importlib.util.find_spec("matplotlib") is None:
+            raise InputError("--plot needs matplotlib: pip install matplotlib")
+        array_files.check_place(a.plot, a.model)
+    outcomes = load_facts(a).policies(a.budget_ms, a.frame_ms, speed=a.speed)
+    print(table(outcomes))
+    if a.plot:
+        from scheduler.tools.simulate import plot_outcomes
+
+        try:
+            plot_outcomes(outcomes, a.frame_ms, a.plot)
+        except ValueError as error:  # matplotlib raises this for an unknown suffix
+            raise InputError(f"cannot write '{a.plot}': {error}") from None
+        print(f"plot: {a.plot}")
+
+
+@command(
+    GROUP,
+    "cml frames enlarge.onnx --budget-ms 2 --frames 60 --shape 1,3,64,64",
+    "model",
+    "plan",
+    "arena",
+    "decisions",
+    "inputs",
+    "frames",
+    "json",
+    option(
+        "GPU",
+        "--frames",
+        type=TIMES,
+        default=600,
+        metavar="N",
+        help="frames to measure (default: 600)",
+    ),
+    option(
+        "GPU",
         "--layers",
         type=TIMES,
         default=4,
         metavar="N",
         help="operators per frame of the usual way of slicing, for comparison (default: 4)",
-    )
-
-
-def run(a: argparse.Namespace) -> int:
-    import numpy as np
-
+    ),
+)
+def frames(a: Namespace) -> int:
+    """Measure whether a frame budget is kept, and used, on this GPU."""
     from scheduler.tools import commands
 
-    session, arrays = gpu_session(a)
-    with bar("frames", a.frames) as done:
+    session, gpu, arrays = timed_session(a)
+    with progress() as show:
         report = commands.frames(
             session, arrays, budget_ms=a.budget_ms, frame_ms=a.frame_ms, count=a.frames,
-            layers=a.layers, same=np.array_equal, costs_file=costs_file(session.gpu.name),
-            progress=done,
+            layers=a.layers, same=np.array_equal, costs_file=costs_file(gpu.name),
+            progress=lambda done: show("frames", done, a.frames),
         )  # fmt: skip
     print(report.json() if a.json else report)
     return 0 if report.identical else 1
+
+
+@command(
+    GROUP,
+    "cml trace enlarge.onnx -o trace.json --shape 1,3,64,64",
+    "model",
+    "plan",
+    "arena",
+    "decisions",
+    "inputs",
+    "frames",
+    option("GPU", "--runs", type=TIMES, default=3, metavar="N", help="runs to trace (default: 3)"),
+    option(
+        "output",
+        "-o",
+        "--output",
+        type=Path,
+        default="trace.json",
+        metavar="FILE",
+        help="the file to write (default: %(default)s)",
+    ),
+)
+def trace(a: Namespace) -> None:
+    """Write a trace of frames and slices, to open in ui.perfetto.dev."""
+    from scheduler.tools import commands
+
+    array_files.check_place(a.output, a.model)
+    session, _, arrays = timed_session(a)
+    count, slices = commands.trace(
+        session, arrays, a.output, budget_ms=a.budget_ms, frame_ms=a.frame_ms, runs=a.runs
+    )
+    print(f"{a.output}: {count} frames, {slices} slices; open it in ui.perfetto.dev")

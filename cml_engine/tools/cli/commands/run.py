@@ -1,122 +1,192 @@
-"""Run a model on tensors and pictures from files."""
+"""The commands that run and check a model."""
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Mapping, Sequence
+import json
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from cml_engine.compiler.optimize import AS_WRITTEN
+from cml_engine.compiler.optimize import AS_WRITTEN, optimize
+from cml_engine.distributed.cluster import WORKERS
+from cml_engine.distributed.map import BATCH, map_network
+from cml_engine.distributed.report import show_progress
+from cml_engine.distributed.run import PRICE
+from cml_engine.distributed.sources import first_shape
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import EXTENT, OVERLAP, SEED
 from cml_engine.io import arrays as array_files
-from cml_engine.io.named_file import NamedFile
-from cml_engine.ir.graph import Fact, Graph, Node
-from cml_engine.runtime.session import Session, check_inputs, random_inputs
+from cml_engine.io.atomic_write import write_atomically
+from cml_engine.ir.graph import Array, Fact, Graph, Node
+from cml_engine.runtime.session import Session, make_plan, random_inputs
 from cml_engine.runtime.tiling import Tiles, run_tiled
 from cml_engine.tools.cli.common import (
     backend_of,
-    bar,
     compile_options,
+    facts_of,
+    gpu_of,
+    is_cooked,
     load_for_inputs,
+    load_open,
     named_files,
+    read_decisions,
+    read_inputs,
     session_of,
+    storage_of,
+    write_decisions,
 )
-from cml_engine.tools.cli.exit_codes import escaped
-from cml_engine.tools.cli.options import INPUTS, OUTPUT, CommandParser, add_options
+from cml_engine.tools.cli.options import command, flag, option, refuse, require
+from cml_engine.tools.cli.terminal import print_error, progress
+
+if TYPE_CHECKING:
+    from cml_engine.gpu.gpu import Gpu
 
 GROUP = "Run and check"
-EXAMPLE = "cml run enlarge.onnx -i image=photo.png -o enlarged=out.png"
+T = TypeVar("T")
 
 
-def options(parser: CommandParser) -> None:
-    add_options(parser, "model", "plan", "arena", "decisions", "inputs", "backend", "dump")
-    add_options(parser, "overwrite")
-    inputs, output = parser.group(INPUTS), parser.group(OUTPUT)
-    inputs.add_argument(
+@command(
+    GROUP,
+    "cml run enlarge.onnx -i image=photo.png -o enlarged=out.png",
+    "model",
+    "plan",
+    "arena",
+    "decisions",
+    "inputs",
+    "backend",
+    "dump",
+    "overwrite",
+    option(
+        "inputs",
         "--random-inputs",
         type=SEED,
         nargs="?",
         const=0,
         metavar="SEED",
         help="make up inputs without a file, uniform in 0 to 1",
-    )
-    inputs.add_argument(
+    ),
+    option(
+        "inputs",
         "--tile",
         type=EXTENT,
         metavar="PIXELS",
         help="run on pictures of any size, in square tiles of this size (cml docs your_model)",
-    )
-    inputs.add_argument(
+    ),
+    option(
+        "inputs",
         "--overlap",
         type=OVERLAP,
         metavar="PIXELS",
         help="of --tile: pixels at each end of a tile that are computed and discarded (16)",
-    )
-    inputs.add_argument(
+    ),
+    option(
+        "inputs",
         "--align",
         type=EXTENT,
         metavar="PIXELS",
         help="of --tile: tiles begin at multiples of it, for networks with strides (1)",
-    )
-    output.add_argument(
+    ),
+    option(
+        "output",
         "-o",
         "--output",
-        action="append",
-        default=[],
+        repeatable=True,
         metavar="NAME=FILE",
-        help="write an output to a .npy, .npz, .png, .tif or .exr file; repeatable",
-    )
-    output.add_argument(
+        help="write an output to a .npy, .npz, .png, .tif or .exr file",
+    ),
+    flag(
+        "output",
         "--digest",
-        action="store_true",
-        help="print a sha256 of the outputs, the model and the rule last (cml docs integer)",
-    )
-    output.add_argument(
+        "print a sha256 of the outputs, the model and the rule last (cml docs integer)",
+    ),
+    flag(
+        "output",
         "--stop-at-nan",
-        action="store_true",
-        help="stop at the first operator whose result is not finite, and show what it read",
-    )
-    output.add_argument(
+        "stop at the first operator whose result is not finite, and show what it read",
+    ),
+    option(
+        "output",
         "--dump-tensors",
         type=Path,
         metavar="DIR",
         help="write every tensor of the model as written, and an index (cml docs see_inside)",
-    )
-    output.add_argument(
+    ),
+    option(
+        "output",
         "--only",
-        action="append",
-        default=[],
+        repeatable=True,
         metavar="GLOB",
-        help="of --dump-tensors: only tensors whose names match; repeatable",
-    )
-    output.add_argument(
+        help="of --dump-tensors: only tensors whose names match",
+    ),
+    flag(
+        "output",
         "--debug-kernels",
-        action="store_true",
-        help='print what kernels say with CML_PRINT("label", value) (cml docs custom_operators)',
-    )
-
-
-def _check_options(a: argparse.Namespace) -> None:
-    """Raises ``InputError`` for options of ``cml run`` that exclude or require each other."""
-    if a.random_weights is not None:
+        'print what kernels say with CML_PRINT("label", value) (cml docs custom_operators)',
+    ),
+)
+def run(a: Namespace) -> int:
+    """Run a model on tensors and pictures from files."""
+    _check_run_options(a)
+    graph = load_for_inputs(a)
+    if a.debug_kernels and graph.ready is not None:
         raise InputError(
-            "--random-weights is for what a network costs (info, rank, frames, tune, validate): "
-            "results of random weights mean nothing, so 'cml run' wants the model's own"
+            f"--debug-kernels: the kernels of '{a.model}' were cooked without CML_PRINT. Run "
+            "the model that it was made of"
         )
-    if a.only and a.dump_tensors is None:
-        raise InputError("--only says which tensors --dump-tensors DIR writes: give that too")
-    if a.overwrite and a.dump_tensors is None:
-        raise InputError("--overwrite is for the folder of --dump-tensors DIR: give that too")
-    if a.tile is None and (a.overlap is not None or a.align is not None):
-        raise InputError("--overlap and --align belong to --tile PIXELS: give that too")
-    if a.tile is not None and (a.dump_tensors is not None or a.stop_at_nan):
-        raise InputError("--dump-tensors and --stop-at-nan need a whole run: leave --tile out")
+    facts = facts_of(graph, graph.inputs)
+    outputs = named_files(a.output, facts_of(graph, graph.outputs), "output")
+    array_files.check_outputs(outputs, graph.facts)
+    if a.tile is not None:  # the model's own size is that of a tile, the files' is the picture's
+        for name, file in named_files(a.input, facts, "input").items():
+            fact = facts[name]
+            known = (*fact.shape[:-2], None, None) if fact.rank > 2 else fact.shape
+            shape = array_files.shape_of(file, name, known)
+            facts[name] = Fact(fact.dtype, shape or fact.shape)
+    made_up: dict[str, Array] = {}
+    if a.random_inputs is not None:
+        print_error(f"the inputs without a file are random, of seed {a.random_inputs}")
+        made_up = random_inputs(facts, a.random_inputs)
+    arrays = read_inputs(a, facts, made_up)
+    if a.dump_tensors is not None or a.stop_at_nan:
+        session, results = _run_watched(graph, arrays, a)
+    else:
+        session = session_of(a, graph, backend_of(a))
+        results = session.run(arrays) if a.tile is None else _run_tiled(session, arrays, a)
+    if results is None:
+        return 1
+    array_files.write_outputs(outputs, results)
+    for name, value in results.items():
+        place = f" -> {outputs[name]}" if name in outputs else _summary(value)
+        print(f"{name}: {Fact(session.outputs[name].dtype, value.shape)}{place}")
+    for name, value in results.items():
+        count = value.size - np.count_nonzero(np.isfinite(value))
+        if count and not a.stop_at_nan:
+            print_error(
+                f"'{name}' has {count} of {value.size} values that are NaN or infinite; "
+                "--stop-at-nan shows the operator that makes them"
+            )
+    _print_integer_facts(graph, arrays, results, a.digest)
+    return 0
+
+
+def _check_run_options(a: Namespace) -> None:
+    """Raises ``InputError`` for options of ``cml run`` that exclude or require each other."""
+    reason = (
+        "random weights are for what a network costs (info, rank, frames, tune, validate); their "
+        "results mean nothing"
+    )
+    refuse(a, reason, "random-weights")
+    if a.dump_tensors is None:
+        require(a, "--dump-tensors DIR", "only", "overwrite")
+    if a.tile is None:
+        require(a, "--tile PIXELS", "overlap", "align")
+    else:
+        refuse(a, "a run in tiles has no whole tensors", "dump-tensors", "stop-at-nan")
     if not a.input and not a.output and a.random_inputs is None:
         raise InputError(
             "nothing to run on: give the inputs, -i NAME=FILE (.npy, .npz, .png, .tif or .exr), or "
@@ -124,75 +194,70 @@ def _check_options(a: argparse.Namespace) -> None:
         )
 
 
-def run(a: argparse.Namespace) -> int:
-    _check_options(a)
-    graph = load_for_inputs(a)
-    if a.debug_kernels and graph.ready is not None:
-        raise InputError(
-            f"--debug-kernels: the kernels of '{a.model}' were cooked without CML_PRINT. Run "
-            "the model that it was made of"
-        )
-    facts = {name: graph.facts[name] for name in graph.inputs}
-    outputs = named_files(a.output, {n: graph.facts[n] for n in graph.outputs}, "output")
-    array_files.check_outputs(outputs, graph.facts)
-    files = named_files(a.input, facts, "input")
-    if a.tile is not None:
-        facts |= {name: _whole(facts[name], file, name) for name, file in files.items()}
-    arrays = {name: array_files.read(path, name, facts[name]) for name, path in files.items()}
-    if a.random_inputs is not None:
-        arrays = _made_up(facts, a.random_inputs) | arrays
-    arrays = check_inputs(facts, arrays)
-    if a.tile is not None:
-        session = session_of(a, graph, backend_of(a))
-        results: dict[str, Any] | None = _run_tiled(session, arrays, a)
-    elif a.dump_tensors is not None or a.stop_at_nan:
-        results, session = _run_watched(graph, arrays, a)
-    else:
-        session = session_of(a, graph, backend_of(a))
-        results = session.run(arrays)
-    if results is None:
-        return 1
-    array_files.write_outputs(outputs, results)
-    for name, value in results.items():
-        place = f" -> {outputs[name]}" if name in outputs else _summary(value)
-        fact = Fact(session.outputs[name].dtype, value.shape)
-        print(f"{name}: {fact}{place}")
-    _tell_of_nan(results, a.stop_at_nan)
-    _print_word_range(graph, arrays, results, a.digest)
-    return 0
-
-
-def _made_up(facts: Mapping[str, Fact], seed: int) -> dict[str, Any]:
-    """Returns random values for the inputs ``facts``, and prints that they are random."""
-    print(f"cml: the inputs without a file are random, of seed {seed}", file=sys.stderr)
-    return random_inputs(facts, seed)
-
-
-def _whole(fact: Fact, file: NamedFile, name: str) -> Fact:
-    """Returns an input's fact with the height and width of the picture in ``file``.
-
-    A tiled run needs it, because the model's own size is that of a tile.
-    """
-    known = (*fact.shape[:-2], None, None) if fact.rank > 2 else fact.shape
-    return Fact(fact.dtype, array_files.shape_of(file, name, known) or fact.shape)
-
-
-def _run_tiled(session: Session, arrays: dict[str, Any], a: argparse.Namespace) -> dict[str, Any]:
+def _run_tiled(session: Session, arrays: dict[str, Array], a: Namespace) -> dict[str, Array]:
     """Runs the model in tiles with a progress bar and returns the outputs by name."""
-    overlap = 16 if a.overlap is None else a.overlap
-    tiles = Tiles(session, arrays, a.tile, overlap, a.align or 1)
-    with bar("tiles", len(tiles)) as done:
-        return run_tiled(session, arrays, a.tile, overlap, align=a.align or 1, progress=done)
+    overlap, align = 16 if a.overlap is None else a.overlap, a.align or 1
+    count = len(Tiles(session, arrays, a.tile, overlap, align))
+    with progress() as show:
+        return run_tiled(
+            session,
+            arrays,
+            a.tile,
+            overlap,
+            align=align,
+            progress=lambda n: show("tiles", n, count),
+        )
 
 
-def _print_word_range(
-    graph: Graph, arrays: Mapping[str, Any], results: Mapping[str, Any], digest: bool
+def _run_watched(
+    graph: Graph, arrays: dict[str, Array], a: Namespace
+) -> tuple[Session, dict[str, Array] | None]:
+    """Runs the model as written, without optimizations, and writes or checks each tensor.
+
+    Returns the session and the outputs by name, or None if ``--stop-at-nan`` found a value that is
+    not finite.
+    """
+    from cml_engine.runtime.inspection import Dump, NotFinite, StopAtNan
+
+    dump = None
+    if a.dump_tensors is not None:
+        dump = Dump(a.dump_tensors, graph, a.only, overwrite=a.overwrite)
+    options = replace(compile_options(a), without=AS_WRITTEN)
+    session = session_of(a, graph, backend_of(a), options)
+    stop = StopAtNan(session.graph, arrays) if a.stop_at_nan else None
+
+    def watch(node: Node, found: Sequence[Array]) -> None:
+        for watcher in (dump, stop):
+            if watcher is not None:
+                watcher(node, found)
+
+    results = None
+    try:
+        if dump is not None:
+            dump.fixed(session.graph.constants)
+        results = session.run(arrays, watch=watch)
+    except NotFinite as error:
+        print_error(str(error))
+    finally:
+        if dump is not None:
+            print(f"{len(dump)} tensors -> {dump.close()}")
+    return session, results
+
+
+def _summary(value: Array) -> str:
+    if not value.size:
+        return "  (empty)"
+    with np.errstate(invalid="ignore"):  # a mean of infinities of both signs
+        return f"  min {value.min():.6g}  mean {value.mean():.6g}  max {value.max():.6g}"
+
+
+def _print_integer_facts(
+    graph: Graph, arrays: Mapping[str, Array], results: Mapping[str, Array], digest: bool
 ) -> None:
     """Prints how many input values of an integer network are out of range, and the digest.
 
-    The digest is printed only on request.
-
-    Values out of range are replaced by the nearest value in range.
+    The digest is printed only on request. Values out of range are replaced by the nearest value in
+    range.
     """
     if graph.integer:
         from cml_engine.runtime.node_check import saturated
@@ -214,59 +279,211 @@ def _print_word_range(
         print(run_digest(graph, results))
 
 
-def _run_watched(
-    graph: Graph, arrays: dict[str, Any], a: argparse.Namespace
-) -> tuple[dict[str, Any] | None, Session]:
-    """Runs the model as written, without optimizations, and writes or checks each tensor.
+@command(
+    GROUP,
+    "cml validate enlarge.onnx --shape 1,3,64,64",
+    "model",
+    "plan",
+    "decisions",
+    "inputs",
+    "dump",
+    option(
+        "inputs",
+        "--seed",
+        type=SEED,
+        default=0,
+        metavar="N",
+        help="the seed of inputs without a file, which are random (default: 0)",
+    ),
+    flag(
+        "GPU",
+        "--integer",
+        "of an integer network: no bit of any tensor may differ (cml docs integer)",
+    ),
+    flag(
+        "GPU",
+        "--passes",
+        "instead compare the optimized graph with the graph as written, both in NumPy",
+    ),
+)
+def validate(a: Namespace) -> int:
+    """Check the GPU against NumPy, operator by operator."""
+    if a.integer or a.passes:
+        return _check_integers(a) if a.integer else _check_passes(a)
+    from cml_engine.runtime.node_check import check_nodes
+    from cml_engine.tools.report.validation import Validation
 
-    Returns the outputs by name, or None if ``--stop-at-nan`` found a value that is not finite,
-    and the session.
-    """
-    from cml_engine.runtime.inspection import Dump, NotFinite, StopAtNan
+    written = load_for_inputs(a)
+    graph, gpu = optimize(written), gpu_of(a)
+    arrays = _inputs(graph, a)
+    if a.decisions:
+        plan = make_plan(graph, gpu, compile_options(a), written=written)
+        write_decisions(a, written, graph, plan, gpu.name)
+    checks = check_nodes(graph, gpu, arrays, storage_of(a), read_decisions(a), written)
+    report = Validation.of(gpu.name, _shown(checks, graph))
+    print(report)
+    return 0 if report.ok and (not a.half or _check_storage(graph, gpu, arrays)) else 1
 
-    dump = None
-    if a.dump_tensors is not None:
-        dump = Dump(a.dump_tensors, graph, a.only, overwrite=a.overwrite)
-    options = replace(compile_options(a), without=AS_WRITTEN)
-    session = session_of(a, graph, backend_of(a), options)
-    stop = StopAtNan(session.graph, arrays) if a.stop_at_nan else None
 
-    def watch(node: Node, found: Sequence[Any]) -> None:
-        if dump is not None:
-            dump(node, found)
-        if stop is not None:
-            stop(node, found)
+#: options of a plan, which comparisons without one refuse
+_OF_A_PLAN = ("half", "decide", "decisions", "dump-kernels")
 
-    results = None
+
+def _check_passes(a: Namespace) -> int:
+    from cml_engine.runtime.inspection import check_passes
+
+    refuse(a, "--passes compares in NumPy", *_OF_A_PLAN)
+    graph = load_for_inputs(a)
+    report = check_passes(graph, _inputs(graph, a))
+    print(report)
+    return 0 if report.ok else 1
+
+
+def _check_integers(a: Namespace) -> int:
+    from cml_engine.compiler.integer.digest import float_network_error
+    from cml_engine.runtime.node_check import check_bits, random_words
+
+    reason = "--integer compares integers, with the kernels of a session"
+    refuse(a, reason, "passes", *_OF_A_PLAN)
+    graph = load_for_inputs(a)
+    if not graph.integer:
+        raise float_network_error(graph)
+    report = check_bits(graph, gpu_of(a), _inputs(graph, a, random_words(graph, a.seed)))
+    print(report)
+    return 0 if report.ok else 1
+
+
+def _inputs(
+    graph: Graph, a: Namespace, made_up: Mapping[str, Array] | None = None
+) -> dict[str, Array]:
+    """Returns the inputs by name: from ``-i`` files, else from ``made_up``, else random."""
+    facts = facts_of(graph, graph.inputs)
+    return read_inputs(a, facts, made_up or random_inputs(facts, a.seed))
+
+
+def _check_storage(graph: Graph, gpu: Gpu, arrays: dict[str, Array]) -> bool:
+    """Prints the errors of 16-bit storage; returns False if a value is too large for it."""
+    from cml_engine.compiler.planning.layouts import layouts_for
+    from cml_engine.runtime.node_check import measure_errors, storage_errors
+    from cml_engine.tools.report.validation import StorageReport
+
+    errors = _shown(storage_errors(graph, layouts_for(graph, "half"), arrays), graph)
+    report = StorageReport.of(graph, errors, measure_errors(graph, gpu, arrays))
+    print(report)
+    return report.ok
+
+
+def _shown(checks: Iterable[T], graph: Graph) -> Iterator[T]:
+    """Yields the checks of the graph's operators while a terminal shows a progress bar."""
+    with progress() as show:
+        for number, check in enumerate(checks):
+            show("operators", number, len(graph.nodes))
+            yield check
+
+
+@command(
+    GROUP,
+    "cml map enlarge.onnx --inputs 'tiles/*.npy' -o enlarged.zarr --shape 1,3,64,64",
+    "model",
+    "backend",
+    "adapter",
+    "half",
+    option(
+        "inputs",
+        "--inputs",
+        required=True,
+        metavar="PATTERN",
+        help="files such as 'tiles/*.npy' (.npy, .npz, .png), or a Zarr array with an input in "
+        "each chunk",
+    ),
+    option(
+        "output",
+        "-o",
+        "--output",
+        required=True,
+        metavar="STORE.zarr",
+        help="the Zarr store to write",
+    ),
+    option("output", "--report", metavar="FILE.json", help="write counts, times and the price"),
+    option(
+        "output",
+        "--trace",
+        metavar="FILE.json",
+        help="write when each worker ran what, for ui.perfetto.dev",
+    ),
+    flag(
+        "output",
+        "--no-verify",
+        "do not verify the checksums of results that the store has already",
+    ),
+    option(
+        "workers",
+        "--scheduler",
+        metavar="ADDRESS",
+        help="a Dask cluster to use: tcp://HOST:8786",
+    ),
+    option(
+        "workers",
+        "--workers",
+        type=WORKERS,
+        metavar="N",
+        help="processes on this machine (default: one for each core, on a GPU one)",
+    ),
+    option(
+        "workers",
+        "--batch",
+        type=BATCH,
+        metavar="N",
+        help="inputs computed at once (default: the fastest number)",
+    ),
+    option(
+        "workers",
+        "--per-task",
+        type=BATCH,
+        metavar="N",
+        help="inputs in a task, and in a chunk of the store",
+    ),
+    option(
+        "workers",
+        "--price",
+        type=PRICE,
+        metavar="P",
+        help="the price of a worker for an hour, for the report",
+    ),
+)
+def map_inputs(a: Namespace) -> int:
+    """Run a model over many inputs, on all cores or a cluster."""
+    if a.half and a.backend == "cpu":
+        raise InputError("--half needs a GPU: leave --backend cpu out")
+    if a.report is not None:
+        array_files.check_place(Path(a.report))
+    graph = load_open(a, partial(first_shape, a.inputs))
     try:
-        if dump is not None:
-            dump.fixed(session.graph.constants)
-        results = session.run(arrays, watch=watch)
-    except NotFinite as error:
-        print(escaped(str(error)), file=sys.stderr)
-    finally:
-        if dump is not None:
-            print(f"{len(dump)} tensors -> {dump.close()}")
-    return results, session
-
-
-def _summary(value: Any) -> str:
-    if not value.size:
-        return "  (empty)"
-    with np.errstate(invalid="ignore"):  # a mean of infinities of both signs
-        return f"  min {value.min():.6g}  mean {value.mean():.6g}  max {value.max():.6g}"
-
-
-def _tell_of_nan(results: Mapping[str, Any], is_traced: bool) -> None:
-    """Prints for each output the number of its NaN or infinite values, if there are any.
-
-    The message names the option ``--stop-at-nan``; if that was given, nothing is printed.
-    """
-    for name, value in results.items():
-        count = value.size - np.count_nonzero(np.isfinite(value))
-        if count and not is_traced:
-            print(
-                f"cml: '{name}' has {count} of {value.size} values that are NaN or infinite; "
-                "--stop-at-nan shows the operator that makes them",
-                file=sys.stderr,
+        with show_progress("inputs") as show:
+            report = map_network(
+                a.model if is_cooked(a.model) else graph,
+                a.inputs,
+                a.output,
+                scheduler=a.scheduler,
+                workers=a.workers,
+                backend=a.backend,
+                options=compile_options(a),
+                batch=a.batch,
+                per_task=a.per_task,
+                verify=not a.no_verify,
+                ops=a.ops,
+                trusted=a.trusted,
+                price=a.price,
+                progress=show,
+                dashboard=True,
+                trace=a.trace,
             )
+    except KeyboardInterrupt as interrupt:
+        if str(interrupt):
+            print_error(str(interrupt))
+        raise
+    print(report)
+    if a.report is not None:
+        write_atomically(Path(a.report), json.dumps(report.to_json(), indent=2))
+    report.check()
+    return 0

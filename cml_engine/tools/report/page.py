@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from html import escape
 from pathlib import Path
 from urllib.parse import quote
@@ -29,7 +28,7 @@ class Number:
 
 
 #: a cell of a table
-Cell = str | Html | Number | None
+Cell = str | Html | Number | int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +41,9 @@ class PageSection:
     files: tuple[str, ...] = ()
 
 
-def number(value: float | None, digits: int = 3, unit: float = 1.0) -> Number | None:
-    """Returns a table cell with ``value / unit``, shown with ``digits`` decimals; None for None."""
-    return None if value is None else Number(value, f"{value / unit:.{digits}f}")
-
-
-def whole(value: int) -> Number:
-    """Returns a table cell with a whole number."""
-    return Number(value, f"{value}")
+def number(value: float | None, digits: int = 3) -> Number | None:
+    """Returns a table cell with ``value``, shown with ``digits`` decimals; None for None."""
+    return None if value is None else Number(value, f"{value:.{digits}f}")
 
 
 def html(*parts: str | Html) -> Html:
@@ -84,7 +78,7 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Html:
     """
     filled = [list(row) for row in rows]
     numeric = [
-        any(isinstance(row[i], Number) for row in filled[:1]) or titles[i].endswith("%")
+        any(isinstance(row[i], Number | int) for row in filled[:1]) or titles[i].endswith("%")
         for i in range(len(titles))
     ]
     head = "".join(
@@ -104,18 +98,18 @@ def page(title: str, lead: str, sections: Sequence[PageSection], missing: Sequen
     ``missing`` are the titles of sections that are not finished; the page names them.
     """
     links = "".join(f'<a href="#{s.key}">{escape(s.title)}</a>' for s in sections)
-    open_ = ""
+    unfinished = ""
     if missing:
         rest = escape(", ".join(missing))
-        open_ = f'<p class="missing">This report is not finished. Still to come: {rest}.</p>'
+        unfinished = f'<p class="missing">This report is not finished. Still to come: {rest}.</p>'
     body = "\n".join(map(_section, sections))
-    css, js = _beside("page.css"), _beside("page.js")
+    css, js = (Path(__file__).with_suffix(s).read_text(encoding="utf-8") for s in (".css", ".js"))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width">\n<link rel="icon" href="data:,">\n'
         f"<title>{escape(title)}</title>\n<style>\n{css}</style>\n</head>\n<body>\n"
-        f"<h1>{escape(title)}</h1>\n<p>{escape(lead)}</p>\n{open_}\n<nav>{links}</nav>\n{body}\n"
+        f"<h1>{escape(title)}</h1>\n<p>{escape(lead)}</p>\n{unfinished}\n<nav>{links}</nav>\n{body}\n"
         f"<script>\n{js}</script>\n</body>\n</html>\n"
     )
 
@@ -138,11 +132,8 @@ def _section(section: PageSection) -> str:
 def _cell(cell: Cell) -> str:
     if cell is None:
         return "<td></td>"
+    if isinstance(cell, int):
+        cell = Number(cell, str(cell))
     if isinstance(cell, Number):
         return f'<td class="n" data-value="{cell.value:.9g}">{escape(cell.shown)}</td>'
     return f"<td>{html(cell).text}</td>"
-
-
-@cache
-def _beside(name: str) -> str:
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")

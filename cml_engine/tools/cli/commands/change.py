@@ -1,0 +1,154 @@
+"""The commands that change a model, or the kernels that it runs with."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from pathlib import Path
+
+from cml_engine.compiler.integer.quantizer.quantize import quantize as quantize_graph
+from cml_engine.errors import InputError
+from cml_engine.errors.arguments import TIMES
+from cml_engine.formats.loading import load_with_placeholders, save, save_checked
+from cml_engine.io.arrays import read_samples, sample_shape
+from cml_engine.tools.cli.common import (
+    facts_of,
+    load_for_inputs,
+    load_model,
+    named_files,
+    named_shapes,
+    session_of,
+)
+from cml_engine.tools.cli.options import command, flag, option, refuse, require
+from cml_engine.tools.cli.terminal import progress
+
+GROUP = "Change it"
+
+
+@command(
+    GROUP,
+    "cml convert enlarge.onnx enlarge.nnef --shape 1,3,64,64",
+    "source",
+    "overwrite",
+    option("output", "destination", metavar="DST", help="the folder or .tgz to write"),
+    option(
+        "output",
+        "--layout",
+        choices=("nhwc",),
+        help="write inputs and outputs of four axes with the channels last, as textures have them",
+    ),
+    flag("output", "--rgba", "with --layout nhwc: give tensors of 3 channels a fourth"),
+    flag(
+        "output",
+        "--placeholders",
+        "declare unknown ONNX operators instead of refusing them; --ops supplies them later",
+    ),
+)
+def convert(a: Namespace) -> None:
+    """Convert an ONNX or ncnn model to NNEF."""
+    if not a.layout:
+        require(a, "--layout nhwc", "rgba")
+    if Path(a.destination).suffix.lower() == ".onnx":
+        raise InputError(f"'{a.destination}': convert writes NNEF; ONNX is written by cml export")
+    if a.placeholders:
+        reason = "--placeholders keeps the model as its file has it"
+        refuse(a, reason, "fragments", "weights", "constant")
+        graph = load_with_placeholders(a.model, named_shapes(a.shape))
+    else:
+        graph = load_model(a)
+    if a.layout:
+        from cml_engine.formats.texture_layout import channels_last
+
+        graph = channels_last(graph, rgba=a.rgba)
+    if a.placeholders:  # such a model cannot be read back without the operators
+        save(graph, a.destination, overwrite=a.overwrite)
+        written = graph
+    else:
+        written = save_checked(graph, a.destination, overwrite=a.overwrite)
+    print(f"{a.destination}: {len(graph.nodes)} operations, {len(graph.labels)} weight files")
+    names, texts = ((*g.inputs, *g.outputs) for g in (graph, written))
+    for name, text in zip(names, texts, strict=True):
+        if name != text:
+            print(f"  '{name}' is '{text}' there: NNEF's names have letters, digits and _")
+
+
+@command(
+    GROUP,
+    "cml quantize enlarge.onnx enlarge8.nnef -i image=samples.npz --shape 1,3,64,64",
+    "model",
+    "inputs",
+    "overwrite",
+    "json",
+    option("output", "output", metavar="OUT", help="the folder or .tgz to write"),
+    option(
+        "output",
+        "--bits",
+        type=int,
+        choices=(8, 16),
+        default=8,
+        help="bits of the integers (default: 8)",
+    ),
+    option(
+        "output",
+        "--sixteen",
+        repeatable=True,
+        metavar="NODE",
+        help="a tensor that gets 16 bits, and no others (default: as many as --max-error needs)",
+    ),
+    option(
+        "output",
+        "--max-error",
+        type=float,
+        metavar="E",
+        help="the largest error of the outputs, as a share of their size (0.01); exit code 1 if it "
+        "is exceeded",
+    ),
+    flag(
+        "output",
+        "--float-tail",
+        "compute operators without an integer form, and all that read them, in floats: such "
+        "outputs differ between machines",
+    ),
+)
+def quantize(a: Namespace) -> int:
+    """Turn a model into an integer network, bit-identical on every machine."""
+    graph = load_for_inputs(a, sample_shape)
+    facts = facts_of(graph, graph.inputs)
+    files = named_files(a.input, facts, "input")
+    samples = read_samples({name: file.path for name, file in files.items()}, facts)
+    made, report = quantize_graph(
+        graph, samples, a.bits, a.sixteen or "auto", a.max_error, float_tail=a.float_tail
+    )
+    save_checked(made, a.output, overwrite=a.overwrite)
+    print(json.dumps(report.data, indent=2) if a.json else report)
+    return 0 if report.ok or a.max_error is None else 1
+
+
+@command(
+    GROUP,
+    "cml tune enlarge.onnx --rounds 5 --dry-run --shape 1,3,64,64",
+    "model",
+    "plan",
+    "decisions",
+    "json",
+    option(
+        "GPU",
+        "--rounds",
+        type=TIMES,
+        default=30,
+        metavar="N",
+        help="measurements of each kernel (default: 30)",
+    ),
+    flag("output", "--dry-run", "measure without writing the table"),
+)
+def tune(a: Namespace) -> None:
+    """Measure the fastest kernels on this GPU, for all later sessions."""
+    from cml_engine.runtime import tuning
+
+    session = session_of(a, load_model(a), "gpu")
+    count = len(tuning.Bench(session).candidates)
+    with progress() as show:
+        report = tuning.tune(
+            session, rounds=a.rounds, dry_run=a.dry_run, progress=lambda n: show("tune", n, count)
+        )
+    print(report.json() if a.json else report)

@@ -1,0 +1,144 @@
+"""The commands that look at a model."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from cml_engine.errors import InputError
+from cml_engine.errors.arguments import BUDGET_MS
+from cml_engine.tools.cli.common import (
+    backend_of,
+    compile_options,
+    load_facts,
+    load_model,
+    session_of,
+)
+from cml_engine.tools.cli.options import command, flag, option, refuse
+
+if TYPE_CHECKING:
+    from cml_engine.runtime.rank import AblationReport, RankReport
+
+GROUP = "Look at a model"
+
+
+@command(
+    GROUP,
+    "cml info enlarge.onnx --budget-ms 2 --shape 1,3,64,64",
+    "model",
+    "plan",
+    "arena",
+    "decisions",
+    "frame",
+    "json",
+    option(
+        "GPU",
+        "--budget-ms",
+        type=BUDGET_MS,
+        metavar="MS",
+        help="also predict a run in frames with this many milliseconds for the network",
+    ),
+    flag("output", "--plan", "also list every dispatch"),
+    flag(
+        "output",
+        "--integer",
+        "of an integer network: show how its sums are carried, and their proven bounds",
+    ),
+    flag("output", "--gas", "show the cost in units that are equal on every machine"),
+)
+def info(a: Namespace) -> None:
+    """Show a model's inputs, outputs, operators, memory and predicted time."""
+    if a.integer or a.gas:
+        from cml_engine.tools.report.integer_info import IntegerInfo
+
+        reason = "--integer and --gas describe the model alone"
+        refuse(a, reason, "plan", "budget-ms", "half", "decide", "decisions")
+        proof = IntegerInfo.of(load_model(a), points=a.integer, gas=a.gas)
+        print(proof.json() if a.json else proof)
+        return
+    facts = load_facts(a)
+    if facts.graph.ready is not None:
+        refuse(a, f"'{a.model}' is cooked, with its memory planned", "arena-limit-mib")
+    summary = facts.summary
+    forecast = facts.forecast(a.budget_ms, a.frame_ms) if a.budget_ms else None
+    if a.json:
+        more = {"forecast": asdict(forecast)} if forecast else {}
+        print(json.dumps({**asdict(summary), **more}, indent=2))
+        return
+    print(summary)
+    if forecast:
+        print(forecast)
+    if a.plan:
+        print("\n".join(summary.layers))
+
+
+@command(
+    GROUP,
+    "cml rank enlarge.onnx --runs 20 --shape 1,3,64,64",
+    "model",
+    "plan",
+    "arena",
+    "decisions",
+    "backend",
+    "dump",
+    "runs",
+    "json",
+    option(
+        "GPU",
+        "--given",
+        repeatable=True,
+        metavar="NAME",
+        help="measure runs of a session that retains its inputs and gets only this one",
+    ),
+    option(
+        "GPU",
+        "--stub",
+        metavar="NAME",
+        help="compare whole runs with runs in which the operator NAME does nothing",
+    ),
+    flag("output", "--csv", "print comma-separated values"),
+)
+def rank(a: Namespace) -> None:
+    """Measure the time of every operator, and rank them."""
+    if a.stub:
+        refuse(a, "--stub compares whole runs and --given measures parts of them", "given")
+    if a.csv:
+        refuse(a, "--csv is another format than JSON", "json")
+    session = session_of(a, load_model(a), backend_of(a), retain=bool(a.given))
+    found: RankReport | AblationReport
+    if a.stub:
+        found = session.rank_without(a.stub, runs=a.runs)
+    else:
+        found = session.rank(runs=a.runs, given=a.given or None)
+    print(found.json() if a.json else found.csv() if a.csv else found)
+
+
+@command(
+    GROUP,
+    "cml report enlarge.onnx -o report --shape 1,3,64,64",
+    "model",
+    "plan",
+    "frames",
+    "overwrite",
+    "runs",
+    flag("GPU", "--run", "also measure the model on this machine's GPU"),
+    option("output", "-o", "--output", required=True, metavar="DIR", help="the folder to write"),
+)
+def report(a: Namespace) -> None:
+    """Write a folder with a page of all facts about a model."""
+    from cml_engine.tools.report.report_folder import write_report
+
+    facts = load_facts(a)
+    if facts.graph.ready is not None:
+        raise InputError(f"'{a.model}' is cooked: report the model that it was made of")
+    gpu = None
+    if a.run:  # raises before anything is written if there is no GPU
+        from cml_engine.gpu.gpu import Gpu
+
+        gpu = Gpu()
+    options = compile_options(a)
+    frames = a.budget_ms, a.frame_ms
+    for done in write_report(facts, a.output, frames, gpu, options, a.runs, a.overwrite):
+        print(done, flush=True)

@@ -1,0 +1,194 @@
+"""The commands that ship a model."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+from cml_engine.cooked import PROFILES, load_cooked
+from cml_engine.cooked import cook as cook_graph
+from cml_engine.cooked.artifact import Artifact
+from cml_engine.cooked.schema import CookedLimits
+from cml_engine.errors import InputError
+from cml_engine.errors.arguments import ONNX_OPSET
+from cml_engine.formats.loading import save
+from cml_engine.io.arrays import check_place
+from cml_engine.io.atomic_write import write_atomically
+from cml_engine.ir.graph import Graph
+from cml_engine.runtime.session import Session
+from cml_engine.tools.cli.common import arena_limit_of, backend_of, load_model, read_decisions
+from cml_engine.tools.cli.options import command, flag, option, refuse
+
+GROUP = "Ship it"
+
+
+@command(
+    GROUP,
+    "cml cook enlarge.onnx -o enlarge.cml --shape 1,3,64,64",
+    "model",
+    "backend",
+    "adapter",
+    "half",
+    "arena",
+    "decide",
+    option("output", "-o", "--output", metavar="FILE.cml", help="the file to write"),
+    option(
+        "output",
+        "--devices",
+        default=",".join(PROFILES),
+        metavar="LIST",
+        help="the devices to make plans for, with commas (default: %(default)s)",
+    ),
+    flag("output", "--integer", "refuse a network of floats"),
+    flag(
+        "output",
+        "--player",
+        "leave out the graph: a smaller file, for the C and JavaScript players and the named "
+        "devices only",
+    ),
+    flag(
+        "output",
+        "--without-golden",
+        "leave out the input and its outputs that --check compares",
+    ),
+    flag(
+        "output",
+        "--check",
+        "MODEL is a cooked file: run its golden input and compare the outputs; exit code 1 if "
+        "they differ",
+    ),
+)
+def cook(a: Namespace) -> int:
+    """Write a model as one file that plays without Python and without a compiler."""
+    if a.check:
+        return _check_golden(a)
+    if not a.output:
+        raise InputError("no file to write: name one, -o net.cml")
+    check_place(Path(a.output), a.model)
+    from scheduler.tools.commands import cooked_guesses
+
+    graph = load_model(a)
+    if a.integer and not graph.integer:
+        raise InputError(
+            f"--integer: '{a.model}' is a network of floats; "
+            "'cml quantize' makes an integer network of it (cml docs integer)"
+        )
+    data = cook_graph(
+        graph,
+        [name.strip() for name in a.devices.split(",")],
+        half=a.half,
+        decide=read_decisions(a),
+        arena_limit=arena_limit_of(a),
+        player=a.player,
+        golden=not a.without_golden,
+        guesses=cooked_guesses(),
+    )
+    write_atomically(a.output, data)
+    made = _artifact_of(load_cooked(data, trusted=True))
+    print(f"{a.output}: {made.nbytes / 2**20:.2f} MiB, {len(made.kernels)} kernels")
+    for plan in made.plans:
+        print(f"  {plan.profile}: {len(plan.steps)} steps")
+    for name in made.meta["custom"]:
+        print(
+            f"  operator '{name}' is your own: the file has its kernel and not its NumPy function"
+        )
+    for label in made.meta["without_wgsl"]:
+        print(f"  kernel '{label}' cannot be written as WGSL: browsers cannot run it")
+    for name, total, most in CookedLimits().exceeded(made.totals):
+        print(
+            f"  {total:,} {name}: a host accepts {most:,} of a file that it does not trust, unless "
+            "it raises its limits (cml docs cooked)"
+        )
+    if made.golden is None and not a.without_golden:
+        print(
+            "  no golden pair, so --check cannot compare: an operator has no NumPy function, or "
+            "the outputs depend on rounding errors only"
+        )
+    return 0
+
+
+def _artifact_of(graph: Graph) -> Artifact:
+    """Returns the contents of the cooked file from which the graph was loaded."""
+    assert isinstance(graph.ready, Artifact)
+    return graph.ready
+
+
+def _check_golden(a: Namespace) -> int:
+    graph = load_cooked(a.model, trusted=a.trusted)
+    golden = _artifact_of(graph).golden
+    if golden is None:
+        raise InputError(
+            f"'{a.model}' has no golden pair to check: cook it without --without-golden"
+        )
+    a.half = False
+    session = Session(graph, backend_of(a))
+    worst = golden.differences(session.run(golden.inputs))
+    device = session.gpu.name if session.gpu else "CPU (NumPy)"
+    for name, difference in worst.items():
+        verdict = "ok" if difference <= 1 else "DIFFERS"
+        print(f"{name}: {100 * difference:.3g} % of the tolerance  {verdict}")
+    good = all(difference <= 1 for difference in worst.values())
+    print(f"{a.model} on {device}: {'as it was cooked' if good else 'not as it was cooked'}")
+    return 0 if good else 1
+
+
+@command(
+    GROUP,
+    "cml export enlarge.onnx page --to web --shape 1,3,64,64",
+    "model",
+    "half",
+    "overwrite",
+    option("output", "destination", metavar="DST", help="the .onnx file or the folder to write"),
+    option(
+        "output",
+        "--to",
+        choices=("onnx", "web", "c"),
+        default="onnx",
+        help="web: a folder with a page that runs the model in browsers; c: a folder with a C "
+        "host, the player and the cooked model (cml docs ship_it)",
+    ),
+    option(
+        "output",
+        "--opset",
+        type=ONNX_OPSET,
+        default=20,
+        metavar="N",
+        help=f"the version of ONNX's operators, {ONNX_OPSET.low} to {ONNX_OPSET.high} "
+        "(default: %(default)s)",
+    ),
+)
+def export(a: Namespace) -> None:
+    """Write a model as ONNX, as a web page that runs it, or as a C program that runs it."""
+    if a.to == "onnx":
+        _export_onnx(a)
+        return
+    from scheduler.tools.commands import cooked_guesses
+
+    graph, folder = load_model(a), Path(a.destination)
+    guesses = cooked_guesses()
+    if a.to == "c":
+        from cml_engine.cooked.export_c import export_c
+
+        made = export_c(graph, folder, half=a.half, guesses=guesses, overwrite=a.overwrite)
+        print(f"{folder}: {len(made.files)} files; README.txt says more. In that folder:")
+        print(f"  {made.compile}\n  ./host net.cml")
+        return
+    from cml_engine.cooked.web import export_web, picture_of
+
+    names = export_web(graph, folder, half=a.half, guesses=guesses, overwrite=a.overwrite)
+    size = sum((folder / name).stat().st_size for name in names) / 2**20
+    kind = "pictures can be dragged in" if picture_of(graph) else "runs the cooked file's own input"
+    print(f"{folder}: {len(names)} files, {size:.1f} MiB; {kind}")
+    serve = f"python -m http.server --bind 127.0.0.1 --directory {folder}"
+    print(f"  {serve}, then http://localhost:8000")
+
+
+def _export_onnx(a: Namespace) -> None:
+    if Path(a.destination).suffix.lower() != ".onnx":
+        raise InputError(
+            f"'{a.destination}': wanted a file name ending in .onnx; cml convert writes NNEF"
+        )
+    refuse(a, "ONNX files keep their numbers as they are, --to web and --to c do not", "half")
+    graph = load_model(a)
+    save(graph, a.destination, overwrite=a.overwrite, opset=a.opset)
+    print(f"{a.destination}: {len(graph.nodes)} operations, opset {a.opset}")

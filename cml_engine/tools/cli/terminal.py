@@ -1,0 +1,155 @@
+"""What a command shows on the terminal: its output, errors and exit code, its log, its progress."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TextIO
+
+from cml_engine.errors import CmlError, InternalError
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+_REPORT = "This is a fault of cml, not of the model: please report it. CML_DEBUG=1 shows where."
+#: Control characters except line ends and tabs, Unicode line and paragraph separators, and marks
+#: that change the direction of text: a model's names must not control the terminal.
+_CONTROLS = {
+    code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    for code in (*range(32), *range(0x7F, 0xA0), *range(0x2028, 0x202F), *range(0x2066, 0x206A))
+    if chr(code) not in "\n\t"
+}
+#: the level of the log by the number of -v
+_LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
+#: texts for the stages of ``Session(on_progress=…)``
+_STAGES = {"plan": "planning", "kernels": "compiling kernels"}
+
+
+def print_error(text: str) -> None:
+    """Prints a line of the command on standard error, with control characters escaped."""
+    with contextlib.suppress(OSError):  # without standard error only the exit code remains
+        print(f"cml: {text}".translate(_CONTROLS), file=sys.stderr, flush=True)
+
+
+class _Escaped:
+    """A text stream that passes text on to another stream, with control characters escaped."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(text.translate(_CONTROLS))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def exit_code(command: Callable[[], int]) -> int:
+    """Runs a command and returns its exit code, or the code of the error that it raised.
+
+    The code is 2 for errors that the caller can correct, 1 for internal errors, and 130 after an
+    interrupt. Prints the error. Never raises, except for internal errors if ``CML_DEBUG`` is set.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a pipe's encoding may lack letters of a path
+        sys.stdout.reconfigure(errors="backslashreplace")
+    stdout: Any = _Escaped(sys.stdout)
+    try:
+        try:
+            with contextlib.redirect_stdout(stdout):
+                return command()
+        finally:  # raise write errors here and not at interpreter exit
+            sys.stdout.flush()
+    except BrokenPipeError:  # the reader of the pipe has exited
+        _drop_output()
+        return 0
+    except KeyboardInterrupt:
+        print_error("interrupted")
+        return 130
+    except (CmlError, OSError, MemoryError) as error:
+        if not isinstance(error, InternalError):
+            print_error(f"error: {_describe(error)}")
+            return 2
+        return _internal_error(error, str(error))
+    except Exception as error:
+        return _internal_error(error, f"{type(error).__name__}: {error}")
+
+
+def _internal_error(error: Exception, said: str) -> int:
+    if os.environ.get("CML_DEBUG"):
+        raise error
+    print_error(f"internal error: {said}\n{_REPORT}")
+    return 1
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, MemoryError):
+        said = f" ({error})" if str(error) else ""
+        return f"not enough memory{said}: close other programs, or take a smaller model"
+    if isinstance(error, OSError) and error.strerror:
+        if error.filename is None:
+            _drop_output()
+            return f"cannot write: {error.strerror}"
+        return f"'{error.filename}': {error.strerror}"
+    return str(error)
+
+
+def _drop_output() -> None:
+    """Redirects standard output to the null device, so that exit repeats no failed write."""
+    with contextlib.suppress(OSError, ValueError):  # it may be closed, or not a file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class _ToStderr(logging.Handler):
+    """A log handler that prints one line per record to the current standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print_error(f"{record.levelname.lower()}: {record.getMessage()}")
+
+
+@contextlib.contextmanager
+def logging_to_stderr(verbose: int) -> Iterator[None]:
+    """Prints the engine's log messages to standard error inside the ``with`` block.
+
+    ``verbose`` is the number of ``-v`` options: the more, the lower the level.
+    """
+    handler = _ToStderr()
+    loggers = [logging.getLogger(name) for name in ("cml_engine", "scheduler")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(_LEVELS[min(verbose, len(_LEVELS) - 1)])
+    try:
+        yield
+    finally:
+        for logger, was in zip(loggers, before, strict=True):
+            logger.removeHandler(handler)
+            logger.setLevel(was)
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A context manager that shows progress bars on a terminal, one for each stage of the work.
+
+    Yields the function that updates them: it takes a stage, the number of its finished items, and
+    the number of all its items.
+    """
+    if not sys.stderr.isatty():
+        yield lambda stage, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        tasks: dict[str, TaskID] = {}
+
+        def show(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = shown.add_task(_STAGES.get(stage, stage), total=total)
+            shown.update(tasks[stage], completed=done)
+
+        yield show

@@ -1,1 +1,0 @@
-"""The report folder of ``cml report``: all facts about a model, with a page to read them."""
