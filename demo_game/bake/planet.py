@@ -26,7 +26,7 @@ KIND, LICENCE = "planet", "Apache-2.0"
 _GAME = Path(__file__).resolve().parents[1]
 #: source files that determine a tile besides the networks
 _RULES = ("operators/**/*.py", "operators/**/*.hlsl*", "world/noise.py", "world/exact_noise.py",
-          "world/tile.py", "chain.py")  # fmt: skip
+          "world/grids.py", "world/tile.py", "chain.py")  # fmt: skip
 #: number of cached units: the tiles of a unit are usually read one after the other
 _UNITS_KEPT = 8
 #: tensors that the store keeps as bytes, by their names in the store

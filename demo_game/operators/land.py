@@ -16,6 +16,7 @@ import numpy as np
 
 import cml_engine as cml
 from demo_game.world import noise
+from demo_game.world.grids import fold, grid, half_cells
 from demo_game.world.tile import CELL_M, COARSE, COARSE_APRON, SCALE, WIDE, WIDE_APRON
 
 Array = np.ndarray[Any, Any]
@@ -50,33 +51,12 @@ def _cost(octaves: int) -> Callable[..., cml.Cost]:
     return cost
 
 
-def grid(tile: Array, count: int, apron: int, step: int = 1) -> tuple[Array, Array, int, int]:
-    """Returns the cell numbers x and z of a square grid on a tile, the level and the seed.
-
-    The cell numbers are int32 (count, count).
-    """
-    first_x, first_z, level, seed = (int(value) for value in tile[0])
-    steps = np.arange(count, dtype=np.int32) * np.int32(step) - np.int32(apron)
-    z, x = np.meshgrid(steps + np.int32(first_z), steps + np.int32(first_x), indexing="ij")
-    return x, z, level, seed
-
-
-def split_into_channels(fine: Array, side: int) -> Array:
-    """Returns a square grid as channels (1, side * side, n, n).
-
-    The ``side`` x ``side`` samples of each block become its channels.
-    """
-    count = fine.shape[0] // side
-    blocks = fine.reshape(count, side, count, side).transpose(1, 3, 0, 2)
-    return np.ascontiguousarray(blocks.reshape(1, side * side, count, count))
-
-
 def _height(attrs: cml.Attrs, tile: Array) -> Array:
     return noise.height(*grid(tile, COARSE, COARSE_APRON, SCALE))[None, None]
 
 
 def _detail(attrs: cml.Attrs, tile: Array) -> Array:
-    return split_into_channels(noise.detail(*grid(tile, SCALE * COARSE, COARSE_APRON)), SCALE)
+    return fold(noise.detail(*grid(tile, SCALE * COARSE, COARSE_APRON)), SCALE)
 
 
 def _moisture(attrs: cml.Attrs, tile: Array) -> Array:
@@ -84,9 +64,7 @@ def _moisture(attrs: cml.Attrs, tile: Array) -> Array:
 
 
 def _grain(attrs: cml.Attrs, tile: Array) -> Array:
-    x, z, level, seed = grid(tile, 2 * WIDE, 2 * WIDE_APRON)
-    first_x, first_z = np.int32(tile[0, 0]), np.int32(tile[0, 1])
-    return split_into_channels(noise.grain(x + first_x, z + first_z, level, seed), 2)
+    return fold(noise.grain(*half_cells(tile, WIDE, WIDE_APRON)), 2)
 
 
 def _cell(attrs: cml.Attrs, tile: Array) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import time
 from collections.abc import Callable
@@ -19,17 +20,13 @@ except ModuleNotFoundError:
     raise SystemExit("training needs PyTorch: pip install cml-engine[training]") from None
 
 from cml_engine.io.atomic_write import write_atomically
-from demo_game.training.data import Sample
-from demo_game.training.evaluate import Errors, errors
-from demo_game.training.export import export, import_weights
+from demo_game.training.export import build, conv_flops, import_weights, replace_model
 from demo_game.training.networks import AGENTS
-from demo_game.training.preview import preview
-from demo_game.training.torch_ops import Agent
-from demo_game.training.train import COURSES, Course, Maker, maker, train
+from demo_game.training.train import COURSES, Agent, Course, Maker, errors, maker, train
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
-#: squares of held-out worlds that errors are measured on, and squares that baselines are fitted to
-HELD_SQUARES, FITTED_SQUARES = 64, 64
+#: squares of held-out worlds that errors are measured on
+HELD_SQUARES = 64
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -38,7 +35,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, help="train each agent about so long")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--models", type=Path, default=MODELS, help="folder to write to")
-    parser.add_argument("--preview", type=Path, help="a PNG: what it learned from, what it gives")
     args = parser.parse_args()
     if args.only not in (None, "upres") and not (args.models / "upres.nnef").is_dir():
         parser.error(
@@ -78,17 +74,6 @@ def train_agent(
     return progress.agent, progress.squares
 
 
-def make_test_squares(name: str, make: Maker) -> tuple[list[Sample], list[Sample]]:
-    """Returns the squares for fitting baselines and the squares for measuring errors.
-
-    The second ones are from worlds that nothing was fitted to. The first list is empty for
-    upres, which has no fitted baseline.
-    """
-    rng = np.random.default_rng(1)
-    fitted = [] if name == "upres" else [make(rng, False)(rng) for _ in range(FITTED_SQUARES)]
-    return fitted, [make(rng, True)(rng) for _ in range(HELD_SQUARES)]
-
-
 def train_and_export(name: str, args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Trains, measures and writes one agent.
 
@@ -112,31 +97,26 @@ def train_and_export(name: str, args: argparse.Namespace, console: Console) -> d
     began = time.perf_counter()
     agent, squares = train_agent(name, make, course, args.seed, console)
     seconds = time.perf_counter() - began
-    fitted, held = make_test_squares(name, make)
-    found = errors(agent, fitted, held)
-    show(name, found, console)
-    if args.preview:
-        preview(agent, held, args.preview.with_stem(f"{args.preview.stem}-{name}"))
-    written = export(name, agent.arrays(), args.models / f"{name}.nnef")
+    rng = np.random.default_rng(1)
+    found = errors(agent, [make(rng, True)(rng) for _ in range(HELD_SQUARES)])
+    shown = "  ".join(f"{key} {value:.4f}" for key, value in found.items())
+    console.print(f"{name}: {shown}", highlight=False)
+    folder = args.models / f"{name}.nnef"
+    graph = build(name, AGENTS[name], agent.arrays())
+    replace_model(folder, graph)
+    files = sorted(folder.iterdir())
     return {
         "seed": args.seed,
         **asdict(course),
         "squares": squares,
-        "held_out_squares": len(held),
+        "held_out_squares": HELD_SQUARES,
         "train_seconds": round(seconds),
         "torch": torch.__version__,
-        "errors": {way: {k: round(v, 5) for k, v in of.items()} for way, of in found.items()},
-        "flops": written.flops,
-        "bytes": written.size,
-        "sha256": written.sha256,
+        "errors": {"agent": {key: round(value, 5) for key, value in found.items()}},
+        "flops": conv_flops(graph),
+        "bytes": sum(file.stat().st_size for file in files),
+        "sha256": hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest(),
     }
-
-
-def show(name: str, found: Errors, console: Console) -> None:
-    """Prints a line of errors for the agent and for each baseline."""
-    for way, quantities in found.items():
-        shown = "  ".join(f"{key} {value:.4f}" for key, value in quantities.items())
-        console.print(f"{name}, {way}: {shown}", highlight=False)
 
 
 def main() -> None:

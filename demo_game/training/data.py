@@ -10,6 +10,7 @@ import numpy as np
 
 from demo_game.training.erosion import erode
 from demo_game.world import noise
+from demo_game.world.grids import fold, grid, half_cells, unfold
 from demo_game.world.tile import CELL_M, MAX_LEVEL, SCALE
 
 Array = np.ndarray[Any, Any]
@@ -39,39 +40,13 @@ def catmull_rom() -> Array:
     return weights
 
 
-def fine(channels: Array, scale: int) -> Array:
-    """Returns channels (N, scale**2 * C, h, w) as samples (N, C, scale * h, scale * w).
-
-    Channel ``scale**2 * c + scale * ky + kx`` becomes sample ``(ky, kx)`` of every cell.
-    """
-    n, c, h, w = channels.shape
-    split = channels.reshape(n, c // scale**2, scale, scale, h, w)
-    joined: Array = split.transpose(0, 1, 4, 2, 5, 3).reshape(
-        n, c // scale**2, scale * h, scale * w
-    )
-    return joined
-
-
-def folded(samples: Array, scale: int) -> Array:
-    """Returns samples (N, C, scale * h, scale * w) as channels (N, scale**2 * C, h, w).
-
-    The inverse of :func:`fine`.
-    """
-    n, c, h, w = samples.shape
-    split = samples.reshape(n, c, h // scale, scale, w // scale, scale)
-    joined: Array = split.transpose(0, 1, 3, 5, 2, 4).reshape(
-        n, c * scale**2, h // scale, w // scale
-    )
-    return joined
-
-
 def bicubic(coarse: Array) -> Array:
     """Interpolates coarse samples (N, 1, h, w) to fine ones (N, 1, 4 * (h - 3), 4 * (w - 3)).
 
     The first fine sample lies on coarse sample 1.
     """
     windows = np.lib.stride_tricks.sliding_window_view(coarse[:, 0], (4, 4), axis=(1, 2))
-    return fine(np.einsum("nhwij,cij->nchw", windows, catmull_rom()[:, 0]), SCALE)
+    return unfold(np.einsum("nhwij,cij->nchw", windows, catmull_rom()[:, 0]), SCALE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,38 +62,34 @@ class Place:
     def cell_m(self) -> float:
         return float(CELL_M * 2**self.level)
 
-    def cells(self, first: int, count: int, step: int = 1) -> tuple[Array, Array]:
-        """Returns the cell numbers x and z of a square grid, int32 (count, count) each.
-
-        The grid begins ``first`` cells from the place, at every ``step``-th cell.
-        """
-        line = np.arange(first, first + count * step, step, dtype=np.int32)
-        gx, gz = np.meshgrid(self.x + line, self.z + line)
-        return gx.astype(np.int32), gz.astype(np.int32)
+    @property
+    def tile(self) -> Array:
+        """The place as operators take a tile."""
+        return np.array([[self.x, self.z, self.level, self.seed]], np.int32)
 
     def coarse(self, first: int, count: int) -> Array:
         """Returns coarse heights (count, count) in metres.
 
         The first sample lies ``first`` cells from the place.
         """
-        return noise.height(*self.cells(first, count, SCALE), self.level, self.seed)
+        return noise.height(*grid(self.tile, count, -first, SCALE))
+
+    def fine_detail(self, first: int, count: int) -> Array:
+        """Returns the noise that is too short for coarse samples, (count, count) in cells."""
+        return noise.detail(*grid(self.tile, count, -first))
 
     def detail(self, first: int, count: int) -> Array:
         """Returns the noise for the upres agent, (16, count, count)."""
-        samples = noise.detail(*self.cells(first, SCALE * count), self.level, self.seed)
-        result: Array = folded(samples[None, None], SCALE)[0]
-        return result
+        channels: Array = fold(self.fine_detail(first, SCALE * count), SCALE)[0]
+        return channels
 
     def moisture(self, first: int, count: int) -> Array:
-        return noise.moisture(*self.cells(first, count), self.level, self.seed)
+        return noise.moisture(*grid(self.tile, count, -first))
 
     def grain(self, first: int, count: int) -> Array:
         """Returns the white noise for the agents, (4, count, count)."""
-        line = np.arange(2 * first, 2 * (first + count), dtype=np.int32)
-        gx, gz = np.meshgrid(2 * self.x + line, 2 * self.z + line)
-        samples = noise.grain(gx.astype(np.int32), gz.astype(np.int32), self.level, self.seed)
-        result: Array = folded(samples[None, None], 2)[0]
-        return result
+        channels: Array = fold(noise.grain(*half_cells(self.tile, count, -first)), 2)[0]
+        return channels
 
 
 def random_place(rng: np.random.Generator, held_out: bool = False) -> Place:
@@ -166,7 +137,7 @@ def erode_place(place: Place) -> Square:
     Returns both as a square.
     """
     coarse = place.coarse(-SCALE, SQUARE + 3)
-    detail = noise.detail(*place.cells(0, WIDTH), place.level, place.seed)
+    detail = place.fine_detail(0, WIDTH)
     before = bicubic(coarse[None, None] / np.float32(place.cell_m))[0, 0] + detail
     heights = erode(before) * np.float32(place.cell_m)
     return Square(place, coarse[1:-2, 1:-2], detail, heights)
@@ -217,7 +188,7 @@ def upres_inputs(place: Place, coarse: Array, detail: Array) -> dict[str, Array]
     """Returns the upres agent's inputs by name, for the fine samples 32 to 223 of a square."""
     return {
         "coarse": coarse[None, None, SEEN, SEEN],
-        "detail": folded(detail[None, None], SCALE)[:, :, SEEN, SEEN],
+        "detail": fold(detail, SCALE)[:, :, SEEN, SEEN],
         "cell": np.full((1, 1, 1, 1), place.cell_m, np.float32),
     }
 
@@ -232,7 +203,7 @@ def upres_sample(square: Square, way: int = 0) -> Sample:
 
 def unseen_inputs(place: Place) -> dict[str, Array]:
     """Returns the inputs that the game gives the upres agent at a place, without any simulation."""
-    detail = noise.detail(*place.cells(0, WIDTH), place.level, place.seed)
+    detail = place.fine_detail(0, WIDTH)
     return upres_inputs(place, place.coarse(0, SQUARE), detail)
 
 

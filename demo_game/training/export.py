@@ -1,187 +1,96 @@
-"""Writes the trained networks as NNEF folders, operator by operator."""
+"""Builds the agents' networks as graphs of the engine, and writes them as NNEF folders."""
 
 from __future__ import annotations
 
-import hashlib
+import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import cml_engine as cml
-from cml_engine.io.atomic_write import write_atomically
-from cml_engine.nnef import write_tensor
-from demo_game.training.networks import AGENTS
+from demo_game.training.networks import AgentNetwork
 
 Array = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class TracedTensor:
-    """A tensor of the NNEF text that is being written: its name and its shape."""
+class GraphOps:
+    """The operators of :class:`Ops` that add nodes to a graph instead of computing."""
 
-    name: str
-    shape: tuple[int, ...]
+    def __init__(self, builder: cml.GraphBuilder, weights: Mapping[str, Array]) -> None:
+        self._builder, self._weights = builder, weights
 
-    def __str__(self) -> str:
-        return self.name
-
-
-class NnefOps:
-    """The operators of :class:`Ops` that write lines of NNEF instead of computing.
-
-    ``flops`` counts the multiplications and additions of convolutions.
-    """
-
-    def __init__(self, weights: Mapping[str, Array]) -> None:
-        self.weights = dict(weights)
-        self.lines: list[str] = []
-        self.flops = 0
-        self._names = 0
-
-    def _line(self, call: str, shape: tuple[int, ...], name: str = "") -> TracedTensor:
-        if not name:
-            self._names += 1
-            name = f"t{self._names}"
-        self.lines.append(f"{name} = {call};")
-        return TracedTensor(name, shape)
-
-    def variable(self, label: str) -> str:
-        """Returns the name of a weight, and declares the weight at the first call."""
-        name = label.replace(".", "_")
-        shape = list(self.weights[label].shape)
-        line = f"{name} = variable<scalar>(shape = {shape}, label = '{label}');"
-        if line not in self.lines:
-            self.lines.append(line)
-        return name
-
-    def conv(
-        self,
-        x: TracedTensor,
-        name: str,
-        channels: int,
-        size: int,
-        *,
-        stride: int = 1,
-        dilation: int = 1,
-        last: bool = False,
-    ) -> TracedTensor:
+    def conv(self, x: Any, name: str, channels: int, size: int, *, stride: int = 1,
+             dilation: int = 1, last: bool = False) -> Any:  # fmt: skip
         del channels, size, last  # the weights say
-        bias = self.weights[f"{name}.bias"]
-        self.weights[f"{name}.bias"] = bias.reshape(1, -1)
-        return self._conv(x, name, stride, dilation, True)
+        bias = self._weights[f"{name}_bias"].reshape(1, -1)
+        return self._conv(x, name, self._weights[f"{name}_filter"], bias, stride, dilation)
 
-    def fixed(
-        self, x: TracedTensor, name: str, weights: Array, bias: Array | None = None
-    ) -> TracedTensor:
-        self.weights[f"{name}.filter"] = weights
-        if bias is not None:
-            self.weights[f"{name}.bias"] = bias
-        return self._conv(x, name, 1, 1, bias is not None)
+    def fixed(self, x: Any, name: str, weights: Array, bias: Array | None = None) -> Any:
+        return self._conv(x, name, weights, bias)
 
     def _conv(
-        self, x: TracedTensor, name: str, stride: int, dilation: int, bias: bool
-    ) -> TracedTensor:
-        o, i, kh, kw = self.weights[f"{name}.filter"].shape
-        h, w = (
-            (n - dilation * (k - 1) - 1) // stride + 1
-            for n, k in zip(x.shape[2:], (kh, kw), strict=True)
-        )
-        self.flops += 2 * o * i * kh * kw * h * w
-        given = [x.name, self.variable(f"{name}.filter")]
-        if bias:
-            given.append(self.variable(f"{name}.bias"))
-        call = (
-            f"conv({', '.join(given)}, padding = [(0, 0), (0, 0)], "
-            f"stride = [{stride}, {stride}], dilation = [{dilation}, {dilation}])"
-        )
-        return self._line(call, (x.shape[0], o, h, w), f"{name}_conv")
+        self, x: Any, name: str, filter: Array, bias: Array | None, stride: int = 1,
+        dilation: int = 1,
+    ) -> Any:  # fmt: skip
+        make = self._builder
+        return make.conv(
+            x,
+            make.weights(filter, f"{name}_filter"),
+            0.0 if bias is None else make.weights(bias, f"{name}_bias"),
+            padding=[(0, 0), (0, 0)], stride=[stride] * 2, dilation=[dilation] * 2,
+        )  # fmt: skip
 
-    def _both(self, op: str, x: TracedTensor, y: TracedTensor | float) -> TracedTensor:
-        sizes = y.shape if isinstance(y, TracedTensor) else (1,) * 4
-        shape = tuple(max(a, b) for a, b in zip(x.shape, sizes, strict=True))
-        return self._line(f"{op}({x}, {y})", shape)
+    def relu(self, x: Any) -> Any:
+        return self._builder.relu(x)
 
-    def add(self, x: TracedTensor, y: TracedTensor | float) -> TracedTensor:
-        return self._both("add", x, y)
+    def clamp(self, x: Any, low: float, high: float) -> Any:
+        return self._builder.clamp(x, low, high)
 
-    def mul(self, x: TracedTensor, y: TracedTensor | float) -> TracedTensor:
-        return self._both("mul", x, y)
+    def log2(self, x: Any) -> Any:
+        return self._builder.log2(x)
 
-    def div(self, x: TracedTensor, y: TracedTensor | float) -> TracedTensor:
-        return self._both("div", x, y)
+    def wave(self, x: Any) -> Any:
+        return self._builder.abs(x - self._builder.floor(x) - 0.5)
 
-    def relu(self, x: TracedTensor) -> TracedTensor:
-        return self._line(f"relu({x})", x.shape)
+    def concat(self, *xs: Any) -> Any:
+        return self._builder.concat(list(xs), axis=1)
 
-    def clamp(self, x: TracedTensor, low: float, high: float) -> TracedTensor:
-        return self._line(f"clamp({x}, {low}, {high})", x.shape)
+    def crop(self, x: Any, before: int, after: int) -> Any:
+        ends = [size - after for size in x.shape[2:]]
+        return self._builder.slice(x, axes=[2, 3], begin=[before] * 2, end=ends)
 
-    def log2(self, x: TracedTensor) -> TracedTensor:
-        return self._line(f"log2({x})", x.shape)
-
-    def wave(self, x: TracedTensor) -> TracedTensor:
-        part = self._both("sub", x, self._line(f"floor({x})", x.shape))
-        return self._line(f"abs({self._both('sub', part, 0.5)})", x.shape)
-
-    def concat(self, *xs: TracedTensor) -> TracedTensor:
-        n, _, h, w = xs[0].shape
-        shape = (n, sum(x.shape[1] for x in xs), h, w)
-        return self._line(f"concat([{', '.join(x.name for x in xs)}], axis = 1)", shape)
-
-    def crop(self, x: TracedTensor, before: int, after: int) -> TracedTensor:
-        n, c, h, w = x.shape
-        ends = [h - after, w - after]
-        call = f"slice({x}, axes = [2, 3], begin = [{before}, {before}], end = {ends})"
-        return self._line(call, (n, c, h - before - after, w - before - after))
-
-    def depth_to_space(self, x: TracedTensor, scale: int) -> TracedTensor:
-        n, c, h, w = x.shape
-        split = (n, c // scale**2, scale, scale, h, w)
-        moved = (n, c // scale**2, h, scale, w, scale)
-        shape = (n, c // scale**2, scale * h, scale * w)
-        y = self._line(f"reshape({x}, shape = {list(split)})", split)
-        y = self._line(f"transpose({y}, axes = [0, 1, 4, 2, 5, 3])", moved)
-        return self._line(f"reshape({y}, shape = {list(shape)})", shape)
+    def depth_to_space(self, x: Any, scale: int) -> Any:
+        return self._builder.depth_to_space(x, block_size=scale, blocks_first=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """An exported model: FLOPs of one run, bytes of all files, SHA-256 over them in name order."""
+def build(name: str, network: AgentNetwork, weights: Mapping[str, Array]) -> cml.Graph:
+    """Returns the network as a graph with these weights."""
+    builder = cml.GraphBuilder(name)
+    inputs = {key: builder.input(key, shape) for key, shape in network.shapes.items()}
+    made = network.apply(GraphOps(builder, weights), inputs)
+    return builder.graph(**{network.output: made})
 
-    flops: int
-    size: int
-    sha256: str
+
+def replace_model(folder: Path, graph: cml.Graph) -> None:
+    """Writes the graph as an NNEF folder in place of the one that is there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    cml.save(graph, folder)
 
 
-def export(name: str, weights: Mapping[str, Array], folder: Path) -> Exported:
-    """Writes the agent of that name as an NNEF folder, and loads it as a check.
-
-    Returns cost and digest. Replaces the agent's files and keeps other files in the folder.
-    """
-    network, shapes = AGENTS[name]
-    ops = NnefOps(weights)
-    inputs = {key: TracedTensor(key, shape) for key, shape in shapes.items()}
-    for key, shape in shapes.items():
-        ops.lines.append(f"{key} = external<scalar>(shape = {list(shape)});")
-    (found,) = network(ops, inputs).items()
-    ops.lines[-1] = ops.lines[-1].replace(f"{found[1]} =", f"{found[0]} =", 1)
-    body = "\n".join(f"    {line}" for line in ops.lines)
-    text = f"version 1.0;\n\ngraph {name}({', '.join(inputs)}) -> ({found[0]})\n{{\n{body}\n}}\n"
-    folder.mkdir(parents=True, exist_ok=True)
-    for label, array in ops.weights.items():
-        write_tensor(folder / f"{label}.dat", array)
-    write_atomically(folder / "graph.nnef", text)
-    cml.load(folder)  # what cannot be loaded is found out here
-    files = sorted(folder / name for name in ("graph.nnef", *(f"{n}.dat" for n in ops.weights)))
-    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-    return Exported(ops.flops, sum(file.stat().st_size for file in files), digest)
+def conv_flops(graph: cml.Graph) -> int:
+    """Returns the number of multiplications and additions of the graph's convolutions."""
+    shapes = {name: fact.shape for name, fact in graph.facts.items()}
+    return sum(
+        2 * prod(shapes[node.inputs[1]]) * prod(shapes[node.outputs[0]][2:])
+        for node in graph.nodes
+        if node.op == "conv"
+    )
 
 
 def import_weights(folder: Path, names: Iterable[str]) -> dict[str, Array]:
-    """Returns the weights of these names as arrays, from a folder that :func:`export` wrote."""
-    graph = cml.load(folder)
-    found = {label: graph.constants[name] for name, label in graph.labels.items()}
-    return {k: found[k][0] if k.endswith(".bias") else found[k] for k in names}
+    """Returns the weights of these names as arrays, from an agent's folder."""
+    constants = cml.load(folder).constants
+    return {k: constants[k][0] if k.endswith("_bias") else constants[k] for k in names}

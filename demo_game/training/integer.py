@@ -9,7 +9,6 @@ world. Its inputs and outputs are integers times powers of two, which both sides
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,8 @@ import cml_engine as cml
 from demo_game.agents import tile_input
 from demo_game.chain import POPULATED_LEVELS
 from demo_game.training.data import HELD_OUT
+from demo_game.training.export import build, replace_model
+from demo_game.training.networks import TRAINED
 from demo_game.world.exact_noise import HEIGHT_BITS
 from demo_game.world.tile import MAX_LEVEL, TileId
 
@@ -34,48 +35,19 @@ _AMONG = 10
 LOST = {"upres": 0.05, "texture": 0.01, "population": 0.012}
 #: the float agents' errors (recipe.json); quantization errors add to them in quadrature
 OWN = {"upres": 0.095, "texture": 0.026, "population": 0.030}
-#: tensors with 16 bits: 8 would give steps of a tenth of a metre in the finest land
-SIXTEEN: Mapping[str, str | list[str]] = {"upres": ["conv6_conv", "t18"]}
-OUTPUT = {"upres": "residual", "texture": "albedo", "population": "density"}
+OUTPUT = {name: network.output for name, network in TRAINED.items()}
 #: scales of the inputs' and outputs' integers, which the operators around the networks share
 ENDS = {
     "upres": {"around": 2**-6, "above": 2**-7, "size": 1.0, "detail": 2**-8, "residual": 2**-12},
     "texture": {"slopes": 2**-7, "features": 2**-7, "albedo": 2**-8},
     "population": {"slopes": 2**-7, "features": 2**-7, "density": 2**-8},
 }
-#: names in the float agent of the tensors that become inputs and outputs of the inner network;
-#: ``t21`` is the sum of the cubic and ``t18``, which the network computes
-_NEAR = {"t1": "slopes", "t13": "features"}
-_ENDS = {
-    "upres": {"t2": "around", "t5": "above", "t6": "size", "t21": "t18", "heights": "residual"},
-    "texture": _NEAR,
-    "population": _NEAR,
-}
 
 
-def extract_network(name: str) -> cml.Graph:
-    """Loads the float agent of that name and returns its trained part as a network of its own."""
-    whole = cml.load(MODELS / f"{name}.nnef")
-    ends, output = _ENDS[name], OUTPUT[name]
-    body, tensors, used = [], {}, {output}
-    for line in reversed((MODELS / f"{name}.nnef" / "graph.nnef").read_text().splitlines()):
-        made, _, call = line.strip().partition(" = ")
-        if not call or (made in ends and ends[made] != output):
-            continue
-        made, call = (re.sub(r"\b\w+\b", lambda m: ends.get(m[0], m[0]), t) for t in (made, call))
-        if made in used:
-            body.append(f"{made} = {call}")
-            used.update(re.findall(r"\b[a-z]\w*\b", call))
-            if label := re.search(r"label = '([^']+)'", call):
-                tensors[label[1]] = whole.constants[made]
-    taken = [end for end in ENDS[name] if end != output]
-    shapes = {end: whole.facts[made].shape for made, end in ends.items()}
-    body += [
-        f"{end} = external<scalar>(shape = {list(shapes[end])});" for end in taken if end in shapes
-    ]
-    text = "\n    ".join(["{", *reversed(body)]) + "\n}\n"
-    head = f"version 1.0;\n\ngraph {name}({', '.join(taken)}) -> ({output})\n"
-    return cml.load(cml.MemoryModel(head + text, tensors, name=name))
+def trained_part(name: str) -> cml.Graph:
+    """Returns the trained part of the float agent of that name as a network of its own."""
+    weights = cml.load(MODELS / f"{name}.nnef").constants
+    return build(name, TRAINED[name], weights)
 
 
 def inputs_of(name: str, tile: Mapping[str, Array]) -> dict[str, Array]:
@@ -89,7 +61,7 @@ def tiles_of(name: str, count: int, seed: int, among: int = 1) -> list[dict[str,
     The tiles are the steepest among ``count * among`` random ones.
     """
     rng = np.random.default_rng(seed)
-    graphs = {"terrain": cml.load(INTEGER / "terrain.nnef"), "upres": extract_network("upres"),
+    graphs = {"terrain": cml.load(INTEGER / "terrain.nnef"), "upres": trained_part("upres"),
               "ground": cml.load(INTEGER / "ground.nnef")}  # fmt: skip
     sessions = {name: cml.Session(graph, "cpu") for name, graph in graphs.items()}
     levels = POPULATED_LEVELS if name == "population" else MAX_LEVEL + 1
@@ -117,11 +89,14 @@ def quantize_agent(name: str) -> tuple[cml.Graph, Any]:
 
     Returns the integer network and the quantizer's report.
     """
-    floats = extract_network(name)
+    floats = trained_part(name)
     tiles = [*tiles_of(name, SEEN, 0), *tiles_of(name, STEEP, 2, _AMONG)]
     samples = [inputs_of(name, tile) for tile in tiles]
     size = _rms([cml.Session(floats, "cpu").run(sample)[OUTPUT[name]] for sample in samples])
-    sixteen = SIXTEEN.get(name, "auto")
+    sixteen: str | list[str] = "auto"
+    if name == "upres":  # 8 bits would give steps of a tenth of a metre in the finest land
+        sums = [node.outputs[0] for node in floats.nodes if node.op in ("conv", "add")]
+        sixteen = sums[-2:]
     return cml.quantize(
         floats, samples, sixteen=sixteen, max_error=LOST[name] / size, scales=ENDS[name]
     )
@@ -171,7 +146,7 @@ def main() -> None:
     a = parser.parse_args()
     for name in [a.only] if a.only else LOST:
         made, report = quantize_agent(name)
-        cml.save(made, INTEGER / f"{name}.nnef", overwrite=True)
+        replace_model(INTEGER / f"{name}.nnef", made)
         if a.report:
             print(report)
         off, wide = measure_loss(name, made), sum(node.bits == 16 for node in report.nodes)

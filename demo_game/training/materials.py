@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from demo_game.training.data import fine
 from demo_game.training.networks import STRATA
+from demo_game.world.grids import unfold
 
 Array = np.ndarray[Any, Any]
 #: samples at the border of a map that are computed from less than all neighbours
@@ -144,7 +144,7 @@ def paint(heights: Array, moisture: Array, grain: Array, cell: Array) -> Array:
     """Returns a map's albedo (N, 4, 2h, 2w): red, green, blue, roughness, two texels per sample."""
     ground = Ground(heights, moisture, cell)
     g = {name: double_samples(values) for name, values in vars(ground).items()}
-    grains = fine(grain, 2)
+    grains = unfold(grain, 2)
     dots, patches = noise_of(grains, 0.6), noise_of(grains, 1.6)
     slope, above = g["slope"], g["cells"]
     land = _plants(g, patches, dots)

@@ -9,6 +9,7 @@ sea looks like land near it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,11 +17,14 @@ import numpy as np
 from demo_game.training.data import catmull_rom
 
 Array = np.ndarray[Any, Any]
-Shape = tuple[int, ...]
+Inputs = Mapping[str, Any]
 
 
 class Ops(Protocol):
-    """The interface of the operators in the agents, with NNEF's meaning, on any tensor type."""
+    """The interface of the operators in the agents, with NNEF's meaning, on any tensor type.
+
+    The tensors themselves have ``+``, ``-``, ``*`` and ``/``.
+    """
 
     def conv(self, x: Any, name: str, channels: int, size: int, *, stride: int = 1,
              dilation: int = 1, last: bool = False) -> Any:  # fmt: skip
@@ -31,9 +35,6 @@ class Ops(Protocol):
         ...
 
     def fixed(self, x: Any, name: str, weights: Array, bias: Array | None = None) -> Any: ...
-    def add(self, x: Any, y: Any) -> Any: ...
-    def mul(self, x: Any, y: Any) -> Any: ...
-    def div(self, x: Any, y: Any) -> Any: ...
     def relu(self, x: Any) -> Any: ...
     def clamp(self, x: Any, low: float, high: float) -> Any: ...
     def log2(self, x: Any) -> Any: ...
@@ -62,51 +63,35 @@ def differences(neighbours: tuple[int, ...]) -> Array:
 CROSS, AROUND = (1, 3, 5, 7), (0, 1, 2, 3, 5, 6, 7, 8)
 
 
-def upres(o: Ops, inputs: Mapping[str, Any], channels: int = 40) -> dict[str, Any]:
-    """Applies the upres agent: coarse heights and noise to eroded ``heights``, four times finer."""
-    coarse, detail, cell = inputs["coarse"], inputs["detail"], inputs["cell"]
-    around = o.fixed(coarse, "differences", differences(AROUND))
-    slopes = o.div(around, o.mul(cell, 4.0))
-    # how many cells above the sea: rain cuts nothing below it
-    above = o.clamp(o.div(coarse, o.mul(cell, 16.0)), -1.0, 1.0)
-    level = o.conv(o.mul(o.add(o.log2(cell), -5.0), 0.33), "level", channels, 1)
-    x = o.add(o.conv(slopes, "slopes", channels, 1), level)
-    x = o.add(o.conv(above, "above", channels, 3), x)
-    x = o.relu(o.add(o.conv(detail, "detail", channels, 3), x))
+def upres(o: Ops, inputs: Inputs) -> Any:
+    """Applies the upres agent: coarse heights and noise to eroded heights, four times finer."""
+    coarse, cell = inputs["coarse"], inputs["cell"]
+    trained = {
+        "around": o.fixed(coarse, "differences", differences(AROUND)) / (cell * 4.0),
+        # how many cells above the sea: rain cuts nothing below it
+        "above": o.clamp(coarse / (cell * 16.0), -1.0, 1.0),
+        "size": o.log2(cell),
+        "detail": inputs["detail"],
+    }
+    smooth = o.fixed(o.crop(coarse, 5, 4), "bicubic", catmull_rom())
+    return o.depth_to_space(_residual(o, trained) * cell + smooth, 4)
+
+
+def trained_upres(o: Ops, inputs: Inputs) -> Any:
+    """Applies the trained part of the upres agent: the residual to bicubic heights, in cells."""
+    return o.depth_to_space(_residual(o, inputs), 4)
+
+
+def _residual(o: Ops, inputs: Inputs, channels: int = 40) -> Any:
+    level = o.conv((inputs["size"] + -5.0) * 0.33, "level", channels, 1)
+    x = o.conv(inputs["around"], "slopes", channels, 1) + level
+    x = o.conv(inputs["above"], "above", channels, 3) + x
+    x = o.relu(o.conv(inputs["detail"], "detail", channels, 3) + x)
     for layer in range(2, 6):
         x = o.relu(o.conv(x, f"conv{layer}", channels, 3))
     # a shortcut past all layers for linear work such as smoothing
-    straight = o.conv(o.crop(detail, 5, 5), "straight", 16, 3, last=True)
-    cut = o.add(o.conv(x, "conv6", 16, 3, last=True), straight)
-    smooth = o.fixed(o.crop(coarse, 5, 4), "bicubic", catmull_rom())
-    heights = o.add(o.mul(cut, cell), smooth)
-    return {"heights": o.depth_to_space(heights, 4)}
-
-
-def _surroundings(o: Ops, slopes: Any, channels: int = 12) -> Any:
-    """Returns features of the land around each second inner sample, from slopes at 94 x 94."""
-    x = o.relu(o.conv(slopes, "wide1", channels, 4, stride=2))
-    x = o.relu(o.conv(x, "wide2", channels, 3))
-    x = o.relu(o.conv(x, "wide3", channels, 3, dilation=2))
-    x = o.relu(o.conv(x, "wide4", channels, 3, dilation=2))
-    x = o.relu(o.conv(x, "wide5", channels, 3))
-    return x
-
-
-def texture(o: Ops, inputs: Mapping[str, Any], channels: int = 24) -> dict[str, Any]:
-    """Applies the texture agent: heights, moisture and grain to ``albedo`` (colours and roughness).
-
-    The result has two texels per sample.
-    """
-    given = near(o, inputs)
-    wide = _surroundings(o, given["slopes"])
-    wide = o.depth_to_space(o.conv(wide, "wide6", 4 * channels, 3), 2)
-    x = o.relu(o.conv(given["all"], "near1", channels, 3))
-    x = o.relu(o.add(o.conv(x, "near2", channels, 3), wide))
-    x = o.relu(o.conv(x, "mix1", 32, 1))
-    x = o.relu(o.conv(x, "mix2", 32, 1))
-    x = o.conv(x, "albedo", 16, 1, last=True)
-    return {"albedo": o.clamp(o.depth_to_space(x, 2), 0.0, 1.0)}
+    straight = o.conv(o.crop(inputs["detail"], 5, 5), "straight", 16, 3, last=True)
+    return o.conv(x, "conv6", 16, 3, last=True) + straight
 
 
 #: factors per metre and offsets of the altitude features: beaches, foothills, mountains
@@ -120,15 +105,15 @@ def _column(values: tuple[float, ...]) -> Array:
     return np.array(values, np.float32).reshape(-1, 1, 1, 1)
 
 
-def near(o: Ops, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns untrained features: ``slopes`` at 94 x 94, and ``all`` 16 channels at 68 x 68."""
+def near(o: Ops, inputs: Inputs) -> dict[str, Any]:
+    """Returns untrained features: ``slopes`` at 94 x 94, and 16 ``features`` at 68 x 68."""
     heights, cell = inputs["heights"], inputs["cell"]
-    slopes = o.div(o.fixed(heights, "differences", differences(CROSS)), cell)
+    slopes = o.fixed(heights, "differences", differences(CROSS)) / cell
     inner = o.crop(heights, 14, 14)
-    cells = o.div(inner, cell)
+    cells = inner / cell
     factors, offsets = ALTITUDES
     altitude = o.fixed(inner, "altitudes", _column(factors), np.array([offsets], np.float32))
-    everything = o.concat(
+    features = o.concat(
         o.crop(slopes, 13, 13),
         o.crop(inputs["grain"], 14, 14),
         o.crop(inputs["moisture"], 14, 14),
@@ -136,36 +121,72 @@ def near(o: Ops, inputs: Mapping[str, Any]) -> dict[str, Any]:
         o.clamp(o.fixed(cells, "shores", _column(SHORES)), -1.0, 1.0),
         o.wave(o.fixed(cells, "strata", _column(STRATA))),
     )
-    return {"slopes": slopes, "all": everything}
+    return {"slopes": slopes, "features": features}
 
 
-def population(o: Ops, inputs: Mapping[str, Any], channels: int = 32) -> dict[str, Any]:
-    """Applies the population agent: heights, moisture and grain to ``density`` of plants, rocks.
+def _surroundings(o: Ops, slopes: Any, channels: int = 12) -> Any:
+    """Returns features of the land around each second inner sample, from slopes at 94 x 94."""
+    x = o.relu(o.conv(slopes, "wide1", channels, 4, stride=2))
+    x = o.relu(o.conv(x, "wide2", channels, 3))
+    x = o.relu(o.conv(x, "wide3", channels, 3, dilation=2))
+    x = o.relu(o.conv(x, "wide4", channels, 3, dilation=2))
+    return o.relu(o.conv(x, "wide5", channels, 3))
+
+
+def trained_texture(o: Ops, inputs: Inputs, channels: int = 24) -> Any:
+    """Applies the trained part of the texture agent: colours and roughness, 2 texels a sample."""
+    wide = _surroundings(o, inputs["slopes"])
+    wide = o.depth_to_space(o.conv(wide, "wide6", 4 * channels, 3), 2)
+    x = o.relu(o.conv(inputs["features"], "near1", channels, 3))
+    x = o.relu(o.conv(x, "near2", channels, 3) + wide)
+    x = o.relu(o.conv(x, "mix1", 32, 1))
+    x = o.relu(o.conv(x, "mix2", 32, 1))
+    x = o.conv(x, "albedo", 16, 1, last=True)
+    return o.clamp(o.depth_to_space(x, 2), 0.0, 1.0)
+
+
+def trained_population(o: Ops, inputs: Inputs, channels: int = 32) -> Any:
+    """Applies the trained part of the population agent: densities of plants and rocks.
 
     Inside it works at half the resolution.
     """
-    given = near(o, inputs)
-    wide = _surroundings(o, given["slopes"])
-    x = o.relu(o.conv(given["all"], "near1", channels, 4, stride=2))
+    wide = _surroundings(o, inputs["slopes"])
+    x = o.relu(o.conv(inputs["features"], "near1", channels, 4, stride=2))
     x = o.conv(x, "near2", channels, 2)
-    x = o.relu(o.add(x, o.conv(wide, "wide6", channels, 3)))
+    x = o.relu(x + o.conv(wide, "wide6", channels, 3))
     x = o.relu(o.conv(x, "mix1", channels, 1))
     x = o.conv(x, "density", 12, 1, last=True)
-    return {"density": o.clamp(o.depth_to_space(x, 2), 0.0, 1.0)}
+    return o.clamp(o.depth_to_space(x, 2), 0.0, 1.0)
 
 
-_SEEN: Mapping[str, Shape] = {
-    "heights": (1, 1, 96, 96),
-    "moisture": (1, 1, 96, 96),
-    "grain": (1, 4, 96, 96),
-    "cell": (1, 1, 1, 1),
-}
-#: each agent's network and the shapes of its inputs, by name
-AGENTS: Mapping[str, tuple[Callable[..., dict[str, Any]], Mapping[str, Shape]]] = {
-    "upres": (
-        upres,
-        {"coarse": (1, 1, 36, 36), "detail": (1, 16, 36, 36), "cell": (1, 1, 1, 1)},
+@dataclass(frozen=True)
+class AgentNetwork:
+    """An agent's network: the function that applies it, its inputs' shapes, its output's name."""
+
+    apply: Callable[[Ops, Inputs], Any]
+    shapes: Mapping[str, tuple[int, ...]]
+    output: str
+
+
+_CELL = (1, 1, 1, 1)
+_SEEN = {"heights": (1, 1, 96, 96), "moisture": (1, 1, 96, 96), "grain": (1, 4, 96, 96),
+         "cell": _CELL}  # fmt: skip
+_NEAR = {"slopes": (1, 4, 94, 94), "features": (1, 16, 68, 68)}
+AGENTS: Mapping[str, AgentNetwork] = {
+    "upres": AgentNetwork(
+        upres, {"coarse": (1, 1, 36, 36), "detail": (1, 16, 36, 36), "cell": _CELL}, "heights"
     ),
-    "texture": (texture, _SEEN),
-    "population": (population, _SEEN),
+    "texture": AgentNetwork(lambda o, x: trained_texture(o, near(o, x)), _SEEN, "albedo"),
+    "population": AgentNetwork(lambda o, x: trained_population(o, near(o, x)), _SEEN, "density"),
 }
+#: the trained part of each agent, which is also an integer network
+TRAINED: Mapping[str, AgentNetwork] = {
+    "upres": AgentNetwork(
+        trained_upres,
+        {"around": (1, 8, 34, 34), "above": (1, 1, 36, 36), "size": _CELL,
+         "detail": (1, 16, 36, 36)},
+        "residual",
+    ),
+    "texture": AgentNetwork(trained_texture, _NEAR, "albedo"),
+    "population": AgentNetwork(trained_population, _NEAR, "density"),
+}  # fmt: skip

@@ -1,65 +1,168 @@
-"""Trains an agent on a pool of squares that grows while it learns."""
+"""Trains an agent with PyTorch on a pool of squares that grows while it learns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import cos, pi
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from demo_game.training import data, ecology, materials
 from demo_game.training.data import Sample
-from demo_game.training.torch_ops import Agent
+from demo_game.training.networks import AGENTS
 
 Array = np.ndarray[Any, Any]
 #: makes a square from (rng, held_out): a function of an rng that returns a sample at each call
 Maker = Callable[[np.random.Generator, bool], Callable[[np.random.Generator], Sample]]
+#: what each surface agent learns, and the number of targets along one sample of the heights
+SIMULATIONS = {"texture": (materials.paint, 2), "population": (ecology.populate, 1)}
 
 
-def upres_maker() -> Maker:
-    """Returns a maker of upres samples: squares of land before and after rain.
+class TorchOps:
+    """The operators of :class:`Ops` on torch tensors.
 
-    For training, each draw turns a square by one of its eight symmetries at random.
+    A convolution's first run creates its weights.
     """
 
-    def make(rng: np.random.Generator, held_out: bool) -> Callable[[np.random.Generator], Sample]:
-        square = data.erode_place(data.random_place(rng, held_out))
-        if held_out:
-            return lambda _: data.upres_sample(square)
-        return lambda draw: data.upres_sample(square, int(draw.integers(8)))
+    def __init__(self, seed: int = 0) -> None:
+        self.weights: dict[str, Any] = {}
+        self._random = torch.Generator().manual_seed(seed)
+        self._fixed: dict[str, Any] = {}
 
-    return make
+    def conv(
+        self,
+        x: Any,
+        name: str,
+        channels: int,
+        size: int,
+        *,
+        stride: int = 1,
+        dilation: int = 1,
+        last: bool = False,
+    ) -> Any:
+        if f"{name}_filter" not in self.weights:
+            self._start(x, name, (channels, x.shape[1], size, size), (stride, dilation))
+            if last:
+                for part in ("filter", "bias"):
+                    self.weights[f"{name}_{part}"] *= 0
+        weights = self.weights[f"{name}_filter"], self.weights[f"{name}_bias"]
+        return functional.conv2d(x, *weights, stride=stride, dilation=dilation)
+
+    def _start(self, x: Any, name: str, shape: tuple[int, ...], steps: tuple[int, int]) -> None:
+        """Creates random weights whose results for ``x`` have mean 0 and standard deviation 1.
+
+        See Salimans and Kingma, "Weight normalization", 2016, section 3.
+        """
+        weight = torch.randn(shape, generator=self._random)
+        y = functional.conv2d(x, weight, stride=steps[0], dilation=steps[1])
+        spread = y.std(dim=(0, 2, 3), correction=0).clamp(min=1e-3)
+        self.weights[f"{name}_filter"] = weight / spread.reshape(-1, 1, 1, 1)
+        self.weights[f"{name}_bias"] = -y.mean(dim=(0, 2, 3)) / spread
+
+    def fixed(self, x: Any, name: str, weights: Array, bias: Array | None = None) -> Any:
+        if name not in self._fixed:
+            made = torch.from_numpy(weights), None if bias is None else torch.from_numpy(bias[0])
+            self._fixed[name] = made
+        return functional.conv2d(x, *self._fixed[name])
+
+    def relu(self, x: Any) -> Any:
+        return functional.relu(x)
+
+    def clamp(self, x: Any, low: float, high: float) -> Any:
+        """Returns ``x`` clamped.
+
+        Gradients pass unchanged, so that a result beyond a bound can come back.
+        """
+        return x + (torch.clamp(x, low, high) - x).detach()
+
+    def log2(self, x: Any) -> Any:
+        return torch.log2(x)
+
+    def wave(self, x: Any) -> Any:
+        return torch.abs(x - torch.floor(x) - 0.5)
+
+    def concat(self, *xs: Any) -> Any:
+        return torch.cat(xs, dim=1)
+
+    def crop(self, x: Any, before: int, after: int) -> Any:
+        return x[:, :, before:-after, before:-after]
+
+    def depth_to_space(self, x: Any, scale: int) -> Any:
+        return functional.pixel_shuffle(x, scale)
 
 
-def surface_maker(upres: Agent, simulate: Callable[..., Array], per_sample: int) -> Maker:
-    """Returns a maker of samples on the upres agent's land, whose targets ``simulate`` makes.
+class Agent:
+    """One of the networks with its weights; calling it runs it on torch tensors.
 
-    per_sample : the number of targets along one sample of the heights.
+    name : a key of :data:`AGENTS`.
+    example : inputs that the first weights are fitted to; without them the weights are of no use
+        before :meth:`load`.
     """
-    border = materials.BORDER * per_sample
+
+    def __init__(
+        self, name: str, example: Mapping[str, Array] | None = None, seed: int = 0
+    ) -> None:
+        self.name = name
+        self.ops = TorchOps(seed)
+        self._network = AGENTS[name]
+        ones = {key: np.ones(shape, np.float32) for key, shape in self._network.shapes.items()}
+        self.infer(example or ones)  # every weight is made when it is first met
+        for weight in self.ops.weights.values():
+            weight.requires_grad_()
+
+    def __call__(self, inputs: Mapping[str, Any]) -> Any:
+        """Returns the network's one output; maps may be larger than a tile."""
+        return self._network.apply(self.ops, inputs)
+
+    @property
+    def weights(self) -> dict[str, Any]:
+        """The trainable tensors by name."""
+        return self.ops.weights
+
+    def arrays(self) -> dict[str, Array]:
+        """Returns the weights as float32 arrays by name, as they are exported."""
+        return {k: v.detach().numpy().astype(np.float32) for k, v in self.weights.items()}
+
+    def load(self, arrays: Mapping[str, Array]) -> None:
+        """Replaces weights by copies of these arrays, by name."""
+        for name, array in arrays.items():
+            self.weights[name].data = torch.from_numpy(array.copy())
+
+    def infer(self, inputs: Mapping[str, Array]) -> Array:
+        """Returns the network's output for NumPy arrays, without gradients."""
+        with torch.no_grad():
+            found: Array = self({key: _tensor(array) for key, array in inputs.items()}).numpy()
+        return found
+
+
+def _tensor(array: Array) -> Any:
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def maker(name: str, upres: Agent) -> Maker:
+    """Returns the maker of training samples for the agent of that name.
+
+    For upres they are squares of land before and after rain, in training turned by one of their
+    eight symmetries at random. For the others they are squares of the upres agent's land.
+    """
 
     def make(rng: np.random.Generator, held_out: bool) -> Callable[[np.random.Generator], Sample]:
         place = data.random_place(rng, held_out)
+        if name == "upres":
+            square = data.erode_place(place)
+            return lambda draw: data.upres_sample(square, 0 if held_out else int(draw.integers(8)))
         inputs = data.surface_inputs(place, upres.infer(data.unseen_inputs(place)))
+        simulate, per_sample = SIMULATIONS[name]
+        border = materials.BORDER * per_sample
         target = simulate(*inputs.values())[:, :, border:-border, border:-border]
         sample = Sample(inputs, np.ascontiguousarray(target))
         return lambda _: sample
 
     return make
-
-
-def maker(name: str, upres: Agent) -> Maker:
-    """Returns the maker of training samples for the agent of that name."""
-    if name == "upres":
-        return upres_maker()
-    simulate, per_sample = {
-        "texture": (materials.paint, 2),
-        "population": (ecology.populate, 1),
-    }[name]
-    return surface_maker(upres, simulate, per_sample)
 
 
 def stack_samples(samples: list[Sample]) -> Sample:
@@ -109,8 +212,8 @@ def error(agent: Agent, sample: Sample, edges: float) -> Any:
 
     Heights count in cells. ``edges`` is the weight of the differences.
     """
-    inputs = {key: torch.from_numpy(np.ascontiguousarray(v)) for key, v in sample.inputs.items()}
-    wrong = agent(inputs) - torch.from_numpy(np.ascontiguousarray(sample.target))
+    inputs = {key: _tensor(array) for key, array in sample.inputs.items()}
+    wrong = agent(inputs) - _tensor(sample.target)
     if agent.name == "upres":
         wrong = wrong / inputs["cell"]
     slopes = wrong.diff(dim=2).square().mean() + wrong.diff(dim=3).square().mean()
@@ -139,3 +242,24 @@ def train(name: str, make: Maker, course: Course, seed: int) -> Iterator[Progres
         loss.backward()
         optimizer.step()
         yield Progress(agent, number, len(pool), float(loss.detach()))
+
+
+#: the channels of each quantity whose error is measured
+_PARTS = {
+    "texture": {"colour": slice(0, 3), "roughness": slice(3, 4)},
+    "population": {"trees": slice(0, 1), "bushes": slice(1, 2), "rocks": slice(2, 3)},
+}
+
+
+def errors(agent: Agent, samples: list[Sample]) -> dict[str, float]:
+    """Returns the agent's RMSE by quantity: for upres of heights and slopes, in cells."""
+    wrong = [agent.infer(sample.inputs) - sample.target for sample in samples]
+    if agent.name == "upres":
+        wrong = [w / s.inputs["cell"] for w, s in zip(wrong, samples, strict=True)]
+        slopes = [np.diff(w, axis=axis) for w in wrong for axis in (-2, -1)]
+        return {"height": _rms(wrong), "slope": _rms(slopes)}
+    return {key: _rms([w[:, at] for w in wrong]) for key, at in _PARTS[agent.name].items()}
+
+
+def _rms(values: list[Array]) -> float:
+    return float(np.sqrt(np.mean([np.mean(np.square(v, dtype=np.float64)) for v in values])))

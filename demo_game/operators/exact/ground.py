@@ -21,9 +21,9 @@ from demo_game.operators.exact.land import (
     make_steep_heights,
     subtract_height,
 )
-from demo_game.operators.land import grid, split_into_channels
 from demo_game.world import exact_noise, noise
 from demo_game.world.exact_noise import multiply_shift, shift_and_round
+from demo_game.world.grids import fold, grid, half_cells
 from demo_game.world.tile import COARSE, SCALE, WIDE, WIDE_APRON
 
 Array = np.ndarray[Any, Any]
@@ -73,9 +73,7 @@ def _features(attrs: cml.Attrs, ground: Array, tile: Array) -> list[Array]:
     level, inside = int(tile[0, 2]), np.s_[_CROP : WIDE - _CROP]
     slopes = _words(shift_and_round(subtract_height(ground[0, 0], _CROSS), level + 5))
     here = ground[0, 0, inside, inside].astype(np.int64)
-    x, z, _, seed = grid(tile, 2 * WIDE, 2 * WIDE_APRON)
-    first = tile[0, :2].astype(np.int32)
-    grain = split_into_channels(exact_noise.grain(x + first[0], z + first[1], level, seed), 2)[0]
+    grain = fold(exact_noise.grain(*half_cells(tile, WIDE, WIDE_APRON)), 2)[0]
     wet = exact_noise.moisture(*grid(tile, WIDE, WIDE_APRON))
     marks = [
         *grain[:, inside, inside],

@@ -14,9 +14,9 @@ import numpy as np
 
 import cml_engine as cml
 from demo_game.operators.exact.declaring import TILE, declare
-from demo_game.operators.land import grid, split_into_channels
 from demo_game.world import exact_noise, noise
 from demo_game.world.exact_noise import shift_and_round
+from demo_game.world.grids import fold, grid
 from demo_game.world.tile import COARSE, COARSE_APRON, SCALE
 
 Array = np.ndarray[Any, Any]
@@ -49,7 +49,7 @@ def _height(attrs: cml.Attrs, tile: Array) -> Array:
 
 def _detail(attrs: cml.Attrs, tile: Array) -> Array:
     found = exact_noise.detail(*grid(tile, SCALE * COARSE, COARSE_APRON))
-    return split_into_channels(found / np.float32(256), SCALE).astype(np.float32)
+    return fold(found / np.float32(256), SCALE).astype(np.float32)
 
 
 def subtract_height(heights: Array, ways: list[tuple[int, int]]) -> Array:

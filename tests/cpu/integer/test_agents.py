@@ -12,7 +12,7 @@ from tests.fixtures.integer.agents import DIGESTS
 
 @pytest.mark.parametrize("name", DIGESTS)
 def test_a_tile_is_nearly_that_of_the_floats(name):
-    graph, floats = cml.load(integer.INTEGER / f"{name}.nnef"), integer.extract_network(name)
+    graph, floats = cml.load(integer.INTEGER / f"{name}.nnef"), integer.trained_part(name)
     (tile,) = integer.tiles_of(name, 1, 2)
     sample, output = integer.inputs_of(name, tile), integer.OUTPUT[name]
     whole, real = (cml.Session(g, "cpu").run(sample)[output] for g in (graph, floats))

@@ -13,6 +13,7 @@ import pytest
 import cml_engine as cml
 from demo_game.training import data
 from demo_game.training.data import HELD_OUT, Place
+from demo_game.world.grids import unfold
 from demo_game.world.tile import CELLS, COARSE, COARSE_APRON, WIDE, WIDE_APRON
 
 MODELS = Path(__file__).resolve().parents[3] / "demo_game" / "models"
@@ -95,7 +96,7 @@ def test_heights_beat_interpolation(sessions):
     target = sample.target[:, :, :96, :96]
     agent = sessions["upres"].run(given)["heights"]
     smooth = data.bicubic(given["coarse"][:, :, 5:-4, 5:-4])
-    noisy = smooth + data.fine(given["detail"][:, :, 6:-6, 6:-6], 4) * given["cell"]
+    noisy = smooth + unfold(given["detail"][:, :, 6:-6, 6:-6], 4) * given["cell"]
     wrong = np.abs(agent - target).mean()
     assert wrong < 0.5 * np.abs(smooth - target).mean()
     assert wrong < 0.5 * np.abs(noisy - target).mean()
