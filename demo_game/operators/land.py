@@ -7,20 +7,17 @@ constants are the defaults of their attributes.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import cml_engine as cml
+from demo_game.operators.declaring import EXACT, TILE, declare
 from demo_game.world import noise
 from demo_game.world.grids import fold, grid, half_cells
 from demo_game.world.tile import CELL_M, COARSE, COARSE_APRON, SCALE, WIDE, WIDE_APRON
 
 Array = np.ndarray[Any, Any]
-_HERE = Path(__file__).parent
 _AMPLITUDES = [noise.amplitude(octave) for octave in range(noise.TOP_OCTAVE + 1)]
 #: attributes of the operators that compute the land's octaves
 _LAND = (
@@ -30,25 +27,6 @@ _LAND = (
 )
 #: operations per octave and sample: some twenty for each of four corners, and the interpolation
 _OCTAVE = 110
-
-
-def _infer(shape: tuple[int, ...]) -> Callable[..., cml.Fact]:
-    def infer(attrs: cml.Attrs, tile: cml.Fact) -> cml.Fact:
-        if tile != cml.Fact("integer", (1, 4)):
-            raise cml.ModelError(
-                f"wanted a tile as integer[1, 4] (first cell x and z, level, seed), got {tile}"
-            )
-        return cml.Fact("scalar", shape)
-
-    return infer
-
-
-def _cost(octaves: int) -> Callable[..., cml.Cost]:
-    def cost(attrs: cml.Attrs, inputs: Sequence[cml.Fact], outputs: Sequence[cml.Fact]) -> cml.Cost:
-        size = outputs[0].size
-        return cml.Cost(octaves * _OCTAVE * size, 16, 4 * size)
-
-    return cost
 
 
 def _height(attrs: cml.Attrs, tile: Array) -> Array:
@@ -82,70 +60,56 @@ _CASES = _tiles(
 _SUM = "octaves are summed in 32 bits, products may be fused"
 
 
-def _register(
-    name: str,
+def _declare_land(
+    result: str,
     attributes: str,
     shape: tuple[int, ...],
     cpu: Any,
     octaves: int,
-    atol: float,
-    per_thread: int = 1,
+    tolerance: cml.Tolerance = EXACT,
+    threads: int = 0,
 ) -> None:
-    result = name.removeprefix("land_")
-    extra = f", {attributes}" if attributes else ""
-    cml.register(
-        cml.OpSpec(
-            name=name,
-            signature=f"fragment {name}(tile: tensor<integer>{extra})"
-            f" -> ({result}: tensor<scalar>);",
-            infer=_infer(shape),
-            cpu=cpu,
-            kernel=cml.Kernel(
-                _HERE / f"{name}.hlsl",
-                threads=lambda attrs, tile: math.prod(shape) // per_thread,
-                trusted=True,
-            ),
-            cost=_cost(octaves),
-            cases=_CASES,
-            tolerance=cml.Tolerance(1e-6, atol, _SUM) if atol else cml.Tolerance(0, 0, "integers"),
-        )
+    declare(
+        f"land_{result}",
+        f"(tile: tensor<integer>, {attributes}) -> ({result}: tensor<scalar>)",
+        {"tile": TILE},
+        [cml.Fact("scalar", shape)],
+        cpu,
+        octaves * _OCTAVE,
+        _CASES,
+        tolerance,
+        threads,
     )
 
 
-_register(
-    "land_height",
+_declare_land(
+    "height",
     f"{_LAND}, lift: scalar[] = {[noise.CONTINENT_M, noise.LIFT_M]}, apron: integer = "
     f"{COARSE_APRON}, scale: integer = {SCALE}",
     (1, 1, COARSE, COARSE),
     _height,
     11,
-    4e-3,
+    cml.Tolerance(1e-6, 4e-3, _SUM),
 )
-_register(
-    "land_detail",
+_declare_land(
+    "detail",
     f"{_LAND}, cell_m: scalar = {CELL_M}, apron: integer = {COARSE_APRON}, "
     f"scale: integer = {SCALE}",
     (1, SCALE * SCALE, COARSE, COARSE),
     _detail,
     4,
-    1e-6,
+    cml.Tolerance(1e-6, 1e-6, _SUM),
 )
-_register(
-    "land_moisture",
+_declare_land(
+    "moisture",
     f"octaves: integer[] = {list(noise.MOISTURE_OCTAVES)}, weights: scalar[] = "
     f"{noise.moisture_weights()}, apron: integer = {WIDE_APRON}",
     (1, 1, WIDE, WIDE),
     _moisture,
     4,
-    1e-6,
+    cml.Tolerance(1e-6, 1e-6, _SUM),
 )
-_register(
-    "land_grain",
-    f"apron: integer = {WIDE_APRON}",
-    (1, 4, WIDE, WIDE),
-    _grain,
-    1,
-    0.0,
-    per_thread=4,
+_declare_land(
+    "grain", f"apron: integer = {WIDE_APRON}", (1, 4, WIDE, WIDE), _grain, 1, threads=WIDE * WIDE
 )
-_register("land_cell", f"cell_m: scalar = {CELL_M}", (1, 1, 1, 1), _cell, 0, 0.0)
+_declare_land("cell", f"cell_m: scalar = {CELL_M}", (1, 1, 1, 1), _cell, 0)

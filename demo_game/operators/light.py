@@ -1,9 +1,10 @@
-"""The operator ``shading(heights, cell)``: light that depends only on the land's shape.
+"""Operators that make textures of tensors.
 
-Four channels in [0, 1]: the normal's x and z (0.5 is upright), the share of the sky that is open
-(Max, "Horizon mapping: shadows for bump-mapped surfaces", 1988: the horizon in eight directions),
-and sunlight with a soft edge. No sample outside the apron is read, so neighbours agree.
-"""
+``pack_bytes(channels)`` packs four channels into the texels of an ``rgba8unorm`` texture.
+``shading(heights, cell)`` computes light that depends only on the land's shape: four channels in
+[0, 1]: the normal's x and z (0.5 is upright), the share of the sky that is open (Max, "Horizon
+mapping: shadows for bump-mapped surfaces", 1988: the horizon in eight directions), and sunlight
+with a soft edge. No sample outside the apron is read, so neighbours agree."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 import cml_engine as cml
+from demo_game.operators.declaring import EXACT, declare
 from demo_game.world.sun import SUN, Light
 from demo_game.world.tile import FINE, FINE_APRON, WIDE, WIDE_APRON
 
@@ -27,13 +29,7 @@ _REACH, _SOFTNESS = 15, 0.12
 _START = WIDE_APRON - FINE_APRON
 
 
-def _infer(attrs: cml.Attrs, heights: cml.Fact, cell: cml.Fact) -> cml.Fact:
-    if heights != cml.Fact("scalar", (1, 1, WIDE, WIDE)):
-        raise cml.ModelError(f"wanted heights as scalar[1, 1, {WIDE}, {WIDE}], got {heights}")
-    return cml.Fact("scalar", (1, 4, FINE, FINE))
-
-
-def _cpu(attrs: cml.Attrs, heights: Array, cell: Array) -> Array:
+def _shading(attrs: cml.Attrs, heights: Array, cell: Array) -> Array:
     land, size = heights[0, 0], np.float32(cell.flat[0])
     surface = np.maximum(land, 0)
     dx = (_shift(land, 1, 0) - _shift(land, -1, 0)) / (2 * size)
@@ -91,11 +87,6 @@ def _between(surface: Array, x: float, z: float) -> Array:
     return mixed
 
 
-def _cost(attrs: cml.Attrs, inputs: Sequence[cml.Fact], outputs: Sequence[cml.Fact]) -> cml.Cost:
-    looks = len(_WAYS) * len(_DISTANCES) * 6 + _REACH * 20
-    return cml.Cost(looks * FINE * FINE, inputs[0].nbytes, outputs[0].nbytes)
-
-
 def _make_hills(seed: int, height: float) -> Array:
     """Returns smooth random land (1, 1, WIDE, WIDE) of standard deviation ``height``."""
     rng = np.random.default_rng(seed)
@@ -120,29 +111,59 @@ def relight(surface: cml.Graph, light: Light) -> cml.Graph:
 
 
 _SIZE = np.full((1, 1, 1, 1), 4, np.float32)
-SHADING = cml.register(
+declare(
+    "shading",
+    "(heights: tensor<scalar>, cell: tensor<scalar>, "
+    f"apron: integer = {_START}, ways: integer[] = {[n for way in _WAYS for n in way]}, "
+    f"distances: integer[] = {list(_DISTANCES)}, reach: integer = {_REACH}, "
+    f"softness: scalar = {_SOFTNESS}, sun: scalar[] = {list(SUN)}) -> (shading: tensor<scalar>)",
+    {"heights": cml.Fact("scalar", (1, 1, WIDE, WIDE)), "cell": cml.Fact("scalar", (1, 1, 1, 1))},
+    [cml.Fact("scalar", (1, 4, FINE, FINE))],
+    _shading,
+    (len(_WAYS) * len(_DISTANCES) * 6 + _REACH * 20) // 4,
+    [
+        cml.Case((_make_hills(1, 20.0), _SIZE), {}, "hills"),
+        cml.Case((_make_hills(2, 400.0), 16 * _SIZE), {}, "mountains and sea"),
+        cml.Case((np.zeros((1, 1, WIDE, WIDE)), _SIZE), {}, "a plain"),
+        cml.Case((np.full((1, 1, WIDE, WIDE), -30.0), _SIZE), {}, "the sea"),
+    ],
+    cml.Tolerance(0, 3e-4, "slopes over a narrow edge; a byte is 4e-3"),
+    threads=FINE * FINE,
+)
+
+
+def _infer_bytes(attrs: cml.Attrs, channels: cml.Fact) -> cml.Fact:
+    if channels.rank != 4 or channels.shape[:2] != (1, 4):
+        raise cml.ModelError(f"wanted four channels, [1, 4, height, width], got {channels}")
+    return cml.Fact("integer", (1, 1, *channels.shape[2:]))
+
+
+def _pack_bytes(attrs: cml.Attrs, channels: Array) -> Array:
+    clamped = np.clip(channels, 0, 1).astype(np.float32)
+    levels = (clamped * np.float32(255) + np.float32(0.5)).astype(np.uint32)
+    word = levels[:, 0] | levels[:, 1] << 8 | levels[:, 2] << 16 | levels[:, 3] << 24
+    return np.asarray(word.astype(np.uint32).view(np.int32)[:, None])
+
+
+_STEPS = np.linspace(-0.1, 1.1, 4 * 16 * 16, dtype=np.float32).reshape(1, 4, 16, 16)
+cml.register(
     cml.OpSpec(
-        name="shading",
-        signature="fragment shading(heights: tensor<scalar>, cell: tensor<scalar>, "
-        f"apron: integer = {_START}, ways: integer[] = {[n for way in _WAYS for n in way]}, "
-        f"distances: integer[] = {list(_DISTANCES)}, reach: integer = {_REACH}, "
-        f"softness: scalar = {_SOFTNESS}, sun: scalar[] = {list(SUN)})"
-        " -> (shading: tensor<scalar>);",
-        doc="Light that depends on the shape of the land only: normal, open sky and shadow.",
-        infer=_infer,
-        cpu=_cpu,
+        name="pack_bytes",
+        signature="fragment pack_bytes(channels: tensor<scalar>) -> (words: tensor<integer>);",
+        doc="Four channels of 0 to 1 as the texels of an rgba8unorm texture.",
+        infer=_infer_bytes,
+        cpu=_pack_bytes,
         kernel=cml.Kernel(
-            Path(__file__).with_name("shading.hlsl"),
-            threads=lambda attrs, heights, cell: FINE * FINE,
+            Path(__file__).with_name("pack_bytes.hlsl"),
+            threads=lambda attrs, channels: channels.size // 4,
             trusted=True,
         ),
-        cost=_cost,
         cases=[
-            cml.Case((_make_hills(1, 20.0), _SIZE), {}, "hills"),
-            cml.Case((_make_hills(2, 400.0), 16 * _SIZE), {}, "mountains and sea"),
-            cml.Case((np.zeros((1, 1, WIDE, WIDE)), _SIZE), {}, "a plain"),
-            cml.Case((np.full((1, 1, WIDE, WIDE), -30.0), _SIZE), {}, "the sea"),
+            cml.Case((_STEPS,), {}, "beyond both ends"),
+            cml.Case(((1, 4, 3, 5),)),
+            cml.Case((np.full((1, 4, 1, 1), 1.0),), {}, "the sign bit"),
+            cml.Case((np.zeros((1, 4, 0, 8)),), {}, "nothing"),
         ],
-        tolerance=cml.Tolerance(0, 3e-4, "slopes over a narrow edge; a byte is 4e-3"),
+        tolerance=EXACT,
     )
 )

@@ -1,6 +1,3 @@
-// One workgroup places all plants and rocks of a tile: a jittered grid of candidates, each kept or
-// not by its densities and a hash of its place, those kept moved to the front in order.
-#include "include/noise.hlsli"
 #include "include/candidates.hlsli"
 
 struct Candidate { float4 placed; bool keep; };
@@ -19,9 +16,8 @@ float bilinear(uint from, float2 at, bool of_height) {
 
 Candidate candidate(int number) {
     int2 place = int2(number % CANDIDATES, number / CANDIDATES);
-    int2 first = int2(tile[0], tile[1]) / cells;
-    uint h = hashed(first * CANDIDATES + place, 300 + tile[2], tile[3]);
-    uint more = mix32(h ^ 0x68e31da4u);
+    uint2 hashes = hashes_of(place);
+    uint h = hashes.x;
     float2 jitter = float2(h & 1023u, (h >> 10) & 1023u) * (1.0 / 1024.0);
     float2 at = (float2(place) + jitter) * (float(cells) / float(CANDIDATES));
     float2 sample = at + float(apron);
@@ -34,34 +30,12 @@ Candidate candidate(int number) {
     float y = bilinear(0, sample, true);
     Candidate made;
     made.keep = chance < rocks && y > shore;
-    made.placed = float4(at, y, float(looks(kind, more)));
+    made.placed = float4(at, y, float(looks(kind, hashes.y)));
     return made;
 }
 
-void kernel(uint group, uint lane) {
-    uint count = 0;
-    for (uint k = 0; k < PER_LANE; ++k) {
-        if (candidate(int(lane * PER_LANE + k)).keep) { count++; }
-    }
-    uint2 found = kept_before(lane, count);
-    uint at = found.x, total = found.y;
-    for (uint nth = 0; nth < PER_LANE; ++nth) {
-        Candidate made = candidate(int(lane * PER_LANE + nth));
-        if (made.keep) {
-            instances[4 * at] = made.placed.x;
-            instances[4 * at + 1] = made.placed.y;
-            instances[4 * at + 2] = made.placed.z;
-            instances[4 * at + 3] = made.placed.w;
-            at++;
-        }
-    }
-    for (uint i = 4 * total + lane; i < instances_size; i += GROUP) {
-        instances[i] = 0.0;
-    }
-    if (lane == 0) {
-        draw[0] = vertices;
-        draw[1] = int(total);
-        draw[2] = 0;
-        draw[3] = 0;
-    }
+void put(uint at, float4 placed) {
+    for (uint k = 0; k < 4; ++k) { instances[4 * at + k] = placed[k]; }
 }
+
+void kernel(uint group, uint lane) { place_all(lane); }

@@ -5,19 +5,24 @@ apron, so two tiles never place the same plant. Each is hashed by its number in 
 ``instances`` [1, 1, 1024, 4] has the placed ones first and zeros behind them, each as x and z in
 cells, y in metres, and an integer below 2^24 (kind in bits 0-1, size in 2-7, turn in 8-15, tint in
 16-23). ``draw`` has the arguments of an indirect draw.
-"""
+
+``exact_scatter`` is the same for the integer world, in integers. Its ``plants`` are the instances
+in integers: x and z in 4096ths of a cell, y in 1024ths of a metre, and the word of kind, size, turn
+and tint."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import cml_engine as cml
+from demo_game.operators.declaring import TILE, declare
+from demo_game.operators.exact import GROUND, TILES, make_steep_heights
+from demo_game.world.exact_noise import HEIGHT_BITS, multiply_shift
 from demo_game.world.noise import hash_lattice, mix
-from demo_game.world.tile import CELLS, FINE, FINE_APRON
+from demo_game.world.tile import CELLS, FINE, FINE_APRON, WIDE, WIDE_APRON
 
 Array = np.ndarray[Any, Any]
 CANDIDATES = 32
@@ -26,19 +31,9 @@ VERTICES = 36
 #: the lowest ground with plants, in metres
 _SHORE = 1.0
 _GROUP = 256
-
-
-def _infer(attrs: cml.Attrs, density: cml.Fact, height: cml.Fact, tile: cml.Fact) -> list[cml.Fact]:
-    wanted = {
-        "density": (density, cml.Fact("scalar", (1, 3, FINE, FINE))),
-        "height": (height, cml.Fact("scalar", (1, 1, FINE, FINE))),
-        "tile": (tile, cml.Fact("integer", (1, 4))),
-    }
-    for name, (got, want) in wanted.items():
-        if got != want:
-            raise cml.ModelError(f"wanted {name} as {want}, got {got}")
-    instances = cml.Fact("scalar", (1, 1, CANDIDATES * CANDIDATES, 4))
-    return [instances, cml.Fact("integer", (1, 4))]
+_DENSITY = cml.Fact("scalar", (1, 3, FINE, FINE))
+_INSTANCES = cml.Fact("scalar", (1, 1, CANDIDATES * CANDIDATES, 4))
+_DRAW = cml.Fact("integer", (1, 4))
 
 
 def choose_candidates(tile: Array) -> tuple[Array, Array, Array]:
@@ -56,7 +51,7 @@ def choose_candidates(tile: Array) -> tuple[Array, Array, Array]:
     return np.stack([x, z], -1), h, more
 
 
-def _cpu(attrs: cml.Attrs, density: Array, height: Array, tile: Array) -> list[Array]:
+def _scatter(attrs: cml.Attrs, density: Array, height: Array, tile: Array) -> list[Array]:
     place, h, more = choose_candidates(tile)
     jitter = np.stack([h & 1023, (h >> 10) & 1023], -1).astype(np.float32) / np.float32(1024)
     at = (place.astype(np.float32) + jitter) * np.float32(CELLS / CANDIDATES)
@@ -83,11 +78,6 @@ def _bilinear(grid: Array, at: Array) -> Array:
     return mixed
 
 
-def _cost(attrs: cml.Attrs, inputs: Sequence[cml.Fact], outputs: Sequence[cml.Fact]) -> cml.Cost:
-    read = sum(fact.nbytes for fact in inputs)
-    return cml.Cost(2 * 120 * CANDIDATES**2, read, sum(fact.nbytes for fact in outputs))
-
-
 def _case(seed: int, tile: Sequence[int], low: float, high: float, note: str) -> cml.Case:
     rng = np.random.default_rng(seed)
     density = rng.uniform(0, high, (1, 3, FINE, FINE)).astype(np.float32)
@@ -95,29 +85,89 @@ def _case(seed: int, tile: Sequence[int], low: float, high: float, note: str) ->
     return cml.Case((density, height, np.array([tile], np.int32)), {}, note)
 
 
-SCATTER = cml.register(
-    cml.OpSpec(
-        name="scatter",
-        signature="fragment scatter(density: tensor<scalar>, height: tensor<scalar>, "
-        f"tile: tensor<integer>, cells: integer = {CELLS}, apron: integer = {FINE_APRON}, "
-        f"shore: scalar = {_SHORE}, vertices: integer = {VERTICES})"
-        " -> (instances: tensor<scalar>, draw: tensor<integer>);",
-        doc="Trees, bushes and rocks where the density wants them, and how many are drawn.",
-        infer=_infer,
-        cpu=_cpu,
-        kernel=cml.Kernel(
-            Path(__file__).with_name("scatter.hlsl"),
-            threads=lambda attrs, *facts: _GROUP,
-            group=_GROUP,
-            trusted=True,
-        ),
-        cost=_cost,
-        cases=[
-            _case(1, (0, 0, 0, 7), -20, 0.3, "a shore"),
-            _case(2, (-56, 560, 1, 3), 10, 0.1, "sparse"),
-            _case(3, (112, -5600, 0, 1), 10, 1.0, "everything stands"),
-            _case(4, (0, 0, 0, 7), -90, 1.0, "the sea"),
-        ],
-        tolerance=cml.Tolerance(1e-6, 1e-4, "heights between samples"),
-    )
+declare(
+    "scatter",
+    "(density: tensor<scalar>, height: tensor<scalar>, "
+    f"tile: tensor<integer>, cells: integer = {CELLS}, apron: integer = {FINE_APRON}, "
+    f"shore: scalar = {_SHORE}, vertices: integer = {VERTICES})"
+    " -> (instances: tensor<scalar>, draw: tensor<integer>)",
+    {"density": _DENSITY, "height": cml.Fact("scalar", (1, 1, FINE, FINE)), "tile": TILE},
+    [_INSTANCES, _DRAW],
+    _scatter,
+    60,
+    [
+        _case(1, (0, 0, 0, 7), -20, 0.3, "a shore"),
+        _case(2, (-56, 560, 1, 3), 10, 0.1, "sparse"),
+        _case(3, (112, -5600, 0, 1), 10, 1.0, "everything stands"),
+        _case(4, (0, 0, 0, 7), -90, 1.0, "the sea"),
+    ],
+    cml.Tolerance(1e-6, 1e-4, "heights between samples"),
+    threads=_GROUP,
+    group=_GROUP,
+)
+
+
+# -- the integer world
+
+#: the lowest ground with plants: one metre
+_EXACT_SHORE = 1 << HEIGHT_BITS
+#: samples of the ground before the first sample of the densities
+_CROP = WIDE_APRON - FINE_APRON
+_STEP = CELLS // 8
+
+
+def _exact_scatter(attrs: cml.Attrs, density: Array, ground: Array, tile: Array) -> list[Array]:
+    place, h, more = choose_candidates(tile)
+    jitter = np.stack([h & 1023, (h >> 10) & 1023], -1).astype(np.int64)
+    at = (place.astype(np.int64) * 1024 + jitter) * _STEP
+    shares = (density[0] * np.float32(256)).astype(np.int64) * 4096
+    trees, bushes, rocks = np.cumsum([_interpolate(share, at) for share in shares], 0)
+    chance = (h >> 20).astype(np.int64) << 8
+    kind = np.where(chance < trees, 0, np.where(chance < bushes, 1, 2)).astype(np.int64)
+    more = more.astype(np.int64)
+    word = kind | (more & 63) << 2 | (more >> 6 & 255) << 8 | (more >> 14 & 255) << 16
+    y = _interpolate(ground[0, 0, _CROP : _CROP + FINE, _CROP : _CROP + FINE].astype(np.int64), at)
+    keep = (chance < rocks) & (y > _EXACT_SHORE)
+    plants = np.zeros((1, 1, CANDIDATES * CANDIDATES, 4), np.int32)
+    kept = np.concatenate([at, y[:, None], word[:, None]], -1)[keep]
+    plants[0, 0, : len(kept)] = kept
+    instances = plants.astype(np.float32) / np.array([4096, 4096, 1024, 1], np.float32)
+    return [instances, np.array([[VERTICES, len(kept), 0, 0]], np.int32), plants]
+
+
+def _interpolate(grid: Array, at: Array) -> Array:
+    """Returns the grid's values at points, by linear interpolation between four samples.
+
+    ``at`` (n, 2) has x and z in 4096ths of a cell.
+    """
+    (x, z), (fx, fz) = ((at >> 12) + FINE_APRON).T, (at & 4095).T
+    north = grid[z, x] + multiply_shift(grid[z, x + 1] - grid[z, x], fx, 12)
+    south = grid[z + 1, x] + multiply_shift(grid[z + 1, x + 1] - grid[z + 1, x], fx, 12)
+    mixed: Array = north + multiply_shift(south - north, fz, 12)
+    return mixed
+
+
+def _exact_case(seed: int, tile: Array, high: int, note: str) -> cml.Case:
+    rng = np.random.default_rng(seed)
+    density = (rng.integers(0, high, _DENSITY.shape) / 256).astype(np.float32)
+    return cml.Case((density, make_steep_heights(WIDE, seed), tile), {}, note)
+
+
+declare(
+    "exact_scatter",
+    "(density: tensor<scalar>, ground: tensor<integer>, tile: tensor<integer>, "
+    f"cells: integer = {CELLS}, apron: integer = {FINE_APRON}, crop: integer = {_CROP}, "
+    f"shore: integer = {_EXACT_SHORE}, vertices: integer = {VERTICES})"
+    " -> (instances: tensor<scalar>, draw: tensor<integer>, plants: tensor<integer>)",
+    {"density": _DENSITY, "ground": GROUND, "tile": TILE},
+    [_INSTANCES, _DRAW, cml.Fact("integer", _INSTANCES.shape)],
+    _exact_scatter,
+    60,
+    [
+        _exact_case(1, TILES[0], 80, "a shore"),
+        _exact_case(2, TILES[1], 256, "everything stands"),
+        _exact_case(3, TILES[4], 20, "the end of the world"),
+    ],
+    threads=_GROUP,
+    group=_GROUP,
 )

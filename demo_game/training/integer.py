@@ -2,9 +2,9 @@
 
 Each network is the trained part of an agent. The fixed calculations at its beginning and end
 (differences, altitudes, the cubic between coarse samples) are done in integers by the operators
-around it (``demo_game/operators/exact``). So one network is right for all levels and heights of the
-world. Its inputs and outputs are integers times powers of two, which both sides represent exactly.
-"""
+around it (``demo_game/operators/exact.py``). So one network is right for all levels and heights of
+the world. Its inputs and outputs are integers times powers of two, which both sides represent
+exactly."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The integer world's land before any network: ``noise.py`` in integers.
 
-This is the definition; the operators in ``demo_game/operators/exact`` compute the same on the
+This is the definition; the operators in ``demo_game/operators/exact.py`` compute the same on the
 GPU. It uses only sums and products of integers and shifts that round down, so the numbers are
 the same on every machine. No value needs more than 32 bits. Heights are in 1024ths of a metre,
 from -8192 to 8192 m; gradient noise is in steps of ``2**-23``.

@@ -1,6 +1,6 @@
 // A thread for each fine sample, four by four of them in the channels of a coarse one: the two
 // octaves that coarse samples cannot carry, in 256ths of a cell.
-#include "octaves.hlsli"
+#include "include/exact_land.hlsli"
 
 void kernel(uint thread) {
     int level = tile[2], seed = tile[3];

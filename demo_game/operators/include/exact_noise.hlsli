@@ -1,6 +1,6 @@
 // Octaves of the land in whole numbers: the same as demo_game/world/exact_noise.py.
 #pragma once
-#include "../include/noise.hlsli"
+#include "noise.hlsli"
 
 // a * by / 2^bits, rounded down, without a product of more than 32 bits.
 int scaled(int a, int by, int bits) {

@@ -1,5 +1,5 @@
 // A thread for each coarse sample: all octaves of eight cells or more.
-#include "octaves.hlsli"
+#include "include/exact_land.hlsli"
 
 void kernel(uint thread) {
     int level = tile[2], seed = tile[3];

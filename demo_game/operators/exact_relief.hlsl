@@ -1,6 +1,6 @@
 // A thread for each coarse sample: its neighbours' heights less its own, in 64ths of the way to
 // them, and how many cells above the sea it is, in 128ths of sixteen.
-#include "land.hlsli"
+#include "include/exact_noise.hlsli"
 
 void kernel(uint thread) {
     int2 at = int2(above_coord(thread, 3), above_coord(thread, 2));

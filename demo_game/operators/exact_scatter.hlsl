@@ -1,7 +1,6 @@
-// One workgroup places all plants and rocks of a tile, as ../scatter.hlsl does, in whole numbers:
-// places in 4096ths of a cell, heights in 1024ths of a metre, shares of 2^20.
-#include "land.hlsli"
-#include "../include/candidates.hlsli"
+// In whole numbers: places in 4096ths of a cell, heights in 1024ths of a metre, shares of 2^20.
+#include "include/exact_noise.hlsli"
+#include "include/candidates.hlsli"
 
 struct Candidate { int4 placed; bool keep; };
 
@@ -24,9 +23,8 @@ int height_at(int2 low, int2 f) {
 
 Candidate candidate(int number) {
     int2 place = int2(number % CANDIDATES, number / CANDIDATES);
-    int2 first = int2(tile[0], tile[1]) / cells;
-    uint h = hashed(first * CANDIDATES + place, 300 + tile[2], tile[3]);
-    uint more = mix32(h ^ 0x68e31da4u);
+    uint2 hashes = hashes_of(place);
+    uint h = hashes.x;
     int2 at = (place * 1024 + int2(h & 1023u, (h >> 10) & 1023u)) * (cells / 8);
     int2 low = (at >> 12) + apron, f = at & 4095;
     uint i = uint(low.y) * density_stride(2) + uint(low.x), channel = density_stride(1);
@@ -38,7 +36,7 @@ Candidate candidate(int number) {
     int y = height_at(low, f);
     Candidate made;
     made.keep = chance < rocks && y > shore;
-    made.placed = int4(at, y, int(looks(kind, more)));
+    made.placed = int4(at, y, int(looks(kind, hashes.y)));
     return made;
 }
 
@@ -50,24 +48,4 @@ void put(uint at, int4 placed) {
     instances[4 * at + 3] = float(placed.w);
 }
 
-void kernel(uint group, uint lane) {
-    uint count = 0;
-    for (uint k = 0; k < PER_LANE; ++k) {
-        if (candidate(int(lane * PER_LANE + k)).keep) { count++; }
-    }
-    uint2 found = kept_before(lane, count);
-    uint at = found.x, total = found.y;
-    for (uint nth = 0; nth < PER_LANE; ++nth) {
-        Candidate made = candidate(int(lane * PER_LANE + nth));
-        if (made.keep) { put(at++, made.placed); }
-    }
-    for (uint rest = total + lane; rest < CANDIDATES * CANDIDATES; rest += GROUP) {
-        put(rest, int4(0, 0, 0, 0));
-    }
-    if (lane == 0) {
-        draw[0] = vertices;
-        draw[1] = int(total);
-        draw[2] = 0;
-        draw[3] = 0;
-    }
-}
+void kernel(uint group, uint lane) { place_all(lane); }

@@ -1,6 +1,6 @@
 // A thread for each fine sample: coarse heights between their samples (a cubic through four of
 // them each way), and what the upres agent changes.
-#include "land.hlsli"
+#include "include/exact_noise.hlsli"
 
 int along(uint from, uint step, int at) {
     int sum = 64;

@@ -1,6 +1,6 @@
 // The land's octaves as heights. The operator's attributes are exact_noise.py's constants.
 #pragma once
-#include "land.hlsli"
+#include "exact_noise.hlsli"
 
 int continent(int2 cell, int level, int seed) {
     return exact_noise(cell, continents(0) - level, continents(0), seed)

@@ -1,6 +1,18 @@
 // A thread for each sample that has four neighbours: how much higher these are, in 128ths of a
 // cell; and for those further inside all that texture and population are told, in 128ths of 1.
-#include "climate.hlsli"
+#include "include/exact_noise.hlsli"
+
+// How wet the climate is at a cell, in 128ths.
+int moisture(int2 cell, int level, int seed) {
+    int total = 1 << 19;
+    for (uint i = 0; i < octaves_count; ++i) {
+        int shift = octaves(i) - level;
+        if (shift >= 2) {
+            total += scaled(exact_noise(cell, shift, 100 + octaves(i), seed) >> 3, weights(i), 14);
+        }
+    }
+    return halves_up(total, 13);
+}
 
 float word(int value) {
     return float(clamp(value, -127, 127)) * (1.0 / 128.0);

@@ -1,4 +1,4 @@
-"""The helper with which operators of the integer world are registered."""
+"""The helper with which the game's operators are registered."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import cml_engine as cml
 
 TILE = cml.Fact("integer", (1, 4))
+EXACT = cml.Tolerance(0, 0, "whole numbers")
 _HERE = Path(__file__).parent
 
 
@@ -20,13 +21,14 @@ def declare(
     cpu: Callable[..., Any],
     operations: int,
     cases: Sequence[cml.Case],
+    tolerance: cml.Tolerance = EXACT,
     threads: int = 0,
     group: int = 64,
-) -> cml.OpSpec:
-    """Registers an operator with fixed shapes whose results are bit-identical on every device.
+) -> None:
+    """Registers an operator with fixed shapes, whose kernel is the file of its name.
 
-    Returns its specification. ``takes`` and ``gives`` are the facts of its inputs and outputs.
-    ``operations`` is its cost per element of the first output.
+    ``takes`` and ``gives`` are the facts of its inputs and outputs. ``operations`` is its cost per
+    element of the first output. ``threads`` is by default the size of the first output.
     """
 
     def infer(attrs: cml.Attrs, *facts: cml.Fact) -> list[cml.Fact]:
@@ -39,7 +41,7 @@ def declare(
         read, written = (sum(fact.nbytes for fact in facts) for facts in (inputs, outputs))
         return cml.Cost(operations * outputs[0].size, read, written)
 
-    return cml.register(
+    cml.register(
         cml.OpSpec(
             name=name,
             signature=f"fragment {name}{signature};",
@@ -53,6 +55,6 @@ def declare(
             ),
             cost=cost,
             cases=cases,
-            tolerance=cml.Tolerance(0, 0, "whole numbers"),
+            tolerance=tolerance,
         )
     )
