@@ -1,20 +1,24 @@
-"""Collects the costs of the last frames: samples, lanes of a graph, percentiles, causes."""
+"""Collects the costs of the last frames and of every operator, for the panel's sections."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from cml_engine.tools.panel.operators import Key, OperatorTime, OperatorTimes
+from cml_engine.errors import InputError
 
 if TYPE_CHECKING:
     from cml_engine import FrameReport, Session
+    from cml_engine.compiler.plan import Plan
 
+#: network, and number of the step
+Key = tuple[str, int]
 Values = npt.NDArray[np.float64]
 #: frames that the graph shows
 HISTORY = 240
@@ -24,6 +28,16 @@ LANES = ("render", "inference", "other", "free", "over")
 _WAITING = 16
 #: reports kept until the times of one arrive: a software driver times few frames
 _REPORTS = 32
+#: the reasons why a frame runs no more slices, in words
+_WHY = {
+    "budget": "the next slice does not fit",
+    "nothing to do": "no work is left",
+    "waiting for GPU": "the GPU is behind",
+    "preparing": "networks are being uploaded",
+    "all waiting": "all jobs wait or are paused",
+    "frame not ended": "the frame before was not ended",
+    "device error": "the device failed",
+}
 
 
 @dataclass(slots=True)
@@ -48,6 +62,95 @@ class FrameSample:
     cause: str = ""
     #: False: ``inference_ms`` is predicted, because nothing ran or it was not timed
     inference_timed: bool = True
+
+
+@dataclass(slots=True)
+class OperatorTime:
+    """The accumulated cost of one operator of one network.
+
+    Examples
+    --------
+    >>> times = OperatorTimes({"net": network})
+    >>> times.add(scheduler.encode(encoder))
+    """
+
+    network: str
+    step: int
+    title: str
+    op: str
+    #: the position in the model: "graph.nnef:12"
+    line: str
+    kernel: str
+    flops: float
+    bytes: float
+    #: measured GPU time of ``runs`` whole executions, and the predicted time of the same slices
+    total_ms: float = 0.0
+    predicted_ms: float = 0.0
+    slices: int = 0
+    runs: float = 0.0
+
+    @property
+    def average_ms(self) -> float:
+        """The average milliseconds of one whole execution; 0 if it has not run."""
+        return self.total_ms / self.runs if self.runs > 0 else 0.0
+
+
+class OperatorTimes:
+    """Accumulates the costs of all operators from the frames' measured slices.
+
+    ``sessions`` has the sessions by the names of their jobs.
+
+    Examples
+    --------
+    >>> times = OperatorTimes({"net": network})
+    >>> times.add(scheduler.encode(encoder))  # in every frame
+    """
+
+    def __init__(self, sessions: Mapping[str, Session]) -> None:
+        self.sessions = sessions
+        self.operators: dict[Key, OperatorTime] = {}
+        self._plans: dict[str, Plan] = {}
+        for name in sessions:
+            self._plan(name)
+
+    def add(self, report: FrameReport) -> None:
+        """Adds the measured slices of a frame to their operators' costs; ignores all others."""
+        for part in report.slices:
+            plan = self._plan(part.name) if part.name in self.sessions else None
+            found = self.operators.get((part.name, part.step))
+            # a slice of a replaced network may still arrive
+            if plan is None or found is None or part.measured_ms is None:
+                continue
+            if found.title == part.title:
+                found.total_ms += part.measured_ms
+                found.predicted_ms += part.predicted_ms
+                found.slices += 1
+                found.runs += part.count / max(1, plan.steps[part.step].groups)
+
+    def _plan(self, name: str) -> Plan:
+        """Returns the current plan of session ``name``; resets its costs if the plan is new.
+
+        Raises :class:`InputError` for a session on the CPU.
+        """
+        plan = self.sessions[name].plan
+        if plan is None:
+            raise InputError(f"session '{name}' runs on the CPU: it has no GPU times")
+        if self._plans.get(name) is not plan:
+            self._plans[name] = plan
+            for key in [key for key in self.operators if key[0] == name]:
+                del self.operators[key]
+            for step in plan.steps:
+                self.operators[name, step.index] = OperatorTime(
+                    network=name,
+                    step=step.index,
+                    title=step.title,
+                    op=step.op,
+                    line=str(step.source or ""),
+                    kernel=Path(step.path).name,
+                    flops=step.cost.flops,
+                    bytes=step.cost.bytes,
+                )
+        return plan
 
 
 class FrameLog:
@@ -142,19 +245,6 @@ class FrameLog:
         sample.cause = max(parts, key=lambda name: parts[name]) if known else "outside the game"
 
 
-@dataclass(frozen=True)
-class Lanes:
-    """The stacked lanes of the frame graph, as arrays.
-
-    ``tops[lane][i]`` is the top in ms of frame ``numbers[i]``. ``other`` is the part of a missed
-    frame, up to the target, that was neither rendering nor inference; ``over`` is the part beyond
-    the target.
-    """
-
-    numbers: Values
-    tops: Values
-
-
 def complete(frames: Iterable[FrameSample]) -> list[FrameSample]:
     """Returns the frames without the newest ones, whose GPU times have not arrived.
 
@@ -168,18 +258,21 @@ def complete(frames: Iterable[FrameSample]) -> list[FrameSample]:
     return found
 
 
-def lanes(frames: Sequence[FrameSample], target_ms: float) -> Lanes:
-    """Returns the stacked lanes of these frames' times, in the order of ``LANES``."""
+def lanes(frames: Sequence[FrameSample], target_ms: float) -> Values:
+    """Returns the stacked lanes of these frames' times: the tops in ms, by lane and frame.
+
+    Lanes are in the order of ``LANES``. "other" is the part of a missed frame, up to the target,
+    that was neither rendering nor inference; "over" is the part beyond the target.
+    """
     count = len(frames)
     render = np.fromiter(((s.render_ms or 0.0) + s.overlay_ms for s in frames), float, count)
     inference = np.fromiter((s.inference_ms or 0.0 for s in frames), float, count)
     whole = np.fromiter((s.frame_ms for s in frames), float, count)
-    numbers = np.fromiter((s.number for s in frames), float, count)
     used = render + inference
     late = whole > target_ms
     filled = np.maximum(used, target_ms)
     tops = [render, used, np.where(late, filled, used), filled, np.maximum(filled, whole)]
-    return Lanes(numbers, np.stack(tops))
+    return np.stack(tops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,3 +314,42 @@ def mean_overlay_ms(frames: Iterable[FrameSample]) -> float:
     """Returns the mean GPU ms of the pass "overlay" where it was timed; 0 if it never was."""
     known = [s.overlay_ms for s in frames if s.overlay_ms > 0]
     return sum(known) / len(known) if known else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A slice as a bar: its start, and its length in ms, measured or predicted until then."""
+
+    network: str
+    title: str
+    start_ms: float
+    ms: float
+    predicted_ms: float
+    measured: bool
+    groups: int
+
+
+def bars(report: FrameReport) -> list[Bar]:
+    """Returns the slices of a frame as bars, each beginning where the last one ends."""
+    found, at = [], 0.0
+    for part in report.slices:
+        measured = part.measured_ms is not None
+        ms = part.predicted_ms if part.measured_ms is None else part.measured_ms
+        found.append(Bar(part.name, part.title, at, ms, part.predicted_ms, measured, part.count))
+        at += ms
+    return found
+
+
+def why(report: FrameReport) -> str:
+    """Returns a text with the reason why the frame runs no more slices."""
+    kept_ms = report.budget_ms - report.aim_ms
+    margin = f" ({kept_ms:.2f} ms are kept free)" if kept_ms >= 0.005 else ""
+    return _WHY.get(report.reason, report.reason) + (margin if report.reason == "budget" else "")
+
+
+def times(report: FrameReport) -> list[str]:
+    """Returns three texts with the ms of the frame's networks: measured, planned, budget."""
+    measured = report.measured_ms if report.slices else 0.0
+    known = "..." if measured is None else f"{measured:.2f}"
+    planned = sum(part.predicted_ms for part in report.slices)
+    return [f"measured {known}", f"planned {planned:.2f}", f"budget {report.budget_ms:.2f} ms"]

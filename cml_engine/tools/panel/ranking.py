@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 
-from cml_engine.tools.panel.operators import Key, OperatorTime
+from cml_engine.tools.panel.frames import Key, OperatorTime
 
-#: the length of "the last seconds", and the interval between saved sums
+#: the length of "the last seconds", and the interval between saved costs
 WINDOW_S = 5.0
 _KEEP_EVERY_S = 0.5
-_COLUMNS = ("name", "share", "total_ms", "runs", "average_ms", "error", "gflops", "gbytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,58 +44,30 @@ class RankRow:
         return f"{self.network} {self.title}"
 
 
-@dataclass(frozen=True, slots=True)
-class Best:
-    """The highest rates of any operator, with which the others are compared."""
-
-    gflops: float = 0.0
-    gbytes: float = 0.0
-
-    def raised(self, rows: Sequence[RankRow]) -> Best:
-        """Returns the higher of these rates and the highest rates among the rows."""
-        return Best(
-            max([self.gflops, *(row.gflops for row in rows)]),
-            max([self.gbytes, *(row.gbytes for row in rows)]),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Sums:
-    """The accumulated times and runs of an operator at some moment."""
-
-    total_ms: float = 0.0
-    predicted_ms: float = 0.0
-    runs: float = 0.0
-
-
-_NOTHING = Sums()
-
-
-class RecentSums:
+class RecentTimes:
     """Remembers the operators' accumulated costs of about :data:`WINDOW_S` seconds ago."""
 
     def __init__(self) -> None:
-        self._kept: deque[tuple[float, dict[Key, Sums]]] = deque()
+        self._saved: deque[tuple[float, dict[Key, OperatorTime]]] = deque()
 
-    def keep(self, now_s: float, operators: Mapping[Key, OperatorTime]) -> None:
-        """Saves the operators' current sums if the last saved ones are old enough.
+    def save(self, now_s: float, operators: Mapping[Key, OperatorTime]) -> None:
+        """Saves the operators' current costs if the last saved ones are old enough.
 
-        Sums that are no longer needed are dropped.
+        Costs that are no longer needed are dropped.
         """
-        if self._kept and now_s - self._kept[-1][0] < _KEEP_EVERY_S:
+        if self._saved and now_s - self._saved[-1][0] < _KEEP_EVERY_S:
             return
-        sums = {k: Sums(o.total_ms, o.predicted_ms, o.runs) for k, o in operators.items()}
-        self._kept.append((now_s, sums))
-        while len(self._kept) > 1 and now_s - self._kept[1][0] >= WINDOW_S:
-            self._kept.popleft()
+        self._saved.append((now_s, {key: copy(time) for key, time in operators.items()}))
+        while len(self._saved) > 1 and now_s - self._saved[1][0] >= WINDOW_S:
+            self._saved.popleft()
 
-    def before(self) -> Mapping[Key, Sums]:
-        """Returns the oldest saved sums by operator; empty if none were saved."""
-        return self._kept[0][1] if self._kept else {}
+    def before(self) -> Mapping[Key, OperatorTime]:
+        """Returns the oldest saved costs by operator; empty if none were saved."""
+        return self._saved[0][1] if self._saved else {}
 
 
 def rows(
-    operators: Mapping[Key, OperatorTime], before: Mapping[Key, Sums] | None = None
+    operators: Mapping[Key, OperatorTime], before: Mapping[Key, OperatorTime] | None = None
 ) -> list[RankRow]:
     """Returns a row for every operator that has run, with its cost since ``before``.
 
@@ -106,40 +78,38 @@ def rows(
     >>> rows({})
     []
     """
-    spent = {}
+    spent = []
     for key, operator in operators.items():
-        past = (before or {}).get(key, _NOTHING)
-        since = Sums(
-            operator.total_ms - past.total_ms,
-            operator.predicted_ms - past.predicted_ms,
-            operator.runs - past.runs,
-        )
+        since, past = copy(operator), (before or {}).get(key)
+        if past is not None:
+            since.total_ms -= past.total_ms
+            since.predicted_ms -= past.predicted_ms
+            since.runs -= past.runs
         if since.total_ms > 0:
-            spent[key] = since
-    whole = sum(sums.total_ms for sums in spent.values())
-    return [_row(operators[key], sums, whole) for key, sums in spent.items()]
+            spent.append((key, since))
+    whole_ms = sum(since.total_ms for _, since in spent)
+    return [_row(key, since, whole_ms) for key, since in spent]
 
 
-def _row(operator: OperatorTime, sums: Sums, whole_ms: float) -> RankRow:
-    average_ms = sums.total_ms / sums.runs if sums.runs > 0 else 0.0
+def _row(key: Key, time: OperatorTime, whole_ms: float) -> RankRow:
+    average_ms = time.average_ms
     # work per ms, times 1000 ms, over 1e9
     per_second = 1e-6 / average_ms if average_ms > 0 else 0.0
     return RankRow(
-        key=(operator.network, operator.step),
-        network=operator.network,
-        title=operator.title,
-        share=sums.total_ms / whole_ms,
-        total_ms=sums.total_ms,
-        runs=sums.runs,
+        key=key,
+        network=time.network,
+        title=time.title,
+        share=time.total_ms / whole_ms,
+        total_ms=time.total_ms,
+        runs=time.runs,
         average_ms=average_ms,
-        error=sums.predicted_ms / sums.total_ms - 1,
-        gflops=operator.flops * per_second,
-        gbytes=operator.bytes * per_second,
+        error=time.predicted_ms / time.total_ms - 1,
+        gflops=time.flops * per_second,
+        gbytes=time.bytes * per_second,
     )
 
 
-def ordered(found: Sequence[RankRow], column: int, descending: bool) -> list[RankRow]:
-    """Returns the rows sorted by the table's column number ``column``, equal rows by name."""
-    name = _COLUMNS[column]
+def ordered(found: Sequence[RankRow], value: str, descending: bool) -> list[RankRow]:
+    """Returns the rows sorted by the value of this name, equal rows by name."""
     by_name = sorted(found, key=lambda row: row.name)
-    return sorted(by_name, key=lambda row: getattr(row, name), reverse=descending)
+    return sorted(by_name, key=lambda row: getattr(row, value), reverse=descending)

@@ -381,14 +381,14 @@ def test_every_heading_of_the_ranking_sorts(gpu, full, widgets):
     screen = Screen(gpu, full, 1920, 1080)
     screen.frames(2)
     ranking = screen.ranking
-    first = widgets[f"##{ranking.lines[0].key}"]
+    first = widgets[f"##{ranking.lines[0].row.key}"]
     seen, orders = set(), set()
     left, _, width, _ = screen.overlay.rectangles["right"]
     for x in range(round(left) + 24, round(left + width) - 24, 24):
         screen.click((x, first[1] - 17))
         seen.add(ranking.sorted_by)
-        orders.add(tuple(line.key for line in ranking.lines))
-    assert seen == set(range(8))
+        orders.add(tuple(line.row.key for line in ranking.lines))
+    assert len(seen) == 8
     assert len(orders) >= 8
 
 
@@ -396,14 +396,14 @@ def test_a_selected_row_shows_its_line_of_the_model(gpu, full, widgets):
     screen = Screen(gpu, full)
     screen.frames(2)
     ranking = screen.ranking
-    key = next(line.key for line in ranking.lines if line.network == "upres")
+    key = next(line.row.key for line in ranking.lines if line.row.network == "upres")
     ranking.selected = key
     screen.frames(2)
     said = " ".join(text for text, _ in details(screen.overlay.panel._view(), key))
     step = full.agents.sessions["upres"].plan.steps[key[1]]
     assert " ".join(step.source.text.split()) in said
     assert f"{step.groups} workgroup" in said and "graph.nnef" in said
-    other = next(line.key for line in ranking.lines if line.key != key)
+    other = next(line.row.key for line in ranking.lines if line.row.key != key)
     shown = widgets[f"##{other}"]
     screen.click(shown)
     assert ranking.selected == other
@@ -423,7 +423,7 @@ def test_last_seconds_show_only_what_ran_then(gpu, full, widgets):
         screen.frames()
         if screen.ranking.lines:
             break
-    assert [line.key for line in screen.ranking.lines] == [key]
+    assert [line.row.key for line in screen.ranking.lines] == [key]
 
 
 def test_nothing_is_created_in_a_frame(gpu, full, monkeypatch):

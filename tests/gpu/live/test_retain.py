@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 import cml_engine as cml
 from cml_engine import FrameScheduler
-from cml_engine.tools.panel.operators import OperatorTimes
+from cml_engine.tools.panel.frames import OperatorTimes
 from scheduler.tools.replay import replay
 from tests.cpu.live.test_retain import check_retained, graphs, subsets
 from tests.gpu.frames.test_frame_scheduler import Host

@@ -3,9 +3,8 @@
 import pytest
 
 from cml_engine import FrameReport
-from cml_engine.tools.panel.operators import OperatorTime
-from cml_engine.tools.panel.ranking import Best, RecentSums, ordered, rows
-from cml_engine.tools.panel.slices import bars, times, why
+from cml_engine.tools.panel.frames import OperatorTime, bars, times, why
+from cml_engine.tools.panel.ranking import RecentTimes, ordered, rows
 from scheduler.reports import SliceReport
 
 # --- operators
@@ -40,25 +39,18 @@ def test_part_of_a_run_has_a_time_but_no_average():
 def test_rows_sort_by_every_column_both_ways():
     found = rows(keyed([operator("upres", s, 5.0 * (s + 1), 7.0 - s) for s in range(5)]))
     keys = ("name", "share", "total_ms", "runs", "average_ms", "error", "gflops", "gbytes")
-    for column, key in enumerate(keys):
-        up = [getattr(r, key) for r in ordered(found, column, False)]
-        down = [getattr(r, key) for r in ordered(found, column, True)]
+    for key in keys:
+        up = [getattr(r, key) for r in ordered(found, key, False)]
+        down = [getattr(r, key) for r in ordered(found, key, True)]
         assert up == sorted(up) and down == sorted(down, reverse=True)
 
 
-def test_the_best_rates_only_rise():
-    best = Best().raised(rows(keyed([operator("upres", 0, 10.0)])))
-    assert best.gflops == pytest.approx(4.0)
-    assert best.raised(rows(keyed([operator("upres", 0, 20.0)]))) == best
-    assert best.raised([]) == best
-
-
 def test_last_seconds_are_differences():
-    recent, one = RecentSums(), operator("upres", 0, 0.0, 0.0)
+    recent, one = RecentTimes(), operator("upres", 0, 0.0, 0.0)
     operators = keyed([one])
     for tick in range(200):  # 20 s, 1 ms of it in each tenth
         one.total_ms, one.predicted_ms, one.runs = tick + 1.0, tick + 1.0, tick + 1.0
-        recent.keep(0.1 * tick, operators)
+        recent.save(0.1 * tick, operators)
     (row,) = rows(operators, recent.before())
     assert 49 <= row.total_ms <= 56
     assert row.average_ms == pytest.approx(1.0)

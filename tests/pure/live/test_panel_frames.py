@@ -13,7 +13,7 @@ from cml_engine.tools.panel.frames import (
     mean_overlay_ms,
     summary,
 )
-from cml_engine.tools.panel.section import layout_for
+from cml_engine.tools.panel.panel import layout_for
 
 
 def sample(number, frame_ms, render, inference=2.0):
@@ -32,15 +32,15 @@ def test_frames_are_shown_once_they_are_measured():
 def test_there_may_be_no_frame_to_show(frames):
     shown = complete(frames)
     assert shown == []
-    assert lanes(shown, 16.0).tops.shape == (len(LANES), 0)
+    assert lanes(shown, 16.0).shape == (len(LANES), 0)
     assert summary(shown, 16.0).p99 == 0
     assert latest_overrun(shown, 16.0) is None
     assert mean_overlay_ms(shown) == 0
 
 
 def test_lanes_of_an_overrun_have_no_free_time():
-    made = lanes([sample(7, 30.0, 6.0, 3.0)], 16.0)
-    assert dict(zip(LANES, made.tops[:, 0], strict=True)) == {
+    tops = lanes([sample(7, 30.0, 6.0, 3.0)], 16.0)
+    assert dict(zip(LANES, tops[:, 0], strict=True)) == {
         "render": 6.0,
         "inference": 9.0,
         "other": 16.0,

@@ -1,11 +1,13 @@
 """The sections of a panel, drawn with Dear ImGui (imgui-bundle) into the current context."""
 
-from cml_engine.tools.panel.drawing.frames import FramePanel
-from cml_engine.tools.panel.drawing.jobs import JobsPanel
-from cml_engine.tools.panel.drawing.memory import MemoryPanel
 from cml_engine.tools.panel.drawing.ranking import RankingPanel
-from cml_engine.tools.panel.drawing.sliders import SlidersPanel
-from cml_engine.tools.panel.drawing.timeline import TimelinePanel
+from cml_engine.tools.panel.drawing.sections import (
+    FramePanel,
+    JobsPanel,
+    MemoryPanel,
+    SlidersPanel,
+    TimelinePanel,
+)
 from cml_engine.tools.panel.drawing.widgets import (
     bar,
     packed,
@@ -16,7 +18,7 @@ from cml_engine.tools.panel.drawing.widgets import (
     text,
     wrapped,
 )
-from cml_engine.tools.panel.section import PanelSection
+from cml_engine.tools.panel.panel import PanelSection
 
 __all__ = [
     "FramePanel",

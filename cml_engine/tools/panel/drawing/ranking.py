@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from imgui_bundle import ImVec2, imgui
 
 from cml_engine.tools.panel import palette
 from cml_engine.tools.panel.drawing import widgets
-from cml_engine.tools.panel.operators import Key
+from cml_engine.tools.panel.frames import Key
 from cml_engine.tools.panel.palette import Colour
-from cml_engine.tools.panel.ranking import Best, RankRow, RecentSums, ordered, rows
-from cml_engine.tools.panel.section import Layout, PanelSection, PanelView
+from cml_engine.tools.panel.panel import Layout, PanelSection, PanelView
+from cml_engine.tools.panel.ranking import RankRow, RecentTimes, ordered, rows
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
     title: str
-    #: the column to sort by, as numbered in ``ranking.ordered``
-    number: int
+    #: the value of a row that it shows and sorts by
+    value: str
     #: the widest text that it holds
     sample: str
     #: the column with the largest value is left out first where the table is narrow; 0: never
@@ -27,14 +28,18 @@ class _Column:
 
 
 _COLUMNS = (
-    _Column("operator", 0, "", 0, "network and operator"),
-    _Column("%", 1, "88.8", 0, "of all GPU time for networks; the bar compares with the first"),
-    _Column("ms", 2, "888k", 0, "GPU time in all"),
-    _Column("runs", 3, "888k", 3, "whole executions"),
-    _Column("avg ms", 4, "8.888", 1, "measured GPU time of a whole execution"),
-    _Column("planned", 5, "+888 %", 2, "planned against measured: +50 % was planned as half more"),
-    _Column("GFLOP/s", 6, "8888", 5, "arithmetic; the bar compares with the best seen"),
-    _Column("GB/s", 7, "88.8", 4, "memory read and written; the bar compares with the best seen"),
+    _Column("operator", "name", "", 0, "network and operator"),
+    _Column("%", "share", "88.8", 0, "of all networks' GPU time; the bar compares with the first"),
+    _Column("ms", "total_ms", "888k", 0, "GPU time in all"),
+    _Column("runs", "runs", "888k", 3, "whole executions"),
+    _Column("avg ms", "average_ms", "8.888", 1, "measured GPU time of a whole execution"),
+    _Column(
+        "planned", "error", "+888 %", 2, "planned against measured: +50 % was planned as half more"
+    ),
+    _Column("GFLOP/s", "gflops", "8888", 5, "arithmetic; the bar compares with the best seen"),
+    _Column(
+        "GB/s", "gbytes", "88.8", 4, "memory read and written; the bar compares with the best seen"
+    ),
 )
 #: ems; a longer name is shortened before columns are left out
 _NAME_EM = 12.5
@@ -50,14 +55,21 @@ _SELECTABLE = imgui.SelectableFlags_.span_all_columns.value
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
-    """A row of the table as texts by column, with bars from 0 to 1 behind some of them."""
+class RankLine:
+    """A row of the table with its texts by value, and bars from 0 to 1 behind some of them."""
 
-    key: Key
-    network: str
-    texts: tuple[str, ...]
-    bars: tuple[float, ...]
-    error: Colour
+    row: RankRow
+    texts: dict[str, str]
+    bars: dict[str, float]
+
+    @classmethod
+    def of(cls, row: RankRow, best: Mapping[str, float]) -> RankLine:
+        texts = {c.value: _short(getattr(row, c.value)) for c in _COLUMNS[1:]}
+        texts["name"] = row.title
+        texts["share"] = f"{100 * row.share:.1f}"
+        texts["error"] = f"{100 * row.error:+.0f} %"
+        bars = {value: getattr(row, value) / most for value, most in best.items() if most}
+        return cls(row, texts, bars)
 
 
 class RankingPanel(PanelSection):
@@ -73,53 +85,29 @@ class RankingPanel(PanelSection):
     def __init__(self) -> None:
         self.recent_only = False
         self.selected: Key | None = None
-        #: the number of the column to sort by
-        self.sorted_by, self.descending = 1, True
-        self.lines: list[_Line] = []
-        self._recent = RecentSums()
-        self._best = Best()
+        #: the value to sort by
+        self.sorted_by, self.descending = "share", True
+        self.lines: list[RankLine] = []
+        self._recent = RecentTimes()
+        #: the values that fill the bars: the largest share now, the highest rates ever
+        self._best = {"share": 1.0, "gflops": 0.0, "gbytes": 0.0}
         self._details: tuple[Key, list[tuple[str, Colour]]] | None = None
 
     def refresh(self, view: PanelView, now_s: float) -> None:
         """Computes and sorts the rows of the table again."""
-        self._count(view)
+        self._update_lines(view)
 
     def watch(self, view: PanelView, now_s: float) -> None:
         """Saves the operators' accumulated costs from time to time, for the choice "last 5 s"."""
-        self._recent.keep(now_s, view.operators)
+        self._recent.save(now_s, view.operators)
 
-    def _count(self, view: PanelView) -> None:
-        operators = view.operators
-        found = rows(operators, self._recent.before() if self.recent_only else None)
-        self._best = self._best.raised(found)
-        top = max((row.share for row in found), default=1.0)
-        self.lines = [
-            self._line(row, top) for row in ordered(found, self.sorted_by, self.descending)
-        ]
-
-    def _line(self, row: RankRow, top_share: float) -> _Line:
-        best = self._best
-        off = abs(row.error)
-        return _Line(
-            row.key,
-            row.network,
-            (
-                row.title,
-                f"{100 * row.share:.1f}",
-                _short(row.total_ms),
-                _short(row.runs),
-                _short(row.average_ms),
-                f"{100 * row.error:+.0f} %",
-                _short(row.gflops),
-                _short(row.gbytes),
-            ),
-            (
-                0.0, row.share / top_share, 0.0, 0.0, 0.0, 0.0,
-                row.gflops / best.gflops if best.gflops else 0.0,
-                row.gbytes / best.gbytes if best.gbytes else 0.0,
-            ),
-            palette.TEXT if off < 0.3 else palette.WARN if off < 1 else palette.BAD,
-        )  # fmt: skip
+    def _update_lines(self, view: PanelView) -> None:
+        found = rows(view.operators, self._recent.before() if self.recent_only else None)
+        self._best["share"] = 0.0
+        for value, most in self._best.items():
+            self._best[value] = max([most, *(getattr(row, value) for row in found)])
+        shown = ordered(found, self.sorted_by, self.descending)
+        self.lines = [RankLine.of(row, self._best) for row in shown]
 
     def draw(self, view: PanelView, layout: Layout) -> None:
         """Draws the choice of the period, the table, and the selected operator below it."""
@@ -142,24 +130,25 @@ class RankingPanel(PanelSection):
 
     def _name_width(self) -> float:
         """Returns the width in points of the column of names: the longest name's, up to a limit."""
-        longest = max((f"{line.network} {line.texts[0]}" for line in self.lines), key=len)
+        longest = max((line.row.name for line in self.lines), key=len)
         room = float(_NAME_EM * imgui.get_font_size())
         return min(room, float(imgui.calc_text_size(longest).x) + 14.0)
 
     def _choose(self, recent_only: bool, view: PanelView) -> None:
         self.recent_only = recent_only
-        self._count(view)
+        self._update_lines(view)
 
     def _head(self, shown: list[_Column], view: PanelView) -> None:
         imgui.table_setup_scroll_freeze(0, 1)
         flag = imgui.TableColumnFlags_
         for column in shown:
             flags = flag.prefer_sort_descending.value
-            if column.number == 0:
+            if column.value == "name":
                 flags = flag.width_stretch.value
-            if column.number == 1:
+            if column.value == "share":
                 flags |= flag.default_sort.value
-            imgui.table_setup_column(column.title, flags, _width(column), column.number)
+            number = _COLUMNS.index(column)
+            imgui.table_setup_column(column.title, flags, _width(column), number)
         imgui.table_next_row(imgui.TableRowFlags_.headers.value)
         for column in shown:
             imgui.table_next_column()
@@ -168,10 +157,10 @@ class RankingPanel(PanelSection):
         specs = imgui.table_get_sort_specs()
         if specs.specs_dirty and specs.specs_count:
             chosen = specs.get_specs(0)
-            self.sorted_by = chosen.column_user_id
+            self.sorted_by = _COLUMNS[chosen.column_user_id].value
             self.descending = chosen.sort_direction == imgui.SortDirection.descending
             specs.specs_dirty = False
-            self._count(view)
+            self._update_lines(view)
 
     def _body(self, shown: list[_Column], view: PanelView) -> None:
         clipper = imgui.ListClipper()
@@ -179,37 +168,39 @@ class RankingPanel(PanelSection):
         while clipper.step():
             for index in range(clipper.display_start, clipper.display_end):
                 line = self.lines[index]
-                self._row(line, palette.network_colour(line.network, view.sessions), shown)
+                self._row(line, palette.network_colour(line.row.network, view.sessions), shown)
 
-    def _row(self, line: _Line, colour: Colour, shown: list[_Column]) -> None:
+    def _row(self, line: RankLine, colour: Colour, shown: list[_Column]) -> None:
         imgui.table_next_row()
         imgui.table_next_column()
         corner = imgui.get_cursor_screen_pos()
         height = imgui.get_text_line_height()
         widgets.rectangle(corner.x - 1, corner.y + 1, 3.0, height - 2, colour)
         imgui.set_cursor_pos_x(imgui.get_cursor_pos_x() + 6)
-        chosen = self.selected == line.key
-        if imgui.selectable(f"##{line.key}", chosen, _SELECTABLE)[0]:
-            self.selected = None if chosen else line.key
+        row = line.row
+        chosen = self.selected == row.key
+        if imgui.selectable(f"##{row.key}", chosen, _SELECTABLE)[0]:
+            self.selected = None if chosen else row.key
         imgui.same_line(0.0, 0.0)
         space = imgui.get_content_region_avail().x
-        widgets.text(line.network, colour)
+        widgets.text(row.network, colour)
         imgui.same_line(0.0, 5.0)
-        space -= imgui.calc_text_size(line.network).x + 5.0
-        imgui.text_unformatted(widgets.shortened(line.texts[0], space))
+        space -= imgui.calc_text_size(row.network).x + 5.0
+        imgui.text_unformatted(widgets.shortened(row.title, space))
+        error = abs(row.error)
         for column in shown[1:]:
             imgui.table_next_column()
-            said, bar = line.texts[column.number], line.bars[column.number]
+            said, bar = line.texts[column.value], line.bars.get(column.value, 0.0)
             width = imgui.get_content_region_avail().x
             if bar > 0:
                 at = imgui.get_cursor_screen_pos()
                 widgets.rectangle(at.x, at.y, bar * width, height, palette.faded(colour, 0.28))
             space = width - imgui.calc_text_size(said).x
             imgui.set_cursor_pos_x(imgui.get_cursor_pos_x() + max(0.0, space))
-            if column.title == "planned":
-                widgets.text(said, line.error)
-            else:
+            if column.value != "error" or error < 0.3:
                 imgui.text(said)
+            else:
+                widgets.text(said, palette.WARN if error < 1 else palette.BAD)
 
     def _selected(self, view: PanelView) -> None:
         if self.selected is None:

@@ -1,0 +1,522 @@
+"""The sections of frames, slices, jobs, memory and sliders."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from imgui_bundle import ImVec2, ImVec4, imgui
+
+from cml_engine.ir.memory import MemoryStats, mib
+from cml_engine.runtime.session import Session
+from cml_engine.tools.panel import palette
+from cml_engine.tools.panel.drawing import widgets
+from cml_engine.tools.panel.frames import (
+    HISTORY,
+    LANES,
+    Bar,
+    FrameSample,
+    FrameSummary,
+    bars,
+    complete,
+    lanes,
+    latest_overrun,
+    mean_overlay_ms,
+    summary,
+    times,
+    why,
+)
+from cml_engine.tools.panel.palette import Colour
+from cml_engine.tools.panel.panel import Layout, PanelSection, PanelView
+
+if TYPE_CHECKING:
+    from cml_engine import FrameReport, Job
+
+_TABLE = (
+    imgui.TableFlags_.sizing_stretch_prop
+    | imgui.TableFlags_.no_saved_settings
+    | imgui.TableFlags_.row_bg
+).value
+
+# ---------------------------------------------------------------- frames
+
+#: the top of the graph in targets: at least, so that a frame in time looks like one; at most
+_LEAST, _MOST = 1.5, 6.0
+
+
+class FramePanel(PanelSection):
+    """The section with the graph of frame times and the numbers below it.
+
+    The graph moves in every frame, the numbers change four times a second.
+    """
+
+    title = "frames"
+    opens_from_em = 0.0
+
+    def __init__(self) -> None:
+        self._summary = FrameSummary(0, 0.0, 0.0, 0.0, 0)
+        self._legend: list[tuple[Colour, str]] = []
+        self._top = _LEAST
+        # marked until the next refresh, so that it can be read
+        self._overrun: FrameSample | None = None
+        self._overlay_ms = 0.0
+
+    def refresh(self, view: PanelView, now_s: float) -> None:
+        """Computes the percentiles, the legend and the scale of the graph from the log."""
+        target, frames = view.log.target_ms, complete(view.log.frames)
+        self._summary = summary(frames, target)
+        # in half targets, so that the scale seldom jumps
+        wanted = np.ceil(2 * 1.15 * self._summary.p99 / target) / 2
+        self._top = float(np.clip(wanted, _LEAST, _MOST))
+        self._legend = _legend(frames, target)
+        self._overrun = latest_overrun(frames, target)
+        self._overlay_ms = mean_overlay_ms(frames)
+
+    def draw(self, view: PanelView, layout: Layout) -> None:
+        """Draws the graph and the numbers below it."""
+        self._graph(complete(view.log.frames), view.log.target_ms, layout.graph_height)
+        if not self._summary.frames:
+            widgets.text("no frame measured yet", palette.DIM)
+            return
+        widgets.swatches(self._legend)
+        self._numbers(view.log.target_ms, layout.compact)
+
+    def _graph(self, frames: list[FrameSample], target: float, height: float) -> None:
+        corner, width = imgui.get_cursor_screen_pos(), imgui.get_content_region_avail().x
+        top = self._top * target
+        widgets.rectangle(corner.x, corner.y, width, height, palette.WELL)
+        line_y = corner.y + height * (1 - target / top)
+        if frames:
+            _lanes(frames, target, top, corner, ImVec2(width, height))
+        widgets.rectangle(corner.x, round(line_y), width, 1.0, palette.TEXT)
+        imgui.set_cursor_screen_pos(corner)
+        imgui.dummy(ImVec2(width, height))
+        said = f"{target:.1f} ms"
+        widgets.label(corner.x + 5, line_y - imgui.get_text_line_height() - 1, said, palette.TEXT)
+        late = self._overrun
+        if frames and late is not None and late.frame_ms > target:
+            reason = f"{late.frame_ms:.0f} ms" + (f": {late.cause}" if late.cause else "")
+            x = corner.x + width * (1 - (frames[-1].number - late.number + 0.5) / HISTORY)
+            _mark(x, corner, width, reason)
+
+    def _numbers(self, target: float, compact: bool) -> None:
+        found = self._summary
+        missed = palette.BAD if found.over else palette.GOOD
+        widgets.wrapped(
+            [
+                (f"P50 {found.p50:.1f}", palette.TEXT),
+                (f"P95 {found.p95:.1f}", palette.TEXT),
+                (f"P99 {found.p99:.1f} ms", palette.TEXT),
+                (f"{found.over} of {found.frames} over {target:.1f}", missed),
+            ]
+        )
+        if self._overlay_ms and not compact:
+            widgets.text(f"this overlay: {self._overlay_ms:.2f} ms GPU", palette.DIM)
+
+
+def _lanes(
+    frames: list[FrameSample], target: float, top: float, corner: ImVec2, size: ImVec2
+) -> None:
+    """Draws the frames' lanes as stacked bars: the tallest lane first, each next one over it."""
+    stacked = lanes(frames, target)
+    columns = np.array([s.number - frames[-1].number for s in frames]) + HISTORY - 1
+    shown = columns >= 0
+    free = (shown.sum() * size.x / HISTORY, size.y * target / top)
+    widgets.rectangle(
+        corner.x + size.x - free[0], corner.y + size.y - free[1], *free, palette.LANES["free"]
+    )
+    values = np.zeros(HISTORY, np.float32)
+    imgui.push_style_color(imgui.Col_.frame_bg.value, ImVec4(0, 0, 0, 0))
+    imgui.push_style_var(imgui.StyleVar_.frame_padding.value, ImVec2(0, 0))
+    imgui.push_style_var(imgui.StyleVar_.disabled_alpha.value, 1.0)
+    imgui.begin_disabled()  # a graph under the mouse would show a tooltip
+    late = stacked[LANES.index("over")] > target
+    for name in ("over", "other", "inference", "render"):
+        tops = stacked[LANES.index(name)]
+        # a frame in time has no "over", and its "other" is free
+        tops = np.where(late, tops, 0.0) if name in ("over", "other") else tops
+        if tops.any():
+            values[:] = 0.0
+            values[columns[shown]] = tops[shown]
+            imgui.set_cursor_screen_pos(corner)
+            imgui.push_style_color(imgui.Col_.plot_histogram.value, ImVec4(*palette.LANES[name]))
+            imgui.plot_histogram(f"##{name}", values, 0, None, 0.0, top, size)
+            imgui.pop_style_color()
+    imgui.end_disabled()
+    imgui.pop_style_var(2)
+    imgui.pop_style_color()
+
+
+def _mark(x: float, corner: ImVec2, width: float, reason: str) -> None:
+    """Draws a line at ``x`` and beside it the reason why that frame missed its target."""
+    length = imgui.calc_text_size(reason).x
+    left = x + 8 if x + 16 + length < corner.x + width else x - 8 - length
+    widgets.rectangle(round(x), corner.y, 1.0, imgui.get_text_line_height(), palette.BAD)
+    widgets.label(max(corner.x + 3, left), corner.y + 1, reason, palette.BAD)
+
+
+def _legend(frames: list[FrameSample], target: float) -> list[tuple[Colour, str]]:
+    """Returns the colour of each visible lane, with a text of its name and mean milliseconds."""
+    if not frames:
+        return []
+    thick = np.diff(lanes(frames, target).mean(axis=1), prepend=0.0)
+    return [
+        (palette.LANES[name], f"{name} {ms:.1f}" if ms < 10 else f"{name} {ms:.0f}")
+        for name, ms in zip(LANES, thick, strict=True)
+        if ms >= 0.05 or name == "inference"
+    ]
+
+
+# ---------------------------------------------------------------- slices
+
+_INK = (0.05, 0.07, 0.09, 1.0)
+
+
+class TimelinePanel(PanelSection):
+    """The section with the newest measured frame; it changes four times a second to be readable."""
+
+    title = "this frame"
+    opens_from_em = 48.0
+
+    def __init__(self) -> None:
+        self._report: FrameReport | None = None
+        self._bars: list[Bar] = []
+
+    def refresh(self, view: PanelView, now_s: float) -> None:
+        """Selects the newest measured frame and computes its bars."""
+        self._report = view.log.measured_report
+        self._bars = bars(self._report) if self._report else []
+
+    def draw(self, view: PanelView, layout: Layout) -> None:
+        """Draws the slices as bars, the budget's line, the times, and why the frame stopped."""
+        report = self._report
+        if report is None:
+            widgets.text("no frame yet", palette.DIM)
+            return
+        width, height = imgui.get_content_region_avail().x, layout.timeline_height
+        corner = imgui.get_cursor_screen_pos()
+        used_ms = self._bars[-1].start_ms + self._bars[-1].ms if self._bars else 0.0
+        scale = width / (1.25 * max(report.budget_ms, used_ms, 0.1))
+        widgets.rectangle(corner.x, corner.y, width, height, palette.WELL)
+        for bar in self._bars:
+            _bar(bar, palette.network_colour(bar.network, view.sessions), corner, scale, height)
+        over = used_ms > report.budget_ms
+        _budget_line(corner, report.budget_ms * scale, height, over)
+        imgui.dummy(ImVec2(width, height))
+        if imgui.is_item_hovered():
+            _tooltip(self._bars, (imgui.get_mouse_pos().x - corner.x) / scale)
+        widgets.wrapped(
+            (said, palette.BAD if over and said.startswith("measured") else palette.TEXT)
+            for said in times(report)
+        )
+        count = len(report.slices)
+        slices = f"{count} slice" if count == 1 else f"{count} slices"
+        widgets.wrapped([(f"frame {report.frame}: {slices};", palette.DIM),
+                         (why(report), palette.DIM)], 0.3)  # fmt: skip
+        if not layout.compact:
+            cpu = f"CPU {report.cpu_ms:.2f} ms, of it {report.encode_ms:.2f} encoding"
+            widgets.text(cpu, palette.DIM)
+
+
+def _bar(bar: Bar, colour: Colour, corner: ImVec2, scale: float, height: float) -> None:
+    left, width = corner.x + bar.start_ms * scale, bar.ms * scale
+    widgets.rectangle(left, corner.y + 2, max(1.0, width - 1), height - 4, colour)
+    if width > imgui.calc_text_size(bar.network).x + 6:
+        y = corner.y + 0.5 * (height - imgui.get_text_line_height())
+        place = ImVec2(round(left + 3), round(y))
+        imgui.get_window_draw_list().add_text(place, widgets.packed(_INK), bar.network)
+
+
+def _budget_line(corner: ImVec2, x: float, height: float, over: bool) -> None:
+    colour = palette.BAD if over else palette.TEXT
+    widgets.rectangle(round(corner.x + x), corner.y, 1.0, height, colour)
+    # the line has a fifth of the width on its right, or more
+    widgets.label(corner.x + x + 5, corner.y + 1, "budget", colour)
+
+
+def _tooltip(found: list[Bar], at_ms: float) -> None:
+    for bar in found:
+        if bar.start_ms <= at_ms < bar.start_ms + bar.ms:
+            took = f"measured {bar.ms:.3f} ms, " if bar.measured else ""
+            imgui.set_tooltip(
+                f"{bar.network}: {bar.title}\n{bar.groups} workgroups\n"
+                f"{took}planned {bar.predicted_ms:.3f} ms"
+            )
+            return
+
+
+# ---------------------------------------------------------------- jobs
+
+#: jobs with a row
+_SHOWN_JOBS = 8
+#: the widest texts of the columns that have a fixed width
+_SAMPLES = {"state": "running", "left": "888 ms", "deadline": "deadline"}
+_STATES = {"running": palette.TEXT, "paused": palette.WARN, "failed": palette.BAD}
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """The cells of one job in the table; ``late`` is True if it is predicted to end too late."""
+
+    name: str
+    state: str
+    progress: float
+    left: str
+    deadline: str
+    late: bool
+
+    @classmethod
+    def of(cls, job: Job, now_ms: float) -> JobRow:
+        state = str(job.state)
+        if job.paused:
+            state = "paused"
+        elif any(not producer.ended for producer in job.producers):
+            state = "waiting"
+        at_ms, eta_ms = job.deadline_at_ms, job.eta_ms
+        if at_ms is None:
+            return cls(job.name, state, job.progress, duration(eta_ms), "-", False)
+        late = not job.paused and eta_ms > at_ms - now_ms
+        deadline = duration(at_ms - now_ms)
+        return cls(job.name, state, job.progress, duration(eta_ms), deadline, late)
+
+
+def duration(ms: float) -> str:
+    """Returns milliseconds as text with a unit, such as "12 ms"; "-0.2 s" is in the past."""
+    if abs(ms) < 100:
+        return f"{ms:.0f} ms"
+    if abs(ms) < 60_000:
+        return f"{ms / 1e3:.1f} s"
+    return f"{ms / 60e3:.0f} min" if abs(ms) < 3600e3 else "> 1 h" if ms > 0 else "< -1 h"
+
+
+class JobsPanel(PanelSection):
+    """The section with a table of the first unfinished jobs, and the number of the others."""
+
+    title = "jobs"
+
+    def __init__(self) -> None:
+        self._rows: list[JobRow] = []
+        self._more = 0
+
+    def refresh(self, view: PanelView, now_s: float) -> None:
+        """Computes the table's rows from the unfinished jobs of the view, running ones first."""
+        jobs = [job for job in view.jobs if not job.ended]
+        jobs.sort(key=lambda job: (job.state != "running", job.paused, job.number))
+        self._rows = [JobRow.of(job, view.now_ms) for job in jobs[:_SHOWN_JOBS]]
+        self._more = len(jobs) - len(self._rows)
+
+    def draw(self, view: PanelView, layout: Layout) -> None:
+        """Draws the table of jobs, and the number of jobs that are not in it."""
+        columns = ("job", "state", "done", "left") + (() if layout.compact else ("deadline",))
+        if not self._rows:
+            widgets.text("no jobs", palette.DIM)
+        elif imgui.begin_table("jobs", len(columns), _TABLE):
+            flags = imgui.TableColumnFlags_
+            for column in columns:
+                if column in _SAMPLES:
+                    width = imgui.calc_text_size(_SAMPLES[column]).x
+                    imgui.table_setup_column(column, flags.width_fixed.value, width)
+                else:
+                    weight = 1.3 if column == "job" else 1.0
+                    imgui.table_setup_column(column, flags.width_stretch.value, weight)
+            if not layout.compact:
+                imgui.table_headers_row()
+            for row in self._rows:
+                _job_row(row, palette.network_colour(row.name, view.sessions), layout.compact)
+            imgui.end_table()
+        if self._more > 0:
+            widgets.text(f"and {self._more} more", palette.DIM)
+
+
+def _job_row(row: JobRow, colour: Colour, compact: bool) -> None:
+    imgui.table_next_column()
+    widgets.text(widgets.shortened(row.name, imgui.get_content_region_avail().x), colour)
+    imgui.table_next_column()
+    widgets.text(row.state, _STATES.get(row.state, palette.DIM))
+    imgui.table_next_column()
+    widgets.bar(row.progress, colour)
+    imgui.table_next_column()
+    widgets.text(row.left, palette.BAD if row.late else palette.TEXT)
+    if not compact:
+        imgui.table_next_column()
+        widgets.text(row.deadline, palette.BAD if row.late else palette.DIM)
+
+
+# ---------------------------------------------------------------- memory
+
+#: seconds between two collections of the allocator's statistics, which take time
+_EVERY_S = 0.5
+#: the columns of the table; all categories without a column are in the last but one
+_COLUMNS = ("weights", "activations", "render", "other", "total")
+#: owners with a row; all others share a row
+_SHOWN_OWNERS = 6
+_SHOWN_LIMITS = {
+    "max-buffer-size": "largest buffer",
+    "max-storage-buffer-binding-size": "largest binding",
+    "max-compute-invocations-per-workgroup": "threads in a workgroup",
+    "max-compute-workgroup-storage-size": "shared memory",
+}
+
+
+class MemoryPanel(PanelSection):
+    """The section of GPU memory: a table by owner, the budget, a graph of frames, the device."""
+
+    title = "memory"
+    column = "right"
+
+    def __init__(self) -> None:
+        self._stats: MemoryStats | None = None
+        self._rows: list[tuple[str, dict[str, str]]] = []
+        self._due_s = 0.0
+        self._history: deque[int] = deque(maxlen=HISTORY)
+
+    def is_empty(self, view: PanelView) -> bool:
+        """Returns True if the view has no device."""
+        return view.gpu is None
+
+    def watch(self, view: PanelView, now_s: float) -> None:
+        """Adds the bytes of GPU memory in use to the graph."""
+        if view.gpu is not None:
+            self._history.append(view.gpu.memory.held_bytes)
+
+    def refresh(self, view: PanelView, now_s: float) -> None:
+        """Collects the memory statistics, if the last ones are old."""
+        if view.gpu is not None and (self._stats is None or now_s >= self._due_s):
+            self._due_s = now_s + _EVERY_S
+            self._stats = view.gpu.memory.stats()
+            self._rows = _memory_rows(self._stats)
+
+    def draw(self, view: PanelView, layout: Layout) -> None:
+        """Draws the budget, the owners, the graph and the device."""
+        if self._stats is not None:
+            self._owners(self._stats, view, layout.compact)
+        if not layout.compact and self._history:
+            held = np.array(self._history, np.float32)
+            size = ImVec2(-1, 2 * imgui.get_text_line_height())
+            imgui.push_style_color(imgui.Col_.frame_bg.value, ImVec4(*palette.WELL))
+            imgui.plot_lines("##held", held, 0, "", 0.0, 1.1 * float(held.max()) or 1.0, size)
+            imgui.pop_style_color()
+        if view.gpu is None:
+            return
+        imgui.push_text_wrap_pos(0.0)
+        widgets.text(str(view.gpu.info.get("device")), palette.TEXT)
+        if not layout.compact:
+            widgets.text(str(view.gpu.info.get("description")), palette.DIM)
+            widgets.text("; ".join(_limit_lines(view.gpu.device.limits)), palette.DIM)
+        imgui.pop_text_wrap_pos()
+
+    def _owners(self, stats: MemoryStats, view: PanelView, compact: bool) -> None:
+        if stats.budget_bytes:
+            filled = stats.reserved_bytes / stats.budget_bytes
+            imgui.progress_bar(min(1.0, filled), ImVec2(-1, 0), f"{filled:.0%} of budget")
+        said = f"{mib(stats.held_bytes)} held, peak {mib(stats.peak_bytes)}"
+        widgets.text(said, palette.TEXT)
+        columns = _COLUMNS[-1:] if compact else _COLUMNS
+        if not imgui.begin_table("memory", len(columns) + 1, _TABLE):
+            return
+        imgui.table_setup_column("MiB", 0, 1.9)
+        for column in columns:
+            imgui.table_setup_column(column, 0, 1.5 if len(column) > 6 else 1.0)
+        imgui.table_headers_row()
+        for owner, cells in self._rows:
+            imgui.table_next_column()
+            widgets.text(owner, palette.network_colour(owner, view.sessions))
+            for column in columns:
+                imgui.table_next_column()
+                colour = palette.TEXT if column == "total" else palette.DIM
+                widgets.text(cells[column], colour)
+        imgui.end_table()
+
+
+def _memory_rows(stats: MemoryStats) -> list[tuple[str, dict[str, str]]]:
+    """Returns the largest owners of memory, and one row for all others, with texts by column."""
+    owners: dict[str, Counter[str]] = {}
+    for (owner, category), holding in stats.holdings.items():
+        column = category if category in _COLUMNS else "other"
+        owners.setdefault(owner, Counter()).update(
+            {column: holding.nbytes, "total": holding.nbytes}
+        )
+    ranked = sorted(owners.items(), key=lambda item: (-item[1]["total"], item[0]))
+    rest = ranked[_SHOWN_OWNERS:]
+    if rest:
+        ranked[_SHOWN_OWNERS:] = [(f"{len(rest)} more", sum((c for _, c in rest), Counter()))]
+    return [
+        (owner, {c: _short_mib(held[c]) if held[c] else "" for c in _COLUMNS})
+        for owner, held in ranked
+    ]
+
+
+def _short_mib(nbytes: int) -> str:
+    """Returns bytes as a text in MiB with about three digits, without the unit."""
+    value = nbytes / (1 << 20)
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+
+
+def _limit_lines(limits: Mapping[str, int]) -> list[str]:
+    """Returns lines of text with the device's limits that decide which networks fit.
+
+    Limits that ``limits`` lacks are left out.
+    """
+    lines = []
+    for key, said in _SHOWN_LIMITS.items():
+        value = limits.get(key)
+        if value is not None:
+            shown = str(value) if "invocations" in key else mib(int(value)).replace(".00", "")
+            lines.append(f"{said} {shown}")
+    return lines
+
+
+# ---------------------------------------------------------------- sliders
+
+
+class SlidersPanel(PanelSection):
+    """The section with the sliders of each network, below its name.
+
+    ``changed[network][slider]`` is the value of a slider that was moved.
+    """
+
+    title = "sliders"
+    column = "right"
+    opens_from_em = 0.0
+
+    def __init__(self) -> None:
+        self.changed: dict[str, dict[str, float]] = {}
+
+    def values(self, network: str, session: Session) -> dict[str, float]:
+        """Returns the value of each slider of the network: the default, unless it was moved."""
+        default = {title: slider.default for title, slider in session.sliders.items()}
+        return default | self.changed.get(network, {})
+
+    def is_empty(self, view: PanelView) -> bool:
+        """Returns True if no network has a slider."""
+        return not any(session.sliders for session in view.sessions.values())
+
+    def draw(self, view: PanelView, layout: Layout) -> None:
+        """Draws the sliders and stores moved values in :attr:`changed`.
+
+        A network whose values were changed has a reset button.
+        """
+        for name, session in view.sessions.items():
+            if not session.sliders:
+                continue
+            widgets.text(name, palette.network_colour(name, view.sessions))
+            values = self.values(name, session)
+            if any(values[title] != slider.default for title, slider in session.sliders.items()):
+                imgui.same_line()
+                if imgui.small_button(f"reset##{name}"):
+                    self.changed.pop(name, None)
+            for title, slider in session.sliders.items():
+                imgui.set_next_item_width(0.5 * imgui.get_content_region_avail().x)
+                found = imgui.slider_float(
+                    f"##{title} of {name}", values[title], slider.low, slider.high
+                )
+                if slider.description:
+                    imgui.set_item_tooltip(slider.description)
+                if found[0]:
+                    self.changed.setdefault(name, {})[title] = found[1]
+                imgui.same_line()
+                room = imgui.get_content_region_avail().x
+                widgets.text(widgets.shortened(title, room), palette.TEXT)
