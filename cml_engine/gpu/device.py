@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 import wgpu
@@ -32,6 +32,7 @@ from cml_engine.gpu.native import (
 )
 from cml_engine.gpu.shaders.hlsl import ShaderKey, StageKey, Variant, compile_stage
 from cml_engine.io.frame_gate import frame_gate
+from cml_engine.io.json_files import Json
 from cml_engine.ir.limits import Limits
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def adapters() -> list[wgpu.GPUAdapter]:
 
 def adapter_name(adapter: wgpu.GPUAdapter) -> str:
     """Returns an adapter's name as one text: ``device (driver), graphics API``."""
-    info: dict[str, Any] = dict(adapter.info)
+    info = adapter.info
     return f"{info.get('device')} ({info.get('description')}), {info.get('backend_type')}"
 
 
@@ -86,7 +87,7 @@ def _named(wanted: str) -> wgpu.GPUAdapter:
     raise DeviceError(f"no GPU is called '{wanted}': this machine has {known}")
 
 
-def device_rows() -> list[dict[str, Any]]:
+def device_rows() -> list[dict[str, Json]]:
     """Returns one JSON-compatible dict per adapter, with its name, kind, limits and features.
 
     ``chosen`` is True for the adapter that ``cml.Gpu()`` takes.
@@ -205,6 +206,8 @@ _NAGA_HINTS = {
 }
 #: bytes of the slice uniform: first group, end group, row stride, padding
 SLICE_BYTES = 16
+#: ranges of workgroups that one submit may hold
+RANGE_SLOTS = 256
 
 
 class Device:
@@ -238,7 +241,7 @@ class Device:
         #: True if the output of CML_PRINT in kernels is shown
         self.debug_kernels = check_flag(debug_kernels, "debug_kernels")
         self.queue: wgpu.GPUQueue = self.device.queue
-        self.info: dict[str, Any] = dict(self.device.adapter.info)
+        self.info: dict[str, object] = dict(self.device.adapter.info)
         self.limits = _limits(self.device)
         self.has_timestamps = "timestamp-query" in self.device.features
         self.timestamp_period_ns = timestamp_period_ns(self.queue)
@@ -345,7 +348,7 @@ class Device:
         found = self._layouts.get((tensors, params_bytes))
         if found is None:
             uniform = {"type": "uniform", "min_binding_size": SLICE_BYTES}
-            entries: list[dict[str, Any]] = [
+            entries: list[dict[str, object]] = [
                 _entry(0, {**uniform, "has_dynamic_offset": True}),
                 _entry(1, {"type": "uniform", "min_binding_size": params_bytes}),
             ]
@@ -364,7 +367,7 @@ def _ms_since(start: float) -> float:
     return 1e3 * (time.perf_counter() - start)
 
 
-def _entry(binding: int, buffer: dict[str, Any]) -> dict[str, Any]:
+def _entry(binding: int, buffer: dict[str, object]) -> dict[str, object]:
     return {"binding": binding, "visibility": wgpu.ShaderStage.COMPUTE, "buffer": buffer}
 
 

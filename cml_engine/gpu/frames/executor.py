@@ -1,7 +1,7 @@
 """The GPU side of the frame scheduler: records slices, then collects timings and outputs.
 
-Timestamp slots are created once and reused in a ring. Outputs (``jobs.py``) and readbacks
-(``readbacks.py``) take memory from the device's allocator, which reuses freed memory. No call
+Timestamp slots are created once and reused in a ring. Outputs and readbacks (``outputs.py``)
+take memory from the device's allocator, which reuses freed memory. No call
 blocks: data that has not arrived is polled again in the next frame. The scheduler sees this class
 as ``scheduler.executor.Executor``.
 """
@@ -10,46 +10,51 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeGuard
+from dataclasses import dataclass, field
+from typing import Protocol, cast
 
 import numpy as np
 import wgpu
 
-from cml_engine.compiler.plan import Slice, StepCost, TensorPlace, Timing
+from cml_engine.compiler.plan import Slice, StepCost, Timing
 from cml_engine.errors import DeviceError, InputError, OutOfGpuMemory
 from cml_engine.errors.arguments import check_instance
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.frames.job_runs import JobRun
 from cml_engine.gpu.frames.outputs import Readbacks, Result
 from cml_engine.gpu.memory.tensors import GpuTensor
-from cml_engine.gpu.native import device_errors, poll
-from cml_engine.gpu.program.inputs import Load, check_on_device, loads_of, refuse_own_memory
+from cml_engine.gpu.native import device_error, device_errors, poll
+from cml_engine.gpu.program.inputs import Load, check_on_device, is_array, loads_of
 from cml_engine.gpu.program.preparation import BUILDER
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.gpu.textures.copies import TextureCopies
 from cml_engine.gpu.textures.kernels import kernels_of
-from cml_engine.gpu.timing.timestamp_ring import TimestampRing
+from cml_engine.gpu.timing.timestamp_ring import TimestampRing, TimestampWrites
 from cml_engine.io.frame_gate import frame_gate
 from cml_engine.ir.graph import Array, Fact
-from cml_engine.ir.textures import TextureInput, TextureTarget, on_device
+from cml_engine.ir.textures import TextureTarget, on_device
+
+
+class _Job(Protocol):
+    """A job of any scheduler (``scheduler.Job``)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def network(self) -> object: ...
+    @property
+    def result(self) -> object: ...
+    @property
+    def ended(self) -> bool: ...
 
 
 class _Promised(Protocol):
     """A future output of a job (``scheduler.JobOutput``)."""
 
     @property
-    def job(self) -> Any: ...
+    def job(self) -> _Job: ...
     @property
     def name(self) -> str: ...
-
-
-def is_array(value: object) -> bool:
-    """Returns True if the value is a host array: neither a GPU value nor a job's future output."""
-    return not (on_device(value) or _is_promised(value))
-
-
-def _is_promised(value: object) -> TypeGuard[_Promised]:
-    return hasattr(value, "job") and hasattr(value, "name")
 
 
 def check_inputs(gpu: Device, network: object, inputs: Mapping[str, object]) -> None:
@@ -69,239 +74,48 @@ def check_inputs(gpu: Device, network: object, inputs: Mapping[str, object]) -> 
             f"({gpu.name}): make both with the same one"
         )
     for name, value in inputs.items():
-        check_input(gpu, network, name, value)
+        place = network.plan.inputs.get(name)
+        if place is None:
+            known = ", ".join(network.plan.inputs) or "(none)"
+            raise InputError(f"model '{network.name}' has no input '{name}'; it has {known}")
+        if on_device(value):
+            check_on_device(gpu, network.residency, name, value)
+            continue
+        found: Fact | None
+        if is_array(value):
+            # sessions check the element type beforehand
+            kind, found = "array", Fact(place.fact.dtype, np.asarray(value).shape)
+        else:
+            kind, found = "GPU tensor", _promised_fact(gpu, name, cast(_Promised, value))
+        if found is not None and found != place.fact:
+            raise InputError(f"input '{name}': wanted {place.fact}, got a {kind} {found}")
 
 
-def check_input(gpu: Device, network: GpuProgram, name: str, value: object) -> None:
-    """Raises :class:`InputError` if one input of :func:`check_inputs` does not fit the network."""
-    place = network.plan.inputs.get(name)
-    if place is None:
-        known = ", ".join(network.plan.inputs) or "(none)"
-        raise InputError(f"model '{network.name}' has no input '{name}'; it has {known}")
-    if on_device(value):
-        check_on_device(gpu, name, place.fact, value)
-        refuse_own_memory(network, name, value)
-        return
-    if _is_promised(value):
-        kind, found = "GPU tensor", _promised(gpu, name, value) or place.fact
-    else:
-        # sessions check the element type beforehand
-        kind, found = "array", Fact(place.fact.dtype, np.asarray(value).shape)
-    if found != place.fact:
-        raise InputError(f"input '{name}': wanted {place.fact}, got a {kind} {found}")
-
-
-def _promised(gpu: Device, name: str, value: _Promised) -> Fact | None:
+def _promised_fact(gpu: Device, name: str, value: _Promised) -> Fact | None:
     """Returns the shape and type of a job's future output; None if the job ended without a result.
 
     Raises :class:`InputError` if the job is on another device or has no such output.
     """
-    places = _outputs_of(gpu, value.job)
-    if places is None:
+    job = value.job
+    if isinstance(job.network, GpuProgram):
+        here, places = job.network.gpu is gpu, job.network.plan.results
+    elif isinstance(job.result, Result):
+        here, places = job.result.memory.allocator is gpu.memory, job.result.places
+    elif job.ended:
         return None
-    if not places:
+    else:
+        here, places = False, {}
+    if not here:
         raise InputError(
-            f"input '{name}': job '{value.job.name}' runs on another device. Read its output "
+            f"input '{name}': job '{job.name}' runs on another device. Read its output "
             "there, and give the array"
         )
-    place = places.get(value.name)
-    if place is None:
+    if value.name not in places:
         raise InputError(
-            f"input '{name}': job '{value.job.name}' has no output '{value.name}'; it has "
+            f"input '{name}': job '{job.name}' has no output '{value.name}'; it has "
             f"{', '.join(places)}"
         )
-    return place.fact
-
-
-def _outputs_of(gpu: Device, job: Any) -> Mapping[str, TensorPlace] | None:
-    """Returns the outputs of a job by name.
-
-    They come from the job's network, or from its result once it has ended. Returns {} for a job of
-    another device, None for a job that ended without a result.
-    """
-    if isinstance(job.network, GpuProgram):
-        return job.network.plan.results if job.network.gpu is gpu else {}
-    if isinstance(job.result, Result):
-        return job.result.places if job.result.memory.allocator is gpu.memory else {}
-    return None if job.ended else {}
-
-
-class JobExecutor:
-    """The memory management of jobs, from their accepted inputs to their outputs.
-
-    Before a job begins, it reserves its network and the memory of its outputs.
-    """
-
-    def __init__(self, gpu: Device) -> None:
-        self.gpu = gpu
-        self._ended: list[GpuProgram] = []
-        self._reserved: dict[GpuProgram, Result] = {}
-        #: the input loads of the running jobs
-        self._loads: dict[GpuProgram, list[Load]] = {}
-        self._runs: dict[GpuProgram, JobRun] = {}
-        #: the runs that the current frame works on
-        self._worked: set[JobRun] = set()
-        #: the networks whose jobs begin in the current frame
-        self._beginning: list[GpuProgram] = []
-
-    def accept(self, network: GpuProgram, inputs: Mapping[str, object]) -> dict[str, object]:
-        """Checks the inputs of a future job and returns them by name, with host arrays copied.
-
-        GPU tensors stay alive until :meth:`release_input`.
-        """
-        check_inputs(self.gpu, network, inputs)
-        if wants_kernels(network, inputs):
-            kernels_of(self.gpu).build_ahead(self.gpu)
-        network.retained.promise(inputs)
-        accepted: dict[str, object] = {}
-        for name, value in inputs.items():
-            accepted[name] = np.array(value) if is_array(value) else value
-        for value in inputs.values():
-            if isinstance(value, GpuTensor):
-                value.keep()
-        return accepted
-
-    def input_steps(self, network: GpuProgram, inputs: Mapping[str, object]) -> Sequence[StepCost]:
-        """Returns the costs of the dispatches that load GPU inputs before the network runs."""
-        return [load.cost for load in loads_of(self.gpu, network.plan, inputs)]
-
-    def release_input(self, value: object) -> None:
-        """Releases an accepted input that the job no longer needs; an array needs no release."""
-        if isinstance(value, GpuTensor):
-            value.let_go()
-
-    def reserve(self, network: GpuProgram, inputs: Mapping[str, object]) -> str:
-        """Reserves the network and the output memory of a job before it begins.
-
-        Returns "" on success, else a description of what the job waits for: pipelines, a network
-        that another thread uses, or memory that others can free.
-        """
-        self._let_ended_go()
-        if wants_kernels(network, inputs) and not kernels_of(self.gpu).ready:
-            kernels_of(self.gpu).build_ahead(self.gpu)
-            return "the pipelines that read its inputs"
-        if taken := network.hold(self):
-            return taken
-        try:
-            waits_for = self._take_outputs(network)
-        except Exception:
-            network.let_go(self)
-            raise
-        if waits_for:
-            network.let_go(self)
-        return waits_for
-
-    def _take_outputs(self, network: GpuProgram) -> str:
-        try:
-            self._reserved[network] = self._new_result(network)
-        except OutOfGpuMemory as error:
-            if not self.gpu.memory.may_ever_fit(network.plan.packed_results[1], but=network):
-                raise
-            return f"memory for its outputs: {str(error).splitlines()[0]}"
-        return ""
-
-    def _new_result(self, network: GpuProgram) -> Result:
-        with network.pinned():
-            return Result.of(network)
-
-    @device_errors()
-    def begin_job(
-        self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram, inputs: Mapping[str, object]
-    ) -> JobRun:
-        """Begins a reserved job: writes its inputs to the network's memory and returns the new run.
-
-        Arrays are uploaded through the queue; the copies of GPU tensors are recorded into
-        ``encoder``. On an error the reservation ends.
-        """
-        self._let_ended_go()
-        try:
-            return self._write_inputs(encoder, network, inputs)
-        except Exception:
-            network.let_go(self)
-            self._give_up_reserved(network)
-            raise
-
-    def _write_inputs(
-        self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram, inputs: Mapping[str, object]
-    ) -> JobRun:
-        if network.prints is not None:
-            network.prints.not_in_frames()
-        run = self.gpu.runs.begin([*_makers(inputs), *network.built_on])
-        _, self._loads[network] = network.begin(encoder, inputs, run)
-        self._beginning.append(network)
-        self._runs[network] = run
-        self._worked.add(run)
-        return run
-
-    @device_errors()
-    def finish_job(self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram) -> Result | None:
-        """Records the copies of the outputs into their reserved memory, then the variable updates.
-
-        Returns the outputs. If an abandoned frame freed the reserved memory, new memory is
-        taken. Returns None if there is none at the moment.
-        """
-        if network not in self._reserved and self._take_outputs(network):
-            return None
-        result, run = self._reserved.pop(network), self._runs[network]
-        result.run = run
-        self._worked.add(run)
-        result.copy_from(encoder, network)
-        network.encode_updates(encoder, run)
-        network.retained.end()
-        return result
-
-    def _give_up_reserved(self, network: GpuProgram) -> None:
-        reserved = self._reserved.pop(network, None)
-        if reserved is not None:
-            reserved.release()
-
-    def end_job(self, network: GpuProgram) -> None:
-        """Ends the network's job; its memory is free for others after this frame's submit."""
-        self._ended.append(network)
-        self._give_up_reserved(network)
-
-    def resume_job(self, network: GpuProgram) -> None:
-        """Reverts :meth:`end_job` in an abandoned frame: the job keeps the network's memory.
-
-        The results in the memory are marked as invalid.
-        """
-        self._ended.remove(network)
-        network.retained.spoil()
-
-    def _let_ended_go(self) -> None:
-        while self._ended:
-            network = self._ended.pop()
-            self._loads.pop(network, None)
-            self._runs.pop(network, None)
-            network.let_go(self)
-
-
-def _makers(inputs: Mapping[str, object]) -> list[JobRun]:
-    """Returns the runs that produced the inputs which are outputs of jobs.
-
-    Raises :class:`InputError` if the results of one of the runs are wrong.
-    """
-    found = []
-    for name, value in inputs.items():
-        run = value.owner.run if isinstance(value, GpuTensor) and value.owner is not None else None
-        if run is not None:
-            found.append(run)
-            if run.harm:
-                raise InputError(f"input '{name}' is the output of a job that failed: {run.harm}")
-    return found
-
-
-def wants_kernels(network: GpuProgram, inputs: Mapping[str, object]) -> bool:
-    """Returns True if an input needs the texture kernels.
-
-    An input needs them if it is a texture, or if an integer network quantizes the input and its
-    value is on the GPU.
-    """
-    entered = {name for name, place in network.plan.inputs.items() if place.conversion is not None}
-    return any(
-        isinstance(value, TextureInput) or (name in entered and not is_array(value))
-        for name, value in inputs.items()
-    )
+    return places[value.name].fact
 
 
 #: the most groups of slices per frame that are timed separately
@@ -310,13 +124,32 @@ MAX_GROUPS = 12
 _REMEMBERED = 64
 
 
-class FrameExecutor(JobExecutor):
-    """The executor that records jobs into the host's command encoders on one device."""
+@dataclass(slots=True)
+class _RunningJob:
+    """A job that has reserved its network: its run and input loads once it has begun."""
+
+    #: the memory of its outputs until they are written
+    result: Result | None
+    run: JobRun | None = None
+    loads: list[Load] = field(default_factory=list)
+
+
+class FrameExecutor:
+    """The executor that records jobs into the host's command encoders on one device.
+
+    Before a job begins, it reserves its network and the memory of its outputs.
+    """
 
     max_groups = MAX_GROUPS
 
     def __init__(self, gpu: Device) -> None:
-        super().__init__(gpu)
+        self.gpu = gpu
+        self._ended: list[GpuProgram] = []
+        self._jobs: dict[GpuProgram, _RunningJob] = {}
+        #: the runs that the current frame works on
+        self._worked: set[JobRun] = set()
+        #: the networks whose jobs begin in the current frame
+        self._beginning: list[GpuProgram] = []
         self.name = gpu.name
         self.clock_source = "timestamps" if gpu.has_timestamps else "wall clock"
         # a software driver spreads workgroups over the cores: unless the slice is a multiple of
@@ -385,14 +218,14 @@ class FrameExecutor(JobExecutor):
         encoder: wgpu.GPUCommandEncoder,
         result: Result,
         name: str,
-        options: Mapping[str, Any],
+        options: Mapping[str, object],
     ) -> StepCost:
         """Records the copy of an output into a texture and returns the cost of the copy.
 
         ``options`` are the arguments of :class:`TextureTarget`.
         """
         self.check_encoder(encoder)
-        target = TextureTarget(**options)
+        target = TextureTarget(**options)  # type: ignore[arg-type]
         return self._copies.copy(encoder, self._frame, name, result.tensor(name), target)
 
     def take_copies(self) -> list[tuple[StepCost, float]]:
@@ -449,7 +282,7 @@ class FrameExecutor(JobExecutor):
         self,
         encoder: wgpu.GPUCommandEncoder,
         group: Sequence[Slice],
-        writes: Any,
+        writes: TimestampWrites | None,
         failed: dict[GpuProgram, Exception],
     ) -> None:
         compute = encoder.begin_compute_pass(label="cml", timestamp_writes=writes)
@@ -458,19 +291,19 @@ class FrameExecutor(JobExecutor):
                 if part.network in failed:
                     continue
                 try:
-                    with device_errors():
-                        self._encode_slice(compute, part)
+                    self._encode_slice(compute, part)
                 except Exception as error:
-                    failed[part.network] = error
+                    is_wgpu = isinstance(error, wgpu.GPUError)
+                    failed[part.network] = device_error(error) if is_wgpu else error
         finally:  # the host keeps using its encoder after an error here
             compute.end()
 
     def _encode_slice(self, compute: wgpu.GPUComputePassEncoder, part: Slice) -> None:
-        run = self._runs.get(part.network)
-        if run is not None:
-            self._worked.add(run)
-        if part.step < 0:  # the job's input loads; the last one is -1
-            self._loads[part.network][part.step].encode_range(compute, part.first, part.count)
+        job = self._jobs.get(part.network)
+        if job is not None and job.run is not None:
+            self._worked.add(job.run)
+        if job is not None and part.step < 0:  # the job's input loads; the last one is -1
+            job.loads[part.step].encode_range(compute, part.first, part.count)
         else:
             part.network.encode_range(compute, part.step, part.first, part.count)
 
@@ -486,13 +319,6 @@ class FrameExecutor(JobExecutor):
                 self._ring.resolve(encoder, slot)
             self._signed, self._signed_frame = slot is not None, self._frame
         return self._signed
-
-    def finish_job(self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram) -> Result | None:
-        """Finishes a job and returns its outputs like :meth:`JobExecutor.finish_job`.
-
-        Also returns None if no timestamp slot is free for the frame's receipt.
-        """
-        return super().finish_job(encoder, network) if self._sign(encoder) else None
 
     @property
     def frames_in_flight(self) -> int:
@@ -599,3 +425,152 @@ class FrameExecutor(JobExecutor):
             self._beginning.pop().retained.take_back()
         self._let_ended_go()
         self.gpu.memory.close_frame(self)
+
+    # --- jobs
+
+    def accept(self, network: GpuProgram, inputs: Mapping[str, object]) -> dict[str, object]:
+        """Checks the inputs of a future job and returns them by name, with host arrays copied.
+
+        GPU tensors stay alive until :meth:`release_input`.
+        """
+        check_inputs(self.gpu, network, inputs)
+        if loads_of(self.gpu, network.plan, inputs):
+            kernels_of(self.gpu).build_ahead(self.gpu)
+        network.retained.promise(inputs)
+        accepted: dict[str, object] = {}
+        for name, value in inputs.items():
+            accepted[name] = np.array(value) if is_array(value) else value
+        for value in inputs.values():
+            if isinstance(value, GpuTensor):
+                value.keep()
+        return accepted
+
+    def input_steps(self, network: GpuProgram, inputs: Mapping[str, object]) -> Sequence[StepCost]:
+        """Returns the costs of the dispatches that load GPU inputs before the network runs."""
+        return [load.cost for load in loads_of(self.gpu, network.plan, inputs)]
+
+    def release_input(self, value: object) -> None:
+        """Releases an accepted input that the job no longer needs; an array needs no release."""
+        if isinstance(value, GpuTensor):
+            value.let_go()
+
+    def reserve(self, network: GpuProgram, inputs: Mapping[str, object]) -> str:
+        """Reserves the network and the output memory of a job before it begins.
+
+        Returns "" on success, else a description of what the job waits for: pipelines, a network
+        that another thread uses, or memory that others can free.
+        """
+        self._let_ended_go()
+        if loads_of(self.gpu, network.plan, inputs) and not kernels_of(self.gpu).ready:
+            kernels_of(self.gpu).build_ahead(self.gpu)
+            return "the pipelines that read its inputs"
+        if waits_for := network.hold(self):
+            return waits_for
+        try:
+            result, waits_for = self._new_result(network)
+        except Exception:
+            network.let_go(self)
+            raise
+        if waits_for:
+            network.let_go(self)
+        else:
+            self._jobs[network] = _RunningJob(result)
+        return waits_for
+
+    def _new_result(self, network: GpuProgram) -> tuple[Result | None, str]:
+        """Returns memory for the outputs of a job, or None and a text that says what is missing.
+
+        Raises :class:`OutOfGpuMemory` if the outputs can never fit.
+        """
+        try:
+            with network.residency.pinned():
+                return Result(network), ""
+        except OutOfGpuMemory as error:
+            if not self.gpu.memory.may_ever_fit(network.plan.packed_results[1], but=network):
+                raise
+            return None, f"memory for its outputs: {str(error).splitlines()[0]}"
+
+    @device_errors()
+    def begin_job(
+        self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram, inputs: Mapping[str, object]
+    ) -> JobRun:
+        """Begins a reserved job: writes its inputs to the network's memory and returns the new run.
+
+        Arrays are uploaded through the queue; the copies of GPU tensors are recorded into
+        ``encoder``. On an error the reservation ends.
+        """
+        self._let_ended_go()
+        job = self._jobs[network]
+        try:
+            if network.prints is not None:
+                network.prints.not_in_frames()
+            job.run = self.gpu.runs.begin([*_producing_runs(inputs), *network.built_on])
+            _, job.loads = network.begin(encoder, inputs, job.run)
+        except Exception:
+            network.let_go(self)
+            self._release_reserved(self._jobs.pop(network))
+            raise
+        self._beginning.append(network)
+        self._worked.add(job.run)
+        return job.run
+
+    @device_errors()
+    def finish_job(self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram) -> Result | None:
+        """Records the copies of the outputs into their reserved memory, then the variable updates.
+
+        Returns the outputs. If an abandoned frame freed the reserved memory, new memory is
+        taken. Returns None if there is none at the moment, or if no timestamp slot is free for the
+        frame's receipt.
+        """
+        job = self._jobs[network]
+        if not self._sign(encoder):
+            return None
+        result, job.result = job.result or self._new_result(network)[0], None
+        if result is None:
+            return None
+        assert job.run is not None
+        result.run = job.run
+        self._worked.add(job.run)
+        result.copy_from(encoder, network)
+        network.encode_updates(encoder, job.run)
+        network.retained.end()
+        return result
+
+    def _release_reserved(self, job: _RunningJob) -> None:
+        result, job.result = job.result, None
+        if result is not None:
+            result.release()
+
+    def end_job(self, network: GpuProgram) -> None:
+        """Ends the network's job; its memory is free for others after this frame's submit."""
+        self._ended.append(network)
+        self._release_reserved(self._jobs[network])
+
+    def resume_job(self, network: GpuProgram) -> None:
+        """Reverts :meth:`end_job` in an abandoned frame: the job keeps the network's memory.
+
+        The results in the memory are marked as invalid.
+        """
+        self._ended.remove(network)
+        network.retained.spoil()
+
+    def _let_ended_go(self) -> None:
+        while self._ended:
+            network = self._ended.pop()
+            self._jobs.pop(network, None)
+            network.let_go(self)
+
+
+def _producing_runs(inputs: Mapping[str, object]) -> list[JobRun]:
+    """Returns the runs that produced the inputs which are outputs of jobs.
+
+    Raises :class:`InputError` if the results of one of the runs are wrong.
+    """
+    found = []
+    for name, value in inputs.items():
+        run = value.owner.run if isinstance(value, GpuTensor) and value.owner is not None else None
+        if run is not None:
+            found.append(run)
+            if run.harm:
+                raise InputError(f"input '{name}' is the output of a job that failed: {run.harm}")
+    return found

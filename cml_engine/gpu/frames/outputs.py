@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Collection
-from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -15,9 +13,8 @@ from cml_engine.errors import DeviceError, InputError, OutOfGpuMemory
 from cml_engine.errors.arguments import check_text
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.frames.job_runs import JobRun
-from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.memory.staging import Staging
-from cml_engine.gpu.memory.tensors import GpuTensor, empty, from_words
+from cml_engine.gpu.memory.tensors import GpuTensor, from_words
 from cml_engine.gpu.native import device_errors
 from cml_engine.gpu.program.memory import TENSOR_USAGE
 from cml_engine.gpu.timing.timestamp_ring import AGE
@@ -28,39 +25,32 @@ if TYPE_CHECKING:
 
 
 #: any thread may submit jobs and release tensors
-_takers_lock = Lock()
+_readers_lock = Lock()
 
 
-@dataclass(eq=False)
 class Result:
     """The outputs of one job, in their own memory until they are released."""
 
-    memory: Allocation
-    places: dict[str, TensorPlace]
-    nbytes: int
-    #: the run that produced them, once they are copied here
-    run: JobRun | None = None
-    requested_frame: int = -1
-    data: bytes | None = None
-    #: why the readback failed
-    error: DeviceError | None = None
-    #: the number of jobs that will read from it
-    takers: int = 0
-    released: bool = False
-    _staging: Staging | None = None
-
-    @classmethod
-    def of(cls, network: GpuProgram) -> Result:
-        """Returns a result with memory allocated for the outputs of one job of the network."""
-        places, size = network.plan.packed_results
-        memory = network.gpu.memory.allocate(
-            size, TENSOR_USAGE, owner=network.name, category="output", alignment=RESULT_ALIGNMENT
+    def __init__(self, network: GpuProgram) -> None:
+        self.places, self.nbytes = network.plan.packed_results
+        self.memory = network.gpu.memory.allocate(
+            self.nbytes,
+            TENSOR_USAGE,
+            owner=network.name,
+            category="output",
+            alignment=RESULT_ALIGNMENT,
         )
-        return cls(memory, places, size)
-
-    def __post_init__(self) -> None:
-        self._finalizer = weakref.finalize(self, self.memory.allocator.free_later, self.memory.free)
-        self._finalizer.atexit = False
+        self._finalizer = self.memory.free_with(self)
+        #: the run that produced them, once they are copied here
+        self.run: JobRun | None = None
+        self.requested_frame = -1
+        self._data: bytes | None = None
+        #: why the readback failed
+        self.error: DeviceError | None = None
+        #: the number of jobs that will read from it
+        self._readers = 0
+        self._released = False
+        self._staging: Staging | None = None
 
     @property
     def gone(self) -> bool:
@@ -69,7 +59,7 @@ class Result:
 
     def release(self) -> None:
         """Frees the memory, immediately or once no queued job reads from it."""
-        self.released = True
+        self._released = True
         self.count_takers(0)
 
     def count_takers(self, more: int) -> None:
@@ -77,9 +67,9 @@ class Result:
 
         ``more`` may be negative. Frees the memory if it was released and no reader is left.
         """
-        with _takers_lock:
-            self.takers += more
-            idle = self.released and not self.takers
+        with _readers_lock:
+            self._readers += more
+            idle = self._released and not self._readers
         if idle and self._finalizer.detach():
             self.memory.free()
 
@@ -100,7 +90,7 @@ class Result:
         for name, place in self.places.items():
             source = results[name].binding
             encoder.copy_buffer_to_buffer(
-                *network.place(source),
+                *network.residency.place(source),
                 self.memory.buffer,
                 self.memory.offset + place.binding.offset,
                 source.nbytes,
@@ -135,7 +125,7 @@ class Result:
         if self._staging is not None and self._staging.arrived:
             try:
                 with device_errors(RuntimeError):
-                    self.data = self._staging.collect()
+                    self._data = self._staging.collect()
             except DeviceError as error:
                 self.error = error
             self.stop_reading()
@@ -160,12 +150,10 @@ class Result:
         if self.error is not None:
             raise self.error
         place = self.place(name)
-        if self.data is None:
+        if self._data is None:
             return None
-        if not place.fact.size:
-            return empty(place.fact)
         start = place.binding.offset
-        return from_words(self.data[start : start + place.binding.nbytes], place)
+        return from_words(self._data[start : start + place.binding.nbytes], place)
 
 
 def held_tensor(network: GpuProgram, name: str) -> GpuTensor:

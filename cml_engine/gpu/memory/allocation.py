@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol, TypeAlias, TypedDict
 
 import numpy as np
 import wgpu
 
 from cml_engine.errors import InputError, OutOfGpuMemory
 from cml_engine.gpu.native import device_errors
+from cml_engine.ir.graph import Array
 from cml_engine.ir.memory import MemoryRange
+
+#: what a buffer's bytes are written from
+Data: TypeAlias = bytes | bytearray | memoryview | Array
+
+
+class BufferRange(TypedDict):
+    """A range of a buffer as the resource of a bind group entry."""
+
+    buffer: wgpu.GPUBuffer
+    offset: int
+    size: int
 
 
 class Home(Protocol):
@@ -49,34 +62,33 @@ class Allocation:
         """The allocator that made this allocation."""
         return self._memory
 
-    def free(self) -> None:
+    def free(self, *, now: bool = False) -> None:
         """Frees the range; work that was submitted before may still use it.
 
-        Raises :class:`InputError` if it was freed before.
+        With ``now`` it is freed even while a frame is being encoded; the caller guarantees that
+        nothing in the frame uses it. Raises :class:`InputError` if it was freed before.
         """
-        self._once()
-        self._memory.free_later(self._give_back)
-        self._memory.free_deferred()
-
-    def free_now(self) -> None:
-        """Frees the range even while a frame is being encoded.
-
-        The caller guarantees that nothing in the frame uses the range.
-        """
-        self._once()
-        self._give_back()
-
-    def _once(self) -> None:
         if self.freed:
             raise InputError(
                 f"{self.nbytes} bytes for {self.category} of '{self.owner}' are freed twice"
             )
         self.freed = True
+        if now:
+            self._give_back()
+        else:
+            self._memory.free_later(self._give_back)
+            self._memory.free_deferred()
+
+    def free_with(self, user: object) -> weakref.finalize[..., object]:
+        """Frees the range when ``user`` is garbage-collected; returns the finalizer."""
+        finalizer = weakref.finalize(user, self._memory.free_later, self.free)
+        finalizer.atexit = False
+        return finalizer
 
     def _give_back(self) -> None:
         self._memory.give_back(self, self._range)
 
-    def write(self, data: Any, offset: int = 0) -> None:
+    def write(self, data: Data, offset: int = 0) -> None:
         """Queues a write of ``data`` at a byte offset of the range, done before the next submit."""
         with device_errors():
             self._memory.device.queue.write_buffer(self.buffer, self.offset + offset, data)
@@ -90,7 +102,7 @@ class Allocation:
         """Returns the buffer of the byte at ``offset``, and the byte's offset in that buffer."""
         return self.buffer, self.offset + offset
 
-    def binding(self, offset: int = 0, nbytes: int | None = None) -> dict[str, Any]:
+    def binding(self, offset: int = 0, nbytes: int | None = None) -> BufferRange:
         """Returns the range, or a part of it, as the ``resource`` of a bind group entry."""
         size = self.nbytes - offset if nbytes is None else nbytes
         return {"buffer": self.buffer, "offset": self.offset + offset, "size": size}
@@ -137,7 +149,7 @@ class Segments:
                 parts.append(memory.allocate(size, usage, owner=owner, category=category))
         except OutOfGpuMemory:
             for part in parts:
-                part.free_now()
+                part.free(now=True)
             raise
         return cls(parts, each)
 
@@ -151,27 +163,19 @@ class Segments:
         part, rest = divmod(offset, self._each)
         return self._parts[part].at(rest)
 
-    def write(self, data: Any, offset: int = 0) -> None:
+    def write(self, data: Data, offset: int = 0) -> None:
         """Queues a write of ``data`` at a byte offset, done before the next submit.
 
         The data may cross borders of segments.
         """
-        data = np.frombuffer(data, np.uint8)
-        while data.size:
+        rest_of_data = np.frombuffer(data, np.uint8)
+        while rest_of_data.size:
             part, rest = divmod(offset, self._each)
-            size = min(data.size, self._each - rest)
-            self._parts[part].write(data[:size], rest)
-            data, offset = data[size:], offset + size
+            size = min(rest_of_data.size, self._each - rest)
+            self._parts[part].write(rest_of_data[:size], rest)
+            rest_of_data, offset = rest_of_data[size:], offset + size
 
-    def free(self) -> None:
-        """Frees all segments; work that was submitted before may still use them."""
+    def free(self, *, now: bool = False) -> None:
+        """Frees all segments; see :meth:`Allocation.free`."""
         for part in self._parts:
-            part.free()
-
-    def free_now(self) -> None:
-        """Frees all segments even while a frame is being encoded.
-
-        The caller guarantees that nothing in the frame uses them.
-        """
-        for part in self._parts:
-            part.free_now()
+            part.free(now=now)

@@ -516,7 +516,7 @@ class Allocator:
         close_when_destroyed(texture, account)
         return texture
 
-    def _new_texture(self, nbytes: int, descriptor: dict[str, Any]) -> wgpu.GPUTexture:
+    def _new_texture(self, nbytes: int, descriptor: dict[str, object]) -> wgpu.GPUTexture:
         if not self._may_reserve(nbytes):
             raise MemoryError("the budget is used up")
         return guarded(

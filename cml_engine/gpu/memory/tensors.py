@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import wgpu
@@ -11,6 +11,8 @@ import wgpu
 from cml_engine.compiler.plan import Binding, TensorPlace
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import IntegerRange, check_instance
+from cml_engine.gpu.frames.job_runs import JobRun
+from cml_engine.gpu.memory.allocation import Data
 from cml_engine.gpu.native import device_errors
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact
 from cml_engine.ir.layout import BLOCKED, PLAIN, STORED, WHOLE, packed_words
@@ -34,17 +36,15 @@ def to_words(array: Array, place: TensorPlace) -> Array:
     return np.ascontiguousarray(block(array) if place.layout in BLOCKED else array, dtype)
 
 
-def from_words(data: Any, place: TensorPlace) -> Array:
+def from_words(data: Data, place: TensorPlace) -> Array:
+    """Returns the host array of a tensor's bytes, which may be empty if it has no elements."""
     fact = place.fact
+    if not fact.size:
+        return np.zeros(fact.shape, NUMPY_DTYPE[fact.dtype])
     dtype = np.dtype(np.uint32) if fact.dtype == "logical" else NUMPY_DTYPE[fact.dtype]
     words = np.frombuffer(data, STORED.get(place.layout, dtype))
     plain = unblock(words, fact.shape) if place.layout in BLOCKED else words[: fact.size]
     return np.array(plain.reshape(fact.shape), NUMPY_DTYPE[fact.dtype])
-
-
-def empty(fact: Fact) -> Array:
-    """Returns a host array of a shape without elements; such a tensor has no memory on the GPU."""
-    return np.zeros(fact.shape, NUMPY_DTYPE[fact.dtype])
 
 
 def block(array: Array) -> Array:
@@ -83,7 +83,7 @@ class TensorOwner(Protocol):
         ...
 
     @property
-    def run(self) -> Any:
+    def run(self) -> JobRun | None:
         """The run that produced the outputs."""
         ...
 
@@ -111,17 +111,16 @@ class GpuTensor:
         return self.owner is not None and self.owner.gone
 
     @device_errors()
-    def read(self) -> Any:
+    def read(self) -> Array:
         """Returns the current value as a NumPy array. Blocks; for tools and tests.
 
         Raises :class:`InputError` if the memory was freed.
         """
-        if not self.fact.size:
-            return empty(self.fact)
         if self.released:
             raise InputError("the GPU tensor's memory was released before")
-        buffer: Any = self.buffer
-        data = buffer._device.queue.read_buffer(self.buffer, self.offset, self.nbytes)
+        queue, data = self.buffer._device.queue, b""
+        if self.fact.size:
+            data = queue.read_buffer(self.buffer, self.offset, self.nbytes)
         return from_words(data, TensorPlace(Binding("", "", 0, self.nbytes), self.fact, PLAIN))
 
     def keep(self) -> None:

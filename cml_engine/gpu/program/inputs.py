@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from math import prod
-from typing import Any, Protocol
 
 import wgpu
 
-from cml_engine.compiler.plan import Binding, Plan, StepCost, TensorPlace
+from cml_engine.compiler.plan import Plan, StepCost, TensorPlace
 from cml_engine.errors import InputError
 from cml_engine.gpu.device import Device
+from cml_engine.gpu.memory.allocation import Allocation, BufferRange
 from cml_engine.gpu.memory.tensors import GpuTensor
 from cml_engine.gpu.native import device_errors
 from cml_engine.gpu.program.memory import TENSOR_USAGE, Residency
@@ -24,7 +22,7 @@ from cml_engine.gpu.textures.kernels import (
     step_cost,
     texture_format,
 )
-from cml_engine.ir.graph import Fact
+from cml_engine.ir.graph import Array, Fact
 from cml_engine.ir.layout import block_words
 from cml_engine.ir.textures import TextureInput, by_channel, on_device, planes
 
@@ -32,18 +30,75 @@ from cml_engine.ir.textures import TextureInput, by_channel, on_device, planes
 _MODES = {None: 0, "nearest": 0, "bilinear": 1, "area": 2}
 
 
-class Target(Protocol):
-    """The interface of the memory that a tensor is loaded into: ``program.ProgramMemory``."""
+class _KernelLoad:
+    """A dispatch that runs before a network's own steps and writes to one of its inputs.
 
-    def place(self, binding: Binding) -> tuple[wgpu.GPUBuffer, int]: ...
+    It is created before the network has memory.
+    """
+
+    kernel = ""
+
+    def __init__(self, gpu: Device, params: Params, cost: StepCost) -> None:
+        self._gpu, self._params = gpu, params
+        #: the step's cost for the scheduler
+        self.cost = cost
+        self._bind_group: wgpu.GPUBindGroup | None = None
+
+    def encode_range(self, compute: wgpu.GPUComputePassEncoder, first: int, count: int) -> None:
+        """Records workgroups ``[first, first + count)`` of the dispatch into a compute pass."""
+        at_once = self.cost.groups != self._params.groups
+        part = (0, self._params.groups) if at_once else (first, first + count)
+        kernels = kernels_of(self._gpu)
+        kernels.dispatch(compute, self.kernel, self._bind_group, self._params, part)
+
+    def encode_all(self, compute: wgpu.GPUComputePassEncoder) -> None:
+        """Records all workgroups of the dispatch into a compute pass."""
+        self.encode_range(compute, 0, self.cost.groups)
 
 
-class TextureLoad:
+class NumbersLoad(_KernelLoad):
+    """A dispatch that quantizes an input's real numbers to the words of an integer network."""
+
+    kernel = "enter"
+
+    def __init__(self, gpu: Device, name: str, place: TensorPlace) -> None:
+        assert place.conversion is not None
+        batch, channels, *spatial = place.fact.shape
+        entry, words = place.conversion, block_words(place.layout)
+        params = Params(
+            batch * -(-channels // 4) * prod(spatial),
+            (channels, prod(spatial), 0, words),
+            scale=(entry.inverse, entry.low, entry.high, 0.0),
+        )
+        super().__init__(gpu, params, step_cost("enter", f"enter '{name}'", params, 4 + words))
+        self._nbytes = place.fact.nbytes
+        self._numbers: Allocation | None = None
+
+    def bind(self, network: str, target: BufferRange) -> BufferRange:
+        """Binds the memory of the resulting words; returns memory to which the numbers must go.
+
+        That memory is freed with this object.
+        """
+        memory = self._gpu.memory
+        numbers = memory.allocate(self._nbytes, TENSOR_USAGE, owner=network, category="staging")
+        numbers.free_with(self)
+        source = numbers.binding(0, self._nbytes)
+        self._bind_group = kernels_of(self._gpu).bind_group(
+            self.kernel,
+            numbers.buffer,
+            (*source.values(), *target.values()),
+            lambda: [source, target],
+        )
+        return source
+
+
+class TextureLoad(_KernelLoad):
     """A dispatch that reads a texture into the input ``name`` of a network.
 
-    It is created before the network has memory. The constructor raises :class:`InputError` if
-    texture and tensor do not fit.
+    The constructor raises :class:`InputError` if texture and tensor do not fit.
     """
+
+    kernel = "load"
 
     def __init__(self, gpu: Device, name: str, fact: Fact, given: TextureInput) -> None:
         what = f"input '{name}'"
@@ -57,32 +112,28 @@ class TextureLoad:
                 f"{picture.height}: say resize='bilinear' (or 'area', 'nearest')"
             )
         count = picture.channels
-        picked = given.picked(what, form, count)
-        self._params = Params(
+        params = Params(
             picture.pixels,
             (picture.width, picture.height, width, height),
             (*picture.strides, count),
-            (*picked, *[0] * (4 - count)),
+            (*given.picked(what, form, count), *[0] * (4 - count)),
             by_channel(given.scale, count, f"{what}: scale"),
             by_channel(given.shift, count, f"{what}: shift"),
             (_MODES[given.resize], given.srgb),
         )
-        self._gpu, self._given = gpu, given
         per_pixel = {"bilinear": 4.0, "area": max(1.0, width * height / picture.pixels)}
         words = count + form.texel_bytes / 4 * per_pixel.get(given.resize or "", 1.0)
-        #: the step's cost for the scheduler
-        self.cost: StepCost = step_cost(
-            "load_texture", f"load_texture '{name}'", self._params, words, given.at_once
-        )
-        self._bound: Any = None
+        title = f"load_texture '{name}'"
+        cost = step_cost("load_texture", title, params, words, given.at_once)
+        super().__init__(gpu, params, cost)
+        self._given = given
 
-    def bind(self, target: Target, binding: Binding) -> None:
-        """Binds the texture to read and the memory to write; builds missing pipelines."""
-        buffer, offset = target.place(binding)
-        given, texture = self._given, self._given.texture
+    def bind(self, target: BufferRange) -> None:
+        """Binds the texture to read and the memory to write."""
+        given = self._given
 
-        def view() -> Any:
-            return texture.create_view(
+        def view() -> wgpu.GPUTextureView:
+            return given.texture.create_view(
                 dimension="2d",
                 base_array_layer=given.layer,
                 array_layer_count=1,
@@ -90,139 +141,32 @@ class TextureLoad:
                 mip_level_count=1,
             )
 
-        kernels = kernels_of(self._gpu)
-        with device_errors():
-            kernels.build(
-                self._gpu
-            )  # only Session.run builds them here: a job waits for them before it begins
-            view()  # a destroyed texture raises an error here, not at the host's submit
-            self._bound = kernels.bound(
-                "load",
-                texture,
-                (given.layer, given.mip, buffer, offset, binding.nbytes),
-                lambda: (view(), {"buffer": buffer, "offset": offset, "size": binding.nbytes}),
-            )
-
-    def encode_range(self, compute: wgpu.GPUComputePassEncoder, first: int, count: int) -> None:
-        """Records workgroups ``[first, first + count)`` of the dispatch into a compute pass."""
-        part = (0, self._params.groups) if self._given.at_once else (first, first + count)
-        kernels = kernels_of(self._gpu)
-        kernels.dispatch(compute, "load", self._bound, self._params, part)
-
-    def encode_all(self, compute: wgpu.GPUComputePassEncoder) -> None:
-        """Records all workgroups of the dispatch into a compute pass."""
-        self.encode_range(compute, 0, self.cost.groups)
-
-
-_NOTHING = (0, 0, 0, 0)
-_WORD = 4
-
-
-def readable(tensor: GpuTensor) -> bool:
-    """Returns True if a kernel can read the tensor in its own buffer (usage ``STORAGE``)."""
-    return bool(int(tensor.buffer.usage) & wgpu.BufferUsage.STORAGE)
-
-
-class Waiting:
-    """A buffer for a copy of a tensor that no kernel can read in place; freed with this object."""
-
-    def __init__(self, gpu: Device, name: str, nbytes: int) -> None:
-        self._memory = gpu.memory.allocate(nbytes, TENSOR_USAGE, owner=name, category="staging")
-        weakref.finalize(self, gpu.memory.free_later, self._memory.free).atexit = False
-
-    def place(self, binding: Binding) -> tuple[wgpu.GPUBuffer, int]:
-        """Returns the buffer and byte offset of the only tensor, for any binding."""
-        return self._memory.buffer, self._memory.offset
-
-
-class NumbersLoad:
-    """A dispatch that quantizes one input's real numbers before a network's own steps."""
-
-    def __init__(self, gpu: Device, name: str, place: TensorPlace) -> None:
-        assert place.conversion is not None
-        self._gpu, self._place = gpu, place
-        batch, channels, *spatial = place.fact.shape
-        blocks = batch * -(-channels // 4) * prod(spatial)
-        entry = place.conversion
-        self._params = Params(
-            blocks,
-            (channels, prod(spatial), 0, block_words(place.layout)),
-            _NOTHING,
-            _NOTHING,
-            (entry.inverse, entry.low, entry.high, 0.0),
-            (0.0, 0.0, 0.0, 0.0),
-            (0, 0),
+        view()  # a destroyed texture raises an error here, not at the host's submit
+        self._bind_group = kernels_of(self._gpu).bind_group(
+            self.kernel,
+            given.texture,
+            (given.layer, given.mip, *target.values()),
+            lambda: [view(), target],
         )
-        words = 4 + block_words(place.layout)
-        #: the step's cost for the scheduler
-        self.cost: StepCost = step_cost("enter", f"enter '{name}'", self._params, words)
-        self._bound: Any = None
-        self._from: Any = None
-
-    def bind(self, target: Target, source: Target) -> None:
-        """Binds the memory of the numbers (``source``) and of the resulting words (``target``)."""
-        nbytes = self._place.fact.nbytes
-        self._from = source
-        self._bind(target, *source.place(Binding("", "", 0, nbytes)), nbytes)
-
-    def read_from(self, target: Target, tensor: GpuTensor) -> None:
-        """Binds the GPU tensor to read from, and the memory of the resulting words (``target``)."""
-        before = tensor.offset % self._gpu.limits.storage_offset_alignment
-        nbytes = before + self._place.fact.nbytes
-        channels, positions, _, words = self._params.sizes
-        self._params = self._params.with_sizes((channels, positions, before // _WORD, words))
-        self._bind(target, tensor.buffer, tensor.offset - before, nbytes)
-
-    def _bind(self, target: Target, buffer: wgpu.GPUBuffer, offset: int, nbytes: int) -> None:
-        own, at, size = *target.place(self._place.binding), self._place.binding.nbytes
-        kernels = kernels_of(self._gpu)
-        with device_errors():
-            kernels.build(
-                self._gpu
-            )  # only Session.run builds them here: a job waits for them before it begins
-            self._bound = kernels.bound(
-                "enter",
-                buffer,
-                (offset, nbytes, own, at, size),
-                lambda: (
-                    {"buffer": buffer, "offset": offset, "size": nbytes},
-                    {"buffer": own, "offset": at, "size": size},
-                ),
-            )
-
-    def encode_range(self, compute: wgpu.GPUComputePassEncoder, first: int, count: int) -> None:
-        """Records workgroups ``[first, first + count)`` of the dispatch into a compute pass."""
-        kernels = kernels_of(self._gpu)
-        kernels.dispatch(compute, "enter", self._bound, self._params, (first, first + count))
-
-    def encode_all(self, compute: wgpu.GPUComputePassEncoder) -> None:
-        """Records all workgroups of the dispatch into a compute pass."""
-        self.encode_range(compute, 0, self.cost.groups)
 
 
 #: a step that runs before a network's own steps
 Load = TextureLoad | NumbersLoad
 
 
-class InputOwner(Protocol):
-    """The interface of the program that receives the inputs: ``program.ProgramMemory``."""
-
-    @property
-    def plan(self) -> Plan: ...
-    @property
-    def gpu(self) -> Device: ...
-    @property
-    def residency(self) -> Residency: ...
-    def place(self, binding: Binding) -> tuple[wgpu.GPUBuffer, int]: ...
+def is_array(value: object) -> bool:
+    """Returns True if the value is a host array: neither a GPU value nor a job's future output."""
+    return not (on_device(value) or (hasattr(value, "job") and hasattr(value, "name")))
 
 
-def host_arrays(inputs: Mapping[str, object]) -> dict[str, Any]:
+def host_arrays(inputs: Mapping[str, object]) -> dict[str, Array]:
     """Returns the inputs that are not on the device and must be uploaded, by name."""
-    return {name: value for name, value in inputs.items() if not on_device(value)}
+    return {n: value for n, value in inputs.items() if not on_device(value)}  # type: ignore[misc]
 
 
-def check_on_device(gpu: Device, name: str, fact: Fact, value: object) -> None:
+def check_on_device(gpu: Device, residency: Residency, name: str, value: object) -> None:
     """Raises :class:`InputError` if a GPU tensor or a texture does not fit the input ``name``."""
+    fact = residency.plan.inputs[name].fact
     if isinstance(value, TextureInput):
         TextureLoad(gpu, name, fact, value)
         return
@@ -240,100 +184,66 @@ def check_on_device(gpu: Device, name: str, fact: Fact, value: object) -> None:
         raise InputError(f"input '{name}': wanted {fact}, got a GPU tensor {value.fact}")
     if value.released:
         raise InputError(f"input '{name}': the GPU tensor's memory was released before")
-
-
-def refuse_own_memory(program: InputOwner, name: str, value: object) -> None:
-    """Raises :class:`InputError` if the tensor is in the program's own arena.
-
-    WebGPU cannot copy within one buffer.
-    """
-    arena = program.residency.arena
-    if isinstance(value, GpuTensor) and value.owner is None and arena is not None:
-        if value.buffer not in arena.buffers:
-            return
+    arena = residency.arena
+    if value.owner is None and arena is not None and value.buffer in arena.buffers:
+        # WebGPU cannot copy within one buffer
         raise InputError(
-            f"input '{name}' is a tensor of a session, which lies in one buffer with the memory of "
-            f"'{program.plan.name}'. Give a job's tensor (job.tensor, job.output), which is a copy"
+            f"input '{name}' is a tensor of a session, which lies in one buffer with the memory "
+            f"of '{residency.plan.name}'. Give a job's tensor (job.tensor, job.output), which is a "
+            "copy"
         )
 
 
 def loads_of(gpu: Device, plan: Plan, inputs: Mapping[str, object]) -> list[Load]:
     """Returns the dispatches that load GPU inputs before a run, in the order of the inputs.
 
-    A texture yields a load that reads it. A value that must be quantized from a staging copy
-    yields a load that quantizes it. The loads are not bound to memory yet.
+    A texture yields a load that reads it; a value for an integer network yields a load that
+    quantizes it. The loads are not bound to memory yet.
     """
     loads: list[Load] = []
     for name, value in inputs.items():
         place = plan.inputs[name]
         if isinstance(value, TextureInput):
             loads.append(TextureLoad(gpu, name, place.fact, value))
-        if place.conversion is not None and _waits(value):
+        if place.conversion is not None and place.fact.size and not is_array(value):
             loads.append(NumbersLoad(gpu, name, place))
     return loads
 
 
-def _waits(value: object) -> bool:
-    """Returns True if the value must be copied to a staging buffer before it is quantized."""
-    return isinstance(value, TextureInput) or (isinstance(value, GpuTensor) and not readable(value))
-
-
+@device_errors()
 def take_over(
-    encoder: wgpu.GPUCommandEncoder, program: InputOwner, inputs: Mapping[str, object]
+    encoder: wgpu.GPUCommandEncoder,
+    gpu: Device,
+    residency: Residency,
+    inputs: Mapping[str, object],
 ) -> list[Load]:
     """Brings inputs that are on the device into the program's memory.
 
-    Records the copies of tensors, or their quantization, into ``encoder``. Returns the loads of the
-    other inputs, bound to memory, which must run before the program's first step. Raises
-    :class:`InputError` if an input does not fit.
+    Records the copies of tensors into ``encoder``. Returns the loads, bound to memory, which must
+    run before the program's first step. Raises :class:`InputError` if an input does not fit.
     """
-    for name, value in inputs.items():
-        if on_device(value):
-            check_on_device(program.gpu, name, program.plan.inputs[name].fact, value)
-            refuse_own_memory(program, name, value)
-    loads = loads_of(program.gpu, program.plan, inputs)
-    ways = iter(loads)
-    for name, value in inputs.items():
-        place = program.plan.inputs[name]
-        if not isinstance(value, GpuTensor | TextureInput):
+    given = {name: value for name, value in inputs.items() if on_device(value)}
+    for name, value in given.items():
+        check_on_device(gpu, residency, name, value)
+    plan = residency.plan
+    loads = loads_of(gpu, plan, given)
+    if loads:
+        kernels_of(gpu).build(gpu)  # for Session.run: a job waits for them before it begins
+    pending = iter(loads)
+    for name, value in given.items():
+        place = plan.inputs[name]
+        if not place.fact.size:
             continue
-        if isinstance(value, GpuTensor) and not value.fact.size:
-            continue
-        if place.conversion is None:
-            _bring(encoder, value, ways, program, place.binding)
-        elif _waits(value):
-            waiting = Waiting(program.gpu, program.plan.name, place.fact.nbytes)
-            whole = replace(place.binding, offset=0, nbytes=place.fact.nbytes)
-            _bring(encoder, value, ways, waiting, whole)
-            entering = next(ways)
-            assert isinstance(entering, NumbersLoad)
-            entering.bind(program, waiting)
-        else:
-            assert isinstance(value, GpuTensor)
-            entering = NumbersLoad(program.gpu, name, place)
-            entering.read_from(program, value)
-            compute = encoder.begin_compute_pass(label=f"enter '{name}'")
-            entering.encode_all(compute)
-            compute.end()
+        reader = next(pending) if isinstance(value, TextureInput) else None
+        target = residency.range(place.binding)
+        if place.conversion is not None:
+            converter = next(pending)
+            assert isinstance(converter, NumbersLoad)
+            target = converter.bind(plan.name, target)
+        if isinstance(reader, TextureLoad):
+            reader.bind(target)
+        elif isinstance(value, GpuTensor):
+            encoder.copy_buffer_to_buffer(
+                value.buffer, value.offset, target["buffer"], target["offset"], value.fact.nbytes
+            )
     return loads
-
-
-def _bring(
-    encoder: wgpu.GPUCommandEncoder,
-    value: GpuTensor | TextureInput,
-    ways: Iterator[Load],
-    target: Target,
-    binding: Binding,
-) -> None:
-    """Moves a value to ``binding`` of ``target``.
-
-    The copy of a tensor is recorded into ``encoder``; a texture is bound to the next load of
-    ``ways``.
-    """
-    if isinstance(value, GpuTensor):
-        place = target.place(binding)
-        encoder.copy_buffer_to_buffer(value.buffer, value.offset, *place, value.fact.nbytes)
-        return
-    load = next(ways)
-    assert isinstance(load, TextureLoad)
-    load.bind(target, binding)

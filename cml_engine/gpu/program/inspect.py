@@ -8,9 +8,9 @@ import numpy as np
 
 from cml_engine.compiler.plan import Binding, TensorPlace
 from cml_engine.errors import InputError
-from cml_engine.gpu.memory.tensors import empty, from_words
+from cml_engine.gpu.device import RANGE_SLOTS
+from cml_engine.gpu.memory.tensors import from_words
 from cml_engine.gpu.program import inspect
-from cml_engine.gpu.program.preparation import RANGE_SLOTS
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.gpu.timing.frame_timer import PassTimer
 from cml_engine.ir.graph import Array, Graph, Node
@@ -24,7 +24,7 @@ def run_ranges(
 
     There is one submit per :data:`RANGE_SLOTS` ranges.
     """
-    with program.exclusive():
+    with program.residency.exclusive():
         _run_ranges(program, inputs, ranges)
 
 
@@ -46,14 +46,11 @@ def read_tensor(program: GpuProgram, place: TensorPlace) -> Array:
 
     The value is valid only while the tensor's memory is not reused by another tensor.
     """
-    if place.fact.size == 0:
-        return empty(place.fact)
-    data = read_bytes(program, place.binding)
-    return from_words(data, place)
+    return from_words(read_bytes(program, place.binding) if place.fact.size else b"", place)
 
 
 def read_bytes(program: GpuProgram, binding: Binding) -> memoryview:
-    buffer, offset = program.place(binding)
+    buffer, offset = program.residency.place(binding)
     return program.gpu.queue.read_buffer(buffer, offset, binding.nbytes)
 
 
@@ -65,7 +62,7 @@ def read_arena(program: GpuProgram) -> Array:
 
 def fill_arena(program: GpuProgram, word: int) -> None:
     """Fills the whole arena with ``word``, so that tests find elements that no kernel wrote."""
-    with program.exclusive():
+    with program.residency.exclusive():
         program.load()
         program.retained.lose()
         assert program.residency.arena is not None
@@ -86,7 +83,7 @@ def time_steps(
     timer = PassTimer(program.gpu)
     if steps is None:
         steps = range(len(program.plan.steps))
-    with program.exclusive():
+    with program.residency.exclusive():
         program.write_inputs(inputs)
         return np.array([timer.time(steps, program.encode_all) for _ in range(runs)])
 
@@ -116,7 +113,7 @@ def run_watched(
     steps: dict[str, list[int]] = {}
     for step in program.plan.steps:
         steps.setdefault(step.title, []).append(step.index)
-    with program.exclusive():
+    with program.residency.exclusive():
         changed = None if program.steps_for(inputs) is None else {*inputs, VARIABLES}
         _submit_loads(program, inputs)
         sources = sources_of(graph)

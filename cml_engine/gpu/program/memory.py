@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from threading import Lock, RLock
@@ -12,9 +11,8 @@ import numpy as np
 import wgpu
 
 from cml_engine.compiler.plan import Binding, Plan
-from cml_engine.errors import InputError, OutOfGpuMemory
-from cml_engine.gpu.device import Device
-from cml_engine.gpu.memory.allocation import Allocation, Segments
+from cml_engine.errors import InputError
+from cml_engine.gpu.memory.allocation import Allocation, BufferRange, Segments
 from cml_engine.gpu.memory.allocator import Allocator
 from cml_engine.gpu.native import device_errors
 from cml_engine.gpu.shaders.hlsl import Variant, step_keys
@@ -70,7 +68,7 @@ class SharedConstants:
             if not self._holders:
                 allocation, self._allocation = self._allocation, None
                 assert allocation is not None
-                free(allocation, now)
+                allocation.free(now=now)
 
     def upload(self, limit: int) -> int:
         """Uploads about ``limit`` bytes of the weights, for a program that has taken the memory.
@@ -125,14 +123,6 @@ def write_numbers(allocation: Allocation, offset: int, numbers: Array) -> None:
         if numbers.dtype == np.bool_:
             numbers = numbers.astype(np.uint32)
         allocation.write(np.ascontiguousarray(numbers), offset)
-
-
-def free(allocation: Allocation | Segments, now: bool) -> None:
-    """Frees an allocation, either at once or as soon as no frame is being encoded."""
-    if now:
-        allocation.free_now()
-    else:
-        allocation.free()
 
 
 _PREFIX = "shared:"
@@ -213,7 +203,7 @@ class SharedArena:
                 del self._users[arena]
                 if arena is self._current:
                     self._current = None
-                free(arena, now)
+                arena.free(now=now)
 
 
 #: the shared arenas of every device that is in use
@@ -223,24 +213,23 @@ _ARENAS: weakref.WeakKeyDictionary[Allocator, weakref.WeakValueDictionary[str, S
 
 
 class Residency:
-    """The device memory of one program: its arena, its weights, and the schedulers that use them.
+    """The device memory of one program: its arena and its weights, and who uses them.
 
     Weights shared with programs of other shapes stay on the device as long as one of them uses
-    them.
+    them. One user at a time has access: a run, which other runs wait for, or a scheduler's job,
+    which rejects runs. The memory is freed with this object.
     """
 
     def __init__(
         self, plan: Plan, memory: Allocator, arena: str | None, constants: SharedConstants
     ) -> None:
-        self.name = plan.name
+        self.plan = plan
         self.arena_bytes = max(plan.memory.peak, 256)
-        self._segment = plan.memory.segment
-        if self._segment and arena is not None:
+        if plan.memory.segment and arena is not None:
             raise InputError(
                 f"arena '{arena}': the activations of '{plan.name}' take {self.arena_bytes} bytes, "
-                f"more than one buffer of this device: leave arena out, or use a smaller input"
+                "more than one buffer of this device: leave arena out, or use a smaller input"
             )
-        self._own_bytes = plan.own_bytes
         self._constants = constants
         self._memory = memory
         self.shared = None if arena is None else SharedArena.named(memory, arena)
@@ -252,13 +241,68 @@ class Residency:
         self.own: Allocation | None = None
         #: frame schedulers that have a job of the program running
         self.holders: weakref.WeakSet[object] = weakref.WeakSet()
+        self._pins = 0
         if self.shared is not None:
             self.shared.join(self)
+
+    # --- access
+
+    @contextmanager
+    def pinned(self) -> Iterator[None]:
+        """Prevents eviction and runs of other threads in the ``with`` block; waits for them."""
+        with self.lock, device_errors():
+            self._pins += 1
+            try:
+                yield
+            finally:
+                self._pins -= 1
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Pins the memory like :meth:`pinned`, if no scheduler's job is running in it.
+
+        Raises :class:`InputError` if a job is running.
+        """
+        with self.pinned():
+            self.refuse_if(self.busy)
+            yield
+
+    @contextmanager
+    def if_free(self) -> Iterator[bool]:
+        """Yields True if no other thread uses the program, else False; never blocks.
+
+        After True other threads wait until the ``with`` block ends.
+        """
+        free = self.lock.acquire(blocking=False)
+        try:
+            with device_errors():
+                yield free
+        finally:
+            if free:
+                self.lock.release()
+
+    @property
+    def in_use(self) -> bool:
+        """True during a run or a job of this program."""
+        return bool(self._pins or self.holders)
 
     @property
     def busy(self) -> bool:
         """True if a scheduler has a job running in the memory, or in the shared arena."""
         return self.shared.busy if self.shared is not None else bool(self.holders)
+
+    def refuse_if(self, busy: bool) -> None:
+        """Raises :class:`InputError` if ``busy``, because a running job needs the tensors."""
+        if busy:
+            raise InputError(
+                f"{self.description} has a running job, whose tensors this would overwrite. Wait "
+                "until it has ended, submit a run to the scheduler too, or use a second session"
+            )
+
+    @property
+    def description(self) -> str:
+        """The name of the shared arena, or of the program, for messages."""
+        return f"'{self.plan.name}'" if self.shared is None else f"arena '{self.shared.name}'"
 
     @property
     def wrote_last(self) -> bool:
@@ -272,14 +316,23 @@ class Residency:
         if self.shared is not None:
             self.shared.writer = weakref.ref(self)
 
-    @property
-    def complete(self) -> bool:
-        """True if all of the program's memory is on the device."""
-        return self.arena is not None and self.weights is not None and self._has_own
+    def place(self, binding: Binding) -> tuple[wgpu.GPUBuffer, int]:
+        """Returns the buffer of a :class:`Binding` and the byte offset in it.
 
-    @property
-    def _has_own(self) -> bool:
-        return self.own is not None or not self._own_bytes
+        Raises :class:`InputError` if the memory was evicted.
+        """
+        spaces = {"arena": self.arena, "weights": self.weights, "own": self.own}
+        found = spaces[binding.space]
+        if found is None:
+            raise InputError(f"model '{self.plan.name}' was evicted: there is nothing to look at")
+        return found.at(binding.offset)
+
+    def range(self, binding: Binding) -> BufferRange:
+        """Returns the memory of a :class:`Binding` as a bind group resource."""
+        buffer, offset = self.place(binding)
+        return {"buffer": buffer, "offset": offset, "size": binding.nbytes}
+
+    # --- allocation
 
     @property
     def resident(self) -> list[Arena]:
@@ -287,24 +340,24 @@ class Residency:
         return [part for part in (self.arena, self.weights, self.own) if part is not None]
 
     @property
-    def nbytes(self) -> int:
-        """The bytes of the program's memory on the device, including all of the shared memory."""
-        return sum(part.nbytes for part in self.resident)
+    def complete(self) -> bool:
+        """True if all of the program's memory is on the device."""
+        return not self.missing_bytes
 
     @property
     def missing_bytes(self) -> int:
         """The bytes of the program's memory that must still be allocated."""
         missing = 0 if self.weights is not None else self._constants.nbytes
-        missing += 0 if self._has_own else self._own_bytes
+        missing += 0 if self.own is not None else self.plan.own_bytes
         return missing + (0 if self.arena is not None else self.arena_bytes)
 
     def acquire(self) -> bool:
         """Allocates the missing memory; returns True if the arena is a new one."""
         if self.weights is None:
             self.weights = self._constants.acquire()
-        if not self._has_own:
+        if self.own is None and self.plan.own_bytes:
             self.own = self._memory.allocate(
-                self._own_bytes, TENSOR_USAGE, owner=self.name, category="weights"
+                self.plan.own_bytes, TENSOR_USAGE, owner=self.plan.name, category="weights"
             )
         if self.arena is not None:
             return False
@@ -314,14 +367,12 @@ class Residency:
     def _take_arena(self) -> Arena:
         if self.shared is not None:
             return self.shared.acquire()
-        if self._segment:
+        nbytes, owner, category = self.arena_bytes, self.plan.name, "activations"
+        if segment := self.plan.memory.segment:
             return Segments.allocated(
-                self._memory, self.arena_bytes, self._segment, TENSOR_USAGE,
-                owner=self.name, category="activations",
-            )  # fmt: skip
-        return self._memory.allocate(
-            self.arena_bytes, TENSOR_USAGE, owner=self.name, category="activations"
-        )
+                self._memory, nbytes, segment, TENSOR_USAGE, owner=owner, category=category
+            )
+        return self._memory.allocate(nbytes, TENSOR_USAGE, owner=owner, category=category)
 
     def let_go(self, executor: object) -> None:
         """Ends the executor's job. If the group has a larger arena now, drops the old one."""
@@ -337,7 +388,7 @@ class Residency:
         if self.shared is not None:
             self.shared.give_back(arena, now)
         else:
-            free(arena, now)
+            arena.free(now=now)
 
     def release(self, now: bool = False) -> None:
         """Frees all memory; ``now`` frees it even while a frame is being encoded."""
@@ -347,175 +398,4 @@ class Residency:
             self._constants.give_back(now)
         own, self.own = self.own, None
         if own is not None:
-            free(own, now)
-
-
-class ProgramMemory(ABC):
-    """The arena and the weights of a program on the device, with locking and eviction.
-
-    One user at a time has access: a run, which other runs wait for, or a scheduler's job, which
-    rejects runs. The memory may be evicted while it is idle, unless variables that the network
-    updates would be lost.
-    """
-
-    def __init__(
-        self, plan: Plan, gpu: Device, arena: str | None, constants: SharedConstants
-    ) -> None:
-        self.plan, self.gpu, self.name = plan, gpu, plan.name
-        self.residency = Residency(plan, gpu.memory, arena, constants)
-        self._pins = 0
-        #: the frame until which it is not evicted, so that its job can begin
-        self.stays_until = 0
-        #: why the last allocation of its memory failed
-        self.lacking = ""
-        self.last_used = gpu.memory.tick()
-        gpu.memory.add_tenant(self)
-        weakref.finalize(self, gpu.memory.free_later, self.residency.release).atexit = False
-
-    @property
-    @abstractmethod
-    def prepared(self) -> bool:
-        """True if everything that a run needs is on the device."""
-
-    @abstractmethod
-    def _acquire(self) -> None:
-        """Allocates the memory; raises :class:`OutOfGpuMemory` if there is not enough."""
-
-    @abstractmethod
-    def _forget(self) -> None:
-        """Drops bind groups and upload state, because the memory is about to be freed."""
-
-    @property
-    def exclusive_group(self) -> str | None:
-        """The name of the shared arena, or None. Only one program of a group runs at a time."""
-        return None if self.residency.shared is None else self.residency.shared.name
-
-    @property
-    def evictable(self) -> bool:
-        """True if the program has memory on the device that can be evicted now."""
-        # a program that waits for the rest of its memory must not block others
-        waited_for = self.residency.complete and self.gpu.memory.frame < self.stays_until
-        return bool(self.resident_bytes) and not (waited_for or self._in_use or self.plan.updates)
-
-    @property
-    def evictable_later(self) -> bool:
-        """True if the program has memory on the device that cannot be evicted now but can later."""
-        return bool(self.resident_bytes) and not (self.evictable or self.plan.updates)
-
-    @property
-    def resident_bytes(self) -> int:
-        """The bytes of arena and weights that are on the device now."""
-        return self.residency.nbytes
-
-    @property
-    def resident(self) -> list[Arena]:
-        """The allocations of arena and weights that are on the device now."""
-        return self.residency.resident
-
-    @property
-    def _in_use(self) -> bool:
-        return bool(self._pins or self.residency.holders)
-
-    def evict(self) -> None:
-        """Frees arena and weights now.
-
-        Raises :class:`InputError` if the program cannot be evicted.
-        """
-        with self._if_free() as free:
-            if not free or self._in_use or self.plan.updates:
-                why = "has variables that would be lost" if self.plan.updates else "is running"
-                raise InputError(f"model '{self.name}' cannot be evicted: it {why}")
-            self._forget()
-            self.residency.release(now=True)
-
-    @contextmanager
-    def pinned(self) -> Iterator[None]:
-        """Prevents eviction and runs of other threads in the ``with`` block; waits for them."""
-        with self.residency.lock, device_errors():
-            self._pins += 1
-            try:
-                yield
-            finally:
-                self._pins -= 1
-
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Pins the memory like :meth:`pinned`, if no scheduler's job is running in it.
-
-        Raises :class:`InputError` if a job is running.
-        """
-        with self.pinned():
-            self._refuse(self.residency.busy)
-            yield
-
-    def _refuse(self, busy: bool) -> None:
-        if busy:
-            raise InputError(
-                f"{self._called} has a running job, whose tensors this would overwrite. Wait "
-                "until it has ended, submit a run to the scheduler too, or use a second session"
-            )
-
-    @contextmanager
-    def _if_free(self) -> Iterator[bool]:
-        """Yields True if no other thread uses the program, else False; never blocks.
-
-        After True other threads wait until the ``with`` block ends.
-        """
-        free = self.residency.lock.acquire(blocking=False)
-        try:
-            with device_errors():
-                yield free
-        finally:
-            if free:
-                self.residency.lock.release()
-
-    def hold(self, executor: object) -> str:
-        """Reserves the memory for an executor's job until :meth:`let_go`; never blocks.
-
-        Returns "" on success, else a description of what the job must wait for: a run of another
-        thread that began after the program was checked, or the job of another scheduler.
-        """
-        with self._if_free() as free:
-            if not (free and self.prepared):
-                return "its network, which another thread took just now"
-            if self.residency.busy:
-                return f"{self._called}, in which a job of another scheduler is running"
-            self.residency.holders.add(executor)
-        self.last_used = self.gpu.memory.tick()
-        self.stays_until = 0
-        return ""
-
-    def let_go(self, executor: object) -> None:
-        """Ends the reservation, because the job's last commands have been submitted."""
-        self.residency.let_go(executor)
-
-    @property
-    def _called(self) -> str:
-        return f"arena '{self.exclusive_group}'" if self.exclusive_group else f"'{self.name}'"
-
-    def _take_memory(self) -> bool:
-        """Allocates the memory like :meth:`_acquire` and returns True if all of it is there.
-
-        Returns False and sets :attr:`lacking` if other models must end their jobs first. Raises
-        :class:`OutOfGpuMemory` if the memory can never fit.
-        """
-        try:
-            with self.pinned():
-                self._acquire()
-        except OutOfGpuMemory as error:
-            if not self.gpu.memory.may_ever_fit(self.residency.missing_bytes, but=self):
-                raise
-            self.lacking = str(error).splitlines()[0]
-        return self.residency.complete
-
-    def place(self, binding: Binding) -> tuple[wgpu.GPUBuffer, int]:
-        """Returns the buffer of a :class:`Binding` and the byte offset in it.
-
-        Raises :class:`InputError` if the memory was evicted.
-        """
-        there = self.residency
-        spaces = {"arena": there.arena, "weights": there.weights, "own": there.own}
-        found = spaces[binding.space]
-        if found is None:
-            raise InputError(f"model '{self.name}' was evicted: there is nothing to look at")
-        return found.at(binding.offset)
+            own.free(now=now)

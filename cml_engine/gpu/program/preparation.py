@@ -11,110 +11,28 @@ from __future__ import annotations
 import os
 import struct
 import time
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from threading import Lock
-from typing import Any, Protocol
 
 import wgpu
 
 from cml_engine.compiler.plan import Plan, Step
-from cml_engine.gpu.device import SLICE_BYTES, Device, Pipeline
-from cml_engine.gpu.memory.allocation import Allocation
-from cml_engine.gpu.program.memory import EVERYTHING, Chunks, chunks
+from cml_engine.errors import DeviceError
+from cml_engine.gpu.device import RANGE_SLOTS, SLICE_BYTES, Device, Pipeline
+from cml_engine.gpu.memory.allocation import Allocation, BufferRange
+from cml_engine.gpu.native import device_error, record_dispatch
+from cml_engine.gpu.program.memory import (
+    EVERYTHING,
+    Residency,
+    SharedConstants,
+    chunks,
+    write_chunks,
+)
+from cml_engine.gpu.program.prints import Prints, printing_keys
 from cml_engine.gpu.shaders.hlsl import Variant, step_params
 from cml_engine.ops.common.once import Once
-
-#: ranges of workgroups that one submit may hold
-RANGE_SLOTS = 256
-
-
-class Slots:
-    """A uniform buffer of workgroup ranges.
-
-    It has one slot per whole step, then a ring of slots for partial ranges.
-    """
-
-    def __init__(self, plan: Plan, gpu: Device) -> None:
-        self._stride = max(gpu.limits.uniform_offset_alignment, SLICE_BYTES)
-        self._width = gpu.limits.max_groups_per_dimension
-        self._steps = len(plan.steps)
-        block = bytearray(self._stride * (self._steps + RANGE_SLOTS))
-        for step in plan.steps:
-            at = self.step_offset(step.index)
-            block[at : at + SLICE_BYTES] = self.data(0, step.groups)
-        self._next = 0
-        self.memory = _filled(plan, gpu, block)
-
-    def step_offset(self, step: int) -> int:
-        """Returns the byte offset of the whole step's slice in :attr:`memory`."""
-        return step * self._stride
-
-    def take(self, first: int, end: int) -> int:
-        """Writes the range ``[first, end)`` into the ring's next slot and returns its byte offset.
-
-        A slot is reused after :data:`RANGE_SLOTS` others, which must be in a later submit.
-        """
-        offset = (self._steps + self._next) * self._stride
-        self._next = (self._next + 1) % RANGE_SLOTS
-        self.memory.write(self.data(first, end), offset)
-        return offset
-
-    def data(self, first: int, end: int) -> bytes:
-        return struct.pack("=4I", first, end, self._width, 0)
-
-
-class Uniforms:
-    """The uniform buffers of a program: the slices, and the parameters of every step.
-
-    The parameters are written once, because a plan's shapes do not change. The memory is freed with
-    this object.
-    """
-
-    def __init__(self, plan: Plan, gpu: Device) -> None:
-        self.slots = Slots(plan, gpu)
-        align = gpu.limits.uniform_offset_alignment
-        block = bytearray()
-        self._ranges: list[tuple[int, int]] = []
-        known: dict[bytes, tuple[int, int]] = {}  # equal blocks share memory
-        for step in plan.steps:
-            data = step_params(step)
-            if data not in known:
-                known[data] = len(block), len(data)
-                block += data + bytes(-len(data) % align)
-            self._ranges.append(known[data])
-        self._params = _filled(plan, gpu, block or bytearray(16))
-        for memory in (self.slots.memory, self._params):
-            weakref.finalize(self, gpu.memory.free_later, memory.free).atexit = False
-
-    def params_binding(self, step: Step) -> dict[str, Any]:
-        """Returns the step's parameters as a bind group resource."""
-        return self._params.binding(*self._ranges[step.index])
-
-
-def _filled(plan: Plan, gpu: Device, data: bytearray) -> Allocation:
-    usage = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST
-    memory = gpu.memory.allocate(len(data), usage, owner=plan.name, category="uniform")
-    memory.write(data)
-    return memory
-
-
-class Prepared(Protocol):
-    """The interface of the program to prepare: ``program.GpuProgram``."""
-
-    @property
-    def name(self) -> str: ...
-
-    def upload(self, values: Chunks, limit: int) -> int:
-        """Uploads at most ``limit`` bytes: first shared weights, then ``values``.
-
-        Returns the unused part of the limit.
-        """
-        ...
-
-    def make_launch(self, step: Step, pipeline: Pipeline) -> None: ...
-
 
 #: reports the stage of a compilation, the units of it that are done, and their total
 OnProgress = Callable[[str, int, int], None]
@@ -124,44 +42,157 @@ UPLOAD_BYTES_PER_MS = 256 << 10
 _LAUNCHES_PER_MS, _LEAST_LAUNCHES = 1, 4
 
 
+class Uniforms:
+    """The uniform buffers of a program: the parameters of every step, and ranges of workgroups.
+
+    The parameters are written once, because a plan's shapes do not change. There is a range for
+    each whole step, then a ring of slots for partial ranges. The memory is freed with this object.
+    """
+
+    def __init__(self, plan: Plan, gpu: Device) -> None:
+        align = gpu.limits.uniform_offset_alignment
+        self._stride = max(align, SLICE_BYTES)
+        self._width = gpu.limits.max_groups_per_dimension
+        self._steps, self._next = len(plan.steps), 0
+        ranges = bytearray(self._stride * (self._steps + RANGE_SLOTS))
+        params = bytearray()
+        #: the parameters of each step, as a byte offset and a size
+        self._places: list[tuple[int, int]] = []
+        known: dict[bytes, tuple[int, int]] = {}  # equal blocks share memory
+        for step in plan.steps:
+            at = self.step_offset(step.index)
+            ranges[at : at + SLICE_BYTES] = self._range(0, step.groups)
+            data = step_params(step)
+            if data not in known:
+                known[data] = len(params), len(data)
+                params += data + bytes(-len(data) % align)
+            self._places.append(known[data])
+        self.ranges = self._filled(plan, gpu, ranges)
+        self._params = self._filled(plan, gpu, params or bytearray(16))
+
+    def _filled(self, plan: Plan, gpu: Device, data: bytearray) -> Allocation:
+        usage = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST
+        memory = gpu.memory.allocate(len(data), usage, owner=plan.name, category="uniform")
+        memory.write(data)
+        memory.free_with(self)
+        return memory
+
+    def step_offset(self, step: int) -> int:
+        """Returns the byte offset of the whole step's range in :attr:`ranges`."""
+        return step * self._stride
+
+    def take_slot(self, first: int, end: int) -> int:
+        """Writes the range ``[first, end)`` into the ring's next slot and returns its byte offset.
+
+        A slot is reused after :data:`RANGE_SLOTS` others, which must be in a later submit.
+        """
+        offset = (self._steps + self._next) * self._stride
+        self._next = (self._next + 1) % RANGE_SLOTS
+        self.ranges.write(self._range(first, end), offset)
+        return offset
+
+    def _range(self, first: int, end: int) -> bytes:
+        return struct.pack("=4I", first, end, self._width, 0)
+
+    def bindings(self, step: Step) -> list[BufferRange]:
+        """Returns the slice and the step's parameters as bind group resources."""
+        return [
+            self.ranges.binding(0, SLICE_BYTES),
+            self._params.binding(*self._places[step.index]),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A prepared step: its pipeline, its bind group and the offset of its slice uniform."""
+
+    pipeline: Pipeline
+    bind_group: wgpu.GPUBindGroup
+    slot: int
+    groups: int
+
+    def dispatch(
+        self, compute: wgpu.GPUComputePassEncoder, slot: int, count: int, width: int
+    ) -> None:
+        """Records a dispatch of ``count`` workgroups of the slice at offset ``slot``.
+
+        A row has at most ``width`` workgroups.
+        """
+        columns, rows = (count, 1) if count <= width else (width, -(-count // width))
+        record_dispatch(compute, self.pipeline.pipeline, self.bind_group, slot, columns, rows)
+
+
 class Preparation:
     """The preparation of one program: it uploads weights, builds pipelines, makes bind groups.
 
-    It remembers what is done and can stop after any part.
+    It remembers what is done and can stop after any part. :attr:`launches` has the finished steps.
     """
 
     def __init__(
         self,
         plan: Plan,
         gpu: Device,
-        keys: Sequence[Variant],
+        residency: Residency,
+        constants: SharedConstants,
         on_progress: OnProgress | None = None,
     ) -> None:
-        self._gpu = gpu
-        self._plan = plan
+        self._plan, self._gpu = plan, gpu
+        self._width = gpu.limits.max_groups_per_dimension
+        self._residency, self._constants = residency, constants
+        self.keys = constants.step_keys(plan)
+        if gpu.debug_kernels:
+            self.keys = printing_keys(plan, gpu, self.keys)
+        self.uniforms: Uniforms | None = None
+        #: the print buffer; None if no kernel prints
+        self.prints: Prints | None = None
+        self.launches: list[Launch] = []
         self._building: Future[None] | None = None
-        self._keys = keys
         #: references that keep the pipelines alive: the device's cache may drop them
         self._pipelines: dict[Variant, Pipeline] = {}
+        #: combinations of a kernel and binding sizes that the device has accepted
+        self._rehearsed: set[tuple[Variant, tuple[int, ...]]] = set()
         self._on_progress = on_progress
         self._reporting = Lock()
         self._report()
         self.restart()
 
+    @property
+    def done(self) -> bool:
+        """True if the weights are uploaded and the pipelines and bind groups exist."""
+        return self._uploaded and len(self.launches) == len(self.keys)
+
     def restart(self) -> None:
-        """Marks the weights and bind groups as missing, to make them again; keeps pipelines."""
+        """Drops the bind groups and marks the weights as missing; keeps the pipelines."""
         self._chunks = chunks(self._plan.own)
         self._uploaded = False
-        self.bind_again()
+        self.launches.clear()
+
+    def close(self) -> None:
+        """Drops everything, for good."""
+        self.restart()
+        self._pipelines.clear()
+        self.uniforms = self.prints = None
+
+    def acquire(self) -> None:
+        """Allocates the program's memory; bind groups of an arena that moved are made again.
+
+        Raises :class:`OutOfGpuMemory` if there is not enough.
+        """
+        if self.uniforms is None:
+            self.uniforms = Uniforms(self._plan, self._gpu)
+            if self._gpu.debug_kernels:
+                self.prints = Prints.of(self._plan, self._gpu, self.keys)
+        if self._residency.acquire():
+            self.launches.clear()
 
     def build_ahead(self) -> list[Future[Pipeline]]:
         """Starts to build the pipelines on all cores; returns one future per distinct variant.
 
         If a kernel fails, the run that needs it builds it again and raises the error.
         """
-        return [_builders().submit(self._pipeline, key) for key in dict.fromkeys(self._keys)]
+        return [_builders().submit(self._pipeline, key) for key in dict.fromkeys(self.keys)]
 
-    def finish(self, program: Prepared) -> None:
+    def finish(self) -> None:
         """Completes the preparation now; blocks.
 
         Raises the error of a pipeline that cannot be built.
@@ -169,14 +200,14 @@ class Preparation:
         if self._building is not None:
             wait([self._building])  # pipelines that failed there are built again here
         building = self.build_ahead()
-        self._upload(program, EVERYTHING)
+        self._upload(EVERYTHING)
         wait(building)
         for pipeline in building:
             pipeline.result()
-        BUILDER.built(program.name)
-        self._make_launches(program, len(self._keys))
+        BUILDER.built(self._plan.name)
+        self._make_launches(len(self.keys))
 
-    def advance(self, program: Prepared, budget_ms: float) -> None:
+    def advance(self, budget_ms: float) -> None:
         """Does one frame's share of the preparation without blocking.
 
         It starts the building thread, uploads a chunk of weights, and creates some bind groups
@@ -184,20 +215,15 @@ class Preparation:
         starts to build again.
         """
         if self._building is None:
-            self._building = BUILDER.submit(program.name, self._build_pipelines)
-        self._upload(program, max(64 << 10, int(budget_ms * UPLOAD_BYTES_PER_MS)))
+            self._building = BUILDER.submit(self._plan.name, self._build_pipelines)
+        self._upload(max(64 << 10, int(budget_ms * UPLOAD_BYTES_PER_MS)))
         if not (self._building.done() and self._uploaded):
             return
         built = self._building
         if built.exception() is not None:
             self._building = None
         built.result()
-        self._make_launches(program, max(_LEAST_LAUNCHES, int(budget_ms * _LAUNCHES_PER_MS)))
-
-    def bind_again(self) -> None:
-        """Marks all bind groups as missing, because the tensors have moved to other memory."""
-        self._next = 0
-        self.done = False
+        self._make_launches(max(_LEAST_LAUNCHES, int(budget_ms * _LAUNCHES_PER_MS)))
 
     @property
     def waiting_for(self) -> str:
@@ -205,23 +231,24 @@ class Preparation:
         if self._building is None:
             return "its first frame"
         if not self._building.done():
-            count = len(set(self._keys))
+            count = len(set(self.keys))
             doing = BUILDER.doing() or "nothing"
             return (
                 f"its pipelines ({len(self._pipelines)} of {count} are built); the builder: {doing}"
             )
         return "its bind groups" if self._uploaded else "its weights' upload"
 
-    def _make_launches(self, program: Prepared, count: int) -> None:
-        """Creates the launches of the next ``count`` steps."""
-        end = self._next + count
-        for step in self._plan.steps[self._next : end]:
-            program.make_launch(step, self._pipeline(self._keys[step.index]))
-        self._next = min(end, len(self._keys))
-        self.done = self._next == len(self._keys)
+    def _upload(self, limit: int) -> None:
+        """Uploads at most ``limit`` bytes: first shared weights, then the program's own."""
+        if not self._uploaded:
+            limit = self._constants.upload(limit)
+            own = self._residency.own
+            if own is not None and limit > 0:
+                limit = write_chunks(own, self._chunks, limit)
+            self._uploaded = limit > 0
 
     def _build_pipelines(self) -> None:
-        for key in dict.fromkeys(self._keys):
+        for key in dict.fromkeys(self.keys):
             BUILDER.now(f"kernel '{key.label}'")
             self._pipeline(key)
 
@@ -237,11 +264,56 @@ class Preparation:
 
     def _report(self) -> None:
         if self._on_progress is not None:
-            self._on_progress("kernels", len(self._pipelines), len(set(self._keys)))
+            self._on_progress("kernels", len(self._pipelines), len(set(self.keys)))
 
-    def _upload(self, program: Prepared, limit: int) -> None:
-        if not self._uploaded:
-            self._uploaded = program.upload(self._chunks, limit) > 0
+    def _make_launches(self, count: int) -> None:
+        """Creates the launches of the next ``count`` steps."""
+        first = len(self.launches)
+        for step in self._plan.steps[first : first + count]:
+            self.launches.append(self._launch(step))
+
+    def _launch(self, step: Step) -> Launch:
+        """Returns a step's launch with a new bind group.
+
+        Raises :class:`DeviceError` if the device rejects the launch of an untrusted kernel.
+        """
+        uniforms, key = self.uniforms, self.keys[step.index]
+        assert uniforms is not None
+        pipeline = self._pipeline(key)
+        resources = uniforms.bindings(step)
+        for binding in step.bindings:
+            buffer, offset = self._residency.place(binding)
+            # a device keeps a kernel inside its bindings: a write beyond the tensor is visible
+            # only if the guard bytes behind it are bound too
+            guard = self._plan.options.get("guard", 0) if binding.space == "arena" else 0
+            resources.append({"buffer": buffer, "offset": offset, "size": binding.nbytes + guard})
+        if self.prints is not None and step.index in self.prints:
+            resources.append(self.prints.binding)
+        entries = [{"binding": i, "resource": r} for i, r in enumerate(resources)]
+        bind_group = self._gpu.device.create_bind_group(layout=pipeline.layout, entries=entries)
+        launch = Launch(pipeline, bind_group, uniforms.step_offset(step.index), step.groups)
+        call = key, tuple(binding.nbytes for binding in step.bindings)
+        if not step.trusted and call not in self._rehearsed:
+            self._rehearse(launch)
+            self._rehearsed.add(call)
+        return launch
+
+    def _rehearse(self, launch: Launch) -> None:
+        """Encodes a launch and discards it.
+
+        Validation errors, such as a binding smaller than the kernel's array, are thus raised
+        here and not in the host's frame.
+        """
+        try:
+            encoder = self._gpu.device.create_command_encoder()
+            compute = encoder.begin_compute_pass()
+            launch.dispatch(compute, launch.slot, launch.groups, self._width)
+            compute.end()
+            encoder.finish()
+        except wgpu.GPUError as error:
+            raise DeviceError(
+                f"kernel '{launch.pipeline.label}': {device_error(error).message}"
+            ) from error
 
 
 class Builder:

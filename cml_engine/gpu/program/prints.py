@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import logging
 import sys
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import wgpu
 
 from cml_engine.compiler.plan import Plan, Step
 from cml_engine.errors import DeviceError
-from cml_engine.gpu.device import Device
+from cml_engine.gpu.device import RANGE_SLOTS, Device
+from cml_engine.gpu.memory.allocation import BufferRange
 from cml_engine.gpu.program.memory import TENSOR_USAGE
-from cml_engine.gpu.program.preparation import RANGE_SLOTS
 from cml_engine.gpu.shaders.hlsl import ShaderKey, Variant, print_labels, printing
 from cml_engine.gpu.shaders.prints import NBYTES, shown
 
@@ -37,7 +35,7 @@ class Prints:
         self._memory = gpu.memory.allocate(
             NBYTES, TENSOR_USAGE, owner=plan.name, category="staging"
         )
-        weakref.finalize(self, gpu.memory.free_later, self._memory.free).atexit = False
+        self._memory.free_with(self)
 
     @classmethod
     def of(cls, plan: Plan, gpu: Device, keys: Sequence[Variant]) -> Prints | None:
@@ -56,7 +54,7 @@ class Prints:
         return step in self._labels
 
     @property
-    def binding(self) -> dict[str, Any]:
+    def binding(self) -> BufferRange:
         """The buffer as a bind group's resource."""
         return self._memory.binding()
 
@@ -79,7 +77,7 @@ class Prints:
         data = self._gpu.queue.read_buffer(self._memory.buffer, self._memory.offset, NBYTES)
         self._show(step, np.frombuffer(data, np.uint32))
 
-    def _show(self, step: Step, words: np.ndarray[Any, np.dtype[np.uint32]]) -> None:
+    def _show(self, step: Step, words: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> None:
         place = f" ({step.source})" if step.source else ""
         lines = list(islice(shown(words, self._labels[step.index]), _MOST_LINES))
         if more := int(words[0]) - len(lines):

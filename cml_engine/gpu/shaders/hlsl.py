@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -57,7 +56,7 @@ class ParamBlock:
         """The size in ``uint4``; at least 1, because an empty uniform block is not legal."""
         return max(1, -(-self.words // 4))
 
-    def pack(self, values: Mapping[str, Any]) -> bytes:
+    def pack(self, values: Mapping[str, object]) -> bytes:
         """Returns the uniform block's bytes for these values; pads short arrays with zeros.
 
         Raises ``ValueError`` if a value is missing, undeclared or too long.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
 
 import wgpu
 
@@ -16,14 +15,13 @@ from cml_engine.gpu.native import device_errors
 from cml_engine.gpu.program.memory import TENSOR_USAGE
 from cml_engine.gpu.textures.kernels import (
     Params,
-    TextureKernels,
     check_bound,
     kernels_of,
     level_size,
     step_cost,
     texture_format,
 )
-from cml_engine.gpu.timing.timestamp_ring import TimestampRing
+from cml_engine.gpu.timing.timestamp_ring import TimestampRing, TimestampWrites
 from cml_engine.ir.textures import Planes, TextureFormat, TextureTarget, by_channel, planes
 
 #: WebGPU's alignment in bytes of a row in a copy
@@ -34,32 +32,90 @@ _ENCODINGS = {"unorm8": 0, "float16": 1, "float32": 2}
 _AS_IT_IS, _ENCODED, _DECODED = 0, 1, 2
 
 
-class TexturePacker:
-    """Copies tensors into textures on one device.
+class TextureCopies:
+    """Copies tensors into textures on one device, for one frame scheduler.
 
     A kernel packs the elements into rows of texels, which are then copied. The packed rows are
     in memory that grows to the size of the largest texture. Copies can share it, because
-    submitted work runs in order.
+    submitted work runs in order. One copy per frame is timed, because a timestamp ring has few
+    slots.
     """
 
     def __init__(self, gpu: Device) -> None:
         self._gpu = gpu
         self._packed: Allocation | None = None
-        self._finalizer: Any = None
+        self._free_packed: weakref.finalize[..., object] | None = None
+        #: created by the first copy
+        self._ring: TimestampRing | None = None
+        self._timed = -1
+        self._costs: dict[int, StepCost] = {}
 
     def copy(
+        self,
+        encoder: wgpu.GPUCommandEncoder,
+        frame: int,
+        name: str,
+        tensor: GpuTensor,
+        target: TextureTarget,
+    ) -> StepCost:
+        """Records the copy of the output ``name`` into the target texture and returns its cost.
+
+        Raises :class:`InputError` if the texture does not fit the tensor.
+        """
+        if self._ring is None and self._gpu.has_timestamps:
+            self._ring = TimestampRing(self._gpu, "texture copies", 1, chained=True)
+        ring = self._ring
+        slot = ring.begin(frame) if ring is not None and self._timed != frame else None
+        if ring is None or slot is None:
+            return self._copy(encoder, name, tensor, target, None)
+        self._timed = frame
+        try:
+            ring.lead(encoder, slot)
+            cost = self._copy(encoder, name, tensor, target, ring.writes(slot))
+            ring.resolve(encoder, slot)
+        except Exception:
+            ring.abandon(frame)
+            raise
+        self._costs[frame] = cost
+        return cost
+
+    def start_mapping(self, frame: int) -> bool:
+        """Starts reading timings that are old enough at the end of ``frame``.
+
+        Returns True if any are pending.
+        """
+        return self._ring is not None and self._ring.start_mapping(frame)
+
+    def collect(self) -> list[tuple[StepCost, float]]:
+        """Returns the cost and the milliseconds of each timed copy whose timing has arrived."""
+        if self._ring is None:
+            return []
+        found = [
+            (self._costs[slot.frame], sum(ms))
+            for slot, ms in self._ring.collect()
+            if slot.frame in self._costs
+        ]
+        self._ring.take_unsubmitted()  # the executor's ring reports unsubmitted frames
+        oldest = self._timed - 64
+        self._costs = {frame: cost for frame, cost in self._costs.items() if frame > oldest}
+        return found
+
+    def abandon(self, frame: int) -> None:
+        """Drops the timings of a frame whose encoder is discarded."""
+        if self._ring is not None:
+            self._ring.abandon(frame)
+            self._costs.pop(frame, None)
+
+    @device_errors()
+    def _copy(
         self,
         encoder: wgpu.GPUCommandEncoder,
         name: str,
         tensor: GpuTensor,
         target: TextureTarget,
-        writes: dict[str, Any] | None = None,
+        writes: TimestampWrites | None,
     ) -> StepCost:
-        """Records the copy of the output ``name`` into the target texture and returns its cost.
-
-        ``writes`` are the timestamp writes for the whole copy. Raises :class:`InputError` if the
-        texture does not fit the tensor.
-        """
+        """Records a copy; ``writes`` are the timestamp writes for the whole of it."""
         what = f"output '{name}'"
         form = texture_format(self._gpu, what, target.texture, written=True)
         picture = planes(what, tensor.fact, target.layout)
@@ -68,26 +124,34 @@ class TexturePacker:
         row = form.texel_bytes * picture.width
         pitch = -(-row // ROW_BYTES) * ROW_BYTES
         params = _params(what, form, picture, target, picked, pitch)
-        words = form.texel_bytes / 2
-        first, last = _apart(writes)
-        with device_errors():
-            if _is_texels(form, picture, tensor, target, row):
-                _mark(encoder, first)
-                _copy(encoder, tensor.buffer, tensor.offset, row, picture, target)
-                cost = step_cost("copy_texture", f"copy_texture '{name}'", params, words, True)
-            else:
-                most = max(tensor.nbytes, pitch * picture.height)
-                check_bound(self._gpu, what, most, "read it (job.read) and write the texture")
-                kernels, packed = kernels_of(self._gpu), self._rows(pitch * picture.height)
-                kernels.build(self._gpu)
-                compute = encoder.begin_compute_pass(label="cml texture", timestamp_writes=first)
-                self._pack(kernels, compute, tensor, packed, params)
-                compute.end()
-                _copy(encoder, packed.buffer, packed.offset, pitch, picture, target)
-                words = picture.channels + 3 * form.texel_bytes / 4
-                cost = step_cost("pack_texture", f"pack_texture '{name}'", params, words, True)
-            _mark(encoder, last)
-        return cost
+        first, last = _at_both_ends(writes)
+        if _is_texels(form, picture, tensor, target, row):
+            _write_times(encoder, first)
+            _copy(encoder, tensor.buffer, tensor.offset, row, picture, target)
+            kernel, words = "copy_texture", form.texel_bytes / 2
+        else:
+            most = max(tensor.nbytes, pitch * picture.height)
+            check_bound(self._gpu, what, most, "read it (job.read) and write the texture")
+            kernels, packed = kernels_of(self._gpu), self._rows(pitch * picture.height)
+            kernels.build(self._gpu)
+            compute = encoder.begin_compute_pass(label="cml texture", timestamp_writes=first)
+            nbytes = tensor.nbytes
+            bind_group = kernels.bind_group(
+                "pack",
+                tensor.buffer,
+                (nbytes, packed.buffer, packed.offset, packed.nbytes),
+                lambda: [
+                    {"buffer": tensor.buffer, "offset": 0, "size": nbytes},
+                    packed.binding(0, packed.nbytes),
+                ],
+            )
+            part = (0, params.groups)
+            kernels.dispatch(compute, "pack", bind_group, params, part, (tensor.offset,))
+            compute.end()
+            _copy(encoder, packed.buffer, packed.offset, pitch, picture, target)
+            kernel, words = "pack_texture", picture.channels + 3 * form.texel_bytes / 4
+        _write_times(encoder, last)
+        return step_cost(kernel, f"{kernel} '{name}'", params, words, True)
 
     def _rows(self, nbytes: int) -> Allocation:
         if self._packed is None or self._packed.nbytes < nbytes:
@@ -95,31 +159,10 @@ class TexturePacker:
             grown = memory.allocate(
                 nbytes, TENSOR_USAGE, owner="textures", category="staging", alignment=ROW_BYTES
             )
-            if self._finalizer is not None:
-                self._finalizer()
-            self._packed = grown
-            self._finalizer = weakref.finalize(self, memory.free_later, grown.free)
-            self._finalizer.atexit = False
+            if self._free_packed is not None:
+                self._free_packed()
+            self._packed, self._free_packed = grown, grown.free_with(self)
         return self._packed
-
-    def _pack(
-        self,
-        kernels: TextureKernels,
-        compute: wgpu.GPUComputePassEncoder,
-        tensor: GpuTensor,
-        packed: Allocation,
-        params: Params,
-    ) -> None:
-        nbytes = tensor.nbytes
-        rows = packed.binding(0, packed.nbytes)
-        bind_group = kernels.bound(
-            "pack",
-            tensor.buffer,
-            (nbytes, packed.buffer, packed.offset, packed.nbytes),
-            lambda: ({"buffer": tensor.buffer, "offset": 0, "size": nbytes}, rows),
-        )
-        part = (0, params.groups)
-        kernels.dispatch(compute, "pack", bind_group, params, part, (tensor.offset,))
 
 
 def _check_place(what: str, picture: Planes, target: TextureTarget) -> None:
@@ -185,9 +228,9 @@ def _copy(
     )
 
 
-def _apart(
-    writes: dict[str, Any] | None,
-) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+def _at_both_ends(
+    writes: TimestampWrites | None,
+) -> tuple[TimestampWrites | None, TimestampWrites | None]:
     """Splits a pass's timestamp writes into the writes of its beginning and of its end.
 
     They go to two passes around the copy, because a copy cannot write timestamps. The first is None
@@ -195,80 +238,17 @@ def _apart(
     """
     if writes is None:
         return None, None
-    begin = {k: v for k, v in writes.items() if not k.startswith("end")}
-    end = {k: v for k, v in writes.items() if not k.startswith("beginning")}
-    return (begin if len(begin) > 1 else None), end
+    last: TimestampWrites = {
+        "query_set": writes["query_set"],
+        "end_of_pass_write_index": writes["end_of_pass_write_index"],
+    }
+    if "beginning_of_pass_write_index" not in writes:
+        return None, last
+    at = writes["beginning_of_pass_write_index"]
+    return {"query_set": writes["query_set"], "beginning_of_pass_write_index": at}, last
 
 
-def _mark(encoder: wgpu.GPUCommandEncoder, writes: dict[str, Any] | None) -> None:
+def _write_times(encoder: wgpu.GPUCommandEncoder, writes: TimestampWrites | None) -> None:
     """Records an empty pass that writes the timestamps; does nothing if ``writes`` is None."""
     if writes is not None:
         encoder.begin_compute_pass(timestamp_writes=writes).end()
-
-
-class TextureCopies:
-    """The texture copies of one frame scheduler.
-
-    One copy per frame is timed, because a timestamp ring has few slots.
-    """
-
-    def __init__(self, gpu: Device) -> None:
-        self._gpu = gpu
-        self._packer = TexturePacker(gpu)
-        #: created by the first copy
-        self._ring: TimestampRing | None = None
-        self._timed = -1
-        self._costs: dict[int, StepCost] = {}
-
-    def copy(
-        self,
-        encoder: wgpu.GPUCommandEncoder,
-        frame: int,
-        name: str,
-        tensor: GpuTensor,
-        target: TextureTarget,
-    ) -> StepCost:
-        """Records the copy of ``tensor`` into the target texture and returns its cost."""
-        if self._ring is None and self._gpu.has_timestamps:
-            self._ring = TimestampRing(self._gpu, "texture copies", 1, chained=True)
-        ring = self._ring
-        slot = ring.begin(frame) if ring is not None and self._timed != frame else None
-        if ring is None or slot is None:
-            return self._packer.copy(encoder, name, tensor, target)
-        self._timed = frame
-        try:
-            ring.lead(encoder, slot)
-            cost = self._packer.copy(encoder, name, tensor, target, ring.writes(slot))
-            ring.resolve(encoder, slot)
-        except Exception:
-            ring.abandon(frame)
-            raise
-        self._costs[frame] = cost
-        return cost
-
-    def start_mapping(self, frame: int) -> bool:
-        """Starts reading timings that are old enough at the end of ``frame``.
-
-        Returns True if any are pending.
-        """
-        return self._ring is not None and self._ring.start_mapping(frame)
-
-    def collect(self) -> list[tuple[StepCost, float]]:
-        """Returns the cost and the milliseconds of each timed copy whose timing has arrived."""
-        if self._ring is None:
-            return []
-        found = [
-            (self._costs[slot.frame], sum(ms))
-            for slot, ms in self._ring.collect()
-            if slot.frame in self._costs
-        ]
-        self._ring.take_unsubmitted()  # the executor's ring reports unsubmitted frames
-        oldest = self._timed - 64
-        self._costs = {frame: cost for frame, cost in self._costs.items() if frame > oldest}
-        return found
-
-    def abandon(self, frame: int) -> None:
-        """Drops the timings of a frame whose encoder is discarded."""
-        if self._ring is not None:
-            self._ring.abandon(frame)
-            self._costs.pop(frame, None)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import struct
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from threading import Lock
-from typing import Any
 
 import wgpu
 
 from cml_engine.compiler.plan import StepCost
 from cml_engine.errors import InputError
 from cml_engine.gpu.device import Device
+from cml_engine.gpu.memory.allocation import BufferRange
 from cml_engine.gpu.native import device_errors
 from cml_engine.gpu.program.preparation import BUILDER
 from cml_engine.gpu.shaders.hlsl import resolve
@@ -96,42 +95,20 @@ class Params:
 
     pixels: int
     sizes: Sequence[int]
-    strides: Sequence[int]
-    picked: Sequence[int]
-    scale: Sequence[float]
-    shift: Sequence[float]
-    how: tuple[int, int]
+    strides: Sequence[int] = (0, 0, 0, 0)
+    picked: Sequence[int] = (0, 0, 0, 0)
+    scale: Sequence[float] = (1.0, 1.0, 1.0, 1.0)
+    shift: Sequence[float] = (0.0, 0.0, 0.0, 0.0)
+    how: tuple[int, int] = (0, 0)
 
     @property
     def groups(self) -> int:
         """The total number of workgroups."""
         return -(-self.pixels // GROUP)
 
-    def with_sizes(self, sizes: Sequence[int]) -> Params:
-        """Returns a copy with other ``sizes``."""
-        return replace(self, sizes=sizes)
-
     def pack(self, first: int, end: int, width: int) -> bytes:
         rows = (first, end, width, self.pixels, *self.sizes, *self.strides, *self.picked)
         return struct.pack("=16I8f4I", *rows, *self.scale, *self.shift, *self.how, 0, 0)
-
-
-class _Bound:
-    """The latest bind groups of one texture or buffer, by their other bindings."""
-
-    def __init__(self) -> None:
-        self._groups: OrderedDict[tuple[object, ...], wgpu.GPUBindGroup] = OrderedDict()
-
-    def get(
-        self, key: tuple[object, ...], make: Callable[[], wgpu.GPUBindGroup]
-    ) -> wgpu.GPUBindGroup:
-        found = self._groups.get(key)
-        if found is None:
-            found = self._groups[key] = make()
-            if len(self._groups) > _KEPT:
-                self._groups.popitem(last=False)
-        self._groups.move_to_end(key)
-        return found
 
 
 class TextureKernels:
@@ -148,10 +125,12 @@ class TextureKernels:
         self._params = gpu.memory.allocate(
             self._stride * _SLOTS, usage, owner="textures", category="uniform"
         )
-        weakref.finalize(self, gpu.memory.free_later, self._params.free).atexit = False
+        self._params.free_with(self)
         self._next = 0
         self._lock = Lock()
-        self._bound: weakref.WeakKeyDictionary[object, _Bound] = weakref.WeakKeyDictionary()
+        self._bind_groups: weakref.WeakKeyDictionary[
+            object, dict[tuple[Hashable, ...], wgpu.GPUBindGroup]
+        ] = weakref.WeakKeyDictionary()
         self._building: Future[None] | None = None
         self._layouts: dict[str, wgpu.GPUBindGroupLayout] = {}
         self._pipelines: dict[str, wgpu.GPUComputePipeline] = {}
@@ -199,19 +178,28 @@ class TextureKernels:
 
     # --- launches
 
-    def bound(self, name: str, whose: Any, key: tuple[Any, ...], others: Callable[[], Any]) -> Any:
-        """Returns a bind group of the kernel, cached under ``key`` as long as ``whose`` exists.
+    def bind_group(
+        self,
+        name: str,
+        cached_for: object,
+        key: tuple[Hashable, ...],
+        resources: Callable[[], Sequence[BufferRange | wgpu.GPUTextureView]],
+    ) -> wgpu.GPUBindGroup:
+        """Returns a bind group of the kernel, cached as long as ``cached_for`` exists.
 
-        Its entries are the parameters, then the resources that ``others`` returns.
+        Its entries are the parameters, then the ``resources()``.
         """
-
-        def make() -> Any:
-            params = self._params.binding(0, PARAMS_BYTES)
-            entries = [{"binding": i, "resource": r} for i, r in enumerate((params, *others()))]
-            return self._device.create_bind_group(layout=self._layouts[name], entries=entries)
-
         with self._lock:
-            return self._bound.setdefault(whose, _Bound()).get((name, *key), make)
+            known = self._bind_groups.setdefault(cached_for, {})
+            found = known.pop((name, *key), None)
+            if found is None:
+                bound = (self._params.binding(0, PARAMS_BYTES), *resources())
+                entries = [{"binding": i, "resource": r} for i, r in enumerate(bound)]
+                found = self._device.create_bind_group(layout=self._layouts[name], entries=entries)
+            known[name, *key] = found  # the one used last is at the end
+            if len(known) > _KEPT:
+                del known[next(iter(known))]
+            return found
 
     def dispatch(
         self,
@@ -238,15 +226,14 @@ class TextureKernels:
         compute.dispatch_workgroups(min(count, self._width), -(-count // self._width))
 
 
-_PARAMS: dict[str, Any] = {
+_Entry = dict[str, dict[str, object]]
+_PARAMS: _Entry = {
     "buffer": {"type": "uniform", "min_binding_size": PARAMS_BYTES, "has_dynamic_offset": True}
 }
-_WORDS: dict[str, Any] = {"buffer": {"type": "storage"}}
-_MOVING: dict[str, Any] = {"buffer": {"type": "storage", "has_dynamic_offset": True}}
+_WORDS: _Entry = {"buffer": {"type": "storage"}}
+_MOVING: _Entry = {"buffer": {"type": "storage", "has_dynamic_offset": True}}
 #: a texture of any format: nothing is filtered
-_TEXTURE: dict[str, Any] = {
-    "texture": {"sample_type": "unfilterable-float", "view_dimension": "2d"}
-}
+_TEXTURE: _Entry = {"texture": {"sample_type": "unfilterable-float", "view_dimension": "2d"}}
 #: the kernels' files and bindings
 _KERNELS = {
     "load": ("textures/load.hlsl", (_PARAMS, _TEXTURE, _WORDS)),

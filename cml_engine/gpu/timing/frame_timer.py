@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import wgpu
@@ -14,7 +13,7 @@ from cml_engine.errors.arguments import TIMES, check_nonempty_names, check_text
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.native import device_errors, poll
-from cml_engine.gpu.timing.timestamp_ring import SLOTS, FrameSlot, TimestampRing
+from cml_engine.gpu.timing.timestamp_ring import SLOTS, FrameSlot, TimestampRing, TimestampWrites
 
 #: WebGPU's limit on the entries of one query set
 _MAX_QUERIES = 4096
@@ -132,7 +131,7 @@ class FrameTimer:
         """
         return self._ring.dropped if self._ring else 0
 
-    def writes(self, name: str) -> dict[str, Any] | None:
+    def writes(self, name: str) -> TimestampWrites | None:
         """Returns ``timestamp_writes`` for the next pass ``name``; None if the pass is not timed.
 
         Each call reserves timestamps, so the pass must be encoded. Raises :class:`InputError` if

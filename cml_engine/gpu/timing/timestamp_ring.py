@@ -10,16 +10,14 @@ from __future__ import annotations
 import itertools
 import math
 import struct
-import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Required, TypedDict
 
 import numpy as np
 import wgpu
 
 from cml_engine.gpu.device import Device
-from cml_engine.gpu.memory.allocation import Allocation
 from cml_engine.gpu.memory.staging import Staging
 from cml_engine.gpu.native import device_errors
 
@@ -38,6 +36,14 @@ _receipts = itertools.count(1, _RECEIPTS)
 
 #: the most frames whose receipts share a slot
 _TOGETHER = 8
+
+
+class TimestampWrites(TypedDict, total=False):
+    """The ``timestamp_writes`` of a pass."""
+
+    query_set: Required[wgpu.GPUQuerySet]
+    beginning_of_pass_write_index: int
+    end_of_pass_write_index: int
 
 
 @dataclass(slots=True)
@@ -80,7 +86,7 @@ class TimestampRing:
         self._each = 1 if self._leads else 2
         #: frames that ran without timings because all slots were taken
         self.dropped = 0
-        self._gpu, self._owner = gpu, owner
+        self._period_ms = gpu.timestamp_period_ns * 1e-6
         self._receipt_at = 8 * self._each * passes
         self._slot_bytes = -(-(self._receipt_at + 4 * _TOGETHER) // _ALIGNMENT) * _ALIGNMENT
         self._table_at = SLOTS * self._slot_bytes
@@ -89,30 +95,30 @@ class TimestampRing:
         self._busy: list[FrameSlot] = []
         self._unsubmitted: list[int] = []
         usage = _Usage.COPY_SRC | _Usage.COPY_DST
-        self._writes: list[dict[str, Any]] = []
+        self._writes: list[TimestampWrites] = []
         if gpu.has_timestamps:
             count = SLOTS * self._each * passes
             with device_errors():
                 self._queries = gpu.device.create_query_set(type="timestamp", count=count)
-            ends = ("beginning", "end")[-self._each :]
             for first in range(0, count, self._each):
-                at = {f"{end}_of_pass_write_index": first + i for i, end in enumerate(ends)}
-                self._writes.append({"query_set": self._queries, **at})
+                writes: TimestampWrites = {
+                    "query_set": self._queries,
+                    "end_of_pass_write_index": first + self._each - 1,
+                }
+                if self._each == 2:
+                    writes["beginning_of_pass_write_index"] = first
+                self._writes.append(writes)
             usage |= _Usage.QUERY_RESOLVE
         # resolved timestamps of every slot, then the table of receipts
-        self._resolved = self._kept(self._table_at + 4 * _RECEIPTS, usage)
+        self._resolved = gpu.memory.allocate(
+            self._table_at + 4 * _RECEIPTS, usage, owner=owner, category="staging"
+        )
+        self._resolved.free_with(self)
         table = np.arange(_RECEIPTS, dtype=np.uint32) + np.uint32(self._first_receipt)
         self._resolved.write(table, self._table_at)
         self._free = [
             FrameSlot(i, Staging(gpu.memory, self._slot_bytes, owner)) for i in range(SLOTS)
         ]
-
-    def _kept(self, nbytes: int, usage: int) -> Allocation:
-        """Allocates memory that is freed with this object."""
-        memory = self._gpu.memory
-        kept = memory.allocate(nbytes, usage, owner=self._owner, category="staging")
-        weakref.finalize(self, memory.free_later, kept.free).atexit = False
-        return kept
 
     def begin(self, frame: int, *, timed: bool = True) -> FrameSlot | None:
         """Returns a slot for the frame, or None if all slots are in flight.
@@ -140,7 +146,7 @@ class TimestampRing:
         slot.receipts.clear()
         self._free.append(slot)
 
-    def writes(self, slot: FrameSlot) -> dict[str, Any] | None:
+    def writes(self, slot: FrameSlot) -> TimestampWrites | None:
         """Returns ``timestamp_writes`` for the frame's next pass; None without timestamp queries.
 
         The pass must then be encoded.
@@ -208,7 +214,7 @@ class TimestampRing:
         # struct is faster than NumPy for a few numbers per frame
         ticks = struct.unpack_from(f"={self._each * slot.passes}q", data)
         starts, ends = (ticks, ticks[1:]) if self._leads else (ticks[::2], ticks[1::2])
-        scale = self._gpu.timestamp_period_ns * 1e-6
+        scale = self._period_ms
         return [max(0.0, (end - start) * scale) for start, end in zip(starts, ends, strict=False)]
 
     def abandon(self, frame: int) -> None:

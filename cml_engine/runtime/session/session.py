@@ -388,7 +388,7 @@ class Session:
                 program.encode_all(compute, step.index)
 
         def run() -> float:
-            with program.exclusive():
+            with program.residency.exclusive():
                 program.write_inputs(arrays)
                 return timer.time([0], encode)[0]
 

@@ -359,7 +359,7 @@ class _Stopwatch:
                 for step in program.plan.steps:
                     program.encode_all(compute, step.index)
 
-        with program.exclusive():
+        with program.residency.exclusive():
             program.load()
             return self._timer.time([0], encode)[0] / repeats
 

@@ -562,7 +562,7 @@ class Model:
         return self.held is not None and not self.running
 
     def evict(self):
-        self.held.free_now()
+        self.held.free(now=True)
         self.held = None
 
 

@@ -147,7 +147,7 @@ def test_frames_that_never_ran_are_told_where_only_some_are_timed(gpu, last, mon
 # --- one job among others
 
 
-@pytest.mark.parametrize("stage", ["prepare", "begin_run", "encode_range", "encode_updates"])
+@pytest.mark.parametrize("stage", ["prepare", "begin", "encode_range", "encode_updates"])
 @pytest.mark.parametrize("error", [wgpu.GPUError, KeyError])
 @within(60)
 def test_what_goes_wrong_in_one_job_is_its_own_error(gpu, image, monkeypatch, stage, error):

@@ -78,7 +78,7 @@ def test_a_pipeline_that_cannot_be_built_fails_its_jobs_and_is_remembered(gpu, i
     good, bad = sessions(gpu, 2, deferred=True)
     host = Host(gpu, budget_ms=1.0)
     jobs = [host.scheduler.submit(bad, {"x": image}) for _ in range(3)]
-    slow.update(bad.program._preparation._keys[0].label.split()[:1])
+    slow.update(bad.program._preparation.keys[0].label.split()[:1])
     host.until(lambda: all(job.ended for job in jobs), limit=20_000)
     slow.clear()
     fine = host.scheduler.submit(good, {"x": image})
@@ -93,7 +93,7 @@ def test_what_failed_is_built_again_when_it_is_next_asked_for(gpu, image, slow):
     for again in ("job", "run"):
         (net,) = sessions(gpu, 1, deferred=True)
         host = Host(gpu, budget_ms=1.0)
-        slow.update(net.program._preparation._keys[0].label.split()[:1])
+        slow.update(net.program._preparation.keys[0].label.split()[:1])
         job = host.scheduler.submit(net, {"x": image})
         host.until(lambda job=job: job.ended, limit=20_000)
         assert job.error == "planted" and "last error: 'net0'" in BUILDER.doing()
@@ -143,7 +143,7 @@ def test_pipelines_are_built_ahead_where_a_host_asks_for_it(gpu, image, monkeypa
     session.build_ahead()
     cml.Session(conv_net("net", seed=1), "cpu").build_ahead()
     program = session.program
-    while gpu.pipelines_built < len(set(program._keys)):
+    while gpu.pipelines_built < len(set(program._preparation.keys)):
         time.sleep(0.001)
     built = gpu.pipelines_built
     assert not program.ready and built > 0

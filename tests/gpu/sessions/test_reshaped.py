@@ -160,7 +160,7 @@ def test_what_hangs_on_the_shape_is_a_sessions_own(own, weights, monkeypatch):
     with Counted(own, monkeypatch) as counted:
         large = session.reshaped({"x": many})
         got = run(large)
-    others = set(large.program._keys) - set(session.program._keys)
+    others = set(large.program._preparation.keys) - set(session.program._preparation.keys)
     assert others and counted.pipelines == len(others)
     assert counted.uploaded == 4 and len(large.plan.own) == 1
     equal(got, run(cml.Session(cml.load(model, shapes={"x": many}), own)))

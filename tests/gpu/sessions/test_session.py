@@ -106,7 +106,7 @@ def test_progress_of_a_compilation_is_reported(mixed, inputs, gpu, deferred):
     report = lambda *call: calls.append(call)  # noqa: E731
     session = cml.Session(mixed, gpu, deferred=deferred, on_progress=report)
     session.run(inputs)
-    total = len(set(session.program._keys))
+    total = len(set(session.program._preparation.keys))
     wanted = [("plan", 0, 1), ("plan", 1, 1), *(("kernels", n, total) for n in range(total + 1))]
     assert calls == wanted
     session.run(inputs)

@@ -189,7 +189,7 @@ def test_a_frame_does_not_wait_for_a_run_of_another_thread(net, gpu):
     running, go_on = threading.Event(), threading.Event()
 
     def other_thread():
-        with session.program.exclusive():
+        with session.program.residency.exclusive():
             running.set()
             go_on.wait(timeout=240)
 
