@@ -1,6 +1,12 @@
 """All operators: ``declaration/`` defines how one is declared, and each family has a package."""
 
-from cml_engine.ops.declaration.registry import is_registered, lookup, registered, unregister
+from cml_engine.ops.declaration.registry import (
+    is_registered,
+    load_families,
+    lookup,
+    registered,
+    unregister,
+)
 from cml_engine.ops.declaration.spec import (
     EXACT,
     ROUNDING,
@@ -14,7 +20,6 @@ from cml_engine.ops.declaration.spec import (
     elementwise_cost,
     same_as,
 )
-from cml_engine.ops.families import load_families
 from cml_engine.ops.registration import register
 
 __all__ = [

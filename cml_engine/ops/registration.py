@@ -10,10 +10,9 @@ from functools import partial
 from pathlib import Path
 
 from cml_engine.ops.declaration.checks import check_spec
-from cml_engine.ops.declaration.registry import find_builtin, replace
+from cml_engine.ops.declaration.registry import find_builtin, load_families, replace
 from cml_engine.ops.declaration.spec import OpSpec
 from cml_engine.ops.elementwise.from_expression import expressed
-from cml_engine.ops.families import load_families
 
 _PACKAGE = Path(__file__).parents[1]
 #: the file of operators that is being loaded

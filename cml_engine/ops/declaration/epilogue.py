@@ -16,7 +16,7 @@ import numpy as np
 from cml_engine.ir.graph import Array, Epilogue, Fact, Graph, Node
 from cml_engine.ir.integer_rule import FLOAT_BOUND
 from cml_engine.ir.limits import Limits
-from cml_engine.ops.declaration.formula import LETTERS, Formula
+from cml_engine.ops.declaration.expression import LETTERS, Formula
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import formula_of, lookup
 from cml_engine.ops.declaration.spec import Defines

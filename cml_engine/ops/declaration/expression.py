@@ -1,4 +1,7 @@
-"""Expressions of elementwise operators: parses them, and generates HLSL or evaluates them in NumPy.
+"""Elementwise formulas: parses expressions, and generates HLSL or evaluates them in NumPy.
+
+A :class:`Formula` is the one source of an operator's kernel, of its place in chains, and of the
+statement by which another kernel applies it to its own result (``epilogue.py``).
 
 An expression has numbers, operands, ``{attributes}``, ``+ - * /``, comparisons, ``&& ||``, ``c ?
 x : y``, parentheses and calls. Conditions and numbers are distinct types, so that all generated
@@ -11,11 +14,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from cml_engine.ir.graph import Array
+from cml_engine.ir.graph import Array, Attrs
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|\{(?P<attribute>\w+)\}"
@@ -36,6 +40,8 @@ _OF_FOUR = frozenset(
     "cml_requantize cml_requantize_signed cml_requantize_wide cml_requantize_wide_signed "
     "cml_requantize_pair cml_requantize_product cml_integer_numbers".split()
 )
+#: the names of operands in HLSL
+LETTERS = "abcde"
 #: limits far above any use: nested parts, and parts with all calls expanded
 _MOST_DEEP, _MOST_PARTS = 64, 1000
 
@@ -45,15 +51,6 @@ class ExpressionError(ValueError):
 
     def __init__(self, what: str, text: str, at: int) -> None:
         super().__init__(f"{what}, at character {at + 1}:\n    {text}\n    {' ' * at}^")
-
-
-@dataclass(frozen=True, slots=True)
-class KnownFunction:
-    """An operator that expressions may call: its own expression and its NumPy function."""
-
-    hlsl: str
-    arity: int
-    numpy: Callable[..., Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +93,7 @@ def parse(
     text: str,
     operands: Mapping[str, str],
     attributes: Sequence[str] = (),
-    known: Mapping[str, KnownFunction] | None = None,
+    known: Mapping[str, Formula] | None = None,
 ) -> Term:
     """Parses the text of an expression into a tree.
 
@@ -112,7 +109,7 @@ class _Parser:
         text: str,
         operands: Mapping[str, str],
         attributes: Sequence[str],
-        known: Mapping[str, KnownFunction],
+        known: Mapping[str, Formula],
     ) -> None:
         self._text = text
         self._operands, self._attributes, self._known = operands, attributes, known
@@ -242,7 +239,7 @@ class _Parser:
             raise ExpressionError(
                 f"{name} takes {known.arity} numbers, got {len(parts)}", self._text, at
             )
-        letters = "abcde"[: known.arity]
+        letters = LETTERS[: known.arity]
         body = parse(known.hlsl, dict(zip(letters, letters, strict=True)))
         body = _with_operands(body, dict(zip(letters, parts, strict=True)))
         made = Term("known", name, (body, *parts), at, known.numpy)
@@ -258,7 +255,7 @@ def _with_operands(term: Term, values: Mapping[str, Term]) -> Term:
     return Term(term.kind, term.text, parts, term.at, term.numpy)
 
 
-def near_names(name: str, known: Mapping[str, KnownFunction]) -> str:
+def near_names(name: str, known: Mapping[str, Formula]) -> str:
     """Returns a hint for a message: "call" and the known functions that are similar to the name.
 
     If none is similar, it lists all.
@@ -345,3 +342,65 @@ def evaluate(term: Term, operands: Mapping[str, Array], attributes: Mapping[str,
     if term.kind == "choice":
         return np.where(*given)
     return np.negative(*given) if term.kind == "negative" else _BINARY[term.kind][1](*given)
+
+
+# ---------------------------------------------------------------- formulas
+
+
+@dataclass(frozen=True)
+class Formula:
+    """The formula of one elementwise operator.
+
+    Parameters
+    ----------
+    hlsl : an expression over the operands ``a`` to ``e`` and ``{attribute}`` names. The functions
+        it calls are in ``pointwise.hlsli``.
+    numpy : ``numpy(*arrays, *attribute values)``.
+    types : the operands' NNEF types; ``?`` is any type, the same for all operands that have it.
+    result : the result's type; ``?`` is that of the ``?`` operands.
+    attrs : attributes in the order of ``numpy``'s arguments.
+    fusable : the kernels of other operators may apply it to their results. This requires numeric
+        operands, a numeric result, and an expression that ``expression.py`` can parse.
+    commutative : the first two operands may be swapped.
+    term : the parsed expression, if it is known already.
+    in_place : ``in_place(attrs, x, *others)`` writes its result to the memory of ``x``, or does
+        nothing and returns False.
+    """
+
+    hlsl: str
+    numpy: Callable[..., Array]
+    types: tuple[str, ...] = ("scalar",)
+    result: str = "scalar"
+    attrs: tuple[str, ...] = ()
+    fusable: bool = False
+    commutative: bool = False
+    in_place: Callable[..., bool] | None = None
+    term: Term | None = None
+
+    @property
+    def arity(self) -> int:
+        return len(self.types)
+
+    def values(self, attrs: Attrs) -> list[float]:
+        """Returns the values of the formula's attributes as floats, in order."""
+        return [float(attrs[name]) for name in self.attrs]
+
+    def expression(self, attributes: Sequence[str]) -> str:
+        """Returns the scalar HLSL with the texts ``attributes`` in place of the attributes."""
+        return self.hlsl.format(**dict(zip(self.attrs, attributes, strict=True)))
+
+    def wide_expression(self, kind: str, attributes: Sequence[str]) -> str | None:
+        """Returns branch-free HLSL on vectors of type ``kind``, such as ``float4``.
+
+        ``attributes`` are the texts in place of the attributes. Returns None if the expression
+        has no such form.
+        """
+        found = wide_hlsl(self._term, kind)
+        return found and found.format(**dict(zip(self.attrs, attributes, strict=True)))
+
+    @cached_property
+    def _term(self) -> Term:
+        if self.term is not None:
+            return self.term
+        letters = LETTERS[: self.arity]
+        return parse(self.hlsl, dict(zip(letters, letters, strict=True)), self.attrs)

@@ -1,17 +1,29 @@
-"""The registry of operators by name."""
+"""The registry of operators by name, and the loading of the engine's own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from pkgutil import walk_packages
 
 from cml_engine.errors import OperatorError, UnsupportedOp
-from cml_engine.ops.declaration.formula import Formula
+from cml_engine.ops.declaration.expression import Formula
 from cml_engine.ops.declaration.spec import OpSpec
 
 _REGISTRY: dict[str, OpSpec] = {}
 #: the operators of this package, whether or not a game has put its own in the place of some
 _BUILTIN: dict[str, OpSpec] = {}
+
+
+@cache
+def load_families() -> None:
+    """Imports every module of ``cml_engine.ops``, which registers operators and kernel variants."""
+    package = __name__.removesuffix(".declaration.registry")
+    for module in walk_packages([str(Path(__file__).parents[1])], f"{package}."):
+        import_module(module.name)
 
 
 def define(spec: OpSpec) -> OpSpec:

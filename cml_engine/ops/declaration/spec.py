@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from cml_engine.ir.graph import Array, Attrs, Fact, Node
-from cml_engine.ops.declaration.formula import Formula
+from cml_engine.ops.declaration.expression import Formula
 from cml_engine.ops.declaration.scratch import Scratch
 
 #: ``infer(attrs, *input facts) -> Fact`` (or a list of facts where there are several results)

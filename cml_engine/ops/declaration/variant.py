@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from graphlib import TopologicalSorter
-from importlib import import_module
 from typing import Any, Generic, Protocol, TypeVar
 
 from cml_engine.ops.declaration.choice import Choice, TunedChoice, VariantTable
 from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.registry import load_families
 from cml_engine.ops.declaration.spec import Case, Dispatch, Kernel
 
 
@@ -129,7 +129,7 @@ class KernelFamily(Generic[N, T]):
     @cached_property
     def variants(self) -> tuple[KernelVariant[N, Any], ...]:
         """All variants in the order in which the default is chosen."""
-        import_module("cml_engine.ops").load_families()
+        load_families()
         order = TopologicalSorter[str](dict.fromkeys(sorted(self._added), ()))
         for name, variant in self._added.items():
             for later in variant.before:
@@ -180,5 +180,5 @@ FAMILIES: dict[str, KernelFamily[Any, Any]] = {}
 
 def kernel_families() -> tuple[KernelFamily[Any, Any], ...]:
     """Returns all kernel families, sorted by name, after importing all variants."""
-    import_module("cml_engine.ops").load_families()
+    load_families()
     return tuple(FAMILIES[name] for name in sorted(FAMILIES))

@@ -1,6 +1,6 @@
-"""The elementwise operators: one row each with the HLSL, the NumPy function and the tolerance.
+"""The elementwise operators: each with its HLSL, its NumPy function and its tolerance.
 
-``elementwise_op.py`` derives the rest from a row. If HLSL's own function is missing, imprecise or
+``elementwise_op.py`` derives the rest. If HLSL's own function is missing, imprecise or
 wrong at the edges, the expression calls one of ``shaders_hlsl/include/pointwise.hlsli``.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 from cml_engine.ir.graph import Array
 from cml_engine.ops.declaration.spec import EXACT, Tolerance
 from cml_engine.ops.elementwise import in_place
-from cml_engine.ops.elementwise.elementwise_op import Row, declare
+from cml_engine.ops.elementwise.elementwise_op import declare
 
 FUNCTION = Tolerance(
     4e-6, 2e-6, "exp and log may be off by a few units in the last place (Vulkan: 3 + 2|x| for exp)"
@@ -100,109 +100,97 @@ def _selu(x: Array, alpha: np.float32, scale: np.float32) -> Any:
 _TWO = ("scalar",) * 2
 _LOGICAL = ("logical",) * 2
 
-_ARITHMETIC = (
-    Row("add", "a + b", np.add, _TWO, fusable=True, commutative=True),
-    Row("sub", "a - b", np.subtract, _TWO, fusable=True),
-    Row("mul", "a * b", np.multiply, _TWO, fusable=True, commutative=True),
-    Row("div", "a / b", np.divide, _TWO, tolerance=DIVISION, low=0.5, fusable=True),
-    Row("pow", "cml_pow(a, b)", _pow, _TWO, flops=20, tolerance=POWER, low=0.1,
-        extra=(_POWERS, _ROOTS)),
-    # NNEF's own definition, select(x < y, x, y): where x is NaN the result is y
-    Row("min", "cml_min(a, b)", lambda x, y: np.where(x < y, x, y), _TWO, tolerance=EXACT),
-    Row("max", "cml_max(a, b)", lambda x, y: np.where(x > y, x, y), _TWO, tolerance=EXACT),
-)  # fmt: skip
+# fmt: off
 
-_COMPARISONS = tuple(
-    Row(name, hlsl, function, _TWO, "logical", tolerance=EXACT, extra=(_TIES,))
-    for name, hlsl, function in (
-        ("lt", "a < b", np.less),
-        ("gt", "a > b", np.greater),
-        ("le", "a <= b", np.less_equal),
-        ("ge", "a >= b", np.greater_equal),
-        ("eq", "a == b", np.equal),
-        ("ne", "cml_unequal(a, b)", np.not_equal),
-    )
-)
+declare("add", "a + b", np.add, _TWO, fusable=True, commutative=True)
+declare("sub", "a - b", np.subtract, _TWO, fusable=True)
+declare("mul", "a * b", np.multiply, _TWO, fusable=True, commutative=True)
+declare("div", "a / b", np.divide, _TWO, tolerance=DIVISION, low=0.5, fusable=True)
+declare("pow", "cml_pow(a, b)", _pow, _TWO, flops=20, tolerance=POWER, low=0.1,
+    extra=(_POWERS, _ROOTS))
+# NNEF's own definition, select(x < y, x, y): where x is NaN the result is y
+declare("min", "cml_min(a, b)", lambda x, y: np.where(x < y, x, y), _TWO, tolerance=EXACT)
+declare("max", "cml_max(a, b)", lambda x, y: np.where(x > y, x, y), _TWO, tolerance=EXACT)
 
-_LOGIC = (
-    Row("and", "a & b", np.logical_and, _LOGICAL, "logical", tolerance=EXACT),
-    Row("or", "a | b", np.logical_or, _LOGICAL, "logical", tolerance=EXACT),
-    Row("not", "a == 0u", np.logical_not, ("logical",), "logical", tolerance=EXACT),
-    Row("select", "a != 0u ? b : c", np.where, ("logical", "?", "?"), "?", tolerance=EXACT,
-        extra=((np.array([True, False]), np.array([1, -2], np.int32), np.array(7, np.int32)),
-               (np.array([True, False]), np.array([False, True]), np.array([True, True])))),
-    Row("copy", "a", np.array, ("?",), "?", flops=0, tolerance=EXACT,
-        extra=((np.array([-7, 2**31 - 1, 0], np.int32),), (np.array([[True], [False]]),))),
-)  # fmt: skip
+for _name, _hlsl, _function in (
+    ("lt", "a < b", np.less),
+    ("gt", "a > b", np.greater),
+    ("le", "a <= b", np.less_equal),
+    ("ge", "a >= b", np.greater_equal),
+    ("eq", "a == b", np.equal),
+    ("ne", "cml_unequal(a, b)", np.not_equal),
+):
+    declare(_name, _hlsl, _function, _TWO, "logical", tolerance=EXACT, extra=(_TIES,))
 
-_SIMPLE = (
-    Row("abs", "abs(a)", np.abs, tolerance=EXACT),
-    Row("neg", "-a", np.negative, tolerance=EXACT),
-    Row("sign", "cml_sign(a)", np.sign, tolerance=EXACT, extra=((_EDGES,),)),
-    Row("floor", "floor(a)", np.floor, tolerance=EXACT, extra=((_HALVES,),)),
-    Row("ceil", "ceil(a)", np.ceil, tolerance=EXACT, extra=((_HALVES,),)),
-    # NNEF: halves go up, which is neither C's round nor NumPy's
-    Row("round", "cml_round(a)", _round,
-        tolerance=EXACT, extra=((_HALVES,),)),
-    Row("rcp", "1.0 / a", np.reciprocal, tolerance=DIVISION, low=0.1),
-    Row("sqr", "a * a", np.square),
-    Row("sqrt", "sqrt(a)", np.sqrt, tolerance=DIVISION, low=0.0),
-    Row("rsqr", "1.0 / (a * a)", lambda x: 1 / (x * x), flops=2, tolerance=DIVISION, low=0.1),
-    Row("rsqrt", "1.0 / sqrt(a)", lambda x: 1 / np.sqrt(x), flops=2, tolerance=DIVISION, low=0.1),
-    Row("clamp", "cml_clamp(a, b, c)",
-        _clamp, ("scalar",) * 3, flops=2, tolerance=EXACT, fusable=True, in_place=in_place.clamp,
-        extra=((_EDGES, _floats(0.0), _floats(1.0)),)),
-)  # fmt: skip
+declare("and", "a & b", np.logical_and, _LOGICAL, "logical", tolerance=EXACT)
+declare("or", "a | b", np.logical_or, _LOGICAL, "logical", tolerance=EXACT)
+declare("not", "a == 0u", np.logical_not, ("logical",), "logical", tolerance=EXACT)
+declare("select", "a != 0u ? b : c", np.where, ("logical", "?", "?"), "?", tolerance=EXACT,
+    extra=((np.array([True, False]), np.array([1, -2], np.int32), np.array(7, np.int32)),
+           (np.array([True, False]), np.array([False, True]), np.array([True, True]))))
+declare("copy", "a", np.array, ("?",), "?", flops=0, tolerance=EXACT,
+    extra=((np.array([-7, 2**31 - 1, 0], np.int32),), (np.array([[True], [False]]),)))
 
-_FUNCTIONS = (
-    Row("exp", "exp(a)", np.exp, flops=8, tolerance=FUNCTION),
-    Row("log", "log(a)", np.log, flops=8, tolerance=FUNCTION, low=0.01, high=100.0),
-    Row("log2", "log2(a)", np.log2, flops=8, tolerance=FUNCTION, low=0.01, high=100.0),
-    Row("sin", "cml_sin(a)", np.sin, flops=16, tolerance=TRIGONOMETRIC, low=-30, high=30),
-    Row("cos", "cml_cos(a)", np.cos, flops=16, tolerance=TRIGONOMETRIC, low=-30, high=30),
-    Row("tan", "cml_tan(a)", np.tan, flops=33, tolerance=STEEP, low=-1.5, high=1.5),
-    Row("asin", "cml_asin(a)", np.arcsin, flops=20, tolerance=TRIGONOMETRIC, low=-1, high=1),
-    Row("acos", "cml_acos(a)", np.arccos, flops=20, tolerance=TRIGONOMETRIC, low=-1, high=1),
-    Row("atan", "cml_atan(a)", np.arctan, flops=16, tolerance=TRIGONOMETRIC, extra=((_EDGES,),)),
-    Row("sinh", "cml_sinh(a)", np.sinh, flops=14, tolerance=FUNCTION, low=-10, high=10),
-    Row("cosh", "cml_cosh(a)", np.cosh, flops=14, tolerance=FUNCTION, low=-10, high=10),
-    Row("tanh", "cml_tanh(a)", np.tanh, flops=16, tolerance=FUNCTION, extra=((_EDGES,),),
-        fusable=True),
-    Row("asinh", "cml_asinh(a)", np.arcsinh, flops=20, tolerance=FUNCTION,
-        extra=((_EDGES,), (_floats(1e20, -1e20),))),
-    Row("acosh", "cml_acosh(a)", np.arccosh, flops=20, tolerance=FUNCTION, low=1.0, high=50.0,
-        extra=((_floats(1.0, 1.0001, 1e20),),)),
-    Row("atanh", "cml_atanh(a)", np.arctanh, flops=16, tolerance=STEEP, low=-0.97, high=0.97),
-)  # fmt: skip
+declare("abs", "abs(a)", np.abs, tolerance=EXACT)
+declare("neg", "-a", np.negative, tolerance=EXACT)
+declare("sign", "cml_sign(a)", np.sign, tolerance=EXACT, extra=((_EDGES,),))
+declare("floor", "floor(a)", np.floor, tolerance=EXACT, extra=((_HALVES,),))
+declare("ceil", "ceil(a)", np.ceil, tolerance=EXACT, extra=((_HALVES,),))
+# NNEF: halves go up, which is neither C's round nor NumPy's
+declare("round", "cml_round(a)", _round,
+    tolerance=EXACT, extra=((_HALVES,),))
+declare("rcp", "1.0 / a", np.reciprocal, tolerance=DIVISION, low=0.1)
+declare("sqr", "a * a", np.square)
+declare("sqrt", "sqrt(a)", np.sqrt, tolerance=DIVISION, low=0.0)
+declare("rsqr", "1.0 / (a * a)", lambda x: 1 / (x * x), flops=2, tolerance=DIVISION, low=0.1)
+declare("rsqrt", "1.0 / sqrt(a)", lambda x: 1 / np.sqrt(x), flops=2, tolerance=DIVISION, low=0.1)
+declare("clamp", "cml_clamp(a, b, c)",
+    _clamp, ("scalar",) * 3, flops=2, tolerance=EXACT, fusable=True, in_place=in_place.clamp,
+    extra=((_EDGES, _floats(0.0), _floats(1.0)),))
 
-_ACTIVATIONS = (
-    # a NaN stays one
-    Row("relu", "cml_negative(a) ? 0.0 : a", lambda x: np.maximum(x, 0), tolerance=EXACT,
-        fusable=True, in_place=in_place.relu),
-    Row("leaky_relu", "a < 0.0 ? {alpha} * a : a", _prelu, flops=2,
-        attrs={"alpha": (0.1, 0.0, 2.0)}, fusable=True, in_place=in_place.leaky_relu),
-    Row("prelu", "a < 0.0 ? b * a : a", _prelu, _TWO, flops=2, fusable=True,
-        in_place=in_place.prelu),
-    Row("elu", "cml_elu(a, {alpha})", _elu, flops=10, tolerance=FUNCTION,
-        attrs={"alpha": (1.0, 0.5)}, extra=((_EDGES,),)),
-    Row("selu", "{lambda} * cml_elu(a, {alpha})", _selu, flops=11, tolerance=FUNCTION,
-        attrs={"alpha": (1.67326319, 1.0), "lambda": (1.05070102, 2.0)}, extra=((_EDGES,),)),
-    # NNEF's gelu is this approximation, not the one by erf
-    Row("gelu", "a * cml_sigmoid(1.702 * a)", lambda x: x * _sigmoid(np.float32(1.702) * x),
-        flops=13, tolerance=FUNCTION, extra=((_EDGES,),), fusable=True),
-    Row("silu", "a * cml_sigmoid(a)", lambda x: x * _sigmoid(x), flops=12, tolerance=FUNCTION,
-        extra=((_EDGES,),), fusable=True),
-    Row("sigmoid", "cml_sigmoid(a)", _sigmoid, flops=11, tolerance=FUNCTION, extra=((_EDGES,),),
-        fusable=True),
-    Row("softplus", "cml_softplus(a)", lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
-        flops=20, tolerance=FUNCTION, extra=((_EDGES,),)),
-    Row("softabs", "sqrt(a * a + {epsilon})", lambda x, epsilon: np.sqrt(x * x + epsilon),
-        flops=3, tolerance=DIVISION, attrs={"epsilon": (1e-3, 1.0)}),
-    Row("batch_normalization", "d + e * ((a - b) / sqrt(c + {epsilon}))", _batch_normalization,
-        ("scalar",) * 5, flops=6, tolerance=Tolerance(
-            3e-6, 4e-6, "offset + scale * x cancels: the error is relative to its terms"),
-        attrs={"epsilon": (1e-5, 1e-3)}, low=0.2),
-)  # fmt: skip
+declare("exp", "exp(a)", np.exp, flops=8, tolerance=FUNCTION)
+declare("log", "log(a)", np.log, flops=8, tolerance=FUNCTION, low=0.01, high=100.0)
+declare("log2", "log2(a)", np.log2, flops=8, tolerance=FUNCTION, low=0.01, high=100.0)
+declare("sin", "cml_sin(a)", np.sin, flops=16, tolerance=TRIGONOMETRIC, low=-30, high=30)
+declare("cos", "cml_cos(a)", np.cos, flops=16, tolerance=TRIGONOMETRIC, low=-30, high=30)
+declare("tan", "cml_tan(a)", np.tan, flops=33, tolerance=STEEP, low=-1.5, high=1.5)
+declare("asin", "cml_asin(a)", np.arcsin, flops=20, tolerance=TRIGONOMETRIC, low=-1, high=1)
+declare("acos", "cml_acos(a)", np.arccos, flops=20, tolerance=TRIGONOMETRIC, low=-1, high=1)
+declare("atan", "cml_atan(a)", np.arctan, flops=16, tolerance=TRIGONOMETRIC, extra=((_EDGES,),))
+declare("sinh", "cml_sinh(a)", np.sinh, flops=14, tolerance=FUNCTION, low=-10, high=10)
+declare("cosh", "cml_cosh(a)", np.cosh, flops=14, tolerance=FUNCTION, low=-10, high=10)
+declare("tanh", "cml_tanh(a)", np.tanh, flops=16, tolerance=FUNCTION, extra=((_EDGES,),),
+    fusable=True)
+declare("asinh", "cml_asinh(a)", np.arcsinh, flops=20, tolerance=FUNCTION,
+    extra=((_EDGES,), (_floats(1e20, -1e20),)))
+declare("acosh", "cml_acosh(a)", np.arccosh, flops=20, tolerance=FUNCTION, low=1.0, high=50.0,
+    extra=((_floats(1.0, 1.0001, 1e20),),))
+declare("atanh", "cml_atanh(a)", np.arctanh, flops=16, tolerance=STEEP, low=-0.97, high=0.97)
 
-for _row in (*_ARITHMETIC, *_COMPARISONS, *_LOGIC, *_SIMPLE, *_FUNCTIONS, *_ACTIVATIONS):
-    declare(_row)
+# a NaN stays one
+declare("relu", "cml_negative(a) ? 0.0 : a", lambda x: np.maximum(x, 0), tolerance=EXACT,
+    fusable=True, in_place=in_place.relu)
+declare("leaky_relu", "a < 0.0 ? {alpha} * a : a", _prelu, flops=2,
+    attrs={"alpha": (0.1, 0.0, 2.0)}, fusable=True, in_place=in_place.leaky_relu)
+declare("prelu", "a < 0.0 ? b * a : a", _prelu, _TWO, flops=2, fusable=True,
+    in_place=in_place.prelu)
+declare("elu", "cml_elu(a, {alpha})", _elu, flops=10, tolerance=FUNCTION,
+    attrs={"alpha": (1.0, 0.5)}, extra=((_EDGES,),))
+declare("selu", "{lambda} * cml_elu(a, {alpha})", _selu, flops=11, tolerance=FUNCTION,
+    attrs={"alpha": (1.67326319, 1.0), "lambda": (1.05070102, 2.0)}, extra=((_EDGES,),))
+# NNEF's gelu is this approximation, not the one by erf
+declare("gelu", "a * cml_sigmoid(1.702 * a)", lambda x: x * _sigmoid(np.float32(1.702) * x),
+    flops=13, tolerance=FUNCTION, extra=((_EDGES,),), fusable=True)
+declare("silu", "a * cml_sigmoid(a)", lambda x: x * _sigmoid(x), flops=12, tolerance=FUNCTION,
+    extra=((_EDGES,),), fusable=True)
+declare("sigmoid", "cml_sigmoid(a)", _sigmoid, flops=11, tolerance=FUNCTION, extra=((_EDGES,),),
+    fusable=True)
+declare("softplus", "cml_softplus(a)", lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
+    flops=20, tolerance=FUNCTION, extra=((_EDGES,),))
+declare("softabs", "sqrt(a * a + {epsilon})", lambda x, epsilon: np.sqrt(x * x + epsilon),
+    flops=3, tolerance=DIVISION, attrs={"epsilon": (1e-3, 1.0)})
+declare("batch_normalization", "d + e * ((a - b) / sqrt(c + {epsilon}))", _batch_normalization,
+    ("scalar",) * 5, flops=6, tolerance=Tolerance(
+        3e-6, 4e-6, "offset + scale * x cancels: the error is relative to its terms"),
+    attrs={"epsilon": (1e-5, 1e-3)}, low=0.2)
+# fmt: on

@@ -1,13 +1,13 @@
-"""Declares an elementwise operator from a :class:`Row`; ``elementwise.py`` is the table of rows.
+"""Declares an elementwise operator by its HLSL and its NumPy function.
 
-A row defines an operator in HLSL and in NumPy. Shapes, broadcasting, the kernel variant,
-its place in chains and epilogues, tests and cost follow from it.
+Shapes, broadcasting, the kernel variant, its place in chains and epilogues, tests and cost follow
+from these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Fact, Node
 from cml_engine.ir.layout import HLSL_TYPE, PLAIN, STORED, VECTOR_TYPE
 from cml_engine.ops.common.broadcast import StridedWalk, broadcast_shapes, left_views, plan_walk
-from cml_engine.ops.declaration.formula import LETTERS, Formula
+from cml_engine.ops.declaration.expression import LETTERS, Formula
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import define, formula_of
 from cml_engine.ops.declaration.spec import (
@@ -45,58 +45,8 @@ CHAIN = "CHAIN"
 MAX_OPERANDS = 7
 
 
-@dataclass(frozen=True)
-class Row:
-    """One elementwise operator: its :class:`Formula` and its tests.
-
-    Parameters
-    ----------
-    attrs : attributes in the order of ``numpy``'s arguments, each with test values.
-    low, high : the range of the operands' test values.
-    extra : further test inputs: arrays of special values.
-    traits : further properties that passes use.
-    custom : True if it is not an operator of NNEF.
-    brief : test a few shapes only, because all rows share the code that iterates over them.
-    """
-
-    name: str
-    hlsl: str
-    numpy: Callable[..., Any]
-    types: tuple[str, ...] = ("scalar",)
-    result: str = "scalar"
-    flops: float = 1
-    tolerance: Tolerance = ROUNDING
-    attrs: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    low: float = -3.0
-    high: float = 3.0
-    extra: tuple[tuple[Any, ...], ...] = ()
-    brief: bool = False
-    fusable: bool = False
-    commutative: bool = False
-    in_place: Callable[..., bool] | None = None
-    traits: Traits = NO_TRAITS
-    custom: bool = False
-
-    @property
-    def arity(self) -> int:
-        return len(self.types)
-
-    @property
-    def formula(self) -> Formula:
-        return Formula(
-            self.hlsl,
-            self.numpy,
-            self.types,
-            self.result,
-            tuple(self.attrs),
-            self.fusable,
-            self.commutative,
-            self.in_place,
-        )
-
-
-#: this package's elementwise operators by name
-ROWS: dict[str, Row] = {}
+#: the declarations of this package's elementwise operators by name
+ELEMENTWISE: dict[str, OpSpec] = {}
 
 
 # ---------------------------------------------------------------- shapes and types
@@ -194,7 +144,7 @@ def launch_chain(chain: Sequence[Link], operands: Sequence[Operand], out: Operan
     )
 
 
-def _lower(row: Formula, op: Lowering) -> Iterator[Dispatch]:
+def lower_formula(row: Formula, op: Lowering) -> Iterator[Dispatch]:
     names = tuple(dict.fromkeys(op.node.reads)) if op.epilogues else op.in_names
     *read, out = operands(op, names + op.out_names)
     if out.fact.size:
@@ -310,7 +260,7 @@ def _half(node: Node, facts: Mapping[str, Fact]) -> Half:
 
 def kernel_of(row: Formula) -> Kernel:
     """Returns the kernel that computes the formula as an operator of its own."""
-    return replace(_kernel(row.arity, len(row.attrs)), lower=partial(_lower, row))
+    return replace(_kernel(row.arity, len(row.attrs)), lower=partial(lower_formula, row))
 
 
 def _kernel(operands: int, attrs: int) -> Kernel:
@@ -358,41 +308,77 @@ _SHAPES: Mapping[int, tuple[tuple[tuple[int, ...], ...], ...]] = {
 }
 
 
-def cases_of(row: Row) -> list[Case]:
-    lists = list(row.attrs.values())
-    cases = []
-    shapes_of = _SHAPES[row.arity]
-    for i, shapes in enumerate([shapes_of[0], shapes_of[-1]] if row.brief else shapes_of):
-        attrs = {name: v[i % len(v)] for name, v in zip(row.attrs, lists, strict=True)}
-        cases.append(Case(tuple(map(partial(_random, row), shapes, row.types)), attrs))
-    first = {name: values[0] for name, values in row.attrs.items()}
-    cases += [Case(arrays, first, "special values") for arrays in row.extra]
-    return cases
+def cases_of(
+    formula: Formula,
+    attrs: Mapping[str, Sequence[float]],
+    low: float = -3.0,
+    high: float = 3.0,
+    brief: bool = True,
+) -> list[Case]:
+    """Returns test cases of random values, with broadcasting; see :func:`declare`."""
+    shapes_of = _SHAPES[formula.arity]
+    return [
+        Case(
+            tuple(
+                Random(shape, low, high, "scalar" if dtype == "?" else dtype)
+                for shape, dtype in zip(shapes, formula.types, strict=True)
+            ),
+            {name: values[i % len(values)] for name, values in attrs.items()},
+        )
+        for i, shapes in enumerate([shapes_of[0], shapes_of[-1]] if brief else shapes_of)
+    ]
 
 
-def _random(row: Row, shape: tuple[int, ...], dtype: str) -> Random:
-    return Random(shape, row.low, row.high, "scalar" if dtype == "?" else dtype)
+def declare(
+    name: str,
+    hlsl: str,
+    numpy: Callable[..., Any],
+    types: tuple[str, ...] = ("scalar",),
+    result: str = "scalar",
+    *,
+    flops: float = 1,
+    tolerance: Tolerance = ROUNDING,
+    attrs: Mapping[str, Sequence[float]] | None = None,
+    low: float = -3.0,
+    high: float = 3.0,
+    extra: Sequence[tuple[Any, ...]] = (),
+    brief: bool = False,
+    cases: Sequence[Case] = (),
+    kernel: Kernel | None = None,
+    traits: Traits = NO_TRAITS,
+    custom: bool = False,
+    fusable: bool = False,
+    commutative: bool = False,
+    in_place: Callable[..., bool] | None = None,
+) -> None:
+    """Registers an elementwise operator of this package.
 
-
-def declare(row: Row, cases: Sequence[Case] = (), kernel: Kernel | None = None) -> OpSpec:
-    """Registers the operator of a row and returns its declaration.
-
-    ``cases`` replace the default cases with random values, and ``kernel`` replaces the default
-    kernel.
+    Parameters
+    ----------
+    name, hlsl, numpy, types, result : its name and its :class:`Formula`.
+    fusable, commutative, in_place : as in :class:`Formula`.
+    flops, tolerance, traits, custom, kernel : as in :class:`OpSpec`.
+    attrs : attributes in the order of ``numpy``'s arguments, each with test values.
+    low, high : the range of the operands' test values.
+    extra : further test inputs: arrays of special values.
+    brief : test a few shapes only, because all operators share the code that iterates over them.
+    cases : test cases instead of those with random values.
     """
-    ROWS[row.name] = row
-    formula = row.formula
-    return define(
+    attrs = attrs or {}
+    formula = Formula(hlsl, numpy, types, result, tuple(attrs), fusable, commutative, in_place)
+    cases = cases or cases_of(formula, attrs, low, high, brief)
+    first = {attr: values[0] for attr, values in attrs.items() if values}
+    ELEMENTWISE[name] = define(
         OpSpec(
-            row.name,
+            name,
             infer=partial(infer, formula),
             cpu=partial(cpu, formula),
             kernel=kernel or kernel_of(formula),
             formula=formula,
-            cost=elementwise_cost(row.flops),
-            cases=cases or cases_of(row),
-            tolerance=row.tolerance,
-            custom=row.custom,
-            traits=row.traits,
+            cost=elementwise_cost(flops),
+            cases=[*cases, *(Case(arrays, first, "special values") for arrays in extra)],
+            tolerance=tolerance,
+            custom=custom,
+            traits=traits,
         )
     )

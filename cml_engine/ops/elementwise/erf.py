@@ -10,7 +10,7 @@ import numpy as np
 
 from cml_engine.ir.graph import Array
 from cml_engine.ops.declaration.spec import Tolerance
-from cml_engine.ops.elementwise.elementwise_op import Row, declare
+from cml_engine.ops.elementwise.elementwise_op import declare
 
 #: erf(5) differs from 1 by 1.5e-12; between knots of this distance the cubic is off by 2e-9
 _END, _KNOTS = 5.0, 320
@@ -66,11 +66,8 @@ _EDGES = np.array(
 )
 _FIT = Tolerance(4e-6, 1e-6, "a fit that is off by 1.5e-7, and its rounding")
 
-declare(Row("erf", "cml_erf(a)", erf, flops=24, tolerance=_FIT, low=-4, high=4, extra=((_EDGES,),)))
+declare("erf", "cml_erf(a)", erf, flops=24, tolerance=_FIT, low=-4, high=4, extra=((_EDGES,),))
 declare(
-    Row(
-        "gelu_erf", "0.5 * a * (1.0 + cml_erf(0.70710678 * a))", _gelu, flops=28,
-        tolerance=Tolerance(4e-6, 2e-6, "as erf, times half of x"), low=-5, high=5,
-        extra=((_EDGES,),),
-    )
+    "gelu_erf", "0.5 * a * (1.0 + cml_erf(0.70710678 * a))", _gelu, flops=28,
+    tolerance=Tolerance(4e-6, 2e-6, "as erf, times half of x"), low=-5, high=5, extra=((_EDGES,),),
 )  # fmt: skip

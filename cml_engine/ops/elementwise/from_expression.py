@@ -14,32 +14,33 @@ from typing import Any
 from cml_engine.nnef.expansion.signatures import REQUIRED
 from cml_engine.ops.declaration.checks import fault, signature_of
 from cml_engine.ops.declaration.expression import (
+    LETTERS,
     ExpressionError,
-    KnownFunction,
+    Formula,
     Term,
     evaluate,
     hlsl,
     near_names,
     parse,
 )
-from cml_engine.ops.declaration.formula import LETTERS, Formula
 from cml_engine.ops.declaration.spec import OpSpec, elementwise_cost
-from cml_engine.ops.elementwise.elementwise_op import ROWS, Row, cases_of, cpu, infer, kernel_of
+from cml_engine.ops.elementwise.elementwise_op import ELEMENTWISE, cases_of, cpu, infer, kernel_of
 
 #: longer ones have no place in a line of a declaration
 _MOST_LETTERS = 600
 
 
 @cache
-def known_functions() -> Mapping[str, KnownFunction]:
+def known_functions() -> Mapping[str, Formula]:
     """Returns the functions that an expression may call, by name.
 
     They are the engine's elementwise operators on floats without attributes.
     """
+    formulas = {name: spec.formula for name, spec in ELEMENTWISE.items() if spec.formula}
     return {
-        row.name: KnownFunction(row.hlsl, row.arity, row.numpy)
-        for row in ROWS.values()
-        if {*row.types, row.result} == {"scalar"} and not row.attrs
+        name: formula
+        for name, formula in formulas.items()
+        if {*formula.types, formula.result} == {"scalar"} and not formula.attrs
     }
 
 
@@ -74,7 +75,7 @@ def expressed(spec: OpSpec) -> OpSpec:
         cpu=spec.cpu or partial(cpu, formula),
         kernel=kernel_of(formula),
         cost=elementwise_cost(term.size) if spec.cost is OpSpec.cost else spec.cost,
-        cases=spec.cases or _cases(spec.name, formula, attrs),
+        cases=spec.cases or _cases(formula, attrs),
     )
 
 
@@ -129,10 +130,9 @@ def _numpy(term: Term, operands: int, attrs: tuple[str, ...]) -> Callable[..., A
     return numpy
 
 
-def _cases(name: str, formula: Formula, attrs: Mapping[str, Any]) -> Any:
+def _cases(formula: Formula, attrs: Mapping[str, Any]) -> Any:
     """Returns test cases of the formula; none if an attribute has no default."""
     if any(value is REQUIRED for value in attrs.values()):
         return ()
     given = {attr: (float(value),) for attr, value in attrs.items()}
-    row = Row(name, formula.hlsl, formula.numpy, formula.types, attrs=given, brief=True)
-    return cases_of(row)
+    return cases_of(formula, given)

@@ -13,7 +13,7 @@ import numpy as np
 
 from cml_engine.ir.graph import Array, Attrs
 from cml_engine.ops.common.broadcast import left_view
-from cml_engine.ops.declaration.formula import Formula
+from cml_engine.ops.declaration.expression import Formula
 
 _ZERO = np.float32(0)
 #: floats of a block (256 KB)

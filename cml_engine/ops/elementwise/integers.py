@@ -12,7 +12,7 @@ import numpy as np
 
 from cml_engine.ir.graph import Array
 from cml_engine.ops.declaration.spec import EXACT
-from cml_engine.ops.elementwise.elementwise_op import Row, declare
+from cml_engine.ops.elementwise.elementwise_op import declare
 
 _LEAST, _MOST = -(2**31), 2**31 - 1
 _EDGES = tuple(
@@ -57,53 +57,56 @@ def _shifted(shift: Any, a: Array, count: Array) -> Array:
     return np.where(inside, bits, 0).astype(np.uint32).view(np.int32)
 
 
-def _row(name: str, hlsl: str, function: Any, result: str = "integer", **more: Any) -> Row:
-    """Returns the row of an exact operator on one or two integers, as ``function`` takes."""
+def _integer(
+    name: str,
+    hlsl: str,
+    function: Any,
+    result: str = "integer",
+    flops: float = 1,
+    extra: Any = None,
+) -> None:
+    """Declares an exact operator on one or two integers, as ``function`` takes."""
     arity = getattr(function, "nin", 2)
-    extra = more.pop("extra", (_EDGES[:arity],))
-    return Row(name, hlsl, function, ("integer",) * arity, result, tolerance=EXACT, low=-40,
-               high=40, extra=extra, brief=True, **more)  # fmt: skip
+    declare(
+        name, hlsl, function, ("integer",) * arity, result, tolerance=EXACT, low=-40, high=40,
+        flops=flops, extra=extra or (_EDGES[:arity],), brief=True,
+    )  # fmt: skip
 
 
-_INTEGERS = (
-    _row("int_add", "a + b", np.add),
-    _row("int_sub", "a - b", np.subtract),
-    _row("int_mul", "a * b", np.multiply),
-    _row("int_div", "cml_int_div(a, b)", _divided, flops=8),
-    _row("int_rem", "cml_int_rem(a, b)", _rest, flops=8),
-    _row("int_mod", "cml_int_mod(a, b)", _modulo, flops=8),
-    _row("int_min", "min(a, b)", np.minimum),
-    _row("int_max", "max(a, b)", np.maximum),
-    _row("int_neg", "0 - a", np.negative),
-    _row("int_abs", "abs(a)", np.abs),
-    _row("int_sign", "sign(a)", np.sign),
-    _row("int_lt", "a < b", np.less, "logical"),
-    _row("int_gt", "a > b", np.greater, "logical"),
-    _row("int_le", "a <= b", np.less_equal, "logical"),
-    _row("int_ge", "a >= b", np.greater_equal, "logical"),
-    _row("int_eq", "a == b", np.equal, "logical"),
-    _row("int_ne", "a != b", np.not_equal, "logical"),
-    _row("bit_and", "a & b", np.bitwise_and),
-    _row("bit_or", "a | b", np.bitwise_or),
-    _row("bit_xor", "a ^ b", np.bitwise_xor),
-    _row("bit_not", "~a", np.invert),
-    _row("shift_left", "cml_shift_left(a, b)", lambda a, b: _shifted(np.left_shift, a, b),
-         extra=(_COUNTS,)),
-    _row("shift_right", "cml_shift_right(a, b)", lambda a, b: _shifted(np.right_shift, a, b),
-         extra=(_COUNTS,)),
-)  # fmt: skip
+# fmt: off
+_integer("int_add", "a + b", np.add)
+_integer("int_sub", "a - b", np.subtract)
+_integer("int_mul", "a * b", np.multiply)
+_integer("int_div", "cml_int_div(a, b)", _divided, flops=8)
+_integer("int_rem", "cml_int_rem(a, b)", _rest, flops=8)
+_integer("int_mod", "cml_int_mod(a, b)", _modulo, flops=8)
+_integer("int_min", "min(a, b)", np.minimum)
+_integer("int_max", "max(a, b)", np.maximum)
+_integer("int_neg", "0 - a", np.negative)
+_integer("int_abs", "abs(a)", np.abs)
+_integer("int_sign", "sign(a)", np.sign)
+_integer("int_lt", "a < b", np.less, "logical")
+_integer("int_gt", "a > b", np.greater, "logical")
+_integer("int_le", "a <= b", np.less_equal, "logical")
+_integer("int_ge", "a >= b", np.greater_equal, "logical")
+_integer("int_eq", "a == b", np.equal, "logical")
+_integer("int_ne", "a != b", np.not_equal, "logical")
+_integer("bit_and", "a & b", np.bitwise_and)
+_integer("bit_or", "a | b", np.bitwise_or)
+_integer("bit_xor", "a ^ b", np.bitwise_xor)
+_integer("bit_not", "~a", np.invert)
+_integer("shift_left", "cml_shift_left(a, b)", lambda a, b: _shifted(np.left_shift, a, b),
+     extra=(_COUNTS,))
+_integer("shift_right", "cml_shift_right(a, b)", lambda a, b: _shifted(np.right_shift, a, b),
+     extra=(_COUNTS,))
 
-_FLOATS = (
-    Row("is_nan", "cml_isnan(a)", np.isnan, result="logical", tolerance=EXACT, extra=((_ODD,),),
-        brief=True),
-    Row("is_inf", "cml_isinf(a)", np.isinf, result="logical", tolerance=EXACT, extra=((_ODD,),),
-        brief=True),
-    # as NumPy's and ONNX's round; NNEF's own round lets halves go up
-    Row("round_even", "cml_round_even(a)", np.rint, flops=4, tolerance=EXACT,
-        extra=((_HALVES,),), brief=True),
-    Row("fmod", "cml_fmod(a, b)", np.fmod, ("scalar",) * 2, flops=16, tolerance=EXACT,
-        extra=(_LARGE,), brief=True),
-)  # fmt: skip
-
-for _declared in (*_INTEGERS, *_FLOATS):
-    declare(_declared)
+declare("is_nan", "cml_isnan(a)", np.isnan, result="logical", tolerance=EXACT, extra=((_ODD,),),
+    brief=True)
+declare("is_inf", "cml_isinf(a)", np.isinf, result="logical", tolerance=EXACT, extra=((_ODD,),),
+    brief=True)
+# as NumPy's and ONNX's round; NNEF's own round lets halves go up
+declare("round_even", "cml_round_even(a)", np.rint, flops=4, tolerance=EXACT,
+    extra=((_HALVES,),), brief=True)
+declare("fmod", "cml_fmod(a, b)", np.fmod, ("scalar",) * 2, flops=16, tolerance=EXACT,
+    extra=(_LARGE,), brief=True)
+# fmt: on

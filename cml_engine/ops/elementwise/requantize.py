@@ -18,8 +18,9 @@ from cml_engine.ir.graph import Array, Attrs
 from cml_engine.ir.integer_rule import Multiplier
 from cml_engine.ops.common import integer_arrays as arrays
 from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.registry import formula_of
 from cml_engine.ops.declaration.spec import EXACT, Case, Dispatch, Kernel, Traits
-from cml_engine.ops.elementwise.elementwise_op import ROWS, Row, declare, kernel_of
+from cml_engine.ops.elementwise.elementwise_op import declare, lower_formula
 from cml_engine.ops.movement import shuffle
 
 _RANDOM = np.random.default_rng(17)
@@ -118,7 +119,7 @@ def _row(
 ) -> None:
     arity, attrs = len(cases[0].inputs), list(cases[0].attrs)
     arguments = [*"abcde"[:arity], *(f"{{{attr}}}" for attr in attrs)]
-    row = Row(
+    declare(
         name,
         f"cml_{name}({', '.join(arguments)})",
         function,
@@ -132,8 +133,9 @@ def _row(
             is_integer=True, reads_sums=name in _OF_SUMS, quantizes_input=name == "integer_words"
         ),
         custom=True,
+        cases=cases,
+        kernel=kernel,
     )
-    declare(row, cases, kernel)
 
 
 def _enter(op: Lowering) -> Iterator[Dispatch]:
@@ -144,9 +146,9 @@ def _enter(op: Lowering) -> Iterator[Dispatch]:
     if any(op.is_blocked(name) for name in (*op.in_names, *op.out_names)):
         entry = [float(op.attrs[name]) for name in ("inverse", "low", "high")]
         return shuffle.regroup(op, words=entry)
-    plain = kernel_of(ROWS[op.node.op].formula).lower
-    assert plain is not None
-    return iter(plain(op))
+    formula = formula_of("integer_words")
+    assert formula is not None
+    return lower_formula(formula, op)
 
 
 for _name, (_function, _cases) in _CODES.items():

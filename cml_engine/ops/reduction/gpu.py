@@ -25,7 +25,7 @@ from cml_engine.ops.common.broadcast import (
     split_channels,
 )
 from cml_engine.ops.declaration.choice import about
-from cml_engine.ops.declaration.formula import Formula
+from cml_engine.ops.declaration.expression import Formula
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.spec import Case, Defines, Dispatch, Half, Kernel
 from cml_engine.ops.declaration.variant import KernelFamily, KernelVariant

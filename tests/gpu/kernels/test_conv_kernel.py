@@ -19,7 +19,7 @@ from cml_engine.ir.layout import C4
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.conv.cases import conv_case, deconv_case
 from cml_engine.ops.conv.node import CONV
-from cml_engine.ops.elementwise.elementwise_op import ROWS
+from cml_engine.ops.elementwise.elementwise_op import ELEMENTWISE
 from cml_engine.tools.testing import case_graph, check_graph
 
 PORTABLE = Limits()
@@ -63,9 +63,9 @@ EPILOGUES = {
 _NAMED = {op for chain in EPILOGUES.values() for op, _, _ in chain}
 #: all other fusable operators, so that a new one is covered without a change here
 EPILOGUES["channels"] += [
-    (name, (), {attr: values[0] for attr, values in row.attrs.items()})
-    for name, row in ROWS.items()
-    if row.fusable and row.arity == 1 and not row.custom and name not in _NAMED
+    (name, (), dict(spec.cases[0].attrs))
+    for name, spec in ELEMENTWISE.items()
+    if spec.formula.fusable and spec.formula.arity == 1 and not spec.custom and name not in _NAMED
 ]
 
 
@@ -124,7 +124,7 @@ def forced(kernel, graph, limits, layouts):
 
 def test_every_operator_that_a_kernel_may_fuse_is_in_a_chain():
     assert {op for chain in EPILOGUES.values() for op, _, _ in chain} == {
-        name for name, row in ROWS.items() if row.fusable and not row.custom
+        name for name, spec in ELEMENTWISE.items() if spec.formula.fusable and not spec.custom
     }
 
 

@@ -12,7 +12,7 @@ from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.ir.graph import Attrs, Graph, Node
 from cml_engine.ops import load_families
 from cml_engine.ops.declaration.spec import Case
-from cml_engine.ops.elementwise.elementwise_op import ROWS
+from cml_engine.ops.elementwise.elementwise_op import ELEMENTWISE
 from cml_engine.tools.testing import case_graph, check_on_gpu, full_attrs
 from tests.fixtures.graphs import Net
 
@@ -34,8 +34,8 @@ BETWEEN = (
 )  # fmt: skip
 OPERATORS = [
     name
-    for name, row in ROWS.items()
-    if set(row.types) <= {"scalar", "?"} and row.arity < 4 and not row.custom
+    for name, spec in ELEMENTWISE.items()
+    if set(spec.formula.types) <= {"scalar", "?"} and spec.formula.arity < 4 and not spec.custom
 ]
 
 
@@ -49,7 +49,7 @@ def operands(count):
 
 
 def attrs_of(op):
-    return {name: ATTRS[name] for name in ROWS[op].attrs}
+    return {name: ATTRS[name] for name in ELEMENTWISE[op].formula.attrs}
 
 
 def graph_of(op, arrays):
@@ -65,7 +65,7 @@ def agree(op, got, wanted, arrays, zeros=True):
     if got.dtype != np.float32:
         wrong = got != wanted
     else:
-        tolerance = ROWS[op].tolerance
+        tolerance = ELEMENTWISE[op].tolerance
         a, b = got.astype(np.float64), wanted.astype(np.float64)
         with np.errstate(invalid="ignore"):
             near = np.abs(a - b) <= tolerance.atol + tolerance.rtol * np.abs(b)
@@ -79,7 +79,7 @@ def agree(op, got, wanted, arrays, zeros=True):
 
 @pytest.mark.parametrize("op", OPERATORS)
 def test_alone(op, gpu):
-    arrays = operands(ROWS[op].arity)
+    arrays = operands(ELEMENTWISE[op].formula.arity)
     graph, given = graph_of(op, arrays)
     got, wanted = (cml.Session(graph, on).run(given)[graph.outputs[0]] for on in (gpu, "cpu"))
     agree(op, got, wanted, arrays)
@@ -105,7 +105,7 @@ def surrounded(op, arrays):
 
 @pytest.mark.parametrize("op", BETWEEN)
 def test_between_others(op, gpu):
-    arrays = operands(ROWS[op].arity)
+    arrays = operands(ELEMENTWISE[op].formula.arity)
     graph, given = graph_of(op, arrays)
     wanted = cml.Session(graph, "cpu").run(given)["y0"]
     chain, given = surrounded(op, arrays)
@@ -142,7 +142,9 @@ def behind(producer, op, x):
     constants, inputs = {"weights": weights}, ("x", "weights")
     if maps:
         constants["bias"], inputs = np.zeros((), np.float32), (*inputs, "bias")
-    extra = {"clamp": (-1.0, 2.0), "prelu": (0.5,)}.get(op, (2.0,) * (ROWS[op].arity - 1))
+    extra = {"clamp": (-1.0, 2.0), "prelu": (0.5,)}.get(
+        op, (2.0,) * (ELEMENTWISE[op].formula.arity - 1)
+    )
     names = tuple(f"operand{i}" for i in range(len(extra)))
     one = np.ones((1, 1, 1, 1) if maps else (1, 1), np.float32)
     constants |= {n: one * np.float32(v) for n, v in zip(names, extra, strict=True)}
@@ -164,8 +166,8 @@ def operators_behind():
     """Yields test parameters (producer, operator); most of the operators run in the long suite
     only."""
     few = {*BETWEEN, "add", "sub", "mul", "div", "prelu"}
-    for name, row in ROWS.items():
-        if row.fusable and not row.custom:
+    for name, spec in ELEMENTWISE.items():
+        if spec.formula.fusable and not spec.custom:
             yield pytest.param("matmul", name, marks=() if name in few else pytest.mark.long)
     for name in ("clamp", "leaky_relu", "prelu", "relu", "sigmoid", "tanh"):
         yield pytest.param("conv", name)

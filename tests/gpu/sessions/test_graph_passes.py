@@ -13,7 +13,7 @@ from cml_engine.compiler.planning.lower import lower
 from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
-from cml_engine.ops.elementwise.elementwise_op import ROWS
+from cml_engine.ops.elementwise.elementwise_op import ELEMENTWISE
 from cml_engine.runtime.node_check import check_nodes
 from cml_engine.runtime.session import CompileOptions, Session
 from cml_engine.tools.testing import SENTINEL, full_attrs, random_partition
@@ -87,7 +87,9 @@ def test_every_fused_node_agrees_with_numpy(block, gpu):
 def test_chains_run_in_any_partition_of_their_workgroups(block, gpu):
     net = BLOCKS[block](40, 32)
     graph = optimize(net.graph(net.nodes[-1].outputs[0]))
-    assert any(node.epilogues and node.op in ROWS for node in graph.nodes) or block == "dense"
+    assert (
+        any(node.epilogues and node.op in ELEMENTWISE for node in graph.nodes) or block == "dense"
+    )
     plan = lower(graph, gpu.limits, choose_layout(graph))
     program, whole = GpuProgram(plan, gpu), [(s.index, 0, s.groups) for s in plan.steps]
     inputs = net.input()

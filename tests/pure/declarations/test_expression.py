@@ -10,7 +10,7 @@ from cml_engine.errors import OperatorError
 from cml_engine.ir.graph import Attrs, Fact
 from cml_engine.ops import load_families
 from cml_engine.ops.declaration.expression import ExpressionError, evaluate, hlsl, parse, wide_hlsl
-from cml_engine.ops.elementwise.elementwise_op import ROWS
+from cml_engine.ops.elementwise.elementwise_op import ELEMENTWISE
 from cml_engine.ops.elementwise.from_expression import known_functions
 
 load_families()
@@ -79,11 +79,13 @@ def test_an_expression_in_numpy(text, wanted):
     assert np.asarray(got).dtype in (np.float32, np.int64)
 
 
-@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.fusable])
+@pytest.mark.parametrize(
+    "name", [name for name, spec in ELEMENTWISE.items() if spec.formula.fusable]
+)
 def test_what_our_kernels_fuse_is_written_for_four_at_once(name):
     """Every fusable operator has an expression on ``float4``, since scalar code is four times as
     long."""
-    formula = ROWS[name].formula
+    formula = ELEMENTWISE[name].formula
     assert formula.wide_expression("float4", ["k"] * len(formula.attrs)) is not None
 
 
