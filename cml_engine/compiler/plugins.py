@@ -29,7 +29,7 @@ from cml_engine.compiler.passes.rules import Rule, register_rule, registered_rul
 from cml_engine.errors import CmlError, InputError, OperatorError
 from cml_engine.ops import OpSpec, load_families, registered, unregister
 from cml_engine.ops.declaration.game_functions import game_line, short
-from cml_engine.ops.declaration.registry import replace
+from cml_engine.ops.declaration.registry import add
 from cml_engine.ops.registration import registering
 
 __all__ = [
@@ -66,7 +66,7 @@ class _Registration:
     def put_back(self) -> None:
         for spec in self.operators.values():
             unregister(spec.name)  # the engine's operator that this one replaced
-            replace(spec)
+            add(spec)
         for rule in reversed(self.rules):
             register_rule(rule)
 

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
-from cml_engine.ops.declaration.checks import check_spec
-from cml_engine.ops.declaration.registry import find_builtin, load_families, replace
-from cml_engine.ops.declaration.spec import OpSpec
-from cml_engine.ops.elementwise.from_expression import expressed
+from cml_engine.nnef.expansion.signatures import REQUIRED
+from cml_engine.ops.declaration.checks import check_spec, fault, signature_of
+from cml_engine.ops.declaration.expression import (
+    LETTERS,
+    ExpressionError,
+    Formula,
+    Term,
+    evaluate,
+    hlsl,
+    near_names,
+    parse,
+)
+from cml_engine.ops.declaration.registry import add, find_builtin, load_families
+from cml_engine.ops.declaration.spec import OpSpec, elementwise_cost
+from cml_engine.ops.elementwise.elementwise_op import ELEMENTWISE, cases_of, cpu, infer, kernel_of
 
 _PACKAGE = Path(__file__).parents[1]
 #: the file of operators that is being loaded
@@ -41,9 +54,9 @@ def register(spec: OpSpec, file: str | Path | None = None) -> OpSpec:
     """
     load_families()  # so that a name which the engine has is taken already
     if find_builtin(getattr(spec, "name", "")) is spec:
-        return replace(spec)
+        return add(spec)
     spec = check_spec(spec, Path(file) if file else _place(spec))
-    return replace(expressed(spec) if spec.expression else spec)
+    return add(expressed(spec) if spec.expression else spec)
 
 
 @contextmanager
@@ -74,3 +87,115 @@ def _place(spec: object) -> Path | None:
         if code is not None and _PACKAGE not in (file := Path(code.co_filename)).parents:
             return file
     return None
+
+
+#: longer ones have no place in a line of a declaration
+_MOST_LETTERS = 600
+
+
+@cache
+def known_functions() -> Mapping[str, Formula]:
+    """Returns the functions that an expression may call, by name.
+
+    They are the engine's elementwise operators on floats without attributes.
+    """
+    formulas = {name: spec.formula for name, spec in ELEMENTWISE.items() if spec.formula}
+    return {
+        name: formula
+        for name, formula in formulas.items()
+        if {*formula.types, formula.result} == {"scalar"} and not formula.attrs
+    }
+
+
+def expressed(spec: OpSpec) -> OpSpec:
+    """Returns the declaration with everything that follows from its expression.
+
+    Raises :class:`OperatorError` if the expression is invalid.
+    """
+    names, attrs = _names(spec)
+    letters = dict(zip(names, LETTERS, strict=False))
+    try:
+        if len(spec.expression) > _MOST_LETTERS:
+            raise fault(spec, f"its expression has more than {_MOST_LETTERS} letters")
+        term = parse(spec.expression, letters, tuple(attrs), known_functions())
+        _check_calls(spec, term)
+    except ExpressionError as error:
+        raise fault(spec, f"its expression: {error}") from None
+    if unused := [name for name in names if letters[name] not in _used(term)]:
+        raise fault(spec, f"its expression does not use its operand '{unused[0]}'")
+    formula = Formula(
+        hlsl(term),
+        _numpy(term, len(names), tuple(attrs)),
+        types=("scalar",) * len(names),
+        attrs=tuple(attrs),
+        fusable=True,
+        term=term,
+    )
+    return replace(
+        spec,
+        formula=formula,
+        infer=partial(infer, formula),
+        cpu=spec.cpu or partial(cpu, formula),
+        kernel=kernel_of(formula),
+        cost=elementwise_cost(term.size) if spec.cost is OpSpec.cost else spec.cost,
+        cases=spec.cases or _cases(formula, attrs),
+    )
+
+
+def _names(spec: OpSpec) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Returns the names of the operands, and the attributes with their defaults.
+
+    Raises :class:`OperatorError` if an expression cannot have the signature.
+    """
+    found = signature_of(spec)
+    if found is None:
+        raise fault(spec, "an expression needs a signature, which names its operands")
+    for kind, name in [(p.type, p.name) for p in found.params] + [
+        (result.type, result.name) for result in found.results
+    ]:
+        if str(kind) not in ("tensor<scalar>", "scalar"):
+            raise fault(
+                spec,
+                f"'{name}' is {kind}: an expression is of tensor<scalar> operands, scalar "
+                "attributes and one tensor<scalar> result; write a kernel for others",
+            )
+    if not 1 <= len(found.tensors) <= len(LETTERS) or len(found.results) != 1:
+        raise fault(
+            spec,
+            f"it takes {len(found.tensors)} tensors and gives {len(found.results)}; an expression "
+            f"is of 1 to {len(LETTERS)} and gives one",
+        )
+    return tuple(p.name for p in found.tensors), {p.name: p.default for p in found.attrs}
+
+
+def _check_calls(spec: OpSpec, term: Term) -> None:
+    """Raises :class:`ExpressionError` for a call without a NumPy form.
+
+    An operator with a ``cpu`` may have such calls.
+    """
+    for call in term.calls():
+        if spec.cpu is None:
+            near = near_names(call.text, known_functions())
+            what = f"'{call.text}' has no form in NumPy: give the operator a cpu, or {near}"
+            raise ExpressionError(what, spec.expression, call.at)
+
+
+def _used(term: Term) -> set[str]:
+    own = {term.text} if term.kind == "operand" else set[str]()
+    return own.union(*(_used(part) for part in term.arguments))
+
+
+def _numpy(term: Term, operands: int, attrs: tuple[str, ...]) -> Callable[..., Any]:
+    def numpy(*given: Any) -> Any:
+        values = dict(zip(attrs, given[operands:], strict=True))
+        return evaluate(term, dict(zip(LETTERS, given[:operands], strict=False)), values)
+
+    return numpy
+
+
+def _cases(formula: Formula, attrs: Mapping[str, Any]) -> Any:
+    """Returns test cases of the formula; none if an attribute has no default."""
+    if any(value is REQUIRED for value in attrs.values()):
+        return ()
+    given = {attr: (float(value),) for attr, value in attrs.items()}
+    return cases_of(formula, given)

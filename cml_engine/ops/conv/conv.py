@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from cml_engine.ir.graph import Array, Attrs, Fact
-from cml_engine.ops.common.row_rules import onto_windows, under_windows
+from cml_engine.ops.common.window import onto_windows, under_windows
 from cml_engine.ops.conv.cases import CONV_CASES, DECONV_CASES
 from cml_engine.ops.conv.cpu import conv_cpu, deconv_cpu
 from cml_engine.ops.conv.cpu_channels_last import prepare_conv

@@ -32,13 +32,13 @@ def define(spec: OpSpec) -> OpSpec:
     :func:`find_builtin` finds it from then on.
     """
     _BUILTIN[spec.name] = spec
-    return replace(spec)
+    return add(spec)
 
 
-def replace(spec: OpSpec) -> OpSpec:
+def add(spec: OpSpec) -> OpSpec:
     """Registers an operator and returns it; raises :class:`OperatorError` if another has its name.
 
-    It replaces nothing: the other operator must be unregistered first.
+    The other operator must be unregistered first.
     """
     if _REGISTRY.get(spec.name, spec) is not spec:
         raise OperatorError(f"operator '{spec.name}' is registered already; unregister it first")

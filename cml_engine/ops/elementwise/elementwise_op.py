@@ -16,7 +16,7 @@ import numpy as np
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Fact, Node
 from cml_engine.ir.layout import HLSL_TYPE, PLAIN, STORED, VECTOR_TYPE
-from cml_engine.ops.common.broadcast import StridedWalk, broadcast_shapes, left_views, plan_walk
+from cml_engine.ops.common.shapes import StridedWalk, broadcast_shapes, left_views, plan_walk
 from cml_engine.ops.declaration.expression import LETTERS, Formula
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import define, formula_of

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from cml_engine.ir.graph import Array, Attrs
-from cml_engine.ops.common.broadcast import left_view
+from cml_engine.ops.common.shapes import left_view
 from cml_engine.ops.declaration.expression import Formula
 
 _ZERO = np.float32(0)

@@ -14,8 +14,7 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, AttrValue, Fact
-from cml_engine.ops.common.broadcast import broadcast_strides
-from cml_engine.ops.common.shapes import MAX_RANK, check_type, fact_from
+from cml_engine.ops.common.shapes import MAX_RANK, broadcast_strides, check_type, fact_from
 from cml_engine.ops.common.window import GEOMETRY, geometry
 from cml_engine.ops.conv.cpu import exact_sums
 from cml_engine.ops.conv.shapes import ConvShape, conv_shape

@@ -15,8 +15,6 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, Fact
-from cml_engine.ops.common.row_rules import exclude_axes, gather_rows, scale_rows
-from cml_engine.ops.common.sampling_cpu import prepare_concat
 from cml_engine.ops.common.shapes import (
     check_axes,
     check_axis,
@@ -25,12 +23,15 @@ from cml_engine.ops.common.shapes import (
     fact_of,
     fill_reshape,
 )
+from cml_engine.ops.common.window import exclude_axes, gather_rows, scale_rows
 from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
+from cml_engine.ops.declaration.scratch import Scratch
 from cml_engine.ops.declaration.spec import (
     EXACT,
     Case,
     Cost,
+    Cpu,
     Dispatch,
     Kernel,
     OperandRows,
@@ -298,6 +299,26 @@ def _unstack_infer(attrs: Attrs, x: Fact) -> list[Fact]:
 def _split_cpu(attrs: Attrs, x: Array) -> list[Array]:
     cuts = list(accumulate(_split_sizes(attrs, fact_from(x))))[:-1]
     return [np.ascontiguousarray(part) for part in np.split(x, cuts, attrs.axis)]
+
+
+def prepare_concat(
+    attrs: Attrs, facts: Sequence[Fact], constants: Sequence[Array | None], scratch: Scratch
+) -> Cpu | None:
+    """Returns a function that concatenates in the memory order of the largest part.
+
+    Returns None for non-float types, which selects the operator's definition.
+    """
+    if facts[0].dtype != "scalar":
+        return None
+    axis = attrs["axis"]
+    extent = sum(f.shape[axis] for f in facts)
+    shape = (*facts[0].shape[:axis], extent, *facts[0].shape[axis + 1 :])
+    largest = max(range(len(facts)), key=lambda i: facts[i].size)
+
+    def concat(attrs: Attrs, *parts: Array) -> Array:
+        return np.concatenate(parts, axis, out=scratch.result_as(parts[largest], shape))
+
+    return concat
 
 
 def _join_lower(op: Lowering) -> Iterator[Dispatch]:

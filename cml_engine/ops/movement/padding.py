@@ -11,9 +11,8 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, AttrValue, Fact
-from cml_engine.ops.common.row_rules import under_windows
 from cml_engine.ops.common.shapes import check_length, check_word, fact_from
-from cml_engine.ops.common.window import BORDERS, WindowAxis, border_index
+from cml_engine.ops.common.window import BORDERS, WindowAxis, border_index, under_windows
 from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (

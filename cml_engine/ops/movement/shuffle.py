@@ -12,7 +12,7 @@ from math import prod
 
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, Fact
-from cml_engine.ops.common.row_rules import scale_rows
+from cml_engine.ops.common.window import scale_rows
 from cml_engine.ops.declaration.epilogue import PARAMS, epilogue_of
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import define

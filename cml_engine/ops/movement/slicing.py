@@ -10,8 +10,8 @@ import numpy as np
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, Fact, Node
 from cml_engine.ir.layout import PLAIN, words
-from cml_engine.ops.common.row_rules import same_rows
 from cml_engine.ops.common.shapes import check_axes, check_length, fact_from, slice_range
+from cml_engine.ops.common.window import same_rows
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.scratch import Scratch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product, repeat
 from typing import Any
 
@@ -17,6 +17,8 @@ from cml_engine.ops.common.window import (
     volume,
     window_of,
 )
+from cml_engine.ops.declaration.scratch import Scratch
+from cml_engine.ops.declaration.spec import Cpu
 
 
 def _window(attrs: Attrs, x: Array) -> Window:
@@ -183,3 +185,29 @@ def desample(attrs: Attrs, x: Array, index: Array) -> Array:
     window = _reverse(attrs, x)
     terms = (np.where(index == tap, x, np.float32(0)) for tap in range(volume(window)))
     return np.asarray(_spread(terms, window), np.float32)
+
+
+def prepare_max_pool(
+    attrs: Attrs, facts: Sequence[Fact], constants: Sequence[Array | None], scratch: Scratch
+) -> Cpu:
+    """Returns a function that computes max pooling for these attributes and shapes, tap by tap.
+
+    A NaN in a window is its result; of two zeros of different sign either may be.
+    """
+    window = window_of(attrs, facts[0])
+    shape = tuple(axis.narrow for axis in window)
+    border = attrs["border"]
+    around = -np.inf if border == "ignore" else 0.0
+    ends = [(axis.narrow - 1) * axis.stride + axis.reach for axis in window]
+    inside = all(a.before == 0 and n <= a.wide for a, n in zip(window, ends, strict=True))
+
+    def pool(attrs: Attrs, x: Array) -> Array:
+        out = scratch.result_as(x, shape)
+        padded = x if inside else pad_window(x, window, border, around)
+        first, *others = taps_of(padded, window)
+        np.copyto(out, first)
+        for value in others:
+            np.maximum(out, value, out=out)
+        return out
+
+    return pool

@@ -14,7 +14,7 @@ from typing import Any
 
 from cml_engine.ir.graph import Fact, Node
 from cml_engine.ir.layout import BLOCKED, PLAIN, STORED, VECTOR_TYPE
-from cml_engine.ops.common.broadcast import contiguous_strides
+from cml_engine.ops.common.shapes import contiguous_strides
 from cml_engine.ops.common.window import Window, WindowAxis, reverse_window_of, volume, window_of
 from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering
 from cml_engine.ops.declaration.spec import Defines, Dispatch, Half, Kernel, word

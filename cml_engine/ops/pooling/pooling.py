@@ -16,9 +16,7 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Attrs, AttrValue, Fact
-from cml_engine.ops.common.row_rules import under_windows
-from cml_engine.ops.common.sampling_cpu import prepare_max_pool
-from cml_engine.ops.common.window import reverse_window_of, window_of
+from cml_engine.ops.common.window import reverse_window_of, under_windows, window_of
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
@@ -246,7 +244,7 @@ _declare(
 )  # fmt: skip
 _declare(
     "max_pool", _value, pool_cpu.max_pool, Sliding("MAX"), _cases(), EXACT,
-    prepare=prepare_max_pool,
+    prepare=pool_cpu.prepare_max_pool,
 )  # fmt: skip
 _TIES = Case(
     (np.zeros((1, 1, 3, 3), np.float32),), _attrs((1, 1, 2, 2)), "equals, the border among them"

@@ -15,7 +15,7 @@ import numpy as np
 
 from cml_engine.ir.graph import AttrValue, Fact
 from cml_engine.ir.layout import BLOCKED, C4H, HLSL_TYPE, PLAIN
-from cml_engine.ops.common.broadcast import (
+from cml_engine.ops.common.shapes import (
     Shape,
     StridedWalk,
     broadcast_strides,

@@ -16,7 +16,7 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, AttrValue, Fact
-from cml_engine.ops.common.row_rules import exclude_axes
+from cml_engine.ops.common.window import exclude_axes
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (

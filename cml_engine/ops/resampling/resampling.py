@@ -12,18 +12,20 @@ from math import prod
 from typing import Literal
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, Fact, Node
-from cml_engine.ops.common.row_rules import gather_rows, scale_rows
-from cml_engine.ops.common.sampling_cpu import prepare_nearest_upsample
 from cml_engine.ops.common.shapes import check_sizes, check_word
+from cml_engine.ops.common.window import gather_rows, scale_rows
 from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
+from cml_engine.ops.declaration.scratch import Scratch
 from cml_engine.ops.declaration.spec import (
     EXACT,
     Case,
     Cost,
+    Cpu,
     Defines,
     Dispatch,
     Half,
@@ -127,6 +129,30 @@ def _nearest_up_cpu(attrs: Attrs, x: Array) -> Array:
     for axis, factor in enumerate(attrs.factor, 2):
         x = x.repeat(factor, axis)
     return x
+
+
+def prepare_nearest_upsample(
+    attrs: Attrs, facts: Sequence[Fact], constants: Sequence[Array | None], scratch: Scratch
+) -> Cpu | None:
+    """Returns a function that upsamples by copying every value to its block; None if not floats.
+
+    None selects the operator's definition.
+    """
+    if facts[0].dtype != "scalar":
+        return None
+    extents = list(zip(facts[0].shape, (1, 1, *attrs["factor"]), strict=True))
+    shape = tuple(n * factor for n, factor in extents)
+    blocks = [extent for pair in extents for extent in pair]
+    apart = [extent for n, _ in extents for extent in (n, 1)]
+
+    def upsample(attrs: Attrs, x: Array) -> Array:
+        out = scratch.result_as(x, shape)
+        pairs = zip(out.strides, extents, strict=True)
+        strides = [stride for s, (_, factor) in pairs for stride in (s * factor, s)]
+        as_strided(out, blocks, strides)[:] = x.reshape(apart)
+        return out
+
+    return upsample
 
 
 def _nearest_down_cpu(attrs: Attrs, x: Array) -> Array:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from cml_engine.ir.graph import Fact
 from cml_engine.ir.layout import C4, PLAIN
 from cml_engine.ops import load_families
-from cml_engine.ops.common.broadcast import collapse, left_view, plan_walk
-from cml_engine.ops.elementwise.erf import erf
+from cml_engine.ops.common.shapes import collapse, left_view, plan_walk
+from cml_engine.ops.elementwise.elementwise import erf
 
 load_families()
 

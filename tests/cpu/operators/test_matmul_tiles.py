@@ -4,7 +4,7 @@ import pytest
 
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.matmul import matmul as _matmul  # noqa: F401
-from cml_engine.ops.matmul.tiles import choose_tile
+from cml_engine.ops.matmul.gpu import choose_tile
 
 
 @pytest.mark.parametrize(

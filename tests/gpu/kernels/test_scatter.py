@@ -6,7 +6,7 @@ import pytest
 
 from cml_engine.compiler.planning.lower import lower
 from cml_engine.ops import Case, Random, load_families, lookup
-from cml_engine.ops.indexing import scatter_gpu
+from cml_engine.ops.indexing import scatter
 from cml_engine.tools.testing import case_graph, check_graph
 
 load_families()
@@ -30,7 +30,7 @@ def ways(graph, gpu):
 @pytest.mark.parametrize(("op", "case"), CASES)
 def test_marking(op, case, gpu, monkeypatch):
     graph, inputs = case_graph(op, case)
-    monkeypatch.setattr(scatter_gpu, "_LOOKS", -1)
+    monkeypatch.setattr(scatter, "_LOOKS", -1)
     check_graph(graph, inputs, gpu)
     if graph.facts["y0"].size:
         assert ways(graph, gpu)[-1] == "TAKE"

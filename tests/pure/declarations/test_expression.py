@@ -11,7 +11,7 @@ from cml_engine.ir.graph import Attrs, Fact
 from cml_engine.ops import load_families
 from cml_engine.ops.declaration.expression import ExpressionError, evaluate, hlsl, parse, wide_hlsl
 from cml_engine.ops.elementwise.elementwise_op import ELEMENTWISE
-from cml_engine.ops.elementwise.from_expression import known_functions
+from cml_engine.ops.registration import known_functions
 
 load_families()
 pytestmark = pytest.mark.usefixtures("own_operators")

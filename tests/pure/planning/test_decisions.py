@@ -21,7 +21,7 @@ from cml_engine.errors import OperatorError
 from cml_engine.ir.limits import Limits
 from cml_engine.ops import Case, Random
 from cml_engine.ops.declaration.choice import VariantTable
-from cml_engine.ops.indexing import scatter_gpu
+from cml_engine.ops.indexing import scatter
 from cml_engine.tools.testing import case_graph
 from tests.fixtures.models import write_model
 
@@ -126,7 +126,7 @@ def test_a_step_that_binds_too_much_says_of_what(graph):
 
 
 def test_atomic_operations_are_not_done_in_parts(monkeypatch):
-    monkeypatch.setattr(scatter_gpu, "_LOOKS", -1)
+    monkeypatch.setattr(scatter, "_LOOKS", -1)
     shape = Random((128,), -128, 128, "integer")
     case = Case(((128,), shape, (128,)), {"reduction": "none", "axis": 0})
     graph, _ = case_graph("scatter_elements", case)

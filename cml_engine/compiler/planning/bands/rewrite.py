@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from cml_engine.ir.graph import Attrs, Fact, Graph, Node, unused_name
-from cml_engine.ops.common.row_rules import same_rows
+from cml_engine.ops.common.window import same_rows
 from cml_engine.ops.declaration.registry import is_builtin, lookup
 from cml_engine.ops.declaration.spec import OperandRows, RowMapping, Span
 

@@ -10,8 +10,17 @@ from collections.abc import Iterator
 
 from cml_engine.ops.conv.cases import conv_case
 from cml_engine.ops.conv.kernels.tile import store_defines
-from cml_engine.ops.conv.node import CONV, GROUP, Conv, ConvTile, is_depthwise
-from cml_engine.ops.conv.packing import blocks_of, has_beside, pack_bias, packed_depthwise
+from cml_engine.ops.conv.node import (
+    CONV,
+    GROUP,
+    Conv,
+    ConvTile,
+    blocks_of,
+    has_beside,
+    is_depthwise,
+    pack_bias,
+    packed_depthwise,
+)
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import epilogue_of
 from cml_engine.ops.declaration.spec import Dispatch, Kernel

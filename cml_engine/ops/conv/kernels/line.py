@@ -31,11 +31,12 @@ from cml_engine.ops.conv.node import (
     Conv,
     ConvTile,
     band_of,
+    blocks_of,
     default_group,
     is_depthwise,
+    packed_filter,
     phases_of,
 )
-from cml_engine.ops.conv.packing import blocks_of, packed_filter
 from cml_engine.ops.declaration.packing import Packing
 from cml_engine.ops.declaration.spec import Defines, Dispatch, Kernel
 from cml_engine.ops.declaration.variant import KernelVariant

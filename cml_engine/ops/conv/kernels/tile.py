@@ -20,11 +20,14 @@ from cml_engine.ops.conv.node import (
     Conv,
     ConvTile,
     band_of,
+    blocks_of,
     default_group,
+    has_beside,
     is_depthwise,
+    pack_bias,
+    packed_filter,
     phases_of,
 )
-from cml_engine.ops.conv.packing import blocks_of, has_beside, pack_bias, packed_filter
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import EpilogueArgs, epilogue_of
 from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS

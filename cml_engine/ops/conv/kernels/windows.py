@@ -15,8 +15,16 @@ from cml_engine.ops.conv.kernels.line import rows_are_faster
 from cml_engine.ops.conv.node import CONV, Conv
 from cml_engine.ops.declaration.spec import Cost, Dispatch
 from cml_engine.ops.declaration.variant import KernelVariant
-from cml_engine.ops.matmul.gpu import KERNEL, Matrix, MatrixProduct, default_tile, lower_tiles
-from cml_engine.ops.matmul.tiles import MatmulTile, shares_rows, tiles_for
+from cml_engine.ops.matmul.gpu import (
+    KERNEL,
+    MatmulTile,
+    Matrix,
+    MatrixProduct,
+    default_tile,
+    lower_tiles,
+    shares_rows,
+    tiles_for,
+)
 from cml_engine.ops.movement.padding import pad_dispatch
 
 #: taps from which it is faster than the tiles on llvmpipe

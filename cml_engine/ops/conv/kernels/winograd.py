@@ -22,8 +22,7 @@ from cml_engine.ops.conv.kernels.tile import (
     store_defines,
     tile_of,
 )
-from cml_engine.ops.conv.node import CONV, GROUP, Conv, ConvTile
-from cml_engine.ops.conv.packing import blocks_of, pack_bias
+from cml_engine.ops.conv.node import CONV, GROUP, Conv, ConvTile, blocks_of, pack_bias
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import epilogue_of
 from cml_engine.ops.declaration.packing import Packing
