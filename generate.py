@@ -19,8 +19,7 @@ from pathlib import Path
 
 from cml_engine.cooked import schema, wgsl
 from cml_engine.cooked.records import PackedRow, RowField
-from cml_engine.nnef.expansion.extensions import extension_signatures
-from cml_engine.nnef.expansion.signatures import Param, Signature, standard_signatures
+from cml_engine.nnef.expansion.signatures import Param, Signature, operator_signatures
 from scheduler import frame_timings
 from scheduler.planning import controller as back_off
 from scheduler.planning import cost_model, margin, plan, policy
@@ -260,7 +259,7 @@ def operator_methods() -> str:
         "",
         "class OperatorMethods:",
     ]
-    signatures = {**standard_signatures(), **extension_signatures()}
+    signatures = operator_signatures()
     names = sorted(signatures.keys() - {"external", "variable"})
     return "\n".join([*lines, *(_operator_method(signatures[name]) for name in names)]) + "\n"
 

@@ -21,7 +21,7 @@ import numpy as np
 
 import cml_engine as cml
 from cml_engine.cpu.compare import Comparison
-from cml_engine.nnef.expansion.signatures import standard_signatures
+from cml_engine.nnef.expansion.signatures import STDLIB
 from cml_engine.ops.declaration.spec import Tolerance
 from cml_engine.tools.report.operator_support import (
     OperatorSupport,
@@ -154,8 +154,8 @@ def document(tallies: dict[str, dict[str, Tally]], names: dict[str, str]) -> str
         "",
     ]
     for title, chosen in (
-        ("NNEF 1.0.5", [op for op in SIGNATURES if op in standard_signatures()]),
-        ("Extensions", [op for op in SIGNATURES if op not in standard_signatures()]),
+        ("NNEF 1.0.5", [op for op in SIGNATURES if op in STDLIB.signatures]),
+        ("Extensions", [op for op in SIGNATURES if op not in STDLIB.signatures]),
     ):
         lines += [f"## {title}", "", _HEADER, "|---|---|---|--:|--:|---|"]
         lines += [_row(op, support[op], tallies, reasons) for op in chosen]

@@ -14,9 +14,8 @@ from cml_engine.errors import CmlError, ModelError, Source
 from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Fact, Graph, Node
 from cml_engine.nnef.expansion.compose import is_identifier
-from cml_engine.nnef.expansion.extensions import extension_signatures
 from cml_engine.nnef.expansion.nodes import literal_name
-from cml_engine.nnef.expansion.signatures import REQUIRED, Signature, signature
+from cml_engine.nnef.expansion.signatures import REQUIRED, Signature, operator_signatures, signature
 
 Infer: TypeAlias = Callable[[Node, Mapping[str, Fact]], Sequence[Fact]]
 
@@ -268,4 +267,4 @@ def rename_tensors(node: Node, names: Mapping[str, str]) -> Node:
 
 def _signature(op: str) -> Signature:
     """Returns the signature of an operator of the engine's library or of NNEF, by name."""
-    return extension_signatures().get(op) or signature(op)
+    return operator_signatures().get(op) or signature(op)

@@ -13,12 +13,11 @@ from cml_engine.errors import CmlError, InputError, ModelError, Source
 from cml_engine.formats.builder import ImportBuilder, rename_tensors
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Graph, Node
 from cml_engine.nnef.expansion.compose import compose, expression
-from cml_engine.nnef.expansion.extensions import extension_signatures
 from cml_engine.nnef.expansion.signatures import (
     Param,
     Signature,
     declared_signature,
-    standard_signatures,
+    operator_signatures,
     unknown_operator,
 )
 from cml_engine.nnef.files.memory_model import MemoryModel
@@ -356,8 +355,8 @@ def _signature_of(op: str) -> Signature:
     from cml_engine.ops.declaration.registry import is_registered, lookup
 
     if is_registered(op) and (text := lookup(op).signature) and lookup(op).is_custom:
-        return declared_signature(text, f"<declaration of {op}>")[0]
-    known = {**standard_signatures(), **extension_signatures()}
+        return declared_signature(text, f"<declaration of {op}>")
+    known = operator_signatures()
     if op not in known or op in ("external", "variable"):
         raise ModelError(unknown_operator(op, known))
     return known[op]

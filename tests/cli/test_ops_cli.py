@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.nnef.expansion.extensions import extension_fragments
-from cml_engine.nnef.expansion.signatures import standard_fragments
+from cml_engine.nnef.expansion.signatures import EXTENSIONS, STDLIB
 from cml_engine.tools.cli import main
 from cml_engine.tools.report.operator_support import operator_doc, operator_text
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/operators.md"
-NAMES = [*standard_fragments(), *extension_fragments()]
+NAMES = [*STDLIB.fragments, *EXTENSIONS.fragments]
 
 
 @pytest.mark.parametrize("name", NAMES)

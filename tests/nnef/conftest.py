@@ -11,7 +11,7 @@ import pytest
 
 from cml_engine import nnef
 from cml_engine.ir.graph import Graph
-from cml_engine.nnef.expansion.signatures import standard_fragments
+from cml_engine.nnef.expansion.signatures import STDLIB
 from tests.fixtures import models
 
 HEADER = (
@@ -21,7 +21,7 @@ HEADER = (
 
 def primitive(op: str) -> bool:
     """Returns True if the standard's operator has no body, so that an engine must implement it."""
-    return op in standard_fragments() and standard_fragments()[op].body is None
+    return op in STDLIB.fragments and STDLIB.fragments[op].body is None
 
 
 def everything(op: str) -> bool:

@@ -11,7 +11,7 @@ from cml_engine import nnef
 from cml_engine.errors import ModelError, ShapeError, UnsupportedOp
 from cml_engine.ir.graph import Fact, Graph
 from cml_engine.nnef import NnefWarning
-from cml_engine.nnef.expansion.signatures import standard_fragments
+from cml_engine.nnef.expansion.signatures import STDLIB
 from tests.fixtures.models import MODEL_ABC
 
 Load = Callable[..., Graph]
@@ -19,7 +19,7 @@ Write = Callable[..., Path]
 
 
 def primitive(op):
-    return op in standard_fragments() and standard_fragments()[op].body is None
+    return op in STDLIB.fragments and STDLIB.fragments[op].body is None
 
 
 def calls(graph):

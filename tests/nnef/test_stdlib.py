@@ -5,11 +5,11 @@ import pytest
 
 from cml_engine.errors import UnsupportedOp
 from cml_engine.nnef import signature, standard_signatures
-from cml_engine.nnef.expansion.signatures import standard_fragments
+from cml_engine.nnef.expansion.signatures import STDLIB
 
 
 def primitive(op):
-    return op in standard_fragments() and standard_fragments()[op].body is None
+    return op in STDLIB.fragments and STDLIB.fragments[op].body is None
 
 
 def test_all_operators_are_declared_and_every_compound_expands():

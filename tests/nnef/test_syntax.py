@@ -4,7 +4,7 @@ import pytest
 
 from cml_engine.errors import NnefSyntaxError
 from cml_engine.io.load_limits import LoadLimits, OverBudget, load_budget
-from cml_engine.nnef.expansion.signatures import standard_source
+from cml_engine.nnef.expansion.signatures import STDLIB
 from cml_engine.nnef.text.expressions import ExpressionParser
 from cml_engine.nnef.text.lexer import SourceText
 from cml_engine.nnef.text.parser import parse, parse_fragments
@@ -72,7 +72,7 @@ def test_operators_group_from_the_left_by_precedence():
 
 
 def test_the_standard_library_survives_printing():
-    fragments = parse_fragments(standard_source().text, "stdlib")
+    fragments = parse_fragments(STDLIB.source.text, "stdlib")
     printed = "\n".join(map(print_fragment, fragments))
     assert parse_fragments(printed, "printed") == fragments
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cml_engine.nnef.expansion.signatures import standard_fragments, standard_signatures
+from cml_engine.nnef.expansion.signatures import STDLIB
 from tests.fixtures import texts
 from tests.generate import random_call
 from tests.reference.calls import GRAPH_LEVEL, JUMPS, declared_calls, judge
@@ -36,10 +36,10 @@ DIFFERENT = {
     "linear_quantize": "by round", "logarithmic_quantize": "by round",
     "add_n": "its definition calls itself without end", "copy_n": "not an operator there",
 }  # fmt: skip
-OPERATORS = [op for op in standard_signatures() if op not in (*GRAPH_LEVEL, *MISSING, *DIFFERENT)]
+OPERATORS = [op for op in STDLIB.signatures if op not in (*GRAPH_LEVEL, *MISSING, *DIFFERENT)]
 #: compounds that the interpreter expands, in its own way
 LOWERED = [
-    op for op, fragment in standard_fragments().items()
+    op for op, fragment in STDLIB.fragments.items()
     if fragment.body is not None and op not in (*MISSING, "copy_n", "add_n", "max_pool")
 ]  # fmt: skip
 

@@ -13,7 +13,7 @@ import pytest
 
 from cml_engine import nnef
 from cml_engine.io.model_source import FolderSource, SourceFile
-from cml_engine.nnef.expansion.signatures import standard_signatures
+from cml_engine.nnef.expansion.signatures import STDLIB
 from cml_engine.nnef.files.writer import to_text
 
 if importlib.util.find_spec("nnef") is None:
@@ -94,7 +94,7 @@ def agree(mine, theirs):
 
 
 def test_every_signature_and_default():
-    signatures = [s for s in standard_signatures().values() if s.name not in SKIPPED]
+    signatures = [s for s in STDLIB.signatures.values() if s.name not in SKIPPED]
     for sig, found in zip(signatures, khronos([call_of(s) for s in signatures]), strict=True):
         assert not isinstance(found, str), f"{sig.name}: {found}"
         name, attrs, inputs, outputs = found[-1]

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.cpu.compare import compare
-from cml_engine.nnef.expansion.extensions import extension_signatures
-from cml_engine.nnef.expansion.signatures import standard_signatures
+from cml_engine.nnef.expansion.signatures import STDLIB, operator_signatures
 from cml_engine.ops import is_registered, load_families, lookup
 from cml_engine.ops.declaration.spec import Tolerance
 from cml_engine.tools.testing import case_graph
@@ -22,7 +21,7 @@ Array = np.ndarray[Any, Any]
 load_families()
 #: resolved at load: no formula, but tests of their own (tests/cpu/networks/test_small_models.py)
 GRAPH_LEVEL = ("external", "variable", "constant", "update")
-SIGNATURES = {**standard_signatures(), **extension_signatures()}
+SIGNATURES = operator_signatures()
 OPERATORS = tuple(op for op in SIGNATURES if op not in GRAPH_LEVEL)
 COMPOUND = Tolerance(2e-5, 2e-5, "several operators, each with a tolerance of its own")
 #: operators whose results jump at values that they round themselves. Others that jump (floor,
@@ -107,7 +106,7 @@ class SampleCall:
 
     def head(self):
         """Returns the declaration that the model must contain."""
-        if self.op in standard_signatures():
+        if self.op in STDLIB.signatures:
             return ""
         return texts.declaration(self.op)
 

@@ -112,7 +112,7 @@ class Emitter:
 
         Raises an error if the node's inputs, outputs or attributes do not fit the declaration.
         """
-        declared, _ = declared_signature(self._engine.declarations[op], f"<declaration of {op}>")
+        declared = declared_signature(self._engine.declarations[op], f"<declaration of {op}>")
         known = [param.name for param in declared.attrs]
         for name in attrs:
             if name not in known:

@@ -16,8 +16,7 @@ from cml_engine.formats.onnx.tensors import element_dtype
 from cml_engine.formats.onnx.values import Value, kind_of
 from cml_engine.ir.graph import Fact, unused_name
 from cml_engine.nnef.expansion.compose import is_identifier
-from cml_engine.nnef.expansion.extensions import extension_signatures
-from cml_engine.nnef.expansion.signatures import standard_signatures
+from cml_engine.nnef.expansion.signatures import EXTENSIONS, STDLIB
 
 _TYPES = {bool: "logical", int: "integer", float: "scalar", str: "string"}
 
@@ -65,7 +64,7 @@ class Placeholders:
         if key not in self._names:
             wanted = "".join(c if c.isascii() and c.isalnum() else "_" for c in node.op)
             wanted = wanted if is_identifier(wanted) else f"op_{wanted}"
-            taken = (standard_signatures(), extension_signatures(), self.declarations)
+            taken = (STDLIB.signatures, EXTENSIONS.signatures, self.declarations)
             self._names[key] = unused_name(wanted, *taken)
         return self._names[key]
 

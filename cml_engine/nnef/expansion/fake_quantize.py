@@ -14,7 +14,7 @@ import numpy as np
 
 from cml_engine.errors import ModelError, located
 from cml_engine.ir.graph import Array, Attrs, Fact, Graph, Node, place_of, unused_name
-from cml_engine.nnef.expansion.signatures import Signature, standard_signatures
+from cml_engine.nnef.expansion.signatures import STDLIB, Signature
 
 #: builds a graph from its text, which has an input ``x`` and an output ``y``
 BuildText = Callable[[str], Graph]
@@ -63,7 +63,7 @@ class _Insertion:
         The line of stored integers may leave out arguments that are in the file's header. Those
         values are already dequantized.
         """
-        sig = standard_signatures().get(attrs["op"])
+        sig = STDLIB.signatures.get(attrs["op"])
         return sig is None or all(p.name in attrs for p in sig.params[1:] if p.required)
 
     def _add(self, node: Node, named: Mapping[str, Attrs]) -> None:
@@ -124,7 +124,7 @@ def _model(name: str, fact: Fact, attrs: Attrs) -> str:
 
     Raises an error that names the tensor if the line of ``graph.quant`` is not valid.
     """
-    sig = standard_signatures().get(attrs["op"])
+    sig = STDLIB.signatures.get(attrs["op"])
     if sig is None or not sig.name.endswith("_quantize"):
         raise _quantization_error(name, f"{attrs['op']} is unknown")
     if fact.dtype != "scalar":

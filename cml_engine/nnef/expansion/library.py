@@ -17,22 +17,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from cml_engine.errors import UnsupportedOp
-from cml_engine.nnef.expansion.extensions import (
-    TRACT_FILE,
-    extension_fragments,
-    extension_signatures,
-    extension_source,
-    library_fragments,
-    library_signatures,
-    library_source,
-)
 from cml_engine.nnef.expansion.signatures import (
+    EXTENSIONS,
+    STDLIB,
+    TRACT,
+    FragmentFile,
     Signature,
-    declared_signature,
     signature_of,
-    standard_fragments,
-    standard_signatures,
-    standard_source,
     unknown_operator,
 )
 from cml_engine.nnef.text.lexer import SourceText
@@ -70,7 +61,10 @@ class Library:
         self, native: Callable[[str], bool], declarations: Mapping[str, str] | None = None
     ) -> None:
         self._native = native
-        self._declarations = dict(declarations or {})
+        self._declared = {
+            name: FragmentFile(f"<declaration of {name}>", text)
+            for name, text in (declarations or {}).items()
+        }
         self._own: dict[str, tuple[Fragment, SourceText]] = {}
         self._resolved: dict[tuple[str, bool], Operator] = {}
 
@@ -81,7 +75,7 @@ class Library:
         too, unless both the standard and the fragment have a body.
         """
         for fragment in fragments:
-            standard = standard_fragments().get(fragment.name)
+            standard = STDLIB.fragments.get(fragment.name)
             if standard is not None and (standard.body is None or fragment.body is None):
                 message = (
                     f"'{fragment.name}' is a standard operator: give the fragment another name"
@@ -99,7 +93,8 @@ class Library:
         key = name, of_model and name in self._own
         found = self._resolved.get(key)
         if found is None:
-            found = self._resolved[key] = self._of_model(name) if key[1] else self._resolve(name)
+            resolve = self._model_operator if key[1] else self._library_operator
+            found = self._resolved[key] = resolve(name)
         return found
 
     def used_declarations(self, ops: Iterable[str]) -> dict[str, str]:
@@ -107,99 +102,76 @@ class Library:
 
         It includes fragments that the declared bodies call. Standard operators need none.
         """
+        known = {*self._own, *self._declared, *EXTENSIONS.fragments} - STDLIB.fragments.keys()
         wanted, found = list(ops), dict[str, str]()
         while wanted:
             name = wanted.pop()
-            if name in found or name in standard_fragments() or not self._knows(name):
-                continue
-            fragment = self.lookup(name).fragment
-            found[name] = print_fragment(fragment)
-            wanted += called_operators(fragment)
+            if name in known and name not in found:
+                fragment = self.lookup(name).fragment
+                found[name] = print_fragment(fragment)
+                wanted += called_operators(fragment)
         return dict(sorted(found.items()))
 
-    def _knows(self, name: str) -> bool:
-        known = (self._own, self._declarations, extension_fragments())
-        return any(name in names for names in known)
+    def _file_of(self, name: str) -> FragmentFile | None:
+        """Returns the text that declares an operator that is not the model's own, or None."""
+        if name in STDLIB.fragments or name not in self._declared:
+            files = (file for file in (STDLIB, EXTENSIONS, TRACT) if name in file.fragments)
+            return next(files, None)
+        return self._declared[name]
 
-    def _resolve(self, name: str) -> Operator:
-        if name in standard_fragments():
-            return self._standard(name)
-        if name in self._declarations:
-            sig, fragment = self._parse_declared(name)
-            text = SourceText(self._declarations[name], f"<declaration of {name}>")
-            return self._check_usable(Operator(name, sig, fragment, text, self._native(name), True))
-        if name in extension_fragments():
-            return self._extension(name)
-        if name in library_fragments(TRACT_FILE):
-            return self._tract(name)
-        known = {*standard_fragments(), *self._own, *self._declarations, *extension_fragments()}
-        raise UnsupportedOp(unknown_operator(name, sorted(known)))
+    def _library_operator(self, name: str) -> Operator:
+        file = self._file_of(name)
+        if file is None:
+            known = {*STDLIB.fragments, *self._own, *self._declared, *EXTENSIONS.fragments}
+            raise UnsupportedOp(unknown_operator(name, sorted(known)))
+        native = name in NEVER_NODES or (file is not TRACT and self._native(name))
+        sig, fragment = _declaration(file, name)
+        return _check_usable(Operator(name, sig, fragment, file.source, native, True))
 
-    def _standard(self, name: str) -> Operator:
-        sig, fragment = standard_signatures()[name], standard_fragments()[name]
-        text, native = standard_source(), name in GRAPH_LEVEL or self._native(name)
-        return self._check_usable(Operator(name, sig, fragment, text, native, True))
-
-    def _of_model(self, name: str) -> Operator:
+    def _model_operator(self, name: str) -> Operator:
         fragment, text = self._own[name]
-        sig = signature_of(fragment, text)
-        ours = self._our_signature(name)
-        fits = (ours is None or ours.fits(sig)) and not self._is_redefined(fragment)
+        sig, file = signature_of(fragment, text), self._file_of(name)
+        ours = None if file in (None, STDLIB, TRACT) else _declaration(file, name)[0]
+        fits = (ours is None or ours.fits(sig)) and not self._is_redefined(fragment, file)
         if not fits and fragment.body is None:
             raise UnsupportedOp(
                 f"'{name}' is registered as {ours}, but this model declares it as {sig}: "
                 "make them equal, or give the fragment a body"
             )
-        if not fits and name in self._declarations:
+        if not fits and name in self._declared:
             message = f"'{name}' is not the registered {ours}: its body is expanded"
             warn(message, text.at(fragment.pos))
         native = fits and self._native(name)
-        if not native and fragment.body is None and name in extension_fragments():
-            extension = self._extension(name)  # the model's own defaults apply
-            return replace(extension, signature=sig)
-        return self._check_usable(Operator(name, sig, fragment, text, native, False))
+        if not native and fragment.body is None and name in EXTENSIONS.fragments:
+            # the model's own defaults apply
+            return replace(self._library_operator(name), signature=sig)
+        return _check_usable(Operator(name, sig, fragment, text, native, False))
 
-    def _is_redefined(self, fragment: Fragment) -> bool:
+    def _is_redefined(self, fragment: Fragment, file: FragmentFile | None) -> bool:
         """Returns True if a model gives a standard operator or an extension another body."""
-        ours = {**standard_fragments(), **extension_fragments()}.get(fragment.name)
-        if ours is None or fragment.body is None or fragment.name in self._declarations:
+        if file not in (STDLIB, EXTENSIONS) or fragment.body is None:
             return False
-        return print_fragment(ours) != print_fragment(fragment)
+        return print_fragment(file.fragments[fragment.name]) != print_fragment(fragment)
 
-    def _our_signature(self, name: str) -> Signature | None:
-        """Returns the signature of an operator of the game or of the extensions, or None."""
-        if name in self._declarations:
-            return self._parse_declared(name)[0]
-        return extension_signatures().get(name)
 
-    def _extension(self, name: str) -> Operator:
-        sig, fragment = extension_signatures()[name], extension_fragments()[name]
-        native = name in EXPANDED_BY_RULE or self._native(name)
-        return self._check_usable(Operator(name, sig, fragment, extension_source(), native, True))
+def _declaration(file: FragmentFile, name: str) -> tuple[Signature, Fragment]:
+    return file.signatures[name], file.fragments[name]
 
-    def _tract(self, name: str) -> Operator:
-        sig = library_signatures(TRACT_FILE)[name]
-        fragment = library_fragments(TRACT_FILE)[name]
-        native, text = name in GRAPH_LEVEL, library_source(TRACT_FILE)
-        return self._check_usable(Operator(name, sig, fragment, text, native, True))
 
-    def _parse_declared(self, name: str) -> tuple[Signature, Fragment]:
-        return declared_signature(self._declarations[name], f"<declaration of {name}>")
-
-    def _check_usable(self, operator: Operator) -> Operator:
-        if operator.native or operator.fragment.body is not None:
-            return operator
-        whose = "standard operator" if operator.standard else "fragment without a body"
-        raise UnsupportedOp(
-            f"{whose} '{operator.name}' is not implemented here: register it (--ops FILE.py, "
-            "cml.register), or express it with other operators"
-        )
+def _check_usable(operator: Operator) -> Operator:
+    if operator.native or operator.fragment.body is not None:
+        return operator
+    whose = "standard operator" if operator.standard else "fragment without a body"
+    raise UnsupportedOp(
+        f"{whose} '{operator.name}' is not implemented here: register it (--ops FILE.py, "
+        "cml.register), or express it with other operators"
+    )
 
 
 #: Extensions whose expansion depends on the call; ``fragment_evaluator.py`` writes it.
 EXPANDED_BY_RULE = frozenset(("einsum",))
 
 #: Operators that never become nodes.
-GRAPH_LEVEL = frozenset(
-    ("external", "variable", "constant", "update", "tract_core_external", "tract_core_cast")
-)
+NEVER_NODES = EXPANDED_BY_RULE | {
+    "external", "variable", "constant", "update", "tract_core_external", "tract_core_cast"
+}  # fmt: skip

@@ -24,8 +24,6 @@ from cml_engine.nnef.text.syntax_tree import (
     Type,
 )
 
-STDLIB_FILE = "stdlib.nnef"
-
 #: The :attr:`Param.default` of a required parameter.
 REQUIRED: Any = type("Required", (), {"__repr__": lambda self: "REQUIRED"})()
 
@@ -128,24 +126,55 @@ def signature(name: str) -> Signature:
     return found
 
 
-@cache
-def standard_source() -> SourceText:
-    """Returns the text of NNEF's standard library, ``stdlib.nnef``."""
-    text = resources.files("cml_engine.nnef").joinpath(STDLIB_FILE).read_text(encoding="ascii")
-    return SourceText(text, STDLIB_FILE)
+class FragmentFile:
+    """A text of fragment declarations, parsed on first use.
+
+    Operators that NNEF can express have a body.
+    """
+
+    def __init__(self, file: str, text: str | None = None) -> None:
+        self.file = file
+        self._text = text
+
+    @cached_property
+    def source(self) -> SourceText:
+        if self._text is None:
+            path = resources.files("cml_engine.nnef").joinpath(self.file)
+            self._text = path.read_text(encoding="ascii")
+        return SourceText(self._text, self.file)
+
+    @cached_property
+    def fragments(self) -> Mapping[str, Fragment]:
+        found = parse_fragments(self.source.text, self.file)
+        return {fragment.name: fragment for fragment in found}
+
+    @cached_property
+    def signatures(self) -> Mapping[str, Signature]:
+        return {name: signature_of(f, self.source) for name, f in self.fragments.items()}
+
+    def comment_above(self, name: str) -> str:
+        """Returns the comment lines above a declaration as one text, or "".
+
+        They say what the operator does.
+        """
+        before = self.source.text[: self.fragments[name].pos].splitlines()[:-1]
+        lines = takewhile(lambda line: re.match("# (?!----)", line), reversed(before))
+        return " ".join(line[2:] for line in reversed([*lines]))
 
 
-@cache
-def standard_fragments() -> Mapping[str, Fragment]:
-    """Returns the fragments of the standard library by name; compound operators have bodies."""
-    found = parse_fragments(standard_source().text, STDLIB_FILE)
-    return {fragment.name: fragment for fragment in found}
+#: NNEF's standard library, the engine's extensions, and tract's operators
+STDLIB, EXTENSIONS, TRACT = map(FragmentFile, ("stdlib.nnef", "extensions.nnef", "tract.nnef"))
 
 
-@cache
 def standard_signatures() -> Mapping[str, Signature]:
-    source = standard_source()
-    return {name: signature_of(f, source) for name, f in standard_fragments().items()}
+    """Returns the signatures of NNEF's standard operators by name."""
+    return STDLIB.signatures
+
+
+@cache
+def operator_signatures() -> Mapping[str, Signature]:
+    """Returns the signatures of NNEF's and the engine's own operators by name."""
+    return {**STDLIB.signatures, **EXTENSIONS.signatures}
 
 
 def signature_of(fragment: Fragment, source: SourceText) -> Signature:
@@ -167,26 +196,15 @@ def signature_of(fragment: Fragment, source: SourceText) -> Signature:
     )
 
 
-def comment_above(fragment: Fragment, source: SourceText) -> str:
-    """Returns the comment lines above a declaration as one text, or "".
+def declared_signature(text: str, file: str) -> Signature:
+    """Returns the signature of a custom operator from its declaration, the text's first fragment.
 
-    They say what the operator does.
+    ``file`` is the text's name in errors.
     """
-    before = source.text[: fragment.pos].splitlines()[:-1]
-    lines = takewhile(lambda line: re.match("# (?!----)", line), reversed(before))
-    return " ".join(line[2:] for line in reversed([*lines]))
-
-
-def declared_signature(text: str, file: str) -> tuple[Signature, Fragment]:
-    """Parses the declaration of a custom operator and returns its signature and its fragment.
-
-    The operator is the text's first fragment. ``file`` is the text's name in errors.
-    """
-    source = SourceText(text, file)
-    fragments = parse_fragments(text, file)
-    if not fragments:
-        raise source.error("wanted a fragment declaration, got none", 0)
-    return signature_of(fragments[0], source), fragments[0]
+    signatures = FragmentFile(file, text).signatures
+    if not signatures:
+        raise SourceText(text, file).error("wanted a fragment declaration, got none", 0)
+    return next(iter(signatures.values()))
 
 
 def unknown_operator(name: str, known: Iterable[str]) -> str:

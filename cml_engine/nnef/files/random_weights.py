@@ -16,8 +16,7 @@ import numpy as np
 from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Node
 from cml_engine.nnef.expansion.document_builder import Variable
-from cml_engine.nnef.expansion.extensions import extension_signatures
-from cml_engine.nnef.expansion.signatures import standard_signatures
+from cml_engine.nnef.expansion.signatures import operator_signatures
 from cml_engine.nnef.files.tensor_file import Header, ItemType, StoredTensor
 
 _ITEMS = {
@@ -100,7 +99,7 @@ def uses(nodes: Iterable[Node], shapes: Mapping[str, tuple[int, ...]]) -> dict[s
     """
     found: dict[str, str | float] = {}
     for node in nodes:
-        known = extension_signatures().get(node.op) or standard_signatures().get(node.op)
+        known = operator_signatures().get(node.op)
         for position, name in enumerate(node.inputs):
             if name in shapes and name not in found:
                 params = known.tensors if known else ()

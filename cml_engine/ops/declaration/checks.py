@@ -11,8 +11,12 @@ from typing import get_args
 
 from cml_engine.errors import CmlError, OperatorError, Source
 from cml_engine.ir.graph import is_whole
-from cml_engine.nnef.expansion.extensions import extension_signatures
-from cml_engine.nnef.expansion.signatures import Signature, declared_signature, standard_signatures
+from cml_engine.nnef.expansion.signatures import (
+    STDLIB,
+    Signature,
+    declared_signature,
+    operator_signatures,
+)
 from cml_engine.ops.declaration.spec import (
     EXACT,
     NO_TRAITS,
@@ -116,7 +120,7 @@ def signature_of(spec: OpSpec) -> Signature | None:
     """
     if spec.signature:
         return _parse_signature(spec.signature, spec.name)
-    return standard_signatures().get(spec.name) or extension_signatures().get(spec.name)
+    return operator_signatures().get(spec.name)
 
 
 def entry_of(text: str, kernel: Kernel, spec: OpSpec) -> int:
@@ -152,7 +156,7 @@ def _complete(signature: str) -> str:
 
 @cache
 def _parse_signature(text: str, name: str) -> Signature:
-    return declared_signature(text, f"<signature of {name}>")[0]
+    return declared_signature(text, f"<signature of {name}>")
 
 
 def _check_functions(spec: OpSpec) -> None:
@@ -210,7 +214,7 @@ def _check_names(spec: OpSpec) -> None:
         raise fault(spec, f"its signature is not an NNEF declaration: {error}") from None
     if found.name != spec.name:
         raise fault(spec, f"its signature declares '{found.name}'; make the names equal")
-    standard = standard_signatures().get(spec.name)
+    standard = STDLIB.signatures.get(spec.name)
     if standard is not None and not standard.fits(found):
         raise fault(spec, f"NNEF defines it as {standard}; leave the signature out")
     if spec.kernel is None or spec.kernel.lower is not None:

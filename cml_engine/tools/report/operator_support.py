@@ -11,18 +11,12 @@ from dataclasses import dataclass
 from cml_engine.compiler.passes.infer import MAX_RANK
 from cml_engine.errors.arguments import check_known_names
 from cml_engine.nnef.expansion.expression_evaluator import TENSOR_OPS, TENSOR_UNARY
-from cml_engine.nnef.expansion.extensions import (
-    extension_fragments,
-    extension_signatures,
-    extension_source,
-)
 from cml_engine.nnef.expansion.library import EXPANDED_BY_RULE
 from cml_engine.nnef.expansion.signatures import (
+    EXTENSIONS,
+    STDLIB,
     Signature,
-    comment_above,
-    standard_fragments,
-    standard_signatures,
-    standard_source,
+    operator_signatures,
 )
 from cml_engine.nnef.text.expressions import BUILTINS
 from cml_engine.nnef.text.printer import print_fragment
@@ -61,7 +55,7 @@ class OperatorSupport:
 def operator_support() -> Iterator[OperatorSupport]:
     """Yields the support of the standard operators, the extensions, and the registered ones."""
     load_families()
-    specs, fragments = registered(), {**standard_fragments(), **extension_fragments()}
+    specs, fragments = registered(), {**STDLIB.fragments, **EXTENSIONS.fragments}
     table = SupportTable(specs, fragments)
     for name in fragments:
         yield table.support(name)
@@ -113,13 +107,9 @@ def operator_doc(name: str) -> str:
     spec = registered().get(name)
     if spec is not None and spec.doc:
         return spec.doc
-    libraries = (
-        (standard_fragments(), standard_source()),
-        (extension_fragments(), extension_source()),
-    )
-    for fragments, source in libraries:
-        if name in fragments and not (spec is not None and spec.is_custom):
-            return comment_above(fragments[name], source)
+    for library in (STDLIB, EXTENSIONS):
+        if name in library.fragments and not (spec is not None and spec.is_custom):
+            return library.comment_above(name)
     if spec is not None and spec.is_custom:
         return "not documented: give its cml.OpSpec a doc"
     return "made by the engine's passes; a model does not call it"
@@ -130,8 +120,8 @@ def _declaration(name: str) -> tuple[Signature | None, Fragment | None]:
     spec = registered().get(name)
     if spec is not None and spec.signature:
         return signature_of(spec), None
-    signatures = {**standard_signatures(), **extension_signatures()}
-    return signatures.get(name), {**standard_fragments(), **extension_fragments()}.get(name)
+    signatures = operator_signatures()
+    return signatures.get(name), {**STDLIB.fragments, **EXTENSIONS.fragments}.get(name)
 
 
 def _kernels(spec: OpSpec) -> Iterator[str]:
@@ -194,7 +184,7 @@ class SupportTable:
         return self._known[name]
 
     def _found(self, name: str) -> OperatorSupport:
-        origin = STANDARD if name in standard_fragments() else EXTENSION
+        origin = STANDARD if name in STDLIB.fragments else EXTENSION
         fragment, spec = self._fragments.get(name), self._specs.get(name)
         if name in DECLARATIONS:
             return OperatorSupport(name, "graph", "graph", "read at load")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.nnef.expansion.extensions import extension_source
+from cml_engine.nnef.expansion.signatures import EXTENSIONS
 from cml_engine.tools.cli import main
 from tests.fixtures import texts
 from tests.fixtures.models import write_model
@@ -49,7 +49,7 @@ def everything(tmp_path_factory):
     ]
     outputs["state_y0"] = ("mul", np.float32([3, 4]))
     text = "\n    ".join([*given, *state, *lines])
-    head = f"{texts.HEADER}{extension_source().text}"
+    head = f"{texts.HEADER}{EXTENSIONS.source.text}"
     text = f"{head}graph everything({', '.join(inputs)}) -> ({', '.join(outputs)})\n{{\n{text}\n}}"
     write_model(folder, text, state=np.float32([3, 4]))
     return folder, inputs, outputs

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.nnef.expansion.extensions import extension_signatures
-from cml_engine.nnef.expansion.signatures import standard_signatures
+from cml_engine.nnef.expansion.signatures import operator_signatures
 from cml_engine.runtime.session import random_inputs
 from tests.fixtures.cooked import same_bits
 
 MODELS = Path(__file__).parents[3] / "demo_game" / "models"
-SIGNATURES = {**standard_signatures(), **extension_signatures()}
+SIGNATURES = operator_signatures()
 
 
 def rebuilt(graph: cml.Graph) -> cml.Graph:

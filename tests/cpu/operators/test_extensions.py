@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.nnef.expansion.extensions import extension_source
+from cml_engine.nnef.expansion.signatures import EXTENSIONS
 from tests.fixtures.texts import HEADER, declaration, engine, run_text, write_text
 
 RNG = np.random.default_rng(22)
@@ -67,7 +67,7 @@ def test_saved_graphs_carry_the_declarations(tmp_path):
 
 def test_the_library_stands_alone(tmp_path):
     """A model that begins with the library's text, with all bodies, loads."""
-    text = HEADER + extension_source().text
+    text = HEADER + EXTENSIONS.source.text
     text += "graph g(x) -> (y) { x = external(shape = [1]); y = mish(x); }"
     (tmp_path / "graph.nnef").write_text(text)
     assert cml.load(tmp_path).outputs == ("y",)

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from cml_engine import ops
-from cml_engine.nnef.expansion.extensions import extension_signatures
-from cml_engine.nnef.expansion.signatures import standard_fragments, standard_signatures
+from cml_engine.nnef.expansion.signatures import EXTENSIONS, STDLIB
 from cml_engine.ops import load_families, registered
 from cml_engine.ops.kernel_files import KERNEL_FOLDER
 from cml_engine.tools.report.operator_support import (
@@ -37,7 +36,7 @@ def test_declaration_is_complete(spec):
     assert spec.kernel is not None or spec.alias
     assert len(spec.cases) >= 3, "at least three cases"
     assert spec.tolerance.why
-    known = {*standard_signatures(), *extension_signatures()}
+    known = {*STDLIB.signatures, *EXTENSIONS.signatures}
     assert spec.name in known or spec.custom
 
 
@@ -60,7 +59,7 @@ def test_the_first_set_runs_on_both_backends():
 def test_every_operator_is_listed_once_with_a_state():
     rows = list(operator_support())
     listed = [row.name for row in rows]
-    assert {*standard_signatures(), *extension_signatures()} <= set(listed)
+    assert {*STDLIB.signatures, *EXTENSIONS.signatures} <= set(listed)
     assert len(set(listed)) == len(listed)
     states = {"native", "expanded", "graph", "refused"}
     assert all({row.gpu, row.cpu} <= states for row in rows)
@@ -80,7 +79,7 @@ def test_all_of_nnef_and_every_extension_runs_on_both_backends():
 
 
 def test_an_expansion_is_refused_where_it_reaches_what_is_not_there():
-    fragments = {**standard_fragments()}
+    fragments = {**STDLIB.fragments}
     specs = {name: spec for name, spec in registered().items() if name != "exp"}
     table = SupportTable({k: v for k, v in specs.items() if k != "silu"}, fragments)
     assert table.support("silu").runs  # it expands to sigmoid, which is native
