@@ -135,8 +135,9 @@ class NnefModel:
         try:
             yield
         except RecursionError:
-            message = f"'{self._source.file}' is nested too deep: assign inner parts to names"
-            raise ModelError(message) from None
+            raise ModelError(
+                f"'{self._source.file}' is nested too deep: assign inner parts to names"
+            ) from None
 
 
 def load(

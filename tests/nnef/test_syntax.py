@@ -5,9 +5,8 @@ import pytest
 from cml_engine.errors import NnefSyntaxError
 from cml_engine.io.load_limits import LoadLimits, OverBudget, load_budget
 from cml_engine.nnef.expansion.signatures import STDLIB
-from cml_engine.nnef.text.expressions import ExpressionParser
 from cml_engine.nnef.text.lexer import SourceText
-from cml_engine.nnef.text.parser import parse, parse_fragments
+from cml_engine.nnef.text.parser import ExpressionParser, parse, parse_fragments
 from cml_engine.nnef.text.printer import print_document, print_expression, print_fragment
 from cml_engine.nnef.text.syntax_tree import Binary, Literal, Name
 

@@ -120,13 +120,14 @@ def read_param(source: ModelSource) -> list[LayerLine]:
         raise ModelError(f"not a ncnn .param: wanted {MAGIC} first, got {got}", Source(path, 1))
     counts = lines[1][1].split() if len(lines) > 1 else []
     if len(counts) != 2 or not all(count.isdecimal() for count in counts):
-        message = "wanted the numbers of layers and blobs in line 2"
-        raise ModelError(message, Source(path, 2))
+        raise ModelError("wanted the numbers of layers and blobs in line 2", Source(path, 2))
     layers = [_layer(text, Source(path, number, 0, text)) for number, text in lines[2:]]
     if len(layers) != int(counts[0][:9]):
         fault = "is truncated" if len(layers) < int(counts[0][:9]) else "has lines more"
-        message = f"line 2 says {counts[0][:9]} layers, got {len(layers)}: the file {fault}"
-        raise ModelError(message, Source(path, 2))
+        raise ModelError(
+            f"line 2 says {counts[0][:9]} layers, got {len(layers)}: the file {fault}",
+            Source(path, 2),
+        )
     return layers
 
 
@@ -146,8 +147,7 @@ def _lines(source: ModelSource, path: str) -> list[tuple[int, str]]:
 def _layer(line: str, source: Source) -> LayerLine:
     words = line.split()
     if len(words) < 4 or not (words[2].isdecimal() and words[3].isdecimal()):
-        message = "wanted: type, name, number of inputs, number of outputs, ..."
-        raise ModelError(message, source)
+        raise ModelError("wanted: type, name, number of inputs, number of outputs, ...", source)
     ins, outs = int(words[2][:6]), int(words[3][:6])
     blobs, rest = words[4 : 4 + ins + outs], words[4 + ins + outs :]
     if len(blobs) < ins + outs or any(_is_param(word) for word in blobs):
@@ -263,11 +263,11 @@ class WeightReader:
             raise layer.damaged_error(f"{count} weights")
         size = count * dtype.itemsize
         if self._at + size > len(self._data):
-            message = (
+            raise TensorFileError(
                 f"'{self._name}' is truncated: {layer.type} '{layer.name}' wants {size:,} "
-                f"bytes at {self._at:,}, got {max(0, len(self._data) - self._at):,}"
+                f"bytes at {self._at:,}, got {max(0, len(self._data) - self._at):,}",
+                layer.source,
             )
-            raise TensorFileError(message, layer.source)
         values = np.frombuffer(self._data, dtype, count, self._at)
         self._at += size
         return values

@@ -167,16 +167,17 @@ def _check_layer(layer: LayerLine, kind: LayerType) -> None:
     ):
         if not least <= got <= most:
             wanted = f"{least}" if least == most else f"{least} or more"
-            message = f"{title} has {got} {what}: wanted {wanted}, export it again"
-            raise ModelError(message, layer.source)
+            raise ModelError(
+                f"{title} has {got} {what}: wanted {wanted}, export it again", layer.source
+            )
     texts = [key for key, value in layer.params.items() if isinstance(value, str)]
     if not set(texts) <= EXPRESSIONS:
         raise layer.damaged_error(f"parameter {texts[0]} wants a number")
     if unknown := sorted(layer.params.keys() - kind.params):
-        message = (
-            f"{title}: the parameter {unknown[0]} is unknown: what it means cannot be converted"
+        raise UnsupportedOp(
+            f"{title}: the parameter {unknown[0]} is unknown: what it means cannot be converted",
+            layer.source,
         )
-        raise UnsupportedOp(message, layer.source)
 
 
 def _input_shapes(

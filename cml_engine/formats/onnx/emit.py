@@ -17,9 +17,8 @@ from cml_engine.formats.onnx.ranges.interval import INT32, of_array
 from cml_engine.formats.onnx.values import Value
 from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, AttrValue, Fact, Graph, Node
-from cml_engine.nnef.expansion.bind import BindError, coerce
 from cml_engine.nnef.expansion.compose import expression
-from cml_engine.nnef.expansion.signatures import Param, declared_signature
+from cml_engine.nnef.expansion.signatures import BindError, Param, coerce, declared_signature
 from cml_engine.nnef.expansion.values import describe
 from cml_engine.nnef.text.printer import print_expression
 

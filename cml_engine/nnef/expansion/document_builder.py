@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from types import MappingProxyType
@@ -10,20 +10,37 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.errors import ModelError, NnefSyntaxError, ShapeError, Source
+from cml_engine.errors import (
+    InputError,
+    ModelError,
+    NnefSyntaxError,
+    OpenShape,
+    ShapeError,
+    Source,
+    located,
+)
+from cml_engine.errors.arguments import resolve_shapes
 from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Graph, Shapes, can_be_shape
 from cml_engine.ir.integer_rule import RULE_VERSION
-from cml_engine.nnef.expansion.bind import BoundArguments
-from cml_engine.nnef.expansion.expression_evaluator import Exact, Scope, Site
-from cml_engine.nnef.expansion.externals import Externals
-from cml_engine.nnef.expansion.fragment_evaluator import FragmentEvaluator
+from cml_engine.nnef.expansion.evaluator import Evaluator
 from cml_engine.nnef.expansion.library import Library
-from cml_engine.nnef.expansion.nodes import Infer
-from cml_engine.nnef.expansion.signatures import Signature
+from cml_engine.nnef.expansion.nodes import Exact, Infer, Scope, Site
+from cml_engine.nnef.expansion.signatures import BoundArguments
 from cml_engine.nnef.expansion.values import TensorRef, Value, describe
 from cml_engine.nnef.text.lexer import SourceText
-from cml_engine.nnef.text.syntax_tree import Document, Name, assigned_names, is_flat
+from cml_engine.nnef.text.printer import print_expression
+from cml_engine.nnef.text.syntax_tree import (
+    ArrayExpr,
+    Call,
+    Document,
+    Expr,
+    Literal,
+    Name,
+    assigned_names,
+    expressions,
+    is_flat,
+)
 from cml_engine.nnef.warning import warn
 
 FRAGMENTS = "KHR_enable_fragment_definitions"
@@ -89,7 +106,7 @@ class DocumentBuilder:
         self._scope = Scope(text)
         self._inputs = {name.id for name in graph.inputs}
         self._externals = Externals(document, text, shapes)
-        self._lowering = FragmentEvaluator(library, infer, self._externals.symbols)
+        self._lowering = Evaluator(library, infer, self._externals.symbols)
         self._lowering.special = {
             "external": self._external,
             "variable": self._variable,
@@ -109,8 +126,11 @@ class DocumentBuilder:
         self._lowering.run(graph.body, self._scope)
         for name in graph.inputs:
             if name.id not in self._builder.facts:
-                message = f"graph input '{name.id}' is never defined: add {name.id} = external(...)"
-                raise self._error(NnefSyntaxError, message, name)
+                raise self._error(
+                    NnefSyntaxError,
+                    f"graph input '{name.id}' is never defined: add {name.id} = external(...)",
+                    name,
+                )
         for name in graph.outputs:
             self._finish_output(name)
         return DocumentGraph(self._finish(), tuple(self._variables.values()))
@@ -136,35 +156,45 @@ class DocumentBuilder:
         seen: set[str] = set()
         for name in (*self._graph.inputs, *self._graph.outputs):
             if name.id in seen:
-                message = f"'{name.id}' stands twice among the graph's inputs and outputs"
-                raise self._error(NnefSyntaxError, message, name)
+                raise self._error(
+                    NnefSyntaxError,
+                    f"'{name.id}' stands twice among the graph's inputs and outputs",
+                    name,
+                )
             seen.add(name.id)
 
     def _finish_output(self, name: Name) -> None:
         """Copies an output that is an alias or a literal into a tensor of the output's name."""
         if name.id not in self._scope.names:
-            message = f"graph output '{name.id}' is never assigned: assign it in the graph's body"
-            raise self._error(NnefSyntaxError, message, name)
+            raise self._error(
+                NnefSyntaxError,
+                f"graph output '{name.id}' is never assigned: assign it in the graph's body",
+                name,
+            )
         value = self._scope.names[name.id]
         if isinstance(value, (list, tuple, str)):
-            message = f"graph output '{name.id}' must be a tensor, got {describe(value)}"
-            raise self._error(ShapeError, message, name)
+            raise self._error(
+                ShapeError,
+                f"graph output '{name.id}' must be a tensor, got {describe(value)}",
+                name,
+            )
         site = Site(self._scope, name.pos)
-        ref = self._builder.tensor(value, site)
+        with located(site.source):
+            ref = self._builder.tensor(value, site)
         if ref.name != name.id:
             self._builder.copy(ref, name.id, site.source)
 
     # -- operators that make no node ------------------------------------------------------------
 
-    def _external(self, sig: Signature, bound: BoundArguments, site: Site) -> Value:
-        return self._input(_fact(bound, site), site)
+    def _external(self, bound: BoundArguments, site: Site) -> Value:
+        return self._input(_fact(bound), site)
 
-    def _tract_external(self, sig: Signature, bound: BoundArguments, site: Site) -> Value:
-        dtype = _datum_type(bound.values["datum_type"], site)
-        return self._input(_fact(replace(bound, dtype=dtype), site), site)
+    def _tract_external(self, bound: BoundArguments, site: Site) -> Value:
+        dtype = _datum_type(bound.values["datum_type"])
+        return self._input(_fact(replace(bound, dtype=dtype)), site)
 
-    def _tract_cast(self, sig: Signature, bound: BoundArguments, site: Site) -> Value:
-        value, dtype = bound.values["input"], _datum_type(bound.values["to"], site)
+    def _tract_cast(self, bound: BoundArguments, site: Site) -> Value:
+        value, dtype = bound.values["input"], _datum_type(bound.values["to"])
         if isinstance(value, TensorRef) and value.dtype == dtype:
             return value
         return self._lowering.operator("cast", [value], site, dtype)
@@ -172,53 +202,48 @@ class DocumentBuilder:
     def _input(self, fact: Fact, site: Site) -> Value:
         name = self._own_name("external", site)
         if name not in self._inputs:
-            message = f"external '{name}' is not among the graph's inputs: add it to graph(...)"
-            raise site.error(NnefSyntaxError, message)
+            raise NnefSyntaxError(
+                f"external '{name}' is not among the graph's inputs: add it to graph(...)"
+            )
         fact = Fact(fact.dtype, self._externals.shape(name, fact.shape, site))
         self._builder.facts[name] = fact
         self._builder.sources[name] = site.source
         return TensorRef(name, fact.dtype)
 
-    def _variable(self, sig: Signature, bound: BoundArguments, site: Site) -> Value:
+    def _variable(self, bound: BoundArguments, site: Site) -> Value:
         name = self._own_name("variable", site)
-        fact = _fact(bound, site)
+        fact = _fact(bound)
         self._builder.facts[name] = fact
         self._builder.sources[name] = site.source
         self._variables[name] = Variable(name, fact, bound.values["label"], site.source)
         return TensorRef(name, fact.dtype)
 
-    def _constant(self, sig: Signature, bound: BoundArguments, site: Site) -> Value:
-        fact, values = _fact(bound, site), bound.values["value"]
+    def _constant(self, bound: BoundArguments, site: Site) -> Value:
+        fact, values = _fact(bound), bound.values["value"]
         what = f"a constant of {fact.size:,} elements"
-        current_budget().check_bytes(
-            fact.size * NUMPY_DTYPE[fact.dtype].itemsize, what, site.source
-        )
+        current_budget().check_bytes(fact.size * NUMPY_DTYPE[fact.dtype].itemsize, what)
         if len(values) not in (1, fact.size):
-            message = f"constant wants 1 or {fact.size} values for {fact}, got {len(values)}"
-            raise site.error(ShapeError, message)
+            raise ShapeError(
+                f"constant wants 1 or {fact.size} values for {fact}, got {len(values)}"
+            )
         name = self._builder.tensor_name(site.target, "constant")
-        self._builder.add_constant(name, _fill_constant(fact, values, site), site.source)
+        self._builder.add_constant(name, _fill_constant(fact, values), site.source)
         return TensorRef(name, fact.dtype)
 
-    def _update(self, sig: Signature, bound: BoundArguments, site: Site) -> Value:
+    def _update(self, bound: BoundArguments, site: Site) -> Value:
         self._at_graph_level("update", site)
         variable, value = bound.values["variable"], bound.values["value"]
         if not isinstance(variable, TensorRef) or variable.name not in self._variables:
-            raise site.error(ShapeError, f"update wants a variable, got {describe(variable)}")
+            raise ShapeError(f"update wants a variable, got {describe(variable)}")
         if variable.name in self._updates:
-            message = f"variable '{variable.name}' is updated twice: update it once"
-            raise site.error(ModelError, message)
+            raise ModelError(f"variable '{variable.name}' is updated twice: update it once")
         ref = self._builder.tensor(value, site)
-        self._check_update(variable, ref, site)
+        facts = self._builder.facts
+        wanted, got = facts[variable.name], facts.get(ref.name)
+        if got is not None and got != wanted:
+            raise ShapeError(f"update of '{variable.name}' wants {wanted}, got {got}")
         self._updates[variable.name] = ref.name
         return ref
-
-    def _check_update(self, variable: TensorRef, value: TensorRef, site: Site) -> None:
-        facts = self._builder.facts
-        wanted, got = facts[variable.name], facts.get(value.name)
-        if got is not None and got != wanted:
-            message = f"update of '{variable.name}' wants {wanted}, got {got}"
-            raise site.error(ShapeError, message)
 
     def _own_name(self, op: str, site: Site) -> str:
         """Returns the name that an ``external`` or ``variable`` is assigned to.
@@ -227,33 +252,30 @@ class DocumentBuilder:
         """
         self._at_graph_level(op, site)
         if not isinstance(site.target, Exact):
-            raise site.error(NnefSyntaxError, f"assign {op}(...) to a name of its own")
+            raise NnefSyntaxError(f"assign {op}(...) to a name of its own")
         if site.target in self._builder.facts:
-            message = f"'{site.target}' is assigned twice: use another name"
-            raise site.error(NnefSyntaxError, message)
+            raise NnefSyntaxError(f"'{site.target}' is assigned twice: use another name")
         return str(site.target)
 
     def _at_graph_level(self, op: str, site: Site) -> None:
         if site.scope.caller is not None:
-            message = f"{op} is not allowed in a fragment: move it to the graph's body"
-            raise site.error(NnefSyntaxError, message)
+            raise NnefSyntaxError(f"{op} is not allowed in a fragment: move it to the graph's body")
 
     def _error(self, kind: type[ModelError], message: str, name: Name) -> ModelError:
         return self._scope.error(kind, message, name.pos)
 
 
-def _fact(bound: BoundArguments, site: Site) -> Fact:
+def _fact(bound: BoundArguments) -> Fact:
     shape = bound.values["shape"]
     if not can_be_shape(shape):
-        message = f"shape {shape[:8]} wants at most 32 extents from 0 to 2147483647"
-        raise site.error(ShapeError, message)
+        raise ShapeError(f"shape {shape[:8]} wants at most 32 extents from 0 to 2147483647")
     dtype = bound.dtype or "scalar"
     if dtype not in NUMPY_DTYPE:
-        raise site.error(ShapeError, f"a tensor wants scalar, integer or logical, got {dtype}")
+        raise ShapeError(f"a tensor wants scalar, integer or logical, got {dtype}")
     return Fact(dtype, tuple(shape))
 
 
-def _datum_type(text: str, site: Site) -> str:
+def _datum_type(text: str) -> str:
     """Returns the NNEF type for tract's name of a type, such as ``f32``.
 
     Ignores the number of bits.
@@ -261,13 +283,13 @@ def _datum_type(text: str, site: Site) -> str:
     kind = _DATUM_TYPES.get(text.lower().rstrip("0123456789"))
     if kind is None:
         wanted = "f32, i64, bool and the like"
-        raise site.error(ShapeError, f"the type '{text[:40]}' is unknown: wanted {wanted}")
+        raise ShapeError(f"the type '{text[:40]}' is unknown: wanted {wanted}")
     return kind
 
 
-def _fill_constant(fact: Fact, values: Sequence[Any], site: Site) -> Array:
+def _fill_constant(fact: Fact, values: Sequence[Any]) -> Array:
     if fact.dtype == "integer" and any(not -(2**31) <= v < 2**31 for v in values):
-        raise site.error(ShapeError, "a value does not fit in 32 bits")
+        raise ShapeError("a value does not fit in 32 bits")
     with np.errstate(over="ignore"):
         array = np.array(values, NUMPY_DTYPE[fact.dtype])
     if len(values) == prod(fact.shape):
@@ -287,8 +309,10 @@ def _check_extensions(document: Document, text: SourceText) -> None:
             message = f"'{name.id}' is another rule than this engine's, {INTEGER}{RULE_VERSION}"
             raise text.error(f"{message}: quantize the network again, or use its engine", name.pos)
         if name.id == FLOAT_TAIL and not any(other.startswith(INTEGER) for other in named):
-            message = f"'{name.id}' is for integer networks, which name {INTEGER}{RULE_VERSION} too"
-            raise text.error(message, name.pos)
+            raise text.error(
+                f"'{name.id}' is for integer networks, which name {INTEGER}{RULE_VERSION} too",
+                name.pos,
+            )
         if name.id not in (FRAGMENTS, EXPRESSIONS, FLOAT_TAIL) and not name.id.startswith(
             (TRACT, INTEGER)
         ):
@@ -303,3 +327,115 @@ def _check_extensions(document: Document, text: SourceText) -> None:
     is_tracts = bool(document.symbols) or any(name.startswith(TRACT) for name in named)
     if first is not None and EXPRESSIONS not in named and not is_tracts:
         warn(f"expressions without 'extension {EXPRESSIONS};': add that line", text.at(first.pos))
+
+
+#: tract's symbol for the streaming extent.
+STREAMING = "S"
+_OPERATORS = ("external", "tract_core_external")
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """An ``external`` line of the text: the input's name and its extents as expressions."""
+
+    name: str
+    extents: tuple[Expr, ...]
+    source: Source
+
+    def symbols_of(self, extent: Expr, known: tuple[str, ...]) -> list[str]:
+        return [e.id for e in expressions((extent,)) if isinstance(e, Name) and e.id in known]
+
+    def __str__(self) -> str:
+        return f"[{','.join(map(print_expression, self.extents))}]"
+
+
+class Externals:
+    """The shapes of a graph's inputs; ``symbols`` has the values of symbolic extents by name."""
+
+    def __init__(self, document: Document, text: SourceText, shapes: Shapes) -> None:
+        self._known = document.symbols
+        if any(name.id.startswith("tract_") for name in document.extensions):
+            self._known = (*self._known, STREAMING)  # older files do not declare it
+        self._lines = {line.name: line for line in _lines(document, text)}
+        shown = {n.id: str(self._lines.get(n.id, "?")) for n in document.graph.inputs}
+        self._given = shapes = resolve_shapes(shapes, shown, text.file)
+        self.symbols: dict[str, int] = {}
+        for name, shape in shapes.items():
+            self._solve(name, shape)
+        for line in self._lines.values():
+            self._check_known(line)
+
+    def _solve(self, name: str, shape: tuple[int, ...]) -> None:
+        """Records the values of the symbols that an input's given shape determines.
+
+        Raises :class:`InputError` if two values conflict.
+        """
+        line = self._lines.get(name)
+        if line is None:
+            return
+        _check_rank(name, shape, len(line.extents), str(line), line.source)
+        for written, extent in zip(line.extents, shape, strict=True):
+            if isinstance(written, Name) and written.id in self._known:
+                found = self.symbols.setdefault(written.id, extent)
+                if found != extent:
+                    raise InputError(
+                        f"the shapes give '{written.id}' as {found} and {extent}: wanted the same",
+                        line.source,
+                    )
+
+    def _check_known(self, line: _Line) -> None:
+        used = [s for extent in line.extents for s in line.symbols_of(extent, self._known)]
+        if unknown := [symbol for symbol in dict.fromkeys(used) if symbol not in self.symbols]:
+            named = ", ".join(f"'{symbol}'" for symbol in unknown)
+            raise OpenShape(
+                f"input '{line.name}' is {line}, which leaves {named} open: say "
+                f"--shape {line.name}={str(line)[1:-1]} with numbers, or "
+                f"cml.load(…, shapes={{'{line.name}': …}})",
+                line.name,
+                tuple(_number(extent) for extent in line.extents),
+                line.source,
+            )
+
+    def shape(self, name: str, written: tuple[int, ...], site: Site) -> tuple[int, ...]:
+        """Returns an input's shape: the caller's, or else ``written``, the value of its line.
+
+        Raises :class:`InputError` if the caller's shape contradicts symbols in the line.
+        """
+        given = self._given.get(name)
+        if given is None:
+            return written
+        _check_rank(name, given, len(written), str(list(written)), site.source)
+        line = self._lines.get(name)
+        for i, extent in enumerate(line.extents if line else ()):
+            if written[i] != given[i] and line and line.symbols_of(extent, self._known):
+                raise InputError(
+                    f"the shape {list(given)} of '{name}' does not fit: the model wants {line}, "
+                    f"which is {list(written)}",
+                    site.source,
+                )
+        return given
+
+
+def _number(extent: Expr) -> int | None:
+    """Returns the value of an extent that is written as an integer, else None."""
+    return extent.value if isinstance(extent, Literal) and isinstance(extent.value, int) else None
+
+
+def _check_rank(name: str, given: tuple[int, ...], rank: int, written: str, source: Source) -> None:
+    if len(given) != rank:
+        raise InputError(
+            f"the shape {list(given)} of '{name}' has {len(given)} extents, the model wants "
+            f"{written}",
+            source,
+        )
+
+
+def _lines(document: Document, text: SourceText) -> Iterator[_Line]:
+    for assignment in document.graph.body:
+        call, target = assignment.value, assignment.target
+        if isinstance(call, Call) and isinstance(target, Name) and call.op in _OPERATORS:
+            for i, argument in enumerate(call.arguments):
+                shape = argument.value
+                is_shape = argument.name == "shape" or (argument.name is None and i == 0)
+                if is_shape and isinstance(shape, ArrayExpr):
+                    yield _Line(target.id, shape.items, text.at(assignment.pos))

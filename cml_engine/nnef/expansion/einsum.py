@@ -11,14 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
+from cml_engine.errors import ShapeError
+
 _FORM = re.compile(r"[A-Za-z]*(,[A-Za-z]*)*(->[A-Za-z]*)?")
-
-
-class EquationProblem(Exception):
-    """The error that an equation is invalid or not supported.
-
-    The caller adds the source position.
-    """
 
 
 def einsum_fragment(equation: str, shapes: Sequence[Sequence[int]]) -> str:
@@ -45,29 +40,31 @@ def _parse(equation: str) -> tuple[list[str], str]:
     """
     text = equation.replace(" ", "")
     if not _FORM.fullmatch(text):
-        raise EquationProblem(f"equation '{equation}', wanted letters as in 'bct,bcs->bts'")
+        raise ShapeError(f"einsum: equation '{equation}', wanted letters as in 'bct,bcs->bts'")
     left, arrow, result = text.partition("->")
     if not arrow:
         result = "".join(sorted(c for c in set(left) - {","} if left.count(c) == 1))
     terms = left.split(",")
     for labels in (*terms, result):
         if len(set(labels)) < len(labels):
-            raise EquationProblem(f"equation '{equation}' has an index twice in '{labels}'")
+            raise ShapeError(f"einsum: equation '{equation}' has an index twice in '{labels}'")
     if unknown := set(result) - set(left):
-        raise EquationProblem(f"equation '{equation}': no operand has index '{min(unknown)}'")
+        raise ShapeError(f"einsum: equation '{equation}': no operand has index '{min(unknown)}'")
     return terms, result
 
 
 def _extents(terms: list[str], shapes: Sequence[Sequence[int]]) -> dict[str, int]:
     if len(terms) != len(shapes):
-        raise EquationProblem(f"the equation has {len(terms)} operands, got {len(shapes)} tensors")
+        raise ShapeError(
+            f"einsum: the equation has {len(terms)} operands, got {len(shapes)} tensors"
+        )
     found: dict[str, int] = {}
     for labels, shape in zip(terms, shapes, strict=True):
         if len(labels) != len(shape):
-            raise EquationProblem(f"'{labels}' wants rank {len(labels)}, got {list(shape)}")
+            raise ShapeError(f"einsum: '{labels}' wants rank {len(labels)}, got {list(shape)}")
         for label, extent in zip(labels, shape, strict=True):
             if found.setdefault(label, extent) != extent:
-                raise EquationProblem(f"index '{label}' is {found[label]} and {extent}")
+                raise ShapeError(f"einsum: index '{label}' is {found[label]} and {extent}")
     return found
 
 

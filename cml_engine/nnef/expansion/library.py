@@ -77,10 +77,10 @@ class Library:
         for fragment in fragments:
             standard = STDLIB.fragments.get(fragment.name)
             if standard is not None and (standard.body is None or fragment.body is None):
-                message = (
-                    f"'{fragment.name}' is a standard operator: give the fragment another name"
+                raise text.error(
+                    f"'{fragment.name}' is a standard operator: give the fragment another name",
+                    fragment.pos,
                 )
-                raise text.error(message, fragment.pos)
             if fragment.name in self._own:
                 raise text.error(f"fragment '{fragment.name}' is declared twice", fragment.pos)
             self._own[fragment.name] = (fragment, text)
@@ -168,7 +168,7 @@ def _check_usable(operator: Operator) -> Operator:
     )
 
 
-#: Extensions whose expansion depends on the call; ``fragment_evaluator.py`` writes it.
+#: Extensions whose expansion depends on the call; ``evaluator.py`` writes it.
 EXPANDED_BY_RULE = frozenset(("einsum",))
 
 #: Operators that never become nodes.

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
 
-from cml_engine.errors import CmlError, ShapeError, Source, UnsupportedOp
+from cml_engine.errors import ModelError, ShapeError, Source, UnsupportedOp, located
 from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, AttrValue, Fact, Node
-from cml_engine.nnef.expansion.bind import BoundArguments
-from cml_engine.nnef.expansion.expression_evaluator import Exact, Site, Target, spread
-from cml_engine.nnef.expansion.signatures import Signature
+from cml_engine.nnef.expansion.signatures import BoundArguments, Signature
 from cml_engine.nnef.expansion.values import TensorRef, Value, describe, kind_of
+from cml_engine.nnef.text.lexer import SourceText
 from cml_engine.nnef.text.syntax_tree import Type
 
 #: ``infer(node, facts)`` returns the facts of a node's outputs.
@@ -23,6 +23,82 @@ Infer: TypeAlias = Callable[[Node, Mapping[str, Fact]], Sequence[Fact]]
 _NODE_STEPS = 30
 
 _INT32 = 2**31
+
+
+class Exact(str):
+    """A tensor name that the graph's body assigns, which the tensor must get.
+
+    A target that is a plain ``str`` is only a suggestion.
+    """
+
+    __slots__ = ()
+
+
+Target: TypeAlias = "str | tuple[Target, ...] | None"
+
+
+@dataclass
+class Scope:
+    """The names that expressions can read, with their values.
+
+    It is the scope of the graph's body, or of one fragment's expansion.
+    """
+
+    text: SourceText
+    names: dict[str, Value] = field(default_factory=dict)
+    targets: dict[str, Target] = field(default_factory=dict)
+    #: The site of the call in the model; None in the graph's own body.
+    caller: Source | None = None
+    chain: tuple[str, ...] = ()
+    prefix: str = ""
+    #: True for the standard library's fragments, whose lines the user cannot change.
+    standard: bool = False
+    #: The type that ``?`` stands for in a generic fragment's body.
+    dtype: str | None = None
+
+    def source(self, pos: int) -> Source:
+        """Returns the line of the model for an offset of the text.
+
+        In a fragment's body it is the line of the call in the graph's body.
+        """
+        return self.text.at(pos) if self.caller is None else self.caller
+
+    def error(self, kind: type[ModelError], message: str, pos: int) -> ModelError:
+        """Returns an error of type ``kind`` at an offset.
+
+        In a fragment's body it names the fragment.
+        """
+        if self.caller is None:
+            return kind(message, self.text.at(pos))
+        if self.standard:
+            return kind(f"in the body of '{self.chain[-1]}': {message}", self.caller)
+        called = f"{message} (in fragment '{self.chain[-1]}', called at {self.caller})"
+        return kind(called, self.text.at(pos))
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The place of an operator's call: its scope, offset in the text, and the results' names."""
+
+    scope: Scope
+    pos: int
+    target: Target = None
+
+    @property
+    def source(self) -> Source:
+        return self.scope.source(self.pos)
+
+
+def spread(target: Target, count: int) -> list[Target]:
+    """Returns the names of the ``count`` parts of an array or tuple that is assigned to ``target``.
+
+    A single name is numbered from ``_1`` on. Without names all parts get None.
+    """
+    if isinstance(target, tuple) and len(target) == count:
+        return list(target)
+    if isinstance(target, str):
+        return [f"{target}_{i + 1}" for i in range(count)]
+    return [None] * count
 
 
 class NodeBuilder:
@@ -79,8 +155,8 @@ class NodeBuilder:
             return self._nested(value, site)
         dtype = kind_of(value)
         if dtype not in NUMPY_DTYPE:
-            raise site.error(ShapeError, f"wanted a tensor, got {describe(value)}")
-        array = literal_array(value, dtype, site)
+            raise ShapeError(f"wanted a tensor, got {describe(value)}")
+        array = literal_array(value, dtype)
         name = literal_name(array)
         if name not in self.constants:
             self.add_constant(name, array, site.source)
@@ -94,16 +170,15 @@ class NodeBuilder:
         kinds = {kind_of(leaf) for leaf in _leaves(value)}
         shape = shape_of_numbers(value)
         if len(kinds) != 1 or not kinds <= NUMPY_DTYPE.keys() or shape is None:
-            message = f"wanted a tensor, or numbers in even rows, got {describe(value)}"
-            raise site.error(ShapeError, message)
+            raise ShapeError(f"wanted a tensor, or numbers in even rows, got {describe(value)}")
         (dtype,) = kinds
-        flat = [literal_array(leaf, dtype, site) for leaf in _leaves(value)]
+        flat = [literal_array(leaf, dtype) for leaf in _leaves(value)]
         name = self.tensor_name(None, "literal")
         self.add_constant(name, np.array(flat, NUMPY_DTYPE[dtype]).reshape(shape), site.source)
         return TensorRef(name, dtype)
 
     def add_constant(self, name: str, array: Array, source: Source) -> None:
-        self._budget.charge_bytes(array.nbytes, f"the constant '{name}'", source)
+        self._budget.charge_bytes(array.nbytes, f"the constant '{name}'")
         array.flags.writeable = False
         dtype = next(key for key, value in NUMPY_DTYPE.items() if value == array.dtype)
         self.constants[name] = array
@@ -147,20 +222,15 @@ class NodeBuilder:
 
     def _add(self, node: Node, site: Site) -> None:
         steps = _NODE_STEPS + len(node.inputs)
-        self._budget.charge_steps(steps, f"the operator {node.op}", site.source)
+        self._budget.charge_steps(steps, f"the operator {node.op}")
         self.nodes.append(node)
         self._infer_facts(node)
 
     def _infer_facts(self, node: Node) -> None:
-        if self._infer is None:
-            return
-        try:
-            facts = self._infer(node, self.facts)
-        except CmlError as error:
-            if error.source is not None:
-                raise
-            raise type(error)(error.message, node.source) from error
-        self.facts.update(zip(node.outputs, facts, strict=True))
+        if self._infer is not None:
+            with located(node.source):
+                facts = self._infer(node, self.facts)
+            self.facts.update(zip(node.outputs, facts, strict=True))
 
     # -- results --------------------------------------------------------------------------------
 
@@ -170,15 +240,15 @@ class NodeBuilder:
         prefix = site.scope.prefix
         fallback = f"{prefix}_{sig.name}" if prefix else sig.name
         found: list[Value] = []
-        self._budget.charge_nodes(1, f"the operator {sig.name}", site.source)
+        self._budget.charge_nodes(1, f"the operator {sig.name}")
         for result, target in zip(sig.results, targets, strict=True):
             is_array = result.type.kind == "array"
-            dtype = _element_dtype(sig, result.type, bound, site)
+            dtype = _element_dtype(sig, result.type, bound)
             if not is_array:
                 found.append(TensorRef(self.tensor_name(target, fallback), dtype))
                 continue
             parts = spread(target, self._result_count(sig, bound, target, site))
-            self._budget.charge_nodes(len(parts), f"the operator {sig.name}", site.source)
+            self._budget.charge_nodes(len(parts), f"the operator {sig.name}")
             found.append([TensorRef(self.tensor_name(part, fallback), dtype) for part in parts])
         return found
 
@@ -192,19 +262,15 @@ class NodeBuilder:
         count = self._known_count(sig.name, bound)
         wanted = len(target) if isinstance(target, tuple) else None
         if count is None and wanted is None:
-            message = (
+            raise ShapeError(
                 f"how many tensors {sig.name} gives is unknown: write [a, b] = {sig.name}(...)"
             )
-            raise site.error(ShapeError, message)
         if count is not None and wanted is not None and wanted != count:
-            message = f"{sig.name} gives {count} tensors, but the left side names {wanted}"
-            raise site.error(ShapeError, message)
+            raise ShapeError(f"{sig.name} gives {count} tensors, but the left side names {wanted}")
         found = count if count is not None else wanted or 0
         if found < 0:
-            raise site.error(
-                ShapeError, f"{sig.name} would give {found:,} tensors: wanted 0 or more"
-            )
-        self._budget.check_nodes(found, f"the operator {sig.name}", site.source)
+            raise ShapeError(f"{sig.name} would give {found:,} tensors: wanted 0 or more")
+        self._budget.check_nodes(found, f"the operator {sig.name}")
         return found
 
     def _known_count(self, op: str, bound: BoundArguments) -> int | None:
@@ -232,13 +298,13 @@ def shape_of_numbers(value: Value) -> tuple[int, ...] | None:
     return None if shape is None else (len(value), *shape)
 
 
-def literal_array(value: Value, dtype: str, site: Site) -> Array:
+def literal_array(value: Value, dtype: str) -> Array:
     """Returns a number or logical as a rank-0 array of the engine's type.
 
     Raises an error for an integer that does not fit in 32 bits.
     """
     if dtype == "integer" and not -_INT32 <= value < _INT32:
-        raise site.error(ShapeError, f"{value} does not fit in 32 bits")
+        raise ShapeError(f"{value} does not fit in 32 bits")
     with np.errstate(over="ignore"):
         return np.array(value, NUMPY_DTYPE[dtype])
 
@@ -253,11 +319,10 @@ def literal_name(array: Array) -> str:
     return str(array[()])
 
 
-def _element_dtype(sig: Signature, result: Type, bound: BoundArguments, site: Site) -> str:
+def _element_dtype(sig: Signature, result: Type, bound: BoundArguments) -> str:
     element = result.items[0] if result.kind == "array" else result
     if element.kind != "tensor":
-        message = f"{sig.name} gives a {result}: a node can only give tensors"
-        raise site.error(UnsupportedOp, message)
+        raise UnsupportedOp(f"{sig.name} gives a {result}: a node can only give tensors")
     return (bound.dtype if element.name == "?" else element.name) or "scalar"
 
 

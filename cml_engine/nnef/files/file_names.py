@@ -18,6 +18,7 @@ def tensor_file_name(label: str, source: Source | None = None) -> str:
     """
     name = label.lstrip("/")
     if problem := name_problem(name):
-        message = f"label {label[:80]!r} {problem}: wanted a path inside the model's folder"
-        raise TensorFileError(message, source)
+        raise TensorFileError(
+            f"label {label[:80]!r} {problem}: wanted a path inside the model's folder", source
+        )
     return f"{PurePosixPath(name)}.dat"

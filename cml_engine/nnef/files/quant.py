@@ -10,8 +10,8 @@ import numpy as np
 from cml_engine.errors import TensorFileError, located
 from cml_engine.ir.graph import Array, Attrs, AttrValue, Quantization, place_of
 from cml_engine.nnef.files.tensor_file import StoredTensor
-from cml_engine.nnef.text.expressions import ExpressionParser
 from cml_engine.nnef.text.lexer import SourceText, unquote
+from cml_engine.nnef.text.parser import ExpressionParser
 from cml_engine.nnef.text.syntax_tree import ArrayExpr, Call, Expr, Literal, TupleExpr
 
 
@@ -43,8 +43,9 @@ class QuantParser(ExpressionParser):
         values: dict[str, AttrValue] = {"op": call.op}
         for argument in call.arguments:
             if argument.name is None or argument.name in values:
-                message = f"{call.op} wants each argument named, and once"
-                raise self.source.error(message, argument.value.pos)
+                raise self.source.error(
+                    f"{call.op} wants each argument named, and once", argument.value.pos
+                )
             values[argument.name] = self._value(argument.value)
         return values
 

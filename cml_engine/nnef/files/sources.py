@@ -65,8 +65,9 @@ def tensor_blob(source: ModelSource, label: str, where: Source) -> Blob:
     try:
         return SourceFile(source, tensor_file_name(label, where))
     except OutsideModelError:
-        message = f"label '{label}' leads out of the model's folder: move the file into it"
-        raise TensorFileError(message, where) from None
+        raise TensorFileError(
+            f"label '{label}' leads out of the model's folder: move the file into it", where
+        ) from None
     except CmlError as error:
         raise type(error)(error.message, error.source or where) from error.__cause__
 
@@ -162,8 +163,9 @@ def decode(data: bytes, file: str) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        message = f"byte {error.start} is not UTF-8: this is no text of NNEF"
-        raise NnefSyntaxError(message, Source(file)) from None
+        raise NnefSyntaxError(
+            f"byte {error.start} is not UTF-8: this is no text of NNEF", Source(file)
+        ) from None
 
 
 def _folder(path: Path) -> FolderSource:

@@ -217,11 +217,11 @@ def _read(
 
 def _shared(variable: Variable, values: Array) -> Array:
     if values.shape != variable.fact.shape:
-        message = (
+        raise TensorFileError(
             f"label '{variable.label}' is shared: its file has shape {list(values.shape)}, "
-            f"this variable wants {list(variable.fact.shape)}"
+            f"this variable wants {list(variable.fact.shape)}",
+            variable.source,
         )
-        raise TensorFileError(message, variable.source)
     return values
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cml_engine.nnef.text.expressions import PRECEDENCE
+from cml_engine.nnef.text.parser import PRECEDENCE
 from cml_engine.nnef.text.syntax_tree import (
     Argument,
     ArrayExpr,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from cml_engine.compiler.passes.infer import MAX_RANK
 from cml_engine.errors.arguments import check_known_names
-from cml_engine.nnef.expansion.expression_evaluator import TENSOR_OPS, TENSOR_UNARY
+from cml_engine.nnef.expansion.evaluator import TENSOR_OPS, TENSOR_UNARY
 from cml_engine.nnef.expansion.library import EXPANDED_BY_RULE
 from cml_engine.nnef.expansion.signatures import (
     EXTENSIONS,
@@ -18,7 +18,7 @@ from cml_engine.nnef.expansion.signatures import (
     Signature,
     operator_signatures,
 )
-from cml_engine.nnef.text.expressions import BUILTINS
+from cml_engine.nnef.text.parser import BUILTINS
 from cml_engine.nnef.text.printer import print_fragment
 from cml_engine.nnef.text.syntax_tree import Binary, Fragment, Unary, called_operators, expressions
 from cml_engine.ops import load_families, registered

@@ -1,0 +1,478 @@
+"""Evaluates assignments and expressions (NNEF 1.0.5, A.2.2).
+
+Calls of the engine's operators become nodes, other calls are expanded.
+
+``target`` is the name, or the tuple of names, that the surrounding assignment gives to the
+tensors of the result.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from cml_engine.errors import ModelError, NnefSyntaxError, ShapeError, UnsupportedOp
+from cml_engine.io.frame_gate import yield_to_frame
+from cml_engine.io.load_limits import current_budget
+from cml_engine.nnef.expansion.einsum import einsum_fragment
+from cml_engine.nnef.expansion.library import EXPANDED_BY_RULE, Library, Operator
+from cml_engine.nnef.expansion.nodes import (
+    Exact,
+    Infer,
+    NodeBuilder,
+    Scope,
+    Site,
+    Target,
+    shape_of_numbers,
+    spread,
+)
+from cml_engine.nnef.expansion.signatures import BindError, BoundArguments, bind, coerce
+from cml_engine.nnef.expansion.values import (
+    TensorRef,
+    Value,
+    binary,
+    charge_elements,
+    convert,
+    describe,
+    element_count,
+    has_tensor,
+    kind_of,
+    unary,
+)
+from cml_engine.nnef.text.lexer import SourceText
+from cml_engine.nnef.text.parser import BUILTINS, parse_fragments
+from cml_engine.nnef.text.syntax_tree import (
+    PRIMITIVES,
+    ArrayExpr,
+    Assignment,
+    Binary,
+    Call,
+    Comprehension,
+    Expr,
+    Fragment,
+    IfElse,
+    Literal,
+    Name,
+    Slicing,
+    Subscript,
+    TupleExpr,
+    Unary,
+)
+
+#: The number of evaluated expressions per charge to the budget.
+_CHARGED = 256
+#: The elements of arrays that are copied or compared per microsecond.
+ELEMENTS = 2
+
+#: The NNEF operators that operator symbols stand for if an operand is a tensor.
+TENSOR_OPS = {
+    "+": "add", "-": "sub", "*": "mul", "/": "div", "^": "pow",
+    "<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==": "eq", "!=": "ne",
+    "&&": "and", "||": "or",
+}  # fmt: skip
+TENSOR_UNARY = {"-": "neg", "!": "not"}
+
+
+class Evaluator:
+    """An evaluator of the assignments in a body, which adds nodes to its ``builder``.
+
+    ``special`` has the operations that are allowed in a graph's body only.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        infer: Infer | None,
+        symbols: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        self.library = library
+        self.builder = NodeBuilder(infer)
+        self.special: Mapping[str, Special] = {}
+        self._steps, self._budget = 0, current_budget()
+        #: the values of tract's symbols, which fragments can read too
+        self._symbols = symbols
+        self._dispatch: dict[type, Callable[[Any, Scope, Target], Value]] = {
+            Literal: _literal,
+            Name: self._name,
+            Call: self._call,
+            ArrayExpr: self._array,
+            TupleExpr: self._tuple,
+            Subscript: self._subscript,
+            Slicing: self._range,
+            Unary: self._unary,
+            Binary: self._binary,
+            IfElse: self._if_else,
+            Comprehension: self._comprehension,
+        }
+
+    def evaluate(self, expr: Expr, scope: Scope, target: Target = None) -> Value:
+        """Returns the value of an expression; ``target`` names the tensors that it computes.
+
+        An error that has no source yet gets that of the expression.
+        """
+        self._steps += 1
+        try:
+            if self._steps > _CHARGED:  # fragments can double the work at each level
+                steps, self._steps = self._steps, 0
+                self._budget.charge_steps(steps, "the evaluation of expressions")
+            return self._dispatch[type(expr)](expr, scope, target)
+        except ModelError as error:
+            if error.source is not None:
+                raise
+            raise scope.error(type(error), error.message, expr.pos) from None
+
+    # -- names ----------------------------------------------------------------------------------
+
+    def _name(self, expr: Name, scope: Scope, target: Target) -> Value:
+        try:
+            return scope.names[expr.id]
+        except KeyError:
+            if expr.id in self._symbols:
+                return self._symbols[expr.id]
+            near = difflib.get_close_matches(expr.id, scope.names, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else "assign it above this line"
+            raise NnefSyntaxError(f"'{expr.id}' is not defined: {hint}") from None
+
+    # -- arrays ---------------------------------------------------------------------------------
+
+    def _array(self, expr: ArrayExpr, scope: Scope, target: Target) -> list[Value]:
+        return _sized(self._items(expr.items, scope, target))
+
+    def _tuple(self, expr: TupleExpr, scope: Scope, target: Target) -> tuple[Value, ...]:
+        return tuple(_sized(self._items(expr.items, scope, target)))
+
+    def _items(self, items: tuple[Expr, ...], scope: Scope, target: Target) -> list[Value]:
+        targets = spread(target, len(items))
+        return [self.evaluate(e, scope, t) for e, t in zip(items, targets, strict=True)]
+
+    def _comprehension(self, expr: Comprehension, scope: Scope, target: Target) -> list[Value]:
+        rows = self._rows(expr, scope)
+        targets = spread(target, len(rows)) if expr.condition is None else [None] * len(rows)
+        self._steps += len(scope.names) // ELEMENTS + len(rows)
+        inner = Scope(**{**vars(scope), "names": dict(scope.names)})
+        found = []
+        for row, wanted in zip(rows, targets, strict=True):
+            inner.names.update(row)
+            if expr.condition is not None and not self._is_true(expr.condition, inner):
+                continue
+            found.append(self.evaluate(expr.item, inner, wanted))
+        return _sized(found)
+
+    def _rows(self, expr: Comprehension, scope: Scope) -> list[dict[str, Value]]:
+        """Returns the values of a comprehension's loop variables by name, a mapping per step.
+
+        Raises an error if the loops' arrays differ in length.
+        """
+        arrays = []
+        for loop in expr.loops:
+            values = self.evaluate(loop.values, scope)
+            if not isinstance(values, list):
+                raise ShapeError(f"'{loop.name} in' wants an array, got {describe(values)}")
+            arrays.append(values)
+        lengths = [len(values) for values in arrays]
+        if len(set(lengths)) > 1:
+            raise ShapeError(
+                f"the loops of a comprehension want arrays of one length, got {lengths}"
+            )
+        names = [loop.name for loop in expr.loops]
+        return [dict(zip(names, row, strict=True)) for row in zip(*arrays, strict=True)]
+
+    def _subscript(self, expr: Subscript, scope: Scope, target: Target) -> Value:
+        values = _sequence(self.evaluate(expr.value, scope))
+        index = self._index(expr.index, scope)
+        if not -len(values) <= index < len(values):
+            raise ShapeError(f"index {index} is outside an array of {len(values)} elements")
+        return values[index]
+
+    def _range(self, expr: Slicing, scope: Scope, target: Target) -> Value:
+        values = _sequence(self.evaluate(expr.value, scope))
+        begin = None if expr.begin is None else self._index(expr.begin, scope)
+        end = None if expr.end is None else self._index(expr.end, scope)
+        self._steps += len(values) // ELEMENTS
+        return values[begin:end]
+
+    def _index(self, expr: Expr, scope: Scope) -> int:
+        value = self.evaluate(expr, scope)
+        if kind_of(value) != "integer":
+            raise scope.error(
+                ShapeError, f"an index must be an integer, got {describe(value)}", expr.pos
+            )
+        return int(value)
+
+    def _is_true(self, expr: Expr, scope: Scope) -> bool:
+        value = self.evaluate(expr, scope)
+        if isinstance(value, bool):
+            return value
+        message = f"a condition must be a logical, got {describe(value)}"
+        if has_tensor(value):
+            message += ": a tensor is not known yet, use select(condition, yes, no)"
+        raise scope.error(ShapeError, message, expr.pos)
+
+    # -- operators ------------------------------------------------------------------------------
+
+    def _unary(self, expr: Unary, scope: Scope, target: Target) -> Value:
+        value = self.evaluate(expr.operand, scope)
+        if isinstance(value, TensorRef):
+            if expr.op == "+":
+                return value
+            return self.operator(TENSOR_UNARY[expr.op], [value], Site(scope, expr.pos, target))
+        return unary(expr.op, value)
+
+    def _binary(self, expr: Binary, scope: Scope, target: Target) -> Value:
+        """Returns the value of a chain of binary operators.
+
+        It does not recurse on the left side, because chains can be long.
+        """
+        chain, left = [expr], expr.left
+        while isinstance(left, Binary):
+            chain.append(left)
+            left = left.left
+        value = self.evaluate(left, scope)
+        for node in reversed(chain):
+            right = self.evaluate(node.right, scope)
+            try:
+                value = self._apply(node, value, right, scope, target if node is expr else None)
+            except ModelError as error:
+                if error.source is not None:
+                    raise
+                raise scope.error(type(error), error.message, node.pos) from None
+        return value
+
+    def _apply(
+        self, expr: Binary, left: Value, right: Value, scope: Scope, target: Target
+    ) -> Value:
+        op = TENSOR_OPS.get(expr.op)
+        if op is not None and (isinstance(left, TensorRef) or isinstance(right, TensorRef)):
+            return self.operator(op, [left, right], Site(scope, expr.pos, target))
+        for side in (left, right):
+            if isinstance(side, (list, tuple, str)):
+                self._steps += element_count(side) // ELEMENTS
+        return binary(expr.op, left, right)
+
+    def _if_else(self, expr: IfElse, scope: Scope, target: Target) -> Value:
+        chosen = expr.yes if self._is_true(expr.condition, scope) else expr.no
+        return self.evaluate(chosen, scope, target)
+
+    # -- calls ----------------------------------------------------------------------------------
+
+    def _call(self, expr: Call, scope: Scope, target: Target) -> Value:
+        if expr.op not in BUILTINS:
+            return self.invoke(expr, Site(scope, expr.pos, target))
+        if len(expr.arguments) != 1 or expr.arguments[0].name is not None or expr.generic:
+            raise NnefSyntaxError(f"{expr.op}() takes one argument")
+        value = self.evaluate(expr.arguments[0].value, scope)
+        if expr.op in PRIMITIVES:
+            return convert(expr.op, value)
+        if expr.op == "shape_of":
+            return self.shape_of(value)
+        if not isinstance(value, (list, str)):
+            raise ShapeError(f"{expr.op}() wants an array, got {describe(value)}")
+        self._steps += len(value) // ELEMENTS
+        return len(value) if expr.op == "length_of" else list(range(len(value)))
+
+    # -- assignments and fragments --------------------------------------------------------------
+
+    def run(self, body: Sequence[Assignment], scope: Scope) -> None:
+        for assignment in body:
+            yield_to_frame()
+            target = self._targets(assignment.target, scope)
+            value = self.evaluate(assignment.value, scope, target)
+            self._assign(assignment.target, value, scope)
+
+    def _targets(self, expr: Expr, scope: Scope) -> Target:
+        """Returns the names that an assignment's left side gives to the tensors on its right side.
+
+        Names of a fragment's body are prefixed, or replaced by the names of the call's results.
+        """
+        if isinstance(expr, (ArrayExpr, TupleExpr)):
+            return tuple(self._targets(item, scope) for item in expr.items)
+        assert isinstance(expr, Name)
+        if scope.caller is None:
+            return Exact(expr.id)
+        return scope.targets.get(expr.id, f"{scope.prefix}_{expr.id}")
+
+    def _assign(self, expr: Expr, value: Value, scope: Scope) -> None:
+        """Binds the names of a left side to values in the scope; arrays and tuples part by part.
+
+        Raises an error if a name is assigned twice or the parts do not fit.
+        """
+        if isinstance(expr, Name):
+            if expr.id in scope.names:
+                raise scope.error(
+                    NnefSyntaxError, f"'{expr.id}' is assigned twice: use another name", expr.pos
+                )
+            scope.names[expr.id] = value
+            return
+        assert isinstance(expr, (ArrayExpr, TupleExpr))
+        wanted = list if isinstance(expr, ArrayExpr) else tuple
+        if not isinstance(value, wanted) or len(value) != len(expr.items):
+            what = "an array" if wanted is list else "a tuple"
+            raise scope.error(
+                ShapeError,
+                f"the left side wants {what} of {len(expr.items)}, got {describe(value)}",
+                expr.pos,
+            )
+        for item, part in zip(expr.items, value, strict=True):
+            self._assign(item, part, scope)
+
+    # -- calls ----------------------------------------------------------------------------------
+
+    def invoke(self, call: Call, site: Site) -> Value:
+        operator = self.library.lookup(call.op, of_model=not site.scope.standard)
+        positional: list[Value] = []
+        named: dict[str, Value] = {}
+        for argument in call.arguments:
+            value = self.evaluate(argument.value, site.scope)
+            if argument.name is None and not named:
+                positional.append(value)
+            elif argument.name is None:
+                raise NnefSyntaxError(f"{call.op}: name every argument after the first")
+            elif argument.name in named:
+                raise NnefSyntaxError(f"{call.op}: parameter '{argument.name}' is given twice")
+            else:
+                named[argument.name] = value
+        generic = site.scope.dtype if call.generic == "?" else call.generic
+        return self._call_bound(operator, positional, named, generic, site)
+
+    def operator(
+        self, op: str, values: list[Value], site: Site, generic: str | None = None
+    ) -> Value:
+        """Calls an operator with evaluated operands and returns its result."""
+        found = self.library.lookup(op, of_model=not site.scope.standard)
+        return self._call_bound(found, values, {}, generic, site)
+
+    def _call_bound(
+        self,
+        operator: Operator,
+        positional: list[Value],
+        named: Mapping[str, Value],
+        generic: str | None,
+        site: Site,
+    ) -> Value:
+        self._steps += sum(
+            len(value) // ELEMENTS
+            for value in (*positional, *named.values())
+            if isinstance(value, (list, str))
+        )
+        bound = bind(operator.signature, positional, named, generic)
+        special = self.special.get(operator.name)
+        if special is not None:
+            return special(bound, site)
+        if operator.standard and operator.name in EXPANDED_BY_RULE:
+            operator = self._by_rule(operator, bound)
+        elif operator.native:
+            return self.builder.emit(operator.signature, bound, site)
+        return self._expand(operator, bound, site)
+
+    def _by_rule(self, operator: Operator, bound: BoundArguments) -> Operator:
+        """Returns ``einsum`` with a body that is written for this call's equation and shapes."""
+        shapes = [self.shape_of(value) for value in bound.values["inputs"]]
+        text = einsum_fragment(bound.values["equation"], shapes)
+        fragment = parse_fragments(text, "<einsum>")[0]
+        return replace(operator, fragment=fragment, text=SourceText(text, "<einsum>"))
+
+    # -- expansion ------------------------------------------------------------------------------
+
+    def _expand(self, operator: Operator, bound: BoundArguments, site: Site) -> Value:
+        """Runs a fragment's body in place of a call and returns its result or results.
+
+        Several results are a tuple.
+        """
+        fragment = operator.fragment
+        inner = _inner_scope(operator, bound, site)
+        if len(inner.chain) > MAX_EXPANSION:
+            raise ModelError(f"fragments call each other without end: {_shown(inner.chain)}")
+        self.run(fragment.body or (), inner)
+        values = [_result(fragment, i, bound, inner) for i in range(len(fragment.results))]
+        return values[0] if len(values) == 1 else tuple(values)
+
+    def shape_of(self, value: Value) -> list[int]:
+        """Returns a value's extents: the built-in function ``shape_of`` (deprecated)."""
+        if not isinstance(value, TensorRef):
+            return list(shape_of_numbers(value) or ())
+        fact = self.builder.facts.get(value.name)
+        if fact is None:
+            raise UnsupportedOp(
+                "shape_of() needs shapes, which are not known here: write the numbers"
+            )
+        return list(fact.shape)
+
+
+def _literal(expr: Literal, scope: Scope, target: Target) -> Value:
+    return expr.value
+
+
+def _sequence(value: Value) -> Any:
+    if not isinstance(value, (list, tuple, str)):
+        raise ShapeError(f"'[' wants an array, got {describe(value)}")
+    return value
+
+
+def _sized(items: list[Value]) -> list[Value]:
+    """Returns an array, after charging its elements to the load budget if it is nested.
+
+    Nested arrays can double at every assignment.
+    """
+    if items and isinstance(items[0], (list, tuple)):
+        charge_elements(items)
+    return items
+
+
+#: The deepest nesting of fragments; recursion by halves (``add_n``) needs about twenty levels.
+MAX_EXPANSION = 40
+
+#: The function of an operator that never becomes a node.
+Special: TypeAlias = Callable[[BoundArguments, Site], Value]
+
+
+def _inner_scope(operator: Operator, bound: BoundArguments, site: Site) -> Scope:
+    fragment, target = operator.fragment, site.target
+    results = [result.name for result in fragment.results]
+    wanted = [target] if len(results) == 1 else spread(target, len(results))
+    return Scope(
+        text=operator.text,
+        names=dict(bound.values),
+        targets={r: t for r, t in zip(results, wanted, strict=True) if t is not None},
+        caller=site.source,
+        chain=(*site.scope.chain, fragment.name),
+        prefix=_prefix(target) or site.scope.prefix or fragment.name,
+        standard=operator.standard,
+        dtype=bound.dtype,
+    )
+
+
+def _result(fragment: Fragment, index: int, bound: BoundArguments, scope: Scope) -> Value:
+    """Returns the value of a fragment's result number ``index``, in the type that it declares.
+
+    Raises an error if the body never assigned it or the type does not fit.
+    """
+    result = fragment.results[index]
+    if result.name not in scope.names:
+        raise scope.error(
+            NnefSyntaxError,
+            f"fragment '{fragment.name}' never assigns its result '{result.name}'",
+            fragment.pos,
+        )
+    value = scope.names[result.name]
+    try:
+        return coerce(result.type, value, bound.dtype)
+    except BindError:
+        raise scope.error(
+            ShapeError,
+            f"result '{result.name}' must be {result.type}, got {describe(value)}",
+            fragment.pos,
+        ) from None
+
+
+def _prefix(target: Target) -> str:
+    while isinstance(target, tuple):
+        target = target[0] if target else None
+    return target or ""
+
+
+def _shown(chain: tuple[str, ...]) -> str:
+    shown = chain if len(chain) <= 8 else (*chain[:6], "...", chain[-1])
+    return " -> ".join(shown)
