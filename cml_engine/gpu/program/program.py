@@ -91,14 +91,6 @@ class GpuProgram:
 
     # --- memory and preparation
 
-    def constants_of(self, plan: Plan) -> SharedConstants | None:
-        """Returns new shared constants for ``plan``: this program's plan with other weights.
-
-        Returns None if a kernel file has changed, so that this program's pipelines do not fit.
-        """
-        common = SharedConstants(plan, self.gpu.memory)
-        return common if common.step_keys(plan) == self._preparation.keys else None
-
     @property
     def evictable(self) -> bool:
         """True if the program has memory on the device that can be evicted now."""

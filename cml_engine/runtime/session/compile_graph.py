@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -13,7 +12,7 @@ from weakref import WeakValueDictionary
 
 from cml_engine.compiler.optimize import NAMES, optimize
 from cml_engine.compiler.plan import Plan
-from cml_engine.compiler.planning.decisions import Decisions, check_decisions, resolve_overrides
+from cml_engine.compiler.planning.decisions import Decisions, check_decisions
 from cml_engine.compiler.planning.dispatches import PlanOptions, Sibling, share_constants
 from cml_engine.compiler.planning.layouts import Storage
 from cml_engine.compiler.planning.plan_graph import plan_graph
@@ -30,13 +29,12 @@ from cml_engine.errors.arguments import (
     check_name_list,
 )
 from cml_engine.ir.graph import Array, Graph, Shapes
-from cml_engine.ops import is_registered, lookup
 from cml_engine.ops.declaration.choice import NO_VARIANTS
-from cml_engine.ops.declaration.spec import OpSpec
-from cml_engine.runtime.live.refill_weights import refill_plan
+from cml_engine.ops.declaration.scratch import Scratch
 
 if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu
+    from cml_engine.gpu.program.memory import SharedConstants
     from cml_engine.gpu.program.preparation import OnProgress
     from cml_engine.gpu.program.program import GpuProgram
 
@@ -101,15 +99,25 @@ class CompileOptions:
 
 # -- shape cache ----------------------------------------------------------------------------------
 
-P = TypeVar("P")
 S = TypeVar("S")
 Key = tuple[tuple[str, tuple[int, ...]], ...]
 #: the most requested shapes for which the full shapes are remembered
 _MAX_REQUESTS = 1024
 
 
+class Program(Protocol):
+    """The interface of a network compiled for a backend: ``GpuProgram`` or ``CpuProgram``."""
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]: ...
+    def reset(self) -> None: ...
+    def build_ahead(self) -> None: ...
+    @property
+    def known_inputs(self) -> frozenset[str]: ...
+    def inherit(self, before: Any) -> None: ...
+
+
 @dataclass(frozen=True)
-class Compiled(Generic[P]):
+class Compiled:
     """A network compiled by a backend at one shape of its inputs.
 
     ``source`` is the original graph, ``graph`` the optimized one; ``program`` is the backend's.
@@ -118,12 +126,10 @@ class Compiled(Generic[P]):
     source: Graph
     graph: Graph
     plan: Plan | None
-    program: P
-    #: its operators as registered at the time of planning
-    specs: Mapping[str, OpSpec] = field(default_factory=dict)
+    program: Program
 
 
-class ShapeCache(Generic[P, S]):
+class ShapeCache(Generic[S]):
     """The sessions of a network by the shapes of its inputs.
 
     The cache keeps the ``most`` recently used compiled networks. It holds sessions weakly, so the
@@ -134,13 +140,13 @@ class ShapeCache(Generic[P, S]):
     def __init__(
         self,
         most: int,
-        compile: Callable[[Graph], Compiled[P]],
-        session: Callable[[Compiled[P], ShapeCache[P, S]], S],
+        compile: Callable[[Graph], Compiled],
+        session: Callable[[Compiled, ShapeCache[S]], S],
     ) -> None:
         self._most = most
         self._compile, self._session = compile, session
         self._lock = Lock()
-        self._recent: OrderedDict[Key, Compiled[P]] = OrderedDict()
+        self._recent: OrderedDict[Key, Compiled] = OrderedDict()
         self._alive: WeakValueDictionary[Key, S] = WeakValueDictionary()
         self._compiling: dict[Key, Future[S]] = {}
         #: the shapes of all inputs by the requested shapes
@@ -213,23 +219,30 @@ def key_of_inputs(graph: Graph) -> Key:
 
 # -- compile graph --------------------------------------------------------------------------------
 
-_log = logging.getLogger(__name__)
-
-
-class Program(Protocol):
-    """The interface of a network compiled for a backend: ``GpuProgram`` or ``CpuProgram``."""
-
-    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]: ...
-    def reset(self) -> None: ...
-    def build_ahead(self) -> None: ...
-    @property
-    def known_inputs(self) -> frozenset[str]: ...
-    def inherit(self, before: Any) -> None: ...
-
 
 def as_gpu_program(program: Any) -> GpuProgram:
     """Returns the program of a GPU session typed as :class:`GpuProgram`; checks nothing."""
     return program  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class FirstNetwork:
+    """The parts of a network that its versions at other shapes share.
+
+    It holds no reference to the program, whose arena is freed with its session. ``constants`` are
+    the weights on the GPU, ``scratch`` is the memory of the CPU's functions.
+    """
+
+    graph: Graph
+    plan: Plan | None
+    constants: SharedConstants | None
+    scratch: Scratch | None
+
+    @classmethod
+    def of(cls, compiled: Compiled) -> FirstNetwork:
+        program: Any = compiled.program
+        constants, scratch = (getattr(program, name, None) for name in ("constants", "scratch"))
+        return cls(compiled.graph, compiled.plan, constants, scratch)
 
 
 def compile_graph(
@@ -238,12 +251,12 @@ def compile_graph(
     options: CompileOptions,
     deferred: bool,
     arena: str | None,
-    before: Compiled[Program] | None = None,
+    first: FirstNetwork | None = None,
     on_progress: OnProgress | None = None,
-) -> Compiled[Program]:
+) -> Compiled:
     """Optimizes and plans a graph for ``gpu`` (None is the CPU) and returns it with its program.
 
-    A graph that replaces ``before`` and differs only in its weights reuses the plan of ``before``.
+    The network of ``first`` at other shapes shares its constants, and its plan where possible.
     Raises :class:`InputError` for an integer network with 16-bit storage.
     """
     if graph.integer and options.storage != "float":
@@ -254,42 +267,28 @@ def compile_graph(
     report = on_progress or (lambda stage, done, total: None)
     report("plan", 0, 1)
     optimized = _optimize(graph, options)
+    if first is not None:
+        optimized = share_constants(optimized, first.graph)
     if gpu is None:
         report("plan", 1, 1)
         if graph.ready is not None:
             graph.ready.check_cpu()
-        return Compiled(graph, optimized, None, CpuProgram(optimized, retain=options.plan.retain))
+        cpu = CpuProgram(optimized, first.scratch if first else None, retain=options.plan.retain)
+        return Compiled(graph, optimized, None, cpu)
     from cml_engine.gpu.program.program import GpuProgram
 
-    specs = _specs(optimized)
-    if before is not None and before.plan is not None and before.specs == specs:
-        optimized = share_constants(optimized, before.graph)
-        plan = _refill_plan(graph, optimized, gpu, options, Sibling(before.graph, before.plan))
-        constants = None if plan is None else as_gpu_program(before.program).constants_of(plan)
-        if plan is not None and constants is not None:
-            _log.info("'%s' has other weights, and the plan and kernels that it had", graph.name)
-            program = GpuProgram(plan, gpu, deferred=deferred, arena=arena, constants=constants)
-            return Compiled(graph, optimized, plan, program, specs)
-    plan = make_plan(optimized, gpu, options, written=graph)
+    sibling = Sibling(first.graph, first.plan) if first and first.plan else None
+    plan = make_plan(optimized, gpu, options, sibling, graph)
     report("plan", 1, 1)
-    program = GpuProgram(plan, gpu, deferred=deferred, arena=arena, on_progress=on_progress)
-    return Compiled(graph, optimized, plan, program, specs)
-
-
-def _specs(graph: Graph) -> dict[str, OpSpec]:
-    """Returns the current registrations of the graph's operators, by name."""
-    ops = dict.fromkeys(op for n in graph.nodes for op in (n.op, *(e.op for e in n.epilogues)))
-    return {op: lookup(op) for op in ops if is_registered(op)}
-
-
-def _refill_plan(
-    graph: Graph, optimized: Graph, gpu: Gpu, options: CompileOptions, before: Sibling
-) -> Plan | None:
-    """Returns the plan of ``before`` with new weights; None if more than the weights differs."""
-    if graph.ready is not None or options.plan.stub:
-        return None
-    overrides = resolve_overrides(options.decide, graph, optimized)
-    return refill_plan(before, optimized, gpu.limits, _plan_options(gpu, options), overrides)
+    program = GpuProgram(
+        plan,
+        gpu,
+        deferred=deferred,
+        arena=arena,
+        constants=first.constants if first else None,
+        on_progress=on_progress,
+    )
+    return Compiled(graph, optimized, plan, program)
 
 
 def _optimize(graph: Graph, options: CompileOptions) -> Graph:
@@ -307,38 +306,13 @@ def _optimize(graph: Graph, options: CompileOptions) -> Graph:
 
 
 def make_recompiler(
-    first: Compiled[Program], gpu: Gpu | None, options: CompileOptions, arena: str | None
-) -> Callable[[Graph], Compiled[Program]]:
-    """Returns a function that compiles a graph: the network of ``first`` at other shapes.
-
-    The function shares constants with ``first`` and its plan where possible. It holds no
-    reference to the first program, whose arena is freed with its session.
-    """
-    before = first.graph
-    if gpu is None or first.plan is None:
-        assert isinstance(first.program, CpuProgram)
-        scratch = first.program.scratch
-
-        def on_cpu(graph: Graph) -> Compiled[Program]:
-            optimized = share_constants(_optimize(graph, options), before)
-            program = CpuProgram(optimized, scratch, retain=options.plan.retain)
-            return Compiled(graph, optimized, None, program)
-
-        return on_cpu
-    from cml_engine.gpu.program.program import GpuProgram
-
-    assert isinstance(first.program, GpuProgram)
-    sibling, constants = Sibling(before, first.plan), first.program.constants
-    # the table of variants is read here, once
-    options = replace(options, plan=_plan_options(gpu, options), tuned=False)
-
-    def on_gpu(graph: Graph) -> Compiled[Program]:
-        optimized = share_constants(_optimize(graph, options), before)
-        plan = make_plan(optimized, gpu, options, sibling, graph)
-        program = GpuProgram(plan, gpu, deferred=True, arena=arena, constants=constants)
-        return Compiled(graph, optimized, plan, program, _specs(optimized))
-
-    return on_gpu
+    first: Compiled, gpu: Gpu | None, options: CompileOptions, arena: str | None
+) -> Callable[[Graph], Compiled]:
+    """Returns a function that compiles a graph: the network of ``first`` at other shapes."""
+    shared = FirstNetwork.of(first)
+    if gpu is not None:  # the table of variants is read here, once
+        options = replace(options, plan=_plan_options(gpu, options), tuned=False)
+    return lambda graph: compile_graph(graph, gpu, options, True, arena, shared)
 
 
 def make_plan(

@@ -112,19 +112,18 @@ class Session:
             compile_graph(graph, self.gpu, options, deferred, arena, on_progress=on_progress)
         )
 
-    def _begin(self, first: Compiled[Program]) -> None:
+    def _begin(self, first: Compiled) -> None:
         """Switches to a compiled network and drops the cached shapes of the previous one."""
         self._take(first)
         #: the network at other shapes, shared by all sessions that ``reshaped`` returns
-        self._shapes: ShapeCache[Program, Session] = ShapeCache(
+        self._shapes: ShapeCache[Session] = ShapeCache(
             self._shapes_kept,
             make_recompiler(first, self.gpu, self.options, self._arena),
             partial(_session_of, self.gpu, self.options, self._arena, self._shapes_kept),
         )
         self._shapes.add(first.source, self)
 
-    def _take(self, compiled: Compiled[Program]) -> None:
-        self._compiled = compiled
+    def _take(self, compiled: Compiled) -> None:
         self.source_graph: Graph = compiled.source
         #: the inputs that a host may omit or set to a number (``cml.load(..., sliders=)``)
         self.sliders: Mapping[str, Slider] = compiled.source.sliders
@@ -161,9 +160,8 @@ class Session:
 
         The new network may have new weights or new operators. ``graph`` may be a function that
         loads it. Returns at once: a thread compiles the network, and a scheduler that has jobs
-        of this session uploads it within its budget. If only weights differ, the plan is reused
-        and existing pipelines are not built again. :meth:`take_replacement` waits for the new
-        network.
+        of this session uploads it within its budget. Pipelines that exist are not built again.
+        :meth:`take_replacement` waits for the new network.
 
         The old network runs until the new one is ready. If the replacement fails, the old
         network stays and the replacement's ``error`` holds the reason. Variables start with the
@@ -172,13 +170,13 @@ class Session:
         if not callable(graph):
             check_instance(Graph, graph, "replace (a graph, or a function that gives one)")
             check_interface(self.source_graph, graph)
-        given, before = graph, self._compiled
+        given, before = graph, self.source_graph
 
-        def compiled() -> Compiled[Program]:
+        def compiled() -> Compiled:
             new = given() if callable(given) else given
             check_instance(Graph, new, "what is to replace a network")
-            check_interface(before.source, new)
-            return compile_graph(new, self.gpu, self.options, True, self._arena, before)
+            check_interface(before, new)
+            return compile_graph(new, self.gpu, self.options, True, self._arena)
 
         if self._coming is not None:
             self._coming.supersede()
@@ -420,8 +418,8 @@ def _session_of(
     options: CompileOptions,
     arena: str | None,
     shapes_kept: int,
-    compiled: Compiled[Program],
-    shapes: ShapeCache[Program, Session],
+    compiled: Compiled,
+    shapes: ShapeCache[Session],
 ) -> Session:
     made = object.__new__(Session)
     made.options, made.gpu, made._shapes = options, gpu, shapes
