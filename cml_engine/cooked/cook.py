@@ -150,7 +150,7 @@ def _meta(
     plans: Sequence[Plan],
     kernels: Iterable[Codes],
 ) -> dict[str, Any]:
-    ops = {op for node in graph.nodes for op in (node.op, *(e.op for e in node.epilogues))}
+    ops = graph.ops
     return {
         "name": graph.name,
         "engine": _engine_version(),

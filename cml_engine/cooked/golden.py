@@ -89,7 +89,7 @@ def make_golden(graph: Graph, written: Graph, storage: str, exact: bool) -> Gold
     which every operator's result is changed by rounding errors. Returns None if an operator has
     no NumPy function, or if the outputs depend on rounding errors alone.
     """
-    ops = {op for node in graph.nodes for op in (node.op, *(e.op for e in node.epilogues))}
+    ops = graph.ops
     if any(lookup(op).cpu is None for op in ops):
         return None
     for seed in range(_TRIES):

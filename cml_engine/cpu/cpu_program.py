@@ -54,7 +54,7 @@ def run_node(
             count += len(epilogue.inputs)
             step = find(epilogue.op)
             alone = (
-                epilogue.position == 0 and not needed and _has_unread_nan(spec, results[0], arrays)
+                epilogue.position == 0 and not needed and _may_overwrite(spec, results[0], arrays)
             )
             formula = step.formula if alone else None
             if formula and apply_in_place(formula, epilogue.attrs, results[0], others):
@@ -65,7 +65,7 @@ def run_node(
     return results
 
 
-def _has_unread_nan(spec: OpSpec, result: Any, arrays: Sequence[Array]) -> bool:
+def _may_overwrite(spec: OpSpec, result: Any, arrays: Sequence[Array]) -> bool:
     """Returns True if an epilogue may overwrite ``result``: it is writable and shares no memory
     with ``arrays``.
 
@@ -157,7 +157,7 @@ class CpuProgram:
         self.scratch = Scratch({}) if scratch is None else scratch
         self._last_use = last_uses(graph, self._held_names)
         # looked up once, so that later registrations do not change this program
-        self._operators = _operators(graph)
+        self._operators = {op: lookup(op) for op in graph.ops}
         self._functions = _prepare_nodes(graph, self.scratch)
         self._state: dict[str, Array] = {}
         #: outputs and kept tensors of the last run
@@ -248,11 +248,6 @@ class CpuProgram:
             if name not in self._results:
                 raise InputError(f"model '{self.graph.name}' has not run yet: there is no '{name}'")
             return self._results[name].copy()
-
-
-def _operators(graph: Graph) -> dict[str, OpSpec]:
-    names = {op for node in graph.nodes for op in (node.op, *(e.op for e in node.epilogues))}
-    return {name: lookup(name) for name in names}
 
 
 def _prepare_nodes(graph: Graph, scratch: Scratch) -> list[Cpu | None]:

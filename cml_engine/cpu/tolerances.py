@@ -70,7 +70,7 @@ def node_tolerance(node: Node) -> Tolerance:
 
     ``of_largest`` is the largest of theirs.
     """
-    tolerances = [lookup(op).tolerance for op in (node.op, *(e.op for e in node.epilogues))]
+    tolerances = [lookup(op).tolerance for op in node.ops]
     return Tolerance(
         sum(t.rtol for t in tolerances),
         sum(t.atol for t in tolerances),

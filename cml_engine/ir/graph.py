@@ -218,9 +218,14 @@ class Node:
         return self.inputs + tuple(name for e in self.epilogues for name in e.inputs)
 
     @property
+    def ops(self) -> tuple[str, ...]:
+        """The names of the operator and of its epilogues, in order."""
+        return self.op, *(epilogue.op for epilogue in self.epilogues)
+
+    @property
     def full_op(self) -> str:
         """The operator and the operators of its epilogues, joined by ``+``: ``conv+relu``."""
-        return "+".join((self.op, *(epilogue.op for epilogue in self.epilogues)))
+        return "+".join(self.ops)
 
     @property
     def title(self) -> str:
@@ -408,6 +413,15 @@ class Graph:
             for name in dict.fromkeys(node.reads):
                 result.setdefault(name, []).append(node)
         return result
+
+    def producers(self) -> dict[str, Node]:
+        """Returns the node that computes each tensor, by the tensor's name, in execution order."""
+        return {name: node for node in self.nodes for name in node.outputs}
+
+    @property
+    def ops(self) -> set[str]:
+        """The names of all operators, including those of epilogues."""
+        return {op for node in self.nodes for op in node.ops}
 
     def is_constant(self, name: str) -> bool:
         """Returns True if a tensor's value never changes: a constant that no ``update`` writes."""

@@ -261,7 +261,7 @@ def _checks(
 
     Every node of ``graph`` reads the values of ``written``, so errors do not accumulate.
     """
-    makers = {name: node for node in written.nodes for name in node.outputs}
+    makers = written.producers()
     known: dict[str, Array] = {**graph.constants, **{n: values[n] for n in graph.inputs}}
     for name in graph.constants:
         if name in makers:  # folded by a pass

@@ -320,15 +320,14 @@ class AblationReport:
 
 def count_uses(graph: Graph, operator: str) -> int:
     """Returns the number of uses of the operator in the network, including fused ones."""
-    return sum((node.op, *(e.op for e in node.epilogues)).count(operator) for node in graph.nodes)
+    return sum(node.ops.count(operator) for node in graph.nodes)
 
 
 def check_operator(graph: Graph, operator: str) -> None:
     """Raises :class:`InputError` if the operator is not in the graph or runs nothing on the GPU."""
-    names = {op for node in graph.nodes for op in (node.op, *(e.op for e in node.epilogues))}
-    if operator not in names:
+    if operator not in (names := sorted(graph.ops)):
         raise InputError(
-            f"no operator '{operator}' in model '{graph.name}'; it has {', '.join(sorted(names))}"
+            f"no operator '{operator}' in model '{graph.name}'; it has {', '.join(names)}"
         )
     if lookup(operator).alias:
         raise InputError(f"'{operator}' runs nothing on the GPU: there is nothing to replace")

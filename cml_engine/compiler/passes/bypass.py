@@ -34,7 +34,7 @@ def _product_with_one(match: Match) -> str | None:
     return None
 
 
-def _order(node: Node, rank: int) -> list[int]:
+def full_order(node: Node, rank: int) -> list[int]:
     """Returns the full permutation of a transpose; axes missing from its attribute keep their
     order at the end."""
     axes = [int(axis) for axis in node.attrs["axes"]]
@@ -50,7 +50,7 @@ def _still_transpose(match: Match) -> Node | str | None:
     """
     node = match.last
     fact = match.fact(node.inputs[0])
-    order = _order(node, fact.rank)
+    order = full_order(node, fact.rank)
     if order == sorted(order):
         return node.inputs[0]
     wide = [axis for axis in order if fact.shape[axis] != 1]
@@ -67,8 +67,8 @@ def _still_transpose(match: Match) -> Node | str | None:
 def _two_transposes(match: Match) -> Node:
     first, second = match.nodes
     rank = match.fact(first.inputs[0]).rank
-    inner = _order(first, rank)
-    axes = [inner[axis] for axis in _order(second, rank)]
+    inner = full_order(first, rank)
+    axes = [inner[axis] for axis in full_order(second, rank)]
     return match.node("transpose", first.inputs, Attrs({**second.attrs, "axes": axes}))
 
 

@@ -11,18 +11,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from cml_engine.compiler.passes.fold_constants import fold_constants
 from cml_engine.compiler.passes.fuse_epilogues import fuse_epilogues, per_channel, takes_operand
-from cml_engine.compiler.passes.infer import infer_node
-from cml_engine.ir.graph import Array, Attrs, Epilogue, Fact, Graph, Node, unused_name
+from cml_engine.compiler.passes.infer import GraphRewriter
+from cml_engine.ir.graph import Attrs, Epilogue, Graph, Node
 from cml_engine.ops.declaration.epilogue import has_room
 from cml_engine.ops.declaration.registry import is_builtin, lookup
 
 _STEPS = ("sub", "mul", "add")
-#: suffixes for the names of the intermediate tensors
-_TENSORS = ("epsilon", "safe", "deviation", "factor", "centred", "scaled")
 
 
 def expand_normalization(graph: Graph) -> Graph:
@@ -35,14 +31,10 @@ def expand_normalization(graph: Graph) -> Graph:
     chosen = _find_applicable(graph)
     if not chosen:
         return graph
-    facts, constants = dict(graph.facts), dict(graph.constants)
-    nodes: list[Node] = []
+    rewriter = GraphRewriter(graph)
     for node in graph.nodes:
-        if node.outputs[0] in chosen:
-            nodes += _expand(node, facts, constants)
-        else:
-            nodes.append(node)
-    return fold_constants(graph.with_(nodes=tuple(nodes), facts=facts, constants=constants))
+        rewriter.nodes.append(_expand(rewriter, node) if node.outputs[0] in chosen else node)
+    return fold_constants(rewriter.finished())
 
 
 def _find_applicable(graph: Graph) -> set[str]:
@@ -92,26 +84,16 @@ def _takes(graph: Graph, producer: Node, node: Node) -> bool:
     return takes and has_room(graph, producer, (*producer.epilogues, *steps))
 
 
-def _expand(node: Node, facts: dict[str, Fact], constants: dict[str, Array]) -> list[Node]:
-    """Returns the nodes that replace a batch normalization, in execution order.
-
-    Adds the facts of their results to ``facts``, and the epsilon to ``constants``.
-    """
+def _expand(rewriter: GraphRewriter, node: Node) -> Node:
+    """Adds the nodes that replace a batch normalization, and returns the last one."""
     x, mean, variance, offset, scale = node.inputs
-    names = {what: unused_name(f"{node.outputs[0]}.{what}", facts) for what in _TENSORS}
-    constants[names["epsilon"]] = np.asarray(node.attrs["epsilon"], np.float32)
-    facts[names["epsilon"]] = Fact("scalar", ())
-    steps = (
-        ("add", (variance, names["epsilon"]), names["safe"]),
-        ("sqrt", (names["safe"],), names["deviation"]),
-        ("div", (scale, names["deviation"]), names["factor"]),
-        ("sub", (x, mean), names["centred"]),
-        ("mul", (names["centred"], names["factor"]), names["scaled"]),
-        ("add", (names["scaled"], offset), node.outputs[0]),
-    )
-    nodes = []
-    for op, inputs, output in steps:
-        made = replace(node, op=op, inputs=inputs, outputs=(output,), attrs=Attrs())
-        (facts[output],) = infer_node(made, facts)
-        nodes.append(made)
-    return nodes
+    result = node.outputs[0]
+
+    def add(suffix: str, op: str, *inputs: str) -> str:
+        return rewriter.add(node, f"{result}.{suffix}", op, *inputs)[0]
+
+    epsilon = rewriter.constant(f"{result}.epsilon", node.attrs["epsilon"])
+    deviation = add("deviation", "sqrt", add("safe", "add", variance, epsilon))
+    factor = add("factor", "div", scale, deviation)
+    scaled = add("scaled", "mul", add("centred", "sub", x, mean), factor)
+    return replace(node, op="add", inputs=(scaled, offset), attrs=Attrs())

@@ -16,8 +16,8 @@ from math import prod
 import numpy as np
 
 from cml_engine.compiler.passes.dead_code import eliminate_dead_code
-from cml_engine.compiler.passes.infer import infer_node
-from cml_engine.ir.graph import Array, Attrs, AttrValue, Fact, Graph, Node, unused_name
+from cml_engine.compiler.passes.infer import GraphRewriter
+from cml_engine.ir.graph import Array, AttrValue, Fact, Graph, Node
 from cml_engine.ops.declaration.registry import is_builtin
 
 _OPS = (
@@ -31,16 +31,14 @@ def normalize_groups(graph: Graph) -> Graph:
     ``batch_normalization`` of the map itself."""
     if not any(node.op == "batch_normalization" for node in graph.nodes) or not is_builtin(*_OPS):
         return graph
-    rewriting = _Rewriter(graph)
-    found = {one.last: one for one in rewriting.find_patterns()}
+    found = {one.last: one for one in _PatternFinder(graph).find_patterns()}
     if not found:
         return graph
-    nodes: list[Node] = []
+    rewriter = GraphRewriter(graph)
     for node in graph.nodes:
         one = found.get(node.outputs[0])
-        nodes += rewriting.replace(one) if one else [node]
-    changed = graph.with_(nodes=tuple(nodes), facts=rewriting.facts, constants=rewriting.constants)
-    return eliminate_dead_code(changed)
+        rewriter.nodes.append(_replace(rewriter, one) if one else node)
+    return eliminate_dead_code(rewriter.finished())
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +58,12 @@ class _GroupPattern:
     offset: Array
 
 
-class _Rewriter:
+class _PatternFinder:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._producers = {name: node for node in graph.nodes for name in node.outputs}
+        self._producers = graph.producers()
         self._readers = graph.consumers()
         self._roots = set(graph.roots)
-        self.facts: dict[str, Fact] = dict(graph.facts)
-        self.constants: dict[str, Array] = dict(graph.constants)
-
-    # -- matching -------------------------------------------------------------------------------
 
     def find_patterns(self) -> Iterator[_GroupPattern]:
         for node in self._graph.nodes:
@@ -146,64 +140,33 @@ class _Rewriter:
             return None
         return value.reshape(-1) if value.shape[1] == fact.shape[1] else None
 
-    # -- replacement ----------------------------------------------------------------------------
 
-    def replace(self, one: _GroupPattern) -> list[Node]:
-        make = _NewNodes(one, self.facts)
-        shape = self.facts[one.x].shape
-        channels = shape[1]
-        mean, variance = make("moments", one.x, results=2, axes=list(range(2, len(shape))))
-        if one.groups < channels:
-            parts = [shape[0], one.groups, channels // one.groups]
-            means, variances = (_reshape(make, name, parts) for name in (mean, variance))
-            (mean,) = make("mean_reduce", means, axes=[2])
-            (apart,) = make("sqr", *make("sub", means, mean))
-            (variance,) = make("mean_reduce", *make("add", apart, variances), axes=[2])
-            each = [shape[0], channels, *[1] * (len(shape) - 2)]
-            tiled = [make("tile", name, repeats=[1, 1, parts[2]]) for name in (mean, variance)]
-            mean, variance = (_reshape(make, name, each) for (name,) in tiled)
-        names = [
-            self._constant(one, what, value)
-            for what, value in (("offset", one.offset), ("scale", one.scale))
-        ]
-        last = replace(one.norm, inputs=(one.x, mean, variance, *names), outputs=(one.last,))
-        return [*make.nodes, last]
+def _replace(rewriter: GraphRewriter, one: _GroupPattern) -> Node:
+    """Adds the small nodes that replace one normalization, and returns the last one."""
 
-    def _constant(self, one: _GroupPattern, what: str, value: Array) -> str:
-        name = unused_name(f"{one.last}.{what}", self.facts)
-        self.constants[name] = np.asarray(value.reshape(1, -1), np.float32)
-        self.facts[name] = Fact("scalar", self.constants[name].shape)
-        return name
+    def add(op: str, *inputs: str, results: int = 1, **attrs: AttrValue) -> tuple[str, ...]:
+        return rewriter.add(one.norm, f"{one.last}.{op}", op, *inputs, results=results, **attrs)
 
+    def reshape(name: str, shape: list[int]) -> str:
+        return add("reshape", name, shape=shape, axis_start=0, axis_count=-1)[0]
 
-class _NewNodes:
-    """Builds the small nodes that replace one normalization.
-
-    A call appends a node of operator ``op`` to ``nodes``, adds the facts of its results, and
-    returns their names.
-    """
-
-    def __init__(self, one: _GroupPattern, facts: dict[str, Fact]) -> None:
-        self._one, self._facts = one, facts
-        self.nodes: list[Node] = []
-
-    def __call__(
-        self, op: str, *inputs: str, results: int = 1, **attrs: AttrValue
-    ) -> tuple[str, ...]:
-        names: list[str] = []
-        for _ in range(results):
-            names.append(unused_name(f"{self._one.last}.{op}", self._facts))
-            self._facts[names[-1]] = Fact("scalar", ())
-        node = replace(
-            self._one.norm, op=op, inputs=inputs, outputs=tuple(names), attrs=Attrs(attrs)
-        )
-        self._facts.update(zip(names, infer_node(node, self._facts), strict=True))
-        self.nodes.append(node)
-        return tuple(names)
-
-
-def _reshape(make: _NewNodes, name: str, shape: list[int]) -> str:
-    return make("reshape", name, shape=shape, axis_start=0, axis_count=-1)[0]
+    shape = rewriter.facts[one.x].shape
+    channels = shape[1]
+    mean, variance = add("moments", one.x, results=2, axes=list(range(2, len(shape))))
+    if one.groups < channels:
+        parts = [shape[0], one.groups, channels // one.groups]
+        means, variances = (reshape(name, parts) for name in (mean, variance))
+        (mean,) = add("mean_reduce", means, axes=[2])
+        (apart,) = add("sqr", *add("sub", means, mean))
+        (variance,) = add("mean_reduce", *add("add", apart, variances), axes=[2])
+        each = [shape[0], channels, *[1] * (len(shape) - 2)]
+        tiled = [add("tile", name, repeats=[1, 1, parts[2]]) for name in (mean, variance)]
+        mean, variance = (reshape(name, each) for (name,) in tiled)
+    names = [
+        rewriter.constant(f"{one.last}.{what}", value.reshape(1, -1))
+        for what, value in (("offset", one.offset), ("scale", one.scale))
+    ]
+    return replace(one.norm, inputs=(one.x, mean, variance, *names), outputs=(one.last,))
 
 
 def _are_groups(shape: tuple[int, ...], parts: tuple[int, ...]) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from cml_engine.compiler.passes.bypass import full_order
 from cml_engine.compiler.passes.dead_code import eliminate_dead_code
 from cml_engine.ir.graph import Attrs, Fact, Graph, Node, unused_name
 from cml_engine.ops.declaration.registry import is_builtin, lookup
@@ -81,9 +82,7 @@ class _TransposeSinker:
             return None
         orders = {self._order_of(n) for n in node.inputs if not self._graph.is_constant(n)}
         order = orders.pop() if len(orders) == 1 else None
-        if order is None or not self._fits(node, order):
-            return None
-        return order
+        return order if order is not None and self._fits(node, order) else None
 
     def _order_of(self, name: str) -> Order | None:
         """Returns the full permutation if ``name`` is the result of a transpose that only one
@@ -93,8 +92,7 @@ class _TransposeSinker:
             return None
         if len(self._readers.get(name, ())) != 1:
             return None
-        axes = [int(axis) for axis in node.attrs["axes"]]
-        return (*axes, *range(len(axes), self._facts[name].rank))
+        return tuple(full_order(node, self._facts[name].rank))
 
     def _fits(self, node: Node, order: Order) -> bool:
         """Returns True if the node can be computed before transposes of this order.

@@ -22,27 +22,21 @@ from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.split_bindings import COUNTS, SplitBinding
 
 
-def producers(graph: Graph) -> dict[str, Node]:
-    """Returns the node that computes each tensor, by the tensor's name, in execution order."""
-    return {name: node for node in graph.nodes for name in node.outputs}
-
-
 def made_of(node: Node, written: Mapping[str, Node], computed: Collection[str]) -> list[Node]:
     """Returns the model's operators that a node of the optimized graph computes, in execution
     order.
 
-    ``written`` has the model's :func:`producers`; ``computed`` has the results of the optimized
-    graph. Returns an empty list if a pass renamed the result.
+    ``written`` has the model's :meth:`Graph.producers`; ``computed`` has the results of the
+    optimized graph. Returns an empty list if a pass renamed the result.
     """
-    found: dict[int, Node] = {}
+    found: set[int] = set()
     pending = list(node.outputs)
     while pending:
         inner = written.get(pending.pop())
         if inner is not None and id(inner) not in found:
-            found[id(inner)] = inner
+            found.add(id(inner))
             pending += [n for n in inner.reads if n not in computed and n not in node.reads]
-    order = {id(n): i for i, n in enumerate(written.values())}
-    return sorted(found.values(), key=lambda n: order[id(n)])
+    return list({id(n): n for n in written.values() if id(n) in found}.values())
 
 
 # -- overrides ------------------------------------------------------------------------------------
@@ -144,17 +138,17 @@ def resolve_overrides(decide: Decisions, written: Graph, optimized: Graph) -> Ov
 def _resolve_name(kind: str, name: str, written: Graph, optimized: Graph) -> str:
     """Returns the tensor of the optimized graph that a decision of this kind on tensor ``name``
     applies to."""
-    if kind == "parts" and name not in producers(written):
+    if kind == "parts" and name not in written.producers():
         return name  # an input, a constant or a packed tensor, which lowering checks
     subject = _find_subject(name, written, optimized)
     return _find_stored(subject, optimized) if kind == "storage" else subject
 
 
 def _find_subject(name: str, written: Graph, optimized: Graph) -> str:
-    computed = producers(optimized)
+    computed = optimized.producers()
     if name in computed or name in optimized.constants:
         return name
-    origins = producers(written)
+    origins = written.producers()
     if name in origins:
         for node in optimized.nodes:
             if any(name in inner.outputs for inner in made_of(node, origins, computed)):
@@ -169,7 +163,7 @@ def _find_subject(name: str, written: Graph, optimized: Graph) -> str:
 def _find_stored(subject: str, optimized: Graph) -> str:
     """Returns the tensor whose storage a decision on ``subject`` sets: the weights if it is a
     matrix product, else ``subject``."""
-    node = producers(optimized).get(subject)
+    node = optimized.producers().get(subject)
     matrices = matrices_in_half(optimized)
     weights = [n for n in node.inputs[1:2] if n in matrices] if node else []
     return weights[0] if weights else subject

@@ -350,9 +350,7 @@ def add_dispatches(
     uploaded: Collection[str],
 ) -> None:
     stub = options.stub
-    if stub and stub not in {
-        op for n in graph.nodes for op in (n.op, *(e.op for e in n.epilogues))
-    }:
+    if stub and stub not in graph.ops:
         raise InputError(f"stub: model '{graph.name}' has no operator '{stub}'")
     for node in graph.nodes:
         if node.outputs[0] in uploaded:

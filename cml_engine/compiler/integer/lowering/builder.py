@@ -248,7 +248,7 @@ class IntegerGraphBuilder:
 
     @cached_property
     def _producers(self) -> dict[str, Node]:
-        return {name: node for node in self.graph.nodes for name in node.outputs}
+        return self.graph.producers()
 
     def integer_constant(self, node: Node, name: str, what: str) -> tuple[Array, QuantParams]:
         """Returns the integers of a constant as int64, and its line in ``graph.quant``.
