@@ -205,15 +205,15 @@ def layouts_for(
     graph: Graph,
     storage: Storage = "float",
     overrides: Mapping[str, str] = _NOTHING,
-    asked_layouts: Mapping[str, str] = _NOTHING,
+    layout_overrides: Mapping[str, str] = _NOTHING,
 ) -> dict[str, str]:
     """Returns the layout of every tensor that is not plain, by name, with the storage applied.
 
     ``storage`` is the default. ``overrides`` has the storage of tensors for which the caller
-    decides it; ``asked_layouts`` has the layouts that the caller decides.
+    decides it; ``layout_overrides`` has the layouts that the caller decides.
     """
     check_choice(get_args(Storage), storage, "storage")
-    layouts = choose_layout(graph, asked_layouts)
+    layouts = choose_layout(graph, layout_overrides)
     if graph.words:
         return _in_words(graph, layouts, overrides)
     if storage == "half" or overrides:
@@ -263,9 +263,7 @@ def _stored_alike(graph: Graph, layouts: Mapping[str, str]) -> tuple[Ties, dict[
     for node in graph.nodes:
         results = {n for n in node.outputs if layouts.get(n) == C4}
         read = {n for n in node.reads if layouts.get(n) == C4}
-        taken = _packed_of(node, graph.facts) if graph.words else half_of(node, graph.facts)
-        if taken == "reads" and graph.words:
-            taken = "none"  # such kernels unpack 16-bit numbers themselves and cannot unpack words
+        taken = half_of(node, graph.facts, packed=bool(graph.words))
         if taken == "none" or _stands_beside_plain(node, graph, layouts):
             full |= dict.fromkeys(read | results, node)
         elif taken == "reads":
@@ -339,27 +337,21 @@ def matrices_in_half(graph: Graph) -> set[str]:
     return found - others
 
 
-def half_of(node: Node, facts: Mapping[str, Fact]) -> Half:
-    """Returns which of the node's blocked feature maps may be stored in 16 bits.
-
-    ``"none"``, ``"each"`` independently, ``"alike"`` (all or none), or ``"reads"`` (the
-    operands). Operators of integer networks have ``"none"``.
-    """
-    return "none" if lookup(node.op).traits.is_integer else _packed_of(node, facts)
-
-
-def _packed_of(node: Node, facts: Mapping[str, Fact]) -> Half:
+def half_of(node: Node, facts: Mapping[str, Fact], packed: bool = False) -> Half:
     """Returns which of the node's blocked feature maps its kernel can read or write in 16 bits.
 
-    The values are those of :func:`half_of`; ``"none"`` without a kernel.
+    ``"none"``, ``"each"`` independently, ``"alike"`` (all or none), or ``"reads"`` (the
+    operands). Operators of integer networks have ``"none"``, except for ``packed`` words.
     """
     spec = lookup(node.op)
-    if spec.kernel is None:
+    if spec.kernel is None or (spec.traits.is_integer and not packed):
         return "none"
-    if not callable(spec.kernel.half):
-        return spec.kernel.half
-    with located(node.source), calling(spec.is_custom, "half", node_fault(node)):
-        return spec.kernel.half(node, facts)
+    half = spec.kernel.half
+    if callable(half):
+        with located(node.source), calling(spec.is_custom, "half", node_fault(node)):
+            half = half(node, facts)
+    # such kernels unpack 16-bit numbers themselves and cannot unpack words
+    return "none" if packed and half == "reads" else half
 
 
 def rounded_weights(node: Node, graph: Graph, layouts: Mapping[str, str]) -> tuple[str, ...]:

@@ -7,14 +7,13 @@ import random
 from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from math import prod
 
 import numpy as np
 
 from cml_engine.compiler.plan import Memory
 from cml_engine.io.frame_gate import yield_to_frame
-from cml_engine.ir.graph import Fact, Graph, Node
+from cml_engine.ir.graph import Array, Fact, Graph, Node
 from cml_engine.ir.layout import PLAIN, words
 from cml_engine.ops.declaration.registry import lookup
 
@@ -116,18 +115,21 @@ def rounded_up(items: Iterable[Lifetime], alignment: int) -> list[Lifetime]:
     return [replace(i, nbytes=-(-i.nbytes // alignment) * alignment) for i in items]
 
 
-def lower_bound(items: Iterable[Lifetime]) -> int:
+def live_bytes(items: Sequence[Lifetime]) -> tuple[Array, int]:
+    """Returns the sum of bytes alive at each step as an array, and the number of its first step."""
+    begin = min((item.first for item in items), default=0)
+    end = max((item.last for item in items), default=begin - 1) + 1
+    change = np.zeros(end - begin + 1, np.int64)
+    for item in items:
+        change[item.first - begin] += item.nbytes
+        change[item.last + 1 - begin] -= item.nbytes
+    return np.cumsum(change)[:-1], begin
+
+
+def lower_bound(items: Sequence[Lifetime]) -> int:
     """Returns the largest sum of bytes alive at one step, which bounds every placement from
     below."""
-    change: dict[int, int] = {}
-    for item in items:
-        change[item.first] = change.get(item.first, 0) + item.nbytes
-        change[item.last + 1] = change.get(item.last + 1, 0) - item.nbytes
-    alive = largest = 0
-    for step in sorted(change):
-        alive += change[step]
-        largest = max(largest, alive)
-    return largest
+    return int(live_bytes(items)[0].max(initial=0))
 
 
 def _fullest_steps(items: Sequence[Lifetime]) -> dict[str, int]:
@@ -136,13 +138,8 @@ def _fullest_steps(items: Sequence[Lifetime]) -> dict[str, int]:
     If that is near the bound, the tensors of the step must fit together exactly. Other tensors
     can be placed later.
     """
-    begin = min((i.first for i in items), default=0)
-    alive = [0] * (max((i.last for i in items), default=0) - begin + 2)
-    for item in items:
-        alive[item.first - begin] += item.nbytes
-        alive[item.last + 1 - begin] -= item.nbytes
-    alive = list(accumulate(alive))
-    return {i.name: max(alive[i.first - begin : i.last + 1 - begin]) for i in items}
+    alive, begin = live_bytes(items)
+    return {i.name: int(alive[i.first - begin : i.last + 1 - begin].max()) for i in items}
 
 
 def _place_in_time(
@@ -385,11 +382,7 @@ class _LiveBytes:
 
     def __init__(self, items: Sequence[Lifetime]) -> None:
         self._items = {item.name: item for item in items}
-        begin = min((item.first for item in items), default=0)
-        count = max((item.last for item in items), default=0) - begin + 1
-        self._begin, self._bytes = begin, np.zeros(count, np.int64)
-        for item in items:
-            self._add(item, 1)
+        self._bytes, self._begin = live_bytes(items)
         self._most = self._bytes.max(initial=0)
 
     def _add(self, item: Lifetime, sign: int) -> None:

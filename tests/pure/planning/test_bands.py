@@ -70,6 +70,21 @@ def planned(graph, limit=0, decide=(), **limits):
     return plan_graph(graph, Limits(**limits), options=options, decide=dict(decide))
 
 
+def is_possible(run):
+    """Returns True if a run can be computed in bands: its nodes have rules that fit together, and
+    a result is read after it."""
+    chart = run.chart
+    banded = [k for k in range(run.first, run.end) if k not in run.aside]
+    if not run.results or any(chart.rules[k] is None for k in banded):
+        return False
+    return all(
+        want.span is not None and want.axis == chart.axes[want.name]
+        for rule in run.inside.values()
+        for want in rule.for_rows(0, rule.extent).wants
+        if want.name in run.inside
+    )
+
+
 def longest_runs(graph):
     """Returns the runs of nodes that can be computed in several bands, in order, each as long as
     possible.
@@ -79,7 +94,7 @@ def longest_runs(graph):
     chart, runs, first = find_graph_rows(graph, {}, ()), [], 0
     while first < len(graph.nodes):
         ends = range(len(graph.nodes), first, -1)
-        run = next((r for end in ends if (r := OperatorRun(chart, first, end)).is_possible), None)
+        run = next((r for end in ends if is_possible(r := OperatorRun(chart, first, end))), None)
         runs += [run] if run is not None and run.max_bands > 1 else []
         first = run.end if run is not None else first + 1
     return runs
@@ -154,7 +169,7 @@ def test_runs_that_are_estimated_are_possible(seed):
     for begin, nbytes, _ in Estimates(facts, Bounds(inf, inf), {}).by_begin():
         for i, column in np.argwhere(nbytes < inf):
             run = OperatorRun(facts.chart, begin, begin + 1 + int(i))
-            assert run.is_possible and run.max_bands >= facts.counts[column]
+            assert is_possible(run) and run.max_bands >= facts.counts[column]
 
 
 @pytest.mark.parametrize("share", [0.7, 0.3])

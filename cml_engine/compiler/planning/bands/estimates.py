@@ -20,6 +20,7 @@ from cml_engine.compiler.planning.dispatches import CompleteDraft
 from cml_engine.compiler.planning.memory import (
     Lifetime,
     Views,
+    live_bytes,
     merge_lifetimes,
     resolve_view,
     rounded_up,
@@ -53,20 +54,14 @@ class MemoryUsage:
         return [(end - n, end) for end, n in zip(ends, counts.values(), strict=True)]
 
     @cached_property
-    def alive(self) -> list[int]:
-        """The bytes alive at each dispatch, as a list that begins with those before the first
-        and ends with those after the last."""
-        count = len(self.drafted.draft.dispatches)
-        change = [0] * (count + 3)
-        for item in self.items:
-            change[item.first + 1] += item.nbytes
-            change[item.last + 2] -= item.nbytes
-        return list(accumulate(change))[: count + 2]
+    def _alive(self) -> tuple[Array, int]:
+        return live_bytes(self.items)
 
     def of_node(self, k: int) -> int:
         """Returns the bytes alive at the fullest dispatch of node ``k``; 0 if it has none."""
-        first, end = self.steps[k]
-        return max(self.alive[first + 1 : end + 1], default=0)
+        alive, begin = self._alive
+        first, end = (max(step - begin, 0) for step in self.steps[k])
+        return int(alive[first:end].max(initial=0))
 
     def largest_of_node(self, k: int) -> int:
         """Returns the bytes of the largest tensor alive while node ``k`` is computed; 0 if it
@@ -164,22 +159,9 @@ class RunFacts:
         return {name: k for k, node in enumerate(nodes) for name in node.outputs}
 
     @cached_property
-    def is_small(self) -> list[bool]:
-        """For each node, True if its results have no rows, so that it is never computed in
-        bands."""
-        chart = self.chart
-        return [
-            rule is None or not any(map(chart.has_rows, node.outputs))
-            for rule, node in zip(chart.rules, chart.graph.nodes, strict=True)
-        ]
-
-    @cached_property
     def reads(self) -> list[list[RowWindow]]:
         """For each node, the rows that it reads of its operands; empty for nodes without rows."""
-        found: list[list[RowWindow]] = []
-        for rule, small in zip(self.chart.rules, self.is_small, strict=True):
-            found.append([] if rule is None or small else _reads_of(rule))
-        return found
+        return [[] if rule is None else _reads_of(rule) for rule in self.chart.rules]
 
     @cached_property
     def first_begin(self) -> list[int]:
@@ -191,7 +173,7 @@ class RunFacts:
             zip(self.chart.graph.nodes, self.chart.rules, strict=True)
         ):
             made = {name: origin[self.makers[name]] for name in node.reads if name in self.makers}
-            if self.is_small[k] or rule is None:
+            if rule is None:
                 found.append(max(made.values(), default=-1))
                 origin.append(found[-1])
                 continue
@@ -273,10 +255,8 @@ class RunFacts:
         for _, _, dispatch, _ in self.usage.drafted.draft.dispatches:
             for name in self.usage.drafted.draft.scratch.keys() & set(dispatch.tensors):
                 filled.setdefault(name, []).append(dispatch.groups)
-        for (
-            name,
-            groups,
-        ) in filled.items():  # dispatches that fill and read the scratch come in pairs
+        # dispatches that fill and read the scratch come in pairs
+        for name, groups in filled.items():
             k = self.makers.get(name.rpartition(".scratch")[0])
             if k is not None:
                 found[k] = max(found[k], sum(groups) / sum(groups[:2]))
@@ -362,7 +342,12 @@ class Estimates:
         #: the bytes of bands at their fullest step, and the extra work
         self.peak, self.work = np.zeros(shape), np.zeros(shape)
         #: the bytes of whole tensors that bands replace, and the number that are too large
-        self.inside, self.large_inside = np.zeros(self.size), np.zeros(self.size)
+        self.inside = np.zeros((self.size, 2))
+        items = self.usage.items
+        sizes = [self._sizes(item) for item in items]
+        #: the same of all tensors that begin, or end, before each step
+        self.begun = self._sums([item.first for item in items], sizes)
+        self.ended = self._sums([item.last for item in items], sizes)
         #: the most bands of each run, and a mask of impossible combinations
         self.most = np.full(self.size, inf)
         self.refused = np.zeros(shape, bool)
@@ -384,7 +369,7 @@ class Estimates:
             self._shift()
             if begin + self.size < len(self.nodes):
                 self._forget(begin + self.size)
-            if not facts.is_small[begin]:
+            if facts.chart.rules[begin] is not None:
                 self._add(begin)
             count = min(end - begin, self.size)
             nbytes = self._bytes(begin, count)
@@ -392,7 +377,7 @@ class Estimates:
 
     def _shift(self) -> None:
         for array, new in ((self.peak, 0), (self.work, 0), (self.inside, 0), (self.refused, False),
-                           (self.large_inside, 0), (self.most, inf)):  # fmt: skip
+                           (self.most, inf)):  # fmt: skip
             array[1:] = array[:-1].copy()
             array[0] = new
 
@@ -411,39 +396,19 @@ class Estimates:
         """
         first = self.usage.steps[begin][0]
         ends = [end for _, end in self.usage.steps[begin : begin + count]]
-        beside = self._begun[ends] - self._ended[first] - self.inside[:count]
-        large = self._large_begun[ends] - self._large_ended[first] - self.large_inside[:count]
-        nbytes = beside[:, None] + self._peak(begin)[:count]
-        return np.where(large[:, None] > 0, inf, nbytes)
+        beside = self.begun[ends] - self.ended[first] - self.inside[:count]
+        nbytes = beside[:, :1] + self._peak(begin)[:count]
+        return np.where(beside[:, 1:] > 0, inf, nbytes)
 
-    @cached_property
-    def _begun(self) -> Array:
-        return self._sums([i.first for i in self.usage.items], [i.nbytes for i in self.usage.items])
+    def _sizes(self, item: Lifetime) -> tuple[int, bool]:
+        """Returns the bytes of a tensor, and True if they are too many for one tensor."""
+        return item.nbytes, item.nbytes > self.bounds.tensor
 
-    @cached_property
-    def _ended(self) -> Array:
-        return self._sums([i.last for i in self.usage.items], [i.nbytes for i in self.usage.items])
-
-    @cached_property
-    def _large_begun(self) -> Array:
-        return self._sums([i.first for i in self._large], [1] * len(self._large))
-
-    @cached_property
-    def _large_ended(self) -> Array:
-        return self._sums([i.last for i in self._large], [1] * len(self._large))
-
-    @cached_property
-    def _large(self) -> list[Lifetime]:
-        return [i for i in self.usage.items if i.nbytes > self.bounds.tensor]
-
-    def _sums(self, steps: list[int], values: list[int]) -> Array:
-        """Returns an array with, for each step, the sum of the values of earlier steps.
-
-        ``steps`` has the step of each value.
-        """
-        found = np.zeros(len(self.facts.node_of) + 2)
-        np.add.at(found, np.array(steps, int) + 1, values)
-        return np.cumsum(found)
+    def _sums(self, steps: list[int], sizes: list[tuple[int, bool]]) -> Array:
+        """Returns an array with, for each step, the sums of the ``sizes`` of earlier ``steps``."""
+        found = np.zeros((len(self.facts.node_of) + 2, 2))
+        np.add.at(found, np.array(steps, int) + 1, np.array(sizes).reshape(-1, 2))
+        return np.cumsum(found, 0)
 
     def _add(self, k: int) -> None:
         """Extends the estimates of all runs by node ``k``, which becomes their first node."""
@@ -509,9 +474,7 @@ class Estimates:
             self._add_uses(k, item.maker, item.touched, np.where(in_one, 0.0, nbytes))
         last = item.touched[-1]
         if (life.first, life.last) == (item.touched[0], last):
-            self.inside[facts.node_of[life.last] - k :] += life.nbytes
-            if life.nbytes > self.bounds.tensor:
-                self.large_inside[facts.node_of[life.last] - k :] += 1
+            self.inside[facts.node_of[life.last] - k :] += self._sizes(life)
 
     def _add_uses(self, k: int, maker: int, uses: list[int], nbytes: Array) -> None:
         """Adds the bytes of one band of a tensor to the dispatches from its first use to its last
@@ -594,7 +557,7 @@ class Estimates:
             nbytes = np.zeros_like(own)
             for read in reads:
                 maker = facts.makers.get(read.name, -1)
-                if maker >= begin and not facts.is_small[maker]:
+                if maker >= begin and facts.chart.rules[maker] is not None:
                     continue
                 extent = self._extent(read.name, k)
                 if facts.is_joined[k]:

@@ -87,18 +87,13 @@ class GraphRows:
     rules: tuple[RowRule | None, ...]
     axes: Mapping[str, int]
 
-    def has_rows(self, name: str) -> bool:
-        """Returns True if a computed tensor has more than one row."""
-        fact, axis = self.graph.facts[name], self.axes[name]
-        return fact.rank > axis and fact.shape[axis] > 1
-
 
 def find_graph_rows(graph: Graph, kernels: Mapping[str, str], whole: Collection[str]) -> GraphRows:
     """Returns for each node of a graph the rule for computing it in bands, if it has one.
 
-    ``kernels`` has the chosen kernels by the titles of nodes. Results named in ``whole`` are
-    never computed in bands. No node has a rule if a game overrides the operator that cuts or
-    joins bands.
+    A node whose results have a single row has none. ``kernels`` has the chosen kernels by the
+    titles of nodes. Results named in ``whole`` are never computed in bands. No node has a rule if
+    a game overrides the operator that cuts or joins bands.
     """
     known_way = is_builtin(CUT, JOIN)
     axes: dict[str, int] = {}
@@ -109,8 +104,10 @@ def find_graph_rows(graph: Graph, kernels: Mapping[str, str], whole: Collection[
         if known_way and not any(name in whole for name in node.outputs):
             for axis in dict.fromkeys([*known, _AXIS]):
                 rule = rule or _rule(node, graph, axis, kernels.get(node.title, ""))
-        rules.append(rule)
-        axes |= dict.fromkeys(node.outputs, rule.rows.axis if rule else _AXIS)
+        axis = rule.rows.axis if rule else _AXIS
+        axes |= dict.fromkeys(node.outputs, axis)
+        has_rows = any(graph.facts[name].shape[axis : axis + 1] > (1,) for name in node.outputs)
+        rules.append(rule if has_rows else None)
     return GraphRows(graph, tuple(rules), axes)
 
 
@@ -164,9 +161,8 @@ class OperatorRun:
         made: set[str] = set()
         found: set[int] = set()
         for k in range(self.first, self.end):
-            node, rule = self.chart.graph.nodes[k], self.chart.rules[k]
-            small = rule is None or not any(map(self.chart.has_rows, node.outputs))
-            if small and made.isdisjoint(node.reads):
+            node = self.chart.graph.nodes[k]
+            if self.chart.rules[k] is None and made.isdisjoint(node.reads):
                 found.add(k)
             else:
                 made.update(node.outputs)
@@ -192,24 +188,6 @@ class OperatorRun:
         graph = self.chart.graph
         later = {n for node in graph.nodes[self.end :] for n in node.reads} | set(graph.roots)
         return tuple(name for name in self.inside if name in later)
-
-    @cached_property
-    def is_possible(self) -> bool:
-        """True if the run can be computed in bands: its nodes have rules that fit together, and
-        a result is read after it."""
-        if not self.results or any(self.chart.rules[k] is None for k in self._banded):
-            return False
-        return all(self._fits(rule) for rule in self.inside.values())
-
-    def _fits(self, rule: RowRule) -> bool:
-        """Returns True if the node reads tensors of the run by rows, along the axis in which
-        they are computed."""
-        part = rule.for_rows(0, rule.extent)
-        return all(
-            want.span is not None and want.axis == self.chart.axes[want.name]
-            for want in part.wants
-            if want.name in self.inside
-        )
 
     @cached_property
     def max_bands(self) -> int:
