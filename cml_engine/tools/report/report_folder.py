@@ -16,7 +16,7 @@ import numpy as np
 
 from cml_engine.compiler.optimize import stages_of
 from cml_engine.compiler.plan import Binding, Plan, Step
-from cml_engine.compiler.planning.decisions import Decision, made_of, producers
+from cml_engine.compiler.planning.decisions import Decision, made_of
 from cml_engine.compiler.tuning_tables import Record
 from cml_engine.errors import CmlError
 from cml_engine.io.output_folder import OutputFolder
@@ -140,7 +140,7 @@ def _add_graph(folder: ReportFolder) -> None:
     Writes ``graph.json``.
     """
     written, graph = folder.facts.graph, folder.facts.optimized
-    origins, computed = producers(written), producers(graph)
+    origins, computed = written.producers(), graph.producers()
     data: list[dict[str, Any]] = []
     rows: list[list[Cell]] = []
     for index, node in enumerate(graph.nodes):
