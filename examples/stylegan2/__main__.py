@@ -1,24 +1,20 @@
-"""``write`` writes the generator as an NNEF folder; ``run`` computes a picture and times it."""
+"""``write`` writes the generator as an NNEF folder; ``run`` computes a picture."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 import cml_engine as cml
 from cml_engine.io import arrays as array_files
-from examples.measure import at_once, in_slices
 from examples.stylegan2.network import build
-from examples.stylegan2.parameters import Array, Config, random_parameters
+from examples.stylegan2.parameters import Config, random_parameters
 
 OUT = Path(__file__).resolve().parents[2] / "out"
-_RANK_ROWS = 20
 
 
 def write(options: argparse.Namespace) -> None:
@@ -31,38 +27,14 @@ def write(options: argparse.Namespace) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Computes a picture at once and in slices, and prints the time of each operator."""
+    """Computes a picture from a random latent vector."""
     options.picture.parent.mkdir(parents=True, exist_ok=True)
     array_files.check_place(options.picture)
-    start = time.perf_counter()
-    graph = cml.load(options.model)
-    loaded = time.perf_counter()
-    gpu = cml.Gpu()
-    opened = time.perf_counter()
-    session = cml.Session(graph, gpu)
-    print(
-        f"load {loaded - start:.2f} s; compile, upload {time.perf_counter() - opened:.2f} s; "
-        f"{gpu.pipelines_built} pipelines on {gpu.name}"
-    )
-    z = latent(session, options.latent)
-    image, seconds = at_once(session, {"z": z})
-    picture = np.clip(image / 2 + 0.5, 0, 1)
+    session = cml.Session(cml.load(options.model))
+    z = np.random.default_rng(options.latent).standard_normal(session.inputs["z"].shape, np.float32)
+    picture = np.clip(session.run({"z": z})["image"] / 2 + 0.5, 0, 1)
     array_files.write_outputs({"image": options.picture}, {"image": picture})
     print(f"{options.picture}: {picture.shape[3]} x {picture.shape[2]} pixels")
-    print(f"at once    {seconds:.2f} s, NumPy to NumPy")
-    sliced = in_slices(gpu, session, {"z": z}, options.budget_ms)
-    print(f"in slices  {sliced} of {options.budget_ms:g} ms")
-    if not np.array_equal(sliced.result, image):
-        raise cml.CmlError("the run in slices gave other bits than the run at once")
-    print("           the same bits\n")
-    report = session.rank({"z": z}, runs=options.runs)
-    print(replace(report, rows=report.rows[:_RANK_ROWS]))
-
-
-def latent(session: cml.Session, seed: int) -> Array:
-    """Returns a normally distributed latent vector in the shape of the network's input ``z``."""
-    shape = session.inputs["z"].shape
-    return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -79,8 +51,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     running.add_argument("model", type=Path, help="what write has made")
     running.add_argument("--latent", type=int, default=1, help="seed of the latent vector")
     running.add_argument("--picture", type=Path, default=OUT / "stylegan2.png")
-    running.add_argument("--budget-ms", type=float, default=8.0, help="of a frame")
-    running.add_argument("--runs", type=int, default=3, help="of the rank table")
     running.set_defaults(command=run)
     return parser.parse_args(arguments)
 
