@@ -3,8 +3,7 @@
 ``upres64`` and ``upres128`` are realesr-animevideov3-x4 (18 convolutions, 5.1 and 20.5 GFLOP);
 ``mobilenet`` and ``unet`` are made by the bench, at 128x128; ``stylegan2`` is its generator at
 256x256 with random weights; ``vit`` and ``gpt`` are two transformer blocks each; ``agent-…`` are
-the trained networks of the demo game. All use 32-bit floats. A second table shows the size, memory,
-start time and validation of each network.
+the trained networks of the demo game, which ncnn cannot read. All use 32-bit floats.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import contenders, facts, rounds, table
+from benchmarks import contenders, rounds, table
 from benchmarks.models import MODELS
 from examples.upscale import assets
 
@@ -27,16 +26,14 @@ OUT = Path(__file__).resolve().parents[1] / "out"
 
 @dataclass(frozen=True)
 class Benched:
-    """The results of one network: its Markdown table, its verdicts, its facts and its JSON record.
+    """The results of one network: its Markdown table, its verdicts and its JSON record.
 
     ``verdicts`` are (passed, text) for each limit. ``agree`` is True if every engine's output is
     close enough to the reference. ``str()`` is the table and the verdicts.
     """
 
-    model: str
     text: str
     verdicts: list[tuple[bool, str]]
-    facts: facts.Facts | str
     agree: bool
     record: dict[str, Any]
 
@@ -53,19 +50,16 @@ def bench(model: str, options: argparse.Namespace) -> Benched:
         MODELS[model](workload)
         results = rounds.run_rounds(chosen, Path(folder), options.rounds)
         differences, tolerance = table.differences(results, workload), table.tolerance(workload)
-        found = facts.collect(workload)
-    verdicts = table.verdicts(model, results, differences, tolerance) + facts.verdicts(found)
+    verdicts = table.verdicts(model, results, differences, tolerance)
     agree = all(value <= tolerance for value in differences.values())
     record = {
         "model": model,
         "ratios": table.ratios(model, results),
         "results": table.record(results, differences),
-        "facts": facts.record(found),
         "verdicts": [{"holds": holds, "text": text} for holds, text in verdicts],
     }
     text = f"### {model}, {options.rounds} rounds\n\n{table.markdown(results, differences)}"
-    validated = isinstance(found, facts.Facts) and not found.divergence
-    return Benched(model, text, verdicts, found, agree and validated, record)
+    return Benched(text, verdicts, agree, record)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -98,8 +92,6 @@ def main(arguments: Sequence[str]) -> int:
     for model in models:
         done.append(bench(model, options))
         print(f"\n{done[-1]}", flush=True)
-    sizes = f"### Size, memory, start\n\n{facts.markdown({b.model: b.facts for b in done})}"
-    print(f"\n{sizes}")
     report = {
         "machine": table.machine(),
         "warning": warning,
@@ -108,8 +100,7 @@ def main(arguments: Sequence[str]) -> int:
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
     options.markdown.parent.mkdir(parents=True, exist_ok=True)
-    texts = [*map(str, done), sizes]
-    options.markdown.write_text("\n\n".join(texts) + "\n", encoding="utf-8")
+    options.markdown.write_text("\n\n".join(map(str, done)) + "\n", encoding="utf-8")
     print(f"\nall numbers: {options.json}; the tables: {options.markdown}")
     worse = table.worse(report, json.loads(options.against.read_text())) if options.against else []
     for text in worse:

@@ -36,10 +36,10 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class Workload:
-    """A folder with one network in every format, its inputs and the engines' outputs.
+    """A folder with one network as NNEF and ONNX, its inputs and the engines' outputs.
 
-    The formats are ncnn, ONNX and NNEF. The properties are the paths of the files. Input names
-    are the same in every format.
+    A network that comes from ncnn's files has these too. The properties are the paths of the files.
+    Input names are the same in every format.
     """
 
     folder: Path
@@ -126,6 +126,8 @@ def ncnn_net(workload: Workload, on_gpu: bool) -> tuple[Any, str]:
     """
     import ncnn
 
+    if not workload.param.exists():
+        raise Unavailable("this network has no file of ncnn's")
     net = ncnn.Net()
     device = f"{_threads()} threads"
     if on_gpu:

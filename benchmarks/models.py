@@ -1,4 +1,4 @@
-"""The measured networks, each as a function that fills a :class:`Workload` in every format."""
+"""The measured networks, each as a function that fills a :class:`Workload`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ import numpy as np
 from PIL import Image
 
 import cml_engine as cml
+from benchmarks import random_networks
 from benchmarks.contenders import Array, Workload
-from benchmarks.ncnn import networks
-from benchmarks.ncnn.graph import graph_to_ncnn
-from benchmarks.ncnn.networks import RandomNetwork
+from benchmarks.random_networks import RandomNetwork
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.ir.graph import Graph
@@ -84,21 +83,20 @@ def _agent(name: str) -> Callable[[Workload], None]:
 
 
 def _write_graph(graph: Graph, inputs: Mapping[str, Array], workload: Workload) -> None:
-    """Writes a graph of this engine to the workload as NNEF, ncnn and ONNX, and its inputs."""
+    """Writes a graph of this engine to the workload as NNEF and ONNX, and its inputs."""
     cml.save(graph, workload.nnef)
     workload.save_inputs(inputs)
-    graph_to_ncnn(graph, workload.param, workload.weights)
     cml.save(graph, workload.onnx, opset=_OPSET)
 
 
 MODELS: dict[str, Callable[[Workload], None]] = {
     "upres64": _upres(64),
     "upres128": _upres(128),
-    "mobilenet": _random(networks.mobilenet),
-    "unet": _random(networks.unet),
+    "mobilenet": _random(random_networks.mobilenet),
+    "unet": _random(random_networks.unet),
     "stylegan2": _stylegan2,
-    "vit": _random(networks.vit),
-    "gpt": _random(networks.gpt),
+    "vit": _random(random_networks.vit),
+    "gpt": _random(random_networks.gpt),
     "agent-upres": _agent("upres"),
     "agent-texture": _agent("texture"),
     "agent-population": _agent("population"),

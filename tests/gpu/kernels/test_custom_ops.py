@@ -349,14 +349,6 @@ def test_the_cross_product_is_one_kernel_or_twelve_with_one_result(gpu, rng):
     check("cross", gpu)
 
 
-def test_a_stranger_s_operator_takes_no_change_to_the_engine(gpu, tmp_path, capsys):
-    from examples.worley.__main__ import main
-
-    assert main(["--out", str(tmp_path / "noise.png")]) == 0
-    assert (tmp_path / "noise.png").stat().st_size > 10_000
-    assert "worley: 3 cases" in capsys.readouterr().out
-
-
 def test_kernels_are_dumped_with_what_became_of_them(gpu, tmp_path, monkeypatch):
     monkeypatch.setenv("CML_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(gpu, "dump_kernels", tmp_path / "kernels")

@@ -4,14 +4,10 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
+from benchmarks import random_networks as networks
 from benchmarks import table
-from benchmarks.contenders import CONTENDERS, Workload
-from benchmarks.models import AGENTS
-from benchmarks.ncnn import networks
-from benchmarks.ncnn.graph import graph_to_ncnn
+from benchmarks.contenders import CONTENDERS
 from benchmarks.rounds import EngineResult
-from examples.stylegan2.network import build
-from examples.stylegan2.parameters import Config, random_parameters
 
 BY_KEY = {contender.key: contender for contender in CONTENDERS}
 
@@ -59,31 +55,3 @@ def test_a_network_of_the_bench_is_the_same_for_all_engines(network, tmp_path):
         str(tmp_path / "n.onnx"), providers=["CPUExecutionProvider"]
     )
     np.testing.assert_allclose(ours, peer.run(None, {"data": x})[0], atol=2e-5)
-
-
-def graph_of(name):
-    if name == "stylegan2":
-        config = Config(16, channel_base=256, channel_most=16, latent=32)
-        return build(config, random_parameters(config, 1))
-    return cml.load(AGENTS / f"{name}.nnef")
-
-
-def inputs_of(graph):
-    random = np.random.default_rng(3)
-    made = {name: random.random(graph.facts[name].shape, np.float32) for name in graph.inputs}
-    return made | ({"cell": np.full((1, 1, 1, 1), 8, np.float32)} if "cell" in made else {})
-
-
-@pytest.mark.parametrize("name", ["stylegan2", "upres", "texture", "population"])
-@pytest.mark.parametrize("key", ["onnxruntime", "ncnn-cpu"])
-def test_a_network_of_ours_is_the_same_in_other_engines_files(name, key, tmp_path):
-    pytest.importorskip(BY_KEY[key].module)
-    workload, graph = Workload(tmp_path), graph_of(name)
-    if key == "onnxruntime":
-        cml.save(graph, workload.onnx, opset=13)
-    else:
-        graph_to_ncnn(graph, workload.param, workload.weights)
-    inputs = inputs_of(graph)
-    (ours,) = cml.Session(graph, "cpu").run(inputs).values()
-    found = BY_KEY[key].load(workload).run(inputs)
-    np.testing.assert_allclose(found, ours, atol=1e-5 * max(1, np.abs(ours).max()))

@@ -1,1 +1,0 @@
-"""The measured networks as ncnn's files."""
