@@ -1214,7 +1214,7 @@ function slicesOf({ aimMs, granule, costs }, job, left, isFirst) {
 /** @typedef {import("./cml.d.ts").FrameReport & {planned: boolean, encodeMs: number}} FrameReport */
 /** @typedef {{report: FrameReport, groups: [StepCost, number][][], ms: Map<number, number>}} InFlight */
 
-/** Waits for the timings of frames and teaches them to a cost model (scheduler/feedback.py). */
+/** Waits for the timings of frames and teaches them to a cost model (scheduler/frame_timings.py). */
 class Feedback {
   /** @type {InFlight[]} */ _awaited = [];
   /** @type {InFlight | null} */ _encoded = null;

@@ -18,6 +18,7 @@ from tests.cooked_networks import NETWORKS
 from tests.gpu.integer.test_bits import net_of
 from tests.players.deno import ROOT, WEB, run_deno
 from tests.players.networks import is_right, main, play_golden
+from tests.players.test_replay import random_run
 from tests.scheduler.test_record import eventful_run, run_by_wall_clock
 
 HERE = Path(__file__).with_name("web")
@@ -39,9 +40,10 @@ def test_in_deno(file):
     run_deno("test", "-A", "--no-check", HERE / file)
 
 
-@pytest.mark.parametrize("run", [eventful_run, run_by_wall_clock])
-def test_a_recording_of_python_replays_to_the_same_slices(run, tmp_path):
-    recording = run(400)[0]
+@pytest.mark.parametrize("run", [eventful_run, run_by_wall_clock, *range(12)])
+def test_recordings_replay_to_the_same_slices(run, tmp_path):
+    """A number is the seed of a random run."""
+    recording = random_run(run) if isinstance(run, int) else run(400)[0]
     found = replayed(recording, tmp_path)
     assert found == {"frames": len(recording.decisions), "different": 0, "first": None}
 

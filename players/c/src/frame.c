@@ -1,4 +1,4 @@
-/* Decides what a frame runs, and learns from its timings: plan.py, filling.py and feedback.py of
+/* Decides what a frame runs, and learns from its timings: plan.py, frame.py and frame_timings.py of
  * scheduler/ in C. Decisions are those of the Python scheduler to the bit (see costs.c). */
 #include "internal.h"
 
@@ -74,7 +74,7 @@ static void decide(cml_scheduler *s, int behind, cml_reason otherwise) {
     }
 }
 
-/* ------------------------------------------------------------------ a frame (filling.py, jobs/) */
+/* ------------------------------------------------------------------ a frame (frame.py, jobs/) */
 
 /* Returns 1 if the job's inputs are there; fails the job if one never will be. */
 static int are_inputs_there(cml_scheduler *s, job *j) {
@@ -237,7 +237,7 @@ void cml__finish_jobs(cml_scheduler *s) {
     }
 }
 
-/* ------------------------------------------------------------------ learning (feedback.py) */
+/* ------------------------------------------------------------------ learning (frame_timings.py) */
 
 /* Learns from the time between two frames if there are no timestamps. Returns 1 if the frame was
  * late, perhaps because of its networks, if it ran some. */
