@@ -1296,6 +1296,7 @@ class Feedback {
 /** @param {StepCost[]} steps @param {CostModel} model */
 const allKnown = (steps, model) => steps.every((step) => model.samples(step) >= KNOWN);
 
+const MAX_FRAMES_IN_FLIGHT = 4;
 /** @param {Slice} part */ const costOf = (part) => part.job.costs[part.step];
 
 /** The frame's slices as at most `limit` runs of neighbours, each of which is timed. @param {Slice[]} chosen @param {number} limit @param {number} frame @param {CostModel} model */
@@ -1334,15 +1335,13 @@ export class JobOutput {
   }
 }
 
-/**
- * What a scheduler asks of a network: {@link Network} is one on a device.
- * @typedef {{name: string, steps: StepCost[], ready: boolean, busy: boolean, exclusiveGroup?: string | null,
- *   loadTimesMs?: readonly number[], writer?: Job | null, harm?: string, putInputs(encoder: GPUCommandEncoder, inputs: Record<string, any>): void,
- *   finish(encoder: GPUCommandEncoder): any}} Playable
- */
+/** What a scheduler asks of a network: {@link Network} is one on a device. */
+/** @typedef {{name: string, steps: StepCost[], ready: boolean, busy: boolean, exclusiveGroup?: string | null, loadTimesMs?: readonly number[], writer?: Job | null, harm?: string, putInputs(encoder: GPUCommandEncoder, inputs: Record<string, any>): void, finish(encoder: GPUCommandEncoder): any}} Playable */
 
 /** What only one running job has at a time. @param {Playable} network */
 const exclusivity = (network) => network.exclusiveGroup ?? network;
+
+/** @typedef {{number: number, name: string, slot: string | null, priority: number, deadlineAtMs: number | null, nowMs: number}} JobFacts */
 
 /** One run of a network, spread over frames. */
 export class Job {
@@ -1359,23 +1358,19 @@ export class Job {
   /** frames with work of it that are not known to have run */ pending = 0;
   /** @type {Job[]} jobs that have read what it wrote in such frames */ dependents = [];
   /** @type {any} its outputs on the device */ result = null;
-  /**
-   * @param {Scheduler} owner @param {number} number @param {Playable} network
-   * @param {Record<string, any>} inputs
-   * @param {{priority: number, nowMs: number, deadlineAtMs: number | null, name: string, slot: string | null}} how
-   */
-  constructor(owner, number, network, inputs, how) {
+  /** @param {Scheduler} owner @param {Playable} network @param {Record<string, any>} inputs @param {JobFacts} facts */
+  constructor(owner, network, inputs, { number, name, slot, priority, deadlineAtMs, nowMs }) {
     this.owner = owner;
     this.number = number;
     this.network = network;
     this.inputs = inputs;
     this.costs = network.steps;
-    this.name = how.name;
-    this.slot = how.slot;
-    this.priority = how.priority;
-    this.idle = how.priority === 0;
-    this.deadlineAtMs = how.deadlineAtMs;
-    this.lastServedMs = how.nowMs;
+    this.name = name;
+    this.slot = slot;
+    this.priority = priority;
+    this.idle = priority === 0;
+    this.deadlineAtMs = deadlineAtMs;
+    this.lastServedMs = nowMs;
   }
   get ended() { return this.state === "done" || this.state === "cancelled" || this.state === "failed"; }
   /** Predicted GPU time of what is left. */
@@ -1397,11 +1392,8 @@ export class Job {
     this._needDone(name);
     return this.result.tensor(name);
   }
-  /**
-   * The output as numbers, or null until it has arrived: the copy goes with the next frame, and
-   * arrives some frames later. Nothing waits.
-   * @param {string} name @returns {Numbers | null}
-   */
+  /** The output as numbers, null until they have arrived, some frames after they were requested. */
+  /** @param {string} name @returns {Numbers | null} */
   read(name) {
     if (!this.ended) {
       this.wantsRead = true;
@@ -1442,18 +1434,15 @@ export class Job {
   }
 }
 
-/**
- * Networks within a budget of GPU milliseconds per frame. In every frame of the host's loop:
- * {@link encode}, the host's own submit, {@link endFrame}. None of them waits, builds a pipeline
- * or, in steady state, creates anything on the device.
- */
+/** @typedef {Pick<Job, "state" | "step" | "group" | "givenMs" | "virtualMs">} Progress of a job, to which an abandoned frame returns it */
+
+/** Networks within a budget of GPU milliseconds per frame: {@link encode}, the host's own submit, {@link endFrame}. */
 export class Scheduler {
-  /** @type {Map<number, Job>} */ _jobs = new Map();
-  /** @type {Map<number, Job>} */ _running = new Map();
-  /** @type {[boolean, number][]} */ _left = [];
+  /** @type {Map<number, Job>} that have not ended */ _jobs = new Map();
+  /** the least virtual time of jobs that ended since the last frame: of normal and of idle ones */ _left = [Infinity, Infinity];
   /** @type {Job[]} */ _begun = [];
   /** @type {Job[]} */ reads = [];
-  /** @type {[Job, Job["state"], number, number, number, number][] | null} */ _open = null;
+  /** @type {Map<Job, Progress> | null} of the open frame: what its jobs were before */ _open = null;
   /** @type {Map<Playable, number[]>} */ _workLeft = new Map();
   /** @type {FrameReport | null} */ lastReport = null;
   /** @type {Planner} */ planner = planFrame;
@@ -1465,12 +1454,7 @@ export class Scheduler {
   _budgetMs = 0;
   _nowMs = -Infinity;
   _rate = 0;
-  /**
-   * @param {GPUDevice | Executor} device that the networks were loaded on
-   * @param {{frameMs?: number, budgetMs?: number, overShare?: number, policy?: Policy,
-   *   clock?: () => number, costModel?: CostModel, maxFramesInFlight?: number}} options
-   *   `overShare`: the part of frames that may exceed the budget; the margin is chosen for it
-   */
+  /** @param {GPUDevice | Executor} device @param {{frameMs?: number, budgetMs?: number, overShare?: number, policy?: Policy, clock?: () => number}} options */
   constructor(device, options = {}) {
     this.frameMs = wantedMs("frameMs", options.frameMs ?? 1000 / 60);
     this.budgetMs = wantedMs("budgetMs", options.budgetMs ?? 4);
@@ -1478,64 +1462,44 @@ export class Scheduler {
     if (!(share > 0 && share < 1)) throw refused(`overShare is ${share}: wanted between 0 and 1`);
     this.policy = options.policy ?? leastLaxity;
     this.clock = options.clock ?? (() => performance.now());
-    this.maxFramesInFlight = options.maxFramesInFlight ?? 4;
     this.executor = "encodeGroups" in device ? device : Executor.on(device);
     this.executor.lose = (jobs, why) => jobs.forEach((job) => this._harm(job, why));
-    this.guessing = !options.costModel;
-    this.costModel = options.costModel ?? new CostModel(share);
+    this.costModel = new CostModel(share);
     this.feedback = new Feedback(this.executor.clockSource === "wall clock", this.frameMs);
   }
   /** The jobs that have not ended, the oldest first. */
   get jobs() { return [...this._jobs.values()].sort((a, b) => a.number - b.number); }
-  /** @param {number} ms @returns {[number, number]} the frame's budget, and what of it is planned for */ _allowed(ms) {
-    if (isMs(ms)) this._budgetMs = ms;
-    const usual = this.costModel.aimMs(this._budgetMs) / this.feedback.backOff;
-    return [this._budgetMs, this.aimMs ?? usual];
-  }
+  get _running() { return this.jobs.filter(({ state }) => state === "running"); }
   _now() {
     const now = this.clock();
     if (now >= this._nowMs && now < Infinity) this._nowMs = now;
     return this._nowMs;
   }
-  /**
-   * Run the network on these inputs, in parts, as the budget allows. Numbers are copied now.
-   * @param {Playable} network @param {Record<string, Input>} inputs
-   * @param {{priority?: number, deadlineMs?: number, name?: string, slot?: string, number?: number, deadlineAtMs?:
-   *   number | null}} options `priority`: its share against other jobs, 0 is only what all others leave; `slot`: a job
-   *   that waits with the same slot is cancelled
-   * @returns {Job}
-   */
+  /** Run the network on these inputs, in parts, as the budget allows. Numbers are copied now. */
+  /** @param {Playable} network @param {Record<string, Input>} inputs @param {import("./cml.d.ts").SubmitOptions & Partial<JobFacts>} options */
   submit(network, inputs, options = {}) {
-    const nowMs = this._now(), { deadlineMs } = options;
+    const nowMs = this._now(), { deadlineMs, name = network.name, slot = null, number = this._number } = options;
     const deadlineAtMs = options.deadlineAtMs ??
       (deadlineMs === undefined ? null : nowMs + wantedMs("deadlineMs", deadlineMs));
     const priority = wantedMs("priority", options.priority ?? 1);
-    const { name = network.name, slot = null, number = this._number } = options;
-    const how = { priority, nowMs, deadlineAtMs, name, slot };
-    const job = new Job(this, number, network, this.executor.accept(network, inputs), how);
-    this._number = Math.max(this._number, number) + 1;
+    const job = new Job(this, network, this.executor.accept(network, inputs), { number, name, slot, priority, deadlineAtMs, nowMs });
     for (const maker of job.makers) maker.takers += 1;
-    if (this.guessing && network instanceof Network) {
-      this.costModel = new CostModel(this.costModel.share, network.guess);
-      this.guessing = false;
-    }
+    if (!this._number && network instanceof Network) this.costModel = new CostModel(this.costModel.share, network.guess);
     network.loadTimesMs?.forEach((ms, i) => {
       const cost = network.steps[i];
       if (!this.costModel.samples(cost)) this.costModel.learn([[cost, cost.groups]], ms);
     });
+    this._number = Math.max(this._number, number) + 1;
     if (slot !== null) {
       for (const old of this.jobs) if (old.slot === slot && old.state === "queued") this.end(old, "cancelled");
-      this._left = [];
+      this._left = [Infinity, Infinity];
     }
-    this._add(job);
+    // it starts level with the others: it may not make up for its absence
+    const levels = this.jobs.filter(({ idle }) => idle === job.idle).map(({ virtualMs }) => virtualMs);
+    const level = Math.min(this._left[Number(job.idle)], ...levels);
+    job.virtualMs = level < Infinity ? level : 0;
+    this._jobs.set(number, job);
     return job;
-  }
-  /** A new job starts level with the others: it may not make up for its absence. @param {Job} job */
-  _add(job) {
-    const levels = this.jobs.filter((other) => other.idle === job.idle).map((o) => o.virtualMs);
-    for (const [idle, level] of this._left) if (idle === job.idle) levels.push(level);
-    job.virtualMs = levels.length ? Math.min(...levels) : 0;
-    this._jobs.set(job.number, job);
   }
   /** @param {Job} job @param {"done" | "cancelled" | "failed"} state @param {string} error */
   end(job, state, error = "") {
@@ -1544,8 +1508,7 @@ export class Scheduler {
     job.state = state;
     job.error = error;
     this._jobs.delete(job.number);
-    this._running.delete(job.number);
-    this._left.push([job.idle, job.virtualMs]);
+    this._left[Number(job.idle)] = Math.min(this._left[Number(job.idle)], job.virtualMs);
     if (began) job.network.busy = false;
     if (state !== "done") job.letInputsGo();
   }
@@ -1582,30 +1545,27 @@ export class Scheduler {
     return this.costModel.predictMs(current, current.groups - job.group) + sums[job.step + 1];
   }
   // --- a frame
-  /**
-   * Append this frame's slices to the host's encoder. Nothing is appended until the frame before was ended.
-   * @param {GPUCommandEncoder} encoder @param {number} budgetMs of this frame
-   * @returns {FrameReport}
-   */
+  /** Append this frame's slices to the host's encoder. Nothing is appended until the frame before was ended. */
+  /** @param {GPUCommandEncoder} encoder @param {number} budgetMs of this frame @returns {FrameReport} */
   encode(encoder, budgetMs = this.budgetMs) {
     const start = performance.now(), nowMs = this._now();
-    const [budget, aim] = this._allowed(budgetMs);
+    if (isMs(budgetMs)) this._budgetMs = budgetMs;
+    const aim = this.aimMs ?? this.costModel.aimMs(this._budgetMs) / this.feedback.backOff;
     /** @type {FrameReport} */ const report = {
-      frame: this.frame, nowMs, budgetMs: budget, aimMs: this.rests || this.feedback.restDue ? 0 : aim, slices: [],
+      frame: this.frame, nowMs, budgetMs: this._budgetMs, aimMs: this.rests || this.feedback.restDue ? 0 : aim, slices: [],
       reason: "frame not ended", finished: [], predictedMs: 0, measuredMs: null, planned: true,
       cpuMs: 0, encodeMs: 0,
     };
     if (this._open) return report;
     this._rate = aim / this.frameMs;
     this._workLeft.clear();
-    this._left = [];
-    this._open = [...this._running.values()].map(snapshot);
+    this._left = [Infinity, Infinity];
+    this._open = new Map(this._running.map((job) => [job, progressOf(job)]));
     const plan = this._begin(encoder, report);
     for (const part of plan.slices) this._apply(part, report);
     report.reason = plan.reason;
     report.planned = plan.byBudget;
-    const model = this.costModel;
-    const groups = inGroups(plan.slices, this.executor.maxGroups, this.frame, model);
+    const groups = inGroups(plan.slices, this.executor.maxGroups, this.frame, this.costModel);
     const encoding = performance.now();
     this._append(encoder, report, groups);
     this.feedback.encoded(report, groups.map((group) => group.map((part) => [costOf(part), part.count])));
@@ -1621,7 +1581,7 @@ export class Scheduler {
     /** @type {FrameState} */ let state = {
       nowMs: report.nowMs, budgetMs: report.budgetMs, aimMs: report.aimMs, rate: this._rate,
       granule: this.executor.granule, otherwise, policy: this.policy, jobs, costs: this.costModel,
-      gpuBehind: this.executor.framesInFlight >= this.maxFramesInFlight || !this.executor.canSign,
+      gpuBehind: this.executor.framesInFlight >= MAX_FRAMES_IN_FLIGHT || !this.executor.canSign,
     };
     for (;;) {
       const plan = this.planner(state);
@@ -1637,7 +1597,7 @@ export class Scheduler {
   /** Jobs that could run now: not paused, inputs there, network ready and not taken. */
   _candidates() {
     /** @type {Reason} */ let otherwise = "nothing to do";
-    const busy = new Set([...this._running.values()].map((job) => exclusivity(job.network)));
+    const busy = new Set(this._running.map((job) => exclusivity(job.network)));
     /** @type {Job[]} */ const jobs = [];
     for (const job of this.jobs) {
       const lost = job.state === "queued" &&
@@ -1665,10 +1625,9 @@ export class Scheduler {
       return false;
     }
     for (const source of [...job.makers, job.network.writer]) if (source?.pending) source.dependents.push(job);
-    this._open?.push(snapshot(job));
+    this._open?.set(job, progressOf(job));
     this._begun.push(job);
     job.state = "running";
-    this._running.set(job.number, job);
     return true;
   }
   /** @param {Slice} part @param {FrameReport} report */ _apply({ job, step, first, count, predictedMs }, report) {
@@ -1678,8 +1637,7 @@ export class Scheduler {
     job.virtualMs += predictedMs / (job.priority || 1);
     job.lastServedMs = report.nowMs;
     report.predictedMs += predictedMs;
-    const { number } = job;
-    report.slices.push({ job: number, step, op, title, first, count, predictedMs, measuredMs: null });
+    report.slices.push({ job: job.number, step, op, title, first, count, predictedMs, measuredMs: null });
   }
   /** The slices, then the ends of the jobs that are through, then the readbacks. */
   /** @param {GPUCommandEncoder} encoder @param {FrameReport} report @param {Slice[][]} groups */
@@ -1692,7 +1650,7 @@ export class Scheduler {
       report.reason = "device error";
       for (const job of this.jobs) this.end(job, "failed", said(error));
     }
-    for (const job of [...this._running.values()].sort((a, b) => a.number - b.number)) {
+    for (const job of this._running) {
       if (job.step < job.costs.length || !this.executor.canSign) continue;
       worked.add(job);
       try {
@@ -1712,10 +1670,7 @@ export class Scheduler {
     }
     this.executor.sign(encoder, report.frame, [...worked]);
   }
-  /**
-   * Call after the host's submit. Learns from the timings that have arrived; returns the reports
-   * of the frames that are now measured.
-   */
+  /** Call after the host's submit. Learns from timings that have arrived; returns the reports of the frames that are now measured. */
   endFrame() {
     this._open = null;
     for (const job of this._begun.splice(0)) job.letInputsGo();
@@ -1725,17 +1680,15 @@ export class Scheduler {
   }
   /** Call instead of the submit and endFrame where the encoder is thrown away. */
   abandonFrame() {
-    for (const [job, state, step, group, givenMs, virtualMs] of this._open ?? []) {
+    for (const [job, before] of this._open ?? []) {
       if (job.state === "cancelled" || job.state === "failed") continue;
       if (job.state === "done") {
         job.result?.release();
         [job.result, job.released] = [null, false];
       }
-      job.network.busy = state === "running";
-      Object.assign(job, { state, step, group, givenMs, virtualMs });
+      job.network.busy = before.state === "running";
+      Object.assign(job, before);
       this._jobs.set(job.number, job);
-      if (state === "running") this._running.set(job.number, job);
-      else this._running.delete(job.number);
     }
     if (!this._open) return;
     this._open = null;
@@ -1746,8 +1699,8 @@ export class Scheduler {
   }
 }
 
-/** @param {Job} job @returns {[Job, Job["state"], number, number, number, number]} */
-const snapshot = (job) => [job, job.state, job.step, job.group, job.givenMs, job.virtualMs];
+/** @param {Job} job @returns {Progress} */
+const progressOf = ({ state, step, group, givenMs, virtualMs }) => ({ state, step, group, givenMs, virtualMs });
 /** @param {string} name @param {unknown} value @returns {number} */ function wantedMs(name, value) {
   if (isMs(value)) return /** @type {number} */ (value);
   throw refused(`${name} is ${value}: wanted a finite number of 0 or more`);
