@@ -334,7 +334,7 @@ int main(int argc, char **argv) {
     size_t i;
     bytes = argc == 3 ? read_whole(argv[2], &size) : NULL;
     cml_options options;
-    if (bytes == NULL || !gpu_open(&g, bytes, size, CML_TRUSTED)) return 3;
+    if (bytes == NULL || !gpu_open(&g, bytes, size)) return 3;
     memset(&options, 0, sizeof options);
     options.device = g.device;
     options.adapter = g.adapter;

@@ -220,7 +220,7 @@ int main(int argc, char **argv) {
                                    .usage = WGPUBufferUsage_CopySrc | WGPUBufferUsage_CopyDst};
     long calls = argc == 4 ? atol(argv[1]) : 0;
     bytes = argc == 4 ? read_whole(argv[3], &size) : NULL;
-    if (bytes == NULL || !gpu_open(&g, bytes, size, CML_TRUSTED)) return 3;
+    if (bytes == NULL || !gpu_open(&g, bytes, size)) return 3;
     state = (uint32_t)atol(argv[2]) * 2654435761u + 1;
     buffer = wgpuDeviceCreateBuffer(g.device, &wanted);
     create();

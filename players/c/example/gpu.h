@@ -1,5 +1,5 @@
-/* What an engine has already: an instance, an adapter, a device and its queue. Errors of the device
- * go to stderr. */
+/* What hosts share: a device, as an engine has one already, and a network that is loaded on it.
+ * Problems go to stderr. */
 #ifndef CML_EXAMPLE_GPU_H
 #define CML_EXAMPLE_GPU_H
 
@@ -37,20 +37,18 @@ static inline void gpu_on_lost(WGPUDevice const *device, WGPUDeviceLostReason re
 
 static inline void gpu_on_adapter(WGPURequestAdapterStatus status, WGPUAdapter adapter,
                                   WGPUStringView message, void *user, void *unused) {
-    gpu *g = (gpu *)user;
     (void)unused;
-    g->answered = 1;
-    g->adapter = adapter;
+    ((gpu *)user)->answered = 1;
+    ((gpu *)user)->adapter = adapter;
     if (status != WGPURequestAdapterStatus_Success)
         fprintf(stderr, "no adapter: %.*s\n", (int)message.length, message.data);
 }
 
 static inline void gpu_on_device(WGPURequestDeviceStatus status, WGPUDevice device,
                                  WGPUStringView message, void *user, void *unused) {
-    gpu *g = (gpu *)user;
     (void)unused;
-    g->answered = 1;
-    g->device = device;
+    ((gpu *)user)->answered = 1;
+    ((gpu *)user)->device = device;
     if (status != WGPURequestDeviceStatus_Success)
         fprintf(stderr, "no device: %.*s\n", (int)message.length, message.data);
 }
@@ -108,18 +106,54 @@ static inline int gpu_create(gpu *g, const cml_requirements *needs) {
     return 1;
 }
 
-/* Finds an adapter and creates a device that suits a cooked file. Returns 0, and says why, if there
- * is none. */
-static inline int gpu_open(gpu *g, const void *bytes, size_t size, uint32_t flags) {
+static inline void print_error(const cml_error *error) {
+    fprintf(stderr, "%s: %s\n", cml_status_name(error->status), error->text);
+}
+
+/* Finds an adapter and creates a device that suits a cooked file. Returns 0 if there is none. */
+static inline int gpu_open(gpu *g, const void *bytes, size_t size) {
     cml_requirements needs;
     cml_error error;
     memset(&needs, 0, sizeof needs);
     if (!gpu_find(g)) return 0;
-    if (cml_required_features(g->adapter, bytes, size, flags, &needs, &error) != CML_OK) {
-        fprintf(stderr, "%s: %s\n", cml_status_name(error.status), error.text);
-        return 0;
-    }
-    return gpu_create(g, &needs);
+    if (cml_required_features(g->adapter, bytes, size, CML_TRUSTED, &needs, &error) == CML_OK)
+        return gpu_create(g, &needs);
+    print_error(&error);
+    return 0;
+}
+
+static inline void print_log(void *unused, cml_log_level level, const char *message) {
+    (void)unused;
+    fprintf(stderr, "%s%s\n", level == CML_LOG_INFO ? "" : "warning: ", message);
+}
+
+/* Loads and builds a network, as behind a loading screen; `bytes` are not needed any more then.
+ * Returns 0 if that fails. */
+static inline int gpu_load(gpu *g, const void *bytes, size_t size, cml_scheduler **scheduler,
+                           cml_net **net) {
+    cml_options options;
+    cml_error error;
+    cml_status status;
+    memset(&options, 0, sizeof options);
+    options.device = g->device;
+    options.adapter = g->adapter;
+    options.queue = g->queue;
+    options.instance = g->instance;
+    options.log = print_log;
+    status = cml_create(&options, scheduler, &error);
+    if (status == CML_OK) status = cml_load(*scheduler, bytes, size, CML_TRUSTED, net, &error);
+    if (status == CML_OK)
+        while ((status = cml_build(*net, 10.0, &error)) == CML_PENDING) {}
+    if (status != CML_OK) print_error(&error);
+    return status == CML_OK;
+}
+
+/* Submits a frame's commands: the one submit of a frame, the engine's own. */
+static inline void gpu_submit(gpu *g, WGPUCommandEncoder encoder) {
+    WGPUCommandBuffer commands = wgpuCommandEncoderFinish(encoder, NULL);
+    wgpuQueueSubmit(g->queue, 1, &commands);
+    wgpuCommandBufferRelease(commands);
+    wgpuCommandEncoderRelease(encoder);
 }
 
 /* Waits until the GPU has done all that was submitted, as an engine waits for the display. */
@@ -136,6 +170,11 @@ static inline void gpu_close(gpu *g) {
     if (g->device != NULL) wgpuDeviceRelease(g->device);
     if (g->adapter != NULL) wgpuAdapterRelease(g->adapter);
     if (g->instance != NULL) wgpuInstanceRelease(g->instance);
+}
+
+/* Copies a text and ends it with a zero. */
+static inline void copy_text(char *to, size_t room, cml_text text) {
+    snprintf(to, room, "%.*s", (int)text.length, text.data);
 }
 
 /* Reads a whole file; returns NULL if there is none. */

@@ -8,25 +8,12 @@
 
 enum { MAX_TENSORS = 64 };
 
-static void print_log(void *unused, cml_log_level level, const char *message) {
-    (void)unused;
-    fprintf(stderr, "%s%s\n", level == CML_LOG_INFO ? "" : "warning: ", message);
-}
-
-static int refuse(const cml_error *error) {
-    fprintf(stderr, "%s: %s\n", cml_status_name(error->status), error->text);
-    return 1;
-}
-
 /* Encodes, submits and ends one frame. */
 static void play_frame(gpu *g, cml_scheduler *scheduler, double budget_ms) {
     WGPUCommandEncoder encoder = wgpuDeviceCreateCommandEncoder(g->device, NULL);
     /* an engine encodes its own passes here */
     cml_encode(scheduler, encoder, budget_ms);
-    WGPUCommandBuffer commands = wgpuCommandEncoderFinish(encoder, NULL);
-    wgpuQueueSubmit(g->queue, 1, &commands);
-    wgpuCommandBufferRelease(commands);
-    wgpuCommandEncoderRelease(encoder);
+    gpu_submit(g, encoder);
     gpu_wait(g);
     cml_end_frame(scheduler);
 }
@@ -35,7 +22,7 @@ static void play_frame(gpu *g, cml_scheduler *scheduler, double budget_ms) {
  * if the file cannot be read. */
 static int read_input(const cml_shape *shape, char **arguments, int count, char *name, size_t room,
                       cml_input *input) {
-    snprintf(name, room, "%.*s", (int)shape->name.length, shape->name.data);
+    copy_text(name, room, shape->name);
     *input = (cml_input){.name = name, .bytes = (size_t)shape->bytes};
     for (int i = 0; i < count; i++) {
         size_t length = strlen(name);
@@ -56,7 +43,7 @@ static int write_output(gpu *g, cml_scheduler *scheduler, cml_job job, const cml
     char name[256], path[264];
     void *data = malloc(shape->bytes > 0 ? (size_t)shape->bytes : 1);
     cml_status status;
-    snprintf(name, sizeof name, "%.*s", (int)shape->name.length, shape->name.data);
+    copy_text(name, sizeof name, shape->name);
     snprintf(path, sizeof path, "%s.bin", name);
     while ((status = cml_read(scheduler, job, name, data, (size_t)shape->bytes, error)) ==
            CML_PENDING)
@@ -71,17 +58,18 @@ static int write_output(gpu *g, cml_scheduler *scheduler, cml_job job, const cml
     return status == CML_OK ? out != NULL : 0;
 }
 
+/* Plays the network once. Returns an exit code. */
 static int play(gpu *g, cml_scheduler *scheduler, cml_net *net, char **arguments, int count,
                 double budget_ms) {
     static cml_input inputs[MAX_TENSORS];
     static char names[MAX_TENSORS][256];
     cml_shape shape;
-    cml_error error = {CML_OK, "an output could not be written"};
+    cml_error error = {CML_ERROR_INPUT, "an output could not be written"};
     cml_job job;
     cml_job_info info;
-    size_t input_count = 0;
+    uint32_t input_count = 0;
     long frames = 0;
-    for (; cml_get_input_shape(net, (uint32_t)input_count, &shape) == CML_OK; input_count++)
+    for (; cml_get_input_shape(net, input_count, &shape) == CML_OK; input_count++)
         if (!read_input(&shape, arguments, count, names[input_count], sizeof *names,
                         &inputs[input_count]))
             return 1;
@@ -92,8 +80,11 @@ static int play(gpu *g, cml_scheduler *scheduler, cml_net *net, char **arguments
         return 2;
     }
     cml_status status = cml_submit(scheduler, net, inputs, input_count, NULL, &job, &error);
-    for (size_t i = 0; i < input_count; i++) free((void *)inputs[i].data); /* it was copied */
-    if (status != CML_OK) return refuse(&error);
+    for (uint32_t i = 0; i < input_count; i++) free((void *)inputs[i].data); /* it was copied */
+    if (status != CML_OK) {
+        print_error(&error);
+        return 1;
+    }
     do {
         play_frame(g, scheduler, budget_ms);
         info = cml_get_job_info(scheduler, job);
@@ -104,8 +95,11 @@ static int play(gpu *g, cml_scheduler *scheduler, cml_net *net, char **arguments
         return 1;
     }
     printf("done in %ld frames of %g ms\n", frames, budget_ms);
-    for (uint32_t i = 0; cml_get_output_shape(net, i, &shape) == CML_OK; i++)
-        if (!write_output(g, scheduler, job, &shape, &error)) return refuse(&error);
+    for (uint32_t i = 0; cml_get_output_shape(net, i, &shape) == CML_OK; i++) {
+        if (write_output(g, scheduler, job, &shape, &error)) continue;
+        print_error(&error);
+        return 1;
+    }
     cml_release(scheduler, job);
     return 0;
 }
@@ -114,8 +108,6 @@ int main(int argc, char **argv) {
     gpu g;
     cml_scheduler *scheduler;
     cml_net *net;
-    cml_error error;
-    cml_status status;
     size_t size = 0;
     void *bytes = argc > 1 ? read_whole(argv[1], &size) : NULL;
     double budget_ms = 4.0;
@@ -124,17 +116,8 @@ int main(int argc, char **argv) {
         fprintf(stderr, "usage: host NET.cml [INPUT=FILE ...] [BUDGET_MS]\n");
         return 2;
     }
-    if (!gpu_open(&g, bytes, size, CML_TRUSTED)) return 3;
-    cml_options options = {.device = g.device,
-                           .adapter = g.adapter,
-                           .queue = g.queue,
-                           .instance = g.instance,
-                           .log = print_log};
-    if (cml_create(&options, &scheduler, &error) != CML_OK) return refuse(&error);
-    if (cml_load(scheduler, bytes, size, CML_TRUSTED, &net, &error) != CML_OK)
-        return refuse(&error);
-    while ((status = cml_build(net, 10.0, &error)) == CML_PENDING) {} /* a loading screen */
-    if (status != CML_OK) return refuse(&error);
+    if (!gpu_open(&g, bytes, size)) return 3;
+    if (!gpu_load(&g, bytes, size, &scheduler, &net)) return 1;
     free(bytes);
     int code = play(&g, scheduler, net, argv + 2, argc - 2, budget_ms);
     cml_unload(scheduler, net);

@@ -10,26 +10,28 @@
 
 enum { WIDTH = 640, HEIGHT = 384, MAX_FRAMES = 100000 };
 
-static const char *const scene_text =
-    "@group(0) @binding(0) var<uniform> at: vec4f;\n" /* seconds, width, height */
-    "@vertex fn corner(@builtin(vertex_index) i: u32) -> @builtin(position) vec4f {\n"
-    "    return vec4f(f32(i & 1u) * 4.0 - 1.0, f32(i >> 1u) * 4.0 - 1.0, 0.0, 1.0);\n"
+#define WHOLE_SCREEN /* a triangle that covers it */                                               \
+    "@vertex fn corner(@builtin(vertex_index) i: u32) -> @builtin(position) vec4f {\n"             \
+    "    return vec4f(f32(i & 1u) * 4.0 - 1.0, f32(i >> 1u) * 4.0 - 1.0, 0.0, 1.0);\n"             \
     "}\n"
-    "@fragment fn draw(@builtin(position) p: vec4f) -> @location(0) vec4f {\n"
-    "    let q = (p.xy / at.yz - 0.5) * vec2f(at.y / at.z, -1.0);\n"
-    "    let sky = mix(vec3f(0.9, 0.6, 0.4), vec3f(0.2, 0.4, 0.8), q.y + 0.5);\n"
-    "    let ball = q - vec2f(0.35 * sin(at.x), 0.15 * abs(cos(3.0 * at.x)));\n"
-    "    let r = length(ball) / 0.2;\n"
-    "    if (r < 1.0) {\n"
-    "        let n = vec3f(ball / 0.2, sqrt(1.0 - r * r));\n"
-    "        let light = max(dot(n, normalize(vec3f(-0.5, 0.7, 0.6))), 0.0);\n"
-    "        return vec4f(vec3f(0.9, 0.3, 0.2) * (0.15 + light), 1.0);\n"
-    "    }\n"
-    "    if (q.y > -0.18) { return vec4f(sky, 1.0); }\n"
-    "    let ground = vec2f(q.x / (-0.1 - q.y) + at.x, 1.0 / (-0.1 - q.y));\n"
-    "    let tile = (i32(floor(2.0 * ground.x)) + i32(floor(ground.y))) & 1;\n"
-    "    return vec4f(vec3f(0.25 + 0.4 * f32(tile)), 1.0);\n"
-    "}\n";
+
+static const char *const scene_text =
+    WHOLE_SCREEN "@group(0) @binding(0) var<uniform> at: vec4f;\n" /* seconds, width, height */
+                 "@fragment fn draw(@builtin(position) p: vec4f) -> @location(0) vec4f {\n"
+                 "    let q = (p.xy / at.yz - 0.5) * vec2f(at.y / at.z, -1.0);\n"
+                 "    let sky = mix(vec3f(0.9, 0.6, 0.4), vec3f(0.2, 0.4, 0.8), q.y + 0.5);\n"
+                 "    let ball = q - vec2f(0.35 * sin(at.x), 0.15 * abs(cos(3.0 * at.x)));\n"
+                 "    let r = length(ball) / 0.2;\n"
+                 "    if (r < 1.0) {\n"
+                 "        let n = vec3f(ball / 0.2, sqrt(1.0 - r * r));\n"
+                 "        let light = max(dot(n, normalize(vec3f(-0.5, 0.7, 0.6))), 0.0);\n"
+                 "        return vec4f(vec3f(0.9, 0.3, 0.2) * (0.15 + light), 1.0);\n"
+                 "    }\n"
+                 "    if (q.y > -0.18) { return vec4f(sky, 1.0); }\n"
+                 "    let ground = vec2f(q.x / (-0.1 - q.y) + at.x, 1.0 / (-0.1 - q.y));\n"
+                 "    let tile = (i32(floor(2.0 * ground.x)) + i32(floor(ground.y))) & 1;\n"
+                 "    return vec4f(vec3f(0.25 + 0.4 * f32(tile)), 1.0);\n"
+                 "}\n";
 
 static const char *const pack_text = /* the scene's texels as the network wants them */
     "@group(0) @binding(0) var scene: texture_2d<f32>;\n"
@@ -41,14 +43,11 @@ static const char *const pack_text = /* the scene's texels as the network wants 
     "    for (var c = 0u; c < 3u; c++) { plain[(c * size.y + at.y) * size.x + at.x] = texel[c]; }\n"
     "}\n";
 
-static const char *const show_text = /* the tensor is bound as it lies */
+static const char *const show_text = WHOLE_SCREEN /* the tensor is bound as it lies */
     "@group(0) @binding(0) var scene: texture_2d<f32>;\n"
     "@group(0) @binding(1) var<storage, read> picture: array<f32>;\n"
     "@group(0) @binding(2) var<uniform> at: vec4f;\n" /* the picture's width and height, the
                                                          screen's */
-    "@vertex fn corner(@builtin(vertex_index) i: u32) -> @builtin(position) vec4f {\n"
-    "    return vec4f(f32(i & 1u) * 4.0 - 1.0, f32(i >> 1u) * 4.0 - 1.0, 0.0, 1.0);\n"
-    "}\n"
     "@fragment fn draw(@builtin(position) p: vec4f) -> @location(0) vec4f {\n"
     "    let q = p.xy / at.zw;\n"
     "    let size_of_scene = vec2f(textureDimensions(scene));\n"
@@ -230,14 +229,6 @@ static void encode_screen_copy(const engine *e, WGPUCommandEncoder encoder) {
     wgpuCommandEncoderCopyTextureToBuffer(encoder, &from, &to, &size);
 }
 
-static void submit_frame(engine *e, WGPUCommandEncoder encoder) {
-    WGPUCommandBuffer commands = wgpuCommandEncoderFinish(encoder, NULL);
-    wgpuQueueSubmit(e->g.queue, 1, &commands);
-    wgpuCommandBufferRelease(commands);
-    wgpuCommandEncoderRelease(encoder);
-    gpu_wait(&e->g); /* as one waits for the display */
-}
-
 /* ------------------------------------------------------------------ what is printed and written */
 
 static void on_mapped(WGPUMapAsyncStatus status, WGPUStringView message, void *done, void *unused) {
@@ -282,16 +273,6 @@ static void print_row(const char *name, times *of) {
            values[count * 99 / 100], values[count - 1]);
 }
 
-static int refuse(const cml_error *error) {
-    fprintf(stderr, "%s: %s\n", cml_status_name(error->status), error->text);
-    return 1;
-}
-
-static void print_log(void *unused, cml_log_level level, const char *message) {
-    (void)unused;
-    fprintf(stderr, "%s%s\n", level == CML_LOG_INFO ? "" : "warning: ", message);
-}
-
 /* ------------------------------------------------------------------ the frames */
 
 static int play(engine *e, cml_scheduler *scheduler, cml_net *net, const cml_shape *in,
@@ -301,8 +282,8 @@ static int play(engine *e, cml_scheduler *scheduler, cml_net *net, const cml_sha
     cml_error error;
     cml_job job = 0;
     long pictures = 0, over = 0;
-    snprintf(input_name, sizeof input_name, "%.*s", (int)in->name.length, in->name.data);
-    snprintf(output_name, sizeof output_name, "%.*s", (int)out->name.length, out->name.data);
+    copy_text(input_name, sizeof input_name, in->name);
+    copy_text(output_name, sizeof output_name, out->name);
     for (long frame = 0; frame < frames || pictures == 0; frame++) {
         WGPUCommandEncoder encoder = wgpuDeviceCreateCommandEncoder(e->g.device, NULL);
         cml_job_info info = cml_get_job_info(scheduler, job);
@@ -314,8 +295,10 @@ static int play(engine *e, cml_scheduler *scheduler, cml_net *net, const cml_sha
         if (info.state != CML_STATE_QUEUED && info.state != CML_STATE_RUNNING) {
             encode_packing(e, encoder); /* this frame is the network's next picture */
             cml_release(scheduler, job);
-            if (cml_submit(scheduler, net, &input, 1, NULL, &job, &error) != CML_OK)
-                return refuse(&error);
+            if (cml_submit(scheduler, net, &input, 1, NULL, &job, &error) != CML_OK) {
+                print_error(&error);
+                return 1;
+            }
         }
         const cml_report *report = cml_encode(scheduler, encoder, budget_ms);
         cml_tensor tensor;
@@ -328,7 +311,8 @@ static int play(engine *e, cml_scheduler *scheduler, cml_net *net, const cml_sha
         }
         encode_drawing(encoder, e->screen_view, e->draw_screen, e->screen_group);
         if (frame + 1 >= frames) encode_screen_copy(e, encoder);
-        submit_frame(e, encoder); /* one submit, the engine's own */
+        gpu_submit(&e->g, encoder);
+        gpu_wait(&e->g); /* as one waits for the display */
         for (uint32_t i = 0, count = cml_end_frame(scheduler); i < count; i++) {
             const cml_report *full = cml_get_measured(scheduler, i);
             if (full->finished > 0) continue; /* it was not filled */
@@ -354,24 +338,13 @@ int main(int argc, char **argv) {
     engine e;
     cml_scheduler *scheduler;
     cml_net *net;
-    cml_error error;
-    cml_status status;
     cml_shape in, out;
     if (bytes == NULL || frames < 1 || frames > MAX_FRAMES) {
         fprintf(stderr, "usage: scene NET.cml PICTURE.ppm [FRAMES] [BUDGET_MS]\n");
         return 2;
     }
-    if (!gpu_open(&e.g, bytes, size, CML_TRUSTED)) return 3;
-    cml_options options = {.device = e.g.device,
-                           .adapter = e.g.adapter,
-                           .queue = e.g.queue,
-                           .instance = e.g.instance,
-                           .log = print_log};
-    if (cml_create(&options, &scheduler, &error) != CML_OK) return refuse(&error);
-    if (cml_load(scheduler, bytes, size, CML_TRUSTED, &net, &error) != CML_OK)
-        return refuse(&error);
-    while ((status = cml_build(net, 10.0, &error)) == CML_PENDING) {} /* a loading screen */
-    if (status != CML_OK) return refuse(&error);
+    if (!gpu_open(&e.g, bytes, size)) return 3;
+    if (!gpu_load(&e.g, bytes, size, &scheduler, &net)) return 1;
     free(bytes);
     if (cml_get_input_shape(net, 0, &in) != CML_OK || !is_picture(&in) ||
         cml_get_output_shape(net, 0, &out) != CML_OK || !is_picture(&out)) {
