@@ -50,6 +50,8 @@ CONSTANTS = {
 }
 
 
+#: tags of sections of which a file has at most one
+SINGLE_SECTIONS = str([tag for tag, (_, most) in schema.COUNTS.items() if most == 1])[1:-1]
 #: numbers with which every player decides, by their names in C and JavaScript
 PLANNING: dict[str, float] = {
     "MEMORY": cost_model._MEMORY,
@@ -126,6 +128,7 @@ def c_header() -> str:
         "};",
         f"#define COOKED_MOST_BYTES {schema.MOST_BYTES}ull",
         f"#define COOKED_MOST_AMOUNT {schema.MOST_AMOUNT!r}",
+        f"#define COOKED_SINGLE_SECTIONS {{{SINGLE_SECTIONS}}}".replace("'", '"'),
         f"#define COOKED_DEFAULT_LIMITS {{{limits.code_bytes}ull, {limits.device_bytes}ull, "
         f"{limits.kernels}, {limits.steps}}}",
         *(line for record in records() for line in _c_struct(record)),
@@ -173,6 +176,7 @@ def javascript() -> str:
     body = [
         *(f"const {name} = {value!r};" for name, value in (CONSTANTS | PLANNING).items()),
         f"const MOST_BYTES = {schema.MOST_BYTES}, MOST_AMOUNT = {schema.MOST_AMOUNT!r};",
+        f"const SINGLE_SECTIONS = [{SINGLE_SECTIONS}];",
         "/** @type {Limits} */ const LIMITS = "
         + str({name: getattr(limits, name) for name in limits.__slots__}).replace("'", "")
         + ";",

@@ -55,8 +55,6 @@ const sum = (values) => values.reduce((total, value) => total + value, 0);
 // ---------------------------------------------------------------------------------------- files
 const MAGIC = [0x89, 0x43, 0x4d, 0x4c, 0x0d, 0x0a, 0x1a, 0x0a];
 /** all ones, rounded as View.u64 does: stands for an offset that does not exist */ const NO_OFFSET = 2 ** 64;
-/** what this module reads of a file; others are ignored */
-const ALONE = new Set(["strings", "kernels", "code", "values", "guess", "golden", "meta"]);
 
 /** @template T @typedef {(view: View, at: number) => T} Field reads a part of the record that begins at a place of a section */
 /** @param {number} offset @returns {Field<number>} */ const u32 = (offset) => (view, at) => view.u32(at + offset);
@@ -136,6 +134,7 @@ const SMOOTHED = 0.1;
 const REST_EVERY = 48;
 const LONGEST = 60;
 const MOST_BYTES = 281474976710656, MOST_AMOUNT = 1e+300;
+const SINGLE_SECTIONS = ['strings', 'kernels', 'code', 'values', 'guess', 'golden', 'meta', 'graph'];
 /** @type {Limits} */ const LIMITS = {code_bytes: 67108864, device_bytes: 2147483648, kernels: 4096, steps: 16384};
 /** A table of a plan. @typedef {ReturnType<typeof tableRow.read>} Table */
 const tableRow = record(8, {
@@ -506,7 +505,7 @@ export class CookedFile {
       const tag = String.fromCharCode(...row.tag).replace(/\0+$/, ""), { offset, nbytes } = row;
       if (!/^[\x21-\x7e]+$/.test(tag)) throw corrupt("a section's tag is no ASCII");
       number = tag === before ? number + 1 : 0;
-      if (tag < before || row.number !== number || (number && ALONE.has(tag))) {
+      if (tag < before || row.number !== number || (number && SINGLE_SECTIONS.includes(tag))) {
         throw corrupt(`section '${tag}' is out of order`);
       }
       if (offset % SECTION_ALIGNMENT || offset < end || offset - end >= SECTION_ALIGNMENT) {

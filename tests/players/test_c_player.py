@@ -1,6 +1,7 @@
 """Tests that the C player agrees with sessions for any slices, and allocates nothing while it
 runs."""
 
+import random
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,16 @@ from cml_engine.gpu.shaders import compilers
 from cml_engine.runtime.session import random_inputs
 from scheduler.tools.commands import cooked_guesses
 from tests import cooked_networks
-from tests.fixtures.cooked import chain, counter, small_inputs, small_model
+from tests.fixtures.cooked import (
+    chain,
+    changed,
+    counter,
+    put,
+    sections,
+    small_inputs,
+    small_model,
+    with_code,
+)
 from tests.players.building import SANITIZED, build
 from tests.players.playing import play, play_in_slices, run_play
 
@@ -148,6 +158,54 @@ def test_inputs_of_a_wrong_size_are_refused(careful, small):
     run = run_play(careful, small, "--input", f"image={file}")
     assert run.returncode == 1
     assert "input 'image': wanted 432 bytes, got 28" in run.stderr
+
+
+@pytest.fixture(scope="module")
+def cooked():
+    return cook(counter(), ["portable"], player=True, guesses=cooked_guesses()[:1])
+
+
+def test_a_device_that_lacks_something_says_what(careful, cooked, tmp_path):
+    file = tmp_path / "needs.cml"
+    file.write_bytes(changed(cooked, "plan", put(64, "<I", 1 << 30)))
+    run = run_play(careful, file)
+    assert run.returncode == 1
+    assert "needs maxComputeInvocationsPerWorkgroup 1073741824" in run.stderr
+
+
+def test_a_stranger_s_file_does_no_harm(careful, cooked, tmp_path):
+    """A wrong byte in the plan gives an error or a run, but no memory error and no panic."""
+    chance = random.Random(1)
+    size = next(n for tag, _, n in sections(cooked) if tag == "plan")
+    file = tmp_path / "stranger.cml"
+    for _ in range(4):
+        file.write_bytes(changed(cooked, "plan", put(chance.randrange(size), "B", 0x41)))
+        run = run_play(careful, file, "--most", "40")  # it may request endless work
+        assert run.returncode in (0, 1), run.stderr
+        assert "Sanitizer" not in run.stderr and "panicked" not in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("language", "trust", "said"),
+    [
+        ("WGSL", (), "the device refused"),
+        ("WGSL", ("--trusted",), "the device refused"),
+        # wgpu-native would end the process, because untrusted SPIR-V is not validated
+        ("SPIR-V", (), "needs kernels in WGSL"),
+    ],
+)
+def test_code_that_does_not_compile_is_an_error(careful, cooked, tmp_path, language, trust, said):
+    """A cooked file whose kernels are not valid shader code gives an error and no panic.
+
+    Its hashes match.
+    """
+    nonsense = {"SPIR-V": b"\x03\x02\x23\x07" + 60 * b"no", "WGSL": b"this is no WGSL"}[language]
+    file = tmp_path / "nonsense.cml"
+    code = (nonsense, b"") if language == "SPIR-V" else (b"", nonsense)
+    file.write_bytes(with_code(cooked, *code))
+    run = run_play(careful, file, *trust)
+    assert run.returncode == 1
+    assert said in run.stderr and "panicked" not in run.stderr
 
 
 CASES = (

@@ -16,13 +16,7 @@ from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.compiler.tuning_tables import shipped_table
 from cml_engine.cooked import PROFILES, cook
 from cml_engine.gpu.shaders import compilers
-from tests.fixtures.cooked import (
-    BAD_CONSTANTS,
-    counter,
-    sections,
-    small_model,
-    with_bad_constant,
-)
+from tests.fixtures.cooked import counter, sections, small_model
 from tests.fixtures.graphs import Net, layer_norm, mobilenet_block, unet_block
 from tests.fixtures.integer.networks import IntegerNet, line
 from tests.players.building import SANITIZED, build
@@ -142,12 +136,3 @@ def test_weights_of_integer_networks_are_stored_in_their_bits():
     model = integers()
     count = model.constants["w"].size
     assert size_of(cook(model, golden=False), "values") < 1.2 * count + 1000
-
-
-def test_the_javascript_player_refuses_constants_that_are_none(tmp_path):
-    data = cook(small_model(), ["portable"], golden=False)
-    files = [tmp_path / f"{number}.cml" for number in range(len(BAD_CONSTANTS))]
-    for file, change in zip(files, BAD_CONSTANTS, strict=True):
-        file.write_bytes(with_bad_constant(data, *change))
-    made = run_deno("run", "-A", Path(__file__).parent / "web" / "values.js", *files)
-    assert made.stdout.split() == ["CorruptArtifact"] * len(files)

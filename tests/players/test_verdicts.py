@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import struct
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,27 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.cooked import cook
+from cml_engine.cooked.schema import FileHeader, SectionRow
 from cml_engine.gpu.shaders import compilers
 from scheduler.tools.commands import cooked_guesses
-from tests.fixtures.cooked import BOMBS, bomb, changed, counter, rebuilt, sections
+from tests.fixtures.cooked import (
+    BAD_CONSTANTS,
+    BOMBS,
+    bomb,
+    changed,
+    content_of,
+    counter,
+    put,
+    rebuilt,
+    sealed,
+    sections,
+    with_bad_constant,
+)
 from tests.fixtures.damage import damaged
 from tests.fixtures.reader import READERS
 from tests.players.building import SANITIZED, build
-from tests.players.deno import deno_command, find_deno
+from tests.players.deno import deno_command, find_deno, run_deno
+from tests.players.playing import run_play
 
 pytestmark = pytest.mark.skipif(compilers.version() is None, reason="no HLSL compiler to cook with")
 #: the answers of C and JavaScript, and Python's error
@@ -37,6 +51,15 @@ _VALUES = {
     "d": (0.0, -0.0, -1.0, 1e-300, 1e-12, 1e300, 1e301, float("inf"), float("nan")),
     "B": tuple(range(256)),
 }  # fmt: skip
+READER = "tests/players/web/reader.js"
+#: damage to the header of a plan: offset, format, value
+_BAD_PLANS = [
+    (16, "<Q", 0),  # an arena smaller than its bindings
+    (40, "<I", 3),  # an alignment
+    (88, "<d", float("nan")),
+    (116, "<I", 2**32 - 8),  # steps beyond the section
+    (128, "<I", 65),  # more inputs than there may be
+]
 
 
 @pytest.fixture(scope="module")
@@ -45,36 +68,62 @@ def whole():
     return cook(counter(), ["portable", "software"], player=True, guesses=cooked_guesses()[:2])
 
 
-def corpus(whole: bytes, count: int, seed: int) -> list[bytes]:
-    """Returns cooked files: an undamaged one, bombs, ``count`` with changed fields, and damaged
-    ones.
+def known(whole: bytes) -> Iterator[tuple[bytes, str]]:
+    """Yields an undamaged cooked file and systematically damaged ones, with the right verdict."""
+    plan = next(content_of(whole, "plan"))
+    steps, bindings, outputs = (struct.unpack_from("<I", plan, at)[0] for at in (116, 124, 140))
+    (meta,) = content_of(whole, "meta")
+    yield whole, "loads"
+    yield whole[:8] + b"\x09" + whole[9:], "StaleArtifact"
+    yield from ((bomb(whole, name), "OverBudget") for name in BOMBS)
+    for at, form, value in ((24, "<Q", 2**63), (112, "<I", 2**31)):  # the weights, the steps
+        yield changed(whole, "plan", put(at, form, value)), "OverBudget"
+    corrupt = [b"", whole[:-1], whole + b"\0", rebuilt(whole, {"meta": b"null"})]
+    corrupt += [rebuilt(whole, {"meta": [meta, meta + b" "]})]
+    corrupt += [rebuilt(whole, {"graph": [meta, meta + b" "]})]
+    corrupt += [with_bad_constant(whole, *field) for field in BAD_CONSTANTS]
+    corrupt += [changed(whole, "plan", put(*field)) for field in _BAD_PLANS]
+    corrupt += [changed(whole, "plan", put(steps, "<I", 77))]  # a kernel that is not there
+    for at in (bindings + 8, bindings + 16, outputs + 56, outputs + 64):
+        corrupt += [changed(whole, "plan", put(at, "<Q", 1 << value)) for value in (20, 63)]
+    for at in (56, 64, 72, 76):  # a header that understates
+        less = bytearray(whole)
+        less[at] -= 1 if less[at] else -1
+        corrupt += [bytes(less)]
+    for index, (tag, _, _) in enumerate(sections(whole)):
+        row = FileHeader.SIZE + index * SectionRow.SIZE
+        for field in (8, 16):
+            for value in (2**31, 2**32, 2**63, 2**64 - 1):
+                made = bytearray(whole)
+                struct.pack_into("<Q", made, row + field, value)
+                corrupt += [sealed(made)]
+        if index:  # it has changed places with the one before
+            made = bytearray(whole)
+            before, end = row - SectionRow.SIZE, row + SectionRow.SIZE
+            made[before:end] = made[row:end] + made[before:row]
+            corrupt += [sealed(made)]
+        made = bytearray(whole)
+        made[row + len(tag) - 1] += 1  # a tag that readers ignore
+        if tag in ("guess", "golden"):
+            yield sealed(made), "loads"
+        else:
+            corrupt += [sealed(made)]
+    yield from ((data, "CorruptArtifact") for data in corrupt)
 
-    The hashes and totals match.
-    """
+
+def anything(whole: bytes, count: int, seed: int) -> Iterator[bytes]:
+    """Yields ``count`` files with random fields or random damage, whose hashes and totals match."""
     chance, rng = random.Random(seed), np.random.default_rng(seed)
     sizes = [(tag, size) for tag, _, size in sections(whole)]
-    found = [
-        whole,
-        b"",
-        whole[:-1],
-        whole + b"\0",
-        rebuilt(whole, {"meta": b"null"}),
-        *(bomb(whole, name) for name in BOMBS),
-    ]
     for _ in range(count):
         tag, size = chance.choice(sizes)
         form = chance.choice("IQdB")
         width = struct.calcsize(form)
         if chance.random() < 0.2 or size < width:
-            found.append(damaged("cooked", whole, rng))
+            yield damaged("cooked", whole, rng)
             continue
         at, value = chance.randrange(size // width) * width, chance.choice(_VALUES[form])
-        found.append(changed(whole, tag, put(at, form, value)))
-    return found
-
-
-def put(at: int, form: str, value: float) -> Callable[[bytearray], None]:
-    return lambda content: struct.pack_into(f"<{form}", content, at, value)
+        yield changed(whole, tag, put(at, f"<{form}", value))
 
 
 def by_python(path: Path) -> tuple[str, str]:
@@ -103,13 +152,15 @@ def lines(command: Sequence[str | Path], names: str, **where: Any) -> list[str]:
 )
 def test_all_players_say_the_same(whole, count, seed, tmp_path):
     (tmp_path / "cooked").mkdir()
-    files = [tmp_path / "cooked" / f"{i}.cml" for i in range(count + 5 + len(BOMBS))]
-    for file, data in zip(files, corpus(whole, count, seed), strict=True):
-        file.write_bytes(data)
+    right = list(known(whole))
+    files = []
+    for number, data in enumerate((*(data for data, _ in right), *anything(whole, count, seed))):
+        files.append(tmp_path / "cooked" / f"{number}.cml")
+        files[-1].write_bytes(data)
     wanted = [by_python(file) for file in files]
     verdicts = [verdict for verdict, _ in wanted]
-    assert verdicts[:5] == ["loads", *["CorruptArtifact"] * 4]
-    assert {"loads", "CorruptArtifact", "OverBudget"} <= {*verdicts} <= {"loads", *ERRORS.values()}
+    assert verdicts[: len(right)] == [verdict for _, verdict in right]
+    assert {*verdicts} <= {"loads", *ERRORS.values()}
     names = "".join(f"{file}\n" for file in files)
     program = build("check.c", "-O1", *SANITIZED)
     by_c = lines([program, "-"], names)
@@ -117,7 +168,26 @@ def test_all_players_say_the_same(whole, count, seed, tmp_path):
         assert by_c[number] == verdict or "its description" in reason, (number, reason)
     if find_deno() is None:
         pytest.skip("deno is not installed (the extra `players`)")
-    told = deno_command("run", "-A", "--no-check", "tests/players/web/reader.js")
+    told = deno_command("run", "-A", "--no-check", READER)
     by_javascript = lines(told["args"], names, cwd=told["cwd"], env=told["env"])
     for number, (verdict, reason) in enumerate(wanted):
         assert by_javascript[number] == verdict, (number, reason)
+
+
+def test_every_byte_and_every_length_counts(whole, tmp_path):
+    """C and JavaScript refuse a file with one changed byte, and the file cut at any length."""
+    file = tmp_path / "flip.cml"
+    file.write_bytes(whole)
+    by_c = run_play(build("check.c", "-O1", *SANITIZED), "--flip", file)
+    assert by_c.returncode == 0, by_c.stdout + by_c.stderr
+    assert f"{len(whole)} bytes, 0 accepted" in by_c.stdout
+    by_javascript = run_deno("run", "-A", "--no-check", READER, "--flip", file)
+    assert by_javascript.stdout == f"{len(whole)} bytes, 0 accepted\n"
+
+
+def test_no_byte_harms_whose_hashes_match(whole, tmp_path):
+    file = tmp_path / "sealed.cml"
+    file.write_bytes(whole)
+    run = run_play(build("check.c", "-O1", *SANITIZED), "--sealed", file)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert int(run.stdout.split()[0]) > 1000, "refused"

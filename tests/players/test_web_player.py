@@ -13,8 +13,11 @@ import demo_game.operators  # noqa: F401 - registers the game's own operators
 from cml_engine.cooked import cook
 from cml_engine.cooked.kernels import read_kernels
 from cml_engine.cooked.reader import Container
+from cml_engine.cooked.schema import F16, SUBGROUPS, KernelRow, KernelsHead, totals_of
 from scheduler.recording import Recording
 from tests.cooked_networks import NETWORKS
+from tests.fixtures.cooked import BOMBS, changed, content_of, counter, put, with_wgsl
+from tests.fixtures.hostile_wgsl import kernel
 from tests.gpu.integer.test_bits import net_of
 from tests.players.deno import ROOT, WEB, run_deno
 from tests.players.networks import is_right, main, play_golden
@@ -34,10 +37,59 @@ def test_the_player_needs_nothing_else():
     assert "import " not in text.replace("import(", "")
 
 
+#: needs that no device meets here: offset, format and value in the plan, by the limit's name
+NEEDS = {
+    "maxStorageBuffersPerShaderStage": (72, "<I", 1000),
+    "maxBufferSize": (56, "<Q", 1 << 50),
+    "minStorageBufferOffsetAlignment": (40, "<I", 4),
+    "maxComputeInvocationsPerWorkgroup": (64, "<I", 1 << 20),
+    "bindings": (72, "<I", 9),
+}
+
+
+def bad_kernels() -> list[str]:
+    """Returns WGSL that a scan accepts and a device refuses."""
+    good, tensor = kernel(""), "var<storage, read_write> t: array<f32>"
+    large = "@group(0) @binding(1) var<uniform> p: array<vec4<u32>, 64>;\n"
+    return [
+        "fn main() { nonsense }", "// nothing", good.replace("g.x", "g.q"),
+        good.replace("fn main", "fn other"), good.replace("binding(2)", "binding(99)"),
+        good.replace("size(1)", "size(1 << 20)"), good.replace("read_write", "read"),
+        good.replace(tensor, "var t: texture_2d<f32>"), f"enable nothing_known;\n{good}",
+        kernel("i = p[0].x;", large),
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A folder with the files of ``player.test.js``: a network, and others made from it."""
+    folder = tmp_path_factory.mktemp("files")
+    network = counter(40_000)
+    small = cook(network, ["portable"], player=True, golden=False)
+    plan, kernels = (next(content_of(small, tag)) for tag in ("plan", "kernels"))
+    featured = changed(small, "plan", put(76, "<I", 4))  # lanes of a subgroup
+    for at in range(KernelsHead.SIZE + 48, len(kernels), KernelRow.SIZE):
+        featured = changed(featured, "kernels", put(at, "<I", SUBGROUPS | F16))
+    made = {
+        "counter": small,
+        "golden": cook(network, ["portable"], player=True),
+        "features": featured,
+        **{name: changed(small, "plan", put(*field)) for name, field in NEEDS.items()},
+        **{f"kernel {i}": with_wgsl(small, text) for i, text in enumerate(bad_kernels())},
+    }
+    for at in range(192, min(len(plan), 900), 4):
+        value = 0 if any(plan[at : at + 4]) else 1 << 17
+        made[f"plan {at}"] = changed(small, "plan", put(at, "<I", value))
+    for name, data in made.items():
+        (folder / f"{name}.cml").write_bytes(data)
+    totals = totals_of(kernels, [plan])
+    (folder / "totals.json").write_text(json.dumps({n: getattr(totals, n) for n in BOMBS.values()}))
+    return folder
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("file", sorted(f.name for f in HERE.glob("*.test.js")))
-def test_in_deno(file):
-    run_deno("test", "-A", "--no-check", HERE / file)
+def test_in_deno(files):
+    run_deno("test", "-A", "--no-check", HERE / "player.test.js", "--", files)
 
 
 @pytest.mark.parametrize("run", [eventful_run, run_by_wall_clock, *range(12)])

@@ -73,6 +73,7 @@ static cml_status check_limits(file *f) {
 /* Checks the header and the table of sections, not their contents. */
 cml_status cml__open_file(file *f) {
     static const uint8_t magic[8] = {0x89, 'C', 'M', 'L', '\r', '\n', 0x1A, '\n'};
+    static const char *const single[] = COOKED_SINGLE_SECTIONS;
     uint64_t size = f->whole.size, end;
     file_header head;
     memset(&head, 0, sizeof head);
@@ -109,6 +110,9 @@ cml_status cml__open_file(file *f) {
             return BAD(f, "section %u lies outside of it, or in another, or not next to it", i);
         end = row->offset + row->nbytes;
         if (has_tag(row, "plan")) f->plan_count++;
+        for (size_t k = 0; k < sizeof single / sizeof *single; k++)
+            if (row->number > 0 && has_tag(row, single[k]))
+                return BAD(f, "it has several sections '%s'", single[k]);
     }
     return end == size ? CML_OK : BAD(f, "there is something behind its last section");
 }

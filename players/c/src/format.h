@@ -34,6 +34,7 @@ enum {
 };
 #define COOKED_MOST_BYTES 281474976710656ull
 #define COOKED_MOST_AMOUNT 1e+300
+#define COOKED_SINGLE_SECTIONS {"strings", "kernels", "code", "values", "guess", "golden", "meta", "graph"}
 #define COOKED_DEFAULT_LIMITS {67108864ull, 2147483648ull, 4096, 16384}
 
 typedef struct text_row {

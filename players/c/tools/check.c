@@ -1,8 +1,7 @@
 /* Checks cooked files without a device:
  *
- *     check FILE...         prints "whole", or the status and the message
- *     check -               the same for files that are named on standard input
- *     check --limited FILE  the same within the default limits
+ *     check -               prints "whole", or the status and the message, for each of the files
+ *                           that are named on standard input
  *     check --flip FILE     changes every byte in turn, and cuts the file at every length:
  *                           all of that must be refused
  *     check --sealed FILE   changes every byte and makes the hashes match: errors may come of it,
@@ -12,20 +11,6 @@
  */
 #include "internal.h"
 
-static const cml_limits ENDLESS = {UINT64_MAX, UINT64_MAX, UINT32_MAX, UINT32_MAX};
-
-static uint8_t *read_whole(const char *path, size_t *size) {
-    FILE *in = fopen(path, "rb");
-    if (in == NULL) return NULL;
-    fseek(in, 0, SEEK_END);
-    long end = ftell(in);
-    rewind(in);
-    uint8_t *data = malloc((size_t)end + 1);
-    *size = fread(data, 1, (size_t)end, in);
-    fclose(in);
-    return data;
-}
-
 /* Returns a copy in a block of exactly that size, so that a sanitizer sees reads beyond it. */
 static uint8_t *copy_exactly(const uint8_t *data, size_t size) {
     uint8_t *exact = malloc(size > 0 ? size : 1);
@@ -34,10 +19,18 @@ static uint8_t *copy_exactly(const uint8_t *data, size_t size) {
     return exact;
 }
 
-static cml_status check_bytes(const uint8_t *data, size_t size, const cml_limits *limits,
-                              cml_error *error) {
+static uint8_t *read_whole(const char *path, size_t *size) {
+    static uint8_t data[64 << 20];
+    FILE *in = fopen(path, "rb");
+    if (in == NULL) exit(2);
+    *size = fread(data, 1, sizeof data, in);
+    fclose(in);
+    return copy_exactly(data, *size);
+}
+
+static cml_status check_bytes(const uint8_t *data, size_t size, cml_error *error) {
     uint8_t *exact = copy_exactly(data, size);
-    cml_status status = cml_check(exact, size, limits, NULL, error);
+    cml_status status = cml_check(exact, size, NULL, NULL, error);
     free(exact);
     if (status != CML_OK && error->text[0] == 0) {
         printf("an error without a text\n");
@@ -79,9 +72,9 @@ static int flip(uint8_t *data, size_t size) {
         if (is_left_out(data, i)) continue;
         uint8_t bit = (uint8_t)(1 << i / 16 % 8);
         data[i] ^= bit;
-        if (check_bytes(data, size, &ENDLESS, &error) == CML_OK) accepted++;
+        if (check_bytes(data, size, &error) == CML_OK) accepted++;
         data[i] ^= bit;
-        if (check_bytes(data, i, &ENDLESS, &error) == CML_OK) accepted++;
+        if (check_bytes(data, i, &error) == CML_OK) accepted++;
     }
     printf("%zu bytes, %zu accepted\n", size, accepted);
     return accepted > 0;
@@ -115,7 +108,7 @@ static int check_sealed(uint8_t *data, size_t size) {
             seal_table(data); /* a changed row of the table itself */
         else
             seal(data, i);
-        if (check_bytes(data, size, &ENDLESS, &error) == CML_OK)
+        if (check_bytes(data, size, &error) == CML_OK)
             accepted++;
         else
             refused++;
@@ -129,45 +122,33 @@ static int check_sealed(uint8_t *data, size_t size) {
 
 /* ------------------------------------------------------------------ what is printed of a file */
 
-static int print_scan(const char *path) {
+static void print_scan(const char *path) {
     heap memory = {.blocks = NULL};
     size_t size = 0;
     uint8_t *data = read_whole(path, &size);
     const char *problem;
-    if (data == NULL) return 2;
-    uint8_t *exact = copy_exactly(data, size);
-    if (cml__scan_wgsl(&memory, (const char *)exact, size, &problem) == CML_OK)
+    if (cml__scan_wgsl(&memory, (const char *)data, size, &problem) == CML_OK)
         printf("taken\n");
     else
         printf("refused: it %s\n", problem);
-    free(exact);
     free(data);
-    return 0;
 }
 
-static int print_verdict(const char *path, const cml_limits *limits) {
-    cml_error error;
-    size_t size = 0;
-    uint8_t *data = read_whole(path, &size);
-    if (data == NULL) return 2;
-    if (check_bytes(data, size, limits, &error) == CML_OK)
-        printf("whole\n");
-    else
-        printf("%d %s\n", (int)error.status, error.text);
-    free(data);
-    return 0;
-}
-
-static int print_verdicts_of_stdin(void) {
+static void print_verdicts(void) {
     char path[4096];
-    int code = 0;
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ);
     printf("ready\n");
-    while (code == 0 && fgets(path, sizeof path, stdin) != NULL) {
+    while (fgets(path, sizeof path, stdin) != NULL) {
+        cml_error error;
+        size_t size = 0;
         path[strcspn(path, "\n")] = 0;
-        code = print_verdict(path, NULL);
+        uint8_t *data = read_whole(path, &size);
+        if (check_bytes(data, size, &error) == CML_OK)
+            printf("whole\n");
+        else
+            printf("%d %s\n", (int)error.status, error.text);
+        free(data);
     }
-    return code;
 }
 
 /* Prints the SHA-256 of a plan's buffers, made in parts of 1000 bytes as frames upload them. */
@@ -203,7 +184,10 @@ static cml_status print_values(file *f) {
 static int check_values(const uint8_t *data, size_t size) {
     heap memory = {.blocks = NULL};
     cml_error error;
-    file f = {.whole = {data, size}, .memory = &memory, .error = &error, .limits = ENDLESS};
+    file f = {.whole = {data, size},
+              .memory = &memory,
+              .error = &error,
+              .limits = cml__limits_of(NULL, 1)};
     cml_status status = print_values(&f);
     if (status != CML_OK) printf("%s\n", error.text);
     cml__heap_free_all(memory);
@@ -211,27 +195,22 @@ static int check_values(const uint8_t *data, size_t size) {
 }
 
 int main(int argc, char **argv) {
-    const char *mode = argc >= 3 && argv[1][0] == '-' ? argv[1] : "";
-    int code = 0;
-    if (argc == 2 && strcmp(argv[1], "-") == 0) return print_verdicts_of_stdin();
-    if (strcmp(mode, "--wgsl") == 0) {
-        for (int i = 2; i < argc && code == 0; i++) code = print_scan(argv[i]);
-        return code;
-    }
-    if (mode[0] == 0 || strcmp(mode, "--limited") == 0) {
-        for (int i = mode[0] ? 2 : 1; i < argc && code == 0; i++)
-            code = print_verdict(argv[i], mode[0] ? NULL : &ENDLESS);
-        return code;
-    }
+    const char *mode = argc > 1 ? argv[1] : "";
     size_t size = 0;
+    int code = 2;
+    if (strcmp(mode, "-") == 0) {
+        print_verdicts();
+        return 0;
+    }
+    if (strcmp(mode, "--wgsl") == 0) {
+        for (int i = 2; i < argc; i++) print_scan(argv[i]);
+        return 0;
+    }
+    if (argc != 3) return code;
     uint8_t *data = read_whole(argv[2], &size);
-    if (data == NULL) return 2;
-    if (strcmp(mode, "--values") == 0)
-        code = check_values(data, size);
-    else if (strcmp(mode, "--flip") == 0)
-        code = flip(data, size);
-    else
-        code = check_sealed(data, size);
+    if (strcmp(mode, "--values") == 0) code = check_values(data, size);
+    if (strcmp(mode, "--flip") == 0) code = flip(data, size);
+    if (strcmp(mode, "--sealed") == 0) code = check_sealed(data, size);
     free(data);
     return code;
 }

@@ -1,11 +1,22 @@
 // @ts-check
-/** Networks on a device: slices, readbacks, chains, and what goes wrong. */
+/** Networks on a device: slices, readbacks, chains, and what goes wrong; of the files in a folder, which test_web_player.py writes. */
 
 import { CmlError, CookedFile, Scheduler, load } from "../../../players/web/cml.js";
 import { assert, counted, device, frame, raised, same, until } from "./device.js";
-import { ELEMENTS, KERNELS, expected, file, sections, small } from "./make.js";
 
+const [folder] = Deno.args, ELEMENTS = 40_000, GROUPS = 40;
 const X = Float32Array.from({ length: ELEMENTS }, (_, i) => (i * 37 % 101) / 9 - 4);
+/** The output of the network that counts its runs, of its `run`-th one (from 0). @param {Float32Array} x @param {number} run */
+const expected = (x, run) => x.map((v) => v + (5 + run));
+/** @param {string} name */
+const bytesOf = async (name) => await Deno.readFile(`${folder}/${name}.cml`);
+const small = () => bytesOf("counter");
+/** The names of the files of a kind. @param {string} kind */
+function filesOf(kind) {
+  const names = [...Deno.readDirSync(folder)].map(({ name }) => name.slice(0, -4)).filter((name) => name.startsWith(kind));
+  assert(names.length, `files of '${kind}'`);
+  return names;
+}
 const options = { sanitizeOps: false, sanitizeResources: false };
 
 /** @param {string} name @param {(gpu: GPUDevice) => Promise<void>} check */
@@ -27,7 +38,7 @@ const bySlices = (count) => (/** @type {any} */ state) => {
 };
 
 test("a run gives the golden output, and its variable counts", async (gpu) => {
-  const network = await load(gpu, await small());
+  const network = await load(gpu, await bytesOf("golden"));
   const golden = await network.file.golden();
   const x = golden?.inputs[0].data ?? X;
   assert(same((await network.run({ x })).y, golden?.outputs[0].data ?? []), "the golden output");
@@ -38,12 +49,12 @@ test("a run gives the golden output, and its variable counts", async (gpu) => {
 
 test("any slices give the same bits", async (gpu) => {
   const network = await load(gpu, await small());
-  for (const [run, count] of [5, 64, 1000].entries()) {
+  for (const [run, count] of [1, 12, 1000].entries()) {
     const scheduler = new Scheduler(gpu, { budgetMs: 1 });
     scheduler.planner = bySlices(count);
     const job = scheduler.submit(network, { x: X });
     const frames = await until(gpu, scheduler, () => job.read("y"));
-    assert(frames >= 250 / count, `${frames} frames with slices of ${count}`);
+    assert(frames >= GROUPS / count, `${frames} frames with slices of ${count}`);
     assert(same(job.read("y"), expected(X, run)), `slices of ${count}`);
     job.release();
   }
@@ -120,7 +131,7 @@ test("jobs take each other's outputs, and tensors of the host", async (gpu) => {
 test("a frame that is thrown away is made again", async (gpu) => {
   const network = await load(gpu, await small());
   const scheduler = new Scheduler(gpu, { budgetMs: 1 });
-  scheduler.planner = bySlices(60);
+  scheduler.planner = bySlices(10);
   const job = scheduler.submit(network, { x: X });
   job.read("y");
   for (let frames = 0; !job.ended || frames < 12; frames++) {
@@ -145,7 +156,7 @@ test("whichever frame is dropped, no number is wrong", async (gpu) => {
   for (let drop = -1, last = 0; drop <= last; drop++) {
     const network = await load(gpu, await small()), other = await load(gpu, await small());
     const scheduler = new Scheduler(gpu, { budgetMs: 1 });
-    scheduler.planner = bySlices(300);
+    scheduler.planner = bySlices(20);
     const job = scheduler.submit(network, { x: X }), taker = scheduler.submit(other, { x: job.output("y") });
     let numbers = null, frames = 0;
     for (; frames < 200 && taker.state !== "failed" && !numbers; frames++) {
@@ -202,7 +213,7 @@ test("a readback whose frame was dropped is made again", async (gpu) => {
 test("inputs are checked when they are handed in", async (gpu) => {
   const network = await load(gpu, await small());
   const scheduler = new Scheduler(gpu, { budgetMs: 1 });
-  const storage = gpu.createBuffer({ size: 16000, usage: GPUBufferUsage.STORAGE });
+  const storage = gpu.createBuffer({ size: 4 * ELEMENTS, usage: GPUBufferUsage.STORAGE });
   const tensor = {
     buffer: storage, offset: 0, bytes: 4 * ELEMENTS, shape: [1, ELEMENTS], type: "scalar",
     layout: "plain",
@@ -210,9 +221,9 @@ test("inputs are checked when they are handed in", async (gpu) => {
   /** @type {[any, string][]} */
   const wrong = [
     [{}, "wants the inputs x"], [{ x: X, z: X }, "no input 'z'; it has x"],
-    [{ x: X.slice(1) }, "999 numbers"], [{ x: new Int32Array(ELEMENTS) }, "as Float32Array"],
+    [{ x: X.slice(1) }, `${ELEMENTS - 1} numbers`], [{ x: new Int32Array(ELEMENTS) }, "as Float32Array"],
     [{ x: null }, "as Float32Array"], [{ x: tensor }, "COPY_SRC"],
-    [{ x: { ...tensor, shape: [ELEMENTS] } }, "[1000] plain"],
+    [{ x: { ...tensor, shape: [ELEMENTS] } }, `[${ELEMENTS}] plain`],
   ];
   for (const [inputs, text] of wrong) {
     const error = await raised(() => scheduler.submit(network, inputs));
@@ -224,43 +235,26 @@ test("inputs are checked when they are handed in", async (gpu) => {
 });
 
 test("a kernel that does not compile is named, with the reason", async (gpu) => {
-  const { wgsl: whole } = KERNELS[0];
-  for (const wgsl of [
-    "fn main() { nonsense }", "// nothing", whole.replace("gid.y", "gid.q"), whole.replace("fn main", "fn other"),
-    whole.replace("binding(4)", "binding(9)"), whole.replace("size(8)", "size(1 << 20)"),
-    whole.replace("a: u32, b: u32", "a: array<vec4<u32>, 64>"), whole.replace("read_write", "read"),
-    `enable nothing_known;${whole}`, whole.replace("array<f32>", "texture_2d<f32>"),
-  ]) {
-    const kernels = [{ ...KERNELS[0], wgsl }, KERNELS[1], KERNELS[2]];
-    const error = await raised(async () => await load(gpu, await small({ kernels })));
-    assert(error.code === "KernelError" && error.message.includes("'scale'"), `${error.message} of ${wgsl}`);
-  }
-  for (const wgsl of ["\0", `fn main() { let x = ${"(".repeat(100_000)}1${")".repeat(100_000)}; }`]) {
-    const kernels = [{ ...KERNELS[0], wgsl }, KERNELS[1], KERNELS[2]];
-    const error = await raised(async () => await load(gpu, await small({ kernels })));
-    assert(error.code === "CorruptArtifact" && error.message.includes("'scale': its WGSL"), error.message);
+  for (const name of filesOf("kernel")) {
+    const error = await raised(async () => await load(gpu, await bytesOf(name)));
+    assert(error.code === "KernelError" && error.message.includes("kernel 'elementwise"), `${error.message} of ${name}`);
   }
   const network = await load(gpu, await small());
   assert(same((await network.run({ x: X })).y, expected(X, 0)), "the device is as it was");
 });
 
 test("a device with smaller limits, or without WGSL, says what is wanted", async (gpu) => {
-  for (const [needs, at] of /** @type {[any, string][]} */ ([
-    [{ tensors: 1000 }, "maxStorageBuffersPerShaderStage"],
-    [{ buffer: 2 ** 50 }, "maxBufferSize"], [{ storage: 4 }, "minStorageBufferOffsetAlignment"],
-    [{ invocations: 1 << 20 }, "maxComputeInvocationsPerWorkgroup"],
-  ])) {
-    const error = await raised(async () => await load(gpu, await small({ needs })));
-    assert(error.code === "StaleArtifact" && error.message.includes(at), error.message);
+  for (const name of filesOf("max").concat(filesOf("min"))) {
+    const error = await raised(async () => await load(gpu, await bytesOf(name)));
+    assert(error.code === "StaleArtifact" && error.message.includes(name), error.message);
   }
   // what a host's own device has, which asks for nothing
   const plain = /** @type {GPUDevice} */ (await (await navigator.gpu.requestAdapter())?.requestDevice());
-  const kernels = KERNELS.map((kernel) => ({ ...kernel, flags: 6 }));
-  for (const [how, text] of /** @type {[any, string][]} */ ([
-    [{ kernels, needs: { lanes: 4 } }, "'subgroups'"], [{ kernels, needs: { lanes: 4 } }, "'shader-f16'"],
-    [{ needs: { tensors: 9 } }, "maxStorageBuffersPerShaderStage of at least 9, the device has 8"],
-  ])) {
-    const error = await raised(async () => await load(plain, await small(how)));
+  for (const [name, text] of [
+    ["features", "'subgroups'"], ["features", "'shader-f16'"],
+    ["bindings", "maxStorageBuffersPerShaderStage of at least 9, the device has 8"],
+  ]) {
+    const error = await raised(async () => await load(plain, await bytesOf(name)));
     assert(error.message.includes(text) && error.message.includes("requestDevice()"), error.message);
   }
   plain.destroy();
@@ -269,15 +263,9 @@ test("a device with smaller limits, or without WGSL, says what is wanted", async
 test("plans with wrong numbers are refused or run: the device stays", async (gpu) => {
   let uncaptured = 0;
   gpu.onuncapturederror = () => uncaptured += 1;
-  const parts = await sections(), plan = parts.findIndex(([tag]) => tag === "plan");
-  const bytes = parts[plan][2];
-  for (let at = 192; at + 4 <= Math.min(bytes.length, 900); at += 4) {
-    const changed = bytes.slice();
-    const view = new DataView(changed.buffer);
-    view.setUint32(at, view.getUint32(at, true) ? 0 : 1 << 17, true);
-    const all = parts.map((part, i) => /** @type {any} */ (i === plan ? ["plan", 0, changed] : part));
+  for (const name of filesOf("plan")) {
     try {
-      (await load(gpu, await file(all))).destroy();
+      (await load(gpu, await bytesOf(name))).destroy();
     } catch (error) {
       assert(error instanceof CmlError, String(error));
     }
@@ -286,6 +274,15 @@ test("plans with wrong numbers are refused or run: the device stays", async (gpu
   assert(uncaptured === 0, `${uncaptured} errors of the device were nobody's`);
   const network = await load(gpu, await CookedFile.open(await small()));
   assert(same((await network.run({ x: X })).y, expected(X, 0)), "the device is as it was");
+});
+
+test("a host chooses the limits of a file", async () => {
+  const file = await small();
+  for (const [name, stated] of /** @type {[string, number][]} */ (Object.entries(JSON.parse(await Deno.readTextFile(`${folder}/totals.json`))))) {
+    await CookedFile.open(file, { [name]: stated });
+    const error = await raised(async () => await CookedFile.open(file, { [name]: stated - 1 }));
+    assert(error.code === "InputError" && error.message.includes(name), error.message);
+  }
 });
 
 Deno.test({ name: "a lost device ends all jobs with a text", ...options, fn: async () => {

@@ -1,10 +1,13 @@
 // @ts-check
-/** Reads the cooked files that are named on standard input, and says a line of each. */
+/**
+ * Reads the cooked files that are named on standard input, and says a line of each; with `--flip FILE` changes
+ * each byte of a file and cuts it at each length, and counts what is accepted.
+ */
 
 import { CmlError, CookedFile } from "../../../players/web/cml.js";
 
 /** Reads all that a player may read of a file. @param {Uint8Array<ArrayBuffer>} bytes */
-export async function readAll(bytes) {
+async function readAll(bytes) {
   const read = await CookedFile.open(bytes);
   for (const tag of read.table.keys()) await read.section(tag);
   await read.guess("llvmpipe");
@@ -13,10 +16,10 @@ export async function readAll(bytes) {
   return read;
 }
 
-/** How reading a file ended. @param {string} path */
-async function ends(path) {
+/** How reading a file ended. @param {Uint8Array<ArrayBuffer>} bytes */
+async function ends(bytes) {
   try {
-    await readAll(await Deno.readFile(path));
+    await readAll(bytes);
   } catch (error) {
     if (error instanceof CmlError && error.message) return error.code;
     return `FAILS: ${error instanceof Error ? `${error.name}: ${error.message}` : error}`;
@@ -24,12 +27,29 @@ async function ends(path) {
   return "loads";
 }
 
-if (/** @type {any} */ (import.meta).main) {
+/** @param {Uint8Array<ArrayBuffer>} bytes */
+async function flip(bytes) {
+  let accepted = 0;
+  for (let at = 0; at < bytes.length; at++) {
+    const changed = bytes.slice();
+    changed[at] ^= 1 << at % 8;
+    for (const damaged of [changed, bytes.subarray(0, at)]) {
+      const end = await ends(damaged);
+      if (end.startsWith("FAILS")) throw new Error(`byte ${at}: ${end}`);
+      accepted += Number(end === "loads");
+    }
+  }
+  console.log(`${bytes.length} bytes, ${accepted} accepted`);
+}
+
+if (Deno.args[0] === "--flip") {
+  await flip(await Deno.readFile(Deno.args[1]));
+} else {
   console.log("ready");
   let text = "";
   for await (const chunk of Deno.stdin.readable.pipeThrough(new TextDecoderStream())) {
     const lines = (text + chunk).split("\n");
     text = /** @type {string} */ (lines.pop());
-    for (const line of lines) console.log((await ends(line)).replaceAll("\n", " "));
+    for (const line of lines) console.log((await ends(await Deno.readFile(line))).replaceAll("\n", " "));
   }
 }

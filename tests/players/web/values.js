@@ -1,30 +1,20 @@
 // @ts-check
-/** Prints the SHA-256 of each plan's buffers of constants, as the player uploads them, or the error. */
-import { CmlError, CookedFile, numbersOf } from "../../../players/web/cml.js";
+/** Prints the SHA-256 of each plan's buffers of constants, as the player uploads them. */
+import { CookedFile, numbersOf } from "../../../players/web/cml.js";
 
 const { args, readFile } = /** @type {any} */ (globalThis).Deno;
-/** @param {string} path */
-async function digests(path) {
-  const file = await CookedFile.open(await readFile(path)), values = await file.section("values");
-  for (const plan of file.plans) {
-    for (const space of [1, 2]) {
-      const whole = new Uint8Array(plan.spaces[space]);
-      for (const piece of plan.pieces.filter((one) => one.space === space)) {
-        for (let first = 0, at = piece.offset; first < piece.count; first += 1000) {
-          const part = numbersOf(values, piece, first, Math.min(1000, piece.count - first));
-          whole.set(part, at);
-          at += part.length;
-        }
+const file = await CookedFile.open(await readFile(args[0])), values = await file.section("values");
+for (const plan of file.plans) {
+  for (const space of [1, 2]) {
+    const whole = new Uint8Array(plan.spaces[space]);
+    for (const piece of plan.pieces.filter((one) => one.space === space)) {
+      for (let first = 0, at = piece.offset; first < piece.count; first += 1000) {
+        const part = numbersOf(values, piece, first, Math.min(1000, piece.count - first));
+        whole.set(part, at);
+        at += part.length;
       }
-      const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", whole));
-      console.log([...digest].map((byte) => byte.toString(16).padStart(2, "0")).join(""));
     }
+    const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", whole));
+    console.log([...digest].map((byte) => byte.toString(16).padStart(2, "0")).join(""));
   }
-}
-
-for (const path of args) {
-  await digests(path).catch((error) => {
-    if (!(error instanceof CmlError)) throw error;
-    console.log(error.code);
-  });
 }
