@@ -5,19 +5,18 @@ Errors fail the jobs that they belong to; they do not leave the frame.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cml_engine.compiler.plan import Slice
-from scheduler.executor import Network, exclusivity_key
-from scheduler.frame_timings import Chosen
+from scheduler.executor import Handle, Network, exclusivity_key
 from scheduler.jobs.job import Job
 from scheduler.jobs.job_list import NetworkQueue
 from scheduler.jobs.lifecycle import Lifecycle, gathered_inputs
 from scheduler.planning.cost_model import CostModel
-from scheduler.planning.plan import FramePlan, FrameState, JobState, Planner
-from scheduler.planning.policy import BUILT_IN, AnyPolicy
+from scheduler.planning.plan import FramePlan, FrameState, PlannedSlice, Planner
+from scheduler.planning.policy import Policy
 from scheduler.reports import FrameReport, Reason, SliceReport
 
 if TYPE_CHECKING:
@@ -25,68 +24,23 @@ if TYPE_CHECKING:
 
 
 def gather(
-    jobs: Lifecycle, report: FrameReport, policy: AnyPolicy, rate: float, model: CostModel,
+    jobs: Lifecycle, report: FrameReport, policy: Policy, rate: float, model: CostModel,
     *, gpu_behind: bool,
-) -> tuple[FrameState, dict[int, Job]]:  # fmt: skip
-    """Returns the state from which the frame is planned, and the jobs that could run, by number.
+) -> FrameState:  # fmt: skip
+    """Returns the state from which the frame is planned, with the jobs that could run.
 
     Networks that are not ready are prepared further. Jobs whose input will never arrive fail.
     """
     _fail_without_input(jobs)
     candidates, otherwise = _candidates(jobs, report, policy, rate)
-    numbers = _Numbers()
-    exclusive = _Numbers()
-    asks_remaining = policy not in BUILT_IN.values()
-    states = tuple(
-        JobState(
-            number=job.number,
-            name=job.name,
-            network=numbers.of(
-                (id(job.network), job.steps, *((c.key, c.groups) for c in job.costs[: job.loads]))
-            ),
-            exclusive=exclusive.of(exclusivity_key(job.network)),
-            running=job.state == "running",
-            step=job.step,
-            group=job.group,
-            priority=job.priority,
-            deadline_at_ms=job.deadline_at_ms,
-            virtual_ms=job.virtual_ms,
-            last_served_ms=job.last_served_ms,
-            remaining_ms=job.remaining_ms
-            if asks_remaining or job.deadline_at_ms is not None
-            else 0.0,
-        )
-        for job in candidates
-    )
-    networks = {state.network: job.costs for state, job in zip(states, candidates, strict=True)}
-    state = FrameState(
-        now_ms=report.now_ms,
-        budget_ms=report.budget_ms,
-        aim_ms=report.aim_ms,
-        rate=rate,
-        granule=jobs.executor.granule,
-        gpu_behind=gpu_behind,
-        otherwise=otherwise,
-        policy=policy,
-        jobs=states,
-        networks=tuple(networks.values()),
-        costs=model,
-    )
-    return state, {job.number: job for job in candidates}
-
-
-class _Numbers:
-    """Numbers keys from 0 in the order in which they are first seen."""
-
-    def __init__(self) -> None:
-        self._known: dict[Hashable, int] = {}
-
-    def of(self, key: Hashable) -> int:
-        return self._known.setdefault(key, len(self._known))
+    return FrameState(
+        report.now_ms, report.budget_ms, report.aim_ms, rate, jobs.executor.granule, gpu_behind,
+        otherwise, policy, candidates, model,
+    )  # fmt: skip
 
 
 def _candidates(
-    jobs: Lifecycle, report: FrameReport, policy: AnyPolicy, rate: float
+    jobs: Lifecycle, report: FrameReport, policy: Policy, rate: float
 ) -> tuple[list[Job], Reason]:
     """Returns the jobs that could run now, the oldest first, and a reason why the frame may stop.
 
@@ -154,11 +108,7 @@ def _fail_without_input(jobs: Lifecycle) -> None:
 
 
 def begin(
-    jobs: Lifecycle,
-    encoder: wgpu.GPUCommandEncoder,
-    planner: Planner,
-    state: FrameState,
-    chosen: dict[int, Job],
+    jobs: Lifecycle, encoder: wgpu.GPUCommandEncoder, planner: Planner, state: FrameState
 ) -> FramePlan:
     """Plans the frame, starts the jobs that begin in it, and returns the plan.
 
@@ -166,30 +116,25 @@ def begin(
     """
     while True:
         plan = planner(state)
-        for number in plan.starts:
-            if not _start(jobs, encoder, chosen[number], state.now_ms):
-                state = _without(state, chosen, number)
-                break
-        else:
+        refused = next(
+            (job for job in plan.starts if not _start(jobs, encoder, job, state.now_ms)), None
+        )
+        if refused is None:
             return plan
+        state = replace(state, jobs=_without(state.jobs, refused))
 
 
-def _without(state: FrameState, chosen: dict[int, Job], refused: int) -> FrameState:
-    """Returns the state without job ``refused``, after other jobs of the plan have started.
+def _without(jobs: Sequence[Job], refused: Job) -> list[Job]:
+    """Returns the jobs without ``refused``, after other jobs of the plan have started.
 
     If the refused job waits for memory, the other queued jobs of its network are left out too.
     Queued jobs whose network is now in use are left out in any case.
     """
-    left = [
-        replace(job, running=chosen[job.number].state == "running")
-        for job in state.jobs
-        if job.number != refused
-    ]
-    taken = {job.exclusive for job in left if job.running}
-    if not chosen[refused].ended:
-        taken |= {job.exclusive for job in state.jobs if job.number == refused}
-    kept = tuple(job for job in left if job.running or job.exclusive not in taken)
-    return replace(state, jobs=kept)
+    left = [job for job in jobs if job is not refused]
+    taken = {exclusivity_key(job.network) for job in left if job.running}
+    if not refused.ended:
+        taken.add(exclusivity_key(refused.network))
+    return [job for job in left if job.running or exclusivity_key(job.network) not in taken]
 
 
 def _update_steps(jobs: Lifecycle, job: Job) -> bool:
@@ -230,32 +175,23 @@ def _missing_memory(network: Network) -> str:
     return "" if network.ready else network.waiting_for or "its network to be ready"
 
 
-def apply(plan: FramePlan, chosen: dict[int, Job], report: FrameReport) -> list[Chosen]:
-    """Advances the jobs by the plan's slices, adds the slices to the report, and returns them.
-
-    Each returned item is the slice to encode, its step's cost, and the predicted milliseconds.
-    """
+def apply(plan: FramePlan, report: FrameReport) -> None:
+    """Advances the jobs by the plan's slices, and adds the slices to the report."""
     report.reason, report.planned = plan.reason, plan.by_budget
-    found: list[Chosen] = []
     for part in plan.slices:
-        job = chosen[part.job]
-        cost = job.costs[part.step]
+        job, cost, ms = part.job, part.cost, part.predicted_ms
         end = part.first + part.count
         job.step, job.group = (part.step + 1, 0) if end == cost.groups else (part.step, end)
-        job.given_ms += part.predicted_ms
-        job.virtual_ms += part.predicted_ms / (job.priority or 1.0)
+        job.given_ms += ms
+        job.virtual_ms += ms / (job.priority or 1.0)
         job.last_served_ms = report.now_ms
-        report.predicted_ms += part.predicted_ms
-        number = job.network_step(part.step)
+        report.predicted_ms += ms
         report.slices.append(
             SliceReport(
-                job.number, number, cost.op, cost.title, part.first, part.count,
-                part.predicted_ms, name=job.name, own=part.step - job.loads,
+                job.number, job.network_step(part.step), cost.op, cost.title, part.first,
+                part.count, ms, name=job.name, own=part.step - job.loads,
             )
         )  # fmt: skip
-        one = Slice(job.network, number, part.first, part.count)
-        found.append((one, cost, part.predicted_ms))
-    return found
 
 
 def networks_ready(queues: Sequence[NetworkQueue]) -> dict[int, bool]:
@@ -276,26 +212,29 @@ def append(
     jobs: Lifecycle,
     encoder: wgpu.GPUCommandEncoder,
     report: FrameReport,
-    groups: Sequence[Sequence[Slice]],
+    groups: Sequence[Sequence[PlannedSlice]],
 ) -> None:
     """Encodes the slices, then the ends of completed jobs, then the copies for readbacks.
 
     Jobs whose slices could not be encoded fail.
     """
-    numbers = {part.job for part in report.slices}
-    working = [job for job in jobs.job_list.running.values() if job.number in numbers]
-    failed: list[tuple[Job, Exception]] = []
+    working = {part.job.network: part.job for group in groups for part in group}
+    slices = [
+        [Slice(p.job.network, p.job.network_step(p.step), p.first, p.count) for p in group]
+        for group in groups
+    ]
+    failed: Sequence[tuple[Handle, Exception]]
     try:
-        refused = jobs.executor.encode(encoder, report.frame, groups, timed=report.timed) or ()
-        failed = [(j, e) for network, e in refused for j in working if j.network is network]
+        failed = jobs.executor.encode(encoder, report.frame, slices, timed=report.timed) or ()
     except Exception as error:  # the device is lost, or refuses the frame as a whole
-        failed = [(job, error) for job in working]
+        failed = [(network, error) for network in working]
         report.reason = "device error"
         if not working:
             jobs.note(error)
-    for job, why in failed:
-        report.reason = "device error"
-        jobs.fail(job, why)
+    for network, why in failed:
+        if network in working:
+            report.reason = "device error"
+            jobs.fail(working[network], why)
     if report.reason == "device error":
         fail_all_where_lost(jobs, report)
     _finish(jobs, encoder, report)

@@ -45,7 +45,7 @@ from scheduler.jobs.lifecycle import (
 from scheduler.planning.controller import BudgetController, FixedBudget, SpareBudget
 from scheduler.planning.cost_model import CostModel, FirstGuess
 from scheduler.planning.plan import Planner, plan_frame
-from scheduler.planning.policy import AnyPolicy, least_laxity
+from scheduler.planning.policy import Policy, least_laxity
 from scheduler.recording import Recorder, Recording
 from scheduler.reports import FrameReport
 
@@ -181,7 +181,7 @@ class FrameScheduler:
         budget_ms: float | Literal["spare"] = "spare",
         *,
         over_share: float = 0.01,
-        policy: AnyPolicy = least_laxity,
+        policy: Policy = least_laxity,
         clock: Clock | None = None,
         cost_model: CostModel | None = None,
         max_frames_in_flight: int = 4,
@@ -190,7 +190,7 @@ class FrameScheduler:
             raise InputError(f"gpu: wanted a cml.Gpu, got {shortened(repr(gpu))}")
         self.frame_ms = frame_ms = check_number("frame_ms", frame_ms, above=True)
         self.budget = _budget_of(budget_ms, frame_ms)
-        self.policy: AnyPolicy = check_callable(policy, "policy")
+        self.policy: Policy = check_callable(policy, "policy")
         if clock is not None and not callable(getattr(clock, "now_ms", None)):
             raise InputError(f"clock: wanted an object with now_ms(), got {clock!r}")
         self.clock = RealClock() if clock is None else clock
@@ -247,7 +247,7 @@ class FrameScheduler:
                 "granule": self.executor.granule,
                 "max_groups": self.executor.max_groups,
                 "policy": self.policy.__name__,
-                "cost_model": self.cost_model.state(self.cost_model.keys),
+                "cost_model": self.cost_model.to_json(),
                 "tail": self.cost_model.tail.frames,
                 "over_share": self.cost_model.tail.share,
                 "clock_source": self.executor.clock_source,
@@ -267,7 +267,7 @@ class FrameScheduler:
             raise InputError(f"options is {options!r}; wanted the options of a recording, a dict")
         if missing := _RESUMED - options.keys():
             raise InputError(f"the options of a recording lack {', '.join(sorted(missing))}")
-        self.cost_model = CostModel.of_state(options["cost_model"], options["over_share"])
+        self.cost_model = CostModel.from_json(options["cost_model"], options["over_share"])
         for frame in options["tail"]:
             self.cost_model.tail.remember(*frame)
         self._timing.back_off.resume(options["feedback"])
@@ -477,7 +477,7 @@ class FrameScheduler:
         return report
 
     def _encode(self, encoder: wgpu.GPUCommandEncoder) -> FrameReport:
-        start = _cpu_ms()
+        start = _REAL.now_ms()
         jobs, self._not_ended = self.lifecycle, 0
         now = self._steady.now_ms()
         for periodic in list(self._periodic):
@@ -492,28 +492,26 @@ class FrameScheduler:
         jobs.begin_frame(self._pace())
         behind = self.executor.frames_in_flight >= self.max_frames_in_flight
         ready = networks_ready(jobs.job_list.queues) if jobs.recorder else {}
-        state, candidates = gather(
-            jobs, report, self.policy, rate, self.cost_model, gpu_behind=behind
-        )
-        plan = begin(jobs, encoder, self.planner, state, candidates)
-        chosen = apply(plan, candidates, report)
+        state = gather(jobs, report, self.policy, rate, self.cost_model, gpu_behind=behind)
+        plan = begin(jobs, encoder, self.planner, state)
+        apply(plan, report)
         if jobs.recorder:
             # preparing one network may have evicted another
             after = networks_ready(jobs.job_list.queues)
             ready = {key: was and after.get(key, True) for key, was in ready.items()}
             jobs.recorder.encoded(report, aim, ready, behind, jobs.short_of_memory)
-        known = are_all_known((cost for _, cost, _ in chosen), self.cost_model)
+        known = are_all_known((part.cost for part in plan.slices), self.cost_model)
         report.timed = not known or self.times_all or self.controller.times(self.frame, self.budget)
         most = self.executor.max_groups if report.timed else 1
-        groups = group_slices(chosen, most, self.frame, known)
+        groups = group_slices(plan.slices, most, self.frame, known)
         report.jobs_apart = jobs_apart(groups)
-        encoding = _cpu_ms()
-        append(jobs, encoder, report, [[part for part, _, _ in group] for group in groups])
-        report.encode_ms = _cpu_ms() - encoding
-        timed = [[(cost, part.count) for part, cost, _ in group] for group in groups]
-        self._timing.encoded(report, timed if report.timed else [])
+        encoding = _REAL.now_ms()
+        append(jobs, encoder, report, groups)
+        report.encode_ms = _REAL.now_ms() - encoding
+        timed = groups if report.timed else []
+        self._timing.encoded(report, [[(part.cost, part.count) for part in g] for g in timed])
         self.controller.encoded(report, aim)
-        report.cpu_ms = _cpu_ms() - start
+        report.cpu_ms = _REAL.now_ms() - start
         return report
 
     def end_frame(self) -> list[FrameReport]:
@@ -587,10 +585,6 @@ class FrameScheduler:
 
 
 _REAL = RealClock()
-
-
-def _cpu_ms() -> float:
-    return _REAL.now_ms()
 
 
 def _budget_of(budget_ms: object, frame_ms: float) -> FixedBudget | SpareBudget:

@@ -7,13 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from cml_engine.compiler.plan import Slice, StepCost, Timing
+from cml_engine.compiler.plan import StepCost, Timing
 from scheduler.planning.controller import BackOff
 from scheduler.planning.cost_model import CostModel, FirstGuess
+from scheduler.planning.plan import PlannedSlice
 from scheduler.reports import FrameReport, SliceReport
 
-#: a slice of a frame, the cost of its step, and its predicted milliseconds
-Chosen = tuple[Slice, StepCost, float]
 #: a frame whose prediction is below this share of the budget says nothing about the tail
 _TELLING = 0.25
 #: measurements after which a step is known; frames with others say nothing about the tail either
@@ -166,33 +165,33 @@ def are_all_known(steps: Iterable[StepCost], model: CostModel) -> bool:
 
 
 def group_slices(
-    chosen: Sequence[Chosen], limit: int, frame: int, known: bool
-) -> list[list[Chosen]]:
+    slices: Sequence[PlannedSlice], limit: int, frame: int, known: bool
+) -> list[list[PlannedSlice]]:
     """Returns the frame's slices as at most ``limit`` groups of neighbours, each timed as one.
 
     A group is one slice if single steps are still to be learned, else all slices of a job.
     """
     if known and frame % _APART_EVERY:
-        parts = [list(run) for _, run in groupby(chosen, key=lambda part: id(part[0].network))]
+        groups = [list(run) for _, run in groupby(slices, key=lambda part: part.job.number)]
     else:
-        parts = [[part] for part in chosen]
-    return parts if len(parts) <= limit else _balanced(chosen, limit)
+        groups = [[part] for part in slices]
+    return groups if len(groups) <= limit else _balanced(slices, limit)
 
 
-def jobs_apart(groups: Sequence[Sequence[Chosen]]) -> bool:
-    """Returns True if no group has slices of two networks, so that no two jobs share a timing."""
-    return all(len({id(part.network) for part, _, _ in group}) == 1 for group in groups)
+def jobs_apart(groups: Sequence[Sequence[PlannedSlice]]) -> bool:
+    """Returns True if no group has slices of two jobs, so that no two jobs share a timing."""
+    return all(group[0].job is group[-1].job for group in groups)
 
 
-def _balanced(chosen: Sequence[Chosen], limit: int) -> list[list[Chosen]]:
+def _balanced(slices: Sequence[PlannedSlice], limit: int) -> list[list[PlannedSlice]]:
     """Returns the slices as at most ``limit`` groups of neighbours of similar predicted time."""
-    target = sum(ms for _, _, ms in chosen) / limit
-    groups: list[list[Chosen]] = [[]]
+    target = sum(part.predicted_ms for part in slices) / limit
+    groups: list[list[PlannedSlice]] = [[]]
     filled = 0.0
-    for part in chosen:
+    for part in slices:
         if groups[-1] and filled >= target and len(groups) < limit:
             groups.append([])
             filled = 0.0
         groups[-1].append(part)
-        filled += part[2]
+        filled += part.predicted_ms
     return groups

@@ -15,7 +15,6 @@ from cml_engine.compiler.plan import StepCost
 from cml_engine.errors import CmlError, InputError
 from cml_engine.errors.arguments import check_callable, check_text
 from scheduler.executor import Executor, Handle, Network
-from scheduler.planning.policy import Ranked
 
 if TYPE_CHECKING:
     import wgpu
@@ -141,7 +140,7 @@ class EndedNetwork:
 
 
 @dataclass(eq=False)
-class Job(Ranked):
+class Job:
     """A submitted run of a network.
 
     :attr:`state`, :attr:`progress`, :attr:`eta_ms` and :attr:`waiting_for` may be read at any time;
@@ -225,6 +224,10 @@ class Job(Ranked):
     @property
     def ended(self) -> bool:
         return self.state in ENDED
+
+    @property
+    def running(self) -> bool:
+        return self.state == "running"
 
     def output(self, name: str) -> JobOutput:
         """Returns a placeholder for the output ``name``, to give to another job as an input."""
@@ -359,6 +362,21 @@ class Job(Ranked):
         self.outputs.release()
 
     # --- for the scheduler
+
+    @property
+    def idle(self) -> bool:
+        """True for priority 0: the job gets only the time that the others leave."""
+        return self.priority == 0
+
+    def laxity_ms(self, now_ms: float, rate: float) -> float:
+        """Returns the milliseconds to spare before the deadline, negative if it will be missed.
+
+        It assumes that the job gets all of every frame from now on. ``rate`` is GPU milliseconds
+        per millisecond of wall time. Infinite without a deadline.
+        """
+        if self.deadline_at_ms is None:
+            return float("inf")
+        return self.deadline_at_ms - now_ms - self.remaining_ms / max(rate, 1e-9)
 
     @property
     def result(self) -> Handle:

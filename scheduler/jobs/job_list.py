@@ -14,7 +14,7 @@ from typing import Protocol
 from scheduler.executor import Network
 from scheduler.jobs.job import Job
 from scheduler.planning.policy import (
-    AnyPolicy,
+    Policy,
     by_priority,
     fair_share,
     fair_share_key,
@@ -169,7 +169,7 @@ class _InSubmissionOrder(_OneHeap):
         super().__init__(lambda job: (job.number,))
 
 
-def _order_for(policy: AnyPolicy) -> Order:
+def _order_for(policy: Policy) -> Order:
     if policy is least_laxity:
         return _ByLaxity()
     if policy is fair_share:
@@ -185,7 +185,7 @@ class NetworkQueue:
     def __init__(self, network: Network) -> None:
         self.network = network
         self._jobs: dict[int, Job] = {}
-        self._policy: AnyPolicy | None = None
+        self._policy: Policy | None = None
         self._order: Order = _Unordered()
 
     def __len__(self) -> int:
@@ -204,7 +204,7 @@ class NetworkQueue:
         if self._jobs.pop(job.number, None) is not None:
             self._order.remove(job)
 
-    def first(self, policy: AnyPolicy, now_ms: float, rate: float) -> list[Job]:
+    def first(self, policy: Policy, now_ms: float, rate: float) -> list[Job]:
         """Returns some of the jobs; the one that the policy would run first is among them."""
         if len(self._jobs) <= _FEW and not self.network.retains:
             return self.jobs

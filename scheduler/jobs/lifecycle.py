@@ -21,7 +21,7 @@ from scheduler.frame_timings import CopyCosts
 from scheduler.jobs.job import EndedNetwork, Job, JobOutput, State
 from scheduler.jobs.job_list import JobList
 from scheduler.planning.cost_model import CostModel
-from scheduler.planning.policy import AnyPolicy
+from scheduler.planning.policy import Policy
 from scheduler.recording import Recorder
 from scheduler.reports import FrameReport
 
@@ -204,7 +204,7 @@ class FramePace:
     frame_ms: float
     #: GPU milliseconds for networks per millisecond of wall time
     rate: float
-    policy: AnyPolicy
+    policy: Policy
     cost_model: CostModel
     last_report: FrameReport | None
 

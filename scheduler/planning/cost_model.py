@@ -105,9 +105,9 @@ def _shipped() -> list[tuple[str, str, FirstGuess]]:
     return found
 
 
-_FORMAT = "cml cost table 2"
+_FORMAT = "cml cost table 3"
 #: limits of the values in a table; anything else is not a measurement
-_LEAST_MS, _MOST_MS, _MOST_COUNT = 1e-12, 1e12, 1e15
+_MOST_LOG, _MOST_COUNT = 28.0, 1e15
 #: after this many samples the newest one always weighs the same
 _MEMORY = 48
 #: shipped numbers per kernel count as this many samples of the device's speed
@@ -351,67 +351,28 @@ class CostModel:
 
     # --- as data
 
-    def state(self, keys: Iterable[str]) -> JsonObject:
-        """Returns what the model knows of the steps with these keys as JSON, without rounding.
+    def to_json(self) -> JsonObject:
+        """Returns the learned costs as JSON without rounding, for :meth:`from_json`.
 
-        For each key it has the points of its curve, ``[log of workgroups, log of ms, samples,
-        spread]``. :meth:`of_state` reads it.
+        For each step key it has the points of its curve, ``[log of workgroups, log of ms,
+        samples, spread]``; the key that was measured last is at the end.
         """
         return {
+            "format": _FORMAT,
             "guess": self.guess.to_json(),
             "unknown": self._unknown,
             "unknown_samples": self._unknown_samples,
             "drift": self._drift,
             "error": self._error,
             "curves": {
-                key: [
-                    [p.log_count, p.log_ms, p.samples, p.spread]
-                    for p in self._curves[key].points.values()
-                ]
-                for key in sorted(keys)
-                if key in self._curves
-            },
-        }
-
-    @classmethod
-    def of_state(cls, data: JsonObject, share: float = 0.01) -> CostModel:
-        """Returns a model that predicts like the one whose :meth:`state` returned ``data``."""
-        model = cls(share, FirstGuess.from_json(data["guess"]))
-        model._unknown, model._drift = data["unknown"], data["drift"]
-        model._error = data["error"]
-        model._unknown_samples = data["unknown_samples"]
-        for key, rows in data["curves"].items():
-            points = {_bucket(max(1, round(math.exp(row[0])))): _Point(*row) for row in rows}
-            model._curves[key] = _Curve(points)
-        return model
-
-    @property
-    def keys(self) -> list[str]:
-        """The keys of the measured steps, the one measured last at the end."""
-        return list(self._curves)
-
-    def to_json(self) -> JsonObject:
-        """Returns the learned costs as JSON in a readable format, for :meth:`from_json`.
-
-        It has ``[workgroups, ms, samples, spread]`` rows for each step key.
-        """
-        return {
-            "format": _FORMAT,
-            "guess": self.guess.to_json(),
-            "unknown_ratio": math.exp(self._unknown + self._drift),
-            "unknown_samples": self._unknown_samples,
-            "steps": {
-                key: [
-                    [math.exp(p.log_count), math.exp(p.log_ms + self._drift), p.samples, p.spread]
-                    for p in sorted(curve.points.values(), key=lambda p: p.log_count)
-                ]
-                for key, curve in sorted(self._curves.items())
+                key: [[p.log_count, p.log_ms, p.samples, p.spread] for p in curve.points.values()]
+                for key, curve in self._curves.items()
             },
         }
 
     @classmethod
     def from_json(cls, data: object, share: float = 0.01) -> CostModel:
-        """Returns a new model with the learned costs that :meth:`to_json` returned.
+        """Returns a model that predicts like the one whose :meth:`to_json` returned ``data``.
 
         Raises ``ValueError`` for anything else.
         """
@@ -419,9 +380,11 @@ class CostModel:
             raise ValueError(f"not a cost table (wanted format '{_FORMAT}')")
         try:
             model = cls(share, FirstGuess.from_json(data["guess"]))
-            model._unknown = math.log(finite(data["unknown_ratio"], _LEAST_MS, _MOST_MS))
+            model._unknown = finite(data["unknown"], -_MOST_UNKNOWN, _MOST_UNKNOWN)
             model._unknown_samples = int(finite(data["unknown_samples"], 0, _MOST_COUNT))
-            for key, rows in data["steps"].items():
+            model._drift = finite(data["drift"], -_MOST_UNKNOWN, _MOST_UNKNOWN)
+            model._error = finite(data["error"], 0, _MOST_LOG)
+            for key, rows in data["curves"].items():
                 model._curves[key] = _curve_of(rows)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a cost table: {error!r}") from error
@@ -452,12 +415,12 @@ class CostModel:
 
 def _curve_of(rows: Iterable[Sequence[float]]) -> _Curve:
     curve = _Curve()
-    for count, ms, samples, spread in rows:
+    for log_count, log_ms, samples, spread in rows:
         point = _Point(
-            math.log(finite(count, 1 - 1e-9, _MOST_COUNT)),
-            math.log(finite(ms, _LEAST_MS, _MOST_MS)),
+            finite(log_count, 0, math.log(_MOST_COUNT)),
+            finite(log_ms, -_MOST_LOG, _MOST_LOG),
             int(finite(samples, 1, _MOST_COUNT)),
-            finite(spread, 0, _MOST_MS),
+            finite(spread, 0, _MOST_LOG),
         )
-        curve.points[_bucket(max(1, round(count)))] = point
+        curve.points[_bucket(max(1, round(math.exp(point.log_count))))] = point
     return curve

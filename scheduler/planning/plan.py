@@ -1,48 +1,35 @@
-"""Plans a frame: its input and its slices, as plain numbers and pure functions."""
+"""Plans a frame: decides which slices it runs, without a device or a clock."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from cml_engine.compiler.plan import Slice, StepCost
-from cml_engine.io.json_files import JsonObject
-from scheduler.executor import Network
+from cml_engine.compiler.plan import StepCost
+from scheduler.executor import exclusivity_key
 from scheduler.planning.cost_model import CostModel
-from scheduler.planning.policy import BUILT_IN, AnyPolicy, Ranked
+from scheduler.planning.policy import Policy
 from scheduler.reports import Reason
 
+if TYPE_CHECKING:
+    from scheduler.jobs.job import Job
 
-@dataclass(frozen=True, slots=True)
-class JobState(Ranked):
-    """The state of a job that could run in this frame, as numbers for the planner.
-
-    ``network`` is an index of :attr:`FrameState.networks`. Only one of the jobs with the same
-    ``exclusive`` may be running.
-    """
-
-    number: int
-    name: str
-    network: int
-    exclusive: int
-    running: bool
-    step: int
-    group: int
-    priority: float
-    deadline_at_ms: float | None
-    virtual_ms: float
-    last_served_ms: float
-    remaining_ms: float
+#: a slice shorter than this share of the budget is not worth its launch at the end of a frame
+_MIN_SHARE = 0.02
+#: a kernel never measured before gets this share of the time: the guess may be off by its inverse
+_PROBE_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class FrameState:
-    """The input of a frame's plan: budget, jobs, step costs and the state of the device.
+    """The input of a frame's plan: budget, jobs, costs and the state of the device.
 
     ``budget_ms`` is what is allowed and ``aim_ms`` what is planned for; ``rate`` is GPU
     milliseconds per millisecond of wall time. ``granule``: the number of workgroups that run at
     once; slices are multiples of it. ``gpu_behind``: too many frames wait for the GPU.
-    ``otherwise`` is the reason to report if the jobs end before the budget.
+    ``otherwise`` is the reason to report if the jobs end before the budget. A planner changes
+    nothing of it.
     """
 
     now_ms: float
@@ -52,85 +39,56 @@ class FrameState:
     granule: int
     gpu_behind: bool
     otherwise: Reason
-    policy: AnyPolicy
-    jobs: tuple[JobState, ...]
-    networks: tuple[Sequence[StepCost], ...]
+    policy: Policy
+    jobs: Sequence[Job]
     costs: CostModel
 
-    def in_order(self) -> Sequence[JobState]:
+    @property
+    def prevented_by(self) -> Reason | None:
+        """The reason why the frame can run nothing at all, or None."""
+        if self.budget_ms <= 0:
+            return "budget"
+        return "waiting for GPU" if self.gpu_behind else None
+
+    def in_order(self) -> Sequence[Job]:
         """Returns the jobs in the policy's order."""
         return self.policy(self.jobs, self.now_ms, self.rate) if self.jobs else ()
 
-    def to_json(self) -> JsonObject:
-        """Returns the state as JSON without rounding, for :meth:`from_json`.
 
-        Raises ``ValueError`` if the policy is not a built-in one.
-        """
-        name = next((name for name, known in BUILT_IN.items() if known is self.policy), None)
-        if name is None:
-            raise ValueError("a state with a policy of the game's own cannot be written down")
-        data = {field.name: getattr(self, field.name) for field in fields(self)}
-        keys = {step.key for steps in self.networks for step in steps}
-        return data | {
-            "policy": name,
-            "jobs": [asdict(job) for job in self.jobs],
-            "networks": [[_cost_to_json(c) for c in steps] for steps in self.networks],
-            "costs": self.costs.state(keys),
-        }
-
-    @classmethod
-    def from_json(cls, data: JsonObject) -> FrameState:
-        """Returns the state that :meth:`to_json` wrote as ``data``."""
-        return cls(
-            **{
-                **data,
-                "policy": BUILT_IN[data["policy"]],
-                "jobs": tuple(JobState(**job) for job in data["jobs"]),
-                "networks": tuple(tuple(StepCost(**s) for s in n) for n in data["networks"]),
-                "costs": CostModel.of_state(data["costs"]),
-            }
-        )
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PlannedSlice:
-    """Workgroups ``[first, first + count)`` of a step of a job, and their predicted time."""
+    """Workgroups ``[first, first + count)`` of a step of a job, and their predicted time.
 
-    job: int
+    ``step`` is an index of :attr:`Job.costs`.
+    """
+
+    job: Job
     step: int
     first: int
     count: int
     predicted_ms: float
 
+    @property
+    def cost(self) -> StepCost:
+        return self.job.costs[self.step]
+
 
 @dataclass(frozen=True, slots=True)
 class FramePlan:
-    """The plan of a frame: slices in order, the numbers of jobs that begin in it, and why it stops.
+    """The plan of a frame: slices in order, the jobs that begin in it, and why it stops.
 
     ``by_budget`` is False if something else than the budget limited the frame; such a frame says
     nothing about how well budgets are kept.
     """
 
-    slices: tuple[PlannedSlice, ...]
-    starts: tuple[int, ...]
+    slices: Sequence[PlannedSlice]
+    starts: Sequence[Job]
     reason: Reason
     by_budget: bool = True
-
-    def to_json(self) -> JsonObject:
-        """Returns the plan as a JSON object."""
-        return asdict(self)
-
-
-def _cost_to_json(cost: StepCost) -> dict[str, object]:
-    return {field.name: getattr(cost, field.name) for field in fields(StepCost)}
 
 
 #: decides a frame: :func:`plan_frame`, or an alternative for comparisons
 Planner = Callable[[FrameState], FramePlan]
-#: a slice shorter than this share of the budget is not worth its launch at the end of a frame
-_MIN_SHARE = 0.02
-#: a kernel never measured before gets this share of the time: the guess may be off by its inverse
-_PROBE_SHARE = 0.25
 
 
 def plan_frame(state: FrameState) -> FramePlan:
@@ -140,37 +98,35 @@ def plan_frame(state: FrameState) -> FramePlan:
     --------
     >>> scheduler.planner = cml.plan_frame  # the default
     """
-    if state.budget_ms <= 0:
-        return FramePlan((), (), "budget")
-    if state.gpu_behind:
-        return FramePlan((), (), "waiting for GPU")
+    if reason := state.prevented_by:
+        return FramePlan((), (), reason)
     slices: list[PlannedSlice] = []
-    starts: list[int] = []
-    begun: set[int] = set()
+    starts: list[Job] = []
+    begun: set[str | int] = set()
     left, reason = state.aim_ms, state.otherwise
     for job in state.in_order():
-        if not job.running and job.exclusive in begun:
+        if not job.running and exclusivity_key(job.network) in begun:
             continue
         parts, left, ended = _slices_of(state, job, left, not slices)
         slices += parts
         if not job.running and (parts or ended):
-            starts.append(job.number)
-            begun.add(job.exclusive)
+            starts.append(job)
+            begun.add(exclusivity_key(job.network))
         if not ended:
             reason = "budget"
             break
-    return FramePlan(tuple(slices), tuple(starts), reason)
+    return FramePlan(slices, starts, reason)
 
 
 def _slices_of(
-    state: FrameState, job: JobState, left: float, is_first: bool
+    state: FrameState, job: Job, left: float, is_first: bool
 ) -> tuple[list[PlannedSlice], float, bool]:
     """Returns the job's next slices within ``left`` ms, the milliseconds then left, and a flag.
 
     The flag is True if the slices complete the job. ``is_first`` says that the frame has no
     slice yet; it then gets one even if it does not fit.
     """
-    steps, step, group = state.networks[job.network], job.step, job.group
+    steps, step, group = job.costs, job.step, job.group
     parts: list[PlannedSlice] = []
     while step < len(steps):
         cost = steps[step]
@@ -183,7 +139,7 @@ def _slices_of(
         if count == 0:
             break
         spent = state.costs.predict_ms(cost, count)
-        parts.append(PlannedSlice(job.number, step, group, count, spent))
+        parts.append(PlannedSlice(job, step, group, count, spent))
         left -= spent
         group += count
         if group == cost.groups:
@@ -215,40 +171,30 @@ def operators_per_frame(count: int | None) -> Planner:
     """
 
     def plan(state: FrameState) -> FramePlan:
-        if state.budget_ms <= 0:
-            return FramePlan((), (), "budget", by_budget=False)
-        if state.gpu_behind:
-            return FramePlan((), (), "waiting for GPU", by_budget=False)
+        if reason := state.prevented_by:
+            return FramePlan((), (), reason, by_budget=False)
         slices: list[PlannedSlice] = []
-        starts: list[int] = []
-        begun: set[int] = set()
+        starts: dict[str | int, Job] = {}
         for job in state.in_order()[: None if count else 1]:
-            if not job.running and job.exclusive in begun:
+            if not job.running and exclusivity_key(job.network) in starts:
                 continue
             if count is not None and len(slices) >= count:
                 break
             slices += _rest(state, job)[: count and count - len(slices)]
             if not job.running:
-                starts.append(job.number)
-                begun.add(job.exclusive)
+                starts[exclusivity_key(job.network)] = job
         reason = "budget" if len(slices) == count else state.otherwise
-        return FramePlan(tuple(slices), tuple(starts), reason, by_budget=False)
+        return FramePlan(slices, [*starts.values()], reason, by_budget=False)
 
     return plan
 
 
-def _rest(state: FrameState, job: JobState) -> list[PlannedSlice]:
+def _rest(state: FrameState, job: Job) -> list[PlannedSlice]:
     """Returns the rest of each remaining operator of the job as one slice, in order."""
     parts = []
-    steps = state.networks[job.network]
-    for step in range(job.step, len(steps)):
+    for step in range(job.step, len(job.costs)):
         first = job.group if step == job.step else 0
-        left = steps[step].groups - first
-        ms = state.costs.predict_ms(steps[step], left)
-        parts.append(PlannedSlice(job.number, step, first, left, ms))
+        left = job.costs[step].groups - first
+        ms = state.costs.predict_ms(job.costs[step], left)
+        parts.append(PlannedSlice(job, step, first, left, ms))
     return parts
-
-
-def whole_operators(network: Network) -> Sequence[Slice]:
-    """Returns every operator of the network as one slice, in order."""
-    return [Slice(network, i, 0, cost.groups) for i, cost in enumerate(network.step_costs())]

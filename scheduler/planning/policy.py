@@ -7,7 +7,10 @@ of the jobs and the time.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from scheduler.jobs.job import Job
 
 #: a job that was not served for this long gets the first slice of a frame, whatever the order
 STARVED_MS = 500.0
@@ -15,83 +18,12 @@ STARVED_MS = 500.0
 STICKINESS_MS = 20.0
 
 
-class Candidate(Protocol):
-    """The interface of a job as a policy sees it.
-
-    :class:`scheduler.Job` implements it, and so does its state in a frame
-    (:class:`scheduler.planning.plan.JobState`).
-    """
-
-    @property
-    def number(self) -> int: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def priority(self) -> float: ...
-    @property
-    def deadline_at_ms(self) -> float | None: ...
-    @property
-    def virtual_ms(self) -> float:
-        """The fair-share level: GPU milliseconds that the job has received, over its priority."""
-        ...
-
-    @property
-    def last_served_ms(self) -> float: ...
-    @property
-    def step(self) -> int:
-        """The number of the current step, of which :attr:`group` workgroups are done."""
-        ...
-
-    @property
-    def group(self) -> int: ...
-    @property
-    def remaining_ms(self) -> float:
-        """The predicted GPU milliseconds of the remaining work."""
-        ...
-
-    @property
-    def idle(self) -> bool:
-        """True for priority 0: the job gets only the time that the others leave."""
-        ...
-
-    def laxity_ms(self, now_ms: float, rate: float) -> float:
-        """Returns the milliseconds to spare before the deadline, negative if it will be missed.
-
-        It assumes that the job gets all of every frame from now on. ``rate`` is GPU milliseconds
-        per millisecond of wall time. Infinite without a deadline.
-        """
-        ...
+#: ``policy(jobs, now_ms, rate) -> jobs in the order in which they should run``; ``rate`` is GPU
+#: milliseconds per millisecond of wall time
+Policy: TypeAlias = "Callable[[Sequence[Job], float, float], list[Job]]"
 
 
-class Ranked:
-    """A base class that implements :attr:`Candidate.idle` and :meth:`Candidate.laxity_ms`."""
-
-    __slots__ = ()
-
-    @property
-    def idle(self: Candidate) -> bool:
-        """True for priority 0: the job gets only the time that the others leave."""
-        return self.priority == 0
-
-    def laxity_ms(self: Candidate, now_ms: float, rate: float) -> float:
-        """Returns the milliseconds to spare before the deadline, negative if it will be missed.
-
-        It assumes that the job gets all of every frame from now on. ``rate`` is GPU milliseconds
-        per millisecond of wall time. Infinite without a deadline.
-        """
-        if self.deadline_at_ms is None:
-            return float("inf")
-        return self.deadline_at_ms - now_ms - self.remaining_ms / max(rate, 1e-9)
-
-
-C = TypeVar("C", bound=Candidate)
-#: ``policy(candidates, now_ms, rate) -> candidates in the order in which they should run``
-Policy = Callable[[Sequence[C], float, float], list[C]]
-#: a policy for jobs and for their states in a frame
-AnyPolicy: TypeAlias = Policy[Any]
-
-
-def least_laxity(jobs: Sequence[C], now_ms: float, rate: float) -> list[C]:
+def least_laxity(jobs: Sequence[Job], now_ms: float, rate: float) -> list[Job]:
     """Returns the jobs ordered by the time to spare before their deadlines, then all other jobs.
 
     The others have no deadline, or one that cannot be met any more, and are in the order of the
@@ -103,7 +35,7 @@ def least_laxity(jobs: Sequence[C], now_ms: float, rate: float) -> list[C]:
     >>> scheduler = cml.FrameScheduler(gpu, policy=cml.least_laxity)  # the default
     """
 
-    def laxity(job: C) -> float:
+    def laxity(job: Job) -> float:
         sticky = STICKINESS_MS if job.group or job.step else 0.0
         return job.laxity_ms(now_ms, rate) - sticky
 
@@ -115,7 +47,7 @@ def least_laxity(jobs: Sequence[C], now_ms: float, rate: float) -> list[C]:
     return _starved_first(feasible + others, now_ms)
 
 
-def fair_share(jobs: Sequence[C], now_ms: float, rate: float) -> list[C]:
+def fair_share(jobs: Sequence[Job], now_ms: float, rate: float) -> list[Job]:
     """Returns the jobs ordered by GPU time over priority, the least first; ignores deadlines.
 
     Jobs of priority 0 come last.
@@ -127,12 +59,12 @@ def fair_share(jobs: Sequence[C], now_ms: float, rate: float) -> list[C]:
     return sorted(jobs, key=fair_share_key)
 
 
-def fair_share_key(job: Candidate) -> tuple[bool, float, float, int]:
+def fair_share_key(job: Job) -> tuple[bool, float, float, int]:
     """Returns the sort key of :func:`fair_share`."""
     return job.idle, job.virtual_ms, -job.priority, job.number
 
 
-def by_priority(jobs: Sequence[C], now_ms: float, rate: float) -> list[C]:
+def by_priority(jobs: Sequence[Job], now_ms: float, rate: float) -> list[Job]:
     """Returns the jobs by priority, the highest first, then by age; low priorities may starve.
 
     Examples
@@ -143,14 +75,14 @@ def by_priority(jobs: Sequence[C], now_ms: float, rate: float) -> list[C]:
 
 
 #: the policies that come with the scheduler, by name
-BUILT_IN: dict[str, Policy[Candidate]] = {
+BUILT_IN: dict[str, Policy] = {
     "least_laxity": least_laxity,
     "fair_share": fair_share,
     "by_priority": by_priority,
 }
 
 
-def _starved_first(ordered: list[C], now_ms: float) -> list[C]:
+def _starved_first(ordered: list[Job], now_ms: float) -> list[Job]:
     starved = [j for j in ordered if now_ms - j.last_served_ms > STARVED_MS and not j.idle]
     if not starved:
         return ordered

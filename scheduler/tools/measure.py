@@ -23,7 +23,6 @@ from scheduler.frame_scheduler import FrameScheduler
 from scheduler.jobs.job import Job
 from scheduler.jobs.lifecycle import network_of
 from scheduler.planning.cost_model import CostModel
-from scheduler.planning.plan import whole_operators
 from scheduler.reports import FrameReport
 
 if TYPE_CHECKING:
@@ -219,7 +218,8 @@ def measure_frames(
         loop.run_job()
     samples = _Samples()
     control = _control(other, scheduler, budget_ms)
-    whole = whole_operators(network_of(other))
+    costs = network_of(other).step_costs()
+    whole = [Slice(network_of(other), i, 0, cost.groups) for i, cost in enumerate(costs)]
     in_parts = cycle([whole[start : start + layers] for start in range(0, len(whole), layers)])
     loop.begin_counting()
     while loop.counted < frames:

@@ -170,17 +170,14 @@ def _as_given(slices: list[list[int]], known: Mapping[int, Job]) -> Planner:
     """Returns a planner of one frame that repeats the ``slices`` of another planner."""
 
     def plan(state: FrameState) -> FramePlan:
-        jobs = {job.number: job for job in state.jobs}
         parts = []
         for number, own_step, first, count in slices:
-            if number not in jobs:  # the replay has already diverged
-                continue
-            step = own_step + known[number].loads
-            cost = state.networks[jobs[number].network][step]
-            ms = state.costs.predict_ms(cost, count)
-            parts.append(PlannedSlice(number, step, first, count, ms))
-        chosen = dict.fromkeys(part.job for part in parts)
-        starts = tuple(number for number in chosen if not jobs[number].running)
-        return FramePlan(tuple(parts), starts, state.otherwise, by_budget=False)
+            job = known[number]
+            if job in state.jobs:  # otherwise the replay has already diverged
+                step = own_step + job.loads
+                ms = state.costs.predict_ms(job.costs[step], count)
+                parts.append(PlannedSlice(job, step, first, count, ms))
+        starts = [job for job in dict.fromkeys(part.job for part in parts) if not job.running]
+        return FramePlan(parts, starts, state.otherwise, by_budget=False)
 
     return plan

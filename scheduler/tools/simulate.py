@@ -22,7 +22,7 @@ from scheduler.frame_scheduler import FrameScheduler
 from scheduler.jobs.job import Job
 from scheduler.planning.cost_model import CostModel
 from scheduler.planning.plan import Planner, operators_per_frame, plan_frame
-from scheduler.planning.policy import AnyPolicy, by_priority, least_laxity
+from scheduler.planning.policy import Policy, by_priority, least_laxity
 from scheduler.reports import FrameReport
 
 
@@ -350,7 +350,7 @@ def simulate(
     frame_ms: float = 1000 / 60,
     render_ms: Callable[[int], float] = lambda frame: 8.0,
     noise: Noise = EXACT,
-    policy: AnyPolicy = least_laxity,
+    policy: Policy = least_laxity,
     planner: Planner = plan_frame,
     cost_model: CostModel | None = None,
     seed: int = 0,

@@ -1,76 +1,69 @@
-"""Tests that a frame's plan depends only on a state that can be written as JSON."""
+"""Tests that a frame's plan depends on its state alone, and on every part of that state."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from cml_engine import least_laxity, plan_frame
-from scheduler.planning import plan
-from scheduler.planning.plan import FramePlan, FrameState
+from cml_engine import CostModel, least_laxity, plan_frame
+from scheduler.planning.plan import FramePlan
 from tests.scheduler.test_queues import POLICIES, eventful_run
 
 
-def decided_frames(monkeypatch, policy=least_laxity, seed=3):
-    """Runs random host actions; returns a tuple per frame: the state, its JSON, and its plan.
+def plans_of(monkeypatch, look, policy=least_laxity):
+    """Runs random host actions; returns what ``look(state, plan)`` found in each frame."""
+    found = []
 
-    The JSON is written before planning, and None for a policy that is not built in.
-    """
-    seen = []
+    def watched(state):
+        plan = plan_frame(state)
+        found.append(look(state, plan))
+        return plan
 
-    def remembered(state):
-        before = json.dumps(state.to_json()) if policy in POLICIES else None
-        seen.append((state, before, plan_frame(state)))
-        return seen[-1][2]
+    monkeypatch.setattr("scheduler.frame_scheduler.plan_frame", watched)
+    eventful_run(policy, 3, frames=120)
+    return found
 
-    monkeypatch.setattr("scheduler.frame_scheduler.plan_frame", remembered)
-    eventful_run(policy, seed, frames=120)
-    return seen
+
+def numbers_of(state):
+    jobs = [(job.number, job.step, job.group, job.state, job.virtual_ms) for job in state.jobs]
+    return jobs, json.dumps(state.costs.to_json())
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.__name__)
-def test_a_state_that_was_written_down_is_decided_the_same(policy, monkeypatch):
-    frames = decided_frames(monkeypatch, policy)
-    assert sum(len(found.slices) for _, _, found in frames) > 150
-    for _, written, found in frames:
-        again = FrameState.from_json(json.loads(written))
-        assert plan_frame(again) == found
-        assert json.loads(json.dumps(found.to_json()))["reason"] == found.reason
+def test_planning_changes_nothing_and_decides_the_same_again(policy, monkeypatch):
+    def look(state, plan):
+        before = numbers_of(state)
+        assert plan_frame(state) == plan and numbers_of(state) == before
+        costs = CostModel.from_json(json.loads(json.dumps(state.costs.to_json())))
+        assert plan_frame(replace(state, costs=costs)) == plan
+        return len(plan.slices)
+
+    assert sum(plans_of(monkeypatch, look, policy)) > 150
 
 
-def test_deciding_changes_nothing(monkeypatch):
-    for _, written, _ in decided_frames(monkeypatch)[-20:]:
-        state = FrameState.from_json(json.loads(written))
-        plan_frame(state)
-        assert json.dumps(state.to_json()) == written
+CHANGES = {
+    "costs": lambda state: {"costs": CostModel()},
+    "aim_ms": lambda state: {"aim_ms": 0.5},
+    "now_ms": lambda state: {"now_ms": state.now_ms + 1e4},
+    "jobs": lambda state: {"jobs": state.jobs[1:]},
+    "granule": lambda state: {"granule": 8},
+}
 
 
-@pytest.mark.parametrize("lost", ["costs", "aim_ms", "now_ms", "jobs", "granule"])
-def test_each_part_of_a_state_matters(lost, monkeypatch):
-    """A change to any of five parts of a serialized state changes the plans of several frames."""
-    differs = 0
-    for _, written, found in decided_frames(monkeypatch):
-        data = json.loads(written)
-        if lost == "costs":
-            data["costs"]["drift"] += 0.5
-        elif lost == "jobs":
-            data["jobs"] = data["jobs"][1:]
-        elif lost == "now_ms":
-            data["now_ms"] += 1e4
-        else:
-            data[lost] = {"aim_ms": 0.5, "granule": 8}[lost]
-        differs += plan_frame(FrameState.from_json(data)) != found
-    assert differs > 3
+@pytest.mark.parametrize("part", CHANGES)
+def test_each_part_of_a_state_matters(part, monkeypatch):
+    """A change to any of five parts of a state changes the plans of several frames."""
+
+    def look(state, plan):
+        return plan_frame(replace(state, **CHANGES[part](state))) != plan
+
+    assert sum(plans_of(monkeypatch, look)) > 3
 
 
-def test_a_policy_of_a_game_s_own_cannot_be_written_down(monkeypatch):
-    state, _, _ = decided_frames(monkeypatch, lambda *a: least_laxity(*a))[-1]
-    with pytest.raises(ValueError, match="policy of the game's own"):
-        state.to_json()
-
-
-def test_no_budget_and_no_gpu_are_no_slices(monkeypatch):
-    frames = decided_frames(monkeypatch)
-    data = next(json.loads(written) for _, written, found in frames if found.slices)
-    for change, reason in (({"budget_ms": 0}, "budget"), ({"gpu_behind": True}, "waiting for GPU")):
-        found = plan.plan_frame(FrameState.from_json(data | change))
-        assert found == FramePlan((), (), reason)
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [({"budget_ms": 0}, "budget"), ({"budget_ms": 4.0, "gpu_behind": True}, "waiting for GPU")],
+)
+def test_no_budget_and_no_gpu_are_no_slices(monkeypatch, change, reason):
+    found = plans_of(monkeypatch, lambda state, _: plan_frame(replace(state, **change)))
+    assert set(map(str, found)) == {str(FramePlan((), (), reason))}

@@ -464,5 +464,5 @@ def test_copies_are_timed_and_charged_to_the_next_frame(gpu, rng):
         host.frame()
         host.frame()
         assert host.reports[-1].copied_ms == 0
-    (steps,) = host.scheduler.lifecycle.copy_costs._model.to_json()["steps"].values()
+    (steps,) = host.scheduler.lifecycle.copy_costs._model.to_json()["curves"].values()
     assert steps[0][2] >= 2, "measured, and not only guessed"
