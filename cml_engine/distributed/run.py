@@ -95,6 +95,8 @@ def bake(
         PRICE.check(price, "price")
     need_extra()
     traced = None if trace is None else Trace(trace)
+    if "://" not in store:
+        store = str(Path(store).absolute())  # workers may have another working folder
     refuse(
         store, plan.manifest if isinstance(plan, StorePlan) else {}
     )  # before a cluster is started

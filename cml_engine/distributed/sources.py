@@ -172,8 +172,10 @@ def open_source(given: Any, facts: Facts) -> InputSource:
 
 
 def _open_pattern(pattern: str, facts: Facts) -> InputSource:
+    # absolute paths, since workers may have another working folder
     if _zarr_at(pattern):
-        return _open_zarr(pattern, facts)
+        place = pattern if "://" in pattern else str(Path(pattern).absolute())
+        return _open_zarr(place, facts)
     return FileSource(tuple(str(Path(path).absolute()) for path in _match_pattern(pattern)))
 
 

@@ -5,11 +5,14 @@ This holds for any batching and after any number of restarts.
 
 from __future__ import annotations
 
+import functools
 import json
 import pickle
+import sys
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,11 +28,13 @@ from cml_engine.distributed.sources import ItemSource, ZarrSource, open_source
 from cml_engine.ir.graph import Fact, Graph, Node
 from cml_engine.tools import cli
 from tests.fixtures.models import write_model
+from tests.fixtures.pages import example
 
 pytest.importorskip("distributed")
 zarr = pytest.importorskip("zarr")
 google_crc32c = pytest.importorskip("google_crc32c")
 
+PAGE = "docs/cluster.md"
 CONV = """version 1.0;
 graph net(image) -> (out)
 {
@@ -437,3 +442,34 @@ def test_chunks_of_gigabytes_of_zeros_are_refused(tmp_path, monkeypatch) -> None
     for read in (lambda: source.read(0, facts), lambda: open_source(str(place), facts)):
         with pytest.raises(InputError, match=r"a chunk of '.*x.zarr' needs 20,000,000 bytes"):
             read()
+
+
+def test_the_first_example_of_the_page_runs(client, net, tmp_path, rng, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    cml.save(cml.load(net), "net.nnef", overwrite=True)
+    images(tmp_path / "tiles", 3, rng)
+    here = functools.partial(map_network, client=client, backend="cpu")
+    monkeypatch.setattr("cml_engine.distributed.map_network", here)
+    exec(example(PAGE, "report.check()"), {"__name__": "__main__"})
+    assert "3" in capsys.readouterr().out and (tmp_path / "out.zarr").is_dir()
+
+
+def test_the_example_of_slurm_maps_on_its_cluster(monkeypatch):
+    options, mapped = {}, []
+    cluster = SimpleNamespace(adapt=options.update)
+    jobqueue = ModuleType("dask_jobqueue")
+    jobqueue.SLURMCluster = lambda **given: options.update(given) or cluster
+    monkeypatch.setitem(sys.modules, "dask_jobqueue", jobqueue)
+    monkeypatch.setattr("distributed.Client", lambda cluster: cluster)
+    names = {"graph": "graph", "map_network": lambda *given: mapped.append(given)}
+    exec(example(PAGE, "SLURMCluster"), names)
+    assert mapped == [("graph", "/shared/tiles/*.npy", "/shared/out.zarr", cluster)]
+
+
+def test_relative_places_do_not_depend_on_the_workers_folder(client, net, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    volume = zarr.create_array(
+        "in.zarr", data=np.ones((2, 3, 8, 8), np.float32), chunks=(1, 3, 8, 8)
+    )
+    report = map_network(cml.load(net), "in.zarr", "out.zarr", client, backend="cpu")
+    assert report.complete and volume.shape[0] == report.made

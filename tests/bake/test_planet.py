@@ -20,6 +20,7 @@ from demo_game.maker import TileMaker
 from demo_game.reporting.digest import digest_of
 from demo_game.world.tile import TileId
 from tests.fixtures.integer.world import TILES
+from tests.fixtures.pages import example
 
 pytest.importorskip("distributed")
 zarr = pytest.importorskip("zarr")
@@ -91,13 +92,15 @@ def test_blocks_of_tiles_are_the_same_tiles(client, tmp_path):
         assert found["digest"].any() and not any((found[n] != a).any() for n, a in wanted.items())
 
 
-def test_xarray_makes_a_map_of_it(client, tmp_path):
-    xarray = pytest.importorskip("xarray")
+def test_xarray_makes_a_map_of_it(client, tmp_path, monkeypatch):
+    pytest.importorskip("xarray")
+    monkeypatch.chdir(tmp_path)
     place = tmp_path / "planet.zarr"
     assert main([*words(place), "--scheduler", client.scheduler.address]) == 0
-    with xarray.open_zarr(place, group="L1", consolidated=False) as level:
-        inside = level.height.isel(row=slice(4, 60), column=slice(4, 60))
-        land = inside.stack(y=("z", "row"), east=("x", "column")).values
+    page = {}
+    exec(example("docs/cluster.md", "xarray.open_zarr"), page)
+    with page["level"] as level:
+        land = page["land"].values
         assert land.shape == (56, 112)
         edge = np.abs(np.diff(land, axis=1))
         assert edge[:, 55].max() <= 2 * np.delete(edge, 55, 1).max()
