@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, TypeVar
 
 import numpy as np
 
-from cml_engine.errors import CmlError, ModelError, Source
+from cml_engine.errors import ModelError, Source, located
 from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Fact, Graph, Node
 from cml_engine.nnef.expansion.compose import is_identifier
-from cml_engine.nnef.expansion.nodes import literal_name
+from cml_engine.nnef.expansion.nodes import Infer, literal_name
 from cml_engine.nnef.expansion.signatures import REQUIRED, Signature, operator_signatures, signature
 
-Infer: TypeAlias = Callable[[Node, Mapping[str, Fact]], Sequence[Fact]]
+T = TypeVar("T")
 
 #: Names become labels and file names, which file systems limit to 255 characters.
 _LONGEST = 100
@@ -141,7 +141,7 @@ class ImportBuilder:
 
         ``declared`` is the signature of an operator that is neither NNEF's nor the engine's.
         """
-        declared = declared or _signature(op)
+        declared = declared or operator_signatures().get(op) or signature(op)
         given = {
             p.name: attrs[p.name] if p.name in attrs else deepcopy(p.default)
             for p in declared.attrs
@@ -246,10 +246,9 @@ class ImportBuilder:
             self.sources[name] = self.source
 
     def _infer_facts(self, node: Node) -> None:
-        try:
-            self.facts.update(zip(node.outputs, self._infer(node, self.facts), strict=True))
-        except CmlError as error:
-            raise type(error)(error.message, error.source or node.source) from error
+        with located(node.source):
+            facts = self._infer(node, self.facts)
+        self.facts.update(zip(node.outputs, facts, strict=True))
 
 
 def rename_tensors(node: Node, names: Mapping[str, str]) -> Node:
@@ -265,6 +264,23 @@ def rename_tensors(node: Node, names: Mapping[str, str]) -> Node:
     return replace(node, inputs=new(node.inputs), outputs=new(node.outputs), epilogues=epilogues)
 
 
-def _signature(op: str) -> Signature:
-    """Returns the signature of an operator of the engine's library or of NNEF, by name."""
-    return operator_signatures().get(op) or signature(op)
+def rename_in_graph(graph: Graph, names: Mapping[str, str]) -> Graph:
+    """Returns the graph with tensors renamed by ``names``, from old to new, everywhere."""
+
+    def new(old: Iterable[str]) -> tuple[str, ...]:
+        return tuple(names.get(name, name) for name in old)
+
+    def keys(old: Mapping[str, T]) -> dict[str, T]:
+        return {names.get(name, name): value for name, value in old.items()}
+
+    return graph.with_(
+        inputs=new(graph.inputs),
+        outputs=new(graph.outputs),
+        nodes=tuple(rename_tensors(node, names) for node in graph.nodes),
+        facts=keys(graph.facts),
+        constants=keys(graph.constants),
+        labels=keys(graph.labels),
+        sources=keys(graph.sources),
+        quantization=keys(graph.quantization),
+        updates=tuple(new(pair) for pair in graph.updates),
+    )

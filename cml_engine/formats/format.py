@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from cml_engine.formats.builder import Infer
 from cml_engine.io.model_source import Bytes, ModelSource
 from cml_engine.ir.graph import Array, Graph, Node, Shapes
 from cml_engine.nnef import RandomWeights
+from cml_engine.nnef.expansion.nodes import Infer
 
 
 @dataclass(frozen=True, slots=True)

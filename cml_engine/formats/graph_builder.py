@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import numpy as np
 
 from cml_engine.errors import CmlError, InputError, ModelError, Source
-from cml_engine.formats.builder import ImportBuilder, rename_tensors
+from cml_engine.formats.builder import ImportBuilder, rename_in_graph, rename_tensors
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Graph, Node
-from cml_engine.nnef.expansion.compose import compose, expression
+from cml_engine.nnef.expansion.compose import compose
 from cml_engine.nnef.expansion.signatures import (
     Param,
     Signature,
@@ -20,8 +20,9 @@ from cml_engine.nnef.expansion.signatures import (
     operator_signatures,
     unknown_operator,
 )
+from cml_engine.nnef.expansion.values import TensorRef
 from cml_engine.nnef.files.memory_model import MemoryModel
-from cml_engine.nnef.text.printer import print_document, print_expression
+from cml_engine.nnef.text.printer import print_document
 
 if TYPE_CHECKING:
     from cml_engine.formats.operator_methods import OperatorMethods
@@ -171,15 +172,17 @@ class GraphBuilder(OperatorMethods):
         fact, made = self[name].fact, self._made
         if new.fact != fact:
             raise ModelError(f"'{new.name}' is {new.fact}, and '{name}', which it replaces, {fact}")
-        sources = _ancestors(made.nodes, [new.name])
-        made.nodes[:] = [
-            node
-            if sources.intersection(node.outputs)
-            else rename_tensors(node, {name: new.name})
-            if name in node.reads
-            else node
-            for node in made.nodes
-        ]
+        ahead = {new.name}
+        for node in reversed(made.nodes):
+            if not ahead.isdisjoint(node.outputs):
+                ahead.update(node.reads)
+        first, rest = list[Node](), list[Node]()
+        for node in made.nodes:
+            if not ahead.isdisjoint(node.outputs):
+                first.append(node)
+            else:
+                rest.append(rename_tensors(node, {name: new.name}) if name in node.reads else node)
+        made.nodes[:] = first + rest  # what ``new`` is computed from needs nothing of the rest
         self._outputs = {out: new.name if t == name else t for out, t in self._outputs.items()}
 
     def graph(self, **outputs: Tensor) -> Graph:
@@ -190,37 +193,35 @@ class GraphBuilder(OperatorMethods):
         Without keywords an edited graph keeps its outputs. Nodes and inputs that no output needs
         are left out.
         """
+        from cml_engine.compiler.passes.dead_code import eliminate_dead_code
+
         ends = {name: t.name for name, t in outputs.items()} or self._outputs
         if not ends:
             raise InputError("a graph has no outputs: name them, as in builder.graph(out=y)")
-        made = self._made
-        needed = _ancestors(made.nodes, ends.values())
-        updates = self._before.updates if self._before else ()
-        needed |= _ancestors(made.nodes, [new for _, new in updates])
-        inputs = [name for name in made.inputs if name in needed]
-        if not inputs:
-            raise ModelError(f"'{self.name}' has no inputs that its outputs depend on")
-        nodes = _sorted([n for n in made.nodes if needed.intersection(n.outputs)])
+        made, before = self._made, self._before or Graph(self.name, (), (), (), {})
         names = self._output_names(ends)
-        nodes = [rename_tensors(node, names) for node in nodes]
-        for name, tensor in ends.items():
-            if names.get(tensor, tensor) != name:  # an input, or the same tensor under two names
-                nodes.append(Node("copy", (names.get(tensor, tensor),), (name,)))
-        known = {*inputs, *needed}
-        facts = {names.get(n, n): f for n, f in made.facts.items() if n in known}
-        facts |= {name: made.facts[tensor] for name, tensor in ends.items()}
-        base = self._before or Graph(self.name, (), (), (), {})
-        graph = base.with_(
+        whole = before.with_(
             name=self.name,
-            inputs=tuple(inputs),
-            outputs=tuple(ends),
-            nodes=tuple(nodes),
-            facts=facts,
-            constants={n: made.constants[n] for n in made.constants if n in known},
-            labels={n: made.labels[n] for n in made.labels if n in known},
-            sources={n: made.sources[n] for n in made.sources if n in known},
-            updates=tuple((names.get(v, v), names.get(n, n)) for v, n in updates),
+            inputs=tuple(made.inputs),
+            nodes=tuple(made.nodes),
+            facts=made.facts,
+            constants=made.constants,
+            labels=made.labels,
+            sources=made.sources,
         )
+        whole = rename_in_graph(whole, names)
+        copies = [  # of inputs, and of tensors that are two outputs
+            Node("copy", (names.get(tensor, tensor),), (name,))
+            for name, tensor in ends.items()
+            if names.get(tensor, tensor) != name
+        ]
+        facts = {**whole.facts, **{name: made.facts[tensor] for name, tensor in ends.items()}}
+        nodes = (*whole.nodes, *copies)
+        graph = eliminate_dead_code(whole.with_(outputs=tuple(ends), nodes=nodes, facts=facts))
+        read = {name for node in graph.nodes for name in node.reads} | {*graph.lasting}
+        graph = graph.with_(inputs=tuple(name for name in graph.inputs if name in read))
+        if not graph.inputs:
+            raise ModelError(f"'{self.name}' has no inputs that its outputs depend on")
         return _reloaded(graph)
 
     def _output_names(self, ends: Mapping[str, str]) -> dict[str, str]:
@@ -247,66 +248,43 @@ class GraphBuilder(OperatorMethods):
         attrs: Mapping[str, object],
         source: Source,
     ) -> Tensor | tuple[Tensor, ...]:
-        from cml_engine.formats.loading import load
+        from cml_engine.formats.loading import expand
 
         try:
-            declared = _signature_of(op)
-            text, inputs = self._text(declared, operands, attrs)
-            found = load(MemoryModel(text))
+            inputs: list[str] = []
+            params = _signature_of(op).params
+            values = [
+                self._value(value, params[i] if i < len(params) else None, inputs)
+                for i, value in enumerate(operands)
+            ]
+            known = {param.name: param for param in params}
+            given = {key if key in known else key.rstrip("_"): key for key in attrs}
+            named = {
+                name: self._value(attrs[key], known.get(name), inputs)
+                for name, key in given.items()
+            }
+            facts = {f"x{i}": self._made.facts[name] for i, name in enumerate(inputs)}
+            found = expand(op, values, named, facts, source)
         except CmlError as error:
             error.source = source
             raise
         self._made.source = source
-        names = self._made.splice(found, inputs, op)
-        made = tuple(Tensor(self, name) for name in names)
-        return made[0] if len(made) == 1 and declared.results[0].type.kind != "array" else made
+        made = tuple(Tensor(self, name) for name in self._made.splice(found, inputs, op))
+        return made[0] if len(made) == 1 and not _gives_array(op) else made
 
-    def _text(
-        self,
-        declared: Signature,
-        operands: Sequence[Operand | Sequence[Operand]],
-        attrs: Mapping[str, object],
-    ) -> tuple[str, list[str]]:
-        """Returns the NNEF text of a graph with this one call, and the graph's input tensors."""
-        values = _bound(declared, operands, attrs)
-        dtype = values.pop("dtype", None) if declared.generic else None
-        inputs: list[str] = []
-        given = []
-        for param in declared.params:
-            if param.name in values:
-                given.append(f"{param.name} = {self._written(param, values[param.name], inputs)}")
-        lines = [
-            f"x{i} = external<{self._made.facts[name].dtype}>"
-            f"(shape = {list(self._made.facts[name].shape)});"
-            for i, name in enumerate(inputs)
-        ]
-        results = _results(declared, values)
-        outputs = ", ".join(f"[{', '.join(r)}]" if isinstance(r, list) else r for r in results)
-        flat = [name for r in results for name in (r if isinstance(r, list) else [r])]
-        kind = f"<{dtype}>" if dtype else ""
-        lines.append(f"{outputs} = {declared.name}{kind}({', '.join(given)});")
-        ends = ", ".join(f"x{i}" for i in range(len(inputs)))
-        body = "\n".join(lines)
-        head = "version 1.0;\nextension KHR_enable_fragment_definitions;\n"
-        return f"{head}graph g({ends}) -> ({', '.join(flat)})\n{{\n{body}\n}}\n", inputs
-
-    def _written(self, param: Param, value: object, inputs: list[str]) -> str:
-        if param.is_tensor and isinstance(value, list | tuple):
-            return f"[{', '.join(self._written(param, one, inputs) for one in value)}]"
-        if param.is_tensor and isinstance(value, np.ndarray):
+    def _value(self, value: object, param: Param | None, inputs: list[str]) -> object:
+        """Returns an argument as a value of NNEF; its tensors are appended to ``inputs``."""
+        is_tensor = param is not None and param.is_tensor
+        if is_tensor and isinstance(value, list | tuple):
+            return [self._value(one, param, inputs) for one in value]
+        if is_tensor and param is not None and isinstance(value, np.ndarray):
             value = self.weights(value, param.name)
         if isinstance(value, Tensor):
             if value.builder is not self:
                 raise InputError(f"'{value.name}' is a tensor of another builder")
             inputs.append(value.name)
-            return f"x{len(inputs) - 1}"
-        if param.is_tensor and not isinstance(value, bool | int | float | np.generic):
-            raise InputError(
-                f"'{param.name}' is {value!r}, expected a tensor, a number or an array"
-            )
-        if param.is_tensor and "scalar" in str(param.type) and isinstance(value, int):
-            value = float(value)
-        return print_expression(expression(value))
+            return TensorRef(f"x{len(inputs) - 1}", value.dtype)
+        return value.item() if isinstance(value, np.generic) else value
 
 
 def edit(graph: Graph) -> GraphBuilder:
@@ -356,95 +334,14 @@ def _signature_of(op: str) -> Signature:
 
     if is_registered(op) and (text := lookup(op).signature) and lookup(op).is_custom:
         return declared_signature(text, f"<declaration of {op}>")
-    known = operator_signatures()
-    if op not in known or op in ("external", "variable"):
+    known = operator_signatures().keys() - {"external", "variable", "update"}
+    if op not in known:
         raise ModelError(unknown_operator(op, known))
-    return known[op]
+    return operator_signatures()[op]
 
 
-def _bound(
-    declared: Signature,
-    operands: Sequence[Operand | Sequence[Operand]],
-    attrs: Mapping[str, object],
-) -> dict[str, object]:
-    """Returns the operands and attributes of a call by the names of the operator's parameters.
-
-    Raises :class:`ModelError` for too many operands, and for unknown, repeated or missing
-    parameters.
-    """
-    if len(operands) > len(declared.params):
-        raise ModelError(f"{len(operands)} operands given, expected {declared}")
-    values: dict[str, object] = dict(zip((p.name for p in declared.params), operands, strict=False))
-    for key, value in attrs.items():
-        name = key.rstrip("_") if key not in declared.by_name else key
-        if name not in declared.by_name and not (declared.generic and name == "dtype"):
-            raise ModelError(f"'{declared.name}' has no parameter '{name}', expected {declared}")
-        if name in values:
-            raise ModelError(f"'{name}' is given twice, expected {declared}")
-        values[name] = value
-    missing = [p.name for p in declared.params if p.required and p.name not in values]
-    if missing:
-        raise ModelError(f"'{missing[0]}' is missing, expected {declared}")
-    return values
-
-
-def _results(declared: Signature, values: Mapping[str, object]) -> list[str | list[str]]:
-    """Returns new names for the results of a call.
-
-    A result that is an array gets a list of names.
-    """
-    found: list[str | list[str]] = []
-    for i, result in enumerate(declared.results):
-        if result.type.kind != "array":
-            found.append(f"y{i}")
-            continue
-        count = values.get("times", 0)
-        if "ratios" in values:
-            count = len(cast("Sequence[int]", values["ratios"]))
-        elif isinstance(value := values.get("value"), Tensor) and "axis" in values:
-            count = value.shape[cast(int, values["axis"])]
-        found.append([f"y{i}_{k}" for k in range(cast(int, count))])
-    return found
-
-
-def _ancestors(nodes: Sequence[Node], names: object) -> set[str]:
-    """Returns the named tensors and all tensors that they are computed from."""
-    by_output = {name: node for node in nodes for name in node.outputs}
-    found: set[str] = set()
-    waiting = list(cast("Sequence[str]", names))
-    while waiting:
-        name = waiting.pop()
-        if name not in found:
-            found.add(name)
-            if name in by_output:
-                waiting += by_output[name].reads
-    return found
-
-
-def _sorted(nodes: Sequence[Node]) -> list[Node]:
-    """Returns the nodes in an order in which each node follows the nodes whose results it reads.
-
-    Raises :class:`ModelError` if a node depends on itself.
-    """
-    by_output = {name: node for node in nodes for name in node.outputs}
-    done: dict[str, Node] = {}
-    for last in nodes:
-        waiting = [last]
-        while waiting:
-            node = waiting[-1]
-            ahead = [
-                by_output[name]
-                for name in node.reads
-                if name in by_output and by_output[name].outputs[0] not in done
-            ]
-            if ahead and node.outputs[0] not in done:
-                waiting += ahead
-                if len(waiting) > len(nodes) + len(ahead) + 1:
-                    raise ModelError(f"'{node.outputs[0]}' is computed from itself")
-                continue
-            done.setdefault(node.outputs[0], node)
-            waiting.pop()
-    return list(done.values())
+def _gives_array(op: str) -> bool:
+    return _signature_of(op).results[0].type.kind == "array"
 
 
 def _reloaded(graph: Graph) -> Graph:

@@ -17,17 +17,20 @@ from cml_engine.compiler.integer.digest import limit_gas
 from cml_engine.compiler.passes.infer import infer_facts, infer_node
 from cml_engine.compiler.plugins import load_entry_points
 from cml_engine.cpu.cpu_program import run_node
-from cml_engine.errors import InputError, InternalError
+from cml_engine.errors import InputError, InternalError, Source
 from cml_engine.errors.arguments import ONLY_INPUT, SEED, check_instance, shortened
 from cml_engine.formats import formats
 from cml_engine.formats.foreign import check_foreign
 from cml_engine.formats.format import ConverterOptions, Engine, Format, GraphFactory, Model
 from cml_engine.io.load_limits import LoadLimits, load_budget
 from cml_engine.io.model_source import Bytes, ModelSource
-from cml_engine.ir.graph import Array, Graph, Origin, Shapes, Slider
+from cml_engine.ir.graph import Array, Fact, Graph, Origin, Shapes, Slider
 from cml_engine.ir.sliders import with_sliders
 from cml_engine.nnef import NnefModel
+from cml_engine.nnef.expansion.evaluator import Evaluator, expand_call
 from cml_engine.nnef.expansion.fake_quantize import insert_fake_quantize
+from cml_engine.nnef.expansion.library import Library
+from cml_engine.nnef.expansion.values import Value
 from cml_engine.nnef.files.sources import is_archive
 from cml_engine.nnef.text.parser import parse_fragments
 from cml_engine.nnef.text.printer import print_fragment
@@ -194,7 +197,7 @@ def _find_factory(
                 f"{_shown(model)} is an integer network (cml docs integer), which is computed as "
                 "graph.quant says already: leave fake_quantize out"
             )
-        return infer_facts(insert_fake_quantize(graph, _build_text) if fake_quantize else graph)
+        return infer_facts(insert_fake_quantize(graph, expand) if fake_quantize else graph)
 
     return limit_gas(gas_limit, _add_sliders(make, sliders))
 
@@ -338,8 +341,16 @@ def save_checked(graph: Graph, path: str | Path, *, overwrite: bool = False) -> 
     return again
 
 
-def _build_text(text: str) -> Graph:
-    return nnef.load_text(text, "graph.quant", is_registered, infer_node)
+def expand(
+    op: str,
+    operands: Sequence[Value],
+    attrs: Mapping[str, Value],
+    facts: Mapping[str, Fact],
+    source: Source | None = None,
+) -> Graph:
+    """Returns the graph of one call of a known operator; see :func:`expand_call`."""
+    library = Library(is_registered, _declared_operators())
+    return expand_call(Evaluator(library, infer_node), op, operands, attrs, facts, source)
 
 
 def _declared_operators() -> dict[str, str]:

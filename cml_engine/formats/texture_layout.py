@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from cml_engine.errors import InputError
+from cml_engine.formats.builder import rename_in_graph
 from cml_engine.ir.graph import Attrs, AttrValue, Fact, Graph, Node, unused_name
 
 _TO_NCHW, _TO_NHWC = [0, 3, 1, 2], [0, 2, 3, 1]
@@ -35,7 +35,7 @@ def channels_last(graph: Graph, *, rgba: bool = False) -> Graph:
     inner: dict[str, str] = {}
     for name in edges:
         inner[name] = unused_name(f"{name}_nchw", graph.facts, inner.values())
-    return _Edges(_rename_tensors(graph, inner), inner, widened).graph(graph.inputs, graph.outputs)
+    return _Edges(rename_in_graph(graph, inner), inner, widened).graph(graph.inputs, graph.outputs)
 
 
 class _Edges:
@@ -101,32 +101,3 @@ def _is_rgb(fact: Fact) -> bool:
 
 def _with_channels(fact: Fact, count: int) -> Fact:
     return replace(fact, shape=(*fact.shape[:3], count))
-
-
-def _rename_tensors(graph: Graph, names: Mapping[str, str]) -> Graph:
-    """Returns the graph with tensors renamed by ``names``, from old to new, everywhere."""
-
-    def new(old: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(names.get(name, name) for name in old)
-
-    def keys(old: Mapping[str, Any]) -> dict[str, Any]:
-        return {names.get(name, name): value for name, value in old.items()}
-
-    nodes = tuple(
-        replace(
-            node,
-            inputs=new(node.inputs),
-            outputs=new(node.outputs),
-            epilogues=tuple(replace(e, inputs=new(e.inputs)) for e in node.epilogues),
-        )
-        for node in graph.nodes
-    )
-    return graph.with_(
-        nodes=nodes,
-        facts=keys(graph.facts),
-        constants=keys(graph.constants),
-        labels=keys(graph.labels),
-        sources=keys(graph.sources),
-        quantization=keys(graph.quantization),
-        updates=tuple((names.get(a, a), names.get(b, b)) for a, b in graph.updates),
-    )

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import prod
 from types import MappingProxyType
-from typing import Any
-
-import numpy as np
 
 from cml_engine.errors import (
     InputError,
@@ -20,8 +16,7 @@ from cml_engine.errors import (
     located,
 )
 from cml_engine.errors.arguments import resolve_shapes
-from cml_engine.io.load_limits import current_budget
-from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Graph, Shapes, can_be_shape
+from cml_engine.ir.graph import Fact, Graph, Shapes
 from cml_engine.ir.integer_rule import RULE_VERSION
 from cml_engine.nnef.expansion.evaluator import Evaluator
 from cml_engine.nnef.expansion.library import Library
@@ -107,10 +102,9 @@ class DocumentBuilder:
         self._inputs = {name.id for name in graph.inputs}
         self._externals = Externals(document, text, shapes)
         self._lowering = Evaluator(library, infer, self._externals.symbols)
-        self._lowering.special = {
+        self._lowering.special |= {
             "external": self._external,
             "variable": self._variable,
-            "constant": self._constant,
             "update": self._update,
             "tract_core_external": self._tract_external,
             "tract_core_cast": self._tract_cast,
@@ -187,11 +181,11 @@ class DocumentBuilder:
     # -- operators that make no node ------------------------------------------------------------
 
     def _external(self, bound: BoundArguments, site: Site) -> Value:
-        return self._input(_fact(bound), site)
+        return self._input(bound.fact, site)
 
     def _tract_external(self, bound: BoundArguments, site: Site) -> Value:
         dtype = _datum_type(bound.values["datum_type"])
-        return self._input(_fact(replace(bound, dtype=dtype)), site)
+        return self._input(replace(bound, dtype=dtype).fact, site)
 
     def _tract_cast(self, bound: BoundArguments, site: Site) -> Value:
         value, dtype = bound.values["input"], _datum_type(bound.values["to"])
@@ -212,22 +206,10 @@ class DocumentBuilder:
 
     def _variable(self, bound: BoundArguments, site: Site) -> Value:
         name = self._own_name("variable", site)
-        fact = _fact(bound)
+        fact = bound.fact
         self._builder.facts[name] = fact
         self._builder.sources[name] = site.source
         self._variables[name] = Variable(name, fact, bound.values["label"], site.source)
-        return TensorRef(name, fact.dtype)
-
-    def _constant(self, bound: BoundArguments, site: Site) -> Value:
-        fact, values = _fact(bound), bound.values["value"]
-        what = f"a constant of {fact.size:,} elements"
-        current_budget().check_bytes(fact.size * NUMPY_DTYPE[fact.dtype].itemsize, what)
-        if len(values) not in (1, fact.size):
-            raise ShapeError(
-                f"constant wants 1 or {fact.size} values for {fact}, got {len(values)}"
-            )
-        name = self._builder.tensor_name(site.target, "constant")
-        self._builder.add_constant(name, _fill_constant(fact, values), site.source)
         return TensorRef(name, fact.dtype)
 
     def _update(self, bound: BoundArguments, site: Site) -> Value:
@@ -265,16 +247,6 @@ class DocumentBuilder:
         return self._scope.error(kind, message, name.pos)
 
 
-def _fact(bound: BoundArguments) -> Fact:
-    shape = bound.values["shape"]
-    if not can_be_shape(shape):
-        raise ShapeError(f"shape {shape[:8]} wants at most 32 extents from 0 to 2147483647")
-    dtype = bound.dtype or "scalar"
-    if dtype not in NUMPY_DTYPE:
-        raise ShapeError(f"a tensor wants scalar, integer or logical, got {dtype}")
-    return Fact(dtype, tuple(shape))
-
-
 def _datum_type(text: str) -> str:
     """Returns the NNEF type for tract's name of a type, such as ``f32``.
 
@@ -285,16 +257,6 @@ def _datum_type(text: str) -> str:
         wanted = "f32, i64, bool and the like"
         raise ShapeError(f"the type '{text[:40]}' is unknown: wanted {wanted}")
     return kind
-
-
-def _fill_constant(fact: Fact, values: Sequence[Any]) -> Array:
-    if fact.dtype == "integer" and any(not -(2**31) <= v < 2**31 for v in values):
-        raise ShapeError("a value does not fit in 32 bits")
-    with np.errstate(over="ignore"):
-        array = np.array(values, NUMPY_DTYPE[fact.dtype])
-    if len(values) == prod(fact.shape):
-        return array.reshape(fact.shape)
-    return np.full(fact.shape, array[0])
 
 
 def rule_version(document: Document) -> int:

@@ -11,12 +11,24 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
+from math import prod
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from cml_engine.errors import ModelError, NnefSyntaxError, ShapeError, UnsupportedOp
+import numpy as np
+
+from cml_engine.errors import (
+    ModelError,
+    NnefSyntaxError,
+    ShapeError,
+    Source,
+    UnsupportedOp,
+    located,
+)
 from cml_engine.io.frame_gate import yield_to_frame
 from cml_engine.io.load_limits import current_budget
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Graph
 from cml_engine.nnef.expansion.einsum import einsum_fragment
 from cml_engine.nnef.expansion.library import EXPANDED_BY_RULE, Library, Operator
 from cml_engine.nnef.expansion.nodes import (
@@ -26,10 +38,11 @@ from cml_engine.nnef.expansion.nodes import (
     Scope,
     Site,
     Target,
+    flat,
     shape_of_numbers,
     spread,
 )
-from cml_engine.nnef.expansion.signatures import BindError, BoundArguments, bind, coerce
+from cml_engine.nnef.expansion.signatures import BindError, BoundArguments, Param, bind, coerce
 from cml_engine.nnef.expansion.values import (
     TensorRef,
     Value,
@@ -90,7 +103,7 @@ class Evaluator:
     ) -> None:
         self.library = library
         self.builder = NodeBuilder(infer)
-        self.special: Mapping[str, Special] = {}
+        self.special: dict[str, Special] = {"constant": self._constant}
         self._steps, self._budget = 0, current_budget()
         #: the values of tract's symbols, which fragments can read too
         self._symbols = symbols
@@ -321,7 +334,6 @@ class Evaluator:
     # -- calls ----------------------------------------------------------------------------------
 
     def invoke(self, call: Call, site: Site) -> Value:
-        operator = self.library.lookup(call.op, of_model=not site.scope.standard)
         positional: list[Value] = []
         named: dict[str, Value] = {}
         for argument in call.arguments:
@@ -335,29 +347,24 @@ class Evaluator:
             else:
                 named[argument.name] = value
         generic = site.scope.dtype if call.generic == "?" else call.generic
-        return self._call_bound(operator, positional, named, generic, site)
+        return self.operator(call.op, positional, site, generic, named)
 
     def operator(
-        self, op: str, values: list[Value], site: Site, generic: str | None = None
-    ) -> Value:
-        """Calls an operator with evaluated operands and returns its result."""
-        found = self.library.lookup(op, of_model=not site.scope.standard)
-        return self._call_bound(found, values, {}, generic, site)
-
-    def _call_bound(
         self,
-        operator: Operator,
-        positional: list[Value],
-        named: Mapping[str, Value],
-        generic: str | None,
+        op: str,
+        values: Sequence[Value],
         site: Site,
+        generic: str | None = None,
+        named: Mapping[str, Value] = MappingProxyType({}),
     ) -> Value:
+        """Calls an operator with evaluated arguments and returns its result."""
+        operator = self.library.lookup(op, of_model=not site.scope.standard)
         self._steps += sum(
             len(value) // ELEMENTS
-            for value in (*positional, *named.values())
+            for value in (*values, *named.values())
             if isinstance(value, (list, str))
         )
-        bound = bind(operator.signature, positional, named, generic)
+        bound = bind(operator.signature, values, named, generic)
         special = self.special.get(operator.name)
         if special is not None:
             return special(bound, site)
@@ -373,6 +380,18 @@ class Evaluator:
         text = einsum_fragment(bound.values["equation"], shapes)
         fragment = parse_fragments(text, "<einsum>")[0]
         return replace(operator, fragment=fragment, text=SourceText(text, "<einsum>"))
+
+    def _constant(self, bound: BoundArguments, site: Site) -> Value:
+        fact, values = bound.fact, bound.values["value"]
+        what = f"a constant of {fact.size:,} elements"
+        current_budget().check_bytes(fact.size * NUMPY_DTYPE[fact.dtype].itemsize, what)
+        if len(values) not in (1, fact.size):
+            raise ShapeError(
+                f"constant wants 1 or {fact.size} values for {fact}, got {len(values)}"
+            )
+        name = self.builder.tensor_name(site.target, "constant")
+        self.builder.add_constant(name, _fill_constant(fact, values), site.source)
+        return TensorRef(name, fact.dtype)
 
     # -- expansion ------------------------------------------------------------------------------
 
@@ -476,3 +495,57 @@ def _prefix(target: Target) -> str:
 def _shown(chain: tuple[str, ...]) -> str:
     shown = chain if len(chain) <= 8 else (*chain[:6], "...", chain[-1])
     return " -> ".join(shown)
+
+
+def _fill_constant(fact: Fact, values: Sequence[Any]) -> Array:
+    if fact.dtype == "integer" and any(not -(2**31) <= v < 2**31 for v in values):
+        raise ShapeError("a value does not fit in 32 bits")
+    with np.errstate(over="ignore"):
+        array = np.array(values, NUMPY_DTYPE[fact.dtype])
+    if len(values) == prod(fact.shape):
+        return array.reshape(fact.shape)
+    return np.full(fact.shape, array[0])
+
+
+def expand_call(
+    evaluator: Evaluator,
+    op: str,
+    operands: Sequence[Value],
+    attrs: Mapping[str, Value],
+    facts: Mapping[str, Fact],
+    source: Source | None = None,
+) -> Graph:
+    """Returns the graph of one call, in which compound operators are expanded.
+
+    The tensors in ``facts`` are its inputs. Operands are references to them, numbers, and lists of
+    both. ``attrs`` are further arguments by name, and the type of a generic call as ``dtype``.
+    Errors and nodes get the ``source``.
+    """
+    source, builder = source or Source(f"<{op}>"), evaluator.builder
+    builder.facts.update(facts)
+    builder.reserve(facts)
+    site = Site(Scope(SourceText("", source.file), caller=source), 0)
+
+    def value_of(param: Param | None, value: Value) -> Value:
+        """Returns nested numbers for a tensor as a constant, with which fragments can compute."""
+        if param is None or param.type.kind != "tensor" or not isinstance(value, list):
+            return value
+        try:
+            return builder.tensor(coerce(param.type, value, None), site)
+        except BindError:  # ``bind`` describes it
+            return value
+
+    with located(source):
+        sig = evaluator.library.lookup(op).signature
+        generic = attrs.get("dtype") if sig.generic else None
+        positional = [value_of(*pair) for pair in zip_longest(sig.params, operands)][
+            : len(operands)
+        ]
+        named = {key: value_of(sig.by_name.get(key), value) for key, value in attrs.items()}
+        if generic is not None:
+            del named["dtype"]
+        result = evaluator.operator(op, positional, site, generic, named)
+        results = result if isinstance(result, (list, tuple)) else [result]
+        outputs = tuple(builder.tensor(value, site).name for value in flat(results))
+    nodes = tuple(builder.nodes)
+    return Graph(op, tuple(facts), outputs, nodes, builder.facts, builder.constants)

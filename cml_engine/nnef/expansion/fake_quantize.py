@@ -7,34 +7,33 @@ inserted into the graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
-from cml_engine.errors import ModelError, located
+from cml_engine.errors import CmlError, ModelError, located
 from cml_engine.ir.graph import Array, Attrs, Fact, Graph, Node, place_of, unused_name
-from cml_engine.nnef.expansion.signatures import STDLIB, Signature
+from cml_engine.nnef.expansion.signatures import STDLIB
+from cml_engine.nnef.expansion.values import TensorRef, Value
 
-#: builds a graph from its text, which has an input ``x`` and an output ``y``
-BuildText = Callable[[str], Graph]
+#: ``expand(op, operands, attributes, facts)`` returns the graph of one call
+Expand = Callable[[str, Sequence[Value], Mapping[str, Value], Mapping[str, Fact]], Graph]
 
 
-def insert_fake_quantize(graph: Graph, build: BuildText) -> Graph:
+def insert_fake_quantize(graph: Graph, expand: Expand) -> Graph:
     """Returns the graph with operators that round the tensors named in its ``graph.quant``.
 
     The rounded values of a computed tensor get its name. An input, constant or variable is
     rounded where it is read. Names that are not in the graph are ignored, as the format
-    requires. ``build`` makes a graph from NNEF text.
+    requires. ``expand`` makes the graph of one operator.
     """
     named = {name: attrs for name, attrs in graph.quantization.items() if name in graph.facts}
-    return _Insertion(graph, build).run(named)
+    return _Insertion(graph, expand).run(named)
 
 
 @dataclass
 class _Insertion:
     graph: Graph
-    build: BuildText
+    expand: Expand
     nodes: list[Node] = field(default_factory=list)
     constants: dict[str, Array] = field(default_factory=dict)
     facts: dict[str, Fact] = field(default_factory=dict)
@@ -83,7 +82,7 @@ class _Insertion:
         fact = self.graph.facts[name]
         with located(place_of(attrs)):
             made = self._build_rounding(name, fact, attrs)
-        names = {"x": source, "y": target}
+        names = {"x": source, made.outputs[0]: target}
         for inner in made.facts:
             if inner not in names:
                 names[inner] = inner if _is_literal(inner) else self._unused_name(f"{name}_{inner}")
@@ -100,13 +99,24 @@ class _Insertion:
             )
 
     def _build_rounding(self, name: str, fact: Fact, attrs: Attrs) -> Graph:
-        """Returns a graph from ``x`` to ``y`` that rounds a tensor as ``attrs`` states."""
-        made = self.build(_model(name, fact, attrs))
-        if made.facts["y"] != fact:
-            raise _quantization_error(
-                name, f"it is {fact}, its quantisation gives {made.facts['y']}"
-            )
-        return made
+        """Returns a graph from ``x`` that rounds a tensor as its line of ``graph.quant`` states."""
+        op, given = attrs["op"], {key: value for key, value in attrs.items() if key != "op"}
+        problem = ""
+        if op not in STDLIB.signatures or not op.endswith("_quantize"):
+            problem = f"{op} is unknown"
+        elif fact.dtype != "scalar":
+            problem = f"it is {fact}, and only scalars are quantised"
+        else:
+            try:
+                made = self.expand(op, [TensorRef("x", fact.dtype)], given, {"x": fact})
+            except CmlError as error:
+                problem = error.message
+            else:
+                result = made.facts[made.outputs[0]]
+                if result == fact:
+                    return made
+                problem = f"it is {fact}, its quantisation gives {result}"
+        raise ModelError(f"the line of '{name}' in graph.quant: {problem}")
 
     def _unused_name(self, name: str) -> str:
         name = unused_name(name, self.facts)
@@ -117,49 +127,3 @@ class _Insertion:
 def _is_literal(name: str) -> bool:
     """Returns True if a tensor's name is a literal's text, such as ``0.5`` or ``true``."""
     return not (name[0].isalpha() or name[0] == "_") or name in ("true", "false")
-
-
-def _model(name: str, fact: Fact, attrs: Attrs) -> str:
-    """Returns the NNEF text of a model from ``x`` to ``y`` that rounds a tensor by ``attrs``.
-
-    Raises an error that names the tensor if the line of ``graph.quant`` is not valid.
-    """
-    sig = STDLIB.signatures.get(attrs["op"])
-    if sig is None or not sig.name.endswith("_quantize"):
-        raise _quantization_error(name, f"{attrs['op']} is unknown")
-    if fact.dtype != "scalar":
-        raise _quantization_error(name, f"it is {fact}, and only scalars are quantised")
-    if unknown := set(attrs) - {"op"} - {p.name for p in sig.params[1:]}:
-        raise _quantization_error(name, f"{sig.name} has no parameter '{min(unknown)}'")
-    lines = [f"x = external<scalar>(shape = {list(fact.shape)});"]
-    arguments = []
-    for key, value in attrs.items():
-        if key != "op":
-            lines += _constant(name, sig, key, value)
-            arguments.append(f"{key} = {key if isinstance(value, list) else _literal(value)}")
-    lines.append(f"y = {sig.name}(x, {', '.join(arguments)});")
-    return "version 1.0; graph rounding(x) -> (y) {\n" + "\n".join(lines) + "\n}\n"
-
-
-def _quantization_error(name: str, what: str) -> ModelError:
-    return ModelError(f"the line of '{name}' in graph.quant: {what}")
-
-
-def _constant(name: str, sig: Signature, key: str, value: object) -> list[str]:
-    """Returns the text lines that declare an array argument; none for a number.
-
-    Numbers are written into the call.
-    """
-    if not isinstance(value, list):
-        return []
-    kind = sig.by_name[key].type.name
-    try:
-        array = np.array(value, np.int64 if kind == "integer" else np.float64)
-    except (ValueError, TypeError, OverflowError):
-        raise _quantization_error(name, f"'{key}' wants numbers in equal rows") from None
-    values = ", ".join(_literal(v) for v in array.ravel().tolist())
-    return [f"{key} = constant<{kind}>(shape = {list(array.shape)}, value = [{values}]);"]
-
-
-def _literal(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else repr(value)

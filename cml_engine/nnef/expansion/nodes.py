@@ -203,7 +203,7 @@ class NodeBuilder:
         if sig.needs_dtype:
             attrs["dtype"] = bound.dtype
         results = self._results(sig, bound, site)
-        outputs = tuple(ref.name for ref in _flat(results))
+        outputs = tuple(ref.name for ref in flat(results))
         self._add(Node(sig.name, tuple(inputs), outputs, Attrs(attrs), site.source), site)
         return results[0] if len(results) == 1 else tuple(results)
 
@@ -326,5 +326,5 @@ def _element_dtype(sig: Signature, result: Type, bound: BoundArguments) -> str:
     return (bound.dtype if element.name == "?" else element.name) or "scalar"
 
 
-def _flat(values: Sequence[Value]) -> list[TensorRef]:
+def flat(values: Sequence[Value]) -> list[Value]:
     return [ref for v in values for ref in (v if isinstance(v, list) else [v])]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
@@ -12,6 +12,7 @@ from itertools import takewhile
 from typing import Any
 
 from cml_engine.errors import ShapeError, UnsupportedOp
+from cml_engine.ir.graph import NUMPY_DTYPE, Fact, can_be_shape
 from cml_engine.nnef.expansion.values import TensorRef, Value, describe, kind_of
 from cml_engine.nnef.text.lexer import SourceText
 from cml_engine.nnef.text.parser import parse_fragments
@@ -253,10 +254,20 @@ class BoundArguments:
     values: Mapping[str, Value]
     dtype: str | None
 
+    @property
+    def fact(self) -> Fact:
+        """The type and shape that a call such as ``external<scalar>(shape = [2])`` states."""
+        shape, dtype = self.values["shape"], self.dtype or "scalar"
+        if not can_be_shape(shape):
+            raise ShapeError(f"shape {shape[:8]} wants at most 32 extents from 0 to 2147483647")
+        if dtype not in NUMPY_DTYPE:
+            raise ShapeError(f"a tensor wants scalar, integer or logical, got {dtype}")
+        return Fact(dtype, tuple(shape))
+
 
 def bind(
     sig: Signature,
-    positional: list[Value],
+    positional: Sequence[Value],
     named: Mapping[str, Value],
     generic: str | None,
 ) -> BoundArguments:
@@ -271,7 +282,7 @@ def bind(
 
 
 def _match_arguments(
-    sig: Signature, positional: list[Value], named: Mapping[str, Value]
+    sig: Signature, positional: Sequence[Value], named: Mapping[str, Value]
 ) -> dict[str, Value]:
     if len(positional) > len(sig.params):
         raise ShapeError(
