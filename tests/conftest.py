@@ -16,9 +16,9 @@ import os
 import random
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pytest
@@ -80,6 +80,38 @@ def seed_of(node_id: str) -> int:
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     """A random generator with the test's own seed."""
     return np.random.default_rng(seed_of(request.node.nodeid))
+
+
+class CommandOutput(NamedTuple):
+    """The text that a command printed on standard output and on standard error."""
+
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run_cml(capsys: pytest.CaptureFixture[str]) -> Callable[..., CommandOutput]:
+    """A function that runs the command line of some words and returns what it printed.
+
+    It asserts that the exit code is ``ends``.
+    """
+    from cml_engine.tools.cli import main
+
+    def run(*words: object, ends: int = 0) -> CommandOutput:
+        capsys.readouterr()
+        code = main([str(word) for word in words])
+        printed = CommandOutput(*capsys.readouterr())
+        assert code == ends, printed.err
+        assert "Traceback" not in printed.err and "internal error" not in printed.err
+        return printed
+
+    return run
+
+
+@pytest.fixture
+def refused(run_cml: Callable[..., CommandOutput]) -> Callable[..., str]:
+    """A function that runs a command line that is refused, and returns the message."""
+    return lambda *words: run_cml(*words, ends=2).err
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -203,17 +203,16 @@ def test_output_that_cannot_be_encoded_is_no_fault(model, tmp_path):
     assert b"gr\\xf6\\xdfe.npy" in done.stdout and (tmp_path / "größe.npy").is_file()
 
 
-def test_a_picture_that_cannot_be_made_is_told_before_the_work(model, capsys, monkeypatch):
+def test_a_picture_that_cannot_be_made_is_told_before_the_work(model, monkeypatch, refused):
     monkeypatch.setattr("cml_engine.tools.cli.common.load", lambda *_, **__: 1 / 0)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert cli.main(["simulate", str(model), "--plot", "x.png"]) == 2
-    assert "--plot needs matplotlib" in capsys.readouterr().err
+    assert "--plot needs matplotlib" in refused("simulate", model, "--plot", "x.png")
 
 
-def test_the_shortest_frames_end_soon(model, capsys):
+def test_the_shortest_frames_end_soon(model, run_cml):
     """``simulate`` ends also if jobs are submitted twenty times as fast as frames can run them."""
-    assert cli.main(["simulate", str(model), "--frame-ms", "0.1", "--budget-ms", "0.1"]) == 0
-    assert capsys.readouterr().out.count("operators per frame") == 1
+    said = run_cml("simulate", model, "--frame-ms", "0.1", "--budget-ms", "0.1").out
+    assert said.count("operators per frame") == 1
 
 
 NOTHING = """version 1.0;
@@ -226,23 +225,20 @@ graph nothing(x) -> (y)
 
 
 @pytest.mark.gpu
-def test_networks_with_nothing_to_do(tmp_path, capsys, gpu):
+def test_networks_with_nothing_to_do(tmp_path, gpu, run_cml, refused):
     """Commands succeed for a network of empty tensors; only ``frames`` refuses it."""
     model = str(write_model(tmp_path / "nothing", NOTHING))
-    assert cli.main(["rank", model, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["total_ms"] == 0
+    assert json.loads(run_cml("rank", model, "--json").out)["total_ms"] == 0
     for argv in (["simulate"], ["trace", "-o", str(tmp_path / "t.json")], ["info", "--plan"],
                  ["validate"], ["tune", "--dry-run"], ["info", "--budget-ms", "4"]):  # fmt: skip
-        assert cli.main([argv[0], model, *argv[1:]]) == 0
-    assert cli.main(["frames", model]) == 2
-    assert "'nothing' has nothing to run on the GPU" in capsys.readouterr().err
+        run_cml(argv[0], model, *argv[1:])
+    assert "'nothing' has nothing to run on the GPU" in refused("frames", model)
 
 
-def test_info_as_json_has_what_was_asked_for(model, capsys):
-    assert cli.main(["info", str(model), "--json", "--budget-ms", "4"]) == 0
-    assert json.loads(capsys.readouterr().out)["forecast"]["frames"] >= 1
-    assert cli.main(["info", str(model), "--json"]) == 0
-    assert "forecast" not in json.loads(capsys.readouterr().out)
+def test_info_as_json_has_what_was_asked_for(model, run_cml):
+    info = json.loads(run_cml("info", model, "--json", "--budget-ms", "4").out)
+    assert info["forecast"]["frames"] >= 1
+    assert "forecast" not in json.loads(run_cml("info", model, "--json").out)
 
 
 def test_numbers_of_the_game_are_checked_too(capsys):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from cml_engine.tools.cli import main
 from cml_engine.tools.cli.commands.installation import documentation_pages
 from cml_engine.tools.cli.main import parser
 
@@ -16,29 +15,27 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = documentation_pages()
 
 
-def test_without_a_page_all_are_listed_with_a_line_each(capsys):
-    assert main(["docs"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_without_a_page_all_are_listed_with_a_line_each(run_cml):
+    lines = run_cml("docs").out.splitlines()
     assert [line.split()[0] for line in lines] == list(PAGES)
     assert {path.stem for path in (ROOT / "docs").glob("*.md")} == {*PAGES, "index"}
     assert all(18 < len(line) <= 100 for line in lines)
 
 
 @pytest.mark.parametrize("given", ["frame_budget", "frame_budget.md", "docs/frame_budget.md"])
-def test_a_page_is_printed(given, capsys):
-    assert main(["docs", given]) == 0
-    assert capsys.readouterr().out.startswith("# The frame budget\n")
+def test_a_page_is_printed(given, run_cml):
+    assert run_cml("docs", given).out.startswith("# The frame budget\n")
 
 
-def test_an_unknown_page_has_a_similar_one(capsys):
-    assert main(["docs", "frame_buget"]) == 2
-    assert "there is no page 'frame_buget'; did you mean 'frame_budget'" in capsys.readouterr().err
+def test_an_unknown_page_has_a_similar_one(refused):
+    said = refused("docs", "frame_buget")
+    assert "there is no page 'frame_buget'; did you mean 'frame_budget'" in said
 
 
-def test_a_page_opens(capsys, monkeypatch):
+def test_a_page_opens(monkeypatch, run_cml):
     opened = []
     monkeypatch.setattr("webbrowser.open", opened.append)
-    assert main(["docs", "faster", "--open"]) == 0
+    run_cml("docs", "faster", "--open")
     assert opened == [PAGES["faster"].as_uri()]
 
 

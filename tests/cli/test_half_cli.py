@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from cml_engine.formats.loading import save
-from cml_engine.tools.cli import main
 from tests.fixtures.graphs import Net
 
 
@@ -28,52 +27,46 @@ def model(tmp_path):
     return write(tmp_path / "small.nnef")
 
 
-def test_info_plans_for_16_bits(model, capsys):
+def test_info_plans_for_16_bits(model, run_cml):
     told = []
     for half in ([], ["--half"]):
-        assert main(["info", model, "--json", *half]) == 0
-        told.append(json.loads(capsys.readouterr().out))
+        told.append(json.loads(run_cml("info", model, "--json", *half).out))
     full, half = told
     assert (full["storage"], half["storage"]) == ("float", "half")
     for what in ("arena_bytes", "weights_bytes", "moved_bytes"):
         assert half[what] < full[what]
-    assert main(["info", model, "--half"]) == 0
-    assert "16 bits" in capsys.readouterr().out
+    assert "16 bits" in run_cml("info", model, "--half").out
 
 
-def test_run_and_rank(model, tmp_path, capsys, gpu):
+def test_run_and_rank(model, tmp_path, gpu, run_cml):
     rng = np.random.default_rng(0)
     np.save(tmp_path / "x.npy", rng.standard_normal((1, 3, 12, 12)).astype(np.float32))
     results = []
     for i, half in enumerate(([], ["--half"])):
         out = tmp_path / f"{i}.npy"
         given = ["-i", f"x={tmp_path / 'x.npy'}", "-o", f"t5={out}", "--backend", "gpu"]
-        assert main(["run", model, *given, *half]) == 0
+        run_cml("run", model, *given, *half)
         results.append(np.load(out))
     full, half = results
     assert 0 < np.abs(full - half).max() < 1e-2 * np.abs(full).max()
-    assert main(["rank", model, "--half", "--runs", "1", "--backend", "gpu"]) == 0
+    run_cml("rank", model, "--half", "--runs", "1", "--backend", "gpu")
 
 
-def test_validate_tells_what_storage_costs(model, capsys, gpu):
-    assert main(["validate", model, "--half"]) == 0
-    said = capsys.readouterr().out
+def test_validate_tells_what_storage_costs(model, gpu, run_cml):
+    said = run_cml("validate", model, "--half").out
     assert "all operators agree" in said and "16-bit storage against 32 bits" in said
     *_, output = (line.split() for line in said.splitlines() if line.startswith("t5 "))
     assert "outputs on the GPU" in said and 0 < float(output[2]) < 1e-2
-    assert main(["validate", model]) == 0
-    assert "16-bit storage" not in capsys.readouterr().out
+    assert "16-bit storage" not in run_cml("validate", model).out
 
 
-def test_validate_names_the_operator_whose_values_do_not_fit(tmp_path, capsys, gpu):
-    assert main(["validate", write(tmp_path / "large.nnef", 1e6), "--half"]) == 1
-    said = capsys.readouterr().out
+def test_validate_names_the_operator_whose_values_do_not_fit(tmp_path, gpu, run_cml):
+    said = run_cml("validate", write(tmp_path / "large.nnef", 1e6), "--half", ends=1).out
     assert "first value too large for 16 bits" in said and "graph.nnef:" in said and "mul" in said
-    assert main(["validate", str(tmp_path / "large.nnef")]) == 0
+    run_cml("validate", tmp_path / "large.nnef")
 
 
-def test_the_cpu_is_refused(model, tmp_path, capsys):
+def test_the_cpu_is_refused(model, tmp_path, refused):
     given = ["-i", f"x={tmp_path / 'x.npy'}"]
     np.save(tmp_path / "x.npy", np.zeros((1, 3, 12, 12), np.float32))
-    assert main(["run", model, *given, "--half", "--backend", "cpu"]) == 2
-    assert "--half needs a GPU" in capsys.readouterr().err
+    assert "--half needs a GPU" in refused("run", model, *given, "--half", "--backend", "cpu")

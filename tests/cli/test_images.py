@@ -12,7 +12,6 @@ from cml_engine.errors import InputError
 from cml_engine.io import arrays as array_files
 from cml_engine.io.named_file import NamedFile, named_file
 from cml_engine.ir.graph import Fact
-from cml_engine.tools.cli import main
 from tests.fixtures.models import write_model
 
 HEIGHT, WIDTH = 5, 7
@@ -177,38 +176,34 @@ graph smooth(x) -> (y)
 """
 
 
-def test_a_height_map_through_cml_run(tmp_path, rng, capsys):
+def test_a_height_map_through_cml_run(tmp_path, rng, run_cml, refused):
     heights = rng.integers(0, 65536, (16, 16)).astype(np.uint16)
     Image.fromarray(heights).save(tmp_path / "h.png")
     model = write_model(tmp_path / "m.nnef", DOUBLE)
     given = f"x={tmp_path}/h.png:scale=1000,shift=-100"
     out = f"y={tmp_path}/o.png:scale=0.0005,shift=0.1,bits=16"
     npy = ["-i", given, "-o", f"y={tmp_path}/o.npy", "--backend", "cpu"]
-    assert main(["run", str(model), *npy]) == 0
+    run_cml("run", model, *npy)
     np.testing.assert_allclose(
         np.load(tmp_path / "o.npy")[0, 0], 2 * (heights / 65535 * 1000 - 100), atol=1e-3
     )
-    assert main(["run", str(model), "-i", given, "-o", out, "--backend", "cpu"]) == 0
+    run_cml("run", model, "-i", given, "-o", out, "--backend", "cpu")
     with Image.open(tmp_path / "o.png") as image:
         assert np.abs(np.asarray(image).astype(int) - heights).max() <= 1
-    assert main(["run", str(model), "-i", f"x={tmp_path}/h.png:scale=x"]) == 2
-    assert "scale=x" in capsys.readouterr().err
+    assert "scale=x" in refused("run", model, "-i", f"x={tmp_path}/h.png:scale=x")
 
 
-def test_tiles_through_cml_run(tmp_path, rng, capsys):
+def test_tiles_through_cml_run(tmp_path, rng, run_cml, refused):
     model = write_model(tmp_path / "m.nnef", SMOOTH)
     large = rng.random((1, 1, 45, 37), np.float32)
     np.save(tmp_path / "x.npy", large)
     files = ["-i", f"x={tmp_path}/x.npy", "--backend", "cpu"]
     whole = ["--shape", "x=1,1,45,37", "-o", f"y={tmp_path}/whole.npy"]
-    assert main(["run", str(model), *files, *whole]) == 0
+    run_cml("run", model, *files, *whole)
     tiled = ["--tile", "16", "--overlap", "3", "-o", f"y={tmp_path}/tiled.npy"]
-    assert main(["run", str(model), *files, *tiled]) == 0
-    assert "scalar[1,1,45,37]" in capsys.readouterr().out
+    assert "scalar[1,1,45,37]" in run_cml("run", model, *files, *tiled).out
     np.testing.assert_allclose(
         np.load(tmp_path / "tiled.npy"), np.load(tmp_path / "whole.npy"), atol=1e-6
     )
-    assert main(["run", str(model), *files, "--overlap", "3"]) == 2
-    assert "--overlap needs --tile" in capsys.readouterr().err
-    assert main(["run", str(model), *files, "--tile", "6", "--overlap", "3"]) == 2
-    assert "keep nothing" in capsys.readouterr().err
+    assert "--overlap needs --tile" in refused("run", model, *files, "--overlap", "3")
+    assert "keep nothing" in refused("run", model, *files, "--tile", "6", "--overlap", "3")

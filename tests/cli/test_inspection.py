@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cml_engine.tools.cli import main
 from tests.fixtures.models import write_model
 
 TEXT = """\
@@ -36,10 +35,13 @@ def model(tmp_path):
     return write_model(tmp_path / "net.nnef", TEXT)
 
 
-def run(model, *more, gain="gain", backend="cpu"):
-    here = model.parent
-    inputs = ("-i", f"image={here}/image.npy", "-i", f"gain={here}/{gain}.npy")
-    return main(["run", str(model), "--backend", backend, *inputs, *more])
+@pytest.fixture
+def run(run_cml, tmp_path):
+    def run(model, *more, gain="gain", backend="cpu", ends=0):
+        inputs = ("-i", f"image={tmp_path}/image.npy", "-i", f"gain={tmp_path}/{gain}.npy")
+        return run_cml("run", model, "--backend", backend, *inputs, *more, ends=ends)
+
+    return run
 
 
 def index(folder):
@@ -49,10 +51,11 @@ def index(folder):
 
 
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
-def test_every_tensor_is_written_with_what_it_is(model, tmp_path, capsys, backend):
+def test_every_tensor_is_written_with_what_it_is(model, tmp_path, backend, run):
     out = tmp_path / "made" / "dump"
-    assert run(model, "--dump-tensors", str(out), backend=backend) == 0
-    assert f"4 tensors -> {out}/index.json" in capsys.readouterr().out
+    assert (
+        f"4 tensors -> {out}/index.json" in run(model, "--dump-tensors", out, backend=backend).out
+    )
     rows = index(out)
     assert list(rows) == ["half", "darker", "ratio", "y"]
     image = np.load(tmp_path / "image.npy")
@@ -67,21 +70,18 @@ def test_every_tensor_is_written_with_what_it_is(model, tmp_path, capsys, backen
     np.testing.assert_allclose(picture / 255, darker[0].transpose(1, 2, 0), atol=1 / 255)
 
 
-def test_only_some_are_written(model, tmp_path, capsys):
-    assert run(model, "--dump-tensors", str(tmp_path / "d"), "--only", "r*", "--only", "y") == 0
+def test_only_some_are_written(model, tmp_path, run):
+    run(model, "--dump-tensors", tmp_path / "d", "--only", "r*", "--only", "y")
     assert list(index(tmp_path / "d")) == ["ratio", "y"]
-    assert run(model, "--dump-tensors", str(tmp_path / "d"), "--only", "z*") == 2
-    assert "--only 'z*': no tensor of 'net' matches; it computes half, dark" in _error(capsys)
-    assert run(model, "--only", "y") == 2
-    assert "--only needs --dump-tensors DIR" in _error(capsys)
+    assert (
+        "--only 'z*': no tensor of 'net' matches; it computes half, dark"
+        in run(model, "--dump-tensors", tmp_path / "d", "--only", "z*", ends=2).err
+    )
+    assert "--only needs --dump-tensors DIR" in run(model, "--only", "y", ends=2).err
 
 
-def _error(capsys):
-    return capsys.readouterr().err
-
-
-def test_a_picture_outside_of_its_range_is_stretched(model, tmp_path):
-    assert run(model, "--dump-tensors", str(tmp_path / "d"), gain="zero") == 0
+def test_a_picture_outside_of_its_range_is_stretched(model, tmp_path, run):
+    run(model, "--dump-tensors", tmp_path / "d", gain="zero")
     row = index(tmp_path / "d")["ratio"]
     assert row["inf"] == 30 and row["nan"] == 0
     assert row["black"] == 0 or row["black"] == row["min"]
@@ -89,11 +89,10 @@ def test_a_picture_outside_of_its_range_is_stretched(model, tmp_path):
 
 
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
-def test_the_first_result_that_is_not_finite_is_named(model, tmp_path, capsys, backend):
+def test_the_first_result_that_is_not_finite_is_named(model, tmp_path, backend, run):
     out = tmp_path / "d"
-    args = ("--stop-at-nan", "--dump-tensors", str(out))
-    assert run(model, *args, gain="zero", backend=backend) == 1
-    said = _error(capsys)
+    args = ("--stop-at-nan", "--dump-tensors", out)
+    said = run(model, *args, gain="zero", backend=backend, ends=1).err
     assert "graph.nnef:8:13: div 'ratio': of 90 values of 'ratio' 30 infinite" in said
     assert "the first, inf, at [0, 1, 0, 0]" in said
     there = float(np.load(tmp_path / "image.npy")[0, 1, 0, 0]) / 2
@@ -103,13 +102,10 @@ def test_the_first_result_that_is_not_finite_is_named(model, tmp_path, capsys, b
     assert list(index(out)) == ["half", "darker", "ratio"]  # and no further
 
 
-def test_finite_results_stop_nothing(model, capsys):
-    assert run(model, "--stop-at-nan") == 0
-    assert "y: scalar[1,3,6,5]" in capsys.readouterr().out
+def test_finite_results_stop_nothing(model, run):
+    assert "y: scalar[1,3,6,5]" in run(model, "--stop-at-nan").out
 
 
-def test_the_passes_are_checked_without_a_gpu(model, capsys):
-    assert main(["validate", "--passes", str(model), "--seed", "3"]) == 0
-    assert "all agree: " in capsys.readouterr().out
-    assert main(["validate", "--passes", "--half", str(model)]) == 2
-    assert "--passes compares in NumPy" in _error(capsys)
+def test_the_passes_are_checked_without_a_gpu(model, run_cml, refused):
+    assert "all agree: " in run_cml("validate", "--passes", model, "--seed", "3").out
+    assert "--passes compares in NumPy" in refused("validate", "--passes", "--half", model)

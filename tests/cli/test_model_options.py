@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.tools.cli import main
 from tests.fixtures.models import write_model, write_model_abc
 
 TEXT = """version 1.0;
@@ -36,88 +35,73 @@ def bare(tmp_path):
     return str(write_model(tmp_path / "net", TEXT))
 
 
-def error_of(capsys, *command):
-    capsys.readouterr()
-    assert main([str(part) for part in command]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("cml: error: ") and "Traceback" not in err
-    return err
-
-
-def test_weights_of_safetensors(bare, tmp_path):
+def test_weights_of_safetensors(bare, tmp_path, run_cml):
     file = safetensors(tmp_path / "net.safetensors", FILTER)
     np.save(tmp_path / "in.npy", np.ones((1, 3, 4, 4), np.float32))
     files = ["-i", f"image={tmp_path / 'in.npy'}", "-o", f"out={tmp_path / 'out.npy'}"]
-    assert main(["run", bare, "--weights", file, "--backend", "cpu", *files]) == 0
+    run_cml("run", bare, "--weights", file, "--backend", "cpu", *files)
     assert np.load(tmp_path / "out.npy")[0, :, 0, 0].tolist() == [3, 12, 21]
-    assert main(["convert", bare, str(tmp_path / "baked"), "--weights", file]) == 0
+    run_cml("convert", bare, tmp_path / "baked", "--weights", file)
     np.testing.assert_array_equal(cml.load(tmp_path / "baked").constants["f"], FILTER)
 
 
-def test_weights_that_are_none(bare, tmp_path, capsys):
+def test_weights_that_are_none(bare, tmp_path, refused):
     file = safetensors(tmp_path / "net.safetensors", FILTER, "g")
-    assert "has no tensor 'f'" in error_of(capsys, "info", bare, "--weights", file)
+    assert "has no tensor 'f'" in refused("info", bare, "--weights", file)
     for name, what in (("none", "there is no such file"), (tmp_path, "it is a folder"),
                        ("a\0b", "there is no such file"), ("", "it is a folder")):  # fmt: skip
-        err = error_of(capsys, "info", bare, "--weights", name)
+        err = refused("info", bare, "--weights", name)
         assert f"cannot read the weights {str(name)!r}: " in err and what in err
     text = f"{bare}/graph.nnef"
-    assert "no safetensors file" in error_of(capsys, "info", bare, "--weights", text)
+    assert "no safetensors file" in refused("info", bare, "--weights", text)
 
 
-def test_random_weights_are_reported(bare, capsys):
+def test_random_weights_are_reported(bare, run_cml):
     note = "RANDOM (seed 0): 1 tensors, 9 values"
     for command in (["info"], ["rank", "--runs", "1", "--backend", "cpu"]):
-        assert main([*command, bare, "--random-weights"]) == 0
-        out, err = capsys.readouterr()
+        out, err = run_cml(*command, bare, "--random-weights")
         assert out.count(note) == 1 and not err
-        assert main([*command, bare, "--json", "--random-weights", "0"]) == 0
-        out, err = capsys.readouterr()
+        out, err = run_cml(*command, bare, "--json", "--random-weights", "0")
         assert json.loads(out) and (note in out) + (note in err) == 1
-    assert main(["rank", bare, "--csv", "--runs", "1", "--backend", "cpu", "--random-weights"]) == 0
-    out, err = capsys.readouterr()
+    out, err = run_cml("rank", bare, "--csv", "--runs", "1", "--backend", "cpu", "--random-weights")
     assert note in err and note not in out
 
 
-def test_random_weights_on_a_gpu(bare, capsys, gpu):
-    assert main(["validate", bare, "--random-weights", "7"]) == 0
-    assert "RANDOM (seed 7)" in capsys.readouterr().out
-    assert main(["tune", bare, "--random-weights", "--dry-run", "--rounds", "1"]) == 0
-    assert "RANDOM (seed 0)" in capsys.readouterr().out
+def test_random_weights_on_a_gpu(bare, gpu, run_cml):
+    assert "RANDOM (seed 7)" in run_cml("validate", bare, "--random-weights", "7").out
+    said = run_cml("tune", bare, "--random-weights", "--dry-run", "--rounds", "1").out
+    assert "RANDOM (seed 0)" in said
 
 
-def test_run_refuses_random_weights(bare, capsys):
-    err = error_of(capsys, "run", bare, "--random-weights", "-i", "image=x.npy")
+def test_run_refuses_random_weights(bare, refused):
+    err = refused("run", bare, "--random-weights", "-i", "image=x.npy")
     assert "their results mean nothing" in err
 
 
-def test_textures(tmp_path, capsys, monkeypatch):
+def test_textures(tmp_path, monkeypatch, run_cml, refused):
     source = write_model(tmp_path / "net", TEXT, f=FILTER)
     made = tmp_path / "made"
     command = ["convert", source, made]
-    assert main([*map(str, command), "--layout", "nhwc", "--rgba"]) == 0
+    run_cml(*command, "--layout", "nhwc", "--rgba")
     assert cml.load(made).facts["out"].shape == (1, 4, 4, 4)
-    assert "is not empty" in error_of(capsys, *command, "--layout", "nhwc")
-    assert "--rgba needs --layout nhwc" in error_of(capsys, *command, "--rgba")
-    with pytest.raises(SystemExit):
-        main([*map(str, command), "--layout", "nchw"])
-    capsys.readouterr()
+    assert "is not empty" in refused(*command, "--layout", "nhwc")
+    assert "--rgba needs --layout nhwc" in refused(*command, "--rgba")
     monkeypatch.setattr("warnings.warn", lambda *_, **__: None)  # of the version line
     abc = write_model_abc(tmp_path / "abc")
-    err = error_of(capsys, "convert", abc, tmp_path / "new", "--layout", "nhwc", "--rgba")
+    err = refused("convert", abc, tmp_path / "new", "--layout", "nhwc", "--rgba")
     assert "3 channels of floats (input1: scalar[1,128,4,4], output1" in err
     (tmp_path / "file").write_text("")
-    err = error_of(capsys, "convert", source, tmp_path / "file" / "m", "--layout", "nhwc")
+    err = refused("convert", source, tmp_path / "file" / "m", "--layout", "nhwc")
     assert "cannot write" in err and not (tmp_path / "new").exists()
 
 
-def test_convert_says_what_it_does_not_take(tmp_path, capsys):
-    err = error_of(capsys, "convert", "m.param", tmp_path / "m", "--weights", "w.safetensors")
+def test_convert_says_what_it_does_not_take(tmp_path, refused):
+    err = refused("convert", "m.param", tmp_path / "m", "--weights", "w.safetensors")
     assert "'m.param': weights cannot be given for ncnn" in err
     more = ("--placeholders", "--weights", "w.safetensors")
-    err = error_of(capsys, "convert", "m.onnx", tmp_path / "m", *more)
+    err = refused("convert", "m.onnx", tmp_path / "m", *more)
     assert "--placeholders keeps the model as its file has it: leave --weights out" in err
-    assert "there is no 'none'" in error_of(capsys, "convert", "none", tmp_path / "m")
+    assert "there is no 'none'" in refused("convert", "none", tmp_path / "m")
 
 
 OPEN = """version 1.0;
@@ -131,7 +115,7 @@ graph net(image, other) -> (out)
 """
 
 
-def test_an_extent_that_the_model_leaves_open_is_that_of_the_file(tmp_path, capsys):
+def test_an_extent_that_the_model_leaves_open_is_that_of_the_file(tmp_path, run_cml, refused):
     net = str(write_model(tmp_path / "net", OPEN))
     image = np.arange(60, dtype=np.float32).reshape(1, 3, 4, 5)
     np.savez(tmp_path / "both.npz", image=image, other=image)
@@ -140,7 +124,7 @@ def test_an_extent_that_the_model_leaves_open_is_that_of_the_file(tmp_path, caps
     (tmp_path / "none.npy").write_bytes(b"no array")
     both, out = f"{tmp_path / 'both.npz'}", tmp_path / "out.npy"
     inputs = ["-i", f"image={both}", "-i", f"other={both}"]
-    assert main(["run", net, *inputs, "-o", f"out={out}", "--backend", "cpu"]) == 0
+    run_cml("run", net, *inputs, "-o", f"out={out}", "--backend", "cpu")
     assert np.array_equal(np.load(out), 2 * image)
     for name, said in {
         "short": "is [1, 2, 4, 5]; the model wants [1, 3, ?, 5]",
@@ -148,7 +132,7 @@ def test_an_extent_that_the_model_leaves_open_is_that_of_the_file(tmp_path, caps
         "none": "cannot read",
         "absent": "no such file",
     }.items():
-        assert said in error_of(capsys, "run", net, "-i", f"image={tmp_path / name}.npy")
-    assert "leaves 'H' open: say --shape" in error_of(capsys, "run", net, "-i", "wrong=x.npy")
+        assert said in refused("run", net, "-i", f"image={tmp_path / name}.npy")
+    assert "leaves 'H' open: say --shape" in refused("run", net, "-i", "wrong=x.npy")
     taller = "is [1, 3, 4, 5]; the model wants"
-    assert taller not in error_of(capsys, "run", net, "--shape", "image=1,3,6,5", *inputs)
+    assert taller not in refused("run", net, "--shape", "image=1,3,6,5", *inputs)

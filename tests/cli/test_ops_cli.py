@@ -10,7 +10,6 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.nnef.expansion.signatures import EXTENSIONS, STDLIB
-from cml_engine.tools.cli import main
 from cml_engine.tools.report.operator_support import operator_doc, operator_text
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/operators.md"
@@ -35,21 +34,18 @@ def test_the_page_of_operators_has_the_same_words():
     assert rows == {name: operator_doc(name).replace("|", "\\|") for name in NAMES}
 
 
-def test_one_operator_shows_its_attributes_kernels_and_limits(capsys):
-    assert main(["ops", "conv"]) == 0
-    shown = capsys.readouterr().out
+def test_one_operator_shows_its_attributes_kernels_and_limits(run_cml):
+    shown = run_cml("ops", "conv").out
     assert "attribute  groups: integer, default 1" in shown
     assert "conv/winograd.hlsl" in shown and "agree within" in shown
 
 
-def test_an_expanded_operator_shows_its_body(capsys):
-    assert main(["ops", "layer_norm"]) == 0
-    assert "mean, variance = moments(" in capsys.readouterr().out
+def test_an_expanded_operator_shows_its_body(run_cml):
+    assert "mean, variance = moments(" in run_cml("ops", "layer_norm").out
 
 
-def test_an_unknown_operator_has_similar_ones(capsys):
-    assert main(["ops", "cnv"]) == 2
-    assert "no operator is called 'cnv'; did you mean 'conv'" in capsys.readouterr().err
+def test_an_unknown_operator_has_similar_ones(refused):
+    assert "no operator is called 'cnv'; did you mean 'conv'" in refused("ops", "cnv")
 
 
 @pytest.mark.parametrize(

@@ -121,15 +121,15 @@ def test_an_interrupted_report_says_what_is_missing(model, tmp_path, monkeypatch
     assert (tmp_path / "report/plan.json").is_file()
 
 
-def test_decisions_are_written_and_read(model, tmp_path, capsys):
+def test_decisions_are_written_and_read(model, tmp_path, run_cml):
     mine, out, again = (tmp_path / name for name in ("mine.json", "out.json", "again.json"))
     mine.write_text('{"made": {"kernel": "plain"}}')
     info = ["info", str(model), "--random-weights", "--decide"]
-    assert main([*info, str(mine), "--decisions", str(out)]) == 0
+    run_cml(*info, mine, "--decisions", out)
     (kernel,) = (d for d in json.loads(out.read_text()) if d["kind"] == "kernel")
     assert (kernel["subject"], kernel["by"]) == ("result", "user")
     assert kernel["chosen"].startswith("plain")
-    assert main([*info, str(out), "--decisions", str(again)]) == 0
+    run_cml(*info, out, "--decisions", again)
     assert kernel in json.loads(again.read_text())
 
 
@@ -146,7 +146,7 @@ def test_decisions_are_written_and_read(model, tmp_path, capsys):
     ],
     ids=lambda words: words.split()[0],
 )
-def test_what_is_decided_runs_wherever_kernels_do(weighted, tmp_path, capsys, words):
+def test_what_is_decided_runs_wherever_kernels_do(weighted, tmp_path, words, run_cml, refused):
     """Every command that runs kernels obeys ``--decide`` and reports "user" as the source.
 
     A kernel that is not available is refused.
@@ -156,31 +156,30 @@ def test_what_is_decided_runs_wherever_kernels_do(weighted, tmp_path, capsys, wo
     mine.write_text('{"result": {"kernel": "plain", "parts": "2"}}')
     command, *rest = words.format(image=image, trace=tmp_path / "trace.json").split()
     given = [command, str(weighted), *rest, "--decide", str(mine), "--decisions", str(out)]
-    assert main(given) == 0, capsys.readouterr().err
+    run_cml(*given)
     found = {(d["subject"], d["kind"]): d for d in json.loads(out.read_text())}
     assert found["result", "kernel"]["chosen"].startswith("plain")
     assert {found["result", kind]["by"] for kind in ("kernel", "parts")} == {"user"}
     mine.write_text('{"result": {"kernel": "fast"}}')
-    assert main(given) == 2
-    assert "cannot have the kernel 'fast'" in capsys.readouterr().err
+    assert "cannot have the kernel 'fast'" in refused(*given)
 
 
-def test_what_is_decided_is_cooked(weighted, tmp_path, capsys):
+def test_what_is_decided_is_cooked(weighted, tmp_path, run_cml):
     mine, cooked = tmp_path / "mine.json", tmp_path / "net.cml"
     mine.write_text('{"result": {"kernel": "plain", "parts": "2"}}')
     cook = ["cook", str(weighted), "--devices", "software", "-o", str(cooked), "--decide"]
-    assert main([*cook, str(mine)]) == 0
+    run_cml(*cook, mine)
     (step,) = cml.load_cooked(cooked).ready.plans[0].plan("net").steps[-1:]
     assert "conv_plain" in step.cooked.kernel.label
     assert [b.nbytes for b in step.written] == [1024, 1024]
 
 
-def test_the_cpu_decides_nothing(weighted, tmp_path, capsys):
+def test_the_cpu_decides_nothing(weighted, tmp_path, refused):
     (tmp_path / "mine.json").write_text("{}")
     for option in ("--decide", "--decisions"):
         file = str(tmp_path / "mine.json")
-        assert main(["rank", str(weighted), "--backend", "cpu", option, file]) == 2
-        assert "leave --backend cpu out" in capsys.readouterr().err
+        said = refused("rank", weighted, "--backend", "cpu", option, file)
+        assert "leave --backend cpu out" in said
 
 
 @pytest.mark.parametrize(
@@ -191,9 +190,8 @@ def test_the_cpu_decides_nothing(weighted, tmp_path, capsys):
         (None, "cannot read"),
     ],
 )
-def test_what_cannot_be_decided_is_said(model, tmp_path, capsys, text, words):
+def test_what_cannot_be_decided_is_said(model, tmp_path, text, words, refused):
     file = tmp_path / "mine.json"
     if text is not None:
         file.write_text(text)
-    assert main(["info", str(model), "--random-weights", "--decide", str(file)]) == 2
-    assert words in capsys.readouterr().err
+    assert words in refused("info", model, "--random-weights", "--decide", file)
