@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -32,33 +32,12 @@ def tile_input(tile: TileId, seed: int) -> np.ndarray[Any, Any]:
     return np.array([[*tile.first_cell, tile.level, seed]], np.int32)
 
 
-class MadeTile(Protocol):
-    """The interface of a requested tile, which jobs compute or threads read."""
-
-    @property
-    def tile(self) -> TileId: ...
-    @property
-    def jobs(self) -> Mapping[str, Job]: ...
-    @property
-    def done(self) -> bool: ...
-    @property
-    def failed(self) -> str: ...
-    @property
-    def progress(self) -> float: ...
-    @property
-    def digest(self) -> str: ...
-    def tensor(self, name: str) -> Any: ...
-    def read(self, name: str) -> Any: ...
-    def cancel(self) -> None: ...
-    def release(self) -> None: ...
-
-
 class TileSource(Protocol):
     """The interface of an object that the game requests tiles from."""
 
     def submit(
         self, scheduler: FrameScheduler, tile: TileId, seed: int, priority: float, within_ms: float
-    ) -> MadeTile: ...
+    ) -> TileJobs: ...
 
 
 @dataclass(slots=True)
@@ -79,11 +58,6 @@ class TileJobs:
         return next(
             (f"{name}: {job.error}" for name, job in self.jobs.items() if job.state == "failed"), ""
         )
-
-    @property
-    def started(self) -> bool:
-        """Returns True if any job of the tile is running or done."""
-        return any(job.state in ("running", "done") for job in self.jobs.values())
 
     @property
     def progress(self) -> float:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from cml_engine import FrameScheduler, Job
-from demo_game.agents import MadeTile, TileSource
+from demo_game.agents import TileJobs, TileSource
 from demo_game.chain import name_shown_tensors
 from demo_game.world.draft import drafts
 from demo_game.world.quadtree import Selection
 from demo_game.world.tile import MAX_LEVEL, TileId
+
+if TYPE_CHECKING:  # needs a GPU
+    from demo_game.render.tiles import TilePool
 
 #: the largest number of tiles that are generated at a time
 IN_FLIGHT = 4
@@ -52,51 +55,25 @@ class Counts:
     latencies_s: list[float] = field(default_factory=list)
 
 
-class Pool(Protocol):
-    """The interface of the renderer's tile pool that streaming needs."""
-
-    def acquire(self) -> int | None:
-        """Returns a free slot, or None."""
-
-    def release(self, slot: int) -> None:
-        """Frees the slot."""
-
-    def write(self, slot: int, height: Any, shading: Any, colours: Any) -> None:
-        """Writes a draft's arrays into the slot."""
-
-    def fill(
-        self,
-        encoder: Any,
-        slot: int,
-        *,
-        height: Any,
-        shading: Any,
-        texels: Any,
-        instances: Any = None,
-        draw: Any = None,
-    ) -> None:
-        """Encodes the copies of the tensors into the slot."""
-
-
 class Streaming:
     """Requests tiles from a tile source, and keeps the finished ones in the renderer's slots."""
 
     def __init__(
-        self, agents: TileSource, scheduler: FrameScheduler, pool: Pool, seed: int
+        self, agents: TileSource, scheduler: FrameScheduler, pool: TilePool, seed: int
     ) -> None:
         self.agents, self.scheduler, self.pool, self.seed = agents, scheduler, pool, seed
         self.shown: dict[TileId, TileSlot] = {}
         #: drafts, drawn in place of tiles that the networks have not generated yet
         self.drafts: dict[TileId, TileSlot] = {}
-        self.making: dict[TileId, MadeTile] = {}
+        self.making: dict[TileId, TileJobs] = {}
         self.counts = Counts()
         #: counts changes: it grows when a tile gets or loses a slot
         self.changes = 0
         self.error = ""
         #: called with a tile when the copies of its tensors were submitted
-        self.hand_over: Callable[[MadeTile], None] = _release
+        self.hand_over: Callable[[TileJobs], None] = lambda made: made.release()
         #: tiles whose copies are encoded but not known to be submitted
-        self._copied: list[MadeTile] = []
+        self._copied: list[TileJobs] = []
         self._wanted_since: dict[TileId, float] = {}
         #: number of calls of :meth:`draw`, the time base of ``last_used``
         self._looks = 0
@@ -223,7 +200,7 @@ class Streaming:
                 filled += 1
         return filled
 
-    def _show(self, encoder: Any, tile: TileId, made: MadeTile, now_s: float) -> bool:
+    def _show(self, encoder: Any, tile: TileId, made: TileJobs, now_s: float) -> bool:
         slot = self._slot(tile)
         if slot is None:
             return False
@@ -286,11 +263,7 @@ def _oldest(tiles: Mapping[TileId, TileSlot]) -> TileId:
     return min(tiles, key=lambda tile: (tiles[tile].last_used, -tile.level, tile))
 
 
-def _release(made: MadeTile) -> None:
-    made.release()
-
-
-def _waits_for(made: MadeTile) -> str:
+def _waits_for(made: TileJobs) -> str:
     job = next((job for job in made.jobs.values() if job.state != "done"), None)
     if job is None:
         return "there, and no slot is free: all are in use" if made.done else "read from the planet"

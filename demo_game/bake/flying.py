@@ -10,8 +10,8 @@ import numpy as np
 import wgpu
 
 import cml_engine as cml
-from cml_engine import FrameScheduler, Job
-from demo_game.agents import MadeTile, TileSource
+from cml_engine import FrameScheduler
+from demo_game.agents import TileJobs, TileSource
 from demo_game.bake.planet import Planet
 from demo_game.world.tile import TileId
 
@@ -32,10 +32,10 @@ class PlanetTiles:
 
     def submit(
         self, scheduler: FrameScheduler, tile: TileId, seed: int, priority: float, within_ms: float
-    ) -> MadeTile:
+    ) -> TileJobs:
         """Returns a tile that threads read, or one of ``others`` outside the baked region."""
 
-        def make() -> MadeTile:
+        def make() -> TileJobs:
             return self.others.submit(scheduler, tile, seed, priority, within_ms)
 
         if not self.planet.has(tile):
@@ -47,62 +47,44 @@ class PlanetTiles:
         self._readers.shutdown(wait=True, cancel_futures=True)
 
 
-class BakedTile:
-    """A tile that a thread reads from the store.
-
-    If the store does not have it, it is computed after all.
-    """
+class BakedTile(TileJobs):
+    """A tile that a thread reads from the store. It has jobs only if the store does not have it."""
 
     def __init__(
         self,
         tile: TileId,
         source: PlanetTiles,
         reading: Future[Mapping[str, Array] | None],
-        make: Callable[[], MadeTile],
+        make: Callable[[], TileJobs],
     ) -> None:
-        self.tile = tile
+        super().__init__(tile, {})
         self._source, self._reading, self._make = source, reading, make
         self._arrays: Mapping[str, Array] | None = None
-        self._made: MadeTile | None = None
         self._memory: dict[str, Any] = {}
 
-    def _look(self) -> MadeTile | None:
-        """Takes the result of a finished read; returns the computed tile, or None if there is none.
+    def _is_read(self) -> bool:
+        """Takes the result of a finished read; returns True if the store has the tile.
 
-        If the store lacks the tile, this submits its jobs.
+        If the store lacks it, this submits its jobs.
         """
-        if self._made is None and self._arrays is None and self._reading.done():
-            found = None if self._reading.cancelled() else self._reading.result()
-            if found is None:
+        if not self.jobs and self._arrays is None and self._reading.done():
+            self._arrays = None if self._reading.cancelled() else self._reading.result()
+            if self._arrays is None:
                 self._source.missing += 1
-                self._made = self._make()
+                self.jobs = self._make().jobs
             else:
                 self._source.read += 1
-                self._arrays = found
-        return self._made
-
-    @property
-    def jobs(self) -> Mapping[str, Job]:
-        """The networks' jobs for this tile by name; empty unless the tile must be computed."""
-        return self._made.jobs if self._made else {}
+        return self._arrays is not None
 
     @property
     def done(self) -> bool:
-        """Returns True if the whole tile has been read or made."""
-        made = self._look()
-        return made.done if made else self._arrays is not None
-
-    @property
-    def failed(self) -> str:
-        """The error of the jobs if the tile is computed; "" if there is none."""
-        made = self._look()
-        return made.failed if made else ""
+        """Returns True if the whole tile has been read or computed."""
+        return self._is_read() or (bool(self.jobs) and super().done)
 
     @property
     def progress(self) -> float:
         """0 until the tile has been read, then 1; the jobs' progress if the tile is computed."""
-        made = self._look()
-        return made.progress if made else float(self._arrays is not None)
+        return float(self._is_read()) if not self.jobs else super().progress
 
     @property
     def digest(self) -> str:
@@ -120,9 +102,8 @@ class BakedTile:
 
         The first call uploads it.
         """
-        if self._made is not None:
-            return self._made.tensor(name)
-        assert self._arrays is not None
+        if self._arrays is None:
+            return super().tensor(name)
         if name not in self._memory:
             data = self._arrays[name]
             usage = wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
@@ -137,20 +118,18 @@ class BakedTile:
 
         None until it has been read or computed.
         """
-        made = self._look()
-        return made.read(name) if made else self._arrays and self._arrays[name]
+        self._is_read()
+        return super().read(name) if self.jobs else self._arrays and self._arrays[name]
 
     def cancel(self) -> None:
         """Cancels the reading and the jobs of the tile, and frees its memory."""
         self._reading.cancel()
-        if self._made is not None:
-            self._made.cancel()
+        super().cancel()
         self._free()
 
     def release(self) -> None:
         """Frees the tile's memory on the GPU."""
-        if self._made is not None:
-            self._made.release()
+        super().release()
         self._free()
 
     def _free(self) -> None:

@@ -4,44 +4,48 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 import cml_engine as cml
-from demo_game.chain import DRAWN, Chain
+from demo_game.chain import DRAWN
 from demo_game.lockstep.connection import Connection
-from demo_game.lockstep.tour import tile_at
+from demo_game.maker import TileMaker
 from demo_game.reporting.digest import rules_of, tile_digest
-from demo_game.world.tile import TileId
+from demo_game.world.tile import MAX_LEVEL, TileId
 
 Array = np.ndarray[Any, Any]
 #: seconds between two lines about the progress
 _SAY_EVERY_S = 30.0
 
 
-class MakesTiles(Protocol):
-    """The interface of :class:`demo_game.maker.TileMaker` that a player needs."""
+#: distance from the origin, in tiles of level 0, of most of the tour, and of its far tiles
+_NEAR, _FAR = 1 << 12, 1 << 25
+#: every eighth tick is far away
+_FAR_EVERY = 8
 
-    @property
-    def chain(self) -> Chain: ...
-    def make(
-        self,
-        tile: TileId,
-        seed: int,
-        *,
-        names: Sequence[str] | None = None,
-        given: Mapping[str, Array] = ...,
-    ) -> dict[str, Array]: ...
+
+def tile_at(seed: int, tick: int) -> TileId:
+    """Returns the tile of a tick: levels in turn, at pseudo-random positions.
+
+    Every eighth tick may lie anywhere up to the ends of the world, the others within a smaller
+    area.
+    """
+    found = hashlib.sha256(f"tour {seed} {tick}".encode()).digest()
+    level = tick % (MAX_LEVEL + 1)
+    reach = (_FAR if tick % _FAR_EVERY == _FAR_EVERY - 1 else _NEAR) >> level
+    x, z = (int.from_bytes(found[k : k + 8], "little") % (2 * reach) - reach for k in (0, 8))
+    return TileId(level, x, z)
 
 
 @dataclass(frozen=True)
 class Player:
     """One of the two players: its tile maker, its device's name and the world's seed."""
 
-    maker: MakesTiles
+    maker: TileMaker
     device: str
     seed: int
 

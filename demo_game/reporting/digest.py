@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.compiler.integer.digest import RULE_VERSION, model_digest
-from demo_game.agents import MadeTile
+from demo_game.agents import TileJobs
 from demo_game.chain import DRAWN, Chain
 from demo_game.world.exact_noise import WORLD_VERSION
 from demo_game.world.tile import TileId
@@ -78,9 +78,9 @@ class Digests:
     def __init__(self, chain: Chain, seed: int) -> None:
         self.of: dict[TileId, str] = {}
         self._chain, self._seed = chain, seed
-        self._reading: list[MadeTile] = []
+        self._reading: list[TileJobs] = []
 
-    def take(self, made: MadeTile) -> None:
+    def take(self, made: TileJobs) -> None:
         """Queues a finished tile to be hashed; its jobs are released when they have been read."""
         self._reading.append(made)
 
@@ -91,7 +91,7 @@ class Digests:
                 made.release()
                 self._reading.remove(made)
 
-    def _read(self, made: MadeTile) -> bool:
+    def _read(self, made: TileJobs) -> bool:
         if made.digest:
             self.of[made.tile] = made.digest
             return True

@@ -12,8 +12,7 @@ import cml_engine as cml
 from demo_game.chain import MODELS, load_chain
 from demo_game.lockstep.__main__ import address
 from demo_game.lockstep.connection import Connection
-from demo_game.lockstep.play import Player, play
-from demo_game.lockstep.tour import tile_at
+from demo_game.lockstep.play import Player, play, tile_at
 from demo_game.maker import TileMaker
 from demo_game.reporting.digest import rules_of, tile_digest, world_hash
 from demo_game.reporting.worlds import compare_worlds, world_on_cpu
