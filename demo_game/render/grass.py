@@ -12,15 +12,6 @@ from demo_game.world.tile import TileId
 GRASS_M, _DENSITY, _VERTICES = 40, 3.2, 12
 #: macros of the shader
 DEFINES: dict[str, int | str] = {"GRASS_M": GRASS_M, "GRASS_DENSITY": str(_DENSITY)}
-#: all tufts of a draw stand on the same tile
-ONE_TILE = {
-    "array_stride": 0,
-    "step_mode": "instance",
-    "attributes": [
-        {"format": "float32x4", "offset": 0, "shader_location": 0},
-        {"format": "uint32x2", "offset": 32, "shader_location": 1},
-    ],
-}
 
 
 def has_grass(tile: TileId, away: float) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import wgpu
 
 import cml_engine as cml
+from demo_game.render.binding import bind, make_layout, texture_array
 from demo_game.render.quality import Quality
 from demo_game.render.shapes import shapes
 
@@ -67,17 +68,14 @@ class Plants:
         shading: wgpu.GPUTexture,
         builders: Executor,
     ) -> None:
-        array = {"view_dimension": "2d-array", "sample_type": "unfilterable-float"}
-        number = {"type": "uniform", "has_dynamic_offset": True}
+        heights_array = texture_array("unfilterable-float")
         kinds: list[dict[str, Any]] = [
             {"buffer": {"type": "storage"}},
-            {"buffer": number},
-            {"texture": array},
-            {"texture": array},
+            {"buffer": {"type": "uniform", "has_dynamic_offset": True}},
+            heights_array,
+            heights_array,
         ]
-        layout = gpu.device.create_bind_group_layout(
-            entries=[{"binding": i, "visibility": _COMPUTE, **k} for i, k in enumerate(kinds)]
-        )
+        layout = make_layout(gpu, *((_COMPUTE, kind) for kind in kinds))
         path = Path(__file__).parent / "shaders" / "prepare.hlsl"
 
         def build() -> wgpu.GPUComputePipeline:
@@ -90,15 +88,13 @@ class Plants:
             )
 
         self._pipeline = builders.submit(build)
-        resources = [
+        self._group = bind(
+            gpu,
+            layout,
             self.instances.binding(),
             self._numbers.binding(0, 16),
             heights.create_view(dimension="2d-array"),
             shading.create_view(dimension="2d-array"),
-        ]
-        self._group = gpu.device.create_bind_group(
-            layout=layout,
-            entries=[{"binding": i, "resource": r} for i, r in enumerate(resources)],
         )
 
     def fill(self, encoder: Any, slot: int, instances: Any, draw: Any) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import wgpu
 
 import cml_engine as cml
+from demo_game.render.binding import bind
 from demo_game.render.camera import Camera, Point
 from demo_game.render.grass import draw_grass, has_grass
 from demo_game.render.mesh import TILE_BYTES, find_coarser_step, grid
@@ -19,8 +20,7 @@ from demo_game.render.pace import EFFORTS, Effort
 from demo_game.render.patterns import create_patterns
 from demo_game.render.pipelines import Pipelines
 from demo_game.render.quality import Quality
-from demo_game.render.reflection import Reflection
-from demo_game.render.targets import OWNER, Targets
+from demo_game.render.targets import OWNER, Reflection, Targets
 from demo_game.render.tiles import TilePool
 from demo_game.world.sun import DAY, Light
 from demo_game.world.tile import CELLS, TileId
@@ -132,25 +132,16 @@ class Renderer:
         repeat = {"address_mode_u": "repeat", "address_mode_v": "repeat"}
         repeating = device.create_sampler(**linear, **repeat, mipmap_filter="linear")
         self._clamped = device.create_sampler(**linear)
-        self._scene_group = device.create_bind_group(
-            layout=pipelines.scene_layout,
-            entries=[
-                {"binding": 0, "resource": self._scene.binding(0, SCENE_BYTES)},
-                {"binding": 1, "resource": repeating},
-                {"binding": 2, "resource": self._patterns.create_view()},
-            ],
+        self._scene_group = bind(
+            self.gpu,
+            pipelines.scene_layout,
+            self._scene.binding(0, SCENE_BYTES),
+            repeating,
+            self._patterns.create_view(),
         )
-        arrays = self.tiles.textures
-        views = [
-            arrays[name].create_view(dimension="2d-array")
-            for name in ("height", "shading", "texels")
-        ]
-        self._tiles_group = device.create_bind_group(
-            layout=pipelines.tiles_layout,
-            entries=[
-                {"binding": i, "resource": made} for i, made in enumerate([*views, self._clamped])
-            ],
-        )
+        arrays = [self.tiles.textures[name] for name in ("height", "shading", "texels")]
+        views = [array.create_view(dimension="2d-array") for array in arrays]
+        self._tiles_group = bind(self.gpu, pipelines.tiles_layout, *views, self._clamped)
 
     def resize(self, width: int, height: int) -> None:
         """Changes the size of the target, in pixels, and creates textures of the new size."""
@@ -163,12 +154,8 @@ class Renderer:
         if self._reflection is not None:
             self._reflection.make(self.inner_size)
         if smaller:
-            self._enlarge_group = self.gpu.device.create_bind_group(
-                layout=self._pipelines.enlarge_layout,
-                entries=[
-                    {"binding": 0, "resource": self._clamped},
-                    {"binding": 1, "resource": self._targets.smaller},
-                ],
+            self._enlarge_group = bind(
+                self.gpu, self._pipelines.picture_layout, self._targets.smaller, self._clamped
             )
 
     @property
@@ -178,7 +165,7 @@ class Renderer:
 
     @effort.setter
     def effort(self, effort: Effort) -> None:
-        if effort.scale < 1 and self._pipelines.enlarge is None:
+        if effort.scale < 1 and self._pipelines.built("enlarge") is None:
             return  # asked for again in the next frame
         if effort != self._effort:
             self._effort = effort
@@ -226,23 +213,23 @@ class Renderer:
         nearest = self._write_tiles(camera, visible)
         if self._reflection is not None:
             mirrored = self._reflection.begin(encoder, timed())
-            if self._pipelines.mirrored is not None:
+            if (upside_down := self._pipelines.built("mirrored")) is not None:
                 self._bind(mirrored)
-                self._draw_terrain(mirrored, self._pipelines.mirrored, len(nearest))
+                self._draw_terrain(mirrored, upside_down, len(nearest))
             mirrored.end()
         smaller = self._effort.scale < 1
         drawn_to = self._targets.smaller if smaller else target_view
         render = self._targets.begin(encoder, drawn_to, timed())
         self._bind(render)
-        self._draw_terrain(render, self._pipelines.terrain, len(nearest))
+        self._draw_terrain(render, self._pipelines["terrain"], len(nearest))
         planted = self._draw_plants(render, nearest)
-        if self._pipelines.grass is not None:
-            render.set_pipeline(self._pipelines.grass)
+        if (grass := self._pipelines.built("grass")) is not None:
+            render.set_pipeline(grass)
             near = [i for i, (away, v) in enumerate(nearest) if has_grass(v.tile, away)]
             draw_grass(render, self._tile_buffer, near)
-        render.set_pipeline(self._pipelines.sky)
+        render.set_pipeline(self._pipelines["sky"])
         render.draw(3)
-        render.set_pipeline(self._pipelines.sea)
+        render.set_pipeline(self._pipelines["sea"])
         if self._reflection is not None:
             render.set_bind_group(1, self._reflection.group)
         render.draw(4)
@@ -258,7 +245,7 @@ class Renderer:
             color_attachments=[{"view": target_view, "load_op": "clear", "store_op": "store"}],
             **timed,
         )
-        enlarge.set_pipeline(self._pipelines.enlarge)
+        enlarge.set_pipeline(self._pipelines["enlarge"])
         enlarge.set_bind_group(0, self._enlarge_group)
         enlarge.draw(3)
         enlarge.end()
@@ -296,7 +283,7 @@ class Renderer:
             if away > furthest or not pool.has_plants(visible.slot):
                 continue
             if planted == 0:
-                render.set_pipeline(self._pipelines.plants)
+                render.set_pipeline(self._pipelines["plants"])
             planted += 1
             at = tiles.offset + i * TILE_BYTES
             render.set_vertex_buffer(2, tiles.buffer, at, TILE_BYTES)

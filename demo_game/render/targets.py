@@ -7,7 +7,8 @@ from typing import Any
 import wgpu
 
 import cml_engine as cml
-from demo_game.render.pipelines import DEPTH_FORMAT
+from demo_game.render.binding import bind
+from demo_game.render.pipelines import DEPTH_FORMAT, Pipelines
 
 OWNER = "picture"
 
@@ -83,3 +84,29 @@ class Targets:
         for texture in self._textures:
             texture.destroy()
         self._textures.clear()
+
+
+class Reflection:
+    """The sea's reflection: the land drawn once more, upside down, at half the size.
+
+    The texture is zero where sky is reflected. ``group`` is its bind group.
+    """
+
+    def __init__(self, gpu: cml.Gpu, form: str, pipelines: Pipelines, sampler: Any) -> None:
+        self._gpu, self._layout, self._sampler = gpu, pipelines.picture_layout, sampler
+        self._targets = Targets(gpu, form, samples=1)
+        self.group: Any = None
+
+    def make(self, size: tuple[int, int]) -> None:
+        """Creates the textures, of half the sides of ``size``, and the bind group."""
+        width, height = (max(1, (side + 1) // 2) for side in size)
+        self._targets.make((width, height), smaller=True)
+        self.group = bind(self._gpu, self._layout, self._targets.smaller, self._sampler)
+
+    def begin(self, encoder: Any, timestamp_writes: Any) -> Any:
+        """Begins the pass that draws the reflection, cleared to zero; returns the pass."""
+        return self._targets.begin(encoder, self._targets.smaller, timestamp_writes)
+
+    def close(self) -> None:
+        """Frees the memory."""
+        self._targets.close()

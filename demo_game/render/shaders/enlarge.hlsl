@@ -1,7 +1,7 @@
 // A picture that was drawn smaller than its target, over all of it.
 
-[[vk::binding(0, 0)]] SamplerState smooth;
-[[vk::binding(1, 0)]] Texture2D<float4> drawn;
+[[vk::binding(0, 0)]] Texture2D<float4> drawn;
+[[vk::binding(1, 0)]] SamplerState smooth;
 
 struct Corner
 {

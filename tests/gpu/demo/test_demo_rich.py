@@ -45,7 +45,7 @@ def meadow(tile, seed):
 @pytest.fixture(scope="module")
 def screen(gpu):
     shown = Screen(gpu, RICH)
-    for late in (shown.renderer._pipelines._mirrored, shown.renderer._pipelines._grass):
+    for late in map(shown.renderer._pipelines._made.get, ("mirrored", "grass")):
         assert late is not None
         late.result()
     yield shown
@@ -60,27 +60,25 @@ def pictures(screen, maker, eye, pipeline):
     camera = screen.renderer.camera(eye, 0.0, -0.3)
     visible = [VisibleTile(TILE, slot, slot, math.inf, math.inf)]
     whole = screen.picture(camera, visible)
-    pipelines = screen.renderer._pipelines
-    made, found = getattr(pipelines, pipeline), []
-    setattr(pipelines, pipeline, None)
+    pipelines = screen.renderer._pipelines._made
+    made = pipelines.pop(pipeline)
     try:
-        found = [whole, screen.picture(camera, visible)]
+        return whole, screen.picture(camera, visible)
     finally:
-        setattr(pipelines, pipeline, made)
+        pipelines[pipeline] = made
         screen.renderer.tiles.release(slot)
-    return found[0], found[1]
 
 
 def test_the_sea_shows_the_land_and_not_what_lies_under_it(screen):
-    whole, without = pictures(screen, coast, (112.0, 6.0, 210.0), "_mirrored")
+    whole, without = pictures(screen, coast, (112.0, 6.0, 210.0), "mirrored")
     redder = (whole - without)[..., 0]
     assert (redder > 8).mean() > 0.02
     assert redder.min() > -8, "the dark seabed"
 
 
 def test_grass_grows_near_the_eye_where_the_land_is_green(screen):
-    whole, without = pictures(screen, meadow, (111.0, 7.0, 150.0), "_grass")
+    whole, without = pictures(screen, meadow, (111.0, 7.0, 150.0), "grass")
     west, east = np.split(np.abs(whole - without).max(2)[HEIGHT // 2 :] > 8, 2, axis=1)
     assert east.mean() > 0.3 > 5 * west[:, : WIDTH // 4].mean()
-    whole, without = pictures(screen, meadow, (112.0, 7.0 + 2 * GRASS_M, 150.0), "_grass")
+    whole, without = pictures(screen, meadow, (112.0, 7.0 + 2 * GRASS_M, 150.0), "grass")
     assert (whole == without).all(), "from further away nothing but its colour"

@@ -1,0 +1,41 @@
+"""Layouts of bindings and of vertices, and bind groups, in short."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import wgpu
+
+import cml_engine as cml
+
+UNIFORM: dict[str, Any] = {"buffer": {"type": "uniform"}}
+SAMPLER: dict[str, Any] = {"sampler": {"type": "filtering"}}
+COLOURS: dict[str, Any] = {"texture": {"sample_type": "float"}}
+
+
+def texture_array(kind: str) -> dict[str, Any]:
+    """Returns the binding of a texture array whose texels are ``kind``, as WebGPU names it."""
+    return {"texture": {"view_dimension": "2d-array", "sample_type": kind}}
+
+
+def make_layout(gpu: cml.Gpu, *bindings: tuple[int, dict[str, Any]]) -> wgpu.GPUBindGroupLayout:
+    """Creates the layout of a bind group from the stages that see each binding, and its type."""
+    return gpu.device.create_bind_group_layout(
+        entries=[{"binding": i, "visibility": s, **kind} for i, (s, kind) in enumerate(bindings)]
+    )
+
+
+def bind(gpu: cml.Gpu, layout: Any, *resources: Any) -> wgpu.GPUBindGroup:
+    """Creates a bind group of these resources, in the order of the layout."""
+    return gpu.device.create_bind_group(
+        layout=layout, entries=[{"binding": i, "resource": r} for i, r in enumerate(resources)]
+    )
+
+
+def vertices(stride: int, *attributes: tuple[str, int, int], of: str = "vertex") -> dict[str, Any]:
+    """Returns the layout of a vertex buffer with a step per vertex or per instance.
+
+    An attribute has a format, an offset in bytes, and the shader's location.
+    """
+    found = [{"format": f, "offset": at, "shader_location": n} for f, at, n in attributes]
+    return {"array_stride": stride, "step_mode": of, "attributes": found}
