@@ -286,7 +286,7 @@ def tell_world(
     With ``--compare`` it also computes the tiles of the last picture with NumPy and compares
     their hash.
     """
-    from demo_game.reporting.worlds import compare_worlds
+    from demo_game.reporting.digest import compare_worlds
 
     worlds = {run.mode: run.world for run in runs}
     if options.compare:
@@ -301,7 +301,7 @@ def cpu_world(quality: Quality, settings: Settings, options: argparse.Namespace)
     from demo_game.chain import load_chain
     from demo_game.flight import ScriptedFlight
     from demo_game.game import SPARE_SLOTS
-    from demo_game.reporting.worlds import tiles_of_picture, world_on_cpu
+    from demo_game.reporting.digest import tiles_of_picture, world_on_cpu
 
     seconds = options.start + options.frames * settings.frame_ms / 1e3
     pose, most = ScriptedFlight(settings.seed).pose(seconds), quality.slots - SPARE_SLOTS

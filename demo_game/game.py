@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import cml_engine as cml
 from cml_engine import (
@@ -26,7 +26,6 @@ from cml_engine import (
 from cml_engine.tools.panel import FrameLog, FrameSample
 from demo_game.agents import Agents, FileWatch
 from demo_game.chain import load_chain
-from demo_game.controls import Controls
 from demo_game.cores import pin_driver_threads
 from demo_game.flight import Pose
 from demo_game.operators.light import relight
@@ -45,9 +44,15 @@ from demo_game.world.tile import TileId
 if TYPE_CHECKING:
     from demo_game.bake.flying import PlanetTiles
 
-POLICIES = {"least_laxity": least_laxity, "fair_share": fair_share, "by_priority": by_priority}
+Policy = Literal["least_laxity", "fair_share", "by_priority"]
+Mode = Literal["sliced", "layer", "unsliced"]
+POLICIES: dict[Policy, Any] = {
+    "least_laxity": least_laxity,
+    "fair_share": fair_share,
+    "by_priority": by_priority,
+}
 #: the planner of each mode; all but the first show other methods for comparison
-PLANNERS = {
+PLANNERS: dict[Mode, Any] = {
     "sliced": plan_frame,
     "layer": operators_per_frame(1),
     "unsliced": operators_per_frame(1_000_000),
@@ -75,6 +80,25 @@ _LOOK_EVERY = 12
 #: seconds that must be left in a frame to select tiles, and to collect times; and the frames after
 #: which tiles are selected even if there was never enough time
 _LOOKING_S, _LEARNING_S, _POSTPONED = 3e-3, 1e-3, 6
+
+
+@dataclass
+class Controls:
+    """The player's settings; they apply from the next frame."""
+
+    #: None: the time that the renderer leaves ("spare")
+    budget_ms: float | None = None
+    policy: Policy = "least_laxity"
+    paused: set[str] = field(default_factory=set)
+    #: True: the camera follows the scripted path
+    scripted: bool = False
+    #: how a frame's slices are chosen; "unsliced" runs a whole network in one frame
+    mode: Mode = "sliced"
+    recording: bool = False
+    trace_path: Path | None = None
+    overlay: bool = True
+    #: True: the welcome note is shown
+    welcome: bool = False
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +22,6 @@ from demo_game.game import Game, Settings
 from demo_game.render.quality import Quality
 from demo_game.render.targets import target_format
 from demo_game.reporting.digest import Digests
-from demo_game.reporting.film import RATE, SECONDS, write_film
 from demo_game.reporting.report import RunReport, by_owner, percentiles
 
 if TYPE_CHECKING:
@@ -36,6 +35,10 @@ _SAY_EVERY_S = 1.0
 _JPEG_QUALITY = 88
 #: frames until the last GPU times have arrived
 _DRAIN = 12
+#: pictures per second, and the film's length in seconds
+RATE, SECONDS = 10, 8
+#: the film's width in pixels, and its number of colours, at most
+_WIDTH, _COLOURS = 400, 128
 MODES = ("off", "sliced", "layer", "unsliced")
 
 
@@ -266,6 +269,24 @@ class HeadlessRun:
             self.overlay.close()
         self.game.close()
         self.target.destroy()
+
+
+def write_film(path: Path, pictures: Iterable[np.ndarray[Any, Any]]) -> None:
+    """Writes pictures, uint8 (height, width, 3), as the frames of a smaller animated GIF."""
+    frames = [_small(Image.fromarray(picture)) for picture in pictures]
+
+    def save(file: Any) -> None:
+        frames[0].save(
+            file, "GIF", save_all=True, append_images=frames[1:], duration=1000 // RATE, loop=0
+        )
+
+    write_atomically(path, save)
+
+
+def _small(picture: Image.Image) -> Image.Image:
+    width = min(_WIDTH, picture.width)
+    height = max(1, round(picture.height * width / picture.width))
+    return picture.resize((width, height), Image.Resampling.BOX).quantize(_COLOURS)
 
 
 def run(

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING
 
 from imgui_bundle import ImVec4, imgui
 
 from cml_engine.tools.panel import Layout, PanelSection, PanelView, drawing, palette
-from demo_game.controls import Controls
+from demo_game.game import PLANNERS, POLICIES, Controls
 
 if TYPE_CHECKING:
     from demo_game.game import Game
 
-Policy = Literal["least_laxity", "fair_share", "by_priority"]
-Mode = Literal["sliced", "layer", "unsliced"]
-POLICIES: tuple[Policy, ...] = get_args(Policy)
-_POLICY_NAMES = ["least laxity", "fair share", "by priority"]
-MODES: tuple[Mode, ...] = get_args(Mode)
+_POLICIES = list(POLICIES)
+_MODES = list(PLANNERS)
 _MODE_NAMES = ["sliced", "one operator", "unsliced"]
 _MODE_HINTS = {
     "sliced": "slices as large as the budget allows",
@@ -44,10 +41,11 @@ class ControlsSection(PanelSection):
         imgui.push_item_width(-1)
         self._budget(controls)
         self._mode(layout, controls)
-        policy = POLICIES.index(controls.policy)
-        changed, policy = imgui.combo("##policy", policy, _POLICY_NAMES)
+        policy = _POLICIES.index(controls.policy)
+        names = [name.replace("_", " ") for name in _POLICIES]
+        changed, policy = imgui.combo("##policy", policy, names)
         if changed:
-            controls.policy = POLICIES[policy]
+            controls.policy = _POLICIES[policy]
         imgui.pop_item_width()
         self._agents(view, layout, controls)
         _, controls.scripted = imgui.checkbox("scripted camera", controls.scripted)
@@ -74,10 +72,10 @@ class ControlsSection(PanelSection):
         imgui.end_disabled()
 
     def _mode(self, layout: Layout, controls: Controls) -> None:
-        mode = MODES.index(controls.mode)
+        mode = _MODES.index(controls.mode)
         changed, mode = imgui.combo("##mode", mode, _MODE_NAMES)
         if changed:
-            controls.mode = MODES[mode]
+            controls.mode = _MODES[mode]
         unusual = controls.mode != "sliced"
         if unusual or not layout.compact:
             imgui.push_text_wrap_pos(0.0)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from imgui_bundle import ImVec2, imgui
+import imgui_bundle
+from imgui_bundle import ImVec2, ImVec4, imgui
 
-from cml_engine.tools.panel import Panel, check_titles, layout_for
+from cml_engine.tools.panel import Panel, check_titles, drawing, layout_for, palette
 from cml_engine.tools.panel.drawing import SECTIONS
-from demo_game.overlay import theme, welcome
+from cml_engine.tools.panel.palette import Colour
 from demo_game.overlay.backend import Backend
 from demo_game.overlay.controls import ControlsSection
 
 if TYPE_CHECKING:
-    from demo_game.game import Game
+    from demo_game.game import Controls, Game
 
 _MARGIN = 6.0
 _BUTTONS = {"left": 0, "right": 1, "middle": 2}
@@ -70,7 +72,7 @@ class Overlay:
         self._imgui = imgui.create_context()
         imgui.set_current_context(self._imgui)
         imgui.get_io().set_ini_filename("")
-        theme.load_font()
+        _load_font()
         self._backend = Backend(game.gpu, target_format, scale)
         self._scale = scale
         self._resize(width, height)
@@ -130,9 +132,9 @@ class Overlay:
         points = width / self._scale, height / self._scale
         io.display_size = ImVec2(*points)
         io.display_framebuffer_scale = ImVec2(self._scale, self._scale)
-        font_size = theme.font_size(*points)
+        font_size = _font_size(*points)
         self._layout = layout_for(points[0] - 4 * _MARGIN, points[1], font_size)
-        theme.apply(self._layout.compact, font_size)
+        _apply_style(self._layout.compact, font_size)
 
     # --- a frame
 
@@ -156,7 +158,7 @@ class Overlay:
         size, layout, controls = imgui.get_io().display_size, self._layout, self._game.controls
         self.rectangles = {}
         if controls.welcome:
-            self.rectangles["welcome"] = welcome.draw(controls)
+            self.rectangles["welcome"] = _draw_welcome(controls)
         bottom = self.rectangles["welcome"][1] if controls.welcome else size.y
         self._column("left", _MARGIN, layout.left_width, bottom)
         if layout.columns > 1:
@@ -170,7 +172,146 @@ class Overlay:
         height = max(1.0, bottom - 2 * _MARGIN)
         imgui.set_next_window_pos(ImVec2(x, _MARGIN), imgui.Cond_.always.value)
         imgui.set_next_window_size_constraints(ImVec2(width, 0), ImVec2(width, height))
-        if imgui.begin(side, None, theme.WINDOW_FLAGS)[0]:
+        if imgui.begin(side, None, _WINDOW_FLAGS)[0]:
             self.panel.draw_column(side, self._layout)
-        self.rectangles[side] = theme.window_rectangle()
+        self.rectangles[side] = _window_rectangle()
         imgui.end()
+
+
+# --- the font, colours and spacing
+
+_FONT = Path(imgui_bundle.__file__).parent / "assets" / "fonts" / "Roboto" / "Roboto-Regular.ttf"
+
+
+#: flags of a window that keeps its place and is as large as its content
+_WINDOW_FLAGS = (
+    imgui.WindowFlags_.no_title_bar
+    | imgui.WindowFlags_.no_move
+    | imgui.WindowFlags_.no_resize
+    | imgui.WindowFlags_.no_saved_settings
+    | imgui.WindowFlags_.always_auto_resize
+    | imgui.WindowFlags_.no_focus_on_appearing
+    | imgui.WindowFlags_.no_nav
+).value
+#: points of the smallest window with the larger font
+_ROOMY = (1200.0, 690.0)
+
+
+def _font_size(width: float, height: float) -> float:
+    """Returns the font's height for a window of this size, all in points."""
+    if width < _ROOMY[0] or height < _ROOMY[1]:
+        return 12.0
+    return float(max(14, round(height / 72)))
+
+
+def _load_font() -> None:
+    """Adds Roboto, which comes with imgui-bundle, to imgui's fonts.
+
+    If it is missing, imgui's own font is added.
+    """
+    fonts = imgui.get_io().fonts
+    # lines drawn from the font's texture would need a filtering sampler
+    fonts.flags |= imgui.ImFontAtlasFlags_.no_baked_lines.value
+    if _FONT.exists():
+        fonts.add_font_from_file_ttf(str(_FONT), 0.0)
+    else:
+        fonts.add_font_default()
+
+
+def _apply_style(compact: bool, font_size: float) -> None:
+    """Sets the font size, the spacing and the colours of the current context."""
+    style = imgui.get_style()
+    style.font_size_base = font_size
+    style.window_rounding = style.child_rounding = 4.0
+    style.frame_rounding = style.grab_rounding = style.scrollbar_rounding = 3.0
+    style.window_border_size = style.frame_border_size = style.popup_border_size = 0.0
+    style.window_padding = ImVec2(5, 4) if compact else ImVec2(8, 7)
+    style.frame_padding = ImVec2(4, 1) if compact else ImVec2(6, 2)
+    style.item_spacing = ImVec2(5, 2) if compact else ImVec2(8, 4)
+    style.cell_padding = ImVec2(3, 0.5) if compact else ImVec2(4, 1.5)
+    style.scrollbar_size = 8.0 if compact else 11.0
+    style.grab_min_size = 8.0
+    style.indent_spacing = 10.0
+    # fringes of half-covered pixels cost more than they show at this size
+    style.anti_aliased_fill = not compact
+    col = imgui.Col_
+    chosen: dict[imgui.Col_, Colour] = {
+        col.text: palette.TEXT,
+        col.text_disabled: palette.DIM,
+        col.window_bg: palette.GROUND,
+        col.popup_bg: palette.faded(palette.TITLE, 0.98),
+        col.border: palette.FAINT,
+        col.frame_bg: palette.RAISED,
+        col.frame_bg_hovered: palette.HOVERED,
+        col.frame_bg_active: palette.ACTIVE,
+        col.header: palette.TITLE,
+        col.header_hovered: palette.HOVERED,
+        col.header_active: palette.ACTIVE,
+        col.button: palette.RAISED,
+        col.button_hovered: palette.HOVERED,
+        col.button_active: palette.ACTIVE,
+        col.check_mark: palette.ACCENT,
+        col.slider_grab: palette.ACCENT,
+        col.slider_grab_active: palette.TEXT,
+        col.plot_histogram: palette.ACCENT,
+        col.plot_lines: palette.ACCENT,
+        col.scrollbar_bg: (0.0, 0.0, 0.0, 0.0),
+        col.scrollbar_grab: palette.HOVERED,
+        col.table_header_bg: palette.TITLE,
+        col.table_row_bg: (0.0, 0.0, 0.0, 0.0),
+        col.table_row_bg_alt: (1.0, 1.0, 1.0, 0.025),
+        col.table_border_light: palette.FAINT,
+        col.table_border_strong: palette.FAINT,
+    }
+    for index, colour in chosen.items():
+        style.set_color_(index.value, ImVec4(*colour))
+
+
+def _window_rectangle() -> tuple[float, float, float, float]:
+    """Returns x, y, width and height of imgui's current window in points."""
+    place, size = imgui.get_window_pos(), imgui.get_window_size()
+    return place.x, place.y, size.x, size.y
+
+
+# --- the note at the start
+
+_WELCOME = (
+    "Neural networks generate this land while you fly over it, in the time that frames leave free.",
+    "The button runs whole networks in one frame instead: feel the hitch.",
+    "W A S D fly, the right mouse button looks, F1 hides the panels.",
+)
+#: the width of the welcome note in ems
+_WIDTH_EM = 42.0
+
+
+def _draw_welcome(controls: Controls) -> tuple[float, float, float, float]:
+    """Draws the welcome note at the lower edge; returns x, y, width and height in points.
+
+    Its buttons write to ``controls``.
+    """
+    size = imgui.get_io().display_size
+    width = min(_WIDTH_EM * imgui.get_font_size(), size.x - 12)
+    middle = ImVec2(0.5 * size.x, size.y - 6)
+    imgui.set_next_window_pos(middle, imgui.Cond_.always.value, ImVec2(0.5, 1.0))
+    imgui.set_next_window_size_constraints(ImVec2(width, 0), ImVec2(width, size.y - 12))
+    if imgui.begin("welcome", None, _WINDOW_FLAGS)[0]:
+        imgui.push_text_wrap_pos(0.0)
+        for line in _WELCOME:
+            imgui.text_unformatted(line)
+        imgui.pop_text_wrap_pos()
+        _welcome_buttons(controls)
+    taken = _window_rectangle()
+    imgui.end()
+    return taken
+
+
+def _welcome_buttons(controls: Controls) -> None:
+    unsliced = controls.mode == "unsliced"
+    if imgui.button("slices again" if unsliced else "make it hitch"):
+        controls.mode = "sliced" if unsliced else "unsliced"
+    if unsliced:
+        imgui.same_line()
+        drawing.text("whole networks in a frame", palette.WARN)
+    imgui.same_line()
+    if imgui.button("close"):
+        controls.welcome = False

@@ -1,12 +1,14 @@
-"""The vertices and triangles of the grid that every tile is drawn with."""
+"""The vertices of tiles, plants and grass."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from demo_game.world.tile import CELLS
+from demo_game.world.tile import CELLS, TileId
 
 Array = np.ndarray[Any, Any]
 
@@ -70,3 +72,66 @@ def _skirts(ring: Array, count: int) -> Array:
     first = np.stack([upper[:-1], upper[1:], lower[1:]], 1)
     second = np.stack([upper[:-1], lower[1:], lower[:-1]], 1)
     return np.concatenate([first, second])
+
+
+# -- plants
+
+
+def shapes(vertices: int) -> Array:
+    """Returns the vertices, float32 (vertices, 6): x, y, z in a tree, then in a bush or rock.
+
+    Radius and height are 1, the ground is at y = 0. ``vertices`` is 12 or 36.
+    """
+    tree = _fir(layers=vertices // 12, sides=4)
+    clump = _double_pyramid(sides=vertices // 6) if vertices >= 18 else _fir(layers=1, sides=4)
+    return np.concatenate([tree, clump], 1).astype(np.float32)
+
+
+def _fir(layers: int, sides: int) -> Array:
+    """Returns the triangle corners (n, 3) of stacked pyramids, the lowest the widest."""
+    corners = []
+    for layer in range(layers):
+        share = layer / layers
+        top = 1.0 if layer == layers - 1 else share + 0.75 * (1 - share)
+        for side in range(sides):
+            corners.append((0.0, top, 0.0))
+            for end in (side, side + 1):
+                angle = math.tau * (end / sides + 0.13 * layer)
+                radius = 1 - 0.8 * share
+                corners.append(
+                    (radius * math.cos(angle), 0.1 + 0.82 * share, radius * math.sin(angle))
+                )
+    return np.array(corners)
+
+
+def _double_pyramid(sides: int) -> Array:
+    """Returns the triangle corners (n, 3) of two pyramids, one upside down, on an uneven ring."""
+    corners = []
+    for side in range(sides):
+        for tip in (0.0, 1.0):
+            corners.append((0.0, tip, 0.0))
+            for end in (side, side + 1):
+                angle = math.tau * end / sides
+                corners.append((math.cos(angle), 0.42 + 0.1 * math.sin(3 * angle), math.sin(angle)))
+    return np.array(corners)
+
+
+# -- grass: a square of tufts that moves with the camera, drawn once for each tile below
+
+#: metres to the furthest tuft, tufts along a metre, vertices of a tuft
+GRASS_M, _DENSITY, _VERTICES = 40, 3.2, 12
+GRASS_DEFINES: dict[str, int | str] = {"GRASS_M": GRASS_M, "GRASS_DENSITY": str(_DENSITY)}
+
+
+def has_grass(tile: TileId, away: float) -> bool:
+    """Returns True if grass of a tile ``away`` metres from the camera may be visible."""
+    return tile.level == 0 and away < GRASS_M
+
+
+def draw_grass(render: Any, tiles: Any, rows: Iterable[int]) -> None:
+    """Draws the grass of the tiles in these rows of the tile buffer, into a render pass."""
+    across = int(2 * GRASS_M * _DENSITY)
+    for row in rows:
+        at = tiles.offset + row * TILE_BYTES
+        render.set_vertex_buffer(0, tiles.buffer, at, TILE_BYTES)
+        render.draw(_VERTICES, across * across)

@@ -17,8 +17,7 @@ from demo_game.render.binding import (
     texture_array,
     vertices,
 )
-from demo_game.render.grass import DEFINES
-from demo_game.render.mesh import TILE_BYTES
+from demo_game.render.mesh import GRASS_DEFINES, TILE_BYTES
 from demo_game.render.plants import INSTANCE_BYTES
 from demo_game.render.quality import Quality
 from demo_game.world.sun import Light
@@ -71,7 +70,7 @@ class Pipelines:
             "ENCODE": int(not target_format.endswith("-srgb")),
             "RICH": int(quality.rich),
             "PLANTS_M": int(quality.plants_m),
-            **DEFINES,
+            **GRASS_DEFINES,
             **light.defines(),
         }
         texels = _BOTH, texture_array("float")

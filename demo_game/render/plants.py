@@ -10,8 +10,8 @@ import wgpu
 
 import cml_engine as cml
 from demo_game.render.binding import bind, make_layout, texture_array
+from demo_game.render.mesh import shapes
 from demo_game.render.quality import Quality
-from demo_game.render.shapes import shapes
 
 OWNER = "plants"
 #: the largest number of plants on a tile

@@ -14,8 +14,7 @@ import wgpu
 import cml_engine as cml
 from demo_game.render.binding import bind
 from demo_game.render.camera import Camera, Point
-from demo_game.render.grass import draw_grass, has_grass
-from demo_game.render.mesh import TILE_BYTES, find_coarser_step, grid
+from demo_game.render.mesh import TILE_BYTES, draw_grass, find_coarser_step, grid, has_grass
 from demo_game.render.pace import EFFORTS, Effort
 from demo_game.render.patterns import create_patterns
 from demo_game.render.pipelines import Pipelines

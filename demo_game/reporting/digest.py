@@ -16,7 +16,10 @@ import numpy as np
 from cml_engine.compiler.integer.digest import RULE_VERSION, model_digest
 from demo_game.agents import TileJobs
 from demo_game.chain import DRAWN, Chain
+from demo_game.flight import Pose
+from demo_game.maker import TileMaker
 from demo_game.world.exact_noise import WORLD_VERSION
+from demo_game.world.quadtree import Detail, fit_detail, select
 from demo_game.world.tile import TileId
 
 Array = np.ndarray[Any, Any]
@@ -110,3 +113,42 @@ class Digests:
     def world(self, tiles: Iterable[TileId]) -> str:
         """Returns one hash of these tiles; raises :class:`KeyError` if one was never hashed."""
         return world_hash(self._chain, self._seed, {tile: self.of[tile] for tile in tiles})
+
+
+# -- the same world from different runs and backends
+
+
+def tiles_of_picture(pose: Pose, seed: int, detail: Detail, most: int) -> list[TileId]:
+    """Returns the tiles that are drawn from a pose when all tiles are generated.
+
+    The detail is reduced until drawing needs at most ``most`` tiles.
+    """
+    detail = fit_detail(pose.position, seed, detail, most)
+    return select(pose.position, seed, detail, lambda tile: True).draw
+
+
+def world_on_cpu(
+    chain: Chain,
+    seed: int,
+    tiles: Iterable[TileId],
+    said: Callable[[str], object] = lambda text: None,
+) -> str:
+    """Computes the tiles with NumPy and returns the hash of their world.
+
+    ``said`` is called with the progress after every 32 tiles.
+    """
+    maker, wanted, found = TileMaker(chain, "cpu"), list(tiles), {}
+    for tile in wanted:
+        made = maker.make(tile, seed, names=[n for n in chain.sessions_for(tile) if n not in DRAWN])
+        found[tile] = tile_digest(chain, tile, made.__getitem__)
+        if len(found) % 32 == 0:
+            said(f"on the CPU: {len(found)} of {len(wanted)} tiles")
+    return world_hash(chain, seed, found)
+
+
+def compare_worlds(worlds: Mapping[str, str]) -> tuple[str, bool]:
+    """Returns a text about the worlds' hashes (by run), and True if all hashes are equal."""
+    if len(set(worlds.values())) == 1:
+        return f"world {next(iter(worlds.values()))} ({', '.join(worlds)})", True
+    lines = [f"  {name:20s} {world}" for name, world in worlds.items()]
+    return "\n".join(["WORLDS DIFFER:", *lines]), False

@@ -14,8 +14,13 @@ from demo_game.lockstep.__main__ import address
 from demo_game.lockstep.connection import Connection
 from demo_game.lockstep.play import Player, play, tile_at
 from demo_game.maker import TileMaker
-from demo_game.reporting.digest import rules_of, tile_digest, world_hash
-from demo_game.reporting.worlds import compare_worlds, world_on_cpu
+from demo_game.reporting.digest import (
+    compare_worlds,
+    rules_of,
+    tile_digest,
+    world_hash,
+    world_on_cpu,
+)
 from demo_game.world.tile import TileId
 from tests.fixtures.integer.world import TILES
 

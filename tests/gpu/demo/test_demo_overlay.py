@@ -19,7 +19,7 @@ from cml_engine.tools.panel.drawing import widgets as drawn_widgets
 from cml_engine.tools.panel.drawing.ranking import details
 from demo_game.agents import Agents
 from demo_game.chain import load_chain
-from demo_game.controls import Controls
+from demo_game.game import Controls
 from demo_game.overlay.overlay import Overlay, check_panels
 from demo_game.world.tile import TileId
 from scheduler.reports import SliceReport

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from demo_game.render.grass import GRASS_M
+from demo_game.render.mesh import GRASS_M
 from demo_game.render.quality import SOFTWARE
 from demo_game.render.renderer import VisibleTile
 from demo_game.world.tile import FINE, PAINTED, TileId

@@ -3,7 +3,7 @@
 import numpy as np
 from PIL import Image
 
-from demo_game.reporting.film import write_film
+from demo_game.headless import write_film
 from demo_game.reporting.report import RunReport, plain_table, table
 
 TIMES = {"p50": 9.0, "p95": 15.0, "p99": 17.0, "max": 22.4}
