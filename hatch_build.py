@@ -23,8 +23,8 @@ PLACES = {
     "scheduler": "cml_engine/scheduler",
     "shaders_hlsl": "cml_engine/shaders_hlsl",
     "demo_game": "cml_engine/demo_game",
-    "players/web": "cml_engine/cooked/web/player",
-    "players/c": "cml_engine/cooked/c_player",
+    "players/web": "cml_engine/cooked/players/web",
+    "players/c": "cml_engine/cooked/players/c",
     "examples/models": "cml_engine/example_models",
 }
 _FROM = re.compile(r"^(\s*from )((?:scheduler|demo_game)\b[\w.]* import )", re.MULTILINE)

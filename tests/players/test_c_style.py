@@ -11,7 +11,7 @@ import sys
 import pytest
 
 import cml_engine as cml
-from cml_engine.cooked.export_c import amalgamated
+from cml_engine.cooked.export import amalgamated
 from tests.players.building import (
     INCLUDES,
     PLAYER,

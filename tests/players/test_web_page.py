@@ -11,7 +11,7 @@ import pytest
 
 import cml_engine as cml
 import demo_game.operators  # noqa: F401 - registers the game's own operators
-from cml_engine.cooked.web import Picture, picture_of
+from cml_engine.cooked.export import picture_of
 from cml_engine.tools import cli
 from tests.fixtures.models import write_model
 from tests.players.deno import ROOT, find_deno, run_deno
@@ -69,8 +69,8 @@ def test_a_folder_that_is_not_empty_is_left_alone(page, capsys):
 @pytest.mark.parametrize(
     "large, found",
     [
-        ("[2, 2]", Picture("image", "large")),
-        ("[1, 1]", Picture("image", "large")),
+        ("[2, 2]", ("image", "large")),
+        ("[1, 1]", ("image", "large")),
         ("[2, 4]", None),
     ],
 )

@@ -71,31 +71,29 @@ static uint32_t llvmpipe_lanes(const char *name) {
     return (uint32_t)strtoul(at, NULL, 10) / 32;
 }
 
+static int has_feature(WGPUAdapter adapter, WGPUDevice device, WGPUFeatureName feature) {
+    if (device != NULL) return wgpuDeviceHasFeature(device, feature) != 0;
+    return wgpuAdapterHasFeature(adapter, feature) != 0;
+}
+
 /* Returns what a device has, or, if `device` is NULL, what a device of the adapter could have. The
  * adapter may be NULL if the device is not. */
 device_facts cml__facts_of(WGPUAdapter adapter, WGPUDevice device) {
-    device_facts facts = {.is_software = 0};
+    device_facts facts = {.has_half = has_feature(adapter, device, WGPUFeatureName_ShaderF16),
+                          .has_timestamps =
+                              has_feature(adapter, device, WGPUFeatureName_TimestampQuery)};
     WGPUAdapterInfo info = {.nextInChain = NULL};
-    int has_subgroups;
-    if (device != NULL) {
+    if (device != NULL)
         wgpuDeviceGetLimits(device, &facts.limits);
-        facts.has_timestamps = wgpuDeviceHasFeature(device, WGPUFeatureName_TimestampQuery) != 0;
-        facts.has_half = wgpuDeviceHasFeature(device, WGPUFeatureName_ShaderF16) != 0;
-        has_subgroups = wgpuDeviceHasFeature(device, NATIVE_SUBGROUPS) ||
-                        wgpuDeviceHasFeature(device, WGPUFeatureName_Subgroups);
-    } else {
+    else
         wgpuAdapterGetLimits(adapter, &facts.limits);
-        facts.has_timestamps = wgpuAdapterHasFeature(adapter, WGPUFeatureName_TimestampQuery) != 0;
-        facts.has_half = wgpuAdapterHasFeature(adapter, WGPUFeatureName_ShaderF16) != 0;
-        has_subgroups = wgpuAdapterHasFeature(adapter, NATIVE_SUBGROUPS) ||
-                        wgpuAdapterHasFeature(adapter, WGPUFeatureName_Subgroups);
-    }
     if (adapter != NULL) wgpuAdapterGetInfo(adapter, &info);
     snprintf(facts.name, sizeof facts.name, "%.*s (%.*s)",
              (int)(info.device.data ? info.device.length : 0), info.device.data,
              (int)(info.description.data ? info.description.length : 0), info.description.data);
     facts.is_software = info.adapterType == WGPUAdapterType_CPU;
-    if (has_subgroups) {
+    if (has_feature(adapter, device, NATIVE_SUBGROUPS) ||
+        has_feature(adapter, device, WGPUFeatureName_Subgroups)) {
         uint32_t lanes = llvmpipe_lanes(facts.name);
         facts.lanes = lanes > 0 ? lanes : info.subgroupMinSize;
     }

@@ -119,30 +119,17 @@ cml_status cml__open_file(file *f) {
 
 /* Returns the number of bytes of the UTF-8 character at `p`; 0 if it is invalid. */
 static size_t letter_bytes(const uint8_t *p, size_t left) {
-    uint32_t code = p[0], least;
-    size_t count;
-    if (code < 0x80) return 1;
-    if (code >= 0xC2 && code < 0xE0) {
-        count = 2;
-        code &= 0x1F;
-        least = 0x80;
-    } else if (code >= 0xE0 && code < 0xF0) {
-        count = 3;
-        code &= 0x0F;
-        least = 0x800;
-    } else if (code >= 0xF0 && code < 0xF5) {
-        count = 4;
-        code &= 0x07;
-        least = 0x10000;
-    } else {
-        return 0;
-    }
-    if (count > left) return 0;
+    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000}; /* by the number of bytes */
+    size_t count = p[0] < 0xE0 ? 2 : p[0] < 0xF0 ? 3 : 4;
+    uint32_t code = p[0] & 0x7Fu >> count;
+    if (p[0] < 0x80) return 1;
+    if (p[0] < 0xC0 || p[0] > 0xF7 || count > left) return 0;
     for (size_t i = 1; i < count; i++) {
         if ((p[i] & 0xC0) != 0x80) return 0;
         code = code << 6 | (p[i] & 0x3F);
     }
-    return code < least || code > 0x10FFFF || (code >= 0xD800 && code < 0xE000) ? 0 : count;
+    int is_surrogate = code >= 0xD800 && code < 0xE000;
+    return code < least[count] || code > 0x10FFFF || is_surrogate ? 0 : count;
 }
 
 int cml__is_text(const file *f, text_row t) {

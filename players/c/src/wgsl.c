@@ -35,7 +35,7 @@ static int is_digit(char c) { return c >= '0' && c <= '9'; }
 static int is_blank(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; }
 
 static int is_token(cml_text token, const char *text) {
-    return token.length == strlen(text) && memcmp(token.data, text, token.length) == 0;
+    return is_same_text(token, (cml_text){text, strlen(text)});
 }
 
 static int is_declaring(cml_text t) {
@@ -47,7 +47,6 @@ static int is_array(cml_text t) { return is_token(t, "array") || is_token(t, "bi
 
 /* Returns the token at or behind `*at`, empty at the end of the code, and moves `*at` behind it. */
 static cml_text next_token(const wgsl_scan *s, size_t *at) {
-    static const char *const pairs[] = {"->", "<<", "<=", ">="};
     size_t i = *at, start;
     for (;;) {
         while (i < s->length && is_blank(s->text[i])) i++;
@@ -56,18 +55,15 @@ static cml_text next_token(const wgsl_scan *s, size_t *at) {
     }
     start = i;
     if (i < s->length) {
-        char first = s->text[i++];
+        char first = s->text[i++], next = i < s->length ? s->text[i] : 0;
         int is_number = is_digit(first);
         if (is_number || is_letter(first)) {
             while (i < s->length && (is_letter(s->text[i]) || is_digit(s->text[i]) ||
                                      (is_number && s->text[i] == '.')))
                 i++;
-        } else if (i < s->length) {
-            for (size_t k = 0; k < sizeof pairs / sizeof *pairs; k++)
-                if (first == pairs[k][0] && s->text[i] == pairs[k][1]) {
-                    i++;
-                    break;
-                }
+        } else if ((first == '-' && next == '>') || (first == '<' && next == '<') ||
+                   ((first == '<' || first == '>') && next == '=')) {
+            i++;
         }
     }
     *at = i;
@@ -76,11 +72,8 @@ static cml_text next_token(const wgsl_scan *s, size_t *at) {
 
 /* Returns the declared name, or NULL. */
 static wgsl_name *name_of(wgsl_scan *s, cml_text token) {
-    for (uint32_t i = 0; i < s->name_count; i++) {
-        cml_text text = s->names[i].text;
-        if (text.length == token.length && memcmp(text.data, token.data, token.length) == 0)
-            return s->names + i;
-    }
+    for (uint32_t i = 0; i < s->name_count; i++)
+        if (is_same_text(s->names[i].text, token)) return s->names + i;
     return NULL;
 }
 

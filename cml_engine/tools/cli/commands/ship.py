@@ -162,20 +162,17 @@ def export(a: Namespace) -> None:
     if a.to == "onnx":
         _export_onnx(a)
         return
+    from cml_engine.cooked.export import compile_command, export_c, export_web, picture_of
     from scheduler.tools.commands import cooked_guesses
 
     graph, folder = load_model(a), Path(a.destination)
     guesses = cooked_guesses()
+    write = export_c if a.to == "c" else export_web
+    names = write(graph, folder, half=a.half, guesses=guesses, overwrite=a.overwrite)
     if a.to == "c":
-        from cml_engine.cooked.export_c import export_c
-
-        made = export_c(graph, folder, half=a.half, guesses=guesses, overwrite=a.overwrite)
-        print(f"{folder}: {len(made.files)} files; README.txt says more. In that folder:")
-        print(f"  {made.compile}\n  ./host net.cml")
+        print(f"{folder}: {len(names)} files; README.txt says more. In that folder:")
+        print(f"  {compile_command()}\n  ./host net.cml")
         return
-    from cml_engine.cooked.web import export_web, picture_of
-
-    names = export_web(graph, folder, half=a.half, guesses=guesses, overwrite=a.overwrite)
     size = sum((folder / name).stat().st_size for name in names) / 2**20
     kind = "pictures can be dragged in" if picture_of(graph) else "runs the cooked file's own input"
     print(f"{folder}: {len(names)} files, {size:.1f} MiB; {kind}")

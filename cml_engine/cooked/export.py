@@ -1,12 +1,10 @@
-"""Exports a network for C and C++ hosts: a cooked file, the player's source, and a host that
-runs it."""
+"""Exports a network with a player that runs it: a web page, or a host in C (docs/ship_it.md)."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -15,11 +13,21 @@ from cml_engine.cooked.guess import DeviceGuess
 from cml_engine.cooked.profiles import PROFILES
 from cml_engine.errors import InputError
 from cml_engine.io.folders import bundled_folder
+from cml_engine.io.json_files import Json
 from cml_engine.io.output_folder import OutputFolder, check_new_folder
 from cml_engine.ir.graph import Graph
 
-#: the exported names of the player's files
-_FILES = {
+#: profiles for browsers; plans for a CPU driver would add another copy of the weights
+_WEB_PROFILES = ("discrete", "portable")
+#: the player's files that an export has, by their exported names
+_WEB_FILES = {
+    "index.html": "page.html",
+    **{
+        name: name
+        for name in ("page.css", "page.js", "cml.js", "check.js", "picture.js", "scene.js")
+    },
+}
+_C_FILES = {
     "main.c": "example/host.c",
     "gpu.h": "example/gpu.h",
     "cml.h": "include/cml.h",
@@ -51,12 +59,28 @@ In an engine of your own: compile cml.c with it, without contraction of floating
 """
 
 
-@dataclass(frozen=True, slots=True)
-class ExportedC:
-    """The names of the exported files, and the shell command that compiles the host."""
+def export_web(
+    graph: Graph,
+    folder: Path,
+    *,
+    half: bool = False,
+    guesses: Sequence[DeviceGuess] = (),
+    overwrite: bool = False,
+) -> list[str]:
+    """Writes a web page that runs a network into a folder, and returns the names of the files.
 
-    files: tuple[str, ...]
-    compile: str
+    The page needs no other files and no network access; any web server can serve the folder.
+    Raises :class:`InputError` if the folder has files and ``overwrite`` is False.
+    """
+    player = player_folder("web", "cml.js")
+    check_new_folder(folder, overwrite)
+    data = cook(graph, _WEB_PROFILES, half=half, player=True, guesses=guesses)
+    picture = picture_of(graph)
+    model: dict[str, Json] = {"picture": picture is not None}
+    if picture is not None:
+        model["input"], model["output"] = picture
+    files = {name: (player / source).read_bytes() for name, source in _WEB_FILES.items()}
+    return _write(folder, overwrite, graph, {**files, "net.cml": data}, model)
 
 
 def export_c(
@@ -66,34 +90,65 @@ def export_c(
     half: bool = False,
     guesses: Sequence[DeviceGuess] = (),
     overwrite: bool = False,
-) -> ExportedC:
-    """Writes a cooked network, the C player and a host into a folder; returns the files and the
-    command that compiles the host.
+) -> list[str]:
+    """Writes a cooked network, the C player and a host into a folder, and returns the names of the
+    files. :func:`compile_command` compiles the host.
 
     Raises :class:`InputError` if the player or the package ``wgpu`` is not installed, or if the
     folder has files and ``overwrite`` is False.
     """
-    player = player_folder()
+    player = player_folder("c", "include/cml.h")
     check_new_folder(folder, overwrite)
     data = cook(graph, tuple(PROFILES), half=half, player=True, guesses=guesses)
-    compile_command = _compile_command()
-    made = OutputFolder(folder, "model.json", overwrite=overwrite)
-    for name, source in _FILES.items():
-        made.write(name, (player / source).read_bytes())
-    made.write("cml.c", amalgamated(player).encode())
-    made.write("net.cml", data)
-    made.write("README.txt", _readme(graph, compile_command).encode())
-    made.write_manifest({"name": graph.name, "file": "net.cml"})
-    files = (*_FILES, "cml.c", "net.cml", "README.txt", "model.json")
-    return ExportedC(files, compile_command)
+    files = {name: (player / source).read_bytes() for name, source in _C_FILES.items()}
+    files |= {"cml.c": amalgamated(player).encode(), "net.cml": data}
+    return _write(folder, overwrite, graph, {**files, "README.txt": _readme(graph).encode()}, {})
 
 
-def player_folder() -> Path:
-    """Returns the folder of the C player; raises :class:`InputError` if it is missing."""
-    folder = bundled_folder("cooked/c_player", "players/c")
-    if not (folder / "include/cml.h").is_file():
-        raise InputError(f"the C player is not installed: wanted '{folder}'")
+def player_folder(language: str, file: str) -> Path:
+    """Returns the folder of a player; raises :class:`InputError` if it lacks the file."""
+    folder = bundled_folder(f"cooked/players/{language}", f"players/{language}")
+    if not (folder / file).is_file():
+        raise InputError(f"the player is not installed: wanted '{folder / file}'")
     return folder
+
+
+def _write(
+    folder: Path,
+    overwrite: bool,
+    graph: Graph,
+    files: Mapping[str, bytes],
+    model: Mapping[str, Json],
+) -> list[str]:
+    made = OutputFolder(folder, "model.json", overwrite=overwrite)
+    for name, data in files.items():
+        made.write(name, data)
+    made.write_manifest({"name": graph.name, "file": "net.cml", **model})
+    return [*files, "model.json"]
+
+
+def picture_of(graph: Graph) -> tuple[str, str] | None:
+    """Returns the input and the first output of a network that maps one picture to another, else
+    None.
+
+    The network has one input, ``[1, 3, H, W]``; the output is of the same size or enlarged by a
+    whole factor.
+    """
+    if len(graph.inputs) != 1:
+        return None
+    (taken,) = graph.inputs
+    found = (name for name in graph.outputs if _is_enlarged(graph, taken, name))
+    return next(((taken, name) for name in found), None)
+
+
+def _is_enlarged(graph: Graph, taken: str, given: str) -> bool:
+    small, large = graph.facts[taken], graph.facts[given]
+    if small.dtype != "scalar" or large.dtype != "scalar":
+        return False
+    if len(small.shape) != 4 or small.shape[:2] != (1, 3) or large.shape[:2] != (1, 3):
+        return False
+    high, wide = (b / a for a, b in zip(small.shape[2:], large.shape[2:], strict=True))
+    return high == wide and high >= 1 and high == int(high)
 
 
 def amalgamated(player: Path) -> str:
@@ -111,7 +166,8 @@ def amalgamated(player: Path) -> str:
     return "".join(parts)
 
 
-def _compile_command() -> str:
+def compile_command() -> str:
+    """Returns the shell command that compiles an exported C host in its folder."""
     folder = _wgpu_folder()
     library = next((p.name for p in sorted(folder.glob("*wgpu_native*"))), "libwgpu_native.so")
     return (
@@ -120,7 +176,7 @@ def _compile_command() -> str:
     )
 
 
-def _readme(graph: Graph, compile_command: str) -> str:
+def _readme(graph: Graph) -> str:
     rows = [
         f"  {kind:7} {name}: {graph.facts[name].dtype} {list(graph.facts[name].shape)}"
         for kind, names in (("input", graph.inputs), ("output", graph.outputs))
@@ -128,7 +184,7 @@ def _readme(graph: Graph, compile_command: str) -> str:
     ]
     return _README.format(
         name=graph.name,
-        compile=compile_command,
+        compile=compile_command(),
         inputs=" ".join(f"[{name}=FILE]" for name in graph.inputs),
         tensors="\n".join(rows),
         version=metadata.version("wgpu"),
