@@ -27,20 +27,14 @@ from cml_engine.io.frame_gate import yield_to_frame
 from cml_engine.ir.graph import Array, Epilogue, Fact, Graph, Node, is_whole
 from cml_engine.ir.layout import C4H, PLAIN, VECTOR_TYPE, block_words
 from cml_engine.ir.limits import Limits
-from cml_engine.ops.declaration import accessors
 from cml_engine.ops.declaration.checks import fault, text_of
 from cml_engine.ops.declaration.choice import NO_VARIANTS, Choice, VariantTable
 from cml_engine.ops.declaration.epilogue import STEPS
 from cml_engine.ops.declaration.game_functions import calling, node_fault
-from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.lowering import Lowering, check_atomics, split_binding, whole
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel, OpSpec
-from cml_engine.ops.declaration.split_bindings import (
-    COUNTS,
-    SplitBinding,
-    check_atomics,
-    split_binding,
-)
+from cml_engine.ops.declaration.split_bindings import COUNTS, SplitBinding
 from cml_engine.ops.elementwise.elementwise_op import CHAIN
 
 
@@ -479,7 +473,7 @@ def _without(epilogues: Sequence[Epilogue], op: str) -> tuple[Epilogue, ...]:
 def _dispatches_of(spec: OpSpec, kernel: Kernel, op: Lowering) -> list[Dispatch]:
     what = "threads" if kernel.lower is None else "lower"
     with located(op.node.source), calling(spec.is_custom, what, node_fault(op.node)):
-        given = [accessors.whole(op, spec, kernel)] if kernel.lower is None else kernel.lower(op)
+        given = [whole(op, spec, kernel)] if kernel.lower is None else kernel.lower(op)
         dispatches = list(given)
     check_dispatches(spec, op, dispatches)
     return dispatches

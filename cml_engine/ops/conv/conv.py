@@ -29,6 +29,7 @@ from cml_engine.ops.declaration.spec import (
     RowMapping,
     Tolerance,
     Traits,
+    engine_kernel,
 )
 
 TOLERANCE = Tolerance(
@@ -106,9 +107,8 @@ def conv_kernel(transposed: bool) -> Kernel:
         if op.outputs[0].size:
             yield from CONV.lower(Conv(op, shape, transposed))
 
-    return Kernel(
+    return engine_kernel(
         "conv/conv.hlsl", PARAMS, lower, layouts="any", half="each", epilogues="channels",
-        trusted=True,
     )  # fmt: skip
 
 

@@ -17,7 +17,14 @@ from cml_engine.ops.declaration.choice import about
 from cml_engine.ops.declaration.epilogue import per_channel
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.packing import Packing, pack_unchanged
-from cml_engine.ops.declaration.spec import WGSL_ONLY, Cost, Defines, Dispatch, Kernel, word
+from cml_engine.ops.declaration.spec import (
+    WGSL_ONLY,
+    Cost,
+    Defines,
+    Dispatch,
+    engine_kernel,
+    word,
+)
 from cml_engine.ops.declaration.variant import KernelFamily
 
 #: the default threads of a workgroup; a software driver runs few threads as fast and wastes less
@@ -248,15 +255,12 @@ def conv_key(conv: Conv) -> str:
 CONV = KernelFamily[Conv, ConvTile]("conv, deconv", conv_key)
 
 
-_BLOCKS = Kernel(
-    "conv/conv_blocks.hlsl", "images:u channels:u volume:u step:u", group=GROUP, trusted=True
-)
-_PACK = Kernel(
+_BLOCKS = engine_kernel("conv/conv_blocks.hlsl", "images:u channels:u volume:u step:u", group=GROUP)
+_PACK = engine_kernel(
     "conv/conv_pack.hlsl",
     "total:u rows:u band:u taps:u in_blocks:u out_c:u group_in:u group_out:u w_group:u w_out:u "
     "w_in:u",
     group=GROUP,
-    trusted=True,
 )
 
 

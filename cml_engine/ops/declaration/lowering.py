@@ -1,33 +1,42 @@
-"""The lowering of an operator's node to dispatches: the services that a kernel's ``lower`` uses."""
+"""The lowering of an operator's node to dispatches.
+
+:class:`Lowering` has the services that a kernel's ``lower`` uses. The second half generates the
+HLSL interface that the kernel of a game's own operator finds by name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
-from cml_engine.errors import InputError, OperatorError, ShapeError
+from cml_engine.errors import DeviceError, InputError, OperatorError, ShapeError
 from cml_engine.ir.graph import (
     DTYPE_OF_KIND,
     NUMPY_DTYPE,
     Array,
     Attrs,
+    AttrValue,
     Epilogue,
     Fact,
     Graph,
     Node,
     is_whole,
 )
-from cml_engine.ir.layout import BLOCKED, PLAIN, VECTOR_TYPE, stored_bytes, words
+from cml_engine.ir.layout import BLOCKED, HLSL_TYPE, PLAIN, VECTOR_TYPE, stored_bytes, words
 from cml_engine.ir.limits import Limits
-from cml_engine.ops.declaration import accessors
-from cml_engine.ops.declaration.checks import fault
+from cml_engine.nnef.expansion.signatures import Param
+from cml_engine.nnef.text.syntax_tree import FragmentResult, Type
+from cml_engine.ops.common.shapes import contiguous_strides
+from cml_engine.ops.declaration.checks import entry_of, fault, located, signature_of, text_of
 from cml_engine.ops.declaration.choice import NO_VARIANTS, Choice, VariantTable
 from cml_engine.ops.declaration.packing import Packing
 from cml_engine.ops.declaration.registry import lookup
-from cml_engine.ops.declaration.spec import GROUP, Cost, Dispatch, Kernel
+from cml_engine.ops.declaration.spec import GROUP, Cost, Defines, Dispatch, Kernel, OpSpec, word
+from cml_engine.ops.declaration.split_bindings import FIRST_BINDING, SplitBinding, declaration
 
 T = TypeVar("T")
 
@@ -229,9 +238,7 @@ class Lowering:
         defines : defines that distinguish this pass from others of the same file: ``{"PASS": 1}``.
         cost : the cost of this pass; by default in proportion to its workgroups.
         """
-        return accessors.launch(
-            self, threads, reads, writes, kernel, values or {}, defines or {}, cost
-        )
+        return launch(self, threads, reads, writes, kernel, values or {}, defines or {}, cost)
 
     def refuse(self, why: str) -> ShapeError:
         return ShapeError(f"{self.node.title}: {why}", self.node.source)
@@ -266,3 +273,380 @@ def for_each(
         kernel=kernel,
         cost=cost,
     )
+
+
+# --- the interface of a game's own kernels ------------------------------------------------------
+#
+# For each tensor ``a``, generated HLSL provides ``a[i]``, ``a_size``, ``a_rank``, ``a_shape(d)``,
+# ``a_stride(d)``, ``a_coord(i, d)`` and ``a_type``; for each attribute its name, or ``name(i)`` and
+# ``name_count`` for a list. All numbers are parameters of a launch, so a new shape makes no new
+# pipeline; only what changes the code (element types, strings, the number of tensors) makes a
+# variant.
+
+#: the number of extents that a kernel can read: the largest rank of a tensor
+_DIMS = 8
+#: the smallest capacity of a list attribute. It doubles as needed, so that lists of different
+#: lengths mostly share a pipeline
+_LIST_ROOM = 16
+_MAX_LIST = 2048
+_KINDS = {"integer": "i", "scalar": "f", "logical": "u"}
+_READ = {"i": ("int", "{}"), "f": ("float", "{}"), "u": ("bool", "({} != 0u)")}
+
+#: a plain attribute, or a list, tuple, or list of tuples of them
+Value = Any
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTensor:
+    """A tensor of a kernel: its ``name`` in HLSL, ``tensor`` in the graph, and its fact."""
+
+    name: str
+    tensor: str
+    fact: Fact
+
+
+@dataclass
+class Interface:
+    """The generated part of a kernel under construction.
+
+    It has lines of HLSL, the declarations (``layout``) and values of the parameters, and the
+    defines.
+    """
+
+    lines: list[str] = field(default_factory=list)
+    layout: list[str] = field(default_factory=list)
+    values: dict[str, AttrValue] = field(default_factory=dict)
+    defines: Defines = field(default_factory=dict)
+
+    def parameter(self, name: str, kind: str, value: Any) -> str:
+        """Adds a run-time parameter and returns its HLSL name, ``cml_p_`` and ``name``.
+
+        The prefix avoids clashes with the user's names.
+        """
+        inner = f"cml_p_{name}"
+        self.layout.append(f"{inner}:{kind}")
+        self.values[inner] = value
+        return inner
+
+    def tensor(self, operand: NamedTensor, binding: int, parts: SplitBinding) -> None:
+        name, fact = operand.name, operand.fact
+        shape = [*fact.shape, *[1] * (_DIMS - fact.rank)]
+        stride = [*contiguous_strides(fact.shape), *[0] * (_DIMS - fact.rank)]
+        numbers = [fact.size, fact.rank, *shape, *stride]
+        at = self.parameter(name, f"u{len(numbers)}", numbers)
+        kind = HLSL_TYPE[fact.dtype]
+        self.lines += [
+            *declaration(name, kind, binding, parts.count, parts.nbytes),
+            f"typedef {kind} {name}_type;",
+            f"static uint {name}_size = {at}(0);",
+            f"static uint {name}_rank = {at}(1);",
+            f"uint {name}_shape(uint d) {{ return {at}(2u + d); }}",
+            f"uint {name}_stride(uint d) {{ return {at}({2 + _DIMS}u + d); }}",
+            f"uint {name}_coord(uint i, uint d) {{",
+            f"    return d < {at}(1) ? i / {name}_stride(d) % {name}_shape(d) : 0u;",
+            "}",
+        ]
+
+    def tensor_list(self, name: str, parts: Sequence[NamedTensor]) -> None:
+        """Generates ``name_load(k, i)``, element i of tensor k of a list, and ``name_count``."""
+        self.lines.append(f"static const uint {name}_count = {len(parts)}u;")
+        if not parts:
+            return
+        kind = HLSL_TYPE[parts[0].fact.dtype]
+        cases = " ".join(f"case {k}: return {p.name}[i];" for k, p in enumerate(parts[1:], 1))
+        self.lines += [
+            f"typedef {kind} {name}_type;",
+            f"{kind} {name}_load(uint k, uint i) {{",
+            f"    switch (k) {{ {cases} default: return {parts[0].name}[i]; }}",
+            "}",
+        ]
+
+    def attribute(self, name: str, value: Value, kind: str) -> None:
+        """Adds an attribute as a parameter; a list takes two, its items and their count.
+
+        ``kind`` is its NNEF primitive type. A string becomes the define ``name_is_text``.
+        """
+        if kind == "string":
+            self.defines |= word(name, "_".join(map(str, _leaves(value))))
+            return
+        hlsl, read = _READ[_KINDS[kind]]
+        if not isinstance(value, list | tuple):
+            inner = self.parameter(name, _KINDS[kind], value)
+            self.lines.append(f"static {hlsl} {name} = {read.format(inner)};")
+            return
+        flat = _leaves(value)
+        room = _LIST_ROOM
+        while room < len(flat):
+            room *= 2
+        inner = self.parameter(name, f"{_KINDS[kind]}{room}", flat or [0])
+        count = self.parameter(f"{name}_count", "u", len(flat))
+        self.lines += [
+            f"static uint {name}_count = {count};",
+            f"{hlsl} {name}(uint i) {{ return {read.format(f'{inner}(i)')}; }}",
+        ]
+
+
+def whole(op: Lowering, spec: OpSpec, kernel: Kernel) -> Dispatch:
+    """Returns the only dispatch of an operator whose kernel has no ``lower``.
+
+    It has as many threads as the first result has elements, unless the kernel states their number.
+    """
+    if kernel.threads is None:
+        threads = op.outputs[0].size
+    else:
+        threads = kernel.threads(op.attrs, *op.inputs)
+        if isinstance(threads, bool) or threads != int(threads) or threads < 0:
+            raise fault(spec, f"its threads function gave {threads!r}; wanted a whole number")
+    reads, writes = _operands(op, spec)
+    return _dispatch(op, spec, kernel, int(threads), reads, writes, {})
+
+
+def launch(
+    op: Lowering,
+    threads: int,
+    reads: Mapping[str, str],
+    writes: Mapping[str, str],
+    kernel: Kernel | None,
+    values: Mapping[str, Value],
+    defines: Mapping[str, int | str],
+    cost: Cost | None,
+) -> Dispatch:
+    """Returns the dispatch of one pass of a kernel's ``lower``; see :meth:`Lowering.launch`."""
+    spec = lookup(op.node.op)
+    own = kernel or spec.kernel
+    assert own is not None  # only a kernel's lower comes here
+    tensors = [[NamedTensor(n, t, _fact(op, t)) for n, t in m.items()] for m in (reads, writes)]
+    made = _dispatch(op, spec, located(own, spec), threads, tensors[0], tensors[1], values)
+    return replace(made, defines={**made.defines, **defines}, cost=cost)
+
+
+def _dispatch(
+    op: Lowering,
+    spec: OpSpec,
+    kernel: Kernel,
+    threads: int,
+    reads: Sequence[NamedTensor],
+    writes: Sequence[NamedTensor],
+    values: Mapping[str, Value],
+) -> Dispatch:
+    if kernel.group > op.limits.max_group_threads:
+        raise DeviceError(
+            f"operator '{spec.name}' wants workgroups of {kernel.group} threads, this device "
+            f"allows {op.limits.max_group_threads}",
+            op.node.source,
+        )
+    made = Interface()
+    made.parameter("threads", "u", threads)
+    made.lines.append("static uint CML_THREADS = cml_p_threads;")
+    operands = [*reads, *writes]
+    if in_blocks := [o.tensor for o in operands if op.layout(o.tensor) in BLOCKED]:
+        raise fault(
+            spec,
+            f"its kernel states layouts, but `void kernel(…)` reads '{in_blocks[0]}' as plain; "
+            "leave them out",
+            op.node.source,
+        )
+    text = text_of(kernel, spec)  # as it is now: a file that has changed is another kernel
+    binding = FIRST_BINDING
+    for operand in operands:
+        bound = split_binding(op, operand.tensor)
+        if bound.count > 1:
+            check_atomics(op, text, operand.name, operand.tensor)
+        made.tensor(operand, binding, bound)
+        binding += bound.count
+    for name, parts in _lists(spec, operands).items():
+        made.tensor_list(name, parts)
+    for name, value in {**op.attrs, **values}.items():
+        if value is not None:
+            made.attribute(name, value, _kind(spec, name, value))
+    made.lines += _main(entry_of(text, kernel, spec))
+    _check_room(made, spec)
+    return Dispatch(
+        groups=-(-threads // kernel.group),
+        tensors=tuple(operand.tensor for operand in operands),
+        params=made.values,
+        defines={"GROUP": kernel.group, **made.defines},
+        writes=len(writes),
+        kernel=replace(
+            kernel,
+            source=text,
+            params=" ".join(made.layout),
+            interface="\n".join(made.lines),
+        ),
+    )
+
+
+def _main(arguments: int) -> list[str]:
+    """Returns the HLSL lines of the entry point, which calls the user's function ``kernel``.
+
+    With one argument it is called for the requested threads only. With two it is called for all
+    threads of a workgroup, so that they can wait for each other.
+    """
+    call = "if (cml_thread < CML_THREADS) { kernel(cml_thread); }"
+    if arguments == 2:
+        call = "kernel(cml_group, cml_lane);"
+    return [
+        "[numthreads(GROUP, 1, 1)]",
+        "void main(uint3 cml_gid : SV_GroupID, uint cml_lane : SV_GroupIndex) {",
+        "    uint cml_group = CML_GROUP(cml_gid);",
+        "    if (cml_group >= cml_end) { return; }",
+        "    uint cml_thread = cml_group * GROUP + cml_lane;",
+        f"    {call}",
+        "}",
+    ]
+
+
+def _operands(op: Lowering, spec: OpSpec) -> tuple[list[NamedTensor], list[NamedTensor]]:
+    """Returns the node's inputs and its results, each under its name in the signature."""
+    found = signature_of(spec)
+    inputs = _named(found.tensors if found else None, op.in_names, "in", spec)
+    outputs = _named(found.results if found else None, op.out_names, "out", spec)
+    return (
+        [NamedTensor(name, tensor, op.fact(tensor)) for name, tensor in inputs],
+        [NamedTensor(name, tensor, op.fact(tensor)) for name, tensor in outputs],
+    )
+
+
+def _named(
+    declared: Sequence[Param | FragmentResult] | None,
+    tensors: Sequence[str],
+    side: str,
+    spec: OpSpec,
+) -> list[tuple[str, str]]:
+    """Returns pairs of an HLSL name and a tensor of the graph, in the order of the tensors.
+
+    The HLSL names are the declared names; ``name0``, ``name1``, … for a list of tensors; and
+    ``in0``, ``out0``, … (by ``side``) without a declaration.
+    """
+    if declared is None:
+        return [(f"{side}{i}", tensor) for i, tensor in enumerate(tensors)]
+    lists = [one.name for one in declared if one.type.kind == "array"]
+    if len(lists) > 1:
+        raise fault(spec, f"it takes several lists of tensors ({', '.join(lists)}): use lower")
+    length = len(tensors) - len(declared) + 1
+    names: list[str] = []
+    for one in declared:
+        names += [f"{one.name}{k}" for k in range(length)] if one.name in lists else [one.name]
+    return list(zip(names, tensors, strict=True))
+
+
+def _lists(spec: OpSpec, operands: Sequence[NamedTensor]) -> dict[str, list[NamedTensor]]:
+    """Returns the operands of each declared list of input tensors, by the list's name."""
+    found = signature_of(spec)
+    return {
+        one.name: [o for o in operands if re.fullmatch(rf"{one.name}\d+", o.name)]
+        for one in (found.tensors if found else ())
+        if one.type.kind == "array"
+    }
+
+
+def _kind(spec: OpSpec, name: str, value: Value) -> str:
+    """Returns the NNEF primitive type of an attribute or of its elements.
+
+    It comes from the signature, or else from the value.
+    """
+    found = signature_of(spec)
+    param = found.by_name.get(name) if found else None
+    if param is not None:
+        kinds = set(_primitives(param.type))
+        if kinds and "?" not in kinds:
+            return _widest(kinds)
+    return _widest({_kind_of(leaf) for leaf in _leaves(value)})
+
+
+def _primitives(kind: Type) -> Iterable[str]:
+    if kind.items:
+        for item in kind.items:
+            yield from _primitives(item)
+    else:
+        yield kind.name
+
+
+def _widest(kinds: set[str]) -> str:
+    for kind in ("string", "scalar", "integer", "logical"):
+        if kind in kinds:
+            return kind
+    return "integer"
+
+
+def _kind_of(value: Value) -> str:
+    if isinstance(value, bool):
+        return "logical"
+    if isinstance(value, str):
+        return "string"
+    return "scalar" if isinstance(value, float) else "integer"
+
+
+def _leaves(value: Value) -> list[Value]:
+    if isinstance(value, list | tuple):
+        return [leaf for item in value for leaf in _leaves(item)]
+    return [value]
+
+
+def _fact(op: Lowering, tensor: str) -> Fact:
+    """Returns the fact of a tensor that a launch binds: of the node, packed or scratch.
+
+    Raises :class:`OperatorError` for any other name.
+    """
+    if tensor in op.scratch_words:
+        return Fact("scalar", (op.scratch_words[tensor],))
+    if tensor in op.packed:
+        array = op.packed[tensor]
+        return Fact(DTYPE_OF_KIND[array.dtype.kind], array.shape)
+    if tensor not in (*op.node.reads, *op.out_names):
+        raise fault(
+            lookup(op.node.op), f"{op.node.title}: a launch of its lower binds '{tensor}', which "
+            "is no tensor of this node", op.node.source,
+        )  # fmt: skip
+    return op.fact(tensor)
+
+
+def _check_room(made: Interface, spec: OpSpec) -> None:
+    for name, value in made.values.items():
+        if isinstance(value, list) and len(value) > _MAX_LIST:
+            raise fault(
+                spec,
+                f"attribute '{name.removeprefix('cml_p_')}' has {len(value)} values, at most "
+                f"{_MAX_LIST} travel as parameters; make it a tensor",
+            )
+
+
+def split_binding(op: Lowering, name: str) -> SplitBinding:
+    """Returns the parts in which the tensor ``name`` is bound: as few as possible, or as requested.
+
+    Raises :class:`InputError` if the device cannot bind it in the requested number of parts.
+    """
+    nbytes, limit, asked = op.nbytes(name), op.limits.max_binding_bytes, op.requested_parts
+    align = max(op.limits.storage_offset_alignment, 16)  # a binding begins there, between elements
+    longest = max(limit // align, 1) * align
+    fewest = 1 if nbytes <= limit else -(-nbytes // longest)
+    if name not in asked:
+        return SplitBinding(fewest, nbytes if fewest == 1 else longest, nbytes, limit)
+    count = int(asked[name])
+    each = -(-nbytes // (count * align)) * align
+    if count < fewest:
+        raise InputError(
+            f"decide: '{name}' cannot be bound in {count} parts: it takes {nbytes} bytes, and this "
+            f"device binds at most {limit} at once: {fewest} parts or more"
+        )
+    if count > 1 and -(-nbytes // each) != count:
+        raise InputError(
+            f"decide: '{name}' cannot be bound in {count} parts: it takes {nbytes} bytes, and each "
+            f"part begins at a multiple of {align}: {-(-nbytes // align)} parts or fewer"
+        )
+    return SplitBinding(count, nbytes if count == 1 else each, nbytes, limit)
+
+
+def check_atomics(op: Lowering, source: str, hlsl: str, name: str) -> None:
+    """Raises :class:`DeviceError` if the kernel uses atomic operations on ``hlsl``.
+
+    ``hlsl`` is the tensor's name in the shader. A tensor with atomic operations cannot be bound
+    in parts.
+    """
+    if re.search(rf"\bInterlocked\w+\s*\(\s*{hlsl}\s*\[", source):
+        raise DeviceError(
+            f"{op.node.title}: '{name}' cannot be bound in parts: the kernel changes it by atomic "
+            f"operations. It takes {op.nbytes(name)} bytes, this device binds at most "
+            f"{op.limits.max_binding_bytes} at once. Use a smaller input or another device.",
+            op.node.source,
+        )

@@ -6,14 +6,8 @@ an index is generated. Workgroups, arithmetic and results stay the same, bit for
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
-
-from cml_engine.errors import DeviceError, InputError
-from cml_engine.ir.graph import Node
-from cml_engine.ir.limits import Limits
 
 #: the most parts that a caller may request
 MOST_PARTS = 8
@@ -21,7 +15,6 @@ MOST_PARTS = 8
 COUNTS = tuple(str(count) for count in range(1, MOST_PARTS + 1))
 #: the first binding of tensors; before it are the slice and the parameters
 FIRST_BINDING = 2
-_ATOMIC = re.compile(r"\bInterlocked\w+\s*\(\s*(\w+)\s*\[")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,42 +39,6 @@ class SplitBinding:
         """Yields the offset and the size in bytes of each part of a tensor of ``room`` bytes."""
         for start in range(0, room, self.nbytes):
             yield start, min(self.nbytes, room - start)
-
-
-class Binder(Protocol):
-    """A node whose tensors are bound; :class:`Lowering` implements it."""
-
-    node: Node
-    limits: Limits
-    requested_parts: Mapping[str, str]
-
-    def nbytes(self, name: str) -> int: ...
-
-
-def split_binding(op: Binder, name: str) -> SplitBinding:
-    """Returns the parts in which the tensor ``name`` is bound: as few as possible, or as requested.
-
-    Raises :class:`InputError` if the device cannot bind it in the requested number of parts.
-    """
-    nbytes, limit, asked = op.nbytes(name), op.limits.max_binding_bytes, op.requested_parts
-    align = max(op.limits.storage_offset_alignment, 16)  # a binding begins there, between elements
-    longest = max(limit // align, 1) * align
-    fewest = 1 if nbytes <= limit else -(-nbytes // longest)
-    if name not in asked:
-        return SplitBinding(fewest, nbytes if fewest == 1 else longest, nbytes, limit)
-    count = int(asked[name])
-    each = -(-nbytes // (count * align)) * align
-    if count < fewest:
-        raise InputError(
-            f"decide: '{name}' cannot be bound in {count} parts: it takes {nbytes} bytes, and this "
-            f"device binds at most {limit} at once: {fewest} parts or more"
-        )
-    if count > 1 and -(-nbytes // each) != count:
-        raise InputError(
-            f"decide: '{name}' cannot be bound in {count} parts: it takes {nbytes} bytes, and each "
-            f"part begins at a multiple of {align}: {-(-nbytes // align)} parts or fewer"
-        )
-    return SplitBinding(count, nbytes if count == 1 else each, nbytes, limit)
 
 
 def declaration(name: str, kind: str, binding: int, count: int, nbytes: int) -> list[str]:
@@ -118,18 +75,3 @@ def _each(ranges: list[str], do: str) -> str:
         body = f"{{ {do.format(part=part, at=at)} }}"
         cases.append(f"if (i < {k + 1}u * each) {body}" if k + 1 < len(ranges) else body)
     return " else ".join(cases)
-
-
-def check_atomics(op: Binder, source: str, hlsl: str, name: str) -> None:
-    """Raises :class:`DeviceError` if the kernel uses atomic operations on ``hlsl``.
-
-    ``hlsl`` is the tensor's name in the shader. A tensor with atomic operations cannot be bound
-    in parts.
-    """
-    if hlsl in _ATOMIC.findall(source):
-        raise DeviceError(
-            f"{op.node.title}: '{name}' cannot be bound in parts: the kernel changes it by atomic "
-            f"operations. It takes {op.nbytes(name)} bytes, this device binds at most "
-            f"{op.limits.max_binding_bytes} at once. Use a smaller input or another device.",
-            op.node.source,
-        )

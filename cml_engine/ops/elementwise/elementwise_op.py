@@ -33,6 +33,7 @@ from cml_engine.ops.declaration.spec import (
     Tolerance,
     Traits,
     elementwise_cost,
+    engine_kernel,
 )
 
 _GROUP = 64
@@ -264,14 +265,13 @@ def kernel_of(row: Formula) -> Kernel:
 
 
 def _kernel(operands: int, attrs: int) -> Kernel:
-    return Kernel(
+    return engine_kernel(
         "elementwise/elementwise.hlsl",
         params=f"count:u dims:u extent:u{_MAX_DIMS} stride:u{operands * _MAX_DIMS} "
         f"attr:f{max(1, attrs)}",
         group=_GROUP,
         layouts="each",
         half=_half,
-        trusted=True,
     )
 
 

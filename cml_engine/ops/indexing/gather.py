@@ -24,10 +24,10 @@ from cml_engine.ops.declaration.spec import (
     Case,
     Defines,
     Dispatch,
-    Kernel,
     OpSpec,
     Random,
     elementwise_cost,
+    engine_kernel,
     gathered_cost,
 )
 
@@ -70,11 +70,10 @@ def _gather_lower(op: Lowering) -> Iterator[Dispatch]:
     yield for_each(op, n, params, {"ITEMS": _ITEMS}, types=f"{item} int {item}")
 
 
-_GATHER = Kernel(
+_GATHER = engine_kernel(
     "indexing/gather.hlsl",
     "n:u blocks:u row:u extent:u indices:u",
     lower=_gather_lower,
-    trusted=True,
 )
 
 
@@ -142,7 +141,7 @@ def _moved(op: Lowering, types: str, kind: Mapping[str, int | str]) -> Dispatch:
     return for_each(op, op.outputs[0].size, {}, defines, types=types, items=_ITEMS)
 
 
-_CAST = Kernel("indexing/gather.hlsl", "n:u", lower=_cast_lower, trusted=True)
+_CAST = engine_kernel("indexing/gather.hlsl", "n:u", lower=_cast_lower)
 _ODD = (np.inf, -np.inf, np.nan)
 _EDGES = np.array(
     [0.0, -0.0, 0.5, -0.5, 1.9, -1.9, 2.0**31 - 128, 2.0**31, -(2.0**31), 3e9, -3e9, 1e-30, *_ODD],
@@ -197,7 +196,7 @@ for _name, _source, _target in (
             _name,
             infer=partial(_bits_infer, _source, _target),
             cpu=partial(_bits_cpu, _target),
-            kernel=Kernel("indexing/gather.hlsl", "n:u", lower=_bits_lower, trusted=True),
+            kernel=engine_kernel("indexing/gather.hlsl", "n:u", lower=_bits_lower),
             cost=elementwise_cost(0),
             tolerance=EXACT,
             cases=[
@@ -231,7 +230,7 @@ def _table_lower(op: Lowering) -> Iterator[Dispatch]:
     yield for_each(op, op.outputs[0].size, params, defines, items=_ITEMS)
 
 
-_TABLE = Kernel("indexing/integer_table.hlsl", "n:u first:i", lower=_table_lower, trusted=True)
+_TABLE = engine_kernel("indexing/integer_table.hlsl", "n:u first:i", lower=_table_lower)
 
 
 def _table_case(size: int, most: int, first: int) -> Case:

@@ -30,10 +30,10 @@ from cml_engine.ops.declaration.spec import (
     Case,
     Cost,
     Dispatch,
-    Kernel,
     OpSpec,
     Random,
     Tolerance,
+    engine_kernel,
     gathered_cost,
 )
 
@@ -252,18 +252,17 @@ _NOTHING: Mapping[str, AttrValue] = {
     **dict.fromkeys(("row", "begin", "end", "kind", "slots", "by_rows", "rank", "step"), 0),
     **dict.fromkeys(("extent", "stride"), [0]),
 }
-_STEPS = Kernel(
+_STEPS = engine_kernel(
     "indexing/scatter_steps.hlsl",
     "n:u row:u begin:u end:u kind:u slots:u by_rows:u rank:u step:u "
     f"extent:u{MAX_RANK} stride:u{MAX_RANK}",
-    trusted=True,
 )
 _PARAMS = (
     "n:u lines:u slots:u segment:u kind:u begin:u end:u by_rows:u places:u rank:u to_step:u step:u "
     + " ".join(f"{name}:u{MAX_RANK}" for name in ("limit", "extent", "reach", "to", "start"))
 )
 _ELEMENTS, _ROWS = (
-    Kernel("indexing/scatter.hlsl", _PARAMS, lower=lower, trusted=True)
+    engine_kernel("indexing/scatter.hlsl", _PARAMS, lower=lower)
     for lower in (_elements_lower, _rows_lower)
 )
 
@@ -370,11 +369,10 @@ def _gather_lower(op: Lowering) -> Iterator[Dispatch]:
     yield for_each(op, indices.size, params, {"GATHER": 1}, types="uint int uint")
 
 
-_GATHER = Kernel(
+_GATHER = engine_kernel(
     "indexing/scatter.hlsl",
     f"n:u rank:u extent:u{MAX_RANK} stride:u{MAX_RANK} slots:u step:u",
     lower=_gather_lower,
-    trusted=True,
 )
 # --- the operators ------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import epilogue_of
 from cml_engine.ops.declaration.lowering import MOST_TURNS, Lowering
 from cml_engine.ops.declaration.packing import PackedDim, Packing
-from cml_engine.ops.declaration.spec import Case, Cost, Defines, Dispatch, Kernel
+from cml_engine.ops.declaration.spec import Case, Cost, Defines, Dispatch, engine_kernel
 from cml_engine.ops.declaration.variant import KernelFamily, KernelVariant
 from cml_engine.ops.movement.strided_copy import Dim, box, collapse, copy_regions, strides
 
@@ -458,7 +458,7 @@ def _part(p: MatrixProduct, begin: int, end: int) -> Cost:
 
 
 MATMUL = KernelFamily[MatrixProduct, MatmulTile]("matmul, linear", _key)
-KERNEL = Kernel("matmul/matmul.hlsl", PARAMS, trusted=True)
+KERNEL = engine_kernel("matmul/matmul.hlsl", PARAMS)
 _PLAIN = {"transposeA": False, "transposeB": False}
 MATMUL.add(
     KernelVariant(

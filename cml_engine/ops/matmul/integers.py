@@ -30,6 +30,7 @@ from cml_engine.ops.declaration.spec import (
     OpSpec,
     Random,
     Tolerance,
+    engine_kernel,
 )
 
 _WORDS = (-(2**31), 2**31 - 1, "integer")
@@ -37,7 +38,7 @@ _INTEGERS = {f"T{i}_TYPE": "int" for i in range(3)}
 
 
 def _kernel(params: str, lower: Callable[[Lowering], Iterator[Dispatch]]) -> Kernel:
-    return Kernel("matmul/products.hlsl", params, lower=lower, trusted=True)
+    return engine_kernel("matmul/products.hlsl", params, lower=lower)
 
 
 def _row_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:

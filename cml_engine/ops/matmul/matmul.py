@@ -10,7 +10,15 @@ from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, Fact
 from cml_engine.ops.common.blas import multiply
 from cml_engine.ops.declaration.registry import define
-from cml_engine.ops.declaration.spec import Case, Cost, Kernel, OpSpec, Random, Tolerance, Traits
+from cml_engine.ops.declaration.spec import (
+    Case,
+    Cost,
+    OpSpec,
+    Random,
+    Tolerance,
+    Traits,
+    engine_kernel,
+)
 from cml_engine.ops.matmul.gpu import PARAMS, lower_linear, lower_matmul, takes_half_weights
 
 _SUMS = Tolerance(
@@ -98,12 +106,11 @@ define(
         infer=_matmul_infer,
         cpu=_matmul_cpu,
         # a PReLU's slopes go by axis 1, which is not always the columns here
-        kernel=Kernel(
+        kernel=engine_kernel(
             "matmul/matmul.hlsl",
             PARAMS,
             lower=lower_matmul,
             epilogues="places",
-            trusted=True,
         ),
         cost=_cost,
         tolerance=_SUMS,
@@ -137,8 +144,8 @@ define(
         "linear",
         infer=_linear_infer,
         cpu=_linear_cpu,
-        kernel=Kernel(
-            "matmul/matmul.hlsl", PARAMS, lower=lower_linear, epilogues="channels", trusted=True
+        kernel=engine_kernel(
+            "matmul/matmul.hlsl", PARAMS, lower=lower_linear, epilogues="channels"
         ),
         cost=_cost,
         tolerance=_SUMS,

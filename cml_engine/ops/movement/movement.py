@@ -33,7 +33,6 @@ from cml_engine.ops.declaration.spec import (
     Cost,
     Cpu,
     Dispatch,
-    Kernel,
     OperandRows,
     OpSpec,
     Parts,
@@ -42,6 +41,7 @@ from cml_engine.ops.declaration.spec import (
     RowsOf,
     Traits,
     along_axis,
+    engine_kernel,
     other_axis,
 )
 from cml_engine.ops.declaration.spec import elementwise_cost as _cost
@@ -237,7 +237,7 @@ define(
         cpu=lambda attrs, x: np.ascontiguousarray(x.transpose(_order(attrs, x.ndim))).reshape(
             _transpose_infer(attrs, fact_from(x)).shape
         ),
-        kernel=Kernel("movement/movement.hlsl", lower=_transpose_lower, trusted=True),
+        kernel=engine_kernel("movement/movement.hlsl", lower=_transpose_lower),
         cost=_MOVE,
         tolerance=EXACT,
         traits=Traits(rows=_transpose_rows),
@@ -354,9 +354,7 @@ def _join_blocks(op: Lowering, channels: Sequence[int]) -> Iterator[Dispatch]:
         first += count
 
 
-_JOIN = Kernel(
-    "movement/join.hlsl", "n:u channels:u volume:u first:u depth:u touched:u", trusted=True
-)
+_JOIN = engine_kernel("movement/join.hlsl", "n:u channels:u volume:u first:u depth:u touched:u")
 
 
 def _part_lower(op: Lowering) -> Iterator[Dispatch]:
@@ -393,12 +391,11 @@ define(
         infer=_concat_infer,
         cpu=lambda attrs, *values: np.concatenate(values, attrs.axis),
         prepare=prepare_concat,
-        kernel=Kernel(
+        kernel=engine_kernel(
             "movement/movement.hlsl",
             lower=_join_lower,
             layouts="joins",
             half="alike",
-            trusted=True,
         ),
         cost=_MOVE,
         tolerance=EXACT,
@@ -422,7 +419,7 @@ define(
         "stack",
         infer=_stack_infer,
         cpu=lambda attrs, *values: np.stack(values, attrs.axis),
-        kernel=Kernel("movement/movement.hlsl", lower=_join_lower, trusted=True),
+        kernel=engine_kernel("movement/movement.hlsl", lower=_join_lower),
         cost=_MOVE,
         tolerance=EXACT,
         traits=Traits(parts=Parts(joined=True, place=along_axis)),
@@ -440,12 +437,11 @@ define(
         "split",
         infer=_split_infer,
         cpu=_split_cpu,
-        kernel=Kernel(
+        kernel=engine_kernel(
             "movement/movement.hlsl",
             lower=_part_lower,
             layouts="blocks",
             half="alike",
-            trusted=True,
         ),
         cost=_MOVE,
         tolerance=EXACT,
@@ -466,7 +462,7 @@ define(
         "unstack",
         infer=_unstack_infer,
         cpu=lambda attrs, x: [x.take(i, attrs.axis) for i in range(x.shape[attrs.axis])],
-        kernel=Kernel("movement/movement.hlsl", lower=_part_lower, trusted=True),
+        kernel=engine_kernel("movement/movement.hlsl", lower=_part_lower),
         cost=_MOVE,
         tolerance=EXACT,
         traits=Traits(parts=Parts(joined=False, place=along_axis)),

@@ -20,7 +20,6 @@ from cml_engine.ops.declaration.spec import (
     Case,
     Cost,
     Dispatch,
-    Kernel,
     OperandRows,
     OpSpec,
     Order,
@@ -28,6 +27,7 @@ from cml_engine.ops.declaration.spec import (
     RowMapping,
     Traits,
     elementwise_cost,
+    engine_kernel,
     word,
 )
 from cml_engine.ops.movement.strided_copy import strides
@@ -158,11 +158,10 @@ def _word(value: float, dtype: str) -> int:
     return int(np.asarray(value, NUMPY_DTYPE[dtype]).view(np.uint32))
 
 
-_KERNEL = Kernel(
+_KERNEL = engine_kernel(
     "movement/padding.hlsl",
     "n:u blocks:u value:u in_extent:u8 out_extent:u8 before:i8 src_stride:u8",
     lower=_lower,
-    trusted=True,
 )
 
 

@@ -20,11 +20,11 @@ from cml_engine.ops.declaration.spec import (
     EXACT,
     Case,
     Dispatch,
-    Kernel,
     OpSpec,
     RowMapping,
     Traits,
     elementwise_cost,
+    engine_kernel,
 )
 
 
@@ -94,14 +94,13 @@ def _lower(op: Lowering) -> Iterator[Dispatch]:
 
 
 #: the kernel of every operator that converts a map from one layout to another
-KERNEL = Kernel(
+KERNEL = engine_kernel(
     "movement/shuffle.hlsl",
     f"n:u channels:u height:u width:u side:u entry:f3 {PARAMS}",
     lower=_lower,
     layouts="any",
     half="each",
     epilogues="places",
-    trusted=True,
 )
 
 define(

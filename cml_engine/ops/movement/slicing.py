@@ -21,7 +21,6 @@ from cml_engine.ops.declaration.spec import (
     Cpu,
     Dispatch,
     Half,
-    Kernel,
     OperandRows,
     OpSpec,
     Parts,
@@ -29,6 +28,7 @@ from cml_engine.ops.declaration.spec import (
     RowMapping,
     Traits,
     elementwise_cost,
+    engine_kernel,
     other_axes,
     selection_cost,
 )
@@ -190,8 +190,8 @@ define(
         infer=_slice_infer,
         cpu=_slice_cpu,
         prepare=_prepare_slice,
-        kernel=Kernel(
-            "movement/movement.hlsl", lower=_slice_lower, layouts="blocks", half=_half, trusted=True
+        kernel=engine_kernel(
+            "movement/movement.hlsl", lower=_slice_lower, layouts="blocks", half=_half
         ),
         cost=selection_cost,
         tolerance=EXACT,
@@ -241,7 +241,7 @@ define(
         "tile",
         infer=_tile_infer,
         cpu=lambda attrs, x: np.tile(x, attrs.repeats),
-        kernel=Kernel("movement/movement.hlsl", lower=_tile_lower, trusted=True),
+        kernel=engine_kernel("movement/movement.hlsl", lower=_tile_lower),
         cost=elementwise_cost(0),
         tolerance=EXACT,
         traits=Traits(rows=_tile_rows),

@@ -14,7 +14,7 @@ from math import prod
 
 from cml_engine.ir.layout import block_words
 from cml_engine.ops.declaration.lowering import Lowering
-from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel
+from cml_engine.ops.declaration.spec import Cost, Dispatch, engine_kernel
 
 #: a tile of rank 8 has two dimensions for each of its own
 MAX_DIMS = 16
@@ -30,8 +30,8 @@ _LONG_ROW = 4 * _ITEMS
 #: a matrix is transposed through groupshared memory from this side on
 _TILE_SIDE, _TILE_MIN = 32, 8
 
-_COPY = Kernel("movement/movement.hlsl", _PARAMS, group=_GROUP, trusted=True)
-_TILED = Kernel("movement/movement.hlsl", _PARAMS, group=256, trusted=True)
+_COPY = engine_kernel("movement/movement.hlsl", _PARAMS, group=_GROUP)
+_TILED = engine_kernel("movement/movement.hlsl", _PARAMS, group=256)
 
 
 @dataclass(frozen=True, slots=True)

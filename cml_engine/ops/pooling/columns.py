@@ -33,11 +33,11 @@ from cml_engine.ops.declaration.spec import (
     Case,
     Cost,
     Dispatch,
-    Kernel,
     OpSpec,
     Random,
     Tolerance,
     elementwise_cost,
+    engine_kernel,
 )
 
 _PARAMS = f"n:u channels:u {GEOMETRY}"
@@ -128,7 +128,7 @@ define(
         "col2im",
         infer=_col2im_infer,
         cpu=_col2im_cpu,
-        kernel=Kernel("pooling/columns.hlsl", _PARAMS, lower=_col2im_lower, trusted=True),
+        kernel=engine_kernel("pooling/columns.hlsl", _PARAMS, lower=_col2im_lower),
         cost=lambda attrs, inputs, outputs: Cost.moving(inputs[0].size, inputs, outputs),
         tolerance=Tolerance(1e-6, 2e-6, "a rounding for each window that covers a value"),
         cases=list(_col2im_cases()),
@@ -240,11 +240,10 @@ define(
         "deform_columns",
         infer=_deform_infer,
         cpu=_deform_cpu,
-        kernel=Kernel(
+        kernel=engine_kernel(
             "pooling/columns.hlsl",
             f"{_PARAMS} offset_groups:u masked:u",
             lower=_deform_lower,
-            trusted=True,
         ),
         cost=elementwise_cost(16),
         tolerance=POSITION,

@@ -17,7 +17,7 @@ from cml_engine.ir.layout import BLOCKED, PLAIN, STORED, VECTOR_TYPE
 from cml_engine.ops.common.shapes import contiguous_strides
 from cml_engine.ops.common.window import Window, WindowAxis, reverse_window_of, volume, window_of
 from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering
-from cml_engine.ops.declaration.spec import Defines, Dispatch, Half, Kernel, word
+from cml_engine.ops.declaration.spec import Defines, Dispatch, Half, Kernel, engine_kernel, word
 from cml_engine.ops.declaration.variant import KernelFamily, KernelVariant
 from cml_engine.ops.elementwise.elementwise_op import Operand
 from cml_engine.ops.reduction.gpu import Reduction, reduction
@@ -247,7 +247,7 @@ def _in_parts(node: _Pooling, _: None) -> Iterator[Dispatch]:
 
 
 POOL = KernelFamily[_Pooling, None]("pools")
-_KERNEL = Kernel("pooling/pool.hlsl", _PARAMS, group=_GROUP, trusted=True)
+_KERNEL = engine_kernel("pooling/pool.hlsl", _PARAMS, group=_GROUP)
 POOL.add(
     KernelVariant(
         name="reduction",

@@ -27,7 +27,7 @@ from cml_engine.ops.common.shapes import (
 from cml_engine.ops.declaration.choice import about
 from cml_engine.ops.declaration.expression import Formula
 from cml_engine.ops.declaration.lowering import Lowering
-from cml_engine.ops.declaration.spec import Case, Defines, Dispatch, Half, Kernel
+from cml_engine.ops.declaration.spec import Case, Defines, Dispatch, Half, Kernel, engine_kernel
 from cml_engine.ops.declaration.variant import KernelFamily, KernelVariant
 from cml_engine.ops.elementwise.elementwise_op import Operand, launch
 
@@ -45,8 +45,8 @@ _PARAMS = "outputs:u chunks:u chunk:u total:u chunk_step:u divisor:f start:u " +
 )
 
 
-_KERNEL = Kernel(
-    "reduction/reduce.hlsl", _PARAMS + " kept_dims:u reduced_dims:u", layouts="each", trusted=True
+_KERNEL = engine_kernel(
+    "reduction/reduce.hlsl", _PARAMS + " kept_dims:u reduced_dims:u", layouts="each"
 )
 
 

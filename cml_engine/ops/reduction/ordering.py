@@ -26,6 +26,7 @@ from cml_engine.ops.declaration.spec import (
     Random,
     Tolerance,
     elementwise_cost,
+    engine_kernel,
     gathered_cost,
 )
 
@@ -34,7 +35,7 @@ _LONG_LINE, _CHUNK = 4096, 1024
 
 
 def _kernel(params: str, lower: Callable[[Lowering], Iterator[Dispatch]]) -> Kernel:
-    return Kernel("reduction/ordering.hlsl", params, lower=lower, trusted=True)
+    return engine_kernel("reduction/ordering.hlsl", params, lower=lower)
 
 
 # --- top_k --------------------------------------------------------------------------------------

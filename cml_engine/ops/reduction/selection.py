@@ -25,13 +25,14 @@ from cml_engine.ops.declaration.spec import (
     Kernel,
     OpSpec,
     Random,
+    engine_kernel,
 )
 
 _COUNT = Fact("integer", (1,))
 
 
 def _kernel(params: str, lower: Callable[[Lowering], Iterator[Dispatch]]) -> Kernel:
-    return Kernel("reduction/selection.hlsl", params, lower=lower, trusted=True)
+    return engine_kernel("reduction/selection.hlsl", params, lower=lower)
 
 
 # --- nonzero ------------------------------------------------------------------------------------

@@ -23,9 +23,9 @@ from cml_engine.ops.declaration.spec import (
     Case,
     Cost,
     Dispatch,
-    Kernel,
     OpSpec,
     Random,
+    engine_kernel,
     numbers,
 )
 
@@ -154,11 +154,10 @@ def _lower(op: Lowering) -> Iterator[Dispatch]:
     yield for_each(op, x.shape[0] * blocks * places, params, numbers(METHODS) | numbers(BORDERS))
 
 
-_KERNEL = Kernel(
+_KERNEL = engine_kernel(
     "resampling/grid_sample.hlsl",
     "n:u places:u blocks:u channels:u spatial:u in_extent:u3 method:u border:u align:u",
     lower=_lower,
-    trusted=True,
 )
 
 

@@ -37,6 +37,7 @@ from cml_engine.ops.declaration.spec import (
     Tolerance,
     Traits,
     elementwise_cost,
+    engine_kernel,
     selection_cost,
     word,
 )
@@ -299,13 +300,12 @@ def _kernel(
     half: Half | Callable[[Node, Mapping[str, Fact]], Half],
     layouts: Literal["same", "copies"] = "same",
 ) -> Kernel:
-    return Kernel(
+    return engine_kernel(
         "resampling/resample.hlsl",
         _PARAMS,
         lower,
         layouts=layouts,
         half=half,
-        trusted=True,
     )
 
 

@@ -16,7 +16,15 @@ from cml_engine.ir.graph import Array, Attrs, Fact
 from cml_engine.ops.common.shapes import check_sizes, check_word
 from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
-from cml_engine.ops.declaration.spec import Case, Cost, Dispatch, Kernel, OpSpec, Tolerance, word
+from cml_engine.ops.declaration.spec import (
+    Case,
+    Cost,
+    Dispatch,
+    OpSpec,
+    Tolerance,
+    engine_kernel,
+    word,
+)
 
 METHODS = ("nearest", "linear", "cubic")
 COORDINATES = ("symmetric", "asymmetric", "aligned")
@@ -159,11 +167,10 @@ define(
         "resize",
         infer=_infer,
         cpu=_cpu,
-        kernel=Kernel(
+        kernel=engine_kernel(
             "resampling/resize.hlsl",
             "n:u in_extent:u3 out_extent:u3 coefficient:f",
             lower=_lower,
-            trusted=True,
         ),
         cost=_cost,
         tolerance=Tolerance(4e-6, 4e-6, "weights are rounded, and up to 64 products are summed"),

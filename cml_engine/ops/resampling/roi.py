@@ -30,6 +30,7 @@ from cml_engine.ops.declaration.spec import (
     OpSpec,
     Random,
     Tolerance,
+    engine_kernel,
     word,
 )
 
@@ -229,7 +230,7 @@ _PARAMS = (
 
 
 def _kernel(kind: str) -> Kernel:
-    return Kernel("resampling/roi.hlsl", _PARAMS, lower=partial(_lower, kind), trusted=True)
+    return engine_kernel("resampling/roi.hlsl", _PARAMS, lower=partial(_lower, kind))
 
 
 # --- the operators ------------------------------------------------------------------------------
@@ -459,12 +460,11 @@ def _align_lower(op: Lowering) -> Iterator[Dispatch]:
         yield for_each(op, result.size, params, {"T2_TYPE": "int"})
 
 
-_ALIGN_KERNEL = Kernel(
+_ALIGN_KERNEL = engine_kernel(
     "resampling/roi_align.hlsl",
     "n:u batch:u channels:u per_roi:u in_extent:u2 out_extent:u2 ratio:u most:u2 begin:u "
     "end:u last:u scale:f half_pixel:u greatest:u",
     lower=_align_lower,
-    trusted=True,
 )
 
 

@@ -23,7 +23,7 @@ from cml_engine.ops.conv.node import (
 )
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import epilogue_of
-from cml_engine.ops.declaration.spec import Dispatch, Kernel
+from cml_engine.ops.declaration.spec import Dispatch, engine_kernel
 from cml_engine.ops.declaration.variant import KernelVariant
 
 #: a larger window has more taps than registers hold beside the sums
@@ -94,12 +94,11 @@ CONV.add(
     KernelVariant(
         name="depthwise",
         about="tiles of results, rows by columns, whose windows overlap",
-        kernel=Kernel(
+        kernel=engine_kernel(
             "conv/depthwise.hlsl",
             "threads:u tiles_y:u tiles_x:u blocks:u out_c:u height:i width:i before_y:i "
             f"before_x:i out_height:i out_width:i {EPILOGUE_PARAMS}",
             group=GROUP,
-            trusted=True,
         ),
         lower=lower_depthwise,
         default_tile=default_tile,

@@ -16,7 +16,7 @@ from cml_engine.ir.layout import C4I8, C4U8
 from cml_engine.ops.conv.kernels import tile
 from cml_engine.ops.conv.kernels.line import rows_are_possible
 from cml_engine.ops.conv.node import CONV, GROUP, Conv, ConvTile, is_depthwise
-from cml_engine.ops.declaration.spec import Kernel
+from cml_engine.ops.declaration.spec import engine_kernel
 from cml_engine.ops.declaration.variant import KernelVariant
 
 #: positions of a thread on a software driver
@@ -46,7 +46,7 @@ CONV.add(
     KernelVariant(
         name="dot4 tile",
         about="register tiles of bytes, four products at once",
-        kernel=Kernel("conv/conv.hlsl", tile.PARAMS, group=GROUP, trusted=True),
+        kernel=engine_kernel("conv/conv.hlsl", tile.PARAMS, group=GROUP),
         lower=lambda conv, size: tile.lower_tile(replace(conv, dot4=True), size),
         default_tile=default_tile,
         is_possible=is_possible,

@@ -38,7 +38,7 @@ from cml_engine.ops.conv.node import (
     phases_of,
 )
 from cml_engine.ops.declaration.packing import Packing
-from cml_engine.ops.declaration.spec import Defines, Dispatch, Kernel
+from cml_engine.ops.declaration.spec import Defines, Dispatch, engine_kernel
 from cml_engine.ops.declaration.variant import KernelVariant
 
 #: rows, and steps along a line (results of one phase), of a thread
@@ -142,7 +142,7 @@ CONV.add(
     KernelVariant(
         name="row tile",
         about="row tiles: neighbours along a line, which share their inputs",
-        kernel=Kernel("conv/conv_row_tile.hlsl", PARAMS, group=GROUP, trusted=True),
+        kernel=engine_kernel("conv/conv_row_tile.hlsl", PARAMS, group=GROUP),
         lower=_lower_row_tile,
         default_tile=_default_row_tile,
         is_possible=rows_are_possible,
@@ -195,7 +195,7 @@ CONV.add(
     KernelVariant(
         name="plain",
         about="a plain input of a few channels, as a network's first layer has it",
-        kernel=Kernel("conv/conv_plain.hlsl", PARAMS, group=GROUP, trusted=True),
+        kernel=engine_kernel("conv/conv_plain.hlsl", PARAMS, group=GROUP),
         lower=_lower_plain,
         default_tile=_default_row_tile,
         is_possible=_is_plain_possible,
@@ -261,7 +261,7 @@ CONV.add(
     KernelVariant(
         name="phases",
         about="phase-fused deconvolution: neighbours of all phases along a line",
-        kernel=Kernel("conv/conv_phases.hlsl", PARAMS, group=GROUP, trusted=True),
+        kernel=engine_kernel("conv/conv_phases.hlsl", PARAMS, group=GROUP),
         lower=_lower_phases,
         default_tile=_default_phases_tile,
         is_possible=_is_phases_possible,

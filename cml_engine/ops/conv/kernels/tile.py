@@ -31,7 +31,7 @@ from cml_engine.ops.conv.node import (
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import EpilogueArgs, epilogue_of
 from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS
-from cml_engine.ops.declaration.spec import Cost, Defines, Dispatch, Kernel
+from cml_engine.ops.declaration.spec import Cost, Defines, Dispatch, engine_kernel
 from cml_engine.ops.declaration.variant import KernelVariant
 
 PARAMS = (
@@ -199,7 +199,7 @@ CONV.add(
     KernelVariant(
         name="tile",
         about="register tiles: output channels by positions, in any order of these",
-        kernel=Kernel("conv/conv.hlsl", PARAMS, group=GROUP, trusted=True),
+        kernel=engine_kernel("conv/conv.hlsl", PARAMS, group=GROUP),
         lower=lower_tile,
         default_tile=default_tile,
         tiles=tiles,
@@ -288,11 +288,10 @@ CONV.add(
     KernelVariant(
         name="long",
         about="register tiles, a part of the sum in each launch",
-        kernel=Kernel(
+        kernel=engine_kernel(
             "conv/conv.hlsl",
             PARAMS + " groups:u tap_begin:u tap_end:u block_begin:u block_end:u",
             group=GROUP,
-            trusted=True,
         ),
         lower=_lower_long,
         default_tile=default_tile,

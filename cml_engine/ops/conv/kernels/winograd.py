@@ -26,7 +26,7 @@ from cml_engine.ops.conv.node import CONV, GROUP, Conv, ConvTile, blocks_of, pac
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import epilogue_of
 from cml_engine.ops.declaration.packing import Packing
-from cml_engine.ops.declaration.spec import Dispatch, Kernel, word
+from cml_engine.ops.declaration.spec import Dispatch, engine_kernel, word
 from cml_engine.ops.declaration.variant import KernelVariant
 
 _PARAMS = (
@@ -236,7 +236,7 @@ CONV.add(
     KernelVariant(
         name="winograd",
         about="3x3 of stride 1 by F(4x4, 3x3): transforms, products, transforms",
-        kernel=Kernel("conv/winograd.hlsl", _PARAMS + EPILOGUE_PARAMS, group=GROUP, trusted=True),
+        kernel=engine_kernel("conv/winograd.hlsl", _PARAMS + EPILOGUE_PARAMS, group=GROUP),
         lower=lower_winograd,
         default_tile=default_tile,
         is_possible=is_possible,
