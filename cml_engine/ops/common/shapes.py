@@ -196,7 +196,7 @@ def left_views(*arrays: Array) -> list[Array]:
     return [left_view(a, rank) for a in arrays]
 
 
-def contiguous_strides(shape: Shape) -> Shape:
+def contiguous_strides(shape: Sequence[int]) -> Shape:
     """Returns the row-major strides of a shape, in elements."""
     return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
@@ -255,7 +255,7 @@ class StridedWalk:
         return len(self.extents) == 1
 
 
-def collapse(extents: Shape, strides: Sequence[Shape]) -> StridedWalk:
+def collapse(extents: Sequence[int], strides: Sequence[Sequence[int]]) -> StridedWalk:
     """Returns the walk over the same elements in the same order with the fewest dimensions.
 
     ``strides`` has the strides of each operand. Extents of 1 are dropped, and neighbouring

@@ -11,6 +11,7 @@ import numpy as np
 from cml_engine.ir.graph import Array, AttrValue, Fact, Node
 from cml_engine.ir.layout import C4, C4H, HALF, VECTOR_TYPE
 from cml_engine.ir.limits import Limits
+from cml_engine.ops.common.shapes import collapse, contiguous_strides
 from cml_engine.ops.declaration.choice import about
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import epilogue_of
@@ -18,7 +19,7 @@ from cml_engine.ops.declaration.lowering import MOST_TURNS, Lowering
 from cml_engine.ops.declaration.packing import PackedDim, Packing
 from cml_engine.ops.declaration.spec import Case, Cost, Defines, Dispatch, engine_kernel
 from cml_engine.ops.declaration.variant import KernelFamily, KernelVariant
-from cml_engine.ops.movement.strided_copy import Dim, box, collapse, copy_regions, strides
+from cml_engine.ops.movement.strided_copy import box, copy_regions
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +207,7 @@ def lower_linear(op: Lowering) -> Iterator[Dispatch]:
 
 def _matrix(op: Lowering, index: int, batch: tuple[int, ...], k_last: bool) -> Matrix:
     shape = op.inputs[index].shape
-    *lead, row, column = strides(shape)
+    *lead, row, column = contiguous_strides(shape)
     steps = tuple(0 if e == 1 else s for e, s in zip(shape[: len(batch)], lead, strict=True))
     outer, inner = (row, column) if k_last else (column, row)
     return Matrix(op.in_names[index], outer, inner, steps, k_last)
@@ -284,7 +285,7 @@ def _columns_last(p: MatrixProduct) -> tuple[MatrixProduct, list[Dispatch]]:
         name = _pack(p, f"columns{int(p.b.k_last)}", value, dims)
         return replace(p, b=Matrix(name, 1, width, steps)), []
     name = op.scratch(prod(shape) * p.inner * width)
-    walk = strides(op.fact(p.b.name).shape)[: len(p.batch)]
+    walk = contiguous_strides(op.fact(p.b.name).shape)[: len(p.batch)]
     extents = (*shape, p.inner, p.columns)
     copy = box(extents, (*walk, p.b.inner, p.b.outer), (*lead, width, 1))
     return replace(p, b=Matrix(name, 1, width, steps)), [*copy_regions(op, p.b.name, name, copy)]
@@ -437,14 +438,14 @@ def _batch(
 
     Strides are in vectors of ``widths`` elements of A and of B.
     """
-    walks = zip(p.batch, p.a.batch, p.b.batch, strict=True)
-    dims = collapse([Dim(*d) for d in walks])[::-1] if prod(p.batch) > 1 else ()
-    defines = {"BATCH_RANK": 1 if len(dims) < 2 else 6}
-    return defines, {
-        "batch_shape": [d.extent for d in dims] + [1] * (6 - len(dims)),
-        "a_batch": [d.src // widths[0] for d in dims],
-        "b_batch": [d.dst // widths[1] for d in dims],
-    }
+    walk = collapse(p.batch, (p.a.batch, p.b.batch))
+    rank = len(walk.extents)
+    a_batch, b_batch = (
+        [s // width for s in steps[::-1]] for steps, width in zip(walk.strides, widths, strict=True)
+    )
+    shape = [*walk.extents[::-1], *[1] * (6 - rank)]
+    defines = {"BATCH_RANK": 1 if rank < 2 else 6}
+    return defines, {"batch_shape": shape, "a_batch": a_batch, "b_batch": b_batch}
 
 
 def _part(p: MatrixProduct, begin: int, end: int) -> Cost:

@@ -19,6 +19,7 @@ from cml_engine.ops.common.shapes import (
     check_axes,
     check_axis,
     check_same,
+    contiguous_strides,
     fact_from,
     fact_of,
     fill_reshape,
@@ -45,7 +46,7 @@ from cml_engine.ops.declaration.spec import (
     other_axis,
 )
 from cml_engine.ops.declaration.spec import elementwise_cost as _cost
-from cml_engine.ops.movement.strided_copy import box, copy_regions, memory_shape, strides
+from cml_engine.ops.movement.strided_copy import box, copy_regions, memory_shape
 
 _MOVE = _cost(0)
 
@@ -223,10 +224,10 @@ def _transpose_infer(attrs: Attrs, x: Fact) -> Fact:
 
 def _transpose_lower(op: Lowering) -> Iterator[Dispatch]:
     (x,), (y,) = op.inputs, op.outputs
-    walk = strides(x.shape)
+    walk = contiguous_strides(x.shape)
     src = [walk[a] for a in _order(op.attrs, x.rank)]
     yield from copy_regions(
-        op, op.in_names[0], op.out_names[0], box(y.shape, src, strides(y.shape))
+        op, op.in_names[0], op.out_names[0], box(y.shape, src, contiguous_strides(y.shape))
     )
 
 
@@ -367,7 +368,7 @@ def _parts(op: Lowering, parts: Sequence[str], whole: str, joins: bool) -> Itera
     If ``joins``, the parts are copied into the whole, otherwise the reverse.
     """
     axis = op.attrs.axis
-    walk = strides(memory_shape(op, whole))
+    walk = contiguous_strides(memory_shape(op, whole))
     step = walk[axis]
     start = 0
     for name in parts:
@@ -376,11 +377,11 @@ def _parts(op: Lowering, parts: Sequence[str], whole: str, joins: bool) -> Itera
             shape = (*shape[:axis], 1, *shape[axis:])
         if joins:
             yield from copy_regions(
-                op, name, whole, box(shape, strides(shape), walk, dst_offset=start)
+                op, name, whole, box(shape, contiguous_strides(shape), walk, dst_offset=start)
             )
         else:
             yield from copy_regions(
-                op, whole, name, box(shape, walk, strides(shape), src_offset=start)
+                op, whole, name, box(shape, walk, contiguous_strides(shape), src_offset=start)
             )
         start += step * shape[axis]
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, AttrValue, Fact
-from cml_engine.ops.common.shapes import check_length, check_word, fact_from
+from cml_engine.ops.common.shapes import check_length, check_word, contiguous_strides, fact_from
 from cml_engine.ops.common.window import BORDERS, WindowAxis, border_index, under_windows
 from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
@@ -30,7 +30,6 @@ from cml_engine.ops.declaration.spec import (
     engine_kernel,
     word,
 )
-from cml_engine.ops.movement.strided_copy import strides
 
 _RANKS = (1, 2, 3, 8)
 _ITEMS = 8
@@ -147,7 +146,7 @@ def _params(dims: Sequence[_Dim]) -> dict[str, AttrValue]:
         "in_extent": [d.extent for d in inner_first],
         "out_extent": [d.out for d in inner_first],
         "before": [d.before for d in inner_first],
-        "src_stride": strides([d.extent for d in dims])[::-1],
+        "src_stride": contiguous_strides([d.extent for d in dims])[::-1],
     }
 
 

@@ -10,7 +10,13 @@ import numpy as np
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, Fact, Node
 from cml_engine.ir.layout import PLAIN, words
-from cml_engine.ops.common.shapes import check_axes, check_length, fact_from, slice_range
+from cml_engine.ops.common.shapes import (
+    check_axes,
+    check_length,
+    contiguous_strides,
+    fact_from,
+    slice_range,
+)
 from cml_engine.ops.common.window import same_rows
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import define
@@ -34,12 +40,9 @@ from cml_engine.ops.declaration.spec import (
 )
 from cml_engine.ops.movement.strided_copy import (
     Copy,
-    Dim,
     box,
-    collapse,
     copy_regions,
     memory_shape,
-    strides,
 )
 
 #: first index, count and step of one axis
@@ -127,7 +130,13 @@ def _slice_lower(op: Lowering) -> Iterator[Dispatch]:
     source, target = op.in_names[0], op.out_names[0]
     taken = ranges(op.attrs, op.inputs[0])
     if not op.is_blocked(source):
-        copies = [_taken(taken, strides(op.inputs[0].shape), strides(op.outputs[0].shape))]
+        copies = [
+            _taken(
+                taken,
+                contiguous_strides(op.inputs[0].shape),
+                contiguous_strides(op.outputs[0].shape),
+            )
+        ]
     else:
         copies = list(_blocked(taken, memory_shape(op, source), memory_shape(op, target)))
     return copy_regions(op, source, target, *copies)
@@ -153,7 +162,7 @@ def _blocked(ranges: list[Range], x: Sequence[int], y: Sequence[int]) -> Iterato
     are four steps apart.
     """
     first, count, step = ranges[1]
-    src, dst = strides(x), strides(y)
+    src, dst = contiguous_strides(x), contiguous_strides(y)
     batch, spatial = ranges[0], ranges[2:]
     if _keeps_blocks(ranges[1]):
         # lanes past the last channel are copied with it: they are zeros
@@ -228,12 +237,19 @@ def _tile_infer(attrs: Attrs, x: Fact) -> Fact:
 
 def _tile_lower(op: Lowering) -> Iterator[Dispatch]:
     (x,), (y,) = op.inputs, op.outputs
-    dims = []
-    walks = zip(op.attrs.repeats, x.shape, strides(x.shape), strides(y.shape), strict=True)
+    dims = [(1, 0, 0)]
+    walks = zip(
+        op.attrs.repeats,
+        x.shape,
+        contiguous_strides(x.shape),
+        contiguous_strides(y.shape),
+        strict=True,
+    )
     for repeat, extent, src, dst in walks:
         # the same source again for every repeat
-        dims += [Dim(repeat, 0, extent * dst), Dim(extent, src, dst)]
-    return copy_regions(op, op.in_names[0], op.out_names[0], Copy(collapse(dims)))
+        dims += [(repeat, 0, extent * dst), (extent, src, dst)]
+    extents, src_steps, dst_steps = zip(*dims, strict=True)
+    return copy_regions(op, op.in_names[0], op.out_names[0], box(extents, src_steps, dst_steps))
 
 
 define(

@@ -13,6 +13,7 @@ from itertools import pairwise
 from math import prod
 
 from cml_engine.ir.layout import block_words
+from cml_engine.ops.common.shapes import collapse
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.spec import Cost, Dispatch, engine_kernel
 
@@ -56,11 +57,6 @@ class Copy:
         return prod(d.extent for d in self.dims)
 
 
-def strides(shape: Sequence[int]) -> list[int]:
-    """Returns the row-major strides of a shape, in items."""
-    return [prod(shape[i + 1 :]) for i in range(len(shape))]
-
-
 def memory_shape(op: Lowering, name: str) -> tuple[int, ...]:
     """Returns the tensor's extents in memory order, in 32-bit words.
 
@@ -83,22 +79,9 @@ def box(
 
     Dimensions are merged where possible.
     """
-    dims = tuple(Dim(*d) for d in zip(shape, src, dst, strict=True))
-    return Copy(collapse(dims), src_offset, dst_offset)
-
-
-def collapse(dims: Sequence[Dim]) -> tuple[Dim, ...]:
-    """Returns the fewest dimensions of the same copy in the same order of indices; at least one."""
-    merged: list[Dim] = []
-    for dim in dims:
-        if dim.extent == 1:
-            continue
-        outer = merged[-1] if merged else None
-        if outer and outer.src == dim.src * dim.extent and outer.dst == dim.dst * dim.extent:
-            merged[-1] = Dim(outer.extent * dim.extent, dim.src, dim.dst)
-        else:
-            merged.append(dim)
-    return tuple(merged) or (Dim(1, 1, 1),)
+    walk = collapse(shape, (src, dst))
+    dims = tuple(Dim(*d) for d in zip(walk.extents, *walk.strides, strict=True))
+    return Copy(dims, src_offset, dst_offset)
 
 
 def copy_regions(op: Lowering, source: str, target: str, *copies: Copy) -> Iterator[Dispatch]:
@@ -195,9 +178,13 @@ def _in_vectors(copy: Copy, words: int) -> Copy:
     if words == 1:
         return copy
     *outer, row = copy.dims
-    dims = [Dim(d.extent, d.src // words, d.dst // words) for d in outer]
-    dims.append(Dim(row.extent // words, 1, 1))
-    return Copy(collapse(dims), copy.src_offset // words, copy.dst_offset // words)
+    extents = [*(d.extent for d in outer), row.extent // words]
+    src, dst = ([*(s // words for s in walk), 1] for walk in _strides(outer))
+    return box(extents, src, dst, copy.src_offset // words, copy.dst_offset // words)
+
+
+def _strides(dims: Sequence[Dim]) -> tuple[list[int], list[int]]:
+    return [d.src for d in dims], [d.dst for d in dims]
 
 
 def _long_rows(copy: Copy) -> Copy:

@@ -16,7 +16,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, Fact, Node
-from cml_engine.ops.common.shapes import check_sizes, check_word
+from cml_engine.ops.common.shapes import check_sizes, check_word, contiguous_strides
 from cml_engine.ops.common.window import gather_rows, scale_rows
 from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
@@ -43,12 +43,9 @@ from cml_engine.ops.declaration.spec import (
 )
 from cml_engine.ops.elementwise.elementwise_op import Operand
 from cml_engine.ops.movement.strided_copy import (
-    Copy,
-    Dim,
-    collapse,
+    box,
     copy_regions,
     memory_shape,
-    strides,
 )
 from cml_engine.ops.reduction.gpu import Reduction, reduction
 
@@ -223,12 +220,13 @@ def _nearest_lower(up: bool, op: Lowering) -> Iterator[Dispatch]:
     x, y = memory_shape(op, source), memory_shape(op, target)
     factors = [1, 1, *op.attrs.factor, 1][: len(x)]
     dims = []
-    for i, (src, dst) in enumerate(zip(strides(x), strides(y), strict=True)):
+    for i, (src, dst) in enumerate(zip(contiguous_strides(x), contiguous_strides(y), strict=True)):
         if up:  # the same source again, factor times
-            dims += [Dim(x[i], src, factors[i] * dst), Dim(factors[i], 0, dst)]
+            dims += [(x[i], src, factors[i] * dst), (factors[i], 0, dst)]
         else:
-            dims.append(Dim(y[i], factors[i] * src, dst))
-    return copy_regions(op, source, target, Copy(collapse(dims)))
+            dims.append((y[i], factors[i] * src, dst))
+    extents, src_steps, dst_steps = zip(*dims, strict=True)
+    return copy_regions(op, source, target, box(extents, src_steps, dst_steps))
 
 
 def _resample(op: Lowering, defines: Defines) -> Iterator[Dispatch]:

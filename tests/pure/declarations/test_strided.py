@@ -5,8 +5,9 @@ from itertools import product
 
 import pytest
 
+from cml_engine.ops.common.shapes import contiguous_strides
 from cml_engine.ops.movement import strided_copy
-from cml_engine.ops.movement.strided_copy import Copy, Dim, box, strides
+from cml_engine.ops.movement.strided_copy import Copy, Dim, box
 
 
 def moves(copy, width=1):
@@ -27,8 +28,8 @@ def test_the_same_words_move(seed):
     generator = random.Random(seed)
     shape = [generator.choice([1, 2, 3, 4, 8]) for _ in range(generator.randrange(5))]
     order = generator.sample(range(len(shape)), len(shape))
-    walk = strides(shape)
-    dst = strides([shape[a] for a in order])
+    walk = contiguous_strides(shape)
+    dst = contiguous_strides([shape[a] for a in order])
     dims = [Dim(shape[a], walk[a], dst[i]) for i, a in enumerate(order)]
     plain = Copy(tuple(dims), 8, 4)
     wanted = moves(plain)
