@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cml_engine.nnef.expansion.signatures import REQUIRED
-from cml_engine.ops.declaration.checks import check_spec, fault, signature_of
+from cml_engine.ops.declaration.checks import check_spec, fault, infer_typed, signature_of
 from cml_engine.ops.declaration.expression import (
     LETTERS,
     ExpressionError,
@@ -134,7 +134,7 @@ def expressed(spec: OpSpec) -> OpSpec:
     return replace(
         spec,
         formula=formula,
-        infer=partial(infer, formula),
+        infer=partial(infer_typed, spec, partial(infer, formula)),
         cpu=spec.cpu or partial(cpu, formula),
         kernel=kernel_of(formula),
         cost=elementwise_cost(term.size) if spec.cost is OpSpec.cost else spec.cost,

@@ -51,13 +51,6 @@ def check_axes(axes: Sequence[int], rank: int) -> list[int]:
     return list(axes)
 
 
-def check_type(dtype: str, **facts: Fact) -> None:
-    """Raises :class:`ShapeError` if one of the facts, by tensor name, has another type."""
-    for name, fact in facts.items():
-        if fact.dtype != dtype:
-            raise ShapeError(f"{name} is {fact}, wanted {dtype}; cast it")
-
-
 def check_word(name: str, value: str, known: Collection[str]) -> None:
     """Raises :class:`ShapeError` if the value of attribute ``name`` is not one of ``known``."""
     if value not in known:

@@ -63,7 +63,7 @@ def conv_shape(attrs: Attrs, x: Fact, filter: Fact, bias: Fact | None = None) ->
 
     Raises :class:`ShapeError` if its operands do not fit.
     """
-    _check_ranks("conv", x, filter)
+    _check_ranks(x, filter)
     batch, channels, *spatial = x.shape
     groups = _groups(attrs["groups"], channels)
     _check_groups("input", channels, groups)
@@ -88,7 +88,7 @@ def deconv_shape(attrs: Attrs, x: Fact, filter: Fact, bias: Fact | None = None) 
     Raises :class:`ShapeError` if its operands do not fit. The filter is ``(input channels,
     output channels / groups, …)``.
     """
-    _check_ranks("deconv", x, filter)
+    _check_ranks(x, filter)
     if attrs["border"] != "constant":
         raise ShapeError(
             f"border='{attrs['border']}' has no meaning for deconv, wanted 'constant': what its "
@@ -122,15 +122,13 @@ def deconv_shape(attrs: Attrs, x: Fact, filter: Fact, bias: Fact | None = None) 
     return ConvShape(batch, channels, out_channels, groups, axes, "constant")
 
 
-def _check_ranks(op: str, x: Fact, filter: Fact) -> None:
+def _check_ranks(x: Fact, filter: Fact) -> None:
     if not 3 <= x.rank <= 5:
         raise ShapeError(
             f"input is {x}, wanted rank 3, 4 or 5 (batch, channels, and 1 to 3 spatial extents)"
         )
     if filter.rank != x.rank:
         raise ShapeError(f"filter is {filter}, wanted rank {x.rank} as the input {x}")
-    if x.dtype != "scalar" or filter.dtype != "scalar":
-        raise ShapeError(f"{op} wants tensors of scalars, got {x} and {filter}; cast them")
     if 0 in filter.shape[2:]:
         raise ShapeError(f"filter {filter} has a window without extent, wanted 1 or more")
 

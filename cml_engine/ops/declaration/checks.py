@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import cache
 from math import inf
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
-from cml_engine.errors import CmlError, OperatorError, Source
-from cml_engine.ir.graph import is_whole
+from cml_engine.errors import CmlError, OperatorError, ShapeError, Source
+from cml_engine.ir.graph import Attrs, Fact, is_whole
 from cml_engine.nnef.expansion.signatures import (
     STDLIB,
     Signature,
@@ -22,6 +22,7 @@ from cml_engine.ops.declaration.spec import (
     NO_TRAITS,
     Case,
     Half,
+    Infer,
     Kernel,
     OpSpec,
     Tolerance,
@@ -121,6 +122,31 @@ def signature_of(spec: OpSpec) -> Signature | None:
     if spec.signature:
         return _parse_signature(spec.signature, spec.name)
     return operator_signatures().get(spec.name)
+
+
+def infer_typed(spec: OpSpec, infer: Infer, attrs: Attrs, *facts: Fact) -> Any:
+    """Returns the results' facts by a shape rule, after a check of the operands' number and types.
+
+    Raises :class:`ShapeError` if they are not those of the signature, which shape rules therefore
+    do not repeat. An operator without a signature is not checked.
+    """
+    found = signature_of(spec)
+    tensors = found.tensors if found else ()
+    # a node of an integer network has constants of integers
+    if found and not attrs.get("exact") and all(p.type.kind == "tensor" for p in tensors):
+        if len(facts) != len(tensors):
+            raise ShapeError(f"wanted {len(tensors)} operands, got {len(facts)}")
+        generic = next(
+            (f.dtype for p, f in zip(tensors, facts, strict=True) if p.type.is_generic), ""
+        )
+        for param, fact in zip(tensors, facts, strict=True):
+            wanted = generic if param.type.is_generic else param.type.name
+            if wanted not in ("", fact.dtype):
+                raise ShapeError(
+                    f"{param.name} is {fact}, wanted tensor<{wanted}>; convert it with "
+                    f"cast<{wanted}>(…)"
+                )
+    return infer(attrs, *facts)
 
 
 def entry_of(text: str, kernel: Kernel, spec: OpSpec) -> int:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
 
 from cml_engine.errors import OperatorError, UnsupportedOp
+from cml_engine.ops.declaration.checks import infer_typed
 from cml_engine.ops.declaration.expression import Formula
 from cml_engine.ops.declaration.spec import OpSpec
 
@@ -26,11 +28,14 @@ def load_families() -> None:
         import_module(module.name)
 
 
-def define(spec: OpSpec) -> OpSpec:
+def define(spec: OpSpec, any_type: bool = False) -> OpSpec:
     """Registers one of this package's own operators and returns it.
 
-    :func:`find_builtin` finds it from then on.
+    :func:`find_builtin` finds it from then on. ``any_type`` is for an operator that takes more
+    types than its signature states.
     """
+    if not any_type:
+        spec = replace(spec, infer=partial(infer_typed, spec, spec.infer))
     _BUILTIN[spec.name] = spec
     return add(spec)
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Fact, Node
 from cml_engine.ir.layout import HLSL_TYPE, PLAIN, STORED, VECTOR_TYPE
 from cml_engine.ops.common.shapes import StridedWalk, broadcast_shapes, left_views, plan_walk
@@ -54,23 +53,10 @@ ELEMENTWISE: dict[str, OpSpec] = {}
 
 
 def infer(row: Formula, attrs: Attrs, *facts: Fact) -> Fact:
-    if len(facts) != row.arity:
-        raise ShapeError(f"wanted {row.arity} operands, got {len(facts)}")
-    generic = _generic_type(row, facts)
-    for i, (fact, wanted) in enumerate(zip(facts, row.types, strict=True)):
-        dtype = generic if wanted == "?" else wanted
-        if fact.dtype != dtype:
-            raise ShapeError(
-                f"operand {i + 1} is tensor<{fact.dtype}>, wanted tensor<{dtype}>; "
-                f"convert it with cast<{dtype}>(…)"
-            )
-    result = generic if row.result == "?" else row.result
+    result = row.result
+    if result == "?":
+        result = facts[row.types.index("?")].dtype
     return Fact(result, broadcast_shapes(*(f.shape for f in facts)))
-
-
-def _generic_type(row: Formula, facts: Sequence[Fact]) -> str:
-    """Returns the type of the first operand that is declared as ``?``; ``"scalar"`` if none is."""
-    return next((f.dtype for f, t in zip(facts, row.types, strict=True) if t == "?"), "scalar")
 
 
 def cpu(row: Formula, attrs: Attrs, *arrays: Array) -> Array:

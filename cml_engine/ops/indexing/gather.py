@@ -16,7 +16,7 @@ from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Fact
 from cml_engine.ir.integer_rule import LARGE_TABLE, SMALL_TABLE
 from cml_engine.ir.layout import HLSL_TYPE
 from cml_engine.ops.common import integer_arrays as arrays
-from cml_engine.ops.common.shapes import check_axis, check_type, check_word, fact_of
+from cml_engine.ops.common.shapes import check_axis, check_word, fact_of
 from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
@@ -36,8 +36,6 @@ _ITEMS = 4
 
 def _gather_infer(attrs: Attrs, x: Fact, indices: Fact) -> Fact:
     axis = check_axis(attrs.axis, x.rank)
-    if indices.dtype != "integer":
-        raise ShapeError(f"gather indices are {indices}, wanted integer; cast them")
     if x.shape[axis] == 0 < indices.size:
         raise ShapeError(f"axis {axis} of {x} is empty: {indices.size} indices find nothing in it")
     return fact_of(x.dtype, [*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]])
@@ -172,11 +170,6 @@ define(
 )
 
 
-def _bits_infer(source: str, target: str, attrs: Attrs, x: Fact) -> Fact:
-    check_type(source, x=x)
-    return Fact(target, x.shape)
-
-
 def _bits_cpu(target: str, attrs: Attrs, x: Array) -> Array:
     return np.array(x, order="C").view(NUMPY_DTYPE[target])
 
@@ -194,7 +187,7 @@ for _name, _source, _target in (
     define(
         OpSpec(
             _name,
-            infer=partial(_bits_infer, _source, _target),
+            infer=lambda attrs, x, _target=_target: Fact(_target, x.shape),
             cpu=partial(_bits_cpu, _target),
             kernel=engine_kernel("indexing/gather.hlsl", "n:u", lower=_bits_lower),
             cost=elementwise_cost(0),

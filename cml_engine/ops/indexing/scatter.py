@@ -19,7 +19,6 @@ from cml_engine.ir.graph import Array, Attrs, AttrValue, Fact
 from cml_engine.ops.common.shapes import (
     MAX_RANK,
     check_axis,
-    check_type,
     check_word,
     contiguous_strides,
 )
@@ -279,7 +278,6 @@ def _check_beside(x: Fact, indices: Fact, axis: int) -> None:
     They must be integers of the same rank, and must not exceed ``x`` along axes other than
     ``axis``.
     """
-    check_type("integer", indices=indices)
     check_axis(axis, x.rank)
     fits = indices.rank == x.rank and all(
         i <= e for d, (i, e) in enumerate(zip(indices.shape, x.shape, strict=True)) if d != axis
@@ -313,7 +311,6 @@ def _elements_infer(attrs: Attrs, x: Fact, indices: Fact, updates: Fact) -> Fact
 
 
 def _nd_infer(attrs: Attrs, x: Fact, indices: Fact, updates: Fact) -> Fact:
-    check_type("integer", indices=indices)
     if indices.rank == 0 or indices.shape[-1] > x.rank:
         raise ShapeError(f"indices {indices}, wanted rows of at most {x.rank} numbers for {x}")
     shape = (*indices.shape[:-1], *x.shape[indices.shape[-1] :])

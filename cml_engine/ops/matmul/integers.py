@@ -14,7 +14,7 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, AttrValue, Fact
-from cml_engine.ops.common.shapes import MAX_RANK, broadcast_strides, check_type, fact_from
+from cml_engine.ops.common.shapes import MAX_RANK, broadcast_strides, fact_from
 from cml_engine.ops.common.window import GEOMETRY, geometry
 from cml_engine.ops.conv.cpu import exact_sums
 from cml_engine.ops.conv.shapes import ConvShape, conv_shape
@@ -78,7 +78,6 @@ def _is_small(a: Array, b: Array, terms: int) -> bool:
 
 
 def _matmul_infer(attrs: Attrs, a: Fact, b: Fact) -> Fact:
-    check_type("integer", A=a, B=b)
     if a.rank != b.rank or a.rank < 2 or a.shape[-1] != b.shape[-2]:
         raise ShapeError(
             f"int_matmul of {a} and {b}, wanted [… , M, K] and [… , K, N], equal ranks"
@@ -143,12 +142,10 @@ define(
 
 def _shape(attrs: Attrs, x: Fact, filter: Fact) -> ConvShape:
     """Returns the convolution shape of integer tensors, with a border of zeros."""
-    alike = (Fact("scalar", f.shape) for f in (x, filter))
-    return conv_shape(Attrs({**attrs, "border": "constant"}), *alike)
+    return conv_shape(Attrs({**attrs, "border": "constant"}), x, filter)
 
 
 def _conv_infer(attrs: Attrs, x: Fact, filter: Fact) -> Fact:
-    check_type("integer", input=x, filter=filter)
     shape = _shape(attrs, x, filter)
     return Fact("integer", (shape.batch, shape.out_channels, *shape.narrow))
 
@@ -219,8 +216,6 @@ def _nbits_infer(attrs: Attrs, x: Fact, weights: Fact, scales: Fact, zero_points
         raise ShapeError(f"block_size {attrs.block_size}, wanted a multiple of {per_word}")
     if x.rank < 2 or weights.rank != 2:
         raise ShapeError(f"matmul_nbits of {x} and {weights}, wanted [… , K] and [N, words]")
-    check_type("integer", words=weights)
-    check_type("scalar", input=x)
     blocks = -(-x.shape[-1] // attrs.block_size)
     words = blocks * attrs.block_size // per_word
     wanted = Fact("scalar", (weights.shape[0], blocks))

@@ -30,8 +30,6 @@ _SUMS = Tolerance(
 
 
 def _matmul_infer(attrs: Attrs, a: Fact, b: Fact) -> Fact:
-    if a.dtype != "scalar" or b.dtype != "scalar":
-        raise ShapeError(f"matmul of {a} and {b}, wanted scalar tensors; cast them")
     if a.rank != b.rank or a.rank < 2:
         raise ShapeError(
             f"matmul of {a} and {b}, wanted equal ranks of 2 or more; unsqueeze the smaller one"

@@ -216,5 +216,6 @@ define(
             Case((Random((5, 6), -9, 9, "integer"),), _attrs([(1, 1), (2, 2)], value=-7)),
             Case((Random((9,), dtype="logical"),), _attrs([(1, 1)], "replicate")),
         ],
-    )
+    ),
+    any_type=True,
 )

@@ -17,7 +17,7 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, AttrValue, Fact
-from cml_engine.ops.common.shapes import check_length, check_type
+from cml_engine.ops.common.shapes import check_length
 from cml_engine.ops.common.window import (
     GEOMETRY,
     Window,
@@ -52,7 +52,6 @@ def _window(attrs: Attrs, extents: Sequence[int]) -> Window:
 
 
 def _col2im_infer(attrs: Attrs, x: Fact) -> Fact:
-    check_type("scalar", input=x)
     if x.rank != 3 or len(attrs.output_size) not in (1, 2, 3):
         raise ShapeError(
             f"col2im of {x} to {list(attrs.output_size)}, wanted [batch, channels * taps, windows] "
@@ -140,7 +139,6 @@ define(
 
 
 def _deform_infer(attrs: Attrs, x: Fact, offset: Fact, mask: Fact) -> Fact:
-    check_type("scalar", input=x, offset=offset, mask=mask)
     if x.rank != 4:
         raise ShapeError(f"deform_columns of {x}, wanted [batch, channels, height, width]")
     window, groups = _window(attrs, x.shape[2:]), attrs.offset_groups

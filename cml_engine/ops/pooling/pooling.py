@@ -43,7 +43,6 @@ SUM = Tolerance(4e-6, 4e-6, "a window's sum in single precision: a rounding per 
 
 
 def _wide_to_narrow(dtypes: Sequence[str], attrs: Attrs, x: Fact) -> list[Fact]:
-    _want("input", x, "scalar")
     shape = tuple(axis.narrow for axis in window_of(attrs, x))
     return [Fact(dtype, shape) for dtype in dtypes]
 
@@ -55,7 +54,6 @@ def _infer_sample(attrs: Attrs, x: Fact, index: Fact) -> Fact:
 
 
 def _infer_debox(attrs: Attrs, x: Fact) -> Fact:
-    _want("input", x, "scalar")
     return Fact("scalar", tuple(axis.wide for axis in reverse_window_of(attrs, x)))
 
 
@@ -64,15 +62,7 @@ def _infer_desample(attrs: Attrs, x: Fact, index: Fact) -> Fact:
     return _infer_debox(attrs, x)
 
 
-def _want(what: str, fact: Fact, dtype: str) -> None:
-    if fact.dtype != dtype:
-        raise ShapeError(
-            f"{what} is tensor<{fact.dtype}>, wanted tensor<{dtype}>; convert it with cast"
-        )
-
-
 def _want_index(index: Fact, shape: tuple[int, ...], why: str) -> None:
-    _want("index", index, "integer")
     if index.shape != shape:
         raise ShapeError(
             f"index has shape {list(index.shape)}, wanted {list(shape)}: {why}; it comes from "

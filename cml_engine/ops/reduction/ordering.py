@@ -13,7 +13,7 @@ import numpy as np
 
 from cml_engine.errors import InputError, ShapeError
 from cml_engine.ir.graph import Array, Attrs, Fact
-from cml_engine.ops.common.shapes import check_axis, check_type, fact_of
+from cml_engine.ops.common.shapes import check_axis, fact_of
 from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
@@ -144,7 +144,6 @@ define(
 
 
 def _running_infer(attrs: Attrs, x: Fact) -> Fact:
-    check_type("scalar", input=x)
     check_axis(attrs.axis, x.rank)
     return x
 
@@ -291,8 +290,6 @@ define(
 
 
 def _gather_nd_infer(attrs: Attrs, x: Fact, indices: Fact) -> Fact:
-    if indices.dtype != "integer":
-        raise ShapeError(f"gather_nd indices are {indices}, wanted integer; cast them")
     if indices.rank == 0 or indices.shape[-1] > x.rank:
         raise ShapeError(f"indices {indices}, wanted rows of at most {x.rank} numbers for {x}")
     places = indices.shape[-1]

@@ -60,26 +60,20 @@ def _axes(attrs: Attrs, fact: Fact) -> tuple[int, ...]:
     return tuple(sorted(axes))
 
 
-def _reduced(attrs: Attrs, x: Fact, wanted: str, dtype: str) -> Fact:
-    if x.dtype != wanted:
-        raise ShapeError(f"input is tensor<{x.dtype}>, wanted tensor<{wanted}>; convert it (cast)")
+def _infer(dtype: str, attrs: Attrs, x: Fact) -> Fact:
     axes = _axes(attrs, x)
     return Fact(dtype, tuple(1 if a in axes else n for a, n in enumerate(x.shape)))
 
 
-def _infer(wanted: str, attrs: Attrs, x: Fact) -> Fact:
-    return _reduced(attrs, x, wanted, wanted)
-
-
 def _infer_index(attrs: Attrs, x: Fact) -> Fact:
-    result = _reduced(attrs, x, "scalar", "integer")
+    result = _infer("integer", attrs, x)
     if result.size and not x.size:
         raise ShapeError(f"no position in nothing: {x} has no elements along {attrs['axes']}")
     return result
 
 
 def _infer_softmax(attrs: Attrs, x: Fact) -> Fact:
-    _reduced(attrs, x, "scalar", "scalar")
+    _axes(attrs, x)
     return x
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, Fact
-from cml_engine.ops.common.shapes import MAX_RANK, check_type
+from cml_engine.ops.common.shapes import MAX_RANK
 from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
@@ -123,7 +123,6 @@ define(
 
 
 def _nms_infer(attrs: Attrs, boxes: Fact, scores: Fact) -> list[Fact]:
-    check_type("scalar", boxes=boxes, scores=scores)
     if boxes.rank != 3 or boxes.shape[2] != 4:
         raise ShapeError(f"boxes are {boxes}, wanted [batch, boxes, 4]")
     if scores.rank != 3 or (scores.shape[0], scores.shape[2]) != boxes.shape[:2]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, Fact
-from cml_engine.ops.common.shapes import check_type, check_word
+from cml_engine.ops.common.shapes import check_word
 from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
@@ -39,7 +39,6 @@ _CHANNELS = 4
 
 
 def _infer(attrs: Attrs, x: Fact, grid: Fact) -> Fact:
-    check_type("scalar", input=x, grid=grid)
     spatial = x.rank - 2
     if spatial not in (1, 2, 3):
         raise ShapeError(f"grid_sample of {x}, wanted [batch, channels] and 1 to 3 spatial axes")

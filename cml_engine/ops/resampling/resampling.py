@@ -367,7 +367,8 @@ define(
         tolerance=EXACT,
         traits=Traits(rows=_up_rows),
         cases=[*_UP_CASES, Case((Random((1, 2, 3, 3), -9, 9, "integer"),), {"factor": [2, 2]})],
-    )
+    ),
+    any_type=True,
 )
 define(
     OpSpec(
@@ -379,7 +380,8 @@ define(
         tolerance=EXACT,
         traits=Traits(rows=_down_rows),
         cases=_DOWN_CASES,
-    )
+    ),
+    any_type=True,
 )
 define(
     OpSpec(

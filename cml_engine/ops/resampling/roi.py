@@ -16,7 +16,7 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, Fact
-from cml_engine.ops.common.shapes import check_sizes, check_type, check_word
+from cml_engine.ops.common.shapes import check_sizes, check_word
 from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
@@ -63,8 +63,6 @@ def check_inputs(x: Fact, rois: Fact, batch_index: Fact) -> int:
             f"{spatial} spatial axes of {x}"
         )
     count = rois.shape[0]
-    if batch_index.dtype != "integer":
-        raise ShapeError(f"batch_index is {batch_index}, wanted integer; cast it")
     if batch_index.shape not in ((), (count,), (count, 1)):
         raise ShapeError(f"batch_index is {batch_index}, wanted [{count},1]: one for each roi")
     return spatial
@@ -349,7 +347,6 @@ MODES = ("avg", "max")
 
 
 def _align_infer(attrs: Attrs, x: Fact, rois: Fact, batch_index: Fact) -> Fact:
-    check_type("scalar", input=x, rois=rois)
     if x.rank != 4:
         raise ShapeError(f"roi_align of {x}, wanted [batch, channels, height, width]")
     check_inputs(x, rois, batch_index)
