@@ -11,23 +11,24 @@ from pathlib import Path
 from typing import TypeAlias
 
 from cml_engine.io.model_source import Bytes, ModelSource
-from cml_engine.ir.graph import Array, Graph, Node, Shapes
+from cml_engine.ir.graph import Array, Fact, Graph, Node, Shapes
 from cml_engine.nnef import RandomWeights
 from cml_engine.nnef.expansion.nodes import Infer
+from cml_engine.nnef.expansion.values import Value
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
     """The functions of the engine that converters call, so that they need not import it.
 
-    ``infer`` returns the facts of a node's outputs. ``expand`` parses a graph in NNEF's text and
-    expands its compound operators to operators of the engine. ``run`` computes a node's results
-    in NumPy. ``declarations`` are the signatures of the game's own operators as NNEF fragments,
-    by name.
+    ``infer`` returns the facts of a node's outputs. ``expand`` returns the graph of one call, in
+    which a compound operator is expanded to operators of the engine. ``run`` computes a node's
+    results in NumPy. ``declarations`` are the signatures of the game's own operators as NNEF
+    fragments, by name.
     """
 
     infer: Infer
-    expand: Callable[[str], Graph]
+    expand: Callable[[str, Sequence[Value], Mapping[str, Value], Mapping[str, Fact]], Graph]
     run: Callable[[Node, Sequence[Array]], Sequence[Array]]
     declarations: Mapping[str, str] = field(default_factory=dict)
 

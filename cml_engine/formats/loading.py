@@ -273,12 +273,8 @@ def _shown(model: Model) -> str:
 
 
 def _open_model(format: Format, model: Model, given: ConverterOptions) -> GraphFactory:
-    engine = Engine(infer_node, _expand_text, run_node, _declared_operators())
+    engine = Engine(infer_node, expand, run_node, _declared_operators())
     return format.open(model, engine, given)
-
-
-def _expand_text(text: str) -> Graph:
-    return nnef.load_text(text, "<compound>", is_registered, infer_node)
 
 
 def save(

@@ -9,16 +9,16 @@ from __future__ import annotations
 import difflib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from cml_engine.errors import CmlError, ModelError, Source, UnsupportedOp
+from cml_engine.errors import CmlError, ModelError, ShapeError, Source, UnsupportedOp
 from cml_engine.formats.format import Engine
-from cml_engine.formats.onnx import operators
-from cml_engine.formats.onnx.call import OnnxCall
-from cml_engine.formats.onnx.emit import Emitter
+from cml_engine.formats.onnx import operators  # noqa: F401  # registers them
 from cml_engine.formats.onnx.inputs import bind_inputs
 from cml_engine.formats.onnx.integer.qdq_reader import QdqReader
 from cml_engine.formats.onnx.model import (
@@ -27,21 +27,20 @@ from cml_engine.formats.onnx.model import (
     OnnxModelFile,
     OnnxNode,
     Reference,
-    ValueInfo,
 )
 from cml_engine.formats.onnx.op_schemas import (
     FIRST_OPSET,
     LAST_OPSET,
-    OnnxOpSchema,
+    OnnxCall,
     all_schemas,
     find_schema,
     find_schemas,
 )
 from cml_engine.formats.onnx.placeholders import Placeholders
-from cml_engine.formats.onnx.ranges.interval import of_dtype
-from cml_engine.formats.onnx.summary import Summary
+from cml_engine.formats.onnx.ranges import of_dtype
+from cml_engine.formats.onnx.report import ImportReport
 from cml_engine.formats.onnx.tensors import OnnxTensor
-from cml_engine.formats.onnx.values import NOTHING, Value, has_nothing
+from cml_engine.formats.onnx.values import NOTHING, Emitter, InvalidNode, Value, has_nothing
 from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import Array, Graph, Shapes
 
@@ -72,16 +71,6 @@ class GraphScope:
         return None
 
 
-def _symbols(inputs: Sequence[ValueInfo], values: Mapping[str, Value]) -> dict[str, int]:
-    """Returns the extents of symbolic dimensions, by symbol, that the inputs determine."""
-    return {
-        dim: extent
-        for info in inputs
-        for dim, extent in zip(info.shape or (), values[info.name].shape, strict=False)
-        if isinstance(dim, str)
-    }
-
-
 class Importer:
     """One import of an ONNX model to a graph.
 
@@ -102,31 +91,35 @@ class Importer:
         self.emit = Emitter(engine)
         self._needed: dict[tuple[int, tuple[str, ...]], _Needed] = {}
         self._initializers: dict[int, Value] = {}
-        self.summary = Summary()
+        self.report = ImportReport()
 
     def graph(self, shapes: Shapes, constants: Mapping[str, Array], name: str) -> Graph:
+        with self.emit.under_way():
+            return self._graph(shapes, constants, name)
+
+    def _graph(self, shapes: Shapes, constants: Mapping[str, Array], name: str) -> Graph:
         model, graph = self._model, self._model.graph
         _check_opset(model)
         if not self._with_placeholders:
             _check_operators(model, self.emit)
         _check_size(model)
         inputs = [info for info in graph.inputs if info.name not in graph.initializers]
-        self.emit.builder.reserve(
-            [info.name for info in inputs] + [info.name for info in graph.outputs]
-        )
+        self.emit.builder.reserve([info.name for info in (*inputs, *graph.outputs)])
         values = bind_inputs(inputs, shapes, constants, self.emit.builder, model.file)
         for info in inputs:
-            self.emit.intervals.declare(info.name, of_dtype(values[info.name].dtype))
-        scope = GraphScope(values, model.opsets)
-        self._placeholders = Placeholders((*graph.infos, *graph.outputs), _symbols(inputs, values))
-        results = self.body(graph, scope)
+            self.emit.intervals[info.name] = of_dtype(values[info.name].dtype)
+        pairs = [(info.shape or (), values[info.name].shape) for info in inputs]
+        extents = [pair for dims, shape in pairs for pair in zip(dims, shape, strict=False)]
+        symbols = {dim: extent for dim, extent in extents if isinstance(dim, str)}
+        self._placeholders = Placeholders((*graph.infos, *graph.outputs), symbols)
+        results = self.body(graph, GraphScope(values, model.opsets))
         if self._reading is not None:
             self._reading.check_outputs(results, [info.name for info in graph.outputs])
         outputs = {info.name: value for info, value in zip(graph.outputs, results, strict=True)}
         if len(outputs) < len(graph.outputs):
             raise ModelError(f"'{model.file}': two outputs have one name: export it again")
-        self.summary.widths.warn(model.file)
-        notes = (*self.summary.lines(model), *self._placeholders.comments)
+        self.report.warn(model.file)
+        notes = (*self.report.lines(model), *self._placeholders.comments)
         return self.emit.graph(name, outputs).with_(notes=notes)
 
     # -- graphs ---------------------------------------------------------------------------------
@@ -145,7 +138,7 @@ class Importer:
             self._node(node, outputs, scope)
         return [self._find(name, scope, "the graph's output") for name in wanted]
 
-    def inner(
+    def _inner(
         self, graph: OnnxGraph, values: dict[str, Value], scope: GraphScope, prefix: str
     ) -> list[Value]:
         """Imports a graph that is an attribute of a node, and returns the values of its outputs.
@@ -214,9 +207,8 @@ class Importer:
     ) -> Sequence[Value | None]:
         opset = scope.opsets.get(node.domain, 1)
         row = find_schema(node.domain, node.op, opset)
-        control = operators.CONTROL.get(node.op) if not node.domain else None
-        if self._reading is not None and (row is None or control is not None):
-            self._reading.check(node, inputs, source)
+        if self._reading is not None and (row is None or row.runs_graphs):
+            self._reading.check(inputs, source)
         function = self._model.functions.get((node.domain, node.op, node.overload))
         if row is None and function is not None:
             return self._inline(node, function, inputs, scope)
@@ -226,41 +218,35 @@ class Importer:
             return self._placeholder(node, inputs)
         if row is None:
             raise _unsupported_error([(node, opset)], self._model.file)
-        wants = [name in needed for name in node.outputs]
-        call = OnnxCall(node, row, opset, inputs, self.emit, wants)
-        self.summary.nodes += 1
-        try:
-            if control is not None:
-                return control(call, self, scope)
-            read = self._reading.results(row, call) if self._reading else None
-            return self._apply_schema(row, call) if read is None else read
-        except CmlError as error:
-            if error.source is None:
-                raise type(error)(error.message, source) from error
-            raise
-        except (ValueError, TypeError, IndexError, KeyError, ZeroDivisionError, OverflowError) as e:
-            shown = ", ".join("nothing" if v is None else str(v) for v in inputs)
-            why = NOTHING if has_nothing(inputs) else e
-            raise ModelError(f"cannot take inputs ({shown}): {why}", source) from e
-        except MemoryError as e:
-            raise ModelError("not enough memory for its result", source) from e
+        self.report.nodes += 1
+
+        def inner(graph: OnnxGraph, values: dict[str, Value], prefix: str) -> list[Value]:
+            return self._inner(graph, values, scope, prefix)
+
+        with _located(source, inputs):
+            wants = [name in needed for name in node.outputs]
+            call = OnnxCall(node, row, opset, inputs, wants, inner)
+            if row.runs_graphs:
+                return call.convert()
+            read = self._reading.results(call) if self._reading else None
+            return self._convert(call) if read is None else read
 
     def _custom(self, node: OnnxNode, inputs: Sequence[Value | None]) -> Sequence[Value | None]:
         """Imports a node as the operator of its name that the game declares; returns its results.
 
         The node's domain does not matter.
         """
-        if any(value is None for value in inputs):
-            raise ModelError("a game's own operator wants all its inputs", self.emit.source)
-        self.summary.nodes += 1
         given = [value for value in inputs if value is not None]
+        if len(given) < len(inputs):
+            raise ModelError("a game's own operator wants all its inputs", self.emit.source)
+        self.report.nodes += 1
         return self.emit.custom(node.op, given, len(node.outputs), node.attributes)
 
     def _placeholder(
         self, node: OnnxNode, inputs: Sequence[Value | None]
     ) -> Sequence[Value | None]:
-        self.summary.nodes += 1
-        self.summary.unknown.setdefault(node.op, []).append(node.shown)
+        self.report.nodes += 1
+        self.report.add(self.report.unknown, node)
         try:
             op, attrs, facts = self._placeholders.declare(node, inputs)
         except CmlError as error:
@@ -268,25 +254,24 @@ class Importer:
         declaration = self._placeholders.declarations[op]
         return self.emit.placeholder(op, declaration, inputs, attrs, facts)
 
-    def _apply_schema(self, row: OnnxOpSchema, call: OnnxCall) -> Sequence[Value | None]:
-        known = all(v is None or v.array is not None for v in call.inputs)
-        if row.fold is not None and not _grows(call.inputs) and (arrays := call.known_integers()):
-            with np.errstate(all="ignore"):
-                folded = row.fold(call, *arrays)
-            self.summary.folded.setdefault(call.node.op, []).append(call.node.shown)
-            return [Value.known(folded)]
+    def _convert(self, call: OnnxCall) -> Sequence[Value | None]:
+        """Adds the operators of a node, or computes it if its inputs are known."""
+        report = self.report
+        is_large = call.schema.fold is None or _grows(call.inputs)
+        if not is_large and (found := call.fold()) is not None:
+            report.add(report.folded, call.node)
+            return [found]
         mark = self.emit.mark()
-        found = row.convert(call)
-        values: Sequence[Value | None] = [found] if isinstance(found, Value) else list(found)
+        values = call.convert()
         made = self.emit.mark() - mark
-        if known and _is_small(values):
-            self.summary.folded.setdefault(call.node.op, []).append(call.node.shown)
+        is_known = all(v is None or v.array is not None for v in call.inputs)
+        is_small = all(v is None or v.size <= MAX_FOLDED for v in values)
+        if is_known and is_small:
+            report.add(report.folded, call.node)
             return self.emit.evaluate(values, mark)
-        if made == 0:
-            self.summary.folded.setdefault(call.node.op, []).append(call.node.shown)
-        elif made > 1:
-            self.summary.composed.setdefault(call.node.op, []).append(call.node.shown)
-        self.summary.widths.check(call, values, mark)
+        if made != 1:
+            report.add(report.composed if made else report.folded, call.node)
+        report.check_widths(call, self.emit, values, mark)
         return values
 
     # -- functions ------------------------------------------------------------------------------
@@ -305,7 +290,7 @@ class Importer:
         chain = (*scope.chain, node.qualified)
         if node.qualified in scope.chain or len(chain) > MAX_DEPTH:
             raise ModelError(f"functions call each other without end: {' -> '.join(chain[:8])}")
-        self.summary.inlined += 1
+        self.report.inlined += 1
         values = {
             name: value
             for name, value in zip(function.inputs, inputs, strict=False)
@@ -330,6 +315,27 @@ class Importer:
                 "damaged or has a cycle, export it again"
             )
         return value
+
+
+@contextmanager
+def _located(source: Source, inputs: Sequence[Value | None]) -> Iterator[None]:
+    """Turns every error of a node's conversion into one of the engine that names the node."""
+    try:
+        yield
+    except CmlError as error:
+        if error.source is None:
+            raise type(error)(error.message, source) from error
+        raise
+    except InvalidNode as error:
+        advice = "the model is not right, export it again"
+        why = NOTHING if has_nothing(inputs) else advice
+        raise ShapeError(f"{error}: {why}", source) from None
+    except (ValueError, TypeError, IndexError, KeyError, ZeroDivisionError, OverflowError) as e:
+        shown = ", ".join("nothing" if v is None else str(v) for v in inputs)
+        reason: object = NOTHING if has_nothing(inputs) else e
+        raise ModelError(f"cannot take inputs ({shown}): {reason}", source) from e
+    except MemoryError as e:
+        raise ModelError("not enough memory for its result", source) from e
 
 
 # -- which nodes ---------------------------------------------------------------------------------
@@ -504,14 +510,9 @@ def _grows(inputs: Sequence[Value | None]) -> bool:
 
     It is too large if the inputs broadcast to a tensor larger than the limit and than each input.
     """
+    given = [v for v in inputs if v is not None]
     try:
-        shape = np.broadcast_shapes(*(v.shape for v in inputs if v is not None))
+        shape = np.broadcast_shapes(*(v.shape for v in given))
     except ValueError:  # not elementwise, or its form raises the error
         return False
-    return int(np.prod(shape, dtype=object)) > max(
-        MAX_FOLDED, *(int(np.prod(v.shape, dtype=object)) for v in inputs if v is not None)
-    )
-
-
-def _is_small(values: Sequence[Value | None]) -> bool:
-    return all(v is None or np.prod(v.shape, dtype=object) <= MAX_FOLDED for v in values)
+    return prod(shape) > max(MAX_FOLDED, *(v.size for v in given))

@@ -1,22 +1,35 @@
-"""The table of ONNX operators: a row per operator and range of opsets with the same meaning.
+"""The table of ONNX operators: a row per operator and range of opsets with the same attributes.
 
-Rows are declared by the decorator :func:`op` of the function that converts a node to NNEF's
-operators. The importer and the documentation read the table.
+An operator is a function under :func:`op`. Its signature is the declaration: positional parameters
+are inputs, keyword parameters are attributes. An input that is no ``Value`` must be known when the
+model is loaded. The importer and the documentation read the table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import inspect
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
-from cml_engine.formats.onnx.attributes import Attr, declared
-from cml_engine.formats.onnx.values import Value
-from cml_engine.ir.graph import Array
+import numpy as np
 
-#: takes the :class:`~cml_engine.formats.onnx.call.OnnxCall`, which knows rows and so stands above
-Form = Callable[[Any], Value | Sequence[Value | None]]
-Fold = Callable[..., Array]
+from cml_engine.errors import UnsupportedOp
+from cml_engine.formats.onnx.model import OnnxGraph, OnnxNode
+from cml_engine.formats.onnx.tensors import ELEMENT_TYPES, OnnxTensor, element_dtype
+from cml_engine.formats.onnx.values import (
+    InvalidNode,
+    Value,
+    constant,
+    ints,
+    number,
+    unsupported_error,
+)
+
+#: takes the node's inputs and attributes, adds NNEF's operators and returns the results
+Form = Callable[..., Value | Sequence[Value | None]]
+F = TypeVar("F", bound=Form)
 
 #: the supported opsets of ONNX's own domain
 FIRST_OPSET, LAST_OPSET = 7, 28
@@ -25,19 +38,260 @@ ML = "ai.onnx.ml"
 #: inputs of an operator that takes any number of them
 MANY = 1 << 31
 
+# -- attributes ----------------------------------------------------------------------------------
+
+_NOUNS: dict[type, str] = {
+    bool: "integer", int: "integer", float: "number", str: "text", OnnxTensor: "tensor",
+    OnnxGraph: "graph",
+}  # fmt: skip
+_TYPES: dict[str, type] = {kind.__name__: kind for kind in _NOUNS}
+_LARGEST = (1 << 31) - 1
+
 
 @dataclass(frozen=True, slots=True)
+class Attr:
+    """The declaration of one attribute of an ONNX operator: its type, default and allowed values.
+
+    Parameters
+    ----------
+    kind : the type of the value, or of each entry where there are ``many``; by default that of the
+        function's parameter. ``bool`` is an integer of which only 0 differs.
+    default : the value of an attribute that is left out, of each entry if there is a ``count``.
+    low, high : the bounds of integers.
+    among : all allowed values; empty if they are not listed.
+    count : returns the length of a list from the node.
+    since, until : the first and last opset with the attribute. Outside it has its default; an
+        input with an ``until`` is an attribute up to that opset.
+    """
+
+    kind: type = object
+    default: Any = None
+    required: bool = False
+    many: bool = False
+    low: float = -math.inf
+    high: float = math.inf
+    among: Collection[Any] = ()
+    count: Callable[[OnnxCall], int] | None = None
+    since: int = 0
+    until: int = 0
+
+    def value(self, call: OnnxCall, name: str) -> Any:
+        """Returns the attribute's value at a node: the one that it gives, or the default.
+
+        Raises an error if the value has another type, length or range, or is missing.
+        """
+        count = None if self.count is None else self.count(call)
+        if name not in call.node.attributes:
+            if self.required:
+                raise InvalidNode(f"attribute '{name}' is missing")
+            listed = count is not None and self.default is not None
+            return [self.default] * (count or 0) if listed else self.default
+        given = call.node.attributes[name]
+        found = given if self.many else [given]
+        fits = isinstance(found, list) and all(map(self._fits, found))
+        if not fits or (count is not None and len(found) != count):
+            raise InvalidNode(
+                f"attribute '{name}' is {_shown(given)}, wanted {self._wanted(count)}"
+            )
+        if self.among and given not in self.among:
+            known = ", ".join(map(str, self.among))
+            raise unsupported_error(f"{name}={given!r} (of {known})")
+        found = [self.kind(v) for v in found] if self.kind in (bool, float) else found
+        return found if self.many else found[0]
+
+    def _fits(self, value: object) -> bool:
+        kinds = (int, float) if self.kind is float else (int,) if self.kind is bool else self.kind
+        if not isinstance(value, kinds):
+            return False
+        return not isinstance(value, int) or self.low <= value <= self.high
+
+    def _wanted(self, count: int | None) -> str:
+        noun = _NOUNS[self.kind]
+        article = "an" if noun[0] in "aeiou" else "a"
+        words = f"{noun}s" if self.many else f"{article} {noun}"
+        words = words if count is None else f"{count} {words}"
+        if self.low > -math.inf:
+            words += f" from {self.low} to {self.high}"
+        return words
+
+
+def _shown(value: Any) -> str:
+    for kind in (OnnxTensor, OnnxGraph):
+        if isinstance(value, kind):
+            return f"a {_NOUNS[kind]}"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def attribute(default: Any = None, **more: Any) -> Any:
+    """Returns the declaration of an attribute, for a parameter's default.
+
+    ``more`` are further fields of :class:`Attr`.
+    """
+    return Attr(default=default, **more)
+
+
+def at_least(low: int, default: int | None = None, **more: Any) -> Any:
+    """Returns the declaration of a 32-bit integer attribute of at least ``low``."""
+    return Attr(int, default, low=low, high=_LARGEST, **more)
+
+
+def per_axis(low: int, default: int | None = None, times: int = 1, **more: Any) -> Any:
+    """Returns the declaration of a list attribute with ``times`` integers per spatial axis.
+
+    The axes are those of the node's first input.
+    """
+    more = {"count": lambda call: times * max(call[0].rank - 2, 0), **more}
+    return at_least(low, default, many=True, **more)
+
+
+def one_of(default: str, *others: str, **more: Any) -> Any:
+    """Returns the declaration of a text attribute that must be one of the arguments.
+
+    The first argument is the default.
+    """
+    return Attr(str, default, among=tuple(dict.fromkeys((default, *others))), **more)
+
+
+def element_type(default: int | None = None) -> Any:
+    """Returns the declaration of an attribute that is an element type the network supports."""
+    return Attr(int, default, among=[n for n in ELEMENT_TYPES if element_dtype(n) is not None])
+
+
+def _declared(parameter: inspect.Parameter) -> Attr:
+    """Returns the declaration of an attribute from a function's parameter."""
+    given, type_name = parameter.default, _type_of(parameter)
+    if not isinstance(given, Attr):
+        is_missing = given is inspect.Parameter.empty
+        given = Attr(default=None if is_missing else given, required=is_missing)
+    if given.kind is not object:
+        return given
+    many = type_name.startswith("list[")
+    kind = _TYPES.get(type_name.removeprefix("list[").removesuffix("]"), float)
+    return replace(given, kind=kind, many=many)
+
+
+def _type_of(parameter: inspect.Parameter) -> str:
+    return str(parameter.annotation).removesuffix(" | None")
+
+
+# -- nodes ---------------------------------------------------------------------------------------
+
+
+class OnnxCall:
+    """One node of an ONNX model while it is imported: its inputs and checked attributes.
+
+    ``opset`` is the version of the node's domain. ``inner`` imports a graph of an attribute: it
+    takes the graph, the values of its inputs by name, and a prefix of names.
+    """
+
+    def __init__(
+        self,
+        node: OnnxNode,
+        schema: OnnxOpSchema,
+        opset: int,
+        inputs: Sequence[Value | None],
+        wanted: Sequence[bool],
+        inner: Callable[[OnnxGraph, dict[str, Value], str], list[Value]],
+    ) -> None:
+        self.node, self.schema, self.opset, self.inputs = node, schema, opset, list(inputs)
+        self.inner, self._wanted = inner, wanted
+        count = max((i for i, name in enumerate(node.inputs, 1) if name), default=0)
+        advice = "the model was made for another version of it"
+        if count > schema.inputs:
+            raise UnsupportedOp(f"{count} inputs, the operator takes {schema.inputs}: {advice}")
+        for name in node.attributes:
+            if name not in schema.attrs:
+                known = ", ".join(schema.attrs) or "none"
+                raise UnsupportedOp(
+                    f"unknown attribute '{name}', the operator has {known}: {advice}"
+                )
+        self.attrs = {name: attr.value(self, name) for name, attr in schema.attrs.items()}
+
+    def has(self, position: int) -> bool:
+        """Returns True if the node has an input at ``position``."""
+        return position < len(self.inputs) and self.inputs[position] is not None
+
+    def wants(self, position: int) -> bool:
+        """Returns True if a node or the graph's outputs read the output at ``position``."""
+        return position < len(self._wanted) and self._wanted[position]
+
+    def __getitem__(self, position: int) -> Value:
+        """Returns the input at ``position``; raises an error if it is missing."""
+        value = self.inputs[position] if position < len(self.inputs) else None
+        if value is None:
+            raise InvalidNode(f"input {position + 1} is missing")
+        return value
+
+    def convert(self) -> Sequence[Value | None]:
+        """Adds NNEF's operators for the node and returns its results."""
+        rest = {**self.schema.defaults, **self.attrs}
+        given: list[Any] = []
+        for position, parameter in enumerate(self.schema.parameters):
+            if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+                given += [self[i] for i in range(position, len(self.inputs))]
+                continue
+            is_attribute = parameter.name in rest
+            value = rest.pop(parameter.name) if is_attribute else self._input(position, parameter)
+            is_number = isinstance(value, float) and _type_of(parameter) == "Value"
+            given.append(Value.known(np.float32(value)) if is_number else value)
+        found = self.schema.form(*[self] * self.schema.takes_call, *given, **rest)
+        return [found] if isinstance(found, Value) else list(found)
+
+    def _input(self, position: int, parameter: inspect.Parameter) -> Any:
+        default = parameter.default
+        default = default.default if isinstance(default, Attr) else default
+        is_optional = default is not inspect.Parameter.empty and not (
+            isinstance(parameter.default, Attr) and parameter.default.required
+        )
+        if is_optional and not (position < self.schema.inputs and self.has(position)):
+            return default
+        name = parameter.name.replace("_", " ")
+        read = _READERS.get(_type_of(parameter))
+        value = self[position]
+        return value if read is None else read(value, name if len(name) == 1 else f"the {name}")
+
+    def fold(self) -> Value | None:
+        """Returns the result of the node's known integers, exact in 64 bits.
+
+        Returns None if an input is computed or of floats, or the operator has no such function.
+        """
+        arrays = [v.array for v in self.inputs if v is not None and v.array is not None]
+        is_whole = all(array.dtype.kind != "f" for array in arrays)
+        if self.schema.fold is None or not is_whole or not 0 < len(arrays) == len(self.inputs):
+            return None
+        with np.errstate(all="ignore"):
+            found = np.asarray(self.schema.fold(*arrays, **self.attrs))
+        is_number = found.dtype.kind in "iu" and arrays[0].dtype.kind in "iu"
+        return Value.known(found.astype(arrays[0].dtype) if is_number else found)
+
+
+#: by the type of an input that must be known: the function that reads it
+_READERS: Mapping[str, Callable[[Value, str], Any]] = {
+    "Array": constant,
+    "list[float]": lambda value, what: constant(value, what).reshape(-1).tolist(),
+    "list[int]": ints,
+    "int": lambda value, what: ints(value, what)[0],
+    "float": number,
+}
+
+
+# -- the table -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
 class OnnxOpSchema:
     """A row of the table: one operator in a range of opsets, and its conversion to NNEF.
 
     Parameters
     ----------
     since, until : the first and the last opset; an ``until`` of 0 means no end.
-    attrs : each attribute; :func:`op` also accepts a default or a type for it.
-    form : converts a node; returns the results, as NNEF operators or known values.
-    fold : the NumPy function of known integers and logicals, which keeps 64 bits:
-        ``fold(call, *arrays)``. Other known values go through ``convert`` and are evaluated by
-        the operators' own functions.
+    attrs : each attribute; ``defaults`` are those of attributes of other opsets.
+    form : converts a node: takes its inputs and attributes, and returns the results, as NNEF
+        operators or known values. ``parameters`` are those of the inputs. With ``takes_call`` the
+        node itself is its first argument.
+    fold : the NumPy function of known integers and logicals, which keeps 64 bits. Other known
+        values go through ``form`` and are evaluated by the operators' own functions.
     nnef : the NNEF operators of the form, for the documentation.
     inputs : the largest number of inputs.
     """
@@ -47,8 +301,11 @@ class OnnxOpSchema:
     since: int
     until: int
     attrs: Mapping[str, Attr]
-    convert: Form
-    fold: Fold | None
+    defaults: Mapping[str, Any]
+    form: Form
+    parameters: Sequence[inspect.Parameter]
+    takes_call: bool
+    fold: Callable[..., Any] | None
     nnef: str
     inputs: int
 
@@ -61,52 +318,75 @@ class OnnxOpSchema:
         first = max(self.since, FIRST_OPSET) if not self.domain else self.since
         return f"{first}-{self.until}" if self.until else f"{first}-"
 
+    @property
+    def runs_graphs(self) -> bool:
+        """True if the operator runs graphs that are attributes, such as If."""
+        return any(attr.kind is OnnxGraph for attr in self.attrs.values())
 
-@dataclass(frozen=True)
-class _Table:
-    rows: dict[tuple[str, str], list[OnnxOpSchema]] = field(default_factory=dict)
 
-
-_TABLE = _Table()
+_ROWS: dict[tuple[str, str], list[OnnxOpSchema]] = {}
 
 
 def op(
-    *names: str,
+    name: str,
     nnef: str,
-    inputs: int = 1,
-    attrs: Mapping[str, Any] | None = None,
+    *,
     since: int = 1,
     until: int = 0,
     domain: str = "",
-    fold: Fold | None = None,
-) -> Callable[[Form], Form]:
-    """Returns a decorator that registers a function as the conversion of the named operators.
+    attrs: Mapping[str, Attr] | None = None,
+    fold: Callable[..., Any] | None = None,
+    inputs: int = MANY,
+) -> Callable[[F], F]:
+    """Returns a decorator that registers a function as the conversion of an operator.
 
-    The other arguments are the fields of :class:`OnnxOpSchema`.
+    ``attrs`` are attributes that several operators share, or whose names are not Python's: the
+    function takes them by ``**``. The other arguments are fields of :class:`OnnxOpSchema`.
+    Attributes that begin or end at an opset make a row each.
     """
 
-    def declare(form: Form) -> Form:
-        given = {name: declared(value) for name, value in (attrs or {}).items()}
-        for name in names:
-            row = OnnxOpSchema(name, domain, since, until, given, form, fold, nnef, inputs)
-            others = _TABLE.rows.setdefault((domain, name), [])
-            for other in others:
-                if _overlap(row, other):
-                    raise ValueError(f"two rows for {name} of opset {max(since, other.since)}")
-            others.append(row)
+    def declare(form: F) -> F:
+        parameters = list(inspect.signature(form).parameters.values())
+        takes_call = bool(parameters) and parameters[0].name == "call"
+        given = [p for p in parameters[takes_call:] if p.kind in _POSITIONAL]
+        found = {p.name: _declared(p) for p in parameters if p.kind is p.KEYWORD_ONLY}
+        once = {
+            p.name: _declared(p) for p in given if isinstance(p.default, Attr) and p.default.until
+        }
+        found = {**once, **found, **(attrs or {})}
+        starts = {since, *(a.since for a in found.values()), *(a.until + 1 for a in found.values())}
+        firsts = sorted(n for n in starts if n >= since)
+        for first, following in zip(firsts, [*firsts[1:], until + 1], strict=True):
+            here = {k: a for k, a in found.items() if a.since <= first <= (a.until or LAST_OPSET)}
+            names = [p.name in here or p.kind is p.VAR_POSITIONAL for p in given]
+            is_many = any(p.kind is p.VAR_POSITIONAL for p in given)
+            count = names.index(True) if True in names else len(given)
+            row = OnnxOpSchema(
+                name, domain, first, following - 1, here,
+                {k: a.default for k, a in found.items() if k not in here and k not in once},
+                form, given, takes_call, fold, nnef, MANY if is_many else min(count, inputs),
+            )  # fmt: skip
+            _add_row(row)
         return form
 
     return declare
 
 
-def _overlap(a: OnnxOpSchema, b: OnnxOpSchema) -> bool:
-    first, last = max(a.since, b.since), min(a.until or LAST_OPSET, b.until or LAST_OPSET)
-    return first <= last
+_POSITIONAL = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+
+
+def _add_row(row: OnnxOpSchema) -> None:
+    others = _ROWS.setdefault((row.domain, row.name), [])
+    for other in others:
+        first = max(row.since, other.since)
+        if first <= min(row.until or LAST_OPSET, other.until or LAST_OPSET):
+            raise ValueError(f"two rows for {row.name} of opset {first}")
+    others.append(row)
 
 
 def find_schemas(domain: str, name: str) -> Sequence[OnnxOpSchema]:
     """Returns all rows of an operator; there are none if the operator is unknown."""
-    return _TABLE.rows.get((domain, name), ())
+    return _ROWS.get((domain, name), ())
 
 
 def find_schema(domain: str, name: str, opset: int) -> OnnxOpSchema | None:
@@ -119,5 +399,5 @@ def find_schema(domain: str, name: str, opset: int) -> OnnxOpSchema | None:
 
 def all_schemas() -> list[OnnxOpSchema]:
     """Returns every row of the table, sorted by domain, name and opset."""
-    rows = [row for found in _TABLE.rows.values() for row in found]
+    rows = [row for found in _ROWS.values() for row in found]
     return sorted(rows, key=lambda row: (row.domain, row.name, row.since))

@@ -1,13 +1,38 @@
-"""The values that the names of an ONNX model have during import."""
+"""The tensors of an ONNX import, and the graph under construction that they add operators to.
+
+Operators are written as arithmetic and methods: ``x * x.sigmoid()`` adds a ``sigmoid`` and a
+``mul`` to the graph of the import that is under way. Known values are moved, cut and joined at
+once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import re
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from math import prod
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from cml_engine.ir.graph import Array, DType, Fact
+from cml_engine.compiler.passes.dead_code import eliminate_dead_code
+from cml_engine.errors import (
+    ModelError,
+    NeedsConstant,
+    ShapeError,
+    Source,
+    TensorFileError,
+    UnsupportedOp,
+)
+from cml_engine.formats.builder import ImportBuilder
+from cml_engine.formats.format import Engine
+from cml_engine.formats.onnx.ranges import INT32, MOVES, Interval, Intervals, of_array
+from cml_engine.io.load_limits import current_budget
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, AttrValue, DType, Fact, Graph, can_be_shape
+from cml_engine.nnef.expansion.signatures import BindError, Param, coerce, declared_signature
+from cml_engine.nnef.expansion.values import TensorRef, describe
 
 _KINDS = {"f": "scalar", "i": "integer", "u": "integer", "b": "logical"}
 _DTYPES: dict[str, np.dtype[Any]] = {
@@ -15,9 +40,29 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "integer": np.dtype("i8"),
     "logical": np.dtype("?"),
 }
+#: The most elements of a tensor.
+_MOST = 2**31 - 1
 
 #: the reason and the advice for inputs without elements
 NOTHING = "an extent of its inputs is 0: give shapes with extents of 1 or more"
+
+
+class InvalidNode(Exception):
+    """The error that a node does not follow ONNX's rules; the importer adds the advice."""
+
+
+def unsupported_error(what: str) -> UnsupportedOp:
+    """Returns the error for ``what``, a variant of an operator that cannot be imported."""
+    return UnsupportedOp(f"{what} is not supported: export the model otherwise")
+
+
+# -- tensors -------------------------------------------------------------------------------------
+
+
+def _operator(op: str, swapped: bool = False) -> Callable[[Value, Operand], Value]:
+    if swapped:
+        return lambda x, y: elementwise(op, y, x)
+    return lambda x, y: elementwise(op, x, y)
 
 
 class Value:
@@ -25,6 +70,7 @@ class Value:
 
     ``dtype`` is the ONNX type, which may be wider than the type that the graph computes with. A
     known value gets a ``tensor`` too when an operator reads it, named ``name`` if that is set.
+    Any operator of NNEF is a method: ``x.softmax(axes=[1])``.
     """
 
     __slots__ = ("array", "dtype", "name", "shape", "tensor")
@@ -45,13 +91,13 @@ class Value:
         array = np.asarray(array)
         return cls(array.dtype, array.shape, array, None, name)
 
-    @classmethod
-    def computed(cls, tensor: str, fact: Fact, dtype: np.dtype[Any] | None = None) -> Value:
-        return cls(dtype or _DTYPES[fact.dtype], fact.shape, None, tensor)
-
     @property
     def rank(self) -> int:
         return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
 
     @property
     def kind(self) -> str:
@@ -70,6 +116,129 @@ class Value:
     def __str__(self) -> str:
         return f"{self.dtype.name}[{','.join(map(str, self.shape))}]"
 
+    # -- operators ------------------------------------------------------------------------------
+
+    __add__, __radd__ = _operator("add"), _operator("add", swapped=True)
+    __sub__, __rsub__ = _operator("sub"), _operator("sub", swapped=True)
+    __mul__, __rmul__ = _operator("mul"), _operator("mul", swapped=True)
+    __truediv__ = _operator("div")
+
+    def __neg__(self) -> Value:
+        return elementwise("neg", self)
+
+    def __getattr__(self, name: str) -> Callable[..., Value]:
+        """Returns a function that adds the NNEF operator ``name`` with this as its first operand.
+
+        Shapes are aligned as in ONNX, and operators of numbers have their integer form for
+        integers. A name that is a word of Python has an underscore: ``x.and_(y)``.
+        """
+        if name.startswith("_"):
+            raise AttributeError(name)
+        op = name.rstrip("_")
+        if op in _ALIGNED:
+            return lambda *operands, **attrs: elementwise(op, self, *operands, **attrs)
+        return lambda *operands, **attrs: add_operator(op, self, *operands, **attrs)
+
+    def cast(self, kind: str) -> Value:
+        """Returns the value cast to ``kind``: ``"scalar"``, ``"integer"`` or ``"logical"``."""
+        return self if self.kind == kind else add_operator("cast", self, dtype=kind)
+
+    def scalar(self) -> Value:
+        """Returns the value cast to float32; integers are exact up to 2^24."""
+        return self.cast("scalar")
+
+    # -- moves ----------------------------------------------------------------------------------
+
+    def _move(self, op: str, of_array: Callable[[Array], Array], **attrs: Any) -> Value:
+        if self.array is not None:
+            return Value.known(of_array(self.array), self.name)
+        return add_operator(op, self, **attrs)
+
+    def reshape(self, shape: Sequence[int]) -> Value:
+        shape = [int(n) for n in shape]
+        if tuple(shape) == self.shape:
+            return self
+        if 0 in shape and self.array is None:  # in NNEF 0 copies the input's extent
+            return zeros(shape, self.dtype)
+        return self._move("reshape", lambda array: array.reshape(shape), shape=shape)
+
+    def unsqueeze(self, axes: Sequence[int]) -> Value:
+        if not axes:
+            return self
+        at = tuple(axes)
+        return self._move("unsqueeze", lambda array: np.expand_dims(array, at), axes=sorted(axes))
+
+    def squeeze(self, axes: Sequence[int]) -> Value:
+        if not axes:
+            return self
+        at = tuple(axes)
+        return self._move("squeeze", lambda array: array.squeeze(at), axes=sorted(axes))
+
+    def transpose(self, axes: Sequence[int]) -> Value:
+        order = [int(axis) for axis in axes]
+        if order == list(range(self.rank)):
+            return self
+        return self._move("transpose", lambda array: array.transpose(order), axes=order)
+
+    def slice(self, axis: int, begin: int, end: int) -> Value:
+        """Returns the elements ``begin`` to ``end - 1`` of one axis."""
+        return self.take({axis: range(begin, end)})
+
+    def take(self, ranges: Mapping[int, range]) -> Value:
+        """Returns the elements whose indices are in ``ranges``, by axis."""
+        ranges = {a: r for a, r in ranges.items() if r != range(self.shape[a])}
+        if not ranges:
+            return self
+        if self.array is not None:
+            array = self.array
+            for axis, r in ranges.items():
+                array = array.take(r, axis)
+            return Value.known(array)
+        if not all(ranges.values()):
+            shape = [len(ranges[a]) if a in ranges else n for a, n in enumerate(self.shape)]
+            return zeros(shape, self.dtype)
+        bounds = [_slice_bounds(r, self.shape[axis]) for axis, r in ranges.items()]
+        begin, end, stride = (list(column) for column in zip(*bounds, strict=True))
+        steps = {} if all(s == 1 for s in stride) else {"stride": stride}
+        return add_operator("slice", self, axes=list(ranges), begin=begin, end=end, **steps)
+
+    def split(self, axis: int, sizes: Sequence[int]) -> list[Value]:
+        """Splits one axis into consecutive parts of the given sizes and returns them."""
+        if self.array is not None or 0 in sizes:
+            ends = np.cumsum([0, *sizes]).tolist()
+            return [self.slice(axis, a, b) for a, b in zip(ends, ends[1:], strict=False)]
+        unit = int(np.gcd.reduce(sizes))
+        ratios = [size // unit for size in sizes]
+        return add_operators("split", len(sizes), self, axis=axis, ratios=ratios)
+
+    def tile(self, repeats: Sequence[int]) -> Value:
+        shape = checked_shape([n * r for n, r in zip(self.shape, repeats, strict=True)])
+        if all(n == 1 for n in repeats):
+            return self
+        if self.array is not None:
+            allocate(shape, self.dtype.itemsize)
+        elif 0 in shape:
+            return zeros(shape, self.dtype)
+        return self._move("tile", lambda array: np.tile(array, repeats), repeats=list(repeats))
+
+    def expand(self, shape: Sequence[int]) -> Value:
+        """Returns the value broadcast to a shape; shapes are aligned from the right."""
+        lifted = self.reshape([1] * (len(shape) - self.rank) + list(self.shape))
+        repeats = [n if have == 1 else 1 for have, n in zip(lifted.shape, shape, strict=True)]
+        if lifted.array is not None and any(n != 1 for n in repeats):
+            return Value.known(np.broadcast_to(lifted.array, shape))
+        return lifted.tile(repeats)
+
+
+Operand: TypeAlias = Value | float | int | bool
+#: operators whose operands are aligned as in ONNX
+_ALIGNED = frozenset(
+    "abs add and bit_and bit_or bit_xor clamp div eq fmod ge gt int_mod int_rem le lt max min mul "
+    "ne neg or pow prelu select shift_left shift_right sign sub".split()
+)
+#: those that have a form of their own for integers
+_OF_NUMBERS = frozenset("abs add div eq ge gt le lt max min mul ne neg sign sub".split())
+
 
 def kind_of(dtype: np.dtype[Any]) -> str:
     return _KINDS[dtype.kind]
@@ -81,3 +250,443 @@ def has_nothing(values: Sequence[Value | None]) -> bool:
     Known values may be empty, such as the region of a Resize.
     """
     return any(v is not None and v.array is None and 0 in v.shape for v in values)
+
+
+def as_value(x: Operand) -> Value:
+    """Returns a number as a known value: float32 for a float, int64 for an int, or a logical.
+
+    A value is returned unchanged.
+    """
+    if isinstance(x, Value):
+        return x
+    dtype = np.bool_ if isinstance(x, bool) else np.int64 if isinstance(x, int) else np.float32
+    return Value.known(np.array(x, dtype))
+
+
+def zeros(shape: Sequence[int], dtype: Any = np.float32) -> Value:
+    return Value.known(np.zeros(shape, dtype))
+
+
+def add_operator(op: str, *inputs: Operand, **attrs: Any) -> Value:
+    """Adds an NNEF operator with one result and returns the result."""
+    return add_operators(op, 1, *inputs, **attrs)[0]
+
+
+def add_operators(op: str, results: int, *inputs: Operand, **attrs: Any) -> list[Value]:
+    """Adds an NNEF operator with ``results`` results and returns them."""
+    values = [as_value(x) for x in inputs]
+    found = current_import().node(op, values, results, attrs)
+    if op in MOVES:
+        dtype = values[op == "select"].dtype
+        return [v.typed(dtype) if v.kind == kind_of(dtype) else v for v in found]
+    return found
+
+
+def elementwise(op: str, *inputs: Operand, **attrs: Any) -> Value:
+    """Adds an elementwise operator, of integers in its integer form, and returns its result.
+
+    The shapes are aligned from the right, as in ONNX: NNEF aligns from the left.
+    """
+    values = [as_value(x) for x in inputs]
+    first = next(v for x, v in zip(inputs, values, strict=True) if isinstance(x, Value))
+    if op in _OF_NUMBERS and first.kind == "integer":
+        op = f"int_{op}"
+    rank = max(v.rank for v in values)
+    full = any(v.array is None and v.rank == rank for v in values)
+    return add_operator(op, *(_lift(v, rank, full) for v in values), **attrs)
+
+
+def _lift(value: Value, rank: int, full: bool) -> Value:
+    """Returns a value with axes of 1 in front up to ``rank``.
+
+    With ``full`` another operand has all axes, and a known number needs none.
+    """
+    if full and value.array is not None and value.array.size == 1:
+        return Value.known(value.array.reshape(()), value.name)
+    return value.unsqueeze(list(range(rank - value.rank))) if value.rank else value
+
+
+def fragment(op: str, values: Sequence[Value], many: bool = False, **attrs: Any) -> Value:
+    """Adds the operators that a compound operator expands to and returns its result.
+
+    With ``many`` it takes its operands as one array.
+    """
+    return current_import().fragment(op, values, many, attrs)
+
+
+def concat(values: Sequence[Value], axis: int) -> Value:
+    """Returns the values concatenated along an axis. It skips values without elements."""
+    full = [v for v in values if 0 not in v.shape]
+    if len(full) == 1:
+        return full[0]
+    arrays = [v.array for v in full if v.array is not None]
+    if not full:
+        arrays = [np.zeros(v.shape, v.dtype) for v in values]
+    elif len(arrays) < len(full):
+        return add_operator("concat", *full, axis=axis)
+    current_budget().check_bytes(sum(a.nbytes for a in arrays), "its result")
+    return Value.known(np.concatenate(arrays, axis))
+
+
+def _slice_bounds(r: range, extent: int) -> tuple[int, int, int]:
+    """Returns NNEF's begin, end and stride of a slice that selects a range of indices."""
+    if len(r) == 1:
+        return r[0], r[0] + 1, 1
+    if r.step > 0:
+        return r[0], r[-1] + 1, r.step
+    end = r[-1] - 1
+    return r[0], end if end >= 0 else -extent - 1, r.step
+
+
+# -- what must be known, and what fits -----------------------------------------------------------
+
+
+def constant(value: Value, what: str) -> Array:
+    """Returns the array of a value that must be known at import; an error calls it ``what``."""
+    if value.array is not None:
+        return value.array
+    inputs = current_import().origins(value)
+    named = ", ".join(f"'{name}'" for name in inputs)
+    from_what = f"it is computed from {named}" if inputs else "it is computed"
+    bind = "a constant in its place"
+    if inputs:
+        options = " ".join(f"--constant {name}=VALUE|FILE" for name in inputs)
+        bind = f"{options}, or cml.load(…, constants={{'{inputs[0]}': …}})"
+    raise NeedsConstant(
+        f"{what} must be known when the model is loaded, and {from_what}: export the model "
+        f"with fixed shapes, or give {bind}",
+        current_import().source,
+        inputs,
+    )
+
+
+def ints(value: Value, what: str) -> list[int]:
+    """Returns a flat list of a value's integers, which must be known at import."""
+    array = constant(value, what)
+    if array.dtype.kind not in "iu" and array.size:
+        raise InvalidNode(f"{what} is {array.dtype}, wanted integers")
+    return [int(n) for n in array.reshape(-1)]
+
+
+def number(value: Value, what: str) -> float:
+    """Returns the single number of a value, which must be known at import."""
+    array = constant(value, what)
+    if array.size != 1:
+        raise InvalidNode(f"{what} has {array.size} values, wanted one")
+    return float(array.reshape(-1)[0])
+
+
+def checked_axis(axis: int, rank: int) -> int:
+    """Returns an axis counted from the front; raises an error if it is not among ``rank`` axes."""
+    if not -rank <= axis < rank:
+        raise InvalidNode(f"axis {axis} of {rank}")
+    return axis % rank
+
+
+def checked_axes(axes: Sequence[int], rank: int) -> list[int]:
+    found = [checked_axis(axis, rank) for axis in axes]
+    if len(set(found)) < len(found):
+        raise InvalidNode(f"the axes {list(axes)} name one twice")
+    return found
+
+
+def checked_shape(shape: Sequence[int]) -> list[int]:
+    """Returns the shape as a list; raises an error if a tensor of the network cannot have it."""
+    if not can_be_shape(shape) or prod(shape) > _MOST:
+        raise InvalidNode(f"the shape {list(shape)[:8]}")
+    return list(shape)
+
+
+def allocate(shape: Sequence[int], itemsize: int = 8) -> list[int]:
+    """Returns the shape as a list; raises an error if an array of it exceeds the memory budget.
+
+    Nothing is allocated here. ``itemsize`` is the number of bytes per element.
+    """
+    checked = checked_shape(shape)
+    what = f"its tensor of the shape {checked[:8]}"
+    current_budget().check_bytes(prod(checked) * itemsize, what)
+    return checked
+
+
+def interval_of(value: Value) -> Interval:
+    """Returns the bounds of a value in the network, of a known one its smallest and largest."""
+    if value.array is not None:
+        return of_array(value.array)
+    return current_import().intervals.of(value.tensor or "")
+
+
+# -- the graph -----------------------------------------------------------------------------------
+
+
+def clean(name: str) -> str:
+    """Returns a name with ``_`` in place of all characters that an identifier cannot have."""
+    return re.sub(r"[^A-Za-z0-9_]+", "_", name).strip("_")
+
+
+_CURRENT: ContextVar[Emitter] = ContextVar("the import under way")
+
+
+def current_import() -> Emitter:
+    """Returns the graph under construction of the import that is under way."""
+    return _CURRENT.get()
+
+
+class Emitter:
+    """A graph under construction during an ONNX import.
+
+    ``base`` is the name stem of the tensors of the nodes that are added next.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.builder = ImportBuilder(engine.infer)
+        self.intervals = Intervals(self.builder)
+        self.base = "t"
+        self._names: dict[str, str] = {}
+        self._counts: dict[str, Value] = {}
+        self._partial: dict[str, tuple[int, Value]] = {}
+        self.declarations: dict[str, str] = {}
+
+    @contextmanager
+    def under_way(self) -> Iterator[None]:
+        """Makes values add their operators to this graph."""
+        token = _CURRENT.set(self)
+        try:
+            yield
+        finally:
+            _CURRENT.reset(token)
+
+    @property
+    def source(self) -> Source | None:
+        return self.builder.source
+
+    def at(self, source: Source | None, base: str) -> None:
+        """Sets the source and the name stem of the nodes that are added next."""
+        self.builder.source = source
+        self.base = clean(base) or "t"
+
+    def tensor(self, value: Value) -> str:
+        """Returns the name of the value's tensor in the graph.
+
+        A known value is first added as a literal or a variable.
+        """
+        if value.tensor is None or value.tensor not in self.builder.facts:
+            assert value.array is not None
+            value.tensor = self._constant(value.array, value.kind, value.name)
+        return value.tensor
+
+    def _constant(self, array: Array, kind: str, name: str) -> str:
+        size = array.size * NUMPY_DTYPE[kind].itemsize
+        current_budget().check_bytes(size, f"the constant '{name or self.base}'", self.source)
+        if kind == "integer" and array.size and array.dtype.itemsize >= 4:
+            bounds = of_array(array)
+            if not bounds.within(INT32):
+                raise _too_large_error(bounds.low, bounds.high, self.source)
+        if array.dtype == np.float64:
+            # the limits of float64 mean "no limit", as infinity does
+            kept = array[np.abs(array) < np.finfo(np.float64).max]
+            if kept.size and np.abs(kept).max() > np.finfo(np.float32).max:
+                raise _too_large_error(kept.min(), kept.max(), self.source)
+        with np.errstate(over="ignore"):
+            array = array.astype(NUMPY_DTYPE[kind])
+        if array.ndim == 0 and not (kind == "scalar" and np.isnan(array)):
+            return self.builder.literal(array, kind)
+        return self.builder.variable(clean(name) or f"{self.base}_constant", array, kind)
+
+    # -- operators ------------------------------------------------------------------------------
+
+    def _values(self, names: Sequence[str]) -> list[Value]:
+        facts = [self.builder.facts[name] for name in names]
+        return [
+            Value(_DTYPES[fact.dtype], fact.shape, None, name)
+            for name, fact in zip(names, facts, strict=True)
+        ]
+
+    def node(
+        self,
+        op: str,
+        inputs: Sequence[Value],
+        results: int,
+        attrs: Mapping[str, Any],
+        declared: Any = None,
+    ) -> list[Value]:
+        names = [self.tensor(value) for value in inputs]
+        wanted = [f"{self.base}_{op}"] * results
+        return self._values(self.builder.split_node(op, names, wanted, declared, **attrs))
+
+    def custom(
+        self, op: str, inputs: Sequence[Value], results: int, attrs: Mapping[str, Any]
+    ) -> list[Value]:
+        """Adds an operator that the game declares and returns its results.
+
+        Raises an error if the node's inputs, outputs or attributes do not fit the declaration.
+        """
+        declared = declared_signature(self._engine.declarations[op], f"<declaration of {op}>")
+        known = {param.name: param for param in declared.attrs}
+        for name in attrs:
+            if name not in known:
+                listed = ", ".join(known) or "none"
+                raise UnsupportedOp(f"unknown attribute '{name}': it has {listed}", self.source)
+        for name, param in known.items():
+            if param.required and name not in attrs:
+                raise ShapeError(f"attribute '{name}' is missing", self.source)
+        if len(inputs) != len(declared.tensors) or results != len(declared.results):
+            raise ShapeError(
+                f"{len(inputs)} inputs and {results} outputs, wanted {declared}", self.source
+            )
+        given = {name: self._attribute(known[name], value) for name, value in attrs.items()}
+        self.declarations[op] = self._engine.declarations[op]
+        return self.node(op, inputs, results, given, declared)
+
+    def placeholder(
+        self,
+        op: str,
+        declaration: str,
+        inputs: Sequence[Value | None],
+        attrs: Mapping[str, AttrValue],
+        facts: Sequence[Fact],
+    ) -> list[Value]:
+        """Adds an operator that is unknown to the engine and returns its results.
+
+        ``declaration`` is its NNEF signature, which the graph records. ``facts`` are the types
+        and shapes of its results.
+        """
+        self.declarations[op] = declaration
+        names = [self.tensor(value) for value in inputs if value is not None]
+        made = self.builder.unknown_node(op, names, f"{self.base}_{op}", attrs, facts)
+        return self._values(made)
+
+    def _attribute(self, param: Param, value: Any) -> Any:
+        """Returns an ONNX attribute converted to its declared type.
+
+        ONNX has 0 and 1 for logical values.
+        """
+        if str(param.type) == "logical" and value in (0, 1):
+            return bool(value)
+        try:
+            return coerce(param.type, value, None)
+        except BindError:
+            wanted, got = param.type, describe(value)
+            message = f"attribute '{param.name}' wants {wanted}, got {got}"
+            raise ModelError(message, self.source) from None
+
+    def has(self, op: str) -> bool:
+        """Returns True if the game declares an operator of that name."""
+        return op in self._engine.declarations
+
+    def fragment(
+        self, op: str, inputs: Sequence[Value], many: bool, attrs: Mapping[str, Any]
+    ) -> Value:
+        names = [self.tensor(value) for value in inputs]
+        facts = {f"x{i}": self.builder.facts[name] for i, name in enumerate(names)}
+        operands = [TensorRef(name, fact.dtype) for name, fact in facts.items()]
+        graph = self._engine.expand(op, [operands] if many else operands, attrs, facts)
+        return self._values(self.builder.splice(graph, names, self.base))[0]
+
+    # -- folding --------------------------------------------------------------------------------
+
+    def mark(self) -> int:
+        """Returns the number of nodes so far.
+
+        :meth:`evaluate` takes it as the index of the first node.
+        """
+        return len(self.builder.nodes)
+
+    def evaluate(self, values: Sequence[Value | None], mark: int) -> list[Value | None]:
+        """Runs and removes the nodes added since the mark; returns the values with their arrays.
+
+        An entry that is None or already known is returned unchanged.
+        """
+        nodes = self.builder.nodes[mark:]
+        del self.builder.nodes[mark:]
+        self.intervals.forget(mark)
+        arrays = ChainMap[str, Array]({}, self.builder.constants)
+        for node in nodes:
+            size = sum(self.builder.facts[name].size for name in node.outputs)
+            current_budget().check_bytes(4 * size, "its result", self.source)
+            results = self._engine.run(node, [arrays[name] for name in node.inputs])
+            arrays.update(zip(node.outputs, results, strict=True))
+        for node in nodes:
+            for name in node.outputs:
+                del self.builder.facts[name]
+        return [
+            v
+            if v is None or v.array is not None
+            else Value.known(arrays[v.tensor or ""].astype(v.dtype))
+            for v in values
+        ]
+
+    def origins(self, value: Value) -> tuple[str, ...]:
+        """Returns the names of the graph's inputs from which a value is computed, in order."""
+        wanted = {value.tensor}
+        for node in reversed(self.builder.nodes):
+            if not wanted.isdisjoint(node.outputs):
+                wanted.update(node.inputs)
+        return tuple(name for name in self.builder.inputs if name in wanted)
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def call(self, tensor: str, wanted: str) -> None:
+        """Records the name that a node's result gets in the finished graph.
+
+        Inputs, and results that already have a name, keep it.
+        """
+        if tensor not in self._names and tensor not in self.builder.inputs:
+            self._names[tensor] = self.builder.name(clean(wanted) or "t")
+
+    def add_count(self, output: str, count: Value, result: Value, axis: int) -> None:
+        """Adds a graph output for ``count``, the number of valid elements of a node's ``output``.
+
+        ``result`` has a fixed size; its first ``count`` elements along ``axis`` are valid.
+        """
+        self._counts[self.builder.name(clean(f"{output}_count") or "count")] = count
+        self._partial[self.tensor(result)] = axis, count
+
+    def valid_part(self, value: Value) -> tuple[int, Value] | None:
+        """Returns the axis along which a value is valid only in part, and how far it is valid.
+
+        The second item is the number of valid elements, a value that is computed at run time.
+
+        Returns None if the whole value is valid.
+        """
+        if not self._partial or value.tensor is None:
+            return None
+        found = dict(self._partial)
+        for node in self.builder.nodes:
+            if node.op in _KEEP_AXES and node.inputs[0] in found:
+                axis, count = found[node.inputs[0]]
+                axis = node.attrs.axes.index(axis) if node.op == "transpose" else axis
+                found[node.outputs[0]] = axis, count
+        return found.get(value.tensor)
+
+    def graph(self, name: str, outputs: Mapping[str, Value]) -> Graph:
+        """Returns the finished graph with the given outputs, by name, then the added counts.
+
+        Nodes and constants that no output needs are left out.
+        """
+        builder = self.builder
+        outputs = {**outputs, **self._counts}
+        computed = {out for node in builder.nodes for out in node.outputs}
+        exact: dict[str, str] = {}
+        for output, value in outputs.items():
+            tensor = self.tensor(value)
+            is_input = tensor == output and tensor in builder.inputs
+            if not is_input and (tensor not in computed or tensor in exact):
+                builder.source = None
+                tensor = builder.node("copy", [tensor], output)
+            exact[tensor] = output
+        builder.rename_all({**self._names, **exact})
+        made = builder.any_graph(name or "graph", list(exact.values()))
+        return eliminate_dead_code(made).with_(declarations=self.declarations)
+
+
+def _too_large_error(low: float, high: float, source: Source | None) -> TensorFileError:
+    return TensorFileError(
+        f"a constant has values from {low} to {high}, and the network computes with 32 bits: "
+        "give it values that fit",
+        source,
+    )
+
+
+#: operators that keep their operand's axes, possibly permuted
+_KEEP_AXES = ("transpose", "cast", "copy")

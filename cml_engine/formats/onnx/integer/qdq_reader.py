@@ -13,20 +13,18 @@ from typing import Any
 import numpy as np
 
 from cml_engine.errors import Source
-from cml_engine.formats.onnx.call import OnnxCall
-from cml_engine.formats.onnx.emit import clean
 from cml_engine.formats.onnx.integer.quantized_values import (
     NotIntegerError,
     QuantizedConstant,
     QuantizedValue,
     quantized_type,
 )
-from cml_engine.formats.onnx.model import OnnxModelFile, OnnxNode
-from cml_engine.formats.onnx.op_schemas import OnnxOpSchema
+from cml_engine.formats.onnx.model import OnnxModelFile
+from cml_engine.formats.onnx.op_schemas import OnnxCall
 from cml_engine.formats.onnx.operators.convolution import convolve
 from cml_engine.formats.onnx.operators.matrix import matmul
 from cml_engine.formats.onnx.operators.quantized import dequantize
-from cml_engine.formats.onnx.values import Value
+from cml_engine.formats.onnx.values import Value, checked_axis, clean, current_import
 from cml_engine.ir.graph import Attrs
 
 #: the attribute of a copy that is a rounding point: the scale and range of its integers
@@ -62,7 +60,7 @@ class QdqReader:
             "QLinearMatMul": self._matmul,
         }
 
-    def results(self, row: OnnxOpSchema, call: OnnxCall) -> Sequence[Value | None] | None:
+    def results(self, call: OnnxCall) -> Sequence[Value | None] | None:
         """Returns the results of a node that handles integers, or None for other nodes.
 
         A node with None is imported like any other.
@@ -77,9 +75,9 @@ class QdqReader:
                 "the model statically (onnxruntime.quantization.quantize_static)"
             )
         read = [v for v in call.inputs if isinstance(v, QuantizedValue)]
-        return self._move(row, call, read) if read else None
+        return self._move(call, read) if read else None
 
-    def check(self, node: OnnxNode, inputs: Sequence[Value | None], source: Source) -> None:
+    def check(self, inputs: Sequence[Value | None], source: Source) -> None:
         """Raises :class:`NotIntegerError` if an input is integers that stand for real numbers.
 
         The node is a control-flow operator or an operator that the table lacks. Its results
@@ -111,8 +109,8 @@ class QdqReader:
         if isinstance(x, QuantizedValue) or x.kind != "scalar":
             raise NotIntegerError(f"quantizes {x}, wanted numbers")
         words = quantized_type(scale, zero, dtype)
-        found = call.op("copy", x)
-        nodes = call.emit.builder.nodes
+        found = x.copy()
+        nodes = current_import().builder.nodes
         nodes[-1] = replace(nodes[-1], attrs=Attrs({**nodes[-1].attrs, WORDS: words}))
         return QuantizedValue(found, words)
 
@@ -120,8 +118,7 @@ class QdqReader:
         zero = call[2] if call.has(2) else None
         if call[0].array is None:
             return self._numbers(call[0], call[1], zero)
-        block = call.attributes.get("block_size") or 0
-        return self._dequantize_constant(call, call[0], call[1], zero, block)
+        return self._dequantize_constant(call, call[0], call[1], zero)
 
     def _numbers(self, x: Value, scale: Value, zero: Value | None) -> Value:
         """Returns the real numbers that computed integers represent: the tensor that was rounded.
@@ -138,53 +135,48 @@ class QdqReader:
         return x.real
 
     def _dequantize_constant(
-        self, call: OnnxCall, x: Value, scale: Value, zero: Value | None, block: int = 0
+        self, call: OnnxCall, x: Value, scale: Value, zero: Value | None
     ) -> Value:
         """Returns a constant's dequantized values, and records its integers in ``stored``.
 
         Integers with a scale per block are not recorded.
         """
-        real = dequantize(call, x, scale, zero, block)
+        block, axis = call.attrs.get("block_size", 0), call.attrs.get("axis", 1)
+        real = dequantize(x, scale, zero, axis, block)
         if real.array is None or x.array is None or scale.array is None:
             raise NotIntegerError("its scale is computed when the network runs")
-        name = x.name or f"{call.emit.base}_weights"
+        name = x.name or f"{current_import().base}_weights"
         start = 0 if zero is None or zero.array is None else zero.array.astype(np.int64)
         if not block and np.ndim(start) and np.size(start) > 1:
-            axis = call.axis(call.attributes.get("axis", 1), x.rank)
+            axis = checked_axis(axis, x.rank)
             start = np.reshape(start, [-1 if a == axis else 1 for a in range(x.rank)])
         if not block:
             scales = tuple(float(s) for s in scale.array.reshape(-1))
             self.stored[clean(name)] = QuantizedConstant(x.array.astype(np.int64) - start, scales)
         return Value.known(real.array, name)
 
-    def _move(
-        self, row: OnnxOpSchema, call: OnnxCall, read: Sequence[QuantizedValue]
-    ) -> list[Value]:
+    def _move(self, call: OnnxCall, read: Sequence[QuantizedValue]) -> list[Value]:
         if call.node.op not in _MOVES or any(v.words != read[0].words for v in read):
             raise NotIntegerError(
                 f"{call.node.op} computes with integers and does not say what they stand for"
             )
         call.inputs = [v.real if isinstance(v, QuantizedValue) else v for v in call.inputs]
-        found = row.convert(call)
-        values = [found] if isinstance(found, Value) else list(found)
-        return [QuantizedValue(v, read[0].words) for v in values if v is not None]
+        return [QuantizedValue(v, read[0].words) for v in call.convert() if v is not None]
 
     # -- operators of integers --------------------------------------------------------------------
 
     def _conv(self, call: OnnxCall) -> Value:
         x = self._numbers(call[0], call[1], call[2])
         weights = self._weights(call, 3, 0)
-        bias: Value = call.emit.value(0.0)
-        if call.has(8):
-            bias = call.unsqueeze(self._bias(call, 8, call[1], call[4]), [0])
-        y = convolve(call, x, weights, bias)
+        bias = self._bias(call, 8, call[1], call[4]).unsqueeze([0]) if call.has(8) else 0.0
+        y = convolve(x, weights, bias, **call.attrs)
         return self._quantize_values(call, y, call[6], call[7], call[7].dtype)
 
     def _matmul(self, call: OnnxCall) -> Value:
         a = self._numbers(call[0], call[1], call[2])
         known = call[3].array is not None
         b = self._weights(call, 3, -1) if known else self._numbers(call[3], call[4], call[5])
-        return self._quantize_values(call, matmul(call, a, b), call[6], call[7], call[7].dtype)
+        return self._quantize_values(call, matmul(a, b), call[6], call[7], call[7].dtype)
 
     def _weights(self, call: OnnxCall, position: int, axis: int) -> Value:
         """Returns the dequantized weights of an input, and records their integers in ``stored``.
@@ -198,7 +190,7 @@ class QdqReader:
         shape = [1] * x.rank
         shape[axis] = -1
         start = zero.array.astype(np.int64).reshape(shape)
-        whole, name = x.array.astype(np.int64) - start, x.name or f"{call.emit.base}_weights"
+        whole, name = x.array.astype(np.int64) - start, x.name or f"{current_import().base}_weights"
         scales = tuple(float(s) for s in scale.array.reshape(-1))
         self.stored[clean(name)] = QuantizedConstant(whole, scales)
         real = whole * scale.array.astype(np.float64).reshape(shape)
@@ -209,7 +201,7 @@ class QdqReader:
         if bias.array is None or of_x.array is None or of_weights.array is None:
             raise NotIntegerError("its bias is computed")
         scales = of_weights.array.astype(np.float64).reshape(-1) * float(of_x.array.reshape(()))
-        name = bias.name or f"{call.emit.base}_bias"
+        name = bias.name or f"{current_import().base}_bias"
         self.stored[clean(name)] = QuantizedConstant(
             bias.array.astype(np.int64), tuple(map(float, scales))
         )

@@ -1,13 +1,7 @@
 """The conversions of all ONNX operators, a module per family; importing this registers them."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pkgutil import iter_modules
-
-from cml_engine.formats.onnx.operators.control import CONTROL
-
-__all__ = ["CONTROL"]
 
 for _family in iter_modules(__path__):
     import_module(f"{__name__}.{_family.name}")

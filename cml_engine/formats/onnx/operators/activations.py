@@ -1,221 +1,264 @@
-"""Imports activations."""
+"""Imports activations, and the losses that exported training models contain."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from inspect import signature
 
 import numpy as np
 
-from cml_engine.formats.onnx.attributes import one_of
-from cml_engine.formats.onnx.call import OnnxCall
-from cml_engine.formats.onnx.op_schemas import MICROSOFT, ML, op
-from cml_engine.formats.onnx.values import Value
+from cml_engine.formats.onnx.op_schemas import MICROSOFT, ML, one_of, op
+from cml_engine.formats.onnx.values import Value, add_operator, checked_axis, unsupported_error
 
 _SQRT_2_OVER_PI = float(np.sqrt(2 / np.pi))
 
 
-def _plain(name: str, **attrs: str) -> Callable[[OnnxCall], Value]:
-    """Returns a conversion of a node with one input to the NNEF operator ``name``.
-
-    Keywords map NNEF's attributes to ONNX's.
-    """
-
-    def form(call: OnnxCall) -> Value:
-        given = {key: call.attr(value) for key, value in attrs.items()}
-        return call.op(name, call[0], **given)
-
-    return form
+@op("Sigmoid", "sigmoid")
+def sigmoid(x: Value) -> Value:
+    return x.sigmoid()
 
 
-op("Sigmoid", nnef="sigmoid")(_plain("sigmoid"))
-op("Softplus", nnef="softplus")(_plain("softplus"))
-op("LeakyRelu", nnef="leaky_relu", attrs={"alpha": 0.01})(_plain("leaky_relu", alpha="alpha"))
-op("Elu", nnef="elu", attrs={"alpha": 1.0})(_plain("elu", alpha="alpha"))
-op(
-    "Selu",
-    nnef="selu",
-    attrs={"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875},
-)(lambda call: call.op("selu", call[0], alpha=call.attr("alpha"), **{"lambda": call.attr("gamma")}))
+@op("Softplus", "softplus")
+def softplus(x: Value) -> Value:
+    return x.softplus()
 
 
-@op("Relu", nnef="relu, int_max")
-def relu(call: OnnxCall) -> Value:
-    if call[0].kind == "integer":
-        return call.op("int_max", call[0], 0).typed(call[0].dtype)
-    return call.op("relu", call[0])
+@op("LeakyRelu", "leaky_relu")
+def leaky_relu(x: Value, *, alpha: float = 0.01) -> Value:
+    return x.leaky_relu(alpha=alpha)
 
 
-@op("PRelu", nnef="prelu, leaky_relu", inputs=2)
-def prelu(call: OnnxCall) -> Value:
-    x, slope = call[0], call[1]
+@op("Elu", "elu")
+def elu(x: Value, *, alpha: float = 1.0) -> Value:
+    return x.elu(alpha=alpha)
+
+
+@op("Selu", "selu")
+def selu(
+    x: Value,
+    *,
+    alpha: float = 1.67326319217681884765625,
+    gamma: float = 1.05070102214813232421875,
+) -> Value:
+    return x.selu(alpha=alpha, **{"lambda": gamma})
+
+
+@op("Relu", "relu, int_max")
+def relu(x: Value) -> Value:
+    return x.max(0).typed(x.dtype) if x.kind == "integer" else x.relu()
+
+
+@op("PRelu", "prelu, leaky_relu")
+def prelu(x: Value, slope: Value) -> Value:
     if x.kind == "integer":
-        scaled = call.zip("int_mul", x, slope)
-        return call.zip("select", call.op("int_lt", x, 0), scaled, x).typed(x.dtype)
-    return call.zip("prelu", x, slope)
+        return x.lt(0).select(x * slope, x).typed(x.dtype)
+    return x.prelu(slope)
 
 
-@op("HardSigmoid", nnef="mul, add, clamp", attrs={"alpha": 0.2, "beta": 0.5})
-def hard_sigmoid(call: OnnxCall) -> Value:
-    return _line(call, call[0], call.attr("alpha"), call.attr("beta"))
+@op("HardSigmoid", "mul, add, clamp")
+def hard_sigmoid(x: Value, *, alpha: float = 0.2, beta: float = 0.5) -> Value:
+    return (x * alpha + beta).clamp(0.0, 1.0)
 
 
-def _line(call: OnnxCall, x: Value, alpha: float, beta: float) -> Value:
-    return call.op("clamp", call.op("add", call.op("mul", x, alpha), beta), 0.0, 1.0)
+@op("HardSwish", "mul, add, clamp")
+def hard_swish(x: Value) -> Value:
+    return x * hard_sigmoid(x, alpha=1 / 6)
 
 
-@op("HardSwish", nnef="mul, add, clamp")
-def hard_swish(call: OnnxCall) -> Value:
-    return call.op("mul", call[0], _line(call, call[0], 1 / 6, 0.5))
+@op("Mish", "softplus, tanh, mul")
+def mish(x: Value) -> Value:
+    return x * x.softplus().tanh()
 
 
-@op("Mish", nnef="softplus, tanh, mul")
-def mish(call: OnnxCall) -> Value:
-    return call.op("mul", call[0], call.op("tanh", call.op("softplus", call[0])))
+@op("Gelu", "gelu_erf; or mul, tanh, add")
+def gelu(x: Value, *, approximate: str = one_of("none", "tanh")) -> Value:
+    """Imports Gelu; by tanh it is x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
+    if approximate == "none":
+        return x.gelu_erf()
+    angle = x * (x.sqr() * 0.044715 + 1.0) * _SQRT_2_OVER_PI
+    return x * 0.5 * (angle.tanh() + 1.0)
 
 
-@op("Gelu", nnef="gelu_erf; or mul, tanh, add", attrs={"approximate": one_of("none", "tanh")})
-def gelu(call: OnnxCall) -> Value:
-    if call.attr("approximate") == "none":
-        return call.op("gelu_erf", call[0])
-    return gelu_tanh(call, call[0])
+@op("Gelu", "gelu_erf", domain=MICROSOFT)
+def microsoft_gelu(x: Value) -> Value:
+    return x.gelu_erf()
 
 
-def gelu_tanh(call: OnnxCall, x: Value) -> Value:
-    """Adds operators for gelu's approximation by tanh and returns the result.
+@op("BiasGelu", "add, gelu_erf", domain=MICROSOFT)
+def bias_gelu(x: Value, bias: Value) -> Value:
+    return (x + bias).gelu_erf()
 
-    It is x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
+
+@op("FastGelu", "add, mul, tanh", domain=MICROSOFT)
+def fast_gelu(x: Value, bias: Value | None = None) -> Value:
+    return gelu(x if bias is None else x + bias, approximate="tanh")
+
+
+@op("Swish", "silu; or mul, sigmoid")
+def swish(x: Value, *, alpha: float = 1.0) -> Value:
+    return x.silu() if alpha == 1.0 else x * (x * alpha).sigmoid()
+
+
+@op("QuickGelu", "silu; or mul, sigmoid", domain=MICROSOFT)
+def quick_gelu(x: Value, *, alpha: float = 1.702) -> Value:
+    return swish(x, alpha=alpha)
+
+
+@op("SwiGLU", "silu, mul")
+def swiglu(x: Value, gate: Value, *, alpha: float = 1.0) -> Value:
+    return swish(x, alpha=alpha) * gate
+
+
+@op("Celu", "mul, elu")
+def celu(x: Value, *, alpha: float = 1.0) -> Value:
+    return (x * (1 / alpha)).elu(alpha=1.0) * alpha
+
+
+@op("Softsign", "abs, add, div")
+def softsign(x: Value) -> Value:
+    return x / (x.abs() + 1.0)
+
+
+@op("ThresholdedRelu", "gt, select")
+def thresholded_relu(x: Value, *, alpha: float = 1.0) -> Value:
+    return x.gt(alpha).select(x, 0.0)
+
+
+@op("Shrink", "lt, gt, add, sub, select")
+def shrink(x: Value, *, bias: float = 0.0, lambd: float = 0.5) -> Value:
+    y = x.scalar()
+    above = y.gt(lambd).select(y - bias, 0.0)
+    return y.lt(-lambd).select(y + bias, above).cast(x.kind).typed(x.dtype)
+
+
+@op("Binarizer", "gt, select", domain=ML)
+def binarizer(x: Value, *, threshold: float = 0.0) -> Value:
+    return x.scalar().gt(threshold).select(1.0, 0.0).cast(x.kind).typed(x.dtype)
+
+
+#: the activations that fused and recurrent operators name: each takes some of two parameters
+_NAMED: dict[str, Callable[..., Value]] = {
+    "": lambda x: x,
+    "relu": lambda x: x.relu(),
+    "sigmoid": lambda x: x.sigmoid(),
+    "tanh": lambda x: x.tanh(),
+    "softplus": lambda x: x.softplus(),
+    "softsign": softsign,
+    "leakyrelu": lambda x, alpha=0.01: x.leaky_relu(alpha=alpha),
+    "elu": lambda x, alpha=1.0: x.elu(alpha=alpha),
+    "thresholdedrelu": lambda x, alpha=1.0: x.gt(alpha).select(x, 0.0),
+    "hardsigmoid": lambda x, alpha=0.2, beta=0.5: hard_sigmoid(x, alpha=alpha, beta=beta),
+    "clip": lambda x, low, high: x.clamp(float(low), float(high)),
+    "affine": lambda x, alpha, beta: x * alpha + beta,
+    "scaledtanh": lambda x, alpha, beta: (x * beta).tanh() * alpha,
+}
+
+
+def parameter_count(name: str) -> int:
+    """Returns the number of parameters of the activation with the given ONNX name."""
+    named = _NAMED.get(name.lower())
+    return len(signature(named).parameters) - 1 if named else 0
+
+
+def activate(x: Value, name: str, parameters: Sequence[float] = ()) -> Value:
+    """Adds the activation with the given ONNX name and parameters, and returns its result.
+
+    Fused and recurrent operators name activations by an attribute; "" is none.
     """
-    inner = call.op("add", call.op("mul", call.op("sqr", x), 0.044715), 1.0)
-    angle = call.op("mul", call.op("mul", x, inner), _SQRT_2_OVER_PI)
-    return call.op("mul", call.op("mul", x, 0.5), call.op("add", call.op("tanh", angle), 1.0))
-
-
-@op("Swish", nnef="silu; or mul, sigmoid", attrs={"alpha": 1.0})
-@op("QuickGelu", nnef="silu; or mul, sigmoid", attrs={"alpha": 1.702}, domain=MICROSOFT)
-def swish(call: OnnxCall) -> Value:
-    return swish_of(call, call[0], call.attr("alpha"))
-
-
-def swish_of(call: OnnxCall, x: Value, alpha: float) -> Value:
-    if alpha == 1.0:
-        return call.op("silu", x)
-    return call.op("mul", x, call.op("sigmoid", call.op("mul", x, alpha)))
-
-
-@op("SwiGLU", nnef="silu, mul", inputs=2, attrs={"alpha": 1.0})
-def swiglu(call: OnnxCall) -> Value:
-    return call.zip("mul", swish_of(call, call[0], call.attr("alpha")), call[1])
-
-
-@op("Celu", nnef="mul, elu", attrs={"alpha": 1.0})
-def celu(call: OnnxCall) -> Value:
-    """Imports Celu as the elu of x / alpha, times alpha."""
-    alpha = call.attr("alpha")
-    scaled = call.op("elu", call.op("mul", call[0], 1 / alpha), alpha=1.0)
-    return call.op("mul", scaled, alpha)
-
-
-@op("Softsign", nnef="abs, add, div")
-def softsign(call: OnnxCall) -> Value:
-    return call.op("div", call[0], call.op("add", call.op("abs", call[0]), 1.0))
-
-
-@op("ThresholdedRelu", nnef="gt, select", attrs={"alpha": 1.0})
-def thresholded_relu(call: OnnxCall) -> Value:
-    above = call.op("gt", call[0], float(call.attr("alpha")))
-    return call.op("select", above, call[0], 0.0)
-
-
-@op("Shrink", nnef="lt, gt, add, sub, select", attrs={"bias": 0.0, "lambd": 0.5})
-def shrink(call: OnnxCall) -> Value:
-    x, bias, bound = call.scalar(call[0]), call.attr("bias"), call.attr("lambd")
-    above = call.op("select", call.op("gt", x, bound), call.op("sub", x, bias), 0.0)
-    below = call.op("select", call.op("lt", x, -bound), call.op("add", x, bias), above)
-    return call.cast(below, call[0].kind).typed(call[0].dtype)
+    if name.lower() not in _NAMED:
+        raise unsupported_error(f"the activation '{name.lower()}'")
+    return _NAMED[name.lower()](x, *parameters)
 
 
 # -- over an axis --------------------------------------------------------------------------------
 
 
-def _softmax(call: OnnxCall) -> Callable[[Value, list[int]], Value]:
-    return lambda x, axes: call.op("softmax", x, axes=axes)
+def _softmax(x: Value, axes: list[int]) -> Value:
+    return x.softmax(axes=axes)
 
 
-def log_softmax(call: OnnxCall) -> Callable[[Value, list[int]], Value]:
-    """Returns a function that adds operators for x - max - log(sum(exp(x - max))) over axes.
-
-    It takes a value and axes. The result stays finite where the softmax is 0.
-    """
-
-    def of(x: Value, axes: list[int]) -> Value:
-        even = call.op("sub", x, call.op("max_reduce", x, axes=axes))
-        total = call.op("sum_reduce", call.op("exp", even), axes=axes)
-        return call.op("sub", even, call.op("log", total))
-
-    return of
+def _log_softmax(x: Value, axes: list[int]) -> Value:
+    """Adds operators for x - max - log(sum(exp(x - max))), finite where the softmax is 0."""
+    even = x - x.max_reduce(axes=axes)
+    return even - even.exp().sum_reduce(axes=axes).log()
 
 
-def _hardmax(call: OnnxCall) -> Callable[[Value, list[int]], Value]:
-    """Returns a function that adds operators for Hardmax: 1 at the first maximum and 0 elsewhere.
-
-    It takes a value and axes.
-    """
-
-    def of(x: Value, axes: list[int]) -> Value:
-        sizes = [x.shape[a] for a in axes]
-        outer = [n for a, n in enumerate(x.shape) if a not in axes]
-        order = [*(a for a in range(x.rank) if a not in axes), *axes]
-        flat = call.reshape(call.transpose(x, order), [*outer, int(np.prod(sizes))])
-        best = call.op("argmax_reduce", flat, axes=[flat.rank - 1])
-        places = np.arange(flat.shape[-1]).reshape([1] * (flat.rank - 1) + [-1])
-        hit = call.op("int_eq", Value.known(places), best)
-        hot = call.reshape(call.op("select", hit, 1.0, 0.0), [x.shape[a] for a in order])
-        return call.transpose(hot, np.argsort(order).tolist())
-
-    return of
+def _hardmax(x: Value, axes: list[int]) -> Value:
+    """Adds operators for Hardmax: 1 at the first maximum and 0 elsewhere."""
+    order = [*(a for a in range(x.rank) if a not in axes), *axes]
+    moved = x.transpose(order)
+    flat = moved.reshape([*moved.shape[: -len(axes)], int(np.prod([x.shape[a] for a in axes]))])
+    best = flat.argmax_reduce(axes=[flat.rank - 1])
+    places = np.arange(flat.shape[-1]).reshape([1] * (flat.rank - 1) + [-1])
+    hit = add_operator("int_eq", Value.known(places), best)
+    return hit.select(1.0, 0.0).reshape(moved.shape).transpose(np.argsort(order).tolist())
 
 
-_Over = Callable[[OnnxCall], Callable[[Value, list[int]], Value]]
+def _over_axes(name: str, nnef: str, of: Callable[[Value, list[int]], Value]) -> None:
+    """Declares an operator over the attribute ``axis``: before opset 13 over all axes from it."""
+
+    @op(name, nnef, until=12)
+    def over_all(x: Value, *, axis: int = 1) -> Value:
+        return of(x, list(range(checked_axis(axis, x.rank), x.rank)))
+
+    @op(name, nnef, since=13)
+    def over_one(x: Value, *, axis: int = -1) -> Value:
+        return of(x, [checked_axis(axis, x.rank)])
 
 
-def _together(make: _Over) -> Callable[[OnnxCall], Value]:
-    """Returns the conversion for opsets before 13, which reduces several axes at once by ``make``.
-
-    They are all axes from the attribute ``axis`` on.
-    """
-
-    def form(call: OnnxCall) -> Value:
-        axis = call.axis(call.attr("axis"), call[0].rank)
-        return make(call)(call[0], list(range(axis, call[0].rank)))
-
-    return form
+_over_axes("Softmax", "softmax", _softmax)
+_over_axes("LogSoftmax", "max_reduce, sub, exp, sum_reduce, log", _log_softmax)
+_over_axes("Hardmax", "argmax_reduce, int_eq, select", _hardmax)
 
 
-def _alone(make: _Over) -> Callable[[OnnxCall], Value]:
-    return lambda call: make(call)(call[0], [call.axis(call.attr("axis"), call[0].rank)])
+# -- losses --------------------------------------------------------------------------------------
+
+_REDUCTION = one_of("mean", "sum", "none")
 
 
-for _name, _nnef, _make in (
-    ("Softmax", "softmax", _softmax),
-    ("LogSoftmax", "max_reduce, sub, exp, sum_reduce, log", log_softmax),
-    ("Hardmax", "argmax_reduce, int_eq, select", _hardmax),
-):
-    op(_name, nnef=_nnef, attrs={"axis": 1}, until=12)(_together(_make))
-    op(_name, nnef=_nnef, attrs={"axis": -1}, since=13)(_alone(_make))
+@op("NegativeLogLikelihoodLoss", "gather_elements, gather, mul, sum_reduce")
+def nll_loss(
+    logs: Value,
+    target: Value,
+    weights: Value | None = None,
+    *,
+    ignore_index: int | None = None,
+    reduction: str = _REDUCTION,
+) -> Value:
+    """Imports the weighted negative log-likelihood of the targets by log-probabilities."""
+    kept: Value | None = None
+    if ignore_index is not None:
+        gone = target.eq(ignore_index)
+        target = gone.select(0, target)
+        kept = gone.select(0.0, 1.0)
+    loss = -logs.gather_elements(target.unsqueeze([1]), axis=1).squeeze([1])
+    factors = None if weights is None else weights.gather(target, axis=0)
+    if kept is not None:
+        factors = kept if factors is None else factors * kept
+    loss = loss if factors is None else loss * factors
+    if reduction == "none":
+        return loss
+    total = _sum_of_all(loss)
+    if reduction == "sum":
+        return total
+    return total * (1.0 / loss.size) if factors is None else total / _sum_of_all(factors)
 
 
-@op("FastGelu", nnef="add, mul, tanh", inputs=2, domain=MICROSOFT)
-def fast_gelu(call: OnnxCall) -> Value:
-    x = call.zip("add", call[0], call[1]) if call.has(1) else call[0]
-    return gelu_tanh(call, x)
+def _sum_of_all(x: Value) -> Value:
+    axes = list(range(x.rank))
+    return x.sum_reduce(axes=axes).squeeze(axes)
 
 
-@op("Gelu", nnef="gelu_erf", domain=MICROSOFT)
-def microsoft_gelu(call: OnnxCall) -> Value:
-    return call.op("gelu_erf", call[0])
-
-
-@op("Binarizer", nnef="gt, select", attrs={"threshold": 0.0}, domain=ML)
-def binarizer(call: OnnxCall) -> Value:
-    above = call.op("gt", call.scalar(call[0]), call.attr("threshold"))
-    return call.cast(call.op("select", above, 1.0, 0.0), call[0].kind).typed(call[0].dtype)
+@op("SoftmaxCrossEntropyLoss", "log_softmax, gather_elements, mul, sum_reduce")
+def cross_entropy_loss(
+    scores: Value,
+    target: Value,
+    weights: Value | None = None,
+    *,
+    ignore_index: int | None = None,
+    reduction: str = _REDUCTION,
+) -> list[Value]:
+    logs = _log_softmax(scores, [1])
+    loss = nll_loss(logs, target, weights, ignore_index=ignore_index, reduction=reduction)
+    assert isinstance(loss, Value)
+    return [loss, logs]

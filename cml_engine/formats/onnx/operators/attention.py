@@ -1,68 +1,90 @@
-"""Imports Attention, RotaryEmbedding, LinearAttention and CausalConvWithState.
-
-``attention_microsoft.py`` imports ONNX Runtime's own attention operators.
-"""
+"""Imports attention, positions and recurrent attention, of ONNX and of models that ONNX Runtime has
+optimised."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from cml_engine.formats.onnx.attributes import FLOAT, INT, Attr, at_least, one_of, required
-from cml_engine.formats.onnx.call import OnnxCall
-from cml_engine.formats.onnx.op_schemas import MICROSOFT, op
-from cml_engine.formats.onnx.operators.movement import take_ranges
-from cml_engine.formats.onnx.values import Value
-from cml_engine.ir.graph import Array
+from cml_engine.formats.onnx.op_schemas import MICROSOFT, at_least, attribute, one_of, op
+from cml_engine.formats.onnx.values import (
+    InvalidNode,
+    Value,
+    allocate,
+    concat,
+    elementwise,
+    unsupported_error,
+    zeros,
+)
+from cml_engine.io.load_limits import current_budget
 
-NNEF = "matmul, mul, add, softmax"
-_ATTENTION = {
-    "is_causal": 0,
-    "kv_num_heads": at_least(1),
-    "q_num_heads": at_least(1),
-    "qk_matmul_output_mode": Attr(int, 0, among=range(4)),
-    "scale": FLOAT,
-    "softcap": 0.0,
-    "softmax_precision": INT,
-}
-_WINDOWED = {**_ATTENTION, "left_window_size": -1, "right_window_size": -1}
+_NNEF = "matmul, mul, add, softmax"
 
 
-@op("Attention", nnef=NNEF, inputs=7, attrs=_ATTENTION, until=24)
-@op("Attention", nnef=NNEF, inputs=7, attrs=_WINDOWED, since=25)
-def attention(call: OnnxCall) -> list[Value | None]:
-    flat = call[0].rank == 3
-    q = split_heads(call, call[0], call.attr("q_num_heads"))
-    k = split_heads(call, call[1], call.attr("kv_num_heads"))
-    v = split_heads(call, call[2], call.attr("kv_num_heads"))
-    past = call[4].shape[2] if call.has(4) else 0
-    if past:
-        k, v = call.concat([call[4], k], 2), call.concat([call[5], v], 2)
-    present = [k, v]
-    bias = _bias(call, q.shape[2], k.shape[2], past)
-    repeats = q.shape[1] // k.shape[1]
-    k, v = (repeat_heads(call, x, repeats) for x in (k, v))
-    scale = call.attr("scale")
+@op("Attention", _NNEF)
+def attention(
+    query: Value,
+    key: Value,
+    value: Value,
+    mask: Value | None = None,
+    past_key: Value | None = None,
+    past_value: Value | None = None,
+    lengths: Value | None = None,
+    *,
+    is_causal: bool = False,
+    kv_num_heads: int | None = at_least(1),
+    q_num_heads: int | None = at_least(1),
+    qk_matmul_output_mode: int = attribute(0, among=range(4)),
+    scale: float | None = None,
+    softcap: float = 0.0,
+    softmax_precision: int | None = None,
+    left_window_size: int = attribute(-1, since=25),
+    right_window_size: int = attribute(-1, since=25),
+) -> list[Value]:
+    q = _split_heads(query, q_num_heads)
+    k, v, past = _with_past(
+        _split_heads(key, kv_num_heads), _split_heads(value, kv_num_heads), past_key, past_value
+    )
+    queries, keys = q.shape[2], k.shape[2]
+    bias = None if mask is None else _extended_mask(mask, keys)
+    offset = Value.known(np.array(past, np.int64))
+    if lengths is not None:
+        lengths = lengths.reshape([lengths.shape[0], 1, 1, 1])
+        offset = offset if past else _shifted(lengths, -queries)
+    bounds: list[tuple[str, int]] = [("le", 0)] if is_causal else []
+    bounds += [("le", right_window_size)] if right_window_size >= 0 else []
+    bounds += [("ge", -left_window_size)] if left_window_size >= 0 else []
+    for comparison, bound in bounds:
+        bias = _sum_of_masks(bias, _window_mask(queries, keys, _shifted(offset, bound), comparison))
+    if lengths is not None:
+        bias = _sum_of_masks(bias, _additive_mask(_compare("lt", _key_indices(keys), lengths)))
+    heads_k, heads_v = (_repeat_heads(x, q.shape[1] // k.shape[1]) for x in (k, v))
     scale = 1 / np.sqrt(q.shape[3]) if scale is None else scale
-    logits = scores(call, q, k, scale, call.attr("softcap"))
-    biased = logits if bias is None else call.zip("add", logits, bias)
-    weights = masked_softmax(call, biased, bias)
-    y = call.op("matmul", weights, v)
-    shown = [logits, logits, biased, weights][call.attr("qk_matmul_output_mode")]
-    return [join_heads(call, y) if flat else y, *present, shown]
+    logits = _scores(q, heads_k, scale, softcap)
+    biased = logits if bias is None else logits + bias
+    weights = _masked_softmax(biased, bias)
+    y = weights.matmul(heads_v)
+    shown = [logits, logits, biased, weights][qk_matmul_output_mode]
+    return [_join_heads(y) if query.rank == 3 else y, k, v, shown]
 
 
-def scores(call: OnnxCall, q: Value, k: Value, scale: float, cap: float) -> Value:
+def _attend(q: Value, k: Value, v: Value, bias: Value | None, scale: float, cap: float) -> Value:
+    logits = _scores(q, k, scale, cap)
+    logits = logits if bias is None else logits + bias
+    return _join_heads(_masked_softmax(logits, bias).matmul(v))
+
+
+def _scores(q: Value, k: Value, scale: float, cap: float) -> Value:
     """Adds operators for the products of queries and keys times ``scale``; returns these logits.
 
     If ``cap`` is positive, a tanh limits them softly to -``cap`` to ``cap``.
     """
-    logits = call.op("matmul", call.op("mul", q, float(scale)), k, transposeB=True)
-    if cap <= 0:
-        return logits
-    return call.op("mul", call.op("tanh", call.op("mul", logits, 1 / cap)), cap)
+    logits = (q * float(scale)).matmul(k, transposeB=True)
+    return logits if cap <= 0 else (logits * (1 / cap)).tanh() * cap
 
 
-def split_heads(call: OnnxCall, x: Value, heads: int | None) -> Value:
+def _split_heads(x: Value, heads: int | None) -> Value:
     """Splits [batch, length, heads * size] into [batch, heads, length, size].
 
     A tensor of four axes is returned unchanged.
@@ -70,17 +92,29 @@ def split_heads(call: OnnxCall, x: Value, heads: int | None) -> Value:
     if x.rank == 4:
         return x
     if x.rank != 3 or not heads or x.shape[2] % heads:
-        raise call.shape_error(f"{x} of {heads} heads")
+        raise InvalidNode(f"{x} of {heads} heads")
     batch, length, width = x.shape
-    return call.transpose(call.reshape(x, [batch, length, heads, width // heads]), [0, 2, 1, 3])
+    return x.reshape([batch, length, heads, width // heads]).transpose([0, 2, 1, 3])
 
 
-def join_heads(call: OnnxCall, x: Value) -> Value:
+def _join_heads(x: Value) -> Value:
     batch, heads, length, size = x.shape
-    return call.reshape(call.transpose(x, [0, 2, 1, 3]), [batch, length, heads * size])
+    return x.transpose([0, 2, 1, 3]).reshape([batch, length, heads * size])
 
 
-def repeat_heads(call: OnnxCall, x: Value, times: int) -> Value:
+def _with_past(
+    k: Value, v: Value, past_key: Value | None, past_value: Value | None
+) -> tuple[Value, Value, int]:
+    """Returns keys and values with past ones in front, and the number of past ones."""
+    past = past_key.shape[2] if past_key is not None else 0
+    if past_key is None or not past:
+        return k, v, 0
+    if past_value is None:
+        raise InvalidNode("past keys without past values")
+    return concat([past_key, k], 2), concat([past_value, v], 2), past
+
+
+def _repeat_heads(x: Value, times: int) -> Value:
     """Adds operators that repeat every head of [batch, heads, length, size] ``times`` times.
 
     Several heads of queries then share keys and values. Returns the result.
@@ -88,247 +122,343 @@ def repeat_heads(call: OnnxCall, x: Value, times: int) -> Value:
     if times == 1:
         return x
     batch, heads, length, size = x.shape
-    each = call.expand(call.unsqueeze(x, [2]), [batch, heads, times, length, size])
-    return call.reshape(each, [batch, heads * times, length, size])
+    each = x.unsqueeze([2]).expand([batch, heads, times, length, size])
+    return each.reshape([batch, heads * times, length, size])
 
 
-def _bias(call: OnnxCall, queries: int, keys: int, past: int) -> Value | None:
-    """Returns the addend before the softmax for mask, causality, windows and lengths, or None.
+# -- masks: 0 where a query may attend to a key and minus infinity elsewhere ---------------------
 
-    It is 0 where a query may attend to a key and minus infinity elsewhere.
+
+def _key_indices(keys: int) -> Value:
+    return Value.known(np.arange(keys).reshape(1, 1, 1, keys))
+
+
+def _shifted(x: Value, by: int) -> Value:
+    return x + by if x.array is None else Value.known(x.array + by)
+
+
+def _window_mask(queries: int, keys: int, limit: Value, comparison: str) -> Value:
+    """Returns an additive mask: 0 where a key's index minus a query's compares true with ``limit``.
+
+    ``comparison`` is ``"le"`` or ``"ge"``.
     """
-    found: Value | None = _mask(call, keys) if call.has(3) else None
-    offset = _offset(call, queries, past)
-    left = call.attributes.get("left_window_size", -1)
-    right = call.attributes.get("right_window_size", -1)
-    bounds: list[tuple[str, int]] = [("le", 0)] if call.attr("is_causal") else []
-    bounds += [("le", right)] if right >= 0 else []
-    bounds += [("ge", -left)] if left >= 0 else []
-    call.allocate([queries, keys])
+    allocate([queries, keys])
     ahead = np.arange(keys)[None, :] - np.arange(queries)[:, None]
-    for comparison, bound in bounds:
-        found = add_mask(call, found, window_mask(call, ahead, offset, comparison, bound))
-    if call.has(6):
-        places = Value.known(np.arange(keys).reshape(1, 1, 1, keys))
-        lengths = call.reshape(call[6], [call[6].shape[0], 1, 1, 1])
-        found = add_mask(
-            call, found, additive_mask(call, compare_values(call, "lt", places, lengths))
-        )
-    return found
+    return _additive_mask(_compare(comparison, Value.known(ahead), limit))
 
 
-def _offset(call: OnnxCall, queries: int, past: int) -> Value:
-    """Returns, as a value of int64, the position among the keys of the first query.
-
-    It is the number of past keys, or the keys' valid length minus the number of queries.
-    """
-    if call.has(6) and not past:
-        lengths = call.reshape(call[6], [call[6].shape[0], 1, 1, 1])
-        if lengths.array is not None:
-            return Value.known(lengths.array - queries)
-        return call.op("int_sub", lengths, queries)
-    return Value.known(np.array(past, np.int64))
+def _compare(name: str, x: Value, y: Value) -> Value:
+    if x.array is None or y.array is None:
+        return elementwise(name, x, y)
+    functions: dict[str, Any] = {"le": np.less_equal, "ge": np.greater_equal, "lt": np.less}
+    return Value.known(functions[name](x.array, y.array))
 
 
-def window_mask(call: OnnxCall, ahead: Array, offset: Value, comparison: str, bound: int) -> Value:
-    """Returns an additive mask: 0 where ``ahead`` compares true with ``offset + bound``, else -inf.
-
-    ``ahead`` is a key's index minus a query's, and ``comparison`` is ``"le"`` or ``"ge"``.
-    """
-    limit = (
-        Value.known(offset.array + bound)
-        if offset.array is not None
-        else call.op("int_add", offset, bound)
-    )
-    return additive_mask(call, compare_values(call, comparison, Value.known(ahead), limit))
-
-
-def compare_values(call: OnnxCall, name: str, x: Value, y: Value) -> Value:
-    if x.array is not None and y.array is not None:
-        functions = {"le": np.less_equal, "ge": np.greater_equal, "lt": np.less}
-        return Value.known(functions[name](x.array, y.array))
-    return call.zip(f"int_{name}", x, y)
-
-
-def _mask(call: OnnxCall, keys: int) -> Value:
-    """Returns the mask input as an addend, extended to ``keys`` keys.
+def _extended_mask(mask: Value, keys: int) -> Value:
+    """Returns a mask input as an addend, extended to ``keys`` keys.
 
     The added keys are masked out.
     """
-    mask, missing = call[3], keys - call[3].shape[-1]
+    missing = keys - mask.shape[-1]
     if missing > 0:
         shape = [*mask.shape[:-1], missing]
         rest = np.zeros(shape, np.bool_) if mask.kind == "logical" else np.full(shape, -np.inf)
-        mask = call.concat([mask, Value.known(rest.astype(mask.dtype))], mask.rank - 1)
-    return additive_mask(call, mask) if mask.kind == "logical" else call.scalar(mask)
+        mask = concat([mask, Value.known(rest.astype(mask.dtype))], mask.rank - 1)
+    return _additive_mask(mask) if mask.kind == "logical" else mask.scalar()
 
 
-def additive_mask(call: OnnxCall, allowed: Value) -> Value:
+def _additive_mask(allowed: Value, chosen: float = 0.0, other: float = -np.inf) -> Value:
     if allowed.array is not None:
-        return Value.known(np.where(allowed.array, 0, -np.inf).astype(np.float32))
-    return call.op("select", allowed, 0.0, float("-inf"))
+        return Value.known(np.where(allowed.array, chosen, other).astype(np.float32))
+    return allowed.select(chosen, other)
 
 
-def add_mask(call: OnnxCall, x: Value | None, y: Value) -> Value:
-    if x is None:
-        return y
+def _sum_of_masks(x: Value | None, y: Value | None) -> Value | None:
+    if x is None or y is None:
+        return x if y is None else y
     if x.array is not None and y.array is not None:
         return Value.known(x.array + y.array)
-    return call.zip("add", x, y)
+    return x + y
 
 
-def masked_softmax(call: OnnxCall, logits: Value, bias: Value | None) -> Value:
+def _masked_softmax(logits: Value, bias: Value | None) -> Value:
     """Adds a softmax of logits over the last axis; rows that are masked out entirely give 0.
 
     ``bias`` is the mask that the logits already contain. Returns the weights.
     """
-    last = logits.rank - 1
-    weights = call.op("softmax", logits, axes=[last])
+    weights = logits.softmax(axes=[logits.rank - 1])
     if bias is None:
         return weights
-    if bias.array is not None:
-        empty = np.isneginf(bias.array.max(-1, keepdims=True))
-        if not empty.any():
-            return weights
-        return call.zip("select", Value.known(empty), 0.0, weights)
-    top = call.op("max_reduce", bias, axes=[bias.rank - 1])
-    nothing = call.op("lt", top, float(np.finfo(np.float32).min))
-    return call.zip("select", nothing, 0.0, weights)
+    if bias.array is None:
+        nothing = bias.max_reduce(axes=[bias.rank - 1]).lt(float(np.finfo(np.float32).min))
+        return nothing.select(0.0, weights)
+    empty = np.isneginf(bias.array.max(-1, keepdims=True))
+    return Value.known(empty).select(0.0, weights) if empty.any() else weights
+
+
+# -- of ONNX Runtime -----------------------------------------------------------------------------
+
+
+@op("MultiHeadAttention", _NNEF, domain=MICROSOFT)
+def multi_head_attention(
+    query: Value,
+    key: Value | None = None,
+    value: Value | None = None,
+    input_bias: Value | None = None,
+    padding: Value | None = None,
+    bias: Value | None = None,
+    past_key: Value | None = None,
+    past_value: Value | None = None,
+    past_length: Value | None = None,
+    cache: Value | None = None,
+    *,
+    num_heads: int = at_least(1, required=True),
+    mask_filter_value: float = -10000.0,
+    scale: float = 0.0,
+    unidirectional: bool = False,
+) -> list[Value]:
+    """Imports MultiHeadAttention; returns its result and the keys and values, past ones first."""
+    if past_length is not None or cache is not None or key is None or value is None:
+        raise unsupported_error("packed queries, or past keys in a buffer of a fixed length")
+    values = [query, key, value]
+    if input_bias is not None:
+        if any(x.rank != 3 for x in values):
+            raise unsupported_error("a bias of keys that are in heads already")
+        parts = input_bias.split(0, [x.shape[2] for x in values])
+        values = [x + part for x, part in zip(values, parts, strict=True)]
+    q, k, v = (_split_heads(x, num_heads) for x in values)
+    k, v, past = _with_past(k, v, past_key, past_value)
+    mask = None
+    if padding is not None:
+        mask = _padding_mask(padding, query.shape[0], k.shape[2], mask_filter_value)
+    if unidirectional:
+        offset = Value.known(np.array(past))
+        mask = _sum_of_masks(mask, _window_mask(q.shape[2], k.shape[2], offset, "le"))
+    mask = _sum_of_masks(mask, bias)
+    return [_attend(q, k, v, mask, scale or 1 / np.sqrt(q.shape[3]), 0.0), k, v]
+
+
+def _padding_mask(mask: Value, batch: int, keys: int, filtered: float) -> Value:
+    """Returns an addend that masks out the padding among the keys.
+
+    The mask input is 0 at padding, or gives the number of valid keys of each batch item.
+    """
+    if mask.rank == 1 and mask.shape != (batch,):
+        raise unsupported_error("a mask of first and last keys")
+    if mask.rank == 1:
+        none = _compare("ge", _key_indices(keys), mask.reshape([batch, 1, 1, 1]))
+    else:
+        shape = [batch, 1, *([1] if mask.rank == 2 else []), *mask.shape[1:]]
+        none = _compare("le", mask.reshape(shape), Value.known(np.array(0)))
+    return _additive_mask(none, filtered, 0.0)
+
+
+@op("GroupQueryAttention", _NNEF, domain=MICROSOFT)
+def group_query_attention(
+    query: Value,
+    key: Value | None = None,
+    value: Value | None = None,
+    past_key: Value | None = None,
+    past_value: Value | None = None,
+    seqlens_k: list[int] = attribute(required=True),
+    total_length: Value | None = None,
+    cosines: Value | None = None,
+    sines: Value | None = None,
+    positions: Value | None = None,
+    bias: Value | None = None,
+    sink: Value | None = None,
+    key_scale: Value | None = None,
+    value_scale: Value | None = None,
+    *,
+    do_rotary: bool = False,
+    k_quant_type: str = "NONE",
+    kv_cache_bit_width: int = 0,
+    kv_num_heads: int = at_least(1, required=True),
+    local_window_size: int = -1,
+    num_heads: int = at_least(1, required=True),
+    qk_output: int = 0,
+    rotary_interleaved: bool = False,
+    scale: float = 0.0,
+    smooth_softmax: bool = False,
+    softcap: float = 0.0,
+    v_quant_type: str = "NONE",
+) -> list[Value]:
+    """Imports GroupQueryAttention; returns its result and the keys and values, past ones first.
+
+    All sequences of a batch must be as long as their keys.
+    """
+    if smooth_softmax or any(x is not None for x in (sink, key_scale, value_scale)):
+        raise unsupported_error("smooth_softmax, a sink or a quantized cache")
+    counts = [num_heads, kv_num_heads, kv_num_heads]
+    if key is None or value is None:  # the query has all three
+        size = query.shape[2] // sum(counts)
+        values = query.split(2, [n * size for n in counts])
+    else:
+        values = [query, key, value]
+    batch, length, _ = query.shape
+    q, k, v = (
+        x.reshape([batch, length, n, x.shape[2] // n]) for x, n in zip(values, counts, strict=True)
+    )
+    past = past_key.shape[2] if past_key is not None else 0
+    total = past + length
+    if any(n != total - 1 for n in seqlens_k):
+        raise unsupported_error(f"seqlens_k other than {total - 1}, past and new keys less one,")
+    if do_rotary:
+        if positions is not None:
+            raise unsupported_error("position_ids of its own")
+        if cosines is None or sines is None:
+            raise InvalidNode("do_rotary without cosines and sines")
+        c, s = (x.slice(0, past, total).unsqueeze([0, 2]) for x in (cosines, sines))
+        size = 2 * cosines.shape[1]
+        q, k = (_rotate(x, c, s, size, rotary_interleaved) for x in (q, k))
+    q, k, v = (x.transpose([0, 2, 1, 3]) for x in (q, k, v))
+    k, v, _ = _with_past(k, v, past_key, past_value)
+    mask: Value | None = _window_mask(length, total, Value.known(np.array(past)), "le")
+    if local_window_size > 0:
+        limit = Value.known(np.array(past + 1 - local_window_size))
+        mask = _sum_of_masks(mask, _window_mask(length, total, limit, "ge"))
+    mask = _sum_of_masks(mask, bias)
+    keys, shared = (_repeat_heads(x, num_heads // kv_num_heads) for x in (k, v))
+    return [_attend(q, keys, shared, mask, scale or 1 / np.sqrt(q.shape[3]), softcap), k, v]
 
 
 # -- positions -----------------------------------------------------------------------------------
 
-_ROTARY = {"interleaved": 0, "num_heads": at_least(0, 0), "rotary_embedding_dim": at_least(0, 0)}
+_ROTARY = "gather, split, mul, add, sub, concat"
 
 
-@op("RotaryEmbedding", nnef="gather, split, mul, add, sub, concat", inputs=4, attrs=_ROTARY)
-def rotary_embedding(call: OnnxCall) -> Value:
-    return _rotate_values(call, call[1], call[2], call[3] if call.has(3) else None)
-
-
-@op("RotaryEmbedding", nnef="gather, split, mul, add, sub, concat", inputs=4, domain=MICROSOFT,
-    attrs={**_ROTARY, "is_packed_batching": 0, "scale": 1.0})  # fmt: skip
-def microsoft_rotary_embedding(call: OnnxCall) -> Value:
-    if call[1].shape == (1,):
-        raise call.unsupported_error("a single first position")
-    if call.attr("is_packed_batching") or call.attr("scale") != 1.0:
-        raise call.unsupported_error("is_packed_batching or a scale")
-    return _rotate_values(call, call[2], call[3], call[1])
-
-
-def _rotate_values(call: OnnxCall, cosines: Value, sines: Value, positions: Value | None) -> Value:
-    x = call[0]
-    flat, heads = x.rank == 3, call.attr("num_heads")
-    if flat:
+@op("RotaryEmbedding", _ROTARY)
+def rotary_embedding(
+    x: Value,
+    cosines: Value,
+    sines: Value,
+    positions: Value | None = None,
+    *,
+    interleaved: bool = False,
+    num_heads: int = at_least(0, 0),
+    rotary_embedding_dim: int = at_least(0, 0),
+) -> Value:
+    if x.rank == 3:
         batch, length, width = x.shape
-        if not heads:
-            raise call.shape_error("num_heads is missing")
-        x = call.reshape(x, [batch, length, heads, width // heads])
+        if not num_heads:
+            raise InvalidNode("num_heads is missing")
+        heads = x.reshape([batch, length, num_heads, width // num_heads])
     else:
-        x = call.transpose(x, [0, 2, 1, 3])
-    size = call.attr("rotary_embedding_dim") or x.shape[3]
-    c, s = (_cache(call, v, positions) for v in (cosines, sines))
-    y = rotate(call, x, c, s, size, bool(call.attr("interleaved")))
-    return call.reshape(y, call[0].shape) if flat else call.transpose(y, [0, 2, 1, 3])
+        heads = x.transpose([0, 2, 1, 3])
+    c, s = (_cache(v, positions) for v in (cosines, sines))
+    y = _rotate(heads, c, s, rotary_embedding_dim or heads.shape[3], interleaved)
+    return y.reshape(x.shape) if x.rank == 3 else y.transpose([0, 2, 1, 3])
 
 
-def rotate(call: OnnxCall, x: Value, c: Value, s: Value, size: int, interleaved: bool) -> Value:
+@op("RotaryEmbedding", _ROTARY, domain=MICROSOFT)
+def microsoft_rotary_embedding(
+    x: Value,
+    positions: Value,
+    cosines: Value,
+    sines: Value,
+    *,
+    interleaved: bool = False,
+    num_heads: int = at_least(0, 0),
+    rotary_embedding_dim: int = at_least(0, 0),
+    is_packed_batching: int = 0,
+    scale: float = 1.0,
+) -> Value:
+    if positions.shape == (1,):
+        raise unsupported_error("a single first position")
+    if is_packed_batching or scale != 1.0:
+        raise unsupported_error("is_packed_batching or a scale")
+    return rotary_embedding(
+        x, cosines, sines, positions, interleaved=interleaved, num_heads=num_heads,
+        rotary_embedding_dim=rotary_embedding_dim,
+    )  # fmt: skip
+
+
+def _rotate(x: Value, c: Value, s: Value, size: int, interleaved: bool) -> Value:
     """Adds operators that apply a rotary embedding to the first ``size`` elements of every head.
 
     ``x`` is [batch, length, heads, head size]; ``c`` and ``s`` are the cosines and sines.
     Returns the result, of the shape of ``x``.
     """
-    turned, rest = call.slice(x, 3, 0, size), call.slice(x, 3, size, x.shape[3])
-    a, b = _halves(call, turned, size, interleaved)
-    real = call.op("sub", call.op("mul", a, c), call.op("mul", b, s))
-    imaginary = call.op("add", call.op("mul", a, s), call.op("mul", b, c))
+    turned, rest = x.slice(3, 0, size), x.slice(3, size, x.shape[3])
     if interleaved:
-        both = call.op("stack", real, imaginary, axis=4)
-        turned = call.reshape(both, [*x.shape[:3], size])
+        a, b = (turned.take({3: range(first, size, 2)}) for first in (0, 1))
     else:
-        turned = call.concat([real, imaginary], 3)
-    return call.concat([turned, rest], 3)
+        a, b = turned.split(3, [size // 2, size // 2])
+    real, imaginary = a * c - b * s, a * s + b * c
+    if interleaved:
+        turned = real.stack(imaginary, axis=4).reshape([*x.shape[:3], size])
+    else:
+        turned = concat([real, imaginary], 3)
+    return concat([turned, rest], 3)
 
 
-def _halves(call: OnnxCall, x: Value, size: int, interleaved: bool) -> list[Value]:
-    if not interleaved:
-        return call.split(x, 3, [size // 2, size // 2])
-    return [take_ranges(call, x, {3: range(first, size, 2)}) for first in (0, 1)]
-
-
-def _cache(call: OnnxCall, cache: Value, positions: Value | None) -> Value:
+def _cache(cache: Value, positions: Value | None) -> Value:
     """Returns the cosines or sines of a rotary embedding, [batch, length, 1, half the size].
 
     They are the rows of ``cache`` at the positions, or all of it without positions.
     """
-    if positions is not None:
-        cache = call.op("gather", cache, positions, axis=0)
-    cache = call.unsqueeze(cache, [cache.rank - 1])
-    return cache if cache.rank == 4 else call.unsqueeze(cache, [0])
+    cache = cache if positions is None else cache.gather(positions, axis=0)
+    cache = cache.unsqueeze([cache.rank - 1])
+    return cache if cache.rank == 4 else cache.unsqueeze([0])
 
 
 # -- recurrent attention -------------------------------------------------------------------------
 
-_LINEAR = {
-    "chunk_size": 64,
-    "kv_num_heads": required(at_least(1)),
-    "q_num_heads": required(at_least(1)),
-    "scale": 0.0,
-    "update_rule": one_of("gated_delta", "gated", "delta", "linear"),
-}
 
-
-@op("LinearAttention", nnef="matmul, mul, add, exp", inputs=6, attrs=_LINEAR)
-def linear_attention(call: OnnxCall) -> list[Value | None]:
-    heads, groups, rule = (
-        call.attr("kv_num_heads"),
-        call.attr("q_num_heads"),
-        call.attr("update_rule"),
-    )
-    q, k, v = (
-        split_heads(call, call[0], groups),
-        split_heads(call, call[1], heads),
-        split_heads(call, call[2], heads),
-    )
+@op("LinearAttention", "matmul, mul, add, exp")
+def linear_attention(
+    query: Value,
+    key: Value,
+    value: Value,
+    past_state: Value | None = None,
+    decay: Value | None = None,
+    beta: Value | None = None,
+    *,
+    chunk_size: int = 64,
+    kv_num_heads: int = at_least(1, required=True),
+    q_num_heads: int = at_least(1, required=True),
+    scale: float = 0.0,
+    update_rule: str = one_of("gated_delta", "gated", "delta", "linear"),
+) -> list[Value]:
+    heads, groups = kv_num_heads, q_num_heads
+    q, k, v = _split_heads(query, groups), _split_heads(key, heads), _split_heads(value, heads)
     batch, _, length, size = k.shape
-    call.check_written_out(length)
-    gating, delta = rule in ("gated", "gated_delta"), rule in ("delta", "gated_delta")
-    decay = call.op("exp", split_heads(call, call[4], heads)) if gating else None
-    beta = split_heads(call, call[5], call[5].shape[2]) if delta else None
-    zero = Value.known(np.zeros((batch, heads, size, v.shape[3]), np.float32))
-    state = call[3] if call.has(3) else zero
+    current_budget().check_nodes(length, "the operator")
+    is_gated, has_delta = "gated" in update_rule, "delta" in update_rule
+    if (is_gated and decay is None) or (has_delta and beta is None):
+        raise InvalidNode(f"update_rule '{update_rule}' without its decay or beta")
+    gates = _split_heads(decay, heads).exp() if is_gated and decay is not None else None
+    rates = _split_heads(beta, beta.shape[2]) if has_delta and beta is not None else None
+    state = zeros((batch, heads, size, v.shape[3])) if past_state is None else past_state
     outputs = []
     for t in range(length):
-        key, value = (call.slice(x, 2, t, t + 1) for x in (k, v))
-        if decay is not None:
-            state = call.op(
-                "mul", state, call.transpose(call.slice(decay, 2, t, t + 1), [0, 1, 3, 2])
-            )
-        if beta is not None:
-            old = call.op("matmul", key, state)
-            value = call.op("mul", call.op("sub", value, old), call.slice(beta, 2, t, t + 1))
-        state = call.op("add", state, call.op("matmul", key, value, transposeA=True))
-        read = repeat_heads(call, state, groups // heads)
-        outputs.append(call.op("matmul", call.slice(q, 2, t, t + 1), read))
-    scale = call.attr("scale") or 1 / np.sqrt(size)
-    y = call.op("mul", call.concat(outputs, 2), float(scale))
-    return [join_heads(call, y), state]
+        at_k, at_v = (x.slice(2, t, t + 1) for x in (k, v))
+        if gates is not None:
+            state = state * gates.slice(2, t, t + 1).transpose([0, 1, 3, 2])
+        if rates is not None:
+            at_v = (at_v - at_k.matmul(state)) * rates.slice(2, t, t + 1)
+        state = state + at_k.matmul(at_v, transposeA=True)
+        read = _repeat_heads(state, groups // heads)
+        outputs.append(q.slice(2, t, t + 1).matmul(read))
+    y = concat(outputs, 2) * float(scale or 1 / np.sqrt(size))
+    return [_join_heads(y), state]
 
 
-@op(
-    "CausalConvWithState",
-    nnef="concat, conv, silu",
-    inputs=4,
-    attrs={"activation": one_of("none", "silu", "swish")},
-)
-def causal_conv(call: OnnxCall) -> list[Value | None]:
-    x, weights = call[0], call[1]
+@op("CausalConvWithState", "concat, conv, silu")
+def causal_conv(
+    x: Value,
+    weights: Value,
+    bias: Value | None = None,
+    past: Value | None = None,
+    *,
+    activation: str = one_of("none", "silu", "swish"),
+) -> list[Value]:
     batch, channels, length = x.shape
     before = weights.shape[2] - 1
-    zero = Value.known(np.zeros((batch, channels, before), np.float32))
-    padded = call.concat([call[3] if call.has(3) else zero, x], 2)
-    bias = call.unsqueeze(call[2], [0]) if call.has(2) else call.emit.value(0.0)
-    y = call.op("conv", padded, weights, bias, border="constant", padding=[(0, 0)], stride=[1],
-                dilation=[1], groups=channels)  # fmt: skip
-    y = y if call.attr("activation") == "none" else call.op("silu", y)
-    return [y, call.slice(padded, 2, length, length + before)]
+    padded = concat([zeros((batch, channels, before)) if past is None else past, x], 2)
+    y = padded.conv(
+        weights, 0.0 if bias is None else bias.unsqueeze([0]), border="constant",
+        padding=[(0, 0)], stride=[1], dilation=[1], groups=channels,
+    )  # fmt: skip
+    y = y if activation == "none" else y.silu()
+    return [y, padded.slice(2, length, length + before)]

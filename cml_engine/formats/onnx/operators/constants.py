@@ -1,159 +1,144 @@
-"""Imports operators whose results are known when the model is loaded: constants and shapes."""
+"""Imports operators whose results are known when the model is loaded, and Fourier transforms."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from cml_engine.formats.onnx.attributes import (
-    ELEMENT,
-    FLOAT,
-    FLOATS,
-    INT,
-    INTS,
-    TENSOR,
-    TEXT,
-    TEXTS,
-    Attr,
+from cml_engine.formats.onnx.op_schemas import OnnxCall, attribute, element_type, op
+from cml_engine.formats.onnx.tensors import OnnxTensor, element_dtype
+from cml_engine.formats.onnx.values import (
+    InvalidNode,
+    Value,
+    allocate,
+    checked_axis,
+    concat,
+    current_import,
+    unsupported_error,
 )
-from cml_engine.formats.onnx.call import OnnxCall
-from cml_engine.formats.onnx.op_schemas import op
-from cml_engine.formats.onnx.tensors import element_dtype
-from cml_engine.formats.onnx.values import Value
-
-_KINDS = {
-    "value": TENSOR,
-    "value_float": FLOAT,
-    "value_floats": FLOATS,
-    "value_int": INT,
-    "value_ints": INTS,
-    "value_string": TEXT,
-    "value_strings": TEXTS,
-    "sparse_value": TENSOR,
-}
+from cml_engine.ir.graph import Array
 
 
-@op("Constant", nnef="known", inputs=0, attrs=_KINDS)
-def constant(call: OnnxCall) -> Value:
+@op("Constant", "known")
+def constant(
+    call: OnnxCall,
+    *,
+    value: OnnxTensor | None = None,
+    value_float: float | None = None,
+    value_floats: list[float] | None = None,
+    value_int: int | None = None,
+    value_ints: list[int] | None = None,
+    value_string: str | None = None,
+    value_strings: list[str] | None = None,
+    sparse_value: OnnxTensor | None = None,
+) -> Value:
     name = next(iter(call.node.attributes), "")
-    if name == "value":
-        return Value.known(call.attr(name).values())
+    if name == "value" and value is not None:
+        return Value.known(value.values())
     if name in ("value_float", "value_floats"):
-        return Value.known(np.array(call.attr(name), np.float32))
+        return Value.known(np.array(call.attrs[name], np.float32))
     if name in ("value_int", "value_ints"):
-        return Value.known(np.array(call.attr(name), np.int64))
-    raise call.unsupported_error(
+        return Value.known(np.array(call.attrs[name], np.int64))
+    raise unsupported_error(
         f"a constant of texts ({name})" if name else "a constant without a value"
     )
 
 
-def _end(call: OnnxCall, name: str, rank: int, default: int) -> int:
-    found = call.attr(name)
-    return max(0, min(rank, found + rank if found < 0 else found)) if call.given(name) else default
+@op("Shape", "known")
+def shape(call: OnnxCall, x: Value, *, start: int = 0, end: int = 0) -> Value:
+    def clamped(name: str, index: int, default: int) -> int:
+        index = max(0, min(x.rank, index + x.rank if index < 0 else index))
+        return index if name in call.node.attributes else default
+
+    begin, end = clamped("start", start, 0), clamped("end", end, x.rank)
+    partial = current_import().valid_part(x)
+    if partial is not None and begin <= partial[0] < end:
+        extents = [Value.known(np.array([n], np.int64)) for n in x.shape]
+        extents[partial[0]] = partial[1]
+        return concat(extents[begin:end], 0).typed(np.int64)
+    return Value.known(np.array(x.shape[begin:end], np.int64))
 
 
-@op("Shape", nnef="known", attrs={"start": 0, "end": 0})
-def shape(call: OnnxCall) -> Value:
-    rank = call[0].rank
-    begin, end = _end(call, "start", rank, 0), _end(call, "end", rank, rank)
-    found = call.emit.found(call[0])
-    if found is not None and begin <= found[0] < end:
-        extents = [Value.known(np.array([n], np.int64)) for n in call[0].shape]
-        extents[found[0]] = found[1]
-        return call.concat(extents[begin:end], 0).typed(np.int64)
-    return Value.known(np.array(call[0].shape[begin:end], np.int64))
+@op("Size", "known")
+def size(x: Value) -> Value:
+    partial = current_import().valid_part(x)
+    if partial is not None:
+        others = int(np.prod([n for a, n in enumerate(x.shape) if a != partial[0]]))
+        return (partial[1] * others).reshape([]).typed(np.int64)
+    return Value.known(np.array(np.prod(x.shape, dtype=np.int64)))
 
 
-@op("Size", nnef="known")
-def size(call: OnnxCall) -> Value:
-    found = call.emit.found(call[0])
-    if found is not None:
-        others = int(np.prod([n for a, n in enumerate(call[0].shape) if a != found[0]]))
-        return call.reshape(call.op("int_mul", found[1], others), []).typed(np.int64)
-    return Value.known(np.array(np.prod(call[0].shape, dtype=np.int64)))
+@op("ConstantOfShape", "known")
+def constant_of_shape(shape: list[int], *, value: OnnxTensor | None = None) -> Value:
+    fill = np.zeros(1, np.float32) if value is None else value.values()
+    return Value.known(np.full(allocate(shape, fill.itemsize), fill.reshape(-1)[0], fill.dtype))
 
 
-@op("ConstantOfShape", nnef="known", attrs={"value": TENSOR})
-def constant_of_shape(call: OnnxCall) -> Value:
-    given = call.attr("value")
-    value = np.zeros(1, np.float32) if given is None else given.values()
-    shape = call.allocate(call.ints(0, "the shape"), value.itemsize)
-    return Value.known(np.full(shape, value.reshape(-1)[0], value.dtype))
+@op("Range", "known")
+def arange(start: Array, limit: Array, step: Array, *, stash_type: int = 1) -> Value:
+    first, last, by = (array.reshape(()) for array in (start, limit, step))
+    if by == 0:
+        raise InvalidNode("a step of 0")
+    count = max(0, int(np.ceil((last.astype(np.float64) - first) / by)))
+    allocate([count])
+    return Value.known((first + np.arange(count).astype(first.dtype) * by).astype(first.dtype))
 
 
-@op("Range", nnef="known", inputs=3, attrs={"stash_type": 1})
-def arange(call: OnnxCall) -> Value:
-    start, limit, step = (call.array(i).reshape(()) for i in range(3))
-    if step == 0:
-        raise call.shape_error("a step of 0")
-    count = max(0, int(np.ceil((limit.astype(np.float64) - start) / step)))
-    call.allocate([count])
-    return Value.known((start + np.arange(count).astype(start.dtype) * step).astype(start.dtype))
+@op("EyeLike", "known")
+def eye_like(
+    x: Value,
+    *,
+    dtype: int | None = element_type(),
+    k: int = attribute(0, low=-(1 << 31), high=1 << 31),
+) -> Value:
+    if x.rank != 2:
+        raise InvalidNode(f"it wants a matrix, got {x}")
+    rows, columns = allocate(x.shape)
+    found = x.dtype if dtype is None else element_dtype(dtype)
+    return Value.known(np.eye(rows, columns, k=k).astype(found or np.float32))
 
 
-@op(
-    "EyeLike",
-    nnef="known",
-    attrs={"dtype": ELEMENT, "k": Attr(int, 0, low=-(1 << 31), high=1 << 31)},
-)
-def eye_like(call: OnnxCall) -> Value:
-    if call[0].rank != 2:
-        raise call.shape_error(f"it wants a matrix, got {call[0]}")
-    element = call.attr("dtype")
-    dtype = call[0].dtype if element is None else element_dtype(element)
-    rows, columns = call.allocate(call[0].shape)
-    return Value.known(np.eye(rows, columns, k=call.attr("k")).astype(dtype or np.float32))
+def _declare_window(name: str, weights: Sequence[float]) -> None:
+    """Declares an operator that gives a window, a sum of cosines with these weights."""
+
+    @op(name, "known")
+    def window(
+        size: int, *, output_datatype: int = element_type(1), periodic: bool = True
+    ) -> Value:
+        allocate([size])
+        angle = 2 * np.pi * np.arange(size) / max(size if periodic else size - 1, 1)
+        # rounded, because truncation would turn 3 - 1e-16 into 2
+        wave = np.round(sum(w * np.cos(k * angle) for k, w in enumerate(weights)), 12)
+        dtype = element_dtype(output_datatype)
+        return Value.known(np.asarray(wave, np.float64).astype(dtype or np.float32))
 
 
-def _window(call: OnnxCall, weights: tuple[float, ...]) -> Value:
-    count = call.ints(0, "the size")[0]
-    call.allocate([count])
-    steps = count if call.attr("periodic") else count - 1
-    angle = 2 * np.pi * np.arange(count) / max(steps, 1)
-    # rounded, because truncation would turn 3 - 1e-16 into 2
-    wave = np.round(sum(w * np.cos(k * angle) for k, w in enumerate(weights)), 12)
-    dtype = element_dtype(call.attr("output_datatype"))
-    return Value.known(np.asarray(wave, np.float64).astype(dtype or np.float32))
+_declare_window("HannWindow", (0.5, -0.5))
+_declare_window("HammingWindow", (25 / 46, -21 / 46))
+_declare_window("BlackmanWindow", (0.42, -0.5, 0.08))
 
 
-def _window_of(*weights: float) -> Callable[[OnnxCall], Value]:
-    return lambda call: _window(call, weights)
-
-
-for _name, _weights in (
-    ("HannWindow", (0.5, -0.5)),
-    ("HammingWindow", (25 / 46, -21 / 46)),
-    ("BlackmanWindow", (0.42, -0.5, 0.08)),
-):
-    op(_name, nnef="known", attrs={"output_datatype": replace(ELEMENT, default=1), "periodic": 1})(
-        _window_of(*_weights)
-    )
-
-
-@op(
-    "MelWeightMatrix",
-    nnef="known",
-    inputs=5,
-    attrs={"output_datatype": replace(ELEMENT, default=1)},
-)
-def mel_weight_matrix(call: OnnxCall) -> Value:
-    """Imports MelWeightMatrix: a known matrix [spectrum bins, filters] of mel filters.
-
-    The filters are triangular.
-    """
-    bins, length, rate = (call.ints(i)[0] for i in range(3))
-    low, high = call.number(3), call.number(4)
-    call.allocate([bins + 2, length // 2 + 1])
+@op("MelWeightMatrix", "known")
+def mel_weight_matrix(
+    bins: int,
+    length: int,
+    sample_rate: int,
+    lower_edge: float,
+    upper_edge: float,
+    *,
+    output_datatype: int = element_type(1),
+) -> Value:
+    """Imports MelWeightMatrix: a known matrix [spectrum bins, filters] of triangular filters."""
+    allocate([bins + 2, length // 2 + 1])
 
     def mel(hertz: Any) -> Any:
         return 2595 * np.log10(1 + hertz / 700)
 
-    step = (mel(high) - mel(low)) / (bins + 2)
-    edges = 700 * (10 ** ((np.arange(bins + 2) * step + mel(low)) / 2595) - 1)
-    place = ((length + 1) * edges // rate).astype(int)
+    step = (mel(upper_edge) - mel(lower_edge)) / (bins + 2)
+    edges = 700 * (10 ** ((np.arange(bins + 2) * step + mel(lower_edge)) / 2595) - 1)
+    place = ((length + 1) * edges // sample_rate).astype(int)
     weights = np.zeros((length // 2 + 1, bins))
     for i in range(bins):
         below, centre, above = place[i : i + 3]
@@ -165,16 +150,119 @@ def mel_weight_matrix(call: OnnxCall) -> Value:
         if above > centre:
             falling = np.arange(centre, above)
             weights[falling, i] = (above - falling) / (above - centre)
-    dtype = element_dtype(call.attr("output_datatype"))
-    return Value.known(weights.astype(dtype or np.float32))
+    return Value.known(weights.astype(element_dtype(output_datatype) or np.float32))
 
 
-@op("OptionalHasElement", nnef="known")
-def optional_has_element(call: OnnxCall) -> Value:
+@op("OptionalHasElement", "known")
+def optional_has_element(x: Value | None = None) -> Value:
     """Returns a constant: True if the node has an input. A tensor counts as a filled optional."""
-    return Value.known(np.array(call.has(0)))
+    return Value.known(np.array(x is not None))
 
 
-@op("OptionalGetElement", nnef="nothing")
-def optional_get_element(call: OnnxCall) -> Value:
-    return call[0]
+@op("OptionalGetElement", "nothing")
+def optional_get_element(x: Value) -> Value:
+    return x
+
+
+# -- Fourier transforms and grids ----------------------------------------------------------------
+
+
+@op("DFT", "transpose, matmul", until=19)
+def dft_17(
+    x: Value,
+    length: int | None = None,
+    *,
+    axis: int = 1,
+    inverse: bool = False,
+    onesided: bool = False,
+) -> Value:
+    return dft(x, length, axis, inverse=inverse, onesided=onesided)
+
+
+@op("DFT", "transpose, matmul", since=20)
+def dft(
+    x: Value,
+    length: int | None = None,
+    axis: int = -2,
+    *,
+    inverse: bool = False,
+    onesided: bool = False,
+) -> Value:
+    axis = checked_axis(axis, x.rank)
+    extent = x.shape[axis]
+    if length is None:
+        length = 2 * (extent - 1) if inverse and onesided else extent
+    matrix = _transform_matrix(extent, x.shape[-1], length, inverse, onesided)
+    order = [*(a for a in range(x.rank - 1) if a != axis), axis, x.rank - 1]
+    return _transform(x.transpose(order), matrix).transpose(np.argsort(order).tolist())
+
+
+def _transform_matrix(extent: int, parts: int, length: int, inverse: bool, half: bool) -> Array:
+    """Returns the matrix of a Fourier transform, [extent * parts, results, parts of a result].
+
+    An entry is the contribution of an input value to a result. ``parts`` is 1 for real and 2 for
+    complex input. With ``half`` only the first half of the spectrum is returned, or given to the
+    inverse.
+    """
+    if length < 1:
+        raise unsupported_error(f"a transform of {length} values")
+    allocate([extent, parts, length, 2])
+    units: Any = np.eye(extent)
+    if parts == 2:
+        units = np.concatenate([units[:, None], 1j * units[:, None]], 1).reshape(-1, extent)
+    if inverse and half:
+        return np.fft.irfft(units, length, axis=1)[..., None].astype(np.float32)
+    result = np.fft.ifft(units, length, axis=1) if inverse else np.fft.fft(units, length, axis=1)
+    if half:
+        result = result[:, : length // 2 + 1]
+    return np.stack([result.real, result.imag], -1).astype(np.float32)
+
+
+def _transform(x: Value, matrix: Array) -> Value:
+    """Adds a product that replaces the last two axes of ``x`` by their Fourier transform.
+
+    ``matrix`` comes from :func:`_transform_matrix`. Returns the result.
+    """
+    flat = x.reshape([int(np.prod(x.shape[:-2])), x.shape[-2] * x.shape[-1]])
+    y = flat.matmul(Value.known(matrix.reshape(matrix.shape[0], -1)))
+    return y.reshape([*x.shape[:-2], *matrix.shape[1:]])
+
+
+@op("STFT", "gather, mul, matmul")
+def stft(
+    signal: Value,
+    step: int,
+    window: Value | None = None,
+    length: int | None = None,
+    *,
+    onesided: bool = True,
+) -> Value:
+    x = signal if signal.rank == 3 else signal.unsqueeze([2])
+    _, extent, parts = x.shape
+    if length is None:
+        length = extent if window is None else window.shape[0]
+    if step < 1 or not 0 < length <= extent:
+        raise InvalidNode(f"frames of {length} every {step} of {extent} values")
+    count = 1 + (extent - length) // step
+    allocate([count, length])
+    places = np.arange(count)[:, None] * step + np.arange(length)
+    frames = x.gather(Value.known(places), axis=1)
+    if window is not None:
+        frames = frames * window.reshape([1, 1, length, 1])
+    return _transform(frames, _transform_matrix(length, parts, length, False, onesided))
+
+
+@op("AffineGrid", "matmul, reshape")
+def affine_grid(theta: Value, size: list[int], *, align_corners: bool = False) -> Value:
+    extents = size[2:]
+    if len(extents) + 2 != len(size) or theta.shape[1:] != (len(extents), len(extents) + 1):
+        raise InvalidNode(f"matrices {theta} for the size {size}")
+    allocate([len(extents) + 1, *extents])
+    axes = [
+        np.linspace(-1, 1, n) if align_corners else (2 * np.arange(n) + 1) / n - 1 for n in extents
+    ]
+    grid = np.meshgrid(*axes, indexing="ij")[::-1]  # x, y, then z
+    points = np.stack([*(g.reshape(-1) for g in grid), np.ones(int(np.prod(extents)))], 0)
+    known = Value.known(points[None].astype(np.float32))
+    moved = known.matmul(theta, transposeA=True, transposeB=True)
+    return moved.reshape([theta.shape[0], *extents, len(extents)])

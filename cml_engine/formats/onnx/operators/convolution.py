@@ -1,235 +1,385 @@
-"""Imports convolutions."""
+"""Imports convolutions and pooling, which share windows."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from cml_engine.formats.onnx.attributes import FLOATS, INTS, Attr, at_least, per_axis
-from cml_engine.formats.onnx.call import OnnxCall
-from cml_engine.formats.onnx.op_schemas import MICROSOFT, op
+from cml_engine.formats.onnx.op_schemas import (
+    MICROSOFT,
+    OnnxCall,
+    at_least,
+    attribute,
+    one_of,
+    op,
+    per_axis,
+)
+from cml_engine.formats.onnx.operators.activations import activate
 from cml_engine.formats.onnx.operators.matrix import subtract_zero_point
-from cml_engine.formats.onnx.operators.windows import (
-    WINDOW,
-    explicit_padding,
-    halves,
-    window,
-)
-from cml_engine.formats.onnx.values import Value
+from cml_engine.formats.onnx.values import InvalidNode, Value, add_operator, allocate, zeros
 
-CONV = {**WINDOW, "group": at_least(1, 1), "kernel_shape": per_axis(1)}
+# -- windows -------------------------------------------------------------------------------------
 
-
-@op("Conv", nnef="conv", inputs=3, attrs=CONV)
-def conv(call: OnnxCall) -> Value:
-    return convolve(call, call[0], call[1], find_bias(call, 2))
-
-
-def find_bias(call: OnnxCall, position: int) -> Value:
-    """Returns the bias at input ``position`` as [1, C], or 0 if the node has none."""
-    if not call.has(position):
-        return call.emit.value(0.0)
-    return call.unsqueeze(call[position], [0])
+_SPACING = {"dilations": per_axis(1, 1), "strides": per_axis(1, 1)}
+_PADS = {"pads": per_axis(0, 0, times=2)}
+_WINDOW = {
+    **_SPACING,
+    **_PADS,
+    "auto_pad": one_of("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID", ""),
+}
+CONV = {**_WINDOW, "group": at_least(1, 1), "kernel_shape": per_axis(1)}
+_POOL = {**_WINDOW, "ceil_mode": attribute(False, kind=bool),
+         "kernel_shape": per_axis(1, required=True)}  # fmt: skip
 
 
-def convolve(call: OnnxCall, x: Value, weights: Value, bias: Value) -> Value:
-    if x.rank < 3 or weights.rank != x.rank:
-        raise call.shape_error(f"a convolution of {x} with {weights}")
-    shape = window(call, x.shape[2:], list(weights.shape[2:]))
-    given = call.attr("kernel_shape")
-    if given is not None and tuple(given) != weights.shape[2:]:
-        raise call.shape_error(f"kernel_shape {given}, and weights {weights}")
-    return call.op(
-        "conv",
-        x,
-        weights,
-        bias,
-        border="constant",
-        padding=shape.padding,
-        stride=shape.stride,
-        dilation=shape.dilation,
-        groups=call.attr("group"),
-    )
+@dataclass(frozen=True, slots=True)
+class SpatialWindow:
+    """A window's size, stride, dilation and padding, a list with an entry per spatial axis each."""
+
+    size: list[int]
+    stride: list[int]
+    dilation: list[int]
+    padding: list[tuple[int, int]]
+
+    @property
+    def reach(self) -> list[int]:
+        """The numbers of elements that the dilated window spans, one per spatial axis."""
+        return [(k - 1) * d + 1 for k, d in zip(self.size, self.dilation, strict=True)]
 
 
-@op(
-    "ConvTranspose",
-    nnef="deconv",
-    inputs=3,
-    attrs={**CONV, "output_padding": per_axis(0, 0), "output_shape": INTS},
-)
-def conv_transpose(call: OnnxCall) -> Value:
-    x, weights = call[0], call[1]
-    if x.rank < 3 or weights.rank != x.rank:
-        raise call.shape_error(f"a convolution of {x} with {weights}")
-    stride, dilation, extra = (call.attr(k) for k in ("strides", "dilations", "output_padding"))
-    reach = [(k - 1) * d + 1 for k, d in zip(weights.shape[2:], dilation, strict=True)]
-    full = [(n - 1) * s + r for n, s, r in zip(x.shape[2:], stride, reach, strict=True)]
-    padding = _up_padding(call, full, stride, extra)
-    # a negative crop pads the full result
-    result = call.op(
-        "deconv",
-        x,
-        weights,
-        find_bias(call, 2) if all(a >= 0 and b >= 0 for a, b in padding) else 0.0,
-        border="constant",
-        padding=[(max(a, 0), max(b, 0)) for a, b in padding],
-        stride=list(stride),
-        dilation=list(dilation),
-        groups=call.attr("group"),
-    )
-    if all(a >= 0 and b >= 0 for a, b in padding):
-        return result
-    sides = [(0, 0), (0, 0), *((max(-a, 0), max(-b, 0)) for a, b in padding)]
-    padded = call.op("pad", result, padding=sides, border="constant", value=0.0)
-    return call.op("add", padded, find_bias(call, 2)) if call.has(2) else padded
+def _find_window(
+    extents: tuple[int, ...],
+    size: list[int],
+    *,
+    strides: list[int],
+    dilations: list[int],
+    pads: list[int],
+    auto_pad: str,
+    **_: Any,
+) -> SpatialWindow:
+    """Returns the window of a convolution or pooling of a given size, with resolved padding."""
+    if len(size) != len(extents) or min(size, default=1) < 1:
+        raise InvalidNode(f"a window {size} over {extents}")
+    found = SpatialWindow(size, strides, dilations, _pairs(pads, auto_pad))
+    if auto_pad not in ("SAME_UPPER", "SAME_LOWER"):
+        return found
+    totals = [
+        max((-(-n // s) - 1) * s + r - n, 0)
+        for n, s, r in zip(extents, strides, found.reach, strict=True)
+    ]
+    return replace(found, padding=[_halves(total, auto_pad == "SAME_UPPER") for total in totals])
 
 
-def _up_padding(
-    call: OnnxCall, full: list[int], stride: list[int], extra: list[int]
-) -> list[tuple[int, int]]:
-    """Returns the numbers of elements cropped at each side of a deconvolution's full result.
+def _pairs(pads: list[int], auto_pad: str = "") -> list[tuple[int, int]]:
+    """Returns the padding before and after each axis; zeros for ``VALID``."""
+    pads = [0] * len(pads) if auto_pad == "VALID" else pads
+    half = len(pads) // 2
+    return list(zip(pads[:half], pads[half:], strict=True))
 
-    ``full`` is the size without padding. ``extra`` is the output padding, which reduces the crop
-    at the end.
+
+def _halves(total: int, odd_at_end: bool) -> tuple[int, int]:
+    """Returns ``total`` padding elements split into those before and those after an axis.
+
+    An odd element goes to the end with ``odd_at_end``, else to the start.
     """
-    wanted, mode = call.attr("output_shape"), call.attr("auto_pad")
-    if wanted is not None:
-        wanted = wanted[-len(full) :]
-        totals = [f + e - w for f, e, w in zip(full, extra, wanted, strict=True)]
-    elif mode in ("SAME_UPPER", "SAME_LOWER"):
-        extents = [n * s for n, s in zip(call[0].shape[2:], stride, strict=True)]
-        totals = [f + e - w for f, e, w in zip(full, extra, extents, strict=True)]
+    small, large = total // 2, total - total // 2
+    return (small, large) if odd_at_end else (large, small)
+
+
+# -- convolutions --------------------------------------------------------------------------------
+
+
+@op("Conv", "conv", attrs=CONV)
+def conv(x: Value, weights: Value, bias: Value | None = None, **window: Any) -> Value:
+    return convolve(x, weights, _row(bias), **window)
+
+
+def _row(bias: Value | None) -> Value | float:
+    """Returns a bias as [1, C], or 0 if there is none."""
+    return 0.0 if bias is None else bias.unsqueeze([0])
+
+
+def convolve(
+    x: Value, weights: Value, bias: Value | float, *, group: int, kernel_shape: Any, **window: Any
+) -> Value:
+    """Adds a convolution and returns its result; ``bias`` is [1, C] or a number."""
+    if x.rank < 3 or weights.rank != x.rank:
+        raise InvalidNode(f"a convolution of {x} with {weights}")
+    shape = _find_window(x.shape[2:], list(weights.shape[2:]), **window)
+    if kernel_shape is not None and tuple(kernel_shape) != weights.shape[2:]:
+        raise InvalidNode(f"kernel_shape {kernel_shape}, and weights {weights}")
+    return x.conv(
+        weights, bias, border="constant", padding=shape.padding, stride=shape.stride,
+        dilation=shape.dilation, groups=group,
+    )  # fmt: skip
+
+
+@op("ConvTranspose", "deconv", attrs=CONV)
+def conv_transpose(
+    x: Value,
+    weights: Value,
+    bias: Value | None = None,
+    *,
+    output_padding: list[int] = per_axis(0, 0),
+    output_shape: list[int] | None = None,
+    auto_pad: str,
+    strides: list[int],
+    dilations: list[int],
+    pads: list[int],
+    group: int,
+    kernel_shape: Any,
+) -> Value:
+    if x.rank < 3 or weights.rank != x.rank:
+        raise InvalidNode(f"a convolution of {x} with {weights}")
+    reach = [(k - 1) * d + 1 for k, d in zip(weights.shape[2:], dilations, strict=True)]
+    full = [(n - 1) * s + r for n, s, r in zip(x.shape[2:], strides, reach, strict=True)]
+    # the numbers of elements that are cropped at each side of the full result
+    if output_shape is None and auto_pad not in ("SAME_UPPER", "SAME_LOWER"):
+        crops = _pairs(pads, auto_pad)
     else:
-        sides = explicit_padding(call)
-        return [(a, b - e) for (a, b), e in zip(sides, extra, strict=True)]
-    upper = mode != "SAME_LOWER" if wanted is None else mode == "SAME_UPPER"
-    split = [halves(total, upper) for total in totals]
-    return [(a, b - e) for (a, b), e in zip(split, extra, strict=True)]
+        extents = [n * s for n, s in zip(x.shape[2:], strides, strict=True)]
+        extents = extents if output_shape is None else output_shape[-len(full) :]
+        upper = auto_pad != "SAME_LOWER" if output_shape is None else auto_pad == "SAME_UPPER"
+        crops = [
+            _halves(f + e - n, upper) for f, e, n in zip(full, output_padding, extents, strict=True)
+        ]
+    crops = [(a, b - e) for (a, b), e in zip(crops, output_padding, strict=True)]
+    # a negative crop pads the full result
+    is_padded = any(a < 0 or b < 0 for a, b in crops)
+    result = x.deconv(
+        weights, 0.0 if is_padded else _row(bias), border="constant",
+        padding=[(max(a, 0), max(b, 0)) for a, b in crops], stride=list(strides),
+        dilation=list(dilations), groups=group,
+    )  # fmt: skip
+    if not is_padded:
+        return result
+    sides = [(0, 0), (0, 0), *((max(-a, 0), max(-b, 0)) for a, b in crops)]
+    padded = result.pad(padding=sides, border="constant", value=0.0)
+    return padded if bias is None else add_operator("add", padded, _row(bias))
 
 
-@op("ConvInteger", nnef="int_sub, int_conv", inputs=4, attrs=CONV)
-def conv_integer(call: OnnxCall) -> Value:
-    x, weights = call[0], call[1]
-    if call.has(2):
-        x = subtract_zero_point(call, x, call[2])
-    if call.has(3):
-        zero, rank = call[3], weights.rank
-        each = call.reshape(zero, [zero.shape[0], *[1] * (rank - 1)]) if zero.rank else zero
-        weights = subtract_zero_point(call, weights, each)
-    shape = window(call, x.shape[2:], list(weights.shape[2:]))
-    y = call.op(
-        "int_conv",
-        x,
-        weights,
-        padding=shape.padding,
-        stride=shape.stride,
-        dilation=shape.dilation,
-        groups=call.attr("group"),
-    )
+@op("ConvInteger", "int_sub, int_conv", attrs=CONV)
+def conv_integer(
+    x: Value,
+    weights: Value,
+    zero: Value | None = None,
+    weights_zero: Value | None = None,
+    *,
+    group: int,
+    **window: Any,
+) -> Value:
+    x = subtract_zero_point(x, zero)
+    if weights_zero is not None and weights_zero.rank:
+        weights_zero = weights_zero.reshape([weights_zero.shape[0], *[1] * (weights.rank - 1)])
+    weights = subtract_zero_point(weights, weights_zero)
+    shape = _find_window(x.shape[2:], list(weights.shape[2:]), **window)
+    y = x.int_conv(weights, padding=shape.padding, stride=shape.stride, dilation=shape.dilation,
+                   groups=group)  # fmt: skip
     return y.typed(np.int32)
 
 
-_DEFORM = {**{k: v for k, v in CONV.items() if k != "auto_pad"}, "offset_group": at_least(1, 1)}
-
-
-@op("DeformConv", nnef="deform_columns, conv", inputs=5, attrs=_DEFORM)
-def deform_conv(call: OnnxCall) -> Value:
-    x, weights = call[0], call[1]
+@op("DeformConv", "deform_columns, conv", attrs={k: v for k, v in CONV.items() if k != "auto_pad"})
+def deform_conv(
+    x: Value,
+    weights: Value,
+    offset: Value,
+    bias: Value | None = None,
+    mask: Value | None = None,
+    *,
+    offset_group: int = at_least(1, 1),
+    strides: list[int],
+    dilations: list[int],
+    pads: list[int],
+    group: int,
+    kernel_shape: Any,
+) -> Value:
+    columns = x.deform_columns(
+        offset, 1.0 if mask is None else mask, size=list(weights.shape[2:]), padding=_pairs(pads),
+        stride=strides, dilation=dilations, offset_groups=offset_group,
+    )  # fmt: skip
+    flat = weights.reshape([weights.shape[0], int(np.prod(weights.shape[1:])), 1, 1])
     rank = x.rank - 2
-    columns = call.op(
-        "deform_columns",
-        x,
-        call[2],
-        call.get(4, 1.0),
-        size=list(weights.shape[2:]),
-        padding=explicit_padding(call),
-        stride=call.attr("strides"),
-        dilation=call.attr("dilations"),
-        offset_groups=call.attr("offset_group"),
-    )
-    flat = call.reshape(weights, [weights.shape[0], int(np.prod(weights.shape[1:])), 1, 1])
-    return call.op(
-        "conv",
-        columns,
-        flat,
-        find_bias(call, 3),
-        border="constant",
-        padding=[(0, 0)] * rank,
-        stride=[1] * rank,
-        dilation=[1] * rank,
-        groups=call.attr("group"),
-    )
+    return columns.conv(flat, _row(bias), border="constant", padding=[(0, 0)] * rank,
+                        stride=[1] * rank, dilation=[1] * rank, groups=group)  # fmt: skip
 
 
-def _of_image(attr: Attr, times: int = 1) -> Attr:
-    """Returns a copy of the attribute with ``times`` entries per image axis.
-
-    The second input's values are the image's extents, so its length is the number of axes.
-    """
-    return replace(attr, count=lambda node: times * math.prod(node[1].shape))
-
-
-_COL2IM = {
-    "dilations": _of_image(per_axis(1, 1)),
-    "pads": _of_image(per_axis(0, 0), times=2),
-    "strides": _of_image(per_axis(1, 1)),
+#: attributes per image axis: the second input's values are the image's extents
+_OF_IMAGE = {
+    "dilations": per_axis(1, 1, count=lambda call: call[1].size),
+    "pads": per_axis(0, 0, count=lambda call: 2 * call[1].size),
+    "strides": per_axis(1, 1, count=lambda call: call[1].size),
 }
 
 
-@op("Col2Im", nnef="col2im", inputs=3, attrs=_COL2IM)
-def col2im(call: OnnxCall) -> Value:
-    extents, size = call.ints(1, "the image's shape"), call.ints(2, "the block's shape")
-    return call.op(
-        "col2im",
-        call[0],
-        output_size=extents,
-        size=size,
-        padding=explicit_padding(call),
-        stride=call.attr("strides"),
-        dilation=call.attr("dilations"),
-    )
+@op("Col2Im", "col2im", attrs=_OF_IMAGE)
+def col2im(
+    x: Value,
+    image_shape: list[int],
+    block_shape: list[int],
+    *,
+    dilations: list[int],
+    pads: list[int],
+    strides: list[int],
+) -> Value:
+    return x.col2im(output_size=image_shape, size=block_shape, padding=_pairs(pads),
+                    stride=strides, dilation=dilations)  # fmt: skip
 
 
-_FUSED = {**CONV, "activation": "", "activation_params": FLOATS}
+@op("FusedConv", "conv, and its activation", attrs=CONV, domain=MICROSOFT)
+def fused_conv(
+    x: Value,
+    weights: Value,
+    bias: Value | None = None,
+    addend: Value | None = None,
+    *,
+    activation: str = "",
+    activation_params: list[float] | None = None,
+    **window: Any,
+) -> Value:
+    result = conv(x, weights, bias, **window)
+    result = result if addend is None else result + addend
+    return activate(result, activation, activation_params or [])
 
 
-@op("FusedConv", nnef="conv, and its activation", inputs=4, attrs=_FUSED, domain=MICROSOFT)
-def fused_conv(call: OnnxCall) -> Value:
-    result = convolve(call, call[0], call[1], find_bias(call, 2))
-    if call.has(3):
-        result = call.zip("add", result, call[3])
-    return apply_activation(
-        call, result, call.attr("activation"), call.attr("activation_params") or []
-    )
+# -- pooling -------------------------------------------------------------------------------------
 
 
-def apply_activation(call: OnnxCall, x: Value, name: str, params: list[float]) -> Value:
-    """Adds the activation with the given ONNX name and parameters, and returns its result.
+def _pool_window(
+    x: Value, *, kernel_shape: list[int], ceil_mode: bool, **window: Any
+) -> SpatialWindow:
+    """Returns the window of a pooling node of ``x``, with its padding resolved.
 
-    Fused and recurrent operators name activations by an attribute; "" is none.
+    With ``ceil_mode`` the padding is extended to the end of the last window.
     """
-    name = name.lower()
-    if name in ("", "relu", "sigmoid", "tanh", "softplus", "softsign"):
-        if name == "softsign":
-            return call.op("div", x, call.op("add", call.op("abs", x), 1.0))
-        return call.op(name, x) if name else x
-    if name == "leakyrelu":
-        return call.op("leaky_relu", x, alpha=params[0] if params else 0.01)
-    if name == "elu":
-        return call.op("elu", x, alpha=params[0] if params else 1.0)
-    if name == "clip":
-        return call.op("clamp", x, float(params[0]), float(params[1]))
-    if name == "affine":
-        return call.op("add", call.op("mul", x, params[0]), params[1])
-    if name == "hardsigmoid":
-        alpha, beta = params or [0.2, 0.5]
-        return call.op("clamp", call.op("add", call.op("mul", x, alpha), beta), 0.0, 1.0)
-    if name == "thresholdedrelu":
-        bound = params[0] if params else 1.0
-        return call.op("select", call.op("gt", x, bound), x, 0.0)
-    if name == "scaledtanh":
-        return call.op("mul", call.op("tanh", call.op("mul", x, params[1])), params[0])
-    raise call.unsupported_error(f"the activation '{name}'")
+    if x.rank < 3:
+        raise InvalidNode(f"it wants [batch, channels, …], got {x}")
+    found = _find_window(x.shape[2:], list(kernel_shape), **window)
+    if not ceil_mode:
+        return found
+    padding = []
+    axes = zip(x.shape[2:], found.stride, found.reach, found.padding, strict=True)
+    for n, step, reach, (before, after) in axes:
+        count = -(-(n + before + after - reach) // step) + 1
+        if (count - 1) * step >= n + before:  # a window that starts in the padding at the end
+            count -= 1
+        padding.append((before, (count - 1) * step + reach - n - before))
+    return replace(found, padding=padding)
+
+
+def _pool_attrs(shape: SpatialWindow, border: str) -> dict[str, Any]:
+    """Returns a window as attributes of NNEF's pools, which also cover batch and channels."""
+    return {
+        "size": [1, 1, *shape.size],
+        "padding": [(0, 0), (0, 0), *shape.padding],
+        "stride": [1, 1, *shape.stride],
+        "dilation": [1, 1, *shape.dilation],
+        "border": border,
+    }
+
+
+@op("MaxPool", "max_pool; or argmax_pool, sample and integers", attrs=_POOL)
+def max_pool(
+    call: OnnxCall, x: Value, *, storage_order: bool = False, **pool: Any
+) -> list[Value | None]:
+    numbers = x.scalar()
+    shape = _pool_window(numbers, **pool)
+    attrs = _pool_attrs(shape, "ignore")
+    if not call.wants(1):
+        return [numbers.max_pool(**attrs).cast(x.kind).typed(x.dtype), None]
+    index = numbers.argmax_pool(**attrs)
+    y = numbers.sample(index, **attrs)
+    places = _flat_places(index, shape, x.shape, storage_order)
+    return [y.cast(x.kind).typed(x.dtype), places]
+
+
+def _flat_places(
+    index: Value, shape: SpatialWindow, extents: tuple[int, ...], by_columns: bool
+) -> Value:
+    """Adds operators that turn indices within windows into flat indices into the whole tensor.
+
+    Returns the result, of int64.
+    """
+    spatial = extents[2:]
+    steps = np.cumprod([1, *spatial[:0:-1]])[::-1]  # the stride of each axis in the tensor
+    if by_columns:
+        steps = np.cumprod([1, *spatial[:-1]])
+    taps = np.indices(shape.size).reshape(len(spatial), -1)  # the coordinates of each tap
+    offsets = sum(t * d * s for t, d, s in zip(taps, shape.dilation, steps, strict=True))
+    first: Any = np.arange(extents[0] * extents[1]).reshape(*extents[:2]) * int(np.prod(spatial))
+    first = first.reshape(*extents[:2], *[1] * len(spatial))
+    axes = zip(steps, shape.stride, shape.padding, strict=True)
+    for axis, (step, stride, (before, _)) in enumerate(axes, 2):
+        along = (np.arange(index.shape[axis]) * stride - before) * step
+        first = first + along.reshape([-1 if a == axis else 1 for a in range(len(extents))])
+    moved = Value.known(np.asarray(offsets, np.int64)).gather(index, axis=0)
+    return (moved + Value.known(first)).typed(np.int64)
+
+
+@op("AveragePool", "avg_pool, pad", attrs=_POOL)
+def average_pool(x: Value, *, count_include_pad: bool = False, **pool: Any) -> Value:
+    shape = _pool_window(x, **pool)
+    if count_include_pad:
+        # padding counts in the mean, but the extra part that ceil_mode adds does not
+        plain = _pool_window(x, **{**pool, "ceil_mode": False}).padding
+        inner = [(a, min(b, d)) for (a, b), (_, d) in zip(plain, shape.padding, strict=True)]
+        if any(a or b for a, b in inner):
+            x = x.pad(padding=[(0, 0), (0, 0), *inner], border="constant", value=0.0)
+        rest = [(0, d - b) for (_, b), (_, d) in zip(inner, shape.padding, strict=True)]
+        shape = replace(shape, padding=rest)
+    return x.avg_pool(**_pool_attrs(shape, "ignore"))
+
+
+@op("LpPool", "abs, sqr or pow; box; sqrt or pow", attrs=_POOL)
+def lp_pool(x: Value, *, p: int = at_least(1, 2), **pool: Any) -> Value:
+    attrs = _pool_attrs(_pool_window(x, **pool), "constant")
+    return _root(_power(x, p).box(**attrs), p)
+
+
+def _power(x: Value, p: int) -> Value:
+    if p == 2:
+        return x.sqr()
+    return x.abs() if p == 1 else x.abs().pow(float(p))
+
+
+def _root(x: Value, p: int) -> Value:
+    if p == 1:
+        return x
+    return x.sqrt() if p == 2 else x.pow(1 / p)
+
+
+@op("GlobalAveragePool", "mean_reduce")
+def global_average_pool(x: Value) -> Value:
+    return x.mean_reduce(axes=list(range(2, x.rank)))
+
+
+@op("GlobalMaxPool", "max_reduce")
+def global_max_pool(x: Value) -> Value:
+    return x.max_reduce(axes=list(range(2, x.rank)))
+
+
+@op("GlobalLpPool", "abs, sqr or pow; sum_reduce; sqrt or pow")
+def global_lp_pool(x: Value, *, p: int = at_least(1, 2)) -> Value:
+    return _root(_power(x, p).sum_reduce(axes=list(range(2, x.rank))), p)
+
+
+@op("MaxUnpool", "scatter_elements, pad", attrs={**_PADS, "strides": _SPACING["strides"]})
+def max_unpool(
+    x: Value,
+    indices: Value,
+    output_shape: list[int] | None = None,
+    *,
+    kernel_shape: list[int] = per_axis(1, required=True),
+    pads: list[int],
+    strides: list[int],
+) -> Value:
+    axes = zip(x.shape[2:], strides, _pairs(pads), kernel_shape, strict=True)
+    shape = allocate([*x.shape[:2], *((n - 1) * s - a - b + k for n, s, (a, b), k in axes)], 4)
+    places = indices.reshape([x.size])
+    flat = zeros([int(np.prod(shape))]).scatter_elements(places, x.reshape([x.size]), axis=0)
+    y = flat.reshape(shape)
+    sides = [(0, w - n) for w, n in zip(output_shape or shape, shape, strict=True)]
+    if not any(after for _, after in sides):
+        return y
+    return y.pad(padding=sides, border="constant", value=0.0)

@@ -1,32 +1,43 @@
-"""Imports gather, scatter and selection by index."""
+"""Imports gather, scatter and selection by index, and operators whose results' sizes depend on
+values."""
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 import numpy as np
 
-from cml_engine.formats.onnx.attributes import INT, at_least, one_of
-from cml_engine.formats.onnx.call import OnnxCall
-from cml_engine.formats.onnx.op_schemas import ML, op
+from cml_engine.formats.onnx.op_schemas import ML, OnnxCall, at_least, one_of, op
 from cml_engine.formats.onnx.operators.arithmetic import wrap
-from cml_engine.formats.onnx.values import Value
+from cml_engine.formats.onnx.values import (
+    InvalidNode,
+    Value,
+    add_operators,
+    allocate,
+    checked_axis,
+    checked_shape,
+    concat,
+    constant,
+    current_import,
+    elementwise,
+    unsupported_error,
+    zeros,
+)
 from cml_engine.ir.graph import Array
 
 
-def _known_indices(call: OnnxCall, array: Array, extent: int) -> Array:
+def _known_indices(array: Array, extent: int) -> Array:
     """Returns known indices as int64, with negative ones, which count from the end, made positive.
 
     Raises an error if an index is outside ``extent`` elements.
     """
     if array.size and (array.min() < -extent or array.max() >= extent):
         wrong = array[(array < -extent) | (array >= extent)].flat[0]
-        raise call.shape_error(f"index {wrong} of {extent} elements")
+        raise InvalidNode(f"index {wrong} of {extent} elements")
     return np.asarray(array % extent if extent else array, np.int64)
 
 
-def wrap_indices(call: OnnxCall, indices: Value, extents: list[int]) -> Value:
+def _wrap_indices(indices: Value, extents: list[int]) -> Value:
     """Adds operators that make negative indices, which count from the end, positive.
 
     ``extents`` has one extent for all indices, or one per element of the last axis. Returns the
@@ -36,167 +47,276 @@ def wrap_indices(call: OnnxCall, indices: Value, extents: list[int]) -> Value:
         whole = np.array(extents).reshape(-1)
         return Value.known(np.where(indices.array < 0, indices.array + whole, indices.array))
     added: Any = extents[0] if len(extents) == 1 else Value.known(np.array(extents, np.int64))
-    back = call.zip("int_add", indices, added)
-    return call.op("select", call.op("int_lt", indices, 0), back, indices).typed(indices.dtype)
+    back = indices + added
+    return indices.lt(0).select(back, indices).typed(indices.dtype)
 
 
-def _gather_fold(call: OnnxCall, x: Array, indices: Array) -> Array:
-    axis = call.axis(call.attr("axis"), x.ndim)
-    call.allocate([*indices.shape, *x.shape[:axis], *x.shape[axis + 1 :]], x.itemsize)
-    return x.take(_known_indices(call, indices, x.shape[axis]), axis)
+def _gather_fold(x: Array, indices: Array, axis: int) -> Array:
+    axis = checked_axis(axis, x.ndim)
+    allocate([*indices.shape, *x.shape[:axis], *x.shape[axis + 1 :]], x.itemsize)
+    return x.take(_known_indices(indices, x.shape[axis]), axis)
 
 
-@op("Gather", nnef="gather; or slice, squeeze", inputs=2, attrs={"axis": 0}, fold=_gather_fold)
-def gather(call: OnnxCall) -> Value:
-    x, indices = call[0], call[1]
-    axis = call.axis(call.attr("axis"), x.rank)
+@op("Gather", "gather; or slice, squeeze", fold=_gather_fold)
+def gather(x: Value, indices: Value, *, axis: int = 0) -> Value:
+    axis = checked_axis(axis, x.rank)
     extent = x.shape[axis]
     if indices.array is None:
-        return call.op("gather", x, wrap_indices(call, indices, [extent]), axis=axis).typed(x.dtype)
-    places = _known_indices(call, indices.array, extent)
+        return x.gather(_wrap_indices(indices, [extent]), axis=axis)
+    places = _known_indices(indices.array, extent)
     flat = places.reshape(-1).tolist()
     if flat and places.ndim <= 1 and flat == list(range(flat[0], flat[0] + len(flat))):
-        part = call.slice(x, axis, flat[0], flat[0] + len(flat))
-        return part if places.ndim else call.squeeze(part, [axis])
-    return call.op("gather", x, Value.known(places), axis=axis).typed(x.dtype)
+        part = x.slice(axis, flat[0], flat[0] + len(flat))
+        return part if places.ndim else part.squeeze([axis])
+    return x.gather(Value.known(places), axis=axis)
 
 
-@op("ArrayFeatureExtractor", nnef="gather", inputs=2, domain=ML)
-def array_feature_extractor(call: OnnxCall) -> Value:
-    x, indices = call[0], call[1]
-    x = call.unsqueeze(x, [0]) if x.rank == 1 else x
-    flat = call.reshape(indices, [prod(indices.shape)])
-    places = wrap_indices(call, flat, [x.shape[-1]])
-    return call.op("gather", x, places, axis=x.rank - 1).typed(x.dtype)
+@op("ArrayFeatureExtractor", "gather", domain=ML)
+def array_feature_extractor(x: Value, indices: Value) -> Value:
+    x = x.unsqueeze([0]) if x.rank == 1 else x
+    places = _wrap_indices(indices.reshape([indices.size]), [x.shape[-1]])
+    return x.gather(places, axis=x.rank - 1)
 
 
-@op("GatherND", nnef="gather_nd", inputs=2, attrs={"batch_dims": at_least(0, 0)})
-def gather_nd(call: OnnxCall) -> Value:
-    x, indices, batch = call[0], call[1], call.attr("batch_dims")
+@op("GatherND", "gather_nd")
+def gather_nd(x: Value, indices: Value, *, batch_dims: int = at_least(0, 0)) -> Value:
     depth = indices.shape[-1]
-    indices = wrap_indices(call, indices, list(x.shape[batch : batch + depth]))
-    if batch:
+    indices = _wrap_indices(indices, list(x.shape[batch_dims : batch_dims + depth]))
+    if batch_dims:
         # prepend each element's batch indices to the given indices
-        grid = np.indices(indices.shape[:-1])[:batch]
+        grid = np.indices(indices.shape[:-1])[:batch_dims]
         own = Value.known(np.moveaxis(grid, 0, -1).astype(np.int64))
-        indices = call.concat([own, indices], indices.rank - 1)
-    return call.op("gather_nd", x, indices).typed(x.dtype)
+        indices = concat([own, indices], indices.rank - 1)
+    return x.gather_nd(indices)
 
 
-@op("GatherElements", nnef="gather_elements", inputs=2, attrs={"axis": 0})
-def gather_elements(call: OnnxCall) -> Value:
-    axis = call.axis(call.attr("axis"), call[0].rank)
-    return call.op("gather_elements", call[0], call[1], axis=axis).typed(call[0].dtype)
+@op("GatherElements", "gather_elements")
+def gather_elements(x: Value, indices: Value, *, axis: int = 0) -> Value:
+    return x.gather_elements(indices, axis=checked_axis(axis, x.rank))
 
 
-_REDUCTION = one_of("none", "add", "mul", "max", "min")
-_SCATTER_FROM_16 = {"axis": 0, "reduction": _REDUCTION}
+_REDUCTION = one_of("none", "add", "mul", "max", "min", since=16)
 
 
-def _reduction(call: OnnxCall) -> str:
-    found = str(call.attributes.get("reduction", "none"))
-    if found != "none" and call[0].kind == "logical":
-        raise call.unsupported_error(f"reduction='{found}' of truth values")
-    return found
+def _scattered(x: Value, y: Value, reduction: str) -> Value:
+    """Returns a scatter's result ``y`` with the type of ``x``. Sums and products wrap around."""
+    is_sum = y.kind == "integer" and reduction in ("add", "mul")
+    return wrap(y, x.dtype) if is_sum else y.typed(x.dtype)
 
 
-@op("Scatter", nnef="scatter_elements", inputs=3, attrs={"axis": 0}, until=10)
-@op("ScatterElements", nnef="scatter_elements", inputs=3, attrs={"axis": 0}, until=15)
-@op("ScatterElements", nnef="scatter_elements", inputs=3, attrs=_SCATTER_FROM_16, since=16)
-def scatter_elements(call: OnnxCall) -> Value:
-    x = call[0]
-    axis, reduction = call.axis(call.attr("axis"), x.rank), _reduction(call)
-    y = call.op("scatter_elements", x, call[1], call[2], axis=axis, reduction=reduction)
-    return _cast_result(call, y)
+def _check_reduction(x: Value, reduction: str) -> None:
+    if reduction != "none" and x.kind == "logical":
+        raise unsupported_error(f"reduction='{reduction}' of truth values")
 
 
-@op("ScatterND", nnef="scatter_nd", inputs=3, attrs={}, until=15)
-@op("ScatterND", nnef="scatter_nd", inputs=3, attrs={"reduction": _REDUCTION}, since=16)
-def scatter_nd(call: OnnxCall) -> Value:
-    y = call.op("scatter_nd", call[0], call[1], call[2], reduction=_reduction(call))
-    return _cast_result(call, y)
+@op("Scatter", "scatter_elements", until=10)
+def scatter(x: Value, indices: Value, updates: Value, *, axis: int = 0) -> Value:
+    return scatter_elements(x, indices, updates, axis=axis, reduction="none")
 
 
-def _cast_result(call: OnnxCall, result: Value) -> Value:
-    """Returns a scatter's result with the type of the first input.
+@op("ScatterElements", "scatter_elements")
+def scatter_elements(
+    x: Value, indices: Value, updates: Value, *, axis: int = 0, reduction: str = _REDUCTION
+) -> Value:
+    axis = checked_axis(axis, x.rank)
+    _check_reduction(x, reduction)
+    y = x.scatter_elements(indices, updates, axis=axis, reduction=reduction)
+    return _scattered(x, y, reduction)
 
-    Sums and products wrap around.
+
+@op("ScatterND", "scatter_nd")
+def scatter_nd(x: Value, indices: Value, updates: Value, *, reduction: str = _REDUCTION) -> Value:
+    _check_reduction(x, reduction)
+    return _scattered(x, x.scatter_nd(indices, updates, reduction=reduction), reduction)
+
+
+@op("TensorScatter", "scatter_elements")
+def tensor_scatter(
+    cache: Value,
+    update: Value,
+    first: Value | None = None,
+    *,
+    axis: int = -2,
+    mode: str = one_of("linear", "circular"),
+) -> Value:
+    """Imports TensorScatter: a cache with an update written along one axis.
+
+    ``first`` gives the start index of each batch item (default 0).
     """
-    if result.kind == "integer" and _reduction(call) in ("add", "mul"):
-        return wrap(result, call[0].dtype, call)
-    return result.typed(call[0].dtype)
+    axis = checked_axis(axis, cache.rank)
+    along = [-1 if a == axis else 1 for a in range(cache.rank)]
+    steps = np.arange(update.shape[axis]).reshape(along)
+    places = Value.known(np.broadcast_to(steps, update.shape))
+    if first is not None:
+        places = places + first.reshape([first.shape[0], *[1] * (cache.rank - 1)])
+    if mode == "circular":
+        places = places.int_mod(cache.shape[axis])
+    return cache.scatter_elements(places, update, axis=axis).typed(cache.dtype)
 
 
-# -- one hot -------------------------------------------------------------------------------------
+@op("ReverseSequence", "reverse_sequence")
+def reverse_sequence(x: Value, lengths: Value, *, batch_axis: int = 1, time_axis: int = 0) -> Value:
+    return x.reverse_sequence(lengths, batch_axis=batch_axis, time_axis=time_axis)
 
 
-@op("OneHot", nnef="int_eq, select", inputs=3, attrs={"axis": -1})
-def one_hot(call: OnnxCall) -> Value:
-    indices, depth = call[0], int(call.number(1))
-    values = call[2]
-    axis = call.axis(call.attr("axis"), indices.rank + 1)
-    lifted = call.unsqueeze(call.cast(indices, "integer"), [axis])
-    shape = [depth if a == axis else 1 for a in range(lifted.rank)]
-    call.checked_shape([*indices.shape, *call.allocate([depth])])
-    places = Value.known(np.arange(depth).reshape(shape))
-    hit = call.zip("int_eq", wrap_indices(call, lifted, [depth]), places)
-    off, on = (call.reshape(call.slice(values, 0, i, i + 1), []) for i in range(2))
-    return call.zip("select", hit, on, off).typed(values.dtype)
+@op("OneHot", "int_eq, select")
+def one_hot(indices: Value, depth: float, values: Value, *, axis: int = -1) -> Value:
+    count = int(depth)
+    axis = checked_axis(axis, indices.rank + 1)
+    lifted = indices.cast("integer").unsqueeze([axis])
+    checked_shape([*indices.shape, *allocate([count])])
+    places = np.arange(count).reshape([count if a == axis else 1 for a in range(lifted.rank)])
+    hit = elementwise("int_eq", _wrap_indices(lifted, [count]), Value.known(places))
+    off, on = (values.slice(0, i, i + 1).reshape([]) for i in range(2))
+    return hit.select(on, off).typed(values.dtype)
 
 
-# -- what depends on values ----------------------------------------------------------------------
-
-
-@op("NonZero", nnef="nonzero")
-def non_zero(call: OnnxCall) -> Value:
-    x = call[0]
+@op("Compress", "gather")
+def compress(x: Value, condition: Array, *, axis: int | None = None) -> Value:
+    kept = np.flatnonzero(condition)
+    if axis is None:
+        x, axis = x.reshape([x.size]), 0
+    axis = checked_axis(axis, x.rank)
+    if kept.size and kept[-1] >= x.shape[axis]:
+        raise InvalidNode(f"a condition of {condition.shape[0]} for {x.shape[axis]} elements")
     if x.array is not None:
-        call.allocate([x.rank, x.array.size])
+        return Value.known(x.array.take(kept, axis))
+    return x.gather(Value.known(kept), axis=axis)
+
+
+# -- results whose sizes depend on values --------------------------------------------------------
+
+
+@op("NonZero", "nonzero")
+def non_zero(call: OnnxCall, x: Value) -> Value:
+    if x.array is not None:
+        allocate([x.rank, x.array.size])
         return Value.known(np.array(np.nonzero(x.array), np.int64))
-    room = int(np.prod(x.shape))
-    places, count = call.ops("nonzero", 2, x, capacity=room)
-    call.emit.also(f"{call.node.outputs[0]}_count", count, places, 1)
+    places, count = add_operators("nonzero", 2, x, capacity=x.size)
+    current_import().add_count(call.node.outputs[0], count, places, 1)
     return places.typed(np.int64)
 
 
-@op("NonMaxSuppression", nnef="non_max_suppression", inputs=5, attrs={"center_point_box": 0})
-def non_max_suppression(call: OnnxCall) -> Value:
+@op("NonMaxSuppression", "non_max_suppression")
+def non_max_suppression(
+    call: OnnxCall,
+    boxes: Value,
+    scores: Value,
+    boxes_per_class: float = 0.0,
+    iou_threshold: float = 0.0,
+    score_threshold: float | None = None,
+    *,
+    center_point_box: bool = False,
+) -> Value:
     """Imports NonMaxSuppression; the result has the largest possible number of rows.
 
     Rows after the last selected box are -1. The number of boxes is an extra output of the graph.
     """
-    limit = int(call.number(2)) if call.has(2) else 0
-    if limit < 1:
-        return Value.known(np.zeros((0, 3), np.int64))
-    more = {"score_threshold": call.number(4)} if call.has(4) else {}
-    mark = call.emit.mark()
-    chosen, count = call.ops(
-        "non_max_suppression",
-        2,
-        call[0],
-        call[1],
-        max_per_class=min(limit, call[0].shape[1]),
-        iou_threshold=call.number(3),
-        center_point_box=bool(call.attr("center_point_box")),
-        **more,
-    )
-    if call[0].array is not None and call[1].array is not None:
-        rows, found = call.emit.evaluate([chosen, count], mark)
+    if boxes_per_class < 1:
+        return zeros((0, 3), np.int64)
+    more = {} if score_threshold is None else {"score_threshold": score_threshold}
+    mark = current_import().mark()
+    chosen, count = add_operators(
+        "non_max_suppression", 2, boxes, scores, iou_threshold=iou_threshold,
+        max_per_class=min(int(boxes_per_class), boxes.shape[1]),
+        center_point_box=center_point_box, **more,
+    )  # fmt: skip
+    if boxes.array is not None and scores.array is not None:
+        rows, found = current_import().evaluate([chosen, count], mark)
         assert rows is not None and found is not None
-        return call.slice(rows.typed(np.int64), 0, 0, int(call.known_values(found, "the count")[0]))
-    call.emit.also(f"{call.node.outputs[0]}_count", count, chosen, 0)
+        return rows.typed(np.int64).slice(0, 0, int(constant(found, "the count")[0]))
+    current_import().add_count(call.node.outputs[0], count, chosen, 0)
     return chosen.typed(np.int64)
 
 
-@op("Compress", nnef="gather", inputs=2, attrs={"axis": INT})
-def compress(call: OnnxCall) -> Value:
-    x, axis = call[0], call.attr("axis")
-    kept = np.flatnonzero(call.array(1, "the condition"))
-    if axis is None:
-        x, axis = call.reshape(x, [int(np.prod(x.shape))]), 0
-    axis = call.axis(axis, x.rank)
-    if kept.size and kept[-1] >= x.shape[axis]:
-        raise call.shape_error(f"a condition of {call[1].shape[0]} for {x.shape[axis]} elements")
+#: the most comparisons of numbers: Unique compares every part with every other
+_MAX_COMPARED = 1 << 22
+
+
+@op("Unique", "eq, lt, all_reduce, argmax_reduce, sum_reduce, gather, select")
+def unique(
+    call: OnnxCall,
+    x: Value,
+    *,
+    axis: int | None = None,
+    sorted: bool = True,
+) -> list[Value]:
+    """Imports Unique: the distinct parts of a tensor, in results of the largest possible extent.
+
+    Entries after the last distinct part are -1. The number of distinct parts is an extra output
+    of the graph.
+    """
     if x.array is not None:
-        return Value.known(x.array.take(kept, axis))
-    return call.op("gather", x, Value.known(kept), axis=axis).typed(x.dtype)
+        return _unique_of_known(x.array, axis, sorted)
+    along = 0 if axis is None else checked_axis(axis, x.rank)
+    count = x.size if axis is None else x.shape[along]
+    if x.kind == "logical" or not 0 < count * x.size <= _MAX_COMPARED:
+        raise unsupported_error(f"Unique of {count:,} parts, {x.size:,} of {x.dtype} in all")
+    order = [along, *(a for a in range(x.rank) if a != along)]
+    moved = x if axis is None else x.transpose(order)
+    rows = moved.reshape([count, x.size // count])
+    same, less = _compare_rows(rows)
+    column = Value.known(np.arange(count).reshape(-1, 1))
+    line = Value.known(np.arange(count).reshape(1, -1))
+    # the first of equal parts is kept; its rank is the number of kept parts before it
+    alike = same.select(1.0, 0.0)
+    first = alike.argmax_reduce(axes=[1])
+    counts_itself = first.eq(column).transpose([1, 0])
+    ones = counts_itself.select(1.0, 0.0)
+    before = (less if sorted else line.lt(first)).select(ones, 0.0)
+    place = before.sum_reduce(axes=[1]).cast("integer")
+    # the part at each rank
+    holds = place.transpose([1, 0]).eq(column).and_(counts_itself)
+    at = holds.select(1.0, 0.0).argmax_reduce(axes=[1])
+    is_found = holds.any_reduce(axes=[1])
+    found = ones.sum_reduce(axes=[0, 1]).cast("integer")
+    flat = at.squeeze([1])
+
+    def filled(value: Value) -> Value:
+        return is_found.select(value, -1 if value.kind == "integer" else -1.0)
+
+    values = filled(rows.gather(flat, axis=0)).reshape(moved.shape)
+    if axis is None:
+        values = values.reshape([count])
+    else:
+        values = values.transpose(np.argsort(order).tolist())
+    times = filled(alike.sum_reduce(axes=[1]).cast("integer").gather(flat, axis=0))
+    results = [values.typed(x.dtype), *(v.squeeze([1]) for v in (filled(at), place, times))]
+    for i, valid_along in ((0, along), (1, 0), (3, 0)):
+        if call.wants(i):
+            number = found.squeeze([1])
+            current_import().add_count(call.node.outputs[i], number, results[i], valid_along)
+    return [results[0], *(v.typed(np.int64) for v in results[1:])]
+
+
+def _unique_of_known(x: Array, axis: int | None, is_sorted: bool) -> list[Value]:
+    values, index, inverse, counts = np.unique(x, True, True, True, axis=axis)
+    inverse = inverse.reshape(-1)
+    if not is_sorted:
+        order = np.argsort(index)
+        values, index, counts = values.take(order, axis or 0), index[order], counts[order]
+        inverse = np.argsort(order)[inverse]
+    return [
+        Value.known(values),
+        *(Value.known(a.astype(np.int64)) for a in (index, inverse, counts)),
+    ]
+
+
+def _compare_rows(rows: Value) -> tuple[Value, Value]:
+    """Adds comparisons of all pairs of rows and returns two matrices [i, j] of logicals.
+
+    They are True where rows i and j are equal, and where j precedes i. Rows are ordered by the
+    first number that differs. NaN is the greatest number and equal to itself.
+    """
+    a, b = rows.unsqueeze([1]), rows.unsqueeze([0])
+    same, less = a.eq(b), b.lt(a)
+    if rows.kind != "integer":
+        none_a, none_b = a.is_nan(), b.is_nan()
+        same = same.or_(none_a.and_(none_b))
+        less = less.or_(none_a.and_(none_b.not_()))
+    if rows.shape[1] == 1:
+        return same.squeeze([2]), less.squeeze([2])
+    differs = same.select(0.0, 1.0).argmax_reduce(axes=[2])
+    decided = less.select(1.0, 0.0).gather_elements(differs, axis=2)
+    is_less = decided.squeeze([2]).gt(0.5)
+    return same.all_reduce(axes=[2]).squeeze([2]), is_less

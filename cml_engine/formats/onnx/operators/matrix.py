@@ -3,148 +3,154 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Sequence
+from functools import reduce
 from math import prod
 
 import numpy as np
 
-from cml_engine.formats.onnx.attributes import Attr, at_least, required
-from cml_engine.formats.onnx.call import OnnxCall
-from cml_engine.formats.onnx.op_schemas import MANY, MICROSOFT, op
+from cml_engine.formats.onnx.op_schemas import MICROSOFT, at_least, attribute, op
 from cml_engine.formats.onnx.operators.arithmetic import wrap
 from cml_engine.formats.onnx.operators.reduction import integer_sum
-from cml_engine.formats.onnx.values import Value
+from cml_engine.formats.onnx.values import (
+    InvalidNode,
+    Value,
+    add_operator,
+    allocate,
+    checked_shape,
+    fragment,
+    unsupported_error,
+)
 from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import Array
 
 
-def matmul(
-    call: OnnxCall, x: Value, y: Value, *, turn_x: bool = False, turn_y: bool = False
-) -> Value:
+def matmul(x: Value, y: Value, turn_x: object = False, turn_y: object = False) -> Value:
     """Adds a product as NumPy's ``matmul``: a vector is a row on the left, a column on the right.
 
     ``turn_x`` and ``turn_y`` transpose an operand of floats first. Returns the result.
     """
-    row, column = x.rank == 1, y.rank == 1
     if not x.rank or not y.rank:
-        raise call.shape_error(f"a product of {x} and {y}")
-    x = call.unsqueeze(x, [0]) if row else x
-    y = call.unsqueeze(y, [1]) if column else y
+        raise InvalidNode(f"a product of {x} and {y}")
+    row, column = x.rank == 1, y.rank == 1
+    x = x.unsqueeze([0]) if row else x
+    y = y.unsqueeze([1]) if column else y
     rank = max(x.rank, y.rank)
-    x = call.unsqueeze(x, list(range(rank - x.rank)))
-    y = call.unsqueeze(y, list(range(rank - y.rank)))
+    x, y = (v.unsqueeze(list(range(rank - v.rank))) for v in (x, y))
     if x.kind == "integer":
-        result = call.op("int_matmul", x, y)
+        result = x.int_matmul(y)
     else:
-        result = call.op("matmul", x, y, transposeA=turn_x, transposeB=turn_y)
-    return call.squeeze(result, [rank - 2] * row + [rank - 1] * column)
+        result = x.matmul(y, transposeA=bool(turn_x), transposeB=bool(turn_y))
+    return result.squeeze([rank - 2] * row + [rank - 1] * column)
 
 
-def _mat_mul_fold(call: OnnxCall, x: Array, y: Array) -> Array:
+def _mat_mul_fold(x: Array, y: Array) -> Array:
     rows, columns = x.shape[:-1], y.shape[-1:]
-    made = call.allocate([*y.shape[:-2], *rows, *columns], max(x.itemsize, y.itemsize))
+    made = allocate([*y.shape[:-2], *rows, *columns], max(x.itemsize, y.itemsize))
     products = prod(made) * x.shape[-1] if x.ndim else 0
-    current_budget().charge_steps(products >> 10, "its product", call.emit.source)
+    current_budget().charge_steps(products >> 10, "its product")
     return np.asarray(np.matmul(x, y))
 
 
-@op("MatMul", nnef="matmul, int_matmul", inputs=2, fold=_mat_mul_fold)
-def mat_mul(call: OnnxCall) -> Value:
-    x, y = call[0], call[1]
-    if x.kind == "integer":
-        return matmul(call, x, y).typed(x.dtype)
-    return matmul(call, x, y)
+@op("MatMul", "matmul, int_matmul", fold=_mat_mul_fold)
+def mat_mul(x: Value, y: Value) -> Value:
+    product = matmul(x, y)
+    return product.typed(x.dtype) if x.kind == "integer" else product
 
 
-_GEMM = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
+_TURNS = {"transA": attribute(0, kind=int), "transB": attribute(0, kind=int)}
 
 
-@op("Gemm", nnef="linear; or matmul, mul, add", inputs=3, attrs=_GEMM)
-def gemm(call: OnnxCall) -> Value:
-    alpha, beta = call.attr("alpha"), call.attr("beta")
-    x, weights = call[0], call[1]
-    if weights.array is not None and not call.attr("transA") and x.rank == 2:
-        rows = weights.array if call.attr("transB") else weights.array.T
-        bias = _linear_bias(call, beta, rows.shape[0])
-        if bias is not None:
+@op("Gemm", "linear; or matmul, mul, add", attrs=_TURNS)
+def gemm(
+    x: Value,
+    weights: Value,
+    bias: Value | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    **turns: int,
+) -> Value:
+    if bias is not None and beta == 0.0:
+        bias = None
+    if weights.array is not None and not turns["transA"] and x.rank == 2:
+        rows = weights.array if turns["transB"] else weights.array.T
+        row = _linear_bias(bias, beta, rows.shape[0])
+        if row is not None:
             scaled = rows * np.float32(alpha) if alpha != 1.0 else rows
-            return call.op("linear", x, Value.known(scaled, weights.name), bias)
-    turns = {"turn_x": bool(call.attr("transA")), "turn_y": bool(call.attr("transB"))}
-    result = matmul(call, x, weights, **turns)
-    if alpha != 1.0:
-        result = call.op("mul", result, alpha)
-    if not call.has(2) or beta == 0.0:
+            return x.linear(Value.known(scaled, weights.name), row)
+    result = matmul(x, weights, turns["transA"], turns["transB"])
+    result = result if alpha == 1.0 else result * alpha
+    if bias is None:
         return result
-    added = call[2] if beta == 1.0 else call.op("mul", call[2], beta)
-    return call.zip("add", result, added)
+    return result + (bias if beta == 1.0 else bias * beta)
 
 
-def _linear_bias(call: OnnxCall, beta: float, count: int) -> Value | None:
+def _linear_bias(bias: Value | None, beta: float, count: int) -> Value | float | None:
     """Returns Gemm's third operand times ``beta`` as [1, N], or a 0 if it has none.
 
     Returns None if the operand is computed or is not one number per column.
     """
-    if not call.has(2) or beta == 0.0:
-        return call.emit.value(0.0)
-    bias = call[2].array
-    if bias is None or bias.shape not in ((count,), (1, count)):
+    if bias is None:
+        return 0.0
+    if bias.array is None or bias.shape not in ((count,), (1, count)):
         return None
-    return Value.known((bias * np.float32(beta)).reshape(1, count), call[2].name)
+    return Value.known((bias.array * np.float32(beta)).reshape(1, count), bias.name)
 
 
-_FUSED = {"alpha": 1.0, "transA": 0, "transB": 0, "transBatchA": 0, "transBatchB": 0}
+_FUSED = {name: attribute(0, kind=int) for name in ("transBatchA", "transBatchB")}
 
 
-@op("FusedMatMul", "TransposeMatMul", nnef="matmul, mul", inputs=2, attrs=_FUSED, domain=MICROSOFT)
-def fused_matmul(call: OnnxCall) -> Value:
-    if call.attr("transBatchA") or call.attr("transBatchB"):
-        raise call.unsupported_error("transBatchA or transBatchB")
-    turns = {"turn_x": bool(call.attr("transA")), "turn_y": bool(call.attr("transB"))}
-    result = matmul(call, call[0], call[1], **turns)
-    return result if call.attr("alpha") == 1.0 else call.op("mul", result, call.attr("alpha"))
+@op("FusedMatMul", "matmul, mul", attrs={**_TURNS, **_FUSED}, domain=MICROSOFT)
+@op("TransposeMatMul", "matmul, mul", attrs={**_TURNS, **_FUSED}, domain=MICROSOFT)
+def fused_matmul(x: Value, y: Value, *, alpha: float = 1.0, **turns: int) -> Value:
+    if turns["transBatchA"] or turns["transBatchB"]:
+        raise unsupported_error("transBatchA or transBatchB")
+    result = matmul(x, y, turns["transA"], turns["transB"])
+    return result if alpha == 1.0 else result * alpha
 
 
 # -- Einsum --------------------------------------------------------------------------------------
 
 
-@op("Einsum", nnef="einsum, expanded", inputs=MANY, attrs={"equation": str})
-def einsum(call: OnnxCall) -> Value:
-    values = [call[i] for i in range(len(call.inputs))]
-    if any(value.kind != values[0].kind for value in values):
-        raise call.shape_error(f"it has operands of {', '.join(map(str, values))}")
-    terms, result = _parse_equation(call, call.attr("equation"), values)
-    for i, labels in enumerate(terms):
-        values[i], terms[i] = _take_diagonals(call, values[i], labels)
-    values, terms = _squeeze_ones(call, values, terms)
-    missing = [label for label in result if not any(label in term for term in terms)]
+@op("Einsum", "einsum, expanded")
+def einsum(*operands: Value, equation: str) -> Value:
+    first = operands[0]
+    if any(value.kind != first.kind for value in operands):
+        raise InvalidNode(f"it has operands of {', '.join(map(str, operands))}")
+    terms, result = _parse_equation(equation, operands)
+    pairs = [_take_diagonals(v, labels) for v, labels in zip(operands, terms, strict=True)]
+    pairs = _squeeze_ones(pairs)
+    missing = [label for label in result if not any(label in term for _, term in pairs)]
     if missing:
-        raise call.shape_error(f"equation '{call.attr('equation')}': no operand has '{missing[0]}'")
-    if values[0].kind == "integer":
-        return wrap(_integer_einsum(call, values, terms, result), values[0].dtype, call)
-    equation = f"{','.join(terms)}->{result}"
-    return call.fragment("einsum", 1, *values, equation=equation)[0].typed(values[0].dtype)
+        raise InvalidNode(f"equation '{equation}': no operand has '{missing[0]}'")
+    if first.kind == "integer":
+        return wrap(_integer_einsum(pairs, result), first.dtype)
+    equation = f"{','.join(term for _, term in pairs)}->{result}"
+    return fragment("einsum", [v for v, _ in pairs], many=True, equation=equation).typed(
+        first.dtype
+    )
 
 
-def _integer_einsum(call: OnnxCall, values: list[Value], terms: list[str], result: str) -> Value:
+def _integer_einsum(pairs: Sequence[tuple[Value, str]], result: str) -> Value:
     """Adds operators for an einsum of integers, exact in 32 bits: the full product, then a sum.
 
-    ``terms`` are the operands' labels, and ``result`` the labels of the result, which is returned.
+    ``pairs`` are operands and their labels, and ``result`` the labels of the result, which is
+    returned.
     """
-    labels = result + "".join(dict.fromkeys(c for t in terms for c in t if c not in result))
-    extents = {
-        c: n for v, t in zip(values, terms, strict=True) for c, n in zip(t, v.shape, strict=True)
-    }
-    call.checked_shape(list(extents.values()))
-    product: Value | None = None
-    for value, term in zip(values, terms, strict=True):
-        moved = call.transpose(value, sorted(range(len(term)), key=lambda a: labels.index(term[a])))
-        lifted = call.unsqueeze(moved, [a for a, c in enumerate(labels) if c not in term])
-        product = lifted if product is None else call.op("int_mul", product, lifted)
-    assert product is not None
+    labels = "".join(dict.fromkeys(result + "".join(term for _, term in pairs)))
+    checked_shape(list({c: n for v, t in pairs for c, n in zip(t, v.shape, strict=True)}.values()))
+    lifted = []
+    for value, term in pairs:
+        order = sorted(range(len(term)), key=lambda a: labels.index(term[a]))
+        missing = [a for a, c in enumerate(labels) if c not in term]
+        lifted.append(value.transpose(order).unsqueeze(missing))
+    product = reduce(lambda x, y: add_operator("int_mul", x, y), lifted)
     summed = list(range(len(result), len(labels)))
-    return call.squeeze(integer_sum(call, product, summed), summed) if summed else product
+    return integer_sum(product, summed).squeeze(summed) if summed else product
 
 
-def _parse_equation(call: OnnxCall, equation: str, values: list[Value]) -> tuple[list[str], str]:
+def _parse_equation(equation: str, values: Sequence[Value]) -> tuple[list[str], str]:
     """Returns the labels of each operand and of the result of an einsum equation.
 
     An ellipsis becomes letters that the equation does not use.
@@ -153,129 +159,119 @@ def _parse_equation(call: OnnxCall, equation: str, values: list[Value]) -> tuple
     left, arrow, result = text.partition("->")
     terms = left.split(",")
     if len(terms) != len(values):
-        raise call.shape_error(
-            f"equation '{equation}' has {len(terms)} operands, got {len(values)}"
-        )
+        raise InvalidNode(f"equation '{equation}' has {len(terms)} operands, got {len(values)}")
     free = [c for c in string.ascii_letters if c not in text]
     hidden = [v.rank - len(t.replace("...", "")) for t, v in zip(terms, values, strict=True)]
     depth = max((n for n, t in zip(hidden, terms, strict=True) if "..." in t), default=0)
     if depth > len(free) or any(n < 0 for n in hidden):
-        raise call.shape_error(f"equation '{equation}' of {', '.join(map(str, values))}")
+        raise InvalidNode(f"equation '{equation}' of {', '.join(map(str, values))}")
     dots = "".join(free[:depth])
-    filled = [
-        t.replace("...", dots[depth - n :]) if "..." in t else t
-        for t, n in zip(terms, hidden, strict=True)
-    ]
+    filled = [t.replace("...", dots[depth - n :]) for t, n in zip(terms, hidden, strict=True)]
     for term, value in zip(filled, values, strict=True):
         if len(term) != value.rank or not term.isalpha() and term:
-            raise call.shape_error(f"equation '{equation}': '{term}' does not fit {value}")
+            raise InvalidNode(f"equation '{equation}': '{term}' does not fit {value}")
     if not arrow:
         once = sorted(c for c in set(left) - set(",.") if left.count(c) == 1)
         return filled, dots + "".join(once)
     return filled, result.replace("...", dots)
 
 
-def _take_diagonals(call: OnnxCall, value: Value, labels: str) -> tuple[Value, str]:
+def _take_diagonals(value: Value, labels: str) -> tuple[Value, str]:
     """Returns an einsum operand and its labels, with repeated labels replaced by diagonals."""
     for label in dict.fromkeys(labels):
         while labels.count(label) > 1:
             first = labels.index(label)
             second = labels.index(label, first + 1)
-            value = _diagonal(call, value, first, second)
+            value = _diagonal(value, first, second)
             labels = labels[:second] + labels[second + 1 :]
     return value, labels
 
 
-def _diagonal(call: OnnxCall, value: Value, first: int, second: int) -> Value:
+def _diagonal(value: Value, first: int, second: int) -> Value:
     n = value.shape[first]
     order = [a for a in range(value.rank) if a not in (first, second)]
-    moved = call.transpose(value, [first, second, *order])
-    rest = [value.shape[a] for a in order]
-    flat = call.reshape(moved, [n * n, *rest])
-    places = Value.known(np.arange(n, dtype=np.int64) * (n + 1))
-    taken = call.op("gather", flat, places, axis=0)
+    moved = value.transpose([first, second, *order])
+    flat = moved.reshape([n * n, *(value.shape[a] for a in order)])
+    taken = flat.gather(Value.known(np.arange(n, dtype=np.int64) * (n + 1)), axis=0)
     # move the diagonal's axis to the position of the first one
-    back = [*range(1, first + 1), 0, *range(first + 1, taken.rank)]
-    return call.transpose(taken, back)
+    return taken.transpose([*range(1, first + 1), 0, *range(first + 1, taken.rank)])
 
 
-def _squeeze_ones(
-    call: OnnxCall, values: list[Value], terms: list[str]
-) -> tuple[list[Value], list[str]]:
-    """Removes axes of extent 1 that broadcast against longer ones of the same label.
-
-    Changes ``values`` and ``terms``, their labels, and returns both.
-    """
+def _squeeze_ones(pairs: Sequence[tuple[Value, str]]) -> list[tuple[Value, str]]:
+    """Returns operands and labels without axes of 1 that broadcast against longer ones."""
     extents: dict[str, int] = {}
-    for value, term in zip(values, terms, strict=True):
+    for value, term in pairs:
         for label, n in zip(term, value.shape, strict=True):
             extents[label] = max(extents.get(label, 1), n)
-    for i, (value, term) in enumerate(zip(values, terms, strict=True)):
+    found = []
+    for value, term in pairs:
         ones = [a for a, c in enumerate(term) if value.shape[a] == 1 < extents[c]]
-        values[i] = call.squeeze(value, ones)
-        terms[i] = "".join(c for a, c in enumerate(term) if a not in ones)
-    return values, terms
+        kept = "".join(c for a, c in enumerate(term) if a not in ones)
+        found.append((value.squeeze(ones), kept))
+    return found
 
 
 # -- products of integers --------------------------------------------------------------------------
 
 
-def subtract_zero_point(call: OnnxCall, x: Value, zero: Value) -> Value:
+def subtract_zero_point(x: Value, zero: Value | None) -> Value:
     """Returns an integer tensor minus its zero point, which broadcasts.
 
-    The tensor is returned unchanged if the zero point is known to be 0.
+    The tensor is returned unchanged if there is no zero point, or it is known to be 0.
     """
-    if zero.array is not None and not zero.array.any():
+    if zero is None or (zero.array is not None and not zero.array.any()):
         return x
     if x.array is not None and zero.array is not None:
         return Value.known(x.array.astype(np.int64) - zero.array)
-    return call.zip("int_sub", x, zero)
+    return x - zero
 
 
-@op("MatMulInteger", nnef="int_sub, int_matmul", inputs=4)
-def matmul_integer(call: OnnxCall) -> Value:
-    a, b = call[0], call[1]
-    if call.has(2):
-        zero = call[2]
-        rows = zero.rank == 1 and zero.shape != (1,) and a.rank > 1
-        a = subtract_zero_point(call, a, call.unsqueeze(zero, [1]) if rows else zero)
-    if call.has(3):
-        b = subtract_zero_point(call, b, call[3])
-    return matmul(call, a, b).typed(np.int32)
+@op("MatMulInteger", "int_sub, int_matmul")
+def matmul_integer(
+    a: Value, b: Value, zero: Value | None = None, zero_of_b: Value | None = None
+) -> Value:
+    if zero is not None and zero.rank == 1 and zero.shape != (1,) and a.rank > 1:
+        zero = zero.unsqueeze([1])  # one per row
+    product = matmul(subtract_zero_point(a, zero), subtract_zero_point(b, zero_of_b))
+    return product.typed(np.int32)
 
 
-_NBITS = {
-    "K": required(at_least(1)),
-    "N": required(at_least(1)),
-    "accuracy_level": 0,
-    "bits": Attr(int, 4, among=(2, 4, 8)),
-    "block_size": required(at_least(1)),
-}
+_SIZES = {"K": at_least(1, required=True), "N": at_least(1, required=True)}
 
 
-@op("MatMulNBits", nnef="matmul_nbits, add", inputs=6, attrs=_NBITS, domain=MICROSOFT)
-def matmul_nbits(call: OnnxCall) -> Value:
+@op("MatMulNBits", "matmul_nbits, add", attrs=_SIZES, domain=MICROSOFT)
+def matmul_nbits(
+    x: Value,
+    weights: Array,
+    scales: Value,
+    zero_points: Array | None = None,
+    g_idx: Value | None = None,
+    bias: Value | None = None,
+    *,
+    accuracy_level: int = 0,
+    bits: int = attribute(4, among=(2, 4, 8)),
+    block_size: int = at_least(1, required=True),
+    **sizes: int,
+) -> Value:
     """Imports MatMulNBits, a product by quantized weights of a few bits.
 
     The weights are packed into bytes from the lowest bits on.
     """
-    rows, bits, size = call.attr("N"), call.attr("bits"), call.attr("block_size")
-    blocks = -(-call.attr("K") // size)
-    if call.has(4) and call[4].shape != (0,):
-        raise call.unsupported_error("g_idx")
-    codes = call.array(1, "the weights").reshape(rows, -1).astype(np.uint8)
+    rows, blocks = sizes["N"], -(-sizes["K"] // block_size)
+    if g_idx is not None and g_idx.shape != (0,):
+        raise unsupported_error("g_idx")
+    codes = weights.reshape(rows, -1).astype(np.uint8)
     codes = np.pad(codes, ((0, 0), (0, -codes.shape[1] % 4)))
-    scales = call.reshape(call[2], [rows, blocks])
     zeros: Value | float = float(1 << (bits - 1))
-    if call.has(3):
-        stored = call.array(3, "the zero points")
-        zeros = Value.known(_zero_points(stored, rows, blocks, bits))
+    factors = scales.reshape([rows, blocks])
+    if zero_points is not None:
+        zeros = Value.known(_unpack_zero_points(zero_points, rows, blocks, bits))
     words = Value.known(codes.view("<i4"))
-    y = call.op("matmul_nbits", call[0], words, scales, zeros, block_size=size, bits=bits)
-    return call.zip("add", y, call[5]) if call.has(5) else y
+    y = x.matmul_nbits(words, factors, zeros, block_size=block_size, bits=bits)
+    return y if bias is None else y + bias
 
 
-def _zero_points(stored: Array, rows: int, blocks: int, bits: int) -> Array:
+def _unpack_zero_points(stored: Array, rows: int, blocks: int, bits: int) -> Array:
     if stored.dtype.kind == "f":
         return stored.reshape(rows, blocks).astype(np.float32)
     single = np.unpackbits(stored.reshape(rows, -1).astype(np.uint8), axis=1, bitorder="little")
@@ -287,32 +283,27 @@ def _zero_points(stored: Array, rows: int, blocks: int, bits: int) -> Array:
 _MAX_ROWS = 4
 
 
-@op("Det", nnef="slice, mul, sub")
-def det(call: OnnxCall) -> Value:
-    x = call[0]
+@op("Det", "slice, mul, sub")
+def det(x: Value) -> Value:
     if x.rank < 2 or x.shape[-1] != x.shape[-2] or not x.shape[-1]:
-        raise call.shape_error(f"the determinant of {x}")
+        raise InvalidNode(f"the determinant of {x}")
     if x.shape[-1] > _MAX_ROWS:
-        raise call.unsupported_error(
-            f"the determinant of {x.shape[-1]} rows (up to {_MAX_ROWS} are)"
-        )
+        raise unsupported_error(f"the determinant of {x.shape[-1]} rows (up to {_MAX_ROWS} are)")
     count = range(x.shape[-1])
-    rows = [call.slice(x, x.rank - 2, i, i + 1) for i in count]
-    elements = [[call.slice(row, x.rank - 1, i, i + 1) for i in count] for row in rows]
-    return call.squeeze(_determinant(call, elements), [x.rank - 2, x.rank - 1])
+    rows = [x.slice(x.rank - 2, i, i + 1) for i in count]
+    elements = [[row.slice(x.rank - 1, i, i + 1) for i in count] for row in rows]
+    return _determinant(elements).squeeze([x.rank - 2, x.rank - 1])
 
 
-def _determinant(call: OnnxCall, rows: list[list[Value]]) -> Value:
+def _determinant(rows: list[list[Value]]) -> Value:
     first, *others = rows
     if not others:
         return first[0]
-    total: Value | None = None
-    for i, element in enumerate(first):
-        minor = [row[:i] + row[i + 1 :] for row in others]
-        term = call.op("mul", element, _determinant(call, minor))
-        if total is None:
-            total = term
-        else:
-            total = call.op("sub" if i % 2 else "add", total, term)
-    assert total is not None
+    terms = (
+        element * _determinant([row[:i] + row[i + 1 :] for row in others])
+        for i, element in enumerate(first)
+    )
+    total = next(terms)
+    for i, term in enumerate(terms):
+        total = total + term if i % 2 else total - term
     return total

@@ -3,214 +3,154 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from cml_engine.formats.onnx.attributes import INT, INTS, at_least, one_of, required
-from cml_engine.formats.onnx.call import OnnxCall
-from cml_engine.formats.onnx.op_schemas import MANY, op
-from cml_engine.formats.onnx.values import Value
+from cml_engine.formats.onnx.op_schemas import OnnxCall, at_least, attribute, one_of, op
+from cml_engine.formats.onnx.values import (
+    InvalidNode,
+    Value,
+    allocate,
+    checked_axes,
+    checked_axis,
+    checked_shape,
+    concat,
+    constant,
+    fragment,
+    number,
+    unsupported_error,
+)
+from cml_engine.io.load_limits import current_budget
 
 
-@op("Identity", nnef="nothing")
-def identity(call: OnnxCall) -> Value:
-    return call[0]
+@op("Identity", "nothing")
+def identity(x: Value) -> Value:
+    return x
 
 
-@op("Dropout", nnef="nothing", attrs={"ratio": 0.5, "seed": INT}, since=7, until=11)
-@op("Dropout", nnef="nothing", inputs=3, attrs={"seed": INT}, since=12)
-def dropout(call: OnnxCall) -> list[Value | None]:
-    training = call.has(2) and bool(call.array(2, "training_mode").reshape(-1)[0])
-    if training and call.number(1, 0.5) != 0.0:
-        raise call.unsupported_error("training_mode=true")
+@op("Dropout", "nothing", since=7)
+def dropout(
+    call: OnnxCall,
+    x: Value,
+    ratio: Value | None = attribute(0.5, until=11),
+    training_mode: Value | None = None,
+    *,
+    seed: int | None = None,
+) -> list[Value | None]:
+    is_training = training_mode is not None and constant(training_mode, "training_mode").any()
+    if is_training and (ratio is None or number(ratio, "the ratio") != 0.0):
+        raise unsupported_error("training_mode=true")
     if not call.wants(1):
-        return [call[0], None]
-    return [call[0], Value.known(np.ones(call.allocate(call[0].shape, 1), np.bool_))]
+        return [x, None]
+    return [x, Value.known(np.ones(allocate(x.shape, 1), np.bool_))]
 
 
 # -- shapes --------------------------------------------------------------------------------------
 
 
-@op("Reshape", nnef="reshape", inputs=2, attrs={"allowzero": 0})
-def reshape(call: OnnxCall) -> Value:
-    x, wanted = call[0], call.ints(1, "the shape")
-    if not call.attr("allowzero"):
-        if any(n == 0 and i >= x.rank for i, n in enumerate(wanted)):
-            raise call.shape_error(f"the shape {wanted} copies an extent that {x} lacks")
-        wanted = [x.shape[i] if n == 0 else n for i, n in enumerate(wanted)]
-    return call.reshape(x, _fill_shape(call, wanted, x))
+@op("Reshape", "reshape")
+def reshape(x: Value, shape: list[int], *, allowzero: bool = False) -> Value:
+    if not allowzero:
+        if any(n == 0 and i >= x.rank for i, n in enumerate(shape)):
+            raise InvalidNode(f"the shape {shape} copies an extent that {x} lacks")
+        shape = [x.shape[i] if n == 0 else n for i, n in enumerate(shape)]
+    if shape.count(-1) > 1 or any(n < -1 for n in shape):
+        raise InvalidNode(f"the shape {shape}")
+    rest = int(np.prod([n for n in shape if n != -1], dtype=object))
+    count = x.size // rest if -1 in shape and rest else 1
+    if rest * count != x.size or (-1 in shape and not rest):
+        raise InvalidNode(f"{x} does not fit the shape {shape}")
+    return x.reshape([count if n == -1 else n for n in shape])
 
 
-def _fill_shape(call: OnnxCall, wanted: list[int], x: Value) -> list[int]:
-    size = int(np.prod(x.shape, dtype=object))
-    if wanted.count(-1) > 1 or any(n < -1 for n in wanted):
-        raise call.shape_error(f"the shape {wanted}")
-    if -1 in wanted:
-        rest = int(np.prod([n for n in wanted if n != -1], dtype=object))
-        if rest == 0 or size % rest:
-            raise call.shape_error(f"{x} does not fit the shape {wanted}")
-        wanted = [size // rest if n == -1 else n for n in wanted]
-    if int(np.prod(wanted, dtype=object)) != size:
-        raise call.shape_error(f"{x} does not fit the shape {wanted}")
-    return wanted
-
-
-@op("Flatten", nnef="reshape", attrs={"axis": 1})
-def flatten(call: OnnxCall) -> Value:
-    x, axis = call[0], call.attr("axis")
+@op("Flatten", "reshape")
+def flatten(x: Value, *, axis: int = 1) -> Value:
     if not -x.rank <= axis <= x.rank:
-        raise call.shape_error(f"axis {axis} of {x}")
+        raise InvalidNode(f"axis {axis} of {x}")
     at = axis if axis >= 0 else axis + x.rank
     halves = [x.shape[:at], x.shape[at:]]
-    return call.reshape(x, [int(np.prod(half, dtype=object)) for half in halves])
+    return x.reshape([int(np.prod(half, dtype=object)) for half in halves])
 
 
-@op("Squeeze", nnef="squeeze", attrs={"axes": INTS}, until=12)
-def squeeze_1(call: OnnxCall) -> Value:
-    return _squeeze(call, call.attr("axes"))
-
-
-@op("Squeeze", nnef="squeeze", inputs=2, since=13)
-def squeeze(call: OnnxCall) -> Value:
-    return _squeeze(call, call.ints(1, "the axes") if call.has(1) else None)
-
-
-def _squeeze(call: OnnxCall, axes: Sequence[int] | None) -> Value:
-    x = call[0]
+@op("Squeeze", "squeeze")
+def squeeze(x: Value, axes: list[int] | None = attribute(until=12)) -> Value:
     if axes is None:
         axes = [a for a, n in enumerate(x.shape) if n == 1]
-    return call.squeeze(x, call.axes(axes, x.rank))
+    return x.squeeze(checked_axes(axes, x.rank))
 
 
-@op("Unsqueeze", nnef="unsqueeze", attrs={"axes": required(INTS)}, until=12)
-def unsqueeze_1(call: OnnxCall) -> Value:
-    return _unsqueeze(call, call.attr("axes"))
+@op("Unsqueeze", "unsqueeze")
+def unsqueeze(x: Value, axes: list[int] = attribute(until=12, required=True)) -> Value:
+    return x.unsqueeze(checked_axes(axes, x.rank + len(axes)))
 
 
-@op("Unsqueeze", nnef="unsqueeze", inputs=2, since=13)
-def unsqueeze(call: OnnxCall) -> Value:
-    return _unsqueeze(call, call.ints(1, "the axes"))
+@op("Transpose", "transpose")
+def transpose(x: Value, *, perm: list[int] | None = None) -> Value:
+    order = list(range(x.rank))[::-1] if perm is None else checked_axes(perm, x.rank)
+    if len(order) != x.rank:
+        raise InvalidNode(f"perm {order} of {x}")
+    return x.transpose(order)
 
 
-def _unsqueeze(call: OnnxCall, axes: Sequence[int]) -> Value:
-    return call.unsqueeze(call[0], call.axes(axes, call[0].rank + len(axes)))
+@op("Expand", "tile")
+def expand(x: Value, shape: list[int]) -> Value:
+    return x.expand(checked_shape(np.broadcast_shapes(x.shape, tuple(shape))))
 
 
-@op("Transpose", nnef="transpose", attrs={"perm": INTS})
-def transpose(call: OnnxCall) -> Value:
-    order = call.attr("perm")
-    rank = call[0].rank
-    order = list(range(rank))[::-1] if order is None else call.axes(order, rank)
-    if len(order) != rank:
-        raise call.shape_error(f"perm {order} of {call[0]}")
-    return call.transpose(call[0], order)
-
-
-@op("Expand", nnef="tile", inputs=2)
-def expand(call: OnnxCall) -> Value:
-    common = np.broadcast_shapes(call[0].shape, tuple(call.ints(1, "the shape")))
-    return call.expand(call[0], call.checked_shape(common))
-
-
-@op("Tile", nnef="tile", inputs=2)
-def tile(call: OnnxCall) -> Value:
-    repeats = call.ints(1, "the repeats")
-    x = call[0]
+@op("Tile", "tile")
+def tile(x: Value, repeats: list[int]) -> Value:
     if len(repeats) != x.rank or any(n < 0 for n in repeats):
-        raise call.shape_error(f"the repeats {repeats} of {x}")
-    shape = call.checked_shape([n * r for n, r in zip(x.shape, repeats, strict=True)])
-    if x.array is not None:
-        call.allocate(shape, x.dtype.itemsize)
-        return Value.known(np.tile(x.array, repeats))
-    if 0 in shape:
-        return Value.known(np.zeros(shape, x.dtype))
-    if all(n == 1 for n in repeats):
-        return x
-    return call.op("tile", x, repeats=repeats).typed(x.dtype)
+        raise InvalidNode(f"the repeats {repeats} of {x}")
+    return x.tile(repeats)
 
 
 # -- parts ---------------------------------------------------------------------------------------
 
 
-@op("Concat", nnef="concat", inputs=MANY, attrs={"axis": int})
-def concat(call: OnnxCall) -> Value:
-    values = [call[i] for i in range(len(call.inputs))]
-    return call.concat(values, call.axis(call.attr("axis"), values[0].rank))
+@op("Concat", "concat")
+def concatenate(*values: Value, axis: int) -> Value:
+    return concat(values, checked_axis(axis, values[0].rank))
 
 
-@op("Split", nnef="split, slice", attrs={"axis": 0, "split": INTS}, until=12)
-def split_2(call: OnnxCall) -> list[Value]:
-    return _split(call, call.attr("split"), None)
-
-
-@op("Split", nnef="split, slice", inputs=2, attrs={"axis": 0}, since=13, until=17)
-def split_13(call: OnnxCall) -> list[Value]:
-    return _split(call, call.ints(1, "the sizes") if call.has(1) else None, None)
-
-
-@op("Split", nnef="split, slice", inputs=2, attrs={"axis": 0, "num_outputs": at_least(1)}, since=18)
-def split(call: OnnxCall) -> list[Value]:
-    sizes = call.ints(1, "the sizes") if call.has(1) else None
-    return _split(call, sizes, call.attr("num_outputs"))
-
-
-def _split(call: OnnxCall, sizes: Sequence[int] | None, count: int | None) -> list[Value]:
-    x = call[0]
-    axis = call.axis(call.attr("axis"), x.rank)
+@op("Split", "split, slice")
+def split(
+    call: OnnxCall,
+    x: Value,
+    split: list[int] | None = attribute(until=12),
+    *,
+    axis: int = 0,
+    num_outputs: int | None = at_least(1, since=18),
+) -> list[Value]:
+    axis, sizes = checked_axis(axis, x.rank), split
     if sizes is None:
-        count = count or call.results
-        call.check_written_out(count)
+        count = num_outputs or len(call.node.outputs)
+        current_budget().check_nodes(count, "the operator")
         each = -(-x.shape[axis] // count)
         ends = [min(x.shape[axis], each * (i + 1)) for i in range(count)]
         sizes = np.diff([0, *ends]).tolist()
     if sum(sizes) != x.shape[axis] or any(n < 0 for n in sizes):
-        raise call.shape_error(f"{x} cannot be split into {list(sizes)} along axis {axis}")
-    return [x] if len(sizes) == 1 else call.split(x, axis, sizes)
+        raise InvalidNode(f"{x} cannot be split into {list(sizes)} along axis {axis}")
+    return [x] if len(sizes) == 1 else x.split(axis, sizes)
 
 
-@op(
-    "Slice",
-    nnef="slice",
-    attrs={"axes": INTS, "starts": required(INTS), "ends": required(INTS)},
-    until=9,
-)
-def slice_1(call: OnnxCall) -> Value:
-    starts, ends = call.attr("starts"), call.attr("ends")
-    axes = call.attr("axes")
-    return slice_axes(
-        call, call[0], starts, ends, range(len(starts)) if axes is None else axes, None
-    )
-
-
-@op("Slice", nnef="slice", inputs=5, since=10)
-def slice_10(call: OnnxCall) -> Value:
-    starts, ends = call.ints(1, "the starts"), call.ints(2, "the ends")
-    axes = call.ints(3, "the axes") if call.has(3) else list(range(len(starts)))
-    steps = call.ints(4, "the steps") if call.has(4) else None
-    return slice_axes(call, call[0], starts, ends, axes, steps)
-
-
-def slice_axes(
-    call: OnnxCall,
+@op("Slice", "slice")
+def slice_(
     x: Value,
-    starts: Sequence[int],
-    ends: Sequence[int],
-    axes: Sequence[int],
-    steps: Sequence[int] | None,
+    starts: list[int] = attribute(until=9, required=True),
+    ends: list[int] = attribute(until=9, required=True),
+    axes: list[int] | None = attribute(until=9),
+    steps: list[int] | None = None,
 ) -> Value:
-    """Adds a slice of the given axes as in ONNX and returns the result.
-
-    Negative indices count from the end, then all are clamped.
-    """
-    axes = call.axes(axes, x.rank)
+    """Imports Slice: negative indices count from the end, then all are clamped."""
+    axes = checked_axes(range(len(starts)) if axes is None else axes, x.rank)
     steps = steps or [1] * len(axes)
     if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
-        raise call.shape_error(f"starts {list(starts)}, ends {list(ends)}, steps {list(steps)}")
-    ranges = {
+        raise InvalidNode(f"starts {list(starts)}, ends {list(ends)}, steps {list(steps)}")
+    return x.take({
         axis: _clamp_range(x.shape[axis], start, end, step)
         for axis, start, end, step in zip(axes, starts, ends, steps, strict=True)
-    }
-    return take_ranges(call, x, ranges)
+    })  # fmt: skip
 
 
 def _clamp_range(extent: int, start: int, end: int, step: int) -> range:
@@ -224,80 +164,43 @@ def _clamp_range(extent: int, start: int, end: int, step: int) -> range:
     return range(min(max(start, 0), extent - 1), min(max(end, -1), extent - 1), step)
 
 
-def take_ranges(call: OnnxCall, x: Value, ranges: dict[int, range]) -> Value:
-    """Adds a slice that selects the elements of ``ranges``, by axis, and returns the result."""
-    ranges = {a: r for a, r in ranges.items() if r != range(x.shape[a])}
-    if x.array is not None:
-        array = x.array
-        for axis, r in ranges.items():
-            array = array.take(r, axis)
-        return Value.known(array)
-    if any(len(r) == 0 for r in ranges.values()):
-        shape = [len(ranges[a]) if a in ranges else n for a, n in enumerate(x.shape)]
-        return Value.known(np.zeros(shape, x.dtype))
-    if not ranges:
-        return x
-    bounds = [_bounds(r, x.shape[axis]) for axis, r in ranges.items()]
-    begin, end, stride = (list(column) for column in zip(*bounds, strict=True))
-    steps = {} if all(s == 1 for s in stride) else {"stride": stride}
-    result = call.op("slice", x, axes=list(ranges), begin=begin, end=end, **steps)
-    return result.typed(x.dtype)
-
-
-def _bounds(r: range, extent: int) -> tuple[int, int, int]:
-    """Returns NNEF's begin, end and stride of a slice that selects a range of indices."""
-    if len(r) == 1:
-        return r[0], r[0] + 1, 1
-    if r.step > 0:
-        return r[0], r[-1] + 1, r.step
-    end = r[-1] - 1
-    return r[0], end if end >= 0 else -extent - 1, r.step
-
-
 # -- channels and space --------------------------------------------------------------------------
 
-
-_BLOCKS = {"blocksize": required(at_least(1)), "mode": one_of("DCR", "CRD")}
-
-
-@op(
-    "DepthToSpace",
-    nnef="reshape, transpose",
-    attrs={"blocksize": required(at_least(1))},
-    until=10,
-)
-@op("DepthToSpace", nnef="reshape, transpose", attrs=_BLOCKS, since=11)
-def depth_to_space(call: OnnxCall) -> Value:
-    x, b = call[0], call.attr("blocksize")
-    _, c, _, _ = _image(call, x)
-    if c % (b * b):
-        raise call.shape_error(f"{c} channels in blocks of {b} x {b}")
-    return _moved_blocks(call, "depth_to_space", call.opset < 11 or call.attr("mode") == "DCR")
+_BLOCK_SIZE = at_least(1, required=True)
 
 
-@op("SpaceToDepth", nnef="reshape, transpose", attrs=_BLOCKS)
-def space_to_depth(call: OnnxCall) -> Value:
-    x, b = call[0], call.attr("blocksize")
-    _, _, h, w = _image(call, x)
-    if h % b or w % b:
-        raise call.shape_error(f"{x} in blocks of {b} x {b}")
-    return _moved_blocks(call, "space_to_depth", call.attr("mode") == "DCR")
+@op("DepthToSpace", "reshape, transpose")
+def depth_to_space(
+    x: Value, *, blocksize: int = _BLOCK_SIZE, mode: str = one_of("DCR", "CRD", since=11)
+) -> Value:
+    _, channels, _, _ = _image(x)
+    if channels % (blocksize * blocksize):
+        raise InvalidNode(f"{channels} channels in blocks of {blocksize} x {blocksize}")
+    return _moved_blocks("depth_to_space", x, blocksize, mode)
 
 
-def _moved_blocks(call: OnnxCall, fragment: str, blocks_first: bool) -> Value:
-    """Adds the extension's operator ``fragment``, which moves blocks between space and channels.
+@op("SpaceToDepth", "reshape, transpose")
+def space_to_depth(
+    x: Value, *, blocksize: int = _BLOCK_SIZE, mode: str = one_of("DCR", "CRD")
+) -> Value:
+    _, _, height, width = _image(x)
+    if height % blocksize or width % blocksize:
+        raise InvalidNode(f"{x} in blocks of {blocksize} x {blocksize}")
+    return _moved_blocks("space_to_depth", x, blocksize, mode)
+
+
+def _moved_blocks(name: str, x: Value, size: int, mode: str) -> Value:
+    """Adds the extension's operator ``name``, which moves blocks between space and channels.
 
     It states no extents, so that the network can be reshaped after it has been converted.
     Returns the result.
     """
-    attrs = {"block_size": call.attr("blocksize"), "blocks_first": blocks_first}
-    (moved,) = call.fragment(fragment, 1, call[0], **attrs)
-    return moved.typed(call[0].dtype)
+    return fragment(name, [x], block_size=size, blocks_first=mode == "DCR").typed(x.dtype)
 
 
-def _image(call: OnnxCall, x: Value) -> tuple[int, ...]:
+def _image(x: Value) -> tuple[int, ...]:
     if x.rank != 4:
-        raise call.shape_error(f"it wants [batch, channels, height, width], got {x}")
+        raise InvalidNode(f"it wants [batch, channels, height, width], got {x}")
     return x.shape
 
 
@@ -307,100 +210,81 @@ def _image(call: OnnxCall, x: Value) -> tuple[int, ...]:
 _BORDERS = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": ""}
 
 
-@op(
-    "Pad",
-    nnef="pad",
-    attrs={"mode": one_of(*_BORDERS), "pads": required(INTS), "value": 0.0},
-    until=10,
-)
-def pad_2(call: OnnxCall) -> Value:
-    rank = call[0].rank
-    return pad_axes(
-        call, call[0], call.attr("pads"), range(rank), call.attr("mode"), call.attr("value")
-    )
-
-
-@op("Pad", nnef="pad; or concat, slice", inputs=4, attrs={"mode": one_of(*_BORDERS)}, since=11)
-def pad(call: OnnxCall) -> Value:
-    x = call[0]
-    pads = call.ints(1, "the padding")
-    axes = call.axes(call.ints(3, "the axes"), x.rank) if call.has(3) else range(x.rank)
-    return pad_axes(call, x, pads, axes, call.attr("mode"), call.number(2))
-
-
-def pad_axes(
-    call: OnnxCall, x: Value, pads: Sequence[int], axes: Sequence[int], mode: str, value: float
+@op("Pad", "pad; or concat, slice")
+def pad(
+    x: Value,
+    pads: list[int] = attribute(until=10, required=True),
+    value: float = attribute(0.0, until=10),
+    axes: list[int] | None = None,
+    *,
+    mode: str = one_of(*_BORDERS),
 ) -> Value:
-    """Adds operators that pad the given axes; ``pads`` has the numbers before all, then after all.
+    """Imports Pad: ``pads`` has the numbers before all axes, then after all.
 
-    Negative padding crops. ``mode`` is ONNX's name of the border. Returns the result.
+    Negative padding crops.
     """
-    if len(pads) != 2 * len(axes):
-        raise call.shape_error(f"padding {list(pads)} of the axes {list(axes)}, mode '{mode}'")
+    padded = range(x.rank) if axes is None else checked_axes(axes, x.rank)
+    if len(pads) != 2 * len(padded):
+        raise InvalidNode(f"padding {list(pads)} of the axes {list(padded)}, mode '{mode}'")
     sides = [(0, 0)] * x.rank
-    for i, axis in enumerate(axes):
-        sides[axis] = (pads[i], pads[i + len(axes)])
-    call.checked_shape([n + a + b for n, (a, b) in zip(x.shape, sides, strict=True)])
+    for i, axis in enumerate(padded):
+        sides[axis] = (pads[i], pads[i + len(padded)])
+    return _padded(x, sides, mode, value)
+
+
+def _padded(x: Value, sides: Sequence[tuple[int, int]], mode: str, value: float) -> Value:
+    checked_shape([n + a + b for n, (a, b) in zip(x.shape, sides, strict=True)])
     if not any(a or b for a, b in sides):
         return x
     if mode != "wrap" and x.kind == "scalar":
-        return call.op("pad", x, padding=sides, border=_BORDERS[mode], value=value)
+        return x.pad(padding=list(sides), border=_BORDERS[mode], value=value)
     for axis, (before, after) in enumerate(sides):
-        x = _padded_axis(call, x, axis, before, after, mode, value)
+        x = _padded_axis(x, axis, before, after, mode, value)
     return x
 
 
-def _padded_axis(
-    call: OnnxCall, x: Value, axis: int, before: int, after: int, mode: str, value: float
-) -> Value:
+def _padded_axis(x: Value, axis: int, before: int, after: int, mode: Any, value: float) -> Value:
     """Adds slices, concatenations and gathers that pad one axis, and returns the result.
 
     NNEF's ``pad`` takes floats only and cannot wrap.
     """
-    x = take_ranges(call, x, {axis: range(max(-before, 0), x.shape[axis] - max(-after, 0))})
+    x = x.slice(axis, max(-before, 0), x.shape[axis] - max(-after, 0))
     before, after = max(before, 0), max(after, 0)
     if not before and not after:
         return x
     if mode == "constant":
-        sides = [[n if a != axis else k for a, n in enumerate(x.shape)] for k in (before, after)]
-        for shape in sides:
-            call.allocate(shape, x.dtype.itemsize)
-        fill = [Value.known(np.full(shape, value, x.dtype)) for shape in sides]
-        return call.concat([fill[0], x, fill[1]], axis)
-    call.allocate([before + x.shape[axis] + after])
-    places = np.pad(np.arange(x.shape[axis]), (before, after), mode)  # type: ignore[call-overload]
-    return call.op("gather", x, Value.known(places), axis=axis).typed(x.dtype)
+        parts = []
+        for count in (before, after):
+            shape = [n if a != axis else count for a, n in enumerate(x.shape)]
+            allocate(shape, x.dtype.itemsize)
+            parts.append(Value.known(np.full(shape, value, x.dtype)))
+        return concat([parts[0], x, parts[1]], axis)
+    allocate([before + x.shape[axis] + after])
+    places = np.pad(np.arange(x.shape[axis]), (before, after), mode)
+    return x.gather(Value.known(places), axis=axis)
 
 
-@op("CenterCropPad", nnef="slice, pad", inputs=2, attrs={"axes": INTS})
-def center_crop_pad(call: OnnxCall) -> Value:
-    x, wanted = call[0], call.ints(1, "the shape")
-    axes = call.attr("axes")
-    axes = list(range(x.rank)) if axes is None else call.axes(axes, x.rank)
-    pads = {}
-    for axis, n in zip(axes, wanted, strict=True):
-        have = x.shape[axis]
-        if n < have:
-            start = (have - n) // 2
-            x = take_ranges(call, x, {axis: range(start, start + n)})
-        pads[axis] = (max(n - have, 0) // 2, max(n - have, 0) - max(n - have, 0) // 2)
-    sides = [*(pads[a][0] for a in axes), *(pads[a][1] for a in axes)]
-    return pad_axes(call, x, sides, axes, "constant", 0.0)
+@op("CenterCropPad", "slice, pad")
+def center_crop_pad(x: Value, shape: list[int], *, axes: list[int] | None = None) -> Value:
+    sides = [(0, 0)] * x.rank
+    which = range(x.rank) if axes is None else checked_axes(axes, x.rank)
+    for axis, n in zip(which, shape, strict=True):
+        start, missing = (x.shape[axis] - n) // 2, n - x.shape[axis]
+        if missing < 0:
+            x = x.slice(axis, start, start + n)
+        else:
+            sides[axis] = (missing // 2, missing - missing // 2)
+    return _padded(x, sides, "constant", 0.0)
 
 
-# -- triangles -----------------------------------------------------------------------------------
-
-
-@op("Trilu", nnef="select", inputs=2, attrs={"upper": 1})
-def trilu(call: OnnxCall) -> Value:
-    x, k = call[0], call.ints(1, "k")[0] if call.has(1) else 0
+@op("Trilu", "select")
+def trilu(x: Value, k: int = 0, *, upper: bool = True) -> Value:
     if 0 in x.shape:
         return x
-    rows, columns = call.allocate(x.shape[-2:], 1)
+    rows, columns = allocate(x.shape[-2:], 1)
     k = max(-rows - 1, min(columns + 1, k))
     keep = np.ones((rows, columns), np.bool_)
-    keep = np.triu(keep, k) if call.attr("upper") else np.tril(keep, k)
+    keep = np.triu(keep, k) if upper else np.tril(keep, k)
     if x.array is not None:
         return Value.known(np.where(keep, x.array, np.zeros((), x.dtype)))
-    zero = Value.known(np.zeros((), x.dtype))
-    return call.zip("select", Value.known(keep), x, zero).typed(x.dtype)
+    return Value.known(keep).select(x, Value.known(np.zeros((), x.dtype))).typed(x.dtype)

@@ -6,197 +6,205 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cml_engine.formats.onnx.attributes import Attr, at_least, required
-from cml_engine.formats.onnx.call import OnnxCall
-from cml_engine.formats.onnx.op_schemas import MICROSOFT, op
-from cml_engine.formats.onnx.values import Value
+from cml_engine.formats.onnx.op_schemas import MICROSOFT, OnnxCall, at_least, attribute, op
+from cml_engine.formats.onnx.values import (
+    InvalidNode,
+    Value,
+    add_operator,
+    add_operators,
+    checked_axes,
+    checked_axis,
+    unsupported_error,
+)
 
 
-@op("BatchNormalization", nnef="batch_normalization", inputs=5,
-    attrs={"epsilon": 1e-5, "momentum": 0.9, "spatial": 1}, until=8)  # fmt: skip
-@op("BatchNormalization", nnef="batch_normalization", inputs=5,
-    attrs={"epsilon": 1e-5, "momentum": 0.9, "training_mode": 0}, since=9)  # fmt: skip
-def batch_normalization(call: OnnxCall) -> list[Value | None]:
-    x = call[0]
-    if call.opset < 9 and not call.attr("spatial"):
-        raise call.unsupported_error("spatial=0")
-    scale, offset, mean, variance = (call.unsqueeze(call[i], [0]) for i in range(1, 5))
-    results: list[Value | None] = []
-    if call.opset >= 14 and call.attr("training_mode"):
-        axes = [a for a in range(x.rank) if a != 1]
-        old, keep = (mean, variance), call.attr("momentum")
-        new = call.ops("moments", 2, x, axes=axes)
-        mean, variance = (call.reshape(v, [1, x.shape[1]]) for v in new)
+@op("BatchNormalization", "batch_normalization")
+def batch_normalization(
+    call: OnnxCall,
+    x: Value,
+    scale: Value,
+    offset: Value,
+    mean: Value,
+    variance: Value,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    spatial: bool = attribute(True, until=8),
+    training_mode: bool = attribute(False, since=9),
+) -> list[Value]:
+    if not spatial:
+        raise unsupported_error("spatial=0")
+    scale, offset, mean, variance = (v.unsqueeze([0]) for v in (scale, offset, mean, variance))
+    results = []
+    if call.opset >= 14 and training_mode:
+        old = mean, variance
+        new = add_operators("moments", 2, x, axes=[a for a in range(x.rank) if a != 1])
+        mean, variance = (v.reshape([1, x.shape[1]]) for v in new)
         for before, now in zip(old, (mean, variance), strict=True):
-            mixed = call.op("add", call.op("mul", before, keep), call.op("mul", now, 1 - keep))
-            results.append(call.squeeze(mixed, [0]))
+            results.append((before * momentum + now * (1 - momentum)).squeeze([0]))
     elif call.wants(1):
-        raise call.unsupported_error("an output besides the first without training_mode")
-    y = call.op(
-        "batch_normalization", x, mean, variance, offset, scale, epsilon=call.attr("epsilon")
-    )
-    return [y, *results]
+        raise unsupported_error("an output besides the first without training_mode")
+    return [x.batch_normalization(mean, variance, offset, scale, epsilon=epsilon), *results]
 
 
-def normalize(
-    call: OnnxCall, x: Value, axes: Sequence[int], epsilon: float, scale: Value, offset: Value
+def _normalize(
+    x: Value, axes: Sequence[int], epsilon: float, scale: Value | float, offset: Value | float
 ) -> tuple[Value, Value, Value]:
     """Adds operators for (x - mean) / sqrt(variance + epsilon) * scale + offset.
 
     Returns the result, the mean and the variance over the axes.
     """
-    mean, variance = call.ops("moments", 2, x, axes=list(axes))
-    y = call.op("batch_normalization", x, mean, variance, offset, scale, epsilon=epsilon)
+    mean, variance = add_operators("moments", 2, x, axes=list(axes))
+    y = x.batch_normalization(mean, variance, offset, scale, epsilon=epsilon)
     return y, mean, variance
 
 
-@op("InstanceNormalization", nnef="moments, batch_normalization", inputs=3, attrs={"epsilon": 1e-5})
-def instance_normalization(call: OnnxCall) -> Value:
-    x, scale, offset = call[0], call.unsqueeze(call[1], [0]), call.unsqueeze(call[2], [0])
-    return normalize(call, x, range(2, x.rank), call.attr("epsilon"), scale, offset)[0]
-
-
-_GROUPS = {"epsilon": 1e-5, "num_groups": required(at_least(1)), "stash_type": 1}
-
-
-@op("GroupNormalization", nnef="moments, batch_normalization", inputs=3, attrs=_GROUPS)
-def group_normalization(call: OnnxCall) -> Value:
-    x, groups = call[0], call.attr("num_groups")
-    channels = x.shape[1]
-    scale, offset = call[1], call[2]
-    if call.opset < 21 and scale.shape == (groups,):  # one scale per group, not per channel
-        each = channels // groups
-        scale, offset = (
-            call.reshape(call.expand(call.reshape(v, [groups, 1]), [groups, each]), [channels])
-            for v in (scale, offset)
-        )
-    return normalize_groups(call, x, groups, call.attr("epsilon"), scale, offset)
-
-
-def normalize_groups(
-    call: OnnxCall, x: Value, groups: int, epsilon: float, scale: Value, offset: Value
+@op("InstanceNormalization", "moments, batch_normalization")
+def instance_normalization(
+    x: Value, scale: Value, offset: Value, *, epsilon: float = 1e-5
 ) -> Value:
+    row_scale, row_offset = scale.unsqueeze([0]), offset.unsqueeze([0])
+    return _normalize(x, range(2, x.rank), epsilon, row_scale, row_offset)[0]
+
+
+@op("GroupNormalization", "moments, batch_normalization")
+def group_normalization(
+    call: OnnxCall,
+    x: Value,
+    scale: Value,
+    offset: Value,
+    *,
+    epsilon: float = 1e-5,
+    num_groups: int = at_least(1, required=True),
+    stash_type: int = 1,
+) -> Value:
+    channels = x.shape[1]
+    if call.opset < 21 and scale.shape == (num_groups,):  # one scale per group, not per channel
+        each = [num_groups, channels // num_groups]
+        scale, offset = (
+            v.reshape([num_groups, 1]).expand(each).reshape([channels]) for v in (scale, offset)
+        )
+    return _normalize_groups(x, num_groups, epsilon, scale, offset)
+
+
+def _normalize_groups(x: Value, groups: int, epsilon: float, scale: Value, offset: Value) -> Value:
     if groups < 1 or x.shape[1] % groups:
-        raise call.shape_error(f"{groups} groups of {x.shape[1]} channels")
-    flat = call.reshape(x, [x.shape[0], groups, -(-int(np.prod(x.shape[1:])) // groups)])
-    zero, one = call.emit.value(0.0), call.emit.value(1.0)
-    even = normalize(call, flat, [2], epsilon, one, zero)[0]
-    y = call.op("mul", call.reshape(even, x.shape), call.unsqueeze(scale, [0]))
-    return call.op("add", y, call.unsqueeze(offset, [0]))
+        raise InvalidNode(f"{groups} groups of {x.shape[1]} channels")
+    flat = x.reshape([x.shape[0], groups, -(-int(np.prod(x.shape[1:])) // groups)])
+    even = _normalize(flat, [2], epsilon, 1.0, 0.0)[0].reshape(x.shape)
+    y = add_operator("mul", even, scale.unsqueeze([0]))
+    return add_operator("add", y, offset.unsqueeze([0]))
 
 
-@op("GroupNorm", nnef="moments, batch_normalization, silu", inputs=3, domain=MICROSOFT,
-    attrs={"activation": 0, "channels_last": 1, "epsilon": 1e-5,
-           "groups": required(at_least(1))})  # fmt: skip
-def group_norm(call: OnnxCall) -> Value:
-    x, last = call[0], call.attr("channels_last")
-    if last:
-        x = call.transpose(x, [0, x.rank - 1, *range(1, x.rank - 1)])
-    y = normalize_groups(call, x, call.attr("groups"), call.attr("epsilon"), call[1], call[2])
-    y = call.op("silu", y) if call.attr("activation") else y
-    return call.transpose(y, [0, *range(2, y.rank), 1]) if last else y
+@op("GroupNorm", "moments, batch_normalization, silu", domain=MICROSOFT)
+def group_norm(
+    x: Value,
+    scale: Value,
+    offset: Value,
+    *,
+    activation: bool = False,
+    channels_last: bool = True,
+    epsilon: float = 1e-5,
+    groups: int = at_least(1, required=True),
+) -> Value:
+    x = x.transpose([0, x.rank - 1, *range(1, x.rank - 1)]) if channels_last else x
+    y = _normalize_groups(x, groups, epsilon, scale, offset)
+    y = y.silu() if activation else y
+    return y.transpose([0, *range(2, y.rank), 1]) if channels_last else y
 
 
 # -- over the last axes --------------------------------------------------------------------------
 
 
-def _lift(call: OnnxCall, value: Value, rank: int) -> Value:
+def _lift(value: Value, rank: int) -> Value:
     """Returns a value with axes of 1 prepended up to ``rank``: NNEF aligns shapes from the left."""
-    return call.unsqueeze(value, list(range(rank - value.rank)))
+    return value.unsqueeze(list(range(rank - value.rank)))
 
 
-@op("LayerNormalization", nnef="moments, batch_normalization", inputs=3,
-    attrs={"axis": -1, "epsilon": 1e-5, "stash_type": 1})  # fmt: skip
-def layer_normalization(call: OnnxCall) -> list[Value | None]:
-    x, epsilon = call[0], call.attr("epsilon")
-    axes = range(call.axis(call.attr("axis"), x.rank), x.rank)
-    scale = _lift(call, call[1], x.rank)
-    offset = _lift(call, call.get(2, 0.0), x.rank) if call.has(2) else call.emit.value(0.0)
-    y, mean, variance = normalize(call, x, axes, epsilon, scale, offset)
+@op("LayerNormalization", "moments, batch_normalization")
+def layer_normalization(
+    call: OnnxCall,
+    x: Value,
+    scale: Value,
+    offset: Value | None = None,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
+) -> list[Value | None]:
+    axes = range(checked_axis(axis, x.rank), x.rank)
+    y, mean, variance = _normalize_last(x, axes, epsilon, scale, offset)
     if not call.wants(1) and not call.wants(2):
         return [y, None, None]
-    return [y, mean, call.op("rsqrt", call.op("add", variance, epsilon))]
+    return [y, mean, (variance + epsilon).rsqrt()]
 
 
-@op("RMSNormalization", nnef="sqr, mean_reduce, add, rsqrt, mul", inputs=2,
-    attrs={"axis": -1, "epsilon": 1e-5, "stash_type": 1})  # fmt: skip
-@op("SimplifiedLayerNormalization", nnef="sqr, mean_reduce, add, rsqrt, mul", inputs=2,
-    attrs={"axis": -1, "epsilon": 1e-5, "stash_type": 1})  # fmt: skip
-def rms_normalization(call: OnnxCall) -> Value:
-    x = call[0]
-    axes = list(range(call.axis(call.attr("axis"), x.rank), x.rank))
-    return rms(call, x, axes, call.attr("epsilon"), call[1])
+def _normalize_last(
+    x: Value, axes: Sequence[int], epsilon: float, scale: Value, offset: Value | None
+) -> tuple[Value, Value, Value]:
+    lifted = _lift(scale, x.rank)
+    return _normalize(x, axes, epsilon, lifted, 0.0 if offset is None else _lift(offset, x.rank))
 
 
-def rms(call: OnnxCall, x: Value, axes: Sequence[int], epsilon: float, scale: Value) -> Value:
-    mean = call.op("mean_reduce", call.op("sqr", x), axes=list(axes))
-    even = call.op("mul", x, call.op("rsqrt", call.op("add", mean, epsilon)))
-    return call.zip("mul", even, scale)
+@op("RMSNormalization", "sqr, mean_reduce, add, rsqrt, mul")
+@op("SimplifiedLayerNormalization", "sqr, mean_reduce, add, rsqrt, mul")
+def rms_normalization(
+    x: Value, scale: Value, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+) -> Value:
+    mean = x.sqr().mean_reduce(axes=list(range(checked_axis(axis, x.rank), x.rank)))
+    return x * (mean + epsilon).rsqrt() * scale
 
 
-@op("SkipLayerNormalization", nnef="add, moments, batch_normalization", inputs=5,
-    attrs={"epsilon": 1e-12}, domain=MICROSOFT)  # fmt: skip
-def skip_layer_normalization(call: OnnxCall) -> list[Value | None]:
-    total = call.zip("add", call[0], call[1])
-    if call.has(4):
-        total = call.zip("add", total, call[4])
-    scale = _lift(call, call[2], total.rank)
-    offset = _lift(call, call[3], total.rank) if call.has(3) else call.emit.value(0.0)
-    last = [total.rank - 1]
-    y, _, _ = normalize(call, total, last, call.attr("epsilon"), scale, offset)
+@op("SkipLayerNormalization", "add, moments, batch_normalization", domain=MICROSOFT)
+def skip_layer_normalization(
+    x: Value,
+    skip: Value,
+    scale: Value,
+    offset: Value | None = None,
+    bias: Value | None = None,
+    *,
+    epsilon: float = 1e-12,
+) -> list[Value | None]:
+    total = x + skip if bias is None else x + skip + bias
+    y, _, _ = _normalize_last(total, [total.rank - 1], epsilon, scale, offset)
     return [y, None, None, total]
 
 
-@op("SkipSimplifiedLayerNormalization", nnef="add, sqr, mean_reduce, rsqrt, mul", inputs=4,
-    attrs={"epsilon": 1e-12}, domain=MICROSOFT)  # fmt: skip
-def skip_rms_normalization(call: OnnxCall) -> list[Value | None]:
-    total = call.zip("add", call[0], call[1])
-    if call.has(3):
-        total = call.zip("add", total, call[3])
-    y = rms(call, total, [total.rank - 1], call.attr("epsilon"), call[2])
-    return [y, None, None, total]
-
-
-@op("BiasGelu", nnef="add, gelu_erf", inputs=2, domain=MICROSOFT)
-def bias_gelu(call: OnnxCall) -> Value:
-    return call.op("gelu_erf", call.zip("add", call[0], call[1]))
+@op("SkipSimplifiedLayerNormalization", "add, sqr, mean_reduce, rsqrt, mul", domain=MICROSOFT)
+def skip_rms_normalization(
+    x: Value, skip: Value, scale: Value, bias: Value | None = None, *, epsilon: float = 1e-12
+) -> list[Value | None]:
+    total = x + skip if bias is None else x + skip + bias
+    return [rms_normalization(total, scale, epsilon=epsilon), None, None, total]
 
 
 # -- others --------------------------------------------------------------------------------------
 
 
-@op("MeanVarianceNormalization", nnef="moments, batch_normalization", attrs={"axes": [0, 2, 3]})
-def mean_variance_normalization(call: OnnxCall) -> Value:
-    x = call[0]
-    mean, variance = call.ops("moments", 2, x, axes=call.axes(call.attr("axes"), x.rank))
-    deviation = call.op("add", call.op("sqrt", variance), 1e-9)
-    return call.op("div", call.op("sub", x, mean), deviation)
+@op("MeanVarianceNormalization", "moments, batch_normalization")
+def mean_variance_normalization(x: Value, *, axes: list[int] = attribute([0, 2, 3])) -> Value:
+    mean, variance = add_operators("moments", 2, x, axes=checked_axes(axes, x.rank))
+    deviation = variance.sqrt() + 1e-9
+    return (x - mean) / deviation
 
 
-@op(
-    "LpNormalization",
-    nnef="abs, sqr, sum_reduce, sqrt, div, select",
-    attrs={"axis": -1, "p": Attr(int, 2, among=(1, 2))},
-)
-def lp_normalization(call: OnnxCall) -> Value:
-    x, axes = call[0], [call.axis(call.attr("axis"), call[0].rank)]
-    if call.attr("p") == 1:
-        norm = call.op("sum_reduce", call.op("abs", x), axes=axes)
-    elif call.attr("p") == 2:
-        norm = call.op("sqrt", call.op("sum_reduce", call.op("sqr", x), axes=axes))
-    else:
-        raise call.unsupported_error(f"p={call.attr('p')}")
-    return call.op("select", call.op("eq", norm, 0.0), 0.0, call.op("div", x, norm))
+@op("LpNormalization", "abs, sqr, sum_reduce, sqrt, div, select")
+def lp_normalization(x: Value, *, axis: int = -1, p: int = attribute(2, among=(1, 2))) -> Value:
+    axes = [checked_axis(axis, x.rank)]
+    norm = x.abs().sum_reduce(axes=axes) if p == 1 else x.sqr().sum_reduce(axes=axes).sqrt()
+    return norm.eq(0.0).select(0.0, x / norm)
 
 
-@op("LRN", nnef="sqr, box, mul, add, pow, div",
-    attrs={"alpha": 1e-4, "beta": 0.75, "bias": 1.0, "size": required(at_least(1))})  # fmt: skip
-def lrn(call: OnnxCall) -> Value:
-    x, size = call[0], call.attr("size")
-    before = (size - 1) // 2
-    sides = [(0, 0), (before, size - 1 - before)] + [(0, 0)] * (x.rank - 2)
-    extents = [1, size] + [1] * (x.rank - 2)
-    total = call.op("box", call.op("sqr", x), size=extents, padding=sides, stride=[], dilation=[],
-                    border="constant")  # fmt: skip
-    scaled = call.op("add", call.op("mul", total, call.attr("alpha") / size), call.attr("bias"))
-    return call.op("div", x, call.op("pow", scaled, call.attr("beta")))
+@op("LRN", "sqr, box, mul, add, pow, div")
+def lrn(
+    x: Value,
+    *,
+    alpha: float = 1e-4,
+    beta: float = 0.75,
+    bias: float = 1.0,
+    size: int = at_least(1, required=True),
+) -> Value:
+    before, rest = (size - 1) // 2, x.rank - 2
+    sides = [(0, 0), (before, size - 1 - before)] + [(0, 0)] * rest
+    total = x.sqr().box(size=[1, size] + [1] * rest, padding=sides, border="constant")
+    return x / (total * (alpha / size) + bias).pow(beta)

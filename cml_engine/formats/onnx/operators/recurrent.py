@@ -6,244 +6,220 @@ state and a few elementwise operators.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import numpy as np
 
-from cml_engine.formats.onnx.attributes import FLOAT, FLOATS, TEXTS, at_least, one_of
-from cml_engine.formats.onnx.call import OnnxCall
-from cml_engine.formats.onnx.op_schemas import op
-from cml_engine.formats.onnx.operators.convolution import apply_activation
-from cml_engine.formats.onnx.values import Value
-
-_COMMON = {
-    "activation_alpha": FLOATS,
-    "activation_beta": FLOATS,
-    "activations": TEXTS,
-    "clip": FLOAT,
-    "direction": one_of("forward", "reverse", "bidirectional"),
-    "hidden_size": at_least(1),
-}
-#: the number of parameters of activations that have any
-_PARAMETERS = {
-    "affine": 2, "leakyrelu": 1, "thresholdedrelu": 1, "scaledtanh": 2, "hardsigmoid": 2, "elu": 1,
-}  # fmt: skip
+from cml_engine.formats.onnx.op_schemas import Attr, at_least, attribute, one_of, op
+from cml_engine.formats.onnx.operators.activations import activate, parameter_count
+from cml_engine.formats.onnx.values import InvalidNode, Value, concat, zeros
+from cml_engine.io.load_limits import current_budget
 
 State = list[Value]
 
 
 @dataclass(frozen=True)
 class RecurrentCell:
-    """One direction of a recurrent layer: its node, weights, biases and activations."""
+    """One direction of a recurrent layer: its weights, biases and activations.
 
-    call: OnnxCall
+    ``clip`` bounds the arguments of activations. ``variant`` is the attribute ``input_forget`` of
+    an LSTM and ``linear_before_reset`` of a GRU.
+    """
+
     weights: Value
     recurrent: Value
     bias: tuple[Value, Value]
     peephole: Value | None
-    activations: tuple[tuple[str, list[float]], ...]
+    activations: Sequence[tuple[str, list[float]]]
+    clip: float | None
+    variant: bool
 
     @property
     def size(self) -> int:
         return self.recurrent.shape[1]
 
+    def parts(self, x: Value, count: int) -> list[Value]:
+        return x.split(1, [self.size] * count)
+
     def apply(self, number: int, x: Value, clipped: bool = True) -> Value:
-        """Adds activation ``number`` of ``x`` and returns the result.
-
-        With ``clipped`` ``x`` is first clamped by the node's attribute ``clip``, if it has one.
-        """
-        name, params = self.activations[number]
-        bound = self.call.attr("clip") if clipped else None
-        x = x if bound is None else self.call.op("clamp", x, -float(bound), float(bound))
-        return apply_activation(self.call, x, name, params)
-
-    def from_state(self, hidden: Value, weights: Value, bias: Value | float = 0.0) -> Value:
-        return self.call.op("linear", hidden, weights, bias)
+        """Adds activation ``number`` of ``x``, clamped if ``clipped``, and returns its result."""
+        is_bounded = clipped and self.clip is not None
+        x = x.clamp(-self.clip, self.clip) if is_bounded and self.clip is not None else x
+        return activate(x, *self.activations[number])
 
 
 Step = Callable[[RecurrentCell, Value, State], State]
-
-
-def _rows(call: OnnxCall, value: Value, index: int) -> Value:
-    """Returns the part of a weight or state that belongs to direction ``index``."""
-    return call.squeeze(call.slice(value, 0, index, index + 1), [0])
-
-
-def _parts(cell: RecurrentCell, x: Value, count: int) -> list[Value]:
-    return cell.call.split(x, 1, [cell.size] * count)
 
 
 # -- the three cells -----------------------------------------------------------------------------
 
 
 def _lstm_step(cell: RecurrentCell, x: Value, state: State) -> State:
-    call, (hidden, old) = cell.call, state
-    gates = call.op("add", x, cell.from_state(hidden, cell.recurrent))
-    i, o, f, c = _parts(cell, gates, 4)
-    look = [None] * 3 if cell.peephole is None else _parts(cell, cell.peephole, 3)
-    i = cell.apply(0, _add_peephole(call, i, look[0], old))
-    if call.attr("input_forget"):
-        f = call.op("sub", 1.0, i)
-    else:
-        f = cell.apply(0, _add_peephole(call, f, look[2], old))
-    new = call.op("add", call.op("mul", f, old), call.op("mul", i, cell.apply(1, c)))
-    o = cell.apply(0, _add_peephole(call, o, look[1], new))
+    hidden, old = state
+    i, o, f, c = cell.parts(x + hidden.linear(cell.recurrent, 0.0), 4)
+    look = [None] * 3 if cell.peephole is None else cell.parts(cell.peephole, 3)
+    i = cell.apply(0, _add_peephole(i, look[0], old))
+    f = 1.0 - i if cell.variant else cell.apply(0, _add_peephole(f, look[2], old))
+    new = f * old + i * cell.apply(1, c)
+    o = cell.apply(0, _add_peephole(o, look[1], new))
     # `clip` bounds the sums of the gates only: ONNX Runtime does not clip the argument of h
-    return [call.op("mul", o, cell.apply(2, new, clipped=False)), new]
+    return [o * cell.apply(2, new, clipped=False), new]
 
 
-def _add_peephole(call: OnnxCall, gate: Value, weights: Value | None, state: Value) -> Value:
-    return gate if weights is None else call.op("add", gate, call.op("mul", weights, state))
+def _add_peephole(gate: Value, weights: Value | None, state: Value) -> Value:
+    return gate if weights is None else gate + weights * state
 
 
 def _gru_step(cell: RecurrentCell, x: Value, state: State) -> State:
-    call, hidden, n = cell.call, state[0], cell.size
-    xz, xr, xh = _parts(cell, x, 3)
-    weights = call.split(cell.recurrent, 0, [n, n, n])
+    hidden, n = state[0], cell.size
+    xz, xr, xh = cell.parts(x, 3)
+    of_z, of_r, of_h = cell.recurrent.split(0, [n, n, n])
     # x already includes the state biases of z and r
-    z = cell.apply(0, call.op("add", xz, cell.from_state(hidden, weights[0])))
-    r = cell.apply(0, call.op("add", xr, cell.from_state(hidden, weights[1])))
-    bias = call.slice(cell.bias[1], 1, 2 * n, 3 * n)
-    if call.attr("linear_before_reset"):
-        inner = call.op("mul", r, cell.from_state(hidden, weights[2], bias))
-    else:
-        inner = cell.from_state(call.op("mul", r, hidden), weights[2], bias)
-    new = cell.apply(1, call.op("add", xh, inner))
-    return [call.op("add", new, call.op("mul", z, call.op("sub", hidden, new)))]
+    z = cell.apply(0, xz + hidden.linear(of_z, 0.0))
+    r = cell.apply(0, xr + hidden.linear(of_r, 0.0))
+    bias = cell.bias[1].slice(1, 2 * n, 3 * n)
+    inner = r * hidden.linear(of_h, bias) if cell.variant else (r * hidden).linear(of_h, bias)
+    new = cell.apply(1, xh + inner)
+    return [new + z * (hidden - new)]
 
 
 def _rnn_step(cell: RecurrentCell, x: Value, state: State) -> State:
-    call = cell.call
-    return [cell.apply(0, call.op("add", x, cell.from_state(state[0], cell.recurrent)))]
+    return [cell.apply(0, x + state[0].linear(cell.recurrent, 0.0))]
 
 
 # -- all steps of all directions -----------------------------------------------------------------
 
 
-def _run(
-    call: OnnxCall, gates: int, states: int, defaults: tuple[str, ...], step: Step
-) -> list[Value]:
-    batch_first = bool(call.attributes.get("layout"))
-    x = call.transpose(call[0], [1, 0, 2]) if batch_first else call[0]
-    length, batch, _ = x.shape
-    call.check_written_out(length)
-    directions = 2 if call.attr("direction") == "bidirectional" else 1
-    if call[1].shape[0] != directions:
-        raise call.shape_error(f"direction '{call.attr('direction')}' with weights {call[1]}")
-    names = _activations(call, defaults * directions)
-    outputs, finals = [], []
-    for d in range(directions):
-        cell = _cell(call, d, gates, names[d * len(defaults) : (d + 1) * len(defaults)])
-        state = [_initial(call, 5 + i, d, batch, cell.size, batch_first) for i in range(states)]
-        back = call.attr("direction") == "reverse" or d == 1
-        y, state = _steps(call, cell, x, state, back, step)
-        outputs.append(y)
-        finals.append(state)
-    y = outputs[0] if directions == 1 else call.concat(outputs, 1)
-    lasts = [call.concat([call.unsqueeze(f[i], [0]) for f in finals], 0) for i in range(states)]
-    if batch_first:
-        y = call.transpose(y, [2, 0, 1, 3])
-        lasts = [call.transpose(v, [1, 0, 2]) for v in lasts]
-    return [y, *lasts]
+def _rows(value: Value, index: int) -> Value:
+    """Returns the part of a weight or state that belongs to direction ``index``."""
+    return value.slice(0, index, index + 1).squeeze([0])
 
 
 def _steps(
-    call: OnnxCall, cell: RecurrentCell, x: Value, state: State, back: bool, step: Step
+    cell: RecurrentCell, x: Value, state: State, lengths: list[int], back: bool, step: Step
 ) -> tuple[Value, State]:
     """Adds all steps of one direction over ``x``, [length, batch, width], from ``state``.
 
-    Returns every step's hidden state as [length, 1, batch, size], and the last state.
+    ``lengths`` are those of the sequences of the batch. Returns every step's hidden state as
+    [length, 1, batch, size], and the last state.
     """
     length, batch, width = x.shape
-    flat = call.reshape(x, [length * batch, width])
-    every = call.op("linear", flat, cell.weights, cell.bias[0])
-    lengths = call.ints(4, "the lengths of the sequences") if call.has(4) else [length] * batch
+    every = x.reshape([length * batch, width]).linear(cell.weights, cell.bias[0])
     found: list[Value] = []
     for t in range(length)[:: -1 if back else 1]:
-        new = step(cell, call.slice(every, 0, t * batch, (t + 1) * batch), state)
+        new = step(cell, every.slice(0, t * batch, (t + 1) * batch), state)
         hidden = new[0]
         if min(lengths) <= t:
             runs = Value.known(np.array([t < n for n in lengths]).reshape(batch, 1))
-            new = [call.op("select", runs, a, b) for a, b in zip(new, state, strict=True)]
-            hidden = call.op("select", runs, hidden, 0.0)
+            new = [runs.select(a, b) for a, b in zip(new, state, strict=True)]
+            hidden = runs.select(hidden, 0.0)
         state = new
-        found.append(call.reshape(hidden, [1, 1, batch, cell.size]))
-    return call.concat(found[::-1] if back else found, 0), state
+        found.append(hidden.reshape([1, 1, batch, cell.size]))
+    return concat(found[::-1] if back else found, 0), state
 
 
-def _cell(
-    call: OnnxCall, d: int, gates: int, names: list[tuple[str, list[float]]]
-) -> RecurrentCell:
-    recurrent = _rows(call, call[2], d)
-    count = gates * recurrent.shape[1]
-    if call.has(3):
-        both = call.slice(call[3], 0, d, d + 1)
-        of_x, of_state = call.split(both, 1, [count, count])
-    else:
-        of_x = of_state = Value.known(np.zeros((1, count), np.float32))
-    peephole = call.slice(call[7], 0, d, d + 1) if call.has(7) else None
-    return RecurrentCell(
-        call=call,
-        weights=_rows(call, call[1], d),
-        recurrent=recurrent,
-        bias=(_input_bias(call, of_x, of_state, gates, recurrent.shape[1]), of_state),
-        peephole=peephole,
-        activations=tuple(names),
-    )
-
-
-def _input_bias(call: OnnxCall, of_x: Value, of_state: Value, gates: int, size: int) -> Value:
+def _input_bias(of_x: Value, of_state: Value, gates: int, size: int) -> Value:
     """Returns the sum of the bias of the input and the bias of the state.
 
     The state's bias of a GRU's last gate is left out, because the reset gate scales it.
     """
     if gates == 3:
-        kept = call.slice(of_state, 1, 0, 2 * size)
-        zero = Value.known(np.zeros((1, size), np.float32))
-        of_state = call.concat([kept, zero], 1)
+        of_state = concat([of_state.slice(1, 0, 2 * size), zeros((1, size))], 1)
     if of_x.array is not None and of_state.array is not None:
         return Value.known(of_x.array + of_state.array, of_x.name)
-    return call.op("add", of_x, of_state)
+    return of_x + of_state
 
 
-def _initial(
-    call: OnnxCall, position: int, d: int, batch: int, size: int, batch_first: bool
-) -> Value:
-    if not call.has(position):
-        return Value.known(np.zeros((batch, size), np.float32))
-    given = call[position]
-    given = call.transpose(given, [1, 0, 2]) if batch_first else given
-    return _rows(call, given, d)
-
-
-def _activations(call: OnnxCall, defaults: tuple[str, ...]) -> list[tuple[str, list[float]]]:
+def _activations(
+    names: Sequence[str] | None,
+    defaults: tuple[str, ...],
+    alphas: list[float] | None,
+    betas: list[float] | None,
+) -> list[tuple[str, list[float]]]:
     """Returns the name and the parameters of each activation of a recurrent node.
 
-    The attributes ``activation_alpha`` and ``activation_beta`` list the parameters in order.
+    The parameters of all are listed in order.
     """
-    names = call.attr("activations") or defaults
+    names = names or defaults
     if len(names) != len(defaults):
-        raise call.shape_error(f"activations {names}: wanted {len(defaults)}")
-    alphas = list(call.attr("activation_alpha") or [])
-    betas = list(call.attr("activation_beta") or [])
+        raise InvalidNode(f"activations {names}: wanted {len(defaults)}")
+    both = [list(alphas or []), list(betas or [])]
     found = []
     for name in names:
-        count = _PARAMETERS.get(name.lower(), 0)
-        lists: list[list[Any]] = [alphas, betas][:count]
-        given = all(lists) if count else False
-        found.append((name, [values.pop(0) for values in lists] if given else []))
+        lists = both[: parameter_count(name)]
+        found.append((name, [values.pop(0) for values in lists] if all(lists) else []))
     return found
 
 
-for _name, _gates, _states, _defaults, _step, _inputs, _more in (
-    ("LSTM", 4, 2, ("Sigmoid", "Tanh", "Tanh"), _lstm_step, 8, {"input_forget": 0}),
-    ("GRU", 3, 1, ("Sigmoid", "Tanh"), _gru_step, 6, {"linear_before_reset": 0}),
-    ("RNN", 1, 1, ("Tanh",), _rnn_step, 6, {}),
-):
-    _form = partial(_run, gates=_gates, states=_states, defaults=_defaults, step=_step)
-    _nnef = "linear, split, add, mul, and the activations, for every step"
-    op(_name, nnef=_nnef, inputs=_inputs, attrs={**_COMMON, **_more}, until=13)(_form)
-    op(_name, nnef=_nnef, inputs=_inputs, attrs={**_COMMON, **_more, "layout": 0}, since=14)(_form)
+def _declare(
+    name: str, gates: int, defaults: tuple[str, ...], step: Step, variant: str = ""
+) -> None:
+    """Declares a recurrent operator; ``variant`` is an attribute of its own."""
+    states = 2 if name == "LSTM" else 1
+    attrs = {variant: Attr(bool, False)} if variant else {}
+
+    def form(
+        x: Value,
+        weights: Value,
+        recurrent: Value,
+        bias: Value | None = None,
+        sequence_lengths: list[int] | None = None,
+        initial: Value | None = None,
+        initial_cell: Value | None = None,
+        peepholes: Value | None = None,
+        *,
+        activation_alpha: list[float] | None = None,
+        activation_beta: list[float] | None = None,
+        activations: list[str] | None = None,
+        clip: float | None = None,
+        direction: str = one_of("forward", "reverse", "bidirectional"),
+        hidden_size: int | None = at_least(1),
+        layout: bool = attribute(False, since=14),
+        **more: bool,
+    ) -> list[Value]:
+        x = x.transpose([1, 0, 2]) if layout else x
+        length, batch, _ = x.shape
+        current_budget().check_nodes(length, "the operator")
+        directions = 2 if direction == "bidirectional" else 1
+        if weights.shape[0] != directions:
+            raise InvalidNode(f"direction '{direction}' with weights {weights}")
+        named = _activations(activations, defaults * directions, activation_alpha, activation_beta)
+        given = [initial, initial_cell][:states]
+        given = [v.transpose([1, 0, 2]) if layout and v is not None else v for v in given]
+        outputs, finals = [], []
+        for d in range(directions):
+            rows = _rows(recurrent, d)
+            size = rows.shape[1]
+            of_x = of_state = zeros((1, gates * size))
+            if bias is not None:
+                of_x, of_state = bias.slice(0, d, d + 1).split(1, [gates * size] * 2)
+            cell = RecurrentCell(
+                weights=_rows(weights, d),
+                recurrent=rows,
+                bias=(_input_bias(of_x, of_state, gates, size), of_state),
+                peephole=None if peepholes is None else peepholes.slice(0, d, d + 1),
+                activations=named[d * len(defaults) : (d + 1) * len(defaults)],
+                clip=clip,
+                variant=more.get(variant, False),
+            )
+            state = [zeros((batch, size)) if v is None else _rows(v, d) for v in given]
+            back = direction == "reverse" or d == 1
+            lengths = sequence_lengths or [length] * batch
+            y, state = _steps(cell, x, state, lengths, back, step)
+            outputs.append(y)
+            finals.append(state)
+        y = concat(outputs, 1)
+        lasts = [concat([f[i].unsqueeze([0]) for f in finals], 0) for i in range(states)]
+        if layout:
+            y = y.transpose([2, 0, 1, 3])
+            lasts = [v.transpose([1, 0, 2]) for v in lasts]
+        return [y, *lasts]
+
+    op(name, "linear, split, add, mul, and the activations, for every step", attrs=attrs,
+       inputs=8 if name == "LSTM" else 6)(form)  # fmt: skip
+
+
+_declare("LSTM", 4, ("Sigmoid", "Tanh", "Tanh"), _lstm_step, "input_forget")
+_declare("GRU", 3, ("Sigmoid", "Tanh"), _gru_step, "linear_before_reset")
+_declare("RNN", 1, ("Tanh",), _rnn_step)

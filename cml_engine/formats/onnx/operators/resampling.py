@@ -1,0 +1,353 @@
+"""Imports Resize and Upsample, and sampling at computed positions.
+
+The engine's operators are used where they compute the same. Other variants of Resize become a
+constant per axis: indices to gather, or a matrix of weights to multiply by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cml_engine.formats.onnx.op_schemas import OnnxCall, at_least, attribute, one_of, op
+from cml_engine.formats.onnx.values import (
+    InvalidNode,
+    Value,
+    allocate,
+    checked_axes,
+    constant,
+    ints,
+    zeros,
+)
+from cml_engine.ir.graph import Array
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeAxis:
+    """The resize of one axis: its extent before and after, its scale, and its crop region."""
+
+    extent: int
+    size: int
+    scale: float
+    region: tuple[float, float] = (0.0, 1.0)
+
+    @property
+    def changes(self) -> bool:
+        return self.size != self.extent or self.scale != 1.0
+
+
+#: the rounding of float32 positions in opsets 7 to 10, which have no attribute for it: down if an
+#: axis grows, up if it shrinks
+_BEFORE_11 = "before 11"
+_CROP = "tf_crop_and_resize"
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeRule:
+    """The attributes of Resize that apply to all axes."""
+
+    mode: str = "nearest"
+    coordinates: str = "asymmetric"
+    nearest: str = _BEFORE_11
+    cubic: float = -0.75
+    exclude_outside: bool = False
+    antialias: bool = False
+    outside: float = 0.0
+
+
+_NNEF = "nearest_upsample, resize; or gather, matmul"
+
+
+@op("Resize", _NNEF, since=10, until=10)
+@op("Upsample", _NNEF)
+def upsample(
+    x: Value,
+    scales: list[float] = attribute(until=8, required=True),
+    *,
+    mode: str = one_of("nearest", "linear", "bilinear", "cubic"),
+) -> Value:
+    axes = [ResizeAxis(n, _scaled_extent(n, s), s) for n, s in zip(x.shape, scales, strict=True)]
+    return _resize_axes(x, axes, ResizeRule(mode))
+
+
+def _scaled_extent(extent: float, scale: float) -> int:
+    """Returns an extent times a scale, rounded down.
+
+    The product is computed in float32, as in ONNX Runtime: 10 times float32(1.3) is 13 there and
+    less than 13 in float64.
+    """
+    return int(np.floor(np.float32(extent) * np.float32(scale)))
+
+
+@op("Resize", _NNEF, since=11)
+def resize(
+    x: Value,
+    roi: Value | None = None,
+    scales: Value | None = None,
+    sizes: Value | None = None,
+    *,
+    antialias: bool = attribute(False, since=18),
+    axes: list[int] | None = attribute(since=18),
+    coordinate_transformation_mode: str = one_of(
+        "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric",
+        _CROP, "tf_half_pixel_for_nn",
+    ),
+    cubic_coeff_a: float = -0.75,
+    exclude_outside: bool = False,
+    extrapolation_value: float = 0.0,
+    keep_aspect_ratio_policy: str = one_of("stretch", "not_larger", "not_smaller", since=18),
+    mode: str = one_of("nearest", "linear", "cubic"),
+    nearest_mode: str = one_of("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"),
+) -> Value:  # fmt: skip
+    which = list(range(x.rank)) if axes is None else checked_axes(axes, x.rank)
+    regions = [(0.0, 1.0)] * len(which)
+    if coordinate_transformation_mode == _CROP and roi is not None:
+        region = constant(roi, "the region").tolist()
+        regions = list(zip(region[: len(which)], region[len(which) :], strict=True))
+    given = None if scales is None or scales.shape == (0,) else scales
+    factors: list[float] = [] if given is None else constant(given, "the scales").tolist()
+    extents = None if sizes is None else ints(sizes, "the sizes")
+    if (given is None) == (extents is None):
+        raise InvalidNode("it wants either scales or sizes")
+    if extents is not None:
+        factors = [size / x.shape[a] for size, a in zip(extents, which, strict=True)]
+        if keep_aspect_ratio_policy != "stretch":
+            scale = (min if keep_aspect_ratio_policy == "not_larger" else max)(factors)
+            extents = [int(np.floor(scale * x.shape[a] + 0.5)) for a in which]
+            factors = [scale] * len(factors)
+    resized = [ResizeAxis(n, n, 1.0) for n in x.shape]
+    for i, axis in enumerate(which):
+        n, (start, end) = x.shape[axis], regions[i]
+        size = _scaled_extent(n * (end - start), factors[i]) if extents is None else extents[i]
+        resized[axis] = ResizeAxis(n, size, factors[i], regions[i])
+    rule = ResizeRule(
+        mode, coordinate_transformation_mode, nearest_mode, cubic_coeff_a, exclude_outside,
+        antialias, extrapolation_value,
+    )  # fmt: skip
+    return _resize_axes(x, resized, rule)
+
+
+# -- by the engine's own operators ---------------------------------------------------------------
+
+_COORDINATES = {"half_pixel": "symmetric", "asymmetric": "asymmetric", "align_corners": "aligned",
+                "pytorch_half_pixel": "symmetric"}  # fmt: skip
+_ROUNDINGS = {"round_prefer_floor": "half_down", "round_prefer_ceil": "half_up",
+              "floor": "floor", "ceil": "ceil"}  # fmt: skip
+_METHODS = {"bilinear": "linear", "bicubic": "cubic", "linear": "linear", "cubic": "cubic",
+            "nearest": "nearest"}  # fmt: skip
+
+
+def _resize_axes(x: Value, axes: Sequence[ResizeAxis], rule: ResizeRule) -> Value:
+    sizes = [a.size for a in axes]
+    if any(not 0 <= n <= 1 << 24 for n in sizes):
+        raise InvalidNode(f"{x} to {sizes}")
+    if 0 in sizes:
+        return zeros(sizes, x.dtype)
+    if not any(a.changes for a in axes) and rule.coordinates != _CROP:
+        return x
+    native = _native(x.scalar(), axes, rule)
+    if native is not None:
+        return native.cast(x.kind).typed(x.dtype)
+    return _by_axes(x, axes, rule)
+
+
+def _native(x: Value, axes: Sequence[ResizeAxis], rule: ResizeRule) -> Value | None:
+    """Adds the engine's operator that computes the same resize and returns its result.
+
+    Returns None if no operator does.
+    """
+    coordinates = _COORDINATES.get(rule.coordinates)
+    if x.rank not in (3, 4, 5) or axes[0].changes or axes[1].changes or coordinates is None:
+        return None
+    spatial = axes[2:]
+    if rule.exclude_outside or rule.antialias or not all(_is_ratio(a) for a in spatial):
+        return None
+    if rule.coordinates == "pytorch_half_pixel" and any(a.size == 1 for a in spatial):
+        return None
+    whole = [a.size // a.extent for a in spatial]
+    even = all(a.size % a.extent == 0 for a in spatial)
+    if rule.mode == "nearest":
+        if any(a.scale * a.extent != a.size for a in spatial):
+            return None
+        if even and (coordinates, rule.nearest) in _REPEATS:
+            return x.nearest_upsample(factor=whole)
+        if rule.nearest not in _ROUNDINGS:
+            return None
+    method = _METHODS[rule.mode]
+    if method == "linear" and even and coordinates != "asymmetric":
+        return x.multilinear_upsample(factor=whole, method=coordinates)
+    return x.resize(
+        output_size=[a.size for a in spatial], method=method, coordinates=coordinates,
+        rounding=_ROUNDINGS.get(rule.nearest, "floor"), cubic_coefficient=rule.cubic,
+    )  # fmt: skip
+
+
+#: the settings that repeat every value an integer number of times
+_REPEATS = (
+    ("asymmetric", "floor"),
+    ("asymmetric", _BEFORE_11),
+    ("symmetric", "round_prefer_floor"),
+    ("symmetric", "round_prefer_ceil"),
+)
+
+
+def _is_ratio(axis: ResizeAxis) -> bool:
+    """Returns True if the scale is the ratio of the extents, as the engine's operators assume."""
+    return abs(axis.scale * axis.extent - axis.size) < 1e-6 * axis.size
+
+
+# -- by constants of each axis -------------------------------------------------------------------
+
+
+def _by_axes(x: Value, axes: Sequence[ResizeAxis], rule: ResizeRule) -> Value:
+    outside: list[tuple[int, Array]] = []
+    crop, nearest = rule.coordinates == _CROP, rule.mode == "nearest"
+    y = x if nearest else x.scalar()
+    for position, axis in enumerate(axes):
+        if not axis.changes and not (crop and axis.region != (0.0, 1.0)):
+            continue
+        places = _positions(axis, rule.coordinates)
+        if crop:
+            outside.append((position, (places < 0) | (places > axis.extent - 1)))
+        if nearest:
+            if rule.nearest == _BEFORE_11:
+                places = np.arange(axis.size, dtype=np.float32) / np.float32(axis.scale)
+            indices = _round_places(places, rule.nearest, axis.scale).clip(0, axis.extent - 1)
+            y = y.gather(Value.known(indices.astype(np.int64)), axis=position)
+        else:
+            allocate([axis.size, axis.extent])
+            y = _multiply_lines(y, position, _weights(axis, rule, places))
+    for position, mask in outside:
+        if mask.any():
+            shape = [-1 if a == position else 1 for a in range(y.rank)]
+            value = float(rule.outside) if y.kind == "scalar" else int(rule.outside)
+            y = Value.known(mask.reshape(shape)).select(value, y).typed(y.dtype)
+    return y.cast(x.kind).typed(x.dtype)
+
+
+def _positions(axis: ResizeAxis, coordinates: str) -> Any:
+    """Returns an array with the position of each result on the source axis, in source elements.
+
+    ``coordinates`` is ONNX's ``coordinate_transformation_mode``.
+    """
+    i = np.arange(axis.size, dtype=np.float64)
+    n, size, scale = axis.extent, axis.size, axis.scale
+    if coordinates == "asymmetric":
+        return i / scale
+    if coordinates == "align_corners":
+        return i * (n - 1) / (n * scale - 1) if n * scale != 1 else np.zeros(size)
+    if coordinates == _CROP:
+        start, end = axis.region
+        if size > 1:
+            return start * (n - 1) + i * (end - start) * (n - 1) / (size - 1)
+        return np.full(size, 0.5 * (start + end) * (n - 1))
+    centres = (i + 0.5) / scale
+    if coordinates == "tf_half_pixel_for_nn":
+        return centres
+    if coordinates == "half_pixel_symmetric":
+        return n / 2 * (1 - size / (n * scale)) + centres - 0.5
+    if coordinates == "pytorch_half_pixel" and size == 1:
+        return np.zeros(size)
+    return centres - 0.5
+
+
+def _round_places(places: Array, how: str, scale: float) -> Any:
+    if how == _BEFORE_11:
+        how = "ceil" if scale < 1 else "floor"
+    if how == "round_prefer_floor":
+        return np.ceil(places - 0.5)
+    if how == "round_prefer_ceil":
+        return np.floor(places + 0.5)
+    return np.floor(places) if how == "floor" else np.ceil(places)
+
+
+def _weights(axis: ResizeAxis, rule: ResizeRule, places: Array) -> Array:
+    """Returns the interpolation weights of an axis as a float32 matrix [results, source elements].
+
+    ``places`` are the results' positions.
+    """
+    shrink = min(axis.scale, 1.0) if rule.antialias else 1.0
+    radius = (2.0 if rule.mode == "cubic" else 1.0) / shrink
+    found = np.zeros((axis.size, axis.extent))
+    for i, place in enumerate(places):
+        first = int(np.floor(place - radius)) + 1
+        taps = np.arange(first, int(np.ceil(place + radius)))
+        if not len(taps):
+            taps = np.array([int(np.floor(place))])
+        values = _kernel((taps - place) * shrink, rule)
+        if rule.exclude_outside:
+            values = np.where((taps < 0) | (taps >= axis.extent), 0.0, values)
+        total = values.sum()
+        if total and (rule.antialias or rule.exclude_outside):
+            values = values / total
+        np.add.at(found[i], taps.clip(0, axis.extent - 1), values)
+    return found.astype(np.float32)
+
+
+def _kernel(t: Array, rule: ResizeRule) -> Any:
+    t = np.abs(t)
+    if rule.mode != "cubic":
+        return np.maximum(1 - t, 0)
+    a = rule.cubic
+    near = ((a + 2) * t - (a + 3)) * t * t + 1
+    far = ((t - 5) * t + 8) * t * a - 4 * a
+    return np.where(t <= 1, near, np.where(t < 2, far, 0.0))
+
+
+def _multiply_lines(x: Value, axis: int, matrix: Array) -> Value:
+    """Adds a product of every line of ``x`` along an axis with the matrix [results, extent].
+
+    Returns the result.
+    """
+    outer, inner = int(np.prod(x.shape[:axis])), int(np.prod(x.shape[axis + 1 :]))
+    y = Value.known(matrix[None]).matmul(x.reshape([outer, x.shape[axis], inner]))
+    return y.reshape([*x.shape[:axis], matrix.shape[0], *x.shape[axis + 1 :]])
+
+
+# -- grids and regions ---------------------------------------------------------------------------
+
+_BORDERS = {"zeros": "constant", "border": "replicate", "reflection": "reflect"}
+
+
+def _declare_sampling(default: str, since: int = 1, until: int = 0) -> None:
+    """Declares GridSample for some opsets, with the method that is its default there."""
+
+    @op("GridSample", "grid_sample", since=since, until=until)
+    def grid_sample(
+        x: Value,
+        grid: Value,
+        *,
+        align_corners: bool = False,
+        mode: str = one_of(default, *_METHODS),
+        padding_mode: str = one_of(*_BORDERS),
+    ) -> Value:
+        return x.grid_sample(grid, method=_METHODS[mode], border=_BORDERS[padding_mode],
+                             align_corners=align_corners)  # fmt: skip
+
+
+_declare_sampling("bilinear", until=19)
+_declare_sampling("linear", since=20)
+
+
+@op("RoiAlign", "roi_align")
+def roi_align(
+    call: OnnxCall,
+    x: Value,
+    rois: Value,
+    batch_indices: Value,
+    *,
+    mode: str = one_of("avg", "max"),
+    output_height: int = at_least(1, 1),
+    output_width: int = at_least(1, 1),
+    sampling_ratio: int = at_least(0, 0),
+    spatial_scale: float = 1.0,
+    coordinate_transformation_mode: str = one_of("half_pixel", "output_half_pixel", since=16),
+) -> Value:
+    return x.roi_align(
+        rois, batch_indices, output_size=[output_height, output_width],
+        sampling_ratio=sampling_ratio, scale=spatial_scale, mode=mode,
+        half_pixel=call.opset >= 16 and coordinate_transformation_mode == "half_pixel",
+    )  # fmt: skip

@@ -1,0 +1,324 @@
+"""Range analysis: finds integers of a model, 64 bits in ONNX, that may exceed the network's 32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from cml_engine.formats.builder import ImportBuilder
+from cml_engine.ir.graph import Array, DType, Fact, Node
+
+#: the most elements of a float constant whose bounds are computed; larger ones are weights
+_MAX_SCALARS = 4096
+
+
+class Interval(NamedTuple):
+    """All numbers from ``low`` to ``high``, which may be infinite."""
+
+    low: float
+    high: float
+
+    def within(self, other: Interval) -> bool:
+        return other.low <= self.low and self.high <= other.high
+
+    def outside(self, other: Interval) -> bool:
+        """Returns True if the intervals have no number in common."""
+        return self.high < other.low or self.low > other.high
+
+    def __str__(self) -> str:
+        return f"{self.low:,} to {self.high:,}"
+
+
+INT32 = Interval(-(1 << 31), (1 << 31) - 1)
+#: the integers that float32 represents exactly
+EXACT = Interval(-(1 << 24), 1 << 24)
+_ANY = Interval(-math.inf, math.inf)
+_UNIT = Interval(0, 1)
+_NOTHING = Interval(0, 0)
+
+
+def of_dtype(dtype: DType) -> Interval:
+    """Returns the interval of an input of an ONNX type.
+
+    A 64-bit input accepts 32-bit values only.
+    """
+    if dtype.kind not in "iu":
+        return _UNIT if dtype.kind == "b" else _ANY
+    bits = 8 * dtype.itemsize
+    if dtype.kind == "u":
+        return Interval(0, min((1 << bits) - 1, INT32.high))
+    return Interval(max(-(1 << bits - 1), INT32.low), min((1 << bits - 1) - 1, INT32.high))
+
+
+def of_array(array: Array) -> Interval:
+    """Returns the smallest and largest of known values; 0 to 0 for an empty array.
+
+    Large arrays of floats are not examined: their interval is all numbers.
+    """
+    if array.dtype.kind == "b":
+        return _UNIT
+    if array.dtype.kind not in "iu" and array.size > _MAX_SCALARS:
+        return _ANY
+    if not array.size:
+        return _NOTHING
+    low, high = array.min().item(), array.max().item()
+    return _ANY if math.isnan(low) else Interval(low, high)
+
+
+def _whole(fact: Fact) -> Interval:
+    """Returns the interval of all values that a tensor of the network can have."""
+    return {"scalar": _ANY, "integer": INT32, "logical": _UNIT}[fact.dtype]
+
+
+class Intervals:
+    """The proven bounds of the values of each tensor of a graph under construction, by name.
+
+    The bounds of an integer are those of ONNX's 64-bit value until :meth:`settle`;
+    :meth:`stored` gives the bounds in the network's 32 bits.
+    """
+
+    def __init__(self, builder: ImportBuilder) -> None:
+        self._builder = builder
+        self._known: dict[str, Interval] = {}
+        self._learned = 0
+
+    def __setitem__(self, tensor: str, interval: Interval) -> None:
+        """Sets the bounds of an input, or tighter bounds than the computed ones."""
+        self.learn()
+        self._known[tensor] = interval
+
+    def learn(self) -> None:
+        """Computes the bounds of the results of all nodes added since the last call."""
+        nodes = self._builder.nodes
+        for node in nodes[self._learned :]:
+            rule = _RULES.get(node.op) or _RULES.get(node.op.removeprefix("int_"))
+            if rule is not None:
+                of = self.__getitem__ if node.op in MOVES else self.stored
+                given = [of(name) for name in node.inputs]
+                facts = [self._builder.facts[name] for name in node.inputs]
+                found = rule(_Operands(node, given, facts))
+                each = found if isinstance(found, list) else [found] * len(node.outputs)
+                self._known.update(zip(node.outputs, each, strict=True))
+        self._learned = len(nodes)
+
+    def of(self, tensor: str) -> Interval:
+        """Returns the bounds of a tensor in the network, with all nodes so far."""
+        self.learn()
+        return self.stored(tensor)
+
+    def settle(self, tensor: str, all_of_type: Interval) -> None:
+        """Replaces bounds that exceed the tensor's type by ``all_of_type``."""
+        if not self[tensor].within(all_of_type):
+            self._known[tensor] = all_of_type
+
+    def forget(self, mark: int) -> None:
+        """Records that the nodes from index ``mark`` on were removed from the graph."""
+        self._learned = min(self._learned, mark)
+
+    def __getitem__(self, tensor: str) -> Interval:
+        known = self._known.get(tensor)
+        if known is None:
+            array = self._builder.constants.get(tensor)
+            known = _whole(self._builder.facts[tensor]) if array is None else of_array(array)
+            self._known[tensor] = known
+        return known
+
+    def stored(self, tensor: str) -> Interval:
+        """Returns a tensor's bounds in the network.
+
+        An integer that may exceed 32 bits has any value.
+        """
+        found, all_of_type = self[tensor], _whole(self._builder.facts[tensor])
+        return found if found.within(all_of_type) else all_of_type
+
+
+# -- arithmetic ----------------------------------------------------------------------------------
+
+
+def _hull(*ends: float) -> Interval:
+    """Returns the interval from the smallest to the largest end; all numbers if an end is NaN."""
+    return _ANY if any(math.isnan(end) for end in ends) else Interval(min(ends), max(ends))
+
+
+def _union(*parts: Interval) -> Interval:
+    return Interval(min(p.low for p in parts), max(p.high for p in parts))
+
+
+def _add(a: Interval, b: Interval) -> Interval:
+    return _hull(a.low + b.low, a.high + b.high)
+
+
+def _neg(a: Interval) -> Interval:
+    return Interval(-a.high, -a.low)
+
+
+def _mul(a: Interval, b: Interval) -> Interval:
+    return _hull(*(x * y for x in a for y in b))
+
+
+def _absolute(a: Interval) -> Interval:
+    least = 0 if a.low <= 0 <= a.high else min(abs(a.low), abs(a.high))
+    return Interval(least, max(abs(a.low), abs(a.high)))
+
+
+def _quotient(a: Interval, b: Interval) -> Interval:
+    """Returns the bounds of the quotients of integers from two intervals, truncated towards zero.
+
+    A division by 0 gives 0.
+    """
+    if b.low < 1:
+        most = _absolute(a).high
+        return Interval(-most, most)
+    return _hull(*(math.trunc(x / y) for x in a for y in b))
+
+
+def _remainder(a: Interval, b: Interval, of_divisor: bool) -> Interval:
+    """Returns the bounds of the remainders of integers from two intervals.
+
+    A remainder has the sign of the divisor with ``of_divisor``, else of the dividend.
+    """
+    most = max(_absolute(b).high - 1, 0)
+    most = most if of_divisor else min(most, _absolute(a).high)
+    sign = b if of_divisor else a
+    return Interval(0 if sign.low >= 0 else -most, 0 if sign.high <= 0 else most)
+
+
+def _bit_and(a: Interval, b: Interval) -> Interval:
+    """Returns the bounds of the bitwise and of integers from two intervals.
+
+    If an operand cannot be negative, they are 0 and the smallest upper bound of such an operand;
+    otherwise they are all 32-bit integers.
+    """
+    limits = [i.high for i in (a, b) if i.low >= 0]
+    return Interval(0, min(limits)) if limits else INT32
+
+
+def _shift_left(a: Interval, by: Interval) -> Interval:
+    return _mul(a, Interval(1, 1 << max(0, min(int(by.high), 64))))
+
+
+def _shift_right(a: Interval, by: Interval) -> Interval:
+    return Interval(0, int(a.high) >> max(0, min(int(by.low), 31))) if a.low >= 0 else INT32
+
+
+def sum_of(x: Interval, count: int) -> Interval:
+    return _hull(x.low * count, x.high * count) if count else _NOTHING
+
+
+def _minimum(a: Interval, b: Interval) -> Interval:
+    return Interval(min(a.low, b.low), min(a.high, b.high))
+
+
+def _maximum(a: Interval, b: Interval) -> Interval:
+    return Interval(max(a.low, b.low), max(a.high, b.high))
+
+
+# -- the bounds of an operator's results ---------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Operands:
+    """A node of the network with the bounds and the facts of its inputs: the argument of a rule."""
+
+    node: Node
+    given: Sequence[Interval]
+    facts: Sequence[Fact]
+
+    def __getitem__(self, place: int) -> Interval:
+        return self.given[place]
+
+    @property
+    def reduced(self) -> int:
+        """The number of elements that a reduction combines into one."""
+        axes: Sequence[int] = self.node.attrs["axes"]
+        return math.prod(self.facts[0].shape[axis] for axis in axes)
+
+    @property
+    def extent(self) -> int:
+        """The first input's extent along the operator's axis."""
+        axis: int = self.node.attrs["axis"]
+        return self.facts[0].shape[axis]
+
+
+_Rule = Callable[[_Operands], "Interval | list[Interval]"]
+
+
+def _cast(o: _Operands) -> Interval:
+    """Returns the bounds of a cast; floats are truncated, and NaN becomes 0."""
+    dtype = o.node.attrs["dtype"]
+    if dtype == "integer" and o.facts[0].dtype == "scalar":
+        return _union(_NOTHING, _round(o[0], math.trunc))
+    return _UNIT if dtype == "logical" else o[0]
+
+
+def _product(o: _Operands) -> Interval:
+    """Returns the bounds of an integer matrix product: a sum over the inner extent."""
+    inner = o.facts[0].shape[-1] if o.facts[0].rank else 1
+    return sum_of(_mul(o[0], o[1]), inner) if len(o.given) == 2 else INT32
+
+
+def _scattered(o: _Operands) -> Interval:
+    moved = o.node.attrs.get("reduction", "none") in ("none", "max", "min")
+    return _union(o[0], o[2]) if moved else _whole(o.facts[0])
+
+
+def _padded(o: _Operands) -> Interval:
+    value = o.node.attrs.get("value", 0.0)
+    return _union(o[0], Interval(value, value))
+
+
+def _round(x: Interval, function: Callable[[float], float]) -> Interval:
+    return Interval(*(v if math.isinf(v) else function(v) for v in x))
+
+
+#: operators that only move values of their operands
+MOVES = frozenset(
+    "reshape transpose squeeze unsqueeze slice split tile copy gather gather_nd gather_elements "
+    "unstack reverse_sequence max_reduce min_reduce concat stack select".split(" ")
+)
+
+#: by operator; one of numbers also stands for its integer form
+_RULES: Mapping[str, _Rule] = {
+    **dict.fromkeys((*MOVES, "mean_reduce"), lambda o: o[0]),
+    **dict.fromkeys(("max_pool", "avg_pool", "sample"), lambda o: _union(o[0], _NOTHING)),
+    **dict.fromkeys(("concat", "stack"), lambda o: _union(*o.given)),
+    **dict.fromkeys(("scatter_elements", "scatter_nd"), _scattered),
+    **dict.fromkeys(("sigmoid", "softmax"), lambda o: _UNIT),
+    **dict.fromkeys(("sign", "tanh"), lambda o: Interval(-1, 1)),
+    **dict.fromkeys(
+        ("argmax_reduce", "argmin_reduce"), lambda o: Interval(0, max(o.reduced - 1, 0))
+    ),
+    "select": lambda o: _union(o[1], o[2]),
+    "pad": _padded,
+    "cast": _cast,
+    "clamp": lambda o: _minimum(_maximum(o[0], o[1]), Interval(o[2].high, o[2].high)),
+    "add": lambda o: _add(o[0], o[1]),
+    "sub": lambda o: _add(o[0], _neg(o[1])),
+    "mul": lambda o: _mul(o[0], o[1]),
+    "int_div": lambda o: _quotient(o[0], o[1]),
+    "int_rem": lambda o: _remainder(o[0], o[1], of_divisor=False),
+    "int_mod": lambda o: _remainder(o[0], o[1], of_divisor=True),
+    "min": lambda o: _minimum(o[0], o[1]),
+    "max": lambda o: _maximum(o[0], o[1]),
+    "neg": lambda o: _neg(o[0]),
+    "abs": lambda o: _absolute(o[0]),
+    "sqr": lambda o: _mul(_absolute(o[0]), _absolute(o[0])),
+    "relu": lambda o: _maximum(o[0], _NOTHING),
+    "floor": lambda o: _round(o[0], math.floor),
+    "ceil": lambda o: _round(o[0], math.ceil),
+    "round": lambda o: _round(o[0], lambda v: math.floor(v + 0.5)),
+    "round_even": lambda o: _round(o[0], round),
+    "bit_and": lambda o: _bit_and(o[0], o[1]),
+    "shift_left": lambda o: _shift_left(o[0], o[1]),
+    "shift_right": lambda o: _shift_right(o[0], o[1]),
+    "sum_reduce": lambda o: o[0] if o.node.attrs.get("normalize") else sum_of(o[0], o.reduced),
+    "cumsum": lambda o: _union(_NOTHING, o[0], sum_of(o[0], o.extent)),
+    "int_matmul": _product,
+    "top_k": lambda o: [o[0], Interval(0, max(o.extent - 1, 0))],
+    "nonzero": lambda o: [
+        Interval(-1, max(o.facts[0].shape, default=1)), Interval(0, o.facts[0].size)
+    ],
+    "non_max_suppression": lambda o: Interval(-1, 1 << 30),
+}  # fmt: skip
