@@ -280,7 +280,7 @@ def prove(arguments: Sequence[str]) -> int:
 def cold(arguments: Sequence[str]) -> int:
     """measure the demo's first picture and the tests with every cache empty"""
     prepare_tests()
-    return python("-m", "tests.cold", *arguments)
+    return python("-m", "tests.proof", "--cold", *arguments)
 
 
 def prepare_tests(*more: str) -> None:

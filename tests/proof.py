@@ -14,55 +14,92 @@ fuzz      random graphs and integer networks on every backend, in any slices; da
 faults    faults planted into a copy of the tree, which the suite must notice
 ========  ==========================================================================================
 
-Exit code 1 if a part fails; all of them run.
+With ``--cold`` the parts are others, on a machine on which every cache is empty, that of the driver
+too: ``demo``, the demo's first picture, and ``suite``.
+
+Prints the wall-clock seconds, the processor seconds, and the memory of the largest process (Linux)
+of each command. Exit code 1 if one fails, or takes longer than its limit; all of them run.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
+import resource
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 #: pytest's options, as for the suite
 _WORKERS = ("-n", str(min(os.cpu_count() or 1, 4)), "--dist", "worksteal")
+#: the arguments of Python by part
 PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "variants": (("pytest", "-m", "long", *_WORKERS, "tests/gpu/kernels"),),
-    "long": (("pytest", "-m", "long", "--ignore=tests/gpu/kernels"),),
-    "calls": (("tests.prove", "--no-write"),),
+    "variants": (("-m", "pytest", "-m", "long", *_WORKERS, "tests/gpu/kernels"),),
+    "long": (("-m", "pytest", "-m", "long", "--ignore=tests/gpu/kernels"),),
+    "calls": (("-m", "tests.prove", "--no-write"),),
     "onnx": (
-        ("tests.onnx_nodes", "--backend", "cpu"),
-        ("tests.onnx_nodes", "--backend", "gpu"),
-        ("tests.onnx_export", "--calls", "20"),
+        ("-m", "tests.onnx_nodes", "--backend", "cpu"),
+        ("-m", "tests.onnx_nodes", "--backend", "gpu"),
+        ("-m", "tests.onnx_nodes", "--calls", "20"),
     ),
     "fuzz": (
-        ("tests.fuzz", "--minutes", "10"),
-        ("tests.fuzz", "--integer", "--cases", "2000", "--checks", "cpu", "gpu", "cooked"),
-        ("tests.fuzz", "--strangers", "--minutes", "20"),
+        ("-m", "tests.fuzz", "--minutes", "10"),
+        ("-m", "tests.fuzz", "--integer", "--cases", "2000", "--checks", "cpu", "gpu", "cooked"),
+        ("-m", "tests.fuzz", "--strangers", "--minutes", "20"),
     ),
-    "faults": (("tests.plant", "--jobs", "2"),),
+    "faults": (("-m", "tests.plant", "--jobs", "2"),),
 }
+COLD = {
+    "demo": (("tasks.py", "demo", "--headless", "--frames", "60"),),
+    "suite": (("tasks.py", "test"),),
+}
+#: seconds that a command with empty caches may take on two cores
+_LIMITS = {"suite": 600.0}
+_CACHES = ("CML_CACHE_DIR", "CML_DATA_DIR", "CML_TUNING_DIR", "MESA_SHADER_CACHE_DIR",
+           "XDG_CACHE_HOME", "XDG_DATA_HOME")  # fmt: skip
 
 
-def main(arguments: Sequence[str]) -> int:
-    unknown = [name for name in arguments if name not in PARTS]
-    if unknown:
-        print(f"wanted some of {', '.join(PARTS)}, got {unknown[0]}", file=sys.stderr)
-        return 2
+def succeeds(command: Sequence[str], env: Mapping[str, str] | None, most_s: float | None) -> bool:
+    """Runs Python with these arguments and prints its times and memory.
+
+    Returns True if it succeeds, within ``most_s`` seconds if that is given.
+    """
+    print(f"---- {' '.join(command)}", flush=True)
+    before, started = os.times(), time.perf_counter()
+    code = subprocess.call([sys.executable, *command], cwd=ROOT, env=env)
+    seconds, after = time.perf_counter() - started, os.times()
+    worked = sum(after[2:4]) - sum(before[2:4])
+    largest_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    print(
+        f"---- exit code {code} after {seconds:.1f} s, {worked:.0f} s of processor, the largest "
+        f"process {largest_mb:.0f} MB",
+        flush=True,
+    )
+    return code == 0 and (most_s is None or seconds <= most_s)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("python -m tests.proof", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help="all if left out")
+    parser.add_argument("--cold", action="store_true", help="the parts with empty caches")
+    a = parser.parse_args(arguments)
+    known = COLD if a.cold else PARTS
+    if unknown := [name for name in a.parts if name not in known]:
+        parser.error(f"wanted some of {', '.join(known)}, got {unknown[0]}")
     failed = []
-    for name in arguments or PARTS:
-        for command in PARTS[name]:
-            print(f"---- {' '.join(command)}", flush=True)
-            started = time.perf_counter()
-            code = subprocess.call([sys.executable, "-m", *command], cwd=ROOT)
-            print(f"---- exit code {code} after {time.perf_counter() - started:.0f} s", flush=True)
-            failed += [" ".join(command)] if code else []
+    for name in a.parts or known:
+        for command in known[name]:
+            with tempfile.TemporaryDirectory(prefix="cml-cold-") as folder:
+                caches = {cache: f"{folder}/{cache}" for cache in _CACHES if a.cold}
+                if not succeeds(command, {**os.environ, **caches}, _LIMITS.get(name)):
+                    failed.append(" ".join(command))
     print(f"failed: {', '.join(failed)}" if failed else "all parts passed", flush=True)
     return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

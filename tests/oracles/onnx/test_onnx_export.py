@@ -19,7 +19,7 @@ from cml_engine.tools.cli import main  # noqa: E402
 from cml_engine.tools.testing import case_graph  # noqa: E402
 from tests.fixtures.models import MODEL_ABC, write_model  # noqa: E402
 from tests.generate import random_call  # noqa: E402
-from tests.onnx_export import (  # noqa: E402
+from tests.onnx_nodes import (  # noqa: E402
     EXPANDED,
     class_of,
     difference,
