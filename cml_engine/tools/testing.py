@@ -41,6 +41,7 @@ from cml_engine.runtime.rank import time_interleaved
 
 if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu
+    from cml_engine.gpu.program.program import GpuProgram
 
 __all__ = [
     "CheckReport",
@@ -178,10 +179,8 @@ def case_graph(
 def full_attrs(op: str, given: Mapping[str, Any]) -> Attrs:
     """Returns the ``given`` attributes and the signature's defaults for the others."""
     signature = signature_of(lookup(op))
-    defaults: dict[str, Any] = {}
-    for param in signature.attrs if signature else ():
-        if param.default is not REQUIRED:
-            defaults[param.name] = param.default
+    params = signature.attrs if signature else ()
+    defaults = {p.name: p.default for p in params if p.default is not REQUIRED}
     return Attrs({**defaults, **given})
 
 
@@ -330,7 +329,9 @@ def _in_blocks(graph: Graph) -> Iterator[dict[str, str]]:
             yield dict.fromkeys(alike, C4)
 
 
-def _run(program: Any, inputs: Mapping[str, Array], ranges: list[tuple[int, int, int]]) -> Array:
+def _run(
+    program: GpuProgram, inputs: Mapping[str, Array], ranges: list[tuple[int, int, int]]
+) -> Array:
     """Runs the program in these workgroup ranges, in an arena filled with a sentinel value.
 
     Returns the whole arena afterwards, including memory that no step writes.
@@ -342,7 +343,7 @@ def _run(program: Any, inputs: Mapping[str, Array], ranges: list[tuple[int, int,
     return np.array(inspect.read_arena(program))
 
 
-def _check_guards(program: Any, arena: Array) -> None:
+def _check_guards(program: GpuProgram, arena: Array) -> None:
     """Asserts that the arena still holds the sentinel outside tensors and scratch memory."""
     free = np.ones(arena.size, bool)
     plan = program.plan
@@ -355,7 +356,7 @@ def _check_guards(program: Any, arena: Array) -> None:
     assert not touched.any(), f"a kernel wrote outside its tensors, at word {touched.argmax()}"
 
 
-def _check_inputs(program: Any, values: Mapping[str, Array]) -> None:
+def _check_inputs(program: GpuProgram, values: Mapping[str, Array]) -> None:
     """Asserts that the kernels did not change the inputs on the GPU, which are writable there."""
     from cml_engine.gpu.program import inspect
 
