@@ -7,21 +7,17 @@ import pytest
 from cml_engine.tools import cli
 from tests.fixtures.pages import ROOT, examples
 
+FOLDERS = ("docs", "tests", "players", "examples", "demo_game")
 DOCUMENTS = sorted(
-    [
-        ROOT / "README.md",
-        *(ROOT / "docs").rglob("*.md"),
-        ROOT / "tests/README.md",
-        ROOT / "SECURITY.md",
-    ]
+    [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))]
 )
-TOP = ("cml_engine/", "scheduler/", "shaders_hlsl/", "demo_game/", "tests/", "examples/", "docs/")
+PACKAGES = ("cml_engine", "scheduler", "shaders_hlsl", "benchmarks", *FOLDERS)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_named_paths_exist(document):
     named = re.findall(r"`([\w./]+)`", document.read_text(encoding="utf-8"))
-    paths = {name for name in named if name.startswith(TOP)}
+    paths = {name for name in named if name.split("/")[0] in PACKAGES and "/" in name}
     assert sorted(name for name in paths if not (ROOT / name).exists()) == []
 
 
@@ -61,7 +57,7 @@ def test_every_folder_of_tests_is_explained():
 def test_documented_servers_listen_on_one_address():
     """Commands of servers in documents and sources bind to 127.0.0.1, since they have no
     authentication."""
-    sources = [*DOCUMENTS, *(p for top in TOP for p in (ROOT / top).rglob("*.py"))]
+    sources = [*DOCUMENTS, *(p for top in PACKAGES for p in (ROOT / top).rglob("*.py"))]
     lines = [line for p in sources for line in p.read_text(encoding="utf-8").splitlines()]
     bound = {
         r"python -m http\.server": "--bind 127.0.0.1",
