@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
@@ -25,7 +25,7 @@ from cml_engine.errors.arguments import (
 )
 from cml_engine.io.frame_gate import yield_to_frame
 from cml_engine.ir.graph import Array, Epilogue, Fact, Graph, Node, is_whole
-from cml_engine.ir.layout import C4H, PLAIN, VECTOR_TYPE, block_words
+from cml_engine.ir.layout import C4H, PLAIN, VECTOR_TYPE, block_words, words
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.declaration.checks import fault, text_of
 from cml_engine.ops.declaration.choice import NO_VARIANTS, Choice, VariantTable
@@ -109,44 +109,52 @@ class Draft:
     yet.
 
     ``packed`` has the packed weights by name, ``scratch`` the size of each scratch tensor in
-    32-bit words.
-    """
-
-    dispatches: list[Launch] = field(default_factory=list)
-    packed: dict[str, Array] = field(default_factory=dict)
-    scratch: dict[str, int] = field(default_factory=dict)
-    #: by variable: the intermediate tensor for a new value that is in the weights
-    passed_on: dict[str, str] = field(default_factory=dict)
-    choices: list[Choice] = field(default_factory=list)
-    #: the parts in which each bound tensor is bound
-    parts: dict[str, SplitBinding] = field(default_factory=dict)
-    #: the names and values of each operator's chosen kernels, and of those it must use, by title
-    chosen: dict[str, list[tuple[str, Any]]] = field(default_factory=dict)
-    pinned: Mapping[str, list[tuple[str, Any]]] = field(default_factory=dict)
-    #: a key by operator title: operators with equal keys have equal dispatches, except for the
-    #: names of tensors; and the first operator lowered for each key
-    alike: Mapping[str, object] = field(default_factory=dict)
-    lowered: dict[object, LoweredNode] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class CompleteDraft:
-    """A draft with all dispatches of a graph, and the lifetimes of the tensors that need a place in
-    the arena.
-
-    ``alias`` maps tensors to those whose memory they share. ``entries`` has the inputs that are
-    converted during upload.
+    32-bit words. ``items`` are the lifetimes of the tensors that need a place in the arena.
     """
 
     graph: Graph
     limits: Limits
     layouts: dict[str, str]
     options: PlanOptions
-    draft: Draft
-    alias: Mapping[str, str]
-    entries: Mapping[str, PackedInput]
-    retained: Mapping[str, str]
-    items: list[Lifetime]
+    sibling: Sibling | None = None
+    packed: dict[str, Array] = field(default_factory=dict)
+    #: the names and values of the kernels that operators must use, by title
+    pinned: Mapping[str, list[tuple[str, Any]]] = field(default_factory=dict)
+    #: a key by operator title: operators with equal keys have equal dispatches, except for the
+    #: names of tensors; and the first operator lowered for each key
+    alike: Mapping[str, object] = field(default_factory=dict)
+    lowered: dict[object, LoweredNode] = field(default_factory=dict)
+    dispatches: list[Launch] = field(default_factory=list)
+    scratch: dict[str, int] = field(default_factory=dict)
+    choices: list[Choice] = field(default_factory=list)
+    #: the names and values of each operator's chosen kernels, by title
+    chosen: dict[str, list[tuple[str, Any]]] = field(default_factory=dict)
+    #: the parts in which each bound tensor is bound
+    parts: dict[str, SplitBinding] = field(default_factory=dict)
+    #: by variable: the intermediate tensor for a new value that is in the weights
+    passed_on: dict[str, str] = field(default_factory=dict)
+    #: maps tensors to those whose memory they share
+    alias: dict[str, str] = field(default_factory=dict)
+    #: the inputs that are converted during upload
+    entries: Mapping[str, PackedInput] = field(default_factory=dict)
+    #: maps the tensors that stay in memory between runs to those whose memory they use
+    retained: Mapping[str, str] = field(default_factory=dict)
+    items: list[Lifetime] = field(default_factory=list)
+
+    @property
+    def align(self) -> int:
+        """The alignment of tensors in bytes."""
+        return self.limits.storage_offset_alignment
+
+    def root(self, name: str) -> str:
+        """Returns the tensor that owns the memory of tensor ``name``, if no tensor is a view."""
+        return self.alias.get(name, name)
+
+    def nbytes(self, name: str) -> int:
+        """Returns the bytes of a tensor in its layout, or of a scratch tensor."""
+        if name in self.scratch:
+            return 4 * self.scratch[name]
+        return 4 * words(self.graph.facts[name], self.layouts.get(name, PLAIN))
 
 
 # -- sibling --------------------------------------------------------------------------------------
@@ -334,18 +342,11 @@ def _own_cost(spec: OpSpec, node: Node, inputs: list[Fact], outputs: list[Fact])
     return cost
 
 
-def add_dispatches(
-    draft: Draft,
-    graph: Graph,
-    limits: Limits,
-    layouts: dict[str, str],
-    options: PlanOptions,
-    sibling: Sibling | None,
-    uploaded: Collection[str],
-) -> None:
-    stub = options.stub
+def add_dispatches(draft: Draft) -> None:
+    graph, stub, parts = draft.graph, draft.options.stub, draft.options.parts
     if stub and stub not in graph.ops:
         raise InputError(f"stub: model '{graph.name}' has no operator '{stub}'")
+    uploaded = {found.words for found in draft.entries.values()}
     for node in graph.nodes:
         if node.outputs[0] in uploaded:
             continue
@@ -355,11 +356,11 @@ def add_dispatches(
             _repeat(draft, draft.lowered[key], node)
             continue
         count, scratch = len(draft.dispatches), set(draft.scratch)
-        lower_node(draft, graph, node, limits, layouts, options, sibling)
+        _lower_node(draft, node)
         if key is not None:
             added = {n: words for n, words in draft.scratch.items() if n not in scratch}
             draft.lowered[key] = LoweredNode(node, draft.dispatches[count:], added)
-    if unbound := [name for name in options.parts if name not in draft.parts]:
+    if unbound := [name for name in parts if name not in draft.parts]:
         raise InputError(
             f"decide: '{unbound[0]}' cannot be bound in parts: no kernel of '{graph.name}' binds it"
         )
@@ -370,9 +371,9 @@ def _repeat(draft: Draft, first: LoweredNode, node: Node) -> None:
     the tensors of ``node``."""
     was, now = first.node, node
     names = dict(zip((*was.reads, *was.outputs), (*now.reads, *now.outputs), strict=True))
-    for name, words in first.scratch.items():
+    for name, size in first.scratch.items():
         names[name] = now.outputs[0] + name.removeprefix(was.outputs[0])
-        draft.scratch[names[name]] = words
+        draft.scratch[names[name]] = size
     for _, kernel, dispatch, cost in first.launches:
         for name in dispatch.tensors:
             draft.parts[names.get(name, name)] = draft.parts[name]
@@ -381,21 +382,13 @@ def _repeat(draft: Draft, first: LoweredNode, node: Node) -> None:
     draft.chosen[node.title] = draft.chosen.get(was.title, [])
 
 
-def lower_node(
-    draft: Draft,
-    graph: Graph,
-    node: Node,
-    limits: Limits,
-    layouts: dict[str, str],
-    options: PlanOptions,
-    sibling: Sibling | None,
-) -> None:
+def _lower_node(draft: Draft, node: Node) -> None:
     """Adds the dispatches, scratch and kernel choices of one node to the draft; none for an alias
     or the stub.
 
     Raises :class:`UnsupportedOp` if the operator has no GPU kernel.
     """
-    spec = lookup(node.op)
+    options, sibling, spec = draft.options, draft.sibling, lookup(node.op)
     if spec.alias or node.op == options.stub:
         return
     if any(epilogue.op == options.stub for epilogue in node.epilogues):
@@ -404,18 +397,18 @@ def lower_node(
         raise UnsupportedOp(
             f"{node.title}: has no GPU kernel; use the CPU backend (--backend cpu)", node.source
         )
-    op = Lowering(graph, node, limits, layouts, draft.packed, variants=options.variants)
-    op.pinned = list(draft.pinned.get(node.title, ()))
-    op.requested_kernel, op.requested_parts = (
-        options.kernels.get(node.outputs[0], ""),
-        options.parts,
+    op = Lowering(
+        draft.graph, node, draft.limits, draft.layouts, draft.packed, variants=options.variants
     )
+    op.pinned = list(draft.pinned.get(node.title, ()))
+    op.requested_kernel = options.kernels.get(node.outputs[0], "")
+    op.requested_parts = options.parts
     if sibling is not None:
-        op.kept, op.known = sibling.chosen(node), sibling.packed(node, graph)
+        op.kept, op.known = sibling.chosen(node), sibling.packed(node, draft.graph)
     dispatches = [d for d in _dispatches_of(spec, spec.kernel, op) if d.groups > 0]
     _check_requests(op, dispatches, spec.kernel)
     total = sum(d.groups for d in dispatches if d.cost is None)
-    cost = node_cost(spec, node, graph, layouts)
+    cost = node_cost(spec, node, draft.graph, draft.layouts)
     for dispatch in dispatches:
         share = dispatch.cost or cost.scaled(dispatch.groups / total)
         kernel = dispatch.kernel or spec.kernel

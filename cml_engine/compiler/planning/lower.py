@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from cml_engine.compiler.plan import Binding, Memory, Plan, Reuse, Step, TensorPlace
 from cml_engine.compiler.planning.dispatches import (
-    CompleteDraft,
     Draft,
     Launch,
     PlanOptions,
     Sibling,
     add_dispatches,
 )
-from cml_engine.compiler.planning.layouts import PackedInput, find_packed_inputs
+from cml_engine.compiler.planning.layouts import find_packed_inputs
 from cml_engine.compiler.planning.memory import (
     Lifetime,
     Views,
@@ -29,12 +28,12 @@ from cml_engine.compiler.planning.memory import (
 from cml_engine.errors import DeviceError, InputError, InternalError
 from cml_engine.io.frame_gate import yield_to_frame
 from cml_engine.ir.graph import Array, Graph, Node, unused_name
-from cml_engine.ir.layout import PLAIN, stored_bytes, words
+from cml_engine.ir.layout import PLAIN, stored_bytes
 from cml_engine.ir.limits import Limits
 from cml_engine.ir.reuse import boundaries, sources_of
 from cml_engine.ops.declaration.checks import fault
 from cml_engine.ops.declaration.registry import lookup
-from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel
+from cml_engine.ops.declaration.spec import Dispatch
 from cml_engine.ops.declaration.split_bindings import SplitBinding
 
 #: the sizes of bindings are multiples of this, so that vector loads stay inside and consecutive
@@ -73,21 +72,16 @@ class PackedWeights:
         return ("weights", *self.shared.values[name]) if name in self.used else None
 
 
-def place_weights(
-    graph: Graph,
-    draft: Draft,
-    alias: Mapping[str, str],
-    limits: Limits,
-    sibling: Sibling | None,
-) -> PackedWeights:
+def place_weights(draft: Draft) -> PackedWeights:
     """Places the constants that a dispatch binds, an update writes, or an output is, and returns
     them.
 
     Variables are never shared, nor constants that the sibling does not have. With a sibling the
     shared constants have its offsets.
     """
-    names = [alias.get(n, n) for _, _, d, _ in draft.dispatches for n in d.tensors]
-    names += [alias.get(n, n) for n in graph.roots]
+    graph, sibling = draft.graph, draft.sibling
+    names = [draft.root(n) for _, _, d, _ in draft.dispatches for n in d.tensors]
+    names += map(draft.root, graph.roots)
     variables = {variable: None for variable, _ in graph.updates}
     shared, own, used = _WeightBlock(), _WeightBlock(), set[str]()
     if sibling is not None:
@@ -97,11 +91,11 @@ def place_weights(
         if array is None:
             continue
         if name in variables or not (sibling is None or sibling.has(name, array)):
-            own.add(name, array, limits.storage_offset_alignment)
+            own.add(name, array, draft.align)
             continue
         used.add(name)
         if sibling is None:
-            shared.add(name, array, limits.storage_offset_alignment)
+            shared.add(name, array, draft.align)
     return PackedWeights(shared, own, frozenset(used))
 
 
@@ -127,7 +121,7 @@ def aliases_of(graph: Graph) -> dict[str, str]:
     return alias
 
 
-def passed_on_names(graph: Graph, alias: Mapping[str, str]) -> dict[str, str]:
+def passed_on_names(draft: Draft) -> dict[str, str]:
     """Returns the name of an intermediate tensor for each variable that is updated from a constant
     or another variable.
 
@@ -135,88 +129,74 @@ def passed_on_names(graph: Graph, alias: Mapping[str, str]) -> dict[str, str]:
     variables may be swapped.
     """
     return {
-        variable: unused_name(f"{variable}.next", graph.facts)
-        for variable, value in graph.updates
-        if alias.get(value, value) in graph.constants
+        variable: unused_name(f"{variable}.next", draft.graph.facts)
+        for variable, value in draft.graph.updates
+        if draft.root(value) in draft.graph.constants
     }
 
 
-def lifetimes_of(
-    graph: Graph,
-    draft: Draft,
-    alias: Mapping[str, str],
-    layouts: Mapping[str, str],
-    options: PlanOptions,
-    held: Collection[str],
-) -> list[Lifetime]:
+def lifetimes_of(draft: Draft) -> list[Lifetime]:
     """Returns the size in bytes and the lifetime of every tensor in the arena, if none is a view.
 
-    Tensors in ``held`` stay in memory between runs, so they live throughout a run.
+    Retained tensors stay in memory between runs, so they live throughout a run.
     """
-    last_step = len(draft.dispatches)
-    given = [alias.get(name, name) for name in graph.inputs]
-    used: dict[str, tuple[int, int]] = dict.fromkeys(given, (-1, -1))
+    graph, options, last_step = draft.graph, draft.options, len(draft.dispatches)
+    held = draft.retained.values()
+    used: dict[str, tuple[int, int]] = dict.fromkeys(map(draft.root, graph.inputs), (-1, -1))
     for node in graph.nodes:  # a result that no dispatch writes (zero extents) also needs a place
         for name in node.outputs:
-            if name not in alias:
+            if name not in draft.alias:
                 used.setdefault(name, (last_step, -1))
     for step, (_, _, dispatch, _) in enumerate(draft.dispatches):
         for name in dispatch.tensors:
-            root = alias.get(name, name)
+            root = draft.root(name)
             if root not in graph.constants and root not in draft.packed:
                 first, last = used.get(root, (step, step))
                 used[root] = (min(first, step), max(last, step))
-    for name in graph.roots:
-        root = alias.get(name, name)
+    for root in map(draft.root, graph.roots):
         if root in used:
             used[root] = (used[root][0], last_step)
     used |= dict.fromkeys(draft.passed_on.values(), (last_step, last_step))
     items = []
     for name, (first, last) in used.items():
-        size = (
-            4 * draft.scratch[name] if name in draft.scratch else tensor_bytes(graph, layouts, name)
-        )
-        size = max(size, MIN_BYTES) + 2 * options.guard
+        size = max(draft.nbytes(name), MIN_BYTES) + 2 * options.guard
         throughout = options.keep or name in held
         lifetime = (-1, last_step) if throughout else (first, max(first, last))
         items.append(Lifetime(name, size, *lifetime))
     return items
 
 
-def retained_tensors(graph: Graph, alias: Mapping[str, str]) -> dict[str, str]:
+def retained_tensors(draft: Draft) -> dict[str, str]:
     """Maps the tensors that stay in memory between runs to the tensors whose memory they use.
 
     They are the inputs, and the tensors that a later run may reuse. Constants are left out.
     """
-    names = [*graph.inputs, *boundaries(graph)]
-    return {n: alias.get(n, n) for n in names if alias.get(n, n) not in graph.constants}
+    names = [*draft.graph.inputs, *boundaries(draft.graph)]
+    return {n: draft.root(n) for n in names if draft.root(n) not in draft.graph.constants}
 
 
-def tensor_bytes(graph: Graph, layouts: Mapping[str, str], name: str) -> int:
-    return 4 * words(graph.facts[name], layouts.get(name, PLAIN))
-
-
-def views_of(drafted: CompleteDraft) -> Views:
+def views_of(draft: Draft) -> Views:
     """Maps the tensors that may lie in the memory of a whole tensor to their place in it; empty
     if views are off."""
-    options, align = drafted.options, drafted.limits.storage_offset_alignment
+    options = draft.options
     if not options.views or options.keep or options.guard:
         return {}
-    return find_views(drafted.graph, drafted.layouts, drafted.alias, align, drafted.items)
+    return find_views(draft.graph, draft.layouts, draft.alias, draft.align, draft.items)
 
 
-def place_arena(drafted: CompleteDraft) -> tuple[dict[str, int], Memory, list[Launch]]:
+def place_arena(draft: Draft) -> tuple[dict[str, int], Memory, list[Launch]]:
     """Returns the byte offset of every tensor in the arena, the size of the arena, and the
     dispatches to run.
 
     Parts lie in the whole, and the dispatches that would copy them are left out, unless that
     makes the arena larger. Raises :class:`DeviceError` if a tensor is larger than a buffer.
     """
-    graph, items, options = drafted.graph, drafted.items, drafted.options
-    align, most = drafted.limits.storage_offset_alignment, drafted.limits.max_buffer_bytes
-    _check_sizes(graph, items, align, most)
+    items, guard, align, most = (
+        draft.items, draft.options.guard, draft.align, draft.limits.max_buffer_bytes
+    )  # fmt: skip
+    _check_sizes(draft.graph, items, align, most)
     offsets, memory = place_within(items, align, most)
-    views = views_of(drafted)
+    views = views_of(draft)
     if views:
         with_views, smaller = place_within(merge_lifetimes(items, views), align, most)
         within = smaller.segment == memory.segment or smaller.peak <= most
@@ -224,14 +204,14 @@ def place_arena(drafted: CompleteDraft) -> tuple[dict[str, int], Memory, list[La
             offsets, memory = with_views, smaller
         else:
             views = {}
-    places = {name: offset + options.guard for name, offset in offsets.items()}
+    places = {name: offset + guard for name, offset in offsets.items()}
     for name in views:
         root, words_before = resolve_view(views, name)
         places[name] = places[root] + 4 * words_before
     kept = [
-        (node, kernel, dispatch, cost)
-        for node, kernel, dispatch, cost in drafted.draft.dispatches
-        if not is_view_copy(node, dispatch.tensors, views, drafted.alias)
+        launch
+        for launch in draft.dispatches
+        if not is_view_copy(launch[0], launch[2].tensors, views, draft.alias)
     ]
     return places, memory, kept
 
@@ -251,16 +231,14 @@ def _check_sizes(graph: Graph, items: Iterable[Lifetime], align: int, most: int)
 # -- steps ----------------------------------------------------------------------------------------
 
 
-def updates_of(
-    graph: Graph, alias: Mapping[str, str], draft: Draft, locate: Locator
-) -> tuple[tuple[Binding, Binding], ...]:
+def updates_of(draft: Draft, locate: Locator) -> tuple[tuple[Binding, Binding], ...]:
     """Returns the copies (source, target) after a run that update variables, in the order in which
     they must run.
 
     New values that are in the weights are copied to intermediate tensors first.
     """
     first, then = [], []
-    for variable, value in graph.updates:
+    for variable, value in draft.graph.updates:
         source = locate(value)
         if variable in draft.passed_on:
             waiting = locate(draft.passed_on[variable])
@@ -275,43 +253,29 @@ class Locator:
     """Finds the place of a tensor by name: a call returns its binding, ``place`` also its fact
     and layout."""
 
-    graph: Graph
-    layouts: Mapping[str, str]
-    alias: Mapping[str, str]
+    draft: Draft
     arena: Mapping[str, int]
     weights: PackedWeights
-    draft: Draft
 
     def __call__(self, name: str) -> Binding:
-        root = self.alias.get(name, name)
+        root = self.draft.root(name)
         found = self.weights.find(root)
         if found is not None:
             space, offset, array = found
             return Binding(name, space, offset, aligned_bytes(stored_bytes(array)))
         if root not in self.arena:
             raise InternalError(f"tensor '{name}' has no place in memory")
-        if root in self.draft.scratch:
-            size = 4 * self.draft.scratch[root]
-        else:
-            size = tensor_bytes(self.graph, self.layouts, root)
-        return Binding(name, "arena", self.arena[root], aligned_bytes(size))
+        return Binding(name, "arena", self.arena[root], aligned_bytes(self.draft.nbytes(root)))
 
     def place(self, name: str) -> TensorPlace:
-        layout = self.layouts.get(name, PLAIN)
-        return TensorPlace(self(name), self.graph.facts[name], layout)
+        layout = self.draft.layouts.get(name, PLAIN)
+        return TensorPlace(self(name), self.draft.graph.facts[name], layout)
 
 
-def step_of(
-    index: int,
-    node: Node,
-    kernel: Kernel,
-    dispatch: Dispatch,
-    cost: Cost,
-    locate: Callable[[str], Binding],
-    parts: Mapping[str, SplitBinding],
-) -> Step:
+def _step_of(index: int, launch: Launch, locate: Locator) -> Step:
+    node, kernel, dispatch, cost = launch
     yield_to_frame()
-    bindings = [_cut(locate(name), parts[name]) for name in dispatch.tensors]
+    bindings = [_cut(locate(name), locate.draft.parts[name]) for name in dispatch.tensors]
     return Step(
         index=index,
         op=node.op,
@@ -342,22 +306,16 @@ def _cut(binding: Binding, parts: SplitBinding) -> list[Binding]:
     ]
 
 
-def input_place(locate: Locator, name: str, found: PackedInput | None) -> TensorPlace:
-    """Returns the place of input ``name``, with the layout and the conversion of ``found`` if it
+def input_place(locate: Locator, name: str) -> TensorPlace:
+    """Returns the place of input ``name``, with the layout and the conversion of its words if it
     is stored packed."""
-    place = locate.place(name)
+    place, found = locate.place(name), locate.draft.entries.get(name)
     if found is None:
         return place
-    return replace(place, layout=locate.layouts[found.words], conversion=found.conversion)
+    return replace(place, layout=locate.draft.layouts[found.words], conversion=found.conversion)
 
 
-def readable_places(graph: Graph, locate: Locator, options: PlanOptions) -> dict[str, TensorPlace]:
-    if not options.keep:
-        return {name: locate.place(name) for name in graph.outputs}
-    return {name: locate.place(name) for node in graph.nodes for name in node.outputs}
-
-
-def check_limits(steps: Iterable[Step], weights: PackedWeights, limits: Limits) -> None:
+def _check_limits(steps: Iterable[Step], weights: PackedWeights, limits: Limits) -> None:
     sizes = (("weights", weights.shared.nbytes), ("variables", weights.own.nbytes))
     for what, size in sizes:
         if size > limits.max_buffer_bytes:
@@ -441,91 +399,73 @@ def lower(
     Equal arguments give equal plans. With a ``sibling`` the plan uses its kernels and packed
     weights if they are valid.
     """
-    return place_draft(draft_plan(graph, limits, layouts, options, sibling), sibling)
+    return place_draft(complete_draft(Draft(graph, limits, dict(layouts or {}), options, sibling)))
 
 
-def draft_plan(
-    graph: Graph,
-    limits: Limits,
-    layouts: Mapping[str, str] | None = None,
-    options: PlanOptions = PlanOptions(),
-    sibling: Sibling | None = None,
-    begun: Draft | None = None,
-    joins: Collection[str] = (),
-) -> CompleteDraft:
-    """Returns the draft of a graph: its dispatches and the lifetimes of its tensors, without places
-    in memory.
+def complete_draft(draft: Draft, joins: Collection[str] = ()) -> Draft:
+    """Adds the dispatches of its graph and the lifetimes of its tensors to a draft, and returns it.
 
-    The draft is built on ``begun`` if that is given. The parts of each tensor in ``joins`` are
-    copied into it as soon as they are computed.
+    The parts of each tensor in ``joins`` are copied into it as soon as they are computed.
     """
-    if options.guard % limits.storage_offset_alignment:
+    graph, options = draft.graph, draft.options
+    if options.guard % draft.align:
         raise InputError(
-            f"guard: wanted a multiple of {limits.storage_offset_alignment}, at which tensors lie "
-            f"on this device, got {options.guard}"
+            f"guard: wanted a multiple of {draft.align}, at which tensors lie on this device, got "
+            f"{options.guard}"
         )
-    chosen = dict(layouts or {})
-    alias = aliases_of(graph)
-    entries = (
-        find_packed_inputs(graph, chosen, limits)
-        if options.packed_inputs and not options.keep
-        else {}
-    )
-    alias |= {name: found.words for name, found in entries.items()}
-    draft = begun or Draft()
-    uploaded = {found.words for found in entries.values()}
-    add_dispatches(draft, graph, limits, chosen, options, sibling, uploaded)
+    draft.alias = aliases_of(graph)
+    if options.packed_inputs and not options.keep:
+        draft.entries = find_packed_inputs(graph, draft.layouts, draft.limits)
+        draft.alias |= {name: found.words for name, found in draft.entries.items()}
+    add_dispatches(draft)
     yield_to_frame()
-    draft.dispatches = move_joins_early(draft.dispatches, joins, alias)
-    draft.passed_on = passed_on_names(graph, alias)
+    draft.dispatches = move_joins_early(draft.dispatches, joins, draft.alias)
+    draft.passed_on = passed_on_names(draft)
     draft.scratch |= {name: graph.facts[v].size for v, name in draft.passed_on.items()}
-    held = retained_tensors(graph, alias) if options.retain else {}
-    items = lifetimes_of(graph, draft, alias, chosen, options, held.values())
-    return CompleteDraft(graph, limits, chosen, options, draft, alias, entries, held, items)
+    if options.retain:
+        draft.retained = retained_tensors(draft)
+    draft.items = lifetimes_of(draft)
+    return draft
 
 
-def place_draft(drafted: CompleteDraft, sibling: Sibling | None = None) -> Plan:
+def place_draft(draft: Draft) -> Plan:
     """Returns the plan of a draft: gives every tensor a place in memory, and makes the dispatches
     steps.
 
     Raises :class:`DeviceError` if the plan exceeds the device's limits.
     """
-    graph, limits, options, draft = drafted.graph, drafted.limits, drafted.options, drafted.draft
-    alias, chosen, entries, held = drafted.alias, drafted.layouts, drafted.entries, drafted.retained
-    places, memory, kept = place_arena(drafted)
+    graph, options = draft.graph, draft.options
+    arena, memory, launches = place_arena(draft)
     yield_to_frame()
-    weights = place_weights(graph, draft, alias, limits, sibling)
-    locate = Locator(graph, chosen, alias, places, weights, draft)
-    steps = tuple(
-        step_of(i, node, kernel, dispatch, cost, locate, draft.parts)
-        for i, (node, kernel, dispatch, cost) in enumerate(kept)
-    )
-    check_limits(steps, weights, limits)
+    weights = place_weights(draft)
+    locate = Locator(draft, arena, weights)
+    steps = tuple(_step_of(i, launch, locate) for i, launch in enumerate(launches))
+    _check_limits(steps, weights, draft.limits)
+    places = {name: locate.place(name) for node in graph.nodes for name in node.outputs}
+    outputs = {name: locate.place(name) for name in graph.outputs}
     return Plan(
         name=graph.name,
         steps=steps,
-        inputs={name: input_place(locate, name, entries.get(name)) for name in graph.inputs},
-        outputs={name: locate.place(name) for name in graph.outputs},
-        tensors=readable_places(graph, locate, options),
+        inputs={name: input_place(locate, name) for name in graph.inputs},
+        outputs=outputs,
+        tensors=places if options.keep else outputs,
         taps={name: locate.place(name) for name in graph.kept},
-        places={name: locate.place(name) for node in graph.nodes for name in node.outputs},
+        places=places,
         weights=weights.shared.values,
         weights_bytes=weights.shared.nbytes,
         own=weights.own.values,
         own_bytes=weights.own.nbytes,
         memory=memory,
-        updates=updates_of(graph, alias, draft, locate),
+        updates=updates_of(draft, locate),
         options={"keep": options.keep, "guard": options.guard},
-        reuse=_reuse(graph, kept, locate, held) if options.retain else None,
+        reuse=_reuse(launches, locate) if options.retain else None,
         choices=tuple(draft.choices),
         parts={n: p for n, p in draft.parts.items() if p.count > 1 or n in options.parts},
-        layouts=chosen,
+        layouts=draft.layouts,
     )
 
 
-def _reuse(
-    graph: Graph, dispatches: Sequence[Launch], locate: Locator, held: Mapping[str, str]
-) -> Reuse:
-    sources = sources_of(graph)
-    roots = {root: locate(root).nbytes for root in held.values()}
-    return Reuse(tuple(sources[node.outputs[0]] for node, *_ in dispatches), roots)
+def _reuse(launches: Sequence[Launch], locate: Locator) -> Reuse:
+    sources = sources_of(locate.draft.graph)
+    roots = {root: locate(root).nbytes for root in locate.draft.retained.values()}
+    return Reuse(tuple(sources[node.outputs[0]] for node, *_ in launches), roots)

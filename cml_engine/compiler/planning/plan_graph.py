@@ -7,9 +7,9 @@ from dataclasses import replace
 from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.bands.plan_in_bands import plan_in_bands
 from cml_engine.compiler.planning.decisions import NO_DECISIONS, Decisions, resolve_overrides
-from cml_engine.compiler.planning.dispatches import PlanOptions, Sibling
+from cml_engine.compiler.planning.dispatches import Draft, PlanOptions, Sibling
 from cml_engine.compiler.planning.layouts import Storage, layouts_for
-from cml_engine.compiler.planning.lower import draft_plan
+from cml_engine.compiler.planning.lower import complete_draft
 from cml_engine.ir.graph import Graph
 from cml_engine.ir.limits import Limits
 
@@ -40,4 +40,4 @@ def plan_graph(
     options = replace(
         options, kernels=overrides.kernel, parts=overrides.parts, bands=overrides.bands
     )
-    return plan_in_bands(draft_plan(graph, limits, layouts, options, sibling), sibling)
+    return plan_in_bands(complete_draft(Draft(graph, limits, layouts, options, sibling)))

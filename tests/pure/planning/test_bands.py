@@ -19,9 +19,9 @@ from cml_engine.compiler.planning.bands.rewrite import (
     rewrite_in_bands,
 )
 from cml_engine.compiler.planning.decisions import decisions_of, resolve_overrides
-from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.dispatches import Draft, PlanOptions
 from cml_engine.compiler.planning.layouts import layouts_for
-from cml_engine.compiler.planning.lower import draft_plan
+from cml_engine.compiler.planning.lower import complete_draft
 from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.cooked.cook import cook
 from cml_engine.cooked.profiles import PROFILES
@@ -162,8 +162,8 @@ def test_any_limit_is_held_or_refused_with_one_that_is_held(seed, share):
 @given(st.integers(0, 10_000))
 def test_runs_that_are_estimated_are_possible(seed):
     graph = optimize(random_maps(seed)[0])
-    whole = draft_plan(graph, Limits(), layouts_for(graph, "float"))
-    kernels = {title: picks[0][0] for title, picks in whole.draft.chosen.items() if picks}
+    whole = complete_draft(Draft(graph, Limits(), layouts_for(graph), PlanOptions()))
+    kernels = {title: picks[0][0] for title, picks in whole.chosen.items() if picks}
     usage = MemoryUsage(whole, {})
     facts = RunFacts(find_graph_rows(graph, kernels, ()), usage, {})
     for begin, nbytes, _ in Estimates(facts, Bounds(inf, inf), {}).by_begin():

@@ -16,7 +16,7 @@ from math import ceil, inf
 import numpy as np
 
 from cml_engine.compiler.planning.bands.rewrite import GraphRows, RowRule
-from cml_engine.compiler.planning.dispatches import CompleteDraft
+from cml_engine.compiler.planning.dispatches import Draft
 from cml_engine.compiler.planning.memory import (
     Lifetime,
     Views,
@@ -26,7 +26,7 @@ from cml_engine.compiler.planning.memory import (
     rounded_up,
 )
 from cml_engine.ir.graph import Array
-from cml_engine.ir.layout import PLAIN, words
+from cml_engine.ir.layout import PLAIN
 from cml_engine.ops.declaration.registry import lookup
 
 #: the number of operations that take as long as one byte of memory traffic
@@ -39,16 +39,15 @@ class MemoryUsage:
     Parts of tensors that are ``views`` take no memory of their own.
     """
 
-    def __init__(self, drafted: CompleteDraft, views: Views) -> None:
-        self.drafted, self.graph, self.views = drafted, drafted.graph, views
-        self.align = drafted.limits.storage_offset_alignment
-        self.items = rounded_up(merge_lifetimes(drafted.items, views), self.align)
+    def __init__(self, draft: Draft, views: Views) -> None:
+        self.draft, self.graph, self.views = draft, draft.graph, views
+        self.items = rounded_up(merge_lifetimes(draft.items, views), draft.align)
 
     @cached_property
     def steps(self) -> list[tuple[int, int]]:
         """For each node, the numbers of its first dispatch and of the dispatch after its last."""
         counts = dict.fromkeys((node.outputs[0] for node in self.graph.nodes), 0)
-        for node, *_ in self.drafted.draft.dispatches:
+        for node, *_ in self.draft.dispatches:
             counts[node.outputs[0]] += 1
         ends = list(accumulate(counts.values()))
         return [(end - n, end) for end, n in zip(ends, counts.values(), strict=True)]
@@ -74,13 +73,9 @@ class MemoryUsage:
     def node_work(self) -> list[float]:
         """The work of each node in operations; its memory traffic is converted to operations."""
         by_node = dict.fromkeys((node.outputs[0] for node in self.graph.nodes), 0.0)
-        for node, _, _, cost in self.drafted.draft.dispatches:
+        for node, _, _, cost in self.draft.dispatches:
             by_node[node.outputs[0]] += cost.flops + FLOPS_PER_BYTE * cost.bytes
         return list(by_node.values())
-
-    def nbytes(self, name: str) -> int:
-        """Returns the bytes of a whole tensor in its layout."""
-        return 4 * words(self.graph.facts[name], self.drafted.layouts.get(name, PLAIN))
 
 
 # -- run facts ------------------------------------------------------------------------------------
@@ -221,8 +216,8 @@ class RunFacts:
         usage = self.usage
         lives = {item.name: item for item in usage.items}
         touched: dict[str, list[int]] = {}
-        alias = usage.drafted.alias
-        launches = usage.drafted.draft.dispatches
+        alias = usage.draft.alias
+        launches = usage.draft.dispatches
         for step, (_, _, dispatch, _) in enumerate(launches):
             for name in dict.fromkeys(dispatch.tensors):
                 root, _ = resolve_view(usage.views, alias.get(name, name))
@@ -252,8 +247,8 @@ class RunFacts:
         without scratch."""
         found = [1.0] * len(self.usage.steps)
         filled: dict[str, list[int]] = {}
-        for _, _, dispatch, _ in self.usage.drafted.draft.dispatches:
-            for name in self.usage.drafted.draft.scratch.keys() & set(dispatch.tensors):
+        for _, _, dispatch, _ in self.usage.draft.dispatches:
+            for name in self.usage.draft.scratch.keys() & set(dispatch.tensors):
                 filled.setdefault(name, []).append(dispatch.groups)
         # dispatches that fill and read the scratch come in pairs
         for name, groups in filled.items():
@@ -270,7 +265,7 @@ class RunFacts:
         for node in self.chart.graph.nodes:
             parts = lookup(node.op).traits.parts
             fact = self.chart.graph.facts[node.outputs[0]]
-            layout = self.usage.drafted.layouts.get(node.outputs[0], PLAIN)
+            layout = self.usage.draft.layouts.get(node.outputs[0], PLAIN)
             joins = parts is not None and parts.joined
             found.append(bool(joins and parts and parts.place(node.attrs, fact, layout)))
         return found
@@ -425,7 +420,7 @@ class Estimates:
         self.work += self.usage.node_work[k] * (twice / rule.extent - 1)
         first, end = self.usage.steps[k]
         self.work += _FLOPS_PER_DISPATCH * (end - first) * (facts.counts - 1)
-        copied = sum(map(self.usage.nbytes, self.nodes[k].outputs))
+        copied = sum(map(self.usage.draft.nbytes, self.nodes[k].outputs))
         self.work += np.where(is_result, 2.0 * FLOPS_PER_BYTE * copied, 0.0)[:, None]
         for item in facts.items.get(k, ()):
             self._add_item(k, item)
@@ -532,7 +527,7 @@ class Estimates:
     def _add_slices(self, k: int, rule: RowRule) -> None:
         """Adds the bytes of copies of some rows of node ``k``'s result, for readers that need
         fewer rows than others."""
-        row = sum(map(self.usage.nbytes, self.nodes[k].outputs)) / rule.extent
+        row = sum(map(self.usage.draft.nbytes, self.nodes[k].outputs)) / rule.extent
         for reader, read in self.facts.readers[k]:
             behind = reader - k
             if behind >= self.size or reader not in self.rows or self.facts.is_joined[reader]:
@@ -563,7 +558,7 @@ class Estimates:
                 if facts.is_joined[k]:
                     continue  # the copies are parts of the result
                 rows = np.minimum(read.rows(own), extent)
-                size = self.usage.nbytes(read.name) / extent
+                size = self.usage.draft.nbytes(read.name) / extent
                 nbytes = nbytes + np.where(rows < extent, self._rounded(rows * size), 0.0)
             for step in range(*self.usage.steps[k]):
                 if step in self.alive:
@@ -577,4 +572,4 @@ class Estimates:
         return self.usage.graph.facts[name].shape[rule.axis]
 
     def _rounded(self, nbytes: Array) -> Array:
-        return np.ceil(nbytes / self.usage.align) * self.usage.align
+        return np.ceil(nbytes / self.usage.draft.align) * self.usage.draft.align

@@ -24,8 +24,8 @@ from cml_engine.compiler.planning.bands.rewrite import (
     find_graph_rows,
     rewrite_in_bands,
 )
-from cml_engine.compiler.planning.dispatches import CompleteDraft, Draft, Sibling
-from cml_engine.compiler.planning.lower import draft_plan, place_draft, views_of
+from cml_engine.compiler.planning.dispatches import Draft
+from cml_engine.compiler.planning.lower import complete_draft, place_draft, views_of
 from cml_engine.errors import CmlError, InputError, InternalError
 from cml_engine.ir.graph import Array, Node
 from cml_engine.ops.declaration.registry import lookup
@@ -171,40 +171,32 @@ _HOPELESS, _QUICK = 1.5, 1000
 Code = tuple[str, frozenset[tuple[str, int | str]]]
 
 
-def plan_in_bands(whole: CompleteDraft, sibling: Sibling | None = None) -> Plan:
+def plan_in_bands(whole: Draft) -> Plan:
     """Returns the plan of a draft, with operators in bands if it would exceed ``arena_limit``.
 
     Bands are also used if a tensor is larger than a buffer, or if the caller requests them. Raises
     :class:`InputError` or :class:`DeviceError` if bands do not help.
     """
-    options, limits = whole.options, whole.limits
-    align = limits.storage_offset_alignment
-    most = limits.max_buffer_bytes // align * align
+    options = whole.options
+    most = whole.limits.max_buffer_bytes // whole.align * whole.align
     fits = all(item.nbytes <= most for item in whole.items)
     limit = options.arena_limit or inf
     bands = {name: int(count) for name, count in options.bands.items()}
     if fits and not any(count > 1 for count in bands.values()):
-        plan = place_draft(whole, sibling)
+        plan = place_draft(whole)
         if plan.memory.peak <= limit:
             return plan
-    return _BandPlanner(whole, sibling, Bounds(limit, most), bands).plan()
+    return _BandPlanner(whole, Bounds(limit, most), bands).plan()
 
 
 class _BandPlanner:
     """Plans one draft with operators in bands, within ``bounds`` and with the ``requested``
     numbers of bands."""
 
-    def __init__(
-        self,
-        whole: CompleteDraft,
-        sibling: Sibling | None,
-        bounds: Bounds,
-        requested: Mapping[str, int],
-    ) -> None:
-        self.whole, self.sibling, self.bounds, self.requested = whole, sibling, bounds, requested
+    def __init__(self, whole: Draft, bounds: Bounds, requested: Mapping[str, int]) -> None:
+        self.whole, self.bounds, self.requested = whole, bounds, requested
         graph = whole.graph
-        chosen = whole.draft.chosen
-        self.kernels = {title: picks[0][0] for title, picks in chosen.items() if picks}
+        self.kernels = {title: picks[0][0] for title, picks in whole.chosen.items() if picks}
         self.chart = find_graph_rows(
             graph, self.kernels, [n for n, count in requested.items() if count == 1]
         )
@@ -301,17 +293,17 @@ class _BandPlanner:
         whole = self.whole
         made = rewrite_in_bands(whole.graph, [(c.run, c.count) for c in chosen])
         graph = made.finished()
-        pinned = {new: whole.draft.chosen.get(title, []) for new, title in made.titles.items()}
-        untouched = {node.title for node in graph.nodes} & whole.draft.chosen.keys()
-        pinned |= {title: whole.draft.chosen[title] for title in untouched}
-        draft = Draft(packed=dict(whole.draft.packed), pinned=pinned, alike=made.alike)
+        pinned = {new: whole.chosen.get(title, []) for new, title in made.titles.items()}
+        untouched = {node.title for node in graph.nodes} & whole.chosen.keys()
+        pinned |= {title: whole.chosen[title] for title in untouched}
         # requested kernels are pinned already; a joined result would have the name of one
         options = replace(whole.options, kernels={})
-        layouts = made.layouts(whole.layouts)
+        layouts, packed = made.layouts(whole.layouts), dict(whole.packed)
+        draft = Draft(
+            graph, whole.limits, layouts, options, whole.sibling, packed, pinned, made.alike
+        )
         try:
-            found = draft_plan(
-                graph, whole.limits, layouts, options, self.sibling, draft, made.joins
-            )
+            complete_draft(draft, made.joins)
         except CmlError:
             banded = [node for node in graph.nodes if node.title in made.titles]
             left = [n for n in banded if n.title not in draft.chosen and not lookup(n.op).alias]
@@ -327,13 +319,13 @@ class _BandPlanner:
         if thin:
             self._learn(thin, made, searches)
             return None
-        plan = place_draft(found, self.sibling)
+        plan = place_draft(draft)
         flops: dict[str, float] = {}
         for step in plan.steps:
             title = made.titles.get(step.title, "")
             flops[title] = flops.get(title, 0.0) + step.cost.flops
         bands = tuple(self._describe(c, plan, flops) for c in chosen)
-        choices = tuple(whole.draft.choices)
+        choices = tuple(whole.choices)
         return replace(plan, bands=bands, choices=choices, bands_of=dict(made.titles))
 
     def _is_known(self, title: str | None, node: Node, kernel: Kernel, dispatch: Dispatch) -> bool:
@@ -350,7 +342,7 @@ class _BandPlanner:
     @cached_property
     def _codes(self) -> dict[str, set[Code]]:
         found: dict[str, set[Code]] = {node.title: set() for node in self.whole.graph.nodes}
-        for node, kernel, dispatch, _ in self.whole.draft.dispatches:
+        for node, kernel, dispatch, _ in self.whole.dispatches:
             found[node.title].add(_code(kernel, dispatch))
         return found
 
@@ -371,7 +363,7 @@ class _BandPlanner:
     def _flops(self) -> dict[str, float]:
         """The floating-point operations of each operator without bands, by its title."""
         found: dict[str, float] = {}
-        for node, _, _, cost in self.whole.draft.dispatches:
+        for node, _, _, cost in self.whole.dispatches:
             found[node.title] = found.get(node.title, 0.0) + cost.flops
         return found
 
@@ -433,7 +425,7 @@ class _BandPlanner:
             said = f"decide: '{name}' cannot be computed in {count} bands: {why}"
             return InputError(said, node.source)
         try:
-            place_draft(self.whole, self.sibling)
+            place_draft(self.whole)
         except CmlError as error:
             return error
         return InternalError(f"'{graph.name}' fits, and has no plan")
