@@ -24,8 +24,6 @@ from cml_engine.ops.declaration.choice import NO_VARIANTS, TunedChoice, VariantT
 
 FORMAT = "cml variant table 1"
 _DEFAULTS = Path(__file__).with_name("tuning_defaults")
-#: kernel variants that older tables list under another name
-_RENAMED = {"slide": "row tile", "weave": "phases"}
 _read_tables: dict[Path, VariantTable] = {}
 
 
@@ -74,11 +72,8 @@ class Record:
         """Returns the record of a JSON object from :meth:`to_json`; raises ``ValueError`` if it
         is invalid."""
         try:
-            ms = {_current_name(name): finite(value, 0) for name, value in data["ms"].items()}
-            default, chosen = (
-                _current_name(str(data["default"])),
-                _current_name(str(data["chosen"])),
-            )
+            ms = {name: finite(value, 0) for name, value in data["ms"].items()}
+            default, chosen = str(data["default"]), str(data["chosen"])
             ratio, rounds = finite(data["ratio"], 0), int(finite(data["rounds"], 0))
             source = str(data["source"])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -165,13 +160,6 @@ def records_in(text: str) -> dict[str, Record]:
     """Returns the records in a tuning file's text, by key; raises ``ValueError`` if the text is
     invalid."""
     return _records_of(parse_json(text))
-
-
-def _current_name(option: str) -> str:
-    """Returns the option with the kernel's current name if the kernel was renamed since the
-    measurement."""
-    kernel, space, tile = option.partition(" ")
-    return _RENAMED.get(kernel, kernel) + space + tile
 
 
 def _records_of(data: object) -> dict[str, Record]:

@@ -92,14 +92,6 @@ def test_a_table_is_written_and_read(folder):
     assert json.loads(file.read_text())["device"] == DEVICE
 
 
-def test_a_table_of_older_names_is_still_valid():
-    old = {"a": "slide 8x4 by 16", "b": "weave 4x2 by 16", "c": "tile 4x4 by 16"}
-    record = Record("deconv", old["a"], old["b"], dict.fromkeys(old.values(), 1.0), 0.5, 9, "net")
-    read = Record.from_json("deconv", record.to_json())
-    assert (read.default, read.chosen) == ("row tile 8x4 by 16", "phases 4x2 by 16")
-    assert list(read.ms) == ["row tile 8x4 by 16", "phases 4x2 by 16", "tile 4x4 by 16"]
-
-
 def test_saving_adds_to_what_is_there_and_replaces_the_same_keys():
     save(DEVICE, [RECORD])
     other = Record("conv 5x5", "a", "a", {"a": 1.0}, 1.0, 9, "net")

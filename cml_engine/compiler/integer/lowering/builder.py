@@ -77,12 +77,12 @@ class PendingSum(PendingValue):
     that multiply values below zero, one or one per index; it is empty without such slopes.
     """
 
-    names: tuple[str, ...]
-    bits: int
     scales: tuple[Fraction, ...]
-    axis: int
     bound: int
-    carrier: str
+    names: tuple[str, ...] = ()
+    bits: int = 0
+    axis: int = 1
+    carrier: str = "float32"
     #: the operator that computes the sum and rounds it in its first epilogue
     made_by: Node | None = None
     negative: tuple[Fraction, ...] = ()
@@ -323,7 +323,7 @@ class IntegerGraphBuilder:
         return self._parts[key][take == "lower"]
 
     def scale_words(
-        self, node: Node, words: QuantizedTensor, by: tuple[Fraction, ...], axis: int = 1
+        self, node: Node, words: QuantizedTensor, by: tuple[Fraction, ...] = (Fraction(1),)
     ) -> PendingSum:
         """Returns a pending sum that stands for the words multiplied by one number, or by one
         number per channel.
@@ -335,11 +335,8 @@ class IntegerGraphBuilder:
             source=node.source,
             base=words if len(by) == 1 else None,
             names=(words.name,),
-            bits=0,
             scales=tuple(words.scale * factor for factor in by),
-            axis=axis,
             bound=words.range.magnitude,
-            carrier="float32",
         )
 
     def add_input(self, name: str) -> QuantizedTensor:

@@ -91,7 +91,7 @@ def _by_sign(
 ) -> PendingValue:
     found = builder.value(node, node.inputs[0])
     if isinstance(found, QuantizedTensor):
-        found = builder.scale_words(node, found, (Fraction(1),))
+        found = builder.scale_words(node, found)
     if (
         not isinstance(found, PendingSum)
         or found.negative
@@ -324,17 +324,11 @@ def _move_words(builder: IntegerGraphBuilder, node: Node, attrs: Any) -> list[Va
         any(w.signed for w in moved),
         Range(min(w.range.low for w in moved), max(w.range.high for w in moved)),
     )
-    if _has_zero_border(node):
+    if node.op == "max_pool":  # its results may be zeros of the border
         words = replace(words, range=Range(min(words.range.low, 0), max(words.range.high, 0)))
     names = tuple(builder.result_name(node, i) for i in range(len(node.outputs)))
     builder.nodes.append(replace(node, inputs=tuple(inputs), outputs=names, attrs=Attrs(attrs)))
     return [replace(words, name=name) for name in names]
-
-
-def _has_zero_border(node: Node) -> bool:
-    """Returns True for ``max_pool``, whose results may be zeros of the border outside the range
-    of the operand's words."""
-    return node.op == "max_pool"
 
 
 # -- custom operators -----------------------------------------------------------------------------
@@ -374,11 +368,8 @@ def lower_exact(builder: IntegerGraphBuilder, node: Node, spec: OpSpec) -> list[
                 title=node.title,
                 source=node.source,
                 names=(name,),
-                bits=0,
                 scales=(words[0].scale,),
-                axis=1,
                 bound=found.magnitude,
-                carrier="float32",
             )
             for name in names
         ]

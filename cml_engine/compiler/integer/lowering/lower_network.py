@@ -236,14 +236,6 @@ def _round_by_table(
     return max(map(abs, line.table))
 
 
-def pending_of_words(
-    builder: IntegerGraphBuilder, node: Node, words: QuantizedTensor
-) -> PendingValue:
-    """Returns words as a pending value with the same scale, so that they can be rounded to
-    another one."""
-    return builder.scale_words(node, words, (Fraction(1),))
-
-
 # -- float tail -----------------------------------------------------------------------------------
 # The float tail: the operators without an integer form at the end of a network, and their readers.
 #
@@ -477,11 +469,8 @@ def _round_if_point(builder: IntegerGraphBuilder, node: Node, name: str, value: 
     if line is None:
         return value
     if not isinstance(value, PendingValue):
-        if _is_same(value.scale, value.range.low, value.range.high, line):
+        words, ends = value.range, line.range
+        if value.scale == line.scale and ends.low <= words.low and words.high <= ends.high:
             return value
-        value = pending_of_words(builder, node, value)
+        value = builder.scale_words(node, value)
     return round_value(builder, node, name, value, line)
-
-
-def _is_same(scale: object, low: int, high: int, line: QuantParams) -> bool:
-    return scale == line.scale and line.range.low <= low and high <= line.range.high

@@ -20,9 +20,9 @@ from cml_engine.compiler.integer.lowering.builder import (
 )
 from cml_engine.compiler.integer.sum_bounds import ExactSum, SumPass, plan_exact_sum
 from cml_engine.errors import ModelError, RangeError
-from cml_engine.ir.graph import Array, Attrs, Node
+from cml_engine.ir.graph import Array, Attrs, AttrValue, Node
 from cml_engine.ops.common.window import window_of
-from cml_engine.ops.conv.shapes import ConvShape, conv_shape, deconv_shape
+from cml_engine.ops.conv.shapes import deconv_shape
 
 #: emits the nodes of one pass from the name of its words, the pass and the name of its result
 Emit = Callable[[str, SumPass, str], None]
@@ -84,73 +84,68 @@ def _bias(
     return values * len(scales) if len(values) == 1 else values
 
 
-def conv(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
-    facts = [builder.graph.facts[name] for name in node.inputs]
-    shape = conv_shape(node.attrs, *facts)
-    return [_emit_conv(builder, node, shape, 0, lambda f: f, lambda f: f)]
-
-
-def deconv(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
-    facts = [builder.graph.facts[name] for name in node.inputs]
-    shape = deconv_shape(node.attrs, *facts)
-    extents = facts[1].shape
-    grouped = (shape.groups, shape.group_in, shape.group_out, *extents[2:])
-
-    def rows(filter: Array) -> Array:
-        turned = filter.reshape(grouped).swapaxes(1, 2)
-        return turned.reshape(shape.out_channels, shape.group_in, *extents[2:])
-
-    def back(filter: Array) -> Array:
-        turned = filter.reshape(shape.groups, shape.group_out, shape.group_in, *extents[2:])
-        return turned.swapaxes(1, 2).reshape(extents)
-
-    return [_emit_conv(builder, node, shape, 1, rows, back)]
-
-
-def _emit_conv(
+def _weighted_sum(
     builder: IntegerGraphBuilder,
     node: Node,
-    shape: ConvShape,
-    axis: int,
-    rows: Callable[[Array], Array],
-    back: Callable[[Array], Array],
+    what: str,
+    scale_axis: int,
+    rows: Callable[[Array], Array] = lambda weights: weights,
+    back: Callable[[Array], Array] = lambda weights: weights,
+    sum_axis: int = 1,
+    groups: int = 1,
+    **more: AttrValue,
 ) -> PendingSum:
-    """Lowers a conv or a deconv on words, and returns its pending sum.
+    """Lowers an operator whose second operand are weights, and returns its pending sum.
 
     A conv whose sums need int32 is not added to the new graph yet: its rounding point adds it,
-    with the rounding as its first epilogue. ``axis`` is the filter's axis that its scales belong
-    to. ``rows`` permutes a filter so that its output channels come first; ``back`` is the
-    inverse.
+    with the rounding as its first epilogue. ``what`` names the weights in messages.
+    ``scale_axis`` is the axis of the weights that their scales belong to; all ``groups`` share
+    them. ``rows`` permutes weights so that output channels come first; ``back`` is the inverse.
+    ``more`` are attributes besides the node's own.
     """
     words = builder.words(node, node.inputs[0])
-    filter, line = builder.integer_constant(node, node.inputs[1], "filter")
-    scales = line.scales_along(filter.shape, axis)
-    if len(scales) != shape.out_channels:  # of a deconv: all groups share the scales
-        scales = scales * shape.groups
-    scales = tuple(words.scale * scale for scale in scales)
-    bias = _bias(builder, node, node.inputs[2], scales)
-    whole = node.op == "conv"
-    found = plan_exact_sum(node.title, rows(filter), bias, words.range, node.source, whole)
-    attrs = {**node.attrs, "exact": True}
+    weights, line = builder.integer_constant(node, node.inputs[1], what)
+    scales = tuple(words.scale * s for s in line.scales_along(weights.shape, scale_axis) * groups)
+    has_bias, whole = len(node.inputs) > 2, node.op == "conv"
+    bias = _bias(builder, node, node.inputs[2], scales) if has_bias else [0] * len(scales)
+    found = plan_exact_sum(node.title, rows(weights), bias, words.range, node.source, whole)
     if whole and found.carrier == "int32":
         return PendingSum(
             title=node.title,
             source=node.source,
-            names=(),
-            bits=0,
             scales=scales,
-            axis=1,
             bound=found.bound,
             carrier=found.carrier,
-            made_by=_integer_conv(builder, node, words, filter, bias),
+            made_by=_integer_conv(builder, node, words, weights, bias),
         )
 
     def emit(x: str, part: SumPass, out: str) -> None:
-        filter_ = builder.constant(f"{node.inputs[1]}.words", back(part.weights))
-        bias_ = builder.constant(f"{out}.bias", np.array(part.bias).reshape(1, -1))
-        builder.add(node, node.op, (x, filter_, bias_), out, **attrs)
+        operands = [x, builder.constant(f"{node.inputs[1]}.words", back(part.weights))]
+        if has_bias:
+            operands.append(builder.constant(f"{out}.bias", np.array(part.bias).reshape(1, -1)))
+        builder.add(node, node.op, operands, out, **{**node.attrs, **more})
 
-    return _emit_sum(builder, node, words, found, scales, 1, emit)
+    return _emit_sum(builder, node, words, found, scales, sum_axis, emit)
+
+
+def conv(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
+    return [_weighted_sum(builder, node, "filter", 0, exact=True)]
+
+
+def deconv(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
+    facts = [builder.graph.facts[name] for name in node.inputs]
+    shape, extents = deconv_shape(node.attrs, *facts), facts[1].shape
+
+    def rows(filter: Array) -> Array:
+        grouped = filter.reshape(shape.groups, shape.group_in, shape.group_out, *extents[2:])
+        return grouped.swapaxes(1, 2).reshape(shape.out_channels, shape.group_in, *extents[2:])
+
+    def back(filter: Array) -> Array:
+        grouped = filter.reshape(shape.groups, shape.group_out, shape.group_in, *extents[2:])
+        return grouped.swapaxes(1, 2).reshape(extents)
+
+    made = _weighted_sum(builder, node, "filter", 1, rows, back, groups=shape.groups, exact=True)
+    return [made]
 
 
 def _integer_conv(
@@ -173,53 +168,40 @@ def _integer_conv(
 
 
 def linear(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
-    words = builder.words(node, node.inputs[0])
-    filter, line = builder.integer_constant(node, node.inputs[1], "filter")
-    scales = tuple(words.scale * scale for scale in line.scales_along(filter.shape, 0))
-    bias = _bias(builder, node, node.inputs[2], scales)
-    found = plan_exact_sum(node.title, filter, bias, words.range, node.source)
-
-    def emit(x: str, part: SumPass, out: str) -> None:
-        filter_ = builder.constant(f"{node.inputs[1]}.words", part.weights)
-        bias_ = builder.constant(f"{out}.bias", np.array(part.bias).reshape(1, -1))
-        builder.add(node, "linear", (x, filter_, bias_), out, **node.attrs)
-
-    return [_emit_sum(builder, node, words, found, scales, 1, emit)]
+    return [_weighted_sum(builder, node, "filter", 0)]
 
 
 def matmul(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     a, b = node.inputs
     if builder.is_constant(b):
-        return [_multiply_by_constant(builder, node, a, b)]
+        return [_multiply_by_constant(builder, node, b)]
     left, right = builder.words(node, a), builder.words(node, b)
-    rank = builder.graph.facts[a].rank
-    inner = builder.graph.facts[a].shape[-2 if node.attrs["transposeA"] else -1]
+    fact = builder.graph.facts[a]
+    inner = fact.shape[-2 if node.attrs["transposeA"] else -1]
     found = _plan_count(node, left, inner * right.range.magnitude)
 
     def emit(x: str, part: SumPass, out: str) -> None:
         builder.add(node, "matmul", (x, right.name), out, **node.attrs)
 
-    return [_emit_sum(builder, node, left, found, (left.scale * right.scale,), rank - 1, emit)]
+    scales = (left.scale * right.scale,)
+    return [_emit_sum(builder, node, left, found, scales, fact.rank - 1, emit)]
 
 
-def _multiply_by_constant(builder: IntegerGraphBuilder, node: Node, a: str, b: str) -> PendingSum:
-    words = builder.words(node, a)
-    matrix, line = builder.integer_constant(node, b, "matrix")
-    axis = matrix.ndim - (2 if node.attrs["transposeB"] else 1)
-    if prod(matrix.shape[:-2]) != 1:
+def _multiply_by_constant(builder: IntegerGraphBuilder, node: Node, b: str) -> PendingSum:
+    shape = builder.graph.facts[b].shape
+    if prod(shape[:-2]) != 1:
         raise ModelError(
-            f"{node.title}: its matrix '{b}' is {matrix.shape[:-2]} matrices, wanted one",
-            node.source,
+            f"{node.title}: its matrix '{b}' is {shape[:-2]} matrices, wanted one", node.source
         )
-    scales = tuple(words.scale * scale for scale in line.scales_along(matrix.shape, axis))
-    rows = np.moveaxis(matrix, axis, 0)
-    found = plan_exact_sum(node.title, rows, [0] * len(scales), words.range, node.source)
+    axis, last = len(shape) - (2 if node.attrs["transposeB"] else 1), len(shape) - 1
 
-    def emit(x: str, part: SumPass, out: str) -> None:
-        values = np.moveaxis(part.weights, 0, axis)
-        builder.add(node, "matmul", (x, builder.constant(f"{b}.words", values)), out, **node.attrs)
+    def rows(matrix: Array) -> Array:
+        return np.moveaxis(matrix, axis, 0)
 
-    return _emit_sum(builder, node, words, found, scales, matrix.ndim - 1, emit)
+    def back(matrix: Array) -> Array:
+        return np.moveaxis(matrix, 0, axis)
+
+    return _weighted_sum(builder, node, "matrix", axis, rows, back, last)
 
 
 def _plan_count(node: Node, words: QuantizedTensor, count: int) -> ExactSum:
