@@ -30,6 +30,15 @@ from cml_engine.ops.elementwise.in_place import apply_in_place
 Watch = Callable[[Node, Sequence[Array]], None]
 
 
+def keep_results(values: dict[str, Array]) -> Watch:
+    """Returns a watch that stores a copy of every result in ``values``, by name."""
+
+    def watch(node: Node, results: Sequence[Array]) -> None:
+        values.update(zip(node.outputs, map(np.array, results), strict=True))
+
+    return watch
+
+
 def run_node(
     node: Node,
     arrays: Sequence[Array],

@@ -489,8 +489,6 @@ class Store:
         return self._inspect(unit)[1]
 
     def _inspect(self, unit: Unit) -> tuple[str, dict[str, Array] | None]:
-        if self._has_no_record(unit):
-            return "missing", None
         try:
             record = self._record(unit)
             if not any(record):
@@ -510,15 +508,6 @@ class Store:
             return np.asarray(self._arrays[unit.layer][RECORD][unit.at]).tobytes()
         file = self._file(unit, RECORD)
         return read_chunk(file, (RECORD_BYTES,), np.uint8, packed=False).tobytes()
-
-    def _has_no_record(self, unit: Unit) -> bool:
-        """Returns True if the file of a unit's record is missing; always False for a remote store.
-
-        It spares a missing unit the milliseconds that Zarr would take.
-        """
-        if self._folder is None:
-            return False
-        return not self._file(unit, RECORD).exists()
 
     def _file(self, unit: Unit, name: str) -> Path:
         """Returns the path of the file with a unit's chunk of array ``name``, in a local store."""

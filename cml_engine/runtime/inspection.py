@@ -233,9 +233,10 @@ def check_passes(graph: Graph, inputs: Mapping[str, Array]) -> PassReport:
     stages, passes = [(STAGES[0][0], written)], []
     for name, stage, _ in STAGES[1:]:
         before = stages[-1][1]
-        stages.append((name, stage(before)))
-        if stages[-1][1].nodes != before.nodes:
-            passes.append((name, len(before.nodes), len(stages[-1][1].nodes)))
+        after = stage(before)
+        stages.append((name, after))
+        if after.nodes != before.nodes:
+            passes.append((name, len(before.nodes), len(after.nodes)))
     checks = list(_checks(written, stages[-1][1], values))
     worst = max((found.worst for _, found in checks), default=0.0)
     fault = ""

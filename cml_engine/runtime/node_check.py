@@ -8,7 +8,7 @@ error.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
@@ -25,7 +25,7 @@ from cml_engine.compiler.planning.layouts import Storage, rounded_weights
 from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.compiler.tuning_tables import table_for
 from cml_engine.cpu.compare import Comparison, compare
-from cml_engine.cpu.cpu_program import CpuProgram, convert_to_fact, run_node
+from cml_engine.cpu.cpu_program import CpuProgram, convert_to_fact, keep_results, run_node
 from cml_engine.cpu.tolerances import cancellation_error, node_tolerance, propagated_error
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Graph, Node
 from cml_engine.ir.layout import C4H, FIXED4, to_half
@@ -296,11 +296,7 @@ def check_bits(graph: Graph, gpu: Gpu, inputs: Mapping[str, Array]) -> BitCheck:
     options = PlanOptions(keep=True, variants=table_for(gpu.name))
     read_tensor = _run_keeping(plan_graph(optimized, gpu.limits, options=options), gpu, inputs)
     values: dict[str, Array] = {}
-
-    def watch(node: Node, results: Sequence[Array]) -> None:
-        values.update(zip(node.outputs, map(np.array, results), strict=True))
-
-    CpuProgram(optimized).run(inputs, watch)
+    CpuProgram(optimized).run(inputs, keep_results(values))
     usual = _outputs(optimized, gpu, inputs, "float")
     whole = lower_to_integers(graph)
     floats, compared = set(whole.floats), 0

@@ -132,7 +132,9 @@ class RoundingPoint:
     scale: Fraction
     carrier: str
     bound: int
-    shape: tuple[int, ...] = field(default=())
+    shape: tuple[int, ...]
+    #: the name of the words in the lowered graph
+    words: str
 
 
 # -- integer builder ------------------------------------------------------------------------------
@@ -365,11 +367,16 @@ class IntegerGraphBuilder:
             low=float(words.range.low),
             high=float(words.range.high),
         )
-        shape = self.graph.facts[name].shape
-        self.points.append(
-            RoundingPoint(name, "input", line.bits, line.signed, line.scale, "float32", 0, shape)
-        )
+        self.add_point(name, "input", words, "float32", 0)
         return words
+
+    def add_point(
+        self, name: str, title: str, words: QuantizedTensor, carrier: str, bound: int
+    ) -> None:
+        """Records the rounding point of tensor ``name``, which became ``words``."""
+        shape = self.graph.facts[name].shape
+        kind = words.bits, words.signed, words.scale
+        self.points.append(RoundingPoint(name, title, *kind, carrier, bound, shape, words.name))
 
     def add_output(self, name: str) -> None:
         """Adds the node that converts the words of ``name``, which is read after a run, to real

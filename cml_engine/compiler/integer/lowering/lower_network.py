@@ -72,12 +72,7 @@ def round_value(
             "graph.quant has none (cml quantize makes one)",
             pending.source,
         )
-    shape = builder.graph.facts[name].shape
-    builder.points.append(
-        RoundingPoint(
-            name, pending.title, line.bits, line.signed, line.scale, carrier, bound, shape
-        )
-    )
+    builder.add_point(name, pending.title, words, carrier, bound)
     return words
 
 

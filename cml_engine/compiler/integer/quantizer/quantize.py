@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from cml_engine.compiler.integer.quantizer.scales import (
     tabulate,
 )
 from cml_engine.compiler.optimize import STAGES
-from cml_engine.cpu.cpu_program import CpuProgram
+from cml_engine.cpu.cpu_program import CpuProgram, keep_results
 from cml_engine.errors import InputError, ModelError
 from cml_engine.errors.arguments import check_instance
 from cml_engine.io.json_files import Json
@@ -473,46 +474,33 @@ class _Quantizer:
 
     def report(self, made: Graph) -> QuantizeReport:
         network = lower_to_integers(made)
-        program = CpuProgram(network.graph)
-        points = {_words(network.graph, p.name): p for p in network.points}
-        errors: dict[str, list[float]] = {p.name: [0.0, 0.0, 0.0] for p in network.points}
-        got = []
-        floats = CpuProgram(self.graph)
+        program, floats = CpuProgram(network.graph), CpuProgram(self.graph)
+        largest = dict.fromkeys((point.name for point in network.points), 0.0)
+        squares, got = dict(largest), []
         for sample in self.samples:
             real: dict[str, Array] = dict(sample)
-
-            def keep(node: Node, results: Sequence[Array], real: dict[str, Array] = real) -> None:
-                real.update(zip(node.outputs, results, strict=True))
-
-            def watch(node: Node, results: Sequence[Array], real: dict[str, Array] = real) -> None:
-                for name, value in zip(node.outputs, results, strict=True):
-                    if name in points:
-                        point = points[name]
-                        off = value * float(point.scale) - real[point.name]
-                        kept = errors[point.name]
-                        kept[0] = max(kept[0], float(np.abs(off).max(initial=0.0)))
-                        kept[1] += float(np.square(off, dtype=np.float64).sum())
-                        kept[2] += off.size
-
-            floats.run(sample, keep)
-            got.append(program.run(sample, watch))
+            words: dict[str, Array] = {}
+            floats.run(sample, keep_results(real))
+            got.append(program.run(sample, keep_results(words)))
+            for point in network.points:
+                off = words[point.words] * float(point.scale) - real[point.name]
+                largest[point.name] = max(largest[point.name], float(np.abs(off).max(initial=0.0)))
+                squares[point.name] += float(np.square(off, dtype=np.float64).sum())
         nodes = []
         for point in network.points:
             scale = QuantScale(float(point.scale), point.bits, point.signed)
-            largest, squares, count = errors[point.name]
+            count = len(self.samples) * max(prod(point.shape), 1)
             nodes.append(
                 NodeReport(
                     point.name,
                     f"input '{point.name}'" if point.title == "input" else point.title,
-                    point.bits,
-                    point.signed,
-                    float(point.scale),
-                    largest,
-                    float(np.sqrt(squares / max(count, 1))),
-                    self.alone.get(self.placement.root(point.name), 0.0),
-                    scale.clipped(self.observed[point.name].all),
-                    point.carrier,
-                    point.bound,
+                    **asdict(scale),
+                    largest=largest[point.name],
+                    rms=float(np.sqrt(squares[point.name] / count)),
+                    alone=self.alone.get(self.placement.root(point.name), 0.0),
+                    clipped=scale.clipped(self.observed[point.name].all),
+                    carrier=point.carrier,
+                    bound=point.bound,
                 )
             )
         error = self._error(got, self.outputs)
@@ -532,13 +520,6 @@ def _check_scale(name: str, scale: float) -> float:
     except (ModelError, ValueError, TypeError):
         raise InputError(f"scales: '{name}' has {scale!r}, wanted 2^-40 to 2^40") from None
     return float(scale)
-
-
-def _words(graph: Graph, name: str) -> str:
-    """Returns the name that the words of rounding point ``name`` have in the lowered graph."""
-    found = f"{name}.words"
-    made = {out for node in graph.nodes for out in node.outputs}
-    return found if found in made else name
 
 
 def _makers(graph: Graph, bits: Mapping[str, int]) -> dict[str, int]:
