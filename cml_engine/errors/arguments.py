@@ -236,18 +236,6 @@ def check_nonempty_names(value: Any, what: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def check_text_mapping(value: Any, what: str) -> Mapping[str, str]:
-    """Returns ``value`` if it is a mapping from strings to strings.
-
-    Otherwise raises :class:`InputError`.
-    """
-    if not isinstance(value, Mapping) or not all(
-        isinstance(part, str) for pair in value.items() for part in pair
-    ):
-        raise _wanted("texts by name, {'conv1': 'tile'} for example", repr(value), what)
-    return value
-
-
 def check_known_names(
     given: Iterable[str], known: Collection[str], lacking: str, what: str
 ) -> None:

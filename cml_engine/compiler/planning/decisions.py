@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
 from cml_engine.compiler.plan import BandedOperators, Plan
+from cml_engine.compiler.planning.dispatches import NO_OVERRIDES, Overrides
 from cml_engine.compiler.planning.layouts import (
     half_of,
     is_feature_map,
@@ -58,24 +59,6 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Overrides:
-    """The caller's decisions by tensor of the optimized graph, in one mapping for each kind of
-    decision.
-
-    A kernel is listed by the first result of its operator.
-    """
-
-    kernel: dict[str, str] = field(default_factory=dict)
-    layout: dict[str, str] = field(default_factory=dict)
-    storage: dict[str, str] = field(default_factory=dict)
-    parts: dict[str, str] = field(default_factory=dict)
-    bands: dict[str, str] = field(default_factory=dict)
-
-
-NO_OVERRIDES = Overrides()
-
-
 def check_decisions(decide: object) -> Decisions:
     """Returns ``decide`` unchanged; raises :class:`InputError` if it is no valid
     :data:`Decisions`."""
@@ -116,16 +99,16 @@ def parse_decisions(data: object) -> Decisions:
 
 
 def resolve_overrides(decide: Decisions, written: Graph, optimized: Graph) -> Overrides:
-    """Returns the decisions with the names of the original graph ``written`` replaced by those of
-    the optimized graph.
+    """Returns the decisions by kind, then by tensor.
 
+    Names of the original graph ``written`` are replaced by those of the optimized graph.
     A decision on an operator that was fused applies to the fused operator. Raises
     :class:`InputError` if a tensor does not exist, or if two decisions on one operator differ.
     """
-    overrides = Overrides()
+    overrides: dict[str, dict[str, str]] = {kind: {} for kind in _OPTIONS}
     for name, kinds in decide.items():
         for kind, option in kinds.items():
-            found: dict[str, str] = getattr(overrides, kind)
+            found = overrides[kind]
             of = _resolve_name(kind, name, written, optimized)
             if found.setdefault(of, option) != option:
                 raise InputError(
@@ -236,9 +219,7 @@ def decisions_of(
 
 
 def _by_user(decision: Decision, overrides: Overrides) -> Decision:
-    kinds = {"layout": overrides.layout, "storage": overrides.storage, "parts": overrides.parts}
-    kinds["bands"] = overrides.bands
-    if decision.subject not in kinds.get(decision.kind, {}):
+    if decision.kind == "kernel" or decision.subject not in overrides.get(decision.kind, {}):
         return decision
     return replace(decision, by="user", why=_ASKED)
 

@@ -18,10 +18,8 @@ from cml_engine.errors import InputError, OperatorError, UnsupportedOp, located
 from cml_engine.errors.arguments import (
     ARENA_BYTES,
     GUARD_BYTES,
-    check_choice,
     check_flag,
     check_instance,
-    check_text_mapping,
 )
 from cml_engine.io.frame_gate import yield_to_frame
 from cml_engine.ir.graph import Array, Epilogue, Fact, Graph, Node, is_whole
@@ -34,8 +32,13 @@ from cml_engine.ops.declaration.game_functions import calling, node_fault
 from cml_engine.ops.declaration.lowering import Lowering, check_atomics, split_binding, whole
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel, OpSpec
-from cml_engine.ops.declaration.split_bindings import COUNTS, SplitBinding
+from cml_engine.ops.declaration.split_bindings import SplitBinding
 from cml_engine.ops.elementwise.elementwise_op import CHAIN
+
+#: the caller's decisions: by kind (``"kernel"``, ``"layout"``, …), the option of each tensor of the
+#: optimized graph; a kernel is listed by the first result of its operator
+Overrides = Mapping[str, Mapping[str, str]]
+NO_OVERRIDES: Overrides = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +51,10 @@ class PlanOptions:
     - ``views``: parts of a tensor may share its memory (``planning/memory.py``); not with ``keep``.
     - ``variants``: the kernels that are faster on the device than those of the engine's rules.
     - ``retain``: tensors that a later run may reuse stay in memory (``ir/reuse.py``).
-    - ``kernels``: the kernels that the caller decides, by the first result of their operators.
-    - ``parts``: the numbers of parts in which the caller wants tensors bound, by name.
     - ``packed_inputs``: inputs of an integer network that are stored packed are converted during
       upload (``planning/layouts.py``); otherwise, and with ``keep``, a step converts them.
     - ``arena_limit``: the largest size of the arena in bytes; 0 is unlimited (``planning/bands/``).
-    - ``bands``: the number of bands of the run that ends with a tensor, by the tensor's name.
+    - ``overrides``: the caller's decisions (``planning/decisions.py``).
     """
 
     keep: bool = False
@@ -62,11 +63,9 @@ class PlanOptions:
     views: bool = True
     variants: VariantTable = NO_VARIANTS
     retain: bool = False
-    kernels: Mapping[str, str] = field(default_factory=dict)
-    parts: Mapping[str, str] = field(default_factory=dict)
     packed_inputs: bool = True
     arena_limit: int = 0
-    bands: Mapping[str, str] = field(default_factory=dict)
+    overrides: Overrides = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_flag(self.keep, "keep")
@@ -76,13 +75,14 @@ class PlanOptions:
         GUARD_BYTES.check(self.guard, "guard")
         check_instance(str, self.stub, "stub")
         check_instance(VariantTable, self.variants, "variants")
-        check_text_mapping(self.kernels, "kernels")
-        for count in check_text_mapping(self.parts, "parts").values():
-            check_choice(COUNTS, count, "parts")
         ARENA_BYTES.check(self.arena_limit, "arena_limit")
-        check_text_mapping(self.bands, "bands")
-        if self.keep and (self.arena_limit or self.bands):
+        check_instance(dict, self.overrides, "overrides")
+        if self.keep and (self.arena_limit or self.decided("bands")):
             raise InputError("arena_limit: all tensors are kept whole: leave keep or that out")
+
+    def decided(self, kind: str) -> Mapping[str, str]:
+        """Returns the caller's decisions of one kind, by tensor."""
+        return self.overrides.get(kind, {})
 
 
 # -- draft ----------------------------------------------------------------------------------------
@@ -343,7 +343,7 @@ def _own_cost(spec: OpSpec, node: Node, inputs: list[Fact], outputs: list[Fact])
 
 
 def add_dispatches(draft: Draft) -> None:
-    graph, stub, parts = draft.graph, draft.options.stub, draft.options.parts
+    graph, stub, parts = draft.graph, draft.options.stub, draft.options.decided("parts")
     if stub and stub not in graph.ops:
         raise InputError(f"stub: model '{graph.name}' has no operator '{stub}'")
     uploaded = {found.words for found in draft.entries.values()}
@@ -401,8 +401,8 @@ def _lower_node(draft: Draft, node: Node) -> None:
         draft.graph, node, draft.limits, draft.layouts, draft.packed, variants=options.variants
     )
     op.pinned = list(draft.pinned.get(node.title, ()))
-    op.requested_kernel = options.kernels.get(node.outputs[0], "")
-    op.requested_parts = options.parts
+    op.requested_kernel = options.decided("kernel").get(node.outputs[0], "")
+    op.requested_parts = options.decided("parts")
     if sibling is not None:
         op.kept, op.known = sibling.chosen(node), sibling.packed(node, draft.graph)
     dispatches = [d for d in _dispatches_of(spec, spec.kernel, op) if d.groups > 0]

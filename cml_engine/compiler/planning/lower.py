@@ -436,6 +436,7 @@ def place_draft(draft: Draft) -> Plan:
     """
     graph, options = draft.graph, draft.options
     arena, memory, launches = place_arena(draft)
+    decided = options.decided("parts")
     yield_to_frame()
     weights = place_weights(draft)
     locate = Locator(draft, arena, weights)
@@ -460,7 +461,7 @@ def place_draft(draft: Draft) -> Plan:
         options={"keep": options.keep, "guard": options.guard},
         reuse=_reuse(launches, locate) if options.retain else None,
         choices=tuple(draft.choices),
-        parts={n: p for n, p in draft.parts.items() if p.count > 1 or n in options.parts},
+        parts={n: p for n, p in draft.parts.items() if p.count > 1 or n in decided},
         layouts=draft.layouts,
     )
 

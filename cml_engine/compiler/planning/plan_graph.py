@@ -34,10 +34,8 @@ def plan_graph(
     See :func:`lower` for the rest.
     """
     overrides = resolve_overrides(decide, written or graph, graph)
-    layouts = (
-        layouts_for(graph, storage, overrides.storage, overrides.layout) if blocked_layout else {}
-    )
-    options = replace(
-        options, kernels=overrides.kernel, parts=overrides.parts, bands=overrides.bands
-    )
+    layouts = {}
+    if blocked_layout:
+        layouts = layouts_for(graph, storage, overrides["storage"], overrides["layout"])
+    options = replace(options, overrides=overrides)
     return plan_in_bands(complete_draft(Draft(graph, limits, layouts, options, sibling)))

@@ -53,8 +53,8 @@ def graph(tmp_path_factory):
 def planned(graph, decide=(), storage="float", table=None, **limits):
     optimized = optimize(graph)
     asked = resolve_overrides(dict(decide), graph, optimized)
-    layouts = layouts_for(optimized, storage, asked.storage, asked.layout)
-    options = PlanOptions(kernels=asked.kernel, parts=asked.parts, variants=table or VariantTable())
+    layouts = layouts_for(optimized, storage, asked["storage"], asked["layout"])
+    options = PlanOptions(overrides=asked, variants=table or VariantTable())
     plan = lower(optimized, Limits(**{"software": True, **limits}), layouts, options)
     found = decisions_of(optimized, plan, overrides=asked)
     return plan, {(d.subject, d.kind): d for d in found}
@@ -181,7 +181,7 @@ def test_what_is_no_decision_is_refused(decide):
 
 @pytest.mark.parametrize("kind", [cml.CompileOptions, PlanOptions])
 def test_every_option_refuses_what_it_cannot_honour(kind):
-    words = {"without": {"fuze"}, "storage": "fp8", "parts": {"x": "none"}, "guard": -1}
+    words = {"without": {"fuze"}, "storage": "fp8", "guard": -1}
     for option in fields(kind):
         for value in (object(), words.get(option.name, 2.5)):
             with pytest.raises(cml.InputError):

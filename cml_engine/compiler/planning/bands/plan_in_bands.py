@@ -181,7 +181,7 @@ def plan_in_bands(whole: Draft) -> Plan:
     most = whole.limits.max_buffer_bytes // whole.align * whole.align
     fits = all(item.nbytes <= most for item in whole.items)
     limit = options.arena_limit or inf
-    bands = {name: int(count) for name, count in options.bands.items()}
+    bands = {name: int(count) for name, count in options.decided("bands").items()}
     if fits and not any(count > 1 for count in bands.values()):
         plan = place_draft(whole)
         if plan.memory.peak <= limit:
@@ -297,7 +297,8 @@ class _BandPlanner:
         untouched = {node.title for node in graph.nodes} & whole.chosen.keys()
         pinned |= {title: whole.chosen[title] for title in untouched}
         # requested kernels are pinned already; a joined result would have the name of one
-        options = replace(whole.options, kernels={})
+        overrides = {**whole.options.overrides, "kernel": {}}
+        options = replace(whole.options, overrides=overrides)
         layouts, packed = made.layouts(whole.layouts), dict(whole.packed)
         draft = Draft(
             graph, whole.limits, layouts, options, whole.sibling, packed, pinned, made.alike
