@@ -5,7 +5,7 @@
 >>> tiles.free()                                                                    # doctest: +SKIP
 
 Memory comes from a source: the engine's heaps (``heaps.py``) or the host's allocator. A ledger
-counts the memory of each owner; ``eviction.py`` frees memory when there is no room.
+counts the memory of each owner. Idle models are evicted when there is no room.
 """
 
 from __future__ import annotations
@@ -13,17 +13,21 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from threading import RLock
-from typing import Any, Protocol, TypeVar
+from types import TracebackType
+from typing import Any, Protocol, TypeAlias, TypedDict, TypeVar
 
+import numpy as np
 import wgpu
 
 from cml_engine.errors import DeviceError, InputError, OutOfGpuMemory
 from cml_engine.errors.arguments import IntegerRange, check_text
-from cml_engine.gpu.memory.allocation import Allocation, Segments
 from cml_engine.gpu.memory.heaps import Heaps, guarded
+from cml_engine.gpu.native import device_errors
+from cml_engine.ir.graph import Array
 from cml_engine.ir.memory import (
     Ledger,
     MemoryRange,
@@ -40,60 +44,154 @@ from cml_engine.ir.memory import (
 _log = logging.getLogger(__name__)
 
 
-class DeferredFrees:
-    """A queue of functions that free memory, called only while no frame is being encoded.
+#: what a buffer's bytes are written from
+Data: TypeAlias = bytes | bytearray | memoryview | Array
 
-    Commands that use the memory may be encoded and not submitted yet.
+
+class BufferRange(TypedDict):
+    """A range of a buffer as the resource of a bind group entry."""
+
+    buffer: wgpu.GPUBuffer
+    offset: int
+    size: int
+
+
+class Allocation:
+    """A range of a buffer that belongs to one owner until :meth:`free`."""
+
+    __slots__ = ("_memory", "_range", "buffer", "category", "freed", "nbytes", "offset", "owner")
+
+    def __init__(
+        self, memory: Allocator, found: MemoryRange, nbytes: int, owner: str, category: str
+    ) -> None:
+        self._memory, self._range = memory, found
+        self.buffer: wgpu.GPUBuffer = found.buffer
+        self.offset: int = found.offset
+        self.nbytes, self.owner, self.category = nbytes, owner, category
+        self.freed = False
+
+    @property
+    def allocator(self) -> Allocator:
+        """The allocator that made this allocation."""
+        return self._memory
+
+    def free(self, *, now: bool = False) -> None:
+        """Frees the range; work that was submitted before may still use it.
+
+        With ``now`` it is freed even while a frame is being encoded; the caller guarantees that
+        nothing in the frame uses it. Raises :class:`InputError` if it was freed before.
+        """
+        if self.freed:
+            raise InputError(
+                f"{self.nbytes} bytes for {self.category} of '{self.owner}' are freed twice"
+            )
+        self.freed = True
+        if now:
+            self._give_back()
+        else:
+            self._memory.free_later(self._give_back)
+            self._memory.free_deferred()
+
+    def free_with(self, user: object) -> weakref.finalize[..., object]:
+        """Frees the range when ``user`` is garbage-collected; returns the finalizer."""
+        finalizer = weakref.finalize(user, self._memory.free_later, self.free)
+        finalizer.atexit = False
+        return finalizer
+
+    def _give_back(self) -> None:
+        self._memory.give_back(self, self._range)
+
+    def write(self, data: Data, offset: int = 0) -> None:
+        """Queues a write of ``data`` at a byte offset of the range, done before the next submit."""
+        with device_errors():
+            self._memory.device.queue.write_buffer(self.buffer, self.offset + offset, data)
+
+    @property
+    def buffers(self) -> tuple[wgpu.GPUBuffer, ...]:
+        """The buffers that contain the allocation."""
+        return (self.buffer,)
+
+    def at(self, offset: int) -> tuple[wgpu.GPUBuffer, int]:
+        """Returns the buffer of the byte at ``offset``, and the byte's offset in that buffer."""
+        return self.buffer, self.offset + offset
+
+    def binding(self, offset: int = 0, nbytes: int | None = None) -> BufferRange:
+        """Returns the range, or a part of it, as the ``resource`` of a bind group entry."""
+        size = self.nbytes - offset if nbytes is None else nbytes
+        return {"buffer": self.buffer, "offset": self.offset + offset, "size": size}
+
+    def __enter__(self) -> Allocation:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self.freed:
+            self.free()
+
+    def __repr__(self) -> str:
+        state = ", freed" if self.freed else ""
+        return f"Allocation({self.owner}, {self.category}, {self.nbytes} bytes{state})"
+
+
+class Segments:
+    """An :class:`Allocation`-like object that consists of segments of equal size.
+
+    The last segment may be smaller. No tensor crosses the border of a segment.
     """
 
-    def __init__(self, lock: RLock) -> None:
-        self._lock = lock
-        #: the executors that are encoding a frame
-        self._encoding: weakref.WeakSet[object] = weakref.WeakSet()
-        # finalizers may run at any time, so they only queue their work here
-        self._queue: deque[Callable[[], None]] = deque()
-        self._is_running = False
+    def __init__(self, parts: Sequence[Allocation], nbytes: int) -> None:
+        self._parts, self._each = tuple(parts), nbytes
+        self.nbytes = sum(part.nbytes for part in parts)
 
-    def add(self, free: Callable[[], None]) -> None:
-        """Queues ``free``, which :meth:`run` calls while no frame is encoded.
+    @classmethod
+    def allocated(
+        cls, memory: Allocator, nbytes: int, each: int, usage: int, *, owner: str, category: str
+    ) -> Segments:
+        """Returns segments of ``each`` bytes, allocated for ``nbytes`` together.
 
-        Safe in any thread or finalizer.
+        If one allocation fails, the others are freed and its :class:`OutOfGpuMemory` is raised.
         """
-        self._queue.append(free)
+        parts: list[Allocation] = []
+        try:
+            for start in range(0, nbytes, each):
+                size = min(each, nbytes - start)
+                parts.append(memory.allocate(size, usage, owner=owner, category=category))
+        except OutOfGpuMemory:
+            for part in parts:
+                part.free(now=True)
+            raise
+        return cls(parts, each)
 
-    def begin_frame(self, executor: object) -> None:
-        """Marks the executor as encoding; its previous frame has been submitted."""
-        self._encoding.discard(executor)
-        self.run()
-        self._encoding.add(executor)
+    @property
+    def buffers(self) -> tuple[wgpu.GPUBuffer, ...]:
+        """The buffers that contain the segments."""
+        return tuple(part.buffer for part in self._parts)
 
-    def end_frame(self, executor: object) -> None:
-        """Marks the executor's frame as submitted; runs the queue if no other is encoded."""
-        self._encoding.discard(executor)
-        self.run()
+    def at(self, offset: int) -> tuple[wgpu.GPUBuffer, int]:
+        """Returns the buffer of the byte at ``offset``, and the byte's offset in that buffer."""
+        part, rest = divmod(offset, self._each)
+        return self._parts[part].at(rest)
 
-    def run(self) -> None:
-        """Runs the queued frees, unless a frame is being encoded.
+    def write(self, data: Data, offset: int = 0) -> None:
+        """Queues a write of ``data`` at a byte offset, done before the next submit.
 
-        Errors are logged and not raised, because they are not the caller's. A nested call
-        returns at once; the outer loop also runs the work that was queued meanwhile, so the
-        call stack stays flat.
+        The data may cross borders of segments.
         """
-        if not self._queue or self._encoding:
-            return
-        with self._lock:
-            if self._is_running:
-                return
-            self._is_running = True
-            try:
-                while self._queue:
-                    work = self._queue.popleft()
-                    try:
-                        work()
-                    except Exception:
-                        _log.exception("giving GPU memory back has failed: %r", work)
-            finally:
-                self._is_running = False
+        rest_of_data = np.frombuffer(data, np.uint8)
+        while rest_of_data.size:
+            part, rest = divmod(offset, self._each)
+            size = min(rest_of_data.size, self._each - rest)
+            self._parts[part].write(rest_of_data[:size], rest)
+            rest_of_data, offset = rest_of_data[size:], offset + size
+
+    def free(self, *, now: bool = False) -> None:
+        """Frees all segments; see :meth:`Allocation.free`."""
+        for part in self._parts:
+            part.free(now=now)
 
 
 class Tenant(Protocol):
@@ -123,124 +221,9 @@ class Tenant(Protocol):
         ...
 
 
-class Eviction:
-    """Frees memory in this order: unused heaps, the host's callbacks, then idle models.
-
-    ``free_unused`` runs deferred frees and destroys empty heaps.
-    """
-
-    def __init__(self, free_unused: Callable[[], None]) -> None:
-        self._free_unused = free_unused
-        self._callbacks: list[Callable[[int], int]] = []
-        self._tenants: weakref.WeakSet[Tenant] = weakref.WeakSet()
-        #: how often a model was evicted
-        self.count = 0
-
-    def add_callback(self, callback: Callable[[int], int]) -> Callable[[], None]:
-        """Registers a callback; returns a function that removes it."""
-        self._callbacks.append(callback)
-        return lambda: self._callbacks.remove(callback)
-
-    def add_tenant(self, tenant: Tenant) -> None:
-        """Registers a model that may be evicted; garbage collection unregisters it."""
-        self._tenants.add(tenant)
-
-    def may_come_free(self, but: Tenant | None = None) -> bool:
-        """Returns True if a model except ``but`` is in use and has memory to evict later."""
-        return any(t.evictable_later for t in list(self._tenants) if t is not but)
-
-    def lasting_bytes(self, but: Tenant | None) -> int:
-        """Returns the bytes of ``but`` and of the models that can never be evicted."""
-        return _bytes_of(
-            t for t in list(self._tenants) if t is but or not (t.evictable or t.evictable_later)
-        )
-
-    @property
-    def evictable_bytes(self) -> int:
-        """The bytes that become free if all idle models are evicted."""
-        tenants = list(self._tenants)
-        return _bytes_of(tenants) - _bytes_of(t for t in tenants if not t.evictable)
-
-    def free_step_by_step(
-        self, needed: Callable[[], int], may_suffice: Callable[[], bool] = lambda: True
-    ) -> Iterator[None]:
-        """Frees memory and yields whenever there may be more room than before.
-
-        Empty heaps come first, then the memory that callbacks can spare, then the models that
-        have been idle the longest. No model is evicted unless ``may_suffice()``.
-        """
-        self._free_unused()
-        yield
-        for callback in list(self._callbacks):
-            if callback(needed()) > 0:
-                self._free_unused()
-                yield
-        if not may_suffice():
-            return
-        for tenant in sorted(self._tenants, key=lambda t: t.last_used):
-            if tenant.evictable:
-                self.evict(tenant)
-                yield
-
-    def evict(self, tenant: Tenant) -> None:
-        """Evicts a model and frees unused heaps.
-
-        The model stays if another thread has just started to run it.
-        """
-        with suppress(InputError):
-            freed = mib(_bytes_of([tenant]))
-            tenant.evict()
-            self.count += 1
-            _log.info("'%s' is evicted: %s MiB", getattr(tenant, "name", "a model"), freed)
-        self._free_unused()
-
-
 def _bytes_of(tenants: Iterable[Tenant]) -> int:
     """Returns the bytes that these tenants use together, counting shared memory once."""
     return sum(part.nbytes for part in {part for tenant in tenants for part in tenant.resident})
-
-
-class TextureHome(Protocol):
-    """The interface of the allocator that counts textures: ``allocator.Allocator``."""
-
-    def texture_gone(self, account: TextureAccount) -> None: ...
-
-    def free_later(self, free: Callable[[], None]) -> None: ...
-
-
-class TextureAccount:
-    """The accounting entry of one texture, closed exactly once."""
-
-    def __init__(self, memory: TextureHome, owner: str, category: str, nbytes: int) -> None:
-        self._memory, self.owner, self.category, self.nbytes = memory, owner, category, nbytes
-        self._open = True
-
-    def close(self) -> None:
-        """Removes the entry because the texture was destroyed."""
-        if self._open:
-            self._open = False
-            self._memory.texture_gone(self)
-
-    def close_later(self) -> None:
-        """Schedules :meth:`close` after a garbage collection, which may happen at any time."""
-        self._memory.free_later(self.close)
-
-
-def close_when_destroyed(texture: wgpu.GPUTexture, account: TextureAccount) -> None:
-    """Makes the account close when the texture is destroyed or garbage-collected.
-
-    It replaces the texture's ``destroy`` method.
-    """
-    weakref.finalize(texture, account.close_later).atexit = False
-    weak = weakref.ref(texture)  # the texture refers to this function: avoid a reference cycle
-
-    def destroy() -> None:
-        found = weak()
-        if found is not None:
-            type(found).destroy(found)
-        account.close()
-
-    texture.destroy = destroy
 
 
 T = TypeVar("T")
@@ -297,8 +280,15 @@ class Allocator:
         self._texture_bytes = 0
         #: lock order: its owner acquires a program's lock only without blocking
         self.lock = RLock()
-        self._frees = DeferredFrees(self.lock)
-        self._eviction = Eviction(self._free_unused)
+        #: the executors that are encoding a frame: frees wait for its submit
+        self._encoding: weakref.WeakSet[object] = weakref.WeakSet()
+        # finalizers may run at any time, so they only queue their work here
+        self._frees: deque[Callable[[], None]] = deque()
+        self._is_freeing = False
+        self._callbacks: list[Callable[[int], int]] = []
+        self._tenants: weakref.WeakSet[Tenant] = weakref.WeakSet()
+        #: the number of times that a model was evicted
+        self.evictions = 0
         #: frames that schedulers on this device have ended
         self.frame = 0
         self._uses = 0
@@ -309,7 +299,7 @@ class Allocator:
         return self._budget is None or self.reserved_bytes + nbytes <= self._budget
 
     def _free_unused(self) -> None:
-        self._frees.run()
+        self.free_deferred()
         if self._heaps is not None:
             self._heaps.trim()
 
@@ -334,7 +324,7 @@ class Allocator:
         """Frees memory until the budget is met or no more can be freed."""
         if self.over_budget_bytes:
             with self.lock:
-                for _ in self._eviction.free_step_by_step(lambda: self.over_budget_bytes):
+                for _ in self._free_step_by_step(lambda: self.over_budget_bytes):
                     if not self.over_budget_bytes:
                         return
 
@@ -344,12 +334,13 @@ class Allocator:
         ``callback(needed_bytes)`` frees the memory that it can spare and returns the number of
         freed bytes. Returns a function that removes the callback.
         """
-        return self._eviction.add_callback(callback)
+        self._callbacks.append(callback)
+        return lambda: self._callbacks.remove(callback)
 
     def add_tenant(self, tenant: Tenant) -> None:
         """Registers a model that may be evicted; garbage collection unregisters it."""
         with self.lock:
-            self._eviction.add_tenant(tenant)
+            self._tenants.add(tenant)
 
     def tick(self) -> int:
         """Returns a number larger than any before, for :attr:`Tenant.last_used`."""
@@ -362,15 +353,17 @@ class Allocator:
         The others are the models except ``but``, and the jobs with their outputs and readbacks.
         """
         with self.lock:
-            if self._eviction.may_come_free(but):
+            tenants = list(self._tenants)
+            if any(t.evictable_later for t in tenants if t is not but):
                 return True
-        if self._budget is None or not self._ledger.of(_OUTPUTS):
-            return False
-        if self._heaps is None:
-            lasting = self._ledger.held - self._ledger.of(_OUTPUTS | _MODELS)
-        else:
-            lasting = self._heaps.lasting_bytes(_OUTPUTS | _MODELS) + self._texture_bytes
-        return lasting + self._eviction.lasting_bytes(but) + nbytes <= self._budget
+            if self._budget is None or not self._ledger.of(_OUTPUTS):
+                return False
+            if self._heaps is None:
+                lasting = self._ledger.held - self._ledger.of(_OUTPUTS | _MODELS)
+            else:
+                lasting = self._heaps.lasting_bytes(_OUTPUTS | _MODELS) + self._texture_bytes
+            models = (t for t in tenants if t is but or not (t.evictable or t.evictable_later))
+            return lasting + _bytes_of(models) + nbytes <= self._budget
 
     def _obtain(self, nbytes: int, owner: str, category: str, make: Callable[[], T]) -> T:
         """Calls ``make`` until it succeeds, and frees memory in between."""
@@ -378,9 +371,11 @@ class Allocator:
         def may_suffice() -> bool:
             if self._budget is None:
                 return True
-            return self._ledger.held - self._eviction.evictable_bytes + nbytes <= self._budget
+            tenants = list(self._tenants)
+            evictable = _bytes_of(tenants) - _bytes_of(t for t in tenants if not t.evictable)
+            return self._ledger.held - evictable + nbytes <= self._budget
 
-        attempts = self._eviction.free_step_by_step(lambda: nbytes, may_suffice)
+        attempts = self._free_step_by_step(lambda: nbytes, may_suffice)
         while True:
             try:
                 return make()
@@ -390,6 +385,39 @@ class Allocator:
                         exhausted_message(nbytes, owner, category, self.stats(), reason=str(error))
                     ) from None
 
+    def _free_step_by_step(
+        self, needed: Callable[[], int], may_suffice: Callable[[], bool] = lambda: True
+    ) -> Iterator[None]:
+        """Frees memory and yields whenever there may be more room than before.
+
+        Empty heaps come first, then the memory that callbacks can spare, then the models that
+        have been idle the longest. No model is evicted unless ``may_suffice()``.
+        """
+        self._free_unused()
+        yield
+        for callback in list(self._callbacks):
+            if callback(needed()) > 0:
+                self._free_unused()
+                yield
+        if not may_suffice():
+            return
+        for tenant in sorted(self._tenants, key=lambda t: t.last_used):
+            if tenant.evictable:
+                self._evict(tenant)
+                yield
+
+    def _evict(self, tenant: Tenant) -> None:
+        """Evicts a model and frees unused heaps.
+
+        The model stays if another thread has just started to run it.
+        """
+        with suppress(InputError):
+            freed = mib(_bytes_of([tenant]))
+            tenant.evict()
+            self.evictions += 1
+            _log.info("'%s' is evicted: %s MiB", tenant.name, freed)
+        self._free_unused()
+
     # --- frames: frees are deferred while one is encoded
 
     def free_later(self, free: Callable[[], None]) -> None:
@@ -397,20 +425,42 @@ class Allocator:
 
         Safe to call from any thread or finalizer.
         """
-        self._frees.add(free)
+        self._frees.append(free)
 
     def free_deferred(self) -> None:
-        """Runs the deferred frees, unless a frame is being encoded."""
-        self._frees.run()
+        """Runs the deferred frees, unless a frame is being encoded.
+
+        Errors are logged and not raised, because they are not the caller's. A nested call
+        returns at once; the outer loop also runs the work that was queued meanwhile, so the
+        call stack stays flat.
+        """
+        if not self._frees or self._encoding:
+            return
+        with self.lock:
+            if self._is_freeing:
+                return
+            self._is_freeing = True
+            try:
+                while self._frees:
+                    free = self._frees.popleft()
+                    try:
+                        free()
+                    except Exception:
+                        _log.exception("giving GPU memory back has failed: %r", free)
+            finally:
+                self._is_freeing = False
 
     def open_frame(self, executor: object) -> None:
         """Marks the executor as encoding; its previous frame has been submitted."""
-        self._frees.begin_frame(executor)
+        self._encoding.discard(executor)
+        self.free_deferred()
+        self._encoding.add(executor)
 
     def close_frame(self, executor: object) -> None:
         """Marks the executor's frame as submitted, runs deferred frees and enforces the budget."""
         self.frame += 1
-        self._frees.end_frame(executor)
+        self._encoding.discard(executor)
+        self.free_deferred()
         self._shrink()  # memory that was in use when the budget was lowered may be free now
 
     # --- buffers
@@ -437,7 +487,7 @@ class Allocator:
                 f"has {self._limits['max-buffer-size']}"
             )
         with self.lock:
-            self._frees.run()
+            self.free_deferred()
             found = self._obtain(
                 size, owner, category, lambda: self._from_source(size, usage, step, owner, category)
             )
@@ -506,14 +556,25 @@ class Allocator:
             dimension=str(descriptor.get("dimension", "2d")),
         )
         with self.lock:
-            self._frees.run()
+            self.free_deferred()
             texture = self._obtain(
                 nbytes, owner, category, lambda: self._new_texture(nbytes, descriptor)
             )
             self._ledger.add(owner, category, nbytes)
             self._texture_bytes += nbytes
-        account = TextureAccount(self, owner, category, nbytes)
-        close_when_destroyed(texture, account)
+        forget = partial(self._texture_gone, owner, category, nbytes)
+        finalizer = weakref.finalize(texture, self.free_later, forget)
+        finalizer.atexit = False
+        weak = weakref.ref(texture)  # the texture refers to the function below: avoid a cycle
+
+        def destroy() -> None:
+            found = weak()
+            if found is not None:
+                type(found).destroy(found)
+            if finalizer.detach():
+                forget()
+
+        texture.destroy = destroy
         return texture
 
     def _new_texture(self, nbytes: int, descriptor: dict[str, object]) -> wgpu.GPUTexture:
@@ -523,23 +584,17 @@ class Allocator:
             lambda: self.device.create_texture(**descriptor), f"a texture of {nbytes} bytes"
         )
 
-    def texture_gone(self, account: TextureAccount) -> None:
-        """Subtracts a destroyed texture from the statistics; called by :class:`TextureAccount`."""
+    def _texture_gone(self, owner: str, category: str, nbytes: int) -> None:
         with self.lock:
-            self._ledger.remove(account.owner, account.category, account.nbytes)
-            self._texture_bytes -= account.nbytes
+            self._ledger.remove(owner, category, nbytes)
+            self._texture_bytes -= nbytes
 
     # --- statistics
 
     @property
-    def evictions(self) -> int:
-        """The number of times that a model was evicted."""
-        return self._eviction.count
-
-    @property
     def held_bytes(self) -> int:
         """The bytes of all allocations and textures now, without free parts of heaps."""
-        self._frees.run()
+        self.free_deferred()
         return self._ledger.held
 
     @property
@@ -564,7 +619,7 @@ class Allocator:
 
     def stats(self) -> MemoryStats:
         """Returns all statistics as data; ``str()`` of them prints a memory map."""
-        self._frees.run()
+        self.free_deferred()
         with self.lock:
             return MemoryStats(
                 self._ledger.held,

@@ -6,7 +6,7 @@ import weakref
 
 import wgpu
 
-from cml_engine.gpu.memory.allocation import Allocation, Home
+from cml_engine.gpu.memory.allocator import Allocation, Allocator
 from cml_engine.gpu.native import PendingMap
 
 _USAGE = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
@@ -33,7 +33,7 @@ class Staging:
     The memory returns to the allocator at :meth:`free`, or when this object is garbage-collected.
     """
 
-    def __init__(self, memory: Home, nbytes: int, owner: str) -> None:
+    def __init__(self, memory: Allocator, nbytes: int, owner: str) -> None:
         self.nbytes = nbytes
         self._held = _Held(memory.allocate(nbytes, _USAGE, owner=owner, category="staging"))
         self._finalizer = weakref.finalize(self, memory.free_later, self._held.give_back)

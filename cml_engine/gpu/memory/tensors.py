@@ -12,7 +12,7 @@ from cml_engine.compiler.plan import Binding, TensorPlace
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import IntegerRange, check_instance
 from cml_engine.gpu.frames.job_runs import JobRun
-from cml_engine.gpu.memory.allocation import Data
+from cml_engine.gpu.memory.allocator import Data
 from cml_engine.gpu.native import device_errors
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact
 from cml_engine.ir.layout import BLOCKED, PLAIN, STORED, WHOLE, packed_words

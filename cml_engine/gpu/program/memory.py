@@ -12,8 +12,7 @@ import wgpu
 
 from cml_engine.compiler.plan import Binding, Plan
 from cml_engine.errors import InputError
-from cml_engine.gpu.memory.allocation import Allocation, BufferRange, Segments
-from cml_engine.gpu.memory.allocator import Allocator
+from cml_engine.gpu.memory.allocator import Allocation, Allocator, BufferRange, Segments
 from cml_engine.gpu.native import device_errors
 from cml_engine.gpu.shaders.hlsl import Variant, step_keys
 from cml_engine.ir.graph import Array

@@ -21,7 +21,7 @@ import wgpu
 from cml_engine.compiler.plan import Plan, Step
 from cml_engine.errors import DeviceError
 from cml_engine.gpu.device import RANGE_SLOTS, SLICE_BYTES, Device, Pipeline
-from cml_engine.gpu.memory.allocation import Allocation, BufferRange
+from cml_engine.gpu.memory.allocator import Allocation, BufferRange
 from cml_engine.gpu.native import device_error, record_dispatch
 from cml_engine.gpu.program.memory import (
     EVERYTHING,

@@ -13,7 +13,7 @@ import wgpu
 from cml_engine.compiler.plan import Plan, Step
 from cml_engine.errors import DeviceError
 from cml_engine.gpu.device import RANGE_SLOTS, Device
-from cml_engine.gpu.memory.allocation import BufferRange
+from cml_engine.gpu.memory.allocator import BufferRange
 from cml_engine.gpu.program.memory import TENSOR_USAGE
 from cml_engine.gpu.shaders.hlsl import ShaderKey, Variant, print_labels, printing
 from cml_engine.gpu.shaders.prints import NBYTES, shown

@@ -14,7 +14,7 @@ from cml_engine.compiler.plan import Plan, StepCost, TensorPlace
 from cml_engine.errors import InputError, OutOfGpuMemory
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.frames.job_runs import JobRun
-from cml_engine.gpu.memory.allocation import Allocation
+from cml_engine.gpu.memory.allocator import Allocation
 from cml_engine.gpu.memory.tensors import from_words, to_words
 from cml_engine.gpu.native import device_errors
 from cml_engine.gpu.program.inputs import Load, host_arrays, take_over

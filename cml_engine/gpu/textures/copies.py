@@ -9,7 +9,7 @@ import wgpu
 from cml_engine.compiler.plan import StepCost
 from cml_engine.errors import InputError
 from cml_engine.gpu.device import Device
-from cml_engine.gpu.memory.allocation import Allocation
+from cml_engine.gpu.memory.allocator import Allocation
 from cml_engine.gpu.memory.tensors import GpuTensor
 from cml_engine.gpu.native import device_errors
 from cml_engine.gpu.program.memory import TENSOR_USAGE

@@ -14,7 +14,7 @@ import wgpu
 from cml_engine.compiler.plan import StepCost
 from cml_engine.errors import InputError
 from cml_engine.gpu.device import Device
-from cml_engine.gpu.memory.allocation import BufferRange
+from cml_engine.gpu.memory.allocator import BufferRange
 from cml_engine.gpu.native import device_errors
 from cml_engine.gpu.program.preparation import BUILDER
 from cml_engine.gpu.shaders.hlsl import resolve

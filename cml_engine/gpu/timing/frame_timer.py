@@ -11,7 +11,7 @@ import wgpu
 from cml_engine.errors import DeviceError, InputError
 from cml_engine.errors.arguments import TIMES, check_nonempty_names, check_text
 from cml_engine.gpu.device import Device
-from cml_engine.gpu.memory.allocation import Allocation
+from cml_engine.gpu.memory.allocator import Allocation
 from cml_engine.gpu.native import device_errors, poll
 from cml_engine.gpu.timing.timestamp_ring import SLOTS, FrameSlot, TimestampRing, TimestampWrites
 

@@ -11,7 +11,7 @@ import pytest
 import cml_engine as cml
 from cml_engine import FrameScheduler
 from cml_engine.compiler.plugins import load_file
-from cml_engine.gpu.memory.allocation import Allocation
+from cml_engine.gpu.memory.allocator import Allocation
 from cml_engine.ops import unregister
 from cml_engine.runtime.live.reloader import Reloader
 from tests.fixtures.models import write_model

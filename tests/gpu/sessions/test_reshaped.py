@@ -14,7 +14,7 @@ import pytest
 import cml_engine as cml
 from cml_engine import FrameScheduler
 from cml_engine.errors import OutOfGpuMemory
-from cml_engine.gpu.memory.allocation import Allocation
+from cml_engine.gpu.memory.allocator import Allocation
 from cml_engine.gpu.shaders import compilers
 
 TEXT = """version 1.0;

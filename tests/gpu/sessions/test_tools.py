@@ -99,7 +99,7 @@ def test_the_gpu_of_a_name_is_taken(gpu, monkeypatch):
 def test_what_is_loaded_built_evicted_and_failed_is_logged(gpu, caplog):
     with caplog.at_level(logging.DEBUG):
         session = cml.Session(conv_net("logged", seed=9), gpu)
-        gpu.memory._eviction.evict(session.program)
+        gpu.memory._evict(session.program)
         session.close()
         host = Host(gpu, budget_ms=1.0)
         job = host.scheduler.submit(session, {"x": IMAGE})
