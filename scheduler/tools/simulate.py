@@ -194,11 +194,11 @@ class SimGpu:
     def new_encoder(self) -> Handle:
         return None
 
-    def submit(self, encoder: object) -> None: ...
+    def _do_nothing(self, *args: object, **named: object) -> None:
+        """Stands for what a simulated device has no need of."""
 
-    def check_encoder(self, encoder: object) -> None: ...
-
-    def check(self) -> None: ...
+    submit = check_encoder = check = release_input = end_job = resume_job = _do_nothing
+    request_read = release = _do_nothing
 
     def preparing(self) -> str:
         return ""
@@ -216,8 +216,6 @@ class SimGpu:
     def accept(self, network: Handle, inputs: Mapping[str, object]) -> dict[str, object]:
         return dict(inputs)
 
-    def release_input(self, value: Handle) -> None: ...
-
     def input_steps(self, network: Handle, inputs: Mapping[str, object]) -> list[SimStep]:
         """Returns the inputs that are steps; each stands for a texture and its load."""
         return [value for value in inputs.values() if isinstance(value, SimStep)]
@@ -230,10 +228,6 @@ class SimGpu:
 
     def finish_job(self, encoder: object, network: Handle) -> Handle:
         return network
-
-    def end_job(self, network: Handle) -> None: ...
-
-    def resume_job(self, network: Handle) -> None: ...
 
     # --- outputs consist of their names only
 
@@ -252,15 +246,11 @@ class SimGpu:
         taken, self.copied = self.copied, []
         return taken
 
-    def request_read(self, encoder: object, result: Handle) -> None: ...
-
     def read(self, result: Handle, name: str) -> Handle:
         return name
 
     def is_reading(self, result: Handle) -> bool:
         return False
-
-    def release(self, result: Handle) -> None: ...
 
 
 def _factor(chance: random.Random, sigma: float) -> float:
