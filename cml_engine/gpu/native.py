@@ -68,26 +68,13 @@ def _wgsl_source(api: Any, text: str) -> Any:
     return source
 
 
-def record_dispatch(
-    compute: wgpu.GPUComputePassEncoder,
-    pipeline: wgpu.GPUComputePipeline,
-    bind_group: wgpu.GPUBindGroup,
-    offset: int,
-    columns: int,
-    rows: int,
-) -> None:
-    """Records a dispatch with bind group 0 at a dynamic offset; raises wgpu's errors.
-
-    wgpu-py does the same in three calls, each of which looks for errors by itself, in four times
-    the time.
-    """
-    _dispatch_function()(
-        compute._internal, pipeline._internal, bind_group._internal, offset, columns, rows
-    )
-
-
 @cache
-def _dispatch_function() -> Callable[..., None]:
+def dispatch_recorder() -> Callable[..., None]:
+    """Returns ``record(compute, pipeline, bind_group, offset, columns, rows)``.
+
+    It records a dispatch with bind group 0 at a dynamic offset and raises wgpu's errors. wgpu-py
+    does the same in three calls, each of which looks for errors by itself, in twice the time.
+    """
     from wgpu.backends.wgpu_native import _api, ffi, lib
 
     set_pipeline = lib.wgpuComputePassEncoderSetPipeline
@@ -95,10 +82,16 @@ def _dispatch_function() -> Callable[..., None]:
     dispatch = lib.wgpuComputePassEncoderDispatchWorkgroups
 
     def record(
-        encoder: object, pipeline: object, group: object, offset: int, columns: int, rows: int
+        compute: wgpu.GPUComputePassEncoder,
+        pipeline: wgpu.GPUComputePipeline,
+        bind_group: wgpu.GPUBindGroup,
+        offset: int,
+        columns: int,
+        rows: int,
     ) -> None:
-        set_pipeline(encoder, pipeline)
-        set_bind_group(encoder, 0, group, 1, ffi.new("uint32_t[1]", (offset,)))
+        encoder = compute._internal
+        set_pipeline(encoder, pipeline._internal)
+        set_bind_group(encoder, 0, bind_group._internal, 1, ffi.new("uint32_t[1]", (offset,)))
         dispatch(encoder, columns, rows, 1)
 
     return _api.libf._make_proxy_func("dispatch", record)

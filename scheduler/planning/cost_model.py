@@ -175,7 +175,8 @@ class _Curve:
     known: dict[int, float] = field(default_factory=dict)
     _order: list[_Point] = field(default_factory=list)
     _at: list[float] = field(default_factory=list)
-    _samples: int = -1
+    #: the number of measurements at all points
+    samples: int = 0
 
     def predict(self, count: int) -> float | None:
         """Returns the logarithm of the ms of ``count`` workgroups; None without measurements."""
@@ -200,16 +201,9 @@ class _Curve:
         share = (x - below.log_count) / width if width else 0.0
         return below.log_ms + share * (above.log_ms - below.log_ms)
 
-    @property
-    def samples(self) -> int:
-        """The number of measurements at all points."""
-        if self._samples < 0:
-            self._samples = sum(p.samples for p in self.points.values())
-        return self._samples
-
     def learn(self, count: int, ms: float) -> None:
         self.known.clear()
-        self._samples = -1
+        self.samples += 1
         x, y = math.log(count), math.log(ms)
         point = self.points.get(_bucket(count))
         if point is None:
@@ -423,4 +417,5 @@ def _curve_of(rows: Iterable[Sequence[float]]) -> _Curve:
             finite(spread, 0, _MOST_LOG),
         )
         curve.points[_bucket(max(1, round(math.exp(point.log_count))))] = point
+    curve.samples = sum(point.samples for point in curve.points.values())
     return curve

@@ -64,13 +64,10 @@ class PlannedSlice:
 
     job: Job
     step: int
+    cost: StepCost
     first: int
     count: int
     predicted_ms: float
-
-    @property
-    def cost(self) -> StepCost:
-        return self.job.costs[self.step]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +136,7 @@ def _slices_of(
         if count == 0:
             break
         spent = state.costs.predict_ms(cost, count)
-        parts.append(PlannedSlice(job, step, group, count, spent))
+        parts.append(PlannedSlice(job, step, cost, group, count, spent))
         left -= spent
         group += count
         if group == cost.groups:
@@ -193,8 +190,8 @@ def _rest(state: FrameState, job: Job) -> list[PlannedSlice]:
     """Returns the rest of each remaining operator of the job as one slice, in order."""
     parts = []
     for step in range(job.step, len(job.costs)):
+        cost = job.costs[step]
         first = job.group if step == job.step else 0
-        left = job.costs[step].groups - first
-        ms = state.costs.predict_ms(job.costs[step], left)
-        parts.append(PlannedSlice(job, step, first, left, ms))
+        left = cost.groups - first
+        parts.append(PlannedSlice(job, step, cost, first, left, state.costs.predict_ms(cost, left)))
     return parts

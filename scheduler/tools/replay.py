@@ -175,8 +175,9 @@ def _as_given(slices: list[list[int]], known: Mapping[int, Job]) -> Planner:
             job = known[number]
             if job in state.jobs:  # otherwise the replay has already diverged
                 step = own_step + job.loads
-                ms = state.costs.predict_ms(job.costs[step], count)
-                parts.append(PlannedSlice(job, step, first, count, ms))
+                cost = job.costs[step]
+                ms = state.costs.predict_ms(cost, count)
+                parts.append(PlannedSlice(job, step, cost, first, count, ms))
         starts = [job for job in dict.fromkeys(part.job for part in parts) if not job.running]
         return FramePlan(parts, starts, state.otherwise, by_budget=False)
 

@@ -22,7 +22,7 @@ from cml_engine.compiler.plan import Plan, Step
 from cml_engine.errors import DeviceError
 from cml_engine.gpu.device import RANGE_SLOTS, SLICE_BYTES, Device, Pipeline
 from cml_engine.gpu.memory.allocator import Allocation, BufferRange
-from cml_engine.gpu.native import device_error, record_dispatch
+from cml_engine.gpu.native import device_error, dispatch_recorder
 from cml_engine.gpu.program.memory import (
     EVERYTHING,
     Residency,
@@ -119,7 +119,8 @@ class Launch:
         A row has at most ``width`` workgroups.
         """
         columns, rows = (count, 1) if count <= width else (width, -(-count // width))
-        record_dispatch(compute, self.pipeline.pipeline, self.bind_group, slot, columns, rows)
+        record = dispatch_recorder()
+        record(compute, self.pipeline.pipeline, self.bind_group, slot, columns, rows)
 
 
 class Preparation:

@@ -7,7 +7,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.errors import DeviceError, InputError
-from cml_engine.gpu.native import record_dispatch
+from cml_engine.gpu.native import dispatch_recorder
 from cml_engine.gpu.program import preparation
 from tests.fixtures.frames.host import Host, conv_net
 from tests.fixtures.memory import held_bytes
@@ -36,7 +36,7 @@ class Marked:
 
 def record_marked(compute, *dispatch):
     compute.seen.append("dispatch")
-    record_dispatch(compute, *dispatch)
+    dispatch_recorder()(compute, *dispatch)
 
 
 def marks_of(gpu):
@@ -52,7 +52,7 @@ def marks_of(gpu):
 
 
 def test_markers_name_every_operator_where_they_are_asked_for(gpu, monkeypatch):
-    monkeypatch.setattr(preparation, "record_dispatch", record_marked)
+    monkeypatch.setattr(preparation, "dispatch_recorder", lambda: record_marked)
     seen, (first, second, *_) = marks_of(cml.Gpu(device=gpu.device, markers=True))
     assert seen == [f"net: {first}", "dispatch", "end", f"net: {second}", "dispatch", "end"]
     assert marks_of(gpu)[0] == ["dispatch", "dispatch"]
