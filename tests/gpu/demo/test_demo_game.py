@@ -31,6 +31,22 @@ SMALL = replace(SOFTWARE, width=160, height=90)
 NEAR = Settings(
     seed=7, frame_ms=250.0, detail=Detail(finest=1, coarsest=3, split=1.0, view_m=1200.0)
 )
+#: the same with fewer tiles
+FEWER = replace(NEAR, detail=replace(NEAR.detail, finest=2))
+
+
+@pytest.fixture
+def start(gpu):
+    """A function that begins a flight without a window; its flights are closed after the test."""
+    flights = []
+
+    def begin(settings=NEAR, quality=SMALL, **options):
+        flights.append(HeadlessRun(gpu, quality, settings, Options(**options)))
+        return flights[-1]
+
+    yield begin
+    for flown in flights:
+        flown.close()
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +73,12 @@ def test_the_world_is_the_same_for_any_budget_mode_and_rate(runs):
     assert len(set(worlds.values())) == 1, worlds
 
 
-def test_a_network_whose_files_change_makes_the_world_anew(gpu, tmp_path):
+def test_a_network_whose_files_change_makes_the_world_anew(start, tmp_path):
     model = tmp_path / "texture.nnef"
     copytree(MODELS / "texture.nnef", model)
     coarse = replace(NEAR.detail, finest=2)
     settings = replace(NEAR, models=tmp_path, watch=True, detail=coarse)
-    flown = HeadlessRun(gpu, SMALL, settings, Options(frames=60, clock="virtual"))
+    flown = start(settings, frames=60, clock="virtual")
     said = []
     flown.progress = said.append
     game, graph = flown.game, model / "graph.nnef"
@@ -88,29 +104,23 @@ def test_a_network_whose_files_change_makes_the_world_anew(gpu, tmp_path):
         assert not game.streaming.drafts
         return flown.digests.world(game.finest(pose))
 
-    try:
-        flown.load()
-        before = flown.digests.world(game.finest(pose))
-        other = as_trained[:-4] + as_trained[-8:-4]
-        after = follow(text, "'texture.nnef' done", other)
-        assert after != before
-        broken = text.replace("clamp(t29", "clomp(t29")
-        assert follow(broken, "'texture.nnef' failed: ", other) == after
-        lower = text.replace("\ngraph", "\n\ngraph", 1)  # every line moves, so a new plan is made
-        assert follow(lower, "'texture.nnef' done") == before
-    finally:
-        flown.close()
+    flown.load()
+    before = flown.digests.world(game.finest(pose))
+    other = as_trained[:-4] + as_trained[-8:-4]
+    after = follow(text, "'texture.nnef' done", other)
+    assert after != before
+    broken = text.replace("clamp(t29", "clomp(t29")
+    assert follow(broken, "'texture.nnef' failed: ", other) == after
+    lower = text.replace("\ngraph", "\n\ngraph", 1)  # every line moves, so a new plan is made
+    assert follow(lower, "'texture.nnef' done") == before
 
 
-def test_a_run_that_stalls_says_what_everybody_waits_for(gpu, monkeypatch):
+def test_a_run_that_stalls_says_what_everybody_waits_for(gpu, start, monkeypatch):
     monkeypatch.setattr("demo_game.headless._PATIENCE_S", 1.0)
     monkeypatch.setattr("cml_engine.gpu.program.program.GpuProgram.prepare", lambda *_: None)
-    flown = HeadlessRun(gpu, SMALL, NEAR, Options())
-    try:
-        with pytest.raises(cml.CmlError, match=r"no tile has come for 1 s: \d+ are") as told:
-            flown.load()
-    finally:
-        flown.close()
+    flown = start()
+    with pytest.raises(cml.CmlError, match=r"no tile has come for 1 s: \d+ are") as told:
+        flown.load()
     said = str(told.value)
     assert "terrain, queued: waits for its network to be ready: its first frame" in said
     assert "the last frame stopped at: preparing" in said and "preparation: " in said
@@ -140,17 +150,14 @@ def test_something_is_drawn_before_any_network_has_run(gpu):
     assert gc.get_freeze_count() == 0
 
 
-def test_a_view_that_wants_more_tiles_than_slots_settles_for_coarser_ones(gpu):
-    flown = HeadlessRun(gpu, replace(SMALL, slots=20), NEAR, Options())
-    try:
-        eye = flown._pose(0).position
-        assert len(list_needed(eye, NEAR.seed, NEAR.detail)) > 30
-        flown.load()  # ends although not all tiles fit
-        counts = flown.game.streaming.counts
-        assert flown.game.complete and counts.finished <= 20
-        assert len(flown.game.selection.draw) > 4
-    finally:
-        flown.close()
+def test_a_view_that_wants_more_tiles_than_slots_settles_for_coarser_ones(start):
+    flown = start(NEAR, replace(SMALL, slots=20))
+    eye = flown._pose(0).position
+    assert len(list_needed(eye, NEAR.seed, NEAR.detail)) > 30
+    flown.load()  # ends although not all tiles fit
+    counts = flown.game.streaming.counts
+    assert flown.game.complete and counts.finished <= 20
+    assert len(flown.game.selection.draw) > 4
 
 
 def popping(gpu, fade_s, monkeypatch):
@@ -198,23 +205,20 @@ def test_tiles_do_not_pop_up(gpu, monkeypatch):
     assert gradual < 10.0 and gradual < 0.5 * sudden, (gradual, sudden)
 
 
-def test_no_object_and_no_memory_is_left_behind_by_a_long_flight(gpu):
+def test_no_object_and_no_memory_is_left_behind_by_a_long_flight(gpu, start):
     settings = replace(NEAR, seed=9)
-    flown = HeadlessRun(gpu, SMALL, settings, Options(frames=100, clock="virtual"))
-    try:
-        flown.load()
-        flown.options = replace(flown.options, mode="unsliced")
-        flown.fly()  # tiles are replaced, and pools reach their final size
-        held, counted = held_bytes(gpu), native_objects()
-        peak_slots = len(flown.game.streaming.shown)
-        flown.fly()
-        flown.fly()
-        assert flown.game.streaming.counts.finished > peak_slots or peak_slots > 20
-        assert held_bytes(gpu) <= held + (64 << 10)
-        grown = native_objects() - counted
-        assert sum(grown.values()) <= 40, grown  # staging buffers of pending readbacks
-    finally:
-        flown.close()
+    flown = start(settings, frames=100, clock="virtual")
+    flown.load()
+    flown.options = replace(flown.options, mode="unsliced")
+    flown.fly()  # tiles are replaced, and pools reach their final size
+    held, counted = held_bytes(gpu), native_objects()
+    peak_slots = len(flown.game.streaming.shown)
+    flown.fly()
+    flown.fly()
+    assert flown.game.streaming.counts.finished > peak_slots or peak_slots > 20
+    assert held_bytes(gpu) <= held + (64 << 10)
+    grown = native_objects() - counted
+    assert sum(grown.values()) <= 40, grown  # staging buffers of pending readbacks
 
 
 def native_objects():
@@ -227,30 +231,27 @@ def native_objects():
     )
 
 
-def test_on_a_software_driver_the_networks_have_what_the_picture_leaves(gpu):
+def test_on_a_software_driver_the_networks_have_what_the_picture_leaves(gpu, start):
     if not gpu.limits.software:
         pytest.skip("a GPU's picture is not waited for")
     coarse = replace(NEAR, frame_ms=50.0, detail=replace(NEAR.detail, finest=3))
-    flown = HeadlessRun(gpu, SMALL, coarse, Options(clock="virtual"))
-    try:
-        flown.load()
-        game, pose, wait = flown.game, flown.flight.pose(0.0), gpu.wait
-        game.controls.mode = "sliced"
-        left = {}
-        for slow_s in (0.0, 0.045, 0.06):
+    flown = start(coarse, clock="virtual")
+    flown.load()
+    game, pose, wait = flown.game, flown.flight.pose(0.0), gpu.wait
+    game.controls.mode = "sliced"
+    left = {}
+    for slow_s in (0.0, 0.045, 0.06):
 
-            def slow(slow_s=slow_s):
-                time.sleep(slow_s)
-                wait()
+        def slow(slow_s=slow_s):
+            time.sleep(slow_s)
+            wait()
 
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(gpu, "wait", slow)
-                flown._frame(pose)
-            left[slow_s] = game.scheduler.last_report
-        budgets = [report.budget_ms for report in left.values() if report]
-        assert budgets[0] > 5.0 >= budgets[1] > 0 and budgets[2] == game.scheduler.budget.floor_ms
-    finally:
-        flown.close()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(gpu, "wait", slow)
+            flown._frame(pose)
+        left[slow_s] = game.scheduler.last_report
+    budgets = [report.budget_ms for report in left.values() if report]
+    assert budgets[0] > 5.0 >= budgets[1] > 0 and budgets[2] == game.scheduler.budget.floor_ms
 
 
 def test_a_gpu_s_frame_is_one_submit_and_never_waits(gpu):
@@ -288,109 +289,90 @@ def _counted(calls, name, function, *args):
     return function(*args)
 
 
-def test_while_tiles_are_waited_for_the_picture_is_less_work(gpu):
+def test_while_tiles_are_waited_for_the_picture_is_less_work(start):
     """Drawing gets 45 % of the frame instead of 70 % while many tiles are missing and networks
     run."""
-    near = replace(NEAR, detail=replace(NEAR.detail, finest=2))
-    flown = HeadlessRun(gpu, SMALL, near, Options(clock="virtual"))
-    try:
-        flown.load()
-        game, most = flown.game, []
-        many = {TileId(0, x, 0): 1.0 for x in range(9)}
-        for inference, wanted in ((True, {}), (True, many), (False, many), (True, {})):
-            game.inference = inference
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(game, "_select", lambda *_, wanted=wanted: Selection([], wanted))
-                patch.setattr(game, "_request_tiles", lambda *_: False)
-                game.renew()
-                flown._frame(flown.flight.pose(0.0))
-            most.append(game.pace.most_ms / near.frame_ms)
-        assert most == pytest.approx([0.7, 0.45, 0.7, 0.7])
-    finally:
-        flown.close()
+    flown = start(FEWER, clock="virtual")
+    flown.load()
+    game, most = flown.game, []
+    many = {TileId(0, x, 0): 1.0 for x in range(9)}
+    for inference, wanted in ((True, {}), (True, many), (False, many), (True, {})):
+        game.inference = inference
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(game, "_select", lambda *_, wanted=wanted: Selection([], wanted))
+            patch.setattr(game, "_request_tiles", lambda *_: False)
+            game.renew()
+            flown._frame(flown.flight.pose(0.0))
+        most.append(game.pace.most_ms / FEWER.frame_ms)
+    assert most == pytest.approx([0.7, 0.45, 0.7, 0.7])
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])
-def test_a_tile_is_given_back_after_its_copies_are_submitted(gpu, on_cpu):
+def test_a_tile_is_given_back_after_its_copies_are_submitted(gpu, start, on_cpu):
     """A tile's memory, which other tiles may reuse, is released only after its copies are
     submitted."""
     if on_cpu and not gpu.limits.software:
         pytest.skip("a GPU's picture is not waited for")
-    flown = HeadlessRun(gpu, SMALL, NEAR, Options(clock="virtual"))
-    try:
-        said = []
-        flown.game._on_cpu = on_cpu
-        streaming, submit = flown.game.streaming, gpu.queue.submit
-        collect, hand_over = streaming.collect, streaming.hand_over
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(gpu.queue, "submit", lambda work: said.append("submit") or submit(work))
-            patch.setattr(
-                streaming, "collect", lambda *a: said.extend(n := ["copy"] * collect(*a)) or len(n)
-            )
-            patch.setattr(
-                streaming, "hand_over", lambda made: said.append("back") or hand_over(made)
-            )
-            flown.load()
-        waiting, submitted, back = 0, 0, 0
-        for what in said:
-            if what == "copy":
-                waiting += 1
-            elif what == "submit":
-                submitted, waiting = submitted + waiting, 0
-            else:
-                back += 1
-                assert back <= submitted
-        assert back == submitted > 3 and not waiting
-    finally:
-        flown.close()
+    flown = start(clock="virtual")
+    said = []
+    flown.game._on_cpu = on_cpu
+    streaming, submit = flown.game.streaming, gpu.queue.submit
+    collect, hand_over = streaming.collect, streaming.hand_over
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu.queue, "submit", lambda work: said.append("submit") or submit(work))
+        patch.setattr(
+            streaming, "collect", lambda *a: said.extend(n := ["copy"] * collect(*a)) or len(n)
+        )
+        patch.setattr(streaming, "hand_over", lambda made: said.append("back") or hand_over(made))
+        flown.load()
+    waiting, submitted, back = 0, 0, 0
+    for what in said:
+        if what == "copy":
+            waiting += 1
+        elif what == "submit":
+            submitted, waiting = submitted + waiting, 0
+        else:
+            back += 1
+            assert back <= submitted
+    assert back == submitted > 3 and not waiting
 
 
 @pytest.mark.parametrize(("frame_ms", "looks"), [(1e4, 28), (0.01, 4)])
-def test_what_can_wait_is_done_in_the_time_that_a_frame_leaves(gpu, frame_ms, looks):
+def test_what_can_wait_is_done_in_the_time_that_a_frame_leaves(start, frame_ms, looks):
     """The selection of tiles is updated in every frame with spare time, else in every seventh.
 
     The scheduler learns in every frame.
     """
-    near = replace(NEAR, detail=replace(NEAR.detail, finest=2))
-    flown = HeadlessRun(gpu, SMALL, near, Options(clock="virtual"))
-    try:
-        flown.load()
-        game, done = flown.game, Counter[str]()
-        game.settings = replace(near, frame_ms=frame_ms)
-        look, end_frame = game._update_selection, game.scheduler.end_frame
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(game, "_update_selection", lambda: (done.update(["look"]), look()))
-            patch.setattr(
-                game.scheduler, "end_frame", lambda: done.update(["learn"]) or end_frame()
-            )
-            for _ in range(28):
-                flown._frame(flown.flight.pose(0.0))
-        assert done["look"] == looks and 27 <= done["learn"] <= 28
-    finally:
-        flown.close()
+    flown = start(FEWER, clock="virtual")
+    flown.load()
+    game, done = flown.game, Counter[str]()
+    game.settings = replace(FEWER, frame_ms=frame_ms)
+    look, end_frame = game._update_selection, game.scheduler.end_frame
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(game, "_update_selection", lambda: (done.update(["look"]), look()))
+        patch.setattr(game.scheduler, "end_frame", lambda: done.update(["learn"]) or end_frame())
+        for _ in range(28):
+            flown._frame(flown.flight.pose(0.0))
+    assert done["look"] == looks and 27 <= done["learn"] <= 28
 
 
-def test_a_software_driver_is_hardly_asked_what_passes_took(gpu):
+def test_a_software_driver_is_hardly_asked_what_passes_took(gpu, start):
     """On a software driver 2 to 3 of 33 frames have timestamps, and all have a render time.
 
     Timestamps make a frame longer; the wait for a picture gives the time of the other frames.
     """
     if not gpu.limits.software:
         pytest.skip("a GPU's picture is timed")
-    near = replace(NEAR, detail=replace(NEAR.detail, finest=2))
-    flown = HeadlessRun(gpu, SMALL, near, Options(clock="virtual"))
-    try:
-        flown.load()
-        given, timer = [], flown.game.timer
-        writes = timer.writes
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(timer, "writes", lambda n: given.append(writes(n)) or given[-1])
-            samples = [flown._frame(flown.flight.pose(0.0)) for _ in range(33)]
-        timed = sum(one is not None for one in given)
-        assert len(given) >= 33 and 2 <= timed * 33 / len(given) <= 3
-        assert all(s.render_ms and s.render_ms < s.frame_ms for s in samples)
-    finally:
-        flown.close()
+    flown = start(FEWER, clock="virtual")
+    flown.load()
+    given, timer = [], flown.game.timer
+    writes = timer.writes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timer, "writes", lambda n: given.append(writes(n)) or given[-1])
+        samples = [flown._frame(flown.flight.pose(0.0)) for _ in range(33)]
+    timed = sum(one is not None for one in given)
+    assert len(given) >= 33 and 2 <= timed * 33 / len(given) <= 3
+    assert all(s.render_ms and s.render_ms < s.frame_ms for s in samples)
 
 
 # --- the command line

@@ -74,6 +74,14 @@ def finish(made):
         job.state = "done"
 
 
+def arrive(world, tiles, drawn=(), now_s=0.0):
+    """Requests the tiles, finishes them all, and returns the number of tiles that got a slot."""
+    world.want(Selection(list(drawn), dict.fromkeys(tiles, 1.0)), set(), now_s)
+    for made in world.making.values():
+        finish(made)
+    return world.collect(None, now_s)
+
+
 def test_a_tile_is_shown_when_all_of_it_is_there_and_not_before():
     world = streaming()
     world.want(Selection([], {ROOT: 10.0}), {ROOT}, 1.0)
@@ -151,14 +159,10 @@ def test_what_nobody_wants_any_more_is_cancelled_unless_nearly_there():
 def test_the_slot_of_the_longest_unused_tile_is_taken_and_none_that_is_drawn():
     world = streaming(slots=2)
     a, b, c = (TileId(3, x, 0) for x in range(3))
-    for tile in (a, b):
-        world.want(Selection([], {tile: 1.0}), set(), 0.0)
-        finish(world.making[tile])
-        world.collect(None, 0.0)
+    arrive(world, [a])
+    arrive(world, [b])
     world.draw([a, b], 1.0)
-    world.want(Selection([a, b], {c: 1.0}), set(), 1.0)
-    finish(world.making[c])
-    assert world.collect(None, 1.0) == 0  # both are visible
+    assert arrive(world, [c], [a, b], 1.0) == 0  # both are visible
     world.draw([b], 2.0)
     assert world.collect(None, 2.0) == 1
     assert set(world.shown) == {b, c}
@@ -167,14 +171,11 @@ def test_the_slot_of_the_longest_unused_tile_is_taken_and_none_that_is_drawn():
 def test_the_parents_of_what_is_drawn_stay():
     world = streaming(slots=2)
     child = TileId(0, 1, 1)
-    for tile in (child.parent, child):
-        world.want(Selection([], {tile: 1.0}), set(), 0.0)
-        finish(world.making[tile])
-        world.collect(None, 0.0)
+    arrive(world, [child.parent])
+    arrive(world, [child])
     world.draw([child], 1.0)
-    world.want(Selection([child], {TileId(0, 9, 9): 1.0}), set(), 1.0)
-    finish(world.making[TileId(0, 9, 9)])
-    assert world.collect(None, 1.0) == 0 and set(world.shown) == {child, child.parent}
+    assert arrive(world, [TileId(0, 9, 9)], [child], 1.0) == 0
+    assert set(world.shown) == {child, child.parent}
 
 
 def test_a_failed_tile_is_said_and_dropped():
@@ -192,9 +193,7 @@ def test_a_draft_gives_its_slot_to_the_networks_own_tile():
     world.draft([ROOT, other], 0.0)
     slot = world.drafts[ROOT].slot
     assert not world.ready(ROOT) and world.drawn(ROOT) is not None and world.fade(ROOT, 0.0) == 0.0
-    world.want(Selection([], {ROOT: 1.0}), set(), 1.0)
-    finish(world.making[ROOT])
-    assert world.collect(None, 1.0) == 1
+    assert arrive(world, [ROOT], now_s=1.0) == 1
     assert world.shown[ROOT].slot == slot and "texels" in world.pool.filled[slot]
     assert set(world.drafts) == {other}
     world.drop_drafts()
@@ -206,19 +205,14 @@ def test_drafts_take_free_slots_only_and_go_before_tiles_do():
     tiles = [TileId(2, x, 0) for x in range(4)]
     world.draft(tiles[:3], 0.0)
     assert len(world.drafts) == 2
-    world.want(Selection([], {tiles[3]: 1.0}), set(), 0.0)
-    finish(world.making[tiles[3]])
-    assert world.collect(None, 0.0) == 1
+    assert arrive(world, [tiles[3]]) == 1
     assert set(world.shown) == {tiles[3]} and len(world.drafts) == 1
 
 
 def test_what_is_made_anew_is_drawn_until_then():
     world = streaming(slots=3)
     tiles = [TileId(2, x, 0) for x in range(4)]
-    world.want(Selection([], dict.fromkeys(tiles[:3], 1.0)), set(), 0.0)
-    for made in world.making.values():
-        finish(made)
-    assert world.collect(None, 0.0) == 3
+    assert arrive(world, tiles[:3]) == 3
     world.want(Selection([], {tiles[3]: 1.0}), set(), 0.0)
     world.renew()
     assert (
@@ -226,9 +220,6 @@ def test_what_is_made_anew_is_drawn_until_then():
     )
     slot = world.drafts[tiles[1]].slot
     world.draw(tiles[:2], 1.0)
-    world.want(Selection(tiles[:2], {tiles[1]: 1.0, tiles[3]: 1.0}), set(), 1.0)
-    for made in world.making.values():
-        finish(made)
-    assert world.collect(None, 1.0) == 2
+    assert arrive(world, [tiles[1], tiles[3]], tiles[:2], 1.0) == 2
     assert world.shown[tiles[1]].slot == slot, "its own"
     assert set(world.drafts) == {tiles[0]}, "what is drawn stays: another takes what is not"
