@@ -22,7 +22,7 @@ from demo_game.game import Game, Settings
 from demo_game.render.quality import Quality
 from demo_game.render.targets import target_format
 from demo_game.reporting.digest import Digests
-from demo_game.reporting.report import RunReport, by_owner, percentiles
+from demo_game.reporting.report import RunReport, held_by_owner, percentiles
 
 if TYPE_CHECKING:
     from demo_game.overlay.overlay import Overlay
@@ -328,20 +328,7 @@ def run(
         world = flown.settle()
         if film is not None:
             flown.film(film)
-        began = options.started
-        first_picture_s, ground_s = flown.first_picture - began, flown.first_ground - began
-        return _report(
-            flown,
-            load_s,
-            first_picture_s,
-            ground_s,
-            seconds,
-            tiles,
-            cancelled,
-            jobs,
-            latencies,
-            world,
-        )
+        return _report(flown, load_s, seconds, tiles, cancelled, jobs, latencies, world)
     finally:
         flown.close()
 
@@ -349,8 +336,6 @@ def run(
 def _report(
     flown: HeadlessRun,
     load_s: float,
-    first_picture_s: float,
-    ground_s: float,
     seconds: float,
     tiles: int,
     cancelled: int,
@@ -358,12 +343,8 @@ def _report(
     latencies: list[float],
     world: str,
 ) -> RunReport:
-    gpu, options, quality, settings = (
-        flown.gpu,
-        flown.options,
-        flown.quality,
-        flown.game.settings,
-    )
+    gpu, options, quality = flown.gpu, flown.options, flown.quality
+    settings = flown.game.settings
     samples = flown.samples
     rendered = [s.render_ms for s in samples if s.render_ms is not None]
     inferred = [s for s in samples if s.inference_ms]
@@ -381,8 +362,8 @@ def _report(
         clock=options.clock,
         target_ms=round(settings.frame_ms, 3),
         frames=len(samples),
-        first_picture_s=round(first_picture_s, 3),
-        ground_s=round(ground_s, 3),
+        first_picture_s=round(flown.first_picture - options.started, 3),
+        ground_s=round(flown.first_ground - options.started, 3),
         load_s=round(load_s, 3),
         frame_ms=percentiles([s.frame_ms for s in samples]),
         frame_times_ms=[round(s.frame_ms, 2) for s in samples],
@@ -402,7 +383,7 @@ def _report(
         jobs_per_s=jobs,
         latency_s=percentiles(latencies),
         memory_peak_bytes=gpu.memory.peak_bytes,
-        memory_bytes_by_owner=by_owner(gpu.memory.stats().holdings),
+        memory_bytes_by_owner=dict(sorted(held_by_owner(gpu).items(), key=lambda item: -item[1])),
         world=world,
         operators=_operators(flown.game),
     )

@@ -8,7 +8,6 @@ from dataclasses import replace
 import cml_engine as cml
 from demo_game.game import Settings
 from demo_game.render.quality import PRESETS, Quality
-from demo_game.render.quality import choose as choose_quality
 from demo_game.world.quadtree import Detail
 from demo_game.world.sun import LIGHTS
 
@@ -28,7 +27,9 @@ def choose(gpu: cml.Gpu, options: argparse.Namespace) -> tuple[Quality, Settings
     The preset is the one in the options, or the device's for ``auto``.
     """
     automatic = options.quality == "auto"
-    quality, settings = make_settings(options, choose_quality(gpu) if automatic else None)
+    kind = str(gpu.info.get("adapter_type"))
+    preset = PRESETS[{"CPU": "software", "IntegratedGPU": "low"}.get(kind, "high")]
+    quality, settings = make_settings(options, preset if automatic else None)
     detail = settings.detail
     why = f"chosen for {gpu.name}" if automatic else "as asked for"
     notice = (

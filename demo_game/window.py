@@ -14,6 +14,7 @@ from demo_game.game import Game, Settings
 from demo_game.overlay.overlay import Overlay
 from demo_game.render.quality import Quality
 from demo_game.render.targets import target_format
+from demo_game.reporting.report import held_by_owner
 
 OUT = Path("out")
 #: a minute of frames; a longer trace is cut there
@@ -65,9 +66,8 @@ class Tracing:
             return
         OUT.mkdir(exist_ok=True)
         path = OUT / time.strftime("demo-%Y%m%d-%H%M%S.trace.json")
-        memory = self._game.gpu.memory.stats().to_json()["owners"]
-        held = {owner: float(sum(of.values())) for owner, of in memory.items()}
-        write_trace(path, self._reports, self._names, held, {"device": self._game.gpu.name})
+        gpu = self._game.gpu
+        write_trace(path, self._reports, self._names, held_by_owner(gpu), {"device": gpu.name})
         self._game.controls.trace_path = path
         self._reports = []
 

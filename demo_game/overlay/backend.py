@@ -11,6 +11,7 @@ import wgpu
 from imgui_bundle import imgui
 
 import cml_engine as cml
+from demo_game.render.binding import COLOURS, SAMPLER, UNIFORM, bind, make_layout, vertices
 
 _SHADER = Path(__file__).with_name("overlay.hlsl")
 _OWNER = "overlay"
@@ -18,15 +19,9 @@ _OVER = {
     "color": {"src_factor": "src-alpha", "dst_factor": "one-minus-src-alpha", "operation": "add"},
     "alpha": {"src_factor": "one", "dst_factor": "one-minus-src-alpha", "operation": "add"},
 }
-_CORNERS = {
-    "array_stride": imgui.VERTEX_SIZE,
-    "step_mode": "vertex",
-    "attributes": [
-        {"format": "float32x2", "offset": 0, "shader_location": 0},
-        {"format": "float32x2", "offset": 8, "shader_location": 1},
-        {"format": "unorm8x4", "offset": 16, "shader_location": 2},
-    ],
-}
+_CORNERS = vertices(
+    imgui.VERTEX_SIZE, ("float32x2", 0, 0), ("float32x2", 8, 1), ("unorm8x4", 16, 2)
+)
 _INDEX_FORMAT = "uint16" if imgui.INDEX_SIZE == 2 else "uint32"
 #: the initial bytes of a buffer; it doubles when it is too small
 _FIRST_BYTES = 1 << 18
@@ -42,7 +37,10 @@ class Backend:
 
     def __init__(self, gpu: cml.Gpu, target_format: str, scale: float) -> None:
         self._gpu = gpu
-        self._layout = _bind_layout(gpu)
+        stage = wgpu.ShaderStage
+        self._layout = make_layout(
+            gpu, (stage.VERTEX, UNIFORM), (stage.FRAGMENT, SAMPLER), (stage.FRAGMENT, COLOURS)
+        )
         self._pipeline = _pipeline(gpu, self._layout, target_format)
         # at whole scales every texel of a glyph meets a pixel, and filters only cost
         kind = "nearest" if scale == round(scale) else "linear"
@@ -152,14 +150,8 @@ class Backend:
             format="rgba8unorm",
             usage=wgpu.TextureUsage.COPY_DST | wgpu.TextureUsage.TEXTURE_BINDING,
         )
-        group = self._gpu.device.create_bind_group(
-            layout=self._layout,
-            entries=[
-                {"binding": 0, "resource": {"buffer": self._screen, "offset": 0, "size": 16}},
-                {"binding": 1, "resource": self._sampler},
-                {"binding": 2, "resource": made.create_view()},
-            ],
-        )
+        screen = {"buffer": self._screen, "offset": 0, "size": 16}
+        group = bind(self._gpu, self._layout, screen, self._sampler, made.create_view())
         self._textures[self._next_texture] = made, group
         texture.set_tex_id(self._next_texture)
         self._next_texture += 1
@@ -210,17 +202,6 @@ class _Growing:
         if total:
             padded = -(-total // 4) * 4
             self._gpu.queue.write_buffer(self._made.buffer, self._made.offset, self._bytes[:padded])
-
-
-def _bind_layout(gpu: cml.Gpu) -> Any:
-    stage = wgpu.ShaderStage
-    return gpu.device.create_bind_group_layout(
-        entries=[
-            {"binding": 0, "visibility": stage.VERTEX, "buffer": {"type": "uniform"}},
-            {"binding": 1, "visibility": stage.FRAGMENT, "sampler": {"type": "filtering"}},
-            {"binding": 2, "visibility": stage.FRAGMENT, "texture": {"sample_type": "float"}},
-        ]
-    )
 
 
 def _pipeline(gpu: cml.Gpu, layout: Any, target_format: str) -> Any:

@@ -81,11 +81,6 @@ class Camera:
         x, y, _, w = self.view_projection[:, :3]
         return np.array([w + x, w - x, w + y, w - y])
 
-    def sees(self, low: Point, high: Point) -> bool:
-        """Returns True if any part of the box between two corners (in metres) may be in view."""
-        centre, half = np.add(low, high) / 2, np.subtract(high, low) / 2
-        return bool(self.sees_boxes(centre[None], half[None])[0])
-
     def sees_boxes(self, centre: Array, half: Array) -> Array:
         """Returns a bool array ``[n]``: True for each box that may be in view.
 

@@ -24,13 +24,12 @@ def find_coarser_step(step: int) -> int:
 def grid(step: int) -> tuple[Array, Array]:
     """Returns a tile's vertices, uint8 (n, 8), and triangles, 16-bit indices (m, 3).
 
+    ``step``, the cells of a square, divides half a tile.
     The bytes of a vertex are: its cell ``x, z``; the cells that it hangs down if it is the lower
     end of a skirt (else 0); 0; and two cells ``x, z`` of the coarser level, counted from the
     tile's quadrant. The vertex moves to the mean height of these two cells. The coarser level
     has every other vertex, and those between lie on edges or diagonals of its triangles.
     """
-    if (CELLS // 2) % step:
-        raise ValueError(f"mesh step: wanted a divisor of {CELLS // 2}, got {step}")
     count = CELLS // step + 1
     k = np.arange(count)
     kz, kx = np.meshgrid(k, k, indexing="ij")

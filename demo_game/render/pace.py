@@ -59,8 +59,6 @@ class DrawingPace:
     """
 
     def __init__(self, most_ms: float, first: int = 0) -> None:
-        if not 0 <= first < len(EFFORTS):
-            raise ValueError(f"effort: wanted 0 to {len(EFFORTS) - 1}, got {first}")
         self.most_ms = most_ms
         self._at = first
         self._times: deque[float] = deque(maxlen=_FRAMES)

@@ -1,14 +1,10 @@
-"""The quality presets of the picture, and the choice of one for a device."""
+"""The quality presets of the picture."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from demo_game.world.tile import PAINTED
-
-if TYPE_CHECKING:
-    import cml_engine as cml
 
 
 @dataclass(frozen=True)
@@ -41,9 +37,3 @@ SOFTWARE = Quality("software", 960, 540, 4, 224, 9_000.0, 350.0, 12, False, 1, e
 LOW = Quality("low", 1280, 720, 2, 320, 14_000.0, 700.0, 36, True, 4)
 HIGH = Quality("high", 1920, 1080, 1, 512, 24_000.0, 1600.0, 36, True, 4)
 PRESETS = {quality.name: quality for quality in (SOFTWARE, LOW, HIGH)}
-
-
-def choose(gpu: cml.Gpu) -> Quality:
-    """Returns the preset for the type of the device: software driver, integrated GPU or other."""
-    kind = str(gpu.info.get("adapter_type"))
-    return {"CPU": SOFTWARE, "IntegratedGPU": LOW}.get(kind, HIGH)

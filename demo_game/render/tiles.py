@@ -48,11 +48,6 @@ class TilePool:
         self._free = list(range(slots))[::-1]
         self._planted: set[int] = set()
 
-    @property
-    def free_slots(self) -> int:
-        """The number of slots that can still be acquired."""
-        return len(self._free)
-
     def acquire(self) -> int | None:
         """Takes a free slot and returns its number; None if all are used."""
         return self._free.pop() if self._free else None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import cml_engine as cml
 from cml_engine.tools.panel import percentile
 
 
@@ -124,9 +125,7 @@ def plain_table(runs: Sequence[RunReport]) -> str:
     return "\n".join(lines)
 
 
-def by_owner(holdings: Mapping[tuple[str, str], Any]) -> dict[str, int]:
-    """Returns the bytes of memory by owner, largest first, from an allocator's holdings."""
-    owners: dict[str, int] = {}
-    for (owner, _), holding in holdings.items():
-        owners[owner] = owners.get(owner, 0) + holding.nbytes
-    return dict(sorted(owners.items(), key=lambda item: -item[1]))
+def held_by_owner(gpu: cml.Gpu) -> dict[str, int]:
+    """Returns the bytes of memory on the GPU by owner."""
+    owners = gpu.memory.stats().to_json()["owners"]
+    return {owner: sum(of.values()) for owner, of in owners.items()}

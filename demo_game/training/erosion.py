@@ -11,7 +11,6 @@ place depends on some twenty cells around it, which a small network can see.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,26 +21,18 @@ Array = np.ndarray[Any, Any]
 NEIGHBOURS = ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 1), (1, -1), (1, 0), (1, 1))
 
 
-@dataclass(frozen=True, slots=True)
-class Climate:
-    """The parameters of the erosion simulation; lengths are in cells, rates are per step."""
-
-    steps: int = 100
-    #: share of the water that seeps away in each step
-    loss: float = 0.06
-    #: exponent of the water in the depth that is cut
-    power: float = 0.5
-    #: cells cut where one cell's rain runs down a slope of 1
-    cut: float = 0.03
-    creep: float = 0.05
-    #: the steepest stable slope, and the share of the excess that slips in each step
-    talus: float = 0.8
-    slip: float = 0.1
-    #: radius of the neighbourhoods whose mean height is kept
-    uplift: int = 6
-
-
-CLIMATE = Climate()
+#: steps of the simulation; lengths below are in cells, rates are per step
+STEPS = 100
+#: share of the water that seeps away in each step
+_LOSS = 0.06
+#: exponent of the water in the depth that is cut
+_POWER = 0.5
+#: cells cut where one cell's rain runs down a slope of 1, and cells that soil creeps in each step
+_CUT, _CREEP = 0.03, 0.05
+#: the steepest stable slope, and the share of the excess that slips in each step
+_TALUS, _SLIP = 0.8, 0.1
+#: radius in cells of the neighbourhoods whose mean height is kept
+_UPLIFT = 6
 
 
 def _pad_edge(grid: Array) -> Array:
@@ -71,7 +62,7 @@ def box_blur(grid: Array, radius: int) -> Array:
     return grid
 
 
-def _step(ground: Array, water: Array, climate: Climate) -> tuple[Array, Array]:
+def _step(ground: Array, water: Array) -> tuple[Array, Array]:
     """Returns the ground and the water of every cell after one step of the simulation."""
     around = _pad_edge(ground)
     drops = []
@@ -84,7 +75,7 @@ def _step(ground: Array, water: Array, climate: Climate) -> tuple[Array, Array]:
         drop = (ground - neighbour) * near
         creep -= drop * near
         # what is too steep slips off, and what is too steep above slips down here
-        steep = drop - np.clip(drop, -climate.talus, climate.talus)
+        steep = drop - np.clip(drop, -_TALUS, _TALUS)
         slipped -= steep
         np.minimum(lowest, neighbour, out=lowest)
         drops.append(np.maximum(drop, 0, out=drop))
@@ -93,25 +84,25 @@ def _step(ground: Array, water: Array, climate: Climate) -> tuple[Array, Array]:
     slope = np.maximum.reduce(drops)
     # water ends in the sea: none runs on below it
     dry = np.clip(ground * np.float32(0.5) + 1, 0, 1)
-    sent = _pad_edge(water * (1 - climate.loss) * dry / total)
+    sent = _pad_edge(water * (1 - _LOSS) * dry / total)
     sent[0], sent[-1], sent[:, 0], sent[:, -1] = 0, 0, 0, 0
     arrived = np.ones_like(water)
     for (dy, dx), share in zip(NEIGHBOURS, shares, strict=True):
         arrived += _toward(sent, -dy, -dx) * _toward(np.pad(share, 1), -dy, -dx)
-    cut = climate.cut * arrived**climate.power * slope * dry
+    cut = _CUT * arrived**_POWER * slope * dry
     ground = ground - np.minimum(cut, slope * np.float32(0.3))
-    ground += np.float32(climate.creep) * creep + np.float32(climate.slip) * slipped
+    ground += np.float32(_CREEP) * creep + np.float32(_SLIP) * slipped
     # a hollow fills up to its lowest rim
     np.maximum(ground, lowest, out=ground)
     return ground, arrived
 
 
-def erode(heights: Array, climate: Climate = CLIMATE) -> Array:
+def erode(heights: Array) -> Array:
     """Returns the heights (rows, columns) after erosion, in cells above the sea."""
     ground = heights.astype(np.float32)
     water = np.ones_like(ground)
-    for _ in range(climate.steps):
-        ground, water = _step(ground, water, climate)
+    for _ in range(STEPS):
+        ground, water = _step(ground, water)
     change = ground - heights
-    eroded: Array = (heights + change - box_blur(change, climate.uplift)).astype(np.float32)
+    eroded: Array = (heights + change - box_blur(change, _UPLIFT)).astype(np.float32)
     return eroded

@@ -142,7 +142,7 @@ def test_something_is_drawn_before_any_network_has_run(gpu):
         assert flown.first_picture < flown.first_ground < math.inf
         assert not streaming.drafts and not flown.game.loading
         pool = flown.game.renderer.tiles
-        assert pool.free_slots == pool.slots - len(streaming.shown)
+        assert len(pool._free) == pool.slots - len(streaming.shown)
         # frozen objects: no frame waits for a full garbage collection
         assert gc.get_freeze_count() > 10_000
     finally:

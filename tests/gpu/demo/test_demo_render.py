@@ -275,12 +275,17 @@ def test_memory_has_owners_and_goes_back(gpu):
 
 def test_camera_sees_what_is_in_front():
     north = Camera((1e6, 100.0, -1e6), 0.0, 0.0, far=1000.0)
-    assert north.sees((1e6 - 5, 90.0, -1e6 - 60), (1e6 + 5, 110.0, -1e6 - 50))
-    assert not north.sees((1e6 - 5, 90.0, -1e6 + 50), (1e6 + 5, 110.0, -1e6 + 60))
-    assert not north.sees((1e6 - 5, 90.0, -1e6 - 1e4), (1e6 + 5, 110.0, -1e6 - 2000))
-    assert not north.sees((1e6 + 200, 90.0, -1e6 - 60), (1e6 + 210, 110.0, -1e6 - 50))
-    assert north.sees((1e6 - 500, 0.0, -1e6 - 500), (1e6 + 500, 200.0, -1e6 + 500)), "around it"
-    assert north.sees((1e6, 90.0, -1e6 - 60), (1e6 + 900, 110.0, -1e6 - 50)), "into it"
+    boxes = {  # east, up and south of the camera, and half the sides
+        "in front": ((0, 0, -55), (5, 10, 5), True),
+        "behind": ((0, 0, 55), (5, 10, 5), False),
+        "too far": ((0, 0, -6000), (5, 10, 4000), False),
+        "beside": ((205, 0, -55), (5, 10, 5), False),
+        "around it": ((0, 0, 0), (500, 100, 500), True),
+        "into it": ((450, 0, -55), (450, 10, 5), True),
+    }
+    away, half, seen = (np.array(column) for column in zip(*boxes.values(), strict=True))
+    found = north.sees_boxes(away + north.position, half)
+    assert dict(zip(boxes, found, strict=True)) == dict(zip(boxes, seen, strict=True))
 
 
 def test_camera_sees_boxes_that_have_a_corner_inside_of_each_plane():
