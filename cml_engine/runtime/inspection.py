@@ -17,9 +17,8 @@ from cml_engine.cpu.compare import Comparison, compare
 from cml_engine.cpu.cpu_program import convert_to_fact, run_node
 from cml_engine.cpu.tolerances import cancellation_error, node_tolerance, propagated_error
 from cml_engine.errors import CmlError, InputError, Source
-from cml_engine.io import png
 from cml_engine.io.output_folder import OutputFolder, file_stem
-from cml_engine.io.pictures import can_hold
+from cml_engine.io.pictures import can_hold, write_png
 from cml_engine.ir.graph import Array, Fact, Graph, Node
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Tolerance
@@ -183,7 +182,7 @@ class Dump:
                 low, high = numbers.low, numbers.high
             scale = (array - np.float32(low)) / np.float32(high - low or 1)
             planes = scale[0].transpose(1, 2, 0)
-            picture = self._folder.write(f"{stem}.png", partial(png.write, planes, bits=8))
+            picture = self._folder.write(f"{stem}.png", partial(write_png, planes, bits=8))
             row |= {"picture": picture, "black": low, "white": high}
         self._rows.append(row)
 

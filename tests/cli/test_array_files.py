@@ -13,7 +13,7 @@ from PIL import Image
 from cml_engine.distributed.sources import first_shape
 from cml_engine.errors import InputError
 from cml_engine.io import arrays as array_files
-from cml_engine.io import png as png_files
+from cml_engine.io import pictures
 from cml_engine.io.arrays import sample_shape
 from cml_engine.ir.graph import Fact
 from cml_engine.tools.cli import main
@@ -284,7 +284,7 @@ def test_a_full_disk_leaves_the_old_file_and_is_told(two, tmp_path, capsys, monk
     out = tmp_path / f"o{suffix}"
     out.write_bytes(b"old")
     monkeypatch.setattr(np.lib.format, "write_array", full)
-    monkeypatch.setattr(png_files, "write", full)
+    monkeypatch.setattr(pictures, "write", full)
     monkeypatch.setattr(np, "save", full)
     assert two(f"file={out}") == 2
     assert f"cannot write '{out}': No space left on device" in capsys.readouterr().err
