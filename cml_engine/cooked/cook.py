@@ -22,7 +22,7 @@ from cml_engine.cooked.golden import make_golden, write_golden
 from cml_engine.cooked.graph_text import described, write_graph
 from cml_engine.cooked.guess import DeviceGuess, write_guess
 from cml_engine.cooked.kernels import Codes, compiled, digest_of, write_kernels
-from cml_engine.cooked.plan_out import write_plan
+from cml_engine.cooked.plan_section import write_plan
 from cml_engine.cooked.profiles import PROFILES, Profile
 from cml_engine.cooked.schema import META, PLAN, RULES
 from cml_engine.cooked.writer import Sections

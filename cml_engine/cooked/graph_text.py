@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
@@ -24,10 +25,212 @@ from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Epilogue, Fact, Graph
 
 #: types of constants, by their names in the file
 _TYPES = {dtype.name: dtype for dtype in NUMPY_DTYPE.values()}
-_FIELDS = {
-    "name", "inputs", "outputs", "nodes", "facts", "constants", "labels", "updates", "sources",
-    "quantization", "notes",
-}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Codec:
+    """Converts values of one type to JSON data, and untrusted JSON data to such values.
+
+    ``read`` raises ``ValueError``, ``TypeError``, ``KeyError`` or ``AttributeError`` for other
+    data.
+    """
+
+    write: Callable[[Any], Any]
+    read: Callable[[Any], Any]
+
+
+def _list_of(item: _Codec) -> _Codec:
+    def read(data: Any) -> tuple[Any, ...]:
+        if not isinstance(data, list):
+            raise ValueError(f"wanted a list, got {str(data)[:40]}")
+        return tuple(item.read(part) for part in data)
+
+    return _Codec(lambda values: [item.write(value) for value in values], read)
+
+
+def _table_of(item: _Codec) -> _Codec:
+    return _Codec(
+        lambda values: {name: item.write(value) for name, value in values.items()},
+        lambda data: {name: item.read(value) for name, value in data.items()},
+    )
+
+
+def _pair(first: _Codec, second: _Codec) -> _Codec:
+    def read(data: Any) -> tuple[Any, Any]:
+        a, b = data
+        return first.read(a), second.read(b)
+
+    return _Codec(lambda pair: [first.write(pair[0]), second.write(pair[1])], read)
+
+
+def _row(kind: Callable[..., Any], **fields: _Codec) -> _Codec:
+    """Returns the codec of an object as a list of its fields."""
+
+    def read(data: Any) -> Any:
+        pairs = zip(fields.values(), data, strict=True)
+        return kind(*(codec.read(value) for codec, value in pairs))
+
+    return _Codec(lambda value: [c.write(getattr(value, n)) for n, c in fields.items()], read)
+
+
+def _record(kind: Callable[..., Any], optional: frozenset[str], **fields: _Codec) -> _Codec:
+    """Returns the codec of an object as a JSON object; ``optional`` fields may be left out."""
+
+    def write(value: Any) -> dict[str, Any]:
+        found = {name: getattr(value, name) for name in fields}
+        left_out = {name for name in optional if not found[name]}
+        return {n: fields[n].write(v) for n, v in found.items() if n not in left_out}
+
+    def read(data: Any) -> Any:
+        if unknown := data.keys() - fields.keys():
+            raise ValueError(f"unknown field '{min(unknown)[:40]}'")
+        names = [name for name in fields if name in data or name not in optional]
+        return kind(**{name: fields[name].read(data[name]) for name in names})
+
+    return _Codec(write, read)
+
+
+def _maybe(item: _Codec) -> _Codec:
+    return _Codec(
+        lambda value: None if value is None else item.write(value),
+        lambda data: None if data is None else item.read(data),
+    )
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+def _read_text(data: Any) -> str:
+    if not isinstance(data, str):
+        raise ValueError(f"wanted a text, got {str(data)[:40]}")
+    return data
+
+
+def _number(low: int, high: int) -> _Codec:
+    def read(data: Any) -> int:
+        if type(data) is not int or not low <= data < high:
+            raise ValueError(f"wanted a number, got {str(data)[:40]}")
+        return data
+
+    return _Codec(_unchanged, read)
+
+
+def _read_dtype(data: Any) -> str:
+    if _read_text(data) not in NUMPY_DTYPE:
+        raise ValueError(f"unknown type '{data[:40]}'")
+    return data  # type: ignore[no-any-return]
+
+
+def _read_shape(data: Any) -> tuple[int, ...]:
+    if not isinstance(data, list) or len(data) > 8 * MOST_DIMENSIONS:
+        raise ValueError("wanted a shape")
+    return tuple(_WHOLE.read(extent) for extent in data)
+
+
+def _read_range(data: Any) -> tuple[int, int]:
+    low, high = data
+    if not all(type(end) is int and abs(end) < 1 << 31 for end in data) or low > high:
+        raise ValueError(f"wanted a range, got {str(data)[:40]}")
+    return low, high
+
+
+def _write_value(value: Any) -> Any:
+    """Returns an attribute's value as JSON; a type that JSON lacks becomes an object with one
+    entry.
+
+    Raises ``TypeError`` for a type that cannot be cooked.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(value)}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list):
+        return [_write_value(part) for part in value]
+    if isinstance(value, tuple):
+        return {"tuple": [_write_value(part) for part in value]}
+    if isinstance(value, np.ndarray) and value.dtype.name in _TYPES:
+        return {"array": [value.dtype.name, list(value.shape), value.ravel().tolist()]}
+    raise TypeError(f"is a {type(value).__name__}, which cannot be cooked")
+
+
+def _read_value(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_read_value(part) for part in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, inner),) = value.items()
+    made: Mapping[str, Callable[[Any], Any]] = {
+        "float": lambda text: float(_read_text(text)),
+        "tuple": lambda parts: tuple(_read_value(part) for part in parts),
+        "array": lambda parts: np.array(parts[2], _TYPES[parts[0]]).reshape(_read_shape(parts[1])),
+    }
+    return made[kind](inner)
+
+
+def _write_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    made = {}
+    for key, value in attrs.items():
+        try:
+            made[key] = _write_value(value)
+        except TypeError as error:
+            raise InputError(f"attribute '{key}' {error}") from None
+    return made
+
+
+def _read_attrs(data: Any) -> Attrs:
+    return Attrs({key: _read_value(value) for key, value in data.items()})
+
+
+_TEXT = _Codec(_unchanged, _read_text)
+_TEXTS = _list_of(_TEXT)
+_WHOLE = _number(0, 1 << 32)
+_ATTRS = _Codec(_write_attrs, _read_attrs)
+_SOURCE = _row(
+    Source,
+    file=_Codec(lambda file: PurePath(file).name, _read_text),
+    line=_WHOLE,
+    column=_WHOLE,
+    text=_TEXT,
+)
+_EPILOGUE = _record(
+    Epilogue,
+    frozenset(),
+    op=_TEXT,
+    inputs=_TEXTS,
+    attrs=_ATTRS,
+    position=_maybe(_WHOLE),
+    own=_list_of(_pair(_WHOLE, _WHOLE)),
+)
+_NODE = _record(
+    Node,
+    frozenset(("epilogues",)),
+    op=_TEXT,
+    inputs=_TEXTS,
+    outputs=_TEXTS,
+    attrs=_ATTRS,
+    source=_maybe(_SOURCE),
+    epilogues=_list_of(_EPILOGUE),
+)
+_FACT = _row(Fact, dtype=_Codec(_unchanged, _read_dtype), shape=_Codec(list, _read_shape))
+#: a graph without its constants
+_GRAPH = _record(
+    Graph,
+    frozenset(("words",)),
+    name=_TEXT,
+    inputs=_TEXTS,
+    outputs=_TEXTS,
+    nodes=_list_of(_NODE),
+    facts=_table_of(_FACT),
+    labels=_table_of(_TEXT),
+    updates=_list_of(_pair(_TEXT, _TEXT)),
+    sources=_table_of(_SOURCE),
+    quantization=_table_of(_ATTRS),
+    notes=_TEXTS,
+    words=_table_of(_Codec(list, _read_range)),
+)
 
 
 def write_graph(graph: Graph, sections: Sections) -> None:
@@ -42,84 +245,15 @@ def write_graph(graph: Graph, sections: Sections) -> None:
             raise InputError(f"constant '{name}' is of {array.dtype}, which cannot be cooked")
         place = sections.values.put(np.ascontiguousarray(array))
         constants[name] = [array.dtype.name, list(array.shape), *place]
-    sections.add(GRAPH, _json({**described(graph), "constants": constants}))
+    data = {**described(graph), "constants": constants}
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    sections.add(GRAPH, text.encode(errors="replace"))
 
 
 def described(graph: Graph) -> dict[str, Any]:
     """Returns a graph without the values of its constants as a JSON object."""
-    return {
-        "name": graph.name,
-        "inputs": list(graph.inputs),
-        "outputs": list(graph.outputs),
-        "nodes": [_node(node) for node in graph.nodes],
-        "facts": {name: [fact.dtype, list(fact.shape)] for name, fact in graph.facts.items()},
-        "labels": dict(graph.labels),
-        "updates": [list(pair) for pair in graph.updates],
-        "sources": {name: _source(source) for name, source in graph.sources.items()},
-        "quantization": {name: _attrs(attrs) for name, attrs in graph.quantization.items()},
-        "notes": list(graph.notes),
-        **({"words": {n: list(ends) for n, ends in graph.words.items()}} if graph.words else {}),
-    }
-
-
-def _json(data: Any) -> bytes:
-    return json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode(
-        errors="replace"
-    )
-
-
-def _node(node: Node) -> dict[str, Any]:
-    made: dict[str, Any] = {
-        "op": node.op,
-        "inputs": list(node.inputs),
-        "outputs": list(node.outputs),
-        "attrs": _attrs(node.attrs),
-        "source": _source(node.source) if node.source else None,
-    }
-    if node.epilogues:
-        made["epilogues"] = [
-            {
-                "op": e.op,
-                "inputs": list(e.inputs),
-                "attrs": _attrs(e.attrs),
-                "position": e.position,
-                "own": [list(pair) for pair in e.own],
-            }
-            for e in node.epilogues
-        ]
-    return made
-
-
-def _source(source: Source) -> list[Any]:
-    return [PurePath(source.file).name, source.line, source.column, source.text]
-
-
-def _attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _value(value, key) for key, value in attrs.items()}
-
-
-def _value(value: Any, key: str) -> Any:
-    """Returns an attribute's value as JSON; a type that JSON lacks becomes an object with one
-    entry.
-
-    Raises :class:`InputError` for a type that cannot be cooked; ``key`` is for its message.
-    """
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"float": repr(value)}
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, list):
-        return [_value(part, key) for part in value]
-    if isinstance(value, tuple):
-        return {"tuple": [_value(part, key) for part in value]}
-    if isinstance(value, np.ndarray) and value.dtype.name in _TYPES:
-        return {"array": [value.dtype.name, list(value.shape), value.ravel().tolist()]}
-    raise InputError(f"attribute '{key}' is a {type(value).__name__}, which cannot be cooked")
-
-
-# --- reading
+    found: dict[str, Any] = _GRAPH.write(graph)
+    return found
 
 
 def read_graph(file: Container) -> Graph:
@@ -129,23 +263,9 @@ def read_graph(file: Container) -> Graph:
     """
     try:
         data = parse_json(bytes(file.section(GRAPH).content).decode())
-        if not isinstance(data, dict) or set(data) - {"words"} != _FIELDS:
-            raise ValueError("its fields are others")
-        facts = {_text(n): _fact(*fact) for n, fact in data["facts"].items()}
-        graph = Graph(
-            name=_text(data["name"]),
-            inputs=_names(data["inputs"]),
-            outputs=_names(data["outputs"]),
-            nodes=tuple(_a_node(node) for node in data["nodes"]),
-            facts=facts,
-            constants={n: _constant(file, n, *c) for n, c in data["constants"].items()},
-            labels={_text(n): _text(label) for n, label in data["labels"].items()},
-            updates=tuple((_text(a), _text(b)) for a, b in data["updates"]),
-            sources={_text(n): _a_source(*source) for n, source in data["sources"].items()},
-            quantization={n: _some_attrs(attrs) for n, attrs in data["quantization"].items()},
-            notes=tuple(_text(note) for note in data["notes"]),
-            words={_text(n): _range(*ends) for n, ends in data.get("words", {}).items()},
-        )
+        constants = {n: _constant(file, n, *c) for n, c in data.pop("constants").items()}
+        graph: Graph = _GRAPH.read(data)
+        graph = graph.with_(constants=constants)
         _check(graph)
     except CmlError:
         raise
@@ -183,89 +303,15 @@ def _check(graph: Graph) -> None:
         raise ValueError("an update of what is no variable")
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"wanted a text, got {str(value)[:40]}")
-    return value
-
-
-def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 32:
-        raise ValueError(f"wanted a number, got {str(value)[:40]}")
-    return value
-
-
-def _range(low: Any, high: Any) -> tuple[int, int]:
-    if not all(type(end) is int and abs(end) < 1 << 31 for end in (low, high)) or low > high:
-        raise ValueError(f"wanted a range, got {str((low, high))[:40]}")
-    return low, high
-
-
-def _names(values: Any) -> tuple[str, ...]:
-    if not isinstance(values, list):
-        raise ValueError("wanted names")
-    return tuple(_text(value) for value in values)
-
-
-def _shape(extents: Any) -> tuple[int, ...]:
-    if not isinstance(extents, list) or len(extents) > 64:
-        raise ValueError("wanted a shape")
-    return tuple(_whole(extent) for extent in extents)
-
-
-def _fact(dtype: Any, shape: Any) -> Fact:
-    if _text(dtype) not in NUMPY_DTYPE:
-        raise ValueError(f"unknown type '{dtype[:40]}'")
-    return Fact(dtype, _shape(shape))
-
-
-def _a_node(data: Any) -> Node:
-    epilogues = tuple(
-        Epilogue(
-            _text(e["op"]),
-            _names(e["inputs"]),
-            _some_attrs(e["attrs"]),
-            None if e["position"] is None else _whole(e["position"]),
-            tuple((_whole(place), _whole(number)) for place, number in e["own"]),
-        )
-        for e in data.get("epilogues", ())
-    )
-    source = None if data["source"] is None else _a_source(*data["source"])
-    inputs, outputs = _names(data["inputs"]), _names(data["outputs"])
-    return Node(_text(data["op"]), inputs, outputs, _some_attrs(data["attrs"]), source, epilogues)
-
-
-def _a_source(file: Any, line: Any, column: Any, text: Any) -> Source:
-    return Source(_text(file), _whole(line), _whole(column), _text(text))
-
-
-def _some_attrs(data: Any) -> Attrs:
-    return Attrs({_text(key): _a_value(value) for key, value in data.items()})
-
-
-def _a_value(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_a_value(part) for part in value]
-    if not isinstance(value, dict):
-        return value
-    ((kind, inner),) = value.items()
-    made: Mapping[str, Callable[[Any], Any]] = {
-        "float": lambda text: float(_text(text)),
-        "tuple": lambda parts: tuple(_a_value(part) for part in parts),
-        "array": lambda parts: np.array(parts[2], _TYPES[parts[0]]).reshape(_shape(parts[1])),
-    }
-    return made[kind](inner)
-
-
 def _constant(
     file: Container, name: str, dtype: Any, shape: Any, offset: Any, stored: Any, becomes: Any
 ) -> Array:
-    kind, extents = _TYPES[_text(dtype)], _shape(shape)
-    if len(extents) > 8 * MOST_DIMENSIONS:
-        raise ValueError(f"constant '{name}' has {len(extents)} dimensions")
-    how = _whole(stored), _whole(becomes)
+    kind, extents = _TYPES[_read_text(dtype)], _read_shape(shape)
+    how = _WHOLE.read(stored), _WHOLE.read(becomes)
     what = f"constant '{name}'"
-    found, dtype = read_values(file, _offset(offset), math.prod(extents), *how, what)
+    found, dtype = read_values(
+        file, _number(0, 1 << 63).read(offset), math.prod(extents), *how, what
+    )
     if dtype not in (kind, np.dtype(f"uint{8 * kind.itemsize}")):
         raise ValueError(f"{what} is stored as {dtype}")
     if kind == np.bool_ and found.max(initial=0) > 1:
@@ -274,9 +320,3 @@ def _constant(
         return found.view(kind).reshape(extents)
     current_budget().charge_bytes(kind.itemsize * found.size, what)
     return found.astype(kind).reshape(extents)
-
-
-def _offset(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError("wanted an offset")
-    return value

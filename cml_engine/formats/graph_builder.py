@@ -21,7 +21,7 @@ from cml_engine.nnef.expansion.signatures import (
     unknown_operator,
 )
 from cml_engine.nnef.expansion.values import TensorRef
-from cml_engine.nnef.files.memory_model import MemoryModel
+from cml_engine.nnef.files.sources import MemoryModel
 from cml_engine.nnef.text.printer import print_document
 
 if TYPE_CHECKING:

@@ -19,14 +19,17 @@ from cml_engine.nnef.expansion.document_builder import DocumentBuilder, Document
 from cml_engine.nnef.expansion.library import Library
 from cml_engine.nnef.expansion.nodes import Infer
 from cml_engine.nnef.expansion.signatures import Param, Signature, signature, standard_signatures
-from cml_engine.nnef.files.file_names import QUANT_FILE
-from cml_engine.nnef.files.memory_model import MemoryModel
 from cml_engine.nnef.files.quant import parse_quant
-from cml_engine.nnef.files.random_weights import RandomWeights
 from cml_engine.nnef.files.safetensors import Weights
-from cml_engine.nnef.files.sources import open_model, read_text
-from cml_engine.nnef.files.tensor_file import write_tensor
-from cml_engine.nnef.files.weights import RetainedVariable, finder, kept_values, load_variables
+from cml_engine.nnef.files.sources import MemoryModel, open_model, read_text
+from cml_engine.nnef.files.tensor_file import QUANT_FILE, write_tensor
+from cml_engine.nnef.files.weights import (
+    RandomWeights,
+    RetainedVariable,
+    finder,
+    kept_values,
+    load_variables,
+)
 from cml_engine.nnef.files.writer import save
 from cml_engine.nnef.text.lexer import SourceText
 from cml_engine.nnef.text.parser import parse_document

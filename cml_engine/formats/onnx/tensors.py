@@ -19,7 +19,7 @@ from cml_engine.io.model_source import (
     inner_name,
 )
 from cml_engine.ir.graph import Array, DType, can_be_shape
-from cml_engine.nnef.files.random_weights import RandomWeights, use_by_shape
+from cml_engine.nnef.files.weights import RandomWeights, use_by_shape
 
 #: ONNX's names of element types by number
 ELEMENT_TYPES: Mapping[int, str] = {

@@ -16,7 +16,7 @@ from cml_engine.nnef.expansion.library import Library
 from cml_engine.nnef.expansion.nodes import literal_name
 from cml_engine.nnef.expansion.signatures import Param, Signature
 from cml_engine.nnef.expansion.values import kind_of
-from cml_engine.nnef.files.file_names import tensor_file_name
+from cml_engine.nnef.files.tensor_file import tensor_file_name
 from cml_engine.nnef.text.lexer import KEYWORDS
 from cml_engine.nnef.text.parser import parse_fragments
 from cml_engine.nnef.text.syntax_tree import (

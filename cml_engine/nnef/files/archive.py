@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from cml_engine.errors import ModelError
 from cml_engine.io.load_limits import current_budget
-from cml_engine.nnef.files.file_names import GRAPH_FILE
+from cml_engine.nnef.files.tensor_file import GRAPH_FILE
 
 BLOCK = 512
 _CHUNK = 2**20

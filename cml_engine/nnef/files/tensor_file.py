@@ -11,15 +11,15 @@ import enum
 import struct
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 import numpy as np
 
-from cml_engine.errors import TensorFileError
+from cml_engine.errors import Source, TensorFileError
 from cml_engine.io.atomic_write import write_atomically
+from cml_engine.io.output_folder import name_problem
 from cml_engine.ir.graph import Array, DType
-from cml_engine.nnef.files import bits as bit_packing
 
 HEADER_SIZE = 128
 MAGIC = b"N\xef"
@@ -265,7 +265,7 @@ def _items(blob: Blob, header: Header) -> Array:
         kind = "f" if item is ItemType.FLOAT else "i" if item.is_signed else "u"
         return blob.array(HEADER_SIZE, np.dtype(f"<{kind}{bits // 8}"), count)
     packed = blob.array(HEADER_SIZE, np.dtype(np.uint8), header.data_bytes)
-    return bit_packing.unpack(packed, bits, count, item.is_signed)
+    return unpack(packed, bits, count, item.is_signed)
 
 
 def _of_blocks(blob: Blob, header: Header) -> Array:
@@ -296,7 +296,7 @@ def _payload(array: Array, item: ItemType, bits: int) -> bytes:
     _check_fits(flat, bits, item.is_signed)
     if bits in (8, 16, 32, 64):
         return flat.astype(f"<{'i' if item.is_signed else 'u'}{bits // 8}").tobytes()
-    return bit_packing.pack(flat, bits).tobytes()
+    return pack(flat, bits).tobytes()
 
 
 def _check_fits(flat: Array, bits: int, signed: bool) -> None:
@@ -309,3 +309,70 @@ def _check_fits(flat: Array, bits: int, signed: bool) -> None:
 
 def _file_error(blob: Blob, message: str) -> TensorFileError:
     return TensorFileError(f"'{blob.name}' is damaged: {message}: export it again")
+
+
+GRAPH_FILE = "graph.nnef"
+QUANT_FILE = "graph.quant"
+
+
+def tensor_file_name(label: str, source: Source | None = None) -> str:
+    """Returns the path of a label's tensor file (``.dat``) relative to the model's folder.
+
+    Raises :class:`TensorFileError` if the label leads out of the folder.
+    """
+    name = label.lstrip("/")
+    if problem := name_problem(name):
+        raise TensorFileError(
+            f"label {label[:80]!r} {problem}: wanted a path inside the model's folder", source
+        )
+    return f"{PurePosixPath(name)}.dat"
+
+
+#: The items unpacked at a time, one byte per bit; a multiple of 8, so that chunks end at bytes.
+_CHUNK = 1 << 17
+
+
+def unpack(packed: Array, bits: int, count: int, signed: bool) -> Array:
+    """Returns ``count`` integers of ``bits`` bits, unpacked from an array of bytes.
+
+    They are int64 if ``signed``, else uint64.
+    """
+    values = np.empty(count, np.uint64)
+    for start in range(0, count, _CHUNK):
+        stop = min(start + _CHUNK, count)
+        part = packed[start * bits // 8 : -(-stop * bits // 8)]
+        values[start:stop] = _unpack_chunk(part, bits, stop - start)
+    if not signed:
+        return values
+    top = np.int64(1 << (bits - 1)) if bits < 64 else np.int64(-(2**63))
+    return (values.view(np.int64) ^ top) - top
+
+
+def pack(values: Array, bits: int) -> Array:
+    """Returns the low ``bits`` bits of each integer, packed into an array of bytes."""
+    unsigned = values.astype(np.int64 if values.dtype.kind == "i" else np.uint64).view(np.uint64)
+    parts = [
+        _pack_chunk(unsigned[start : start + _CHUNK], bits)
+        for start in range(0, len(unsigned), _CHUNK)
+    ]
+    return np.concatenate(parts) if parts else np.empty(0, np.uint8)
+
+
+def _unpack_chunk(packed: Array, bits: int, count: int) -> Array:
+    if bits % 8 == 0:
+        table = packed.reshape(count, bits // 8).astype(np.uint64)
+        shifts = np.arange(0, bits, 8, dtype=np.uint64)
+    else:
+        table = np.unpackbits(packed, count=count * bits).reshape(count, bits).astype(np.uint64)
+        shifts = np.arange(bits - 1, -1, -1, dtype=np.uint64)
+    found: Array = np.bitwise_or.reduce(table << shifts, axis=1)
+    return found
+
+
+def _pack_chunk(values: Array, bits: int) -> Array:
+    if bits % 8 == 0:
+        shifts = np.arange(0, bits, 8, dtype=np.uint64)
+        return (values[:, None] >> shifts).astype(np.uint8).reshape(-1)
+    shifts = np.arange(bits - 1, -1, -1, dtype=np.uint64)
+    table = ((values[:, None] >> shifts) & np.uint64(1)).astype(np.uint8)
+    return np.packbits(table.reshape(-1))

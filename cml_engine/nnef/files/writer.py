@@ -16,8 +16,13 @@ from cml_engine.io.atomic_write import COMPLETE, PARTIAL, sweep, write_atomicall
 from cml_engine.io.output_folder import check_new_file, check_new_folder, file_below
 from cml_engine.ir.graph import Array, Attrs, Graph
 from cml_engine.nnef.expansion.compose import ComposedDocument, compose, expression
-from cml_engine.nnef.files.file_names import GRAPH_FILE, QUANT_FILE, tensor_file_name
-from cml_engine.nnef.files.tensor_file import ItemType, tensor_bytes
+from cml_engine.nnef.files.tensor_file import (
+    GRAPH_FILE,
+    QUANT_FILE,
+    ItemType,
+    tensor_bytes,
+    tensor_file_name,
+)
 from cml_engine.nnef.text.printer import print_document, print_expression
 from cml_engine.nnef.text.syntax_tree import Argument, Call
 

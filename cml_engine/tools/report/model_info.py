@@ -12,8 +12,8 @@ from cml_engine.compiler.plan import BandedOperators, Plan
 from cml_engine.compiler.planning.dispatches import PlanOptions
 from cml_engine.compiler.planning.layouts import Storage, layouts_for
 from cml_engine.compiler.planning.lower import lower
-from cml_engine.cooked.artifact import Artifact
-from cml_engine.cooked.plan_in import CookedPlan
+from cml_engine.cooked.load import Artifact
+from cml_engine.cooked.plan_section import CookedPlan
 from cml_engine.ir.graph import Graph
 from cml_engine.ir.limits import Limits
 from cml_engine.ir.memory import mib

@@ -11,10 +11,9 @@ from cml_engine import nnef
 from cml_engine.errors import ModelError, NnefSyntaxError, TensorFileError
 from cml_engine.io.load_limits import LoadLimits, OverBudget, load_budget
 from cml_engine.nnef import NnefWarning
-from cml_engine.nnef.files.file_names import tensor_file_name
 from cml_engine.nnef.files.quant import parse_quant
 from cml_engine.nnef.files.sources import KINDS
-from cml_engine.nnef.files.tensor_file import ItemType, tensor_bytes, write_tensor
+from cml_engine.nnef.files.tensor_file import ItemType, tensor_bytes, tensor_file_name, write_tensor
 
 
 def text_with(dtype="scalar", label="w", shape="[2, 3]"):

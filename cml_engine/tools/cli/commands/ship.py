@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cml_engine.cooked import PROFILES, load_cooked
 from cml_engine.cooked import cook as cook_graph
-from cml_engine.cooked.artifact import Artifact
+from cml_engine.cooked.load import Artifact
 from cml_engine.cooked.schema import CookedLimits
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import ONNX_OPSET
