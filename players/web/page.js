@@ -75,32 +75,40 @@ class Times {
     });
     paper.fillStyle = "#ffffff44";
     paper.fillRect(0, high - 16.7 * high / 60, canvas.width, 1);
-    const sorted = [...this.all].sort((a, b) => a - b), middle = sorted[sorted.length >> 1] ?? 0;
+    const sorted = [...this.all].sort((a, b) => a - b), middle = sorted[sorted.length >> 1] || 1;
     const measured = report ? `, the last frame ran ${report.measuredMs.toFixed(2)} of ${budget} ms` : "";
-    element("pace").textContent = `${(1000 / (middle || 1)).toFixed(0)} frames per second, the longest ` +
+    element("pace").textContent = `${(1000 / middle).toFixed(0)} frames per second, the longest ` +
       `of the last ${this.all.length} took ${Math.max(0, ...this.all).toFixed(0)} ms${measured}`;
   }
 }
 
-/** A picture that is enlarged tile by tile. */
-class Enlarging {
-  /** @type {any[]} */ queue = [];
+/** A network whose results are shown in the canvas `result`. */
+class Work {
   /** @type {any} */ job = null;
+  format = navigator.gpu.getPreferredCanvasFormat();
+
+  /** @param {GPUDevice} device @param {import("./cml.js").Network} network */
+  constructor(device, network) {
+    this.device = device;
+    this.network = network;
+    this.painter = new Painter(device, this.format);
+    this.context = element("result").getContext("webgpu");
+    const usage = GPUTextureUsage.RENDER_ATTACHMENT | GPUTextureUsage.COPY_DST;
+    this.context.configure({ device, format: this.format, alphaMode: "opaque", usage });
+  }
+}
+
+/** A picture that is enlarged tile by tile. */
+class Enlarging extends Work {
+  /** @type {any[]} */ queue = [];
   /** @type {ImageBitmap | HTMLCanvasElement} */ source = sample();
   done = 0;
 
   /** @param {GPUDevice} device @param {import("./cml.js").Network} network @param {any} model */
   constructor(device, network, model) {
-    Object.assign(this, { device, network, model });
-    this.network = network;
+    super(device, network);
     this.input = /** @type {any} */ (network.inputs.get(model.input));
     this.output = /** @type {any} */ (network.outputs.get(model.output)).place;
-    const format = navigator.gpu.getPreferredCanvasFormat();
-    this.painter = new Painter(device, format);
-    this.context = element("result").getContext("webgpu");
-    this.context.configure({ device, format, alphaMode: "opaque", usage: GPUTextureUsage.RENDER_ATTACHMENT | GPUTextureUsage.COPY_DST });
-    this.device = device;
-    this.format = format;
   }
 
   /** @param {ImageBitmap | HTMLCanvasElement} source the picture of the last time, where none is given */
@@ -173,17 +181,12 @@ class Enlarging {
 }
 
 /** A network that is run on the numbers of its file, again and again, and compared with them. */
-class Running {
-  /** @type {any} */ job = null;
+class Running extends Work {
   verdict = "";
 
   /** @param {GPUDevice} device @param {import("./cml.js").Network} network */
   constructor(device, network) {
-    this.network = network;
-    const format = navigator.gpu.getPreferredCanvasFormat();
-    this.painter = new Painter(device, format);
-    this.context = element("result").getContext("webgpu");
-    this.context.configure({ device, format, alphaMode: "opaque" });
+    super(device, network);
     const planar = [...network.outputs.values()].map(({ place }) => place).filter((place) =>
       place.type === "scalar" && place.layout === "plain" && place.shape.length === 4 && place.shape[0] === 1
     );
@@ -235,7 +238,7 @@ class Running {
   }
 }
 
-/** Something to enlarge before a picture is there. */
+/** Something to enlarge before a picture is there: a sun over hills. */
 function sample() {
   const canvas = Object.assign(document.createElement("canvas"), { width: 112, height: 112 });
   const paper = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
@@ -244,19 +247,15 @@ function sample() {
   sky.addColorStop(0.7, "#e8a87c");
   paper.fillStyle = sky;
   paper.fillRect(0, 0, 112, 112);
-  paper.fillStyle = "#ffe9b8";
-  paper.beginPath();
-  paper.arc(76, 52, 12, 0, 7);
-  paper.fill();
-  for (let layer = 0; layer < 4; layer++) {
-    paper.fillStyle = ["#6a5a80", "#4a4a72", "#2e3558", "#171d35"][layer];
+  /** @type {[string, number, number, number][]} colours, centres and radii */
+  const discs = [
+    ["#ffe9b8", 76, 52, 12], ["#6a5a80", 34, 112, 50], ["#4a4a72", 92, 124, 56], ["#4a4a72", 2, 98, 26],
+    ["#2e3558", 50, 136, 50], ["#171d35", 18, 130, 36], ["#171d35", 96, 142, 46],
+  ];
+  for (const [colour, x, y, radius] of discs) {
+    paper.fillStyle = colour;
     paper.beginPath();
-    paper.moveTo(0, 112);
-    for (let x = 0; x <= 112; x += 2) {
-      const y = 62 + 12 * layer - (14 - 2 * layer) * Math.sin(x / (19 - 3 * layer) + 2 * layer) - 5 * Math.sin(x / 5 + layer);
-      paper.lineTo(x, y);
-    }
-    paper.lineTo(112, 112);
+    paper.arc(x, y, radius, 0, 7);
     paper.fill();
   }
   return canvas;
