@@ -36,13 +36,15 @@ export class CmlError extends Error {
 /** @typedef {import("./cml.d.ts").GpuTensor} GpuTensor */
 /** @typedef {import("./cml.d.ts").Limits} Limits */
 /** An input or output, and its range in a buffer of the network. */
-/** @typedef {{name: string, type: DType, layout: Layout, shape: number[], elements: number, space: number, offset: number, bytes: number}} TensorPlace */
+/** @typedef {import("./cml.d.ts").TensorInfo & {shape: number[], space: number, offset: number}} TensorPlace */
 /** The facts of a step from which its cost is guessed; FLOPs and bytes are per workgroup. */
 /** @typedef {{cost_key: string, op: string, title: string, groups: number, flops: number, nbytes: number}} StepCost */
 /** @typedef {Omit<PlanStepRow, "bindings"> & {bindings: BindingRow[]}} Step */
 /** A constant in a buffer: numbers of the section `values` in another order. */
 /** @typedef {Omit<ConstantRow, "matrix"> & {matrix: number | null, count: number}} Piece */
-/** @typedef {Omit<PlanHead, "steps" | "bindings" | "inputs" | "outputs" | "updates" | "params" | "constants"> & {steps: Step[], inputs: TensorPlace[], outputs: TensorPlace[], updates: UpdateRow[], params: Uint8Array<ArrayBuffer>, pieces: Piece[]}} Plan */
+/** @typedef {{steps: Step[], inputs: TensorPlace[], outputs: TensorPlace[], updates: UpdateRow[]}} PlanTables */
+/** @typedef {Pick<PlanHead, "profile" | "spaces" | "needs">} PlanFacts */
+/** @typedef {PlanFacts & PlanTables & {params: Uint8Array<ArrayBuffer>, pieces: Piece[]}} Plan */
 
 /** @type {DType[]} */ const TYPES = ["scalar", "integer", "logical"];
 /** @type {Layout[]} */ const LAYOUTS = ["plain", "c4", "c4h"];
@@ -67,7 +69,11 @@ const raw = (offset, count) => (view, at) => view.part(at + offset, count);
 /** @template T @param {number} count @param {number} width @param {Field<T>} field @returns {Field<T[]>} */
 const list = (count, width, field) => (view, at) => Array.from({ length: count }, (_, i) => field(view, at + width * i));
 /** @template T @typedef {{size: number, read: Field<T>, at: (offset: number) => Field<T>}} Row a record and its size in bytes */
-/** @template {Record<string, Field<any>>} F @param {number} size @param {F} fields @param {...[number, number]} reserved offsets and sizes of bytes that are zero @returns {Row<{[K in keyof F]: ReturnType<F[K]>}>} */
+/**
+ * @template {Record<string, Field<any>>} F
+ * @param {number} size @param {F} fields @param {...[number, number]} reserved offsets and sizes of bytes that are zero
+ * @returns {Row<{[K in keyof F]: ReturnType<F[K]>}>}
+ */
 function record(size, fields, ...reserved) {
   const read = (/** @type {View} */ view, /** @type {number} */ at) => {
     for (const [offset, count] of reserved) view.zeros(at + offset, count);
@@ -414,6 +420,7 @@ async function unzip(packed, length, what) {
 /** @param {unknown} error */ const said = (error) => String(/** @type {any} */ (error)?.message ?? error);
 
 /** @typedef {{name: string, shape: number[], data: Numbers}} GoldenTensor */
+/** @typedef {{tolerance: number, inputs: GoldenTensor[], outputs: GoldenTensor[]}} Golden */
 
 /** A cooked file whose header, table and used sections are as they should be. */
 export class CookedFile {
@@ -557,7 +564,7 @@ export class CookedFile {
     });
     return found.find(({ pattern }) => matches(pattern, device))?.guess ?? new FirstGuess();
   }
-  /** The golden input and its outputs; null where the file has none. @returns {Promise<{tolerance: number, inputs: GoldenTensor[], outputs: GoldenTensor[]} | null>} */
+  /** The golden input and its outputs; null where the file has none. @returns {Promise<Golden | null>} */
   async golden() {
     if (!this.table.has("golden")) return null;
     const view = await this.section("golden"), { tensors: count, tolerance } = goldenHead.read(view, 0);
@@ -772,7 +779,9 @@ class PlanReader {
     if (head.inputs.count > MOST_INPUTS) throw view.corrupt(`${head.inputs.count} inputs`);
     if (params.offset % TABLE_ALIGNMENT) throw view.corrupt("the parameters are not aligned");
     return {
-      ...head,
+      profile: head.profile,
+      spaces,
+      needs,
       pieces: this._pieces(),
       params: view.part(params.offset, params.count),
       steps: this._steps(),
@@ -1062,7 +1071,8 @@ export class CostModel {
     const work = this.guess.workMs(step, count);
     return this.guess.launchMs + work * Math.exp(this.unknown + this.logDrift);
   }
-  /** The largest number of workgroups, at most `limit`, predicted to take `ms`. @param {StepCost} step @param {number} limit @param {number} ms */
+  /** The largest number of workgroups, at most `limit`, predicted to take `ms`. */
+  /** @param {StepCost} step @param {number} limit @param {number} ms */
   groupsWithin(step, limit, ms) {
     if (limit <= 0 || ms <= 0 || this.predictMs(step, 1) > ms) return 0;
     if (this.predictMs(step, limit) <= ms) return limit;
@@ -1099,13 +1109,15 @@ export class CostModel {
       curve.learn(count, predicted[i] * ratio / drift);
     });
   }
-  /** Learn by how much a whole frame exceeded its prediction. @param {number} predictedMs @param {number} measuredMs @param {number} budgetMs */
+  /** Learn by how much a whole frame exceeded its prediction. */
+  /** @param {number} predictedMs @param {number} measuredMs @param {number} budgetMs */
   learnFrame(predictedMs, measuredMs, budgetMs) {
     if (!(predictedMs > 0 && measuredMs > 0 && Number.isFinite(predictedMs + measuredMs))) return;
     const lifted = Math.max(0, SMALL * budgetMs - predictedMs);
     this.recordExcess(predictedMs + lifted, measuredMs + lifted, measuredMs - predictedMs > budgetMs);
   }
-  /** A hopeless frame counts as one that did not exceed it. @param {number} predictedMs @param {number} measuredMs @param {boolean} hopeless */
+  /** A hopeless frame counts as one that did not exceed it. */
+  /** @param {number} predictedMs @param {number} measuredMs @param {boolean} hopeless */
   recordExcess(predictedMs, measuredMs, hopeless) {
     const excess = hopeless ? 0 : (measuredMs - predictedMs) / Math.sqrt(predictedMs), sorted = this._sorted;
     if (this._excess.length === WINDOW) sorted.splice(sorted.indexOf(/** @type {number} */ (this._excess.shift())), 1);
@@ -1161,7 +1173,11 @@ export const POLICIES = { least_laxity: leastLaxity, fair_share: fairShare, by_p
 /** @typedef {{job: Job, step: number, first: number, count: number, predictedMs: number}} Slice */
 /** @typedef {import("./cml.d.ts").Reason} Reason */
 /** @typedef {{slices: Slice[], starts: Job[], reason: Reason, byBudget: boolean}} FramePlan */
-/** What is known before a frame is filled. @typedef {{nowMs: number, budgetMs: number, aimMs: number, rate: number, granule: number, gpuBehind: boolean, otherwise: Reason, policy: Policy, jobs: Job[], costs: CostModel}} FrameState */
+/**
+ * What is known before a frame is filled.
+ * @typedef {{nowMs: number, budgetMs: number, aimMs: number, rate: number, granule: number, gpuBehind: boolean,
+ *   otherwise: Reason, policy: Policy, jobs: Job[], costs: CostModel}} FrameState
+ */
 /** @typedef {(state: FrameState) => FramePlan} Planner */
 
 /** The decision: slices in the policy's order until the aim is reached. @type {Planner} */
@@ -1298,7 +1314,8 @@ const allKnown = (steps, model) => steps.every((step) => model.samples(step) >= 
 const MAX_FRAMES_IN_FLIGHT = 4;
 /** @param {Slice} part */ const costOf = (part) => part.job.costs[part.step];
 
-/** The frame's slices as at most `limit` runs of neighbours, each of which is timed. @param {Slice[]} chosen @param {number} limit @param {number} frame @param {CostModel} model */
+/** The frame's slices as at most `limit` runs of neighbours, each of which is timed. */
+/** @param {Slice[]} chosen @param {number} limit @param {number} frame @param {CostModel} model */
 function inGroups(chosen, limit, frame, model) {
   const together = frame % APART_EVERY !== 0 && allKnown(chosen.map(costOf), model);
   /** @type {Slice[][]} */ const runs = [];
@@ -1334,8 +1351,12 @@ export class JobOutput {
   }
 }
 
-/** What a scheduler asks of a network: {@link Network} is one on a device. */
-/** @typedef {{name: string, steps: StepCost[], ready: boolean, busy: boolean, exclusiveGroup?: string | null, loadTimesMs?: readonly number[], writer?: Job | null, harm?: string, putInputs(encoder: GPUCommandEncoder, inputs: Record<string, any>): void, finish(encoder: GPUCommandEncoder): any}} Playable */
+/**
+ * What a scheduler asks of a network: {@link Network} is one on a device.
+ * @typedef {{name: string, steps: StepCost[], ready: boolean, busy: boolean, exclusiveGroup?: string | null,
+ *   loadTimesMs?: readonly number[], writer?: Job | null, harm?: string,
+ *   putInputs(encoder: GPUCommandEncoder, inputs: Record<string, any>): void, finish(encoder: GPUCommandEncoder): any}} Playable
+ */
 
 /** What only one running job has at a time. @param {Playable} network */
 const exclusivity = (network) => network.exclusiveGroup ?? network;
@@ -1453,7 +1474,8 @@ export class Scheduler {
   _budgetMs = 0;
   _nowMs = -Infinity;
   _rate = 0;
-  /** @param {GPUDevice | Executor} device @param {{frameMs?: number, budgetMs?: number, overShare?: number, policy?: Policy, clock?: () => number}} options */
+  /** @typedef {{frameMs?: number, budgetMs?: number, overShare?: number, policy?: Policy, clock?: () => number}} Options */
+  /** @param {GPUDevice | Executor} device @param {Options} options */
   constructor(device, options = {}) {
     this.frameMs = wantedMs("frameMs", options.frameMs ?? 1000 / 60);
     this.budgetMs = wantedMs("budgetMs", options.budgetMs ?? 4);
@@ -1475,7 +1497,8 @@ export class Scheduler {
     return this._nowMs;
   }
   /** Run the network on these inputs, in parts, as the budget allows. Numbers are copied now. */
-  /** @param {Playable} network @param {Record<string, Input>} inputs @param {import("./cml.d.ts").SubmitOptions & Partial<JobFacts>} options */
+  /** @typedef {import("./cml.d.ts").SubmitOptions & Partial<JobFacts>} SubmitOptions */
+  /** @param {Playable} network @param {Record<string, Input>} inputs @param {SubmitOptions} options */
   submit(network, inputs, options = {}) {
     const nowMs = this._now(), { deadlineMs, name = network.name, slot = null, number = this._number } = options;
     const deadlineAtMs = options.deadlineAtMs ??
