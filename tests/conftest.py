@@ -116,12 +116,14 @@ def refused(run_cml: Callable[..., CommandOutput]) -> Callable[..., str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_tables_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Sets an empty tuning folder, so that kernels do not depend on local tuning.
+    """Sets empty folders for tuning tables and learned costs, so that no test depends on this
+    machine's.
 
     The engine's rules and shipped tables alone choose the kernels.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CML_TUNING_DIR", str(tmp_path_factory.mktemp("tuning")))
+        for variable in ("CML_TUNING_DIR", "CML_DATA_DIR"):
+            patch.setenv(variable, str(tmp_path_factory.mktemp("tables")))
         yield
 
 

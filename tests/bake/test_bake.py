@@ -136,7 +136,7 @@ def test_a_store_of_another_device_is_refused(client, place, work):
         bake(other, place, StorePlan([layer(2)], MANIFEST), client=client)
 
 
-def test_what_can_never_be_made_is_set_aside_and_named(client, place, work):
+def test_units_that_always_fail_are_set_aside_and_named(client, place, work):
     bad = replace(work, bad=((1, 1),), broken=((0, 1),), key=work.key + "bad")
     report = bake(bad, place, StorePlan([layer(2)], MANIFEST), client=client)
     assert not report.complete and (report.made, report.aside_count, report.retried) == (2, 2, 2)
@@ -177,7 +177,7 @@ def test_a_task_has_as_many_units_as_take_half_a_second():
     assert 10 < pace.units(left=10_000, tasks=3) < 100, "one task does not decide"
 
 
-def test_what_a_task_has_no_time_for_is_sent_again(client, place, work, monkeypatch):
+def test_units_that_a_task_has_no_time_for_are_sent_again(client, place, work, monkeypatch):
     """Units that a task has no time for go into another task; each unit is made exactly once."""
     monkeypatch.setattr(Pace, "units", lambda self, left, tasks: 4)
     slow = replace(work, seconds=0.6, key=work.key + "slow")

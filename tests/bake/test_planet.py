@@ -117,7 +117,7 @@ def test_xarray_makes_a_map_of_it(client, tmp_path, monkeypatch):
         (["--scheduler", "nonsense://x"], "no scheduler answers at 'nonsense://x'"),
     ],
 )
-def test_what_makes_no_sense_ends_with_one_message(more, said, tmp_path, capsys, monkeypatch):
+def test_invalid_arguments_end_with_one_message(more, said, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("cml_engine.distributed.cluster._ANSWER_S", 0.5)
     monkeypatch.chdir(tmp_path)
     assert main([*words(tmp_path / "planet.zarr"), *more]) == 2

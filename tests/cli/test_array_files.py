@@ -97,7 +97,7 @@ def test_transparency_is_a_fourth_channel_or_refused(tmp_path, rng, colour, dept
 
 @pytest.mark.parametrize("depth", [8, 16])
 @pytest.mark.parametrize("colour", [GREY, COLOUR])
-def test_a_colour_that_stands_for_transparency(tmp_path, rng, colour, depth):
+def test_a_transparent_colour_is_read_as_alpha(tmp_path, rng, colour, depth):
     samples = rng.integers(0, 2**depth, (HEIGHT, WIDTH, KINDS[colour]))
     key = samples[2, 3]
     data = png(samples, depth, colour, chunk(b"tRNS", key.astype(">u2").tobytes()))
@@ -142,7 +142,7 @@ def test_a_picture_s_extents_are_checked_before_memory_is_taken(tmp_path):
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
-def test_what_is_written_is_read_again(tmp_path, rng, channels):
+def test_pictures_are_read_as_they_were_written(tmp_path, rng, channels):
     array = rng.random((1, channels, HEIGHT, WIDTH)).astype(np.float32)
     array[0, 0, 0, :4] = (-1, 2, np.nan, np.inf)
     array_files.write_outputs({"x": tmp_path / "out.png"}, {"x": array})
@@ -225,7 +225,7 @@ def test_an_archive_that_would_unpack_to_more_than_is_wanted(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["<f2", ">f4", "<f8", "|b1", "<i8", "|u1"])
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_numbers_of_every_kind_are_read_as_they_are(tmp_path, rng, dtype, order):
+def test_numbers_of_every_type_are_read_unchanged(tmp_path, rng, dtype, order):
     array = np.asarray(rng.integers(0, 2, (1, 3, HEIGHT, WIDTH)), dtype, order=order)
     np.save(tmp_path / "in.npy", array)
     np.savez_compressed(tmp_path / "in.npz", other=array)

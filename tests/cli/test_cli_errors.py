@@ -107,7 +107,7 @@ def test_every_fault_at_every_command(command, model, capsys, monkeypatch, tmp_p
     assert sorted(p.name for p in tmp_path.iterdir()) == ["small"]
 
 
-def test_faults_of_ours_are_shown_where_they_are_asked_for(model, monkeypatch):
+def test_cml_debug_raises_internal_errors(model, monkeypatch):
     monkeypatch.setenv("CML_DEBUG", "1")
     monkeypatch.setattr("cml_engine.tools.cli.common.load", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -140,13 +140,13 @@ def test_every_number_of_every_command_is_checked(model, capsys):
 
 
 @pytest.mark.parametrize("shape", ["1,3,nan,4", "0", "-1,3", "1,,3", "x", "1.5", "9" * 30])
-def test_shapes_are_numbers_too(shape, capsys):
+def test_invalid_shapes_are_refused(shape, capsys):
     code, _, err = end(capsys, ["convert", "x.param", "out", f"--shape={shape}"])
     assert code == 2
     assert f"--shape '{shape}': wanted a whole number of 1 to 2,147,483,647" in err
 
 
-def test_numbers_are_what_they_say():
+def test_ranges_parse_and_check_alike():
     assert ranges.TIMES.parse("7") == 7 and ranges.TIMES.check(np.int64(7)) == 7
     assert ranges.SPEED.parse("1e-2") == 0.01 and ranges.SPEED.check(np.float32(2)) == 2.0
     for value in (0, 2.5, "7", None, float("nan"), [7]):
@@ -164,7 +164,7 @@ def test_functions_check_their_numbers_as_commands_do(model):
             session.rank(runs=runs)
 
 
-def test_unknown_words_are_told_in_one_line(capsys):
+def test_unknown_arguments_are_refused_in_one_line(capsys):
     for argv in (["frobnicate"], [], ["info"], ["info", "a", "b"], ["run", "m", "--backend", "x"]):
         code, out, err = end(capsys, argv)
         assert (code, out) == (2, "") and err.startswith("cml: error: "), argv
@@ -174,7 +174,7 @@ def test_unknown_words_are_told_in_one_line(capsys):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("command", ["info", "ops"])
-def test_a_full_disk_behind_the_output_is_told(command, model):
+def test_a_full_disk_behind_the_output_is_named(command, model):
     argv = [sys.executable, "-m", "cml_engine", *arguments(command, model)]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(argv, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, check=False)
@@ -183,7 +183,7 @@ def test_a_full_disk_behind_the_output_is_told(command, model):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a pipe of POSIX")
-def test_a_pipe_that_is_closed_is_no_fault(model):
+def test_a_closed_pipe_ends_without_an_error(model):
     reading, writing = os.pipe()
     os.close(reading)
     for words in (["ops"], ["--help"]):
@@ -193,7 +193,7 @@ def test_a_pipe_that_is_closed_is_no_fault(model):
     os.close(writing)
 
 
-def test_output_that_cannot_be_encoded_is_no_fault(model, tmp_path):
+def test_output_that_cannot_be_encoded_is_escaped(model, tmp_path):
     np.save(tmp_path / "x.npy", np.zeros((1, 3, 4, 4), np.float32))
     files = ["-i", f"x={tmp_path}/x.npy", "-o", f"y={tmp_path}/größe.npy", "--backend", "cpu"]
     argv = [sys.executable, "-m", "cml_engine", "run", str(model), *files]
@@ -203,7 +203,7 @@ def test_output_that_cannot_be_encoded_is_no_fault(model, tmp_path):
     assert b"gr\\xf6\\xdfe.npy" in done.stdout and (tmp_path / "größe.npy").is_file()
 
 
-def test_a_picture_that_cannot_be_made_is_told_before_the_work(model, monkeypatch, refused):
+def test_a_missing_plot_library_is_named_before_the_simulation(model, monkeypatch, refused):
     monkeypatch.setattr("cml_engine.tools.cli.common.load", lambda *_, **__: 1 / 0)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "--plot needs matplotlib" in refused("simulate", model, "--plot", "x.png")
@@ -225,7 +225,7 @@ graph nothing(x) -> (y)
 
 
 @pytest.mark.gpu
-def test_networks_with_nothing_to_do(tmp_path, gpu, run_cml, refused):
+def test_networks_of_empty_tensors(tmp_path, gpu, run_cml, refused):
     """Commands succeed for a network of empty tensors; only ``frames`` refuses it."""
     model = str(write_model(tmp_path / "nothing", NOTHING))
     assert json.loads(run_cml("rank", model, "--json").out)["total_ms"] == 0
@@ -235,13 +235,13 @@ def test_networks_with_nothing_to_do(tmp_path, gpu, run_cml, refused):
     assert "'nothing' has nothing to run on the GPU" in refused("frames", model)
 
 
-def test_info_as_json_has_what_was_asked_for(model, run_cml):
+def test_info_as_json_has_a_forecast_only_on_request(model, run_cml):
     info = json.loads(run_cml("info", model, "--json", "--budget-ms", "4").out)
     assert info["forecast"]["frames"] >= 1
     assert "forecast" not in json.loads(run_cml("info", model, "--json").out)
 
 
-def test_numbers_of_the_game_are_checked_too(capsys):
+def test_numbers_of_the_demo_are_checked(capsys):
     from demo_game.command import main, parser
 
     typed = [a for a in parser()._actions if isinstance(a.type, ranges.NumberRange)]

@@ -90,7 +90,7 @@ def test_frames_and_validate_take_it(folder, gpu, run_cml):
     run_cml("cook", "--check", folder / "small.cml", "--backend", "gpu")
 
 
-def test_what_cannot_be_is_refused_by_name(folder, tmp_path, refused):
+def test_invalid_models_and_options_are_refused(folder, tmp_path, refused):
     model, file = folder / "small.nnef", folder / "small.cml"
     assert "-o net.cml" in refused("cook", model)
     assert "discrete" in refused("cook", model, "-o", tmp_path / "x.cml", "--devices", "pc")

@@ -241,7 +241,7 @@ def test_stub_shows_what_an_operator_costs_end_to_end(tmp_path, gpu, monkeypatch
         assert table.startswith("operator,count,with_ms")
 
 
-def test_a_stub_for_what_is_fused_and_for_what_is_not_there(tmp_path, gpu, run_cml, refused):
+def test_stubs_of_fused_and_of_missing_operators(tmp_path, gpu, run_cml, refused):
     text = """version 1.0;
     graph g(x) -> (z) {
         x = external<scalar>(shape = [1, 8, 8, 8]);

@@ -66,7 +66,7 @@ def test_validate_names_the_operator_whose_values_do_not_fit(tmp_path, gpu, run_
     run_cml("validate", tmp_path / "large.nnef")
 
 
-def test_the_cpu_is_refused(model, tmp_path, refused):
+def test_half_storage_is_refused_on_the_cpu(model, tmp_path, refused):
     given = ["-i", f"x={tmp_path / 'x.npy'}"]
     np.save(tmp_path / "x.npy", np.zeros((1, 3, 12, 12), np.float32))
     assert "--half needs a GPU" in refused("run", model, *given, "--half", "--backend", "cpu")

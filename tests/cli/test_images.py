@@ -94,7 +94,7 @@ def test_depth_and_half_floats_of_exr(tmp_path, rng):
     np.testing.assert_array_equal(found[0, 0], depth.astype(np.float32))
 
 
-def test_alpha_is_dropped_where_that_is_said(tmp_path, rng):
+def test_alpha_is_dropped_only_on_request(tmp_path, rng):
     value = rng.random((1, 4, HEIGHT, WIDTH), np.float32)
     array_files.write_outputs({"y": tmp_path / "a.png"}, {"y": value})
     with pytest.raises(InputError, match="a.png:alpha=drop"):
@@ -118,7 +118,7 @@ def test_a_missing_library_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["png", "tif", "exr"])
-def test_what_is_no_picture_is_told(tmp_path, kind):
+def test_a_file_that_is_no_picture_is_refused(tmp_path, kind):
     needs(kind)
     (tmp_path / f"a.{kind}").write_bytes(b"no picture")
     with pytest.raises(InputError, match="cannot read"):
@@ -135,7 +135,7 @@ def test_what_is_no_picture_is_told(tmp_path, kind):
         ("x=1:y.png", {}),
     ],
 )
-def test_what_is_behind_a_file_is_told_from_its_name(text, wanted):
+def test_options_after_a_file_name_are_parsed(text, wanted):
     found = named_file(text)
     assert {n: getattr(found, n) for n in wanted} == wanted
     assert str(found) == (text.rpartition(":")[0] if wanted else text)
@@ -151,12 +151,12 @@ def test_what_is_behind_a_file_is_told_from_its_name(text, wanted):
         ("alpha=blend", "alpha of keep, drop"),
     ],
 )
-def test_options_that_are_none_are_refused(option, says):
+def test_unknown_options_after_a_file_name_are_refused(option, says):
     with pytest.raises(InputError, match=says):
         named_file(f"a.png:{option}")
 
 
-def test_bits_that_a_kind_of_file_has_not(tmp_path):
+def test_a_bit_depth_that_a_format_lacks_is_refused(tmp_path):
     file = named_file(f"{tmp_path}/a.png:bits=32")
     with pytest.raises(InputError, match="samples of 8 or 16 bits"):
         array_files.check_outputs({"y": file}, {"y": fact(1)})

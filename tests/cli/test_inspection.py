@@ -102,7 +102,7 @@ def test_the_first_result_that_is_not_finite_is_named(model, tmp_path, backend, 
     assert list(index(out)) == ["half", "darker", "ratio"]  # and no further
 
 
-def test_finite_results_stop_nothing(model, run):
+def test_stop_at_nan_passes_finite_results(model, run):
     assert "y: scalar[1,3,6,5]" in run(model, "--stop-at-nan").out
 
 

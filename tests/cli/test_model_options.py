@@ -45,7 +45,7 @@ def test_weights_of_safetensors(bare, tmp_path, run_cml):
     np.testing.assert_array_equal(cml.load(tmp_path / "baked").constants["f"], FILTER)
 
 
-def test_weights_that_are_none(bare, tmp_path, refused):
+def test_files_without_the_weights_are_refused(bare, tmp_path, refused):
     file = safetensors(tmp_path / "net.safetensors", FILTER, "g")
     assert "has no tensor 'f'" in refused("info", bare, "--weights", file)
     for name, what in (("none", "there is no such file"), (tmp_path, "it is a folder"),
@@ -78,7 +78,7 @@ def test_run_refuses_random_weights(bare, refused):
     assert "their results mean nothing" in err
 
 
-def test_textures(tmp_path, monkeypatch, run_cml, refused):
+def test_the_layout_of_textures(tmp_path, monkeypatch, run_cml, refused):
     source = write_model(tmp_path / "net", TEXT, f=FILTER)
     made = tmp_path / "made"
     command = ["convert", source, made]

@@ -156,7 +156,7 @@ def test_a_cooked_file_does_not_replace_its_model(given, tmp_path, refused):
     "name", ["", ".", "..", "../evil", "a/../../evil", "/etc/evil", "a\0b", "a\nb", "C:evil",
              "a\\b", "\ud800", "a" * 1001]
 )  # fmt: skip
-def test_names_that_are_no_path_inside_a_folder(name, tmp_path):
+def test_names_outside_of_the_folder_are_refused(name, tmp_path):
     assert name_problem(name)
     with pytest.raises(cml.InputError, match="wanted a path inside of"):
         file_below(tmp_path, name)

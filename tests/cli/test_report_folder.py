@@ -101,7 +101,7 @@ def test_the_arena_has_every_tensor_within_its_peak(made):
     assert arena["bound"] <= arena["peak"]
 
 
-def test_what_a_model_says_is_text_on_the_page(tmp_path):
+def test_text_of_a_model_is_escaped_on_the_page(tmp_path):
     hostile = MODEL.replace("version 1.0;", "version 1.0; # <script>alert(1)</script>").replace(
         "relu(made);", "relu(made); # <img src='http://x'>"
     )
@@ -146,7 +146,9 @@ def test_decisions_are_written_and_read(model, tmp_path, run_cml):
     ],
     ids=lambda words: words.split()[0],
 )
-def test_what_is_decided_runs_wherever_kernels_do(weighted, tmp_path, words, run_cml, refused):
+def test_every_command_that_runs_kernels_obeys_decisions(
+    weighted, tmp_path, words, run_cml, refused
+):
     """Every command that runs kernels obeys ``--decide`` and reports "user" as the source.
 
     A kernel that is not available is refused.
@@ -164,7 +166,7 @@ def test_what_is_decided_runs_wherever_kernels_do(weighted, tmp_path, words, run
     assert "cannot have the kernel 'fast'" in refused(*given)
 
 
-def test_what_is_decided_is_cooked(weighted, tmp_path, run_cml):
+def test_cook_obeys_decisions(weighted, tmp_path, run_cml):
     mine, cooked = tmp_path / "mine.json", tmp_path / "net.cml"
     mine.write_text('{"result": {"kernel": "plain", "parts": "2"}}')
     cook = ["cook", str(weighted), "--devices", "software", "-o", str(cooked), "--decide"]
@@ -174,7 +176,7 @@ def test_what_is_decided_is_cooked(weighted, tmp_path, run_cml):
     assert [b.nbytes for b in step.written] == [1024, 1024]
 
 
-def test_the_cpu_decides_nothing(weighted, tmp_path, refused):
+def test_decisions_are_refused_on_the_cpu(weighted, tmp_path, refused):
     (tmp_path / "mine.json").write_text("{}")
     for option in ("--decide", "--decisions"):
         file = str(tmp_path / "mine.json")
@@ -190,7 +192,7 @@ def test_the_cpu_decides_nothing(weighted, tmp_path, refused):
         (None, "cannot read"),
     ],
 )
-def test_what_cannot_be_decided_is_said(model, tmp_path, text, words, refused):
+def test_invalid_files_of_decisions_are_refused(model, tmp_path, text, words, refused):
     file = tmp_path / "mine.json"
     if text is not None:
         file.write_text(text)

@@ -132,7 +132,7 @@ def test_what_was_said_of_the_text_is_said_once(model):
         ({"image": (1, 5, 4, 4)}, ShapeError, r"graph.nnef:12:\d+: conv 'c'.*channel"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_one_message(model, shapes, kind, message):
+def test_invalid_shapes_are_refused_with_one_message(model, shapes, kind, message):
     with pytest.raises(kind, match=message):
         cml.load(model, shapes=shapes)
     graph = cml.load(model)

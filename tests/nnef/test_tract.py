@@ -116,7 +116,7 @@ def test_what_is_written_again_is_nnef(tmp_path):
         ("extension tract_assert S >= 1", "", "';'"),
     ],
 )  # fmt: skip
-def test_what_is_refused(tmp_path, head, body, message):
+def test_unsupported_symbols_are_refused(tmp_path, head, body, message):
     with pytest.raises(CmlError) as error:
         load(tmp_path, body, head="version 1.0;\n" + head.removeprefix("version 1.0;\n"))
     assert message in str(error.value)

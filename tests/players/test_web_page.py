@@ -74,12 +74,12 @@ def test_a_folder_that_is_not_empty_is_left_alone(page, capsys):
         ("[2, 4]", None),
     ],
 )
-def test_what_takes_pictures(tmp_path, large, found):
+def test_networks_of_picture_inputs_are_recognized(tmp_path, large, found):
     text = TWICE.replace("[2, 2]", large)
     assert picture_of(cml.load(write_model(tmp_path / "m.nnef", text))) == found
 
 
-def test_what_takes_none():
+def test_a_network_without_a_picture_input_takes_none():
     assert picture_of(cml.load(MODELS / "population.nnef")) is None
 
 

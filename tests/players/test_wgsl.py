@@ -45,7 +45,7 @@ def own():
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_ends_processes_is_refused(name):
+def test_shaders_that_crash_the_compiler_are_refused(name):
     assert is_taken(HOSTILE[name](FEW)) == (name not in REFUSED_ALWAYS)
     assert not is_taken(HOSTILE[name](MANY))
 
@@ -134,7 +134,7 @@ def too_large():
 
 @needs_compiler
 @pytest.mark.gpu
-def test_what_the_device_refuses_in_a_frame_fails_before_it(too_large, gpu, tmp_path):
+def test_a_kernel_that_the_device_refuses_fails_before_the_frame(too_large, gpu, tmp_path):
     x = {"x": np.zeros((1, 4), np.float32)}
     graph = cml.load_cooked(too_large)
     with pytest.raises(

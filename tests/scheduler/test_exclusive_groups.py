@@ -166,7 +166,7 @@ def test_a_network_that_began_in_a_frame_begins_no_second_job_when_another_must_
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_whatever_a_host_does_only_one_holds_the_memory(seed):
+def test_only_one_job_of_a_group_holds_the_memory_in_random_runs(seed):
     """At most one job is in progress under random host actions, and in the end every job has
     ended."""
     rng = random.Random(seed)

@@ -211,7 +211,7 @@ def meanwhile(work):
     return thread
 
 
-def test_who_asks_for_outputs_just_as_they_come_gets_them(scheduler, monkeypatch):
+def test_outputs_requested_as_they_arrive_are_returned(scheduler, monkeypatch):
     job = scheduler.submit(network("a", 2.0), {})
     ended, threads = Job.ended, []
 
@@ -395,7 +395,7 @@ def test_a_lost_device_fails_all_at_once(scheduler, device):
     assert {job.state for job in jobs} == {"failed"} and scheduler.jobs == []
 
 
-def test_takers_wait_again_where_the_frame_of_their_input_is_abandoned(scheduler, device):
+def test_jobs_wait_again_if_the_frame_of_their_input_is_abandoned(scheduler, device):
     scheduler.budget.ms = 100.0
     maker = scheduler.submit(network("a", 2.0), {})
     before = scheduler.submit(network("b", 2.0), {"x": maker.output("y")})

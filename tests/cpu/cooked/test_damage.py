@@ -104,7 +104,7 @@ def test_a_header_of_any_length_is_refused(cooked):
 
 
 @pytest.mark.parametrize("tag", ["plan", "kernels", "strings", "graph", "golden", "meta", "guess"])
-def test_whatever_a_section_says_the_error_is_ours(cooked, tag):
+def test_a_changed_byte_in_a_section_loads_or_raises_an_engine_error(cooked, tag):
     """A section with one changed byte and a matching hash loads or raises an error of the engine.
 
     Some change of each section is refused.
@@ -230,7 +230,7 @@ def test_an_update_into_the_same_memory_is_refused():
     refused(changed(data, "plan", put(start, 24, U32, 1)))
 
 
-def test_what_is_no_cooked_file_is_told_so(tmp_path):
+def test_files_that_are_not_cooked_are_refused(tmp_path):
     assert "no cooked file" in refused(b"\x08\x07onnx" * 20)
     with pytest.raises(cml.InputError, match="No such file"):
         cml.load_cooked(tmp_path / "nothing.cml")

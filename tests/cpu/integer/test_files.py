@@ -110,7 +110,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_named(case):
+def test_invalid_quantization_is_refused(case):
     changes, message = WRONG[case]
     with pytest.raises(cml.ModelError, match=message):
         cml.Session(small_net(**changes), "cpu")
@@ -119,7 +119,7 @@ def test_what_is_wrong_is_named(case):
 @pytest.mark.parametrize(
     "case", ["a scale of nothing", "a tiny scale", "many scales", "32 bits", "a large entry"]
 )
-def test_what_is_wrong_in_a_file_is_named_with_its_line(case, tmp_path):
+def test_errors_in_graph_quant_name_the_line(case, tmp_path):
     changes, message = WRONG[case]
     cml.save(small_net(**changes), tmp_path)
     (name,) = changes
@@ -130,7 +130,7 @@ def test_what_is_wrong_in_a_file_is_named_with_its_line(case, tmp_path):
     assert str(raised.value).startswith(f"graph.quant:{number}:1: the line of '{name}'")
 
 
-def test_what_cannot_be_proven_is_refused():
+def test_sums_that_may_overflow_are_refused():
     net = IntegerNet()
     x = net.input("x", (1, 9, 4, 4), 0.5, bits=16)
     w = net.weight("w", np.full((1, 9, 3, 3), 32767), 0.01, 16)
@@ -147,7 +147,7 @@ def test_floats_in_an_integer_network_are_named():
         cml.Session(net.graph(y), "cpu")
 
 
-def test_what_is_joined_has_one_scale():
+def test_concat_needs_operands_of_one_scale():
     net = IntegerNet()
     a, b = net.input("a", (1, 4), 0.5), net.input("b", (1, 4), 0.25)
     y = net.op("concat", a, b, axis=1)
@@ -165,7 +165,7 @@ def test_a_sum_that_two_operators_read_is_rounded_first():
         cml.Session(net.graph(y), "cpu")
 
 
-def test_what_is_kept_is_of_real_numbers():
+def test_kept_tensors_are_returned_as_real_numbers():
     graph = small_net()
     session = cml.Session(graph, "cpu", cml.CompileOptions(keep=("t1",)))
     session.run(INPUT)

@@ -69,14 +69,14 @@ def tail(**more):
     return net.graph(y).with_(float_tail=True)
 
 
-def test_nothing_identical_has_no_digest():
+def test_a_network_of_float_outputs_has_no_digest():
     graph = tail()
     outputs = cml.Session(graph, "cpu").run({"x": np.ones((1, 4), np.float32)})
     with pytest.raises(cml.InputError, match="all of its outputs are computed in floats"):
         run_digest(graph, outputs)
 
 
-def test_nothing_is_rounded_behind_it(tmp_path):
+def test_a_rounding_point_after_the_float_tail_is_refused(tmp_path):
     with pytest.raises(cml.ModelError, match=r"softmax 't0' is computed in floats.*take the line"):
         cml.Session(tail(to=line(0.01)), "cpu")
     (tmp_path / "graph.nnef").write_text(

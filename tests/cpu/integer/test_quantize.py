@@ -73,7 +73,7 @@ def test_errors_are_what_was_asked_for(make, least, tmp_path):
     np.testing.assert_array_equal(*again.values(), got)
 
 
-def test_what_only_moves_is_not_rounded():
+def test_data_movement_has_no_rounding_point():
     """A pixel shuffle of reshapes has no rounding point and is fused to one operator."""
     net = Net(1, 4, 3, 5)
     y = net("conv(x, random(12, 4, 1, 1), random(1, 12))")
@@ -101,7 +101,7 @@ def test_bits_that_are_named():
     assert "conv 't0', relu" in text and "error of the outputs" in text
 
 
-def test_what_floats_fold_is_folded_before():
+def test_batch_normalization_is_folded_before_quantization():
     """A batch normalization is folded into the int8 weights before quantization."""
     made, _ = cml.quantize(block(), samples_of(block()), sixteen=[])
     assert "batch_normalization" not in {node.op for node in made.nodes}
@@ -152,14 +152,14 @@ def test_bad_input_is_refused(case):
         cml.quantize(graph, **{"samples": samples_of(graph), **given()})
 
 
-def test_what_has_no_integer_form_is_named():
+def test_an_operator_without_integer_form_is_refused():
     net = Net(1, 4)
     graph = net.graph(net("softmax(x, axes=[1])"))
     with pytest.raises(cml.ModelError, match="softmax 't0' has no integer form"):
         cml.quantize(graph, samples_of(graph))
 
 
-def test_what_is_made_already_is_refused():
+def test_integer_and_cooked_networks_are_not_quantized_again():
     net = Net(1, 4)
     graph = net.graph(net("add(x, x)"))
     made, _ = cml.quantize(graph, samples_of(graph), sixteen=[])

@@ -141,7 +141,7 @@ def test_strangers_are_refused(maker, line, message):
     other.close()
 
 
-def test_what_does_not_belong_together_is_refused(tmp_path, capsys):
+def test_float_and_integer_networks_are_not_mixed(tmp_path, capsys):
     with pytest.raises(cml.ModelError, match="is a network of floats, which --integer cannot"):
         load_chain(MODELS, integer=True)
     with pytest.raises(cml.ModelError, match="is an integer network: add --integer"):

@@ -41,7 +41,7 @@ def working(gate):
     return thread
 
 
-def test_it_stands_still_until_the_frame_has_ended(gate, monkeypatch):
+def test_a_background_thread_pauses_until_the_frame_has_ended(gate, monkeypatch):
     monkeypatch.setattr("cml_engine.io.frame_gate._LONGEST_S", 60.0)
     gate.end_frame()
     gate.begin_frame()
@@ -62,7 +62,7 @@ def test_a_frame_that_does_not_end_blocks_no_compile(gate):
     assert not thread.is_alive() and gate.pauses == 1
 
 
-def test_it_does_not_wait_if_the_host_never_ends_a_frame(gate):
+def test_the_gate_does_not_wait_if_the_host_never_ends_a_frame(gate):
     gate.begin_frame()
     thread = working(gate)
     thread.join(60)

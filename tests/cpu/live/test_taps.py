@@ -90,7 +90,7 @@ def test_a_kept_tensor_of_a_session_at_another_shape():
     np.testing.assert_array_equal(session.tensor("a"), [[2, 2, 2]])
 
 
-def test_what_a_watch_raises_ends_the_run():
+def test_an_error_of_a_watch_ends_the_run():
     net = BLOCKS["se"]()
     session = cml.Session(net.graph("t3"), "cpu")
     with pytest.raises(ZeroDivisionError):

@@ -56,7 +56,7 @@ def everything(tmp_path_factory):
 
 
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
-def test_it_is_right(everything, backend, request):
+def test_a_graph_of_all_operators_computes_the_formulas(everything, backend, request):
     folder, inputs, outputs = everything
     device = request.getfixturevalue("gpu") if backend == "gpu" else "cpu"
     got = cml.Session(cml.load(folder), device).run(inputs)
@@ -65,7 +65,7 @@ def test_it_is_right(everything, backend, request):
 
 
 @pytest.mark.gpu
-def test_it_passes_validate(everything, tmp_path, capsys):
+def test_a_graph_of_all_operators_passes_validate(everything, tmp_path, capsys):
     folder, inputs, _ = everything
     options = []
     for name, array in inputs.items():

@@ -122,7 +122,7 @@ def test_an_error_names_the_line_of_the_caller(call, said):
     assert caught.value.source.line == call.__code__.co_firstlineno
 
 
-def test_what_cannot_be_built_or_edited_is_said(network):
+def test_invalid_calls_of_the_builder_are_refused(network):
     builder = cml.GraphBuilder()
     x = builder.input("x", [1, 3])
     with pytest.raises(cml.InputError, match="no outputs"):

@@ -137,7 +137,7 @@ def test_depthwise_windows(rng, border):
     assert tried > 20
 
 
-def test_what_is_chosen():
+def test_the_rules_choose_the_convolution_kernel():
     def chosen(x, filter, given=True, **attrs):
         case = conv_case(x, filter, **attrs)
         facts = [Fact("scalar", s) for s in (x, filter, (1, filter[0]))]

@@ -86,7 +86,7 @@ READ = (
         ("bytes(b'1') * 80_000_000 and 'loads'", "takes .* MiB, more than 64"),
     ],
 )
-def test_what_is_no_error_of_ours_is_found(does, problem, tmp_path, monkeypatch, capsys):
+def test_a_reader_that_crashes_or_hangs_is_a_failure(does, problem, tmp_path, monkeypatch, capsys):
     """A reader that crashes, hangs, or takes too much time or memory is a failure with exit code 1.
 
     Each failure is written as a folder with the file, and a new process reads the next file.

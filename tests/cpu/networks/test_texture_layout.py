@@ -64,7 +64,7 @@ def test_values_on_the_gpu(rng, gpu):
     check(graph(rng), True, rng, gpu)
 
 
-def test_it_is_written_and_read(rng, tmp_path):
+def test_a_network_in_texture_layout_is_saved_and_loaded(rng, tmp_path):
     changed = channels_last(graph(rng), rgba=True)
     cml.save(changed, tmp_path / "m")
     again = cml.load(tmp_path / "m")

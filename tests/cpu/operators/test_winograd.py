@@ -89,7 +89,7 @@ def test_a_bias_of_one_value(rng):
     check(attrs, x, filter, np.float32(0.5).reshape(()))
 
 
-def test_what_pays():
+def test_winograd_is_chosen_where_it_is_faster():
     def pays(x, filter, **attrs):
         case = conv_case(x, filter, **{"padding": [(1, 1), (1, 1)], **attrs})
         facts = [Fact("scalar", s) for s in (x, filter, (1, filter[0]))]
@@ -190,7 +190,7 @@ def test_a_games_function_gets_arrays_in_order(rng):
 
 
 @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf, 3e37])
-def test_what_is_not_finite_stays_in_its_windows(rng, odd):
+def test_nonfinite_inputs_affect_only_their_windows(rng, odd):
     """A NaN, infinite or huge input makes only those results non-finite that the formula does.
 
     A tile would spread it over sixteen results, and a transform may overflow where a sum does not.

@@ -170,7 +170,7 @@ def planned(cooked, limits, **more):
     return cooked.ready.plan(limits, more.get("storage", "float"), more.get("plain", True), lowered)
 
 
-def test_what_asks_for_more_comes_first(cooked):
+def test_the_most_demanding_plan_that_fits_is_chosen(cooked):
     large = Limits(32, 32, 1 << 30, 1 << 31, max_storage_buffers=16)
     steps = {p.profile: p.steps for p in cooked.ready.plans}
     assert list(steps) == ["discrete", "portable", "software"]
@@ -211,7 +211,7 @@ def test_a_file_for_players_has_no_graph(model, data, gpu):
         cml.Session(player, "cpu")
 
 
-def test_what_a_cooked_network_cannot_do_is_said(cooked, gpu, tmp_path):
+def test_unsupported_calls_on_a_cooked_network_are_refused(cooked, gpu, tmp_path):
     with pytest.raises(cml.InputError, match="passes have run"):
         cml.Session(cooked, "cpu", cml.CompileOptions(without=frozenset({"fuse"})))
     with pytest.raises(cml.InputError, match="is cooked: save"):

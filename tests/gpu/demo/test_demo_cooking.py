@@ -60,7 +60,7 @@ def test_a_checkout_makes_its_set_once_behind_the_first_run(folder, monkeypatch)
     assert len(started) == 1
 
 
-def test_what_cannot_be_cooked_is_not_tried_again_and_again(folder, monkeypatch):
+def test_a_failed_cook_is_not_repeated(folder, monkeypatch):
     monkeypatch.setattr("os.nice", lambda _: 0)
     monkeypatch.setattr(cooking, "make", lambda: cml.load(folder))
     cooking._begin()

@@ -191,7 +191,7 @@ def test_updates(places, constants, gpu, rng):
         check("scatter_nd", rows, {"reduction": reduction}, gpu, constants=constants)
 
 
-def test_what_is_found(gpu, rng):
+def test_nonzero_over_many_elements(gpu, rng):
     x = (rng.random((3, 70_001)) < 0.01).astype(np.bool_)
     check("nonzero", [x], {"capacity": 1000, "fill": -1}, gpu)
 

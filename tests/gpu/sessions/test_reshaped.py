@@ -232,7 +232,7 @@ def test_a_shape_seen_lately_is_the_same_session(gpu, model):
     assert session.reshaped({"x": LARGE}).program is not program
 
 
-def test_what_is_not_kept_goes(own, model):
+def test_a_shape_that_is_not_kept_frees_its_memory(own, model):
     session = cml.Session(cml.load(model), own, shapes_kept=0)
     first = held(own, "activations")
     run(session.reshaped({"x": LARGE}))
@@ -329,7 +329,7 @@ def test_threads_that_ask_at_once_get_one_session(gpu, model):
     assert len({id(each) for each in found}) == 1 and len(found) == 4
 
 
-def test_what_cannot_be_is_said_and_changes_nothing(gpu, model):
+def test_invalid_shapes_are_refused_and_change_nothing(gpu, model):
     session = cml.Session(cml.load(model), gpu)
     with pytest.raises(cml.ModelError, match=r"graph.nnef:9:\d+: conv 'c0'"):
         session.reshaped({"x": (1, 9, 8, 8)})

@@ -421,7 +421,7 @@ def test_a_cpu_function_gives_arrays_or_its_operator_is_named(given, says, const
         (lambda attrs, facts, values, scratch: 1 / 0, "prepare function failed: ZeroDivisionError"),
     ],
 )
-def test_what_is_prepared_is_a_function(prepare, says):
+def test_prepare_must_return_a_function(prepare, says):
     cml.register(spec(cpu=lambda attrs, x: x, prepare=prepare))
     node = Node("twice", ("x",), ("y",), Attrs({"k": 2.0}))
     graph = Graph("g", ("x",), ("y",), (node,), {"x": Fact("scalar", (8,))})

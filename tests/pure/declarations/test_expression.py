@@ -82,7 +82,7 @@ def test_an_expression_in_numpy(text, wanted):
 @pytest.mark.parametrize(
     "name", [name for name, spec in ELEMENTWISE.items() if spec.formula.fusable]
 )
-def test_what_our_kernels_fuse_is_written_for_four_at_once(name):
+def test_fusable_operators_have_an_expression_of_four_lanes(name):
     """Every fusable operator has an expression on ``float4``, since scalar code is four times as
     long."""
     formula = ELEMENTWISE[name].formula
@@ -181,7 +181,7 @@ def test_an_expression_needs_a_signature():
         cml.register(cml.OpSpec("soft", expression="a"))
 
 
-def test_what_follows_from_an_expression():
+def test_shape_and_numpy_function_follow_from_the_expression():
     spec = operator(
         "x < 0 ? {k} * x : relu(x) * y", "x: tensor<scalar>, k: scalar, y: tensor<scalar>"
     )

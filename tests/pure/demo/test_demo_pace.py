@@ -27,7 +27,7 @@ def settle(pace, fixed_ms, full_ms, frames=3000):
 
 @pytest.mark.parametrize("first", [0, 4, len(EFFORTS) - 1])
 @pytest.mark.parametrize("full_ms", [2.0, 8.0, 16.0, 30.0])
-def test_it_settles_where_frames_keep_their_time(first, full_ms):
+def test_the_effort_settles_where_frames_are_on_time(first, full_ms):
     pace = DrawingPace(MOST, first)
     used = settle(pace, 5.0, full_ms)
     late = used[-1000:]
@@ -39,7 +39,7 @@ def test_it_settles_where_frames_keep_their_time(first, full_ms):
     assert not room, "and it is not lazy"
 
 
-def test_it_follows_a_machine_that_becomes_busy_and_quiet_again():
+def test_the_effort_follows_the_load_of_the_machine():
     pace = DrawingPace(MOST)
     quiet = settle(pace, 2.0, 5.0)[-1]
     busy = settle(pace, 6.0, 20.0, 400)[-1]
@@ -47,7 +47,7 @@ def test_it_follows_a_machine_that_becomes_busy_and_quiet_again():
     assert settle(pace, 2.0, 5.0, 6000)[-1] == quiet
 
 
-def test_an_effort_that_does_not_last_is_tried_less_and_less_often():
+def test_a_failed_effort_is_retried_at_growing_intervals():
     """An effort that costs more than its pixels predict is tried at growing intervals."""
     pace, used = DrawingPace(MOST, 1), []
     for _ in range(8000):

@@ -43,7 +43,7 @@ def test_a_region_has_the_tiles_that_cover_it_at_every_level():
         ("0:1,0:1", "0:7", "none beyond 6"),
     ],
 )
-def test_what_makes_no_sense_is_said(region, levels, said):
+def test_invalid_regions_are_refused(region, levels, said):
     with pytest.raises(cml.InputError, match=said):
         region_of(region, levels)
 

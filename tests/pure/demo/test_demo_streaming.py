@@ -144,7 +144,7 @@ def test_a_tile_that_came_since_the_look_around_is_not_made_again():
     assert not world.making and world.counts.asked == 1
 
 
-def test_what_nobody_wants_any_more_is_cancelled_unless_nearly_there():
+def test_unwanted_tiles_are_cancelled_unless_almost_finished():
     world = streaming()
     kept, dropped = TileId(1, 0, 0), TileId(1, 5, 0)
     world.want(Selection([], {kept: 1.0, dropped: 1.0}), set(), 0.0)
@@ -209,7 +209,7 @@ def test_drafts_take_free_slots_only_and_go_before_tiles_do():
     assert set(world.shown) == {tiles[3]} and len(world.drafts) == 1
 
 
-def test_what_is_made_anew_is_drawn_until_then():
+def test_an_old_tile_is_drawn_until_its_replacement_is_ready():
     world = streaming(slots=3)
     tiles = [TileId(2, x, 0) for x in range(4)]
     assert arrive(world, tiles[:3]) == 3

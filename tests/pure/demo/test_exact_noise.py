@@ -16,7 +16,7 @@ SEEDS = (0, 7, 2**31 - 1)
 
 
 @pytest.mark.parametrize("level", range(7))
-def test_it_is_what_integers_give_and_never_needs_more_than_32_bits(level):
+def test_noise_equals_exact_integers_and_fits_in_32_bits(level):
     rng = random.Random(level)
     places = [(x, z) for x in EDGES for z in rng.sample(EDGES, 3)]
     places += [(rng.randrange(-(2**31), 2**31), rng.randrange(-4000, 4000)) for _ in range(40)]
@@ -41,7 +41,7 @@ def test_the_steepest_corners_fit_into_32_bits(monkeypatch):
             exact_land.detail(x, 8191 - x, 6, 0)
 
 
-def test_it_is_the_float_worlds_land_but_for_a_few_metres():
+def test_integer_heights_are_within_metres_of_float_heights():
     rng = np.random.default_rng(1)
     x, z = rng.integers(-(2**18), 2**18, (2, 500), dtype=np.int32)
     metres = exact_noise.height(x, z, 0, 7) / 2.0**exact_noise.HEIGHT_BITS

@@ -172,7 +172,7 @@ def test_carriers():
     )
 
 
-def test_what_cannot_be_proven():
+def test_sums_beyond_the_carrier_are_refused():
     with pytest.raises(RangeError, match=r"conv 'c': channel 1 sums to .*wanted below 2\^31"):
         sum_bounds.plan_exact_sum(
             "conv 'c'", np.array([[1], [70000]]), [0, 0], Range(-32767, 32767)

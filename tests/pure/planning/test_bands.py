@@ -225,7 +225,7 @@ def test_bands_have_the_kernels_of_the_whole(wide):
         assert (step.path, str(sorted(step.defines.items()))) in codes[title]
 
 
-def test_what_cannot_fit_says_where_and_what_could(wide):
+def test_an_impossible_arena_limit_names_the_operator_and_a_possible_limit(wide):
     with pytest.raises(InputError) as caught:
         planned(wide, 20_000)
     said = str(caught.value)
@@ -311,7 +311,7 @@ def test_activations_in_several_buffers_are_not_cooked(tmp_path, monkeypatch):
         cook(graph, ["portable"], golden=False)
 
 
-def test_what_is_kept_stays_whole(tmp_path):
+def test_kept_tensors_are_not_banded(tmp_path):
     graph = optimize(loaded(WIDE, tmp_path).with_(kept=("relu1",)))
     plan = planned(graph, planned(graph).memory.peak * 8 // 10)
     assert plan.taps["relu1"].fact.shape == graph.facts["relu1"].shape and plan.bands

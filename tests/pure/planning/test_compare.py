@@ -55,7 +55,7 @@ WIDE = np.arange(12, dtype=np.float32).reshape(3, 4) - 5
         np.roll(WIDE, 1),
     ],
 )
-def test_what_broadcasts_or_lies_elsewhere_is_wrong(got):
+def test_other_shapes_and_places_are_wrong(got):
     assert not compare(got, WIDE, LOOSE).ok
     assert not compare(WIDE, got, LOOSE).ok
 
@@ -71,7 +71,7 @@ def test_one_value_within_its_tolerance_is_right_and_twice_that_is_wrong(at):
         assert verdict.ok == ok and verdict.worst == pytest.approx(abs(by), rel=1e-6)
 
 
-def test_what_is_allowed_besides_is_allowed_where_it_is_said():
+def test_an_additional_allowance_holds_only_at_its_elements():
     more = np.zeros_like(WIDE)
     more[1, 2] = 0.1
     got = WIDE.copy()

@@ -104,7 +104,7 @@ def test_storage_in_half_with_one_tensor_in_full(graph):
     assert found["relu2", "storage"].by == "user"
 
 
-def test_what_exceeds_a_binding_is_bound_in_the_fewest_parts(graph):
+def test_tensors_beyond_a_binding_are_bound_in_the_fewest_parts(graph):
     bytes_of = {"image": 4096, "relu1": 16384, "relu2": 16384, "both": 32768, "few": 3072}
     plan, found = planned(graph, max_binding_bytes=12288)
     parts = {d.subject: d for d in found.values() if d.kind == "parts"}
@@ -162,7 +162,7 @@ def test_a_layout_is_decided(graph):
         ),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_stands_against_it(graph, decide, words):
+def test_impossible_decisions_are_refused_with_the_reason(graph, decide, words):
     with pytest.raises(cml.InputError, match="decide: ") as refused:
         planned(graph, decide, max_binding_bytes=16384, max_storage_buffers=16)
     assert words in str(refused.value)
@@ -172,7 +172,7 @@ def test_what_cannot_be_is_refused_with_what_stands_against_it(graph, decide, wo
     "decide",
     [[], {"a": "half"}, {"a": {"colour": "red"}}, {"a": {"storage": "fp8"}}, {"a": {"kernel": 3}}],
 )
-def test_what_is_no_decision_is_refused(decide):
+def test_invalid_decisions_are_refused(decide):
     with pytest.raises(cml.InputError, match="^decide: "):
         check_decisions(decide)
     with pytest.raises(cml.InputError, match="^decide: "):
@@ -207,7 +207,7 @@ def test_every_promise_of_a_kernel_is_one_that_can_be_kept(option):
 
 
 @pytest.mark.parametrize("data", [7, [7], [{"subject": "a"}], [{"subject": 1, "kind": "kernel"}]])
-def test_what_is_no_file_of_decisions_is_refused(data):
+def test_invalid_files_of_decisions_are_refused(data):
     with pytest.raises(cml.InputError, match="^decide: "):
         parse_decisions(data)
 

@@ -33,7 +33,7 @@ def test_the_ends_of_a_network_stay_plain_and_what_is_between_is_half():
     assert layouts_for(graph) == {"t0": C4, "t1": C4}
 
 
-def test_what_one_reader_takes_in_32_bits_is_stored_in_32():
+def test_a_reader_of_32_bits_keeps_a_tensor_in_32_bits():
     net = Net(1, 3, 8, 8)
     first = convs(net, 8)
     share = net.conv(net(f"softmax({first}, axes=[2, 3])"), 8, 1)
@@ -50,7 +50,7 @@ def test_reductions_read_halves_and_write_32_bits():
     assert layouts_for(graph, "half") == {first: C4H, mean: C4}
 
 
-def test_what_a_copy_of_words_ties_together_is_stored_alike():
+def test_tensors_joined_by_a_copy_have_one_storage():
     net = Net(1, 3, 8, 8)
     left, right = net.conv("x", 8), net.conv("x", 8)
     joined = net(f"concat({left}, {right}, axis=1)")

@@ -75,7 +75,7 @@ def test_convolutions_of_three_steps_take_no_more_than_their_largest():
     assert memory.peak == 2 * 2304
 
 
-def test_what_lives_long_among_others_is_found_a_place_for():
+def test_long_lived_tensors_leave_little_waste():
     """The arena of the demo's colour network is at most 2 % larger than the bound, in any tensor
     order.
 

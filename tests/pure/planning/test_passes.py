@@ -73,7 +73,7 @@ def test_nodes_are_one_only_where_their_attributes_are():
     np.testing.assert_array_equal(got[graph.outputs[0]], wanted[graph.outputs[0]])
 
 
-def test_what_only_an_update_needs_stays():
+def test_nodes_of_an_update_are_not_dead():
     net = Net(1, 4)
     state = net.constant(np.ones((1, 4)))
     new = net(f"add(x, {state})")

@@ -85,7 +85,7 @@ def conv_then(build):
         lambda net, h: net(f"add({h}, random(1, 4, 5, 5))"),
     ],
 )
-def test_what_is_not_affine_per_channel_stays(build):
+def test_operators_that_are_not_affine_per_channel_stay(build):
     net, _, out = conv_then(build)
     graph = net.graph(out)
     assert operators(fold_affine(graph)) == operators(graph)
@@ -134,7 +134,7 @@ def test_other_pads_stay(pad, conv):
     assert operators(fold_padding(graph)) == ["pad", "conv"]
 
 
-def test_what_changes_nothing_is_bypassed():
+def test_identity_operators_are_bypassed():
     net = Net(1, 3, 4, 5)
     h = net("copy(x)")
     h = net(f"pad({h}, padding={[(0, 0)] * 4}, border='constant', value=1.0)")
@@ -353,7 +353,7 @@ def test_a_rule_s_constants_keep_their_type_and_shape(value, fact, cast):
         (lambda m: m.add_constant("k", 1e39), "does not fit into float32"),
     ],
 )
-def test_what_a_rule_gives_is_looked_at(found, says):
+def test_the_result_of_a_rule_is_checked(found, says):
     net = Net(2, 3)
     h = net("abs(x)")
     graph = net.graph(net(f"neg(exp({h}))"))

@@ -72,7 +72,7 @@ def test_the_first_session_is_found_and_not_kept():
     assert asked(cache, 1) is not None
 
 
-def test_nothing_is_held_in_a_circle():
+def test_the_cache_holds_no_reference_cycle():
     gc.disable()
     try:
         cache = cache_of(4)
@@ -91,7 +91,7 @@ def in_threads(*works):
     return threads
 
 
-def test_who_asks_for_another_shape_does_not_wait():
+def test_a_compilation_does_not_delay_another_shape():
     going, go_on, found = threading.Event(), threading.Event(), list[Made]()
 
     def slow(graph):
@@ -111,7 +111,7 @@ def test_who_asks_for_another_shape_does_not_wait():
     assert len(found) == 3 and len(set(map(id, found))) == 1
 
 
-def test_what_failed_is_tried_again():
+def test_a_failed_compilation_is_retried():
     cache = cache_of(4)
 
     def fails():

@@ -63,7 +63,7 @@ def test_a_real_gain_is_found_under_noise():
     assert found.count("b") >= 18
 
 
-def test_what_cannot_be_timed_is_left_out():
+def test_a_kernel_that_cannot_be_timed_is_left_out():
     trial = Trial("a", ("a", "b", "c"), rounds=4)
     assert trial.next() == ("a", "b")
     trial.drop("b", "no memory")

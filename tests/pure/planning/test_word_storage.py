@@ -62,7 +62,7 @@ def test_filters_lie_in_as_few_bits_as_hold_them(weights, share):
     assert [array.nbytes * share for array in packed.values()] == [4 * 8 * 8]
 
 
-def test_what_is_added_to_an_output_lies_in_blocks():
+def test_a_map_added_to_an_output_is_stored_in_blocks():
     """All tensors are stored in packed blocks of channels if an upsampled map is added to an
     output.
 
@@ -141,7 +141,7 @@ def test_a_pixel_shuffle_is_one_operator_of_packed_maps(rounded):
         assert list(layouts_for(graph).values()) == [C4I8] * 3
 
 
-def test_nobody_decides_the_storage_of_words():
+def test_integer_tensors_have_no_storage_override():
     graph = optimize(chain({}, {}))
     with pytest.raises(InputError, match="'t0' is of an integer network"):
         layouts_for(graph, overrides={"t0": "half"})

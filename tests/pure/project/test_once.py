@@ -30,7 +30,7 @@ def test_threads_that_come_at_once_get_the_same():
     assert thing() not in found and len(made) == 2
 
 
-def test_what_could_not_be_made_is_tried_again():
+def test_a_failed_creation_is_retried():
     asked = []
 
     @Once

@@ -123,7 +123,7 @@ def test_a_long_frame_makes_the_next_one_careful_and_no_other():
     assert aim(again) == pytest.approx(usual, rel=0.01)
 
 
-def test_where_there_is_no_room_frames_run_no_networks_but_for_one_in_three():
+def test_without_room_two_of_three_frames_run_no_networks():
     controller = learned([9.0] * 300 + [16.0] * 3)
     assert [is_skipped(controller, frame) for frame in range(303, 312)] == [True, True, False] * 3
     controller = learned([9.0] * 300)

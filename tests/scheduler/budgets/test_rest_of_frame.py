@@ -47,7 +47,7 @@ def runs(rest, elapsed, beyond, least=0.0):
     return aim
 
 
-def test_all_that_is_left_is_planned_for_where_nothing_is_uncertain():
+def test_the_whole_rest_is_planned_if_times_are_steady():
     rest = learned(400)
     assert runs(rest, 8.0, 0.5) == pytest.approx(FRAME_MS - 8.5, rel=0.03)
     assert runs(rest, 8.4, 0.5) < runs(rest, 8.0, 0.5)
@@ -83,7 +83,7 @@ def test_a_slow_frames_excess_is_not_expected_of_usual_ones():
     assert runs(rest, 8.0, 0.5) == pytest.approx(FRAME_MS - 8.5, rel=0.15)
 
 
-def test_where_there_is_no_room_frames_rest_and_the_networks_get_on_now_and_then():
+def test_without_room_one_frame_in_thirteen_runs_networks():
     rest = learned(400)
     ran = [runs(rest, 16.4, 0.5, LEAST_MS) > 0 for _ in range(26)]
     assert ran == ([False] * 12 + [True]) * 2
@@ -153,7 +153,7 @@ def test_a_scheduler_fills_the_rest_and_a_replay_decides_the_same():
 
 
 @pytest.mark.parametrize("elapsed", [math.nan, math.inf, -1.0])
-def test_what_cannot_be_a_time_is_left_out_and_counted(elapsed):
+def test_invalid_times_are_ignored_and_counted(elapsed):
     scheduler, gpu, clock, net = scheduler_with_work()
     fly(scheduler, gpu, clock, net, 50)
     before = scheduler.ignored_values

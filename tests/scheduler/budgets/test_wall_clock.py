@@ -33,7 +33,7 @@ def run(true_ms, load_ms, frames=1500, budget=6.0, render=9.0, noise=None):
     return times, inference
 
 
-def test_what_was_measured_at_load_keeps_the_budget():
+def test_times_measured_at_load_keep_the_budget():
     times, inference = run(true_ms=0.05, load_ms=0.05, noise=Noise.of_tail(1.25))
     late = inference[100:]
     assert max(times) < 1.15 * FRAME
