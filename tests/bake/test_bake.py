@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from cml_engine import CmlError, DeviceError, InputError
 from cml_engine.distributed import Layer, Report, StorePlan, bake
@@ -53,7 +54,7 @@ def check_values(place: str, made: Layer) -> None:
     found = stored(place, made)
     for unit in made.units():
         for name, wanted in values(made, unit).items():
-            np.testing.assert_array_equal(found[name][made.span(unit)], wanted)
+            assert_array_equal(found[name][made.span(unit)], wanted)
 
 
 @pytest.mark.parametrize("chunk", [1, 3])
@@ -102,7 +103,7 @@ def test_chunks_are_those_that_zarr_would_write(tmp_path, monkeypatch, separator
             found = store.whole(unit)
             assert found is not None and store.state(unit) == "whole"
             for array in arrays:
-                np.testing.assert_array_equal(found[array], arrays[array], strict=True)
+                assert_array_equal(found[array], arrays[array], strict=True)
         assert store.recorded() == set(made.units())
         files = (path for path in place.rglob("*") if path.is_file())
         trees.append({path.relative_to(place): path.read_bytes() for path in files})
@@ -346,7 +347,7 @@ def test_xarray_reads_it(client, place, work):
     bake(work, place, StorePlan([made], MANIFEST), client=client, title="numbers")
     with xarray.open_zarr(place, group="L0", consolidated=False) as found:
         assert found.height.dims == ("z", "x", "row", "column")
-        np.testing.assert_array_equal(found.height.values, stored(place, made)["height"])
+        assert_array_equal(found.height.values, stored(place, made)["height"])
 
 
 @pytest.mark.parametrize("size", [17, 1 << 26])

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
 
 import cml_engine as cml
@@ -98,7 +99,7 @@ def test_rows_are_what_the_network_gives(client, net, tmp_path, rng, batch, per_
     assert report.complete and report.made == 19 and report.device == "CPU (NumPy)"
     found = zarr.open_group(store, mode="r")
     for row, wanted in enumerate(expected(net, [{"image": image} for image in made])):
-        np.testing.assert_array_equal(found["out"][row], wanted["out"])
+        assert_array_equal(found["out"][row], wanted["out"])
     names = [bytes(row).rstrip(b"\0").decode() for row in found["input_names"][...]]
     assert [Path(name.strip("'")).name for name in names] == [f"{i:03}.npy" for i in range(19)]
     again = map_network(cml.load(net), str(tmp_path / "in/*.npy"), store, client, backend="cpu")
@@ -156,22 +157,22 @@ def test_pictures_and_several_inputs_and_zarr_chunks(client, net, tmp_path, rng)
     map_network(graph, [tmp_path / "png/a.png"], tmp_path / "p.zarr", client, backend="cpu")
     image = (pixels.transpose(2, 0, 1)[None] / np.float32(255)).astype(np.float32)
     (wanted,) = expected(net, [{"image": image}])
-    np.testing.assert_allclose(zarr.open(tmp_path / "p.zarr")["out"][0], wanted["out"], atol=1e-6)
+    assert_allclose(zarr.open(tmp_path / "p.zarr")["out"][0], wanted["out"], atol=1e-6)
 
     two = write_model(tmp_path / "two.nnef", TWO)
     a, b = rng.random((2, 3), np.float32), rng.random((2, 3), np.float32)
     np.savez(tmp_path / "x.npz", a=a, b=b)
     map_network(cml.load(two), str(tmp_path / "*.npz"), tmp_path / "t.zarr", client, backend="cpu")
     found = zarr.open(tmp_path / "t.zarr")
-    np.testing.assert_array_equal(found["sum"][0], a + b)
-    np.testing.assert_array_equal(found["big"][0], a > b)
+    assert_array_equal(found["sum"][0], a + b)
+    assert_array_equal(found["big"][0], a > b)
 
     data = rng.random((3, 16, 24), np.float32)
     zarr.create_array(tmp_path / "big.zarr", data=data, chunks=(3, 8, 8))
     map_network(graph, str(tmp_path / "big.zarr"), tmp_path / "z.zarr", client, backend="cpu")
     chunk = {"image": data[None, :, 8:16, 16:24]}
     got = zarr.open(tmp_path / "z.zarr")["out"]
-    np.testing.assert_array_equal(got[5], expected(net, [chunk])[0]["out"])
+    assert_array_equal(got[5], expected(net, [chunk])[0]["out"])
     assert got.shape[0] == 6
 
 
@@ -205,7 +206,7 @@ def test_a_cooked_network_needs_no_compiler_on_its_workers(client, net, tmp_path
     assert report.complete
     wanted = expected(net, [{"image": image} for image in made])
     found = zarr.open(tmp_path / "out.zarr")["out"][...]
-    np.testing.assert_array_equal(found, [given["out"] for given in wanted])
+    assert_array_equal(found, [given["out"] for given in wanted])
     with pytest.raises(InputError, match="give its place instead"):
         map_network(cml.load_cooked(cooked), pattern, tmp_path / "o.zarr", client)
 

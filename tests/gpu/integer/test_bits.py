@@ -5,6 +5,7 @@ This holds for every kernel variant and for any partition of the work.
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 import cml_engine as cml
 from cml_engine.compiler.optimize import optimize
@@ -36,7 +37,7 @@ def proven(family, count):
 def test_no_bit_differs(family, gpu):
     for call, graph in proven(family, 3):
         got = call.words(cml.Session(call.graph, gpu).run(call.inputs))
-        np.testing.assert_array_equal(got, call.wanted)
+        assert_array_equal(got, call.wanted)
         check_graph(graph, call.inputs, gpu)  # with guard bands and random partitions
 
 
@@ -70,7 +71,7 @@ def test_products_of_bytes_at_their_extremes(signed, gpu):
     (wanted,) = cml.Session(graph, "cpu").run(inputs).values()
     assert len(np.unique(wanted)) > 9
     got, picks = forced(graph, inputs, gpu, "dot4 tile 4x4")
-    np.testing.assert_array_equal(*got.values(), wanted)
+    assert_array_equal(*got.values(), wanted)
     assert len(picks) == 1
 
 
@@ -100,7 +101,7 @@ def test_every_variant_gives_the_same_bits(bits, step, gpu):
     graph, inputs = net_of(bits)
     session = cml.Session(graph, gpu)
     (wanted,) = cml.Session(graph, "cpu").run(inputs).values()
-    np.testing.assert_array_equal(*session.run(inputs).values(), wanted)
+    assert_array_equal(*session.run(inputs).values(), wanted)
     choices = session.plan.choices
     options = {(choice.key, option) for choice in choices for option in choice.options}
     assert len(options) > 2 and not any("winograd" in option for _, option in options)
@@ -108,7 +109,7 @@ def test_every_variant_gives_the_same_bits(bits, step, gpu):
         plan = PlanOptions(variants=VariantTable.forcing(key, option))
         forced = cml.Session(graph, gpu, cml.CompileOptions(plan=plan))
         assert option in {choice.chosen for choice in forced.plan.choices}
-        np.testing.assert_array_equal(*forced.run(inputs).values(), wanted, err_msg=option)
+        assert_array_equal(*forced.run(inputs).values(), wanted, err_msg=option)
 
 
 def test_rounding_is_done_by_the_conv(gpu):

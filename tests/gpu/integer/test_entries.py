@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import wgpu
+from numpy.testing import assert_array_equal
 
 import cml_engine as cml
 from cml_engine.compiler.planning.dispatches import PlanOptions
@@ -50,7 +51,7 @@ def test_words_are_the_same_whoever_makes_them(how, gpu):
     givens = [x, in_buffer(gpu, x), in_buffer(gpu, x, wgpu.BufferUsage.COPY_DST)]
     by_step = cml.CompileOptions(plan=PlanOptions(packed_inputs=False))
     for made, given in [*((session, g) for g in givens), (cml.Session(graph, gpu, by_step), x)]:
-        np.testing.assert_array_equal(*made.run({"x": given}).values(), wanted)
+        assert_array_equal(*made.run({"x": given}).values(), wanted)
 
 
 def test_a_texture_and_outputs_of_jobs_become_words_in_frames(gpu):
@@ -69,8 +70,8 @@ def test_a_texture_and_outputs_of_jobs_become_words_in_frames(gpu):
     job = host.scheduler.submit(first, {"x": cml.TextureInput(texture, 75.0)})
     behind = host.scheduler.submit(then, {"x": job.output(name)})
     host.until(lambda: job.ended and behind.ended)
-    np.testing.assert_array_equal(job.tensor(name).read(), wanted)
-    np.testing.assert_array_equal(behind.tensor(name).read(), wanted)
+    assert_array_equal(job.tensor(name).read(), wanted)
+    assert_array_equal(behind.tensor(name).read(), wanted)
 
 
 def test_a_retained_input_stays_as_words(gpu):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import wgpu
 from hypothesis import given, settings
+from numpy.testing import assert_array_equal
 
 import cml_engine as cml
 from cml_engine import FrameScheduler
@@ -74,6 +75,14 @@ def test_what_is_given_reaches_what_runs(gpu, made, chosen):
     check_retained(made, gpu, [{names[i] for i in some if i < len(names)} for some in chosen])
 
 
+def first_job(gpu):
+    """Returns a session and a scheduler after a job of ``array(1)`` and ``array(0)``."""
+    session = cml.Session(graph(), gpu, retain=True)
+    scheduler = FrameScheduler(gpu, budget_ms=20.0)
+    finish(gpu, scheduler, scheduler.submit(session, {"x": array(1), "z": array(0)}))
+    return session, scheduler
+
+
 def titles(session, *given):
     steps = session.program.steps_for(given, behind=True)  # type: ignore[attr-defined]
     return [session.plan.steps[i].title for i in steps]
@@ -97,11 +106,9 @@ def test_runs_with_inputs_left_out_have_the_bits_of_full_ones(gpu):
     session.run({"x": x, "z": array(0)})
     for seed in (2, 3):
         got = session.run({"z": array(seed)})["y"]
-        np.testing.assert_array_equal(got, wanted(gpu, x, array(seed)))
-    np.testing.assert_array_equal(session.run({})["y"], wanted(gpu, x, array(3)))
-    np.testing.assert_array_equal(
-        session.run({"x": array(9)})["y"], wanted(gpu, array(9), array(3))
-    )
+        assert_array_equal(got, wanted(gpu, x, array(seed)))
+    assert_array_equal(session.run({})["y"], wanted(gpu, x, array(3)))
+    assert_array_equal(session.run({"x": array(9)})["y"], wanted(gpu, array(9), array(3)))
 
 
 def test_what_was_evicted_runs_as_a_whole():
@@ -111,7 +118,7 @@ def test_what_was_evicted_runs_as_a_whole():
     session.run({"x": x, "z": array(0)})
     session.program.evict()  # type: ignore[attr-defined]
     assert session.program.steps_for({"z"}) is None  # type: ignore[attr-defined]
-    np.testing.assert_array_equal(session.run({"z": z})["y"], wanted(own, x, z))
+    assert_array_equal(session.run({"z": z})["y"], wanted(own, x, z))
     assert session.program.steps_for({"z"}) is not None  # type: ignore[attr-defined]
 
 
@@ -120,7 +127,7 @@ def test_another_session_of_the_arena_makes_the_next_run_a_whole_one(gpu):
     x, z = array(1), array(2)
     one.run({"x": x, "z": array(0)})
     two.run({"x": array(5), "z": array(6)})
-    np.testing.assert_array_equal(one.run({"z": z})["y"], wanted(gpu, x, z))
+    assert_array_equal(one.run({"z": z})["y"], wanted(gpu, x, z))
 
 
 def test_jobs_do_what_their_inputs_change(gpu):
@@ -137,12 +144,10 @@ def test_jobs_do_what_their_inputs_change(gpu):
     assert [len(job.costs) for job in jobs] == [len(session.plan.steps), 2, 2]
     for job, seed in zip(jobs, (0, 2, 3), strict=True):
         assert job.state == "done", job.error
-        np.testing.assert_array_equal(
-            read(gpu, scheduler, job, "y"), wanted(gpu, x, array(seed)), str(seed)
-        )
+        assert_array_equal(read(gpu, scheduler, job, "y"), wanted(gpu, x, array(seed)), str(seed))
     nothing = scheduler.submit(session, {})
     finish(gpu, scheduler, nothing)
-    np.testing.assert_array_equal(nothing.tensor("y").read(), wanted(gpu, x, array(3)))
+    assert_array_equal(nothing.tensor("y").read(), wanted(gpu, x, array(3)))
     assert replay(recording) == recording.decisions
 
 
@@ -190,26 +195,21 @@ def test_a_texture_is_kept_like_any_input():
 
     x, z = fill(1), np.ones((1, 4, 3, 5), np.float32)
     first = result(x=cml.TextureInput(texture), z=z)
-    np.testing.assert_array_equal(first.tensor("y").read(), x * z)
+    assert_array_equal(first.tensor("y").read(), x * z)
     fill(2)
     second = result(z=2 * z)
     assert (len(first.costs), len(second.costs)) == (3, 1)
-    np.testing.assert_array_equal(second.tensor("y").read(), x * (2 * z))
+    assert_array_equal(second.tensor("y").read(), x * (2 * z))
     x = fill(3)
-    np.testing.assert_array_equal(
-        result(x=cml.TextureInput(texture)).tensor("y").read(), x * (2 * z)
-    )
-    np.testing.assert_array_equal(session.run({"z": z})["y"], x * z)
+    assert_array_equal(result(x=cml.TextureInput(texture)).tensor("y").read(), x * (2 * z))
+    assert_array_equal(session.run({"z": z})["y"], x * z)
     session.program.evict()  # type: ignore[attr-defined]
     assert "input 'x' is left out, and its value, which came from the GPU" in result(z=z).error
-    np.testing.assert_array_equal(session.run({"x": cml.TextureInput(texture), "z": z})["y"], x * z)
+    assert_array_equal(session.run({"x": cml.TextureInput(texture), "z": z})["y"], x * z)
 
 
 def test_a_job_that_was_cancelled_leaves_nothing_to_build_on(gpu):
-    session = cml.Session(graph(), gpu, retain=True)
-    scheduler = FrameScheduler(gpu, budget_ms=20.0)
-    first = scheduler.submit(session, {"x": array(1), "z": array(0)})
-    finish(gpu, scheduler, first)
+    session, scheduler = first_job(gpu)
     half = scheduler.submit(session, {"x": array(4)})
     scheduler.budget.ms = 1e-9  # one slice per frame
     while half.state == "queued":
@@ -221,7 +221,7 @@ def test_a_job_that_was_cancelled_leaves_nothing_to_build_on(gpu):
     finish(gpu, scheduler, last)
     assert len(last.costs) == len(session.plan.steps)
     # the cancelled job had begun, so its input was uploaded
-    np.testing.assert_array_equal(last.tensor("y").read(), wanted(gpu, array(4), array(2)))
+    assert_array_equal(last.tensor("y").read(), wanted(gpu, array(4), array(2)))
 
 
 def one_frame(gpu, scheduler, submit=True):
@@ -235,28 +235,23 @@ def one_frame(gpu, scheduler, submit=True):
 
 
 def test_a_frame_that_is_abandoned_is_taken_back(gpu):
-    session = cml.Session(graph(), gpu, retain=True)
-    scheduler = FrameScheduler(gpu, budget_ms=20.0)
-    first = scheduler.submit(session, {"x": array(1), "z": array(0)})
-    finish(gpu, scheduler, first)
+    session, scheduler = first_job(gpu)
     job = scheduler.submit(session, {"z": array(2)})
     one_frame(gpu, scheduler, submit=False)
     finish(gpu, scheduler, job)
-    np.testing.assert_array_equal(job.tensor("y").read(), wanted(gpu, array(1), array(2)))
+    assert_array_equal(job.tensor("y").read(), wanted(gpu, array(1), array(2)))
 
 
 def test_a_job_that_began_in_an_abandoned_frame_and_was_cancelled_has_given_nothing(
     gpu,
 ):
-    session = cml.Session(graph(), gpu, retain=True)
-    scheduler = FrameScheduler(gpu, budget_ms=20.0)
-    finish(gpu, scheduler, scheduler.submit(session, {"x": array(1), "z": array(0)}))
+    session, scheduler = first_job(gpu)
     job = scheduler.submit(session, {"x": array(4)})
     one_frame(gpu, scheduler, submit=False)
     job.cancel()
     last = scheduler.submit(session, {"z": array(2)})
     finish(gpu, scheduler, last)
-    np.testing.assert_array_equal(last.tensor("y").read(), wanted(gpu, array(1), array(2)))
+    assert_array_equal(last.tensor("y").read(), wanted(gpu, array(1), array(2)))
 
 
 def test_a_gpu_tensor_that_was_given_is_kept_and_asked_for_again_where_it_went():
@@ -269,7 +264,7 @@ def test_a_gpu_tensor_that_was_given_is_kept_and_asked_for_again_where_it_went()
     finish(own, scheduler, again)
     x = made.tensor("y").read()
     assert job.state == "done"
-    np.testing.assert_array_equal(again.tensor("y").read(), wanted(own, x, array(3)))
+    assert_array_equal(again.tensor("y").read(), wanted(own, x, array(3)))
     one_frame(own, scheduler)
     session.program.evict()  # type: ignore[attr-defined]
     lost = scheduler.submit(session, {"z": array(3)})
@@ -278,7 +273,7 @@ def test_a_gpu_tensor_that_was_given_is_kept_and_asked_for_again_where_it_went()
     assert "input 'x' is left out, and its value, which came from the GPU, went" in lost.error
     told = scheduler.submit(session, {"x": made.output("y"), "z": array(3)})
     finish(own, scheduler, told)
-    np.testing.assert_array_equal(told.tensor("y").read(), again.tensor("y").read())
+    assert_array_equal(told.tensor("y").read(), again.tensor("y").read())
 
 
 def test_variables_always_advance(gpu):
@@ -286,10 +281,10 @@ def test_variables_always_advance(gpu):
     four, one = np.full(4, 4, np.float32), np.ones(4, np.float32)
     session = cml.Session(cml.load(model), gpu, retain=True)
     scheduler = FrameScheduler(gpu, budget_ms=20.0)
-    np.testing.assert_array_equal(session.run({"x": four, "z": one})["y"], [3] * 4)
-    np.testing.assert_array_equal(session.run({})["y"], [5] * 4)
+    assert_array_equal(session.run({"x": four, "z": one})["y"], [3] * 4)
+    assert_array_equal(session.run({})["y"], [5] * 4)
     job = scheduler.submit(session, {"z": four})
     finish(gpu, scheduler, job)
-    np.testing.assert_array_equal(job.tensor("y").read(), [10] * 4)
-    np.testing.assert_array_equal(session.run({"x": one})["y"], [11] * 4)
+    assert_array_equal(job.tensor("y").read(), [10] * 4)
+    assert_array_equal(session.run({"x": one})["y"], [11] * 4)
     assert not any(title.startswith("sqrt") for title in titles(session, "z"))

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import cml_engine as cml
 from cml_engine.errors import InputError
@@ -23,10 +24,10 @@ def test_a_slider_moves_and_has_its_default_where_it_is_left_out(gpu, model, rng
     assert (found.low, found.high, found.description) == (0.0, 4.0, "how much")
     assert (found.default, session.sliders["lift"].default) == (2.0, 0.25)
     x = rng.standard_normal((1, 2, 3, 5)).astype(np.float32)
-    np.testing.assert_allclose(session.run({"x": x})["y"], 2 * x + 0.25, rtol=1e-6)
+    assert_allclose(session.run({"x": x})["y"], 2 * x + 0.25, rtol=1e-6)
     for value in (3.0, np.array(3.0, np.float32)):
         moved = session.run({"x": x, "strength": value})["y"]
-        np.testing.assert_allclose(moved, 3 * x + 0.25, rtol=1e-6)
+        assert_allclose(moved, 3 * x + 0.25, rtol=1e-6)
     other = session.reshaped({"x": (1, 2, 4, 4)})
     assert other.sliders["strength"].default == 2.0
     assert (other.run({"x": np.ones((1, 2, 4, 4)), "lift": 1})["y"] == 3).all()
@@ -39,7 +40,7 @@ def test_jobs_take_sliders(gpu, model, rng):
     jobs = [host.scheduler.submit(session, {"x": x, **more}) for more in ({}, {"strength": -1.0})]
     host.until(lambda: all(job.ended and job.read("y") is not None for job in jobs))
     for job, scale in zip(jobs, (2, -1), strict=True):
-        np.testing.assert_allclose(job.read("y"), scale * x + 0.25, rtol=1e-6)
+        assert_allclose(job.read("y"), scale * x + 0.25, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import gc
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 import cml_engine as cml
 from cml_engine import FrameScheduler
@@ -36,7 +37,7 @@ def inputs(seed=1):
 
 
 def close(got, wanted):
-    np.testing.assert_allclose(got, wanted, 1e-4, 1e-4)
+    assert_allclose(got, wanted, 1e-4, 1e-4)
 
 
 def finish(gpu, scheduler, *jobs):
@@ -71,9 +72,9 @@ def test_a_kept_tensor_is_what_the_graph_as_written_computes(gpu, storage):
     assert list(outputs) == ["y"]
     tensor = session.tensor("c0")
     assert tensor.fact == graph.facts["c0"]
-    np.testing.assert_allclose(tensor.read(), wanted["c0"], 2e-3, 2e-3)
-    np.testing.assert_array_equal(session.tensor("x").read(), given["x"])
-    np.testing.assert_array_equal(session.tensor("y").read(), outputs["y"])
+    assert_allclose(tensor.read(), wanted["c0"], 2e-3, 2e-3)
+    assert_array_equal(session.tensor("x").read(), given["x"])
+    assert_array_equal(session.tensor("y").read(), outputs["y"])
 
 
 def test_a_job_has_the_kept_tensors_of_its_own_run(gpu):
@@ -151,8 +152,8 @@ def test_a_watched_run_advances_variables(gpu):
     for backend in (gpu, "cpu"):
         session = cml.Session(cml.load(model), backend, cml.CompileOptions(keep=("s",)))
         session.run(ones, watch=lambda node, results: None)
-        np.testing.assert_array_equal(session.run(ones)["y"], [3, 3, 3, 3])
+        assert_array_equal(session.run(ones)["y"], [3, 3, 3, 3])
         value = session.tensor("s")
         value = value if isinstance(value, np.ndarray) else value.read()
-        np.testing.assert_array_equal(value, [2, 2, 2, 2])
+        assert_array_equal(value, [2, 2, 2, 2])
     gc.collect()

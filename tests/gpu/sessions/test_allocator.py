@@ -5,6 +5,7 @@ import gc
 import numpy as np
 import pytest
 import wgpu
+from numpy.testing import assert_array_equal
 
 import cml_engine as cml
 from cml_engine.errors import OutOfGpuMemory
@@ -36,6 +37,10 @@ def memory(gpu):
     return Allocator(gpu.device, heap_bytes=MIB)
 
 
+def take(memory, nbytes=64, usage=STORAGE, category="render", owner="a", **options):
+    return memory.allocate(nbytes, usage, owner=owner, category=category, **options)
+
+
 def finished(host, job):
     """Runs frames until the job has failed, or is done and its output read; returns the job."""
     host.until(lambda: job.ended and (job.state != "done" or job.read("y") is not None))
@@ -52,9 +57,7 @@ def buffers(device):
 
 def test_small_allocations_share_a_buffer_and_do_not_overlap(memory):
     align = memory.device.limits["min-storage-buffer-offset-alignment"]
-    parts = [
-        memory.allocate(n, STORAGE, owner="terrain", category="render") for n in (100, 5000, 7)
-    ]
+    parts = [take(memory, n, owner="terrain") for n in (100, 5000, 7)]
     assert len({id(p.buffer) for p in parts}) == 1
     ends = 0
     for part in sorted(parts, key=lambda p: p.offset):
@@ -68,34 +71,34 @@ def test_small_allocations_share_a_buffer_and_do_not_overlap(memory):
 
 def test_usages_and_categories_have_buffers_of_their_own(memory):
     parts = [
-        memory.allocate(64, STORAGE, owner="a", category="render"),
-        memory.allocate(64, STORAGE, owner="a", category="output"),
-        memory.allocate(64, VERTEX, owner="a", category="render"),
+        take(memory),
+        take(memory, category="output"),
+        take(memory, 64, VERTEX),
     ]
     assert len({id(p.buffer) for p in parts}) == 3
 
 
 def test_double_free_and_leaving_a_with_block(memory):
-    with memory.allocate(64, STORAGE, owner="a", category="render") as part:
+    with take(memory) as part:
         assert memory.held_bytes == 64
     assert part.freed and memory.held_bytes == 0
     with pytest.raises(cml.InputError, match="freed twice"):
         part.free()
-    with memory.allocate(64, STORAGE, owner="a", category="render") as part:
+    with take(memory) as part:
         part.free()
 
 
 def test_a_large_one_has_a_buffer_of_its_own_and_small_ones_do_not_go_there(memory):
-    large = memory.allocate(3 * MIB, STORAGE, owner="a", category="render")
-    small = memory.allocate(64, STORAGE, owner="a", category="render")
+    large = take(memory, 3 * MIB)
+    small = take(memory)
     assert large.offset == 0 and large.buffer.size == 3 * MIB and small.buffer is not large.buffer
     large.free()
-    again = memory.allocate(3 * MIB, STORAGE, owner="a", category="render")
+    again = take(memory, 3 * MIB)
     assert again.buffer is large.buffer, "one empty heap is kept"
 
 
 def test_heaps_grow_and_empty_ones_go_back(memory):
-    parts = [memory.allocate(100_000, STORAGE, owner="a", category="render") for _ in range(40)]
+    parts = [take(memory, 100_000) for _ in range(40)]
     sizes = [heap.nbytes for heap in memory.stats().heaps]
     assert sizes == sorted(sizes) and sizes[-1] == MIB and sizes[0] < MIB
     for part in parts:
@@ -107,11 +110,11 @@ def test_heaps_grow_and_empty_ones_go_back(memory):
 
 def test_mappable_buffers_are_whole_and_used_again(memory):
     usage = U.MAP_READ | U.COPY_DST
-    one, two = (memory.allocate(1000, usage, owner="a", category="staging") for _ in range(2))
+    one, two = (take(memory, 1000, usage, category="staging") for _ in range(2))
     assert one.buffer is not two.buffer and one.offset == two.offset == 0
     one.free()
     two.free()
-    third = memory.allocate(900, usage, owner="a", category="staging")
+    third = take(memory, 900, usage, category="staging")
     assert third.buffer in (one.buffer, two.buffer)
 
 
@@ -124,25 +127,24 @@ def test_mappable_buffers_are_whole_and_used_again(memory):
     ],
 )
 def test_what_makes_no_sense_is_refused(memory, options, said):
-    wanted = {"nbytes": 64, "usage": STORAGE, "owner": "a", "category": "render", **options}
     with pytest.raises(cml.InputError, match=said):
-        memory.allocate(**wanted)
+        take(memory, **options)
 
 
 def test_more_than_a_buffer_can_hold_is_the_device_s_limit(memory):
     with pytest.raises(cml.DeviceError, match="largest buffer of this device"):
-        memory.allocate(1 << 50, STORAGE, owner="a", category="render")
+        take(memory, 1 << 50)
 
 
 def test_memory_freed_in_a_frame_is_not_given_out_before_its_submit(memory):
-    part = memory.allocate(MIB // 16, STORAGE, owner="a", category="render")
+    part = take(memory, MIB // 16)
     frame = object.__new__(type("Executor", (), {}))
     memory.open_frame(frame)
     part.free()
-    other = memory.allocate(MIB // 16, STORAGE, owner="a", category="render")
+    other = take(memory, MIB // 16)
     assert (other.buffer, other.offset) != (part.buffer, part.offset)
     memory.close_frame(frame)
-    third = memory.allocate(MIB // 16, STORAGE, owner="a", category="render")
+    third = take(memory, MIB // 16)
     assert (third.buffer, third.offset) == (part.buffer, part.offset)
 
 
@@ -183,23 +185,23 @@ def test_textures_obey_the_budget(gpu):
 def test_exhaustion_names_everybody(gpu):
     memory = Allocator(gpu.device, budget_bytes=4 * MIB)
     kept = [
-        memory.allocate(2 * MIB, VERTEX, owner="terrain", category="render"),
-        memory.allocate(MIB, STORAGE, owner="upres", category="weights"),
+        take(memory, 2 * MIB, VERTEX, owner="terrain"),
+        take(memory, MIB, category="weights", owner="upres"),
     ]
     with pytest.raises(OutOfGpuMemory) as caught:
-        memory.allocate(2 * MIB, STORAGE, owner="textures", category="weights")
+        take(memory, 2 * MIB, category="weights", owner="textures")
     said = str(caught.value)
     assert "'textures' wanted 2.00 MiB for weights; budget 4.00 MiB, of which 1.00 MiB" in said
     assert "terrain" in said and "upres" in said and "raise the budget" in said
     assert isinstance(caught.value, cml.DeviceError)
     kept.pop(0).free()
-    memory.allocate(2 * MIB, STORAGE, owner="textures", category="weights")
+    take(memory, 2 * MIB, category="weights", owner="textures")
     assert memory.reserved_bytes <= 4 * MIB
 
 
 def test_pressure_is_asked_before_it_fails(gpu):
     memory = Allocator(gpu.device, budget_bytes=2 * MIB)
-    tiles = [memory.allocate(MIB // 2, VERTEX, owner="tiles", category="render") for _ in range(3)]
+    tiles = [take(memory, MIB // 2, VERTEX, owner="tiles") for _ in range(3)]
     asked = []
 
     def spare(needed):
@@ -209,11 +211,11 @@ def test_pressure_is_asked_before_it_fails(gpu):
         return tile.nbytes
 
     off = memory.on_pressure(spare)
-    memory.allocate(MIB, STORAGE, owner="a", category="weights")
+    take(memory, MIB, category="weights")
     assert asked == [MIB] and len(tiles) == 2
     off()
     with pytest.raises(OutOfGpuMemory):
-        memory.allocate(MIB, STORAGE, owner="a", category="weights")
+        take(memory, MIB, category="weights")
     assert len(asked) == 1
 
 
@@ -230,10 +232,10 @@ def test_the_driver_s_own_out_of_memory_is_the_same_error(gpu, monkeypatch, erro
         patch.setattr(gpu.device, "create_buffer", full)
         patch.setattr(gpu.device, "create_texture", full)
         with pytest.raises(OutOfGpuMemory, match="the GPU has no memory for a buffer"):
-            memory.allocate(64, STORAGE, owner="a", category="render")
+            take(memory)
         with pytest.raises(OutOfGpuMemory, match="texture of 16384 bytes"):
             memory.create_texture(size=(64, 64), format="rgba8unorm", usage=4, owner="a")
-    memory.allocate(64, STORAGE, owner="a", category="render").free()
+    take(memory).free()
 
 
 # --- loading and eviction of models
@@ -250,7 +252,7 @@ def test_an_evicted_model_comes_back_with_the_same_result(own, image):
     session.program.evict()
     assert holding(own, "net", "weights") == holding(own, "net", "activations") == 0
     assert not session.program.ready
-    np.testing.assert_array_equal(session.run({"x": image})["y"], wanted)
+    assert_array_equal(session.run({"x": image})["y"], wanted)
     assert holding(own, "net", "weights") > 0
 
 
@@ -260,7 +262,7 @@ def test_a_scheduler_brings_an_evicted_model_back_over_frames(own, image):
     session.program.evict()
     host = Host(own, budget_ms=2.0)
     job = finished(host, host.scheduler.submit(session, {"x": image}))
-    np.testing.assert_array_equal(job.read("y"), wanted)
+    assert_array_equal(job.read("y"), wanted)
     assert "preparing" in {r.reason for r in host.reports}
 
 
@@ -289,7 +291,7 @@ def test_the_model_idle_for_the_longest_goes_first(gpu, big_image):
     assert sessions[0].program.ready and not sessions[1].program.ready
     third.run({"x": big_image})
     for session, want in zip(sessions, wanted, strict=True):
-        np.testing.assert_array_equal(session.run({"x": big_image})["y"], want)
+        assert_array_equal(session.run({"x": big_image})["y"], want)
     assert own.memory.reserved_bytes <= own.memory.budget_bytes
 
 
@@ -308,7 +310,7 @@ def test_a_running_job_s_model_is_never_evicted(gpu, big_image):
     with pytest.raises(cml.InputError, match="has a running job"):
         session.run({"x": big_image})
     finished(host, job)
-    np.testing.assert_array_equal(job.read("y"), wanted)
+    assert_array_equal(job.read("y"), wanted)
     cml.Session(big_net("wants", 1), own)
     assert not session.program.ready
 
@@ -336,7 +338,7 @@ def test_models_that_do_not_fit_together_take_turns(gpu, big_image):
         for job, want in zip(jobs, wanted, strict=True):
             finished(host, job)
             assert job.state == "done", job.error
-            np.testing.assert_array_equal(job.read("y"), want)
+            assert_array_equal(job.read("y"), want)
             job.release()
     assert own.memory.evictions >= 4
     assert own.memory.reserved_bytes <= own.memory.budget_bytes
@@ -354,7 +356,7 @@ def test_a_model_that_can_never_fit_fails_its_job_and_no_other(gpu, image, big_i
     doomed = host.scheduler.submit(large, {"x": big_image})
     fine = host.scheduler.submit(small, {"x": image})
     finished(host, fine)
-    np.testing.assert_array_equal(fine.read("y"), wanted)
+    assert_array_equal(fine.read("y"), wanted)
     host.until(lambda: doomed.ended)
     assert doomed.state == "failed" and "out of GPU memory" in doomed.error
 
@@ -378,13 +380,13 @@ def test_sessions_of_a_shared_arena_have_the_largest_one(own, image, rng):
     )
     wanted = plain[0].run({"x": image})["y"], plain[1].run({"x": wide})["y"]
     small = cml.Session(conv_net("small", layers=2), own, arena="shared:agents")
-    np.testing.assert_array_equal(small.run({"x": image})["y"], wanted[0])
+    assert_array_equal(small.run({"x": image})["y"], wanted[0])
     first = holding(own, "shared:agents", "activations")
     large = cml.Session(conv_net("large", size=48, layers=2), own, arena="shared:agents")
     assert first < holding(own, "shared:agents", "activations") < first * 5
     for _ in range(2):
-        np.testing.assert_array_equal(small.run({"x": image})["y"], wanted[0])
-        np.testing.assert_array_equal(large.run({"x": wide})["y"], wanted[1])
+        assert_array_equal(small.run({"x": image})["y"], wanted[0])
+        assert_array_equal(large.run({"x": wide})["y"], wanted[1])
     assert small.program.residency.arena is large.program.residency.arena
     assert own.memory.stats().holdings["shared:agents", "activations"].count == 1
     del small, large
@@ -408,7 +410,7 @@ def test_jobs_of_a_shared_arena_run_one_after_the_other(own, image):
     assert most == 1
     for job, want in zip(jobs, wanted, strict=True):
         finished(host, job)
-        np.testing.assert_array_equal(job.read("y"), want)
+        assert_array_equal(job.read("y"), want)
     assert replay(recording) == recording.decisions
 
 
@@ -424,10 +426,10 @@ def test_a_larger_member_joins_while_a_job_runs(own, image, rng):
     with pytest.raises(cml.InputError, match="'shared:agents' has a running job"):
         large.run({"x": wide})
     finished(host, job)
-    np.testing.assert_array_equal(job.read("y"), wanted)
+    assert_array_equal(job.read("y"), wanted)
     assert not small.program.ready, "it moves to the larger arena"
     large.run({"x": wide})
-    np.testing.assert_array_equal(small.run({"x": image})["y"], wanted)
+    assert_array_equal(small.run({"x": image})["y"], wanted)
     assert own.memory.stats().holdings["shared:agents", "activations"].count == 1
 
 
@@ -496,14 +498,14 @@ def test_a_host_brings_its_own_allocator(gpu, image):
     wanted = cml.Session(conv_net(layers=2), gpu).run({"x": image})["y"]
     mine = HostMemory(gpu.device)
     own = cml.Gpu(device=gpu.device, memory=mine)
-    filler = own.memory.allocate(1000, STORAGE, owner="engine", category="weights")
+    filler = take(own.memory, 1000, category="weights", owner="engine")
     session = cml.Session(conv_net(layers=2), own)
     assert session.program.residency.weights.buffer is filler.buffer
     assert session.program.residency.weights.offset > 0
-    np.testing.assert_array_equal(session.run({"x": image})["y"], wanted)
+    assert_array_equal(session.run({"x": image})["y"], wanted)
     host = Host(own, budget_ms=2.0)
     job = finished(host, host.scheduler.submit(session, {"x": image}))
-    np.testing.assert_array_equal(job.read("y"), wanted)
+    assert_array_equal(job.read("y"), wanted)
     assert ("net", "output") in mine.owners and ("net", "weights") in mine.owners
     assert own.memory.held_bytes > 0 and "net" in str(own.memory)
     filler.free()
@@ -531,9 +533,9 @@ def test_a_host_s_allocator_that_breaks_the_rules_is_named(gpu):
             return super().allocate(nbytes - 8, usage, alignment, owner, category)
 
     memory = Allocator(gpu.device, source=OneBuffer(gpu.device))
-    memory.allocate(64, STORAGE, owner="a", category="weights")
+    take(memory, category="weights")
     with pytest.raises(cml.DeviceError, match="one buffer for weights and for output"):
-        memory.allocate(64, STORAGE, owner="a", category="output")
+        take(memory, category="output")
     with pytest.raises(cml.DeviceError, match="host's allocator gave"):
         Allocator(gpu.device, source=Crooked(gpu.device)).allocate(
             64, STORAGE, owner="a", category="output"
@@ -550,7 +552,7 @@ class Model:
 
     def __init__(self, memory, name, nbytes):
         self.name = name
-        self.held = memory.allocate(nbytes, STORAGE, owner=name, category="weights")
+        self.held = take(memory, nbytes, category="weights", owner=name)
         memory.add_tenant(self)
 
     @property
@@ -586,7 +588,7 @@ def test_a_lowered_budget_evicts_idle_models_and_says_what_stays(gpu):
 
 def test_what_is_freed_beyond_a_budget_is_not_kept(gpu):
     memory = Allocator(gpu.device)
-    held = memory.allocate(2 << 20, STORAGE, owner="a", category="render")
+    held = take(memory, 2 << 20)
     memory.budget_bytes = 1 << 20
     assert memory.over_budget_bytes
     held.free()
@@ -595,7 +597,7 @@ def test_what_is_freed_beyond_a_budget_is_not_kept(gpu):
 
 def test_a_lowered_budget_asks_the_game_before_it_evicts(gpu):
     memory = Allocator(gpu.device)
-    tiles = [memory.allocate(2 << 20, STORAGE, owner="tile", category="render")]
+    tiles = [take(memory, 2 << 20, owner="tile")]
     model = Model(memory, "model", 2 << 20)
     asked = []
 
@@ -623,7 +625,7 @@ def test_what_fails_while_memory_is_given_back_is_logged_and_not_the_next_caller
     memory, done = Allocator(gpu.device), []
     memory.free_later(lambda: 1 / 0)
     memory.free_later(lambda: done.append("after"))
-    held = memory.allocate(64, STORAGE, owner="a", category="render")
+    held = take(memory)
     assert done == ["after"]
     (record,) = caplog.records
     assert "giving GPU memory back" in record.getMessage()
@@ -636,7 +638,7 @@ def test_what_fails_while_memory_is_given_back_is_logged_and_not_the_next_caller
 def test_any_number_of_allocations_is_given_back_at_once(gpu, caplog, put_off):
     """Two thousand allocations are released at once without deep recursion."""
     memory = Allocator(gpu.device)
-    held = [memory.allocate(16, STORAGE, owner="a", category="output") for _ in range(2000)]
+    held = [take(memory, 16, category="output") for _ in range(2000)]
     if put_off == "in a frame":
         memory.open_frame(memory)
     for allocation in held:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
 
 import cml_engine as cml
 from cml_engine import FrameScheduler
@@ -86,7 +87,7 @@ def test_a_device_that_binds_less_than_a_tensor_computes_the_same_bits(gpu, tmp_
         inputs = random_inputs({name: graph.facts[name] for name in graph.inputs})
         wanted = cml.Session(graph, gpu).run(inputs)["result"]
         session = cml.Session(graph, small)
-        np.testing.assert_array_equal(session.run(inputs)["result"], wanted)
+        assert_array_equal(session.run(inputs)["result"], wanted)
     finally:
         cml.unregister("twice")
     parts = {name: found.count for name, found in session.plan.parts.items()}
@@ -105,7 +106,7 @@ def test_random_graphs_in_parts_compute_the_same_bits(seed, share, gpu):
     plan = make_plan(session.graph, SimpleNamespace(limits=limits, name=gpu.name), session.options)
     assert max(b.nbytes for step in plan.steps for b in step.bindings) <= limits.max_binding_bytes
     for name, value in GpuProgram(plan, gpu).run(inputs).items():
-        np.testing.assert_array_equal(value, session.run(inputs)[name], str(plan.parts))
+        assert_array_equal(value, session.run(inputs)[name], str(plan.parts))
 
 
 def test_an_arena_of_several_buffers_computes_the_same_bits(gpu, monkeypatch):
@@ -122,14 +123,14 @@ def test_an_arena_of_several_buffers_computes_the_same_bits(gpu, monkeypatch):
     job = scheduler.submit(small, inputs)
     finish(gpu, scheduler, job)
     for name, value in wanted.items():
-        np.testing.assert_array_equal(small.run(inputs)[name], value)
-        np.testing.assert_array_equal(job.tensor(name).read(), value)
+        assert_array_equal(small.run(inputs)[name], value)
+        assert_array_equal(job.tensor(name).read(), value)
     with pytest.raises(cml.InputError, match="more than one buffer of this device"):
         cml.Session(graph, gpu, arena="shared:small")
     held = gpu.memory.held_bytes
     small.program.evict()
     assert gpu.memory.held_bytes <= held - small.plan.memory.peak
-    np.testing.assert_array_equal(small.run(inputs)[name], wanted[name])
+    assert_array_equal(small.run(inputs)[name], wanted[name])
     monkeypatch.setattr(gpu, "limits", replace(gpu.limits, max_buffer_bytes=256))
     with pytest.raises(cml.DeviceError, match="takes .* bytes, .* buffers of 256. Run .* on tiles"):
         cml.Session(graph, gpu)

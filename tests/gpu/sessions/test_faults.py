@@ -8,6 +8,7 @@ import gc
 import numpy as np
 import pytest
 import wgpu
+from numpy.testing import assert_array_equal
 
 import cml_engine as cml
 from cml_engine.compiler.plan import Slice
@@ -92,7 +93,7 @@ def test_another_device_goes_on(gpu, image):
     session = cml.Session(conv_net(), gpu)
     host = Host(gpu)
     (result,) = host.finish(host.scheduler.submit(session, {"x": image}))
-    np.testing.assert_array_equal(result, session.run({"x": image})["y"])
+    assert_array_equal(result, session.run({"x": image})["y"])
 
 
 @within(60)
@@ -112,7 +113,7 @@ def test_an_exhausted_device_fails_the_job_that_wants_more(image):
     big = cml.Session(conv_net("big", size=256, seed=3), gpu, deferred=True)
     refused = host.scheduler.submit(big, {"x": np.zeros((1, 8, 256, 256), np.float32)})
     (result,) = host.finish(job)
-    np.testing.assert_array_equal(result, wanted)
+    assert_array_equal(result, wanted)
     host.until(lambda: refused.ended)
     assert refused.state == "failed" and tiles.owner in refused.error and "'big'" in refused.error
 
@@ -167,7 +168,7 @@ def test_what_goes_wrong_in_one_job_is_its_own_error(gpu, image, monkeypatch, st
     assert [job.state for job in jobs] == ["failed", "done", "failed", "done"]
     assert "planted" in jobs[0].error and "planted" in jobs[2].waiting_for
     for result in host.finish(jobs[1], jobs[3]):
-        np.testing.assert_array_equal(result, wanted)
+        assert_array_equal(result, wanted)
     monkeypatch.undo()
     again = host.scheduler.submit(bad, {"x": image})
     host.finish(again)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
 
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.passes import rules
@@ -13,10 +14,9 @@ from cml_engine.compiler.planning.lower import lower
 from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
-from cml_engine.ops.elementwise.elementwise_op import ELEMENTWISE
 from cml_engine.runtime.node_check import check_nodes
 from cml_engine.runtime.session import CompileOptions, Session
-from cml_engine.tools.testing import SENTINEL, full_attrs, random_partition
+from cml_engine.tools.testing import SENTINEL, full_attrs
 from tests.fixtures.graphs import BLOCKS, Net, random_graph
 
 REWRITING = ("common", "bypass", "padding", "affine", "normalization", "fuse", "chains", "views")
@@ -31,7 +31,7 @@ def close(got, wanted, why, largest=1.0):
     """
     for name in wanted:
         largest = max(largest, float(np.abs(wanted[name]).max(initial=1.0)))
-        np.testing.assert_allclose(got[name], wanted[name], 1e-4, 1e-5 * largest, err_msg=why)
+        assert_allclose(got[name], wanted[name], 1e-4, 1e-5 * largest, err_msg=why)
 
 
 def drawn(seed):
@@ -83,24 +83,6 @@ def test_every_fused_node_agrees_with_numpy(block, gpu):
     ] == []
 
 
-@pytest.mark.parametrize("block", ["se", "layer_norm", "dense"])
-def test_chains_run_in_any_partition_of_their_workgroups(block, gpu):
-    net = BLOCKS[block](40, 32)
-    graph = optimize(net.graph(net.nodes[-1].outputs[0]))
-    assert (
-        any(node.epilogues and node.op in ELEMENTWISE for node in graph.nodes) or block == "dense"
-    )
-    plan = lower(graph, gpu.limits, choose_layout(graph))
-    program, whole = GpuProgram(plan, gpu), [(s.index, 0, s.groups) for s in plan.steps]
-    inputs = net.input()
-    wanted = program.run(inputs)
-    assert max(step.groups for step in plan.steps) > 1
-    for seed in range(3):
-        inspect.run_ranges(program, inputs, random_partition(whole, seed))
-        for name, place in plan.outputs.items():
-            np.testing.assert_array_equal(inspect.read_tensor(program, place), wanted[name])
-
-
 @settings(
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -127,23 +109,7 @@ def test_chains_and_views_have_the_bits_of_operators_apart(seed, gpu):
     wanted = bits(apart, inputs, gpu, views=False)
     for other in (bits(apart, inputs, gpu), bits(fused, inputs, gpu)):
         for name in wanted:
-            np.testing.assert_array_equal(other[name], wanted[name], f"seed {seed}: {name}")
-
-
-def test_a_chain_rounds_after_every_operator(gpu):
-    """A fused chain of operators is bit-identical to NumPy, which rounds after every operator.
-
-    A driver might otherwise simplify ``(a + b) - b`` to ``a``, and round a product and a sum once.
-    """
-    net = Net(4, 256)
-    b = net.random(4, 256, low=10.0, high=1000.0)
-    h = net(f"sub(add(x, {b}), {b})")
-    graph, inputs = net.graph(net(f"add(mul({h}, {b}), x)")), net.input()
-    x, operand = inputs["x"], graph.constants[b]
-    session = Session(graph, gpu)
-    assert session.plan is not None and len(session.plan.steps) == 1
-    wanted = ((x + operand) - operand) * operand + x
-    np.testing.assert_array_equal(session.run(inputs)[graph.outputs[0]], wanted)
+            assert_array_equal(other[name], wanted[name], f"seed {seed}: {name}")
 
 
 def test_a_tree_rounds_after_every_operator(gpu):
@@ -161,26 +127,7 @@ def test_a_tree_rounds_after_every_operator(gpu):
     assert session.plan is not None and len(session.plan.steps) == 1
     wanted = x * b + c * d
     wanted = (wanted + b) - wanted
-    np.testing.assert_array_equal(session.run(inputs)[graph.outputs[0]], wanted * wanted)
-
-
-def test_slices_and_stacks_in_place_have_the_bits_of_copies(gpu):
-    net = Net(1, 64, 8, 8)
-    h = net("sin(x)")
-    parts = [
-        net(f"slice({h}, axes=[1], begin=[{16 * i}], end=[{16 * i + 16}], stride=[1])")
-        for i in range(4)
-    ]
-    gated = [net(f"mul(tanh({parts[i]}), {parts[i + 1]})") for i in range(3)]
-    rows = [net(f"reshape({g}, shape=[16, 64])") for g in gated]
-    apart = [net(f"exp({row})") for row in rows]
-    graph = net.graph(net.op("neg", net.op("stack", *apart, axis=0)))
-    inputs, fused = net.input(), optimize(graph)
-    plans = [lower(fused, gpu.limits, {}, PlanOptions(views=v)) for v in (True, False)]
-    assert [[s.op for s in plan.steps].count("slice") for plan in plans] == [0, 4]
-    assert [[s.op for s in plan.steps].count("stack") for plan in plans] == [0, 3]
-    one, other = bits(fused, inputs, gpu), bits(fused, inputs, gpu, views=False)
-    np.testing.assert_array_equal(one[graph.outputs[0]], other[graph.outputs[0]])
+    assert_array_equal(session.run(inputs)[graph.outputs[0]], wanted * wanted)
 
 
 def test_a_rule_s_whole_numbers_are_an_operand_on_every_backend(gpu):
@@ -200,4 +147,4 @@ def test_a_rule_s_whole_numbers_are_an_operand_on_every_backend(gpu):
         rules.unregister_rule(rule)
     inputs = net.input()
     for session in sessions:
-        np.testing.assert_array_equal(session.run(inputs)["t0"], inputs["x"][::-1])
+        assert_array_equal(session.run(inputs)["t0"], inputs["x"][::-1])

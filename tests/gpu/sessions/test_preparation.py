@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 import cml_engine as cml
 from cml_engine.errors import ShaderCompileError
@@ -66,7 +67,7 @@ def test_networks_that_are_prepared_slowly_all_come(gpu, image, slow):
                 gc.collect()
             time.sleep(0.001)
         for result, want in zip(host.finish(*jobs), wanted, strict=True):
-            np.testing.assert_array_equal(result, want)
+            assert_array_equal(result, want)
     deadline = time.perf_counter() + 240
     while BUILDER.doing().partition("last error")[0] and time.perf_counter() < deadline:
         time.sleep(0.01)
@@ -110,7 +111,7 @@ def test_an_evicted_model_reads_no_kernel_again(gpu, image, monkeypatch):
     wanted = net.run({"x": image})["y"]
     monkeypatch.setattr(steps, "kernel_content", lambda *a: pytest.fail("it read a file"))
     net.program.evict()
-    np.testing.assert_array_equal(net.run({"x": image})["y"], wanted)
+    assert_array_equal(net.run({"x": image})["y"], wanted)
 
 
 def test_a_builder_says_what_it_does_and_what_waits():
@@ -191,4 +192,4 @@ def test_a_run_that_begins_after_a_frame_looked_does_not_hold_the_frame_up(
         go_on.set()
         runner.join(10)
     (result,) = host.finish(job)
-    np.testing.assert_array_equal(result, wanted)
+    assert_array_equal(result, wanted)

@@ -10,6 +10,7 @@ import threading
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 import cml_engine as cml
 from cml_engine import FrameScheduler
@@ -81,7 +82,7 @@ def run(session, seed=3):
 def equal(got, wanted):
     assert got.keys() == wanted.keys()
     for name in wanted:
-        np.testing.assert_array_equal(got[name], wanted[name], name)
+        assert_array_equal(got[name], wanted[name], name)
 
 
 class Counted:
@@ -147,7 +148,7 @@ def test_another_shape_takes_nothing_that_is_not_there(own, model, monkeypatch):
     assert counted.all == ([], [], 0, 0)
     assert large.inputs["x"].shape == LARGE and large.outputs["mean"].shape == (2, 8, 1, 1)
     for name in wanted:
-        np.testing.assert_allclose(got[name], wanted[name], rtol=2e-5, atol=2e-5)
+        assert_allclose(got[name], wanted[name], rtol=2e-5, atol=2e-5)
     equal(run(session), run(cml.Session(graph, own)))
     assert large.plan.weights == session.plan.weights and not large.plan.own
     equal(run(large), run(cml.Session(cml.load(model, shapes={"x": LARGE}), own)))
@@ -286,7 +287,7 @@ def test_a_scheduler_prepares_what_is_new_and_builds_nothing(own, model, monkeyp
         assert not large.program.ready
         job = scheduler.submit(large, {"x": image(LARGE)})
         frames(own, scheduler, job)
-    np.testing.assert_array_equal(job.read("y"), wanted)
+    assert_array_equal(job.read("y"), wanted)
     assert counted.all == ([], [], 0, 0)
 
 

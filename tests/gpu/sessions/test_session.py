@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 import cml_engine as cml
 from cml_engine.compiler.optimize import optimize
@@ -78,7 +79,7 @@ def test_mixed_network_agrees_with_numpy_twice(mixed, inputs, gpu):
     for _ in range(2):
         got = session.run(inputs)
         for name in wanted:
-            np.testing.assert_allclose(got[name], wanted[name], rtol=1e-5, atol=1e-5)
+            assert_allclose(got[name], wanted[name], rtol=1e-5, atol=1e-5)
 
 
 def test_any_partition_of_a_network_gives_the_same_bits(mixed, inputs, gpu):
@@ -90,7 +91,7 @@ def test_any_partition_of_a_network_gives_the_same_bits(mixed, inputs, gpu):
         inspect.fill_arena(program, 0x7FC0CAFE)
         inspect.run_ranges(program, inputs, random_partition(whole, seed))
         for name, place in session.plan.outputs.items():
-            np.testing.assert_array_equal(inspect.read_tensor(program, place), wanted[name])
+            assert_array_equal(inspect.read_tensor(program, place), wanted[name])
 
 
 def test_a_second_session_builds_no_pipeline(mixed, gpu):
@@ -145,7 +146,7 @@ def test_pipelines_are_built_beside_each_other_each_once(mixed, inputs, monkeypa
     assert len(threads) == 2
     assert threading.main_thread() not in threads
     alone = cml.Session(mixed, "cpu").run(inputs)
-    np.testing.assert_allclose(session.run(inputs)["a"], alone["a"], atol=1e-4)
+    assert_allclose(session.run(inputs)["a"], alone["a"], atol=1e-4)
 
 
 class Named:
@@ -218,10 +219,10 @@ def test_variables_keep_their_state_in_their_own_session(tmp_path, gpu):
     for backend in (gpu, "cpu"):
         one, other = cml.Session(graph, backend), cml.Session(graph, backend)
         for turn in range(3):
-            np.testing.assert_array_equal(one.run(x)["y"], turn * x["x"])
-        np.testing.assert_array_equal(other.run(x)["y"], np.zeros(3))
+            assert_array_equal(one.run(x)["y"], turn * x["x"])
+        assert_array_equal(other.run(x)["y"], np.zeros(3))
         one.reset()
-        np.testing.assert_array_equal(one.run(x)["y"], np.zeros(3))
+        assert_array_equal(one.run(x)["y"], np.zeros(3))
 
 
 def test_types_ranks_and_empty_tensors_reach_the_host(tmp_path, gpu):
@@ -245,8 +246,8 @@ def test_types_ranks_and_empty_tensors_reach_the_host(tmp_path, gpu):
         "s": np.float32(2.5),
     }
     got = session.run(values)
-    np.testing.assert_array_equal(got["i2"], values["i"].T)
-    np.testing.assert_array_equal(got["l2"], ~values["l"])
+    assert_array_equal(got["i2"], values["i"].T)
+    assert_array_equal(got["l2"], ~values["l"])
     assert got["l2"].dtype == np.bool_ and got["e2"].shape == (2, 0, 3)
     assert got["s2"].shape == () and got["s2"] == -2.5
 
@@ -302,8 +303,8 @@ def test_an_input_may_be_an_output_and_so_may_a_constant(tmp_path, gpu):
     session = cml.Session(cml.load(write_model(tmp_path / "m", text, v=v)), gpu)
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     got = session.run({"x": x})
-    np.testing.assert_array_equal(got["v"], v)
-    np.testing.assert_array_equal(got["r"], x.reshape(3, 2))
+    assert_array_equal(got["v"], v)
+    assert_array_equal(got["r"], x.reshape(3, 2))
 
 
 def test_outputs_that_are_constants_of_any_length(tmp_path, gpu):
@@ -323,7 +324,7 @@ def test_outputs_that_are_constants_of_any_length(tmp_path, gpu):
     session = cml.Session(cml.load(write_model(tmp_path / "m", text, v=v, w=w)), gpu)
     got = session.run({"x": np.float32([-1, 0, 2])})
     for name, wanted in (("v", v), ("w", w), ("r", np.float32([0, 0, 2]))):
-        np.testing.assert_array_equal(got[name], wanted)
+        assert_array_equal(got[name], wanted)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 import cml_engine as cml
 from cml_engine.gpu.program import inspect
@@ -67,7 +68,7 @@ def test_three_threads_run_one_session(net, gpu, deferred, monkeypatch):
 
     for found, value in zip(together(*map(runs, range(3))), wanted, strict=True):
         for array in found:
-            np.testing.assert_array_equal(array, value)
+            assert_array_equal(array, value)
 
 
 def test_two_sessions_in_one_arena_run_in_two_threads(net, gpu, monkeypatch):
@@ -83,7 +84,7 @@ def test_two_sessions_in_one_arena_run_in_two_threads(net, gpu, monkeypatch):
 
     for found, value in zip(together(*map(runs, sessions)), wanted, strict=True):
         for array in found:
-            np.testing.assert_array_equal(array, value)
+            assert_array_equal(array, value)
 
 
 @pytest.mark.parametrize("backend", ["gpu", "cpu"])
@@ -142,7 +143,7 @@ def test_a_job_s_tensors_are_not_written_over(net, gpu, what, shared):
     with pytest.raises(cml.InputError, match="has a running job"):
         DISTURBING[what](other, image + 1)
     host.until(lambda: job.ended and job.read("y") is not None)
-    np.testing.assert_array_equal(job.read("y"), wanted)
+    assert_array_equal(job.read("y"), wanted)
     DISTURBING[what](other, image + 1)  # allowed after the job has ended
 
 
@@ -161,7 +162,7 @@ def test_variables_are_not_reset_under_a_job(gpu):
     host.until(lambda: job.ended)
     session.reset()
     for each in (session, other):
-        np.testing.assert_array_equal(each.run(net.input())[state], net.constants[state])
+        assert_array_equal(each.run(net.input())[state], net.constants[state])
 
 
 def test_a_session_made_beside_a_job_in_its_arena_leaves_it_alone(net, gpu, monkeypatch):
@@ -178,7 +179,7 @@ def test_a_session_made_beside_a_job_in_its_arena_leaves_it_alone(net, gpu, monk
         beside = cml.Session(net, gpu, arena="shared:made beside")
     assert beside.program.load_times_ms == ()
     host.until(lambda: job.ended and job.read("y") is not None)
-    np.testing.assert_array_equal(job.read("y"), wanted)
+    assert_array_equal(job.read("y"), wanted)
 
 
 def test_a_frame_does_not_wait_for_a_run_of_another_thread(net, gpu):
@@ -207,4 +208,4 @@ def test_a_frame_does_not_wait_for_a_run_of_another_thread(net, gpu):
         go_on.set()
         thread.join()
     host.until(lambda: job.ended and job.read("y") is not None)
-    np.testing.assert_array_equal(job.read("y"), wanted)
+    assert_array_equal(job.read("y"), wanted)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 import cml_engine as cml
 from cml_engine import submit_tiled
@@ -52,9 +53,9 @@ def test_tiles_have_no_seams(graph, inputs, gpu, backend, tile):
     found = cml.run_tiled(session, inputs, tile, OVERLAP, progress=done.append)["y"]
     assert found.shape == (1, 3, 122, 86) and done == [*range(1, len(done) + 1)] and len(done) > 1
     if backend == "gpu":
-        np.testing.assert_array_equal(found, whole)
+        assert_array_equal(found, whole)
     else:  # a matrix product of another size sums in another order
-        np.testing.assert_allclose(found, whole, rtol=1e-5, atol=1e-5)
+        assert_allclose(found, whole, rtol=1e-5, atol=1e-5)
 
 
 def test_jobs_in_frames_give_the_same_bits(graph, inputs, gpu):
@@ -65,7 +66,7 @@ def test_jobs_in_frames_give_the_same_bits(graph, inputs, gpu):
     assert job.read("y") is None and job.progress == 0
     seen = []
     host.until(lambda: seen.append(job.progress) or job.read("y") is not None)
-    np.testing.assert_array_equal(job.read("y"), wanted)
+    assert_array_equal(job.read("y"), wanted)
     assert job.state == "done" and job.progress == 1 and max(np.diff(seen[:-1])) < 0.6
     gone = submit_tiled(host.scheduler, session, inputs, 24, OVERLAP)
     gone.cancel()

@@ -12,7 +12,6 @@ import cml_engine as cml
 from cml_engine import FrameScheduler
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.passes.infer import infer_facts
-from cml_engine.compiler.planning.dispatches import PlanOptions
 from cml_engine.ir.graph import Fact, Graph, Node
 from cml_engine.ops import load_families
 from cml_engine.runtime.node_check import check_nodes
@@ -22,16 +21,6 @@ from scheduler.planning.plan import operators_per_frame
 from tests.fixtures.graphs import Net
 
 load_families()
-SHAPE = (2, 4)
-#: exact operators, which are bit-identical on every backend; other tests build their kernels too
-BINARY = {"add": np.add, "sub": np.subtract, "min": np.minimum, "max": np.maximum}
-PLANS = {
-    "plain": CompileOptions(without=frozenset({"chains"})),
-    "kept": CompileOptions(without=frozenset({"chains"}), plan=PlanOptions(keep=True)),
-    "guarded": CompileOptions(without=frozenset({"chains"}), plan=PlanOptions(guard=256)),
-    "no views": CompileOptions(without=frozenset({"chains"}), plan=PlanOptions(views=False)),
-    "no passes": CompileOptions(without=frozenset({"bypass", "common", "fold", "chains"})),
-}
 
 
 def in_frames(session, gpu, inputs):
@@ -49,94 +38,6 @@ def in_frames(session, gpu, inputs):
         if job.ended and all(array is not None for array in arrays.values()):
             return arrays
     raise AssertionError(f"{job.state}: {job.error}")
-
-
-class Stateful(Net):
-    """A random network of small tensors with variables.
-
-    ``made`` returns its graph, ``expected`` the right outputs of a sequence of runs.
-    """
-
-    def __init__(self, seed, nodes=9, variables=4):
-        super().__init__(*SHAPE, seed=seed)
-        self.variables = [self.random(*SHAPE) for _ in range(variables)]
-        self.pool = ["x", self.random(*SHAPE), *self.variables]
-        for _ in range(nodes):
-            self.pool += self._some_node()
-        pick = self.rng.permutation(self.pool)
-        self.results = tuple(dict.fromkeys([*map(str, pick[:3]), self.variables[0], self.pool[-1]]))
-        # half of the new values are stored with the weights: variables, constants, renamed tensors
-        still = ["x", *self.constants, *(n for n in self.pool if n in self.renamed)]
-        self.new = tuple(
-            (v, str(self.rng.choice(still if self.rng.random() < 0.5 else self.pool)))
-            for v in self.variables
-        )
-
-    @property
-    def renamed(self):
-        return {node.outputs[0] for node in self.nodes if node.op in ("reshape", "copy")}
-
-    def _some_node(self):
-        a, b = (str(n) for n in self.rng.choice(self.pool, 2))
-        match self.rng.integers(6):
-            case 0:
-                flat = self.op("reshape", a, shape=[8], axis_start=0, axis_count=-1)
-                return [self.op("reshape", flat, shape=list(SHAPE), axis_start=0, axis_count=-1)]
-            case 1:
-                return [self.op("copy", a)]
-            case 2:
-                return self.split(self.op("concat", a, b, axis=0), 0, [1, 1])
-            case _:
-                return [self.op(str(self.rng.choice(list(BINARY))), a, b)]
-
-    def made(self):
-        return self.graph(*self.results).with_(updates=self.new)
-
-    def expected(self, turns):
-        state, found = {v: self.constants[v] for v in self.variables}, []
-        for inputs in turns:
-            values = {**self.constants, **state, **inputs}
-            for node in self.nodes:
-                read = [values[name] for name in node.inputs]
-                values |= zip(node.outputs, _worked_out(node, read), strict=True)
-            found.append({name: values[name] for name in self.results})
-            state = {v: values[new] for v, new in self.new}
-        return found
-
-
-def _worked_out(node, read):
-    if node.op in BINARY:
-        return [BINARY[node.op](*read)]
-    if node.op == "concat":
-        return [np.concatenate(read)]
-    if node.op == "split":
-        return list(np.split(read[0], 2))
-    return [read[0].reshape(node.attrs.get("shape", SHAPE))]
-
-
-def check_turns(run, wanted, turns, what):
-    for turn, (inputs, expected) in enumerate(zip(turns, wanted, strict=True)):
-        got = run(inputs)
-        for name, value in expected.items():
-            np.testing.assert_array_equal(got[name], value, f"{what}, run {turn}, '{name}'")
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_random_graphs_of_variables_on_both_backends_and_in_frames(seed, gpu):
-    net = Stateful(seed)
-    graph = net.made()
-    turns = [{"x": net.rng.standard_normal(SHAPE).astype(np.float32)} for _ in range(3)]
-    wanted = net.expected(turns)
-    for name in ("plain", "no passes"):
-        session = cml.Session(graph, "cpu", PLANS[name])
-        for _ in range(2):
-            check_turns(session.run, wanted, turns, f"cpu, {name}")
-            session.reset()
-    kind = list(PLANS)[seed % len(PLANS)]
-    session = cml.Session(graph, gpu, PLANS[kind])
-    check_turns(session.run, wanted, turns, f"gpu, {kind}")
-    session.reset()
-    check_turns(functools.partial(in_frames, session, gpu), wanted, turns, f"frames, {kind}")
 
 
 def simple(updates, outputs, nodes=(), **variables):

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.passes.bypass import bypass
@@ -70,7 +71,7 @@ def test_nodes_are_one_only_where_their_attributes_are():
     assert [n.attrs["axes"] for n in merged.nodes if n.op == "sum_reduce"] == [[2], [3]]
     inputs = net.input()
     wanted, got = CpuProgram(graph).run(inputs), CpuProgram(merged).run(inputs)
-    np.testing.assert_array_equal(got[graph.outputs[0]], wanted[graph.outputs[0]])
+    assert_array_equal(got[graph.outputs[0]], wanted[graph.outputs[0]])
 
 
 def test_nodes_of_an_update_are_not_dead():
@@ -91,7 +92,7 @@ def test_two_transposes_are_one_in_their_order():
     graph, inputs = net.graph(h), net.input()
     (node_,) = bypass(graph).nodes
     assert node_.attrs["axes"] == [1, 0, 3, 2]
-    np.testing.assert_array_equal(CpuProgram(bypass(graph)).run(inputs)[h],
+    assert_array_equal(CpuProgram(bypass(graph)).run(inputs)[h],
                                   CpuProgram(graph).run(inputs)[h])  # fmt: skip
 
 
@@ -127,7 +128,7 @@ def test_constants_are_folded_but_not_variables_that_change():
     graph = conv_chain([node("mul", ["slope", "slope"], ["k"]), node("mul", ["c2", "k"], ["y"])])
     folded = optimize(graph, frozenset({"affine"}))
     assert "k" in folded.constants
-    np.testing.assert_array_equal(folded.constants["k"], np.full((1, 8), 0.0625, np.float32))
+    assert_array_equal(folded.constants["k"], np.full((1, 8), 0.0625, np.float32))
     changing = optimize(graph.with_(updates=(("slope", "k"),)), frozenset({"affine"}))
     assert "k" not in changing.constants
 
