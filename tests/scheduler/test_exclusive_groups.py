@@ -5,16 +5,12 @@ import random
 import pytest
 
 from cml_engine import (
-    CostModel,
-    FrameScheduler,
-    VirtualClock,
     by_priority,
     fair_share,
     least_laxity,
 )
-from scheduler.tools.simulate import SimGpu, SimNetwork, SimStep
-
-FRAME = 1000 / 60
+from scheduler.tools.simulate import SimGpu
+from tests.fixtures.frames import simulated
 
 
 class Device(SimGpu):
@@ -52,35 +48,21 @@ class Device(SimGpu):
         self.pending = [part.network.name for group in groups for part in group]
         super().encode(encoder, frame, groups, **how)
 
-    def submit(self):
+    def submit(self, encoder):
         self.ran += self.pending
 
 
 def network(name, total_ms=10.0, group="shared:agents"):
-    steps = [SimStep(f"{name}{i}", 50, total_ms / 200) for i in range(4)]
-    return SimNetwork(name, steps, exclusive_group=group)
+    return simulated.network(name, total_ms, groups=50, exclusive_group=group)
 
 
-class Loop:
-    def __init__(self, *networks, policy=least_laxity):
-        model = CostModel()
-        for step in (step for net in networks for step in net.steps):
-            model.learn([(step, step.groups)], step.groups * step.ms_per_group)
-        self.device, self.clock = Device(), VirtualClock()
-        self.scheduler = FrameScheduler(
-            self.device, FRAME, 4.0, clock=self.clock, cost_model=model, policy=policy
-        )
-
-    def frames(self, count=1):
-        for _ in range(count):
-            self.scheduler.encode(None)
-            self.device.submit()
-            self.clock.advance(FRAME)
-            self.scheduler.end_frame()
+class Loop(simulated.Loop):
+    def __init__(self, *networks, **options):
+        super().__init__(*networks, device=Device(), exact=False, **options)
 
     def runs(self):
         """Returns the names of the networks in execution order, without consecutive repeats."""
-        ran = self.device.ran
+        ran = self.gpu.ran
         return [name for i, name in enumerate(ran) if i == 0 or ran[i - 1] != name]
 
 
@@ -88,11 +70,11 @@ class Loop:
 def test_jobs_of_a_group_run_one_after_the_other(policy):
     nets = [network(name) for name in "abc"]
     loop = Loop(*nets, policy=policy)
-    jobs = [loop.scheduler.submit(net, {}, deadline_ms=500 - i) for i, net in enumerate(nets)]
+    jobs = [loop.submit(net, {}, deadline_ms=500 - i) for i, net in enumerate(nets)]
     loop.frames(20)
     assert [job.state for job in jobs] == ["done"] * 3
     assert sorted(loop.runs()) == ["a", "b", "c"], "each in one piece"
-    assert loop.device.most == 1 and loop.device.holding == []
+    assert loop.gpu.most == 1 and loop.gpu.holding == []
 
 
 def test_without_a_group_they_take_turns():
@@ -101,7 +83,7 @@ def test_without_a_group_they_take_turns():
     nets = [network(name, group=None) for name in "abc"]
     loop = Loop(*nets, policy=fair_share)
     for net in nets:
-        loop.scheduler.submit(net, {})
+        loop.submit(net, {})
     loop.frames(20)
     assert len(loop.runs()) > 3
 
@@ -109,7 +91,7 @@ def test_without_a_group_they_take_turns():
 def test_two_groups_do_not_wait_for_each_other():
     nets = [network("a", group="shared:1"), network("b", group="shared:2")]
     loop = Loop(*nets, policy=fair_share)
-    jobs = [loop.scheduler.submit(net, {}) for net in nets]
+    jobs = [loop.submit(net, {}) for net in nets]
     loop.frames(2)
     assert [job.state for job in jobs] == ["running", "running"]
 
@@ -117,10 +99,10 @@ def test_two_groups_do_not_wait_for_each_other():
 def test_a_more_urgent_job_of_the_group_waits_for_the_one_under_way():
     slow, urgent, free = network("slow", 40.0), network("urgent", 2.0), network("free", 2.0, None)
     loop = Loop(slow, urgent, free)
-    first = loop.scheduler.submit(slow, {})
+    first = loop.submit(slow, {})
     loop.frames(2)
-    late = loop.scheduler.submit(urgent, {}, deadline_ms=60, priority=9.0)
-    other = loop.scheduler.submit(free, {}, deadline_ms=60)
+    late = loop.submit(urgent, {}, deadline_ms=60, priority=9.0)
+    other = loop.submit(free, {}, deadline_ms=60)
     loop.frames(3)
     assert (first.state, late.state, other.state) == ("running", "queued", "done")
     loop.frames(30)
@@ -130,25 +112,25 @@ def test_a_more_urgent_job_of_the_group_waits_for_the_one_under_way():
 def test_a_paused_job_keeps_the_group_s_memory_and_a_cancelled_one_gives_it_back():
     nets = [network(name, 40.0) for name in "ab"]
     loop = Loop(*nets)
-    first = loop.scheduler.submit(nets[0], {})
+    first = loop.submit(nets[0], {})
     loop.frames(2)
     first.pause()
-    second = loop.scheduler.submit(nets[1], {})
+    second = loop.submit(nets[1], {})
     loop.frames(5)
     assert (first.state, second.state) == ("running", "queued")
     first.cancel()
     loop.frames(1)
-    assert second.state == "running" and loop.device.most == 1
+    assert second.state == "running" and loop.gpu.most == 1
 
 
 def test_a_job_that_cannot_start_leaves_the_group_to_the_next():
     nets = [network(name) for name in "ab"]
     loop = Loop(*nets)
-    loop.device.refused.add("a")
-    failing, fine = (loop.scheduler.submit(net, {}) for net in nets)
+    loop.gpu.refused.add("a")
+    failing, fine = (loop.submit(net, {}) for net in nets)
     loop.frames(10)
     assert failing.state == "failed" and failing.error == "no memory"
-    assert fine.state == "done" and loop.device.holding == []
+    assert fine.state == "done" and loop.gpu.holding == []
 
 
 def test_a_network_that_began_in_a_frame_begins_no_second_job_when_another_must_wait():
@@ -156,13 +138,13 @@ def test_a_network_that_began_in_a_frame_begins_no_second_job_when_another_must_
     memory."""
     small, short = network("small", 0.1, group=None), network("short", group=None)
     loop = Loop(small, short)
-    loop.device.short.add("short")
-    undated = loop.scheduler.submit(small, {})
-    dated = loop.scheduler.submit(small, {}, deadline_ms=500.0)
-    waits = loop.scheduler.submit(short, {})
+    loop.gpu.short.add("short")
+    undated = loop.submit(small, {})
+    dated = loop.submit(small, {}, deadline_ms=500.0)
+    waits = loop.submit(short, {})
     loop.scheduler.encode(None)
     assert (dated.state, undated.state, waits.state) == ("done", "queued", "queued")
-    assert len(loop.device.ran + loop.device.pending) == 4
+    assert len(loop.gpu.ran + loop.gpu.pending) == 4
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -179,7 +161,7 @@ def test_only_one_job_of_a_group_holds_the_memory_in_random_runs(seed):
         if deed < 0.2:
             options = {"priority": rng.uniform(0.5, 3), "slot": rng.choice([None, "one"])}
             options["deadline_ms"] = rng.choice([None, 50, 500])
-            jobs.append(loop.scheduler.submit(rng.choice(nets), {}, **options))
+            jobs.append(loop.submit(rng.choice(nets), {}, **options))
         elif deed < 0.3 and live:
             rng.choice([rng.choice(live).cancel, live[0].pause, live[-1].pause])()
         elif deed < 0.4:
@@ -194,4 +176,4 @@ def test_only_one_job_of_a_group_holds_the_memory_in_random_runs(seed):
         job.resume()
     loop.frames(600)
     assert all(job.ended for job in jobs) and sum(job.state == "done" for job in jobs) > 20
-    assert loop.device.most == 1 and loop.device.holding == []
+    assert loop.gpu.most == 1 and loop.gpu.holding == []

@@ -4,13 +4,19 @@ import threading
 
 import pytest
 
-from cml_engine import CostModel, FrameScheduler, VirtualClock
+from cml_engine import FrameScheduler, VirtualClock
 from scheduler.jobs.job import Job
 from scheduler.recording import decisions_of
 from scheduler.tools.replay import replay
-from scheduler.tools.simulate import SimGpu, SimNetwork, SimStep
-
-FRAME = 1000 / 60
+from scheduler.tools.simulate import SimGpu, SimNetwork
+from tests.fixtures.frames.simulated import (
+    FRAME,
+    network,
+    run_frame,
+    run_frames,
+    run_until_ended,
+    scheduler_on,
+)
 
 
 class Device(SimGpu):
@@ -31,7 +37,7 @@ class Device(SimGpu):
     def request_read(self, encoder, result):
         self.asked.append(result)
 
-    def submit(self):
+    def submit(self, encoder):
         self.ran += self.pending
         self.pending = []
 
@@ -47,11 +53,6 @@ class Device(SimGpu):
         return self.harms.get(run, "")
 
 
-def network(name, total_ms=40.0, steps=4, groups=100):
-    one = total_ms / steps / groups
-    return SimNetwork(name, [SimStep(f"{name}{i}", groups, one) for i in range(steps)])
-
-
 @pytest.fixture
 def device():
     return Device()
@@ -59,19 +60,7 @@ def device():
 
 @pytest.fixture
 def scheduler(device):
-    model = CostModel()
-    for name in "ab":
-        for step in network(name).steps:
-            model.learn([(step, step.groups)], step.groups * step.ms_per_group)
-    return FrameScheduler(device, FRAME, 4.0, clock=VirtualClock(), cost_model=model)
-
-
-def frame(scheduler, frame_ms=FRAME):
-    report = scheduler.encode(None)
-    scheduler.executor.submit()
-    scheduler.clock.advance(frame_ms)
-    scheduler.end_frame()
-    return report
+    return scheduler_on(device, *map(network, "ab"))
 
 
 def whole(ran, name):
@@ -96,7 +85,7 @@ def test_frames_that_are_abandoned_run_later(scheduler, device):
             scheduler.encode(None)
             scheduler.abandon_frame()
         else:
-            frame(scheduler)
+            run_frame(scheduler)
     assert (job.state, other.state) == ("done", "done")
     assert whole(device.ran, "a") and whole(device.ran, "b")
 
@@ -110,7 +99,7 @@ def test_a_replay_knows_of_abandoned_frames(scheduler):
             reports.append(scheduler.encode(None))
             scheduler.abandon_frame()
         else:
-            reports.append(frame(scheduler))
+            reports.append(run_frame(scheduler))
     assert recording.decisions == [decisions_of(report) for report in reports]
     assert replay(recording) == recording.decisions
 
@@ -130,12 +119,11 @@ def test_an_executor_s_error_fails_only_the_jobs_of_that_frame(scheduler, device
     failing = scheduler.submit(bad, {}, deadline_ms=5000)
     fine = scheduler.submit(good, {})
     device.refused.add("a")
-    report = frame(scheduler)
+    report = run_frame(scheduler)
     assert report.reason == "device error"
     assert failing.state == "failed" and failing.error == "the device refused"
     again = scheduler.submit(good, {})
-    for _ in range(60):
-        frame(scheduler)
+    run_frames(scheduler, 60)
     assert again.state == "done" and fine.state in ("done", "failed")
 
 
@@ -150,16 +138,16 @@ def test_frames_that_never_ran_fail_whoever_relied_on_them(scheduler, device, wh
     beside = scheduler.submit(network("c", 4.0), {})
     taker.pause()
     other = FrameScheduler(device, FRAME, 4.0, clock=VirtualClock())
-    frame(scheduler)
+    run_frame(scheduler)
     while when != "running" and not maker.ended:
-        frame(scheduler)
+        run_frame(scheduler)
     abroad = other.submit(network("d", 8.0), {"x": maker.output("y")})
     if when == "released":
         maker.release()
     device.harms["a"] = "frame 0 was encoded and never submitted"
     for _ in range(30):
-        frame(scheduler)
-        frame(other)
+        run_frame(scheduler)
+        run_frame(other)
     assert maker.state == "failed" and "frame 0 was encoded and never" in maker.error
     assert taker.state == "failed" and "'a' failed" in taker.error
     assert abroad.state == "failed" and beside.state == "done"
@@ -170,7 +158,7 @@ def test_a_host_whose_frame_rate_changes_keeps_the_budget(scheduler, device):
     for turn in range(600):
         if not scheduler.jobs or scheduler.jobs[-1].ended:
             scheduler.submit(network("a"), {})
-        frame(scheduler, (FRAME, 2 * FRAME, 500.0, 1.0)[turn // 50 % 4])
+        run_frame(scheduler, (FRAME, 2 * FRAME, 500.0, 1.0)[turn // 50 % 4])
         spent.append(device.frame_ms)
     assert max(spent) <= 4.0 and sum(spent) > 0.8 * 4.0 * len(spent)
 
@@ -189,8 +177,7 @@ def test_threads_submit_and_cancel_while_frames_run(scheduler, device):
     threads = [threading.Thread(target=work, args=(net,), daemon=True) for net in nets]
     for thread in threads:
         thread.start()
-    for _ in range(300):
-        frame(scheduler)
+    run_frames(scheduler, 300)
     stop.set()
     for thread in threads:
         thread.join(10)
@@ -198,7 +185,7 @@ def test_threads_submit_and_cancel_while_frames_run(scheduler, device):
     for _ in range(5000):
         if all(job.ended for job in jobs):
             break
-        frame(scheduler)
+        run_frame(scheduler)
     assert {job.state for job in jobs} == {"done", "cancelled"}
     assert len({job.number for job in jobs}) == len(jobs)
 
@@ -219,14 +206,14 @@ def test_outputs_requested_as_they_arrive_are_returned(scheduler, monkeypatch):
         found = ended.fget(self)
         if not threads:  # the job ends between this read and its use
             threads.append(threading.current_thread())
-            threads.append(meanwhile(lambda: [frame(scheduler) for _ in range(30)]))
+            threads.append(meanwhile(lambda: [run_frame(scheduler) for _ in range(30)]))
         return found
 
     monkeypatch.setattr(Job, "ended", property(looked_at))
     assert job.read("out") is None
     threads[1].join(10)
     job.read("out")
-    frame(scheduler)
+    run_frame(scheduler)
     assert job.read("out") == "out"
     assert len(scheduler.executor.asked) == 1
 
@@ -251,7 +238,7 @@ def test_a_job_says_what_it_waits_for_while_others_come_and_go(scheduler):
     for _ in range(200):
         if "queued" not in (first.state, second.state, leaving.state):
             break
-        frame(scheduler)
+        run_frame(scheduler)
     nets[0].leaving = leaving
     assert "has its network's memory" in waiting.waiting_for
 
@@ -267,7 +254,7 @@ def test_a_periodic_job_is_stopped_while_a_frame_makes_its_run(scheduler):
             return ms // float(self)
 
     every.period_ms = Stopping(FRAME)
-    frame(scheduler)
+    run_frame(scheduler)
     assert every.stopped and not every.error
 
 
@@ -334,8 +321,7 @@ def test_an_error_in_one_job_s_stage_is_that_job_s_alone(scheduler, device, stag
     plain = network("a", 8.0)
     broken = BrokenNetwork("b", plain.steps)
     maker = scheduler.submit(network("m", 1.0), {})
-    while not maker.ended:
-        frame(scheduler)
+    run_until_ended(scheduler, maker)
     plant(device, stage, broken, monkeypatch)
     inputs = {"x": maker.output("y")} if stage == "tensor" else {"x": 3}
     # the deadline gives it frames before those of the other job
@@ -343,7 +329,7 @@ def test_an_error_in_one_job_s_stage_is_that_job_s_alone(scheduler, device, stag
     bad.wants_read = stage == "request_read"
     good = scheduler.submit(plain, {})
     for _ in range(60):
-        frame(scheduler)
+        run_frame(scheduler)
         # a device that refuses a whole frame fails all jobs in it
         good = scheduler.submit(plain, {}) if good.state == "failed" else good
     assert good.state == "done" and scheduler.jobs == []
@@ -373,20 +359,18 @@ def test_a_slice_that_is_refused_harms_no_neighbour_in_its_frame(scheduler, devi
 
 def test_outputs_that_were_released_fail_only_who_takes_them(scheduler):
     maker = scheduler.submit(network("a", 2.0), {})
-    while not maker.ended:
-        frame(scheduler)
+    run_until_ended(scheduler, maker)
     maker.release()
     taker = scheduler.submit(network("b", 2.0), {"x": maker.output("y")})
     other = scheduler.submit(network("c", 2.0), {})
-    for _ in range(20):
-        frame(scheduler)
+    run_frames(scheduler, 20)
     assert taker.state == "failed" and "released" in taker.error
     assert other.state == "done"
 
 
 def test_a_lost_device_fails_all_at_once(scheduler, device):
     jobs = [scheduler.submit(network(name), {}) for name in "abc" for _ in range(5)]
-    frame(scheduler)
+    run_frame(scheduler)
     device.check = raising
     device.encode = raising
     report = scheduler.encode(None)
@@ -405,8 +389,7 @@ def test_jobs_wait_again_if_the_frame_of_their_input_is_abandoned(scheduler, dev
     scheduler.abandon_frame()
     assert maker.state == "queued"
     assert "'a'" in before.waiting_for and "'a'" in after.waiting_for
-    for _ in range(20):
-        frame(scheduler)
+    run_frames(scheduler, 20)
     assert [job.state for job in (maker, before, after)] == ["done"] * 3
 
 
@@ -443,8 +426,7 @@ def test_a_network_that_cannot_tell_whether_it_is_ready_fails_its_jobs_alone(sch
     good = scheduler.submit(network("b", 2.0), {})
     # preparing one network may evict others, so the scheduler reads their `ready` again
     scheduler.submit(SimNetwork("c", network("c", 2.0).steps, ready=False, prepare_frames=1), {})
-    for _ in range(60):
-        frame(scheduler)
+    run_frames(scheduler, 60)
     assert good.state == "done"
     assert bad.state == "done" if look > 3 else (bad.state, bad.error) == ("failed", "planted")
 
@@ -476,8 +458,7 @@ def test_a_host_that_stops_ending_its_frames_is_told_and_goes_on_when_it_does(sc
             scheduler.frame_took(5.0)
             scheduler.render_took(5.0)
     scheduler.end_frame()
-    for _ in range(20):
-        frame(scheduler)
+    run_frames(scheduler, 20)
     assert job.state == "done"
 
 
@@ -507,8 +488,7 @@ def test_a_job_that_cannot_take_its_inputs_holds_nothing(scheduler, device, monk
     """A job whose inputs cannot be uploaded fails with the error and has nothing reserved."""
     held = set()
     maker = scheduler.submit(network("a"), {})
-    while not maker.ended:
-        frame(scheduler)
+    run_until_ended(scheduler, maker)
 
     def refuse(*_):
         raise RuntimeError("it is gone")
@@ -523,8 +503,8 @@ def test_a_job_that_cannot_take_its_inputs_holds_nothing(scheduler, device, monk
     else:
         monkeypatch.setattr(device, "begin_job", begin)
     taker = scheduler.submit(network("b"), {"x": maker.output("y")})
-    frame(scheduler)
+    run_frame(scheduler)
     assert (taker.state, taker.error) == ("failed", "it is gone")
     assert held == set()
-    frame(scheduler)
+    run_frame(scheduler)
     assert scheduler.jobs == []

@@ -9,9 +9,8 @@ from concurrent.futures import CancelledError
 import pytest
 
 from cml_engine import CmlError, FrameScheduler, InputError, VirtualClock
-from scheduler.tools.simulate import SimGpu, SimNetwork, SimStep
-
-FRAME = 1000 / 60
+from scheduler.tools.simulate import SimGpu
+from tests.fixtures.frames.simulated import FRAME, network, run_frame, run_until_ended
 
 
 class SlowReadback(SimGpu):
@@ -36,26 +35,9 @@ class SlowReadback(SimGpu):
         return super().end_frame(frame)
 
 
-def network(name="n", ms=10.0):
-    return SimNetwork(name, [SimStep(f"{name}{i}", 10, ms / 100) for i in range(10)])
-
-
 @pytest.fixture
 def scheduler():
     return FrameScheduler(SlowReadback(), FRAME, 4.0, clock=VirtualClock())
-
-
-def run_frame(scheduler):
-    scheduler.encode(None)
-    scheduler.end_frame()
-
-
-def run_until_ended(scheduler, job):
-    for _ in range(200):
-        if job.ended:
-            return
-        run_frame(scheduler)
-    raise AssertionError("the job did not end")
 
 
 def end(scheduler, job, how):
@@ -90,7 +72,7 @@ def test_a_callback_is_called_once_in_end_frame(scheduler, how):
 
 
 def test_a_callback_waits_for_the_end_of_the_frame_and_is_not_called_if_it_is_abandoned(scheduler):
-    job, called = scheduler.submit(network(ms=1.0), {}), []
+    job, called = scheduler.submit(network(total_ms=1.0), {}), []
     job.add_done_callback(called.append)
     for _ in range(100):
         scheduler.encode(None)

@@ -8,7 +8,6 @@ import pytest
 
 from cml_engine import (
     AdmissionError,
-    CostModel,
     FixedBudget,
     FrameScheduler,
     SpareBudget,
@@ -17,53 +16,8 @@ from cml_engine import (
 )
 from cml_engine.errors import InputError
 from scheduler.clock import SteadyClock
-from scheduler.tools.simulate import Arrival, SimGpu, SimNetwork, SimStep, simulate
-
-FRAME = 1000 / 60
-
-
-def network(name, total_ms, steps=4, groups=100):
-    one = total_ms / steps / groups
-    return SimNetwork(name, [SimStep(f"{name}{i}", groups, one) for i in range(steps)])
-
-
-def knowing(*networks):
-    model = CostModel()
-    for net in networks:
-        for step in net.steps:
-            model.learn([(step, step.groups)], step.groups * step.ms_per_group)
-    for _ in range(2000):
-        model.tail.learn(1.0, 1.0, 1.0)
-    return model
-
-
-class Loop:
-    """A host's frame loop on the virtual clock, whose scheduler knows the networks' true costs."""
-
-    def __init__(self, *networks, budget_ms=4.0, **options):
-        self.gpu = SimGpu()
-        self.clock = VirtualClock()
-        self.scheduler = FrameScheduler(
-            self.gpu, FRAME, budget_ms, clock=self.clock, cost_model=knowing(*networks), **options
-        )
-        self.reports = []
-
-    def submit(self, net, inputs=(), **options):
-        return self.scheduler.submit(net, dict(inputs), **options)
-
-    def frames(self, count=1):
-        for _ in range(count):
-            self.reports.append(self.scheduler.encode(None))
-            self.clock.advance(FRAME)
-            self.scheduler.end_frame()
-        return self.reports[-1]
-
-    def until_done(self, *jobs, limit=1000):
-        for _ in range(limit):
-            if all(job.ended for job in jobs):
-                return
-            self.frames()
-        raise AssertionError(f"not done after {limit} frames: {jobs}")
+from scheduler.tools.simulate import Arrival, SimGpu, simulate
+from tests.fixtures.frames.simulated import FRAME, Loop, network, taught
 
 
 def test_a_job_longer_than_the_budget_takes_so_many_frames():
@@ -111,7 +65,7 @@ def test_three_models_hold_every_feasible_deadline():
         Arrival(net, period_ms=period, deadline_ms=period)
         for net, period in zip(nets, periods, strict=True)
     ]
-    outcome = simulate(requests, 6000, budget_ms=4.0, cost_model=knowing(*nets))
+    outcome = simulate(requests, 6000, budget_ms=4.0, cost_model=taught(*nets, exact=True))
     held, due = outcome.deadlines_held
     assert due > 1300 and held == due
 
@@ -128,7 +82,11 @@ def test_nobody_starves_for_an_hour():
     ]
     frames = 18_000
     outcome = simulate(
-        requests, frames, budget_ms=40.0, frame_ms=200.0, cost_model=knowing(greedy, humble)
+        requests,
+        frames,
+        budget_ms=40.0,
+        frame_ms=200.0,
+        cost_model=taught(greedy, humble, exact=True),
     )
     by_name = {"greedy": [], "humble": []}
     for job in outcome.jobs:
@@ -443,4 +401,4 @@ def test_a_renderer_that_falls_silent_holds_nobody_up():
         loop.scheduler.render_took(60.0)
     assert loop.scheduler.next_budget_ms == 0.5
     job = loop.submit(net)
-    loop.until_done(job, limit=100)
+    loop.until_done(job)

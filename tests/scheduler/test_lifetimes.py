@@ -6,9 +6,13 @@ import weakref
 import pytest
 
 from cml_engine import AdmissionError, FrameScheduler, InputError, VirtualClock
-from scheduler.tools.simulate import SimGpu, SimNetwork, SimStep
+from scheduler.tools.simulate import SimGpu
+from tests.fixtures.frames.simulated import FRAME, run_frame, run_frames, run_until_ended
+from tests.fixtures.frames.simulated import network as any_network
 
-FRAME = 1000 / 60
+
+def network(name, total_ms=2.0):
+    return any_network(name, total_ms, steps=2, groups=50)
 
 
 class Outputs:
@@ -32,28 +36,9 @@ class Device(SimGpu):
         self.let.append(value)
 
 
-def network(name, total_ms=2.0):
-    return SimNetwork(name, [SimStep(f"{name}{i}", 50, total_ms / 100) for i in range(2)])
-
-
 @pytest.fixture
 def scheduler():
     return FrameScheduler(Device(), FRAME, 4.0, clock=VirtualClock())
-
-
-def frames(scheduler, count=1):
-    for _ in range(count):
-        scheduler.encode(None)
-        scheduler.clock.advance(FRAME)
-        scheduler.end_frame()
-
-
-def until(scheduler, *jobs):
-    for _ in range(300):
-        if all(job.ended for job in jobs):
-            return
-        frames(scheduler)
-    raise AssertionError([job.waiting_for for job in jobs])
 
 
 def alive(refs):
@@ -66,9 +51,9 @@ def test_a_job_that_feeds_the_next_is_let_go(scheduler):
     net, refs, last = network("n"), [], None
     for _ in range(20):
         last = scheduler.submit(net, {} if last is None else {"state": last.output("state")})
-        until(scheduler, last)
+        run_until_ended(scheduler, last)
         refs += [weakref.ref(last), weakref.ref(last.result)]
-    frames(scheduler, 2)
+    run_frames(scheduler, 2)
     assert alive(refs) == 2, "the last one and its outputs"
     assert last.inputs == {} and last.needs != ()
 
@@ -79,8 +64,8 @@ def test_a_chain_that_is_submitted_at_once_lets_go_as_it_runs(scheduler):
     for net in nets[1:]:
         jobs.append(scheduler.submit(net, {"x": jobs[-1].output("y")}))
     refs, last = [weakref.ref(job) for job in jobs], jobs[-1]
-    until(scheduler, *jobs)
-    frames(scheduler)
+    run_until_ended(scheduler, *jobs)
+    run_frame(scheduler)
     del jobs
     assert alive(refs) == 1 and last.state == "done"
 
@@ -97,9 +82,9 @@ def test_a_periodic_job_that_stopped_keeps_no_session(scheduler, end):
 
     net = network("n")
     every = scheduler.submit_periodic(net, inputs, 2 * FRAME)
-    frames(scheduler, 20)
+    run_frames(scheduler, 20)
     every.stop()
-    frames(scheduler, 5)
+    run_frames(scheduler, 5)
     assert every.latest.state == "done"
     refs = [weakref.ref(net)]
     del net
@@ -118,22 +103,22 @@ def test_outputs_stay_for_the_jobs_that_wait_for_them(scheduler):
     """
     device, slow = scheduler.executor, network("slow", 40.0)
     maker = scheduler.submit(network("m"), {})
-    until(scheduler, maker)
+    run_until_ended(scheduler, maker)
     blocker = scheduler.submit(slow, {})
-    frames(scheduler)
+    run_frame(scheduler)
     taker = scheduler.submit(slow, {"x": maker.output("y")})
     outputs = maker.result
     maker.release()
     assert device.released == []
     with pytest.raises(InputError, match="released"):
         maker.tensor("y")
-    until(scheduler, blocker)
+    run_until_ended(scheduler, blocker)
     assert device.released == []
-    until(scheduler, taker)
-    frames(scheduler)
+    run_until_ended(scheduler, taker)
+    run_frame(scheduler)
     assert taker.state == "done" and device.released == [outputs]
     late = scheduler.submit(network("late"), {"x": maker.output("y")})
-    until(scheduler, late)
+    run_until_ended(scheduler, late)
     assert late.state == "failed" and "released" in late.error
 
 
@@ -144,7 +129,7 @@ def test_a_taker_that_comes_after_the_release_takes_nothing_from_an_earlier_one(
 ):
     device, net = scheduler.executor, network("t")
     maker = scheduler.submit(network("m"), {})
-    until(scheduler, maker)
+    run_until_ended(scheduler, maker)
     outputs = maker.result
     first = scheduler.submit(net, {"x": maker.output("y")})
     first.pause()
@@ -158,11 +143,11 @@ def test_a_taker_that_comes_after_the_release_takes_nothing_from_an_earlier_one(
     else:
         if late == "is cancelled":
             second.cancel()
-        until(other, second)
+        run_until_ended(other, second)
     assert device.released == []
     first.resume()
-    until(scheduler, first)
-    frames(scheduler)
+    run_until_ended(scheduler, first)
+    run_frame(scheduler)
     assert first.state == "done" and device.released == [outputs]
 
 
@@ -172,7 +157,7 @@ def test_a_long_chain_of_waiting_jobs_can_be_printed_cancelled_and_dropped(sched
         jobs.append(scheduler.submit(network("n"), {"x": jobs[-1].output("y")}))
     assert "Job(number=3000" in repr(jobs[-1]) and jobs[-1].waiting_for and scheduler.describe()
     jobs[0].cancel()
-    frames(scheduler)
+    run_frame(scheduler)
     assert {job.state for job in jobs} == {"cancelled", "failed"} and scheduler.jobs == []
     jobs = [scheduler.submit(network("n"), {})]
     for _ in range(3000):
@@ -186,7 +171,7 @@ def test_a_long_chain_of_waiting_jobs_can_be_printed_cancelled_and_dropped(sched
 def test_inputs_are_let_go_however_a_job_ends(scheduler, end, monkeypatch):
     device = scheduler.executor
     maker = scheduler.submit(network("m"), {})
-    until(scheduler, maker)
+    run_until_ended(scheduler, maker)
     outputs, device.let[:] = maker.result, []
     if end == "refused":
         with pytest.raises(RuntimeError, match="cannot hold"):
@@ -203,8 +188,8 @@ def test_inputs_are_let_go_however_a_job_ends(scheduler, end, monkeypatch):
             monkeypatch.setattr(device, "begin_job", lambda *a: 1 / 0)
         if end == "cancel":
             taker.cancel()
-        until(scheduler, taker)
-        frames(scheduler)
+        run_until_ended(scheduler, taker)
+        run_frame(scheduler)
         assert taker.inputs == {}
     maker.release()
     assert device.let == [1] and device.released == [outputs]
@@ -215,7 +200,7 @@ def test_a_job_that_ended_keeps_no_network(scheduler, end):
     net = network("n")
     job = scheduler.submit(net, {})
     if end == "done":
-        until(scheduler, job)
+        run_until_ended(scheduler, job)
     elif end == "cancel":
         job.cancel()
     else:
@@ -236,8 +221,8 @@ def test_a_dropped_scheduler_goes_at_once():
     made = FrameScheduler(Device(), FRAME, 4.0, clock=VirtualClock())
     made.record()
     job = made.submit(network("n"), {})
-    until(made, job)
-    frames(made)
+    run_until_ended(made, job)
+    run_frame(made)
     gone = weakref.ref(made.executor)
     gc.disable()
     try:
@@ -251,7 +236,7 @@ def test_a_dropped_scheduler_goes_with_all_its_jobs():
     made = FrameScheduler(Device(), FRAME, 4.0, clock=VirtualClock())
     net = network("n", 100.0)
     jobs = [made.submit(net, {}) for _ in range(3)]
-    frames(made, 3)
+    run_frames(made, 3)
     refs = [weakref.ref(made), *(weakref.ref(job) for job in jobs)]
     del made, jobs
     assert alive(refs) == 0

@@ -6,9 +6,6 @@ import sys
 import pytest
 
 from cml_engine import (
-    CostModel,
-    FrameScheduler,
-    VirtualClock,
     by_priority,
     fair_share,
     least_laxity,
@@ -16,14 +13,13 @@ from cml_engine import (
 from scheduler.jobs.job_list import Heap, NetworkQueue
 from scheduler.recording import decisions_of
 from scheduler.tools.replay import replay
-from scheduler.tools.simulate import Noise, SimGpu, SimNetwork, SimStep
-
-FRAME = 1000 / 60
+from scheduler.tools.simulate import Noise, SimGpu
+from tests.fixtures.frames import simulated
+from tests.fixtures.frames.simulated import FRAME
 
 
 def network(name, total_ms, group=None):
-    steps = [SimStep(f"{name}{i}", 50, total_ms / 200) for i in range(4)]
-    return SimNetwork(name, steps, exclusive_group=group)
+    return simulated.network(name, total_ms, groups=50, exclusive_group=group)
 
 
 def networks():
@@ -32,11 +28,7 @@ def networks():
 
 
 def scheduler_for(nets, policy, seed=0):
-    model = CostModel()
-    for step in (step for net in nets for step in net.steps):
-        model.learn([(step, step.groups)], step.groups * step.ms_per_group)
-    gpu = SimGpu(Noise(0.2, 0.1), seed=seed)
-    return FrameScheduler(gpu, FRAME, 4.0, clock=VirtualClock(), cost_model=model, policy=policy)
+    return simulated.scheduler_on(SimGpu(Noise(0.2, 0.1), seed=seed), *nets, policy=policy)
 
 
 def eventful_run(policy, seed, other=None, frames=220, record=False):
