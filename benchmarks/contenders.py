@@ -4,22 +4,19 @@ The function takes the inputs as NumPy arrays and returns the output as a NumPy 
 includes the transfers to and from the GPU. All engines compute in 32-bit floats.
 
 Engines bring thread pools, allocators and drivers that disturb each other, and may crash, so each
-runs in a process of its own: ``python -m benchmarks.contenders CONTENDER FOLDER``. It answers in
-lines of JSON: first its description, then the milliseconds of N runs for every line "N" on its
-standard input. Output of native code goes to standard error.
+runs in a process of its own (:func:`serve`).
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
@@ -226,16 +223,6 @@ CONTENDERS = (
 # -- a process of its own per engine
 
 
-def own_stdout() -> TextIO:
-    """Returns a stream to the parent process and redirects standard output to standard error.
-
-    Native code that writes to standard output then cannot disturb the protocol.
-    """
-    pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    return pipe
-
-
 def start(contender: Contender, workload: Workload, inputs: Inputs) -> tuple[Run, dict[str, Any]]:
     """Loads the contender and runs it once; returns its run function and its description.
 
@@ -277,22 +264,20 @@ def measure(run: Run, inputs: Inputs, count: int) -> list[float]:
     return times
 
 
-def main(key: str, folder: Path) -> int:
-    pipe = own_stdout()
+def serve(pipe: Connection, key: str, folder: Path) -> None:
+    """Loads a contender and answers through the pipe; the target of its process.
+
+    It sends the contender's description, or an error as text, then the milliseconds of N runs for
+    every number N that it receives.
+    """
     workload = Workload(folder)
     inputs = workload.load_inputs()
     contender = next(c for c in CONTENDERS if c.key == key)
     try:
         run, about = start(contender, workload, inputs)
     except Exception as error:  # any error becomes a row of the table
-        said = str(error) if isinstance(error, Unavailable) else f"{type(error).__name__}: {error}"
-        print(json.dumps({"error": said}), file=pipe, flush=True)
-        return 1
-    print(json.dumps(about), file=pipe, flush=True)
-    for line in sys.stdin:
-        print(json.dumps(measure(run, inputs, int(line))), file=pipe, flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], Path(sys.argv[2])))
+        pipe.send(str(error) if isinstance(error, Unavailable) else repr(error))
+        return
+    pipe.send(about)
+    while True:
+        pipe.send(measure(run, inputs, pipe.recv()))

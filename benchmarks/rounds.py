@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import signal
+import multiprocessing
 import statistics
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contenders import Contender
-from cml_engine.io.json_files import Json
+from benchmarks.contenders import Contender, serve
 
 #: seconds after which a worker that does not answer is given up
 _PATIENCE = 300.0
@@ -28,7 +23,7 @@ _MOST_RUNS = 8
 
 
 class WorkerFailed(Exception):
-    """Raised if a worker reports an error, stops answering or crashes; the message says which."""
+    """Raised if a worker stops answering or crashes; the message says which."""
 
 
 @dataclass
@@ -59,62 +54,36 @@ class EngineResult:
 
 
 class Worker:
-    """A child process that runs one contender; a context manager that ends the process."""
+    """A child process that runs one contender."""
 
     def __init__(self, contender: Contender, folder: Path) -> None:
-        command = [sys.executable, "-m", "benchmarks.contenders", contender.key, str(folder)]
-        self._log = (folder / f"{contender.key}.log").open("w+", encoding="utf-8")
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
-        )
+        spawning = multiprocessing.get_context("spawn")
+        self._pipe, theirs = spawning.Pipe()
+        arguments = theirs, contender.key, folder
+        self._process = spawning.Process(target=serve, args=arguments, daemon=True)
+        self._process.start()
+        theirs.close()
 
-    def __enter__(self) -> Worker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._log.close()
-
-    def about(self) -> dict[str, Any]:
-        """Waits until the contender is ready and returns its description.
-
-        It has the device, the version and the time of the first run.
-
-        Raises :class:`WorkerFailed` if it cannot be started.
-        """
-        about: dict[str, Json] = self._answer()
-        if "error" in about:
-            raise WorkerFailed(about["error"])
-        return about
+    def answer(self) -> Any:
+        """Returns the next answer; raises :class:`WorkerFailed` if there is none."""
+        try:
+            if self._pipe.poll(_PATIENCE):
+                return self._pipe.recv()
+        except EOFError:
+            self._process.join()
+            raise WorkerFailed(f"crashed with code {self._process.exitcode}") from None
+        raise WorkerFailed(f"no answer in {_PATIENCE:.0f} s")
 
     def measure(self, count: int) -> list[float]:
         """Lets the worker run the network ``count`` times; returns the ms of each run."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{count}\n")
-        self._process.stdin.flush()
-        times: list[float] = self._answer()
+        self._pipe.send(count)
+        times: list[float] = self.answer()
         return times
 
-    def _answer(self) -> Any:
-        assert self._process.stdout is not None
-        giving_up = threading.Timer(_PATIENCE, self._process.kill)
-        giving_up.start()
-        try:
-            line = self._process.stdout.readline()
-        finally:
-            giving_up.cancel()
-        if not line:
-            raise WorkerFailed(self._last_words())
-        return json.loads(line)
-
-    def _last_words(self) -> str:
-        code = self._process.wait()
-        if code == -signal.SIGTERM or code == -9:
-            return f"no answer in {_PATIENCE:.0f} s"
-        self._log.seek(0)
-        said = self._log.read().strip().splitlines()
-        return f"crashed with code {code}" + (f": {said[-1]}" if said else "")
+    def end(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.join()
 
 
 def missing(contender: Contender) -> str:
@@ -138,7 +107,7 @@ def run_rounds(contenders: Sequence[Contender], folder: Path, rounds: int) -> li
                     _take_turn(result, workers[result.contender.key])
     finally:
         for worker in workers.values():
-            worker.__exit__()
+            worker.end()
     return results
 
 
@@ -150,9 +119,13 @@ def _start(result: EngineResult, folder: Path) -> Worker:
     """
     worker = Worker(result.contender, folder)
     try:
-        result.about = worker.about()
+        answer = worker.answer()
     except WorkerFailed as error:
-        result.problem = f"cannot run it: {error}"
+        answer = str(error)
+    if isinstance(answer, dict):
+        result.about = answer
+    else:
+        result.problem = f"cannot run it: {answer}"
     return worker
 
 
