@@ -109,7 +109,7 @@ def check(name: str, gpu: cml.Gpu, folder: Path) -> bool:
     on_cpu = same_bits(
         cml.Session(cooked, "cpu").run(inputs), cml.Session(model, "cpu").run(inputs)
     )
-    made: Any = cooked.ready
+    made: Any = cooked.cooked_form
     off = max(made.golden.differences(cml.Session(cooked, gpu).run(made.golden.inputs)).values())
     verdicts = {"bytes": same_bytes, "GPU": on_gpu, "CPU": on_cpu, "golden": off <= 1}
     print(

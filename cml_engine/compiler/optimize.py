@@ -62,7 +62,7 @@ def optimize(graph: Graph, without: frozenset[str] = frozenset(), *, retain: boo
     change. Raises :class:`InputError` if ``without`` names an unknown pass.
     """
     check_choices(NAMES, without, "passes to leave out")
-    if graph.ready is not None:
+    if graph.cooked_form is not None:
         if undone := without - {"views"}:
             raise InputError(
                 f"'{graph.name}' is cooked, and its passes have run: {', '.join(sorted(undone))} "
@@ -95,7 +95,7 @@ def _stages(
         graph, without = lower_to_integers(graph).graph, without | _OF_FLOATS
         yield "integer", "the rule of integer networks, in whole numbers", graph
     if retain:
-        graph = graph.with_(apart=boundaries(eliminate_dead_code(graph)))
+        graph = graph.with_(unfused=boundaries(eliminate_dead_code(graph)))
         yield "retain", "what hangs on different inputs stays apart", graph
     for name, stage, why in STAGES:
         if name not in without:

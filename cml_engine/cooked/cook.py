@@ -68,7 +68,7 @@ def cook(
     names = check_choices(tuple(PROFILES), list(devices), "devices")
     if not names:
         raise InputError(f"devices: wanted some of {', '.join(PROFILES)}, got none")
-    if graph.ready is not None:
+    if graph.cooked_form is not None:
         raise InputError(f"'{graph.name}' is cooked already: cook the model that it was made of")
     load_families()
     storage: Storage = "half" if half else "float"

@@ -80,7 +80,7 @@ def load_cooked(
         totals=file.totals,
         sections=file.listed(),
     )
-    return graph.with_(ready=artifact)
+    return graph.with_(cooked_form=artifact)
 
 
 def _bytes_of(model: Any) -> memoryview:

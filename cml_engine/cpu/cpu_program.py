@@ -234,7 +234,7 @@ class CpuProgram:
         self._state = {variable: values[value].copy() for variable, value in self.graph.updates}
         seen = {**values, **self._state}  # variables have their new values after a run
         self._results = {name: np.array(values[name], order="C") for name in self.graph.outputs}
-        self._results |= {name: np.array(seen[name], order="C") for name in self.graph.kept}
+        self._results |= {name: np.array(seen[name], order="C") for name in self.graph.taps}
         self._held |= {
             name: np.array(values[name])
             for name in self._held_names
@@ -248,7 +248,7 @@ class CpuProgram:
 
         Raises :class:`InputError` if the tensor is neither, or if nothing has run yet.
         """
-        if name not in (known := (*self.graph.outputs, *self.graph.kept)):
+        if name not in (known := (*self.graph.outputs, *self.graph.taps)):
             raise InputError(
                 f"model '{self.graph.name}' keeps no tensor '{name}'; it has {', '.join(known)}. "
                 "Name it in CompileOptions(keep=…)"

@@ -322,7 +322,7 @@ def map_network(
         file = Path(graph)
         graph, cooked = load_cooked(file, trusted=trusted), file.read_bytes()
     check_instance(Graph, graph, "the graph to map (cml.load gives one)")
-    if graph.ready is not None and cooked is None:
+    if graph.cooked_form is not None and cooked is None:
         raise InputError("a cooked network is sent to workers as its file: give its place instead")
     check_choice(("auto", "gpu", "cpu"), backend, "backend")
     place, options = str(store), options or CompileOptions()

@@ -218,7 +218,7 @@ class GraphBuilder(OperatorMethods):
         facts = {**whole.facts, **{name: made.facts[tensor] for name, tensor in ends.items()}}
         nodes = (*whole.nodes, *copies)
         graph = eliminate_dead_code(whole.with_(outputs=tuple(ends), nodes=nodes, facts=facts))
-        read = {name for node in graph.nodes for name in node.reads} | {*graph.lasting}
+        read = {name for node in graph.nodes for name in node.reads} | {*graph.persistent}
         graph = graph.with_(inputs=tuple(name for name in graph.inputs if name in read))
         if not graph.inputs:
             raise ModelError(f"'{self.name}' has no inputs that its outputs depend on")
@@ -304,7 +304,7 @@ def edit(graph: Graph) -> GraphBuilder:
     >>> builder.graph(best=best, out=builder["out"]).inputs
     ('photo',)
     """
-    if graph.integer or graph.ready is not None:
+    if graph.integer or graph.cooked_form is not None:
         kind = "an integer network" if graph.integer else "cooked"
         raise InputError(f"'{graph.name}' is {kind}: edit the float network that it was made from")
     builder = GraphBuilder(graph.name)

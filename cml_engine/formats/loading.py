@@ -291,7 +291,7 @@ def save(
     >>> cml.save(graph, "copy.onnx")
     """
     check_instance(Graph, graph, "the graph to save (cml.load gives one)")
-    if graph.ready is not None:
+    if graph.cooked_form is not None:
         raise InputError(f"'{graph.name}' is cooked: save the model that it was made of")
     path = _check_path(path)
     if path.suffix.lower() == ".onnx":

@@ -259,7 +259,7 @@ class Origin:
         return graph.with_(origin=Origin(self.make, given))
 
 
-class Ready(Protocol):
+class CookedForm(Protocol):
     """The data of a cooked file for its graph: the passes have run, and it may have plans."""
 
     def plan(self, limits: Limits, storage: str, plain: bool, lower: Callable[[], T]) -> T:
@@ -323,11 +323,11 @@ class Graph:
     words : the tensors that hold integers only, each with its smallest and largest value.
     declarations : the fragment declarations of operators that are not NNEF's own.
     notes : messages for people, such as a converter's.
-    kept : tensors that are read after a run although they are not outputs; no pass may fuse them
+    taps : tensors that are read after a run although they are not outputs; no pass may fuse them
         away.
-    apart : tensors whose operators no pass may fuse with their consumers.
+    unfused : tensors whose operators no pass may fuse with their consumers.
     origin : evaluates a loaded graph at other shapes. A graph that was changed or pickled has none.
-    ready : the cooked form of the graph. A graph that was changed or pickled has none.
+    cooked_form : the cooked form of the graph. A graph that was changed or pickled has none.
 
     Examples
     --------
@@ -351,22 +351,22 @@ class Graph:
     quantization: Mapping[str, Attrs] = field(default_factory=dict)
     declarations: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()
-    apart: tuple[str, ...] = ()
+    taps: tuple[str, ...] = ()
+    unfused: tuple[str, ...] = ()
     integer: int = 0
     float_tail: bool = False
     words: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     #: inputs with a default, which a run may omit, by name
     sliders: Mapping[str, Slider] = field(default_factory=dict)
     origin: Origin | None = field(default=None, compare=False, repr=False)
-    ready: Ready | None = field(default=None, compare=False, repr=False)
+    cooked_form: CookedForm | None = field(default=None, compare=False, repr=False)
 
     def with_(self, **changes: Any) -> Graph:
         """Returns a copy with some fields changed.
 
-        ``origin`` and ``ready`` become None unless they are given.
+        ``origin`` and ``cooked_form`` become None unless they are given.
         """
-        return replace(self, **{"origin": None, "ready": None, **changes})
+        return replace(self, **{"origin": None, "cooked_form": None, **changes})
 
     def reshaped(self, shapes: Mapping[str, Sequence[int]]) -> Graph:
         """Returns the same model at other shapes of its inputs, by name.
@@ -384,24 +384,24 @@ class Graph:
         return self.origin.at(shapes)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the state to pickle, without ``origin`` and ``ready``.
+        """Returns the state to pickle, without ``origin`` and ``cooked_form``.
 
         They contain open files and functions.
         """
-        return {**self.__dict__, "origin": None, "ready": None}
+        return {**self.__dict__, "origin": None, "cooked_form": None}
 
     @property
-    def lasting(self) -> tuple[str, ...]:
+    def persistent(self) -> tuple[str, ...]:
         """The names of the tensors that are read after a run.
 
-        They are the outputs, the new values of variables, and ``kept``.
+        They are the outputs, the new values of variables, and ``taps``.
         """
-        return self.outputs + tuple(value for _, value in self.updates) + self.kept
+        return self.outputs + tuple(value for _, value in self.updates) + self.taps
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """The names of the tensors that passes must preserve: :attr:`lasting` and ``apart``."""
-        return self.lasting + self.apart
+        """The tensors that passes must preserve: :attr:`persistent` and ``unfused``."""
+        return self.persistent + self.unfused
 
     def consumers(self) -> dict[str, list[Node]]:
         """Returns the nodes that read each tensor, by its name, in execution order.

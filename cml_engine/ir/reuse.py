@@ -38,7 +38,7 @@ def boundaries(graph: Graph) -> tuple[str, ...]:
     sources = sources_of(graph)
     everything = frozenset(graph.inputs) | ({VARIABLES} if graph.updates else _NOTHING)
     computed = {name for node in graph.nodes for name in node.outputs}
-    found = {name for name in graph.lasting if sources.get(name) != everything}
+    found = {name for name in graph.persistent if sources.get(name) != everything}
     for node in graph.nodes:
         mine = sources[node.outputs[0]]
         found.update(name for name in node.reads if sources.get(name) != mine)

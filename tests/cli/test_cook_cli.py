@@ -80,7 +80,7 @@ def test_only_the_command_line_makes_a_file_trusted(folder):
         options = {option for action in command._actions for option in action.option_strings}
         assert ("--trusted" in options) == ("--weights" in options and name != "convert"), name
     for words, trusted in (((), False), (("--trusted",), True)):
-        made = load_model(parser().parse_args(["info", str(file), *words])).ready
+        made = load_model(parser().parse_args(["info", str(file), *words])).cooked_form
         assert {kernel.kernel.trusted for kernel in made.kernels.values()} == {trusted}
 
 

@@ -171,7 +171,7 @@ def test_cook_obeys_decisions(weighted, tmp_path, run_cml):
     mine.write_text('{"result": {"kernel": "plain", "parts": "2"}}')
     cook = ["cook", str(weighted), "--devices", "software", "-o", str(cooked), "--decide"]
     run_cml(*cook, mine)
-    (step,) = cml.load_cooked(cooked).ready.plans[0].plan("net").steps[-1:]
+    (step,) = cml.load_cooked(cooked).cooked_form.plans[0].plan("net").steps[-1:]
     assert "conv_plain" in step.cooked.kernel.label
     assert [b.nbytes for b in step.written] == [1024, 1024]
 

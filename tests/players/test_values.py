@@ -100,7 +100,7 @@ def wanted(model: cml.Graph, half: bool) -> list[str]:
 
 def test_python_makes_the_buffers_of_the_model(cooked):
     file, model, half = cooked
-    plans = cml.load_cooked(file).ready.plans
+    plans = cml.load_cooked(file).cooked_form.plans
     assert [d for p in plans for d in digests_of(p.plan("net"))] == wanted(model, half)
 
 

@@ -26,7 +26,7 @@ WHY = "of floats  because it has no integer form:"
 def float_network_error(graph: Graph) -> InputError:
     """Returns an :class:`InputError` that explains why the model is not an integer network and
     how to get one."""
-    if graph.ready is not None:
+    if graph.cooked_form is not None:
         return InputError(
             f"'{graph.name}' is cooked, and its rounding points are no part of that: give the "
             "model that it was made of"
@@ -54,12 +54,12 @@ def model_digest(graph: Graph) -> bytes:
     >>> len(model_digest(integer))
     32
     """
-    if graph.ready is not None:
-        if graph.ready.integer_digest is None:
+    if graph.cooked_form is not None:
+        if graph.cooked_form.integer_digest is None:
             raise InputError(
                 f"'{graph.name}' is cooked: a digest is of the model itself, give that"
             )
-        return graph.ready.integer_digest
+        return graph.cooked_form.integer_digest
     found = hashlib.sha256()
     # constants as they are read back: numbers in the text before those in files
     constants = dict(sorted(graph.constants.items(), key=lambda item: item[0] in graph.labels))
@@ -128,7 +128,7 @@ def gas_by_node(graph: Graph) -> Mapping[str, int]:
     Gas is the number of operations plus the number of 32-bit words read and written. Raises
     :class:`InputError` if the graph is cooked.
     """
-    if graph.ready is not None:
+    if graph.cooked_form is not None:
         raise InputError(f"'{graph.name}' is cooked: gas is of the model itself, give that")
     found = {}
     for node in graph.nodes:

@@ -35,7 +35,7 @@ def choose_layout(
     if one is impossible.
     """
     ties = Ties()
-    plain: set[str] = {*graph.inputs, *graph.lasting, *graph.constants}
+    plain: set[str] = {*graph.inputs, *graph.persistent, *graph.constants}
     plain.update(name for name, layout in overrides.items() if layout == PLAIN)
     wanted = {name for name, layout in overrides.items() if layout == C4}
     for node in graph.nodes:
@@ -58,7 +58,7 @@ def choose_layout(
 
 def why_plain(name: str, graph: Graph) -> str:
     """Returns the reason why a plain tensor is not stored in blocks, for a list of decisions."""
-    if name in graph.lasting or name in graph.constants:
+    if name in graph.persistent or name in graph.constants:
         return "what the host gives or reads is plain"
     if not is_feature_map(graph.facts[name]):
         return "it is no feature map"
@@ -118,7 +118,7 @@ def _reads_either(graph: Graph, node: Node) -> bool:
     They can if the result is an output of an integer network and its shape allows it.
     """
     result = node.outputs[0]
-    return bool(graph.words) and result in graph.lasting and reads_blocks(graph.facts[result])
+    return bool(graph.words) and result in graph.persistent and reads_blocks(graph.facts[result])
 
 
 def _tie_same(

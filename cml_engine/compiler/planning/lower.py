@@ -450,7 +450,7 @@ def place_draft(draft: Draft) -> Plan:
         inputs={name: input_place(locate, name) for name in graph.inputs},
         outputs=outputs,
         tensors=places if options.keep else outputs,
-        taps={name: locate.place(name) for name in graph.kept},
+        taps={name: locate.place(name) for name in graph.taps},
         places=places,
         weights=weights.shared.values,
         weights_bytes=weights.shared.nbytes,

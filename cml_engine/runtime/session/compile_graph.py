@@ -271,8 +271,8 @@ def compile_graph(
         optimized = share_constants(optimized, first.graph)
     if gpu is None:
         report("plan", 1, 1)
-        if graph.ready is not None:
-            graph.ready.check_cpu()
+        if graph.cooked_form is not None:
+            graph.cooked_form.check_cpu()
         cpu = CpuProgram(optimized, first.scratch if first else None, retain=options.plan.retain)
         return Compiled(graph, optimized, None, cpu)
     from cml_engine.gpu.program.program import GpuProgram
@@ -301,7 +301,7 @@ def _optimize(graph: Graph, options: CompileOptions) -> Graph:
     known = dict.fromkeys((*computed, *graph.inputs, *graph.constants))
     check_known_names(options.keep, known, f"'{graph.name}' has no tensor", "keep")
     kept = tuple(name for name in dict.fromkeys(options.keep) if name not in outputs)
-    graph = graph.with_(kept=kept, ready=graph.ready)
+    graph = graph.with_(taps=kept, cooked_form=graph.cooked_form)
     return optimize(graph, options.without, retain=options.plan.retain)
 
 
@@ -334,10 +334,10 @@ def make_plan(
             written=written, sibling=sibling, blocked_layout=options.blocked_layout,
         )  # fmt: skip
 
-    if graph.ready is None:
+    if graph.cooked_form is None:
         return lowered()
     plain = replace(options, storage="float", tuned=True) == CompileOptions()
-    return graph.ready.plan(gpu.limits, options.storage, plain, lowered)
+    return graph.cooked_form.plan(gpu.limits, options.storage, plain, lowered)
 
 
 def _plan_options(gpu: Gpu, options: CompileOptions) -> PlanOptions:

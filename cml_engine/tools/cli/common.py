@@ -199,7 +199,7 @@ def write_decisions(
     """
     if not getattr(a, "decisions", None):
         return
-    if graph.ready is not None:
+    if graph.cooked_form is not None:
         raise InputError(f"'{a.model}' is cooked, with its plans decided: leave --decisions out")
     if plan is None:
         raise InputError("--decisions describes a GPU's plan: leave --backend cpu out")

@@ -71,7 +71,7 @@ class ModelFacts:
     @cached_property
     def summary(self) -> ModelInfo | CookedInfo:
         """The facts that ``cml info`` prints, for :data:`PORTABLE` limits or of a cooked file."""
-        if self.graph.ready is not None:
+        if self.graph.cooked_form is not None:
             return CookedInfo.of(self.graph)
         return ModelInfo.of(self.graph, self._plan(PORTABLE, NO_VARIANTS), self.storage)
 
@@ -105,7 +105,7 @@ class ModelFacts:
         def lowered() -> Plan:
             return self._plan(limits, table_for(name) if name else NO_VARIANTS)
 
-        ready, plain = self.graph.ready, not self.decide and not self.arena_limit
+        ready, plain = self.graph.cooked_form, not self.decide and not self.arena_limit
         return lowered() if ready is None else ready.plan(limits, self.storage, plain, lowered)
 
     def _plan(self, limits: Limits, variants: VariantTable) -> Plan:

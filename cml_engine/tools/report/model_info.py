@@ -111,7 +111,7 @@ class ModelInfo:
         Nothing is run.
         """
         operators = Counter(node.op for node in graph.nodes)
-        several = len(graph.inputs) + bool(graph.updates) > 1 and graph.ready is None
+        several = len(graph.inputs) + bool(graph.updates) > 1 and graph.cooked_form is None
         return cls(
             model=graph.name,
             inputs={n: str(graph.facts[n]) for n in graph.inputs},
@@ -251,7 +251,7 @@ class CookedInfo:
     @classmethod
     def of(cls, graph: Graph) -> CookedInfo:
         """Returns the facts about a graph that :func:`cml_engine.load_cooked` returned."""
-        made = graph.ready
+        made = graph.cooked_form
         assert isinstance(made, Artifact)
         sections: dict[str, int] = {}
         for tag, _, nbytes in made.sections:

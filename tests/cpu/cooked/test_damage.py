@@ -204,7 +204,7 @@ def test_a_kernel_that_is_none_is_refused(cooked, offset, value):
 def test_damaged_code_is_refused(cooked, section, change, said):
     graph = cml.load_cooked(changed(cooked, section, change), trusted=True)  # it takes SPIR-V
     with pytest.raises(cml.CorruptArtifact, match=said):
-        for kernel in graph.ready.kernels.values():
+        for kernel in graph.cooked_form.kernels.values():
             kernel.kernel.code()
 
 

@@ -171,7 +171,7 @@ def test_integer_and_cooked_networks_are_not_quantized_again():
         IntegerInfo.of(cooked, points=True, gas=False)
     with pytest.raises(cml.InputError, match="cooked: gas is of the model itself"):
         IntegerInfo.of(cooked, points=False, gas=True)
-    assert {plan.gas for plan in cooked.ready.plans} == {gas_of(made)}
+    assert {plan.gas for plan in cooked.cooked_form.plans} == {gas_of(made)}
 
 
 def test_gas_is_of_the_graph_alone(tmp_path):

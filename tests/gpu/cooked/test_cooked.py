@@ -143,7 +143,7 @@ def test_integer_networks_have_one_result_everywhere(gpu):
     inputs = {"x": np.linspace(-60, 60, 50, dtype=np.float32).reshape(1, 2, 5, 5)}
     wanted = cml.Session(model, "cpu").run(inputs)
     cooked = own(cook(model))
-    assert cooked.ready.golden.tolerance == 0.0
+    assert cooked.cooked_form.golden.tolerance == 0.0
     got = cml.Session(cooked, "cpu").run(inputs)
     same_bits(got, wanted)
     assert run_digest(cooked, got) == run_digest(model, wanted)
@@ -167,12 +167,14 @@ def planned(cooked, limits, **more):
         graph = optimize(small_model())
         return lower(graph, limits, choose_layout(graph))
 
-    return cooked.ready.plan(limits, more.get("storage", "float"), more.get("plain", True), lowered)
+    return cooked.cooked_form.plan(
+        limits, more.get("storage", "float"), more.get("plain", True), lowered
+    )
 
 
 def test_the_most_demanding_plan_that_fits_is_chosen(cooked):
     large = Limits(32, 32, 1 << 30, 1 << 31, max_storage_buffers=16)
-    steps = {p.profile: p.steps for p in cooked.ready.plans}
+    steps = {p.profile: p.steps for p in cooked.cooked_form.plans}
     assert list(steps) == ["discrete", "portable", "software"]
     assert planned(cooked, large).steps == steps["discrete"]
     assert planned(cooked, Limits()).steps == steps["discrete"]  # the default limits suffice
@@ -265,7 +267,7 @@ def test_kernels_of_a_game_are_cooked_and_its_numpy_functions_are_not(gpu):
     finally:
         cml.unregister("squares")
     cooked = own(data)
-    assert cooked.ready.meta["custom"] == ["squares"]
+    assert cooked.cooked_form.meta["custom"] == ["squares"]
     same_bits(cml.Session(cooked, gpu).run(x), wanted)
     with pytest.raises(cml.ModelError, match=r"squares.*NumPy functions.*--ops"):
         cml.Session(cooked, "cpu")

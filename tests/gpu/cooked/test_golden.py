@@ -43,14 +43,14 @@ def built(text, **variables):
 
 
 def worst(cooked, gpu):
-    golden = cooked.ready.golden
+    golden = cooked.cooked_form.golden
     return max(golden.differences(cml.Session(cooked, gpu).run(golden.inputs)).values())
 
 
 @pytest.mark.parametrize("name", MAGNIFYING)
 def test_wrong_results_are_found(name, gpu):
     cooked = cml.load_cooked(cook(built(MAGNIFYING[name]), ["software"]))
-    golden = cooked.ready.golden
+    golden = cooked.cooked_form.golden
     wrong = {n: a + 0.3 * (1 + np.abs(a)) for n, a in golden.outputs.items()}
     assert max(golden.differences(wrong).values()) > 1
 
@@ -63,7 +63,7 @@ def test_indices_reach_every_row(rows, gpu):
         y = gather(t, reshape(n, shape = [1000]), axis = 0);"""
     table = np.random.default_rng(0).standard_normal((rows, 4)).astype(np.float32)
     cooked = cml.load_cooked(cook(built(text, t=table), ["software"]))
-    indices = cooked.ready.golden.inputs["n"]
+    indices = cooked.cooked_form.golden.inputs["n"]
     assert (indices.min(), indices.max()) == (0, rows - 1)
     assert worst(cooked, gpu) <= 1
 
@@ -76,7 +76,7 @@ def test_a_float_network_may_choose_another_class_here_and_there(gpu):
     text = """
         x = external<scalar>(shape = [1, 2, 100, 100]);
         y = argmax_reduce(x, axes = [1]);"""
-    golden = cml.load_cooked(cook(built(text), ["software"])).ready.golden
+    golden = cml.load_cooked(cook(built(text), ["software"])).cooked_form.golden
     few, many = golden.outputs["y"].copy(), golden.outputs["y"].copy()
     few[0, 0, 0, :2] ^= 1
     many[0, 0, :20] ^= 1
@@ -90,5 +90,5 @@ def test_integer_networks_are_given_their_whole_range():
     x = net.input("x", (1, 4, 50, 50), 0.5)
     w = net.weight("w", np.arange(-8, 8).reshape(4, 4, 1, 1), 0.01)
     model = net.graph(net.op("conv", x, w, net.weight("b", [[0]], 0.005, 32), to=line(0.5)))
-    given = cml.load_cooked(cook(model, ["software"])).ready.golden.inputs["x"]
+    given = cml.load_cooked(cook(model, ["software"])).cooked_form.golden.inputs["x"]
     assert given.min() < -63 and given.max() > 62

@@ -28,8 +28,8 @@ def test_a_set_is_used_while_it_is_of_what_lies_here(folder, monkeypatch, gpu):
     cooking.make()
     assert cooking.cooked_set() == folder
     ours, cooked = (load_chain(cooked=which).graphs for which in (False, True))
-    assert cooked["surface"].ready is not None and ours["surface"].ready is None
-    assert cooked["terrain"].ready is None  # it was not cooked here
+    assert cooked["surface"].cooked_form is not None and ours["surface"].cooked_form is None
+    assert cooked["terrain"].cooked_form is None  # it was not cooked here
     inputs = {
         name: np.linspace(0, 9, ours["surface"].facts[name].size, dtype=np.float32).reshape(
             ours["surface"].facts[name].shape
@@ -40,7 +40,7 @@ def test_a_set_is_used_while_it_is_of_what_lies_here(folder, monkeypatch, gpu):
     for name in wanted:
         np.testing.assert_array_equal(wanted[name], got[name])
     (folder / "surface.cml").write_bytes(b"damaged")
-    assert load_chain(cooked=True).graphs["surface"].ready is None
+    assert load_chain(cooked=True).graphs["surface"].cooked_form is None
     monkeypatch.setattr(cooking, "_fingerprint", lambda: "something has changed")
     assert cooking.cooked_set() is None
     monkeypatch.setattr(cooking, "_is_checkout", lambda: False)

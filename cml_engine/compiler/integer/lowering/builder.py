@@ -177,7 +177,7 @@ class IntegerGraphBuilder:
         It is the tensor's own name, except for inputs and for tensors that are read after a run:
         their own names stand for real numbers.
         """
-        if name in self.graph.lasting or name in self.graph.inputs:
+        if name in self.graph.persistent or name in self.graph.inputs:
             return self.unique_name(f"{name}.words")
         return name
 
@@ -411,7 +411,7 @@ class IntegerGraphBuilder:
             facts=facts,
             labels={},
             quantization={},
-            apart=(),
+            unfused=(),
             integer=0,
             float_tail=False,
             words={

@@ -391,7 +391,7 @@ def lower_to_integers(graph: Graph) -> LoweredNetwork:
             continue
         for name, value in zip(node.outputs, values, strict=True):
             builder.values[name] = _round_if_point(builder, node, name, value)
-    for name in dict.fromkeys(graph.lasting):
+    for name in dict.fromkeys(graph.persistent):
         if name in tail.floats:
             continue
         if name not in builder.values:

@@ -337,7 +337,7 @@ class _Quantizer:
                 f"'{graph.name}' is an integer network already: run it as it is, or quantize the "
                 "network of floats that it was made of"
             )
-        if graph.ready is not None:
+        if graph.cooked_form is not None:
             raise InputError(f"'{graph.name}' is cooked: quantize the model that it was made of")
         if max_error is not None and not max_error > 0:
             raise InputError(f"max_error {max_error}: wanted a share above 0")

@@ -59,7 +59,7 @@ def info(a: Namespace) -> None:
         print(proof.json() if a.json else proof)
         return
     facts = load_facts(a)
-    if facts.graph.ready is not None:
+    if facts.graph.cooked_form is not None:
         refuse(a, f"'{a.model}' is cooked, with its memory planned", "arena-limit-mib")
     summary = facts.summary
     forecast = facts.forecast(a.budget_ms, a.frame_ms) if a.budget_ms else None
@@ -131,7 +131,7 @@ def report(a: Namespace) -> None:
     from cml_engine.tools.report.report_folder import write_report
 
     facts = load_facts(a)
-    if facts.graph.ready is not None:
+    if facts.graph.cooked_form is not None:
         raise InputError(f"'{a.model}' is cooked: report the model that it was made of")
     gpu = None
     if a.run:  # raises before anything is written if there is no GPU

@@ -133,7 +133,7 @@ def run(a: Namespace) -> int:
     """Run a model on tensors and pictures from files."""
     _check_run_options(a)
     graph = load_for_inputs(a)
-    if a.debug_kernels and graph.ready is not None:
+    if a.debug_kernels and graph.cooked_form is not None:
         raise InputError(
             f"--debug-kernels: the kernels of '{a.model}' were cooked without CML_PRINT. Run "
             "the model that it was made of"
@@ -270,7 +270,7 @@ def _print_integer_facts(
     if digest:
         from cml_engine.compiler.integer.digest import nonidentical_outputs, run_digest
 
-        if not graph.integer and graph.ready is None:
+        if not graph.integer and graph.cooked_form is None:
             print(
                 f"'{graph.name}' is a network of floats: another machine may compute another digest"
             )

@@ -109,8 +109,8 @@ def cook(a: Namespace) -> int:
 
 def _artifact_of(graph: Graph) -> Artifact:
     """Returns the contents of the cooked file from which the graph was loaded."""
-    assert isinstance(graph.ready, Artifact)
-    return graph.ready
+    assert isinstance(graph.cooked_form, Artifact)
+    return graph.cooked_form
 
 
 def _check_golden(a: Namespace) -> int:
