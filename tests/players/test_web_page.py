@@ -107,7 +107,7 @@ OPEN = """page.error || page.runs > 1 || (page.runs && !page.opened && (page.ope
 @pytest.mark.gpu
 def test_the_page_runs_and_shows_the_result_without_scrolling(page, tmp_path):
     sizes = "1280x720,800x600,390x844,1920x1080"
-    found = look(page, "60", OPEN, tmp_path / "page.png", sizes)
+    found = look(page, "120", OPEN, tmp_path / "page.png", sizes)
     assert found["error"] == "" and found["runs"] > 1 and found["frames"] > 3, found
     assert "64 × 64 to 128 × 128" in found["text"], found
     for layout in found["layouts"]:

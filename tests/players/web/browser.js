@@ -4,7 +4,7 @@
 const FLAGS = [
   "--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars",
   "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--enable-features=Vulkan",
-  "--use-vulkan=swiftshader", "--disable-vulkan-surface", "--use-angle=vulkan", "--ignore-gpu-blocklist", "--remote-debugging-port=0",
+  "--use-vulkan=swiftshader", "--use-angle=vulkan", "--ignore-gpu-blocklist", "--remote-debugging-port=0",
   "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ];
 const TYPES = { html: "text/html", js: "text/javascript", css: "text/css", png: "image/png", jpg: "image/jpeg" };
@@ -23,51 +23,6 @@ export function serve(root) {
   });
   return { url: `http://127.0.0.1:${server.addr.port}`, close: () => server.shutdown() };
 }
-
-/**
- * A browser without a window and GPU shows nothing of WebGPU's canvases: their pixels are read back
- * and put into the canvas by its other context, so that screenshots have them.
- */
-const SHOWN = `(() => {
-  const original = HTMLCanvasElement.prototype.getContext;
-  HTMLCanvasElement.prototype.getContext = function (kind, ...rest) {
-    if (kind !== "webgpu") return original.call(this, kind, ...rest);
-    const canvas = this, paper = original.call(canvas, "2d");
-    let device, format, texture, busy = false;
-    const usage = GPUTextureUsage.RENDER_ATTACHMENT | GPUTextureUsage.COPY_SRC | GPUTextureUsage.COPY_DST;
-    async function show() {
-      const { width, height } = texture, bytesPerRow = Math.ceil(width / 64) * 256;
-      const buffer = device.createBuffer({ size: bytesPerRow * height, usage: GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST });
-      const encoder = device.createCommandEncoder();
-      encoder.copyTextureToBuffer({ texture }, { buffer, bytesPerRow }, [width, height]);
-      device.queue.submit([encoder.finish()]);
-      await buffer.mapAsync(GPUMapMode.READ);
-      const from = new Uint8Array(buffer.getMappedRange()), image = new ImageData(width, height);
-      const swap = format.startsWith("bgra") ? [2, 1, 0] : [0, 1, 2];
-      for (let y = 0; y < height; y++) for (let x = 0; x < width; x++) {
-        const at = 4 * (y * width + x), place = y * bytesPerRow + 4 * x;
-        for (let c = 0; c < 3; c++) image.data[at + c] = from[place + swap[c]];
-        image.data[at + 3] = 255;
-      }
-      buffer.destroy();
-      if (canvas.width === width && canvas.height === height) paper.putImageData(image, 0, 0);
-      setTimeout(() => busy = false, 300);
-    }
-    return {
-      canvas,
-      configure(how) { ({ device, format } = how); },
-      unconfigure() {},
-      getCurrentTexture() {
-        if (texture?.width !== canvas.width || texture?.height !== canvas.height) {
-          texture = device.createTexture({ size: [canvas.width, canvas.height], format, usage });
-        }
-        if (!busy) setTimeout(show, 0);
-        busy = true;
-        return texture;
-      },
-    };
-  };
-})();`;
 
 /** A page in a browser of its own. */
 export class Page {
@@ -90,7 +45,6 @@ export class Page {
     socket.onmessage = ({ data }) => page.#take(JSON.parse(data));
     for (const domain of ["Page", "Runtime", "Log"]) await page.call(`${domain}.enable`);
     await page.resize(size);
-    await page.call("Page.addScriptToEvaluateOnNewDocument", { source: SHOWN });
     await page.call("Page.navigate", { url });
     return page;
   }
