@@ -30,7 +30,7 @@ import cml_engine as cml
 from cml_engine.errors import CmlError, NeedsConstant, UnsupportedOp
 from cml_engine.errors.arguments import ONNX_OPSET
 from cml_engine.formats.onnx.export import onnx_parts
-from cml_engine.formats.onnx.export.operators import load_export_rules
+from cml_engine.formats.onnx.export.call import load_export_rules
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Graph
 from cml_engine.ops import registered
 from tests.generate import random_call

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import ONNX_OPSET
-from cml_engine.formats.onnx.export.export_rules import DEFAULT_OPSET
+from cml_engine.formats.onnx.export.call import DEFAULT_OPSET
 from cml_engine.formats.onnx.export.writer import OnnxWriter
 from cml_engine.io.atomic_write import write_atomically
 from cml_engine.io.output_folder import check_new_file

@@ -1,14 +1,32 @@
-"""One node of the engine's graph while it is exported as nodes of ONNX."""
+"""One node of the engine's graph while it is exported, and the table of the export rules."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
-from cml_engine.formats.onnx.export.nodes import NodeWriter
-from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Fact
+from cml_engine.errors import UnsupportedOp
+from cml_engine.errors.arguments import ONNX_OPSET
+from cml_engine.formats.onnx.export.wire import ELEMENTS, OutNode
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, AttrValue, Fact, Node, numbered_name
+
+#: the default opset: runtimes of the last two years read it
+DEFAULT_OPSET = 20
+
+
+class ConstantStore(Protocol):
+    """A function that stores an array as a constant of the ONNX file and returns its name.
+
+    The constant is an initializer or a node of a local function. Its name is ``name`` if that is
+    free.
+    """
+
+    def __call__(self, array: Array, name: str = "") -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,23 +43,117 @@ class ExportOperand:
     stored: bool = False
 
 
-@dataclass(kw_only=True)
-class ExportCall(NodeWriter):
-    """One node of the engine's graph during export: its operands and the types of its results.
+def _operator(op: str, swapped: bool = False) -> Callable[[ExportTensor, Input], ExportTensor]:
+    if swapped:
+        return lambda x, y: x.call.add(op, y, x)
+    return lambda x, y: x.call.add(op, x, y)
 
-    The export function of the node's operator gets it as its argument and adds ONNX nodes to it.
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExportTensor:
+    """A tensor of the ONNX file; its operators and methods add nodes: ``x * x.Sigmoid()``.
+
+    Any operator of ONNX is a method. Operands that are numbers become constants, of float32 or
+    int32.
     """
 
+    call: ExportCall
+    name: str
+
+    __add__, __radd__ = _operator("Add"), _operator("Add", swapped=True)
+    __sub__, __rsub__ = _operator("Sub"), _operator("Sub", swapped=True)
+    __mul__, __rmul__ = _operator("Mul"), _operator("Mul", swapped=True)
+    __truediv__ = _operator("Div")
+    __lt__, __ge__ = _operator("Less"), _operator("GreaterOrEqual")
+    __gt__ = _operator("Greater")
+    __and__, __or__ = _operator("And"), _operator("Or")
+
+    def __getattr__(self, op: str) -> Callable[..., ExportTensor]:
+        if not op[0].isupper():
+            raise AttributeError(op)
+        return lambda *inputs, **attributes: self.call.add(op, self, *inputs, **attributes)
+
+    def reshape(self, shape: Sequence[int]) -> ExportTensor:
+        # without allowzero 0 means the input's extent
+        zero = 1 if 0 in shape else None
+        if zero:
+            self.call.require_opset(14, "a shape with an extent of 0")
+        return self.Reshape(self.call.indices(*shape), allowzero=zero)
+
+    def cast(self, dtype: str) -> ExportTensor:
+        """Adds a cast to ``dtype``, a type of NNEF or of NumPy, and returns the result."""
+        name = NUMPY_DTYPE[dtype].name if dtype in NUMPY_DTYPE else dtype
+        return self.Cast(to=ELEMENTS[name])
+
+    def transpose(self, axes: Sequence[int]) -> ExportTensor:
+        if list(axes) == list(range(len(axes))):
+            return self
+        return self.Transpose(perm=[int(axis) for axis in axes])
+
+    def unsqueeze(self, *axes: int) -> ExportTensor:
+        return self.Unsqueeze(self.call.indices(*axes))
+
+    def squeeze(self, *axes: int) -> ExportTensor:
+        return self.Squeeze(self.call.indices(*axes))
+
+    def gather(self, indices: Array, axis: int) -> ExportTensor:
+        """Adds a gather by known indices along an axis and returns the result."""
+        return self.Gather(self.call.constant(indices.astype(np.int64)), axis=axis)
+
+    def slice(self, taken: Mapping[int, tuple[int, int, int]]) -> ExportTensor:
+        """Adds a slice; ``taken`` gives the first index, the count and the step by axis."""
+        if not taken:
+            return self
+        firsts, counts, steps = zip(*taken.values(), strict=True)
+        ends = [f + n * s for f, n, s in zip(firsts, counts, steps, strict=True)]
+        lasts = [np.iinfo(np.int64).min if end < 0 else end for end in ends]
+        lists = (firsts, lasts, tuple(taken), steps)
+        return self.Slice(*(self.call.indices(*values) for values in lists))
+
+    def reduce(self, op: str, axes: Sequence[int], keep: bool = True) -> ExportTensor:
+        """Adds the reduction ``op`` over the given axes and returns the result.
+
+        The axes are an attribute before opset 18, but always an input of ReduceSum.
+        """
+        axes = [int(axis) for axis in axes]
+        if op == "ReduceSum" or self.call.opset >= 18:
+            return self.call.add(op, self, self.call.indices(*axes), keepdims=int(keep))
+        return self.call.add(op, self, axes=axes, keepdims=int(keep))
+
+
+#: an input of a node: a tensor, a number that becomes a constant, or None for an omitted one
+Input: TypeAlias = ExportTensor | float | None
+#: adds the nodes of one operator and returns its results
+Form = Callable[["ExportCall"], ExportTensor | Sequence[ExportTensor]]
+F = TypeVar("F", bound=Form)
+
+
+@dataclass(kw_only=True)
+class ExportCall:
+    """One node of the engine's graph during export: its operands and the types of its results.
+
+    The export function of the node's operator gets it as its argument. ``nodes`` are the ONNX nodes
+    that are added so far.
+    """
+
+    node: Node
     operands: Sequence[ExportOperand]
     results: Sequence[Fact]
+    opset: int
+    constants: ConstantStore
+    prefix: str
+    taken: set[str]
+    nodes: list[OutNode] = field(default_factory=list)
+
+    # -- what is exported -------------------------------------------------------------------------
 
     @property
     def attrs(self) -> Attrs:
         return self.node.attrs
 
     @property
-    def x(self) -> str:
-        """The name of the first operand's ONNX tensor."""
+    def x(self) -> ExportTensor:
+        """The first operand."""
         return self.tensor(0)
 
     @property
@@ -61,41 +173,169 @@ class ExportCall(NodeWriter):
         """Returns an operand's values, or None if they are only known at run time."""
         return self.operands[position].value
 
-    def tensor(self, position: int, shape: Sequence[int] | None = None) -> str:
-        """Returns the name of an operand's ONNX tensor, reshaped if a shape is given.
+    def tensor(self, position: int, shape: Sequence[int] | None = None) -> ExportTensor:
+        """Returns an operand's ONNX tensor, reshaped if a shape is given.
 
         A constant operand is stored in the file first.
         """
         operand = self.operands[position]
         wanted = operand.fact.shape if shape is None else tuple(shape)
         if operand.value is not None and not operand.stored:
-            return self.constants(operand.value.reshape(wanted), operand.name)
-        if wanted == operand.fact.shape:
-            return operand.name
-        return self.reshape(operand.name, wanted)
+            return self.constant(operand.value.reshape(wanted), operand.name)
+        found = ExportTensor(self, operand.name)
+        return found if wanted == operand.fact.shape else found.reshape(wanted)
 
     @property
-    def tensors(self) -> list[str]:
+    def tensors(self) -> list[ExportTensor]:
         return [self.tensor(i) for i in range(len(self.operands))]
 
-    def align(self, position: int, rank: int) -> str:
-        """Returns the name of an operand with axes of 1 appended up to ``rank``.
+    def aligned(self) -> list[ExportTensor]:
+        """Returns all operands with axes of 1 appended up to the largest rank.
 
         NNEF aligns shapes from the left, ONNX from the right.
         """
-        shape = self.fact(position).shape
-        if not shape:
-            return self.tensor(position)
-        return self.tensor(position, (*shape, *[1] * (rank - len(shape))))
+        facts = [operand.fact for operand in self.operands]
+        rank = max(fact.rank for fact in facts)
+        return [
+            self.tensor(i, (*fact.shape, *[1] * (rank - fact.rank)))
+            if fact.rank
+            else self.tensor(i)
+            for i, fact in enumerate(facts)
+        ]
 
-    def align_all(self) -> list[str]:
-        rank = max(operand.fact.rank for operand in self.operands)
-        return [self.align(i, rank) for i in range(len(self.operands))]
+    # -- what is added ----------------------------------------------------------------------------
 
-    def fill(self, value: object, fact: Fact | None = None) -> str:
-        """Adds a constant tensor with the same value everywhere and returns its name.
+    def add(self, op: str, *inputs: Input, **attributes: Any) -> ExportTensor:
+        """Adds a node with one result and returns the result."""
+        return self.split(op, *inputs, results=1, **attributes)[0]
+
+    def split(
+        self, op: str, *inputs: Input, results: int, **attributes: AttrValue
+    ) -> list[ExportTensor]:
+        """Adds a node with ``results`` results and returns them.
+
+        Attributes of None are left out.
+        """
+        names = tuple(self._name(op) for _ in range(results))
+        given = {name: value for name, value in attributes.items() if value is not None}
+        self.nodes.append(OutNode(op, tuple(map(self._input, inputs)), names, given))
+        return [ExportTensor(self, name) for name in names]
+
+    def _name(self, op: str) -> str:
+        name = numbered_name(f"{self.prefix}{op}", self.taken.__contains__)
+        self.taken.add(name)
+        return name
+
+    def _input(self, x: Input) -> str:
+        if x is None:
+            return ""
+        return x.name if isinstance(x, ExportTensor) else self.number(x).name
+
+    def constant(self, array: Array, name: str = "") -> ExportTensor:
+        return ExportTensor(self, self.constants(array, name))
+
+    def number(self, value: float) -> ExportTensor:
+        """Adds a constant, of int32 for an integer and of float32 for other numbers."""
+        return self.constant(np.array(value, np.int32 if isinstance(value, int) else np.float32))
+
+    def indices(self, *values: int) -> ExportTensor:
+        """Adds an int64 list, the type of ONNX's shapes and axes."""
+        return self.constant(np.array(values, np.int64))
+
+    def fill(self, value: object, fact: Fact | None = None) -> ExportTensor:
+        """Adds a constant tensor with the same value everywhere.
 
         Its type and shape are ``fact``, or those of the first result.
         """
         fact = fact or self.out
-        return self.constants(np.full(fact.shape, value, NUMPY_DTYPE[fact.dtype]))
+        return self.constant(np.full(fact.shape, value, NUMPY_DTYPE[fact.dtype]))
+
+    def require_opset(self, opset: int, what: str) -> None:
+        """Raises :class:`UnsupportedOp` if the model's opset is below ``opset``.
+
+        ``what`` is the feature that needs ``opset``, for the message.
+        """
+        if self.opset < opset:
+            raise UnsupportedOp(
+                f"{self.node.title}: {what} needs opset {opset}, and {self.opset} is asked for: "
+                f"give --opset {opset} (opset={opset})",
+                self.node.source,
+            )
+
+    def unsupported_error(self, why: str) -> UnsupportedOp:
+        return UnsupportedOp(f"{self.node.title} has no ONNX form: {why}", self.node.source)
+
+    def write(self, rule: ExportRule, names: Sequence[str]) -> list[OutNode]:
+        """Exports the node by its rule; returns the ONNX nodes, with results called ``names``."""
+        if self.opset < rule.since:
+            self.require_opset(rule.since, "its ONNX form")
+        filled = rule.empty is not None and not self.fact(0).size
+        found = self.fill(rule.empty) if filled else rule.convert(self)
+        made = {name for node in self.nodes if node.op != "Constant" for name in node.outputs}
+        called: dict[str, str] = {}
+        results = [found] if isinstance(found, ExportTensor) else found
+        for result, name in zip(results, names, strict=True):
+            if result.name in made and result.name not in called:
+                called[result.name] = name
+            else:
+                self.nodes.append(OutNode("Identity", (result.name,), (name,)))
+        return [
+            replace(
+                node,
+                inputs=tuple(called.get(name, name) for name in node.inputs),
+                outputs=tuple(called.get(name, name) for name in node.outputs),
+            )
+            for node in self.nodes
+        ]
+
+
+# -- the rules -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ExportRule:
+    """The rule that exports one operator: the function ``convert`` that adds its ONNX nodes.
+
+    ``name`` is the engine's operator. ``onnx`` describes the nodes for the documentation. With
+    ``function`` the nodes are put into a local function, and the graph has one node that calls
+    it. ``since`` is the lowest opset. ``empty`` is the value of the results if the first operand
+    has no elements; None leaves that case to ``convert``.
+    """
+
+    name: str
+    convert: Form
+    onnx: str
+    function: bool
+    since: int
+    empty: float | None
+
+
+_ROWS: dict[str, ExportRule] = {}
+
+
+def rule(
+    *names: str,
+    onnx: str,
+    function: bool = False,
+    since: int = ONNX_OPSET.low,
+    empty: float | None = None,
+) -> Callable[[F], F]:
+    """Returns a decorator that registers a function as the export rule of the named operators."""
+
+    def declare(convert: F) -> F:
+        for name in names:
+            if name in _ROWS:
+                raise ValueError(f"two rows for {name}")
+            _ROWS[name] = ExportRule(name, convert, onnx, function, since, empty)
+        return convert
+
+    return declare
+
+
+def load_export_rules() -> Mapping[str, ExportRule]:
+    """Returns the export rules of all operators, by the operator's name."""
+    from cml_engine.formats.onnx.export import operators
+
+    for family in iter_modules(operators.__path__):
+        import_module(f"{operators.__name__}.{family.name}")
+    return _ROWS

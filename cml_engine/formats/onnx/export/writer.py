@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from cml_engine.errors import InputError, InternalError, UnsupportedOp
-from cml_engine.formats.onnx.export.call import ExportCall, ExportOperand
-from cml_engine.formats.onnx.export.export_rules import ExportRule
-from cml_engine.formats.onnx.export.nodes import rename_tensors
-from cml_engine.formats.onnx.export.operators import load_export_rules
+from cml_engine.formats.onnx.export.call import (
+    ExportCall,
+    ExportOperand,
+    ExportRule,
+    load_export_rules,
+)
 from cml_engine.formats.onnx.export.wire import (
     OutFunction,
     OutNode,
@@ -150,7 +152,7 @@ class OnnxWriter:
             prefix=prefix,
             taken=self._taken,
         )
-        self._nodes += _rename_results(call, row, node.outputs)
+        self._nodes += call.write(row, node.outputs)
 
     def _write_empty(self, node: Node, facts: Sequence[Fact]) -> None:
         """Writes a node's results, which have no elements, as copies of empty constants.
@@ -193,7 +195,7 @@ class OnnxWriter:
             taken=taken,
             nodes=body.nodes,
         )
-        nodes = _rename_results(call, row, results)
+        nodes = call.write(row, results)
         if sum(made.op != "Constant" for made in nodes) == 1:  # a single node needs no function
             self._write_nodes(node, row, operands, facts)
             return
@@ -232,20 +234,3 @@ class _Body:
             self._made[key] = f"c{len(self._made)}"
             self.nodes.append(OutNode("Constant", (), (self._made[key],), {"value": array}))
         return self._made[key]
-
-
-def _rename_results(call: ExportCall, row: ExportRule, names: Sequence[str]) -> list[OutNode]:
-    """Exports a node by its rule; returns the ONNX nodes, with results called ``names``."""
-    if call.opset < row.since:
-        call.require_opset(row.since, "its ONNX form")
-    filled = row.empty is not None and not call.fact(0).size
-    found = call.fill(row.empty) if filled else row.convert(call)
-    results = [found] if isinstance(found, str) else list(found)
-    made = {name for node in call.nodes if node.op != "Constant" for name in node.outputs}
-    called: dict[str, str] = {}
-    for result, name in zip(results, names, strict=True):
-        if result in made and result not in called:
-            called[result] = name
-        else:
-            call.nodes.append(OutNode("Identity", (result,), (name,)))
-    return rename_tensors(call.nodes, called)

@@ -1,13 +1,13 @@
-"""Exports elementwise operators."""
+"""Exports elementwise operators, of floats and of integers, which wrap around at 32 bits."""
 
 from __future__ import annotations
 
-from math import log
+import math
 
 import numpy as np
 
-from cml_engine.formats.onnx.export.call import ExportCall
-from cml_engine.formats.onnx.export.export_rules import rule
+from cml_engine.errors.arguments import ONNX_OPSET
+from cml_engine.formats.onnx.export.call import ExportCall, ExportTensor, rule
 
 _SAME = {
     "add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "pow": "Pow", "exp": "Exp",
@@ -19,139 +19,146 @@ _SAME = {
     "or": "Or", "not": "Not", "copy": "Identity", "relu": "Relu", "sigmoid": "Sigmoid",
     "softplus": "Softplus", "erf": "Erf", "round_even": "Round", "is_nan": "IsNaN",
     "is_inf": "IsInf",
+    "int_add": "Add", "int_sub": "Sub", "int_mul": "Mul", "int_min": "Min", "int_max": "Max",
+    "int_neg": "Neg", "int_abs": "Abs", "int_sign": "Sign", "int_lt": "Less",
+    "int_gt": "Greater", "int_le": "LessOrEqual", "int_ge": "GreaterOrEqual", "int_eq": "Equal",
+}  # fmt: skip
+_BITS = {
+    "bit_and": "BitwiseAnd", "bit_or": "BitwiseOr", "bit_xor": "BitwiseXor",
+    "bit_not": "BitwiseNot",
 }  # fmt: skip
 
-for _name, _onnx in _SAME.items():
+for _table, _since in ((_SAME, ONNX_OPSET.low), (_BITS, 18)):
+    for _name, _onnx in _table.items():
 
-    @rule(_name, onnx=f"`{_onnx}`")
-    def _same(c: ExportCall, op: str = _onnx) -> str:
-        return c.add(op, *c.align_all())
+        @rule(_name, onnx=f"`{_onnx}`", since=_since)
+        def _same(c: ExportCall, op: str = _onnx) -> ExportTensor:
+            return c.add(op, *c.aligned())
 
 
 @rule("ne", "int_ne", onnx="`Not` of `Equal`")
-def _unequal(c: ExportCall) -> str:
-    return c.add("Not", c.add("Equal", *c.align_all()))
+def _unequal(c: ExportCall) -> ExportTensor:
+    return c.add("Equal", *c.aligned()).Not()
 
 
 @rule("select", onnx="`Where`; of truth values `And`, `Or`, `Not`")
-def _select(c: ExportCall) -> str:
-    condition, yes, no = c.align_all()
+def _select(c: ExportCall) -> ExportTensor:
+    condition, yes, no = c.aligned()
     if c.out.dtype != "logical":
-        return c.where(condition, yes, no)
-    return c.add(
-        "Or", c.add("And", condition, yes), c.add("And", c.add("Not", condition), no)
-    )  # fmt: skip
+        return condition.Where(yes, no)
+    return condition & yes | condition.Not() & no
 
 
 @rule("min", "max", onnx="`Where` of `Less` or `Greater`: of a NaN `Min` and `Max` make another")
-def _extreme(c: ExportCall) -> str:
-    x, y = c.align_all()
-    compared = c.add("Less" if c.node.op == "min" else "Greater", x, y)
-    return c.where(compared, x, y)
+def _extreme(c: ExportCall) -> ExportTensor:
+    x, y = c.aligned()
+    return (x < y if c.node.op == "min" else x > y).Where(x, y)
 
 
 @rule("clamp", onnx="`Clip`; where the bounds are computed or cross, `Where` of comparisons")
-def _clamp(c: ExportCall) -> str:
+def _clamp(c: ExportCall) -> ExportTensor:
     low, high = c.value(1), c.value(2)
     if low is not None and high is not None and low.ndim == high.ndim == 0 and low <= high:
         return c.add("Clip", *c.tensors)
-    x, a, b = c.align_all()
-    x = c.where(c.add("Greater", x, b), b, x)
-    return c.where(c.add("Less", x, a), a, x)
+    x, a, b = c.aligned()
+    x = (x > b).Where(b, x)
+    return (x < a).Where(a, x)
+
+
+def round_half_up(x: ExportTensor) -> ExportTensor:
+    low = x.Floor()
+    up = x - low >= 0.5
+    return up.Where(low + 1.0, low)
 
 
 @rule("round", onnx="`Floor`, one more from halves on", function=True)
-def _round(c: ExportCall) -> str:
-    low = c.add("Floor", c.x)
-    up = c.add("GreaterOrEqual", c.add("Sub", c.x, low), c.real(0.5))
-    return c.where(up, c.add("Add", low, c.real(1.0)), low)
+def _round(c: ExportCall) -> ExportTensor:
+    return round_half_up(c.x)
 
 
 @rule("sqr", onnx="`Mul`")
-def _square(c: ExportCall) -> str:
-    return c.add("Mul", c.x, c.x)
+def _square(c: ExportCall) -> ExportTensor:
+    return c.x * c.x
 
 
 @rule("rsqr", onnx="`Reciprocal` of `Mul`")
-def _per_square(c: ExportCall) -> str:
-    return c.add("Reciprocal", _square(c))
+def _per_square(c: ExportCall) -> ExportTensor:
+    return _square(c).Reciprocal()
 
 
 @rule("rsqrt", onnx="`Reciprocal` of `Sqrt`")
-def _per_root(c: ExportCall) -> str:
-    return c.add("Reciprocal", c.add("Sqrt", c.x))
+def _per_root(c: ExportCall) -> ExportTensor:
+    return c.x.Sqrt().Reciprocal()
 
 
 @rule("log2", onnx="`Log`, `Mul`")
-def _log2(c: ExportCall) -> str:
-    return c.add("Mul", c.add("Log", c.x), c.real(1 / log(2)))
+def _log2(c: ExportCall) -> ExportTensor:
+    return c.x.Log() * (1 / math.log(2))
 
 
 @rule("leaky_relu", "elu", onnx="`LeakyRelu`, `Elu`")
-def _leaky(c: ExportCall) -> str:
+def _leaky(c: ExportCall) -> ExportTensor:
     op = "Elu" if c.node.op == "elu" else "LeakyRelu"
     return c.add(op, c.x, alpha=float(c.attrs.alpha))
 
 
 @rule("prelu", onnx="`PRelu`; where the slopes are of a larger shape `Where`, `Less`, `Mul`")
-def _prelu(c: ExportCall) -> str:
-    x, slopes = c.align_all()
+def _prelu(c: ExportCall) -> ExportTensor:
+    x, slopes = c.aligned()
     if c.fact(0) == c.out:
-        return c.add("PRelu", x, slopes)
-    return c.where(c.add("Less", x, c.real(0.0)), c.add("Mul", slopes, x), x)
+        return x.PRelu(slopes)
+    return (x < 0.0).Where(slopes * x, x)
 
 
 @rule("selu", onnx="`Selu`")
-def _selu(c: ExportCall) -> str:
-    return c.add("Selu", c.x, alpha=float(c.attrs.alpha), gamma=float(c.attrs["lambda"]))
+def _selu(c: ExportCall) -> ExportTensor:
+    return c.x.Selu(alpha=float(c.attrs.alpha), gamma=float(c.attrs["lambda"]))
 
 
 @rule("silu", onnx="`Mul`, `Sigmoid`")
-def _silu(c: ExportCall) -> str:
-    return c.add("Mul", c.x, c.add("Sigmoid", c.x))
+def _silu(c: ExportCall) -> ExportTensor:
+    return c.x * c.x.Sigmoid()
 
 
 @rule("gelu", onnx="`Mul`, `Sigmoid`: NNEF's is `x * sigmoid(1.702 x)`")
-def _gelu(c: ExportCall) -> str:
-    return c.add("Mul", c.x, c.add("Sigmoid", c.add("Mul", c.x, c.real(1.702))))
+def _gelu(c: ExportCall) -> ExportTensor:
+    return c.x * (c.x * 1.702).Sigmoid()
 
 
 @rule("gelu_erf", onnx="`Gelu`; before opset 20 `Erf` and others")
-def _gelu_erf(c: ExportCall) -> str:
+def _gelu_erf(c: ExportCall) -> ExportTensor:
     if c.opset >= 20:
-        return c.add("Gelu", c.x, approximate="none")
-    erf = c.add("Erf", c.add("Mul", c.x, c.real(0.5**0.5)))
-    return c.add("Mul", c.add("Mul", c.x, c.real(0.5)), c.add("Add", erf, c.real(1.0)))
+        return c.x.Gelu(approximate="none")
+    erf = (c.x * math.sqrt(0.5)).Erf()
+    return c.x * 0.5 * (erf + 1.0)
 
 
 @rule("softabs", onnx="`Sqrt`, `Add`, `Mul`")
-def _softabs(c: ExportCall) -> str:
-    return c.add("Sqrt", c.add("Add", _square(c), c.real(c.attrs.epsilon)))
+def _softabs(c: ExportCall) -> ExportTensor:
+    return (_square(c) + float(c.attrs.epsilon)).Sqrt()
 
 
 @rule("fmod", onnx="`Mod`")
-def _fmod(c: ExportCall) -> str:
-    return c.add("Mod", *c.align_all(), fmod=1)
+def _fmod(c: ExportCall) -> ExportTensor:
+    return c.add("Mod", *c.aligned(), fmod=1)
 
 
 @rule("batch_normalization", onnx="`BatchNormalization`; where the operands are not one value per "
       "channel, its formula")  # fmt: skip
-def _batch_normalization(c: ExportCall) -> str:
+def _batch_normalization(c: ExportCall) -> ExportTensor:
     x, mean, variance, offset, scale = (c.fact(i) for i in range(5))
     channels = x.shape[1] if x.rank > 1 else 0
     per_channel = all(f.shape in ((1, channels), ()) for f in (mean, variance, offset, scale))
-    if channels and x == c.out and per_channel and all(
-        c.fact(i).rank or c.value(i) is not None for i in range(1, 5)
-    ):  # fmt: skip
+    are_vectors = all(c.fact(i).rank or c.value(i) is not None for i in range(1, 5))
+    if channels and x == c.out and per_channel and are_vectors:
         operands = [_per_channel(c, i, channels) for i in (4, 3, 1, 2)]
-        return c.add("BatchNormalization", c.x, *operands, epsilon=float(c.attrs.epsilon))
-    aligned, mu, var, shift, factor = c.align_all()
-    root = c.add("Sqrt", c.add("Add", var, c.real(c.attrs.epsilon)))
-    scaled = c.add("Mul", factor, c.add("Sub", aligned, mu))
-    return c.add("Add", shift, c.add("Div", scaled, root))
+        return c.x.BatchNormalization(*operands, epsilon=float(c.attrs.epsilon))
+    y, mu, var, shift, factor = c.aligned()
+    root = (var + float(c.attrs.epsilon)).Sqrt()
+    return shift + factor * (y - mu) / root
 
 
-def _per_channel(c: ExportCall, position: int, channels: int) -> str:
+def _per_channel(c: ExportCall, position: int, channels: int) -> ExportTensor:
     value = c.value(position)
     if value is None or value.size == channels:
         return c.tensor(position, (channels,))
@@ -159,5 +166,43 @@ def _per_channel(c: ExportCall, position: int, channels: int) -> str:
 
 
 @rule("to_bits", "from_bits", onnx="`BitCast`", since=26)
-def _bits(c: ExportCall) -> str:
-    return c.add("BitCast", c.x, to=6 if c.node.op == "to_bits" else 1)
+def _bits(c: ExportCall) -> ExportTensor:
+    return c.x.BitCast(to=6 if c.node.op == "to_bits" else 1)
+
+
+# -- integers: processors trap on a division by 0 and on the smallest integer divided by -1 ------
+
+
+def _is_plain(c: ExportCall) -> bool:
+    divisor = c.value(1)
+    return divisor is not None and not np.isin(divisor, (0, -1)).any()
+
+
+@rule("int_div", onnx="`Div`, guarded: by 0 it is 0", function=True)
+def _divide(c: ExportCall) -> ExportTensor:
+    x, y = c.aligned()
+    if _is_plain(c):
+        return x / y
+    zero, minus = y.Equal(0), y.Equal(-1)
+    divisor = (zero | minus).Where(1, y)
+    quotient = minus.Where(x.Neg(), x / divisor)
+    return zero.Where(0, quotient)
+
+
+@rule("int_rem", "int_mod", onnx="`Mod`, guarded: by 0 it is 0", function=True)
+def _remainder(c: ExportCall) -> ExportTensor:
+    x, y = c.aligned()
+    if not _is_plain(c):
+        y = (y.Equal(0) | y.Equal(-1)).Where(1, y)
+    return x.Mod(y, fmod=int(c.node.op == "int_rem"))
+
+
+@rule("shift_left", "shift_right", onnx="`BitShift`, guarded: by more than 31 it is 0",
+      function=True)  # fmt: skip
+def _shift(c: ExportCall) -> ExportTensor:
+    x, y = c.aligned()
+    inside = (y >= 0) & (y < 32)
+    steps = inside.Where(y, 0).cast("uint32")
+    direction = "LEFT" if c.node.op == "shift_left" else "RIGHT"
+    shifted = x.cast("uint32").BitShift(steps, direction=direction)
+    return inside.Where(shifted.cast("integer"), 0)

@@ -1,141 +1,223 @@
-"""Exports operators that move elements, and type casts."""
+"""Exports operators that move elements, gather and scatter, and type casts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 
-from cml_engine.formats.onnx.export.call import ExportCall
-from cml_engine.formats.onnx.export.export_rules import rule
-from cml_engine.ir.graph import NUMPY_DTYPE
+from cml_engine.formats.onnx.export.call import ExportCall, ExportTensor, rule
+from cml_engine.ir.graph import NUMPY_DTYPE, Array
 from cml_engine.ops.common.window import border_index
 from cml_engine.ops.movement.slicing import ranges
 
-_LAST = np.iinfo(np.int64).min
 _MODES = {"replicate": "edge", "reflect": "reflect"}
 
 
 @rule("reshape", onnx="`Reshape`")
-def _reshape(c: ExportCall) -> str:
-    return c.reshape(c.x, c.out.shape)
+def _reshape(c: ExportCall) -> ExportTensor:
+    return c.x.reshape(c.out.shape)
 
 
 @rule("squeeze", "unsqueeze", onnx="`Squeeze`, `Unsqueeze`")
-def _squeeze(c: ExportCall) -> str:
+def _squeeze(c: ExportCall) -> ExportTensor:
     if not c.attrs.axes:
         return c.x
-    op = "Squeeze" if c.node.op == "squeeze" else "Unsqueeze"
-    return c.add(op, c.x, c.indices(*c.attrs.axes))
+    is_squeeze = c.node.op == "squeeze"
+    return c.x.squeeze(*c.attrs.axes) if is_squeeze else c.x.unsqueeze(*c.attrs.axes)
 
 
 @rule("transpose", onnx="`Transpose`")
-def _transpose(c: ExportCall) -> str:
+def _transpose(c: ExportCall) -> ExportTensor:
     given = [int(axis) for axis in c.attrs.axes]
-    return c.transpose(c.x, [*given, *range(len(given), len(c.shape))])
+    return c.x.transpose([*given, *range(len(given), len(c.shape))])
 
 
 @rule("concat", onnx="`Concat`")
-def _concat(c: ExportCall) -> str:
+def _concat(c: ExportCall) -> ExportTensor:
     return c.add("Concat", *c.tensors, axis=int(c.attrs.axis))
 
 
 @rule("stack", onnx="`Unsqueeze`, `Concat`")
-def _stack(c: ExportCall) -> str:
+def _stack(c: ExportCall) -> ExportTensor:
     axis = int(c.attrs.axis)
-    parts = [c.add("Unsqueeze", name, c.indices(axis)) for name in c.tensors]
-    return c.add("Concat", *parts, axis=axis)
+    return c.add("Concat", *[x.unsqueeze(axis) for x in c.tensors], axis=axis)
 
 
 @rule("split", onnx="`Split`")
-def _split(c: ExportCall) -> list[str]:
+def _split(c: ExportCall) -> list[ExportTensor]:
     axis = int(c.attrs.axis)
     sizes = c.indices(*(fact.shape[axis] for fact in c.results))
     return c.split("Split", c.x, sizes, results=len(c.results), axis=axis)
 
 
 @rule("unstack", onnx="`Split`, `Squeeze`")
-def _unstack(c: ExportCall) -> list[str]:
-    axis = int(c.attrs.axis)
-    parts = c.split("Split", c.x, c.indices(*[1] * len(c.results)), results=len(c.results),
-                    axis=axis)  # fmt: skip
-    return [c.add("Squeeze", part, c.indices(axis)) for part in parts]
+def _unstack(c: ExportCall) -> list[ExportTensor]:
+    axis, count = int(c.attrs.axis), len(c.results)
+    parts = c.split("Split", c.x, c.indices(*[1] * count), results=count, axis=axis)
+    return [part.squeeze(axis) for part in parts]
 
 
 @rule("slice", onnx="`Slice`")
-def _slice(c: ExportCall) -> str:
+def _slice(c: ExportCall) -> ExportTensor:
     taken = ranges(c.attrs, c.fact(0))
-    axes = [a for a, part in enumerate(taken) if part != (0, c.shape[a], 1)]
-    return slice_axes(c, c.x, {axis: taken[axis] for axis in axes})
-
-
-def slice_axes(c: ExportCall, x: str, taken: dict[int, tuple[int, int, int]]) -> str:
-    """Returns ``x`` sliced; ``taken`` gives the first index, the count and the step by axis."""
-    if not taken:
-        return x
-    firsts, counts, steps = zip(*taken.values(), strict=True)
-    ends = [f + n * s for f, n, s in zip(firsts, counts, steps, strict=True)]
-    lasts = [_LAST if end < 0 else end for end in ends]
-    lists = (firsts, lasts, tuple(taken), steps)
-    return c.add("Slice", x, *(c.indices(*values) for values in lists))
+    return c.x.slice({a: part for a, part in enumerate(taken) if part != (0, c.shape[a], 1)})
 
 
 @rule("tile", onnx="`Tile`")
-def _tile(c: ExportCall) -> str:
-    return c.add("Tile", c.x, c.indices(*c.attrs.repeats))
+def _tile(c: ExportCall) -> ExportTensor:
+    return c.x.Tile(c.indices(*c.attrs.repeats))
 
 
 @rule("pad", onnx="`Pad`; `Gather` for border reflect-even, and where a border is longer than the "
       "input")  # fmt: skip
-def _pad(c: ExportCall) -> str:
-    return pad_axes(c, c.x, c.shape, c.attrs.padding, c.attrs.border, float(c.attrs.value))
+def _pad(c: ExportCall) -> ExportTensor:
+    return pad_axes(c.x, c.shape, c.attrs.padding, c.attrs.border, float(c.attrs.value))
 
 
 def pad_axes(
-    c: ExportCall, x: str, shape: Sequence[int], padding: Sequence[tuple[int, int]], border: str,
+    x: ExportTensor, shape: Sequence[int], padding: Sequence[tuple[int, int]], border: str,
     value: float = 0.0,
-) -> str:  # fmt: skip
+) -> ExportTensor:  # fmt: skip
     """Returns ``x``, whose shape is ``shape``, padded before and after each axis.
 
     Negative padding crops. A border that ONNX's ``Pad`` cannot express is gathered by a table of
     indices.
     """
-    pairs = [(int(before), int(after)) for before, after in padding]
+    c, pairs = x.call, [(int(before), int(after)) for before, after in padding]
     if not any(map(any, pairs)):
         return x
     fits = all(0 <= n < max(e, 1) for e, pair in zip(shape, pairs, strict=True) for n in pair)
     if border == "constant" or (border in _MODES and fits):
         pads = c.indices(*(p for p, _ in pairs), *(q for _, q in pairs))
         if border in _MODES:
-            return c.add("Pad", x, pads, mode=_MODES[border])
-        fill = c.constant(np.array(value, NUMPY_DTYPE[c.fact(0).dtype]))
-        return c.add("Pad", x, pads, fill, mode="constant")
+            return x.Pad(pads, mode=_MODES[border])
+        return x.Pad(pads, c.constant(np.array(value, NUMPY_DTYPE[c.fact(0).dtype])),
+                     mode="constant")  # fmt: skip
     for axis, (extent, (before, after)) in enumerate(zip(shape, pairs, strict=True)):
         if before or after:
-            at = border_index(border, np.arange(-before, extent + after), extent)
-            x = c.add("Gather", x, c.constant(at.astype(np.int64)), axis=axis)
+            x = x.gather(border_index(border, np.arange(-before, extent + after), extent), axis)
     return x
 
 
 @rule("cast", onnx="`Cast`; from scalar to integer guarded: what does not fit becomes the nearest, "
       "NaN 0", function=True)  # fmt: skip
-def _cast(c: ExportCall) -> str:
+def _cast(c: ExportCall) -> ExportTensor:
     source, target = c.fact(0).dtype, c.out.dtype
     if source == target:
         return c.x
     if (source, target) != ("scalar", "integer"):
-        return c.cast(c.x, target)
-    high, low = (
-        c.add("GreaterOrEqual", c.x, c.real(2.0**31)),
-        c.add("Less", c.x, c.real(-(2.0**31))),
-    )
-    lost = c.add("Or", c.add("IsNaN", c.x), c.add("Or", high, low))
-    inside = c.cast(c.where(lost, c.real(0.0), c.x), "integer")
+        return c.x.cast(target)
+    high, low = c.x >= 2.0**31, c.x < -(2.0**31)
+    lost = c.x.IsNaN() | (high | low)
+    inside = lost.Where(0.0, c.x).cast("integer")
     info = np.iinfo(np.int32)
-    least = c.where(low, c.whole(info.min), inside)
-    return c.where(high, c.whole(info.max), least)
+    return high.Where(int(info.max), low.Where(int(info.min), inside))
 
 
 def merge_axes(shape: Sequence[int], axes: Sequence[int]) -> list[int]:
     """Returns a permutation for ``Transpose`` that moves ``axes`` to the end, in their order."""
     return [*(a for a in range(len(shape)) if a not in axes), *axes]
+
+
+# -- by index ------------------------------------------------------------------------------------
+
+#: the lowest opset of a scatter with a reduction
+_SINCE = {"none": 13, "add": 16, "mul": 16, "min": 18, "max": 18}
+
+
+@rule("gather", onnx="`Gather`")
+def _gather(c: ExportCall) -> ExportTensor:
+    return c.x.Gather(c.tensor(1), axis=int(c.attrs.axis))
+
+
+@rule("gather_nd", onnx="`GatherND`")
+def _gather_nd(c: ExportCall) -> ExportTensor:
+    if c.fact(1).shape[-1] == 0:
+        return c.x.Expand(c.indices(*c.out.shape))
+    return c.x.GatherND(c.tensor(1).cast("int64"))
+
+
+@rule("gather_elements", onnx="`GatherElements`")
+def _gather_elements(c: ExportCall) -> ExportTensor:
+    return c.x.GatherElements(c.tensor(1), axis=int(c.attrs.axis))
+
+
+@rule("reverse_sequence", onnx="`ReverseSequence`, its lengths cut to the extent")
+def _reverse_sequence(c: ExportCall) -> ExportTensor:
+    time, batch, rank = int(c.attrs.time_axis), int(c.attrs.batch_axis), len(c.shape)
+    limits = [c.constant(np.array(n, np.int64)) for n in (0, c.shape[time])]
+    lengths = c.tensor(1).cast("int64").Clip(*limits)
+    if {time, batch} == {0, 1}:
+        return c.x.ReverseSequence(lengths, time_axis=time, batch_axis=batch)
+    order = [batch, time, *(a for a in range(rank) if a not in (batch, time))]
+    result = c.x.transpose(order).ReverseSequence(lengths, time_axis=1, batch_axis=0)
+    return result.transpose([order.index(a) for a in range(rank)])
+
+
+@rule("scatter_elements", onnx="`ScatterElements`; computed indices are guarded: those that are "
+      "nowhere go to a place that is cut off", function=True)  # fmt: skip
+def _scatter_elements(c: ExportCall) -> ExportTensor:
+    axis, how = int(c.attrs.axis), _reduction(c)
+    extent, known = c.shape[axis], c.value(1)
+    if c.fact(1).size == 0:
+        return c.x
+    if known is not None and ((known >= -extent) & (known < extent)).all():
+        return c.x.ScatterElements(c.tensor(1), c.tensor(2), axis=axis, **how)
+    index, limit = c.tensor(1), c.number(extent)
+    inside = _within(index, limit)
+    places = inside.Where((index < 0).Where(index + limit, index), limit)
+    wide = _longer(c, c.x, axis, c.shape).ScatterElements(places, c.tensor(2), axis=axis, **how)
+    return wide.slice({axis: (0, extent, 1)})
+
+
+@rule("scatter_nd", onnx="`ScatterND`; computed indices are guarded likewise", function=True)
+def _scatter_nd(c: ExportCall) -> ExportTensor:
+    how, (*rows, width) = _reduction(c), c.fact(1).shape
+    extents, index = c.shape[:width], c.value(1)
+    if prod(rows) == 0:
+        return c.x
+    limits = np.array(extents, np.int32)
+    if width and index is not None and ((index >= -limits) & (index < limits)).all():
+        return c.x.ScatterND(c.tensor(1).cast("int64"), c.tensor(2), **how)
+    # flattened positions, and an extra one for indices out of range
+    count = prod(extents)
+    flat = _flat(c, limits, rows) if width else c.constant(np.zeros(rows, np.int32))
+    places = flat.cast("int64").reshape((*rows, 1))
+    shape = (count, *c.shape[width:])
+    x = c.x if shape == c.shape else c.x.reshape(shape)
+    wide = _longer(c, x, 0, shape).ScatterND(places, c.tensor(2), **how)
+    return wide.slice({0: (0, count, 1)}).reshape(c.shape)
+
+
+def _flat(c: ExportCall, limits: Array, rows: Sequence[int]) -> ExportTensor:
+    """Adds nodes that turn each row of indices into one index into the flattened first operand.
+
+    The rows are the second operand, and ``limits`` the extents. A row with an index out of range
+    becomes the number of elements.
+    """
+    limit, last = c.constant(limits), [len(rows)]
+    inside = _within(c.tensor(1), limit)
+    every = inside.cast("integer").reduce("ReduceMin", last, keep=False)
+    known = inside.Where(c.tensor(1), 0)
+    known = (known < 0).Where(known + limit, known)
+    steps = np.array([prod(limits[i + 1 :].tolist()) for i in range(len(limits))], np.int32)
+    flat = (known * c.constant(steps)).reduce("ReduceSum", last, keep=False)
+    return every.cast("logical").Where(flat, prod(limits.tolist()))
+
+
+def _reduction(c: ExportCall) -> dict[str, str]:
+    name = str(c.attrs.reduction)
+    c.require_opset(_SINCE[name], f"reduction '{name}'")
+    return {} if name == "none" else {"reduction": name}
+
+
+def _within(index: ExportTensor, extent: ExportTensor) -> ExportTensor:
+    return (index >= extent.Neg()) & (index < extent)
+
+
+def _longer(c: ExportCall, x: ExportTensor, axis: int, shape: Sequence[int]) -> ExportTensor:
+    """Adds nodes that append a zero at the end of an axis of ``x``, whose shape is given."""
+    extents = [1 if a == axis else n for a, n in enumerate(shape)]
+    return x.Concat(c.constant(np.zeros(extents, NUMPY_DTYPE[c.out.dtype])), axis=axis)

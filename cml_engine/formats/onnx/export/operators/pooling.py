@@ -12,8 +12,7 @@ from functools import reduce
 
 import numpy as np
 
-from cml_engine.formats.onnx.export.call import ExportCall
-from cml_engine.formats.onnx.export.export_rules import rule
+from cml_engine.formats.onnx.export.call import ExportCall, ExportTensor, rule
 from cml_engine.formats.onnx.export.operators.movement import pad_axes
 from cml_engine.ir.graph import Array
 from cml_engine.ops.common.window import (
@@ -31,7 +30,7 @@ _POOLED = "`{}`; after `Pad` for other borders; windows over batch or channels b
 # -- tables of indices --------------------------------------------------------------------------
 
 
-def window_table(axis: WindowAxis, border: str) -> Array:
+def _window_table(axis: WindowAxis, border: str) -> Array:
     """Returns a table [windows, taps] of the source index that each tap reads.
 
     An index outside the input is -1.
@@ -41,7 +40,7 @@ def window_table(axis: WindowAxis, border: str) -> Array:
     return np.where((at >= 0) & (at < axis.wide), at, -1)
 
 
-def spread_table(axis: WindowAxis, taps: int = 1) -> Array:
+def _spread_table(axis: WindowAxis, taps: int = 1) -> Array:
     """Returns a table of the values that are added up at each position of the axis's wide side.
 
     A row per position lists indices of values, filled up with -1. With ``taps`` above 1 every
@@ -58,39 +57,35 @@ def spread_table(axis: WindowAxis, taps: int = 1) -> Array:
     return np.array(rows, np.int64).reshape(axis.wide, longest)
 
 
-def gather_taps(
-    c: ExportCall, x: str, rank: int, axis: int, table: Array, extent: int, fill: float
-) -> str:
+def _gather_taps(
+    x: ExportTensor, rank: int, axis: int, table: Array, extent: int, fill: float
+) -> ExportTensor:
     """Adds nodes that gather an axis of ``x`` by a table of indices, whose two axes replace it.
 
-    An index of -1 gives ``fill``. ``rank`` is the rank of ``x`` and ``extent`` the axis's
-    extent. Returns the result's name.
+    An index of -1 gives ``fill``. ``rank`` is the rank of ``x`` and ``extent`` the axis's extent.
     """
     if (table < 0).any():
         pads = [0] * (2 * rank)
         pads[rank + axis] = 1
-        x = c.add("Pad", x, c.indices(*pads), c.real(fill), mode="constant")
+        x = x.Pad(x.call.indices(*pads), fill, mode="constant")
         table = np.where(table < 0, extent, table)
-    return c.add("Gather", x, c.constant(table.astype(np.int64)), axis=axis)
+    return x.gather(table, axis)
 
 
-def _by_axis(c: ExportCall, x: str, window: Window, border: str, op: str, fill: float) -> str:
-    """Adds nodes that reduce the windows of ``x`` with the ONNX reduction ``op``, axis by axis.
-
-    Returns the result's name.
-    """
+def _by_axis(x: ExportTensor, window: Window, border: str, op: str, fill: float) -> ExportTensor:
+    """Adds nodes that reduce the windows of ``x`` with the ONNX reduction ``op``, axis by axis."""
     for i, axis in enumerate(window):
         if not axis.trivial:
-            table = window_table(axis, border)
-            x = gather_taps(c, x, len(window), i, table, axis.wide, fill)
-            x = c.reduce(op, x, [i + 1], keep=False)
+            table = _window_table(axis, border)
+            x = _gather_taps(x, len(window), i, table, axis.wide, fill)
+            x = x.reduce(op, [i + 1], keep=False)
     return x
 
 
 def _terms(tables: Iterable[Array]) -> Array:
     """Returns the number of input values in each window of a result, at least 1.
 
-    ``tables`` are the :func:`window_table` of each axis.
+    ``tables`` are the :func:`_window_table` of each axis.
     """
     counts = [(table >= 0).sum(1).astype(np.float32) for table in tables]
     return np.maximum(reduce(np.multiply.outer, counts, np.ones((), np.float32)), 1)
@@ -110,8 +105,12 @@ def _is_pool(window: Window, dilated: bool) -> bool:
         and window[0].trivial
         and window[1].trivial
         and all(a.wide for a in spatial)
-        and (dilated or all(a.dilation == 1 or a.size == 1 for a in spatial))
+        and (dilated or not _is_dilated(spatial))
     )
+
+
+def _is_dilated(window: Window) -> bool:
+    return any(a.dilation > 1 and a.size > 1 for a in window)
 
 
 def _fits(window: Window) -> bool:
@@ -122,161 +121,138 @@ def _fits(window: Window) -> bool:
     return all(0 <= n < a.size for a in window for n in (a.before, a.after))
 
 
-def _pool(c: ExportCall, op: str, x: str, window: Window, border: str, **more: int) -> str:
+def _pool(op: str, x: ExportTensor, window: Window, border: str, **more: int) -> ExportTensor:
     spatial = window[2:]
     pairs = [(a.before, a.after) for a in spatial]
     if border != "ignore" and not (border == "constant" and op == "AveragePool" and _fits(spatial)):
-        x = pad_axes(c, x, [a.wide for a in window], [(0, 0), (0, 0), *pairs], border)
+        x = pad_axes(x, [a.wide for a in window], [(0, 0), (0, 0), *pairs], border)
         pairs = [(0, 0)] * len(spatial)
-    dilated = any(a.dilation > 1 and a.size > 1 for a in spatial)
-    return c.add(
+    return x.call.add(
         op, x,
         kernel_shape=[a.size for a in spatial],
         strides=[a.stride for a in spatial],
-        dilations=[a.dilation for a in spatial] if dilated else None,
+        dilations=[a.dilation for a in spatial] if _is_dilated(spatial) else None,
         pads=[*(p for p, _ in pairs), *(q for _, q in pairs)], **more,
     )  # fmt: skip
 
 
-def _mean(c: ExportCall, x: str, window: Window, border: str) -> str:
+def _mean(x: ExportTensor, window: Window, border: str) -> ExportTensor:
+    c = x.call
     if _is_pool(window, c.opset >= 19) and (border != "ignore" or _fits(window[2:])):
         include = int(border == "constant")
-        return _pool(c, "AveragePool", x, window, border, count_include_pad=include)
-    total = _by_axis(c, x, window, border, "ReduceSum", 0.0)
+        return _pool("AveragePool", x, window, border, count_include_pad=include)
+    total = _by_axis(x, window, border, "ReduceSum", 0.0)
     if border == "ignore":
-        valid = _terms(window_table(axis, border) for axis in window)
-        return c.add("Div", total, c.constant(valid))
-    return c.add("Div", total, c.real(volume(window)))
+        return total / c.constant(_terms(_window_table(axis, border) for axis in window))
+    return total / float(volume(window))
+
+
+def _windowed(c: ExportCall) -> tuple[Window, str]:
+    return window_of(c.attrs, c.fact(0)), c.attrs.border
 
 
 @rule("avg_pool", onnx=_POOLED.format("AveragePool", "ReduceSum"), empty=0.0)
-def _avg_pool(c: ExportCall) -> str:
-    return _mean(c, c.x, window_of(c.attrs, c.fact(0)), c.attrs.border)
+def _avg_pool(c: ExportCall) -> ExportTensor:
+    return _mean(c.x, *_windowed(c))
 
 
 @rule("rms_pool", onnx="as `avg_pool` of squares, `Sqrt`", empty=0.0)
-def _rms_pool(c: ExportCall) -> str:
-    window = window_of(c.attrs, c.fact(0))
-    return c.add("Sqrt", _mean(c, c.add("Mul", c.x, c.x), window, c.attrs.border))
+def _rms_pool(c: ExportCall) -> ExportTensor:
+    return _mean(c.x * c.x, *_windowed(c)).Sqrt()
 
 
 @rule("box", onnx="sums: `Gather`, `ReduceSum`; normalized as `avg_pool`", empty=0.0)
-def _box(c: ExportCall) -> str:
-    window, border = window_of(c.attrs, c.fact(0)), c.attrs.border
+def _box(c: ExportCall) -> ExportTensor:
     if c.attrs.normalize:
-        return _mean(c, c.x, window, border)
-    return _by_axis(c, c.x, window, border, "ReduceSum", 0.0)
+        return _mean(c.x, *_windowed(c))
+    return _by_axis(c.x, *_windowed(c), "ReduceSum", 0.0)
 
 
 @rule("max_pool", onnx=_POOLED.format("MaxPool", "ReduceMax"))
-def _greatest(c: ExportCall) -> str:
-    window, border = window_of(c.attrs, c.fact(0)), c.attrs.border
+def _max_pool(c: ExportCall) -> ExportTensor:
+    window, border = _windowed(c)
     fill = -np.inf if border == "ignore" else 0.0
     if c.fact(0).size == 0:
         return c.fill(fill)
     if _is_pool(window, dilated=True) and (border != "ignore" or _fits(window[2:])):
-        return _pool(c, "MaxPool", c.x, window, border)
-    return _by_axis(c, c.x, window, border, "ReduceMax", fill)
+        return _pool("MaxPool", c.x, window, border)
+    return _by_axis(c.x, window, border, "ReduceMax", fill)
 
 
 # -- places within windows ----------------------------------------------------------------------
 
 
-def _joint(c: ExportCall, x: str, window: Window, border: str, fill: float) -> str:
-    """Adds nodes that gather the values of each window into one last axis, in row-major order.
-
-    Returns the result's name.
-    """
-    rank = len(window)
-    sizes: list[int] = []
-    at = 0
+def _joint(c: ExportCall, window: Window, border: str, fill: float) -> ExportTensor:
+    """Adds nodes that gather the values of each window into one last axis, in row-major order."""
+    x, rank = c.x, len(window)
     for i, axis in enumerate(window):
-        table = window_table(axis, border)
-        x = gather_taps(c, x, rank + i, at, table, axis.wide, fill)
-        sizes += [2 * i, 2 * i + 1]
-        at += 2
-    x = c.transpose(x, [*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)])
-    return c.reshape(x, (*(a.narrow for a in window), volume(window)))
+        x = _gather_taps(x, rank + i, 2 * i, _window_table(axis, border), axis.wide, fill)
+    x = x.transpose([*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)])
+    return x.reshape((*(a.narrow for a in window), volume(window)))
 
 
 @rule("argmax_pool", onnx="windows by `Gather`, `ArgMax`", function=True)
-def _place(c: ExportCall) -> str:
-    window, border = window_of(c.attrs, c.fact(0)), c.attrs.border
+def _argmax_pool(c: ExportCall) -> ExportTensor:
+    window, border = _windowed(c)
     if c.fact(0).size == 0:
         return c.fill(0)
-    values = _joint(c, c.x, window, border, -np.inf if border == "ignore" else 0.0)
-    return c.cast(c.add("ArgMax", values, axis=len(window), keepdims=0), "integer")
+    values = _joint(c, window, border, -np.inf if border == "ignore" else 0.0)
+    return values.ArgMax(axis=len(window), keepdims=0).cast("integer")
 
 
 @rule("max_pool_with_index", onnx="as `max_pool` and `argmax_pool`", function=True)
-def _max_pool_with_index(c: ExportCall) -> list[str]:
-    return [_greatest(c), _place(c)]
+def _max_pool_with_index(c: ExportCall) -> list[ExportTensor]:
+    return [_max_pool(c), _argmax_pool(c)]
 
 
 @rule("sample", onnx="windows by `Gather`, `GatherElements`", function=True, empty=0.0)
-def _sample(c: ExportCall) -> str:
-    window = window_of(c.attrs, c.fact(0))
-    values = _joint(c, c.x, window, c.attrs.border, 0.0)
-    inside, places = _inside(c, volume(window))
-    axis = len(window)
-    index = c.add("Unsqueeze", places, c.indices(axis))
-    found = c.add("GatherElements", values, index, axis=axis)
-    return c.where(inside, c.add("Squeeze", found, c.indices(axis)), c.real(0.0))
-
-
-def _inside(c: ExportCall, count: int) -> tuple[str, str]:
-    """Adds nodes for a mask of the indices in the range 0 to ``count - 1``, and for the indices.
-
-    The indices are the second operand; those outside the range are replaced by 0. Returns the
-    names of the mask and of the indices.
-    """
-    index = c.tensor(1)
-    inside = c.add(
-        "And", c.add("GreaterOrEqual", index, c.whole(0)), c.add("Less", index, c.whole(count))
-    )
-    return inside, c.where(inside, index, c.whole(0))
+def _sample(c: ExportCall) -> ExportTensor:
+    window, border = _windowed(c)
+    values = _joint(c, window, border, 0.0)
+    index, axis = c.tensor(1), len(window)
+    inside = (index >= 0) & (index < volume(window))
+    places = inside.Where(index, 0)
+    found = values.GatherElements(places.unsqueeze(axis), axis=axis)
+    return inside.Where(found.squeeze(axis), 0.0)
 
 
 # -- the other way ------------------------------------------------------------------------------
 
 
-def _spread(c: ExportCall, x: str, window: Window, taps: Sequence[int]) -> str:
+def _spread(c: ExportCall, x: ExportTensor, window: Window, taps: Sequence[int]) -> ExportTensor:
     """Adds nodes that sum, at each position of the wide side, the values of the windows over it.
 
-    ``taps`` is, for each axis, the number of values that ``x`` has per window. Returns the
-    result's name.
+    ``taps`` is, for each axis, the number of values that ``x`` has per window.
     """
     for i, (axis, count) in enumerate(zip(window, taps, strict=True)):
         if axis.trivial and axis.wide == axis.narrow:
             continue
-        table = spread_table(axis, count)
+        table = _spread_table(axis, count)
         if not table.size:
             return c.fill(0.0)
-        x = gather_taps(c, x, len(window), i, table, axis.narrow * count, 0.0)
-        x = c.reduce("ReduceSum", x, [i + 1], keep=False)
+        x = _gather_taps(x, len(window), i, table, axis.narrow * count, 0.0)
+        x = x.reduce("ReduceSum", [i + 1], keep=False)
     return x
 
 
 @rule("debox", onnx="`Gather`, `ReduceSum`", function=True, empty=0.0)
-def _debox(c: ExportCall) -> str:
+def _debox(c: ExportCall) -> ExportTensor:
     window = reverse_window_of(c.attrs, c.fact(0))
     total = _spread(c, c.x, window, [1] * len(window))
     if not c.attrs.normalize:
         return total
     if c.attrs.border != "ignore":
-        return c.add("Div", total, c.real(volume(window)))
-    return c.add("Div", total, c.constant(_terms(spread_table(axis) for axis in window)))
+        return total / float(volume(window))
+    return total / c.constant(_terms(_spread_table(axis) for axis in window))
 
 
 @rule("desample", onnx="`Where` by place, `Gather`, `ReduceSum`", function=True, empty=0.0)
-def _desample(c: ExportCall) -> str:
+def _desample(c: ExportCall) -> ExportTensor:
     window = reverse_window_of(c.attrs, c.fact(0))
     rank, sizes = len(window), [a.size for a in window]
     places = c.constant(np.arange(volume(window), dtype=np.int32))
-    last = c.indices(rank)
-    here = c.add("Equal", c.add("Unsqueeze", c.tensor(1), last), places)
-    values = c.where(here, c.add("Unsqueeze", c.x, last), c.real(0.0))
-    values = c.reshape(values, (*c.shape, *sizes))
-    values = c.transpose(values, [part for i in range(rank) for part in (i, rank + i)])
+    here = c.tensor(1).unsqueeze(rank).Equal(places)
+    values = here.Where(c.x.unsqueeze(rank), 0.0).reshape((*c.shape, *sizes))
+    values = values.transpose([part for i in range(rank) for part in (i, rank + i)])
     pairs = [extent * size for extent, size in zip(c.shape, sizes, strict=True)]
-    return _spread(c, c.reshape(values, pairs), window, sizes)
+    return _spread(c, values.reshape(pairs), window, sizes)

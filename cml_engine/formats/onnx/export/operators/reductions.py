@@ -6,9 +6,8 @@ from math import prod
 
 import numpy as np
 
-from cml_engine.formats.onnx.export.call import ExportCall
-from cml_engine.formats.onnx.export.export_rules import rule
-from cml_engine.formats.onnx.export.operators.movement import merge_axes, slice_axes
+from cml_engine.formats.onnx.export.call import ExportCall, ExportTensor, rule
+from cml_engine.formats.onnx.export.operators.movement import merge_axes
 from cml_engine.ir.graph import Fact
 
 _REDUCE = {
@@ -21,122 +20,120 @@ _OF_NOTHING = {"ReduceProd": 1.0, "ReduceMax": -np.inf, "ReduceMin": np.inf}
 for _name, _onnx in _REDUCE.items():
 
     @rule(_name, onnx=f"`{_onnx}`")
-    def _reduce(c: ExportCall, op: str = _onnx) -> str:
+    def _reduce(c: ExportCall, op: str = _onnx) -> ExportTensor:
         if op == "ReduceSum" and c.attrs.normalize:
             op = "ReduceMean"
         if not c.attrs.axes:
             return c.x
         if c.fact(0).size == 0:
             return c.fill(_OF_NOTHING.get(op, 0.0))
-        return c.reduce(op, c.x, c.attrs.axes)
+        return c.x.reduce(op, c.attrs.axes)
 
 
 @rule("any_reduce", "all_reduce", onnx="`ReduceMax` or `ReduceMin`, of integers")
-def _truth(c: ExportCall) -> str:
+def _truth(c: ExportCall) -> ExportTensor:
     if not c.attrs.axes:
         return c.x
     if c.fact(0).size == 0:
         return c.fill(c.node.op == "all_reduce")
     op = "ReduceMax" if c.node.op == "any_reduce" else "ReduceMin"
-    return c.cast(c.reduce(op, c.cast(c.x, "integer"), c.attrs.axes), "logical")
+    return c.x.cast("integer").reduce(op, c.attrs.axes).cast("logical")
 
 
 @rule("argmax_reduce", "argmin_reduce", onnx="`ArgMax`, `ArgMin`")
-def _position(c: ExportCall) -> str:
+def _position(c: ExportCall) -> ExportTensor:
     axes = sorted(int(axis) for axis in c.attrs.axes)
     if not axes:
         return c.fill(0)
     op = "ArgMax" if c.node.op == "argmax_reduce" else "ArgMin"
     if len(axes) == 1:
-        return c.cast(c.add(op, c.x, axis=axes[0], keepdims=1), "integer")
+        return c.add(op, c.x, axis=axes[0], keepdims=1).cast("integer")
     kept = [extent for a, extent in enumerate(c.shape) if a not in axes]
-    lines = c.reshape(c.transpose(c.x, merge_axes(c.shape, axes)), (*kept, prod(
-        c.shape[a] for a in axes)))  # fmt: skip
-    found = c.cast(c.add(op, lines, axis=len(kept), keepdims=0), "integer")
-    return c.reshape(found, c.out.shape)
+    line = prod(c.shape[a] for a in axes)
+    lines = c.x.transpose(merge_axes(c.shape, axes)).reshape((*kept, line))
+    found = c.add(op, lines, axis=len(kept), keepdims=0).cast("integer")
+    return found.reshape(c.out.shape)
 
 
 @rule("moments", onnx="`ReduceMean`, `Sub`, `Mul`")
-def _moments(c: ExportCall) -> list[str]:
+def _moments(c: ExportCall) -> list[ExportTensor]:
     if not c.attrs.axes:
         return [c.x, c.fill(0.0)]
     if c.fact(0).size == 0:
         return [c.fill(0.0), c.fill(0.0)]
-    mean = c.reduce("ReduceMean", c.x, c.attrs.axes)
-    apart = c.add("Sub", c.x, mean)
-    return [mean, c.reduce("ReduceMean", c.add("Mul", apart, apart), c.attrs.axes)]
+    mean = c.x.reduce("ReduceMean", c.attrs.axes)
+    apart = c.x - mean
+    return [mean, (apart * apart).reduce("ReduceMean", c.attrs.axes)]
 
 
 @rule("softmax", onnx="`Softmax`; of several axes its formula")
-def _softmax(c: ExportCall) -> str:
+def _softmax(c: ExportCall) -> ExportTensor:
     axes = [int(axis) for axis in c.attrs.axes]
     if len(axes) == 1:
-        return c.add("Softmax", c.x, axis=axes[0])
+        return c.x.Softmax(axis=axes[0])
     if not axes:
-        power = c.add("Exp", c.add("Sub", c.x, c.x))
-        return c.add("Div", power, power)
-    power = c.add("Exp", c.add("Sub", c.x, c.reduce("ReduceMax", c.x, axes)))
-    return c.add("Div", power, c.reduce("ReduceSum", power, axes))
+        power = (c.x - c.x).Exp()
+        return power / power
+    power = (c.x - c.x.reduce("ReduceMax", axes)).Exp()
+    return power / power.reduce("ReduceSum", axes)
 
 
 @rule("top_k", onnx="`TopK`")
-def _top_k(c: ExportCall) -> list[str]:
+def _top_k(c: ExportCall) -> list[ExportTensor]:
     values, places = c.split(
         "TopK", c.x, c.indices(int(c.attrs.k)), results=2,
         axis=int(c.attrs.axis), largest=int(c.attrs.largest), sorted=1,
     )  # fmt: skip
-    return [values, c.cast(places, "integer")]
+    return [values, places.cast("integer")]
 
 
 @rule("cumsum", onnx="`CumSum`")
-def _cumsum(c: ExportCall) -> str:
+def _cumsum(c: ExportCall) -> ExportTensor:
     axis = c.constant(np.array(c.attrs.axis, np.int64))
     exclusive, reverse = int(c.attrs.exclusive), int(c.attrs.reverse)
-    return c.add("CumSum", c.x, axis, exclusive=exclusive, reverse=reverse)
+    return c.x.CumSum(axis, exclusive=exclusive, reverse=reverse)
 
 
 @rule("cumprod", onnx="`Where` with ones, `ReduceProd`", function=True)
-def _cumprod(c: ExportCall) -> str:
+def _cumprod(c: ExportCall) -> ExportTensor:
     axis, rank = int(c.attrs.axis), len(c.shape)
     extent = c.shape[axis]
     mask = np.tri(extent, k=-1 if c.attrs.exclusive else 0, dtype=np.bool_)
     if c.attrs.reverse:
         mask = mask[::-1, ::-1]
-    spread = c.add("Unsqueeze", c.x, c.indices(axis))
-    mask = mask.reshape(extent, extent, *[1] * (rank - axis - 1))
-    factors = c.where(c.constant(np.ascontiguousarray(mask)), spread, c.real(1.0))
-    return c.reduce("ReduceProd", factors, [axis + 1], keep=False)
+    spread = c.x.unsqueeze(axis)
+    mask = np.ascontiguousarray(mask.reshape(extent, extent, *[1] * (rank - axis - 1)))
+    return c.constant(mask).Where(spread, 1.0).reduce("ReduceProd", [axis + 1], keep=False)
+
+
+def _padded(c: ExportCall, found: ExportTensor, axis: int, fill: int) -> ExportTensor:
+    """Adds nodes that append ``fill`` to what was found, and cut it to the first result's shape."""
+    rest = c.constant(np.full(c.out.shape, fill, np.int32))
+    return found.Concat(rest, axis=axis).slice({axis: (0, c.out.shape[axis], 1)})
 
 
 @rule("nonzero", onnx="`NonZero`, `Pad` of what is left over by `Concat`, `Slice`", function=True)
-def _nonzero(c: ExportCall) -> list[str]:
-    capacity, fill = int(c.attrs.capacity), int(c.attrs.fill)
-    x, rank = c.x, len(c.shape)
-    if not rank:
-        x = c.reshape(x, (1,))
-    found = c.cast(c.add("NonZero", x), "integer")
-    count = c.add("Shape", found, start=1) if c.opset >= 15 else slice_axes(
-        c, c.add("Shape", found), {0: (1, 1, 1)})  # fmt: skip
-    count = c.cast(count, "integer")
-    if c.results[0].size == 0:
+def _nonzero(c: ExportCall) -> list[ExportTensor]:
+    x = c.x if c.shape else c.x.reshape((1,))
+    found = x.NonZero().cast("integer")
+    sliced = c.opset < 15
+    count = found.Shape().slice({0: (1, 1, 1)}) if sliced else found.Shape(start=1)
+    count = count.cast("integer")
+    if c.out.size == 0:
         return [c.fill(0), count]
-    rest = c.constant(np.full((rank, capacity), fill, np.int32))
-    both = c.add("Concat", found, rest, axis=1)
-    return [slice_axes(c, both, {1: (0, capacity, 1)}), count]
+    return [_padded(c, found, 1, int(c.attrs.fill)), count]
 
 
 @rule("non_max_suppression", onnx="`NonMaxSuppression`, and fill behind what it finds",
       function=True)  # fmt: skip
-def _suppression(c: ExportCall) -> list[str]:
-    a, rows = c.attrs, c.results[0].shape[0]
-    if c.results[0].size == 0:
+def _suppression(c: ExportCall) -> list[ExportTensor]:
+    a = c.attrs
+    if c.out.size == 0:
         return [c.fill(0), c.fill(0, Fact("integer", (1,)))]
-    limits = (c.real(a.iou_threshold), c.real(a.score_threshold))
-    found = c.add(
-        "NonMaxSuppression", c.x, c.tensor(1), c.indices(int(a.max_per_class)), *limits,
+    limits = float(a.iou_threshold), float(a.score_threshold)
+    found = c.x.NonMaxSuppression(
+        c.tensor(1), c.indices(int(a.max_per_class)), *limits,
         center_point_box=int(a.center_point_box),
-    )  # fmt: skip
-    found = c.cast(found, "integer")
-    count = c.cast(slice_axes(c, c.add("Shape", found), {0: (0, 1, 1)}), "integer")
-    rest = c.constant(np.full((rows, 3), int(a.fill), np.int32))
-    return [slice_axes(c, c.add("Concat", found, rest, axis=0), {0: (0, rows, 1)}), count]
+    ).cast("integer")  # fmt: skip
+    count = found.Shape().slice({0: (0, 1, 1)}).cast("integer")
+    return [_padded(c, found, 0, int(a.fill)), count]

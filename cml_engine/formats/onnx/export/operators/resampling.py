@@ -1,4 +1,4 @@
-"""Exports resizing, and sampling between elements."""
+"""Exports resizing, sampling between elements, and regions of interest."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from math import ceil, floor, prod
 
 import numpy as np
 
-from cml_engine.formats.onnx.export.call import ExportCall
-from cml_engine.formats.onnx.export.export_rules import rule
-from cml_engine.formats.onnx.export.operators.movement import slice_axes
+from cml_engine.formats.onnx.export.call import ExportCall, ExportTensor, rule
+from cml_engine.formats.onnx.export.operators.elementwise import round_half_up
 from cml_engine.ir.graph import Array, Attrs
 from cml_engine.ops.resampling.resampling import linear_taps
 from cml_engine.ops.resampling.resize import axis_taps
+from cml_engine.ops.resampling.roi import LIMIT
 
 _COORDINATES = {
     "symmetric": "half_pixel", "asymmetric": "asymmetric", "aligned": "align_corners",
@@ -21,7 +21,6 @@ _ROUNDINGS = {
     "half_down": "round_prefer_floor", "half_up": "round_prefer_ceil", "floor": "floor",
     "ceil": "ceil",
 }  # fmt: skip
-_METHODS = {"nearest": "nearest", "linear": "linear", "cubic": "cubic"}
 
 #: runtimes compute positions in float32, which on longer axes are off by 0.01 and more
 _MOST_EXTENT = 1 << 14
@@ -30,59 +29,51 @@ _MOST_EXTENT = 1 << 14
 Taps = Iterable[tuple[Array, Array]]
 
 
-def _weighted(c: ExportCall, x: str, axis: int, taps: Taps, extent: int) -> str:
+def _weighted(x: ExportTensor, axis: int, taps: Taps, extent: int) -> ExportTensor:
     """Adds nodes for weighted sums of values at fixed indices along an axis.
 
     ``taps`` yields pairs of arrays, the indices and the weights of all results; indices are
-    clamped. Returns the result's name.
+    clamped.
     """
     pairs = list(taps)
     table = np.stack([at.clip(0, extent - 1) for at, _ in pairs], axis=1)
     weights = np.stack([weight for _, weight in pairs], axis=1).astype(np.float32)
-    found = c.add("Gather", x, c.constant(table.astype(np.int64)), axis=axis)
-    rank = len(c.shape)
-    weights = weights.reshape(*weights.shape, *[1] * (rank - axis - 1))
-    product = c.add("Mul", found, c.constant(weights))
-    return c.reduce("ReduceSum", product, [axis + 1], keep=False)
+    found = x.gather(table, axis)
+    weights = weights.reshape(*weights.shape, *[1] * (len(x.call.shape) - axis - 1))
+    return (found * x.call.constant(weights)).reduce("ReduceSum", [axis + 1], keep=False)
 
 
 @rule("nearest_upsample", onnx="`Resize`")
-def _nearest_upsample(c: ExportCall) -> str:
+def _nearest_upsample(c: ExportCall) -> ExportTensor:
     if all(f == 1 for f in c.attrs.factor):
         return c.x
-    if c.out.dtype != "scalar":
-        return _repeated(c)
-    return c.add(
-        "Resize", c.x, "", "", c.indices(*c.out.shape), mode="nearest",
-        coordinate_transformation_mode="asymmetric", nearest_mode="floor",
-    )  # fmt: skip
-
-
-def _repeated(c: ExportCall) -> str:
+    if c.out.dtype == "scalar":
+        return c.x.Resize(
+            None, None, c.indices(*c.out.shape), mode="nearest",
+            coordinate_transformation_mode="asymmetric", nearest_mode="floor",
+        )  # fmt: skip
     x = c.x
     for axis, (extent, factor) in enumerate(zip(c.shape[2:], c.attrs.factor, strict=True), 2):
         if factor > 1:
-            at = np.arange(extent, dtype=np.int64).repeat(factor)
-            x = c.add("Gather", x, c.constant(at), axis=axis)
+            x = x.gather(np.arange(extent).repeat(factor), axis)
     return x
 
 
 @rule("nearest_downsample", onnx="`Slice`")
-def _nearest_downsample(c: ExportCall) -> str:
+def _nearest_downsample(c: ExportCall) -> ExportTensor:
     pairs = zip(c.out.shape[2:], c.attrs.factor, strict=True)
-    taken = {axis: (0, n, int(f)) for axis, (n, f) in enumerate(pairs, 2) if f > 1}
-    return slice_axes(c, c.x, taken)
+    return c.x.slice({axis: (0, n, int(f)) for axis, (n, f) in enumerate(pairs, 2) if f > 1})
 
 
 @rule("area_downsample", onnx="`AveragePool`")
-def _area_downsample(c: ExportCall) -> str:
+def _area_downsample(c: ExportCall) -> ExportTensor:
     factor = [int(f) for f in c.attrs.factor]
-    return c.add("AveragePool", c.x, kernel_shape=factor, strides=factor)
+    return c.x.AveragePool(kernel_shape=factor, strides=factor)
 
 
 @rule("multilinear_upsample", onnx="`Resize`; with zeros around `ConvTranspose`; with border "
       "reflect `Gather`, `Mul`, `ReduceSum`")  # fmt: skip
-def _multilinear_upsample(c: ExportCall) -> str:
+def _multilinear_upsample(c: ExportCall) -> ExportTensor:
     a, x = c.attrs, c.x
     near = a.method == "aligned" or a.border in ("replicate", "reflect-even")
     if near and max(c.out.shape[2:]) <= _MOST_EXTENT:
@@ -92,12 +83,12 @@ def _multilinear_upsample(c: ExportCall) -> str:
         return _spread(c)
     for axis, (extent, factor) in enumerate(zip(c.shape[2:], a.factor, strict=True), 2):
         if factor > 1:
-            x = _weighted(c, x, axis, linear_taps(a, extent, int(factor)), extent)
+            x = _weighted(x, axis, linear_taps(a, extent, int(factor)), extent)
     return x
 
 
-def _spread(c: ExportCall) -> str:
-    """Adds a transposed convolution with a tent filter, which upsamples linearly; returns the name.
+def _spread(c: ExportCall) -> ExportTensor:
+    """Adds a transposed convolution with a tent filter, which upsamples linearly.
 
     Values outside are 0.
     """
@@ -113,47 +104,39 @@ def _spread(c: ExportCall) -> str:
         filter = np.multiply.outer(filter, row)
     channels = c.shape[1]
     weights = np.tile(filter, (channels, 1, *[1] * len(rows)))
-    return c.add(
-        "ConvTranspose", c.x, c.constant(weights), kernel_shape=list(filter.shape),
+    return c.x.ConvTranspose(
+        c.constant(weights), kernel_shape=list(filter.shape),
         strides=[int(f) for f in c.attrs.factor], pads=[*before, *after], group=channels,
     )  # fmt: skip
 
 
 @rule("resize", onnx="`Resize`; where its rounding could choose another neighbour, `Gather`; a "
       "cubic of other than two axes `Gather`, `Mul`, `ReduceSum`")  # fmt: skip
-def _resize(c: ExportCall) -> str:
+def _resize(c: ExportCall) -> ExportTensor:
     a, x = c.attrs, c.x
     few = max(c.out.shape) <= _MOST_EXTENT
     if few and (a.method == "linear" or (a.method == "cubic" and len(c.shape) == 4)):
         return _resized(c, a)
-    if a.method == "nearest" and _is_exact(c):
+    axes = [(extent, int(size)) for extent, size in zip(c.shape[2:], a.output_size, strict=True)]
+    if a.method == "nearest" and all(_rounds_right(a, *axis) for axis in axes):
         return _resized(c, a)
-    for axis, (extent, size) in enumerate(zip(c.shape[2:], a.output_size, strict=True), 2):
-        taps = axis_taps(a, extent, int(size))
+    for axis, (extent, size) in enumerate(axes, 2):
+        taps = axis_taps(a, extent, size)
         if a.method == "nearest":
-            at = taps[0][0].clip(0, extent - 1).astype(np.int64)
-            x = c.add("Gather", x, c.constant(at), axis=axis)
+            x = x.gather(taps[0][0].clip(0, extent - 1), axis)
         else:
-            x = _weighted(c, x, axis, taps, extent)
+            x = _weighted(x, axis, taps, extent)
     return x
 
 
-def _resized(c: ExportCall, a: Attrs) -> str:
+def _resized(c: ExportCall, a: Attrs) -> ExportTensor:
     nearest, cubic = a.method == "nearest", a.method == "cubic"
-    return c.add(
-        "Resize", c.x, "", "", c.indices(*c.out.shape), mode=_METHODS[a.method],
+    return c.x.Resize(
+        None, None, c.indices(*c.out.shape), mode=a.method,
         coordinate_transformation_mode=_COORDINATES[a.coordinates],
         nearest_mode=_ROUNDINGS[a.rounding] if nearest else None,
         cubic_coeff_a=float(a.cubic_coefficient) if cubic else None,
     )  # fmt: skip
-
-
-def _is_exact(c: ExportCall) -> bool:
-    """Returns True if float32 positions select the exact nearest neighbours on every axis."""
-    return all(
-        _rounds_right(c.attrs, extent, int(size))
-        for extent, size in zip(c.shape[2:], c.attrs.output_size, strict=True)
-    )
 
 
 def _rounds_right(a: Attrs, extent: int, size: int) -> bool:
@@ -182,51 +165,49 @@ def _position(coordinates: str, i: Array, scale: np.float32, extent: int, size: 
 
 
 def _rounded(rounding: str, at: Array) -> Array:
-    if rounding == "floor":
-        return np.floor(at)
-    if rounding == "ceil":
-        return np.ceil(at)
-    if rounding == "half_down":
-        return np.ceil(at - 0.5)
-    return np.floor(at + 0.5)
+    if rounding in ("half_down", "half_up"):
+        return np.ceil(at - 0.5) if rounding == "half_down" else np.floor(at + 0.5)
+    return np.floor(at) if rounding == "floor" else np.ceil(at)
+
+
+# -- computed positions --------------------------------------------------------------------------
 
 
 @rule("grid_sample", onnx="`GridSample`", since=16)
-def _grid_sample(c: ExportCall) -> str:
+def _grid_sample(c: ExportCall) -> ExportTensor:
     a, spatial = c.attrs, len(c.shape) - 2
-    modes = {"nearest": "nearest", "linear": "bilinear", "cubic": "bicubic"}
-    if c.opset >= 20:
-        modes = {"nearest": "nearest", "linear": "linear", "cubic": "cubic"}
-    elif spatial == 3:
-        c.require_opset(20, "three spatial axes")
+    mode = a.method
+    if c.opset < 20:
+        mode = {"nearest": "nearest", "linear": "bilinear", "cubic": "bicubic"}[mode]
+        if spatial == 3:
+            c.require_opset(20, "three spatial axes")
     borders = {"constant": "zeros", "replicate": "border", "reflect": "reflection"}
-    how = {"mode": modes[a.method], "padding_mode": borders[a.border],
+    how = {"mode": mode, "padding_mode": borders[a.border],
            "align_corners": int(a.align_corners)}  # fmt: skip
     if a.method == "cubic" and spatial != 2:
         raise c.unsupported_error(
             f"GridSample is cubic on two axes only, here are {spatial}: use linear"
         )
     if spatial != 1:
-        return c.add("GridSample", c.x, c.tensor(1), **how)
+        return c.x.GridSample(c.tensor(1), **how)
     # a 1-D signal is sampled as an image of one row
-    image = c.reshape(c.x, (*c.shape[:2], 1, c.shape[2]))
+    image = c.x.reshape((*c.shape[:2], 1, c.shape[2]))
     places = c.fact(1).shape
-    grid = c.reshape(c.tensor(1), (places[0], 1, *places[1:]))
-    pads = c.indices(*[0] * 7, 1)
-    grid = c.add("Pad", grid, pads, c.real(0.0), mode="constant")
-    return c.reshape(c.add("GridSample", image, grid, **how), c.out.shape)
+    grid = c.tensor(1).reshape((places[0], 1, *places[1:]))
+    grid = grid.Pad(c.indices(*[0] * 7, 1), 0.0, mode="constant")
+    return image.GridSample(grid, **how).reshape(c.out.shape)
 
 
 @rule("col2im", onnx="`Col2Im`", since=18)
-def _col2im(c: ExportCall) -> str:
+def _col2im(c: ExportCall) -> ExportTensor:
     a, spatial = c.attrs, len(c.attrs.size)
     pairs = a.padding
     if not pairs:
         raise c.unsupported_error("state its padding")
     if min(min(pair) for pair in pairs) < 0:
         raise c.unsupported_error("its padding is negative: crop the result (slice)")
-    return c.add(
-        "Col2Im", c.x, c.indices(*a.output_size), c.indices(*a.size),
+    return c.x.Col2Im(
+        c.indices(*a.output_size), c.indices(*a.size),
         dilations=list(a.dilation or [1] * spatial), strides=list(a.stride or [1] * spatial),
         pads=[int(pair[side]) for side in (0, 1) for pair in pairs],
     )  # fmt: skip
@@ -234,25 +215,20 @@ def _col2im(c: ExportCall) -> str:
 
 @rule("deform_columns", onnx="`DeformConv` by a filter that takes each tap by itself", since=19,
       function=True)  # fmt: skip
-def _deform_columns(c: ExportCall) -> str:
+def _deform_columns(c: ExportCall) -> ExportTensor:
     a, (channels, height, width) = c.attrs, c.shape[1:]
     size = [int(n) for n in a.size]
     taps = prod(size)
     pairs = a.padding or _same_padding(c, size, (height, width))
     filter = np.tile(np.eye(taps, dtype=np.float32), (channels, 1)).reshape(-1, 1, *size)
-    inputs = [c.x, c.constant(filter), c.tensor(1)]
-    mask = c.value(2)
-    if c.fact(2).rank:
-        inputs += ["", c.tensor(2)]
-    result = c.add(
-        "DeformConv", *inputs, kernel_shape=size, strides=list(a.stride or (1, 1)),
-        dilations=list(a.dilation or (1, 1)), group=channels,
-        offset_group=int(a.offset_groups),
+    mask, is_map = c.value(2), c.fact(2).rank
+    result = c.x.DeformConv(
+        c.constant(filter), c.tensor(1), *([None, c.tensor(2)] if is_map else []),
+        kernel_shape=size, strides=list(a.stride or (1, 1)), dilations=list(a.dilation or (1, 1)),
+        group=channels, offset_group=int(a.offset_groups),
         pads=[int(pair[side]) for side in (0, 1) for pair in pairs],
     )  # fmt: skip
-    if c.fact(2).rank or (mask is not None and mask == 1):
-        return result
-    return c.add("Mul", result, c.tensor(2))
+    return result if is_map or (mask is not None and mask == 1) else result * c.tensor(2)
 
 
 def _same_padding(
@@ -266,3 +242,129 @@ def _same_padding(
         total = max((c.out.shape[2 + i] - 1) * stride + reach - extent, 0)
         found.append((total // 2, total - total // 2))
     return found
+
+
+# -- regions of interest -------------------------------------------------------------------------
+
+
+def _batch(c: ExportCall) -> ExportTensor:
+    """Adds nodes that clamp the batch index of each region, the third operand, to the batch."""
+    count, given = c.fact(1).shape[0], c.fact(2)
+    index = c.tensor(2) if given.rank == 1 else c.tensor(2, (given.size,))
+    if given.size != count:
+        index = index.Expand(c.indices(count))
+    return index.Clip(0, c.shape[0] - 1)
+
+
+@rule("roi_align", onnx="`RoiAlign`", since=16)
+def _roi_align(c: ExportCall) -> ExportTensor:
+    a = c.attrs
+    height, width = a.output_size
+    mode = "half_pixel" if a.half_pixel else "output_half_pixel"
+    return c.x.RoiAlign(
+        c.tensor(1), _batch(c).cast("int64"), mode=a.mode,
+        output_height=int(height), output_width=int(width), spatial_scale=float(a.scale),
+        sampling_ratio=int(a.sampling_ratio), coordinate_transformation_mode=mode,
+    )  # fmt: skip
+
+
+def _corners(c: ExportCall, axis: int) -> list[ExportTensor]:
+    """Returns the first and second corner of each region on a spatial axis, ``[R, 1, 1]``.
+
+    NaN becomes 0.
+    """
+    spatial = len(c.shape) - 2
+    rois = c.tensor(1).IsNaN().Where(0.0, c.tensor(1)).Clip(-float(LIMIT), float(LIMIT))
+    both = [rois.Gather(c.indices(axis + side * spatial), axis=1) for side in (0, 1)]
+    return [corner.unsqueeze(2) for corner in both]
+
+
+def _items(c: ExportCall) -> ExportTensor:
+    """Adds a gather of the batch item that each region lies in, one item per region."""
+    return c.x.Gather(_batch(c), axis=0)
+
+
+def _shaped(c: ExportCall, weights: ExportTensor, axis: int) -> ExportTensor:
+    """Adds a reshape of weights ``[R, results, extent]`` to broadcast along an axis.
+
+    The other operand is ``[R, C, …, extent of axis, …]`` with one more axis in front of ``axis``.
+    """
+    return weights.unsqueeze(*range(1, 2 + axis), *range(4 + axis, 1 + len(c.shape)))
+
+
+def _numbers(c: ExportCall, count: int, *shape: int) -> ExportTensor:
+    return c.constant(np.arange(count, dtype=np.float32).reshape(shape))
+
+
+def _cells(c: ExportCall, axis: int) -> ExportTensor:
+    """Returns a mask ``[R, cells, extent]`` of the positions on an axis that a cell covers."""
+    cells, extent = int(c.attrs.output_size[axis]), c.shape[2 + axis]
+    first, last = map(round_half_up, _corners(c, axis))
+    size = (last - first).Max(0.0)
+    # integer arithmetic avoids the rounding error of the float quotients
+    step = (size.cast("integer") / cells).cast("scalar")
+    low = (size.cast("integer") / cells).cast("scalar")
+    reach = low + (low * float(cells) < size).cast("scalar")
+    start = first + _numbers(c, cells, 1, cells, 1) * step
+    at = _numbers(c, extent, 1, 1, extent)
+    below = at < start + reach
+    return (at >= start) & below
+
+
+@rule("avg_roi_pool", "max_roi_pool", onnx="cells as masks of each axis, `Where`, `ReduceSum` or "
+      "`ReduceMax`", function=True, empty=0.0)  # fmt: skip
+def _roi_pool(c: ExportCall) -> ExportTensor:
+    average = c.node.op == "avg_roi_pool"
+    x, counts = _items(c), list[ExportTensor]()
+    for axis in range(len(c.shape) - 2):
+        mask = _shaped(c, _cells(c, axis), axis)
+        inside = mask.Where(x.unsqueeze(2 + axis), 0.0 if average else -np.inf)
+        x = inside.reduce("ReduceSum" if average else "ReduceMax", [3 + axis], keep=False)
+        count = mask.cast("scalar").reduce("ReduceSum", [3 + axis], keep=False)
+        counts = [counts[0] * count if counts else count]
+    some = counts[0] > 0.0
+    return some.Where(x / counts[0].Max(1.0) if average else x, 0.0)
+
+
+def _samples(c: ExportCall, counts: list[int], method: str) -> ExportTensor:
+    """Adds nodes that sample each region at ``counts`` positions per axis.
+
+    The interpolation is linear. ``method`` places the samples: ``"symmetric"``, ``"asymmetric"`` or
+    aligned.
+    """
+    x = _items(c)
+    for axis, count in enumerate(counts):
+        extent = c.shape[2 + axis]
+        first, last = _corners(c, axis)
+        size = last - first
+        i = np.arange(count, dtype=np.float32).reshape(1, count, 1)
+        if method == "symmetric":
+            moved = c.constant((i + np.float32(0.5)) / np.float32(count)) * size
+            at = first + (moved - 0.5)
+        elif method == "asymmetric":
+            at = first + c.constant(i / np.float32(count)) * size
+        else:
+            part = c.constant(i / np.float32(max(count - 1, 1)))
+            at = first + part * (size - 1.0)
+        # clamping repeats the edge values; tent weights interpolate linearly between neighbours
+        apart = (at.Clip(0.0, float(extent - 1)) - _numbers(c, extent, 1, 1, extent)).Abs()
+        weights = _shaped(c, (1.0 - apart).Max(0.0), axis)
+        spread = x.unsqueeze(2 + axis)
+        product = (weights > 0.0).Where(spread * weights, 0.0)
+        x = product.reduce("ReduceSum", [3 + axis], keep=False)
+    return x
+
+
+@rule("roi_resample", onnx="weights of each axis, `Mul`, `ReduceSum`", function=True)
+def _roi_resample(c: ExportCall) -> ExportTensor:
+    return _samples(c, [int(n) for n in c.attrs.output_size], c.attrs.method)
+
+
+@rule("avg_roi_align", "max_roi_align", onnx="as `roi_resample`, then `AveragePool` or `MaxPool`",
+      function=True)  # fmt: skip
+def _roi_align_of(c: ExportCall) -> ExportTensor:
+    sizes, rates = c.attrs.output_size, [int(r) for r in c.attrs.sampling_rate]
+    fine = [int(n) * r for n, r in zip(sizes, rates, strict=True)]
+    samples = _samples(c, fine, c.attrs.resize_method)
+    op = "AveragePool" if c.node.op == "avg_roi_align" else "MaxPool"
+    return c.add(op, samples, kernel_shape=rates, strides=rates)
