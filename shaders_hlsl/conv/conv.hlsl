@@ -61,7 +61,7 @@ int source_index(int axis, int step, int offset) {
 
 // Where the rows of inputs under a row of taps begin, for every column; -1 where there are none.
 void find_rows(int oz, int oy) {
-    {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
+    {CML_UNROLL(int, j, COLUMNS) {
         int sz = source_index(0, place[j].at.x, oz);
         int sy = source_index(1, place[j].at.y, oy);
         row_from[j] = min(sy, sz) >= 0 ? (sz * x_size(1) + sy) * x_size(2) : -1;
@@ -70,7 +70,7 @@ void find_rows(int oz, int oy) {
 
 // Where the inputs under a tap of that row begin.
 void find_inputs(int ox, uint first_block, uint volume) {
-    {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
+    {CML_UNROLL(int, j, COLUMNS) {
         int sx = source_index(2, place[j].at.z, ox);
         found[j] = min(row_from[j], sx) >= 0;
         uint base = (place[j].image * in_blocks + first_block) * volume;
@@ -91,9 +91,9 @@ CML_BLOCK input_at(int column, uint offset) {
 void add_tap(uint weight, uint blocks, uint volume) {
     if (blocks == 0) { return; }
     NUMBER4 f = T1[weight];
-    {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
+    {CML_UNROLL(int, j, COLUMNS) {
         NUMBER4 x = input_at(j, 0);
-        {[ForceUnroll] for (int i = 0; i < 4; i++) {
+        {CML_UNROLL(int, i, 4) {
             cml_sum[i * COLUMNS + j] = cml_mad(f[i], x[i], cml_sum[i * COLUMNS + j]);
         }}
     }}
@@ -102,7 +102,7 @@ void add_tap(uint weight, uint blocks, uint volume) {
 void add_tap(uint weight, uint blocks, uint volume) {
     for (uint c = 0; c < blocks; c++) {
         CML_BLOCK x[COLUMNS];
-        {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) { x[j] = input_at(j, c * volume); }}
+        {CML_UNROLL(int, j, COLUMNS) { x[j] = input_at(j, c * volume); }}
         cml_multiply(x, weight + c * BLOCK_VECTORS, 0);
     }
 }
@@ -113,11 +113,11 @@ void add_tap(uint weight, uint blocks, uint volume) {
 #if PART != SUMS
 void store(uint row_block, int3 phase) {
     uint volume = cml_volume(y_size(0), y_size(1), y_size(2));
-    {[ForceUnroll] for (int o = 0; o < VECTORS; o++) {
+    {CML_UNROLL(int, o, VECTORS) {
         uint number = row_block * VECTORS + o;
         if (4 * number < out_c) {
             Block block = cml_block(number);
-            {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
+            {CML_UNROLL(int, j, COLUMNS) {
                 int3 at = place[j].at * int3(up(0), up(1), up(2)) + phase;
                 uint to = (uint(at.x) * y_size(1) + uint(at.y)) * y_size(2) + uint(at.z);
                 bool inside = at.x < y_size(0) && at.y < y_size(1) && at.z < y_size(2);
@@ -172,21 +172,21 @@ void add_window(Part part, uint weight, uint first_block, uint vectors, uint vol
 
 #if PART != ALL
 // Where a thread's sums of four rows at a column lie.
-uint sum_place(uint vector, uint thread) { return vector * (groups * GROUP) + thread; }
+uint sum_index(uint vector, uint thread) { return vector * (groups * GROUP) + thread; }
 #endif
 
 CML_MAIN
 {
     CML_EACH_GROUP(group)
     Part part = cml_part(group);
-    {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
+    {CML_UNROLL(int, j, COLUMNS) {
         place[j] = place_of((part.tile * COLUMNS + j) * GROUP + lane);
     }}
     cml_clear();
 
 #if PART == FINISH
-    {[ForceUnroll] for (int v = 0; v < VECTORS * COLUMNS; v++) {
-        cml_add_result(v / COLUMNS, v % COLUMNS, T0[sum_place(v, group * GROUP + lane)]);
+    {CML_UNROLL(int, v, VECTORS * COLUMNS) {
+        cml_add_result(v / COLUMNS, v % COLUMNS, T0[sum_index(v, group * GROUP + lane)]);
     }}
 #else
     uint volume = cml_volume(x_size(0), x_size(1), x_size(2));
@@ -196,8 +196,8 @@ CML_MAIN
     add_window(part, weight, first_block, vectors, volume);
 #endif
 #if PART == SUMS
-    {[ForceUnroll] for (int v = 0; v < VECTORS * COLUMNS; v++) {
-        uint at = sum_place(v, group * GROUP + lane);
+    {CML_UNROLL(int, v, VECTORS * COLUMNS) {
+        uint at = sum_index(v, group * GROUP + lane);
         NUMBER4 before = NUMBER4(0);
         if (tap_begin + block_begin > 0) { before = T2[at]; }
         T2[at] = before + cml_result(v / COLUMNS, v % COLUMNS);

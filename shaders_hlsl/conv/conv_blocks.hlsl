@@ -12,7 +12,7 @@ CML_MAIN
     uint block = cml_divide_rest(at, volume);
     uint image = cml_divide_rest(block, blocks);
     float4 v;
-    {[ForceUnroll] for (int k = 0; k < 4; k++) {
+    {CML_UNROLL(int, k, 4) {
         uint channel = min(4 * block + k, channels - 1);
         float x = T0[(image * channels + channel * step) * volume + at];
         v[k] = 4 * block + k < channels ? x : 0.0;

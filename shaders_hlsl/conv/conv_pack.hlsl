@@ -1,5 +1,5 @@
 // A filter that is computed during the run, in the order in which conv.hlsl reads it (as
-// cml_engine/ops/conv/kernels/tile.py packs a constant one): [row block][tap][band][4 in][ROWS].
+// cml_engine/ops/conv/node.py packs a constant one): [row block][tap][band][4 in][ROWS].
 // T0 filter as NNEF has it, T1 packed.
 CML_MAIN
 {

@@ -24,11 +24,11 @@
 void add_line(uint weight, uint vectors, uint blocks, uint volume) {
     for (uint c = 0; c < blocks; c++) {
         float4 x[SPAN];
-        {[ForceUnroll] for (int i = 0; i < SPAN; i++) { x[i] = cml_input(i, c * volume); }}
-        {[ForceUnroll] for (int t = 0; t < TAPS; t++) {
+        {CML_UNROLL(int, i, SPAN) { x[i] = cml_input(i, c * volume); }}
+        {CML_UNROLL(int, t, TAPS) {
             int back = STEPS_BACK(t);
             float4 part[STEPS];
-            {[ForceUnroll] for (int j = 0; j < STEPS; j++) { part[j] = x[j - back - LEAST]; }}
+            {CML_UNROLL(int, j, STEPS) { part[j] = x[j - back - LEAST]; }}
             cml_multiply(part, weight + t * vectors + c * ROWS, t - ORIGIN - back * PHASES);
         }}
     }

@@ -12,17 +12,17 @@
 #define SPAN ((COLUMNS - 1) * STRIDE + TAPS)
 // vectors of the filter per line of taps and channel, and how many of them a lane holds
 #define LINE_VECTORS (TAPS * VECTORS)
-#define LINE_HELD ((LINE_VECTORS + SHARERS - 1) / SHARERS)
+#define LINE_LOADS ((LINE_VECTORS + SHARERS - 1) / SHARERS)
 
 #define INPUT NUMBER
 #include "conv_line.hlsli"
 
 // The products of a channel's inputs with vector `i` of a line of taps.
 void add_vector(NUMBER4 f, NUMBER x[SPAN], int i) {
-    {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
+    {CML_UNROLL(int, j, COLUMNS) {
         int at = i % VECTORS * 4 * COLUMNS + j;
         NUMBER v = x[j * STRIDE + i / VECTORS];
-        {[ForceUnroll] for (int row = 0; row < 4; row++) {
+        {CML_UNROLL(int, row, 4) {
             int to = at + row * COLUMNS;
             cml_sum[to] = cml_mad(f[row], v, cml_sum[to]);
         }}
@@ -33,14 +33,14 @@ void add_vector(NUMBER4 f, NUMBER x[SPAN], int i) {
 void add_line(NUMBER x[SPAN], uint w) {
 #if SHARE
     uint sharer = WaveGetLaneIndex() % SHARERS;
-    NUMBER4 held[LINE_HELD];
-    {[ForceUnroll] for (int i = 0; i < LINE_HELD; i++) {
-        held[i] = T1[w + min(i * SHARERS + sharer, LINE_VECTORS - 1)];
+    NUMBER4 loaded[LINE_LOADS];
+    {CML_UNROLL(int, i, LINE_LOADS) {
+        loaded[i] = T1[w + min(i * SHARERS + sharer, LINE_VECTORS - 1)];
     }}
 #endif
-    {[ForceUnroll] for (int i = 0; i < LINE_VECTORS; i++) {
+    {CML_UNROLL(int, i, LINE_VECTORS) {
 #if SHARE
-        NUMBER4 f = WaveReadLaneAt(held[i / SHARERS], i % SHARERS);
+        NUMBER4 f = WaveReadLaneAt(loaded[i / SHARERS], i % SHARERS);
 #else
         NUMBER4 f = T1[w + i];
 #endif
@@ -59,7 +59,7 @@ void cml_add_window(Part part, Run p, uint volume) {
                     p.at.z * STRIDE + origin(2), p.image * group_in * volume);
         for (uint c = 0; c < group_in; c++) {
             NUMBER x[SPAN];
-            {[ForceUnroll] for (int i = 0; i < SPAN; i++) { x[i] = cml_input(i, c * volume); }}
+            {CML_UNROLL(int, i, SPAN) { x[i] = cml_input(i, c * volume); }}
             add_line(x, weight);
             weight += LINE_VECTORS;
         }

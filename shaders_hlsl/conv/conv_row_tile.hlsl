@@ -16,20 +16,20 @@
 // The products of a line of taps, which begins at vector `weight`, with all blocks of inputs.
 void add_line(uint weight, uint vectors, uint volume) {
     for (uint c = 0; c < band; c++) {
-        CML_BLOCK x[SPAN];
-        {[ForceUnroll] for (int i = 0; i < SPAN; i++) { x[i] = cml_input(i, c * volume); }}
-        {[ForceUnroll] for (int t = 0; t < TAPS; t++) {
-            CML_BLOCK part[COLUMNS];
-            {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
+        NUMBER4 x[SPAN];
+        {CML_UNROLL(int, i, SPAN) { x[i] = cml_input(i, c * volume); }}
+        {CML_UNROLL(int, t, TAPS) {
+            NUMBER4 part[COLUMNS];
+            {CML_UNROLL(int, j, COLUMNS) {
                 part[j] = x[j * STRIDE + t * DILATION];
             }}
-            cml_multiply(part, weight + t * vectors + c * BLOCK_VECTORS, 0);
+            cml_multiply(part, weight + t * vectors + c * ROWS, 0);
         }}
     }
 }
 
 void cml_add_window(Part part, Run p, uint volume) {
-    uint vectors = band * BLOCK_VECTORS; // of the filter, per tap
+    uint vectors = band * ROWS; // of the filter, per tap
     uint weight = part.row_block * cml_volume(k_size(0), k_size(1), k_size(2)) * vectors;
     uint base = (p.image * in_blocks + cml_first_block(part.row_block)) * volume;
     int leftmost = p.at.z * STRIDE + origin(2);

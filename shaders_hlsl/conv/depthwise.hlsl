@@ -18,24 +18,24 @@ static float sums[TILE_Y * TILE_X * 4];
 static float taps[KERNEL_Y * KERNEL_X * 4];
 
 void clear() {
-    {[ForceUnroll] for (int i = 0; i < TILE_Y * TILE_X * 4; i++) { sums[i] = 0.0; }}
+    {CML_UNROLL(int, i, TILE_Y * TILE_X * 4) { sums[i] = 0.0; }}
 }
 
 void load_taps(uint block) {
-    {[ForceUnroll] for (int i = 0; i < KERNEL_Y * KERNEL_X; i++) {
+    {CML_UNROLL(int, i, KERNEL_Y * KERNEL_X) {
         float4 tap = T1[block * (KERNEL_Y * KERNEL_X) + i];
-        {[ForceUnroll] for (int lane = 0; lane < 4; lane++) { taps[4 * i + lane] = tap[lane]; }}
+        {CML_UNROLL(int, lane, 4) { taps[4 * i + lane] = tap[lane]; }}
     }}
 }
 
 // What row `r` of the inputs gives to every row of results.
 void add_row(int r, float4 x[SOURCES_X]) {
-    {[ForceUnroll] for (int i = 0; i < TILE_Y * KERNEL_X; i++) {
+    {CML_UNROLL(int, i, TILE_Y * KERNEL_X) {
         int row = i / KERNEL_X;
         int kx = i % KERNEL_X;
         int ky = r - row;
         if (ky >= 0 && ky < KERNEL_Y) {
-            {[ForceUnroll] for (int at = 0; at < TILE_X * 4; at++) {
+            {CML_UNROLL(int, at, TILE_X * 4) {
                 int sum = row * TILE_X * 4 + at;
                 sums[sum] = mad(taps[4 * (ky * KERNEL_X + kx) + at % 4], x[at / 4 + kx][at % 4],
                                 sums[sum]);
@@ -56,22 +56,22 @@ CML_MAIN
     load_taps(number);
     uint base = (image * blocks + number) * uint(height * width);
     int column[SOURCES_X];
-    {[ForceUnroll] for (int i = 0; i < SOURCES_X; i++) {
+    {CML_UNROLL(int, i, SOURCES_X) {
         column[i] = cml_border(x0 + i - before_x, width);
     }}
-    {[ForceUnroll] for (int r = 0; r < SOURCES_Y; r++) {
+    {CML_UNROLL(int, r, SOURCES_Y) {
         int row = cml_border(y0 + r - before_y, height);
         float4 x[SOURCES_X];
-        {[ForceUnroll] for (int i = 0; i < SOURCES_X; i++) {
+        {CML_UNROLL(int, i, SOURCES_X) {
             bool found = min(row, column[i]) >= 0;
             float4 value = T0[base + (found ? uint(row * width + column[i]) : 0u)];
-            x[i] = found ? value : float4(0.0, 0.0, 0.0, 0.0);
+            x[i] = found ? value : float4(0.0);
         }}
         add_row(r, x);
     }}
     Block block = cml_block(number);
     uint volume = uint(out_height * out_width);
-    {[ForceUnroll] for (int at = 0; at < TILE_Y * TILE_X; at++) {
+    {CML_UNROLL(int, at, TILE_Y * TILE_X) {
         int y = y0 + at / TILE_X;
         int x = x0 + at % TILE_X;
         if (y < out_height && x < out_width) {

@@ -54,26 +54,26 @@ CML_MAIN
     uint base = (tile.image * in_blocks + block) * uint(height * width);
 
     int column[6];
-    {[ForceUnroll] for (int i = 0; i < 6; i++) {
+    {CML_UNROLL(int, i, 6) {
         column[i] = cml_border(tile.x + i - before_x, width);
     }}
     float4 rows[6][6];
-    {[ForceUnroll] for (int r = 0; r < 6; r++) {
+    {CML_UNROLL(int, r, 6) {
         int row = cml_border(tile.y + r - before_y, height);
         float4 d[6];
-        {[ForceUnroll] for (int i = 0; i < 6; i++) {
+        {CML_UNROLL(int, i, 6) {
             bool found = min(row, column[i]) >= 0;
             float4 value = T0[base + (found ? uint(row * width + column[i]) : 0u)];
-            d[i] = found ? value : float4(0.0, 0.0, 0.0, 0.0);
+            d[i] = found ? value : float4(0.0);
         }}
         transform(d, rows[r]);
     }}
-    {[ForceUnroll] for (int c = 0; c < 6; c++) {
+    {CML_UNROLL(int, c, 6) {
         float4 d[6];
-        {[ForceUnroll] for (int r = 0; r < 6; r++) { d[r] = rows[r][c]; }}
+        {CML_UNROLL(int, r, 6) { d[r] = rows[r][c]; }}
         float4 v[6];
         transform(d, v);
-        {[ForceUnroll] for (int r = 0; r < 6; r++) {
+        {CML_UNROLL(int, r, 6) {
             T1[((r * 6 + c) * in_blocks + block) * tiles + nth] = v[r];
         }}
     }}
@@ -91,7 +91,7 @@ CML_MAIN
     uint part = cml_divide_rest(row_block, row_blocks);
     uint point = cml_divide_rest(part, parts);
     uint at[COLUMNS];
-    {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
+    {CML_UNROLL(int, j, COLUMNS) {
         at[j] = (part * COLUMNS + j) * GROUP + lane;
     }}
     cml_clear();
@@ -99,19 +99,19 @@ CML_MAIN
     uint weight = (point * row_blocks + row_block) * in_blocks * ROWS;
     for (uint c = 0; c < in_blocks; c++) {
         float4 x[COLUMNS];
-        {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
+        {CML_UNROLL(int, j, COLUMNS) {
             x[j] = T0[values + c * tiles + min(at[j], tiles - 1)];
         }}
         cml_multiply(x, weight + c * ROWS, 0);
     }
-    {[ForceUnroll] for (int o = 0; o < VECTORS; o++) {
+    {CML_UNROLL(int, o, VECTORS) {
         uint block = row_block * VECTORS + o;
 #if FIXED
         float4 step = T2[(point * row_blocks + row_block) * VECTORS + o];
 #else
-        float4 step = float4(1.0, 1.0, 1.0, 1.0);
+        float4 step = float4(1.0);
 #endif
-        {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
+        {CML_UNROLL(int, j, COLUMNS) {
             if (at[j] < tiles && block < out_blocks) {
                 SUMS[(point * out_blocks + block) * tiles + at[j]] = cml_result(o, j) * step;
             }
@@ -141,20 +141,20 @@ CML_MAIN
     uint nth = thread;
     Block block = cml_block(cml_divide_rest(nth, tiles));
     float4 columns[6][4];
-    {[ForceUnroll] for (int c = 0; c < 6; c++) {
+    {CML_UNROLL(int, c, 6) {
         float4 m[6];
-        {[ForceUnroll] for (int r = 0; r < 6; r++) {
+        {CML_UNROLL(int, r, 6) {
             m[r] = T0[((r * 6 + c) * out_blocks + block.number) * tiles + nth];
         }}
         transform(m, columns[c]);
     }}
     Tile tile = tile_of(nth);
-    {[ForceUnroll] for (int r = 0; r < 4; r++) {
+    {CML_UNROLL(int, r, 4) {
         float4 m[6];
-        {[ForceUnroll] for (int c = 0; c < 6; c++) { m[c] = columns[c][r]; }}
+        {CML_UNROLL(int, c, 6) { m[c] = columns[c][r]; }}
         float4 y[4];
         transform(m, y);
-        {[ForceUnroll] for (int i = 0; i < 4; i++) {
+        {CML_UNROLL(int, i, 4) {
             if (tile.y + r < out_height && tile.x + i < out_width) {
                 uint to = uint((tile.y + r) * out_width + tile.x + i);
                 cml_store(y[i], block, tile.image, to, uint(out_height * out_width));

@@ -50,17 +50,17 @@
 // Offsets of result element i in the operands.
 #if FLAT
 void locate(uint i, out uint at[ARITY]) {
-    [ForceUnroll] for (uint k = 0; k < ARITY; ++k) { at[k] = i * stride(k * MAX_DIMS); }
+    CML_UNROLL(uint, k, ARITY) { at[k] = i * stride(k * MAX_DIMS); }
 }
 #else
 void locate(uint i, out uint at[ARITY]) {
-    { [ForceUnroll] for (uint k = 0; k < ARITY; ++k) { at[k] = 0; } }
+    { CML_UNROLL(uint, k, ARITY) { at[k] = 0; } }
     uint rest = i;
     for (uint d = 0; d < dims; ++d) {
         // the outermost coordinate needs no division
         uint next = d + 1 < dims ? cml_divide(rest, extent(d)) : 0;
         uint coordinate = d + 1 < dims ? rest - next * extent(d) : rest;
-        [ForceUnroll] for (uint k = 0; k < ARITY; ++k) {
+        CML_UNROLL(uint, k, ARITY) {
             at[k] += coordinate * stride(k * MAX_DIMS + d);
         }
         rest = next;
@@ -73,7 +73,7 @@ OUT_TYPE compute(uint i) {
     locate(i, at);
     EACH(ARITY, LOAD)
     OUT_TYPE result;
-    [ForceUnroll] for (uint l = 0; l < VEC; ++l) {
+    CML_UNROLL(uint, l, VEC) {
         EACH(ARITY, TAKE)
         CHAIN
         STORE(result, l) = LAST;
@@ -84,7 +84,7 @@ OUT_TYPE compute(uint i) {
 CML_MAIN
 {
     CML_EACH_GROUP(group)
-    [ForceUnroll] for (uint k = 0; k < PER_THREAD; ++k) {
+    CML_UNROLL(uint, k, PER_THREAD) {
         // neighbouring threads, neighbouring addresses
         uint i = (group * PER_THREAD + k) * GROUP + lane;
         if (i < count) { OUT[i] = compute(i); }

@@ -5,7 +5,7 @@
 CML_TRUTH cml_negative(CML_T x) { return asuint(x) - 0x80000001u <= 0x7f7fffffu; }
 
 // y, which is of |x|, with the sign of x: also where that is -0.
-CML_T cml_odd_of(CML_T y, CML_T x) { return asfloat(asuint(y) ^ (asuint(x) & 0x80000000u)); }
+CML_T cml_with_sign_of(CML_T y, CML_T x) { return asfloat(asuint(y) ^ (asuint(x) & 0x80000000u)); }
 
 // A NaN stays one; a bound that is one does not bound.
 CML_T cml_clamp(CML_T x, CML_T low, CML_T high) {
@@ -27,7 +27,7 @@ CML_T cml_tanh(CML_T x) {
     CML_T far = (CML_T(1.0) - t) / (CML_T(1.0) + t);
     // near zero the quotient cancels, the series does not
     CML_T near = a + a * z * (-0.333333333 + z * (0.133333333 - z * 0.0539682540));
-    return cml_odd_of(select(a < CML_T(0.2), near, far), x);
+    return cml_with_sign_of(select(a < CML_T(0.2), near, far), x);
 }
 
 #undef CML_T

@@ -6,7 +6,7 @@
 
 // what an input is, in arithmetic
 #ifndef INPUT
-#define INPUT CML_BLOCK
+#define INPUT NUMBER4
 #endif
 
 struct Run {
@@ -15,8 +15,8 @@ struct Run {
     bool inside;
 };
 
-static uint cml_from[SPAN];
-static bool cml_found[SPAN];
+static uint cml_offset[SPAN];
+static bool cml_inside[SPAN];
 
 Run cml_run(uint index) {
     int3 steps = int3(steps3(0), steps3(1), steps3(2));
@@ -35,21 +35,17 @@ Run cml_run(uint index) {
 // Where the inputs of a line begin in the first block; `first` is the leftmost of them.
 void cml_find_inputs(int sz, int sy, int first, uint base) {
     int line = (sz * x_size(1) + sy) * x_size(2);
-    {[ForceUnroll] for (int i = 0; i < SPAN; i++) {
+    {CML_UNROLL(int, i, SPAN) {
         int sx = cml_border(first + i, x_size(2));
-        cml_found[i] = min(min(sz, sy), sx) >= 0;
-        cml_from[i] = base + (cml_found[i] ? uint(line + sx) : 0u);
+        cml_inside[i] = min(min(sz, sy), sx) >= 0;
+        cml_offset[i] = base + (cml_inside[i] ? uint(line + sx) : 0u);
     }}
 }
 
 // What lies under the windows at position i of the span: zero where the border is.
 INPUT cml_input(int i, uint offset) {
-    INPUT value = INPUT(T0[cml_from[i] + offset]);
-#ifdef FLIP
-    return (cml_found[i] ? value : INPUT(0)) ^ FLIP;
-#else
-    return cml_found[i] ? value : INPUT(0);
-#endif
+    INPUT value = INPUT(T0[cml_offset[i] + offset]);
+    return cml_inside[i] ? value : INPUT(0);
 }
 
 void cml_store_run(Run p, uint row_block, int3 phase) {
@@ -57,11 +53,11 @@ void cml_store_run(Run p, uint row_block, int3 phase) {
     int3 at = p.at * int3(up(0), up(1), up(2)) + phase;
     bool inside = p.inside && at.x < y_size(0) && at.y < y_size(1);
     uint line = (uint(at.x) * y_size(1) + uint(at.y)) * y_size(2);
-    {[ForceUnroll] for (int o = 0; o < VECTORS; o++) {
+    {CML_UNROLL(int, o, VECTORS) {
         uint number = row_block * VECTORS + o;
         if (4 * number < out_c) {
             Block block = cml_block(number);
-            {[ForceUnroll] for (int j = 0; j < COLUMNS; j++) {
+            {CML_UNROLL(int, j, COLUMNS) {
                 int x = at.z + j / PHASES * up(2) + j % PHASES;
                 if (inside && x < y_size(2)) {
                     cml_store(cml_result(o, j), block, p.image, line + uint(x), volume);

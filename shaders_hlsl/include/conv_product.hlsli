@@ -30,7 +30,7 @@
 #define FILTER NUMBER4
 #define CML_BLOCK NUMBER4
 #endif
-#define HELD ((BLOCK_VECTORS + SHARERS - 1) / SHARERS)
+#define LOADS ((BLOCK_VECTORS + SHARERS - 1) / SHARERS)
 
 // PHASES of neighbouring columns take other taps; a product is of every PHASES-th column.
 #ifndef PHASES
@@ -41,7 +41,7 @@
 static NUMBER cml_sum[ROWS * COLUMNS];
 
 void cml_clear() {
-    {[ForceUnroll] for (int i = 0; i < ROWS * COLUMNS; i++) { cml_sum[i] = NUMBER(0); }}
+    {CML_UNROLL(int, i, ROWS * COLUMNS) { cml_sum[i] = NUMBER(0); }}
 }
 
 // Rows 4 * o to 4 * o + 3 of a column.
@@ -53,21 +53,21 @@ NUMBER4 cml_result(int o, int column) {
 
 void cml_add_result(int o, int column, NUMBER4 sums) {
     int at = 4 * o * COLUMNS + column;
-    {[ForceUnroll] for (int i = 0; i < 4; i++) { cml_sum[at + i * COLUMNS] += sums[i]; }}
+    {CML_UNROLL(int, i, 4) { cml_sum[at + i * COLUMNS] += sums[i]; }}
 }
 
 // Adds the products of vector `i` of a block of the filter.
 void multiply_vector(FILTER f, CML_BLOCK x[STEPS], int i, int phase) {
-    {[ForceUnroll] for (int j = 0; j < STEPS; j++) {
+    {CML_UNROLL(int, j, STEPS) {
         int at = i % VECTORS * 4 * COLUMNS + j * PHASES + phase;
 #if DOT4
-        {[ForceUnroll] for (int row = 0; row < 4; row++) {
+        {CML_UNROLL(int, row, 4) {
             int to = at + row * COLUMNS;
             cml_sum[to] = dot4add_i8packed(f[row], x[j], cml_sum[to]);
         }}
 #else
         NUMBER v = x[j][i / VECTORS];
-        {[ForceUnroll] for (int row = 0; row < 4; row++) {
+        {CML_UNROLL(int, row, 4) {
             int to = at + row * COLUMNS;
             cml_sum[to] = cml_mad(f[row], v, cml_sum[to]);
         }}
@@ -79,14 +79,14 @@ void multiply_vector(FILTER f, CML_BLOCK x[STEPS], int i, int phase) {
 void cml_multiply(CML_BLOCK x[STEPS], uint w, int phase) {
 #if SHARE
     uint sharer = WaveGetLaneIndex() % SHARERS;
-    FILTER held[HELD];
-    {[ForceUnroll] for (int i = 0; i < HELD; i++) {
-        held[i] = T1[w + min(i * SHARERS + sharer, BLOCK_VECTORS - 1)];
+    FILTER loaded[LOADS];
+    {CML_UNROLL(int, i, LOADS) {
+        loaded[i] = T1[w + min(i * SHARERS + sharer, BLOCK_VECTORS - 1)];
     }}
 #endif
-    {[ForceUnroll] for (int i = 0; i < BLOCK_VECTORS; i++) {
+    {CML_UNROLL(int, i, BLOCK_VECTORS) {
 #if SHARE
-        FILTER f = WaveReadLaneAt(held[i / SHARERS], i % SHARERS);
+        FILTER f = WaveReadLaneAt(loaded[i / SHARERS], i % SHARERS);
 #else
         FILTER f = T1[w + i];
 #endif

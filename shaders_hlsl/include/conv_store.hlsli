@@ -24,7 +24,7 @@ Block cml_block(uint number) {
 #if OUT_C4
     block.operands = cml_epilogue_operands(number);
 #else
-    {[ForceUnroll] for (int lane = 0; lane < 4; lane++) {
+    {CML_UNROLL(int, lane, 4) {
         block.operands[lane] = cml_epilogue_operands(min(4 * number + lane, out_c - 1));
     }}
 #endif
@@ -38,9 +38,9 @@ void cml_store(NUMBER4 sums, Block block, uint image, uint at, uint volume) {
     uint to = (image * ((out_c + 3) / 4) + block.number) * volume + at;
     float4 v = cml_epilogue(sums, block.operands, to);
     uint4 channel = 4 * block.number + uint4(0, 1, 2, 3);
-    OUT[to] = select(channel < uint4(out_c, out_c, out_c, out_c), v, float4(0.0, 0.0, 0.0, 0.0));
+    OUT[to] = select(channel < uint4(out_c), v, float4(0.0));
 #else
-    {[ForceUnroll] for (int lane = 0; lane < 4; lane++) {
+    {CML_UNROLL(int, lane, 4) {
         uint channel = 4 * block.number + lane;
         uint to = (image * out_c + channel) * volume + at;
         if (channel < out_c) { OUT[to] = cml_epilogue(sums[lane], block.operands[lane], to); }

@@ -9,11 +9,11 @@
 //
 // cml_integer_numbers: 0 has no sign. Some drivers turn F(I(a)) into trunc(a), which keeps that of -0.
 //
-// cml_rule_scaled: a sum times mantissa / 2^exponent, halves up. `code` is mantissa * 64 + exponent.
+// cml_scale_sum: a sum times mantissa / 2^exponent, halves up. `code` is mantissa * 64 + exponent.
 // The mantissa has 15 bits, so both halves of the sum times it fit; the shift is of 17 bits or more,
 // and what would be less is shifted left before, which has been proven to fit.
 #define CML_RULE(F, I) \
-    I cml_rule_scaled(I total, F code) { \
+    I cml_scale_sum(I total, F code) { \
         I number = I(code); \
         I by = number >> 6; \
         I exponent = number & 63; \
@@ -23,7 +23,7 @@
         return (high + (I(1) << (shift - 17))) >> (shift - 16); \
     } \
     F cml_requantize(I a, F code, F low, F high) { \
-        return clamp(F(cml_rule_scaled(a, code)), low, high); \
+        return clamp(F(cml_scale_sum(a, code)), low, high); \
     } \
     F cml_requantize(F a, F code, F low, F high) { \
         return cml_requantize(I(a), code, low, high); \
@@ -37,14 +37,14 @@
     } \
     F cml_requantize_wide(F a, F b, F code, F factor, F low, F high) { \
         I total = I(a) * I(factor) + I(b); \
-        return clamp(F(cml_rule_scaled(total, code)), low, high); \
+        return clamp(F(cml_scale_sum(total, code)), low, high); \
     } \
     F cml_requantize_wide_signed( \
         F a, F b, F code, F negative, F factor, F low, F high \
     ) { \
         I total = I(a) * I(factor) + I(b); \
         F chosen = select(total < I(0), negative, code); \
-        return clamp(F(cml_rule_scaled(total, chosen)), low, high); \
+        return clamp(F(cml_scale_sum(total, chosen)), low, high); \
     } \
     F cml_requantize_pair(F a, F b, F first, F second, F shift, F low, F high) { \
         I by = I(shift); \
@@ -52,7 +52,7 @@
         return clamp(F(total >> by), low, high); \
     } \
     F cml_requantize_product(F a, F b, F code, F low, F high) { \
-        return clamp(F(cml_rule_scaled(I(a) * I(b), code)), low, high); \
+        return clamp(F(cml_scale_sum(I(a) * I(b), code)), low, high); \
     }
 
 CML_RULE(float, int)

@@ -38,8 +38,8 @@ bool cml_isinf(float x) { return (asuint(x) & 0x7fffffffu) == 0x7f800000u; }
 float cml_round_even(float x) {
     float low = floor(x);
     float part = x - low;
-    float y = part > 0.5 || (part == 0.5 && cml_odd(low)) ? low + 1.0 : low;
-    return cml_odd_of(abs(y), x);
+    float y = part > 0.5 || (part == 0.5 && cml_is_odd(low)) ? low + 1.0 : low;
+    return cml_with_sign_of(abs(y), x);
 }
 
 // The remainder of C's fmod, without any rounding: by long division, a turn for each bit of the
@@ -54,7 +54,7 @@ float cml_fmod(float x, float y) {
         if (term > rest) { term = asfloat(asuint(term) - (1u << 23)); }
         rest -= term;
     }
-    return cml_odd_of(rest, x);
+    return cml_with_sign_of(rest, x);
 }
 
 #endif

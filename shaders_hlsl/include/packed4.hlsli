@@ -23,7 +23,7 @@ uint2 cml_to_half(float4 v) {
     // below 2^-14 a step is 2^-24, as it is of floats between 0.5 and 1
     uint4 small = asuint(asfloat(size) + 0.5) - 0x3f000000u;
     uint4 number = select(size < 0x38800000u, small, normal);
-    uint4 rounded = select(size > 0x7f800000u, uint4(0x7e00u, 0x7e00u, 0x7e00u, 0x7e00u), number);
+    uint4 rounded = select(size > 0x7f800000u, uint4(0x7e00u), number);
     uint4 signed = rounded | ((bits >> 16) & 0x8000u);
     return signed.xz | (signed.yw << 16);
 }
@@ -51,8 +51,8 @@ uint2 cml_to_shorts(float4 v) {
     return (q.xz & 0xffffu) | (q.yw << 16);
 }
 
-int4 cml_lifted(uint bits) { return int4(uint4(bits << 24, bits << 16, bits << 8, bits)); }
-int4 cml_lifted(uint2 bits) {
+int4 cml_spread(uint bits) { return int4(uint4(bits << 24, bits << 16, bits << 8, bits)); }
+int4 cml_spread(uint2 bits) {
     return int4(uint4(bits.x << 16, bits.x, bits.y << 16, bits.y));
 }
 
@@ -81,13 +81,13 @@ struct UShort4 {
 };
 
 extension int4 {
-    __implicit_conversion(300) __init(Char4 q) { this = cml_lifted(q.bits) >> 24; }
+    __implicit_conversion(300) __init(Char4 q) { this = cml_spread(q.bits) >> 24; }
     __implicit_conversion(300) __init(Byte4 q) {
         this = int4(uint4(q.bits, q.bits >> 8, q.bits >> 16, q.bits >> 24) & 0xffu);
     }
-    __implicit_conversion(300) __init(Short4 q) { this = cml_lifted(q.bits) >> 16; }
+    __implicit_conversion(300) __init(Short4 q) { this = cml_spread(q.bits) >> 16; }
     __implicit_conversion(300) __init(UShort4 q) {
-        this = int4(uint4(cml_lifted(q.bits)) >> 16);
+        this = int4(uint4(cml_spread(q.bits)) >> 16);
     }
 };
 

@@ -39,7 +39,7 @@ float cml_min(float a, float b) { return cml_isnan(b) ? b : (a < b ? a : b); }
 float cml_max(float a, float b) { return cml_isnan(b) ? b : (a > b ? a : b); }
 
 // Half an odd number ends in .5; an infinity does not.
-bool cml_odd(float integral) { return frac(abs(integral) * 0.5) == 0.5; }
+bool cml_is_odd(float integral) { return frac(abs(integral) * 0.5) == 0.5; }
 
 // sin(r) for r within a quarter of a turn, negated after an odd number of half turns.
 float cml_sin_near(float r, bool odd) {
@@ -53,7 +53,7 @@ float cml_sin_near(float r, bool odd) {
 // keeps the difference exact for thousands of turns.
 float cml_sin_reduced(float x, float turns, float halves) {
     float r = ((x - turns * 3.140625) - turns * 9.6750259e-4) - turns * 1.509958e-7;
-    return cml_sin_near(r, cml_odd(halves));
+    return cml_sin_near(r, cml_is_odd(halves));
 }
 
 // More than that needs more digits of pi. So far it is exact enough.
@@ -96,7 +96,7 @@ float cml_sin(float x) {
     float k = floor(a * (1.0 / CML_PI) + 0.5);
     float s = cml_sin_reduced(a, k, k);
     if (a >= CML_MANY_TURNS) { s = cml_sin_of_turn(cml_turn(a)); }
-    return cml_odd_of(s, x);
+    return cml_with_sign_of(s, x);
 }
 
 float cml_cos(float x) {
@@ -119,7 +119,7 @@ float cml_atan(float x) {
     float base = high ? 0.5 * CML_PI : (middle ? 0.25 * CML_PI : 0.0);
     float z = r * r;
     float p = ((0.07906006 * z - 0.13825786) * z + 0.19972044) * z - 0.33332763;
-    return cml_odd_of(base + (r + r * z * p), x);
+    return cml_with_sign_of(base + (r + r * z * p), x);
 }
 
 // asin on [0, 0.5]
@@ -134,7 +134,7 @@ float cml_asin(float x) {
     float a = abs(x);
     if (a > 1.0) { return cml_nan(x); }
     float high = 0.5 * CML_PI - 2.0 * cml_asin_low(sqrt(0.5 * (1.0 - a)));
-    return cml_odd_of(a > 0.5 ? high : cml_asin_low(a), x);
+    return cml_with_sign_of(a > 0.5 ? high : cml_asin_low(a), x);
 }
 
 float cml_acos(float x) {
@@ -156,7 +156,7 @@ float cml_sinh(float x) {
         // where exp(x) - exp(-x) would cancel
         y = a + a * z * (0.166666667 + z * (8.33333333e-3 + z * (1.984127e-4 + z * 2.7557e-6)));
     }
-    return cml_odd_of(y, x);
+    return cml_with_sign_of(y, x);
 }
 
 float cml_cosh(float x) {
@@ -174,7 +174,7 @@ float cml_asinh(float x) {
     float a = abs(x);
     // a * a would overflow; far out asinh(a) is log(2 a)
     float y = a > 1e9 ? log(a) + CML_LN2 : cml_log1p(a + a * a / (1.0 + sqrt(1.0 + a * a)));
-    return cml_odd_of(y, x);
+    return cml_with_sign_of(y, x);
 }
 
 float cml_acosh(float x) {
@@ -187,7 +187,7 @@ float cml_atanh(float x) {
     float a = abs(x);
     if (a > 1.0) { return cml_nan(x); }
     float y = a == 1.0 ? 1.0 / (1.0 - a) : 0.5 * cml_log1p(2.0 * a / (1.0 - a));
-    return cml_odd_of(y, x);
+    return cml_with_sign_of(y, x);
 }
 
 // As C's pow and NumPy's: negative bases with integral exponents, and 0^0 = 1.
@@ -204,7 +204,7 @@ float cml_pow(float x, float y) {
     // a = 0: the logarithm of nothing is not asked for
     float magnitude = a == 0.0 ? (y > 0.0 ? 0.0 : 1.0 / a) : exp2(a == 1.0 ? 0.0 : y * log2(a));
     bool negative = asint(x) < 0;  // -0 is: its odd powers keep the sign
-    return negative && cml_odd(y) ? -magnitude : magnitude;
+    return negative && cml_is_odd(y) ? -magnitude : magnitude;
 }
 
 float cml_erf(float x) {
@@ -218,7 +218,7 @@ float cml_erf(float x) {
     // Abramowitz and Stegun 7.1.26
     float t = 1.0 / (1.0 + 0.3275911 * a);
     float p = (1.061405429 * t - 1.453152027) * t + 1.421413741;
-    return cml_odd_of(1.0 - ((p * t - 0.284496736) * t + 0.254829592) * t * exp(-z), x);
+    return cml_with_sign_of(1.0 - ((p * t - 0.284496736) * t + 0.254829592) * t * exp(-z), x);
 }
 
 float cml_softplus(float x) { return (x > 0.0 ? x : 0.0) + cml_log1p(exp(-abs(x))); }

@@ -27,8 +27,7 @@ T1_TYPE converted(T0_TYPE x)
 CML_MAIN
 {
     CML_EACH_GROUP(group)
-    [ForceUnroll]
-    for (uint k = 0; k < ITEMS; k++) {
+    CML_UNROLL(uint, k, ITEMS) {
         uint i = (group * ITEMS + k) * GROUP + lane;
         if (i < n) { T1[i] = converted(T0[i]); }
     }
@@ -45,8 +44,7 @@ CML_MAIN
     uint from = uint(clamp(T1[rest - outer * indices], 0, int(extent) - 1));
     uint src = (outer * extent + from) * row + at;
     uint dst = rest * row + at;
-    [ForceUnroll]
-    for (uint k = 0; k < ITEMS; k++) {
+    CML_UNROLL(uint, k, ITEMS) {
         if (at < row) { T2[dst] = T0[src]; }
         at += blocks;
         src += blocks;

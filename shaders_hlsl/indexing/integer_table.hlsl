@@ -3,8 +3,7 @@
 CML_MAIN
 {
     CML_EACH_GROUP(group)
-    [ForceUnroll]
-    for (uint k = 0; k < ITEMS; k++) {
+    CML_UNROLL(uint, k, ITEMS) {
         uint i = (group * ITEMS + k) * GROUP + lane;
         if (i < n) {
 #ifdef POINTS

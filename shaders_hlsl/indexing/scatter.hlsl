@@ -6,7 +6,7 @@
 // to `end` in their order. So every place is written by one thread, in one order.
 #include "divide.hlsli"
 #ifndef GATHER
-#include "met.hlsli"
+#include "combine.hlsli"
 #endif
 
 #ifdef GATHER
@@ -75,7 +75,7 @@ CML_MAIN
         uint slot = slot_of(j, at);
         if (slot >= first && slot < last) {
             uint place = line_to + slot * to_step;
-            T3[place] = met(T3[place], T2[at]);
+            T3[place] = cml_combine(T3[place], T2[at]);
         }
     }
 }

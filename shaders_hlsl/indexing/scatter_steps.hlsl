@@ -5,12 +5,12 @@
 // T1 winners. TAKE: T3 = T0, or T1's winners of T2.
 #include "divide.hlsli"
 #ifdef LISTED
-#include "met.hlsli"
+#include "combine.hlsli"
 #endif
 
 #ifdef MARK
 // The slot of update j; what is nowhere has none.
-bool find(uint j, out uint slot)
+bool find_slot(uint j, out uint slot)
 {
     slot = 0;
     bool inside = true;
@@ -51,14 +51,14 @@ CML_MAIN
     uint last = min(first + end, uint(T0[2 + hits + hit]));
     uint value = T2[place];
     for (uint k = first + begin; k < last; k++) {
-        value = met(value, T1[uint(T0[2 + 2 * hits + k]) * row + column]);
+        value = cml_combine(value, T1[uint(T0[2 + 2 * hits + k]) * row + column]);
     }
     T2[place] = value;
 #elif defined(CLEAR)
     T0[i] = 0;
 #elif defined(MARK)
     uint slot;
-    if (find(i, slot)) { InterlockedMax(T1[slot], i + 1); }
+    if (find_slot(i, slot)) { InterlockedMax(T1[slot], i + 1); }
 #else
     uint slot = cml_divide(i, row);
     uint winner = T2[slot];

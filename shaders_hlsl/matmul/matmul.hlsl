@@ -23,8 +23,7 @@
 uint batch_offset(uint batch, bool left)
 {
     uint offset = 0;
-    [ForceUnroll]
-    for (uint d = 0; d < BATCH_RANK; d++) {
+    CML_UNROLL(uint, d, BATCH_RANK) {
         uint index = batch;
         if (d + 1 < BATCH_RANK) { batch = cml_divide_rest(index, batch_shape(d)); }
         offset += index * (left ? a_batch(d) : b_batch(d));
@@ -33,7 +32,7 @@ uint batch_offset(uint batch, bool left)
 }
 
 // What follows the sum, once it is whole. ROW_CHANNELS: the channels are the rows.
-float finished(float sum, uint m, uint n, uint at)
+float finish(float sum, uint m, uint n, uint at)
 {
 #ifdef ROW_CHANNELS
     n = m;
@@ -61,41 +60,31 @@ CML_MAIN
     uint a_at[ROWS];
     uint b_at[COLS];
     float sum[ROWS * COLS];
-    [ForceUnroll]
-    for (uint p = 0; p < ROWS; p++) { a_at[p] = a + min(m0 + p, rows - 1) * a_m; }
-    [ForceUnroll]
-    for (uint q = 0; q < COLS; q++) { b_at[q] = b + min(n0 + q, columns - 1) * b_n; }
-    [ForceUnroll]
-    for (uint z = 0; z < ROWS * COLS; z++) { sum[z] = 0.0; }
+    CML_UNROLL(uint, p, ROWS) { a_at[p] = a + min(m0 + p, rows - 1) * a_m; }
+    CML_UNROLL(uint, q, COLS) { b_at[q] = b + min(n0 + q, columns - 1) * b_n; }
+    CML_UNROLL(uint, z, ROWS * COLS) { sum[z] = 0.0; }
     for (uint k = k_begin + lane; k < k_end; k += GROUP) {
         T0_TYPE x[ROWS];
-        [ForceUnroll]
-        for (uint r = 0; r < ROWS; r++) { x[r] = T0[a_at[r] + k * a_k]; }
-        [ForceUnroll]
-        for (uint j = 0; j < COLS; j++) {
+        CML_UNROLL(uint, r, ROWS) { x[r] = T0[a_at[r] + k * a_k]; }
+        CML_UNROLL(uint, j, COLS) {
             T0_TYPE w = T1[b_at[j] + k * b_k];
-            [ForceUnroll]
-            for (uint i = 0; i < ROWS; i++) {
+            CML_UNROLL(uint, i, ROWS) {
 #ifdef A_VECTOR
                 float s = sum[i * COLS + j];
-                s = mad(x[i].x, w.x, s);
-                s = mad(x[i].y, w.y, s);
-                s = mad(x[i].z, w.z, s);
-                sum[i * COLS + j] = mad(x[i].w, w.w, s);
+                CML_UNROLL(uint, c, 4) { s = mad(x[i][c], w[c], s); }
+                sum[i * COLS + j] = s;
 #else
                 sum[i * COLS + j] = mad(x[i], w, sum[i * COLS + j]);
 #endif
             }
         }
     }
-    [ForceUnroll]
-    for (uint t = 0; t < ROWS * COLS; t++) { partial[t][lane] = sum[t]; }
+    CML_UNROLL(uint, t, ROWS * COLS) { partial[t][lane] = sum[t]; }
     [ForceUnroll]
     for (uint width = GROUP / 2; width > 0; width /= 2) {
         GroupMemoryBarrierWithGroupSync();
         if (lane < width) {
-            [ForceUnroll]
-            for (uint s = 0; s < ROWS * COLS; s++) { partial[s][lane] += partial[s][lane + width]; }
+            CML_UNROLL(uint, s, ROWS * COLS) { partial[s][lane] += partial[s][lane + width]; }
         }
     }
     GroupMemoryBarrierWithGroupSync();
@@ -106,7 +95,7 @@ CML_MAIN
             uint at = (batch * rows + m) * columns + n;
             float sum = partial[made][0];
             if (accumulate != 0) { sum += OUT[at]; }
-            OUT[at] = last != 0 ? finished(sum, m, n, at) : sum;
+            OUT[at] = last != 0 ? finish(sum, m, n, at) : sum;
         }
     }
 }
@@ -121,27 +110,25 @@ CML_MAIN
 // What a lane loads of A for STEP of k: all rows, or those that it passes to the other lanes.
 #ifdef SHARE
 #define SHARERS 8
-#define HELD ((ROWS + SHARERS - 1) / SHARERS)
+#define LOADS ((ROWS + SHARERS - 1) / SHARERS)
 #else
-#define HELD ROWS
+#define LOADS ROWS
 #endif
 
-static uint a_at[HELD];
+static uint a_at[LOADS];
 static uint b_at[COLS];
 static float cml_sum[ROWS * COLS];
 
 // Adds the products of a number of each row with one of each column.
-void multiply(float x[HELD], float w[COLS])
+void multiply(float x[LOADS], float w[COLS])
 {
-    [ForceUnroll]
-    for (uint i = 0; i < ROWS; i++) {
+    CML_UNROLL(uint, i, ROWS) {
 #ifdef SHARE
         float y = WaveReadLaneAt(x[i / SHARERS], i % SHARERS);
 #else
         float y = x[i];
 #endif
-        [ForceUnroll]
-        for (uint j = 0; j < COLS; j++) {
+        CML_UNROLL(uint, j, COLS) {
             cml_sum[i * COLS + j] = mad(y, w[j], cml_sum[i * COLS + j]);
         }
     }
@@ -150,46 +137,32 @@ void multiply(float x[HELD], float w[COLS])
 // Adds the products of A and B from `k` to `k + STEP - 1`.
 void add_products(uint k)
 {
-    float x[HELD][STEP];
-    [ForceUnroll]
-    for (uint r = 0; r < HELD; r++) {
+    float x[LOADS][STEP];
+    CML_UNROLL(uint, r, LOADS) {
 #ifdef A_VECTOR
         float4 four = T0[a_at[r] + k / 4 * a_k];
-        x[r][0] = four.x;
-        x[r][1] = four.y;
-        x[r][2] = four.z;
-        x[r][3] = four.w;
+        CML_UNROLL(uint, c, 4) { x[r][c] = four[c]; }
 #else
-        [ForceUnroll]
-        for (uint c = 0; c < STEP; c++) { x[r][c] = T0[a_at[r] + (k + c) * a_k]; }
+        CML_UNROLL(uint, c, STEP) { x[r][c] = T0[a_at[r] + (k + c) * a_k]; }
 #endif
     }
 #ifdef B_INNER
     float4 inner[COLS];
-    [ForceUnroll]
-    for (uint l = 0; l < COLS; l++) { inner[l] = T1[b_at[l] + k / 4 * b_k]; }
+    CML_UNROLL(uint, l, COLS) { inner[l] = T1[b_at[l] + k / 4 * b_k]; }
 #endif
-    [ForceUnroll]
-    for (uint c = 0; c < STEP; c++) {
-        float y[HELD];
-        [ForceUnroll]
-        for (uint h = 0; h < HELD; h++) { y[h] = x[h][c]; }
+    CML_UNROLL(uint, c, STEP) {
+        float y[LOADS];
+        CML_UNROLL(uint, h, LOADS) { y[h] = x[h][c]; }
         float w[COLS];
 #if defined(B_VECTOR)
-        [ForceUnroll]
-        for (uint v = 0; v < COLS / 4; v++) {
+        CML_UNROLL(uint, v, COLS / 4) {
             float4 four = T1[b_at[v] + (k + c) * b_k];
-            w[4 * v] = four.x;
-            w[4 * v + 1] = four.y;
-            w[4 * v + 2] = four.z;
-            w[4 * v + 3] = four.w;
+            CML_UNROLL(uint, l, 4) { w[4 * v + l] = four[l]; }
         }
 #elif defined(B_INNER)
-        [ForceUnroll]
-        for (uint l = 0; l < COLS; l++) { w[l] = inner[l][c]; }
+        CML_UNROLL(uint, l, COLS) { w[l] = inner[l][c]; }
 #else
-        [ForceUnroll]
-        for (uint l = 0; l < COLS; l++) { w[l] = T1[b_at[l] + (k + c) * b_k]; }
+        CML_UNROLL(uint, l, COLS) { w[l] = T1[b_at[l] + (k + c) * b_k]; }
 #endif
         multiply(y, w);
     }
@@ -206,8 +179,7 @@ CML_MAIN
     uint a = batch_offset(batch, true);
     uint b = batch_offset(batch, false);
     // Rows and columns past the end repeat the last one: their sums are never stored.
-    [ForceUnroll]
-    for (uint p = 0; p < HELD; p++) {
+    CML_UNROLL(uint, p, LOADS) {
 #ifdef SHARE
         uint m = m0 + min(p * SHARERS + WaveGetLaneIndex() % SHARERS, ROWS - 1);
 #else
@@ -216,8 +188,7 @@ CML_MAIN
         a_at[p] = a + min(m, rows - 1) * a_m;
     }
     uint n_of[COLS];
-    [ForceUnroll]
-    for (uint q = 0; q < COLS; q++) {
+    CML_UNROLL(uint, q, COLS) {
 #ifdef B_VECTOR
         uint vector = (tile_n * (COLS / 4) + q / 4) * COLUMN_LANES + column;
         n_of[q] = 4 * vector + q % 4;
@@ -227,13 +198,10 @@ CML_MAIN
         b_at[q] = b + min(n_of[q], columns - 1) * b_n;
 #endif
     }
-    [ForceUnroll]
-    for (uint z = 0; z < ROWS * COLS; z++) { cml_sum[z] = 0.0; }
+    CML_UNROLL(uint, z, ROWS * COLS) { cml_sum[z] = 0.0; }
     for (uint k = k_begin; k < k_end; k += STEP) { add_products(k); }
-    [ForceUnroll]
-    for (uint row = 0; row < ROWS; row++) {
-        [ForceUnroll]
-        for (uint j = 0; j < COLS; j++) {
+    CML_UNROLL(uint, row, ROWS) {
+        CML_UNROLL(uint, j, COLS) {
             if (m0 + row < rows && n_of[j] < columns) {
                 uint at = (batch * rows + m0 + row) * columns + n_of[j];
                 float before = 0.0;
@@ -256,7 +224,7 @@ CML_MAIN
 #endif
         if (m < rows && n < columns) {
             uint at = (batch * rows + m) * columns + n;
-            OUT[at] = finished(OUT[at], m, n, at);
+            OUT[at] = finish(OUT[at], m, n, at);
         }
     }
 #endif

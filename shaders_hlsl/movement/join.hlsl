@@ -15,7 +15,7 @@ CML_MAIN
     uint to = (image * depth + block) * volume + place;
     uint from = image * ((channels + 3) / 4) * volume + place;
     float4 v = T1[to];
-    {[ForceUnroll] for (uint lane = 0; lane < 4; lane++) {
+    {CML_UNROLL(uint, lane, 4) {
         int channel = int(4 * block + lane) - int(first);
         if (channel >= int(channels)) {
             v[lane] = 0.0;

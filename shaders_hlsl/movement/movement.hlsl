@@ -67,8 +67,7 @@ CML_MAIN
         src += index * uint(src_stride(d));
         dst += index * uint(dst_stride(d));
     }
-    [ForceUnroll]
-    for (uint k = 0; k < ITEMS; k++) {
+    CML_UNROLL(uint, k, ITEMS) {
         if (at < shape(0)) { T1[dst] = T0[src]; }
         at += blocks;
         src += blocks * uint(src_stride(0));
@@ -86,15 +85,13 @@ CML_MAIN
     uint rest = first;
     uint src = uint(src_offset);
     uint dst = uint(dst_offset);
-    [ForceUnroll]
-    for (uint d = 0; d < RANK; d++) {
+    CML_UNROLL(uint, d, RANK) {
         index[d] = rest;
         if (d + 1 < RANK) { rest = cml_divide_rest(index[d], shape(d)); }
         src += index[d] * uint(src_stride(d));
         dst += index[d] * uint(dst_stride(d));
     }
-    [ForceUnroll]
-    for (uint k = 0; k < ITEMS; k++) {
+    CML_UNROLL(uint, k, ITEMS) {
         if (first + k < n) { T1[dst] = T0[src]; }
         index[0]++;
         src += uint(src_stride(0));

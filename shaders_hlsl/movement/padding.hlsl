@@ -23,8 +23,7 @@ CML_MAIN
         inside = inside && uint(from) < in_extent(d);
         src += uint(from) * src_stride(d);
     }
-    [ForceUnroll]
-    for (uint k = 0; k < ITEMS; k++) {
+    CML_UNROLL(uint, k, ITEMS) {
         if (at < out_extent(0)) {
             int from = cml_border(int(at) - before(0), int(in_extent(0)));
             if (inside && uint(from) < in_extent(0)) {

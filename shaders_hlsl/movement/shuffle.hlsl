@@ -12,7 +12,7 @@
 #include "integer_rule.hlsli"
 #endif
 
-float taken(uint image, uint channel, uint place) {
+float load_channel(uint image, uint channel, uint place) {
 #if IN_C4
     float4 v = T0[(image * ((channels + 3) / 4) + channel / 4) * height * width + place];
     float x = v[channel % 4];
@@ -45,13 +45,13 @@ CML_MAIN
     uint within = y * side + x;
 #if OUT_C4
     float4 v;
-    {[ForceUnroll] for (uint lane = 0; lane < 4; lane++) {
-        v[lane] = taken(image, min(4 * number + lane, results - 1) * part + within, place);
+    {CML_UNROLL(uint, lane, 4) {
+        v[lane] = load_channel(image, min(4 * number + lane, results - 1) * part + within, place);
     }}
     v = cml_epilogue(v, number, at);
     uint4 channel = 4 * number + uint4(0, 1, 2, 3);
-    OUT[at] = select(channel < uint4(results, results, results, results), v, float4(0.0, 0.0, 0.0, 0.0));
+    OUT[at] = select(channel < uint4(results), v, float4(0.0));
 #else
-    OUT[at] = cml_epilogue(taken(image, number * part + within, place), number, at);
+    OUT[at] = cml_epilogue(load_channel(image, number * part + within, place), number, at);
 #endif
 }

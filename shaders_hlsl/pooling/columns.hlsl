@@ -46,13 +46,13 @@ float result_of(uint i)
 #else
 
 // The position on an axis, no further out than where there is nothing to read.
-float moved(int place, uint at, uint axis)
+float position(int place, uint at, uint axis)
 {
     float found = float(place) + T1[at];
     return cml_isnan(found) ? -2.0 : clamp(found, -2.0, float(wide(axis)) + 1.0);
 }
 
-float value(uint plane, float y, float x)
+float value_at(uint plane, float y, float x)
 {
     bool inside = y >= 0.0 && x >= 0.0 && y < float(wide(1)) && x < float(wide(0));
     if (!inside) { return 0.0; }
@@ -76,16 +76,16 @@ float result_of(uint i)
     uint tap_column = tap - tap_row * taps(0);
     int above = int(row * stride(1) + tap_row * dilation(1)) - before(1);
     int left = int(column * stride(0) + tap_column * dilation(0)) - before(0);
-    float y = moved(above, own * 2 * places + place, 1);
-    float x = moved(left, (own * 2 + 1) * places + place, 0);
+    float y = position(above, own * 2 * places + place, 1);
+    float x = position(left, (own * 2 + 1) * places + place, 0);
     float low_y = floor(y);
     float low_x = floor(x);
     float part_y = y - low_y;
     float part_x = x - low_x;
-    float upper = value(plane, low_y, low_x) * (1.0 - part_x) +
-        value(plane, low_y, low_x + 1.0) * part_x;
-    float lower = value(plane, low_y + 1.0, low_x) * (1.0 - part_x) +
-        value(plane, low_y + 1.0, low_x + 1.0) * part_x;
+    float upper = value_at(plane, low_y, low_x) * (1.0 - part_x) +
+        value_at(plane, low_y, low_x + 1.0) * part_x;
+    float lower = value_at(plane, low_y + 1.0, low_x) * (1.0 - part_x) +
+        value_at(plane, low_y + 1.0, low_x + 1.0) * part_x;
     float result = upper * (1.0 - part_y) + lower * part_y;
     return result * T2[masked != 0 ? own * places + place : 0];
 }

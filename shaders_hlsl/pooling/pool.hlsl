@@ -77,7 +77,7 @@ bool beats(float v, float best) { return v > best || (cml_isnan(v) && !cml_isnan
 VALUE greater(VALUE v, VALUE best) {
 #if VEC == 4
     VALUE result;
-    [ForceUnroll] for (uint l = 0; l < 4; ++l) { result[l] = beats(v[l], best[l]) ? v[l] : best[l]; }
+    CML_UNROLL(uint, l, 4) { result[l] = beats(v[l], best[l]) ? v[l] : best[l]; }
     return result;
 #else
     return beats(v, best) ? v : best;

@@ -58,7 +58,7 @@ Item merge(Item a, Item b) {
 #endif
 }
 
-Item nothing() {
+Item neutral() {
     Item item;
 #if KIND == ANY || KIND == ALL
     item.value = start;
@@ -72,7 +72,7 @@ Item nothing() {
 struct Place {
     uint from;
     uint to;
-    uint beside;
+    uint other_at;
 };
 
 Place place_of(uint output) {
@@ -83,7 +83,7 @@ Place place_of(uint output) {
         uint coordinate = d + 1 < kept_dims ? rest - next * kept(d) : rest;
         place.from += coordinate * kept_in(d);
         place.to += coordinate * kept_out(d);
-        place.beside += coordinate * kept_other(d);
+        place.other_at += coordinate * kept_other(d);
         rest = next;
     }
     return place;
@@ -102,20 +102,19 @@ VALUE value_at(uint at) {
 
 // Elements first, first + step, … below end, in this order, block by block.
 Item reduce(Place place, uint first, uint end, uint step) {
-    Item item = nothing();
+    Item item = neutral();
 #if OTHER
-    float m = T1[place.beside];
+    float m = T1[place.other_at];
 #endif
     uint r = first;
     while (r < end) {
-        Item block = nothing();
+        Item block = neutral();
         uint block_end = min(end, r + REDUCE_BLOCK / WIDTH * step);
         for (; r < block_end; r += step) {
             uint at = place.from + reduced_offset(r);
 #if WIDTH == 4
             float4 four = T0[at];
-            [ForceUnroll]
-            for (uint c = 0; c < 4; ++c) {
+            CML_UNROLL(uint, c, 4) {
                 float v = four[c];
                 Item element;
                 element.value = TERM;
@@ -162,7 +161,7 @@ groupshared uint shared_index[GROUP];
 #endif
 
 Item shared_item(uint at) {
-    Item item = nothing();
+    Item item = neutral();
     item.value = shared_value[at];
 #if INDEX
     item.index = shared_index[at];

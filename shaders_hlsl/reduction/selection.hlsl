@@ -61,7 +61,7 @@ float4 edges(uint box)
     return float4(min(a, b), max(a, b));
 }
 
-bool overlapping(float4 a, float4 b)
+bool overlaps(float4 a, float4 b)
 {
     float2 both = min(a.zw, b.zw) - max(a.xy, b.xy);
     float shared_area = both.x * both.y;
@@ -74,7 +74,7 @@ bool overlapping(float4 a, float4 b)
 }
 
 // Of equal scores the first box.
-bool before(float score, uint box, float other, uint other_box)
+bool comes_first(float score, uint box, float other, uint other_box)
 {
     if (box == NONE) { return false; }
     return other_box == NONE || score > other || (score == other && box < other_box);
@@ -99,7 +99,7 @@ CML_MAIN
         float own_score = 0.0;
         for (uint j = lane; j < boxes; j += GROUP) {
             float score = T1[first + j];
-            if (T2[first + j] != 0.0 && before(score, j, own_score, own)) {
+            if (T2[first + j] != 0.0 && comes_first(score, j, own_score, own)) {
                 own = j;
                 own_score = score;
             }
@@ -111,7 +111,7 @@ CML_MAIN
             if (lane < half) {
                 uint other = best_box[lane + half];
                 float other_score = best_score[lane + half];
-                if (before(other_score, other, best_score[lane], best_box[lane])) {
+                if (comes_first(other_score, other, best_score[lane], best_box[lane])) {
                     best_box[lane] = other;
                     best_score[lane] = other_score;
                 }
@@ -124,7 +124,7 @@ CML_MAIN
             float4 chosen_edges = edges(box_first + best);
             for (uint j = lane; j < boxes; j += GROUP) {
                 bool alive = T2[first + j] != 0.0 && j != best;
-                if (alive && overlapping(chosen_edges, edges(box_first + j))) { alive = false; }
+                if (alive && overlaps(chosen_edges, edges(box_first + j))) { alive = false; }
                 T2[first + j] = alive ? 1.0 : 0.0;
             }
             if (lane == 0) { T3[line * most + picked] = best; }

@@ -17,7 +17,7 @@ float reflected(float at, float end)
     float away = abs(at - low);
     float turns = floor(away / size);
     float rest = away - turns * size;
-    return cml_odd(turns) ? high - rest : low + rest;
+    return cml_is_odd(turns) ? high - rest : low + rest;
 }
 
 // Among the axis's indices, brought inside where the border asks for it.
@@ -77,7 +77,7 @@ CML_MAIN
     uint first = (item * channels + channel) * size;
     uint count = min(channels - channel, CHANNELS);
     float total[CHANNELS];
-    { [ForceUnroll] for (uint c = 0; c < CHANNELS; c++) { total[c] = 0.0; } }
+    { CML_UNROLL(uint, c, CHANNELS) { total[c] = 0.0; } }
     for (uint tz = 0; tz < taps[2]; tz++) {
         int z = spatial > 2 ? index_of(low[2], tz, 2) : 0;
         float wz = spatial > 2 ? weight(part[2], tz) : 1.0;
@@ -91,14 +91,14 @@ CML_MAIN
                     y < int(in_extent(1)) && z < int(in_extent(2));
                 if (inside) {
                     uint at = (uint(z) * in_extent(1) + uint(y)) * in_extent(0) + uint(x);
-                    [ForceUnroll] for (uint c = 0; c < CHANNELS; c++) {
+                    CML_UNROLL(uint, c, CHANNELS) {
                         if (c < count) { total[c] += w * T0[first + c * size + at]; }
                     }
                 }
             }
         }
     }
-    [ForceUnroll] for (uint k = 0; k < CHANNELS; k++) {
+    CML_UNROLL(uint, k, CHANNELS) {
         if (k < count) { T2[(item * channels + channel + k) * places + place] = total[k]; }
     }
 }

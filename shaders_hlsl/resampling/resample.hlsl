@@ -101,8 +101,7 @@ CML_MAIN
 #if SPATIAL == 3
     Taps tz = taps(z, in_extent(2), factor(2));
 #endif
-    [ForceUnroll]
-    for (uint r = 0; r < ROWS; r++) {
+    CML_UNROLL(uint, r, ROWS) {
 #if SPATIAL == 3
         uint plane = outer * in_extent(2) + tz.at[r / 2];
         row_weight[r] = tz.weight[r / 2] * ty.weight[r % 2];
@@ -114,16 +113,14 @@ CML_MAIN
     }
 #endif
 #endif
-    [ForceUnroll]
-    for (uint k = 0; k < ITEMS; k++) {
+    CML_UNROLL(uint, k, ITEMS) {
         if (x < out_extent(0)) {
 #ifdef AREA
             T1[line * out_extent(0) + x] = block_mean(outer, z, y, x);
 #else
             Taps tx = taps(x, in_extent(0), factor(0));
             ITEM sum = ITEM(0.0);
-            [ForceUnroll]
-            for (uint row = 0; row < ROWS; row++) {
+            CML_UNROLL(uint, row, ROWS) {
                 ITEM value = ITEM(T0[row_at[row] + tx.at[0]]) * tx.weight[0];
                 value += ITEM(T0[row_at[row] + tx.at[1]]) * tx.weight[1];
                 sum += value * row_weight[row];

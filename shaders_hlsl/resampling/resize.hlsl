@@ -57,8 +57,7 @@ Taps taps(uint i, uint axis)
 #else
     float part = float(rest) / float(below);
     int lead = TAPS == 4 ? 1 : 0;
-    [ForceUnroll]
-    for (int k = 0; k < TAPS; k++) {
+    CML_UNROLL(int, k, TAPS) {
         t.at[k] = uint(clamp(first + k - lead, 0, extent - 1));
     }
 #if method_is_linear
@@ -79,8 +78,7 @@ Taps taps(uint i, uint axis)
 float line(uint row, Taps x)
 {
     float sum = 0.0;
-    [ForceUnroll]
-    for (uint k = 0; k < TAPS; k++) { sum += T0[row + x.at[k]] * x.weight[k]; }
+    CML_UNROLL(uint, k, TAPS) { sum += T0[row + x.at[k]] * x.weight[k]; }
     return sum;
 }
 

@@ -2,7 +2,7 @@
 // those of x. A thread makes one result.
 //
 // defines: AVG_POOL, MAX_POOL               the values of a cell
-//          SAMPLE, AVG_ALIGN, MAX_ALIGN     rate samples of a result between neighbours, METHOD
+//          SAMPLE, AVG_ALIGN, MAX_ALIGN     rate samples of a result interpolate neighbours, METHOD
 // tensors: the maps, rois (first corner, second corner, outermost axis first), batch index, result
 //
 // Rois are data: whatever they hold, every index below is clamped to the input. What a thread may
@@ -24,7 +24,7 @@ float coordinate(uint roi, uint corner, uint axis)
     return cml_isnan(at) ? 0.0 : clamp(at, -16777216.0, 16777216.0);
 }
 
-void take(inout float total, float value)
+void accumulate(inout float total, float value)
 {
 #ifdef MAX
     // a NaN beats everything, as in max_pool
@@ -69,9 +69,9 @@ float pooled(uint roi, uint plane, uint3 at, float total, out uint count)
             // a sum of sums of rows: its rounding error grows with a side, not with the area
             float line = asfloat(nothing);
             for (int x = max(xs.x, int(x_begin)); x < columns_end; x++) {
-                take(line, T0[row + uint(x)]);
+                accumulate(line, T0[row + uint(x)]);
             }
-            take(total, line);
+            accumulate(total, line);
         }
     }
     return total;
@@ -111,17 +111,17 @@ Taps taps(uint roi, uint axis, uint i)
     return t;
 }
 
-float between(float a, float b, float part) { return a * (1.0 - part) + b * part; }
+float interpolate(float a, float b, float part) { return a * (1.0 - part) + b * part; }
 
-float on_line(uint row, Taps x) { return between(T0[row + x.at[0]], T0[row + x.at[1]], x.part); }
+float sample_line(uint row, Taps x) { return interpolate(T0[row + x.at[0]], T0[row + x.at[1]], x.part); }
 
 #if SPATIAL > 1
-float on_plane(uint plane, Taps x, Taps y)
+float sample_plane(uint plane, Taps x, Taps y)
 {
     uint height = in_extent(1);
-    float a = on_line((plane * height + y.at[0]) * in_extent(0), x);
-    float b = on_line((plane * height + y.at[1]) * in_extent(0), x);
-    return between(a, b, y.part);
+    float a = sample_line((plane * height + y.at[0]) * in_extent(0), x);
+    float b = sample_line((plane * height + y.at[1]) * in_extent(0), x);
+    return interpolate(a, b, y.part);
 }
 #endif
 
@@ -132,19 +132,19 @@ float sampled(uint roi, uint plane, uint3 at, float total, out uint count)
         for (uint i = x_begin; i < x_end; i++) {
             Taps x = taps(roi, 0, at.x * rate(0) + i);
 #if SPATIAL == 1
-            float value = on_line(plane * in_extent(0), x);
+            float value = sample_line(plane * in_extent(0), x);
 #else
             Taps y = taps(roi, 1, at.y * rate(1) + row % rate(1));
 #if SPATIAL == 2
-            float value = on_plane(plane, x, y);
+            float value = sample_plane(plane, x, y);
 #else
             Taps z = taps(roi, 2, at.z * rate(2) + row / rate(1));
             uint depth = plane * in_extent(2);
-            float a = on_plane(depth + z.at[0], x, y);
-            float value = between(a, on_plane(depth + z.at[1], x, y), z.part);
+            float a = sample_plane(depth + z.at[0], x, y);
+            float value = interpolate(a, sample_plane(depth + z.at[1], x, y), z.part);
 #endif
 #endif
-            take(total, value);
+            accumulate(total, value);
         }
     }
     return total;

@@ -77,7 +77,7 @@ CML_MAIN
             Taps x = taps_of(across, 0, column, sx);
             float best = 0.0;
             float sum = 0.0;
-            [ForceUnroll] for (uint k = 0; k < 4; k++) {
+            CML_UNROLL(uint, k, 4) {
                 uint at = (plane + y.at[k / 2]) * in_extent(0) + x.at[k % 2];
                 float term = T0[at] * (y.weight[k / 2] * x.weight[k % 2]);
                 sum += term;

@@ -17,7 +17,7 @@ void cml_item(uint block) {
     uint number = block / sizes.y;
     uint image = number / depth;
     uint place = block % sizes.y;
-    uint4 bits = uint4(0, 0, 0, 0);
+    uint4 bits = uint4(0);
     for (uint lane = 0; lane < 4; ++lane) {
         uint channel = 4 * (number % depth) + lane;
         if (channel < sizes.x) {

@@ -33,7 +33,7 @@ float4 mean(uint2 at) {
     float2 step = float2(sizes.zw) / float2(sizes.xy);
     float2 first = float2(at) * step, end = float2(at + 1) * step;
     int2 low = int2(floor(first)), high = int2(ceil(end));
-    float4 sum = float4(0.0, 0.0, 0.0, 0.0);
+    float4 sum = float4(0.0);
     for (int y = low.y; y < high.y; ++y) {
         float row = min(end.y, float(y + 1)) - max(first.y, float(y));
         for (int x = low.x; x < high.x; ++x) {

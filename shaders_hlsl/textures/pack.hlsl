@@ -23,7 +23,7 @@ float channel(uint k, uint2 at) {
 // The nearest of 256 steps; what is no number becomes 0.
 uint4 bytes_of(float4 value) {
     uint4 steps = uint4(clamp(value, 0.0, 1.0) * 255.0 + 0.5);
-    return select((asuint(value) & 0x7fffffffu) > 0x7f800000u, uint4(0, 0, 0, 0), steps);
+    return select((asuint(value) & 0x7fffffffu) > 0x7f800000u, uint4(0), steps);
 }
 
 void cml_item(uint pixel) {

@@ -120,6 +120,7 @@ _PRELUDE = """\
 #define CML_EACH_GROUP(number) uint number = CML_GROUP(gid); if (number >= cml_end) { return; }
 #define CML_EACH_THREAD(number, count) CML_EACH_GROUP(group) \\
     uint number = group * GROUP + lane; if (number >= count) { return; }
+#define CML_UNROLL(type, i, count) [ForceUnroll] for (type i = 0; i < count; i++)
 """
 
 

@@ -1,11 +1,11 @@
-// How an update meets what is there, for the parameter `kind` of cml_engine/ops/indexing/scatter_gpu.py.
-#ifndef CML_MET
-#define CML_MET
+// The reductions of scattering, for the parameter `kind` of cml_engine/ops/indexing/scatter.py.
+#ifndef CML_COMBINE
+#define CML_COMBINE
 
 #include "pointwise.hlsli"
 
-// What a place becomes; kinds are those of REDUCTIONS, once for floats and once for integers.
-uint met(uint before, uint update)
+// Returns a value after an update; kinds are those of REDUCTIONS, for floats and then for integers.
+uint cml_combine(uint before, uint update)
 {
     float a = asfloat(before);
     float b = asfloat(update);
