@@ -13,8 +13,7 @@ import queue
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import groupby, islice
+from itertools import count, groupby, islice
 from typing import TYPE_CHECKING
 
 from cml_engine.distributed.cluster import LOOK_S, ClusterMonitor
@@ -114,16 +113,16 @@ class TaskWindow:
         self._left = 0
         #: units that were running on workers that died; each is retried alone, at the end
         self._suspects: list[Unit] = []
-        self._number = 0
+        self._numbers = count(1)
         self._span: tuple[str, contextlib.ExitStack] | None = None
 
-    def run(self, units: Iterator[Unit], count: int) -> None:
+    def run(self, units: Iterator[Unit], total: int) -> None:
         """Sends all ``units`` and waits until each has been computed, kept or set aside.
 
-        ``count`` is the number of units. A unit is set aside if it can never be computed, or after
+        ``total`` is the number of units. A unit is set aside if it can never be computed, or after
         ``ATTEMPTS`` failures.
         """
-        self._left = count
+        self._left = total
         start, shown = time.monotonic(), 0.0
         try:
             while self._fill(units):
@@ -189,21 +188,23 @@ class TaskWindow:
         for layer, part in groupby(tasks, key=lambda tries: _layer_of(tries[0])):
             sent = list(part)
             label = f"{self.report.what} {layer}".strip()
-            keys = [self._make_key(label, tries[0][0]) for tries in sent]
+            keys: list[_Key] = [
+                (label, *tries[0][0].at, next(self._numbers), self.name) for tries in sent
+            ]
             self._enter_span(label)
-            batches = [self._make_batch(layer, tries) for tries in sent]
+            batches = [
+                Batch(
+                    self.name,
+                    layer,
+                    tuple(unit.at for unit, _ in tries),
+                    self._trace is not None and self._trace.take(len(tries)),
+                )
+                for tries in sent
+            ]
             futures = self.client.map(run_batch, batches, key=keys, pure=False)
             for key, tries, future in zip(keys, sent, futures, strict=True):
                 self._sent[key] = _RunningTask(tries, future)
-                future.add_done_callback(partial(_put_key, self._done, key))
-
-    def _make_batch(self, layer: str, tries: list[_Try]) -> Batch:
-        traced = self._trace is not None and self._trace.take(len(tries))
-        return Batch(self.name, layer, tuple(unit.at for unit, _ in tries), traced)
-
-    def _make_key(self, label: str, unit: Unit) -> _Key:
-        self._number += 1
-        return (label, *unit.at, self._number, self.name)
+                future.add_done_callback(lambda _, key=key: self._done.put(key))
 
     def _enter_span(self, label: str) -> None:
         """Enters the Dask span named ``label``, if it is not the current one.
@@ -345,7 +346,3 @@ class TaskWindow:
 
 def _layer_of(tried: _Try) -> str:
     return tried[0].layer
-
-
-def _put_key(done: queue.SimpleQueue[_Key], key: _Key, future: Future) -> None:
-    done.put(key)

@@ -79,7 +79,11 @@ class Outcome:
 
     def fail(self, error: Exception) -> None:
         """Sets ``kind`` and ``message`` from the error that ended the unit's work."""
-        self.kind, self.message = _kind_of(error), _describe(error)
+        self.kind, self.message = "failed", _describe(error)
+        if isinstance(error, InputError):
+            self.kind = "aside"
+        elif isinstance(error, OSError) and error.errno in LASTING:
+            self.kind = "stop"
 
 
 @dataclass
@@ -268,7 +272,9 @@ def run_batch(batch: Batch) -> BatchResult:
             elif write is not None:
                 write()
             times.note("unit", str(outcome.unit), times.start)
-            if time.perf_counter() - start > LONGEST_S or _is_over(opened, batch, done):
+            stopped = any(outcome.kind == "stop" for outcome in done.outcomes)
+            is_over = stopped or _opened.get(batch.name) is not opened  # the run has ended
+            if is_over or time.perf_counter() - start > LONGEST_S:
                 break
     for activity, spent in done.seconds.items():  # Fine Performance Metrics of Dask's dashboard
         context_meter.digest_metric(activity, spent, "seconds")
@@ -278,12 +284,6 @@ def run_batch(batch: Batch) -> BatchResult:
         forget_names()
     done.elapsed = time.perf_counter() - start
     return done
-
-
-def _is_over(opened: OpenRun, batch: Batch, done: BatchResult) -> bool:
-    """Returns True if the task should stop: the run has ended, or the store cannot be written."""
-    stopped = any(outcome.kind == "stop" for outcome in done.outcomes)
-    return stopped or _opened.get(batch.name) is not opened
 
 
 def _make(opened: OpenRun, outcome: Outcome, times: _Times) -> Callable[[], None] | None:
@@ -315,12 +315,6 @@ def _write(store: Store, outcome: Outcome, made: UnitResult, times: _Times) -> N
         outcome.aside = made.aside
     except Exception as error:
         outcome.fail(error)
-
-
-def _kind_of(error: Exception) -> str:
-    if isinstance(error, InputError):
-        return "aside"
-    return "stop" if isinstance(error, OSError) and error.errno in LASTING else "failed"
 
 
 def _describe(error: Exception) -> str:

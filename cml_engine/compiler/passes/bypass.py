@@ -14,10 +14,6 @@ def bypass(graph: Graph) -> Graph:
     return rewrite_custom(graph, RULES)
 
 
-def _input(match: Match) -> str:
-    return match.last.inputs[0]
-
-
 def _empty_pad(match: Match) -> str | None:
     moved = any(n for pair in match.last.attrs["padding"] for n in pair)
     return None if moved else match.last.inputs[0]
@@ -73,7 +69,7 @@ def _two_transposes(match: Match) -> Node:
 
 
 RULES = (
-    Rule("copy", ("copy",), _input),
+    Rule("copy", ("copy",), lambda match: match.last.inputs[0]),
     Rule("empty pad", ("pad",), _empty_pad),
     Rule("product with one", ("mul",), _product_with_one),
     Rule("transpose that moves nothing", ("transpose",), _still_transpose),

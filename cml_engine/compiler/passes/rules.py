@@ -231,7 +231,9 @@ class _Sweep:
                 continue
             if found is not None:
                 self._uses.update(set(found.reads))
-            self._append(found or node)
+            self._nodes.append(found or node)
+            if len(node.outputs) == 1:
+                self._producers[node.outputs[0]] = found or node
         return changed
 
     def result(self) -> Graph:
@@ -241,11 +243,6 @@ class _Sweep:
             facts={**self._graph.facts, **facts},
             constants={**self._graph.constants, **self._constants},
         )
-
-    def _append(self, node: Node) -> None:
-        self._nodes.append(node)
-        if len(node.outputs) == 1:
-            self._producers[node.outputs[0]] = node
 
     def _with_new_names(self, node: Node) -> Node:
         if not any(name in self._renamed for name in node.inputs):
@@ -268,18 +265,14 @@ class _Sweep:
         nodes = self._match(rule, node, position)
         if nodes is None:
             return None
-        match = Match(self._graph_now(), nodes, position)
+        graph = self.result().with_(nodes=self._graph.nodes) if self._constants else self._graph
+        match = Match(graph, nodes, position)
         found = _replace(rule, match)
         if found is None or (isinstance(found, str) and node.outputs[0] in self._roots):
             return None
         self._check(rule, match, found)
         self._constants |= match.added
         return self._renamed.get(found, found) if isinstance(found, str) else found
-
-    def _graph_now(self) -> Graph:
-        if not self._constants:
-            return self._graph
-        return self.result().with_(nodes=self._graph.nodes)
 
     def _match(self, rule: Rule, node: Node, position: int) -> tuple[Node, ...] | None:
         nodes = [node]

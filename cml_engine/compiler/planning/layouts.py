@@ -131,7 +131,8 @@ def _tie_same(
     unless the node only copies (``partial``), because lanes past the last channel would not stay
     zero.
     """
-    blocked = [n for n in maps if _has_result_channels(graph.facts[n], result)]
+    blocked = [n for n in maps if graph.facts[n].shape[1:2] == result.shape[1:2]
+               and graph.facts[n].rank == result.rank]  # fmt: skip
     ties.join(blocked)
     if result.shape[1] % 4 and not partial:
         plain.update(blocked)
@@ -157,10 +158,6 @@ def is_one_position(fact: Fact) -> bool:
     """Returns True if a map has one position and fills its blocks, so that its blocked and plain
     layouts are the same."""
     return fact.rank >= 3 and fact.shape[1] % 4 == 0 and fact.size == fact.shape[0] * fact.shape[1]
-
-
-def _has_result_channels(fact: Fact, result: Fact) -> bool:
-    return fact.rank == result.rank and fact.shape[1] == result.shape[1]
 
 
 class Ties:

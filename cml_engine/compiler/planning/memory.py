@@ -13,7 +13,7 @@ import numpy as np
 
 from cml_engine.compiler.plan import Memory
 from cml_engine.io.frame_gate import yield_to_frame
-from cml_engine.ir.graph import Array, Fact, Graph, Node
+from cml_engine.ir.graph import Array, Graph, Node
 from cml_engine.ir.layout import PLAIN, words
 from cml_engine.ops.declaration.registry import lookup
 
@@ -442,7 +442,11 @@ def _parts(
     if alias.get(parent, parent) in graph.constants:
         return
     place = kind.place(node.attrs, graph.facts[parent], layout)
-    if place is None or not _follow_in_memory(graph.facts[parent], place[0], layout):
+    # parts are contiguous if all outer dimensions have extent 1; those of blocks of four channels
+    # can only be contiguous along the channels
+    if place is None or prod(graph.facts[parent].shape[: place[0]]) != 1:
+        return
+    if layout != PLAIN and place[0] != 1:
         return
     if layout != PLAIN and any(graph.facts[name].shape[1] % 4 for name in parts[:-1]):
         return  # some parts begin inside a block of four channels
@@ -457,12 +461,3 @@ def _parts(
         if alike and name not in fixed and graph.facts[name].size:
             yield name, PartPlace(alias.get(parent, parent), offset)
         offset += words(graph.facts[name], layout)
-
-
-def _follow_in_memory(fact: Fact, axis: int, layout: str) -> bool:
-    """Returns True if parts of a tensor along ``axis`` are contiguous: all outer dimensions have
-    extent 1.
-
-    In blocks of four channels only parts along the channels (axis 1) can be contiguous.
-    """
-    return (layout == PLAIN or axis == 1) and prod(fact.shape[:axis]) == 1

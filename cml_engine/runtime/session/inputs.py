@@ -34,13 +34,9 @@ def with_defaults(
     values = {
         name: np.full(facts[name].shape, number, np.float32)
         for name, number in numbers.items()
-        if _is_number(number)
+        if isinstance(number, int | float) and not isinstance(number, bool)
     }
     return {**inputs, **values}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def check_inputs(

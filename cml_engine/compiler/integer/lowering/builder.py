@@ -221,7 +221,9 @@ class IntegerGraphBuilder:
         if name in self.values:
             return self.values[name]
         if name in self.graph.constants:
-            return self._find_constant_words(node, name)
+            if name not in self._constant_words:
+                self._constant_words[name] = self._quantize_constant(node, name)
+            return self._constant_words[name]
         raise ModelError(
             f"{node.title}: '{name}' is no tensor of numbers, which integer networks are of",
             node.source,
@@ -276,11 +278,6 @@ class IntegerGraphBuilder:
             lying = line.extents + (1,) * (array.ndim - len(line.extents))
             return list((array.astype(object) * scales.reshape(lying or ())).reshape(-1))
         return [Fraction(float(value)) for value in array.reshape(-1)]
-
-    def _find_constant_words(self, node: Node, name: str) -> QuantizedTensor:
-        if name not in self._constant_words:
-            self._constant_words[name] = self._quantize_constant(node, name)
-        return self._constant_words[name]
 
     def _quantize_constant(self, node: Node, name: str) -> QuantizedTensor:
         array, line = self.graph.constants[name], self.quant_params.get(name)

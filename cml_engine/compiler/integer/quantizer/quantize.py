@@ -342,7 +342,10 @@ class _Quantizer:
         if max_error is not None and not max_error > 0:
             raise InputError(f"max_error {max_error}: wanted a share above 0")
         given = _check_samples(graph, samples)
-        folded = _fold_graph(graph)
+        folded = graph
+        for name, stage, _ in STAGES:
+            if name not in _LATER:
+                folded = stage(folded)
         placement = place_rounding_points(folded, float_tail)
         names = {*placement.points, *(n for node in folded.nodes if node.op in ("neg", "abs")
                                       for n in node.outputs)}  # fmt: skip
@@ -388,7 +391,9 @@ class _Quantizer:
         }
 
     def _scale(self, root: str, points: Sequence[str], bits: int) -> QuantScale:
-        seen, given = self._joined(root, points), self.fixed_scales.get(root)
+        members = [n for n in self.observed if n in points or self.placement.root(n) == root]
+        seen = ObservedValues().joined(self.observed[n] for n in members)
+        given = self.fixed_scales.get(root)
         unseen = [name for name in points if name in self.graph.inputs]
         if unseen and given is None and not seen.low < seen.high:
             raise InputError(
@@ -405,10 +410,6 @@ class _Quantizer:
                 "Give it in another unit"
             ) from None
         return found
-
-    def _joined(self, root: str, points: Sequence[str]) -> ObservedValues:
-        members = [n for n in self.observed if n in points or self.placement.root(n) == root]
-        return ObservedValues().joined(self.observed[n] for n in members)
 
     def build(self, sixteen: frozenset[str]) -> Graph:
         """Returns the integer network in which the groups ``sixteen``, and the weights that
@@ -536,15 +537,6 @@ def _makers(graph: Graph, bits: Mapping[str, int]) -> dict[str, int]:
             name = consumers[name][0].outputs[0]
         found[node.outputs[0]] = bits.get(name, 8)
     return found
-
-
-def _fold_graph(graph: Graph) -> Graph:
-    """Returns the graph after those optimization passes that must run before quantization,
-    because they work on floats only."""
-    for name, stage, _ in STAGES:
-        if name not in _LATER:
-            graph = stage(graph)
-    return graph
 
 
 def _check_samples(graph: Graph, samples: Samples) -> list[dict[str, Array]]:

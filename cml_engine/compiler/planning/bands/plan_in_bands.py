@@ -379,7 +379,8 @@ class _BandPlanner:
         return BandedOperators(
             tuple(titles), run.results, chosen.count,
             tuple(str(c) for c in (1, *COUNTS) if c <= run.max_bands or c == chosen.count),
-            max(banded / flops - 1.0, 0.0) if flops else 0.0, self._bytes_of(run.first, run.end),
+            max(banded / flops - 1.0, 0.0) if flops else 0.0,
+            max(map(self.usage.of_node, range(run.first, run.end))),
             min(int(chosen.nbytes), plan.memory.peak),
         )  # fmt: skip
 
@@ -395,8 +396,8 @@ class _BandPlanner:
         fullest = f"{graph.nodes[k].title} takes {need} at once as it is; " if need else "Even "
         return InputError(
             f"arena_limit: '{graph.name}' may take {self.bounds.total} bytes for its activations. "
-            f"{fullest}in bands of rows the network takes "
-            f"{enough} ({_enough_mib(enough)} MiB) {estimated}at the least{self._obstacle()}. "
+            f"{fullest}in bands of rows the network takes {enough} "
+            f"({ceil(enough / 2**20 * 100) / 100} MiB) {estimated}at the least{self._obstacle()}. "
             "Allow that much, use a smaller input, or run it on tiles (cml.run_tiled, cml run "
             "--tile)",
             graph.nodes[k].source if need else None,
@@ -431,9 +432,6 @@ class _BandPlanner:
             return error
         return InternalError(f"'{graph.name}' fits, and has no plan")
 
-    def _bytes_of(self, first: int, end: int) -> int:
-        return max(self.usage.of_node(k) for k in range(first, end))
-
 
 def _cheapest(searches: Sequence[BandSearch], bounds: Bounds) -> BandPath | None:
     found = [path for search in searches if (path := search.cheapest(bounds)) is not None]
@@ -447,8 +445,3 @@ def _code(kernel: Kernel, dispatch: Dispatch) -> Code:
     """
     pairs = dispatch.defines.items()
     return str(kernel.path), frozenset((k, v) for k, v in pairs if "_PART" not in k)
-
-
-def _enough_mib(nbytes: int) -> float:
-    """Returns bytes as MiB, rounded up so that the number suffices as a limit."""
-    return ceil(nbytes / 2**20 * 100) / 100
