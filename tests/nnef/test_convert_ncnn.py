@@ -15,7 +15,6 @@ import cml_engine as cml
 from cml_engine.errors import CmlError, InputError, ModelError
 from cml_engine.formats.ncnn.ncnn_model import LAYERS, REFUSED
 from cml_engine.ir.graph import Fact
-from cml_engine.tools.cli import main
 from tests.fixtures.ncnn_models import FLOAT16, FLOAT32, write
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "ncnn_layers.md"
@@ -123,7 +122,7 @@ def test_a_source_has_both_files(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["info", "run", "export", "simulate"])
-def test_every_command_takes_it(command, tmp_path, capsys):
+def test_every_command_takes_it(command, tmp_path, run_cml):
     path = write(tmp_path, ["Input i 0 1 in", "ReLU r 1 1 in out"])
     np.save(tmp_path / "in.npy", np.array([[[-1.0, 2.0]]], np.float32))
     more = {
@@ -131,9 +130,7 @@ def test_every_command_takes_it(command, tmp_path, capsys):
                 f"out={tmp_path / 'out.npy'}"],
         "export": [str(tmp_path / "m.onnx")],
     }  # fmt: skip
-    assert main([command, str(path), *more.get(command, []), "--shape", "1,1,2"]) == 0, (
-        capsys.readouterr().err
-    )
+    run_cml(command, path, *more.get(command, []), "--shape", "1,1,2")
     if command == "run":
         assert np.load(tmp_path / "out.npy").tolist() == [[[0.0, 2.0]]]
 
@@ -167,37 +164,36 @@ def test_the_only_inputs_shape_needs_no_name_in_any_format(tmp_path):
         (["Input i 0 1 inf 0=4", "Clip c 1 1 inf nan"], ["nan"]),
     ],
 )  # fmt: skip
-def test_names_that_files_and_nnef_do_not_take(tmp_path, lines, outputs):
+def test_names_that_files_and_nnef_do_not_take(tmp_path, lines, outputs, run_cml):
     count = 4 * sum(line.startswith("PReLU") for line in lines)
     count += 2 * sum(line.startswith("Memory") for line in lines)
     path = write(tmp_path, lines, counted(count))
-    assert main(["convert", str(path), str(tmp_path / "out")]) == 0
+    run_cml("convert", path, tmp_path / "out")
     graph = cml.load(tmp_path / "out")
     assert list(graph.outputs) == outputs
     (x,) = graph.inputs
     cml.Session(graph, "cpu").run({x: np.zeros(graph.facts[x].shape, np.float32)})
 
 
-def test_a_failed_conversion_leaves_what_was_there(tmp_path, monkeypatch, capsys):
+def test_a_failed_conversion_leaves_what_was_there(tmp_path, monkeypatch, run_cml, refused):
     path = write(tmp_path, ["Input i 0 1 x 0=4", "ReLU r 1 1 x y"])
     words = ["convert", str(path), str(tmp_path / "out"), "--overwrite"]
-    assert main(words) == 0
+    run_cml(*words)
     before = (tmp_path / "out" / "graph.nnef").read_bytes()
 
     def refuse(path):
         raise ModelError("it cannot be read back")
 
     monkeypatch.setattr("cml_engine.formats.loading.load", refuse)
-    assert main(words) == 2
-    assert "it cannot be read back" in capsys.readouterr().err
+    assert "it cannot be read back" in refused(*words)
     assert (tmp_path / "out" / "graph.nnef").read_bytes() == before
 
 
-def test_the_command_takes_shapes_by_name(tmp_path, capsys):
+def test_the_command_takes_shapes_by_name(tmp_path, run_cml, refused):
     lines = ["Input i 0 1 a", "Input j 0 1 b", "BinaryOp c 2 1 a b c 0=0",
              "Pooling p 1 1 c out 0=0 1=3 2=2"]  # fmt: skip
     words = ["convert", str(write(tmp_path, lines)), str(tmp_path / "out")]
-    assert main([*words, "--shape", "a=1,2,8,8", "--shape", "b=1,2,8,8"]) == 0
+    run_cml(*words, "--shape", "a=1,2,8,8", "--shape", "b=1,2,8,8")
     assert cml.load(tmp_path / "out").facts["out"].shape == (1, 2, 4, 4)
     for wrong, message in [
         (["1,2,8,8", "1,2,8,8"], "the only input has a shape already"),
@@ -205,8 +201,7 @@ def test_the_command_takes_shapes_by_name(tmp_path, capsys):
         (["a=1,2,8,8", "a=1,2,8,8"], "'a' has a shape already"),
         (["1,2,8,8"], "say which has the shape, NAME=1,2,8,8"),
     ]:
-        assert main([*words, *(w for shape in wrong for w in ("--shape", shape))]) == 2
-        assert message in capsys.readouterr().err
+        assert message in refused(*words, *(w for shape in wrong for w in ("--shape", shape)))
 
 
 # -- models that cannot be converted --------------------------------------------------------------

@@ -12,7 +12,6 @@ import pytest
 import cml_engine as cml
 from cml_engine.errors import CmlError, InputError, ModelError, ShapeError
 from cml_engine.nnef.files.tensor_file import write_tensor
-from cml_engine.tools.cli import main
 
 HEAD = (
     "version 1.0;\n"
@@ -169,18 +168,16 @@ def test_equality_and_pickling_know_no_origin(model):
     assert "origin" not in repr(bare)
 
 
-def test_the_command_line_takes_shapes(model, tmp_path, capsys):
+def test_the_command_line_takes_shapes(model, tmp_path, capsys, run_cml, refused):
     image = np.ones((1, 2, 8, 8), np.float32)
     np.save(tmp_path / "x.npy", image)
     files = ["-i", f"image={tmp_path}/x.npy", "-o", f"y={tmp_path}/y.npy", "--backend", "cpu"]
-    assert main(["run", str(model), "--shape", "image=1,2,8,8", *files]) == 0
+    run_cml("run", model, "--shape", "image=1,2,8,8", *files)
     wanted = run(cml.load(model, shapes={"image": image.shape}), image)
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), wanted)
     capsys.readouterr()
-    assert main(["run", str(model), *files]) == 2
-    assert "Another shape is another session: --shape image=" in capsys.readouterr().err
-    assert main(["info", str(model), "--shape", "imag=1,2,8,8"]) == 2
-    assert "did you mean 'image'?" in capsys.readouterr().err
+    assert "Another shape is another session: --shape image=" in refused("run", model, *files)
+    assert "did you mean 'image'?" in refused("info", model, "--shape", "imag=1,2,8,8")
 
 
 # --- symbols, as tract writes them

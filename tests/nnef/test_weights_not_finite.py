@@ -89,24 +89,20 @@ def test_commands_show_the_warning(command, model, tmp_path, capsys, gpu):
 
 
 @pytest.mark.filterwarnings("default")
-def test_a_run_that_prints_nan_names_the_option(model, capsys):
+def test_a_run_that_prints_nan_names_the_option(model, run_cml):
     run = ["run", model, "--random-inputs", "7", "--backend", "cpu"]
-    assert main(run) == 0
-    shown = capsys.readouterr()
+    shown = run_cml(*run)
     assert "the inputs without a file are random, of seed 7" in shown.err
     assert "'y' has 1 of 4 values that are NaN or infinite; --stop-at-nan" in shown.err
     assert "y: scalar[1,4]  min nan" in shown.out
-    assert main([*run, "--stop-at-nan"]) == 1
-    assert "--stop-at-nan shows" not in capsys.readouterr().err
+    assert "--stop-at-nan shows" not in run_cml(*run, "--stop-at-nan", ends=1).err
 
 
-def test_random_inputs_are_the_same_in_every_run_of_a_seed(tmp_path, capsys):
+def test_random_inputs_are_the_same_in_every_run_of_a_seed(tmp_path, run_cml, refused):
     text = "\n".join(line for line in TEXT.splitlines() if "variable" not in line)
     model = str(write_model(tmp_path / "m.nnef", text.replace("linear(x, w, b)", "relu(x)")))
     shown = []
     for seed in ("3", "3", "4"):
-        assert main(["run", model, "--random-inputs", seed, "--backend", "cpu"]) == 0
-        shown.append(capsys.readouterr().out)
+        shown.append(run_cml("run", model, "--random-inputs", seed, "--backend", "cpu").out)
     assert shown[0] == shown[1] != shown[2]
-    assert main(["run", model, "--backend", "cpu"]) == 2
-    assert "--random-inputs" in capsys.readouterr().err
+    assert "--random-inputs" in refused("run", model, "--backend", "cpu")

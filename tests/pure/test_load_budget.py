@@ -10,7 +10,6 @@ import cml_engine as cml
 from cml_engine.io import arrays, load_limits
 from cml_engine.io.arrays import read_samples
 from cml_engine.io.load_limits import Budget, LoadLimits, OverBudget, current_budget, load_budget
-from cml_engine.tools.cli.main import main
 
 
 def test_limits_are_read_from_a_text(monkeypatch):
@@ -59,12 +58,9 @@ def test_a_load_within_a_load_shares_its_budget():
     assert current_budget() is not outer
 
 
-def test_the_command_line_sets_the_limits_of_one_command(
-    capsys,
-):
-    assert main(["info", "m.onnx", "--load-limits", "memory=lots"]) == 2
-    assert "cannot read 'memory=lots'" in capsys.readouterr().err
-    assert main(["info", "no such model.onnx", "--load-limits", "memory=8G"]) == 2
+def test_the_command_line_sets_the_limits_of_one_command(run_cml, refused):
+    assert "cannot read 'memory=lots'" in refused("info", "m.onnx", "--load-limits", "memory=lots")
+    run_cml("info", "no such model.onnx", "--load-limits", "memory=8G", ends=2)
     assert load_limits.VARIABLE not in os.environ
 
 

@@ -8,7 +8,6 @@ import pytest
 import cml_engine as cml
 from cml_engine.compiler.integer.digest import run_digest
 from cml_engine.compiler.integer.lowering.lower_network import lower_to_integers
-from cml_engine.tools import cli
 from tests.cpu.integer.test_quantize import samples_of
 from tests.fixtures.graphs import Net
 from tests.fixtures.integer.networks import IntegerNet, line
@@ -26,7 +25,7 @@ def classifier():
     return net.graph(y, p)
 
 
-def test_the_end_may_be_of_floats(tmp_path, capsys):
+def test_the_end_may_be_of_floats(tmp_path, run_cml):
     graph = classifier()
     samples = samples_of(graph)
     with pytest.raises(cml.ModelError, match="softmax .* has no integer form.*--float-tail"):
@@ -50,17 +49,15 @@ def test_the_end_may_be_of_floats(tmp_path, capsys):
     np.save(tmp_path / "x.npy", samples[0]["x"])
     model = str(tmp_path / "net")
     given = ["-i", f"x={tmp_path / 'x.npy'}", "--backend", "cpu"]
-    assert cli.main(["run", model, *given, "--digest"]) == 0
-    said = capsys.readouterr().out.splitlines()
+    said = run_cml("run", model, *given, "--digest").out.splitlines()
     assert said[-2:] == [
         f"{scores}: computed in floats, not identical on all machines: not in the digest", digest
     ]  # fmt: skip
-    assert cli.main(["info", model, "--integer"]) == 0
     assert f"output '{scores}' is not identical on all machines: from softmax" in (
-        capsys.readouterr().out
+        run_cml("info", model, "--integer").out
     )
-    assert cli.main(["info", model, "--integer", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["not_identical"] == [scores]
+    info = json.loads(run_cml("info", model, "--integer", "--json").out)
+    assert info["not_identical"] == [scores]
 
 
 def tail(**more):

@@ -9,7 +9,6 @@ import cml_engine as cml
 from cml_engine.compiler.integer.digest import gas_of
 from cml_engine.compiler.optimize import optimize
 from cml_engine.cooked.cook import cook
-from cml_engine.tools import cli
 from cml_engine.tools.report.integer_info import IntegerInfo
 from tests.fixtures.graphs import Net
 
@@ -184,7 +183,7 @@ def test_gas_is_of_the_graph_alone(tmp_path):
         cml.load(tmp_path / "net", gas_limit=gas - 1)
 
 
-def test_commands(tmp_path, capsys):
+def test_commands(tmp_path, run_cml, refused):
     graph = block()
     cml.save(graph, tmp_path / "floats")
     samples = np.concatenate([s["x"] for s in samples_of(graph, 9)])
@@ -192,31 +191,24 @@ def test_commands(tmp_path, capsys):
     np.save(tmp_path / "x.npy", 100 * samples[:1])
     model, out = str(tmp_path / "floats"), str(tmp_path / "integer")
     given = f"x={tmp_path / 'samples.npz'}"
-    assert cli.main(["quantize", model, out, "-i", given, "--max-error", "0.05"]) == 0
-    assert "within 5 %" in capsys.readouterr().out
+    assert "within 5 %" in run_cml("quantize", model, out, "-i", given, "--max-error", "0.05").out
     args = ["quantize", model, out, "--overwrite", "-i", given, "--json"]
-    assert cli.main([*args, "--sixteen", "t1", "--max-error", "1e-9"]) == 1
-    assert not json.loads(capsys.readouterr().out)["ok"]
+    said = run_cml(*args, "--sixteen", "t1", "--max-error", "1e-9", ends=1).out
+    assert not json.loads(said)["ok"]
     digests = []
     for _ in range(2):
         args = ["run", out, "-i", f"x={tmp_path / 'x.npy'}", "--backend", "cpu", "--digest"]
-        assert cli.main(args) == 0
-        printed = capsys.readouterr().out
+        printed = run_cml(*args).out
         assert "values were outside of its range" in printed
         digests.append(printed.splitlines()[-1])
     assert digests[0] == digests[1] and digests[0].startswith("sha256:")
     assert len(digests[0]) == len("sha256:") + 64
-    assert cli.main(["info", out, "--integer"]) == 0
-    printed = capsys.readouterr().out
+    printed = run_cml("info", out, "--integer").out
     assert "conv 't0', relu" in printed and "int32" in printed and "float32" in printed
-    assert cli.main(["info", out, "--gas"]) == 0
-    assert f"{gas_of(cml.load(out)):,}" in capsys.readouterr().out
+    assert f"{gas_of(cml.load(out)):,}" in run_cml("info", out, "--gas").out
     args = ["run", model, "-i", f"x={tmp_path / 'x.npy'}", "--backend", "cpu", "--digest"]
-    assert cli.main(args) == 0
-    assert "floats: another machine may compute another digest\nsha" in capsys.readouterr().out
-    assert cli.main(["info", model, "--integer"]) == 2
-    assert cli.main(["validate", model, "--integer"]) == 2
-    assert "network of floats" in capsys.readouterr().err
+    assert "floats: another machine may compute another digest\nsha" in run_cml(*args).out
+    refused("info", model, "--integer")
+    assert "network of floats" in refused("validate", model, "--integer")
     for args in (["validate", out, "--integer", "--passes"], ["info", out, "--gas", "--half"]):
-        assert cli.main(args) == 2
-        assert args[-1] in capsys.readouterr().err
+        assert args[-1] in refused(*args)

@@ -23,7 +23,6 @@ from cml_engine.ops import load_families
 from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.runtime.session import CompileOptions
 from cml_engine.runtime.tuning import Bench, tune
-from cml_engine.tools.cli import main
 from cml_engine.tools.testing import full_attrs
 from tests.fixtures.models import write_model
 
@@ -164,16 +163,15 @@ def test_an_option_that_the_driver_refuses_is_left_out(gpu, monkeypatch):
     assert "left out: the driver refused the kernel" in str(report)
 
 
-def test_the_command_measures_and_says_where_the_table_is(tmp_path, folder, capsys, gpu):
+def test_the_command_measures_and_says_where_the_table_is(tmp_path, folder, gpu, run_cml):
     text = (
         "version 1.0; graph m(x) -> (y) { x = external<scalar>(shape = [1, 4, 9, 9]); "
         "w = constant<scalar>(shape = [4, 4, 1, 1], value = [0.5]); y = conv(x, w); }"
     )
     model = str(write_model(tmp_path / "m", text))
-    assert main(["tune", model, "--rounds", "1", "--dry-run"]) == 0
-    assert "nothing was written" in capsys.readouterr().out and not tuning_file(gpu.name).exists()
-    assert main(["tune", model, "--rounds", "1", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    said = run_cml("tune", model, "--rounds", "1", "--dry-run").out
+    assert "nothing was written" in said and not tuning_file(gpu.name).exists()
+    told = json.loads(run_cml("tune", model, "--rounds", "1", "--json").out)
     assert set(told["choices"]) == set(tables.measured(gpu.name)) != set()
     assert told["file"] == str(tuning_file(gpu.name))
 

@@ -10,7 +10,6 @@ from PIL import Image
 import cml_engine as cml
 from cml_engine import FrameScheduler
 from cml_engine.gpu.native import limit_instance
-from cml_engine.tools import cli
 from tests.fixtures.models import write_model
 from tests.fixtures.pages import example, examples
 
@@ -32,11 +31,10 @@ graph tone(image) -> (toned)
 
 
 @pytest.fixture
-def example_files(tmp_path, monkeypatch, capsys):
+def example_files(tmp_path, monkeypatch, run_cml):
     """A working folder with the files that ``cml example`` writes."""
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["example"]) == 0
-    assert capsys.readouterr().out.split() == ["bricks.png", "enlarge.onnx", "enlarge.tgz"]
+    assert run_cml("example").out.split() == ["bricks.png", "enlarge.onnx", "enlarge.tgz"]
     return tmp_path
 
 
@@ -224,7 +222,7 @@ def test_a_short_example_runs(page, words, gpu, rng, tmp_path, monkeypatch):
     exec(example(page, words), names | {"other": names.get("style")})
 
 
-def test_the_examples_of_tiles_integers_and_cooked_files_run(example_files, gpu):
+def test_the_examples_of_tiles_integers_and_cooked_files_run(example_files, gpu, run_cml):
     graph = cml.load("enlarge.onnx", shapes={"image": (1, 3, 32, 32)})
     samples = [{"image": np.full((1, 3, 32, 32), i / 8, np.float32)} for i in range(9)]
     page = {"cml": cml, "gpu": gpu, "graph": graph, "samples": samples}
@@ -234,6 +232,6 @@ def test_the_examples_of_tiles_integers_and_cooked_files_run(example_files, gpu)
     exec(example("docs/integer.md", "cml.quantize"), page)
     assert page["graph"].integer
     command = ["cook", "enlarge.onnx", "--shape", "1,3,32,32", "-o", "enlarge.cml"]
-    assert cli.main([*command, "--devices", "software,portable"]) == 0
+    run_cml(*command, "--devices", "software,portable")
     exec(example("docs/ship_it.md", "load_cooked"), page)
     assert page["session"].run(samples[0])["enlarged"].shape == (1, 3, 64, 64)

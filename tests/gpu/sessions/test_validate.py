@@ -13,7 +13,6 @@ from cml_engine.ops import register
 from cml_engine.ops.declaration.registry import lookup, unregister
 from cml_engine.ops.declaration.spec import NO_TRAITS, Case, OpSpec, Random
 from cml_engine.runtime.node_check import check_nodes
-from cml_engine.tools.cli import main
 from cml_engine.tools.testing import case_graph, check_on_gpu
 from tests.fixtures.graphs import Net
 from tests.fixtures.models import write_model_abc
@@ -22,7 +21,7 @@ from tests.fixtures.models import write_model_abc
 pytestmark = pytest.mark.filterwarnings("default")
 
 
-def test_validate_fails_with_one_and_names_file_and_line(tmp_path, capsys, gpu):
+def test_validate_fails_with_one_and_names_file_and_line(tmp_path, gpu, run_cml):
     folder = write_model_abc(tmp_path / "abc")
     right = lookup("min_reduce")
     unregister("min_reduce")
@@ -36,10 +35,9 @@ def test_validate_fails_with_one_and_names_file_and_line(tmp_path, capsys, gpu):
         )
     )
     try:
-        assert main(["validate", str(folder)]) == 1
+        said = run_cml("validate", folder, ends=1).out
     finally:
         unregister("min_reduce")
-    said = capsys.readouterr().out
     assert "first divergence" in said and "graph.nnef:9" in said and "min_reduce" in said
 
 

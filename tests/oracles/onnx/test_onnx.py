@@ -10,7 +10,6 @@ ort = pytest.importorskip("onnxruntime")
 
 import cml_engine as cml  # noqa: E402
 from cml_engine.errors import UnsupportedOp  # noqa: E402
-from cml_engine.tools.cli import main  # noqa: E402
 from tests.fixtures.onnx_models import exported_cnn, model, node, saved, value  # noqa: E402
 
 
@@ -113,19 +112,16 @@ def test_extents_without_a_name_are_not_all_one():
         cml.load(made.SerializeToString(), shapes={"x": (2, 3)})
 
 
-def test_every_command_takes_it(cnn, tmp_path, capsys):
+def test_every_command_takes_it(cnn, tmp_path, run_cml, refused):
     np.save(tmp_path / "x.npy", np.zeros(SHAPE, np.float32))
     shape = ["--shape", "image=1,3,8,8"]
     run = ["run", str(cnn), *shape, "-i", f"image={tmp_path / 'x.npy'}", "--backend", "cpu"]
-    assert main(run) == 0
-    assert main(["info", str(cnn), *shape]) == 0
-    assert main(["rank", str(cnn), *shape, "--backend", "cpu", "--runs", "1"]) == 0
-    assert "model cnn" in capsys.readouterr().out
-    assert main(["info", str(cnn)]) == 2
-    assert "--shape image=" in capsys.readouterr().err
-    assert main(["info", str(cnn), "--shape", "1,3,8,8"]) == 0
-    assert main(["info", str(cnn), "--shape", "=1,3,8,8"]) == 2
-    assert "wanted NAME=1,3,64,64" in capsys.readouterr().err
+    run_cml(*run)
+    assert "model cnn" in run_cml("info", cnn, *shape).out
+    run_cml("rank", cnn, *shape, "--backend", "cpu", "--runs", "1")
+    assert "--shape image=" in refused("info", cnn)
+    run_cml("info", cnn, "--shape", "1,3,8,8")
+    assert "wanted NAME=1,3,64,64" in refused("info", cnn, "--shape", "=1,3,8,8")
 
 
 def test_what_is_found_among_many_has_a_count():

@@ -209,12 +209,12 @@ graph g(x) -> (y)
 # -- the command --------------------------------------------------------------------------------
 
 
-def test_the_command(tmp_path, capsys):
+def test_the_command(tmp_path, run_cml):
     target = tmp_path / "m.onnx"
-    assert main(["export", str(AGENTS / "upres.nnef"), str(target), "--opset", "17"]) == 0
-    assert "operations, opset 17" in capsys.readouterr().out
+    said = run_cml("export", AGENTS / "upres.nnef", target, "--opset", "17").out
+    assert "operations, opset 17" in said
     assert onnx.load(target).opset_import[0].version == 17
-    assert main(["info", str(target)]) == 0
+    run_cml("info", target)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.compiler.plugins import load_file
 from cml_engine.errors import OperatorError
 from cml_engine.ir.limits import Limits
-from cml_engine.tools.cli import main
 from tests.fixtures.models import write_model
 
 pytestmark = pytest.mark.usefixtures("own_operators")
@@ -108,10 +107,9 @@ def test_an_error_of_the_game_keeps_its_class_and_gains_the_model_s_line(tmp_pat
     assert caught.traceback[-1].name == "refuse"
 
 
-def test_the_command_line_shows_both_lines(tmp_path, capsys):
+def test_the_command_line_shows_both_lines(tmp_path, refused):
     (tmp_path / "helper.py").write_text(HELPER)
     (tmp_path / "ops.py").write_text(OPS.replace(*BROKEN["infer"]))
     model = write_model(tmp_path / "m.nnef", MODEL)
-    assert main(["info", str(model), "--ops", str(tmp_path / "ops.py")]) == 2
-    said = capsys.readouterr().err
+    said = refused("info", model, "--ops", tmp_path / "ops.py")
     assert "graph.nnef:3" in said and "helper.py:4" in said and "Traceback" not in said
