@@ -30,7 +30,7 @@ from cml_engine.gpu.native import (
     timestamp_period_ns,
     wait,
 )
-from cml_engine.gpu.shaders.hlsl import ShaderKey, StageKey, Variant, compile_stage
+from cml_engine.gpu.shaders.hlsl import ShaderKey, Variant, compile_stage
 from cml_engine.io.frame_gate import frame_gate
 from cml_engine.io.json_files import Json
 from cml_engine.ir.limits import Limits
@@ -289,8 +289,8 @@ class Device:
         ``continue``. ``trusted`` omits the runtime checks of bounds and loops. Raises
         :class:`ShaderCompileError` if the compiler or wgpu rejects the shader.
         """
-        key = StageKey(Path(path), stage, entry, tuple(sorted((defines or {}).items())))
-        return self._create_module(key.label, compile_stage(key), trusted, str(path))
+        code = compile_stage(Path(path), stage, entry, defines or {})
+        return self._create_module(f"{Path(path).name}:{entry}", code, trusted, str(path))
 
     @device_errors()
     def wait(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import cycle
 from statistics import median
 from typing import TYPE_CHECKING
@@ -126,16 +126,7 @@ class FramesReport:
         return "\n".join(lines)
 
 
-@dataclass
-class _Samples:
-    """Measured milliseconds of the three types of frames that are compared with the scheduler's."""
-
-    control: list[float] = field(default_factory=list)
-    layers: list[float] = field(default_factory=list)
-    unsliced: list[float] = field(default_factory=list)
-
-
-class _Turns:
+class _Interleaved:
     """Submits and times frames between the scheduler's frames, on a separate executor."""
 
     def __init__(self, session: Session) -> None:
@@ -143,37 +134,26 @@ class _Turns:
         self.executor = self.gpu.executor()
         self._frame = 0
         self._sinks: dict[int, list[float]] = {}
-        self._sums: dict[int, tuple[int, float, int]] = {}
 
-    def run(self, groups: Sequence[Sequence[Slice]], sink: list[float]) -> None:
+    def run(self, slices: Sequence[Slice], sink: list[float]) -> None:
         """Submits a frame of these slices and waits for the GPU.
 
         The frame's milliseconds are appended to ``sink`` when they arrive, a few frames later.
         """
         encoder = self.gpu.device.create_command_encoder()
-        self.executor.encode(encoder, self._frame, groups)
+        if slices:
+            self.executor.encode(encoder, self._frame, [slices])
+            self._sinks[self._frame] = sink
         self.gpu.queue.submit([encoder.finish()])
         self.gpu.wait()
-        self._sinks[self._frame] = sink
-        self._take(len(groups))
-
-    def _take(self, groups: int) -> None:
-        self._sums[self._frame] = (groups, 0.0, 0)
         for timing in self.executor.end_frame(self._frame):
-            wanted, ms, seen = self._sums.get(timing.frame, (0, 0.0, 0))
-            self._sums[timing.frame] = (wanted, ms + timing.ms, seen + 1)
-            if seen + 1 == wanted:
-                self._sinks.pop(timing.frame).append(ms + timing.ms)
-                del self._sums[timing.frame]
+            self._sinks.pop(timing.frame).append(timing.ms)
         self._frame += 1
 
     def drain(self) -> None:
         """Submits empty frames until all timings have arrived."""
         for _ in range(_DRAIN):
-            encoder = self.gpu.device.create_command_encoder()
-            self.gpu.queue.submit([encoder.finish()])
-            self._sinks[self._frame] = []
-            self._take(0)
+            self.run([], [])
 
 
 def gpu_of(session: Session) -> Gpu:
@@ -209,32 +189,32 @@ def measure_frames(
     # the other types of frames have their own network: they must not touch the job's memory
     other = Session(session.source_graph, gpu_of(session), session.options)
     other.run(inputs)
-    turns = _Turns(other)
+    interleaved = _Interleaved(other)
     scheduler = FrameScheduler(
         gpu_of(session), frame_ms, budget_ms, cost_model=cost_model or CostModel()
     )
     loop = _Loop(session, scheduler, inputs, reference, same)
     for _ in range(_WARM_UP_JOBS):
         loop.run_job()
-    samples = _Samples()
     control = _control(other, scheduler, budget_ms)
     costs = network_of(other).step_costs()
     whole = [Slice(network_of(other), i, 0, cost.groups) for i, cost in enumerate(costs)]
     in_parts = cycle([whole[start : start + layers] for start in range(0, len(whole), layers)])
     loop.begin_counting()
+    times: dict[str, list[float]] = {"control": [], "layers": [], "unsliced": []}
     while loop.counted < frames:
         # interleave whole jobs: with another network between its frames, the sliced job would find
         # cold caches in every frame, and the unsliced run only once
         before = loop.counted
         loop.run_job()
         for _ in range(loop.counted - before):
-            turns.run([control], samples.control)
-        turns.run([next(in_parts)], samples.layers)
-        turns.run([whole], samples.unsliced)
+            interleaved.run(control, times["control"])
+        interleaved.run(next(in_parts), times["layers"])
+        interleaved.run(whole, times["unsliced"])
         progress(min(loop.counted, frames))
     loop.drain()
-    turns.drain()
-    return _report(session, scheduler, loop, samples, layers)
+    interleaved.drain()
+    return _report(session, scheduler, loop, times, layers)
 
 
 class _Loop:
@@ -326,7 +306,11 @@ def _control(session: Session, scheduler: FrameScheduler, budget_ms: float) -> l
 
 
 def _report(
-    session: Session, scheduler: FrameScheduler, loop: _Loop, samples: _Samples, layers: int
+    session: Session,
+    scheduler: FrameScheduler,
+    loop: _Loop,
+    times: Mapping[str, list[float]],
+    layers: int,
 ) -> FramesReport:
     budget = scheduler.next_budget_ms
     # a frame in which a job ended is not full, so it does not show how well a budget is filled
@@ -340,7 +324,7 @@ def _report(
         if r.slices and r.slices[0].job in spent:
             spent[r.slices[0].job] += r.measured_ms or 0.0
     sliced = [ms for ms in spent.values() if ms > 0]
-    pairs = list(zip(sliced, samples.unsliced, strict=False))
+    pairs = list(zip(sliced, times["unsliced"], strict=False))
     errors = [abs(r.predicted_ms / r.measured_ms - 1) for r in full if r.measured_ms]
     return FramesReport(
         model=session.graph.name,
@@ -352,16 +336,16 @@ def _report(
         frames_over_budget=sum(ms > budget for ms in took),
         budget_used=sum(took) / (budget * len(took)) if took else 0.0,
         slices_ms=Percentiles.of(took),
-        control_ms=Percentiles.of(samples.control),
-        layers_ms=Percentiles.of(samples.layers),
+        control_ms=Percentiles.of(times["control"]),
+        layers_ms=Percentiles.of(times["layers"]),
         layers_per_frame=layers,
-        unsliced_ms=Percentiles.of(samples.unsliced),
+        unsliced_ms=Percentiles.of(times["unsliced"]),
         longest_operator_ms=model.predict_ms(longest, longest.groups),
         longest_operator=longest.title,
         jobs=len(spent),
         frames_per_job=sum(1 for r in loop.measured if r.slices) / max(1, len(spent)),
         sliced_over_unsliced=median(a / b for a, b in pairs) if pairs else 0.0,
-        sliced_over_unsliced_best=min(sliced) / min(samples.unsliced) if pairs else 0.0,
+        sliced_over_unsliced_best=min(sliced) / min(times["unsliced"]) if pairs else 0.0,
         identical=loop.identical,
         predicted_error_median=median(errors) if errors else 0.0,
         scheduler_cpu_ms_per_frame=median(loop.cpu) if loop.cpu else 0.0,

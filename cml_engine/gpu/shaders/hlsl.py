@@ -464,55 +464,35 @@ def step_params(step: Step) -> bytes:
 STAGES = ("vertex", "fragment", "compute")
 
 
-@dataclass(frozen=True, slots=True)
-class StageKey:
-    """One shader of a render or compute pipeline: its file, stage, entry point and defines."""
+def compile_stage(path: Path, stage: str, entry: str, defines: Mapping[str, int | str]) -> bytes:
+    """Returns SPIR-V of a shader of the host's renderer; its entry point is called ``main``.
 
-    path: Path
-    stage: str
-    entry: str
-    defines: tuple[tuple[str, int | str], ...] = ()
-
-    @property
-    def label(self) -> str:
-        return f"{self.path.name}:{self.entry}"
-
-
-def compile_stage(key: StageKey) -> bytes:
-    """Returns SPIR-V of the stage, from the cache if possible; its entry point is called ``main``.
-
-    Raises :class:`ShaderCompileError` if the source is rejected.
+    The code comes from the cache if possible. Raises :class:`ShaderCompileError` if the source is
+    rejected.
     """
-    if key.stage not in STAGES:
-        raise InputError(f"unknown stage '{key.stage}'; one of {', '.join(STAGES)}")
-    if not key.path.is_file():
-        raise InputError(f"shader source '{key.path}' not found")
-    code = cached(_stage_digest(key), compilers.version(), lambda: _compile_stage(key))
+    if stage not in STAGES:
+        raise InputError(f"unknown stage '{stage}'; one of {', '.join(STAGES)}")
+    if not path.is_file():
+        raise InputError(f"shader source '{path}' not found")
+    head = "".join(f"#define {name} {value}\n" for name, value in sorted(defines.items()))
+    source = read_source(path)
+
+    def compile() -> bytes:
+        text = f'{head}#line 1 "{path.as_posix()}"\n{source}'
+        label = f"shader '{path.name}:{entry}'"
+        try:
+            code = compilers.compile(compilers.Request(text, path, "spirv", stage, entry))
+        except compilers.CompilerError as error:
+            raise ShaderCompileError(f"{label} does not compile:\n{error}") from None
+        if is_misread(code):
+            raise ShaderCompileError(
+                f"{label} has a loop with `continue` or `return`, which the driver's "
+                "translator misreads in SPIR-V: write the loop without it"
+            )
+        return code
+
+    parts = (compilers.OPTIONS, stage, entry, digest_of(head + source, path.parent))
+    digest = hashlib.sha256(repr(parts).encode()).hexdigest()
+    code = cached(digest, compilers.version(), compile)
     assert isinstance(code, bytes)
     return code
-
-
-def _compile_stage(key: StageKey) -> bytes:
-    source = f'{_stage_defines(key)}#line 1 "{key.path.as_posix()}"\n{read_source(key.path)}'
-    request = compilers.Request(source, key.path, "spirv", key.stage, key.entry)
-    try:
-        code = compilers.compile(request)
-    except compilers.CompilerError as error:
-        raise ShaderCompileError(f"shader '{key.label}' does not compile:\n{error}") from None
-    if is_misread(code):
-        raise ShaderCompileError(
-            f"shader '{key.label}' has a loop with `continue` or `return`, which the driver's "
-            "translator misreads in SPIR-V: write the loop without it"
-        )
-    return code
-
-
-def _stage_defines(key: StageKey) -> str:
-    return "".join(f"#define {name} {value}\n" for name, value in key.defines)
-
-
-def _stage_digest(key: StageKey) -> str:
-    """Returns a digest of everything that determines the stage's SPIR-V."""
-    content = digest_of(_stage_defines(key) + read_source(key.path), key.path.parent)
-    parts = (compilers.OPTIONS, key.stage, key.entry, content)
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
