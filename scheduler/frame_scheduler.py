@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import count
 from threading import Lock, current_thread
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
@@ -39,10 +39,10 @@ from scheduler.jobs.lifecycle import (
     FramePace,
     Lifecycle,
     accept_inputs,
-    describe,
     network_of,
+    one_line,
 )
-from scheduler.planning.controller import BudgetController, FixedBudget, SpareBudget
+from scheduler.planning.controller import BackOff, BudgetController, FixedBudget, SpareBudget
 from scheduler.planning.cost_model import CostModel, FirstGuess
 from scheduler.planning.plan import Planner, plan_frame
 from scheduler.planning.policy import Policy, least_laxity
@@ -140,6 +140,8 @@ class Periodic:
 
 #: the options of a recording that :meth:`FrameScheduler.resume` reads
 _RESUMED = frozenset({"cost_model", "over_share", "tail", "feedback", "frame"})
+#: the most jobs in the text of :meth:`FrameScheduler.describe`
+_SHOWN = 12
 #: calls of encode without end_frame after which the host is warned
 _FORGETFUL = 30
 
@@ -251,7 +253,7 @@ class FrameScheduler:
                 "tail": self.cost_model.tail.frames,
                 "over_share": self.cost_model.tail.share,
                 "clock_source": self.executor.clock_source,
-                "feedback": self._timing.back_off.state(),
+                "feedback": asdict(self._timing.back_off),
                 "frame": self.frame,
             }
         )
@@ -270,7 +272,7 @@ class FrameScheduler:
         self.cost_model = CostModel.from_json(options["cost_model"], options["over_share"])
         for frame in options["tail"]:
             self.cost_model.tail.remember(*frame)
-        self._timing.back_off.resume(options["feedback"])
+        self._timing.back_off = BackOff(**options["feedback"])
         self.frame = options["frame"]
         self.lifecycle.pace = self._pace()
 
@@ -389,15 +391,22 @@ class FrameScheduler:
         thread, and what each job waits for.
         """
         with self.lifecycle.lock:
-            return describe(
-                frame=self.frame,
-                budget_ms=self.next_budget_ms,
-                report=self.last_report,
-                jobs=self.jobs,
-                preparing=self.executor.preparing(),
-                last_error=self.lifecycle.last_error,
-                ignored=self.ignored_values,
-            )
+            jobs, report, error = self.jobs, self.last_report, self.lifecycle.last_error
+            running = sum(job.running for job in jobs)
+            stopped = f"; the last frame stopped at: {report.reason}" if report else ""
+            lines = [
+                f"frame {self.frame}: budget {self.next_budget_ms:.3g} ms, {running} jobs "
+                f"running, {len(jobs) - running} queued{stopped}",
+                f"preparation: {one_line(self.executor.preparing()) or 'nothing to do'}",
+            ]
+            if error:
+                lines.append(f"last error: {one_line(error)}")
+            if self.ignored_values:
+                lines.append(f"{self.ignored_values} times that made no sense were left out")
+            lines += [f"job {job.number} '{job.name}': {job.waiting_for}" for job in jobs[:_SHOWN]]
+            if len(jobs) > _SHOWN:
+                lines.append(f"and {len(jobs) - _SHOWN} more jobs")
+            return "\n".join(lines)
 
     @property
     def ignored_values(self) -> int:

@@ -19,7 +19,7 @@ from cml_engine.io.json_files import JsonObject, read_json
 from scheduler.jobs.job import Job
 from scheduler.reports import FrameReport
 
-_FORMAT = "cml recording 5"
+_FORMAT = "cml recording 6"
 
 
 @dataclass

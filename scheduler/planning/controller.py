@@ -33,7 +33,6 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from cml_engine.io.json_files import JsonObject
 from scheduler.clock import check_number, is_ms
 from scheduler.executor import WALL_CLOCK, Executor
 from scheduler.planning.cost_model import CostModel
@@ -52,6 +51,7 @@ _SKIP_EVERY = 48
 _LONGEST = 60
 
 
+@dataclass(slots=True)
 class BackOff:
     """A divisor of the budget that grows while the host's frames are late.
 
@@ -61,51 +61,37 @@ class BackOff:
     by two of them (:attr:`skip_due`).
     """
 
-    def __init__(self, frame_ms: float) -> None:
-        self._frame_ms = self._usual_ms = frame_ms
-        self._ended_ms: float | None = None
-        #: the smoothed time from the end of one frame to the end of the next
-        self.interval_ms = frame_ms
-        self._intervals = 0
-        #: True if the next frame should run no networks, to see if the host alone is late
-        self.skip_due = False
-        self._without = 0
-        self._since_skip = _SKIP_EVERY
-        #: the divisor of the budget, at least 1
-        self.factor = 1.0
+    frame_ms: float
+    #: the divisor of the budget, at least 1
+    factor: float = 1.0
+    #: the interval of a frame that is not late; the target at first
+    usual_ms: float = 0.0
+    #: when the last frame ended
+    ended_ms: float | None = None
+    #: the smoothed time from the end of one frame to the end of the next
+    interval_ms: float = 0.0
+    intervals: int = 0
+    #: True if the next frame should run no networks, to see if the host alone is late
+    skip_due: bool = False
+    #: frames in a row without networks, and frames since the last of them
+    without: int = 0
+    since_skip: int = _SKIP_EVERY
 
-    def state(self) -> dict[str, float | None]:
-        """Returns the learned values by name, as JSON, for :meth:`resume`."""
-        return {
-            "back_off": self.factor,
-            "usual": self._usual_ms,
-            "ended": self._ended_ms,
-            "interval": self.interval_ms,
-            "intervals": self._intervals,
-            "without": self._without,
-            "since_rest": self._since_skip,
-            "rest_due": self.skip_due,
-        }
-
-    def resume(self, state: JsonObject) -> None:
-        """Restores the values that :meth:`state` returned."""
-        self.factor, self._usual_ms = state["back_off"], state["usual"]
-        self._ended_ms = state["ended"]
-        self.interval_ms, self._intervals = state["interval"], state["intervals"]
-        self._without, self._since_skip = state["without"], state["since_rest"]
-        self.skip_due = state["rest_due"]
+    def __post_init__(self) -> None:
+        self.usual_ms = self.usual_ms or self.frame_ms
+        self.interval_ms = self.interval_ms or self.frame_ms
 
     def frame_ended(self, now_ms: float) -> float | None:
         """Records the end of a frame; returns the milliseconds since the end of the frame before.
 
         Returns None for the first frame. A very long interval is cut off.
         """
-        before, self._ended_ms = self._ended_ms, now_ms
+        before, self.ended_ms = self.ended_ms, now_ms
         if before is None:
             return None
-        interval = min(now_ms - before, _LONGEST * self._frame_ms)
-        self._intervals += 1
-        self.interval_ms += max(_SMOOTHED, 1 / self._intervals) * (interval - self.interval_ms)
+        interval = min(now_ms - before, _LONGEST * self.frame_ms)
+        self.intervals += 1
+        self.interval_ms += max(_SMOOTHED, 1 / self.intervals) * (interval - self.interval_ms)
         return interval
 
     def judge(self, interval: float, ran: bool) -> bool:
@@ -113,28 +99,28 @@ class BackOff:
 
         ``ran`` is True if the frame ran networks. Frames without them show the usual frame time.
         """
-        late = interval > _LATE * self._usual_ms
-        self._without = 0 if ran else self._without + 1
-        self._since_skip += 1
-        if self._without == 1:  # the device may have been at the frame before
+        late = interval > _LATE * self.usual_ms
+        self.without = 0 if ran else self.without + 1
+        self.since_skip += 1
+        if self.without == 1:  # the device may have been at the frame before
             self._learn_usual(interval, _BELIEVED)
-        elif self._without:
-            self._learn_usual(interval, 1.0 if self._without == 2 else _BELIEVED)
-            self.skip_due, self._since_skip = False, 0
+        elif self.without:
+            self._learn_usual(interval, 1.0 if self.without == 2 else _BELIEVED)
+            self.skip_due, self.since_skip = False, 0
         elif late and self.factor == _MOST_BACK_OFF:
             self._learn_usual(interval, _BELIEVED)
-        elif interval < self._usual_ms:
+        elif interval < self.usual_ms:
             self._learn_usual(interval, _SMOOTHED)
-        if late and ran and self._since_skip > _SKIP_EVERY:
+        if late and ran and self.since_skip > _SKIP_EVERY:
             self.skip_due = True
         elif late and ran:
             self.factor = min(_MOST_BACK_OFF, self.factor * _GROWTH)
         else:
-            self.factor = 1 + (self.factor - 1) * _DECAY ** (interval / self._frame_ms)
+            self.factor = 1 + (self.factor - 1) * _DECAY ** (interval / self.frame_ms)
         return late
 
     def _learn_usual(self, interval: float, weight: float) -> None:
-        self._usual_ms += weight * (max(interval, self._frame_ms) - self._usual_ms)
+        self.usual_ms += weight * (max(interval, self.frame_ms) - self.usual_ms)
 
 
 #: one frame in this number is timed if timing is expensive and not needed in every frame

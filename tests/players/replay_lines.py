@@ -26,12 +26,12 @@ def lines_of(recording: Recording) -> Iterator[str]:
         options["over_share"], options["frame"], jobs + 1,
     )  # fmt: skip
     model, feedback = options["cost_model"], options["feedback"]
-    back_off, usual, ended = (feedback[name] for name in ("back_off", "usual", "ended"))
+    back_off, usual, ended = (feedback[name] for name in ("factor", "usual_ms", "ended_ms"))
     yield _words(
         "known", guess.launch_ms, model["unknown"], model["unknown_samples"], model["drift"],
         model["error"], back_off, usual, int(ended is not None), ended or 0.0,
-        feedback["interval"], feedback["intervals"], feedback["without"], feedback["since_rest"],
-        int(feedback["rest_due"]),
+        feedback["interval_ms"], feedback["intervals"], feedback["without"], feedback["since_skip"],
+        int(feedback["skip_due"]),
     )  # fmt: skip
     for key, points in model["curves"].items():
         yield f"curve {len(points)} {key}"

@@ -150,7 +150,7 @@ def test_what_a_recording_without_timestamps_holds_matters(lost):
         recording, _ = run_with_margin()
         recording.options["over_share"] = 0.5
     elif lost == "feedback":
-        recording.options["feedback"]["back_off"] = 9.0
+        recording.options["feedback"]["factor"] = 9.0
     elif lost == "load times":
         recording.networks[0]["load_ms"] = []
     for event in recording.events:
