@@ -20,7 +20,6 @@ OUT = Path("out")
 #: a minute of frames; a longer trace is cut there
 _LONGEST_TRACE = 3600
 TITLE = "CML demo: W A S D fly, right mouse button looks, Shift is faster, F1 hides the overlay"
-_MOUSE_BUTTONS = {1: "left", 2: "right", 3: "middle"}
 _RIGHT = 2
 #: largest deviation from the target interval, as a share of it, that still counts as the target
 _WOBBLE = 0.1
@@ -141,7 +140,7 @@ class GameWindow:
         if (width, height) != self._size:
             self._size = width, height
             self.game.resize(width, height)
-            self.overlay.input({"type": "resize", "width": width, "height": height})
+            self.overlay.resize(width, height)
         now = time.perf_counter()
         interval_s, self._last = now - self._last, now
         dt_s, paused = min(interval_s, _LONGEST_STEP_S), now - self._drawn > _PAUSE_S
@@ -186,8 +185,7 @@ class GameWindow:
 
     def _event(self, event: dict[str, Any]) -> None:
         kind = event["event_type"]
-        translated = translate(event)
-        taken = translated is not None and self.overlay.input(translated)
+        taken = self.overlay.input(event)
         if kind == "key_down" and event["key"] == "F1":
             self.game.controls.overlay = not self.game.controls.overlay
         elif kind in ("key_down", "key_up"):
@@ -212,33 +210,6 @@ class GameWindow:
         self.tracing.stop()
         self.overlay.close()
         self.game.close()
-
-
-def translate(event: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns the canvas's event as an event for :meth:`Overlay.input`.
-
-    None if it has no such type.
-    """
-    kind = event["event_type"]
-    if kind == "pointer_move":
-        return {"type": "mouse_move", "x": event["x"], "y": event["y"]}
-    if kind in ("pointer_down", "pointer_up"):
-        button = _MOUSE_BUTTONS.get(event["button"], "left")
-        down = kind == "pointer_down"
-        return {
-            "type": "mouse_button",
-            "x": event["x"],
-            "y": event["y"],
-            "button": button,
-            "down": down,
-        }
-    if kind == "wheel":
-        return {"type": "scroll", "dx": -event["dx"] / 100, "dy": -event["dy"] / 100}
-    if kind in ("key_down", "key_up"):
-        return {"type": "key", "key": event["key"], "down": kind == "key_down"}
-    if kind == "char":
-        return {"type": "char", "text": event["data"]}
-    return None
 
 
 def open_window(

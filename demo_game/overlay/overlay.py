@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from demo_game.game import Controls, Game
 
 _MARGIN = 6.0
-_BUTTONS = {"left": 0, "right": 1, "middle": 2}
 _KEY = imgui.Key
 #: the canvas's names of the keys that typing a number into a slider takes
 _KEYS = {
@@ -75,7 +74,7 @@ class Overlay:
         _load_font()
         self._backend = Backend(game.gpu, target_format, scale)
         self._scale = scale
-        self._resize(width, height)
+        self.resize(width, height)
         sessions, log = game.agents.sessions, game.log
         self.panel = Panel(game.scheduler, sessions, sections=(ControlsSection(game),), log=log)
         if panels is not None:
@@ -98,36 +97,31 @@ class Overlay:
     # --- input
 
     def input(self, event: dict[str, Any]) -> bool:
-        """Takes an event; returns True if it is for the overlay and not for the game.
-
-        Events are ``{"type": "mouse_move", "x", "y"}``, ``"mouse_button"`` with ``x``, ``y``,
-        ``button`` ("left", "right", "middle") and ``down``, ``"scroll"`` with ``dx`` and ``dy``,
-        ``"key"`` with ``key`` and ``down``, ``"char"`` with ``text``, all in points, and
-        ``"resize"`` with ``width`` and ``height`` in pixels.
-        """
+        """Takes an event of the canvas; returns True if it is for the overlay, not for the game."""
         imgui.set_current_context(self._imgui)
-        io = imgui.get_io()
-        kind = event["type"]
-        if kind == "resize":
-            self._resize(event["width"], event["height"])
-            return False
-        if kind == "key":
+        io, kind = imgui.get_io(), event["event_type"]
+        if kind in ("key_down", "key_up"):
             key = _KEYS.get(event["key"])
             if key is not None:
-                io.add_key_event(key, event["down"])
+                io.add_key_event(key, kind == "key_down")
             return bool(io.want_capture_keyboard)
         if kind == "char":
-            io.add_input_characters_utf8(event["text"])
+            io.add_input_characters_utf8(event["data"])
             return bool(io.want_capture_keyboard)
-        if kind == "scroll":
-            io.add_mouse_wheel_event(event["dx"], event["dy"])
-        elif kind in ("mouse_move", "mouse_button"):
+        if kind == "wheel":
+            io.add_mouse_wheel_event(-event["dx"] / 100, -event["dy"] / 100)
+        elif kind in ("pointer_move", "pointer_down", "pointer_up"):
             io.add_mouse_pos_event(event["x"], event["y"])
-            if kind == "mouse_button":
-                io.add_mouse_button_event(_BUTTONS[event["button"]], event["down"])
+            if kind != "pointer_move":  # the canvas counts from 1: left, right, middle
+                button = event["button"] if event["button"] in (1, 2, 3) else 1
+                io.add_mouse_button_event(button - 1, kind == "pointer_down")
+        else:
+            return False
         return bool(io.want_capture_mouse)
 
-    def _resize(self, width: int, height: int) -> None:
+    def resize(self, width: int, height: int) -> None:
+        """Changes the size of the views, in pixels."""
+        imgui.set_current_context(self._imgui)
         io = imgui.get_io()
         points = width / self._scale, height / self._scale
         io.display_size = ImVec2(*points)

@@ -111,7 +111,7 @@ class Screen:
             size=(width, height, 1), format=self.format, usage=usage
         )
         self.target_view = self.target.create_view()
-        self.overlay.input({"type": "resize", "width": width, "height": height})
+        self.overlay.resize(width, height)
 
     def frames(self, count: int = 1) -> None:
         grey = (_BACKGROUND / 255,) * 3 + (1,)
@@ -132,14 +132,16 @@ class Screen:
     def click(self, at: tuple[float, float]) -> bool:
         """Clicks at a position and returns True if the overlay used the click."""
         x, y = at
-        self.overlay.input({"type": "mouse_move", "x": x, "y": y})
+        self.event("pointer_move", x=x, y=y)
         self.frames(2)
-        button = {"type": "mouse_button", "x": x, "y": y, "button": "left"}
-        taken = self.overlay.input({**button, "down": True})
+        taken = self.event("pointer_down", x=x, y=y, button=1)
         self.frames()
-        self.overlay.input({**button, "down": False})
+        self.event("pointer_up", x=x, y=y, button=1)
         self.frames(2)
         return taken
+
+    def event(self, kind: str, **fields) -> bool:
+        return self.overlay.input({"event_type": kind, **fields})
 
 
 @pytest.fixture
@@ -350,19 +352,19 @@ def test_a_budget_can_be_typed(gpu, full, widgets):
     screen = Screen(gpu, full, 1920, 1080, panels=("operators", "controls"))
     screen.controls.budget_ms = 2.0
     screen.frames(2)
-    screen.overlay.input({"type": "key", "key": "Control", "down": True})
+    screen.event("key_down", key="Control")
     screen.click(widgets["##budget"])
-    screen.overlay.input({"type": "key", "key": "Control", "down": False})
+    screen.event("key_up", key="Control")
     screen.frames()
     for character in "7.5":
-        assert screen.overlay.input({"type": "char", "text": character})
+        assert screen.event("char", data=character)
         screen.frames()
-    for down in (True, False):
-        assert screen.overlay.input({"type": "key", "key": "Enter", "down": down})
+    for kind in ("key_down", "key_up"):
+        assert screen.event(kind, key="Enter")
         screen.frames()
     assert screen.controls.budget_ms == pytest.approx(7.5)
     screen.frames()
-    assert not screen.overlay.input({"type": "key", "key": "w", "down": True})
+    assert not screen.event("key_down", key="w")
 
 
 def test_the_middle_of_the_screen_is_the_game_s(gpu, full):
@@ -370,9 +372,9 @@ def test_the_middle_of_the_screen_is_the_game_s(gpu, full):
     screen.frames(2)
     before = vars(screen.controls).copy()
     assert not screen.click((760.0, 400.0))
-    assert not screen.overlay.input({"type": "key", "key": "w", "down": True})
-    assert not screen.overlay.input({"type": "char", "text": "w"})
-    screen.overlay.input({"type": "scroll", "dx": 0.0, "dy": 1.0})
+    assert not screen.event("key_down", key="w")
+    assert not screen.event("char", data="w")
+    screen.event("wheel", dx=0, dy=-100)
     screen.frames()
     assert vars(screen.controls) == before
 
