@@ -42,13 +42,16 @@ GraphFactory: TypeAlias = Callable[[Shapes], Graph]
 class ConverterOptions:
     """The options of ``cml.load`` that a converter can support, beside the model and its shapes.
 
-    ``constants`` are values of inputs by name, ``random`` makes missing weights, and with
-    ``placeholders`` unknown operators become declarations.
+    ``constants`` are values of inputs by name, ``random_weights`` makes missing weights, and with
+    ``placeholders`` unknown operators become declarations. The others are those of ``cml.load``.
     """
 
     constants: Mapping[str, Array] = field(default_factory=dict)
-    random: RandomWeights | None = None
+    random_weights: RandomWeights | None = None
     placeholders: bool = False
+    fragments: tuple[str | Path, ...] = ()
+    fake_quantize: bool = False
+    weights: str | Path | Bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +65,7 @@ class Format:
     name, suffix : the format's name, and the suffix of its files.
     open : reads a model from a path or a :class:`ModelSource`; returns a function that makes its
         graph at given input shapes.
-    takes : the optional arguments of ``cml.load`` that the format supports, out of ``constants``,
-        ``random_weights`` and ``placeholders``.
+    takes : the names of the :class:`ConverterOptions` that the format supports.
     in_bytes : whether a model may be given as the bytes of its one file.
     """
 

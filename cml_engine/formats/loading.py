@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from itertools import islice
 from os import PathLike
 from pathlib import Path, PurePosixPath
@@ -94,15 +95,25 @@ def load(
     >>> wide.facts["out"].shape
     (1, 4, 16, 32)
     """
-    load_families()
-    load_entry_points()
-    by_name: Mapping[str, Sequence[int]]
-    by_name = {ONLY_INPUT: shapes} if isinstance(shapes, tuple) else shapes or {}
+    random = None
+    if random_weights is not None:
+        random = nnef.RandomWeights(SEED.check(random_weights, "random_weights"))
+    options = ConverterOptions(
+        constants=constants or {},
+        random_weights=random,
+        fragments=tuple(fragments),
+        fake_quantize=fake_quantize,
+        weights=weights,
+    )
     with load_budget(limits):
-        make = _find_factory(
-            model, constants, fragments, fake_quantize, weights, random_weights, sliders, gas_limit
-        )
-        return _with_warning(Origin(_limit_resources(make, limits)).at(by_name))
+        make = limit_gas(gas_limit, _add_sliders(_open_model(model, options), sliders))
+
+        def bounded(shapes: Shapes) -> Graph:
+            with load_budget(limits):  # also of later reshapes
+                return make(shapes)
+
+        given = {ONLY_INPUT: shapes} if isinstance(shapes, tuple) else shapes or {}
+        return _with_warning(Origin(bounded).at(given))
 
 
 def _with_warning(graph: Graph) -> Graph:
@@ -140,75 +151,57 @@ def _not_finite(array: Array) -> str:
     return f"{array.size - np.count_nonzero(np.isfinite(array))} of the {array.size} values"
 
 
-def _limit_resources(make: GraphFactory, limits: LoadLimits | None) -> GraphFactory:
-    """Returns a function like ``make`` that runs each call within a load budget of its own.
-
-    Later reshapes call it too.
-    """
-
-    def bounded(shapes: Shapes) -> Graph:
-        with load_budget(limits):
-            return make(shapes)
-
-    return bounded
-
-
-def _find_factory(
-    model: Model,
-    constants: Mapping[str, Array] | None,
-    fragments: Sequence[str | Path],
-    fake_quantize: bool,
-    weights: str | Path | Bytes | None,
-    random_weights: int | None,
-    sliders: Mapping[str, Slider | str] | None,
-    gas_limit: int | None,
-) -> GraphFactory:
+def _open_model(model: Model, options: ConverterOptions) -> GraphFactory:
     """Returns the function that makes the model's graph at given input shapes.
 
-    The arguments are those of :func:`load`. An argument that the format does not support is an
-    error.
+    Raises :class:`InputError` for an option that the model's format does not support.
     """
-    random = None
-    if random_weights is not None:
-        random = nnef.RandomWeights(SEED.check(random_weights, "random_weights"))
-    format = _format_of(model)
-    if format is not None:
-        given = {"fragments": bool(fragments), "fake_quantize": fake_quantize,
-                 "weights": weights is not None, "constants": bool(constants),
-                 "random_weights": random is not None}  # fmt: skip
-        named = [name for name, is_given in given.items() if is_given and name not in format.takes]
-        if named:
-            raise InputError(
-                f"{_shown(model)}: {' and '.join(named)} cannot be given for {format.name}: leave "
-                "that out"
-            )
-        opened = _open_model(format, model, ConverterOptions(constants or {}, random))
-        return limit_gas(gas_limit, _add_sliders(opened, sliders))
-    if constants:
-        raise InputError("constants are for .onnx: leave them out for NNEF")
-    declarations = {**_library(fragments), **_declared_operators()}
-    stored = None if weights is None else nnef.Weights(weights)
+    load_families()
+    load_entry_points()
+    format, defaults = _format_of(model), ConverterOptions()
+    named = [
+        one.name
+        for one in fields(options)
+        if getattr(options, one.name) != getattr(defaults, one.name)
+        and one.name not in format.takes
+    ]
+    if named:
+        raise InputError(
+            f"{_shown(model)}: {' and '.join(named)} cannot be given for {format.name}: leave "
+            "that out"
+        )
+    engine = Engine(infer_node, expand, run_node, _declared_operators())
+    return format.open(model, engine, options)
+
+
+def _open_nnef(model: Model, engine: Engine, options: ConverterOptions) -> GraphFactory:
+    declarations = {**_library(options.fragments), **engine.declarations}
+    stored = None if options.weights is None else nnef.Weights(options.weights)
+    random = options.random_weights
     kept = NnefModel(model, is_registered, infer_node, declarations, stored, random)
 
     def make(shapes: Shapes) -> Graph:
         graph = kept.graph(shapes)
-        if fake_quantize and graph.integer:
+        if options.fake_quantize and graph.integer:
             raise InputError(
                 f"{_shown(model)} is an integer network (cml docs integer), which is computed as "
                 "graph.quant says already: leave fake_quantize out"
             )
-        return infer_facts(insert_fake_quantize(graph, expand) if fake_quantize else graph)
+        return infer_facts(insert_fake_quantize(graph, expand) if options.fake_quantize else graph)
 
-    return limit_gas(gas_limit, _add_sliders(make, sliders))
+    return make
 
 
-def _add_sliders(
-    make: Callable[[Shapes], Graph], sliders: Mapping[str, Slider | str] | None
-) -> Callable[[Shapes], Graph]:
-    """Returns a function like ``make`` that adds the sliders to each graph.
+_NNEF = Format(
+    "NNEF",
+    ".nnef",
+    _open_nnef,
+    frozenset({"random_weights", "fragments", "fake_quantize", "weights"}),
+)
 
-    Returns ``make`` itself if there are no sliders.
-    """
+
+def _add_sliders(make: GraphFactory, sliders: Mapping[str, Slider | str] | None) -> GraphFactory:
+    """Returns a function like ``make`` that adds the sliders to each graph."""
     if not sliders:
         return make
     return lambda shapes: with_sliders(make(shapes), sliders, _operands)
@@ -227,27 +220,22 @@ def load_with_placeholders(
 
     The graph can be saved, and run by a game that registers operators of the declarations.
     """
-    load_families()
-    load_entry_points()
-    format = _format_of(model)
-    if format is None or "placeholders" not in format.takes:
-        raise InputError(f"'{model}': placeholders are for unknown operators of an .onnx file")
-    return Origin(_open_model(format, model, ConverterOptions(placeholders=True))).at(shapes or {})
+    return Origin(_open_model(model, ConverterOptions(placeholders=True))).at(shapes or {})
 
 
-def _format_of(model: Model) -> Format | None:
-    """Returns a model's format, or None if it is NNEF.
+def _format_of(model: Model) -> Format:
+    """Returns a model's format, which is NNEF if no other has its suffix.
 
     Bytes are recognised by their content, other models by the suffix of their file.
     """
     if isinstance(model, Bytes):
         alone = [format for format in formats().values() if format.in_bytes]
-        return None if is_archive(model) else alone[0]
+        return _NNEF if is_archive(model) else alone[0]
     if isinstance(model, str | Path):
         check_foreign(Path(model))
-        return formats().get(Path(model).suffix.lower())
+        return formats().get(Path(model).suffix.lower(), _NNEF)
     if isinstance(model, ModelSource):
-        return formats().get(PurePosixPath(model.graph.lower()).suffix)
+        return formats().get(PurePosixPath(model.graph.lower()).suffix, _NNEF)
     raise _no_model_error(model)
 
 
@@ -270,11 +258,6 @@ def _shown(model: Model) -> str:
     if isinstance(model, Bytes):
         return "the bytes of a model"
     return f"'{model.name if isinstance(model, ModelSource) else model}'"
-
-
-def _open_model(format: Format, model: Model, given: ConverterOptions) -> GraphFactory:
-    engine = Engine(infer_node, expand, run_node, _declared_operators())
-    return format.open(model, engine, given)
 
 
 def save(

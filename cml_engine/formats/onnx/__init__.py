@@ -8,7 +8,7 @@ from cml_engine.formats.format import ConverterOptions, Engine, Format, GraphFac
 def _open(model: Model, engine: Engine, given: ConverterOptions) -> GraphFactory:
     from cml_engine.formats.onnx.onnx_model import OnnxModel
 
-    return OnnxModel(model, engine, given.constants, given.random, given.placeholders).graph
+    return OnnxModel(model, engine, given.constants, given.random_weights, given.placeholders).graph
 
 
 _TAKES = frozenset({"constants", "random_weights", "placeholders"})

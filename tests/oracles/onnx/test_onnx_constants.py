@@ -99,5 +99,5 @@ def test_constants_that_do_not_fit(rates, given, said, capsys):
 
 
 def test_constants_of_other_formats_are_refused(tmp_path):
-    with pytest.raises(cml.InputError, match="constants are for .onnx"):
+    with pytest.raises(cml.InputError, match="constants cannot be given for NNEF"):
         cml.load(cml.MemoryModel("version 1.0;\n"), constants={"x": np.zeros(1)})

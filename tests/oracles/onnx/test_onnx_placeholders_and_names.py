@@ -116,7 +116,7 @@ def test_an_output_without_a_shape_hides_no_value_info(tmp_path, run_cml):
 
 
 def test_placeholders_are_for_onnx(tmp_path, refused):
-    assert "placeholders are for unknown operators of an .onnx file" in refused(
+    assert "placeholders cannot be given for NNEF" in refused(
         "convert", tmp_path, tmp_path / "m", "--placeholders"
     )
 
