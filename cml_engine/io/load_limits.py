@@ -113,9 +113,7 @@ class Budget:
 
         Charges nothing. The caller charges them when it allocates.
         """
-        total, limit = self.bytes + count, self.limits.memory
-        if total > limit:
-            raise _over_error("memory", "bytes", what, count, total, limit, source)
+        self._check("memory", "bytes", self.bytes, count, what, source)
 
     def charge_nodes(self, count: int, what: str, source: Source | None = None) -> None:
         """Adds ``count`` nodes; raises :class:`OverBudget` if the sum exceeds the limit.
@@ -130,40 +128,37 @@ class Budget:
 
         Charges nothing. The caller charges them when it creates them.
         """
-        total, limit = self.nodes + count, self.limits.nodes
-        if total > limit:
-            raise _over_error("nodes", "nodes", what, count, total, limit, source)
+        self._check("nodes", "nodes", self.nodes, count, what, source)
 
     def charge_steps(self, count: int, what: str, source: Source | None = None) -> None:
         """Adds ``count`` steps of work; raises :class:`OverBudget` if the sum exceeds the limit.
 
         A step is about a microsecond.
         """
+        self._check("steps", "steps of work", self.steps, count, what, source)
         self.steps += count
-        if self.steps > self.limits.steps:
-            total, limit = self.steps, self.limits.steps
-            raise _over_error("steps", "steps of work", what, count, total, limit, source)
 
-    def charge_unpacked(self, count: int, what: str, source: Source | None = None) -> None:
+    def charge_unpacked(self, count: int, what: str) -> None:
         """Charges ``count`` unpacked bytes twice: as memory, and as the work of unpacking them."""
-        self.charge_bytes(count, what, source)
-        self.charge_unpacking(count, what, source)
+        self.charge_bytes(count, what)
+        self.charge_unpacking(count, what)
 
-    def charge_unpacking(self, count: int, what: str, source: Source | None = None) -> None:
+    def charge_unpacking(self, count: int, what: str) -> None:
         """Charges the work of unpacking ``count`` bytes, a step per 512; no memory."""
-        self.charge_steps(count >> 9, what, source)
+        self.charge_steps(count >> 9, what)
 
-
-def _over_error(
-    limit: str, unit: str, what: str, count: int, total: int, allowed: int, source: Source | None
-) -> OverBudget:
-    raised = f"{limit}={_rounded_up(total)}"
-    return OverBudget(
-        f"{what} needs {count:,} {unit}, which makes {total:,} for this load; the limit is "
-        f"{allowed:,}. If you trust the file, raise the limit: --load-limits {raised}, "
-        f"{VARIABLE}={raised}, or cml.load(…, limits=cml.LoadLimits({limit}=…))",
-        source,
-    )
+    def _check(
+        self, limit: str, unit: str, used: int, count: int, what: str, source: Source | None
+    ) -> None:
+        total, allowed = used + count, getattr(self.limits, limit)
+        if total > allowed:
+            raised = f"{limit}={_rounded_up(total)}"
+            raise OverBudget(
+                f"{what} needs {count:,} {unit}, which makes {total:,} for this load; the limit is "
+                f"{allowed:,}. If you trust the file, raise the limit: --load-limits {raised}, "
+                f"{VARIABLE}={raised}, or cml.load(…, limits=cml.LoadLimits({limit}=…))",
+                source,
+            )
 
 
 def _rounded_up(total: int) -> str:

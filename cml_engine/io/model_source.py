@@ -155,8 +155,7 @@ def file_source(path: Path) -> FolderSource:
 class SourceFile:
     """One file of a :class:`ModelSource`, from which byte ranges are read.
 
-    Implements :class:`cml_engine.nnef.files.tensor_file.Blob`. Raises :class:`TensorFileError`
-    if the source has no such file.
+    Raises :class:`TensorFileError` if the source has no such file.
     """
 
     def __init__(self, source: ModelSource, name: str) -> None:
@@ -194,9 +193,11 @@ class SourceFile:
         return data
 
     def head(self, count: int) -> bytes:
+        """Returns the first ``count`` bytes, or all if there are fewer."""
         return bytes(self.span(0, min(count, self.size)))
 
     def array(self, offset: int, dtype: DType, count: int) -> Array:
+        """Returns an array of ``count`` items of type ``dtype`` from byte ``offset`` on."""
         return np.frombuffer(self.span(offset, count * dtype.itemsize), dtype)
 
 

@@ -12,12 +12,13 @@ import struct
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 
 from cml_engine.errors import Source, TensorFileError
 from cml_engine.io.atomic_write import write_atomically
+from cml_engine.io.model_source import SourceFile
 from cml_engine.io.output_folder import name_problem
 from cml_engine.ir.graph import Array, DType
 
@@ -60,25 +61,6 @@ class ItemType(enum.IntEnum):
         return self.name.lower().replace("_", " ")
 
 
-class Blob(Protocol):
-    """A file's bytes, which can be read in parts.
-
-    ``offset`` is their position in an archive, which is fast only when read in order.
-    """
-
-    name: str
-    size: int
-    offset: int
-
-    def head(self, count: int) -> bytes:
-        """Returns the first ``count`` bytes, or all if there are fewer."""
-        ...
-
-    def array(self, offset: int, dtype: DType, count: int) -> Array:
-        """Returns an array of ``count`` items of type ``dtype`` from byte ``offset`` on."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Header:
     """A tensor file's header: the shape, the type and width of items, and the bytes of the data.
@@ -112,7 +94,7 @@ class StoredTensor:
 
 
 class MemoryBlob:
-    """A file's bytes in memory, as a :class:`Blob`."""
+    """A file's bytes in memory, read like a :class:`SourceFile`."""
 
     offset = 0
 
@@ -126,6 +108,11 @@ class MemoryBlob:
 
     def array(self, offset: int, dtype: DType, count: int) -> Array:
         return np.frombuffer(self.data, dtype, count, offset)
+
+
+#: A file's bytes, which can be read in parts. ``offset`` is their position in an archive, which is
+#: fast only when read in order.
+Blob: TypeAlias = SourceFile | MemoryBlob
 
 
 def read_header(blob: Blob) -> Header:

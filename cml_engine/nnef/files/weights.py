@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Fact, Node
 from cml_engine.nnef.expansion.document_builder import DocumentGraph, Variable
 from cml_engine.nnef.expansion.signatures import operator_signatures
 from cml_engine.nnef.files.quant import dequantize
-from cml_engine.nnef.files.safetensors import Weights
+from cml_engine.nnef.files.safetensors import SafeTensor, Weights
 from cml_engine.nnef.files.sources import tensor_blob
 from cml_engine.nnef.files.tensor_file import (
     Blob,
@@ -34,22 +34,8 @@ from cml_engine.nnef.warning import warn
 _ANY_LINE = ""
 
 
-class StoredVariable(Protocol):
-    """The stored values of a variable, in a file or random, which are read on demand.
-
-    Reading variables in the order of ``offset`` is fast.
-    """
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def offset(self) -> int: ...
-    def header(self) -> Header: ...
-    def stored(self, header: Header) -> StoredTensor: ...
-
-
 class DatFile:
-    """The values of a variable in an NNEF tensor file: a :class:`StoredVariable`."""
+    """The values of a variable in an NNEF tensor file."""
 
     def __init__(self, blob: Blob) -> None:
         self.name, self.offset = blob.name, blob.offset
@@ -62,6 +48,8 @@ class DatFile:
         return read_stored(self._blob, header)
 
 
+#: The stored values of a variable, which are read on demand, fast in the order of ``offset``.
+StoredVariable: TypeAlias = "DatFile | SafeTensor | RandomTensor"
 Find: TypeAlias = Callable[[Variable], StoredVariable]
 
 
@@ -316,7 +304,7 @@ class RandomWeights:
 
 @dataclass(frozen=True, slots=True)
 class RandomTensor:
-    """A variable without a file, whose values are random: a ``StoredVariable``."""
+    """A variable without a file, whose values are random."""
 
     name: str
     weights: RandomWeights
