@@ -148,9 +148,9 @@ class FileWatch:
         ]
         self._taken = 0
         #: the last message: a network that was loaded, or an error in its files
-        self.said = ""
+        self.message = ""
         #: called with each new message
-        self.on_change: Callable[[str], object] = lambda said: None
+        self.on_change: Callable[[str], object] = lambda message: None
 
     def poll(self) -> bool:
         """Checks the networks' files, and reloads changed ones; returns True if one was replaced.
@@ -162,7 +162,7 @@ class FileWatch:
             before = reloader.said
             reloader.poll()
             if reloader.said != before:
-                self.said = reloader.said
-                self.on_change(self.said)
+                self.message = reloader.said
+                self.on_change(self.message)
         before_taken, self._taken = self._taken, sum(each.taken for each in self._reloaders)
         return self._taken > before_taken

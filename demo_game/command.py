@@ -248,14 +248,14 @@ def run_headless(
     modes = MODES if options.compare else TOUR if options.tour else (options.mode,)
     runs: list[RunReport] = []
     for mode in modes:
-        asked = Options(
+        chosen = Options(
             options.frames, mode, options.clock, options.budget_ms, options.start,
             started=time.perf_counter() if runs else STARTED,
             overlay=options.overlay, panels=options.panels, still=still,
         )  # fmt: skip
         shown = mode in ("sliced", options.mode)
         run = fly(
-            gpu, quality, settings, asked, progress=say_after,
+            gpu, quality, settings, chosen, progress=say_after,
             screenshot=screenshot if shown else None, film=film if shown else None,
         )  # fmt: skip
         runs.append(run)
@@ -291,9 +291,9 @@ def tell_world(
     worlds = {run.mode: run.world for run in runs}
     if options.compare:
         worlds["CPU"] = cpu_world(quality, settings, options)
-    said, one = compare_worlds(worlds)
-    print(said)
-    return one
+    text, equal = compare_worlds(worlds)
+    print(text)
+    return equal
 
 
 def cpu_world(quality: Quality, settings: Settings, options: argparse.Namespace) -> str:

@@ -39,7 +39,7 @@ def cooked_set() -> Path | None:
     return COOKED if usable and (not _is_checkout() or state["of"] == _fingerprint()) else None
 
 
-def make(say: Callable[[str], object] = lambda said: None) -> None:
+def make(say: Callable[[str], object] = lambda line: None) -> None:
     """Cooks every network of the game to ``cooked/`` and then writes the manifest.
 
     ``say`` is called with the name and size of each file.
@@ -121,7 +121,7 @@ def _begin() -> bool:
         lock.unlink()
     try:
         lock.touch(exist_ok=False)
-    except OSError:  # somebody was quicker, or nothing can be written here
+    except OSError:  # another process was quicker, or the folder is read-only
         return False
     return True
 
@@ -142,4 +142,4 @@ if __name__ == "__main__":
     if "--behind" in sys.argv:
         _start_cooking()
     else:
-        make(lambda said: sys.stderr.write(f"[demo] cooked {said}\n"))
+        make(lambda line: sys.stderr.write(f"[demo] cooked {line}\n"))

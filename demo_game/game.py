@@ -160,7 +160,7 @@ class Game:
         self._detail = settings.detail
         self._around: Surroundings | None = None
         self._look_at = self._finished = self._unseen = 0
-        self._asked = True
+        self._requested = True
         self._spare = SpareBudget(settings.frame_ms, floor_ms=_FLOOR_MS, headroom=_HEADROOM)
         self._fixed = FixedBudget(0.0)
         self._loading = FixedBudget(_LOADING_SHARE * settings.frame_ms)
@@ -253,7 +253,7 @@ class Game:
         """Has all tiles computed again; the present ones are drawn until then."""
         self.streaming.renew()
         # the last selection wanted no tiles, so requests wait for the next frame's selection
-        self._look_at, self._asked, self._unseen = 0, True, _POSTPONED
+        self._look_at, self._requested, self._unseen = 0, True, _POSTPONED
 
     def draw_still(
         self, target_view: Any, pose: Pose, now_s: float, draw_overlay: Callable[[Any, Any], None]
@@ -357,7 +357,7 @@ class Game:
         self.pace.most_ms = share * self.settings.frame_ms
         self._around = Surroundings(self.selection, self.settings.seed)
         self.streaming.draw(self.selection.draw, now_s)
-        self._asked = False
+        self._requested = False
 
     def _request_tiles(self, camera: Camera, now_s: float) -> bool:
         """Requests the tiles of the last selection.
@@ -367,10 +367,10 @@ class Game:
         if not self._began and self.renderer.ready:
             self._began = True  # the networks' kernels come after the picture's
             self.agents.build_ahead()
-        if self._asked or self._around is None or not self._began or not self.inference:
+        if self._requested or self._around is None or not self._began or not self.inference:
             return False
         self.streaming.want(self.selection, self._around.wanted_in_view(camera), now_s)
-        self._asked = True
+        self._requested = True
         return True
 
     def _select(self, pose: Pose, now_s: float) -> Selection:
@@ -427,7 +427,7 @@ class Game:
         """A line about the game: an error, else the file watch's last message, else tile counts."""
         counts, watch = self.streaming.counts, self.watch
         tiles = f"{self.quality.name}: {self.streaming.summary}, {counts.cancelled} cancelled"
-        return self.streaming.error or (watch.said if watch is not None else "") or tiles
+        return self.streaming.error or (watch.message if watch is not None else "") or tiles
 
     def close(self) -> None:
         """Cancels the unfinished jobs and frees the picture's memory."""

@@ -85,9 +85,9 @@ class HeadlessRun:
         self.overlay: Overlay | None = None
         self.samples: list[FrameSample] = []
         #: called about once a second with a line about the progress of loading
-        self.progress: Callable[[str], object] = lambda said: None
+        self.progress: Callable[[str], object] = lambda line: None
         if self.game.watch is not None:
-            self.game.watch.on_change = lambda said: self.progress(said)
+            self.game.watch.on_change = lambda message: self.progress(message)
         self._said = time.perf_counter()
         #: times of :func:`time.perf_counter` of the first picture (of drafts), and of the first
         #: picture with the networks' ground everywhere

@@ -31,7 +31,7 @@ def choose(gpu: cml.Gpu, options: argparse.Namespace) -> tuple[Quality, Settings
     preset = PRESETS[{"CPU": "software", "IntegratedGPU": "low"}.get(kind, "high")]
     quality, settings = make_settings(options, preset if automatic else None)
     detail = settings.detail
-    why = f"chosen for {gpu.name}" if automatic else "as asked for"
+    why = f"chosen for {gpu.name}" if automatic else "as requested"
     notice = (
         f"quality '{quality.name}' ({why}): {quality.width}x{quality.height}, "
         f"levels {detail.finest} to {detail.coarsest}, {detail.view_m / 1e3:g} km of view"
@@ -46,8 +46,8 @@ def make_settings(
 
     ``preset`` replaces the quality in the options; without it ``auto`` means a software driver's.
     """
-    asked = "software" if options.quality == "auto" else options.quality
-    quality = preset or PRESETS[asked]
+    name = "software" if options.quality == "auto" else options.quality
+    quality = preset or PRESETS[name]
     if options.size:
         quality = replace(quality, width=options.size[0], height=options.size[1])
     settings = Settings(

@@ -46,7 +46,7 @@ class TileSlot:
 class Counts:
     """Counts of tiles and jobs since the start, and the tiles' latencies."""
 
-    asked: int = 0
+    requested: int = 0
     finished: int = 0
     cancelled: int = 0
     #: finished jobs by session
@@ -157,7 +157,7 @@ class Streaming:
             if self._busy:
                 break
             if tile not in self.making:
-                self._ask(tile, away, tile in in_view)
+                self._request(tile, away, tile in in_view)
 
     @property
     def _busy(self) -> bool:
@@ -168,12 +168,12 @@ class Streaming:
         enough = WORK_FRAMES * last.aim_ms if last else math.inf
         return bool(self.making) and sum(job.remaining_ms for job in self.jobs) > enough
 
-    def _ask(self, tile: TileId, away: float, in_view: bool) -> None:
+    def _request(self, tile: TileId, away: float, in_view: bool) -> None:
         spans = away / tile.span_m
         within_ms = SOON_MS * (1 + spans) * (1 if in_view else OUT_OF_SIGHT)
         priority = (2.0 if in_view else 1.0) / (1 + spans)
         self.making[tile] = self.agents.submit(self.scheduler, tile, self.seed, priority, within_ms)
-        self.counts.asked += 1
+        self.counts.requested += 1
 
     def _drop_unwanted(self, selection: Selection) -> None:
         """Cancels tiles that are no longer wanted and less than half done."""

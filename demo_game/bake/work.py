@@ -101,12 +101,12 @@ def _maker(chain: Chain, backend: cml.Gpu | str, cooked: Mapping[str, bytes]) ->
     return TileMaker(chain, backend)
 
 
-def _backend(asked: str) -> cml.Gpu | str:
-    if asked == "cpu":
+def _backend(name: str) -> cml.Gpu | str:
+    if name == "cpu":
         return "cpu"
     try:
         return cml.Gpu()
     except cml.DeviceError:
-        if asked == "gpu":
+        if name == "gpu":
             raise
         return "cpu"

@@ -74,7 +74,7 @@ def run(options: argparse.Namespace, words: Sequence[str]) -> int:
     device = "CPU (NumPy)" if isinstance(backend, str) else backend.name
     player = Player(TileMaker(chain, backend), device, options.seed)
     if options.join:
-        return told(options, player, join(*options.join))
+        return play_and_report(options, player, join(*options.join))
     server = listen(*(options.listen or (_LOCAL, 0)))
     other: subprocess.Popen[bytes] | None = None
     if options.listen is None:
@@ -83,14 +83,14 @@ def run(options: argparse.Namespace, words: Sequence[str]) -> int:
         command += ["--backend", "cpu", "--join", port]
         other = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
-        return told(options, player, accept(server))
+        return play_and_report(options, player, accept(server))
     finally:
         server.close()
         if other is not None:
             other.wait()
 
 
-def told(options: argparse.Namespace, player: Player, connection: Connection) -> int:
+def play_and_report(options: argparse.Namespace, player: Player, connection: Connection) -> int:
     """Plays until the time or the ticks are over, prints the result.
 
     Returns 1 if a tile differed, else 0. Closes the connection.

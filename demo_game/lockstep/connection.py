@@ -21,27 +21,30 @@ class Connection:
         plug.settimeout(PATIENCE_S)
         self._plug, self._file = plug, plug.makefile("rb")
 
-    def exchange(self, said: dict[str, Any]) -> dict[str, Any]:
+    def exchange(self, line: dict[str, Any]) -> dict[str, Any]:
         """Sends an object as a line of JSON, then waits for the other player's line and returns it.
 
         Raises :class:`cml.CmlError` if the other player is gone or silent.
         """
         try:
-            self._plug.sendall(json.dumps(said).encode() + b"\n")
-            line = self._file.readline(_LONGEST)
+            self._plug.sendall(json.dumps(line).encode() + b"\n")
+            answer = self._file.readline(_LONGEST)
         except TimeoutError:
-            raise cml.CmlError(f"the other has said nothing for {PATIENCE_S:g} s") from None
+            raise cml.CmlError(
+                f"the other player has sent nothing for {PATIENCE_S:g} s. Does it still run?"
+            ) from None
         except OSError as error:
-            raise cml.CmlError(f"the other is gone: {error.strerror or error}") from None
-        if not line:
-            raise cml.CmlError("the other is gone: it may have said why")
+            raise cml.CmlError(f"the other player is gone: {error.strerror or error}") from None
+        if not answer:
+            raise cml.CmlError("the other player is gone: its own output may say why")
         try:
-            heard = json.loads(line)
+            heard = json.loads(answer)
         except ValueError:
             heard = None
-        if not line.endswith(b"\n") or not isinstance(heard, dict):
+        if not answer.endswith(b"\n") or not isinstance(heard, dict):
             raise cml.InputError(
-                f"the other says {line[:40]!r}: wanted a line of JSON, as demo_game.lockstep does"
+                f"the other side sent {answer[:40]!r}, expected a line of JSON: start "
+                "demo_game.lockstep there"
             )
         return heard
 
@@ -64,7 +67,9 @@ def accept(server: socket.socket) -> Connection:
     try:
         return Connection(server.accept()[0])
     except TimeoutError:
-        raise cml.CmlError(f"nobody has joined within {PATIENCE_S:g} s") from None
+        raise cml.CmlError(
+            f"no player has joined within {PATIENCE_S:g} s. Start the other with --join"
+        ) from None
 
 
 def join(host: str, port: int) -> Connection:
@@ -73,5 +78,5 @@ def join(host: str, port: int) -> Connection:
         return Connection(socket.create_connection((host, port), PATIENCE_S))
     except OSError as error:
         raise cml.InputError(
-            f"--join {host}:{port}: {error.strerror or error}. Is the other one listening?"
+            f"--join {host}:{port}: {error.strerror or error}. Is the other player listening?"
         ) from None

@@ -91,12 +91,12 @@ def play(
     connection: Connection,
     last: Callable[[int], bool],
     first: int = 0,
-    said: Callable[[str], object] = lambda text: None,
+    report: Callable[[str], object] = lambda text: None,
 ) -> Lockstep:
     """Compares tick after tick until ``last(tick)`` is True for one player, or a tile differs.
 
     Returns the result. Raises :class:`cml.InputError` if the other player has another world.
-    ``said`` is called now and then with a line about the progress.
+    ``report`` is called now and then with a line about the progress.
     """
     here = player.hello()
     there = connection.exchange(here)
@@ -118,7 +118,7 @@ def play(
             break
         if time.monotonic() - began > _SAY_EVERY_S:
             began = time.monotonic()
-            said(f"tick {tick}, no difference in {found.stages} stages of {found.ticks} tiles")
+            report(f"tick {tick}, no difference in {found.stages} stages of {found.ticks} tiles")
         tick += 1
     return found
 
@@ -128,7 +128,7 @@ def _check_same(here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
         if name != "device" and here[name] != there.get(name):
             what = name if name in ("seed", "world", "integer rule") else f"network '{name}'"
             raise cml.InputError(
-                f"the other plays with another {what}: {here[name]} here, {there.get(name)} there. "
+                f"the other player has another {what}: {here[name]} here, {there.get(name)} there. "
                 "Start both with the same --seed, --models and version"
             )
 

@@ -131,18 +131,18 @@ def world_on_cpu(
     chain: Chain,
     seed: int,
     tiles: Iterable[TileId],
-    said: Callable[[str], object] = lambda text: None,
+    report: Callable[[str], object] = lambda text: None,
 ) -> str:
     """Computes the tiles with NumPy and returns the hash of their world.
 
-    ``said`` is called with the progress after every 32 tiles.
+    ``report`` is called with the progress after every 32 tiles.
     """
     maker, wanted, found = TileMaker(chain, "cpu"), list(tiles), {}
     for tile in wanted:
         made = maker.make(tile, seed, names=[n for n in chain.sessions_for(tile) if n not in DRAWN])
         found[tile] = tile_digest(chain, tile, made.__getitem__)
         if len(found) % 32 == 0:
-            said(f"on the CPU: {len(found)} of {len(wanted)} tiles")
+            report(f"on the CPU: {len(found)} of {len(wanted)} tiles")
     return world_hash(chain, seed, found)
 
 

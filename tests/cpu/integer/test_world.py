@@ -120,16 +120,20 @@ def test_one_number_that_is_off_is_noticed_and_named(maker, tensor, stage):
 def test_another_seed_or_weight_is_refused_by_name(maker):
     here = Player(maker, "here", 7)
     for found in _played(here, Player(maker, "there", 8), 1):
-        assert "plays with another seed: " in found
+        assert "has another seed: " in found
     turned = replace(here, maker=type("Maker", (), {"chain": _turned(maker.chain, "texture")}))
     for found in _played(here, turned, 1):
-        assert "plays with another network 'texture'" in found
+        assert "has another network 'texture'" in found
 
 
 @pytest.mark.parametrize(
-    "line,message", [(b"GET / HTTP/1.1\r\n", "wanted a line of JSON"), (b"", "the other is gone"),
-                     (b'{"seed": 7}\n', "another integer rule: 1 here, None there")],
-)  # fmt: skip
+    "line,message",
+    [
+        (b"GET / HTTP/1.1\r\n", "expected a line of JSON"),
+        (b"", "the other player is gone"),
+        (b'{"seed": 7}\n', "another integer rule: 1 here, None there"),
+    ],
+)
 def test_strangers_are_refused(maker, line, message):
     end, other = socket.socketpair()
     other.sendall(line)

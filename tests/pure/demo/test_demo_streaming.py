@@ -141,7 +141,7 @@ def test_a_tile_that_came_since_the_look_around_is_not_made_again():
     finish(world.making[ROOT])
     assert world.collect(None, 0.0) == 1
     world.want(seen, {ROOT}, 0.1)
-    assert not world.making and world.counts.asked == 1
+    assert not world.making and world.counts.requested == 1
 
 
 def test_unwanted_tiles_are_cancelled_unless_almost_finished():
