@@ -61,7 +61,7 @@ class Outputs:
             self._consumers.discard(consumer)
             last = was_taker and self.released and not self._consumers
         if last:
-            self.give_back()
+            self.free()
 
     def release(self) -> None:
         """Records that the host no longer needs the outputs; frees them if no job does either."""
@@ -69,18 +69,18 @@ class Outputs:
             self.released = True
             idle = not self._consumers
         if idle:
-            self.give_back()
+            self.free()
 
-    def give_back(self) -> None:
+    def free(self) -> None:
         """Frees the outputs' memory on the device now; no effect if there is none."""
         result, self.result = self.result, None
         if result is not None:
             self._release(result)
 
-    def take_back(self) -> None:
+    def discard(self) -> None:
         """Frees the outputs because their job's end is undone; the job can produce new ones."""
         self.released = False
-        self.give_back()
+        self.free()
 
 
 State = Literal["queued", "running", "done", "cancelled", "failed"]
@@ -418,7 +418,7 @@ class Job:
     def undo_end(self) -> None:
         """Discards the job's end time and outputs, because its last frame is abandoned."""
         self.ended_ms = self.ended_frame = None
-        self.outputs.take_back()
+        self.outputs.discard()
 
     def release_inputs(self) -> None:
         """Drops the inputs and frees them on the device: they were copied, or the job has ended.

@@ -265,7 +265,7 @@ class Lifecycle:
             self._ended.append(job)
             self._unsettled.append(job)
             if self.open_frame is None:
-                self._let_ended_go()
+                self._drop_networks()
 
     def fail(self, job: Job, error: Exception) -> None:
         """Ends the job as failed, with ``error`` as its exception, and logs a warning."""
@@ -497,7 +497,7 @@ class Lifecycle:
         for job in self._begun:
             job.release_inputs()
         self._begun.clear()
-        self._let_ended_go()
+        self._drop_networks()
         self.job_list.finalize_ends()
 
     def abandon_frame(self) -> None:
@@ -506,7 +506,7 @@ class Lifecycle:
             self.open_frame.restore(self.executor, self.job_list)
             self.open_frame = None
             self._begun.clear()
-            self._let_ended_go()
+            self._drop_networks()
 
     def fail_harmed(self) -> None:
         """Fails the running and done jobs whose results are wrong because a frame never ran.
@@ -524,7 +524,7 @@ class Lifecycle:
             if any(producer.state == "failed" for producer in job.producers):
                 self.job_list.reindex(job)
 
-    def _let_ended_go(self) -> None:
+    def _drop_networks(self) -> None:
         """Replaces the networks of ended jobs by stand-ins, so that the jobs keep no session alive.
 
         No abandoned frame can restore these jobs any more.

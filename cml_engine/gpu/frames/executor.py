@@ -160,9 +160,9 @@ class FrameExecutor:
         self._frame = 0
         self._readbacks = Readbacks(gpu)
         self._copies = TextureCopies(gpu)
-        self._untold: set[int] = set()
+        self._unmeasured: set[int] = set()
         #: True if the current frame leaves a receipt, and the frame in which that was decided
-        self._signed, self._signed_frame = False, -1
+        self._has_receipt, self._receipt_frame = False, -1
         #: the runs that each of the latest frames worked on
         self._frames: dict[int, set[JobRun]] = {}
         self._losses = gpu.runs.losses
@@ -195,7 +195,7 @@ class FrameExecutor:
         The copy is postponed to a later frame if the frame can leave no receipt or if running
         models use all of the memory.
         """
-        if self._sign(encoder):
+        if self._leave_receipt(encoder):
             self._readbacks.request(encoder, result, self._frame)
             self._ring.close()
         else:
@@ -259,12 +259,12 @@ class FrameExecutor:
         failed: dict[GpuProgram, Exception] = {}
         slot = self._ring.begin(frame, timed=timed) if groups else None
         if groups:
-            self._signed, self._signed_frame = slot is not None, frame
+            self._has_receipt, self._receipt_frame = slot is not None, frame
         stamps = slot if timed else None
         with device_errors():
             if self._worked or self._readbacks.pending:
-                self._sign(encoder)
-            if self._readbacks.pending and self._signed:
+                self._leave_receipt(encoder)
+            if self._readbacks.pending and self._has_receipt:
                 self._readbacks.request_again(encoder, frame)
                 self._ring.close()
             if stamps is not None:
@@ -275,7 +275,7 @@ class FrameExecutor:
             if slot is not None:
                 self._ring.resolve(encoder, slot)
         if failed and stamps is not None:  # the frame's timings do not measure the failed slices
-            self._untold.add(frame)
+            self._unmeasured.add(frame)
         return list(failed.items())
 
     def _encode_group(
@@ -307,18 +307,18 @@ class FrameExecutor:
         else:
             part.network.encode_range(compute, part.step, part.first, part.count)
 
-    def _sign(self, encoder: wgpu.GPUCommandEncoder) -> bool:
+    def _leave_receipt(self, encoder: wgpu.GPUCommandEncoder) -> bool:
         """Adds the frame's receipt, once per frame: a number that arrives only after a submit.
 
         The receipt reveals a frame that is never submitted. Returns False if no timestamp slot
         is free.
         """
-        if self._signed_frame != self._frame:
+        if self._receipt_frame != self._frame:
             slot = self._ring.begin(self._frame, timed=False)
             if slot is not None:
                 self._ring.resolve(encoder, slot)
-            self._signed, self._signed_frame = slot is not None, self._frame
-        return self._signed
+            self._has_receipt, self._receipt_frame = slot is not None, self._frame
+        return self._has_receipt
 
     @property
     def frames_in_flight(self) -> int:
@@ -340,7 +340,7 @@ class FrameExecutor:
         frame_gate.end_frame()
         self._frame = frame + 1
         self._beginning.clear()
-        self._let_ended_go()
+        self._free_ended()
         self.gpu.memory.close_frame(self)
         self._frames[frame], self._worked = self._worked, set()
         while len(self._frames) > _REMEMBERED:
@@ -350,11 +350,11 @@ class FrameExecutor:
             self._start_mappings(frame)
             timings = self._timings()
         except DeviceError as error:  # the device is lost: no data will arrive
-            self._readbacks.lose(error)
+            self._readbacks.fail(error)
             for last in [last for last in self._frames if last >= known]:
-                self.gpu.runs.lose(self._frames.pop(last), str(error))
+                self.gpu.runs.mark_wrong(self._frames.pop(last), str(error))
             return []
-        self._lose(self._ring.take_unsubmitted())
+        self._mark_unsubmitted(self._ring.take_unsubmitted())
         self._readbacks.collect(self._ring.oldest)  # data of a frame that never ran is garbage
         return timings
 
@@ -362,13 +362,13 @@ class FrameExecutor:
         """Returns the arrived timings, one per group, without frames in which a slice failed."""
         timings: list[Timing] = []
         for slot, spent in self._ring.collect():
-            if slot.frame in self._untold:
-                self._untold.discard(slot.frame)
+            if slot.frame in self._unmeasured:
+                self._unmeasured.discard(slot.frame)
                 continue
             timings += [Timing(slot.frame, group, ms) for group, ms in enumerate(spent)]
         return timings
 
-    def _lose(self, frames: Sequence[int]) -> None:
+    def _mark_unsubmitted(self, frames: Sequence[int]) -> None:
         """Marks the runs of frames that were ended but never submitted as wrong.
 
         Requests the readbacks of these frames again.
@@ -378,7 +378,7 @@ class FrameExecutor:
                 f"frame {frame} was encoded and never submitted, so its numbers are wrong. Submit "
                 "every encoder, or call abandon_frame()"
             )
-            self.gpu.runs.lose(self._frames.pop(frame, ()), why)
+            self.gpu.runs.mark_wrong(self._frames.pop(frame, ()), why)
         self._readbacks.abandon(frames)
 
     @device_errors()
@@ -418,12 +418,12 @@ class FrameExecutor:
         self._frame = frame + 1
         self._ring.abandon(frame)
         self._copies.abandon(frame)
-        self._untold.discard(frame)
+        self._unmeasured.discard(frame)
         self._readbacks.abandon((frame,))
         self._worked.clear()
         while self._beginning:  # their inputs were not copied
-            self._beginning.pop().retained.take_back()
-        self._let_ended_go()
+            self._beginning.pop().retained.undo_begin()
+        self._free_ended()
         self.gpu.memory.close_frame(self)
 
     # --- jobs
@@ -436,13 +436,13 @@ class FrameExecutor:
         check_inputs(self.gpu, network, inputs)
         if loads_of(self.gpu, network.plan, inputs):
             kernels_of(self.gpu).build_ahead(self.gpu)
-        network.retained.promise(inputs)
+        network.retained.expect_inputs(inputs)
         accepted: dict[str, object] = {}
         for name, value in inputs.items():
             accepted[name] = np.array(value) if is_array(value) else value
         for value in inputs.values():
             if isinstance(value, GpuTensor):
-                value.keep()
+                value.add_reader()
         return accepted
 
     def input_steps(self, network: GpuProgram, inputs: Mapping[str, object]) -> Sequence[StepCost]:
@@ -452,7 +452,7 @@ class FrameExecutor:
     def release_input(self, value: object) -> None:
         """Releases an accepted input that the job no longer needs; an array needs no release."""
         if isinstance(value, GpuTensor):
-            value.let_go()
+            value.remove_reader()
 
     def reserve(self, network: GpuProgram, inputs: Mapping[str, object]) -> str:
         """Reserves the network and the output memory of a job before it begins.
@@ -460,19 +460,19 @@ class FrameExecutor:
         Returns "" on success, else a description of what the job waits for: pipelines, a network
         that another thread uses, or memory that others can free.
         """
-        self._let_ended_go()
+        self._free_ended()
         if loads_of(self.gpu, network.plan, inputs) and not kernels_of(self.gpu).ready:
             kernels_of(self.gpu).build_ahead(self.gpu)
             return "the pipelines that read its inputs"
-        if waits_for := network.hold(self):
+        if waits_for := network.reserve_for(self):
             return waits_for
         try:
             result, waits_for = self._new_result(network)
         except Exception:
-            network.let_go(self)
+            network.end_reservation(self)
             raise
         if waits_for:
-            network.let_go(self)
+            network.end_reservation(self)
         else:
             self._jobs[network] = _RunningJob(result)
         return waits_for
@@ -499,7 +499,7 @@ class FrameExecutor:
         Arrays are uploaded through the queue; the copies of GPU tensors are recorded into
         ``encoder``. On an error the reservation ends.
         """
-        self._let_ended_go()
+        self._free_ended()
         job = self._jobs[network]
         try:
             if network.prints is not None:
@@ -507,7 +507,7 @@ class FrameExecutor:
             job.run = self.gpu.runs.begin([*_producing_runs(inputs), *network.built_on])
             _, job.loads = network.begin(encoder, inputs, job.run)
         except Exception:
-            network.let_go(self)
+            network.end_reservation(self)
             self._release_reserved(self._jobs.pop(network))
             raise
         self._beginning.append(network)
@@ -523,7 +523,7 @@ class FrameExecutor:
         frame's receipt.
         """
         job = self._jobs[network]
-        if not self._sign(encoder):
+        if not self._leave_receipt(encoder):
             return None
         result, job.result = job.result or self._new_result(network)[0], None
         if result is None:
@@ -552,13 +552,13 @@ class FrameExecutor:
         The results in the memory are marked as invalid.
         """
         self._ended.remove(network)
-        network.retained.spoil()
+        network.retained.invalidate_results()
 
-    def _let_ended_go(self) -> None:
+    def _free_ended(self) -> None:
         while self._ended:
             network = self._ended.pop()
             self._jobs.pop(network, None)
-            network.let_go(self)
+            network.end_reservation(self)
 
 
 def _producing_runs(inputs: Mapping[str, object]) -> list[JobRun]:

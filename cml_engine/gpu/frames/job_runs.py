@@ -43,7 +43,7 @@ class JobRuns:
                 self._latest.popleft().sources = ()
         return run
 
-    def lose(self, lost: Iterable[JobRun], why: str) -> None:
+    def mark_wrong(self, lost: Iterable[JobRun], why: str) -> None:
         """Marks the ``lost`` runs, and all runs that read their results, as wrong.
 
         ``why`` is the reason that each run stores.

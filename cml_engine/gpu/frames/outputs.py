@@ -53,16 +53,16 @@ class Result:
         self._staging: Staging | None = None
 
     @property
-    def gone(self) -> bool:
+    def is_freed(self) -> bool:
         """True if the memory was freed."""
         return self.memory.freed
 
     def release(self) -> None:
         """Frees the memory, immediately or once no queued job reads from it."""
         self._released = True
-        self.count_takers(0)
+        self.count_readers(0)
 
-    def count_takers(self, more: int) -> None:
+    def count_readers(self, more: int) -> None:
         """Adds ``more`` to the number of jobs that will read from the outputs.
 
         ``more`` may be negative. Frees the memory if it was released and no reader is left.
@@ -131,7 +131,7 @@ class Result:
             self.stop_reading()
         return self._staging is None
 
-    def lose(self, error: DeviceError) -> None:
+    def fail(self, error: DeviceError) -> None:
         """Ends the readback with ``error`` because the bytes will never arrive."""
         self.error = error
         self.stop_reading()
@@ -226,10 +226,10 @@ class Readbacks:
             if result.requested_frame >= before or not result.collect()
         ]
 
-    def lose(self, error: DeviceError) -> None:
+    def fail(self, error: DeviceError) -> None:
         """Ends all pending readbacks with ``error`` because the device is lost."""
         for result in self._reading:
-            result.lose(error)
+            result.fail(error)
         self._reading.clear()
 
     def postpone(self, result: Result) -> None:

@@ -12,7 +12,7 @@ from cml_engine.gpu.native import PendingMap
 _USAGE = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
 
 
-class _Held:
+class _MappedMemory:
     """The memory and pending mapping of a :class:`Staging`, released by its finalizer."""
 
     def __init__(self, memory: Allocation) -> None:
@@ -35,7 +35,7 @@ class Staging:
 
     def __init__(self, memory: Allocator, nbytes: int, owner: str) -> None:
         self.nbytes = nbytes
-        self._held = _Held(memory.allocate(nbytes, _USAGE, owner=owner, category="staging"))
+        self._held = _MappedMemory(memory.allocate(nbytes, _USAGE, owner=owner, category="staging"))
         self._finalizer = weakref.finalize(self, memory.free_later, self._held.give_back)
         self._finalizer.atexit = False
 

@@ -78,7 +78,7 @@ class TensorOwner(Protocol):
     """The outputs of a job that a tensor is part of: ``frames.outputs.Result``."""
 
     @property
-    def gone(self) -> bool:
+    def is_freed(self) -> bool:
         """True if the memory of the outputs was freed."""
         ...
 
@@ -87,7 +87,7 @@ class TensorOwner(Protocol):
         """The run that produced the outputs."""
         ...
 
-    def count_takers(self, more: int) -> None: ...
+    def count_readers(self, more: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class GpuTensor:
     @property
     def released(self) -> bool:
         """True if the tensor's memory was freed."""
-        return self.owner is not None and self.owner.gone
+        return self.owner is not None and self.owner.is_freed
 
     @device_errors()
     def read(self) -> Array:
@@ -123,18 +123,18 @@ class GpuTensor:
             data = queue.read_buffer(self.buffer, self.offset, self.nbytes)
         return from_words(data, TensorPlace(Binding("", "", 0, self.nbytes), self.fact, PLAIN))
 
-    def keep(self) -> None:
-        """Keeps the memory for one job that will read it, until :meth:`let_go`; calls are counted.
+    def add_reader(self) -> None:
+        """Keeps the memory for one job that will read it, until :meth:`remove_reader`.
 
-        The memory stays even if the outputs are released before.
+        Calls are counted. The memory stays even if the outputs are released before.
         """
         if self.owner is not None:
-            self.owner.count_takers(1)
+            self.owner.count_readers(1)
 
-    def let_go(self) -> None:
-        """Ends :meth:`keep`: the job has read the tensor or no longer needs it."""
+    def remove_reader(self) -> None:
+        """Ends :meth:`add_reader`: the job has read the tensor or no longer needs it."""
         if self.owner is not None:
-            self.owner.count_takers(-1)
+            self.owner.count_readers(-1)
 
 
 def tensor_in(device: wgpu.GPUDevice, buffer: wgpu.GPUBuffer, offset: int, fact: Fact) -> GpuTensor:

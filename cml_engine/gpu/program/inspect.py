@@ -64,7 +64,7 @@ def fill_arena(program: GpuProgram, word: int) -> None:
     """Fills the whole arena with ``word``, so that tests find elements that no kernel wrote."""
     with program.residency.exclusive():
         program.load()
-        program.retained.lose()
+        program.retained.invalidate()
         assert program.residency.arena is not None
         program.residency.arena.write(np.full(program.residency.arena_bytes // 4, word, np.uint32))
 

@@ -373,7 +373,7 @@ class Residency:
             )
         return self._memory.allocate(nbytes, TENSOR_USAGE, owner=owner, category=category)
 
-    def let_go(self, executor: object) -> None:
+    def end_reservation(self, executor: object) -> None:
         """Ends the executor's job. If the group has a larger arena now, drops the old one."""
         self.holders.discard(executor)
         if self.shared is not None and not self.shared.is_current(self.arena):

@@ -286,7 +286,7 @@ class GpuProgram:
         try:
             loads = take_over(encoder, self.gpu, self.residency, inputs)
         except Exception:
-            self.retained.take_back()
+            self.retained.undo_begin()
             raise
         return range(len(self.plan.steps)) if steps is None else steps, loads
 
@@ -296,7 +296,7 @@ class GpuProgram:
         For tools that run steps on their own: all results in the memory become invalid.
         """
         self.load()
-        self.retained.lose()
+        self.retained.invalidate()
         self._put(inputs)
 
     def _put(self, inputs: Mapping[str, Array]) -> None:
@@ -410,8 +410,8 @@ class GpuProgram:
         """The name of the shared arena, or None. Only one program of a group runs at a time."""
         return None if self.residency.shared is None else self.residency.shared.name
 
-    def hold(self, executor: object) -> str:
-        """Reserves the memory for an executor's job until :meth:`let_go`; never blocks.
+    def reserve_for(self, executor: object) -> str:
+        """Reserves the memory for an executor's job until :meth:`end_reservation`; never blocks.
 
         Returns "" on success, else a description of what the job must wait for: a run of another
         thread that began after the program was checked, or the job of another scheduler.
@@ -428,9 +428,9 @@ class GpuProgram:
         self._stays_until = 0
         return ""
 
-    def let_go(self, executor: object) -> None:
+    def end_reservation(self, executor: object) -> None:
         """Ends the reservation, because the job's last commands have been submitted."""
-        self.residency.let_go(executor)
+        self.residency.end_reservation(executor)
 
     def step_costs(self) -> list[StepCost]:
         """Returns the description and cost of each step, in order."""
@@ -483,6 +483,6 @@ class GpuProgram:
             if self.residency.busy:
                 return
             self.load()
-            self.retained.spoil()
+            self.retained.invalidate_results()
             timer.time(steps, self.encode_all)
             self.load_times_ms = tuple(timer.time(steps, self.encode_all))

@@ -65,24 +65,24 @@ class RetainedValues:
         """Copies the input values of ``before``, the state of the replaced network."""
         self.values, self.promised = dict(before.values), set(before.promised)
 
-    def promise(self, names: Collection[str]) -> None:
+    def expect_inputs(self, names: Collection[str]) -> None:
         """Records inputs that an accepted job will provide."""
         self.promised.update(names)
 
-    def lose(self) -> None:
+    def invalidate(self) -> None:
         """Invalidates results and inputs, because the memory is about to be overwritten."""
         self._results = self._inputs = None
         self._residency.claim()
 
-    def take_back(self) -> None:
+    def undo_begin(self) -> None:
         """Restores the input values from before the latest run, and invalidates the results.
 
         Called if that run was abandoned.
         """
         self.values = self._before
-        self.lose()
+        self.invalidate()
 
-    def spoil(self) -> None:
+    def invalidate_results(self) -> None:
         """Invalidates the results and keeps the inputs."""
         self._results = None
 
@@ -97,7 +97,7 @@ class RetainedValues:
         """
         if self._plan.reuse is None:
             self._run = run
-            self.lose()
+            self.invalidate()
             return arrays
         missing = [n for n in self._plan.inputs if n not in arrays and n not in from_gpu]
         if unknown := [name for name in missing if name not in self.values]:
@@ -115,7 +115,7 @@ class RetainedValues:
                         "which came from the GPU, went with the session's memory. Give it again"
                     )
                 restored[name] = value
-        self.lose()
+        self.invalidate()
         self._run = run or self._run
         self._before = self.values
         given = {name: np.array(value) for name, value in arrays.items()}

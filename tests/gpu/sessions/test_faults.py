@@ -130,7 +130,7 @@ def test_frames_that_never_ran_are_told_where_only_some_are_timed(gpu, last, mon
     program, executor = cml.Session(conv_net(layers=1), gpu).program, gpu.executor()
     part = Slice(program, 0, 0, 1)
     dropped, abandoned, told, timed = {2, 5, 8, 15}, {4, 6, 11}, [], []
-    monkeypatch.setattr(executor, "_lose", told.extend)
+    monkeypatch.setattr(executor, "_mark_unsubmitted", told.extend)
     for frame in range(last + 8):
         encoder = gpu.device.create_command_encoder()
         executor.encode(encoder, frame, [[part]] * (frame <= last), timed=frame % 4 == 0)
