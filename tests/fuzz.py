@@ -41,13 +41,12 @@ import numpy as np
 import cml_engine as cml
 from cml_engine.compiler.integer.lowering.lower_network import lower_to_integers
 from cml_engine.compiler.optimize import STAGES
-from cml_engine.compiler.passes.dead_code import eliminate_dead_code
+from cml_engine.compiler.passes.cleanup import eliminate_dead_code
 from cml_engine.compiler.planning.dispatches import PlanOptions
 from cml_engine.cooked.cook import cook
 from cml_engine.cooked.load import load_cooked
-from cml_engine.cpu.compare import allowance
+from cml_engine.cpu.compare import allowance, node_tolerance
 from cml_engine.cpu.cpu_program import run_node
-from cml_engine.cpu.tolerances import node_tolerance
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.ir.graph import NUMPY_DTYPE, Graph, Node

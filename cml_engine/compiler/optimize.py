@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator
 
 from cml_engine.compiler.integer.lowering.lower_network import lower_to_integers
 from cml_engine.compiler.passes.bypass import bypass
-from cml_engine.compiler.passes.common_subexpressions import merge_common_subexpressions
-from cml_engine.compiler.passes.dead_code import eliminate_dead_code
+from cml_engine.compiler.passes.cleanup import (
+    eliminate_dead_code,
+    fold_constants,
+    merge_common_subexpressions,
+)
 from cml_engine.compiler.passes.expand_normalization import expand_normalization
 from cml_engine.compiler.passes.fold_affine import fold_affine
-from cml_engine.compiler.passes.fold_constants import fold_constants
 from cml_engine.compiler.passes.fold_padding import fold_padding
 from cml_engine.compiler.passes.fuse_elementwise import fuse_elementwise
 from cml_engine.compiler.passes.fuse_epilogues import fuse_epilogues

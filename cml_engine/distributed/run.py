@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import queue
+import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count, groupby, islice
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cml_engine.distributed.cluster import (
+    LOOK_S,
     PATIENCE_S,
     ClusterMonitor,
     check_devices,
@@ -18,15 +22,340 @@ from cml_engine.distributed.cluster import (
     connect,
     need_extra,
 )
-from cml_engine.distributed.report import Progress, Report, Trace
+from cml_engine.distributed.report import Progress, Report, Trace, WorkerShare
 from cml_engine.distributed.store import Store, prepare, refuse
-from cml_engine.distributed.task_window import TaskWindow
-from cml_engine.distributed.work import Layer, Unit, Work
-from cml_engine.errors import InputError
+from cml_engine.distributed.work import Batch, Layer, Unit, Work
+from cml_engine.errors import DeviceError, InputError
 from cml_engine.errors.arguments import FloatRange
 
 if TYPE_CHECKING:
-    from distributed import Client
+    from distributed import Client, Future
+
+    from cml_engine.distributed.worker import BatchResult, Outcome
+
+#: the target duration of a task in seconds, and its minimum while enough units are left
+TASK_S, SHORTEST_S = 0.5, 0.05
+#: the most units in a task
+_MOST_UNITS = 256
+#: the weight of the latest task in the moving average of a unit's time
+_LATEST = 0.3
+
+
+class Pace:
+    """Chooses the number of units in a task from the measured time of a unit."""
+
+    def __init__(self) -> None:
+        self._unit_s = 0.0
+
+    def record(self, units: int, seconds: float) -> None:
+        """Updates the mean time of a unit with a task of ``units`` units that took ``seconds``."""
+        latest = seconds / units
+        was = self._unit_s or latest
+        self._unit_s = was + _LATEST * (latest - was)
+
+    def units(self, left: int, tasks: int) -> int:
+        """Returns the number of units to put in the next task, at least 1.
+
+        ``left`` is the number of units that remain, ``tasks`` the number of tasks that run at
+        once. Tasks become smaller towards the end so that all workers finish together. Before the
+        first :meth:`record`, a task has one unit.
+        """
+        if not self._unit_s:
+            return 1
+        fair = max(left // tasks, int(SHORTEST_S / self._unit_s))
+        return max(1, min(_MOST_UNITS, int(TASK_S / self._unit_s), fair))
+
+
+# -- task window ----------------------------------------------------------------------------------
+# Sends tasks in a sliding window and collects their results in any order.
+#
+# The window is just large enough to keep the workers busy, so the memory of the client and the
+# scheduler does not grow with the number of units. A task whose worker died is retried on another
+# worker, which computes only units that were not written. A unit that keeps failing is set aside
+# and named in the report.
+
+#: attempts per unit
+ATTEMPTS = 3
+#: seconds between two calls of ``progress``
+_SHOW_S = 0.2
+#: the share of the window that must be free before tasks are sent
+_REFILL = 1 / 3
+_Key = tuple[object, ...]
+#: a unit and the number of failed attempts
+_Try = tuple[Unit, int]
+
+
+@dataclass
+class _RunningTask:
+    """A task that was sent: its units with their numbers of failed attempts, and its future."""
+
+    tries: list[_Try]
+    future: Future
+
+
+class TaskWindow:
+    """Sends the units of a run to the workers and counts the results in the monitor's report.
+
+    ``name`` is the run's name on the workers.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        name: str,
+        layers: Sequence[Layer],
+        monitor: ClusterMonitor,
+        progress: Progress,
+        trace: Trace | None = None,
+    ) -> None:
+        self.client, self.name, self.monitor = client, name, monitor
+        self.report = monitor.report
+        self._layers = {layer.name: layer for layer in layers}
+        self._progress, self._trace = progress, trace
+        self._sent: dict[_Key, _RunningTask] = {}
+        self._done: queue.SimpleQueue[_Key] = queue.SimpleQueue()
+        self._again: list[_Try] = []
+        self._pace = Pace()
+        #: the number of units that are neither sent nor suspects
+        self._left = 0
+        #: units that were running on workers that died; each is retried alone, at the end
+        self._suspects: list[Unit] = []
+        self._numbers = count(1)
+        self._span: tuple[str, contextlib.ExitStack] | None = None
+
+    def run(self, units: Iterator[Unit], total: int) -> None:
+        """Sends all ``units`` and waits until each has been computed, kept or set aside.
+
+        ``total`` is the number of units. A unit is set aside if it can never be computed, or after
+        ``ATTEMPTS`` failures.
+        """
+        self._left = total
+        start, shown = time.monotonic(), 0.0
+        try:
+            while self._fill(units):
+                self.monitor.check()
+                self._take_results(self._wait_finished())
+                self.report.seconds = time.monotonic() - start
+                if time.monotonic() - shown > _SHOW_S:
+                    shown = time.monotonic()
+                    self._progress(self.report)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(self.monitor.describe_progress()) from None
+        finally:
+            self.monitor.count_time()
+            self.report.seconds = time.monotonic() - start
+            self._progress(self.report)
+
+    def close(self) -> None:
+        """Cancels the tasks that are still running."""
+        if self._span is not None:
+            self._span[1].close()
+        if self._sent:
+            self.client.cancel([sent.future for sent in self._sent.values()])
+
+    def _fill(self, units: Iterator[Unit]) -> bool:
+        """Sends new tasks if the window has enough room; returns True if any task is running.
+
+        Units whose worker died are sent again one at a time, once no other task is left.
+        """
+        room = self.monitor.window - len(self._sent)
+        if room >= self.monitor.window * _REFILL or not self._sent:
+            self._send(self._make_tasks(units, room))
+        if not self._sent and self._suspects:
+            self._send([[(self._suspects.pop(), ATTEMPTS - 1)]])
+        return bool(self._sent)
+
+    def _make_tasks(self, units: Iterator[Unit], room: int) -> list[list[_Try]]:
+        """Takes the next units and returns them as about ``room`` lists, one list per task.
+
+        All units of a task are of one layer, so there is one more task where a layer ends.
+        """
+        tries, tasks = self._next_tries(units), list[list[_Try]]()
+        while len(tasks) < room:
+            found = list(islice(tries, self._pace.units(self._left, self.monitor.window)))
+            if not found:
+                break
+            self._left -= len(found)
+            tasks += (list(part) for _, part in groupby(found, key=_layer_of))
+        return tasks
+
+    def _next_tries(self, units: Iterator[Unit]) -> Iterator[_Try]:
+        while self._again:
+            yield self._again.pop()
+        for unit in units:
+            yield unit, 0
+
+    def _send(self, tasks: Sequence[list[_Try]]) -> None:
+        """Sends tasks to the cluster in one message per layer.
+
+        The message is most of a task's cost.
+        """
+        from cml_engine.distributed.worker import run_batch
+
+        for layer, part in groupby(tasks, key=lambda tries: _layer_of(tries[0])):
+            sent = list(part)
+            label = f"{self.report.what} {layer}".strip()
+            keys: list[_Key] = [
+                (label, *tries[0][0].at, next(self._numbers), self.name) for tries in sent
+            ]
+            self._enter_span(label)
+            batches = [
+                Batch(
+                    self.name,
+                    layer,
+                    tuple(unit.at for unit, _ in tries),
+                    self._trace is not None and self._trace.take(len(tries)),
+                )
+                for tries in sent
+            ]
+            futures = self.client.map(run_batch, batches, key=keys, pure=False)
+            for key, tries, future in zip(keys, sent, futures, strict=True):
+                self._sent[key] = _RunningTask(tries, future)
+                future.add_done_callback(lambda _, key=key: self._done.put(key))
+
+    def _enter_span(self, label: str) -> None:
+        """Enters the Dask span named ``label``, if it is not the current one.
+
+        The scheduler retains every span, so there is only one per layer.
+        """
+        from distributed import span
+
+        if self._span is not None and self._span[0] == label:
+            return
+        if self._span is not None:
+            self._span[1].close()
+        entered = contextlib.ExitStack()
+        entered.enter_context(span(f"cml {self.report.store}", label))
+        self._span = label, entered
+
+    def _wait_finished(self) -> list[_RunningTask]:
+        """Waits for finished tasks, removes them from the running ones, and returns them.
+
+        The list is empty after ``LOOK_S`` seconds without any.
+        """
+        found: list[_RunningTask] = []
+        try:
+            key = self._done.get(timeout=LOOK_S)
+            while True:
+                sent = self._sent.pop(key, None)
+                if sent is not None:
+                    found.append(sent)
+                key = self._done.get_nowait()
+        except queue.Empty:
+            return found
+
+    def _take_results(self, finished: list[_RunningTask]) -> None:
+        for sent, done in self._gather_results(finished):
+            if done.refused:
+                self._retire_worker(done.worker, sent, done.refused)
+                continue
+            begun = len(done.outcomes)
+            self._pace.record(begun, done.elapsed)
+            self.report.workers.setdefault(done.worker, WorkerShare()).add(done.seconds)
+            self._put_back(sent.tries[begun:])
+            for tried, outcome in zip(sent.tries, done.outcomes, strict=False):
+                self._count(done.worker, tried, outcome)
+        for sent in finished:
+            if sent.future.status == "error":
+                self._handle_lost(sent, sent.future.exception())
+            elif sent.future.status != "finished":  # the scheduler restarted or dropped the task
+                self._put_back(sent.tries)
+            sent.future.release()
+
+    def _put_back(self, tries: list[_Try]) -> None:
+        """Puts units back at the front of the queue in the same order, to be sent again."""
+        self._again += reversed(tries)
+        self._left += len(tries)
+
+    def _gather_results(
+        self, finished: list[_RunningTask]
+    ) -> list[tuple[_RunningTask, BatchResult]]:
+        """Returns the finished tasks that have a result, each with its result.
+
+        All results are gathered in one call, which is faster. If that fails because a worker
+        died, each result is fetched separately and lost ones are left out.
+        """
+        good = [sent for sent in finished if sent.future.status == "finished"]
+        try:
+            outcomes = self.client.gather([sent.future for sent in good]) if good else []
+            return list(zip(good, outcomes, strict=True))
+        except Exception:
+            found = []
+            for sent in good:
+                with contextlib.suppress(Exception):  # ``_take`` handles the future's status
+                    found.append((sent, sent.future.result()))
+            return found
+
+    def _count(self, worker: str, tried: _Try, outcome: Outcome) -> None:
+        report, size = self.report, self._size(outcome.unit)
+        if outcome.kind == "stop":
+            raise InputError(
+                f"'{report.store}': {outcome.message}. {self.monitor.describe_progress()}"
+            )
+        report.damaged += size * outcome.damaged
+        if self._trace is not None:
+            self._trace.add(worker, outcome.moments)
+        if outcome.kind == "kept":
+            report.kept += size
+        elif outcome.kind == "made":
+            report.made += size - len(outcome.aside)
+            report.nbytes += outcome.nbytes
+            report.workers[worker].made += size
+            for name, reason in outcome.aside.items():
+                report.set_aside(name, reason)
+        elif outcome.kind == "aside":
+            self._set_aside(outcome.unit, outcome.message)
+        else:
+            self._handle_failed(tried, outcome.message)
+
+    def _handle_failed(self, tried: _Try, message: str) -> None:
+        unit, attempts = tried
+        if attempts + 1 < ATTEMPTS:
+            self.report.retried += 1
+            self._put_back([(unit, attempts + 1)])
+        else:
+            self._set_aside(unit, f"{message} ({ATTEMPTS} attempts)")
+
+    def _handle_lost(self, sent: _RunningTask, error: object) -> None:
+        """Handles the units of a task that ended with ``error``: retries them or sets them aside.
+
+        If the task's worker died, each of its units is retried alone, because Dask suspects
+        every task on that worker.
+        """
+        from distributed import KilledWorker
+
+        for unit, attempts in sent.tries:
+            if not isinstance(error, KilledWorker):
+                self._handle_failed((unit, attempts), f"{type(error).__name__}: {error}")
+            elif attempts + 1 < ATTEMPTS:
+                self.report.retried += 1
+                self._suspects.append(unit)
+            else:
+                self._set_aside(unit, "the process that makes it ends each time")
+
+    def _retire_worker(self, worker: str, sent: _RunningTask, message: str) -> None:
+        """Retires a worker that cannot take part, and puts the units of its task back in the queue.
+
+        Raises :class:`DeviceError` if no other worker is left.
+        """
+        self.report.refused[worker] = message
+        self._put_back(sent.tries)
+        self.client.retire_workers([worker], close_workers=True)
+        if not self.client.nthreads():
+            raise DeviceError(f"worker {worker}: {message}. No other worker is left")
+
+    def _set_aside(self, unit: Unit, message: str) -> None:
+        self.report.set_aside(str(unit), message, self._size(unit))
+
+    def _size(self, unit: Unit) -> int:
+        return self._layers[unit.layer].size(unit)
+
+
+def _layer_of(tried: _Try) -> str:
+    return tried[0].layer
+
+
+# -- run ------------------------------------------------------------------------------------------
 
 PRICE = FloatRange(0.0001, 1_000_000)
 

@@ -193,7 +193,7 @@ class GraphBuilder(OperatorMethods):
         Without keywords an edited graph keeps its outputs. Nodes and inputs that no output needs
         are left out.
         """
-        from cml_engine.compiler.passes.dead_code import eliminate_dead_code
+        from cml_engine.compiler.passes.cleanup import eliminate_dead_code
 
         ends = {name: t.name for name, t in outputs.items()} or self._outputs
         if not ends:

@@ -13,9 +13,14 @@ import numpy as np
 
 from cml_engine.compiler.optimize import STAGES
 from cml_engine.compiler.passes.infer import infer_facts
-from cml_engine.cpu.compare import Comparison, compare
+from cml_engine.cpu.compare import (
+    Comparison,
+    cancellation_error,
+    compare,
+    node_tolerance,
+    propagated_error,
+)
 from cml_engine.cpu.cpu_program import convert_to_fact, run_node
-from cml_engine.cpu.tolerances import cancellation_error, node_tolerance, propagated_error
 from cml_engine.errors import CmlError, InputError, Source
 from cml_engine.io.output_folder import OutputFolder, file_stem
 from cml_engine.io.pictures import can_hold, write_png

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, get_args
 import numpy as np
 
 from cml_engine.compiler.integer.lowering.lower_network import lower_to_integers
-from cml_engine.compiler.integer.quant_params import read_quant_params
-from cml_engine.compiler.integer.sum_bounds import find_range_violation
+from cml_engine.compiler.integer.quant_params import find_range_violation, read_quant_params
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.decisions import NO_DECISIONS, Decisions
@@ -24,9 +23,14 @@ from cml_engine.compiler.planning.dispatches import PlanOptions
 from cml_engine.compiler.planning.layouts import Storage, rounded_weights
 from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.compiler.tuning_tables import table_for
-from cml_engine.cpu.compare import Comparison, compare
+from cml_engine.cpu.compare import (
+    Comparison,
+    cancellation_error,
+    compare,
+    node_tolerance,
+    propagated_error,
+)
 from cml_engine.cpu.cpu_program import CpuProgram, convert_to_fact, keep_results, run_node
-from cml_engine.cpu.tolerances import cancellation_error, node_tolerance, propagated_error
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Graph, Node
 from cml_engine.ir.layout import C4H, FIXED4, to_half
 from cml_engine.ops.conv.cpu import may_be_nan

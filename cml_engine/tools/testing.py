@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cml_engine.compiler.integer.sum_bounds import Range, find_range_violation
+from cml_engine.compiler.integer.quant_params import Range, find_range_violation
 from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.compiler.planning.dispatches import PlanOptions
 from cml_engine.compiler.planning.layouts import half_of, matrices_in_half
@@ -215,7 +215,7 @@ def check_graph(
     Returns the worst error as a share of the tolerance; raises ``AssertionError`` if a check fails.
     Operators without a CPU function, and all operators after them, are not compared.
     """
-    from cml_engine.cpu.tolerances import node_tolerance
+    from cml_engine.cpu.compare import node_tolerance
     from cml_engine.gpu.program import inspect
     from cml_engine.gpu.program.program import GpuProgram
 

@@ -18,8 +18,8 @@ from numpy.testing import assert_array_equal
 from cml_engine import CmlError, DeviceError, InputError
 from cml_engine.distributed import Layer, Report, StorePlan, bake
 from cml_engine.distributed.cluster import PATIENCE_S, THREADS, ClusterMonitor, connect
+from cml_engine.distributed.run import ATTEMPTS, Batch, Pace
 from cml_engine.distributed.store import KEYS, Store, prepare
-from cml_engine.distributed.task_window import ATTEMPTS, Batch, Pace
 from tests.fixtures.bake.work import MANIFEST, Numbers, layer, lines, values
 
 pytest.importorskip("distributed")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cml_engine.compiler.passes.fold_constants import fold_constants
+from cml_engine.compiler.passes.cleanup import fold_constants
 from cml_engine.compiler.passes.fuse_epilogues import fuse_epilogues, per_channel, takes_operand
 from cml_engine.compiler.passes.infer import GraphRewriter
 from cml_engine.ir.graph import Attrs, Epilogue, Graph, Node

@@ -15,7 +15,7 @@ from math import prod
 
 import numpy as np
 
-from cml_engine.compiler.passes.dead_code import eliminate_dead_code
+from cml_engine.compiler.passes.cleanup import eliminate_dead_code
 from cml_engine.compiler.passes.infer import GraphRewriter
 from cml_engine.ir.graph import Array, AttrValue, Fact, Graph, Node
 from cml_engine.ops.declaration.registry import is_builtin

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.compiler.passes.dead_code import eliminate_dead_code
+from cml_engine.compiler.passes.cleanup import eliminate_dead_code
 from cml_engine.compiler.passes.infer import infer_node
 from cml_engine.errors import OperatorError
 from cml_engine.ir.graph import (

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from cml_engine.compiler.passes.bypass import full_order
-from cml_engine.compiler.passes.dead_code import eliminate_dead_code
+from cml_engine.compiler.passes.cleanup import eliminate_dead_code
 from cml_engine.ir.graph import Attrs, Fact, Graph, Node, unused_name
 from cml_engine.ops.declaration.registry import is_builtin, lookup
 from cml_engine.ops.declaration.spec import Order

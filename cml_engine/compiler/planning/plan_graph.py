@@ -1,17 +1,458 @@
-"""Plans an optimized graph with the caller's decisions, for sessions, tools and cooked files."""
+"""Plans an optimized graph with the caller's decisions, with operators in bands of rows if its
+activations would exceed a memory limit.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import ceil, inf
+from typing import Any
 
-from cml_engine.compiler.plan import Plan
-from cml_engine.compiler.planning.bands.plan_in_bands import plan_in_bands
+import numpy as np
+
+from cml_engine.compiler.plan import BandedOperators, Plan
+from cml_engine.compiler.planning.bands.estimates import (
+    COUNTS,
+    Bounds,
+    Estimates,
+    MemoryUsage,
+    RunFacts,
+)
+from cml_engine.compiler.planning.bands.rewrite import (
+    BandRewriter,
+    OperatorRun,
+    find_graph_rows,
+    rewrite_in_bands,
+)
 from cml_engine.compiler.planning.decisions import NO_DECISIONS, Decisions, resolve_overrides
 from cml_engine.compiler.planning.dispatches import Draft, PlanOptions, Sibling
 from cml_engine.compiler.planning.layouts import Storage, layouts_for
-from cml_engine.compiler.planning.lower import complete_draft
-from cml_engine.ir.graph import Graph
+from cml_engine.compiler.planning.lower import complete_draft, place_draft, views_of
+from cml_engine.errors import CmlError, InputError, InternalError
+from cml_engine.ir.graph import Array, Graph, Node
 from cml_engine.ir.limits import Limits
+from cml_engine.ops.declaration.registry import lookup
+from cml_engine.ops.declaration.spec import EXACT, Dispatch, Kernel
+
+#: the most dispatches in bands, beyond which planning takes too long, and the number of bands
+#: that is always allowed
+_MOST_DISPATCHES, _FEWEST = 4096, 4
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenRun:
+    """A run with its number of bands, and the estimated bytes at its fullest step."""
+
+    run: OperatorRun
+    count: int
+    nbytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class BandPath:
+    """A partition of the graph into runs in bands and single nodes.
+
+    ``runs`` are in execution order. ``nbytes`` is the estimated bytes at its fullest step.
+    ``work`` is the value that the search minimized: the repeated work for
+    :meth:`BandSearch.cheapest`, bytes for :meth:`BandSearch.smallest`.
+    """
+
+    runs: tuple[ChosenRun, ...]
+    nbytes: float
+    work: float
+
+
+@dataclass
+class BandSearch:
+    """A search for the runs of a graph to compute in bands, by dynamic programming over its nodes.
+
+    ``plain`` is the memory usage of nodes outside of bands. ``thinnest`` has, by node number,
+    the fewest rows with which a band can use the same kernel as the whole node.
+    """
+
+    facts: RunFacts
+    plain: MemoryUsage
+    thinnest: dict[int, int] = field(default_factory=dict)
+
+    def cheapest(self, bounds: Bounds) -> BandPath | None:
+        """Returns the path with the least repeated work within the bounds, or None if there is
+        none."""
+        most = self._most_bands(bounds.total)
+        return self._best(bounds, most, lambda nbytes, work: work, np.add)
+
+    def smallest(self, bounds: Bounds) -> BandPath | None:
+        """Returns the path whose fullest step takes the fewest bytes, or None if there is none.
+
+        It ignores ``bounds.total``.
+        """
+        found, most = None, float(COUNTS[-1])
+        for _ in range(2):  # the first round finds the nodes that are in bands
+            tensors = replace(bounds, total=inf)
+            found = self._best(tensors, most, lambda nbytes, work: nbytes, np.maximum)
+            most = 0.0 if found is None else self._most_bands(found.nbytes)
+        return found
+
+    def _most_bands(self, total: float) -> float:
+        """Returns the largest number of bands per run that keeps the number of dispatches low.
+
+        ``total`` is the memory limit in bytes, which decides the nodes that must be in bands.
+        """
+        facts, dispatches = self.facts, 0
+        for k, (first, end) in enumerate(facts.usage.steps):
+            if self.plain.of_node(k) > total:
+                dispatches += ceil((end - first) / facts.rounds[k])
+        return max(_FEWEST, _MOST_DISPATCHES / max(dispatches, 1))
+
+    def find_excess(self, bounds: Bounds) -> list[int]:
+        """Returns the numbers of the nodes that exceed the bounds without bands, or that the
+        caller requested in bands."""
+        return [k for k in range(len(self.facts.chart.graph.nodes)) if not self._holds(k, bounds)]
+
+    def _holds(self, k: int, bounds: Bounds) -> bool:
+        plain = self.plain
+        held = plain.of_node(k) <= bounds.total and plain.largest_of_node(k) <= bounds.tensor
+        return held and k not in self.facts.requested
+
+    def _best(
+        self,
+        bounds: Bounds,
+        most: float,
+        value: Callable[[Array, Array], Array],
+        join: Callable[[Any, Any], Any],
+    ) -> BandPath | None:
+        """Returns the path with the least value and at most ``most`` bands per run, or None if none
+        is possible.
+
+        ``value`` gives the value of a run from its bytes and work; ``join`` combines two values.
+        Requested numbers of bands may exceed ``most``.
+        """
+        few = (self.facts.counts <= most) | np.isin(
+            self.facts.counts, list(self.facts.requested.values())
+        )
+        count = len(self.facts.chart.graph.nodes)
+        best = np.full(count + 1, inf)
+        best[count] = 0.0
+        taken: dict[int, ChosenRun] = {}
+        for begin, nbytes, work in Estimates(self.facts, bounds, self.thinnest).by_begin():
+            if self._holds(begin, bounds):
+                own = value(np.array(float(self.plain.of_node(begin))), np.zeros(()))
+                best[begin] = join(own, best[begin + 1])
+            if not len(nbytes):
+                continue
+            behind = best[begin + 1 : begin + 1 + len(nbytes), None]
+            possible = few & (nbytes <= bounds.total) & (nbytes < inf)
+            found = np.where(possible, join(value(nbytes, work), behind), inf)
+            at, column = np.unravel_index(found.argmin(), found.shape)
+            if found[at, column] < best[begin]:
+                best[begin] = found[at, column]
+                run = OperatorRun(self.facts.chart, begin, begin + 1 + int(at))
+                taken[begin] = ChosenRun(
+                    run, int(self.facts.counts[column]), float(nbytes[at, column])
+                )
+        return None if best[0] == inf else self._path(taken, float(best[0]))
+
+    def _path(self, taken: Mapping[int, ChosenRun], work: float) -> BandPath:
+        runs, fullest, at = [], 0.0, 0
+        while at < len(self.facts.chart.graph.nodes):
+            chosen = taken.get(at)
+            if chosen is None:
+                fullest, at = max(fullest, self.plain.of_node(at)), at + 1
+            else:
+                runs.append(chosen)
+                fullest, at = max(fullest, chosen.nbytes), chosen.run.end
+        return BandPath(tuple(runs), fullest, work)
+
+
+# -- plan in bands --------------------------------------------------------------------------------
+
+#: the most attempts to plan when plans take more than their estimates
+_TRIES = 8
+#: no plan is tried if the estimate exceeds the limit by this factor and the plan has more
+#: dispatches than can be planned quickly
+_HOPELESS, _QUICK = 1.5, 1000
+#: the identity of a kernel's code: its path and defines
+Code = tuple[str, frozenset[tuple[str, int | str]]]
+
+
+def plan_in_bands(whole: Draft) -> Plan:
+    """Returns the plan of a draft, with operators in bands if it would exceed ``arena_limit``.
+
+    Bands are also used if a tensor is larger than a buffer, or if the caller requests them. Raises
+    :class:`InputError` or :class:`DeviceError` if bands do not help.
+    """
+    options = whole.options
+    most = whole.limits.max_buffer_bytes // whole.align * whole.align
+    fits = all(item.nbytes <= most for item in whole.items)
+    limit = options.arena_limit or inf
+    bands = {name: int(count) for name, count in options.decided("bands").items()}
+    if fits and not any(count > 1 for count in bands.values()):
+        plan = place_draft(whole)
+        if plan.memory.peak <= limit:
+            return plan
+    return _BandPlanner(whole, Bounds(limit, most), bands).plan()
+
+
+class _BandPlanner:
+    """Plans one draft with operators in bands, within ``bounds`` and with the ``requested``
+    numbers of bands."""
+
+    def __init__(self, whole: Draft, bounds: Bounds, requested: Mapping[str, int]) -> None:
+        self.whole, self.bounds, self.requested = whole, bounds, requested
+        graph = whole.graph
+        self.kernels = {title: picks[0][0] for title, picks in whole.chosen.items() if picks}
+        self.chart = find_graph_rows(
+            graph, self.kernels, [n for n, count in requested.items() if count == 1]
+        )
+        numbers = {name: k for k, node in enumerate(graph.nodes) for name in node.outputs}
+        self.numbers = {numbers[name]: count for name, count in requested.items() if count > 1}
+        # bands may allow other views than the graph without bands
+        views = views_of(whole)
+        self.usage = MemoryUsage(whole, views)
+        facts = RunFacts(self.chart, self.usage, self.numbers)
+        #: pairs of the facts for nodes in bands and the memory usage of other nodes
+        self.known = [(facts, self.usage)]
+        if views:
+            apart = RunFacts(self.chart, MemoryUsage(whole, {}), self.numbers)
+            self.known += [(apart, apart.usage), (apart, self.usage)]
+
+    def plan(self) -> Plan:
+        limit = self.bounds.total
+        plan = self._plan_within(limit, self._searches()[:2])
+        if plan is not None:
+            return plan
+        reached = [path for s in self._searches() if (path := s.smallest(self.bounds)) is not None]
+        if not reached:
+            raise self._refusal_error()
+        fewest = min(reached, key=lambda path: path.nbytes)
+        is_quick = self._dispatches(fewest) <= _QUICK
+        if fewest.nbytes > _HOPELESS * limit and not is_quick:
+            raise self._limit_error(ceil(fewest.nbytes), "by estimate ")
+        least = self._plan_least_memory(is_quick)
+        if least is None:
+            raise self._refusal_error()
+        if least.memory.peak <= limit:
+            return least
+        raise self._limit_error(least.memory.peak)
+
+    def _plan_within(self, limit: float, searches: Sequence[BandSearch]) -> Plan | None:
+        """Returns a plan of at most ``limit`` bytes, or None if the searches find none in
+        ``_TRIES`` plans.
+
+        A plan that exceeds its estimate lowers the limit of the next search.
+        """
+        bounds = replace(self.bounds, total=limit)
+        for _ in range(_TRIES):
+            path = _cheapest(searches, bounds)
+            if path is None:
+                return None
+            plan = self._plan(path.runs, searches)
+            if plan is None:
+                continue
+            if plan.memory.peak <= limit:
+                return plan
+            total = min(bounds.total * limit / plan.memory.peak, path.nbytes - 1)
+            bounds = replace(bounds, total=total)
+        return None
+
+    def _dispatches(self, path: BandPath) -> int:
+        """Returns the number of dispatches of all bands of a path, without the copies that cut
+        and join bands."""
+        steps = self.usage.steps
+        return sum(c.count * (steps[c.run.end - 1][1] - steps[c.run.first][0]) for c in path.runs)
+
+    def _searches(self) -> list[BandSearch]:
+        return [BandSearch(*known) for known in self.known]
+
+    def _plan_least_memory(self, is_quick: bool) -> Plan | None:
+        """Returns the plan with the fewest bytes that bands can reach, or None; it does not depend
+        on the limit.
+
+        With ``is_quick`` it also looks for plans smaller than the estimates.
+        """
+        found, searches = None, self._searches()
+        for search in searches:
+            for _ in range(_TRIES):
+                smallest = search.smallest(self.bounds)
+                if smallest is None or (found and smallest.nbytes >= found.memory.peak):
+                    break
+                path = search.cheapest(replace(self.bounds, total=smallest.nbytes)) or smallest
+                plan = self._plan(path.runs, searches)
+                if plan is not None:
+                    found = min(found or plan, plan, key=lambda p: p.memory.peak)
+                    break
+        while is_quick and found is not None:  # plans smaller than the estimate may exist
+            smaller = self._plan_within(found.memory.peak - 1, self._searches())
+            if smaller is None:
+                break
+            found = smaller
+        return found
+
+    def _plan(self, chosen: Sequence[ChosenRun], searches: Sequence[BandSearch]) -> Plan | None:
+        """Returns the plan with the chosen runs in bands, or None if some bands are too thin.
+
+        Bands are too thin if they cannot use the kernels of the whole operator. ``searches``
+        then exclude bands of so few rows.
+        """
+        whole = self.whole
+        made = rewrite_in_bands(whole.graph, [(c.run, c.count) for c in chosen])
+        graph = made.finished()
+        pinned = {new: whole.chosen.get(title, []) for new, title in made.titles.items()}
+        untouched = {node.title for node in graph.nodes} & whole.chosen.keys()
+        pinned |= {title: whole.chosen[title] for title in untouched}
+        # requested kernels are pinned already; a joined result would have the name of one
+        overrides = {**whole.options.overrides, "kernel": {}}
+        options = replace(whole.options, overrides=overrides)
+        layouts, packed = made.layouts(whole.layouts), dict(whole.packed)
+        draft = Draft(
+            graph, whole.limits, layouts, options, whole.sibling, packed, pinned, made.alike
+        )
+        try:
+            complete_draft(draft, made.joins)
+        except CmlError:
+            banded = [node for node in graph.nodes if node.title in made.titles]
+            left = [n for n in banded if n.title not in draft.chosen and not lookup(n.op).alias]
+            if not left:
+                raise
+            self._learn(left[:1], made, searches)
+            return None
+        thin = [
+            node
+            for node, kernel, dispatch, _ in draft.dispatches
+            if not self._is_known(made.titles.get(node.title), node, kernel, dispatch)
+        ]
+        if thin:
+            self._learn(thin, made, searches)
+            return None
+        plan = place_draft(draft)
+        flops: dict[str, float] = {}
+        for step in plan.steps:
+            title = made.titles.get(step.title, "")
+            flops[title] = flops.get(title, 0.0) + step.cost.flops
+        bands = tuple(self._describe(c, plan, flops) for c in chosen)
+        choices = tuple(whole.choices)
+        return replace(plan, bands=bands, choices=choices, bands_of=dict(made.titles))
+
+    def _is_known(self, title: str | None, node: Node, kernel: Kernel, dispatch: Dispatch) -> bool:
+        """Returns True if a kernel of a band gives bit-identical results to operator ``title``
+        without bands.
+
+        It does if the whole operator uses the same kernel, or if the operator is exact or
+        elementwise.
+        """
+        spec = lookup(node.op)
+        free = title is None or spec.tolerance == EXACT or spec.formula is not None
+        return free or _code(kernel, dispatch) in self._codes[title or ""]
+
+    @cached_property
+    def _codes(self) -> dict[str, set[Code]]:
+        found: dict[str, set[Code]] = {node.title: set() for node in self.whole.graph.nodes}
+        for node, kernel, dispatch, _ in self.whole.dispatches:
+            found[node.title].add(_code(kernel, dispatch))
+        return found
+
+    def _learn(
+        self, thin: Sequence[Node], made: BandRewriter, searches: Sequence[BandSearch]
+    ) -> None:
+        """Makes the searches exclude bands as thin as the nodes ``thin``, for all operators with
+        the same kernels."""
+        for node in thin:
+            like = self.kernels.get(made.titles[node.title])
+            for k, rule in enumerate(self.chart.rules):
+                if rule is not None and self.kernels.get(rule.node.title) == like:
+                    rows = made.facts[node.outputs[0]].shape[rule.rows.axis]
+                    for search in searches:
+                        search.thinnest[k] = max(search.thinnest.get(k, 0), rows + 1)
+
+    @cached_property
+    def _flops(self) -> dict[str, float]:
+        """The floating-point operations of each operator without bands, by its title."""
+        found: dict[str, float] = {}
+        for node, _, _, cost in self.whole.dispatches:
+            found[node.title] = found.get(node.title, 0.0) + cost.flops
+        return found
+
+    def _describe(
+        self, chosen: ChosenRun, plan: Plan, in_bands: Mapping[str, float]
+    ) -> BandedOperators:
+        run = chosen.run
+        titles = [rule.node.title for rule in dict.fromkeys(run.inside.values())]
+        flops, banded = (
+            sum(count.get(t, 0.0) for t in titles) for count in (self._flops, in_bands)
+        )
+        return BandedOperators(
+            tuple(titles), run.results, chosen.count,
+            tuple(str(c) for c in (1, *COUNTS) if c <= run.max_bands or c == chosen.count),
+            max(banded / flops - 1.0, 0.0) if flops else 0.0,
+            max(map(self.usage.of_node, range(run.first, run.end))),
+            min(int(chosen.nbytes), plan.memory.peak),
+        )  # fmt: skip
+
+    def _limit_error(self, enough: int, estimated: str = "") -> InputError:
+        """Returns the error for an ``arena_limit`` below ``enough`` bytes, the least possible
+        memory.
+
+        ``estimated`` is a word for the message if that number is an estimate.
+        """
+        graph = self.whole.graph
+        k = max(range(len(graph.nodes)), key=self.usage.of_node, default=-1)
+        need = self.usage.of_node(k) if k >= 0 else 0
+        fullest = f"{graph.nodes[k].title} takes {need} at once as it is; " if need else "Even "
+        return InputError(
+            f"arena_limit: '{graph.name}' may take {self.bounds.total} bytes for its activations. "
+            f"{fullest}in bands of rows the network takes {enough} "
+            f"({ceil(enough / 2**20 * 100) / 100} MiB) {estimated}at the least{self._obstacle()}. "
+            "Allow that much, use a smaller input, or run it on tiles (cml.run_tiled, cml run "
+            "--tile)",
+            graph.nodes[k].source if need else None,
+        )
+
+    def _obstacle(self) -> str:
+        """Returns the end of a message that names the first operator that exceeds the bounds and
+        cannot be computed in bands, or an empty string."""
+        for k in self._searches()[0].find_excess(self.bounds):
+            if self.chart.rules[k] is None:
+                return f", for {self.whole.graph.nodes[k].title} is not computed in bands"
+        return ""
+
+    def _refusal_error(self) -> CmlError:
+        """Returns the error for requested bands that are impossible, or for a tensor larger than
+        a buffer."""
+        graph = self.whole.graph
+        for k, count in self.numbers.items():
+            node, rule = graph.nodes[k], self.chart.rules[k]
+            name = next(name for name in self.requested if name in node.outputs)
+            most = OperatorRun(self.chart, k, k + 1).max_bands if rule is not None else 0
+            why = "no run of operators that ends with it has these kernels in so many bands"
+            if rule is None:
+                why = f"no rows of {node.title} hang on some rows of what it reads alone"
+            elif most < count:
+                why = f"it has rows for {most} at most"
+            said = f"decide: '{name}' cannot be computed in {count} bands: {why}"
+            return InputError(said, node.source)
+        try:
+            place_draft(self.whole)
+        except CmlError as error:
+            return error
+        return InternalError(f"'{graph.name}' fits, and has no plan")
+
+
+def _cheapest(searches: Sequence[BandSearch], bounds: Bounds) -> BandPath | None:
+    found = [path for search in searches if (path := search.cheapest(bounds)) is not None]
+    return min(found, key=lambda path: path.work, default=None)
+
+
+def _code(kernel: Kernel, dispatch: Dispatch) -> Code:
+    """Returns the identity of a dispatch's kernel: its path, and its defines as a set of pairs.
+
+    Defines that describe bindings in parts are left out, because they do not change results.
+    """
+    pairs = dispatch.defines.items()
+    return str(kernel.path), frozenset((k, v) for k, v in pairs if "_PART" not in k)
+
+
+# -- plan graph -----------------------------------------------------------------------------------
 
 DEFAULT = PlanOptions()
 

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from cml_engine.compiler.passes.dead_code import eliminate_dead_code
+from cml_engine.compiler.passes.cleanup import eliminate_dead_code
 from cml_engine.errors import (
     ModelError,
     NeedsConstant,

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from cml_engine.compiler.optimize import optimize
-from cml_engine.cpu.compare import compare
-from cml_engine.cpu.tolerances import node_tolerance, propagated_error
+from cml_engine.cpu.compare import compare, node_tolerance, propagated_error
 from cml_engine.ops import register
 from cml_engine.ops.declaration.registry import lookup, unregister
 from cml_engine.ops.declaration.spec import NO_TRAITS, Case, OpSpec, Random

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cml_engine.compiler.integer import sum_bounds
-from cml_engine.compiler.integer.sum_bounds import Range
+from cml_engine.compiler.integer import quant_params
+from cml_engine.compiler.integer.quant_params import Range
 from cml_engine.errors import CmlError, ModelError, RangeError
 from cml_engine.ir import integer_rule as rule
 from cml_engine.ops.common import integer_arrays as arrays
@@ -140,7 +140,7 @@ def test_no_partial_sum_passes_its_bound(data):
     most = 127 if bits == 8 else 2000
     weights = random.integers(-most, most + 1, (3, data.draw(st.integers(1, 16))))
     bias = [int(b) for b in random.integers(-(2**20), 2**20, 3)]
-    found = sum_bounds.plan_exact_sum("conv 'c'", weights, bias, words)
+    found = quant_params.plan_exact_sum("conv 'c'", weights, bias, words)
     x = random.integers(words.low, words.high + 1, weights.shape[1])
     x[random.random(len(x)) < 0.5] = words.high
     exact = [sum(int(w) * int(v) for w, v in zip(row, x, strict=True)) for row in weights]
@@ -162,24 +162,24 @@ def test_no_partial_sum_passes_its_bound(data):
 def test_carriers():
     words = Range(-127, 127)
     row = np.array([[127] * 1040])
-    assert sum_bounds.plan_exact_sum("c", row, [0], words).carrier == "float32"
+    assert quant_params.plan_exact_sum("c", row, [0], words).carrier == "float32"
     assert 127 * 127 * 1041 >= 2**24
-    halves = sum_bounds.plan_exact_sum("c", np.array([[127] * 1041]), [0], words)
+    halves = quant_params.plan_exact_sum("c", np.array([[127] * 1041]), [0], words)
     assert (halves.carrier, len(halves.parts), halves.bits) == ("int32", 2, 4)
     assert (
-        sum_bounds.plan_exact_sum("c", np.array([[127] * 500]), [0], Range(-32767, 32767)).carrier
+        quant_params.plan_exact_sum("c", np.array([[127] * 500]), [0], Range(-32767, 32767)).carrier
         == "int32"
     )
 
 
 def test_sums_beyond_the_carrier_are_refused():
     with pytest.raises(RangeError, match=r"conv 'c': channel 1 sums to .*wanted below 2\^31"):
-        sum_bounds.plan_exact_sum(
+        quant_params.plan_exact_sum(
             "conv 'c'", np.array([[1], [70000]]), [0, 0], Range(-32767, 32767)
         )
     with pytest.raises(RangeError, match="shifted left by 3 bits"):
-        sum_bounds.check_shift("conv 'c'", 2**28, 3, Range(-127, 127))
-    sum_bounds.check_shift("conv 'c'", 2**28 - 1, 3, Range(-127, 127))
+        quant_params.check_shift("conv 'c'", 2**28, 3, Range(-127, 127))
+    quant_params.check_shift("conv 'c'", 2**28 - 1, 3, Range(-127, 127))
 
 
 # -- neither denormals nor contraction -------------------------------------------------------------
@@ -210,7 +210,7 @@ def test_contraction_cannot_matter(seed):
     random = np.random.default_rng(seed)
     words = random.choice([Range(-127, 127), Range(0, 255), Range(-32767, 32767)])
     weights = random.integers(-127, 128, (1, 24))
-    found = sum_bounds.plan_exact_sum(
+    found = quant_params.plan_exact_sum(
         "conv 'c'", weights, [int(random.integers(-(2**20), 2**20))], words
     )
     x = random.choice([words.low, words.high, int(random.integers(words.low, words.high + 1))], 24)

@@ -8,8 +8,10 @@ from numpy.testing import assert_array_equal
 
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.passes.bypass import bypass
-from cml_engine.compiler.passes.common_subexpressions import merge_common_subexpressions
-from cml_engine.compiler.passes.dead_code import eliminate_dead_code
+from cml_engine.compiler.passes.cleanup import (
+    eliminate_dead_code,
+    merge_common_subexpressions,
+)
 from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.compiler.planning.dispatches import PlanOptions
 from cml_engine.compiler.planning.layouts import choose_layout

@@ -8,7 +8,7 @@ import pytest
 
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.passes.bypass import bypass
-from cml_engine.compiler.passes.common_subexpressions import merge_common_subexpressions
+from cml_engine.compiler.passes.cleanup import merge_common_subexpressions
 from cml_engine.compiler.passes.fold_affine import fold_affine
 from cml_engine.compiler.passes.fold_padding import fold_padding
 from cml_engine.compiler.passes.fuse_elementwise import MAX_CHAIN, fuse_elementwise

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.compiler.integer.quant_params import QuantParams, check_scale
-from cml_engine.compiler.integer.sum_bounds import Range
+from cml_engine.compiler.integer.quant_params import QuantParams, Range, check_scale
 from cml_engine.errors import ModelError, Source, located
 from cml_engine.ir.graph import (
     DTYPE_OF_KIND,

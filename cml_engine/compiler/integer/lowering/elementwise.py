@@ -24,7 +24,7 @@ from cml_engine.compiler.integer.lowering.builder import (
     Value,
     exact_fraction,
 )
-from cml_engine.compiler.integer.sum_bounds import Range
+from cml_engine.compiler.integer.quant_params import Range
 from cml_engine.errors import ModelError, RangeError
 from cml_engine.ir.graph import Attrs, Node
 from cml_engine.ir.integer_rule import FLOAT_BOUND, clamp, round_half_up

@@ -24,8 +24,13 @@ from cml_engine.compiler.integer.lowering.builder import (
     Value,
 )
 from cml_engine.compiler.integer.lowering.elementwise import lower_exact
-from cml_engine.compiler.integer.quant_params import QuantParams, check_scale, read_quant_params
-from cml_engine.compiler.integer.sum_bounds import Range, check_shift
+from cml_engine.compiler.integer.quant_params import (
+    QuantParams,
+    Range,
+    check_scale,
+    check_shift,
+    read_quant_params,
+)
 from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.errors import ModelError, RangeError, located
 from cml_engine.ir.graph import Attrs, Epilogue, Graph, Node

@@ -18,7 +18,7 @@ from cml_engine.compiler.integer.lowering.builder import (
     QuantizedTensor,
     Value,
 )
-from cml_engine.compiler.integer.sum_bounds import ExactSum, SumPass, plan_exact_sum
+from cml_engine.compiler.integer.quant_params import ExactSum, SumPass, plan_exact_sum
 from cml_engine.errors import ModelError, RangeError
 from cml_engine.ir.graph import Array, Attrs, AttrValue, Node
 from cml_engine.ops.common.window import window_of

@@ -8,8 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from cml_engine.compiler.integer.quant_params import word_range
-from cml_engine.compiler.integer.sum_bounds import Range
+from cml_engine.compiler.integer.quant_params import Range, word_range
 from cml_engine.cpu.cpu_program import CpuProgram, run_node
 from cml_engine.errors import InputError
 from cml_engine.ir.graph import Array, Graph, Node
