@@ -400,11 +400,12 @@ def _lower_node(draft: Draft, node: Node) -> None:
     op = Lowering(
         draft.graph, node, draft.limits, draft.layouts, draft.packed, variants=options.variants
     )
-    op.pinned = list(draft.pinned.get(node.title, ()))
+    op.required_choices = list(draft.pinned.get(node.title, ()))
     op.requested_kernel = options.decided("kernel").get(node.outputs[0], "")
     op.requested_parts = options.decided("parts")
     if sibling is not None:
-        op.kept, op.known = sibling.chosen(node), sibling.packed(node, draft.graph)
+        op.earlier_choices = sibling.chosen(node)
+        op.packed_before = sibling.packed(node, draft.graph)
     dispatches = [d for d in _dispatches_of(spec, spec.kernel, op) if d.groups > 0]
     _check_requests(op, dispatches, spec.kernel)
     total = sum(d.groups for d in dispatches if d.cost is None)

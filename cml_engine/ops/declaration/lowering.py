@@ -71,12 +71,12 @@ class Lowering:
     #: the number of parts in which the caller requests each tensor to be bound
     requested_parts: Mapping[str, str] = field(default_factory=dict)
     #: the kernels that the node chose at other shapes, and the constants that it packed
-    kept: list[str] = field(default_factory=list)
-    known: Mapping[str, Array] = field(default_factory=dict)
+    earlier_choices: list[str] = field(default_factory=list)
+    packed_before: Mapping[str, Array] = field(default_factory=dict)
     #: the choices so far (name, option); and the required choices, in the same order, if the node
     #: computes a part of another node
     chosen: list[tuple[str, Any]] = field(default_factory=list)
-    pinned: list[tuple[str, Any]] = field(default_factory=list)
+    required_choices: list[tuple[str, Any]] = field(default_factory=list)
 
     @property
     def attrs(self) -> Attrs:
@@ -130,10 +130,10 @@ class Lowering:
         if lookup(self.node.op).is_custom:
             self._pack_for_game(key, make)
         elif key not in self.packed:
-            if (known := self.known.get(key)) is None:
+            if (array := self.packed_before.get(key)) is None:
                 made = make()
-                known = made.array() if isinstance(made, Packing) else np.ascontiguousarray(made)
-            self.packed[key] = known
+                array = made.array() if isinstance(made, Packing) else np.ascontiguousarray(made)
+            self.packed[key] = array
         return key
 
     def _pack_for_game(self, key: str, make: Callable[[], Array | Packing]) -> None:
@@ -185,10 +185,10 @@ class Lowering:
         that a tuner finds them again. A network at other shapes keeps the first choices, so that
         its packed weights stay valid.
         """
-        if self.pinned:
-            pinned: T = self.pinned.pop(0)[1]
-            return pinned
-        chosen = self.kept.pop(0) if self.kept else ""
+        if self.required_choices:
+            required: T = self.required_choices.pop(0)[1]
+            return required
+        chosen = self.earlier_choices.pop(0) if self.earlier_choices else ""
         if chosen not in options:
             chosen = self.variants.name_for(key, tuple(options), default)
         if self.requested_kernel:

@@ -18,7 +18,6 @@ from cml_engine.ops.common.shapes import contiguous_strides
 from cml_engine.ops.common.window import Window, WindowAxis, reverse_window_of, volume, window_of
 from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering
 from cml_engine.ops.declaration.spec import Defines, Dispatch, Half, Kernel, engine_kernel, word
-from cml_engine.ops.declaration.variant import KernelFamily, KernelVariant
 from cml_engine.ops.elementwise.elementwise_op import Operand
 from cml_engine.ops.reduction.gpu import Reduction, reduction
 
@@ -176,33 +175,28 @@ def slide(
 
     An empty result has none.
     """
-    if outs[0].fact.size:
-        yield from POOL.lower(_Pooling(op, what, window, inputs, outs))
+    node = _Pooling(op, what, window, inputs, outs)
+    if not outs[0].fact.size:
+        return
+    if what.reduction is not None and _reduces(window, node.axes):
+        yield from reduction(op, what.reduction, node.axes, inputs[0], outs[0])
+        return
+    turns = _turns(volume(window), max(sum(node.walk.windowed), 2))
+    if what.kind != "SAMPLE" and turns > MOST_TURNS:
+        yield from _in_parts(node)
+    else:
+        yield _whole(node)
 
 
-def _is_reduction(node: _Pooling) -> bool:
-    return node.what.reduction is not None and _reduces(node.window, node.axes)
-
-
-def _by_reduction(node: _Pooling, _: None) -> Iterator[Dispatch]:
-    assert node.what.reduction is not None
-    return reduction(node.op, node.what.reduction, node.axes, node.inputs[0], node.outs[0])
-
-
-def _is_long(node: _Pooling) -> bool:
-    """Returns True if the taps of a window need more loop iterations than a thread may run."""
-    windows = max(sum(node.walk.windowed), 2)
-    return node.what.kind != "SAMPLE" and _turns(volume(node.window), windows) > MOST_TURNS
-
-
-def _whole(node: _Pooling, _: None) -> Iterator[Dispatch]:
+def _whole(node: _Pooling) -> Dispatch:
+    """Returns a dispatch with a thread for each result, or for four channels of it."""
     what, taps = node.what, volume(node.window)
     general, fast = _general(node.walk, what.reverse), _fast(node.walk, what.reverse)
     wide = fast is not None and what.kind in ("SUM", "MAX") and _vectorises(fast)
     width = 4 if wide else 1
     params = _in_vectors(fast) if fast and wide else fast or general
     count = node.outs[0].fact.size // width
-    yield Dispatch(
+    return Dispatch(
         groups=-(-count // _GROUP),
         tensors=node.names,
         params={
@@ -218,7 +212,7 @@ def _whole(node: _Pooling, _: None) -> Iterator[Dispatch]:
     )
 
 
-def _in_parts(node: _Pooling, _: None) -> Iterator[Dispatch]:
+def _in_parts(node: _Pooling) -> Iterator[Dispatch]:
     """Yields dispatches that each process some of the taps.
 
     Partial results are in scratch memory.
@@ -246,39 +240,7 @@ def _in_parts(node: _Pooling, _: None) -> Iterator[Dispatch]:
         )
 
 
-POOL = KernelFamily[_Pooling, None]("pools")
 _KERNEL = engine_kernel("pooling/pool.hlsl", _PARAMS, group=_GROUP)
-POOL.add(
-    KernelVariant(
-        name="reduction",
-        about="a window that is all there is, and large",
-        kernel=_KERNEL,
-        lower=_by_reduction,
-        is_possible=_is_reduction,
-        before=("parts", "window"),
-        always_used=True,
-    )
-)
-POOL.add(
-    KernelVariant(
-        name="parts",
-        about="a window of more taps than a thread's loop may turn: some in each launch",
-        kernel=_KERNEL,
-        lower=_in_parts,
-        is_possible=_is_long,
-        before=("window",),
-        always_used=True,
-    )
-)
-POOL.add(
-    KernelVariant(
-        name="window",
-        about="a thread for each result, or for four channels of it",
-        kernel=_KERNEL,
-        lower=_whole,
-        always_used=True,
-    )
-)
 
 
 def _defines(node: _Pooling, width: int) -> Defines:
