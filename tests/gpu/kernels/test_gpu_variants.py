@@ -1,4 +1,4 @@
-"""Tests of kernel variants that ``test_every_variant.py`` misses.
+"""Tests of kernel variants that ``test_every_variant.py`` misses, and of the three ways to scatter.
 
 They are chosen on hardware GPUs only, or are products with fused operators. They run on any GPU.
 """
@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cml_engine.compiler.planning.lower import lower
 from cml_engine.ir.graph import Attrs, Epilogue, Fact
-from cml_engine.ops import load_families
-from cml_engine.ops.declaration.registry import lookup
-from cml_engine.ops.declaration.spec import Case
+from cml_engine.ops import Case, Random, load_families, lookup
+from cml_engine.ops.indexing import scatter
 from cml_engine.runtime.session import Session
 from cml_engine.tools.testing import case_graph, check_graph, check_on_gpu
 
@@ -118,3 +118,50 @@ def test_linear_with_epilogues(case, steps, gpu, rng):
 def test_matmul_with_epilogues(steps, gpu, rng):
     case = Case(((2, 3, 9, 20), (2, 1, 20, 11)), {"transposeA": False, "transposeB": False})
     check_graph(*fused("matmul", case, rng, *steps.split()), gpu)
+
+
+SCATTER_CASES = [
+    pytest.param(op, case, id=f"{op}-{case.note}".replace(" ", "_"))
+    for op in ("scatter_elements", "scatter_nd")
+    for case in lookup(op).cases
+    if case.attrs["reduction"] == "none"
+]
+
+
+def ways(graph, gpu):
+    """Returns the scatter algorithm of each step in the graph's plan: a define that is 1, or
+    "LOOKED"."""
+    return [
+        next((d for d, v in s.defines.items() if v == 1), "LOOKED")
+        for s in lower(graph, gpu.limits).steps
+    ]
+
+
+@pytest.mark.parametrize(("op", "case"), SCATTER_CASES)
+def test_marking(op, case, gpu, monkeypatch):
+    graph, inputs = case_graph(op, case)
+    monkeypatch.setattr(scatter, "_LOOKS", -1)
+    check_graph(graph, inputs, gpu)
+    if graph.facts["y0"].size:
+        assert ways(graph, gpu)[-1] == "TAKE"
+
+
+@pytest.mark.parametrize("op", ["scatter_elements", "scatter_nd"])
+def test_the_way_goes_by_what_is_known(op, gpu):
+    case = lookup(op).cases[0]
+    assert ways(case_graph(op, case)[0], gpu) == ["LOOKED"]
+    assert ways(case_graph(op, case, constants=True)[0], gpu) == ["COPY", "LISTED"]
+
+
+@pytest.mark.parametrize("software", [True, False])
+@pytest.mark.parametrize("op", ["scatter_elements", "scatter_nd"])
+def test_ranges_of_slots(op, software, gpu, monkeypatch):
+    """A scatter into more slots than threads is right; each thread then handles a range of
+    slots."""
+    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, software=software))
+    attrs = {"reduction": "add"} | ({"axis": 0} if op == "scatter_elements" else {})
+    indices = Random((99, 3) if op == "scatter_elements" else (99, 1), -5001, 5001, "integer")
+    case = Case(((5001, 3), indices, (99, 3)), attrs)
+    graph, inputs = case_graph(op, case)
+    assert ways(graph, gpu) == ["LOOKED"]
+    check_graph(graph, inputs, gpu)
