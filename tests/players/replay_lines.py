@@ -1,9 +1,15 @@
-"""Writes a scheduler recording as lines for ``players/c/replay.c``, and reads its decisions."""
+"""Writes a scheduler recording as lines for ``players/c/tools/replay.c``, and reads its decisions.
+
+A line is the name of an event and numbers. Texts, which are only compared, are numbered from 1.
+"""
 
 from __future__ import annotations
 
+import math
 import subprocess
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -12,83 +18,80 @@ from scheduler.recording import Recording
 from scheduler.tools.simulate import SimStep
 
 _POLICIES = ("least_laxity", "fair_share", "by_priority")
+_Numbers = Iterator[tuple[str | float, ...]]
 
 
-def lines_of(recording: Recording) -> Iterator[str]:
-    """Yields a recording's options, networks and events as lines for the C program; numbers are
-    exact."""
+def lines_of(recording: Recording) -> _Numbers:
+    """Yields a recording's options, networks and events as the words of a line each."""
     options = recording.options
-    guess = FirstGuess.from_json(options["cost_model"]["guess"])
+    model, feedback = options["cost_model"], options["feedback"]
+    guess = FirstGuess.from_json(model["guess"])
+    numbers: defaultdict[str, int] = defaultdict(count(1).__next__)
     jobs = sum(event["kind"] == "submit" for event in recording.events)
-    yield _words(
+    yield (
         "begin", options["frame_ms"], options["granule"], options["max_groups"],
-        _POLICIES.index(options["policy"]), int(options["clock_source"] == "wall clock"),
+        _POLICIES.index(options["policy"]), options["clock_source"] == "wall clock",
         options["over_share"], options["frame"], jobs + 1,
     )  # fmt: skip
-    model, feedback = options["cost_model"], options["feedback"]
-    back_off, usual, ended = (feedback[name] for name in ("factor", "usual_ms", "ended_ms"))
-    yield _words(
+    yield (
         "known", guess.launch_ms, model["unknown"], model["unknown_samples"], model["drift"],
-        model["error"], back_off, usual, int(ended is not None), ended or 0.0,
-        feedback["interval_ms"], feedback["intervals"], feedback["without"], feedback["since_skip"],
-        int(feedback["skip_due"]),
+        model["error"], feedback["factor"], feedback["usual_ms"], feedback["ended_ms"] is not None,
+        feedback["ended_ms"] or 0.0, feedback["without"], feedback["since_skip"],
+        feedback["skip_due"],
     )  # fmt: skip
     for key, points in model["curves"].items():
-        yield f"curve {len(points)} {key}"
-        yield from (_words(*point) for point in points)
-    for predicted, measured, hopeless in options["tail"]:
-        yield _words("tail", predicted, measured, int(hopeless))
-    yield from _networks(recording, guess)
-    decisions = iter(recording.decisions)
-    for event in recording.events:
-        given = next(decisions) if event["kind"] == "frame" else []
-        yield _event(event, options["spare"], given)
-
-
-def _networks(recording: Recording, guess: FirstGuess) -> Iterator[str]:
+        yield "curve", numbers[key], len(points), *chain.from_iterable(points)
+    for frame in options["tail"]:
+        yield "excess", *frame
     groups: dict[object, int] = {}
     for index, network in enumerate(recording.networks):
         exclusive = groups.setdefault(network["group"] or index, len(groups))
         steps, times = network["steps"], network["load_ms"]
-        yield _words("network", exclusive, len(steps), int(bool(times)))
-        for at, (key, op, title, count, flops, nbytes) in enumerate(steps):
-            step = SimStep(key, count, 0.0, op, title, flops, nbytes)
+        yield "network", exclusive, len(steps), bool(times)
+        for at, (key, op, title, workgroups, flops, nbytes) in enumerate(steps):
+            step = SimStep(key, workgroups, 0.0, op, title, flops, nbytes)
             work = max(step.flops / guess.flops_per_ms, step.nbytes / guess.bytes_per_ms)
-            ms = times[at] if times else 0.0
-            yield f"{_words(count, work, guess._factor(key), ms)} {key}"
+            yield workgroups, work, guess._factor(key), numbers[key], *times[at : at + 1]
+    decisions = iter(recording.decisions)
+    for event in recording.events:
+        given = next(decisions) if event["kind"] == "frame" else []
+        yield event["kind"], event.get("now", 0.0), *_event(event, options, given, numbers)
 
 
-def _event(event: Mapping[str, Any], spare: bool, given: list[list[int]]) -> str:
+def _event(
+    event: Mapping[str, Any],
+    options: Mapping[str, Any],
+    given: list[list[int]],
+    numbers: Mapping[str, int],
+) -> Iterator[float]:
     kind = event["kind"]
     if kind == "frame":
-        ready = [(int(net), int(is_ready)) for net, is_ready in event["ready"].items()]
-        held, slices = event["held"], given if event["given"] else []
-        return _words(
-            kind, event["now"], event["budget"], event["aim"] if spare else -1.0,
-            int(event["waiting"]), int(event["given"]), int(event["rests"]),
-            len(ready), *(n for pair in ready for n in pair), len(held), *held,
-            len(slices), *(n for part in slices for n in part),
-        )  # fmt: skip
-    if kind == "end":
-        timings = event["timings"]
-        return _words(kind, event["now"], len(timings), *(n for timing in timings for n in timing))
-    if kind == "submit":
-        deadline = "-" if event["deadline"] is None else event["deadline"].hex()
-        slot = "-" if event["slot"] is None else event["slot"].replace(" ", "_")
-        return _words(
-            kind, event["now"], event["job"], event["network"], event["priority"], deadline, slot,
-            len(event["needs"]), *event["needs"],
-        )  # fmt: skip
-    return kind if kind == "abandoned" else _words(kind, event["now"], event["job"])
-
-
-def _words(*values: str | float) -> str:
-    return " ".join(v.hex() if isinstance(v, float) else str(v) for v in values)
+        yield from (event["budget"], event["aim"] if options["spare"] else -1.0)
+        yield from (event["waiting"], event["given"], event["rests"])
+        yield from (len(event["ready"]), *map(int, chain.from_iterable(event["ready"].items())))
+        yield from (len(event["held"]), *event["held"])
+        slices = given if event["given"] else []
+        yield from (len(slices), *chain.from_iterable(slices))
+    elif kind == "end":
+        yield from (len(event["timings"]), *chain.from_iterable(event["timings"]))
+    elif kind == "submit":
+        deadline, slot = event["deadline"], event["slot"]
+        yield from (event["job"], event["network"], event["priority"])
+        yield from (
+            math.nan if deadline is None else deadline,
+            0 if slot is None else numbers[slot],
+        )
+        yield from (len(event["needs"]), *event["needs"])
+    elif kind != "abandoned":
+        yield event["job"]
 
 
 def replayed(program: Path, recording: Recording) -> list[list[list[int]]]:
     """Replays a recording in the C player; returns a list per frame of its slices, as integers."""
-    lines = "\n".join(lines_of(recording)) + "\n"
+    lines = "".join(
+        " ".join(word if isinstance(word, str) else float(word).hex() for word in words) + "\n"
+        for words in lines_of(recording)
+    )
     run = subprocess.run([program], input=lines, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     return [
