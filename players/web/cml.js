@@ -348,7 +348,7 @@ class View {
   /** @param {number} at of a range in the section `strings` @returns {string} */ string(at) {
     const offset = this.u32(at), length = this.u32(at + 4);
     if (length > MOST_TEXT || !this.strings) throw this.corrupt(`a text of ${length} bytes`);
-    return decoded(this.strings.part(offset, length), `the text at ${offset}`);
+    return decode(this.strings.part(offset, length), `the text at ${offset}`);
   }
   /** @param {number} at @param {number} bytes which are reserved, and so zero */ zeros(at, bytes) {
     if (this.part(at, bytes).some(Boolean)) throw this.corrupt(`a byte of ${at} to ${at + bytes} is reserved, and not zero`);
@@ -403,13 +403,13 @@ async function unzip(packed, length, what) {
     }
   } catch (error) {
     if (error instanceof CmlError) throw error;
-    throw corrupt(`${what} cannot be unpacked: ${said(error)}`);
+    throw corrupt(`${what} cannot be unpacked: ${messageOf(error)}`);
   }
   if (at !== length) throw corrupt(`${what} has ${at} bytes, wanted ${length}`);
   return found;
 }
 
-/** @param {Uint8Array} bytes @param {string} what */ function decoded(bytes, what) {
+/** @param {Uint8Array} bytes @param {string} what */ function decode(bytes, what) {
   try {
     return new TextDecoder("utf-8", { fatal: true }).decode(bytes);
   } catch {
@@ -417,7 +417,7 @@ async function unzip(packed, length, what) {
   }
 }
 
-/** @param {unknown} error */ const said = (error) => String(/** @type {any} */ (error)?.message ?? error);
+/** @param {unknown} error */ const messageOf = (error) => String(/** @type {any} */ (error)?.message ?? error);
 
 /** @typedef {{name: string, shape: number[], data: Numbers}} GoldenTensor */
 /** @typedef {{tolerance: number, inputs: GoldenTensor[], outputs: GoldenTensor[]}} Golden */
@@ -456,9 +456,9 @@ export class CookedFile {
   }
   /** @param {View} view */ _readMeta(view) {
     try {
-      this.meta = JSON.parse(decoded(view.bytes, view.where));
+      this.meta = JSON.parse(decode(view.bytes, view.where));
     } catch (error) {
-      throw view.corrupt(`it is no JSON: ${said(error)}`);
+      throw view.corrupt(`it is no JSON: ${messageOf(error)}`);
     }
     const { name, engine, rules, custom, half, integer = "0".repeat(64) } = Object(this.meta);
     const fits = typeof name === "string" && typeof engine === "string" && Number.isInteger(rules) &&
@@ -544,7 +544,7 @@ export class CookedFile {
   /** @param {KernelRow} kernel @returns {Promise<string>} its WGSL */ async wgsl({ label, wgsl: { offset, packed, nbytes } }) {
     const code = await this.section("code"), what = `kernel '${label}'`;
     if (nbytes > MOST_WGSL) throw corrupt(`${what}: its WGSL is longer than ${MOST_WGSL} bytes`);
-    const text = decoded(await unzip(code.part(offset, packed), nbytes, what), what);
+    const text = decode(await unzip(code.part(offset, packed), nbytes, what), what);
     checkWgsl(text, what);
     return text;
   }
@@ -1000,7 +1000,7 @@ export class FirstGuess {
 }
 
 /** @param {number} value @param {number} most */
-const clipped = (value, most) => Math.max(-most, Math.min(most, value));
+const clip = (value, most) => Math.max(-most, Math.min(most, value));
 /** Numbers of workgroups within half an octave are learned together. @param {number} count */
 const bucketOf = (count) => Math.round(2 * Math.log2(count));
 
@@ -1042,10 +1042,10 @@ export class Curve {
     point.samples += 1;
     const weight = 1 / Math.min(point.samples, MEMORY);
     let error = y - (x - point.logCount) - point.logMs;
-    if (point.samples > CLIP_AFTER) error = clipped(error, CLIP);
-    const moved = weight * (point.samples > SETTLED ? clipped(error, SOME + USUAL * point.spread) : error);
+    if (point.samples > CLIP_AFTER) error = clip(error, CLIP);
+    const moved = weight * (point.samples > SETTLED ? clip(error, SOME + USUAL * point.spread) : error);
     point.spread += weight * (Math.abs(error) - point.spread);
-    for (const other of this.points) other.logMs += other === point ? moved : COMMON * clipped(moved, CLIP);
+    for (const other of this.points) other.logMs += other === point ? moved : COMMON * clip(moved, CLIP);
   }
 }
 
@@ -1092,8 +1092,8 @@ export class CostModel {
     if (!(ms > 0 && total > 0 && Number.isFinite(ms))) return;
     const ratio = ms / total;
     if (parts.every(([step, count]) => this.curves.get(step.cost_key)?.at(count))) {
-      const error = clipped(Math.log(ratio), CLIP);
-      this.logDrift += DRIFT_WEIGHT * clipped(error, LITTLE + USUAL * this.error);
+      const error = clip(Math.log(ratio), CLIP);
+      this.logDrift += DRIFT_WEIGHT * clip(error, LITTLE + USUAL * this.error);
       this.error += DRIFT_WEIGHT * (Math.abs(error) - this.error);
     }
     const drift = Math.exp(this.logDrift);
@@ -1103,7 +1103,7 @@ export class CostModel {
         this.curves.set(cost_key, curve = new Curve());
         if (predicted[i] > TELLING_LAUNCHES * this.guess.launchMs) {
           this.unknownSamples += 1;
-          this.unknown = clipped(this.unknown + Math.log(ratio) / Math.min(this.unknownSamples, MEMORY), MOST_UNKNOWN);
+          this.unknown = clip(this.unknown + Math.log(ratio) / Math.min(this.unknownSamples, MEMORY), MOST_UNKNOWN);
         }
       }
       curve.learn(count, predicted[i] * ratio / drift);
@@ -1240,12 +1240,12 @@ class Feedback {
     this._frameMs = this.usualMs = this.intervalMs = frameMs;
   }
   /** @param {FrameReport} report @param {[StepCost, number][][]} groups */
-  encoded(report, groups) { this._encoded = { report, groups, ms: new Map() }; }
-  abandoned() { this._encoded = null; }
-  /** @param {Timing[]} timings @param {number} nowMs @param {CostModel} model */ ended(timings, nowMs, model) {
+  addFrame(report, groups) { this._encoded = { report, groups, ms: new Map() }; }
+  dropFrame() { this._encoded = null; }
+  /** @param {Timing[]} timings @param {number} nowMs @param {CostModel} model */ endFrame(timings, nowMs, model) {
     if (this._encoded) this._awaited.push(this._encoded);
     this._encoded = null;
-    this._heedInterval(nowMs, model);
+    this._learnInterval(nowMs, model);
     if (this._wallClock) {
       this._awaited = [];
       return [];
@@ -1264,7 +1264,7 @@ class Feedback {
     }
     return done;
   }
-  /** @param {number} nowMs @param {CostModel} model */ _heedInterval(nowMs, model) {
+  /** @param {number} nowMs @param {CostModel} model */ _learnInterval(nowMs, model) {
     const before = this.endedMs, parts = this._awaited.at(-1)?.groups.flat() ?? [];
     this.endedMs = nowMs;
     if (before === null) return;
@@ -1316,7 +1316,7 @@ const MAX_FRAMES_IN_FLIGHT = 4;
 
 /** The frame's slices as at most `limit` runs of neighbours, each of which is timed. */
 /** @param {Slice[]} chosen @param {number} limit @param {number} frame @param {CostModel} model */
-function inGroups(chosen, limit, frame, model) {
+function groupSlices(chosen, limit, frame, model) {
   const together = frame % APART_EVERY !== 0 && allKnown(chosen.map(costOf), model);
   /** @type {Slice[][]} */ const runs = [];
   for (const part of chosen) {
@@ -1354,7 +1354,7 @@ export class JobOutput {
 /**
  * What a scheduler asks of a network: {@link Network} is one on a device.
  * @typedef {{name: string, steps: StepCost[], ready: boolean, busy: boolean, exclusiveGroup?: string | null,
- *   loadTimesMs?: readonly number[], writer?: Job | null, harm?: string,
+ *   loadTimesMs?: readonly number[], writer?: Job | null, variablesError?: string,
  *   putInputs(encoder: GPUCommandEncoder, inputs: Record<string, any>): void, finish(encoder: GPUCommandEncoder): any}} Playable
  */
 
@@ -1374,7 +1374,7 @@ export class Job {
   givenMs = 0;
   wantsRead = false;
   released = false;
-  takers = 0;
+  consumers = 0;
   /** frames with work of it that are not known to have run */ pending = 0;
   /** @type {Job[]} jobs that have read what it wrote in such frames */ dependents = [];
   /** @type {any} its outputs on the device */ result = null;
@@ -1404,7 +1404,7 @@ export class Job {
   /** Milliseconds from now to its end if nothing else is submitted; 0 once ended. */
   get etaMs() { return this.owner.etaMs(this); }
   /** @type {Job[]} the jobs whose outputs it takes */
-  get makers() { return Object.values(this.inputs).filter((v) => v instanceof JobOutput).map((v) => v.job); }
+  get producers() { return Object.values(this.inputs).filter((v) => v instanceof JobOutput).map((v) => v.job); }
   /** The future tensor, as an input for another job. @param {string} name */
   output(name) { return new JobOutput(this, name); }
   /** The output on the GPU, without a readback. @param {string} name @returns {GpuTensor} */
@@ -1432,17 +1432,17 @@ export class Job {
   /** Give its outputs' memory back, once nobody takes them any more. */
   release() {
     this.released = true;
-    this.giveBack();
+    this.releaseOutputs();
   }
-  giveBack() {
-    if (!this.released || this.takers || this.result === null) return;
+  releaseOutputs() {
+    if (!this.released || this.consumers || this.result === null) return;
     this.result.release();
     this.result = null;
   }
-  letInputsGo() {
-    for (const maker of this.makers) {
-      maker.takers -= 1;
-      maker.giveBack();
+  releaseInputs() {
+    for (const producer of this.producers) {
+      producer.consumers -= 1;
+      producer.releaseOutputs();
     }
     this.inputs = {};
   }
@@ -1477,14 +1477,14 @@ export class Scheduler {
   /** @typedef {{frameMs?: number, budgetMs?: number, overShare?: number, policy?: Policy, clock?: () => number}} Options */
   /** @param {GPUDevice | Executor} device @param {Options} options */
   constructor(device, options = {}) {
-    this.frameMs = wantedMs("frameMs", options.frameMs ?? 1000 / 60);
-    this.budgetMs = wantedMs("budgetMs", options.budgetMs ?? 4);
+    this.frameMs = checkMs("frameMs", options.frameMs ?? 1000 / 60);
+    this.budgetMs = checkMs("budgetMs", options.budgetMs ?? 4);
     const share = options.overShare ?? 0.01;
     if (!(share > 0 && share < 1)) throw refused(`overShare is ${share}: wanted between 0 and 1`);
     this.policy = options.policy ?? leastLaxity;
     this.clock = options.clock ?? (() => performance.now());
     this.executor = "encodeGroups" in device ? device : Executor.on(device);
-    this.executor.lose = (jobs, why) => jobs.forEach((job) => this._harm(job, why));
+    this.executor.onFrameLost = (jobs, why) => jobs.forEach((job) => this._invalidate(job, why));
     this.costModel = new CostModel(share);
     this.feedback = new Feedback(this.executor.clockSource === "wall clock", this.frameMs);
   }
@@ -1502,10 +1502,10 @@ export class Scheduler {
   submit(network, inputs, options = {}) {
     const nowMs = this._now(), { deadlineMs, name = network.name, slot = null, number = this._number } = options;
     const deadlineAtMs = options.deadlineAtMs ??
-      (deadlineMs === undefined ? null : nowMs + wantedMs("deadlineMs", deadlineMs));
-    const priority = wantedMs("priority", options.priority ?? 1);
+      (deadlineMs === undefined ? null : nowMs + checkMs("deadlineMs", deadlineMs));
+    const priority = checkMs("priority", options.priority ?? 1);
     const job = new Job(this, network, this.executor.accept(network, inputs), { number, name, slot, priority, deadlineAtMs, nowMs });
-    for (const maker of job.makers) maker.takers += 1;
+    for (const producer of job.producers) producer.consumers += 1;
     if (!this._number && network instanceof Network) this.costModel = new CostModel(this.costModel.share, network.guess);
     network.loadTimesMs?.forEach((ms, i) => {
       const cost = network.steps[i];
@@ -1532,15 +1532,15 @@ export class Scheduler {
     this._jobs.delete(job.number);
     this._left[Number(job.idle)] = Math.min(this._left[Number(job.idle)], job.virtualMs);
     if (began) job.network.busy = false;
-    if (state !== "done") job.letInputsGo();
+    if (state !== "done") job.releaseInputs();
   }
   /** Fails a job whose results are wrong, and those that have read them. @param {Job} job @param {string} why */
-  _harm(job, why) {
+  _invalidate(job, why) {
     if (job.state === "failed" || job.state === "cancelled") return;
-    if (job.state === "done" && job.network.writer) job.network.harm = why;
+    if (job.state === "done" && job.network.writer) job.network.variablesError = why;
     this.end(job, "failed", why);
     [job.state, job.error] = ["failed", why]; // even where it was done
-    for (const taker of job.dependents.splice(0)) this._harm(taker, why);
+    for (const taker of job.dependents.splice(0)) this._invalidate(taker, why);
   }
   /** @param {Job} job */ etaMs(job) {
     if (job.ended) return 0;
@@ -1587,10 +1587,10 @@ export class Scheduler {
     for (const part of plan.slices) this._apply(part, report);
     report.reason = plan.reason;
     report.planned = plan.byBudget;
-    const groups = inGroups(plan.slices, this.executor.maxGroups, this.frame, this.costModel);
+    const groups = groupSlices(plan.slices, this.executor.maxGroups, this.frame, this.costModel);
     const encoding = performance.now();
     this._append(encoder, report, groups);
-    this.feedback.encoded(report, groups.map((group) => group.map((part) => [costOf(part), part.count])));
+    this.feedback.addFrame(report, groups.map((group) => group.map((part) => [costOf(part), part.count])));
     this.lastReport = report;
     const end = performance.now();
     report.encodeMs = end - encoding;
@@ -1603,7 +1603,7 @@ export class Scheduler {
     /** @type {FrameState} */ let state = {
       nowMs: report.nowMs, budgetMs: report.budgetMs, aimMs: report.aimMs, rate: this._rate,
       granule: this.executor.granule, otherwise, policy: this.policy, jobs, costs: this.costModel,
-      gpuBehind: this.executor.framesInFlight >= MAX_FRAMES_IN_FLIGHT || !this.executor.canSign,
+      gpuBehind: this.executor.framesInFlight >= MAX_FRAMES_IN_FLIGHT || !this.executor.canWriteReceipt,
     };
     for (;;) {
       const plan = this.planner(state);
@@ -1623,10 +1623,10 @@ export class Scheduler {
     /** @type {Job[]} */ const jobs = [];
     for (const job of this.jobs) {
       const lost = job.state === "queued" &&
-        job.makers.find((m) => m.ended && (m.state !== "done" || m.result === null));
+        job.producers.find((m) => m.ended && (m.state !== "done" || m.result === null));
       if (lost) {
         this.end(job, "failed", `its input's job '${lost.name}' has no outputs: ${lost.state}`);
-      } else if (job.paused || (job.state === "queued" && job.makers.some((m) => !m.ended))) {
+      } else if (job.paused || (job.state === "queued" && job.producers.some((m) => !m.ended))) {
         if (otherwise === "nothing to do") otherwise = "all waiting";
       } else if (job.state === "queued" && !job.network.ready) otherwise = "preparing";
       else if (job.state === "running" || !busy.has(exclusivity(job.network))) jobs.push(job);
@@ -1637,16 +1637,16 @@ export class Scheduler {
     if (job.state === "running") return true;
     try {
       if (job.network.busy) return false;
-      if (job.network.harm) {
-        throw new CmlError("JobError", `the variables of network '${job.network.name}' are wrong, call reset(): ${job.network.harm}`);
+      if (job.network.variablesError) {
+        throw new CmlError("JobError", `the variables of network '${job.network.name}' are wrong, call reset(): ${job.network.variablesError}`);
       }
       job.network.putInputs(encoder, job.inputs);
       job.network.busy = true;
     } catch (error) {
-      this.end(job, "failed", said(error));
+      this.end(job, "failed", messageOf(error));
       return false;
     }
-    for (const source of [...job.makers, job.network.writer]) if (source?.pending) source.dependents.push(job);
+    for (const source of [...job.producers, job.network.writer]) if (source?.pending) source.dependents.push(job);
     this._open?.set(job, progressOf(job));
     this._begun.push(job);
     job.state = "running";
@@ -1670,15 +1670,15 @@ export class Scheduler {
       this.executor.encodeGroups(encoder, report.frame, groups);
     } catch (error) {
       report.reason = "device error";
-      for (const job of this.jobs) this.end(job, "failed", said(error));
+      for (const job of this.jobs) this.end(job, "failed", messageOf(error));
     }
     for (const job of this._running) {
-      if (job.step < job.costs.length || !this.executor.canSign) continue;
+      if (job.step < job.costs.length || !this.executor.canWriteReceipt) continue;
       worked.add(job);
       try {
         job.result = job.network.finish(encoder);
       } catch (error) {
-        this.end(job, "failed", said(error));
+        this.end(job, "failed", messageOf(error));
         continue;
       }
       if (job.result === null) continue; // memory for its outputs will come
@@ -1687,18 +1687,18 @@ export class Scheduler {
       report.finished.push(job.number);
       if (job.wantsRead) this.reads.push(job);
     }
-    for (const job of this.executor.canSign ? this.reads.splice(0) : []) {
+    for (const job of this.executor.canWriteReceipt ? this.reads.splice(0) : []) {
       if (job.result !== null) this.executor.requestRead(encoder, job.result);
     }
-    this.executor.sign(encoder, report.frame, [...worked]);
+    this.executor.writeReceipt(encoder, report.frame, [...worked]);
   }
   /** Call after the host's submit. Learns from timings that have arrived; returns the reports of the frames that are now measured. */
   endFrame() {
     this._open = null;
-    for (const job of this._begun.splice(0)) job.letInputsGo();
+    for (const job of this._begun.splice(0)) job.releaseInputs();
     const timings = this.executor.endFrame(this.frame).filter(({ ms }) => isMs(ms));
     this.frame += 1;
-    return this.feedback.ended(timings, this._now(), this.costModel);
+    return this.feedback.endFrame(timings, this._now(), this.costModel);
   }
   /** Call instead of the submit and endFrame where the encoder is thrown away. */
   abandonFrame() {
@@ -1716,14 +1716,14 @@ export class Scheduler {
     this._open = null;
     this._begun = [];
     this.executor.abandonFrame(this.frame);
-    this.feedback.abandoned();
+    this.feedback.dropFrame();
     this.frame += 1;
   }
 }
 
 /** @param {Job} job @returns {Progress} */
 const progressOf = ({ state, step, group, givenMs, virtualMs }) => ({ state, step, group, givenMs, virtualMs });
-/** @param {string} name @param {unknown} value @returns {number} */ function wantedMs(name, value) {
+/** @param {string} name @param {unknown} value @returns {number} */ function checkMs(name, value) {
   if (isMs(value)) return /** @type {number} */ (value);
   throw refused(`${name} is ${value}: wanted a finite number of 0 or more`);
 }
@@ -1743,7 +1743,7 @@ const DENO = "Deno" in globalThis;
 /** A device with what networks can use. A host that makes its own asks for the same. @param {GPURequestAdapterOptions} options */
 export async function requestDevice(options = { powerPreference: "high-performance" }) {
   const adapter = await navigator.gpu?.requestAdapter(options);
-  if (!adapter) throw new CmlError("DeviceError", withoutAdapter());
+  if (!adapter) throw new CmlError("DeviceError", missingWebGpu());
   const unlisted = DENO && /** @type {any} */ (adapter.info).subgroupMinSize > 0 ? "subgroups" : "";
   const requiredFeatures = WANTED_FEATURES.filter((name) => adapter.features.has(name) || name === unlisted);
   const limits = /** @type {Record<string, any>} */ (/** @type {unknown} */ (adapter.limits));
@@ -1753,7 +1753,7 @@ export async function requestDevice(options = { powerPreference: "high-performan
   return await adapter.requestDevice(/** @type {GPUDeviceDescriptor} */ (wanted));
 }
 
-function withoutAdapter() {
+function missingWebGpu() {
   if (navigator.gpu) {
     return "WebGPU finds no GPU that it can use: update the graphics driver, and switch on graphics acceleration in the " +
       "browser's settings";
@@ -1789,7 +1789,7 @@ class Device {
    * Make things, and say what the device has against it.
    * @template T @param {ErrorCode} code @param {string} what @param {() => T} make
    */
-  async made(code, what, make) {
+  async createChecked(code, what, make) {
     this.check();
     this.gpu.pushErrorScope("out-of-memory");
     this.gpu.pushErrorScope("validation");
@@ -1801,7 +1801,7 @@ class Device {
     }
     const scopes = await Promise.all([this.gpu.popErrorScope(), this.gpu.popErrorScope()]);
     error ??= scopes[0] ?? scopes[1];
-    if (error) throw new CmlError(scopes[1] ? "DeviceError" : code, `${what}: ${said(error)}`);
+    if (error) throw new CmlError(scopes[1] ? "DeviceError" : code, `${what}: ${messageOf(error)}`);
     return /** @type {T} */ (found);
   }
   /** @param {number} tensors @param {number} paramsBytes */ layout(tensors, paramsBytes) {
@@ -1830,7 +1830,7 @@ class Device {
   /** @param {KernelRow} kernel @param {string} code */ async _build({ label, tensors, params_bytes }, code) {
     const what = `the device does not take kernel '${label}'`;
     /** @type {[GPUShaderModule, GPUPipelineLayout]} */
-    const [module, layout] = await this.made("KernelError", what, () => [
+    const [module, layout] = await this.createChecked("KernelError", what, () => [
       this.gpu.createShaderModule({ label, code: DENO ? code.replace("enable subgroups;", "") : code }),
       this.gpu.createPipelineLayout({ bindGroupLayouts: [this.layout(tensors, params_bytes)] }),
     ]);
@@ -1839,7 +1839,7 @@ class Device {
       return await this.gpu.createComputePipelineAsync({ label, layout, compute });
     } catch (error) {
       this.check();
-      throw new CmlError("KernelError", `${what}: ${said(error)}`);
+      throw new CmlError("KernelError", `${what}: ${messageOf(error)}`);
     }
   }
 }
@@ -1901,7 +1901,7 @@ export class Network {
   busy = false;
   /** @type {number[]} what each step took at load, on a device that times nothing in a frame */ loadTimesMs = [];
   /** @type {Job | null | undefined} the last job that wrote the variables; undefined if it has none */ writer;
-  /** why its variables are wrong */ harm = "";
+  /** why its variables are wrong */ variablesError = "";
   guess = new FirstGuess();
   /** @type {GPUBuffer[]} */ _buffers = [];
   /** @type {GPUBuffer[]} */ _outputs = [];
@@ -1936,7 +1936,7 @@ export class Network {
     const uniform = usage.UNIFORM | usage.COPY_DST;
     const sizes = [...plan.spaces, this._stride * (plan.steps.length + RANGE_SLOTS), plan.params.length];
     const what = `no memory for network '${this.name}'`;
-    this._buffers = await this.device.made("DeviceError", what, () => sizes.map((bytes, i) => {
+    this._buffers = await this.device.createChecked("DeviceError", what, () => sizes.map((bytes, i) => {
       const size = Math.max(roundUp(bytes, 16), 16);
       return gpu.createBuffer({ size, usage: i < 3 ? tensors : uniform, label: this.name });
     }));
@@ -1947,7 +1947,7 @@ export class Network {
     await Promise.all([...new Set(kernels)].map(async (kernel) => {
       built.set(kernel, await this.device.pipeline(kernel, await this.file.wgsl(kernel)));
     }));
-    await this.device.made("StaleArtifact", `the device does not run network '${this.name}'`, () => {
+    await this.device.createChecked("StaleArtifact", `the device does not run network '${this.name}'`, () => {
       this._launches = plan.steps.map((step, i) => {
         const pipeline = /** @type {GPUComputePipeline} */ (built.get(kernels[i]));
         return { pipeline, group: this._bindGroup(step, kernels[i]) };
@@ -2033,7 +2033,7 @@ export class Network {
       if (value.length === place.elements) return toDevice(place, ARRAYS[place.type].from(value));
       throw refused(`${wanted}, got ${value.length} numbers for its ${place.elements}`);
     }
-    const tensor = value instanceof JobOutput ? promised(value) : value;
+    const tensor = value instanceof JobOutput ? placeOfOutput(value) : value;
     if (!tensor?.shape) throw refused(`${wanted} as ${ARRAYS[place.type].name}, got ${typeof value}`);
     const same = ["type", "layout"].every((key) => tensor[key] === /** @type {any} */ (place)[key]);
     if (!same || String(tensor.shape) !== String(place.shape) || tensor.bytes !== place.bytes) {
@@ -2085,15 +2085,15 @@ export class Network {
       ));
     }
     if (this.writer) this.writer = null;
-    this.harm = "";
+    this.variablesError = "";
   }
   /**
    * Run all of it at once and wait for the outputs: for tools and tests, not for frames.
    * @param {Record<string, Numbers | number[] | GpuTensor>} inputs @returns {Promise<Record<string, Numbers>>}
    */
   async run(inputs) {
-    if (this.busy || this.harm) {
-      const why = this.harm ? `has wrong variables, call reset(): ${this.harm}` : "is running a job";
+    if (this.busy || this.variablesError) {
+      const why = this.variablesError ? `has wrong variables, call reset(): ${this.variablesError}` : "is running a job";
       throw new CmlError("JobError", `network '${this.name}' ${why}`);
     }
     const accepted = acceptAll(this, inputs);
@@ -2103,7 +2103,7 @@ export class Network {
     const result = this.finish(encoder);
     result.requestRead(encoder);
     this.device.gpu.queue.submit([encoder.finish()]);
-    await result.ask();
+    await result.map();
     result.submitted = true;
     const found = Object.fromEntries([...this.outputs.keys()].map((name) => [name, result.read(name)]));
     result.release();
@@ -2135,7 +2135,7 @@ export class Network {
   return Object.fromEntries(Object.entries(inputs).map(([name, v]) => [name, network.accept(name, v)]));
 }
 
-/** @param {JobOutput} output */ function promised({ job, name }) {
+/** @param {JobOutput} output */ function placeOfOutput({ job, name }) {
   const found = job.network instanceof Network && job.network.outputs.get(name);
   if (!found) throw refused(`job '${job.name}' has no output '${name}'`);
   return found.place;
@@ -2145,7 +2145,7 @@ export class Network {
 class Result {
   /** @type {GPUBuffer | null} */ staging = null;
   /** @type {Map<string, Numbers> | null} */ values = null;
-  /** @type {Promise<void> | null} */ asked = null;
+  /** @type {Promise<void> | null} */ mapping = null;
   /** whether the frames that made and copied it have run */ submitted = false;
   released = false;
   error = "";
@@ -2159,7 +2159,7 @@ class Result {
     encoder.copyBufferToBuffer(this.buffer, 0, this.staging, 0, size);
   }
   /** Ask for what was copied; what it is arrives later. */
-  async ask() {
+  async map() {
     const staging = /** @type {GPUBuffer} */ (this.staging);
     try {
       await staging.mapAsync(GPUMapMode.READ);
@@ -2170,7 +2170,7 @@ class Result {
       staging.unmap();
       this.network._staging.push(staging);
     } catch (error) {
-      this.error = said(error);
+      this.error = messageOf(error);
     }
     this.staging = null;
   }
@@ -2204,7 +2204,7 @@ const ROUNDED = [100_000n, 65_536n];
  * Where one frame's timestamps go, and its receipt: a number that a command of the frame copies, so that it is missing
  * if the frame was never submitted.
  * @typedef {{index: number, staging: GPUBuffer, frame: number, passes: number, receipt: number, jobs: Job[],
- *   reads: Result[], asked: boolean, data: ArrayBuffer | null}} FrameSlot
+ *   reads: Result[], mapping: boolean, data: ArrayBuffer | null}} FrameSlot
  */
 
 /** The device's side of a scheduler: slices into the host's encoder, timings and outputs back. */
@@ -2216,7 +2216,7 @@ export class Executor {
   /** @type {Result[]} */ _reads = [];
   /** @type {Result[]} */ _again = [];
   /** @type {Timing[]} */ _timings = [];
-  /** Is told which jobs had work in a frame that never ran. @type {(jobs: Job[], why: string) => void} */ lose = () => {};
+  /** Is told which jobs had work in a frame that never ran. @type {(jobs: Job[], why: string) => void} */ onFrameLost = () => {};
   _signed = 0;
   _frame = 0;
   /** @param {GPUDevice} gpu */ static on(gpu) { return new Executor(Device.of(gpu)); }
@@ -2235,15 +2235,15 @@ export class Executor {
     gpu.queue.writeBuffer(this._table, 0, Uint32Array.from({ length: RECEIPTS }, (_, i) => i + 1));
     for (let index = 0; index < SLOTS; index++) {
       const staging = gpu.createBuffer({ size: this._bytes, usage: usage.MAP_READ | usage.COPY_DST, label });
-      this._free.push({ index, staging, frame: -1, passes: 0, receipt: 0, jobs: [], reads: [], asked: false, data: null });
+      this._free.push({ index, staging, frame: -1, passes: 0, receipt: 0, jobs: [], reads: [], mapping: false, data: null });
     }
     if (!device.timed) return;
     this._queries = gpu.createQuerySet({ type: "timestamp", count, label });
     this._resolved = gpu.createBuffer({ size: SLOTS * this._bytes, usage: usage.QUERY_RESOLVE | usage.COPY_SRC, label });
   }
-  get framesInFlight() { return this._busy.filter((slot) => slot.asked && this._frame - slot.frame >= AGE).length; }
+  get framesInFlight() { return this._busy.filter((slot) => slot.mapping && this._frame - slot.frame >= AGE).length; }
   /** Whether the current frame can leave a receipt: without one no job may end in it. */
-  get canSign() { return this._current !== null || this._free.length > 0; }
+  get canWriteReceipt() { return this._current !== null || this._free.length > 0; }
   check() { this.device.check(); }
   /** @param {any} network @param {Record<string, any>} inputs */ accept(network, inputs) {
     if (network instanceof Network && network.device === this.device) return acceptAll(network, inputs);
@@ -2253,7 +2253,7 @@ export class Executor {
     const slot = this._free.shift();
     if (!slot) return null;
     this._signed += 1;
-    Object.assign(slot, { frame, passes: 0, receipt: this._signed % RECEIPTS + 1, asked: false, data: null });
+    Object.assign(slot, { frame, passes: 0, receipt: this._signed % RECEIPTS + 1, mapping: false, data: null });
     this._busy.push(slot);
     return this._current = slot;
   }
@@ -2286,7 +2286,7 @@ export class Executor {
     this._reads.push(result);
   }
   /** Append the receipt of a frame with work of these jobs. @param {GPUCommandEncoder} encoder @param {number} frame @param {Job[]} jobs */
-  sign(encoder, frame, jobs) {
+  writeReceipt(encoder, frame, jobs) {
     const slot = this._current ?? (jobs.length || this._reads.length ? this._begin(frame) : null);
     if (!slot) return;
     encoder.copyBufferToBuffer(this._table, 4 * (slot.receipt - 1), slot.staging, this._receiptAt, 4);
@@ -2299,12 +2299,12 @@ export class Executor {
     const age = this._reads.length ? 0 : AGE; // numbers are given out once all frames that made them are known to have run
     this._current = null;
     this._frame = frame + 1;
-    for (const result of this._reads.splice(0)) result.asked = result.ask();
-    for (const slot of this._busy) if (!slot.asked && frame - slot.frame >= age) this._ask(slot);
+    for (const result of this._reads.splice(0)) result.mapping = result.map();
+    for (const slot of this._busy) if (!slot.mapping && frame - slot.frame >= age) this._mapSlot(slot);
     return this._timings.splice(0);
   }
-  /** @param {FrameSlot} slot */ async _ask(slot) {
-    slot.asked = true;
+  /** @param {FrameSlot} slot */ async _mapSlot(slot) {
+    slot.mapping = true;
     try {
       await slot.staging.mapAsync(GPUMapMode.READ);
       slot.data = slot.staging.getMappedRange().slice(0);
@@ -2317,11 +2317,11 @@ export class Executor {
   }
   /** Take what has arrived of a frame, or that it never ran. @param {FrameSlot} slot */ _settle(slot) {
     const { frame, passes, receipt, reads } = slot, data = /** @type {ArrayBuffer} */ (slot.data);
-    const jobs = this._forget(slot);
+    const jobs = this._releaseSlot(slot);
     if (data.byteLength && new DataView(data).getUint32(this._receiptAt, true) !== receipt) {
-      this.lose(jobs, `frame ${frame} was encoded and never submitted, so its numbers are wrong. Submit every encoder, or call abandonFrame()`);
+      this.onFrameLost(jobs, `frame ${frame} was encoded and never submitted, so its numbers are wrong. Submit every encoder, or call abandonFrame()`);
       for (const result of reads) {
-        result.asked?.then(() => {
+        result.mapping?.then(() => {
           result.values = null;
           this._again.push(result);
         });
@@ -2334,7 +2334,7 @@ export class Executor {
     const times = this._milliseconds(new BigInt64Array(data, 0, this._each * passes));
     times.forEach((ms, group) => this._timings.push({ frame, group, ms }));
   }
-  /** Make a slot free. @param {FrameSlot} slot @returns {Job[]} the jobs that had work in its frame */ _forget(slot) {
+  /** Make a slot free. @param {FrameSlot} slot @returns {Job[]} the jobs that had work in its frame */ _releaseSlot(slot) {
     const { jobs } = slot;
     for (const job of jobs) job.pending -= 1;
     [slot.jobs, slot.reads] = [[], []];
@@ -2350,7 +2350,7 @@ export class Executor {
   }
   /** What was encoded for the frame will never be submitted. @param {number} frame */
   abandonFrame(frame) {
-    if (this._current) this._forget(/** @type {FrameSlot} */ (this._busy.pop()));
+    if (this._current) this._releaseSlot(/** @type {FrameSlot} */ (this._busy.pop()));
     this._current = null;
     this._frame = frame + 1;
     this._again.push(...this._reads.splice(0));

@@ -79,7 +79,7 @@ export async function measureFrames(gpu, bytes, { budgetMs = 4, frameMs = 1000 /
     const number = sinks.push(sink) - 1;
     await submitFrame(gpu, (encoder) => {
       executor.encodeGroups(encoder, number, slices.length ? [slices] : []);
-      executor.sign(encoder, number, []);
+      executor.writeReceipt(encoder, number, []);
     });
     for (const { frame: of, ms } of executor.endFrame(number)) sinks[of].push(ms);
   }

@@ -12,7 +12,7 @@ import { CostModel, Curve, FirstGuess, POLICIES, Scheduler, planFrame } from "./
 class Echo {
   /** @type {any[]} */ arrived = [];
   framesInFlight = 0;
-  canSign = true;
+  canWriteReceipt = true;
   /** @param {any} options */ constructor(options) {
     this.granule = options.granule;
     this.maxGroups = options.max_groups;
@@ -22,7 +22,7 @@ class Echo {
   check() {}
   encodeGroups() {}
   requestRead() {}
-  sign() {}
+  writeReceipt() {}
   endFrame() { return this.arrived; }
   abandonFrame() {}
 }
