@@ -58,9 +58,11 @@ function resume(scheduler, options) {
   }
   for (const [predicted, measured, hopeless] of options.tail) model.recordExcess(predicted, measured, hopeless);
   scheduler.costModel = model;
-  const { back_off: backOff, usual: usualMs, ended: endedMs, interval: intervalMs, intervals, without, since_rest: sinceRest, rest_due: restDue } =
-    options.feedback;
-  Object.assign(scheduler.feedback, { backOff, usualMs, endedMs, intervalMs, intervals, without, sinceRest, restDue });
+  const { feedback } = options, { intervals, without } = feedback;
+  Object.assign(scheduler.feedback, {
+    backOff: feedback.factor, usualMs: feedback.usual_ms, endedMs: feedback.ended_ms, intervalMs: feedback.interval_ms,
+    intervals, without, sinceRest: feedback.since_skip, restDue: feedback.skip_due,
+  });
   scheduler.frame = options.frame;
 }
 
