@@ -33,6 +33,12 @@ else:
 Operand: TypeAlias = "Tensor | float | Array"
 
 
+def _operator(op: str, swapped: bool = False) -> Callable[[Tensor, Operand], Tensor]:
+    if swapped:
+        return lambda x, y: x._apply(op, y, x)
+    return lambda x, y: x._apply(op, x, y)
+
+
 @dataclass(frozen=True, eq=False)
 class Tensor:
     """A tensor of a graph under construction; Python's arithmetic operators add operators.
@@ -62,32 +68,11 @@ class Tensor:
         """The element type: ``"scalar"`` (float32), ``"integer"`` (int32) or ``"logical"``."""
         return self.fact.dtype
 
-    def __add__(self, other: Operand) -> Tensor:
-        return self._apply("add", self, other)
-
-    def __radd__(self, other: Operand) -> Tensor:
-        return self._apply("add", other, self)
-
-    def __sub__(self, other: Operand) -> Tensor:
-        return self._apply("sub", self, other)
-
-    def __rsub__(self, other: Operand) -> Tensor:
-        return self._apply("sub", other, self)
-
-    def __mul__(self, other: Operand) -> Tensor:
-        return self._apply("mul", self, other)
-
-    def __rmul__(self, other: Operand) -> Tensor:
-        return self._apply("mul", other, self)
-
-    def __truediv__(self, other: Operand) -> Tensor:
-        return self._apply("div", self, other)
-
-    def __rtruediv__(self, other: Operand) -> Tensor:
-        return self._apply("div", other, self)
-
-    def __matmul__(self, other: Operand) -> Tensor:
-        return self._apply("matmul", self, other)
+    __add__, __radd__ = _operator("add"), _operator("add", swapped=True)
+    __sub__, __rsub__ = _operator("sub"), _operator("sub", swapped=True)
+    __mul__, __rmul__ = _operator("mul"), _operator("mul", swapped=True)
+    __truediv__, __rtruediv__ = _operator("div"), _operator("div", swapped=True)
+    __matmul__ = _operator("matmul")
 
     def __neg__(self) -> Tensor:
         return self._apply("neg", self)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Any, TypeAlias
 
@@ -71,7 +72,8 @@ class NcnnLayer(LayerLine):
 class NcnnTensor:
     """A tensor of the graph under construction, as an operand of a layer.
 
-    Its methods and Python's arithmetic operators add operators and return their results.
+    Its methods and Python's arithmetic operators add operators and return their results. Any
+    operator of NNEF with one result is a method: ``x.softmax(axes=[1])``.
     """
 
     name: str
@@ -96,13 +98,18 @@ class NcnnTensor:
         return self.layer.op(op, self, *others, **attrs)
 
     def __add__(self, other: NcnnTensor | float) -> NcnnTensor:
-        return self.op("add", other)
+        return self.add(other)
 
     def __sub__(self, other: NcnnTensor | float) -> NcnnTensor:
-        return self.op("sub", other)
+        return self.sub(other)
 
     def __mul__(self, other: NcnnTensor | float) -> NcnnTensor:
-        return self.op("mul", other)
+        return self.mul(other)
+
+    def __getattr__(self, op: str) -> Callable[..., NcnnTensor]:
+        if op.startswith("_"):
+            raise AttributeError(op)
+        return partial(self.op, op)
 
     def reshape(self, extents: Sequence[int]) -> NcnnTensor:
         """Reshapes all axes but the batch to ``extents``."""
@@ -120,7 +127,7 @@ class NcnnTensor:
 
     def permute(self, order: Sequence[int]) -> NcnnTensor:
         """Permutes the axes to ``order``, which numbers them without the batch."""
-        return self.op("transpose", axes=[0, *(axis + 1 for axis in order)])
+        return self.transpose(axes=[0, *(axis + 1 for axis in order)])
 
     def split(self, axis: int, ratios: Sequence[int]) -> list[NcnnTensor]:
         """Splits the tensor along an axis, in NNEF's numbering, into parts of these ratios."""

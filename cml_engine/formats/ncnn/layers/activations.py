@@ -12,7 +12,7 @@ _UNBOUNDED = 3.4e38
 
 
 def _relu(x: NcnnTensor, slope: float = 0.0) -> NcnnTensor:
-    return x.op("leaky_relu", alpha=slope) if slope else x.op("relu")
+    return x.leaky_relu(alpha=slope) if slope else x.relu()
 
 
 def _clip(x: NcnnTensor, low: float, high: float) -> NcnnTensor:
@@ -21,24 +21,24 @@ def _clip(x: NcnnTensor, low: float, high: float) -> NcnnTensor:
     If the bounds are in the wrong order, the upper bound takes precedence.
     """
     if low > high:
-        return x.op("max", low).op("min", high)
+        return x.max(low).min(high)
     if low > -_UNBOUNDED and high < _UNBOUNDED:
-        return x.op("clamp", low, high)
+        return x.clamp(low, high)
     if low > -_UNBOUNDED:
-        return x.op("max", low)
-    return x.op("min", high) if high < _UNBOUNDED else x
+        return x.max(low)
+    return x.min(high) if high < _UNBOUNDED else x
 
 
 def _sigmoid(x: NcnnTensor) -> NcnnTensor:
-    return x.op("sigmoid")
+    return x.sigmoid()
 
 
 def _mish(x: NcnnTensor) -> NcnnTensor:
-    return x * x.op("softplus").op("tanh")
+    return x * x.softplus().tanh()
 
 
 def _hard_sigmoid(x: NcnnTensor, alpha: float, beta: float) -> NcnnTensor:
-    return (x * alpha + beta).op("clamp", 0.0, 1.0)
+    return (x * alpha + beta).clamp(0.0, 1.0)
 
 
 def _hard_swish(x: NcnnTensor, alpha: float, beta: float) -> NcnnTensor:
@@ -73,36 +73,36 @@ def _with_params(make: Callable[..., NcnnTensor], defaults: tuple[float, ...]) -
 
 
 def _celu(x: NcnnTensor, alpha: float) -> NcnnTensor:
-    return x.op("div", alpha).op("elu", alpha=1.0) * alpha
+    return x.div(alpha).elu(alpha=1.0) * alpha
 
 
 def _shrink(x: NcnnTensor, bias: float, threshold: float) -> NcnnTensor:
-    below = x.op("lt", -threshold).op("select", x + bias, 0.0)
-    return x.op("gt", threshold).op("select", x - bias, below)
+    below = x.lt(-threshold).select(x + bias, 0.0)
+    return x.gt(threshold).select(x - bias, below)
 
 
 #: The function of a layer, and the defaults of its parameters.
 _LAYERS: dict[str, tuple[Callable[..., NcnnTensor], tuple[float, ...]]] = {
-    "AbsVal": (lambda x: x.op("abs"), ()),
-    "BNLL": (lambda x: x.op("softplus"), ()),
+    "AbsVal": (lambda x: x.abs(), ()),
+    "BNLL": (lambda x: x.softplus(), ()),
     "CELU": (_celu, (1.0,)),
     "Clip": (_clip, (-math.inf, math.inf)),
-    "ELU": (lambda x, alpha: x.op("elu", alpha=alpha), (0.1,)),
-    "Erf": (lambda x: x.op("erf"), ()),
+    "ELU": (lambda x, alpha: x.elu(alpha=alpha), (0.1,)),
+    "Erf": (lambda x: x.erf(), ()),
     "HardSigmoid": (_hard_sigmoid, (0.2, 0.5)),
     "HardSwish": (_hard_swish, (0.2, 0.5)),
     "Mish": (_mish, ()),
     "ReLU": (_relu, (0.0,)),
     "SELU": (
-        lambda x, alpha, factor: x.op("selu", **{"alpha": alpha, "lambda": factor}),
+        lambda x, alpha, factor: x.selu(**{"alpha": alpha, "lambda": factor}),
         (1.67326324, 1.050700987),
     ),
     "Shrink": (_shrink, (0.0, 0.5)),
     "Sigmoid": (_sigmoid, ()),
-    "Softplus": (lambda x: x.op("softplus"), ()),
-    "Swish": (lambda x: x.op("silu"), ()),
-    "TanH": (lambda x: x.op("tanh"), ()),
-    "Threshold": (lambda x, level: x.op("gt", level).op("select", 1.0, 0.0), (0.0,)),
+    "Softplus": (lambda x: x.softplus(), ()),
+    "Swish": (lambda x: x.silu(), ()),
+    "TanH": (lambda x: x.tanh(), ()),
+    "Threshold": (lambda x, level: x.gt(level).select(1.0, 0.0), (0.0,)),
 }
 for _name, (_make, _defaults) in _LAYERS.items():
     _ids = " ".join(map(str, range(len(_defaults))))
@@ -114,23 +114,23 @@ def _prelu(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     count = layer.integer(0)
     if count not in (1, x.extents[0]):
         raise layer.damaged_error(f"{count} slopes for {x.extents[0]} channels")
-    return x.op("prelu", layer.raw("alpha", 1, count))
+    return x.prelu(layer.raw("alpha", 1, count))
 
 
 @converts("GELU", params="0")
 def _gelu(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     if not layer.integer(0):
-        return x.op("gelu_erf")
-    inner = (x + x.op("sqr") * x * 0.044715) * 0.79788452
-    return x * 0.5 * (inner.op("tanh") + 1.0)
+        return x.gelu_erf()
+    inner = (x + x.sqr() * x * 0.044715) * 0.79788452
+    return x * 0.5 * (inner.tanh() + 1.0)
 
 
 @converts("GLU", params="0")
 def _glu(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     value, gate = x.split(x.axis(layer.integer(0)), [1, 1])
-    return value * gate.op("sigmoid")
+    return value * gate.sigmoid()
 
 
 @converts("Softmax", params="0-1")
 def _softmax(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
-    return x.op("softmax", axes=[x.axis(layer.integer(0))])
+    return x.softmax(axes=[x.axis(layer.integer(0))])

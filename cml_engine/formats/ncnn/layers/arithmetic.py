@@ -29,20 +29,20 @@ def _unary_op(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
 
 def _half_to_even(x: NcnnTensor) -> NcnnTensor:
     """Rounds to integers, halves to the even neighbour; NNEF's ``round`` takes halves up."""
-    is_half = (x - x.op("floor")).op("eq", 0.5)
-    even = (x * 0.5).op("round") * 2.0
-    return is_half.op("select", even, x.op("round"))
+    is_half = (x - x.floor()).eq(0.5)
+    even = (x * 0.5).round() * 2.0
+    return is_half.select(even, x.round())
 
 
 def _truncated(x: NcnnTensor) -> NcnnTensor:
-    return x.op("sign") * x.op("abs").op("floor")
+    return x.sign() * x.abs().floor()
 
 
 #: Functions of one operand that are composed of several of NNEF's operators.
 _OF_ONE: dict[str, Callable[[NcnnTensor], NcnnTensor]] = {
-    "expm1": lambda x: x.op("exp") - 1.0,
-    "log10": lambda x: x.op("log") * (1 / math.log(10)),
-    "log1p": lambda x: (x + 1.0).op("log"),
+    "expm1": lambda x: x.exp() - 1.0,
+    "log10": lambda x: x.log() * (1 / math.log(10)),
+    "log1p": lambda x: (x + 1.0).log(),
     "round": _half_to_even,
     "trunc": _truncated,
 }
@@ -74,24 +74,24 @@ def _aligned(left: NcnnTensor, right: NcnnTensor) -> tuple[NcnnTensor, NcnnTenso
         missing = len(other.extents) - len(x.extents)
         if len(x.extents) != 1 or missing <= 0 or x.extents[0] in (1, other.extents[0]):
             return x
-        return x.op("unsqueeze", axes=list(range(1, missing + 1)))
+        return x.unsqueeze(axes=list(range(1, missing + 1)))
 
     return moved(left, right), moved(right, left)
 
 
 def _atan2(layer: NcnnLayer, y: Operand, x: Operand) -> NcnnTensor:
     """Computes atan2; NNEF has only ``atan``, which covers two of the four quadrants."""
-    angle = layer.op("div", y, x).op("atan")
-    behind = angle + layer.op("lt", y, 0.0).op("select", -math.pi, math.pi)
+    angle = layer.op("div", y, x).atan()
+    behind = angle + layer.op("lt", y, 0.0).select(-math.pi, math.pi)
     upright = layer.op("sign", y) * (math.pi / 2)
-    side = layer.op("lt", x, 0.0).op("select", behind, upright)
-    return layer.op("gt", x, 0.0).op("select", angle, side)
+    side = layer.op("lt", x, 0.0).select(behind, upright)
+    return layer.op("gt", x, 0.0).select(angle, side)
 
 
 def _log_add_exp(layer: NcnnLayer, x: Operand, y: Operand) -> NcnnTensor:
     """Computes log(exp(x) + exp(y)), shifted by the larger operand to avoid overflow."""
-    below = layer.op("sub", x, y).op("abs").op("neg")
-    return layer.op("max", x, y) + below.op("softplus")
+    below = layer.op("sub", x, y).abs().neg()
+    return layer.op("max", x, y) + below.softplus()
 
 
 OfTwo: TypeAlias = Callable[[NcnnLayer, Operand, Operand], NcnnTensor]
@@ -105,7 +105,7 @@ def _remainder(whole: Callable[[NcnnTensor], NcnnTensor]) -> OfTwo:
 #: Functions of two operands that are composed of several of NNEF's operators.
 _OF_TWO: dict[str, OfTwo] = {
     "atan2": _atan2,
-    "floordiv": lambda layer, x, y: layer.op("div", x, y).op("floor"),
+    "floordiv": lambda layer, x, y: layer.op("div", x, y).floor(),
     "fmod": _remainder(_truncated),
     "logaddexp": _log_add_exp,
     "remainder": _remainder(_half_to_even),
@@ -130,20 +130,20 @@ def _eltwise(layer: NcnnLayer, *inputs: NcnnTensor) -> NcnnTensor:
 def _power(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     power = layer.number(0, 1.0)
     x = _linear(layer, x)
-    return x if power == 1 else x.op("pow", power)
+    return x if power == 1 else x.pow(power)
 
 
 @converts("Exp", params="0-2")
 def _exp(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     base = layer.number(0, -1.0)
     x = _linear(layer, x)
-    return x.op("exp") if base == -1 else layer.op("pow", base, x)
+    return x.exp() if base == -1 else layer.op("pow", base, x)
 
 
 @converts("Log", params="0-2")
 def _log(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     base = layer.number(0, -1.0)
-    found = _linear(layer, x).op("log")
+    found = _linear(layer, x).log()
     if base == -1:
         return found
     if base <= 0 or base == 1:
@@ -189,7 +189,7 @@ def _per_channel(layer: NcnnLayer, x: NcnnTensor, what: str) -> NcnnTensor:
 
 @converts("CumulativeSum", params="0")
 def _cumulative_sum(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
-    return x.op("cumsum", axis=x.axis(layer.integer(0)))
+    return x.cumsum(axis=x.axis(layer.integer(0)))
 
 
 def _choice(layer: NcnnLayer, ops: tuple[str, ...]) -> str:
@@ -204,8 +204,8 @@ def _choice(layer: NcnnLayer, ops: tuple[str, ...]) -> str:
 
 def _log_sum_exp(x: NcnnTensor, axes: list[int]) -> NcnnTensor:
     """Computes log(sum(exp(x))) over axes, shifted by the maximum to avoid overflow."""
-    most = x.op("max_reduce", axes=axes)
-    return (x - most).op("exp").op("sum_reduce", axes=axes).op("log") + most
+    most = x.max_reduce(axes=axes)
+    return (x - most).exp().sum_reduce(axes=axes).log() + most
 
 
 #: The reductions by ncnn's numbers: operators in their order; None is :func:`_log_sum_exp`.

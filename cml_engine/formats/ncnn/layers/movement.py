@@ -71,8 +71,7 @@ def _crop(layer: NcnnLayer, x: NcnnTensor, *reference: NcnnTensor) -> NcnnTensor
     kept = [i for i, n in enumerate(extents) if (begin[i], end[i]) != (0, n)]
     if not kept:
         return x
-    return x.op(
-        "slice",
+    return x.slice(
         axes=[1 + i for i in kept],
         begin=[begin[i] for i in kept],
         end=[end[i] if end[i] != extents[i] else 0 for i in kept],  # 0 means up to the end
@@ -138,7 +137,7 @@ def _padding(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
         raise layer.damaged_error(f"a reflection by {sides} of {list(x.extents)}")
     border = ("constant", "replicate", "reflect")[kind]
     value = layer.number(5) if kind == 0 else 0.0
-    return x.op("pad", padding=[(0, 0), *sides], border=border, value=value)
+    return x.pad(padding=[(0, 0), *sides], border=border, value=value)
 
 
 @converts("Tile", params="0-2")
@@ -155,7 +154,7 @@ def _tile(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     repeats = [1] * (len(x.extents) - len(repeats)) + repeats
     if min(repeats) < 1:
         raise layer.damaged_error(f"{repeats} times")
-    return x.op("tile", repeats=[1, *repeats])
+    return x.tile(repeats=[1, *repeats])
 
 
 # -- other axes --------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ def _batch_norm(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
         layer.raw(what, 1, count) for what in ("scale", "mean", "variance", "offset")
     )
     epsilon = layer.number(1)
-    return x.op("batch_normalization", mean, variance, offset, scale, epsilon=epsilon)
+    return x.batch_normalization(mean, variance, offset, scale, epsilon=epsilon)
 
 
 def _standardized(
@@ -29,7 +29,7 @@ def _standardized(
     """Normalises ``x`` over ``axes`` to mean 0 and variance 1; parameter ``key`` is epsilon."""
     mean, variance = layer.ops("moments", 2, x, axes=list(axes))
     epsilon = layer.number(key, 0.001)
-    return x.op("batch_normalization", mean, variance, offset, scale, epsilon=epsilon)
+    return x.batch_normalization(mean, variance, offset, scale, epsilon=epsilon)
 
 
 @converts("InstanceNorm", params="0-2")
@@ -65,8 +65,8 @@ def _layer_norm(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
 @converts("RMSNorm", params="0-2")
 def _rms_norm(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     axes = _inner_axes(layer, x)
-    squares = x.op("sqr").op("mean_reduce", axes=axes)
-    even = x * (squares + layer.number(1, 0.001)).op("rsqrt")
+    squares = x.sqr().mean_reduce(axes=axes)
+    even = x * (squares + layer.number(1, 0.001)).rsqrt()
     return even * _over(layer, x, axes, "scale") if layer.integer(2, 1) else even
 
 
@@ -75,11 +75,11 @@ def _mvn(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     if len(x.extents) != 3:
         raise layer.unsupported_error(f"an input of {len(x.extents)} axes")
     axes = [1, 2, 3] if layer.integer(1) else [2, 3]
-    centred = x - x.op("mean_reduce", axes=axes)
+    centred = x - x.mean_reduce(axes=axes)
     if not layer.integer(0):
         return centred
-    deviation = centred.op("sqr").op("mean_reduce", axes=axes).op("sqrt")
-    return centred.op("div", deviation + layer.number(2, 0.0001))
+    deviation = centred.sqr().mean_reduce(axes=axes).sqrt()
+    return centred.div(deviation + layer.number(2, 0.0001))
 
 
 @converts("Normalize", params="0-4 9")
@@ -90,14 +90,14 @@ def _normalize(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     if rank != 3 or not (across_space or across_channels):
         raise layer.unsupported_error(f"an input of {rank} axes, or a norm over none")
     axes = ([1] if across_channels else []) + ([2, 3] if across_space else [])
-    squares = x.op("sqr").op("sum_reduce", axes=axes)
+    squares = x.sqr().sum_reduce(axes=axes)
     mode, epsilon = layer.integer(9), layer.number(2, 0.0001)
     if mode == 0:
-        factor = (squares + epsilon).op("rsqrt")
+        factor = (squares + epsilon).rsqrt()
     elif mode == 1:
-        factor = squares.op("sqrt").op("max", epsilon).op("rcp")
+        factor = squares.sqrt().max(epsilon).rcp()
     elif mode == 2:
-        factor = squares.op("max", epsilon).op("rsqrt")
+        factor = squares.max(epsilon).rsqrt()
     else:
         raise layer.unsupported_error(f"epsilon mode {mode}")
     even, count = x * factor, layer.integer(3)
@@ -119,9 +119,9 @@ def _lrn(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     window, padding = ([1, size, 1, 1], [(0, 0), side, (0, 0), (0, 0)])
     if not across:
         window, padding = ([1, 1, size, size], [(0, 0), (0, 0), side, side])
-    squares = x.op("sqr").op("box", size=window, padding=padding, border="constant")
+    squares = x.sqr().box(size=window, padding=padding, border="constant")
     weighted = squares * (layer.number(2, 1.0) / prod(window))
-    return x * (weighted + layer.number(4, 1.0)).op("pow", -layer.number(3, 0.75))
+    return x * (weighted + layer.number(4, 1.0)).pow(-layer.number(3, 0.75))
 
 
 def _channels(layer: NcnnLayer, x: NcnnTensor, key: int) -> int:

@@ -20,7 +20,7 @@ def _inner_product(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     bias = layer.raw("bias", 1, count) if layer.integer(1) else 0.0
     has_rows = len(extents) == 2 and extents[1] == width
     x = x.op("reshape", shape=[-1, width]) if has_rows else x.reshape([-1])
-    product = apply_activation(layer, x.op("linear", filters, bias))
+    product = apply_activation(layer, x.linear(filters, bias))
     return product.op("reshape", shape=[-1, extents[0], count]) if has_rows else product
 
 
@@ -33,7 +33,7 @@ def _matmul(layer: NcnnLayer, a: NcnnTensor, b: NcnnTensor) -> NcnnTensor:
     a = a.reshape([1] * (rank - len(first)) + list(first))
     column = [*second, 1] if len(second) == 1 else list(second)
     b = b.reshape([1] * (rank - len(column)) + column)
-    result = a.op("matmul", b, transposeB=transposed)
+    result = a.matmul(b, transposeB=transposed)
     extents = list(result.extents)
     if len(first) == 1:
         del extents[-2]
@@ -141,10 +141,10 @@ def _attention(layer: NcnnLayer, *inputs: NcnnTensor) -> NcnnTensor:
     q = heads_of(query, "q", outer, scale)
     k = heads_of(key, "k", layer.integer(3, width))
     v = heads_of(value, "v", layer.integer(4, width))
-    scores = q.op("matmul", k, transposeB=True)
+    scores = q.matmul(k, transposeB=True)
     if mask is not None:
         scores = scores + mask.reshape([1] * (3 - len(mask.extents)) + list(mask.extents))
-    mixed = scores.op("softmax", axes=[3]).op("matmul", v)
+    mixed = scores.softmax(axes=[3]).matmul(v)
     return _rows(layer, mixed.permute([1, 0, 2]).merge(2, 2), "out", width, outer)
 
 
@@ -152,7 +152,7 @@ def _rows(layer: NcnnLayer, x: NcnnTensor, what: str, width: int, count: int) ->
     """Multiplies the rows of ``x``, ``width`` wide, by a stored matrix and adds a stored bias."""
     if len(x.extents) != 2 or x.extents[1] != width:
         raise layer.damaged_error(f"an input of {list(x.extents)}: wanted rows of {width}")
-    product = x.op("matmul", layer.weight(f"{what}_weight", 1, count, width), transposeB=True)
+    product = x.matmul(layer.weight(f"{what}_weight", 1, count, width), transposeB=True)
     return product + layer.raw(f"{what}_bias", 1, 1, count)
 
 
@@ -168,6 +168,6 @@ def _embed(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
         raise layer.damaged_error(f"{layer.integer(3)} weights for {words} words of {width}")
     table = layer.weight("table", words, width)
     bias = layer.raw("bias", 1, 1, width) if layer.integer(2) else None
-    numbers = x.reshape([-1]).op("clamp", 0.0, float(words - 1)).op("cast", dtype="integer")
-    rows = table.op("gather", numbers, axis=0)
+    numbers = x.reshape([-1]).clamp(0.0, float(words - 1)).cast(dtype="integer")
+    rows = table.gather(numbers, axis=0)
     return rows if bias is None else rows + bias

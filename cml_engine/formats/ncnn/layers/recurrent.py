@@ -54,14 +54,14 @@ def _lstm(layer: NcnnLayer, x: NcnnTensor, *states: NcnnTensor) -> list[NcnnTens
 
         def step(gates: NcnnTensor, before: _State) -> _State:
             if before:
-                gates = gates + before[0].op("matmul", weight, transposeB=True)
+                gates = gates + before[0].matmul(weight, transposeB=True)
             i, f, o, g = gates.split(2, [1, 1, 1, 1])
-            memory = i.op("sigmoid") * g.op("tanh")
+            memory = i.sigmoid() * g.tanh()
             if before:
-                memory = f.op("sigmoid") * before[1] + memory
-            out = o.op("sigmoid") * memory.op("tanh")
+                memory = f.sigmoid() * before[1] + memory
+            out = o.sigmoid() * memory.tanh()
             if projection is not None:
-                out = out.op("matmul", projection, transposeB=True)
+                out = out.matmul(projection, transposeB=True)
             return [out, memory]
 
         return step
@@ -81,11 +81,11 @@ def _gru(layer: NcnnLayer, x: NcnnTensor, *states: NcnnTensor) -> list[NcnnTenso
             reset, update, new = gates.split(2, [1, 1, 1])
             product = inner
             if before:
-                recurrent = before[0].op("matmul", weight, transposeB=True).split(2, [1, 1, 1])
+                recurrent = before[0].matmul(weight, transposeB=True).split(2, [1, 1, 1])
                 reset, update = reset + recurrent[0], update + recurrent[1]
                 product = recurrent[2] + inner
-            new = (new + reset.op("sigmoid") * product).op("tanh")
-            update = update.op("sigmoid")
+            new = (new + reset.sigmoid() * product).tanh()
+            update = update.sigmoid()
             return [new + update * (before[0] - new) if before else new - update * new]
 
         return step
@@ -102,8 +102,8 @@ def _rnn(layer: NcnnLayer, x: NcnnTensor, *states: NcnnTensor) -> list[NcnnTenso
 
         def step(gates: NcnnTensor, before: _State) -> _State:
             if before:
-                gates = gates + before[0].op("matmul", weight, transposeB=True)
-            return [gates.op("tanh")]
+                gates = gates + before[0].matmul(weight, transposeB=True)
+            return [gates.tanh()]
 
         return step
 
@@ -146,7 +146,7 @@ def _run(
     last: list[_State] = []
     for index, cell in enumerate(cells):
         weight = layer.constant(cell.input[None], f"input{index}_weight")
-        product = x.op("matmul", weight, transposeB=True)
+        product = x.matmul(weight, transposeB=True)
         steps = _rows(product + layer.constant(cell.bias, f"bias{index}"), length)
         is_backwards = layer.integer(2) == _REVERSE or index == 1
         for state in states:
@@ -172,4 +172,4 @@ def _rows(x: NcnnTensor, count: int) -> list[NcnnTensor]:
 
 
 def _joined(parts: Sequence[NcnnTensor], axis: int) -> NcnnTensor:
-    return parts[0] if len(parts) == 1 else parts[0].op("concat", *parts[1:], axis=axis)
+    return parts[0] if len(parts) == 1 else parts[0].concat(*parts[1:], axis=axis)

@@ -46,12 +46,12 @@ def _interp(layer: NcnnLayer, x: NcnnTensor, *reference: NcnnTensor) -> NcnnTens
     whole = [int(factor) for factor in factors]
     if kind == "nearest":
         if whole == factors:
-            return x.op("nearest_upsample", factor=whole)
+            return x.nearest_upsample(factor=whole)
         return _by_steps(layer, x, sizes, [1 / factor for factor in factors], kind)
     coordinates = "aligned" if is_aligned else "symmetric"
     if whole == factors and kind == "linear":
-        return x.op("multilinear_upsample", factor=whole, method=coordinates)
-    return x.op("resize", output_size=sizes, method=kind, coordinates=coordinates)
+        return x.multilinear_upsample(factor=whole, method=coordinates)
+    return x.resize(output_size=sizes, method=kind, coordinates=coordinates)
 
 
 def _sizes(
@@ -88,13 +88,13 @@ def _by_steps(
         if kind == "nearest":
             at = np.arange(size, dtype=np.float32) * np.float32(step)
             places = np.minimum(at.astype(np.int32), extent - 1)
-            x = x.op("gather", layer.constant(places, "places", "integer"), axis=axis)
+            x = x.gather(layer.constant(places, "places", "integer"), axis=axis)
             continue
         rows = _weights((np.arange(size) + 0.5) * step - 0.5, extent, kind == "cubic")
         rows = rows.reshape([1] * (len(x.extents) - 1) + [size, extent])
         matrix = layer.constant(rows, "matrix")
         is_last = axis == len(x.extents)
-        x = x.op("matmul", matrix, transposeB=True) if is_last else matrix.op("matmul", x)
+        x = x.matmul(matrix, transposeB=True) if is_last else matrix.matmul(x)
     return x
 
 
@@ -140,4 +140,4 @@ def _grid_sample(layer: NcnnLayer, x: NcnnTensor, grid: NcnnTensor) -> NcnnTenso
         raise layer.unsupported_error(f"{method} sampling with padding {padding}")
     if layer.integer(3):
         grid = grid.permute([*range(1, 1 + axes), 0])
-    return x.op("grid_sample", grid, method=method, border=border, align_corners=is_aligned)
+    return x.grid_sample(grid, method=method, border=border, align_corners=is_aligned)

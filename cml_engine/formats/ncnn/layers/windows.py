@@ -82,7 +82,7 @@ def _convolution(layer: NcnnLayer, x: NcnnTensor, *computed: NcnnTensor) -> Ncnn
     value = layer.number(18)
     inputs = layer.constant(weights, "filter"), _bias(layer, count)
     if value and any(map(any, padding)):
-        x = x.op("pad", padding=[(0, 0), (0, 0), *padding], border="constant", value=value)
+        x = x.pad(padding=[(0, 0), (0, 0), *padding], border="constant", value=value)
         padding = [(0, 0) for _ in axes]
     elif all(axis.before == _SAME_UPPER for axis in axes):
         padding = []  # NNEF's automatic padding
@@ -197,7 +197,7 @@ def _dense(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     (count, _), (width,) = _outputs_and_groups(layer), x.extents
     _check_weights(layer, width, count, 1, (1,))
     filters = layer.weight("filter", count, width)
-    return apply_activation(layer, x.op("linear", filters, _bias(layer, count)))
+    return apply_activation(layer, x.linear(filters, _bias(layer, count)))
 
 
 # -- pooling -----------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def _pooling(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     reduction = "mean_reduce" if is_average else "max_reduce"
     if layer.integer(4):
         axes = list(range(2, 2 + count))
-        return x.op(reduction, axes=axes).op("squeeze", axes=axes)
+        return x.op(reduction, axes=axes).squeeze(axes=axes)
     if layer.integer(7):
         return _adaptive(layer, x, reduction, count)
     windows = [_window(layer, ids, x.extents[-1 - i]) for i, ids in enumerate(_POOL_IDS[:count])]
@@ -242,7 +242,7 @@ def _pooling(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
         border="constant" if by_whole else "ignore",
     )
     outside = any(max(sides) >= k for k, sides in zip(size, padding, strict=True))
-    return result.op("max", _LEAST) if outside and not is_average else result
+    return result.max(_LEAST) if outside and not is_average else result
 
 
 def _window(layer: NcnnLayer, ids: Sequence[int], extent: int) -> tuple[int, int, tuple[int, int]]:
@@ -280,7 +280,7 @@ def _adaptive(layer: NcnnLayer, x: NcnnTensor, reduction: str, count: int) -> Nc
         parts = []
         for k in range(wanted):
             begin, end = k * extent // wanted, -(-(k + 1) * extent // wanted)
-            part = x.op("slice", axes=[axis], begin=[begin], end=[end])
+            part = x.slice(axes=[axis], begin=[begin], end=[end])
             parts.append(part.op(reduction, axes=[axis]))
         x = parts[0] if len(parts) == 1 else layer.op("concat", *parts, axis=axis)
     return x
