@@ -99,7 +99,10 @@ def run_cml(capsys: pytest.CaptureFixture[str]) -> Callable[..., CommandOutput]:
 
     def run(*words: object, ends: int = 0) -> CommandOutput:
         capsys.readouterr()
-        code = main([str(word) for word in words])
+        try:
+            code = main([str(word) for word in words])
+        except SystemExit as ended:  # for unknown options and --help
+            code = int(ended.code or 0)
         printed = CommandOutput(*capsys.readouterr())
         assert code == ends, printed.err
         assert "Traceback" not in printed.err and "internal error" not in printed.err

@@ -30,6 +30,7 @@ import cml_engine as cml
 from cml_engine.cooked import cook
 from cml_engine.runtime.session import random_inputs
 from scheduler.tools.commands import cooked_guesses
+from tests.campaign import FAILS, run_cases
 from tests.fixtures import no_compiler
 from tests.players.building import build
 from tests.players.playing import play_in_slices
@@ -168,8 +169,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = options.keep or Path(trial)
         folder.mkdir(parents=True, exist_ok=True)
         look = check_in_c if options.in_c else check
-        verdicts = [look(name, gpu, folder) for name in options.names or NETWORKS]
-    return 0 if all(verdicts) else 1
+        names = options.names or NETWORKS
+        return run_cases([("same" if look(n, gpu, folder) else FAILS, n)] for n in names)
 
 
 if __name__ == "__main__":

@@ -24,14 +24,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,23 +44,24 @@ from cml_engine.compiler.integer.lowering.lower_network import lower_to_integers
 from cml_engine.compiler.optimize import STAGES
 from cml_engine.compiler.passes.cleanup import eliminate_dead_code
 from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.layouts import Storage
 from cml_engine.cooked.cook import cook
 from cml_engine.cooked.load import load_cooked
 from cml_engine.cpu.compare import allowance, node_tolerance
 from cml_engine.cpu.cpu_program import run_node
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
-from cml_engine.ir.graph import NUMPY_DTYPE, Graph, Node
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, Graph, Node
 from cml_engine.nnef.files.writer import save
 from cml_engine.ops.conv.cpu import may_be_nan
 from cml_engine.runtime.node_check import check_bits, check_nodes
 from cml_engine.runtime.session import CompileOptions, make_plan
 from cml_engine.tools.testing import SENTINEL, random_partition
+from tests.campaign import FAILS, Outcome, run_cases
 from tests.fixtures import strangers
 from tests.fixtures.fuzz_graphs import FuzzCase, random_case
 from tests.fixtures.integer.random_networks import random_integer_case
 
-Array = np.ndarray[Any, Any]
 Values = dict[str, Array]
 #: passes that may be disabled; "infer" may not
 PASSES = (*(name for name, _, _ in STAGES if name not in ("infer", "sweep")), "views")
@@ -67,8 +69,6 @@ PASSES = (*(name for name, _, _ in STAGES if name not in ("infer", "sweep")), "v
 _SPREAD = (1.0, 0.7, 0.5, 0.3, 0.1, 0.0)
 #: the accepted multiple of the distance of moved results
 _ALLOWED = 4.0
-#: the outcome of a case with a fault
-FAILS = "FAILS"
 #: runs of a graph with variables
 _RUNS = 2
 
@@ -322,15 +322,7 @@ def _same_bits(a: Array, b: Array) -> bool:
     return bool(np.all((a.view(np.uint32) == b.view(np.uint32)) | (np.isnan(a) & np.isnan(b))))
 
 
-def _each_node(bench: FuzzBench) -> str:
-    return _shadow(bench, "float")
-
-
-def _in_half(bench: FuzzBench) -> str:
-    return _shadow(bench, "half")
-
-
-def _shadow(bench: FuzzBench, storage: Any) -> str:
+def _each_node(bench: FuzzBench, storage: Storage = "float") -> str:
     graph = bench.session("cpu").graph
     for check in check_nodes(graph, bench.gpu, bench.case.inputs, storage):
         if check.comparison is not None and not check.ok:
@@ -354,7 +346,7 @@ def _cooked(bench: FuzzBench) -> str:
 
 CHECKS: dict[str, Callable[[FuzzBench], str]] = {
     "cpu": _on_cpu, "written": _written, "gpu": _on_gpu, "slices": _any_slices,
-    "nodes": _each_node, "half": _in_half, "parts": _in_parts,
+    "nodes": _each_node, "half": partial(_each_node, storage="half"), "parts": _in_parts,
 }  # fmt: skip
 INTEGER_CHECKS: dict[str, Callable[[FuzzBench], str]] = {
     "cpu": _on_cpu, "written": _written, "gpu": _on_gpu, "slices": _any_slices,
@@ -541,35 +533,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     a = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     with ExitStack() as stack:
-        if a.strangers:
-            return _campaign(a, strangers.checked(a.seed, stack, a.keep, a.readers))
-        gpu = cml.Gpu() if "gpu" in a.backends else None
+        gpu = cml.Gpu() if "gpu" in a.backends and not a.strangers else None
         if a.replay:
             problem = replay(a.replay, gpu)
             print(problem or "all agree")
             return int(bool(problem))
-        return _campaign(a, partial(_of_graphs, a, gpu))
+        run = partial(_of_graphs, a, gpu)
+        if a.strangers:
+            run = strangers.checked(a.seed, stack, a.keep, a.readers)
+        numbers = range(a.first, a.first + a.cases) if a.cases else count(a.first)
+        return run_cases(map(run, numbers), math.inf if a.cases else a.minutes)
 
 
-def _campaign(a: argparse.Namespace, run: Callable[[int], Sequence[tuple[str, str]]]) -> int:
-    """Runs cases by their numbers until the time is up; prints the failures and the counts.
-
-    ``run`` takes a number and returns pairs of an outcome (``FAILS`` or another word) and its
-    description. Returns the exit code, 1 if a case failed.
-    """
-    end, number, counts = time.monotonic() + 60 * a.minutes, a.first, Counter[str]()
-    while number - a.first < a.cases if a.cases else time.monotonic() < end:
-        for word, said in run(number):
-            counts[word] += 1
-            if word == FAILS:
-                print(f"case {number}, {said}", flush=True)
-        number += 1
-    ends = ", ".join(f"{count} {word}" for word, count in counts.most_common())
-    print(f"{number - a.first} cases: {ends}")
-    return int(counts[FAILS] > 0)
-
-
-def _of_graphs(a: argparse.Namespace, gpu: Any, number: int) -> Sequence[tuple[str, str]]:
+def _of_graphs(a: argparse.Namespace, gpu: Any, number: int) -> Sequence[Outcome]:
     """Runs the checks on the graph of a number; minimizes each failure and writes it to a folder.
 
     Returns a pair of ``FAILS`` and a description for each failure, or one pair ``("agree", "")``.
@@ -583,7 +559,8 @@ def _of_graphs(a: argparse.Namespace, gpu: Any, number: int) -> Sequence[tuple[s
         smaller = minimized(failure, gpu, a.keep / "work")
         write(smaller, folder)
         nodes = len(smaller.case.graph.nodes)
-        said = f"{failure.check}: {failure.problem}\n  {nodes} nodes in {folder}: {smaller.problem}"
+        said = f"case {number}, {failure.check}: {failure.problem}\n"
+        said += f"  {nodes} nodes in {folder}: {smaller.problem}"
         if not replay(folder, gpu):
             said += "\n  the folder does not reproduce it: run the case with --first and --cases 1"
         ends.append((FAILS, said))

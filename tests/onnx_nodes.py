@@ -33,6 +33,7 @@ from cml_engine.formats.onnx.export import onnx_parts
 from cml_engine.formats.onnx.export.call import load_export_rules
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Graph
 from cml_engine.ops import registered
+from tests.campaign import FAILS, Outcome, run_cases
 from tests.generate import random_call
 from tests.reference.calls import GRAPH_LEVEL, OPERATORS, SIGNATURES
 
@@ -457,30 +458,27 @@ def write() -> int:
     return 0
 
 
-def random_calls(count: int) -> int:
-    """Exports and runs ``count`` random calls of each operator; returns the number of wrong ones.
+def run_call(op: str, seed: int) -> list[Outcome]:
+    """Exports and runs a random call of an operator; returns the outcome, none if it has no form.
 
     A call is wrong if both ONNX Runtime and ONNX's own evaluator disagree with the engine, because
     each of them has faults.
     """
-    wrong = 0
-    for op, seed in product(OPERATORS, range(count)):
-        call = random_call(op, seed)
-        with TemporaryDirectory() as folder:
-            graph = cml.load(call.write(Path(folder)))
-        try:
-            data = exported(graph)
-        except UnsupportedOp:
-            continue
-        wanted = on_cpu(graph, call.inputs)
-        try:
-            found = difference(run_onnx(data, call.inputs), wanted)
-        except Exception as error:  # of any kind: ONNX Runtime refuses the call
-            found = str(error)
-        if found and difference(reference(data, call.inputs), wanted):
-            wrong += 1
-            print(f"{op} {seed} {dict(call.attrs)}: {found}")
-    return wrong
+    call = random_call(op, seed)
+    with TemporaryDirectory() as folder:
+        graph = cml.load(call.write(Path(folder)))
+    try:
+        data = exported(graph)
+    except UnsupportedOp:
+        return []
+    wanted = on_cpu(graph, call.inputs)
+    try:
+        found = difference(run_onnx(data, call.inputs), wanted)
+    except Exception as error:  # of any kind: ONNX Runtime refuses the call
+        found = str(error)
+    if found and difference(reference(data, call.inputs), wanted):
+        return [(FAILS, f"{op} {seed} {dict(call.attrs)}: {found}")]
+    return [("agree", "")]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -499,18 +497,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if a.write:
         return write()
     if a.calls:
-        return 1 if random_calls(a.calls) else 0
+        return run_cases(run_call(op, seed) for op, seed in product(OPERATORS, range(a.calls)))
     backend = cml.Gpu() if a.backend == "gpu" else "cpu"
     through = round_trip if a.round_trip else directly
-    verdicts = run(backend, [name for name in cases() if a.match in name], through)
-    for v in verdicts:
-        if v.verdict == "FAIL" or (a.verbose and v.verdict != "PASS"):
-            reason = " ".join(v.reason.split())[:300]
-            print(f"{v.verdict} {v.name}: {reason}")
-    counts = Counter(v.verdict for v in verdicts)
-    listed = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
-    print(f"{len(verdicts)} cases on {a.backend}: {listed}")
-    return 1 if counts["FAIL"] else 0
+    found = [case for name, case in cases().items() if a.match in name]
+    return run_cases(outcomes_of(run_case(case, backend, through), a.verbose) for case in found)
+
+
+def outcomes_of(v: Verdict, verbose: bool) -> list[Outcome]:
+    """Returns the outcome of a case; with ``verbose`` one that is unsupported is printed, too."""
+    said = f"{v.name}: {' '.join(v.reason.split())[:300]}"
+    if verbose and v.verdict == "UNSUPPORTED":
+        print(f"{v.verdict} {said}")
+    return [(FAILS if v.verdict == "FAIL" else v.verdict, said)]
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from cml_engine.tools.report.operator_support import (
     operator_doc,
     operator_support,
 )
+from tests.campaign import FAILS, Outcome, run_cases
 from tests.fixtures import texts
 from tests.generate import random_call
 from tests.reference.calls import (
@@ -209,14 +210,15 @@ def main() -> int:
         for backend in a.backends:
             device = gpu if backend == "gpu" else "cpu"
             tallies[backend] = {op: prove(op, a.random, device, Path(folder)) for op in SIGNATURES}
-    for backend, of in tallies.items():
-        print(f"{backend}: {sum(t.cases for t in of.values())} calls on {names[backend]}")
-        for tally in of.values():
-            for what in tally.wrong:
-                print(f"  WRONG {what}")
     if not a.no_write:
         DOCUMENT.write_text(document(tallies, names), encoding="utf-8")
-    return int(any(t.wrong for of in tallies.values() for t in of.values()))
+    every = (tally for of in tallies.values() for tally in of.values())
+    return run_cases([outcome] for tally in every for outcome in outcomes_of(tally))
+
+
+def outcomes_of(tally: Tally) -> Iterator[Outcome]:
+    yield from ((FAILS, what) for what in tally.wrong)
+    yield from (("right", "") for _ in range(tally.cases - len(tally.wrong)))
 
 
 if __name__ == "__main__":
