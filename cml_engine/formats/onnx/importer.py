@@ -20,7 +20,6 @@ from cml_engine.errors import CmlError, ModelError, ShapeError, Source, Unsuppor
 from cml_engine.formats.format import Engine
 from cml_engine.formats.onnx import operators  # noqa: F401  # registers them
 from cml_engine.formats.onnx.inputs import bind_inputs
-from cml_engine.formats.onnx.integer.qdq_reader import QdqReader
 from cml_engine.formats.onnx.model import (
     OnnxFunction,
     OnnxGraph,
@@ -37,6 +36,7 @@ from cml_engine.formats.onnx.op_schemas import (
     find_schemas,
 )
 from cml_engine.formats.onnx.placeholders import Placeholders
+from cml_engine.formats.onnx.qdq_reader import QdqReader
 from cml_engine.formats.onnx.ranges import of_dtype
 from cml_engine.formats.onnx.report import ImportReport
 from cml_engine.formats.onnx.tensors import OnnxTensor

@@ -12,9 +12,9 @@ from cml_engine.compiler.integer.digest import WHY
 from cml_engine.errors import ModelError
 from cml_engine.formats.format import Engine
 from cml_engine.formats.onnx.importer import Importer
-from cml_engine.formats.onnx.integer.integer_graph import build_integer_graph
-from cml_engine.formats.onnx.integer.qdq_reader import QdqReader, is_quantized
+from cml_engine.formats.onnx.integer_graph import build_integer_graph
 from cml_engine.formats.onnx.model import read_model
+from cml_engine.formats.onnx.qdq_reader import QdqReader, is_quantized
 from cml_engine.formats.onnx.tensors import ExternalData
 from cml_engine.formats.onnx.weight_uses import find_weight_uses
 from cml_engine.io.model_source import Bytes, ModelSource, SourceFile, file_source, shown

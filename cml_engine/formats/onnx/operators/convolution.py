@@ -16,7 +16,7 @@ from cml_engine.formats.onnx.op_schemas import (
     op,
     per_axis,
 )
-from cml_engine.formats.onnx.operators.activations import activate
+from cml_engine.formats.onnx.operators.elementwise import activate
 from cml_engine.formats.onnx.operators.matrix import subtract_zero_point
 from cml_engine.formats.onnx.values import InvalidNode, Value, add_operator, allocate, zeros
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.formats.onnx.op_schemas import ML, OnnxCall, at_least, one_of, op
-from cml_engine.formats.onnx.operators.arithmetic import wrap
+from cml_engine.formats.onnx.operators.elementwise import wrap
 from cml_engine.formats.onnx.values import (
     InvalidNode,
     Value,

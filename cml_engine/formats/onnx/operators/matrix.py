@@ -10,8 +10,8 @@ from math import prod
 import numpy as np
 
 from cml_engine.formats.onnx.op_schemas import MICROSOFT, at_least, attribute, op
-from cml_engine.formats.onnx.operators.arithmetic import wrap
-from cml_engine.formats.onnx.operators.reduction import integer_sum
+from cml_engine.formats.onnx.operators.elementwise import wrap
+from cml_engine.formats.onnx.operators.reductions import integer_sum
 from cml_engine.formats.onnx.values import (
     InvalidNode,
     Value,

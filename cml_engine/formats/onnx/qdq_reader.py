@@ -1,31 +1,117 @@
 """Reads the nodes of a quantized ONNX model as nodes of an integer network.
 
 QuantizeLinear becomes a rounding point, DequantizeLinear disappears, and weights keep their
-integers.
-"""
+integers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cml_engine.errors import Source
-from cml_engine.formats.onnx.integer.quantized_values import (
-    NotIntegerError,
-    QuantizedConstant,
-    QuantizedValue,
-    quantized_type,
-)
+from cml_engine.compiler.integer.quant_params import word_range
+from cml_engine.compiler.integer.quantizer.scales import round_digits
+from cml_engine.errors import ModelError, Source
 from cml_engine.formats.onnx.model import OnnxModelFile
 from cml_engine.formats.onnx.op_schemas import OnnxCall
 from cml_engine.formats.onnx.operators.convolution import convolve
 from cml_engine.formats.onnx.operators.matrix import matmul
 from cml_engine.formats.onnx.operators.quantized import dequantize
 from cml_engine.formats.onnx.values import Value, checked_axis, clean, current_import
-from cml_engine.ir.graph import Attrs
+from cml_engine.ir.graph import Array, Attrs
+
+
+class NotIntegerError(ModelError):
+    """The error that a quantized model has no integer form; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedType:
+    """The scale and range of ONNX's integers without their zero point.
+
+    ``real = scale * q`` and ``low <= q <= high``.
+    """
+
+    scale: float
+    low: int
+    high: int
+
+    @property
+    def signed(self) -> bool:
+        return self.low < 0
+
+    @property
+    def bits(self) -> int:
+        """The number of bits with which the engine stores an integer, 8 or 16.
+
+        ONNX's smallest integer, -128 or -32768, is one below the engine's range and counts as
+        -127 or -32767.
+        """
+        most = 127 if self.signed else 255
+        return 8 if -self.low <= 128 and self.high <= most else 16
+
+    @property
+    def is_cut(self) -> bool:
+        """True if the range is smaller than that of ``bits`` bits; values must then be clamped."""
+        ends = word_range(self.bits, self.signed)
+        return self.low > ends.low or self.high < ends.high
+
+
+class QuantizedValue(Value):
+    """A tensor of real numbers in the graph that is one of integers (``words``) in the file."""
+
+    __slots__ = ("words",)
+
+    def __init__(self, real: Value, words: QuantizedType) -> None:
+        super().__init__(np.dtype(np.float32), real.shape, None, real.tensor)
+        self.words = words
+
+    @property
+    def real(self) -> Value:
+        """The same tensor as a plain value: the real numbers that the integers represent."""
+        return Value(self.dtype, self.shape, None, self.tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedConstant:
+    """A constant's integers (``whole``) minus their zero point, with one or more scales.
+
+    Several scales are one per channel.
+    """
+
+    whole: Array
+    scales: tuple[float, ...]
+
+
+def quantized_type(scale: Value, zero: Value | None) -> QuantizedType:
+    """Returns the range and scale of a tensor's integers, from its scale and zero point.
+
+    Raises :class:`NotIntegerError` if an integer network cannot represent them.
+    """
+    start = np.zeros(1, np.uint8) if zero is None else zero.array
+    if scale.array is None or start is None:
+        raise NotIntegerError(
+            "its scale or zero point is computed when the network runs: quantize the model "
+            "statically (onnxruntime.quantization.quantize_static)"
+        )
+    if scale.array.size != 1 or start.size != 1:
+        raise NotIntegerError(
+            f"{scale.array.size} scales of a computed tensor; an integer network has one for each "
+            "(weights may have one for each channel)"
+        )
+    limits, at = np.iinfo(start.dtype), int(start.reshape(()))
+    found = QuantizedType(
+        round_digits(float(scale.array.reshape(()))), limits.min - at, limits.max - at
+    )
+    most = 65535 if not found.signed else 32767
+    if -found.low > 32768 or found.high > most:
+        raise NotIntegerError(
+            f"zero point {at} of {start.dtype.name}: words of 16 bits have none; quantize the "
+            "model symmetrically (extra_options={'ActivationSymmetric': True})"
+        )
+    return found
+
 
 #: the attribute of a copy that is a rounding point: the scale and range of its integers
 WORDS = "words"
@@ -98,17 +184,15 @@ class QdqReader:
 
     def _quantize(self, call: OnnxCall) -> Value | None:
         zero = call[2] if call.has(2) else None
-        dtype = np.dtype(np.uint8) if zero is None else zero.dtype
-        if call[0].array is not None or dtype.kind not in "iu":
+        if call[0].array is not None or (zero is not None and zero.kind != "integer"):
             return None
-        return self._quantize_values(call, call[0], call[1], zero, dtype)
+        return self._rounded(call[0], call[1], zero)
 
-    def _quantize_values(
-        self, call: OnnxCall, x: Value, scale: Value, zero: Value | None, dtype: np.dtype[Any]
-    ) -> QuantizedValue:
+    def _rounded(self, x: Value, scale: Value, zero: Value | None) -> QuantizedValue:
+        """Adds a rounding point: a copy with the scale and range of its integers."""
         if isinstance(x, QuantizedValue) or x.kind != "scalar":
             raise NotIntegerError(f"quantizes {x}, wanted numbers")
-        words = quantized_type(scale, zero, dtype)
+        words = quantized_type(scale, zero)
         found = x.copy()
         nodes = current_import().builder.nodes
         nodes[-1] = replace(nodes[-1], attrs=Attrs({**nodes[-1].attrs, WORDS: words}))
@@ -118,7 +202,8 @@ class QdqReader:
         zero = call[2] if call.has(2) else None
         if call[0].array is None:
             return self._numbers(call[0], call[1], zero)
-        return self._dequantize_constant(call, call[0], call[1], zero)
+        block, axis = call.attrs.get("block_size", 0), call.attrs.get("axis", 1)
+        return self._constant(call[0], call[1], zero, axis, block)
 
     def _numbers(self, x: Value, scale: Value, zero: Value | None) -> Value:
         """Returns the real numbers that computed integers represent: the tensor that was rounded.
@@ -127,33 +212,34 @@ class QdqReader:
         """
         if not isinstance(x, QuantizedValue):
             raise NotIntegerError(f"reads integers ({x}) that no QuantizeLinear makes")
-        if (
-            quantized_type(scale, zero, zero.dtype if zero is not None else np.dtype(np.uint8))
-            != x.words
-        ):
+        if quantized_type(scale, zero) != x.words:
             raise NotIntegerError("reads integers by another scale than they were made by")
         return x.real
 
-    def _dequantize_constant(
-        self, call: OnnxCall, x: Value, scale: Value, zero: Value | None
+    def _constant(
+        self, x: Value, scale: Value, zero: Value | None, axis: int, block: int = 0
     ) -> Value:
-        """Returns a constant's dequantized values, and records its integers in ``stored``.
+        """Returns a constant's dequantized values, and records its integers.
 
         Integers with a scale per block are not recorded.
         """
-        block, axis = call.attrs.get("block_size", 0), call.attrs.get("axis", 1)
         real = dequantize(x, scale, zero, axis, block)
         if real.array is None or x.array is None or scale.array is None:
-            raise NotIntegerError("its scale is computed when the network runs")
-        name = x.name or f"{current_import().base}_weights"
+            raise NotIntegerError("its weights or their scale are computed when the network runs")
+        if block:
+            return Value.known(real.array, _constant_name(x, "weights"))
         start = 0 if zero is None or zero.array is None else zero.array.astype(np.int64)
-        if not block and np.ndim(start) and np.size(start) > 1:
+        if np.size(start) > 1:
             axis = checked_axis(axis, x.rank)
             start = np.reshape(start, [-1 if a == axis else 1 for a in range(x.rank)])
-        if not block:
-            scales = tuple(float(s) for s in scale.array.reshape(-1))
-            self.stored[clean(name)] = QuantizedConstant(x.array.astype(np.int64) - start, scales)
-        return Value.known(real.array, name)
+        return self._record(x, "weights", x.array.astype(np.int64) - start, scale.array, real.array)
+
+    def _record(self, x: Value, kind: str, whole: Array, scales: Array, real: Array) -> Value:
+        """Records a constant's integers by its name in ``stored``, and returns its real numbers."""
+        name = _constant_name(x, kind)
+        each = tuple(float(s) for s in scales.reshape(-1))
+        self.stored[clean(name)] = QuantizedConstant(whole, each)
+        return Value.known(real, name)
 
     def _move(self, call: OnnxCall, read: Sequence[QuantizedValue]) -> list[Value]:
         if call.node.op not in _MOVES or any(v.words != read[0].words for v in read):
@@ -166,43 +252,27 @@ class QdqReader:
     # -- operators of integers --------------------------------------------------------------------
 
     def _conv(self, call: OnnxCall) -> Value:
-        x = self._numbers(call[0], call[1], call[2])
-        weights = self._weights(call, 3, 0)
-        bias = self._bias(call, 8, call[1], call[4]).unsqueeze([0]) if call.has(8) else 0.0
-        y = convolve(x, weights, bias, **call.attrs)
-        return self._quantize_values(call, y, call[6], call[7], call[7].dtype)
+        x, weights = self._numbers(*_three(call, 0)), self._constant(*_three(call, 3), 0)
+        bias = self._bias(call[8], call[1], call[4]).unsqueeze([0]) if call.has(8) else 0.0
+        return self._rounded(convolve(x, weights, bias, **call.attrs), call[6], call[7])
 
     def _matmul(self, call: OnnxCall) -> Value:
-        a = self._numbers(call[0], call[1], call[2])
-        known = call[3].array is not None
-        b = self._weights(call, 3, -1) if known else self._numbers(call[3], call[4], call[5])
-        return self._quantize_values(call, matmul(a, b), call[6], call[7], call[7].dtype)
+        a, of_b = self._numbers(*_three(call, 0)), _three(call, 3)
+        b = self._numbers(*of_b) if of_b[0].array is None else self._constant(*of_b, -1)
+        return self._rounded(matmul(a, b), call[6], call[7])
 
-    def _weights(self, call: OnnxCall, position: int, axis: int) -> Value:
-        """Returns the dequantized weights of an input, and records their integers in ``stored``.
-
-        The inputs after ``position`` are their scale and zero point, each one number or one per
-        element of ``axis``.
-        """
-        x, scale, zero = call[position], call[position + 1], call[position + 2]
-        if x.array is None or scale.array is None or zero.array is None:
-            raise NotIntegerError("its weights are computed")
-        shape = [1] * x.rank
-        shape[axis] = -1
-        start = zero.array.astype(np.int64).reshape(shape)
-        whole, name = x.array.astype(np.int64) - start, x.name or f"{current_import().base}_weights"
-        scales = tuple(float(s) for s in scale.array.reshape(-1))
-        self.stored[clean(name)] = QuantizedConstant(whole, scales)
-        real = whole * scale.array.astype(np.float64).reshape(shape)
-        return Value.known(real.astype(np.float32), name)
-
-    def _bias(self, call: OnnxCall, position: int, of_x: Value, of_weights: Value) -> Value:
-        bias = call[position]
+    def _bias(self, bias: Value, of_x: Value, of_weights: Value) -> Value:
         if bias.array is None or of_x.array is None or of_weights.array is None:
             raise NotIntegerError("its bias is computed")
         scales = of_weights.array.astype(np.float64).reshape(-1) * float(of_x.array.reshape(()))
-        name = bias.name or f"{current_import().base}_bias"
-        self.stored[clean(name)] = QuantizedConstant(
-            bias.array.astype(np.int64), tuple(map(float, scales))
-        )
-        return Value.known((bias.array * scales).astype(np.float32), name)
+        real = (bias.array * scales).astype(np.float32)
+        return self._record(bias, "bias", bias.array.astype(np.int64), scales, real)
+
+
+def _three(call: OnnxCall, first: int) -> tuple[Value, Value, Value]:
+    """Returns integers with their scale and zero point: an input and the next two."""
+    return call[first], call[first + 1], call[first + 2]
+
+
+def _constant_name(x: Value, kind: str) -> str:
+    return x.name or f"{current_import().base}_{kind}"
