@@ -316,12 +316,14 @@ def run_on_cpu(options: argparse.Namespace) -> int:
     report = options.report or OUT / "demo.json"
     screenshot = options.screenshot or OUT / "demo.png"
     found = make(options.seed, options.models, screenshot, options.integer)
-    print(found.text)
+    print("{tiles} tiles in {seconds:.1f} s on the CPU, world {world}".format(**found))
+    for name, ms in found["ms_per_tile"].items():
+        print(f"  {name:12s} {ms:8.2f} ms per tile")
     if options.integer and options.compare:
         from demo_game.settings import make_settings
 
         print(f"world {cpu_world(*make_settings(options), options)} (CPU)")
-    write_atomically(report, json.dumps(found.to_json(), indent=2))
+    write_atomically(report, json.dumps(found, indent=2))
     say(f"report: {report}, map: {screenshot}")
     return 0
 

@@ -6,7 +6,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,30 +25,7 @@ Array = np.ndarray[Any, Any]
 _SIDE, _LEVEL = 4, 1
 
 
-@dataclass
-class CpuReport:
-    """The results of a run on the CPU; ``ms_per_tile`` has the milliseconds of each network."""
-
-    seed: int
-    tiles: int
-    seconds: float
-    tiles_per_s: float
-    ms_per_tile: dict[str, float]
-    world: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the fields and the device's name as a dict for JSON."""
-        return {"device": "CPU (NumPy)", **asdict(self)}
-
-    @property
-    def text(self) -> str:
-        """A line about the run, and a line with each network's time per tile."""
-        lines = [f"{self.tiles} tiles in {self.seconds:.1f} s on the CPU, world {self.world}"]
-        lines += [f"  {name:12s} {ms:8.2f} ms per tile" for name, ms in self.ms_per_tile.items()]
-        return "\n".join(lines)
-
-
-def run(seed: int, models: Path | None, picture: Path, integer: bool = False) -> CpuReport:
+def run(seed: int, models: Path | None, picture: Path, integer: bool = False) -> dict[str, Any]:
     """Computes a square of tiles at the flight's start with NumPy; writes a map to ``picture``.
 
     Returns the times and a hash of the tiles.
@@ -77,11 +53,12 @@ def run(seed: int, models: Path | None, picture: Path, integer: bool = False) ->
         drawn[y : y + SIDE, x : x + SIDE] = overhead(made["height"][0, 0], shading, texels)
     seconds = time.perf_counter() - start
     write_atomically(picture, lambda file: Image.fromarray(drawn).save(file, "PNG"))
-    return CpuReport(
-        seed,
-        len(tiles),
-        round(seconds, 2),
-        round(len(tiles) / seconds, 2),
-        {name: round(1e3 * s / len(tiles), 3) for name, s in spent.items()},
-        world_hash(chain, seed, digests),
-    )
+    return {
+        "device": "CPU (NumPy)",
+        "seed": seed,
+        "tiles": len(tiles),
+        "seconds": round(seconds, 2),
+        "tiles_per_s": round(len(tiles) / seconds, 2),
+        "ms_per_tile": {name: round(1e3 * s / len(tiles), 3) for name, s in spent.items()},
+        "world": world_hash(chain, seed, digests),
+    }

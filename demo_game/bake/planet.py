@@ -227,8 +227,9 @@ class Planet:
         for key, value in wanted.items():
             if self.manifest.get(key) != value and key not in ("licence", "engine"):
                 raise cml.InputError(
-                    f"'{self.place}' was baked with another {key}: {self.manifest.get(key)} there, "
-                    f"{value} here. Fly over it with the same, or bake it again"
+                    f"'{self.place}' does not fit this game: its '{key}' is "
+                    f"{self.manifest.get(key)}, expected {value}. Bake it again, or fly over it "
+                    "with the game and the options that baked it"
                 )
         layers = layers_of(self.region, chain, self.block)
         self._store = Store(str(self.place), layers, writable=False)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,17 +18,6 @@ from cml_engine.tools.testing import check, time_interleaved
 
 HERE = Path(__file__).resolve().parent
 MODEL = HERE / "cross_product.nnef"
-
-
-@dataclass(frozen=True)
-class Row:
-    """The measurement of one way to compute the product; ``gpu_ms`` is a median in milliseconds."""
-
-    way: str
-    operators: int
-    dispatches: int
-    gpu_ms: float
-    error: float
 
 
 def networks() -> tuple[cml.Graph, cml.Graph]:
@@ -43,8 +31,8 @@ def networks() -> tuple[cml.Graph, cml.Graph]:
     return composed, cml.load(MODEL)
 
 
-def compare(gpu: cml.Gpu, runs: int) -> list[Row]:
-    """Measures the composed and the custom operator, interleaved, and returns a row for each.
+def compare(gpu: cml.Gpu, runs: int) -> None:
+    """Prints the sizes, times and errors of the composed and of the custom operator, interleaved.
 
     Both compute the product of the same random vectors; NumPy's is the reference for the error.
     """
@@ -53,26 +41,13 @@ def compare(gpu: cml.Gpu, runs: int) -> list[Row]:
     wanted = np.cross(inputs["a"], inputs["b"], axis=1)
     sessions = [cml.Session(graph, gpu) for graph in networks()]
     times = np.median(time_interleaved(runs, *(s.timer(inputs) for s in sessions)), axis=0)
-    rows = []
+    print("cross product  operators  dispatches      GPU time  largest error")
     for way, session, ms in zip(("composed", "custom"), sessions, times, strict=True):
-        error = float(np.abs(session.run(inputs)["c"] - wanted).max())
+        error = np.abs(session.run(inputs)["c"] - wanted).max()
         assert session.plan is not None
-        rows.append(Row(way, len(session.graph.nodes), len(session.plan.steps), float(ms), error))
-    return rows
-
-
-def table(rows: Sequence[Row]) -> str:
-    """Returns the two rows as a text table with a heading, and a line about the speedup."""
-    lines = [f"{'cross product':14s} {'operators':>9s} {'dispatches':>10s} {'GPU time':>12s} "
-             f"{'largest error':>14s}"]  # fmt: skip
-    for row in rows:
-        lines.append(
-            f"{row.way:14s} {row.operators:9d} {row.dispatches:10d} {row.gpu_ms:9.3f} ms "
-            f"{row.error:14.2e}"
-        )
-    composed, custom = rows
-    lines.append(f"one kernel takes 1/{composed.gpu_ms / custom.gpu_ms:.1f} of the time of twelve")
-    return "\n".join(lines)
+        print(f"{way:13s} {len(session.graph.nodes):10d} {len(session.plan.steps):11d} "
+              f"{ms:10.3f} ms {error:14.2e}")  # fmt: skip
+    print(f"one kernel takes 1/{times[0] / times[1]:.1f} of the time of twelve")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         gpu = cml.Gpu()
         print(gpu.name)
-        print(table(compare(gpu, options.runs)))
+        compare(gpu, options.runs)
         print(check("cross", gpu))
     except cml.CmlError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -71,7 +71,7 @@ def test_a_tile_of_the_integer_world_is_the_one_that_was_committed(client, tmp_p
     more = ["--scheduler", client.scheduler.address, "--integer"]
     assert main([*words(place, "-1:0,2:3", "4"), *more]) == 0
     planet = Planet(place)
-    with pytest.raises(cml.InputError, match="another world: integer there, float here"):
+    with pytest.raises(cml.InputError, match="its .world. is integer, expected float"):
         planet.open(load_chain(), 7)
     planet.open(load_chain(integer=True), 7)
     assert planet.device == ANY_DEVICE, "workers of any kind may go on with it"

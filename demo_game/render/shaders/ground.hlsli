@@ -4,6 +4,8 @@
 static const float SEABED = -40.0;
 
 [[vk::binding(0, 1)]] Texture2DArray<float> heights;
+[[vk::binding(1, 1)]] Texture2DArray<float4> shading_texels;
+[[vk::binding(2, 1)]] Texture2DArray<float4> albedo_texels;
 
 float height_at(int2 cell, uint slot)
 {

@@ -5,8 +5,6 @@
 #include "scene.hlsli"
 #include "ground.hlsli"
 
-[[vk::binding(1, 1)]] Texture2DArray<float4> shading_texels;
-[[vk::binding(2, 1)]] Texture2DArray<float4> albedo_texels;
 [[vk::binding(3, 1)]] SamplerState clamped;
 
 struct Vertex

@@ -86,9 +86,9 @@ def test_a_planet_of_another_world_is_refused(gpu, tmp_path):
     bake_here(gpu, tmp_path / "p.zarr", region, 7)
     planet = Planet(tmp_path / "p.zarr")
     assert (planet.seed, planet.region) == (7, region)
-    with pytest.raises(cml.InputError, match="another seed: 7 there, 8 here"):
+    with pytest.raises(cml.InputError, match="its .seed. is 7, expected 8"):
         planet.open(load_chain(), 8)
     planet.manifest["model upres"] = "0"
-    with pytest.raises(cml.InputError, match="another model upres: 0 there"):
+    with pytest.raises(cml.InputError, match="its .model upres. is 0, expected"):
         planet.open(load_chain(), 7)
     assert planet.has(TileId(3, 0, 0)) and not planet.has(TileId(3, 1, 0))
