@@ -11,15 +11,11 @@ from cml_engine import nnef
 from cml_engine.errors import ModelError, ShapeError, UnsupportedOp
 from cml_engine.ir.graph import Fact, Graph
 from cml_engine.nnef import NnefWarning
-from cml_engine.nnef.expansion.signatures import STDLIB
 from tests.fixtures.models import MODEL_ABC
+from tests.nnef.conftest import primitive
 
 Load = Callable[..., Graph]
 Write = Callable[..., Path]
-
-
-def primitive(op):
-    return op in STDLIB.fragments and STDLIB.fragments[op].body is None
 
 
 def calls(graph):

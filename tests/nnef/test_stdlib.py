@@ -5,11 +5,7 @@ import pytest
 
 from cml_engine.errors import UnsupportedOp
 from cml_engine.nnef import signature, standard_signatures
-from cml_engine.nnef.expansion.signatures import STDLIB
-
-
-def primitive(op):
-    return op in STDLIB.fragments and STDLIB.fragments[op].body is None
+from tests.nnef.conftest import primitive
 
 
 def test_all_operators_are_declared_and_every_compound_expands():

@@ -7,7 +7,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.compiler.optimize import optimize
-from cml_engine.compiler.passes.infer import infer_facts, infer_node
+from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.compiler.planning.lower import lower as plan
 from cml_engine.errors import OperatorError
 from cml_engine.ir.graph import Attrs, Fact, Graph, Node
@@ -388,9 +388,8 @@ INFERRED = [
 @pytest.mark.parametrize(("given", "says"), INFERRED, ids=[says for _, says in INFERRED])
 def test_infer_gives_facts_or_its_operator_is_named(given, says):
     cml.register(spec(infer=lambda attrs, x: given))
-    node = Node("twice", ("x",), ("y",), Attrs({"k": 2.0}))
-    with pytest.raises(OperatorError, match=f"twice 'y': its infer function .*{says}"):
-        infer_node(node, {"x": Fact("scalar", (8,))})
+    with pytest.raises(OperatorError, match=f"twice 'b': its infer function .*{says}"):
+        infer_facts(graph_of((8,), {"k": 2.0}))
 
 
 COMPUTED = [
@@ -423,25 +422,20 @@ def test_a_cpu_function_gives_arrays_or_its_operator_is_named(given, says, const
 )
 def test_prepare_must_return_a_function(prepare, says):
     cml.register(spec(cpu=lambda attrs, x: x, prepare=prepare))
-    node = Node("twice", ("x",), ("y",), Attrs({"k": 2.0}))
-    graph = Graph("g", ("x",), ("y",), (node,), {"x": Fact("scalar", (8,))})
     with pytest.raises(OperatorError, match=says):
-        cml.Session(graph, "cpu")
+        cml.Session(graph_of((8,), {"k": 2.0}), "cpu")
 
 
 @pytest.mark.parametrize("cost", [None, 3.0, cml.Cost(float("nan"), 0, 0), cml.Cost(-1, 0, 0)])
 def test_a_cost_is_a_cost(cost):
     cml.register(spec(cost=lambda attrs, inputs, outputs: cost))
-    node = Node("twice", ("x",), ("y",), Attrs({"k": 2.0}))
-    graph = infer_facts(Graph("g", ("x",), ("y",), (node,), {"x": Fact("scalar", (8,))}))
     with pytest.raises(OperatorError, match="operator 'twice': its cost function gave"):
-        plan(graph, Limits())
+        plan(graph_of((8,), {"k": 2.0}), Limits())
 
 
 def test_an_alias_is_as_large_as_what_it_is_an_alias_of():
     larger = {"infer": lambda attrs, x: Fact("scalar", (16,)), "kernel": None, "alias": True}
     cml.register(spec(cpu=lambda attrs, x: np.tile(x, 2), **larger))
-    node = Node("twice", ("x",), ("y",), Attrs({"k": 2.0}))
-    graph = infer_facts(Graph("g", ("x",), ("y",), (node,), {"x": Fact("scalar", (8,))}))
+    graph = infer_facts(graph_of((8,), {"k": 2.0}))
     with pytest.raises(OperatorError, match=r"an alias of scalar\[8\] cannot be scalar\[16\]"):
         plan(graph, Limits())
