@@ -19,6 +19,7 @@ from cml_engine.ops.declaration.spec import Cost
 
 if TYPE_CHECKING:
     from cml_engine.gpu.program.program import GpuProgram
+    from cml_engine.gpu.timing.frame_timer import PassTimer
 
 #: the number of slowest operators in the table; the JSON has all
 _SHOWN = 5
@@ -217,6 +218,20 @@ def time_gpu(
     return inspect.time_steps(program, arrays, runs, steps)
 
 
+def time_run(program: GpuProgram, timer: PassTimer, repeats: int = 1) -> float:
+    """Returns the milliseconds of one whole run of a program, measured over ``repeats`` runs.
+
+    Uploads and readbacks are not included.
+    """
+
+    def encode(compute: Any, _: int) -> None:
+        for _ in range(repeats):
+            for step in program.plan.steps:
+                program.encode_all(compute, step.index)
+
+    return timer.time([0], encode)[0] / repeats
+
+
 def gpu_report(program: GpuProgram, times: Array, steps: Sequence[int] | None = None) -> RankReport:
     """Returns the report of ``times`` that :func:`time_gpu` measured for the same steps."""
     plan, gpu = program.plan, program.gpu
@@ -276,7 +291,7 @@ class AblationReport:
         return cls(
             model=graph.name,
             operator=operator,
-            count=count_uses(graph, operator),
+            count=sum(node.ops.count(operator) for node in graph.nodes),
             device=device,
             clock=clock,
             runs=len(both),
@@ -316,11 +331,6 @@ class AblationReport:
         """Returns the report as CSV text: a header and one row."""
         fields = ("operator", "count", "with_ms", "without_ms", "gain_ms", "share")
         return ",".join(fields) + "\n" + ",".join(str(getattr(self, f)) for f in fields)
-
-
-def count_uses(graph: Graph, operator: str) -> int:
-    """Returns the number of uses of the operator in the network, including fused ones."""
-    return sum(node.ops.count(operator) for node in graph.nodes)
 
 
 def check_operator(graph: Graph, operator: str) -> None:

@@ -34,6 +34,7 @@ from cml_engine.runtime.rank import (
     rank_cpu,
     rank_gpu,
     time_interleaved,
+    time_run,
 )
 from cml_engine.runtime.session.compile_graph import (
     Compiled,
@@ -381,14 +382,10 @@ class Session:
         program, timer = self._program, PassTimer(self.gpu)
         assert isinstance(program, GpuProgram)
 
-        def encode(compute: Any, _: int) -> None:
-            for step in program.plan.steps:
-                program.encode_all(compute, step.index)
-
         def run() -> float:
             with program.residency.exclusive():
                 program.write_inputs(arrays)
-                return timer.time([0], encode)[0]
+                return time_run(program, timer)
 
         return run
 

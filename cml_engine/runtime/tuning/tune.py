@@ -21,7 +21,7 @@ from cml_engine.io.json_files import Json
 from cml_engine.ir.graph import Array, Graph, Node
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.declaration.choice import Choice, VariantTable
-from cml_engine.runtime.rank import time_interleaved
+from cml_engine.runtime.rank import time_interleaved, time_run
 from cml_engine.runtime.tuning.trial import Trial
 
 if TYPE_CHECKING:
@@ -354,14 +354,9 @@ class _Stopwatch:
         return self._run(program, self._repeats)
 
     def _run(self, program: GpuProgram, repeats: int) -> float:
-        def encode(compute: Any, _: int) -> None:
-            for _ in range(repeats):
-                for step in program.plan.steps:
-                    program.encode_all(compute, step.index)
-
         with program.residency.exclusive():
             program.load()
-            return self._timer.time([0], encode)[0] / repeats
+            return time_run(program, self._timer, repeats)
 
     def _program(self, option: str) -> GpuProgram:
         if option not in self._programs:

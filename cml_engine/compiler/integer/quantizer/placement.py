@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from cml_engine.compiler.integer.lowering.elementwise import MOVES
 from cml_engine.compiler.integer.lowering.lower_network import INTEGER_OPERATORS
+from cml_engine.compiler.planning.layouts import Ties
 from cml_engine.errors import ModelError
 from cml_engine.ir.graph import Graph, Node
 from cml_engine.ops.declaration.registry import formula_of, lookup
@@ -41,33 +42,23 @@ class Placement:
     """The rounding points of a network, and the groups of tensors that share one scale.
 
     ``points`` maps each rounded tensor, inputs included, to its role. ``kinds`` has the type of
-    each tensor. ``parent`` is a union-find forest of the tensors that share one scale.
+    each tensor. ``ties`` are the groups of tensors that share one scale.
     """
 
     points: dict[str, str] = field(default_factory=dict)
     kinds: dict[str, ValueKind] = field(default_factory=dict)
-    parent: dict[str, str] = field(default_factory=dict)
+    ties: Ties = field(default_factory=Ties)
     #: tensors that are computed in floats
     floats: set[str] = field(default_factory=set)
     #: the argument tensor of each function
     bases: dict[str, str] = field(default_factory=dict)
-
-    def root(self, name: str) -> str:
-        """Returns the tensor that identifies the group of ``name``; the tensors of a group share
-        one scale."""
-        while self.parent.get(name, name) != name:
-            name = self.parent[name]
-        return name
-
-    def join(self, a: str, b: str) -> None:
-        self.parent[self.root(b)] = self.root(a)
 
     @property
     def groups(self) -> Mapping[str, list[str]]:
         """The rounding points that share one scale, by the tensor that identifies their group."""
         found: dict[str, list[str]] = {}
         for name in self.points:
-            found.setdefault(self.root(name), []).append(name)
+            found.setdefault(self.ties.find(name), []).append(name)
         return found
 
 
@@ -92,7 +83,7 @@ def place_rounding_points(graph: Graph, float_tail: bool = False) -> Placement:
                 placement.kinds[name] = ValueKind("words", name)
                 for other in node.inputs:
                     if other in placement.kinds:
-                        placement.join(other, name)
+                        placement.ties.join([other, name])
             elif _is_deferred(graph, name, kind, placement, consumers.get(name, [])):
                 placement.kinds[name] = kind
             else:
@@ -164,8 +155,7 @@ def _custom_kind(graph: Graph, node: Node, placement: Placement, spec: OpSpec) -
     """
     read = [n for n in node.inputs if n in placement.kinds]
     if spec.exact and read and not any(placement.kinds[n].pending for n in read):
-        for name in read[1:]:
-            placement.join(read[0], name)
+        placement.ties.join(read)
         return ValueKind("words" if spec.bounds is None else "sum")
     base = _base(graph, node, placement)
     if spec.exact or spec.formula is None or base is None:

@@ -136,7 +136,7 @@ class QuantizedGraphBuilder:
     used: set[str] = field(default_factory=set)
 
     def scale(self, name: str) -> QuantScale:
-        return self.scales[self.placement.root(name)]
+        return self.scales[self.placement.ties.find(name)]
 
     def build(self) -> Graph:
         graph = self.graph
@@ -368,7 +368,7 @@ class _Quantizer:
         """
         computed = self.placement.kinds
         seconds = {
-            self.placement.root(node.inputs[1])
+            self.placement.ties.find(node.inputs[1])
             for node in self.graph.nodes
             if node.op == "matmul" and node.inputs[1] in computed
         }
@@ -380,7 +380,7 @@ class _Quantizer:
         Raises :class:`InputError` if the tensor is not rounded.
         """
         if name in self.placement.kinds or name in self.placement.points:
-            return self.placement.root(name)
+            return self.placement.ties.find(name)
         near = ", ".join(list(self.placement.points)[:8])
         raise InputError(f"{where}: '{name}' is no tensor that is rounded; some are {near}")
 
@@ -391,7 +391,7 @@ class _Quantizer:
         }
 
     def _scale(self, root: str, points: Sequence[str], bits: int) -> QuantScale:
-        members = [n for n in self.observed if n in points or self.placement.root(n) == root]
+        members = [n for n in self.observed if n in points or self.placement.ties.find(n) == root]
         seen = ObservedValues().joined(self.observed[n] for n in members)
         given = self.fixed_scales.get(root)
         unseen = [name for name in points if name in self.graph.inputs]
@@ -415,7 +415,7 @@ class _Quantizer:
         """Returns the integer network in which the groups ``sixteen``, and the weights that
         produce them, have 16 bits, all others 8."""
         weights = {
-            name: 16 if self.placement.root(name) in sixteen else 8
+            name: 16 if self.placement.ties.find(name) in sixteen else 8
             for name in self.placement.points
         }
         makers = _makers(self.graph, weights)
@@ -498,7 +498,7 @@ class _Quantizer:
                     **asdict(scale),
                     largest=largest[point.name],
                     rms=float(np.sqrt(squares[point.name] / count)),
-                    alone=self.alone.get(self.placement.root(point.name), 0.0),
+                    alone=self.alone.get(self.placement.ties.find(point.name), 0.0),
                     clipped=scale.clipped(self.observed[point.name].all),
                     carrier=point.carrier,
                     bound=point.bound,
