@@ -182,6 +182,7 @@ class Tolerance:
 
 EXACT = Tolerance(0.0, 0.0, "moves or compares values, computes none")
 ROUNDING = Tolerance(1e-6, 1e-6, "one rounding per operation")
+SUMMATION = Tolerance(4e-6, 4e-6, "a sum in single precision: a rounding per term")
 POSITION = Tolerance(
     2e-5, 2e-5, "a position is rounded: an error of 2^-24 of it, times the slope there"
 )
@@ -256,13 +257,38 @@ def _identifier(text: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in text)
 
 
-def elementwise_cost(flops_per_element: float) -> Callable[..., Cost]:
-    """Returns a cost function: FLOPs per written element, and every tensor moved once."""
+#: ``cost(attrs, input facts, output facts) -> Cost``
+CostRule = Callable[[Attrs, "Sequence[Fact]", "Sequence[Fact]"], Cost]
+
+
+def moving_cost(flops: Callable[[Attrs, Sequence[Fact], Sequence[Fact]], float]) -> CostRule:
+    """Returns a cost function that moves every tensor once and has these ``flops``."""
+    return lambda attrs, inputs, outputs: Cost.moving(
+        flops(attrs, inputs, outputs), inputs, outputs
+    )
+
+
+def sampling_cost(flops_per_tap: float, taps: Callable[[Attrs, int], int]) -> CostRule:
+    """Returns the cost function of an operator that reads ``taps`` values for every result.
+
+    They are of the first input; others are read whole. ``taps`` is a function of the attributes
+    and the number of spatial axes.
+    """
 
     def cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-        return Cost.moving(flops_per_element * sum(f.size for f in outputs), inputs, outputs)
+        count = taps(attrs, inputs[0].rank - 2) * outputs[0].size
+        others = sum(f.nbytes for f in inputs[1:])
+        read = min(4.0 * count, inputs[0].nbytes) + others
+        return Cost(flops_per_tap * count, read, outputs[0].nbytes)
 
     return cost
+
+
+def elementwise_cost(flops_per_element: float) -> CostRule:
+    """Returns a cost function: FLOPs per written element, and every tensor moved once."""
+    return moving_cost(
+        lambda attrs, inputs, outputs: flops_per_element * sum(f.size for f in outputs)
+    )
 
 
 def selection_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
@@ -472,7 +498,7 @@ class OpSpec:
     infer: Infer = infer_missing
     cpu: Cpu | None = None
     kernel: Kernel | None = None
-    cost: Callable[[Attrs, Sequence[Fact], Sequence[Fact]], Cost] = elementwise_cost(1)
+    cost: CostRule = elementwise_cost(1)
     cases: Sequence[Case] = ()
     tolerance: Tolerance = ROUNDING
     alias: bool = False

@@ -27,13 +27,13 @@ from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     EXACT,
     Case,
-    Cost,
     Dispatch,
     OpSpec,
     Random,
     Tolerance,
     engine_kernel,
     gathered_cost,
+    moving_cost,
 )
 
 #: ``places(attrs, indices, the input's shape)`` returns each update's slot and the number of slots
@@ -374,13 +374,8 @@ _GATHER = engine_kernel(
 # --- the operators ------------------------------------------------------------------------------
 
 
-def _scatter_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    """Returns the cost of moving all tensors once, with one operation per update.
-
-    The search for updates, which depends on the device, is left out.
-    """
-    return Cost.moving(inputs[2].size, inputs, outputs)
-
+#: one operation per update; the search for updates, which depends on the device, is left out
+_scatter_cost = moving_cost(lambda attrs, inputs, outputs: inputs[2].size)
 
 _IN_ORDER = Tolerance(
     1e-5, 1e-5, "up to 100 updates of one place, each rounded; in the same order on both backends"

@@ -6,7 +6,7 @@ before, by ``int_sub``, so that zero padding is right.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from math import prod
 from typing import Any
 
@@ -23,7 +23,6 @@ from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     EXACT,
     Case,
-    Cost,
     Defines,
     Dispatch,
     Kernel,
@@ -31,6 +30,7 @@ from cml_engine.ops.declaration.spec import (
     Random,
     Tolerance,
     engine_kernel,
+    moving_cost,
 )
 
 _WORDS = (-(2**31), 2**31 - 1, "integer")
@@ -41,9 +41,8 @@ def _kernel(params: str, lower: Callable[[Lowering], Iterator[Dispatch]]) -> Ker
     return engine_kernel("matmul/products.hlsl", params, lower=lower)
 
 
-def _row_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    """Returns the cost of one sum per result, as long as the last axis of the first input."""
-    return Cost.moving(2 * outputs[0].size * inputs[0].shape[-1], inputs, outputs)
+#: one sum per result, as long as the last axis of the first input
+_row_cost = moving_cost(lambda attrs, inputs, outputs: 2 * outputs[0].size * inputs[0].shape[-1])
 
 
 def _parts(op: Lowering, count: int, turns: int, params: dict[str, Any],
@@ -170,10 +169,6 @@ def _conv_lower(op: Lowering) -> Iterator[Dispatch]:
     yield from _parts(op, shape.group_in, turns, params, {"CONV": 1, **_INTEGERS})
 
 
-def _conv_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    return Cost.moving(2 * outputs[0].size * prod(inputs[1].shape[1:]), inputs, outputs)
-
-
 def _conv_cases() -> Iterator[Case]:
     plain: dict[str, AttrValue] = {"padding": [], "stride": [], "dilation": [], "groups": 1}
     yield Case((_bytes(2, 3, 7, 9), _bytes(5, 3, 3, 3)), plain, "same extents")
@@ -198,7 +193,9 @@ define(
             "n:u begin:u end:u channels:u group_in:u group_out:u out_channels:u " + GEOMETRY,
             _conv_lower,
         ),
-        cost=_conv_cost,
+        cost=moving_cost(
+            lambda attrs, inputs, outputs: 2 * outputs[0].size * prod(inputs[1].shape[1:])
+        ),
         tolerance=EXACT,
         cases=list(_conv_cases()),
     )

@@ -30,14 +30,14 @@ from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     POSITION,
+    SUMMATION,
     Case,
-    Cost,
     Dispatch,
     OpSpec,
     Random,
-    Tolerance,
     elementwise_cost,
     engine_kernel,
+    moving_cost,
 )
 
 _PARAMS = f"n:u channels:u {GEOMETRY}"
@@ -128,8 +128,8 @@ define(
         infer=_col2im_infer,
         cpu=_col2im_cpu,
         kernel=engine_kernel("pooling/columns.hlsl", _PARAMS, lower=_col2im_lower),
-        cost=lambda attrs, inputs, outputs: Cost.moving(inputs[0].size, inputs, outputs),
-        tolerance=Tolerance(1e-6, 2e-6, "a rounding for each window that covers a value"),
+        cost=moving_cost(lambda attrs, inputs, outputs: inputs[0].size),
+        tolerance=SUMMATION,
         cases=list(_col2im_cases()),
     )
 )

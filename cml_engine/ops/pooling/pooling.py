@@ -21,6 +21,7 @@ from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     EXACT,
+    SUMMATION,
     Case,
     Cost,
     Dispatch,
@@ -35,9 +36,6 @@ from cml_engine.ops.declaration.spec import (
 from cml_engine.ops.elementwise.elementwise_op import operands
 from cml_engine.ops.pooling import cpu as pool_cpu
 from cml_engine.ops.pooling.gpu import Sliding, pool_kernel, slide
-
-SUM = Tolerance(4e-6, 4e-6, "a window's sum in single precision: a rounding per tap")
-
 
 # ---------------------------------------------------------------- shapes
 
@@ -218,7 +216,7 @@ def _register_box(
 ) -> None:
     kernel = pool_kernel(partial(_lower_box, reverse), "same")
     cost, traits = partial(_cost, 1), Traits(is_sum=not reverse, rows=None if reverse else _rows)
-    define(OpSpec(name, infer, cpu, kernel, cost, cases, SUM, traits=traits))
+    define(OpSpec(name, infer, cpu, kernel, cost, cases, SUMMATION, traits=traits))
 
 
 _register_box(
@@ -227,10 +225,10 @@ _register_box(
 _register_box(
     "debox", True, _infer_debox, pool_cpu.debox, _debox_cases(False) + _debox_cases(True)[:4]
 )
-_declare("avg_pool", _value, pool_cpu.avg_pool, _MEAN, _cases(), SUM)
+_declare("avg_pool", _value, pool_cpu.avg_pool, _MEAN, _cases(), SUMMATION)
 _declare(
     "rms_pool", _value, pool_cpu.rms_pool,
-    Sliding("SUM", term="v * v", mean=True, root=True), _cases(), SUM,
+    Sliding("SUM", term="v * v", mean=True, root=True), _cases(), SUMMATION,
 )  # fmt: skip
 _declare(
     "max_pool", _value, pool_cpu.max_pool, Sliding("MAX"), _cases(), EXACT,
@@ -253,5 +251,5 @@ _declare(
 )  # fmt: skip
 _declare(
     "desample", _infer_desample, pool_cpu.desample, Sliding("DESAMPLE", reverse=True),
-    [_desample_case(*window) for window in _REVERSE_WINDOWS], SUM, "plain",
+    [_desample_case(*window) for window in _REVERSE_WINDOWS], SUMMATION, "plain",
 )  # fmt: skip

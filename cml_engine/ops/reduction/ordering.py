@@ -28,6 +28,7 @@ from cml_engine.ops.declaration.spec import (
     elementwise_cost,
     engine_kernel,
     gathered_cost,
+    moving_cost,
 )
 
 #: a longer line is cut into chunks, so that no thread's loop is long (MOST_TURNS in lowering.py)
@@ -109,11 +110,6 @@ def _front(extent: int, chunk: int, k: int) -> int:
     return extent // chunk * min(k, chunk) + min(k, extent % chunk)
 
 
-def _top_k_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    """Returns the cost of comparing every value with all others of its line."""
-    return Cost.moving(2.0 * inputs[0].size * inputs[0].shape[attrs.axis], inputs, outputs)
-
-
 _ODD = np.array([[0.0, -0.0, np.nan, np.inf, -np.inf, 1, 1, -1, np.nan, 1e-40]], np.float32)
 
 
@@ -133,7 +129,10 @@ define(
         infer=_top_k_infer,
         cpu=_top_k_cpu,
         kernel=_kernel("n:u extent:u inner:u chunk:u kept:u total:u", _top_k_lower),
-        cost=_top_k_cost,
+        # every value is compared with all others of its line
+        cost=moving_cost(
+            lambda attrs, inputs, outputs: 2.0 * inputs[0].size * inputs[0].shape[attrs.axis]
+        ),
         tolerance=EXACT,
         cases=list(_top_k_cases()),
     )

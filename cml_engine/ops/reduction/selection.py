@@ -26,6 +26,7 @@ from cml_engine.ops.declaration.spec import (
     OpSpec,
     Random,
     engine_kernel,
+    moving_cost,
 )
 
 _COUNT = Fact("integer", (1,))
@@ -227,12 +228,6 @@ def _nms_lower(op: Lowering) -> Iterator[Dispatch]:
     )  # fmt: skip
 
 
-def _nms_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    """Returns the cost of comparing every selected box with all others of its class."""
-    compared = inputs[1].size * max(_most(attrs, inputs[1]), 1)
-    return Cost.moving(16.0 * compared, inputs, outputs)
-
-
 def _boxes(count: int, seed: int, centers: bool = False) -> Array:
     generator = np.random.default_rng(seed)
     first, size = generator.uniform(0, 4, (2, count, 2)), generator.uniform(0.5, 3, (2, count, 2))
@@ -266,7 +261,10 @@ define(
             "n:u lines:u classes:u boxes:u most:u begin:u end:u overlap:f least:f centers:u fill:i",
             _nms_lower,
         ),
-        cost=_nms_cost,
+        # every selected box is compared with all others of its class
+        cost=moving_cost(
+            lambda attrs, inputs, outputs: 16.0 * inputs[1].size * max(_most(attrs, inputs[1]), 1)
+        ),
         tolerance=EXACT,
         cases=list(_nms_cases()),
     )

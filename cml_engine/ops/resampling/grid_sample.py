@@ -8,7 +8,7 @@ the range of exact integers in float32 are clamped to it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import prod
 
 import numpy as np
@@ -21,18 +21,16 @@ from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     POSITION,
     Case,
-    Cost,
     Dispatch,
     OpSpec,
     Random,
     engine_kernel,
     numbers,
+    sampling_cost,
 )
+from cml_engine.ops.resampling.resize import METHODS, TAPS
 
-METHODS = ("nearest", "linear", "cubic")
 BORDERS = ("constant", "replicate", "reflect")
-#: values that meet in a result, on each axis
-TAPS = {"nearest": 1, "linear": 2, "cubic": 4}
 _LIMIT = np.float32(2.0**22)
 _CUBIC = -0.75
 _CHANNELS = 4
@@ -160,12 +158,6 @@ _KERNEL = engine_kernel(
 )
 
 
-def _cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    taps = TAPS[attrs.method] ** (inputs[0].rank - 2)
-    read = min(4.0 * taps * outputs[0].size, inputs[0].nbytes) + inputs[1].nbytes
-    return Cost(2.0 * taps * outputs[0].size, read, outputs[0].nbytes)
-
-
 def _cases() -> Iterator[Case]:
     for i, (method, border, align) in enumerate(itertools.product(METHODS, BORDERS, (False, True))):
         attrs = {"method": method, "border": border, "align_corners": align}
@@ -189,7 +181,7 @@ define(
         infer=_infer,
         cpu=_cpu,
         kernel=_KERNEL,
-        cost=_cost,
+        cost=sampling_cost(2.0, lambda attrs, axes: TAPS[attrs.method] ** axes),
         tolerance=POSITION,
         cases=list(_cases()),
     )

@@ -23,8 +23,8 @@ from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.scratch import Scratch
 from cml_engine.ops.declaration.spec import (
     EXACT,
+    SUMMATION,
     Case,
-    Cost,
     Cpu,
     Defines,
     Dispatch,
@@ -38,6 +38,7 @@ from cml_engine.ops.declaration.spec import (
     Traits,
     elementwise_cost,
     engine_kernel,
+    moving_cost,
     selection_cost,
     word,
 )
@@ -310,16 +311,6 @@ def _kernel(
 # --- the operators ------------------------------------------------------------------------------
 
 
-def _read_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    """Returns the cost of area_downsample: one addition for each element read."""
-    return Cost.moving(inputs[0].size, inputs, outputs)
-
-
-def _multilinear_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    taps = 2 ** (inputs[0].rank - 2)
-    return Cost.moving(3.0 * taps * outputs[0].size, inputs, outputs)
-
-
 _UP_CASES = (
     Case(((1, 3, 5, 7),), {"factor": [2, 2]}, "an odd image"),
     Case(((2, 8, 3, 4),), {"factor": [4, 4]}, "blocks of channels"),
@@ -389,8 +380,8 @@ define(
         infer=_down_infer,
         cpu=_area_cpu,
         kernel=_kernel(_area_lower, _area_half),
-        cost=_read_cost,
-        tolerance=Tolerance(2e-6, 1e-6, "a sum of a block's values, each addition rounded"),
+        cost=moving_cost(lambda attrs, inputs, outputs: inputs[0].size),
+        tolerance=SUMMATION,
         traits=Traits(rows=_down_rows),
         cases=_DOWN_CASES,
     )
@@ -401,7 +392,9 @@ define(
         infer=_multilinear_infer,
         cpu=_multilinear_cpu,
         kernel=_kernel(_multilinear_lower, "each"),
-        cost=_multilinear_cost,
+        cost=moving_cost(
+            lambda attrs, inputs, outputs: 3.0 * 2 ** (inputs[0].rank - 2) * outputs[0].size
+        ),
         tolerance=Tolerance(
             2e-6, 2e-6, "weights are quotients rounded to 2^-24; 'aligned' rounds its position too"
         ),

@@ -6,7 +6,7 @@ one, two or four source values of each axis, as in ONNX and PyTorch without anti
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,16 +17,18 @@ from cml_engine.ops.common.shapes import check_sizes, check_word
 from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
+    SUMMATION,
     Case,
-    Cost,
     Dispatch,
     OpSpec,
-    Tolerance,
     engine_kernel,
+    sampling_cost,
     word,
 )
 
 METHODS = ("nearest", "linear", "cubic")
+#: values that meet in a result, on each axis
+TAPS = {"nearest": 1, "linear": 2, "cubic": 4}
 COORDINATES = ("symmetric", "asymmetric", "aligned")
 ROUNDINGS = ("half_down", "half_up", "floor", "ceil")
 
@@ -136,13 +138,6 @@ def _lower(op: Lowering) -> Iterator[Dispatch]:
     yield for_each(op, op.outputs[0].size, params, defines)
 
 
-def _cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    taps = {"nearest": 1, "linear": 2, "cubic": 4}[attrs.method] ** (inputs[0].rank - 2)
-    flops = 2.0 * taps * outputs[0].size if taps > 1 else 0.0
-    read = min(inputs[0].nbytes, taps * outputs[0].nbytes)
-    return Cost(flops, read, outputs[0].nbytes)
-
-
 def _cases() -> Iterator[Case]:
     usual = {"rounding": "half_down", "cubic_coefficient": -0.75}
     for method in METHODS:
@@ -172,8 +167,8 @@ define(
             "n:u in_extent:u3 out_extent:u3 coefficient:f",
             lower=_lower,
         ),
-        cost=_cost,
-        tolerance=Tolerance(4e-6, 4e-6, "weights are rounded, and up to 64 products are summed"),
+        cost=sampling_cost(2.0, lambda attrs, axes: TAPS[attrs.method] ** axes),
+        tolerance=SUMMATION,
         cases=list(_cases()),
     )
 )

@@ -22,6 +22,7 @@ from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     EXACT,
     POSITION,
+    SUMMATION,
     Case,
     Cost,
     Defines,
@@ -31,6 +32,7 @@ from cml_engine.ops.declaration.spec import (
     Random,
     Tolerance,
     engine_kernel,
+    sampling_cost,
     word,
 )
 
@@ -244,13 +246,7 @@ def _pool_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) ->
     return Cost(covered, min(4 * covered, x.nbytes), outputs[0].nbytes)
 
 
-def _sample_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    taps = 2 ** (inputs[0].rank - 2) * prod(_rates(attrs))
-    return Cost(
-        3.0 * taps * outputs[0].size,
-        min(4.0 * taps * outputs[0].size, inputs[0].nbytes),
-        outputs[0].nbytes,
-    )
+_sample_cost = sampling_cost(3.0, lambda attrs, axes: 2**axes * prod(_rates(attrs)))
 
 
 def _rows(*rows: Sequence[float]) -> Array:
@@ -306,7 +302,6 @@ def _declare(name: str, kind: str, cpu: Callable[..., Array], cost: Callable[...
     )
 
 
-_SUM = Tolerance(4e-6, 4e-6, "a cell's sum in single precision: a rounding per value")
 _METHOD_CASES = [{"method": m} for m in METHODS[1:]]
 _ALIGN_CASES = [{"sampling_rate": [2, 3], "resize_method": m} for m in METHODS[1:]]
 _ALIGN = {"sampling_rate": [2, 2], "resize_method": "symmetric"}
@@ -315,7 +310,7 @@ _WHOLE = Case(((1, 2, 40, 33), _rows((0, 0, 40, 33)), _index(0)), {"output_size"
 _declare(
     "avg_roi_pool", "AVG_POOL", partial(_pool_cpu, _mean), _pool_cost,
     iter([*_cases({}), _WHOLE, Case(((1, 2, 0, 3), _rows((0, 0, 3, 3)), _index(0)),
-                                    {"output_size": [2, 2]}, "an empty map")]), _SUM,
+                                    {"output_size": [2, 2]}, "an empty map")]), SUMMATION,
 )  # fmt: skip
 _declare(
     "max_roi_pool", "MAX_POOL", partial(_pool_cpu, _greatest), _pool_cost,
@@ -465,13 +460,6 @@ _ALIGN_KERNEL = engine_kernel(
 )
 
 
-def _align_cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
-    """Returns the cost, with four samples per result if their number is not fixed."""
-    samples = attrs.sampling_ratio**2 or 4
-    read = min(16.0 * samples * outputs[0].size, inputs[0].nbytes)
-    return Cost(12.0 * samples * outputs[0].size, read, outputs[0].nbytes)
-
-
 def _align_cases() -> Iterator[Case]:
     rois = np.array([[0, 0, 6, 5], [-3, -1, 4.5, 9], [2, 3, 2.5, 3.25], [5, 4, 1, 1]], np.float32)
     index = np.array([0, 1, 1, 7])
@@ -495,7 +483,8 @@ define(
         infer=_align_infer,
         cpu=_align_cpu,
         kernel=_ALIGN_KERNEL,
-        cost=_align_cost,
+        # four samples per result if their number is not fixed
+        cost=sampling_cost(3.0, lambda attrs, axes: 4 * (attrs.sampling_ratio**2 or 4)),
         tolerance=POSITION,
         cases=list(_align_cases()),
     )
