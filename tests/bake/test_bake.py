@@ -58,7 +58,7 @@ def check_values(place: str, made: Layer) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 3])
-def test_every_unit_is_made_once_and_written(client, place, work, chunk):
+def test_every_unit_is_computed_and_written_once(client, place, work, chunk):
     made = layer(4, chunk)
     report = bake(work, place, StorePlan([made], MANIFEST), client=client)
     assert report.complete and report.made == 16 and made.count == len(lines(work.log))
@@ -66,7 +66,7 @@ def test_every_unit_is_made_once_and_written(client, place, work, chunk):
     check_values(place, made)
 
 
-def test_a_second_start_does_only_what_is_missing_or_damaged(client, place, work):
+def test_second_start_computes_only_missing_or_damaged_units(client, place, work):
     made = layer(4)
     bake(work, place, StorePlan([made], MANIFEST), client=client)
     (Path(place) / "L0/sha256/c.0.1.0").unlink()  # a task that did not finish
@@ -83,7 +83,7 @@ def test_a_second_start_does_only_what_is_missing_or_damaged(client, place, work
 
 
 @pytest.mark.parametrize("separator", [".", "/"])
-def test_chunks_are_those_that_zarr_would_write(tmp_path, monkeypatch, separator):
+def test_chunks_equal_those_written_by_zarr(tmp_path, monkeypatch, separator):
     """The store's own writer makes the same files as Zarr's, byte for byte.
 
     Also at the grid's end, for chunks of zeros (which have no file) and in nested folders.
@@ -150,7 +150,7 @@ def test_units_that_always_fail_are_set_aside_and_named(client, place, work):
     assert mended.complete and (mended.made, mended.kept) == (2, 2)
 
 
-def test_layers_may_depend_on_what_a_worker_measures(client, place, work):
+def test_store_plan_may_depend_on_measured_results(client, place, work):
     report = bake(work, place, lambda chunk: StorePlan([layer(4, chunk)], MANIFEST), client=client)
     assert report.made == 16 and len(lines(work.log)) == 4
 
@@ -167,7 +167,7 @@ def test_the_cluster_has_no_more_than_a_window_of_tasks(client, place, work):
     assert len(held) > 2 and max(held) <= 2 * THREADS * 3 + 2
 
 
-def test_a_task_has_as_many_units_as_take_half_a_second():
+def test_tasks_are_sized_to_half_a_second():
     pace = Pace()
     assert pace.units(left=10_000, tasks=3) == 1, "nothing was seen yet"
     pace.record(units=1, seconds=0.05)
@@ -189,7 +189,7 @@ def test_units_that_a_task_has_no_time_for_are_sent_again(client, place, work, m
     check_values(place, layer(2))
 
 
-def test_writes_that_take_long_are_not_waited_for(place, work, monkeypatch):
+def test_slow_writes_run_in_background_threads(place, work, monkeypatch):
     """After slow writes in the first task, the second task writes in background threads.
 
     All units of a task are written when it ends.
@@ -216,7 +216,7 @@ def test_writes_that_take_long_are_not_waited_for(place, work, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_costs_only_what_it_had_begun(place, work):
+def test_dead_worker_loses_only_unfinished_units(place, work):
     made = layer(4)
     dying = replace(work, once=((0, 1),), seconds=0.01)
     report = bake(dying, place, StorePlan([made], MANIFEST), workers=2)
@@ -226,7 +226,7 @@ def test_a_worker_that_dies_costs_only_what_it_had_begun(place, work):
 
 
 @pytest.mark.long
-def test_an_input_that_kills_its_worker_each_time_is_set_aside(place, work):
+def test_unit_that_kills_workers_is_skipped(place, work):
     """A unit that kills its worker each time is set aside with a reason.
 
     All other units are made.
@@ -242,7 +242,7 @@ def test_an_input_that_kills_its_worker_each_time_is_set_aside(place, work):
     assert sum(store.state(unit) == "whole" for unit in made.units()) == 15
 
 
-def test_a_store_whose_making_was_interrupted_is_made_again(client, place, work):
+def test_interrupted_store_creation_is_repeated(client, place, work):
     import zarr
 
     bake(work, place, StorePlan([layer(2)], MANIFEST), client=client)
@@ -292,7 +292,7 @@ def test_other_versions_are_refused_with_both_named(client, place, work, monkeyp
         ("{tmp}/other.zarr", "is a Zarr store of something else"),
     ],
 )
-def test_places_that_are_no_store_are_refused(client, work, tmp_path, place, said):
+def test_paths_that_are_not_stores_are_refused(client, work, tmp_path, place, said):
     import zarr
 
     (tmp_path / "file").write_text("")
@@ -318,7 +318,7 @@ def test_a_full_disk_ends_the_run_with_one_message(client, place, work):
     assert 16 <= len(lines(work.log)) <= 16 + 1
 
 
-def test_a_cluster_that_is_not_there_is_one_message(place, work, monkeypatch):
+def test_missing_cluster_gives_one_message(place, work, monkeypatch):
     monkeypatch.setattr("cml_engine.distributed.cluster._ANSWER_S", 0.5)
     with pytest.raises(InputError, match="no scheduler answers at 'tcp://127.0.0.1:9'"):
         bake(work, place, StorePlan([layer(2)], MANIFEST), scheduler="tcp://127.0.0.1:9")
@@ -330,7 +330,7 @@ def test_a_cluster_that_is_not_there_is_one_message(place, work, monkeypatch):
         bake(work, place, StorePlan([layer(2)], MANIFEST), workers=0)
 
 
-def test_a_cluster_that_vanishes_is_one_message() -> None:
+def test_lost_cluster_gives_one_message() -> None:
     report = Report("out.zarr", total=9, made=4)
     gone = ClusterMonitor(SimpleNamespace(status="closed"), False, report)
     with pytest.raises(InputError, match=r"does not answer any more\. 4 of 9 tiles are in 'out"):
@@ -351,7 +351,7 @@ def test_xarray_reads_it(client, place, work):
 
 
 @pytest.mark.parametrize("size", [17, 1 << 26])
-def test_a_chunk_that_unpacks_to_more_is_damaged(tmp_path, size):
+def test_chunk_that_unpacks_to_more_is_damaged(tmp_path, size):
     """Reading a chunk that unpacks to more than its shape fails without allocating a megabyte."""
     from cml_engine.distributed.store import _encode, read_chunk
 

@@ -91,7 +91,7 @@ def expected(model: Path, inputs: list[Any]) -> list[dict[str, np.ndarray]]:
 
 
 @pytest.mark.parametrize("batch, per_task", [(1, 1), (4, 8), (None, None)])
-def test_rows_are_what_the_network_gives(client, net, tmp_path, rng, batch, per_task):
+def test_map_rows_equal_session_outputs(client, net, tmp_path, rng, batch, per_task):
     made = images(tmp_path / "in", 19, rng)
     store = tmp_path / "out.zarr"
     more = {"backend": "cpu", "batch": batch, "per_task": per_task}
@@ -131,7 +131,7 @@ def lies_in(small: dict[str, Any], large: dict[str, Any]) -> bool:
     return small["tid"] == large["tid"] and large["ts"] <= small["ts"] + 1 and end[0] <= end[1] + 1
 
 
-def test_one_bad_input_costs_itself_only(client, net, tmp_path, rng):
+def test_bad_inputs_do_not_affect_others(client, net, tmp_path, rng):
     images(tmp_path / "in", 9, rng)
     np.save(tmp_path / "in/004.npy", np.zeros((1, 3, 9, 9), np.float32))
     (tmp_path / "in/007.npy").write_bytes(b"no array")
@@ -176,7 +176,7 @@ def test_pictures_and_several_inputs_and_zarr_chunks(client, net, tmp_path, rng)
     assert got.shape[0] == 6
 
 
-def test_several_at_once_only_where_the_bits_are_the_same(net, monkeypatch) -> None:
+def test_inputs_are_batched_only_if_bit_identical(net, monkeypatch) -> None:
     from cml_engine.distributed.map import NetworkProducer
     from cml_engine.runtime.session import CompileOptions, Session
 
@@ -211,7 +211,7 @@ def test_a_cooked_network_needs_no_compiler_on_its_workers(client, net, tmp_path
         map_network(cml.load_cooked(cooked), pattern, tmp_path / "o.zarr", client)
 
 
-def test_a_networks_digest_is_of_what_it_computes(net, tmp_path) -> None:
+def test_graph_digest_depends_only_on_the_computation(net, tmp_path) -> None:
     one = graph_digest(cml.load(net))
     cml.save(cml.load(net), tmp_path / "copy.nnef")
     assert graph_digest(cml.load(tmp_path / "copy.nnef")) == one
@@ -222,7 +222,7 @@ def test_a_networks_digest_is_of_what_it_computes(net, tmp_path) -> None:
     assert graph_digest(cml.load(zeros)) != one
 
 
-def test_another_model_or_other_inputs_are_never_mixed(client, net, tmp_path, rng):
+def test_other_models_or_inputs_are_refused(client, net, tmp_path, rng):
     images(tmp_path / "in", 2, rng)
     pattern, store = str(tmp_path / "in/*.npy"), tmp_path / "out.zarr"
     map_network(cml.load(net), pattern, store, client, backend="cpu")
@@ -247,7 +247,7 @@ def test_another_model_or_other_inputs_are_never_mixed(client, net, tmp_path, rn
         ([], "there are no inputs"),
     ],
 )
-def test_sources_that_make_no_sense_are_refused(net, tmp_path, source, said):
+def test_invalid_sources_are_refused(net, tmp_path, source, said):
     (tmp_path / "a.txt").write_text("")
     group = zarr.open_group(tmp_path / "z.zarr", mode="w")
     group.create_array("flat", data=np.zeros(10, np.float32), chunks=(5,))
@@ -258,13 +258,13 @@ def test_sources_that_make_no_sense_are_refused(net, tmp_path, source, said):
     assert not (tmp_path / "out.zarr").exists()
 
 
-def test_a_network_that_remembers_is_refused(tmp_path):
+def test_network_with_variables_is_refused(tmp_path):
     folder = write_model(tmp_path / "c.nnef", COUNTER, state=np.zeros((1, 2), np.float32))
     with pytest.raises(InputError, match=r"updates its variables \('state'\)"):
         map_network(cml.load(folder), [np.zeros((1, 2))], tmp_path / "o.zarr", backend="cpu")
 
 
-def test_the_command_says_what_it_did_and_what_is_wrong(client, net, tmp_path, rng, capsys):
+def test_map_command_reports_results_and_errors(client, net, tmp_path, rng, capsys):
     images(tmp_path / "in", 3, rng)
     words = ["map", str(net), "--inputs", str(tmp_path / "in/*.npy"), "--backend", "cpu",
              "-o", str(tmp_path / "out.zarr")]  # fmt: skip
@@ -288,7 +288,7 @@ def test_the_command_says_what_it_did_and_what_is_wrong(client, net, tmp_path, r
         assert ended.value.code == 2
 
 
-def test_without_dask_one_line_says_what_to_install(net, tmp_path, rng, capsys, monkeypatch):
+def test_missing_dask_gives_an_install_message(net, tmp_path, rng, capsys, monkeypatch):
     images(tmp_path / "in", 1, rng)
     monkeypatch.setitem(__import__("sys").modules, "distributed", None)
     words = ["map", str(net), "--inputs", str(tmp_path / "in/*.npy"), "-o", str(tmp_path / "o")]
@@ -301,7 +301,7 @@ NAMES = ["../../evil", "", ".", "/evil", "a/../b", "a/./b", "a\0b", "\ud800", "x
 
 
 @pytest.mark.parametrize("names", [*((name,) for name in NAMES), ("a", "a/b"), ("a/b", "a")])
-def test_outputs_whose_names_lead_out_of_the_store_are_refused(tmp_path, names):
+def test_output_names_outside_the_store_are_refused(tmp_path, names):
     """A network is refused if an output's name cannot be an array of the store; nothing is written.
 
     An ONNX file may name its outputs anything, such as ``../../evil``.
@@ -342,9 +342,7 @@ PICKLE = {"id": "pickle", "protocol": 5}
         {"dtype": "<U4", "fill_value": ""},
     ],
 )
-def test_a_zarr_with_other_codecs_or_items_is_refused_before_it_is_read(
-    tmp_path, more, monkeypatch
-):
+def test_zarr_with_other_codecs_is_refused_before_reading(tmp_path, more, monkeypatch):
     monkeypatch.setattr("numcodecs.pickles.ALLOW_UNSAFE_PICKLE_DECODE", True)
     folder, ran = tmp_path / "in.zarr", tmp_path / "ran"
     folder.mkdir()
@@ -363,7 +361,7 @@ def test_a_zarr_with_other_codecs_or_items_is_refused_before_it_is_read(
 
 
 @pytest.mark.parametrize("compressor", [None, "zlib", "gzip", "lz4", "blosc", "zstd"])
-def test_a_zarr_of_format_2_with_usual_codecs_is_read(tmp_path, compressor):
+def test_zarr_format_2_with_common_codecs_is_read(tmp_path, compressor):
     import numcodecs
 
     made = compressor and numcodecs.get_codec({"id": compressor})
@@ -420,7 +418,7 @@ def test_a_chunk_that_unpacks_to_more_than_its_shape_is_refused(tmp_path, codec)
         tracemalloc.stop()
 
 
-def test_the_cluster_of_this_machine_listens_on_this_machine_only():
+def test_local_cluster_listens_on_localhost_only():
     psutil = pytest.importorskip("psutil")
     with connect(workers=1, dashboard=True):
         this = psutil.Process()

@@ -65,7 +65,7 @@ def test_a_region_is_baked_and_drawn_and_not_baked_again(client, tmp_path, capsy
     assert "was made with another levels: 1:2 there, 1:3 here" in capsys.readouterr().err
 
 
-def test_a_tile_of_the_integer_world_is_the_one_that_was_committed(client, tmp_path, capsys):
+def test_baked_integer_tile_has_the_committed_digest(client, tmp_path, capsys):
     place = tmp_path / "planet.zarr"
     (tile,) = (tile for tile in TILES if tile.level == 4)
     more = ["--scheduler", client.scheduler.address, "--integer"]
@@ -79,7 +79,7 @@ def test_a_tile_of_the_integer_world_is_the_one_that_was_committed(client, tmp_p
     assert found is not None and found["digest"].tobytes().hex() == TILES[tile]
 
 
-def test_blocks_of_tiles_are_the_same_tiles(client, tmp_path):
+def test_tiles_baked_in_blocks_are_identical(client, tmp_path):
     more = ["--scheduler", client.scheduler.address]
     for name, block in (("one", "1"), ("two", "2")):
         assert main([*words(tmp_path / f"{name}.zarr", "-1:2,3:5"), *more, "--block", block]) == 0

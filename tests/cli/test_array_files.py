@@ -126,14 +126,14 @@ def test_pictures_of_few_colours(tmp_path, rng, mode):
         (Fact("integer", (1, 3, 4, 5)), "Give an .npy instead"),
     ],
 )
-def test_a_picture_that_does_not_fit(tmp_path, wanted, says):
+def test_picture_of_another_shape_is_refused(tmp_path, wanted, says):
     (tmp_path / "in.png").write_bytes(png(np.zeros((HEIGHT, WIDTH, 3)), 8, COLOUR))
     with pytest.raises(InputError) as error:
         array_files.read(tmp_path / "in.png", "x", wanted)
     assert says in str(error.value)
 
 
-def test_a_picture_s_extents_are_checked_before_memory_is_taken(tmp_path):
+def test_picture_size_is_checked_before_allocation(tmp_path):
     data = bytearray(png(np.zeros((HEIGHT, WIDTH, 3)), 8, COLOUR))
     data[16:29] = struct.pack(">IIBBBBB", 2**31 - 1, 2**31 - 1, 16, COLOUR, 0, 0, 0)
     data[29:33] = struct.pack(">I", zlib.crc32(bytes(data[12:29])))
@@ -157,7 +157,7 @@ ARRAY = np.linspace(0, 1, HEIGHT * WIDTH * 3, dtype=np.float32).reshape(1, 3, HE
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".png"])
-def test_a_flipped_bit_is_found_or_changes_nothing(tmp_path, rng, suffix):
+def test_flipped_bit_is_detected_or_harmless(tmp_path, rng, suffix):
     path = tmp_path / f"in{suffix}"
     array_files.write_outputs({"x": path}, {"x": ARRAY})
     whole = path.read_bytes()
@@ -216,7 +216,7 @@ def test_hostile_headers(tmp_path, header, packed):
     assert HEADERS[header] in str(error.value)
 
 
-def test_an_archive_that_would_unpack_to_more_than_is_wanted(tmp_path):
+def test_oversized_archive_is_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "in.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x.npy", npy(next(iter(HEADERS)), bytes(2**24)))
     with pytest.raises(InputError, match="wanted shape"):
@@ -260,7 +260,7 @@ def two(tmp_path):
     return run
 
 
-def test_outputs_of_any_name_go_into_one_archive(two, tmp_path):
+def test_outputs_of_any_name_are_saved_in_one_archive(two, tmp_path):
     assert two(f"allow_pickle={tmp_path}/o.npz", f"file={tmp_path}/two/../o.npz") == 0
     with np.load(tmp_path / "o.npz") as found:
         assert sorted(found.files) == ["allow_pickle", "file"]
@@ -277,7 +277,7 @@ def test_two_outputs_in_one_file_are_refused_before_the_run(two, tmp_path, suffi
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".npz", ".png"])
-def test_a_full_disk_leaves_the_old_file_and_is_told(two, tmp_path, capsys, monkeypatch, suffix):
+def test_full_disk_keeps_the_old_file_with_a_message(two, tmp_path, capsys, monkeypatch, suffix):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -292,7 +292,7 @@ def test_a_full_disk_leaves_the_old_file_and_is_told(two, tmp_path, capsys, monk
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted((f"o{suffix}", "two", "x.npy"))
 
 
-def test_checking_a_place_changes_nothing(tmp_path):
+def test_check_place_changes_nothing(tmp_path):
     (tmp_path / "there").write_text("old")
     before = (tmp_path / "there").stat().st_mtime_ns
     array_files.check_place(tmp_path / "there")
@@ -304,7 +304,7 @@ def test_checking_a_place_changes_nothing(tmp_path):
             array_files.check_place(tmp_path / place)
 
 
-def test_a_file_of_the_model_is_no_place_to_write(tmp_path):
+def test_output_into_a_model_file_is_refused(tmp_path):
     (tmp_path / "graph.nnef").write_text("old")
     for model in (tmp_path, tmp_path / "graph.nnef"):
         with pytest.raises(InputError, match="graph.nnef' is the model's own: name another file"):
@@ -312,7 +312,7 @@ def test_a_file_of_the_model_is_no_place_to_write(tmp_path):
         array_files.check_place(tmp_path / "trace.json", str(model))
 
 
-def test_archives_are_those_that_numpy_writes(tmp_path):
+def test_archives_equal_those_of_numpy(tmp_path):
     array_files.write_outputs({"a": tmp_path / "o.npz"}, {"a": ARRAY})
     packed = io.BytesIO()
     np.savez(packed, a=ARRAY)
@@ -326,7 +326,7 @@ def test_archives_are_those_that_numpy_writes(tmp_path):
 # --- shapes that a model leaves open
 
 
-def test_samples_and_the_first_of_many_files_say_a_shape(tmp_path):
+def test_open_extents_are_taken_from_sample_files(tmp_path):
     known = (None, 3, None, None)
     np.savez(tmp_path / "s.npz", x=np.zeros((9, 3, 4, 5), np.float32))
     np.save(tmp_path / "s.npy", np.zeros((9, 1, 3, 4, 5), np.float32))

@@ -68,7 +68,7 @@ def test_run_writes_npy_and_npz(run_abc, tmp_path):
     assert "output1: scalar[1,128,1,1] ->" in said
 
 
-def test_run_reads_npz_by_name_and_takes_graph_file_or_folder(abc, tmp_path, run_cml):
+def test_run_reads_npz_arrays_by_name(abc, tmp_path, run_cml):
     both = tmp_path / "in.npz"
     np.savez(both, **inputs_abc())
     for model in (abc, abc / "graph.nnef"):
@@ -104,7 +104,7 @@ def test_rank_prints_a_table_csv_or_json(abc, run_cml, refused):
     assert "leave --json out" in refused(*command, "--json", "--csv")
 
 
-def test_a_model_without_inputs_given_is_refused(abc, refused):
+def test_run_without_inputs_is_refused(abc, refused):
     assert "-i NAME=FILE" in refused("run", abc)
 
 
@@ -151,9 +151,7 @@ def test_inputs_are_checked_with_names_and_shapes(abc, tmp_path, refused):
         assert says in refused("run", abc, *flags, "--backend", "cpu")
 
 
-def test_outputs_that_cannot_be_written_are_refused_before_the_run(
-    run_abc, image_model, tmp_path, refused
-):
+def test_unwritable_outputs_are_refused_before_the_run(run_abc, image_model, tmp_path, refused):
     cases = [
         (f"output1={tmp_path}/no/such/o.npy", "no folder"),
         (f"output1={tmp_path}", "wanted a file in"),

@@ -91,7 +91,9 @@ def end(capsys, argv):
 
 
 @pytest.mark.parametrize("command", commands())
-def test_every_fault_at_every_command(command, model, capsys, monkeypatch, tmp_path):
+def test_every_fault_gives_a_message_at_every_command(
+    command, model, capsys, monkeypatch, tmp_path
+):
     monkeypatch.delenv("CML_DEBUG", raising=False)
     monkeypatch.chdir(tmp_path)
     for fault, code, says in FAULTS:
@@ -157,7 +159,7 @@ def test_ranges_parse_and_check_alike():
             ranges.BUDGET_MS.check(value, "budget")
 
 
-def test_functions_check_their_numbers_as_commands_do(model):
+def test_functions_check_numbers_like_commands(model):
     session = cml.Session(cml.load(model), "cpu")
     for runs in (0, -1, 1.5, float("nan"), "3"):
         with pytest.raises(InputError, match="runs: wanted a whole number"):

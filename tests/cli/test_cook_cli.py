@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
     return made
 
 
-def test_cook_says_what_it_wrote(folder, tmp_path, run_cml):
+def test_cook_reports_file_and_profiles(folder, tmp_path, run_cml):
     file = tmp_path / "net.cml"
     out = run_cml("cook", folder / "small.nnef", "-o", file, "--devices", "portable").out
     assert f"{file}: 0.0" in out and "portable: 4 steps" in out and "software" not in out
@@ -39,7 +39,7 @@ def test_check_runs_the_golden_pair(folder, run_cml):
     assert "as it was cooked" in said
 
 
-def test_check_fails_where_results_are_others(folder, tmp_path, run_cml):
+def test_check_fails_for_different_results(folder, tmp_path, run_cml):
     def change(content):
         content[-3] ^= 0x40  # of the last output's last number
 
@@ -57,7 +57,7 @@ def test_info_shows_it(folder, run_cml):
     assert [p["profile"] for p in found["profiles"]] == ["discrete", "portable", "software"]
 
 
-def test_a_cooked_file_runs_as_its_model_does(folder, tmp_path, run_cml):
+def test_cooked_file_runs_like_its_model(folder, tmp_path, run_cml):
     results = []
     for name in ("small.nnef", "small.cml"):
         out = tmp_path / f"{name}.npy"
@@ -68,7 +68,7 @@ def test_a_cooked_file_runs_as_its_model_does(folder, tmp_path, run_cml):
     assert "conv" in run_cml("rank", folder / "small.cml", "--backend", "cpu", "--runs", "2").out
 
 
-def test_only_the_command_line_makes_a_file_trusted(folder):
+def test_cooked_files_are_trusted_only_by_option(folder):
     """A cooked file's kernels are trusted only with ``--trusted``.
 
     The file's own claim has no effect. Every command that loads a model has the option, except
@@ -85,7 +85,7 @@ def test_only_the_command_line_makes_a_file_trusted(folder):
 
 
 @pytest.mark.gpu
-def test_frames_and_validate_take_it(folder, gpu, run_cml):
+def test_frames_and_validate_accept_cooked_files(folder, gpu, run_cml):
     assert "all operators agree" in run_cml("validate", folder / "small.cml").out
     run_cml("cook", "--check", folder / "small.cml", "--backend", "gpu")
 
@@ -108,7 +108,7 @@ def test_invalid_models_and_options_are_refused(folder, tmp_path, refused):
     assert not (tmp_path / "x.cml").exists()
 
 
-def test_cook_says_what_hosts_refuse_by_default(folder, tmp_path, monkeypatch, run_cml):
+def test_cook_warns_about_default_host_limits(folder, tmp_path, monkeypatch, run_cml):
     monkeypatch.setattr(ship, "CookedLimits", lambda: cml.CookedLimits(steps=2))
     file = tmp_path / "net.cml"
     assert (

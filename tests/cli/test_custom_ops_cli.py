@@ -85,7 +85,7 @@ def test_ops_brings_operators_from_a_file(calls_twice, run, ops):
         assert run(calls_twice, *given) == [0, factor, 2 * factor]
 
 
-def test_ops_may_be_given_again_and_imports_its_neighbours(calls_twice, tmp_path, run, ops):
+def test_ops_file_may_be_repeated_and_imports_siblings(calls_twice, tmp_path, run, ops):
     (tmp_path / "neighbour.py").write_text("FACTOR = 3\n")
     (tmp_path / "more.py").write_text(TWICE.replace("twice", "thrice"))
     given = ops("from neighbour import FACTOR\n" + TWICE.replace("2", "FACTOR"))
@@ -119,12 +119,12 @@ BAD_FILES = [
 
 
 @pytest.mark.parametrize(("text", "says"), BAD_FILES, ids=[says for _, says in BAD_FILES])
-def test_a_faulty_file_is_one_message_with_its_line(calls_twice, run, ops, text, says):
+def test_faulty_ops_file_gives_one_message_with_its_line(calls_twice, run, ops, text, says):
     assert says in run(calls_twice, *ops(text), ends=2)
     assert "twice" not in registered()
 
 
-def test_a_file_that_is_not_there_or_not_python(calls_twice, tmp_path, run):
+def test_missing_or_non_python_ops_file_is_refused(calls_twice, tmp_path, run):
     (tmp_path / "ops.txt").write_text(TWICE)
     for name, says in (("none.py", "none.py': no such file"), ("ops.txt", "wanted a Python file")):
         assert says in run(calls_twice, "--ops", tmp_path / name, ends=2)
@@ -139,14 +139,14 @@ def calls_fragment(folder, fragment):
 
 
 @pytest.mark.parametrize("body", ["{ y = x + x; }", ";"])
-def test_a_model_s_own_fragment_is_the_registered_operator(tmp_path, run, ops, body):
+def test_registered_operator_replaces_the_models_fragment(tmp_path, run, ops, body):
     fragment = f"fragment twice(x: tensor<scalar>) -> (y: tensor<scalar>){body}"
     model = calls_fragment(tmp_path, fragment)
     run(model, ends=2 if body == ";" else 0)
     assert run(model, *ops(TWICE.replace("2 * x", "7 * x"))) == [0, 7, 14]
 
 
-def test_another_signature_than_the_registered_one_is_a_notice(tmp_path, ops, run_to_file):
+def test_different_signature_gives_a_notice(tmp_path, ops, run_to_file):
     fragment = "fragment twice(x: tensor<scalar>, k: scalar = 3.0) -> (y: tensor<scalar>)"
     model = calls_fragment(tmp_path, fragment + "{ y = k * x; }")
     with warnings.catch_warnings():
@@ -180,7 +180,7 @@ BAD_LIBRARIES = [
 
 
 @pytest.mark.parametrize(("text", "says"), BAD_LIBRARIES, ids=[says for _, says in BAD_LIBRARIES])
-def test_a_faulty_library_is_one_message(calls_twice, tmp_path, run, text, says):
+def test_faulty_fragment_library_gives_one_message(calls_twice, tmp_path, run, text, says):
     (tmp_path / "lib.nnef").write_text(text, encoding="latin-1")
     assert says in run(calls_twice, "--fragments", tmp_path / "lib.nnef", ends=2)
     assert "none.nnef" in run(calls_twice, "--fragments", tmp_path / "none.nnef", ends=2)
@@ -197,7 +197,7 @@ def test_dump_kernels(tmp_path, gpu, run_cml):
         assert "void kernel(uint thread)" in next(folder.glob("cross-????????.hlsl")).read_text()
 
 
-def test_dump_kernels_to_where_nothing_can_be_written(tmp_path, gpu, refused):
+def test_dump_kernels_into_an_unwritable_place_is_refused(tmp_path, gpu, refused):
     (tmp_path / "file").write_text("")
     said = refused("rank", MODEL, *OPS, "--dump-kernels", tmp_path / "file")
     assert "--dump-kernels: cannot write into" in said
@@ -205,7 +205,7 @@ def test_dump_kernels_to_where_nothing_can_be_written(tmp_path, gpu, refused):
     assert "--dump-kernels needs a GPU" in said
 
 
-def test_debug_kernels_shows_what_they_print(calls_twice, tmp_path, gpu, run_to_file, ops, run_cml):
+def test_debug_kernels_shows_prints(calls_twice, tmp_path, gpu, run_to_file, ops, run_cml):
     kernel = 'void kernel(uint thread) { CML_PRINT("x", x[thread]); y[thread] = 2 * x[thread]; }'
     given = ops(TWICE.replace(CPU, f"kernel=cml.Kernel(source={kernel!r})"))
     assert "workgroup" not in run_to_file(calls_twice, *given, backend="gpu")
@@ -221,7 +221,7 @@ def test_debug_kernels_shows_what_they_print(calls_twice, tmp_path, gpu, run_to_
     assert "were cooked without CML_PRINT" in said
 
 
-def test_stub_shows_what_an_operator_costs_end_to_end(tmp_path, gpu, monkeypatch, run_cml):
+def test_stub_reports_the_end_to_end_cost_of_an_operator(tmp_path, gpu, monkeypatch, run_cml):
     def counted(session, _inputs):
         """Returns a function that returns the session's FLOPs in place of a varying time."""
         work = sum(step.cost.flops for step in session.plan.steps)
@@ -298,7 +298,7 @@ def test_operators_of_installed_packages_load_by_themselves(
 
 
 @pytest.mark.usefixtures("_no_memory_of_packages")
-def test_a_package_that_fails_is_a_notice_with_its_name(tmp_path, monkeypatch, run_cml):
+def test_failing_plugin_package_gives_a_notice(tmp_path, monkeypatch, run_cml):
     (tmp_path / "broken_game_ops.py").write_text("1 / 0\n")
     entry_point(monkeypatch, "broken_game_ops", tmp_path)
     with warnings.catch_warnings():
@@ -307,5 +307,5 @@ def test_a_package_that_fails_is_a_notice_with_its_name(tmp_path, monkeypatch, r
     assert "package 'some-game'" in said and "ZeroDivisionError" in said
 
 
-def test_ops_lists_a_game_s_own(run_cml):
+def test_ops_lists_game_operators(run_cml):
     assert "cross" in run_cml("ops", *OPS).out

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = documentation_pages()
 
 
-def test_without_a_page_all_are_listed_with_a_line_each(run_cml):
+def test_docs_lists_all_pages(run_cml):
     lines = run_cml("docs").out.splitlines()
     assert [line.split()[0] for line in lines] == list(PAGES)
     assert {path.stem for path in (ROOT / "docs").glob("*.md")} == {*PAGES, "index"}
@@ -56,7 +56,7 @@ def messages():
                     yield file.relative_to(ROOT).as_posix(), node.value
 
 
-def test_messages_name_pages_that_a_wheel_has():
+def test_messages_cite_existing_pages():
     """Messages name no file in ``docs/``, and only existing pages of ``cml docs``."""
     wrong = [(file, text) for file, text in messages() if re.search(r"docs/\w+\.md", text)]
     assert wrong == []
@@ -65,7 +65,7 @@ def test_messages_name_pages_that_a_wheel_has():
     assert named <= PAGES.keys()
 
 
-def test_help_names_pages_that_exist():
+def test_help_cites_existing_pages():
     (choices,) = (a.choices for a in parser()._actions if a.choices)
     shown = " ".join(" ".join(made.format_help().split()) for made in choices.values())
     assert set(re.findall(r"cml docs (\w+)", shown)) <= PAGES.keys()

@@ -52,7 +52,7 @@ def test_run_and_rank(model, tmp_path, gpu, run_cml):
     run_cml("rank", model, "--half", "--runs", "1", "--backend", "gpu")
 
 
-def test_validate_tells_what_storage_costs(model, gpu, run_cml):
+def test_validate_reports_half_storage_errors(model, gpu, run_cml):
     said = run_cml("validate", model, "--half").out
     assert "all operators agree" in said and "16-bit storage against 32 bits" in said
     *_, output = (line.split() for line in said.splitlines() if line.startswith("t5 "))
@@ -60,7 +60,7 @@ def test_validate_tells_what_storage_costs(model, gpu, run_cml):
     assert "16-bit storage" not in run_cml("validate", model).out
 
 
-def test_validate_names_the_operator_whose_values_do_not_fit(tmp_path, gpu, run_cml):
+def test_validate_names_the_operator_that_overflows_half(tmp_path, gpu, run_cml):
     said = run_cml("validate", write(tmp_path / "large.nnef", 1e6), "--half", ends=1).out
     assert "first value too large for 16 bits" in said and "graph.nnef:" in said and "mul" in said
     run_cml("validate", tmp_path / "large.nnef")

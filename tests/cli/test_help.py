@@ -67,7 +67,7 @@ def test_every_command_that_plans_for_a_gpu_takes_an_adapter():
 
 
 @pytest.mark.parametrize("command", ["info", "run", "validate", "simulate"])
-def test_an_adapter_that_does_not_exist_is_named(command, tmp_path, refused):
+def test_unknown_adapter_is_named(command, tmp_path, refused):
     model = write_model(tmp_path / "m.nnef", RELU)
     more = {"run": ["--random-inputs"], "info": ["--budget-ms", "2"]}.get(command, [])
     said = refused(command, model, "--adapter", "no such GPU", *more)

@@ -39,7 +39,7 @@ def fact(channels):
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
 @pytest.mark.parametrize("kind", STEPS)
-def test_a_picture_is_read_as_it_was_written(tmp_path, rng, kind, channels):
+def test_written_images_round_trip(tmp_path, rng, kind, channels):
     needs(kind)
     value = rng.random((1, channels, HEIGHT, WIDTH), np.float32)
     value[0, :, 0, :2] = 0, 1
@@ -56,7 +56,7 @@ def test_a_picture_is_read_as_it_was_written(tmp_path, rng, kind, channels):
 
 
 @pytest.mark.parametrize("kind", ["tif", "exr"])
-def test_floats_are_kept_as_they_are(tmp_path, kind):
+def test_float_images_round_trip_exactly(tmp_path, kind):
     needs(kind)
     value = np.array([-3.5, 1e6, np.inf, 0.0], np.float32).reshape(1, 1, 1, 4)
     array_files.write_outputs({"y": tmp_path / f"a.{kind}"}, {"y": value})
@@ -64,7 +64,7 @@ def test_floats_are_kept_as_they_are(tmp_path, kind):
     np.testing.assert_array_equal(found, value)
 
 
-def test_other_programs_read_16_bits(tmp_path, rng):
+def test_16_bit_png_is_read_by_pillow(tmp_path, rng):
     value = rng.random((1, 1, HEIGHT, WIDTH), np.float32)
     array_files.write_outputs({"y": named_file(f"{tmp_path}/a.png:bits=16")}, {"y": value})
     with Image.open(tmp_path / "a.png") as image:
@@ -72,7 +72,7 @@ def test_other_programs_read_16_bits(tmp_path, rng):
     np.testing.assert_array_equal(pixels, np.rint(value[0, 0].astype(float) * 65535))
 
 
-def test_planes_apart_and_whole_numbers_of_tiff(tmp_path, rng):
+def test_tiff_planes_and_integers_are_read(tmp_path, rng):
     tifffile = pytest.importorskip("tifffile")
     samples = rng.integers(0, 65536, (HEIGHT, WIDTH, 3)).astype(np.uint16)
     apart = np.ascontiguousarray(samples.transpose(2, 0, 1))

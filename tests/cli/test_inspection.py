@@ -51,7 +51,7 @@ def index(folder):
 
 
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
-def test_every_tensor_is_written_with_what_it_is(model, tmp_path, backend, run):
+def test_dump_tensors_writes_an_index_of_all_tensors(model, tmp_path, backend, run):
     out = tmp_path / "made" / "dump"
     assert (
         f"4 tensors -> {out}/index.json" in run(model, "--dump-tensors", out, backend=backend).out
@@ -70,7 +70,7 @@ def test_every_tensor_is_written_with_what_it_is(model, tmp_path, backend, run):
     np.testing.assert_allclose(picture / 255, darker[0].transpose(1, 2, 0), atol=1 / 255)
 
 
-def test_only_some_are_written(model, tmp_path, run):
+def test_dump_tensors_filters_by_name(model, tmp_path, run):
     run(model, "--dump-tensors", tmp_path / "d", "--only", "r*", "--only", "y")
     assert list(index(tmp_path / "d")) == ["ratio", "y"]
     assert (
@@ -89,7 +89,7 @@ def test_a_picture_outside_of_its_range_is_stretched(model, tmp_path, run):
 
 
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
-def test_the_first_result_that_is_not_finite_is_named(model, tmp_path, backend, run):
+def test_stop_at_nan_names_the_first_tensor(model, tmp_path, backend, run):
     out = tmp_path / "d"
     args = ("--stop-at-nan", "--dump-tensors", out)
     said = run(model, *args, gain="zero", backend=backend, ends=1).err

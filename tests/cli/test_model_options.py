@@ -95,7 +95,7 @@ def test_the_layout_of_textures(tmp_path, monkeypatch, run_cml, refused):
     assert "cannot write" in err and not (tmp_path / "new").exists()
 
 
-def test_convert_says_what_it_does_not_take(tmp_path, refused):
+def test_convert_refuses_unsupported_options(tmp_path, refused):
     err = refused("convert", "m.param", tmp_path / "m", "--weights", "w.safetensors")
     assert "'m.param': weights cannot be given for ncnn" in err
     more = ("--placeholders", "--weights", "w.safetensors")
@@ -115,7 +115,7 @@ graph net(image, other) -> (out)
 """
 
 
-def test_an_extent_that_the_model_leaves_open_is_that_of_the_file(tmp_path, run_cml, refused):
+def test_open_extent_is_taken_from_the_input_file(tmp_path, run_cml, refused):
     net = str(write_model(tmp_path / "net", OPEN))
     image = np.arange(60, dtype=np.float32).reshape(1, 3, 4, 5)
     np.savez(tmp_path / "both.npz", image=image, other=image)

@@ -17,7 +17,7 @@ NAMES = [*STDLIB.fragments, *EXTENSIONS.fragments]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_operator_says_what_it_computes(name):
+def test_every_operator_has_a_description(name):
     doc = operator_doc(name)
     assert doc.endswith(".") and len(doc) >= 3
     assert "made by the engine" not in doc
@@ -25,7 +25,7 @@ def test_every_operator_says_what_it_computes(name):
     assert f"signature  {name}(" in shown and f"meaning    {doc}" in shown and "runs  " in shown
 
 
-def test_the_page_of_operators_has_the_same_words():
+def test_operators_page_has_the_same_descriptions():
     """docs/operators.md has the same description of every operator as ``cml ops``.
 
     ``python -m tests.prove`` writes the page.
@@ -52,7 +52,7 @@ def test_an_unknown_operator_has_similar_ones(refused):
     ("doc", "says"), [("Twice the input.", "Twice the input."), ("", "give its cml.OpSpec a doc")]
 )
 @pytest.mark.usefixtures("own_operators")
-def test_a_game_documents_its_own(doc, says):
+def test_game_operator_has_a_description(doc, says):
     cml.register(
         cml.OpSpec(
             "twice",

@@ -57,7 +57,7 @@ def files(folder):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_foreign_files_stay(command, given, tmp_path, capsys):
+def test_foreign_files_are_kept(command, given, tmp_path, capsys):
     """A filled folder is refused.
 
     With ``--overwrite`` only files of an earlier run are replaced or deleted. A manifest of
@@ -111,7 +111,7 @@ def test_links_are_not_followed(command, given, tmp_path, capsys):
     assert files(outside) == before
 
 
-def test_a_link_in_the_place_of_a_finished_model_is_not_followed(given, tmp_path, capsys):
+def test_link_in_place_of_a_finished_model_is_refused(given, tmp_path, capsys):
     """A link in the place of a model that a killed process finished is refused, not followed."""
     folder, outside = tmp_path / "out", tmp_path / "outside"
     assert run("convert", given, folder) == run("convert", given, outside) == 0
@@ -122,7 +122,7 @@ def test_a_link_in_the_place_of_a_finished_model_is_not_followed(given, tmp_path
     assert files(outside) == before
 
 
-def test_dumped_kernels_leave_links_alone(given, tmp_path, gpu, run_cml, refused):
+def test_dump_kernels_does_not_follow_links(given, tmp_path, gpu, run_cml, refused):
     folder, outside = tmp_path / "out", tmp_path / "outside"
     words = ["rank", str(given["model"]), "--runs", "1", "--dump-kernels", str(folder)]
     run_cml(*words)
@@ -137,7 +137,7 @@ def test_dumped_kernels_leave_links_alone(given, tmp_path, gpu, run_cml, refused
 @pytest.mark.parametrize(
     "label", ["", " ", "\0", "../../evil", "/evil", "a" * 4096, "conv.hlsl X=1"]
 )
-def test_a_cooked_kernel_s_label_is_no_path(label, tmp_path):
+def test_cooked_kernel_label_is_not_used_as_a_path(label, tmp_path):
     key = KernelCode(label, 1, 16, False, "0123456789", lambda: "fn main() {}")
     made = dump_kernel(key, tmp_path / "dump")
     assert made.parent == tmp_path / "dump" and made.read_text() == "fn main() {}"

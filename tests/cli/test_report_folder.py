@@ -73,7 +73,7 @@ def report(model, folder, *more):
     return main(["report", str(model), "--random-weights", "-o", str(folder), *more])
 
 
-def test_a_report_is_whole_and_offline(made):
+def test_report_is_complete_and_offline(made):
     text = (made / "index.html").read_text(encoding="utf-8")
     page = Page(text)
     assert page.open == []
@@ -110,7 +110,7 @@ def test_text_of_a_model_is_escaped_on_the_page(tmp_path):
     assert "<script>alert" not in text and "<img" not in text
 
 
-def test_an_interrupted_report_says_what_is_missing(model, tmp_path, monkeypatch):
+def test_interrupted_report_lists_missing_parts(model, tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 

@@ -39,7 +39,7 @@ def display() -> Iterator[str]:
     server.wait()
 
 
-def test_memory_that_grows_is_an_error_and_what_comes_and_goes_is_not() -> None:
+def test_memory_growth_is_reported_but_fluctuation_is_not() -> None:
     pytest.importorskip("glfw", reason="glfw is not installed (the extra 'game')")
     from tests.display.window_session import Held, grew, growth
 

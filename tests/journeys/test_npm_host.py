@@ -35,7 +35,7 @@ def project(package, tmp_path):
     return tmp_path
 
 
-def test_it_holds_only_what_a_host_needs(package):
+def test_npm_package_has_only_host_files(package):
     description = json.loads((package / "package.json").read_text())
     files = {path.name for path in package.iterdir()}
     assert files == {

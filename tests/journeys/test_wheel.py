@@ -52,7 +52,7 @@ def test_wheel_has_one_top_level_package(names):
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 
-def test_another_package_called_scheduler_does_no_harm(environment, tmp_path):
+def test_foreign_scheduler_package_does_not_conflict(environment, tmp_path):
     (tmp_path / "other/scheduler").mkdir(parents=True)
     (tmp_path / "other/scheduler/__init__.py").write_text("class Scheduler: pass\n")
     for place in ("0", "len(sys.path)"):
@@ -78,7 +78,7 @@ def test_every_module_of_the_wheel_that_needs_no_extra_imports(environment, tmp_
     assert done.stdout + done.stderr == ""
 
 
-def test_pages_that_messages_cite_can_be_read(environment, tmp_path):
+def test_cited_pages_are_in_the_wheel(environment, tmp_path):
     said = environment.run("cml", "docs", "ship_it", cwd=tmp_path).stdout
     assert said.startswith("# Ship it")
 
@@ -97,7 +97,7 @@ def test_rewritten_imports_name_the_packages_inside_the_wheel():
     assert nested("from scheduler_tools import A\n") == "from scheduler_tools import A\n"
 
 
-def test_packages_import_each_other_by_statements_that_the_layout_rewrites():
+def test_imports_between_packages_are_rewritable():
     statement = re.compile(r"^\s*import .*\b(scheduler|demo_game)[ .,]", re.MULTILINE)
     sources = (p for folder in PLACES for p in (ROOT / folder).rglob("*.py"))
     assert [str(p) for p in sources if statement.search(p.read_text("utf-8"))] == []

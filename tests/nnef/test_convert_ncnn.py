@@ -43,7 +43,7 @@ def convert_lines(tmp_path):
     return run
 
 
-def test_half_floats_are_padded_to_words(convert_lines):
+def test_half_weights_are_padded_to_four_bytes(convert_lines):
     halves = np.array([1, 2, 3, 4, 5], "<f2").tobytes() + b"\0\0"
     graph = convert_lines(
         "Convolution a 1 1 in b 0=1 1=1 5=1 6=4",
@@ -80,7 +80,7 @@ def test_inputs_by_their_names(tmp_path):
         cml.load(path, shapes={"c": (1, 4, 8)})
 
 
-def test_a_file_without_inputs_reads_what_no_layer_makes(tmp_path):
+def test_blobs_without_a_layer_are_inputs(tmp_path):
     path = write(tmp_path, ["ReLU r 1 1 data out"])
     assert cml.load(path, shapes=(1, 2, 3)).inputs == ("data",)
     with pytest.raises(InputError, match="the size of its input 'data'"):
@@ -122,7 +122,7 @@ def test_a_source_has_both_files(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["info", "run", "export", "simulate"])
-def test_every_command_takes_it(command, tmp_path, run_cml):
+def test_every_command_accepts_the_format(command, tmp_path, run_cml):
     path = write(tmp_path, ["Input i 0 1 in", "ReLU r 1 1 in out"])
     np.save(tmp_path / "in.npy", np.array([[[-1.0, 2.0]]], np.float32))
     more = {
@@ -135,7 +135,7 @@ def test_every_command_takes_it(command, tmp_path, run_cml):
         assert np.load(tmp_path / "out.npy").tolist() == [[[0.0, 2.0]]]
 
 
-def test_the_only_inputs_shape_needs_no_name_in_any_format(tmp_path):
+def test_single_input_shape_needs_no_name(tmp_path):
     path = write(tmp_path, ["Input i 0 1 x", "ReLU r 1 1 x out"])
     cml.save(cml.load(path, shapes=(1, 3, 4)), tmp_path / "m")
     cml.save(cml.load(path, shapes=(1, 3, 4)), tmp_path / "m.onnx")
@@ -164,7 +164,7 @@ def test_the_only_inputs_shape_needs_no_name_in_any_format(tmp_path):
         (["Input i 0 1 inf 0=4", "Clip c 1 1 inf nan"], ["nan"]),
     ],
 )  # fmt: skip
-def test_names_that_files_and_nnef_do_not_take(tmp_path, lines, outputs, run_cml):
+def test_invalid_file_and_nnef_names_are_converted(tmp_path, lines, outputs, run_cml):
     count = 4 * sum(line.startswith("PReLU") for line in lines)
     count += 2 * sum(line.startswith("Memory") for line in lines)
     path = write(tmp_path, lines, counted(count))
@@ -175,7 +175,7 @@ def test_names_that_files_and_nnef_do_not_take(tmp_path, lines, outputs, run_cml
     cml.Session(graph, "cpu").run({x: np.zeros(graph.facts[x].shape, np.float32)})
 
 
-def test_a_failed_conversion_leaves_what_was_there(tmp_path, monkeypatch, run_cml, refused):
+def test_failed_conversion_keeps_the_old_model(tmp_path, monkeypatch, run_cml, refused):
     path = write(tmp_path, ["Input i 0 1 x 0=4", "ReLU r 1 1 x y"])
     words = ["convert", str(path), str(tmp_path / "out"), "--overwrite"]
     run_cml(*words)
@@ -189,7 +189,7 @@ def test_a_failed_conversion_leaves_what_was_there(tmp_path, monkeypatch, run_cm
     assert (tmp_path / "out" / "graph.nnef").read_bytes() == before
 
 
-def test_the_command_takes_shapes_by_name(tmp_path, run_cml, refused):
+def test_convert_takes_shapes_by_name(tmp_path, run_cml, refused):
     lines = ["Input i 0 1 a", "Input j 0 1 b", "BinaryOp c 2 1 a b c 0=0",
              "Pooling p 1 1 c out 0=0 1=3 2=2"]  # fmt: skip
     words = ["convert", str(write(tmp_path, lines)), str(tmp_path / "out")]
@@ -222,7 +222,7 @@ def test_all_unknown_layers_are_named_at_once(convert_lines):
     ]
 
 
-def test_the_documentation_lists_what_converts():
+def test_ncnn_page_lists_all_layer_types():
     """``docs/ncnn_layers.md`` has a line for each layer type, converted or refused, with its
     limits."""
     text = DOCS.read_text(encoding="utf-8")
@@ -288,13 +288,13 @@ HEADS = ("| layer | refused |", "| layer | what to do |")
         ("Concat c 2 1 in in out 0=3", b"", "axis 3 of 3: export it again"),
     ],
 )
-def test_what_cannot_be_converted(convert_lines, line, weights, message):
+def test_unsupported_layers_are_refused(convert_lines, line, weights, message):
     with pytest.raises(ModelError) as error:
         convert_lines(line, weights=weights)
     assert message in str(error.value)
 
 
-def test_files_that_are_not_ncnns(tmp_path):
+def test_non_ncnn_files_are_refused(tmp_path):
     for data, message in [
         (b"", "not a ncnn .param: wanted 7767517 first, got nothing"),
         (b"hello", "wanted 7767517 first, got hello"),

@@ -56,7 +56,7 @@ def written(model, shape):
     return cml.load(other)
 
 
-def test_a_given_shape_counts_instead_of_the_texts(model, rng):
+def test_given_shape_replaces_the_texts(model, rng):
     """A model loaded with another input shape equals one whose text has that shape.
 
     This includes all that the text computes from shapes, in fragments and comprehensions.
@@ -72,12 +72,12 @@ def test_a_given_shape_counts_instead_of_the_texts(model, rng):
     np.testing.assert_array_equal(run(graph, image), run(wanted, image))
 
 
-def test_the_shape_that_the_text_has_changes_nothing(model):
+def test_shape_equal_to_the_texts_changes_nothing(model):
     plain, given = cml.load(model), cml.load(model, shapes={"image": [1, 2, 4, np.int64(4)]})
     assert given.facts == plain.facts and given.nodes == plain.nodes
 
 
-def test_a_loaded_graph_has_other_shapes_without_its_files(model, rng):
+def test_loaded_graph_is_reshaped_without_its_files(model, rng):
     graph = cml.load(model)
     wanted = written(model, "[1, 2, 8, 6]")
     shutil.rmtree(model)
@@ -103,7 +103,7 @@ def test_an_archive_and_its_quantisation_too(model):
     assert len(other.nodes) > len(cml.load(model).nodes)
 
 
-def test_what_was_said_of_the_text_is_said_once(model):
+def test_warnings_are_not_repeated_by_reshaped(model):
     text = (model / "graph.nnef").read_text().replace("version 1.0;\n", "")
     (model / "graph.nnef").write_text(text)
     with pytest.warns(cml.nnef.NnefWarning, match="version"):
@@ -139,7 +139,7 @@ def test_invalid_shapes_are_refused_with_one_message(model, shapes, kind, messag
         graph.reshaped(shapes)
 
 
-def test_weights_stay_as_they_are(model):
+def test_weights_with_computed_shapes_must_match(model):
     text = (model / "graph.nnef").read_text()
     text = text.replace("shape = [3, 2, 3, 3]", "shape = [3, 2, shape_of(image)[2] - 1, 3]")
     (model / "graph.nnef").write_text(text)
@@ -148,7 +148,7 @@ def test_weights_stay_as_they_are(model):
         graph.reshaped({"image": (1, 2, 6, 4)})
 
 
-def test_a_graph_that_was_changed_has_no_other_shapes(model):
+def test_changed_graph_cannot_be_reshaped(model):
     """A changed, copied or unpickled graph cannot be reshaped: it raises an ``InputError``.
 
     Reading the text again would lose the change.
@@ -203,7 +203,7 @@ def symbols(write_model):
     return write_model(SYMBOLS)
 
 
-def test_symbols_are_what_a_shape_says(symbols):
+def test_symbols_take_values_from_given_shapes(symbols):
     graph = cml.load(symbols, shapes={"a": (2, 5, 3)})
     assert [graph.facts[name].shape for name in "aby"] == [(2, 5, 3), (2, 15), (2, 15)]
     other = graph.reshaped({"a": (1, 4, 3)})
@@ -228,6 +228,6 @@ def test_symbols_are_what_a_shape_says(symbols):
         ({"a": (2, 5, 4)}, r"reshape"),
     ],
 )
-def test_symbols_that_cannot_be(symbols, shapes, message):
+def test_contradicting_symbols_are_refused(symbols, shapes, message):
     with pytest.raises(CmlError, match=message):
         cml.load(symbols, shapes=shapes)

@@ -49,7 +49,7 @@ def test_the_blogs_model_loads_with_a_warning(write_model):
     assert source.text.startswith("conv1 = conv(")
 
 
-def test_the_same_file_in_an_engine_of_primitives(write_model):
+def test_compound_operators_expand_to_primitives(write_model):
     text = "version 1.0;\n" + MODEL_ABC
     weights = np.ones((128, 128, 3, 3), np.float32)
     path = write_model(text, weight1=weights, bias1=np.ones((1, 128), np.float32))
@@ -100,7 +100,7 @@ def test_arrays_and_tuples_of_results(load_body):
     ]
 
 
-def test_names_made_here_never_take_the_models_own(load_body):
+def test_generated_names_do_not_collide_with_the_models(load_body):
     graph = load_body(
         "parts = split(x, axis = 1, ratios = [1, 1]); parts_1 = relu(x); relu1 = relu(relu(x));"
         "y = parts_1 + relu1 + parts[0];"
@@ -110,7 +110,7 @@ def test_names_made_here_never_take_the_models_own(load_body):
     assert ("relu", ("x",), ("parts_1",)) in calls(graph)
 
 
-def test_an_output_that_is_only_another_name_is_copied(load_body):
+def test_aliased_output_is_copied(load_body):
     assert calls(load_body("r = relu(x); a = r; y = a;"))[-1] == ("copy", ("r",), ("y",))
     assert calls(load_body("y = x;")) == [("copy", ("x",), ("y",))]
     assert calls(load_body("y = 1.5;")) == [("copy", ("1.5",), ("y",))]
@@ -143,7 +143,7 @@ def test_a_native_operator_wins_over_the_models_body(load_body):
     assert graph.declarations["twice"].startswith("fragment twice(a: tensor<scalar>")
 
 
-def test_a_native_operator_of_other_parameters_does_not(load_body):
+def test_native_operator_with_other_parameters_is_not_used(load_body):
     other = {"twice": "fragment twice(a: tensor<scalar>, times: integer) -> (b: tensor<scalar>);"}
     with pytest.warns(NnefWarning, match="'twice' is not the registered twice"):
         graph = load_body("y = twice(x);", fragments=FRAGMENT, declarations=other)
@@ -176,7 +176,7 @@ def test_generics(load_body):
     ]
 
 
-def test_conditions_are_lazy_and_recursion_that_ends_is_fine(load_body):
+def test_conditions_are_lazy_and_finite_recursion_works(load_body):
     fragments = (
         "fragment power(a: tensor<scalar>, n: integer) -> (b: tensor<scalar>)"
         "{ b = a * power(a, n - 1) if n > 1 else a; }\n"

@@ -19,7 +19,7 @@ def test_all_operators_are_declared_and_every_compound_expands():
         assert all(not p.required or p.default is p.default for p in declared.params)
 
 
-def test_signatures_say_what_is_a_tensor():
+def test_signatures_distinguish_tensors_and_attributes():
     conv = signature("conv")
     assert [p.name for p in conv.tensors] == ["input", "filter", "bias"]
     assert conv.by_name["bias"].default == 0.0

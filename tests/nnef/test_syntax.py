@@ -47,7 +47,7 @@ def expression(text):
 
 
 @pytest.mark.parametrize("text", EXPRESSIONS)
-def test_what_is_printed_parses_to_the_same(text):
+def test_printed_expression_parses_to_the_same_tree(text):
     tree = expression(text)
     printed = print_expression(tree)
     assert expression(printed) == tree
@@ -111,7 +111,7 @@ def test_a_document_survives_printing():
         ("", "1:1: wanted 'graph', got the end of the file"),
     ],
 )
-def test_messages_say_where_and_what(text, message):
+def test_syntax_errors_state_position_and_problem(text, message):
     with pytest.raises(NnefSyntaxError) as error:
         parse(text, "m.nnef")
     assert message in str(error.value)
@@ -130,14 +130,14 @@ def test_deep_nesting_is_a_message(opening):
         parse(f"graph g() -> () {{ y = {opening * 5000}")
 
 
-def test_long_chains_are_no_nesting():
+def test_long_operator_chains_are_not_nesting():
     chain = " + ".join(["1"] * 20_000)
     tree = expression(chain)
     assert print_expression(tree) == chain
 
 
 @pytest.mark.parametrize("text", ["a" * 1001, "1" * 401, "1." + "0" * 400])
-def test_words_of_any_length_are_shown_short(text):
+def test_long_tokens_are_shortened_in_messages(text):
     with pytest.raises(NnefSyntaxError, match=f" of {len(text)} characters: shorten it") as error:
         parse(f"version 1.0; graph g(x) -> (y) {{ y = f({text}); }}")
     assert len(str(error.value)) < 700

@@ -86,7 +86,7 @@ def test_two_results_and_integers(tmp_path):
     assert cml.Session(graph, "cpu").run({"x": x, "i": i})["y"].tolist() == [[4, 5]]
 
 
-def test_what_is_written_again_is_nnef(tmp_path):
+def test_tract_model_is_saved_as_nnef(tmp_path):
     graph = load(
         tmp_path,
         "    x = tract_core_external(shape = [1, 3], datum_type = 'f32');\n"
@@ -164,7 +164,7 @@ def test_numbers_are_broadcast(number, found):
         "fragment mish(x: tensor<scalar>) -> (y: tensor<scalar>) { y = x * 10.0; }\n",
     ],
 )
-def test_a_model_s_own_fragment_counts_before_ours(fragment):
+def test_models_fragment_precedes_the_tract_library(fragment):
     head = "extension KHR_enable_fragment_definitions;\n" + fragment
     name = fragment.split("(")[0].split()[1]
     assert result_of(f"y = {name}(x);", head).tolist() == [[10] * 3] * 2

@@ -89,7 +89,7 @@ def test_commands_show_the_warning(command, model, tmp_path, capsys, gpu):
 
 
 @pytest.mark.filterwarnings("default")
-def test_a_run_that_prints_nan_names_the_option(model, run_cml):
+def test_nan_output_suggests_stop_at_nan(model, run_cml):
     run = ["run", model, "--random-inputs", "7", "--backend", "cpu"]
     shown = run_cml(*run)
     assert "the inputs without a file are random, of seed 7" in shown.err

@@ -59,7 +59,7 @@ def test_a_model_of_a_wrong_kind_is_named(model, says):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("budget", ["spar", "4", None])
-def test_a_budget_in_words_names_the_choices(budget, gpu):
+def test_invalid_budget_lists_the_choices(budget, gpu):
     with pytest.raises(InputError, match="a number of milliseconds such as 4.0, or 'spare'"):
         FrameScheduler(gpu, budget_ms=budget)
 
@@ -67,13 +67,13 @@ def test_a_budget_in_words_names_the_choices(budget, gpu):
 @pytest.mark.gpu
 @pytest.mark.parametrize("session", [None, "net", GRAPH, cml.Session(GRAPH, "cpu")],
                          ids=["None", "text", "graph", "cpu"])  # fmt: skip
-def test_a_submit_wants_a_session_on_a_gpu(session, gpu):
+def test_submit_requires_a_gpu_session(session, gpu):
     with pytest.raises(InputError, match="session: wanted one on a GPU, got") as caught:
         FrameScheduler(gpu).submit(session, {})
     assert len(str(caught.value)) < 140
 
 
-def test_quantize_wants_a_graph():
+def test_quantize_requires_a_graph():
     with pytest.raises(InputError, match="the graph to quantize .*got 'm.onnx'"):
         cml.quantize("m.onnx", [])
 
@@ -94,7 +94,7 @@ def test_quantize_wants_a_graph():
         (".cml", "cml.load_cooked("),
     ],
 )
-def test_a_model_of_another_framework_says_how_it_gets_in(suffix, line, tmp_path):
+def test_model_of_another_framework_names_the_converter(suffix, line, tmp_path):
     file = tmp_path / f"net{suffix}"
     file.write_bytes(b"whatever")
     with pytest.raises(InputError) as caught:

@@ -140,7 +140,7 @@ def verdicts(tmp_path_factory):
 
 
 @pytest.mark.parametrize("op", OPERATORS)
-def test_same_answers(op, verdicts, tmp_path):
+def test_khronos_interpreter_agrees(op, verdicts, tmp_path):
     compared = 0
     for call, folder, said in verdicts[op]:
         if not said.startswith("done"):

@@ -402,7 +402,7 @@ def test_numbers_are_ncnns(family, tmp_path, rng):
     assert not wrong, "\n".join(wrong)
 
 
-def test_a_wrong_number_is_found(tmp_path, rng, monkeypatch):
+def test_ncnn_comparison_detects_a_wrong_number(tmp_path, rng, monkeypatch):
     right = run_ncnn
     monkeypatch.setitem(globals(), "run_ncnn", lambda *given: [1.001 * v for v in right(*given)])
     line, *rest = case("ReLU")

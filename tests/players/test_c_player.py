@@ -68,7 +68,7 @@ def agree(found, wanted):
         np.testing.assert_allclose(found[name], array.ravel(), rtol=2e-5, atol=2e-5)
 
 
-def test_a_network_computes_what_the_session_does(careful, small, gpu):
+def test_c_player_agrees_with_the_session(careful, small, gpu):
     wanted = cml.Session(small_model(), gpu).run(small_inputs())
     for budget in ("0.001", "4", "1e9"):
         found = play(careful, small, small_inputs(), types(wanted), "--budget", budget).outputs
@@ -111,7 +111,7 @@ def test_large_networks_play(name, tmp_path, gpu):
     assert cooked_networks.check_in_c(name, gpu, tmp_path)
 
 
-def test_variables_change_after_each_run(program, folder):
+def test_c_player_updates_variables(program, folder):
     file = written(folder, "counter", counter(), player=True)
     x = np.arange(4, dtype=np.float32)
     kinds = {"y": np.float32, "after": np.float32}
@@ -120,7 +120,7 @@ def test_variables_change_after_each_run(program, folder):
         np.testing.assert_array_equal(found["y"], x + 5 + runs - 1)
 
 
-def test_nothing_is_made_in_steady_state(program, small):
+def test_steady_state_allocates_nothing(program, small):
     """Frames of the steady state allocate no host memory and create no GPU object.
 
     Run the program with ``--frames 10000`` for a longer test.
@@ -130,7 +130,7 @@ def test_nothing_is_made_in_steady_state(program, small):
     assert told["made"] == {"host": 0, "buffers": 0, "bind_groups": 0, "pipelines": 0}
 
 
-def test_ten_slices_are_encoded_quickly_and_make_nothing(program, folder):
+def test_ten_slices_encode_within_150_microseconds(program, folder):
     """Encoding ten slices takes less than 150 us (median) and creates no objects.
 
     It takes some 30 us on an idle machine (docs/ship_it.md).
@@ -146,7 +146,7 @@ def test_ten_slices_are_encoded_quickly_and_make_nothing(program, folder):
     assert not any(told["made"].values())
 
 
-def test_a_device_of_webgpu_s_default_limits_will_do(careful, small, gpu):
+def test_c_player_runs_with_default_webgpu_limits(careful, small, gpu):
     wanted = cml.Session(small_model(), gpu).run(small_inputs())
     found = play(careful, small, small_inputs(), types(wanted), "--small", trusted=False).outputs
     agree(found, wanted)
@@ -165,7 +165,7 @@ def cooked():
     return cook(counter(), ["portable"], player=True, guesses=cooked_guesses()[:1])
 
 
-def test_a_device_that_lacks_something_says_what(careful, cooked, tmp_path):
+def test_device_below_requirements_names_the_limit(careful, cooked, tmp_path):
     file = tmp_path / "needs.cml"
     file.write_bytes(changed(cooked, "plan", put(64, "<I", 1 << 30)))
     run = run_play(careful, file)
@@ -173,7 +173,7 @@ def test_a_device_that_lacks_something_says_what(careful, cooked, tmp_path):
     assert "needs maxComputeInvocationsPerWorkgroup 1073741824" in run.stderr
 
 
-def test_a_stranger_s_file_does_no_harm(careful, cooked, tmp_path):
+def test_damaged_plan_bytes_are_memory_safe(careful, cooked, tmp_path):
     """A wrong byte in the plan gives an error or a run, but no memory error and no panic."""
     chance = random.Random(1)
     size = next(n for tag, _, n in sections(cooked) if tag == "plan")
@@ -194,7 +194,7 @@ def test_a_stranger_s_file_does_no_harm(careful, cooked, tmp_path):
         ("SPIR-V", (), "needs kernels in WGSL"),
     ],
 )
-def test_code_that_does_not_compile_is_an_error(careful, cooked, tmp_path, language, trust, said):
+def test_invalid_shader_code_is_an_error(careful, cooked, tmp_path, language, trust, said):
     """A cooked file whose kernels are not valid shader code gives an error and no panic.
 
     Its hashes match.
@@ -215,7 +215,7 @@ CASES = (
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_whatever_a_host_does(case, folder, gpu):
+def test_host_behaviour_cases_end_as_expected(case, folder, gpu):
     """Each case of ``tests/players/behaviour.c``, which describes them, ends as expected."""
     program = build("behaviour.c", *SANITIZED, device=True)
     run = run_play(program, case, written(folder, "counter", counter(), player=True))
@@ -230,7 +230,7 @@ def test_the_wrapper_for_cpp(folder, gpu):
 
 
 @pytest.mark.parametrize("calls", [4000, pytest.param(100_000, marks=pytest.mark.long)])
-def test_calls_in_any_order_harm_nothing(calls, folder, gpu):
+def test_random_call_sequences_are_memory_safe(calls, folder, gpu):
     """Random calls, also with stale handles or without memory, cause no leak or invalid access.
 
     ``tests/players/random_calls.c`` has the calls.
@@ -253,7 +253,7 @@ larger = nearest_upsample(mixed, factor = [2, 2]);
 """
 
 
-def test_the_example_shows_the_network_s_picture(folder, gpu):
+def test_c_example_shows_the_network_output(folder, gpu):
     """The C example's picture shows the scene on the left and the network's output on the right.
 
     The network swaps red and blue.

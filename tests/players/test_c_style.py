@@ -36,7 +36,7 @@ def test_the_sources_are_formatted():
     assert done.returncode == 0, done.stderr
 
 
-def test_the_analyzer_of_gcc_finds_nothing(tmp_path):
+def test_gcc_analyzer_finds_nothing(tmp_path):
     command = [need_gcc(), "-std=c99", "-O1", "-fanalyzer", "-Werror", "-c", *INCLUDES]
     made = subprocess.run(
         [*command, f"-isystem{wgpu_folder()}", *map(str, sources(device=True))],
@@ -60,7 +60,7 @@ def test_every_function_of_the_header_is_exported_and_defined():
     assert not [name for _, name in functions if not re.search(rf"\b{name}\([^;]*?\) {{", code)]
 
 
-def test_only_names_of_the_player_are_visible(tmp_path):
+def test_player_exports_only_cml_symbols(tmp_path):
     """Every visible symbol of the player begins with ``cml_``, so a host may use all other
     names."""
     command = [need_gcc(), "-std=c99", "-c", *INCLUDES, f"-isystem{wgpu_folder()}"]
@@ -81,7 +81,7 @@ def test_the_sources_are_one_file_too(tmp_path):
     run_compiler(need_gcc(), *STRICT, *where, "-fsyntax-only", tmp_path / "cml.c")
 
 
-def test_dawn_needs_the_standard_header_alone(tmp_path):
+def test_dawn_build_needs_only_webgpu_h(tmp_path):
     """With ``CML_DAWN`` the player compiles without ``wgpu.h``; test_dawn.py runs it on Dawn
     itself."""
     (tmp_path / "webgpu").mkdir()
@@ -95,7 +95,7 @@ def test_dawn_needs_the_standard_header_alone(tmp_path):
     importlib.util.find_spec("ziglang") is None, reason="no ziglang (the extra `players`)"
 )
 @pytest.mark.parametrize("target", ["x86_64-windows-gnu", "aarch64-macos", "x86_64-linux-musl"])
-def test_clang_compiles_it_for_every_system(target, tmp_path):
+def test_clang_compiles_the_player_for_every_system(target, tmp_path):
     (tmp_path / "cml.c").write_text(amalgamated(PLAYER))
     where = (*INCLUDES, f"-isystem{wgpu_folder()}", "-c", "-o", tmp_path / "made.o")
     zig = (sys.executable, "-m", "ziglang")

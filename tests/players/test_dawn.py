@@ -34,12 +34,12 @@ def compiled(dawn, *words):
 
 
 @pytest.mark.parametrize("source", ["tools/play.c", "example/scene.c", "example/host.c"])
-def test_it_compiles_without_a_warning(dawn, source):
+def test_player_compiles_with_dawn_without_warnings(dawn, source):
     compiled(dawn, "-fsyntax-only", *map(str, (*sources(device=True), PLAYER / source)))
 
 
 @pytest.mark.skipif(compilers.version() is None, reason="no HLSL compiler to cook with")
-def test_it_computes_what_a_session_does(dawn, tmp_path):
+def test_player_on_dawn_agrees_with_the_session(dawn, tmp_path):
     library = next(dawn.rglob("libwebgpu*.so"), None)
     if library is None:
         pytest.skip("there is no library beside Dawn's header")

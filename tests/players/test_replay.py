@@ -19,13 +19,13 @@ def program():
 
 
 @pytest.mark.parametrize("run", [eventful_run, run_by_wall_clock, run_with_margin])
-def test_recordings_replay_to_the_same_slices(program, run):
+def test_recordings_replay_to_equal_slices(program, run):
     recording = run()[0]
     assert sum(len(frame) for frame in recording.decisions) > 50
     assert replayed(program, recording) == recording.decisions
 
 
-def test_other_timings_are_decided_otherwise(program):
+def test_changed_timings_replay_to_other_slices(program):
     """A recording with changed timings replays to other slices, so the comparison can fail."""
     recording = eventful_run(120)[0]
     for event in recording.events:
@@ -117,6 +117,6 @@ def _submitted(chance, scheduler, network, jobs):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_random_runs_replay_to_the_same_slices(program, seed):
+def test_random_recordings_replay_to_equal_slices(program, seed):
     recording = random_run(seed)
     assert replayed(program, recording) == recording.decisions

@@ -35,7 +35,7 @@ def host(tmp_path_factory):
 
 
 @pytest.mark.gpu
-def test_what_three_draws_is_what_the_network_made(host):
+def test_three_js_texture_equals_the_network_output(host):
     """The painted texture equals the network's output in sRGB; the scene from above shows the
     texture."""
     done = run_deno("run", "-A", "--no-check", HERE / "three.js", host)
@@ -131,6 +131,6 @@ def test_the_page_in_a_browser(host, tmp_path):
     assert 0.1 < sky.mean() < 0.9
 
 
-def test_without_three_it_says_what_to_do(tmp_path, capsys):
+def test_missing_three_js_is_reported(tmp_path, capsys):
     assert main([str(tmp_path / "page"), "--three", str(tmp_path)]) == 1
     assert "no three.js in" in capsys.readouterr().err

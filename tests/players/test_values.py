@@ -104,7 +104,7 @@ def test_python_makes_the_buffers_of_the_model(cooked):
     assert [d for p in plans for d in digests_of(p.plan("net"))] == wanted(model, half)
 
 
-def test_the_c_player_makes_the_same(cooked):
+def test_c_player_packs_equal_values(cooked):
     file, model, half = cooked
     program = build("check.c", "-O1", *SANITIZED)
     run = run_play(program, "--values", file)
@@ -112,7 +112,7 @@ def test_the_c_player_makes_the_same(cooked):
     assert run.stdout.split() == wanted(model, half)
 
 
-def test_the_javascript_player_makes_the_same(cooked):
+def test_javascript_player_packs_equal_values(cooked):
     file, model, half = cooked
     made = run_deno("run", "-A", Path(__file__).parent / "web" / "values.js", file)
     assert made.stdout.split() == wanted(model, half)
@@ -122,7 +122,7 @@ def size_of(data: bytes, tag: str) -> int:
     return sum(nbytes for name, _, nbytes in sections(data) if name == tag)
 
 
-def test_weights_are_stored_once_whatever_the_profiles_make_of_them():
+def test_weights_are_stored_once_for_all_profiles():
     net = Net(1, 32, 16, 16)
     model = net.graph(net.conv(net.conv("x", 64), 64))
     weights = sum(array.nbytes for array in model.constants.values())

@@ -150,7 +150,7 @@ def lines(command: Sequence[str | Path], names: str, **where: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("count", "seed"), [(400, 0), pytest.param(10_000, 1, marks=pytest.mark.long)]
 )
-def test_all_players_say_the_same(whole, count, seed, tmp_path):
+def test_all_players_give_equal_verdicts(whole, count, seed, tmp_path):
     (tmp_path / "cooked").mkdir()
     right = list(known(whole))
     files = []
@@ -185,7 +185,7 @@ def test_every_byte_and_every_length_counts(whole, tmp_path):
     assert by_javascript.stdout == f"{len(whole)} bytes, 0 accepted\n"
 
 
-def test_no_byte_harms_whose_hashes_match(whole, tmp_path):
+def test_changed_bytes_with_matching_hashes_are_safe(whole, tmp_path):
     file = tmp_path / "sealed.cml"
     file.write_bytes(whole)
     run = run_play(build("check.c", "-O1", *SANITIZED), "--sealed", file)

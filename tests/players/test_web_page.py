@@ -40,7 +40,7 @@ def page(tmp_path):
     return tmp_path / "page"
 
 
-def test_a_page_has_all_that_it_needs(page):
+def test_exported_page_is_complete(page):
     model = json.loads((page / "model.json").read_text())
     files = {path.name for path in page.iterdir()}
     assert set(model.pop("cml_files")) == files - {"model.json"}
@@ -56,7 +56,7 @@ def test_a_page_has_all_that_it_needs(page):
     assert cml.load_cooked(page / "net.cml")
 
 
-def test_a_folder_that_is_not_empty_is_left_alone(page, capsys):
+def test_export_refuses_a_non_empty_folder(page, capsys):
     before = (page / "model.json").stat().st_mtime_ns
     words = ("export", MODELS / "population.nnef", page, "--to", "web")
     assert cml_command(*words) == 2
@@ -126,7 +126,7 @@ def test_the_page_runs_and_shows_the_result_without_scrolling(page, tmp_path):
         ("{ requestAdapter: async () => null }", "update the graphics driver"),
     ],
 )
-def test_the_page_says_how_to_get_webgpu_where_it_is_missing(page, gpu, problem):
+def test_page_without_webgpu_says_what_to_do(page, gpu, problem):
     index = page / "index.html"
     script = f'<script>Object.defineProperty(navigator, "gpu", {{ value: {gpu} }})</script>'
     index.write_text(index.read_text().replace("<meta charset", script + "<meta charset", 1))

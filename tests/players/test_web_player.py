@@ -32,7 +32,7 @@ def test_the_player_is_typed():
     run_deno("check", *MODULES)
 
 
-def test_the_player_needs_nothing_else():
+def test_web_player_imports_nothing():
     text = (WEB / "cml.js").read_text()
     assert "import " not in text.replace("import(", "")
 
@@ -93,14 +93,14 @@ def test_in_deno(files):
 
 
 @pytest.mark.parametrize("run", [eventful_run, run_by_wall_clock, *range(12)])
-def test_recordings_replay_to_the_same_slices(run, tmp_path):
+def test_recordings_replay_to_equal_slices(run, tmp_path):
     """A number is the seed of a random run."""
     recording = random_run(run) if isinstance(run, int) else run(400)[0]
     found = replayed(recording, tmp_path)
     assert found == {"frames": len(recording.decisions), "different": 0, "first": None}
 
 
-def test_a_recording_with_other_timings_replays_to_others(tmp_path):
+def test_changed_timings_replay_to_other_slices_on_the_web(tmp_path):
     """A recording with changed timings replays to other slices, so the comparison can fail."""
     recording = eventful_run(120)[0]
     for event in recording.events:
@@ -127,7 +127,7 @@ def terrain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.gpu
-def test_cooked_networks_give_what_python_gives(terrain, tmp_path, gpu):
+def test_web_player_agrees_with_python(terrain, tmp_path, gpu):
     """A float network agrees with Python within 1e-4 and an integer network exactly.
 
     Any slices are bit-identical to a whole run.
@@ -143,7 +143,7 @@ def test_cooked_networks_give_what_python_gives(terrain, tmp_path, gpu):
 @pytest.mark.gpu
 @pytest.mark.long
 @pytest.mark.parametrize("name", NETWORKS)
-def test_every_network_gives_what_python_gives(name):
+def test_every_network_agrees_with_python(name):
     assert main([name]) == 0
 
 

@@ -36,7 +36,7 @@ def made_by_numpy(integer):
 
 @pytest.mark.gpu
 @pytest.mark.long
-def test_a_tile_of_the_integer_world_is_the_same_to_the_bit(tmp_path):
+def test_integer_world_tile_is_bit_identical(tmp_path):
     write_networks(tmp_path, ["software", "portable"], integer=True)
     write_player(tmp_path, "cml.js", "tiles.js")
     chain, wanted = made_by_numpy(integer=True)
@@ -47,7 +47,7 @@ def test_a_tile_of_the_integer_world_is_the_same_to_the_bit(tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.long
-def test_a_tile_is_the_one_that_python_makes(tmp_path):
+def test_world_tile_agrees_with_python(tmp_path):
     write_world(tmp_path, ["portable"])
     found = made_in_deno(tmp_path)
     _, made = made_by_numpy(integer=False)

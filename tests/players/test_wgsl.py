@@ -90,7 +90,7 @@ def mutated(texts, count, seed=0):
 
 
 @needs_compiler
-def test_all_players_say_the_same_of_whatever_text(own, tmp_path):
+def test_all_players_give_equal_verdicts_on_wgsl(own, tmp_path):
     lengths = (FEW, 60, 70, 130, 300, 513, 4097, 30_000)
     texts = [text(n) for text in HOSTILE.values() for n in lengths]
     texts += [*mutated([*texts[:: len(lengths)], *own], 600)]

@@ -36,7 +36,7 @@ def test_limits_are_integers_above_0(value):
 
 
 @pytest.mark.parametrize("limit", ["memory", "nodes", "steps"])
-def test_a_message_says_what_exceeds_which_limit_and_how_to_raise_it(limit):
+def test_limit_error_names_limit_and_how_to_raise_it(limit):
     spent = Budget(LoadLimits(**{limit: 1000}))
     charge = {
         "memory": spent.charge_bytes,
@@ -88,7 +88,7 @@ def nnef_of(body, head=GRAPH):
         ("    c = " + "1.0 + " * 200_000 + "1.0;\n", "the text's words and signs"),
     ],
 )
-def test_nnef_that_takes_too_much_is_refused(body, said):
+def test_nnef_exceeding_limits_is_refused(body, said):
     with pytest.raises(OverBudget, match=said) as caught:
         cml.load(nnef_of(body), limits=SMALL)
     assert caught.value.source is not None and caught.value.source.line > 5
@@ -105,7 +105,7 @@ def test_a_long_line_costs_no_more_than_a_short_one():
     assert time.process_time() - start < 10
 
 
-def test_every_graph_of_a_model_has_a_budget_of_its_own():
+def test_reshaped_graphs_have_separate_budgets():
     limits = LoadLimits(memory=20 * 2**20)
     graph = cml.load(nnef_of("c = constant(shape = [3000000], value = [1.0]);"), limits=limits)
     for rows in (2, 3):
@@ -117,7 +117,7 @@ def test_every_graph_of_a_model_has_a_budget_of_its_own():
 
 
 @pytest.mark.parametrize("kind", ["npz", "npy"])
-def test_inputs_that_unpack_to_too_much_are_refused(tmp_path, monkeypatch, kind):
+def test_compressed_inputs_exceeding_limits_are_refused(tmp_path, monkeypatch, kind):
     zeros, path = np.zeros((1, 5_000_000), np.float32), tmp_path / f"x.{kind}"
     if kind == "npz":
         np.savez_compressed(path, x=zeros)

@@ -77,7 +77,7 @@ def test_jobs_of_a_group_run_one_after_the_other(policy):
     assert loop.gpu.most == 1 and loop.gpu.holding == []
 
 
-def test_without_a_group_they_take_turns():
+def test_jobs_without_a_group_interleave():
     """Jobs of networks without a shared group interleave, so the test of a shared group can
     fail."""
     nets = [network(name, group=None) for name in "abc"]
@@ -109,7 +109,7 @@ def test_a_more_urgent_job_of_the_group_waits_for_the_one_under_way():
     assert late.state == "done" and late.started_ms >= first.ended_ms
 
 
-def test_a_paused_job_keeps_the_group_s_memory_and_a_cancelled_one_gives_it_back():
+def test_paused_job_blocks_its_group_and_cancelled_job_releases_it():
     nets = [network(name, 40.0) for name in "ab"]
     loop = Loop(*nets)
     first = loop.submit(nets[0], {})
@@ -123,7 +123,7 @@ def test_a_paused_job_keeps_the_group_s_memory_and_a_cancelled_one_gives_it_back
     assert second.state == "running" and loop.gpu.most == 1
 
 
-def test_a_job_that_cannot_start_leaves_the_group_to_the_next():
+def test_job_that_cannot_start_releases_its_group():
     nets = [network(name) for name in "ab"]
     loop = Loop(*nets)
     loop.gpu.refused.add("a")
@@ -133,7 +133,7 @@ def test_a_job_that_cannot_start_leaves_the_group_to_the_next():
     assert fine.state == "done" and loop.gpu.holding == []
 
 
-def test_a_network_that_began_in_a_frame_begins_no_second_job_when_another_must_wait():
+def test_network_starts_one_job_per_frame_even_if_replanned():
     """A network starts only one job in a frame that is planned again because a job waits for
     memory."""
     small, short = network("small", 0.1, group=None), network("short", group=None)

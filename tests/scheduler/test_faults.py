@@ -78,7 +78,7 @@ def whole(ran, name):
     return (step, first) == (4, 0)
 
 
-def test_frames_that_are_abandoned_run_later(scheduler, device):
+def test_abandoned_frames_are_encoded_again(scheduler, device):
     job, other = scheduler.submit(network("a"), {}), scheduler.submit(network("b"), {})
     for turn in range(200):
         if turn % 3 == 1:
@@ -114,7 +114,7 @@ def test_a_second_encode_waits_for_the_end_of_the_frame(scheduler):
     assert scheduler.encode(None).slices
 
 
-def test_an_executor_s_error_fails_only_the_jobs_of_that_frame(scheduler, device):
+def test_executor_error_fails_only_the_jobs_of_its_frame(scheduler, device):
     bad, good = network("a", 4.0), network("b", 12.0)
     failing = scheduler.submit(bad, {}, deadline_ms=5000)
     fine = scheduler.submit(good, {})
@@ -128,7 +128,7 @@ def test_an_executor_s_error_fails_only_the_jobs_of_that_frame(scheduler, device
 
 
 @pytest.mark.parametrize("when", ["running", "done", "released"])
-def test_frames_that_never_ran_fail_whoever_relied_on_them(scheduler, device, when):
+def test_unsubmitted_frame_fails_its_jobs_and_their_readers(scheduler, device, when):
     """A frame that was never submitted fails its job and all jobs that read the job's outputs.
 
     This holds in every state of the job, and for readers in another scheduler. Other jobs succeed.
@@ -218,7 +218,7 @@ def test_outputs_requested_as_they_arrive_are_returned(scheduler, monkeypatch):
     assert len(scheduler.executor.asked) == 1
 
 
-def test_a_job_says_what_it_waits_for_while_others_come_and_go(scheduler):
+def test_waiting_for_is_safe_while_jobs_change(scheduler):
     class Watched(SimNetwork):
         """A network that cancels the ``leaving`` job when its exclusive group is read."""
 
@@ -317,7 +317,7 @@ def plant(device, stage, bad, monkeypatch):
 
 
 @pytest.mark.parametrize("stage", [*FAILS, *NOTES, "request_read"])
-def test_an_error_in_one_job_s_stage_is_that_job_s_alone(scheduler, device, stage, monkeypatch):
+def test_error_while_starting_a_job_fails_only_that_job(scheduler, device, stage, monkeypatch):
     plain = network("a", 8.0)
     broken = BrokenNetwork("b", plain.steps)
     maker = scheduler.submit(network("m", 1.0), {})
@@ -343,7 +343,7 @@ def test_an_error_in_one_job_s_stage_is_that_job_s_alone(scheduler, device, stag
             bad.read("y")
 
 
-def test_a_slice_that_is_refused_harms_no_neighbour_in_its_frame(scheduler, device):
+def test_refused_slice_does_not_affect_other_jobs_of_the_frame(scheduler, device):
     bad, good = network("a", 1.0), network("b", 1.0)
 
     def refuse(encoder, frame, groups, **how):
@@ -357,7 +357,7 @@ def test_a_slice_that_is_refused_harms_no_neighbour_in_its_frame(scheduler, devi
     assert (first.state, second.state) == ("failed", "done")
 
 
-def test_outputs_that_were_released_fail_only_who_takes_them(scheduler):
+def test_released_outputs_fail_only_their_readers(scheduler):
     maker = scheduler.submit(network("a", 2.0), {})
     run_until_ended(scheduler, maker)
     maker.release()
@@ -408,7 +408,7 @@ def test_networks_that_are_not_ready_share_the_budget_of_a_frame(scheduler):
 
 
 @pytest.mark.parametrize("look", range(1, 5))
-def test_a_network_that_cannot_tell_whether_it_is_ready_fails_its_jobs_alone(scheduler, look):
+def test_error_in_ready_fails_only_the_networks_jobs(scheduler, look):
     """An error in any of a frame's reads of ``ready`` fails only the jobs of that network."""
 
     class Wavering(SimNetwork):
@@ -432,7 +432,7 @@ def test_a_network_that_cannot_tell_whether_it_is_ready_fails_its_jobs_alone(sch
 
 
 @pytest.mark.parametrize("broken", ["load_times_ms", "step_costs"])
-def test_a_network_that_cannot_tell_its_costs_keeps_no_input(scheduler, device, broken):
+def test_error_in_step_costs_releases_inputs(scheduler, device, broken):
     let = []
     device.release_input = let.append
 
@@ -449,7 +449,7 @@ def test_a_network_that_cannot_tell_its_costs_keeps_no_input(scheduler, device, 
     assert len(let) == len(taken) and scheduler.jobs == []
 
 
-def test_a_host_that_stops_ending_its_frames_is_told_and_goes_on_when_it_does(scheduler):
+def test_host_that_omits_end_frame_is_warned_and_recovers(scheduler):
     job = scheduler.submit(network("a", 2.0), {})
     scheduler.encode(None)
     with pytest.warns(RuntimeWarning, match="without end_frame"):
@@ -462,7 +462,7 @@ def test_a_host_that_stops_ending_its_frames_is_told_and_goes_on_when_it_does(sc
     assert job.state == "done"
 
 
-def test_times_of_frames_that_never_were_change_nothing():
+def test_frame_times_without_a_frame_are_ignored():
     """Only the first frame time after an ended frame changes the budget.
 
     Times before the first frame, after an abandoned one and second ones have no effect.
@@ -484,7 +484,7 @@ def test_times_of_frames_that_never_were_change_nothing():
 
 
 @pytest.mark.parametrize("what", ["the other job's tensor", "the inputs' way in"])
-def test_a_job_that_cannot_take_its_inputs_holds_nothing(scheduler, device, monkeypatch, what):
+def test_job_with_failed_upload_retains_nothing(scheduler, device, monkeypatch, what):
     """A job whose inputs cannot be uploaded fails with the error and has nothing reserved."""
     held = set()
     maker = scheduler.submit(network("a"), {})

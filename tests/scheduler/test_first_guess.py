@@ -14,7 +14,7 @@ def test_an_unknown_device_is_a_slow_one():
     assert FirstGuess.for_device("") == FirstGuess()
 
 
-def test_every_file_says_where_its_numbers_come_from():
+def test_shipped_cost_tables_state_their_source():
     shipped = list(_DEFAULTS.glob("*.json"))
     assert shipped
     for path in shipped:
@@ -22,14 +22,14 @@ def test_every_file_says_where_its_numbers_come_from():
         assert source.startswith(("measured on such a device: ", "estimated, not measured: ")), path
 
 
-def test_a_kernel_s_own_number_goes_before_its_family_s():
+def test_kernel_cost_precedes_family_cost():
     guess = FirstGuess(1e6, 1e6, 0.0, {"conv": 2.0, "conv-12": 5.0})
     keys = ("conv+relu conv-12 1F 1B", "conv conv-99 1F 1B", "relu elementwise-1 1F 1B", "odd")
     steps = [SimStep(key, 1, 1.0, flops=1e6, nbytes=1.0) for key in keys]
     assert [guess.work_ms(step, 3) for step in steps] == [15.0, 6.0, 3.0, 3.0]
 
 
-def test_measured_counts_more_than_shipped_and_shipped_more_than_none():
+def test_measured_costs_precede_shipped_costs():
     step = SimStep("conv conv-1 1F 1B", 100, 1.0, flops=1e6, nbytes=1.0)
     model = CostModel(guess=FirstGuess(1e6, 1e6, 0.0, {"conv": 2.0}))
     assert model.predict_ms(step, 100) == pytest.approx(200.0)
@@ -48,7 +48,7 @@ def test_the_guess_is_part_of_the_table(tmp_path):
         FirstGuess.from_json({"flops_per_ms": 1})
 
 
-def test_a_scheduler_takes_what_is_shipped_for_its_device():
+def test_scheduler_uses_shipped_costs_of_its_device():
     gpu = SimGpu()
     gpu.name = "llvmpipe (LLVM 15.0.6, 256 bits)"
     assert FrameScheduler(gpu).cost_model.guess == FirstGuess.for_device(gpu.name)

@@ -109,7 +109,7 @@ def test_a_callback_may_submit_the_next_job(scheduler):
     assert len(ended) == 3 and scheduler.jobs == []
 
 
-def test_arrays_that_were_requested_have_arrived(scheduler):
+def test_requested_arrays_have_arrived_in_callbacks(scheduler):
     seen = []
     first = scheduler.submit(network("a"), {}, read=True)
     second = scheduler.submit(network("b"), {})
@@ -200,7 +200,7 @@ def test_wait_runs_frames_itself(scheduler, how):
             job.wait(30)
 
 
-def test_a_job_whose_input_failed_raises_why(scheduler):
+def test_awaiting_a_job_with_failed_input_raises_the_reason(scheduler):
     first = scheduler.submit(network("first"), {})
     second = scheduler.submit(network("second"), {"x": first.output("out")})
     first.cancel()
@@ -233,7 +233,7 @@ def test_wait_leaves_the_frames_to_the_thread_that_runs_them(scheduler):
     assert scheduler.submit(network(), {}).wait(30).state == "done", "that thread has ended"
 
 
-def test_wait_says_what_was_wrong_instead_of_blocking(scheduler):
+def test_wait_inside_a_frame_raises(scheduler):
     job = scheduler.submit(network(), {})
     scheduler.encode(None)
     with pytest.raises(InputError, match="between encode\\(\\) and end_frame\\(\\)"):
@@ -253,7 +253,7 @@ def test_wait_says_what_was_wrong_instead_of_blocking(scheduler):
         job.add_done_callback(None)
 
 
-def test_a_job_of_a_scheduler_that_is_gone_does_not_block():
+def test_wait_on_a_deleted_scheduler_raises():
     job = FrameScheduler(SimGpu(), clock=VirtualClock()).submit(network(), {})
     gc.collect()
     with pytest.raises(InputError, match="no longer exists"):

@@ -20,7 +20,7 @@ from scheduler.tools.simulate import Arrival, SimGpu, simulate
 from tests.fixtures.frames.simulated import FRAME, Loop, network, taught
 
 
-def test_a_job_longer_than_the_budget_takes_so_many_frames():
+def test_long_job_takes_the_predicted_number_of_frames():
     net = network("a", 40.0)
     loop = Loop(net)
     job = loop.submit(net)
@@ -57,7 +57,7 @@ def test_least_time_to_spare_goes_first():
     assert first.ended_ms <= first.deadline_at_ms and second.ended_ms <= second.deadline_at_ms
 
 
-def test_three_models_hold_every_feasible_deadline():
+def test_three_periodic_models_meet_feasible_deadlines():
     """Periodic jobs that together need 85 % of the budget meet every deadline."""
     nets = [network("a", 6.0), network("b", 20.0), network("c", 60.0)]
     periods = [6 * FRAME, 22 * FRAME, 60 * FRAME]
@@ -70,7 +70,7 @@ def test_three_models_hold_every_feasible_deadline():
     assert due > 1300 and held == due
 
 
-def test_nobody_starves_for_an_hour():
+def test_no_job_starves_in_an_overloaded_hour():
     """A job without a deadline is served in an hour overloaded with unreachable deadlines.
 
     At least 100 of its runs and 1000 of the other network's are done.
@@ -95,7 +95,7 @@ def test_nobody_starves_for_an_hour():
     assert sum(j.state == "done" for j in by_name["greedy"]) >= 1000
 
 
-def test_a_job_without_a_deadline_gets_a_slice_beside_one_that_can_be_held():
+def test_job_without_deadline_is_served_beside_a_feasible_deadline():
     urgent, humble = network("urgent", 4000.0), network("humble", 1.0)
     loop = Loop(urgent, humble)
     held = loop.submit(urgent, deadline_ms=60_000)
@@ -125,7 +125,7 @@ def test_shares_follow_priority():
     assert a.given_ms / b.given_ms == pytest.approx(3.0, rel=0.1)
 
 
-def test_a_job_of_no_priority_has_what_is_left():
+def test_priority_zero_job_gets_only_leftover_time():
     """A job of priority 0 gets only the time that other jobs leave in a frame, and all of it if
     alone."""
     big, idle, small = network("big", 400.0), network("idle", 40.0), network("small", 1.0)
@@ -151,7 +151,7 @@ def test_no_deadline_makes_a_job_of_no_priority_urgent():
     assert first.given_ms > 0 and last.given_ms == 0
 
 
-def test_strict_priority_is_another_policy():
+def test_by_priority_policy_runs_higher_priority_first():
     one, two = network("one", 40.0), network("two", 40.0)
     loop = Loop(one, two, policy=by_priority)
     low, high = loop.submit(one, priority=1), loop.submit(two, priority=2)
@@ -201,7 +201,7 @@ def test_jobs_of_one_session_wait_for_its_memory():
     assert [j.ended_ms for j in jobs] == sorted(j.ended_ms for j in jobs)
 
 
-def test_a_job_waits_for_another_s_tensor_and_fails_with_it():
+def test_job_waits_for_its_input_job_and_fails_with_it():
     first, second = network("first", 20.0), network("second", 4.0)
     loop = Loop(first, second)
     maker = loop.submit(first)
@@ -218,7 +218,7 @@ def test_a_job_waits_for_another_s_tensor_and_fails_with_it():
     assert taker.state == "failed" and "first" in taker.error
 
 
-def test_a_periodic_job_comes_again_and_skips_what_it_cannot_keep_up_with():
+def test_periodic_job_repeats_and_skips_missed_periods():
     quick, heavy = network("quick", 4.0), network("heavy", 100.0)
     loop = Loop(quick, heavy)
     made = []
@@ -235,7 +235,7 @@ def test_a_periodic_job_comes_again_and_skips_what_it_cannot_keep_up_with():
         loop.scheduler.submit_periodic(quick, dict, 0)
 
 
-def test_inputs_that_cannot_be_made_stop_only_their_periodic_job():
+def test_failing_make_inputs_stops_only_its_periodic_job():
     """If a periodic job's input function raises, only this job stops, with the exception in its
     error."""
     net, other = network("n", 4.0), network("o", 40.0)
@@ -257,7 +257,7 @@ def test_inputs_that_cannot_be_made_stop_only_their_periodic_job():
     assert "'sky'" in every.error and "KeyError: 'camera'" in every.error
 
 
-def test_inputs_that_are_refused_stop_only_their_periodic_job():
+def test_refused_inputs_stop_only_their_periodic_job():
     loop = Loop()
     with pytest.raises(InputError, match="wanted one on a GPU"):
         loop.scheduler.submit_periodic(object(), dict, FRAME)
@@ -267,7 +267,7 @@ def test_inputs_that_are_refused_stop_only_their_periodic_job():
     assert every.stopped and "inputs: wanted a dictionary" in every.error
 
 
-def test_admission_says_what_cannot_be_held():
+def test_admission_refuses_infeasible_deadline():
     net = network("n", 40.0)
     loop = Loop(net)
     with pytest.raises(AdmissionError, match="cannot hold its deadline"):
@@ -277,7 +277,7 @@ def test_admission_says_what_cannot_be_held():
     assert loop.submit(network("n", 40.0), deadline_ms=5000, admission="refuse").state == "queued"
 
 
-def test_preparation_is_spread_over_frames_and_blocks_nobody():
+def test_preparation_is_spread_over_frames_without_blocking_jobs():
     slow = network("slow", 4.0)
     slow.ready, slow.prepare_frames = False, 5
     fast = network("fast", 4.0)
@@ -288,7 +288,7 @@ def test_preparation_is_spread_over_frames_and_blocks_nobody():
     loop.until_done(waiting, running)
 
 
-def test_without_budget_or_work_the_report_says_why():
+def test_report_states_reason_for_no_work():
     net = network("n", 40.0)
     loop = Loop(net)
     assert loop.frames().reason == "nothing to do"
@@ -307,7 +307,7 @@ NOT_TIMES = [float("nan"), float("inf"), -float("inf"), -1.0, "4", None, True]
     "option", ["frame_ms", "budget_ms", "over_share", "max_frames_in_flight", "priority",
                "deadline_ms", "period_ms", "fixed", "floor_ms", "clock"],
 )  # fmt: skip
-def test_numbers_that_make_no_sense_are_refused_at_set_up(option, value):
+def test_invalid_numbers_are_refused_at_submit(option, value):
     loop = Loop()
     net = network("n", 1.0)
     with pytest.raises(InputError, match=r"wanted a|got"):
@@ -345,7 +345,7 @@ class WildClock(VirtualClock):
 
 @pytest.mark.parametrize("value", NOT_TIMES)
 @pytest.mark.parametrize("given", ["render", "frame", "budget", "clock", "timing"])
-def test_a_nonsense_time_in_a_frame_is_left_out_and_counted(given, value):
+def test_invalid_frame_time_is_ignored_and_counted(given, value):
     """An invalid time is ignored and counted: the next budgets are finite and the job ends."""
     if given == "clock" and value in ("4", None, True):
         pytest.skip("a clock that gives no number is refused when the scheduler is made")
@@ -389,7 +389,7 @@ def test_a_frame_of_many_seconds_is_soon_forgotten():
     assert loop.reports[-1].budget_ms > 3.0
 
 
-def test_a_renderer_that_falls_silent_holds_nobody_up():
+def test_missing_render_times_do_not_block_jobs():
     """A job ends although the last render time left almost no budget, if no more render times come.
 
     This happens behind a loading screen, where nothing is drawn.

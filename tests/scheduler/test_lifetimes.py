@@ -46,7 +46,7 @@ def alive(refs):
     return sum(ref() is not None for ref in refs)
 
 
-def test_a_job_that_feeds_the_next_is_let_go(scheduler):
+def test_recurrent_run_is_released_after_the_next_reads_it(scheduler):
     """A run of a recurrent network is released after the next run has read its state."""
     net, refs, last = network("n"), [], None
     for _ in range(20):
@@ -58,7 +58,7 @@ def test_a_job_that_feeds_the_next_is_let_go(scheduler):
     assert last.inputs == {} and last.needs != ()
 
 
-def test_a_chain_that_is_submitted_at_once_lets_go_as_it_runs(scheduler):
+def test_chained_jobs_are_released_as_they_run(scheduler):
     nets = [network(f"n{k}") for k in range(10)]
     jobs = [scheduler.submit(nets[0], {})]
     for net in nets[1:]:
@@ -71,7 +71,7 @@ def test_a_chain_that_is_submitted_at_once_lets_go_as_it_runs(scheduler):
 
 
 @pytest.mark.parametrize("end", ["stop", "error"])
-def test_a_periodic_job_that_stopped_keeps_no_session(scheduler, end):
+def test_stopped_periodic_job_releases_its_session(scheduler, end):
     made = []
 
     def inputs():
@@ -95,7 +95,7 @@ def test_a_periodic_job_that_stopped_keeps_no_session(scheduler, end):
     assert alive(jobs) == 0
 
 
-def test_outputs_stay_for_the_jobs_that_wait_for_them(scheduler):
+def test_released_outputs_stay_for_waiting_jobs(scheduler):
     """Outputs that the host released stay on the device until the queued job that needs them is
     done.
 
@@ -124,9 +124,7 @@ def test_outputs_stay_for_the_jobs_that_wait_for_them(scheduler):
 
 @pytest.mark.parametrize("late", ["fails", "is cancelled", "is refused"])
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_a_taker_that_comes_after_the_release_takes_nothing_from_an_earlier_one(
-    scheduler, late, elsewhere
-):
+def test_reader_submitted_after_release_cannot_use_the_outputs(scheduler, late, elsewhere):
     device, net = scheduler.executor, network("t")
     maker = scheduler.submit(network("m"), {})
     run_until_ended(scheduler, maker)
@@ -168,7 +166,7 @@ def test_a_long_chain_of_waiting_jobs_can_be_printed_cancelled_and_dropped(sched
 
 
 @pytest.mark.parametrize("end", ["cancel", "fail", "done", "abandon", "refused"])
-def test_inputs_are_let_go_however_a_job_ends(scheduler, end, monkeypatch):
+def test_inputs_are_released_for_every_end_of_a_job(scheduler, end, monkeypatch):
     device = scheduler.executor
     maker = scheduler.submit(network("m"), {})
     run_until_ended(scheduler, maker)
@@ -196,7 +194,7 @@ def test_inputs_are_let_go_however_a_job_ends(scheduler, end, monkeypatch):
 
 
 @pytest.mark.parametrize("end", ["done", "cancel", "cancel in a frame", "abandoned"])
-def test_a_job_that_ended_keeps_no_network(scheduler, end):
+def test_ended_job_releases_its_network(scheduler, end):
     net = network("n")
     job = scheduler.submit(net, {})
     if end == "done":
@@ -213,7 +211,7 @@ def test_a_job_that_ended_keeps_no_network(scheduler, end):
     assert alive(refs) == 0 and job.progress in (0, 1) and job.waiting_for
 
 
-def test_a_dropped_scheduler_goes_at_once():
+def test_deleted_scheduler_is_freed_without_gc():
     """A scheduler without references is freed at once, without the garbage collector.
 
     The collector does not know how much device memory is in use.
@@ -232,7 +230,7 @@ def test_a_dropped_scheduler_goes_at_once():
         gc.enable()
 
 
-def test_a_dropped_scheduler_goes_with_all_its_jobs():
+def test_deleted_scheduler_is_freed_with_its_jobs():
     made = FrameScheduler(Device(), FRAME, 4.0, clock=VirtualClock())
     net = network("n", 100.0)
     jobs = [made.submit(net, {}) for _ in range(3)]

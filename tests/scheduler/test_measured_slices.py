@@ -30,7 +30,7 @@ def measured_frames(max_groups, clock_source="timestamps", frames=8):
     return encoded[0], measured
 
 
-def test_a_slice_that_is_timed_alone_has_its_own_time():
+def test_slice_timed_separately_has_its_measured_time():
     report, measured = measured_frames(max_groups=STEPS)
     assert measured[0] is report
     wanted = [0.02 * (i + 1) for i in range(STEPS)]
@@ -47,7 +47,7 @@ def test_a_group_is_shared_out_by_prediction():
     assert [part.measured_ms for part in report.slices] == pytest.approx(wanted)
 
 
-def test_until_the_timings_arrive_nothing_is_claimed():
+def test_slices_have_no_time_before_timestamps_arrive():
     report, measured = measured_frames(max_groups=3, frames=2)
     assert measured == [] and {part.measured_ms for part in report.slices} == {None}
 
@@ -118,7 +118,7 @@ def timed_frames(dear=True, budget_ms="spare", told=True, times_all=False, frame
     return found
 
 
-def test_where_whole_frames_are_told_and_timing_is_expensive_one_in_eight_is_timed():
+def test_expensive_timestamps_are_taken_in_one_of_eight_frames():
     """Every frame with unknown steps is timed, and one in eight of the others."""
     found = timed_frames()
     begun = [timed for _, timed in found].index(False)

@@ -37,7 +37,7 @@ def test_groups_within_is_the_largest_that_fits():
         assert count == 64 or model.predict_ms(step, count + 1) > ms
 
 
-def test_what_was_asked_before_changes_no_answer():
+def test_cached_predictions_equal_uncached_ones():
     """Predictions that are cached equal those of a model without a cache, and the cache stays
     small."""
     model, numbers = CostModel(), random.Random(3)
@@ -68,7 +68,7 @@ def test_the_table_survives_the_file(tmp_path):
     assert again.samples(step.key) == model.samples(step.key)
 
 
-def test_a_file_that_is_no_table_is_as_none_and_named(tmp_path):
+def test_invalid_cost_file_is_ignored_with_a_warning(tmp_path):
     model, step = taught()
     file = tmp_path / "t.json"
     refused = 0
@@ -88,7 +88,7 @@ def test_a_file_that_is_no_table_is_as_none_and_named(tmp_path):
     assert refused > 100
 
 
-def test_a_file_that_is_not_there_is_no_fault(tmp_path):
+def test_missing_cost_file_is_accepted(tmp_path):
     for missing in (tmp_path / "no.json", tmp_path / "no" / "no.json"):
         assert CostModel.load(missing).samples("conv k") == 0
     (tmp_path / "file").write_text("")
@@ -103,7 +103,7 @@ def test_a_file_without_end_is_not_read(tmp_path, monkeypatch):
         CostModel.load(tmp_path / "t.json")
 
 
-def test_the_steps_measured_last_are_kept(monkeypatch):
+def test_most_recently_measured_steps_are_kept(monkeypatch):
     monkeypatch.setattr("scheduler.planning.cost_model._MOST_KEYS", 3)
     model = CostModel()
     for key in "abcad":
@@ -118,7 +118,7 @@ def test_one_wild_sample_moves_little():
     assert model.predict_ms(step, 64) < 1.25 * before
 
 
-def test_nonsense_measurements_are_ignored():
+def test_invalid_measurements_are_ignored():
     model, step = taught()
     before = model.predict_ms(step, 64)
     for ms in (0.0, -1.0, float("nan"), float("inf")):
@@ -140,7 +140,7 @@ def test_a_virtual_clock_does_not_go_back():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 0.0])
-def test_a_time_that_is_none_teaches_nothing(value):
+def test_invalid_times_do_not_change_predictions(value):
     model, step = taught()
     before = model.predict_ms(step, 64), model.aim_ms(4.0)
     model.learn([(step, 64)], value)

@@ -51,7 +51,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("part", CHANGES)
-def test_each_part_of_a_state_matters(part, monkeypatch):
+def test_every_part_of_a_state_affects_decisions(part, monkeypatch):
     """A change to any of five parts of a state changes the plans of several frames."""
 
     def look(state, plan):
@@ -64,6 +64,6 @@ def test_each_part_of_a_state_matters(part, monkeypatch):
     ("change", "reason"),
     [({"budget_ms": 0}, "budget"), ({"budget_ms": 4.0, "gpu_behind": True}, "waiting for GPU")],
 )
-def test_no_budget_and_no_gpu_are_no_slices(monkeypatch, change, reason):
+def test_no_slices_without_budget_or_while_gpu_is_behind(monkeypatch, change, reason):
     found = plans_of(monkeypatch, lambda state, _: plan_frame(replace(state, **change)))
     assert set(map(str, found)) == {str(FramePlan((), (), reason))}

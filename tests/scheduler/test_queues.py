@@ -77,7 +77,7 @@ POLICIES = [least_laxity, fair_share, by_priority]
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.__name__)
 @pytest.mark.parametrize("seed", range(4))
-def test_the_few_that_may_be_first_decide_as_all_would(policy, seed):
+def test_candidates_decide_like_all_jobs(policy, seed):
     """A built-in policy, which sees only candidates, decides as the same policy that sees every
     job."""
     other = POLICIES[seed % 3]
@@ -131,7 +131,7 @@ def work_beside(waiting, policy=least_laxity):
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.__name__)
-def test_ten_times_the_jobs_are_not_twice_the_work(policy):
+def test_cost_of_a_frame_is_sublinear_in_jobs(policy):
     submit, frames = work_beside(500, policy)
     more_submit, more_frames = work_beside(5000, policy)
     assert more_submit < 2 * submit and more_frames < 2 * frames
@@ -188,7 +188,7 @@ class Entry:
         self.number, self.value = number, value
 
 
-def test_a_heap_forgets_what_left_and_what_changed():
+def test_heap_drops_removed_and_changed_entries():
     heap = Heap(lambda entry: entry.value)
     entries = [Entry(n, (7 * n) % 100) for n in range(100)]
     for entry in entries:

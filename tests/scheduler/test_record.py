@@ -52,7 +52,7 @@ def eventful_run(frames=400):
     return recording, reports, jobs
 
 
-def test_a_replay_decides_the_same(tmp_path):
+def test_replay_makes_equal_decisions(tmp_path):
     recording, reports, _ = eventful_run()
     assert sum(len(d) for d in recording.decisions) > 300
     assert recording.decisions == [decisions_of(r) for r in reports]
@@ -60,7 +60,7 @@ def test_a_replay_decides_the_same(tmp_path):
     assert replay(Recording.load(tmp_path / "run.json")) == recording.decisions
 
 
-def test_another_file_is_no_recording(tmp_path):
+def test_invalid_recording_is_refused(tmp_path):
     file = tmp_path / "x.json"
     file.write_text('{"format": "other"}')
     with pytest.raises(ValueError, match="not a recording"):
@@ -134,7 +134,7 @@ def run_by_wall_clock(frames=400):
     return recording, reports
 
 
-def test_a_replay_without_timestamps_decides_the_same(tmp_path):
+def test_replay_without_timestamps_makes_equal_decisions(tmp_path):
     recording, reports = run_by_wall_clock()
     assert len({round(report.aim_ms, 9) for report in reports}) > 30
     assert recording.decisions == [decisions_of(r) for r in reports]
@@ -143,7 +143,7 @@ def test_a_replay_without_timestamps_decides_the_same(tmp_path):
 
 
 @pytest.mark.parametrize("lost", ["ends", "load times", "feedback", "share", "given"])
-def test_what_a_recording_without_timestamps_holds_matters(lost):
+def test_every_value_of_a_recording_without_timestamps_matters(lost):
     """The replay makes other decisions if any of five recorded values is missing or changed."""
     recording, _ = run_by_wall_clock()
     if lost == "share":
@@ -181,7 +181,7 @@ def run_with_margin():
     return recording, reports
 
 
-def test_a_replay_knows_the_share_that_may_go_over():
+def test_replay_uses_the_recorded_over_share():
     recording, _ = run_with_margin()
     assert recording.options["over_share"] == 0.05
     assert replay(recording) == recording.decisions

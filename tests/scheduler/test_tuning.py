@@ -102,7 +102,7 @@ def test_the_fastest_options_are_found_and_kept():
     assert game.tuning.decided == game.tuning.total == 2
 
 
-def test_a_choice_that_is_longer_than_a_budget_is_measured_in_parts():
+def test_tuning_measures_long_choices_in_slices():
     bench = Bench({"long": {"a": 9.0, "b": 6.0}})
     game = Game(bench)
     game.until_done()
@@ -118,7 +118,7 @@ def test_no_frame_is_over_its_budget():
     assert len(busy) > 100 and not any(r.over_budget for r in busy)
 
 
-def test_noise_exceeds_no_more_budgets_than_it_does_without_tuning():
+def test_tuning_does_not_increase_frames_over_budget():
     bench = Bench({f"choice {k}": {"a": 2.0, "b": 1.0 + k, "c": 0.8 + k} for k in range(12)})
     game = Game(bench, Noise.of_tail(1.3), seed=3)
     game.until_done()
@@ -127,7 +127,7 @@ def test_noise_exceeds_no_more_budgets_than_it_does_without_tuning():
 
 
 @pytest.mark.parametrize("period", [1, 12])
-def test_the_game_s_own_network_is_hardly_slowed(period):
+def test_tuning_slows_the_game_network_by_at_most_three_percent(period):
     """With a tuning beside it, the game's network does at least 97 % of the runs that it does
     alone.
 
@@ -146,7 +146,7 @@ def test_the_game_s_own_network_is_hardly_slowed(period):
     assert any(part.job not in tuned for report in game.encoded for part in report.slices)
 
 
-def test_nothing_is_run_before_it_is_prepared():
+def test_tuning_waits_for_preparation():
     bench = Bench({"k": {"a": 1.0, "b": 0.5}}, prepare_frames=40)
     game = Game(bench)
     for _ in range(30):
@@ -158,14 +158,14 @@ def test_nothing_is_run_before_it_is_prepared():
     assert bench.saved == [("k", "b")]
 
 
-def test_what_has_no_memory_is_left_out():
+def test_tuning_skips_options_without_memory():
     bench = Bench({"k": {"a": 1.0, "b": 0.5, "c": 0.7}}, broken=("b",))
     game = Game(bench)
     game.until_done()
     assert bench.saved == [("k", "c")]
 
 
-def test_a_choice_that_cannot_be_planned_is_left_out_with_a_word():
+def test_tuning_skips_unplannable_choices_with_a_warning():
     bench = Bench({"k": {"a": 1.0}, "l": {"a": 1.0, "b": 0.5}}, broken=("k",))
     game = Game(bench)
     with pytest.warns(RuntimeWarning, match="k cannot be planned"):
@@ -173,7 +173,7 @@ def test_a_choice_that_cannot_be_planned_is_left_out_with_a_word():
     assert bench.saved == [("l", "b")]
 
 
-def test_a_table_that_cannot_be_written_is_told_and_harms_nothing():
+def test_unwritable_tuning_table_is_a_warning():
     bench = Bench({"k": {"a": 1.0, "b": 0.5}})
 
     def save(records):
@@ -186,7 +186,7 @@ def test_a_table_that_cannot_be_written_is_told_and_harms_nothing():
     assert game.tuning.records == [("k", "b")]
 
 
-def test_it_can_be_stopped_and_leaves_nothing_running():
+def test_stopped_tuning_leaves_no_jobs():
     bench = Bench({"k": {"a": 1.0, "b": 0.5}, "l": {"a": 1.0, "b": 0.5}})
     game = Game(bench)
     for _ in range(2000):
@@ -204,7 +204,7 @@ def test_it_can_be_stopped_and_leaves_nothing_running():
     assert bench.saved == [("k", "b")]
 
 
-def test_times_that_were_shared_out_by_prediction_do_not_count():
+def test_tuning_ignores_times_divided_by_prediction():
     """Saves no measurement if a frame has too many slices to time each one.
 
     Times that are divided by prediction must not decide a choice.
@@ -215,7 +215,7 @@ def test_times_that_were_shared_out_by_prediction_do_not_count():
     assert bench.saved == []
 
 
-def test_only_few_networks_are_on_the_device_at_a_time():
+def test_tuning_keeps_at_most_two_programs():
     bench = Bench({"k": {name: 1.0 + i / 10 for i, name in enumerate("abcdef")}})
     game = Game(bench)
     while not game.frame():

@@ -59,7 +59,7 @@ def test_every_byte_counts(cooked):
             cml.load_cooked(damaged, limits=ENDLESS)
 
 
-def test_every_length_but_its_own_is_refused(cooked, tmp_path):
+def test_truncated_or_extended_file_is_refused(cooked, tmp_path):
     for length in range(len(cooked)):
         with pytest.raises(cml.CorruptArtifact):
             cml.load_cooked(memoryview(cooked)[:length])
@@ -71,7 +71,7 @@ def test_every_length_but_its_own_is_refused(cooked, tmp_path):
             cml.load_cooked(file)
 
 
-def test_sections_that_changed_places_are_refused(cooked):
+def test_swapped_sections_are_refused(cooked):
     for i in range(len(sections(cooked)) - 1):
         made = bytearray(cooked)
         at = FileHeader.SIZE + i * SectionRow.SIZE
@@ -146,7 +146,7 @@ def table(data, number):
     "offset, value",
     [(8, 1 << 20), (8, 1 << 63), (8, 16), (16, 1 << 40), (16, 0), (16, 6), (0, 2), (0, 9), (4, 1)],
 )
-def test_a_plan_that_binds_outside_of_its_memory_is_refused(cooked, offset, value):
+def test_binding_outside_memory_is_refused(cooked, offset, value):
     kind = U64 if offset >= 8 else U32
     start = table(cooked, 1)
     assert "plan 'portable'" in refused(changed(cooked, "plan", put(start, offset, kind, value)))
@@ -167,7 +167,7 @@ def test_a_plan_that_binds_outside_of_its_memory_is_refused(cooked, offset, valu
         (24, 0),
     ],
 )
-def test_a_step_that_is_none_is_refused(cooked, offset, value):
+def test_invalid_step_is_refused(cooked, offset, value):
     start = table(cooked, 0)
     assert "damaged" in refused(changed(cooked, "plan", put(start, offset, U32, value)))
     assert PlanStepRow.SIZE == 96
@@ -175,7 +175,7 @@ def test_a_step_that_is_none_is_refused(cooked, offset, value):
 
 @pytest.mark.parametrize("offset", [16, 24, 32])
 @pytest.mark.parametrize("value", [0, 64, 1 << 63])
-def test_a_plan_of_other_memory_is_refused(cooked, offset, value):
+def test_plan_with_wrong_memory_sizes_is_refused(cooked, offset, value):
     if offset == 32 and value < 1 << 63:
         return  # a buffer may be larger than its binding
     refused(changed(cooked, "plan", put(0, offset, U64, value)))
@@ -183,14 +183,14 @@ def test_a_plan_of_other_memory_is_refused(cooked, offset, value):
 
 @pytest.mark.parametrize("offset", range(112, 160, 4))
 @pytest.mark.parametrize("value", [1 << 31, 0xFFFFFFFF])
-def test_a_plan_whose_tables_lie_elsewhere_is_refused(cooked, offset, value):
+def test_plan_with_wrong_table_offsets_is_refused(cooked, offset, value):
     refused(changed(cooked, "plan", put(0, offset, U32, value)))
 
 
 @pytest.mark.parametrize(
     "offset, value", [(56, 1 << 63), (64, 0), (64, 1 << 31), (40, 24), (48, 8)]
 )
-def test_a_kernel_that_is_none_is_refused(cooked, offset, value):
+def test_invalid_kernel_row_is_refused(cooked, offset, value):
     kind = U64 if offset == 56 else U32
     refused(changed(cooked, "kernels", put(8, offset, kind, value)))
     assert KernelRow.SIZE == 96
@@ -208,7 +208,7 @@ def test_damaged_code_is_refused(cooked, section, change, said):
             kernel.kernel.code()
 
 
-def test_a_graph_whose_shapes_do_not_fit_is_refused(cooked):
+def test_inconsistent_graph_shapes_are_refused(cooked):
     def change(content):
         text = bytes(content)
         assert b'"second":["scalar",[1,4,6,6]]' in text or b'"scaled":["scalar",[1,4,6,6]]' in text
@@ -222,7 +222,7 @@ def test_a_graph_whose_shapes_do_not_fit_is_refused(cooked):
         cml.Session(graph, "cpu")
 
 
-def test_an_update_into_the_same_memory_is_refused():
+def test_overlapping_variable_update_is_refused():
     data = cook(counter(), ["portable"])
     cml.load_cooked(data)
     start = table(data, 4)
@@ -242,7 +242,7 @@ def test_files_that_are_not_cooked_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_file_that_takes_too_much_is_refused_before_it_is_unpacked(cooked, name):
+def test_compressed_bomb_is_refused_before_unpacking(cooked, name):
     data = bomb(cooked, name)
     assert len(data) < 3 << 20
     with pytest.raises(OverBudget, match=f"{BOMBS[name]}, the limit is .*trusted=True"):
@@ -252,7 +252,7 @@ def test_a_file_that_takes_too_much_is_refused_before_it_is_unpacked(cooked, nam
 
 
 @pytest.mark.parametrize("offset, kind", [(56, U64), (64, U64), (72, U32), (76, U32)])
-def test_a_header_that_understates_is_refused(cooked, offset, kind):
+def test_header_understating_sizes_is_refused(cooked, offset, kind):
     made = bytearray(cooked)
     (stated,) = kind.unpack_from(made, offset)
     assert stated > 0
@@ -277,5 +277,5 @@ def test_steps_do_not_overlap_bindings_or_parameters(cooked, field):
 
 
 @pytest.mark.parametrize(("offset", "form", "value"), BAD_CONSTANTS)
-def test_a_constant_that_is_none_is_refused(cooked, offset, form, value):
+def test_invalid_constant_is_refused(cooked, offset, form, value):
     assert "constant 0" in refused(with_bad_constant(cooked, offset, form, value))

@@ -11,7 +11,7 @@ from tests.fixtures.integer.agents import DIGESTS
 
 
 @pytest.mark.parametrize("name", DIGESTS)
-def test_a_tile_is_nearly_that_of_the_floats(name):
+def test_integer_agent_is_close_to_the_float_agent(name):
     graph, floats = cml.load(integer.INTEGER / f"{name}.nnef"), integer.trained_part(name)
     (tile,) = integer.tiles_of(name, 1, 2)
     sample, output = integer.inputs_of(name, tile), integer.OUTPUT[name]
@@ -24,7 +24,7 @@ def test_a_tile_is_nearly_that_of_the_floats(name):
 
 
 @pytest.mark.parametrize("name", DIGESTS)
-def test_its_digest_is_what_was_committed(name):
+def test_integer_agent_has_the_committed_digest(name):
     graph = cml.load(integer.INTEGER / f"{name}.nnef")
     inputs = random_words(graph, 11)
     assert run_digest(graph, cml.Session(graph, "cpu").run(inputs)) == DIGESTS[name]

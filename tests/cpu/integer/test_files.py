@@ -34,7 +34,7 @@ def small_net(**changes):
 INPUT = {"x": np.linspace(-60, 60, 50, dtype=np.float32).reshape(1, 2, 5, 5)}
 
 
-def test_a_network_is_the_same_when_it_is_read_back(tmp_path):
+def test_integer_network_round_trips(tmp_path):
     graph = small_net()
     cml.save(graph, tmp_path / "net")
     text = (tmp_path / "net/graph.nnef").read_text()
@@ -53,7 +53,7 @@ def test_a_network_is_the_same_when_it_is_read_back(tmp_path):
     assert cml.load(tmp_path / "again.tgz").quantization == again.quantization
 
 
-def test_other_tools_read_the_numbers_that_it_stands_for(tmp_path):
+def test_integer_file_loads_as_floats_without_the_extension(tmp_path):
     """Without the extension's line the file loads as a float network with equal weights."""
     cml.save(small_net(), tmp_path)
     text = tmp_path / "graph.nnef"
@@ -72,7 +72,7 @@ def test_onnx_is_refused(tmp_path):
         cml.save(small_net(), tmp_path / "net.onnx")
 
 
-def test_another_rule_is_refused(tmp_path):
+def test_other_rule_version_is_refused(tmp_path):
     cml.save(small_net(), tmp_path)
     text = tmp_path / "graph.nnef"
     text.write_text(text.read_text().replace("CML_integer_1", "CML_integer_2"))
@@ -155,7 +155,7 @@ def test_concat_needs_operands_of_one_scale():
         cml.Session(net.graph(y), "cpu")
 
 
-def test_a_sum_that_two_operators_read_is_rounded_first():
+def test_sum_with_two_readers_is_rounded():
     net = IntegerNet()
     x = net.input("x", (1, 4), 0.5)
     w = net.weight("w", np.eye(4) * 100, 0.01)

@@ -53,7 +53,7 @@ def samples_of(graph, count=8, seed=1):
 
 
 @pytest.mark.parametrize(("make", "least"), [(block, 0.004), (products, 0.01)])
-def test_errors_are_what_was_asked_for(make, least, tmp_path):
+def test_quantize_meets_the_requested_error(make, least, tmp_path):
     graph = make()
     samples = samples_of(graph)
     sixteens = []
@@ -86,7 +86,7 @@ def test_data_movement_has_no_rounding_point():
     assert found == ["integer_words", "conv", "pixel_shuffle"]
 
 
-def test_bits_that_are_named():
+def test_quantize_uses_the_requested_bits():
     graph = block()
     samples = samples_of(graph)
     reports = [
@@ -173,7 +173,7 @@ def test_integer_and_cooked_networks_are_not_quantized_again():
     assert {plan.gas for plan in cooked.cooked_form.plans} == {gas_of(made)}
 
 
-def test_gas_is_of_the_graph_alone(tmp_path):
+def test_gas_depends_only_on_the_graph(tmp_path):
     graph = block()
     gas = gas_of(graph)
     assert isinstance(gas, int) and gas > 2 * 3 * 8 * 8 * 4 * 4 * 9

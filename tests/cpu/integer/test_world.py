@@ -31,7 +31,7 @@ def maker():
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
-def test_a_tile_is_what_was_committed(maker, tile):
+def test_integer_tile_has_the_committed_digest(maker, tile):
     made = maker.make(tile, 7)
     assert tile_digest(maker.chain, tile, made.__getitem__) == TILES[tile]
     # the renderer's tensors hold the same numbers
@@ -100,7 +100,7 @@ def _played(here, there, ticks, first=0):
         return list(pool.map(one, (here, there), ends))
 
 
-def test_two_stay_in_step(maker):
+def test_lockstep_players_agree(maker):
     players = [Player(maker, name, 7) for name in ("one", "two")]
     one, two = _played(*players, 2, first=3)
     assert (one.ticks, one.difference, one.other) == (2, "", "two") and one.state == two.state
@@ -109,7 +109,7 @@ def test_two_stay_in_step(maker):
 
 
 @pytest.mark.parametrize("tensor,stage", [("albedo", "texture"), ("ground", "ground")])
-def test_one_number_that_is_off_is_noticed_and_named(maker, tensor, stage):
+def test_lockstep_names_the_first_difference(maker, tensor, stage):
     faulty = Player(Faulty(maker, tensor, 1), "CPU", 7)
     for found in _played(Player(maker, "GPU", 7), faulty, 4, first=3):
         assert found.ticks == 1
@@ -117,7 +117,7 @@ def test_one_number_that_is_off_is_noticed_and_named(maker, tensor, stage):
         assert "(GPU)" in found.difference and "--first 4 --ticks 1" in found.difference
 
 
-def test_another_seed_or_weight_is_refused_by_name(maker):
+def test_lockstep_refuses_other_seed_or_weights(maker):
     here = Player(maker, "here", 7)
     for found in _played(here, Player(maker, "there", 8), 1):
         assert "has another seed: " in found
@@ -134,7 +134,7 @@ def test_another_seed_or_weight_is_refused_by_name(maker):
         (b'{"seed": 7}\n', "another integer rule: 1 here, None there"),
     ],
 )
-def test_strangers_are_refused(maker, line, message):
+def test_lockstep_refuses_invalid_peers(maker, line, message):
     end, other = socket.socketpair()
     other.sendall(line)
     other.shutdown(socket.SHUT_WR)

@@ -54,7 +54,7 @@ def test_a_background_thread_pauses_until_the_frame_has_ended(gate, monkeypatch)
     assert not thread.is_alive()
 
 
-def test_a_frame_that_does_not_end_blocks_no_compile(gate):
+def test_unended_frame_does_not_block_compiling(gate):
     gate.end_frame()
     gate.begin_frame()
     thread = working(gate)

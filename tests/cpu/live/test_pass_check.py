@@ -32,7 +32,7 @@ def small():
 
 
 @pytest.mark.parametrize("name", ["affine", "fuse", "rules"])
-def test_a_pass_that_is_wrong_is_named_with_the_node(monkeypatch, name):
+def test_wrong_pass_is_named_with_the_node(monkeypatch, name):
     def broken(graph):
         node = graph.nodes[0]
         filter = node.inputs[1]
@@ -50,7 +50,7 @@ def test_a_pass_that_is_wrong_is_named_with_the_node(monkeypatch, name):
     assert f"pass '{name}': conv " in str(report) and "values differ: at [0, 0, " in str(report)
 
 
-def test_a_game_s_rule_that_is_wrong_is_charged_to_the_rules():
+def test_wrong_game_rule_is_attributed_to_the_rules_pass():
     def wrong(match):
         return match.node("neg", match.last.inputs, match.last.attrs)
 
@@ -62,7 +62,7 @@ def test_a_game_s_rule_that_is_wrong_is_charged_to_the_rules():
     assert "pass 'rules': neg 't3'" in report.fault
 
 
-def test_a_constant_that_was_folded_wrongly_is_found(monkeypatch):
+def test_wrong_constant_folding_is_detected(monkeypatch):
     net = Net(2, 3)
     graph = net.graph(net("add(x, exp(constant(1.0)))"))
 

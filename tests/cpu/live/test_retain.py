@@ -104,7 +104,7 @@ subsets = st.lists(st.sets(st.integers(0, 2), max_size=3), min_size=2, max_size=
 
 @settings(max_examples=60, deadline=None)
 @given(graphs(), subsets)
-def test_what_is_given_reaches_what_runs(graph, chosen):
+def test_retained_run_equals_a_full_run(graph, chosen):
     names = graph.inputs
     check_retained(graph, "cpu", [{names[i] for i in some if i < len(names)} for some in chosen])
 
@@ -125,7 +125,7 @@ def two(backend="cpu", **options):
     return cml.Session(cml.load(cml.MemoryModel(TWO)), backend, retain=True, **options)
 
 
-def test_an_input_that_never_had_a_value_is_asked_for():
+def test_retained_input_without_value_is_required():
     session = two()
     given_once = arrays(["style"], 0)
     with pytest.raises(cml.InputError, match="input 'image' is missing"):
@@ -135,7 +135,7 @@ def test_an_input_that_never_had_a_value_is_asked_for():
     session.run({})
 
 
-def test_a_run_that_failed_is_no_ground_to_build_on():
+def test_failed_run_invalidates_retained_values():
     session = two()
     values = arrays(["image", "style"], 0)
     session.run(values)
@@ -151,14 +151,14 @@ def test_a_run_that_failed_is_no_ground_to_build_on():
     np.testing.assert_array_equal(got, wanted)
 
 
-def test_an_input_left_out_of_a_usual_session_is_missing():
+def test_ordinary_session_requires_all_inputs():
     session = cml.Session(cml.load(cml.MemoryModel(TWO)), "cpu")
     session.run(arrays(["image", "style"], 0))
     with pytest.raises(cml.InputError, match="input 'image' is missing"):
         session.run(arrays(["style"], 0))
 
 
-def test_a_reshaped_session_has_values_of_its_own():
+def test_reshaped_session_has_separate_retained_values():
     session = two()
     session.run(arrays(["image", "style"], 0))
     other = session.reshaped({"image": (2, 4, 3, 3), "style": (2, 4, 3, 3)})
@@ -166,7 +166,7 @@ def test_a_reshaped_session_has_values_of_its_own():
         other.run({"image": np.zeros((2, 4, 3, 3), np.float32)})
 
 
-def test_rank_shows_what_one_input_costs():
+def test_rank_given_times_dependent_operators_only():
     session = two()
     assert "relu" in str(session.rank(runs=1))
     only = session.rank(runs=1, given=["style"])

@@ -37,7 +37,7 @@ def assert_kept(graph, inputs, names):
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_every_tensor_of_a_block_can_be_kept_alone_and_with_all_others(block):
+def test_every_tensor_can_be_retained_alone_or_with_others(block):
     net = BLOCKS[block]()
     last = net.nodes[-1].outputs[-1]
     graph, inputs = net.graph(last), net.input()
@@ -47,13 +47,13 @@ def test_every_tensor_of_a_block_can_be_kept_alone_and_with_all_others(block):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_tensors_of_random_graphs_can_be_kept(seed):
+def test_tensors_of_random_graphs_can_be_retained(seed):
     graph, inputs = random_graph(seed)
     every = [name for node in graph.nodes for name in node.outputs]
     assert_kept(graph, inputs, tuple(every[seed % 3 :: 3]))
 
 
-def test_a_kept_input_and_constant_are_what_was_given():
+def test_retained_inputs_and_constants_keep_their_values():
     net = BLOCKS["se"]()
     graph, inputs = net.graph(net.nodes[-1].outputs[0]), net.input()
     session = cml.Session(graph, "cpu", cml.CompileOptions(keep=("x", "k0")))
@@ -62,7 +62,7 @@ def test_a_kept_input_and_constant_are_what_was_given():
     np.testing.assert_array_equal(session.tensor("k0"), graph.constants["k0"])
 
 
-def test_a_name_that_is_none_is_refused_with_the_nearest():
+def test_unknown_tensor_name_suggests_the_nearest():
     graph = BLOCKS["se"]().graph("t3")
     with pytest.raises(cml.InputError, match="has no tensor 't33'; did you mean 't3'"):
         cml.Session(graph, "cpu", cml.CompileOptions(keep=("t33",)))
@@ -70,7 +70,7 @@ def test_a_name_that_is_none_is_refused_with_the_nearest():
         cml.CompileOptions(keep="t3")
 
 
-def test_a_tensor_that_is_not_kept_says_what_to_do():
+def test_tensor_not_retained_error_says_what_to_do():
     net = BLOCKS["se"]()
     session = cml.Session(net.graph("t3"), "cpu", cml.CompileOptions(keep=("t1",)))
     with pytest.raises(cml.InputError, match="has not run yet"):
@@ -80,7 +80,7 @@ def test_a_tensor_that_is_not_kept_says_what_to_do():
         session.tensor("t0")
 
 
-def test_a_kept_tensor_of_a_session_at_another_shape():
+def test_reshaped_session_has_retained_tensors():
     text = (
         "version 1.0; graph n(x) -> (y) {x = external(shape=[1,2]); a = x + 1.0; y = relu(a) * a;}"
     ).replace("version 1.0;", "version 1.0;\nextension KHR_enable_operator_expressions;\n")

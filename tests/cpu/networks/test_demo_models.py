@@ -63,7 +63,7 @@ def pair(request, sessions):
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_recipe_is_that_of_the_files(name):
+def test_model_files_match_their_recipe(name):
     files = sorted((MODELS / f"{name}.nnef").iterdir())
     digest = hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()
     assert digest == RECIPE[name]["sha256"]

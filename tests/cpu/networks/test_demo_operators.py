@@ -20,7 +20,7 @@ def terrain():
 
 
 @pytest.mark.parametrize("parent", [TileId(1, -2, 3), TileId(4, 0, -1)])
-def test_children_lie_where_their_parent_has_them(terrain, parent):
+def test_child_tiles_align_with_their_parent(terrain, parent):
     """A tile's moisture equals its children's at the same positions, so their grids agree.
 
     Moisture has the same octaves on both levels.
@@ -34,7 +34,7 @@ def test_children_lie_where_their_parent_has_them(terrain, parent):
         np.testing.assert_allclose(mine, whole[z : z + half, x : x + half], atol=1e-6)
 
 
-def test_scatter_keeps_candidates_in_their_order():
+def test_scatter_preserves_the_order_of_candidates():
     session = cml.Session(cml.load(MODELS / "scatter.nnef"), "cpu")
     inputs = {
         "density": np.full((1, 3, 64, 64), 0.2, np.float32),
@@ -63,7 +63,7 @@ def _numbers(placed):
     return numbers
 
 
-def test_a_chain_says_what_does_not_fit(tmp_path):
+def test_mismatched_chain_is_refused(tmp_path):
     def model(name, text):
         folder = tmp_path / name
         folder.mkdir()

@@ -15,7 +15,7 @@ COMPARE = "tests/pure/planning/test_compare.py"
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_every_fault_fits(fault):
+def test_every_fault_matches_one_place(fault):
     assert fault.old != fault.new
     assert len(plant.places(fault)) == 1, "its text has changed: see this file's first lines"
     files = [word for word in shlex.split(fault.tests) if word.startswith("tests/")]
@@ -28,7 +28,7 @@ def tree():
         yield free.get()
 
 
-def test_a_fault_is_noticed_and_taken_back(tree):
+def test_planted_fault_is_noticed_and_reverted(tree):
     fault = next(f for f in FAULTS if f.name.startswith("compare: whole numbers"))
     file = tree / fault.file
     before = file.read_bytes()

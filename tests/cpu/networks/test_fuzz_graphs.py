@@ -56,7 +56,7 @@ def small():
     return FuzzCase(net.graph(net.nodes[-1].outputs[0]), net.input())
 
 
-def test_a_wrong_pass_is_found_made_small_and_written(tmp_path, monkeypatch):
+def test_fuzzer_finds_reduces_and_saves_a_wrong_pass(tmp_path, monkeypatch):
     case, right = small(), AFFINE._affine
     bench = fuzz.FuzzBench(case, frozenset({"views"}), None, tmp_path / "work")
     assert fuzz.problem_of("cpu", bench) == ""
@@ -89,7 +89,7 @@ def grouped(op="conv", value=np.nan, size=1):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("op", ["conv", "deconv"])
-def test_a_neighbouring_groups_nan_is_no_failure_of_a_gpu(op, value, gpu, tmp_path):
+def test_nan_of_a_neighbouring_group_is_tolerated(op, value, gpu, tmp_path):
     bench = fuzz.FuzzBench(grouped(op, value), frozenset(), gpu, tmp_path)
     assert [fuzz.problem_of(check, bench) for check in fuzz.CHECKS] == [""] * len(fuzz.CHECKS)
 
@@ -116,7 +116,7 @@ def test_where_a_nan_may_spread(groups, fixed, some):
         assert found is None
 
 
-def test_weights_of_a_deconv_that_are_not_finite(gpu, tmp_path):
+def test_non_finite_deconv_weights(gpu, tmp_path):
     """An infinite weight of a deconv may give NaN in its channel only; all checks accept it.
 
     Beyond the input's edges a GPU multiplies the weight by 0.
@@ -160,5 +160,5 @@ def compared(got, value=RIGHT, by=1e-4):
         RIGHT.astype(np.float64),
     ],
 )
-def test_what_is_too_far_off_is_a_difference(got):
+def test_large_differences_are_reported(got):
     assert compared(got)

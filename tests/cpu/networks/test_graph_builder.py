@@ -67,7 +67,7 @@ def test_a_built_graph_is_reshaped_saved_and_loaded(network, tmp_path):
         same_bits(found, wanted)
 
 
-def test_an_input_is_replaced_by_what_is_computed_from_another(network):
+def test_input_is_replaced_by_a_computed_tensor(network):
     builder = cml.edit(network)
     photo = builder.input("photo", [1, 8, 8, 3])
     builder.replace("image", builder.transpose(photo / 255, axes=[0, 3, 1, 2]))

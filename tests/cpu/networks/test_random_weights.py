@@ -32,7 +32,7 @@ def deep(shape, call):
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_values_keep_their_size(layer, rng):
+def test_random_weights_preserve_magnitude(layer, rng):
     shape, call = LAYERS[layer]
     text = call.replace("(w,", "(W,").replace(", w", ", W")
     model = deep(shape, text.replace("W", "w"))
@@ -71,7 +71,7 @@ graph g(x) -> (y)
 """
 
 
-def test_only_what_is_missing_is_made_up():
+def test_only_missing_weights_are_random():
     given = np.ones((2, 3), np.float32)
     graph = cml.load(cml.MemoryModel(TEXT, {"w": given}), random_weights=0)
     np.testing.assert_array_equal(graph.constants["w"], given)
@@ -83,7 +83,7 @@ def test_only_what_is_missing_is_made_up():
     assert cml.load(cml.MemoryModel(TEXT, tensors)).notes == ()
 
 
-def test_no_memory_for_a_text_that_asks_for_all_of_it():
+def test_oversized_random_weights_are_refused():
     text = TEXT.replace("[2, 3]", "[65536, 8192]").replace("    s =", "    v = variable(shape ="
         " [65536, 65535], label = 'v');\n    z = copy(v);\n    s =")  # fmt: skip
     with pytest.raises(CmlError, match="random weights of .* needs|elements"):

@@ -67,7 +67,7 @@ EVERY_PASS = frozenset(name for name, _, _ in STAGES if name != "infer")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_pass_takes_a_game_s_operator_for_ours(name):
+def test_passes_ignore_game_replacements_of_operators(name):
     with overridden(name):
         for graph, inputs in GRAPHS:
             wanted = CpuProgram(optimize(graph, EVERY_PASS)).run(inputs)
@@ -109,7 +109,7 @@ def agree_on_the_gpu(name, source, graph, inputs, gpu, options, tolerance):
         np.testing.assert_allclose(got[output], value, rtol=tolerance, atol=atol)
 
 
-def test_a_session_keeps_the_operators_that_it_was_made_with(gpu):
+def test_session_keeps_its_operator_registrations(gpu):
     net = Net(1, 4)
     graph = net.graph(net("neg(relu(x))"))
     inputs = net.input()
@@ -122,7 +122,7 @@ def test_a_session_keeps_the_operators_that_it_was_made_with(gpu):
     assert not np.allclose(later.run(inputs)["t1"], wanted[0])
 
 
-def test_a_game_s_rule_meets_the_game_s_operator():
+def test_game_rule_matches_game_operator():
     net = Net(2, 3)
     graph = net.graph(net("relu(neg(x))"))
     rule = register_rule(
@@ -135,7 +135,7 @@ def test_a_game_s_rule_meets_the_game_s_operator():
         unregister_rule(rule)
 
 
-def test_a_file_of_operators_may_replace_one_of_the_engine_s(tmp_path):
+def test_ops_file_may_replace_an_engine_operator(tmp_path):
     ours = lookup("relu")
     file = tmp_path / "mine.py"
     text = """

@@ -38,7 +38,7 @@ def ways(session):
     }
 
 
-def test_the_same_numbers_from_the_same_weights(model, rng):
+def test_reshaped_session_equals_a_fresh_one(model, rng):
     session = cml.Session(cml.load(model), "cpu")
     shape = (2, 8, 32, 20)
     large = session.reshaped({"x": shape})

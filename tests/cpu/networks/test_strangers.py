@@ -40,7 +40,7 @@ def run(found, tmp_path_factory):
         yield strangers.checked(0, stack, tmp_path_factory.mktemp("kept"), READERS, found)
 
 
-def test_whole_files_are_read(found, tmp_path_factory):
+def test_undamaged_sample_files_are_read(found, tmp_path_factory):
     assert {one.format for one in found} >= {"onnx", "nnef", "tgz", "ncnn", "npy", "npz", "png"}
     with ExitStack() as stack:
         folder = tmp_path_factory.mktemp("kept")

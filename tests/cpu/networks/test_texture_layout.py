@@ -73,7 +73,7 @@ def test_a_network_in_texture_layout_is_saved_and_loaded(rng, tmp_path):
     assert again.facts["image"].shape == (2, 4, 5, 4)
 
 
-def test_names_that_are_taken(rng):
+def test_texture_layout_avoids_existing_names(rng):
     text = TEXT.replace("convolved", "image_nchw").replace("mask", "image_rgb")
     plain = cml.load(cml.MemoryModel(text, {"f": np.zeros((3, 3, 3, 3), np.float32)}))
     changed = channels_last(plain, rgba=True)

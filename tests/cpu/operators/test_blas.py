@@ -86,7 +86,7 @@ def threads():
     return numpy_blas().lib_controllers[0].get_num_threads()
 
 
-def test_a_run_has_blas_on_one_thread_and_gives_it_back(two_threads, monkeypatch):
+def test_run_limits_blas_to_one_thread_and_restores_it(two_threads, monkeypatch):
     """A session's run limits BLAS to one thread, and restores two threads afterwards.
 
     Idle BLAS threads would otherwise spin beside busy processes.

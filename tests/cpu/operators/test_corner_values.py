@@ -103,7 +103,7 @@ def test_a_corner_value_is_the_definitions(op, operands, attrs, wanted):
         np.testing.assert_allclose(got, right, rtol=1e-6, atol=1e-7)
 
 
-def test_a_slice_may_end_at_zero_only_without_strides():
+def test_slice_end_zero_requires_unit_stride():
     def shape(end, stride):
         attrs = full_attrs("slice", {"axes": [0, 1], "begin": [1, 1], "end": end, "stride": stride})
         return lookup("slice").cpu(attrs, np.zeros((6, 6), np.float32)).shape

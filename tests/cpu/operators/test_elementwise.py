@@ -76,7 +76,7 @@ def test_dense_operands_collapse_to_one_run():
     assert collapse((), [()]).extents == (1,)
 
 
-def test_erf_in_pieces_is_the_same_of_every_element(rng):
+def test_erf_of_large_arrays_equals_erf_of_elements(rng):
     """``erf`` of a large array equals ``erf`` of its elements, in any memory order."""
     large = rng.standard_normal((70, 300)).astype(np.float32)
     for x in (large, large.T, large[:0], large[0, 0]):

@@ -17,7 +17,7 @@ def uniform(*shape, low=-2.0, high=2.0):
 X = uniform(2, 4, 6, 3)
 
 
-def test_a_models_own_body_counts_where_it_declares_other_parameters(tmp_path):
+def test_models_fragment_is_used_if_parameters_differ(tmp_path):
     head = "fragment mish(a: tensor<scalar>) -> (y: tensor<scalar>) { y = a + 1.0; }\n"
     (got,) = run_text(tmp_path, "y = mish(x);", {"x": X}, "cpu", head=head)
     assert np.allclose(got, X + 1)
@@ -29,7 +29,7 @@ def test_a_models_own_defaults_count(tmp_path):
     assert np.allclose(got, np.clip(0.25 * X + 0.5, 0, 1))
 
 
-def test_a_declaration_that_does_not_fit_is_refused(tmp_path):
+def test_mismatched_declaration_is_refused(tmp_path):
     head = "fragment resize(x: tensor<scalar>, size: integer[]) -> (y: tensor<scalar>);\n"
     folder = write_text(tmp_path, "y = resize(x, size = [1, 1]);", {"x": X}, head=head)
     with pytest.raises(cml.ModelError, match="is registered as .* but this model declares it"):
@@ -47,7 +47,7 @@ def test_a_declaration_that_does_not_fit_is_refused(tmp_path):
         ("ij,ik->jk", "index 'i' is"),
     ],
 )
-def test_equations_that_cannot_be(equation, message, tmp_path):
+def test_invalid_einsum_equations_are_refused(equation, message, tmp_path):
     inputs = {"x": uniform(2, 3), "z": uniform(4, 5)}
     body = f"y = einsum([x, z], equation = '{equation}');"
     folder = write_text(tmp_path, body, inputs, head=declaration("einsum"))
@@ -65,7 +65,7 @@ def test_saved_graphs_carry_the_declarations(tmp_path):
     assert [n.op for n in again.nodes] == [n.op for n in graph.nodes] == ["resize", "gelu_erf"]
 
 
-def test_the_library_stands_alone(tmp_path):
+def test_extension_library_text_loads_in_a_model(tmp_path):
     """A model that begins with the library's text, with all bodies, loads."""
     text = HEADER + EXTENSIONS.source.text
     text += "graph g(x) -> (y) { x = external(shape = [1]); y = mish(x); }"

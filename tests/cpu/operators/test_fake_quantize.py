@@ -43,7 +43,7 @@ def close(a, b):
     return a.shape == b.shape and np.allclose(a, b, atol=1e-5)
 
 
-def test_without_it_lines_of_activations_do_nothing(run):
+def test_activation_quantization_is_ignored_without_fake_quantize(run):
     assert np.allclose(run("y = x + w;", f'"x": {MIN_MAX};', fake=False)["y"], X + W)
 
 
@@ -53,7 +53,7 @@ def test_an_input_a_weight_and_a_result(run):
     assert close(run("y = x + w;", f'"y": {MIN_MAX};')["y"], rounded(X + W))
 
 
-def test_something_in_between_that_is_read_twice(run):
+def test_fake_quantized_tensor_with_two_readers(run):
     got = run("a = x + w; b = a * 2.0; y = a + b;", f'"a": {MIN_MAX}; "nobody": {MIN_MAX};')["y"]
     assert close(got, 3 * rounded(X + W))
 

@@ -201,7 +201,7 @@ def defined(graph, x):
     return [values[name] for name in graph.outputs]
 
 
-def test_a_session_keeps_its_results_apart(rng):
+def test_results_of_earlier_runs_stay_valid(rng):
     """The results of earlier runs stay right after later runs, so they share no reused memory."""
     graph = mobile(rng)
     session = cml.Session(graph, "cpu")
@@ -282,7 +282,7 @@ def test_error_at_64_channels(rng):
 
 
 @pytest.mark.parametrize("floats", [1, 72 * 8 * 20, 72 * 8 * 90])
-def test_parts_give_the_whole(rng, monkeypatch, floats):
+def test_winograd_in_parts_equals_the_whole(rng, monkeypatch, floats):
     """Winograd's result is the same in parts of one or more rows of tiles, or of some images."""
     case = random_conv(rng, (5, 8, 21, 18), 6, [(1, 1), (1, 1)])
     whole, _ = by_tiles(*case)
@@ -361,7 +361,7 @@ def test_two_threads_may_run_one_session(rng):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
 
 
-def test_a_filter_that_the_graph_updates_is_not_prepared(rng):
+def test_updated_filter_is_not_prepared(rng):
     graph = conv_chain(rng, Node("add", ("w1", "w1"), ("w1_next",)))
     graph = graph.with_(updates=(("w1", "w1_next"),), outputs=("d",))
     program = CpuProgram(graph)
@@ -372,7 +372,7 @@ def test_a_filter_that_the_graph_updates_is_not_prepared(rng):
     np.testing.assert_allclose(second, CpuProgram(doubled).run({"x": x})["d"], atol=1e-5)
 
 
-def test_a_games_function_gets_arrays_in_order(rng):
+def test_game_function_gets_contiguous_arrays(rng):
     seen = []
 
     def look(attrs, x):
@@ -430,7 +430,7 @@ SPECIAL = np.array(
         ("add", {}, [[[[np.inf]], [[0.5]], [[np.nan]]]]),
     ],
 )
-def test_in_place_is_the_definition(op, attrs, others):
+def test_in_place_elementwise_equals_the_definition(op, attrs, others):
     x = np.tile(SPECIAL.reshape(1, 1, 12), (2, 3, 1))
     operands = [np.array(o, np.float32).reshape(np.shape(o)[-2:] if op != "add" else (1, 3, 1))
                 for o in others]  # fmt: skip
@@ -457,7 +457,7 @@ def test_prelu_in_blocks(rng, monkeypatch, slopes, low):
         np.testing.assert_array_equal(x, wanted)
 
 
-def test_not_in_place_where_the_shape_or_the_type_would_change():
+def test_in_place_requires_equal_shape_and_type():
     x = np.ones((1, 3, 1), np.float32)
     for other in (np.ones((1, 3, 2), np.float32), np.ones((1, 3, 1, 1), np.float32),
                   np.ones((1, 3, 1), np.float64)):  # fmt: skip
@@ -466,7 +466,7 @@ def test_not_in_place_where_the_shape_or_the_type_would_change():
     assert (x == 1).all()
 
 
-def test_scratch_grows_and_is_each_threads_own():
+def test_scratch_grows_and_is_per_thread():
     scratch = Scratch()
     small = scratch.take("a", 4)
     assert np.shares_memory(small, scratch.take("a", 2, 2))

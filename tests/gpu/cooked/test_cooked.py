@@ -40,7 +40,7 @@ def cooked(data):
     return own(data)
 
 
-def test_the_bits_are_those_of_the_model(model, cooked, gpu):
+def test_cooked_network_is_bit_identical_to_its_model(model, cooked, gpu):
     for backend in (gpu, "cpu"):
         wanted = cml.Session(model, backend).run(small_inputs())
         same_bits(cml.Session(cooked, backend).run(small_inputs()), wanted)
@@ -66,7 +66,7 @@ def test_any_slices_give_the_same_bits(cooked, gpu):
     same_bits({name: inspect.read_tensor(program, places[name]) for name in places}, wanted)
 
 
-def test_the_costs_are_those_of_the_model(model, cooked, gpu):
+def test_cooked_plan_has_the_costs_of_its_model(model, cooked, gpu):
     """The cooked plan has the model's step costs and titles, so learned costs apply to both."""
     plans = [cml.Session(graph, gpu, deferred=True).plan for graph in (model, cooked)]
     assert plans[0].step_costs() == plans[1].step_costs()
@@ -124,7 +124,7 @@ def test_16_bits_are_cooked(gpu):
     same_bits(cml.Session(full, gpu, HALF).run(x), wanted)  # planned from the graph
 
 
-def test_files_of_strangers_run_with_checks(data, cooked, gpu):
+def test_untrusted_cooked_files_run_with_checks(data, cooked, gpu):
     stranger = cml.load_cooked(data)
     sessions = [cml.Session(graph, gpu, deferred=True) for graph in (cooked, stranger)]
     assert [step.trusted for step in sessions[0].plan.steps] == [True] * 3
@@ -193,7 +193,7 @@ def test_where_no_plan_fits_the_graph_is_planned_by_the_files_kernels(model, gpu
     assert all(b.offset % 512 == 0 for step in plan.steps for b in step.bindings)
 
 
-def test_where_the_kernels_do_not_suffice_the_error_says_what_to_cook(model):
+def test_missing_profile_error_says_what_to_cook(model):
     software = own(cook(model, ["software"]))
     with pytest.raises(cml.StaleArtifact, match=r"portable.*any device") as error:
         planned(software, Limits())
@@ -228,7 +228,7 @@ def test_unsupported_calls_on_a_cooked_network_are_refused(cooked, gpu, tmp_path
         cook(small_model(), [])
 
 
-def test_code_of_a_stranger_that_is_no_code_is_an_error_of_ours(model, gpu):
+def test_invalid_untrusted_wgsl_raises_cml_error(model, gpu):
     """Untrusted WGSL that does not compile or binds other resources raises a ``CmlError``."""
     data = cook(model, ["software"], golden=False)
     for text in ("fn main( {", "@compute @workgroup_size(1) fn main() { var x: i32 = 1.5; }",
@@ -253,7 +253,7 @@ y = squares(x);
 """
 
 
-def test_kernels_of_a_game_are_cooked_and_its_numpy_functions_are_not(gpu):
+def test_game_kernels_are_cooked_without_numpy_functions(gpu):
     kernel = cml.Kernel(source="void kernel(uint i) { if (i < x_size) y[i] = x[i] * x[i]; }")
     spec = cml.OpSpec(
         "squares", cml.same_as(0), cpu=lambda attrs, x: x * x, kernel=kernel, signature=SQUARES

@@ -23,7 +23,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "cooked"
 
 
-def test_a_set_is_used_while_it_is_of_what_lies_here(folder, monkeypatch, gpu):
+def test_cooked_set_is_used_while_it_is_current(folder, monkeypatch, gpu):
     assert cooking.cooked_set() is None
     cooking.make()
     assert cooking.cooked_set() == folder
@@ -73,7 +73,7 @@ def test_a_failed_cook_is_not_repeated(folder, monkeypatch):
     assert started == []
 
 
-def test_an_installed_package_makes_nothing(folder, monkeypatch):
+def test_installed_package_does_not_cook(folder, monkeypatch):
     monkeypatch.setattr(cooking, "_is_checkout", lambda: False)
     cooking.cook_in_background(lambda said: pytest.fail(said))
     assert not folder.exists()

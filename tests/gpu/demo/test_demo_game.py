@@ -68,12 +68,12 @@ def runs(gpu, tmp_path_factory):
     return {**made, "folder": folder}
 
 
-def test_the_world_is_the_same_for_any_budget_mode_and_rate(runs):
+def test_world_is_identical_for_any_budget_mode_and_rate(runs):
     worlds = {name: made.world for name, made in runs.items() if name != "folder"}
     assert len(set(worlds.values())) == 1, worlds
 
 
-def test_a_network_whose_files_change_makes_the_world_anew(start, tmp_path):
+def test_changed_network_files_regenerate_the_world(start, tmp_path):
     model = tmp_path / "texture.nnef"
     copytree(MODELS / "texture.nnef", model)
     coarse = replace(NEAR.detail, finest=2)
@@ -115,7 +115,7 @@ def test_a_network_whose_files_change_makes_the_world_anew(start, tmp_path):
     assert follow(lower, "'texture.nnef' done") == before
 
 
-def test_a_run_that_stalls_says_what_everybody_waits_for(gpu, start, monkeypatch):
+def test_stalled_run_reports_what_jobs_wait_for(gpu, start, monkeypatch):
     monkeypatch.setattr("demo_game.headless._PATIENCE_S", 1.0)
     monkeypatch.setattr("cml_engine.gpu.program.program.GpuProgram.prepare", lambda *_: None)
     flown = start()
@@ -150,7 +150,7 @@ def test_something_is_drawn_before_any_network_has_run(gpu):
     assert gc.get_freeze_count() == 0
 
 
-def test_a_view_that_wants_more_tiles_than_slots_settles_for_coarser_ones(start):
+def test_view_with_too_few_slots_uses_coarser_tiles(start):
     flown = start(NEAR, replace(SMALL, slots=20))
     eye = flown._pose(0).position
     assert len(list_needed(eye, NEAR.seed, NEAR.detail)) > 30
@@ -231,7 +231,7 @@ def native_objects():
     )
 
 
-def test_on_a_software_driver_the_networks_have_what_the_picture_leaves(gpu, start):
+def test_software_driver_gives_networks_the_rest_of_the_frame(gpu, start):
     if not gpu.limits.software:
         pytest.skip("a GPU's picture is not waited for")
     coarse = replace(NEAR, frame_ms=50.0, detail=replace(NEAR.detail, finest=3))
@@ -254,7 +254,7 @@ def test_on_a_software_driver_the_networks_have_what_the_picture_leaves(gpu, sta
     assert budgets[0] > 5.0 >= budgets[1] > 0 and budgets[2] == game.scheduler.budget.floor_ms
 
 
-def test_a_gpu_s_frame_is_one_submit_and_never_waits(gpu):
+def test_hardware_gpu_frame_is_one_submit_without_waits(gpu):
     """Ten frames on a hardware GPU make ten submits and never wait; the world stays the same.
 
     A software driver may stand in for the GPU.
@@ -308,7 +308,7 @@ def test_while_tiles_are_waited_for_the_picture_is_less_work(start):
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])
-def test_a_tile_is_given_back_after_its_copies_are_submitted(gpu, start, on_cpu):
+def test_tile_memory_is_released_after_its_copies_are_submitted(gpu, start, on_cpu):
     """A tile's memory, which other tiles may reuse, is released only after its copies are
     submitted."""
     if on_cpu and not gpu.limits.software:
@@ -338,7 +338,7 @@ def test_a_tile_is_given_back_after_its_copies_are_submitted(gpu, start, on_cpu)
 
 
 @pytest.mark.parametrize(("frame_ms", "looks"), [(1e4, 28), (0.01, 4)])
-def test_what_can_wait_is_done_in_the_time_that_a_frame_leaves(start, frame_ms, looks):
+def test_deferrable_work_runs_in_spare_frame_time(start, frame_ms, looks):
     """The selection of tiles is updated in every frame with spare time, else in every seventh.
 
     The scheduler learns in every frame.
@@ -356,7 +356,7 @@ def test_what_can_wait_is_done_in_the_time_that_a_frame_leaves(start, frame_ms, 
     assert done["look"] == looks and 27 <= done["learn"] <= 28
 
 
-def test_a_software_driver_is_hardly_asked_what_passes_took(gpu, start):
+def test_software_driver_takes_few_timestamps(gpu, start):
     """On a software driver 2 to 3 of 33 frames have timestamps, and all have a render time.
 
     Timestamps make a frame longer; the wait for a picture gives the time of the other frames.
@@ -378,7 +378,7 @@ def test_a_software_driver_is_hardly_asked_what_passes_took(gpu, start):
 # --- the command line
 
 
-def test_wrong_words_are_said_without_a_traceback(capsys, tmp_path):
+def test_invalid_arguments_give_messages_without_traceback(capsys, tmp_path):
     with pytest.raises(SystemExit) as stopped:
         main(["--headless", "--size", "wide"])
     assert stopped.value.code == 2 and "wanted WxH such as 640x360" in capsys.readouterr().err
@@ -408,7 +408,7 @@ def test_help_lists_the_keys_and_starts_nothing(capsys):
     "missing, options",
     [("glfw", []), ("imgui_bundle", []), ("imgui_bundle", ["--headless", "--overlay"])],
 )
-def test_without_the_extra_it_says_what_to_install(missing, options, capsys, monkeypatch):
+def test_missing_extra_is_reported_with_install_command(missing, options, capsys, monkeypatch):
     monkeypatch.setenv("DISPLAY", ":99")
     monkeypatch.setitem(sys.modules, missing, None)
     assert main(options) == 2
@@ -416,7 +416,7 @@ def test_without_the_extra_it_says_what_to_install(missing, options, capsys, mon
     assert f"with {missing} (" in said and "pip install 'cml-engine[game]', or " in said
 
 
-def test_a_screenshot_has_the_overlay_and_may_be_of_another_quality(gpu, tmp_path):
+def test_screenshot_has_the_overlay_and_its_own_quality(gpu, tmp_path):
     pytest.importorskip("imgui_bundle")
     pictures = {}
     size = replace(SMALL, width=640, height=360)
@@ -439,7 +439,7 @@ def test_a_screenshot_has_the_overlay_and_may_be_of_another_quality(gpu, tmp_pat
     assert 0 < land.mean() < 40, "the same land, drawn finer"
 
 
-def test_a_wrong_panel_is_told_the_right_ones(capsys):
+def test_unknown_panel_lists_the_panels(capsys):
     pytest.importorskip("imgui_bundle")
     assert main(["--headless", "--panels", "frames,fps"]) == 2
     said = capsys.readouterr().err

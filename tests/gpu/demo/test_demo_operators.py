@@ -30,7 +30,7 @@ def terrain(gpu):
 
 
 @pytest.mark.parametrize("level", [0, 3, 6])
-def test_neighbours_begin_with_the_same_land(terrain, level):
+def test_neighbouring_tiles_share_their_edges(terrain, level):
     west, east = (terrain.run({"tile": tile_input(TileId(level, x, -2), 7)}) for x in (-1, 0))
     for name in ("moisture", "grain"):
         assert np.array_equal(west[name][..., CELLS:], east[name][..., : WIDE - CELLS]), name
@@ -39,7 +39,7 @@ def test_neighbours_begin_with_the_same_land(terrain, level):
         assert np.array_equal(west[name][..., shift:], east[name][..., : COARSE - shift]), name
 
 
-def test_light_is_the_same_on_both_sides_of_an_edge(gpu):
+def test_light_is_equal_on_both_sides_of_a_tile_edge(gpu):
     session = cml.Session(cml.load(MODELS / "surface.nnef"), gpu)
     x, z = np.arange(WIDE + CELLS, dtype=np.float32), np.arange(WIDE, dtype=np.float32)[:, None]
     land = (60 * np.sin(x / 5) * np.cos(z / 7) + 40 * np.sin((x + z) / 3)).astype(np.float32)
@@ -66,7 +66,7 @@ def test_surface_has_the_tiles_own_heights_and_its_light(gpu):
     assert (texels[..., 2] < 250).all() and (texels[..., 2] > 150).all()
 
 
-def test_scatter_places_what_is_dense_and_nothing_in_the_sea(gpu):
+def test_scatter_follows_density_and_avoids_the_sea(gpu):
     session = cml.Session(cml.load(MODELS / "scatter.nnef"), gpu)
     density = np.zeros((1, 3, 64, 64), np.float32)
     density[:, 0, :, :32] = 1.0  # a forest in the west

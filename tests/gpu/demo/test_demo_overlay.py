@@ -233,7 +233,7 @@ def apart(one, other) -> bool:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("panels", [None, TITLES])
 @pytest.mark.parametrize("welcome", [True, False])
-def test_windows_lie_apart_and_texts_fit(gpu, full, misfits, size, panels, welcome):
+def test_windows_do_not_overlap_and_texts_fit(gpu, full, misfits, size, panels, welcome):
     screen = Screen(gpu, full, *size, panels=panels)
     screen.controls.welcome = welcome
     screen.frames(4)
@@ -261,7 +261,7 @@ def test_frames_and_operators_are_open_at_start(gpu, full, size, welcome):
     assert drawn < (0.55 if welcome else 0.4), "most of the picture is the game's"
 
 
-def test_named_panels_are_open_and_no_others(gpu, full):
+def test_only_requested_panels_are_open(gpu, full):
     screen = Screen(gpu, full, panels=("jobs", "memory"))
     screen.frames(3)
     assert {section.title for section in screen.overlay.panel._open} == {"jobs", "memory"}
@@ -270,7 +270,7 @@ def test_named_panels_are_open_and_no_others(gpu, full):
 
 
 @pytest.mark.parametrize("size", [(1, 1), (3, 200), (40, 20), (320, 180)])
-def test_a_window_of_nearly_nothing(gpu, full, size):
+def test_overlay_works_in_a_tiny_window(gpu, full, size):
     screen = Screen(gpu, full, *size)
     for screen.controls.welcome in (True, False):
         screen.frames(2)
@@ -279,7 +279,7 @@ def test_a_window_of_nearly_nothing(gpu, full, size):
     assert 0.02 < screen.overlay.covered < 0.4
 
 
-def test_sections_stay_as_they_are_when_the_window_changes(gpu, full, widgets):
+def test_resizing_keeps_open_sections(gpu, full, widgets):
     screen = Screen(gpu, full, 1280, 720)
     screen.frames(2)
     assert screen.click(widgets["memory"]) and screen.click(widgets["frames"])
@@ -296,7 +296,7 @@ def test_an_empty_log_is_drawn(gpu, empty, misfits):
     assert screen.overlay.covered > 0.1 and misfits == []
 
 
-def test_the_welcome_has_the_button_that_hitches(gpu, full, widgets):
+def test_welcome_window_has_the_unsliced_button(gpu, full, widgets):
     screen = Screen(gpu, full, 640, 360)
     screen.controls.welcome = True
     screen.frames(3)
@@ -305,7 +305,7 @@ def test_the_welcome_has_the_button_that_hitches(gpu, full, widgets):
     assert screen.click(widgets["close"]) and not screen.controls.welcome
 
 
-def test_twice_the_pixels_are_the_same_layout(gpu, full):
+def test_doubled_pixel_scale_keeps_the_layout(gpu, full):
     fine, coarse = Screen(gpu, full, 1280, 720, scale=2.0), Screen(gpu, full, 640, 360)
     for screen in (fine, coarse):
         screen.frames(2)
@@ -313,7 +313,7 @@ def test_twice_the_pixels_are_the_same_layout(gpu, full):
     assert (drawn[0][::2, ::2] == drawn[1]).mean() > 0.99
 
 
-def test_a_target_that_converts_to_srgb_looks_the_same(gpu, empty):
+def test_srgb_target_shows_equal_colours(gpu, empty):
     plain, converting = Screen(gpu, empty), Screen(gpu, empty, fmt="rgba8unorm-srgb")
     for screen in (plain, converting):
         screen.frames(3)
@@ -367,7 +367,7 @@ def test_a_budget_can_be_typed(gpu, full, widgets):
     assert not screen.event("key_down", key="w")
 
 
-def test_the_middle_of_the_screen_is_the_game_s(gpu, full):
+def test_clicks_in_the_middle_reach_the_game(gpu, full):
     screen = Screen(gpu, full)
     screen.frames(2)
     before = vars(screen.controls).copy()
@@ -413,7 +413,7 @@ def test_a_selected_row_shows_its_line_of_the_model(gpu, full, widgets):
     assert ranking.selected is None
 
 
-def test_last_seconds_show_only_what_ran_then(gpu, full, widgets):
+def test_last_seconds_show_only_recent_operators(gpu, full, widgets):
     screen = Screen(gpu, full)
     screen.frames(2)
     screen.click(widgets["last 5 s"])

@@ -48,7 +48,7 @@ def settled(gpu, settings):
     return flown, flown.settle()
 
 
-def test_the_world_is_the_same_over_a_planet(gpu, tmp_path):
+def test_world_is_identical_with_a_baked_planet(gpu, tmp_path):
     """The world is identical with and without a planet that covers half of the view.
 
     One of the planet's tiles is damaged, and one is missing.

@@ -92,7 +92,7 @@ def is_land(picture):
     return picture[..., 0] > picture[..., 2] + 40
 
 
-def test_the_same_frame_gives_the_same_picture(screen):
+def test_rendering_is_deterministic(screen):
     camera, visible = coast(screen)
     first = screen.picture(camera, visible)
     assert (first == screen.picture(camera, visible[::-1])).all()
@@ -114,7 +114,7 @@ def is_golden(picture):
     return bool(away.mean() < 1.0 and (away.max(-1) > 16).mean() < 0.01)
 
 
-def test_another_picture_is_not_the_golden_one():
+def test_golden_comparison_rejects_other_pictures():
     golden = np.asarray(Image.open(GOLDEN).convert("RGB"), int)
     rounded = golden + np.indices(golden.shape).sum(0) % 2
     assert is_golden(golden) and is_golden(rounded)
@@ -167,7 +167,7 @@ def test_a_skirt_hides_a_step_between_neighbours(screen):
     assert (np.maximum.accumulate(seen, 0) == seen).all(), "below land there is land"
 
 
-def test_a_tile_meets_a_neighbour_that_is_still_coarser(screen):
+def test_tile_edge_slopes_to_a_coarser_neighbour(screen):
     """A plain 25 m above its parent slopes down to the parent's height at an edge with
     ``EDGE_STEPS``.
 
@@ -198,7 +198,7 @@ def test_a_tile_meets_a_neighbour_that_is_still_coarser(screen):
     assert slope < cliff - 0.02
 
 
-def test_edges_that_meet_coarser_or_fading_neighbours_are_named(screen):
+def test_edges_to_coarser_or_fading_neighbours_are_marked(screen):
     tile, fading = TileId(1, 4, 4), TileId(1, 5, 4)
     fades = {fading: 0.4}
     streaming = SimpleNamespace(
@@ -220,7 +220,7 @@ def test_edges_that_meet_coarser_or_fading_neighbours_are_named(screen):
     assert found.edges >> 8 & 15 == 0, "what fades is looked at in every frame"
 
 
-def test_a_tile_that_has_just_come_has_its_parents_shape(screen):
+def test_new_tile_begins_with_its_parents_shape(screen):
     parent = TileId(3, -3, -2)
     land = Landscape(screen.gpu, screen.renderer, SEED, red)
     land.add([parent, *parent.children])
@@ -259,7 +259,7 @@ def test_plants_stand_on_the_land(screen):
     assert with_plants[covered].mean() < bare[covered].mean(), "firs are darker than grass"
 
 
-def test_far_from_the_origin_nothing_is_lost(screen):
+def test_picture_is_identical_far_from_the_origin(screen):
     """The pictures of the same land at the origin and 11,000 km away are identical."""
     pictures = []
     for x in (0, 49152):
@@ -278,7 +278,7 @@ def test_far_from_the_origin_nothing_is_lost(screen):
     assert (pictures[0] == pictures[1]).all()
 
 
-def test_memory_has_owners_and_goes_back(gpu):
+def test_renderer_memory_has_owners_and_is_released(gpu):
     before = held_bytes(gpu)
     screen = Screen(gpu)
     held = gpu.memory.held_bytes
@@ -292,7 +292,7 @@ def test_memory_has_owners_and_goes_back(gpu):
     assert gpu.memory.held_bytes == before
 
 
-def test_camera_sees_what_is_in_front():
+def test_camera_sees_boxes_in_front():
     north = Camera((1e6, 100.0, -1e6), 0.0, 0.0, far=1000.0)
     boxes = {  # east, up and south of the camera, and half the sides
         "in front": ((0, 0, -55), (5, 10, 5), True),

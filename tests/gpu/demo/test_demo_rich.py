@@ -69,7 +69,7 @@ def pictures(screen, maker, eye, pipeline):
         screen.renderer.tiles.release(slot)
 
 
-def test_the_sea_shows_the_land_and_not_what_lies_under_it(screen):
+def test_sea_reflects_land_above_water_only(screen):
     whole, without = pictures(screen, coast, (112.0, 6.0, 210.0), "mirrored")
     redder = (whole - without)[..., 0]
     assert (redder > 8).mean() > 0.02

@@ -116,7 +116,7 @@ def test_random_networks_in_bands(gpu, seed):
     assert all(wanted[n].tobytes() == got[n].tobytes() for n in wanted)
 
 
-def test_other_shapes_and_other_weights_in_bands(gpu, tmp_path):
+def test_banded_session_is_reshaped_and_reloaded(gpu, tmp_path):
     graph = cml.load(write_model(tmp_path / "net.nnef", WIDE), random_weights=0)
     session, inputs, _ = same_bits(graph, gpu, 0.6)
     shapes = {"image": (1, 2, 71, 24)}

@@ -37,7 +37,7 @@ def errors(session, guess, took_ms):
     ]
 
 
-def test_first_predictions_are_better_with_what_is_shipped(gpu):
+def test_shipped_costs_improve_first_predictions(gpu):
     guess = FirstGuess.for_device(gpu.name)
     if not guess.kernels or not gpu.has_timestamps:
         pytest.skip("nothing measured is shipped for this device")

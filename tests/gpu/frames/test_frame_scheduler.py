@@ -109,7 +109,7 @@ def test_steady_state_creates_nothing(gpu, image, monkeypatch, frames):
     assert resident_bytes() - memory < 16 << 20
 
 
-def test_a_dropped_job_gives_its_outputs_memory_back(gpu, image):
+def test_deleted_job_releases_its_outputs(gpu, image):
     session = cml.Session(conv_net(layers=1), gpu)
     host = Host(gpu, budget_ms=5.0)
     before = held_bytes(gpu)
@@ -121,7 +121,7 @@ def test_a_dropped_job_gives_its_outputs_memory_back(gpu, image):
     assert gpu.memory.held_bytes == before
 
 
-def test_a_job_takes_another_s_tensor_on_the_gpu(gpu, image):
+def test_job_reads_another_jobs_tensor_on_the_gpu(gpu, image):
     first, second = cml.Session(conv_net("one"), gpu), cml.Session(conv_net("two", seed=1), gpu)
     wanted = second.run({"x": first.run({"x": image})["y"]})["y"]
     host = Host(gpu, budget_ms=0.3)
@@ -133,7 +133,7 @@ def test_a_job_takes_another_s_tensor_on_the_gpu(gpu, image):
     assert tensor.fact == Fact("scalar", (1, 8, 24, 24)) and tensor.nbytes == 4 * 8 * 24 * 24
 
 
-def test_two_jobs_of_one_session_keep_their_outputs_apart(gpu, image):
+def test_jobs_of_one_session_have_separate_outputs(gpu, image):
     session = cml.Session(conv_net(), gpu)
     wanted = [session.run({"x": k * image})["y"] for k in (1, 2)]
     host = Host(gpu, budget_ms=0.3)
@@ -143,7 +143,7 @@ def test_two_jobs_of_one_session_keep_their_outputs_apart(gpu, image):
         np.testing.assert_array_equal(job.read("y"), want)
 
 
-def test_a_cancelled_job_harms_nobody(gpu, image):
+def test_cancelled_job_does_not_affect_other_jobs(gpu, image):
     one, two = cml.Session(conv_net("one"), gpu), cml.Session(conv_net("two", seed=1), gpu)
     wanted = two.run({"x": image})["y"]
     host = Host(gpu, budget_ms=0.1)
@@ -174,7 +174,7 @@ def test_a_deferred_session_prepares_itself_over_frames(gpu, image):
     np.testing.assert_array_equal(job.read("y"), wanted)
 
 
-def test_the_host_s_own_device_without_any_feature(image):
+def test_job_runs_on_a_host_device_without_features(image):
     """A job runs correctly on a host's device without timestamps and with default limits."""
     from cml_engine.gpu.native import limit_instance
 
@@ -203,7 +203,7 @@ def test_wrong_inputs_are_refused_at_submit(gpu, image):
         scheduler.submit(cml.Session(conv_net(), "cpu"), {"x": image})
 
 
-def test_a_host_that_skips_end_frame_or_encode_goes_on(gpu, image):
+def test_scheduler_continues_after_skipped_end_frame_or_encode(gpu, image):
     session = cml.Session(conv_net(), gpu)
     wanted = session.run({"x": image})["y"]
     host = Host(gpu, budget_ms=0.2)

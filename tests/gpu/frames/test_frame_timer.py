@@ -92,7 +92,7 @@ def drained(gpu, timer, frames=SLOTS + 4):
     return arrived
 
 
-def test_every_frame_s_passes_arrive_once_and_in_order(gpu, timer):
+def test_pass_times_arrive_once_and_in_order(gpu, timer):
     host = Passes(gpu)
     small, large = host.kernel(200), host.kernel(4000)
     arrived = []
@@ -116,7 +116,7 @@ def test_a_render_pass_is_timed(gpu, timer):
     assert 0 <= arrived[0][1]["render"] < 1000
 
 
-def test_one_frame_in_so_many_is_timed(gpu, timer):
+def test_one_frame_in_every_n_is_timed(gpu, timer):
     host, timer = Passes(gpu), gpu.frame_timer(("render", "overlay"), every=4)
     arrived = []
     for _ in range(10):
@@ -147,7 +147,7 @@ def test_passes_that_do_not_run_have_no_time(gpu, timer):
     assert {frame: set(times) for frame, times in arrived} == wanted
 
 
-def test_frames_that_are_thrown_away_are_not_told(gpu, timer):
+def test_discarded_frames_report_no_times(gpu, timer):
     """A frame that is abandoned, not resolved, or dropped without notice reports no times."""
     host = Passes(gpu)
     kernel = host.kernel(1000)
@@ -172,7 +172,7 @@ def test_frames_that_are_thrown_away_are_not_told(gpu, timer):
     assert [frame for frame, _ in arrived] == [turn for turn in range(40) if turn % 4 == 3]
 
 
-def test_a_frame_with_too_many_passes_is_untimed_and_no_other(gpu, timer):
+def test_only_the_frame_with_too_many_passes_is_untimed(gpu, timer):
     host = Passes(gpu)
     kernel = host.kernel(10)
     arrived = []
@@ -211,7 +211,7 @@ def test_nothing_is_created_in_a_frame(gpu, timer, monkeypatch):
     assert all(after[k]["count"] <= before[k]["count"] for k in kinds)
 
 
-def test_a_timer_gives_its_memory_back(gpu):
+def test_deleted_timer_releases_its_memory(gpu):
     before = held_bytes(gpu)  # without timers of other tests
     timer = gpu.frame_timer(("render",))
     assert gpu.memory.held_bytes > before or not gpu.has_timestamps

@@ -37,7 +37,7 @@ def done(host, *jobs):
 # --- refused at submit
 
 
-def test_what_cannot_run_here_is_refused_at_submit(gpu, own_gpu, image):
+def test_foreign_sessions_and_inputs_are_refused_at_submit(gpu, own_gpu, image):
     here, there = cml.Session(conv_net(), gpu), cml.Session(conv_net(), own_gpu)
     host, other = Host(gpu), Host(own_gpu, budget_ms=50.0)
     elsewhere = other.scheduler.submit(there, {"x": image})
@@ -71,7 +71,7 @@ def test_what_cannot_run_here_is_refused_at_submit(gpu, own_gpu, image):
 # --- inputs may change or be deleted after submit
 
 
-def test_an_array_is_taken_as_it_was_at_submit(gpu, image):
+def test_submit_copies_arrays(gpu, image):
     session = cml.Session(conv_net(), gpu)
     wanted = session.run({"x": image})["y"]
     host = Host(gpu)
@@ -84,7 +84,7 @@ def test_an_array_is_taken_as_it_was_at_submit(gpu, image):
 
 
 @pytest.mark.parametrize("kind", ["output", "tensor"])
-def test_a_released_input_stays_for_the_job_that_waits_for_it(gpu, image, kind):
+def test_released_input_is_retained_for_the_waiting_job(gpu, image, kind):
     first, second = cml.Session(conv_net("one"), gpu), cml.Session(conv_net("two", seed=1), gpu)
     wanted = second.run({"x": first.run({"x": image})["y"]})["y"]
     host = Host(gpu)
@@ -103,7 +103,7 @@ def test_a_released_input_stays_for_the_job_that_waits_for_it(gpu, image, kind):
     assert gpu.memory.held_bytes < held
 
 
-def test_an_output_that_was_released_before_fails_the_job_alone(gpu, image):
+def test_released_output_fails_only_the_job_that_reads_it(gpu, image):
     session, other = cml.Session(conv_net("one"), gpu), cml.Session(conv_net("two"), gpu)
     host = Host(gpu, budget_ms=5.0)
     maker = host.scheduler.submit(session, {"x": image})
@@ -117,7 +117,7 @@ def test_an_output_that_was_released_before_fails_the_job_alone(gpu, image):
     assert taker.state == "failed" and "released" in taker.error
 
 
-def test_a_tensor_that_was_released_before_is_refused_at_once(gpu, image):
+def test_released_tensor_is_refused_at_submit(gpu, image):
     session = cml.Session(conv_net("one"), gpu)
     host = Host(gpu, budget_ms=5.0)
     maker = host.scheduler.submit(session, {"x": image})
@@ -129,7 +129,7 @@ def test_a_tensor_that_was_released_before_is_refused_at_once(gpu, image):
     assert host.scheduler.jobs == []
 
 
-def test_a_tensor_keeps_its_memory_while_somebody_has_it(gpu, image):
+def test_tensor_keeps_its_memory_while_referenced(gpu, image):
     session = cml.Session(conv_net(layers=1), gpu)
     host = Host(gpu, budget_ms=5.0)
     job = host.scheduler.submit(session, {"x": image})
@@ -145,7 +145,7 @@ def test_a_tensor_keeps_its_memory_while_somebody_has_it(gpu, image):
     assert gpu.memory.held_bytes == held - OUTPUT
 
 
-def test_a_recurrent_network_holds_two_runs_outputs_at_most(gpu, image):
+def test_recurrent_network_retains_outputs_of_two_runs(gpu, image):
     session = cml.Session(conv_net(layers=1), gpu)
     host = Host(gpu, budget_ms=5.0)
     before = held_bytes(gpu)
@@ -161,7 +161,7 @@ def test_a_recurrent_network_holds_two_runs_outputs_at_most(gpu, image):
 
 
 @pytest.mark.parametrize("frames", [0, 1, 2, 3, 4])
-def test_a_scheduler_dropped_in_a_readback_leaves_nothing(own_gpu, image, frames):
+def test_scheduler_deleted_during_a_readback_releases_all_memory(own_gpu, image, frames):
     """A scheduler that is dropped during a readback releases all its memory.
 
     The copy was only encoded, its mapping was requested, or its data has arrived.
@@ -185,7 +185,7 @@ def test_a_scheduler_dropped_in_a_readback_leaves_nothing(own_gpu, image, frames
     np.testing.assert_array_equal(result, wanted)
 
 
-def test_a_frame_timer_dropped_with_times_on_their_way_leaves_nothing(own_gpu):
+def test_frame_timer_deleted_during_a_readback_releases_all_memory(own_gpu):
     gc.collect()
     before = own_gpu.memory.held_bytes
     for _ in range(3):
@@ -231,7 +231,7 @@ def test_a_job_waits_for_the_memory_of_its_outputs(own_gpu):
     done(host, second)
 
 
-def test_outputs_that_can_never_fit_fail_their_job(own_gpu):
+def test_job_with_oversized_outputs_fails(own_gpu):
     """A job fails if its outputs do not fit and no other job could release memory."""
     size = 128
     session = cml.Session(conv_net(layers=1, size=size), own_gpu)
@@ -242,7 +242,7 @@ def test_outputs_that_can_never_fit_fail_their_job(own_gpu):
     assert job.state == "failed" and "for output" in job.error
 
 
-def test_a_network_waits_for_the_memory_that_outputs_hold(own_gpu):
+def test_network_waits_for_memory_of_retained_outputs(own_gpu):
     size = 128
     image = np.ones((1, 8, size, size), np.float32)
     first = cml.Session(conv_net("one", layers=1, size=size), own_gpu)
@@ -261,7 +261,7 @@ def test_a_network_waits_for_the_memory_that_outputs_hold(own_gpu):
     done(host, job)
 
 
-def test_a_cancelled_job_gives_back_what_was_kept_for_its_outputs(gpu, image):
+def test_cancelled_job_releases_its_output_memory(gpu, image):
     session = cml.Session(conv_net(), gpu)
     host = Host(gpu)
     before = held_bytes(gpu)
@@ -273,7 +273,7 @@ def test_a_cancelled_job_gives_back_what_was_kept_for_its_outputs(gpu, image):
     assert gpu.memory.held_bytes == before
 
 
-def test_a_scheduler_says_what_it_is_at(own_gpu, image):
+def test_describe_states_what_the_scheduler_does(own_gpu, image):
     session = cml.Session(conv_net("late", seed=77), own_gpu, deferred=True)
     scheduler = FrameScheduler(own_gpu, budget_ms=1.0)
     job = scheduler.submit(session, {"x": image})
@@ -290,7 +290,7 @@ def test_a_scheduler_says_what_it_is_at(own_gpu, image):
 
 @pytest.mark.parametrize("shared", ["session", "arena"])
 @pytest.mark.parametrize("end", ["done", "cancel", "abandon"])
-def test_a_job_waits_for_another_scheduler_s_in_the_same_memory(gpu, image, shared, end):
+def test_job_waits_for_another_schedulers_job_in_a_shared_arena(gpu, image, shared, end):
     first = cml.Session(conv_net(), gpu, arena="shared:two schedulers")
     second = first
     if shared == "arena":

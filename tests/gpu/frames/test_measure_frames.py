@@ -33,7 +33,7 @@ def test_the_sliced_runs_are_the_unsliced_one_to_the_bit(measured):
     assert report.identical and report.jobs >= 1 and report.frames_per_job >= 1
 
 
-def test_runs_of_a_network_with_variables_begin_alike(gpu):
+def test_measured_runs_reset_variables(gpu):
     net = Net(2, 4)
     total = net.random(2, 4)
     graph = net.graph(net(f"add({total}, x)")).with_(updates=((total, "t0"),))
@@ -41,7 +41,7 @@ def test_runs_of_a_network_with_variables_begin_alike(gpu):
     assert measure_frames(cml.Session(graph, gpu), net.input(), **options).identical
 
 
-def test_the_gpu_times_are_of_the_same_work(measured):
+def test_sliced_and_unsliced_times_are_comparable(measured):
     report, _ = measured
     # on a busy machine a run may take many times longer
     assert 0.02 < report.sliced_over_unsliced_best < 50
@@ -60,7 +60,7 @@ def test_every_kind_of_frame_is_waited_for(measured):
     assert waits >= 2 * of_ours, "ours, and as many of the control dispatch"
 
 
-def test_the_report_as_json_has_what_is_promised(measured):
+def test_frames_report_json_has_all_fields(measured):
     report, _ = measured
     data = json.loads(report.json())
     wanted = {

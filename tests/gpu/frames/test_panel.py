@@ -50,7 +50,7 @@ def watched(host, panel):
     panel.watch(host.reports[-1], host.measured[before:])
 
 
-def test_operators_cost_what_their_slices_took(gpu, load, screen, rng):
+def test_operator_times_are_sums_of_slice_times(gpu, load, screen, rng):
     session = cml.Session(load(), gpu)
     host = Host(gpu, budget_ms=5.0)
     panel = Panel(host.scheduler, {"net": session})
@@ -102,7 +102,7 @@ def test_a_moved_slider_is_an_input_of_the_next_job(gpu, load, screen, rng, monk
     np.testing.assert_array_equal(job.read("y"), np.full_like(x, 0.25))
 
 
-def test_another_network_in_its_place_begins_at_nothing(gpu, load):
+def test_replaced_network_resets_operator_times(gpu, load):
     session = cml.Session(load(), gpu)
     times = OperatorTimes({"net": session})
     host = Host(gpu, budget_ms=5.0)
@@ -126,7 +126,7 @@ def test_a_session_on_the_cpu_is_refused(gpu, load):
 
 
 @pytest.mark.parametrize("size", [(480, 320), (640, 360), (960, 540), (1280, 720), (1920, 1080)])
-def test_it_fits_into_the_window_with_frames_and_operators_open(gpu, load, screen, size):
+def test_open_panel_fits_into_the_window(gpu, load, screen, size):
     screen.display_size = size
     panel = Panel(Host(gpu).scheduler, {"net": cml.Session(load(), gpu)})
     drawn(panel, 4)
@@ -142,7 +142,7 @@ def test_it_fits_into_the_window_with_frames_and_operators_open(gpu, load, scree
     assert scrolls == (0.0, 0.0), "nothing is cut off"
 
 
-def test_a_section_of_the_game_s_own_is_opened_by_its_title(gpu, load, screen):
+def test_custom_section_opens_by_its_title(gpu, load, screen):
     class Counter(PanelSection):
         title = "counter"
         drawn = 0
@@ -162,7 +162,7 @@ def test_a_section_of_the_game_s_own_is_opened_by_its_title(gpu, load, screen):
         panel.open("fps")
 
 
-def test_the_host_s_own_passes_are_counted_as_rendering(gpu, load, screen):
+def test_host_passes_count_as_rendering(gpu, load, screen):
     host = Host(gpu, budget_ms=5.0)
     panel = Panel(host.scheduler, {"net": cml.Session(load(), gpu)})
     for number in range(3):

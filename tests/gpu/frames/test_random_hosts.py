@@ -143,7 +143,7 @@ def host_of(gpu, seed):
 @pytest.mark.parametrize(
     "seed", [pytest.param(s, marks=pytest.mark.long if s > 3 else ()) for s in range(200)]
 )
-def test_whatever_a_host_does_no_number_is_wrong(gpu, seed):
+def test_random_host_actions_never_give_wrong_results(gpu, seed):
     held = held_bytes(gpu)
     host_of(gpu, seed)
     assert held_bytes(gpu) == held

@@ -127,7 +127,7 @@ def test_a_round_trip_is_exact_in_every_format_at_odd_sizes(gpu, rng, name, size
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_a_texture_s_numbers_are_what_a_shader_reads(gpu, rng, name):
+def test_texture_input_equals_shader_reads(gpu, rng, name):
     source, data = texels(gpu, rng, name, 7, 5)
     found = cml.Session(negative((1, data.shape[2], 5, 7)), gpu).run(
         {"x": cml.TextureInput(source, scale=-2.0, shift=0.5)}
@@ -205,7 +205,7 @@ def resized(value, width, height, how):
 
 @pytest.mark.parametrize("how", ["nearest", "bilinear", "area"])
 @pytest.mark.parametrize("size", [(7, 5), (3, 2), (31, 9), (4, 11)], ids=str)
-def test_a_texture_of_another_size_is_resized(gpu, rng, how, size):
+def test_texture_input_is_resized(gpu, rng, how, size):
     width, height = size
     source, data = texels(gpu, rng, "rgba32float", 7, 5)
     session = cml.Session(negative((1, 4, height, width)), gpu)
@@ -267,7 +267,7 @@ def test_scale_shift_clamp_and_rounding_into_bytes(gpu):
 
 @pytest.mark.parametrize("name", ["rgba8unorm", "rgba8unorm-srgb"])
 @pytest.mark.parametrize("srgb", [False, True])
-def test_the_numbers_of_a_png_go_into_either_kind_of_texture(gpu, rng, name, srgb):
+def test_output_is_copied_to_linear_and_srgb_textures(gpu, rng, name, srgb):
     value = rng.random((1, 3, 3, 5), np.float32)
     found = copied(gpu, value, name, (3, 5), srgb=srgb)[..., :3]
     light = decoded(value) if srgb else value
@@ -275,7 +275,7 @@ def test_the_numbers_of_a_png_go_into_either_kind_of_texture(gpu, rng, name, srg
     assert np.abs(found - wanted).max() <= 0.501
 
 
-def test_a_run_takes_a_range_of_the_host_s_buffer(gpu, rng):
+def test_run_reads_a_range_of_a_host_buffer(gpu, rng):
     fact = Fact("scalar", (1, 2, 3, 5))
     value = rng.standard_normal(fact.shape).astype(np.float32)
     data = np.concatenate([np.zeros(3, np.float32), value.ravel()])
@@ -311,7 +311,7 @@ def test_a_range_of_a_buffer_is_checked(gpu):
         session.run({"x": gpu.tensor(buffer, 0, fact)})
 
 
-def test_what_does_not_fit_is_refused_at_once(gpu):
+def test_mismatched_texture_inputs_are_refused_at_submit(gpu):
     session = cml.Session(negative((1, 3, 5, 7)), gpu)
     host = Host(gpu, budget_ms=5.0)
     good = texture(gpu, "rgba8unorm", 7, 5)
@@ -347,12 +347,12 @@ def test_what_does_not_fit_is_refused_at_once(gpu):
         ({"layer": -1}, "layer"),
     ],
 )
-def test_a_texture_input_that_cannot_be_is_refused_where_it_is_made(options, says):
+def test_invalid_texture_input_is_refused_on_construction(options, says):
     with pytest.raises(InputError, match=says):
         cml.TextureInput(None, **options)
 
 
-def test_what_is_larger_than_a_binding_is_refused_in_words(gpu, monkeypatch):
+def test_texture_copy_larger_than_a_binding_is_refused(gpu, monkeypatch):
     session = cml.Session(negative((1, 3, 5, 7)), gpu)
     host = Host(gpu, budget_ms=5.0)
     job = host.scheduler.submit(session, {"x": np.zeros((1, 3, 5, 7), np.float32)})
@@ -367,7 +367,7 @@ def test_what_is_larger_than_a_binding_is_refused_in_words(gpu, monkeypatch):
             call()
 
 
-def test_a_copy_that_does_not_fit_is_refused(gpu):
+def test_mismatched_texture_copy_is_refused(gpu):
     session = cml.Session(negative((1, 3, 5, 7)), gpu)
     host = Host(gpu, budget_ms=5.0)
     job = host.scheduler.submit(session, {"x": np.zeros((1, 3, 5, 7), np.float32)})
@@ -389,7 +389,7 @@ def test_a_copy_that_does_not_fit_is_refused(gpu):
         job.copy_to_texture(encoder, "z", good)
 
 
-def test_a_texture_that_was_destroyed_fails_its_job_alone(gpu):
+def test_destroyed_texture_fails_only_its_job(gpu):
     session = cml.Session(negative((1, 4, 5, 7)), gpu)
     other = cml.Session(negative((1, 4, 5, 7), "other"), gpu)
     gone = texture(gpu, "rgba8unorm", 7, 5)
@@ -401,7 +401,7 @@ def test_a_texture_that_was_destroyed_fails_its_job_alone(gpu):
     assert job.state == "failed" and "destroyed" in job.error and beside.state == "done"
 
 
-def test_a_large_texture_is_read_over_frames_unless_asked_otherwise(gpu, rng):
+def test_large_texture_is_read_over_frames_by_default(gpu, rng):
     source, data = texels(gpu, rng, "rgba8unorm", 67, 33)
     session = cml.Session(negative((1, 4, 33, 67)), gpu)
     wanted = planes(numbers(data, "rgba8unorm"))
@@ -415,7 +415,7 @@ def test_a_large_texture_is_read_over_frames_unless_asked_otherwise(gpu, rng):
         assert (len(frames) == 1) == at_once
 
 
-def test_a_frame_that_is_abandoned_loads_again(gpu, rng):
+def test_abandoned_frame_loads_textures_again(gpu, rng):
     source, data = texels(gpu, rng, "rgba8unorm", 7, 5)
     session = cml.Session(negative((1, 4, 5, 7)), gpu)
     gpu.build_texture_kernels()

@@ -61,7 +61,7 @@ def wall_ms(ran, x):
     return 1e3 * (time.perf_counter() - start)
 
 
-def test_steps_add_up_to_the_whole(drawn_on):
+def test_step_times_sum_to_the_run_time(drawn_on):
     ran = session(drawn_on)
     x = np.ones((1, 32, 64, 64), np.float32)
     wall_ms(ran, x)  # the first run is slower
@@ -70,7 +70,7 @@ def test_steps_add_up_to_the_whole(drawn_on):
     assert 0.4 < median(shares) < 3
 
 
-def test_a_frame_s_time_is_that_of_its_slices(drawn_on):
+def test_frame_time_is_the_sum_of_its_slices(drawn_on):
     ran = session(drawn_on)
     x = np.ones((1, 32, 64, 64), np.float32)
     wall_ms(ran, x)  # the first run is slower

@@ -65,7 +65,7 @@ def other_option(choice):
     return next(name for name in choice.options if name != choice.default)
 
 
-def test_a_session_takes_the_table_and_still_gives_the_reference(gpu, rng):
+def test_tuned_session_gives_reference_results(gpu, rng):
     graph = net()
     plain = cml.Session(graph, gpu)
     assert plain.plan.choices and not any(c.tuned for c in plain.plan.choices)
@@ -79,7 +79,7 @@ def test_a_session_takes_the_table_and_still_gives_the_reference(gpu, rng):
     np.testing.assert_allclose(tuned.run({"x": x})["y"], wanted, rtol=1e-4, atol=1e-3)
 
 
-def test_a_node_alone_is_the_node_in_the_plan(gpu):
+def test_node_planned_alone_equals_the_node_in_the_plan(gpu):
     """A node that is planned alone has the key and the steps that it has in the whole plan."""
     session = cml.Session(net(), gpu)
     bench = Bench(session)
@@ -98,7 +98,7 @@ def test_a_node_alone_is_the_node_in_the_plan(gpu):
         assert work(alone.steps) == work(inside)
 
 
-def test_options_that_are_the_same_kernels_are_measured_once(gpu):
+def test_equal_kernels_are_measured_once(gpu):
     bench = Bench(cml.Session(net(), gpu))
     assert bench.candidates
     for candidate in bench.candidates:
@@ -134,7 +134,7 @@ def test_a_dry_run_writes_nothing(gpu, folder):
     assert report.file is None and list(folder.iterdir()) == []
 
 
-def test_what_is_known_is_not_measured_again(gpu):
+def test_known_choices_are_not_measured_again(gpu):
     session = cml.Session(net(), gpu)
     first, *rest = Bench(session).candidates
     save(gpu.name, [record_for(first.choice, other_option(first.choice))])
@@ -145,7 +145,7 @@ def test_what_is_known_is_not_measured_again(gpu):
     assert len(Bench(session, again=False).candidates) == 1 + len(rest), "the rules have changed"
 
 
-def test_an_option_that_the_driver_refuses_is_left_out(gpu, monkeypatch):
+def test_option_refused_by_the_driver_is_skipped(gpu, monkeypatch):
     session = cml.Session(net(layers=1, size=8), gpu)
     bench = Bench(session)
     refused = other_option(bench.candidates[0].choice)
@@ -163,7 +163,7 @@ def test_an_option_that_the_driver_refuses_is_left_out(gpu, monkeypatch):
     assert "left out: the driver refused the kernel" in str(report)
 
 
-def test_the_command_measures_and_says_where_the_table_is(tmp_path, folder, gpu, run_cml):
+def test_tune_command_prints_the_path_of_its_table(tmp_path, folder, gpu, run_cml):
     text = (
         "version 1.0; graph m(x) -> (y) { x = external<scalar>(shape = [1, 4, 9, 9]); "
         "w = constant<scalar>(shape = [4, 4, 1, 1], value = [0.5]); y = conv(x, w); }"
@@ -203,7 +203,7 @@ def game(gpu):
     )
 
 
-def test_a_running_game_is_tuned_without_waiting_or_building(game, gpu, monkeypatch):
+def test_tuning_in_frames_never_waits_or_builds(game, gpu, monkeypatch):
     """Tuning decides and saves every choice, and the game's thread never waits or builds a
     pipeline.
 
@@ -233,7 +233,7 @@ def test_a_running_game_is_tuned_without_waiting_or_building(game, gpu, monkeypa
     assert all(len(record.ms) > 1 and min(record.ms.values()) > 0 for record in kept.values())
 
 
-def test_a_tuned_game_has_nothing_left_to_tune(gpu, folder):
+def test_tuning_skips_tuned_choices(gpu, folder):
     session = cml.Session(net(layers=1, size=16), gpu)
     save(gpu.name, [record_for(c, c.default) for c in session.plan.choices])
     scheduler = FrameScheduler(gpu, budget_ms=2.0)
@@ -251,7 +251,7 @@ void kernel(uint thread) {
 """
 
 
-def test_a_game_s_own_operator_takes_part(gpu, rng):
+def test_tuner_measures_choices_of_game_operators(gpu, rng):
     """The tuner measures a choice stated by an operator's ``lower``; all its options are right."""
 
     def lower_scale(op):

@@ -84,7 +84,7 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys, rng):
     assert page["newest"].state == "done"
 
 
-def test_the_renderer_s_own_time_becomes_the_budget():
+def test_documented_frame_timer_loop_runs():
     limit_instance()
     adapter = wgpu.gpu.request_adapter_sync()
     if "timestamp-query" not in adapter.features:

@@ -54,7 +54,7 @@ def test_the_cartoon_is_one():
 
 
 @pytest.mark.parametrize("timestamps", [True, False])
-def test_a_plain_loop_shows_the_network_s_output(timestamps):
+def test_plain_loop_shows_the_network_output(timestamps):
     canvas = OffscreenRenderCanvas(size=(4 * cartoon.WIDTH, 4 * cartoon.HEIGHT))
     game = plain.Game(canvas, plain.open_device(timestamps), budget_ms=2.0)
     assert timestamps or not game.gpu.has_timestamps
@@ -68,7 +68,7 @@ def test_a_plain_loop_shows_the_network_s_output(timestamps):
     assert "runs of the network" in game.summary.text("this device")
 
 
-def test_a_plain_loop_follows_its_model_s_files(tmp_path, capsys):
+def test_plain_loop_reloads_changed_model_files(tmp_path, capsys):
     model = tmp_path / "cartoon.nnef"
     canvas = OffscreenRenderCanvas(size=(cartoon.WIDTH, cartoon.HEIGHT))
     game = plain.Game(canvas, plain.open_device(), 20.0, model)
@@ -107,7 +107,7 @@ def test_a_plain_loop_has_the_panel_over_its_picture(monkeypatch):
 
 
 @needs_pygfx
-def test_pygfx_shows_the_network_s_output_on_a_mesh():
+def test_pygfx_shows_the_network_output_on_a_mesh():
     from pygfx.renderers.wgpu import get_shared
     from pygfx.renderers.wgpu.engine.update import ensure_wgpu_object
 

@@ -43,7 +43,7 @@ def wanted(image):
 
 
 @needs("moderngl")
-def test_the_page_s_moderngl_host_shows_the_network_s_output(tmp_path, monkeypatch):
+def test_documented_moderngl_host_shows_the_network_output(tmp_path, monkeypatch):
     import moderngl
 
     try:
@@ -63,7 +63,7 @@ def test_the_page_s_moderngl_host_shows_the_network_s_output(tmp_path, monkeypat
 
 
 @needs("pyglet")
-def test_the_page_s_pyglet_host_shows_the_network_s_output(tmp_path, monkeypatch):
+def test_documented_pyglet_host_shows_the_network_output(tmp_path, monkeypatch):
     import pyglet
 
     pyglet.options.headless = True
@@ -81,7 +81,7 @@ def test_the_page_s_pyglet_host_shows_the_network_s_output(tmp_path, monkeypatch
 
 
 @needs("panda3d")
-def test_panda3d_shows_the_network_s_output_on_its_cards(tmp_path):
+def test_panda3d_shows_the_network_output(tmp_path):
     """A Panda3D program shows the network's output and writes a screenshot.
 
     Panda3D keeps global state, so the program runs in a process of its own.

@@ -55,7 +55,7 @@ def test_no_bit_differs_from_numpy(name, gpu):
 
 @LONG
 @pytest.mark.parametrize("tile", TILES, ids=str)
-def test_tiles_of_the_demos_world_are_those_that_were_committed(tile, makers):
+def test_demo_tiles_have_the_committed_digests(tile, makers):
     chain, maker = makers
     assert tile_digest(chain, tile, maker.make(tile, 7).__getitem__) == TILES[tile]
 

@@ -40,7 +40,7 @@ def in_buffer(gpu, array, usage=wgpu.BufferUsage.STORAGE):
 
 
 @pytest.mark.parametrize("how", [{"signed": False}, {"bits": 16}, {"bits": 16, "signed": False}])
-def test_words_are_the_same_whoever_makes_them(how, gpu):
+def test_inputs_quantized_by_any_path_are_bit_identical(how, gpu):
     """Inputs packed by the host, by a kernel, by a copy or by a step of the plan give equal
     outputs."""
     graph, x = network(**how), numbers()
@@ -54,7 +54,7 @@ def test_words_are_the_same_whoever_makes_them(how, gpu):
         assert_array_equal(*made.run({"x": given}).values(), wanted)
 
 
-def test_a_texture_and_outputs_of_jobs_become_words_in_frames(gpu):
+def test_textures_and_job_outputs_are_quantized_in_frames(gpu):
     shape = (1, 4, 9, 7)
     graph, host = network(shape, signed=False), Host(gpu)
     texels = np.random.default_rng(1).integers(0, 256, (9, 7, 4)).astype(np.uint8)
@@ -74,7 +74,7 @@ def test_a_texture_and_outputs_of_jobs_become_words_in_frames(gpu):
     assert_array_equal(behind.tensor(name).read(), wanted)
 
 
-def test_a_retained_input_stays_as_words(gpu):
+def test_retained_input_stays_quantized(gpu):
     net = IntegerNet()
     names = [net.input(n, (1, 4, 3, 3), 0.5) for n in ("a", "b")]
     graph = net.graph(net.op("add", *names, to=line(0.5)))

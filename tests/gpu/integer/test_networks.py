@@ -41,7 +41,7 @@ def test_no_bit_differs(network, gpu):
     assert "no bit differs" in str(found)
 
 
-def test_the_first_difference_is_named(network, gpu, monkeypatch):
+def test_integer_check_names_the_first_different_node(network, gpu, monkeypatch):
     """If NumPy uses another multiplier, the check names the node where the results first differ."""
     real = check.CpuProgram
 
@@ -55,11 +55,11 @@ def test_the_first_difference_is_named(network, gpu, monkeypatch):
     assert not found.ok and re.match(r"conv 't\d+' differs first: \d+ of 256 ", found.first)
 
 
-def test_slices_give_the_same_bits(network, gpu):
+def test_integer_networks_are_bit_identical_in_slices(network, gpu):
     check_graph(optimize(network), random_words(network, 9), gpu)
 
 
-def test_words_are_whole_in_every_tensor(network):
+def test_every_intermediate_value_is_a_whole_number(network):
     """Every intermediate value is a whole number that a float32 holds exactly."""
     graph = optimize(network)
     values = {}

@@ -51,7 +51,7 @@ def test_an_exact_operator_joins(gpu):
     assert found.ok, found
 
 
-def test_words_stay_words():
+def test_exact_operator_without_bounds_keeps_the_scale():
     """An exact operator without bounds keeps its operand's scale, so nothing is rounded after
     it."""
     own("x[x_size - 1 - i]", lambda x: x[::-1, ::-1], exact=True)
@@ -61,7 +61,7 @@ def test_words_stay_words():
     assert [point.title for point in lower_to_integers(graph).points] == ["input"]
 
 
-def test_one_that_is_not_exact_is_refused_by_name():
+def test_operator_not_declared_exact_is_refused():
     own("x[i]", lambda x: x)
     with pytest.raises(cml.ModelError, match="own 't0' .* a game's own operator.*exact=True"):
         cml.Session(one(), "cpu")
@@ -71,7 +71,7 @@ def test_one_that_is_not_exact_is_refused_by_name():
         cml.quantize(graph, samples_of(graph))
 
 
-def test_one_in_the_place_of_the_engines_is_refused():
+def test_replacement_of_an_engine_operator_is_refused():
     cml.unregister("relu")
     own("max(x[i], 0.0)", lambda x: np.maximum(x, 0), "relu")
     with pytest.raises(cml.ModelError, match="relu 't0' .* a game's own operator"):
@@ -88,7 +88,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_one_is_found(case, gpu):
+def test_wrong_exact_operator_is_detected(case, gpu):
     more, source, cpu, message = WRONG[case]
     own(source, cpu, exact=True, **more)
     graph = one(to=line(0.25))
@@ -99,7 +99,7 @@ def test_a_wrong_one_is_found(case, gpu):
         check("own", gpu)
 
 
-def test_another_result_on_the_gpu_is_found(gpu):
+def test_different_gpu_result_is_detected(gpu):
     own("x[i] + 1.0", lambda x: x, exact=True)
     with pytest.raises(AssertionError):
         check("own", gpu)
@@ -126,7 +126,7 @@ def test_a_wrong_declaration_is_refused(case):
         (lambda attrs, x: x.least, OperatorError, "own '.*bounds function failed: AttributeError"),
     ],
 )
-def test_what_bounds_say_is_checked(bounds, error, message):
+def test_declared_bounds_are_checked(bounds, error, message):
     own("x[i]", lambda x: x, exact=True, bounds=bounds)
     with pytest.raises(error, match=message):
         cml.Session(one(to=line(0.25)), "cpu")

@@ -167,7 +167,7 @@ def test_channels_of_any_number(inside, out, layouts, gpu):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_each_kernel_is_the_one_meant(kernel, gpu):
+def test_test_graphs_run_on_the_intended_kernel(kernel, gpu):
     """The graph that ``KERNELS`` has for a kernel runs on that kernel, in at least one layout."""
     variant = KERNELS[kernel][0]
     graph, _ = graph_with(kernel, [], np.random.default_rng(0))
@@ -182,7 +182,7 @@ def test_each_kernel_is_the_one_meant(kernel, gpu):
     assert meant[0].steps[-1].defines.get("DEPTHWISE", 0) == int(kernel == "tile, depthwise")
 
 
-def test_a_long_window_has_the_kernel_that_is_asked_for_or_is_refused(gpu):
+def test_decided_kernel_for_a_long_window_is_used_or_refused(gpu):
     graph, _ = case_graph("conv", conv_case((1, 1, 900), (8, 1, 400)), constants=True)
     for kernel in (variant.name for variant in CONV.variants):
         try:
@@ -253,7 +253,7 @@ def test_portable_limits_choose_variants_that_agree(name, gpu):
         gpu.limits = limits
 
 
-def test_limits_are_kept():
+def test_conv_kernels_stay_within_webgpu_limits():
     """No step of a conv kernel has more bindings or threads per group than WebGPU guarantees."""
     for kernel in KERNELS:
         graph, _ = graph_with(kernel, EPILOGUES["all"], np.random.default_rng(0))

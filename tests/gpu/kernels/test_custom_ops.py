@@ -89,7 +89,7 @@ FLOWS = {
 
 @pytest.mark.parametrize("flow", FLOWS)
 @pytest.mark.parametrize("trusted", [False, True])
-def test_branches_and_loops_mean_what_they_say(flow, trusted, gpu):
+def test_kernel_branches_and_loops_compile_correctly(flow, trusted, gpu):
     body, cpu = FLOWS[flow]
     source = f"void kernel(uint thread) {{ {body} }}"
     declare(
@@ -208,7 +208,7 @@ def test_several_passes_with_groupshared_memory(gpu):
     check("total", gpu)
 
 
-def test_what_wgsl_lacks_goes_as_spirv(gpu):
+def test_kernels_beyond_wgsl_use_spirv(gpu):
     counter = """
     groupshared uint hits;
     void kernel(uint group, uint lane) {
@@ -231,7 +231,7 @@ def test_what_wgsl_lacks_goes_as_spirv(gpu):
         session_of("count", gpu)
 
 
-def test_a_kernel_of_a_game_is_checked_unless_it_opts_out(gpu):
+def test_game_kernels_are_checked_unless_trusted(gpu):
     source = "void kernel(uint thread) { y[thread] = x[thread + 100000000u]; }"
     declare(source, X_TO_Y.format("far"))
     session = session_of("far", gpu)
@@ -239,7 +239,7 @@ def test_a_kernel_of_a_game_is_checked_unless_it_opts_out(gpu):
     assert np.isfinite(session.run({"a": np.ones(300, np.float32)})["b"]).all()
 
 
-def test_an_edited_kernel_is_a_new_kernel_in_the_same_process(gpu, tmp_path):
+def test_edited_kernel_is_recompiled_in_the_same_process(gpu, tmp_path):
     path = tmp_path / "edited.hlsl"
     for factor in (2, 3):
         path.write_text(f"void kernel(uint thread) {{ y[thread] = {factor} * x[thread]; }}")
@@ -252,7 +252,7 @@ def test_an_edited_kernel_is_a_new_kernel_in_the_same_process(gpu, tmp_path):
 # ---------------------------------------------------------------- errors
 
 
-def test_a_compile_error_shows_the_user_s_file_and_line(gpu, tmp_path):
+def test_compile_error_shows_the_kernel_file_and_line(gpu, tmp_path):
     (tmp_path / "broken.hlsl").write_text(
         "void kernel(uint thread) {\n    y[thread] = missing;\n}\n"
     )
@@ -262,7 +262,7 @@ def test_a_compile_error_shows_the_user_s_file_and_line(gpu, tmp_path):
     assert f"{tmp_path}/broken.hlsl:2" in str(caught.value) and "missing" in str(caught.value)
 
 
-def test_an_inline_source_is_found_in_the_python_file(gpu):
+def test_compile_error_of_inline_source_shows_the_python_line(gpu):
     source = """
 void kernel(uint thread) {
     y[thread] = nowhere_to_be_found;
@@ -283,7 +283,7 @@ void kernel(uint thread) {
     assert f"test_custom_ops.py:{line}" in str(caught.value)
 
 
-def test_what_wgpu_refuses_is_a_message(gpu):
+def test_kernel_refused_by_wgpu_gives_a_message(gpu):
     declare(
         "void kernel(uint thread) { double d = x[thread]; y[thread] = float(d * d); }",
         X_TO_Y.format("wide"),
@@ -293,7 +293,7 @@ def test_what_wgpu_refuses_is_a_message(gpu):
     assert "double" in str(caught.value)
 
 
-def test_a_workgroup_that_the_device_does_not_allow(gpu, monkeypatch):
+def test_oversized_workgroup_is_refused(gpu, monkeypatch):
     monkeypatch.setattr(gpu, "limits", replace(gpu.limits, max_group_threads=256))
     source = "void kernel(uint thread) { y[thread] = x[thread]; }"
     declare(source, X_TO_Y.format("wide"), kernel=cml.Kernel(source=source, group=512))
@@ -316,7 +316,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("fault", WRONG)
-def test_check_finds_what_is_wrong(fault, gpu):
+def test_check_detects_faulty_kernels(fault, gpu):
     body, says = WRONG[fault]
     source = f"void kernel(uint thread) {{ {body} }}"
     declare(
@@ -349,7 +349,7 @@ def test_the_cross_product_is_one_kernel_or_twelve_with_one_result(gpu, rng):
     check("cross", gpu)
 
 
-def test_kernels_are_dumped_with_what_became_of_them(gpu, tmp_path, monkeypatch):
+def test_kernels_are_dumped_with_their_translations(gpu, tmp_path, monkeypatch):
     monkeypatch.setenv("CML_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(gpu, "dump_kernels", tmp_path / "kernels")
     monkeypatch.setattr(gpu, "_pipelines", PipelineCache())

@@ -96,7 +96,7 @@ def test_in_a_chain(gpu, rng):
 
 
 @pytest.mark.parametrize("expression", ["x > 1 ? 1 : x", ""])
-def test_in_the_place_of_ours(expression, gpu, rng):
+def test_replacement_of_relu_is_fused_only_if_elementwise(expression, gpu, rng):
     """A replacement of the engine's ``relu`` is fused into a conv only if it is an expression.
 
     Given as a kernel it runs as its own node.

@@ -65,7 +65,7 @@ def test_every_option_gives_the_reference(op, case, software, blocked, gpu, monk
                 raise AssertionError(f"{choice.key}, {option}, {layouts}: {error}") from error
 
 
-def test_an_option_is_what_runs():
+def test_each_option_of_a_choice_gives_another_plan():
     """Each option of a conv that a table forces gives a different plan, so these tests run every
     option."""
     graph, _ = graph_of("conv", lookup("conv").cases[0])

@@ -45,7 +45,7 @@ def test_variant(op, case, other, gpu, monkeypatch):
         check_on_gpu(op, case, gpu, constants=constants)
 
 
-def test_an_index_that_is_not_in_the_axis_reads_its_end(gpu):
+def test_gather_clamps_indices_on_the_gpu(gpu):
     """On the GPU a gather clamps an index outside the axis to its ends; ``gather_nd`` counts from
     the end.
 
@@ -147,7 +147,7 @@ def test_marking(op, case, gpu, monkeypatch):
 
 
 @pytest.mark.parametrize("op", ["scatter_elements", "scatter_nd"])
-def test_the_way_goes_by_what_is_known(op, gpu):
+def test_scatter_method_depends_on_constant_indices(op, gpu):
     case = lookup(op).cases[0]
     assert ways(case_graph(op, case)[0], gpu) == ["LOOKED"]
     assert ways(case_graph(op, case, constants=True)[0], gpu) == ["COPY", "LISTED"]

@@ -54,7 +54,7 @@ def copied(values, source, target, gpu):
     return x, run(graph, {"x": source, "y": target}, gpu, {"x": x})["y"]
 
 
-def test_every_number_of_16_bits_is_read_and_written_as_it_is(gpu):
+def test_every_float16_value_is_copied_exactly(gpu):
     every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     for source, target in ((C4H, C4H), (C4H, C4), (C4, C4H)):
         x, y = copied(every, source, target, gpu)
@@ -86,7 +86,7 @@ CONVS = {
 
 
 @pytest.mark.parametrize("name", CONVS)
-def test_a_conv_differs_from_its_rounded_twin_only_where_neighbours_are_as_near(name, gpu):
+def test_half_conv_differs_from_rounded_reference_only_at_ties(name, gpu):
     """A conv differs from its rounded reference in less than 1 % of values, and by one float16
     step.
 
@@ -120,7 +120,7 @@ def test_winograd_loses_no_more_than_a_direct_kernel(gpu, rng):
     assert np.sqrt(np.mean((got - exact) ** 2)) < np.sqrt(np.mean((direct[0] - exact) ** 2))
 
 
-def test_channels_past_the_last_stay_zero(gpu, rng):
+def test_padding_channels_of_a_block_stay_zero(gpu, rng):
     """Networks with channel counts that fill no block are right.
 
     The channels that fill up a block stay zero; a NaN there would spread in the next conv.
@@ -134,7 +134,7 @@ def test_channels_past_the_last_stay_zero(gpu, rng):
         assert check_graph(graph, net.input(), gpu, layouts=layouts) <= 1
 
 
-def test_a_residual_may_be_stored_otherwise_than_the_result(gpu, rng):
+def test_residual_may_have_other_storage_than_the_result(gpu, rng):
     net = Net(1, 8, 7, 6)
     total = net("add(conv(x, 8), conv(x, 8, 1))")
     graph = optimize(net.graph(net.conv(total, 4)))
@@ -148,7 +148,7 @@ def test_a_residual_may_be_stored_otherwise_than_the_result(gpu, rng):
 @pytest.mark.parametrize(
     "seed", [*range(5), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(5, 16))]
 )
-def test_random_networks_agree_and_give_the_same_bits_in_any_slices(seed, gpu):
+def test_random_half_networks_are_right_and_bit_identical_in_slices(seed, gpu):
     graph, inputs = random_maps(seed)
     graph = optimize(graph)
     checks = list(check_nodes(graph, gpu, inputs, "half"))
@@ -178,7 +178,7 @@ def test_memory_and_weights_are_half(gpu):
         assert 2 * array.nbytes == full.weights[name.removesuffix(".half")][1].nbytes
 
 
-def test_parts_of_a_concat_lie_in_it(gpu):
+def test_half_concat_parts_are_views(gpu):
     net = Net(1, 8, 8, 8)  # parts begin at multiples of 256 bytes
     parts = [net(f"relu(conv(x, {c}))") for c in (8, 4, 12)]
     graph = optimize(net.graph(net.conv(net.op("concat", *parts, axis=1), 4)))
@@ -208,7 +208,7 @@ KERNELS_OF_PRODUCTS = [
 
 
 @pytest.mark.parametrize("name, tile", KERNELS_OF_PRODUCTS)
-def test_every_kernel_of_a_product_takes_weights_in_16_bits(name, tile, gpu):
+def test_every_product_kernel_reads_half_weights(name, tile, gpu):
     graph, inputs = case_graph(name.split()[0], PRODUCTS[name], constants=True)
     layouts = {"x1": HALF_WEIGHTS}
     plan = lower(graph, gpu.limits, layouts)

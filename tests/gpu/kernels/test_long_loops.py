@@ -231,7 +231,7 @@ def test_samples_of_a_region(mode, gpu, rng):
     [("conv", t) for t in ((1, 1, 2990), (1, 2990, 1), (2990, 1, 1), (54, 55, 1), (14, 14, 15))]
     + [("deconv", t) for t in ((1, 1, 2990), (2990, 1, 1), (54, 55, 1))],
 )
-def test_convs_that_one_launch_does(op, taps, gpu):
+def test_convs_with_the_longest_filters_of_one_dispatch(op, taps, gpu):
     """Convs with the longest filters that a single dispatch computes are right."""
     x = np.ones((1, 1, *(n + 1 if op == "conv" else 1 for n in taps)), np.float32)
     filter = np.ones((1, 1, *taps), np.float32)
@@ -242,19 +242,19 @@ def test_convs_that_one_launch_does(op, taps, gpu):
 @pytest.mark.parametrize(
     "size", [(9900,), (1, 9900), (9900, 1), (99, 99), (20, 20, 21), (9, 9, 9, 10), (8500, 1, 1)]
 )
-def test_windows_that_one_launch_does(size, gpu):
+def test_windows_with_the_longest_sizes_of_one_dispatch(size, gpu):
     shape = [n + 1 for n in size]
     check("box", [np.ones(shape, np.float32)], window(size, normalize=False), gpu)
 
 
 @pytest.mark.parametrize("factor", [(1024, 1, 1), (1, 1024, 1), (1, 1, 1024), (10, 10, 10)])
-def test_areas_that_one_launch_does(factor, gpu):
+def test_area_downsample_with_the_largest_factors_of_one_dispatch(factor, gpu):
     x = np.ones((1, 1, *factor[:2], 4 * factor[2]), np.float32)
     check("area_downsample", [x], {"factor": list(factor)}, gpu)
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 2, 5, 2, 5, 2, 4), (2, 8, 2, 8, 2, 8, 2, 1)])
-def test_softmax_over_axes_apart(shape, gpu):
+def test_softmax_over_non_adjacent_axes(shape, gpu):
     """A softmax over axes that are not adjacent, which needs a loop for each index, is right."""
     check("softmax", [np.ones(shape, np.float32)], {"axes": [1, 3, 5, 7]}, gpu)
     check("softmax", [np.ones(shape, np.float32)], {"axes": [0, 2, 4, 6]}, gpu)

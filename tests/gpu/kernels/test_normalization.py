@@ -103,7 +103,7 @@ def in_blocks(graph):
 
 
 @pytest.mark.parametrize(("producer", "form"), CASES)
-def test_every_kernel_applies_it_with_what_follows(producer, form, gpu):
+def test_every_kernel_fuses_normalization_and_following_operators(producer, form, gpu):
     """Every kernel applies the normalization and the operators after it as epilogues, rightly.
 
     The layouts alternate between the cases. Two kernels run with all forms of operands.
@@ -128,7 +128,7 @@ def operators(graph):
     return [op for node in graph.nodes for op in (node.op, *(e.op for e in node.epilogues))]
 
 
-def test_what_is_normalized_has_another_reader(gpu):
+def test_normalization_of_a_tensor_with_another_reader(gpu):
     for shown in (False, True):
         net, computed = Net(1, 8, 9, 11), list[str]()
         h = net.conv("x", 12)
@@ -151,7 +151,7 @@ def test_what_is_normalized_has_another_reader(gpu):
         (1, ("C", "C", "=CHW", "C")),  # a constant map, whose layout may differ
     ],
 )
-def test_it_stays_where_no_epilogue_can_do_it(batch, forms):
+def test_normalization_stays_if_no_epilogue_fits(batch, forms):
     net, computed = Net(batch, 8, 9, 11), list[str]()
     h = net.conv("x", 12)
     given = [operand(net, form, (1, 12, 9, 11), computed) for form in forms]
@@ -160,7 +160,7 @@ def test_it_stays_where_no_epilogue_can_do_it(batch, forms):
     assert operators(optimize(graph)) == ["conv", "batch_normalization"]
 
 
-def test_fused_operators_bind_no_more_than_every_device_does():
+def test_fused_operators_stay_within_the_binding_limit():
     net, computed = Net(1, 8, 9, 11), list[str]()
     h = net.conv("x", 12)
     for _ in range(5):
@@ -171,7 +171,7 @@ def test_fused_operators_bind_no_more_than_every_device_does():
         assert len(step.bindings) <= Limits().max_storage_buffers
 
 
-def test_constants_behind_an_activation_leave_nothing_to_compute():
+def test_constant_normalization_after_an_activation_is_precomputed():
     """A constant normalization after an activation becomes sub, mul and add with constant operands.
 
     It cannot be folded into the weights.
@@ -205,7 +205,7 @@ def normalized_groups(shape=(2, 8, 5, 7), groups=4):
     ("shape", "groups"),
     [((1, 8, 6, 6), 8), ((2, 12, 5, 7), 4), ((1, 8, 9), 2), ((2, 6, 2, 3, 4), 1)],
 )
-def test_the_map_is_read_twice_and_reshaped_never(shape, groups):
+def test_group_normalization_reads_the_map_twice_without_reshapes(shape, groups):
     net, y = normalized_groups(shape, groups)
     graph = net.graph(y)
     made = normalize_groups(graph)
@@ -216,7 +216,7 @@ def test_the_map_is_read_twice_and_reshaped_never(shape, groups):
     np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5)
 
 
-def test_far_from_zero_nothing_cancels():
+def test_group_normalization_is_accurate_far_from_zero():
     """The rewritten normalization is accurate if a group's spread is small against its mean."""
     net, y = normalized_groups((1, 8, 16, 16), 2)
     x = net.input()["x"] * 0.1 + 100 * np.arange(8, dtype=np.float32).reshape(1, 8, 1, 1)
@@ -226,7 +226,7 @@ def test_far_from_zero_nothing_cancels():
 
 
 @pytest.mark.parametrize("what", ["other axes", "another shape back", "computed scale", "output"])
-def test_what_is_no_normalization_by_groups_stays(what):
+def test_other_normalizations_are_not_rewritten(what):
     net = Net(2, 8, 4, 6)
     parts = net("reshape(x, shape=[2, 4, 48])")
     mean, variance = net.moments(parts, [1, 2] if what == "other axes" else [2])
@@ -238,7 +238,7 @@ def test_what_is_no_normalization_by_groups_stays(what):
     assert operators_of(normalize_groups(graph)) == operators_of(graph)
 
 
-def test_the_map_lies_in_blocks_between_convolutions(gpu):
+def test_normalized_map_stays_in_blocks_between_convs(gpu):
     """The normalized map between two convs is stored in blocks, without reshapes of whole maps.
 
     A computed factor per channel follows it, as in diffusion networks.

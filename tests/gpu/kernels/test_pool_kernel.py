@@ -53,7 +53,7 @@ def test_global_pooling_is_a_reduction():
     assert {str(step.path) for step in plan.steps} == {"reduction/reduce.hlsl"}
 
 
-def test_an_index_outside_of_the_window_gives_nothing(gpu):
+def test_sample_index_outside_the_window_gives_zero(gpu):
     x = np.arange(1, 5, dtype=np.float32).reshape(1, 1, 4)
     index = np.array([[[-1, 2, 1 << 30, 0]]], np.int32)
     case = Case((x, index), {"size": [1, 1, 2], "padding": [(0, 0), (0, 0), (0, 1)]})

@@ -58,7 +58,7 @@ MANY_TERMS = (
 
 
 @pytest.mark.parametrize(("op", "shape", "attrs"), MANY_TERMS)
-def test_long_sums_keep_their_digits(op, shape, attrs, driver):
+def test_long_sums_are_accurate(op, shape, attrs, driver):
     """Long sums differ from the CPU's by at most 6e-7; sequential additions would lose up to 60
     ulp."""
     graph, inputs = case_graph(op, Case((np.full(shape, 0.1, np.float32),), attrs))
@@ -99,7 +99,7 @@ def test_the_first_of_equals_wins_across_stages(driver):
 @pytest.mark.parametrize(
     ("shape", "axes"), [((1, 1, 4096, 4096), [0, 1, 2, 3]), ((1, 1 << 20, 4), [1]), ((4, 900), [1])]
 )
-def test_a_workgroup_never_takes_much(op, shape, axes, software):
+def test_workgroup_reduces_at_most_16384_elements(op, shape, axes, software):
     """A workgroup reduces at most 16,384 elements, so that the scheduler can slice a reduction."""
     graph, _ = case_graph(op, Case((Random((1,)),), {"axes": [0]}))
     fact = dataclasses.replace(graph.facts["x0"], shape=shape)

@@ -78,7 +78,7 @@ def lines_of(rounds):
     return [f"{WHERE} {line}" for line in found]
 
 
-def test_a_run_shows_what_its_kernels_print(gpu, debug, capsys):
+def test_run_prints_lines_of_its_kernels(gpu, debug, capsys):
     plain = session_of(gpu).run({"x": X})["y"]
     assert capsys.readouterr().err == ""
     for rounds in (1, 200):  # of 200 rounds only the first lines are shown
@@ -94,7 +94,7 @@ def test_a_run_shows_what_its_kernels_print(gpu, debug, capsys):
     assert len(capsys.readouterr().err.splitlines()) == 1025
 
 
-def test_a_job_says_that_it_shows_nothing(debug, caplog, capsys):
+def test_jobs_warn_that_prints_are_not_shown(debug, caplog, capsys):
     session = session_of(debug)
     scheduler = FrameScheduler(debug, budget_ms=20.0)
     with caplog.at_level(logging.WARNING):
@@ -117,7 +117,7 @@ def test_a_job_says_that_it_shows_nothing(debug, caplog, capsys):
         ('S s; s.a = 1; CML_PRINT("s", s);', "CML_PRINT takes a float, an int"),
     ],
 )
-def test_what_cannot_be_printed_is_refused(debug, call, said):
+def test_unprintable_values_are_refused(debug, call, said):
     cml.unregister("shown")
     register(f"struct S {{ float a; }};\nvoid kernel(uint thread) {{\n{call} y[thread] = 0; }}")
     with pytest.raises(ShaderCompileError, match=said) as error:
@@ -139,7 +139,7 @@ def key_of(folder, text):
 
 
 @pytest.mark.parametrize("main", MAINS)
-def test_kernels_of_the_engine_and_what_they_include_print(tmp_path, main):
+def test_engine_kernels_and_includes_can_print(tmp_path, main):
     """Kernels and their includes can print, and a normal build of them has the code without prints.
 
     A kernel without prints is the same in all builds.

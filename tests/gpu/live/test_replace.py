@@ -42,7 +42,7 @@ def value(session):
     return float(session.run(X)["y"][0, 0, 0, 0])
 
 
-def test_new_weights_and_operators_take_the_place(gpu):
+def test_replacement_takes_new_weights_and_operators(gpu):
     for session in sessions(gpu):
         assert value(session) == 2
         change = session.replace(graph(3))
@@ -66,7 +66,7 @@ def test_new_weights_build_no_pipeline(gpu):
     assert gpu.pipelines_built == built
 
 
-def test_new_weights_come_in_bites(gpu, monkeypatch):
+def test_replacement_uploads_in_chunks(gpu, monkeypatch):
     """A replacement uploads its weights over many frames, at most 128 KB in each."""
     written = []
     write = Allocation.write
@@ -107,7 +107,7 @@ def heavy(value):
         (lambda: "net.nnef", "wanted a Graph"),
     ],
 )
-def test_a_broken_model_changes_nothing(gpu, broken, said):
+def test_failed_replacement_keeps_the_old_network(gpu, broken, said):
     for session in sessions(gpu):
         change = session.replace(broken)
         with pytest.raises(cml.CmlError, match=said):
@@ -118,7 +118,7 @@ def test_a_broken_model_changes_nothing(gpu, broken, said):
         assert value(session) == 10
 
 
-def test_a_graph_that_does_not_fit_is_refused_at_once(gpu):
+def test_replacement_with_other_interface_is_refused(gpu):
     for session in sessions(gpu):
         with pytest.raises(cml.InputError, match=r"wanted scalar\[1,4,6,6\]"):
             session.replace(graph(1, TEXT.replace("6, 6]", "7, 6]")))
@@ -126,7 +126,7 @@ def test_a_graph_that_does_not_fit_is_refused_at_once(gpu):
 
 
 @pytest.mark.parametrize("ends", [lambda: graph(3), lambda: 1 // 0])
-def test_what_was_superseded_while_it_was_made_stays_so(gpu, ends):
+def test_superseded_replacement_is_dropped(gpu, ends):
     for session in sessions(gpu):
         go = Event()
         first = session.replace(lambda go=go: go.wait() and ends())
@@ -138,7 +138,7 @@ def test_what_was_superseded_while_it_was_made_stays_so(gpu, ends):
         assert value(session) == 8
 
 
-def test_jobs_go_on_with_the_old_one_until_the_new_one_is_ready(gpu):
+def test_jobs_use_the_old_network_until_the_replacement_is_ready(gpu):
     session = cml.Session(graph(1), gpu)
     scheduler = FrameScheduler(gpu, budget_ms=20.0)
     before = scheduler.submit(session, X)
@@ -208,7 +208,7 @@ def test_a_reloader_follows_the_files(gpu, tmp_path):
     assert followed.reloader.poll() is None
 
 
-def test_a_reloader_brings_a_network_that_no_job_waits_for(gpu, tmp_path):
+def test_reloader_replaces_a_network_without_jobs(gpu, tmp_path):
     write(tmp_path, 1)
     for backend in (gpu, "cpu"):
         session = cml.Session(cml.load(tmp_path / "net.nnef"), backend)

@@ -70,7 +70,7 @@ def wanted(gpu, x, z):
 
 @settings(max_examples=10, deadline=None)
 @given(graphs(), subsets)
-def test_what_is_given_reaches_what_runs(gpu, made, chosen):
+def test_retained_run_equals_a_full_run(gpu, made, chosen):
     names = made.inputs
     check_retained(made, gpu, [{names[i] for i in some if i < len(names)} for some in chosen])
 
@@ -88,7 +88,7 @@ def titles(session, *given):
     return [session.plan.steps[i].title for i in steps]
 
 
-def test_the_decoder_alone_runs_where_the_encoder_is_unchanged(gpu):
+def test_only_the_decoder_runs_if_the_encoder_is_unchanged(gpu):
     session = cml.Session(graph(), gpu, retain=True)
     assert titles(session, "x") == [step.title for step in session.plan.steps]
     assert titles(session, "z") == ["add 'mixed'", "conv 'y'"]
@@ -111,7 +111,7 @@ def test_runs_with_inputs_left_out_have_the_bits_of_full_ones(gpu):
     assert_array_equal(session.run({"x": array(9)})["y"], wanted(gpu, array(9), array(3)))
 
 
-def test_what_was_evicted_runs_as_a_whole():
+def test_evicted_retaining_session_runs_completely():
     own = cml.Gpu()
     session = cml.Session(graph(), own, retain=True)
     x, z = array(1), array(2)
@@ -122,7 +122,7 @@ def test_what_was_evicted_runs_as_a_whole():
     assert session.program.steps_for({"z"}) is not None  # type: ignore[attr-defined]
 
 
-def test_another_session_of_the_arena_makes_the_next_run_a_whole_one(gpu):
+def test_shared_arena_run_invalidates_retained_values(gpu):
     one, two = (cml.Session(graph(), gpu, retain=True, arena="shared:retain") for _ in range(2))
     x, z = array(1), array(2)
     one.run({"x": x, "z": array(0)})
@@ -130,7 +130,7 @@ def test_another_session_of_the_arena_makes_the_next_run_a_whole_one(gpu):
     assert_array_equal(one.run({"z": z})["y"], wanted(gpu, x, z))
 
 
-def test_jobs_do_what_their_inputs_change(gpu):
+def test_retaining_jobs_run_only_dependent_steps(gpu):
     session = cml.Session(graph(), gpu, retain=True)
     scheduler = FrameScheduler(gpu, budget_ms=20.0)
     recording = scheduler.record()
@@ -151,7 +151,7 @@ def test_jobs_do_what_their_inputs_change(gpu):
     assert replay(recording) == recording.decisions
 
 
-def test_slices_say_which_operators_of_the_network_they_are(gpu):
+def test_slices_have_the_step_indices_of_the_plan(gpu):
     """Slices have the plan's step indices even if a job runs only the last two steps."""
     session = cml.Session(graph(), gpu, retain=True)
     host = Host(gpu, budget_ms=20.0)
@@ -171,7 +171,7 @@ def test_slices_say_which_operators_of_the_network_they_are(gpu):
         assert runs == pytest.approx({i: 2 if i in decoder else 1 for i in runs})
 
 
-def test_a_texture_is_kept_like_any_input():
+def test_texture_input_is_retained():
     """A session retains a texture's values from the time of the job, and loses them when
     evicted."""
     own = cml.Gpu()
@@ -208,7 +208,7 @@ def test_a_texture_is_kept_like_any_input():
     assert_array_equal(session.run({"x": cml.TextureInput(texture), "z": z})["y"], x * z)
 
 
-def test_a_job_that_was_cancelled_leaves_nothing_to_build_on(gpu):
+def test_cancelled_job_invalidates_retained_values(gpu):
     session, scheduler = first_job(gpu)
     half = scheduler.submit(session, {"x": array(4)})
     scheduler.budget.ms = 1e-9  # one slice per frame
@@ -234,7 +234,7 @@ def one_frame(gpu, scheduler, submit=True):
         scheduler.abandon_frame()
 
 
-def test_a_frame_that_is_abandoned_is_taken_back(gpu):
+def test_abandoned_frame_restores_retained_state(gpu):
     session, scheduler = first_job(gpu)
     job = scheduler.submit(session, {"z": array(2)})
     one_frame(gpu, scheduler, submit=False)
@@ -242,7 +242,7 @@ def test_a_frame_that_is_abandoned_is_taken_back(gpu):
     assert_array_equal(job.tensor("y").read(), wanted(gpu, array(1), array(2)))
 
 
-def test_a_job_that_began_in_an_abandoned_frame_and_was_cancelled_has_given_nothing(
+def test_cancelled_job_of_an_abandoned_frame_leaves_retained_inputs(
     gpu,
 ):
     session, scheduler = first_job(gpu)
@@ -254,7 +254,7 @@ def test_a_job_that_began_in_an_abandoned_frame_and_was_cancelled_has_given_noth
     assert_array_equal(last.tensor("y").read(), wanted(gpu, array(1), array(2)))
 
 
-def test_a_gpu_tensor_that_was_given_is_kept_and_asked_for_again_where_it_went():
+def test_retained_gpu_tensor_is_requested_again_after_eviction():
     own = cml.Gpu()
     maker, session = cml.Session(graph(), own), cml.Session(graph(), own, retain=True)
     scheduler = FrameScheduler(own, budget_ms=20.0)

@@ -16,7 +16,7 @@ def model(tmp_path):
 
 
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
-def test_a_slider_moves_and_has_its_default_where_it_is_left_out(gpu, model, rng, backend):
+def test_slider_has_a_value_or_its_default(gpu, model, rng, backend):
     strength = cml.Slider("scaled.y", 0.0, 4.0, "how much")
     graph = cml.load(model, sliders={"strength": strength, "lift": "y.y"})
     session = cml.Session(graph, gpu if backend == "gpu" else "cpu")
@@ -52,6 +52,6 @@ def test_jobs_take_sliders(gpu, model, rng):
         ({"x": "scaled.y"}, "has a tensor of that name"),
     ],
 )
-def test_what_is_no_number_is_refused(model, sliders, says):
+def test_invalid_sliders_are_refused(model, sliders, says):
     with pytest.raises(InputError, match=says):
         cml.load(model, sliders=sliders)

@@ -63,7 +63,7 @@ def read(gpu, scheduler, job, name):
 
 
 @pytest.mark.parametrize("storage", ["float", "half"])
-def test_a_kept_tensor_is_what_the_graph_as_written_computes(gpu, storage):
+def test_retained_tensor_equals_the_unoptimized_graphs(gpu, storage):
     graph, given = graph_of(), inputs()
     wanted = values_of(graph, given)
     options = cml.CompileOptions(keep=("c0", "x"), storage=storage)
@@ -77,7 +77,7 @@ def test_a_kept_tensor_is_what_the_graph_as_written_computes(gpu, storage):
     assert_array_equal(session.tensor("y").read(), outputs["y"])
 
 
-def test_a_job_has_the_kept_tensors_of_its_own_run(gpu):
+def test_jobs_have_retained_tensors_of_their_own_run(gpu):
     graph = graph_of()
     session = cml.Session(graph, gpu, KEEP)
     scheduler = FrameScheduler(gpu, budget_ms=20.0)
@@ -93,7 +93,7 @@ def test_a_job_has_the_kept_tensors_of_its_own_run(gpu):
         one.tensor("c1")
 
 
-def test_a_job_takes_another_s_kept_tensor(gpu):
+def test_job_reads_another_jobs_retained_tensor(gpu):
     graph = graph_of()
     session, second = cml.Session(graph, gpu, KEEP), cml.Session(graph, gpu)
     scheduler = FrameScheduler(gpu, budget_ms=20.0)
@@ -104,7 +104,7 @@ def test_a_job_takes_another_s_kept_tensor(gpu):
     close(job.tensor("y").read(), wanted)
 
 
-def test_another_session_of_a_shared_arena_takes_the_tensors_away(gpu):
+def test_shared_arena_run_invalidates_retained_tensors(gpu):
     graph = graph_of()
     one, two = (cml.Session(graph, gpu, KEEP, arena="shared:taps") for _ in range(2))
     one.run(inputs())
@@ -115,7 +115,7 @@ def test_another_session_of_a_shared_arena_takes_the_tensors_away(gpu):
     two.tensor("c0")
 
 
-def test_a_session_s_tensor_is_no_input_of_what_shares_its_buffer(gpu):
+def test_tensor_in_the_sessions_own_buffer_is_refused_as_input(gpu):
     session = cml.Session(graph_of(), gpu, KEEP)
     session.run(inputs())
     scheduler = FrameScheduler(gpu, budget_ms=20.0)
@@ -123,7 +123,7 @@ def test_a_session_s_tensor_is_no_input_of_what_shares_its_buffer(gpu):
         scheduler.submit(session, {"x": session.tensor("c0")})
 
 
-def test_a_watch_on_a_gpu_sees_what_it_sees_on_the_cpu(gpu):
+def test_watch_sees_equal_values_on_gpu_and_cpu(gpu):
     graph, given = graph_of(), inputs()
     seen = {"gpu": {}, "cpu": {}}
     outputs = {}

@@ -88,7 +88,7 @@ def test_double_free_and_leaving_a_with_block(memory):
         part.free()
 
 
-def test_a_large_one_has_a_buffer_of_its_own_and_small_ones_do_not_go_there(memory):
+def test_large_allocation_has_its_own_buffer(memory):
     large = take(memory, 3 * MIB)
     small = take(memory)
     assert large.offset == 0 and large.buffer.size == 3 * MIB and small.buffer is not large.buffer
@@ -97,7 +97,7 @@ def test_a_large_one_has_a_buffer_of_its_own_and_small_ones_do_not_go_there(memo
     assert again.buffer is large.buffer, "one empty heap is kept"
 
 
-def test_heaps_grow_and_empty_ones_go_back(memory):
+def test_heaps_grow_and_empty_heaps_are_released(memory):
     parts = [take(memory, 100_000) for _ in range(40)]
     sizes = [heap.nbytes for heap in memory.stats().heaps]
     assert sizes == sorted(sizes) and sizes[-1] == MIB and sizes[0] < MIB
@@ -108,7 +108,7 @@ def test_heaps_grow_and_empty_ones_go_back(memory):
     assert memory.peak_bytes >= 4_000_000
 
 
-def test_mappable_buffers_are_whole_and_used_again(memory):
+def test_mappable_buffers_are_separate_and_reused(memory):
     usage = U.MAP_READ | U.COPY_DST
     one, two = (take(memory, 1000, usage, category="staging") for _ in range(2))
     assert one.buffer is not two.buffer and one.offset == two.offset == 0
@@ -126,17 +126,17 @@ def test_mappable_buffers_are_whole_and_used_again(memory):
         ({"alignment": 4}, "alignment 4"),
     ],
 )
-def test_what_makes_no_sense_is_refused(memory, options, said):
+def test_invalid_allocations_are_refused(memory, options, said):
     with pytest.raises(cml.InputError, match=said):
         take(memory, **options)
 
 
-def test_more_than_a_buffer_can_hold_is_the_device_s_limit(memory):
+def test_allocation_beyond_the_largest_buffer_raises_device_error(memory):
     with pytest.raises(cml.DeviceError, match="largest buffer of this device"):
         take(memory, 1 << 50)
 
 
-def test_memory_freed_in_a_frame_is_not_given_out_before_its_submit(memory):
+def test_memory_freed_in_a_frame_is_not_reused_before_its_submit(memory):
     part = take(memory, MIB // 16)
     frame = object.__new__(type("Executor", (), {}))
     memory.open_frame(frame)
@@ -199,7 +199,7 @@ def test_exhaustion_names_everybody(gpu):
     assert memory.reserved_bytes <= 4 * MIB
 
 
-def test_pressure_is_asked_before_it_fails(gpu):
+def test_pressure_callback_is_called_before_failure(gpu):
     memory = Allocator(gpu.device, budget_bytes=2 * MIB)
     tiles = [take(memory, MIB // 2, VERTEX, owner="tiles") for _ in range(3)]
     asked = []
@@ -220,7 +220,7 @@ def test_pressure_is_asked_before_it_fails(gpu):
 
 
 @pytest.mark.parametrize("error", ["typed", "said"])
-def test_the_driver_s_own_out_of_memory_is_the_same_error(gpu, monkeypatch, error):
+def test_driver_out_of_memory_raises_the_same_error(gpu, monkeypatch, error):
     memory = Allocator(gpu.device)
 
     def full(**_):
@@ -246,7 +246,7 @@ def holding(gpu, owner, category):
     return 0 if found is None else found.nbytes
 
 
-def test_an_evicted_model_comes_back_with_the_same_result(own, image):
+def test_evicted_model_is_restored_bit_identical(own, image):
     session = cml.Session(conv_net(layers=2), own)
     wanted = session.run({"x": image})["y"]
     session.program.evict()
@@ -281,7 +281,7 @@ def room_for(gpu, models):
     return cml.Gpu(device=gpu.device, budget_bytes=models * 590_000 + 600_000)
 
 
-def test_the_model_idle_for_the_longest_goes_first(gpu, big_image):
+def test_least_recently_used_model_is_evicted_first(gpu, big_image):
     own = room_for(gpu, 2)
     sessions = [cml.Session(big_net(name, seed), own) for seed, name in enumerate("ab")]
     wanted = [session.run({"x": big_image})["y"] for session in sessions]
@@ -295,7 +295,7 @@ def test_the_model_idle_for_the_longest_goes_first(gpu, big_image):
     assert own.memory.reserved_bytes <= own.memory.budget_bytes
 
 
-def test_a_running_job_s_model_is_never_evicted(gpu, big_image):
+def test_model_of_a_running_job_is_never_evicted(gpu, big_image):
     own = room_for(gpu, 1)
     session = cml.Session(big_net("runs"), own)
     wanted = session.run({"x": big_image})["y"]
@@ -326,7 +326,7 @@ def test_a_cancelled_job_lets_its_model_go(gpu, big_image):
     cml.Session(big_net("wants", 1), own)
 
 
-def test_models_that_do_not_fit_together_take_turns(gpu, big_image):
+def test_models_exceeding_memory_together_run_alternately(gpu, big_image):
     graphs = [big_net(name, seed) for seed, name in enumerate("abc")]
     wanted = [cml.Session(graph, gpu).run({"x": big_image})["y"] for graph in graphs]
     own = room_for(gpu, 1)
@@ -345,7 +345,7 @@ def test_models_that_do_not_fit_together_take_turns(gpu, big_image):
     assert replay(recording) == recording.decisions
 
 
-def test_a_model_that_can_never_fit_fails_its_job_and_no_other(gpu, image, big_image):
+def test_oversized_model_fails_only_its_job(gpu, image, big_image):
     own = cml.Gpu(device=gpu.device, budget_bytes=2 * MIB)
     small = cml.Session(conv_net("small", layers=2), own)
     wanted = small.run({"x": image})["y"]
@@ -361,7 +361,7 @@ def test_a_model_that_can_never_fit_fails_its_job_and_no_other(gpu, image, big_i
     assert doomed.state == "failed" and "out of GPU memory" in doomed.error
 
 
-def test_a_model_with_variables_stays(own):
+def test_model_with_variables_is_not_evicted(own):
     session = cml.Session(conv_net(layers=2), own)
     object.__setattr__(session.program.plan, "updates", ((None, None),))
     assert not session.program.evictable
@@ -436,7 +436,7 @@ def test_a_larger_member_joins_while_a_job_runs(own, image, rng):
 # --- leaks
 
 
-def test_a_dropped_scheduler_leaves_nothing(own, image):
+def test_deleted_scheduler_releases_all_memory(own, image):
     session = cml.Session(conv_net(layers=2), own)
     held = own.memory.held_bytes
     host = Host(own, budget_ms=2.0)
@@ -494,7 +494,7 @@ class HostMemory:
         return self.pools[key].take(nbytes, alignment)
 
 
-def test_a_host_brings_its_own_allocator(gpu, image):
+def test_host_allocator_is_used(gpu, image):
     wanted = cml.Session(conv_net(layers=2), gpu).run({"x": image})["y"]
     mine = HostMemory(gpu.device)
     own = cml.Gpu(device=gpu.device, memory=mine)
@@ -515,7 +515,7 @@ def test_a_host_brings_its_own_allocator(gpu, image):
     assert all(pool.live == 0 for pool in mine.pools.values())
 
 
-def test_a_host_s_allocator_that_is_used_up_evicts_too(gpu, big_image):
+def test_exhausted_host_allocator_evicts(gpu, big_image):
     own = cml.Gpu(device=gpu.device, memory=HostMemory(gpu.device, MIB))
     cml.Session(big_net("a"), own).run({"x": big_image})
     with pytest.raises(OutOfGpuMemory, match="the pool is used up"):
@@ -523,7 +523,7 @@ def test_a_host_s_allocator_that_is_used_up_evicts_too(gpu, big_image):
         del kept
 
 
-def test_a_host_s_allocator_that_breaks_the_rules_is_named(gpu):
+def test_host_allocator_errors_are_named(gpu):
     class OneBuffer(HostMemory):
         def allocate(self, nbytes, usage, alignment, owner, category):
             return super().allocate(nbytes, usage, alignment, owner, "any")
@@ -568,7 +568,7 @@ class Model:
         self.held = None
 
 
-def test_a_lowered_budget_evicts_idle_models_and_says_what_stays(gpu):
+def test_lowered_budget_evicts_idle_models_and_reports_the_rest(gpu):
     memory = Allocator(gpu.device)
     idle = Model(memory, "idle", 4 << 20)
     used = Model(memory, "used", 4 << 20)
@@ -586,7 +586,7 @@ def test_a_lowered_budget_evicts_idle_models_and_says_what_stays(gpu):
     assert "exceeded" not in str(memory)
 
 
-def test_what_is_freed_beyond_a_budget_is_not_kept(gpu):
+def test_memory_freed_over_budget_is_returned_to_the_driver(gpu):
     memory = Allocator(gpu.device)
     held = take(memory, 2 << 20)
     memory.budget_bytes = 1 << 20
@@ -595,7 +595,7 @@ def test_what_is_freed_beyond_a_budget_is_not_kept(gpu):
     assert memory.reserved_bytes == 0
 
 
-def test_a_lowered_budget_asks_the_game_before_it_evicts(gpu):
+def test_lowered_budget_calls_pressure_before_eviction(gpu):
     memory = Allocator(gpu.device)
     tiles = [take(memory, 2 << 20, owner="tile")]
     model = Model(memory, "model", 2 << 20)
@@ -612,7 +612,7 @@ def test_a_lowered_budget_asks_the_game_before_it_evicts(gpu):
 
 
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "64", True])
-def test_a_budget_that_is_no_number_of_bytes_is_refused(gpu, value):
+def test_invalid_memory_budget_is_refused(gpu, value):
     memory = Allocator(gpu.device, 1 << 20)
     with pytest.raises(cml.InputError, match="memory budget"):
         memory.budget_bytes = value
@@ -621,7 +621,7 @@ def test_a_budget_that_is_no_number_of_bytes_is_refused(gpu, value):
         Allocator(gpu.device, value)
 
 
-def test_what_fails_while_memory_is_given_back_is_logged_and_not_the_next_callers(gpu, caplog):
+def test_errors_while_releasing_memory_are_logged(gpu, caplog):
     memory, done = Allocator(gpu.device), []
     memory.free_later(lambda: 1 / 0)
     memory.free_later(lambda: done.append("after"))
@@ -635,7 +635,7 @@ def test_what_fails_while_memory_is_given_back_is_logged_and_not_the_next_caller
 
 
 @pytest.mark.parametrize("put_off", ["in a frame", "by a finalizer"])
-def test_any_number_of_allocations_is_given_back_at_once(gpu, caplog, put_off):
+def test_many_allocations_are_released_without_recursion(gpu, caplog, put_off):
     """Two thousand allocations are released at once without deep recursion."""
     memory = Allocator(gpu.device)
     held = [take(memory, 16, category="output") for _ in range(2000)]

@@ -92,7 +92,7 @@ def calls(gpu):
     return found
 
 
-def test_every_parameter_refuses_what_is_of_the_wrong_kind(gpu):
+def test_every_public_parameter_refuses_wrong_types(gpu):
     told = []
     for name, (call, valid) in calls(gpu).items():
         for parameter in signature(call).parameters.values():

@@ -65,7 +65,7 @@ graph net(image) -> (result)
 TWICE = "void kernel(uint thread) { y[thread] = x[thread] + x[x_size - 1 - thread]; }"
 
 
-def test_a_device_that_binds_less_than_a_tensor_computes_the_same_bits(gpu, tmp_path):
+def test_tensor_bound_in_parts_is_bit_identical(gpu, tmp_path):
     """A device that binds 4096 bytes at most, less than a tensor, gives bit-identical results.
 
     The driver itself enforces the limit.
@@ -98,7 +98,7 @@ def test_a_device_that_binds_less_than_a_tensor_computes_the_same_bits(gpu, tmp_
 @pytest.mark.long
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 1000), share=st.integers(2, 5))
-def test_random_graphs_in_parts_compute_the_same_bits(seed, share, gpu):
+def test_random_graphs_bound_in_parts_are_bit_identical(seed, share, gpu):
     graph, inputs = random_maps(seed, nodes=5)
     session = cml.Session(graph, gpu)
     largest = max(b.nbytes for step in session.plan.steps for b in step.bindings)
@@ -109,7 +109,7 @@ def test_random_graphs_in_parts_compute_the_same_bits(seed, share, gpu):
         assert_array_equal(value, session.run(inputs)[name], str(plan.parts))
 
 
-def test_an_arena_of_several_buffers_computes_the_same_bits(gpu, monkeypatch):
+def test_arena_of_several_buffers_is_bit_identical(gpu, monkeypatch):
     graph, inputs = random_maps(2, nodes=8)
     session = cml.Session(graph, gpu)
     wanted, plan = session.run(inputs), session.plan

@@ -15,11 +15,11 @@ SHAPES = {"image": (1, 3, 40, 56)}
 
 
 @pytest.mark.parametrize("name", ["enlarge.onnx", "enlarge.tgz"])
-def test_a_file_takes_less_than_150_kilobytes(name):
+def test_example_files_are_below_150_kilobytes(name):
     assert (MODELS / name).stat().st_size <= 150_000
 
 
-def test_both_files_have_the_same_network(rng):
+def test_onnx_and_nnef_examples_are_equal(rng):
     image = rng.random(SHAPES["image"], np.float32)
     first, second = (
         cml.Session(cml.load(MODELS / f"enlarge.{suffix}", shapes=SHAPES), "cpu")
@@ -42,7 +42,7 @@ def held_out(family, rng):
 
 
 @pytest.mark.parametrize("family", pictures.FAMILIES)
-def test_it_gains_a_decibel_over_the_cubic_filter(family, gpu, rng):
+def test_enlarge_gains_one_decibel_over_bicubic(family, gpu, rng):
     cubic, network = gains(held_out(family, rng), enlarger(MODELS / "enlarge.onnx", gpu))
     assert np.mean(network) >= np.mean(cubic) + 1
 

@@ -50,7 +50,7 @@ def test_a_device_destroyed_in_the_middle_fails_its_jobs(image, timestamps):
 
 
 @within(60)
-def test_a_host_that_stops_at_its_own_error_still_learns_of_the_loss(image):
+def test_job_fails_on_a_lost_device_although_submit_raised(image):
     """A job fails because the device is lost, although the host's submit raised and ended no
     frame."""
     device = open_device()
@@ -84,7 +84,7 @@ def test_a_device_destroyed_before_a_readback_arrived(image):
 
 
 @within(60)
-def test_another_device_goes_on(gpu, image):
+def test_lost_device_does_not_affect_another(gpu, image):
     lost = open_device()
     gone = Host(cml.Gpu(device=lost))
     gone.scheduler.submit(cml.Session(conv_net(), gone.gpu), {"x": image})
@@ -97,7 +97,7 @@ def test_another_device_goes_on(gpu, image):
 
 
 @within(60)
-def test_an_exhausted_device_fails_the_job_that_wants_more(image):
+def test_exhausted_memory_fails_only_the_requesting_job(image):
     """A job that finds no memory fails with a list of the memory's owners; the running job ends
     right."""
     gpu = cml.Gpu(device=open_device())
@@ -122,7 +122,7 @@ def test_an_exhausted_device_fails_the_job_that_wants_more(image):
 
 
 @pytest.mark.parametrize("last", [16, 15])
-def test_frames_that_never_ran_are_told_where_only_some_are_timed(gpu, last, monkeypatch):
+def test_dropped_frames_are_detected_with_sparse_timing(gpu, last, monkeypatch):
     """Lost frames are reported even if only some frames are timed.
 
     Receipts come with those of the next timed frame, or two frames after the last one.
@@ -151,7 +151,7 @@ def test_frames_that_never_ran_are_told_where_only_some_are_timed(gpu, last, mon
 @pytest.mark.parametrize("stage", ["prepare", "begin", "encode_range", "encode_updates"])
 @pytest.mark.parametrize("error", [wgpu.GPUError, KeyError])
 @within(60)
-def test_what_goes_wrong_in_one_job_is_its_own_error(gpu, image, monkeypatch, stage, error):
+def test_error_in_one_job_does_not_affect_others(gpu, image, monkeypatch, stage, error):
     bad, good = (cml.Session(conv_net(n, seed=k), gpu) for k, n in enumerate(("bad", "good")))
     wanted = good.run({"x": image})["y"]
     if stage == "prepare":

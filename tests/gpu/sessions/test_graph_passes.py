@@ -61,7 +61,7 @@ def check_without(block, without, backend):
 
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("without", ["", *REWRITING])
-def test_blocks_give_equal_results_without_any_pass(block, without):
+def test_blocks_give_equal_results_without_each_pass(block, without):
     check_without(block, without, "cpu")
 
 
@@ -70,7 +70,7 @@ def test_blocks_give_equal_results_without_any_pass(block, without):
     "without",
     ["", *(pytest.param(p, marks=() if p in ON_THE_GPU else pytest.mark.long) for p in REWRITING)],
 )
-def test_blocks_give_equal_results_without_any_pass_on_the_gpu(block, without, gpu):
+def test_blocks_give_equal_results_without_each_pass_on_the_gpu(block, without, gpu):
     check_without(block, without, gpu)
 
 
@@ -103,7 +103,7 @@ def bits(graph, inputs, gpu, **options):
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(seed=st.integers(0, 2**32 - 1))
-def test_chains_and_views_have_the_bits_of_operators_apart(seed, gpu):
+def test_chains_and_views_are_bit_identical_to_single_operators(seed, gpu):
     graph, inputs, _, _ = drawn(seed)
     apart, fused = (optimize(graph, frozenset(w)) for w in ({"chains"}, set[str]()))
     wanted = bits(apart, inputs, gpu, views=False)
@@ -130,7 +130,7 @@ def test_a_tree_rounds_after_every_operator(gpu):
     assert_array_equal(session.run(inputs)[graph.outputs[0]], wanted * wanted)
 
 
-def test_a_rule_s_whole_numbers_are_an_operand_on_every_backend(gpu):
+def test_rule_may_add_integer_constants(gpu):
     """A rewriting rule can add a constant of integers: here it replaces ``abs(x)`` by a gather
     of rows."""
     net = Net(2, 3)

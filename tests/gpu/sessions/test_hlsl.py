@@ -65,7 +65,7 @@ def test_a_source_is_compiled_once(kernel, compiled):
     assert compiled == [kernel]
 
 
-def test_everything_that_matters_is_in_the_key(kernel, compiled):
+def test_shader_key_covers_everything_that_changes_code(kernel, compiled):
     def times():
         compile_spirv(key_of(kernel))
         return len(compiled)
@@ -80,7 +80,7 @@ def test_everything_that_matters_is_in_the_key(kernel, compiled):
 
 
 @pytest.mark.parametrize("include", ["#include <half.hlsli>", '/* it */ # include "half.hlsli"'])
-def test_an_include_is_followed_however_it_is_written(kernel, compiled, include):
+def test_includes_of_every_spelling_are_tracked(kernel, compiled, include):
     kernel.write_text(GOOD.replace('#include "half.hlsli"', include))
     before = compile_spirv(key_of(kernel))
     (kernel.parent / "half.hlsli").write_text("#define FACTOR 0.25\n")
@@ -88,7 +88,7 @@ def test_an_include_is_followed_however_it_is_written(kernel, compiled, include)
     assert len(compiled) == 2
 
 
-def test_a_file_that_cannot_be_followed_is_refused_by_name(kernel):
+def test_include_of_a_macro_is_refused(kernel):
     """An ``#include`` of a macro raises a ``ShaderCompileError`` that names both files.
 
     The cache would not notice changes of the included file.
@@ -99,7 +99,7 @@ def test_a_file_that_cannot_be_followed_is_refused_by_name(kernel):
         compile_spirv(key_of(kernel))
 
 
-def test_a_changed_kernel_is_another_pipeline(gpu, kernel):
+def test_changed_include_rebuilds_the_pipeline(gpu, kernel):
     """A pipeline is built again in the same process after a file that it includes has changed."""
     first = gpu.pipeline(key_of(kernel))
     assert gpu.pipeline(key_of(kernel)) is first
@@ -127,7 +127,7 @@ def damage(content):
 
 
 @pytest.mark.parametrize("kind", damage(b"\n"))
-def test_an_entry_that_is_not_whole_is_made_again(kernel, compiled, kind):
+def test_damaged_cache_entry_is_recompiled(kernel, compiled, kind):
     code = compile_spirv(key_of(kernel))
     (entry,) = cache_folder().rglob("*.shader")
     content = entry.read_bytes()
@@ -137,7 +137,7 @@ def test_an_entry_that_is_not_whole_is_made_again(kernel, compiled, kind):
     assert entry.read_bytes() == content
 
 
-def test_an_entry_of_another_compiler_is_made_again(kernel, compiled, monkeypatch):
+def test_cache_entry_of_another_compiler_is_recompiled(kernel, compiled, monkeypatch):
     compile_spirv(key_of(kernel))
     monkeypatch.setattr(compilers, "version", lambda: "slangpy-99.0")
     for _ in range(2):
@@ -152,7 +152,7 @@ def test_without_a_compiler_a_warm_cache_is_enough(kernel, monkeypatch):
     assert compile_spirv(key_of(kernel)) == code
 
 
-def test_without_a_compiler_what_is_missing_is_said(kernel, monkeypatch):
+def test_missing_compiler_names_the_kernel_and_the_package(kernel, monkeypatch):
     monkeypatch.setattr(compilers, "_PACKAGE", "no_such_compiler")
     monkeypatch.setattr(compilers, "_pool", lambda: compilers.CompilerPool(1))
     compilers.library.cache_clear()
@@ -165,7 +165,7 @@ def missing():
     raise DeviceError("no compiler")
 
 
-def test_nothing_is_left_of_an_entry_that_could_not_be_written(kernel, monkeypatch):
+def test_failed_cache_write_leaves_no_file(kernel, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -201,7 +201,7 @@ def pool(tmp_path, here, monkeypatch):
     made.close()
 
 
-def test_a_compiler_in_a_process_of_its_own_gives_the_same_code(pool, tmp_path):
+def test_compiler_process_gives_identical_code(pool, tmp_path):
     here, beside = pool._take(), pool._take()
     assert (type(here), type(beside)) == (slang.Slang, compilers._Process)
     path = tmp_path / "plain.hlsl"
@@ -213,7 +213,7 @@ def test_a_compiler_in_a_process_of_its_own_gives_the_same_code(pool, tmp_path):
             compiler.compile(arguments_of(tmp_path / "wrong.hlsl"))
 
 
-def test_a_compiler_process_that_dies_is_done_without(pool, tmp_path):
+def test_pool_continues_after_a_compiler_process_dies(pool, tmp_path):
     here, beside = pool._take(), pool._take()
     beside._process.kill()
     beside._process.wait()
@@ -223,7 +223,7 @@ def test_a_compiler_process_that_dies_is_done_without(pool, tmp_path):
     assert code[:4] == b"\x03\x02\x23\x07"
 
 
-def test_a_compiler_that_nobody_has_any_more_is_destroyed(monkeypatch):
+def test_unreferenced_compiler_is_destroyed(monkeypatch):
     library = MagicMock()
     monkeypatch.setattr(slang.ctypes, "CDLL", lambda _: library)
     compiler = slang.Slang("")
@@ -248,7 +248,7 @@ class Fake:
 
 
 @pytest.mark.parametrize("why", [KeyboardInterrupt, EOFError])
-def test_a_compiler_that_was_interrupted_is_replaced(monkeypatch, why):
+def test_interrupted_compiler_is_replaced(monkeypatch, why):
     """After a compiler was interrupted or has ended, the pool compiles with a single new one.
 
     A ``KeyboardInterrupt`` is raised to the caller.
@@ -262,7 +262,7 @@ def test_a_compiler_that_was_interrupted_is_replaced(monkeypatch, why):
     assert pool._count == len(pool._idle) == 1
 
 
-def test_a_compiler_that_cannot_be_loaded_is_an_error_with_the_next_step(monkeypatch):
+def test_unloadable_compiler_error_states_next_step(monkeypatch):
     monkeypatch.setattr(compilers, "library", lambda: __file__)
     pool = compilers.CompilerPool(1)
     for _ in range(2):
@@ -270,7 +270,7 @@ def test_a_compiler_that_cannot_be_loaded_is_an_error_with_the_next_step(monkeyp
             pool.compile([])
 
 
-def test_sources_compiled_at_once_take_both(pool, tmp_path):
+def test_concurrent_sources_use_both_compilers(pool, tmp_path):
     path = tmp_path / "plain.hlsl"
     with ThreadPoolExecutor(4) as threads:
         codes = list(threads.map(lambda _: pool.compile(arguments_of(path))[0], range(12)))
@@ -281,7 +281,7 @@ def test_sources_compiled_at_once_take_both(pool, tmp_path):
 # ------------------------------------------------------------------ messages
 
 
-def test_errors_show_the_kernel_s_own_file_and_line(kernel):
+def test_shader_errors_show_the_kernel_file_and_line(kernel):
     kernel.write_text(GOOD.replace("FACTOR * T0[i]", "missing * T0[i]"))
     with pytest.raises(ShaderCompileError) as caught:
         compile_spirv(key_of(kernel))
@@ -293,7 +293,7 @@ def test_a_missing_kernel_is_named(tmp_path):
         shader_key(tmp_path / "nowhere.hlsl", "", 1, {}, trusted=False)
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(kernel, monkeypatch):
+def test_unwritable_cache_is_no_error(kernel, monkeypatch):
     blocker = kernel.parent / "blocked"
     blocker.write_text("a file where a folder should be")
     monkeypatch.setenv("CML_CACHE_DIR", str(blocker))

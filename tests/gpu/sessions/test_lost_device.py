@@ -175,7 +175,7 @@ def lost(request):
 
 
 @pytest.mark.parametrize("name", [*RAISE, *EITHER, *PASS])
-def test_whatever_is_called_on_a_lost_device_says_so(lost, name):
+def test_every_call_on_a_lost_device_raises_device_error(lost, name):
     if name in PASS:
         PASS[name](lost)
     elif name in RAISE:

@@ -47,7 +47,7 @@ def sessions(gpu, count, **options):
 
 
 @within(60)
-def test_networks_that_are_prepared_slowly_all_come(gpu, image, slow):
+def test_slowly_prepared_networks_all_finish(gpu, image, slow):
     """Jobs of slowly prepared networks end with right results, although some are evicted
     meanwhile."""
     wanted = [session.run({"x": image})["y"] for session in sessions(gpu, 6)]
@@ -75,7 +75,7 @@ def test_networks_that_are_prepared_slowly_all_come(gpu, image, slow):
 
 
 @within(60)
-def test_a_pipeline_that_cannot_be_built_fails_its_jobs_and_is_remembered(gpu, image, slow):
+def test_failed_pipeline_fails_its_jobs_without_retries(gpu, image, slow):
     good, bad = sessions(gpu, 2, deferred=True)
     host = Host(gpu, budget_ms=1.0)
     jobs = [host.scheduler.submit(bad, {"x": image}) for _ in range(3)]
@@ -89,7 +89,7 @@ def test_a_pipeline_that_cannot_be_built_fails_its_jobs_and_is_remembered(gpu, i
 
 
 @within(60)
-def test_what_failed_is_built_again_when_it_is_next_asked_for(gpu, image, slow):
+def test_failed_pipeline_is_built_again_at_the_next_request(gpu, image, slow):
     """The next job or run builds a failed pipeline again, and success clears the error message."""
     for again in ("job", "run"):
         (net,) = sessions(gpu, 1, deferred=True)
@@ -114,7 +114,7 @@ def test_an_evicted_model_reads_no_kernel_again(gpu, image, monkeypatch):
     assert_array_equal(net.run({"x": image})["y"], wanted)
 
 
-def test_a_builder_says_what_it_does_and_what_waits():
+def test_builder_describes_current_and_waiting_work():
     builder, said = Builder(), []
 
     def work():
@@ -154,9 +154,7 @@ def test_pipelines_are_built_ahead_where_a_host_asks_for_it(gpu, image, monkeypa
 
 @within(60)
 @pytest.mark.parametrize("evicted", [False, True])
-def test_a_run_that_begins_after_a_frame_looked_does_not_hold_the_frame_up(
-    gpu, image, monkeypatch, evicted
-):
+def test_frame_does_not_wait_for_a_run_that_begins_meanwhile(gpu, image, monkeypatch, evicted):
     """A frame does not wait for a run that begins between the readiness check and the job's start.
 
     It does not load an evicted network at that point either.

@@ -137,7 +137,7 @@ def test_the_counters_count(own, model, monkeypatch, tmp_path):
     assert counted.files and counted.uploaded > 4000 and counted.pipelines > 1
 
 
-def test_another_shape_takes_nothing_that_is_not_there(own, model, monkeypatch):
+def test_reshaped_session_reads_and_compiles_nothing_new(own, model, monkeypatch):
     graph = cml.load(model)
     session = cml.Session(graph, own)
     run(session)
@@ -154,7 +154,7 @@ def test_another_shape_takes_nothing_that_is_not_there(own, model, monkeypatch):
     equal(run(large), run(cml.Session(cml.load(model, shapes={"x": LARGE}), own)))
 
 
-def test_what_hangs_on_the_shape_is_a_sessions_own(own, weights, monkeypatch):
+def test_shape_dependent_memory_belongs_to_each_session(own, weights, monkeypatch):
     model, many = cml.MemoryModel(SHAPED, weights), (1, 8, 96, 96)
     session = cml.Session(cml.load(model), own)
     before = run(session)
@@ -198,7 +198,7 @@ def test_weights_are_counted_once_and_live_as_long_as_one_session(own, model):
     assert held(own, "weights") == held(own, "activations") == 0
 
 
-def test_a_budget_counts_what_is_shared_once(own, model):
+def test_memory_budget_counts_shared_weights_once(own, model):
     """A request that eviction cannot satisfy raises ``OutOfGpuMemory`` and evicts nothing.
 
     Shared weights count once: the sum over all sessions is larger than what is allocated.
@@ -220,7 +220,7 @@ def test_a_budget_counts_what_is_shared_once(own, model):
     assert own.memory.evictions == 0 and own.memory.held_bytes == everything
 
 
-def test_a_shape_seen_lately_is_the_same_session(gpu, model):
+def test_recent_shape_returns_the_same_session(gpu, model):
     session = cml.Session(cml.load(model), gpu, shapes_kept=2)
     large = session.reshaped({"x": LARGE})
     assert session.reshaped({"x": list(LARGE)}) is large
@@ -246,7 +246,7 @@ def test_a_shape_that_is_not_kept_frees_its_memory(own, model):
         gc.enable()
 
 
-def test_variables_are_each_sessions_own(gpu, rng):
+def test_reshaped_sessions_have_separate_variables(gpu, rng):
     start = rng.standard_normal((1, 8, 1, 1)).astype(np.float32)
     model = cml.MemoryModel(STATE, {"sums": start})
     for backend in (gpu, "cpu"):
@@ -275,7 +275,7 @@ def frames(gpu, scheduler, job, most=3000):
     raise AssertionError(job.state)
 
 
-def test_a_scheduler_prepares_what_is_new_and_builds_nothing(own, model, monkeypatch):
+def test_scheduler_prepares_reshaped_sessions_without_building(own, model, monkeypatch):
     session = cml.Session(cml.load(model), own)
     wanted = run(session.reshaped({"x": LARGE}))["y"]
     other = cml.Session(cml.load(model), own)
@@ -291,7 +291,7 @@ def test_a_scheduler_prepares_what_is_new_and_builds_nothing(own, model, monkeyp
     assert counted.all == ([], [], 0, 0)
 
 
-def test_a_resolution_that_changes_in_every_frame_costs_nothing_new(own, model, monkeypatch):
+def test_switching_known_shapes_builds_and_uploads_nothing(own, model, monkeypatch):
     """Switching between known resolutions opens, compiles, builds and uploads nothing."""
     session, scheduler = cml.Session(cml.load(model), own), FrameScheduler(own, budget_ms=50.0)
     steps = [(1, 8, size, size) for size in (16, 20, 24)]
@@ -314,7 +314,7 @@ def test_a_resolution_that_changes_in_every_frame_costs_nothing_new(own, model, 
     assert own.memory.held_bytes <= memory
 
 
-def test_threads_that_ask_at_once_get_one_session(gpu, model):
+def test_concurrent_requests_of_a_shape_get_one_session(gpu, model):
     session, found = cml.Session(cml.load(model), gpu), []
     start = threading.Barrier(4)
 

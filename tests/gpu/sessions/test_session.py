@@ -82,7 +82,7 @@ def test_mixed_network_agrees_with_numpy_twice(mixed, inputs, gpu):
             assert_allclose(got[name], wanted[name], rtol=1e-5, atol=1e-5)
 
 
-def test_any_partition_of_a_network_gives_the_same_bits(mixed, inputs, gpu):
+def test_any_slicing_of_a_network_is_bit_identical(mixed, inputs, gpu):
     session = cml.Session(mixed, gpu)
     wanted = session.run(inputs)
     program = session.program
@@ -122,7 +122,7 @@ def test_progress_of_a_compilation_is_reported(mixed, inputs, gpu, deferred):
         cml.Session(mixed, gpu, on_progress="x")
 
 
-def test_pipelines_are_built_beside_each_other_each_once(mixed, inputs, monkeypatch):
+def test_pipelines_are_built_in_parallel_once_each(mixed, inputs, monkeypatch):
     """Several threads build pipelines in parallel, each pipeline once.
 
     The first two builds wait for each other, which would block a single thread.
@@ -153,9 +153,7 @@ class Named:
     label = "a kernel"
 
 
-def test_a_pipeline_that_many_threads_want_is_built_once_and_again_after_a_failure(
-    gpu, monkeypatch
-):
+def test_concurrently_requested_pipeline_is_built_once(gpu, monkeypatch):
     asked, started, answers = [], [], queue.Queue()
     key = Named()
 
@@ -203,7 +201,7 @@ def test_another_shape_builds_no_pipeline(tmp_path, gpu):
     assert gpu.pipelines_built == built
 
 
-def test_variables_keep_their_state_in_their_own_session(tmp_path, gpu):
+def test_sessions_have_separate_variables(tmp_path, gpu):
     text = """version 1.0;
     extension KHR_enable_operator_expressions;
     graph counter(x) -> (y)
@@ -254,7 +252,7 @@ def test_types_ranks_and_empty_tensors_reach_the_host(tmp_path, gpu):
 
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0), (2, 0, 3), (3,)], ids=str)
 @pytest.mark.parametrize("dtype", ["scalar", "integer", "logical"])
-def test_every_output_has_the_type_and_shape_that_it_is_said_to_have(dtype, shape, gpu):
+def test_every_output_has_its_declared_type_and_shape(dtype, shape, gpu):
     """Outputs have their declared type and shape, with and without elements.
 
     This holds for computed values, inputs, constants and variables, read from a run, a job or a
@@ -307,7 +305,7 @@ def test_an_input_may_be_an_output_and_so_may_a_constant(tmp_path, gpu):
     assert_array_equal(got["r"], x.reshape(3, 2))
 
 
-def test_outputs_that_are_constants_of_any_length(tmp_path, gpu):
+def test_constant_outputs_of_odd_lengths(tmp_path, gpu):
     """Constant outputs of odd lengths are read back correctly, next to a computed one.
 
     Offsets of copies must be multiples of eight bytes.

@@ -98,14 +98,14 @@ def test_the_message_names_file_line_and_reason(gpu, shader):
         gpu.shader(shader, "fragment", "paint", {"LEVEL": "1.0"})
 
 
-def test_wrong_stage_and_missing_file_are_said(gpu, shader):
+def test_wrong_stage_and_missing_file_are_named(gpu, shader):
     with pytest.raises(cml.InputError, match="unknown stage 'pixel'; one of vertex, fragment"):
         gpu.shader(shader, "pixel", "paint")
     with pytest.raises(cml.InputError, match="nowhere.hlsl' not found"):
         gpu.shader(shader.with_name("nowhere.hlsl"), "vertex", "corner")
 
 
-def test_a_loop_that_would_be_misread_is_refused(gpu, shader):
+def test_loop_that_drivers_misread_is_refused(gpu, shader):
     loop = """\
 float4 paint(float4 at : SV_Position) : SV_Target0 {
     float sum = 0;

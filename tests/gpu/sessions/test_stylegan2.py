@@ -37,7 +37,7 @@ def largest():
     return built, graph, lower(graph, limits, choose_layout(graph))
 
 
-def test_the_files_hold_the_graph_that_was_built(model):
+def test_saved_stylegan2_equals_the_built_graph(model):
     config = Config(16, channel_base=512)
     built, loaded = build(config, random_parameters(config, 1)), cml.load(model)
     assert [(n.op, n.attrs) for n in loaded.nodes] == [(n.op, n.attrs) for n in built.nodes]
@@ -66,7 +66,7 @@ def test_the_largest_fits_every_device(largest):
     assert len(variants) <= 40
 
 
-def test_what_does_not_fit_is_told(largest):
+def test_oversized_step_is_refused_with_limits(largest):
     _, graph, _ = largest
     small = Limits(max_binding_bytes=16 << 20, max_buffer_bytes=1 << 30)
     with pytest.raises(cml.DeviceError, match=r"in \d+ parts, .* this device allows 8"):

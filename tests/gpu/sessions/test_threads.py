@@ -133,7 +133,7 @@ DISTURBING = {
 
 @pytest.mark.parametrize("what", DISTURBING)
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_job_s_tensors_are_not_written_over(net, gpu, what, shared):
+def test_job_tensors_are_not_overwritten_by_runs(net, gpu, what, shared):
     image = images(2)[1]
     wanted = cml.Session(net, gpu).run({"x": image})["y"]
     arena = "shared:disturbed" if shared else None
@@ -147,7 +147,7 @@ def test_a_job_s_tensors_are_not_written_over(net, gpu, what, shared):
     DISTURBING[what](other, image + 1)  # allowed after the job has ended
 
 
-def test_variables_are_not_reset_under_a_job(gpu):
+def test_reset_during_a_job_is_refused(gpu):
     net = Net(2, 4)
     state = net.random(2, 4)
     h = net(f"add(x, {state})")
@@ -165,7 +165,7 @@ def test_variables_are_not_reset_under_a_job(gpu):
         assert_array_equal(each.run(net.input())[state], net.constants[state])
 
 
-def test_a_session_made_beside_a_job_in_its_arena_leaves_it_alone(net, gpu, monkeypatch):
+def test_new_session_does_not_disturb_a_job_in_its_arena(net, gpu, monkeypatch):
     """A session that is created while a job runs in the same arena is not timed at load.
 
     The job's result is right. Sessions are timed at load on devices without timestamps.

@@ -58,7 +58,7 @@ def test_tiles_have_no_seams(graph, inputs, gpu, backend, tile):
         assert_allclose(found, whole, rtol=1e-5, atol=1e-5)
 
 
-def test_jobs_in_frames_give_the_same_bits(graph, inputs, gpu):
+def test_tiled_jobs_are_bit_identical_to_run_tiled(graph, inputs, gpu):
     session = cml.Session(graph, gpu)
     wanted = cml.run_tiled(session, inputs, 24, OVERLAP)["y"]
     host = Host(gpu, budget_ms=2.0)
@@ -86,7 +86,7 @@ def test_jobs_in_frames_give_the_same_bits(graph, inputs, gpu):
         (96, 32, 4, 4),
     ],
 )
-def test_every_pixel_is_kept_once_and_far_from_a_cut(whole, tile, overlap, align):
+def test_tile_spans_cover_every_pixel_once(whole, tile, overlap, align):
     found = spans(whole, tile, overlap, align)
     assert [s.kept_first for s in found] == [0, *(s.kept_end for s in found[:-1])]
     assert found[-1].kept_end == whole
@@ -104,6 +104,6 @@ def test_every_pixel_is_kept_once_and_far_from_a_cut(whole, tile, overlap, align
         ({"tile": 0}, "tile"),
     ],
 )
-def test_tiles_that_cannot_be_are_refused(graph, inputs, change, says):
+def test_invalid_tiles_are_refused(graph, inputs, change, says):
     with pytest.raises(InputError, match=says):
         cml.run_tiled(cml.Session(graph, "cpu"), inputs, **{"tile": 24, "overlap": 2, **change})

@@ -51,7 +51,7 @@ def marks_of(gpu):
     return compute.seen, [step.title for step in session.plan.steps]
 
 
-def test_markers_name_every_operator_where_they_are_asked_for(gpu, monkeypatch):
+def test_debug_markers_name_every_operator(gpu, monkeypatch):
     monkeypatch.setattr(preparation, "dispatch_recorder", lambda: record_marked)
     seen, (first, second, *_) = marks_of(cml.Gpu(device=gpu.device, markers=True))
     assert seen == [f"net: {first}", "dispatch", "end", f"net: {second}", "dispatch", "end"]
@@ -60,7 +60,7 @@ def test_markers_name_every_operator_where_they_are_asked_for(gpu, monkeypatch):
         cml.Gpu(device=gpu.device, markers=1)
 
 
-def test_a_closed_session_holds_nothing_and_says_so(gpu):
+def test_closed_session_has_no_memory_and_refuses_use(gpu):
     host = Host(gpu, budget_ms=0.01)
     before = held_bytes(gpu)
     session = cml.Session(conv_net(), gpu)
@@ -96,7 +96,7 @@ def test_the_gpu_of_a_name_is_taken(gpu, monkeypatch):
         cml.Gpu(device=gpu.device, adapter=part)
 
 
-def test_what_is_loaded_built_evicted_and_failed_is_logged(gpu, caplog):
+def test_load_build_evict_and_failure_are_logged(gpu, caplog):
     with caplog.at_level(logging.DEBUG):
         session = cml.Session(conv_net("logged", seed=9), gpu)
         gpu.memory._evict(session.program)

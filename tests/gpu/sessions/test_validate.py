@@ -64,7 +64,7 @@ def test_every_result_of_an_operator_is_looked_at(gpu, monkeypatch):
     assert not found.ok
 
 
-def test_what_a_fused_operator_makes_of_the_errors_before_it_is_allowed(gpu):
+def test_tolerance_covers_errors_amplified_by_fused_operators(gpu):
     """The tolerance covers rounding errors that a fused operator amplifies.
 
     In ``exp(exp(x))`` near 1e18, one ulp of the inner value is seven of the outer one.
@@ -83,7 +83,7 @@ def test_what_a_fused_operator_makes_of_the_errors_before_it_is_allowed(gpu):
     assert not propagated_error(single.nodes[0], [inputs["x"]]).any()
 
 
-def test_the_roundings_of_terms_that_cancel_are_allowed(gpu, monkeypatch):
+def test_tolerance_covers_cancellation_in_means(gpu, monkeypatch):
     """The check of a mean of values up to 1e6 that cancel accepts an error of 1 and rejects one of
     4.
 

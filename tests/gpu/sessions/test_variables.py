@@ -62,7 +62,7 @@ X = {"x": np.full(3, 7, np.float32)}
     ],
     ids=["shift register", "swap", "input", "constant", "ring"],
 )
-def test_values_that_only_change_places(updates, wanted, gpu):
+def test_permuted_variables(updates, wanted, gpu):
     graph = simple(updates, ("a", "b", "c"), a=1, b=2, c=3)
     for backend in (gpu, "cpu"):
         session = cml.Session(graph, backend)
@@ -100,7 +100,7 @@ def test_a_feature_map_as_state_in_16_bits(gpu):
             np.testing.assert_allclose(got[name], value, atol=0.02)
 
 
-def test_a_new_value_of_another_shape_is_refused():
+def test_variable_update_of_another_shape_is_refused():
     graph = simple((), ("a",), a=1)
     facts = {**graph.facts, "y": Fact("scalar", (4,))}
     wrong = graph.with_(inputs=("x", "y"), facts=facts, updates=(("a", "y"),))

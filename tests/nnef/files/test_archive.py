@@ -89,14 +89,14 @@ def test_every_format_is_read(tmp_path, format, longest):
         check_values(loaded(packed(tmp_path / "m.tgz", format, prefix)))
 
 
-def test_folders_and_other_files_are_passed_over(tmp_path):
+def test_archive_ignores_folders_and_other_files(tmp_path):
     content = header("net", 0, b"5") + member("net/readme.md", b"text" * 200)
     content += b"".join(member(f"net/{name}", data) for name, data in FILES) + END
     check_values(loaded(pack(tmp_path / "m.tgz", content)))
     check_values(loaded(pack(tmp_path / "m.tgz", content[:-1024])))  # without the zeros
 
 
-def test_a_flipped_bit_is_found_wherever_it_is(tmp_path):
+def test_flipped_bit_in_an_archive_is_detected(tmp_path):
     """A flipped bit in an archive raises a ``ModelError``; fewer than ten bits change nothing
     instead.
 
@@ -118,7 +118,7 @@ def test_a_flipped_bit_is_found_wherever_it_is(tmp_path):
     assert len(found) < 10, found  # in gzip's header, and bits that fill its last byte
 
 
-def test_damage_before_packing_is_found(tmp_path):
+def test_damaged_tar_header_is_detected(tmp_path):
     """A damaged tar header raises a ``ModelError``, although gzip's own checksum is right."""
     content = b"".join(member(name, data) for name, data in FILES) + END
     starts = [content.index(name.encode().ljust(100, b"\0")) for name, _ in FILES]
@@ -180,7 +180,7 @@ def test_hostile_archives_are_refused(tmp_path, what):
 
 
 @pytest.mark.parametrize("more", [b"garbage", b"\0\0garbage", gzip.compress(b"more", mtime=0)])
-def test_what_follows_the_stream_is_refused(tmp_path, more):
+def test_trailing_data_is_refused(tmp_path, more):
     path = packed(tmp_path / "m.tgz")
     path.write_bytes(path.read_bytes() + more)
     with pytest.raises(ModelError, match="is damaged"):

@@ -31,7 +31,7 @@ def load(path):
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
-def test_a_folder_a_file_in_it_and_an_archive(write_model, tmp_path):
+def test_model_loads_from_folder_file_and_archive(write_model, tmp_path):
     folder = write_model(text_with(), w=VALUES)
     with tarfile.open(tmp_path / "m.tgz", "w:gz") as tar:
         tar.add(folder, "some/model")
@@ -79,7 +79,7 @@ def test_wide_floats_are_rounded_with_a_notice(write_model):
         (np.full((2, 3), 2**31), "integer", "holds 2147483648 to 2147483648: wanted integers"),
     ],
 )  # fmt: skip
-def test_weights_that_do_not_suit(write_model, stored, dtype, message):
+def test_unsuitable_weights_are_refused(write_model, stored, dtype, message):
     with pytest.raises(TensorFileError) as error:
         load(write_model(text_with(dtype), w=stored))
     assert message in str(error.value)
@@ -87,7 +87,7 @@ def test_weights_that_do_not_suit(write_model, stored, dtype, message):
     assert "    w = variable<" in str(error.value)
 
 
-def test_weights_that_are_missing_or_cut(write_model):
+def test_missing_or_truncated_weights_are_refused(write_model):
     folder = write_model(text_with())
     with pytest.raises(TensorFileError, match=r"graph\.nnef:5:9: cannot read 'w\.dat': No such"):
         load(folder)
@@ -102,7 +102,7 @@ def test_labels_with_folders_and_a_leading_slash(write_model):
     np.testing.assert_array_equal(load(folder), VALUES)
 
 
-def test_one_label_is_one_tensor_whatever_its_case(write_model):
+def test_labels_are_case_insensitive(write_model):
     text = text_with().replace("    y =", "    v = variable(shape = [2, 3], label = 'W');\n    y =")
     graph = nnef.load(write_model(text, w=VALUES), lambda op: True)
     assert graph.constants["v"] is graph.constants["w"]
@@ -153,7 +153,7 @@ def test_file_names():
         (lambda p: p.write_bytes(tarfile.TarInfo("a").tobuf()), "is a tar archive that is not pa"),
     ],
 )
-def test_what_is_no_model(tmp_path, make, message):
+def test_non_models_are_refused(tmp_path, make, message):
     make(tmp_path / "m")
     with pytest.raises(ModelError) as error:
         nnef.load(tmp_path / "m", lambda op: True)
@@ -170,7 +170,7 @@ def archive(path, *members):
     return path
 
 
-def test_an_archive_that_unpacks_without_end_is_given_up(
+def test_archive_bomb_is_refused(
     tmp_path,
 ):
     path = archive(tmp_path / "m.tgz", ("big", bytes(50 * 2**20)), ("graph.nnef", b""))
@@ -233,7 +233,7 @@ CODES = np.array([[0, 1, 2], [7, 14, 15]])
         ("logarithmic_quantize(max = 5.0, bits = 4)", 2.0 ** (CODES - 15 + 3)),
     ],
 )  # fmt: skip
-def test_stored_integers_are_what_they_stand_for(write_model, line, wanted):
+def test_stored_integers_are_dequantized(write_model, line, wanted):
     for item in (ItemType.QUANTIZED_UINT, ItemType.UINT):
         found = quantised(write_model, f'"w": {line};', CODES, 4, item)
         assert found.dtype == np.float32
@@ -268,7 +268,7 @@ def test_signed_codes(write_model, symmetric):
          "'symmetric' wants true or false"),
     ],
 )  # fmt: skip
-def test_quantisation_that_does_not_fit(write_model, line, message):
+def test_mismatched_quantization_is_refused(write_model, line, message):
     with pytest.raises(ModelError) as error:
         quantised(write_model, line, CODES, 4, ItemType.QUANTIZED_UINT)
     assert message in str(error.value)
@@ -282,14 +282,14 @@ def test_the_deprecated_range_in_the_header(write_model):
     np.testing.assert_allclose(load(folder), CODES / 15 * 3 - 1, rtol=1e-6)
 
 
-def test_hints_for_activations_are_kept(write_model):
+def test_activation_quantization_is_retained(write_model):
     folder = write_model(text_with(), w=VALUES)
     (folder / "graph.quant").write_text('"y": linear_quantize(min = 0.0, max = 1.0, bits = 8);')
     graph = nnef.load(folder, lambda op: True)
     assert graph.quantization["y"].op == "linear_quantize"
 
 
-def test_variables_of_one_label_are_each_read_by_their_own_line(write_model):
+def test_variables_of_one_label_have_separate_quantization(write_model):
     more = "    v = variable(shape = [2, 3], label = 'w');\n"
     folder = write_model(
         text_with().replace("    y =", f"{more}{more.replace('v', 'u', 1)}    y =")

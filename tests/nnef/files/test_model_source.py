@@ -49,7 +49,7 @@ def files(**more):
     return {"graph.nnef": TEXT.encode(), "a/w.dat": tensor_bytes(VALUES), **more}
 
 
-def test_a_source_is_one_by_what_it_has():
+def test_model_source_is_a_structural_type():
     assert isinstance(Files({}), cml.ModelSource)
     assert isinstance(cml.MemoryModel("", {}), cml.ModelSource)
     assert not isinstance(Path("x"), cml.ModelSource)
@@ -75,18 +75,18 @@ def test_a_model_in_memory():
         ({"w": VALUES.astype(complex)}, "the array 'w': a tensor file cannot hold complex128"),
     ],
 )
-def test_arrays_that_do_not_suit(tensors, message):
+def test_unsuitable_arrays_are_refused(tensors, message):
     with pytest.raises(CmlError) as error:
         cml.load(cml.MemoryModel(TEXT, tensors))
     assert message in str(error.value)
 
 
-def test_text_that_is_none():
+def test_memory_model_text_must_be_str():
     with pytest.raises(InputError, match="text is bytes: wanted a str"):
         cml.MemoryModel(TEXT.encode(), {})  # type: ignore[arg-type]
 
 
-def test_a_source_is_asked_for_plain_names_only():
+def test_model_source_is_asked_only_for_safe_names():
     source = Files(files())
     np.testing.assert_array_equal(cml.load(source).constants["w"], VALUES)
     assert set(source.asked) == {"graph.nnef", "graph.quant", "a/w.dat"}
@@ -97,7 +97,7 @@ def test_a_source_is_asked_for_plain_names_only():
         assert set(source.asked) == {"graph.nnef", "graph.quant"}
 
 
-def test_tensors_are_read_as_they_lie():
+def test_tensors_are_read_without_copies():
     more = "    v = variable<scalar>(shape = [2, 3], label = 'v');\n    u = add(w, v);\n    y ="
     text = TEXT.replace("    y =", more).replace("add(x, w)", "add(x, u)")
     source = Files({**files(), "v.dat": tensor_bytes(VALUES), "graph.nnef": text.encode()})
@@ -137,7 +137,7 @@ def raising(error):
         (raising(OSError(5, "disk gone")), "cannot read 'pak:net/a/w.dat': disk gone"),
     ],
 )
-def test_a_source_at_fault_is_named(what, message):
+def test_faulty_source_is_named(what, message):
     with pytest.raises(ModelError, match="graph.nnef:5:9") as error:
         cml.load(Broken(what))
     assert message in str(error.value)
@@ -190,13 +190,13 @@ def test_bytes_of_an_archive(tmp_path):
         (b"", "it has no graph"),
     ],
 )
-def test_bytes_that_are_no_model(data, message):
+def test_invalid_bytes_are_refused(data, message):
     with pytest.raises(CmlError) as error:
         cml.load(data)
     assert message in str(error.value)
 
 
-def test_what_is_no_model_at_all():
+def test_invalid_model_arguments_are_refused():
     with pytest.raises(InputError, match="cml.ModelSource, which has .*: name, size, read lacking"):
         cml.load(type("Half", (), {"graph": "graph.nnef"})())
     with pytest.raises(InputError, match="the model: wanted a path"):
@@ -227,7 +227,7 @@ def test_a_folder_reads_parts_of_its_files(tmp_path):
 
 @pytest.mark.parametrize("written", [b"", b"short", b"another text of the same size!", b"x" * 99])
 @pytest.mark.parametrize("suffix", [".onnx", ".param", ".nnef"])
-def test_a_file_that_changes_while_it_is_loaded_is_refused(tmp_path, written, suffix, monkeypatch):
+def test_file_changed_during_loading_is_refused(tmp_path, written, suffix, monkeypatch):
     """A file that is rewritten between the check of its size and its reading raises a
     ``ModelError``."""
     path = tmp_path / f"graph{suffix}"
@@ -245,7 +245,7 @@ def test_a_file_that_changes_while_it_is_loaded_is_refused(tmp_path, written, su
         cml.load(path)
 
 
-def test_the_page_s_pak_file(tmp_path, monkeypatch):
+def test_documented_pak_file_source_runs(tmp_path, monkeypatch):
     with zipfile.ZipFile(tmp_path / "game.pk3", "w", zipfile.ZIP_DEFLATED) as pak:
         for name, data in files().items():
             pak.writestr(f"nets/upres/{name}", data)

@@ -64,7 +64,7 @@ def save_until(step, graph, path):
     return os.WIFSIGNALED(status)
 
 
-def test_one_of_two_models_is_there_whenever_the_process_is_killed(tmp_path, monkeypatch):
+def test_killed_save_leaves_the_old_or_the_new_model(tmp_path, monkeypatch):
     old, new = model(1, quantized=True), model(2, quantized=False)
     monkeypatch.setattr(atomic_write, "_ABANDONED_S", -1.0)
     found = []

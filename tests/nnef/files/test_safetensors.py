@@ -100,7 +100,7 @@ def test_extents_of_1_may_be_missing():
         ({"w": VALUES.reshape(6)}, "'<weights>: w' has shape [6], the variable wants [2, 3]"),
     ],
 )
-def test_names_and_shapes_that_do_not_suit(tensors, message):
+def test_mismatched_names_and_shapes_are_refused(tensors, message):
     with pytest.raises(TensorFileError) as error:
         loaded(safetensors(**{name: ("F32", array) for name, array in tensors.items()}))
     assert message in str(error.value)
@@ -115,7 +115,7 @@ def test_names_and_shapes_that_do_not_suit(tensors, message):
         ("F32", VALUES, "logical", "holds float items of 32 bits, the variable wants logical"),
     ],
 )
-def test_types_that_do_not_suit(dtype, stored, declared, message):
+def test_mismatched_types_are_refused(dtype, stored, declared, message):
     with pytest.raises(TensorFileError) as error:
         loaded(safetensors(w=(dtype, stored)), dtype=declared)
     assert message in str(error.value) and "graph.nnef:5:9" in str(error.value)
@@ -178,7 +178,7 @@ def test_damaged_files(what):
     assert message in str(error.value)
 
 
-def test_a_missing_file_and_a_model_that_takes_none(tmp_path):
+def test_missing_safetensors_and_models_without_weights(tmp_path):
     with pytest.raises(InputError, match="cannot read the weights '.*none.safetensors': there is"):
         cml.load(model(), weights=tmp_path / "none.safetensors")
     with pytest.raises(InputError, match="wanted a path or bytes, got int"):

@@ -119,14 +119,14 @@ def word(*values):
         (patched(48, word(6)), "item type 6 is unknown: wanted 0 to 5"),
     ],
 )
-def test_damage_is_named(data, message):
+def test_damaged_tensor_file_is_named(data, message):
     with pytest.raises(TensorFileError) as error:
         read_stored(MemoryBlob(data, "w.dat"))
     assert message in str(error.value)
     assert "'w.dat' is damaged" in str(error.value)
 
 
-def test_what_cannot_be_written():
+def test_unsupported_values_are_refused_on_writing():
     for array, bits, message in [
         (np.zeros((1,) * 9, np.float32), None, "rank 9"),
         (np.zeros(1, np.complex64), None, "cannot hold complex64"),

@@ -81,7 +81,7 @@ def test_the_text_is_canonical(everything):
     assert lines[-2].startswith("state_update = update(state, add")
 
 
-def test_nothing_is_overwritten_unasked(everything, tmp_path):
+def test_save_refuses_to_overwrite_by_default(everything, tmp_path):
     for name in ("out", "out.tgz"):
         nnef.save(everything, tmp_path / name)
         with pytest.raises(InputError, match=r"overwrite it \(--overwrite, overwrite=True\)"):
@@ -97,7 +97,7 @@ def test_nothing_is_overwritten_unasked(everything, tmp_path):
 
 
 @pytest.mark.parametrize("second", [np.ones(2, np.float32), np.zeros(2, np.int32)])
-def test_tensors_that_differ_share_no_label(tmp_path, second):
+def test_different_tensors_get_different_files(tmp_path, second):
     """Tensors with labels that differ only in case are written to different files.
 
     Two equal tensors with one label stay one array.
@@ -123,9 +123,7 @@ def tree(folder):
 
 @pytest.mark.parametrize("name", ["out", "out.tgz"])
 @pytest.mark.parametrize("failing", ["block/w.dat", "graph.nnef"])
-def test_a_write_that_fails_leaves_the_model_before(
-    everything, tmp_path, monkeypatch, name, failing
-):
+def test_failed_save_keeps_the_old_model(everything, tmp_path, monkeypatch, name, failing):
     def files(composed):
         for file, data in original(composed):
             if file == failing:
@@ -144,7 +142,7 @@ def test_a_write_that_fails_leaves_the_model_before(
     assert {p.name for p in tmp_path.iterdir()} == {name, "model"}  # the fixture wrote that
 
 
-def test_what_is_in_the_way_is_found_before_anything_is_replaced(everything, tmp_path):
+def test_blocked_path_is_found_before_replacing(everything, tmp_path):
     nnef.save(small(), tmp_path / "out")
     (tmp_path / "out" / "block" / "w.dat").mkdir(parents=True)
     before = tree(tmp_path)
@@ -156,14 +154,14 @@ def test_what_is_in_the_way_is_found_before_anything_is_replaced(everything, tmp
         nnef.save(everything, tmp_path / "folder.tgz", overwrite=True)
 
 
-def test_files_of_others_in_the_folder_stay(everything, tmp_path):
+def test_foreign_files_in_the_folder_are_kept(everything, tmp_path):
     nnef.save(everything, tmp_path / "out")
     (tmp_path / "out" / "notes.txt").write_text("mine")
     nnef.save(everything, tmp_path / "out", overwrite=True)
     assert tree(tmp_path / "out")["notes.txt"] == b"mine"
 
 
-def test_archives_hold_the_graph_last_and_no_owner(everything, tmp_path):
+def test_archives_store_the_graph_last_without_owner(everything, tmp_path):
     nnef.save(everything, tmp_path / "out.tgz")
     with tarfile.open(tmp_path / "out.tgz") as tar:
         members = tar.getmembers()
@@ -178,7 +176,7 @@ def small(**changes):
     return Graph("g", ("x",), ("y",), (node,), facts).with_(**changes)
 
 
-def test_names_that_are_no_identifiers_are_changed(tmp_path):
+def test_invalid_identifiers_are_renamed(tmp_path):
     big = np.arange(300, dtype=np.float32)
     graph = small(
         inputs=("a/b:0",),
@@ -199,7 +197,7 @@ def test_names_that_are_no_identifiers_are_changed(tmp_path):
     assert (tmp_path / "out" / "weights__.dat").is_file()
 
 
-def test_constants_that_text_cannot_hold_become_files(tmp_path):
+def test_constants_unrepresentable_in_text_become_files(tmp_path):
     graph = small(
         nodes=(Node("add", ("x", "nan"), ("y",)),),
         constants={"nan": np.array(np.nan, np.float32)},
@@ -225,7 +223,7 @@ def test_constants_that_text_cannot_hold_become_files(tmp_path):
         (small(constants={"a": np.zeros(2, np.float32)}, labels={"a": "../a"}), "has '..' in it"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_written(graph, message, tmp_path):
+def test_unsupported_values_are_refused_on_writing(graph, message, tmp_path):
     with pytest.raises(CmlError) as error:
         nnef.save(graph, tmp_path / "out")
     assert message in str(error.value)

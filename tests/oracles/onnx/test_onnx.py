@@ -40,7 +40,7 @@ def test_exported_network(rng, cnn):
     assert str(graph.nodes[0].source).endswith("<bytes>: Conv '/conv1/Conv'")
 
 
-def test_shapes_are_asked_for_by_name(cnn):
+def test_missing_shapes_are_named(cnn):
     with pytest.raises(cml.InputError, match="'image'.*'batch', 'height', 'width'.*--shape image="):
         cml.load(cnn)
     with pytest.raises(cml.InputError, match="no input 'picture'.*image"):
@@ -49,13 +49,13 @@ def test_shapes_are_asked_for_by_name(cnn):
         cml.load(cnn, shapes={"image": (1, 3, 8)})
 
 
-def test_a_constant_of_another_shape_than_was_given(cnn):
+def test_constant_conflicting_with_a_given_shape_is_refused(cnn):
     for constant, why in ((np.zeros((1, 3, 9, 8)), "leave it out of shapes="), (1.0, "rank 0")):
         with pytest.raises(cml.InputError, match=rf"cnn\.onnx': the constant 'image' .*{why}"):
             cml.load(cnn, shapes={"image": SHAPE}, constants={"image": constant})
 
 
-def test_what_cannot_be_without_elements_says_so():
+def test_operators_that_need_elements_refuse_empty_tensors():
     lstm = model(
         [node("y = LSTM(x, w, r, hidden_size=2)")],
         [value("x", ("t", "n", 4))],
@@ -96,7 +96,7 @@ def test_a_session_is_reshaped_by_its_symbols(rng, cnn):
     assert large.reshaped({"image": SHAPE}) is session
 
 
-def test_extents_without_a_name_are_not_all_one():
+def test_unnamed_extents_are_independent():
     """Extents named '?' may differ from each other, while equal other names must have equal
     extents.
 
@@ -112,7 +112,7 @@ def test_extents_without_a_name_are_not_all_one():
         cml.load(made.SerializeToString(), shapes={"x": (2, 3)})
 
 
-def test_every_command_takes_it(cnn, tmp_path, run_cml, refused):
+def test_every_command_accepts_the_format(cnn, tmp_path, run_cml, refused):
     np.save(tmp_path / "x.npy", np.zeros(SHAPE, np.float32))
     shape = ["--shape", "image=1,3,8,8"]
     run = ["run", str(cnn), *shape, "-i", f"image={tmp_path / 'x.npy'}", "--backend", "cpu"]
@@ -124,7 +124,7 @@ def test_every_command_takes_it(cnn, tmp_path, run_cml, refused):
     assert "wanted NAME=1,3,64,64" in refused("info", cnn, "--shape", "=1,3,8,8")
 
 
-def test_what_is_found_among_many_has_a_count():
+def test_nonzero_has_a_count_output():
     """NonZero has a second output with the number of found elements.
 
     Its result has room for all elements: the found ones come first, the rest is -1.
@@ -162,7 +162,7 @@ def test_local_functions_are_inlined():
     assert "first_b" in graph.facts
 
 
-def test_operators_that_a_game_brought(tmp_path):
+def test_game_operator_in_an_onnx_file(tmp_path):
     spec = cml.OpSpec(
         name="sharpen",
         infer=cml.same_as(0),
@@ -290,7 +290,7 @@ def test_names_that_nnef_cannot_have(rng, tmp_path):
     np.testing.assert_array_equal(got[0], 1.5 * x)
 
 
-def test_how_many_are_found_is_not_how_many_there_is_room_for():
+def test_shape_of_nonzero_uses_the_count():
     nodes = [node("places = NonZero(x)"), node("rows = Transpose(places)"),
              node("shape = Shape(rows)"), node("size = Size(rows)")]  # fmt: skip
     outputs = [value("shape", [2], "int64"), value("size", [], "int64")]

@@ -79,7 +79,7 @@ def test_cycle():
     refused(made, "comes from no node before it.*cycle")
 
 
-def test_names_twice():
+def test_duplicate_names_are_refused():
     twice = model([node("y = Relu(x)"), node("y = Abs(x)")], [X], [Y])
     refused(twice, "'y' is made twice")
     refused(model([node("y = Add(x, x)")], [X, X], [Y]), "two inputs are called 'x'")
@@ -120,7 +120,7 @@ def test_unknown_operators_are_all_listed():
     [("StringNormalizer", ""), ("DynamicQuantizeLSTM", "com.microsoft"), ("SequenceMap", ""),
      ("TfIdfVectorizer", ""), ("Convolution", ""), ("QLinearAdd", "com.microsoft")],
 )  # fmt: skip
-def test_names_that_are_not_near(op, domain):
+def test_distant_names_are_not_suggested(op, domain):
     made = helper.make_node(op, ["x"], ["y"], domain=domain)
     said = refused(model([made], [X], [Y], domains={domain: 1} if domain else {}), op)
     assert "did you mean" not in said
@@ -135,7 +135,7 @@ def test_more_inputs_than_an_operator_takes():
     assert cml.load(made.SerializeToString()).nodes[0].op == "copy"
 
 
-def test_masks_that_are_too_large():
+def test_oversized_masks_are_refused():
     wide = value("x", [1 << 20, 1 << 20])
     with little_memory():
         refused(model([node("y = Trilu(x)")], [wide], [Y]), "Trilu 'y'.*the shape", CmlError)
@@ -200,7 +200,7 @@ def test_absurd_shapes():
     refused(one("Reshape", "x s", {"s": np.array([3, 3])}), "does not fit")
 
 
-def test_known_tensors_that_grow():
+def test_growing_constants_are_not_computed_at_import():
     """The import does not compute large results of small constants: it skips or refuses them."""
     tall, wide = np.ones((2**14, 1), np.float32), np.ones((1, 2**14), np.float32)
     for op in ("Add", "Less", "MatMul"):
@@ -211,7 +211,7 @@ def test_known_tensors_that_grow():
     refused(model([node("y = Expand(a, b)")], [X], [Y], sizes), "1,073,741,824 bytes")
 
 
-def test_numbers_that_do_not_fit():
+def test_float64_constants_out_of_range_are_refused():
     """A constant of 1e300 in 64 bits is refused, not turned into infinity.
 
     Infinity, NaN, the smallest double and a tiny number are accepted.
@@ -248,7 +248,7 @@ def test_functions_without_end():
     refused(made, "without end")
 
 
-def test_functions_that_double():
+def test_exponential_functions_are_refused():
     """Forty functions that each call the next one twice are refused before they are expanded."""
     opsets = [helper.make_opsetid("my", 1)]
     functions = [
@@ -411,7 +411,7 @@ def test_sparse_tensors_are_refused_by_name():
     refused(made, "sparse tensor 'holes'", UnsupportedOp)
 
 
-def test_types_that_do_not_fit():
+def test_unsupported_types_are_refused():
     text = helper.make_tensor_value_info("x", TensorProto.STRING, [1])
     refused(model([node("y = Identity(x)")], [text], [Y]), "'x' is string", UnsupportedOp)
     sequence = helper.make_tensor_sequence_value_info("x", TensorProto.FLOAT, [1])
@@ -422,14 +422,14 @@ def test_types_that_do_not_fit():
 
 
 @pytest.mark.filterwarnings("ignore:.*is float64")
-def test_bits_that_are_not_those_computed_with():
+def test_bitcast_of_float64_is_refused():
     """A BitCast of a 64-bit float is refused, since it is computed in 32 bits here."""
     wide = value("x", [2], "float64")
     refused(model([node("y = BitCast(x, to=7)")], [wide], [Y], opset=27),
             "float64 read as int64", UnsupportedOp)  # fmt: skip
 
 
-def test_the_command_line_says_it_in_one_message(tmp_path, capsys):
+def test_import_errors_give_one_message(tmp_path, capsys):
     saved(one("Reluu"), tmp_path / "m.onnx")
     assert main(["info", str(tmp_path / "m.onnx")]) == 2
     said = capsys.readouterr().err
@@ -463,7 +463,7 @@ EMPTY = [[0, *[2**31 - 1] * count] for count in (3, 8)]
 
 
 @pytest.mark.parametrize("shape", EMPTY)
-def test_empty_shapes_that_no_array_has(shape):
+def test_overflowing_empty_shapes_are_refused(shape):
     """Shapes with an extent of 0 and others that NumPy cannot multiply raise an error of the
     engine.
 

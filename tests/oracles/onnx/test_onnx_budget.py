@@ -138,7 +138,7 @@ def test_hostile_files_are_refused_at_once(name):
     assert "raise the limit: --load-limits" in str(caught.value)
 
 
-def test_what_a_stranger_could_make_slow_takes_linear_time():
+def test_hostile_graphs_load_in_linear_time():
     """A Sum of 20,000 inputs and functions of dead nodes load within ``SECONDS`` of processor
     time."""
     sums = model([helper.make_node("Sum", ["x"] * 20_000, ["y"])], [X], [Y])

@@ -93,7 +93,7 @@ def test_every_command_that_loads_takes_constants(rates, command, monkeypatch, c
         ("speed=1", "speed"),
     ],
 )
-def test_constants_that_do_not_fit(rates, given, said, capsys):
+def test_mismatched_constants_are_refused(rates, given, said, capsys):
     assert main(["info", str(rates), "--constant", "wanted=1", "--constant", given]) == 2
     assert said in capsys.readouterr().err
 

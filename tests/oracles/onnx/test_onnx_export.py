@@ -114,7 +114,7 @@ def test_the_first_case_of_operators_in_other_opsets(opset):
 
 
 @pytest.mark.parametrize("op", [op for op in OPERATORS if class_of(op) == EXPANDED])
-def test_an_operator_that_is_expanded(op, tmp_path):
+def test_expanded_operator_agrees_with_onnx_runtime(op, tmp_path):
     call = random_call(op, 1)
     graph = cml.load(call.write(tmp_path))
     got = run_onnx(exported(graph), call.inputs)
@@ -133,7 +133,7 @@ def test_a_wrong_form_is_seen(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["upres", "texture", "population"])
-def test_a_network_of_the_demo_there_and_back(name, tmp_path):
+def test_demo_network_round_trips_through_onnx(name, tmp_path):
     graph = cml.load(AGENTS / f"{name}.nnef")
     cml.save(graph, tmp_path / "m.onnx")
     data = (tmp_path / "m.onnx").read_bytes()
@@ -146,7 +146,7 @@ def test_a_network_of_the_demo_there_and_back(name, tmp_path):
     assert difference(on_cpu(again, inputs), wanted) == ""
 
 
-def test_names_and_weights_are_kept(tmp_path, rng):
+def test_export_preserves_names_and_weights(tmp_path, rng):
     weights = {"weight1": rng.random((128, 128, 3, 3)), "bias1": rng.random((1, 128))}
     folder = write_model(
         tmp_path / "abc", MODEL_ABC, **{k: v.astype(np.float32) for k, v in weights.items()}
@@ -184,7 +184,7 @@ def loaded(text, folder=None):
     return nnef.load_text(text, "g.nnef", is_registered, infer_node)
 
 
-def test_state_goes_in_and_out(tmp_path):
+def test_variables_become_inputs_and_outputs(tmp_path):
     text = """version 1.0;
 extension KHR_enable_operator_expressions;
 graph g(x) -> (y)
@@ -228,7 +228,7 @@ def test_the_command(tmp_path, run_cml):
         (["file/m.onnx"], "cannot write"),
     ],
 )
-def test_what_the_command_refuses(words, message, tmp_path, capsys, monkeypatch):
+def test_export_refuses_invalid_arguments(words, message, tmp_path, capsys, monkeypatch):
     import re
 
     monkeypatch.chdir(tmp_path)
@@ -245,7 +245,7 @@ def test_what_the_command_refuses(words, message, tmp_path, capsys, monkeypatch)
     assert (tmp_path / "there.onnx").read_bytes() == b""
 
 
-def test_an_operator_of_a_games_own_is_refused_by_name(tmp_path):
+def test_export_refuses_game_operators(tmp_path):
     spec = cml.OpSpec(
         "my_cross",
         infer=cml.same_as(0),

@@ -90,7 +90,7 @@ def test_reduced_integers(op, dtype, numbers, wanted):
 
 
 @pytest.mark.parametrize("op", sorted({*REDUCTIONS} - {"Max", "Min"}))
-def test_truth_values_are_not_reduced_as_numbers(op):
+def test_reduction_of_booleans_is_refused(op):
     with pytest.raises(cml.ModelError, match=f"Reduce{op} 'y': it wants numbers, got bool"):
         both(f"Reduce{op}", np.array([True, False]))
 
@@ -106,7 +106,7 @@ def test_products_of_integers(rng, dtype):
         np.testing.assert_array_equal(both("Einsum", a, equation=equation), np.einsum(equation, a))
 
 
-def test_an_equation_that_changes_nothing(rng):
+def test_identity_einsum(rng):
     for x in (rng.standard_normal(3).astype(np.float32), rng.integers(0, 9, 3)):
         np.testing.assert_array_equal(both("Einsum", x, equation="i->i"), x)
 
@@ -132,7 +132,7 @@ def test_roots_of_no_positive_numbers():
 
 
 @pytest.mark.parametrize("op", ["Max", "Min"])
-def test_extremes_of_what_is_no_number(op):
+def test_max_and_min_propagate_nan(op):
     x, y = floats(NAN, 1, NAN, 1), floats(2, NAN, NAN, 3)
     function = np.maximum if op == "Max" else np.minimum
     for a, b in ((x, y), (y, x), (x, floats(2)), (floats(2), x), (y[:1], x)):
@@ -141,7 +141,7 @@ def test_extremes_of_what_is_no_number(op):
 
 @pytest.mark.parametrize("opset", [10, 11])
 @pytest.mark.parametrize(("low", "high"), [(-1, None), (None, 1), (-1, 1), (2, -2), (None, None)])
-def test_clips_keep_what_is_no_number(opset, low, high):
+def test_clip_propagates_nan(opset, low, high):
     x = floats(NAN, -5, 0.5, 5, INF)
     bounds = {"min": low, "max": high}
     if opset < 11:
@@ -177,7 +177,7 @@ def test_small_integers_wrap_around(op, reduction, wanted):
     assert both("Einsum", x[:1], x[:1], equation="...,...->...").reshape(-1).tolist() == [16]
 
 
-def test_a_condition_of_more_elements_than_there_are():
+def test_compress_condition_longer_than_the_axis_is_refused():
     condition = np.array([False, False, True])
     with pytest.raises(cml.ModelError, match="Compress 'y': a condition of 3 for 2 elements"):
         both("Compress", floats(1, 2), condition)

@@ -124,7 +124,7 @@ def test_group_norm(rng):
     np.testing.assert_allclose(got["y"], wanted / (1 + np.exp(-wanted)), rtol=1e-4, atol=1e-5)
 
 
-def test_a_file_that_onnx_runtime_optimised(rng, tmp_path):
+def test_file_optimized_by_onnx_runtime_is_read(rng, tmp_path):
     made = exported_cnn(rng)
     for dim, extent in zip(
         made.graph.input[0].type.tensor_type.shape.dim, (1, 3, 8, 8), strict=True

@@ -36,23 +36,23 @@ def test_no_case_fails(verdicts):
     assert failed == []
 
 
-def test_cases_that_pass(verdicts):
+def test_number_of_passing_node_cases(verdicts):
     counts = Counter(v.verdict for v in verdicts)
     assert counts["PASS"] >= PASSING, counts
 
 
-def test_what_is_unsupported_says_why(verdicts):
+def test_unsupported_node_cases_state_a_reason(verdicts):
     for v in verdicts:
         if v.verdict == "UNSUPPORTED":
             assert "'" in v.reason and len(v.reason) > 30, v
 
 
-def test_the_page_says_what_passes(verdicts):
+def test_onnx_page_states_the_passing_cases(verdicts):
     text = onnx_nodes.PAGE.read_text(encoding="utf-8")
     assert onnx_nodes.conformance(verdicts) in text, "run python -m tests.onnx_nodes --write"
 
 
-def test_texts_of_attributes_that_nothing_knows_are_refused():
+def test_unknown_attribute_values_are_refused():
     """An attribute that has a fixed set of texts refuses "nonsense" with a message that names
     it."""
     import onnx

@@ -100,7 +100,7 @@ def test_an_operator_of_two_signatures_has_two_names(tmp_path):
         ),
     ],
 )
-def test_what_no_placeholder_can_be(tmp_path, capsys, nodes, infos, message):
+def test_nodes_that_cannot_be_placeholders_are_refused(tmp_path, capsys, nodes, infos, message):
     path = saved(tmp_path / "m.onnx", *nodes, node("y = Add(b, x)"), infos=infos)
     assert convert(path, tmp_path / "m") == 2
     assert message in capsys.readouterr().err
@@ -148,7 +148,7 @@ def without_its_data(path):
     return path
 
 
-def test_external_data_that_is_missing_is_made_up(tmp_path):
+def test_missing_external_data_may_be_random(tmp_path):
     path = without_its_data(tmp_path / "m.onnx")
     with pytest.raises(CmlError, match="belongs beside"):
         cml.load(path)
@@ -182,7 +182,7 @@ def named(path):
     return str(path)
 
 
-def test_names_of_nodes_are_kept(tmp_path, run_cml):
+def test_node_names_are_retained(tmp_path, run_cml):
     path = named(tmp_path / "m.onnx")
     out = run_cml("info", path).out
     assert "    LayerNormalization 1: '/net/norm/LayerNormalization'\n" in out
@@ -208,7 +208,7 @@ def test_a_trace_is_not_written_over_its_model(tmp_path, refused):
     assert cml.load(path).outputs
 
 
-def test_convert_tells_the_names_that_nnef_cannot_have(tmp_path, run_cml):
+def test_convert_reports_renamed_tensors(tmp_path, run_cml):
     made = model([node("y = Relu(größe)")], [value("größe", [2])], [value("y", None)])
     (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
     assert (
@@ -229,7 +229,7 @@ def test_a_trace_names_the_nodes(tmp_path, gpu, run_cml):
 
 @pytest.mark.parametrize("op", ["DepthToSpace", "SpaceToDepth"])
 @pytest.mark.parametrize("mode", ["DCR", "CRD"])
-def test_a_converted_network_that_moves_blocks_can_be_reshaped(op, mode, tmp_path, rng):
+def test_converted_depth_to_space_can_be_reshaped(op, mode, tmp_path, rng):
     moved = node(f"y = {op}(x, blocksize=2)", mode=mode)
     made = model([moved], [value("x", [1, 8, "h", "w"])], [value("y", None)])
     path = tmp_path / "m.onnx"

@@ -61,7 +61,7 @@ WRITTEN_OUT = ("styled", "groups")
 
 @pytest.mark.parametrize("software", [True, False])
 @pytest.mark.parametrize("name", NETS)
-def test_the_same_steps(name, software, tmp_path):
+def test_exported_network_has_the_same_plan_steps(name, software, tmp_path):
     made = NETS[name]()
     graph = made.graph(made.nodes[-1].outputs[0])
     cml.save(graph, tmp_path / "m.onnx")

@@ -27,7 +27,7 @@ WAYS = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("way", WAYS)
-def test_a_step_at_most_lies_between(way, tmp_path):
+def test_qdq_results_differ_by_at_most_one_step(way, tmp_path):
     """Results differ from ONNX Runtime's by at most one quantization step; with 16 bits by four.
 
     The engine rounds halves up with 15-bit multipliers, ONNX Runtime to even.
@@ -102,7 +102,7 @@ def test_operators_of_integers(tmp_path, rng):
     assert np.abs(off).max() < 1.01 and np.abs(off).mean() < 0.1
 
 
-def test_it_is_an_integer_network_in_all(tmp_path, capsys):
+def test_qdq_network_supports_all_integer_commands(tmp_path, capsys):
     path = saved(by_operators(), tmp_path / "m.onnx")
     graph = cml.load(path)
     inputs = random_words(graph, 3)
@@ -153,7 +153,7 @@ FLOATS = {
 
 
 @pytest.mark.parametrize("case", FLOATS)
-def test_what_has_no_integer_form_is_of_floats(case, tmp_path):
+def test_qdq_network_without_integer_form_runs_in_floats(case, tmp_path):
     """A quantized model that cannot run on integers runs on floats and agrees with ONNX Runtime.
 
     The request for an integer network raises an ``InputError`` that names the node and the reason.
@@ -233,7 +233,7 @@ FLOATS_TO_CAST = np.array(
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32"])
-def test_casts_of_floats_that_do_not_fit(dtype, gpu):
+def test_casts_of_out_of_range_floats_wrap(dtype, gpu):
     """A cast of a float gives the low bits of the nearest 32-bit integer, on both backends.
 
     Constants and inputs are cast alike.

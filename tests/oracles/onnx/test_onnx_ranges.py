@@ -56,7 +56,7 @@ def load(data):
 
 
 @pytest.mark.parametrize("how", SMALL)
-def test_what_is_proven_to_fit_is_silent(how):
+def test_integers_proven_to_fit_give_no_warning(how):
     dtype = how.split()[0]
     nodes = [*SMALL[how], node("c = CumSum(n, axis)"), node("p = Sub(c, one)"),
              node("q = Mul(p, p)"), node("y = ReduceSum(q, axes)")]  # fmt: skip
@@ -65,7 +65,7 @@ def test_what_is_proven_to_fit_is_silent(how):
     assert not said and not [line for line in graph.notes if "32 bits" in line]
 
 
-def test_what_may_not_fit_is_told_by_node_and_bound():
+def test_possible_overflow_names_node_and_bound():
     nodes = [node("a = Add(x, x)"), node("b = Mul(a, x)"), node("y = Min(b, x)")]
     graph, (said,) = load(made(nodes))
     assert "Add 'a' (-4,294,967,296 to 4,294,967,294) may leave the 32 bits" in said
@@ -77,7 +77,7 @@ def test_what_may_not_fit_is_told_by_node_and_bound():
 
 @pytest.mark.parametrize("how", ["Add", "Sub", "Mul", "Sum"])
 @pytest.mark.parametrize("dtype", ["int64", "uint64"])
-def test_each_sum_of_inputs_is_told_of_once(how, dtype):
+def test_possible_overflow_is_reported_once(how, dtype):
     nodes = [node(f"a = {how}(x, x)"), node("y = Reshape(a, flat)")]
     data = model(nodes, [value("x", [3], dtype)], [value("y", None, dtype)],
                  {"flat": np.array([3, 1])}).SerializeToString()  # fmt: skip
@@ -86,7 +86,7 @@ def test_each_sum_of_inputs_is_told_of_once(how, dtype):
 
 
 @pytest.mark.parametrize("then", ["Cast", "Less", "Max"])
-def test_integers_without_a_sign_are_told_of_where_they_are_read(then):
+def test_uint32_overflow_is_reported_at_its_readers(then):
     """An Add of uint32 gives no warning; a comparison, maximum or cast to float of it gives one.
 
     The sum is bit-identical with and without a sign, unlike the results of these operators.
@@ -114,7 +114,7 @@ def test_token_numbers_and_slices_of_them_are_silent():
     assert not said and "32 bits" not in "".join(graph.notes)
 
 
-def test_what_surely_does_not_fit_is_refused():
+def test_certain_overflow_is_refused():
     big = {"big": np.int64(MOST - 255), "beyond": np.int64(2**31)}
     nodes = [node("n = Cast(x, to=7)"), node("a = Add(n, big)"), node("y = Add(a, a)")]
     with pytest.raises(UnsupportedOp, match="Add 'y': its values are 4,294,966,784 to"):
@@ -123,7 +123,7 @@ def test_what_surely_does_not_fit_is_refused():
         load(made([node("y = Add(x, beyond)")], weights=big))
 
 
-def test_a_limit_that_is_none_stays_one():
+def test_clip_with_int64_extremes_has_no_limit():
     no_limit = {"low": np.int64(-(2**63)), "high": np.int64(2**63 - 1)}
     data = made([node("y = Clip(x, low, high)")], weights=no_limit)
     graph, said = load(data)
@@ -167,7 +167,7 @@ def test_reductions_of_integers_are_exact_beyond_the_floats(backend, rng):
         np.testing.assert_array_equal(got[name], want, err_msg=name)
 
 
-def test_what_goes_through_floats_is_named():
+def test_integers_computed_in_floats_are_noted():
     nodes = [node("y, _i = TopK(x, axes)")]
     graph, said = load(made(nodes))
     assert not said
@@ -217,7 +217,7 @@ def _random_nodes(rng, count):
     return nodes, weights, f"t{count - 1}"
 
 
-def test_random_arithmetic_is_right_where_it_is_silent(rng):
+def test_random_arithmetic_without_warning_is_right(rng):
     """A random integer network that loads without a warning gives ONNX Runtime's result.
 
     The inputs are at the ends of their types' ranges, where sums are largest.

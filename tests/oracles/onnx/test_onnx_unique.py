@@ -55,7 +55,7 @@ def test_unique(rng, shape, dtype, attrs, backend):
         np.testing.assert_array_equal(found(got, name, axis), want, err_msg=name)
 
 
-def test_what_is_known_is_found_when_it_is_loaded(rng):
+def test_unique_of_a_constant_is_computed_at_load(rng):
     for attrs in ({}, {"sorted": 0}, {"axis": 1, "sorted": 0}):
         data = unique((3, 4), "int64", **attrs)
         x = rng.integers(-1, 2, (3, 4))

@@ -157,7 +157,7 @@ def step_of(shape, attrs, **changes):
     return step
 
 
-def test_tensors_and_attributes_are_there_by_their_names():
+def test_kernel_source_defines_tensors_and_attributes_by_name():
     step = step_of((2, 3, 5), {"k": 2.5})
     for part in (
         "RWStructuredBuffer<float> x;",
@@ -177,7 +177,7 @@ def test_tensors_and_attributes_are_there_by_their_names():
     assert step.groups == 1 and not step.trusted
 
 
-def test_a_new_shape_changes_parameters_only():
+def test_other_shape_keeps_interface_and_defines():
     one, two = step_of((4, 4), {"k": 1.0}), step_of((1, 300, 7), {"k": 3.0})
     assert one.interface == two.interface and one.params_layout == two.params_layout
     assert one.defines == two.defines and two.groups == 33
@@ -210,7 +210,7 @@ def test_a_text_is_a_define():
     assert step.defines["border_is_reflect_even"] == 1
 
 
-def test_lists_of_other_lengths_share_a_variant():
+def test_attribute_lists_of_similar_length_share_a_variant():
     def variant(length):
         values = {"n": list(range(length))}
         return step_of((4,), values, signature=ATTRS.format("n: integer[]")).params_layout
@@ -241,13 +241,13 @@ def test_two_arguments_mean_every_thread_of_a_workgroup():
         (cml.Kernel(source=KERNEL, lower=lambda op: [op.nothing]), "lower function failed: Attri"),
     ],
 )
-def test_functions_that_fail_are_the_operator_s_fault(kernel, says):
+def test_failing_function_raises_operator_error(kernel, says):
     with pytest.raises(OperatorError, match=says) as caught:
         step_of((4,), {}, kernel=kernel)
     assert "twice" in str(caught.value)
 
 
-def test_a_cost_function_that_fails_is_the_operator_s_fault():
+def test_failing_cost_function_raises_operator_error():
     with pytest.raises(OperatorError, match="twice 'b': its cost function failed: Zero"):
         step_of((4,), {}, cost=lambda attrs, inputs, outputs: 1 // 0)
 
@@ -279,7 +279,7 @@ def test_passes_of_one_operator_name_their_own_tensors():
     assert second.defines["PASS"] == 1 and second.params["cml_p_scale"] == 0.5
 
 
-def test_a_bare_name_may_be_one_of_the_engine_s_files():
+def test_kernel_path_may_name_an_engine_file():
     with pytest.raises(OperatorError, match=r"'conv\.hlsl' has no function `void kernel"):
         cml.register(spec(kernel=cml.Kernel("conv/conv.hlsl")))
 
@@ -334,17 +334,17 @@ LAUNCHES = [
 
 
 @pytest.mark.parametrize(("lower", "says"), LAUNCHES, ids=[says for _, says in LAUNCHES])
-def test_a_launch_binds_what_is_its_own(lower, says):
+def test_launch_with_foreign_bindings_is_refused(lower, says):
     with pytest.raises(OperatorError, match=f"twice.*{says}"):
         plan_of(lower)
 
 
-def test_a_launch_of_its_own_is_planned():
+def test_launch_of_an_operator_is_planned():
     (_, step) = plan_of(lambda op: [launch(op)]).steps
     assert [binding.tensor for binding in step.bindings] == ["x", "y0"]
 
 
-def test_a_key_of_packed_numbers_means_the_same_in_every_node():
+def test_packed_constants_are_keyed_by_content():
     def lower(op):
         table = op.pack("table", lambda: np.full(8, op.attrs.k))
         yield op.launch(8, reads={"x": table}, writes={"y": op.out_names[0]})
@@ -356,7 +356,7 @@ def test_a_key_of_packed_numbers_means_the_same_in_every_node():
     assert weights.dtype == np.float32 and np.all(weights == 2)
 
 
-def test_epilogues_that_are_stated_must_be_applied():
+def test_declared_epilogue_must_be_applied_by_the_kernel():
     source = "void main() { float v = cml_epilogue(1.0, 0, 0); }"
 
     def lower(op):
@@ -386,7 +386,7 @@ INFERRED = [
 
 
 @pytest.mark.parametrize(("given", "says"), INFERRED, ids=[says for _, says in INFERRED])
-def test_infer_gives_facts_or_its_operator_is_named(given, says):
+def test_invalid_infer_result_names_the_operator(given, says):
     cml.register(spec(infer=lambda attrs, x: given))
     with pytest.raises(OperatorError, match=f"twice 'b': its infer function .*{says}"):
         infer_facts(graph_of((8,), {"k": 2.0}))
@@ -404,7 +404,7 @@ COMPUTED = [
 
 @pytest.mark.parametrize(("given", "says"), COMPUTED, ids=[says for _, says in COMPUTED])
 @pytest.mark.parametrize("constant", [False, True])
-def test_a_cpu_function_gives_arrays_or_its_operator_is_named(given, says, constant):
+def test_invalid_cpu_result_names_the_operator(given, says, constant):
     cml.register(spec(cpu=lambda attrs, x: given))
     node = Node("twice", ("k" if constant else "x",), ("y",), Attrs({"k": 2.0}))
     facts = {name: Fact("scalar", (8,)) for name in ("x", "k")}
@@ -433,7 +433,7 @@ def test_a_cost_is_a_cost(cost):
         plan(graph_of((8,), {"k": 2.0}), Limits())
 
 
-def test_an_alias_is_as_large_as_what_it_is_an_alias_of():
+def test_alias_must_have_the_size_of_its_source():
     larger = {"infer": lambda attrs, x: Fact("scalar", (16,)), "kernel": None, "alias": True}
     cml.register(spec(cpu=lambda attrs, x: np.tile(x, 2), **larger))
     graph = infer_facts(graph_of((8,), {"k": 2.0}))

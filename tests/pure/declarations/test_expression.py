@@ -117,7 +117,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("text", "at", "says"), WRONG, ids=[text[:20] for text, *_ in WRONG])
-def test_a_wrong_expression_is_shown_where_it_is_wrong(text, at, says):
+def test_expression_error_shows_the_position(text, at, says):
     with pytest.raises(OperatorError) as caught:
         operator(text)
     message = str(caught.value)
@@ -126,7 +126,7 @@ def test_a_wrong_expression_is_shown_where_it_is_wrong(text, at, says):
     assert f"at character {at}:\n    {text}\n    {' ' * (at - 1)}^" in message
 
 
-def test_any_text_is_an_expression_or_told_where_it_is_none():
+def test_random_expression_text_parses_or_raises_with_position():
     words = [
         "x",
         "y",
@@ -170,7 +170,7 @@ DECLARATIONS = [
 
 
 @pytest.mark.parametrize(("given", "says"), DECLARATIONS, ids=[says for _, says in DECLARATIONS])
-def test_a_declaration_that_does_not_fit_its_expression(given, says):
+def test_declaration_contradicting_its_expression_is_refused(given, says):
     with pytest.raises(OperatorError) as caught:
         operator(**given)
     assert says in str(caught.value)
@@ -195,6 +195,6 @@ def test_shape_and_numpy_function_follow_from_the_expression():
     assert spec.cases == () and spec.kernel is not None
 
 
-def test_a_function_of_shaders_wants_a_cpu_function():
+def test_hlsl_only_function_requires_a_cpu_function():
     spec = operator("frac(x)", "x: tensor<scalar>", cpu=lambda attrs, x: x - np.floor(x))
     assert spec.formula.hlsl == "frac(a)" and len(spec.cases) == 2

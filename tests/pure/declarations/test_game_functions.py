@@ -92,7 +92,7 @@ class Refused(cml.ModelError):
 
 
 @pytest.mark.parametrize("function", ["infer", "cpu", "lower"])
-def test_an_error_of_the_game_keeps_its_class_and_gains_the_model_s_line(tmp_path, function):
+def test_game_error_keeps_its_class_and_gets_the_model_line(tmp_path, function):
     def refuse(*given):
         raise Refused(4)
 

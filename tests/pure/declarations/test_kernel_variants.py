@@ -53,7 +53,7 @@ def run(family, size=8, table=NO_VARIANTS):
     return dispatch, op.choices
 
 
-def test_the_rules_ask_in_the_order_that_variants_state(family):
+def test_variant_rules_run_in_declared_order(family):
     add(family, "common", default_tile=lambda n: 4)
     add(
         family,
@@ -74,7 +74,7 @@ def test_the_rules_ask_in_the_order_that_variants_state(family):
     assert run(family, 3)[0].variant == "common 4"
 
 
-def test_a_table_takes_what_is_possible_and_else_nothing(family):
+def test_table_choice_is_used_only_if_possible(family):
     add(family, "common", default_tile=lambda n: 4, tiles=lambda n: (2, 4, 8))
     add(
         family,
@@ -91,14 +91,14 @@ def test_a_table_takes_what_is_possible_and_else_nothing(family):
     assert run(family, 3, VariantTable.forcing("test 3", "large 1"))[0].variant == "common 4"
 
 
-def test_one_that_is_alone_leaves_no_choice(family):
+def test_single_possible_variant_offers_no_choice(family):
     add(family, "common", tiles=lambda n: (1, 2))
     add(family, "long", is_possible=lambda n: n.size > 4, always_used=True)
     dispatch, choices = run(family)
     assert (dispatch.variant, choices) == ("long", [])
 
 
-def test_two_of_a_name_and_an_order_of_nobody_are_refused(family):
+def test_duplicate_variant_names_and_unknown_order_are_refused(family):
     add(family, "common", before=("other",))
     with pytest.raises(ValueError, match="'common' already"):
         add(family, "common")

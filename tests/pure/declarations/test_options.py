@@ -57,7 +57,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("make", "says"), WRONG, ids=[says for _, says in WRONG])
-def test_a_value_that_is_none_is_refused_at_once(make, says):
+def test_invalid_option_value_is_refused_on_construction(make, says):
     with pytest.raises(cml.InputError, match=says):
         make()
 

@@ -6,7 +6,7 @@ import pytest
 from cml_engine.gpu.shaders.hlsl import parse_params
 
 
-def test_words_lie_in_the_declared_order():
+def test_params_are_packed_in_declared_order():
     block = parse_params("n:u shape:u3 alpha:f pad:i2")
     data = block.pack({"n": 7, "shape": (1, 2), "alpha": 0.5, "pad": (-1, 5)})
     words = np.frombuffer(data, np.uint32)
@@ -14,7 +14,7 @@ def test_words_lie_in_the_declared_order():
     assert len(data) % 16 == 0 and block.vectors == 2
 
 
-def test_accessors_name_word_and_type():
+def test_param_accessors_state_index_and_type():
     text = parse_params("n:u alpha:f pad:i2").hlsl()
     assert "#define n cml_params[0][0]" in text
     assert "#define alpha asfloat(cml_params[0][1])" in text

@@ -78,7 +78,7 @@ def test_all_of_nnef_and_every_extension_runs_on_both_backends():
     assert "NNEF 1.0.5: 119 of 119 run on both backends" in operator_table()
 
 
-def test_an_expansion_is_refused_where_it_reaches_what_is_not_there():
+def test_expansion_calling_an_unsupported_operator_is_refused():
     fragments = {**STDLIB.fragments}
     specs = {name: spec for name, spec in registered().items() if name != "exp"}
     table = SupportTable({k: v for k, v in specs.items() if k != "silu"}, fragments)

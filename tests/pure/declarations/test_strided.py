@@ -24,7 +24,7 @@ def moves(copy, width=1):
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_the_same_words_move(seed):
+def test_strided_copy_moves_the_same_elements(seed):
     generator = random.Random(seed)
     shape = [generator.choice([1, 2, 3, 4, 8]) for _ in range(generator.randrange(5))]
     order = generator.sample(range(len(shape)), len(shape))
@@ -43,7 +43,7 @@ def test_the_same_words_move(seed):
         assert sorted(moves(Copy(tiled, 8, 4))) == sorted(wanted)
 
 
-def test_runs_move_as_vectors_only_where_aligned():
+def test_strided_copy_uses_vectors_only_if_aligned():
     assert strided_copy._moves_vectors(box((3, 8), (8, 1), (16, 1), 4, 8), 4)
     assert not strided_copy._moves_vectors(box((3, 8), (8, 1), (16, 1), 2, 8), 4)
     assert strided_copy._moves_vectors(box((3, 8), (8, 1), (16, 1), 2, 8), 2)

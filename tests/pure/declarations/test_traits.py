@@ -11,7 +11,7 @@ from cml_engine.ops.declaration.spec import Traits
 load_families()
 
 
-def test_a_games_operator_has_no_traits_of_ours():
+def test_game_operator_gets_no_engine_traits():
     cml.unregister("concat")
     try:
         spec = cml.register(cml.OpSpec("concat", infer=cml.same_as(0), cpu=np.concatenate))

@@ -3,7 +3,7 @@
 from demo_game.cores import assign_cores
 
 
-def test_each_of_the_drivers_threads_has_its_core(tmp_path):
+def test_driver_threads_are_pinned_to_cores(tmp_path):
     names = {11: "python", 12: "llvmpipe-0", 13: "llvmpipe-1", 14: "llvmpipe-2", 15: "llvmpipe-x"}
     for thread, name in names.items():
         folder = tmp_path / str(thread)

@@ -23,7 +23,7 @@ def report(mode, **changed):
     return RunReport(**{**known, **changed})
 
 
-def test_a_table_in_words():
+def test_plain_table_of_a_comparison():
     runs = [report("off"), report("sliced", tiles=19, frames_over=12),
             report("unsliced", tiles=51, frames_over=78)]  # fmt: skip
     said = plain_table(runs).splitlines()

@@ -82,7 +82,7 @@ def arrive(world, tiles, drawn=(), now_s=0.0):
     return world.collect(None, now_s)
 
 
-def test_a_tile_is_shown_when_all_of_it_is_there_and_not_before():
+def test_tile_is_shown_only_when_complete():
     world = streaming()
     world.want(Selection([], {ROOT: 10.0}), {ROOT}, 1.0)
     made = world.making[ROOT]
@@ -109,7 +109,7 @@ def test_only_fine_tiles_have_plants():
     )
 
 
-def test_coarse_and_visible_tiles_come_first_and_few_at_a_time():
+def test_coarse_visible_tiles_are_scheduled_first():
     world = streaming()
     near, far = TileId(0, 0, 0), TileId(0, 9, 0)
     wanted = {far: 2000.0, near: 5.0, ROOT: 10.0, **{TileId(0, x, 1): 100.0 for x in range(20)}}
@@ -134,7 +134,7 @@ def test_no_more_tiles_are_under_way_than_frames_have_time_for():
     assert len(world.making) == 1, "one always is, or nothing would ever be learned"
 
 
-def test_a_tile_that_came_since_the_look_around_is_not_made_again():
+def test_tile_finished_since_selection_is_not_generated_again():
     world = streaming()
     seen = Selection([], {ROOT: 10.0})
     world.want(seen, {ROOT}, 0.0)
@@ -156,7 +156,7 @@ def test_unwanted_tiles_are_cancelled_unless_almost_finished():
     assert all(job.state == "cancelled" for job in cancelled.jobs.values())
 
 
-def test_the_slot_of_the_longest_unused_tile_is_taken_and_none_that_is_drawn():
+def test_least_recently_used_slot_is_reused_but_no_drawn_tile():
     world = streaming(slots=2)
     a, b, c = (TileId(3, x, 0) for x in range(3))
     arrive(world, [a])
@@ -168,7 +168,7 @@ def test_the_slot_of_the_longest_unused_tile_is_taken_and_none_that_is_drawn():
     assert set(world.shown) == {b, c}
 
 
-def test_the_parents_of_what_is_drawn_stay():
+def test_parents_of_drawn_tiles_are_retained():
     world = streaming(slots=2)
     child = TileId(0, 1, 1)
     arrive(world, [child.parent])
@@ -178,7 +178,7 @@ def test_the_parents_of_what_is_drawn_stay():
     assert set(world.shown) == {child, child.parent}
 
 
-def test_a_failed_tile_is_said_and_dropped():
+def test_failed_tile_is_reported_and_dropped():
     world = streaming()
     world.want(Selection([], {ROOT: 1.0}), set(), 0.0)
     job = world.making[ROOT].jobs["upres"]
@@ -187,7 +187,7 @@ def test_a_failed_tile_is_said_and_dropped():
     assert world.error == "tile L2 (0, 0): upres: out of GPU memory" and not world.making
 
 
-def test_a_draft_gives_its_slot_to_the_networks_own_tile():
+def test_draft_slot_is_reused_by_the_generated_tile():
     world = streaming(slots=3)
     other = TileId(2, 1, 0)
     world.draft([ROOT, other], 0.0)
@@ -200,7 +200,7 @@ def test_a_draft_gives_its_slot_to_the_networks_own_tile():
     assert not world.drafts and len(world.pool.free) == 2
 
 
-def test_drafts_take_free_slots_only_and_go_before_tiles_do():
+def test_drafts_use_free_slots_and_are_evicted_first():
     world = streaming(slots=2)
     tiles = [TileId(2, x, 0) for x in range(4)]
     world.draft(tiles[:3], 0.0)

@@ -23,7 +23,7 @@ def cells(first_x, first_z, count=24):
     return x, z
 
 
-def test_levels_agree_on_the_land_but_for_the_octaves_that_one_lacks():
+def test_levels_differ_only_by_missing_octaves():
     fine = noise.height(*(4 * c for c in cells(100, 50)), 0, SEED)
     coarse = noise.height(*cells(100, 50), 2, SEED)
     missing = sum(noise.amplitude(octave) for octave in (3, 4)) * 2
@@ -42,7 +42,7 @@ def test_children_cover_their_parent():
     assert children[0].first_cell == (2 * tile.first_cell[0], 2 * tile.first_cell[1])
 
 
-def test_bounds_hold_the_land():
+def test_height_bounds_contain_the_terrain():
     for tile in (TileId(0, -3, 9), TileId(3, 4, -4), TileId(6, 0, 0)):
         low, high = bounds(tile, SEED)
         x, z = cells(*tile.first_cell, CELLS)
@@ -94,7 +94,7 @@ def test_neighbours_differ_by_one_level_where_all_is_loaded():
             assert (above.level, above.x, above.z) not in drawn
 
 
-def test_a_level_has_morphed_before_the_next_one_begins():
+def test_level_morph_ends_before_the_next_level_begins():
     detail = Detail(0, 4, 1.1, 9000.0)
     for level in range(4):
         begins, ends = detail.range_m(level)
@@ -102,7 +102,7 @@ def test_a_level_has_morphed_before_the_next_one_begins():
         assert ends <= detail.range_m(level + 1)[0] or level == 3
 
 
-def test_the_scripted_flight_is_the_same_for_all_and_stays_above_the_land():
+def test_scripted_flight_is_deterministic_and_above_the_terrain():
     flight, again = ScriptedFlight(SEED), ScriptedFlight(SEED)
     for seconds in (0.0, 3.7, 59.9, 600.0):
         pose = flight.pose(seconds)
@@ -125,7 +125,7 @@ def test_drafts_are_the_noise_and_meet_their_neighbours():
         assert np.array_equal(grid[CELLS:], below[: FINE - CELLS]), name
 
 
-def test_a_view_of_more_tiles_than_there_is_room_for_is_a_coarser_one():
+def test_detail_is_reduced_if_tiles_exceed_slots():
     detail, eye = Detail(finest=0, coarsest=5, split=1.1, view_m=9_000.0), (900.0, 150.0, -300.0)
     wanted = len(list_needed(eye, SEED, detail))
     assert fit_detail(eye, SEED, detail, wanted + 20) == detail, "what fits is left as it is"

@@ -91,7 +91,7 @@ def test_multipliers_at_the_ends():
 
 
 @given(WORDS, WORDS, st.fractions(Fraction(1, 2**20), 50), st.fractions(-50, 50))
-def test_a_sum_of_two_words(a, b, first, second):
+def test_rounded_sum_of_two_integers_is_exact(a, b, first, second):
     by = rule.pair(first, second, (32767, 32767))
     largest = 32767 * (abs(by.first) + abs(by.second)) + (1 << (by.shift - 1))
     assert largest < 2**31
@@ -102,7 +102,7 @@ def test_a_sum_of_two_words(a, b, first, second):
     assert arrays.requantize_pair(*given_, -127, 127) == wanted
 
 
-def test_a_sum_that_cannot_fit():
+def test_sum_out_of_range_raises_range_error():
     with pytest.raises(RangeError, match="does not fit"):
         rule.pair(Fraction(2**20), Fraction(1), (32767, 127))
 
@@ -124,7 +124,7 @@ def test_tables(data):
         assert found[0] == table[(word - first) // 64]
 
 
-def test_words_of_real_numbers():
+def test_float_inputs_are_rounded_to_quantized_integers():
     values = np.array([0.25, -0.25, 0.75, 1e9, -1e9, np.nan, np.inf, -np.inf, 1e-42, -1e-42])
     found = arrays.words_of(values, np.float32(2), -127, 127)
     assert found.tolist() == [1, 0, 2, 127, -127, 0, 127, -127, 0, 0]
@@ -242,7 +242,7 @@ def test_denormals_cannot_matter(seed, power):
     np.testing.assert_array_equal(flushed(numbers), numbers)
 
 
-def test_denormals_of_other_scales_would_matter():
+def test_denormals_change_results_for_scales_out_of_range():
     """Replacing denormals by zero changes results for scales out of range.
 
     This shows that ``test_denormals_cannot_matter`` can fail.

@@ -21,7 +21,7 @@ def keyed(operators):
     return {(o.network, o.step): o for o in operators}
 
 
-def test_a_row_says_what_an_operator_costs():
+def test_panel_row_states_share_and_average_time():
     found = rows(keyed([operator("upres", 0, 20.0), operator("texture", 1, 60.0)]))
     row = next(r for r in found if r.network == "upres")
     assert row.share == 0.25
@@ -71,7 +71,7 @@ def report(frame, measured):
     return made
 
 
-def test_slices_follow_one_another():
+def test_timeline_bars_are_consecutive():
     found = bars(report(0, True))
     assert [(b.network, b.start_ms, b.ms) for b in found] == [
         ("net 3", 0.0, 2.0),
@@ -80,7 +80,7 @@ def test_slices_follow_one_another():
     assert [b.ms for b in bars(report(0, False))] == [1.0, 2.0]
 
 
-def test_the_times_of_a_frame_are_in_a_game_programmer_s_words():
+def test_panel_states_measured_planned_and_budget_times():
     assert times(report(0, True)) == ["measured 6.00", "planned 3.00", "budget 4.00 ms"]
     assert times(report(0, False))[0] == "measured ..."
     idle = FrameReport(0, 0.0, 2.0, 1.8, "nothing to do")

@@ -29,7 +29,7 @@ def test_frames_are_shown_once_they_are_measured():
 
 
 @pytest.mark.parametrize("frames", [[], [sample(0, 16, 5)]])
-def test_there_may_be_no_frame_to_show(frames):
+def test_empty_frame_log_has_empty_lanes(frames):
     shown = complete(frames)
     assert shown == []
     assert lanes(shown, 16.0).shape == (len(LANES), 0)
@@ -73,7 +73,7 @@ def test_the_columns_fit_into_the_window(size, em):
 
 
 @pytest.mark.parametrize("size", [(0, 0), (1, 1), (3, 200)])
-def test_a_window_of_nearly_nothing_has_a_layout(size):
+def test_tiny_window_has_a_layout(size):
     layout = layout_for(*size, 13.0)
     assert layout.columns == 1 and layout.left_width >= 1.0
 
@@ -93,7 +93,7 @@ def report(frame):
         (3.0, 2.0, "outside the game"),
     ],
 )
-def test_a_late_frame_is_explained_where_nothing_is_timed(picture_ms, cpu_ms, said):
+def test_late_frame_has_a_cause_without_timestamps(picture_ms, cpu_ms, said):
     log = FrameLog(10.0, {})
     late = log.begin(report(0), cpu_ms, picture_ms)
     late.frame_ms = 18.0
@@ -104,7 +104,7 @@ def test_a_late_frame_is_explained_where_nothing_is_timed(picture_ms, cpu_ms, sa
     assert late.cause == said and not in_time.cause
 
 
-def test_times_of_its_passes_take_the_place_of_the_wait():
+def test_pass_times_replace_the_wait_time():
     log = FrameLog(10.0, {})
     sample = log.begin(report(0), 1.0, 6.0)
     assert sample.render_ms == 6.0

@@ -43,7 +43,7 @@ def names():
     ]
 
 
-def test_a_file_that_is_loaded_again_replaces_what_it_registered(file):
+def test_reloaded_plugin_replaces_its_registrations(file):
     write(file, more=RULE.format(rule="one"))
     assert plugins.load_file(file) == ("doubled", "one")
     write(file, name="doubled_twice", factor="4.0", more=RULE.format(rule="two"))
@@ -60,7 +60,7 @@ def test_a_file_that_is_loaded_again_replaces_what_it_registered(file):
         ("CML_API = 7", r"doubled.py: it is written for version 7 of the interface"),
     ],
 )
-def test_a_file_that_fails_leaves_what_was_there(file, text, said):
+def test_failing_plugin_keeps_previous_registrations(file, text, said):
     write(file, more=RULE.format(rule="one"))
     plugins.load_file(file)
     before = names()
@@ -74,13 +74,13 @@ def test_a_file_that_fails_leaves_what_was_there(file, text, said):
     assert names() == ({"doubled"}, [])
 
 
-def test_a_file_of_rules_alone_will_do(file):
+def test_plugin_may_contain_only_rules(file):
     file.write_text("import cml_engine as cml\n" + RULE.format(rule="alone"))
     assert plugins.load_file(file) == ("alone",)
 
 
 @pytest.mark.parametrize("stated", ["2", "0", "'1'", "True", "1.5", "one()"])
-def test_another_version_is_refused_before_the_file_runs(file, stated):
+def test_plugin_of_another_api_version_is_not_executed(file, stated):
     write(file, version=f"CML_API = {stated}", more="\nraise SystemExit('it ran')")
     with pytest.raises(cml.errors.OperatorError, match="this engine has version 1"):
         plugins.load_file(file)
@@ -138,7 +138,7 @@ def test_an_installed_package_states_its_version_too(monkeypatch, named, version
         ({"params": None}, "kernel's params is None; wanted a text"),
     ],
 )
-def test_a_kernel_of_values_that_are_none_is_refused(kernel, said):
+def test_invalid_kernel_values_are_refused(kernel, said):
     spec = cml.OpSpec(
         name="odd",
         signature="fragment odd( x: tensor<scalar> ) -> ( y: tensor<scalar> );",

@@ -108,7 +108,7 @@ def in_counts(graph, count):
 BANDED = [(n, c) for n, spec in registered().items() if spec.traits.rows for c in spec.cases]
 
 
-def test_every_operator_with_rows_gives_the_same_in_bands_of_its_cases():
+def test_every_banded_operator_is_bit_identical():
     seen = set()
     for name, case in BANDED:
         graph, inputs = case_graph(name, case)
@@ -126,7 +126,7 @@ def test_every_operator_with_rows_gives_the_same_in_bands_of_its_cases():
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10_000), st.integers(2, 7))
-def test_random_networks_give_the_same_in_bands(seed, count):
+def test_random_networks_are_bit_identical_in_bands(seed, count):
     graph, inputs = random_maps(seed)
     graph = optimize(graph)
     banded = in_counts(graph, count)
@@ -148,7 +148,7 @@ def test_the_arena_stays_within_its_limit(wide):
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10_000), st.sampled_from([0.95, 0.8, 0.6, 0.4]))
-def test_any_limit_is_held_or_refused_with_one_that_is_held(seed, share):
+def test_arena_limit_is_kept_or_refused_with_a_feasible_one(seed, share):
     graph = optimize(random_maps(seed)[0])
     limit = max(int(share * planned(graph).memory.peak), 1)
     try:
@@ -160,7 +160,7 @@ def test_any_limit_is_held_or_refused_with_one_that_is_held(seed, share):
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 10_000))
-def test_runs_that_are_estimated_are_possible(seed):
+def test_estimated_band_runs_are_feasible(seed):
     graph = optimize(random_maps(seed)[0])
     whole = complete_draft(Draft(graph, Limits(), layouts_for(graph), PlanOptions()))
     kernels = {title: picks[0][0] for title, picks in whole.chosen.items() if picks}
@@ -213,7 +213,7 @@ graph net(x) -> (y)
         planned(graph, 255)
 
 
-def test_bands_have_the_kernels_of_the_whole(wide):
+def test_bands_use_the_kernels_of_the_unbanded_plan(wide):
     whole, plan = planned(wide), planned(wide, planned(wide).memory.peak // 2)
     codes = {}
     for step in whole.steps:
@@ -243,7 +243,7 @@ def test_wrong_limits_are_refused(limit):
         cml.CompileOptions(arena_limit=limit)
 
 
-def test_tensors_that_are_all_kept_have_no_limit():
+def test_arena_limit_with_all_tensors_retained_is_refused():
     with pytest.raises(InputError, match="kept whole"):
         PlanOptions(arena_limit=1, keep=True)
 
@@ -264,7 +264,7 @@ def test_bands_are_a_decision_and_may_be_decided(wide):
     assert str(again) == str(plan)
 
 
-def test_kernels_that_are_decided_are_those_of_the_bands(wide):
+def test_decided_kernels_are_used_in_bands(wide):
     decide = {name: {"kernel": "tile"} for name in ("relu1", "sum", "few")}
     plan = planned(wide, planned(wide, 0, decide).memory.peak // 2, decide)
     assert plan.bands and all(s.variant.startswith("tile ") for s in plan.steps if s.op == "conv")
@@ -278,7 +278,7 @@ def test_kernels_that_are_decided_are_those_of_the_bands(wide):
         ("nothing", "2", "computes no tensor 'nothing'"),
     ],
 )
-def test_bands_that_cannot_be_are_refused(wide, name, count, said):
+def test_invalid_band_decisions_are_refused(wide, name, count, said):
     with pytest.raises(InputError, match=said):
         decide = {name: {"bands": count}}
         cml.CompileOptions(decide=decide)
@@ -317,7 +317,7 @@ def test_kept_tensors_are_not_banded(tmp_path):
     assert plan.taps["relu1"].fact.shape == graph.facts["relu1"].shape and plan.bands
 
 
-def test_info_says_what_is_computed_in_bands(tmp_path):
+def test_info_reports_banded_operators(tmp_path):
     graph = loaded(WIDE, tmp_path)
     whole = ModelFacts(graph).summary
     info = ModelFacts(graph, arena_limit=whole.arena_bytes // 2).summary

@@ -67,7 +67,7 @@ def test_every_decision_names_its_options_and_a_reason(graph):
     assert "fewer than four channels" in found["few", "layout"].why
 
 
-def test_the_caller_comes_before_the_table_and_that_before_the_rule(graph):
+def test_decisions_precede_tuning_table_and_default_rule(graph):
     plan, found = planned(graph)
     rule = found["relu2", "kernel"]
     other = next(o for o in rule.options if o.split()[0] != rule.chosen.split()[0])
@@ -81,14 +81,14 @@ def test_the_caller_comes_before_the_table_and_that_before_the_rule(graph):
     assert third in {s.variant for s in plan.steps if s.title == "conv 'relu2'"}
 
 
-def test_an_operator_is_decided_by_the_name_that_the_model_has_for_it(graph):
+def test_decisions_use_the_models_operator_names(graph):
     _, found = planned(graph, {"conv2": {"kernel": "winograd", "storage": "half"}})
     assert found["relu2", "kernel"].chosen.startswith("winograd")
     assert found["relu2", "storage"].chosen == "half"
     assert found["relu2", "storage"].by == "user"
 
 
-def test_a_kernel_that_can_be_is_taken_though_no_tuner_would_try_it(graph):
+def test_decision_may_choose_a_kernel_the_tuner_skips(graph):
     decide = {"conv2": {"kernel": "winograd", "storage": "half"}}
     _, found = planned(graph, software=False)
     assert not any(o.startswith("winograd") for o in found["relu2", "kernel"].options)
@@ -120,12 +120,12 @@ def test_tensors_beyond_a_binding_are_bound_in_the_fewest_parts(graph):
     assert planned(graph, {"conv2": {"parts": "2"}})[1]["relu2", "parts"].options[:2] == ("1", "2")
 
 
-def test_a_step_that_binds_too_much_says_of_what(graph):
+def test_step_exceeding_binding_count_names_its_tensors(graph):
     with pytest.raises(cml.DeviceError, match="'relu1' in 6 parts, together 10, .* allows 8"):
         planned(graph, max_binding_bytes=3072)
 
 
-def test_atomic_operations_are_not_done_in_parts(monkeypatch):
+def test_kernels_with_atomics_are_not_bound_in_parts(monkeypatch):
     monkeypatch.setattr(scatter, "_LOOKS", -1)
     shape = Random((128,), -128, 128, "integer")
     case = Case(((128,), shape, (128,)), {"reduction": "none", "axis": 0})
@@ -180,7 +180,7 @@ def test_invalid_decisions_are_refused(decide):
 
 
 @pytest.mark.parametrize("kind", [cml.CompileOptions, PlanOptions])
-def test_every_option_refuses_what_it_cannot_honour(kind):
+def test_every_compile_option_refuses_invalid_values(kind):
     words = {"without": {"fuze"}, "storage": "fp8", "guard": -1}
     for option in fields(kind):
         for value in (object(), words.get(option.name, 2.5)):
@@ -190,7 +190,7 @@ def test_every_option_refuses_what_it_cannot_honour(kind):
 
 
 @pytest.mark.parametrize("option", [f.name for f in fields(cml.Kernel)])
-def test_every_promise_of_a_kernel_is_one_that_can_be_kept(option):
+def test_every_kernel_field_refuses_invalid_values(option):
     stated = {"source": "void kernel(uint thread) { y[thread] = x[thread]; }"}
     for value in (object(), "any word", 2.5):
         if option in ("source", "path") and isinstance(value, str):
@@ -212,7 +212,7 @@ def test_invalid_files_of_decisions_are_refused(data):
         parse_decisions(data)
 
 
-def test_decisions_that_were_written_give_the_same_plan(graph):
+def test_saved_decisions_reproduce_the_plan(graph):
     asked = {"conv2": {"kernel": "winograd", "storage": "half"}, "both": {"parts": "3"}}
     plan, found = planned(graph, asked)
     data = json.loads(json.dumps([asdict(d) for d in found.values()]))

@@ -26,7 +26,7 @@ def convs(net, *channels, source="x"):
     return source
 
 
-def test_the_ends_of_a_network_stay_plain_and_what_is_between_is_half():
+def test_inputs_and_outputs_stay_float32_and_inner_tensors_are_half():
     net = Net(1, 3, 8, 8)
     graph = net.graph(convs(net, 8, 8, 3))
     assert layouts_for(graph, "half") == {"t0": C4H, "t1": C4H}
@@ -62,7 +62,7 @@ def test_tensors_joined_by_a_copy_have_one_storage():
 
 
 @pytest.mark.parametrize(("begin", "half"), [(4, "alike"), (2, "none")])
-def test_a_slice_keeps_blocks_or_32_bits(begin, half):
+def test_slice_keeps_channel_blocks_or_float32(begin, half):
     attrs = {"axes": [1], "begin": [begin], "end": [begin + 4], "stride": []}
     node = Node("slice", ("x",), ("y",), full_attrs("slice", attrs))
     facts = {"x": Fact("scalar", (1, 12, 4, 4)), "y": Fact("scalar", (1, 4, 4, 4))}
@@ -80,14 +80,14 @@ def test_a_slice_keeps_blocks_or_32_bits(begin, half):
         ("mul", [(2, 8, 3, 4), (1, 8, 3)], (2, 8, 3, 4), "none"),
     ],
 )
-def test_elementwise_operators_take_halves_four_channels_at_a_time(op, shapes, result, half):
+def test_elementwise_operators_read_half_in_blocks_of_four(op, shapes, result, half):
     names = tuple(f"x{i}" for i in range(len(shapes)))
     facts = {n: Fact("scalar", s) for n, s in zip(names, shapes, strict=True)}
     facts["y"] = Fact("scalar", result)
     assert half_of(Node(op, names, ("y",), full_attrs(op, {})), facts) == half
 
 
-def test_matrices_of_weights_are_half_where_nothing_else_reads_them():
+def test_weight_matrices_are_half_if_read_by_one_operator():
     net = Net(6, 8)
     weights, shared, short = net.random(12, 8), net.random(12, 12), net.random(8, 6)
     bias = net.random(1, 12)
@@ -107,7 +107,7 @@ def test_matrices_of_weights_are_half_where_nothing_else_reads_them():
     ("size", "half"),
     [((1, 1, 3, 3), "each"), ((1, 4, 1, 1), "none"), ((1, 1, 9, 9), "none")],
 )
-def test_a_pool_takes_halves_where_it_slides_over_positions(size, half):
+def test_pool_reads_half_if_windows_are_spatial(size, half):
     attrs = {"size": list(size), "border": "ignore", "padding": [(0, 0)] * 4}
     attrs |= {"stride": [], "dilation": []}
     facts = {"x": Fact("scalar", (1, 8, 9, 9)), "y": Fact("scalar", (1, 8, 9, 9))}
@@ -122,7 +122,7 @@ def test_half_is_ieee_and_row_major():
     assert np.array_equal(got, np.array([[1, np.inf], [65504, 0]], np.float16))
 
 
-def test_filters_that_meet_halves_are_half_and_nothing_else():
+def test_only_filters_of_half_inputs_are_half():
     net = Net(1, 3, 8, 8)
     graph = net.graph(convs(net, 8, 8))
     layouts = layouts_for(graph, "half")
@@ -154,7 +154,7 @@ def errors_of(graph, inputs):
     return list(storage_errors(graph, layouts_for(graph, "half"), inputs))
 
 
-def test_an_error_is_what_one_rounding_makes_it():
+def test_reported_half_errors_equal_one_rounding():
     """The reported largest and RMS error of tensors stored in 16 bits are those of one rounding."""
     net = Net(1, 4, 8, 8)
     first = net("relu(x)")

@@ -63,7 +63,7 @@ def network(body, height, width):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_a_picture_is_refused_only_if_a_tensor_exceeds_the_largest_buffer(operator, size):
+def test_network_is_refused_only_if_a_tensor_exceeds_the_largest_buffer(operator, size):
     graph = optimize(network(OPERATORS[operator], *SIZES[size]))
     largest = max(graph.facts[name].nbytes for name in (*graph.inputs, *graph.outputs))
     for limits in DEVICES.values():

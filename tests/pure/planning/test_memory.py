@@ -76,7 +76,7 @@ def test_no_sequence_of_calls_breaks_a_free_list(actions):
     assert ranges.allocate(HEAP) == 0, "when all is freed, all of it can be had in one piece"
 
 
-def test_the_smallest_range_that_fits_is_taken():
+def test_smallest_fitting_range_is_allocated():
     ranges = FreeList(1000)
     offsets = [ranges.allocate(n) for n in (100, 10, 40, 10, 200, 10)]
     for index in (0, 2, 4):
@@ -87,7 +87,7 @@ def test_the_smallest_range_that_fits_is_taken():
 
 
 @pytest.mark.parametrize("offset", [0, 8, 64])
-def test_freeing_what_is_not_taken_is_an_error(offset):
+def test_freeing_an_unallocated_range_raises(offset):
     ranges = FreeList(64)
     taken = ranges.allocate(16)
     ranges.free(taken)
@@ -96,7 +96,7 @@ def test_freeing_what_is_not_taken_is_an_error(offset):
 
 
 @pytest.mark.parametrize("nbytes, alignment", [(0, 1), (-4, 1), (4, 0)])
-def test_nonsense_is_refused(nbytes, alignment):
+def test_invalid_sizes_and_alignments_are_refused(nbytes, alignment):
     with pytest.raises(ValueError, match="at least 1"):
         FreeList(64).allocate(nbytes, alignment)
 
@@ -143,7 +143,7 @@ def test_statistics_count_fragmentation_and_print():
     assert data["owners"]["upres"] == {"weights": 3 << 20, "activations": 12 << 20}
 
 
-def test_exhaustion_says_who_holds_what_and_what_to_do():
+def test_exhaustion_message_lists_owners_and_next_step():
     said = exhausted_message(8 << 20, "texture agent", "weights", some_stats())
     assert "'texture agent' wanted 8.00 MiB for weights" in said
     assert "budget 64.00 MiB, of which 4.00 MiB free" in said

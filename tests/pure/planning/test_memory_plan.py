@@ -43,7 +43,7 @@ def test_lower_bound_is_the_fullest_step():
     assert lower_bound(tensors) == 150
 
 
-def test_a_u_net_stays_within_five_percent():
+def test_u_net_arena_is_within_five_percent_of_the_bound():
     """The arena of a U-Net with skip connections is at most 5 % larger than the lower bound."""
     sizes = [64 << 20 >> (2 * level) for level in range(5)]
     tensors, step = [], 0
@@ -59,7 +59,7 @@ def test_a_u_net_stays_within_five_percent():
     assert memory.ratio <= 1.05
 
 
-def test_convolutions_of_three_steps_take_no_more_than_their_largest():
+def test_winograd_chain_needs_two_scratch_tensors():
     """The arena of a chain of Winograd convolutions is as large as two scratch tensors.
 
     Each layer transforms x to v, multiplies v to m, and transforms m to y. At most v and m are

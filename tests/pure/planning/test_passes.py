@@ -61,7 +61,7 @@ def run(graph, seed=0):
     return CpuProgram(graph).run({"x": x})
 
 
-def test_nodes_are_one_only_where_their_attributes_are():
+def test_nodes_merge_only_if_attributes_are_equal():
     """Nodes with the same operator and input are merged only if their attributes are equal.
 
     The results stay the same.
@@ -135,7 +135,7 @@ def test_constants_are_folded_but_not_variables_that_change():
     assert "k" not in changing.constants
 
 
-def test_a_reader_that_wants_plain_keeps_it_plain():
+def test_tensor_with_a_row_major_reader_stays_row_major():
     tail = [node("transpose", ["r1"], ["t"], axes=[0, 1, 3, 2])]
     graph = optimize(conv_chain(tail).with_(outputs=("c2", "t")))
     assert "r1" not in choose_layout(graph)
@@ -153,7 +153,7 @@ def test_a_plan_prints_its_steps_and_its_memory():
     assert "conv" in str(plan) and "ratio" in str(plan)
 
 
-def test_a_kept_plan_gives_every_tensor_its_own_memory():
+def test_keep_all_plan_gives_every_tensor_its_own_memory():
     graph = optimize(conv_chain([node("exp", ["c2"], ["e"]), node("neg", ["e"], ["y"])]))
     plan = lower(graph, Limits(), {}, PlanOptions(keep=True, guard=256))
     ranges = sorted((p.binding.offset, p.binding.end) for p in plan.tensors.values())
@@ -182,7 +182,7 @@ WRONG_GRAPHS = [
 
 
 @pytest.mark.parametrize(("changes", "says"), WRONG_GRAPHS, ids=[says for _, says in WRONG_GRAPHS])
-def test_a_graph_made_by_code_is_looked_at(changes, says):
+def test_graph_built_in_code_is_checked(changes, says):
     facts = dict.fromkeys(("x", "k"), Fact("scalar", (2,)))
     node = Node("neg", ("x",), ("y",))
     graph = Graph("g", ("x",), ("y",), (node,), facts, {"k": np.zeros(2, np.float32)})
@@ -191,7 +191,7 @@ def test_a_graph_made_by_code_is_looked_at(changes, says):
         optimize(graph.with_(**changes))
 
 
-def test_constants_come_in_the_type_of_their_facts():
+def test_constants_are_converted_to_their_facts_dtype():
     facts = {"k": Fact("scalar", (2,)), "i": Fact("integer", ())}
     constants = {"k": np.array([0.5, 1.5]), "i": np.array(3)}
     made = infer_facts(Graph("g", (), ("k", "i"), (), facts, constants))

@@ -56,9 +56,7 @@ def plan_of(graph, limits, storage, sibling=None):
 @pytest.mark.parametrize("storage", ["float", "half"])
 @pytest.mark.parametrize("limits", [SOFTWARE, HARDWARE], ids=["software", "hardware"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_plan_at_another_shape_takes_the_weights_that_it_would_pack(
-    name, limits, storage, monkeypatch
-):
+def test_plan_at_another_shape_reuses_equal_packed_weights(name, limits, storage, monkeypatch):
     first = optimize(NETWORKS[name](8))
     sibling = Sibling(first, plan_of(first, limits, storage))
     for size in (12, 40):
@@ -76,7 +74,7 @@ def test_a_plan_at_another_shape_takes_the_weights_that_it_would_pack(
             assert not (same and plan.own)
 
 
-def test_other_numbers_under_a_name_are_not_shared():
+def test_different_constants_of_one_name_are_not_shared():
     first = optimize(wide(8))
     sibling = Sibling(first, plan_of(first, SOFTWARE, "float"))
     graph = optimize(wide(8))
@@ -91,7 +89,7 @@ def test_other_numbers_under_a_name_are_not_shared():
     assert plan_of(share_constants(graph, first), SOFTWARE, "float", sibling).own == {}
 
 
-def test_a_node_keeps_its_kernel_where_it_may():
+def test_node_keeps_its_kernel_at_another_shape():
     first = optimize(wide(8))
     before = plan_of(first, SOFTWARE, "float")
     graph = share_constants(optimize(wide(64)), first)
@@ -104,7 +102,7 @@ def test_a_node_keeps_its_kernel_where_it_may():
     assert Sibling(first, before).chosen(node) == []
 
 
-def test_sameness_is_of_bits():
+def test_array_equality_is_bitwise():
     zero = np.zeros((2, 3), np.float32)
     assert is_same(zero, zero.copy()) and is_same(zero[:, :2], zero[:, 1:].copy())
     nan = np.full(2, np.nan, np.float32)

@@ -38,7 +38,7 @@ def agree(graph, changed, inputs):
 @pytest.mark.parametrize(
     ("block", "steps"), [("mobilenet", 3), ("unet", 4), ("se", 5), ("layer_norm", 7)]
 )
-def test_blocks_come_to_few_nodes(block, steps):
+def test_common_blocks_optimize_to_few_nodes(block, steps):
     net = BLOCKS[block]()
     graph = optimize(net.graph(net.nodes[-1].outputs[0]))
     assert len(graph.nodes) == steps, [n.title for n in graph.nodes]
@@ -129,7 +129,7 @@ def test_zeros_around_a_conv_are_its_padding(conv):
         ([(0, 0), (0, 0), (1, 1), (1, 1)], {"border": "replicate"}),
     ],
 )
-def test_other_pads_stay(pad, conv):
+def test_unfoldable_pads_are_kept(pad, conv):
     _, graph = padded(pad, **conv)
     assert operators(fold_padding(graph)) == ["pad", "conv"]
 
@@ -147,7 +147,7 @@ def test_identity_operators_are_bypassed():
     agree(graph, changed, net.input())
 
 
-def test_an_output_keeps_its_copy():
+def test_output_copy_is_not_bypassed():
     net = Net(2, 3)
     graph = net.graph(net("copy(x)"))
     assert operators(bypass(graph)) == ["copy"]
@@ -217,7 +217,7 @@ def tree(net, depth):
     return net.op("sub", tree(net, depth - 1), tree(net, depth - 1))
 
 
-def test_branches_that_meet_are_one_kernel():
+def test_joining_branches_fuse_into_one_kernel():
     net = Net(2, 3)
     a, b = net("mul(x, random(2, 3))"), net("div(random(2, 3), x)")
     difference = net(f"sub(abs({a}), {b})")
@@ -232,7 +232,7 @@ def test_branches_that_meet_are_one_kernel():
     agree(graph, fused, net.input())
 
 
-def test_a_result_that_is_read_twice_in_one_kernel():
+def test_result_read_twice_within_one_fused_kernel():
     net = Net(2, 3)
     h = net("add(x, random(2, 3))")
     gated = net(f"mul(sigmoid(neg({h})), {h})")
@@ -280,7 +280,7 @@ def test_the_plan_of_a_chain_names_it_and_sums_its_cost():
     assert other.step_costs()[0].key.startswith("sigmoid+mul elementwise-")
 
 
-def test_a_registered_rule_is_applied_until_it_is_forgotten():
+def test_registered_rule_applies_until_unregistered():
     net = Net(2, 3)
     graph = net.graph(net("neg(neg(exp(x)))"))
     rule = Rule("two signs", ("neg", "neg"), lambda m: m.node("copy", m.first.inputs, m.last.attrs))
@@ -416,14 +416,14 @@ def channels_last(between):
         ),
     ],
 )
-def test_transposes_meet_behind_what_does_not_care(between, left):
+def test_transposes_cancel_across_elementwise_operators(between, left):
     net, graph = channels_last(between)
     optimized = optimize(graph)
     assert operators(optimized) == left
     agree(graph, optimized, net.input())
 
 
-def test_a_sum_or_concat_of_what_is_transposed_alike():
+def test_transposes_sink_through_add_and_concat():
     for op, attrs, channels in (("add", {}, 4), ("concat", {"axis": 3}, 8)):
         net = Net(1, 3, 6, 5)
         a, b = (net(f"transpose(conv(x, 4), axes={TO_LAST})") for _ in range(2))
@@ -435,7 +435,7 @@ def test_a_sum_or_concat_of_what_is_transposed_alike():
         agree(graph, optimized, net.input())
 
 
-def test_transposes_that_must_stay_where_they_are():
+def test_transposes_that_cannot_be_moved():
     net = Net(1, 3, 4, 5)
     one = net(f"transpose(x, axes={TO_LAST})")
     other = net("transpose(neg(x), axes=[0, 3, 2, 1])")

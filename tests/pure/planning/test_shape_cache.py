@@ -45,7 +45,7 @@ def refuse():
     raise AssertionError("it was there")
 
 
-def test_the_last_ones_stay():
+def test_most_recent_shapes_stay_cached():
     cache = cache_of(2)
     programs = {n: weakref.ref(asked(cache, n).compiled.program) for n in (1, 2)}
     assert asked(cache, 1).compiled.program is programs[1]()
@@ -53,7 +53,7 @@ def test_the_last_ones_stay():
     assert [programs[n]() is None for n in (1, 2)] == [False, True]
 
 
-def test_a_session_that_is_alive_is_the_one_that_is_given():
+def test_living_session_of_a_shape_is_returned():
     cache = cache_of(0)
     one = asked(cache, 1)
     asked(cache, 2)
@@ -61,7 +61,7 @@ def test_a_session_that_is_alive_is_the_one_that_is_given():
     assert cache.get({"x": (1,), "y": (2,)}, refuse) is one
 
 
-def test_the_first_session_is_found_and_not_kept():
+def test_first_session_is_found_but_not_retained():
     cache = cache_of(4)
     first = Made(compiled(graph(x=(1,), y=(2,))), cache)
     cache.add(first.compiled.source, first)

@@ -45,7 +45,7 @@ def test_the_fastest_option_wins_and_says_by_how_much():
     assert trial.ms() == {"a": 2.0, "b": 1.5, "c": 1.0, "d": 3.0}
 
 
-def test_a_slower_option_is_given_up_early():
+def test_slow_option_is_dropped_early():
     _, count = decide({"a": 1.0, "b": 2.0}, rounds=50)
     assert count == 1 + 3
 
@@ -76,7 +76,7 @@ def test_a_kernel_that_cannot_be_timed_is_left_out():
     assert trial.next() is None and trial.winner == "a" and trial.ms() == {}
 
 
-def test_a_time_of_nothing_is_no_time():
+def test_zero_times_are_not_recorded():
     trial = Trial("a", ("a", "b"), rounds=3)
     for ms in (1.0, 0.0, 0.0):
         trial.record({"a": 1.0, "b": ms})
@@ -92,7 +92,7 @@ def test_a_table_is_written_and_read(folder):
     assert json.loads(file.read_text())["device"] == DEVICE
 
 
-def test_saving_adds_to_what_is_there_and_replaces_the_same_keys():
+def test_saving_merges_and_replaces_equal_keys():
     save(DEVICE, [RECORD])
     other = Record("conv 5x5", "a", "a", {"a": 1.0}, 1.0, 9, "net")
     again = Record("conv 3x3", "a", "a", {"a": 1.0, "b": 1.1}, 1.0, 9, "net")
@@ -163,14 +163,14 @@ def test_no_content_of_a_table_is_more_than_a_warning():
     assert refused > 50
 
 
-def test_a_table_that_cannot_be_written_is_told_before_it_is_measured(folder):
+def test_unwritable_table_is_reported_before_measuring(folder):
     tables.check_place(DEVICE)
     tuning_file(DEVICE).mkdir()
     with pytest.raises(InputError, match="cannot write the table .*some-gpu.*Is a directory"):
         tables.check_place(DEVICE)
 
 
-def test_a_pick_holds_only_against_the_default_that_it_beat():
+def test_tuned_choice_applies_only_to_the_default_it_beat():
     table = VariantTable({"k": TunedChoice("b", "a")})
     assert table.name_for("k", ("a", "b"), "a") == "b"
     assert table.name_for("k", ("a", "b", "c"), "c") == "c", "a new default may be faster still"

@@ -73,7 +73,7 @@ def test_a_concat_is_written_by_its_producers(extra):
     assert (a.offset, b.offset) == (reader.bindings[0].offset, a.offset + 4 * 96)
 
 
-def test_a_tensor_joined_to_itself_by_another_name_has_a_place_of_its_own():
+def test_concat_of_a_tensor_and_its_alias_copies_both():
     """Both parts are copied if a concat reads a tensor and a reshape of the same tensor.
 
     A tensor has one offset only. The third part of the concat is still written in place.
@@ -94,7 +94,7 @@ def test_a_tensor_joined_to_itself_by_another_name_has_a_place_of_its_own():
         (joined(1, 8, 3, 4, axis=1), 256),  # the second part begins at byte 384: only it is copied
     ],
 )
-def test_parts_that_are_no_aligned_runs_are_copied(graph, alignment):
+def test_unaligned_concat_parts_are_copied(graph, alignment):
     views = found(graph, alignment)
     assert set(views) == ({"t0"} if alignment == 256 else set())
 
@@ -108,7 +108,7 @@ def test_inputs_outputs_constants_and_doubles_are_copied():
     assert steps(graph)[1].count("concat") == 5
 
 
-def test_a_part_of_a_part_lies_in_the_whole():
+def test_nested_concat_parts_are_views_of_the_outer():
     net = Net(1, 8, 4, 4)
     inner = net("concat(exp(x), neg(x), axis=1)")
     outer = net(f"concat(abs(x), {inner}, axis=1)")
@@ -116,7 +116,7 @@ def test_a_part_of_a_part_lies_in_the_whole():
     assert resolve_view(views, "t1") == (outer, 256) and resolve_view(views, "t0") == (outer, 128)
 
 
-def test_a_split_s_results_are_parts_of_its_operand():
+def test_split_results_are_views_of_the_operand():
     net = Net(1, 8, 4, 4)
     a, b = net.split(net("exp(x)"), 1, [1, 3])
     graph = net.graph(net(f"neg({b})"), net(f"abs({a})"))
@@ -136,7 +136,7 @@ def test_a_split_s_results_are_parts_of_its_operand():
         ([2], [0], [2], [1], None),
     ],
 )
-def test_a_slice_that_is_a_run_of_memory_is_no_copy(axes, begin, end, stride, offset):
+def test_contiguous_slice_is_a_view(axes, begin, end, stride, offset):
     net = Net(1, 8, 4, 4)
     h = net("exp(x)")
     part = net(f"slice({h}, axes={axes}, begin={begin}, end={end}, stride={stride})")
@@ -146,7 +146,7 @@ def test_a_slice_that_is_a_run_of_memory_is_no_copy(axes, begin, end, stride, of
 
 
 @pytest.mark.parametrize(("first", "found_it"), [(4, True), (3, False)])
-def test_a_slice_of_whole_blocks_of_channels_is_no_copy(first, found_it):
+def test_slice_of_whole_channel_blocks_is_a_view(first, found_it):
     net = Net(1, 16, 4, 4)
     h = net("exp(x)")
     part = net(f"slice({h}, axes=[1], begin=[{first}], end=[{first + 8}], stride=[1])")
@@ -176,7 +176,7 @@ def test_stacked_and_unstacked_rows_are_parts():
     assert "unstack" not in steps(graph)[1]
 
 
-def test_a_split_s_result_that_lies_in_a_concat_is_copied_there():
+def test_split_result_inside_a_concat_is_copied():
     net = Net(1, 8, 8, 8)
     h = net("exp(x)")
     a, b = net.split(h, 1, [1, 1])
@@ -188,7 +188,7 @@ def test_a_split_s_result_that_lies_in_a_concat_is_copied_there():
     assert is_view_copy(split, (h, b), {b: PartPlace(h, 256)}, {})
 
 
-def test_views_that_would_keep_more_memory_alive_are_not_taken():
+def test_views_that_extend_lifetimes_are_not_used():
     """A small part of a large tensor that is read much later does not become a view.
 
     The view would keep the large tensor alive.
@@ -218,7 +218,7 @@ def test_views_never_make_the_arena_larger(block, size):
     assert len(one.steps) < len(other.steps) or block != "dense"
 
 
-def test_views_that_cannot_be_placed_as_well_are_given_up(monkeypatch):
+def test_views_that_enlarge_the_arena_are_dropped(monkeypatch):
     """The plan has no views if the arena becomes larger with them, although its lower bound does
     not."""
     graph = joined(1, 8, 3, 4, axis=1)

@@ -32,7 +32,7 @@ def chain(*hows, weights=8):
 
 
 @pytest.mark.parametrize("layout", WHOLE)
-def test_whole_numbers_come_back(layout):
+def test_packed_integers_round_trip(layout):
     ends = np.iinfo(STORED[layout])
     fact = Fact("scalar", (2, 5, 3, 2))
     given = (
@@ -46,7 +46,7 @@ def test_whole_numbers_come_back(layout):
     assert whole_layout(ends.min, ends.max + 1) != layout
 
 
-def test_maps_lie_in_as_few_bits_as_hold_them():
+def test_integer_maps_are_stored_in_the_fewest_bits():
     hows = [{}, {"signed": False}, {"bits": 16}, {"bits": 16, "signed": False}, {}]
     layouts = layouts_for(optimize(chain(*hows)))
     given, *made = layouts.values()
@@ -55,7 +55,7 @@ def test_maps_lie_in_as_few_bits_as_hold_them():
 
 
 @pytest.mark.parametrize(("weights", "share"), [(8, 4), (16, 2)])
-def test_filters_lie_in_as_few_bits_as_hold_them(weights, share):
+def test_integer_filters_are_stored_in_the_fewest_bits(weights, share):
     graph = optimize(chain({}, weights=weights))
     plan = lower(graph, Limits(), layouts_for(graph))
     packed = {name: array for name, (_, array) in plan.weights.items() if name.startswith("w0")}
@@ -92,7 +92,7 @@ def test_parts_of_any_channels_are_joined_in_blocks():
     assert plan.memory.peak == 4 * 16 * (1 + 2 + 1) + 4 * 16 * 3
 
 
-def test_the_multipliers_of_channels_lie_behind_the_bias():
+def test_channel_multipliers_follow_the_bias():
     """A conv's multipliers follow its bias in one constant, each padded to a multiple of four.
 
     One constant saves an aligned slot.

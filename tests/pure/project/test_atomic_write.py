@@ -41,7 +41,7 @@ def fault(file):
 
 @pytest.mark.parametrize("content", [disk_full, interrupted, fault])
 @pytest.mark.parametrize("before", [b"old", None])
-def test_a_failure_changes_nothing_and_leaves_nothing(tmp_path, content, before):
+def test_failed_write_leaves_the_folder_unchanged(tmp_path, content, before):
     file = tmp_path / "file"
     if before:
         file.write_bytes(before)
@@ -56,7 +56,7 @@ def test_a_failure_changes_nothing_and_leaves_nothing(tmp_path, content, before)
 
 @posix
 @pytest.mark.parametrize("content", [bytes(10_000), lambda file: file.write(bytes(10_000))])
-def test_a_disk_that_takes_no_more_leaves_the_old_file(tmp_path, content):
+def test_full_disk_keeps_the_old_file(tmp_path, content):
     import resource
 
     file = tmp_path / "file"
@@ -71,7 +71,7 @@ def test_a_disk_that_takes_no_more_leaves_the_old_file(tmp_path, content):
     assert [p.read_bytes() for p in tmp_path.iterdir()] == [b"old"]
 
 
-def test_writers_that_race_all_succeed(tmp_path):
+def test_concurrent_writers_all_succeed(tmp_path):
     file = tmp_path / "file"
     contents = [bytes([i]) * 5000 for i in range(8)]
 
@@ -86,7 +86,7 @@ def test_writers_that_race_all_succeed(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["folder", "folder/file/below"])
-def test_a_place_that_cannot_be_written_is_named(tmp_path, place):
+def test_unwritable_path_is_named(tmp_path, place):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "file").write_text("")
     with pytest.raises(OSError, match=re.escape(str(tmp_path / place)[:-6])):
@@ -95,7 +95,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path, place):
 
 
 @posix
-def test_modes_are_those_of_any_file_or_of_the_file_before(tmp_path):
+def test_file_mode_is_default_or_preserved(tmp_path):
     (tmp_path / "plain").write_text("")
     write_atomically(tmp_path / "new", "text")
     assert (tmp_path / "new").stat().st_mode == (tmp_path / "plain").stat().st_mode
@@ -105,7 +105,7 @@ def test_modes_are_those_of_any_file_or_of_the_file_before(tmp_path):
 
 
 @posix
-def test_a_file_that_must_not_be_written_is_left(tmp_path, monkeypatch):
+def test_read_only_file_is_not_replaced(tmp_path, monkeypatch):
     """A read-only file is not replaced, although its folder would allow that; PermissionError
     names it."""
     file = tmp_path / "file"
@@ -145,7 +145,7 @@ WRITES = re.compile(
 )
 
 
-def test_every_writer_goes_through_it():
+def test_all_writes_use_atomic_write():
     found = {
         path.relative_to(ROOT / package).as_posix(): line.strip()
         for package in ("cml_engine", "scheduler", "demo_game")

@@ -26,7 +26,7 @@ def test_ratio_is_taken_within_each_round():
     assert slow.ratio_to(fast) == 2.0
 
 
-def test_a_ratio_that_got_worse_is_found_and_a_slower_machine_is_not():
+def test_worse_ratio_is_reported_but_slower_machine_is_not():
     def report(ours, theirs):
         results = [result("ours-gpu", [ours]), result("ncnn-vulkan", [theirs])]
         return {"models": [{"model": "unet", "ratios": table.ratios("unet", results)}]}
@@ -44,7 +44,7 @@ def test_a_ratio_that_got_worse_is_found_and_a_slower_machine_is_not():
     [networks.mobilenet(32), networks.unet(32), networks.transformer(9, 16, 2, causal=True)],
     ids=["mobilenet", "unet", "transformer"],
 )
-def test_a_network_of_the_bench_is_the_same_for_all_engines(network, tmp_path):
+def test_bench_network_is_equal_in_all_engines(network, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     network.parts.save(tmp_path / "n.param", tmp_path / "n.bin")
     graph = cml.load(tmp_path / "n.param", shapes=network.shape)

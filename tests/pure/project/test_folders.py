@@ -20,7 +20,7 @@ def _plain(monkeypatch):
 
 
 @pytest.mark.parametrize("variable", KINDS)
-def test_the_platform_s_folder_unless_another_is_named(variable, monkeypatch, tmp_path):
+def test_platform_folder_or_environment_variable(variable, monkeypatch, tmp_path):
     folder, of_platform = KINDS[variable]
     own = Path(of_platform("cml_engine", appauthor=False))
     assert folder() == own

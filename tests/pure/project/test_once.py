@@ -10,7 +10,7 @@ import pytest
 from cml_engine.ops.common.once import Once
 
 
-def test_threads_that_come_at_once_get_the_same():
+def test_once_gives_concurrent_threads_the_same_object():
     made, start = [], Barrier(4)
 
     @Once
@@ -43,7 +43,7 @@ def test_a_failed_creation_is_retried():
     assert thing() == 6
 
 
-def test_a_forked_process_has_its_own(monkeypatch):
+def test_once_is_per_process(monkeypatch):
     thing = Once(object)
     before = thing()
     monkeypatch.setattr(os, "getpid", lambda: -1)

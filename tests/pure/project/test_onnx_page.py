@@ -12,7 +12,7 @@ def test_the_table_of_operators_is_that_of_the_importer():
     assert onnx_nodes.operator_table().count("\n") > 200
 
 
-def test_a_page_is_written_anew_in_its_parts_alone():
+def test_page_rewrites_only_its_generated_parts():
     text = "one <!-- conformance -->\n\nold\n\n## Operators\n\ntwo\n\n<!-- operators -->\n\nold\n"
     made = onnx_nodes.page({"conformance": "A", "operators": "B"}, text)
     assert made == text.replace("old\n\n##", "A\n\n##").replace("old", "B")

@@ -83,7 +83,7 @@ def callable_of(name):
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_public_name_exists_and_says_what_it_is(module):
+def test_public_name_exists_and_has_a_docstring(module):
     found = importlib.import_module(module)
     assert found.__doc__
     if module == "cml_engine.tools.panel.drawing":

@@ -41,7 +41,7 @@ def test_a_bake_needs_its_extra_and_no_arguments(venv, monkeypatch, tmp_path):
     assert venv[-1][1:] == ["-m", "demo_game.bake", "--region", "0:1,0:1"]
 
 
-def test_extra_that_cannot_be_installed_is_left_out_if_it_may_be(venv, monkeypatch, capsys):
+def test_optional_extra_that_fails_to_install_is_skipped(venv, monkeypatch, capsys):
     monkeypatch.setattr(tasks, "call", lambda command, **_: int(".[oracles]" in command))
     tasks.install(["oracles"])
     assert "going on without 'oracles'" in capsys.readouterr().out
@@ -56,7 +56,7 @@ def test_failing_pip_is_one_readable_message(venv, monkeypatch, capsys):
     assert "Traceback" not in said
 
 
-def test_no_gpu_is_said_with_what_to_do(venv, monkeypatch, capsys):
+def test_missing_gpu_is_reported_with_next_step(venv, monkeypatch, capsys):
     monkeypatch.setattr(tasks, "probe_gpu", lambda: tasks.NONE)
     monkeypatch.setattr(tasks, "install_debian", lambda what, packages: False)
     assert tasks.find_gpu() == tasks.NONE
@@ -65,12 +65,12 @@ def test_no_gpu_is_said_with_what_to_do(venv, monkeypatch, capsys):
     assert tasks.driver_advice() in said
 
 
-def test_unknown_command_names_those_there_are(capsys):
+def test_unknown_command_lists_the_commands(capsys):
     assert tasks.main(["dmo"]) == 2
     assert "demo" in capsys.readouterr().err
 
 
-def test_needs_nothing_installed():
+def test_tasks_need_only_the_standard_library():
     """``tasks.py help`` lists every command in a Python without site-packages (``-I -S``)."""
     command = [sys.executable, "-I", "-S", str(tasks.ROOT / "tasks.py"), "help"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

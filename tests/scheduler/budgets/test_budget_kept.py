@@ -87,7 +87,7 @@ def test_exact_costs_never_exceed_the_budget_and_use_it():
         for seed in (1, 2) for common in (0.25, 0.5, 0.75)
     ],
 )  # fmt: skip
-def test_noise_keeps_the_promise_and_loses_little_to_the_best_fixed_slice(common, seed):
+def test_budget_is_kept_under_noise_near_the_best_fixed_margin(common, seed):
     """At most 1 % of the frames exceed the budget under noise whose P99 is 2.3 times the median.
 
     At least 85 % of the work is done that the best fixed margin with as few overruns allows.
@@ -105,7 +105,7 @@ def test_noise_keeps_the_promise_and_loses_little_to_the_best_fixed_slice(common
     assert fixed.over_share <= 0.01 and work_per_frame(ours) >= 0.85 * work_per_frame(fixed)
 
 
-def test_hitches_that_do_not_depend_on_the_work_are_left_room():
+def test_budget_is_kept_with_independent_hitches():
     """At most 1 % of the frames exceed the budget if 2 % of the frames take 2 ms longer at random.
 
     At least 40 % of the budget is still used.
@@ -153,7 +153,7 @@ def work_per_frame(outcome):
     return done / len(outcome.reports)
 
 
-def test_a_device_that_slows_down_is_noticed_and_followed():
+def test_slowing_device_is_followed():
     net = network(3)
     model = exact_model(net)
     outcome = simulate(endless(net), 3600, budget_ms=BUDGET, cost_model=model, speed=0.5)
@@ -174,7 +174,7 @@ def test_unknown_costs_are_learned_without_a_long_frame():
     assert outcome.over_share <= 0.1
 
 
-def test_the_usual_ways_break_the_budget_in_the_same_scenario():
+def test_baseline_policies_exceed_the_budget():
     outcomes = compare_policies(lambda: endless(network()), 1500, budget_ms=BUDGET)
     ours, *usual = outcomes
     assert ours.over_share <= 0.02

@@ -42,7 +42,7 @@ def test_most_of_the_work_and_few_late_frames(name, rule):
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.5])
-def test_other_plans_do_less_or_are_late_more_often(factor):
+def test_constant_plans_are_worse_than_the_controller(factor):
     """A constant plan with half or 1.5 times the best work fails the comparison ``keeps``.
 
     This shows that the comparison can fail.
@@ -72,23 +72,23 @@ def aim(controller):
     return controller.aim_ms
 
 
-def test_slack_that_is_there_is_used():
+def test_constant_slack_is_used():
     assert aim(learned([9.0] * 400)) == pytest.approx(FRAME_MS - 9.0, rel=0.03)
 
 
-def test_what_would_have_been_late_anyway_costs_nothing():
+def test_frames_over_target_without_networks_do_not_reduce_the_plan():
     rests = [30.0 if n % 20 == 7 else 9.0 for n in range(1200)]
     # some of the late frames run no networks
     rests = [-rest if n % 30 == 7 else rest for n, rest in enumerate(rests)]
     assert aim(learned(rests)) == pytest.approx(FRAME_MS - 9.0, rel=0.03)
 
 
-def test_hitches_that_would_have_been_in_time_limit_the_plan():
+def test_hitches_within_the_target_limit_the_plan():
     rests = [13.0 if n % 20 == 7 else 9.0 for n in range(1200)]
     assert aim(learned(rests)) == pytest.approx(FRAME_MS - 13.0, rel=0.03)
 
 
-def test_frames_that_are_late_only_with_networks_are_theirs():
+def test_frames_over_target_only_with_networks_reduce_the_plan():
     """Inference gets less than 30 % of the free time if a fifth of the frames with networks is
     late.
 
@@ -105,7 +105,7 @@ def test_frames_without_networks_are_requested_only_if_frames_are_late():
     assert learned([30.0 if n % 20 == 7 else 9.0 for n in range(1000)]).baseline_due
 
 
-def test_a_renderer_that_needs_more_is_followed_within_frames():
+def test_slower_renderer_is_followed_within_three_frames():
     controller = learned([6.0] * 300 + [12.0] * 3)
     assert controller.expected_ms == pytest.approx(12.0)
     assert aim(controller) <= FRAME_MS - 12.0 + 1e-9
@@ -114,7 +114,7 @@ def test_a_renderer_that_needs_more_is_followed_within_frames():
     assert again.expected_ms == pytest.approx(6.0)
 
 
-def test_a_long_frame_makes_the_next_one_careful_and_no_other():
+def test_long_frame_reduces_only_the_next_plan():
     usual = aim(learned([6.0] * 300))
     after = learned([6.0] * 300 + [12.0])
     assert aim(after) <= FRAME_MS - 12.0 < usual
@@ -156,14 +156,14 @@ def test_skipped_frames_are_counted_if_they_ran():
     assert not is_skipped(controller, 305)
 
 
-def test_a_frame_skipped_for_lack_of_room_is_no_sample_of_frames_without_networks():
+def test_frame_skipped_for_lack_of_slack_is_not_a_baseline_sample():
     controller = learned([9.0] * 300 + [30.0])
     assert is_skipped(controller, 301), "the frame before it was delayed"
     controller.took(30.0)
     assert not controller._baseline
 
 
-def test_silence_is_noticed():
+def test_missing_frame_times_are_detected():
     controller = learned([9.0] * 100)
     assert controller.is_known
     for number in range(100, 150):
@@ -194,7 +194,7 @@ def run_with_spare(frames=500):
     return recording, reports
 
 
-def test_a_replay_decides_the_same_with_what_is_spare():
+def test_replay_with_spare_budget_makes_equal_decisions():
     recording, reports = run_with_spare()
     assert len({round(report.aim_ms, 6) for report in reports}) > 50
     assert any(report.aim_ms == 0 for report in reports), "frames without networks, now and then"
@@ -202,7 +202,7 @@ def test_a_replay_decides_the_same_with_what_is_spare():
     assert replay(again) == recording.decisions == [decisions_of(r) for r in reports]
 
 
-def test_hitches_longer_than_a_fixed_budget_cost_nothing_of_it():
+def test_hitches_beyond_a_fixed_budget_do_not_reduce_it():
     model = FrameScheduler(SimGpu(), budget_ms=4.0, clock=VirtualClock()).cost_model
     for number in range(600):
         model.learn_frame(3.0, 3.0 + (number % 20 == 3) * 9.0, 4.0)

@@ -53,7 +53,7 @@ def test_the_whole_rest_is_planned_if_times_are_steady():
     assert runs(rest, 8.4, 0.5) < runs(rest, 8.0, 0.5)
 
 
-def test_a_renderers_hitches_cost_other_frames_nothing():
+def test_renderer_hitches_do_not_reduce_other_frames():
     hitches = learned(600, elapsed=lambda number: 30.0 if number % 20 == 7 else 8.0)
     assert runs(hitches, 8.0, 0.5) == pytest.approx(runs(learned(600), 8.0, 0.5), rel=0.03)
 
@@ -63,7 +63,7 @@ def test_the_networks_own_hitches_limit_the_plan():
     assert runs(rest, 8.0, 0.5) < FRAME_MS - 8.0 - 3.0
 
 
-def test_a_frame_that_is_slow_until_then_is_expected_to_stay_slow():
+def test_slow_first_part_scales_the_prediction_of_inference():
     """After work that took 1.5 times as long as usual, inference is planned as if 1.5 times as
     slow."""
     rest = learned(400)
@@ -72,7 +72,7 @@ def test_a_frame_that_is_slow_until_then_is_expected_to_stay_slow():
     assert slow < 0.7 * (usual - 4.0)
 
 
-def test_a_slow_frames_excess_is_not_expected_of_usual_ones():
+def test_excess_of_slow_frames_is_not_applied_to_normal_frames():
     chance = random.Random(1)
     slow = [chance.random() < 0.2 for _ in range(800)]
     rest = learned(
@@ -92,7 +92,7 @@ def test_without_room_one_frame_in_thirteen_runs_networks():
     assert late_anyway == [0.0, 0.0, LEAST_MS], "two frames without networks, and no more"
 
 
-def test_an_excess_that_fills_the_frame_is_forgotten_when_nothing_runs():
+def test_frame_filling_excess_is_forgotten_while_idle():
     """After an excess that left no time for inference, inference runs again within 40 frames.
 
     Frames without inference cannot measure the excess.
@@ -107,7 +107,7 @@ def test_an_excess_that_fills_the_frame_is_forgotten_when_nothing_runs():
     assert ran[-1] > 1.0
 
 
-def test_a_frame_that_never_ran_changes_nothing():
+def test_unended_frame_changes_nothing():
     rest, same = learned(400), learned(400)
     for _ in range(3):
         rest.begin_frame(FRAME_MS, 16.4)
@@ -141,7 +141,7 @@ def fly(scheduler, gpu, clock, net, frames=500, tells=True):
     return reports
 
 
-def test_a_scheduler_fills_the_rest_and_a_replay_decides_the_same():
+def test_rest_of_frame_is_filled_and_replays_equally():
     scheduler, gpu, clock, net = scheduler_with_work()
     recording = scheduler.record()
     reports = fly(scheduler, gpu, clock, net)

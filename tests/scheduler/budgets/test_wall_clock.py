@@ -41,13 +41,13 @@ def test_times_measured_at_load_keep_the_budget():
     assert sum(late) / len(late) > 3.0
 
 
-def test_a_device_slower_than_at_load_is_noticed_by_late_frames():
+def test_device_slower_than_at_load_is_detected_by_late_frames():
     times, _ = run(true_ms=0.2, load_ms=0.05)
     late = times[300:]
     assert sum(t > 1.15 * FRAME + 1e-6 for t in late) / len(late) < 0.05
 
 
-def test_a_host_that_is_slow_by_itself_does_not_starve_the_networks():
+def test_slow_host_does_not_starve_inference():
     """Inference gets more than 2 ms per frame in a host whose own work takes 100 ms per frame."""
     _, inference = run(true_ms=0.05, load_ms=0.05, render=100.0, frames=1000)
     assert sum(inference[500:]) / 500 > 2.0
@@ -71,7 +71,7 @@ def test_a_hiccup_of_the_machine_is_forgotten():
 
 
 @pytest.mark.parametrize("elapsed", [None, 8.0])
-def test_whole_frames_make_the_plan_swing_nowhere(elapsed):
+def test_plan_is_steady_without_timestamps(elapsed):
     """Few frames are late and inference runs steadily without timestamps, at four times the known
     cost.
 
@@ -99,7 +99,7 @@ def test_whole_frames_make_the_plan_swing_nowhere(elapsed):
 @pytest.mark.parametrize("clock_source", ["wall clock", "timestamps"])
 @pytest.mark.parametrize("frame_ms", [FRAME, 60.0, 225.0])
 @pytest.mark.parametrize("loading", [0, 12])
-def test_an_eta_is_right_in_a_host_that_is_slow_by_itself(clock_source, frame_ms, loading):
+def test_eta_is_right_in_a_slow_host(clock_source, frame_ms, loading):
     """A job's ETA is right within a factor of two from the fifth frame on, even with unmeasured
     steps.
 

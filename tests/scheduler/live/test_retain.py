@@ -45,7 +45,7 @@ def given(*names):
     return dict.fromkeys(names, 0)
 
 
-def test_a_job_does_what_its_inputs_change():
+def test_retaining_job_runs_only_dependent_steps():
     scheduler, clock = started()
     net = network()
     full, part, nothing = (
@@ -58,7 +58,7 @@ def test_a_job_does_what_its_inputs_change():
     assert full.ended_frame <= part.ended_frame <= nothing.ended_frame
 
 
-def test_its_cost_and_eta_are_those_of_its_steps():
+def test_retaining_job_costs_only_its_steps():
     scheduler, clock = started()
     net = network()
     scheduler.submit(net, given("x", "z"))
@@ -68,7 +68,7 @@ def test_its_cost_and_eta_are_those_of_its_steps():
     assert part.eta_ms < full.eta_ms
 
 
-def test_jobs_of_it_run_in_their_order_whatever_their_priority():
+def test_jobs_of_a_retaining_session_run_in_submission_order():
     scheduler, clock = started()
     net = network()
     jobs = [
@@ -81,7 +81,7 @@ def test_jobs_of_it_run_in_their_order_whatever_their_priority():
     assert None not in frames and frames == sorted(frames)
 
 
-def test_a_job_waits_for_one_before_it_that_waits_for_an_output():
+def test_retaining_job_waits_for_its_blocked_predecessor():
     scheduler, clock = started()
     net, maker = network(), network()
     made = scheduler.submit(maker, given("x", "z"))
@@ -92,7 +92,7 @@ def test_a_job_waits_for_one_before_it_that_waits_for_an_output():
     assert first.ended_frame <= second.ended_frame
 
 
-def test_a_job_looks_again_what_it_has_to_do_when_it_may_begin():
+def test_retaining_job_determines_its_steps_when_it_starts():
     scheduler, clock = started()
     recording = scheduler.record()
     net = network()
@@ -106,7 +106,7 @@ def test_a_job_looks_again_what_it_has_to_do_when_it_may_begin():
     assert replay(recording) == recording.decisions
 
 
-def test_a_recording_of_such_jobs_decides_the_same_again():
+def test_recording_of_retaining_jobs_replays_equally():
     scheduler, clock = started()
     recording = scheduler.record()
     net, other = network(), network()
