@@ -1,14 +1,15 @@
 // conv and deconv: ROWS output channels x COLUMNS positions per thread.
 //
-// A block of rows takes `band` blocks of inputs: all of them, or those of the groups that it meets.
-// The positions of a workgroup share one phase (result % up), so that a deconv skips the taps that
-// fall between its inputs. DEPTHWISE: each of four channels takes its own input alone.
+// A block of rows reads `band` blocks of inputs: all of them, or those of the groups that it covers.
+// All positions of a workgroup have the same phase (result % up), so a deconv skips the taps that
+// fall between its inputs. DEPTHWISE: each of four channels reads only its own input channel.
 // T0 input (blocks of four channels), T1 filter [row block][tap][band][4 in][ROWS], or
 // [block][tap][4] where DEPTHWISE, T2 bias, then the epilogues' operands, then OUT.
 //
-// PART SUMS and FINISH are for a window of more products than a loop may have turns: a launch adds
-// those of the taps [tap_begin, tap_end) and their blocks of inputs [block_begin, block_end) to the
-// sums in T2; the last makes results of the sums in T0, T1 is the bias, then as above.
+// PART SUMS and FINISH serve windows with more products than a loop may have iterations: a SUMS
+// launch adds the products of the taps [tap_begin, tap_end) and the input blocks
+// [block_begin, block_end) to the sums in T2. The FINISH launch turns the sums in T0 into results;
+// T1 is the bias, the operands and OUT follow as above.
 #ifndef PART
 #define PART ALL
 #endif
@@ -54,12 +55,12 @@ Place place_of(uint index) {
 }
 
 #if PART != FINISH
-// Input index under a tap; -1 where there is zero. `offset` is phase + tap, in steps.
+// Returns the input index under a tap; -1 stands for a zero. `offset` is phase + tap, in steps.
 int source_index(int axis, int step, int offset) {
     return cml_border(step * y_mul(axis) + offset, x_size(axis));
 }
 
-// Where the rows of inputs under a row of taps begin, for every column; -1 where there are none.
+// Sets row_from[j] to the start of the input row under a row of taps for column j; -1 for no row.
 void find_rows(int oz, int oy) {
     {CML_UNROLL(int, j, COLUMNS) {
         int sz = source_index(0, place[j].at.x, oz);
@@ -68,7 +69,7 @@ void find_rows(int oz, int oy) {
     }}
 }
 
-// Where the inputs under a tap of that row begin.
+// Sets from[j] to the input under a tap of that row, and found[j] to true if there is one.
 void find_inputs(int ox, uint first_block, uint volume) {
     {CML_UNROLL(int, j, COLUMNS) {
         int sx = source_index(2, place[j].at.z, ox);
@@ -171,7 +172,7 @@ void add_window(Part part, uint weight, uint first_block, uint vectors, uint vol
 #endif
 
 #if PART != ALL
-// Where a thread's sums of four rows at a column lie.
+// Returns the index of the sums of four rows at a column.
 uint sum_index(uint vector, uint thread) { return vector * (groups * GROUP) + thread; }
 #endif
 

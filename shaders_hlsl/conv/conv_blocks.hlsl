@@ -1,4 +1,4 @@
-// A plain tensor [N, C, volume] as blocks of four channels; the lanes past C are zeros.
+// Converts a plain tensor [N, C, volume] to blocks of four channels; the lanes past C are zeros.
 // T0 plain, T1 blocks (float4). `step` is 1, or 0 where one value stands for all channels.
 #include "divide.hlsli"
 

@@ -1,6 +1,6 @@
-// A filter that is computed during the run, in the order in which conv.hlsl reads it (as
-// cml_engine/ops/conv/node.py packs a constant one): [row block][tap][band][4 in][ROWS].
-// T0 filter as NNEF has it, T1 packed.
+// Packs a filter that is computed during the run into the order that conv.hlsl reads:
+// [row block][tap][band][4 in][ROWS]. cml_engine/ops/conv/node.py packs constant filters the same way.
+// T0 filter in NNEF's order, T1 packed filter.
 CML_MAIN
 {
     CML_EACH_THREAD(word, total)

@@ -1,8 +1,8 @@
 // deconv with a stride along lines: ROWS output channels x COLUMNS neighbouring results of a line per
-// thread, PHASES (the stride) of which follow each other before the taps repeat. Together they meet
-// every one of the TAPS of a line, so inputs are loaded once for all phases, and no tap is in vain.
+// thread. Results PHASES (the stride) apart use the same taps, and PHASES neighbours together use
+// every one of the TAPS of a line. So inputs are loaded once for all phases, and no tap is wasted.
 //
-// The results of a workgroup share the other axes' phases (result % up), as in conv.hlsl.
+// The results of a workgroup have the same phase (result % up) on the other axes, as in conv.hlsl.
 // T0 input (blocks of four channels), T1 filter [row block][tap][band][4 in][ROWS], T2 bias, then
 // the epilogues' operands, then OUT.
 #define LINE_PHASES 1u
@@ -11,8 +11,9 @@
 #define BIAS T2
 #include "conv_store.hlsli"
 
-// ORIGIN is origin(2). A tap's phase is where `result + ORIGIN - tap` is a multiple of PHASES, and
-// then its input lies so many steps from the result's own; LEAST and MOST are of all taps.
+// ORIGIN is origin(2). A tap serves the phase for which `result + ORIGIN - tap` is a multiple of
+// PHASES; that multiple is the distance from the result's own input to the tap's. LEAST and MOST are
+// the least and the greatest distance of all taps.
 #define STEPS_BACK(tap) ((tap - ORIGIN + 8 * PHASES) / PHASES - 8)
 #define LEAST (-STEPS_BACK(TAPS - 1))
 #define MOST (-STEPS_BACK(0))
@@ -20,7 +21,7 @@
 
 #include "conv_line.hlsli"
 
-// The products of a line of taps, which begins at vector `weight`, with `blocks` of inputs.
+// Adds the products of a line of taps, which begins at vector `weight`, with `blocks` of inputs.
 void add_line(uint weight, uint vectors, uint blocks, uint volume) {
     for (uint c = 0; c < blocks; c++) {
         float4 x[SPAN];

@@ -1,5 +1,5 @@
 // conv of a plain input of few channels: ROWS output channels x COLUMNS neighbouring results of a
-// line per thread. No copy in blocks of four channels, and no products with those that are missing.
+// line per thread. It needs no copy in blocks of four channels and no products with padding channels.
 //
 // T0 input, T1 filter [row block][line of taps][channel][TAPS][ROWS] as float4s, T2 bias, then the
 // epilogues' operands, then OUT.
@@ -10,14 +10,14 @@
 
 // inputs of a line under the windows of a thread's results
 #define SPAN ((COLUMNS - 1) * STRIDE + TAPS)
-// vectors of the filter per line of taps and channel, and how many of them a lane holds
+// vectors of the filter per line of taps and channel, and the number of them that a lane loads
 #define LINE_VECTORS (TAPS * VECTORS)
 #define LINE_LOADS ((LINE_VECTORS + SHARERS - 1) / SHARERS)
 
 #define INPUT NUMBER
 #include "conv_line.hlsli"
 
-// The products of a channel's inputs with vector `i` of a line of taps.
+// Adds the products of a channel's inputs with vector `i` of a line of taps.
 void add_vector(NUMBER4 f, NUMBER x[SPAN], int i) {
     {CML_UNROLL(int, j, COLUMNS) {
         int at = i % VECTORS * 4 * COLUMNS + j;
@@ -29,7 +29,7 @@ void add_vector(NUMBER4 f, NUMBER x[SPAN], int i) {
     }}
 }
 
-// The products of a channel's inputs with a line of taps, which begins at vector `w`.
+// Adds the products of a channel's inputs with a line of taps, which begins at vector `w`.
 void add_line(NUMBER x[SPAN], uint w) {
 #if SHARE
     uint sharer = WaveGetLaneIndex() % SHARERS;

@@ -1,6 +1,6 @@
-// conv whose windows overlap: ROWS output channels x COLUMNS neighbouring results of a
-// line per thread, which share the inputs under their windows. Windows lie STRIDE inputs apart,
-// their TAPS DILATION.
+// conv with overlapping windows: ROWS output channels x COLUMNS neighbouring results of a line per
+// thread, which share the inputs under their windows. Neighbouring windows are STRIDE inputs apart,
+// neighbouring TAPS of a window DILATION inputs.
 // T0 input (blocks of four channels), T1 filter [row block][tap][band][4 in][ROWS], T2 bias, then
 // the epilogues' operands, then OUT.
 #include "conv_position.hlsli"
@@ -13,7 +13,7 @@
 
 #include "conv_line.hlsli"
 
-// The products of a line of taps, which begins at vector `weight`, with all blocks of inputs.
+// Adds the products of a line of taps, which begins at vector `weight`, with all blocks of inputs.
 void add_line(uint weight, uint vectors, uint volume) {
     for (uint c = 0; c < band; c++) {
         NUMBER4 x[SPAN];

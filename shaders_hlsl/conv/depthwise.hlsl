@@ -1,8 +1,8 @@
 // conv with one output for each input channel, stride and dilation 1: a tile of TILE_Y x TILE_X
 // results of four channels per thread.
 //
-// Neighbours share most of their windows: a row of inputs is loaded once for all results that it
-// reaches, so a 4x4 window over 4x4 results takes 49 loads and not 256.
+// Neighbouring windows overlap: a row of inputs is loaded once for all results that use it, so a 4x4
+// window over 4x4 results takes 49 loads instead of 256.
 // T0 input (blocks of four channels), T1 filter [block][KERNEL_Y * KERNEL_X], T2 bias, then the
 // epilogues' operands, then OUT.
 #include "border.hlsli"
@@ -13,7 +13,7 @@
 #define SOURCES_X (TILE_X + KERNEL_X - 1)
 #define SOURCES_Y (TILE_Y + KERNEL_Y - 1)
 
-// Scalars: a software driver keeps those in registers, float4s not.
+// Scalars, because a software driver keeps scalars in registers but not float4s.
 static float sums[TILE_Y * TILE_X * 4];
 static float taps[KERNEL_Y * KERNEL_X * 4];
 
@@ -28,7 +28,7 @@ void load_taps(uint block) {
     }}
 }
 
-// What row `r` of the inputs gives to every row of results.
+// Adds the products of row `r` of the inputs to every row of results.
 void add_row(int r, float4 x[SOURCES_X]) {
     {CML_UNROLL(int, i, TILE_Y * KERNEL_X) {
         int row = i / KERNEL_X;

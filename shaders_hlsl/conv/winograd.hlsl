@@ -11,7 +11,7 @@
 #define P2 (P * P)
 #define Q2 (Q * Q)
 
-// Where a tile's results begin.
+// Returns the position of a tile's first result.
 struct Tile {
     uint image;
     int y;
@@ -81,7 +81,7 @@ CML_MAIN
 
 #elif stage_is_product
 // T0 values [36][block][tile], T1 filter [36][row block][block][4 in][ROWS],
-// where FIXED then T2 the steps that it counts [36][row block][ROWS],
+// and, if FIXED, T2 the step sizes of the quantized filter [36][row block][ROWS],
 // SUMS [36][block of four outputs][tile].
 #include "conv_product.hlsli"
 

@@ -1,12 +1,12 @@
 // All elementwise operators, and chains of them: operands broadcast by strides.
 //
-// defines: CHAIN   statements over the operands p0, p1, … and attr(i), one for each operator: its
-//                  result is left in r0, r1, …, and LAST is the last of these
+// defines: CHAIN   a statement for each operator, over the operands p0, p1, … and attr(i); the
+//                  results are r0, r1, …, and LAST is the last of them
 //          ARITY   number of operands, 1..7; T0…T(ARITY-1) are read, the next tensor is written
 //          RESULT  element type of the result; VALUE0, VALUE1, … of the operands
-//          MAX_DIMS, PER_THREAD  dimensions that there is room for, and elements of a thread
+//          MAX_DIMS, PER_THREAD  the greatest number of dimensions, and elements per thread
 //          VEC     4: four neighbours at a time, as one vector; 1: element by element
-//          SPLATK  operand K is one value for all four neighbours, read as a scalar (0 if VEC is 1)
+//          SPLATK  1: operand K has one value for all four neighbours, read as a scalar (0 if VEC is 1)
 //          FLAT    one dimension: element i of the result needs element i (or 0) of the operands
 // params:  count   elements (vectors) in the result
 //          dims, extent(d), stride(K * MAX_DIMS + d): innermost dimension first
@@ -34,7 +34,7 @@
 #define STORE(result, l) result
 #endif
 
-// A statement for each operand: its values loaded, and one of them taken.
+// For each operand, a statement that loads its values and one that selects a value.
 #define LOAD(k) LOADED(VALUE##k, SPLAT##k) v##k = T##k[at[k]];
 #define TAKE(k) VALUE##k p##k = LANE(v##k, SPLAT##k, l);
 #define EACH(n, F) EACH_OF(n, F)
@@ -47,7 +47,7 @@
 #define EACH6(F) EACH5(F) F(5)
 #define EACH7(F) EACH6(F) F(6)
 
-// Offsets of result element i in the operands.
+// Computes the offsets in the operands for result element i.
 #if FLAT
 void locate(uint i, out uint at[ARITY]) {
     CML_UNROLL(uint, k, ARITY) { at[k] = i * stride(k * MAX_DIMS); }
@@ -85,7 +85,7 @@ CML_MAIN
 {
     CML_EACH_GROUP(group)
     CML_UNROLL(uint, k, PER_THREAD) {
-        // neighbouring threads, neighbouring addresses
+        // neighbouring threads access neighbouring addresses
         uint i = (group * PER_THREAD + k) * GROUP + lane;
         if (i < count) { OUT[i] = compute(i); }
     }

@@ -1,13 +1,13 @@
-// What activations are made of, for one number or four at once: included with CML_T as float or
-// float4 and CML_TRUTH as bool or bool4, once for each. Without branches, for both ways are short.
+// The building blocks of activations, for one number or four at once: included once with CML_T as
+// float and CML_TRUTH as bool, once with float4 and bool4. No branches: computing both sides is short.
 
-// By its bits, for drivers may give the other number for a NaN: -0 and NaN are not below 0.
+// Tests the bits, because drivers may order NaN either way: -0 and NaN are not negative.
 CML_TRUTH cml_negative(CML_T x) { return asuint(x) - 0x80000001u <= 0x7f7fffffu; }
 
-// y, which is of |x|, with the sign of x: also where that is -0.
+// Returns y, a function of |x|, with the sign of x, also for -0.
 CML_T cml_with_sign_of(CML_T y, CML_T x) { return asfloat(asuint(y) ^ (asuint(x) & 0x80000000u)); }
 
-// A NaN stays one; a bound that is one does not bound.
+// A NaN stays NaN; a bound that is NaN is ignored.
 CML_T cml_clamp(CML_T x, CML_T low, CML_T high) {
     CML_T y = select(x > high, high, x);
     y = select(y < low, low, y);

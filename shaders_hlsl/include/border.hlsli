@@ -1,8 +1,10 @@
-// What lies around a tensor: border_is_constant, _replicate, _reflect or _reflect_even is defined.
+// The values outside of a tensor. One of border_is_constant, _replicate, _reflect and _reflect_even
+// is defined.
 #ifndef CML_BORDER
 #define CML_BORDER
 
-// The index that position `at` of an axis of `extent` > 0 values repeats; -1 where it is zero.
+// Returns the index whose value stands at position `at` of an axis of `extent` > 0 values; -1 for a
+// zero.
 int cml_border(int at, int extent) {
 #if border_is_replicate
     return clamp(at, 0, extent - 1);

@@ -1,10 +1,10 @@
-// The reductions of scattering, for the parameter `kind` of cml_engine/ops/indexing/scatter.py.
+// The reductions of scatter, selected by the parameter `kind` of cml_engine/ops/indexing/scatter.py.
 #ifndef CML_COMBINE
 #define CML_COMBINE
 
 #include "pointwise.hlsli"
 
-// Returns a value after an update; kinds are those of REDUCTIONS, for floats and then for integers.
+// Returns a value after an update. `kind` is an index of REDUCTIONS, first for floats, then integers.
 uint cml_combine(uint before, uint update)
 {
     float a = asfloat(before);

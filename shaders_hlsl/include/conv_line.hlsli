@@ -1,10 +1,10 @@
-// What conv_row_tile.hlsl, conv_phases.hlsl and conv_plain.hlsl share: a thread computes a run of COLUMNS
-// results of a line, neighbours in their phases, under which lie SPAN inputs of each line of inputs. A kernel's own is
-// cml_add_window: it adds the products of a run with the inputs under its windows.
+// Shared by conv_row_tile.hlsl, conv_phases.hlsl and conv_plain.hlsl: a thread computes COLUMNS
+// neighbouring results of a line, whose windows cover SPAN inputs of each line of inputs. Each kernel
+// defines cml_add_window, which adds the products with the inputs under the windows.
 #ifndef CML_CONV_LINE
 #define CML_CONV_LINE
 
-// what an input is, in arithmetic
+// the arithmetic type of an input
 #ifndef INPUT
 #define INPUT NUMBER4
 #endif
@@ -32,7 +32,7 @@ Run cml_run(uint index) {
     return p;
 }
 
-// Where the inputs of a line begin in the first block; `first` is the leftmost of them.
+// Returns the start of a line of inputs in the first block; `first` is the leftmost input.
 void cml_find_inputs(int sz, int sy, int first, uint base) {
     int line = (sz * x_size(1) + sy) * x_size(2);
     {CML_UNROLL(int, i, SPAN) {
@@ -42,7 +42,7 @@ void cml_find_inputs(int sz, int sy, int first, uint base) {
     }}
 }
 
-// What lies under the windows at position i of the span: zero where the border is.
+// Returns the input at position i of the span; zero in the border.
 INPUT cml_input(int i, uint offset) {
     INPUT value = INPUT(T0[cml_offset[i] + offset]);
     return cml_inside[i] ? value : INPUT(0);

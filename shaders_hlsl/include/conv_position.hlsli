@@ -1,4 +1,4 @@
-// Where the windows of conv and deconv lie; both are the one rule
+// The positions of the windows of conv and deconv. Both follow one rule:
 //     source * up = result * y_mul + tap * k_step + origin
 // conv: up = 1, y_mul = stride, k_step = dilation, origin = -padding before.
 // deconv: up = stride, y_mul = 1, k_step = -dilation, origin = padding before.
@@ -10,12 +10,12 @@
 
 uint cml_volume(uint a, uint b, uint c) { return a * b * c; }
 
-// Phases along a line that workgroups share out.
+// The phases along a line that are divided among workgroups.
 #ifndef LINE_PHASES
 #define LINE_PHASES uint(up(2))
 #endif
 
-// What a launch's workgroups count: blocks of rows within tiles within phases.
+// A launch's workgroups are numbered by block of rows, then tile, then phase.
 struct Part {
     uint row_block;
     uint tile;
@@ -38,12 +38,12 @@ Part cml_part(uint group) {
     return part;
 }
 
-// The first block of inputs that a block of rows takes.
+// Returns the first block of inputs that a block of rows reads.
 uint cml_first_block(uint row_block) {
     return min(cml_divide(row_block * ROWS, group_out) * group_in / 4, in_blocks - band);
 }
 
-// Integer division by `up` that rounds down; only a deconv has one.
+// Integer division by `up` that rounds down; `up` is 1 except in a deconv.
 int cml_floor_up(int a, int axis) {
 #if TRANSPOSED
     return cml_floor_divide(a, up(axis));

@@ -1,14 +1,14 @@
 // The inner product that conv_tile.hlsl and winograd.hlsl share: ROWS filter rows by COLUMNS
 // values, four input channels at a time, in scalar accumulators.
 //
-// A software driver keeps scalars in registers, float4s not, and there every load costs as much
-// as some twenty products: so SHARE lets eight lanes load two vectors of the filter each and pass
-// them around, instead of each loading all of them.
+// A software driver keeps scalars in registers but not float4s, and a load costs it as much as about
+// twenty products. So with SHARE each of eight lanes loads two vectors of the filter and passes them
+// to the others, instead of each lane loading all of them.
 // T1 is the filter: ... [block of four inputs][4 in][ROWS] numbers, in vectors of four.
 //
-// DOT4: inputs and filter are bytes, four of them in a word, and T1 is ... [block of four inputs]
+// DOT4: inputs and filter are bytes, four to a 32-bit word, and T1 is ... [block of four inputs]
 // [ROWS] words.
-// FLIP turns words of 0 to 255 into bytes of -128 to 127, for which the bias makes up.
+// FLIP turns values of 0 to 255 into bytes of -128 to 127; the bias corrects for the shift.
 #ifndef CML_CONV_PRODUCT
 #define CML_CONV_PRODUCT
 
@@ -20,7 +20,7 @@
 
 #define VECTORS (ROWS / 4)
 #define SHARERS 8
-// vectors of the filter per tap and block of four inputs, and how many of them a lane holds
+// vectors of the filter per tap and block of four inputs, and the number of them that a lane loads
 #if DOT4
 #define BLOCK_VECTORS VECTORS
 #define FILTER uint4
@@ -32,7 +32,7 @@
 #endif
 #define LOADS ((BLOCK_VECTORS + SHARERS - 1) / SHARERS)
 
-// PHASES of neighbouring columns take other taps; a product is of every PHASES-th column.
+// Neighbouring columns of different phases use different taps: a tap serves every PHASES-th column.
 #ifndef PHASES
 #define PHASES 1
 #endif
@@ -44,7 +44,7 @@ void cml_clear() {
     {CML_UNROLL(int, i, ROWS * COLUMNS) { cml_sum[i] = NUMBER(0); }}
 }
 
-// Rows 4 * o to 4 * o + 3 of a column.
+// Returns rows 4 * o to 4 * o + 3 of a column.
 NUMBER4 cml_result(int o, int column) {
     int at = 4 * o * COLUMNS + column;
     return NUMBER4(cml_sum[at], cml_sum[at + COLUMNS], cml_sum[at + 2 * COLUMNS],
@@ -75,7 +75,7 @@ void multiply_vector(FILTER f, CML_BLOCK x[STEPS], int i, int phase) {
     }}
 }
 
-// Adds the products of four input channels, whose filter begins at vector `w`, to a phase's columns.
+// Adds the products of four input channels to a phase's columns; their filter begins at vector `w`.
 void cml_multiply(CML_BLOCK x[STEPS], uint w, int phase) {
 #if SHARE
     uint sharer = WaveGetLaneIndex() % SHARERS;

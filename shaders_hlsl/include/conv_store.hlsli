@@ -1,12 +1,12 @@
-// Storing four channels of a conv's result: bias, epilogue, layout.
-// BIAS is the buffer of the bias in blocks; OUT is plain, or of blocks where OUT_C4.
+// Stores four channels of a conv's result: adds the bias, applies the epilogue, writes the layout.
+// BIAS is the buffer of the bias in blocks of four; OUT is plain, or in blocks if OUT_C4.
 #ifndef CML_CONV_STORE
 #define CML_CONV_STORE
 
 #include "epilogue.hlsli"
 #include "number.hlsli"
 
-// What is read per block of four channels, before its positions are stored.
+// The values that are read once per block of four channels, before its positions are stored.
 struct Block {
     uint number;
     NUMBER4 bias;
@@ -31,7 +31,7 @@ Block cml_block(uint number) {
     return block;
 }
 
-// A block at position `at` of `volume`. Lanes past the last channel become zeros.
+// Stores a block at position `at` of `volume`. Lanes past the last channel become zeros.
 void cml_store(NUMBER4 sums, Block block, uint image, uint at, uint volume) {
     sums += block.bias;
 #if OUT_C4

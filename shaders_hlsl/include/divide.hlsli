@@ -1,10 +1,10 @@
-// Integer division by floats: a driver that runs on vectors of the CPU divides integers one lane
-// after the other, and GPUs have no integer divider either.
+// Integer division computed in floats: a software driver divides integers one lane after the other,
+// and GPUs have no integer divider either.
 #ifndef CML_DIVIDE
 #define CML_DIVIDE
 
-// a / b for any a, and b > 0. The second round mends what a float cannot hold, the last steps what
-// it rounds.
+// Returns a / b for any a, and b > 0. The second round corrects for the 24 bits of a float, the last
+// steps correct its rounding.
 uint cml_divide(uint a, uint b) {
     float inverse = 1.0 / float(b);
     uint quotient = uint(float(a) * inverse);
@@ -13,14 +13,14 @@ uint cml_divide(uint a, uint b) {
     return rest < 0 ? quotient - 1 : (rest >= int(b) ? quotient + 1 : quotient);
 }
 
-// a / b rounded down, for b > 0 and |a| below 2^24.
+// Returns a / b rounded down, for b > 0 and |a| below 2^24.
 int cml_floor_divide(int a, int b) {
     int quotient = int(floor(float(a) / float(b)));
     int rest = a - quotient * b;
     return rest < 0 ? quotient - 1 : (rest >= b ? quotient + 1 : quotient);
 }
 
-// a / b, and a becomes the remainder.
+// Returns a / b and sets a to the remainder.
 uint cml_divide_rest(inout uint a, uint b) {
     uint quotient = cml_divide(a, b);
     a -= quotient * b;

@@ -1,12 +1,12 @@
 // Elementwise operators that a kernel applies to its result before storing it, in the node's order.
 //
-// cml_engine/ops/declaration/epilogue.py writes them as defines, of the operators' own expressions:
+// cml_engine/ops/declaration/epilogue.py writes them as defines, from the operators' expressions:
 // EPI_STEPS   statements that change `v`
-// EPI_FIELDS  what they read once for each channel, as members of EpiOperands, and EPI_READS how
+// EPI_FIELDS  the members of EpiOperands: values that are read once per channel; EPI_READS reads them
 // EPI_WIDTH   4: the kernel stores four channels at once; 1: one number
-// EPI_INTEGER defined where a step makes words of sums
-// EPI_SUMS    the type of what the kernel has where that is integers; the first step takes `sums`
-// EPI_SINGLE  defined where a step takes numbers one by one, with any function of pointwise.hlsli
+// EPI_INTEGER defined if a step requantizes sums
+// EPI_SUMS    the kernel's integer type, if its results are integers; the first step reads `sums`
+// EPI_SINGLE  defined if a step takes numbers one by one, with any function of pointwise.hlsli
 #ifndef CML_EPILOGUE
 #define CML_EPILOGUE
 
@@ -38,13 +38,13 @@
 #endif
 #endif
 
-// What the steps read per channel or once: a kernel that stores many positions reads it once.
+// Values that are the same for all positions of a channel: a kernel reads them before its positions.
 struct EpiOperands {
     uint number;  // of the channel, in EPI_TYPEs
     EPI_FIELDS
 };
 
-// `channel` counts EPI_TYPEs: blocks of four channels where that is float4.
+// `channel` counts EPI_TYPEs: blocks of four channels if EPI_TYPE is float4.
 EpiOperands cml_epilogue_operands(uint channel) {
     EpiOperands operands;
     operands.number = channel;
@@ -52,7 +52,7 @@ EpiOperands cml_epilogue_operands(uint channel) {
     return operands;
 }
 
-// `at` is where the result is stored, in EPI_TYPEs: there an operand of its shape has its values.
+// `at` is the result's index in EPI_TYPEs, which is also the index in an operand of the same shape.
 #ifdef EPI_SUMS
 EPI_TYPE cml_epilogue(EPI_SUMS sums, EpiOperands operands, uint at) {
     EPI_TYPE v = EPI_TYPE(sums);

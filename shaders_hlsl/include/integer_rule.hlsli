@@ -1,5 +1,5 @@
-// The rule of integer inference (docs/integer.md): words are whole numbers in floats, sums too or
-// integers; what becomes of them is computed in integers of 32 bits, for one number or for four at once.
+// The rule of integer inference (docs/integer.md). Quantized values are whole numbers in floats; sums
+// are whole numbers in floats or integers. They are scaled in 32-bit integers, one or four at once.
 #ifndef CML_INTEGER_RULE
 #define CML_INTEGER_RULE
 
@@ -7,11 +7,12 @@
 
 // F: the floats, I: the integers.
 //
-// cml_integer_numbers: 0 has no sign. Some drivers turn F(I(a)) into trunc(a), which keeps that of -0.
+// cml_integer_numbers: 0 has no sign. Some drivers turn F(I(a)) into trunc(a), which keeps -0.
 //
-// cml_scale_sum: a sum times mantissa / 2^exponent, halves up. `code` is mantissa * 64 + exponent.
-// The mantissa has 15 bits, so both halves of the sum times it fit; the shift is of 17 bits or more,
-// and what would be less is shifted left before, which has been proven to fit.
+// cml_scale_sum: a sum times mantissa / 2^exponent, halves rounded up. `code` is
+// mantissa * 64 + exponent. The mantissa has 15 bits, so its product with either half of the sum fits
+// 32 bits. The right shift is at least 17 bits: for a smaller exponent the sum is shifted left first,
+// which the quantizer has proven to fit.
 #define CML_RULE(F, I) \
     I cml_scale_sum(I total, F code) { \
         I number = I(code); \
@@ -58,7 +59,7 @@
 CML_RULE(float, int)
 CML_RULE(float4, int4)
 
-// A real number as a word. The product is sealed: it is rounded before anything is taken from it.
+// Quantizes a real number. The product is sealed, so it is rounded before it is compared.
 float cml_integer_words(float a, float inverse, float low, float high) {
     bool nan = (asuint(a) & 0x7fffffffu) > 0x7f800000u;
     float steps = clamp(cml_sealed(a * inverse), low - 1.0, high + 1.0);

@@ -1,24 +1,24 @@
-// The functions behind the operators of integers, and those that make whole numbers of floats
-// (cml_engine/ops/elementwise/integers.py). What C leaves open has one meaning here.
+// The functions of the integer operators and of the operators that round floats to whole numbers
+// (cml_engine/ops/elementwise/integers.py). Cases that C leaves undefined are defined here.
 #ifndef CML_INTEGRAL
 #define CML_INTEGRAL
 
 #include "pointwise.hlsli"
 
-// Towards zero. By 0 it is 0; the one quotient that 32 bits cannot hold wraps around.
+// Rounds towards zero. Division by 0 gives 0; -2^31 / -1 wraps around.
 int cml_int_div(int a, int b) {
     if (b == 0) { return 0; }
     if (b == -1) { return 0 - a; }
     return a / b;
 }
 
-// The remainder of that division, of the sign of a; by 0 it is 0.
+// Returns the remainder of that division, with the sign of a; 0 for division by 0.
 int cml_int_rem(int a, int b) {
     if (b == 0 || b == -1) { return 0; }
     return a - a / b * b;
 }
 
-// Of the sign of b.
+// Returns the remainder with the sign of b.
 int cml_int_mod(int a, int b) {
     int rest = cml_int_rem(a, b);
     return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
@@ -34,7 +34,7 @@ int cml_shift_right(int a, int by) {
 
 bool cml_isinf(float x) { return (asuint(x) & 0x7fffffffu) == 0x7f800000u; }
 
-// Halves go to the even number.
+// Halves are rounded to the even number.
 float cml_round_even(float x) {
     float low = floor(x);
     float part = x - low;
@@ -42,8 +42,8 @@ float cml_round_even(float x) {
     return cml_with_sign_of(abs(y), x);
 }
 
-// The remainder of C's fmod, without any rounding: by long division, a turn for each bit of the
-// quotient. What a device may take for 0 is no divisor.
+// Returns C's fmod exactly, by long division with an iteration for each bit of the quotient. A
+// denormal divisor counts as 0, because a device may flush it.
 float cml_fmod(float x, float y) {
     float rest = abs(x);
     float divisor = abs(y);

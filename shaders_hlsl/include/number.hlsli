@@ -1,4 +1,4 @@
-// What a convolution adds up: floats, or integers where sums are whole and exact in 32 bits.
+// The type of a convolution's sums: floats, or integers if sums are whole numbers that fit 32 bits.
 #ifndef CML_NUMBER
 #define CML_NUMBER
 

@@ -1,9 +1,9 @@
-// Four numbers stored in 16 or 8 bits each (cml_engine/ir/layout.py). Arithmetic is on float4, which they
-// become, and out of which they are made, wherever one is assigned to the other.
+// Four numbers stored in 16 or 8 bits each (cml_engine/ir/layout.py). They convert from and to float4
+// by assignment; arithmetic is on float4.
 //
-// Half4 is two words rather than HLSL's half4: that needs a feature which a host's device seldom asks for,
-// and leaves the rounding to the driver. Here a number is rounded to the nearest, ties to the even
-// one, to the same bits on every device; beyond 65504 it becomes infinite.
+// Half4 is two 32-bit words rather than HLSL's half4, which needs a device feature that hosts seldom
+// request and leaves the rounding to the driver. Here numbers are rounded to the nearest, ties to
+// even, bit-identical on every device; beyond 65504 they become infinite.
 #ifndef CML_PACKED4
 #define CML_PACKED4
 
@@ -18,9 +18,9 @@ float2 cml_from_half(uint bits) {
 uint2 cml_to_half(float4 v) {
     uint4 bits = asuint(v);
     uint4 size = bits & 0x7fffffffu;
-    // 13 bits of the fraction go; the exponent begins 112 lower
+    // drops 13 bits of the fraction; the exponent's bias is smaller by 112
     uint4 normal = min(((size + 0xfffu + ((size >> 13) & 1u)) >> 13) - 0x1c000u, 0x7c00u);
-    // below 2^-14 a step is 2^-24, as it is of floats between 0.5 and 1
+    // below 2^-14 numbers are 2^-24 apart, as floats between 0.5 and 1 are
     uint4 small = asuint(asfloat(size) + 0.5) - 0x3f000000u;
     uint4 number = select(size < 0x38800000u, small, normal);
     uint4 rounded = select(size > 0x7f800000u, uint4(0x7e00u), number);
@@ -40,7 +40,7 @@ extension float4 {
     }
 }
 
-// Whole numbers, exactly: those of integer networks lie within the ranges of what they are stored in.
+// Whole numbers, exactly: an integer network's values lie within the range of their storage type.
 uint cml_to_bytes(float4 v) {
     uint4 q = uint4(int4(v)) & 0xffu;
     return q.x | (q.y << 8) | (q.z << 16) | (q.w << 24);
@@ -98,7 +98,7 @@ extension float4 {
     __implicit_conversion(300) __init(UShort4 q) { this = float4(int4(q)); }
 };
 
-// Whole numbers of steps, from -32767 to 32767; how large a step is the reader knows.
+// Whole multiples of a step, -32767 to 32767; the reader knows the step size.
 struct Fixed4 {
     uint2 bits;
 };

@@ -1,9 +1,9 @@
-// The functions behind the elementwise operators (cml_engine/ops/elementwise/elementwise.py).
+// The functions of the elementwise operators (cml_engine/ops/elementwise/elementwise.py).
 //
-// Vulkan allows sin, cos, asin, acos and atan errors that show in a network (2^-11 for sin), HLSL
-// has no inverse hyperbolics, and its pow knows no negative bases. So what is here is built from
-// what every driver does well: + - * /, sqrt, exp, log. The polynomials are our own least-maximum
-// fits, off by less than 6e-9 on the ranges that the reductions leave.
+// Vulkan allows errors of sin, cos, asin, acos and atan that show in a network (2^-11 for sin); HLSL
+// has no inverse hyperbolic functions, and its pow takes no negative base. So these functions use only
+// what every driver computes well: + - * /, sqrt, exp, log. The polynomials are our own minimax fits,
+// off by less than 6e-9 on their reduced ranges.
 #ifndef CML_POINTWISE
 #define CML_POINTWISE
 
@@ -17,31 +17,31 @@ static const float CML_PI = 3.14159265;
 
 bool cml_isnan(float x) { return (asuint(x) & 0x7fffffffu) > 0x7f800000u; }
 
-// Both a != b and !(a == b) end as SPIR-V's ordered comparison, which is false for NaN.
+// Both a != b and !(a == b) become SPIR-V's ordered comparison, which is false for NaN.
 bool cml_unequal(float a, float b) {
     return a < b || a > b || cml_isnan(a) || cml_isnan(b);
 }
 
-// Built from a value of run time: a compiler may refuse a literal that is not a number.
+// Built from a run-time value, because a compiler may refuse a NaN literal.
 float cml_nan(float x) { return asfloat(asuint(x) | 0x7fc00000u); }
 
 float cml_sign(float x) { return cml_isnan(x) ? x : float(x > 0.0) - float(x < 0.0); }
 
-// Halves go up. Not floor(x + 0.5): the sum rounds for 0.49999997 and for odd numbers past 2^23.
+// Rounds halves up. Not floor(x + 0.5), whose sum is inexact for 0.49999997 and beyond 2^23.
 float cml_round(float x) {
     float low = floor(x);
     return x - low >= 0.5 ? low + 1.0 : low;
 }
 
-// A driver may make the smaller of two numbers of `a < b ? a : b`, which is another one for a NaN:
-// what depends on that asks first.
+// A driver may turn `a < b ? a : b` into a minimum, which treats NaN differently. Functions that
+// depend on it test for NaN first.
 float cml_min(float a, float b) { return cml_isnan(b) ? b : (a < b ? a : b); }
 float cml_max(float a, float b) { return cml_isnan(b) ? b : (a > b ? a : b); }
 
-// Half an odd number ends in .5; an infinity does not.
+// Half of an odd number ends in .5; infinities count as even.
 bool cml_is_odd(float integral) { return frac(abs(integral) * 0.5) == 0.5; }
 
-// sin(r) for r within a quarter of a turn, negated after an odd number of half turns.
+// Returns sin(r) for |r| up to pi / 2, negated if the number of half turns is odd.
 float cml_sin_near(float r, bool odd) {
     float z = r * r;
     float p = ((2.60009938e-6 * z - 1.98066391e-4) * z + 8.3330177e-3) * z - 0.166666571;
@@ -49,26 +49,26 @@ float cml_sin_near(float r, bool odd) {
     return odd ? -s : s;
 }
 
-// sin(x - turns * pi), negated where `halves` is odd. Pi in three parts, the first of few bits,
-// keeps the difference exact for thousands of turns.
+// Returns sin(x - turns * pi), negated if `halves` is odd. Pi is split in three parts, the first with
+// few bits, so the difference stays exact for thousands of turns.
 float cml_sin_reduced(float x, float turns, float halves) {
     float r = ((x - turns * 3.140625) - turns * 9.6750259e-4) - turns * 1.509958e-7;
     return cml_sin_near(r, cml_is_odd(halves));
 }
 
-// More than that needs more digits of pi. So far it is exact enough.
+// Larger angles need more digits of pi than the three parts have.
 #define CML_MANY_TURNS 8192.0
 
-// 32 bits of 1 / (2 pi), `word` words behind the point; before it there is nothing.
+// Returns 32 bits of 1 / (2 pi), `word` words after the binary point; 0 before it.
 uint cml_turn_digits(uint word) {
     uint low = word == 1 ? 0x28be60dbu : (word == 2 ? 0x9391054au : 0x7f09d5f4u);
     uint high = word == 4 ? 0x7d4d3770u : (word == 5 ? 0x36d8a566u : 0x4f10e410u);
     return word == 0 ? 0 : (word < 4 ? low : high);
 }
 
-// The fraction of a turn that is left of an angle of many, in 2^-32 turns. An angle is a whole number
-// of 24 bits times a power of two: of its product with the digits of 1 / (2 pi), only those after
-// the point count, and of these 64 bits that the power of two picks are enough for any angle.
+// Returns an angle modulo a turn, in 2^-32 turns. An angle is a 24-bit whole number times a power of
+// two. Only the fraction of its product with 1 / (2 pi) matters, and 64 digits of 1 / (2 pi), chosen by
+// the power of two, give enough of it for any angle.
 uint cml_turn(float angle) {
     uint number = (asuint(angle) & 0x7fffffu) | 0x800000u;
     uint first = (asuint(angle) >> 23) - 118u;
@@ -77,7 +77,7 @@ uint cml_turn(float angle) {
     uint middle = cml_turn_digits(word + 1);
     uint high = (cml_turn_digits(word) << shift) | ((middle >> 1) >> (31u - shift));
     uint low = (middle << shift) | ((cml_turn_digits(word + 2) >> 1) >> (31u - shift));
-    // the upper 32 of number * low, in halves that do not overflow
+    // the upper 32 bits of number * low, from 16-bit halves that do not overflow
     uint carry = (number >> 8) * (low >> 16);
     carry += ((number & 0xffu) * (low >> 16)) >> 8;
     carry += ((number >> 8) * (low & 0xffffu)) >> 16;
@@ -149,7 +149,7 @@ float cml_acos(float x) {
 float cml_sinh(float x) {
     float a = abs(x);
     float z = a * a;
-    // by halves: exp(x) overflows before sinh(x) does
+    // exp(x / 2) twice, because exp(x) overflows before sinh(x) does
     float e = exp(0.5 * a);
     float y = 0.5 * e * e - 0.5 / e / e;
     if (a < 1.0) {
@@ -190,20 +190,20 @@ float cml_atanh(float x) {
     return cml_with_sign_of(y, x);
 }
 
-// As C's pow and NumPy's: negative bases with integral exponents, and 0^0 = 1.
+// Like pow of C and NumPy: negative bases with whole exponents are defined, and 0^0 = 1.
 float cml_pow(float x, float y) {
     if (y == 0.0 || x == 1.0) { return 1.0; }
     if (cml_isnan(x) || cml_isnan(y)) { return cml_nan(x); }
-    // exact where it is cheap, and squares are what networks ask for
+    // exact for squares, which networks use most
     if (y == 2.0) { return x * x; }
     if (y == 1.0) { return x; }
     bool integral = floor(y) == y;
     float a = abs(x);
     bool infinite = asuint(a) == 0x7f800000u;
     if (x < 0.0 && !integral && !infinite) { return cml_nan(x); }
-    // a = 0: the logarithm of nothing is not asked for
+    // a = 0: log(0) is not computed
     float magnitude = a == 0.0 ? (y > 0.0 ? 0.0 : 1.0 / a) : exp2(a == 1.0 ? 0.0 : y * log2(a));
-    bool negative = asint(x) < 0;  // -0 is: its odd powers keep the sign
+    bool negative = asint(x) < 0;  // true for -0: its odd powers keep the sign
     return negative && cml_is_odd(y) ? -magnitude : magnitude;
 }
 

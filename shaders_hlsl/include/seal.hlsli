@@ -1,24 +1,24 @@
-// Values that a compiler cannot see through.
+// Values that a compiler cannot optimise through.
 //
-// Drivers compute with real numbers where they may: (a + b) - a becomes b, a product and a sum one
-// multiply-add, and nothing that SPIR-V or WGSL can say through naga forbids it. What is sealed has
-// bits of its own, so what rounding took from it can be computed.
+// Drivers may compute as with real numbers: (a + b) - a becomes b, a product and a sum become one
+// multiply-add, and neither SPIR-V nor WGSL through naga can forbid it. A sealed value is rounded, so
+// its rounding error can be computed.
 #ifndef CML_SEALED
 #define CML_SEALED
 
-// 0: no launch has 2^31 workgroups. No compiler knows.
+// Always 0, because no launch has 2^31 workgroups; a compiler cannot know that.
 #define CML_SEAL (cml_end >> 31)
 
 float cml_sealed(float value) { return asfloat(asuint(value) ^ CML_SEAL); }
 int cml_sealed(int value) { return value; }
 uint cml_sealed(uint value) { return value; }
 
-// Another seal: x - x and x / x of one value sealed in both ways are not folded into 0 and 1.
+// A second seal: x - x and x / x are not folded to 0 and 1 if the two x are sealed differently.
 float cml_sealed_too(float value) { return asfloat(asuint(value) | CML_SEAL); }
 int cml_sealed_too(int value) { return value; }
 uint cml_sealed_too(uint value) { return value; }
 
-// A sum, and what rounding took from it: the digits that the next term makes up for.
+// Returns a + b and its rounding error, which is added to the next term.
 struct CmlSum {
     float value;
     float lost;

@@ -1,5 +1,5 @@
-// T2[i] = the table T1 at the word T0[i]: of 256 words, or (POINTS) straight lines between points
-// that lie 64 words apart. `first` is the word of the table's first entry.
+// T2[i] = table T1 at the quantized value T0[i]. The table has 256 entries or, with POINTS, points 64
+// values apart with linear interpolation between them. `first` is the value of the first entry.
 CML_MAIN
 {
     CML_EACH_GROUP(group)

@@ -1,9 +1,9 @@
-// GATHER: T2[c] = T0[c with T1[c] on one axis]. Else T3 = T0, then T2's updates at the places that
-// T1 says.
+// GATHER: T2[c] = T0[c with T1[c] on one axis]. Otherwise scatter: T3 = T0 with T2's updates at the
+// indices T1.
 //
-// Scattering knows lines of `slots` places, `to_step` apart, each with updates of its own, `step`
-// apart; a thread has `segment` slots of a line, and looks through the line's updates from `begin`
-// to `end` in their order. So every place is written by one thread, in one order.
+// scatter works on lines of `slots` elements, `to_step` apart, with updates `step` apart. A thread owns
+// `segment` slots of a line and applies the line's updates from `begin` to `end` in order. So every
+// element is written by one thread, in one order.
 #include "divide.hlsli"
 #ifndef GATHER
 #include "combine.hlsli"
@@ -28,7 +28,7 @@ CML_MAIN
 
 #else
 
-// The line's slot that update j is for, from the index at `at`; what is nowhere is no slot.
+// Returns the slot of update j, whose index stands at `at`; an index outside of the line has no slot.
 uint slot_of(uint j, uint at)
 {
     if (by_rows == 0) {

@@ -1,15 +1,15 @@
-// Steps of scattering: a thread has an element of the result, or an update.
+// The steps of scatter: a thread handles an element of the result, or an update.
 //
-// COPY: T1 = T0. LISTED: T2's values with the updates T1 that the lists T0 name (`begin` to `end` of
-// each). CLEAR: no slot has a winner. MARK: of the updates for a slot the last one wins, T0 indices,
-// T1 winners. TAKE: T3 = T0, or T1's winners of T2.
+// COPY: T1 = T0. LISTED: applies to T2 the updates T1 that the lists T0 name (`begin` to `end` of
+// each). CLEAR: resets the winners. MARK: stores in T1 the last update for each slot of T0's indices.
+// TAKE: T3 = T0, with the updates T2 of the winners T1.
 #include "divide.hlsli"
 #ifdef LISTED
 #include "combine.hlsli"
 #endif
 
 #ifdef MARK
-// The slot of update j; what is nowhere has none.
+// Returns the slot of update j; an index outside of the tensor has none.
 bool find_slot(uint j, out uint slot)
 {
     slot = 0;

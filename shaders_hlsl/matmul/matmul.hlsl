@@ -1,16 +1,16 @@
 // C[batch, m, n] = sum over k of A[batch, m, k] * B[batch, k, n] (+ bias[n]), then the epilogues.
 //
-// A thread holds ROWS x COLS sums in registers. All lanes of a row of the workgroup (COLUMN_LANES
-// of them) share their rows of A, so an element of A is one broadcast read; neighbouring lanes
-// read neighbouring columns of B. That reuses registers enough to go without groupshared memory.
+// A thread holds ROWS x COLS sums in registers. The COLUMN_LANES lanes of a row of the workgroup read
+// the same rows of A, so an element of A is one broadcast read; neighbouring lanes read neighbouring
+// columns of B. Registers are reused enough that groupshared memory is not needed.
 // A_VECTOR reads four k of A at once, B_VECTOR four columns of B, B_INNER four k of B.
-// SHARE: each of eight lanes reads some of the rows and passes them to the others. A software
-// driver does a read of eight lanes one after the other, even if they read the same.
+// SHARE: each of eight lanes reads some of the rows and passes them to the others, because a software
+// driver performs the reads of eight lanes one after the other, even of the same address.
 //
-// REDUCE is for few results with a long sum: a workgroup makes ROWS x COLS of them, its lanes
-// share the sum and add it up as a tree, in the same order every time. Vectors run along k.
+// REDUCE serves few results with long sums: a workgroup computes ROWS x COLS results; its lanes add
+// up parts of the sum and combine them as a tree, always in the same order. Vectors run along k.
 //
-// A sum longer than one dispatch may take goes on in the next: `accumulate` starts from C.
+// A sum that is too long for one dispatch continues in the next: `accumulate` starts from C.
 
 #if defined(BIAS) || defined(EPI_STEPS)
 #define FINISHES
@@ -31,7 +31,7 @@ uint batch_offset(uint batch, bool left)
     return offset;
 }
 
-// What follows the sum, once it is whole. ROW_CHANNELS: the channels are the rows.
+// The bias and the epilogue, applied to the complete sum. ROW_CHANNELS: the channels are the rows.
 float finish(float sum, uint m, uint n, uint at)
 {
 #ifdef ROW_CHANNELS
@@ -107,7 +107,7 @@ CML_MAIN
 #else
 #define STEP 1
 #endif
-// What a lane loads of A for STEP of k: all rows, or those that it passes to the other lanes.
+// The rows of A that a lane loads for STEP of k: all, or only those that it passes to other lanes.
 #ifdef SHARE
 #define SHARERS 8
 #define LOADS ((ROWS + SHARERS - 1) / SHARERS)
@@ -119,7 +119,7 @@ static uint a_at[LOADS];
 static uint b_at[COLS];
 static float cml_sum[ROWS * COLS];
 
-// Adds the products of a number of each row with one of each column.
+// Adds the product of each row's value and each column's value.
 void multiply(float x[LOADS], float w[COLS])
 {
     CML_UNROLL(uint, i, ROWS) {
@@ -211,8 +211,8 @@ CML_MAIN
         }
     }
 #ifdef FINISHES
-    // A loop of its own over what this thread has stored: unrolled with the sums, which must be
-    // because they are registers, it would make the driver compile for seconds.
+    // A separate loop over the stored sums. The loop above must be unrolled because the sums are
+    // registers; with the epilogue in it, the driver would compile for seconds.
     if (last == 0) { return; }
     for (uint s = 0; s < ROWS * COLS; s++) {
         uint m = m0 + s / COLS;

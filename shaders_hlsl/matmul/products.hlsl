@@ -1,6 +1,6 @@
 // MATMUL, CONV: sums of products of integers, which wrap around. NBITS: products of floats and
-// weights of a few bits, which have a scale and a zero point for each block. A thread has a result,
-// and of its sum the parts from `begin` to `end`.
+// weights of a few bits, with a scale and a zero point per block. A thread adds the terms from `begin`
+// to `end` of one result.
 #include "divide.hlsli"
 
 #if defined(MATMUL)

@@ -1,8 +1,8 @@
-// A part of a joined map, both in blocks of four channels, where the part begins within a block: what
-// parts before it left there stays, lanes past its last channel become zeros.
+// Copies a part into a concatenation, both in blocks of four channels, if the part begins inside of a
+// block: earlier parts' lanes of that block are kept, lanes past the part's last channel become zeros.
 //
 // params: n  blocks that are written;  channels, volume  of the part;  first  its first channel in
-//         the whole;  depth, touched  blocks of the whole, and those of the part in it
+//         the result;  depth, touched  blocks of the result, and those of them that the part touches
 #include "divide.hlsli"
 #include "packed4.hlsli"
 

@@ -1,11 +1,11 @@
 // Strided copies: T1[dst] = T0[src] for every index of a box of up to RANK dimensions.
 //
-// Dimension 0 is the innermost; strides count items and may be zero or negative. An item is a
-// word (any dtype), or a uint4 where both sides move aligned runs. ROWS: a thread takes ITEMS items
-// of one row, `blocks` apart, so that neighbouring lanes touch neighbouring items. Without it
-// (short rows) a thread takes ITEMS consecutive indices and carries from dimension to dimension
-// instead of dividing again. TILE: a matrix transpose, of SIDE x SIDE words at a time, through groupshared memory, so that reads
-// and writes both run along memory.
+// Dimension 0 is the innermost; strides count items and may be zero or negative. An item is a 32-bit
+// word (any dtype), or a uint4 if both sides move aligned runs. ROWS: a thread copies ITEMS items of
+// one row, `blocks` apart, so that neighbouring lanes access neighbouring items. Without ROWS (short
+// rows) a thread copies ITEMS consecutive indices and carries from dimension to dimension instead of
+// dividing again. TILE: transposes a matrix in tiles of SIDE x SIDE words through groupshared memory,
+// so that both reads and writes are contiguous.
 #include "divide.hlsli"
 
 #ifndef ITEMS
@@ -14,7 +14,7 @@
 
 #ifdef TILE
 
-groupshared uint tile[SIDE][SIDE + 1]; // one column more: a column's words lie in different banks
+groupshared uint tile[SIDE][SIDE + 1]; // + 1: a column's words lie in different banks
 
 // Dimension 0 runs along dst, dimension 1 along src; a workgroup moves SIDE x SIDE of them.
 CML_MAIN

@@ -1,8 +1,8 @@
-// pad: T1 (larger or smaller) from T0, every index outside answered by the border rule.
+// pad: copies T0 to T1, which may be larger or smaller; the border rule gives the values outside of T0.
 //
-// Dimension 0 is the innermost; in(d) and out(d) are extents, before(d) is where the input starts
-// (negative: cropped), src_stride(d) counts items. A thread takes ITEMS items of one row of the
-// output, `blocks` apart. An item is a word or, where rows are aligned, a uint4.
+// Dimension 0 is the innermost; in(d) and out(d) are extents, before(d) is the input's offset in the
+// output (negative: cropped), src_stride(d) counts items. A thread writes ITEMS items of one row of the
+// output, `blocks` apart. An item is a 32-bit word or, if rows are aligned, a uint4.
 
 #include "border.hlsli" // outside of a constant border: -1
 #include "divide.hlsli"

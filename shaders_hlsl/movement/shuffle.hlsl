@@ -1,11 +1,11 @@
-// Channels to places: with a factor of f, channel (c * f + dy) * f + dx of the source is channel c of
-// the result at f * (y, x) + (dy, dx); with 1 every place stays where it is. Either side is plain, or
-// in blocks of four channels, of which the lanes past the last channel are zeros.
+// Pixel shuffle: with a factor of f, channel (c * f + dy) * f + dx of the source becomes channel c of
+// the result at f * (y, x) + (dy, dx). A factor of 1 only converts the layout. Either side is plain, or
+// in blocks of four channels, whose lanes past the last channel are zeros.
 //
-// defines: IN_C4, OUT_C4  whether T0 and OUT are in blocks
-//          WORDS          real numbers become words
-// params:  n  numbers of the result, or blocks;  channels, height, width  of the source;  side  the factor;
-//          entry  one over the scale, the least and the largest word
+// defines: IN_C4, OUT_C4  1 if T0 or OUT is in blocks
+//          WORDS          quantizes real numbers
+// params:  n  numbers (or blocks) of the result;  channels, height, width  of the source;  side  the
+//          factor;  entry  1 / scale, the least and the greatest quantized value
 #include "divide.hlsli"
 #include "epilogue.hlsli"
 #if WORDS

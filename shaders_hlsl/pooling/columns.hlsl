@@ -1,5 +1,6 @@
-// COL2IM: a thread adds up what windows have at one place, T1 = sums of T0. Else T3 = the values of
-// T0's windows at places that T1 moves, times T2: a thread has one of them.
+// COL2IM: a thread adds up the values of all windows at one position, T1 = sums of T0. Otherwise the
+// samples of a deformable convolution: T3 = T0 at the window positions moved by the offsets T1, times
+// the mask T2; a thread computes one sample.
 //
 // params: axes are innermost first
 #include "divide.hlsli"
@@ -45,7 +46,7 @@ float result_of(uint i)
 
 #else
 
-// The position on an axis, no further out than where there is nothing to read.
+// Returns the position on an axis, clamped to the range in which an input can still contribute.
 float position(int place, uint at, uint axis)
 {
     float found = float(place) + T1[at];

@@ -1,16 +1,17 @@
-// Everything that slides a window: box, the pools, sample, and backwards debox and desample.
+// The operators that slide a window: box, the pools, sample, and in reverse debox and desample.
 //
 // defines: KIND      SUM, MAX, INDEX, BOTH (value and index), SAMPLE, DESAMPLE
-//          REVERSE   the result is the wide side: gathers from the windows that touch it
+//          REVERSE   the result is the larger side: each value gathers from the windows that cover it
 //          border_is_…  see border.hlsli; or border_is_ignore
-//          TERM      what is summed of a value v;  DIVIDE 1: by volume, 2: by taps inside; ROOT
+//          TERM      the summed function of a value v;  DIVIDE  1: by the window's volume, 2: by the
+//                    taps inside of the input;  ROOT  takes the square root
 //          FAST      at most two neighbouring dimensions have windows: [outer, H, W, inner]
 //          VEC       4: four neighbours along `inner` at a time
-//          PARTS     a launch does the taps [tap_begin, tap_end) of a window that has too many for
-//                    one loop; what a result is so far lies in PART_VALUE and PART_COUNT
-// params:  dimensions innermost first. Fast: [0] is W, [1] is H. Else `out` dimensions stand in
-//          the order of memory, each belongs to a window dimension (or to none) in units of
-//          `out_unit`; coordinate c of window dimension w lies at (c >> 2) * high + (c & 3) * low.
+//          PARTS     a launch handles the taps [tap_begin, tap_end) of a window that has too many for
+//                    one loop; partial results are in PART_VALUE and PART_COUNT
+// params:  dimensions innermost first. FAST: [0] is W, [1] is H. Otherwise `out` dimensions are in
+//          memory order; each belongs to a window dimension (or to none), in units of `out_unit`.
+//          Coordinate c of window dimension w has the offset (c >> 2) * high + (c & 3) * low.
 #include "pointwise.hlsli"
 #include "border.hlsli"
 #include "divide.hlsli"
@@ -30,7 +31,7 @@
 #else
 #define VALUE float
 #endif
-// Outside of the input there is nothing to do, but where zeros take part in a maximum.
+// Taps outside of the input are skipped, unless border zeros take part in a maximum.
 #define COUNTS_TAPS (KIND == INDEX || KIND == BOTH)
 #define ADDS (KIND == SUM || KIND == DESAMPLE)
 #define BLOCK 32
@@ -62,7 +63,7 @@ void add(inout State state, VALUE term) {
 #endif
 }
 
-// Sums of blocks are added up: rounding errors grow with the length of a block and the number of
+// Adds up sums of blocks, so rounding errors grow with the length of a block plus the number of
 // blocks, not with their product.
 void end_block(inout State state) {
 #if ADDS && !PARTS
@@ -84,7 +85,7 @@ VALUE greater(VALUE v, VALUE best) {
 #endif
 }
 
-// The tap'th place of the window lies at `at` of the input, or outside.
+// Adds tap `tap` of the window, which lies at `at` of the input or outside.
 void visit(inout State state, uint at, bool inside, int tap) {
 #if KIND == SUM
     if (inside) {
@@ -100,7 +101,7 @@ void visit(inout State state, uint at, bool inside, int tap) {
 #if border_is_ignore
     if (!inside) { return; }
 #endif
-    // border 'constant' takes part with its zeros
+    // the zeros of border 'constant' count
     VALUE v = VALUE(0.0);
     if (inside) { v = T0[at]; }
 #if COUNTS_TAPS
@@ -113,8 +114,8 @@ void visit(inout State state, uint at, bool inside, int tap) {
 #endif
 }
 
-// Where tap t of window o lies on the input, -1 for nowhere. Backwards: which window has its tap t
-// on o.
+// Returns the input coordinate under tap t of window o, -1 for none. REVERSE: the window whose tap t
+// lies on o.
 int coordinate(int o, int t, uint w) {
 #if REVERSE
     int up = o + before(w) - t * dilation(w);
@@ -127,7 +128,7 @@ int coordinate(int o, int t, uint w) {
 
 #if FAST
 void slide(inout State state, uint item) {
-    // rows and columns of the window: all, or the one place that is asked for
+    // rows and columns of the window: all, or only the sampled position
     int2 begin = int2(0, 0);
     int2 end = int2(size(1), size(0));
 #if KIND == SAMPLE
@@ -146,7 +147,7 @@ void slide(inout State state, uint item) {
     base += plane * outer_step;
     for (int ty = begin.x; ty < end.x; ++ty) {
         int from_y = coordinate(y, ty, 1);
-        // not `continue`: without its loop checks naga (wgpu-native 29.0) makes a shader of it
+        // not `continue`: naga (wgpu-native 29.0) without loop checks turns that into a shader
         // that writes nothing
         if (ZEROS_COUNT || from_y >= 0) {
             for (int tx = begin.y; tx < end.y; ++tx) {

@@ -1,14 +1,14 @@
-// TOP_K: a thread finds the place of one value among its chunk of a line, and writes it there if it
-// is in front. MERGE: the same among two neighbouring runs of values in order, by bisection.
-// RUNNING: a thread adds up a line, or one chunk of it, or multiplies. REVERSED, GATHER_ND: a thread
-// moves one value.
+// TOP_K: a thread computes the rank of one value within its chunk of a line, and writes the value there
+// if it is among the first k. MERGE: merges two neighbouring sorted runs, by bisection. RUNNING: a
+// thread computes running sums or products of a line or a chunk. REVERSED, GATHER_ND: a thread moves
+// one value.
 //
-// A line's values are `inner` apart; lines are [outer, extent, inner].
+// The values of a line are `inner` apart; the tensor is [outer, extent, inner].
 #include "seal.hlsli"
 
 #if defined(TOP_K) || defined(MERGE)
 
-// Integers in the order of the values: a NaN above infinity, both zeros the same.
+// Maps floats to integers of the same order: NaN above infinity, -0 equal to +0.
 uint sort_key(uint bits)
 {
     uint magnitude = bits & 0x7fffffffu;
@@ -34,7 +34,7 @@ CML_MAIN
     uint end = min((nth + 1) * chunk, extent);
     for (uint j = nth * chunk; j < end; j++) {
         uint other = sort_key(T0[start + j * inner]);
-        // of equals the first comes first: every value has a place of its own
+        // equal values keep their order, so every value has its own rank
         if (other > own || (other == own && j < at)) { place++; }
     }
     if (place < kept) {
@@ -46,7 +46,7 @@ CML_MAIN
 
 #elif defined(MERGE)
 
-// T0 values and T1 where they were, in runs of `chunk`; T2 and T3 the same in runs of `kept`.
+// T0 values and T1 their positions, in runs of `chunk`; T2 and T3 the same in runs of `kept`.
 CML_MAIN
 {
     CML_EACH_THREAD(i, n)
@@ -62,7 +62,7 @@ CML_MAIN
     while (low < high) {
         uint middle = (low + high) / 2;
         uint key = sort_key(T0[start + middle * inner]);
-        // of equals those of the first run come first
+        // equal values of the first run come first
         bool before = key > own || (key == own && other < nth);
         low = before ? middle + 1 : low;
         high = before ? high : middle;
@@ -82,14 +82,14 @@ CML_MAIN
 #define BEFORE 2
 #define REST 3
 
-// A term more, or a factor.
+// Adds or multiplies by one more value.
 void join(inout CmlSum total, float term)
 {
     if (product != 0) { total.value *= term; } else { cml_add(total, term); }
 }
 
-// WHOLE lines by a thread each. Of a long one every thread has a chunk: STEP SUMS adds each up,
-// BEFORE makes of these what lies before each, REST goes on from there.
+// WHOLE: a thread per line. Long lines have a thread per chunk: STEP SUMS computes each chunk's total,
+// BEFORE the total of all chunks before it, REST the running values from there.
 CML_MAIN
 {
     CML_EACH_THREAD(i, n)

@@ -1,12 +1,12 @@
 // One stage of a reduction: `chunks` partial results for each of `outputs` results.
 //
 // defines: KIND    SUM, MIN, MAX, ANY, ALL, PROD;  VALUE its element type
-//          TERM    what is reduced: the element v, and m of the other tensor (OTHER) if there is one
-//          INDEX   wanted is the position of the extreme; partial results are value and position
+//          TERM    the reduced function of the element v, and of m from another tensor if OTHER
+//          INDEX   the result is the position of the extreme; partial results are value and position
 //          TREE    1: a workgroup reduces a chunk; 0: a thread does
 //          FIRST   reads the tensor itself, not partial results; LAST writes the result
-//          HALF    T0 is words of two numbers in 16 bits
-//          WIDTH   4: T0 is vectors of four elements, and places and elements are counted in them
+//          HALF    T0 has two 16-bit numbers in each 32-bit word
+//          WIDTH   4: T0 is read as vectors of four elements, and all counts are in vectors
 // params:  dimensions innermost first; element r of result o lies at in(o) + in(r)
 #include "pointwise.hlsli"
 #include "reduced.hlsli"
@@ -27,14 +27,14 @@ struct Item {
 };
 
 #if KIND == MIN || KIND == MAX
-// A NaN beats everything, as in NumPy.
+// NaN wins over every number, as in NumPy.
 bool beats(float value, float best) {
     bool better = KIND == MIN ? value < best : value > best;
     return better || (cml_isnan(value) && !cml_isnan(best));
 }
 #endif
 
-// Of equal extremes the first wins, in whatever order they meet.
+// Of equal extremes the first wins, in whatever order they are merged.
 Item merge(Item a, Item b) {
 #if KIND == SUM
     a.value += b.value;
@@ -100,7 +100,7 @@ VALUE value_at(uint at) {
 }
 #endif
 
-// Elements first, first + step, … below end, in this order, block by block.
+// Reduces the elements first, first + step, … below end, in this order, block by block.
 Item reduce(Place place, uint first, uint end, uint step) {
     Item item = neutral();
 #if OTHER
@@ -194,7 +194,7 @@ CML_MAIN
 CML_MAIN
 {
     CML_EACH_THREAD(thread, outputs * chunks)
-    // neighbouring threads: the same chunk of neighbouring results
+    // neighbouring threads reduce the same chunk of neighbouring results
     uint part = cml_divide(thread, outputs);
     Place place = place_of(thread - part * outputs);
     uint begin = part * chunk;

@@ -1,14 +1,14 @@
-// Where an element of a reduction lies, for the parameters of cml_engine/ops/reduction/gpu.py.
+// Offsets of a reduction's elements, from the parameters of cml_engine/ops/reduction/gpu.py.
 #ifndef CML_REDUCED
 #define CML_REDUCED
 
 #include "divide.hlsli"
 
-// A thread sums this many elements, then adds the sum to those of the blocks before: rounding errors
-// grow with the length of a block and the number of blocks, not with their product.
+// A thread sums this many elements, then adds the sum to those of earlier blocks, so rounding errors
+// grow with the length of a block plus the number of blocks, not with their product.
 #define REDUCE_BLOCK 32
 
-// Relative to its result's first element; dimensions innermost first.
+// Returns the offset of element r from its result's first element; dimensions innermost first.
 uint reduced_offset(uint element) {
     uint at = 0;
     uint rest = element;

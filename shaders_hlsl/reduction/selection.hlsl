@@ -1,7 +1,6 @@
-// NONZERO: 1 counts T0's values that are not 0, by blocks; 2 adds the counts up; 3 fills what is left
-// over; 4 writes the places. SELECT: a workgroup picks the boxes of one class, greatest score first,
-// those from `begin` to `end`.
-// ROWS: every row of the result finds its box.
+// NONZERO, in four stages: 1 counts T0's nonzero values by block; 2 computes their running total; 3
+// fills the unused rows; 4 writes the positions. SELECT: a workgroup selects boxes of one class, greatest score
+// first, from rank `begin` to `end`. ROWS: each row of the result looks up its box.
 
 #if defined(NONZERO)
 
@@ -51,7 +50,7 @@ CML_MAIN
 groupshared uint best_box[GROUP];
 groupshared float best_score[GROUP];
 
-// The least and the greatest coordinates.
+// Returns the least and the greatest coordinates of a box.
 float4 edges(uint box)
 {
     uint at = box * 4;
@@ -73,7 +72,7 @@ bool overlaps(float4 a, float4 b)
     return meet && shared_area > overlap * joined;
 }
 
-// Of equal scores the first box.
+// Of equal scores the first box wins.
 bool comes_first(float score, uint box, float other, uint other_box)
 {
     if (box == NONE) { return false; }

@@ -1,7 +1,7 @@
-// Softmax where all that is summed fits one workgroup (TREE 1) or one thread (TREE 0).
+// Softmax of rows that one workgroup (TREE 1) or one thread (TREE 0) can reduce.
 //
-// The parameters are those of reduce.hlsl; element r of place o lies at in(o) + in(r), in the
-// result as in the source. exp is taken twice: cheaper than memory to keep it in. WIDTH 4: rows and
+// The parameters are those of reduce.hlsl; element r of row o has the offset in(o) + in(r) in both the
+// source and the result. exp is computed twice, which is cheaper than storing it. WIDTH 4: rows and
 // their elements are counted in vectors of four.
 #include "reduced.hlsli"
 
@@ -24,10 +24,10 @@ float greatest_of(float v) { return v; }
 float sum_of(float v) { return v; }
 #endif
 
-// Elements first, first + step, …: of them the greatest; the sum; and the results.
+// Over the elements first, first + step, …: the maximum; the sum; and the results.
 
 float greatest(uint base, uint first, uint step) {
-    // any element will do to start with
+    // any element serves as the initial maximum
     T0_TYPE best = T0[base];
     for (uint r = first; r < total; r += step) { best = max(best, T0[base + reduced_offset(r)]); }
     return greatest_of(best);

@@ -1,6 +1,6 @@
-// T2 = T0 read at the positions T1: a thread takes a position, and four channels there.
+// T2 = T0 sampled at the positions T1; a thread computes four channels of one position.
 //
-// params: in_extent(d), the innermost axis first, as the numbers of a position are
+// params: in_extent(d), innermost axis first, the order of a position's coordinates
 #include "divide.hlsli"
 #include "integral.hlsli"
 
@@ -20,7 +20,7 @@ float reflected(float at, float end)
     return cml_is_odd(turns) ? high - rest : low + rest;
 }
 
-// Among the axis's indices, brought inside where the border asks for it.
+// Converts a coordinate of -1 to 1 to index units, and applies the border rule if it is outside.
 float position(float given, uint axis)
 {
     float size = float(in_extent(axis));
@@ -47,7 +47,7 @@ float weight(float part, uint tap)
     return s <= 1.0 ? near : far;
 }
 
-// The index of a tap on an axis; outside the map where it is a constant's.
+// Returns the index of a tap on an axis; outside of the map for border 'constant'.
 int index_of(float low, uint tap, uint axis)
 {
     int end = int(in_extent(axis)) - 1;

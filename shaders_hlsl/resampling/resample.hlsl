@@ -1,9 +1,9 @@
 // area_downsample and multilinear_upsample of up to three spatial axes, the innermost first:
 // extents, factors and offsets of axis 0 are those of x.
 //
-// ITEM is a float, or a float4 of four channels where the tensors are blocked: the arithmetic is
-// the same. A thread makes ITEMS results of one row, `blocks` apart, so that neighbouring lanes
-// write neighbouring results.
+// ITEM is a float, or a float4 of four channels if the tensors are in blocks; the arithmetic is the
+// same. A thread computes ITEMS results of one row, `blocks` apart, so that neighbouring lanes write
+// neighbouring results.
 #include "divide.hlsli"
 
 #ifdef AREA
@@ -15,7 +15,7 @@ ITEM block_mean(uint outer, uint z, uint y, uint x)
         for (uint j = 0; j < factor(1); j++) {
             uint plane = outer * in_extent(2) + z * factor(2) + k;
             uint row = (plane * in_extent(1) + y * factor(1) + j) * in_extent(0) + x * factor(0);
-            // a row by itself: rounding errors of long sums
+            // rows are summed separately, which keeps the rounding error of long sums small
             ITEM row_sum = ITEM(0.0);
             for (uint i = 0; i < factor(0); i++) { row_sum += T0[row + i]; }
             sum += row_sum;
@@ -26,7 +26,7 @@ ITEM block_mean(uint outer, uint z, uint y, uint x)
 
 #else
 
-// The two source indices that a result lies between, and their weights.
+// Returns the two source indices around a result, and their weights.
 struct Taps
 {
     uint at[2];
@@ -35,8 +35,8 @@ struct Taps
 
 Taps taps(uint i, uint extent, uint f)
 {
-    // t = first + part, the fraction exact for the first two methods: no rounding picks a
-    // neighbour
+    // t = first + part; the fraction is exact for the first two methods, so rounding never picks
+    // the wrong neighbour
 #if method_is_symmetric
     uint scaled = 2 * i + 1 + f;
     int first = int(cml_divide_rest(scaled, 2 * f)) - 1;
@@ -45,7 +45,7 @@ Taps taps(uint i, uint extent, uint f)
     int first = int(cml_divide_rest(i, f));
     float part = float(i) / float(f);
 #else
-    // i (x - 1) / (x f - 1) = i / f - i (f - 1) / (f (x f - 1)): the product with x could overflow
+    // i (x - 1) / (x f - 1) = i / f - i (f - 1) / (f (x f - 1)), which avoids overflow of i (x - 1)
     float back = float(i) * float(f - 1) / float(max(extent * f - 1, 1));
     int first = int(cml_divide_rest(i, f));
     float part = (float(i) - back) / float(f);
@@ -59,7 +59,7 @@ Taps taps(uint i, uint extent, uint f)
     t.at[0] = uint(clamp(first, 0, end));
     t.at[1] = uint(clamp(first + 1, 0, end));
 #ifdef REFLECT
-    // no tap is further outside than one step
+    // taps are at most one step outside
     if (first < 0) { t.at[0] = uint(min(1, end)); }
     if (first >= end) { t.at[1] = uint(max(end - 1, 0)); }
 #endif

@@ -1,5 +1,5 @@
-// resize to any extents, on up to three spatial axes, the innermost first. A thread makes one
-// result. Positions are whole numbers over a denominator: no rounding picks a neighbour.
+// resize to any extents, on up to three spatial axes, innermost first. A thread computes one result.
+// Positions are exact fractions of integers, so rounding never picks the wrong neighbour.
 
 #include "divide.hlsli"
 
@@ -11,14 +11,14 @@
 #define TAPS 4
 #endif
 
-// The source values of an axis that a result depends on, and their weights.
+// Returns the source indices on an axis that a result depends on, and their weights.
 struct Taps
 {
     uint at[TAPS];
     float weight[TAPS];
 };
 
-// Halves and what is left of them, rounded down also below zero; b > 0.
+// Returns quotient and remainder, rounded down also for negative values; b > 0.
 int floor_div(int a, int b)
 {
     int q = a / b;

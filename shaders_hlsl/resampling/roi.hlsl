@@ -1,13 +1,13 @@
-// Regions of interest, on up to three spatial axes, the innermost first: extents of axis 0 are
-// those of x. A thread makes one result.
+// Regions of interest on up to three spatial axes, innermost first: axis 0 is x. A thread computes one
+// result.
 //
-// defines: AVG_POOL, MAX_POOL               the values of a cell
-//          SAMPLE, AVG_ALIGN, MAX_ALIGN     rate samples of a result interpolate neighbours, METHOD
+// defines: AVG_POOL, MAX_POOL               reduce the values of a cell
+//          SAMPLE, AVG_ALIGN, MAX_ALIGN     reduce rate samples per axis, interpolated by METHOD
 // tensors: the maps, rois (first corner, second corner, outermost axis first), batch index, result
 //
-// Rois are data: whatever they hold, every index below is clamped to the input. What a thread may
-// meet at most, values of the map or samples of a result, is shared out to launches where it is too
-// much for one: each does [x_begin, x_end) of the rows [row_begin, row_end), and goes on from T3.
+// Rois are data, so every index below is clamped to the input, whatever they hold. If a cell may have
+// more values or samples than one launch can handle, several launches each process [x_begin, x_end) of
+// the rows [row_begin, row_end), and continue from the partial result in T3.
 #include "pointwise.hlsli"
 
 #if defined(AVG_POOL) || defined(MAX_POOL)
@@ -17,7 +17,7 @@
 #define MAX
 #endif
 
-// Further than 2^24 single precision does not count one by one; a NaN is 0.
+// Clamps to 2^24, up to which floats represent every integer; NaN becomes 0.
 float coordinate(uint roi, uint corner, uint axis)
 {
     float at = T1[(roi * 2 + corner) * SPATIAL + SPATIAL - 1 - axis];
@@ -27,7 +27,7 @@ float coordinate(uint roi, uint corner, uint axis)
 void accumulate(inout float total, float value)
 {
 #ifdef MAX
-    // a NaN beats everything, as in max_pool
+    // NaN wins, as in max_pool
     total = value > total || (cml_isnan(value) && !cml_isnan(total)) ? value : total;
 #else
     total += value;
@@ -36,7 +36,7 @@ void accumulate(inout float total, float value)
 
 #ifdef POOL
 
-// Cell i of a roi on one axis: [x, y), cut at the input's edges.
+// Returns cell i of a roi on one axis as [x, y), clipped to the input.
 int2 cell(uint roi, uint axis, uint i)
 {
     int first = int(cml_round(coordinate(roi, 0, axis)));
@@ -47,7 +47,7 @@ int2 cell(uint roi, uint axis, uint i)
     return clamp(int2(start, end), 0, int(in_extent(axis)));
 }
 
-// The values of a cell, and how many there are in all.
+// Reduces the values of a cell, and returns their number.
 float pooled(uint roi, uint plane, uint3 at, float total, out uint count)
 {
     int2 xs = cell(roi, 0, at.x);
@@ -66,7 +66,7 @@ float pooled(uint roi, uint plane, uint3 at, float total, out uint count)
         int y_end = min(ys.y, int(row_end) - z * height);
         for (int y = max(ys.x, int(row_begin) - z * height); y < y_end; y++) {
             uint row = ((plane * in_extent(2) + uint(z)) * in_extent(1) + uint(y)) * in_extent(0);
-            // a sum of sums of rows: its rounding error grows with a side, not with the area
+            // adds up sums of rows, so the rounding error grows with a side, not with the area
             float line = asfloat(nothing);
             for (int x = max(xs.x, int(x_begin)); x < columns_end; x++) {
                 accumulate(line, T0[row + uint(x)]);
@@ -79,7 +79,7 @@ float pooled(uint roi, uint plane, uint3 at, float total, out uint count)
 
 #else
 
-// The two neighbours of a sample on one axis, and how far it is from the first to the second.
+// Returns the two neighbours of a sample on one axis, and its fraction between them.
 struct Taps
 {
     uint at[2];
@@ -91,7 +91,7 @@ Taps taps(uint roi, uint axis, uint i)
     uint count = out_extent(axis) * rate(axis);
     float first = coordinate(roi, 0, axis);
     float size = coordinate(roi, 1, axis) - first;
-    // whole numbers apart from fractions: a large coordinate costs no precision
+    // integers and fractions are kept separate, so large coordinates lose no precision
     float whole = floor(first);
 #if method_is_symmetric
     float offset = (float(i) + 0.5) * size / float(count) - 0.5;

@@ -1,6 +1,6 @@
-// T3[roi, channel, y, x] = the average, or the greatest, of samples of T0 inside a cell of roi T1,
-// of batch item T2. A thread has a result, and of its samples the rows from `begin` to `end`; axis 0
-// is the innermost one, as in a roi's numbers.
+// T3[roi, channel, y, x] = the average or the maximum of samples of T0 inside of a cell of roi T1, in
+// batch item T2. A thread computes one result from the rows of samples `begin` to `end`; axis 0 is the
+// innermost, the order of a roi's coordinates.
 #include "integral.hlsli"
 
 struct Line
@@ -25,7 +25,7 @@ Line line_of(uint roi, uint axis)
     if (half_pixel == 0) { size = max(size, 1.0); }
     float cells = float(out_extent(axis));
     found.cell = size / cells;
-    // the least whole number that covers the cell: a quotient may be a little off
+    // the smallest integer that covers the cell; corrects for the rounding of the quotient
     float count = clamp(ceil(found.cell), 0.0, float(most(axis)));
     if (count > 0.0 && (count - 1.0) * cells >= size) { count -= 1.0; }
     if (count < float(most(axis)) && count * cells < size) { count += 1.0; }
@@ -33,7 +33,7 @@ Line line_of(uint roi, uint axis)
     return found;
 }
 
-// a NaN wins
+// NaN wins
 float greater(float a, float b) { return b > a || cml_isnan(b) ? b : a; }
 
 struct Taps

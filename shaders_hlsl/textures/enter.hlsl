@@ -1,14 +1,14 @@
-// Real numbers in a buffer become the words of an integer network's input: a thread for each block of
-// four channels, which lies packed (cml_engine/ir/layout.py). The numbers are those that NumPy makes
-// where they come from the host. Of the parameters:
-// sizes    channels, positions, where the numbers begin, words of a block
-// scale    one over the scale, the least and the largest word
+// Quantizes real numbers in a buffer to the input of an integer network, with a thread per packed
+// block of four channels (cml_engine/ir/layout.py). The results equal NumPy's for inputs from the host.
+// Parameters:
+// sizes    channels, positions, offset of the first number, 32-bit words per block
+// scale    1 / scale, the least and the greatest quantized value
 #include "item.hlsli"
 
 [[vk::binding(1, 0)]] RWStructuredBuffer<float> numbers;
 [[vk::binding(2, 0)]] RWStructuredBuffer<uint> words;
 
-// no compiler knows it: what seals are made of
+// a value that no compiler knows, for seals (see seal.hlsli)
 #define cml_end slice.y
 #include "../include/integer_rule.hlsli"
 

@@ -1,12 +1,11 @@
-// What the kernels between textures and tensors share: the parameters (Params in
-// cml_engine/gpu/textures/kernels.py), of which each kernel says what they mean to it, and a thread for
-// each item, whose own part is `cml_item`. Workgroups may come in any order and number, as those of
-// every kernel.
+// Shared by the kernels between textures and tensors: the parameters (Params in
+// cml_engine/gpu/textures/kernels.py; each kernel states their meaning), and the entry point, which
+// calls the kernel's `cml_item` for each item. Workgroups may run in any order and in any slices.
 #ifndef CML_ITEM
 #define CML_ITEM
 
 [[vk::binding(0, 0)]] cbuffer Parameters {
-    uint4 slice; // first workgroup, the one behind the last, workgroups in a row, items
+    uint4 slice; // first workgroup, end of the workgroups, workgroups per row, items
     uint4 sizes;
     uint4 strides;
     uint4 picked;

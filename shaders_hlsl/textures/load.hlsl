@@ -1,9 +1,9 @@
-// A texture's numbers into a tensor: a thread for each pixel of the tensor, which writes its
-// channels. Of the parameters:
+// Copies a texture into a tensor; a thread writes all channels of one pixel of the tensor.
+// Parameters:
 // sizes    width and height of the tensor, width and height of the texture
-// strides  words from channel to channel, row to row, column to column; channels
-// picked   for each channel 0 to 3 of the texture, or 4: grey
-// how      0 as it is, 1 bilinear, 2 area; whether colours are encoded
+// strides  the tensor's strides in 32-bit words: channel, row, column; the number of channels
+// picked   for each channel of the tensor, 0 to 3: a channel of the texture, 4: grey
+// how      0: same size, 1: bilinear, 2: area; 1 if colours are sRGB-encoded
 #include "item.hlsli"
 #include "srgb.hlsli"
 
@@ -28,7 +28,7 @@ float4 bilinear(uint2 at) {
     return lerp(above, below, f.y);
 }
 
-// The mean over the part of the texture that the pixel covers.
+// Returns the mean over the area of the texture that the pixel covers.
 float4 mean(uint2 at) {
     float2 step = float2(sizes.zw) / float2(sizes.xy);
     float2 first = float2(at) * step, end = float2(at + 1) * step;

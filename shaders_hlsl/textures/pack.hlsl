@@ -1,9 +1,9 @@
-// A tensor's numbers as texels: a thread for each pixel, which writes the words of its texel into
-// rows that a copy to a texture takes. Of the parameters:
-// sizes    width, words from row to row, words of a texel; 0 bytes, 1 half, 2 float
-// strides  words of the tensor from channel to channel, row to row, column to column
-// picked   for each channel of a texel one of the tensor, or 4: zero, 5: one
-// how      colours: 0 as they are, 1 encoded, 2 decoded; whether red and blue change
+// Packs a tensor into texels; a thread writes one texel into the rows of a buffer, which is then
+// copied to a texture. Parameters:
+// sizes    width, 32-bit words per row, words per texel; texel type 0: bytes, 1: half, 2: float
+// strides  the tensor's strides in 32-bit words: channel, row, column
+// picked   for each channel of a texel, 0 to 3: a channel of the tensor, 4: zero, 5: one
+// how      colours 0: unchanged, 1: encoded as sRGB, 2: decoded; 1 if red and blue are swapped
 #include "../include/packed4.hlsli"
 #include "item.hlsli"
 #include "srgb.hlsli"
@@ -20,7 +20,7 @@ float channel(uint k, uint2 at) {
     return number;
 }
 
-// The nearest of 256 steps; what is no number becomes 0.
+// Rounds to the nearest of 256 steps; NaN becomes 0.
 uint4 bytes_of(float4 value) {
     uint4 steps = uint4(clamp(value, 0.0, 1.0) * 255.0 + 0.5);
     return select((asuint(value) & 0x7fffffffu) > 0x7f800000u, uint4(0), steps);

@@ -1,4 +1,4 @@
-// Between linear light and the numbers of sRGB (IEC 61966-2-1).
+// Converts between linear light and sRGB values (IEC 61966-2-1).
 #ifndef CML_SRGB
 #define CML_SRGB
 
