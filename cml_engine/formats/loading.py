@@ -265,8 +265,9 @@ def save(
 ) -> None:
     """Writes the graph as an NNEF folder, as a ``.tgz`` of one, or as an ``.onnx`` file, by suffix.
 
-    ``opset`` is the version of ONNX's operators (default 20). Raises an error that names the
-    operator if ONNX cannot express one.
+    ``opset`` is the version of ONNX's operators (default 20). A game's own operator without an
+    expression and a body becomes a node of the domain ``game``. Raises an error that names the
+    operator if the opset cannot express one.
 
     Examples
     --------

@@ -33,6 +33,7 @@ from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, AttrValue, DType, Fact, Graph, can_be_shape
 from cml_engine.nnef.expansion.signatures import BindError, Param, coerce, declared_signature
 from cml_engine.nnef.expansion.values import TensorRef, describe
+from cml_engine.nnef.text.syntax_tree import Type
 
 _KINDS = {"f": "scalar", "i": "integer", "u": "integer", "b": "logical"}
 _DTYPES: dict[str, np.dtype[Any]] = {
@@ -557,14 +558,8 @@ class Emitter:
         return self._values(made)
 
     def _attribute(self, param: Param, value: Any) -> Any:
-        """Returns an ONNX attribute converted to its declared type.
-
-        ONNX has 0 and 1 for logical values.
-        """
-        if str(param.type) == "logical" and value in (0, 1):
-            return bool(value)
         try:
-            return coerce(param.type, value, None)
+            return coerce(param.type, _from_flat(param.type, value), None)
         except BindError:
             wanted, got = param.type, describe(value)
             message = f"attribute '{param.name}' wants {wanted}, got {got}"
@@ -690,3 +685,20 @@ def _too_large_error(low: float, high: float, source: Source | None) -> TensorFi
 
 #: operators that keep their operand's axes, possibly permuted
 _KEEP_AXES = ("transpose", "cast", "copy")
+
+
+def _from_flat(kind: Type, value: Any) -> Any:
+    """Returns an ONNX attribute with the truth values and tuples of a declared type.
+
+    ONNX has 0 and 1 for truth values, and the items of tuples one after another.
+    """
+    if kind.name == "logical" and value in (0, 1):
+        return bool(value)
+    if not isinstance(value, list):
+        return value
+    if kind.kind == "tuple":
+        return tuple(map(_from_flat, kind.items, value))
+    each = len(kind.items[0].items) if kind.items else 0
+    if each:
+        value = [value[i : i + each] for i in range(0, len(value), each)]
+    return [_from_flat(kind.items[0], item) for item in value] if kind.items else value

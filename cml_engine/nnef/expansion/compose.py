@@ -212,7 +212,7 @@ class _Composer:
     def _operands(self, sig: Signature, node: Node) -> dict[str, Expr]:
         """Returns a node's inputs as expressions, by the names of the tensor parameters."""
         shapes = [param.type for param in sig.tensors]
-        groups = _regroup(node, shapes, node.inputs, "inputs")
+        groups = regroup(node, shapes, node.inputs, "inputs")
         return {
             param.name: self._grouped(group)
             for param, group in zip(sig.tensors, groups, strict=True)
@@ -230,7 +230,7 @@ class _Composer:
 
     def _targets(self, sig: Signature, node: Node) -> Expr:
         results: Sequence[FragmentResult] = sig.results
-        groups = _regroup(node, [result.type for result in results], node.outputs, "outputs")
+        groups = regroup(node, [result.type for result in results], node.outputs, "outputs")
         items = [
             Name(self._names.of(g)) if isinstance(g, str) else ArrayExpr(self._plain_names(g))
             for g in groups
@@ -292,7 +292,7 @@ def _all_names(graph: Graph) -> Iterable[str]:
         yield from node.outputs
 
 
-def _regroup(
+def regroup(
     node: Node, types: Sequence[Type], names: Sequence[str], what: str
 ) -> list[str | list[str]]:
     """Groups flat names by types: a name for a tensor, a list of names for an array of tensors.

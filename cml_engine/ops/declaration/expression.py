@@ -322,6 +322,27 @@ def _alike(term: Term, inner: Sequence[str]) -> str:
     return f"({inner[0]} {term.kind} {inner[1]})"
 
 
+#: the operators of NNEF that are written otherwise
+_IN_NNEF = {"choice": "select({}, {}, {})", "negative": "(-{})"}
+
+
+def nnef(term: Term, operands: Sequence[str]) -> str:
+    """Returns the expression as NNEF, with the names ``operands`` for the letters.
+
+    Returns "" if it calls a function that only shaders have.
+    """
+    if term.kind == "operand":
+        return operands[LETTERS.index(term.text)]
+    if term.kind in ("number", "attribute"):
+        return literal(term.text) if term.kind == "number" else term.text
+    inner = [nnef(part, operands) for part in term.arguments]
+    if term.kind == "call" or "" in inner:
+        return ""
+    if term.kind == "known":
+        return f"{term.text}({', '.join(inner)})"
+    return _IN_NNEF.get(term.kind, f"({{}} {term.kind} {{}})").format(*inner)
+
+
 def literal(text: str) -> str:
     """Returns the nearest float32 of a number as text for HLSL and Python."""
     shown = str(np.float32(text))

@@ -13,7 +13,7 @@ pytest.importorskip("onnxruntime")
 
 import cml_engine as cml  # noqa: E402
 from cml_engine.errors import UnsupportedOp  # noqa: E402
-from cml_engine.formats.onnx.export import writer  # noqa: E402
+from cml_engine.formats.onnx.export import game_operators, writer  # noqa: E402
 from cml_engine.ops import load_families, registered  # noqa: E402
 from cml_engine.tools.cli import main  # noqa: E402
 from cml_engine.tools.testing import case_graph  # noqa: E402
@@ -64,7 +64,7 @@ def cases_of(op):
             yield case, constants
 
 
-#: a game's operators, which other tests may have registered, are refused
+#: the engine's operators; other tests may have registered a game's
 OURS = [name for name, spec in registered().items() if not (spec.is_custom or spec.custom)]
 
 
@@ -123,9 +123,9 @@ def test_expanded_operator_agrees_with_onnx_runtime(op, tmp_path):
 
 def test_a_wrong_form_is_seen(monkeypatch):
     graph, inputs = case_graph("sub", registered()["sub"].cases[0])
-    wrong = dict(writer.load_export_rules())
+    wrong = dict(game_operators.load_export_rules())
     wrong["sub"] = wrong["add"]
-    monkeypatch.setattr(writer, "load_export_rules", lambda: wrong)
+    monkeypatch.setattr(game_operators, "load_export_rules", lambda: wrong)
     assert "off by" in difference(run_onnx(exported(graph), inputs), on_cpu(graph, inputs))
 
 
@@ -245,22 +245,93 @@ def test_export_refuses_invalid_arguments(words, message, tmp_path, capsys, monk
     assert (tmp_path / "there.onnx").read_bytes() == b""
 
 
-def test_export_refuses_game_operators(tmp_path):
-    spec = cml.OpSpec(
-        "my_cross",
-        infer=cml.same_as(0),
-        cpu=lambda attrs, x: x,
-        signature="fragment my_cross(x: tensor<scalar>) -> (y: tensor<scalar>);",
-    )
-    cml.register(spec)
-    try:
-        text = "version 1.0;\ngraph g(x) -> (y) { x = external(shape = [1]); y = my_cross(x); }"
-        graph = cml.load(write_model(tmp_path / "g", text))
-        with pytest.raises(UnsupportedOp, match="my_cross 'y' has no ONNX form.*fragment"):
-            cml.save(graph, tmp_path / "m.onnx")
-    finally:
-        cml.unregister("my_cross")
-    assert not (tmp_path / "m.onnx").exists()
+GAME_OPERATORS = """version 1.0;
+extension KHR_enable_fragment_definitions;
+extension KHR_enable_operator_expressions;
+fragment scaled(parts: tensor<scalar>[], by: scalar) -> (y: tensor<scalar>)
+{
+    y = concat(parts, axis = 1) * by;
+}
+graph g(x, z) -> (y)
+{
+    x = external<scalar>(shape = [2, 3]);
+    z = external<scalar>(shape = [2]);
+    a = soft_knee(x, z);
+    b = my_cross(a, x, axis = 1, pads = [(1, 2), (3, 4)]);
+    c = soft_knee(b, z, knee = 0.125);
+    y = scaled([b, c], by = 3.0);
+}
+"""
+
+
+@pytest.fixture
+def own_operators():
+    """Registers an operator with an expression, one that only NumPy knows, and one with a body."""
+    specs = [
+        cml.OpSpec(
+            "soft_knee",
+            signature="fragment soft_knee(x: tensor<scalar>, z: tensor<scalar>, "
+            "knee: scalar = 0.5) -> (y: tensor<scalar>);",
+            expression="x > {knee} && x != 7 ? {knee} + tanh(x - {knee} * {knee}) : -x * z",
+        ),
+        cml.OpSpec(
+            "my_cross",
+            infer=cml.same_as(0),
+            cpu=lambda attrs, a, b: np.cross(a, b, axis=attrs.axis) * attrs.pads[1][0],
+            signature="fragment my_cross(a: tensor<scalar>, b: tensor<scalar>, axis: integer, "
+            "pads: (integer, integer)[], flip: logical = true) -> (c: tensor<scalar>);",
+        ),
+        cml.OpSpec(
+            "scaled",
+            infer=lambda attrs, *parts: cml.Fact("scalar", (2, 6)),
+            cpu=lambda attrs, *parts: np.concatenate(parts, 1) * attrs.by,
+        ),
+    ]
+    for spec in specs:
+        cml.register(spec)
+    yield {spec.name: spec for spec in specs}
+    for spec in specs:
+        cml.unregister(spec.name)
+
+
+def test_game_operators_become_functions_or_placeholders(own_operators, tmp_path, rng, run_cml):
+    from onnx.reference import ReferenceEvaluator
+    from onnx.reference.op_run import OpRun
+
+    class Cross(OpRun):
+        op_domain = "game"
+
+        def _run(self, a, b, axis, pads, flip):
+            assert flip == 1
+            return ((np.cross(a, b, axis=axis) * pads[2]).astype(np.float32),)
+
+    Cross.__name__ = "my_cross"
+    source = write_model(tmp_path / "g", GAME_OPERATORS)
+    graph = cml.load(source)
+    data = exported(graph)
+    model = onnx.load_from_string(data)
+    assert [node.domain for node in model.graph.node] == [
+        "cml_engine", "game", "cml_engine", "cml_engine",
+    ]  # fmt: skip
+    inputs = {"x": rng.normal(size=(2, 3)).astype(np.float32), "z": np.float32([2, -1])}
+    wanted = on_cpu(graph, inputs)
+    evaluator = ReferenceEvaluator(model, new_ops=[Cross])
+    got = dict(zip(evaluator.output_names, evaluator.run(None, inputs), strict=True))
+    assert difference(got, wanted) == ""
+    assert difference(on_cpu(cml.load(data), inputs), wanted) == "", "read back"
+    said = run_cml("export", source, tmp_path / "m.onnx").out
+    assert "of the domain 'game': my_cross. ONNX has no such operator" in said
+    cml.unregister("my_cross")
+    with pytest.raises(UnsupportedOp, match="game:my_cross"):
+        cml.load(data)
+    cml.register(own_operators["my_cross"])
+
+
+def test_a_function_of_a_game_runs_in_onnx_runtime(own_operators, tmp_path, rng):
+    text = GAME_OPERATORS.replace("my_cross(a, x, axis = 1, pads = [(1, 2), (3, 4)])", "a + x")
+    graph = cml.load(write_model(tmp_path / "g", text))
+    inputs = {"x": rng.normal(size=(2, 3)).astype(np.float32), "z": np.float32([2, -1])}
+    assert difference(run_onnx(exported(graph), inputs), on_cpu(graph, inputs)) == ""
 
 
 def test_more_weights_than_a_file_holds(monkeypatch, tmp_path):

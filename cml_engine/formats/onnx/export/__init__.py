@@ -22,7 +22,8 @@ def save_onnx(
 
     Parameters
     ----------
-    graph : a loaded graph; an operator that ONNX cannot express is an error that names it.
+    graph : a loaded graph. A game's own operator is a function of ONNX's operators if it has an
+        expression or a body, else a placeholder: a node of the domain ``game``.
     path : the file.
     opset : the version of ONNX's operators.
     overwrite : whether an existing file may be replaced.

@@ -178,7 +178,10 @@ class ExportCall:
 
         A constant operand is stored in the file first.
         """
-        operand = self.operands[position]
+        return self.use(self.operands[position], shape)
+
+    def use(self, operand: ExportOperand, shape: Sequence[int] | None = None) -> ExportTensor:
+        """Returns an operand's ONNX tensor as :meth:`tensor` does."""
         wanted = operand.fact.shape if shape is None else tuple(shape)
         if operand.value is not None and not operand.stored:
             return self.constant(operand.value.reshape(wanted), operand.name)
@@ -216,12 +219,13 @@ class ExportCall:
 
         Attributes of None are left out.
         """
-        names = tuple(self._name(op) for _ in range(results))
+        names = tuple(self.new_name(op) for _ in range(results))
         given = {name: value for name, value in attributes.items() if value is not None}
         self.nodes.append(OutNode(op, tuple(map(self._input, inputs)), names, given))
         return [ExportTensor(self, name) for name in names]
 
-    def _name(self, op: str) -> str:
+    def new_name(self, op: str) -> str:
+        """Returns a name for a result of ``op`` that is not taken, and takes it."""
         name = numbered_name(f"{self.prefix}{op}", self.taken.__contains__)
         self.taken.add(name)
         return name

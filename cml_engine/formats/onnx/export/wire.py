@@ -79,8 +79,12 @@ def graph_bytes(
     tensors: Iterable[tuple[str, Array]],
     inputs: Iterable[OutValue],
     outputs: Iterable[OutValue],
+    inner: Iterable[OutValue],
 ) -> bytes:
-    """Returns a graph encoded as a ``GraphProto``."""
+    """Returns a graph encoded as a ``GraphProto``.
+
+    ``inner`` are the tensors whose shapes a reader cannot infer.
+    """
     return b"".join(
         [
             *(_message(1, node_bytes(node)) for node in nodes),
@@ -88,6 +92,7 @@ def graph_bytes(
             *(_message(5, tensor_bytes(array, name)) for name, array in tensors),
             *(_message(11, _value(value)) for value in inputs),
             *(_message(12, _value(value)) for value in outputs),
+            *(_message(13, _value(value)) for value in inner),
         ]
     )
 

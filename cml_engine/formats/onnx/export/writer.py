@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cml_engine.errors import InputError, InternalError, UnsupportedOp
+from cml_engine.errors import InputError, InternalError
 from cml_engine.formats.onnx.export.call import (
     ExportCall,
     ExportOperand,
     ExportRule,
-    load_export_rules,
 )
+from cml_engine.formats.onnx.export.game_operators import GAME, export_rule
 from cml_engine.formats.onnx.export.wire import (
     OutFunction,
     OutNode,
@@ -37,7 +37,6 @@ class OnnxWriter:
 
     def __init__(self, graph: Graph, opset: int) -> None:
         self._graph, self._opset = graph, opset
-        self._rows = load_export_rules()
         self._nodes: list[OutNode] = []
         self._tensors: dict[str, Array] = {}
         self._made: dict[tuple[str, tuple[int, ...], bytes], str] = {}
@@ -56,10 +55,13 @@ class OnnxWriter:
         next_values = [self._next(variable, value) for variable, value in graph.updates]
         inputs = [self._value(name) for name in (*graph.inputs, *self._ordered_state())]
         outputs = [self._output(name) for name in graph.outputs]
+        made = [name for node in self._nodes if node.domain == GAME for name in node.outputs]
+        inner = [self._value(name) for name in made if name not in graph.outputs]
         body = graph_bytes(
-            graph.name, self._nodes, self._tensors.items(), inputs, [*outputs, *next_values]
+            graph.name, self._nodes, self._tensors.items(), inputs, [*outputs, *next_values], inner
         )
-        opsets = {"": self._opset, **({DOMAIN: 1} if self._functions else {})}
+        domains = dict.fromkeys(node.domain for node in self._nodes if node.domain)
+        opsets = {"": self._opset, **dict.fromkeys(domains, 1)}
         functions = [function_bytes(f, DOMAIN, self._opset) for f in self._functions.values()]
         return model_bytes(body, DOMAIN, opsets, functions)
 
@@ -123,13 +125,7 @@ class OnnxWriter:
     def _write(self, node: Node) -> None:
         if node.epilogues:
             raise InternalError(f"{node.title} is fused already: export the graph as it was loaded")
-        row = self._rows.get(node.op)
-        if row is None:
-            raise UnsupportedOp(
-                f"{node.title} has no ONNX form: it is an operator of your own. Give the model a "
-                "fragment with a body for it and leave out --ops, or compute it outside",
-                node.source,
-            )
+        row = export_rule(node.op, self._graph.declarations)
         operands = [self._operand(name) for name in node.inputs]
         facts = [self._graph.facts[name] for name in node.outputs]
         if all(fact.size == 0 for fact in facts):
@@ -196,7 +192,9 @@ class OnnxWriter:
             nodes=body.nodes,
         )
         nodes = call.write(row, results)
-        if sum(made.op != "Constant" for made in nodes) == 1:  # a single node needs no function
+        whole = sum(made.op != "Constant" for made in nodes)
+        # a single node needs no function, and functions do not declare the domain of placeholders
+        if whole == 1 or any(made.domain == GAME for made in nodes):
             self._write_nodes(node, row, operands, facts)
             return
         content = body_bytes(nodes)

@@ -189,3 +189,10 @@ def _export_onnx(a: Namespace) -> None:
     graph = load_model(a)
     save(graph, a.destination, overwrite=a.overwrite, opset=a.opset)
     print(f"{a.destination}: {len(graph.nodes)} operations, opset {a.opset}")
+    from cml_engine.formats.onnx.export.game_operators import GAME, placeholders
+
+    if names := placeholders(graph):
+        print(
+            f"  of the domain '{GAME}': {', '.join(names)}. ONNX has no such operator: the program "
+            "that runs the file needs your implementation"
+        )
