@@ -18,6 +18,7 @@ from cml_engine.compiler.passes.fuse_elementwise import fuse_elementwise
 from cml_engine.compiler.passes.fuse_epilogues import fuse_epilogues
 from cml_engine.compiler.passes.group_normalization import normalize_groups
 from cml_engine.compiler.passes.infer import infer_facts
+from cml_engine.compiler.passes.kept_tensors import add_kept_tensors
 from cml_engine.compiler.passes.rules import apply_registered
 from cml_engine.compiler.passes.sink_transposes import sink_transposes
 from cml_engine.errors import InputError
@@ -61,7 +62,8 @@ def optimize(graph: Graph, without: frozenset[str] = frozenset(), *, retain: boo
     An integer network is lowered to a graph of whole numbers first. A cooked graph is returned
     unchanged, because it was optimized before cooking. With ``retain`` no pass joins results of
     one input with results of others, so that a run can skip the part whose inputs did not
-    change. Raises :class:`InputError` if ``without`` names an unknown pass.
+    change. Tensors to be kept (``graph.taps``) do not change what the passes do; they are added
+    at the end. Raises :class:`InputError` if ``without`` names an unknown pass.
     """
     check_choices(NAMES, without, "passes to leave out")
     if graph.cooked_form is not None:
@@ -96,6 +98,7 @@ def _stages(
     if graph.integer:
         graph, without = lower_to_integers(graph).graph, without | _OF_FLOATS
         yield "integer", "the rule of integer networks, in whole numbers", graph
+    written, graph = graph, graph.with_(taps={})
     if retain:
         graph = graph.with_(unfused=boundaries(eliminate_dead_code(graph)))
         yield "retain", "what hangs on different inputs stays apart", graph
@@ -104,3 +107,10 @@ def _stages(
             yield_to_frame()
             graph = stage(graph)
             yield name, why, graph
+    if written.taps:
+        known = fold_constants(eliminate_dead_code(infer_facts(written)))
+        yield (
+            "kept",
+            "apart from the other nodes, which stay as they are",
+            add_kept_tensors(graph, known),
+        )

@@ -281,7 +281,7 @@ class Plan:
     tensors: Mapping[str, TensorPlace]
     #: tensors other than outputs that are read after a run
     taps: Mapping[str, TensorPlace]
-    #: the place of every computed tensor from its own step until its last reader
+    #: the place of every tensor that can change, from its own step until its last reader
     places: Mapping[str, TensorPlace]
     #: packed weights with their byte offsets in the weights buffer
     weights: Mapping[str, tuple[int, Array]]

@@ -182,14 +182,19 @@ class CpuProgram:
         with self._lock:
             self._state = {name: self.graph.constants[name] for name, _ in self.graph.updates}
 
-    def run(self, inputs: Mapping[str, Array], watch: Watch | None = None) -> dict[str, Array]:
+    def run(
+        self,
+        inputs: Mapping[str, Array],
+        watch: Watch | None = None,
+        before: Watch | None = None,
+    ) -> dict[str, Array]:
         """Runs the graph and returns the outputs by name.
 
-        ``watch`` is called with each node and its results. Intermediate tensors are freed after
-        their last use.
+        ``before`` is called with each node and its operands, ``watch`` with each node and its
+        results. Intermediate tensors are freed after their last use.
         """
         with self._lock, one_thread():
-            return self._run(inputs, watch)
+            return self._run(inputs, watch, before)
 
     @property
     def known_inputs(self) -> frozenset[str]:
@@ -216,13 +221,17 @@ class CpuProgram:
             return None, dict(self._given)
         return frozenset({*inputs, VARIABLES}), {**self._results, **self._held, **self._given}
 
-    def _run(self, inputs: Mapping[str, Array], watch: Watch | None) -> dict[str, Array]:
+    def _run(
+        self, inputs: Mapping[str, Array], watch: Watch | None, before: Watch | None
+    ) -> dict[str, Array]:
         changed, begin = self._retained(inputs)
         values: dict[str, Array] = {**begin, **self.graph.constants, **self._state}
         for index, node in enumerate(self.graph.nodes):
             if changed is not None and self._sources[node.outputs[0]].isdisjoint(changed):
                 continue
             arrays = [values[name] for name in node.reads]
+            if before is not None:
+                before(node, arrays)
             results = run_node(node, arrays, self._functions[index], self._operators.__getitem__)
             for name, value in zip(node.outputs, results, strict=True):
                 values[name] = convert_to_fact(node, self.graph.facts[name], value)
@@ -232,9 +241,12 @@ class CpuProgram:
                 values.pop(name, None)  # absent if its node was skipped
         # copies: a value may be the caller's array or scratch memory that the next run overwrites
         self._state = {variable: values[value].copy() for variable, value in self.graph.updates}
-        seen = {**values, **self._state}  # variables have their new values after a run
+        seen, taps = (
+            {**values, **self._state},
+            self.graph.taps,
+        )  # variables have their new values after a run
         self._results = {name: np.array(values[name], order="C") for name in self.graph.outputs}
-        self._results |= {name: np.array(seen[name], order="C") for name in self.graph.taps}
+        self._results |= {name: np.array(seen[at], order="C") for name, at in taps.items()}
         self._held |= {
             name: np.array(values[name])
             for name in self._held_names

@@ -323,8 +323,8 @@ class Graph:
     words : the tensors that hold integers only, each with its smallest and largest value.
     declarations : the fragment declarations of operators that are not NNEF's own.
     notes : messages for people, such as a converter's.
-    taps : tensors that are read after a run although they are not outputs; no pass may fuse them
-        away.
+    taps : tensors that are read after a run although they are not outputs, each with the name of
+        the tensor that has its value (itself before the passes).
     unfused : tensors whose operators no pass may fuse with their consumers.
     origin : evaluates a loaded graph at other shapes. A graph that was changed or pickled has none.
     cooked_form : the cooked form of the graph. A graph that was changed or pickled has none.
@@ -351,7 +351,7 @@ class Graph:
     quantization: Mapping[str, Attrs] = field(default_factory=dict)
     declarations: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    taps: tuple[str, ...] = ()
+    taps: Mapping[str, str] = field(default_factory=dict)
     unfused: tuple[str, ...] = ()
     integer: int = 0
     float_tail: bool = False
@@ -394,9 +394,10 @@ class Graph:
     def persistent(self) -> tuple[str, ...]:
         """The names of the tensors that are read after a run.
 
-        They are the outputs, the new values of variables, and ``taps``.
+        They are the outputs, the new values of variables, and the values of ``taps``.
         """
-        return self.outputs + tuple(value for _, value in self.updates) + self.taps
+        updates = tuple(value for _, value in self.updates)
+        return self.outputs + updates + tuple(self.taps.values())
 
     @property
     def roots(self) -> tuple[str, ...]:

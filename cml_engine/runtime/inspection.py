@@ -77,27 +77,19 @@ class NotFinite(CmlError):
 class StopAtNan:
     """A watch, called per node, that raises :class:`NotFinite` at the first NaN or infinity.
 
-    It retains results until the last operator that reads them has run, so that the message can
-    show the operands.
+    :meth:`before` takes the node's operands, so that the message can show them.
     """
 
-    def __init__(self, graph: Graph, inputs: Mapping[str, Array]) -> None:
-        self._values: dict[str, Array] = {**graph.constants, **inputs}
-        last = {name: node.outputs[0] for node in graph.nodes for name in node.reads}
-        self._last: dict[str, list[str]] = {}
-        for name, node in last.items():
-            self._last.setdefault(node, []).append(name)
-        self._read = set(last)
+    _operands: dict[str, Array]
+
+    def before(self, node: Node, operands: Sequence[Array]) -> None:
+        """Stores copies of the operands of a node that is about to run."""
+        self._operands = dict(zip(node.reads, map(np.array, operands), strict=True))
 
     def __call__(self, node: Node, results: Sequence[Array]) -> None:
         for name, array in zip(node.outputs, results, strict=True):
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise NotFinite(self._describe(node, name, array), node.source)
-        for name, array in zip(node.outputs, results, strict=True):
-            if name in self._read:
-                self._values[name] = array.copy()
-        for name in self._last.get(node.outputs[0], ()):
-            self._values.pop(name, None)
 
     def _describe(self, node: Node, name: str, array: Array) -> str:
         numbers = TensorStatistics.of(array)
@@ -108,8 +100,7 @@ class StopAtNan:
             f"{node.title}: of {array.size} values of '{name}' {shown}; the first, {array[at]}, "
             f"at {list(at)}. It was made of"
         ]
-        for read in dict.fromkeys(node.reads):
-            value = self._values[read]
+        for read, value in self._operands.items():
             here = _at(node, value, array, at)
             there = "" if here is None else f"; there {here:.7g}"
             lines.append(f"  {read} {list(value.shape)}: {TensorStatistics.of(value)}{there}")

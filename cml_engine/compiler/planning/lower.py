@@ -442,16 +442,18 @@ def place_draft(draft: Draft) -> Plan:
     locate = Locator(draft, arena, weights)
     steps = tuple(_step_of(i, launch, locate) for i, launch in enumerate(launches))
     _check_limits(steps, weights, draft.limits)
-    places = {name: locate.place(name) for node in graph.nodes for name in node.outputs}
+    inputs = {name: input_place(locate, name) for name in graph.inputs}
+    variables = {name: locate.place(name) for name, _ in graph.updates}
+    computed = {name: locate.place(name) for node in graph.nodes for name in node.outputs}
     outputs = {name: locate.place(name) for name in graph.outputs}
     return Plan(
         name=graph.name,
         steps=steps,
-        inputs={name: input_place(locate, name) for name in graph.inputs},
+        inputs=inputs,
         outputs=outputs,
-        tensors=places if options.keep else outputs,
-        taps={name: locate.place(name) for name in graph.taps},
-        places=places,
+        tensors=computed if options.keep else outputs,
+        taps={name: locate.place(at) for name, at in graph.taps.items()},
+        places={**inputs, **variables, **computed},
         weights=weights.shared.values,
         weights_bytes=weights.shared.nbytes,
         own=weights.own.values,

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from cml_engine.compiler.passes.cleanup import eliminate_dead_code
 from cml_engine.compiler.plan import BandedOperators, Plan
 from cml_engine.compiler.planning.bands.estimates import (
     COUNTS,
@@ -474,9 +475,11 @@ def plan_graph(
     names of the original graph ``written``. Without ``blocked_layout`` all tensors are plain.
     See :func:`lower` for the rest.
     """
-    overrides = resolve_overrides(decide, written or graph, graph)
+    # kept tensors take no part in decisions, so that results are bit-identical without them
+    bare = eliminate_dead_code(graph.with_(taps={})) if graph.taps else graph
+    overrides = resolve_overrides(decide, written or graph, bare)
     layouts = {}
     if blocked_layout:
-        layouts = layouts_for(graph, storage, overrides["storage"], overrides["layout"])
+        layouts = layouts_for(bare, storage, overrides["storage"], overrides["layout"])
     options = replace(options, overrides=overrides)
     return plan_in_bands(complete_draft(Draft(graph, limits, layouts, options, sibling)))

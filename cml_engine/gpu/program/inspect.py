@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from cml_engine.compiler.plan import Binding, TensorPlace
+from cml_engine.cpu.cpu_program import Watch
 from cml_engine.errors import InputError
 from cml_engine.gpu.device import RANGE_SLOTS
 from cml_engine.gpu.memory.tensors import from_words
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.gpu.timing.frame_timer import PassTimer
-from cml_engine.ir.graph import Array, Graph, Node
+from cml_engine.ir.graph import Array, Graph
 from cml_engine.ir.reuse import VARIABLES, sources_of
 
 
@@ -92,13 +93,14 @@ def run_watched(
     program: GpuProgram,
     graph: Graph,
     inputs: Mapping[str, object],
-    watch: Callable[[Node, Sequence[Array]], None],
+    watch: Watch | None,
+    before: Watch | None = None,
 ) -> dict[str, Array]:
     """Runs the optimized graph node by node, with a readback each, and returns the outputs.
 
-    ``watch`` receives each node and its results. Nodes that do not depend on the given inputs are
-    skipped if their results are retained. An exception in ``watch`` ends the run. Raises
-    :class:`InputError` for a plan that is cooked or computed in bands.
+    ``before`` receives each node and its operands, ``watch`` each node and its results. Nodes that
+    do not depend on the given inputs are skipped if their results are retained. An exception in a
+    call ends the run. Raises :class:`InputError` for a plan that is cooked or computed in bands.
     """
     if program.plan.bands:
         raise InputError(
@@ -117,12 +119,24 @@ def run_watched(
         changed = None if program.steps_for(inputs) is None else {*inputs, VARIABLES}
         _submit_loads(program, inputs)
         sources = sources_of(graph)
+        given = {name: value for name, value in inputs.items() if isinstance(value, np.ndarray)}
+
+        def value(name: str) -> Array:
+            if name in given or graph.is_constant(name):
+                return given[name] if name in given else graph.constants[name]
+            place = program.plan.places[name]
+            array = inspect.read_tensor(program, place)
+            # of an input that is stored as integers only these are known
+            return array / np.float32(place.conversion.inverse) if place.conversion else array
+
         for node in graph.nodes:
             if changed is not None and sources[node.outputs[0]].isdisjoint(changed):
                 continue
+            if before is not None:
+                before(node, [value(name) for name in node.reads])
             program.submit_steps(steps.get(node.title, ()))
-            places = [program.plan.places[name] for name in node.outputs]
-            watch(node, [inspect.read_tensor(program, place) for place in places])
+            if watch is not None:
+                watch(node, [value(name) for name in node.outputs])
         found = {n: inspect.read_tensor(program, p) for n, p in program.plan.outputs.items()}
         encoder = program.gpu.device.create_command_encoder()
         program.encode_updates(encoder)

@@ -30,6 +30,8 @@ from cml_engine.ops.declaration.spec import (
 
 def _infer(attrs: Attrs, x: Fact) -> Fact:
     factor = int(attrs["factor"])
+    if factor == 1 and x.rank > 2 and x.dtype == "scalar":
+        return x
     if x.rank != 4 or x.dtype != "scalar" or factor < 1 or x.shape[1] % factor**2:
         raise ShapeError(
             f"pixel_shuffle of {x} by {factor}: wanted numbers [N, C, H, W] whose channels are a "
@@ -41,6 +43,8 @@ def _infer(attrs: Attrs, x: Fact) -> Fact:
 
 def _cpu(attrs: Attrs, x: Array) -> Array:
     factor = int(attrs["factor"])
+    if factor == 1:
+        return x
     batch, channels, height, width = _infer(attrs, Fact("scalar", x.shape)).shape
     apart = (batch, channels, factor, factor, height // factor, width // factor)
     return x.reshape(apart).transpose(0, 1, 4, 2, 5, 3).reshape(batch, channels, height, width)
@@ -118,6 +122,7 @@ define(
             Case(((2, 20, 3, 1),), {"factor": 2}, "channels that fill no block, an extent of one"),
             Case(((1, 18, 1, 4),), {"factor": 3}, "an odd factor"),
             Case(((2, 5, 3, 2),), {"factor": 1}, "nothing moves"),
+            Case(((2, 5, 3),), {"factor": 1}, "nothing moves, one spatial axis"),
             Case(((1, 16, 0, 4),), {"factor": 4}, "empty"),
         ],
     )

@@ -52,8 +52,8 @@ class CompileOptions:
     plan : see :class:`PlanOptions`.
     tuned : use the kernels of the device's table of variants (docs/faster.md), unless ``plan`` has
         its own table.
-    keep : tensors of the graph as written that no pass may remove. They can be read after a run
-        like the outputs (:meth:`Session.tensor`, docs/see_inside.md).
+    keep : tensors of the graph as written that can be read after a run like the outputs
+        (:meth:`Session.tensor`, docs/see_inside.md). Other results stay bit-identical.
     decide : by tensor, choices for a GPU's plan that override tables and rules, such as
         ``{"conv2": {"kernel": "winograd", "storage": "half"}}`` (docs/see_inside.md).
     arena_limit : the most bytes of a GPU's activations. Above the limit, operators are computed in
@@ -300,7 +300,7 @@ def _optimize(graph: Graph, options: CompileOptions) -> Graph:
     computed = (name for node in graph.nodes for name in node.outputs)
     known = dict.fromkeys((*computed, *graph.inputs, *graph.constants))
     check_known_names(options.keep, known, f"'{graph.name}' has no tensor", "keep")
-    kept = tuple(name for name in dict.fromkeys(options.keep) if name not in outputs)
+    kept = {name: name for name in options.keep if name not in outputs}
     graph = graph.with_(taps=kept, cooked_form=graph.cooked_form)
     return optimize(graph, options.without, retain=options.plan.retain)
 

@@ -243,7 +243,13 @@ class Session:
         """
         self._program.build_ahead()
 
-    def run(self, inputs: Mapping[str, Any], *, watch: Watch | None = None) -> dict[str, Array]:
+    def run(
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        watch: Watch | None = None,
+        before: Watch | None = None,
+    ) -> dict[str, Array]:
         """Runs the network and returns the outputs by name; blocks until they are computed.
 
         Intended for tools and tests: a game submits jobs to a :class:`scheduler.FrameScheduler`.
@@ -252,22 +258,26 @@ class Session:
         is missing, unknown, or of another shape or type than :attr:`inputs` states, and if a job
         is running in the session's memory.
 
-        ``watch(node, results)`` is called after each operator of :attr:`graph` with its results,
-        which are valid only during the call. An exception raised in ``watch`` ends the run. On a
+        ``before(node, operands)`` is called before each operator of :attr:`graph` with the values
+        that it reads (``node.reads``), ``watch(node, results)`` after it with its results. The
+        arrays are valid only during the call. An exception raised in a call ends the run. On a
         GPU every operator then costs a readback. In a session that retains its inputs, only
         operators that depend on the given inputs run and are shown.
         """
-        if watch is not None and not callable(watch):
-            raise InputError(f"watch: wanted a function of a node and its results, got {watch!r}")
+        for name, function in (("watch", watch), ("before", before)):
+            if function is not None and not callable(function):
+                raise InputError(
+                    f"{name}: wanted a function of a node and its arrays, got {function!r}"
+                )
         self._take_coming()
         taken = _take_inputs(self, inputs)
-        if watch is None:
+        if watch is None and before is None:
             return self._program.run(taken)
         if self.gpu is None:
-            return _on_cpu(self._program).run(taken, watch)
+            return _on_cpu(self._program).run(taken, watch, before)
         from cml_engine.gpu.program.inspect import run_watched
 
-        return run_watched(as_gpu_program(self._program), self.graph, taken, watch)
+        return run_watched(as_gpu_program(self._program), self.graph, taken, watch, before)
 
     def tensor(self, name: str) -> Any:
         """Returns an output, or a tensor of ``CompileOptions(keep=…)``, as the last run left it.

@@ -95,5 +95,6 @@ def test_an_error_of_a_watch_ends_the_run():
     session = cml.Session(net.graph("t3"), "cpu")
     with pytest.raises(ZeroDivisionError):
         session.run(net.input(), watch=lambda node, results: 1 // 0)
-    with pytest.raises(cml.InputError, match="watch: wanted a function"):
-        session.run(net.input(), watch=7)
+    for name in ("watch", "before"):
+        with pytest.raises(cml.InputError, match=f"{name}: wanted a function"):
+            session.run(net.input(), **{name: 7})

@@ -9,7 +9,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import cml_engine as cml
 from cml_engine import FrameScheduler
+from tests.cpu.integer.test_files import INPUT, small_net
 from tests.cpu.live.test_taps import values_of
+from tests.fixtures.graphs import BLOCKS
 
 TEXT = """version 1.0;
 graph net(x) -> (y)
@@ -77,6 +79,49 @@ def test_retained_tensor_equals_the_unoptimized_graphs(gpu, storage):
     assert_array_equal(session.tensor("y").read(), outputs["y"])
 
 
+@pytest.mark.parametrize("storage", ["float", "half"])
+@pytest.mark.parametrize("block", BLOCKS)
+def test_kept_tensors_change_no_bit_of_the_outputs(gpu, block, storage):
+    """Also if a pass removed the tensor, or the plan stores it in blocks and in 16 bits."""
+    net = BLOCKS[block]()
+    last = net.nodes[-1].outputs[-1]
+    graph, given = net.graph(last), net.input()
+    every = tuple(name for node in graph.nodes for name in node.outputs if name != last)
+    rounding = 2e-2 if storage == "half" else 1e-4
+    wanted = values_of(graph, given)
+    plain = cml.Session(graph, gpu, cml.CompileOptions(storage=storage)).run(given)[last]
+    for names in (every, every[len(every) // 2 :][:1]):
+        session = cml.Session(graph, gpu, cml.CompileOptions(storage=storage, keep=names))
+        assert_array_equal(session.run(given)[last], plain)
+        for name in names:
+            largest = float(np.abs(wanted[name]).max(initial=1.0))
+            got = session.tensor(name).read()
+            assert_allclose(got, wanted[name], rounding, rounding * largest, err_msg=name)
+
+
+def test_kept_tensors_of_an_integer_network_are_equal_on_both_backends(gpu):
+    graph = small_net()
+    outputs = cml.Session(graph, gpu).run(INPUT)
+    options = cml.CompileOptions(keep=("t1",))
+    sessions = [cml.Session(graph, backend, options) for backend in ("cpu", gpu)]
+    for session in sessions:
+        assert_array_equal(session.run(INPUT)["t2"], outputs["t2"])
+    assert_array_equal(sessions[1].tensor("t1").read(), sessions[0].tensor("t1"))
+
+
+def test_a_kept_tensor_that_fusing_removed_has_a_node_of_its_own(gpu):
+    graph = graph_of()
+    bare = cml.Session(graph, gpu).plan
+    plan = cml.Session(graph, gpu, cml.CompileOptions(keep=("c0", "r0"))).plan
+    assert [s.full_op for s in bare.steps] == ["conv+relu", "conv+relu"]
+    added = [s for s in plan.steps if s.full_op == "conv" or s.op == "pixel_shuffle"]
+    assert [s.title for s in added] == ["conv 'c0'", "pixel_shuffle 'r0.kept'"]
+    rest = [s for s in plan.steps if s not in added]
+    assert [(s.title, s.path, s.defines, s.params) for s in rest] == [
+        (s.title, s.path, s.defines, s.params) for s in bare.steps
+    ]
+
+
 def test_jobs_have_retained_tensors_of_their_own_run(gpu):
     graph = graph_of()
     session = cml.Session(graph, gpu, KEEP)
@@ -130,14 +175,19 @@ def test_watch_sees_equal_values_on_gpu_and_cpu(gpu):
     for backend, values in seen.items():
         session = cml.Session(graph, gpu if backend == "gpu" else "cpu", KEEP)
 
-        def watch(node, results, values=values):
-            values[node.title] = [r.copy() for r in results]
+        def before(node, operands, values=values):
+            for name, operand in zip(node.reads, operands, strict=True):
+                known = values.get(name, given.get(name, session.graph.constants.get(name)))  # noqa: B023
+                close(operand, known)
 
-        outputs[backend] = session.run(given, watch=watch)
+        def watch(node, results, values=values):
+            values |= zip(node.outputs, [r.copy() for r in results], strict=True)
+
+        outputs[backend] = session.run(given, watch=watch, before=before)
     assert list(seen["gpu"]) == list(seen["cpu"])
-    assert "conv 'c0'" in seen["gpu"]
-    for title, values in seen["cpu"].items():
-        close(seen["gpu"][title][0], values[0])
+    assert "c0" in seen["gpu"]
+    for name, value in seen["cpu"].items():
+        close(seen["gpu"][name], value)
     close(outputs["gpu"]["y"], outputs["cpu"]["y"])
 
 
@@ -151,7 +201,11 @@ def test_a_watched_run_advances_variables(gpu):
     ones = {"x": np.ones(4, np.float32)}
     for backend in (gpu, "cpu"):
         session = cml.Session(cml.load(model), backend, cml.CompileOptions(keep=("s",)))
-        session.run(ones, watch=lambda node, results: None)
+        read = []
+        session.run(
+            ones, before=lambda node, operands, read=read: read.extend(map(np.array, operands))
+        )
+        assert_array_equal(read[0], [0, 0, 0, 0])
         assert_array_equal(session.run(ones)["y"], [3, 3, 3, 3])
         value = session.tensor("s")
         value = value if isinstance(value, np.ndarray) else value.read()

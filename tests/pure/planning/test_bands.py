@@ -312,7 +312,7 @@ def test_activations_in_several_buffers_are_not_cooked(tmp_path, monkeypatch):
 
 
 def test_kept_tensors_are_not_banded(tmp_path):
-    graph = optimize(loaded(WIDE, tmp_path).with_(taps=("relu1",)))
+    graph = optimize(loaded(WIDE, tmp_path).with_(taps={"relu1": "relu1"}))
     plan = planned(graph, planned(graph).memory.peak * 8 // 10)
     assert plan.taps["relu1"].fact.shape == graph.facts["relu1"].shape and plan.bands
 

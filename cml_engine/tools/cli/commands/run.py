@@ -224,7 +224,7 @@ def _run_watched(
         dump = Dump(a.dump_tensors, graph, a.only, overwrite=a.overwrite)
     options = replace(compile_options(a), without=AS_WRITTEN)
     session = session_of(a, graph, backend_of(a), options)
-    stop = StopAtNan(session.graph, arrays) if a.stop_at_nan else None
+    stop = StopAtNan() if a.stop_at_nan else None
 
     def watch(node: Node, found: Sequence[Array]) -> None:
         for watcher in (dump, stop):
@@ -235,7 +235,7 @@ def _run_watched(
     try:
         if dump is not None:
             dump.fixed(session.graph.constants)
-        results = session.run(arrays, watch=watch)
+        results = session.run(arrays, watch=watch, before=stop.before if stop else None)
     except NotFinite as error:
         print_error(str(error))
     finally:
