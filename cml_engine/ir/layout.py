@@ -64,8 +64,15 @@ def words(fact: Fact, layout: str) -> int:
     """Returns the number of 32-bit words that a tensor occupies in a layout."""
     if layout in (PLAIN, HALF):
         return fact.size if layout == PLAIN else -(-fact.size // 2)
+    return prod(stored_shape(fact, layout)) * block_words(layout)
+
+
+def stored_shape(fact: Fact, layout: str) -> tuple[int, ...]:
+    """Returns a tensor's shape in elements of its layout: channels count in blocks of four."""
+    if layout not in BLOCKED:
+        return fact.shape
     batch, channels, *spatial = fact.shape
-    return batch * -(-channels // 4) * prod(spatial) * block_words(layout)
+    return (batch, -(-channels // 4), *spatial)
 
 
 def whole_layout(low: float, high: float) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, TypeVar
 
 from cml_engine.compiler.plan import Binding, Memory, Plan, Reuse, Step, TensorPlace
@@ -283,7 +284,7 @@ def _step_of(index: int, launch: Launch, locate: Locator) -> Step:
         path=kernel.path,
         params_layout=kernel.params,
         params=dispatch.params,
-        defines={"GROUP": kernel.group, **dispatch.defines},
+        defines={"GROUP": prod(kernel.group_shape), **dispatch.defines},
         bindings=tuple(part for binding in bindings for part in binding),
         writes=sum(map(len, bindings[len(bindings) - dispatch.writes :])),
         groups=dispatch.groups,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
-from math import inf
+from math import inf, prod
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,6 +19,7 @@ from cml_engine.nnef.expansion.signatures import (
 )
 from cml_engine.ops.declaration.spec import (
     EXACT,
+    GROUP,
     NO_TRAITS,
     Case,
     Half,
@@ -36,12 +37,16 @@ _BLOCK_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _LINE_COMMENT = re.compile(r"//[^\n]*")
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 _ENTRY = re.compile(r"\bvoid\s+kernel\s*\(([^)]*)\)")
+#: the dimensions of threads by the type of the entry's arguments
+_ENTRY_DIMS = {"uint": 1, "uint2": 2, "uint3": 3}
 _LAYOUTS = ("plain", "same", "copies", "each", "blocks", "joins", "any")
 _EPILOGUES = ("none", "places", "channels")
 #: the most threads that any device of WebGPU's lets a workgroup have
 _MAX_GROUP = 1024
 #: suffixes of the names that a kernel has for a tensor ``a`` besides ``a``: ``a_size``, …
-ACCESSORS = ("size", "rank", "shape", "stride", "coord", "type", "count", "load")
+ACCESSORS = (
+    "size", "rank", "shape", "stride", "coord", "type", "count", "load", "channels", "in_blocks"
+)  # fmt: skip
 #: words of HLSL that a model may well call a tensor or an attribute
 HLSL_WORDS = frozenset(
     "bool break buffer case cbuffer class const continue default discard do double else enum "
@@ -149,24 +154,41 @@ def infer_typed(spec: OpSpec, infer: Infer, attrs: Attrs, *facts: Fact) -> Any:
     return infer(attrs, *facts)
 
 
-def entry_of(text: str, kernel: Kernel, spec: OpSpec) -> int:
-    """Returns the number of arguments of ``void kernel(…)`` in HLSL text.
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The entry of a game's kernel: its number of arguments, and the dimensions of each.
 
-    It is 1 (thread) or 2 (workgroup and lane); otherwise :class:`OperatorError` is raised.
+    One argument is the thread; two are the workgroup and the lane.
+    """
+
+    arguments: int
+    dims: int
+
+
+def entry_of(text: str, kernel: Kernel, spec: OpSpec) -> Entry:
+    """Returns the entry ``void kernel(…)`` in HLSL text.
+
+    Raises :class:`OperatorError` if there is none, if its arguments are not one or two of ``uint``,
+    ``uint2`` or ``uint3``, or if the kernel's group has other dimensions.
     """
     found = _ENTRY.search(_without_comments(text))
     if found is None:
         raise fault(
             spec, f"its kernel '{_shown(kernel)}' has no function `void kernel(uint thread)`"
         )
-    count = len(found[1].split(","))
-    if count > 2 or not found[1].strip():
+    shown = f"its kernel '{_shown(kernel)}' has `void kernel({found[1].strip()})`"
+    kinds = [argument.strip().partition(" ")[0] for argument in found[1].split(",")]
+    if len(kinds) > 2 or len({*kinds}) > 1 or kinds[0] not in _ENTRY_DIMS:
         raise fault(
             spec,
-            f"its kernel '{_shown(kernel)}' has `void kernel({found[1].strip()})`; wanted "
-            "`void kernel(uint thread)` or `void kernel(uint group, uint lane)`",
+            f"{shown}; wanted `void kernel(uint thread)` or `void kernel(uint group, uint lane)`, "
+            "also with uint2 or uint3",
         )
-    return count
+    dims = _ENTRY_DIMS[kinds[0]]
+    if len(kernel.group_shape) != dims:
+        wanted = f"({', '.join(['8'] * dims)})" if dims > 1 else GROUP
+        raise fault(spec, f"{shown}, but its group is {kernel.group}; write group={wanted}")
+    return Entry(len(kinds), dims)
 
 
 def fault(spec: OpSpec, what: str, source: Source | None = None) -> OperatorError:
@@ -268,8 +290,9 @@ def _check_kernel(kernel: Kernel, spec: OpSpec) -> None:
         if not isinstance(getattr(kernel, name), kind):
             what = "a text" if kind is str else "True or False"
             raise fault(spec, f"its kernel's {name} is {getattr(kernel, name)!r}; wanted {what}")
-    if not is_whole(kernel.group) or not 1 <= kernel.group <= _MAX_GROUP:
-        raise fault(spec, f"its kernel's group is {kernel.group}; wanted 1 to {_MAX_GROUP}")
+    sizes = kernel.group_shape
+    if not all(is_whole(size) and size > 0 for size in sizes) or prod(sizes) > _MAX_GROUP:
+        raise fault(spec, f"its kernel's group is {kernel.group}; wanted 1 to {_MAX_GROUP} threads")
     for word in kernel.params.split():
         if not _PARAM.fullmatch(word):
             raise fault(spec, f"its kernel's params have '{word}'; wanted name:u, name:i3, name:f")
@@ -300,26 +323,22 @@ def _check_promises(kernel: Kernel, spec: OpSpec) -> None:
             raise fault(spec, f"its kernel's {what} are {given!r}; wanted one of {listed}")
     if kernel.interface:
         raise fault(spec, "its kernel states an interface, which the engine writes; leave it out")
-    usual = Kernel()
-    stated = [
-        n for n in ("layouts", "half", "epilogues") if getattr(kernel, n) != getattr(usual, n)
-    ]
-    if not stated:
-        return
-    text = _without_comments(_with_own_includes(kernel, spec))
-    if kernel.lower is None or _ENTRY.search(text):
-        raise fault(
-            spec,
-            f"its kernel states {' and '.join(stated)}, which `void kernel(…)` does not honour: "
-            "that needs a main and a lower of its own. Leave it out",
-        )
     if kernel.half != "none" and kernel.layouts == "plain":
         raise fault(
             spec,
             "its kernel states half, which is for feature maps in blocks of four channels, and "
             "takes none: its layouts are plain",
         )
-    if kernel.epilogues != "none" and _is_game_file(kernel) and "cml_epilogue(" not in text:
+    if kernel.epilogues == "none":
+        return
+    text = _without_comments(_with_own_includes(kernel, spec))
+    if kernel.lower is None or _ENTRY.search(text):
+        raise fault(
+            spec,
+            "its kernel states epilogues, which `void kernel(…)` does not honour: that needs a "
+            "main and a lower of its own. Leave it out",
+        )
+    if _is_game_file(kernel) and "cml_epilogue(" not in text:
         raise fault(
             spec,
             f"its kernel states epilogues, but '{_shown(kernel)}' never calls cml_epilogue (of "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,12 +27,28 @@ from cml_engine.ir.graph import (
     Node,
     is_whole,
 )
-from cml_engine.ir.layout import BLOCKED, HLSL_TYPE, PLAIN, VECTOR_TYPE, stored_bytes, words
+from cml_engine.ir.layout import (
+    BLOCKED,
+    HLSL_TYPE,
+    PLAIN,
+    STORED,
+    VECTOR_TYPE,
+    stored_bytes,
+    stored_shape,
+    words,
+)
 from cml_engine.ir.limits import Limits
 from cml_engine.nnef.expansion.signatures import Param
 from cml_engine.nnef.text.syntax_tree import FragmentResult, Type
 from cml_engine.ops.common.shapes import contiguous_strides
-from cml_engine.ops.declaration.checks import entry_of, fault, located, signature_of, text_of
+from cml_engine.ops.declaration.checks import (
+    Entry,
+    entry_of,
+    fault,
+    located,
+    signature_of,
+    text_of,
+)
 from cml_engine.ops.declaration.choice import NO_VARIANTS, Choice, VariantTable
 from cml_engine.ops.declaration.packing import Packing
 from cml_engine.ops.declaration.registry import lookup
@@ -217,7 +234,7 @@ class Lowering:
 
     def launch(
         self,
-        threads: int,
+        threads: int | Sequence[int],
         *,
         reads: Mapping[str, str],
         writes: Mapping[str, str],
@@ -230,7 +247,7 @@ class Lowering:
 
         Parameters
         ----------
-        threads : the number of threads.
+        threads : the number of threads, or one number for each dimension of the kernel's thread.
         reads, writes : the tensors by their names in the shader; the values are names from
             ``in_names``, ``out_names``, :meth:`scratch` or :meth:`pack`.
         kernel : an HLSL file other than the operator's own.
@@ -278,8 +295,9 @@ def for_each(
 # --- the interface of a game's own kernels ------------------------------------------------------
 #
 # For each tensor ``a``, generated HLSL provides ``a[i]``, ``a_size``, ``a_rank``, ``a_shape(d)``,
-# ``a_stride(d)``, ``a_coord(i, d)`` and ``a_type``; for each attribute its name, or ``name(i)`` and
-# ``name_count`` for a list. All numbers are parameters of a launch, so a new shape makes no new
+# ``a_stride(d)``, ``a_coord(i, d)``, ``a_channels`` and ``a_type``; for each attribute its name, or
+# ``name(i)`` and ``name_count`` for a list. An element of a blocked map is a float4, whatever its
+# bits in memory. All numbers are parameters of a launch, so a new shape makes no new
 # pipeline; only what changes the code (element types, strings, the number of tensors) makes a
 # variant.
 
@@ -298,11 +316,22 @@ Value = Any
 
 @dataclass(frozen=True, slots=True)
 class NamedTensor:
-    """A tensor of a kernel: its ``name`` in HLSL, ``tensor`` in the graph, and its fact."""
+    """A tensor of a kernel: its ``name`` in HLSL, ``tensor`` in the graph, fact and layout."""
 
     name: str
     tensor: str
     fact: Fact
+    layout: str = PLAIN
+
+    @property
+    def element(self) -> str:
+        """The HLSL type of ``name[i]``: one number, or four channels of a blocked map."""
+        return "float4" if self.layout in BLOCKED else HLSL_TYPE[self.fact.dtype]
+
+    @property
+    def seen(self) -> Fact:
+        """The fact in elements: the channels of a blocked map are counted in blocks of four."""
+        return Fact(self.fact.dtype, stored_shape(self.fact, self.layout))
 
 
 @dataclass
@@ -329,15 +358,22 @@ class Interface:
         return inner
 
     def tensor(self, operand: NamedTensor, binding: int, parts: SplitBinding) -> None:
-        name, fact = operand.name, operand.fact
+        name, fact = operand.name, operand.seen
         shape = [*fact.shape, *[1] * (_DIMS - fact.rank)]
         stride = [*contiguous_strides(fact.shape), *[0] * (_DIMS - fact.rank)]
         numbers = [fact.size, fact.rank, *shape, *stride]
         at = self.parameter(name, f"u{len(numbers)}", numbers)
-        kind = HLSL_TYPE[fact.dtype]
+        channels = f"{name}_shape(1u)"
+        stored = operand.element
+        if operand.layout in BLOCKED:
+            channels = self.parameter(f"{name}_channels", "u", operand.fact.shape[1])
+            self.lines.append(f"#define {name}_in_blocks 1")
+        if operand.layout in STORED:
+            stored = VECTOR_TYPE[operand.layout]
+            self.defines[f"{name}_STORED"] = stored
         self.lines += [
-            *declaration(name, kind, binding, parts.count, parts.nbytes),
-            f"typedef {kind} {name}_type;",
+            *declaration(name, stored, binding, parts.count, parts.nbytes, operand.element),
+            f"typedef {operand.element} {name}_type;",
             f"static uint {name}_size = {at}(0);",
             f"static uint {name}_rank = {at}(1);",
             f"uint {name}_shape(uint d) {{ return {at}(2u + d); }}",
@@ -345,6 +381,7 @@ class Interface:
             f"uint {name}_coord(uint i, uint d) {{",
             f"    return d < {at}(1) ? i / {name}_stride(d) % {name}_shape(d) : 0u;",
             "}",
+            f"static uint {name}_channels = {channels};",
         ]
 
     def tensor_list(self, name: str, parts: Sequence[NamedTensor]) -> None:
@@ -352,7 +389,7 @@ class Interface:
         self.lines.append(f"static const uint {name}_count = {len(parts)}u;")
         if not parts:
             return
-        kind = HLSL_TYPE[parts[0].fact.dtype]
+        kind = parts[0].element
         cases = " ".join(f"case {k}: return {p.name}[i];" for k, p in enumerate(parts[1:], 1))
         self.lines += [
             f"typedef {kind} {name}_type;",
@@ -391,19 +428,28 @@ def whole(op: Lowering, spec: OpSpec, kernel: Kernel) -> Dispatch:
 
     It has as many threads as the first result has elements, unless the kernel states their number.
     """
-    if kernel.threads is None:
-        threads = op.outputs[0].size
-    else:
-        threads = kernel.threads(op.attrs, *op.inputs)
-        if isinstance(threads, bool) or threads != int(threads) or threads < 0:
-            raise fault(spec, f"its threads function gave {threads!r}; wanted a whole number")
     reads, writes = _operands(op, spec)
-    return _dispatch(op, spec, kernel, int(threads), reads, writes, {})
+    if kernel.threads is None:
+        entry = entry_of(text_of(kernel, spec), kernel, spec)
+        threads: Any = _threads_of(writes[0].seen, entry.dims)
+    else:
+        threads = kernel.threads(op.attrs, *(operand.seen for operand in reads))
+    return _dispatch(op, spec, kernel, threads, reads, writes, {})
+
+
+def _threads_of(fact: Fact, dims: int) -> int | tuple[int, ...]:
+    """Returns the number of threads for one thread per element of a result.
+
+    Of several dimensions the first ones are the result's innermost axes, and the last has the rest.
+    """
+    inner = fact.shape[::-1][: dims - 1]
+    inner += (1,) * (dims - 1 - len(inner))
+    return (*inner, fact.size // max(prod(inner), 1)) if dims > 1 else fact.size
 
 
 def launch(
     op: Lowering,
-    threads: int,
+    threads: int | Sequence[int],
     reads: Mapping[str, str],
     writes: Mapping[str, str],
     kernel: Kernel | None,
@@ -415,8 +461,11 @@ def launch(
     spec = lookup(op.node.op)
     own = kernel or spec.kernel
     assert own is not None  # only a kernel's lower comes here
-    tensors = [[NamedTensor(n, t, _fact(op, t)) for n, t in m.items()] for m in (reads, writes)]
-    made = _dispatch(op, spec, located(own, spec), threads, tensors[0], tensors[1], values)
+    read, written = (
+        [NamedTensor(n, t, _fact(op, t), op.layout(t)) for n, t in m.items()]
+        for m in (reads, writes)
+    )
+    made = _dispatch(op, spec, located(own, spec), threads, read, written, values)
     return replace(made, defines={**made.defines, **defines}, cost=cost)
 
 
@@ -424,29 +473,23 @@ def _dispatch(
     op: Lowering,
     spec: OpSpec,
     kernel: Kernel,
-    threads: int,
+    threads: Any,
     reads: Sequence[NamedTensor],
     writes: Sequence[NamedTensor],
     values: Mapping[str, Value],
 ) -> Dispatch:
-    if kernel.group > op.limits.max_group_threads:
+    text = text_of(kernel, spec)  # as it is now: a file that has changed is another kernel
+    entry = entry_of(text, kernel, spec)
+    group = kernel.group_shape
+    if prod(group) > op.limits.max_group_threads:
         raise DeviceError(
-            f"operator '{spec.name}' wants workgroups of {kernel.group} threads, this device "
+            f"operator '{spec.name}' wants workgroups of {prod(group)} threads, this device "
             f"allows {op.limits.max_group_threads}",
             op.node.source,
         )
     made = Interface()
-    made.parameter("threads", "u", threads)
-    made.lines.append("static uint CML_THREADS = cml_p_threads;")
+    groups = _count_through(made, group, _checked_threads(threads, entry, spec))
     operands = [*reads, *writes]
-    if in_blocks := [o.tensor for o in operands if op.layout(o.tensor) in BLOCKED]:
-        raise fault(
-            spec,
-            f"its kernel states layouts, but `void kernel(…)` reads '{in_blocks[0]}' as plain; "
-            "leave them out",
-            op.node.source,
-        )
-    text = text_of(kernel, spec)  # as it is now: a file that has changed is another kernel
     binding = FIRST_BINDING
     for operand in operands:
         bound = split_binding(op, operand.tensor)
@@ -459,13 +502,13 @@ def _dispatch(
     for name, value in {**op.attrs, **values}.items():
         if value is not None:
             made.attribute(name, value, _kind(spec, name, value))
-    made.lines += _main(entry_of(text, kernel, spec))
+    made.lines += _main(entry, group)
     _check_room(made, spec)
     return Dispatch(
-        groups=-(-threads // kernel.group),
+        groups=groups,
         tensors=tuple(operand.tensor for operand in operands),
         params=made.values,
-        defines={"GROUP": kernel.group, **made.defines},
+        defines={"GROUP": prod(group), **made.defines},
         writes=len(writes),
         kernel=replace(
             kernel,
@@ -476,24 +519,71 @@ def _dispatch(
     )
 
 
-def _main(arguments: int) -> list[str]:
+def _checked_threads(threads: Any, entry: Entry, spec: OpSpec) -> tuple[int, ...]:
+    """Returns the number of threads along each dimension of the kernel's entry.
+
+    Raises :class:`OperatorError` if ``threads`` is anything else.
+    """
+    counts = tuple(threads) if isinstance(threads, list | tuple) else (threads,)
+    wrong = any(isinstance(n, bool) or n != int(n) or n < 0 for n in counts)
+    if wrong or len(counts) != entry.dims:
+        wanted = "a whole number" if entry.dims == 1 else f"{entry.dims} whole numbers"
+        raise fault(spec, f"its threads function gave {threads!r}; wanted {wanted}")
+    return tuple(map(int, counts))
+
+
+def _count_through(made: Interface, group: Sequence[int], threads: Sequence[int]) -> int:
+    """Adds the parameters that say which threads exist, and returns the number of workgroups.
+
+    Workgroups have one linear index, the first dimension fastest, so that any range is a slice.
+    """
+    groups = [-(-count // size) for count, size in zip(threads, group, strict=True)]
+    if len(threads) == 1:
+        made.parameter("cml_threads", "u", threads[0])
+        made.lines.append("static uint CML_THREADS = cml_p_cml_threads;")
+        return groups[0]
+    dims = len(threads)
+    made.parameter("cml_threads", f"u{dims}", list(threads))
+    made.parameter("cml_groups", f"u{dims}", groups)
+    listed = ", ".join(f"cml_p_cml_threads({d})" for d in range(dims))
+    made.lines.append(f"static uint{dims} CML_THREADS = uint{dims}({listed});")
+    return prod(groups)
+
+
+def _main(entry: Entry, group: Sequence[int]) -> list[str]:
     """Returns the HLSL lines of the entry point, which calls the user's function ``kernel``.
 
     With one argument it is called for the requested threads only. With two it is called for all
     threads of a workgroup, so that they can wait for each other.
     """
-    call = "if (cml_thread < CML_THREADS) { kernel(cml_thread); }"
-    if arguments == 2:
-        call = "kernel(cml_group, cml_lane);"
+    dims, thread = entry.dims, "cml_group * GROUP + cml_lane"
+    number, lane, inside = "cml_group", "cml_lane", "cml_thread < CML_THREADS"
+    if dims > 1:
+        number = _unravelled(number, [f"cml_p_cml_groups({d})" for d in range(dims)])
+        lane = _unravelled(lane, [f"{size}u" for size in group])
+        thread = f"{number} * uint{dims}({', '.join(map(str, group))}) + {lane}"
+        inside = f"all({inside})"
+    call = f"if ({inside}) {{ kernel(cml_thread); }}"
+    if entry.arguments == 2:
+        call = f"kernel({number}, {lane});"
     return [
         "[numthreads(GROUP, 1, 1)]",
         "void main(uint3 cml_gid : SV_GroupID, uint cml_lane : SV_GroupIndex) {",
         "    uint cml_group = CML_GROUP(cml_gid);",
         "    if (cml_group >= cml_end) { return; }",
-        "    uint cml_thread = cml_group * GROUP + cml_lane;",
+        f"    uint{dims if dims > 1 else ''} cml_thread = {thread};",
         f"    {call}",
         "}",
     ]
+
+
+def _unravelled(index: str, extents: Sequence[str]) -> str:
+    """Returns the HLSL of the coordinates of a linear index, the first extent fastest."""
+    rest, found = index, list[str]()
+    for extent in extents[:-1]:
+        found.append(f"{rest} % {extent}")
+        rest = f"{rest} / {extent}"
+    return f"uint{len(extents)}({', '.join([*found, rest])})"
 
 
 def _operands(op: Lowering, spec: OpSpec) -> tuple[list[NamedTensor], list[NamedTensor]]:
@@ -502,8 +592,8 @@ def _operands(op: Lowering, spec: OpSpec) -> tuple[list[NamedTensor], list[Named
     inputs = _named(found.tensors if found else None, op.in_names, "in", spec)
     outputs = _named(found.results if found else None, op.out_names, "out", spec)
     return (
-        [NamedTensor(name, tensor, op.fact(tensor)) for name, tensor in inputs],
-        [NamedTensor(name, tensor, op.fact(tensor)) for name, tensor in outputs],
+        [NamedTensor(name, tensor, op.fact(tensor), op.layout(tensor)) for name, tensor in inputs],
+        [NamedTensor(name, tensor, op.fact(tensor), op.layout(tensor)) for name, tensor in outputs],
     )
 
 

@@ -115,9 +115,10 @@ class Kernel:
     lower : ``lower(op: Lowering) -> iterable of Dispatch``, for operators of several passes; see
         :meth:`Lowering.launch`.
     threads : for one pass instead of ``lower``: ``threads(attrs, *input facts)`` returns the number
-        of threads. Without ``lower`` and ``threads`` there is one thread for each element of the
-        first result.
-    group : threads per workgroup, the shader's ``GROUP``.
+        of threads, or one for each dimension. Shapes are in elements as the kernel sees them.
+        Without ``lower`` and ``threads`` there is one thread for each element of the first result.
+    group : threads per workgroup, the shader's ``GROUP``; two or three numbers for a kernel whose
+        threads are ``uint2`` or ``uint3``.
     layouts : the memory layouts (``cml_engine/ir/layout.py``) that the kernel supports.
         ``"plain"``: only plain.
         ``"same"``: plain or c4, the same for all feature maps of the node; c4 only if the channels
@@ -147,14 +148,19 @@ class Kernel:
     path: str | Path = ""
     params: str = ""
     lower: Lower | None = None
-    threads: Callable[..., int] | None = None
-    group: int = GROUP
+    threads: Callable[..., int | Sequence[int]] | None = None
+    group: int | tuple[int, ...] = GROUP
     layouts: Literal["plain", "same", "copies", "each", "blocks", "joins", "any"] = "plain"
     half: Half | Callable[[Node, Mapping[str, Fact]], Half] = "none"
     epilogues: Literal["none", "places", "channels"] = "none"
     trusted: bool = False
     source: str = ""
     interface: str = ""
+
+    @property
+    def group_shape(self) -> tuple[int, ...]:
+        """The threads of a workgroup along each dimension."""
+        return self.group if isinstance(self.group, tuple) else (self.group,)
 
 
 #: a kernel of the engine's own: its shader runs without bounds and loop checks

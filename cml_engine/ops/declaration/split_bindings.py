@@ -41,12 +41,16 @@ class SplitBinding:
             yield start, min(self.nbytes, room - start)
 
 
-def declaration(name: str, kind: str, binding: int, count: int, nbytes: int) -> list[str]:
+def declaration(
+    name: str, kind: str, binding: int, count: int, nbytes: int, element: str = ""
+) -> list[str]:
     """Returns the lines of HLSL that declare a tensor in ``count`` parts of ``nbytes`` bytes.
 
-    ``kind`` is the HLSL type of an element, ``binding`` the number of the first part.
+    ``kind`` is the HLSL type of an element in memory, ``element`` its type in the kernel if that
+    differs, ``binding`` the number of the first part.
     """
-    if count == 1:
+    element = element or kind
+    if count == 1 and element == kind:
         return [f"[[vk::binding({binding})]] RWStructuredBuffer<{kind}> {name};"]
     ranges = [f"{name}_part{k}" for k in range(count)]
     # no return inside: where it is inlined in a loop naga would misread it (gpu/shaders/hlsl.py)
@@ -56,8 +60,8 @@ def declaration(name: str, kind: str, binding: int, count: int, nbytes: int) -> 
             for k, part in enumerate(ranges)
         ),
         f"struct {name}_in_parts {{",
-        f"    __subscript(uint i) -> {kind} {{",
-        f"        get {{ const uint each = {nbytes}u / sizeof({kind}); {kind} found; "
+        f"    __subscript(uint i) -> {element} {{",
+        f"        get {{ const uint each = {nbytes}u / sizeof({kind}); {element} found; "
         f"{_each(ranges, 'found = {part}[{at}];')} return found; }}",
         f"        set {{ const uint each = {nbytes}u / sizeof({kind}); "
         f"{_each(ranges, '{part}[{at}] = newValue;')} }}",

@@ -18,6 +18,7 @@ from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     EXACT,
+    GROUP,
     Case,
     Dispatch,
     OpSpec,
@@ -70,7 +71,7 @@ def regroup(op: Lowering, factor: int = 1, words: Sequence[float] = ()) -> Itera
     n = result.shape[0] * depth * prod(result.shape[2:])
     epilogue = epilogue_of(op, 1, vector=blocked)
     yield Dispatch(
-        groups=-(-n // KERNEL.group),
+        groups=-(-n // GROUP),
         tensors=(source, *epilogue.tensors, target),
         params={
             "n": n,

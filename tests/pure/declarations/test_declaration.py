@@ -81,14 +81,19 @@ WRONG = [
     ),
     ({"kernel": cml.Kernel(source=KERNEL, epilogues={"relu"})}, "are {'relu'}; wanted one of"),
     ({"kernel": cml.Kernel(source=KERNEL, epilogues="places")}, "states epilogues, which `void"),
-    ({"kernel": cml.Kernel(source=KERNEL, layouts="any")}, "states layouts, which `void kernel"),
     (
-        {"kernel": cml.Kernel(source=KERNEL, layouts="same", half="each", lower=lambda op: [])},
-        "states layouts and half, which `void kernel",
-    ),
-    (
-        {"kernel": cml.Kernel(source=MAIN, half="each", lower=lambda op: [])},
+        {"kernel": cml.Kernel(source=KERNEL, half="each")},
         "takes none: its layouts are plain",
+    ),
+    ({"kernel": cml.Kernel(source=KERNEL, group=(8, 8))}, "its group is (8, 8); write group=64"),
+    (
+        {"kernel": cml.Kernel(source=KERNEL.replace("uint", "uint2"))},
+        "its group is 64; write group=(8, 8)",
+    ),
+    ({"kernel": cml.Kernel(source=KERNEL, group=(64, 64))}, "wanted 1 to 1024 threads"),
+    (
+        {"kernel": cml.Kernel(source="void kernel(uint2 group, uint lane) {}")},
+        "also with uint2 or uint3",
     ),
     (
         {"kernel": cml.Kernel(source=MAIN, epilogues="places", lower=lambda op: [])},
@@ -173,7 +178,7 @@ def test_kernel_source_defines_tensors_and_attributes_by_name():
     ):
         assert part in step.interface
     assert step.params["cml_p_x"] == [30, 3, 2, 3, 5, 1, 1, 1, 1, 1, 15, 5, 1, 0, 0, 0, 0, 0]
-    assert step.params["cml_p_k"] == 2.5 and step.params["cml_p_threads"] == 30
+    assert step.params["cml_p_k"] == 2.5 and step.params["cml_p_cml_threads"] == 30
     assert step.groups == 1 and not step.trusted
 
 

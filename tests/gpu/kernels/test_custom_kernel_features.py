@@ -1,0 +1,209 @@
+"""Tests of what a game's kernel may declare: layouts, 16 bits, dimensions of threads."""
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.errors import OperatorError
+from cml_engine.ir.graph import Fact
+from cml_engine.ir.layout import C4, C4H
+from cml_engine.ops.declaration.registry import lookup
+from cml_engine.tools.testing import Case, check, variants
+from tests.fixtures.graphs import Net
+from tests.gpu.kernels.test_custom_ops import X_TO_Y, declare
+
+pytestmark = pytest.mark.usefixtures("own_operators")
+SQUARE = "void kernel(uint thread) { x_type v = x[thread]; y[thread] = v * abs(v); }"
+#: reads a float4 of channels, or a number, of its left neighbour and of its own place
+LEFT = """
+void kernel(uint thread) {
+    x_type left = 0;
+    uint d = x_rank - 1;
+    if (x_coord(thread, d) > 0) { left = x[thread - x_stride(d)]; }
+    y[thread] = x[thread] - left;
+}
+"""
+#: reads either layout and writes either: one thread for each channel and position
+EITHER = """
+#ifdef x_in_blocks
+float at(uint n, uint c, uint p) { return x[n * x_stride(0) + c / 4 * x_stride(1) + p][c % 4]; }
+#else
+float at(uint n, uint c, uint p) { return x[n * x_stride(0) + c * x_stride(1) + p]; }
+#endif
+void kernel(uint thread) {
+    uint n = y_coord(thread, 0);
+    uint c = y_coord(thread, 1);
+    uint p = thread % y_stride(1);
+#ifdef y_in_blocks
+    float4 v = 0;
+    for (uint k = 0; k < min(y_channels - 4 * c, 4u); ++k) { v[k] = 2 * at(n, 4 * c + k, p); }
+    y[thread] = v;
+#else
+    y[thread] = 2 * at(n, c, p);
+#endif
+}
+"""
+WITHIN = cml.Tolerance(1e-6, 1e-6, "one product")
+
+
+def own(source, cpu, shapes=((1, 8, 3, 5), (1, 6, 3, 5), (7,)), **kernel):
+    declare(
+        source,
+        X_TO_Y.format("own"),
+        cpu=cpu,
+        kernel=cml.Kernel(source=source, **kernel),
+        cases=[Case((shape,)) for shape in shapes],
+        tolerance=WITHIN,
+    )
+
+
+def square(attrs, x):
+    return x * np.abs(x)
+
+
+def left_difference(attrs, x):
+    return np.diff(x, axis=-1, prepend=np.float32(0)).astype(np.float32)
+
+
+KERNELS = {
+    "same": (SQUARE, square, {"layouts": "same", "half": "each"}, {C4, C4H}),
+    "same_alike": (LEFT, left_difference, {"layouts": "same", "half": "alike"}, {C4, C4H}),
+    "any": (
+        EITHER,
+        lambda attrs, x: 2 * x,
+        {"layouts": "any", "half": "each"},
+        {C4, C4H},
+    ),
+    "float_only": (SQUARE, square, {"layouts": "same"}, {C4}),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernel_reads_and_writes_every_layout_that_it_declares(name, gpu):
+    source, cpu, declared, layouts = KERNELS[name]
+    shapes = ((1, 8, 3, 5), (2, 6, 3, 5)) if name == "any" else ((1, 8, 3, 5), (1, 6, 3, 5), (7,))
+    own(source, cpu, shapes, **declared)
+    check("own", gpu)
+    seen = {layout for *_, used in variants(lookup("own")) for layout in used.values()}
+    assert seen == layouts
+
+
+def three_convolutions():
+    """Returns convolutions with a game's operator between them."""
+    net = Net(1, 8, 9, 9)
+    y = net.conv("x", 8)
+    return net.graph(net.conv(net.op("own", y), 8))
+
+
+@pytest.mark.parametrize(
+    ("declared", "storage", "layout", "steps"),
+    [
+        ({}, "float", "plain", 3),
+        ({"layouts": "same"}, "float", C4, 3),
+        ({"layouts": "same"}, "half", C4, 3),
+        ({"layouts": "same", "half": "each"}, "half", C4H, 3),
+    ],
+)
+def test_plan_stores_maps_as_the_kernel_declares(declared, storage, layout, steps, gpu, rng):
+    own(SQUARE, square, **declared)
+    graph = three_convolutions()
+    session = cml.Session(graph, gpu, cml.CompileOptions(storage=storage))
+    step = next(step for step in session.plan.steps if step.op == "own")
+    assert {session.plan.layouts.get(b.tensor, "plain") for b in step.bindings} == {layout}
+    assert len(session.plan.steps) == steps
+    x = rng.standard_normal((1, 8, 9, 9)).astype(np.float32)
+    (got,) = session.run({"x": x}).values()
+    (wanted,) = cml.Session(graph, "cpu").run({"x": x}).values()
+    error = 2e-2 if storage == "half" else 1e-4
+    np.testing.assert_allclose(got, wanted, rtol=error, atol=error * np.abs(wanted).max())
+
+
+def test_check_detects_a_kernel_that_ignores_blocks(gpu):
+    wrong = "void kernel(uint thread) { y[thread] = x[thread].x; }"
+    own(wrong, lambda attrs, x: x, ((1, 8, 2, 1),), layouts="same")
+    with pytest.raises(AssertionError, match="'c4'.*differ"):
+        check("own", gpu)
+
+
+# ---------------------------------------------------------------- dimensions of threads
+
+PLANES = """
+void kernel(uint2 thread) {
+    for (uint c = 0; c < y_size / (y_shape(2) * y_shape(3)); ++c) {
+        uint row = c * y_stride(1);
+        uint at = row + thread.y * y_stride(2) + y_shape(3) - 1 - thread.x;
+        y[row + thread.y * y_stride(2) + thread.x] = x[at];
+    }
+}
+"""
+#: transposes tiles of 4 x 4 in groupshared memory
+TILES = """
+groupshared float tile[4][4];
+void kernel(uint3 group, uint3 lane) {
+    uint2 size = uint2(x_shape(2), x_shape(1));
+    uint2 from = 4 * group.xy + lane.xy;
+    bool inside = all(from < size);
+    uint plane = group.z * size.x * size.y;
+    if (inside) { tile[lane.y][lane.x] = x[plane + from.y * size.x + from.x]; }
+    GroupMemoryBarrierWithGroupSync();
+    uint2 to = 4 * group.yx + lane.xy;
+    if (all(to < size.yx)) { y[plane + to.y * size.y + to.x] = tile[lane.x][lane.y]; }
+}
+"""
+CUBE = "void kernel(uint3 t) { uint i = (t.z * y_shape(1) + t.y) * y_shape(2) + t.x; y[i] = x[i]; }"
+
+
+def swapped(attrs, x):
+    return Fact(x.dtype, (x.shape[0], x.shape[2], x.shape[1]))
+
+
+DIMENSIONS = {
+    "2d": (
+        PLANES,
+        lambda attrs, x: x[..., ::-1],
+        cml.same_as(0),
+        {"group": (8, 4), "threads": lambda attrs, x: (x.shape[3], x.shape[2])},
+        ((1, 3, 21, 13), (2, 1, 4, 8)),
+    ),
+    "3d_groups": (
+        TILES,
+        lambda attrs, x: x.transpose(0, 2, 1),
+        swapped,
+        {"group": (4, 4, 1), "threads": lambda attrs, x: (x.shape[2], x.shape[1], x.shape[0])},
+        ((3, 10, 6), (1, 4, 4)),
+    ),
+    "3d_default": (CUBE, lambda attrs, x: x, cml.same_as(0), {"group": (4, 2, 2)}, ((5, 7, 9),)),
+}
+
+
+@pytest.mark.parametrize("name", DIMENSIONS)
+def test_threads_of_several_dimensions_run_in_any_partition(name, gpu):
+    source, cpu, infer, declared, shapes = DIMENSIONS[name]
+    declare(
+        source,
+        X_TO_Y.format("own"),
+        infer=infer,
+        cpu=cpu,
+        kernel=cml.Kernel(source=source, **declared),
+        cases=[Case((shape,)) for shape in shapes],
+        tolerance=cml.Tolerance(0, 0, "moves values"),
+    )
+    check("own", gpu, partitions=4)
+
+
+def test_attribute_may_be_called_threads(gpu):
+    source = "void kernel(uint thread) { y[thread] = threads * x[thread]; }"
+    declare(
+        source,
+        "fragment own(x: tensor<scalar>, threads: scalar = 3.0) -> (y: tensor<scalar>)",
+        cpu=lambda attrs, x: attrs.threads * x,
+        cases=[Case(((300,),))],
+    )
+    check("own", gpu)
+
+
+def test_wrong_threads_are_refused_with_the_dimensions(gpu):
+    own(PLANES, lambda attrs, x: x, group=(8, 8), threads=lambda attrs, x: 4)
+    net = Net(1, 1, 4, 4)
+    with pytest.raises(OperatorError, match="gave 4; wanted 2 whole numbers"):
+        cml.Session(net.graph(net.op("own", "x")), gpu)
