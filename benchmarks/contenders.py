@@ -109,6 +109,15 @@ def _load_ours(workload: Workload, on_gpu: bool) -> Loaded:
     return Loaded(run, backend.name if on_gpu else f"{_threads()} CPU cores")
 
 
+def _load_ours_in_onnxruntime(workload: Workload) -> Loaded:
+    import cml_engine as cml
+
+    graph = cml.load(workload.nnef)
+    options = cml.CompileOptions(cpu="onnxruntime", cpu_threads=_threads())
+    session = cml.Session(graph, "cpu", options)
+    return Loaded(lambda inputs: session.run(inputs)[graph.outputs[0]], f"{_threads()} threads")
+
+
 def _load_ncnn(workload: Workload, on_gpu: bool) -> Loaded:
     net, device = ncnn_net(workload, on_gpu)
     targets = net.output_names()
@@ -201,10 +210,13 @@ def _load_tract(workload: Workload) -> Loaded:
 
 
 # fmt: off
-#: in table order; the first two are this engine
+#: in table order; the first three are this engine
 CONTENDERS = (
     Contender("ours-gpu", "this engine, GPU", OURS, "wgpu", lambda w: _load_ours(w, True)),
     Contender("ours-cpu", "this engine, CPU", OURS, "numpy", lambda w: _load_ours(w, False)),
+    Contender(
+        "ours-ort", "this engine, ONNX Runtime", OURS, "onnxruntime", _load_ours_in_onnxruntime
+    ),
     Contender("ncnn-vulkan", "ncnn, Vulkan", "ncnn", "ncnn", lambda w: _load_ncnn(w, True)),
     Contender("ncnn-cpu", "ncnn, CPU", "ncnn", "ncnn", lambda w: _load_ncnn(w, False)),
     Contender(

@@ -22,6 +22,7 @@ _UPRES = (
     ("ours-gpu", "ncnn-vulkan", 1 / 1.5),
     ("ours-gpu", "ort-webgpu", 0.1),
     ("ours-cpu", "onnxruntime", 1.8),
+    ("ours-ort", "onnxruntime", 1.1),
     ("ours-cpu", "tract", 1.0),
 )
 _OTHERS = (("ours-gpu", "ncnn-vulkan", 1.0),)

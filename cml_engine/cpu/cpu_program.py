@@ -3,6 +3,7 @@ operator."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from threading import RLock
 from typing import Any
@@ -141,41 +142,35 @@ def convert_to_fact(node: Node, fact: Fact, value: Any) -> Array:
     return np.asarray(value, NUMPY_DTYPE[fact.dtype])
 
 
-class CpuProgram:
-    """A graph that is ready to run in NumPy.
+class HostProgram(ABC):
+    """A graph that is ready to run in this process's memory, without a GPU.
 
     Variables that the graph updates keep their values between runs, until :meth:`reset`. Runs
-    from several threads wait for each other, because they share variables and scratch memory.
-    With ``retain``, an input that is not given keeps its value, and only nodes that depend on
-    the given ones run.
+    from several threads wait for each other, because they share variables and memory. With
+    ``retain``, an input that is not given keeps its value.
     """
 
-    def __init__(
-        self, graph: Graph, scratch: Scratch | None = None, *, retain: bool = False
-    ) -> None:
+    def __init__(self, graph: Graph, retain: bool) -> None:
         self.graph = graph
         self._retains = retain
-        self._sources = sources_of(graph) if retain else {}
-        self._held_names = frozenset(boundaries(graph)) if retain else frozenset()
-        #: retained values of inputs, and of tensors that a later run may skip
+        #: retained values of inputs
         self._given: dict[str, Array] = {}
-        self._held: dict[str, Array] = {}
-        #: True if the retained values come from a run that completed
-        self._whole = False
-        #: scratch memory and prepared weights, shared by all programs of the network
-        self.scratch = Scratch({}) if scratch is None else scratch
-        self._last_use = last_uses(graph, self._held_names)
-        # looked up once, so that later registrations do not change this program
-        self._operators = {op: lookup(op) for op in graph.ops}
-        self._functions = _prepare_nodes(graph, self.scratch)
         self._state: dict[str, Array] = {}
         #: outputs and kept tensors of the last run
         self._results: dict[str, Array] = {}
         self._lock = RLock()
         self.reset()
 
-    def build_ahead(self) -> None:
-        """Does nothing: NumPy has no pipelines to build."""
+    @abstractmethod
+    def alone(self) -> HostProgram:
+        """Returns a program of the same network with variables of its own."""
+
+    @abstractmethod
+    def _run(self, inputs: Mapping[str, Array], watch: Watch | None, before: Watch | None) -> None:
+        """Runs the graph and sets the results and the variables."""
+
+    def build_ahead(self) -> None:  # noqa: B027
+        """Does nothing: there are no pipelines to build."""
 
     def reset(self) -> None:
         """Resets the variables to their initial values in the model."""
@@ -191,19 +186,70 @@ class CpuProgram:
         """Runs the graph and returns the outputs by name.
 
         ``before`` is called with each node and its operands, ``watch`` with each node and its
-        results. Intermediate tensors are freed after their last use.
+        results.
         """
-        with self._lock, one_thread():
-            return self._run(inputs, watch, before)
+        with self._lock:
+            self._run(inputs, watch, before)
+            return {name: self._results[name].copy() for name in self.graph.outputs}
 
     @property
     def known_inputs(self) -> frozenset[str]:
         """The names of the inputs that have retained values, so that a run may omit them."""
         return frozenset(self._given)
 
-    def inherit(self, before: CpuProgram) -> None:
+    def inherit(self, before: HostProgram) -> None:
         """Copies the retained inputs of ``before``, the program that this one replaces."""
         self._given = dict(before._given)
+
+    def _with_retained(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Returns the inputs of a run; with ``retain`` those of earlier runs too, as copies."""
+        if not self._retains:
+            return dict(inputs)
+        self._given |= {name: np.array(value) for name, value in inputs.items()}
+        return dict(self._given)
+
+    def tensor(self, name: str) -> Array:
+        """Returns a copy of an output or a kept tensor of the last run.
+
+        Raises :class:`InputError` if the tensor is neither, or if nothing has run yet.
+        """
+        if name not in (known := (*self.graph.outputs, *self.graph.taps)):
+            raise InputError(
+                f"model '{self.graph.name}' keeps no tensor '{name}'; it has {', '.join(known)}. "
+                "Name it in CompileOptions(keep=…)"
+            )
+        with self._lock:
+            if name not in self._results:
+                raise InputError(f"model '{self.graph.name}' has not run yet: there is no '{name}'")
+            return self._results[name].copy()
+
+
+class CpuProgram(HostProgram):
+    """A graph that is ready to run in NumPy.
+
+    With ``retain``, only nodes that depend on the given inputs run. Intermediate tensors are
+    freed after their last use.
+    """
+
+    def __init__(
+        self, graph: Graph, scratch: Scratch | None = None, *, retain: bool = False
+    ) -> None:
+        super().__init__(graph, retain)
+        self._sources = sources_of(graph) if retain else {}
+        self._held_names = frozenset(boundaries(graph)) if retain else frozenset()
+        #: retained values of tensors that a later run may skip
+        self._held: dict[str, Array] = {}
+        #: True if the retained values come from a run that completed
+        self._whole = False
+        #: scratch memory and prepared weights, shared by all programs of the network
+        self.scratch = Scratch({}) if scratch is None else scratch
+        self._last_use = last_uses(graph, self._held_names)
+        # looked up once, so that later registrations do not change this program
+        self._operators = {op: lookup(op) for op in graph.ops}
+        self._functions = _prepare_nodes(graph, self.scratch)
+
+    def alone(self) -> CpuProgram:
+        return CpuProgram(self.graph)
 
     def _retained(
         self, inputs: Mapping[str, Array]
@@ -211,19 +257,21 @@ class CpuProgram:
         """Returns the names of the changed inputs, and the values that the run starts with.
 
         The names include the mark for variables, which change with every run. They are None if
-        every node has to run. With ``retain`` the inputs are copied and kept for later runs.
+        every node has to run.
         """
-        if not self._retains:
-            return None, dict(inputs)
-        whole, self._whole = self._whole, False
-        self._given |= {name: np.array(value) for name, value in inputs.items()}
+        begin = self._with_retained(inputs)
+        whole, self._whole = self._whole and self._retains, False
         if not whole:
-            return None, dict(self._given)
-        return frozenset({*inputs, VARIABLES}), {**self._results, **self._held, **self._given}
+            return None, begin
+        return frozenset({*inputs, VARIABLES}), {**self._results, **self._held, **begin}
 
-    def _run(
+    def _run(self, inputs: Mapping[str, Array], watch: Watch | None, before: Watch | None) -> None:
+        with one_thread():
+            self._run_nodes(inputs, watch, before)
+
+    def _run_nodes(
         self, inputs: Mapping[str, Array], watch: Watch | None, before: Watch | None
-    ) -> dict[str, Array]:
+    ) -> None:
         changed, begin = self._retained(inputs)
         values: dict[str, Array] = {**begin, **self.graph.constants, **self._state}
         for index, node in enumerate(self.graph.nodes):
@@ -253,22 +301,6 @@ class CpuProgram:
             if values[name] is not self._held.get(name)
         }
         self._whole = True
-        return {name: self._results[name].copy() for name in self.graph.outputs}
-
-    def tensor(self, name: str) -> Array:
-        """Returns a copy of an output or a kept tensor of the last run.
-
-        Raises :class:`InputError` if the tensor is neither, or if nothing has run yet.
-        """
-        if name not in (known := (*self.graph.outputs, *self.graph.taps)):
-            raise InputError(
-                f"model '{self.graph.name}' keeps no tensor '{name}'; it has {', '.join(known)}. "
-                "Name it in CompileOptions(keep=…)"
-            )
-        with self._lock:
-            if name not in self._results:
-                raise InputError(f"model '{self.graph.name}' has not run yet: there is no '{name}'")
-            return self._results[name].copy()
 
 
 def _prepare_nodes(graph: Graph, scratch: Scratch) -> list[Cpu | None]:

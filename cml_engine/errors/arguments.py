@@ -331,6 +331,7 @@ GUARD_BYTES = IntegerRange(0, 1 << 30)
 #: the most bytes of activations; 0 for no limit
 ARENA_BYTES = IntegerRange(0, 1 << 50)
 ARENA_LIMIT = IntegerRange(1, 1 << 50)
+CPU_THREADS = IntegerRange(1, 4096)
 ARENA_LIMIT_MIB = FloatRange(0.001, 1 << 30, "MiB")
 EXTENT = IntegerRange(1, 2**31 - 1)
 #: the number of networks at other shapes that stay compiled

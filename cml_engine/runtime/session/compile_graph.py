@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_args
 from weakref import WeakValueDictionary
 
 from cml_engine.compiler.optimize import NAMES, optimize
@@ -21,6 +21,7 @@ from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import (
     ARENA_LIMIT,
+    CPU_THREADS,
     check_choice,
     check_choices,
     check_flag,
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
     from cml_engine.gpu.program.memory import SharedConstants
     from cml_engine.gpu.program.preparation import OnProgress
     from cml_engine.gpu.program.program import GpuProgram
+
+
+#: what runs on the CPU, and by which program
+Cpu = Literal["allow", "refuse", "onnxruntime"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,9 @@ class CompileOptions:
         ``{"conv2": {"kernel": "winograd", "storage": "half"}}`` (docs/see_inside.md).
     arena_limit : the most bytes of a GPU's activations. Above the limit, operators are computed in
         bands of rows, with bit-identical results (docs/faster.md).
+    cpu : ``"onnxruntime"`` runs a session without a GPU in ONNX Runtime, which is an extra package;
+        results differ from NumPy's by rounding (docs/faster.md).
+    cpu_threads : the cores that ONNX Runtime takes; the default is half of the machine's.
 
     Examples
     --------
@@ -73,6 +81,8 @@ class CompileOptions:
     keep: tuple[str, ...] = ()
     decide: Decisions = field(default_factory=dict)
     arena_limit: int | None = None
+    cpu: Cpu = "allow"
+    cpu_threads: int | None = None
 
     def __post_init__(self) -> None:
         check_choices(NAMES, self.without, "passes to leave out")
@@ -82,6 +92,9 @@ class CompileOptions:
         check_instance(PlanOptions, self.plan, "plan")
         check_name_list(self.keep, "keep")
         check_decisions(self.decide)
+        check_choice(get_args(Cpu), self.cpu, "cpu")
+        if self.cpu_threads is not None:
+            CPU_THREADS.check(self.cpu_threads, "cpu_threads")
         if self.arena_limit is not None:
             ARENA_LIMIT.check(self.arena_limit, "arena_limit")
         of_maps = any({"layout", "storage"} & set(kinds) for kinds in self.decide.values())
@@ -106,7 +119,7 @@ _MAX_REQUESTS = 1024
 
 
 class Program(Protocol):
-    """The interface of a network compiled for a backend: ``GpuProgram`` or ``CpuProgram``."""
+    """The interface of a network compiled for a backend: ``GpuProgram`` or ``HostProgram``."""
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]: ...
     def reset(self) -> None: ...
@@ -266,7 +279,14 @@ def compile_graph(
         )
     report = on_progress or (lambda stage, done, total: None)
     report("plan", 0, 1)
-    optimized = _optimize(graph, options)
+    if gpu is None and options.cpu == "onnxruntime":
+        from cml_engine.runtime.session.onnxruntime_program import OnnxRuntimeProgram
+
+        kept = _with_taps(graph, options)  # ONNX Runtime has passes of its own
+        peer = OnnxRuntimeProgram.of(kept, options.cpu_threads, options.plan.retain)
+        report("plan", 1, 1)
+        return Compiled(graph, kept, None, peer)
+    optimized = optimize(_with_taps(graph, options), options.without, retain=options.plan.retain)
     if first is not None:
         optimized = share_constants(optimized, first.graph)
     if gpu is None:
@@ -291,8 +311,8 @@ def compile_graph(
     return Compiled(graph, optimized, plan, program)
 
 
-def _optimize(graph: Graph, options: CompileOptions) -> Graph:
-    """Returns the graph after the passes, with the tensors that ``options.keep`` names.
+def _with_taps(graph: Graph, options: CompileOptions) -> Graph:
+    """Returns the graph with the tensors that ``options.keep`` names as taps.
 
     Raises :class:`InputError` if it names an unknown tensor.
     """
@@ -301,8 +321,7 @@ def _optimize(graph: Graph, options: CompileOptions) -> Graph:
     known = dict.fromkeys((*computed, *graph.inputs, *graph.constants))
     check_known_names(options.keep, known, f"'{graph.name}' has no tensor", "keep")
     kept = {name: name for name in options.keep if name not in outputs}
-    graph = graph.with_(taps=kept, cooked_form=graph.cooked_form)
-    return optimize(graph, options.without, retain=options.plan.retain)
+    return graph.with_(taps=kept, cooked_form=graph.cooked_form)
 
 
 def make_recompiler(

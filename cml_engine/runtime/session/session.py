@@ -11,7 +11,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from cml_engine.compiler.plan import Plan
-from cml_engine.cpu.cpu_program import CpuProgram, Watch
+from cml_engine.cpu.cpu_program import HostProgram, Watch
 from cml_engine.errors import DeviceError, InputError
 from cml_engine.errors.arguments import (
     SHAPES_KEPT,
@@ -350,6 +350,11 @@ class Session:
                 raise InputError(
                     "given: this session runs the whole network each time; make it with retain=True"
                 )
+        if self.gpu is None and self.options.cpu == "onnxruntime":
+            raise InputError(
+                "rank: ONNX Runtime runs a network as a whole: leave cpu='onnxruntime' out, then "
+                "NumPy's operators are measured"
+            )
         arrays = check_inputs(self.inputs, random_inputs(self.inputs) if inputs is None else inputs)
         if self.gpu is None:
             return rank_cpu(self.graph, arrays, runs, given)
@@ -384,7 +389,7 @@ class Session:
         """
         arrays = check_inputs(self.inputs, random_inputs(self.inputs) if inputs is None else inputs)
         if self.gpu is None:
-            alone = CpuProgram(self.graph)  # leaves the session's variables unchanged
+            alone = _on_cpu(self._program).alone()  # leaves the session's variables unchanged
             return lambda: _wall_ms(lambda: alone.run(arrays))
         from cml_engine.gpu.program.program import GpuProgram
         from cml_engine.gpu.timing.frame_timer import PassTimer
@@ -415,8 +420,8 @@ def _take_inputs(session: Session, inputs: Mapping[str, Any]) -> dict[str, Any]:
     return session.check_inputs(inputs, frozenset(present))
 
 
-def _on_cpu(program: Program) -> CpuProgram:
-    assert isinstance(program, CpuProgram)
+def _on_cpu(program: Program) -> HostProgram:
+    assert isinstance(program, HostProgram)
     return program
 
 

@@ -92,6 +92,7 @@ def test_optional_packages_are_imported_only_where_used():
     apart = {
         "import cml_engine.tools.panel": {"imgui_bundle", "scheduler"},
         "import cml_engine.tools.cli.main, cml_engine.distributed": {"dask", "distributed", "zarr"},
+        "import cml_engine.runtime.session.onnxruntime_program": {"onnxruntime", "onnx"},
         "import demo_game.game": {"imgui_bundle"},
     }
     found = modules_after(*apart)

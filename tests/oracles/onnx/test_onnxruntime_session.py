@@ -1,0 +1,132 @@
+"""Tests sessions that run in ONNX Runtime (``CompileOptions(cpu="onnxruntime")``)."""
+
+import os
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnxruntime")
+
+import cml_engine as cml
+from tests.fixtures.models import write_model
+from tests.onnx_nodes import difference, on_cpu, random_inputs
+from tests.oracles.onnx.test_onnx_export import AGENTS
+
+PEER = cml.CompileOptions(cpu="onnxruntime")
+COUNTER = """version 1.0;
+extension KHR_enable_operator_expressions;
+graph g(x, z) -> (y)
+{
+    x = external<scalar>(shape = [2]);
+    z = external<scalar>(shape = [2]);
+    sum = variable<scalar>(shape = [2], label = 'sum');
+    twice = x * 2.0;
+    next = update(sum, sum + twice + z);
+    y = sum * 2.0;
+}"""
+
+
+@pytest.fixture
+def counter(tmp_path):
+    return cml.load(write_model(tmp_path / "g", COUNTER, sum=np.float32([1, 2])))
+
+
+@pytest.mark.parametrize("name", ["upres", "texture", "population"])
+def test_a_network_agrees_with_numpy(name):
+    graph = cml.load(AGENTS / f"{name}.nnef")
+    inputs = random_inputs(graph)
+    got = cml.Session(graph, "cpu", PEER).run(inputs)
+    assert difference(got, on_cpu(graph, inputs)) == ""
+
+
+def test_variables_kept_tensors_and_retained_inputs(counter):
+    options = cml.CompileOptions(cpu="onnxruntime", keep=("twice", "sum"))
+    peer = cml.Session(counter, "cpu", options, retain=True)
+    ours = cml.Session(counter, "cpu", cml.CompileOptions(keep=("twice", "sum")), retain=True)
+    first = {"x": np.float32([1, 2]), "z": np.float32([5, 5])}
+    for given in (first, {"x": np.float32([3, 4])}, {}):
+        assert difference(peer.run(given), ours.run(given)) == ""
+        for name in ("twice", "sum", "y"):
+            np.testing.assert_array_equal(peer.tensor(name), ours.tensor(name))
+    assert peer.timer(first)() > 0
+    assert difference(peer.run({}), ours.run({})) == "", "a timer leaves the variables"
+    peer.reset()
+    np.testing.assert_array_equal(peer.run({})["y"], [2, 4])
+
+
+def test_other_shapes(tmp_path):
+    text = "version 1.0;\ngraph g(x) -> (y) { x = external(shape = [1, 4]); y = relu(x); }"
+    session = cml.Session(cml.load(write_model(tmp_path / "g", text)), "cpu", PEER)
+    wide = session.reshaped({"x": (2, 6)})
+    np.testing.assert_array_equal(wide.run({"x": -np.ones((2, 6), np.float32)})["y"], 0)
+
+
+@pytest.mark.parametrize(("given", "cores", "taken"), [(None, 1, 1), (None, 9, 4), (3, 9, 3)])
+def test_threads_are_half_of_the_cores_and_do_not_spin(given, cores, taken, counter, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    options = cml.CompileOptions(cpu="onnxruntime", cpu_threads=given)
+    made = cml.Session(counter, "cpu", options).program._runner.get_session_options()
+    assert made.intra_op_num_threads == taken
+    assert made.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+def test_without_the_package(counter, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(cml.DeviceError, match=r"pip install 'cml-engine\[onnxruntime\]', or leave"):
+        cml.Session(counter, "cpu", PEER)
+
+
+def test_watching_and_ranking(counter):
+    session = cml.Session(counter, "cpu", PEER)
+    with pytest.raises(cml.InputError, match=r"watch: ONNX Runtime runs a network as a whole"):
+        session.run(random_inputs(counter), watch=print)
+    with pytest.raises(cml.InputError, match=r"rank: ONNX Runtime runs a network as a whole"):
+        session.rank()
+
+
+def test_operators_that_onnx_runtime_lacks(tmp_path):
+    cml.register(cml.OpSpec("my_sum", infer=cml.same_as(0), cpu=lambda attrs, x: x))
+    text = """version 1.0;
+extension KHR_enable_fragment_definitions;
+fragment my_sum(x: tensor<scalar>) -> (y: tensor<scalar>);
+graph g(x) -> (y) { x = external(shape = [1]); y = OP; }"""
+    try:
+        graph = cml.load(write_model(tmp_path / "own", text.replace("OP", "my_sum(x)")))
+        with pytest.raises(cml.ModelError, match=r"no operator 'my_sum' of 'g'.*NumPy runs it"):
+            cml.Session(graph, "cpu", PEER)
+    finally:
+        cml.unregister("my_sum")
+    text = text.replace("fragment my_sum", "fragment to_bits").replace("scalar>);", "integer>);")
+    graph = cml.load(write_model(tmp_path / "late", text.replace("OP", "to_bits(x)")))
+    with pytest.raises(cml.ModelError, match=r"needs opset 26.*or leave cpu='onnxruntime' out"):
+        cml.Session(graph, "cpu", PEER)
+
+
+def test_integer_network():
+    graph = cml.load(AGENTS / "integer" / "upres.nnef")
+    with pytest.raises(cml.InputError, match=r"is an integer network.*ONNX Runtime rounds"):
+        cml.Session(graph, "cpu", PEER)
+
+
+def test_what_onnx_runtime_does_not_load(counter, monkeypatch):
+    from cml_engine.runtime.session import onnxruntime_program
+
+    monkeypatch.setattr(onnxruntime_program, "onnx_parts", lambda graph: [b"damaged"])
+    with pytest.raises(cml.ModelError, match=r"'g' does not load in ONNX Runtime \d.*; leave cpu="):
+        cml.Session(counter, "cpu", PEER)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"cpu": "numpy"}, "cpu: wanted 'allow' or 'refuse' or 'onnxruntime', got 'numpy'"),
+        ({"cpu_threads": 0}, "cpu_threads: wanted a whole number of 1 to"),
+    ],
+)
+def test_wrong_options(wrong, message):
+    with pytest.raises(cml.InputError, match=message):
+        cml.CompileOptions(**wrong)
