@@ -16,7 +16,7 @@ import cml_engine as cml
 from cml_engine.errors.arguments import BUDGET_MS, TIMES, FloatRange, IntegerRange
 from cml_engine.io.atomic_write import write_atomically
 from demo_game import STARTED
-from demo_game.reporting.report import RunReport, plain_table, table
+from demo_game.reporting.report import RunReport, player_table, table
 from demo_game.world.sun import LIGHTS
 
 if TYPE_CHECKING:  # what needs a GPU is imported when there is one
@@ -268,7 +268,7 @@ def run_headless(
     )
     if not options.tour:
         print(table(runs), end="\n\n")
-    print(plain_table(runs))
+    print(player_table(runs))
     write(report, runs)
     one = not settings.integer or tell_world(runs, quality, settings, options)
     if film is not None:

@@ -51,12 +51,12 @@ class ScriptedFlight:
 
     def pose(self, seconds: float) -> Pose:
         """Returns the camera's pose ``seconds`` after the start."""
-        x, z = self._at(seconds)
-        ahead_x, ahead_z = self._at(seconds + 1.0)
+        x, z = self._position(seconds)
+        ahead_x, ahead_z = self._position(seconds + 1.0)
         yaw = math.atan2(ahead_x - x, -(ahead_z - z))
         return Pose((x, self._height(seconds), z), yaw, _PITCH)
 
-    def _at(self, seconds: float) -> tuple[float, float]:
+    def _position(self, seconds: float) -> tuple[float, float]:
         wide, narrow = _LOOP_M
         turn = SPEED / wide * seconds
         return (
@@ -73,7 +73,7 @@ class ScriptedFlight:
 
     def _lift(self, step: int) -> float:
         if step not in self._lifts:
-            points = [self._at((step + k) * _STEP_S) for k in range(-1, _LOOKAHEAD)]
+            points = [self._position((step + k) * _STEP_S) for k in range(-1, _LOOKAHEAD)]
             x, z = np.array(points).T
             self._lifts[step] = float(ground(x, z, self.seed).max()) + ALTITUDE_M
         return self._lifts[step]

@@ -369,7 +369,7 @@ class Game:
             self.agents.build_ahead()
         if self._requested or self._around is None or not self._began or not self.inference:
             return False
-        self.streaming.want(self.selection, self._around.wanted_in_view(camera), now_s)
+        self.streaming.want(self.selection, self._around.tiles_in_view(camera), now_s)
         self._requested = True
         return True
 

@@ -22,7 +22,7 @@ from demo_game.game import Game, Settings
 from demo_game.render.quality import Quality
 from demo_game.render.targets import target_format
 from demo_game.reporting.digest import Digests
-from demo_game.reporting.report import RunReport, held_by_owner, percentiles
+from demo_game.reporting.report import RunReport, bytes_by_owner, percentiles
 
 if TYPE_CHECKING:
     from demo_game.overlay.overlay import Overlay
@@ -383,7 +383,7 @@ def _report(
         jobs_per_s=jobs,
         latency_s=percentiles(latencies),
         memory_peak_bytes=gpu.memory.peak_bytes,
-        memory_bytes_by_owner=dict(sorted(held_by_owner(gpu).items(), key=lambda item: -item[1])),
+        memory_bytes_by_owner=dict(sorted(bytes_by_owner(gpu).items(), key=lambda item: -item[1])),
         world=world,
         operators=_operators(flown.game),
     )

@@ -14,7 +14,7 @@ from demo_game.game import Game, Settings
 from demo_game.overlay.overlay import Overlay
 from demo_game.render.quality import Quality
 from demo_game.render.targets import target_format
-from demo_game.reporting.report import held_by_owner
+from demo_game.reporting.report import bytes_by_owner
 
 OUT = Path("out")
 #: a minute of frames; a longer trace is cut there
@@ -66,7 +66,7 @@ class Tracing:
         OUT.mkdir(exist_ok=True)
         path = OUT / time.strftime("demo-%Y%m%d-%H%M%S.trace.json")
         gpu = self._game.gpu
-        write_trace(path, self._reports, self._names, held_by_owner(gpu), {"device": gpu.name})
+        write_trace(path, self._reports, self._names, bytes_by_owner(gpu), {"device": gpu.name})
         self._game.controls.trace_path = path
         self._reports = []
 

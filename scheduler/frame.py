@@ -50,7 +50,7 @@ def _candidates(
     are not ready are prepared further.
     """
     jobs.job_list.refresh_foreign_jobs()
-    otherwise: Reason = "all waiting" if jobs.job_list.held_back else "nothing to do"
+    otherwise: Reason = "all waiting" if jobs.job_list.has_blocked_jobs else "nothing to do"
     running = list(jobs.job_list.running.values())
     busy = {exclusivity_key(job.network) for job in running}
     queues = jobs.job_list.queues
@@ -121,10 +121,10 @@ def begin(
         )
         if refused is None:
             return plan
-        state = replace(state, jobs=_without(state.jobs, refused))
+        state = replace(state, jobs=_drop_job(state.jobs, refused))
 
 
-def _without(jobs: Sequence[Job], refused: Job) -> list[Job]:
+def _drop_job(jobs: Sequence[Job], refused: Job) -> list[Job]:
     """Returns the jobs without ``refused``, after other jobs of the plan have started.
 
     If the refused job waits for memory, the other queued jobs of its network are left out too.

@@ -103,7 +103,7 @@ def table_for(device: str) -> VariantTable:
 def shipped_table(device: str) -> VariantTable:
     """Returns the variant table of a device from shipped records only, which is the same on
     every machine."""
-    return variants_of(_shipped_for(device))
+    return variants_of(_shipped_records(device))
 
 
 def variants_of(records: Mapping[str, Record]) -> VariantTable:
@@ -123,7 +123,7 @@ def measured(device: str) -> dict[str, Record]:
 def known(device: str) -> dict[str, Record]:
     """Returns all records of a device by key: the shipped ones, overridden by those measured on
     this machine."""
-    return {**_shipped_for(device), **measured(device)}
+    return {**_shipped_records(device), **measured(device)}
 
 
 def save(device: str, records: Iterable[Record]) -> Path:
@@ -194,7 +194,7 @@ def _warn_ignored(file: Path, why: str) -> dict[str, Record]:
 
 
 @cache
-def _shipped_for(device: str) -> dict[str, Record]:
+def _shipped_records(device: str) -> dict[str, Record]:
     found: dict[str, Record] = {}
     for path in sorted(_DEFAULTS.glob("*.json")):
         text = path.read_text(encoding="utf-8")

@@ -236,14 +236,14 @@ class CookedPlan:
             weights=self._constants["weights"],
             weights_bytes=self._sizes["weights"],
             memory=Memory(self._sizes["arena"], self._sizes["arena"]),
-            own=self._own,
+            own=self._plan_values,
             own_bytes=self._sizes["own"],
             updates=self.updates,
             options={"keep": False, "guard": 0},
         )
 
     @cached_property
-    def _own(self) -> dict[str, tuple[int, Array]]:
+    def _plan_values(self) -> dict[str, tuple[int, Array]]:
         """The contents of the plan's own buffer, as byte offset and array by name.
 
         They are the whole buffer, named ``"own"``, and each variable in it by the name that

@@ -126,10 +126,10 @@ class PackedRow:
     def read(cls, data: Bytes, offset: int = 0) -> Self:
         """Returns the record at an offset of ``data``; raises ``ValueError`` if a reserved byte
         is not zero."""
-        return cls._from(iter(cls._struct.unpack_from(data, offset)))
+        return cls._from_values(iter(cls._struct.unpack_from(data, offset)))
 
     @classmethod
-    def _from(cls, values: Iterator[int]) -> Self:
+    def _from_values(cls, values: Iterator[int]) -> Self:
         row = cls.__new__(cls)
         for name, take in cls._take:
             setattr(row, name, take(values))
@@ -169,7 +169,7 @@ def _taker(field: RowField) -> Callable[[Iterator[int]], object]:
     """
     take: Callable[[Iterator[int]], object]
     if not isinstance(field.of, str):
-        one, count = field.of._from, field.count
+        one, count = field.of._from_values, field.count
         take = one if not count else lambda values: tuple(one(values) for _ in range(count))
     elif field.count and field.of != "B":
         take = lambda values: tuple(islice(values, field.count))  # noqa: E731

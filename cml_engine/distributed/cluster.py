@@ -222,7 +222,7 @@ def check_devices(states: Mapping[str, tuple[str, str]]) -> str:
 PACKAGES = ("cml_engine", "distributed", "dask", "zarr", "numpy")
 
 
-def own_versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
     """Returns the versions of Python (without the patch level) and of ``PACKAGES`` by name."""
     python = ".".join(platform.python_version_tuple()[:2])
     return {"python": python, **{name: import_module(name).__version__ for name in PACKAGES}}
@@ -230,8 +230,8 @@ def own_versions() -> dict[str, str]:
 
 def check_versions(client: Client) -> dict[str, str]:
     """Returns the client's versions by package; raises :class:`InputError` if a worker's differ."""
-    here = own_versions()
-    for address, there in sorted(client.run(own_versions, on_error="return").items()):
+    here = package_versions()
+    for address, there in sorted(client.run(package_versions, on_error="return").items()):
         if isinstance(there, BaseException):
             raise InputError(
                 f"worker {address} cannot load this version of cml_engine, {here['cml_engine']} "

@@ -68,8 +68,10 @@ def graph_digest(graph: Graph) -> str:
 
     add(graph.inputs, graph.outputs, graph.updates, graph.integer)
     for node in graph.nodes:
-        epilogues = [(e.op, e.inputs, _plain(e.attrs), e.position, e.own) for e in node.epilogues]
-        add(node.op, node.inputs, node.outputs, _plain(node.attrs), epilogues)
+        epilogues = [
+            (e.op, e.inputs, _to_python(e.attrs), e.position, e.own) for e in node.epilogues
+        ]
+        add(node.op, node.inputs, node.outputs, _to_python(node.attrs), epilogues)
     for name in sorted(graph.facts):
         add(name, graph.facts[name].dtype, graph.facts[name].shape)
     for name in sorted(graph.constants):
@@ -77,11 +79,11 @@ def graph_digest(graph: Graph) -> str:
         add(name, value.dtype.str, value.shape)
         hasher.update(value.tobytes())
     for name in sorted(graph.quantization):
-        add(name, _plain(graph.quantization[name]))
+        add(name, _to_python(graph.quantization[name]))
     return hasher.hexdigest()
 
 
-def _plain(value: Any) -> Any:
+def _to_python(value: Any) -> Any:
     """Returns a value as plain Python objects whose ``repr`` is complete.
 
     An array becomes its type, shape and bytes, because the ``repr`` of a large array leaves
@@ -92,9 +94,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if hasattr(value, "items"):
-        return sorted((name, _plain(item)) for name, item in value.items())
+        return sorted((name, _to_python(item)) for name, item in value.items())
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_to_python(item) for item in value]
     return value
 
 

@@ -95,21 +95,21 @@ class ZarrSource:
     def __len__(self) -> int:
         return prod(self.grid)
 
-    def _at(self, number: int) -> tuple[int, ...]:
+    def _chunk_index(self, number: int) -> tuple[int, ...]:
         return tuple(int(i) for i in np.unravel_index(number, self.grid))
 
     def name(self, number: int) -> str:
-        return f"'{self.place}' chunk {'.'.join(map(str, self._at(number)))}"
+        return f"'{self.place}' chunk {'.'.join(map(str, self._chunk_index(number)))}"
 
     def read(self, number: int, facts: Facts) -> dict[str, Array]:
         ((name, fact),) = facts.items()
-        places = zip(self._at(number), self.chunks, strict=True)
+        places = zip(self._chunk_index(number), self.chunks, strict=True)
         array = _open_array(self.place)
         check_array(array, self.place)  # the array may have changed since ``open_source``
         _charge_chunk(array, self.place, self.chunks)
         span = tuple(slice(i * size, (i + 1) * size) for i, size in places)
         try:
-            check_chunk(array, self._at(number))
+            check_chunk(array, self._chunk_index(number))
             found = np.asarray(array[span])
         except InputError:
             raise

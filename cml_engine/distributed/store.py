@@ -454,7 +454,7 @@ class Store:
                 stored[RECORD][unit.at] = digest
         else:
             for name, cell in layer.arrays.items():
-                write_chunk(self._file(unit, name), _whole(layer, unit, cell, arrays[name]))
+                write_chunk(self._file(unit, name), _padded_chunk(layer, unit, cell, arrays[name]))
             if record:
                 write_chunk(self._file(unit, RECORD), digest, packed=False)
         return sum(arrays[name].nbytes for name in layer.arrays)
@@ -533,7 +533,7 @@ class Store:
                 yield Unit(layer, tuple(map(int, at)))
 
 
-def _whole(layer: Layer, unit: Unit, cell: Cell, values: Array) -> Array:
+def _padded_chunk(layer: Layer, unit: Unit, cell: Cell, values: Array) -> Array:
     """Returns a unit's ``values`` as a full chunk, padded with zeros beyond the end of the grid."""
     chunk = np.zeros((*layer.chunk, *cell.shape), cell.dtype)
     chunk[tuple(map(slice, layer.extent(unit)))] = values

@@ -28,7 +28,7 @@ from cml_engine.distributed.cluster import (
     FORGET_AFTER,
     check_same_versions,
     forget_names,
-    own_versions,
+    package_versions,
 )
 from cml_engine.distributed.report import TraceEvent
 from cml_engine.distributed.store import LASTING, Store
@@ -152,7 +152,7 @@ class WorkerSetup(WorkerPlugin):  # type: ignore[misc, unused-ignore]
         opened = OpenRun()
         try:
             if self.versions is not None:
-                check_same_versions(self.versions, own_versions())
+                check_same_versions(self.versions, package_versions())
             opened.maker = _maker(self.key, self.work)
             if self.device and opened.maker.device != self.device:
                 raise DeviceError(

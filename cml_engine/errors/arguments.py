@@ -76,7 +76,7 @@ class IntegerRange(NumberRange):
         try:
             return self.check(int(text))
         except ValueError:
-            raise self._wanted(text) from None
+            raise self._wrong_value(text) from None
 
     def check(self, value: Any, what: str = "") -> int:
         """Returns ``value`` as an int; raises :class:`InputError` if it is no integer in the range.
@@ -86,13 +86,13 @@ class IntegerRange(NumberRange):
         try:
             number = operator.index(value)
         except TypeError:
-            raise self._wanted(_quoted(value), what) from None
+            raise self._wrong_value(_quoted(value), what) from None
         if not self.low <= number <= self.high:
-            raise self._wanted(_quoted(value), what)
+            raise self._wrong_value(_quoted(value), what)
         return number
 
-    def _wanted(self, got: object, what: str = "") -> InputError:
-        return _wanted(f"a whole number of {self.low:,} to {self.high:,}", got, what)
+    def _wrong_value(self, got: object, what: str = "") -> InputError:
+        return _wrong_value(f"a whole number of {self.low:,} to {self.high:,}", got, what)
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class FloatRange(NumberRange):
         try:
             return self.check(float(text))
         except ValueError:
-            raise self._wanted(text) from None
+            raise self._wrong_value(text) from None
 
     def check(self, value: Any, what: str = "") -> float:
         """Returns ``value`` as a float; raises :class:`InputError` if it is no number in the range.
@@ -123,14 +123,14 @@ class FloatRange(NumberRange):
         try:
             number = float(value)
         except (TypeError, ValueError, OverflowError):
-            raise self._wanted(_quoted(value), what) from None
+            raise self._wrong_value(_quoted(value), what) from None
         if isinstance(value, str) or not self.low <= number <= self.high:  # also refuses NaN
-            raise self._wanted(_quoted(value), what)
+            raise self._wrong_value(_quoted(value), what)
         return number
 
-    def _wanted(self, got: object, what: str = "") -> InputError:
+    def _wrong_value(self, got: object, what: str = "") -> InputError:
         kind = f"{self.unit} of" if self.unit else "a number of"
-        return _wanted(f"{kind} {self.low:,} to {self.high:,}", got, what)
+        return _wrong_value(f"{kind} {self.low:,} to {self.high:,}", got, what)
 
 
 def check_choice(words: Sequence[str], value: object, what: str) -> str:
@@ -142,7 +142,7 @@ def check_choice(words: Sequence[str], value: object, what: str) -> str:
     'half'
     """
     if not isinstance(value, str) or value not in words:
-        raise _wanted(" or ".join(f"'{word}'" for word in words), repr(value), what)
+        raise _wrong_value(" or ".join(f"'{word}'" for word in words), repr(value), what)
     return value
 
 
@@ -155,7 +155,7 @@ def check_flag(value: object, what: str) -> bool:
     True
     """
     if not isinstance(value, bool):
-        raise _wanted("True or False", repr(value), what)
+        raise _wrong_value("True or False", repr(value), what)
     return value
 
 
@@ -168,21 +168,21 @@ def check_instance(kind: type[T], value: object, what: str) -> T:
     3
     """
     if not isinstance(value, kind):
-        raise _wanted(f"a {kind.__name__}", repr(value), what)
+        raise _wrong_value(f"a {kind.__name__}", repr(value), what)
     return value
 
 
 def check_callable(value: F, what: str) -> F:
     """Returns ``value`` if it can be called; otherwise raises :class:`InputError`."""
     if not callable(value):
-        raise _wanted("a function", repr(value), what)
+        raise _wrong_value("a function", repr(value), what)
     return value
 
 
 def check_text(value: object, what: str) -> str:
     """Returns ``value`` if it is a string; otherwise raises :class:`InputError`."""
     if not isinstance(value, str):
-        raise _wanted("a text", repr(value), what)
+        raise _wrong_value("a text", repr(value), what)
     return value
 
 
@@ -192,7 +192,9 @@ def check_input_mapping(value: Any) -> Mapping[str, Any]:
     Otherwise raises :class:`InputError`. The values are not checked.
     """
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        raise _wanted("a dictionary of arrays by name, {'image': array}", repr(value), "inputs")
+        raise _wrong_value(
+            "a dictionary of arrays by name, {'image': array}", repr(value), "inputs"
+        )
     return value
 
 
@@ -208,11 +210,11 @@ def check_choices(words: Sequence[str], value: object, what: str) -> frozenset[s
     ['fuse']
     """
     if isinstance(value, str) or not isinstance(value, Collection):
-        raise _wanted(f"a set of names, {{'{words[0]}'}} for example", repr(value), what)
+        raise _wrong_value(f"a set of names, {{'{words[0]}'}} for example", repr(value), what)
     for name in value:
         if name not in words:
             near = sorted(words, key=lambda w: -SequenceMatcher(None, str(name), w).ratio())
-            raise _wanted(f"some of {', '.join(near)}", repr(name), what)
+            raise _wrong_value(f"some of {', '.join(near)}", repr(name), what)
     return frozenset(value)
 
 
@@ -222,7 +224,7 @@ def check_name_list(value: object, what: str) -> tuple[str, ...]:
     Raises :class:`InputError` for any other value.
     """
     if not isinstance(value, tuple | list) or not all(isinstance(name, str) for name in value):
-        raise _wanted("names in parentheses, ('conv1',) for example", repr(value), what)
+        raise _wrong_value("names in parentheses, ('conv1',) for example", repr(value), what)
     return tuple(value)
 
 
@@ -232,7 +234,7 @@ def check_nonempty_names(value: Any, what: str) -> tuple[str, ...]:
     Otherwise raises :class:`InputError`.
     """
     if not check_name_list(value, what):
-        raise _wanted("at least one name", repr(value), what)
+        raise _wrong_value("at least one name", repr(value), what)
     return tuple(value)
 
 
@@ -257,13 +259,15 @@ def check_shapes(given: Any) -> dict[str, tuple[int, ...]]:
     Raises :class:`InputError` if it is no mapping from strings to shapes.
     """
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
-        raise _wanted("a dictionary of shapes by input, {'image': (1, 3, 64, 64)}", given, "shapes")
+        raise _wrong_value(
+            "a dictionary of shapes by input, {'image': (1, 3, 64, 64)}", given, "shapes"
+        )
     return {name: _shape(name, shape) for name, shape in given.items()}
 
 
 def _shape(name: str, given: object) -> tuple[int, ...]:
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        raise _wanted("extents like (1, 3, 64, 64)", repr(given), f"the shape of '{name}'")
+        raise _wrong_value("extents like (1, 3, 64, 64)", repr(given), f"the shape of '{name}'")
     return tuple(ANY_EXTENT.check(extent, f"the shape of '{name}'") for extent in given)
 
 
@@ -309,7 +313,7 @@ def _quoted(value: object) -> Any:
     return repr(value) if isinstance(value, str) else value
 
 
-def _wanted(wanted: str, got: object, what: str) -> InputError:
+def _wrong_value(wanted: str, got: object, what: str) -> InputError:
     return InputError(f"{what}: wanted {wanted}, got {shortened(got)}".removeprefix(": "))
 
 

@@ -261,7 +261,7 @@ def quicken_start() -> None:
         return
     parse = parser._parse
 
-    def parse_alone(csource: str) -> Any:
+    def parse_cached(csource: str) -> Any:
         words = set(re.findall(r"\w+", csource))
         everything = parser._declarations
         parser._declarations = {
@@ -274,7 +274,7 @@ def quicken_start() -> None:
         finally:
             parser._declarations = everything
 
-    parser._parse = parse_alone
+    parser._parse = parse_cached
 
 
 def limit_instance() -> None:

@@ -315,7 +315,7 @@ def read_samples(files: Mapping[str, Path], facts: Mapping[str, Fact]) -> list[d
     """
     if missing := [name for name in facts if name not in files]:
         raise InputError(f"no samples of {', '.join(missing)}: give -i {missing[0]}=FILE.npz")
-    values = {name: _of_input(path, name, facts[name]) for name, path in files.items()}
+    values = {name: _read_samples(path, name, facts[name]) for name, path in files.items()}
     count = max(len(found) for found in values.values())
     for name, found in values.items():
         if len(found) not in (1, count):
@@ -329,7 +329,7 @@ def read_samples(files: Mapping[str, Path], facts: Mapping[str, Fact]) -> list[d
     ]
 
 
-def _of_input(path: Path, name: str, fact: Fact) -> list[Array]:
+def _read_samples(path: Path, name: str, fact: Fact) -> list[Array]:
     """Returns the arrays of one input, one for each sample, in the order of the file.
 
     They are the arrays of a ``.npz``, or the slices of one array along an additional first axis

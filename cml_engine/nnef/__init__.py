@@ -27,8 +27,8 @@ from cml_engine.nnef.files.weights import (
     RandomWeights,
     RetainedVariable,
     finder,
-    kept_values,
     load_variables,
+    retained_values_of,
 )
 from cml_engine.nnef.files.writer import save
 from cml_engine.nnef.text.lexer import SourceText
@@ -124,7 +124,7 @@ class NnefModel:
         variables = built.variables
         files, self._files = self._files, None
         if files is None:
-            return kept_values(variables, self._kept)
+            return retained_values_of(variables, self._kept)
         find = finder(files, built, self._stored, self._random)
         integer = bool(built.graph.integer)
         values = load_variables(variables, find, self._quantization, integer)

@@ -20,8 +20,8 @@ from cml_engine.ops.declaration.expression import (
     Term,
     evaluate,
     hlsl,
-    near_names,
     parse,
+    suggest_names,
 )
 from cml_engine.ops.declaration.registry import add, find_builtin, load_families
 from cml_engine.ops.declaration.spec import OpSpec, elementwise_cost
@@ -175,7 +175,7 @@ def _check_calls(spec: OpSpec, term: Term) -> None:
     """
     for call in term.calls():
         if spec.cpu is None:
-            near = near_names(call.text, known_functions())
+            near = suggest_names(call.text, known_functions())
             what = f"'{call.text}' has no form in NumPy: give the operator a cpu, or {near}"
             raise ExpressionError(what, spec.expression, call.at)
 

@@ -101,7 +101,7 @@ class StopAtNan:
             f"at {list(at)}. It was made of"
         ]
         for read, value in self._operands.items():
-            here = _at(node, value, array, at)
+            here = _operand_element(node, value, array, at)
             there = "" if here is None else f"; there {here:.7g}"
             lines.append(f"  {read} {list(value.shape)}: {TensorStatistics.of(value)}{there}")
         if node.attrs:
@@ -109,7 +109,7 @@ class StopAtNan:
         return "\n".join(lines)
 
 
-def _at(node: Node, value: Array, result: Array, at: tuple[int, ...]) -> Any:
+def _operand_element(node: Node, value: Array, result: Array, at: tuple[int, ...]) -> Any:
     """Returns the operand's element that an element-wise operator read for the result at ``at``.
 
     Returns None if the operator is not element-wise.
@@ -273,7 +273,7 @@ def _checks(
                 tolerance = _tolerance(makers, name, read, node)
                 found = compare(got, values[name], tolerance)
                 if not found.ok:
-                    found = compare(got, values[name], tolerance, _more(node, arrays))
+                    found = compare(got, values[name], tolerance, _extra_error(node, arrays))
                 yield node, found
 
 
@@ -283,7 +283,7 @@ def _results(graph: Graph, node: Node, values: Mapping[str, Array]) -> dict[str,
     return {name: convert_to_fact(node, graph.facts[name], value).copy() for name, value in named}
 
 
-def _more(node: Node, arrays: list[Array]) -> Array | float:
+def _extra_error(node: Node, arrays: list[Array]) -> Array | float:
     more: Array | float = propagated_error(node, arrays) if node.epilogues else 0.0
     return more + cancellation_error(node, arrays) if lookup(node.op).traits.is_sum else more
 

@@ -88,7 +88,7 @@ class Tiles:
         wholes = [v.shape[2:] for v in self._inputs.values() if v.ndim == 4]
         if not wholes:
             raise InputError("no input can be cut into tiles: wanted one of shape [N, C, H, W]")
-        height, width = self._whole = wholes[0]
+        height, width = self._whole_offset = wholes[0]
         self._cut = {n for n, v in self._inputs.items() if v.ndim == 4 and v.shape[2:] == wholes[0]}
         rows, columns = (spans(extent, tile, overlap, align) for extent in (height, width))
         self._tiles = [Tile(row, column) for row in rows for column in columns]
@@ -123,8 +123,8 @@ class Tiles:
         """Copies the kept part of a tile's results into :attr:`outputs`."""
         for name, result in results.items():
             down, across = self._ratios[name]
-            to_rows, of_rows = _kept(name, tile.rows, down)
-            to_columns, of_columns = _kept(name, tile.columns, across)
+            to_rows, of_rows = _kept_slices(name, tile.rows, down)
+            to_columns, of_columns = _kept_slices(name, tile.columns, across)
             self.outputs[name][..., to_rows, to_columns] = result[..., of_rows, of_columns]
 
     def _ratio(self, name: str, fact: Fact) -> tuple[Fraction, Fraction]:
@@ -143,8 +143,8 @@ class Tiles:
     def _canvas(self, name: str) -> Array:
         fact = self.session.outputs[name]
         extents = [
-            _whole(name, extent * ratio)
-            for extent, ratio in zip(self._whole, self._ratios[name], strict=True)
+            _whole_offset(name, extent * ratio)
+            for extent, ratio in zip(self._whole_offset, self._ratios[name], strict=True)
         ]
         return np.zeros((*fact.shape[:2], *extents), NUMPY_DTYPE[fact.dtype])
 
@@ -153,15 +153,15 @@ def _read(span: Span) -> tuple[int, int]:
     return span.first, span.end
 
 
-def _kept(name: str, span: Span, ratio: Fraction) -> tuple[slice, slice]:
+def _kept_slices(name: str, span: Span, ratio: Fraction) -> tuple[slice, slice]:
     """Returns slices of the kept range on one axis, in the whole output and in the tile's."""
     first, start, end = (
-        _whole(name, at * ratio) for at in (span.first, span.kept_first, span.kept_end)
+        _whole_offset(name, at * ratio) for at in (span.first, span.kept_first, span.kept_end)
     )
     return slice(start, end), slice(start - first, end - first)
 
 
-def _whole(name: str, at: Fraction) -> int:
+def _whole_offset(name: str, at: Fraction) -> int:
     if at.denominator != 1:
         raise InputError(
             f"output '{name}': tiles would meet at row or column {at}. Set align= to the factor by "

@@ -65,7 +65,7 @@ def _sunlight(surface: Array, size: np.float32, sun: Sequence[float]) -> Array:
     here = _shift(surface, 0, 0)
     steepest: Array = np.full_like(here, -1)
     for k in range(1, _REACH + 1):
-        rise = _between(surface, sun[0] / flat * k, sun[2] / flat * k) - here
+        rise = _interpolate(surface, sun[0] / flat * k, sun[2] / flat * k) - here
         steepest = np.maximum(steepest, rise / (np.float32(k) * size))
     relight: Array = np.clip(
         (np.float32(sun[1] / flat) - steepest) / np.float32(_SOFTNESS) + 0.5, 0, 1
@@ -73,7 +73,7 @@ def _sunlight(surface: Array, size: np.float32, sun: Sequence[float]) -> Array:
     return relight
 
 
-def _between(surface: Array, x: float, z: float) -> Array:
+def _interpolate(surface: Array, x: float, z: float) -> Array:
     """Returns the surface's values ``x`` and ``z`` cells beside the fine samples.
 
     They are interpolated for fractions of a cell.

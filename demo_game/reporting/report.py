@@ -100,7 +100,7 @@ WORDS = {
 }
 
 
-def plain_table(runs: Sequence[RunReport]) -> str:
+def player_table(runs: Sequence[RunReport]) -> str:
     """Returns a text table for players: tiles made, latency and late frames of each run.
 
     If there are runs without networks, sliced and unsliced, a sentence compares them.
@@ -125,7 +125,7 @@ def plain_table(runs: Sequence[RunReport]) -> str:
     return "\n".join(lines)
 
 
-def held_by_owner(gpu: cml.Gpu) -> dict[str, int]:
+def bytes_by_owner(gpu: cml.Gpu) -> dict[str, int]:
     """Returns the bytes of memory on the GPU by owner."""
     owners = gpu.memory.stats().to_json()["owners"]
     return {owner: sum(of.values()) for owner, of in owners.items()}

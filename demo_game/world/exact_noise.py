@@ -70,7 +70,7 @@ def _corner(ix: Array, iz: Array, fx: Array, fz: Array, salt: int, seed: int) ->
     return found
 
 
-def _between(a: Array, b: Array, fade: Array) -> Array:
+def _mix(a: Array, b: Array, fade: Array) -> Array:
     mixed: Array = a + (multiply_shift(b - a, fade, 14) >> 3)
     return mixed
 
@@ -88,7 +88,7 @@ def gradient_noise(gx: Array, gz: Array, shift: int, salt: int, seed: int) -> Ar
     c = _corner(ix, iz + 1, fx, fz - one, salt, seed)
     d = _corner(ix + 1, iz + 1, fx - one, fz - one, salt, seed)
     u, v = _fade(fx), _fade(fz)
-    return _between(_between(a, b, u), _between(c, d, u), v)
+    return _mix(_mix(a, b, u), _mix(c, d, u), v)
 
 
 def _continent(gx: Array, gz: Array, level: int, seed: int) -> Array:

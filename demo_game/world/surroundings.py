@@ -56,10 +56,10 @@ class Surroundings:
         """
         return self._draw.in_view(camera, mirrored)
 
-    def wanted_in_view(self, camera: Viewer) -> frozenset[TileId]:
+    def tiles_in_view(self, camera: Viewer) -> frozenset[TileId]:
         """Returns the tiles to generate that may be in view."""
-        return frozenset(self._wanted.in_view(camera))
+        return frozenset(self._target_boxes.in_view(camera))
 
     @cached_property
-    def _wanted(self) -> Boxes:
+    def _target_boxes(self) -> Boxes:
         return Boxes(self._selection.wanted, self._seed)

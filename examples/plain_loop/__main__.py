@@ -278,7 +278,7 @@ def save(pixels: np.ndarray[Any, Any], path: Path | None) -> None:
         print(path)
 
 
-def _own(parser: argparse.ArgumentParser) -> None:
+def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overlay", action="store_true", help="a panel (imgui-bundle)")
     parser.add_argument("--watch", type=Path, metavar="DIR", help="a network from 'image' to "
                         "'picture' that is replaced when its files change; the cartoon is written "
@@ -288,7 +288,7 @@ def _own(parser: argparse.ArgumentParser) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = options_of(argv, "plain_loop", timestamps=True, more=_own)
+    options = options_of(argv, "plain_loop", timestamps=True, more=_add_options)
     watched = options.watch, options.ops
     size = (4 * cartoon.WIDTH, 4 * cartoon.HEIGHT)
     try:

@@ -40,7 +40,7 @@ def draw(options: argparse.Namespace) -> None:
     print(options.picture)
 
 
-def _whole(low: int, high: int) -> Callable[[str], int]:
+def _integer_in(low: int, high: int) -> Callable[[str], int]:
     def parsed(text: str) -> int:
         value = int(text)
         if not low <= value <= high:
@@ -53,12 +53,16 @@ def _whole(low: int, high: int) -> Callable[[str], int]:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m examples.terrain_diffusion", description=__doc__)
-    parser.add_argument("--seed", type=_whole(0, 1 << 31), default=1, help="of the noise")
+    parser.add_argument("--seed", type=_integer_in(0, 1 << 31), default=1, help="of the noise")
     parser.add_argument(
-        "--difficulty", type=_whole(1, 100), default=100, help="1 is calm, 100 rough"
+        "--difficulty", type=_integer_in(1, 100), default=100, help="1 is calm, 100 rough"
     )
     parser.add_argument(
-        "--size", type=_whole(2, 4096), nargs=2, default=[320, 320], metavar=("HEIGHT", "WIDTH")
+        "--size",
+        type=_integer_in(2, 4096),
+        nargs=2,
+        default=[320, 320],
+        metavar=("HEIGHT", "WIDTH"),
     )
     parser.add_argument("--backend", choices=("auto", "gpu", "cpu"), default="auto")
     parser.add_argument("--picture", type=Path, default=OUT / "terrain.png")

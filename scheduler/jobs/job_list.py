@@ -249,7 +249,7 @@ class JobList:
         return list(self._queues.values())
 
     @property
-    def held_back(self) -> bool:
+    def has_blocked_jobs(self) -> bool:
         """True if jobs are paused, wait for other jobs' outputs, or are about to fail."""
         return bool(self._paused or self._blocked or self.without_input)
 
@@ -335,7 +335,7 @@ class JobList:
 
     # --- queries
 
-    def waiting_in(self, slot: str) -> list[Job]:
+    def pending_in_slot(self, slot: str) -> list[Job]:
         """Returns the jobs of slot ``slot`` that have not begun."""
         return list(self._slots.get(slot, {}).values())
 

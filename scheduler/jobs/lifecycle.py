@@ -229,7 +229,7 @@ class Lifecycle:
                 job.release_inputs()
                 raise
             if job.slot is not None:
-                for old in self.job_list.waiting_in(job.slot):
+                for old in self.job_list.pending_in_slot(job.slot):
                     self.end(old, "cancelled")
                 self.job_list.forget_ended()
             self.job_list.add(job)
@@ -450,9 +450,11 @@ class Lifecycle:
             return 0.0
         current = job.costs[job.step]
         model = self.pace.cost_model
-        return model.predict_ms(current, current.groups - job.group) + self._from(job, job.step + 1)
+        return model.predict_ms(current, current.groups - job.group) + self._remaining_ms(
+            job, job.step + 1
+        )
 
-    def _from(self, job: Job, step: int) -> float:
+    def _remaining_ms(self, job: Job, step: int) -> float:
         """Returns the predicted GPU milliseconds of all the job's steps from number ``step`` on.
 
         The sums are cached until the cost model learns something.

@@ -184,10 +184,10 @@ class _Curve:
             return None
         if len(self.known) >= _KEPT:
             self.known.clear()
-        found = self.known[count] = self._between(math.log(count))
+        found = self.known[count] = self._interpolate(math.log(count))
         return found
 
-    def _between(self, x: float) -> float:
+    def _interpolate(self, x: float) -> float:
         if len(self._order) != len(self.points):
             self._order = sorted(self.points.values(), key=lambda p: p.log_count)
             self._at = [p.log_count for p in self._order]

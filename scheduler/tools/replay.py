@@ -94,7 +94,7 @@ class _Replay:
         # a given aim already excludes the copies
         self.scheduler.lifecycle.copy_costs.pending_ms = 0 if self.spare else event.get("copied", 0)
         self.scheduler.controller.skips = event["rests"]
-        self.scheduler.planner = plan_frame if given is None else _as_given(given, self.jobs)
+        self.scheduler.planner = plan_frame if given is None else _repeat_slices(given, self.jobs)
         self.device.busy = 1 << 30 if event["waiting"] else 0
         self.device.held = {id(self.jobs[n].network) for n in event.get("held", ())}
         return decisions_of(self.scheduler.encode(None))
@@ -111,7 +111,7 @@ class _Replay:
         elif kind == "work":
             network = self.jobs[event["job"]].network
             assert isinstance(network, SimNetwork)
-            network.reuse[_given(event["job"])] = _numbers(event)
+            network.reuse[_input_stand_in(event["job"])] = _numbers(event)
         elif kind in ("cancelled", "failed"):
             self.scheduler.lifecycle.end(self.jobs[event["job"]], kind)
         else:
@@ -131,7 +131,7 @@ class _Replay:
             slot=event["slot"],
             owner=self.scheduler.lifecycle,
             last_served_ms=now,
-            given=_given(event["job"]),
+            given=_input_stand_in(event["job"]),
             costs=tuple(loads),
             loads=len(loads),
         )
@@ -140,7 +140,7 @@ class _Replay:
         self.scheduler.lifecycle.add(job, "accept")
 
 
-def _given(job: int) -> frozenset[str]:
+def _input_stand_in(job: int) -> frozenset[str]:
     """Returns a stand-in for the names of a job's inputs, which a recording does not hold."""
     return frozenset({f"of job {job}"})
 
@@ -166,7 +166,7 @@ def _steps(rows: Iterable[list[Handle]]) -> list[SimStep]:
     ]
 
 
-def _as_given(slices: list[list[int]], known: Mapping[int, Job]) -> Planner:
+def _repeat_slices(slices: list[list[int]], known: Mapping[int, Job]) -> Planner:
     """Returns a planner of one frame that repeats the ``slices`` of another planner."""
 
     def plan(state: FrameState) -> FramePlan:

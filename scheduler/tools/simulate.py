@@ -304,7 +304,7 @@ class SimulatedRun:
         return sum(job.state == "done" for job in self.jobs)
 
     @property
-    def deadlines_held(self) -> tuple[int, int]:
+    def deadlines_met(self) -> tuple[int, int]:
         """The number of met deadlines, and the number of all ended jobs with a deadline."""
         due = [j for j in self.jobs if j.deadline_at_ms is not None and j.ended]
         held = sum((j.ended_ms or 0) <= (j.deadline_at_ms or 0) for j in due)
@@ -316,7 +316,7 @@ class SimulatedRun:
         return busy[min(len(busy) - 1, math.floor(share * len(busy)))] if busy else 0.0
 
     def row(self) -> str:
-        held, due = self.deadlines_held
+        held, due = self.deadlines_met
         return (
             f"{self.name:24s} {self.percentile(0.5):8.2f} {self.percentile(0.95):8.2f} "
             f"{self.percentile(0.99):8.2f} {self.percentile(1.0):8.2f} "

@@ -198,7 +198,7 @@ class Player:
         self.rounds.append(Held.now(self.window))
 
 
-def _told(window: GameWindow) -> array[float]:
+def _record_frame_times(window: GameWindow) -> array[float]:
     """Wraps the scheduler's ``frame_took``.
 
     Returns an array that collects the times in ms passed to it.
@@ -227,7 +227,7 @@ def main(say: Callable[[str], object] = sys.stdout.write) -> int:
     quality, settings, _ = choose(gpu, options)
     window = open_window(gpu, quality, settings)
     player = Player(window, asked.seconds, asked.frames, asked.tiles)
-    told = _told(window)
+    told = _record_frame_times(window)
     window.on_frame = player
     run_window(window)
     trace, grown = window.game.controls.trace_path, growth(player.rounds)

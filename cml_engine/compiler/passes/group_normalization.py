@@ -87,7 +87,9 @@ class _PatternFinder:
             return None
         if sorted(moments.attrs["axes"]) != list(range(2, len(parts))):
             return None
-        numbers = [self._of_groups(name, parts[1], shape[1]) for name in (scale, offset)]
+        numbers = [
+            self._per_channel_from_groups(name, parts[1], shape[1]) for name in (scale, offset)
+        ]
         if numbers[0] is None or numbers[1] is None:
             return None
         return self._extend_pattern(
@@ -98,7 +100,7 @@ class _PatternFinder:
         readers = self._readers.get(name, ())
         return readers[0] if len(readers) == 1 and name not in self._roots else None
 
-    def _of_groups(self, name: str, groups: int, channels: int) -> Array | None:
+    def _per_channel_from_groups(self, name: str, groups: int, channels: int) -> Array | None:
         """Returns a constant with one value, or one per group, repeated to one value per channel.
 
         Returns None if the tensor is no constant or has another shape.
@@ -124,7 +126,7 @@ class _PatternFinder:
             if node is None or node.op != op or node.epilogues or len(set(node.inputs)) != 2:
                 break
             (other,) = set(node.inputs) - {one.last}
-            value = self._of_channels(other, self._graph.facts[one.last])
+            value = self._per_channel(other, self._graph.facts[one.last])
             if value is None or self._graph.facts[node.outputs[0]] != self._graph.facts[one.last]:
                 break
             if op == "mul":
@@ -134,7 +136,7 @@ class _PatternFinder:
             one = replace(one, last=node.outputs[0])
         return one
 
-    def _of_channels(self, name: str, fact: Fact) -> Array | None:
+    def _per_channel(self, name: str, fact: Fact) -> Array | None:
         value = self._graph.constants.get(name) if self._graph.is_constant(name) else None
         if value is None or value.ndim < 2 or value.size != fact.shape[1]:
             return None

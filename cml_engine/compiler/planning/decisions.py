@@ -23,7 +23,9 @@ from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.split_bindings import COUNTS, SplitBinding
 
 
-def made_of(node: Node, written: Mapping[str, Node], computed: Collection[str]) -> list[Node]:
+def computed_operators(
+    node: Node, written: Mapping[str, Node], computed: Collection[str]
+) -> list[Node]:
     """Returns the model's operators that a node of the optimized graph computes, in execution
     order.
 
@@ -134,7 +136,7 @@ def _find_subject(name: str, written: Graph, optimized: Graph) -> str:
     origins = written.producers()
     if name in origins:
         for node in optimized.nodes:
-            if any(name in inner.outputs for inner in made_of(node, origins, computed)):
+            if any(name in inner.outputs for inner in computed_operators(node, origins, computed)):
                 return node.outputs[0]
         raise InputError(f"decide: '{name}' is computed no more: the passes made it superfluous")
     raise InputError(
@@ -208,10 +210,10 @@ def decisions_of(
     found: list[Decision] = []
     for node in graph.nodes:
         found += (_kernel(node, choice, reason) for choice in by_node.get(node.title, ()))
-        found += _of_weights(node, plan)
+        found += _weight_decisions(node, plan)
         for name in node.outputs:
             if is_feature_map(graph.facts[name]):
-                found += _of_map(name, node, readers.get(name, []), graph, plan, half)
+                found += _map_decisions(name, node, readers.get(name, []), graph, plan, half)
         found += _view(node, made)
     found += (_parts(name, parts) for name, parts in plan.parts.items())
     found += map(_bands, plan.bands)
@@ -234,7 +236,7 @@ def _kernel(node: Node, choice: Choice, reason: Reason) -> Decision:
     return Decision(node.outputs[0], "kernel", choice.options, choice.chosen, by, why)
 
 
-def _of_map(
+def _map_decisions(
     name: str, node: Node, readers: list[Node], graph: Graph, plan: Plan, half: bool
 ) -> Iterator[Decision]:
     layout = plan.layouts.get(name, PLAIN)
@@ -262,7 +264,7 @@ def _why_float(touching: list[Node], graph: Graph) -> str:
     return "it is tied to a map that stays in 32 bits"
 
 
-def _of_weights(node: Node, plan: Plan) -> Iterator[Decision]:
+def _weight_decisions(node: Node, plan: Plan) -> Iterator[Decision]:
     for name in node.inputs[1:2]:
         if plan.layouts.get(name) == HALF:
             why = f"{node.title} takes its weights in 16 bits"

@@ -392,7 +392,7 @@ def _lower_node(draft: Draft, node: Node) -> None:
     if spec.alias or node.op == options.stub:
         return
     if any(epilogue.op == options.stub for epilogue in node.epilogues):
-        node = replace(node, epilogues=_without(node.epilogues, options.stub))
+        node = replace(node, epilogues=_drop_epilogues(node.epilogues, options.stub))
     if spec.kernel is None:
         raise UnsupportedOp(
             f"{node.title}: has no GPU kernel; use the CPU backend (--backend cpu)", node.source
@@ -451,7 +451,7 @@ def _check_requests(op: Lowering, dispatches: Sequence[Dispatch], kernel: Kernel
         )
 
 
-def _without(epilogues: Sequence[Epilogue], op: str) -> tuple[Epilogue, ...]:
+def _drop_epilogues(epilogues: Sequence[Epilogue], op: str) -> tuple[Epilogue, ...]:
     """Returns the epilogues of a node without those of operator ``op``; readers of such a step's
     result read the step before it."""
     kept: list[Epilogue] = []

@@ -23,7 +23,7 @@ from cml_engine.compiler.planning.memory import (
     find_views,
     is_view_copy,
     merge_lifetimes,
-    place_within,
+    place_in_segments,
     resolve_view,
 )
 from cml_engine.errors import DeviceError, InputError, InternalError
@@ -196,10 +196,10 @@ def place_arena(draft: Draft) -> tuple[dict[str, int], Memory, list[Launch]]:
         draft.items, draft.options.guard, draft.align, draft.limits.max_buffer_bytes
     )  # fmt: skip
     _check_sizes(draft.graph, items, align, most)
-    offsets, memory = place_within(items, align, most)
+    offsets, memory = place_in_segments(items, align, most)
     views = views_of(draft)
     if views:
-        with_views, smaller = place_within(merge_lifetimes(items, views), align, most)
+        with_views, smaller = place_in_segments(merge_lifetimes(items, views), align, most)
         within = smaller.segment == memory.segment or smaller.peak <= most
         if within and smaller.peak <= memory.peak:
             offsets, memory = with_views, smaller

@@ -80,7 +80,7 @@ def place(items: Sequence[Lifetime], alignment: int) -> tuple[dict[str, int], Me
     return best[1], Memory(best[0], bound)
 
 
-def place_within(
+def place_in_segments(
     items: Sequence[Lifetime], alignment: int, most: int
 ) -> tuple[dict[str, int], Memory]:
     """Places tensors as :func:`place` does, in several buffers of at most ``most`` bytes if needed.
@@ -165,7 +165,7 @@ def _fit(ordered: Sequence[Lifetime], capacity: int) -> dict[str, int] | None:
     offsets: dict[str, int] = {}
     for item in ordered:
         alive = [(offset, other) for offset, other in alive if other.last >= item.first]
-        offset = _beside_longest(item, alive, capacity)
+        offset = _offset_at_longest_neighbour(item, alive, capacity)
         if offset is None:
             return None
         offsets[item.name] = offset
@@ -173,7 +173,7 @@ def _fit(ordered: Sequence[Lifetime], capacity: int) -> dict[str, int] | None:
     return offsets
 
 
-def _beside_longest(
+def _offset_at_longest_neighbour(
     item: Lifetime, alive: Sequence[tuple[int, Lifetime]], capacity: int
 ) -> int | None:
     """Returns the offset at the end of a gap whose neighbour lives longest, or None if no gap holds
@@ -234,7 +234,7 @@ def _place_in_order(items: Iterable[Lifetime], segment: int = 0) -> tuple[int, d
     placed = _Placed()
     peak = 0
     for item in items:
-        offset = _tightest_gap(item, placed.beside(item), segment)
+        offset = _tightest_gap(item, placed.overlapping(item), segment)
         placed.add(item, offset)
         peak = max(peak, offset + item.nbytes)
     return peak, placed.offsets
@@ -259,7 +259,7 @@ class _Placed:
         for step in range(item.first, item.last + 1):
             self._brief.setdefault(step, []).append(item)
 
-    def beside(self, item: Lifetime) -> list[tuple[int, int]]:
+    def overlapping(self, item: Lifetime) -> list[tuple[int, int]]:
         """Returns the byte ranges (begin, end) of placed tensors that live at the same time as
         ``item``, sorted."""
         if _is_brief(item):
@@ -281,15 +281,15 @@ def _tightest_gap(item: Lifetime, neighbours: Sequence[tuple[int, int]], segment
     end = 0
     best_offset, best_gap = -1, -1
     for start, stop in neighbours:
-        end = _whole(end, item.nbytes, segment)
+        end = _offset_in_one_segment(end, item.nbytes, segment)
         gap = start - end
         if gap >= item.nbytes and (best_offset < 0 or gap < best_gap):
             best_offset, best_gap = end, gap
         end = max(end, stop)
-    return best_offset if best_offset >= 0 else _whole(end, item.nbytes, segment)
+    return best_offset if best_offset >= 0 else _offset_in_one_segment(end, item.nbytes, segment)
 
 
-def _whole(offset: int, nbytes: int, segment: int) -> int:
+def _offset_in_one_segment(offset: int, nbytes: int, segment: int) -> int:
     """Returns the first offset, at ``offset`` or after it, at which ``nbytes`` bytes fit into one
     segment.
 

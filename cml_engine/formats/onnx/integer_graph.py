@@ -289,19 +289,19 @@ class _IntegerGraphImport:
     def _point(self, node: Node, words: QuantizedType) -> None:
         (name,), (out,) = node.inputs, node.outputs
         if name in self.graph.inputs and name not in self.words:
-            self._add_alone(node, name, words)
+            self._refuse_early_reads(node, name, words)
             self.lines[name] = _line(words)
             self._check_words(name, words)
         kind = self.placement.kinds.get(name)
         if kind is None:
             raise NotIntegerError(f"{node.title}: '{name}' is no tensor of numbers", node.source)
         if kind.pending:
-            self._add_alone(node, name, words)
+            self._refuse_early_reads(node, name, words)
             self._round_sums(node, kind, name, out, words)
         else:
             self._round_words(node, name, out, words)
 
-    def _add_alone(self, node: Node, name: str, words: QuantizedType) -> None:
+    def _refuse_early_reads(self, node: Node, name: str, words: QuantizedType) -> None:
         """Raises :class:`NotIntegerError` if a tensor is read before its rounding to ``words``."""
         readers = self.graph.consumers().get(name, [])
         others = [r for r in readers if r.attrs.get(WORDS) != words]

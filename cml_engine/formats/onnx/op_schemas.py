@@ -91,7 +91,7 @@ class Attr:
         fits = isinstance(found, list) and all(map(self._fits, found))
         if not fits or (count is not None and len(found) != count):
             raise InvalidNode(
-                f"attribute '{name}' is {_shown(given)}, wanted {self._wanted(count)}"
+                f"attribute '{name}' is {_shown(given)}, wanted {self._expected_text(count)}"
             )
         if self.among and given not in self.among:
             known = ", ".join(map(str, self.among))
@@ -105,7 +105,7 @@ class Attr:
             return False
         return not isinstance(value, int) or self.low <= value <= self.high
 
-    def _wanted(self, count: int | None) -> str:
+    def _expected_text(self, count: int | None) -> str:
         noun = _NOUNS[self.kind]
         article = "an" if noun[0] in "aeiou" else "a"
         words = f"{noun}s" if self.many else f"{article} {noun}"

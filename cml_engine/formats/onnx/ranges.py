@@ -67,7 +67,7 @@ def of_array(array: Array) -> Interval:
     return _ANY if math.isnan(low) else Interval(low, high)
 
 
-def _whole(fact: Fact) -> Interval:
+def _full_interval(fact: Fact) -> Interval:
     """Returns the interval of all values that a tensor of the network can have."""
     return {"scalar": _ANY, "integer": INT32, "logical": _UNIT}[fact.dtype]
 
@@ -121,7 +121,9 @@ class Intervals:
         known = self._known.get(tensor)
         if known is None:
             array = self._builder.constants.get(tensor)
-            known = _whole(self._builder.facts[tensor]) if array is None else of_array(array)
+            known = (
+                _full_interval(self._builder.facts[tensor]) if array is None else of_array(array)
+            )
             self._known[tensor] = known
         return known
 
@@ -130,7 +132,7 @@ class Intervals:
 
         An integer that may exceed 32 bits has any value.
         """
-        found, all_of_type = self[tensor], _whole(self._builder.facts[tensor])
+        found, all_of_type = self[tensor], _full_interval(self._builder.facts[tensor])
         return found if found.within(all_of_type) else all_of_type
 
 
@@ -261,7 +263,7 @@ def _product(o: _Operands) -> Interval:
 
 def _scattered(o: _Operands) -> Interval:
     moved = o.node.attrs.get("reduction", "none") in ("none", "max", "min")
-    return _union(o[0], o[2]) if moved else _whole(o.facts[0])
+    return _union(o[0], o[2]) if moved else _full_interval(o.facts[0])
 
 
 def _padded(o: _Operands) -> Interval:

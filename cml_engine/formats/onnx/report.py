@@ -157,10 +157,10 @@ def _listed(what: str, nodes: Mapping[str, Sequence[str]]) -> list[str]:
     if not nodes:
         return []
     ops = sorted(nodes, key=lambda op: -len(nodes[op]))
-    return [f"  {_count(nodes)} {what}", *(f"    {op} {_some(nodes[op])}" for op in ops)]
+    return [f"  {_count(nodes)} {what}", *(f"    {op} {_shortened_list(nodes[op])}" for op in ops)]
 
 
-def _some(names: Sequence[str]) -> str:
+def _shortened_list(names: Sequence[str]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return f"{len(names)}: {', '.join(names[:_NAMED])}{more}"
 

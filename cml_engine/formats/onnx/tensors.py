@@ -68,7 +68,7 @@ class ExternalData:
     def file(self, location: str, tensor: str) -> SourceFile:
         """Returns the file at a location, opened but not read; ``tensor`` is named in errors."""
         if location not in self._files:
-            self._files[location] = self._found(location, tensor)
+            self._files[location] = self._find_file(location, tensor)
         return self._files[location]
 
     def span(self, file: SourceFile, offset: int, length: int) -> memoryview:
@@ -105,7 +105,7 @@ class ExternalData:
         except OutsideModelError:
             return True
 
-    def _found(self, location: str, tensor: str) -> SourceFile:
+    def _find_file(self, location: str, tensor: str) -> SourceFile:
         if self._source is None:
             raise TensorFileError(
                 f"the values of '{tensor}' are in the file '{location}', and the model was given "
@@ -172,8 +172,8 @@ class OnnxTensor:
         if self.external is None:
             return self.raw
         file = self.folder.file(self.external.get("location", ""), self.name)
-        offset = _whole(self.external.get("offset", "0"), self)
-        length = _whole(self.external.get("length", str(max(file.size - offset, 0))), self)
+        offset = _parse_integer(self.external.get("offset", "0"), self)
+        length = _parse_integer(self.external.get("length", str(max(file.size - offset, 0))), self)
         if offset + length > file.size:
             where = self.external.get("location", "")
             raise TensorFileError(
@@ -212,7 +212,7 @@ def _entry(message: Message) -> tuple[str, str]:
     return parts.text(1), parts.text(2)
 
 
-def _whole(text: str, tensor: OnnxTensor) -> int:
+def _parse_integer(text: str, tensor: OnnxTensor) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 18:
         raise tensor.damaged(f"the offset or length '{text[:20]}'")
     return int(text)

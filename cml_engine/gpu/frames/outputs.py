@@ -40,7 +40,7 @@ class Result:
             category="output",
             alignment=RESULT_ALIGNMENT,
         )
-        self._finalizer = self.memory.free_with(self)
+        self._finalizer = self.memory.free_with_owner(self)
         #: the run that produced them, once they are copied here
         self.run: JobRun | None = None
         self.requested_frame = -1
@@ -156,7 +156,7 @@ class Result:
         return from_words(self._data[start : start + place.binding.nbytes], place)
 
 
-def held_tensor(network: GpuProgram, name: str) -> GpuTensor:
+def network_tensor(network: GpuProgram, name: str) -> GpuTensor:
     """Returns a network's output or retained tensor as a view of the network's own memory.
 
     The tensor contains the values of the last run, until the next run overwrites them.

@@ -92,7 +92,7 @@ class Allocation:
             self._memory.free_later(self._give_back)
             self._memory.free_deferred()
 
-    def free_with(self, user: object) -> weakref.finalize[..., object]:
+    def free_with_owner(self, user: object) -> weakref.finalize[..., object]:
         """Frees the range when ``user`` is garbage-collected; returns the finalizer."""
         finalizer = weakref.finalize(user, self._memory.free_later, self.free)
         finalizer.atexit = False
@@ -361,7 +361,7 @@ class Allocator:
             if self._heaps is None:
                 lasting = self._ledger.held - self._ledger.of(_OUTPUTS | _MODELS)
             else:
-                lasting = self._heaps.lasting_bytes(_OUTPUTS | _MODELS) + self._texture_bytes
+                lasting = self._heaps.permanent_bytes(_OUTPUTS | _MODELS) + self._texture_bytes
             models = (t for t in tenants if t is but or not (t.evictable or t.evictable_later))
             return lasting + _bytes_of(models) + nbytes <= self._budget
 

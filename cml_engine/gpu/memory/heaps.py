@@ -107,7 +107,7 @@ class Heaps:
         return HeapRange(heap, self, offset, nbytes)
 
     def _make(self, key: tuple[int, str], nbytes: int, whole: bool) -> _Heap:
-        usual = nbytes if whole else self._usual_size(key, nbytes)
+        usual = nbytes if whole else self._heap_size(key, nbytes)
         for size in dict.fromkeys((usual, nbytes)):  # a smaller heap is better than none
             if self._may_reserve(size):
                 try:
@@ -117,7 +117,7 @@ class Heaps:
                         raise
         raise MemoryError("the budget is used up")
 
-    def _usual_size(self, key: tuple[int, str], nbytes: int) -> int:
+    def _heap_size(self, key: tuple[int, str], nbytes: int) -> int:
         last = [heap.ranges.nbytes for heap in self._classes[key] if not heap.whole]
         size = min(self._heap_bytes, 2 * max(last) if last else self._heap_bytes // _GROWTH)
         budget = self._budget()
@@ -153,7 +153,7 @@ class Heaps:
             for heap in [h for h in heaps if h.ranges.empty]:
                 self._destroy(heap)
 
-    def lasting_bytes(self, passing: Collection[str]) -> int:
+    def permanent_bytes(self, passing: Collection[str]) -> int:
         """Returns the bytes of the heaps that hold other categories than the ``passing`` ones.
 
         Mappable buffers count as passing too, because readbacks free them.

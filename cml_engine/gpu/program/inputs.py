@@ -81,7 +81,7 @@ class NumbersLoad(_KernelLoad):
         """
         memory = self._gpu.memory
         numbers = memory.allocate(self._nbytes, TENSOR_USAGE, owner=network, category="staging")
-        numbers.free_with(self)
+        numbers.free_with_owner(self)
         source = numbers.binding(0, self._nbytes)
         self._bind_group = kernels_of(self._gpu).bind_group(
             self.kernel,

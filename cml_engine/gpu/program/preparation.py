@@ -74,7 +74,7 @@ class Uniforms:
         usage = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST
         memory = gpu.memory.allocate(len(data), usage, owner=plan.name, category="uniform")
         memory.write(data)
-        memory.free_with(self)
+        memory.free_with_owner(self)
         return memory
 
     def step_offset(self, step: int) -> int:

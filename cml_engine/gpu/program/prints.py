@@ -35,7 +35,7 @@ class Prints:
         self._memory = gpu.memory.allocate(
             NBYTES, TENSOR_USAGE, owner=plan.name, category="staging"
         )
-        self._memory.free_with(self)
+        self._memory.free_with_owner(self)
 
     @classmethod
     def of(cls, plan: Plan, gpu: Device, keys: Sequence[Variant]) -> Prints | None:

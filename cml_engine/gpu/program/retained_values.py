@@ -40,9 +40,9 @@ class RetainedValues:
     @property
     def results(self) -> bool:
         """True if the memory contains valid results."""
-        return self._is_there(self._results)
+        return self._is_resident(self._results)
 
-    def _is_there(self, arena: Arena | None) -> bool:
+    def _is_resident(self, arena: Arena | None) -> bool:
         there = self._residency
         if self._run is not None and self._run.harm:
             return False
@@ -106,7 +106,7 @@ class RetainedValues:
                 "the job that was to give it did not begin. Give it"
             )
         restored: dict[str, Array] = {}
-        if not self._is_there(self._inputs):
+        if not self._is_resident(self._inputs):
             for name in missing:
                 value = self.values[name]
                 if value is None:

@@ -140,7 +140,7 @@ class CompilerPool:
     """A pool of at most ``most`` compilers, each created when it is first needed."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
+        self._max_compilers = most
         self._count = 0
         self._idle: list[_Compiler] = []
         self._processes: list[_Process] = []
@@ -174,14 +174,14 @@ class CompilerPool:
 
     def _take(self) -> _Compiler:
         with self._changed:
-            while not self._idle and self._count >= self._most:
+            while not self._idle and self._count >= self._max_compilers:
                 self._changed.wait()
             if self._idle:
                 return self._idle.pop()
             self._count += 1
             first = self._count == 1
         try:
-            return _here() if first else self._start()
+            return _local_compiler() if first else self._start()
         except OSError:  # no process can be started
             self._lose(most=1)
             return self._take()
@@ -198,7 +198,7 @@ class CompilerPool:
         """Removes one compiler from the count; ``most`` is the new limit of the pool, if given."""
         with self._changed:
             self._count -= 1
-            self._most = self._most if most is None else most
+            self._max_compilers = self._max_compilers if most is None else most
             self._changed.notify_all()
 
     def _start(self) -> _Process:
@@ -207,7 +207,7 @@ class CompilerPool:
         return process
 
 
-def _here() -> slang.Slang:
+def _local_compiler() -> slang.Slang:
     """Returns a new compiler in this process.
 
     Raises :class:`DeviceError` if it cannot be loaded.
@@ -224,13 +224,13 @@ def _here() -> slang.Slang:
 
 @Once
 def _pool() -> CompilerPool:
-    pool, process = CompilerPool(_most()), os.getpid()
+    pool, process = CompilerPool(_max_compilers()), os.getpid()
     # a forked child inherits this handler and must not wait for its parent's processes
     atexit.register(lambda: pool.close() if os.getpid() == process else None)
     return pool
 
 
-def _most() -> int:
+def _max_compilers() -> int:
     """Returns the maximum number of compilers: ``CML_COMPILERS``, by default the number of cores.
 
     Returns 1 if the program is not a plain Python interpreter, because only that can be started

@@ -217,7 +217,7 @@ def resolved_source(key: ShaderKey) -> str:
 
 
 def _source(key: ShaderKey) -> str:
-    return f'{_prelude(key)}#line {_first_line(key)} "{key.path.as_posix()}"\n{own_source(key)}'
+    return f'{_prelude(key)}#line {_first_line(key)} "{key.path.as_posix()}"\n{kernel_source(key)}'
 
 
 def printing(key: ShaderKey) -> ShaderKey:
@@ -231,7 +231,7 @@ def print_labels(key: ShaderKey) -> list[str]:
 
 
 def _names_print(key: ShaderKey) -> bool:
-    return prints.names_print(own_source(key), key.path.parent)
+    return prints.names_print(kernel_source(key), key.path.parent)
 
 
 def _prelude(key: ShaderKey) -> str:
@@ -246,7 +246,7 @@ def _prelude(key: ShaderKey) -> str:
     return "\n".join(lines) + "\n"
 
 
-def own_source(key: ShaderKey) -> str:
+def kernel_source(key: ShaderKey) -> str:
     """Returns the kernel's own HLSL, without the prelude."""
     return key.inline or read_source(key.path)
 
@@ -403,7 +403,7 @@ def _compile(key: ShaderKey, target: str) -> bytes:
 def digest(key: ShaderKey, target: str) -> str:
     """Returns a hexadecimal digest of all that determines the variant's code for this target."""
     # without paths and line numbers: the same kernel in another folder has the same digest
-    source = _prelude(key) + own_source(key)
+    source = _prelude(key) + kernel_source(key)
     parts = (compilers.OPTIONS, target, digest_of(source, key.path.parent))
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 

@@ -161,7 +161,7 @@ class TextureCopies:
             )
             if self._free_packed is not None:
                 self._free_packed()
-            self._packed, self._free_packed = grown, grown.free_with(self)
+            self._packed, self._free_packed = grown, grown.free_with_owner(self)
         return self._packed
 
 

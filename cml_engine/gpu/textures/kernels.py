@@ -125,7 +125,7 @@ class TextureKernels:
         self._params = gpu.memory.allocate(
             self._stride * _SLOTS, usage, owner="textures", category="uniform"
         )
-        self._params.free_with(self)
+        self._params.free_with_owner(self)
         self._next = 0
         self._lock = Lock()
         self._bind_groups: weakref.WeakKeyDictionary[

@@ -113,7 +113,7 @@ class TimestampRing:
         self._resolved = gpu.memory.allocate(
             self._table_at + 4 * _RECEIPTS, usage, owner=owner, category="staging"
         )
-        self._resolved.free_with(self)
+        self._resolved.free_with_owner(self)
         table = np.arange(_RECEIPTS, dtype=np.uint32) + np.uint32(self._first_receipt)
         self._resolved.write(table, self._table_at)
         self._free = [

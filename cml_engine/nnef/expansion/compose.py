@@ -177,7 +177,9 @@ class _Composer:
         flat = values.reshape(-1)
         if flat.size and (flat == flat[0]).all():
             flat = flat[:1]
-        return self._declare(name, "constant", dtype, shape=shape, value=list(map(_plain, flat)))
+        return self._declare(
+            name, "constant", dtype, shape=shape, value=list(map(_to_python_number, flat))
+        )
 
     def _declare(self, name: str, op: str, dtype: str, **attrs: AttrValue) -> Assignment:
         given = tuple(Argument(key, expression(value)) for key, value in attrs.items())
@@ -225,7 +227,7 @@ class _Composer:
 
     def _operand(self, name: str) -> Expr:
         if name in self._literals:
-            return expression(_plain(self._graph.constants[name][()]))
+            return expression(_to_python_number(self._graph.constants[name][()]))
         return Name(self._names.of(name))
 
     def _targets(self, sig: Signature, node: Node) -> Expr:
@@ -344,7 +346,7 @@ def _fits_text(values: Array) -> bool:
     return values.size > 0 and not (values.dtype.kind == "f" and bool(np.isnan(values).any()))
 
 
-def _plain(value: object) -> bool | int | float:
+def _to_python_number(value: object) -> bool | int | float:
     """Returns a NumPy number as Python's.
 
     A float gets the fewest digits that identify the float32.

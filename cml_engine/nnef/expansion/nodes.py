@@ -259,7 +259,7 @@ class NodeBuilder:
 
         Raises an error if it is unknown or differs from the number of names on the left side.
         """
-        count = self._known_count(sig.name, bound)
+        count = self._number_of_results(sig.name, bound)
         wanted = len(target) if isinstance(target, tuple) else None
         if count is None and wanted is None:
             raise ShapeError(
@@ -273,7 +273,7 @@ class NodeBuilder:
         self._budget.check_nodes(found, f"the operator {sig.name}")
         return found
 
-    def _known_count(self, op: str, bound: BoundArguments) -> int | None:
+    def _number_of_results(self, op: str, bound: BoundArguments) -> int | None:
         if op == "split":
             return len(bound.values["ratios"])
         if op == "copy_n":

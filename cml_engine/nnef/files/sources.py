@@ -111,7 +111,7 @@ def _open_path(path: Path) -> ModelSource:
         raise ModelError(f"cannot read {str(path)!r}: {error}") from None
     if head.startswith(_GZIP):
         return ArchiveSource(path, str(path))
-    if other := _other_kind(head):
+    if other := _foreign_format(head):
         raise ModelError(f"'{path}' is {other}: wanted {KINDS}")
     return FolderSource(path.parent, path.name)
 
@@ -130,7 +130,7 @@ def is_archive(data: Bytes) -> bool:
             f"these {len(data):,} bytes are NNEF's text, which has no weights in it: {wanted}, or "
             "cml.MemoryModel(text, {label: array})"
         )
-    if other := _other_magic(head):
+    if other := _format_by_magic(head):
         raise InputError(f"these {len(data):,} bytes are {other}: {wanted}")
     return False
 
@@ -146,19 +146,19 @@ def _inner_archive(source: ModelSource) -> ModelSource:
     head = file.head(_HEAD)
     if head.startswith(_GZIP):
         return ArchiveSource(BytesIO(file.span()), shown(source, source.graph))
-    if other := _other_kind(head):
+    if other := _foreign_format(head):
         raise ModelError(f"'{shown(source, source.graph)}' is {other}: wanted text of NNEF")
     return source
 
 
-def _other_kind(head: bytes) -> str | None:
+def _foreign_format(head: bytes) -> str | None:
     """Returns the type of a file that is not NNEF text, judged by its first bytes, or None."""
-    if other := _other_magic(head):
+    if other := _format_by_magic(head):
         return other
     return "no text" if b"\0" in head else None
 
 
-def _other_magic(head: bytes) -> str | None:
+def _format_by_magic(head: bytes) -> str | None:
     for magic, what in _OTHERS.items():
         if head.startswith(magic):
             return what

@@ -244,7 +244,7 @@ def _check_size(blob: Blob, header: Header) -> None:
 def _items(blob: Blob, header: Header) -> Array:
     bits, item, count = header.bits, header.item, header.size
     if header.blocks:
-        return _of_blocks(blob, header)
+        return _dequantize_blocks(blob, header)
     if item is ItemType.BOOL:
         packed = blob.array(HEADER_SIZE, np.dtype(np.uint8), header.data_bytes)
         return np.unpackbits(packed, count=count).view(bool) if bits == 1 else packed != 0
@@ -255,7 +255,7 @@ def _items(blob: Blob, header: Header) -> Array:
     return unpack(packed, bits, count, item.is_signed)
 
 
-def _of_blocks(blob: Blob, header: Header) -> Array:
+def _dequantize_blocks(blob: Blob, header: Header) -> Array:
     """Returns a file's Q4_0 items, blocks of 4-bit codes with a scale, as a flat float32 array."""
     data = blob.array(HEADER_SIZE, np.dtype(np.uint8), header.data_bytes).reshape(-1, _BLOCK_BYTES)
     scales = np.ascontiguousarray(data[:, :2]).view("<f2").astype(np.float32)

@@ -135,7 +135,7 @@ class RetainedVariable:
     value: Array
 
 
-def kept_values(
+def retained_values_of(
     variables: Iterable[Variable], kept: Mapping[str, RetainedVariable]
 ) -> dict[str, Array]:
     """Returns the retained values of a graph's variables, by name, for new input shapes.

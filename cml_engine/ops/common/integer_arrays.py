@@ -33,7 +33,7 @@ def requantize_wide(
     upper: Array, lower: Array, code: Array, factor: float, low: float, high: float, out: Out = None
 ) -> Array:
     """Requantizes sums that are given in two parts, ``factor * upper + lower``."""
-    return requantize(_whole(upper, lower, factor), code, low, high, out)
+    return requantize(_join_halves(upper, lower, factor), code, low, high, out)
 
 
 def requantize_by_sign(
@@ -47,7 +47,7 @@ def requantize_wide_by_sign(
     upper: Array, lower: Array, code: Array, negative: Array, factor: float, low: float,
     high: float, out: Out = None,
 ) -> Array:  # fmt: skip
-    return requantize_by_sign(_whole(upper, lower, factor), code, negative, low, high, out)
+    return requantize_by_sign(_join_halves(upper, lower, factor), code, negative, low, high, out)
 
 
 def requantize_pair(
@@ -76,7 +76,7 @@ def _factor(code: Array) -> Array:
     return np.asarray(np.ldexp((number >> 6).astype(np.float64), -(number & 63)))
 
 
-def _whole(upper: Array, lower: Array, factor: float) -> Array:
+def _join_halves(upper: Array, lower: Array, factor: float) -> Array:
     return np.asarray(upper).astype(np.float64) * factor + lower
 
 

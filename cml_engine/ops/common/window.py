@@ -106,7 +106,7 @@ def resolve_window(
         reach = (f - 1) * d + 1
         if pair is None:
             narrow = -(-wide // s)
-            pair = _same(wide, narrow, reach, s)
+            pair = _same_padding(wide, narrow, reach, s)
         else:
             full = pair[0] + wide + pair[1]
             narrow = (full - reach) // s + 1
@@ -141,7 +141,7 @@ def resolve_reverse(
         reach = (f - 1) * d + 1
         if pair is None:
             wide = output_shape[i] if output_shape else narrow * s
-            pair = _same(wide, narrow, reach, s)
+            pair = _same_padding(wide, narrow, reach, s)
             back = -(-wide // s)
         else:
             full = (narrow - 1) * s + reach - sum(pair) if narrow else 0
@@ -176,7 +176,7 @@ def _parameters(
     return zip(shape, size, stride or ones, dilation or ones, pairs, strict=True)
 
 
-def _same(wide: int, narrow: int, reach: int, stride: int) -> tuple[int, int]:
+def _same_padding(wide: int, narrow: int, reach: int, stride: int) -> tuple[int, int]:
     """Returns the automatic padding (before, after) of an axis; an odd element is after."""
     total = max((narrow - 1) * stride + reach - wide, 0) if narrow else 0
     return total // 2, total - total // 2

@@ -303,7 +303,7 @@ def _blocked(
     return copy
 
 
-def has_beside(conv: Conv) -> bool:
+def has_multipliers_after_bias(conv: Conv) -> bool:
     """Returns True if an integer network's multipliers may be stored after the bias.
 
     A small constant of its own would have to begin at an offset that a device can bind.

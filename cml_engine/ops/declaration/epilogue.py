@@ -194,7 +194,7 @@ class _Statements:
         self.defines[f"{tensor}_TYPE"] = kind
         return tensor
 
-    def _behind_bias(self, name: str) -> str:
+    def _append_to_bias(self, name: str) -> str:
         """Places a constant after the bias; returns HLSL that reads it for a channel.
 
         For vectors the HLSL reads the four values of a block.
@@ -228,8 +228,8 @@ class _Statements:
         if by_place and op.is_blocked(name) and reads_blocks(result) and self.channel_axis == 1:
             return self.kind, self._lane(name, fact.size // channels)
         if fact.size == channels and not op.is_blocked(name):
-            if value is not None and self.behind_bias and _whole(value):
-                return self.kind, self._read(self._behind_bias(name))
+            if value is not None and self.behind_bias and _are_exact_integers(value):
+                return self.kind, self._read(self._append_to_bias(name))
             if value is not None:
                 constant = value
                 key = f"{name}.channels{channels}"
@@ -266,7 +266,7 @@ def _number(graph: Graph, name: str) -> float | None:
     return float(graph.constants[name].reshape(()))
 
 
-def _whole(value: Array) -> bool:
+def _are_exact_integers(value: Array) -> bool:
     """Returns True if all values are integers that a float represents exactly."""
     return bool(((np.abs(value) < FLOAT_BOUND) & (value == np.rint(value))).all())
 

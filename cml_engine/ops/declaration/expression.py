@@ -133,7 +133,7 @@ class _Parser:
         self._at = match.end() - len(match[0].lstrip())
         self._next = match.end()
 
-    def _taken(self, symbol: str) -> bool:
+    def _take_symbol(self, symbol: str) -> bool:
         found = self._kind == "symbol" and self._token == symbol
         if found:
             self._advance()
@@ -147,7 +147,7 @@ class _Parser:
             )
 
     def _expect(self, symbol: str) -> None:
-        if not self._taken(symbol):
+        if not self._take_symbol(symbol):
             raise self._wrong(f"wanted '{symbol}'")
 
     def _wrong(self, wanted: str) -> ExpressionError:
@@ -198,7 +198,7 @@ class _Parser:
             inner = self._number(self._single())
             self._deep -= 1
             return Term("negative", "", (inner,), at) if token == "-" else inner
-        if self._taken("("):
+        if self._take_symbol("("):
             inner = self._choice()
             self._expect(")")
             return inner
@@ -229,7 +229,7 @@ class _Parser:
     def _call(self, name: str, at: int) -> Term:
         self._advance()
         parts: list[Term] = []
-        while not parts or self._taken(","):
+        while not parts or self._take_symbol(","):
             parts.append(self._number(self._choice()))
         self._expect(")")
         known = self._known.get(name)
@@ -255,7 +255,7 @@ def _with_operands(term: Term, values: Mapping[str, Term]) -> Term:
     return Term(term.kind, term.text, parts, term.at, term.numpy)
 
 
-def near_names(name: str, known: Mapping[str, Formula]) -> str:
+def suggest_names(name: str, known: Mapping[str, Formula]) -> str:
     """Returns a hint for a message: "call" and the known functions that are similar to the name.
 
     If none is similar, it lists all.

@@ -437,12 +437,12 @@ class Traits:
 NO_TRAITS = Traits()
 
 
-def other_axis(attrs: Attrs, order: Order) -> Attrs:
+def transposed_axis(attrs: Attrs, order: Order) -> Attrs:
     """Returns the attributes with ``axis`` renumbered for transposed operands."""
     return Attrs({**attrs, "axis": order[int(attrs["axis"])]})
 
 
-def other_axes(attrs: Attrs, order: Order) -> Attrs:
+def transposed_axes(attrs: Attrs, order: Order) -> Attrs:
     """Returns the attributes with all ``axes`` renumbered for transposed operands."""
     return Attrs({**attrs, "axes": [order[int(axis)] for axis in attrs["axes"]]})
 

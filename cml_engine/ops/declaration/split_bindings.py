@@ -62,16 +62,16 @@ def declaration(
         f"struct {name}_in_parts {{",
         f"    __subscript(uint i) -> {element} {{",
         f"        get {{ const uint each = {nbytes}u / sizeof({kind}); {element} found; "
-        f"{_each(ranges, 'found = {part}[{at}];')} return found; }}",
+        f"{_select_range(ranges, 'found = {part}[{at}];')} return found; }}",
         f"        set {{ const uint each = {nbytes}u / sizeof({kind}); "
-        f"{_each(ranges, '{part}[{at}] = newValue;')} }}",
+        f"{_select_range(ranges, '{part}[{at}] = newValue;')} }}",
         "    }",
         "};",
         f"static {name}_in_parts {name};",
     ]
 
 
-def _each(ranges: list[str], do: str) -> str:
+def _select_range(ranges: list[str], do: str) -> str:
     """Returns HLSL that applies the statement ``do`` to the range that contains the index ``i``."""
     cases = []
     for k, part in enumerate(ranges):

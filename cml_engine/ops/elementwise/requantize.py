@@ -27,7 +27,7 @@ _RANDOM = np.random.default_rng(17)
 _WORD = {"low": -127.0, "high": 127.0}
 
 
-def _whole(*shape: int, most: int = 1 << 24) -> Array:
+def _integers(*shape: int, most: int = 1 << 24) -> Array:
     """Returns random integers, as float32, whose numbers of bits are uniformly distributed.
 
     ``most`` bounds their magnitude.
@@ -52,7 +52,7 @@ def _sums(wide: bool, by_sign: bool) -> list[Case]:
     shape, channels = _MAPS
     attrs = {**({"factor": 256.0} if wide else {}), "low": -32767.0, "high": 32767.0}
     most = 1 << (22 if wide else 24)
-    maps = [_whole(*shape, most=most) for _ in range(1 + wide)]
+    maps = [_integers(*shape, most=most) for _ in range(1 + wide)]
     codes = [_codes(*channels) for _ in range(1 + by_sign)]
     ties = [np.zeros_like(_TIES), _TIES] if wide else [_TIES]
     return [
@@ -63,14 +63,14 @@ def _sums(wide: bool, by_sign: bool) -> list[Case]:
 
 
 _PAIR = (
-    Case((_whole(1, 8, 3, 4, most=32767), _whole(1, 8, 3, 4, most=32767), np.float32(20001),
+    Case((_integers(1, 8, 3, 4, most=32767), _integers(1, 8, 3, 4, most=32767), np.float32(20001),
           np.float32(-31234), np.float32(14)), _WORD, "of 16 bits"),
     Case((_TIES, np.float32(1), np.float32(2), np.float32(1), np.float32(2)), _WORD, "ties"),
     Case((_TIES, _TIES, np.float32(1), np.float32(1), np.float32(1)), _WORD, "with itself"),
 )  # fmt: skip
 _PRODUCT = (
-    Case((_whole(1, 8, 3, 4, most=32767), _whole(1, 8, most=32767), np.float32(16385 * 64 + 40)),
-         _WORD, "of 16 bits"),
+    Case((_integers(1, 8, 3, 4, most=32767), _integers(1, 8, most=32767),
+          np.float32(16385 * 64 + 40)), _WORD, "of 16 bits"),
     Case((_TIES, np.float32(1), _HALF), _WORD, "ties"),
     Case((_TIES, _TIES, _HALF), _WORD, "with itself"),
 )  # fmt: skip
@@ -86,7 +86,8 @@ _VALUES = (
 )  # fmt: skip
 
 _NUMBERS = tuple(
-    Case((_whole(*shape, most=32767),), {"scale": 0.0123}) for shape in ((1, 8, 3, 4), (7,), (2, 0))
+    Case((_integers(*shape, most=32767),), {"scale": 0.0123})
+    for shape in ((1, 8, 3, 4), (7,), (2, 0))
 )
 
 _CODES = {

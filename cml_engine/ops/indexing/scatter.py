@@ -387,7 +387,7 @@ def _index(high: int, *shape: int) -> Random:
     return Random(shape, -high, high, "integer")
 
 
-def _whole(*shape: int) -> Random:
+def _small_integers(*shape: int) -> Random:
     return Random(shape, -9, 9, "integer")
 
 
@@ -406,7 +406,7 @@ define(
         cases=[
             Case(((4, 5), _index(4, 3, 5)), {"axis": 0}, "first axis"),
             Case(((4, 5), _index(5, 2, 70)), {"axis": 1}, "fewer lines, longer ones"),
-            Case((_whole(2, 3, 4, 5), _index(3, 1, 6, 4, 2)), {"axis": 1}, "integers"),
+            Case((_small_integers(2, 3, 4, 5), _index(3, 1, 6, 4, 2)), {"axis": 1}, "integers"),
             Case((_logical(7), _index(7, 3)), {"axis": 0}, "logical"),
             Case(((1, 1), _index(1, 1, 9)), {"axis": 1}, "extent 1"),
             Case(((2, 0), _index(2, 2, 0)), {"axis": 0}, "empty"),
@@ -421,7 +421,11 @@ def _elements_cases() -> Iterator[Case]:
         how = {"reduction": reduction}
         yield Case(((4, 5), _index(4, 3, 5), (3, 5)), {"axis": 0, **how}, "first axis")
         yield Case(((3, 9, 2), _index(9, 2, 70, 1), (2, 70, 1)), {"axis": 1, **how}, "fewer lines")
-        yield Case((_whole(30), _index(30, 100), _whole(100)), {"axis": 0, **how}, "integers")
+        yield Case(
+            (_small_integers(30), _index(30, 100), _small_integers(100)),
+            {"axis": 0, **how},
+            "integers",
+        )
     none = {"axis": 1, "reduction": "none"}
     yield Case(((300, 3), _index(300, 5, 3), (5, 3)), {**none, "axis": 0}, "few of many")
     yield Case((_logical(3, 4), _index(4, 3, 2), _logical(3, 2)), none, "logical")
@@ -449,7 +453,9 @@ def _nd_cases() -> Iterator[Case]:
         how = {"reduction": reduction}
         yield Case(((3, 5), np.array([[2, 4], [0, -5], [2, -1]]), (3,)), how, "single values")
         yield Case(((6, 70), _index(6, 4, 2, 1), (4, 2, 70)), how, "rows")
-        yield Case((_whole(2, 3, 4), _index(2, 9, 2), _whole(9, 4)), how, "integers")
+        yield Case(
+            (_small_integers(2, 3, 4), _index(2, 9, 2), _small_integers(9, 4)), how, "integers"
+        )
     none = {"reduction": "none"}
     yield Case((_logical(4), _index(4, 3, 1), _logical(3)), none, "logical")
     yield Case(((3, 2), np.array([[3], [-4], [1]]), (3, 2)), none, "indices that are nowhere")

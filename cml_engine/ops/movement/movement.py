@@ -43,7 +43,7 @@ from cml_engine.ops.declaration.spec import (
     Traits,
     along_axis,
     engine_kernel,
-    other_axis,
+    transposed_axis,
 )
 from cml_engine.ops.declaration.spec import elementwise_cost as _cost
 from cml_engine.ops.movement.strided_copy import box, copy_regions, memory_shape
@@ -400,7 +400,9 @@ define(
         ),
         cost=_MOVE,
         tolerance=EXACT,
-        traits=Traits(other_axis, Parts(joined=True, place=along_axis), rows=exclude_axes("axis")),
+        traits=Traits(
+            transposed_axis, Parts(joined=True, place=along_axis), rows=exclude_axes("axis")
+        ),
         cases=[
             Case(((2, 3, 5, 7), (2, 4, 5, 7), (2, 1, 5, 7)), {"axis": 1}, "channels, odd"),
             Case(((1, 4, 8, 8), (1, 8, 8, 8)), {"axis": 1}, "aligned runs"),

@@ -185,7 +185,7 @@ _IMAGE = [(0, 0), (0, 0), (1, 2), (3, 0)]
 _MIXED = [(1, 0), (0, 2), (-1, 3), (4, -2)]
 
 
-def _before_transpose(attrs: Attrs, order: Order) -> Attrs:
+def _transposed_padding(attrs: Attrs, order: Order) -> Attrs:
     return Attrs({**attrs, "padding": [attrs["padding"][axis] for axis in np.argsort(order)]})
 
 
@@ -197,7 +197,7 @@ define(
         kernel=_KERNEL,
         cost=elementwise_cost(0),
         tolerance=EXACT,
-        traits=Traits(_before_transpose, rows=_rows),
+        traits=Traits(_transposed_padding, rows=_rows),
         cases=[
             Case(((2, 3, 5, 7),), _attrs(_IMAGE), "an image"),
             Case(((2, 3, 5, 7),), _attrs(_IMAGE, value=-1.5), "value"),

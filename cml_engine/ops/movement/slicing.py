@@ -35,8 +35,8 @@ from cml_engine.ops.declaration.spec import (
     Traits,
     elementwise_cost,
     engine_kernel,
-    other_axes,
     selection_cost,
+    transposed_axes,
 )
 from cml_engine.ops.movement.strided_copy import (
     Copy,
@@ -131,7 +131,7 @@ def _slice_lower(op: Lowering) -> Iterator[Dispatch]:
     taken = ranges(op.attrs, op.inputs[0])
     if not op.is_blocked(source):
         copies = [
-            _taken(
+            _range_copy(
                 taken,
                 contiguous_strides(op.inputs[0].shape),
                 contiguous_strides(op.outputs[0].shape),
@@ -142,7 +142,7 @@ def _slice_lower(op: Lowering) -> Iterator[Dispatch]:
     return copy_regions(op, source, target, *copies)
 
 
-def _taken(
+def _range_copy(
     ranges: Sequence[Range], src: Sequence[int], dst: Sequence[int], at: tuple[int, int] = (0, 0)
 ) -> Copy:
     """Returns the copy of those ranges from strides ``src`` to strides ``dst``.
@@ -166,12 +166,14 @@ def _blocked(ranges: list[Range], x: Sequence[int], y: Sequence[int]) -> Iterato
     batch, spatial = ranges[0], ranges[2:]
     if _keeps_blocks(ranges[1]):
         # lanes past the last channel are copied with it: they are zeros
-        yield _taken([batch, (first // 4, -(-count // 4), 1), *spatial, (0, x[-1], 1)], src, dst)
+        yield _range_copy(
+            [batch, (first // 4, -(-count // 4), 1), *spatial, (0, x[-1], 1)], src, dst
+        )
         return
     for lane in range(4):
         block, source_lane = divmod(first + step * lane, 4)
         lanes = [batch, (block, count // 4, step), *spatial, (0, 1, 1)]
-        yield _taken(lanes, src, dst, at=(source_lane, lane))
+        yield _range_copy(lanes, src, dst, at=(source_lane, lane))
 
 
 def _keeps_blocks(channels: Range) -> bool:
@@ -204,7 +206,7 @@ define(
         ),
         cost=selection_cost,
         tolerance=EXACT,
-        traits=Traits(other_axes, Parts(joined=False, place=_place), rows=_slice_rows),
+        traits=Traits(transposed_axes, Parts(joined=False, place=_place), rows=_slice_rows),
         cases=[
             Case(((2, 7, 9),), _sliced([1, 2], [2, 1], [5, 8]), "a window"),
             Case(((1, 8, 4, 4),), _sliced([1], [4], [0]), "end 0 is the end"),

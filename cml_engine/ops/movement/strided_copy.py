@@ -95,11 +95,11 @@ def _dispatch(op: Lowering, source: str, target: str, copy: Copy) -> Dispatch:
     words = next(w for w in (4, 2, 1) if _moves_vectors(copy, w))
     moved = _in_vectors(copy, words)
     if op.limits.software:
-        moved = _long_rows(moved)
-    return _plain(source, target, moved, words)
+        moved = _lengthen_rows(moved)
+    return _copy_dispatch(source, target, moved, words)
 
 
-def _plain(source: str, target: str, copy: Copy, words: int) -> Dispatch:
+def _copy_dispatch(source: str, target: str, copy: Copy, words: int) -> Dispatch:
     row = copy.dims[-1].extent
     items = 4 if row % _ITEMS == 4 and row < _LONG_ROW else _ITEMS
     by_rows = len(copy.dims) == 1 or row % items == 0 or row >= _LONG_ROW
@@ -187,7 +187,7 @@ def _strides(dims: Sequence[Dim]) -> tuple[list[int], list[int]]:
     return [d.src for d in dims], [d.dst for d in dims]
 
 
-def _long_rows(copy: Copy) -> Copy:
+def _lengthen_rows(copy: Copy) -> Copy:
     """Returns the copy with its two innermost dimensions exchanged if that makes rows long.
 
     Long rows save divisions. Only for CPU drivers, which write every word separately, so that

@@ -158,7 +158,7 @@ def _deform_infer(attrs: Attrs, x: Fact, offset: Fact, mask: Fact) -> Fact:
     return Fact("scalar", (x.shape[0], x.shape[1] * taps, *places))
 
 
-def _between(x: Array, y_at: Array, x_at: Array) -> Array:
+def _interpolate(x: Array, y_at: Array, x_at: Array) -> Array:
     """Interpolates planes ``[N, C, H, W]`` bilinearly at positions ``[N, …]``, with zeros outside.
 
     All channels use the same positions; the channels are the last axis of the result.
@@ -201,7 +201,7 @@ def _deform_cpu(attrs: Attrs, x: Array, offset: Array, mask: Array) -> Array:
             for d in range(2)
         ]
         at = [np.where(np.isnan(a), np.float32(-2), a) for a in at]
-        y[:, group, :, k] = _between(parts[:, group], *at)
+        y[:, group, :, k] = _interpolate(parts[:, group], *at)
     y = y * mask
     return y.reshape(len(x), x.shape[1] * taps, *places).astype(np.float32)
 

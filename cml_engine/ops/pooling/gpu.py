@@ -185,10 +185,10 @@ def slide(
     if what.kind != "SAMPLE" and turns > MOST_TURNS:
         yield from _in_parts(node)
     else:
-        yield _whole(node)
+        yield _one_dispatch(node)
 
 
-def _whole(node: _Pooling) -> Dispatch:
+def _one_dispatch(node: _Pooling) -> Dispatch:
     """Returns a dispatch with a thread for each result, or for four channels of it."""
     what, taps = node.what, volume(node.window)
     general, fast = _general(node.walk, what.reverse), _fast(node.walk, what.reverse)

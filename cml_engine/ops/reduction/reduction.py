@@ -29,7 +29,7 @@ from cml_engine.ops.declaration.spec import (
     Random,
     Tolerance,
     Traits,
-    other_axes,
+    transposed_axes,
 )
 from cml_engine.ops.elementwise.elementwise_op import operands
 from cml_engine.ops.reduction.gpu import Reduction, base_kernel, reduction, softmax
@@ -226,7 +226,7 @@ def _declare(
 
 
 _scalar, _logical = partial(_infer, "scalar"), partial(_infer, "logical")
-_MOVES, _ADDS = Traits(other_axes), Traits(other_axes, is_sum=True)
+_MOVES, _ADDS = Traits(transposed_axes), Traits(transposed_axes, is_sum=True)
 _one, _read_twice, _read_thrice = _cost(1, 1), _cost(4, 2), _cost(20, 3)
 
 _declare(

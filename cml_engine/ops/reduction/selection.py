@@ -133,10 +133,10 @@ def _nms_infer(attrs: Attrs, boxes: Fact, scores: Fact) -> list[Fact]:
         )
     if attrs.max_per_class < 0:
         raise ShapeError(f"max_per_class {attrs.max_per_class}, wanted 0 or more")
-    return [Fact("integer", (prod(scores.shape[:2]) * _most(attrs, scores), 3)), _COUNT]
+    return [Fact("integer", (prod(scores.shape[:2]) * _max_boxes(attrs, scores), 3)), _COUNT]
 
 
-def _most(attrs: Attrs, scores: Fact) -> int:
+def _max_boxes(attrs: Attrs, scores: Fact) -> int:
     """Returns the largest number of boxes that may be selected of one class."""
     return min(int(attrs.max_per_class), scores.shape[2])
 
@@ -196,7 +196,7 @@ def _nms_lower(op: Lowering) -> Iterator[Dispatch]:
     """
     (boxes, scores), (y, count) = op.in_names, op.out_names
     fact, attrs = op.inputs[1], op.attrs
-    lines, most = prod(fact.shape[:2]), _most(attrs, fact)
+    lines, most = prod(fact.shape[:2]), _max_boxes(attrs, fact)
     alive, chosen, counts = (op.scratch(max(n, 1)) for n in (fact.size, lines * most, lines))
     params = {
         "lines": lines,
@@ -263,7 +263,9 @@ define(
         ),
         # every selected box is compared with all others of its class
         cost=moving_cost(
-            lambda attrs, inputs, outputs: 16.0 * inputs[1].size * max(_most(attrs, inputs[1]), 1)
+            lambda attrs, inputs, outputs: (
+                16.0 * inputs[1].size * max(_max_boxes(attrs, inputs[1]), 1)
+            )
         ),
         tolerance=EXACT,
         cases=list(_nms_cases()),

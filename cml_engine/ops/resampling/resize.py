@@ -78,13 +78,13 @@ def cubic_weights(t: Array, a: float) -> list[Array]:
     ``a`` is its coefficient. ``t`` is the distance of the point from the second value.
     """
 
-    def near(s: Array) -> Array:
+    def inner(s: Array) -> Array:
         return ((a + 2) * s - (a + 3)) * s * s + 1
 
-    def far(s: Array) -> Array:
+    def outer(s: Array) -> Array:
         return ((s - 5) * s + 8) * s * a - 4 * a
 
-    return [far(1 + t), near(t), near(1 - t), far(2 - t)]
+    return [outer(1 + t), inner(t), inner(1 - t), outer(2 - t)]
 
 
 def axis_taps(attrs: Attrs, extent: int, size: int) -> list[tuple[Array, Array]]:

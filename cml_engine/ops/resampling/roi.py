@@ -359,7 +359,7 @@ def _align_infer(attrs: Attrs, x: Fact, rois: Fact, batch_index: Fact) -> Fact:
 # --- on the CPU ---------------------------------------------------------------------------------
 
 
-def _most(extent: int, cells: int) -> int:
+def _max_samples(extent: int, cells: int) -> int:
     """Returns the largest number of samples per result on an axis, if it is not fixed.
 
     It then depends on the region's size.
@@ -377,7 +377,7 @@ def _samples(attrs: Attrs, first: Any, last: Any, cells: int, extent: int) -> tu
     size = last * np.float32(attrs.scale) - shift - start
     if not attrs.half_pixel:
         size = max(size, np.float32(1))
-    count = attrs.sampling_ratio or min(max(-int(-size // cells), 0), _most(extent, cells))
+    count = attrs.sampling_ratio or min(max(-int(-size // cells), 0), _max_samples(extent, cells))
     cell = size / np.float32(cells)
     place, sample = np.divmod(np.arange(cells * count), max(count, 1))
     at = place * cell + (sample + np.float32(0.5)) * cell / np.float32(max(count, 1))
@@ -429,7 +429,7 @@ def _align_lower(op: Lowering) -> Iterator[Dispatch]:
     if result.size == 0:
         return
     sizes = list(zip(attrs.output_size, x.shape[2:], strict=True))
-    rows, columns = (attrs.sampling_ratio or _most(extent, cells) for cells, extent in sizes)
+    rows, columns = (attrs.sampling_ratio or _max_samples(extent, cells) for cells, extent in sizes)
     step = MOST_TURNS // (columns + LOOP_TURNS)
     if step < 1:
         raise op.refuse(f"{columns} samples in a row of one result, wanted less")

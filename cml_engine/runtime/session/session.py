@@ -289,9 +289,9 @@ class Session:
         check_text(name, "a tensor's name")
         if self.gpu is None:
             return _on_cpu(self._program).tensor(name)
-        from cml_engine.gpu.frames.outputs import held_tensor
+        from cml_engine.gpu.frames.outputs import network_tensor
 
-        return held_tensor(as_gpu_program(self._program), name)
+        return network_tensor(as_gpu_program(self._program), name)
 
     def check_inputs(
         self, inputs: Mapping[str, Any], skip: frozenset[str] = frozenset()

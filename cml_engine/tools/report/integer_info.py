@@ -38,7 +38,7 @@ class IntegerMemory:
 
     @classmethod
     def of(cls, graph: Graph) -> IntegerMemory:
-        whole, floats = _plan(graph), _plan(_of_floats(graph))
+        whole, floats = _plan(graph), _plan(_float_graph(graph))
         ends = [whole.inputs[n] for n in graph.inputs] + [whole.outputs[n] for n in graph.outputs]
         return cls(
             whole.weights_bytes,
@@ -50,13 +50,13 @@ class IntegerMemory:
 
     def __str__(self) -> str:
         return (
-            f"memory: weights {_beside(self.weights, self.weights_of_floats)}; arena "
-            f"{_beside(self.arena, self.arena_of_floats)} "
+            f"memory: weights {_share_text(self.weights, self.weights_of_floats)}; arena "
+            f"{_share_text(self.arena, self.arena_of_floats)} "
             f"(inputs and outputs take {self.ends / 1024:.1f} KiB)"
         )
 
 
-def _beside(nbytes: int, of_floats: int) -> str:
+def _share_text(nbytes: int, of_floats: int) -> str:
     share = nbytes / max(of_floats, 1)
     return f"{nbytes / 1024:.1f} KiB, floats {of_floats / 1024:.1f} KiB, ratio {share:.2f}"
 
@@ -66,7 +66,7 @@ def _plan(graph: Graph) -> Plan:
     return lower(optimized, PORTABLE, layouts_for(optimized))
 
 
-def _of_floats(graph: Graph) -> Graph:
+def _float_graph(graph: Graph) -> Graph:
     """Returns the integer network as a float network, which can only be planned, not run."""
     constants = {
         name: array.astype(np.float32) if graph.facts[name].dtype == "scalar" else array

@@ -180,10 +180,10 @@ class SupportTable:
         if name not in self._known:
             # assume support during the search, because add_n calls itself
             self._known[name] = OperatorSupport(name, "expanded", "expanded")
-            self._known[name] = self._found(name)
+            self._known[name] = self._add_function(name)
         return self._known[name]
 
-    def _found(self, name: str) -> OperatorSupport:
+    def _add_function(self, name: str) -> OperatorSupport:
         origin = STANDARD if name in STDLIB.fragments else EXTENSION
         fragment, spec = self._fragments.get(name), self._specs.get(name)
         if name in DECLARATIONS:

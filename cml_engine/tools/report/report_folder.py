@@ -16,7 +16,7 @@ import numpy as np
 
 from cml_engine.compiler.optimize import stages_of
 from cml_engine.compiler.plan import Binding, Plan, Step
-from cml_engine.compiler.planning.decisions import Decision, made_of
+from cml_engine.compiler.planning.decisions import Decision, computed_operators
 from cml_engine.compiler.tuning_tables import Record
 from cml_engine.errors import CmlError
 from cml_engine.io.output_folder import OutputFolder
@@ -150,7 +150,7 @@ def _add_graph(folder: ReportFolder) -> None:
                 "place": str(other.source or ""),
                 "text": other.source.text.strip() if other.source else "",
             }
-            for other in made_of(node, origins, computed) or [node]
+            for other in computed_operators(node, origins, computed) or [node]
         ]
         outputs = {name: str(graph.facts[name]) for name in node.outputs}
         reads = {name: str(graph.facts[name]) for name in dict.fromkeys(node.reads)}

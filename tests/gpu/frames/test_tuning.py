@@ -32,7 +32,7 @@ load_families()
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("CML_TUNING_DIR", str(tmp_path))
-    monkeypatch.setattr(tables, "_shipped_for", lambda device: {})
+    monkeypatch.setattr(tables, "_shipped_records", lambda device: {})
     return tmp_path
 
 

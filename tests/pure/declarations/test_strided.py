@@ -35,7 +35,7 @@ def test_strided_copy_moves_the_same_elements(seed):
     wanted = moves(plain)
     merged = box([d.extent for d in dims], [d.src for d in dims], [d.dst for d in dims], 8, 4)
     assert moves(merged) == wanted
-    assert sorted(moves(strided_copy._long_rows(merged))) == sorted(wanted)
+    assert sorted(moves(strided_copy._lengthen_rows(merged))) == sorted(wanted)
     for words in (4, 2, 1):
         if strided_copy._moves_vectors(merged, words):
             assert moves(strided_copy._in_vectors(merged, words), words) == wanted

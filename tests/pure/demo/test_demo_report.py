@@ -4,7 +4,7 @@ import numpy as np
 from PIL import Image
 
 from demo_game.headless import write_film
-from demo_game.reporting.report import RunReport, plain_table, table
+from demo_game.reporting.report import RunReport, player_table, table
 
 TIMES = {"p50": 9.0, "p95": 15.0, "p99": 17.0, "max": 22.4}
 
@@ -26,15 +26,15 @@ def report(mode, **changed):
 def test_plain_table_of_a_comparison():
     runs = [report("off"), report("sliced", tiles=19, frames_over=12),
             report("unsliced", tiles=51, frames_over=78)]  # fmt: skip
-    said = plain_table(runs).splitlines()
+    said = player_table(runs).splitlines()
     assert said[0] == "600 frames of one flight, each to take 16.7 ms:"
     assert said[2].startswith("no networks") and " - " in said[2] and "1.0 %" in said[2]
     assert "19       2.7 s" in said[3] and "2.0 %     22 ms" in said[3]
     assert said[5].startswith("So the networks made +1.0 points") and "+12.0 unsliced" in said[5]
     assert "the world is the same" in said[5]
     other = [*runs[:2], report("unsliced", world="xyz")]
-    assert "WORLDS DIFFER" in plain_table(other)
-    assert len(plain_table(runs[1:2]).splitlines()) == 3, "nothing to compare with"
+    assert "WORLDS DIFFER" in player_table(other)
+    assert len(player_table(runs[1:2]).splitlines()) == 3, "nothing to compare with"
     assert len(table(runs).splitlines()) == 4
 
 

@@ -5,7 +5,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cml_engine.compiler.planning.memory import Lifetime, lower_bound, place, place_within
+from cml_engine.compiler.planning.memory import Lifetime, lower_bound, place, place_in_segments
 
 
 @st.composite
@@ -100,7 +100,7 @@ def test_long_lived_tensors_leave_little_waste():
 @settings(max_examples=150, deadline=None)
 @given(items(), st.integers(5120, 20000))
 def test_an_arena_of_several_buffers_has_no_tensor_in_two(tensors, most):
-    offsets, memory = place_within(tensors, 256, most)
+    offsets, memory = place_in_segments(tensors, 256, most)
     assert memory.segment == (0 if memory.peak <= most else most // 256 * 256)
     for i, a in enumerate(tensors):
         start, end = offsets[a.name], offsets[a.name] + a.nbytes

@@ -15,7 +15,7 @@ from cml_engine.compiler.planning.memory import (
     PartPlace,
     find_views,
     is_view_copy,
-    place_within,
+    place_in_segments,
     resolve_view,
 )
 from cml_engine.ir.graph import Node
@@ -225,10 +225,10 @@ def test_views_that_enlarge_the_arena_are_dropped(monkeypatch):
     sizes = iter([1000, 2000])
 
     def place_worse(items, alignment, most):
-        offsets, memory = place_within(items, alignment, most)
+        offsets, memory = place_in_segments(items, alignment, most)
         return offsets, replace(memory, peak=next(sizes))
 
-    monkeypatch.setattr(arena, "place_within", place_worse)
+    monkeypatch.setattr(arena, "place_in_segments", place_worse)
     plan, ops = steps(graph)
     assert plan.memory.peak == 1000 and "concat" in ops
 

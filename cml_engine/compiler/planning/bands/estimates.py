@@ -480,12 +480,12 @@ class Estimates:
         """
         last = self.facts.node_of[uses[-1]]
         if len(uses) > 1 and self.facts.is_joined[last]:
-            within = self._is_within(k, maker, last)
+            within = self._joins_all_rows(k, maker, last)
             self._add_lives(k, uses[:-1], np.where(within, nbytes, 0.0))
             nbytes = np.where(within, 0.0, nbytes)
         self._add_lives(k, uses, nbytes)
 
-    def _is_within(self, k: int, maker: int, join: int) -> Array:
+    def _joins_all_rows(self, k: int, maker: int, join: int) -> Array:
         """Returns a mask of the runs in which node ``join`` joins all rows of the result of
         ``maker``.
 

@@ -64,10 +64,10 @@ class RowRule:
             RowRead(name, self.axis, span)
             for name, span in zip(self.node.inputs, need.inputs, strict=True)
         ]
-        wants += [self._beside(n, need) for e in self.node.epilogues for n in e.inputs]
+        wants += [self._operand_rows(n, need) for e in self.node.epilogues for n in e.inputs]
         return NodeRows(tuple(wants), need.attrs, need.made)
 
-    def _beside(self, name: str, need: OperandRows) -> RowRead:
+    def _operand_rows(self, name: str, need: OperandRows) -> RowRead:
         """Returns the rows that an epilogue reads of its operand ``name``: the rows of the
         result, or the whole tensor if it is broadcast."""
         axis, fact = self.rows.axis, self.facts[name]

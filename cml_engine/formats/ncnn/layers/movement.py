@@ -312,7 +312,7 @@ def _noop(layer: NcnnLayer, *inputs: NcnnTensor) -> list[NcnnTensor]:
 
 @converts("DeepCopy")
 @converts("Packing", params="0-5")
-def _same(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
+def _identity(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     return x
 
 

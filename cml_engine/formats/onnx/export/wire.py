@@ -63,7 +63,7 @@ def model_bytes(
 
     The graph is a part of its own, which avoids another copy of it.
     """
-    head = _whole(1, IR_VERSION) + _text(2, producer)
+    head = _varint_field(1, IR_VERSION) + _text(2, producer)
     tail = b"".join(
         [
             *(_message(8, _opset(domain, version)) for domain, version in opsets.items()),
@@ -138,8 +138,8 @@ def tensor_bytes(array: Array, name: str = "") -> bytes:
     data = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     return b"".join(
         [
-            *(_whole(1, extent) for extent in array.shape),
-            _whole(2, ELEMENTS[array.dtype.name]),
+            *(_varint_field(1, extent) for extent in array.shape),
+            _varint_field(2, ELEMENTS[array.dtype.name]),
             *([_text(8, name)] if name else []),
             _key(9, BYTES) + _varint(data.nbytes),
             data.tobytes(),
@@ -157,20 +157,20 @@ def _attribute(name: str, value: Any) -> bytes:
     elif isinstance(value, Sequence):
         reals = any(isinstance(item, float) for item in value)
         kind = _FLOATS if reals else _INTS
-        content = b"".join(_real(7, item) if reals else _whole(8, item) for item in value)
+        content = b"".join(_real(7, item) if reals else _varint_field(8, item) for item in value)
     else:
-        kind, content = _INT, _whole(3, int(value))
-    return _text(1, name) + content + _whole(20, kind)
+        kind, content = _INT, _varint_field(3, int(value))
+    return _text(1, name) + content + _varint_field(20, kind)
 
 
 def _value(value: OutValue) -> bytes:
-    dims = b"".join(_message(1, _whole(1, extent)) for extent in value.shape)
-    tensor = _whole(1, ELEMENTS[value.dtype]) + _message(2, dims)
+    dims = b"".join(_message(1, _varint_field(1, extent)) for extent in value.shape)
+    tensor = _varint_field(1, ELEMENTS[value.dtype]) + _message(2, dims)
     return _text(1, value.name) + _message(2, _message(1, tensor))
 
 
 def _opset(domain: str, version: int) -> bytes:
-    return _text(1, domain) + _whole(2, version)
+    return _text(1, domain) + _varint_field(2, version)
 
 
 def _key(number: int, wire: int) -> bytes:
@@ -187,7 +187,7 @@ def _varint(value: int) -> bytes:
     return bytes(found)
 
 
-def _whole(number: int, value: int) -> bytes:
+def _varint_field(number: int, value: int) -> bytes:
     return _key(number, VARINT) + _varint(int(value))
 
 

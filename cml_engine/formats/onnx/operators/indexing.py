@@ -26,7 +26,7 @@ from cml_engine.formats.onnx.values import (
 from cml_engine.ir.graph import Array
 
 
-def _known_indices(array: Array, extent: int) -> Array:
+def _positive_indices(array: Array, extent: int) -> Array:
     """Returns known indices as int64, with negative ones, which count from the end, made positive.
 
     Raises an error if an index is outside ``extent`` elements.
@@ -54,7 +54,7 @@ def _wrap_indices(indices: Value, extents: list[int]) -> Value:
 def _gather_fold(x: Array, indices: Array, axis: int) -> Array:
     axis = checked_axis(axis, x.ndim)
     allocate([*indices.shape, *x.shape[:axis], *x.shape[axis + 1 :]], x.itemsize)
-    return x.take(_known_indices(indices, x.shape[axis]), axis)
+    return x.take(_positive_indices(indices, x.shape[axis]), axis)
 
 
 @op("Gather", "gather; or slice, squeeze", fold=_gather_fold)
@@ -63,7 +63,7 @@ def gather(x: Value, indices: Value, *, axis: int = 0) -> Value:
     extent = x.shape[axis]
     if indices.array is None:
         return x.gather(_wrap_indices(indices, [extent]), axis=axis)
-    places = _known_indices(indices.array, extent)
+    places = _positive_indices(indices.array, extent)
     flat = places.reshape(-1).tolist()
     if flat and places.ndim <= 1 and flat == list(range(flat[0], flat[0] + len(flat))):
         part = x.slice(axis, flat[0], flat[0] + len(flat))

@@ -73,11 +73,11 @@ def _integer_limit(name: str) -> Reduce:
     return limit
 
 
-def _of_absolute(x: Value, axes: list[int]) -> Value:
+def _sum_of_absolutes(x: Value, axes: list[int]) -> Value:
     return integer_sum(x if x.dtype.kind == "u" else x.abs(), axes)
 
 
-def _of_squares(x: Value, axes: list[int]) -> Value:
+def _sum_of_squares(x: Value, axes: list[int]) -> Value:
     return integer_sum(x * x, axes)
 
 
@@ -88,7 +88,7 @@ def _integer_mean(x: Value, axes: list[int]) -> Value:
 # -- reductions ----------------------------------------------------------------------------------
 
 
-def _plain(name: str) -> Reduce:
+def _reduce_by(name: str) -> Reduce:
     def reduce(x: Value, axes: list[int]) -> Value:
         found: Value = getattr(x, name)(axes=axes)
         return found
@@ -122,27 +122,27 @@ class _Reduction:
     fold: Callable[..., Any] | None = None
 
 
-def _mean_of_known(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
+def _constant_mean(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
     count = np.array(prod(x.shape[a] for a in axis))
     return integer_division(np.sum(x, axis=axis, keepdims=keepdims), count)
 
 
 _MAX, _MIN = _integer_limit("max_reduce"), _integer_limit("min_reduce")
 REDUCTIONS = (
-    _Reduction("ReduceSum", "sum_reduce; or int_matmul", _plain("sum_reduce"), 0, integer_sum,
+    _Reduction("ReduceSum", "sum_reduce; or int_matmul", _reduce_by("sum_reduce"), 0, integer_sum,
                np.sum),
-    _Reduction("ReduceMean", "mean_reduce", _plain("mean_reduce"), nan, _integer_mean,
-               _mean_of_known),
-    _Reduction("ReduceMax", "max_reduce", _plain("max_reduce"), -inf, _MAX, np.max),
-    _Reduction("ReduceMin", "min_reduce", _plain("min_reduce"), inf, _MIN, np.min),
-    _Reduction("ReduceProd", "prod_reduce", _plain("prod_reduce"), 1, None, np.prod),
+    _Reduction("ReduceMean", "mean_reduce", _reduce_by("mean_reduce"), nan, _integer_mean,
+               _constant_mean),
+    _Reduction("ReduceMax", "max_reduce", _reduce_by("max_reduce"), -inf, _MAX, np.max),
+    _Reduction("ReduceMin", "min_reduce", _reduce_by("min_reduce"), inf, _MIN, np.min),
+    _Reduction("ReduceProd", "prod_reduce", _reduce_by("prod_reduce"), 1, None, np.prod),
     _Reduction("ReduceL1", "abs, sum_reduce", lambda x, axes: x.abs().sum_reduce(axes=axes), 0,
-               _of_absolute, lambda x, **more: np.sum(np.abs(x), **more)),
+               _sum_of_absolutes, lambda x, **more: np.sum(np.abs(x), **more)),
     _Reduction("ReduceL2", "sqr, sum_reduce, sqrt",
                lambda x, axes: x.sqr().sum_reduce(axes=axes).sqrt(), 0,
-               lambda x, axes: integer_root(_of_squares(x, axes))),
+               lambda x, axes: integer_root(_sum_of_squares(x, axes))),
     _Reduction("ReduceSumSquare", "sqr, sum_reduce", lambda x, axes: x.sqr().sum_reduce(axes=axes),
-               0, _of_squares, lambda x, **more: np.sum(np.square(x), **more)),
+               0, _sum_of_squares, lambda x, **more: np.sum(np.square(x), **more)),
     _Reduction("ReduceLogSum", "sum_reduce, log", lambda x, axes: x.sum_reduce(axes=axes).log(),
                -inf),
     _Reduction("ReduceLogSumExp", "max_reduce, sub, exp, sum_reduce, log, add", _log_sum_exp,

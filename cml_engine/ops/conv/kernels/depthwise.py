@@ -16,7 +16,7 @@ from cml_engine.ops.conv.node import (
     Conv,
     ConvTile,
     blocks_of,
-    has_beside,
+    has_multipliers_after_bias,
     is_depthwise,
     pack_bias,
     packed_depthwise,
@@ -58,7 +58,7 @@ def lower_depthwise(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
     tiles_y = -(-shape.narrow[0] // tile.rows)
     tiles_x = -(-shape.narrow[1] // tile.columns)
     threads = shape.batch * conv.in_blocks * tiles_y * tiles_x
-    epilogue = epilogue_of(conv.op, 3, vector=conv.out_c4, beside=has_beside(conv))
+    epilogue = epilogue_of(conv.op, 3, vector=conv.out_c4, beside=has_multipliers_after_bias(conv))
     bias = yield from pack_bias(conv, epilogue.beside)
     yield Dispatch(
         groups=-(-threads // tile.group),

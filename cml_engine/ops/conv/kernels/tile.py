@@ -22,7 +22,7 @@ from cml_engine.ops.conv.node import (
     band_of,
     blocks_of,
     default_group,
-    has_beside,
+    has_multipliers_after_bias,
     is_depthwise,
     pack_bias,
     packed_filter,
@@ -122,7 +122,9 @@ def launch_product(
     ``x`` is the input, in blocks of four channels or plain; ``launch`` is the result of
     :func:`tile_params`.
     """
-    epilogue = epilogue_of(conv.op, 3, vector=conv.out_c4, sums=conv.sums, beside=has_beside(conv))
+    epilogue = epilogue_of(
+        conv.op, 3, vector=conv.out_c4, sums=conv.sums, beside=has_multipliers_after_bias(conv)
+    )
     bias = yield from pack_bias(conv, epilogue.beside)
     yield Dispatch(
         groups=launch[0],

@@ -64,7 +64,7 @@ class RankLine:
 
     @classmethod
     def of(cls, row: RankRow, best: Mapping[str, float]) -> RankLine:
-        texts = {c.value: _short(getattr(row, c.value)) for c in _COLUMNS[1:]}
+        texts = {c.value: _short_number(getattr(row, c.value)) for c in _COLUMNS[1:]}
         texts["name"] = row.title
         texts["share"] = f"{100 * row.share:.1f}"
         texts["error"] = f"{100 * row.error:+.0f} %"
@@ -262,7 +262,7 @@ def details(view: PanelView, key: Key) -> list[tuple[str, Colour]]:
     return lines
 
 
-def _short(value: float) -> str:
+def _short_number(value: float) -> str:
     """Returns a number as text with about three significant digits; large ones get a "k"."""
     if value >= 1e4:
         return f"{value / 1e3:.0f}k"

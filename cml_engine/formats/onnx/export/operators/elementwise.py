@@ -32,7 +32,7 @@ for _table, _since in ((_SAME, ONNX_OPSET.low), (_BITS, 18)):
     for _name, _onnx in _table.items():
 
         @rule(_name, onnx=f"`{_onnx}`", since=_since)
-        def _same(c: ExportCall, op: str = _onnx) -> ExportTensor:
+        def _same_operator(c: ExportCall, op: str = _onnx) -> ExportTensor:
             return c.add(op, *c.aligned())
 
 

@@ -166,7 +166,7 @@ def _scatter_elements(c: ExportCall) -> ExportTensor:
     if known is not None and ((known >= -extent) & (known < extent)).all():
         return c.x.ScatterElements(c.tensor(1), c.tensor(2), axis=axis, **how)
     index, limit = c.tensor(1), c.number(extent)
-    inside = _within(index, limit)
+    inside = _is_in_axis(index, limit)
     places = inside.Where((index < 0).Where(index + limit, index), limit)
     wide = _longer(c, c.x, axis, c.shape).ScatterElements(places, c.tensor(2), axis=axis, **how)
     return wide.slice({axis: (0, extent, 1)})
@@ -198,7 +198,7 @@ def _flat(c: ExportCall, limits: Array, rows: Sequence[int]) -> ExportTensor:
     becomes the number of elements.
     """
     limit, last = c.constant(limits), [len(rows)]
-    inside = _within(c.tensor(1), limit)
+    inside = _is_in_axis(c.tensor(1), limit)
     every = inside.cast("integer").reduce("ReduceMin", last, keep=False)
     known = inside.Where(c.tensor(1), 0)
     known = (known < 0).Where(known + limit, known)
@@ -213,7 +213,7 @@ def _reduction(c: ExportCall) -> dict[str, str]:
     return {} if name == "none" else {"reduction": name}
 
 
-def _within(index: ExportTensor, extent: ExportTensor) -> ExportTensor:
+def _is_in_axis(index: ExportTensor, extent: ExportTensor) -> ExportTensor:
     return (index >= extent.Neg()) & (index < extent)
 
 

@@ -53,7 +53,7 @@ def _bias(c: ExportCall, channels: int | None) -> list[ExportTensor]:
 def _conv(c: ExportCall) -> ExportTensor:
     shape = conv_shape(c.attrs, c.fact(0), c.fact(1), c.fact(2))
     if c.fact(0).size == 0:
-        return _bias_alone(c, shape.out_channels)
+        return _empty_sum(c, shape.out_channels)
     pairs = [(a.before, a.after) for a in shape.axes]
     x = c.x
     if shape.border != "constant" or min(map(min, pairs)) < 0:
@@ -63,7 +63,7 @@ def _conv(c: ExportCall) -> ExportTensor:
     return x.Conv(c.tensor(1), *bias, **_geometry(shape, pairs))
 
 
-def _bias_alone(c: ExportCall, channels: int) -> ExportTensor:
+def _empty_sum(c: ExportCall, channels: int) -> ExportTensor:
     """Adds nodes for a convolution that sums over no elements: the bias, or zeros."""
     bias = _bias(c, channels)
     if not bias:
@@ -86,7 +86,7 @@ def _geometry(shape: ConvShape, pairs: Sequence[tuple[int, int]]) -> dict[str, A
 def _deconv(c: ExportCall) -> ExportTensor:
     shape = deconv_shape(c.attrs, c.fact(0), c.fact(1), c.fact(2))
     if c.fact(0).size == 0:
-        return _bias_alone(c, shape.out_channels)
+        return _empty_sum(c, shape.out_channels)
     full = [(a.narrow - 1) * a.stride + a.reach for a in shape.axes]
     pairs = [(a.before, n - a.before - a.wide) for a, n in zip(shape.axes, full, strict=True)]
     more = [max(-after, 0) for _, after in pairs]
