@@ -17,7 +17,7 @@ from cml_engine.errors import Source
 from cml_engine.ir.graph import Array, Fact
 from cml_engine.ir.reuse import VARIABLES, Sources
 from cml_engine.ops.declaration.choice import Choice
-from cml_engine.ops.declaration.spec import Cost
+from cml_engine.ops.declaration.spec import Cost, LiveParams
 from cml_engine.ops.declaration.split_bindings import SplitBinding
 
 #: the alignment in bytes of a job's outputs in their common buffer
@@ -107,6 +107,8 @@ class Step:
     variant: str = ""
     #: the cooked kernel and parameters
     cooked: CookedStep | None = None
+    #: how ``params`` follow from the network's sliders
+    live: LiveParams | None = field(default=None, compare=False)
 
     @property
     def full_op(self) -> str:
@@ -306,6 +308,11 @@ class Plan:
     bands_of: Mapping[str, str] = field(default_factory=dict)
     #: the layouts of tensors that are not plain
     layouts: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def live_steps(self) -> tuple[Step, ...]:
+        """The steps whose parameters depend on sliders."""
+        return tuple(step for step in self.steps if step.live is not None)
 
     @cached_property
     def results(self) -> dict[str, TensorPlace]:

@@ -88,6 +88,11 @@ def cook(
         )
         for profile in profiles
     ]
+    if live := [step.live for plan in plans for step in plan.live_steps if step.live]:
+        raise InputError(
+            f"'{graph.name}' has the slider '{live[0].sliders[0]}', a parameter of a kernel, and "
+            "those are fixed in a cooked file: cook the model loaded without it"
+        )
     keys = [step_keys(plan) for plan in plans]
     kernels = _compiled([k for ks in keys for k in ks if isinstance(k, ShaderKey)])
     sections = Sections()

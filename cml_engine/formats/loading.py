@@ -23,10 +23,10 @@ from cml_engine.errors.arguments import ONLY_INPUT, SEED, check_instance, shorte
 from cml_engine.formats import formats
 from cml_engine.formats.foreign import check_foreign
 from cml_engine.formats.format import ConverterOptions, Engine, Format, GraphFactory, Model
+from cml_engine.formats.sliders import attribute_sliders, with_sliders
 from cml_engine.io.load_limits import LoadLimits, load_budget
 from cml_engine.io.model_source import Bytes, ModelSource
 from cml_engine.ir.graph import Array, Fact, Graph, Origin, Shapes, Slider
-from cml_engine.ir.sliders import with_sliders
 from cml_engine.nnef import NnefModel
 from cml_engine.nnef.expansion.evaluator import Evaluator, expand_call
 from cml_engine.nnef.expansion.fake_quantize import insert_fake_quantize
@@ -79,9 +79,9 @@ def load(
     machine (``cml info --gas``), for models that players bring. A model that costs more is
     refused.
 
-    ``sliders`` are numbers of the model that the host changes, by the names that they get:
-    ``{"strength": "mul3.y"}``, or a :class:`Slider` with a range and a description. Each is an
-    optional input.
+    ``sliders`` are operands and attributes of the model that the host changes, by the names that
+    they get: ``{"strength": "mul3.y"}``, or a :class:`Slider` with a range and a description.
+    Each is an optional input.
 
     ``limits`` bound the memory and the work of this load and of later reshapes, for models that
     are not trusted. The default is half of the machine's memory (docs/your_model.md).
@@ -204,13 +204,7 @@ def _add_sliders(make: GraphFactory, sliders: Mapping[str, Slider | str] | None)
     """Returns a function like ``make`` that adds the sliders to each graph."""
     if not sliders:
         return make
-    return lambda shapes: with_sliders(make(shapes), sliders, _operands)
-
-
-def _operands(op: str) -> tuple[str, ...]:
-    """Returns the names of an NNEF operator's operands; an unknown operator has none."""
-    found = nnef.standard_signatures().get(op)
-    return () if found is None else tuple(param.name for param in found.tensors)
+    return lambda shapes: with_sliders(make(shapes), sliders)
 
 
 def load_with_placeholders(
@@ -277,6 +271,11 @@ def save(
     check_instance(Graph, graph, "the graph to save (cml.load gives one)")
     if graph.cooked_form is not None:
         raise InputError(f"'{graph.name}' is cooked: save the model that it was made of")
+    if moved := attribute_sliders(graph):
+        raise InputError(
+            f"'{graph.name}' has the slider '{moved[0]}' of an attribute, which no file can hold: "
+            "save the model loaded without it"
+        )
     path = _check_path(path)
     if path.suffix.lower() == ".onnx":
         from cml_engine.formats.onnx.export import DEFAULT_OPSET, save_onnx

@@ -283,25 +283,42 @@ class CookedForm(Protocol):
         ...
 
 
+#: the value of a slider: a number, a truth value, or a list of them
+SliderValue = float | bool | tuple[float, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Slider:
-    """A number of the model that a host changes at run time.
+    """A value of the model that a host changes at run time: a number, a truth value, or a list.
 
-    ``place`` such as ``"mul3.y"`` is the operand ``y`` of the operator whose result is ``mul3``.
-    A panel offers the range ``low`` to ``high``; other values are accepted too. ``default`` is
-    the number in the model.
+    ``place`` such as ``"mul3.y"`` is the operand or attribute ``y`` of the operator whose result
+    is ``mul3``. A panel offers the range ``low`` to ``high``; other values are accepted too. With
+    ``choices``, the values of words, it offers a list, and a host may give a word. ``default`` is
+    the value in the model.
 
     Examples
     --------
     >>> cml.Slider("image", low=0.0, high=2.0, default=1.0).default
     1.0
+    >>> cml.Slider("noise.seed", choices={"calm": 3, "wild": 8}).choices["wild"]
+    8
     """
 
     place: str
     low: float = 0.0
     high: float = 1.0
     description: str = ""
-    default: float = 0.0
+    default: SliderValue = 0.0
+    choices: Mapping[str, float] = field(default_factory=dict)
+
+    def samples(self) -> list[SliderValue]:
+        """Returns values of each extreme: those of the choices, or the ends of the range."""
+        whole = isinstance(self.default, int) and not isinstance(self.default, bool)
+        ends = (False, True) if isinstance(self.default, bool) else (self.low, self.high)
+        values = [int(v) if whole else v for v in (*self.choices.values(),) or ends]
+        if isinstance(self.default, tuple):
+            return [(v,) * len(self.default) for v in values]
+        return list(values)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from imgui_bundle import imgui
@@ -39,6 +40,6 @@ class Overlay:
         self.panel.watch(report, measured)
 
     @property
-    def values(self) -> dict[str, float]:
+    def values(self) -> Mapping[str, object]:
         """The current values of the sliders, by input name."""
         return self.panel.values(self._name)

@@ -295,6 +295,7 @@ def _step_of(index: int, launch: Launch, locate: Locator) -> Step:
         fused=tuple(e.op for e in node.epilogues),
         source=node.source,
         variant=dispatch.variant,
+        live=dispatch.live,
     )
 
 

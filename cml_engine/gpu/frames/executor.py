@@ -89,6 +89,7 @@ def check_inputs(gpu: Device, network: object, inputs: Mapping[str, object]) -> 
             kind, found = "GPU tensor", _promised_fact(gpu, name, cast(_Promised, value))
         if found is not None and found != place.fact:
             raise InputError(f"input '{name}': wanted {place.fact}, got a {kind} {found}")
+    network.moved_params({name: value for name, value in inputs.items() if is_array(value)})
 
 
 def _promised_fact(gpu: Device, name: str, value: _Promised) -> Fact | None:

@@ -45,8 +45,9 @@ _LAUNCHES_PER_MS, _LEAST_LAUNCHES = 1, 4
 class Uniforms:
     """The uniform buffers of a program: the parameters of every step, and ranges of workgroups.
 
-    The parameters are written once, because a plan's shapes do not change. There is a range for
-    each whole step, then a ring of slots for partial ranges. The memory is freed with this object.
+    The parameters are written once, because a plan's shapes do not change; only those of sliders
+    change. There is a range for each whole step, then a ring of slots for partial ranges. The
+    memory is freed with this object.
     """
 
     def __init__(self, plan: Plan, gpu: Device) -> None:
@@ -63,10 +64,13 @@ class Uniforms:
             at = self.step_offset(step.index)
             ranges[at : at + SLICE_BYTES] = self._range(0, step.groups)
             data = step_params(step)
-            if data not in known:
-                known[data] = len(params), len(data)
+            place = None if step.live else known.get(data)
+            if place is None:
+                place = len(params), len(data)
                 params += data + bytes(-len(data) % align)
-            self._places.append(known[data])
+                if step.live is None:
+                    known[data] = place
+            self._places.append(place)
         self.ranges = self._filled(plan, gpu, ranges)
         self._params = self._filled(plan, gpu, params or bytearray(16))
 
@@ -76,6 +80,10 @@ class Uniforms:
         memory.write(data)
         memory.free_with_owner(self)
         return memory
+
+    def write_params(self, step: Step) -> None:
+        """Writes new parameters of a step that depend on sliders, before the next submit."""
+        self._params.write(step_params(step), self._places[step.index][0])
 
     def step_offset(self, step: int) -> int:
         """Returns the byte offset of the whole step's range in :attr:`ranges`."""

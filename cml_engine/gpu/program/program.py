@@ -6,11 +6,13 @@ import logging
 import time
 import weakref
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 
+import numpy as np
 import wgpu
 
-from cml_engine.compiler.plan import Plan, StepCost, TensorPlace
+from cml_engine.compiler.plan import Plan, Step, StepCost, TensorPlace
 from cml_engine.errors import InputError, OutOfGpuMemory
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.frames.job_runs import JobRun
@@ -82,6 +84,8 @@ class GpuProgram:
         self.successor: Successor | None = None
         #: milliseconds of each step measured at load, on a device without timestamps
         self.load_times_ms: tuple[float, ...] = ()
+        #: the values of sliders that are in the steps' parameters
+        self._slider_values: dict[str, Array] = {}
         if deferred:
             self._take_memory()
         else:
@@ -305,6 +309,30 @@ class GpuProgram:
             place = self.plan.inputs[name]
             if place.fact.size:
                 self.residency.arena.write(to_words(array, place), place.binding.offset)
+        self._move_sliders(inputs)
+
+    def _move_sliders(self, inputs: Mapping[str, Array]) -> None:
+        """Writes the parameters of the steps whose sliders have other values than before."""
+        for step, params in self.moved_params(inputs):
+            assert self._preparation.uniforms is not None
+            self._preparation.uniforms.write_params(replace(step, params=params))
+        sliders = {name for step in self.plan.live_steps if step.live for name in step.live.sliders}
+        self._slider_values |= {n: np.array(inputs[n]) for n in sliders & inputs.keys()}
+
+    def moved_params(self, inputs: Mapping[str, object]) -> list[tuple[Step, Mapping[str, Any]]]:
+        """Returns the steps whose sliders these inputs move, and their new parameters.
+
+        Raises :class:`InputError` if a slider cannot have its value.
+        """
+        known, found = self._slider_values, []
+        for step in self.plan.live_steps:
+            assert step.live is not None
+            names = [name for name in step.live.sliders if name in inputs]
+            given = {name: np.asarray(inputs[name]) for name in names}
+            if any(not np.array_equal(known.get(n, ()), value) for n, value in given.items()):
+                rest = {n: known[n] for n in step.live.sliders if n in known and n not in given}
+                found.append((step, step.live.compute({**given, **rest})))
+        return found
 
     def result_place(self, name: str) -> tuple[wgpu.GPUBuffer, int, TensorPlace]:
         """Returns the buffer, byte offset and place of an output or a kept tensor of the last run.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
@@ -241,17 +241,18 @@ class _Parser:
             )
         letters = LETTERS[: known.arity]
         body = parse(known.hlsl, dict(zip(letters, letters, strict=True)))
-        body = _with_operands(body, dict(zip(letters, parts, strict=True)))
+        body = _substituted(body, "operand", dict(zip(letters, parts, strict=True)))
         made = Term("known", name, (body, *parts), at, known.numpy)
         if made.size > _MOST_PARTS:
             raise ExpressionError(f"more than {_MOST_PARTS} parts", self._text, at)
         return made
 
 
-def _with_operands(term: Term, values: Mapping[str, Term]) -> Term:
-    if term.kind == "operand":
+def _substituted(term: Term, kind: str, values: Mapping[str, Term]) -> Term:
+    """Returns the tree with ``values`` in place of the terms of a kind that have these texts."""
+    if term.kind == kind and term.text in values:
         return values[term.text]
-    parts = tuple(_with_operands(part, values) for part in term.parts)
+    parts = tuple(_substituted(part, kind, values) for part in term.parts)
     return Term(term.kind, term.text, parts, term.at, term.numpy)
 
 
@@ -425,3 +426,25 @@ class Formula:
             return self.term
         letters = LETTERS[: self.arity]
         return parse(self.hlsl, dict(zip(letters, letters, strict=True)), self.attrs)
+
+
+def with_attributes_as_operands(formula: Formula, names: Sequence[str]) -> Formula:
+    """Returns the formula with the named attributes as operands behind the others."""
+    kept = tuple(name for name in formula.attrs if name not in names)
+    letters = dict(zip(names, LETTERS[formula.arity :], strict=False))
+    order = [(*names, *kept).index(name) for name in formula.attrs]
+    numpy, arity = formula.numpy, formula.arity
+
+    def reordered(*given: Any) -> Any:
+        return numpy(*given[:arity], *(given[arity + i] for i in order))
+
+    operands = {name: Term("operand", letter) for name, letter in letters.items()}
+    return replace(
+        formula,
+        hlsl=formula.expression([letters.get(name, f"{{{name}}}") for name in formula.attrs]),
+        numpy=reordered,
+        types=(*formula.types, *["scalar"] * len(names)),
+        attrs=kept,
+        in_place=None,
+        term=formula.term and _substituted(formula.term, "attribute", operands),
+    )

@@ -501,7 +501,7 @@ def _dispatch(
         made.tensor_list(name, parts)
     for name, value in {**op.attrs, **values}.items():
         if value is not None:
-            made.attribute(name, value, _kind(spec, name, value))
+            made.attribute(name, value, kind_of(spec, name, value))
     made.lines += _main(entry, group)
     _check_room(made, spec)
     return Dispatch(
@@ -630,7 +630,7 @@ def _lists(spec: OpSpec, operands: Sequence[NamedTensor]) -> dict[str, list[Name
     }
 
 
-def _kind(spec: OpSpec, name: str, value: Value) -> str:
+def kind_of(spec: OpSpec, name: str, value: Value) -> str:
     """Returns the NNEF primitive type of an attribute or of its elements.
 
     It comes from the signature, or else from the value.

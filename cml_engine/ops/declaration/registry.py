@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache, partial
@@ -18,6 +18,8 @@ from cml_engine.ops.declaration.spec import OpSpec
 _REGISTRY: dict[str, OpSpec] = {}
 #: the operators of this package, whether or not a game has put its own in the place of some
 _BUILTIN: dict[str, OpSpec] = {}
+#: functions from the name of an operator that is not registered to the operator, or None
+_DERIVATIONS: list[Callable[[str], OpSpec | None]] = []
 
 
 @cache
@@ -51,6 +53,11 @@ def add(spec: OpSpec) -> OpSpec:
     return spec
 
 
+def derive_by(derivation: Callable[[str], OpSpec | None]) -> None:
+    """Adds a function that :func:`lookup` calls for names that are not registered."""
+    _DERIVATIONS.append(derivation)
+
+
 def find_builtin(name: str) -> OpSpec | None:
     """Returns this package's operator of that name, or None, even if a game's replaces it."""
     return _BUILTIN.get(name)
@@ -78,6 +85,9 @@ def lookup(name: str) -> OpSpec:
     try:
         return _REGISTRY[name]
     except KeyError:
+        for derivation in _DERIVATIONS:
+            if (derived := derivation(name)) is not None:
+                return derived
         near = get_close_matches(name, _REGISTRY, n=3)
         hint = f"did you mean {' or '.join(map(repr, near))}? Otherwise " if near else ""
         raise UnsupportedOp(

@@ -69,6 +69,17 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
+class LiveParams:
+    """The parameters of a dispatch that depend on inputs of the network, its ``sliders``.
+
+    ``compute(values)`` returns all parameters from the values of some sliders, by name.
+    """
+
+    sliders: tuple[str, ...]
+    compute: Callable[[Mapping[str, Array]], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
 class Dispatch:
     """One launch of a kernel: ``groups`` workgroups, addressed by one linear index.
 
@@ -94,6 +105,8 @@ class Dispatch:
     cost: Cost | None = None
     #: the kernel variant and tile; "" if there was no choice
     variant: str = ""
+    #: how ``params`` follow from the network's sliders
+    live: LiveParams | None = None
 
 
 @dataclass(frozen=True)

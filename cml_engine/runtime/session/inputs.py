@@ -19,24 +19,42 @@ def with_defaults(
     kept: frozenset[str],
     inputs: Mapping[str, Any],
 ) -> Mapping[str, Any]:
-    """Returns the inputs with arrays for sliders that are missing or given as plain numbers.
+    """Returns the inputs with arrays for sliders that are missing or given as plain values.
 
     A missing slider gets its default, unless it is in ``kept``: the inputs that keep their last
     value.
     """
     if not sliders or not isinstance(inputs, Mapping):
         return inputs
-    numbers = {
-        name: inputs.get(name, slider.default)
+    values = {
+        name: _slider_array(name, slider, facts[name], inputs.get(name, slider.default))
         for name, slider in sliders.items()
         if name in facts and (name in inputs or name not in kept)
     }
-    values = {
-        name: np.full(facts[name].shape, number, np.float32)
-        for name, number in numbers.items()
-        if isinstance(number, int | float) and not isinstance(number, bool)
-    }
     return {**inputs, **values}
+
+
+def _slider_array(name: str, slider: Slider, fact: Fact, given: Any) -> Any:
+    """Returns a plain value or a word of a slider as an array; anything else unchanged.
+
+    Raises :class:`InputError` for an unknown word, or for another number of values.
+    """
+    if isinstance(given, str):
+        if given not in slider.choices:
+            words = f"one of {', '.join(slider.choices)}" if slider.choices else "numbers"
+            raise InputError(f"input '{name}': wanted {words}, got {given!r}")
+        given = slider.choices[given]
+    if not isinstance(given, bool | int | float | list | tuple):
+        return given
+    array = as_array(name, given)
+    if array.size != fact.size and array.ndim:
+        raise InputError(
+            f"input '{name}': wanted {fact.size} numbers, got {array.size}, {shortened(str(given))}"
+        )
+    if fact.dtype == "scalar" and (array.dtype.kind != "b" or isinstance(slider.default, bool)):
+        array = array.astype(np.float32)
+    whole = array.reshape(fact.shape) if array.ndim else np.broadcast_to(array, fact.shape)
+    return np.array(whole)
 
 
 def check_inputs(

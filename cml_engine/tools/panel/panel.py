@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 from cml_engine.errors import InputError
+from cml_engine.ir.graph import SliderValue
 from cml_engine.tools.panel.frames import FrameLog, Key, OperatorTime
 
 if TYPE_CHECKING:
     from cml_engine import FrameReport, FrameScheduler, Gpu, Job, Session
 
 Column = Literal["left", "right"]
+#: called with the names of a network and of its slider, and the slider's new value
+OnChange = Callable[[str, str, SliderValue], None]
 #: window sizes in ems (heights of the font): below them there is one column; below them less
 #: important widgets are left out
 _TWO_COLUMNS_EM = 30.0
@@ -149,6 +152,8 @@ class Panel:
     Parameters
     ----------
     sections : the game's own sections, shown below the others.
+    on_change : called with the network, the slider's name and its value when the user moves a
+        slider in the panel, or resets it.
     log : costs that the host collects itself; then it calls :meth:`update` instead of
         :meth:`watch`.
     """
@@ -159,6 +164,7 @@ class Panel:
         sessions: Mapping[str, Session],
         *,
         sections: Iterable[PanelSection] = (),
+        on_change: OnChange | None = None,
         log: FrameLog | None = None,
     ) -> None:
         self._imgui = _drawing("imgui_bundle").imgui
@@ -169,6 +175,8 @@ class Panel:
             *(section() for section in drawing.SECTIONS),
             *sections,
         )
+        sliders: Any = self.section("sliders")
+        sliders.on_change = on_change
         self._watched_ms: float | None = None
         #: the sections to open or to close in the next frame; None: those that are open at start
         self._arranged: set[str] | None = None
@@ -205,7 +213,7 @@ class Panel:
         for section in self.sections:
             section.watch(view, 1e-3 * view.now_ms)
 
-    def values(self, network: str) -> dict[str, float]:
+    def values(self, network: str) -> dict[str, SliderValue]:
         """Returns the current slider values of the network by input name, as inputs of a job.
 
         Raises :class:`InputError` for an unknown network.
@@ -214,7 +222,7 @@ class Panel:
             known = ", ".join(self._sessions) or "none"
             raise InputError(f"this panel has no network '{network}'; it has {known}")
         sliders: Any = self.section("sliders")
-        found: dict[str, float] = sliders.values(network, self._sessions[network])
+        found: dict[str, SliderValue] = sliders.values(network, self._sessions[network])
         return found
 
     def section(self, title: str) -> PanelSection:

@@ -102,6 +102,45 @@ def test_a_moved_slider_is_an_input_of_the_next_job(gpu, load, screen, rng, monk
     np.testing.assert_array_equal(job.read("y"), np.full_like(x, 0.25))
 
 
+CONTROLS = {
+    "on": cml.Slider("lit.condition"),
+    "mode": cml.Slider("scaled.y", choices={"off": 0.0, "half": 0.5, "full": 2.0}),
+    "tint": cml.Slider("tinted.y", 0.0, 4.0),
+    "lift": cml.Slider("y.y", -1.0, 1.0),
+}
+CONTROLLED = """version 1.0;
+graph net(x) -> (y)
+{
+    x = external<scalar>(shape = [1, 2, 3, 5]);
+    lit = select(true, x, 0.0);
+    scaled = mul(lit, 2.0);
+    tinted = mul(scaled, [[1.0, 3.0]]);
+    y = add(tinted, 0.25);
+}
+"""
+
+
+def test_each_type_of_slider_has_its_widget_and_tells_its_moves(gpu, tmp_path, screen, monkeypatch):
+    graph = cml.load(write_model(tmp_path / "net.nnef", CONTROLLED), sliders=CONTROLS)
+    told = []
+    sessions = {"net": cml.Session(graph, gpu)}
+    panel = Panel(Host(gpu).scheduler, sessions, on_change=lambda *what: told.append(what))
+    drawn(panel, 3)
+    moves = {
+        "checkbox": lambda label, value: (True, not value),
+        "combo": lambda label, chosen, words: (True, words.index("half")),
+        "slider_float": lambda label, value, *_: (
+            (True, 4.0) if label.endswith("net1") else (False, value)
+        ),
+    }
+    for name, move in moves.items():
+        monkeypatch.setattr(imgui, name, move)
+    drawn(panel, 1)
+    moved = {"on": False, "mode": 0.5, "tint": (1.0, 4.0)}
+    assert panel.values("net") == {**moved, "lift": 0.25}
+    assert told == [("net", "on", False), ("net", "mode", 0.5), ("net", "tint", (1.0, 4.0))]
+
+
 def test_replaced_network_resets_operator_times(gpu, load):
     session = cml.Session(load(), gpu)
     times = OperatorTimes({"net": session})

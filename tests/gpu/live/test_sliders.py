@@ -1,10 +1,14 @@
 """Tests of a model's parameters that a host changes while the model runs."""
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
+import wgpu
 from numpy.testing import assert_allclose
 
 import cml_engine as cml
+from cml_engine.cooked.cook import cook
 from cml_engine.errors import InputError
 from tests.fixtures.frames.host import Host
 from tests.fixtures.models import SCALED, write_model
@@ -47,11 +51,278 @@ def test_jobs_take_sliders(gpu, model, rng):
     "sliders, says",
     [
         ({"s": "nope.y"}, "no operator of a result 'nope'"),
-        ({"s": "scaled.z"}, "has no operand 'z'; it has x, y"),
-        ({"s": "scaled.x"}, "no number that stands in the model"),
+        ({"s": "scaled.z"}, "has no operand or attribute 'z'; it has x, y"),
+        ({"s": "scaled.x"}, "no constant of the model of 1 to 16 numbers"),
         ({"x": "scaled.y"}, "has a tensor of that name"),
     ],
 )
 def test_invalid_sliders_are_refused(model, sliders, says):
     with pytest.raises(InputError, match=says):
         cml.load(model, sliders=sliders)
+
+
+MOVABLE = """version 1.0;
+graph net(x) -> (y, w)
+{
+    x = external<scalar>(shape = [1, 4, 6, 8]);
+    weights = variable<scalar>(shape = [4, 4, 3, 3], label = 'weights');
+    bent = conv(x, weights);
+    leaked = leaky_relu(bent, alpha = 0.1);
+    lit = select(true, leaked, x);
+    tinted = mul(lit, [[1.0, 0.5, 0.25, 2.0]]);
+    padded = pad(tinted, padding = [(0, 0), (0, 0), (1, 1), (1, 1)], value = 0.5);
+    w = dabbed(padded, mode = 1, colour = [0.5, 1.0, 1.5], inverted = false, gain = 2.0);
+    y = shifted(padded, by = 0.25);
+}
+"""
+DABBED = """
+fragment dabbed(x: tensor<scalar>, mode: integer, colour: scalar[], inverted: logical,
+                gain: scalar) -> (y: tensor<scalar>);
+"""
+KERNEL = """
+void kernel(uint i) {
+    float v = x[i] * gain + colour(uint(mode));
+    y[i] = inverted ? -v : v;
+}
+"""
+#: the place of each slider, with a value to move it to
+MOVES = {
+    "alpha": ("leaked.alpha", 0.75),
+    "on": ("lit.condition", False),
+    "tint": (cml.Slider("tinted.y", 0.0, 4.0), [4.0, 3.0, 2.0, 1.0]),
+    "border": ("padded.value", 0.75),
+    "mode": (cml.Slider("w.mode", choices={"flat": 0, "warm": 1, "hot": 2}), "hot"),
+    "colour": ("w.colour", [0.125, 2.0, 0.75]),
+    "inverted": ("w.inverted", True),
+    "gain": ("w.gain", -3.0),
+    "by": ("y.by", 0.5),
+}
+
+
+@pytest.fixture
+def own_operators():
+    """Two operators of a game's own, one with a kernel and one with an expression."""
+    cml.register(
+        cml.OpSpec(
+            name="dabbed",
+            signature=DABBED,
+            infer=cml.same_as(0),
+            cpu=lambda attrs, x: (
+                (-1 if attrs.inverted else 1)
+                * (x * np.float32(attrs.gain) + np.float32(attrs.colour[attrs.mode]))
+            ),
+            kernel=cml.Kernel(source=KERNEL),
+        )
+    )
+    cml.register(
+        cml.OpSpec(
+            name="shifted",
+            signature="fragment shifted(x: tensor<scalar>, by: scalar) -> (y: tensor<scalar>);",
+            expression="x + {by} * 2.0",
+        )
+    )
+    yield
+    cml.unregister("dabbed")
+    cml.unregister("shifted")
+
+
+@pytest.fixture
+def movable(tmp_path, own_operators):
+    """Returns a function that writes the network with other values, and loads it."""
+    weights = np.random.default_rng(3).standard_normal((4, 4, 3, 3)).astype(np.float32)
+
+    def load(sliders=None, replaced=("", "")):
+        text = MOVABLE.replace(*replaced) if replaced[0] else MOVABLE
+        folder = write_model(
+            tmp_path / f"{len(list(tmp_path.iterdir()))}.nnef", text, weights=weights
+        )
+        return cml.load(folder, sliders=sliders)
+
+    return load
+
+
+#: the text of the model in which each slider's new value stands
+WRITTEN = {
+    "alpha": ("alpha = 0.1", "alpha = 0.75"),
+    "on": ("select(true", "select(false"),
+    "tint": ("[[1.0, 0.5, 0.25, 2.0]]", "[[4.0, 3.0, 2.0, 1.0]]"),
+    "border": ("value = 0.5", "value = 0.75"),
+    "mode": ("mode = 1", "mode = 2"),
+    "colour": ("[0.5, 1.0, 1.5]", "[0.125, 2.0, 0.75]"),
+    "inverted": ("inverted = false", "inverted = true"),
+    "gain": ("gain = 2.0", "gain = -3.0"),
+    "by": ("by = 0.25", "by = 0.5"),
+}
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+@pytest.mark.parametrize("name", MOVES)
+def test_moved_slider_gives_the_bits_of_a_model_with_the_value(gpu, movable, rng, name, backend):
+    place, value = MOVES[name]
+    on = gpu if backend == "gpu" else "cpu"
+    x = rng.standard_normal((1, 4, 6, 8)).astype(np.float32)
+    session = cml.Session(movable({name: place}), on)
+    for values, replaced in (({}, ("", "")), ({name: value}, WRITTEN[name]), ({}, ("", ""))):
+        found = session.run({"x": x, **values})
+        wanted = cml.Session(movable(replaced=replaced), on).run({"x": x})
+        for output in ("y", "w"):
+            np.testing.assert_array_equal(found[output], wanted[output], output)
+
+
+@pytest.mark.parametrize("retain", [False, True])
+def test_moving_in_frames_builds_and_creates_nothing(gpu, movable, rng, monkeypatch, retain):
+    places = {name: place for name, (place, _) in MOVES.items()}
+    session = cml.Session(movable(places), gpu, retain=retain)
+    reference = cml.Session(movable(places), "cpu", retain=retain)
+    x = rng.standard_normal((1, 4, 6, 8)).astype(np.float32)
+    host = Host(gpu, budget_ms=5.0)
+
+    def result(values):
+        job = host.scheduler.submit(session, values)
+        host.until(lambda: job.ended and job.read("w") is not None)
+        return job.read("w")
+
+    made = []
+
+    def count(name):
+        create = getattr(gpu.device, name)
+        monkeypatch.setattr(gpu.device, name, lambda *a, **b: made.append(name) or create(*a, **b))
+
+    for values in ({"x": x}, {"mode": "flat"} if retain else {"x": x, "mode": "flat"}):
+        assert_allclose(result(values), reference.run(values)["w"], rtol=1e-5, atol=1e-6)
+    for name in ("create_buffer", "create_bind_group", "create_compute_pipeline"):
+        count(name)
+    for moved in ({n: value for n, (_, value) in MOVES.items()}, {"gain": 7.0}, {"colour": 0.5}):
+        values = moved if retain else {"x": x, **moved}
+        assert_allclose(result(values), reference.run(values)["w"], rtol=1e-5, atol=1e-6)
+    assert made == []
+
+
+def test_one_slider_moves_every_dispatch_of_its_node(gpu, tmp_path, rng):
+    def lower(op):
+        half = op.scratch(op.inputs[0].size)
+        yield op.launch(op.inputs[0].size, reads={"x": op.in_names[0]}, writes={"y": half})
+        yield op.launch(op.inputs[0].size, reads={"x": half}, writes={"y": op.out_names[0]})
+
+    kernel = cml.Kernel(source="void kernel(uint i) { y[i] = x[i] * gain; }", lower=lower)
+    with registered("twice", "x: tensor<scalar>, gain: scalar", kernel):
+        graph = cml.load(one_operator(tmp_path, "twice(x, gain = 3.0)"), sliders={"gain": "y.gain"})
+        session = cml.Session(graph, gpu)
+        for gain in (3.0, -2.0, 3.0):
+            found = session.run({"x": np.ones((1, 2, 3, 5), np.float32), "gain": gain})["y"]
+            assert (found == gain * gain).all()
+
+
+@contextmanager
+def registered(name, operands, kernel, cpu=None):
+    signature = f"fragment {name}({operands}) -> (y: tensor<scalar>);"
+    cml.register(
+        cml.OpSpec(name, signature=signature, infer=cml.same_as(0), cpu=cpu, kernel=kernel)
+    )
+    try:
+        yield
+    finally:
+        cml.unregister(name)
+
+
+def one_operator(folder, call):
+    body = f"x = external<scalar>(shape = [1, 2, 3, 5]); y = {call};"
+    return write_model(folder / "one.nnef", f"version 1.0; graph net(x) -> (y) {{ {body} }}")
+
+
+def with_define(op):
+    size = op.inputs[0].size
+    yield op.launch(
+        size,
+        reads={"x": op.in_names[0]},
+        writes={"y": op.out_names[0]},
+        defines={"SHARP": int(op.attrs.k > 0.5)},
+    )
+
+
+@pytest.mark.parametrize(
+    "kernel, says",
+    [
+        ({"lower": with_define}, "it decides defines in the kernel's code"),
+        ({"threads": lambda attrs, x: 64 + 64 * int(attrs.k)}, "the number of its workgroups"),
+    ],
+)
+def test_attribute_that_is_compiled_is_refused(gpu, tmp_path, kernel, says):
+    source = "void kernel(uint i) { y[i % y_size] = x[i % x_size] * k; }"
+    made = cml.Kernel(source=source, **kernel)
+    with registered("fixed", "x: tensor<scalar>, k: scalar", made):
+        graph = cml.load(one_operator(tmp_path, "fixed(x, k = 0.0)"), sliders={"s": "y.k"})
+        with pytest.raises(InputError, match="slider 's': the attribute 'k' of fixed 'y'") as error:
+            cml.Session(graph, gpu)
+    assert "is compiled into its kernel" in str(error.value) and says in str(error.value)
+
+
+def test_value_beyond_the_range_that_is_compiled_is_refused(gpu, tmp_path):
+    made = cml.Kernel(source="void kernel(uint i) { y[i] = x[i] * k; }", lower=with_define)
+    with registered("fixed", "x: tensor<scalar>, k: scalar", made):
+        slider = cml.Slider("y.k", 0.0, 0.25)
+        graph = cml.load(one_operator(tmp_path, "fixed(x, k = 0.0)"), sliders={"s": slider})
+        session, x = cml.Session(graph, gpu), np.ones((1, 2, 3, 5), np.float32)
+        host = Host(gpu, budget_ms=5.0)
+        for run in (session.run, lambda inputs: host.scheduler.submit(session, inputs)):
+            with pytest.raises(InputError, match="cannot move from 0.0 to 2.0"):
+                run({"x": x, "s": 2.0})
+        assert (session.run({"x": x, "s": 0.125})["y"] == 0.125).all()
+
+
+@pytest.mark.parametrize(
+    "place, says",
+    [
+        ("padded.border", "is 'constant', which is compiled into its kernel"),
+        ("padded.padding", "only numbers, truth values and flat lists of them"),
+        ("bent.groups", "decides shapes, which are fixed when the network is compiled: with 0"),
+        ("bent.filter", "no constant of the model of 1 to 16 numbers"),
+        ("w.tone", "has no operand or attribute 'tone'; it has x, mode, colour, inverted, gain"),
+    ],
+)
+def test_place_that_cannot_move_is_refused(movable, place, says):
+    with pytest.raises(InputError, match=says):
+        movable({"s": place})
+
+
+@pytest.mark.parametrize(
+    "value, says",
+    [
+        ({"mode": "cold"}, "input 'mode': wanted one of flat, warm, hot, got 'cold'"),
+        ({"mode": 0.5}, "input 'mode': wanted integer"),
+        ({"colour": [1, 2]}, "input 'colour': wanted 3 numbers, got 2"),
+        ({"inverted": 2}, "input 'inverted': wanted logical"),
+        ({"gain": True}, "input 'gain': wanted scalar"),
+        ({"gain": "hot"}, "input 'gain': wanted numbers, got 'hot'"),
+    ],
+)
+def test_wrong_values_are_refused(movable, value, says):
+    session = cml.Session(movable({name: place for name, (place, _) in MOVES.items()}), "cpu")
+    with pytest.raises(InputError, match=says):
+        session.run({"x": np.zeros((1, 4, 6, 8), np.float32), **value})
+
+
+def test_gpu_tensor_moves_a_formula_and_no_parameter(gpu, movable):
+    session = cml.Session(movable({"by": "y.by", "gain": "w.gain"}), gpu)
+    usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
+    buffer = gpu.device.create_buffer(size=256, usage=usage)
+    gpu.queue.write_buffer(buffer, 0, np.float32(0.5).tobytes())
+    tensor, x = gpu.tensor(buffer, 0, cml.Fact("scalar", ())), np.zeros((1, 4, 6, 8), np.float32)
+    wanted = session.run({"x": x, "by": 0.5})["y"]
+    np.testing.assert_array_equal(session.run({"x": x, "by": tensor})["y"], wanted)
+    with pytest.raises(InputError, match="'gain' is a slider of an attribute, whose value the CPU"):
+        session.run({"x": x, "gain": tensor})
+
+
+def test_files_hold_sliders_of_formulas_at_most(gpu, movable, tmp_path):
+    graph = movable({"alpha": "leaked.alpha"})
+    for name in ("net.nnef", "net.onnx"):
+        with pytest.raises(InputError, match="has the slider 'alpha' of an attribute"):
+            cml.save(graph, tmp_path / name)
+    (tmp_path / "net.cml").write_bytes(cook(graph, ["portable"]))
+    cooked = cml.Session(cml.load_cooked(tmp_path / "net.cml"), gpu)
+    inputs = {"x": np.ones((1, 4, 6, 8), np.float32), "alpha": np.float32(0.75)}
+    wanted = cml.Session(graph, gpu).run(inputs)["y"]
+    assert_allclose(cooked.run(inputs)["y"], wanted, rtol=1e-5, atol=1e-6)
+    with pytest.raises(InputError, match="'gain', a parameter of a kernel"):
+        cook(movable({"gain": "w.gain"}), ["portable"])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from imgui_bundle import ImVec2, ImVec4, imgui
 
+from cml_engine.ir.graph import Slider, SliderValue
 from cml_engine.ir.memory import MemoryStats, mib
 from cml_engine.runtime.session import Session
 from cml_engine.tools.panel import palette
@@ -30,7 +31,7 @@ from cml_engine.tools.panel.frames import (
     why,
 )
 from cml_engine.tools.panel.palette import Colour
-from cml_engine.tools.panel.panel import Layout, PanelSection, PanelView
+from cml_engine.tools.panel.panel import Layout, OnChange, PanelSection, PanelView
 
 if TYPE_CHECKING:
     from cml_engine import FrameReport, Job
@@ -475,7 +476,8 @@ def _limit_lines(limits: Mapping[str, int]) -> list[str]:
 class SlidersPanel(PanelSection):
     """The section with the sliders of each network, below its name.
 
-    ``changed[network][slider]`` is the value of a slider that was moved.
+    ``changed[network][slider]`` is the value of a slider that was moved. A slider with choices is
+    a list, one of a truth value a check box. ``on_change`` is called as :class:`Panel` says.
     """
 
     title = "sliders"
@@ -483,9 +485,10 @@ class SlidersPanel(PanelSection):
     opens_from_em = 0.0
 
     def __init__(self) -> None:
-        self.changed: dict[str, dict[str, float]] = {}
+        self.changed: dict[str, dict[str, SliderValue]] = {}
+        self.on_change: OnChange | None = None
 
-    def values(self, network: str, session: Session) -> dict[str, float]:
+    def values(self, network: str, session: Session) -> dict[str, SliderValue]:
         """Returns the value of each slider of the network: the default, unless it was moved."""
         default = {title: slider.default for title, slider in session.sliders.items()}
         return default | self.changed.get(network, {})
@@ -507,16 +510,46 @@ class SlidersPanel(PanelSection):
             if any(values[title] != slider.default for title, slider in session.sliders.items()):
                 imgui.same_line()
                 if imgui.small_button(f"reset##{name}"):
-                    self.changed.pop(name, None)
+                    for title in self.changed.pop(name, {}):
+                        self._tell(name, title, session.sliders[title].default)
             for title, slider in session.sliders.items():
                 imgui.set_next_item_width(0.5 * imgui.get_content_region_avail().x)
-                found = imgui.slider_float(
-                    f"##{title} of {name}", values[title], slider.low, slider.high
-                )
+                moved, value = _widget(f"##{title} of {name}", slider, values[title])
                 if slider.description:
                     imgui.set_item_tooltip(slider.description)
-                if found[0]:
-                    self.changed.setdefault(name, {})[title] = found[1]
+                if moved:
+                    self.changed.setdefault(name, {})[title] = value
+                    self._tell(name, title, value)
                 imgui.same_line()
                 room = imgui.get_content_region_avail().x
                 widgets.text(widgets.shortened(title, room), palette.TEXT)
+
+    def _tell(self, network: str, slider: str, value: SliderValue) -> None:
+        if self.on_change is not None:
+            self.on_change(network, slider, value)
+
+
+def _widget(label: str, slider: Slider, value: SliderValue) -> tuple[bool, SliderValue]:
+    """Draws the widget of one slider; returns True if it was moved, and the value."""
+    if slider.choices:
+        choices = list(slider.choices.values())
+        chosen = choices.index(value) if value in choices else -1
+        moved, chosen = imgui.combo(label, chosen, list(slider.choices))
+        return moved, choices[chosen] if moved else value
+    if isinstance(value, bool):
+        return imgui.checkbox(label, value)
+    numbers = value if isinstance(value, tuple) else (value,)
+    each = imgui.calc_item_width() / len(numbers)
+    moved, found = False, list[float]()
+    for i, number in enumerate(numbers):
+        imgui.set_next_item_width(each)
+        if i:
+            imgui.same_line(0, 0)
+        drawn: tuple[bool, float]
+        if isinstance(number, int):
+            drawn = imgui.slider_int(f"{label}{i or ''}", number, int(slider.low), int(slider.high))
+        else:
+            drawn = imgui.slider_float(f"{label}{i or ''}", number, slider.low, slider.high)
+        moved |= drawn[0]
+        found.append(drawn[1])
+    return moved, tuple(found) if isinstance(value, tuple) else found[0]
