@@ -4,14 +4,16 @@
     python -m tests.cooked_networks upres texture    # or some
     python -m tests.cooked_networks --keep out/cooked
     python -m tests.cooked_networks --in-c           # in the C player alone
+    python -m tests.cooked_networks --in-web         # in the JavaScript player alone
 
 Each network is cooked twice, and the bytes must be identical. It is then run from its file in a
 process without a compiler, a cache or the demo's operators, and its outputs must be bit-identical
 to those of a session on the model, on the GPU and on the CPU. ``--keep`` leaves the files in a
 folder, for other players. ``--in-c`` plays each file with the C player instead: in small slices, in
 larger slices, and in one frame. All three must be bit-identical, and agree with the session of the
-model to 1e-4 (absolute plus relative); integer networks must be bit-identical to it. Networks of
-published packages are downloaded at the first run. Exit code 1 if any network differs.
+model to 1e-4 (absolute plus relative); integer networks must be bit-identical to it. ``--in-web``
+does so in Deno, on the file's golden input and within its tolerance. Networks of published packages
+are downloaded at the first run. Exit code 1 if any network differs.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from scheduler.tools.commands import cooked_guesses
 from tests.campaign import FAILS, run_cases
 from tests.fixtures import no_compiler
 from tests.players.building import build
+from tests.players.deno import is_right, play_golden
 from tests.players.playing import play_in_slices
 
 Array = np.ndarray[Any, Any]
@@ -149,6 +152,20 @@ def check_in_c(name: str, gpu: cml.Gpu, folder: Path) -> bool:
     return all(verdicts.values())
 
 
+def check_in_web(name: str, gpu: cml.Gpu, folder: Path) -> bool:
+    """Plays a network in the JavaScript player, prints a line, and returns True if it is right."""
+    file = folder / f"{name}.cml"
+    file.write_bytes(cook(NETWORKS[name](), guesses=cooked_guesses()))
+    (found,) = play_golden([file])
+    print(
+        f"{name:18s} plan '{found['profile']}', off by {found['error']:.1e} of "
+        f"{found['tolerance']:.0e} allowed, frames: {found['frames']}  slices "
+        f"{'same' if found['identical'] else 'DIFFER'}",
+        flush=True,
+    )
+    return is_right(found)
+
+
 def same_bits(a: dict[str, Array], b: dict[str, Array]) -> bool:
     """Returns True if both dictionaries have the same names, shapes and bytes."""
     return a.keys() == b.keys() and all(
@@ -161,6 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", choices=(*NETWORKS, []), help="all if left out")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave the files there")
     parser.add_argument("--in-c", action="store_true", help="play the files with the C player")
+    parser.add_argument("--in-web", action="store_true", help="play them with JavaScript's")
     options = parser.parse_args(arguments)
     import demo_game.operators  # noqa: F401 - registers the demo's own operators
 
@@ -168,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as trial:
         folder = options.keep or Path(trial)
         folder.mkdir(parents=True, exist_ok=True)
-        look = check_in_c if options.in_c else check
+        look = check_in_c if options.in_c else check_in_web if options.in_web else check
         names = options.names or NETWORKS
         return run_cases([("same" if look(n, gpu, folder) else FAILS, n)] for n in names)
 

@@ -1,7 +1,6 @@
 """Tests of tensor files: values survive, damage is found, and a failed write loses nothing."""
 
 import errno
-import io
 import struct
 import zipfile
 import zlib
@@ -310,17 +309,6 @@ def test_output_into_a_model_file_is_refused(tmp_path):
         with pytest.raises(InputError, match="graph.nnef' is the model's own: name another file"):
             array_files.check_place(tmp_path / "graph.nnef", str(model))
         array_files.check_place(tmp_path / "trace.json", str(model))
-
-
-def test_archives_equal_those_of_numpy(tmp_path):
-    array_files.write_outputs({"a": tmp_path / "o.npz"}, {"a": ARRAY})
-    packed = io.BytesIO()
-    np.savez(packed, a=ARRAY)
-    ours, theirs = zipfile.ZipFile(tmp_path / "o.npz"), zipfile.ZipFile(packed)
-    with ours, theirs:
-        assert {n: ours.read(n) for n in ours.namelist()} == {
-            n: theirs.read(n) for n in theirs.namelist()
-        }
 
 
 # --- shapes that a model leaves open

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,3 +44,18 @@ def run_deno(*words: str | Path, check: bool = True) -> subprocess.CompletedProc
             f"deno {' '.join(map(str, words))}:\n{done.stdout[-6000:]}{done.stderr[-6000:]}"
         )
     return done
+
+
+def play_golden(files: Sequence[Path]) -> list[dict[str, Any]]:
+    """Plays each cooked file on its golden input in Deno; returns what ``check.js`` prints, in
+    order.
+
+    A file is played whole, in slices by a budget and in random slices.
+    """
+    done = run_deno("run", "-A", "--no-check", WEB / "check.js", *files)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def is_right(found: dict[str, Any]) -> bool:
+    """Returns True if all slices gave the same bits, within the golden outputs' tolerance."""
+    return bool(found["identical"] and found["error"] <= found["tolerance"])

@@ -33,11 +33,6 @@ def compiled(dawn, *words):
     assert made.returncode == 0, made.stderr
 
 
-@pytest.mark.parametrize("source", ["tools/play.c", "example/scene.c", "example/host.c"])
-def test_player_compiles_with_dawn_without_warnings(dawn, source):
-    compiled(dawn, "-fsyntax-only", *map(str, (*sources(device=True), PLAYER / source)))
-
-
 @pytest.mark.skipif(compilers.version() is None, reason="no HLSL compiler to cook with")
 def test_player_on_dawn_agrees_with_the_session(dawn, tmp_path):
     library = next(dawn.rglob("libwebgpu*.so"), None)

@@ -15,12 +15,11 @@ from cml_engine.cooked.kernels import read_kernels
 from cml_engine.cooked.reader import Container
 from cml_engine.cooked.schema import F16, SUBGROUPS, KernelRow, KernelsHead, totals_of
 from scheduler.recording import Recording
-from tests.cooked_networks import NETWORKS
+from tests.cooked_networks import NETWORKS, check_in_web
 from tests.fixtures.cooked import BOMBS, changed, content_of, counter, put, with_wgsl
 from tests.fixtures.hostile_wgsl import kernel
 from tests.gpu.integer.test_bits import net_of
-from tests.players.deno import ROOT, WEB, run_deno
-from tests.players.networks import is_right, main, play_golden
+from tests.players.deno import ROOT, WEB, is_right, play_golden, run_deno
 from tests.players.test_replay import random_run
 from tests.scheduler.test_record import eventful_run, run_by_wall_clock
 
@@ -143,8 +142,8 @@ def test_web_player_agrees_with_python(terrain, tmp_path, gpu):
 @pytest.mark.gpu
 @pytest.mark.long
 @pytest.mark.parametrize("name", NETWORKS)
-def test_every_network_agrees_with_python(name):
-    assert main([name]) == 0
+def test_every_network_agrees_with_python(name, gpu, tmp_path):
+    assert check_in_web(name, gpu, tmp_path)
 
 
 @pytest.mark.gpu
@@ -158,7 +157,7 @@ def test_an_integer_network_gives_the_same_bits(tmp_path):
     kernels = read_kernels(Container(memoryview(file.read_bytes()), None), trusted=True)
     wgsl = [k.kernel.code() for k in kernels if not k.has_spirv]
     assert wgsl and all("dot4I8Packed" in text for text in wgsl)
-    found = json.loads(run_deno("run", "-A", WEB / "check.js", file).stdout)
+    (found,) = play_golden([file])
     assert found["identical"] and found["error"] == 0
 
 

@@ -6,7 +6,6 @@ A few seconds here. A long run:
 
 import os
 import resource
-import struct
 import time
 import warnings
 
@@ -16,7 +15,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import cml_engine as cml
-from cml_engine.nnef.files.tensor_file import tensor_bytes
 from tests.fixtures.texts import HEADER, model_text, write_text
 from tests.generate import random_call
 from tests.reference.calls import OPERATORS, literal
@@ -144,27 +142,3 @@ def test_quantisation_lines(tmp_path, changes):
         text = text[:at] + token + text[at + length :]
     (folder / "graph.quant").write_text(text)
     run(load(folder, fake_quantize=True))
-
-
-@FUZZ
-@given(st.data())
-def test_weights_of_any_bytes(tmp_path, data):
-    kind = data.draw(st.sampled_from([np.float32, np.float16, np.int32, np.uint8, np.bool_]))
-    values = np.ones((2, 3), kind)
-    model = {"x": np.ones((2, 3)), "w": np.ones((2, 3), data.draw(st.sampled_from([float, int])))}
-    folder = write_text(tmp_path, "y = x * w;" if model["w"].dtype == float else
-                        "y = gather(x, w);", model, fixed=frozenset("w"))  # fmt: skip
-    blob = bytearray(tensor_bytes(values))
-    for _ in range(data.draw(st.integers(0, 4))):
-        word = data.draw(st.integers(0, 2**32 - 1) | st.integers(0, 9))
-        struct.pack_into("<I", blob, data.draw(st.integers(0, 36)) * 4 % (len(blob) - 4), word)
-    cut = data.draw(st.integers(0, len(blob))) if data.draw(st.booleans()) else len(blob)
-    (folder / "w.dat").write_bytes(bytes(blob[:cut]))
-    if data.draw(st.booleans()):
-        line = (
-            f'"w": linear_quantize(min = {data.draw(st.sampled_from(NUMBERS))}, max = 1, bits = 8);'
-        )
-        (folder / "graph.quant").write_text(line)
-    else:
-        (folder / "graph.quant").unlink(missing_ok=True)
-    run(load(folder, fake_quantize=data.draw(st.booleans())))

@@ -1,12 +1,9 @@
 """Tests of error-prone details of NNEF, as one-line models on both backends."""
 
-import warnings
-
 import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.nnef.files.tensor_file import tensor_bytes
 from tests.fixtures.texts import engine, run_text, write_text
 
 RNG = np.random.default_rng(21)
@@ -93,32 +90,6 @@ def test_axes_in_any_order(check):
     check("i = argmax_reduce(x, axes = [2]); y = gather(i, j, axis = 1);",
           {"x": x, "j": np.array([2, 0])}, x.argmax(2)[:, :, None][:, [2, 0]])  # fmt: skip
     check("y = unsqueeze(x, axes = [0, 3]);", {"x": x}, x[None, :, :, None])
-
-
-@pytest.mark.parametrize("dtype", [np.float16, np.float64])
-def test_weights_of_half_and_double_precision(dtype, tmp_path, backend):
-    weights = RNG.uniform(-2, 2, (3, 4)).astype(dtype)
-    folder = write_text(tmp_path, "y = x * w;", {"x": np.ones((3, 4)), "w": weights},
-                        fixed=frozenset("w"))  # fmt: skip
-    (folder / "w.dat").write_bytes(tensor_bytes(weights))
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        graph = cml.load(folder)
-    bits = np.dtype(dtype).itemsize * 8
-    assert [f"{bits}-bit floats" in str(w.message) for w in said] == [True], "both are said"
-    got = cml.Session(graph, backend).run({"x": np.ones((3, 4))})["y"]
-    assert np.array_equal(got, weights.astype(np.float32))
-
-
-def test_stored_integers_are_dequantised(tmp_path, backend):
-    stored = RNG.integers(0, 256, (3, 4)).astype(np.uint8)
-    folder = write_text(tmp_path, "y = x + w;", {"x": np.zeros((3, 4)), "w": stored.astype(float)},
-                        fixed=frozenset("w"))  # fmt: skip
-    (folder / "w.dat").write_bytes(tensor_bytes(stored))
-    line = '"w": zero_point_linear_quantize(zero_point = 100, scale = 0.5, bits = 8);'
-    (folder / "graph.quant").write_text(line)
-    got = cml.Session(cml.load(folder), backend).run({"x": np.zeros((3, 4))})["y"]
-    assert np.allclose(got, (stored.astype(float) - 100) * 0.5)
 
 
 def test_update_reads_the_old_value(tmp_path, backend):

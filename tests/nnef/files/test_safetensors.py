@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine.errors import CmlError, InputError, TensorFileError
+from cml_engine.errors import InputError, TensorFileError
 from cml_engine.nnef.files.safetensors import read_safetensors
 from cml_engine.nnef.files.tensor_file import MemoryBlob
 
@@ -127,19 +127,6 @@ def test_every_truncation():
     for end in range(len(data)):
         with pytest.raises(TensorFileError, match="damaged or no safetensors file"):
             read_safetensors(MemoryBlob(data[:end], "w"))
-
-
-def test_changed_bytes(rng):
-    data = safetensors(w=("F32", VALUES), v=("F16", np.zeros(3, np.float16)))
-    refusals = 0
-    for _ in range(500):
-        changed = bytearray(data)
-        changed[rng.integers(0, len(data) - 30)] = rng.integers(0, 256)
-        try:
-            loaded(bytes(changed))
-        except CmlError:
-            refusals += 1
-    assert refusals > 100
 
 
 F4 = entry("F32", [1], 0, 4)

@@ -84,18 +84,6 @@ def test_a_graph_is_reshaped_without_its_file(rng, cnn):
     assert pickle.loads(pickle.dumps(graph)).facts == graph.facts
 
 
-def test_a_session_is_reshaped_by_its_symbols(rng, cnn):
-    made = onnx.load(cnn)
-    session = cml.Session(cml.load(cnn, shapes={"image": SHAPE}), "cpu")
-    cnn.unlink()
-    x = rng.standard_normal((3, *SHAPE[1:])).astype(np.float32)
-    large = session.reshaped({"image": x.shape})
-    got = large.run({"image": x})
-    for name, wanted in reference(made, {"image": x}).items():
-        np.testing.assert_allclose(got[name], wanted, rtol=1e-5, atol=1e-6)
-    assert large.reshaped({"image": SHAPE}) is session
-
-
 def test_unnamed_extents_are_independent():
     """Extents named '?' may differ from each other, while equal other names must have equal
     extents.

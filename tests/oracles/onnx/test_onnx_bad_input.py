@@ -201,14 +201,12 @@ def test_absurd_shapes():
 
 
 def test_growing_constants_are_not_computed_at_import():
-    """The import does not compute large results of small constants: it skips or refuses them."""
+    """The import does not compute large results of small constants where it needs only a shape."""
     tall, wide = np.ones((2**14, 1), np.float32), np.ones((1, 2**14), np.float32)
     for op in ("Add", "Less", "MatMul"):
         nodes = [node(f"c = {op}(a, b)"), node("y = Shape(c)")]
         with little_memory():
             cml.load(model(nodes, [X], [Y], {"a": tall, "b": wide}).SerializeToString())
-    sizes = {"a": tall, "b": np.array([1, 2**14])}
-    refused(model([node("y = Expand(a, b)")], [X], [Y], sizes), "1,073,741,824 bytes")
 
 
 def test_float64_constants_out_of_range_are_refused():
@@ -224,15 +222,13 @@ def test_float64_constants_out_of_range_are_refused():
     np.testing.assert_array_equal(held, np.array([[-np.inf, np.inf, np.nan, 0]], np.float32))
 
 
-def test_loops_without_end():
+def test_loops_of_unknown_length_are_refused():
     body = helper.make_graph(
         [node("more = Identity(go)"), node("b = Identity(a)")],
         "body",
         [value("i", [], "int64"), value("go", [], "bool"), value("a", [1, 4])],
         [value("more", [], "bool"), value("b", [1, 4])],
     )
-    weights = {"n": np.array(2**40), "true": np.array(True)}
-    refused(one("Loop", "n true x", weights, body=body), "the limit is 2,000")
     made = model([node("y = Loop(n, go, x)", body=body)],
                  [X, value("n", [], "int64"), value("go", [], "bool")], [Y])  # fmt: skip
     refused(made, "number of iterations must be known", UnsupportedOp)
@@ -246,25 +242,6 @@ def test_functions_without_end():
     call = helper.make_node("F", ["x"], ["y"], domain="my")
     made = model([call], [X], [Y], domains={"my": 1}, functions=[function])
     refused(made, "without end")
-
-
-def test_exponential_functions_are_refused():
-    """Forty functions that each call the next one twice are refused before they are expanded."""
-    opsets = [helper.make_opsetid("my", 1)]
-    functions = [
-        helper.make_function("my", f"F{i}", ["a"], ["c"], calls, opsets)
-        for i in range(40)
-        for calls in [
-            [helper.make_node(f"F{i + 1}", [a], [b], domain="my") for a, b in ("ab", "bc")]
-        ]
-    ]
-    call = helper.make_node("F0", ["x"], ["y"], domain="my")
-    made = model([call], [X], [Y], domains={"my": 1}, functions=functions)
-    refused(made, "my:F40 .opset 1.", UnsupportedOp)
-    last = helper.make_function("my", "F40", ["a"], ["c"], [node("c = Relu(a)")],
-                                [helper.make_opsetid("", 17)])  # fmt: skip
-    made = model([call], [X], [Y], domains={"my": 1}, functions=[*functions, last])
-    refused(made, "with its functions written out, needs 3,298,534,883,327 nodes")
 
 
 def field(number, payload):
@@ -309,17 +286,6 @@ def external(location, **more):
         tensor.external_data.add(key=key, value=text)
     made.graph.initializer.append(tensor)
     return made
-
-
-def test_external_data(tmp_path):
-    folder = tmp_path / "model"
-    folder.mkdir()
-    values = np.arange(8, dtype=np.float32)
-    (folder / "w.bin").write_bytes(values.tobytes())
-    saved(external("w.bin", offset="16", length="16"), folder / "m.onnx")
-    session = cml.Session(cml.load(folder / "m.onnx"), "cpu")
-    got = session.run({"x": np.zeros((1, 4), np.float32)})
-    np.testing.assert_array_equal(got["y"][0], values[4:])
 
 
 def test_external_data_beyond_2_gb(tmp_path):
@@ -444,11 +410,11 @@ def test_import_errors_give_one_message(tmp_path, capsys):
 CONTROLS = ["\x1b[31mred\x1b[2J", "a\x07b", "\x9b31m", "a\u202eb", "a\rb", "\0"]
 
 
-@pytest.mark.parametrize("name", CONTROLS)
 @pytest.mark.parametrize(
     "command", ["info", "rank --backend cpu --runs 1", "validate --backend cpu", "run -i x=x.npy"]
 )
-def test_names_never_steer_the_terminal(name, command, tmp_path, capsys):
+def test_names_never_steer_the_terminal(command, tmp_path, capsys):
+    name = "".join(CONTROLS)
     made = model([helper.make_node("Relu", [name], ["y"], name=name)], [value(name, [1, 4])], [Y])
     (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
     command, *more = command.split()

@@ -43,15 +43,6 @@ def test_strided_copy_moves_the_same_elements(seed):
         assert sorted(moves(Copy(tiled, 8, 4))) == sorted(wanted)
 
 
-def test_strided_copy_uses_vectors_only_if_aligned():
-    assert strided_copy._moves_vectors(box((3, 8), (8, 1), (16, 1), 4, 8), 4)
-    assert not strided_copy._moves_vectors(box((3, 8), (8, 1), (16, 1), 2, 8), 4)
-    assert strided_copy._moves_vectors(box((3, 8), (8, 1), (16, 1), 2, 8), 2)
-    assert not strided_copy._moves_vectors(box((3, 8), (8, 1), (17, 1)), 2)
-    assert not strided_copy._moves_vectors(box((3, 6), (6, 1), (8, 1)), 4)
-    assert not strided_copy._moves_vectors(box((8,), (-1,), (1,)), 2)
-
-
 def test_a_matrix_transpose_is_tiled():
     rows = box((65, 33), (1, 65), (33, 1))
     assert strided_copy._tile_order(rows) == (Dim(65, 1, 33), Dim(33, 65, 1))

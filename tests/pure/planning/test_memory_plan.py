@@ -43,38 +43,6 @@ def test_lower_bound_is_the_fullest_step():
     assert lower_bound(tensors) == 150
 
 
-def test_u_net_arena_is_within_five_percent_of_the_bound():
-    """The arena of a U-Net with skip connections is at most 5 % larger than the lower bound."""
-    sizes = [64 << 20 >> (2 * level) for level in range(5)]
-    tensors, step = [], 0
-    ends = 2 * len(sizes)
-    for level, size in enumerate(sizes):
-        tensors.append(Lifetime(f"enc{level}", size, step, ends - level))
-        tensors.append(Lifetime(f"tmp{level}", size // 2, step, step + 1))
-        step += 1
-    for level, size in reversed(list(enumerate(sizes))):
-        tensors.append(Lifetime(f"dec{level}", size, step, step + 1))
-        step += 1
-    _, memory = place(tensors, 256)
-    assert memory.ratio <= 1.05
-
-
-def test_winograd_chain_needs_two_scratch_tensors():
-    """The arena of a chain of Winograd convolutions is as large as two scratch tensors.
-
-    Each layer transforms x to v, multiplies v to m, and transforms m to y. At most v and m are
-    alive at once.
-    """
-    tensors, step = [Lifetime("x0", 1024, 0, 1)], 1
-    for layer in range(16):
-        tensors.append(Lifetime(f"v{layer}", 2304, step, step + 1))
-        tensors.append(Lifetime(f"m{layer}", 2304, step + 1, step + 2))
-        tensors.append(Lifetime(f"x{layer + 1}", 1024, step + 2, step + 3))
-        step += 3
-    _, memory = place(tensors, 256)
-    assert memory.peak == 2 * 2304
-
-
 def test_long_lived_tensors_leave_little_waste():
     """The arena of the demo's colour network is at most 2 % larger than the bound, in any tensor
     order.

@@ -13,7 +13,6 @@ from cml_engine.compiler.passes.cleanup import (
     merge_common_subexpressions,
 )
 from cml_engine.compiler.passes.infer import infer_facts
-from cml_engine.compiler.planning.dispatches import PlanOptions
 from cml_engine.compiler.planning.layouts import choose_layout
 from cml_engine.compiler.planning.lower import lower
 from cml_engine.cpu.cpu_program import CpuProgram
@@ -119,13 +118,6 @@ def test_an_output_is_not_fused_away():
     assert [n.op for n in graph.nodes] == ["conv", "conv", "relu"]
 
 
-def test_dead_code_and_its_constants_go():
-    tail = [node("mul", ["c2", "slope"], ["unused"]), node("relu", ["c2"], ["y"])]
-    graph = optimize(conv_chain(tail))
-    assert all("unused" not in n.outputs for n in graph.nodes)
-    assert "w1" in graph.constants and "unused" not in graph.facts
-
-
 def test_constants_are_folded_but_not_variables_that_change():
     graph = conv_chain([node("mul", ["slope", "slope"], ["k"]), node("mul", ["c2", "k"], ["y"])])
     folded = optimize(graph, frozenset({"affine"}))
@@ -145,19 +137,6 @@ def test_shape_errors_name_line_and_operator():
     graph = conv_chain([node("add", ["c2", "w1"], ["y"])])
     with pytest.raises(ShapeError, match=r"m\.nnef:7: add 'y'"):
         infer_facts(graph)
-
-
-def test_a_plan_prints_its_steps_and_its_memory():
-    graph = optimize(conv_chain())
-    plan = lower(graph, Limits(), choose_layout(graph))
-    assert "conv" in str(plan) and "ratio" in str(plan)
-
-
-def test_keep_all_plan_gives_every_tensor_its_own_memory():
-    graph = optimize(conv_chain([node("exp", ["c2"], ["e"]), node("neg", ["e"], ["y"])]))
-    plan = lower(graph, Limits(), {}, PlanOptions(keep=True, guard=256))
-    ranges = sorted((p.binding.offset, p.binding.end) for p in plan.tensors.values())
-    assert all(a[1] + 256 <= b[0] for a, b in zip(ranges, ranges[1:], strict=False))
 
 
 def test_a_model_too_large_for_the_device_is_refused_with_numbers():

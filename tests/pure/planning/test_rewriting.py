@@ -14,7 +14,6 @@ from cml_engine.compiler.passes.fold_padding import fold_padding
 from cml_engine.compiler.passes.fuse_elementwise import MAX_CHAIN, fuse_elementwise
 from cml_engine.compiler.passes.rules import Rule, _Sweep, register_rule, rewrite, unregister_rule
 from cml_engine.compiler.passes.sink_transposes import sink_transposes
-from cml_engine.compiler.planning.dispatches import PlanOptions
 from cml_engine.compiler.planning.layouts import choose_layout
 from cml_engine.compiler.planning.lower import lower
 from cml_engine.cpu.cpu_program import CpuProgram
@@ -153,17 +152,6 @@ def test_output_copy_is_not_bypassed():
     assert operators(bypass(graph)) == ["copy"]
 
 
-def test_common_subexpressions_are_computed_once():
-    net = Net(2, 3)
-    one = net("mul(exp(x), constant(2.0))")
-    two = net("mul(exp(x), constant(2.0))")
-    other = net("mul(exp(x), constant(3.0))")
-    graph = net.graph(net(f"add(sub({one}, {two}), {other})"))
-    merged = merge_common_subexpressions(graph)
-    assert operators(merged) == ["exp", "mul", "mul", "sub", "add"]
-    agree(graph, merged, net.input())
-
-
 def test_outputs_and_changing_variables_are_not_merged():
     net = Net(2, 3)
     one, two = net("exp(x)"), net("exp(x)")
@@ -207,16 +195,6 @@ def test_a_chain_stops_where_the_shape_grows_or_another_node_reads_it():
     assert operators(fuse_elementwise(graph)) == ["exp", "abs"]
 
 
-def tree(net, depth):
-    """Adds a binary tree of ``sub`` nodes to ``net`` and returns the name of its root.
-
-    Its leaves are different tensors.
-    """
-    if depth == 0:
-        return net("exp(random(2, 3))")
-    return net.op("sub", tree(net, depth - 1), tree(net, depth - 1))
-
-
 def test_joining_branches_fuse_into_one_kernel():
     net = Net(2, 3)
     a, b = net("mul(x, random(2, 3))"), net("div(random(2, 3), x)")
@@ -248,25 +226,6 @@ def test_result_read_twice_within_one_fused_kernel():
         ("clamp", 0, ((1, 0), (2, 3))),
     ]
     agree(graph, fused, net.input())
-
-
-def test_trees_are_as_large_as_kernels_allow():
-    net = Net(2, 3)
-    graph = net.graph(tree(net, 3))
-    fused = fuse_elementwise(graph)
-    assert all(1 + len(node.epilogues) <= MAX_CHAIN for node in fused.nodes)
-    assert all(len(set(node.reads)) <= MAX_OPERANDS for node in fused.nodes)
-    assert len(fused.nodes) < 5
-    agree(graph, fused, net.input())
-
-
-def test_a_stubbed_operator_leaves_a_tree_of_the_others():
-    net = Net(2, 3)
-    h = net("add(x, random(2, 3))")
-    graph = fuse_elementwise(net.graph(net(f"mul(neg(exp({h})), {h})")))
-    (step,) = lower(graph, Limits(), {}, PlanOptions(stub="neg")).steps
-    assert step.fused == ("exp", "mul")
-    assert "a = cml_sealed(r1); float b = cml_sealed_too(r0);" in str(step.defines["CHAIN"])
 
 
 def test_the_plan_of_a_chain_names_it_and_sums_its_cost():

@@ -14,7 +14,6 @@ from cml_engine.compiler.planning.memory import (
     Lifetime,
     PartPlace,
     find_views,
-    is_view_copy,
     place_in_segments,
     resolve_view,
 )
@@ -174,18 +173,6 @@ def test_stacked_and_unstacked_rows_are_parts():
     graph = net.graph(net("sub(b, a)"))
     assert found(graph) == {"a": PartPlace(h, 0), "b": PartPlace(h, 32)}
     assert "unstack" not in steps(graph)[1]
-
-
-def test_split_result_inside_a_concat_is_copied():
-    net = Net(1, 8, 8, 8)
-    h = net("exp(x)")
-    a, b = net.split(h, 1, [1, 1])
-    graph = net.graph(net(f"neg(concat({b}, x, axis=1))"), net(f"abs({a})"), h)
-    views = {b: PartPlace("t2", 0)}
-    (split, concat) = (node for node in graph.nodes if node.op in ("split", "concat"))
-    assert not is_view_copy(split, (h, b), views, {})
-    assert is_view_copy(concat, (b, "t2"), views, {})
-    assert is_view_copy(split, (h, b), {b: PartPlace(h, 256)}, {})
 
 
 def test_views_that_extend_lifetimes_are_not_used():

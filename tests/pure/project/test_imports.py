@@ -122,12 +122,6 @@ def test_dependencies_run_one_way():
     assert offenders("shaders_hlsl", ("cml_engine", "scheduler", "demo_game")) == []
 
 
-def test_graph_and_plan_know_no_gpu():
-    """The packages before ``gpu`` in the order do not import ``cml_engine.gpu`` or ``runtime``."""
-    for part in PACKAGE_ORDER[: PACKAGE_ORDER.index("gpu")]:
-        assert offenders(f"cml_engine/{part}", ("cml_engine.gpu", "cml_engine.runtime")) == []
-
-
 def test_packages_import_only_packages_before_them():
     """No package of the engine imports one that comes later in ``PACKAGE_ORDER``.
 
