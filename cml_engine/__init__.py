@@ -15,6 +15,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from cml_engine.compiler.integer.quantizer.quantize import quantize
+from cml_engine.compiler.integer.quantizer.weights import quantize_weights
 from cml_engine.compiler.passes.rules import Match, Rule, register_rule
 from cml_engine.cooked.load import load_cooked
 from cml_engine.cooked.schema import CookedLimits
@@ -143,6 +144,7 @@ __all__ = [
     "operators_per_frame",
     "plan_frame",
     "quantize",
+    "quantize_weights",
     "register",
     "register_rule",
     "run_tiled",

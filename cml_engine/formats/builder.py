@@ -12,6 +12,7 @@ import numpy as np
 
 from cml_engine.errors import ModelError, Source, located
 from cml_engine.io.load_limits import current_budget
+from cml_engine.ir.block_weights import copy_of
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Fact, Graph, Node
 from cml_engine.nnef.expansion.compose import is_identifier
 from cml_engine.nnef.expansion.nodes import Infer, literal_name
@@ -103,7 +104,7 @@ class ImportBuilder:
         name = self.name(wanted)
         size = values.size * NUMPY_DTYPE[dtype].itemsize
         current_budget().charge_bytes(size, f"the constant '{name}'", self.source)
-        values = np.array(values, NUMPY_DTYPE[dtype], order="C")
+        values = copy_of(values, NUMPY_DTYPE[dtype])
         values.flags.writeable = False
         self.constants[name] = values
         self.labels[name] = name

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from cml_engine.compiler.passes.rules import Match, Rule, rewrite_custom
+from cml_engine.ir.block_weights import blocks_of
 from cml_engine.ir.graph import Array, Graph, Node
 from cml_engine.ops.declaration.registry import lookup, registered
 
@@ -39,7 +40,12 @@ def _fold(match: Match) -> Node | None:
     assert scaled_weights is not None  # the rules match only operators that have it
     with np.errstate(all="ignore"):
         facts = [match.fact(name) for name in inner.inputs]
-        scaled = scaled_weights(inner.attrs, facts, weights, scale).astype(np.float32)
+        blocks = blocks_of(weights)
+        if blocks is None:
+            scaled = scaled_weights(inner.attrs, facts, weights, scale).astype(np.float32)
+        else:  # the same codes with other scales
+            ones = np.ones(weights.shape)
+            scaled = blocks.scaled(scaled_weights(inner.attrs, facts, ones, scale))
         moved = (bias.reshape(-1).astype(np.float64) * scale + shift).astype(np.float32)
     if not (np.isfinite(scaled).all() and np.isfinite(moved).all()):
         return None

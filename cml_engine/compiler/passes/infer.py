@@ -90,7 +90,7 @@ def _constant(graph: Graph, name: str) -> Array:
     Stored integers of an integer network are returned as they are. Raises :class:`ShapeError` if
     the shape or the type differs from the fact.
     """
-    value, fact = np.asarray(graph.constants[name]), graph.facts[name]
+    value, fact = np.asanyarray(graph.constants[name]), graph.facts[name]
     if graph.integer and name in graph.quantization and value.shape == fact.shape:
         return value  # the stored integers
     if value.shape != fact.shape or DTYPE_OF_KIND.get(value.dtype.kind) != fact.dtype:

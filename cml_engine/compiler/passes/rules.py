@@ -17,6 +17,7 @@ import numpy as np
 from cml_engine.compiler.passes.cleanup import eliminate_dead_code
 from cml_engine.compiler.passes.infer import infer_node
 from cml_engine.errors import OperatorError
+from cml_engine.ir.block_weights import copy_of
 from cml_engine.ir.graph import (
     DTYPE_OF_KIND,
     NUMPY_DTYPE,
@@ -78,7 +79,7 @@ class Match:
         and booleans a ``logical`` tensor.
         """
         name = unused_name(f"{self.last.outputs[0]}.{suffix}", self.graph.facts, self.added)
-        self.added[name] = _tensor(name, np.asarray(value))
+        self.added[name] = _tensor(name, np.asanyarray(value))
         return name
 
     def node(self, op: str, inputs: Sequence[str], attrs: Any) -> Node:
@@ -342,7 +343,7 @@ def _tensor(name: str, value: Array) -> Array:
     if dtype is None:
         raise OperatorError(f"constant '{name}': wanted numbers or truth values, got {value.dtype}")
     with np.errstate(over="ignore"):
-        array = np.array(value, NUMPY_DTYPE[dtype], order="C")
+        array = copy_of(value, NUMPY_DTYPE[dtype])
     lost = np.isinf(array) & ~np.isinf(value) if dtype == "scalar" else array != value
     if lost.any():
         raise OperatorError(f"constant '{name}': a value does not fit into {array.dtype}")

@@ -20,6 +20,7 @@ from cml_engine.errors import Source, TensorFileError
 from cml_engine.io.atomic_write import write_atomically
 from cml_engine.io.model_source import SourceFile
 from cml_engine.io.output_folder import name_problem
+from cml_engine.ir.block_weights import CODE_BITS, Blocks, blocks_of, scales_shape
 from cml_engine.ir.graph import Array, DType
 
 HEADER_SIZE = 128
@@ -32,10 +33,14 @@ MAX_RANK = 8
 _TRACT = int.from_bytes(b"RT", "little") << 16
 _Q4_0, _Q4_0_PAIRS = _TRACT | 0x3040, _TRACT | 0x2040
 _BLOCK, _BLOCK_BYTES = 32, 18
+#: our items: the scales of all blocks as float32, then the codes of 8 or 4 bits in the order of the
+#: values. The item's parameters are the axis of the blocks and their size.
+_OURS = int.from_bytes(b"MC", "little") << 16 | 1
 
 _HEADER = struct.Struct("<2s2BII8III32s44s")
 _SIGNED = struct.Struct("<I")
 _MIN_MAX = struct.Struct("<ff")
+_AXIS_SIZE = struct.Struct("<II")
 
 
 class ItemType(enum.IntEnum):
@@ -65,8 +70,8 @@ class ItemType(enum.IntEnum):
 class Header:
     """A tensor file's header: the shape, the type and width of items, and the bytes of the data.
 
-    ``range`` is the deprecated min and max of quantised items. ``blocks`` is the code of one of
-    tract's formats with blocks of floats, or 0.
+    ``range`` is the deprecated min and max of quantised items. ``blocks`` is the code of a format
+    with blocks of floats, or 0; ``axis`` and ``block_size`` describe our format's blocks.
     """
 
     data_bytes: int
@@ -75,13 +80,17 @@ class Header:
     item: ItemType
     range: tuple[float, float] | None = None
     blocks: int = 0
+    axis: int = 0
+    block_size: int = _BLOCK
 
     @property
     def size(self) -> int:
         return prod(self.shape)
 
     def __str__(self) -> str:
-        item = "Q4_0" if self.blocks else f"{self.item.shown}{self.bits}"
+        item = f"{self.item.shown}{self.bits}"
+        if self.blocks:
+            item = f"blocks of {self.bits} bits" if self.blocks == _OURS else "Q4_0"
         return f"{item} {list(self.shape)}"
 
 
@@ -135,6 +144,15 @@ def read_header(blob: Blob) -> Header:
         header = Header(length, tuple(extents[:rank]), 32, ItemType.FLOAT, blocks=code)
         _check_size(blob, header)
         return header
+    if code == _OURS:
+        axis, size = _AXIS_SIZE.unpack_from(params)
+        if bits not in CODE_BITS or axis >= rank or not size:
+            what = f"blocks of {size} along axis {axis} of {rank}, with {bits} bits"
+            raise _file_error(blob, f"{what}: wanted an axis, a size above 0, and 8 or 4 bits")
+        shape = tuple(extents[:rank])
+        header = Header(length, shape, bits, ItemType.FLOAT, None, code, axis, size)
+        _check_size(blob, header)
+        return header
     item = _item(blob, code, params, bits)
     header = Header(length, tuple(extents[:rank]), bits, item, _range(item, params))
     _check_size(blob, header)
@@ -147,7 +165,8 @@ def read_stored(blob: Blob, header: Header | None = None) -> StoredTensor:
     The values have the nearest NumPy type: float16/32/64, (u)int8..64 or bool.
     """
     header = header or read_header(blob)
-    return StoredTensor(header, _items(blob, header).reshape(header.shape))
+    values = _items(blob, header)
+    return StoredTensor(header, values if blocks_of(values) else values.reshape(header.shape))
 
 
 def tensor_bytes(array: Array, bits: int | None = None, item: ItemType | None = None) -> bytes:
@@ -155,18 +174,27 @@ def tensor_bytes(array: Array, bits: int | None = None, item: ItemType | None = 
 
     By default floats and integers keep their width, and bools take 1 bit.
     """
+    blocks = blocks_of(array) if bits is None else None
     array = np.asarray(array)
-    item, bits = _stored_as(array, bits, item)
-    payload = _payload(array, item, bits)
+    params = b""
+    if blocks is not None:
+        bits, code, params = blocks.bits, _OURS, _AXIS_SIZE.pack(blocks.axis, blocks.size)
+        payload = _payload(blocks.scales, ItemType.FLOAT, 32)
+        payload += _payload(blocks.codes, ItemType.INT, bits)
+    else:
+        code, bits = _stored_as(array, bits, item)
+        payload = _payload(array, code, bits)
     extents = (*array.shape, *(0,) * (MAX_RANK - array.ndim))
     if max(len(payload), *extents) >= 2**32:
         raise TensorFileError(f"{len(payload):,} bytes: a tensor file holds less than 4 GiB")
-    fields = (MAGIC, *VERSION, len(payload), array.ndim, *extents, bits, int(item), b"", b"")
+    fields = (MAGIC, *VERSION, len(payload), array.ndim, *extents, bits, int(code), params, b"")
     return _HEADER.pack(*fields) + payload
 
 
 def tensor_file_size(array: Array) -> int:
     """Returns the size in bytes of an array's tensor file, without making it."""
+    if blocks := blocks_of(array):
+        return HEADER_SIZE + 4 * blocks.scales.size - (-array.size * blocks.bits // 8)
     return HEADER_SIZE - (-array.size * _stored_as(array)[1] // 8)
 
 
@@ -228,7 +256,9 @@ def _range(item: ItemType, params: bytes) -> tuple[float, float] | None:
 
 def _check_size(blob: Blob, header: Header) -> None:
     wanted = -(-header.size * header.bits // 8)
-    if header.blocks:
+    if header.blocks == _OURS:
+        wanted += 4 * prod(scales_shape(header.shape, header.axis, header.block_size))
+    elif header.blocks:
         if header.size % _BLOCK:
             raise _file_error(blob, f"{header}: wanted a multiple of {_BLOCK} values")
         wanted = header.size // _BLOCK * _BLOCK_BYTES
@@ -243,8 +273,10 @@ def _check_size(blob: Blob, header: Header) -> None:
 
 def _items(blob: Blob, header: Header) -> Array:
     bits, item, count = header.bits, header.item, header.size
+    if header.blocks == _OURS:
+        return _read_blocks(blob, header).values()
     if header.blocks:
-        return _dequantize_blocks(blob, header)
+        return _read_q4_0(blob, header)
     if item is ItemType.BOOL:
         packed = blob.array(HEADER_SIZE, np.dtype(np.uint8), header.data_bytes)
         return np.unpackbits(packed, count=count).view(bool) if bits == 1 else packed != 0
@@ -255,14 +287,29 @@ def _items(blob: Blob, header: Header) -> Array:
     return unpack(packed, bits, count, item.is_signed)
 
 
-def _dequantize_blocks(blob: Blob, header: Header) -> Array:
-    """Returns a file's Q4_0 items, blocks of 4-bit codes with a scale, as a flat float32 array."""
+def _read_blocks(blob: Blob, header: Header) -> Blocks:
+    shape = scales_shape(header.shape, header.axis, header.block_size)
+    scales = blob.array(HEADER_SIZE, np.dtype("<f4"), prod(shape)).reshape(shape)
+    at, count = HEADER_SIZE + scales.nbytes, header.data_bytes - scales.nbytes
+    codes = blob.array(at, np.dtype(np.int8), count)
+    if header.bits != 8:
+        codes = unpack(codes.view(np.uint8), header.bits, header.size, signed=True).astype(np.int8)
+    size = min(header.block_size, max(header.shape[header.axis], 1))
+    return Blocks(codes.reshape(header.shape), scales, header.axis, size, header.bits)
+
+
+def _read_q4_0(blob: Blob, header: Header) -> Array:
+    """Returns a file's Q4_0 items; blocks that lie within rows stay blocks."""
     data = blob.array(HEADER_SIZE, np.dtype(np.uint8), header.data_bytes).reshape(-1, _BLOCK_BYTES)
     scales = np.ascontiguousarray(data[:, :2]).view("<f2").astype(np.float32)
     low, high = data[:, 2:] & 15, data[:, 2:] >> 4
     is_paired = header.blocks == _Q4_0_PAIRS
-    codes = np.stack((low, high), -1 if is_paired else 1).reshape(-1, _BLOCK)
-    return ((codes.astype(np.float32) - 8) * scales).reshape(-1)
+    codes = np.stack((low, high), -1 if is_paired else 1).reshape(-1, _BLOCK).astype(np.int8) - 8
+    if header.shape[-1:] and header.shape[-1] % _BLOCK == 0:
+        shape = (*header.shape[:-1], -1)
+        axis = len(header.shape) - 1
+        return Blocks(codes.reshape(header.shape), scales.reshape(shape), axis, _BLOCK, 4).values()
+    return np.asarray(codes * scales)
 
 
 def _item_of(dtype: DType) -> ItemType:

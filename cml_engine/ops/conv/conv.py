@@ -123,7 +123,11 @@ define(
         cases=CONV_CASES,
         tolerance=TOLERANCE,
         traits=Traits(
-            scaled_weights=_scaled_filter, filter_in_half=takes_half, is_sum=True, rows=_conv_rows
+            scaled_weights=_scaled_filter,
+            summed_axis=lambda attrs, shape: 1,
+            filter_in_half=takes_half,
+            is_sum=True,
+            rows=_conv_rows,
         ),
     )
 )
@@ -138,7 +142,11 @@ define(
         cases=DECONV_CASES,
         tolerance=TOLERANCE,
         traits=Traits(
-            scaled_weights=_scaled_deconv, filter_in_half=takes_half, is_sum=True, rows=_deconv_rows
+            scaled_weights=_scaled_deconv,
+            summed_axis=lambda attrs, shape: 0,
+            filter_in_half=takes_half,
+            is_sum=True,
+            rows=_deconv_rows,
         ),
     )
 )

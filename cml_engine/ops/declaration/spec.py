@@ -421,6 +421,8 @@ class Traits:
     scaled_weights : ``scaled_weights(attrs, facts, weights, scale)`` returns the second operand
         that makes the result ``scale`` times as large, with one number for each index of axis 1.
         The third operand is a bias.
+    summed_axis : ``summed_axis(attrs, shape)`` returns the axis of the second operand, which has
+        this shape, along which the products of a result are added.
     matrix_in_half : ``matrix_in_half(node, facts)`` returns True if the second operand, a constant,
         may be stored in 16 bits.
     filter_in_half : ``filter_in_half(node, layouts)`` returns True if the operator's kernels pack
@@ -438,6 +440,7 @@ class Traits:
     before_transpose: Callable[[Attrs, Order], Attrs] | None = None
     parts: Parts | None = None
     scaled_weights: Callable[[Attrs, Sequence[Fact], Array, Array], Array] | None = None
+    summed_axis: Callable[[Attrs, tuple[int, ...]], int] | None = None
     matrix_in_half: Callable[[Node, Mapping[str, Fact]], bool] | None = None
     filter_in_half: Callable[[Node, Mapping[str, str]], bool] | None = None
     reads_sums: bool = False

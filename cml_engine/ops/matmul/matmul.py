@@ -94,6 +94,10 @@ def _flip(a: bool, b: bool) -> dict[str, bool]:
 _PLAIN = _flip(False, False)
 
 
+def _inner_axis_of_b(attrs: Attrs, shape: tuple[int, ...]) -> int:
+    return len(shape) - (1 if attrs["transposeB"] else 2)
+
+
 def _scaled_rows(attrs: Attrs, facts: Sequence[Fact], weights: Array, scale: Array) -> Array:
     return weights * scale.reshape(-1, 1)
 
@@ -112,7 +116,7 @@ define(
         ),
         cost=_cost,
         tolerance=_SUMS,
-        traits=Traits(matrix_in_half=takes_half_weights, is_sum=True),
+        traits=Traits(summed_axis=_inner_axis_of_b, matrix_in_half=takes_half_weights, is_sum=True),
         cases=[
             Case(((5, 7), (7, 3)), _PLAIN, "odd"),
             Case(((64, 64), (64, 64)), _PLAIN, "aligned"),
@@ -147,7 +151,11 @@ define(
         ),
         cost=_cost,
         tolerance=_SUMS,
-        traits=Traits(scaled_weights=_scaled_rows, matrix_in_half=takes_half_weights),
+        traits=Traits(
+            scaled_weights=_scaled_rows,
+            summed_axis=lambda attrs, shape: 1,
+            matrix_in_half=takes_half_weights,
+        ),
         cases=[
             Case(((1, 512), (10, 512), (1, 10)), {}, "a vector"),
             Case(((3, 515), (7, 515), (1, 7)), {}, "few rows, odd"),

@@ -341,7 +341,7 @@ class _Quantizer:
             raise InputError(f"'{graph.name}' is cooked: quantize the model that it was made of")
         if max_error is not None and not max_error > 0:
             raise InputError(f"max_error {max_error}: wanted a share above 0")
-        given = _check_samples(graph, samples)
+        given = check_samples(graph, samples, _LEAST_SAMPLES)
         folded = graph
         for name, stage, _ in STAGES:
             if name not in _LATER:
@@ -453,23 +453,9 @@ class _Quantizer:
         """
         program = CpuProgram(lower_to_integers(self.build(sixteen)).graph)
         step = max(1, len(self.samples) // _TRIED)
-        return self._error(
+        return output_error(
             [program.run(sample) for sample in self.samples[::step]], self.outputs[::step]
         )
-
-    def _error(self, got: Sequence[Mapping[str, Array]], wanted: Sequence[Any]) -> float:
-        """Returns the largest relative error of any output over all samples.
-
-        The error is the RMS of the difference divided by the RMS of the wanted output.
-        """
-        worst = 0.0
-        for name in self.graph.outputs:
-            off = np.concatenate(
-                [(g[name] - w[name]).reshape(-1) for g, w in zip(got, wanted, strict=True)]
-            )
-            size = np.concatenate([w[name].reshape(-1) for w in wanted])
-            worst = max(worst, _rms(off) / (_rms(size) or 1.0))
-        return worst
 
     # -- report ---------------------------------------------------------------------------------
 
@@ -504,7 +490,7 @@ class _Quantizer:
                     bound=point.bound,
                 )
             )
-        error = self._error(got, self.outputs)
+        error = output_error(got, self.outputs)
         return QuantizeReport(
             self.graph.name,
             len(self.samples),
@@ -539,13 +525,15 @@ def _makers(graph: Graph, bits: Mapping[str, int]) -> dict[str, int]:
     return found
 
 
-def _check_samples(graph: Graph, samples: Samples) -> list[dict[str, Array]]:
+def check_samples(graph: Graph, samples: Samples, least: int) -> list[dict[str, Array]]:
+    """Returns the samples in the types of the inputs; raises :class:`InputError` if they do not fit
+    the graph, or are fewer than ``least``."""
     if isinstance(samples, Mapping) or not isinstance(samples, Sequence):
         raise InputError("samples: wanted a list of {name: array}")
-    if len(samples) < _LEAST_SAMPLES:
+    if len(samples) < least:
         raise InputError(
             f"{len(samples)} sample{'' if len(samples) == 1 else 's'}: wanted at least "
-            f"{_LEAST_SAMPLES}, as the network will meet them; ranges are taken from them"
+            f"{least}, as the network will meet them"
         )
     return [_check_sample(graph, i, sample) for i, sample in enumerate(samples)]
 
@@ -569,6 +557,22 @@ def _check_sample(graph: Graph, i: int, sample: object) -> dict[str, Array]:
                 "out"
             )
     return found
+
+
+def output_error(
+    got: Sequence[Mapping[str, Array]], wanted: Sequence[Mapping[str, Array]]
+) -> float:
+    """Returns the largest relative error of any output over all samples: the RMS of the difference
+    divided by the RMS of the wanted output."""
+    return max(
+        relative_error(*(np.concatenate([one[name].ravel() for one in of]) for of in (got, wanted)))
+        for name in wanted[0]
+    )
+
+
+def relative_error(got: Array, wanted: Array) -> float:
+    """Returns the RMS of the difference of two arrays divided by the RMS of the second."""
+    return _rms(got - wanted.astype(np.float64)) / (_rms(wanted) or 1.0)
 
 
 def _rms(values: Array) -> float:

@@ -6,11 +6,16 @@ import json
 from argparse import Namespace
 from pathlib import Path
 
+from cml_engine.compiler.integer.quantizer.quantize import QuantizeReport
 from cml_engine.compiler.integer.quantizer.quantize import quantize as quantize_graph
+from cml_engine.compiler.integer.quantizer.weights import WeightsReport, quantize_weights
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import TIMES
 from cml_engine.formats.loading import load_with_placeholders, save, save_checked
 from cml_engine.io.arrays import read_samples, sample_shape
+from cml_engine.ir.block_weights import CODE_BITS
+from cml_engine.ir.graph import Graph
+from cml_engine.runtime.session import random_inputs
 from cml_engine.tools.cli.common import (
     facts_of,
     load_for_inputs,
@@ -85,7 +90,6 @@ def convert(a: Namespace) -> None:
         "--bits",
         type=int,
         choices=(8, 16),
-        default=8,
         help="bits of the integers (default: 8)",
     ),
     option(
@@ -103,6 +107,13 @@ def convert(a: Namespace) -> None:
         help="the largest error of the outputs, as a share of their size (0.01); exit code 1 if it "
         "is exceeded",
     ),
+    option(
+        "output",
+        "--weight-bits",
+        type=int,
+        choices=CODE_BITS,
+        help="store only the weights, in blocks of so many bits, and compute in floats as before",
+    ),
     flag(
         "output",
         "--float-tail",
@@ -111,17 +122,29 @@ def convert(a: Namespace) -> None:
     ),
 )
 def quantize(a: Namespace) -> int:
-    """Turn a model into an integer network, bit-identical on every machine."""
+    """Turn a model into an integer network, or store its weights in fewer bits."""
+    if a.weight_bits:
+        refuse(
+            a, "--weight-bits leaves all but the weights in floats", "bits", "sixteen", "float-tail"
+        )
     graph = load_for_inputs(a, sample_shape)
     facts = facts_of(graph, graph.inputs)
     files = named_files(a.input, facts, "input")
-    samples = read_samples({name: file.path for name, file in files.items()}, facts)
-    made, report = quantize_graph(
-        graph, samples, a.bits, a.sixteen or "auto", a.max_error, float_tail=a.float_tail
-    )
+    if a.weight_bits and not files:
+        samples = [random_inputs(facts)]
+    else:
+        samples = read_samples({name: file.path for name, file in files.items()}, facts)
+    made: Graph
+    report: QuantizeReport | WeightsReport
+    if a.weight_bits:
+        made, report = quantize_weights(graph, samples, a.weight_bits)
+    else:
+        made, report = quantize_graph(
+            graph, samples, a.bits or 8, a.sixteen or "auto", a.max_error, float_tail=a.float_tail
+        )
     save_checked(made, a.output, overwrite=a.overwrite)
     print(json.dumps(report.data, indent=2) if a.json else report)
-    return 0 if report.ok or a.max_error is None else 1
+    return 1 if a.max_error is not None and report.error > a.max_error else 0
 
 
 @command(

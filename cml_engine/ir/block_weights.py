@@ -1,0 +1,109 @@
+"""Weights that are stored as integers of 8 or 4 bits, in blocks that share a scale.
+
+A block has consecutive weights along one axis. A weight is its signed integer, the *code*, times
+the block's scale.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from cml_engine.ir.graph import Array
+
+#: the supported bits of a code
+CODE_BITS = (8, 4)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Blocks:
+    """The stored form of weights: ``codes`` (int8, in the weights' shape) times ``scales``.
+
+    A block has ``size`` weights along ``axis``; the last block may be shorter. ``scales`` has the
+    weights' shape, but one element for each block along ``axis``.
+    """
+
+    codes: Array
+    scales: Array
+    axis: int
+    size: int
+    bits: int
+
+    def values(self) -> BlockArray:
+        """Returns the weights as floats."""
+        made = (self.codes * self.spread(self.scales)).view(BlockArray)
+        made.flags.writeable = False
+        made.blocks = self
+        return made
+
+    def spread(self, each: Array) -> Array:
+        """Returns an array with one element for each block as one with an element per weight."""
+        wide = np.repeat(each, self.size, self.axis)
+        index = (slice(None),) * self.axis
+        return np.asarray(wide[(*index, slice(self.codes.shape[self.axis]))])
+
+    def scaled(self, factors: Array) -> Array:
+        """Returns the weights times ``factors``, an array in their shape.
+
+        The result has blocks if all factors of a block are equal.
+        """
+        first = np.arange(0, self.codes.shape[self.axis], self.size)
+        each = np.take(factors, first, self.axis)
+        if not np.array_equal(self.spread(each), factors):
+            return np.asarray((self.codes * self.spread(self.scales) * factors).astype(np.float32))
+        return replace(self, scales=(self.scales * each).astype(np.float32)).values()
+
+
+class BlockArray(Array):
+    """Weights as float32 values, with the form in which they are stored.
+
+    A slice, a copy or a result of arithmetic has no ``blocks``.
+    """
+
+    blocks: Blocks | None = None
+
+
+def blocks_of(array: Array | None) -> Blocks | None:
+    """Returns the form in which weights are stored, or None for other arrays."""
+    return array.blocks if isinstance(array, BlockArray) else None
+
+
+def copy_of(array: Array, dtype: Any) -> Array:
+    """Returns a copy of an array in C order; weights in blocks, which are read-only, themselves."""
+    return array if blocks_of(array) else np.array(array, dtype, order="C")
+
+
+def scales_shape(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
+    """Returns the shape of the scales of weights in blocks of ``size`` along ``axis``."""
+    return tuple(-(-n // size) if a == axis else n for a, n in enumerate(shape))
+
+
+def nearest_blocks(values: Array, axis: int, size: int, bits: int) -> Blocks:
+    """Returns the weights in blocks, with the nearest codes.
+
+    Each block takes the scale of the least squared error among some that map its largest weight
+    to the end of the codes' range, or slightly beyond it.
+    """
+    low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+    moved = np.moveaxis(values.astype(np.float64), axis, -1)
+    pad = [(0, 0)] * (values.ndim - 1) + [(0, -moved.shape[-1] % size)]
+    count = -(-moved.shape[-1] // size)
+    parts = np.pad(moved, pad).reshape(*moved.shape[:-1], count, size)
+    extreme = np.take_along_axis(parts, np.abs(parts).argmax(-1, keepdims=True), -1)
+    least = np.full(extreme.shape, np.inf)
+    scales: Array = np.zeros(extreme.shape, np.float32)
+    codes: Array = np.zeros(parts.shape, np.int8)
+    for end in (high, *np.linspace(low, 1.25 * low, 6)):
+        tried = (extreme / end).astype(np.float32)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = np.clip(np.rint(np.nan_to_num(parts / tried)), low, high)
+        error = np.square(found * tried - parts).sum(-1, keepdims=True)
+        is_less = error < least
+        scales, codes = np.where(is_less, tried, scales), np.where(is_less, found, codes)
+        least = np.minimum(error, least)
+    flat = codes.reshape(*moved.shape[:-1], count * size)
+    codes = np.moveaxis(flat[..., : moved.shape[-1]].astype(np.int8), -1, axis)
+    scales = np.moveaxis(scales[..., 0], -1, axis)
+    return Blocks(np.ascontiguousarray(codes), np.ascontiguousarray(scales), axis, size, bits)

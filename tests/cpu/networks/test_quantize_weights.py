@@ -1,0 +1,169 @@
+"""Tests of weights in blocks of 8 or 4 bits: quantizing, tensor files, folding, damaged files."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.compiler.optimize import optimize
+from cml_engine.ir.block_weights import blocks_of, nearest_blocks
+from cml_engine.nnef.files.tensor_file import MemoryBlob, read_header, read_stored, tensor_bytes
+from cml_engine.tools.cli import main
+
+TEXT = """\
+version 1.0;
+extension KHR_enable_operator_expressions;
+graph net(x) -> (y)
+{
+    x = external<scalar>(shape = [1, 12, 6, 5]);
+    f = variable<scalar>(shape = [40, 12, 3, 3], label = 'f');
+    scale = variable<scalar>(shape = [1, 40], label = 'scale');
+    d = variable<scalar>(shape = [40, 20, 2, 2], label = 'd');
+    p = variable<scalar>(shape = [24, 70], label = 'p');
+    m = variable<scalar>(shape = [70, 33], label = 'm');
+    c = mul(conv(x, f, 0.0, padding = [(1, 1), (1, 1)]), scale);
+    e = deconv(c, d, 0.0, stride = [2, 2]);
+    t = reshape(e, shape = [100, 24]);
+    y = matmul(matmul(t, p), m);
+}
+"""
+
+
+@pytest.fixture
+def graph(rng):
+    shapes = {
+        "f": (40, 12, 3, 3),
+        "scale": (1, 40),
+        "d": (40, 20, 2, 2),
+        "p": (24, 70),
+        "m": (70, 33),
+    }
+    arrays = {k: rng.standard_normal(s).astype(np.float32) for k, s in shapes.items()}
+    return cml.load(cml.MemoryModel(TEXT, arrays))
+
+
+@pytest.fixture
+def sample(graph, rng):
+    return {"x": rng.standard_normal(graph.facts["x"].shape).astype(np.float32)}
+
+
+@pytest.mark.parametrize(("bits", "most", "share"), [(8, 0.01, 0.35), (4, 0.11, 0.24)])
+def test_quantized_weights(graph, sample, bits, most, share, tmp_path):
+    """Filters and matrices shrink with small errors; the saved model has the same weights."""
+    made, report = cml.quantize_weights(graph, [sample], bits)
+    stored = {n: b for n, a in made.constants.items() if (b := blocks_of(a))}
+    assert {n: (b.axis, b.size) for n, b in stored.items()} == {
+        "f": (1, 12), "d": (0, 32), "p": (0, 24), "m": (0, 32),
+    }  # fmt: skip
+    assert [row.name for row in report.weights] == ["f", "d", "p", "m"]
+    assert all(0 < row.error < most for row in report.weights)
+    assert 0 < report.error < 3 * most and report.after < share * report.before
+    cml.save(made, tmp_path / "net")
+    files = {path.stem: path.stat().st_size for path in (tmp_path / "net").glob("*.dat")}
+    assert sum(files.values()) == report.after
+    assert files["f"] == report.weights[0].after < share * report.weights[0].before
+    again = cml.load(tmp_path / "net")
+    for name, blocks in stored.items():
+        np.testing.assert_array_equal(again.constants[name], made.constants[name])
+        np.testing.assert_array_equal(blocks_of(again.constants[name]).codes, blocks.codes)
+    wanted = cml.Session(made, "cpu").run(sample)["y"]
+    np.testing.assert_array_equal(cml.Session(again, "cpu").run(sample)["y"], wanted)
+    size = np.sqrt(np.mean(np.square(wanted)))
+    off = cml.Session(graph, "cpu").run(sample)["y"] - wanted
+    assert np.sqrt(np.mean(np.square(off))) / size == pytest.approx(report.error, rel=0.1)
+    same, unchanged = cml.quantize_weights(again, [sample], bits)
+    assert unchanged.error == 0 and unchanged.after == report.after
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_nearest_blocks(rng, bits):
+    """No weight is off by more than a step, zeros stay zeros, and a short last block has a scale
+    of its own."""
+    values = rng.standard_normal((3, 70, 2)).astype(np.float32)
+    values[0, :32] = 0
+    values[:, 64:] *= 1000
+    blocks = nearest_blocks(values, 1, 32, bits)
+    assert blocks.scales.shape == (3, 3, 2)
+    made = blocks.values()
+    step = np.abs(blocks.spread(blocks.scales))
+    assert (np.abs(made - values) <= 1.3 * step).all() and not made[0, :32].any()
+    assert np.abs(blocks.codes.astype(int)).max() <= 2 ** (bits - 1)
+    assert np.abs(made - values)[:, :64].max() < 1
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("shape", [(5, 7), (1, 1), (3, 33, 2, 1), (0, 4)])
+def test_tensor_files(rng, shape, bits):
+    blocks = nearest_blocks(rng.standard_normal(shape).astype(np.float32), 1, 32, bits)
+    data = tensor_bytes(blocks.values())
+    found = read_stored(MemoryBlob(data, "w.dat")).values
+    np.testing.assert_array_equal(found, blocks.values())
+    back = blocks_of(found)
+    np.testing.assert_array_equal(back.scales, blocks.scales)
+    assert (back.codes.shape, back.axis, back.bits) == (shape, 1, bits)
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "says"),
+    [
+        (44, 5, "with 5 bits: wanted an axis"),
+        (52, 2, "blocks of 32 along axis 2 of 2"),
+        (56, 0, "blocks of 0 along axis 1"),
+        (56, 4, "takes .* bytes, but the header says"),
+        (12, 2**31, "takes .* bytes, but the header says"),
+    ],
+)
+def test_damaged_headers(rng, at, value, says):
+    """Sizes are checked before memory is taken."""
+    blocks = nearest_blocks(rng.standard_normal((6, 70)).astype(np.float32), 1, 32, 8)
+    data = bytearray(tensor_bytes(blocks.values()))
+    data[at : at + 4] = struct.pack("<I", value)
+    with pytest.raises(cml.ModelError, match=says):
+        read_header(MemoryBlob(bytes(data), "w.dat"))
+    with pytest.raises(cml.ModelError, match="truncated"):
+        read_header(MemoryBlob(tensor_bytes(blocks.values())[:-1], "w.dat"))
+
+
+def test_blocks_of_any_size_take_memory_of_the_weights_only(rng):
+    """A block that is larger than the axis is one block, whatever size the file states."""
+    blocks = nearest_blocks(rng.standard_normal((2, 8)).astype(np.float32), 1, 8, 8)
+    data = bytearray(tensor_bytes(blocks.values()))
+    data[56:60] = struct.pack("<I", 2**32 - 1)
+    found = read_stored(MemoryBlob(bytes(data), "w.dat")).values
+    np.testing.assert_array_equal(found, blocks.values())
+
+
+def test_folding_keeps_blocks(graph, sample):
+    """A product per channel goes into the scales; the codes stay."""
+    made, _ = cml.quantize_weights(graph, [sample], 8)
+    small = optimize(made)
+    (conv,) = [node for node in small.nodes if node.op == "conv"]
+    blocks = blocks_of(small.constants[conv.inputs[1]])
+    before = blocks_of(made.constants["f"])
+    assert blocks is not None and blocks.codes is before.codes
+    scale = made.constants["scale"].reshape(-1, 1, 1, 1)
+    np.testing.assert_allclose(blocks.scales, before.scales * scale, rtol=1e-6)
+
+
+def test_command(graph, tmp_path, capsys):
+    model = tmp_path / "net"
+    cml.save(graph, model)
+    out = str(tmp_path / "small")
+    assert main(["quantize", str(model), out, "--weight-bits", "4", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["bits"] == 4 and report["after"] < report["before"]
+    assert blocks_of(cml.load(out).constants["m"]).bits == 4
+    limit = ["--weight-bits", "4", "--max-error", "0.001", "--overwrite"]
+    assert main(["quantize", str(model), out, *limit]) == 1
+    assert "error of the outputs: " in capsys.readouterr().out
+    assert main(["quantize", str(model), out, "--weight-bits", "8", "--bits", "16"]) == 2
+    assert "leaves all but the weights in floats: leave --bits out" in capsys.readouterr().err
+
+
+def test_wrong_arguments(graph, sample, tmp_path):
+    with pytest.raises(cml.InputError, match="bits 5: wanted 8 or 4"):
+        cml.quantize_weights(graph, [sample], 5)
+    with pytest.raises(cml.InputError, match="0 samples: wanted at least 1"):
+        cml.quantize_weights(graph, [])
