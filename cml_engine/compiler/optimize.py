@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 
 from cml_engine.compiler.integer.lowering.lower_network import lower_to_integers
@@ -26,6 +27,8 @@ from cml_engine.errors.arguments import check_choices
 from cml_engine.io.frame_gate import yield_to_frame
 from cml_engine.ir.graph import Graph
 from cml_engine.ir.reuse import boundaries
+
+_log = logging.getLogger(__name__)
 
 #: the passes before any backend sees a graph: name, function, reason for the position
 STAGES: tuple[tuple[str, Callable[[Graph], Graph], str], ...] = (
@@ -105,7 +108,9 @@ def _stages(
     for name, stage, why in STAGES:
         if name not in without:
             yield_to_frame()
-            graph = stage(graph)
+            graph, before = stage(graph), len(graph.nodes)
+            if len(graph.nodes) != before:
+                _log.debug("'%s': %s, %d to %d nodes", graph.name, name, before, len(graph.nodes))
             yield name, why, graph
     if written.taps:
         known = fold_constants(eliminate_dead_code(infer_facts(written)))

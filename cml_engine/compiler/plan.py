@@ -116,13 +116,55 @@ class Step:
         return "+".join((self.op, *self.fused))
 
     @property
+    def full_title(self) -> str:
+        """The title, and the operators fused to it: ``conv 'conv1'+relu``."""
+        return "+".join((self.title, *self.fused))
+
+    @property
+    def kernel(self) -> str:
+        """The kernel's file and its variant, or the label of a cooked kernel."""
+        if self.cooked is not None:
+            return self.cooked.kernel.label
+        return f"{self.path} ({self.variant})" if self.variant else str(self.path)
+
+    @property
     def written(self) -> tuple[Binding, ...]:
         return self.bindings[len(self.bindings) - self.writes :]
 
     def __str__(self) -> str:
-        defines = " ".join(f"{k}={v}" for k, v in sorted(self.defines.items()))
-        kernel = f"{self.path} ({self.variant})" if self.variant else str(self.path)
-        return f"{self.index:4d}  {self.title:32s} {self.groups:8d} groups  {kernel} {defines}"
+        said = f"{self.index:4d}  {self.full_title:32s} {self.groups:8d} groups  {self.kernel}"
+        return f"{said}: {variant_words(self.defines)}"
+
+
+@dataclass(frozen=True, slots=True)
+class BoundTensor:
+    """A tensor as a step's kernel binds it: type, layout (``ir/layout.py``) and range of memory.
+
+    The layout is "" for data that only kernels read: packed constants and scratch.
+    """
+
+    slot: str
+    tensor: str
+    written: bool
+    type: str
+    layout: str
+    space: str
+    offset: int
+    nbytes: int
+
+
+def variant_words(defines: Mapping[str, int | str]) -> str:
+    """Returns the defines of a kernel in words: ``border constant, rows 8, t0 type float4``.
+
+    Generated statements are left out; the operators that they compute are in ``Step.fused``.
+    """
+    plain = [(name, str(value)) for name, value in sorted(defines.items())]
+    return ", ".join(
+        " ".join(part.replace("_", " ").lower() for part in name.split("_is_"))
+        + ("" if "_is_" in name else f" {value}")
+        for name, value in plain
+        if value.replace("_", "").isalnum()
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +373,23 @@ class Plan:
             places[name] = TensorPlace(binding, place.fact, place.layout)
             end += -(-nbytes // RESULT_ALIGNMENT) * RESULT_ALIGNMENT
         return places, max(end, RESULT_ALIGNMENT)
+
+    def bound_tensors(self, step: Step) -> list[BoundTensor]:
+        """Returns the tensors of a step in the order of its kernel's slots: ``T0``, ``T1``, …"""
+        places = {**self.inputs, **self.outputs, **self.places}
+        constants = {**self.weights, **self.own}
+        found = []
+        for slot, binding in enumerate(step.bindings):
+            name, type, layout = binding.tensor, "words", ""
+            if name in places:
+                type, layout = str(places[name].fact), places[name].layout
+            elif name in constants:
+                array = constants[name][1]
+                type = f"{array.dtype}{list(array.shape)}"
+            written = slot >= len(step.bindings) - step.writes
+            range = binding.space, binding.offset, binding.nbytes
+            found.append(BoundTensor(f"T{slot}", name, written, type, layout, *range))
+        return found
 
     @property
     def cost(self) -> Cost:

@@ -197,6 +197,28 @@ def test_dump_kernels(tmp_path, gpu, run_cml):
         assert "void kernel(uint thread)" in next(folder.glob("cross-????????.hlsl")).read_text()
 
 
+def test_dumped_kernels_come_with_parameters_and_values(tmp_path, gpu, run_cml):
+    """A dumped step is complete: its slots' values give the outputs of the run by the formula."""
+    folder = tmp_path / "kernels"
+    out = tmp_path / "c.npy"
+    files = ["--random-inputs", "--dump-kernels", folder, "--dump-values", "-o", f"c={out}"]
+    run_cml("run", MODEL, *OPS, *files)
+    (step,) = json.loads(next(folder.glob("*.steps.json")).read_text())
+    assert (folder / step["kernel"]).is_file() and step["parameters"]["cml_p_threads"] == 1024
+    assert [t["written"] for t in step["tensors"]] == [False, False, True]
+    assert {t["layout"] for t in step["tensors"]} == {"plain"}
+    a, b, c = (np.load(folder / f"values/0000_{t['slot']}.npy") for t in step["tensors"])
+    shape = np.load(out).shape
+    a, b, c = (x[: np.load(out).size].reshape(shape) for x in (a, b, c))
+    np.testing.assert_array_equal(c, np.load(out))
+    np.testing.assert_allclose(c, np.cross(a, b, axis=1), rtol=1e-5, atol=1e-5)
+
+
+def test_values_are_dumped_beside_kernels_only(tmp_path, gpu, refused):
+    said = refused("run", MODEL, *OPS, "--random-inputs", "--dump-values")
+    assert "--dump-values" in said and "--dump-kernels DIR" in said
+
+
 def test_dump_kernels_into_an_unwritable_place_is_refused(tmp_path, gpu, refused):
     (tmp_path / "file").write_text("")
     said = refused("rank", MODEL, *OPS, "--dump-kernels", tmp_path / "file")

@@ -2,7 +2,9 @@
 
 import json
 import re
+import shutil
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,9 @@ import cml_engine as cml
 from cml_engine.tools.cli import main
 from cml_engine.tools.report.report_folder import SECTIONS
 from tests.fixtures.models import write_model
+from tests.players.deno import find_deno, run_deno
+
+ROOT = Path(__file__).resolve().parents[2]
 
 MODEL = """\
 version 1.0;
@@ -99,6 +104,67 @@ def test_the_arena_has_every_tensor_within_its_peak(made):
     assert {t["tensor"] for t in arena["tensors"]} == {"image", "result"}
     assert max(t["offset"] + t["nbytes"] for t in arena["tensors"]) <= arena["peak"]
     assert arena["bound"] <= arena["peak"]
+
+
+def test_the_listing_has_every_tensor_of_every_step(made):
+    rows = json.loads((made / "listing.json").read_text())
+    assert [row["slot"] for row in rows] == ["T0", "T1", "T2", "T3"]
+    assert {row["operator"] for row in rows} == {"conv 'result'+relu"}
+    image, result = rows[0], rows[-1]
+    assert (image["tensor"], image["written"], image["type"]) == ("image", False, "scalar[1,4,8,8]")
+    assert (result["tensor"], result["written"], result["layout"]) == ("result", True, "plain")
+    places = {t["tensor"]: t for t in json.loads((made / "arena.json").read_text())["tensors"]}
+    for row in (image, result):
+        place = places[row["tensor"]]
+        assert (row["space"], row["offset"], row["nbytes"]) == (
+            "arena", place["offset"], place["nbytes"]
+        )  # fmt: skip
+    assert rows[1]["space"] == "weights" and rows[1]["type"].startswith("float32[")
+
+
+def test_the_log_says_what_was_done(made):
+    log = (made / "log.txt").read_text()
+    assert "is loaded: 2 operators" in log and "fuse, 2 to 1 nodes" in log
+    assert "is planned: 1 steps" in log
+
+
+#: what a reader does in the browser: sorts the listing by its offsets, and opens an operator
+READ = """<script>
+const section = document.getElementById("listing"), column = () =>
+  [...section.querySelectorAll("tbody tr")].map((row) => Number(row.cells[9].dataset.value));
+const title = [...section.querySelectorAll("th")].find((cell) => cell.textContent === "offset");
+title.click();
+const rising = column();
+title.click();
+document.querySelector("#graph summary").click();
+globalThis.page = {
+  error: "", runs: 1, rising, falling: column(),
+  open: document.querySelector("#graph details").open,
+  sections: [...document.querySelectorAll("section")].map((one) => one.id),
+  dead: [...document.querySelectorAll("nav a")].map((a) => a.hash)
+    .filter((hash) => !document.querySelector(hash)).length,
+};
+</script></body>"""
+
+
+def test_the_page_works_in_a_browser(made, tmp_path):
+    browser = shutil.which("chromium")
+    if browser is None or find_deno() is None:
+        pytest.skip("chromium or deno is not installed")
+    site = tmp_path / "site"
+    shutil.copytree(made, site)
+    index = site / "index.html"
+    index.write_text(index.read_text(encoding="utf-8").replace("</body>", READ), encoding="utf-8")
+    look, picture = ROOT / "tests/players/web/look.js", tmp_path / "page.png"
+    words = ("60", "true", picture, "1480x720,390x844")
+    found = json.loads(run_deno("run", "-A", "--no-check", look, site, browser, *words).stdout)
+    assert found["log"] == [] and found["dead"] == 0 and found["open"], found
+    assert set(found["sections"]) == {*SECTIONS, "frames", "kernels", "log"}
+    assert found["rising"] == sorted(found["rising"]) == found["falling"][::-1]
+    assert "conv 'result'+relu" in found["text"] and "EPI_" not in found["text"]
+    for layout in found["layouts"]:  # wide tables scroll by themselves
+        assert layout["scrollWidth"] <= layout["clientWidth"], layout
+    assert picture.stat().st_size > 10_000
 
 
 def test_text_of_a_model_is_escaped_on_the_page(tmp_path):

@@ -4,6 +4,7 @@ activations would exceed a memory limit.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -456,6 +457,7 @@ def _code(kernel: Kernel, dispatch: Dispatch) -> Code:
 # -- plan graph -----------------------------------------------------------------------------------
 
 DEFAULT = PlanOptions()
+_log = logging.getLogger(__name__)
 
 
 def plan_graph(
@@ -482,4 +484,7 @@ def plan_graph(
     if blocked_layout:
         layouts = layouts_for(bare, storage, overrides["storage"], overrides["layout"])
     options = replace(options, overrides=overrides)
-    return plan_in_bands(complete_draft(Draft(graph, limits, layouts, options, sibling)))
+    plan = plan_in_bands(complete_draft(Draft(graph, limits, layouts, options, sibling)))
+    steps, nbytes = len(plan.steps), (plan.memory.peak, plan.weights_bytes)
+    _log.info("'%s' is planned: %d steps, arena %d, weights %d bytes", plan.name, steps, *nbytes)
+    return plan

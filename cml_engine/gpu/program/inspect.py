@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -14,7 +15,9 @@ from cml_engine.gpu.memory.tensors import from_words
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.gpu.timing.frame_timer import PassTimer
+from cml_engine.io.output_folder import OutputFolder
 from cml_engine.ir.graph import Array, Graph
+from cml_engine.ir.layout import C4, PLAIN
 from cml_engine.ir.reuse import VARIABLES, sources_of
 
 
@@ -137,11 +140,43 @@ def run_watched(
             program.submit_steps(steps.get(node.title, ()))
             if watch is not None:
                 watch(node, [value(name) for name in node.outputs])
-        found = {n: inspect.read_tensor(program, p) for n, p in program.plan.outputs.items()}
-        encoder = program.gpu.device.create_command_encoder()
-        program.encode_updates(encoder)
-        program.gpu.queue.submit([encoder.finish()])
-        program.retained.end()
+        return _end_run(program)
+
+
+def run_dumped(
+    program: GpuProgram, inputs: Mapping[str, object], folder: OutputFolder
+) -> dict[str, Array]:
+    """Runs a network step by step and returns the outputs; writes the tensors of each step.
+
+    ``0003_T0.npy`` has the memory of slot ``T0`` of step 3, as its kernel reads it or left it.
+    These are floats, or 32-bit words if elements are packed.
+    """
+    plan = program.plan
+    with program.residency.exclusive():
+        _submit_loads(program, inputs)
+        for step in plan.steps:
+            bound = list(zip(plan.bound_tensors(step), step.bindings, strict=True))
+            for done in (False, True):
+                if done:
+                    program.submit_steps([step.index])
+                for tensor, binding in bound:
+                    if tensor.written is done:
+                        floats = tensor.type.startswith(("scalar", "float32"))
+                        floats = floats and tensor.layout in ("", PLAIN, C4)
+                        words = np.frombuffer(read_bytes(program, binding), np.uint32)
+                        array = words.view(np.float32) if floats else words
+                        name = f"{step.index:04d}_{tensor.slot}.npy"
+                        folder.write(name, partial(np.save, arr=array, allow_pickle=False))
+        return _end_run(program)
+
+
+def _end_run(program: GpuProgram) -> dict[str, Array]:
+    """Returns the outputs of a run whose steps have run, and updates the variables."""
+    found = {n: inspect.read_tensor(program, p) for n, p in program.plan.outputs.items()}
+    encoder = program.gpu.device.create_command_encoder()
+    program.encode_updates(encoder)
+    program.gpu.queue.submit([encoder.finish()])
+    program.retained.end()
     return found
 
 

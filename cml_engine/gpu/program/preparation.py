@@ -149,6 +149,10 @@ class Preparation:
         self._width = gpu.limits.max_groups_per_dimension
         self._residency, self._constants = residency, constants
         self.keys = constants.step_keys(plan)
+        if gpu.dump_kernels is not None:
+            from cml_engine.gpu.shaders.dump import dump_steps
+
+            dump_steps(plan, self.keys, gpu.dump_kernels)
         if gpu.debug_kernels:
             self.keys = printing_keys(plan, gpu, self.keys)
         self.uniforms: Uniforms | None = None

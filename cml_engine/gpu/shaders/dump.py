@@ -9,15 +9,21 @@ for every pipeline built from then on:
 - ``NAME.metal``, ``NAME.d3d.hlsl``, ``NAME.glsl``: the same kernel as the compiler writes it for
   other platforms. wgpu's own translation is not accessible; this is close to it.
 
-``kernels.txt`` lists the variant of each name.
+``kernels.txt`` lists the variant of each name. ``NAME.steps.json`` has every step of a network: its
+kernel's file, the values of its parameters, and its tensors with type, layout and range of memory.
+``cml run --dump-values`` adds the content of each tensor before or after its step.
 """
 
 from __future__ import annotations
 
+import json
 import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path, PurePath
 
-from cml_engine.compiler.plan import KernelCode
+from cml_engine.compiler.plan import KernelCode, Plan
 from cml_engine.errors import InputError
 from cml_engine.gpu.shaders import compilers
 from cml_engine.gpu.shaders.hlsl import ShaderKey, Variant, compile_spirv, digest, standalone_source
@@ -44,27 +50,59 @@ def dump_kernel(key: Variant, folder: str | Path) -> Path:
     :class:`InputError` if the folder cannot be written.
     """
     dump = _dump if isinstance(key, ShaderKey) else _dump_code
+    with _writing(folder):
+        return dump(key, Path(folder))  # type: ignore[arg-type]
+
+
+def dump_steps(plan: Plan, keys: Sequence[Variant], folder: str | Path) -> Path:
+    """Writes the steps of a plan, with the variant of each, as JSON and returns the file's path.
+
+    Raises :class:`InputError` if the folder cannot be written.
+    """
+    rows = [
+        {
+            "step": step.index,
+            "operator": step.full_title,
+            "kernel": _file_name(key),
+            "workgroups": step.groups,
+            "parameters": step.cooked.params.hex() if step.cooked else dict(step.params),
+            "tensors": [asdict(tensor) for tensor in plan.bound_tensors(step)],
+        }
+        for step, key in zip(plan.steps, keys, strict=True)
+    ]
+    with _writing(folder):
+        text = json.dumps(rows, indent=1, default=float)
+        return _write(Path(folder), f"{file_stem(plan.name)}.steps.json", text)
+
+
+@contextmanager
+def _writing(folder: str | Path) -> Iterator[None]:
+    """Lets one thread write at a time; errors of the file system become :class:`InputError`."""
     try:
         with _one_by_one:
-            return dump(key, Path(folder))  # type: ignore[arg-type]
+            yield
     except OSError as error:
         raise InputError(
             f"--dump-kernels: cannot write into '{folder}': {error.strerror or error}"
         ) from error
 
 
+def _file_name(key: Variant) -> str:
+    """Returns the name of the file with the variant's HLSL, or with its cooked code."""
+    if isinstance(key, ShaderKey):
+        return f"{key.path.stem}-{digest(key, 'spirv')[:8]}.hlsl"
+    suffix = "wgsl" if isinstance(key.code(), str) else "spv"
+    # a label from a foreign cooked file is untrusted
+    return f"{file_stem(PurePath(key.label.partition(' ')[0]).stem)}-{key.content[:8]}.{suffix}"
+
+
 def _dump_code(key: KernelCode, folder: Path) -> Path:
-    code = key.code()
-    suffix = "wgsl" if isinstance(code, str) else "spv"
-    stem = file_stem(
-        PurePath(key.label.partition(" ")[0]).stem
-    )  # a label from a foreign cooked file is untrusted
-    return _write(folder, f"{stem}-{key.content[:8]}.{suffix}", code)
+    return _write(folder, _file_name(key), key.code())
 
 
 def source_file(key: ShaderKey) -> tuple[str, str]:
     """Returns the name and the text of one variant's HLSL file. Compiles nothing."""
-    return f"{key.path.stem}-{digest(key, 'spirv')[:8]}.hlsl", standalone_source(key)
+    return _file_name(key), standalone_source(key)
 
 
 def _dump(key: ShaderKey, folder: Path) -> Path:
@@ -102,7 +140,7 @@ def _list(key: ShaderKey, hlsl: Path) -> None:
     """Adds the variant to the index unless it is listed already."""
     index = hlsl.with_name(INDEX)
     checks = "without naga's checks" if key.trusted else "with naga's checks"
-    line = f"{hlsl.stem}  {key.path}  {checks}  {' '.join(f'{k}={v}' for k, v in key.defines)}\n"
+    line = f"{hlsl.stem}  {key.path}  {checks}  {key.label}\n"
     known = index.read_text(encoding="utf-8") if index.is_file() else ""
     if line not in known:
         _write(hlsl.parent, INDEX, known + line)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
-from cml_engine.compiler.plan import KernelCode, Plan, Step
+from cml_engine.compiler.plan import KernelCode, Plan, Step, variant_words
 from cml_engine.errors import InputError, OperatorError, ShaderCompileError
 from cml_engine.gpu.shaders import compilers, prints
 from cml_engine.gpu.shaders.cache import Code, cached
@@ -64,16 +64,16 @@ class ParamBlock:
         block = np.zeros(4 * self.vectors, np.uint32)
         if unknown := set(values) - {f.name for f in self.fields}:
             raise ValueError(f"parameters {sorted(unknown)} are not declared by the kernel")
-        for field in self.fields:
-            if field.name not in values:
-                raise ValueError(f"parameter '{field.name}' has no value")
-            given = np.atleast_1d(np.asarray(values[field.name]))
-            if given.size > field.words or (field.length is None and given.size != 1):
+        for member in self.fields:
+            if member.name not in values:
+                raise ValueError(f"parameter '{member.name}' has no value")
+            given = np.atleast_1d(np.asarray(values[member.name]))
+            if given.size > member.words or (member.length is None and given.size != 1):
                 raise ValueError(
-                    f"parameter '{field.name}' holds {field.words} words, got {given.size}"
+                    f"parameter '{member.name}' holds {member.words} words, got {given.size}"
                 )
-            given = given.astype(_NUMPY[field.kind])
-            block[field.offset : field.offset + given.size] = given.view(np.uint32)
+            given = given.astype(_NUMPY[member.kind])
+            block[member.offset : member.offset + given.size] = given.view(np.uint32)
         return block.tobytes()
 
     def hlsl(self) -> str:
@@ -141,11 +141,15 @@ class ShaderKey:
     content: str = ""
     #: True if CML_PRINT writes to a buffer, which counts as the last tensor
     prints: bool = False
+    #: the operators of the first step that uses the variant, for messages: ``conv+relu``
+    operators: str = field(default="", compare=False)
 
     @property
     def label(self) -> str:
-        shown = " ".join(f"{k}={v}" for k, v in self.defines)
-        return f"{self.path.name} {shown}".strip()
+        """The kernel in words, for messages: ``conv.hlsl (conv+relu): rows 8, t0 type float4``."""
+        operators = f" ({self.operators})" if self.operators else ""
+        words = variant_words(dict(self.defines))
+        return f"{self.path.name}{operators}" + (f": {words}" if words else "")
 
     @property
     def params_bytes(self) -> int:
@@ -432,7 +436,7 @@ def step_key(step: Step, contents: dict[tuple[str, str], str]) -> ShaderKey:
     if kernel not in contents:
         contents[kernel] = kernel_content(*kernel)
     yield_to_frame()
-    return shader_key(
+    key = shader_key(
         step.path,
         step.params_layout,
         len(step.bindings),
@@ -442,6 +446,7 @@ def step_key(step: Step, contents: dict[tuple[str, str], str]) -> ShaderKey:
         inline=step.inline,
         content=contents[kernel],
     )
+    return replace(key, operators=step.full_op)
 
 
 def step_params(step: Step) -> bytes:

@@ -110,24 +110,50 @@ class _ToStderr(logging.Handler):
         print_error(f"{record.levelname.lower()}: {record.getMessage()}")
 
 
-@contextlib.contextmanager
-def logging_to_stderr(verbose: int) -> Iterator[None]:
-    """Prints the engine's log messages to standard error inside the ``with`` block.
+class _ToList(logging.Handler):
+    """A log handler that appends one line per record to :attr:`lines`."""
 
-    ``verbose`` is the number of ``-v`` options: the more, the lower the level.
-    """
-    handler = _ToStderr()
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(f"{record.levelname.lower()}: {record.name}: {record.getMessage()}")
+
+
+@contextlib.contextmanager
+def _handling(handler: logging.Handler, level: int) -> Iterator[None]:
+    """Passes the engine's log messages from ``level`` on to a handler inside the ``with`` block."""
+    handler.setLevel(level)
     loggers = [logging.getLogger(name) for name in ("cml_engine", "scheduler")]
     before = [logger.level for logger in loggers]
     for logger in loggers:
         logger.addHandler(handler)
-        logger.setLevel(_LEVELS[min(verbose, len(_LEVELS) - 1)])
+        logger.setLevel(min(level, logger.level or level))
     try:
         yield
     finally:
         for logger, was in zip(loggers, before, strict=True):
             logger.removeHandler(handler)
             logger.setLevel(was)
+
+
+@contextlib.contextmanager
+def logging_to_stderr(verbose: int) -> Iterator[None]:
+    """Prints the engine's log messages to standard error inside the ``with`` block.
+
+    ``verbose`` is the number of ``-v`` options: the more, the lower the level.
+    """
+    with _handling(_ToStderr(), _LEVELS[min(verbose, len(_LEVELS) - 1)]):
+        yield
+
+
+@contextlib.contextmanager
+def log_lines() -> Iterator[list[str]]:
+    """Yields a list to which the engine's log messages are added inside the ``with`` block."""
+    handler = _ToList()
+    with _handling(handler, logging.DEBUG):
+        yield handler.lines
 
 
 @contextlib.contextmanager

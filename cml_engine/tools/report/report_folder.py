@@ -101,6 +101,7 @@ def write_report(
     options: CompileOptions,
     runs: int,
     overwrite: bool,
+    log: Sequence[str],
 ) -> Iterator[str]:
     """Writes the report folder, and yields a line of text for each finished step.
 
@@ -109,11 +110,10 @@ def write_report(
     frames : the budget of a frame and its duration, in milliseconds.
     gpu : the device on which the model is also measured; None measures nothing.
     options, runs : the options of that session, and the number of runs.
+    log : the engine's log messages, which grow while the report is written.
     """
-    titles = {key: key.capitalize() for key in (*SECTIONS, "frames", "kernels")}
-    folder = ReportFolder(
-        path, facts, titles | ({"measured": "Measured"} if gpu else {}), overwrite
-    )
+    keys = (*SECTIONS, "frames", "kernels", *(["measured"] if gpu else []), "log")
+    folder = ReportFolder(path, facts, {key: key.capitalize() for key in keys}, overwrite)
     yield str(folder.path / _INDEX)
     for key, add in SECTIONS.items():
         add(folder)
@@ -125,6 +125,9 @@ def write_report(
     if gpu is not None:
         _add_measured(folder, gpu, options, runs, frames)
         yield "  measured"
+    said = "".join(f"{line}\n" for line in log)
+    folder.add("log", pre(said or "no messages"), folder.write("log.txt", said))
+    yield "  log"
 
 
 def _add_summary(folder: ReportFolder) -> None:
@@ -202,7 +205,6 @@ class StepRow:
     title: str
     place: str
     kernel: str
-    variant: str
     groups: int
     gflop: float
     mbytes: float
@@ -231,10 +233,9 @@ class StepRow:
                 share = max(gflops / peak.gflops, gbytes / peak.gbytes_per_s)
         return cls(
             step.index,
-            "+".join((step.title, *step.fused)),
+            step.full_title,
             str(step.source or ""),
-            str(step.path) if step.cooked is None else step.cooked.kernel.label,
-            step.variant,
+            step.kernel,
             step.groups,
             gflop,
             mbytes,
@@ -248,7 +249,7 @@ class StepRow:
 
     def cells(self, measured: bool) -> list[Cell]:
         """Returns the cells of the row, those of measured times only with ``measured``."""
-        kernel = _code(f"{self.kernel} {self.variant}".strip())
+        kernel = _code(self.kernel)
         if self.rivals:
             lines = [
                 f"{rival}: {'not measured here' if ms is None else f'{ms:.4f} ms'}"
@@ -317,6 +318,23 @@ def _rivals(choice: Choice | None, records: Mapping[str, Record]) -> dict[str, f
     record = records.get(choice.key)
     times = record.ms if record else {}
     return {name: times.get(name) for name in choice.options if name != choice.chosen}
+
+
+def _add_listing(folder: ReportFolder) -> None:
+    """Adds a table of the tensors that each step binds; writes it as ``listing.json``."""
+    plan = folder.facts.plan
+    data = [
+        {"step": step.index, "operator": step.full_title, "kernel": step.kernel, **asdict(tensor)}
+        for step in plan.steps
+        for tensor in plan.bound_tensors(step)
+    ]
+    file = folder.write_json("listing.json", data)
+    said = (
+        "Every step in running order with the tensors that its kernel binds. Offsets are bytes in "
+        "the arena, in the weights, or in the network's own memory."
+    )
+    rows = ([*row.values()] for row in data)
+    folder.add("listing", html(note(said), table(tuple(data[0]) if data else (), rows)), file)
 
 
 # ---------------------------------------------------------------- the arena
@@ -480,12 +498,12 @@ def _add_kernels(folder: ReportFolder) -> None:
     for key, steps in by_kernel.items():
         name, source = source_file(key)
         file = link(folder.write(f"kernels/{name}", source))
-        rows.append([file, len(steps), details(steps[0], pre("\n".join(steps)))])
+        rows.append([file, key.label, len(steps), details(steps[0], pre("\n".join(steps)))])
     said = (
         "HLSL with all that it includes. `cml rank MODEL --dump-kernels DIR` writes the SPIR-V, "
         "and what other platforms get of it."
     )
-    folder.add("kernels", html(note(said), table(("kernel", "steps", "of"), rows)))
+    folder.add("kernels", html(note(said), table(("kernel", "in words", "steps", "of"), rows)))
 
 
 #: adds a section of the page and writes its files, by the section's key in the order of the page
@@ -493,6 +511,7 @@ SECTIONS: dict[str, Callable[[ReportFolder], None]] = {
     "summary": _add_summary,
     "graph": _add_graph,
     "operators": _add_operators,
+    "listing": _add_listing,
     "memory": _add_memory,
     "decisions": _add_decisions,
     "passes": _add_passes,

@@ -17,6 +17,7 @@ from cml_engine.tools.cli.common import (
     session_of,
 )
 from cml_engine.tools.cli.options import command, flag, option, refuse
+from cml_engine.tools.cli.terminal import log_lines
 
 if TYPE_CHECKING:
     from cml_engine.runtime.rank import AblationReport, RankReport
@@ -130,15 +131,16 @@ def report(a: Namespace) -> None:
     """Write a folder with a page of all facts about a model."""
     from cml_engine.tools.report.report_folder import write_report
 
-    facts = load_facts(a)
-    if facts.graph.cooked_form is not None:
-        raise InputError(f"'{a.model}' is cooked: report the model that it was made of")
-    gpu = None
-    if a.run:  # raises before anything is written if there is no GPU
-        from cml_engine.gpu.gpu import Gpu
+    with log_lines() as log:
+        facts = load_facts(a)
+        if facts.graph.cooked_form is not None:
+            raise InputError(f"'{a.model}' is cooked: report the model that it was made of")
+        gpu = None
+        if a.run:  # raises before anything is written if there is no GPU
+            from cml_engine.gpu.gpu import Gpu
 
-        gpu = Gpu()
-    options = compile_options(a)
-    frames = a.budget_ms, a.frame_ms
-    for done in write_report(facts, a.output, frames, gpu, options, a.runs, a.overwrite):
-        print(done, flush=True)
+            gpu = Gpu()
+        options = compile_options(a)
+        frames = a.budget_ms, a.frame_ms
+        for done in write_report(facts, a.output, frames, gpu, options, a.runs, a.overwrite, log):
+            print(done, flush=True)

@@ -22,8 +22,10 @@ from cml_engine.errors import InputError
 from cml_engine.errors.arguments import EXTENT, OVERLAP, SEED
 from cml_engine.io import arrays as array_files
 from cml_engine.io.atomic_write import write_atomically
+from cml_engine.io.output_folder import OutputFolder
 from cml_engine.ir.graph import Array, Fact, Graph, Node
 from cml_engine.runtime.session import Session, make_plan, random_inputs
+from cml_engine.runtime.session.compile_graph import as_gpu_program
 from cml_engine.runtime.tiling import Tiles, run_tiled
 from cml_engine.tools.cli.common import (
     backend_of,
@@ -125,6 +127,11 @@ T = TypeVar("T")
     ),
     flag(
         "output",
+        "--dump-values",
+        "of --dump-kernels: write what each step reads and writes, as .npy files in DIR/values",
+    ),
+    flag(
+        "output",
         "--debug-kernels",
         'print what kernels say with CML_PRINT("label", value) (cml docs custom_operators)',
     ),
@@ -156,7 +163,10 @@ def run(a: Namespace) -> int:
         session, results = _run_watched(graph, arrays, a)
     else:
         session = session_of(a, graph, backend_of(a))
-        results = session.run(arrays) if a.tile is None else _run_tiled(session, arrays, a)
+        if a.dump_values:
+            results = _run_dumped(session, arrays, a)
+        else:
+            results = session.run(arrays) if a.tile is None else _run_tiled(session, arrays, a)
     if results is None:
         return 1
     array_files.write_outputs(outputs, results)
@@ -183,6 +193,11 @@ def _check_run_options(a: Namespace) -> None:
     refuse(a, reason, "random-weights")
     if a.dump_tensors is None:
         require(a, "--dump-tensors DIR", "only", "overwrite")
+    if a.dump_kernels is None:
+        require(a, "--dump-kernels DIR", "dump-values")
+    if a.dump_values:
+        reason = "--dump-values writes the steps of the optimized network, once"
+        refuse(a, reason, "dump-tensors", "stop-at-nan", "tile", "debug-kernels")
     if a.tile is None:
         require(a, "--tile PIXELS", "overlap", "align")
     else:
@@ -207,6 +222,16 @@ def _run_tiled(session: Session, arrays: dict[str, Array], a: Namespace) -> dict
             align=align,
             progress=lambda n: show("tiles", n, count),
         )
+
+
+def _run_dumped(session: Session, arrays: dict[str, Array], a: Namespace) -> dict[str, Array]:
+    """Runs the model step by step, writes the tensors of each step and returns the outputs."""
+    from cml_engine.gpu.program.inspect import run_dumped
+
+    folder = OutputFolder(Path(a.dump_kernels) / "values", "values.json", overwrite=True)
+    results = run_dumped(as_gpu_program(session.program), arrays, folder)
+    folder.write_manifest({})
+    return results
 
 
 def _run_watched(
