@@ -133,6 +133,8 @@ class Draft:
     parts: dict[str, SplitBinding] = field(default_factory=dict)
     #: by variable: the intermediate tensor for a new value that is in the weights
     passed_on: dict[str, str] = field(default_factory=dict)
+    #: maps the results that take the memory of an operand to that operand
+    in_place: Mapping[str, str] = field(default_factory=dict)
     #: maps tensors to those whose memory they share
     alias: dict[str, str] = field(default_factory=dict)
     #: the inputs that are converted during upload
@@ -402,6 +404,7 @@ def _lower_node(draft: Draft, node: Node) -> None:
     )
     op.required_choices = list(draft.pinned.get(node.title, ()))
     op.requested_kernel = options.decided("kernel").get(node.outputs[0], "")
+    op.in_place = {n: draft.in_place[n] for n in node.outputs if n in draft.in_place}
     op.requested_parts = options.decided("parts")
     if sibling is not None:
         op.earlier_choices = sibling.chosen(node)

@@ -33,6 +33,7 @@ from cml_engine.ir.layout import PLAIN, stored_bytes
 from cml_engine.ir.limits import Limits
 from cml_engine.ir.reuse import boundaries, sources_of
 from cml_engine.ops.declaration.checks import fault
+from cml_engine.ops.declaration.lowering import in_place_operand
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Dispatch
 from cml_engine.ops.declaration.split_bindings import SplitBinding
@@ -120,6 +121,36 @@ def aliases_of(graph: Graph) -> dict[str, str]:
             source = node.inputs[0]
             alias[node.outputs[0]] = alias.get(source, source)
     return alias
+
+
+def find_in_place(draft: Draft) -> dict[str, str]:
+    """Maps the results that take the memory of an operand to that operand, as kernels allow it.
+
+    The operand is an intermediate tensor of the same size and layout that nothing reads
+    afterwards, in this run or in a later one. Adds the results to ``draft.alias``.
+    """
+    graph, found = draft.graph, dict[str, str]()
+    last = {draft.root(name): i for i, node in enumerate(graph.nodes) for name in node.reads}
+    # what a later run needs is among the roots
+    fixed = set(map(draft.root, [*graph.inputs, *graph.constants, *graph.roots]))
+    for i, node in enumerate(graph.nodes):
+        name, operand = node.outputs[0], in_place_operand(node)
+        if operand is None or name in draft.alias:
+            continue
+        root = draft.root(operand)
+        alone = [draft.root(read) for read in node.reads].count(root) == 1
+        alike = all(
+            draft.layouts.get(other, PLAIN) == draft.layouts.get(name, PLAIN)
+            and draft.graph.facts[other].dtype == draft.graph.facts[name].dtype
+            and draft.nbytes(other) == draft.nbytes(name)
+            for other in (operand, root)
+        )
+        if alone and alike and root not in fixed and last[root] == i:
+            found[name] = operand
+            draft.alias |= {n: root for n in graph.facts if draft.root(n) == name}
+            last[root] = last.get(name, i)
+            fixed |= {root} if name in fixed else set()
+    return found
 
 
 def passed_on_names(draft: Draft) -> dict[str, str]:
@@ -419,6 +450,8 @@ def complete_draft(draft: Draft, joins: Collection[str] = ()) -> Draft:
     if options.packed_inputs and not options.keep:
         draft.entries = find_packed_inputs(graph, draft.layouts, draft.limits)
         draft.alias |= {name: found.words for name, found in draft.entries.items()}
+    if not options.keep:
+        draft.in_place = find_in_place(draft)
     add_dispatches(draft)
     yield_to_frame()
     draft.dispatches = move_joins_early(draft.dispatches, joins, draft.alias)

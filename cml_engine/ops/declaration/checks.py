@@ -329,9 +329,22 @@ def _check_promises(kernel: Kernel, spec: OpSpec) -> None:
             "its kernel states half, which is for feature maps in blocks of four channels, and "
             "takes none: its layouts are plain",
         )
-    if kernel.epilogues == "none":
+    if kernel.in_place:
+        found = signature_of(spec)
+        names = [p.name for p in found.tensors if p.type.kind != "array"] if found else []
+        if kernel.in_place not in names:
+            raise fault(
+                spec,
+                f"its kernel's in_place is {kernel.in_place!r}; wanted the name of an operand: "
+                f"{', '.join(names) or 'its signature has none'}",
+            )
+    if kernel.epilogues == "none" and not kernel.in_place:
         return
     text = _without_comments(_with_own_includes(kernel, spec))
+    if kernel.in_place and not _ENTRY.search(text):
+        raise fault(spec, "its kernel states in_place, which wants a `void kernel(…)`")
+    if kernel.epilogues == "none":
+        return
     if kernel.lower is None or _ENTRY.search(text):
         raise fault(
             spec,

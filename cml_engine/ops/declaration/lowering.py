@@ -94,6 +94,8 @@ class Lowering:
     #: computes a part of another node
     chosen: list[tuple[str, Any]] = field(default_factory=list)
     required_choices: list[tuple[str, Any]] = field(default_factory=list)
+    #: maps the results that take the memory of an operand to that operand
+    in_place: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def attrs(self) -> Attrs:
@@ -357,7 +359,10 @@ class Interface:
         self.values[inner] = value
         return inner
 
-    def tensor(self, operand: NamedTensor, binding: int, parts: SplitBinding) -> None:
+    def tensor(
+        self, operand: NamedTensor, binding: int, parts: SplitBinding, memory: str = ""
+    ) -> None:
+        """Adds a tensor, bound at ``binding``; or in the ``memory`` of a tensor added before."""
         name, fact = operand.name, operand.seen
         shape = [*fact.shape, *[1] * (_DIMS - fact.rank)]
         stride = [*contiguous_strides(fact.shape), *[0] * (_DIMS - fact.rank)]
@@ -372,7 +377,15 @@ class Interface:
             stored = VECTOR_TYPE[operand.layout]
             self.defines[f"{name}_STORED"] = stored
         self.lines += [
-            *declaration(name, stored, binding, parts.count, parts.nbytes, operand.element),
+            *declaration(
+                name,
+                stored,
+                binding,
+                1 if memory else parts.count,
+                parts.nbytes,
+                operand.element,
+                memory,
+            ),  # fmt: skip
             f"typedef {operand.element} {name}_type;",
             f"static uint {name}_size = {at}(0);",
             f"static uint {name}_rank = {at}(1);",
@@ -490,13 +503,19 @@ def _dispatch(
     made = Interface()
     groups = _count_through(made, group, _checked_threads(threads, entry, spec))
     operands = [*reads, *writes]
+    shared = {op.in_place[o.tensor]: o.name for o in writes if o.tensor in op.in_place}
+    bound_operands = [*(o for o in reads if o.tensor not in shared), *writes]
     binding = FIRST_BINDING
-    for operand in operands:
+    for operand in bound_operands:
         bound = split_binding(op, operand.tensor)
         if bound.count > 1:
             check_atomics(op, text, operand.name, operand.tensor)
         made.tensor(operand, binding, bound)
         binding += bound.count
+    for operand in reads:
+        if operand.tensor in shared:
+            bound = split_binding(op, operand.tensor)
+            made.tensor(operand, 0, bound, memory=shared[operand.tensor])
     for name, parts in _lists(spec, operands).items():
         made.tensor_list(name, parts)
     for name, value in {**op.attrs, **values}.items():
@@ -506,7 +525,7 @@ def _dispatch(
     _check_room(made, spec)
     return Dispatch(
         groups=groups,
-        tensors=tuple(operand.tensor for operand in operands),
+        tensors=tuple(operand.tensor for operand in bound_operands),
         params=made.values,
         defines={"GROUP": prod(group), **made.defines},
         writes=len(writes),
@@ -618,6 +637,15 @@ def _named(
     for one in declared:
         names += [f"{one.name}{k}" for k in range(length)] if one.name in lists else [one.name]
     return list(zip(names, tensors, strict=True))
+
+
+def in_place_operand(node: Node) -> str | None:
+    """Returns the operand whose memory the node's first result may take; None if there is none."""
+    spec = lookup(node.op)
+    found = signature_of(spec)
+    if spec.kernel is None or not spec.kernel.in_place or found is None:
+        return None
+    return dict(_named(found.tensors, node.inputs, "in", spec)).get(spec.kernel.in_place)
 
 
 def _lists(spec: OpSpec, operands: Sequence[NamedTensor]) -> dict[str, list[NamedTensor]]:

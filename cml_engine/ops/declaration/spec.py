@@ -148,6 +148,9 @@ class Kernel:
     epilogues : the operands of the elementwise operators that the kernel can apply to its result
         before storing it: ``"places"``: one number, or one for each element of the result;
         ``"channels"``: also one for each channel or each position.
+    in_place : the operand whose memory the first result may take if nothing reads the operand
+        afterwards. Each thread must then read of it only the elements that the thread itself
+        writes, before it writes them.
     trusted : True if the shader runs without bounds and loop checks. The engine's own do; a game's
         need not.
     source : the HLSL code instead of a ``path``.
@@ -166,6 +169,7 @@ class Kernel:
     layouts: Literal["plain", "same", "copies", "each", "blocks", "joins", "any"] = "plain"
     half: Half | Callable[[Node, Mapping[str, Fact]], Half] = "none"
     epilogues: Literal["none", "places", "channels"] = "none"
+    in_place: str = ""
     trusted: bool = False
     source: str = ""
     interface: str = ""

@@ -42,22 +42,29 @@ class SplitBinding:
 
 
 def declaration(
-    name: str, kind: str, binding: int, count: int, nbytes: int, element: str = ""
+    name: str,
+    kind: str,
+    binding: int,
+    count: int,
+    nbytes: int,
+    element: str = "",
+    memory: str = "",
 ) -> list[str]:
     """Returns the lines of HLSL that declare a tensor in ``count`` parts of ``nbytes`` bytes.
 
     ``kind`` is the HLSL type of an element in memory, ``element`` its type in the kernel if that
-    differs, ``binding`` the number of the first part.
+    differs, ``binding`` the number of the first part. ``memory`` is another tensor of one part,
+    declared before, whose elements are also this tensor's; then nothing is bound.
     """
     element = element or kind
-    if count == 1 and element == kind:
+    if count == 1 and element == kind and not memory:
         return [f"[[vk::binding({binding})]] RWStructuredBuffer<{kind}> {name};"]
-    ranges = [f"{name}_part{k}" for k in range(count)]
+    ranges = [memory] if memory else [f"{name}_part{k}" for k in range(count)]
     # no return inside: where it is inlined in a loop naga would misread it (gpu/shaders/hlsl.py)
     return [
         *(
             f"[[vk::binding({binding + k})]] RWStructuredBuffer<{kind}> {part};"
-            for k, part in enumerate(ranges)
+            for k, part in enumerate(ranges if not memory else ())
         ),
         f"struct {name}_in_parts {{",
         f"    __subscript(uint i) -> {element} {{",

@@ -1,5 +1,7 @@
 """Tests of what a game's kernel may declare: layouts, 16 bits, dimensions of threads."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -207,3 +209,119 @@ def test_wrong_threads_are_refused_with_the_dimensions(gpu):
     net = Net(1, 1, 4, 4)
     with pytest.raises(OperatorError, match="gave 4; wanted 2 whole numbers"):
         cml.Session(net.graph(net.op("own", "x")), gpu)
+
+
+# ---------------------------------------------------------------- in place
+
+ADD = "void kernel(uint i) { x_type v = x[i]; y[i] = v * abs(v) + b[i % b_size]; }"
+X_AND_B = "fragment own(x: tensor<scalar>, b: tensor<scalar>) -> (y: tensor<scalar>)"
+
+
+def own_in_place(source=ADD, **kernel):
+    declare(
+        source,
+        X_AND_B,
+        cpu=lambda attrs, x, b: x * np.abs(x) + np.resize(b, x.shape),
+        kernel=cml.Kernel(source=source, in_place="x", **kernel),
+        cases=[Case(((1, 8, 3, 5), (1,))), Case(((4100,), (7,)))],
+        tolerance=WITHIN,
+    )
+
+
+def chain_of_own(read_again=False, output=False):
+    """Returns a network of two of a game's operators behind a matrix product."""
+    net = Net(1, 64, 32)
+    x = net.op("matmul", "x", net.random(1, 32, 48))
+    y = net.op("own", x, net.constant(np.ones(3, np.float32)))
+    z = net.op("own", net.op("reshape", y, shape=[64, 48]), net.constant(np.ones(5, np.float32)))
+    if read_again:
+        z = net.op("add", z, net.op("reshape", x, shape=[64, 48]))
+    return net.graph(z, y) if output else net.graph(z)
+
+
+def shared_results(session):
+    """Returns the number of steps of a game's operator that write where they read."""
+    own_steps = [step for step in session.plan.steps if step.op == "own"]
+    return sum(len(step.bindings) == 2 for step in own_steps)
+
+
+@pytest.mark.parametrize("kernel", [{}, {"layouts": "same"}, {"layouts": "same", "half": "alike"}])
+def test_result_takes_the_memory_of_its_operand(kernel, gpu):
+    own_in_place(ADD.replace("b[i % b_size]", "b[0]") if kernel else ADD, **kernel)
+    if kernel:
+        spec = lookup("own")
+        cml.unregister("own")
+        cml.register(
+            replace(spec, cpu=lambda attrs, x, b: x * np.abs(x) + b[0], cases=spec.cases[:1])
+        )
+    check("own", gpu, partitions=4)
+
+
+@pytest.mark.parametrize(
+    ("how", "options", "shared"),
+    [
+        ({}, {}, 2),
+        ({"read_again": True}, {}, 1),
+        ({"output": True}, {}, 1),
+        ({}, {"arena_limit": 40 << 10}, 2),
+    ],
+)
+def test_memory_is_shared_only_if_nothing_reads_the_operand_later(how, options, shared, gpu, rng):
+    own_in_place()
+    graph = chain_of_own(**how)
+    options = cml.CompileOptions(without=frozenset({"fuse", "chains"}), **options)
+    session = cml.Session(graph, gpu, options)
+    assert shared_results(session) == shared
+    x = rng.standard_normal((1, 64, 32)).astype(np.float32)
+    for _ in range(2):
+        got, wanted = session.run({"x": x}), cml.Session(graph, "cpu").run({"x": x})
+        for name, array in wanted.items():
+            np.testing.assert_allclose(got[name], array, rtol=1e-4, atol=1e-4)
+
+
+TWO_INPUTS = """version 1.0;
+graph net(x, b) -> (y)
+{
+    x = external<scalar>(shape = [6, 8]); b = external<scalar>(shape = [1]);
+    e = exp(x);
+    y = own(e, b);
+}
+"""
+
+
+def test_values_that_a_later_run_needs_are_not_overwritten(gpu, rng):
+    own_in_place()
+    graph = cml.load(cml.MemoryModel(TWO_INPUTS, {}))
+    session = cml.Session(graph, gpu, retain=True)
+    assert shared_results(session) == 0
+    x = rng.standard_normal((6, 8)).astype(np.float32)
+    for given in ({"x": x, "b": np.ones(1, np.float32)}, {"b": np.zeros(1, np.float32)}):
+        (got,) = session.run(given).values()
+        v = np.exp(x)
+        np.testing.assert_allclose(got, v * v + given["b"], rtol=1e-5)
+
+
+def test_memory_in_place_is_smaller(gpu):
+    own_in_place()
+    saved = cml.Session(chain_of_own(), gpu).plan.memory.peak
+    cml.unregister("own")
+    declare(ADD, X_AND_B, cpu=lambda attrs, x, b: x)
+    assert saved < cml.Session(chain_of_own(), gpu).plan.memory.peak
+
+
+def test_input_and_tensor_that_is_read_twice_keep_their_memory(gpu, rng):
+    own_in_place()
+    net = Net(5, 7)
+    x = net.op("own", "x", net.constant(np.ones(1, np.float32)))
+    graph = net.graph(net.op("own", x, x))
+    session = cml.Session(graph, gpu)
+    assert shared_results(session) == 0
+    given = {"x": rng.standard_normal((5, 7)).astype(np.float32)}
+    (got,), (wanted,) = session.run(given).values(), cml.Session(graph, "cpu").run(given).values()
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_check_detects_a_kernel_that_reads_what_others_write(gpu):
+    own(LEFT, left_difference, ((4100,),), in_place="x")
+    with pytest.raises(AssertionError, match="differ"):
+        check("own", gpu)
