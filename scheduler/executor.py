@@ -168,6 +168,21 @@ class Executor(Protocol):
         """
         ...
 
+    def begin_cpu_step(self, encoder: wgpu.GPUCommandEncoder, network: Handle, step: int) -> None:
+        """Encodes the readback of the operands of a step on the CPU; no effect if it has begun.
+
+        A worker then computes the step.
+        """
+        ...
+
+    def end_cpu_step(self, network: Handle, step: int, budget_ms: float) -> bool:
+        """Uploads a part of the results of a step on the CPU, for about ``budget_ms``.
+
+        Returns True once all are on the device, so that the job can go on. Never waits. Raises
+        the error of an operator.
+        """
+        ...
+
     def finish_job(self, encoder: wgpu.GPUCommandEncoder, network: Handle) -> Handle:
         """Encodes copies of the outputs into separate memory; returns the copies' handle.
 

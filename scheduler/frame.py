@@ -30,13 +30,38 @@ def gather(
     """Returns the state from which the frame is planned, with the jobs that could run.
 
     Networks that are not ready are prepared further. Jobs whose input will never arrive fail.
+    Jobs whose step on the CPU is done go on.
     """
     _fail_without_input(jobs)
+    _end_cpu_steps(jobs, report)
     candidates, otherwise = _candidates(jobs, report, policy, rate)
     return FrameState(
         report.now_ms, report.budget_ms, report.aim_ms, rate, jobs.executor.granule, gpu_behind,
         otherwise, policy, candidates, model,
     )  # fmt: skip
+
+
+def _end_cpu_steps(jobs: Lifecycle, report: FrameReport) -> None:
+    for job in [job for job in jobs.job_list.running.values() if job.is_on_cpu]:
+        try:
+            while job.is_on_cpu and jobs.executor.end_cpu_step(
+                job.network, job.network_step(job.step), report.budget_ms
+            ):
+                jobs.back_from_cpu.append(job.number)
+                jobs.cpu_waits[job.costs[job.step].key] = report.now_ms - job.last_served_ms
+                job.step, job.blocked_by = job.step + 1, ""
+        except Exception as error:
+            jobs.fail(job, error)
+
+
+def _begin_cpu_steps(jobs: Lifecycle, encoder: wgpu.GPUCommandEncoder) -> None:
+    """Encodes the readbacks of the jobs whose next step is on the CPU, if they have not begun."""
+    for job in [job for job in jobs.job_list.running.values() if job.is_on_cpu]:
+        job.blocked_by = f"{job.costs[job.step].title} on the CPU"
+        try:
+            jobs.executor.begin_cpu_step(encoder, job.network, job.network_step(job.step))
+        except Exception as error:
+            jobs.fail(job, error)
 
 
 def _candidates(
@@ -50,8 +75,9 @@ def _candidates(
     are not ready are prepared further.
     """
     jobs.job_list.refresh_foreign_jobs()
-    otherwise: Reason = "all waiting" if jobs.job_list.has_blocked_jobs else "nothing to do"
     running = list(jobs.job_list.running.values())
+    waiting = jobs.job_list.has_blocked_jobs or any(job.is_on_cpu for job in running)
+    otherwise: Reason = "all waiting" if waiting else "nothing to do"
     busy = {exclusivity_key(job.network) for job in running}
     queues = jobs.job_list.queues
     unready = [queue for queue in queues if not _is_ready(jobs, queue)]
@@ -216,6 +242,8 @@ def append(
 ) -> None:
     """Encodes the slices, then the ends of completed jobs, then the copies for readbacks.
 
+    Readbacks are those of operators on the CPU, too.
+
     Jobs whose slices could not be encoded fail.
     """
     working = {part.job.network: part.job for group in groups for part in group}
@@ -237,6 +265,7 @@ def append(
             jobs.fail(working[network], why)
     if report.reason == "device error":
         fail_all_where_lost(jobs, report)
+    _begin_cpu_steps(jobs, encoder)
     _finish(jobs, encoder, report)
     _request_reads(jobs, encoder)
 

@@ -508,7 +508,9 @@ class FrameScheduler:
             # preparing one network may have evicted another
             after = networks_ready(jobs.job_list.queues)
             ready = {key: was and after.get(key, True) for key, was in ready.items()}
-            jobs.recorder.encoded(report, aim, ready, behind, jobs.short_of_memory)
+            jobs.recorder.encoded(
+                report, aim, ready, behind, jobs.short_of_memory, jobs.back_from_cpu
+            )
         known = are_all_measured((part.cost for part in plan.slices), self.cost_model)
         report.timed = not known or self.times_all or self.controller.times(self.frame, self.budget)
         most = self.executor.max_groups if report.timed else 1

@@ -94,12 +94,14 @@ class Recorder:
         ready: Mapping[int, bool],
         waiting: bool,
         held: list[int],
+        back_from_cpu: list[int],
     ) -> None:
         """Records an encoded frame: its budget, the state of the jobs, and the decisions.
 
         ``ready`` says which networks of waiting jobs were prepared. ``held`` has the jobs that
-        lacked memory; the list grows until the frame ends. The decisions of a planner other than
-        the default are recorded as ``given``, and a replay repeats them.
+        lacked memory; the list grows until the frame ends. ``back_from_cpu`` has a job for each
+        step on the CPU that was done. The decisions of a planner other than the default are
+        recorded as ``given``, and a replay repeats them.
         """
         known = {str(self._networks[key]): value for key, value in ready.items()}
         self.recording.events.append(
@@ -113,6 +115,7 @@ class Recorder:
                 "aim": aim,
                 "rests": aim > 0 and not report.aim_ms,
                 "held": held,
+                "back_from_cpu": back_from_cpu,
                 "copied": report.copied_ms,
             }
         )

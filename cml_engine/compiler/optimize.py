@@ -20,6 +20,7 @@ from cml_engine.compiler.passes.fuse_epilogues import fuse_epilogues
 from cml_engine.compiler.passes.group_normalization import normalize_groups
 from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.compiler.passes.kept_tensors import add_kept_tensors
+from cml_engine.compiler.passes.partition import group_cpu_operators
 from cml_engine.compiler.passes.rules import apply_registered
 from cml_engine.compiler.passes.sink_transposes import sink_transposes
 from cml_engine.errors import InputError
@@ -46,6 +47,7 @@ STAGES: tuple[tuple[str, Callable[[Graph], Graph], str], ...] = (
     ("fuse", fuse_epilogues, "it hides nodes that the passes before look for"),
     ("chains", fuse_elementwise, "of the elementwise operators that no producer took"),
     ("sweep", eliminate_dead_code, "the constants and nodes that the passes before used up"),
+    ("partition", group_cpu_operators, "the last that changes the order of the nodes"),
 )
 
 #: names that ``without`` may contain: the stages, and views in a GPU's plan
@@ -117,5 +119,5 @@ def _stages(
         yield (
             "kept",
             "apart from the other nodes, which stay as they are",
-            add_kept_tensors(graph, known),
+            group_cpu_operators(add_kept_tensors(graph, known)),
         )

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from cml_engine.errors import Source
-from cml_engine.ir.graph import Array, Fact
+from cml_engine.ir.graph import Array, Fact, Graph
+from cml_engine.ir.memory import mib
 from cml_engine.ir.reuse import VARIABLES, Sources
 from cml_engine.ops.declaration.choice import Choice
 from cml_engine.ops.declaration.spec import Cost, LiveParams
@@ -77,11 +78,41 @@ class CookedStep:
 
 
 @dataclass(frozen=True)
+class CpuPart:
+    """The operators of a step without a kernel, which a GPU session computes in NumPy.
+
+    ``graph`` has the operators. ``reads`` are the places of its inputs, which are copied to the
+    host before, ``writes`` those of its outputs, which are copied to the device after.
+    """
+
+    graph: Graph
+    reads: Mapping[str, TensorPlace]
+    writes: Mapping[str, TensorPlace]
+
+    @property
+    def read_bytes(self) -> int:
+        """The bytes that a run copies to the host."""
+        return sum(place.fact.nbytes for place in self.reads.values())
+
+    @property
+    def written_bytes(self) -> int:
+        """The bytes that a run copies to the device."""
+        return sum(place.fact.nbytes for place in self.writes.values())
+
+    def __str__(self) -> str:
+        return (
+            f"{', '.join(node.title for node in self.graph.nodes)}: {mib(self.read_bytes)} to the "
+            f"host, {mib(self.written_bytes)} back"
+        )
+
+
+@dataclass(frozen=True)
 class Step:
     """One dispatch: a kernel variant, its parameters, its memory, and ``groups`` workgroups.
 
     Any range ``[first, first + count)`` of the workgroups may run at any time. The step is done
-    when all workgroups have run, in any order. The last ``writes`` bindings are its results.
+    when all workgroups have run, in any order. The last ``writes`` bindings are its results. A
+    step with a ``cpu_part`` has no kernel and no workgroups.
     """
 
     index: int
@@ -109,6 +140,8 @@ class Step:
     cooked: CookedStep | None = None
     #: how ``params`` follow from the network's sliders
     live: LiveParams | None = field(default=None, compare=False)
+    #: the operators without a kernel that are the step
+    cpu_part: CpuPart | None = None
 
     @property
     def full_op(self) -> str:
@@ -172,7 +205,8 @@ class StepCost:
     """The cost of a step, known before the step has ever run.
 
     ``key`` is equal for steps whose workgroups cost the same (same kernel variant, same work per
-    workgroup), in every process on every machine. FLOPs and bytes are per workgroup.
+    workgroup), in every process on every machine. FLOPs and bytes are per workgroup. A step
+    without workgroups is computed on the CPU, where it takes no GPU time.
 
     Examples
     --------
@@ -187,6 +221,11 @@ class StepCost:
     groups: int
     flops: float
     nbytes: float
+
+    @property
+    def on_cpu(self) -> bool:
+        """True if the step has no kernel: the CPU computes it between two slices."""
+        return not self.groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,14 +404,12 @@ class Plan:
     def packed_results(self) -> tuple[dict[str, TensorPlace], int]:
         """The places of the results in a separate buffer, by name, and the size of that buffer
         in bytes."""
-        places: dict[str, TensorPlace] = {}
-        end = 0
-        for name, place in self.results.items():
-            nbytes = place.binding.nbytes
-            binding = Binding(name, "outputs", end, nbytes)
-            places[name] = TensorPlace(binding, place.fact, place.layout)
-            end += -(-nbytes // RESULT_ALIGNMENT) * RESULT_ALIGNMENT
-        return places, max(end, RESULT_ALIGNMENT)
+        return pack_places(self.results)
+
+    @property
+    def cpu_parts(self) -> list[CpuPart]:
+        """The groups of operators without a kernel, in execution order."""
+        return [step.cpu_part for step in self.steps if step.cpu_part is not None]
 
     def bound_tensors(self, step: Step) -> list[BoundTensor]:
         """Returns the tensors of a step in the order of its kernel's slots: ``T0``, ``T1``, …"""
@@ -415,7 +452,21 @@ class Plan:
         return "\n".join(lines)
 
 
+def pack_places(tensors: Mapping[str, TensorPlace]) -> tuple[dict[str, TensorPlace], int]:
+    """Returns places for the tensors side by side in a buffer of their own, and its bytes."""
+    places: dict[str, TensorPlace] = {}
+    end = 0
+    for name, place in tensors.items():
+        nbytes = place.binding.nbytes
+        binding = Binding(name, "outputs", end, nbytes)
+        places[name] = TensorPlace(binding, place.fact, place.layout)
+        end += -(-nbytes // RESULT_ALIGNMENT) * RESULT_ALIGNMENT
+    return places, max(end, RESULT_ALIGNMENT)
+
+
 def _step_cost(step: Step) -> StepCost:
+    if step.cpu_part is not None:
+        return StepCost(f"{step.title} on the CPU", step.op, step.title, 0, 0.0, 0.0)
     flops, nbytes = step.cost.flops / step.groups, step.cost.bytes / step.groups
     if step.cooked is not None:
         return StepCost(step.cooked.cost_key, step.op, step.title, step.groups, flops, nbytes)

@@ -26,7 +26,7 @@ from cml_engine.cooked.plan_section import write_plan
 from cml_engine.cooked.profiles import PROFILES, Profile
 from cml_engine.cooked.schema import META, PLAN, RULES
 from cml_engine.cooked.writer import Sections
-from cml_engine.errors import InputError
+from cml_engine.errors import InputError, UnsupportedOp
 from cml_engine.errors.arguments import check_choices, check_flag, check_instance
 from cml_engine.gpu.shaders.hlsl import ShaderKey, step_keys
 from cml_engine.ir.graph import Graph
@@ -92,6 +92,13 @@ def cook(
         raise InputError(
             f"'{graph.name}' has the slider '{live[0].sliders[0]}', a parameter of a kernel, and "
             "those are fixed in a cooked file: cook the model loaded without it"
+        )
+    if parts := plans[0].cpu_parts:
+        node = parts[0].graph.nodes[0]
+        raise UnsupportedOp(
+            f"{node.title}: has no GPU kernel, and players of cooked files have no NumPy. Give it "
+            "a kernel, or cook the network up to it (cml.edit) and compute it in the game",
+            node.source,
         )
     keys = [step_keys(plan) for plan in plans]
     kernels = _compiled([k for ks in keys for k in ks if isinstance(k, ShaderKey)])

@@ -221,8 +221,14 @@ def time_gpu(
 def time_run(program: GpuProgram, timer: PassTimer, repeats: int = 1) -> float:
     """Returns the milliseconds of one whole run of a program, measured over ``repeats`` runs.
 
-    Uploads and readbacks are not included.
+    Uploads of inputs and readbacks of outputs are not included.
     """
+    from cml_engine.gpu.program import inspect
+
+    if program.on_cpu:
+        steps = range(len(program.plan.steps))
+        times = [sum(inspect.time_once(program, timer, steps)) for _ in range(repeats)]
+        return sum(times) / repeats
 
     def encode(compute: Any, _: int) -> None:
         for _ in range(repeats):

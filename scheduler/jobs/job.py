@@ -448,3 +448,8 @@ class Job:
     @property
     def all_encoded(self) -> bool:
         return self.step >= len(self.costs)
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """True if the job's next step has no kernel, so that the CPU computes it."""
+        return self.step < len(self.costs) and self.costs[self.step].on_cpu

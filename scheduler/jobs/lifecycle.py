@@ -187,6 +187,10 @@ class Lifecycle:
         self.recorder: Recorder | None = None
         #: numbers of the jobs that lacked memory in this frame
         self.short_of_memory: list[int] = []
+        #: numbers of the jobs that went on in this frame after a step on the CPU
+        self.back_from_cpu: list[int] = []
+        #: the milliseconds for which a job last waited for each step on the CPU, by its cost key
+        self.cpu_waits: dict[str, float] = {}
         #: the jobs whose readback the next frame requests
         self.reads: list[Job] = []
         #: the last error that belonged to no job
@@ -442,7 +446,8 @@ class Lifecycle:
                 if other is job:
                     break
                 ahead += other.remaining_ms
-            return (ahead + job.remaining_ms) / max(pace.rate, 1e-9) + pace.frame_ms
+            on_cpu = sum(self.cpu_waits.get(c.key, 0.0) for c in job.costs[job.step :] if c.on_cpu)
+            return (ahead + job.remaining_ms) / max(pace.rate, 1e-9) + on_cpu + pace.frame_ms
 
     def remaining_ms(self, job: Job) -> float:
         """Returns the predicted GPU milliseconds of the job's work that is not encoded yet."""
@@ -481,7 +486,7 @@ class Lifecycle:
             self._lessons = pace.cost_model.lessons
             self._work_left.clear()
         self.job_list.forget_ended()
-        self.short_of_memory = []
+        self.short_of_memory, self.back_from_cpu = [], []
         self.open_frame = FrameSnapshot(self.job_list.running.values())
 
     def save_before_start(self, job: Job) -> None:

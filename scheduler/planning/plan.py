@@ -120,13 +120,16 @@ def _slices_of(
 ) -> tuple[list[PlannedSlice], float, bool]:
     """Returns the job's next slices within ``left`` ms, the milliseconds then left, and a flag.
 
-    The flag is True if the slices complete the job. ``is_first`` says that the frame has no
+    The flag is True if the slices complete the job, or all of it before a step on the CPU.
+    ``is_first`` says that the frame has no
     slice yet; it then gets one even if it does not fit.
     """
     steps, step, group = job.costs, job.step, job.group
     parts: list[PlannedSlice] = []
     while step < len(steps):
         cost = steps[step]
+        if cost.on_cpu:
+            return parts, left, True
         alone = is_first and not parts
         if left <= (0.0 if alone else _MIN_SHARE * state.aim_ms):
             break
@@ -187,10 +190,15 @@ def operators_per_frame(count: int | None) -> Planner:
 
 
 def _rest(state: FrameState, job: Job) -> list[PlannedSlice]:
-    """Returns the rest of each remaining operator of the job as one slice, in order."""
+    """Returns the rest of each remaining operator of the job as one slice, in order.
+
+    They end before a step on the CPU.
+    """
     parts = []
     for step in range(job.step, len(job.costs)):
         cost = job.costs[step]
+        if cost.on_cpu:
+            break
         first = job.group if step == job.step else 0
         left = cost.groups - first
         parts.append(PlannedSlice(job, step, cost, first, left, state.costs.predict_ms(cost, left)))

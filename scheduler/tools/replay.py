@@ -26,9 +26,16 @@ class _Echo(SimGpu):
         self.arrived: list[Timing] = []
         self.busy = 0
         self.held: set[int] = set()
+        self.back_from_cpu: list[int] = []
 
     def reserve(self, network: Handle, inputs: object) -> str:
         return "memory" if id(network) in self.held else ""
+
+    def end_cpu_step(self, network: Handle, step: int, budget_ms: float) -> bool:
+        is_done = id(network) in self.back_from_cpu
+        if is_done:
+            self.back_from_cpu.remove(id(network))
+        return is_done
 
     def finish_job(self, encoder: object, network: Handle) -> Handle:
         return None if id(network) in self.held else network
@@ -97,6 +104,8 @@ class _Replay:
         self.scheduler.planner = plan_frame if given is None else _repeat_slices(given, self.jobs)
         self.device.busy = 1 << 30 if event["waiting"] else 0
         self.device.held = {id(self.jobs[n].network) for n in event.get("held", ())}
+        back = (self.jobs[n].network for n in event.get("back_from_cpu", ()))
+        self.device.back_from_cpu = [id(network) for network in back]
         return decisions_of(self.scheduler.encode(None))
 
     def _apply(self, event: JsonObject) -> None:

@@ -90,7 +90,7 @@ def network_like(
     known = model or CostModel()
     steps = [
         SimStep(
-            c.key, c.groups, known.predict_ms(c, c.groups) / c.groups / speed,
+            c.key, c.groups, known.predict_ms(c, c.groups) / max(1, c.groups) / speed,
             c.op, c.title, c.flops, c.nbytes,
         )
         for c in costs
@@ -198,6 +198,11 @@ class SimGpu:
         """Stands for what a simulated device has no need of."""
 
     submit = check_encoder = check = release_input = end_job = resume_job = _do_nothing
+    begin_cpu_step = _do_nothing
+
+    def end_cpu_step(self, network: Handle, step: int, budget_ms: float) -> bool:
+        return True
+
     request_read = release = _do_nothing
 
     def preparing(self) -> str:

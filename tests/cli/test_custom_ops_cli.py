@@ -92,9 +92,14 @@ def test_ops_file_may_be_repeated_and_imports_siblings(calls_twice, tmp_path, ru
     assert run(calls_twice, *given, "--ops", tmp_path / "more.py") == [0, 3, 6]
 
 
-def test_an_operator_without_kernel_is_refused_on_the_gpu(calls_twice, gpu, run, ops):
-    said = run(calls_twice, *ops(TWICE), backend="gpu", ends=2)
-    assert "has no GPU kernel; use the CPU backend" in said
+def test_an_operator_without_kernel_runs_on_the_cpu_with_a_notice(
+    calls_twice, gpu, run, run_to_file, ops, run_cml
+):
+    assert run(calls_twice, *ops(TWICE), backend="gpu") == [0, 2, 4]
+    said = run_to_file(calls_twice, *ops(TWICE), backend="gpu")
+    assert "no kernel, so computed on the CPU: twice 'y'" in said
+    assert "on the CPU: twice 'y'" in run_cml("info", calls_twice, *ops(TWICE)).out
+    assert "twice" in run_cml("rank", calls_twice, *ops(TWICE), "--runs", 1).out
 
 
 def test_an_operator_without_cpu_function_is_not_compared(calls_twice, gpu, run, ops, run_cml):

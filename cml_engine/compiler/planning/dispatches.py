@@ -14,7 +14,7 @@ import numpy as np
 from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.layouts import PackedInput, rounded_weights
 from cml_engine.compiler.planning.memory import Lifetime
-from cml_engine.errors import InputError, OperatorError, UnsupportedOp, located
+from cml_engine.errors import InputError, OperatorError, located
 from cml_engine.errors.arguments import (
     ARENA_BYTES,
     GUARD_BYTES,
@@ -25,6 +25,7 @@ from cml_engine.io.frame_gate import yield_to_frame
 from cml_engine.ir.graph import Array, Epilogue, Fact, Graph, Node, is_whole
 from cml_engine.ir.layout import C4H, PLAIN, VECTOR_TYPE, block_words, words
 from cml_engine.ir.limits import Limits
+from cml_engine.ir.reuse import sources_of
 from cml_engine.ops.declaration.checks import fault, text_of
 from cml_engine.ops.declaration.choice import NO_VARIANTS, Choice, VariantTable
 from cml_engine.ops.declaration.epilogue import STEPS
@@ -87,6 +88,8 @@ class PlanOptions:
 
 # -- draft ----------------------------------------------------------------------------------------
 
+#: stands for the kernel of operators that have none
+NUMPY = Kernel("NumPy")
 #: a dispatch, and its node, kernel and cost
 Launch = tuple[Node, Kernel, Dispatch, Cost]
 
@@ -142,6 +145,10 @@ class Draft:
     #: maps the tensors that stay in memory between runs to those whose memory they use
     retained: Mapping[str, str] = field(default_factory=dict)
     items: list[Lifetime] = field(default_factory=list)
+    #: the nodes of each dispatch of :data:`NUMPY`, by the first result of the first node
+    cpu_parts: dict[str, list[Node]] = field(default_factory=dict)
+    #: the results that only nodes of their own part read, which need no memory on the device
+    on_host: set[str] = field(default_factory=set)
 
     @property
     def align(self) -> int:
@@ -349,8 +356,13 @@ def add_dispatches(draft: Draft) -> None:
     if stub and stub not in graph.ops:
         raise InputError(f"stub: model '{graph.name}' has no operator '{stub}'")
     uploaded = {found.words for found in draft.entries.values()}
+    on_cpu = _find_cpu_parts(graph, draft.options)
     for node in graph.nodes:
         if node.outputs[0] in uploaded:
+            continue
+        if part := on_cpu.get(node.outputs[0]):
+            if node is part[0]:
+                _add_cpu_part(draft, part)
             continue
         yield_to_frame()
         key = draft.alike.get(node.title)
@@ -366,6 +378,48 @@ def add_dispatches(draft: Draft) -> None:
         raise InputError(
             f"decide: '{unbound[0]}' cannot be bound in parts: no kernel of '{graph.name}' binds it"
         )
+
+
+def _find_cpu_parts(graph: Graph, options: PlanOptions) -> dict[str, list[Node]]:
+    """Returns the runs of consecutive operators without a kernel, by the first result of each node.
+
+    An alias of a result belongs to the run. With ``retain`` all nodes of a run depend on the same
+    inputs, because a later run computes all of them or none.
+    """
+    found: dict[str, list[Node]] = {}
+    sources = sources_of(graph) if options.retain else {}
+    part: list[Node] = []
+    for node in graph.nodes:
+        spec, name = lookup(node.op), node.outputs[0]
+        if part and sources.get(part[0].outputs[0]) != sources.get(name):
+            part = []
+        follows = spec.alias and any(node.inputs[0] in other.outputs for other in part)
+        if follows or (spec.is_cpu_only and node.op != options.stub):
+            part.append(node)
+            found[name] = part
+        else:
+            part = []
+    return found
+
+
+def _add_cpu_part(draft: Draft, part: list[Node]) -> None:
+    """Adds one dispatch to the draft for operators that the CPU computes.
+
+    It reads what comes from elsewhere and writes what is read elsewhere.
+    """
+    graph, made = draft.graph, [name for node in part for name in node.outputs]
+    read = [name for node in part for name in node.reads]
+    reads = [n for n in read if n not in made and not graph.is_constant(n)]
+    others = [n for node in graph.nodes if node.outputs[0] not in made for n in node.reads]
+    needed = {draft.root(name) for name in (*others, *graph.roots)}
+    own = [n for n in made if n not in draft.alias]
+    writes = [n for n in own if n in needed or draft.options.keep]
+    draft.on_host.update(n for n in made if draft.root(n) in own and draft.root(n) not in writes)
+    tensors = (*dict.fromkeys(reads), *writes)
+    cost = sum((node_cost(lookup(n.op), n, graph) for n in part), Cost(0, 0, 0))
+    dispatch = Dispatch(0, tensors, writes=len(writes))
+    draft.cpu_parts[part[0].outputs[0]] = part
+    draft.dispatches.append((part[0], NUMPY, dispatch, cost))
 
 
 def _repeat(draft: Draft, first: LoweredNode, node: Node) -> None:
@@ -387,18 +441,13 @@ def _repeat(draft: Draft, first: LoweredNode, node: Node) -> None:
 def _lower_node(draft: Draft, node: Node) -> None:
     """Adds the dispatches, scratch and kernel choices of one node to the draft; none for an alias
     or the stub.
-
-    Raises :class:`UnsupportedOp` if the operator has no GPU kernel.
     """
     options, sibling, spec = draft.options, draft.sibling, lookup(node.op)
     if spec.alias or node.op == options.stub:
         return
     if any(epilogue.op == options.stub for epilogue in node.epilogues):
         node = replace(node, epilogues=_drop_epilogues(node.epilogues, options.stub))
-    if spec.kernel is None:
-        raise UnsupportedOp(
-            f"{node.title}: has no GPU kernel; use the CPU backend (--backend cpu)", node.source
-        )
+    assert spec.kernel is not None  # others are in a part for the CPU
     op = Lowering(
         draft.graph, node, draft.limits, draft.layouts, draft.packed, variants=options.variants
     )

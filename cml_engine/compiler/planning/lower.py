@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, TypeVar
 
-from cml_engine.compiler.plan import Binding, Memory, Plan, Reuse, Step, TensorPlace
+from cml_engine.compiler.plan import Binding, CpuPart, Memory, Plan, Reuse, Step, TensorPlace
 from cml_engine.compiler.planning.dispatches import (
+    NUMPY,
     Draft,
     Launch,
     PlanOptions,
@@ -177,7 +178,7 @@ def lifetimes_of(draft: Draft) -> list[Lifetime]:
     used: dict[str, tuple[int, int]] = dict.fromkeys(map(draft.root, graph.inputs), (-1, -1))
     for node in graph.nodes:  # a result that no dispatch writes (zero extents) also needs a place
         for name in node.outputs:
-            if name not in draft.alias:
+            if name not in draft.alias and name not in draft.on_host:
                 used.setdefault(name, (last_step, -1))
     for step, (_, _, dispatch, _) in enumerate(draft.dispatches):
         for name in dispatch.tensors:
@@ -307,6 +308,8 @@ class Locator:
 def _step_of(index: int, launch: Launch, locate: Locator) -> Step:
     node, kernel, dispatch, cost = launch
     yield_to_frame()
+    if kernel is NUMPY:
+        return _cpu_step(index, launch, locate)
     bindings = [_cut(locate(name), locate.draft.parts[name]) for name in dispatch.tensors]
     return Step(
         index=index,
@@ -328,6 +331,46 @@ def _step_of(index: int, launch: Launch, locate: Locator) -> Step:
         variant=dispatch.variant,
         live=dispatch.live,
     )
+
+
+def _cpu_step(index: int, launch: Launch, locate: Locator) -> Step:
+    """Returns the step of a dispatch of :data:`NUMPY`, with its operators as a graph."""
+    first, kernel, dispatch, cost = launch
+    graph = locate.draft.graph
+    nodes = tuple(locate.draft.cpu_parts[first.outputs[0]])
+    reads, writes = dispatch.tensors[: -dispatch.writes], dispatch.tensors[-dispatch.writes :]
+    used = {name for node in nodes for name in (*node.reads, *node.outputs)}
+    part = graph.with_(
+        inputs=reads,
+        outputs=writes,
+        nodes=nodes,
+        facts={n: fact for n, fact in graph.facts.items() if n in used},
+        constants={n: v for n, v in graph.constants.items() if n in used and n not in reads},
+        updates=(),
+        taps={},
+        unfused=(),
+    )
+    places = {name: locate.place(name) for name in dispatch.tensors}
+    return Step(
+        index=index,
+        op="+".join(dict.fromkeys(node.op for node in nodes)),
+        title=", ".join(node.title for node in nodes),
+        path=kernel.path,
+        params_layout="",
+        params={},
+        defines={},
+        bindings=tuple(place.binding for place in places.values()),
+        writes=dispatch.writes,
+        groups=0,
+        cost=cost,
+        trusted=True,
+        source=first.source,
+        cpu_part=CpuPart(graph=part, reads=_of(reads, places), writes=_of(writes, places)),
+    )
+
+
+def _of(names: Sequence[str], places: Mapping[str, TensorPlace]) -> dict[str, TensorPlace]:
+    return {name: places[name] for name in names}
 
 
 def _cut(binding: Binding, parts: SplitBinding) -> list[Binding]:
@@ -356,7 +399,7 @@ def _check_limits(steps: Iterable[Step], weights: PackedWeights, limits: Limits)
                 f"the model's {what} take {size} bytes, this device allows buffers of "
                 f"{limits.max_buffer_bytes}. Use a smaller input or another device."
             )
-    for step in steps:
+    for step in (step for step in steps if step.cpu_part is None):
         for binding in step.bindings:
             if binding.nbytes > limits.max_binding_bytes:
                 raise DeviceError(
@@ -479,7 +522,8 @@ def place_draft(draft: Draft) -> Plan:
     _check_limits(steps, weights, draft.limits)
     inputs = {name: input_place(locate, name) for name in graph.inputs}
     variables = {name: locate.place(name) for name, _ in graph.updates}
-    computed = {name: locate.place(name) for node in graph.nodes for name in node.outputs}
+    results = (name for node in graph.nodes for name in node.outputs)
+    computed = {name: locate.place(name) for name in results if name not in draft.on_host}
     outputs = {name: locate.place(name) for name in graph.outputs}
     return Plan(
         name=graph.name,

@@ -20,8 +20,9 @@ from cml_engine.compiler.plan import Slice, StepCost, Timing
 from cml_engine.errors import DeviceError, InputError, OutOfGpuMemory
 from cml_engine.errors.arguments import check_instance
 from cml_engine.gpu.device import Device
+from cml_engine.gpu.frames.cpu_runs import CpuRun
 from cml_engine.gpu.frames.job_runs import JobRun
-from cml_engine.gpu.frames.outputs import Readbacks, Result
+from cml_engine.gpu.frames.outputs import Readback, Readbacks, Result
 from cml_engine.gpu.memory.tensors import GpuTensor
 from cml_engine.gpu.native import device_error, device_errors, poll
 from cml_engine.gpu.program.inputs import Load, check_on_device, is_array, loads_of
@@ -133,6 +134,13 @@ class _RunningJob:
     result: Result | None
     run: JobRun | None = None
     loads: list[Load] = field(default_factory=list)
+    #: its latest step on the CPU
+    on_cpu: CpuRun | None = None
+
+    def cancel_cpu_step(self) -> None:
+        step, self.on_cpu = self.on_cpu, None
+        if step is not None:
+            step.cancel()
 
 
 class FrameExecutor:
@@ -190,8 +198,8 @@ class FrameExecutor:
         return result.tensor(name)
 
     @device_errors()
-    def request_read(self, encoder: wgpu.GPUCommandEncoder, result: Result) -> None:
-        """Records the copy of a job's outputs into mappable memory, for a later :meth:`read`.
+    def request_read(self, encoder: wgpu.GPUCommandEncoder, result: Readback) -> None:
+        """Records the copy of a job's tensors into mappable memory, for a later :meth:`read`.
 
         The copy is postponed to a later frame if the frame can leave no receipt or if running
         models use all of the memory.
@@ -357,6 +365,9 @@ class FrameExecutor:
             return []
         self._mark_unsubmitted(self._ring.take_unsubmitted())
         self._readbacks.collect(self._ring.oldest)  # data of a frame that never ran is garbage
+        for job in self._jobs.values():
+            if job.on_cpu is not None:
+                job.on_cpu.start_when_read()
         return timings
 
     def _timings(self) -> list[Timing]:
@@ -420,6 +431,9 @@ class FrameExecutor:
         self._ring.abandon(frame)
         self._copies.abandon(frame)
         self._unmeasured.discard(frame)
+        for job in self._jobs.values():  # its operands were not computed
+            if job.on_cpu is not None and job.on_cpu.frame == frame:
+                job.cancel_cpu_step()
         self._readbacks.abandon((frame,))
         self._worked.clear()
         while self._beginning:  # their inputs were not copied
@@ -537,7 +551,25 @@ class FrameExecutor:
         network.retained.end()
         return result
 
+    def begin_cpu_step(
+        self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram, step: int
+    ) -> None:
+        """Records the readback of the operands of a step on the CPU, if it has not begun."""
+        job = self._jobs[network]
+        if job.on_cpu is None or job.on_cpu.step != step:
+            job.on_cpu = CpuRun(network, step, self._frame)
+            assert job.run is not None
+            self._worked.add(job.run)
+            self.request_read(encoder, job.on_cpu)
+
+    @device_errors()
+    def end_cpu_step(self, network: GpuProgram, step: int, budget_ms: float) -> bool:
+        """Uploads a part of a CPU step's results; returns True once all are on the device."""
+        begun = self._jobs[network].on_cpu
+        return begun is not None and begun.step == step and begun.upload(budget_ms)
+
     def _release_reserved(self, job: _RunningJob) -> None:
+        job.cancel_cpu_step()
         result, job.result = job.result, None
         if result is not None:
             result.release()

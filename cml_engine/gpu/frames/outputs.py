@@ -13,6 +13,7 @@ from cml_engine.errors import DeviceError, InputError, OutOfGpuMemory
 from cml_engine.errors.arguments import check_text
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.frames.job_runs import JobRun
+from cml_engine.gpu.memory.allocator import Allocation, Allocator
 from cml_engine.gpu.memory.staging import Staging
 from cml_engine.gpu.memory.tensors import GpuTensor, from_words
 from cml_engine.gpu.native import device_errors
@@ -28,84 +29,36 @@ if TYPE_CHECKING:
 _readers_lock = Lock()
 
 
-class Result:
-    """The outputs of one job, in their own memory until they are released."""
+class Readback:
+    """Tensors of a network on their way to the host, which takes several frames. No call blocks.
 
-    def __init__(self, network: GpuProgram) -> None:
-        self.places, self.nbytes = network.plan.packed_results
-        self.memory = network.gpu.memory.allocate(
-            self.nbytes,
-            TENSOR_USAGE,
-            owner=network.name,
-            category="output",
-            alignment=RESULT_ALIGNMENT,
-        )
-        self._finalizer = self.memory.free_with_owner(self)
-        #: the run that produced them, once they are copied here
-        self.run: JobRun | None = None
+    ``places`` are the tensors' places in the ``nbytes`` that are copied.
+    """
+
+    def __init__(
+        self, memory: Allocator, owner: str, places: dict[str, TensorPlace], nbytes: int
+    ) -> None:
+        self.places, self.nbytes = places, nbytes
+        self._allocator, self._owner = memory, owner
         self.requested_frame = -1
         self._data: bytes | None = None
         #: why the readback failed
         self.error: DeviceError | None = None
-        #: the number of jobs that will read from it
-        self._readers = 0
-        self._released = False
         self._staging: Staging | None = None
 
     @property
     def is_freed(self) -> bool:
-        """True if the memory was freed."""
-        return self.memory.freed
+        """True if the tensors are needed no more."""
+        raise NotImplementedError
 
-    def release(self) -> None:
-        """Frees the memory, immediately or once no queued job reads from it."""
-        self._released = True
-        self.count_readers(0)
-
-    def count_readers(self, more: int) -> None:
-        """Adds ``more`` to the number of jobs that will read from the outputs.
-
-        ``more`` may be negative. Frees the memory if it was released and no reader is left.
-        """
-        with _readers_lock:
-            self._readers += more
-            idle = self._released and not self._readers
-        if idle and self._finalizer.detach():
-            self.memory.free()
-
-    def place(self, name: str) -> TensorPlace:
-        if check_text(name, "an output's name") not in self.places:
-            raise InputError(f"no output {name!r}: there is {', '.join(self.places)}")
-        return self.places[name]
-
-    def tensor(self, name: str) -> GpuTensor:
-        """Returns the output ``name`` as a GPU tensor, a range of this result's memory."""
-        place = self.place(name)
-        offset = self.memory.offset + place.binding.offset
-        return GpuTensor(self.memory.buffer, offset, place.fact.nbytes, place.fact, self)
-
-    def copy_from(self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram) -> None:
-        """Records the copies of the outputs from the network's memory into this result's memory."""
-        results = network.plan.results
-        for name, place in self.places.items():
-            source = results[name].binding
-            encoder.copy_buffer_to_buffer(
-                *network.residency.place(source),
-                self.memory.buffer,
-                self.memory.offset + place.binding.offset,
-                source.nbytes,
-            )
-
-    # --- readback
+    def record_copies(self, encoder: wgpu.GPUCommandEncoder, target: Allocation) -> None:
+        """Records the copies of the tensors into mappable memory."""
+        raise NotImplementedError
 
     def begin_read(self, encoder: wgpu.GPUCommandEncoder, frame: int) -> None:
-        """Allocates mappable memory and records the copy of all outputs into it."""
-        source = self.memory
-        staging = Staging(source.allocator, self.nbytes, source.owner)
-        target = staging.memory
-        encoder.copy_buffer_to_buffer(
-            source.buffer, source.offset, target.buffer, target.offset, self.nbytes
-        )
+        """Allocates mappable memory and records the copies into it."""
+        staging = Staging(self._allocator, self.nbytes, self._owner)
+        self.record_copies(encoder, staging.memory)
         self._staging, self.requested_frame = staging, frame
 
     def start_mapping(self, oldest: int) -> None:
@@ -142,18 +95,95 @@ class Result:
         if staging is not None:
             staging.free()
 
-    def value(self, name: str) -> Array | None:
-        """Returns the output ``name`` as an array if it has arrived on the host, else None.
+    def place(self, name: str) -> TensorPlace:
+        if check_text(name, "an output's name") not in self.places:
+            raise InputError(f"no output {name!r}: there is {', '.join(self.places)}")
+        return self.places[name]
+
+    def bytes_of(self, name: str) -> bytes | None:
+        """Returns the bytes of a tensor if they have arrived, else None.
 
         Raises :attr:`error` if the readback failed.
         """
         if self.error is not None:
             raise self.error
+        binding = self.place(name).binding
+        return None if self._data is None else self._data[binding.offset : binding.end]
+
+
+class Result(Readback):
+    """The outputs of one job, in their own memory until they are released."""
+
+    def __init__(self, network: GpuProgram) -> None:
+        places, nbytes = network.plan.packed_results
+        super().__init__(network.gpu.memory, network.name, places, nbytes)
+        self.memory = network.gpu.memory.allocate(
+            self.nbytes,
+            TENSOR_USAGE,
+            owner=network.name,
+            category="output",
+            alignment=RESULT_ALIGNMENT,
+        )
+        self._finalizer = self.memory.free_with_owner(self)
+        #: the run that produced them, once they are copied here
+        self.run: JobRun | None = None
+        #: the number of jobs that will read from it
+        self._readers = 0
+        self._released = False
+
+    @property
+    def is_freed(self) -> bool:
+        """True if the memory was freed."""
+        return self.memory.freed
+
+    def release(self) -> None:
+        """Frees the memory, immediately or once no queued job reads from it."""
+        self._released = True
+        self.count_readers(0)
+
+    def count_readers(self, more: int) -> None:
+        """Adds ``more`` to the number of jobs that will read from the outputs.
+
+        ``more`` may be negative. Frees the memory if it was released and no reader is left.
+        """
+        with _readers_lock:
+            self._readers += more
+            idle = self._released and not self._readers
+        if idle and self._finalizer.detach():
+            self.memory.free()
+
+    def tensor(self, name: str) -> GpuTensor:
+        """Returns the output ``name`` as a GPU tensor, a range of this result's memory."""
         place = self.place(name)
-        if self._data is None:
-            return None
-        start = place.binding.offset
-        return from_words(self._data[start : start + place.binding.nbytes], place)
+        offset = self.memory.offset + place.binding.offset
+        return GpuTensor(self.memory.buffer, offset, place.fact.nbytes, place.fact, self)
+
+    def copy_from(self, encoder: wgpu.GPUCommandEncoder, network: GpuProgram) -> None:
+        """Records the copies of the outputs from the network's memory into this result's memory."""
+        results = network.plan.results
+        for name, place in self.places.items():
+            source = results[name].binding
+            encoder.copy_buffer_to_buffer(
+                *network.residency.place(source),
+                self.memory.buffer,
+                self.memory.offset + place.binding.offset,
+                source.nbytes,
+            )
+
+    def record_copies(self, encoder: wgpu.GPUCommandEncoder, target: Allocation) -> None:
+        """Records the copy of all outputs into mappable memory."""
+        source = self.memory
+        encoder.copy_buffer_to_buffer(
+            source.buffer, source.offset, target.buffer, target.offset, self.nbytes
+        )
+
+    def value(self, name: str) -> Array | None:
+        """Returns the output ``name`` as an array if it has arrived on the host, else None.
+
+        Raises :attr:`error` if the readback failed.
+        """
+        data = self.bytes_of(name)
+        return None if data is None else from_words(data, self.place(name))
 
 
 def network_tensor(network: GpuProgram, name: str) -> GpuTensor:
@@ -166,22 +196,22 @@ def network_tensor(network: GpuProgram, name: str) -> GpuTensor:
 
 
 class Readbacks:
-    """The results whose readbacks have not arrived. No call blocks."""
+    """The readbacks that have not arrived. No call blocks."""
 
     def __init__(self, gpu: Device) -> None:
         self._gpu = gpu
-        self._unasked: list[Result] = []
-        self._reading: list[Result] = []
+        self._unasked: list[Readback] = []
+        self._reading: list[Readback] = []
 
     @property
     def pending(self) -> bool:
         """True if there are postponed readbacks for :meth:`request_again`."""
         return bool(self._unasked)
 
-    def __contains__(self, result: Result) -> bool:
+    def __contains__(self, result: Readback) -> bool:
         return result in self._reading or result in self._unasked
 
-    def request(self, encoder: wgpu.GPUCommandEncoder, result: Result, frame: int) -> None:
+    def request(self, encoder: wgpu.GPUCommandEncoder, result: Readback, frame: int) -> None:
         """Records the copy of a result into mappable memory; sets ``result.error`` if that fails.
 
         The copy is postponed to a later frame if running models use all of the memory.
@@ -206,7 +236,7 @@ class Readbacks:
         """
         unasked, self._unasked = self._unasked, []
         for result in unasked:
-            if not result.memory.freed:
+            if not result.is_freed:
                 self.request(encoder, result, frame)
 
     def start_mapping(self, frame: int) -> bool:
@@ -232,7 +262,7 @@ class Readbacks:
             result.fail(error)
         self._reading.clear()
 
-    def postpone(self, result: Result) -> None:
+    def postpone(self, result: Readback) -> None:
         """Queues the readback for :meth:`request_again` in the next frame."""
         self._unasked.append(result)
 

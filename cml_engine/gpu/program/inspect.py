@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import groupby, islice
 
 import numpy as np
 
@@ -26,7 +28,7 @@ def run_ranges(
 ) -> None:
     """Uploads the inputs and runs ranges of workgroups ``(step, first, count)`` in order.
 
-    There is one submit per :data:`RANGE_SLOTS` ranges.
+    There is one submit per :data:`RANGE_SLOTS` ranges. A range of a step on the CPU runs the step.
     """
     with program.residency.exclusive():
         _run_ranges(program, inputs, ranges)
@@ -36,13 +38,18 @@ def _run_ranges(
     program: GpuProgram, inputs: Mapping[str, Array], ranges: list[tuple[int, int, int]]
 ) -> None:
     program.write_inputs(inputs)
-    for start in range(0, len(ranges), RANGE_SLOTS):
-        encoder = program.gpu.device.create_command_encoder()
-        compute = encoder.begin_compute_pass()
-        for step, first, count in ranges[start : start + RANGE_SLOTS]:
-            program.encode_range(compute, step, first, count)
-        compute.end()
-        program.gpu.queue.submit([encoder.finish()])
+    for on_cpu, together in groupby(ranges, lambda part: part[0] in program.on_cpu):
+        if on_cpu:
+            for step, _, _ in together:
+                program.run_on_cpu(step)
+            continue
+        while batch := list(islice(together, RANGE_SLOTS)):
+            encoder = program.gpu.device.create_command_encoder()
+            compute = encoder.begin_compute_pass()
+            for part in batch:
+                program.encode_range(compute, *part)
+            compute.end()
+            program.gpu.queue.submit([encoder.finish()])
 
 
 def read_tensor(program: GpuProgram, place: TensorPlace) -> Array:
@@ -82,14 +89,29 @@ def time_steps(
     """Runs the given steps, or all, several times; returns milliseconds ``[runs, steps]``.
 
     Each step has its own pass, and passes cannot overlap. The sum is therefore slightly more
-    than an uninstrumented run takes.
+    than an uninstrumented run takes. Steps on the CPU are timed by the wall clock, with their
+    copies.
     """
     timer = PassTimer(program.gpu)
     if steps is None:
         steps = range(len(program.plan.steps))
     with program.residency.exclusive():
         program.write_inputs(inputs)
-        return np.array([timer.time(steps, program.encode_all) for _ in range(runs)])
+        return np.array([time_once(program, timer, steps) for _ in range(runs)])
+
+
+def time_once(program: GpuProgram, timer: PassTimer, steps: Sequence[int]) -> list[float]:
+    """Runs the steps on the inputs in the program's memory; returns the milliseconds of each."""
+    times: list[float] = []
+    for on_cpu, together in groupby(steps, program.on_cpu.__contains__):
+        if not on_cpu:
+            times += timer.time(list(together), program.encode_all)
+            continue
+        for step in together:
+            start = time.perf_counter()
+            program.run_on_cpu(step)
+            times.append(1e3 * (time.perf_counter() - start))
+    return times
 
 
 def run_watched(
@@ -110,7 +132,10 @@ def run_watched(
             f"'{graph.name}' is computed in bands of rows ({program.plan.bands[0]}), so that no "
             "tensor among them is ever whole: watch it without arena_limit (--arena-limit-mib)"
         )
-    if any(name not in program.plan.places for node in graph.nodes for name in node.outputs):
+    parts = {step: found.part.graph.nodes for step, found in program.on_cpu.items()}
+    on_cpu = {node.outputs[0]: step for step, nodes in parts.items() for node in nodes}
+    placed = (node for node in graph.nodes if node.outputs[0] not in on_cpu)
+    if any(name not in program.plan.places for node in placed for name in node.outputs):
         raise InputError(
             f"the plan of '{graph.name}' is a cooked one, and does not say where its tensors lie: "
             "watch the model that it was made of, or on the CPU"
@@ -134,6 +159,11 @@ def run_watched(
 
         for node in graph.nodes:
             if changed is not None and sources[node.outputs[0]].isdisjoint(changed):
+                continue
+            number = on_cpu.get(node.outputs[0])
+            if number is not None:
+                if node is parts[number][0]:
+                    program.run_on_cpu(number, watch, before)
                 continue
             if before is not None:
                 before(node, [value(name) for name in node.reads])

@@ -103,7 +103,7 @@ def chunks(values: Mapping[str, tuple[int, Array]]) -> Chunks:
             yield offset + stored_bytes(flat[:start]), flat[start : start + _CHUNK_NUMBERS]
 
 
-def write_chunks(allocation: Allocation, chunks: Chunks, limit: int) -> int:
+def write_chunks(allocation: Arena, chunks: Chunks, limit: int) -> int:
     """Writes chunks up to ``limit`` bytes and returns the unused part of the limit.
 
     Returns 0 if more chunks may remain.
@@ -116,7 +116,7 @@ def write_chunks(allocation: Allocation, chunks: Chunks, limit: int) -> int:
     return limit
 
 
-def write_numbers(allocation: Allocation, offset: int, numbers: Array) -> None:
+def write_numbers(allocation: Arena, offset: int, numbers: Array) -> None:
     """Queues a write of numbers at a byte offset; Boolean values become 32-bit words."""
     if numbers.size:
         if numbers.dtype == np.bool_:

@@ -31,7 +31,7 @@ from cml_engine.gpu.program.memory import (
     write_chunks,
 )
 from cml_engine.gpu.program.prints import Prints, printing_keys
-from cml_engine.gpu.shaders.hlsl import Variant, step_params
+from cml_engine.gpu.shaders.hlsl import NO_VARIANT, Variant, step_params
 from cml_engine.ops.common.once import Once
 
 #: reports the stage of a compilation, the units of it that are done, and their total
@@ -40,6 +40,11 @@ OnProgress = Callable[[str, int, int], None]
 UPLOAD_BYTES_PER_MS = 256 << 10
 #: bind groups created in a frame: per millisecond of its budget, and the minimum
 _LAUNCHES_PER_MS, _LEAST_LAUNCHES = 1, 4
+
+
+def upload_limit(budget_ms: float) -> int:
+    """Returns the bytes that a frame may upload for one program."""
+    return max(64 << 10, int(budget_ms * UPLOAD_BYTES_PER_MS))
 
 
 class Uniforms:
@@ -134,7 +139,7 @@ class Launch:
 class Preparation:
     """The preparation of one program: it uploads weights, builds pipelines, makes bind groups.
 
-    It remembers what is done and can stop after any part. :attr:`launches` has the finished steps.
+    It remembers what is done and can stop after any part.
     """
 
     def __init__(
@@ -158,7 +163,8 @@ class Preparation:
         self.uniforms: Uniforms | None = None
         #: the print buffer; None if no kernel prints
         self.prints: Prints | None = None
-        self.launches: list[Launch] = []
+        #: the finished steps; None for a step on the CPU
+        self.launches: list[Launch | None] = []
         self._building: Future[None] | None = None
         #: references that keep the pipelines alive: the device's cache may drop them
         self._pipelines: dict[Variant, Pipeline] = {}
@@ -168,6 +174,11 @@ class Preparation:
         self._reporting = Lock()
         self._report()
         self.restart()
+
+    @property
+    def variants(self) -> list[Variant]:
+        """The different kernel variants of the program."""
+        return [key for key in dict.fromkeys(self.keys) if key is not NO_VARIANT]
 
     @property
     def done(self) -> bool:
@@ -203,7 +214,7 @@ class Preparation:
 
         If a kernel fails, the run that needs it builds it again and raises the error.
         """
-        return [_builders().submit(self._pipeline, key) for key in dict.fromkeys(self.keys)]
+        return [_builders().submit(self._pipeline, key) for key in self.variants]
 
     def finish(self) -> None:
         """Completes the preparation now; blocks.
@@ -229,7 +240,7 @@ class Preparation:
         """
         if self._building is None:
             self._building = BUILDER.submit(self._plan.name, self._build_pipelines)
-        self._upload(max(64 << 10, int(budget_ms * UPLOAD_BYTES_PER_MS)))
+        self._upload(upload_limit(budget_ms))
         if not (self._building.done() and self._uploaded):
             return
         built = self._building
@@ -244,7 +255,7 @@ class Preparation:
         if self._building is None:
             return "its first frame"
         if not self._building.done():
-            count = len(set(self.keys))
+            count = len(self.variants)
             doing = BUILDER.doing() or "nothing"
             return (
                 f"its pipelines ({len(self._pipelines)} of {count} are built); the builder: {doing}"
@@ -261,7 +272,7 @@ class Preparation:
             self._uploaded = limit > 0
 
     def _build_pipelines(self) -> None:
-        for key in dict.fromkeys(self.keys):
+        for key in self.variants:
             BUILDER.now(f"kernel '{key.label}'")
             self._pipeline(key)
 
@@ -277,13 +288,13 @@ class Preparation:
 
     def _report(self) -> None:
         if self._on_progress is not None:
-            self._on_progress("kernels", len(self._pipelines), len(set(self.keys)))
+            self._on_progress("kernels", len(self._pipelines), len(self.variants))
 
     def _make_launches(self, count: int) -> None:
         """Creates the launches of the next ``count`` steps."""
         first = len(self.launches)
         for step in self._plan.steps[first : first + count]:
-            self.launches.append(self._launch(step))
+            self.launches.append(self._launch(step) if step.cpu_part is None else None)
 
     def _launch(self, step: Step) -> Launch:
         """Returns a step's launch with a new bind group.

@@ -13,14 +13,24 @@ import numpy as np
 import wgpu
 
 from cml_engine.compiler.plan import Plan, Step, StepCost, TensorPlace
+from cml_engine.cpu.cpu_program import Watch
 from cml_engine.errors import InputError, OutOfGpuMemory
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.frames.job_runs import JobRun
 from cml_engine.gpu.memory.allocator import Allocation
 from cml_engine.gpu.memory.tensors import from_words, to_words
 from cml_engine.gpu.native import device_errors
+from cml_engine.gpu.program.cpu_operators import CpuOperators
 from cml_engine.gpu.program.inputs import Load, host_arrays, take_over
-from cml_engine.gpu.program.memory import Arena, Residency, SharedConstants, write_numbers
+from cml_engine.gpu.program.memory import (
+    EVERYTHING,
+    Arena,
+    Residency,
+    SharedConstants,
+    chunks,
+    write_chunks,
+    write_numbers,
+)
 from cml_engine.gpu.program.preparation import OnProgress, Preparation
 from cml_engine.gpu.program.prints import Prints
 from cml_engine.gpu.program.retained_values import RetainedValues
@@ -80,6 +90,12 @@ class GpuProgram:
         self._step_costs = plan.step_costs()
         #: the job that last updated the variables, if any
         self._updated_by: JobRun | None = None
+        #: the operators without a kernel, by the number of their step
+        self.on_cpu = {
+            step.index: CpuOperators(step.cpu_part)
+            for step in plan.steps
+            if step.cpu_part is not None
+        }
         #: the network that will replace this one
         self.successor: Successor | None = None
         #: milliseconds of each step measured at load, on a device without timestamps
@@ -174,7 +190,7 @@ class GpuProgram:
                 start = time.perf_counter()
                 self._acquire()
                 self._preparation.finish()
-                ms, kernels = 1e3 * (time.perf_counter() - start), len(set(self._preparation.keys))
+                ms, kernels = 1e3 * (time.perf_counter() - start), len(self._preparation.variants)
                 _log.info("'%s' is ready: %d kernels, %.0f ms", self.name, kernels, ms)
 
     @property
@@ -229,11 +245,12 @@ class GpuProgram:
         compute = encoder.begin_compute_pass(label=self.name)
         for load in loads:
             load.encode_all(compute)
-        if self.prints is None:
+        whole = self.prints is None and not self.on_cpu
+        if whole:
             for step in steps:
                 self.encode_all(compute, step)
         compute.end()
-        if self.prints is not None:
+        if not whole:
             self.gpu.queue.submit([encoder.finish()])
             self.submit_steps(steps)
             encoder = self.gpu.device.create_command_encoder(label=self.name)
@@ -387,9 +404,11 @@ class GpuProgram:
         """Records workgroups ``[first, first + count)`` of a step into a compute pass.
 
         At most ``RANGE_SLOTS`` partial ranges may be encoded between two submits. Whole steps do
-        not count.
+        not count. A step on the CPU records nothing.
         """
         launch = self._preparation.launches[step]
+        if launch is None:
+            return
         slot = launch.slot
         if count != launch.groups:
             assert self._preparation.uniforms is not None
@@ -404,19 +423,43 @@ class GpuProgram:
             compute.pop_debug_group()
 
     def submit_steps(self, steps: Sequence[int]) -> None:
-        """Submits whole steps in order, each on its own, and writes what kernels print to stderr.
+        """Runs whole steps in order, and writes what kernels print to stderr.
 
-        The steps read the memory as it is; no inputs are uploaded.
+        The steps read the memory as it is; no inputs are uploaded. Blocks at a step on the CPU.
         """
+        pending: list[int] = []
         for step in steps:
-            if self.prints is not None and step in self.prints:
-                self.prints.run(self.plan.steps[step], self.encode_range)
+            prints = self.prints is not None and step in self.prints
+            if not (prints or step in self.on_cpu):
+                pending.append(step)
                 continue
+            self._submit(pending)
+            pending = []
+            if step in self.on_cpu:
+                self.run_on_cpu(step)
+            elif self.prints is not None:
+                self.prints.run(self.plan.steps[step], self.encode_range)
+        self._submit(pending)
+
+    def _submit(self, steps: Sequence[int]) -> None:
+        if steps:
             encoder = self.gpu.device.create_command_encoder()
             compute = encoder.begin_compute_pass()
-            self.encode_all(compute, step)
+            for step in steps:
+                self.encode_all(compute, step)
             compute.end()
             self.gpu.queue.submit([encoder.finish()])
+
+    def run_on_cpu(
+        self, step: int, watch: Watch | None = None, before: Watch | None = None
+    ) -> None:
+        """Computes a step on the CPU: reads its operands and uploads its results; blocks."""
+        operators, read, place = self.on_cpu[step], self.gpu.queue.read_buffer, self.residency.place
+        bindings = {name: found.binding for name, found in operators.part.reads.items()}
+        data = {name: read(*place(b), b.nbytes) for name, b in bindings.items()}
+        assert self.residency.arena is not None
+        results = chunks(operators.compute(data, watch, before))
+        write_chunks(self.residency.arena, results, EVERYTHING)
 
     def encode_updates(self, encoder: wgpu.GPUCommandEncoder, run: JobRun | None = None) -> None:
         """Records the copies that update the network's variables with this run's values.

@@ -421,13 +421,24 @@ def standalone_source(key: ShaderKey) -> str:
 Variant = ShaderKey | KernelCode
 
 
+#: stands for the variant of a step on the CPU
+NO_VARIANT = KernelCode("NumPy", 0, 0, True, "", bytes)
+
+
 def step_keys(plan: Plan, contents: dict[tuple[str, str], str] | None = None) -> list[Variant]:
     """Returns the kernel variants of the plan's steps in order, with the files as they are now.
 
-    ``contents`` caches the digests of files that were read already; new ones are added to it.
+    It is :data:`NO_VARIANT` for a step on the CPU. ``contents`` caches the digests of files that
+    were read already; new ones are added to it.
     """
     contents = {} if contents is None else contents
-    return [step.cooked.kernel if step.cooked else step_key(step, contents) for step in plan.steps]
+    return [_variant_of(step, contents) for step in plan.steps]
+
+
+def _variant_of(step: Step, contents: dict[tuple[str, str], str]) -> Variant:
+    if step.cpu_part is not None:
+        return NO_VARIANT
+    return step.cooked.kernel if step.cooked else step_key(step, contents)
 
 
 def step_key(step: Step, contents: dict[tuple[str, str], str]) -> ShaderKey:

@@ -487,7 +487,8 @@ class OpSpec:
         ``expression``.
     cpu : ``cpu(attrs, *arrays)`` returns the results in NumPy; the definition that the GPU is
         checked against. ``None`` = GPU only, which ``cml validate`` reports.
-    kernel : the GPU kernel; ``None`` = the operator is an alias (reshape) or CPU only.
+    kernel : the GPU kernel; ``None`` = the operator is an alias (reshape) or CPU only: a GPU
+        session calls ``cpu`` for it, between its kernels.
     cost : ``cost(attrs, input facts, output facts) -> Cost``.
     cases : tests, see :class:`Case`.
     tolerance : the allowed difference between GPU and CPU.
@@ -543,3 +544,8 @@ class OpSpec:
     def is_custom(self) -> bool:
         """True if a game registered the operator, not this package."""
         return self.folder is not None
+
+    @property
+    def is_cpu_only(self) -> bool:
+        """True if the operator has no kernel and needs one: a GPU session computes it in NumPy."""
+        return self.kernel is None and not self.alias

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -18,7 +19,7 @@ from cml_engine.compiler.planning.layouts import Storage
 from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.compiler.tuning_tables import table_for
 from cml_engine.cpu.cpu_program import CpuProgram
-from cml_engine.errors import InputError
+from cml_engine.errors import InputError, UnsupportedOp
 from cml_engine.errors.arguments import (
     ARENA_LIMIT,
     CPU_THREADS,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from cml_engine.gpu.program.program import GpuProgram
 
 
+_log = logging.getLogger(__name__)
 #: what runs on the CPU, and by which program
 Cpu = Literal["allow", "refuse", "onnxruntime"]
 
@@ -63,7 +65,9 @@ class CompileOptions:
         ``{"conv2": {"kernel": "winograd", "storage": "half"}}`` (docs/see_inside.md).
     arena_limit : the most bytes of a GPU's activations. Above the limit, operators are computed in
         bands of rows, with bit-identical results (docs/faster.md).
-    cpu : ``"onnxruntime"`` runs a session without a GPU in ONNX Runtime, which is an extra package;
+    cpu : ``"allow"`` computes operators without a kernel in NumPy, between the others of a GPU
+        session, and logs which; ``"refuse"`` raises :class:`UnsupportedOp` instead.
+        ``"onnxruntime"`` runs a session without a GPU in ONNX Runtime, which is an extra package;
         results differ from NumPy's by rounding (docs/faster.md).
     cpu_threads : the cores that ONNX Runtime takes; the default is half of the machine's.
 
@@ -299,6 +303,11 @@ def compile_graph(
 
     sibling = Sibling(first.graph, first.plan) if first and first.plan else None
     plan = make_plan(optimized, gpu, options, sibling, graph)
+    if plan.cpu_parts and options.cpu == "refuse":
+        raise _kernel_error(plan)
+    if plan.cpu_parts and first is None:
+        parts = "; ".join(map(str, plan.cpu_parts))
+        _log.warning("'%s': no kernel, so computed on the CPU: %s", graph.name, parts)
     report("plan", 1, 1)
     program = GpuProgram(
         plan,
@@ -309,6 +318,16 @@ def compile_graph(
         on_progress=on_progress,
     )
     return Compiled(graph, optimized, plan, program)
+
+
+def _kernel_error(plan: Plan) -> UnsupportedOp:
+    """Returns the error for a plan with operators that the caller does not allow on the CPU."""
+    node = plan.cpu_parts[0].graph.nodes[0]
+    return UnsupportedOp(
+        f"{node.title}: has no GPU kernel; give it one, use the CPU backend (--backend cpu), or "
+        "allow it on the CPU between the others: leave CompileOptions(cpu='refuse') out",
+        node.source,
+    )
 
 
 def _with_taps(graph: Graph, options: CompileOptions) -> Graph:

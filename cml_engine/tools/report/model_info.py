@@ -103,6 +103,8 @@ class ModelInfo:
     reuse: ReuseInfo | None = None
     #: the runs that are computed in bands of rows to limit memory
     bands: tuple[BandedOperators, ...] = ()
+    #: the operators without a kernel, and the bytes that are copied for them
+    on_cpu: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, graph: Graph, plan: Plan, storage: Storage = "float") -> ModelInfo:
@@ -122,7 +124,7 @@ class ModelInfo:
             arena_bytes=plan.memory.peak,
             arena_lower_bound=plan.memory.bound,
             arena_ratio=plan.memory.ratio,
-            steps=len(plan.steps),
+            steps=len(plan.steps) - len(plan.cpu_parts),
             variants=count_variants(plan),
             gflop=plan.cost.flops / 1e9,
             moved_bytes=plan.cost.bytes,
@@ -131,6 +133,7 @@ class ModelInfo:
             layers=tuple(str(step) for step in plan.steps),
             notes=graph.notes,
             bands=plan.bands,
+            on_cpu=tuple(map(str, plan.cpu_parts)),
             reuse=ReuseInfo.of(graph, PORTABLE, storage) if several else None,
         )
 
@@ -147,6 +150,7 @@ class ModelInfo:
                 f"bands      {run}: {mib(run.nbytes)} for {mib(run.whole_bytes)} at once"
                 for run in self.bands
             ),
+            *(f"no kernel  on the CPU: {part}" for part in self.on_cpu),
             *([_HALF_NOTE] if self.storage == "half" else []),
             *(self.reuse.lines() if self.reuse else []),
             f"work       {self.gflop:.3f} GFLOP, {mib(self.moved_bytes)} moved at least, in "
@@ -159,10 +163,14 @@ class ModelInfo:
 
 
 def predicted_ms(plan: Plan) -> float:
-    """Returns the milliseconds of a run on the reference device: its steps' roofline times."""
+    """Returns the milliseconds of a run on the reference device: its steps' roofline times.
+
+    Operators on the CPU are left out.
+    """
     seconds = sum(
         max(s.cost.flops / REFERENCE_FLOPS, s.cost.bytes / REFERENCE_BYTES_PER_S) + _STEP_OVERHEAD_S
         for s in plan.steps
+        if s.cpu_part is None
     )
     return 1e3 * seconds
 
@@ -173,6 +181,7 @@ def count_variants(plan: Plan) -> int:
         {
             (str(s.path), s.inline, s.interface, len(s.bindings), tuple(sorted(s.defines.items())))
             for s in plan.steps
+            if s.cpu_part is None
         }
     )
 

@@ -492,7 +492,7 @@ def _add_kernels(folder: ReportFolder) -> None:
 
     contents: dict[tuple[str, str], str] = {}
     by_kernel: dict[ShaderKey, list[str]] = {}
-    for step in folder.facts.plan.steps:
+    for step in (step for step in folder.facts.plan.steps if step.cpu_part is None):
         by_kernel.setdefault(step_key(step, contents), []).append(f"{step.index} {step.title}")
     rows: list[list[Cell]] = []
     for key, steps in by_kernel.items():

@@ -257,10 +257,10 @@ def test_failing_cost_function_raises_operator_error():
         step_of((4,), {}, cost=lambda attrs, inputs, outputs: 1 // 0)
 
 
-def test_an_operator_without_kernel_is_refused_on_the_gpu_only():
+def test_an_operator_without_kernel_is_a_step_on_the_cpu():
     cml.register(spec(kernel=None, cpu=lambda attrs, x: attrs.k * x))
-    with pytest.raises(cml.ModelError, match="has no GPU kernel"):
-        plan(graph_of((4,), {"k": 2.0}), Limits())
+    (part,) = plan(graph_of((4,), {"k": 2.0}), Limits()).cpu_parts
+    assert (tuple(part.reads), tuple(part.writes)) == (("a",), ("b",))
     out = cml.Session(graph_of((2,), {"k": 2.0}), "cpu").run({"a": np.ones(2, np.float32)})
     assert out["b"].tolist() == [2, 2]
 

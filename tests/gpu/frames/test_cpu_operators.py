@@ -1,0 +1,437 @@
+"""Tests of networks with operators without a kernel: in whole runs and in frames, the same bits.
+
+The GPU part runs in slices. The operands of the others are read back, a worker computes them, and
+their results are uploaded; nothing of it holds a frame.
+"""
+
+import gc
+import logging
+import threading
+
+import numpy as np
+import pytest
+import wgpu
+
+import cml_engine as cml
+from cml_engine import FrameScheduler
+from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.cooked.cook import cook
+from cml_engine.ir.graph import Fact
+from cml_engine.runtime.node_check import check_nodes
+from scheduler.planning.plan import operators_per_frame
+from scheduler.recording import decisions_of
+from scheduler.tools.replay import replay
+from tests.fixtures.frames.host import Host, creations, under_way
+from tests.fixtures.graphs import Net
+
+HEADER = "version 1.0;\nextension KHR_enable_operator_expressions;\n"
+TEXT = (
+    HEADER
+    + """graph net(x, z) -> (y, n)
+{
+    x = external<scalar>(shape = [1, 8, 16, 16]);
+    z = external<scalar>(shape = [1, 8, 16, 16]);
+    s = variable<scalar>(shape = [1, 8, 16, 16], label = 's');
+    w1 = variable<scalar>(shape = [8, 8, 3, 3], label = 'w1');
+    w2 = variable<scalar>(shape = [8, 8, 3, 3], label = 'w2');
+    a = relu(conv(x, w1, 0.0));
+    r = sort_rows(a + s);
+    q = sort_rows(z);
+    u = update(s, r * 0.5);
+    b = relu(conv(r, w2, 0.0)) + q;
+    n = count_positive(b);
+    y = conv(b, w1, 0.0);
+}
+"""
+)
+SHAPE = (1, 8, 16, 16)
+
+
+class Gate:
+    """The state of the operator ``sort_rows``: how often it ran, and whether it may go on."""
+
+    def __init__(self):
+        self.runs, self.error = 0, None
+        self.open = threading.Event()
+        self.open.set()
+        self.entered = threading.Event()
+        self.threads = set()
+
+    def __call__(self, attrs, x):
+        self.runs += 1
+        self.threads.add(threading.current_thread())
+        self.entered.set()
+        assert self.open.wait(60)
+        if self.error is not None:
+            raise self.error
+        return np.sort(x, axis=-1)
+
+
+@pytest.fixture
+def gate(own_operators):
+    made = Gate()
+    tensor = "(x: tensor<scalar>) -> (y: tensor<scalar>)"
+    cml.register(
+        cml.OpSpec(
+            "sort_rows", infer=cml.same_as(0), cpu=made,
+            signature=f"fragment sort_rows{tensor};",
+        )
+    )  # fmt: skip
+    cml.register(
+        cml.OpSpec(
+            "count_positive", infer=lambda attrs, x: Fact("scalar", (1,)),
+            cpu=lambda attrs, x: np.array([(x > 0).sum()], np.float32),
+            signature=f"fragment count_positive{tensor};",
+        )
+    )  # fmt: skip
+    yield made
+    made.open.set()
+
+
+@pytest.fixture
+def graph(gate):
+    rng = np.random.default_rng(0)
+    weights = {n: rng.standard_normal((8, 8, 3, 3)).astype(np.float32) / 8 for n in ("w1", "w2")}
+    return cml.load(cml.MemoryModel(TEXT, {"s": np.ones(SHAPE, np.float32), **weights}))
+
+
+@pytest.fixture
+def inputs():
+    rng = np.random.default_rng(1)
+    return {name: rng.standard_normal(SHAPE).astype(np.float32) for name in "xz"}
+
+
+def unary(expression, shape):
+    """Returns a network from ``x`` to ``y``, which is the expression."""
+    body = f"x = external<scalar>(shape = {list(shape)}); y = {expression};"
+    return cml.load(cml.MemoryModel(f"{HEADER}graph net(x) -> (y) {{ {body} }}", {}))
+
+
+def assert_same(got, wanted):
+    assert got.keys() == wanted.keys()
+    for name in wanted:
+        np.testing.assert_array_equal(got[name], wanted[name], err_msg=name)
+
+
+def outputs_of(host, job):
+    host.until(lambda: job.ended and not job.waiting_for.startswith("done: waits"))
+    assert job.state == "done", job.error
+    return {name: job.read(name) for name in ("y", "n")}
+
+
+OPTIONS = {
+    "as it is": cml.CompileOptions(),
+    "no pass": cml.CompileOptions(without=frozenset({"fuse", "chains", "partition"})),
+    "16 bits": cml.CompileOptions(storage="half"),
+    "all kept": cml.CompileOptions(plan=PlanOptions(keep=True)),
+    "taps": cml.CompileOptions(keep=("r", "q", "a")),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+@pytest.mark.parametrize("retain", [False, True], ids=["", "retain"])
+def test_any_slicing_gives_the_bits_of_a_whole_run(gpu, graph, inputs, kind, retain):
+    options = OPTIONS[kind]
+
+    def session():
+        return cml.Session(graph, gpu, options, retain=retain)
+
+    whole = session()
+    wanted = [whole.run(inputs) for _ in range(3)]  # the variable changes from run to run
+    assert not np.array_equal(wanted[0]["y"], wanted[1]["y"])
+    for budget, planner in ((0.02, None), (5.0, None), (5.0, operators_per_frame(1))):
+        sliced, host = session(), Host(gpu, budget_ms=budget)
+        if planner:
+            host.scheduler.planner = planner
+        for run in wanted:
+            job = host.scheduler.submit(sliced, inputs, read=True)
+            assert_same(outputs_of(host, job), run)
+        for name in options.keep:
+            np.testing.assert_array_equal(job.read(name), whole.tensor(name).read())
+
+
+def test_operators_beside_it_can_be_in_bands(gpu, gate):
+    net = Net(1, 8, 32, 32)
+    y = net.op("sort_rows", net("conv(relu(conv(x, 32)), 8)"))
+    graph, x = net.graph(y), net.input()
+    whole = cml.Session(graph, gpu)
+    limit = whole.plan.memory.peak * 3 // 4
+    banded = cml.Session(graph, gpu, cml.CompileOptions(arena_limit=limit))
+    assert banded.plan.bands and banded.plan.cpu_parts
+    assert_same(banded.run(x), whole.run(x))
+
+
+def test_the_cpu_part_has_the_bits_of_the_cpu_backend(gpu, graph, inputs):
+    """NumPy computes each operator without a kernel from the operands that the GPU had."""
+    checks = list(check_nodes(cml.Session(graph, gpu).graph, gpu, inputs))
+    on_cpu = [c for c in checks if c.node.op in ("sort_rows", "count_positive")]
+    assert len(on_cpu) == 3 and all(c.comparison.worst == 0 for c in on_cpu)
+    assert all(check.ok for check in checks)
+
+
+def test_a_run_with_one_new_input_computes_only_what_depends_on_it(gpu, graph, inputs, gate):
+    session, whole = (cml.Session(graph, gpu, retain=True) for _ in range(2))
+    host = Host(gpu, budget_ms=1.0)
+    outputs_of(host, host.scheduler.submit(session, inputs, read=True))
+    whole.run(inputs)
+    before = gate.runs
+    job = host.scheduler.submit(session, {"x": -inputs["x"]}, read=True)
+    got = outputs_of(host, job)
+    assert gate.runs == before + 1, "the rows of z are retained"
+    assert_same(got, whole.run({"x": -inputs["x"], "z": inputs["z"]}))
+
+
+def test_reshaped_and_replaced_networks(gpu, graph, inputs):
+    session = cml.Session(graph, gpu)
+    session.replace(graph)
+    session.take_replacement()
+    assert_same(session.run(inputs), cml.Session(graph, gpu).run(inputs))
+    small = cml.Session(unary("relu(sort_rows(x))", [1, 4]), gpu)
+    wide = np.float32([[3, -1, 2, 0, 5]])
+    np.testing.assert_array_equal(
+        small.reshaped({"x": (1, 5)}).run({"x": wide})["y"], [[0, 0, 2, 3, 5]]
+    )
+
+
+def test_operators_can_be_watched_in_order(gpu, graph, inputs):
+    session, seen = cml.Session(graph, gpu), []
+
+    def note(node, results):
+        seen.append(node.title)
+
+    assert_same(session.run(inputs, watch=note, before=note), cml.Session(graph, gpu).run(inputs))
+    assert seen == [node.title for node in session.graph.nodes for _ in range(2)]
+
+
+def test_nothing_waits_in_a_frame(gpu, graph, inputs, gate, monkeypatch):
+    """Frames go on while the operator does not, and no frame maps a buffer and waits for it."""
+    session = cml.Session(graph, gpu)
+    wanted = cml.Session(graph, gpu).run(inputs)
+    gate.threads.clear()
+    gate.entered.clear()
+    gate.open.clear()
+
+    def refuse(*args, **named):
+        raise AssertionError("a frame waits")
+
+    monkeypatch.setattr(wgpu.GPUBuffer, "map_sync", refuse)
+    monkeypatch.setattr(type(gpu.queue), "read_buffer", refuse)
+    host = Host(gpu, budget_ms=1.0)
+    job = host.scheduler.submit(session, inputs, read=True)
+    host.until(gate.entered.is_set)
+    assert "on the CPU" in job.waiting_for and job.state == "running"
+    for _ in range(40):
+        host.frame()
+    assert host.reports[-1].reason == "all waiting"
+    assert threading.current_thread() not in gate.threads
+    gate.open.set()
+    assert_same(outputs_of(host, job), wanted)
+
+
+def test_copies_are_counted(gpu, graph, inputs, monkeypatch):
+    """A run copies each operand once to the host, and each result once to the device."""
+    session = cml.Session(graph, gpu)
+    host = Host(gpu, budget_ms=5.0)
+    outputs_of(host, host.scheduler.submit(session, inputs, read=True))
+    parts = session.plan.cpu_parts
+    nbytes = int(np.prod(SHAPE)) * 4
+    assert sum(part.read_bytes for part in parts) == 3 * nbytes  # a + s, z and b
+    assert sum(part.written_bytes for part in parts) == 2 * nbytes + 4  # r, q and n
+    uploaded, read = [], []
+    arena = session.program.residency.arena
+    encoder = type(gpu.device.create_command_encoder())
+    write, copy = type(arena).write, encoder.copy_buffer_to_buffer
+
+    def count_write(self, data, offset=0):
+        if self is arena:
+            uploaded.append(memoryview(data).nbytes)
+        return write(self, data, offset)
+
+    def count_copy(self, source, at, target, to, size):
+        if source in arena.buffers and int(target.usage) & wgpu.BufferUsage.MAP_READ:
+            read.append(size)
+        return copy(self, source, at, target, to, size)
+
+    monkeypatch.setattr(type(arena), "write", count_write)
+    monkeypatch.setattr(encoder, "copy_buffer_to_buffer", count_copy)
+    outputs_of(host, host.scheduler.submit(session, inputs, read=True))
+    assert sum(uploaded) == sum(p.written_bytes for p in parts) + 2 * nbytes  # and x and z
+    assert sum(read) == sum(part.read_bytes for part in parts)
+
+
+def test_a_large_result_is_uploaded_over_several_frames(gpu, gate):
+    session = cml.Session(unary("relu(sort_rows(x))", [8, 65536]), gpu)
+    x = np.random.default_rng(2).standard_normal((8, 65536)).astype(np.float32)
+    host, most = Host(gpu, budget_ms=1.0), []
+    write = type(session.program.residency.arena).write
+
+    def count(self, data, offset=0):
+        most[-1] += memoryview(data).nbytes
+        return write(self, data, offset)
+
+    job = host.scheduler.submit(session, {"x": x}, read=True)
+    host.until(lambda: job.running)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(session.program.residency.arena), "write", count)
+        while not job.ended:
+            most.append(0)
+            host.frame()
+    assert max(most) <= 2 * (256 << 10) and sum(most) >= x.nbytes
+    host.until(lambda: job.read("y") is not None)
+    np.testing.assert_array_equal(job.read("y"), np.maximum(np.sort(x, -1), 0))
+
+
+def test_steady_state_creates_nothing(gpu, graph, inputs, monkeypatch):
+    session, host = cml.Session(graph, gpu), Host(gpu, budget_ms=1.0)
+    for _ in range(4):
+        outputs_of(host, host.scheduler.submit(session, inputs, read=True))
+    created = creations(gpu, monkeypatch)
+    for _ in range(4):
+        outputs_of(host, host.scheduler.submit(session, inputs, read=True))
+    assert not created
+
+
+def test_a_cancelled_job_leaves_the_next_one_alone(gpu, graph, inputs, gate):
+    session, whole = cml.Session(graph, gpu), cml.Session(graph, gpu)
+    wanted = whole.run(inputs)
+    host = Host(gpu, budget_ms=1.0)
+    gate.entered.clear()
+    gate.open.clear()
+    job = host.scheduler.submit(session, {name: 7 + inputs[name] for name in inputs})
+    host.until(gate.entered.is_set)
+    job.cancel()
+    then = host.scheduler.submit(session, inputs, read=True)
+    for _ in range(10):
+        host.frame()
+    gate.open.set()
+    assert_same(outputs_of(host, then), wanted)
+    assert job.state == "cancelled"
+
+
+def test_a_deleted_scheduler_and_session_free_their_memory(gpu, graph, inputs, gate):
+    session, host = cml.Session(graph, gpu), Host(gpu, budget_ms=1.0)
+    gate.entered.clear()
+    gate.open.clear()
+    job = host.scheduler.submit(session, inputs)
+    host.until(gate.entered.is_set)
+    del job, host, session
+    gc.collect()
+    gate.open.set()
+    wanted = cml.Session(graph, gpu).run(inputs)
+    host = Host(gpu, budget_ms=1.0)
+    job = host.scheduler.submit(cml.Session(graph, gpu), inputs, read=True)
+    assert_same(outputs_of(host, job), wanted)
+
+
+def test_a_failing_operator_fails_its_job_with_its_line(gpu, graph, inputs, gate, caplog):
+    session, host = cml.Session(graph, gpu), Host(gpu, budget_ms=1.0)
+    gate.error = ValueError("no rows")
+    job = host.scheduler.submit(session, inputs)
+    caplog.set_level(logging.CRITICAL)
+    host.until(lambda: job.ended)
+    assert job.state == "failed"
+    assert "sort_rows" in job.error and "no rows" in job.error and "graph.nnef:11" in job.error
+    with pytest.raises(cml.CmlError, match="no rows"):
+        job.wait()
+    with pytest.raises(cml.CmlError, match=r"graph.nnef:1[12].*no rows"):
+        session.run(inputs)
+    gate.error = None
+    job = host.scheduler.submit(session, inputs, read=True)
+    assert_same(outputs_of(host, job), cml.Session(graph, gpu).run(inputs))
+
+
+@pytest.mark.parametrize("every", [2, 3, 5])
+def test_abandoned_frames_change_no_bit(gpu, graph, inputs, every):
+    session, host = cml.Session(graph, gpu), Host(gpu, budget_ms=0.1)
+    wanted = cml.Session(graph, gpu).run(inputs)
+    job = host.scheduler.submit(session, inputs, read=True)
+    for turn in range(4000):
+        if turn % every:
+            host.frame()
+        else:
+            host.encode()
+            host.scheduler.abandon_frame()
+        if job.ended and job.read("y") is not None:
+            break
+    assert_same({name: job.read(name) for name in ("y", "n")}, wanted)
+
+
+def test_a_frame_that_is_never_submitted_fails_the_job(gpu, graph, inputs):
+    """Whatever the frame contained, no wrong value is read."""
+    wanted = cml.Session(graph, gpu).run(inputs)
+    for lost in range(2, 14, 2):
+        session, host = cml.Session(graph, gpu), Host(gpu, budget_ms=0.3)
+        job = host.scheduler.submit(session, inputs, read=True)
+        for turn in range(4000):
+            if turn == lost:
+                host.encode()
+                host.scheduler.end_frame()
+            else:
+                host.frame()
+            if turn > lost + 12 and (
+                job.ended and (job.state != "done" or job.read("y") is not None)
+            ):
+                break
+        if job.state == "done":
+            assert_same({name: job.read(name) for name in ("y", "n")}, wanted)
+        else:
+            assert job.state == "failed" and "never submitted" in job.error
+
+
+def test_a_recorded_run_replays_exactly(gpu, graph, inputs):
+    session, host = cml.Session(graph, gpu), Host(gpu, budget_ms=0.1)
+    recording = host.scheduler.record()
+    for _ in range(2):
+        outputs_of(host, host.scheduler.submit(session, inputs, read=True))
+    assert recording.decisions == [decisions_of(report) for report in host.reports]
+    assert replay(recording) == recording.decisions
+
+
+def test_jobs_take_each_others_outputs_and_know_their_end(gpu, graph, inputs, gate):
+    after = cml.Session(unary("sort_rows(x)", [1, 8, 16, 16]), gpu)
+    session, host, ended = cml.Session(graph, gpu), Host(gpu, budget_ms=0.5), []
+    wanted = cml.Session(graph, gpu).run(inputs)["y"]
+    first = host.scheduler.submit(session, inputs, deadline_ms=50)
+    second = host.scheduler.submit(after, {"x": first.output("y")}, read=True)
+    second.add_done_callback(ended.append)
+    assert first.eta_ms > 0 and first.progress == 0
+    under_way(host, first)
+    second.wait(60)
+    assert ended == [second] and first.progress == second.progress == 1.0
+    np.testing.assert_array_equal(second.read("y"), np.sort(wanted, -1))
+    np.testing.assert_array_equal(first.tensor("y").read(), wanted)
+    third = host.scheduler.submit(session, inputs)
+    waits = host.scheduler.lifecycle.cpu_waits
+    assert third.eta_ms >= sum(w for key, w in waits.items() if "'r'" in key or "'n'" in key)
+
+
+def test_a_session_says_what_it_computes_on_the_cpu(gpu, graph, caplog):
+    with caplog.at_level(logging.WARNING):
+        session = cml.Session(graph, gpu)
+    assert "no kernel" in caplog.text and "sort_rows" in caplog.text
+    rows = {row.name for row in session.rank(runs=1).rows}
+    assert any("sort_rows" in name for name in rows) and session.timer()() > 0
+    refused = cml.CompileOptions(cpu="refuse")
+    with pytest.raises(cml.CmlError, match=r"graph.nnef:1[12].*has no GPU kernel"):
+        cml.Session(graph, gpu, refused)
+    cml.Session(graph, "cpu", refused)
+
+
+def test_a_partitioned_network_is_not_cooked(graph):
+    with pytest.raises(cml.CmlError, match=r"sort_rows.*NumPy"):
+        cook(graph)
+
+
+def test_scheduler_runs_beside_other_jobs(gpu, graph, inputs, gate):
+    """A network without such operators goes on while another waits for the CPU."""
+    plain = cml.Session(unary("relu(x)", [1, 8, 16, 16]), gpu)
+    session = cml.Session(graph, gpu)
+    gate.entered.clear()
+    gate.open.clear()
+    scheduler = FrameScheduler(gpu, budget_ms=1.0)
+    waiting = scheduler.submit(session, inputs, priority=10)
+    done = scheduler.submit(plain, {"x": inputs["x"]}, read=True).wait(60)
+    np.testing.assert_array_equal(done.read("y"), np.maximum(inputs["x"], 0))
+    assert waiting.state == "running" and 0 <= waiting.progress < 1
+    gate.open.set()
+    waiting.wait(60)
