@@ -8,12 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cml_engine as cml
-from cml_engine import FrameScheduler
 from cml_engine.errors import CmlError, InputError
 from cml_engine.runtime.session import random_inputs
+from tests.fixtures.frames.host import Host
 from tests.fixtures.graphs import random_maps
 from tests.fixtures.models import write_model
-from tests.gpu.live.test_taps import read
 from tests.pure.planning.test_bands import WIDE
 
 INTEGER = Path(__file__).resolve().parents[3] / "demo_game" / "models" / "integer" / "upres.nnef"
@@ -134,8 +133,8 @@ def test_banded_session_is_reshaped_and_reloaded(gpu, tmp_path):
 
 def test_jobs_in_slices_and_no_watching(upscaler, gpu):
     session, inputs, wanted = same_bits(upscaler, gpu, 0.7)
-    scheduler = FrameScheduler(gpu, budget_ms=1.0)
-    job = scheduler.submit(session, inputs)
-    assert np.array_equal(read(gpu, scheduler, job, "result"), wanted["result"])
+    host = Host(gpu, budget_ms=1.0)
+    (got,) = host.finish(host.scheduler.submit(session, inputs), name="result")
+    assert np.array_equal(got, wanted["result"])
     with pytest.raises(InputError, match="is computed in bands of rows"):
         session.run(inputs, watch=lambda node, results: None)

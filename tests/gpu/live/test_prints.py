@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine import FrameScheduler
 from cml_engine.errors import ShaderCompileError
 from cml_engine.gpu.gpu import Gpu
 from cml_engine.gpu.shaders.hlsl import (
@@ -16,7 +15,7 @@ from cml_engine.gpu.shaders.hlsl import (
     resolved_source,
     shader_key,
 )
-from tests.gpu.live.test_taps import finish
+from tests.fixtures.frames.host import Host
 
 SIGNATURE = "fragment shown(x: tensor<scalar>, rounds: integer) -> (y: tensor<scalar>)"
 SOURCE = """
@@ -95,10 +94,10 @@ def test_run_prints_lines_of_its_kernels(gpu, debug, capsys):
 
 
 def test_jobs_warn_that_prints_are_not_shown(debug, caplog, capsys):
-    session = session_of(debug)
-    scheduler = FrameScheduler(debug, budget_ms=20.0)
+    session, host = session_of(debug), Host(debug, budget_ms=20.0)
     with caplog.at_level(logging.WARNING):
-        finish(debug, scheduler, *(scheduler.submit(session, {"x": X}) for _ in range(2)))
+        for _ in range(2):
+            host.run(session, {"x": X})
     assert [r.getMessage() for r in caplog.records if "print" in r.getMessage()] == [
         "'net': what kernels print is shown of Session.run only"
     ]

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine import FrameScheduler
 from cml_engine.compiler.plugins import load_file
 from cml_engine.gpu.memory.allocator import Allocation
 from cml_engine.ops import unregister
 from cml_engine.runtime.live.reloader import Reloader
+from tests.fixtures.frames.host import Host
 from tests.fixtures.models import write_model
-from tests.gpu.live.test_taps import finish, graph_of, inputs
+from tests.gpu.live.test_taps import graph_of, inputs
 
 TEXT = """version 1.0;
 extension KHR_enable_operator_expressions;
@@ -139,17 +139,13 @@ def test_superseded_replacement_is_dropped(gpu, ends):
 
 
 def test_jobs_use_the_old_network_until_the_replacement_is_ready(gpu):
-    session = cml.Session(graph(1), gpu)
-    scheduler = FrameScheduler(gpu, budget_ms=20.0)
-    before = scheduler.submit(session, X)
+    session, host = cml.Session(graph(1), gpu), Host(gpu, budget_ms=20.0)
+    before = host.scheduler.submit(session, X)
     change = session.replace(graph(3))
-    seen = []
-    finish(gpu, scheduler, before)
-    seen.append(before.tensor("y").read()[0, 0, 0, 0])
+    host.until(lambda: before.ended)
+    seen = [before.tensor("y").read()[0, 0, 0, 0]]
     for _ in range(300):
-        job = scheduler.submit(session, X)
-        finish(gpu, scheduler, job)
-        seen.append(job.tensor("y").read()[0, 0, 0, 0])
+        seen.append(host.run(session, X).tensor("y").read()[0, 0, 0, 0])
         if change.state == "done":
             break
         time.sleep(0.01)

@@ -7,12 +7,10 @@ from hypothesis import given, settings
 from numpy.testing import assert_array_equal
 
 import cml_engine as cml
-from cml_engine import FrameScheduler
 from cml_engine.tools.panel.frames import OperatorTimes
 from scheduler.tools.replay import replay
 from tests.cpu.live.test_retain import check_retained, graphs, subsets
-from tests.gpu.frames.test_frame_scheduler import Host
-from tests.gpu.live.test_taps import finish, read
+from tests.fixtures.frames.host import Host
 
 TEXT = """version 1.0;
 extension KHR_enable_operator_expressions;
@@ -76,11 +74,10 @@ def test_retained_run_equals_a_full_run(gpu, made, chosen):
 
 
 def first_job(gpu):
-    """Returns a session and a scheduler after a job of ``array(1)`` and ``array(0)``."""
-    session = cml.Session(graph(), gpu, retain=True)
-    scheduler = FrameScheduler(gpu, budget_ms=20.0)
-    finish(gpu, scheduler, scheduler.submit(session, {"x": array(1), "z": array(0)}))
-    return session, scheduler
+    """Returns a session and a host after a job of ``array(1)`` and ``array(0)``."""
+    session, host = cml.Session(graph(), gpu, retain=True), Host(gpu, budget_ms=20.0)
+    host.run(session, {"x": array(1), "z": array(0)})
+    return session, host
 
 
 def titles(session, *given):
@@ -96,19 +93,6 @@ def test_only_the_decoder_runs_if_the_encoder_is_unchanged(gpu):
     # rank() times only these steps
     report = session.rank(runs=1, given=["z"])
     assert sum(row.count for row in report.rows) == 2
-
-
-def test_runs_with_inputs_left_out_have_the_bits_of_full_ones(gpu):
-    session = cml.Session(graph(), gpu, retain=True)
-    with pytest.raises(cml.InputError, match="input 'x' is missing"):
-        session.run({"z": array(0)})
-    x = array(1)
-    session.run({"x": x, "z": array(0)})
-    for seed in (2, 3):
-        got = session.run({"z": array(seed)})["y"]
-        assert_array_equal(got, wanted(gpu, x, array(seed)))
-    assert_array_equal(session.run({})["y"], wanted(gpu, x, array(3)))
-    assert_array_equal(session.run({"x": array(9)})["y"], wanted(gpu, array(9), array(3)))
 
 
 def test_evicted_retaining_session_runs_completely():
@@ -131,23 +115,18 @@ def test_shared_arena_run_invalidates_retained_values(gpu):
 
 
 def test_retaining_jobs_run_only_dependent_steps(gpu):
-    session = cml.Session(graph(), gpu, retain=True)
-    scheduler = FrameScheduler(gpu, budget_ms=20.0)
-    recording = scheduler.record()
+    session, host = cml.Session(graph(), gpu, retain=True), Host(gpu, budget_ms=20.0)
+    submit, recording = host.scheduler.submit, host.scheduler.record()
     with pytest.raises(cml.InputError, match="input 'x' is missing"):
-        scheduler.submit(session, {"z": array(0)})
-    x = array(1)
-    jobs = [scheduler.submit(session, {"x": x, "z": array(0)})]
-    jobs += [scheduler.submit(session, {"z": array(seed)}) for seed in (2, 3)]
-    assert [len(job.costs) for job in jobs] == [len(session.plan.steps), 2, 2]
-    finish(gpu, scheduler, *jobs)
-    assert [len(job.costs) for job in jobs] == [len(session.plan.steps), 2, 2]
-    for job, seed in zip(jobs, (0, 2, 3), strict=True):
-        assert job.state == "done", job.error
-        assert_array_equal(read(gpu, scheduler, job, "y"), wanted(gpu, x, array(seed)), str(seed))
-    nothing = scheduler.submit(session, {})
-    finish(gpu, scheduler, nothing)
-    assert_array_equal(nothing.tensor("y").read(), wanted(gpu, x, array(3)))
+        submit(session, {"z": array(0)})
+    x, steps = array(1), len(session.plan.steps)
+    jobs = [submit(session, {"x": x, "z": array(0)})]
+    jobs += [submit(session, {"z": array(seed)}) for seed in (2, 3)]
+    jobs.append(submit(session, {}))
+    results = host.finish(*jobs)
+    assert [len(job.costs) for job in jobs] == [steps, 2, 2, 0]
+    for result, seed in zip(results, (0, 2, 3, 3), strict=True):
+        assert_array_equal(result, wanted(gpu, x, array(seed)), str(seed))
     assert replay(recording) == recording.decisions
 
 
@@ -189,9 +168,7 @@ def test_texture_input_is_retained():
     host = Host(own, budget_ms=20.0)
 
     def result(**given):
-        job = host.scheduler.submit(session, given)
-        host.until(lambda: job.ended)
-        return job
+        return host.run(session, given)
 
     x, z = fill(1), np.ones((1, 4, 3, 5), np.float32)
     first = result(x=cml.TextureInput(texture), z=z)
@@ -209,82 +186,54 @@ def test_texture_input_is_retained():
 
 
 def test_cancelled_job_invalidates_retained_values(gpu):
-    session, scheduler = first_job(gpu)
-    half = scheduler.submit(session, {"x": array(4)})
-    scheduler.budget.ms = 1e-9  # one slice per frame
-    while half.state == "queued":
-        one_frame(gpu, scheduler)
-    assert half.state == "running"
+    session, host = first_job(gpu)
+    half = host.scheduler.submit(session, {"x": array(4)})
+    host.scheduler.budget.ms = 1e-9  # one slice per frame
+    host.until(lambda: half.state == "running")
     half.cancel()
-    scheduler.budget.ms = 20.0
-    last = scheduler.submit(session, {"z": array(2)})
-    finish(gpu, scheduler, last)
+    host.scheduler.budget.ms = 20.0
+    last = host.run(session, {"z": array(2)})
     assert len(last.costs) == len(session.plan.steps)
     # the cancelled job had begun, so its input was uploaded
     assert_array_equal(last.tensor("y").read(), wanted(gpu, array(4), array(2)))
 
 
-def one_frame(gpu, scheduler, submit=True):
-    encoder = gpu.device.create_command_encoder()
-    scheduler.encode(encoder)
-    if submit:
-        gpu.device.queue.submit([encoder.finish()])
-        scheduler.end_frame()
-    else:
-        scheduler.abandon_frame()
-
-
-def test_abandoned_frame_restores_retained_state(gpu):
-    session, scheduler = first_job(gpu)
-    job = scheduler.submit(session, {"z": array(2)})
-    one_frame(gpu, scheduler, submit=False)
-    finish(gpu, scheduler, job)
-    assert_array_equal(job.tensor("y").read(), wanted(gpu, array(1), array(2)))
-
-
-def test_cancelled_job_of_an_abandoned_frame_leaves_retained_inputs(
-    gpu,
-):
-    session, scheduler = first_job(gpu)
-    job = scheduler.submit(session, {"x": array(4)})
-    one_frame(gpu, scheduler, submit=False)
-    job.cancel()
-    last = scheduler.submit(session, {"z": array(2)})
-    finish(gpu, scheduler, last)
-    assert_array_equal(last.tensor("y").read(), wanted(gpu, array(1), array(2)))
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_abandoned_frame_restores_retained_state(gpu, cancelled):
+    session, host = first_job(gpu)
+    job = host.scheduler.submit(session, {"x": array(4)})
+    host.encode()
+    host.scheduler.abandon_frame()
+    if cancelled:
+        job.cancel()
+    last = host.run(session, {"z": array(2)})
+    x = array(1 if cancelled else 4)
+    assert_array_equal(last.tensor("y").read(), wanted(gpu, x, array(2)))
 
 
 def test_retained_gpu_tensor_is_requested_again_after_eviction():
     own = cml.Gpu()
     maker, session = cml.Session(graph(), own), cml.Session(graph(), own, retain=True)
-    scheduler = FrameScheduler(own, budget_ms=20.0)
-    made = scheduler.submit(maker, {"x": array(1), "z": array(0)})
-    job = scheduler.submit(session, {"x": made.output("y"), "z": array(2)})
-    again = scheduler.submit(session, {"z": array(3)})
-    finish(own, scheduler, again)
-    x = made.tensor("y").read()
-    assert job.state == "done"
-    assert_array_equal(again.tensor("y").read(), wanted(own, x, array(3)))
-    one_frame(own, scheduler)
+    host = Host(own, budget_ms=20.0)
+    made = host.scheduler.submit(maker, {"x": array(1), "z": array(0)})
+    host.scheduler.submit(session, {"x": made.output("y"), "z": array(2)})
+    again = host.run(session, {"z": array(3)})
+    result = again.tensor("y").read()
+    assert_array_equal(result, wanted(own, made.tensor("y").read(), array(3)))
+    host.frame()
     session.program.evict()  # type: ignore[attr-defined]
-    lost = scheduler.submit(session, {"z": array(3)})
-    finish(own, scheduler, lost)
-    assert lost.state == "failed"
+    lost = host.run(session, {"z": array(3)})
     assert "input 'x' is left out, and its value, which came from the GPU, went" in lost.error
-    told = scheduler.submit(session, {"x": made.output("y"), "z": array(3)})
-    finish(own, scheduler, told)
-    assert_array_equal(told.tensor("y").read(), again.tensor("y").read())
+    told = host.run(session, {"x": made.output("y"), "z": array(3)})
+    assert_array_equal(told.tensor("y").read(), result)
 
 
 def test_variables_always_advance(gpu):
     model = cml.MemoryModel(STATE, {"s": np.zeros(4, np.float32)})
     four, one = np.full(4, 4, np.float32), np.ones(4, np.float32)
     session = cml.Session(cml.load(model), gpu, retain=True)
-    scheduler = FrameScheduler(gpu, budget_ms=20.0)
     assert_array_equal(session.run({"x": four, "z": one})["y"], [3] * 4)
-    assert_array_equal(session.run({})["y"], [5] * 4)
-    job = scheduler.submit(session, {"z": four})
-    finish(gpu, scheduler, job)
-    assert_array_equal(job.tensor("y").read(), [10] * 4)
-    assert_array_equal(session.run({"x": one})["y"], [11] * 4)
+    job = Host(gpu, budget_ms=20.0).run(session, {"z": four})
+    assert_array_equal(job.tensor("y").read(), [8] * 4)
+    assert_array_equal(session.run({"x": one})["y"], [9] * 4)
     assert not any(title.startswith("sqrt") for title in titles(session, "z"))

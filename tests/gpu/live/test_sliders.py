@@ -42,9 +42,8 @@ def test_jobs_take_sliders(gpu, model, rng):
     x = rng.standard_normal((1, 2, 3, 5)).astype(np.float32)
     host = Host(gpu, budget_ms=5.0)
     jobs = [host.scheduler.submit(session, {"x": x, **more}) for more in ({}, {"strength": -1.0})]
-    host.until(lambda: all(job.ended and job.read("y") is not None for job in jobs))
-    for job, scale in zip(jobs, (2, -1), strict=True):
-        assert_allclose(job.read("y"), scale * x + 0.25, rtol=1e-6)
+    for got, scale in zip(host.finish(*jobs), (2, -1), strict=True):
+        assert_allclose(got, scale * x + 0.25, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import cml_engine as cml
-from cml_engine import FrameScheduler
 from tests.cpu.integer.test_files import INPUT, small_net
 from tests.cpu.live.test_taps import values_of
+from tests.fixtures.frames.host import Host
 from tests.fixtures.graphs import BLOCKS
 
 TEXT = """version 1.0;
@@ -40,28 +40,6 @@ def inputs(seed=1):
 
 def close(got, wanted):
     assert_allclose(got, wanted, 1e-4, 1e-4)
-
-
-def finish(gpu, scheduler, *jobs):
-    for _ in range(200):
-        encoder = gpu.device.create_command_encoder()
-        scheduler.encode(encoder)
-        gpu.device.queue.submit([encoder.finish()])
-        scheduler.end_frame()
-        if all(job.ended for job in jobs):
-            return
-    raise AssertionError(scheduler.describe())
-
-
-def read(gpu, scheduler, job, name):
-    for _ in range(200):
-        if (value := job.read(name)) is not None:
-            return value
-        encoder = gpu.device.create_command_encoder()
-        scheduler.encode(encoder)
-        gpu.device.queue.submit([encoder.finish()])
-        scheduler.end_frame()
-    raise AssertionError("no readback")
 
 
 @pytest.mark.parametrize("storage", ["float", "half"])
@@ -125,14 +103,15 @@ def test_a_kept_tensor_that_fusing_removed_has_a_node_of_its_own(gpu):
 def test_jobs_have_retained_tensors_of_their_own_run(gpu):
     graph = graph_of()
     session = cml.Session(graph, gpu, KEEP)
-    scheduler = FrameScheduler(gpu, budget_ms=20.0)
-    one, two = (scheduler.submit(session, inputs(seed)) for seed in (1, 2))
-    finish(gpu, scheduler, one, two)
+    host = Host(gpu, budget_ms=20.0)
+    one, two = (host.scheduler.submit(session, inputs(seed)) for seed in (1, 2))
+    host.finish(one, two)
     for job, seed in ((one, 1), (two, 2)):
         wanted = values_of(graph, inputs(seed))
         close(job.tensor("c0").read(), wanted["c0"])
-        close(read(gpu, scheduler, job, "c0"), wanted["c0"])
-        close(read(gpu, scheduler, job, "y"), wanted["y"])
+        for name in ("c0", "y"):
+            (array,) = host.finish(job, name=name)
+            close(array, wanted[name])
     close(session.tensor("c0").read(), values_of(graph, inputs(2))["c0"])
     with pytest.raises(cml.InputError, match="no output 'c1': there is y, c0, x"):
         one.tensor("c1")
@@ -141,10 +120,9 @@ def test_jobs_have_retained_tensors_of_their_own_run(gpu):
 def test_job_reads_another_jobs_retained_tensor(gpu):
     graph = graph_of()
     session, second = cml.Session(graph, gpu, KEEP), cml.Session(graph, gpu)
-    scheduler = FrameScheduler(gpu, budget_ms=20.0)
-    first = scheduler.submit(session, inputs())
-    job = scheduler.submit(second, {"x": first.output("c0")})
-    finish(gpu, scheduler, job)
+    host = Host(gpu, budget_ms=20.0)
+    first = host.scheduler.submit(session, inputs())
+    job = host.run(second, {"x": first.output("c0")})
     wanted = values_of(graph, {"x": values_of(graph, inputs())["c0"]})["y"]
     close(job.tensor("y").read(), wanted)
 
@@ -163,9 +141,8 @@ def test_shared_arena_run_invalidates_retained_tensors(gpu):
 def test_tensor_in_the_sessions_own_buffer_is_refused_as_input(gpu):
     session = cml.Session(graph_of(), gpu, KEEP)
     session.run(inputs())
-    scheduler = FrameScheduler(gpu, budget_ms=20.0)
     with pytest.raises(cml.InputError, match="one buffer with the memory of 'net'"):
-        scheduler.submit(session, {"x": session.tensor("c0")})
+        Host(gpu).scheduler.submit(session, {"x": session.tensor("c0")})
 
 
 def test_watch_sees_equal_values_on_gpu_and_cpu(gpu):

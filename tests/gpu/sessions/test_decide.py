@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 import cml_engine as cml
-from cml_engine import FrameScheduler
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.runtime.session import make_plan, random_inputs
+from tests.fixtures.frames.host import Host
 from tests.fixtures.graphs import random_maps
 from tests.fixtures.models import write_model
-from tests.gpu.live.test_taps import finish
 
 MODEL = """\
 version 1.0;
@@ -119,9 +118,7 @@ def test_arena_of_several_buffers_is_bit_identical(gpu, monkeypatch):
     small = cml.Session(graph, gpu)
     assert small.plan.memory.segment == most < small.plan.memory.peak
     assert len(small.program.residency.arena.buffers) > 1
-    scheduler = FrameScheduler(gpu, budget_ms=20.0)
-    job = scheduler.submit(small, inputs)
-    finish(gpu, scheduler, job)
+    job = Host(gpu, budget_ms=20.0).run(small, inputs)
     for name, value in wanted.items():
         assert_array_equal(small.run(inputs)[name], value)
         assert_array_equal(job.tensor(name).read(), value)

@@ -13,10 +13,10 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import cml_engine as cml
-from cml_engine import FrameScheduler
 from cml_engine.errors import OutOfGpuMemory
 from cml_engine.gpu.memory.allocator import Allocation
 from cml_engine.gpu.shaders import compilers
+from tests.fixtures.frames.host import Host
 
 TEXT = """version 1.0;
 extension KHR_enable_operator_expressions;
@@ -264,53 +264,40 @@ def test_reshaped_sessions_have_separate_variables(gpu, rng):
         equal(run(large), run(fresh))
 
 
-def frames(gpu, scheduler, job, most=3000):
-    for _ in range(most):
-        if job.ended and job.read("y") is not None:
-            return
-        encoder = gpu.device.create_command_encoder()
-        scheduler.encode(encoder)
-        gpu.queue.submit([encoder.finish()])
-        scheduler.end_frame()
-    raise AssertionError(job.state)
-
-
 def test_scheduler_prepares_reshaped_sessions_without_building(own, model, monkeypatch):
     session = cml.Session(cml.load(model), own)
     wanted = run(session.reshaped({"x": LARGE}))["y"]
     other = cml.Session(cml.load(model), own)
     run(other)
-    scheduler = FrameScheduler(own, budget_ms=2.0)
-    frames(own, scheduler, scheduler.submit(other, {"x": image(SMALL)}))
+    host = Host(own, budget_ms=2.0)
+    host.finish(host.scheduler.submit(other, {"x": image(SMALL)}))
     with Counted(own, monkeypatch) as counted:
         large = other.reshaped({"x": LARGE})
         assert not large.program.ready
-        job = scheduler.submit(large, {"x": image(LARGE)})
-        frames(own, scheduler, job)
-    assert_array_equal(job.read("y"), wanted)
+        (got,) = host.finish(host.scheduler.submit(large, {"x": image(LARGE)}))
+    assert_array_equal(got, wanted)
     assert counted.all == ([], [], 0, 0)
 
 
 def test_switching_known_shapes_builds_and_uploads_nothing(own, model, monkeypatch):
     """Switching between known resolutions opens, compiles, builds and uploads nothing."""
-    session, scheduler = cml.Session(cml.load(model), own), FrameScheduler(own, budget_ms=50.0)
+    session, host = cml.Session(cml.load(model), own), Host(own, budget_ms=50.0)
     steps = [(1, 8, size, size) for size in (16, 20, 24)]
-    wanted = {}
+
+    def result(shape):
+        job = host.scheduler.submit(session.reshaped({"x": shape}), {"x": image(shape)})
+        (array,) = host.finish(job)
+        job.release()
+        return array
+
+    wanted = {shape: run(session.reshaped({"x": shape}))["y"] for shape in steps}
     for shape in steps:  # behind a loading screen
-        wanted[shape] = run(session.reshaped({"x": shape}))["y"]
-        frames(
-            own, scheduler, scheduler.submit(session.reshaped({"x": shape}), {"x": image(shape)})
-        )
+        result(shape)
     memory = own.memory.held_bytes
     with Counted(own, monkeypatch) as counted:
-        for turn in range(9):
-            shape = steps[turn % 3]
-            job = scheduler.submit(session.reshaped({"x": shape}), {"x": image(shape)})
-            frames(own, scheduler, job)
-            assert (job.read("y") == wanted[shape]).all()
-            job.release()
+        for shape in 3 * steps:
+            assert_array_equal(result(shape), wanted[shape])
     assert counted.all == ([], [], 0, 0)
-    del job
     assert own.memory.held_bytes <= memory
 
 

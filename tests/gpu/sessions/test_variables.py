@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine import FrameScheduler
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.ir.graph import Fact, Graph, Node
@@ -18,6 +17,7 @@ from cml_engine.runtime.node_check import check_nodes
 from cml_engine.runtime.session import CompileOptions
 from cml_engine.tools.testing import full_attrs
 from scheduler.planning.plan import operators_per_frame
+from tests.fixtures.frames.host import Host
 from tests.fixtures.graphs import Net
 
 load_families()
@@ -25,19 +25,10 @@ load_families()
 
 def in_frames(session, gpu, inputs):
     """Runs a job with one operator per frame and returns its outputs by name."""
-    scheduler = FrameScheduler(gpu, budget_ms=100.0)
-    scheduler.planner = operators_per_frame(1)
-    job = scheduler.submit(session, inputs)
-    arrays = {}
-    for _ in range(200):
-        encoder = gpu.device.create_command_encoder()
-        scheduler.encode(encoder)
-        gpu.queue.submit([encoder.finish()])
-        scheduler.end_frame()
-        arrays = {name: job.read(name) for name in session.outputs}
-        if job.ended and all(array is not None for array in arrays.values()):
-            return arrays
-    raise AssertionError(f"{job.state}: {job.error}")
+    host = Host(gpu, budget_ms=100.0)
+    host.scheduler.planner = operators_per_frame(1)
+    job = host.scheduler.submit(session, inputs)
+    return {name: host.finish(job, name=name)[0] for name in session.outputs}
 
 
 def simple(updates, outputs, nodes=(), **variables):
