@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 import tracemalloc
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,20 +16,13 @@ from numpy.testing import assert_array_equal
 
 from cml_engine import CmlError, DeviceError, InputError
 from cml_engine.distributed import Layer, Report, StorePlan, bake
-from cml_engine.distributed.cluster import PATIENCE_S, THREADS, ClusterMonitor, connect
+from cml_engine.distributed.cluster import PATIENCE_S, THREADS, ClusterMonitor
 from cml_engine.distributed.run import ATTEMPTS, Batch, Pace
 from cml_engine.distributed.store import KEYS, Store, prepare
 from tests.fixtures.bake.work import MANIFEST, Numbers, layer, lines, values
 
 pytest.importorskip("distributed")
 pytest.importorskip("zarr")
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Any]:
-    """A client of a cluster of two workers, shared by the tests of this module."""
-    with connect(workers=2) as (found, _):
-        yield found
 
 
 @pytest.fixture
@@ -108,17 +100,6 @@ def test_chunks_equal_those_written_by_zarr(tmp_path, monkeypatch, separator):
         files = (path for path in place.rglob("*") if path.is_file())
         trees.append({path.relative_to(place): path.read_bytes() for path in files})
     assert trees[0] == trees[1] and len(trees[0]) == 2 + 3 + 3 * 4 - 1
-
-
-def test_values_of_zeros_are_values(client, place, work):
-    """A unit of zeros counts as whole, although zero chunks have no file."""
-    made = layer(4)
-    bake(work, place, StorePlan([made], MANIFEST), client=client)
-    store = Store(place, [made])
-    unit = next(made.units())
-    store.write(unit, {name: np.zeros_like(a) for name, a in values(made, unit).items()})
-    assert not (Path(place) / "L0/height/c.0.0.0.0").exists()
-    assert store.state(unit) == "whole"
 
 
 @pytest.mark.parametrize("changed", ["seed", "kind", "more"])
@@ -339,15 +320,6 @@ def test_lost_cluster_gives_one_message() -> None:
     idle._alive -= 2 * PATIENCE_S
     with pytest.raises(InputError, match="no worker for 60 s. 4 of 9 tiles are"):
         idle.check()
-
-
-def test_xarray_reads_it(client, place, work):
-    xarray = pytest.importorskip("xarray")
-    made = layer(2)
-    bake(work, place, StorePlan([made], MANIFEST), client=client, title="numbers")
-    with xarray.open_zarr(place, group="L0", consolidated=False) as found:
-        assert found.height.dims == ("z", "x", "row", "column")
-        assert_array_equal(found.height.values, stored(place, made)["height"])
 
 
 @pytest.mark.parametrize("size", [17, 1 << 26])

@@ -10,7 +10,6 @@ import json
 import pickle
 import sys
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -63,12 +62,6 @@ graph counter(x) -> (y)
     state1 = update(state, y);
 }
 """
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Any]:
-    with connect(workers=2) as (found, _):
-        yield found
 
 
 @pytest.fixture
@@ -349,45 +342,25 @@ def test_zarr_with_other_codecs_is_refused_before_reading(tmp_path, more, monkey
     (folder / ".zarray").write_text(json.dumps({**V2, **more}))
     (folder / "0").write_bytes(pickle.dumps(Evil(ran)))
     facts = {"x": Fact("scalar", (8,))}
-    with pytest.raises(
-        InputError, match="codec|items of type|twice|no Zarr array that can be read"
-    ):
+    said = "codec|items of type|twice|no Zarr array that can be read"
+    with pytest.raises(InputError, match=said):
         open_source(str(folder), facts)
-    with pytest.raises(
-        InputError, match="codec|items of type|twice|no Zarr array that can be read"
-    ):
+    with pytest.raises(InputError, match=said):
         ZarrSource(str(folder), (8,), (1,)).read(0, facts)
     assert not ran.exists()
 
 
-@pytest.mark.parametrize("compressor", [None, "zlib", "gzip", "lz4", "blosc", "zstd"])
-def test_zarr_format_2_with_common_codecs_is_read(tmp_path, compressor):
-    import numcodecs
-
-    made = compressor and numcodecs.get_codec({"id": compressor})
-    place = str(tmp_path / "in.zarr")
-    array = zarr.create_array(place, shape=(8,), chunks=(4,), dtype="f4", zarr_format=2,
-                              compressors=made)  # fmt: skip
-    array[...] = np.arange(8)
-    facts = {"x": Fact("scalar", (4,))}
-    assert open_source(place, facts).read(1, facts)["x"].tolist() == [4, 5, 6, 7]
-
-
-PACKED = {
-    "zlib": 2,
-    "gzip": 2,
-    "lz4": 2,
-    "blosc": 2,
-    "zstd": 2,
-    "zstd 3": 3,
-    "gzip 3": 3,
-    "shards": 3,
-}
+#: the codecs that are read, each with its version of the Zarr format
+PACKED = {**dict.fromkeys(("zlib", "gzip", "lz4", "blosc", "zstd"), 2),
+          **dict.fromkeys(("zstd 3", "gzip 3", "shards"), 3)}  # fmt: skip
 
 
 @pytest.mark.parametrize("codec", PACKED)
 def test_a_chunk_that_unpacks_to_more_than_its_shape_is_refused(tmp_path, codec):
-    """A chunk of kilobytes that unpacks to 64 MiB is refused before the memory is allocated."""
+    """A chunk of any codec is read, but not if its kilobytes unpack to 64 MiB.
+
+    The error comes before the memory is allocated.
+    """
     import numcodecs
 
     name, place, more = codec.split()[0], tmp_path / "in.zarr", {}

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import cml_engine as cml
 from cml_engine.distributed import ANY_DEVICE
-from cml_engine.distributed.cluster import connect
 from demo_game.bake.__main__ import main
 from demo_game.bake.planet import Planet
 from demo_game.chain import load_chain, name_shown_tensors
@@ -24,12 +21,6 @@ from tests.fixtures.pages import example
 
 pytest.importorskip("distributed")
 zarr = pytest.importorskip("zarr")
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Any]:
-    with connect(workers=2) as (found, _):
-        yield found
 
 
 def words(place: Path, region: str = "-1:1,3:4", levels: str = "1:2") -> list[str]:

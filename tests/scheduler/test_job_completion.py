@@ -40,9 +40,8 @@ def scheduler():
     return FrameScheduler(SlowReadback(), FRAME, 4.0, clock=VirtualClock())
 
 
-def end(scheduler, job, how):
-    """Runs frames until the job has ended as ``how`` says: ``"done"``, ``"cancelled"`` or
-    ``"failed"``.
+def doom(scheduler, job, how):
+    """Makes the job end as ``how`` says: ``"done"``, ``"cancelled"`` or ``"failed"``.
 
     A failed job has the error ``ValueError("broken")`` from the device.
     """
@@ -50,7 +49,6 @@ def end(scheduler, job, how):
         job.cancel()
     elif how == "failed":
         scheduler.executor.encode = lambda *args, **kw: [(job.network, ValueError("broken"))]
-    run_until_ended(scheduler, job)
 
 
 ENDS = {"done": None, "cancelled": CancelledError, "failed": ValueError}
@@ -60,7 +58,8 @@ ENDS = {"done": None, "cancelled": CancelledError, "failed": ValueError}
 def test_a_callback_is_called_once_in_end_frame(scheduler, how):
     job, called = scheduler.submit(network(), {}), []
     job.add_done_callback(lambda ended: called.append((ended, ended.state)))
-    end(scheduler, job, how)
+    doom(scheduler, job, how)
+    run_until_ended(scheduler, job)
     if how == "cancelled":
         run_frame(scheduler)
     assert called == [(job, how)]
@@ -138,10 +137,7 @@ def test_await_resolves_or_raises(scheduler, how, other_thread):
 
     async def main():
         job = scheduler.submit(network(), {})
-        if how == "cancelled":
-            job.cancel()
-        elif how == "failed":
-            scheduler.executor.encode = lambda *args, **kw: [(job.network, ValueError("broken"))]
+        doom(scheduler, job, how)
         frames = threading.Thread(target=loop_frames)
         if other_thread:
             frames.start()
@@ -189,10 +185,7 @@ def test_a_cancelled_waiter_does_not_cancel_the_job(scheduler):
 @pytest.mark.parametrize("how", ENDS)
 def test_wait_runs_frames_itself(scheduler, how):
     job = scheduler.submit(network(), {}, read=True)
-    if how == "cancelled":
-        job.cancel()
-    elif how == "failed":
-        scheduler.executor.encode = lambda *args, **kw: [(job.network, ValueError("broken"))]
+    doom(scheduler, job, how)
     if ENDS[how] is None:
         assert job.wait(30).read("out") == "out"
     else:

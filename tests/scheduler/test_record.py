@@ -4,56 +4,22 @@ import json
 
 import pytest
 
-from cml_engine import FrameScheduler, InputError, VirtualClock
+from cml_engine import FrameScheduler, InputError, VirtualClock, least_laxity
 from scheduler.planning.plan import operators_per_frame, plan_frame
 from scheduler.recording import _FORMAT, Recording, decisions_of
 from scheduler.tools.replay import replay
 from scheduler.tools.simulate import Noise, SimGpu, SimNetwork, SimStep
 from scheduler.tools.trace import trace_events, write_trace
 from tests.fixtures import hostile_json
+from tests.scheduler.test_queues import eventful_run
 
 
 def network(name, groups=50, ms=0.05, steps=5):
     return SimNetwork(name, [SimStep(f"{name}{i}", groups, ms) for i in range(steps)])
 
 
-def eventful_run(frames=400):
-    """Runs jobs with noise, deadlines, a dependency, a slot, pauses and a cancellation.
-
-    Returns the recording, the reports of all frames, and the jobs.
-    """
-    clock = VirtualClock(123.0)
-    gpu = SimGpu(Noise.of_tail(2.0), seed=4)
-    scheduler = FrameScheduler(gpu, budget_ms=3.0, clock=clock)
-    recording = scheduler.record()
-    nets = [network("a"), network("b", 200, 0.01), network("c", 7, 0.4)]
-    late = network("late")
-    late.ready, late.prepare_frames = False, 3
-    reports, jobs = [], []
-    for frame in range(frames):
-        if frame % 40 == 0:
-            maker = scheduler.submit(nets[0], {}, deadline_ms=900, priority=2)
-            jobs += [maker, scheduler.submit(nets[1], {"x": maker.output("y")})]
-        if frame % 25 == 3:
-            jobs.append(scheduler.submit(nets[2], {}, slot="tile"))
-        if frame == 50:
-            jobs.append(scheduler.submit(late, {}))
-        if frame % 60 == 10:
-            jobs[-1].pause()
-        if frame % 60 == 20:
-            for job in jobs:
-                job.resume()
-        if frame % 90 == 5:
-            jobs[0].cancel()
-            jobs = [job for job in jobs if not job.ended]
-        reports.append(scheduler.encode(None))
-        clock.advance(16.0 + frame % 3)
-        scheduler.end_frame()
-    return recording, reports, jobs
-
-
 def test_replay_makes_equal_decisions(tmp_path):
-    recording, reports, _ = eventful_run()
+    reports, _, recording = eventful_run(least_laxity, 7, record=True)
     assert sum(len(d) for d in recording.decisions) > 300
     assert recording.decisions == [decisions_of(r) for r in reports]
     recording.save(tmp_path / "run.json")
@@ -81,7 +47,7 @@ def test_recording_starts_before_the_first_job():
 
 
 def test_a_trace_holds_frames_slices_and_counters(tmp_path):
-    _, reports, jobs = eventful_run(60)
+    reports, jobs, _ = eventful_run(least_laxity, 7, frames=60)
     names = {job.number: job.name for job in jobs}
     events = trace_events(reports, names, {"weights": 2**20})
     assert {e["ph"] for e in events} == {"M", "X", "C"}

@@ -12,7 +12,7 @@ pytest.importorskip("imgui_bundle")
 
 from imgui_bundle import imgui
 
-from cml_engine import FrameReport, FrameScheduler, InputError
+from cml_engine import FrameReport, FrameScheduler
 from cml_engine.tools.panel import FrameLog, FrameSample
 from cml_engine.tools.panel.drawing import SECTIONS
 from cml_engine.tools.panel.drawing import widgets as drawn_widgets
@@ -20,7 +20,7 @@ from cml_engine.tools.panel.drawing.ranking import details
 from demo_game.agents import Agents
 from demo_game.chain import load_chain
 from demo_game.game import Controls
-from demo_game.overlay.overlay import Overlay, check_panels
+from demo_game.overlay.overlay import Overlay
 from demo_game.world.tile import TileId
 from scheduler.reports import SliceReport
 from tests.fixtures.frames.host import creations
@@ -46,19 +46,11 @@ def game_of(gpu, agents, tiles: int = 0) -> SimpleNamespace:
 
 
 def add_frame(log: FrameLog, number: int) -> None:
-    late = number % 50 == 49
-    log.frames.append(
-        FrameSample(
-            number,
-            131.0 + 0.01 * number if late else 16.0,
-            2.0,
-            7.0 + 0.01 * (number % 37),
-            3.0,
-            4.0,
-            0.9,
-            "inference over budget" if late else "",
-        )
-    )
+    frame_ms, reason = 16.0, ""
+    if number % 50 == 49:
+        frame_ms, reason = 131.0 + 0.01 * number, "inference over budget"
+    render_ms = 7.0 + 0.01 * (number % 37)
+    log.frames.append(FrameSample(number, frame_ms, 2.0, render_ms, 3.0, 4.0, 0.9, reason))
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +239,7 @@ def test_windows_do_not_overlap_and_texts_fit(gpu, full, misfits, size, panels, 
     assert misfits == []
 
 
-@pytest.mark.parametrize("size", SIZES[1:])
+@pytest.mark.parametrize("size", [SIZES[1], SIZES[-1]])
 @pytest.mark.parametrize("welcome", [True, False])
 def test_frames_and_operators_are_open_at_start(gpu, full, size, welcome):
     screen = Screen(gpu, full, *size)
@@ -265,8 +257,6 @@ def test_only_requested_panels_are_open(gpu, full):
     screen = Screen(gpu, full, panels=("jobs", "memory"))
     screen.frames(3)
     assert {section.title for section in screen.overlay.panel._open} == {"jobs", "memory"}
-    with pytest.raises(InputError, match="no panel 'fps': choose from frames, operators"):
-        check_panels(("frames", "fps"))
 
 
 @pytest.mark.parametrize("size", [(1, 1), (3, 200), (40, 20), (320, 180)])

@@ -9,19 +9,12 @@ from cml_engine.distributed.store import Store, prepare
 from demo_game.bake.planet import Planet, layers_of, manifest, tiles_of, to_cells
 from demo_game.bake.region import Region
 from demo_game.chain import load_chain
-from demo_game.game import Settings
 from demo_game.headless import HeadlessRun, Options
 from demo_game.maker import TileMaker
-from demo_game.render.quality import SOFTWARE
-from demo_game.world.quadtree import Detail
 from demo_game.world.tile import TileId
+from tests.gpu.demo.test_demo_game import NEAR, SMALL
 
 pytest.importorskip("zarr")
-
-SMALL = replace(SOFTWARE, width=160, height=90)
-NEAR = Settings(
-    seed=7, frame_ms=250.0, detail=Detail(finest=1, coarsest=3, split=1.0, view_m=1200.0)
-)
 
 
 def bake_here(gpu, place, region, seed):

@@ -1,6 +1,5 @@
 """Tests of the richer presets: the land under the sea, and grass near the camera."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -8,10 +7,9 @@ import pytest
 
 from demo_game.render.mesh import GRASS_M
 from demo_game.render.quality import SOFTWARE
-from demo_game.render.renderer import VisibleTile
 from demo_game.world.tile import FINE, PAINTED, TileId
 from tests.fixtures.landscape import Landscape, Made
-from tests.gpu.demo.test_demo_render import Screen
+from tests.gpu.demo.test_demo_render import Screen, whole
 
 WIDTH, HEIGHT = 160, 90
 RICH = replace(SOFTWARE, width=WIDTH, height=HEIGHT, slots=8, mesh_step=1, rich=True)
@@ -58,27 +56,27 @@ def pictures(screen, maker, eye, pipeline):
     land.add([TILE])
     slot = land.slots[TILE]
     camera = screen.renderer.camera(eye, 0.0, -0.3)
-    visible = [VisibleTile(TILE, slot, slot, math.inf, math.inf)]
-    whole = screen.picture(camera, visible)
+    visible = [whole(TILE, slot)]
+    complete = screen.picture(camera, visible)
     pipelines = screen.renderer._pipelines._made
     made = pipelines.pop(pipeline)
     try:
-        return whole, screen.picture(camera, visible)
+        return complete, screen.picture(camera, visible)
     finally:
         pipelines[pipeline] = made
         screen.renderer.tiles.release(slot)
 
 
 def test_sea_reflects_land_above_water_only(screen):
-    whole, without = pictures(screen, coast, (112.0, 6.0, 210.0), "mirrored")
-    redder = (whole - without)[..., 0]
+    complete, without = pictures(screen, coast, (112.0, 6.0, 210.0), "mirrored")
+    redder = (complete - without)[..., 0]
     assert (redder > 8).mean() > 0.02
     assert redder.min() > -8, "the dark seabed"
 
 
 def test_grass_grows_near_the_eye_where_the_land_is_green(screen):
-    whole, without = pictures(screen, meadow, (111.0, 7.0, 150.0), "grass")
-    west, east = np.split(np.abs(whole - without).max(2)[HEIGHT // 2 :] > 8, 2, axis=1)
+    complete, without = pictures(screen, meadow, (111.0, 7.0, 150.0), "grass")
+    west, east = np.split(np.abs(complete - without).max(2)[HEIGHT // 2 :] > 8, 2, axis=1)
     assert east.mean() > 0.3 > 5 * west[:, : WIDTH // 4].mean()
-    whole, without = pictures(screen, meadow, (112.0, 7.0 + 2 * GRASS_M, 150.0), "grass")
-    assert (whole == without).all(), "from further away nothing but its colour"
+    complete, without = pictures(screen, meadow, (112.0, 7.0 + 2 * GRASS_M, 150.0), "grass")
+    assert (complete == without).all(), "from further away nothing but its colour"

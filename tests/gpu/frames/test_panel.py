@@ -98,8 +98,7 @@ def test_a_moved_slider_is_an_input_of_the_next_job(gpu, load, screen, rng, monk
     assert panel.values("net") == {"strength": 0.0}
     x = rng.standard_normal((1, 2, 3, 5)).astype(np.float32)
     job = host.scheduler.submit(session, {"x": x, **panel.values("net")})
-    host.until(lambda: job.ended and job.read("y") is not None)
-    np.testing.assert_array_equal(job.read("y"), np.full_like(x, 0.25))
+    np.testing.assert_array_equal(*host.finish(job), np.full_like(x, 0.25))
 
 
 CONTROLS = {
@@ -145,8 +144,7 @@ def test_replaced_network_resets_operator_times(gpu, load):
     session = cml.Session(load(), gpu)
     times = OperatorTimes({"net": session})
     host = Host(gpu, budget_ms=5.0)
-    job = host.scheduler.submit(session, {"x": np.ones((1, 2, 3, 5))})
-    host.until(lambda: job.ended)
+    host.run(session, {"x": np.ones((1, 2, 3, 5))})
     (report,) = [r for r in host.reports if r.slices]
     for part in report.slices:
         part.measured_ms = 1.0

@@ -1,8 +1,6 @@
 """Tests that measured compute times are right on a device that has drawn before."""
 
-import tempfile
 import time
-from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -10,10 +8,10 @@ import pytest
 import wgpu
 
 import cml_engine as cml
-from cml_engine import FrameScheduler
 from cml_engine.gpu.timing.frame_timer import PassTimer
-from cml_engine.nnef.files.tensor_file import write_tensor
 from scheduler.planning.plan import operators_per_frame
+from tests.fixtures.frames.host import Host
+from tests.fixtures.graphs import Net
 
 
 @pytest.fixture
@@ -33,22 +31,8 @@ def drawn_on(gpu):
 
 def session(gpu):
     """Returns a session whose run takes some milliseconds."""
-    rng = np.random.default_rng(0)
-    text = (
-        "version 1.0; graph g(x) -> (y) { x = external<scalar>(shape = [1, 32, 64, 64]); "
-        "w = variable<scalar>(shape = [64, 32, 5, 5], label = 'w'); "
-        "v = variable<scalar>(shape = [4, 64, 1, 1], label = 'v'); "
-        "a = conv(x, w); y = conv(a, v); }"
-    )
-    return cml.Session(_loaded(text, rng), gpu)
-
-
-def _loaded(text, rng):
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "graph.nnef").write_text(text)
-        for name, shape in (("w", (64, 32, 5, 5)), ("v", (4, 64, 1, 1))):
-            write_tensor(Path(folder, f"{name}.dat"), rng.random(shape, np.float32))
-        return cml.load(folder)
+    net = Net(1, 32, 64, 64)
+    return cml.Session(net.graph(net.conv(net.conv("x", 64, 5), 4, 1)), gpu)
 
 
 def wall_ms(ran, x):
@@ -74,16 +58,12 @@ def test_frame_time_is_the_sum_of_its_slices(drawn_on):
     ran = session(drawn_on)
     x = np.ones((1, 32, 64, 64), np.float32)
     wall_ms(ran, x)  # the first run is slower
-    scheduler = FrameScheduler(drawn_on, budget_ms=1000.0)
-    scheduler.planner = operators_per_frame(100)
-    alone, measured = [], []
+    host = Host(drawn_on, budget_ms=1000.0)
+    host.scheduler.planner = operators_per_frame(100)
+    alone = []
     for _ in range(12):
         alone.append(wall_ms(ran, x))
-        job = scheduler.submit(ran, {"x": x})
-        encoder = drawn_on.device.create_command_encoder()
-        scheduler.encode(encoder)
-        drawn_on.queue.submit([encoder.finish()])
-        measured += [r.measured_ms for r in scheduler.end_frame() if r.measured_ms]
-        job.release()
+        host.run(ran, {"x": x}).release()
+    measured = [r.measured_ms for r in host.measured if r.measured_ms]
     assert len(measured) > 5
     assert 0.4 < median(measured) / median(alone) < 3

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from cml_engine import FrameScheduler, Tuning
+from cml_engine import Tuning
 from cml_engine.compiler import tuning_tables as tables
 from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.compiler.planning.dispatches import PlanOptions
@@ -23,7 +23,8 @@ from cml_engine.ops import load_families
 from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.runtime.session import CompileOptions
 from cml_engine.runtime.tuning import Bench, tune
-from cml_engine.tools.testing import full_attrs
+from tests.fixtures.frames.host import Host
+from tests.fixtures.graphs import Net
 from tests.fixtures.models import write_model
 
 load_families()
@@ -39,20 +40,10 @@ def folder(tmp_path, monkeypatch):
 def net(layers=2, channels=8, size=12):
     """Returns a graph of ``layers`` 3x3 convolutions, a depthwise one, and a sum over each
     channel."""
-    rng = np.random.default_rng(0)
-    facts = {"x": Fact("scalar", (1, channels, size, size))}
-    constants, nodes, at = {}, [], "x"
-    for k in range(layers + 1):
-        depthwise = k == layers
-        shape = (channels, 1 if depthwise else channels, 3, 3)
-        constants[f"w{k}"] = rng.standard_normal(shape).astype(np.float32) / 8
-        constants[f"b{k}"] = rng.standard_normal((1, channels)).astype(np.float32)
-        attrs = full_attrs("conv", {"groups": 0} if depthwise else {})
-        nodes.append(Node("conv", (at, f"w{k}", f"b{k}"), (f"c{k}",), attrs))
-        at = f"c{k}"
-    nodes.append(Node("sum_reduce", (at,), ("y",), full_attrs("sum_reduce", {"axes": [2, 3]})))
-    facts |= {name: Fact("scalar", value.shape) for name, value in constants.items()}
-    return infer_facts(Graph("net", ("x",), ("y",), tuple(nodes), facts, constants))
+    made, h = Net(1, channels, size, size), "x"
+    for _ in range(layers):
+        h = made.conv(h, channels)
+    return made.graph(made.op("sum_reduce", made.conv(h, channels, groups=0), axes=[2, 3]))
 
 
 def record_for(choice, option):
@@ -75,8 +66,8 @@ def test_tuned_session_gives_reference_results(gpu, rng):
     assert str(tuned.plan) != str(plain.plan)
     assert f"{len(tuned.plan.choices)} tuned" in str(tuned.plan)
     x = rng.standard_normal((1, 8, 12, 12)).astype(np.float32)
-    wanted = cml.Session(graph, "cpu").run({"x": x})["y"]
-    np.testing.assert_allclose(tuned.run({"x": x})["y"], wanted, rtol=1e-4, atol=1e-3)
+    (wanted,), (got,) = (session.run({"x": x}).values() for session in (plain, tuned))
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-3)
 
 
 def test_node_planned_alone_equals_the_node_in_the_plan(gpu):
@@ -129,11 +120,6 @@ def test_tune_measures_every_choice_and_writes_the_table(gpu):
     }
 
 
-def test_a_dry_run_writes_nothing(gpu, folder):
-    report = tune(cml.Session(net(layers=1, size=8), gpu), rounds=1, dry_run=True)
-    assert report.file is None and list(folder.iterdir()) == []
-
-
 def test_known_choices_are_not_measured_again(gpu):
     session = cml.Session(net(), gpu)
     first, *rest = Bench(session).candidates
@@ -178,29 +164,23 @@ def test_tune_command_prints_the_path_of_its_table(tmp_path, folder, gpu, run_cm
 
 @pytest.fixture
 def game(gpu):
-    """A session, a tuning, the lists of reports, and a function ``frame`` that runs one frame.
+    """A session, a tuning, a host, and a function ``frame`` that runs one frame.
 
     ``frame`` returns what the tuning reports. Skips the test without timestamps.
     """
     if not gpu.has_timestamps:
         pytest.skip("no timestamp queries")
     session = cml.Session(net(layers=1, size=16), gpu)
-    scheduler = FrameScheduler(gpu, budget_ms=2.0)
-    tuning = Tuning(scheduler, Bench(session, again=False), rounds=2)
-    reports, measured = [], []
+    host = Host(gpu, budget_ms=2.0)
+    tuning = Tuning(host.scheduler, Bench(session, again=False), rounds=2)
 
     def frame():
-        encoder = gpu.device.create_command_encoder()
-        reports.append(scheduler.encode(encoder))
-        gpu.queue.submit([encoder.finish()])
-        ended = scheduler.end_frame()
-        measured.extend(ended)
+        before = len(host.measured)
+        host.frame()
         time.sleep(1e-3)  # the rest of a frame, in which other threads run
-        return tuning.observe(ended)
+        return tuning.observe(host.measured[before:])
 
-    return SimpleNamespace(
-        session=session, tuning=tuning, frame=frame, reports=reports, measured=measured
-    )
+    return SimpleNamespace(session=session, tuning=tuning, frame=frame, host=host)
 
 
 def test_tuning_in_frames_never_waits_or_builds(game, gpu, monkeypatch):
@@ -225,20 +205,14 @@ def test_tuning_in_frames_never_waits_or_builds(game, gpu, monkeypatch):
             break
     assert game.tuning.done and game.tuning.decided == game.tuning.total > 1
     assert builders == {False} and waits == []
-    busy = [r for r in game.reports if r.slices]
+    busy = [r for r in game.host.reports if r.slices]
     assert all(r.predicted_ms <= r.aim_ms for r in busy if len(r.slices) > 1)
-    assert sum(r.over_budget for r in game.measured) < 0.5 * len(busy), "a shared machine hitches"
+    assert sum(r.over_budget for r in game.host.measured) < 0.5 * len(busy), (
+        "a shared machine hitches"
+    )
     kept = tables.measured(gpu.name)
     assert set(kept) == {c.key for c in game.session.plan.choices}
     assert all(len(record.ms) > 1 and min(record.ms.values()) > 0 for record in kept.values())
-
-
-def test_tuning_skips_tuned_choices(gpu, folder):
-    session = cml.Session(net(layers=1, size=16), gpu)
-    save(gpu.name, [record_for(c, c.default) for c in session.plan.choices])
-    scheduler = FrameScheduler(gpu, budget_ms=2.0)
-    tuning = Tuning(scheduler, Bench(session, again=False))
-    assert tuning.observe(()) and tuning.total == 0
 
 
 SCALE = """

@@ -126,14 +126,3 @@ def test_half_storage_is_refused(gpu):
     graph, _ = net_of(8)
     with pytest.raises(InputError, match="integer network"):
         cml.Session(graph, gpu, cml.CompileOptions(storage="half"))
-
-
-def test_zero_has_no_sign_in_an_output(gpu):
-    """An input of -0 gives an output of +0 on both backends."""
-    net = IntegerNet()
-    x = net.input("x", (1, 4, 3, 5), STEP)
-    graph = net.graph(net.op("copy", x, to=line(STEP)))
-    inputs = {"x": np.full((1, 4, 3, 5), -0.0, np.float32)}
-    for backend in ("cpu", gpu):
-        (found,) = cml.Session(graph, backend).run(inputs).values()
-        assert not np.signbit(found).any(), backend

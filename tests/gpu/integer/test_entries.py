@@ -68,8 +68,7 @@ def test_textures_and_job_outputs_are_quantized_in_frames(gpu):
     first, then = cml.Session(graph, gpu), cml.Session(graph, gpu)
     name = first.graph.outputs[0]
     job = host.scheduler.submit(first, {"x": cml.TextureInput(texture, 75.0)})
-    behind = host.scheduler.submit(then, {"x": job.output(name)})
-    host.until(lambda: job.ended and behind.ended)
+    behind = host.run(then, {"x": job.output(name)})
     assert_array_equal(job.tensor(name).read(), wanted)
     assert_array_equal(behind.tensor(name).read(), wanted)
 

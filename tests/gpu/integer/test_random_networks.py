@@ -82,12 +82,12 @@ def test_elementwise_operators_before_a_convolution(lines, gpu):
 
 @pytest.mark.parametrize("lines", ["y = copy(x);", "y = neg(x);", "y = relu(x);"])
 def test_outputs_of_zero_have_no_sign(lines, gpu):
-    """Outputs of zero are +0, also if the input is -0, with and without shared memory."""
+    """Outputs of zero are +0, also if the input is -0, on both backends and in any memory."""
     graph, sample = quantized(lines)
     zeros = {"x": np.where(sample["x"] > 0, np.float32(-0.0), np.float32(0.0))}
-    for keep in (False, True):
+    for backend, keep in (("cpu", False), (gpu, False), (gpu, True)):
         options = cml.CompileOptions(plan=PlanOptions(keep=keep))
-        (got,) = cml.Session(graph, gpu, options).run(zeros).values()
+        (got,) = cml.Session(graph, backend, options).run(zeros).values()
         assert not got.view(np.uint32).any()
 
 

@@ -12,8 +12,8 @@ from cml_engine.ops.declaration.spec import Case
 from cml_engine.tools.testing import blocked_layouts, case_graph, check_graph
 
 load_families()
-#: below the driver's bound, at it, above it, far above it
-LENGTHS = (65_534, 65_535, 65_536, 70_000)
+#: at the driver's bound, above it, far above it
+LENGTHS = (65_535, 65_536, 70_000)
 
 
 def check(op, inputs, attrs, gpu, **more):
@@ -100,7 +100,7 @@ def test_pools_of_a_large_window(op, gpu):
     check(op, [x], window((1, 1, 257, 257), border="constant"), gpu)
 
 
-@pytest.mark.parametrize("n", LENGTHS[::3])
+@pytest.mark.parametrize("n", LENGTHS[::2])
 def test_sample_and_desample_of_a_long_window(n, gpu):
     check("sample", [ramp(1, n + 1), np.array([[n - 1, 0]], np.int32)], window((1, n)), gpu)
     # two results in the middle of two windows, whose other elements are outside
@@ -138,7 +138,7 @@ def test_convs_of_many_taps_and_channels(gpu, rng):
 
     The transposed one takes its filter as an input.
     """
-    x = rng.uniform(-1, 1, (2, 8, 67, 70)).astype(np.float32)
+    x = rng.uniform(-1, 1, (1, 8, 67, 70)).astype(np.float32)
     filter = rng.uniform(-1, 1, (8, 4, 66, 67)).astype(np.float32)
     case = Case((x, filter, np.float32(0.5)), whole(x.shape, groups=2))
     graph, values = case_graph("conv", case, constants=True)
@@ -147,11 +147,11 @@ def test_convs_of_many_taps_and_channels(gpu, rng):
     apart = whole(x.shape, groups=0)
     check("conv", [x, filter[:, :1], np.float32(0.5)], apart, gpu, constants=True)
     attrs = whole(x.shape, output_shape=[], stride=[2, 2])
-    check("deconv", [x[:1, :, :3, :2], filter, np.float32(0)], attrs, gpu)
+    check("deconv", [x[:, :, :3, :2], filter, np.float32(0)], attrs, gpu)
 
 
 @pytest.mark.parametrize("op", ["avg_roi_pool", "max_roi_pool"])
-@pytest.mark.parametrize("shape", [(400, 400), (1, 70_000), (70_000, 1), (65_534, 1)])
+@pytest.mark.parametrize("shape", [(400, 400), (1, 70_000), (70_000, 1)])
 def test_roi_pools(op, shape, gpu):
     x = ramp(1, 1, *shape)
     x[0, 0, -1, -1] = 9

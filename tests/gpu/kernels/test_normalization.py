@@ -185,12 +185,8 @@ def test_constant_normalization_after_an_activation_is_precomputed():
     np.testing.assert_allclose(CpuProgram(fused).run(inputs)[name], wanted, 1e-5, 1e-5)
 
 
-def operators_of(graph):
-    return [node.op for node in graph.nodes]
-
-
 def wide(graph):
-    """Returns the names of the operators_of that read a tensor of the graph's largest size, in
+    """Returns the names of the operators that read a tensor of the graph's largest size, in
     order."""
     most = max(fact.size for fact in graph.facts.values())
     return [n.op for n in graph.nodes if any(graph.facts[x].size == most for x in n.inputs)]
@@ -235,7 +231,7 @@ def test_other_normalizations_are_not_rewritten(what):
     back = [2, 8, 6, 4] if what == "another shape back" else [2, 8, 4, 6]
     y = net(f"reshape({even}, shape={back})")
     graph = net.graph(*([even, y] if what == "output" else [y]))
-    assert operators_of(normalize_groups(graph)) == operators_of(graph)
+    assert operators(normalize_groups(graph)) == operators(graph)
 
 
 def test_normalized_map_stays_in_blocks_between_convs(gpu):

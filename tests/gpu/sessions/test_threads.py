@@ -142,8 +142,7 @@ def test_job_tensors_are_not_overwritten_by_runs(net, gpu, what, shared):
     host, job = begun(session, gpu, image)
     with pytest.raises(cml.InputError, match="has a running job"):
         DISTURBING[what](other, image + 1)
-    host.until(lambda: job.ended and job.read("y") is not None)
-    assert_array_equal(job.read("y"), wanted)
+    assert_array_equal(*host.finish(job), wanted)
     DISTURBING[what](other, image + 1)  # allowed after the job has ended
 
 
@@ -178,8 +177,7 @@ def test_new_session_does_not_disturb_a_job_in_its_arena(net, gpu, monkeypatch):
         patch.setattr(gpu, "has_timestamps", False)
         beside = cml.Session(net, gpu, arena="shared:made beside")
     assert beside.program.load_times_ms == ()
-    host.until(lambda: job.ended and job.read("y") is not None)
-    assert_array_equal(job.read("y"), wanted)
+    assert_array_equal(*host.finish(job), wanted)
 
 
 def test_a_frame_does_not_wait_for_a_run_of_another_thread(net, gpu):
@@ -207,5 +205,4 @@ def test_a_frame_does_not_wait_for_a_run_of_another_thread(net, gpu):
     finally:
         go_on.set()
         thread.join()
-    host.until(lambda: job.ended and job.read("y") is not None)
-    assert_array_equal(job.read("y"), wanted)
+    assert_array_equal(*host.finish(job), wanted)

@@ -76,8 +76,7 @@ def test_closed_session_has_no_memory_and_refuses_use(gpu):
     session.close()
     with pytest.raises(InputError, match="the session of 'net' was closed"):
         session.run({"x": IMAGE})
-    late = host.scheduler.submit(session, {"x": IMAGE})
-    host.until(lambda: late.ended)
+    late = host.run(session, {"x": IMAGE})
     assert late.state == "failed" and "was closed" in late.error
     late.release()
     assert gpu.memory.held_bytes <= before
@@ -102,8 +101,7 @@ def test_load_build_evict_and_failure_are_logged(gpu, caplog):
         gpu.memory._evict(session.program)
         session.close()
         host = Host(gpu, budget_ms=1.0)
-        job = host.scheduler.submit(session, {"x": IMAGE})
-        host.until(lambda: job.ended)
+        host.run(session, {"x": IMAGE})
     said = [record.getMessage() for record in caplog.records]
     for wanted in (
         "'logged' is ready: ",

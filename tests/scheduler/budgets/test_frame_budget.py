@@ -1,17 +1,14 @@
 """Tests on the virtual clock of the inference budget that is learned from whole frames."""
 
-import json
 import random
 
 import pytest
 
 from cml_engine import FrameScheduler, VirtualClock
 from scheduler.planning.controller import FrameController
-from scheduler.recording import Recording, decisions_of
 from scheduler.tools import frame_budgets
 from scheduler.tools.frame_budgets import FRAME_MS, WARM_UP, best_constant, ours
-from scheduler.tools.replay import replay
-from scheduler.tools.simulate import Noise, SimGpu, SimNetwork, SimStep
+from scheduler.tools.simulate import SimGpu
 
 FRAMES, SHARE = 6000, 0.01
 #: two standard deviations of a measured share of frames
@@ -170,36 +167,6 @@ def test_missing_frame_times_are_detected():
         controller.begin_frame(FRAME_MS)
         controller.encoded(number, 3.0, 3.0)
     assert not controller.is_known
-
-
-def run_with_spare(frames=500):
-    """Runs a game that reports its whole frame times, 5 % of which are 20 ms longer.
-
-    Returns the recording and the reports of all frames.
-    """
-    clock, chance = VirtualClock(5.0), random.Random(2)
-    gpu = SimGpu(Noise.of_tail(1.3), seed=3)
-    scheduler = FrameScheduler(gpu, clock=clock)
-    recording, reports = scheduler.record(), []
-    net = SimNetwork("n", [SimStep(f"k{i}", 100, 0.05) for i in range(8)])
-    job = scheduler.submit(net, {}, deadline_ms=300)
-    for _ in range(frames):
-        if job.ended:
-            job = scheduler.submit(net, {}, deadline_ms=300)
-        reports.append(scheduler.encode(None))
-        took = chance.uniform(8, 9) + (chance.random() < 0.05) * 20 + gpu.frame_ms
-        clock.advance(max(FRAME_MS, took))
-        scheduler.end_frame()
-        scheduler.frame_took(took)
-    return recording, reports
-
-
-def test_replay_with_spare_budget_makes_equal_decisions():
-    recording, reports = run_with_spare()
-    assert len({round(report.aim_ms, 6) for report in reports}) > 50
-    assert any(report.aim_ms == 0 for report in reports), "frames without networks, now and then"
-    again = Recording(**json.loads(json.dumps(recording.__dict__)))
-    assert replay(again) == recording.decisions == [decisions_of(r) for r in reports]
 
 
 def test_hitches_beyond_a_fixed_budget_do_not_reduce_it():

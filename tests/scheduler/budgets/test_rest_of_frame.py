@@ -141,15 +141,17 @@ def fly(scheduler, gpu, clock, net, frames=500, tells=True):
     return reports
 
 
-def test_rest_of_frame_is_filled_and_replays_equally():
+@pytest.mark.parametrize("tells", [True, False], ids=["elapsed times", "whole frames"])
+def test_rest_of_frame_is_filled_and_replays_equally(tells):
     scheduler, gpu, clock, net = scheduler_with_work()
     recording = scheduler.record()
-    reports = fly(scheduler, gpu, clock, net)
-    assert any(report.aim_ms == 0 for report in reports), "frames that were late already"
+    reports = fly(scheduler, gpu, clock, net, tells=tells)
+    assert any(report.aim_ms == 0 for report in reports), "frames without networks"
     assert max(report.predicted_ms for report in reports) > 4.0
+    assert len({round(report.aim_ms, 6) for report in reports}) > 50
     again = Recording(**json.loads(json.dumps(recording.__dict__)))
     assert replay(again) == recording.decisions == [decisions_of(r) for r in reports]
-    assert scheduler.rate == pytest.approx(reports[-1].aim_ms / FRAME_MS, rel=0.5)
+    assert not tells or scheduler.rate == pytest.approx(reports[-1].aim_ms / FRAME_MS, rel=0.5)
 
 
 @pytest.mark.parametrize("elapsed", [math.nan, math.inf, -1.0])
