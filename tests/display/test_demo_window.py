@@ -58,14 +58,14 @@ def test_a_player_uses_the_window_and_closes_it(display: str, tmp_path: Path) ->
     env.pop("WAYLAND_DISPLAY", None)
     command = [sys.executable, "-W", "error::ResourceWarning", "-m", "tests.display.window_session"]
     done = subprocess.run(
-        [*command, "--seconds", "7", "--frames", "61", "--tiles", "6", "--size", "320x180"],
+        [*command, "--seconds", "4", "--frames", "45", "--tiles", "6", "--size", "320x180"],
         cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Traceback" not in done.stderr and "rror" not in done.stderr, done.stderr[-3000:]
     said = json.loads(done.stdout.splitlines()[-1])
     assert len(said["acts"]) == 13 and said["closed"] and said["error"] == ""
-    assert len(said["sizes"]) >= 3 and said["frames"] > 60 and said["tiles"] > 5
+    assert len(said["sizes"]) >= 3 and said["frames"] > 44 and said["tiles"] > 5
     if said["software"]:  # otherwise the time does not include the GPU
         # the whole of every frame, without the wait for the display; a minimised window draws none
         assert 0.8 * said["frames"] <= said["told"] <= said["frames"]

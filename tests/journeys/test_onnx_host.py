@@ -10,7 +10,9 @@ from PIL import Image
 
 from tests.fixtures.pages import examples
 
-SHAPE = "--shape=image=1,3,64,64"
+#: pixels of a side of the pictures
+SIDE = 32
+SHAPE = f"--shape=image=1,3,{SIDE},{SIDE}"
 
 
 @pytest.fixture(scope="module")
@@ -21,9 +23,9 @@ def folder(compiler_environment, tmp_path_factory):
     assert said.split() == ["bricks.png", "enlarge.onnx", "enlarge.tgz"]
     picture = planes(made / "bricks.png")
     places = [(y, x) for y in (0, 32, 64) for x in (0, 32, 64)]
-    crops = {f"a{y}_{x}": picture[:, :, y : y + 64, x : x + 64] for y, x in places}
+    crops = {f"a{y}_{x}": picture[:, :, y : y + SIDE, x : x + SIDE] for y, x in places}
     np.savez(made / "samples.npz", **crops)
-    Image.open(made / "bricks.png").crop((0, 0, 64, 64)).save(made / "small.png")
+    Image.open(made / "bricks.png").crop((0, 0, SIDE, SIDE)).save(made / "small.png")
     return made
 
 
@@ -77,6 +79,6 @@ def test_the_cooked_network_plays_in_frames_without_the_compiler(
     files = ("-i", "image=small.png", "-o", "enlarged=cooked.png")
     environment.run("cml", "run", "enlarge.cml", "--trusted", *files, cwd=folder)
     enlarged, small = planes(folder / "cooked.png"), planes(folder / "small.png")
-    assert enlarged.shape == (1, 3, 128, 128)
-    means = enlarged.reshape(1, 3, 64, 2, 64, 2).mean(axis=(3, 5))
+    assert enlarged.shape == (1, 3, 2 * SIDE, 2 * SIDE)
+    means = enlarged.reshape(1, 3, SIDE, 2, SIDE, 2).mean(axis=(3, 5))
     assert np.abs(means - small).mean() < 0.02

@@ -69,26 +69,24 @@ class Passes:
         work.dispatch_workgroups(256)
         work.end()
 
+    def frame(self, timer, *passes):
+        """Runs a frame of passes; returns the (frame, times) pairs that arrive.
 
-def submit(gpu, encoder):
-    gpu.queue.submit([encoder.finish()])
+        Each pass is a name of the timer and a kernel, or None for a render pass.
+        """
+        encoder = self.gpu.device.create_command_encoder()
+        for name, kernel in passes:
+            if kernel is None:
+                self.draw(encoder, timer.writes(name))
+            else:
+                self.compute(encoder, timer.writes(name), kernel)
+        timer.resolve(encoder)
+        self.gpu.queue.submit([encoder.finish()])
+        return timer.end_frame()
 
-
-def ended(gpu, timer, encoder):
-    """Submits and ends a frame; returns the (frame, times) pairs that arrive."""
-    timer.resolve(encoder)
-    submit(gpu, encoder)
-    return timer.end_frame()
-
-
-def drained(gpu, timer, frames=SLOTS + 4):
-    """Runs frames without passes; returns the (frame, times) pairs of earlier frames that
-    arrive."""
-    arrived = []
-    for _ in range(frames):
-        encoder = gpu.device.create_command_encoder()
-        arrived += ended(gpu, timer, encoder)
-    return arrived
+    def drained(self, timer):
+        """Runs frames without passes; returns the (frame, times) pairs of earlier frames."""
+        return [pair for _ in range(SLOTS + 4) for pair in self.frame(timer)]
 
 
 def test_pass_times_arrive_once_and_in_order(gpu, timer):
@@ -96,11 +94,8 @@ def test_pass_times_arrive_once_and_in_order(gpu, timer):
     small, large = host.kernel(200), host.kernel(4000)
     arrived = []
     for _ in range(30):
-        encoder = gpu.device.create_command_encoder()
-        host.compute(encoder, timer.writes("render"), large)
-        host.compute(encoder, timer.writes("overlay"), small)
-        arrived += ended(gpu, timer, encoder)
-    arrived += drained(gpu, timer)
+        arrived += host.frame(timer, ("render", large), ("overlay", small))
+    arrived += host.drained(timer)
     assert [frame for frame, _ in arrived] == list(range(30)) and timer.untimed_frames == 0
     ratios = sorted(times["render"] / times["overlay"] for _, times in arrived)
     assert ratios[15] > 2  # twenty times the work; low, since the machine may be busy
@@ -110,11 +105,8 @@ def test_one_frame_in_every_n_is_timed(gpu, timer):
     host, timer = Passes(gpu), gpu.frame_timer(("render", "overlay"), every=4)
     arrived = []
     for _ in range(10):
-        encoder = gpu.device.create_command_encoder()
-        host.draw(encoder, timer.writes("render"))
-        host.draw(encoder, timer.writes("overlay"))
-        arrived += ended(gpu, timer, encoder)
-    arrived += drained(gpu, timer)
+        arrived += host.frame(timer, ("render", None), ("overlay", None))
+    arrived += host.drained(timer)
     assert [frame for frame, _ in arrived] == [0, 4, 8] and timer.untimed_frames == 0
     assert all(times.keys() == {"render", "overlay"} for _, times in arrived)
     with pytest.raises(cml.InputError, match="every: wanted a whole number of 1"):
@@ -127,13 +119,10 @@ def test_passes_that_do_not_run_have_no_time(gpu, timer):
     wanted, arrived = {}, []
     for frame in range(40):
         names = [n for n, period in (("render", 2), ("overlay", 3)) if frame % period == 0]
-        encoder = gpu.device.create_command_encoder()
-        for name in names:
-            host.compute(encoder, timer.writes(name), kernel)
-        arrived += ended(gpu, timer, encoder)
+        arrived += host.frame(timer, *((name, kernel) for name in names))
         if names:
             wanted[frame] = set(names)
-    arrived += drained(gpu, timer)
+    arrived += host.drained(timer)
     assert {frame: set(times) for frame, times in arrived} == wanted
 
 
@@ -148,7 +137,7 @@ def test_discarded_frames_report_no_times(gpu, timer):
         if resolve:
             timer.resolve(encoder)
         if submitted:
-            submit(gpu, encoder)
+            gpu.queue.submit([encoder.finish()])
 
     arrived = []
     for turn in range(40):
@@ -158,7 +147,7 @@ def test_discarded_frames_report_no_times(gpu, timer):
             continue
         frame(resolve=turn % 4 != 1, submitted=turn % 4 != 2)
         arrived += timer.end_frame()
-    arrived += drained(gpu, timer)
+    arrived += host.drained(timer)
     assert [frame for frame, _ in arrived] == [turn for turn in range(40) if turn % 4 == 3]
 
 
@@ -167,11 +156,8 @@ def test_only_the_frame_with_too_many_passes_is_untimed(gpu, timer):
     kernel = host.kernel(10)
     arrived = []
     for frame in range(3):
-        encoder = gpu.device.create_command_encoder()
-        for _ in range(17 if frame == 1 else 16):
-            host.compute(encoder, timer.writes("render"), kernel)
-        arrived += ended(gpu, timer, encoder)
-    arrived += drained(gpu, timer)
+        arrived += host.frame(timer, *[("render", kernel)] * (17 if frame == 1 else 16))
+    arrived += host.drained(timer)
     assert [frame for frame, _ in arrived] == [0, 2] and timer.untimed_frames == 1
 
 
@@ -183,10 +169,7 @@ def test_nothing_is_created_in_a_frame(gpu, timer, monkeypatch):
     def frames(count):
         nonlocal arrived
         for _ in range(count):
-            encoder = gpu.device.create_command_encoder()
-            host.draw(encoder, timer.writes("render"))
-            host.compute(encoder, timer.writes("overlay"), kernel)
-            arrived += len(ended(gpu, timer, encoder))
+            arrived += len(host.frame(timer, ("render", None), ("overlay", kernel)))
 
     frames(50)
     created = creations(gpu, monkeypatch)
@@ -207,11 +190,8 @@ def test_without_timestamp_queries_nothing_is_timed():
     timer = gpu.frame_timer(("render",))
     host = Passes(gpu)
     for _ in range(5):
-        encoder = gpu.device.create_command_encoder()
-        writes = timer.writes("render")
-        assert writes is None
-        host.draw(encoder, writes)
-        assert ended(gpu, timer, encoder) == []
+        assert timer.writes("render") is None
+        assert host.frame(timer, ("render", None)) == []
 
 
 def test_a_lost_device_has_no_times():
@@ -222,8 +202,6 @@ def test_a_lost_device_has_no_times():
     gpu = cml.Gpu(device=adapter.request_device_sync(required_features=["timestamp-query"]))
     timer, host = gpu.frame_timer(("render",)), Passes(gpu)
     for _ in range(2):
-        encoder = gpu.device.create_command_encoder()
-        host.draw(encoder, timer.writes("render"))
-        ended(gpu, timer, encoder)
+        host.frame(timer, ("render", None))
     gpu.device.destroy()
     assert [timer.end_frame() for _ in range(6)] == [[]] * 6

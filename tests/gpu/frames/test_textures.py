@@ -22,6 +22,11 @@ ALL = Usage.TEXTURE_BINDING | Usage.COPY_DST | Usage.COPY_SRC
 WRITTEN = [name for name, form in FORMATS.items() if not form.depth]
 
 
+@pytest.fixture
+def host(gpu):
+    return Host(gpu, budget_ms=5.0)
+
+
 def negative(shape, name="negative"):
     """Returns the graph y = -x of that shape."""
     nodes = (Node("neg", ("x",), ("y",), Attrs()),)
@@ -114,12 +119,11 @@ def finished(host, job, then):
 
 @pytest.mark.parametrize("size", [(1, 1), (7, 5), (67, 3)], ids="{0[0]}x{0[1]}".format)
 @pytest.mark.parametrize("name", WRITTEN)
-def test_a_round_trip_is_exact_in_every_format_at_odd_sizes(gpu, rng, name, size):
+def test_a_round_trip_is_exact_in_every_format_at_odd_sizes(gpu, host, rng, name, size):
     width, height = size
     source, data = texels(gpu, rng, name, width, height)
     target = texture(gpu, name, width, height)
     session = cml.Session(negative((1, data.shape[2], height, width)), gpu)
-    host = Host(gpu, budget_ms=5.0)
     job = host.scheduler.submit(session, {"x": cml.TextureInput(source, scale=-1.0)})
     finished(host, job, lambda encoder: job.copy_to_texture(encoder, "y", target))
     np.testing.assert_array_equal(stored(gpu, target, data), data)
@@ -208,13 +212,12 @@ def test_texture_input_is_resized(gpu, rng, how, size):
     np.testing.assert_allclose(found, planes(wanted), rtol=1e-4, atol=2e-3)
 
 
-def test_layers_and_mips_of_input_and_output(gpu, rng):
+def test_layers_and_mips_of_input_and_output(gpu, host, rng):
     source = texture(gpu, "r32float", 10, 6, layers=3, mips=2)
     data = rng.standard_normal((3, 5, 1)).astype(np.float32)
     put(gpu, source, data, layer=2, mip=1)
     target = texture(gpu, "r32float", 9, 9, layers=2)
     session = cml.Session(negative((1, 1, 3, 5)), gpu)
-    host = Host(gpu, budget_ms=5.0)
     given = cml.TextureInput(source, -1.0, layer=2, mip=1)
     job = host.scheduler.submit(session, {"x": given})
     finished(host, job, lambda e: job.copy_to_texture(e, "y", target, origin=(4, 5, 1)))
@@ -269,7 +272,7 @@ def test_output_is_copied_to_linear_and_srgb_textures(gpu, rng, name, srgb):
     assert np.abs(found - wanted).max() <= 0.501
 
 
-def test_run_reads_a_range_of_a_host_buffer(gpu, rng):
+def test_run_reads_a_range_of_a_host_buffer(gpu, host, rng):
     fact = Fact("scalar", (1, 2, 3, 5))
     value = rng.standard_normal(fact.shape).astype(np.float32)
     data = np.concatenate([np.zeros(3, np.float32), value.ravel()])
@@ -277,7 +280,6 @@ def test_run_reads_a_range_of_a_host_buffer(gpu, rng):
     session = cml.Session(negative(fact.shape), gpu)
     given = gpu.tensor(buffer, 12, fact)
     np.testing.assert_array_equal(session.run({"x": given})["y"], -value)
-    host = Host(gpu, budget_ms=5.0)
     job = host.scheduler.submit(session, {"x": given})
     np.testing.assert_array_equal(*host.finish(job), -value)
 
@@ -304,9 +306,8 @@ def test_a_range_of_a_buffer_is_checked(gpu):
         session.run({"x": gpu.tensor(buffer, 0, fact)})
 
 
-def test_mismatched_texture_inputs_are_refused_at_submit(gpu):
+def test_mismatched_texture_inputs_are_refused_at_submit(gpu, host):
     session = cml.Session(negative((1, 3, 5, 7)), gpu)
-    host = Host(gpu, budget_ms=5.0)
     good = texture(gpu, "rgba8unorm", 7, 5)
     cases = [
         (good, {"channels": "rg"}, "3 channels, and channels='rg'"),
@@ -345,9 +346,8 @@ def test_invalid_texture_input_is_refused_on_construction(options, says):
         cml.TextureInput(None, **options)
 
 
-def test_texture_copy_larger_than_a_binding_is_refused(gpu, monkeypatch):
+def test_texture_copy_larger_than_a_binding_is_refused(gpu, host, monkeypatch):
     session = cml.Session(negative((1, 3, 5, 7)), gpu)
-    host = Host(gpu, budget_ms=5.0)
     job = host.scheduler.submit(session, {"x": np.zeros((1, 3, 5, 7), np.float32)})
     finished(host, job, lambda _: None)
     monkeypatch.setattr(gpu, "limits", replace(gpu.limits, max_binding_bytes=256))
@@ -360,9 +360,8 @@ def test_texture_copy_larger_than_a_binding_is_refused(gpu, monkeypatch):
             call()
 
 
-def test_mismatched_texture_copy_is_refused(gpu):
+def test_mismatched_texture_copy_is_refused(gpu, host):
     session = cml.Session(negative((1, 3, 5, 7)), gpu)
-    host = Host(gpu, budget_ms=5.0)
     job = host.scheduler.submit(session, {"x": np.zeros((1, 3, 5, 7), np.float32)})
     good = texture(gpu, "rgba8unorm", 7, 5)
     encoder = gpu.device.create_command_encoder()
@@ -382,11 +381,10 @@ def test_mismatched_texture_copy_is_refused(gpu):
         job.copy_to_texture(encoder, "z", good)
 
 
-def test_destroyed_texture_fails_only_its_job(gpu):
+def test_destroyed_texture_fails_only_its_job(gpu, host):
     session = cml.Session(negative((1, 4, 5, 7)), gpu)
     other = cml.Session(negative((1, 4, 5, 7), "other"), gpu)
     gone = texture(gpu, "rgba8unorm", 7, 5)
-    host = Host(gpu, budget_ms=5.0)
     job = host.scheduler.submit(session, {"x": cml.TextureInput(gone)})
     beside = host.scheduler.submit(other, {"x": np.zeros((1, 4, 5, 7), np.float32)})
     gone.destroy()
@@ -407,11 +405,10 @@ def test_large_texture_is_read_over_frames_by_default(gpu, rng):
         assert (len(frames) == 1) == at_once
 
 
-def test_abandoned_frame_loads_textures_again(gpu, rng):
+def test_abandoned_frame_loads_textures_again(gpu, host, rng):
     source, data = texels(gpu, rng, "rgba8unorm", 7, 5)
     session = cml.Session(negative((1, 4, 5, 7)), gpu)
     gpu.build_texture_kernels()
-    host = Host(gpu, budget_ms=5.0)
     job = host.scheduler.submit(session, {"x": cml.TextureInput(source, -1.0)})
     host.scheduler.encode(gpu.device.create_command_encoder())
     host.scheduler.abandon_frame()

@@ -168,46 +168,6 @@ def test_lists_of_tensors_and_texts(gpu):
     check("blend", gpu)
 
 
-REDUCE = """
-groupshared float shared_sum[GROUP];
-
-void kernel(uint group, uint lane) {
-    uint i = group * GROUP + lane;
-    shared_sum[lane] = i < values_size ? values[i] : 0;
-    GroupMemoryBarrierWithGroupSync();
-    for (uint half_size = GROUP / 2; half_size > 0; half_size /= 2) {
-        if (lane < half_size) { shared_sum[lane] += shared_sum[lane + half_size]; }
-        GroupMemoryBarrierWithGroupSync();
-    }
-    if (lane == 0) { sums[group] = shared_sum[0]; }
-}
-"""
-
-
-def test_several_passes_with_groupshared_memory(gpu):
-    def lower(op):
-        """Yields dispatches that each sum 64 values per workgroup, until one sum is left."""
-        source, size = op.in_names[0], op.inputs[0].size
-        while True:
-            groups = -(-size // 64)
-            target = op.out_names[0] if groups == 1 else op.scratch(groups)
-            yield op.launch(size, reads={"values": source}, writes={"sums": target})
-            if groups == 1:
-                return
-            source, size = target, groups
-
-    declare(
-        REDUCE,
-        "fragment total(x: tensor<scalar>) -> (y: tensor<scalar>)",
-        infer=lambda attrs, x: cml.Fact("scalar", (1,)),
-        cpu=lambda attrs, x: x.astype(np.float64).sum(keepdims=True).reshape(1),
-        kernel=cml.Kernel(source=REDUCE, lower=lower),
-        cases=[Case(((5000,),)), Case(((64,),)), Case(((3, 70),))],
-        tolerance=cml.Tolerance(1e-5, 1e-4, "sums of thousands"),
-    )
-    check("total", gpu)
-
-
 def test_kernels_beyond_wgsl_use_spirv(gpu):
     counter = """
     groupshared uint hits;

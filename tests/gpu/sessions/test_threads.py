@@ -23,7 +23,7 @@ SIZE = 12
 
 
 def images(count):
-    return [np.full((1, 8, SIZE, SIZE), 0.1 * k, np.float32) for k in range(count)]
+    return [np.full((1, 8, SIZE, SIZE), 0.1 * k, np.float32) for k in range(1, count + 1)]
 
 
 def together(*calls):
@@ -55,34 +55,23 @@ def net():
     return conv_net(layers=2, size=SIZE)
 
 
-@pytest.mark.parametrize("deferred", [False, True])
-def test_three_threads_run_one_session(net, gpu, deferred, monkeypatch):
-    given = images(3)
-    alone = cml.Session(net, gpu)
-    wanted = [alone.run({"x": image})["y"] for image in given]
-    session = cml.Session(net, gpu, deferred=deferred)
-    slow(session.program, monkeypatch)
-
-    def runs(k):
-        return lambda: [session.run({"x": given[k]})["y"] for _ in range(5)]
-
-    for found, value in zip(together(*map(runs, range(3))), wanted, strict=True):
-        for array in found:
-            assert_array_equal(array, value)
-
-
-def test_two_sessions_in_one_arena_run_in_two_threads(net, gpu, monkeypatch):
-    nets = [net, conv_net(layers=3, size=SIZE, seed=1)]
-    (image,) = images(1)
-    wanted = [cml.Session(graph, gpu).run({"x": image + 1})["y"] for graph in nets]
-    sessions = [cml.Session(graph, gpu, arena="shared:threads") for graph in nets]
-    for session in sessions:
+@pytest.mark.parametrize("kind", ["one session", "a deferred session", "sessions in one arena"])
+def test_runs_in_several_threads_do_not_disturb_each_other(net, gpu, kind, monkeypatch):
+    if kind == "sessions in one arena":
+        graphs = [net, conv_net(layers=3, size=SIZE, seed=1)]
+        sessions = [cml.Session(graph, gpu, arena="shared:threads") for graph in graphs]
+    else:
+        graphs = [net] * 3
+        sessions = [cml.Session(net, gpu, deferred=kind == "a deferred session")] * 3
+    given = images(len(graphs))
+    wanted = [cml.Session(g, gpu).run({"x": x})["y"] for g, x in zip(graphs, given, strict=True)]
+    for session in set(sessions):
         slow(session.program, monkeypatch)
 
-    def runs(session):
-        return lambda: [session.run({"x": image + 1})["y"] for _ in range(5)]
+    def runs(session, image):
+        return lambda: [session.run({"x": image})["y"] for _ in range(5)]
 
-    for found, value in zip(together(*map(runs, sessions)), wanted, strict=True):
+    for found, value in zip(together(*map(runs, sessions, given)), wanted, strict=True):
         for array in found:
             assert_array_equal(array, value)
 
@@ -134,7 +123,7 @@ DISTURBING = {
 @pytest.mark.parametrize("what", DISTURBING)
 @pytest.mark.parametrize("shared", [False, True])
 def test_job_tensors_are_not_overwritten_by_runs(net, gpu, what, shared):
-    image = images(2)[1]
+    image = images(1)[0]
     wanted = cml.Session(net, gpu).run({"x": image})["y"]
     arena = "shared:disturbed" if shared else None
     session = cml.Session(net, gpu, arena=arena)
@@ -169,7 +158,7 @@ def test_new_session_does_not_disturb_a_job_in_its_arena(net, gpu, monkeypatch):
 
     The job's result is right. Sessions are timed at load on devices without timestamps.
     """
-    image = images(2)[1]
+    image = images(1)[0]
     wanted = cml.Session(net, gpu).run({"x": image})["y"]
     session = cml.Session(net, gpu, arena="shared:made beside")
     host, job = begun(session, gpu, image)
@@ -181,7 +170,7 @@ def test_new_session_does_not_disturb_a_job_in_its_arena(net, gpu, monkeypatch):
 
 
 def test_a_frame_does_not_wait_for_a_run_of_another_thread(net, gpu):
-    image = images(2)[1]
+    image = images(1)[0]
     session = cml.Session(net, gpu)
     wanted = session.run({"x": image})["y"]
     host = Host(gpu, budget_ms=5.0)
