@@ -21,7 +21,7 @@ from cml_engine.cooked.records import (
     u64,
     u64s,
 )
-from cml_engine.io.load_limits import OverBudget
+from cml_engine.io.load_limits import OverBudget, check_limits
 from cml_engine.io.model_source import Bytes
 from cml_engine.ir.limits import Limits
 
@@ -351,6 +351,9 @@ class CookedLimits:
     device_bytes: int = 2 << 30
     kernels: int = 4096
     steps: int = 16384
+
+    def __post_init__(self) -> None:
+        check_limits(self)
 
     def exceeded(self, totals: Totals) -> list[tuple[str, int, int]]:
         """Returns the name, total and limit of each total that is above its limit."""

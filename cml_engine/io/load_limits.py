@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from cml_engine.errors import InputError, ModelError, Source
 
@@ -35,6 +36,16 @@ class OverBudget(ModelError, InputError):
 
 def _default_memory() -> int:
     return machine_memory() // 2
+
+
+def check_limits(limits: Any) -> None:
+    """Raises :class:`InputError` unless all fields of a dataclass are integers above 0."""
+    for one in fields(limits):
+        value = getattr(limits, one.name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InputError(
+                f"{type(limits).__name__}: {one.name} is {value!r}: wanted an integer above 0"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +70,7 @@ class LoadLimits:
     steps: int = 6_000_000
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"LoadLimits: {one.name} is {value!r}: wanted an integer above 0")
+        check_limits(self)
 
     @staticmethod
     def parse(text: str) -> LoadLimits:

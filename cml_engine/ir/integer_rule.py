@@ -103,21 +103,6 @@ def requantize(sum_: int, by: Multiplier, low: int, high: int) -> int:
     return clamp((shifted * by.mantissa + (1 << (by.shift - 1))) >> by.shift, low, high)
 
 
-def requantize_in_32_bits(sum_: int, by: Multiplier, low: int, high: int) -> int:
-    """Returns :func:`requantize` computed as the shaders do, with no step above 32 bits."""
-    shifted = _int32(sum_ << by.before)
-    upper = _int32((shifted >> 16) * by.mantissa)
-    lower = _int32((shifted & 0xFFFF) * by.mantissa) >> 16
-    total = _int32(_int32(upper + lower) + (1 << (by.shift - LEAST_SHIFT)))
-    return clamp(total >> (by.shift - 16), low, high)
-
-
-def _int32(value: int) -> int:
-    if not -INT_BOUND <= value < INT_BOUND:
-        raise OverflowError(f"{value} is not of 32 bits")
-    return value
-
-
 @dataclass(frozen=True, slots=True)
 class Pair:
     """The factors that combine two words into one: ``(a * first + b * second) / 2^shift``."""

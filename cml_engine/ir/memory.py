@@ -145,11 +145,6 @@ class FreeList:
         """The ``(offset, nbytes)`` of all allocated ranges, sorted by offset."""
         return sorted(self._taken.items())
 
-    @property
-    def free_ranges(self) -> list[tuple[int, int]]:
-        """The ``(offset, nbytes)`` of all free ranges, sorted by offset."""
-        return [(start, self._sizes[start]) for start in self._starts]
-
     def _add(self, start: int, size: int) -> None:
         if size:
             self._sizes[start] = size

@@ -44,7 +44,6 @@ __all__ = [
     "Signature",
     "Weights",
     "load",
-    "load_text",
     "save",
     "signature",
     "standard_signatures",
@@ -158,21 +157,6 @@ def load(
     ('out',)
     """
     return NnefModel(model, native, infer, declarations).graph()
-
-
-def load_text(text: str, file: str, native: Callable[[str], bool], infer: Infer) -> Graph:
-    """Returns the graph of an NNEF text without variables; ``file`` is its name in errors.
-
-    Examples
-    --------
-    >>> text = "version 1.0; graph g(x) -> (y) { x = external<scalar>(shape = [4]); y = relu(x); }"
-    >>> load_text(text, "net.nnef", lambda op: True, lambda node, facts: [facts["x"]]).outputs
-    ('y',)
-    """
-    source, library = SourceText(text, file), Library(native)
-    document = parse_document(source)
-    prepare(document, source, library)
-    return DocumentBuilder(document, source, library, infer).build().graph
 
 
 @contextmanager

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from cml_engine import CostModel, least_laxity, plan_frame
+from cml_engine import CostModel, FrameScheduler, VirtualClock, least_laxity, plan_frame
 from scheduler.planning.plan import FramePlan
+from scheduler.tools.simulate import SimGpu, SimNetwork, SimStep
 from tests.scheduler.test_queues import POLICIES, eventful_run
 
 
@@ -67,3 +68,13 @@ def test_every_part_of_a_state_affects_decisions(part, monkeypatch):
 def test_no_slices_without_budget_or_while_gpu_is_behind(monkeypatch, change, reason):
     found = plans_of(monkeypatch, lambda state, _: plan_frame(replace(state, **change)))
     assert set(map(str, found)) == {str(FramePlan((), (), reason))}
+
+
+def test_a_step_that_was_never_measured_gets_a_quarter_of_the_frame():
+    """A wrong guess of its time then costs little, and nothing follows it in the frame."""
+    steps = [SimStep(f"k{i}", 100_000, 0.001) for i in range(2)]
+    scheduler = FrameScheduler(SimGpu(), budget_ms=4.0, clock=VirtualClock())
+    scheduler.submit(SimNetwork("net", steps), {})
+    report = scheduler.encode(None)
+    (part,) = report.slices
+    assert part.predicted_ms == pytest.approx(report.aim_ms / 4, rel=0.02)

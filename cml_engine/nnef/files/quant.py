@@ -14,6 +14,9 @@ from cml_engine.nnef.text.lexer import SourceText, unquote
 from cml_engine.nnef.text.parser import ExpressionParser
 from cml_engine.nnef.text.syntax_tree import ArrayExpr, Call, Expr, Literal, TupleExpr
 
+#: the content of a file without entries, which replaces the file of an overwritten model
+NOTHING = "# no tensor is quantised"
+
 
 class QuantParser(ExpressionParser):
     """A parser of the text of ``graph.quant``: lines ``"tensor": op(name = value, ...);``."""
@@ -27,6 +30,9 @@ class QuantParser(ExpressionParser):
             if name in found:
                 raise self.source.error(f"tensor '{name}' is quantised twice", pos)
             found[name] = attrs
+        # a file that was cut off must not read as one without quantisation
+        if not found and self.source.text.strip() != NOTHING:
+            raise self.source.error("the file has no entry: restore it, or delete it", self.pos)
         return found
 
     # entry ::= quoted ":" call ";"

@@ -16,6 +16,7 @@ from cml_engine.io.atomic_write import COMPLETE, PARTIAL, sweep, write_atomicall
 from cml_engine.io.output_folder import check_new_file, check_new_folder, file_below
 from cml_engine.ir.graph import Array, Attrs, Graph
 from cml_engine.nnef.expansion.compose import ComposedDocument, compose, expression
+from cml_engine.nnef.files.quant import NOTHING
 from cml_engine.nnef.files.tensor_file import (
     GRAPH_FILE,
     QUANT_FILE,
@@ -105,7 +106,7 @@ def _write_folder(composed: ComposedDocument, path: Path, overwrite: bool) -> No
         for name, data in _files(composed):
             write_atomically(partial / name, data)
         if not composed.quantization and (path / QUANT_FILE).exists():
-            write_atomically(partial / QUANT_FILE, b"")  # hides an existing one
+            write_atomically(partial / QUANT_FILE, NOTHING.encode())  # hides an existing one
         _finish(path)  # completes the save of a killed process
         for name in _names_in(partial):
             file_below(path, name).parent.mkdir(parents=True, exist_ok=True)
@@ -147,8 +148,9 @@ def _finish(path: Path) -> None:
         (path / GRAPH_FILE).unlink(missing_ok=True)
         for name in names:
             (complete / name).replace(file_below(path, name))
-        if (path / QUANT_FILE).exists() and not (path / QUANT_FILE).stat().st_size:
-            (path / QUANT_FILE).unlink()
+        quant = path / QUANT_FILE
+        if quant.exists() and quant.read_bytes() == NOTHING.encode():
+            quant.unlink()
     shutil.rmtree(complete, ignore_errors=True)
 
 

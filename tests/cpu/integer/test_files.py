@@ -165,6 +165,19 @@ def test_sum_with_two_readers_is_rounded():
         cml.Session(net.graph(y), "cpu")
 
 
+@pytest.mark.parametrize("float_tail", [False, True])
+def test_no_shorter_graph_quant_is_read(tmp_path, float_tail):
+    """A file that was cut off after any byte is refused, and never another network."""
+    cml.save(small_net().with_(float_tail=float_tail), tmp_path / "net.nnef")
+    file = tmp_path / "net.nnef/graph.quant"
+    text = file.read_text().rstrip()
+    ends = {at + 1 for at, letter in enumerate(text) if letter in "\n;(=,"} | {0}
+    for end in sorted(ends - {len(text)}):
+        file.write_text(text[:end])
+        with pytest.raises(cml.CmlError):
+            cml.Session(cml.load(tmp_path / "net.nnef"), "cpu")
+
+
 def test_kept_tensors_are_returned_as_real_numbers():
     graph = small_net()
     session = cml.Session(graph, "cpu", cml.CompileOptions(keep=("t1",)))

@@ -60,6 +60,22 @@ def test_the_end_may_be_of_floats(tmp_path, run_cml):
     assert info["not_identical"] == [scores]
 
 
+@pytest.mark.parametrize("op, more", [("avg_pool", {}), ("box", {"normalize": True})])
+def test_a_mean_of_windows_of_several_sizes_is_in_the_float_tail(op, more):
+    net = Net(1, 4, 5, 5)
+    window = {"size": [1, 1, 3, 3], "border": "ignore"}
+    padding = [(0, 0), (0, 0), (1, 1), (1, 1)]
+    y = net.op(op, net.op("relu", "x"), **window, padding=padding, **more)
+    graph = net.graph(y)
+    with pytest.raises(cml.ModelError, match="border 'ignore' divides .*--float-tail"):
+        cml.quantize(graph, samples_of(graph))
+    made, report = cml.quantize(graph, samples_of(graph), float_tail=True)
+    assert report.ok and report.not_identical == (y,)
+    sample = samples_of(graph)[0]
+    wanted = cml.Session(graph, "cpu").run(sample)[y]
+    np.testing.assert_allclose(cml.Session(made, "cpu").run(sample)[y], wanted, atol=0.05)
+
+
 def tail(**more):
     net = IntegerNet()
     y = net.op("softmax", net.input("x", (1, 4), 0.5), axes=[1], **more)

@@ -11,7 +11,7 @@ from cml_engine import nnef
 from cml_engine.errors import ModelError, NnefSyntaxError, TensorFileError
 from cml_engine.io.load_limits import LoadLimits, OverBudget, load_budget
 from cml_engine.nnef import NnefWarning
-from cml_engine.nnef.files.quant import parse_quant
+from cml_engine.nnef.files.quant import NOTHING, parse_quant
 from cml_engine.nnef.files.sources import KINDS
 from cml_engine.nnef.files.tensor_file import ItemType, tensor_bytes, tensor_file_name, write_tensor
 
@@ -200,6 +200,7 @@ def test_the_quantisation_file():
         ('"x": f(a = 1 + 1);', "wanted a number, or an array of numbers"),
         ('"x": f;', "wanted a call"),
         ('"x": f(); "x": f();', "tensor 'x' is quantised twice"),
+        ("# hints\n", "the file has no entry: restore it, or delete it"),
     ],
 )
 def test_messages_of_the_quantisation_file(text, message):
@@ -255,7 +256,7 @@ def test_signed_codes(write_model, symmetric):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("", "graph.quant says nothing of its tensor: add a line for it"),
+        (NOTHING, "graph.quant says nothing of its tensor: add a line for it"),
         ('"w": mystery(bits = 4);', "quantisation by mystery is unknown"),
         ('"w": linear_quantize(min = 0.0, bits = 4);', "linear_quantize wants 'max'"),
         ('"w": linear_quantize(min = [0.0, 1.0, 2.0], max = 1.0, bits = 4);',

@@ -170,18 +170,10 @@ graph g(x) -> (y)
     a = round(x * 7.0);
     y = round(a / 2.0);
 }"""
-    graph = loaded(text)
+    graph = cml.load(cml.MemoryModel(text))
     model = onnx.load_from_string(exported(graph))
     assert [f.name for f in model.functions] == ["round"]
     assert [n.op_type for n in model.graph.node] == ["Mul", "round", "Div", "round"]
-
-
-def loaded(text, folder=None):
-    from cml_engine import nnef
-    from cml_engine.compiler.passes.infer import infer_node
-    from cml_engine.ops import is_registered
-
-    return nnef.load_text(text, "g.nnef", is_registered, infer_node)
 
 
 def test_variables_become_inputs_and_outputs(tmp_path):

@@ -51,9 +51,24 @@ def exactly(total, by, low, high):
     return max(low, min(high, value.numerator // value.denominator))
 
 
+def in_32_bits(sum_, by, low, high):
+    """Returns a sum requantized as the shaders do, with no step above 32 bits."""
+    shifted = int32(sum_ << by.before)
+    upper = int32((shifted >> 16) * by.mantissa)
+    lower = int32((shifted & 0xFFFF) * by.mantissa) >> 16
+    total = int32(int32(upper + lower) + (1 << (by.shift - rule.LEAST_SHIFT)))
+    return rule.clamp(total >> (by.shift - 16), low, high)
+
+
+def int32(value):
+    if not -(2**31) <= value < 2**31:
+        raise OverflowError(f"{value} is not of 32 bits")
+    return value
+
+
 WAYS = (
     rule.requantize,
-    rule.requantize_in_32_bits,
+    in_32_bits,
     as_arrays,
 )
 

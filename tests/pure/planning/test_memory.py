@@ -30,26 +30,30 @@ ACTIONS = st.lists(
 HEAP = 2048
 
 
+def free_ranges(ranges):
+    return [(start, ranges._sizes[start]) for start in ranges._starts]
+
+
 def check(ranges, taken):
     """Asserts that a free list has exactly the ``taken`` ranges and that all its totals are right.
 
     Taken and free ranges cover the heap without gaps, overlaps or adjacent free ranges.
     """
     assert dict(ranges.taken) == taken
-    pieces = [(*r, "taken") for r in ranges.taken] + [(*r, "free") for r in ranges.free_ranges]
+    pieces = [(*r, "taken") for r in ranges.taken] + [(*r, "free") for r in free_ranges(ranges)]
     end, last = 0, ""
     for offset, nbytes, kind in sorted(pieces):
         assert offset == end and nbytes > 0
         assert (kind, last) != ("free", "free"), "neighbours were not joined"
         end, last = offset + nbytes, kind
     assert end == ranges.nbytes
-    assert ranges.free_bytes == sum(n for _, n in ranges.free_ranges)
-    assert ranges.largest_free == max((n for _, n in ranges.free_ranges), default=0)
+    assert ranges.free_bytes == sum(n for _, n in free_ranges(ranges))
+    assert ranges.largest_free == max((n for _, n in free_ranges(ranges)), default=0)
     assert ranges.empty == (not taken)
 
 
 def fits(ranges, nbytes, alignment):
-    return any(-(-s // alignment) * alignment + nbytes <= s + n for s, n in ranges.free_ranges)
+    return any(-(-s // alignment) * alignment + nbytes <= s + n for s, n in free_ranges(ranges))
 
 
 @given(ACTIONS)

@@ -25,6 +25,11 @@ from cml_engine.ir.graph import (
 from cml_engine.ir.integer_rule import fraction_of, round_half_up
 
 
+class NoIntegerForm(ModelError):
+    """The error for an operator that cannot be lowered to whole numbers; the float tail may
+    compute it."""
+
+
 @dataclass(frozen=True, slots=True)
 class QuantizedTensor:
     """Words: a tensor of the new graph whose whole numbers ``q`` stand for ``scale * q``.

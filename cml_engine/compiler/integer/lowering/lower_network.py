@@ -15,6 +15,7 @@ import numpy as np
 from cml_engine.compiler.integer.lowering import elementwise, products
 from cml_engine.compiler.integer.lowering.builder import (
     IntegerGraphBuilder,
+    NoIntegerForm,
     PendingAddition,
     PendingProduct,
     PendingSum,
@@ -357,11 +358,6 @@ class LoweredNetwork:
         """The names of the outputs that may differ between machines because they are computed in
         floats."""
         return tuple(name for name in self.graph.outputs if name in self.floats)
-
-
-class NoIntegerForm(ModelError):
-    """The error for an operator that cannot be lowered to whole numbers; the float tail may
-    compute it."""
 
 
 def lower_to_integers(graph: Graph) -> LoweredNetwork:

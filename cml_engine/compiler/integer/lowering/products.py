@@ -14,13 +14,14 @@ import numpy as np
 
 from cml_engine.compiler.integer.lowering.builder import (
     IntegerGraphBuilder,
+    NoIntegerForm,
     PendingSum,
     QuantizedTensor,
     Value,
 )
 from cml_engine.compiler.integer.quant_params import ExactSum, SumPass, plan_exact_sum
 from cml_engine.errors import ModelError, RangeError
-from cml_engine.ir.graph import Array, Attrs, AttrValue, Node
+from cml_engine.ir.graph import Array, Attrs, AttrValue, Fact, Node
 from cml_engine.ops.common.window import window_of
 from cml_engine.ops.conv.shapes import deconv_shape
 
@@ -246,22 +247,32 @@ def reduce_sum(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     return [_emit_plain_sum(builder, node, count, "sum_reduce", attrs, mean)]
 
 
-def box(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
-    """Lowers ``box`` and ``avg_pool``, and returns their pending sum.
+def check_mean(node: Node, fact: Fact) -> None:
+    """Raises :class:`NoIntegerForm` for a mean of windows whose numbers of values differ.
 
-    Raises :class:`ModelError` for a mean with border ``ignore`` and padding, whose divisor varies.
+    They do with border ``ignore`` and padding. ``fact`` is of the operand of ``node``.
     """
-    window = window_of(node.attrs, builder.graph.facts[node.inputs[0]])
-    mean = node.op == "avg_pool" or bool(node.attrs["normalize"])
-    past = any(
-        a.before > 0 or (a.narrow - 1) * a.stride + a.reach - a.before > a.wide for a in window
-    )
-    if mean and node.attrs["border"] == "ignore" and past:
-        raise ModelError(
-            f"{node.title}: border 'ignore' divides by another count at the edges, which integer "
-            "networks cannot: use another border, or no padding",
+    mean = node.op == "avg_pool" or (node.op == "box" and bool(node.attrs["normalize"]))
+    if (
+        mean
+        and node.attrs["border"] == "ignore"
+        and any(
+            a.before > 0 or (a.narrow - 1) * a.stride + a.reach - a.before > a.wide
+            for a in window_of(node.attrs, fact)
+        )
+    ):
+        raise NoIntegerForm(
+            f"{node.title} has no integer form: border 'ignore' divides by another count at the "
+            "edges. Use another border, or no padding, or let the network end in floats "
+            "(--float-tail)",
             node.source,
         )
+
+
+def box(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
+    """Lowers ``box`` and ``avg_pool``, and returns their pending sum."""
+    check_mean(node, builder.graph.facts[node.inputs[0]])
+    mean = node.op == "avg_pool" or bool(node.attrs["normalize"])
     attrs = {**node.attrs, "normalize": False}
     return [_emit_plain_sum(builder, node, prod(node.attrs["size"]), "box", attrs, mean)]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from cml_engine.compiler.integer.lowering.elementwise import MOVES
 from cml_engine.compiler.integer.lowering.lower_network import INTEGER_OPERATORS
+from cml_engine.compiler.integer.lowering.products import check_mean
 from cml_engine.compiler.planning.layouts import Ties
 from cml_engine.errors import ModelError
 from cml_engine.ir.graph import Graph, Node
@@ -133,6 +134,7 @@ def kind_of(graph: Graph, node: Node, placement: Placement) -> ValueKind:
     if formula_of(node.op) is not None and base is not None and is_other:
         return ValueKind("function", base)
     if node.op in INTEGER_OPERATORS and given and not pending:
+        check_mean(node, graph.facts[node.inputs[0]])
         role = {"add": "two", "sub": "two"}.get(node.op, "sum")
         is_scaling = node.op in ("add", "sub", "mul", "div") and base is not None
         if node.op == "mul" and len(given) == 2:
