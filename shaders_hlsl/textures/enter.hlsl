@@ -11,26 +11,26 @@
 // a value that no compiler knows, for seals (see seal.hlsli)
 #define cml_end slice.y
 #include "../include/integer_rule.hlsli"
+#include "../include/packed4.hlsli"
 
 void cml_item(uint block) {
     uint depth = (sizes.x + 3) / 4;
     uint number = block / sizes.y;
     uint image = number / depth;
     uint place = block % sizes.y;
-    uint4 bits = uint4(0);
+    float4 block4 = float4(0.0);
     for (uint lane = 0; lane < 4; ++lane) {
         uint channel = 4 * (number % depth) + lane;
         if (channel < sizes.x) {
             float given = numbers[sizes.z + (image * sizes.x + channel) * sizes.y + place];
-            bits[lane] = uint(int(cml_integer_words(given, scale.x, scale.y, scale.z)));
+            block4[lane] = cml_integer_words(given, scale.x, scale.y, scale.z);
         }
     }
     if (sizes.w == 1) {
-        bits &= 0xffu;
-        words[block] = bits.x | (bits.y << 8) | (bits.z << 16) | (bits.w << 24);
+        words[block] = cml_to_bytes(block4);
     } else {
-        bits &= 0xffffu;
-        words[2 * block] = bits.x | (bits.y << 16);
-        words[2 * block + 1] = bits.z | (bits.w << 16);
+        uint2 pair = cml_to_shorts(block4);
+        words[2 * block] = pair.x;
+        words[2 * block + 1] = pair.y;
     }
 }
