@@ -117,7 +117,7 @@ class _Clock:
         self.function, self.ms = function, 0.0
 
     def method(self) -> Callable[..., Any]:
-        def timed(*arguments: Any, **named: Any) -> Any:
+        def timed(*arguments: object, **named: object) -> Any:
             result, took = _timed(lambda: self.function(*arguments, **named))
             self.ms += took
             return result
@@ -125,7 +125,7 @@ class _Clock:
         return timed
 
 
-def _timed(function: Callable[[], Any]) -> tuple[Any, float]:
+def _timed(function: Callable[[], object]) -> tuple[Any, float]:
     begin = time.perf_counter()
     result = function()
     return result, _since(begin)

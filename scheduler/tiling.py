@@ -124,7 +124,7 @@ def submit_tiled(
     overlap: int = 16,
     *,
     align: int = 1,
-    **options: Any,
+    **options: object,
 ) -> TiledJob:
     """Submits a run like :func:`cml_engine.run_tiled` to the scheduler and returns its state.
 

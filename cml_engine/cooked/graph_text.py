@@ -40,7 +40,7 @@ class _Codec:
 
 
 def _list_of(item: _Codec) -> _Codec:
-    def read(data: Any) -> tuple[Any, ...]:
+    def read(data: object) -> tuple[Any, ...]:
         if not isinstance(data, list):
             raise ValueError(f"wanted a list, got {str(data)[:40]}")
         return tuple(item.read(part) for part in data)
@@ -76,7 +76,7 @@ def _row(kind: Callable[..., Any], **fields: _Codec) -> _Codec:
 def _record(kind: Callable[..., Any], optional: frozenset[str], **fields: _Codec) -> _Codec:
     """Returns the codec of an object as a JSON object; ``optional`` fields may be left out."""
 
-    def write(value: Any) -> dict[str, Any]:
+    def write(value: object) -> dict[str, Any]:
         found = {name: getattr(value, name) for name in fields}
         left_out = {name for name in optional if not found[name]}
         return {n: fields[n].write(v) for n, v in found.items() if n not in left_out}
@@ -97,18 +97,18 @@ def _maybe(item: _Codec) -> _Codec:
     )
 
 
-def _unchanged(value: Any) -> Any:
+def _unchanged(value: object) -> Any:
     return value
 
 
-def _read_text(data: Any) -> str:
+def _read_text(data: object) -> str:
     if not isinstance(data, str):
         raise ValueError(f"wanted a text, got {str(data)[:40]}")
     return data
 
 
 def _number(low: int, high: int) -> _Codec:
-    def read(data: Any) -> int:
+    def read(data: object) -> int:
         if type(data) is not int or not low <= data < high:
             raise ValueError(f"wanted a number, got {str(data)[:40]}")
         return data
@@ -122,7 +122,7 @@ def _read_dtype(data: Any) -> str:
     return data  # type: ignore[no-any-return]
 
 
-def _read_shape(data: Any) -> tuple[int, ...]:
+def _read_shape(data: object) -> tuple[int, ...]:
     if not isinstance(data, list) or len(data) > 8 * MOST_DIMENSIONS:
         raise ValueError("wanted a shape")
     return tuple(_WHOLE.read(extent) for extent in data)
@@ -135,7 +135,7 @@ def _read_range(data: Any) -> tuple[int, int]:
     return low, high
 
 
-def _write_value(value: Any) -> Any:
+def _write_value(value: object) -> Any:
     """Returns an attribute's value as JSON; a type that JSON lacks becomes an object with one
     entry.
 
@@ -156,7 +156,7 @@ def _write_value(value: Any) -> Any:
     raise TypeError(f"is a {type(value).__name__}, which cannot be cooked")
 
 
-def _read_value(value: Any) -> Any:
+def _read_value(value: object) -> Any:
     if isinstance(value, list):
         return [_read_value(part) for part in value]
     if not isinstance(value, dict):
@@ -170,7 +170,7 @@ def _read_value(value: Any) -> Any:
     return made[kind](inner)
 
 
-def _write_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
+def _write_attrs(attrs: Mapping[str, object]) -> dict[str, Any]:
     made = {}
     for key, value in attrs.items():
         try:
@@ -304,7 +304,13 @@ def _check(graph: Graph) -> None:
 
 
 def _constant(
-    file: Container, name: str, dtype: Any, shape: Any, offset: Any, stored: Any, becomes: Any
+    file: Container,
+    name: str,
+    dtype: object,
+    shape: object,
+    offset: object,
+    stored: object,
+    becomes: object,
 ) -> Array:
     kind, extents = _TYPES[_read_text(dtype)], _read_shape(shape)
     how = _WHOLE.read(stored), _WHOLE.read(becomes)

@@ -83,7 +83,7 @@ def load_cooked(
     return graph.with_(cooked_form=artifact)
 
 
-def _bytes_of(model: Any) -> memoryview:
+def _bytes_of(model: object) -> memoryview:
     if isinstance(model, Bytes):
         return memoryview(model).cast("B")
     if isinstance(model, str | Path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -98,7 +97,7 @@ def _shown(where: Array, got: Array, wanted: Array) -> str:
     return f"at {list(index)} got {_value(got[index])}, wanted {_value(wanted[index])}"
 
 
-def _value(x: Any) -> str:
+def _value(x: object) -> str:
     return f"{x:.7g}" if isinstance(x, np.floating | float) else str(x)
 
 

@@ -75,7 +75,7 @@ def run_node(
     return results
 
 
-def _may_overwrite(spec: OpSpec, result: Any, arrays: Sequence[Array]) -> bool:
+def _may_overwrite(spec: OpSpec, result: object, arrays: Sequence[Array]) -> bool:
     """Returns True if an epilogue may overwrite ``result``: it is writable and shares no memory
     with ``arrays``.
 
@@ -87,7 +87,7 @@ def _may_overwrite(spec: OpSpec, result: Any, arrays: Sequence[Array]) -> bool:
 
 
 def _call(
-    spec: OpSpec, node: Node, attrs: Any, arrays: Sequence[Array], prepared: Cpu | None = None
+    spec: OpSpec, node: Node, attrs: object, arrays: Sequence[Array], prepared: Cpu | None = None
 ) -> list[Array]:
     function = prepared or spec.cpu
     if function is None:
@@ -112,7 +112,7 @@ def _call(
     return found
 
 
-def _check_results(node: Node, results: Sequence[Any]) -> None:
+def _check_results(node: Node, results: Sequence[object]) -> None:
     """Raises :class:`OperatorError` if a game's function did not return one numeric array per
     output."""
     kinds = [np.asarray(r).dtype.kind if r is not None else "O" for r in results]

@@ -83,7 +83,7 @@ def graph_digest(graph: Graph) -> str:
     return hasher.hexdigest()
 
 
-def _to_python(value: Any) -> Any:
+def _to_python(value: object) -> Any:
     """Returns a value as plain Python objects whose ``repr`` is complete.
 
     An array becomes its type, shape and bytes, because the ``repr`` of a large array leaves

@@ -186,7 +186,7 @@ def check_text(value: object, what: str) -> str:
     return value
 
 
-def check_input_mapping(value: Any) -> Mapping[str, Any]:
+def check_input_mapping(value: object) -> Mapping[str, Any]:
     """Returns ``value`` if it is a mapping whose keys are strings.
 
     Otherwise raises :class:`InputError`. The values are not checked.
@@ -253,7 +253,7 @@ def check_known_names(
             raise InputError(f"{what}: {lacking} '{name}'; {hint or f'it has {few}'}")
 
 
-def check_shapes(given: Any) -> dict[str, tuple[int, ...]]:
+def check_shapes(given: object) -> dict[str, tuple[int, ...]]:
     """Returns a caller's shapes by input name, each as a tuple of integers.
 
     Raises :class:`InputError` if it is no mapping from strings to shapes.

@@ -111,7 +111,7 @@ class ImportBuilder:
         self._declare(name, Fact(dtype, values.shape))
         return name
 
-    def literal(self, value: Any, dtype: str = "scalar") -> str:
+    def literal(self, value: object, dtype: str = "scalar") -> str:
         """Adds a constant of one element and returns its name; equal constants share one name."""
         array = np.array(value, NUMPY_DTYPE[dtype])
         array.flags.writeable = False
@@ -136,7 +136,7 @@ class ImportBuilder:
         inputs: Sequence[str],
         wanted: Sequence[str],
         declared: Signature | None = None,
-        **attrs: Any,
+        **attrs: object,
     ) -> list[str]:
         """Adds an operator with several results and returns their names, in the operator's order.
 
@@ -162,7 +162,7 @@ class ImportBuilder:
         op: str,
         inputs: Sequence[str],
         wanted: str,
-        attrs: Mapping[str, Any],
+        attrs: Mapping[str, object],
         facts: Sequence[Fact],
     ) -> list[str]:
         """Adds an operator without a known signature and returns the names of its results.

@@ -39,7 +39,7 @@ def parse_json(text: str) -> Any:
         raise ValueError("it is nested too deep") from None
 
 
-def finite(value: Any, low: float = -math.inf, high: float = math.inf) -> float:
+def finite(value: object, low: float = -math.inf, high: float = math.inf) -> float:
     """Returns a number in the range as a float; raises ``ValueError`` for anything else.
 
     The range is ``low`` to ``high``, both included; infinities are never in it.
@@ -51,7 +51,7 @@ def finite(value: Any, low: float = -math.inf, high: float = math.inf) -> float:
     return float(value)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:40]}…"
 

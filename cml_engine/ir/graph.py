@@ -130,7 +130,7 @@ class Attrs(Mapping[str, Any]):
         except KeyError:
             raise AttributeError(f"no attribute '{name}'; have {sorted(self._values)}") from None
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("Attrs is immutable")
 
     def __iter__(self) -> Iterator[str]:
@@ -446,7 +446,7 @@ class Graph:
         return name in self.constants and all(name != variable for variable, _ in self.updates)
 
 
-def is_whole(value: Any) -> bool:
+def is_whole(value: object) -> bool:
     """Returns True if the value is an integer and not a bool."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 

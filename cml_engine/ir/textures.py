@@ -141,7 +141,7 @@ def numbers_of(value: Numbers, what: str) -> tuple[float, ...]:
     return tuple(FINITE.check(number, what) for number in given)
 
 
-def checked_layout(value: Any) -> None:
+def checked_layout(value: object) -> None:
     check_choice(get_args(ImageLayout), value, "layout")
 
 
@@ -228,7 +228,7 @@ class TextureInput:
         return tuple(LETTERS.index(letter) for letter in letters)
 
 
-def on_device(value: Any) -> bool:
+def on_device(value: object) -> bool:
     """Returns True if an input's value is on the GPU: a texture, or a tensor in a buffer."""
     return isinstance(value, TextureInput) or hasattr(value, "buffer")
 

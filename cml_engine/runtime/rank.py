@@ -230,7 +230,7 @@ def time_run(program: GpuProgram, timer: PassTimer, repeats: int = 1) -> float:
         times = [sum(inspect.time_once(program, timer, steps)) for _ in range(repeats)]
         return sum(times) / repeats
 
-    def encode(compute: Any, _: int) -> None:
+    def encode(compute: object, _: int) -> None:
         for _ in range(repeats):
             for step in program.plan.steps:
                 program.encode_all(compute, step.index)
@@ -250,7 +250,7 @@ def _time_nodes(program: CpuProgram, arrays: Mapping[str, Array]) -> list[float]
     times: list[float] = []
     last = time.perf_counter()
 
-    def watch(node: Node, results: Any) -> None:
+    def watch(node: Node, results: object) -> None:
         nonlocal last
         now = time.perf_counter()
         times.append(1e3 * (now - last))

@@ -172,7 +172,7 @@ def _whole_offset(name: str, at: Fraction) -> int:
 
 def run_tiled(
     session: Session,
-    inputs: Mapping[str, Any],
+    inputs: Mapping[str, object],
     tile: int = 256,
     overlap: int = 16,
     *,

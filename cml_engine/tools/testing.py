@@ -202,7 +202,7 @@ def case_graph(
     return infer_facts(graph), {n: values[n] for n in graph.inputs}
 
 
-def full_attrs(op: str, given: Mapping[str, Any]) -> Attrs:
+def full_attrs(op: str, given: Mapping[str, object]) -> Attrs:
     """Returns the ``given`` attributes and the signature's defaults for the others."""
     signature = signature_of(lookup(op))
     params = signature.attrs if signature else ()

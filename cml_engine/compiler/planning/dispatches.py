@@ -270,7 +270,7 @@ def check_dispatches(spec: OpSpec, op: Lowering, dispatches: Sequence[Any]) -> N
         _check_promises(spec, op, dispatches)
 
 
-def _check_form(spec: OpSpec, op: Lowering, dispatch: Any) -> None:
+def _check_form(spec: OpSpec, op: Lowering, dispatch: object) -> None:
     if not isinstance(dispatch, Dispatch):
         raise _wrong(spec, op, f"gives {dispatch!r}, wanted a cml.Dispatch: op.launch(…) makes one")
     groups, writes = dispatch.groups, dispatch.writes

@@ -33,7 +33,7 @@ class NcnnLayer(LayerLine):
     builder: ImportBuilder
     weights: WeightReader
 
-    def op(self, op: str, *operands: NcnnTensor | float, **attrs: Any) -> NcnnTensor:
+    def op(self, op: str, *operands: NcnnTensor | float, **attrs: object) -> NcnnTensor:
         """Adds an operator with one result and returns the result.
 
         Numbers among the operands become literals.
@@ -94,7 +94,7 @@ class NcnnTensor:
             raise self.layer.damaged_error(f"axis {axis} of {rank}")
         return axis % rank + 1
 
-    def op(self, op: str, *others: NcnnTensor | float, **attrs: Any) -> NcnnTensor:
+    def op(self, op: str, *others: NcnnTensor | float, **attrs: object) -> NcnnTensor:
         return self.layer.op(op, self, *others, **attrs)
 
     def __add__(self, other: NcnnTensor | float) -> NcnnTensor:

@@ -201,7 +201,7 @@ def _number(text: str) -> int | float:
     return value
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return f"'{value[:40]}'" if isinstance(value, str) else str(value)[:60]
 
 

@@ -379,7 +379,7 @@ def _remove_names(names: Sequence[str], missing: set[str]) -> tuple[str, ...]:
     return tuple("" if name in missing else name for name in names)
 
 
-def _bind_attributes(node: OnnxNode, attributes: Mapping[str, Any]) -> OnnxNode:
+def _bind_attributes(node: OnnxNode, attributes: Mapping[str, object]) -> OnnxNode:
     """Returns a copy of a function's node with references replaced by the call's attributes.
 
     A reference to an attribute that the call lacks is left out.

@@ -115,7 +115,7 @@ class Attr:
         return words
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     for kind in (OnnxTensor, OnnxGraph):
         if isinstance(value, kind):
             return f"a {_NOUNS[kind]}"
@@ -136,7 +136,7 @@ def at_least(low: int, default: int | None = None, **more: Any) -> Any:
     return Attr(int, default, low=low, high=_LARGEST, **more)
 
 
-def per_axis(low: int, default: int | None = None, times: int = 1, **more: Any) -> Any:
+def per_axis(low: int, default: int | None = None, times: int = 1, **more: object) -> Any:
     """Returns the declaration of a list attribute with ``times`` integers per spatial axis.
 
     The axes are those of the node's first input.
@@ -335,7 +335,7 @@ def op(
     until: int = 0,
     domain: str = "",
     attrs: Mapping[str, Attr] | None = None,
-    fold: Callable[..., Any] | None = None,
+    fold: Callable[..., object] | None = None,
     inputs: int = MANY,
 ) -> Callable[[F], F]:
     """Returns a decorator that registers a function as the conversion of an operator.

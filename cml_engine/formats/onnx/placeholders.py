@@ -92,7 +92,7 @@ def _parameter(name: str) -> str:
     return name if is_identifier(name) and not is_tensor else f"a_{name}"
 
 
-def _attribute(node: OnnxNode, name: str, value: Any) -> Any:
+def _attribute(node: OnnxNode, name: str, value: object) -> Any:
     items = value if isinstance(value, list) else [value]
     kinds = {type(item) for item in items}
     if len(kinds) > 1 or not kinds <= _TYPES.keys() or (not items):

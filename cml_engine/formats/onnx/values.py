@@ -88,7 +88,7 @@ class Value:
         self.name = name
 
     @classmethod
-    def known(cls, array: Any, name: str = "") -> Value:
+    def known(cls, array: object, name: str = "") -> Value:
         array = np.asarray(array)
         return cls(array.dtype, array.shape, array, None, name)
 
@@ -150,7 +150,7 @@ class Value:
 
     # -- moves ----------------------------------------------------------------------------------
 
-    def _move(self, op: str, of_array: Callable[[Array], Array], **attrs: Any) -> Value:
+    def _move(self, op: str, of_array: Callable[[Array], Array], **attrs: object) -> Value:
         if self.array is not None:
             return Value.known(of_array(self.array), self.name)
         return add_operator(op, self, **attrs)
@@ -268,12 +268,12 @@ def zeros(shape: Sequence[int], dtype: Any = np.float32) -> Value:
     return Value.known(np.zeros(shape, dtype))
 
 
-def add_operator(op: str, *inputs: Operand, **attrs: Any) -> Value:
+def add_operator(op: str, *inputs: Operand, **attrs: object) -> Value:
     """Adds an NNEF operator with one result and returns the result."""
     return add_operators(op, 1, *inputs, **attrs)[0]
 
 
-def add_operators(op: str, results: int, *inputs: Operand, **attrs: Any) -> list[Value]:
+def add_operators(op: str, results: int, *inputs: Operand, **attrs: object) -> list[Value]:
     """Adds an NNEF operator with ``results`` results and returns them."""
     values = [as_value(x) for x in inputs]
     found = current_import().node(op, values, results, attrs)
@@ -283,7 +283,7 @@ def add_operators(op: str, results: int, *inputs: Operand, **attrs: Any) -> list
     return found
 
 
-def elementwise(op: str, *inputs: Operand, **attrs: Any) -> Value:
+def elementwise(op: str, *inputs: Operand, **attrs: object) -> Value:
     """Adds an elementwise operator, of integers in its integer form, and returns its result.
 
     The shapes are aligned from the right, as in ONNX: NNEF aligns from the left.
@@ -307,7 +307,7 @@ def _lift(value: Value, rank: int, full: bool) -> Value:
     return value.unsqueeze(list(range(rank - value.rank))) if value.rank else value
 
 
-def fragment(op: str, values: Sequence[Value], many: bool = False, **attrs: Any) -> Value:
+def fragment(op: str, values: Sequence[Value], many: bool = False, **attrs: object) -> Value:
     """Adds the operators that a compound operator expands to and returns its result.
 
     With ``many`` it takes its operands as one array.
@@ -516,7 +516,7 @@ class Emitter:
         return self._values(self.builder.split_node(op, names, wanted, declared, **attrs))
 
     def custom(
-        self, op: str, inputs: Sequence[Value], results: int, attrs: Mapping[str, Any]
+        self, op: str, inputs: Sequence[Value], results: int, attrs: Mapping[str, object]
     ) -> list[Value]:
         """Adds an operator that the game declares and returns its results.
 
@@ -557,7 +557,7 @@ class Emitter:
         made = self.builder.unknown_node(op, names, f"{self.base}_{op}", attrs, facts)
         return self._values(made)
 
-    def _attribute(self, param: Param, value: Any) -> Any:
+    def _attribute(self, param: Param, value: object) -> Any:
         try:
             return coerce(param.type, _from_flat(param.type, value), None)
         except BindError:
@@ -570,7 +570,7 @@ class Emitter:
         return op in self._engine.declarations
 
     def fragment(
-        self, op: str, inputs: Sequence[Value], many: bool, attrs: Mapping[str, Any]
+        self, op: str, inputs: Sequence[Value], many: bool, attrs: Mapping[str, object]
     ) -> Value:
         names = [self.tensor(value) for value in inputs]
         facts = {f"x{i}": self.builder.facts[name] for i, name in enumerate(names)}
@@ -687,7 +687,7 @@ def _too_large_error(low: float, high: float, source: Source | None) -> TensorFi
 _KEEP_AXES = ("transpose", "cast", "copy")
 
 
-def _from_flat(kind: Type, value: Any) -> Any:
+def _from_flat(kind: Type, value: object) -> Any:
     """Returns an ONNX attribute with the truth values and tuples of a declared type.
 
     ONNX has 0 and 1 for truth values, and the items of tuples one after another.

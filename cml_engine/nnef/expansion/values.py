@@ -214,7 +214,7 @@ def _numbers(op: str, left: Value, right: Value) -> tuple[Any, Any]:
     return (left, right) if kinds[0] == kinds[1] else (float(left), float(right))
 
 
-def _arithmetic(op: str, left: Any, right: Any) -> int | float:
+def _arithmetic(op: str, left: object, right: object) -> int | float:
     try:
         value = _ARITHMETIC[op](left, right)
     except ZeroDivisionError:

@@ -192,7 +192,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _span(file: Blob, name: str, entry: Any) -> tuple[int, int]:
+def _span(file: Blob, name: str, entry: object) -> tuple[int, int]:
     """Returns the first and the end byte of a tensor, relative to the end of the header.
 
     Raises an error if the range does not fit the tensor's type and shape.

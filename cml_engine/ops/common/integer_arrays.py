@@ -100,7 +100,7 @@ def _product(a: Array, b: Array, factor: Array, out: Array) -> None:
 
 
 def _round(
-    scaled: Callable[..., Any],
+    scaled: Callable[..., object],
     operands: tuple[Array, ...],
     low: float,
     high: float,

@@ -350,7 +350,7 @@ def literal(text: str) -> str:
     return shown if set(shown) & set(".e") else f"{shown}.0"
 
 
-def evaluate(term: Term, operands: Mapping[str, Array], attributes: Mapping[str, Any]) -> Any:
+def evaluate(term: Term, operands: Mapping[str, Array], attributes: Mapping[str, object]) -> Any:
     """Computes the expression with NumPy; ``operands`` are arrays by letter."""
     if term.kind == "number":
         return np.float32(term.text)
@@ -435,7 +435,7 @@ def with_attributes_as_operands(formula: Formula, names: Sequence[str]) -> Formu
     order = [(*names, *kept).index(name) for name in formula.attrs]
     numpy, arity = formula.numpy, formula.arity
 
-    def reordered(*given: Any) -> Any:
+    def reordered(*given: object) -> Any:
         return numpy(*given[:arity], *(given[arity + i] for i in order))
 
     operands = {name: Term("operand", letter) for name, letter in letters.items()}

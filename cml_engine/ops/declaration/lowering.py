@@ -241,7 +241,7 @@ class Lowering:
         reads: Mapping[str, str],
         writes: Mapping[str, str],
         kernel: Kernel | None = None,
-        values: Mapping[str, Any] | None = None,
+        values: Mapping[str, object] | None = None,
         defines: Mapping[str, int | str] | None = None,
         cost: Cost | None = None,
     ) -> Dispatch:
@@ -266,7 +266,7 @@ class Lowering:
 def for_each(
     op: Lowering,
     n: int,
-    params: Mapping[str, Any],
+    params: Mapping[str, object],
     defines: Mapping[str, int | str] | None = None,
     *,
     types: str = "",
@@ -486,7 +486,7 @@ def _dispatch(
     op: Lowering,
     spec: OpSpec,
     kernel: Kernel,
-    threads: Any,
+    threads: object,
     reads: Sequence[NamedTensor],
     writes: Sequence[NamedTensor],
     values: Mapping[str, Value],
@@ -538,7 +538,7 @@ def _dispatch(
     )
 
 
-def _checked_threads(threads: Any, entry: Entry, spec: OpSpec) -> tuple[int, ...]:
+def _checked_threads(threads: object, entry: Entry, spec: OpSpec) -> tuple[int, ...]:
     """Returns the number of threads along each dimension of the kernel's entry.
 
     Raises :class:`OperatorError` if ``threads`` is anything else.

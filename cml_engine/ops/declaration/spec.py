@@ -230,7 +230,7 @@ class Case:
 
     @property
     def id(self) -> str:
-        def show(value: Any) -> str:
+        def show(value: object) -> str:
             if isinstance(value, np.ndarray):
                 return f"{value.dtype}{list(value.shape)}"
             return str(value).replace(" ", "")

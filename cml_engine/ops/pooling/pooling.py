@@ -102,7 +102,7 @@ def _cost(per_tap: float, attrs: Attrs, inputs: Sequence[Fact], outputs: Sequenc
 # ---------------------------------------------------------------- tests
 
 
-def _attrs(size: Sequence[int], **changes: Any) -> dict[str, Any]:
+def _attrs(size: Sequence[int], **changes: object) -> dict[str, Any]:
     given = {"size": list(size), "border": "constant", "padding": [], "stride": [], "dilation": []}
     return {**given, **changes}
 

@@ -17,7 +17,7 @@ def with_defaults(
     sliders: Mapping[str, Slider],
     facts: Mapping[str, Fact],
     kept: frozenset[str],
-    inputs: Mapping[str, Any],
+    inputs: Mapping[str, object],
 ) -> Mapping[str, Any]:
     """Returns the inputs with arrays for sliders that are missing or given as plain values.
 
@@ -34,7 +34,7 @@ def with_defaults(
     return {**inputs, **values}
 
 
-def _slider_array(name: str, slider: Slider, fact: Fact, given: Any) -> Any:
+def _slider_array(name: str, slider: Slider, fact: Fact, given: object) -> Any:
     """Returns a plain value or a word of a slider as an array; anything else unchanged.
 
     Raises :class:`InputError` for an unknown word, or for another number of values.
@@ -80,7 +80,7 @@ def check_inputs(
     }
 
 
-def as_array(name: str, given: Any) -> Array:
+def as_array(name: str, given: object) -> Array:
     """Returns an input as a NumPy array; raises :class:`InputError` if it holds no numbers."""
     try:
         array = np.asarray(given)
@@ -91,7 +91,7 @@ def as_array(name: str, given: Any) -> Array:
     return array
 
 
-def _no_array(name: str, given: Any) -> InputError:
+def _no_array(name: str, given: object) -> InputError:
     is_path = isinstance(given, str | PathLike)
     how = ". A file is read first: numpy.load for a .npy" if is_path else ""
     return InputError(

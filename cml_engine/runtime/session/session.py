@@ -405,7 +405,7 @@ class Session:
         return run
 
 
-def _take_inputs(session: Session, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def _take_inputs(session: Session, inputs: Mapping[str, object]) -> dict[str, Any]:
     """Returns a run's inputs by name: checked arrays; textures and GPU tensors unchanged.
 
     Raises :class:`InputError` if an input is on a GPU and the session runs on the CPU.
@@ -467,7 +467,7 @@ def _choose(backend: Gpu | str) -> Gpu | None:
     return None
 
 
-def _wall_ms(work: Callable[[], Any]) -> float:
+def _wall_ms(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
     return 1e3 * (time.perf_counter() - start)

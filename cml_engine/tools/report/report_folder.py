@@ -79,7 +79,7 @@ class ReportFolder(OutputFolder):
         self.write(_INDEX, page(self.facts.graph.name, lead, shown, missing))
         self._write_state()
 
-    def write_json(self, name: str, data: Any) -> str:
+    def write_json(self, name: str, data: object) -> str:
         """Writes data as a JSON file of this name into the folder, and returns the name."""
         return self.write(name, json.dumps(data, indent=1) + "\n")
 
@@ -473,7 +473,7 @@ def _add_passes(folder: ReportFolder) -> None:
 def _plain_text(graph: Graph) -> str:
     """Returns the graph as a text with a line for each node and for each epilogue."""
 
-    def call(inputs: Sequence[str], attrs: Mapping[str, Any]) -> str:
+    def call(inputs: Sequence[str], attrs: Mapping[str, object]) -> str:
         return ", ".join((*inputs, *([repr(attrs)] if attrs else ())))
 
     def line(node: Node) -> str:

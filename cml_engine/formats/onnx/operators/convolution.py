@@ -129,7 +129,7 @@ def conv_transpose(
     dilations: list[int],
     pads: list[int],
     group: int,
-    kernel_shape: Any,
+    kernel_shape: object,
 ) -> Value:
     if x.rank < 3 or weights.rank != x.rank:
         raise InvalidNode(f"a convolution of {x} with {weights}")
@@ -193,7 +193,7 @@ def deform_conv(
     dilations: list[int],
     pads: list[int],
     group: int,
-    kernel_shape: Any,
+    kernel_shape: object,
 ) -> Value:
     columns = x.deform_columns(
         offset, 1.0 if mask is None else mask, size=list(weights.shape[2:]), padding=_pairs(pads),
@@ -236,7 +236,7 @@ def fused_conv(
     *,
     activation: str = "",
     activation_params: list[float] | None = None,
-    **window: Any,
+    **window: object,
 ) -> Value:
     result = conv(x, weights, bias, **window)
     result = result if addend is None else result + addend

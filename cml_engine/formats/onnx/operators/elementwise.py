@@ -95,7 +95,7 @@ def _many_form(name: str) -> Callable[..., Value]:
     return lambda *values: reduce(partial(binary, name), values)
 
 
-def _many_fold(function: Callable[..., Any]) -> Callable[..., Any]:
+def _many_fold(function: Callable[..., object]) -> Callable[..., Any]:
     return lambda *arrays: reduce(function, arrays)
 
 

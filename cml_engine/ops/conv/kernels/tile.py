@@ -114,7 +114,7 @@ def launch_product(
     tile: ConvTile,
     x: str,
     filter: str,
-    launch: tuple[int, Mapping[str, Any]],
+    launch: tuple[int, Mapping[str, object]],
     defines: Mapping[str, int | str],
 ) -> Iterator[Dispatch]:
     """Yields the dispatch that computes the node from a packed filter, and that of its bias.
