@@ -65,14 +65,14 @@ class BlockArray(Array):
     blocks: Blocks | None = None
 
 
-def blocks_of(array: Array | None) -> Blocks | None:
+def weight_blocks(array: Array | None) -> Blocks | None:
     """Returns the form in which weights are stored, or None for other arrays."""
     return array.blocks if isinstance(array, BlockArray) else None
 
 
 def copy_of(array: Array, dtype: Any) -> Array:
     """Returns a copy of an array in C order; weights in blocks, which are read-only, themselves."""
-    return array if blocks_of(array) else np.array(array, dtype, order="C")
+    return array if weight_blocks(array) else np.array(array, dtype, order="C")
 
 
 def scales_shape(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:

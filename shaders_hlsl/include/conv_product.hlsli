@@ -12,6 +12,7 @@
 #ifndef CML_CONV_PRODUCT
 #define CML_CONV_PRODUCT
 
+#include "block_weights.hlsli"
 #include "number.hlsli"
 
 #ifndef DOT4
@@ -75,20 +76,28 @@ void multiply_vector(FILTER f, CML_BLOCK x[STEPS], int i, int phase) {
     }}
 }
 
+// Vector `i` of the filter of four input channels, which begins at vector `w`.
+#ifdef WEIGHT_BITS
+#define FILTER_VECTOR(w, i) \
+    (cml_codes((w) + (i)) * cml_scales((w) / (VECTORS * BLOCK) * VECTORS + (i) % VECTORS))
+#else
+#define FILTER_VECTOR(w, i) T1[(w) + (i)]
+#endif
+
 // Adds the products of four input channels to a phase's columns; their filter begins at vector `w`.
 void cml_multiply(CML_BLOCK x[STEPS], uint w, int phase) {
 #if SHARE
     uint sharer = WaveGetLaneIndex() % SHARERS;
     FILTER loaded[LOADS];
     {CML_UNROLL(int, i, LOADS) {
-        loaded[i] = T1[w + min(i * SHARERS + sharer, BLOCK_VECTORS - 1)];
+        loaded[i] = FILTER_VECTOR(w, min(i * SHARERS + sharer, BLOCK_VECTORS - 1));
     }}
 #endif
     {CML_UNROLL(int, i, BLOCK_VECTORS) {
 #if SHARE
         FILTER f = WaveReadLaneAt(loaded[i / SHARERS], i % SHARERS);
 #else
-        FILTER f = T1[w + i];
+        FILTER f = FILTER_VECTOR(w, i);
 #endif
         multiply_vector(f, x, i, phase);
     }}

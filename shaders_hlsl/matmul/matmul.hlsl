@@ -15,8 +15,18 @@
 #if defined(BIAS) || defined(EPI_STEPS)
 #define FINISHES
 #endif
+#include "block_weights.hlsli"
 #include "divide.hlsli"
 #include "epilogue.hlsli"
+
+// Four numbers of B: along k, and of neighbouring columns, whose scales were read before.
+#ifdef WEIGHT_BITS
+#define B_READ(at) (cml_codes(at) * cml_scale((at) / (BLOCK / 4)))
+#define B_VECTOR_READ(at, v) (cml_codes(at) * scale[v])
+#else
+#define B_READ(at) T1[at]
+#define B_VECTOR_READ(at, v) T1[at]
+#endif
 
 #define LANE_ROWS (GROUP / COLUMN_LANES)
 
@@ -67,7 +77,7 @@ CML_MAIN
         T0_TYPE x[ROWS];
         CML_UNROLL(uint, r, ROWS) { x[r] = T0[a_at[r] + k * a_k]; }
         CML_UNROLL(uint, j, COLS) {
-            T0_TYPE w = T1[b_at[j] + k * b_k];
+            T0_TYPE w = B_READ(b_at[j] + k * b_k);
             CML_UNROLL(uint, i, ROWS) {
 #ifdef A_VECTOR
                 float s = sum[i * COLS + j];
@@ -148,7 +158,11 @@ void add_products(uint k)
     }
 #ifdef B_INNER
     float4 inner[COLS];
-    CML_UNROLL(uint, l, COLS) { inner[l] = T1[b_at[l] + k / 4 * b_k]; }
+    CML_UNROLL(uint, l, COLS) { inner[l] = B_READ(b_at[l] + k / 4 * b_k); }
+#endif
+#if defined(B_VECTOR) && defined(WEIGHT_BITS)
+    float4 scale[COLS / 4];
+    CML_UNROLL(uint, p, COLS / 4) { scale[p] = cml_scales(b_at[p] + k / BLOCK * b_k); }
 #endif
     CML_UNROLL(uint, c, STEP) {
         float y[LOADS];
@@ -156,7 +170,7 @@ void add_products(uint k)
         float w[COLS];
 #if defined(B_VECTOR)
         CML_UNROLL(uint, v, COLS / 4) {
-            float4 four = T1[b_at[v] + (k + c) * b_k];
+            float4 four = B_VECTOR_READ(b_at[v] + (k + c) * b_k, v);
             CML_UNROLL(uint, l, 4) { w[4 * v + l] = four[l]; }
         }
 #elif defined(B_INNER)

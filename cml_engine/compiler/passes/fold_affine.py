@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from cml_engine.compiler.passes.rules import Match, Rule, rewrite_custom
-from cml_engine.ir.block_weights import blocks_of
+from cml_engine.ir.block_weights import weight_blocks
 from cml_engine.ir.graph import Array, Graph, Node
 from cml_engine.ops.declaration.registry import lookup, registered
 
@@ -40,7 +40,7 @@ def _fold(match: Match) -> Node | None:
     assert scaled_weights is not None  # the rules match only operators that have it
     with np.errstate(all="ignore"):
         facts = [match.fact(name) for name in inner.inputs]
-        blocks = blocks_of(weights)
+        blocks = weight_blocks(weights)
         if blocks is None:
             scaled = scaled_weights(inner.attrs, facts, weights, scale).astype(np.float32)
         else:  # the same codes with other scales

@@ -17,6 +17,7 @@ from typing import Literal, get_args
 from cml_engine.compiler.plan import InputConversion
 from cml_engine.errors import InputError, located
 from cml_engine.errors.arguments import check_choice
+from cml_engine.ir.block_weights import weight_blocks
 from cml_engine.ir.graph import Fact, Graph, Node
 from cml_engine.ir.layout import C4, C4H, HALF, PLAIN, WHOLE, block_words, whole_layout
 from cml_engine.ir.limits import Limits
@@ -326,7 +327,11 @@ def matrices_in_half(graph: Graph) -> set[str]:
     found: set[str] = set()
     others: set[str] = set(graph.roots)
     for node in graph.nodes:
-        weights = {n for n in node.inputs[1:2] if graph.is_constant(n)}
+        weights = {
+            name
+            for name in node.inputs[1:2]
+            if graph.is_constant(name) and not weight_blocks(graph.constants[name])
+        }
         half = lookup(node.op).traits.matrix_in_half
         taken = weights if half and half(node, graph.facts) else set()
         found |= taken
@@ -355,7 +360,8 @@ def rounded_weights(node: Node, graph: Graph, layouts: Mapping[str, str]) -> tup
     """Returns the names of the node's constants that are stored in 16 bits."""
     half = lookup(node.op).traits.filter_in_half
     if half and graph.is_constant(node.inputs[1]):
-        return (node.inputs[1],) if half(node, layouts) else ()
+        few_bits = weight_blocks(graph.constants[node.inputs[1]]) is not None
+        return (node.inputs[1],) if half(node, layouts) and not few_bits else ()
     return tuple(name for name in node.inputs if layouts.get(name) == HALF)
 
 

@@ -20,7 +20,7 @@ from cml_engine.errors import Source, TensorFileError
 from cml_engine.io.atomic_write import write_atomically
 from cml_engine.io.model_source import SourceFile
 from cml_engine.io.output_folder import name_problem
-from cml_engine.ir.block_weights import CODE_BITS, Blocks, blocks_of, scales_shape
+from cml_engine.ir.block_weights import CODE_BITS, Blocks, scales_shape, weight_blocks
 from cml_engine.ir.graph import Array, DType
 
 HEADER_SIZE = 128
@@ -166,7 +166,7 @@ def read_stored(blob: Blob, header: Header | None = None) -> StoredTensor:
     """
     header = header or read_header(blob)
     values = _items(blob, header)
-    return StoredTensor(header, values if blocks_of(values) else values.reshape(header.shape))
+    return StoredTensor(header, values if weight_blocks(values) else values.reshape(header.shape))
 
 
 def tensor_bytes(array: Array, bits: int | None = None, item: ItemType | None = None) -> bytes:
@@ -174,7 +174,7 @@ def tensor_bytes(array: Array, bits: int | None = None, item: ItemType | None = 
 
     By default floats and integers keep their width, and bools take 1 bit.
     """
-    blocks = blocks_of(array) if bits is None else None
+    blocks = weight_blocks(array) if bits is None else None
     array = np.asarray(array)
     params = b""
     if blocks is not None:
@@ -193,7 +193,7 @@ def tensor_bytes(array: Array, bits: int | None = None, item: ItemType | None = 
 
 def tensor_file_size(array: Array) -> int:
     """Returns the size in bytes of an array's tensor file, without making it."""
-    if blocks := blocks_of(array):
+    if blocks := weight_blocks(array):
         return HEADER_SIZE + 4 * blocks.scales.size - (-array.size * blocks.bits // 8)
     return HEADER_SIZE - (-array.size * _stored_as(array)[1] // 8)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import inf, prod
+from math import gcd, inf, prod
 
 import numpy as np
 
+from cml_engine.ir.block_weights import weight_blocks
 from cml_engine.ir.graph import Array, Node
 from cml_engine.ir.layout import C4, C4H, C4I8, C4U8, STORED, VECTOR_TYPE, block_words, whole_layout
 from cml_engine.ops.common.window import WindowAxis
@@ -16,7 +17,12 @@ from cml_engine.ops.conv.shapes import ConvShape
 from cml_engine.ops.declaration.choice import about
 from cml_engine.ops.declaration.epilogue import per_channel
 from cml_engine.ops.declaration.lowering import Lowering
-from cml_engine.ops.declaration.packing import Packing, pack_unchanged
+from cml_engine.ops.declaration.packing import (
+    BlockFormat,
+    Packing,
+    pack_blocks,
+    pack_unchanged,
+)
 from cml_engine.ops.declaration.spec import (
     WGSL_ONLY,
     Cost,
@@ -55,7 +61,8 @@ class Conv:
     @property
     def half(self) -> bool:
         """True if the filter is stored in 16 bits."""
-        return self.constant and takes_half(self.op.node, self.op.layouts)
+        few_bits = weight_blocks(self.op.constant(self.op.in_names[1])) is not None
+        return self.constant and not few_bits and takes_half(self.op.node, self.op.layouts)
 
     @cached_property
     def filter_layout(self) -> str:
@@ -369,6 +376,9 @@ def packed_filter(conv: Conv, rows: int) -> Generator[Dispatch, None, str]:
         if conv.dot4:
             key = f"{name}.{way}{shape.groups}.rows{rows}.dot4"
             return op.pack(key, lambda: _pack_bytes(conv, rows))
+        if block_format(conv, rows):
+            key = f"{name}.{way}{shape.groups}.rows{rows}.few"
+            return op.pack(key, lambda: _pack_few_bits(conv, rows))
         return conv.pack(f"{name}.{way}{shape.groups}.rows{rows}", lambda: pack_filter(conv, rows))
     band = band_of(conv, rows)
     total = -(-shape.out_channels // rows) * rows * shape.taps * band * 4
@@ -405,12 +415,48 @@ def pack_filter(conv: Conv, rows: int) -> Packing:
     """
     shape, band = conv.shape, band_of(conv, rows)
     row_blocks = -(-shape.out_channels // rows)
-    in_own_blocks = shape.group_out % rows == 0 and shape.group_in % 4 == 0 and not conv.transposed
-    if shape.groups > 1 and not in_own_blocks:
+    if not _keeps_order(conv, rows):
         return pack_unchanged(_pack_groups(conv, rows))
     source, out, inner = conv.filter_source()
     row = (row_blocks, out, rows), (rows, out, 1)
     return Packing(source, (row[0], (shape.taps, 2, 1), (4 * band, inner, 1), row[1]))
+
+
+def _keeps_order(conv: Conv, rows: int) -> bool:
+    """Returns True if a packed filter has the elements of the filter at regular steps: there is one
+    group, or no block of rows or of inputs overlaps two groups."""
+    shape = conv.shape
+    in_own_blocks = shape.group_out % rows == 0 and shape.group_in % 4 == 0 and not conv.transposed
+    return shape.groups == 1 or in_own_blocks
+
+
+def block_format(conv: Conv, rows: int) -> BlockFormat | None:
+    """Returns the format of a packed filter in few bits, or None if the kernels read floats."""
+    blocks, shape = weight_blocks(conv.op.constant(conv.op.in_names[1])), conv.shape
+    if blocks is None or blocks.axis != 1 - conv.transposed or not _keeps_order(conv, rows):
+        return None
+    inputs = 4 * band_of(conv, rows)
+    size = gcd(blocks.size, inputs) if blocks.scales.shape[blocks.axis] > 1 else inputs
+    if size % 4 or not size or is_depthwise(conv):
+        return None
+    count = -(-shape.out_channels // rows) * rows * shape.taps * inputs
+    return BlockFormat(blocks.bits, size, -(-count * blocks.bits // 128))
+
+
+def _pack_few_bits(conv: Conv, rows: int) -> Array:
+    """Returns a filter in blocks as codes in the order of :func:`pack_filter`, and their scales."""
+    form, blocks = block_format(conv, rows), weight_blocks(conv.op.constant(conv.op.in_names[1]))
+    assert form is not None and blocks is not None
+    codes = pack_filter(conv, rows)
+    row, taps, (inputs, axis, _), rest = codes.dims
+    scales = np.repeat(blocks.scales, max(blocks.size // form.size, 1), blocks.axis)
+    scales = np.take(scales, np.arange(inputs // form.size), blocks.axis)
+    dims = (row, taps, (inputs // form.size, axis, 1), rest)
+    return pack_blocks(
+        replace(codes, source=blocks.codes.reshape(codes.source.shape), dtype=np.int8),
+        Packing(scales.reshape(*scales.shape[:2], conv.shape.taps), dims),
+        form.bits,
+    )
 
 
 def _pack_groups(conv: Conv, rows: int) -> Array:

@@ -10,6 +10,8 @@ import numpy as np
 
 from cml_engine.ir.graph import Array
 
+#: the additional parameter of a kernel that reads weights in blocks: where the scales begin
+SCALES_AT = "scales_at"
 #: a dimension of the result: its extent, the axis of the source it moves along, and the step
 PackedDim = tuple[int, int, int]
 
@@ -76,3 +78,34 @@ def pack_unchanged(array: Array) -> Packing:
     """Returns a packing that only flattens the array."""
     flat = np.ascontiguousarray(array).reshape(-1)
     return Packing(flat, ((prod(array.shape), 0, 1),), array.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """The format in which a kernel reads weights in blocks (block_weights.hlsli).
+
+    It is vectors of four 32-bit words: codes of ``bits`` bits, from vector ``scales_at`` on the
+    scales. ``size`` weights share a scale.
+    """
+
+    bits: int
+    size: int
+    scales_at: int
+
+    @property
+    def defines(self) -> dict[str, int | str]:
+        return {"WEIGHT_BITS": self.bits, "BLOCK": self.size, "T1_TYPE": "uint4"}
+
+    @property
+    def params(self) -> dict[str, int]:
+        return {SCALES_AT: self.scales_at}
+
+
+def pack_blocks(codes: Packing, scales: Packing, bits: int) -> Array:
+    """Returns weights in blocks as 32-bit words: the codes in their order, then the scales."""
+    words: Array = codes.array().view(np.uint8)
+    if bits == 4:
+        words = (words[::2] & 15) | (words[1::2] << 4)
+    parts = (words, scales.array().view(np.uint8))
+    padded = [np.pad(part, (0, -part.size % 16)) for part in parts]
+    return np.concatenate(padded).view(np.int32)

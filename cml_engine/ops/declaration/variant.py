@@ -16,6 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from cml_engine.ops.declaration.choice import Choice, TunedChoice, VariantTable
 from cml_engine.ops.declaration.lowering import Lowering
+from cml_engine.ops.declaration.packing import SCALES_AT
 from cml_engine.ops.declaration.registry import load_families
 from cml_engine.ops.declaration.spec import Case, Dispatch, Kernel
 
@@ -171,6 +172,8 @@ class KernelFamily(Generic[N, T]):
             variant, tile = default
         for dispatch in variant.lower(node, tile):
             kernel, of = dispatch.kernel or variant.kernel, dispatch.variant or name
+            if SCALES_AT in dispatch.params:
+                kernel = replace(kernel, params=f"{kernel.params} {SCALES_AT}:u")
             yield replace(dispatch, kernel=kernel, variant=of)
 
 

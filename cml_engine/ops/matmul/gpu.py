@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 
+from cml_engine.ir.block_weights import Blocks, weight_blocks
 from cml_engine.ir.graph import Array, AttrValue, Fact, Node
 from cml_engine.ir.layout import C4, C4H, HALF, VECTOR_TYPE
 from cml_engine.ir.limits import Limits
@@ -16,7 +18,7 @@ from cml_engine.ops.declaration.choice import about
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import epilogue_of
 from cml_engine.ops.declaration.lowering import MOST_TURNS, Lowering
-from cml_engine.ops.declaration.packing import PackedDim, Packing
+from cml_engine.ops.declaration.packing import BlockFormat, Packing, pack_blocks
 from cml_engine.ops.declaration.spec import Case, Cost, Defines, Dispatch, engine_kernel
 from cml_engine.ops.declaration.variant import KernelFamily, KernelVariant
 from cml_engine.ops.movement.strided_copy import box, copy_regions
@@ -146,6 +148,7 @@ class MatrixProduct:
     """A batch of matrix products: rows x columns sums over ``inner``, with a bias per column.
 
     With ``windows``, the columns of B overlap and are read in place; the rows are channels.
+    ``blocks`` is the format of B if it is packed with few bits.
     """
 
     op: Lowering
@@ -157,14 +160,15 @@ class MatrixProduct:
     inner: int
     bias: str | None = None
     windows: bool = False
+    blocks: BlockFormat | None = None
 
     @property
     def results(self) -> int:
         return prod(self.batch) * self.rows * self.columns
 
 
-def takes_half_weights(node: Node, facts: Mapping[str, Fact]) -> bool:
-    """Returns True if the product can read its right matrix in 16 bits, four elements at a time.
+def takes_packed_weights(node: Node, facts: Mapping[str, Fact]) -> bool:
+    """Returns True if the product can read its right matrix in few bits, four elements at a time.
 
     A is not transposed, and the length of the sums is a multiple of four.
     """
@@ -223,16 +227,50 @@ def _is_half(p: MatrixProduct) -> bool:
     return p.op.layout(p.b.name) == HALF
 
 
-def _pack(p: MatrixProduct, key: str, value: Array, dims: tuple[PackedDim, ...]) -> str:
-    """Packs the constant B, in 32 or 16 bits, and returns its name.
+def _stored_blocks(p: MatrixProduct) -> Blocks | None:
+    """Returns the blocks of a constant B that the kernels can read: along k, in a single matrix."""
+    blocks = weight_blocks(p.op.constant(p.b.name))
+    if blocks is None:
+        return None
+    *batch, _, _ = blocks.codes.shape
+    is_along_k = blocks.axis == len(batch) + p.b.k_last
+    by_fours = blocks.size % 4 == 0 or blocks.size >= p.inner
+    fits = prod(batch) == 1 and takes_packed_weights(p.op.node, p.op.graph.facts)
+    return blocks if is_along_k and by_fours and fits else None
 
-    ``key`` names the order, ``dims`` describes it for each matrix.
+
+def _pack(p: MatrixProduct, key: str, value: Array, k_last: bool, width: int) -> MatrixProduct:
+    """Returns the product with the constant B packed, in 32 or 16 bits or in blocks.
+
+    ``key`` names the order. ``k_last`` is True for rows of k, ``width`` is the length of a row.
     """
     count = prod(value.shape[:-2])
-    source = value.reshape(count, *value.shape[-2:])
-    half = _is_half(p)
-    packing = Packing(source, ((count, 0, 1), *dims), np.float16 if half else value.dtype)
-    return p.op.pack(f"{p.b.name}.{key}{'.half' * half}", lambda: packing)
+    k, n = (2, 1) if p.b.k_last else (1, 2)
+
+    def packing(array: Array, inner: int, width: int, dtype: Any = None) -> Packing:
+        source = array.reshape(count, *array.shape[-2:])
+        rows = ((p.columns, n, 1), (inner, k, 1)) if k_last else ((inner, k, 1), (width, n, 1))
+        return Packing(source, ((count, 0, 1), *rows), dtype or array.dtype)
+
+    half, blocks = _is_half(p), _stored_blocks(p)
+    key = f"{p.b.name}.{key}{int(p.b.k_last)}"
+    if blocks is None:
+        inner = width if k_last else p.inner
+        of = np.float16 if half else value.dtype
+        name = p.op.pack(key + ".half" * half, lambda: packing(value, inner, width, of))
+        return replace(p, b=replace(p.b, name=name))
+    size = -(-blocks.size // 4) * 4
+    steps = -(-p.inner // size)
+    inner = steps * size if k_last else p.inner
+    name = p.op.pack(
+        f"{key}.bits{blocks.bits}",
+        lambda: pack_blocks(
+            packing(blocks.codes, inner, width), packing(blocks.scales, steps, width), blocks.bits
+        ),
+    )
+    count = inner * (p.columns if k_last else width)
+    made = BlockFormat(blocks.bits, size, -(-count * blocks.bits // 128))
+    return replace(p, b=replace(p.b, name=name), blocks=made)
 
 
 def _key(p: MatrixProduct) -> str:
@@ -247,7 +285,9 @@ def _key(p: MatrixProduct) -> str:
         words.append(f"~{about(batch)} times")
     words.append(("A" if p.a.k_last else "A^T") + ("B^T" if p.b.k_last else "B"))
     constant = ", B constant" if op.constant(p.b.name) is not None else ""
-    return ", ".join(words) + constant + (" in 16 bits" if _is_half(p) else "")
+    blocks = _stored_blocks(p)
+    bits = blocks.bits if blocks else 16 if _is_half(p) else 32
+    return ", ".join(words) + constant + (f" in {bits} bits" if bits != 32 else "")
 
 
 def _may_reduce(p: MatrixProduct) -> bool:
@@ -280,10 +320,8 @@ def _columns_last(p: MatrixProduct) -> tuple[MatrixProduct, list[Dispatch]]:
     lead = [prod(shape[i + 1 :]) * p.inner * width for i in range(len(shape))]
     steps = tuple(0 if e == 1 else s for e, s in zip(shape, lead, strict=True))
     if value is not None:
-        k, n = (2, 1) if p.b.k_last else (1, 2)
-        dims = ((p.inner, k, 1), (width, n, 1))
-        name = _pack(p, f"columns{int(p.b.k_last)}", value, dims)
-        return replace(p, b=Matrix(name, 1, width, steps)), []
+        p = _pack(p, "columns", value, k_last=False, width=width)
+        return replace(p, b=Matrix(p.b.name, 1, width, steps)), []
     name = op.scratch(prod(shape) * p.inner * width)
     walk = contiguous_strides(op.fact(p.b.name).shape)[: len(p.batch)]
     extents = (*shape, p.inner, p.columns)
@@ -300,22 +338,23 @@ def _k_last(p: MatrixProduct) -> MatrixProduct:
 
     If B is computed, or already so and in 32 bits, the product is unchanged.
     """
-    value = p.op.constant(p.b.name)
-    if value is None or (p.b.k_last and not _is_half(p)):
+    value, blocks = p.op.constant(p.b.name), _stored_blocks(p)
+    if value is None or (p.b.k_last and not _is_half(p) and blocks is None):
         return p
-    k, n = (2, 1) if p.b.k_last else (1, 2)
-    dims = ((p.columns, n, 1), (p.inner, k, 1))
-    name = _pack(p, f"rows{int(p.b.k_last)}", value, dims)
-    return replace(p, b=Matrix(name, p.inner, 1, p.b.batch))
+    size = -(-blocks.size // 4) * 4 if blocks else 1
+    width = -(-p.inner // size) * size
+    p = _pack(p, "rows", value, k_last=True, width=width)
+    return replace(p, b=Matrix(p.b.name, width, 1, p.b.batch))
 
 
 def lower_tiles(p: MatrixProduct, tile: MatmulTile) -> Iterator[Dispatch]:
     half, share = _is_half(p), shares_rows(p.op.limits)
+    few_bits = half or _stored_blocks(p) is not None
     by_fours = p.inner % 4 == 0
     if share and by_fours:
         p = _k_last(p)
     b_inner = (share or p.windows) and by_fours and p.b.vectors(p.b.inner, p.b.outer)
-    if not (b_inner or p.windows) and (half or not p.b.vectors(p.b.outer, p.b.inner)):
+    if not (b_inner or p.windows) and (few_bits or not p.b.vectors(p.b.outer, p.b.inner)):
         p, copies = _columns_last(p)
         yield from copies
     a_vector = by_fours and p.a.vectors(p.a.inner, p.a.outer)
@@ -386,6 +425,7 @@ def _launches(
     tensors += [*epilogue.tensors, op.out_names[0]]
     batch_defines, batch_params = _batch(p, widths)
     shared = {**_params(p, tiles, widths), **batch_params, **epilogue.params}
+    shared |= p.blocks.params if p.blocks else {}
     defines = {
         **defines,
         **batch_defines,
@@ -393,6 +433,7 @@ def _launches(
         **({"BIAS": 1} if p.bias else {}),
         **({"ROW_CHANNELS": 1} if p.windows else {}),
         "OUT": f"T{len(tensors) - 1}",
+        **(p.blocks.defines if p.blocks else {}),
     }
     for begin in range(0, max(p.inner, 1), step):
         end = min(begin + step, p.inner)

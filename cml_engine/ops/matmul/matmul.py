@@ -19,7 +19,7 @@ from cml_engine.ops.declaration.spec import (
     Traits,
     engine_kernel,
 )
-from cml_engine.ops.matmul.gpu import PARAMS, lower_linear, lower_matmul, takes_half_weights
+from cml_engine.ops.matmul.gpu import PARAMS, lower_linear, lower_matmul, takes_packed_weights
 
 _SUMS = Tolerance(
     1e-5,
@@ -116,7 +116,9 @@ define(
         ),
         cost=_cost,
         tolerance=_SUMS,
-        traits=Traits(summed_axis=_inner_axis_of_b, matrix_in_half=takes_half_weights, is_sum=True),
+        traits=Traits(
+            summed_axis=_inner_axis_of_b, matrix_in_half=takes_packed_weights, is_sum=True
+        ),
         cases=[
             Case(((5, 7), (7, 3)), _PLAIN, "odd"),
             Case(((64, 64), (64, 64)), _PLAIN, "aligned"),
@@ -154,7 +156,7 @@ define(
         traits=Traits(
             scaled_weights=_scaled_rows,
             summed_axis=lambda attrs, shape: 1,
-            matrix_in_half=takes_half_weights,
+            matrix_in_half=takes_packed_weights,
         ),
         cases=[
             Case(((1, 512), (10, 512), (1, 10)), {}, "a vector"),

@@ -8,7 +8,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.compiler.optimize import optimize
-from cml_engine.ir.block_weights import blocks_of, nearest_blocks
+from cml_engine.ir.block_weights import nearest_blocks, weight_blocks
 from cml_engine.nnef.files.tensor_file import MemoryBlob, read_header, read_stored, tensor_bytes
 from cml_engine.tools.cli import main
 
@@ -53,7 +53,7 @@ def sample(graph, rng):
 def test_quantized_weights(graph, sample, bits, most, share, tmp_path):
     """Filters and matrices shrink with small errors; the saved model has the same weights."""
     made, report = cml.quantize_weights(graph, [sample], bits)
-    stored = {n: b for n, a in made.constants.items() if (b := blocks_of(a))}
+    stored = {n: b for n, a in made.constants.items() if (b := weight_blocks(a))}
     assert {n: (b.axis, b.size) for n, b in stored.items()} == {
         "f": (1, 12), "d": (0, 32), "p": (0, 24), "m": (0, 32),
     }  # fmt: skip
@@ -67,7 +67,7 @@ def test_quantized_weights(graph, sample, bits, most, share, tmp_path):
     again = cml.load(tmp_path / "net")
     for name, blocks in stored.items():
         np.testing.assert_array_equal(again.constants[name], made.constants[name])
-        np.testing.assert_array_equal(blocks_of(again.constants[name]).codes, blocks.codes)
+        np.testing.assert_array_equal(weight_blocks(again.constants[name]).codes, blocks.codes)
     wanted = cml.Session(made, "cpu").run(sample)["y"]
     np.testing.assert_array_equal(cml.Session(again, "cpu").run(sample)["y"], wanted)
     size = np.sqrt(np.mean(np.square(wanted)))
@@ -100,7 +100,7 @@ def test_tensor_files(rng, shape, bits):
     data = tensor_bytes(blocks.values())
     found = read_stored(MemoryBlob(data, "w.dat")).values
     np.testing.assert_array_equal(found, blocks.values())
-    back = blocks_of(found)
+    back = weight_blocks(found)
     np.testing.assert_array_equal(back.scales, blocks.scales)
     assert (back.codes.shape, back.axis, back.bits) == (shape, 1, bits)
 
@@ -140,8 +140,8 @@ def test_folding_keeps_blocks(graph, sample):
     made, _ = cml.quantize_weights(graph, [sample], 8)
     small = optimize(made)
     (conv,) = [node for node in small.nodes if node.op == "conv"]
-    blocks = blocks_of(small.constants[conv.inputs[1]])
-    before = blocks_of(made.constants["f"])
+    blocks = weight_blocks(small.constants[conv.inputs[1]])
+    before = weight_blocks(made.constants["f"])
     assert blocks is not None and blocks.codes is before.codes
     scale = made.constants["scale"].reshape(-1, 1, 1, 1)
     np.testing.assert_allclose(blocks.scales, before.scales * scale, rtol=1e-6)
@@ -154,7 +154,7 @@ def test_command(graph, tmp_path, capsys):
     assert main(["quantize", str(model), out, "--weight-bits", "4", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["bits"] == 4 and report["after"] < report["before"]
-    assert blocks_of(cml.load(out).constants["m"]).bits == 4
+    assert weight_blocks(cml.load(out).constants["m"]).bits == 4
     limit = ["--weight-bits", "4", "--max-error", "0.001", "--overwrite"]
     assert main(["quantize", str(model), out, *limit]) == 1
     assert "error of the outputs: " in capsys.readouterr().out

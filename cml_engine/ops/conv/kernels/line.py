@@ -31,6 +31,7 @@ from cml_engine.ops.conv.node import (
     Conv,
     ConvTile,
     band_of,
+    block_format,
     blocks_of,
     default_group,
     is_depthwise,
@@ -73,7 +74,8 @@ def _lower(
     x = yield from blocks_of(conv)
     filter = yield from packed_filter(conv, tile.rows)
     defines = {"TAPS": conv.shape.axes3[2].size, **defines}
-    yield from launch_product(conv, tile, x, filter, tile_params(conv, tile, fused), defines)
+    form, launch = block_format(conv, tile.rows), tile_params(conv, tile, fused)
+    yield from launch_product(conv, tile, x, filter, launch, defines, form)
 
 
 # --- row tile -----------------------------------------------------------------------------------

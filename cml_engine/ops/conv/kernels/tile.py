@@ -20,6 +20,7 @@ from cml_engine.ops.conv.node import (
     Conv,
     ConvTile,
     band_of,
+    block_format,
     blocks_of,
     default_group,
     has_multipliers_after_bias,
@@ -31,6 +32,7 @@ from cml_engine.ops.conv.node import (
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import EpilogueArgs, epilogue_of
 from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS
+from cml_engine.ops.declaration.packing import BlockFormat
 from cml_engine.ops.declaration.spec import Cost, Defines, Dispatch, engine_kernel
 from cml_engine.ops.declaration.variant import KernelVariant
 
@@ -105,8 +107,9 @@ def tiles(conv: Conv) -> list[ConvTile]:
 def lower_tile(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
     x = yield from blocks_of(conv)
     filter = yield from packed_filter(conv, tile.rows)
+    form = block_format(conv, tile.rows)
     defines = {"DEPTHWISE": int(is_depthwise(conv))}
-    yield from launch_product(conv, tile, x, filter, tile_params(conv, tile), defines)
+    yield from launch_product(conv, tile, x, filter, tile_params(conv, tile), defines, form)
 
 
 def launch_product(
@@ -116,11 +119,12 @@ def launch_product(
     filter: str,
     launch: tuple[int, Mapping[str, object]],
     defines: Mapping[str, int | str],
+    form: BlockFormat | None = None,
 ) -> Iterator[Dispatch]:
     """Yields the dispatch that computes the node from a packed filter, and that of its bias.
 
     ``x`` is the input, in blocks of four channels or plain; ``launch`` is the result of
-    :func:`tile_params`.
+    :func:`tile_params`. ``form`` is the format of a filter in few bits.
     """
     epilogue = epilogue_of(
         conv.op, 3, vector=conv.out_c4, sums=conv.sums, beside=has_multipliers_after_bias(conv)
@@ -129,12 +133,13 @@ def launch_product(
     yield Dispatch(
         groups=launch[0],
         tensors=(x, filter, bias, *epilogue.tensors, conv.op.out_names[0]),
-        params={**launch[1], **epilogue.params},
+        params={**launch[1], **epilogue.params, **(form.params if form else {})},
         defines={
             **store_defines(conv, epilogue, 3),
             **product_defines(conv, tile),
             **window_defines(conv),
             **defines,
+            **(form.defines if form else {}),
         },
     )
 
@@ -246,6 +251,8 @@ def _lower_long(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
         **window_defines(conv),
         "DEPTHWISE": int(is_depthwise(conv)),
     }
+    form = block_format(conv, tile.rows)
+    few_bits = (form.params, form.defines) if form else ({}, {})
     results = tile.rows * tile.positions
     sums, read = op.scratch(groups * results), 4.0 * tile.rows
     for part in _parts(taps, params["band"]):
@@ -253,8 +260,8 @@ def _lower_long(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
         yield Dispatch(
             groups=groups,
             tensors=(x, filter, sums),
-            params={**params, **part, "epi_value": [0.0]},
-            defines={**defines, "PART": "SUMS"},
+            params={**params, **part, "epi_value": [0.0], **few_bits[0]},
+            defines={**defines, "PART": "SUMS", **few_bits[1]},
             cost=Cost(8.0 * groups * results * done, read * done, read * groups),
         )
     sums_type = f"{conv.sums}4"

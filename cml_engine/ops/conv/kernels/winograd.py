@@ -22,7 +22,15 @@ from cml_engine.ops.conv.kernels.tile import (
     store_defines,
     tile_of,
 )
-from cml_engine.ops.conv.node import CONV, GROUP, Conv, ConvTile, blocks_of, pack_bias
+from cml_engine.ops.conv.node import (
+    CONV,
+    GROUP,
+    Conv,
+    ConvTile,
+    block_format,
+    blocks_of,
+    pack_bias,
+)
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import epilogue_of
 from cml_engine.ops.declaration.packing import Packing
@@ -63,9 +71,11 @@ def is_possible(conv: Conv) -> bool:
 def is_faster(conv: Conv) -> bool:
     """Returns True if Winograd should be the fastest: enough channels and tiles, and little waste.
 
-    The node must satisfy :func:`is_possible`.
+    The node must satisfy :func:`is_possible`. A filter in few bits stays in few bits instead.
     """
     shape = conv.shape
+    if block_format(conv, 4):
+        return False
     least = _LEAST_CHANNELS
     if conv.op.limits.software:
         least = _SHARED_LEAST_CHANNELS if shares_loads(conv) else _SOFTWARE_LEAST_CHANNELS
