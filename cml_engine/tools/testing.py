@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -105,32 +106,55 @@ def check(spec: OpSpec | str, gpu: Gpu | None = None, *, partitions: int = 2) ->
         gpu = Gpu()
     worst, runs = 0.0, 0
     for case, graph, inputs, layouts in variants(found):
-        try:
-            error = check_graph(graph, inputs, gpu, layouts=layouts, partitions=partitions)
-            if copied := _with_copy(graph, layouts):
-                graph, layouts = copied
-                more = check_graph(
-                    graph, inputs, gpu, layouts=layouts, partitions=partitions, keep=False
-                )
-                error = max(error, more)
-        except AssertionError as reason:
-            which = f"constants {sorted(graph.constants)}, layouts {layouts}"
-            raise AssertionError(f"{found.name}, case {case.id} ({which}): {reason}") from reason
+        for kernel, table in _kernels_of(graph, gpu, layouts):
+            runs += 1
+            for one, placed, keep in _memories_of(graph, layouts):
+                how = f"constants {sorted(graph.constants)}, layouts {layouts}{kernel}"
+                with _naming(f"{found.name}, case {case.id} ({how})"):
+                    error = check_graph(
+                        one, inputs, gpu,
+                        layouts=placed, partitions=partitions, variants=table, keep=keep,
+                    )  # fmt: skip
+                worst = max(worst, error)
         if found.exact:
             _check_whole(found, graph, inputs, case)
-        worst, runs = max(worst, error), runs + 1
     return CheckReport(found.name, len(found.cases), runs, worst, found.cpu is not None)
 
 
-def _with_copy(graph: Graph, layouts: Mapping[str, str]) -> tuple[Graph, dict[str, str]] | None:
-    """Returns the graph and layouts with a copy of the operand whose memory its node may take.
+@contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """Puts ``what`` in front of the message of an ``AssertionError`` of the ``with`` block."""
+    try:
+        yield
+    except AssertionError as reason:
+        raise AssertionError(f"{what}: {reason}") from reason
 
-    Returns None if the node takes none. The copy is an intermediate tensor, as it must be.
+
+def _kernels_of(
+    graph: Graph, gpu: Gpu, layouts: Mapping[str, str]
+) -> Iterator[tuple[str, VariantTable]]:
+    """Yields a table for each kernel that may compute a one-node graph, and words to name it."""
+    choices = lower(graph, gpu.limits, dict(layouts)).choices
+    if not choices:
+        yield "", NO_VARIANTS
+    for choice in choices:
+        for option in choice.options:
+            yield f", kernel '{option}'", VariantTable.forcing(choice.key, option)
+
+
+def _memories_of(
+    graph: Graph, layouts: Mapping[str, str]
+) -> Iterator[tuple[Graph, Mapping[str, str], bool]]:
+    """Yields a one-node graph, its layouts, and whether all tensors are kept.
+
+    If the node may take the memory of an operand, a second graph makes it do so: there the operand
+    is a copy of the input, which nothing else reads.
     """
+    yield graph, layouts, True
     (node,) = graph.nodes
     operand = in_place_operand(node)
     if operand is None or operand in graph.constants:
-        return None
+        return
     copy = f"{operand}.copied"
     nodes = (
         Node("copy", (operand,), (copy,)),
@@ -138,7 +162,7 @@ def _with_copy(graph: Graph, layouts: Mapping[str, str]) -> tuple[Graph, dict[st
     )
     facts = {**graph.facts, copy: graph.facts[operand]}
     placed = {**layouts, copy: layouts[operand]} if operand in layouts else dict(layouts)
-    return graph.with_(nodes=nodes, facts=facts), placed
+    yield graph.with_(nodes=nodes, facts=facts), placed, False
 
 
 def _check_whole(spec: OpSpec, graph: Graph, inputs: Mapping[str, Array], case: Case) -> None:

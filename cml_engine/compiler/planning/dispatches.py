@@ -30,7 +30,13 @@ from cml_engine.ops.declaration.checks import fault, text_of
 from cml_engine.ops.declaration.choice import NO_VARIANTS, Choice, VariantTable
 from cml_engine.ops.declaration.epilogue import STEPS
 from cml_engine.ops.declaration.game_functions import calling, node_fault
-from cml_engine.ops.declaration.lowering import Lowering, check_atomics, split_binding, whole
+from cml_engine.ops.declaration.lowering import (
+    Lowering,
+    check_atomics,
+    choose_kernel,
+    split_binding,
+    whole,
+)
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Cost, Dispatch, Kernel, OpSpec
 from cml_engine.ops.declaration.split_bindings import SplitBinding
@@ -458,13 +464,19 @@ def _lower_node(draft: Draft, node: Node) -> None:
     if sibling is not None:
         op.earlier_choices = sibling.chosen(node)
         op.packed_before = sibling.packed(node, draft.graph)
-    dispatches = [d for d in _dispatches_of(spec, spec.kernel, op) if d.groups > 0]
-    _check_requests(op, dispatches, spec.kernel)
+    with located(node.source), calling(spec.is_custom, "cost", node_fault(node)):
+        op.kernel, variant = choose_kernel(op, spec.kernel)
+    dispatches = [
+        replace(d, variant=d.variant or variant)
+        for d in _dispatches_of(spec, op.kernel, op)
+        if d.groups > 0
+    ]
+    _check_requests(op, dispatches, op.kernel)
     total = sum(d.groups for d in dispatches if d.cost is None)
     cost = node_cost(spec, node, draft.graph, draft.layouts)
     for dispatch in dispatches:
         share = dispatch.cost or cost.scaled(dispatch.groups / total)
-        kernel = dispatch.kernel or spec.kernel
+        kernel = dispatch.kernel or op.kernel
         dispatch = _with_parts(spec, op, kernel, dispatch, draft)
         draft.dispatches.append((node, kernel, dispatch, share))
     draft.scratch.update(op.scratch_words)

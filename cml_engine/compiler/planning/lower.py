@@ -318,7 +318,7 @@ def _step_of(index: int, launch: Launch, locate: Locator) -> Step:
         path=kernel.path,
         params_layout=kernel.params,
         params=dispatch.params,
-        defines={"GROUP": prod(kernel.group_shape), **dispatch.defines},
+        defines={"GROUP": prod(kernel.group_shape), **kernel.defines, **dispatch.defines},
         bindings=tuple(part for binding in bindings for part in binding),
         writes=sum(map(len, bindings[len(bindings) - dispatch.writes :])),
         groups=dispatch.groups,

@@ -23,6 +23,8 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path, PurePath
 
+import numpy as np
+
 from cml_engine.compiler.plan import KernelCode, Plan
 from cml_engine.errors import InputError
 from cml_engine.gpu.shaders import compilers
@@ -71,7 +73,7 @@ def dump_steps(plan: Plan, keys: Sequence[Variant], folder: str | Path) -> Path:
         for step, key in zip(plan.steps, keys, strict=True)
     ]
     with _writing(folder):
-        text = json.dumps(rows, indent=1, default=float)
+        text = json.dumps(rows, indent=1, default=lambda value: np.asarray(value).tolist())
         return _write(Path(folder), f"{file_stem(plan.name)}.steps.json", text)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from math import inf, prod
@@ -76,8 +77,34 @@ def check_spec(spec: OpSpec, file: Path | None) -> OpSpec:
     if spec.kernel is None:
         return spec
     kernel = located(spec.kernel, spec, place)
-    _check_kernel(kernel, spec)
+    others = [located(other, spec, place) for other in kernel.alternatives]
+    kernel = replace(kernel, alternatives=tuple(others))
+    for one in (kernel, *others):
+        _check_kernel(one, spec)
+    _check_alternatives(kernel, spec)
     return replace(spec, kernel=kernel)
+
+
+def _check_alternatives(kernel: Kernel, spec: OpSpec) -> None:
+    """Raises :class:`OperatorError` if the alternatives of a kernel cannot stand in for it."""
+    labels = [one.label for one in (kernel, *kernel.alternatives)]
+    if len({*labels}) < len(labels):
+        raise fault(
+            spec, f"its kernels are called {', '.join(labels)}; give each a name of its own"
+        )
+    for other in kernel.alternatives:
+        if other.alternatives:
+            raise fault(spec, f"its kernel '{other.label}' is an alternative and has alternatives")
+        for what, none in (("layouts", "plain"), ("half", "none"), ("in_place", "")):
+            first, given = getattr(kernel, what), getattr(other, what)
+            if given not in (first, none):
+                raise fault(
+                    spec,
+                    f"its kernel '{other.label}' states {what} {given!r}; wanted {first!r}, as its "
+                    "first kernel, or nothing",
+                )
+        if other.epilogues != kernel.epilogues:
+            raise fault(spec, "its kernels state different epilogues; make them equal")
 
 
 def _exactly(spec: OpSpec) -> OpSpec:
@@ -282,7 +309,7 @@ def _check_names(spec: OpSpec) -> None:
 def _check_kernel(kernel: Kernel, spec: OpSpec) -> None:
     if kernel.lower is not None and kernel.threads is not None:
         raise fault(spec, "its kernel states both threads and lower; keep one")
-    for name in ("lower", "threads"):
+    for name in ("lower", "threads", "cost"):
         function = getattr(kernel, name)
         if function is not None and not callable(function):
             raise fault(spec, f"its kernel's {name} must be a function or None, got {function!r}")
@@ -293,6 +320,7 @@ def _check_kernel(kernel: Kernel, spec: OpSpec) -> None:
     sizes = kernel.group_shape
     if not all(is_whole(size) and size > 0 for size in sizes) or prod(sizes) > _MAX_GROUP:
         raise fault(spec, f"its kernel's group is {kernel.group}; wanted 1 to {_MAX_GROUP} threads")
+    _check_defines(kernel, spec)
     for word in kernel.params.split():
         if not _PARAM.fullmatch(word):
             raise fault(spec, f"its kernel's params have '{word}'; wanted name:u, name:i3, name:f")
@@ -305,6 +333,17 @@ def _check_kernel(kernel: Kernel, spec: OpSpec) -> None:
                 "attributes are there by their names",
             )
         entry_of(text_of(kernel, spec), kernel, spec)
+
+
+def _check_defines(kernel: Kernel, spec: OpSpec) -> None:
+    given: Mapping[Any, Any] = kernel.defines
+    for name, value in given.items():
+        if not _NAME.fullmatch(name) or not isinstance(value, int | str) or "\n" in str(value):
+            raise fault(
+                spec,
+                f"its kernel defines {name!r} as {value!r}; wanted an identifier, and a whole "
+                "number or a text of one line",
+            )
 
 
 def _check_promises(kernel: Kernel, spec: OpSpec) -> None:

@@ -96,6 +96,8 @@ class Lowering:
     required_choices: list[tuple[str, Any]] = field(default_factory=list)
     #: maps the results that take the memory of an operand to that operand
     in_place: Mapping[str, str] = field(default_factory=dict)
+    #: the kernel that computes the node, of the operator's alternatives
+    kernel: Kernel | None = None
 
     @property
     def attrs(self) -> Attrs:
@@ -436,6 +438,34 @@ class Interface:
         ]
 
 
+def choose_kernel(op: Lowering, kernel: Kernel) -> tuple[Kernel, str]:
+    """Returns the kernel of a node and its name; the name is "" if there are no alternatives.
+
+    The choice is the caller's or the tuning table's, by default the cheapest kernel that accepts
+    the node with the layouts of the plan.
+    """
+    if not kernel.alternatives:
+        return kernel, ""
+    spec = lookup(op.node.op)
+    touched = (*op.node.reads, *op.out_names)
+    layouts = {op.layout(name) for name in touched}
+    costs: dict[str, float] = {}
+    kernels = {one.label: one for one in (kernel, *kernel.alternatives)}
+    for label, one in kernels.items():
+        takes_blocks = one.layouts != "plain" or layouts.isdisjoint(BLOCKED)
+        takes_bits = one.half != "none" or layouts.isdisjoint(STORED)
+        cost: Any = one.cost(op) if one.cost else 1.0
+        if not isinstance(cost, int | float | None) or cost != cost:
+            raise fault(spec, f"the cost of its kernel '{label}' is {cost!r}; wanted a number")
+        if cost is not None and takes_blocks and takes_bits and (one.in_place or not op.in_place):
+            costs[label] = cost
+    if not costs:
+        raise op.refuse(f"none of its kernels ({', '.join(kernels)}) accepts it")
+    key = " ".join([spec.name, *(f"{op.fact(name)} {op.layout(name)}" for name in touched)])
+    options = {label: (kernels[label], label) for label in costs}
+    return op.choose(key, options, min(costs, key=costs.__getitem__))
+
+
 def whole(op: Lowering, spec: OpSpec, kernel: Kernel) -> Dispatch:
     """Returns the only dispatch of an operator whose kernel has no ``lower``.
 
@@ -472,7 +502,7 @@ def launch(
 ) -> Dispatch:
     """Returns the dispatch of one pass of a kernel's ``lower``; see :meth:`Lowering.launch`."""
     spec = lookup(op.node.op)
-    own = kernel or spec.kernel
+    own = kernel or op.kernel
     assert own is not None  # only a kernel's lower comes here
     read, written = (
         [NamedTensor(n, t, _fact(op, t), op.layout(t)) for n, t in m.items()]

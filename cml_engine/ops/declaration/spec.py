@@ -154,6 +154,13 @@ class Kernel:
     trusted : True if the shader runs without bounds and loop checks. The engine's own do; a game's
         need not.
     source : the HLSL code instead of a ``path``.
+    defines : defines of the HLSL code, by name.
+    alternatives : further kernels of the operator. Of those that accept a node the cheapest is the
+        default, and tuning measures all. What they state of layouts, half and in_place is what
+        this kernel states, or nothing; they are left out where the plan needs it.
+    cost : ``cost(op: Lowering)`` returns the expected time in any unit, or None if the kernel does
+        not accept the node or the device (``op.limits``); without it the time is 1.
+    name : the kernel's name among its alternatives; by default that of its file.
     interface : HLSL that the engine generates for the kernel; do not set it.
 
     Examples
@@ -172,7 +179,16 @@ class Kernel:
     in_place: str = ""
     trusted: bool = False
     source: str = ""
+    defines: Mapping[str, int | str] = field(default_factory=dict)
+    alternatives: Sequence[Kernel] = ()
+    cost: Callable[[Any], float | None] | None = None
+    name: str = ""
     interface: str = ""
+
+    @property
+    def label(self) -> str:
+        """The kernel's name among its alternatives."""
+        return self.name or Path(self.path).stem
 
     @property
     def group_shape(self) -> tuple[int, ...]:

@@ -30,7 +30,6 @@ void kernel(uint group, uint lane) {
     }
 }
 """
-BLUR_KERNEL = "void kernel(uint thread) { y[thread] = x[thread] * WIDTH / WIDTH; }"
 STEEPNESS = """
 void kernel(uint thread) {
     uint i = thread + 1 < x_size ? thread + 1 : thread;
@@ -51,7 +50,7 @@ graph net(x) -> (y) { x = external<scalar>(shape = [1, 3, 8, 8]); y = relu(x); }
 def registrations():
     """Unregisters the operators that a test's example registered."""
     yield
-    for name in {"cross", "soft_knee", "total", "my_blur", "steepness", "sharpened"} & names():
+    for name in {"cross", "soft_knee", "total", "steepness", "sharpened"} & names():
         cml.unregister(name)
 
 
@@ -100,16 +99,6 @@ def test_the_example_of_several_passes_sums_a_tensor(gpu, registrations):
     assert check("total", gpu).compared
 
 
-def test_the_example_of_a_tuned_choice_states_it(gpu, registrations):
-    page = {}
-    exec(example("docs/faster.md", "op.choose"), page)
-    one_input("my_blur", kernel=cml.Kernel(source=BLUR_KERNEL, lower=page["lower"]))
-    net = Net(2, 8)
-    session = cml.Session(net.graph(net("my_blur(x)")), gpu)
-    (choice,) = session.plan.choices
-    assert choice.key == "my_blur (2, 8)" and set(choice.options) == {"narrow", "wide"}
-
-
 def test_the_example_of_a_rule_replaces_the_pattern(gpu, registrations):
     page = {}
     exec(example(OPERATORS, "register_rule"), page)
@@ -130,13 +119,6 @@ def test_the_exact_example_passes_its_check(tmp_path, gpu, registrations):
     text = next(text for text in examples(OPERATORS) if "bounds=" in text)
     load_example(tmp_path, STEEPNESS_IN_NUMPY + text)
     assert check("steepness", gpu).compared
-
-
-def test_the_example_without_a_pass_compiles_without_it(gpu):
-    net = Net(2, 8)
-    names = {"cml": cml, "gpu": gpu, "graph": net.graph(net("exp(neg(x))"))}
-    exec(example(OPERATORS, '"chains"'), names)
-    assert len(names["slow"].plan.steps) == 2
 
 
 def test_the_example_of_allocations_and_textures_runs(gpu):

@@ -325,3 +325,89 @@ def test_check_detects_a_kernel_that_reads_what_others_write(gpu):
     own(LEFT, left_difference, ((4100,),), in_place="x")
     with pytest.raises(AssertionError, match="differ"):
         check("own", gpu)
+
+
+# ---------------------------------------------------------------- defines and alternatives
+
+
+def test_defines_reach_the_kernel(gpu):
+    source = "void kernel(uint thread) { y[thread] = FACTOR * x[thread]; }"
+    own(source, lambda attrs, x: 3 * x, ((7,),), defines={"FACTOR": 3})
+    check("own", gpu)
+
+
+def own_kernels(*, fault=False, **costs):
+    """Declares an operator of three kernels: for any node, for blocks, and for small tensors."""
+    plain = SQUARE.replace("x_type", "float")
+    declare(
+        "",
+        X_TO_Y.format("own"),
+        cpu=square,
+        kernel=cml.Kernel(
+            source=SQUARE,
+            name="general",
+            layouts="same",
+            alternatives=[
+                cml.Kernel(
+                    source=plain,
+                    name="plain",
+                    cost=lambda op: costs.get("plain", 2),
+                ),
+                cml.Kernel(
+                    source=plain.replace("abs(v)", "(v + 1)") if fault else plain,
+                    name="small",
+                    cost=lambda op: 0.5 if op.inputs[0].size < 100 else None,
+                ),
+            ],
+        ),
+        cases=[Case(((1, 8, 3, 5),)), Case(((7,),))],
+        tolerance=WITHIN,
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "costs", "kernel"),
+    [((300,), {}, "general"), ((300,), {"plain": 0.7}, "plain"), ((30,), {"plain": 0.7}, "small")],
+)
+def test_the_cheapest_kernel_that_accepts_a_node_computes_it(shape, costs, kernel, gpu):
+    own_kernels(**costs)
+    net = Net(*shape)
+    session = cml.Session(net.graph(net.op("own", "x")), gpu)
+    (step,), (choice,) = session.plan.steps, session.plan.choices
+    assert (step.variant, choice.chosen) == (kernel, kernel)
+    assert f"({kernel})" in str(step)
+    (got,) = session.run(net.input()).values()
+    assert got.shape == shape
+
+
+def test_kernels_that_lack_the_layout_of_the_plan_are_left_out(gpu):
+    own_kernels(plain=0.1)
+    session = cml.Session(three_convolutions(), gpu)
+    assert [s.variant for s in session.plan.steps if s.op == "own"] == ["general"]
+
+
+def test_caller_decides_the_kernel(gpu):
+    own_kernels()
+    net = Net(30)
+    graph = net.graph(net.op("own", "x"))
+    options = cml.CompileOptions(decide={graph.outputs[0]: {"kernel": "plain"}})
+    assert cml.Session(graph, gpu, options).plan.steps[0].variant == "plain"
+
+
+def test_check_runs_every_kernel(gpu):
+    own_kernels()
+    assert check("own", gpu).runs == 2 + 1 + 3
+    cml.unregister("own")
+    own_kernels(fault=True)
+    with pytest.raises(AssertionError, match="kernel 'small'.*differ"):
+        check("own", gpu)
+
+
+def test_node_that_no_kernel_accepts_is_refused(gpu):
+    never = cml.Kernel(source=SQUARE, name="never", cost=lambda op: None)
+    declare(
+        "", X_TO_Y.format("own"), kernel=replace(never, alternatives=[replace(never, name="b")])
+    )
+    net = Net(30)
+    with pytest.raises(cml.ModelError, match=r"none of its kernels \(never, b\) accepts it"):
+        cml.Session(net.graph(net.op("own", "x")), gpu)

@@ -100,6 +100,27 @@ WRONG = [
         "never calls cml_epilogue",
     ),
     ({"kernel": cml.Kernel(source=KERNEL, interface="float x;")}, "which the engine writes"),
+    ({"kernel": cml.Kernel(source=KERNEL, in_place="z")}, "wanted the name of an operand: x"),
+    (
+        {"kernel": cml.Kernel(source=MAIN, in_place="x", lower=lambda op: [])},
+        "in_place, which wants a `void kernel",
+    ),
+    ({"kernel": cml.Kernel(source=KERNEL, defines={"A B": 1})}, "defines 'A B' as 1"),
+    ({"kernel": cml.Kernel(source=KERNEL, defines={"A": "1\n#include"})}, "of one line"),
+    ({"kernel": cml.Kernel(source=KERNEL, cost=3)}, "kernel's cost must be a function or None"),
+    (
+        {"kernel": cml.Kernel(source=KERNEL, alternatives=[cml.Kernel(source=KERNEL)])},
+        "give each a name of its own",
+    ),
+    (
+        {
+            "kernel": cml.Kernel(
+                source=KERNEL,
+                alternatives=[cml.Kernel(source=KERNEL, name="b", layouts="same")],
+            )
+        },
+        "'b' states layouts 'same'; wanted 'plain'",
+    ),
 ]
 
 
