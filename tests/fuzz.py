@@ -2,7 +2,7 @@
 
     python -m tests.fuzz --minutes 5 --seed 7      # until the time is up; failures are written
     python -m tests.fuzz --cases 20 --backends cpu
-    python -m tests.fuzz --replay fuzz-failures/seed-7-12-gpu
+    python -m tests.fuzz --seed 7 --first 12 --cases 1   # this case again
     python -m tests.fuzz --integer --cases 200  # integer networks
     python -m tests.fuzz --strangers --minutes 20   # damaged files: fixtures/strangers.py
 
@@ -17,15 +17,15 @@ runs again with every result moved by the tolerance that its operator declares.
 Integer networks (fixtures/integer/random_networks.py) must be bit-identical to the reference: from
 a session, from a file, cooked, in slices, in parts, and tensor by tensor.
 
-A failure is minimized, node by node, and written as a folder. Exit code 1 if there is one.
+A failure is minimized, node by node, and printed as NNEF text. Exit code 1 if there is one.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -52,7 +52,7 @@ from cml_engine.cpu.cpu_program import run_node
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Graph, Node
-from cml_engine.nnef.files.writer import save
+from cml_engine.nnef.files.writer import save, to_text
 from cml_engine.ops.conv.cpu import may_be_nan
 from cml_engine.runtime.node_check import check_bits, check_nodes
 from cml_engine.runtime.session import CompileOptions, make_plan
@@ -443,35 +443,6 @@ def _swept(case: FuzzCase, **changes: Any) -> FuzzCase:
     return FuzzCase(swept.with_(inputs=inputs), {n: case.inputs[n] for n in inputs})
 
 
-# ---------------------------------------------------------------- as a folder
-
-
-def write(failure: Failure, folder: Path) -> None:
-    """Writes a failure's model, inputs and ``case.json`` to a folder, from which :func:`replay`
-    runs it."""
-    save(failure.case.graph, folder / "model", overwrite=True)
-    values = list(failure.case.inputs.values())
-    np.savez(folder / "inputs.npz", *values)
-    said = {
-        "check": failure.check,
-        "without": sorted(failure.without),
-        "problem": failure.problem,
-        "replay": f"python -m tests.fuzz --replay {folder}",
-    }
-    (folder / "case.json").write_text(json.dumps(said, indent=1), encoding="utf-8")
-
-
-def replay(folder: Path, gpu: Any) -> str:
-    """Runs the failed check of a folder that :func:`write` made; returns the problem, "" if it
-    passes."""
-    said = json.loads((folder / "case.json").read_text(encoding="utf-8"))
-    graph = cml.load(folder / "model")
-    with np.load(folder / "inputs.npz") as arrays:
-        inputs = dict(zip(graph.inputs, arrays.values(), strict=True))
-    bench = FuzzBench(FuzzCase(graph, inputs), frozenset(said["without"]), gpu, folder / "written")
-    return problem_of(said["check"], bench)
-
-
 # ---------------------------------------------------------------- runs
 
 
@@ -480,13 +451,12 @@ def drawn(
 ) -> tuple[FuzzCase, frozenset[str]]:
     """Returns a random case and the names of up to three passes to disable.
 
-    The seed and the number determine both. Every fourth case has odd input values; with ``integer``
-    every third network is read from ONNX.
+    The seed and the number determine both. Every fourth case has odd input values.
     """
     rng = np.random.default_rng([seed, number])
     odd = number % 4 == 3
     if integer:
-        case = random_integer_case(rng, nodes, odd, onnx=number % 3 == 2)
+        case = random_integer_case(rng, nodes, odd)
     else:
         case = random_case(rng, nodes, odd)
     left_out = rng.choice(len(PASSES), int(rng.integers(0, 4)), replace=False)
@@ -523,7 +493,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--nodes", type=int, default=12)
     parser.add_argument("--backends", nargs="+", choices=("cpu", "gpu"), default=["cpu", "gpu"])
     parser.add_argument("--keep", type=Path, default=Path("fuzz-failures"), metavar="DIR")
-    parser.add_argument("--replay", type=Path, metavar="DIR", help="run a failure again")
     parser.add_argument("--checks", nargs="+", metavar="NAME", help="only these of the checks")
     parser.add_argument("--integer", action="store_true", help="integer networks instead")
     parser.add_argument("--strangers", action="store_true", help="damaged files, and all readers")
@@ -534,19 +503,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.simplefilter("ignore")
     with ExitStack() as stack:
         gpu = cml.Gpu() if "gpu" in a.backends and not a.strangers else None
-        if a.replay:
-            problem = replay(a.replay, gpu)
-            print(problem or "all agree")
-            return int(bool(problem))
-        run = partial(_of_graphs, a, gpu)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        run = partial(_of_graphs, a, gpu, folder)
         if a.strangers:
             run = strangers.checked(a.seed, stack, a.keep, a.readers)
         numbers = range(a.first, a.first + a.cases) if a.cases else count(a.first)
         return run_cases(map(run, numbers), math.inf if a.cases else a.minutes)
 
 
-def _of_graphs(a: argparse.Namespace, gpu: Any, number: int) -> Sequence[Outcome]:
-    """Runs the checks on the graph of a number; minimizes each failure and writes it to a folder.
+def _of_graphs(a: argparse.Namespace, gpu: Any, work: Path, number: int) -> Sequence[Outcome]:
+    """Runs the checks on the graph of a number, and minimizes each failure.
 
     Returns a pair of ``FAILS`` and a description for each failure, or one pair ``("agree", "")``.
     """
@@ -554,15 +520,10 @@ def _of_graphs(a: argparse.Namespace, gpu: Any, number: int) -> Sequence[Outcome
     able = [c for c in known if gpu is not None or c in ON_CPU]
     checks = [c for c in able if c in (a.checks or able)]
     ends = []
-    for failure in failures_of(a.seed, number, a.nodes, gpu, a.keep / "work", checks, a.integer):
-        folder = a.keep / f"seed-{a.seed}-{number}-{failure.check}"
-        smaller = minimized(failure, gpu, a.keep / "work")
-        write(smaller, folder)
-        nodes = len(smaller.case.graph.nodes)
-        said = f"case {number}, {failure.check}: {failure.problem}\n"
-        said += f"  {nodes} nodes in {folder}: {smaller.problem}"
-        if not replay(folder, gpu):
-            said += "\n  the folder does not reproduce it: run the case with --first and --cases 1"
+    for failure in failures_of(a.seed, number, a.nodes, gpu, work, checks, a.integer):
+        smaller = minimized(failure, gpu, work)
+        said = f"case {number}, {failure.check}: {failure.problem}\n  smaller: {smaller.problem}, "
+        said += f"without {sorted(smaller.without)}\n{to_text(smaller.case.graph)}"
         ends.append((FAILS, said))
     return ends or [("agree", "")]
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.fixtures.models import MODEL_ABC, inputs_abc, write_model, write_model_abc
+from tests.fixtures.models import inputs_abc, write_model, write_model_abc
 
 #: the blog's model has no version line, which is a notice
 pytestmark = pytest.mark.filterwarnings("default")
@@ -108,26 +108,6 @@ def test_run_without_inputs_is_refused(abc, refused):
     assert "-i NAME=FILE" in refused("run", abc)
 
 
-BAD_TEXT = [
-    (MODEL_ABC.replace("conv(", "convv("), "graph.nnef:7:9: unknown operator 'convv'"),
-    (MODEL_ABC[: len(MODEL_ABC) // 2], "graph.nnef"),
-    ("\x00\xff" * 50, "graph.nnef"),
-]
-
-
-@pytest.mark.parametrize(("text", "says"), BAD_TEXT, ids=["misspelt", "cut", "binary"])
-def test_a_bad_model_gives_one_message_with_the_place(tmp_path, refused, text, says):
-    assert says in refused("info", write_model(tmp_path / "bad.nnef", text))
-
-
-@pytest.mark.parametrize("content", [None, b"", b"nonsense" * 40])
-def test_damaged_weights_are_refused_by_name(abc, refused, content):
-    (abc / "bias1.dat").unlink()
-    if content is not None:
-        (abc / "bias1.dat").write_bytes(content)
-    assert "bias1" in refused("info", abc)
-
-
 def test_inputs_are_checked_with_names_and_shapes(abc, tmp_path, refused):
     one = f"input1={tmp_path}/input1.npy"
     np.save(tmp_path / "short.npy", np.zeros((1, 128), np.float32))
@@ -161,10 +141,6 @@ def test_unwritable_outputs_are_refused_before_the_run(run_abc, image_model, tmp
     for pair, says in cases:
         assert says in run_abc("-o", pair, ends=2).err
     assert "logical" in refused("run", image_model, "-o", f"flag={tmp_path}/f.png")
-
-
-def test_a_missing_model_is_named(tmp_path, refused):
-    assert "none.nnef" in refused("info", tmp_path / "none.nnef")
 
 
 def test_without_a_gpu_auto_falls_back_with_a_notice_and_gpu_refuses(

@@ -288,14 +288,6 @@ def test_stubs_of_fused_and_of_missing_operators(tmp_path, gpu, run_cml, refused
         assert says in refused("rank", model, *more)
 
 
-def test_a_stubbed_network_still_runs(tmp_path, gpu):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        graph = cml.load(write_model_abc(tmp_path / "abc"))
-    report = cml.Session(graph, gpu).rank_without("min_reduce", runs=2)
-    assert report.count == 1 and report.runs == 2
-
-
 # ---------------------------------------------------------------- installed packages
 
 

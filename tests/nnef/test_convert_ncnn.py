@@ -121,20 +121,6 @@ def test_a_source_has_both_files(tmp_path):
         cml.load(Pak())
 
 
-@pytest.mark.parametrize("command", ["info", "run", "export", "simulate"])
-def test_every_command_accepts_the_format(command, tmp_path, run_cml):
-    path = write(tmp_path, ["Input i 0 1 in", "ReLU r 1 1 in out"])
-    np.save(tmp_path / "in.npy", np.array([[[-1.0, 2.0]]], np.float32))
-    more = {
-        "run": ["--backend", "cpu", "-i", f"in={tmp_path / 'in.npy'}", "-o",
-                f"out={tmp_path / 'out.npy'}"],
-        "export": [str(tmp_path / "m.onnx")],
-    }  # fmt: skip
-    run_cml(command, path, *more.get(command, []), "--shape", "1,1,2")
-    if command == "run":
-        assert np.load(tmp_path / "out.npy").tolist() == [[[0.0, 2.0]]]
-
-
 def test_single_input_shape_needs_no_name(tmp_path):
     path = write(tmp_path, ["Input i 0 1 x", "ReLU r 1 1 x out"])
     cml.save(cml.load(path, shapes=(1, 3, 4)), tmp_path / "m")
@@ -239,20 +225,15 @@ HEADS = ("| layer | refused |", "| layer | what to do |")
     ("line", "weights", "message"),
     [
         ("ReLU r 2 1 in in out", b"", "ReLU 'r' has 2 inputs: wanted 1"),
-        ("ReLU r 1 2 in out b", b"", "ReLU 'r' has 2 outputs: wanted 1"),
         ("ReLU r 1 1 in out 5=1", b"", "m.param:4: ncnn ReLU 'r': the parameter 5 is unknown"),
         ("ReLU r 1 1 in out 0=0.1 0=0.2", b"", "parameter 0 stands twice"),
         ("ReLU r 1 1 in out 0=1e39", b"", "'0=1e39' is no parameter"),
-        ("ReLU r 1 1 in 0=0.1", b"", "wanted 1 inputs and 1 outputs, the line is too short"),
         ("ReLU r ² 1 in out", b"", "wanted: type, name, number of inputs"),
         ('Reshape r 1 1 in out 6="0w,0h"', b"", "a shape that is an expression cannot be conv"),
         ("Scale s 2 1 in in out 0=4", b"", "2 inputs and 4 factors"),
         ("Slice s 1 2 in out b -23300=2,1,1", b"", "parts that end at [1, 2] of 4"),
         ("Slice s 1 2 in out b -23300=3,1,1,2", b"", "3 parts for 2 outputs"),
         ("LSTM l 1 1 in out 0=4 1=80 2=3", b"", "80 weights for 4 outputs in direction 3"),
-        ("GRU l 1 1 in out 0=4 1=61", b"", "61 weights for 4 outputs in direction 0"),
-        ("RNN l 1 1 in out 0=0 1=4", b"", "4 weights for 0 outputs"),
-        ("RNN l 1 1 in out 0=4 1=4 8=1", b"", "int8 weights cannot be converted"),
         ("RNN l 1 1 in out 0=1 1=1", bytes(24), "an input of [4, 8, 8]: wanted rows of 1"),
         ("LSTM l 2 1 in in out 0=1 1=4", bytes(60), "a state without its memory"),
         ("Embed e 1 1 in out 0=3 1=7 3=20", b"", "20 weights for 7 words of 3"),
@@ -260,22 +241,15 @@ HEADS = ("| layer | refused |", "| layer | what to do |")
         ("Pooling p 1 1 in out 0=0 1=9 5=1", b"", "a kernel of 9 over 8 values"),
         ("ReLU r 1 1 nothing out", b"", "its input 'nothing' comes from no layer before it"),
         ("ReLU r 1 1 in in", b"", "blob 'in' is made twice"),
-        ("ReLU r 1 1 in out 0", b"", "'0' is no parameter: wanted id=number"),
-        ("ReLU r 1 1 in out 0=nan", b"", "'0=nan' is no parameter"),
-        ("ReLU r 1 1 in out -23310=2,1", b"", "'-23310=2,1' is no parameter"),
-        ("ReLU r 1", b"", "wanted: type, name, number of inputs, number of outputs"),
         ("ReLU r 3 1 in out", b"", "wanted 3 inputs and 1 outputs, the line is too short"),
         ("PReLU p 1 1 in out 0=4", counted(3), "'m.bin' is truncated: PReLU 'p' wants 16 bytes"),
         ("PReLU p 1 1 in out 0=4", counted(5), "has 4 bytes more than its .param takes"),
-        ("PReLU p 1 1 in out 0=-4", b"", "-4 slopes for 4 channels"),
         ("PReLU p 1 1 in out 0=0.5", b"", "parameter 0 wants an integer, got 0.5"),
-        ("PReLU p 1 1 in out 0=99999999999999", b"", "parameter 0 wants an integer, got 9999"),
         (
             "Convolution c 1 1 in out 0=3 1=3 6=28",
             b"",
             "28 weights where 4 channels to 3 by a kernel of 3x3 want 108",
         ),
-        ("Convolution c 1 1 in out 0=0 1=3 6=28", b"", "4 channels to 0 in 1 groups"),
         ("Convolution c 1 1 in out 0=1 1=1 6=4 8=1", b"", "int8 weights cannot be converted"),
         ("Convolution c 1 1 in out 0=1 1=1 6=4", raw(1) + counted(4), "stored as 0x3f80"),
         (

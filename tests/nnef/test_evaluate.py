@@ -1,15 +1,11 @@
 """Tests of expressions at compile time: their values, and limits that no text can exceed."""
 
 import time
-from collections.abc import Callable
 
 import pytest
 
 from cml_engine.errors import CmlError, ModelError
 from cml_engine.io.load_limits import LoadLimits, OverBudget, load_budget
-from cml_engine.ir.graph import Graph
-
-Load = Callable[..., Graph]
 
 
 @pytest.mark.parametrize(
@@ -43,28 +39,18 @@ def test_values(load_body, text, value):
     [
         ("[1 / 0]", "division by zero"),
         ("[1, 2][2]", "index 2 is outside an array of 2 elements"),
-        ("[1][0.5]", "an index must be an integer, got scalar 0.5"),
         ("[for i in 3 yield i]", "'i in' wants an array, got integer 3"),
         ("[for i in [1], j in [1, 2] yield i]", "arrays of one length, got [1, 2]"),
-        ("[1] * -1", "cannot be repeated -1 times"),
         ("[1] + 1", "'+' cannot take array and integer"),
-        ("[1 + 'a']", "'+' cannot take integer and string"),
         ("[-'a']", "'-' wants a number, got string"),
         ("[!1]", "'!' wants a logical, got integer"),
-        ("[1 && true]", "'&&' wants two logicals, got integer and logical"),
         ("[1 in 2]", "'in' wants an array on its right, got integer"),
-        ("[1] if 1 else [2]", "a condition must be a logical, got integer 1"),
         ("[1] if x else [2]", "use select(condition, yes, no)"),
         ("[integer('a')]", "integer() cannot convert 'a'"),
         ("[length_of(1)]", "length_of() wants an array, got integer 1"),
-        ("[length_of()]", "length_of() takes one argument"),
-        ("[range_of(x)]", "range_of() wants an array, got tensor<scalar> 'x'"),
         ("[9223372036854775807 + 1]", "an integer beyond 64 bits"),
-        ("[9 ^ 9 ^ 9]", "an integer beyond 64 bits"),
         ("[9 ^ 999999999]", "has no value"),
-        ("[2 ^ -1]", "has no value"),
         ("[1] * 6000001", "an array of 6,000,001 elements (larger ones belong in a .dat) needs"),
-        ("[[1] * 1000] * 6001", "an array of 6,001,000 elements"),
         ("[[[[[[[[[1]]]]]]]]]", "an array of more than 8 levels"),
         ("shape_of(r)", "shape_of() needs shapes, which are not known here"),
         ("[nothing]", "'nothing' is not defined: assign it above this line"),
@@ -99,9 +85,9 @@ def test_messages(load_body, text, message):
 )  # fmt: skip
 def test_hostile_texts_are_refused_quickly(load_body, body):
     start = time.process_time()  # processor time, so that other load does not count
-    with pytest.raises(CmlError):
+    with pytest.raises(CmlError), load_budget(LoadLimits(memory=2**26, steps=300_000)):
         load_body(body)
-    assert time.process_time() - start < 15
+    assert time.process_time() - start < 5
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
-"""Tests that the time to read a model is linear in its text: ten thousand operators take about 1
-s."""
+"""Tests that the time to read a model is linear in its text."""
 
 import time
 
@@ -19,13 +18,13 @@ def text_of(count):
     return head + "\n".join(lines) + f"\n    y = relu(x{count});\n}}\n"
 
 
-def test_ten_thousand_operators(write_model):
+def test_the_time_is_linear(write_model):
     seconds = []
-    for count in (2_500, 10_000):
+    for count in (1_000, 4_000):
         path = write_model(text_of(count))
         start = time.process_time()
         graph = nnef.load(path, lambda op: True)
         seconds.append(time.process_time() - start)
         assert len(graph.nodes) == count + 2
-    assert seconds[1] < 4  # about 1 s; the rest is for slow and busy machines
+    assert seconds[1] < 2  # about 0.4 s; the rest is for slow and busy machines
     assert seconds[1] < 10 * seconds[0]  # 4 if linear, 16 if quadratic

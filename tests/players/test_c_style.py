@@ -94,7 +94,7 @@ def test_dawn_build_needs_only_webgpu_h(tmp_path):
 @pytest.mark.skipif(
     importlib.util.find_spec("ziglang") is None, reason="no ziglang (the extra `players`)"
 )
-@pytest.mark.parametrize("target", ["x86_64-windows-gnu", "aarch64-macos", "x86_64-linux-musl"])
+@pytest.mark.parametrize("target", ["x86_64-windows-gnu", "aarch64-macos"])
 def test_clang_compiles_the_player_for_every_system(target, tmp_path):
     (tmp_path / "cml.c").write_text(amalgamated(PLAYER))
     where = (*INCLUDES, f"-isystem{wgpu_folder()}", "-c", "-o", tmp_path / "made.o")

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 import cml_engine as cml
 from cml_engine.cooked import cook
@@ -112,23 +110,6 @@ def test_the_example_of_the_documentation_shows_the_output(tmp_path):
 
 def in_srgb(linear):
     return np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
-
-
-@pytest.mark.gpu
-@pytest.mark.long
-def test_the_page_in_a_browser(host, tmp_path):
-    browser = shutil.which("chromium")
-    if browser is None:
-        pytest.skip("chromium is not installed")
-    # some frames after the first tile, so that the picture has it
-    shown = "(page.runs > 0 && (globalThis.since ??= page.frames) + 20 < page.frames) || page.error"
-    words = ("120", shown, tmp_path / "page.png")
-    done = run_deno("run", "-A", "--no-check", HERE / "look.js", host, browser, *words)
-    found = json.loads(done.stdout)
-    assert found["error"] == "" and found["log"] == [] and found["runs"] > 0, found
-    picture = np.array(Image.open(tmp_path / "page.png").convert("RGB"))[:630, :1120].astype(int)
-    sky = np.abs(picture - picture[4, 4]).max(-1) < 3
-    assert 0.1 < sky.mean() < 0.9
 
 
 def test_missing_three_js_is_reported(tmp_path, capsys):

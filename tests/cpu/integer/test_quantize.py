@@ -101,17 +101,11 @@ def test_quantize_uses_the_requested_bits():
 
 
 def test_batch_normalization_is_folded_before_quantization():
-    """A batch normalization is folded into the int8 weights before quantization."""
     made, _ = cml.quantize(block(), samples_of(block()), sixteen=[])
     assert "batch_normalization" not in {node.op for node in made.nodes}
-    assert (
-        made.constants[
-            "t0_filter"
-            if "t0_filter" in made.constants
-            else next(n for n in made.constants if made.constants[n].dtype == np.int8)
-        ].dtype
-        == np.int8
-    )
+    assert {made.constants[n.inputs[1]].dtype for n in made.nodes if n.op == "conv"} == {
+        np.dtype(np.int8)
+    }
 
 
 def wrong_sample(value):
@@ -126,19 +120,16 @@ def samples_times(factor):
 
 REFUSED = {
     "few samples": (lambda: {"samples": samples_of(block(), 7)}, "7 samples: wanted at least 8"),
-    "one sample": (lambda: {"samples": samples_of(block(), 1)}, "1 sample: wanted at least 8"),
     "NaN": (lambda: {"samples": wrong_sample(np.nan)}, r"sample 3: 'x' has .*at \[0, 1, 2, 3\]"),
     "only zeros": (lambda: {"samples": samples_times(0)}, "input 'x' is 0 in all samples"),
     "huge": (lambda: {"samples": samples_times(1e20)}, r"'x' is up to \S+e\+20 in the samples"),
     "tiny": (lambda: {"samples": samples_times(1e-20)}, "'x' is up to .*e-20 in the samples"),
-    "infinite": (lambda: {"samples": wrong_sample(np.inf)}, "sample 3: 'x' has infinities"),
     "another shape": (lambda: {"samples": [{"x": np.zeros((1, 4, 8, 7))}] * 8}, r"8, 7\], wan"),
     "another name": (lambda: {"samples": [{"y": np.zeros(3)}] * 8}, "sample 0: wanted the inputs"),
     "no list": (lambda: {"samples": {"x": np.zeros(3)}}, "wanted a list"),
     "bits": (lambda: {"bits": 4}, "bits 4: wanted 8 or 16"),
     "no tensor": (lambda: {"sixteen": ["nowhere"]}, "'nowhere' is no tensor that is rounded"),
     "sixteen of 16": (lambda: {"bits": 16, "sixteen": ["t0"]}, "leave it out, or bits=16"),
-    "a word": (lambda: {"sixteen": "some"}, "sixteen 'some': wanted"),
     "an error": (lambda: {"max_error": -1.0}, "wanted a share above 0"),
 }  # fmt: skip
 

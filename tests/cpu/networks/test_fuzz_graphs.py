@@ -4,7 +4,6 @@
 """
 
 import importlib
-import json
 import warnings
 
 import numpy as np
@@ -56,7 +55,7 @@ def small():
     return FuzzCase(net.graph(net.nodes[-1].outputs[0]), net.input())
 
 
-def test_fuzzer_finds_reduces_and_saves_a_wrong_pass(tmp_path, monkeypatch):
+def test_fuzzer_finds_and_reduces_a_wrong_pass(tmp_path, monkeypatch):
     case, right = small(), AFFINE._affine
     bench = fuzz.FuzzBench(case, frozenset({"views"}), None, tmp_path / "work")
     assert fuzz.problem_of("cpu", bench) == ""
@@ -68,11 +67,6 @@ def test_fuzzer_finds_reduces_and_saves_a_wrong_pass(tmp_path, monkeypatch):
         smaller = fuzz.minimized(failure, None, tmp_path / "work")
         assert {n.op for n in smaller.case.graph.nodes} == {"conv", "batch_normalization"}
         assert smaller.without == frozenset()
-        fuzz.write(smaller, tmp_path / "found")
-        assert "allowed" in fuzz.replay(tmp_path / "found", None)
-        assert fuzz.main(["--replay", str(tmp_path / "found"), "--backends", "cpu"]) == 1
-    assert fuzz.replay(tmp_path / "found", None) == ""
-    assert json.loads((tmp_path / "found/case.json").read_text())["check"] == "cpu"
 
 
 # ---------------------------------------------------------------- NaNs that a GPU may spread

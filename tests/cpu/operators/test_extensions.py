@@ -17,23 +17,10 @@ def uniform(*shape, low=-2.0, high=2.0):
 X = uniform(2, 4, 6, 3)
 
 
-def test_models_fragment_is_used_if_parameters_differ(tmp_path):
-    head = "fragment mish(a: tensor<scalar>) -> (y: tensor<scalar>) { y = a + 1.0; }\n"
-    (got,) = run_text(tmp_path, "y = mish(x);", {"x": X}, "cpu", head=head)
-    assert np.allclose(got, X + 1)
-
-
 def test_a_models_own_defaults_count(tmp_path):
     head = declaration("hard_sigmoid").replace("0.2", "0.25")
     (got,) = run_text(tmp_path, "y = hard_sigmoid(x);", {"x": X}, "cpu", head=head)
     assert np.allclose(got, np.clip(0.25 * X + 0.5, 0, 1))
-
-
-def test_mismatched_declaration_is_refused(tmp_path):
-    head = "fragment resize(x: tensor<scalar>, size: integer[]) -> (y: tensor<scalar>);\n"
-    folder = write_text(tmp_path, "y = resize(x, size = [1, 1]);", {"x": X}, head=head)
-    with pytest.raises(cml.ModelError, match="is registered as .* but this model declares it"):
-        cml.load(folder)
 
 
 @pytest.mark.parametrize(

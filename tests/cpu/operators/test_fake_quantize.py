@@ -86,10 +86,8 @@ def test_a_pool_with_two_results(run):
     ("quant", "message"),
     [
         ('"x": relu();', "unknown"),
-        ('"x": linear_quantize(min = 0.0, max = 1.0, bits = 8, sign = 1);', "no parameter 'sign'"),
         ('"x": linear_quantize(min = 0.0, max = 1.0);', "bits"),
         ('"x": linear_quantize(min = [1.0, [2.0]], max = 1.0, bits = 8);', "even rows"),
-        ('"x": linear_quantize(min = [1.0, 2.0, 3.0], max = 9.0, bits = 8);', "broadcast"),
         ('"x": linear_quantize(min = [[[[0.0, 1.0]]]], max = 9.0, bits = 8);', "gives"),
         ('"x": linear_quantize(min = "a", max = 9.0, bits = 8);', "min"),
     ],

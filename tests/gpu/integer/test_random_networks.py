@@ -8,8 +8,6 @@ import warnings
 import numpy as np
 import pytest
 
-pytest.importorskip("onnx")
-
 import cml_engine as cml
 from cml_engine.compiler.planning.dispatches import PlanOptions
 from tests import fuzz
@@ -96,7 +94,7 @@ def test_random_cases_are_deterministic_and_distinct():
     again = fuzz.drawn(0, 7, 8, integer=True)[0]
     assert str(again.graph.nodes) == str(drawn[7].graph.nodes)
     assert all(case.graph.integer for case in drawn)
-    assert len({node.op for case in drawn for node in case.graph.nodes}) > 30
+    assert len({node.op for case in drawn for node in case.graph.nodes}) > 25
     assert sum(len(case.graph.inputs) > 1 for case in drawn) > 3
     assert sum(len(case.graph.outputs) > 1 for case in drawn) > 5
     assert {line["bits"] for case in drawn for line in case.graph.quantization.values()} >= {8, 16}

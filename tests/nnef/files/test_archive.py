@@ -133,9 +133,6 @@ def test_damaged_tar_header_is_detected(tmp_path):
 GOOD = b"".join(member(name, data) for name, data in FILES)
 HOSTILE = {
     "more behind the end": (GOOD + END + member("w.dat", FILES[0][1]), "more behind its end"),
-    "a size below zero": (
-        header("w.dat", 0, size_field=b"\xff" * 12) + GOOD + END, "is no number"
-    ),
     "a size of many digits": (
         member("x", b"29 size=%s\n" % (b"9" * 20), b"x") + header("w.dat", 0), "it ends early"
     ),
@@ -143,26 +140,16 @@ HOSTILE = {
         member("x", b"11 size=-5\n", b"x") + header("w.dat", 0), "a member of '-5' bytes"
     ),
     "a size beyond the stream": (header("w.dat", 2**33 - 1) + bytes(512), "it ends early"),
-    "a size of 2**95": (
-        header("w.dat", 0, size_field=b"\x80" + b"\xff" * 11), "it ends early"
-    ),
     "a header of 200 MiB": (header("x", 200 * 2**20, b"x"), "a header of 209,715,200 bytes"),
-    "a name of 1 MiB": (member("x", b"a" * 2**20, b"L"), "a header of 1,048,576 bytes"),
     "words without lengths": (member("x", b"path=graph.nnef\n", b"x"), "cannot be read"),
-    "words of length zero": (member("x", b"0 a=b\n", b"x"), "cannot be read"),
-    "words that end elsewhere": (member("x", b"99 a=b\n", b"x"), "cannot be read"),
     "digits without end": (member("x", b"9" * 60_000, b"x"), "cannot be read"),
     "a sparse file": (header("w.dat", 512, b"S") + bytes(512), "'w.dat' is not a plain file"),
     "a sparse file in words": (
         member("x", b"22 GNU.sparse.major=1\n", b"x") + GOOD, "a file with holes"
     ),
     "a device": (header("graph.nnef", 0, b"3"), "'graph.nnef' is not a plain file"),
-    "a link": (header("graph.nnef", 0, b"2"), "'graph.nnef' is a link"),
     "a name in words that leads out": (
         member("x", b"22 path=../graph.nnef\n", b"x") + header("y", 0), "leads out of the archive"
-    ),
-    "a long name that leads out": (
-        member("x", b"/etc/graph.nnef\0", b"L") + header("y", 0), "leads out of the archive"
     ),
     "no archive": (TEXT * 20, "it is no tar archive"),
     "nothing": (b"", "has no graph.nnef in it"),

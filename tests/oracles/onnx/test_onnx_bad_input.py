@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import tracemalloc
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -393,15 +392,6 @@ def test_bitcast_of_float64_is_refused():
     wide = value("x", [2], "float64")
     refused(model([node("y = BitCast(x, to=7)")], [wide], [Y], opset=27),
             "float64 read as int64", UnsupportedOp)  # fmt: skip
-
-
-def test_import_errors_give_one_message(tmp_path, capsys):
-    saved(one("Reluu"), tmp_path / "m.onnx")
-    assert main(["info", str(tmp_path / "m.onnx")]) == 2
-    said = capsys.readouterr().err
-    assert "cml: error: " in said and "did you mean Relu?" in said and "Traceback" not in said
-    assert main(["convert", str(tmp_path / "m.onnx"), str(tmp_path / "out")]) == 2
-    assert not Path(tmp_path / "out").exists()
 
 
 # -- names and shapes that could mislead readers -------------------------------------------------

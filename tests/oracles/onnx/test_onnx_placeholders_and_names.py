@@ -202,12 +202,6 @@ def test_many_nodes_of_an_operator_are_counted(tmp_path):
     assert "    Shape 5: '/0/Shape', '/1/Shape' and 3 more" in notes
 
 
-def test_a_trace_is_not_written_over_its_model(tmp_path, refused):
-    path = named(tmp_path / "m.onnx")
-    assert f"'{path}' is the model's own" in refused("trace", path, "-o", path)
-    assert cml.load(path).outputs
-
-
 def test_convert_reports_renamed_tensors(tmp_path, run_cml):
     made = model([node("y = Relu(größe)")], [value("größe", [2])], [value("y", None)])
     (tmp_path / "m.onnx").write_bytes(made.SerializeToString())

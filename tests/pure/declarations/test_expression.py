@@ -96,23 +96,17 @@ WRONG = [
     ("(x + 1", 7, "wanted ')', got the end"),
     ("x ? 1 : 2", 1, "wanted a condition (a comparison), got a number"),
     ("x > 0", 3, "wanted a number, got a condition"),
-    ("1 + (x > 0)", 8, "wanted a number, got a condition"),
     ("x < 1 ? 2", 10, "wanted ':', got the end"),
-    ("x x", 3, "wanted an operator or the end, got 'x'"),
     ("x % 2", 3, "'%' is not for expressions"),
-    ("x; discard", 2, "';' is not for expressions"),
     ("x + z", 5, "'z' is no operand (x)"),
     ("x + k", 5, "attributes are written {k}"),
     ("x + {alpha}", 5, "'alpha' is no attribute (k)"),
     ("x * 1e39", 5, "1e39 has no place in 32 bits"),
     ("min(x)", 1, "min takes 2 numbers, got 1"),
-    ("tanh()", 6, "wanted a number, a name or '(', got ')'"),
     ("1 + tanhh(x)", 5, "'tanhh' has no form in NumPy: give the operator a cpu, or call tanh"),
     ("cml_sigmoid(x)", 1, "call sigmoid"),
-    ("asuint(x)", 1, "give the operator a cpu"),
     ("silu(silu(silu(silu(silu(silu(silu(silu(silu(x)))))))))", 16, "more than 1000 parts"),
     ("(" * 70 + "x" + ")" * 70, 65, "more than 64 parts in one another"),
-    ("-" * 70 + "x", 64, "more than 64 parts in one another"),
 ]
 
 

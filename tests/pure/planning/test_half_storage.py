@@ -61,30 +61,31 @@ def test_tensors_joined_by_a_copy_have_one_storage():
     assert layouts_for(both, "half") == dict.fromkeys((left, right, joined, share), C4)
 
 
-@pytest.mark.parametrize(("begin", "half"), [(4, "alike"), (2, "none")])
-def test_slice_keeps_channel_blocks_or_float32(begin, half):
-    attrs = {"axes": [1], "begin": [begin], "end": [begin + 4], "stride": []}
-    node = Node("slice", ("x",), ("y",), full_attrs("slice", attrs))
-    facts = {"x": Fact("scalar", (1, 12, 4, 4)), "y": Fact("scalar", (1, 4, 4, 4))}
-    assert half_of(node, facts) == half
+SLICE = {"axes": [1], "stride": []}
+POOL = {"border": "ignore", "padding": [(0, 0)] * 4, "stride": [], "dilation": []}
 
 
 @pytest.mark.parametrize(
-    ("op", "shapes", "result", "half"),
+    ("op", "attrs", "shapes", "result", "half"),
     [
-        ("relu", [(2, 8, 3, 4)], (2, 8, 3, 4), "each"),
-        ("mul", [(2, 8, 3, 4), (1, 8)], (2, 8, 3, 4), "each"),
-        ("mul", [(2, 8, 3, 4), (2, 1, 3, 4)], (2, 8, 3, 4), "each"),
-        ("mul", [(2, 8, 3, 4), ()], (2, 8, 3, 4), "each"),
+        ("relu", {}, [(2, 8, 3, 4)], (2, 8, 3, 4), "each"),
+        ("mul", {}, [(2, 8, 3, 4), (1, 8)], (2, 8, 3, 4), "each"),
+        ("mul", {}, [(2, 8, 3, 4), (2, 1, 3, 4)], (2, 8, 3, 4), "each"),
+        ("mul", {}, [(2, 8, 3, 4), ()], (2, 8, 3, 4), "each"),
         # an operand per channel and row: its four channels are not adjacent
-        ("mul", [(2, 8, 3, 4), (1, 8, 3)], (2, 8, 3, 4), "none"),
+        ("mul", {}, [(2, 8, 3, 4), (1, 8, 3)], (2, 8, 3, 4), "none"),
+        ("slice", {**SLICE, "begin": [4], "end": [8]}, [(1, 12, 4, 4)], (1, 4, 4, 4), "alike"),
+        ("slice", {**SLICE, "begin": [2], "end": [6]}, [(1, 12, 4, 4)], (1, 4, 4, 4), "none"),
+        # windows within one block of channels
+        ("max_pool", {**POOL, "size": [1, 1, 3, 3]}, [(1, 8, 9, 9)], (1, 8, 9, 9), "each"),
+        ("max_pool", {**POOL, "size": [1, 4, 1, 1]}, [(1, 8, 9, 9)], (1, 8, 9, 9), "none"),
+        ("max_pool", {**POOL, "size": [1, 1, 9, 9]}, [(1, 8, 9, 9)], (1, 8, 9, 9), "none"),
     ],
 )
-def test_elementwise_operators_read_half_in_blocks_of_four(op, shapes, result, half):
-    names = tuple(f"x{i}" for i in range(len(shapes)))
-    facts = {n: Fact("scalar", s) for n, s in zip(names, shapes, strict=True)}
-    facts["y"] = Fact("scalar", result)
-    assert half_of(Node(op, names, ("y",), full_attrs(op, {})), facts) == half
+def test_operators_read_16_bits_in_blocks_of_four_channels(op, attrs, shapes, result, half):
+    facts = {f"x{i}": Fact("scalar", shape) for i, shape in enumerate(shapes)}
+    node = Node(op, tuple(facts), ("y",), full_attrs(op, attrs))
+    assert half_of(node, {**facts, "y": Fact("scalar", result)}) == half
 
 
 def test_weight_matrices_are_half_if_read_by_one_operator():
@@ -101,18 +102,6 @@ def test_weight_matrices_are_half_if_read_by_one_operator():
     odd = Net(6, 6)
     product = odd("matmul(x, random(6, 4), transposeA=False, transposeB=False)")
     assert layouts_for(odd.graph(product), "half") == {}  # six terms are no vectors of four
-
-
-@pytest.mark.parametrize(
-    ("size", "half"),
-    [((1, 1, 3, 3), "each"), ((1, 4, 1, 1), "none"), ((1, 1, 9, 9), "none")],
-)
-def test_pool_reads_half_if_windows_are_spatial(size, half):
-    attrs = {"size": list(size), "border": "ignore", "padding": [(0, 0)] * 4}
-    attrs |= {"stride": [], "dilation": []}
-    facts = {"x": Fact("scalar", (1, 8, 9, 9)), "y": Fact("scalar", (1, 8, 9, 9))}
-    node = Node("max_pool", ("x",), ("y",), full_attrs("max_pool", attrs))
-    assert half_of(node, facts) == half
 
 
 def test_half_is_ieee_and_row_major():

@@ -57,7 +57,7 @@ def fits(ranges, nbytes, alignment):
 
 
 @given(ACTIONS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_no_sequence_of_calls_breaks_a_free_list(actions):
     ranges, taken = FreeList(HEAP), {}
     for action in actions:

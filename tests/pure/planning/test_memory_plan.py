@@ -19,7 +19,7 @@ def items(draw):
     return made
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(items(), st.sampled_from([1, 32, 256]))
 def test_living_tensors_never_overlap(tensors, alignment):
     offsets, memory = place(tensors, alignment)
@@ -65,7 +65,7 @@ def test_long_lived_tensors_leave_little_waste():
         assert memory.ratio <= 1.02
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(items(), st.integers(5120, 20000))
 def test_an_arena_of_several_buffers_has_no_tensor_in_two(tensors, most):
     offsets, memory = place_in_segments(tensors, 256, most)

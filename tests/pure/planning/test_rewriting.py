@@ -302,14 +302,11 @@ def test_a_rule_s_constants_keep_their_type_and_shape(value, fact, cast):
     ("found", "says"),
     [
         (lambda m: m.node("neg", ("nobody",), m.last.attrs), "reads 'nobody', which is not there"),
-        (lambda m: "nobody", "reads 'nobody', which is not there"),
         (lambda m: m.node("neg", ("t1",), m.last.attrs), "reads 't1', which is not there yet"),
-        (lambda m: m.node("neg", m.last.outputs, m.last.attrs), "reads 't0', which is not there"),
         (lambda m: ["x"], r"gives \['x'\], wanted a node"),
         (lambda m: 1 / 0, "its replace function failed: ZeroDivisionError"),
         (lambda m: m.add_constant("k", "text"), "wanted numbers or truth values, got <U4"),
         (lambda m: m.add_constant("k", 2**40), "does not fit into int32"),
-        (lambda m: m.add_constant("k", 1e39), "does not fit into float32"),
     ],
 )
 def test_the_result_of_a_rule_is_checked(found, says):
@@ -325,8 +322,6 @@ def test_the_result_of_a_rule_is_checked(found, says):
     [
         ("neg", "wants a Rule, got str"),
         (Rule("r", "neg", lambda m: None), "its pattern is 'neg'; wanted a tuple"),
-        (Rule("r", ["neg"], lambda m: None), "wanted a tuple of operators' names"),
-        (Rule("r", ("neg", 1), lambda m: None), "wanted a tuple of operators' names"),
         (Rule("r", ("neg",), None), "replace must be a function"),
         (Rule("r", ("neg", "add"), lambda m: None, operands=1), "its operands are 1; wanted"),
         (Rule("r", ("neg", "add"), lambda m: None, operands=(-1,)), "wanted a tuple of their"),

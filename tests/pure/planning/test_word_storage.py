@@ -62,22 +62,6 @@ def test_integer_filters_are_stored_in_the_fewest_bits(weights, share):
     assert [array.nbytes * share for array in packed.values()] == [4 * 8 * 8]
 
 
-def test_a_map_added_to_an_output_is_stored_in_blocks():
-    """All tensors are stored in packed blocks of channels if an upsampled map is added to an
-    output.
-
-    The map has three channels; the addition is fused into the conv.
-    """
-    net = IntegerNet()
-    small, large = (net.input(n, (1, 3, s, s), 0.25, signed=False) for n, s in (("s", 4), ("l", 8)))
-    one = net.weight("one", np.eye(3).reshape(3, 3, 1, 1), 0.5)
-    t = net.op("conv", large, one, net.weight("zero", 0.0, None), padding=[(0, 0)] * 2, to=line(1))
-    graph = optimize(net.graph(net.op("add", t, net.op("nearest_upsample", small, factor=[2, 2]),
-                                      to=line(0.5))))  # fmt: skip
-    assert [node.op for node in graph.nodes[2:]] == ["nearest_upsample", "conv"]
-    assert list(layouts_for(graph).values()) == [C4U8] * 3
-
-
 def test_parts_of_any_channels_are_joined_in_blocks():
     net, rng = IntegerNet(), np.random.default_rng(3)
     parts = [net.input(f"x{c}", (1, c, 4, 4), 0.25) for c in (1, 6, 2)]
@@ -90,24 +74,6 @@ def test_parts_of_any_channels_are_joined_in_blocks():
     plan = lower(graph, Limits(storage_offset_alignment=16), layouts)
     assert [step.op for step in plan.steps] == ["concat"] * 3 + ["conv"]  # no part is a view
     assert plan.memory.peak == 4 * 16 * (1 + 2 + 1) + 4 * 16 * 3
-
-
-def test_channel_multipliers_follow_the_bias():
-    """A conv's multipliers follow its bias in one constant, each padded to a multiple of four.
-
-    One constant saves an aligned slot.
-    """
-    net, rng = IntegerNet(), np.random.default_rng(2)
-    t = net.input("x", (1, 8, 6, 6), 0.25)
-    scales = [[[[0.0625 * (4 + i)]]] for i in range(6)]
-    w = net.weight("w", rng.integers(-9, 9, (6, 8, 1, 1)), scales)
-    b = net.weight("b", [rng.integers(-9, 9, 6)], [[0.25 * s[0][0][0] for s in scales]], 32)
-    graph = optimize(net.graph(net.op("conv", t, w, b, padding=[(0, 0)] * 2, to=line(0.5))))
-    plan = lower(graph, Limits(), layouts_for(graph))
-    _, numbers = plan.weights.values()
-    codes = next(a for n, a in graph.constants.items() if n.endswith("multipliers")).reshape(-1)
-    assert len(set(codes)) == 6
-    assert numbers[1].tolist() == [*graph.constants["t0.sum.bias"][0], 0, 0, *codes, 0, 0]
 
 
 def test_the_arena_is_a_quarter():

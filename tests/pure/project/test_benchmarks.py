@@ -1,10 +1,5 @@
 """Tests of the benchmarks' arithmetic: ratios within each round, and significant differences."""
 
-import numpy as np
-import pytest
-
-import cml_engine as cml
-from benchmarks import random_networks as networks
 from benchmarks import table
 from benchmarks.contenders import CONTENDERS
 from benchmarks.rounds import EngineResult
@@ -37,21 +32,3 @@ def test_worse_ratio_is_reported_but_slower_machine_is_not():
         "unet: ours-gpu ÷ ncnn-vulkan is 0.70, was 0.50"
     ]
     assert table.worse(report(14.0, 20.0), {"models": []}) == []
-
-
-@pytest.mark.parametrize(
-    "network",
-    [networks.mobilenet(32), networks.unet(32), networks.transformer(9, 16, 2, causal=True)],
-    ids=["mobilenet", "unet", "transformer"],
-)
-def test_bench_network_is_equal_in_all_engines(network, tmp_path):
-    onnxruntime = pytest.importorskip("onnxruntime")
-    network.parts.save(tmp_path / "n.param", tmp_path / "n.bin")
-    graph = cml.load(tmp_path / "n.param", shapes=network.shape)
-    cml.save(graph, tmp_path / "n.onnx", opset=13)
-    x = np.random.default_rng(0).random(network.shape, np.float32)
-    (ours,) = cml.Session(graph, "cpu").run({graph.inputs[0]: x}).values()
-    peer = onnxruntime.InferenceSession(
-        str(tmp_path / "n.onnx"), providers=["CPUExecutionProvider"]
-    )
-    np.testing.assert_allclose(ours, peer.run(None, {"data": x})[0], atol=2e-5)

@@ -37,12 +37,17 @@ def modules_after(*statements):
     return {statement: set(names) for statement, names in json.loads(done.stdout).items()}
 
 
-def imported(source):
-    """Yields the name and the line of every module that a source text imports, in functions too.
+@functools.cache
+def tree_of(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported(tree):
+    """Yields the name and the line of every module that a syntax tree imports, in functions too.
 
     Imports under ``TYPE_CHECKING`` and relative imports are left out.
     """
-    pending = [ast.parse(source)]
+    pending = [tree]
     while pending:
         node = pending.pop()
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -56,7 +61,7 @@ def imported(source):
 
 @functools.cache
 def imports_of(path):
-    return tuple(imported(path.read_text(encoding="utf-8")))
+    return tuple(imported(tree_of(path)))
 
 
 def offenders(folder, forbidden, allowed=()):
@@ -205,7 +210,7 @@ def named_modules(path, module, is_package, known):
 
     ``module`` is the file's own name, to which relative imports refer.
     """
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
         elif isinstance(node, ast.ImportFrom):
@@ -257,6 +262,7 @@ def test_import_cycles_of_every_form_are_found(tmp_path):
         (tmp_path / name).write_text(text)
     assert circles(module_graph(tmp_path, "p")) == [["p.a", "p.c", "p.room.b"]]
     (tmp_path / "c.py").write_text("")
+    tree_of.cache_clear()
     assert circles(module_graph(tmp_path, "p")) == []
 
 
@@ -265,7 +271,7 @@ def classes_of(*folders):
     name."""
     found = {}
     for path in (path for folder in folders for path in sorted(folder.rglob("*.py"))):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in tree_of(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found.setdefault(node.name, []).append(path.name)
     return found
@@ -287,4 +293,4 @@ def test_the_name_of_a_class_has_one_meaning():
     ],
 )
 def test_the_rule_can_fail(source, expected):
-    assert [name for name, _ in imported(source)] == expected
+    assert [name for name, _ in imported(ast.parse(source))] == expected
