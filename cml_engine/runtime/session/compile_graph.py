@@ -6,16 +6,17 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_args
 from weakref import WeakValueDictionary
 
-from cml_engine.compiler.optimize import NAMES, optimize
+from cml_engine.compiler.optimize import AS_WRITTEN, NAMES, optimize
 from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.decisions import Decisions, check_decisions
 from cml_engine.compiler.planning.dispatches import PlanOptions, Sibling, share_constants
 from cml_engine.compiler.planning.layouts import Storage
+from cml_engine.compiler.planning.node_order import order_for_memory
 from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.compiler.tuning_tables import table_for
 from cml_engine.cpu.cpu_program import CpuProgram
@@ -31,6 +32,7 @@ from cml_engine.errors.arguments import (
     check_name_list,
 )
 from cml_engine.ir.graph import Array, Graph, Shapes
+from cml_engine.ir.limits import Limits
 from cml_engine.ops.declaration.choice import NO_VARIANTS
 from cml_engine.ops.declaration.scratch import Scratch
 
@@ -44,6 +46,20 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 #: what runs on the CPU, and by which program
 Cpu = Literal["allow", "refuse", "onnxruntime"]
+
+#: the order of a plan's operators: the file's, or one that needs less memory
+Order = Literal["file", "memory"]
+#: the names of :meth:`CompileOptions.preset`
+Preset = Literal["shipping", "debug", "smallest"]
+
+
+class Target(Protocol):
+    """The device that a plan is made for: a ``Gpu``, or the limits of one without the device."""
+
+    @property
+    def limits(self) -> Limits: ...
+    @property
+    def name(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +86,8 @@ class CompileOptions:
         ``"onnxruntime"`` runs a session without a GPU in ONNX Runtime, which is an extra package;
         results differ from NumPy's by rounding (docs/faster.md).
     cpu_threads : the cores that ONNX Runtime takes; the default is half of the machine's.
+    order : ``"memory"`` runs the operators on a GPU in an order that needs less memory for
+        activations, if there is one; results are bit-identical. The default is the file's order.
 
     Examples
     --------
@@ -87,6 +105,29 @@ class CompileOptions:
     arena_limit: int | None = None
     cpu: Cpu = "allow"
     cpu_threads: int | None = None
+    order: Order = "file"
+
+    @classmethod
+    def preset(cls, name: Preset, **options: Any) -> CompileOptions:
+        """Returns the options of a preset; ``options`` given by name replace those of the preset.
+
+        ``"shipping"``: ``order="memory"``; the device's tuned kernels, as by default.
+        ``"debug"``: every operator of the file by itself (``without``), so that each tensor can be
+        watched, and the engine's default kernels (``tuned=False``).
+        ``"smallest"``: ``storage="half"``, and ``order="memory"``. An integer network has no
+        halves: add ``storage="float"``.
+
+        Examples
+        --------
+        >>> cml.CompileOptions.preset("smallest").storage
+        'half'
+        >>> cml.CompileOptions.preset("smallest", storage="float").order
+        'memory'
+        """
+        check_choice(get_args(Preset), name, "preset")
+        known = [option.name for option in fields(cls)]
+        check_known_names(tuple(options), known, "CompileOptions has no option", "preset")
+        return cls(**{**_PRESETS[name], **options})
 
     def __post_init__(self) -> None:
         check_choices(NAMES, self.without, "passes to leave out")
@@ -97,6 +138,7 @@ class CompileOptions:
         check_name_list(self.keep, "keep")
         check_decisions(self.decide)
         check_choice(get_args(Cpu), self.cpu, "cpu")
+        check_choice(get_args(Order), self.order, "order")
         if self.cpu_threads is not None:
             CPU_THREADS.check(self.cpu_threads, "cpu_threads")
         if self.arena_limit is not None:
@@ -112,6 +154,13 @@ class CompileOptions:
                 "storage 'half' applies to feature maps in blocks of four channels: leave "
                 "blocked_layout=False out, or storage"
             )
+
+
+_PRESETS: Mapping[Preset, Mapping[str, Any]] = {
+    "shipping": {"order": "memory"},
+    "debug": {"without": AS_WRITTEN, "tuned": False},
+    "smallest": {"storage": "half", "order": "memory"},
+}
 
 
 # -- shape cache ----------------------------------------------------------------------------------
@@ -279,7 +328,7 @@ def compile_graph(
     if graph.integer and options.storage != "float":
         raise InputError(
             f"'{graph.name}' is an integer network, which 16-bit floats cannot hold: leave "
-            "storage='half' (--half) out"
+            "storage='half' (--half) out, or add storage='float' to the preset 'smallest'"
         )
     report = on_progress or (lambda stage, done, total: None)
     report("plan", 0, 1)
@@ -302,7 +351,7 @@ def compile_graph(
     from cml_engine.gpu.program.program import GpuProgram
 
     sibling = Sibling(first.graph, first.plan) if first and first.plan else None
-    plan = make_plan(optimized, gpu, options, sibling, graph)
+    optimized, plan = _plan_in_order(optimized, gpu, options, sibling, graph)
     if plan.cpu_parts and options.cpu == "refuse":
         raise _kernel_error(plan)
     if plan.cpu_parts and first is None:
@@ -355,7 +404,7 @@ def make_recompiler(
 
 def make_plan(
     graph: Graph,
-    gpu: Gpu,
+    gpu: Target,
     options: CompileOptions,
     sibling: Sibling | None = None,
     written: Graph | None = None,
@@ -366,24 +415,46 @@ def make_plan(
     graph before the passes; decisions of the caller may use its tensor names.
     """
 
-    def lowered() -> Plan:
+    return _plan_in_order(graph, gpu, options, sibling, written)[1]
+
+
+def _plan_in_order(
+    graph: Graph,
+    gpu: Target,
+    options: CompileOptions,
+    sibling: Sibling | None,
+    written: Graph | None,
+) -> tuple[Graph, Plan]:
+    """Returns the graph in the requested order, and its plan; see :func:`make_plan`.
+
+    For the least memory the file's order is planned too, so that the arena is never larger.
+    """
+
+    def lowered(ordered: Graph) -> Plan:
         return plan_graph(
-            graph, gpu.limits, options.storage, _plan_options(gpu, options), options.decide,
+            ordered, gpu.limits, options.storage, _plan_options(gpu, options), options.decide,
             written=written, sibling=sibling, blocked_layout=options.blocked_layout,
         )  # fmt: skip
 
-    if graph.cooked_form is None:
-        return lowered()
-    plain = replace(options, storage="float", tuned=True) == CompileOptions()
-    return graph.cooked_form.plan(gpu.limits, options.storage, plain, lowered)
+    if graph.cooked_form is not None:
+        plain = replace(options, storage="float", tuned=True, order="file") == CompileOptions()
+        planned = graph.cooked_form.plan(gpu.limits, options.storage, plain, lambda: lowered(graph))
+        return graph, planned
+    planned = lowered(graph)
+    if options.order == "memory" and not planned.cpu_parts:  # another order may cut more parts
+        ordered = order_for_memory(graph)
+        other = lowered(ordered)
+        if other.memory.peak < planned.memory.peak:
+            return ordered, other
+    return graph, planned
 
 
-def _plan_options(gpu: Gpu, options: CompileOptions) -> PlanOptions:
+def _plan_options(gpu: Target, options: CompileOptions) -> PlanOptions:
     plan = options.plan
     if options.arena_limit is not None:
         plan = replace(plan, arena_limit=options.arena_limit)
     if "views" in options.without:
         plan = replace(plan, views=False)
     if options.tuned and plan.variants is NO_VARIANTS:
-        plan = replace(plan, variants=table_for(gpu.name))
+        plan = replace(plan, variants=table_for(gpu.name) if gpu.name else NO_VARIANTS)
     return plan

@@ -9,13 +9,12 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.decisions import Decisions, parse_decisions
-from cml_engine.compiler.planning.layouts import Storage
 from cml_engine.cooked import load_cooked
 from cml_engine.cooked.schema import MAGIC
 from cml_engine.errors import DeviceError, InputError, NeedsConstant, OpenShape
@@ -170,11 +169,14 @@ def named_shapes(pairs: Iterable[str]) -> dict[str, tuple[int, ...]]:
 
 
 def compile_options(a: Namespace) -> CompileOptions:
-    """Returns the compile options of the command line: storage, decisions and arena limit."""
-    limit = arena_limit_of(a)
-    return CompileOptions(
-        storage=storage_of(a), decide=read_decisions(a), arena_limit=limit or None
-    )
+    """Returns the compile options of the command line; other options win over ``--preset``."""
+    options: dict[str, Any] = {"decide": read_decisions(a)}
+    if getattr(a, "half", False):
+        options["storage"] = "half"
+    if limit := arena_limit_of(a):
+        options["arena_limit"] = limit
+    preset = getattr(a, "preset", None)
+    return CompileOptions.preset(preset, **options) if preset else CompileOptions(**options)
 
 
 def read_decisions(a: Namespace) -> Decisions:
@@ -218,7 +220,7 @@ def load_facts(a: Namespace) -> ModelFacts:
     from cml_engine.tools.report.model_facts import ModelFacts
 
     graph = load_model(a)
-    facts = ModelFacts(graph, storage_of(a), read_decisions(a), arena_limit_of(a))
+    facts = ModelFacts(graph, compile_options(a))
     if getattr(a, "decisions", None):
         write_decisions(a, graph, facts.optimized, facts.plan, facts.device)
     return facts
@@ -242,11 +244,6 @@ def session_of(
     name = session.gpu.name if session.gpu else ""
     write_decisions(a, session.source_graph, session.graph, session.plan, name)
     return session
-
-
-def storage_of(a: Namespace) -> Storage:
-    """Returns ``"half"`` with the option ``--half``, else ``"float"``."""
-    return "half" if a.half else "float"
 
 
 def arena_limit_of(a: Namespace) -> int:

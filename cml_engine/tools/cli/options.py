@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import ARENA_LIMIT_MIB, BUDGET_MS, FRAME_MS, SEED, TIMES
+from cml_engine.runtime.session.compile_graph import Preset
 
 #: a group of a command's options in its help
 Group = Literal["model", "inputs", "GPU", "workers", "output", "general"]
@@ -189,6 +190,14 @@ _SHARED = {
         help="a part of the name of the GPU to use, as 'cml devices' lists them",
     ),
     "half": flag("GPU", "--half", "store feature maps and weights in 16 bits (cml docs faster)"),
+    "preset": option(
+        "GPU",
+        "--preset",
+        choices=get_args(Preset),
+        help="options by name: shipping (operators in the order of least memory), debug (each "
+        "operator as written, with untuned kernels), smallest (shipping, in 16 bits); other "
+        "options win",
+    ),
     "arena": option(
         "GPU",
         "--arena-limit-mib",
@@ -245,6 +254,6 @@ _SOURCE = ("file", "shape", "constant", "weights", "ops", "fragments", "limits")
 _SETS = {
     "model": (*_SOURCE, "trusted"),
     "source": _SOURCE,
-    "plan": ("random", "adapter", "half", "decide"),
+    "plan": ("random", "adapter", "half", "preset", "decide"),
     "frames": ("budget", "frame"),
 }

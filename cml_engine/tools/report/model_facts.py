@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -20,15 +20,13 @@ from cml_engine.compiler.planning.decisions import (
     decisions_of,
     resolve_overrides,
 )
-from cml_engine.compiler.planning.dispatches import PlanOptions
-from cml_engine.compiler.planning.layouts import Storage
-from cml_engine.compiler.planning.plan_graph import plan_graph
-from cml_engine.compiler.tuning_tables import Record, known, table_for
+from cml_engine.compiler.tuning_tables import Record, known
 from cml_engine.errors import DeviceError
 from cml_engine.io.folders import costs_file
 from cml_engine.ir.graph import Graph
 from cml_engine.ir.limits import Limits
-from cml_engine.ops.declaration.choice import NO_VARIANTS, Choice, VariantTable
+from cml_engine.ops.declaration.choice import Choice
+from cml_engine.runtime.session import CompileOptions, make_plan
 from cml_engine.tools.report.model_info import PORTABLE, CookedInfo, ModelInfo
 
 if TYPE_CHECKING:
@@ -46,6 +44,14 @@ class Peak:
     source: str
 
 
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The limits and the name of a GPU; the name is "" for limits alone."""
+
+    limits: Limits
+    name: str
+
+
 @dataclass(frozen=True)
 class ModelFacts:
     """The facts about a model: its graph, its plan for this machine's GPU, and its predicted costs.
@@ -55,28 +61,26 @@ class ModelFacts:
     Parameters
     ----------
     graph : from :func:`cml_engine.load` or :func:`cml_engine.load_cooked`.
-    storage, decide, arena_limit : the options of the plan; an ``arena_limit`` of 0 is none.
+    options : of a session, and so of the plan.
     """
 
     graph: Graph
-    storage: Storage = "float"
-    decide: Decisions = field(default_factory=dict)
-    arena_limit: int = 0
+    options: CompileOptions = CompileOptions()
 
     @cached_property
     def optimized(self) -> Graph:
         """The graph after all optimization passes."""
-        return optimize(self.graph)
+        return optimize(self.graph, self.options.without)
 
     @cached_property
     def summary(self) -> ModelInfo | CookedInfo:
         """The facts that ``cml info`` prints, for :data:`PORTABLE` limits or of a cooked file."""
         if self.graph.cooked_form is not None:
             return CookedInfo.of(self.graph)
-        return ModelInfo.of(self.graph, self._plan(PORTABLE, NO_VARIANTS), self.storage)
+        return ModelInfo.of(self.graph, self._plan(Machine(PORTABLE, "")), self.options.storage)
 
     @cached_property
-    def _target(self) -> tuple[Limits, str]:
+    def _target(self) -> Machine:
         """The limits and the name of this machine's GPU.
 
         Without a GPU they are :data:`PORTABLE` and "". Raises :class:`DeviceError` if there is no
@@ -89,35 +93,26 @@ class ModelFacts:
         except (DeviceError, ImportError):
             if os.environ.get("CML_ADAPTER"):
                 raise
-            return PORTABLE, ""
-        return gpu.limits, gpu.name
+            return Machine(PORTABLE, "")
+        return Machine(gpu.limits, gpu.name)
 
     @property
     def device(self) -> str:
         """The name of this machine's GPU; "" if it has none."""
-        return self._target[1]
+        return self._target.name
 
     @cached_property
     def plan(self) -> Plan:
         """The plan of a session on this machine's GPU; without one, for :data:`PORTABLE` limits."""
-        limits, name = self._target
+        return self._plan(self._target)
 
-        def lowered() -> Plan:
-            return self._plan(limits, table_for(name) if name else NO_VARIANTS)
-
-        ready, plain = self.graph.cooked_form, not self.decide and not self.arena_limit
-        return lowered() if ready is None else ready.plan(limits, self.storage, plain, lowered)
-
-    def _plan(self, limits: Limits, variants: VariantTable) -> Plan:
-        options = PlanOptions(variants=variants, arena_limit=self.arena_limit)
-        return plan_graph(
-            self.optimized, limits, self.storage, options, self.decide, written=self.graph
-        )
+    def _plan(self, target: Machine) -> Plan:
+        return make_plan(self.optimized, target, self.options, written=self.graph)
 
     @cached_property
     def decisions(self) -> list[Decision]:
         """The decisions of :attr:`plan`, with their reasons."""
-        return decisions_on(self.device, self.graph, self.optimized, self.plan, self.decide)
+        return decisions_on(self.device, self.graph, self.optimized, self.plan, self.options.decide)
 
     @cached_property
     def records(self) -> Mapping[str, Record]:

@@ -587,7 +587,7 @@ def _add_measured(
         trace(session, inputs, path, budget_ms=budget_ms, frame_ms=frame_ms, runs=_TRACED_RUNS)
         files.append(path.name)
     body = pre(str(rank))
-    if folder.facts.storage == "half":
+    if folder.facts.options.storage == "half":
         body = html(body, pre(_storage_errors(folder.facts)))
     folder.add("measured", body, *files)
 

@@ -302,6 +302,6 @@ def test_kept_tensors_are_not_banded(tmp_path):
 def test_info_reports_banded_operators(tmp_path):
     graph = loaded(WIDE, tmp_path)
     whole = ModelFacts(graph).summary
-    info = ModelFacts(graph, arena_limit=whole.arena_bytes // 2).summary
+    info = ModelFacts(graph, cml.CompileOptions(arena_limit=whole.arena_bytes // 2)).summary
     assert info.arena_bytes <= whole.arena_bytes // 2
     assert "bands of rows" in str(info) and "bands" not in str(whole)

@@ -55,7 +55,7 @@ def info(a: Namespace) -> None:
         from cml_engine.tools.report.integer_info import IntegerInfo
 
         reason = "--integer and --gas describe the model alone"
-        refuse(a, reason, "plan", "budget-ms", "half", "decide", "decisions")
+        refuse(a, reason, "plan", "budget-ms", "half", "preset", "decide", "decisions")
         proof = IntegerInfo.of(load_model(a), points=a.integer, gas=a.gas)
         print(proof.json() if a.json else proof)
         return

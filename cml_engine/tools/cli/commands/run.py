@@ -36,10 +36,8 @@ from cml_engine.tools.cli.common import (
     load_for_inputs,
     load_open,
     named_files,
-    read_decisions,
     read_inputs,
     session_of,
-    storage_of,
     write_decisions,
 )
 from cml_engine.tools.cli.options import command, flag, option, refuse, require
@@ -341,17 +339,19 @@ def validate(a: Namespace) -> int:
     written = load_for_inputs(a)
     graph, gpu = optimize(written), gpu_of(a)
     arrays = _inputs(graph, a)
+    options = compile_options(a)
     if a.decisions:
-        plan = make_plan(graph, gpu, compile_options(a), written=written)
+        plan = make_plan(graph, gpu, options, written=written)
         write_decisions(a, written, graph, plan, gpu.name)
-    checks = check_nodes(graph, gpu, arrays, storage_of(a), read_decisions(a), written)
+    checks = check_nodes(graph, gpu, arrays, options.storage, options.decide, written)
     report = Validation.of(gpu.name, _shown(checks, graph))
     print(report)
-    return 0 if report.ok and (not a.half or _check_storage(graph, gpu, arrays)) else 1
+    fits = options.storage == "float" or _check_storage(graph, gpu, arrays)
+    return 0 if report.ok and fits else 1
 
 
 #: options of a plan, which comparisons without one refuse
-_OF_A_PLAN = ("half", "decide", "decisions", "dump-kernels")
+_OF_A_PLAN = ("half", "preset", "decide", "decisions", "dump-kernels")
 
 
 def _check_passes(a: Namespace) -> int:

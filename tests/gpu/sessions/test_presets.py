@@ -1,0 +1,109 @@
+"""Tests of the order of operators that needs less memory, and of presets of options."""
+
+import numpy as np
+import pytest
+
+import cml_engine as cml
+from cml_engine.compiler.optimize import AS_WRITTEN, optimize
+from cml_engine.compiler.planning.node_order import order_for_memory
+from cml_engine.errors import InputError
+from cml_engine.tools import cli
+from tests.fixtures.graphs import random_graph
+from tests.fixtures.models import write_model
+
+BRANCHES = 6
+
+
+@pytest.fixture
+def branching(tmp_path):
+    """A network whose file widens every branch before it narrows the first one."""
+    wide = "".join(f"s{i} = mul(e, {i + 1}.0); w{i} = tanh(s{i}); " for i in range(BRANCHES))
+    narrow = "".join(f"n{i} = mean_reduce(w{i}, axes = [1]); " for i in range(BRANCHES))
+    joined = ", ".join(f"n{i}" for i in range(BRANCHES))
+    text = (
+        "version 1.0; graph net(x) -> (y) { x = external<scalar>(shape = [1, 1, 32, 32]); "
+        "many = variable<scalar>(shape = [1, 16, 1, 1], label = 'many'); e = mul(x, many); "
+        f"{wide}{narrow}y = concat([{joined}], axis = 1); }}"
+    )
+    many = np.linspace(-1, 1, 16, dtype=np.float32).reshape(1, 16, 1, 1)
+    return write_model(tmp_path / "net.nnef", text, many=many)
+
+
+def session(gpu, graph, order):
+    return cml.Session(graph, gpu, cml.CompileOptions(order=order))
+
+
+def test_least_memory_finishes_a_branch_before_the_next(gpu, branching, rng):
+    graph = cml.load(branching)
+    usual, small = (session(gpu, graph, order) for order in ("file", "memory"))
+    assert small.plan.memory.peak < 0.5 * usual.plan.memory.peak
+    x = rng.standard_normal((1, 1, 32, 32)).astype(np.float32)
+    np.testing.assert_array_equal(small.run({"x": x})["y"], usual.run({"x": x})["y"])
+    seen = []
+    small.run({"x": x}, watch=lambda node, results: seen.append((node.outputs[0], results[0])))
+    assert [name for name, _ in seen] == [n.outputs[0] for n in small.graph.nodes]
+    np.testing.assert_array_equal(seen[-1][1], small.run({"x": x})["y"])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_least_memory_never_needs_more_than_the_file_and_has_its_bits(gpu, seed):
+    graph, inputs = random_graph(seed)
+    usual, small = (session(gpu, graph, order) for order in ("file", "memory"))
+    assert small.plan.memory.peak <= usual.plan.memory.peak
+    found, wanted = small.run(inputs), usual.run(inputs)
+    for name in wanted:
+        np.testing.assert_array_equal(found[name], wanted[name], name)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_order_has_every_node_once_behind_its_operands(seed):
+    graph = optimize(random_graph(seed)[0])
+    ordered = order_for_memory(graph)
+    assert sorted(n.title for n in ordered.nodes) == sorted(n.title for n in graph.nodes)
+    known = {*graph.inputs, *graph.constants}
+    for node in ordered.nodes:
+        assert known.issuperset(node.reads)
+        known.update(node.outputs)
+
+
+def test_options_win_over_a_preset():
+    assert cml.CompileOptions.preset("shipping") == cml.CompileOptions(order="memory")
+    debug = cml.CompileOptions.preset("debug", tuned=True)
+    assert debug == cml.CompileOptions(without=AS_WRITTEN)
+    small = cml.CompileOptions.preset("smallest", storage="float", arena_limit=1 << 20)
+    assert small == cml.CompileOptions(order="memory", arena_limit=1 << 20)
+
+
+@pytest.mark.parametrize(
+    "make, says",
+    [
+        (
+            lambda: cml.CompileOptions.preset("fast"),
+            "'shipping' or 'debug' or 'smallest', got 'fast'",
+        ),
+        (lambda: cml.CompileOptions.preset("debug", fast=True), "has no option.*fast"),
+        (
+            lambda: cml.CompileOptions(order="latency"),
+            "'file' or 'memory', got 'latency'",
+        ),
+    ],
+)
+def test_unknown_presets_and_orders_are_refused(make, says):
+    with pytest.raises(InputError, match=says):
+        make()
+
+
+def test_presets_of_the_command_line(branching, capsys):
+    def steps(*options):
+        assert cli.main(["info", str(branching), *options]) == 0
+        return capsys.readouterr().out
+
+    usual, shipping, smallest = (
+        steps(*options) for options in ((), ("--preset", "shipping"), ("--preset", "smallest"))
+    )
+    assert len({usual, shipping, smallest}) == 3
+    assert "16 bits" in smallest and "16 bits" not in shipping
+    assert steps("--preset", "debug").count("tanh") > 0
+    with pytest.raises(SystemExit):
+        cli.main(["run", str(branching), "--preset", "fast"])
+    assert "choose from 'shipping', 'debug', 'smallest'" in capsys.readouterr().err
