@@ -145,12 +145,12 @@ def _arrays(folder: Path, what: str) -> list[Array]:
 TOLERANCE = 1e-5
 
 
-def exported(graph: Graph, opset: int = 20) -> bytes:
+def exported(graph: Graph, opset: int = 20, **options: Any) -> bytes:
     """Returns the graph as the bytes of an ONNX file; raises an error if onnx's checker rejects
     it."""
     import onnx
 
-    data = b"".join(onnx_parts(graph, opset))
+    data = b"".join(onnx_parts(graph, opset, **options))
     onnx.checker.check_model(onnx.load_from_string(data), full_check=True)
     return data
 

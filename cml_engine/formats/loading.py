@@ -255,11 +255,20 @@ def _shown(model: Model) -> str:
 
 
 def save(
-    graph: Graph, path: str | Path, *, overwrite: bool = False, opset: int | None = None
+    graph: Graph,
+    path: str | Path,
+    *,
+    overwrite: bool = False,
+    opset: int | None = None,
+    half: bool = False,
+    dynamic: Mapping[str, Sequence[int | str]] | None = None,
 ) -> None:
     """Writes the graph as an NNEF folder, as a ``.tgz`` of one, or as an ``.onnx`` file, by suffix.
 
-    ``opset`` is the version of ONNX's operators (default 20). A game's own operator without an
+    The others are for ONNX. ``opset`` is the version of its operators (default 20). With ``half``
+    weights are stored in 16 bits. ``dynamic`` leaves axes of inputs open, by their names in place
+    of extents: ``{"image": (1, 3, "height", "width")}``; an operator whose ONNX form contains the
+    size is an error that names it. A game's own operator without an
     expression and a body becomes a node of the domain ``game``. Raises an error that names the
     operator if the opset cannot express one.
 
@@ -267,6 +276,7 @@ def save(
     --------
     >>> cml.save(graph, "copy.nnef")
     >>> cml.save(graph, "copy.onnx")
+    >>> cml.save(graph, "open.onnx", half=True, dynamic={"image": (1, 3, "height", "width")})
     """
     check_instance(Graph, graph, "the graph to save (cml.load gives one)")
     if graph.cooked_form is not None:
@@ -288,10 +298,11 @@ def save(
             )
 
         wanted = DEFAULT_OPSET if opset is None else opset
-        save_onnx(graph, path, opset=wanted, overwrite=overwrite)
+        save_onnx(graph, path, opset=wanted, overwrite=overwrite, half=half, dynamic=dynamic)
         return
-    if opset is not None:
-        raise InputError(f"'{path}': opset is for .onnx: leave it out for NNEF")
+    for name, value in (("opset", opset), ("half", half or None), ("dynamic", dynamic)):
+        if value is not None:
+            raise InputError(f"'{path}': {name} is for .onnx: leave it out for NNEF")
     nnef.save(graph, path, overwrite=overwrite)
 
 

@@ -168,6 +168,18 @@ def named_shapes(pairs: Iterable[str]) -> dict[str, tuple[int, ...]]:
     return found
 
 
+def named_axes(pairs: Iterable[str]) -> dict[str, tuple[int | str, ...]]:
+    """Returns axes by input from ``NAME=1,3,height,width`` pairs, as :func:`named_shapes` does."""
+    found: dict[str, tuple[int | str, ...]] = {}
+    for pair in pairs:
+        name, _, words = pair.rpartition("=")
+        if name in found or not words:
+            raise InputError(f"--dynamic '{pair}': wanted NAME=1,3,height,width, each input once")
+        parts = [word.strip() for word in words.split(",")]
+        found[name] = tuple(EXTENT.parse(w) if w.isdecimal() else w for w in parts)
+    return found
+
+
 def compile_options(a: Namespace) -> CompileOptions:
     """Returns the compile options of the command line; other options win over ``--preset``."""
     options: dict[str, Any] = {"decide": read_decisions(a)}

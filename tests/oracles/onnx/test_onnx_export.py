@@ -12,7 +12,7 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 import cml_engine as cml  # noqa: E402
-from cml_engine.errors import UnsupportedOp  # noqa: E402
+from cml_engine.errors import CmlError, UnsupportedOp  # noqa: E402
 from cml_engine.formats.onnx.export import game_operators, writer  # noqa: E402
 from cml_engine.ops import load_families, registered  # noqa: E402
 from cml_engine.tools.cli import main  # noqa: E402
@@ -29,7 +29,7 @@ from tests.onnx_nodes import (  # noqa: E402
     reference,
     run_onnx,
 )
-from tests.reference.calls import OPERATORS  # noqa: E402
+from tests.reference.calls import GRAPH_LEVEL, OPERATORS  # noqa: E402
 
 load_families()
 AGENTS = Path(__file__).resolve().parents[3] / "demo_game" / "models"
@@ -198,6 +198,154 @@ graph g(x) -> (y)
     np.testing.assert_array_equal(second["y"], session.run({"x": x})["y"])
 
 
+# -- weights in 16 bits ---------------------------------------------------------------------------
+
+
+def test_weights_in_16_bits(tmp_path, run_cml):
+    graph = cml.load(AGENTS / "upres.nnef")
+    cml.save(graph, tmp_path / "whole.onnx")
+    said = run_cml("export", AGENTS / "upres.nnef", tmp_path / "m.onnx", "--half").out
+    assert "each within 0.049 % of its tensor's largest" in said or "each within 0.0" in said
+    data = (tmp_path / "m.onnx").read_bytes()
+    assert len(data) < 0.55 * (tmp_path / "whole.onnx").stat().st_size
+    model = onnx.load_from_string(data)
+    onnx.checker.check_model(model, full_check=True)
+    kinds = {t.data_type for t in model.graph.initializer if np.prod(t.dims) >= 32}
+    assert kinds == {onnx.TensorProto.FLOAT16}
+    inputs = random_inputs(graph)
+    wanted, got = on_cpu(graph, inputs), run_onnx(data, inputs)
+    again = cml.load(data)
+    assert again.ops == cml.load(exported(graph)).ops, "the casts are computed at load"
+    assert difference(on_cpu(again, inputs), got) == ""
+    for name, want in wanted.items():
+        assert 0 < np.abs(got[name] - want).max() < 1e-3 * np.abs(want).max()
+
+
+def test_weights_that_do_not_fit_into_16_bits_stay(tmp_path, run_cml, rng):
+    text = """version 1.0;
+extension KHR_enable_operator_expressions;
+graph g(x) -> (y)
+{
+    x = external<scalar>(shape = [2, 64]);
+    w = variable<scalar>(shape = [1, 64], label = 'w');
+    v = variable<scalar>(shape = [1, 64], label = 'v');
+    total = variable<scalar>(shape = [2, 64], label = 'total');
+    next = update(total, total + x);
+    y = x * w + v + total;
+}"""
+    w, v, total = np.float32([[7e4] * 64]), np.float32([[np.inf] * 64]), np.zeros((2, 64), "f")
+    folder = write_model(tmp_path / "g", text, w=w, v=v, total=total)
+    said = run_cml("export", folder, tmp_path / "m.onnx", "--half").out
+    assert "in 32 bits, as they exceed 65504: w" in said
+    model = onnx.load(tmp_path / "m.onnx")
+    kinds = {t.name: t.data_type for t in model.graph.initializer}
+    assert kinds == {"w": 1, "v_half": 10, "total": 1}
+    x = rng.normal(size=(2, 64)).astype(np.float32)
+    got = run_onnx((tmp_path / "m.onnx").read_bytes(), {"x": x})
+    np.testing.assert_array_equal(got["total_next"], x)
+
+
+# -- open axes ------------------------------------------------------------------------------------
+
+#: the sizes at which an open axis is tried, besides the one of the export
+SIZES = (lambda n: n + 1, lambda n: 2 * n + 3)
+
+
+@pytest.mark.parametrize("op", [op for op in OPERATORS if op not in GRAPH_LEVEL])
+def test_an_open_axis_takes_other_sizes_or_is_refused(op, tmp_path):
+    graph = cml.load(random_call(op, 1).write(tmp_path))
+    for name in graph.inputs[:1]:
+        shape = graph.facts[name].shape
+        for axis, extent in enumerate(shape):
+            axes = [*shape[:axis], "n", *shape[axis + 1 :]]
+            try:
+                data = exported(graph, 20, dynamic={name: axes})
+            except CmlError as error:
+                assert "dynamic: " in str(error) or "needs opset" in str(error)
+                continue
+            for size in SIZES:
+                try:
+                    other = graph.reshaped(
+                        {name: (*shape[:axis], size(extent), *shape[axis + 1 :])}
+                    )
+                    inputs = {n: np.asarray(x) for n, x in random_inputs(other).items()}
+                    wanted = on_cpu(other, inputs)
+                except CmlError:  # the operator does not take that size
+                    continue
+                assert difference(run_onnx(data, inputs), wanted) == "", (axis, size(extent))
+
+
+def test_networks_with_open_axes(tmp_path, run_cml):
+    enlarge = AGENTS.parents[1] / "examples" / "models" / "enlarge.onnx"
+    graph = cml.load(enlarge, shapes=(1, 3, 64, 48))
+    words = ("export", enlarge, tmp_path / "m.onnx", "--shape", "1,3,64,48")
+    run_cml(*words, "--dynamic", "1,3,height,width")
+    data = (tmp_path / "m.onnx").read_bytes()
+    assert data == exported(graph, dynamic={"image": (1, 3, "height", "width")})
+    model = onnx.load_from_string(data)
+    dims = [[d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
+            for value in (*model.graph.input, *model.graph.output)]  # fmt: skip
+    assert dims == [[1, 3, "height", "width"], [1, 3, "2*height", "2*width"]]
+    for shape in ((1, 3, 64, 48), (1, 3, 33, 70)):
+        other = graph.reshaped({"image": shape})
+        inputs = random_inputs(other)
+        wanted = on_cpu(other, inputs)
+        assert difference(run_onnx(data, inputs), wanted) == ""
+        assert difference(on_cpu(cml.load(data, shapes={"image": shape}), inputs), wanted) == ""
+
+
+TWO_INPUTS = """version 1.0;
+extension KHR_enable_operator_expressions;
+graph g(a, b) -> (y, z, t)
+{
+    a = external<scalar>(shape = [2, 6, 5]);
+    b = external<scalar>(shape = [2, 3, 5]);
+    c = concat([a, b], axis = 1);
+    y = reshape(c, shape = [0, 3, 3, -1]) + 1.0;
+    z = reshape(y, shape = [0, -1]);
+    t = reshape(y * y, shape = [-1]);
+}"""
+
+
+def test_one_name_for_axes_of_two_inputs(tmp_path):
+    graph = cml.load(write_model(tmp_path / "g", TWO_INPUTS))
+    data = exported(graph, dynamic={"a": ("n", 6, "w"), "b": ("n", 3, "w")})
+    other = graph.reshaped({"a": (7, 6, 4), "b": (7, 3, 4)})
+    inputs = random_inputs(other)
+    assert difference(run_onnx(data, inputs), on_cpu(other, inputs)) == ""
+    ops = [node.op_type for node in onnx.load_from_string(data).graph.node]
+    assert ops.count("Shape") == 1, "an input's shape is taken once"
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "message"),
+    [
+        ([1, 2], "dynamic: wanted axes by input"),
+        ({"x": "nchw"}, "dynamic: wanted the axes of 'x' as"),
+        ({"q": ("n", 1, 8, 8)}, "has no input 'q'"),
+        ({"x": ("n", 1, 8)}, "'x' has 4 axes, got 3"),
+        ({"x": (1, 1, 8, 8)}, "no axis has a name"),
+        ({"x": (1, 1, 9, "w")}, "axis 2 of 'x' has the extent 8, got 9: load the model at"),
+        ({"x": ("n", 1, 8, "n")}, "extent 8, got n, which is 1 elsewhere"),
+        ({"x": (1, 1, "not a name", 8)}, "an axis of 'x'.*wanted a whole number"),
+        ({"x": (1, "c", 8, 8)}, "the network does not take c=2: conv 'c'"),
+        ({"x": (1, 1, 8, "w")}, r"conv 'c' has no ONNX form that is free of the size: it is "
+         r"Conv\(.*pads=\[0, 0, 1, 1\].*at w=8 and Conv\(.*at w=9"),
+    ],
+)  # fmt: skip
+def test_open_axes_that_are_refused(dynamic, message, tmp_path):
+    text = """version 1.0;
+graph g(x) -> (y) { x = external(shape = [1, 1, 8, 8]);
+    f = variable<scalar>(shape = [1, 1, 3, 3], label = 'f');
+    c = conv(x, f, stride = [2, 2]); y = relu(c); }"""
+    graph = cml.load(write_model(tmp_path / "g", text, f=np.ones((1, 1, 3, 3), np.float32)))
+    with pytest.raises(CmlError, match=message):
+        cml.save(graph, tmp_path / "m.onnx", dynamic=dynamic)
+    with pytest.raises(cml.InputError, match="was changed after it was loaded"):
+        cml.save(graph.with_(name="h"), tmp_path / "m.onnx", dynamic={"x": (1, 1, 8, "w")})
+    assert not (tmp_path / "m.onnx").exists()
+
+
 # -- the command --------------------------------------------------------------------------------
 
 
@@ -331,5 +479,6 @@ def test_more_weights_than_a_file_holds(monkeypatch, tmp_path):
     monkeypatch.setattr(writer, "MOST_BYTES", 1000)
     with pytest.raises(cml.InputError, match="bytes of weights.*holds 1,000.*NNEF"):
         cml.save(graph, tmp_path / "m.onnx")
-    with pytest.raises(cml.InputError, match="opset is for .onnx"):
-        cml.save(graph, tmp_path / "m.nnef", opset=20)
+    for option in ({"opset": 20}, {"half": True}, {"dynamic": {}}):
+        with pytest.raises(cml.InputError, match=f"{next(iter(option))} is for .onnx"):
+            cml.save(graph, tmp_path / "m.nnef", **option)

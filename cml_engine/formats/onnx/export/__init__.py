@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cml_engine.errors import InputError
-from cml_engine.errors.arguments import ONNX_OPSET
+from cml_engine.errors.arguments import ONNX_OPSET, check_flag
 from cml_engine.formats.onnx.export.call import DEFAULT_OPSET
+from cml_engine.formats.onnx.export.dynamic_axes import find_dynamic_axes
 from cml_engine.formats.onnx.export.writer import OnnxWriter
 from cml_engine.io.atomic_write import write_atomically
 from cml_engine.io.output_folder import check_new_file
@@ -16,27 +18,32 @@ __all__ = ["DEFAULT_OPSET", "onnx_parts", "save_onnx"]
 
 
 def save_onnx(
-    graph: Graph, path: str | Path, *, opset: int = DEFAULT_OPSET, overwrite: bool = False
+    graph: Graph,
+    path: str | Path,
+    *,
+    overwrite: bool = False,
+    opset: int = DEFAULT_OPSET,
+    half: bool = False,
+    dynamic: Mapping[str, Sequence[int | str]] | None = None,
 ) -> None:
-    """Writes a graph as an ONNX file.
-
-    Parameters
-    ----------
-    graph : a loaded graph. A game's own operator is a function of ONNX's operators if it has an
-        expression or a body, else a placeholder: a node of the domain ``game``.
-    path : the file.
-    opset : the version of ONNX's operators.
-    overwrite : whether an existing file may be replaced.
-    """
+    """Writes a graph as an ONNX file; the options are those of ``cml.save``."""
     path = Path(path)
     check_new_file(path, overwrite)
-    parts = onnx_parts(graph, opset)
+    parts = onnx_parts(graph, opset, half=half, dynamic=dynamic)
     try:
         write_atomically(path, lambda file: file.writelines(parts))
     except OSError as error:
         raise InputError(f"cannot write '{path}': {error.strerror or error}") from None
 
 
-def onnx_parts(graph: Graph, opset: int = DEFAULT_OPSET) -> list[bytes]:
+def onnx_parts(
+    graph: Graph,
+    opset: int = DEFAULT_OPSET,
+    *,
+    half: bool = False,
+    dynamic: Mapping[str, Sequence[int | str]] | None = None,
+) -> list[bytes]:
     """Returns the bytes of a graph's ONNX file, in parts to be written one after another."""
-    return OnnxWriter(graph, ONNX_OPSET.check(opset, "opset")).parts()
+    axes = None if dynamic is None else find_dynamic_axes(graph, dynamic)
+    checked = ONNX_OPSET.check(opset, "opset")
+    return OnnxWriter(graph, checked, check_flag(half, "half"), axes).parts()

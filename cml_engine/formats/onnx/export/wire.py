@@ -39,11 +39,14 @@ class OutNode:
 
 @dataclass(frozen=True, slots=True)
 class OutValue:
-    """An input or output of the ONNX graph: its name, its NumPy type's name, and its shape."""
+    """An input or output of the ONNX graph: its name, its NumPy type's name, and its shape.
+
+    An extent that is a text is open.
+    """
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[int | str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +167,8 @@ def _attribute(name: str, value: Any) -> bytes:
 
 
 def _value(value: OutValue) -> bytes:
-    dims = b"".join(_message(1, _varint_field(1, extent)) for extent in value.shape)
+    extents = (_text(2, e) if isinstance(e, str) else _varint_field(1, e) for e in value.shape)
+    dims = b"".join(_message(1, extent) for extent in extents)
     tensor = _varint_field(1, ELEMENTS[value.dtype]) + _message(2, dims)
     return _text(1, value.name) + _message(2, _message(1, tensor))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import count, groupby
+from types import MappingProxyType
 
 import numpy as np
 
@@ -12,8 +14,16 @@ from cml_engine.formats.onnx.export.call import (
     ExportOperand,
     ExportRule,
 )
+from cml_engine.formats.onnx.export.dynamic_axes import (
+    Affine,
+    DynamicAxes,
+    NodeTrace,
+    constant_name,
+    varying_extents,
+)
 from cml_engine.formats.onnx.export.game_operators import GAME, export_rule
 from cml_engine.formats.onnx.export.wire import (
+    ELEMENTS,
     OutFunction,
     OutNode,
     OutValue,
@@ -33,10 +43,18 @@ NEXT = "_next"
 
 
 class OnnxWriter:
-    """Writes one graph as an ONNX model; keeps the nodes, initializers and functions so far."""
+    """Writes one graph as an ONNX model; keeps the nodes, initializers and functions so far.
 
-    def __init__(self, graph: Graph, opset: int) -> None:
+    With ``half`` weights are stored in 16 bits. ``dynamic`` are the axes whose sizes stay open.
+    """
+
+    def __init__(
+        self, graph: Graph, opset: int, half: bool = False, dynamic: DynamicAxes | None = None
+    ) -> None:
         self._graph, self._opset = graph, opset
+        self._half, self._dynamic = half, dynamic
+        #: the names of computed lists of extents, by their elements
+        self._extents: dict[str, str] = {}
         self._nodes: list[OutNode] = []
         self._tensors: dict[str, Array] = {}
         self._made: dict[tuple[str, tuple[int, ...], bytes], str] = {}
@@ -50,15 +68,21 @@ class OnnxWriter:
         self._check_size()
         for name in self._ordered_state():
             self._tensors[name] = graph.constants[name]
-        for node in graph.nodes:
-            self._write(node)
+        for index, node in enumerate(graph.nodes):
+            self._write(index, node)
         next_values = [self._next(variable, value) for variable, value in graph.updates]
         inputs = [self._value(name) for name in (*graph.inputs, *self._ordered_state())]
         outputs = [self._output(name) for name in graph.outputs]
         made = [name for node in self._nodes if node.domain == GAME for name in node.outputs]
         inner = [self._value(name) for name in made if name not in graph.outputs]
+        casts = self._halve() if self._half else []
         body = graph_bytes(
-            graph.name, self._nodes, self._tensors.items(), inputs, [*outputs, *next_values], inner
+            graph.name,
+            [*casts, *self._nodes],
+            self._tensors.items(),
+            inputs,
+            [*outputs, *next_values],
+            inner,
         )
         domains = dict.fromkeys(node.domain for node in self._nodes if node.domain)
         opsets = {"": self._opset, **dict.fromkeys(domains, 1)}
@@ -72,7 +96,8 @@ class OnnxWriter:
 
     def _value(self, name: str, called: str = "") -> OutValue:
         fact = self._graph.facts[name]
-        return OutValue(called or name, NUMPY_DTYPE[fact.dtype].name, fact.shape)
+        shape = self._dynamic.shape(name, fact.shape) if self._dynamic else fact.shape
+        return OutValue(called or name, NUMPY_DTYPE[fact.dtype].name, shape)
 
     def _output(self, name: str) -> OutValue:
         """Returns the declaration of an output.
@@ -122,29 +147,44 @@ class OnnxWriter:
 
     # -- nodes ----------------------------------------------------------------------------------
 
-    def _write(self, node: Node) -> None:
+    def _write(self, index: int, node: Node) -> None:
         if node.epilogues:
             raise InternalError(f"{node.title} is fused already: export the graph as it was loaded")
         row = export_rule(node.op, self._graph.declarations)
         operands = [self._operand(name) for name in node.inputs]
         facts = [self._graph.facts[name] for name in node.outputs]
+        extents = self._varying_extents(index, row) if self._dynamic else {}
         if all(fact.size == 0 for fact in facts):
+            if self._dynamic:
+                raise InputError(f"dynamic: {node.title} has no elements at this size", node.source)
             self._write_empty(node, facts)
-        elif row.function:
+        elif row.function and not extents:
             self._write_function(node, row, operands, facts)
         else:
-            self._write_nodes(node, row, operands, facts)
+            self._write_nodes(node, row, operands, facts, extents)
 
     def _write_nodes(
-        self, node: Node, row: ExportRule, operands: Sequence[ExportOperand], facts: Sequence[Fact]
+        self,
+        node: Node,
+        row: ExportRule,
+        operands: Sequence[ExportOperand],
+        facts: Sequence[Fact],
+        extents: Mapping[int, Sequence[int | Affine]] = MappingProxyType({}),
     ) -> None:
+        """Writes a node as ONNX's; ``extents`` are computed in place of constants by position."""
+        position = count()
+
+        def stored(array: Array, name: str = "") -> str:
+            at = next(position)
+            return self._extent_list(extents[at]) if at in extents else self._constant(array, name)
+
         prefix = f"{node.outputs[0]}/"
         call = ExportCall(
             node=node,
             operands=operands,
             results=facts,
             opset=self._opset,
-            constants=self._constant,
+            constants=stored,
             prefix=prefix,
             taken=self._taken,
         )
@@ -206,6 +246,90 @@ class OnnxWriter:
         name = self._functions[key].name
         self._nodes.append(OutNode(name, tuple(given), node.outputs, {}, DOMAIN))
 
+    # -- open sizes -----------------------------------------------------------------------------
+
+    def _varying_extents(self, index: int, row: ExportRule) -> dict[int, list[int | Affine]]:
+        """Returns the constants of a node that vary with the open sizes, by position."""
+        assert self._dynamic is not None
+        graphs = [self._graph, *(probe for _, probe in self._dynamic.probes)]
+        here, *others = (self._trace(graph, index, row) for graph in graphs)
+        return varying_extents(self._dynamic, self._graph.nodes[index], here, others)
+
+    def _trace(self, graph: Graph, index: int, row: ExportRule) -> NodeTrace:
+        """Returns the export of the node at ``index`` of the graph at one size."""
+        stored: list[Array] = []
+
+        def record(array: Array, name: str = "") -> str:
+            stored.append(array)
+            return constant_name(len(stored) - 1)
+
+        node = graph.nodes[index]
+        names = {name: None if name in self._state else graph.constants.get(name)
+                 for name in node.inputs}  # fmt: skip
+        call = ExportCall(
+            node=node,
+            operands=[ExportOperand(n, graph.facts[n], names[n]) for n in node.inputs],
+            results=[graph.facts[name] for name in node.outputs],
+            opset=self._opset,
+            constants=record,
+            prefix="",
+            taken=set(),
+        )
+        return NodeTrace(stored, call.write(row, node.outputs))
+
+    def _extent_list(self, extents: Sequence[int | Affine]) -> str:
+        """Adds nodes that compute a list of extents from the inputs' shapes; returns its name."""
+        parts = []
+        for is_number, group in groupby(extents, lambda extent: isinstance(extent, int)):
+            if is_number:
+                parts.append(self._constant(np.array(list(group), np.int64)))
+            else:
+                parts += [self._extent(extent) for extent in group if isinstance(extent, Affine)]
+        if len(parts) == 1:
+            return parts[0]
+        return self._computed(",".join(map(str, extents)), "Concat", parts, axis=0)
+
+    def _extent(self, extent: Affine) -> str:
+        assert self._dynamic is not None
+        terms = []
+        for name, factor in extent.factors.items():
+            source, axis = self._dynamic.axes[name][0]
+            shape = self._computed(f"shape of {source}", "Shape", [source])
+            place = self._constant(np.array([axis], np.int64))
+            size = self._computed(name, "Gather", [shape, place], axis=0)
+            by = self._constant(np.array([factor], np.int64))
+            scaled = f"{factor}*{name}"
+            terms.append(size if factor == 1 else self._computed(scaled, "Mul", [size, by]))
+        if extent.offset:
+            terms.append(self._constant(np.array([extent.offset], np.int64)))
+        found = terms[0]
+        for i, term in enumerate(terms[1:], 2):
+            found = self._computed(f"{extent} of {i}", "Add", [found, term])
+        return found
+
+    def _computed(self, key: str, op: str, inputs: Sequence[str], **attributes: int) -> str:
+        """Adds a node once for each key, and returns the name of its result."""
+        if key not in self._extents:
+            name = unused_name(f"extent/{key}", self._taken)
+            self._taken.add(name)
+            self._nodes.append(OutNode(op, tuple(inputs), (name,), attributes))
+            self._extents[key] = name
+        return self._extents[key]
+
+    # -- 16 bits --------------------------------------------------------------------------------
+
+    def _halve(self) -> list[OutNode]:
+        """Stores weights in 16 bits and returns the nodes that cast them to 32."""
+        casts = []
+        for name, array in list(self._tensors.items()):
+            if name not in self._state and fits_half(array):
+                stored = unused_name(f"{name}_half", self._taken)
+                self._taken.add(stored)
+                del self._tensors[name]
+                self._tensors[stored] = array.astype(np.float16)
+                casts.append(OutNode("Cast", (stored,), (name,), {"to": ELEMENTS["float32"]}))
+        return casts
+
     def _check_size(self) -> None:
         size = sum(array.nbytes for array in self._graph.constants.values())
         if size > MOST_BYTES:
@@ -213,6 +337,35 @@ class OnnxWriter:
                 f"'{self._graph.name}' has {size:,} bytes of weights, and an ONNX file holds "
                 f"{MOST_BYTES:,}: save it as NNEF (cml convert), or split the network"
             )
+
+
+#: tensors of fewer values stay in 32 bits
+_LEAST_HALVED = 32
+
+
+def fits_half(array: Array) -> bool:
+    """Returns True if an array is of 32-bit floats that none becomes infinite in 16 bits."""
+    if array.dtype != np.float32 or array.size < _LEAST_HALVED:
+        return False
+    with np.errstate(over="ignore"):
+        return bool(np.array_equal(np.isinf(array), np.isinf(array.astype(np.float16))))
+
+
+def half_error(graph: Graph) -> tuple[float, list[str]]:
+    """Returns the largest error of weights in 16 bits, and those that do not fit, which stay.
+
+    An error is relative to the largest value of its tensor.
+    """
+    worst, floats = 0.0, []
+    for name, array in graph.constants.items():
+        if fits_half(array):
+            finite = array[np.isfinite(array)]
+            largest = np.abs(finite).max(initial=0)
+            error = np.abs(finite.astype(np.float16) - finite).max(initial=0)
+            worst = max(worst, float(error / largest) if largest else 0.0)
+        elif array.dtype == np.float32 and array.size >= _LEAST_HALVED:
+            floats.append(name)
+    return worst, floats
 
 
 #: constants of up to this many values are stored in a function, larger ones are arguments

@@ -16,7 +16,13 @@ from cml_engine.io.arrays import check_place
 from cml_engine.io.atomic_write import write_atomically
 from cml_engine.ir.graph import Graph
 from cml_engine.runtime.session import Session
-from cml_engine.tools.cli.common import arena_limit_of, backend_of, load_model, read_decisions
+from cml_engine.tools.cli.common import (
+    arena_limit_of,
+    backend_of,
+    load_model,
+    named_axes,
+    read_decisions,
+)
 from cml_engine.tools.cli.options import command, flag, option, refuse
 
 GROUP = "Ship it"
@@ -156,12 +162,20 @@ def _check_golden(a: Namespace) -> int:
         help=f"the version of ONNX's operators, {ONNX_OPSET.low} to {ONNX_OPSET.high} "
         "(default: %(default)s)",
     ),
+    option(
+        "output",
+        "--dynamic",
+        repeatable=True,
+        metavar="[NAME=]1,3,height,width",
+        help="leave axes of an ONNX file's input open: names in place of extents",
+    ),
 )
 def export(a: Namespace) -> None:
     """Write a model as ONNX, as a web page that runs it, or as a C program that runs it."""
     if a.to == "onnx":
         _export_onnx(a)
         return
+    refuse(a, f"--to {a.to} has fixed shapes", "dynamic")
     from cml_engine.cooked.export import compile_command, export_c, export_web, picture_of
     from scheduler.tools.commands import cooked_guesses
 
@@ -185,11 +199,19 @@ def _export_onnx(a: Namespace) -> None:
         raise InputError(
             f"'{a.destination}': wanted a file name ending in .onnx; cml convert writes NNEF"
         )
-    refuse(a, "ONNX files keep their numbers as they are, --to web and --to c do not", "half")
     graph = load_model(a)
-    save(graph, a.destination, overwrite=a.overwrite, opset=a.opset)
-    print(f"{a.destination}: {len(graph.nodes)} operations, opset {a.opset}")
+    dynamic = named_axes(a.dynamic) if a.dynamic else None
+    save(graph, a.destination, overwrite=a.overwrite, opset=a.opset, half=a.half, dynamic=dynamic)
+    size = Path(a.destination).stat().st_size / 2**20
+    print(f"{a.destination}: {len(graph.nodes)} operations, opset {a.opset}, {size:.2f} MiB")
     from cml_engine.formats.onnx.export.game_operators import GAME, placeholders
+    from cml_engine.formats.onnx.export.writer import half_error
+
+    if a.half:
+        error, floats = half_error(graph)
+        print(f"  weights in 16 bits: each within {100 * error:.2g} % of its tensor's largest")
+        if floats:
+            print(f"  in 32 bits, as they exceed 65504: {', '.join(floats)}")
 
     if names := placeholders(graph):
         print(
