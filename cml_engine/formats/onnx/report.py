@@ -58,12 +58,12 @@ class ImportReport:
         inlined = f", {self.inlined} functions inlined" if self.inlined else ""
         return (
             f"imported   from ONNX{opset}{made}: {self.nodes} nodes{inlined}",
-            f"  {direct} are one operator or none",
-            *_listed("were known and folded", self.folded),
-            *_listed("are composed of several operators", self.composed),
-            *_wide("compute integers that may leave 32 bits, and wrap around", self.wrapped),
-            *_wide("compute integers in floats, exact to 2^24, and may leave that", self.rounded),
-            *_wide("make integers of floats: beyond 32 bits the nearest", self.cast),
+            f"  {direct} became one operator each, or none",
+            *_listed("were computed at load time", self.folded),
+            *_listed("became several operators", self.composed),
+            *_wide("compute integers that may exceed 32 bits and then wrap around", self.wrapped),
+            *_wide("compute integers in floats, exact to 2^24, and may exceed that", self.rounded),
+            *_wide("convert floats to integers, and clamp values beyond 32 bits", self.cast),
             *_listed("are unknown and have placeholders", self.unknown),
         )
 
@@ -71,10 +71,10 @@ class ImportReport:
         """Warns, if nodes may wrap around, of the first one, and counts the others."""
         if self.wrapped:
             first, count = next(iter(self.wrapped.values())), len(self.wrapped)
-            others = f"; so may {count - 1} more, cml info names them" if count > 1 else ""
+            others = f"; {count - 1} more may too, `cml info` names them" if count > 1 else ""
             warn(
-                f"'{file}': {first} may leave the 32 bits that the network computes with, and wrap "
-                f"around there{others}"
+                f"'{file}': {first} may exceed the 32 bits that the network computes with, and "
+                f"then wraps around{others}"
             )
 
     def check_widths(

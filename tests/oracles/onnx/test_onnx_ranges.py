@@ -68,9 +68,9 @@ def test_integers_proven_to_fit_give_no_warning(how):
 def test_possible_overflow_names_node_and_bound():
     nodes = [node("a = Add(x, x)"), node("b = Mul(a, x)"), node("y = Min(b, x)")]
     graph, (said,) = load(made(nodes))
-    assert "Add 'a' (-4,294,967,296 to 4,294,967,294) may leave the 32 bits" in said
-    assert "so may 1 more, cml info names them" in said
-    at = graph.notes.index("  2 compute integers that may leave 32 bits, and wrap around")
+    assert "Add 'a' (-4,294,967,296 to 4,294,967,294) may exceed the 32 bits" in said
+    assert "1 more may too, `cml info` names them" in said
+    at = graph.notes.index("  2 compute integers that may exceed 32 bits and then wrap around")
     assert graph.notes[at + 1].startswith("    Add 'a' (-4,294,967,296 to")
     assert graph.notes[at + 2].startswith("    Mul 'b' (")
 
@@ -134,7 +134,7 @@ def test_clip_with_int64_extremes_has_no_limit():
 def test_floats_beyond_32_bits_become_the_nearest_and_cml_info_says_so():
     graph, said = load(made([node("y = Cast(x, to=7)")], dtype="float32"))
     assert not said
-    assert "  1 make integers of floats: beyond 32 bits the nearest" in graph.notes
+    assert "  1 convert floats to integers, and clamp values beyond 32 bits" in graph.notes
     x = np.float32([[3e9, -3e9, 1e30, -1e30, 7.9, -7.9]] * 2)
     got = cml.Session(graph, "cpu").run({"x": x})["y"][0]
     assert got.tolist() == [MOST, LEAST, MOST, LEAST, 7, -7]
@@ -160,7 +160,7 @@ def test_reductions_of_integers_are_exact_beyond_the_floats(backend, rng):
     x = (rng.integers(LEAST, MOST, (3, 40)) | 1) // 64
     x[0, 3:5] = x[0].max() + np.array([1, 2])
     graph, (said,) = load(data)
-    assert "ReduceSum 'sum'" in said and "so may 2 more" in said
+    assert "ReduceSum 'sum'" in said and "2 more may too" in said
     got = cml.Session(graph, backend).run({"x": x})
     names = list(graph.outputs)
     for name, want in zip(names, ort.InferenceSession(data).run(names, {"x": x}), strict=True):
@@ -171,7 +171,7 @@ def test_integers_computed_in_floats_are_noted():
     nodes = [node("y, _i = TopK(x, axes)")]
     graph, said = load(made(nodes))
     assert not said
-    assert "  1 compute integers in floats, exact to 2^24, and may leave that" in graph.notes
+    assert "  1 compute integers in floats, exact to 2^24, and may exceed that" in graph.notes
 
 
 # -- random arithmetic: right wherever no warning is given -----------------------------------------
