@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError
 from typing import Any
 
 from cml_engine.errors import InputError
-from cml_engine.errors.arguments import check_instance
+from cml_engine.errors.arguments import check_callable, check_instance
 from cml_engine.ir.graph import Array
 from cml_engine.runtime.session import Session
 from cml_engine.runtime.tiling import Tile, Tiles
 from scheduler.frame_scheduler import FrameScheduler
-from scheduler.jobs.job import ENDED, Job, State
+from scheduler.jobs.job import Awaitable, Job, State
 
 #: tiles that are queued at a time; each keeps its inputs in memory
 _AHEAD = 4
 
 
-class TiledJob:
+class TiledJob(Awaitable):
     """A run of a network on a large picture, as one job per tile, a few at a time.
 
-    Call :meth:`advance` or :meth:`read` once in every frame.
+    The host's frame loop runs it like any job: when a tile has arrived, it is copied into the
+    outputs, and the next one is submitted.
 
     Examples
     --------
@@ -31,89 +34,94 @@ class TiledJob:
     """
 
     def __init__(self, scheduler: FrameScheduler, tiles: Tiles, options: Mapping[str, Any]) -> None:
-        self._scheduler, self._tiles, self._options = scheduler, tiles, options
-        self._left = list(tiles)
-        self._jobs: list[tuple[Tile, Job]] = []
+        self._scheduler, self._lifecycle = scheduler, scheduler.lifecycle
+        self._options = {**options, "read": True}
+        self._tiles, self._left = tiles, list(tiles)
+        self._jobs: dict[Job, Tile] = {}
         self._pasted = 0
-        self.error = ""
-        self._state: State = "queued"
-        self.advance()
-
-    @property
-    def state(self) -> State:
-        """The state of the whole picture, one of a job's states."""
-        return self._state
+        self._callbacks: list[Callable[[TiledJob], object]] = []
+        self.name = options.get("name") or tiles.session.source_graph.name
+        #: the state of the whole picture, one of a job's states
+        self.state: State = "queued"
+        self.error, self.exception = "", None
+        self._fill()
 
     @property
     def progress(self) -> float:
         """The share of the picture's work that is done, 0 to 1; tiles under way count in part."""
-        under_way = sum(job.progress for _, job in self._jobs)
+        under_way = sum(job.progress for job in list(self._jobs))
         return min(1.0, (self._pasted + under_way) / len(self._tiles))
 
-    @property
-    def ended(self) -> bool:
-        return self._state in ENDED
-
-    def advance(self) -> None:
-        """Copies the arrived tiles into the outputs, and submits jobs for the next tiles."""
-        if not self.ended:
-            self._take()
-        if not self.ended:
-            self._submit()
-
-    def _submit(self) -> None:
+    def _fill(self) -> None:
+        """Submits jobs for the next tiles; ends the run if there is none."""
         while self._left and len(self._jobs) < _AHEAD:
             tile = self._left.pop(0)
-            inputs = self._tiles.inputs(tile)
-            job = self._scheduler.submit(self._tiles.session, inputs, **self._options)
-            self._jobs.append((tile, job))
+            job = self._scheduler.submit(
+                self._tiles.session, self._tiles.inputs(tile), **self._options
+            )
+            self._jobs[job] = tile
+            job.add_done_callback(self._take)
         if not self._jobs:
-            self._state = "done"
+            self._end("done")
 
-    def _take(self) -> None:
-        waiting = []
-        for tile, job in self._jobs:
-            if job.state in ("failed", "cancelled"):
-                self.error, self._state = job.error, job.state
-                continue
-            if job.state != "queued":
-                self._state = "running"
-            read = {name: job.read(name) for name in self._tiles.outputs}
-            found = {name: value for name, value in read.items() if value is not None}
-            if len(found) < len(read):
-                waiting.append((tile, job))
-                continue
-            self._tiles.paste(tile, found)
+    def _take(self, job: Job) -> None:
+        """Copies the arrived results of a tile's job into the outputs, and goes on."""
+        tile = self._jobs.pop(job, None)
+        if tile is None:  # the run has ended
+            return
+        try:
+            job.raise_unless_done()
+            found = {name: job.read(name) for name in self._tiles.outputs}
+            self._tiles.paste(tile, {n: value for n, value in found.items() if value is not None})
             job.release()
-            self._pasted += 1
-        self._jobs = waiting
-        if self.ended:
-            self._let_go()
+            self._pasted, self.state = self._pasted + 1, "running"
+            self._fill()
+        except CancelledError:
+            self._end("cancelled")
+        except Exception as error:  # the error of a job, or of the next one's submission
+            self.error, self.exception = str(error), error
+            self._end("failed")
+
+    def _end(self, state: State) -> None:
+        self.state = state
+        self._left.clear()
+        jobs, self._jobs = self._jobs, {}
+        for job in jobs:
+            job.cancel()
+            job.release()
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            self._lifecycle.call(callback, self)
 
     def read(self, name: str) -> Array | None:
         """Returns output ``name`` of the whole picture, or None until all tiles have arrived.
 
-        Also does the work of :meth:`advance`. Raises :class:`InputError` if the run failed or was
-        cancelled.
+        Raises :class:`InputError` if the run failed or was cancelled.
         """
-        self.advance()
-        if self._state in ("failed", "cancelled"):
+        if self.state in ("failed", "cancelled"):
             said = f": {self.error}" if self.error else ""
-            raise InputError(f"the tiles have no output '{name}', they are {self._state}{said}")
-        return self._tiles.outputs[name] if self._state == "done" else None
+            raise InputError(f"the tiles have no output '{name}', they are {self.state}{said}")
+        return self._tiles.outputs[name] if self.state == "done" else None
+
+    def add_done_callback(self, callback: Callable[[TiledJob], object]) -> None:
+        """Calls ``callback(job)`` when the whole picture has ended, as :class:`Job` does."""
+        if self.ended:
+            self._lifecycle.call(check_callable(callback, "callback"), self)
+        else:
+            self._callbacks.append(check_callable(callback, "callback"))
+
+    def wait(self, timeout: float | None = None) -> TiledJob:
+        """Waits until the whole picture has ended and returns it; see :meth:`Job.wait`."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while (job := next(iter(list(self._jobs)), None)) is not None:
+            self._lifecycle.wait(job, None if end is None else max(0.0, end - time.monotonic()))
+        self.raise_unless_done()
+        return self
 
     def cancel(self) -> None:
         """Cancels the run with the tiles that are under way; no more tiles are submitted."""
         if not self.ended:
-            self._state = "cancelled"
-            self._let_go()
-
-    def _let_go(self) -> None:
-        self._left.clear()
-        for _, job in self._jobs:
-            job.cancel()
-            job.release()
-        self._jobs.clear()
+            self._end("cancelled")
 
 
 def submit_tiled(
@@ -138,7 +146,6 @@ def submit_tiled(
     ...     report = scheduler.encode(encoder)
     ...     _ = gpu.device.queue.submit([encoder.finish()])
     ...     reports = scheduler.end_frame()
-    ...     job.advance()
     """
     check_instance(FrameScheduler, scheduler, "scheduler")
     check_instance(Session, session, "session")

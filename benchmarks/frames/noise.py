@@ -3,7 +3,7 @@
 ``python -m benchmarks.frames.noise OUT.json --frames 1500`` runs frames of some milliseconds (a
 network in place of a renderer, and Python's own work) with a few milliseconds of another network
 under the scheduler. It writes a line per frame: the milliseconds of the whole frame, and the
-predicted and measured milliseconds of its networks. ``python -m scheduler.tools.frame_budgets``
+predicted and measured milliseconds of its networks. ``tests/scheduler/budgets/frame_budgets.py``
 replays the recording against the scheduler's budget on a virtual clock.
 """
 

@@ -8,7 +8,7 @@ from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 from weakref import WeakSet
 
 from cml_engine.compiler.plan import StepCost
@@ -139,8 +139,52 @@ class EndedNetwork:
     def advance_successor(self, budget_ms: float) -> None: ...
 
 
+class Awaitable:
+    """The end of a job, for coroutines: the part that jobs and pictures in tiles share."""
+
+    name: str
+    state: State
+    error: str
+    exception: Exception | None
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        raise NotImplementedError
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+    def __await__(self) -> Generator[object, None, Self]:
+        """Waits for the end in asyncio and returns the job; another thread may run the frame loop.
+
+        Raises as ``wait`` does. Cancelling the waiting task does not cancel the job.
+        """
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def resolve() -> None:
+            if not ended.done():  # the waiting task may be cancelled
+                ended.set_result(None)
+
+        def wake(job: object) -> None:
+            with suppress(RuntimeError):  # the event loop was closed meanwhile
+                loop.call_soon_threadsafe(resolve)
+
+        self.add_done_callback(wake)
+        yield from ended
+        self.raise_unless_done()
+        return self
+
+    def raise_unless_done(self) -> None:
+        """Raises the error that failed the job, or ``CancelledError`` if it was cancelled."""
+        if self.state == "cancelled":
+            raise CancelledError(f"job '{self.name}' was cancelled")
+        if self.state == "failed":
+            raise self.exception or CmlError(f"job '{self.name}' failed: {self.error}")
+
+
 @dataclass(eq=False)
-class Job:
+class Job(Awaitable):
     """A submitted run of a network.
 
     :attr:`state`, :attr:`progress`, :attr:`eta_ms` and :attr:`waiting_for` may be read at any time;
@@ -222,10 +266,6 @@ class Job:
         return self.owner.eta_ms(self)
 
     @property
-    def ended(self) -> bool:
-        return self.state in ENDED
-
-    @property
     def running(self) -> bool:
         return self.state == "running"
 
@@ -293,27 +333,6 @@ class Job:
         """
         self.owner.add_done_callback(self, check_callable(callback, "callback"))
 
-    def __await__(self) -> Generator[object, None, Job]:
-        """Waits for the job in asyncio and returns it; another thread may run the frame loop.
-
-        Raises as :meth:`wait` does. Cancelling the waiting task does not cancel the job.
-        """
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[None] = loop.create_future()
-
-        def resolve() -> None:
-            if not ended.done():  # the waiting task may be cancelled
-                ended.set_result(None)
-
-        def wake(job: Job) -> None:
-            with suppress(RuntimeError):  # the event loop was closed meanwhile
-                loop.call_soon_threadsafe(resolve)
-
-        self.add_done_callback(wake)
-        yield from ended
-        self._raise_unless_done()
-        return self
-
     def wait(self, timeout: float | None = None) -> Job:
         """Waits until the job has ended and returns it, for tools without a frame loop.
 
@@ -329,14 +348,8 @@ class Job:
         Exception : the error that failed the job.
         """
         self.owner.wait(self, timeout)
-        self._raise_unless_done()
+        self.raise_unless_done()
         return self
-
-    def _raise_unless_done(self) -> None:
-        if self.state == "cancelled":
-            raise CancelledError(f"job '{self.name}' was cancelled")
-        if self.state == "failed":
-            raise self.exception or CmlError(f"job '{self.name}' failed: {self.error}")
 
     def cancel(self) -> None:
         """Ends the job as cancelled: none of its remaining slices run.

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from threading import Event, RLock, Thread, current_thread
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 from weakref import WeakMethod, WeakSet
 
 from cml_engine.errors import InputError
@@ -18,7 +18,7 @@ from cml_engine.runtime.session import Session
 from scheduler.clock import SteadyClock, check_number
 from scheduler.executor import Executor, Network, exclusivity_key
 from scheduler.frame_timings import CopyCosts
-from scheduler.jobs.job import EndedNetwork, Job, JobOutput, State
+from scheduler.jobs.job import Awaitable, EndedNetwork, Job, JobOutput, State
 from scheduler.jobs.job_list import JobList
 from scheduler.planning.cost_model import CostModel
 from scheduler.planning.policy import Policy
@@ -319,9 +319,10 @@ class Lifecycle:
             if job.callbacks is not None:
                 job.callbacks.append(callback)
                 return
-        self._call(callback, job)
+        self.call(callback, job)
 
-    def _call(self, callback: Callable[[Job], object], job: Job) -> None:
+    def call(self, callback: Callable[[Any], object], job: Awaitable) -> None:
+        """Calls a host's callback; its exceptions are logged and noted."""
         try:
             callback(job)
         except Exception as error:  # the host's own code, in the middle of its frame loop
@@ -342,7 +343,7 @@ class Lifecycle:
                     calls += [(callback, job) for callback in job.callbacks or ()]
                     job.callbacks = None
         for callback, job in calls:
-            self._call(callback, job)
+            self.call(callback, job)
 
     def _is_reading(self, job: Job) -> bool:
         """Returns True if a requested readback of the job's outputs will still arrive."""

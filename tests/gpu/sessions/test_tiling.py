@@ -1,5 +1,7 @@
 """Tests that pictures computed in tiles, by a call or by jobs, are bit-identical to whole runs."""
 
+import asyncio
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
@@ -73,6 +75,47 @@ def test_tiled_jobs_are_bit_identical_to_run_tiled(graph, inputs, gpu):
     assert gone.state == "cancelled" and host.scheduler.jobs == []
     with pytest.raises(cml.InputError, match="cancelled"):
         gone.read("y")
+
+
+def test_a_tiled_job_ends_as_a_job_does(graph, inputs, gpu):
+    """It needs no call in a frame: wait, await and callbacks work as for a job."""
+    session = cml.Session(graph, gpu)
+    wanted = cml.run_tiled(session, inputs, 24, OVERLAP)["y"]
+    scheduler, ended = cml.FrameScheduler(gpu, budget_ms=50.0), []
+    job = submit_tiled(scheduler, session, inputs, 24, OVERLAP)
+    job.add_done_callback(ended.append)
+    assert job.wait(60) is job and ended == [job]
+    assert_array_equal(job.read("y"), wanted)
+    job.add_done_callback(ended.append)
+    assert ended == [job, job]
+
+    async def run():
+        job = submit_tiled(scheduler, session, inputs, 24, OVERLAP)
+        waiting = asyncio.ensure_future(asyncio.wait_for(job, 60))
+        while not waiting.done():
+            scheduler._run_frame()
+            await asyncio.sleep(0)
+        assert_array_equal((await waiting).read("y"), wanted)
+
+    asyncio.run(run())
+    with pytest.raises(TimeoutError):
+        submit_tiled(scheduler, session, inputs, 24, OVERLAP).wait(0)
+
+
+def test_a_failed_tile_fails_the_picture(graph, inputs, gpu, monkeypatch):
+    session = cml.Session(graph, gpu)
+    scheduler = cml.FrameScheduler(gpu, budget_ms=50.0)
+    job = submit_tiled(scheduler, session, inputs, 12, OVERLAP)
+
+    def planted(*_):
+        raise cml.InputError("planted")
+
+    monkeypatch.setattr(type(job._tiles), "inputs", planted)
+    with pytest.raises(cml.InputError, match="planted"):
+        job.wait(60)
+    assert job.state == "failed" and scheduler.jobs == []
+    with pytest.raises(cml.InputError, match="they are failed: planted"):
+        job.read("y")
 
 
 @pytest.mark.parametrize(

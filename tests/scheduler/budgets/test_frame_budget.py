@@ -6,9 +6,9 @@ import pytest
 
 from cml_engine import FrameScheduler, VirtualClock
 from scheduler.planning.controller import FrameController
-from scheduler.tools import frame_budgets
-from scheduler.tools.frame_budgets import FRAME_MS, WARM_UP, best_constant, ours
 from scheduler.tools.simulate import SimGpu
+from tests.scheduler.budgets import frame_budgets
+from tests.scheduler.budgets.frame_budgets import FRAME_MS, WARM_UP, best_constant, ours
 
 FRAMES, SHARE = 6000, 0.01
 #: two standard deviations of a measured share of frames

@@ -9,10 +9,10 @@ import pytest
 from cml_engine import FrameScheduler, VirtualClock
 from scheduler.planning.controller import FrameController
 from scheduler.recording import Recording, decisions_of
-from scheduler.tools import frame_budgets
-from scheduler.tools.frame_budgets import FRAME_MS, best_constant, ours
 from scheduler.tools.replay import replay
 from scheduler.tools.simulate import Noise, SimGpu, SimNetwork, SimStep
+from tests.scheduler.budgets import frame_budgets
+from tests.scheduler.budgets.frame_budgets import FRAME_MS, best_constant, ours
 
 FRAMES, SHARE, LEAST_MS = 6000, 0.01, 0.5
 

@@ -1,9 +1,10 @@
 """Compares the frame budget's rules under noise: ours and the best constant plan.
 
-``python -m scheduler.tools.frame_budgets`` prints a table. Frames run on a virtual clock; the other
-work in them comes from a recording (``scheduler/tools/noise/``, made by ``python -m
-benchmarks.frames.noise``) or is random. The best constant is the largest plan, the same for all
-frames, that keeps the share of frames that are late because of it; it cannot be known beforehand.
+``python -m tests.scheduler.budgets.frame_budgets`` prints a table. Frames run on a virtual clock;
+the other work in them comes from a recording (``tests/scheduler/budgets/noise/``, made by
+``python -m benchmarks.frames.noise``) or is random. The best constant is the largest plan, the same
+for all frames, that keeps the share of frames that are late because of it; it cannot be known
+beforehand.
 """
 
 from __future__ import annotations
@@ -234,7 +235,7 @@ def table(frames: int = 6000, share: float = 0.01) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m scheduler.tools.frame_budgets",
+        prog="python -m tests.scheduler.budgets.frame_budgets",
         description="The budget of a frame against noise: ours and the best constant.",
     )
     parser.add_argument("--frames", type=int, default=6000)
