@@ -258,6 +258,7 @@ class FrameScheduler:
             }
         )
         self.lifecycle.recorder = Recorder(recording)
+        self.lifecycle.cpu_waits.clear()  # a replay knows none
         return recording
 
     def resume(self, options: JsonObject) -> None:

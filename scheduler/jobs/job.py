@@ -101,6 +101,7 @@ class JobOwner(Protocol):
     def note(self, error: Exception) -> None: ...
     def eta_ms(self, job: Job) -> float: ...
     def remaining_ms(self, job: Job) -> float: ...
+    def cpu_wait_ms(self, job: Job) -> float: ...
     def waiting_for(self, job: Job) -> str: ...
     def add_done_callback(self, job: Job, callback: Callable[[Job], object]) -> None: ...
     def wait(self, job: Job, timeout: float | None) -> None: ...
@@ -233,6 +234,8 @@ class Job(Awaitable):
     _knows_steps: bool = field(default=False, init=False, repr=False)
     #: the costs of the texture loads, then of the steps; ``step`` counts both
     costs: tuple[StepCost, ...] = ()
+    #: the steps without a kernel, as indices of :attr:`costs`
+    cpu_steps: tuple[int, ...] = field(default=(), init=False)
     #: the number of texture loads
     loads: int = 0
     #: the numbers of the jobs whose outputs are inputs
@@ -389,7 +392,8 @@ class Job(Awaitable):
         """
         if self.deadline_at_ms is None:
             return float("inf")
-        return self.deadline_at_ms - now_ms - self.remaining_ms / max(rate, 1e-9)
+        needed_ms = self.remaining_ms / max(rate, 1e-9) + self.owner.cpu_wait_ms(self)
+        return self.deadline_at_ms - now_ms - needed_ms
 
     @property
     def result(self) -> Handle:
@@ -421,6 +425,7 @@ class Job(Awaitable):
         mine = every if steps is None else [every[number] for number in steps]
         self._knows_steps, self.steps = True, steps
         self.costs = (*self.costs[: self.loads], *mine)
+        self.cpu_steps = tuple(i for i, cost in enumerate(self.costs) if cost.on_cpu)
         return True
 
     def network_step(self, step: int) -> int:

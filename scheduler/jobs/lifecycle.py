@@ -447,8 +447,13 @@ class Lifecycle:
                 if other is job:
                     break
                 ahead += other.remaining_ms
-            on_cpu = sum(self.cpu_waits.get(c.key, 0.0) for c in job.costs[job.step :] if c.on_cpu)
-            return (ahead + job.remaining_ms) / max(pace.rate, 1e-9) + on_cpu + pace.frame_ms
+            work_ms = (ahead + job.remaining_ms) / max(pace.rate, 1e-9)
+            return work_ms + self.cpu_wait_ms(job) + pace.frame_ms
+
+    def cpu_wait_ms(self, job: Job) -> float:
+        """Returns the milliseconds for which the job is predicted to wait for the CPU."""
+        ahead = (job.costs[step].key for step in job.cpu_steps if step >= job.step)
+        return sum(self.cpu_waits.get(key, 0.0) for key in ahead)
 
     def remaining_ms(self, job: Job) -> float:
         """Returns the predicted GPU milliseconds of the job's work that is not encoded yet."""

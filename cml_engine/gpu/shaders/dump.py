@@ -65,7 +65,7 @@ def dump_steps(plan: Plan, keys: Sequence[Variant], folder: str | Path) -> Path:
         {
             "step": step.index,
             "operator": step.full_title,
-            "kernel": _file_name(key),
+            "kernel": key.label if step.cpu_part else _file_name(key),
             "workgroups": step.groups,
             "parameters": step.cooked.params.hex() if step.cooked else dict(step.params),
             "tensors": [asdict(tensor) for tensor in plan.bound_tensors(step)],

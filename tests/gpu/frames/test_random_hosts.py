@@ -15,8 +15,9 @@ import cml_engine as cml
 from scheduler.planning.plan import operators_per_frame
 from tests.fixtures.frames.host import open_device
 from tests.fixtures.memory import held_bytes
-from tests.gpu.frames.test_dropped_frames import NETWORKS, Network, Trial
+from tests.gpu.frames.test_dropped_frames import NETWORKS, Network, Trial, halve
 
+assert halve  # a fixture for all tests
 #: shares of frames that are dropped without notice and that are abandoned
 DROPPED, ABANDONED = 0.03, 0.08
 
