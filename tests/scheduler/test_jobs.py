@@ -2,6 +2,7 @@
 dependencies."""
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -70,29 +71,20 @@ def test_three_periodic_models_meet_feasible_deadlines():
     assert due > 1300 and held == due
 
 
-def test_no_job_starves_in_an_overloaded_hour():
-    """A job without a deadline is served in an hour overloaded with unreachable deadlines.
+def test_no_job_starves_in_an_overloaded_half_hour():
+    """A job without a deadline is served in half an hour of unreachable deadlines.
 
-    At least 100 of its runs and 1000 of the other network's are done.
+    At least 50 of its runs and 500 of the other network's are done.
     """
     greedy, humble = network("greedy", 300.0), network("humble", 40.0)
     requests = [
         Arrival(greedy, period_ms=500.0, deadline_ms=400.0, priority=5.0, slot="g"),
         Arrival(humble, period_ms=20_000.0, priority=0.1),
     ]
-    frames = 18_000
-    outcome = simulate(
-        requests,
-        frames,
-        budget_ms=40.0,
-        frame_ms=200.0,
-        cost_model=taught(greedy, humble, exact=True),
-    )
-    by_name = {"greedy": [], "humble": []}
-    for job in outcome.jobs:
-        by_name[job.name].append(job)
-    assert sum(j.state == "done" for j in by_name["humble"]) >= 100
-    assert sum(j.state == "done" for j in by_name["greedy"]) >= 1000
+    known = taught(greedy, humble, exact=True)
+    outcome = simulate(requests, 9000, budget_ms=40.0, frame_ms=200.0, cost_model=known)
+    done = Counter(job.name for job in outcome.jobs if job.state == "done")
+    assert done["humble"] >= 50 and done["greedy"] >= 500
 
 
 def test_job_without_deadline_is_served_beside_a_feasible_deadline():
@@ -321,13 +313,13 @@ class WildClock(VirtualClock):
 
 
 @pytest.mark.parametrize("value", NOT_TIMES)
-@pytest.mark.parametrize("given", ["render", "frame", "budget", "clock", "timing"])
+@pytest.mark.parametrize("given", ["render", "frame", "elapsed", "budget", "clock", "timing"])
 def test_invalid_frame_time_is_ignored_and_counted(given, value):
     """An invalid time is ignored and counted: the next budgets are finite and the job ends."""
-    if given == "clock" and value in ("4", None, True):
-        pytest.skip("a clock that gives no number is refused when the scheduler is made")
+    if given == "clock" and value in ("4", None, True) or given == "elapsed" and value is None:
+        pytest.skip("such a clock is refused when the scheduler is made; None is no elapsed time")
     net = network("n", 40.0)
-    loop = Loop(net, budget_ms="spare" if given in ("render", "frame") else 4.0)
+    loop = Loop(net, budget_ms="spare" if given in ("render", "frame", "elapsed") else 4.0)
     clock = loop.clock = loop.scheduler.clock = WildClock()
     loop.scheduler._steady = SteadyClock(clock)
     clock.advance(1000.0)
@@ -346,7 +338,8 @@ def test_invalid_frame_time_is_ignored_and_counted(given, value):
         clock.wild = value
     else:
         loop.gpu.end_frame = lambda frame: [replace(t, ms=value) for t in kept(frame)]
-    loop.reports.append(loop.scheduler.encode(None))
+    elapsed = value if given == "elapsed" else None
+    loop.reports.append(loop.scheduler.encode(None, elapsed))
     loop.scheduler.end_frame()
     assert loop.scheduler.ignored_values > 0
     assert 0 < loop.reports[-1].aim_ms < 20 and loop.reports[-1].now_ms >= 1000.0

@@ -51,7 +51,7 @@ def start(gpu):
 
 def test_world_is_identical_for_any_budget_mode_and_rate(gpu):
     worlds = {
-        run(gpu, SMALL, FEWER, Options(frames=40, clock="virtual", **options)).world
+        run(gpu, SMALL, FEWER, Options(frames=20, clock="virtual", **options)).world
         for options in ({"budget_ms": 2.0}, {"budget_ms": 50.0}, {"mode": "layer"},
                         {"mode": "unsliced"})
     }  # fmt: skip
@@ -154,7 +154,7 @@ def popping(gpu, fade_s, monkeypatch):
     monkeypatch.setattr(DrawingPace, "add_time", lambda pace, ms: None)
     for name in ("_LEARNING_S", "_LOOKING_S"):
         monkeypatch.setattr(f"demo_game.game.{name}", -np.inf)
-    flown = HeadlessRun(gpu, SMALL, replace(NEAR, frame_ms=1000 / 60), Options())
+    flown = HeadlessRun(gpu, SMALL, replace(FEWER, frame_ms=1000 / 60), Options())
     last_s = 0.0
     try:
         flown.game.streaming.draft = lambda *_: None  # type: ignore[method-assign]

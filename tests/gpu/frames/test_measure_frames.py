@@ -41,14 +41,6 @@ def test_measured_runs_reset_variables(gpu):
     assert measure_frames(cml.Session(graph, gpu), net.input(), **options).identical
 
 
-def test_sliced_and_unsliced_times_are_comparable(measured):
-    report, _ = measured
-    # on a busy machine a run may take many times longer
-    assert 0.02 < report.sliced_over_unsliced_best < 50
-    assert 0.02 < report.sliced_over_unsliced < 50
-    assert report.slices_ms.p50 > 0 and report.layers_ms.p50 > 0 and report.unsliced_ms.p50 > 0
-
-
 def test_every_kind_of_frame_is_waited_for(measured):
     """The benchmark waits in at least two frames for each frame with a slice.
 

@@ -74,19 +74,15 @@ def draw(gpu, path, level):
     return np.frombuffer(data, np.uint8).reshape(8, 8, 4)
 
 
-def test_both_stages_draw_and_defines_choose_the_variant(gpu, shader):
-    assert (draw(gpu, shader, "1.0") == (255, 128, 64, 255)).all()
-    assert (draw(gpu, shader, "0.0") == (0, 0, 0, 255)).all()
-
-
-def test_a_changed_include_is_compiled_anew_and_an_unchanged_one_is_not(gpu, shader):
+def test_both_stages_draw_and_are_compiled_for_each_define_and_include(gpu, shader):
     def compiled():
         return {file.name for file in (shader.parent / "cache").rglob("*.shader")}
 
-    draw(gpu, shader, "1.0")
+    assert (draw(gpu, shader, "1.0") == (255, 128, 64, 255)).all()
     before = compiled()
     draw(gpu, shader, "1.0")
     assert compiled() == before and len(before) == 2
+    assert (draw(gpu, shader, "0.0") == (0, 0, 0, 255)).all()
     include = shader.parent / "colour.hlsli"
     include.write_text(include.read_text().replace("shade *", "(1 - shade) *"))
     assert (draw(gpu, shader, "1.0") == (0, 0, 0, 255)).all()

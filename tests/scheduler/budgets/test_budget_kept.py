@@ -72,21 +72,17 @@ def endless(net):
 def test_exact_costs_never_exceed_the_budget_and_use_it():
     net = network()
     outcome = simulate(
-        endless(net), FRAMES, budget_ms=BUDGET, cost_model=exact_model(net, factor=1.0)
+        endless(net), 2000, budget_ms=BUDGET, cost_model=exact_model(net, factor=1.0)
     )
     assert outcome.over_share == 0
     assert outcome.budget_used >= 0.95
-    assert len(outcome.busy) == FRAMES
+    assert len(outcome.busy) == 2000
 
 
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
-    ("seed", "common"),
-    [
-        pytest.param(seed, common, marks=() if (seed, common) in ((1, 0.25), (2, 0.75)) else
-                     pytest.mark.long)
-        for seed in (1, 2) for common in (0.25, 0.5, 0.75)
-    ],
-)  # fmt: skip
+    "common", [0.25, *(pytest.param(share, marks=pytest.mark.long) for share in (0.5, 0.75))]
+)
 def test_budget_is_kept_under_noise_near_the_best_fixed_margin(common, seed):
     """At most 1 % of the frames exceed the budget under noise whose P99 is 2.3 times the median.
 

@@ -20,7 +20,7 @@ class Loop:
     def __init__(self):
         self.device, self.clock = SimGpu(), VirtualClock()
         self.scheduler = FrameScheduler(self.device, 16.0, BUDGET_MS, clock=self.clock)
-        self.reports = []
+        self.reports, self.jobs = [], []
 
     def frame(self, copy=False):
         """Runs one frame and returns its milliseconds of inference and copies.
@@ -37,13 +37,10 @@ class Loop:
         self.clock.advance(16.0)
         return self.device.frame_ms + copied
 
-    jobs: list
-
 
 def warm(loop, net):
     """Runs jobs until the costs of all steps, loads and copies are known, then clears the
     reports."""
-    loop.jobs = []
     for _ in range(12):
         loop.jobs.append(loop.scheduler.submit(net, {"x": TEXTURE}))
         while loop.scheduler.jobs:
@@ -87,7 +84,6 @@ def test_a_copy_is_paid_for_by_the_next_frame():
 def test_a_recording_with_textures_replays():
     loop, net = Loop(), network()
     recording = loop.scheduler.record()
-    loop.jobs = []
     small = SimStep("load", 10, 0.005, "load_texture", "load_texture 'x'")
     for k in range(9):
         inputs = ({"x": TEXTURE}, {}, {"x": small})[k % 3]
