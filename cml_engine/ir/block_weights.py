@@ -6,6 +6,7 @@ the block's scale.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,6 +55,13 @@ class Blocks:
         if not np.array_equal(self.spread(each), factors):
             return np.asarray((self.codes * self.spread(self.scales) * factors).astype(np.float32))
         return replace(self, scales=(self.scales * each).astype(np.float32)).values()
+
+    def moved(self, move: Callable[[Array], Array]) -> Blocks:
+        """Returns the blocks after a transpose, or after axes of extent 1 were added."""
+        marker = np.broadcast_to(np.int8(0), [2 + a for a in range(self.codes.ndim)])
+        codes, scales = (np.ascontiguousarray(move(a)) for a in (self.codes, self.scales))
+        axis = move(marker).shape.index(2 + self.axis)
+        return replace(self, codes=codes, scales=scales, axis=axis)
 
 
 class BlockArray(Array):

@@ -17,6 +17,7 @@ from tests.fixtures.cooked import (
     chain,
     changed,
     counter,
+    few_bits_model,
     put,
     sections,
     small_inputs,
@@ -90,6 +91,20 @@ def test_any_slices_give_the_same_bits(program, folder, gpu, name):
     found = play_in_slices(program, file, inputs, wanted, ("2", "1e9"))
     assert found.frames[0] > found.frames[1]
     assert found.same_slices and found.off < 2e-5
+
+
+@pytest.mark.parametrize(("bits", "share"), [(8, 0.5), (4, 0.35)])
+def test_weights_in_few_bits(bits, share, program, folder, gpu):
+    """A file for players has weights in few bits as they are, and C gives the session's bits."""
+    graph, inputs = few_bits_model(bits)
+    wanted = cml.Session(graph, gpu).run(inputs)
+    options = {"devices": ["software"], "player": True, "golden": False}
+    file = written(folder, f"few{bits}", graph, **options)
+    assert play_in_slices(program, file, inputs, wanted, ("0.5", "1e9")).same_bits
+    floats = graph.with_(constants={n: np.array(a) for n, a in graph.constants.items()})
+    large = written(folder, f"floats{bits}", floats, **options).stat().st_size
+    saved = sum(graph.constants[name].nbytes for name in "fm") * (1 - share)
+    assert file.stat().st_size < large - saved
 
 
 @pytest.mark.long

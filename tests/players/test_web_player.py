@@ -16,7 +16,15 @@ from cml_engine.cooked.reader import Container
 from cml_engine.cooked.schema import F16, SUBGROUPS, KernelRow, KernelsHead, totals_of
 from scheduler.recording import Recording
 from tests.cooked_networks import NETWORKS, check_in_web
-from tests.fixtures.cooked import BOMBS, changed, content_of, counter, put, with_wgsl
+from tests.fixtures.cooked import (
+    BOMBS,
+    changed,
+    content_of,
+    counter,
+    few_bits_model,
+    put,
+    with_wgsl,
+)
 from tests.fixtures.hostile_wgsl import kernel
 from tests.gpu.integer.test_bits import net_of
 from tests.players.deno import ROOT, WEB, is_right, play_golden, run_deno
@@ -144,6 +152,15 @@ def test_web_player_agrees_with_python(terrain, tmp_path, gpu):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_network_agrees_with_python(name, gpu, tmp_path):
     assert check_in_web(name, gpu, tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bits", [8, 4])
+def test_weights_in_few_bits(bits, tmp_path):
+    file = tmp_path / "net.cml"
+    file.write_bytes(cook(few_bits_model(bits)[0], ["portable"]))
+    (found,) = play_golden([file])
+    assert is_right(found)
 
 
 @pytest.mark.gpu

@@ -30,6 +30,7 @@ from cml_engine.formats.builder import ImportBuilder
 from cml_engine.formats.format import Engine
 from cml_engine.formats.onnx.ranges import INT32, MOVES, Interval, Intervals, of_array
 from cml_engine.io.load_limits import current_budget
+from cml_engine.ir.block_weights import weight_blocks
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, AttrValue, DType, Fact, Graph, can_be_shape
 from cml_engine.nnef.expansion.signatures import BindError, Param, coerce, declared_signature
 from cml_engine.nnef.expansion.values import TensorRef, describe
@@ -89,7 +90,7 @@ class Value:
 
     @classmethod
     def known(cls, array: object, name: str = "") -> Value:
-        array = np.asarray(array)
+        array = np.asanyarray(array)
         return cls(array.dtype, array.shape, array, None, name)
 
     @property
@@ -111,7 +112,7 @@ class Value:
         A known array is converted; a computed tensor is the same.
         """
         if self.array is not None:
-            return Value.known(self.array.astype(dtype), self.name)
+            return Value.known(self.array.astype(dtype, copy=False), self.name)
         return Value(np.dtype(dtype), self.shape, None, self.tensor)
 
     def __str__(self) -> str:
@@ -152,7 +153,9 @@ class Value:
 
     def _move(self, op: str, of_array: Callable[[Array], Array], **attrs: object) -> Value:
         if self.array is not None:
-            return Value.known(of_array(self.array), self.name)
+            blocks = weight_blocks(self.array) if op in ("unsqueeze", "transpose") else None
+            made = blocks.moved(of_array).values() if blocks else of_array(self.array)
+            return Value.known(made, self.name)
         return add_operator(op, self, **attrs)
 
     def reshape(self, shape: Sequence[int]) -> Value:
@@ -489,7 +492,7 @@ class Emitter:
             if kept.size and np.abs(kept).max() > np.finfo(np.float32).max:
                 raise _too_large_error(kept.min(), kept.max(), self.source)
         with np.errstate(over="ignore"):
-            array = array.astype(NUMPY_DTYPE[kind])
+            array = array.astype(NUMPY_DTYPE[kind], copy=False)
         if array.ndim == 0 and not (kind == "scalar" and np.isnan(array)):
             return self.builder.literal(array, kind)
         return self.builder.variable(clean(name) or f"{self.base}_constant", array, kind)

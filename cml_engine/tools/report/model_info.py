@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cml_engine.compiler.optimize import optimize
@@ -14,6 +14,7 @@ from cml_engine.compiler.planning.layouts import Storage, layouts_for
 from cml_engine.compiler.planning.lower import lower
 from cml_engine.cooked.load import Artifact
 from cml_engine.cooked.plan_section import CookedPlan
+from cml_engine.ir.block_weights import weight_blocks
 from cml_engine.ir.graph import Graph
 from cml_engine.ir.limits import Limits
 from cml_engine.ir.memory import mib
@@ -103,6 +104,8 @@ class ModelInfo:
     reuse: ReuseInfo | None = None
     #: the runs that are computed in bands of rows to limit memory
     bands: tuple[BandedOperators, ...] = ()
+    #: for each operator with weights in 8 or 4 bits: True if its kernel reads them as they are
+    few_bits: Mapping[str, bool] = field(default_factory=dict)
     #: the operators without a kernel, and the bytes that are copied for them
     on_cpu: tuple[str, ...] = ()
 
@@ -133,6 +136,7 @@ class ModelInfo:
             layers=tuple(str(step) for step in plan.steps),
             notes=graph.notes,
             bands=plan.bands,
+            few_bits=_few_bits(graph, plan),
             on_cpu=tuple(map(str, plan.cpu_parts)),
             reuse=ReuseInfo.of(graph, PORTABLE, storage) if several else None,
         )
@@ -152,6 +156,7 @@ class ModelInfo:
             ),
             *(f"no kernel  on the CPU: {part}" for part in self.on_cpu),
             *([_HALF_NOTE] if self.storage == "half" else []),
+            *self._few_bits_lines(),
             *(self.reuse.lines() if self.reuse else []),
             f"work       {self.gflop:.3f} GFLOP, {mib(self.moved_bytes)} moved at least, in "
             f"{self.steps} dispatches of {self.variants} kernel variants",
@@ -160,6 +165,28 @@ class ModelInfo:
             "`cml rank` measures this one",
         ]
         return "\n".join(lines)
+
+    def _few_bits_lines(self) -> Iterator[str]:
+        if self.few_bits:
+            count = sum(self.few_bits.values())
+            floats = [title for title, is_read in self.few_bits.items() if not is_read]
+            others = f"; unpacked when loaded: {', '.join(floats)}" if floats else ""
+            of = f"{count} of {len(self.few_bits)} operators"
+            yield f"few bits   {of} read their weights in 8 or 4 bits{others}"
+
+
+def _few_bits(graph: Graph, plan: Plan) -> dict[str, bool]:
+    """Returns the operators with weights in 8 or 4 bits by title, and True for each whose kernel
+    reads them as they are."""
+    if not any(map(weight_blocks, graph.constants.values())):
+        return {}
+    read = {step.title for step in plan.steps if "WEIGHT_BITS" in step.defines}
+    made = optimize(graph)
+    return {
+        node.title: node.title in read
+        for node in made.nodes
+        if any(weight_blocks(made.constants.get(name)) for name in node.inputs)
+    }
 
 
 def predicted_ms(plan: Plan) -> float:

@@ -162,6 +162,18 @@ def test_command(graph, tmp_path, capsys):
     assert "leaves all but the weights in floats: leave --bits out" in capsys.readouterr().err
 
 
+def test_info_says_which_weights_are_unpacked(graph, sample, tmp_path, capsys):
+    made, _ = cml.quantize_weights(graph, [sample], 8)
+    cml.save(made, tmp_path / "net")
+    assert main(["info", str(tmp_path / "net")]) == 0
+    said = capsys.readouterr().out
+    assert "3 of 4 operators read their weights in 8 or 4 bits" in said
+    assert "unpacked when loaded: matmul 'y'" in said  # its sums have 70 products
+    cml.save(graph, tmp_path / "floats")
+    assert main(["info", str(tmp_path / "floats")]) == 0
+    assert "8 or 4 bits" not in capsys.readouterr().out
+
+
 def test_wrong_arguments(graph, sample, tmp_path):
     with pytest.raises(cml.InputError, match="bits 5: wanted 8 or 4"):
         cml.quantize_weights(graph, [sample], 5)

@@ -7,10 +7,12 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 import onnx
+import onnxruntime as ort
 from onnxruntime.quantization import QuantType
 
 import cml_engine as cml
 from cml_engine.compiler.integer.digest import run_digest
+from cml_engine.ir.block_weights import weight_blocks
 from cml_engine.runtime.node_check import check_bits, random_words
 from cml_engine.tools import cli
 from cml_engine.tools.report.integer_info import IntegerInfo
@@ -253,3 +255,32 @@ def test_casts_of_out_of_range_floats_wrap(dtype, gpu):
         for backend in ("cpu", gpu):
             got = cml.Session(cml.load(network), backend).run(feeds)["y"]
             np.testing.assert_array_equal(got, wanted.astype(np.int32), err_msg=f"{known}")
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_weights_in_blocks_stay_in_few_bits(bits, rng):
+    """Constants of DequantizeLinear with a block size are floats that know their integers."""
+    most = 2 ** (bits - 1)
+    codes = {
+        "f": rng.integers(-most, most, (6, 32, 3, 3)).astype(np.int8),
+        "m": rng.integers(-most, most, (20, 5)).astype(np.int8),
+    }
+    scales = {
+        "f_scale": rng.random((6, 2, 3, 3)).astype(np.float32),
+        "m_scale": rng.random((2, 5)).astype(np.float32),
+    }
+    nodes = [
+        node("fd = DequantizeLinear(f, f_scale, axis=1, block_size=16)"),
+        node("md = DequantizeLinear(m, m_scale, axis=0, block_size=10)"),
+        node("c = Conv(x, fd)"),
+        node("r = Reshape(c, shape)"),
+        node("y = MatMul(r, md)"),
+    ]
+    weights = {**codes, **scales, "shape": np.array([2, 3, 20], np.int64)}
+    made = model(nodes, [value("x", (1, 32, 6, 7))], [value("y", (2, 3, 5))], weights, opset=21)
+    graph = cml.load(made.SerializeToString())
+    x = {"x": rng.standard_normal((1, 32, 6, 7)).astype(np.float32)}
+    (wanted,) = ort.InferenceSession(made.SerializeToString()).run(None, x)
+    np.testing.assert_allclose(cml.Session(graph, "cpu").run(x)["y"], wanted, rtol=1e-4, atol=1e-3)
+    found = [b for a in graph.constants.values() if (b := weight_blocks(a))]
+    assert sorted((b.axis, b.size, b.bits) for b in found) == [(1, 10, bits), (1, 16, bits)]

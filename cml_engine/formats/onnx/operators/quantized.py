@@ -15,6 +15,7 @@ from cml_engine.formats.onnx.operators.convolution import CONV, convolve
 from cml_engine.formats.onnx.operators.matrix import matmul
 from cml_engine.formats.onnx.tensors import ELEMENT_TYPES, element_dtype
 from cml_engine.formats.onnx.values import InvalidNode, Value, checked_axis, unsupported_error
+from cml_engine.ir.block_weights import Blocks, scales_shape
 
 
 def _ranged(value: Value, x: Value, axis: int, block: int) -> Value:
@@ -47,13 +48,25 @@ def _blocks(value: Value, x: Value, axis: int, block: int) -> Value:
 def dequantize(x: Value, scale: Value, zero: Value | None, axis: int = 1, block: int = 0) -> Value:
     """Adds operators for (x - zero) * scale and returns the result.
 
-    The result is known at import if all operands are.
+    The result is known at import if all operands are. Blocks of integers of 8 bits stay integers.
     """
+    scales = scale.array
     scale = _ranged(scale, x, axis, block)
     zero = None if zero is None else _ranged(zero, x, axis, block)
     if x.array is not None and scale.array is not None and (zero is None or zero.array is not None):
         whole = x.array.astype(np.float64)
         whole = whole if zero is None or zero.array is None else whole - zero.array
+        at = checked_axis(axis, x.rank) if block else 0
+        in_blocks = (
+            block and scales is not None and scales.shape == scales_shape(x.shape, at, block)
+        )
+        if in_blocks and scales is not None and x.dtype.kind in "iu" and x.size:
+            low, high = whole.min(), whole.max()
+            if low >= -128 and high <= 127:
+                bits = 4 if low >= -8 and high <= 7 else 8
+                of = (whole.astype(np.int8), scales.astype(np.float32))
+                stored = Blocks(*of, at, min(block, x.shape[at]), bits)
+                return Value.known(stored.values(), x.name)
         return Value.known((whole * scale.array).astype(np.float32), x.name)
     y = x.scalar()
     if zero is not None and (zero.array is None or zero.array.any()):
