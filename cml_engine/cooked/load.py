@@ -16,7 +16,16 @@ from cml_engine.cooked.guess import check_guess
 from cml_engine.cooked.kernels import Cooked, digest_of, read_kernels
 from cml_engine.cooked.plan_section import CookedPlan, choose
 from cml_engine.cooked.reader import Container, check_size, damaged
-from cml_engine.cooked.schema import GRAPH, META, PLAN, SUBGROUPS, CookedLimits, FileHeader, Totals
+from cml_engine.cooked.schema import (
+    F16,
+    GRAPH,
+    META,
+    PLAN,
+    SUBGROUPS,
+    CookedLimits,
+    FileHeader,
+    Totals,
+)
 from cml_engine.errors import CmlError, InputError, StaleArtifact, UnsupportedOp
 from cml_engine.errors.arguments import check_flag, check_instance
 from cml_engine.gpu.shaders.hlsl import ShaderKey, step_key, step_params
@@ -254,8 +263,12 @@ class Artifact:
 def _lacking(plan: CookedPlan, limits: Limits) -> str:
     """Returns the first reason why a device cannot run a plan's kernels, or an empty string if
     it can."""
-    if limits.subgroup_size == 0 and any(kernel.flags & SUBGROUPS for kernel in plan.used):
-        return "its kernels use subgroups, which the device does not have"
+    for flag, has, what in (
+        (SUBGROUPS, limits.subgroup_size > 0, "use subgroups"),
+        (F16, limits.half_arithmetic, "compute in 16 bits"),
+    ):
+        if not has and any(kernel.flags & flag for kernel in plan.used):
+            return f"its kernels {what}, which the device does not have"
     return next((kernel.refusal for kernel in plan.used if kernel.refusal), "")
 
 

@@ -199,6 +199,8 @@ _WANTED_LIMITS = (
 #: features that naga lacks, and their replacements
 _NAGA_HINTS = {
     "DotProduct": "write the dot() of integers out as a sum",
+    "`f16` extension": "the device lacks shader-f16: make half an alternative of a float kernel, "
+    "with a cost of None where op.limits.half_arithmetic is False",
     "Int64": "64-bit integers are not available",
     "Float64": "double is not available: use float",
     "f64": "double is not available: use float",
@@ -389,6 +391,7 @@ def _limits(device: wgpu.GPUDevice) -> Limits:
     return Limits(
         software=software,
         subgroup_size=_subgroup_size(device),
+        half_arithmetic="shader-f16" in device.features,
         storage_offset_alignment=limits["min-storage-buffer-offset-alignment"],
         uniform_offset_alignment=limits["min-uniform-buffer-offset-alignment"],
         max_binding_bytes=limits["max-storage-buffer-binding-size"],

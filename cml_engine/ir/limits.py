@@ -21,3 +21,5 @@ class Limits:
     software: bool = False
     #: the guaranteed number of lanes in a subgroup; 0 if shaders cannot use subgroups
     subgroup_size: int = 0
+    #: True if shaders can compute in 16 bits (HLSL's ``half``, the device feature shader-f16)
+    half_arithmetic: bool = False

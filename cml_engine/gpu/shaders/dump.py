@@ -3,7 +3,8 @@
 ``Gpu.dump_kernels = folder`` (or ``CML_DUMP_KERNELS``, or ``--dump-kernels``) writes these files
 for every pipeline built from then on:
 
-- ``NAME.hlsl``: the resolved source, complete in itself: defines, parameters, accessors, includes;
+- ``NAME.hlsl``: the resolved source, complete in itself: defines, parameters, accessors, includes.
+  It is Slang's HLSL; its translation ``NAME.d3d.hlsl`` is plain HLSL, which DXC takes;
 - ``NAME.spv`` and ``NAME.spvasm``: the SPIR-V for the engine's kernels, and its text;
 - ``NAME.wgsl``: the WGSL for a game's kernels;
 - ``NAME.metal``, ``NAME.d3d.hlsl``, ``NAME.glsl``: the same kernel as the compiler writes it for

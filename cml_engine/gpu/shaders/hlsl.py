@@ -413,7 +413,7 @@ def digest(key: ShaderKey, target: str) -> str:
 
 
 def standalone_source(key: ShaderKey) -> str:
-    """Returns the resolved source with its includes inlined, for use with any compiler."""
+    """Returns the resolved source with its includes inlined, for Slang."""
     return with_includes(resolved_source(key), key.path.parent)
 
 

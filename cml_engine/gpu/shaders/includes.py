@@ -65,7 +65,7 @@ def digest_of(source: str, folder: Path) -> str:
 
 
 def with_includes(source: str, folder: Path) -> str:
-    """Returns the source with its includes inlined, for use with any compiler.
+    """Returns the source with its includes inlined.
 
     An include that is not found stays as it is.
     """

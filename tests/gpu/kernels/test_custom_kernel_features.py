@@ -411,3 +411,83 @@ def test_node_that_no_kernel_accepts_is_refused(gpu):
     net = Net(30)
     with pytest.raises(cml.ModelError, match=r"none of its kernels \(never, b\) accepts it"):
         cml.Session(net.graph(net.op("own", "x")), gpu)
+
+
+# ---------------------------------------------------------------- arithmetic in 16 bits
+
+#: four products of positive numbers, each rounded
+POWER = """
+void kernel(uint thread) {
+    REAL v = REAL(x[thread]);
+    REAL s = v * v;
+    for (uint k = 0; k < 3; ++k) { s = s * v; }
+    y[thread] = s;
+}
+"""
+#: sums of products: factors in 16 bits, their products and sums in 32
+ROWS = """
+void kernel(uint thread) {
+    uint k = b_shape(0), n = b_shape(1);
+    float sum = 0;
+    for (uint i = 0; i < k; ++i) {
+        sum += float(REAL(x[thread / n * k + i])) * float(REAL(b[i * n + thread % n]));
+    }
+    y[thread] = sum;
+}
+"""
+X_TIMES_B = "fragment own(x: tensor<scalar>, b: tensor<scalar>) -> (y: tensor<scalar>)"
+#: the largest relative error of rounding to 11 bits
+ROUNDED = 2.0**-11
+
+
+def in_either(source, gain=0.5):
+    """Returns a kernel in 32 bits, with an alternative in 16 on devices that have them."""
+    half = cml.Kernel(
+        source=source,
+        name="half",
+        defines={"REAL": "half"},
+        cost=lambda op: gain if op.limits.half_arithmetic else None,
+    )
+    return cml.Kernel(source=source, name="float", defines={"REAL": "float"}, alternatives=[half])
+
+
+def run_half(graph, gpu, given):
+    """Runs a graph of one operator and returns its result and the kernel's name."""
+    if not gpu.limits.half_arithmetic:
+        pytest.skip("the device has no shader-f16")
+    session = cml.Session(graph, gpu)
+    return session.run(given)["t0"].astype(np.float64), session.plan.steps[0].variant
+
+
+def test_each_operation_in_16_bits_rounds_once(gpu, rng):
+    declare(POWER, X_TO_Y.format("own"), kernel=in_either(POWER))
+    net = Net(4000)
+    x = rng.uniform(0.5, 2, 4000).astype(np.float32)
+    got, kernel = run_half(net.graph(net.op("own", "x")), gpu, {"x": x})
+    off = np.abs(got / x.astype(np.float64) ** 5 - 1).max()
+    # four products, and the rounding of the input, which counts five times
+    assert kernel == "half" and 2e-4 < off < (1 + ROUNDED) ** 9 - 1
+
+
+def test_products_in_16_bits_with_sums_in_32_stay_within_the_bound(gpu, rng):
+    declare(
+        ROWS,
+        X_TIMES_B,
+        infer=lambda attrs, x, b: Fact("scalar", (x.shape[0], b.shape[1])),
+        kernel=in_either(ROWS),
+    )
+    net = Net(16, 256)
+    b = rng.uniform(-1, 1, (256, 16)).astype(np.float32)
+    x = rng.uniform(-1, 1, (16, 256)).astype(np.float32)
+    graph = net.graph(net.op("own", "x", net.constant(b)))
+    got, kernel = run_half(graph, gpu, {"x": x})
+    terms = np.abs(x).astype(np.float64) @ np.abs(b)
+    off = (np.abs(got - x.astype(np.float64) @ b) / terms).max()
+    assert kernel == "half" and 1e-6 < off < 2.01 * ROUNDED
+
+
+def test_device_without_16_bit_arithmetic_takes_the_other_kernel(gpu, monkeypatch):
+    declare(POWER, X_TO_Y.format("own"), kernel=in_either(POWER))
+    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, half_arithmetic=False))
+    net = Net(40)
+    assert cml.Session(net.graph(net.op("own", "x")), gpu).plan.steps[0].variant == "float"

@@ -3,6 +3,7 @@
 They cover names, types, passes, groupshared memory, control flow and the examples.
 """
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +11,17 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
+from cml_engine.compiler.planning.lower import lower
 from cml_engine.compiler.plugins import load_file
 from cml_engine.errors import DeviceError, ShaderCompileError
 from cml_engine.gpu.device import PipelineCache
+from cml_engine.gpu.shaders.dump import dump_kernel
+from cml_engine.gpu.shaders.hlsl import printing, step_keys
 from cml_engine.io.folders import cache_folder
 from cml_engine.ir.graph import Attrs, Fact, Graph, Node
+from cml_engine.ir.layout import C4H
 from cml_engine.tools.testing import Case, check
+from tests.fixtures.graphs import Net
 
 ROOT = Path(__file__).resolve().parents[3]
 CROSS = ROOT / "examples/cross_product"
@@ -307,6 +313,25 @@ def test_the_cross_product_is_one_kernel_or_twelve_with_one_result(gpu, rng):
             got = cml.Session(graph, backend).run(inputs)["c"]
             np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-6)
     check("cross", gpu)
+
+
+#: words of Slang's that no other HLSL compiler takes
+SLANG = re.compile(
+    r"__subscript|__init|__target_switch|spirv_asm|\bextension\b|\bAtomic<|ForceUnroll"
+)
+
+
+def test_translation_for_d3d_is_plain_hlsl(gpu, tmp_path):
+    source = 'void kernel(uint i) { y[i] = 2 * x[i]; CML_PRINT("x", x[i]); }'
+    kernel = cml.Kernel(source=source, layouts="same", half="each")
+    declare(source, X_TO_Y.format("loud"), kernel=kernel)
+    net = Net(1, 8, 5, 5)
+    graph = net.graph(net.op("loud", "x"))
+    (key,) = step_keys(lower(graph, gpu.limits, {"x": C4H, "t0": C4H}))
+    own = dump_kernel(printing(key), tmp_path)
+    plain = own.with_suffix(".d3d.hlsl").read_text()
+    assert SLANG.search(own.read_text()) and not SLANG.search(plain)
+    assert "void main(" in plain
 
 
 def test_kernels_are_dumped_with_their_translations(gpu, tmp_path, monkeypatch):
