@@ -46,7 +46,7 @@ from cml_engine.ops import (
     same_as,
     unregister,
 )
-from cml_engine.runtime.session import CompileOptions, Session
+from cml_engine.runtime.session import CompileOptions, Session, Words
 from cml_engine.runtime.tiling import run_tiled
 
 if TYPE_CHECKING:
@@ -134,6 +134,7 @@ __all__ = [
     "Timing",
     "Tolerance",
     "Tuning",
+    "Words",
     "VirtualClock",
     "by_priority",
     "edit",

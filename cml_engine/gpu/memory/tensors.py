@@ -22,9 +22,9 @@ from cml_engine.ops.common.integer_arrays import words_of
 def to_words(array: Array, place: TensorPlace) -> Array:
     """Returns a host array as words in the tensor's layout and element type on the GPU.
 
-    An input of an integer network is quantized first.
+    Numbers of an integer network's input are quantized first; arrays of integers are words already.
     """
-    if place.conversion is not None:
+    if place.conversion is not None and array.dtype.kind == "f":
         entry = place.conversion
         array = words_of(array, np.float32(entry.inverse), entry.low, entry.high)
     if place.layout in WHOLE:  # convert to the small type before elements are moved

@@ -147,7 +147,11 @@ def run_watched(
         changed = None if program.steps_for(inputs) is None else {*inputs, VARIABLES}
         _submit_loads(program, inputs)
         sources = sources_of(graph)
-        given = {name: value for name, value in inputs.items() if isinstance(value, np.ndarray)}
+        given = {
+            name: _numbers(value, program.plan.inputs[name])
+            for name, value in inputs.items()
+            if isinstance(value, np.ndarray)
+        }
 
         def value(name: str) -> Array:
             if name in given or graph.is_constant(name):
@@ -208,6 +212,13 @@ def _end_run(program: GpuProgram) -> dict[str, Array]:
     program.gpu.queue.submit([encoder.finish()])
     program.retained.end()
     return found
+
+
+def _numbers(array: Array, place: TensorPlace) -> Array:
+    """Returns the numbers of an input, which may be given as words."""
+    if place.conversion is None or array.dtype.kind == "f":
+        return array
+    return array.astype(np.float32) / np.float32(place.conversion.inverse)
 
 
 def _submit_loads(program: GpuProgram, inputs: Mapping[str, object]) -> None:

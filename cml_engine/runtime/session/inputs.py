@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
 import numpy as np
 
+from cml_engine.compiler.plan import InputConversion, Plan
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import SEED, check_input_mapping, shortened
-from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Slider, check_shape
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Graph, Slider, check_shape
+from cml_engine.ops.declaration.registry import lookup
 
 
 def with_defaults(
@@ -55,6 +58,68 @@ def _slider_array(name: str, slider: Slider, fact: Fact, given: object) -> Any:
         array = array.astype(np.float32)
     whole = array.reshape(fact.shape) if array.ndim else np.broadcast_to(array, fact.shape)
     return np.array(whole)
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """An input of an integer network as its words of 8 bits, an array of uint8 or int8.
+
+    The words are used as they are; a float array is multiplied by one over the scale and rounded
+    (docs/integer.md). Both give the same results for the same words.
+
+    Examples
+    --------
+    >>> pixels = cml.Words(np.zeros((1, 3, 8, 8), np.uint8))
+    """
+
+    array: Array
+
+    def __post_init__(self) -> None:
+        dtype = getattr(self.array, "dtype", type(self.array).__name__)
+        if dtype not in (np.uint8, np.int8):
+            raise InputError(
+                f"cml.Words: wanted a NumPy array of uint8 or int8, got {dtype}. Give numbers as "
+                "they are, without cml.Words"
+            )
+
+
+def quantized_inputs(graph: Graph) -> dict[str, InputConversion]:
+    """Returns the inputs of an optimized integer network, each with its conversion to words."""
+    return {
+        node.inputs[0]: InputConversion(
+            *(float(node.attrs[name]) for name in ("inverse", "low", "high"))
+        )
+        for node in graph.nodes
+        if lookup(node.op).traits.quantizes_input and node.inputs[0] in graph.inputs
+    }
+
+
+def take_words(graph: Graph, plan: Plan | None, inputs: Mapping[str, Any]) -> dict[str, Array]:
+    """Returns the inputs that are given as :class:`Words`, as arrays for the program.
+
+    They are numbers that round to the words, unless the plan's upload converts numbers to words.
+    Raises :class:`InputError` if words do not fit the input.
+    """
+    found: dict[str, Array] = {}
+    given = {name: value.array for name, value in inputs.items() if isinstance(value, Words)}
+    known = quantized_inputs(graph) if given else {}
+    for name, array in given.items():
+        if name not in known:
+            raise InputError(
+                f"input '{name}': cml.Words is for inputs of integer networks, which are "
+                f"{', '.join(known) or 'none here'}. Give an array of numbers"
+            )
+        check_shape(name, graph.facts[name], array.shape)
+        entry = known[name]
+        if array.size and not (entry.low <= array.min() and array.max() <= entry.high):
+            raise InputError(
+                f"input '{name}': its words are {entry.low:.0f} to {entry.high:.0f}, got "
+                f"{array.min()} to {array.max()}"
+            )
+        if plan is None or plan.inputs[name].conversion is None:
+            array = array.astype(np.float32) / np.float32(entry.inverse)
+        found[name] = array
+    return found
 
 
 def check_inputs(

@@ -45,7 +45,13 @@ from cml_engine.runtime.session.compile_graph import (
     compile_graph,
     make_recompiler,
 )
-from cml_engine.runtime.session.inputs import check_inputs, listed, random_inputs, with_defaults
+from cml_engine.runtime.session.inputs import (
+    check_inputs,
+    listed,
+    random_inputs,
+    take_words,
+    with_defaults,
+)
 
 if TYPE_CHECKING:
     from cml_engine.gpu.gpu import Gpu
@@ -302,6 +308,9 @@ class Session:
         defaults. Raises :class:`InputError` if an input does not fit or is missing.
         """
         inputs = with_defaults(self.sliders, self.inputs, self._program.known_inputs, inputs)
+        if isinstance(inputs, Mapping):
+            words = take_words(self.graph, self.plan, inputs)
+            inputs, skip = {**inputs, **words}, skip | words.keys()
         if not skip:
             return check_inputs(self.inputs, inputs, self._program.known_inputs)
         facts = {name: fact for name, fact in self.inputs.items() if name not in skip}

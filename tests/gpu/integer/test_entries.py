@@ -7,8 +7,10 @@ from numpy.testing import assert_array_equal
 
 import cml_engine as cml
 from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.gpu.memory import tensors
 from tests.fixtures.frames.host import Host
 from tests.fixtures.integer.networks import IntegerNet, line
+from tests.fixtures.models import write_model
 
 SHAPE = (2, 6, 3, 5)
 #: halves, range ends, values beyond them, and NaN
@@ -52,6 +54,61 @@ def test_inputs_quantized_by_any_path_are_bit_identical(how, gpu):
     by_step = cml.CompileOptions(plan=PlanOptions(packed_inputs=False))
     for made, given in [*((session, g) for g in givens), (cml.Session(graph, gpu, by_step), x)]:
         assert_array_equal(*made.run({"x": given}).values(), wanted)
+
+
+@pytest.mark.parametrize(
+    "how, dtype",
+    [
+        ({"signed": False}, np.uint8),
+        ({}, np.int8),
+        ({"bits": 16}, np.int8),
+        ({"bits": 16, "signed": False}, np.uint8),
+    ],
+)
+def test_words_give_the_bits_of_the_numbers_that_round_to_them(how, dtype, gpu, monkeypatch):
+    graph, limits = network((1, 8, 8, 4), **how), np.iinfo(dtype)
+    words = np.arange(limits.min, limits.max + 1).astype(dtype).reshape(1, 8, 8, 4)
+    if how == {}:
+        words[words == -128] = -127  # the words of 8 signed bits are symmetric
+    x = (words * np.float32(0.3)).astype(np.float32)
+    (wanted,) = cml.Session(graph, "cpu").run({"x": x}).values()
+    assert len(np.unique(wanted)) > 250
+    given, host = {"x": cml.Words(words)}, Host(gpu)
+    by_step = cml.CompileOptions(plan=PlanOptions(packed_inputs=False))
+    packed = cml.Session(graph, gpu)
+    for session in (cml.Session(graph, "cpu"), cml.Session(graph, gpu, by_step), packed):
+        assert_array_equal(*session.run(given).values(), wanted)
+        assert_array_equal(*session.run(given, watch=lambda *what: None).values(), wanted)
+    read = []
+    packed.run(given, before=lambda node, operands: read.append(operands[0]))
+    assert_array_equal(np.rint(read[0] / 0.3), words)  # operands are shown as numbers
+    job = host.run(packed, given)
+    assert_array_equal(job.tensor(packed.graph.outputs[0]).read(), wanted)
+    monkeypatch.setattr(tensors, "words_of", None)  # packed words are uploaded without rounding
+    assert_array_equal(*packed.run(given).values(), wanted)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_words_that_do_not_fit_are_refused(gpu, backend):
+    on = gpu if backend == "gpu" else "cpu"
+    session = cml.Session(network(signed=False), on)
+    with pytest.raises(cml.InputError, match="its words are 0 to 255, got -3 to 0"):
+        words = np.zeros(SHAPE, np.int8)
+        words[0, 0, 0, 0] = -3
+        session.run({"x": cml.Words(words)})
+    with pytest.raises(cml.InputError, match="input 'x': wanted shape"):
+        session.run({"x": cml.Words(np.zeros((2, 6), np.uint8))})
+    with pytest.raises(cml.InputError, match="wanted a NumPy array of uint8 or int8, got int32"):
+        cml.Words(np.zeros(SHAPE, np.int32))
+    with pytest.raises(cml.InputError, match="uint8 or int8, got list"):
+        cml.Words([1, 2])
+
+
+def test_float_networks_take_no_words(tmp_path):
+    text = "version 1.0; graph net(x) -> (y) { x = external<scalar>(shape = [2]); y = exp(x); }"
+    session = cml.Session(cml.load(write_model(tmp_path / "net.nnef", text)), "cpu")
+    with pytest.raises(cml.InputError, match="cml.Words is for inputs of integer networks"):
+        session.run({"x": cml.Words(np.zeros(2, np.uint8))})
 
 
 def test_textures_and_job_outputs_are_quantized_in_frames(gpu):
