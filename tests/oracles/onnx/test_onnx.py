@@ -100,18 +100,6 @@ def test_unnamed_extents_are_independent():
         cml.load(made.SerializeToString(), shapes={"x": (2, 3)})
 
 
-def test_every_command_accepts_the_format(cnn, tmp_path, run_cml, refused):
-    np.save(tmp_path / "x.npy", np.zeros(SHAPE, np.float32))
-    shape = ["--shape", "image=1,3,8,8"]
-    run = ["run", str(cnn), *shape, "-i", f"image={tmp_path / 'x.npy'}", "--backend", "cpu"]
-    run_cml(*run)
-    assert "model cnn" in run_cml("info", cnn, *shape).out
-    run_cml("rank", cnn, *shape, "--backend", "cpu", "--runs", "1")
-    assert "--shape image=" in refused("info", cnn)
-    run_cml("info", cnn, "--shape", "1,3,8,8")
-    assert "wanted NAME=1,3,64,64" in refused("info", cnn, "--shape", "=1,3,8,8")
-
-
 def test_nonzero_has_a_count_output():
     """NonZero has a second output with the number of found elements.
 

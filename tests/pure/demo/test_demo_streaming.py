@@ -103,12 +103,6 @@ def test_tile_is_shown_only_when_complete():
     assert world.fade(ROOT, 9.01 + FADE_S) == 0.0
 
 
-def test_only_fine_tiles_have_plants():
-    assert "scatter" not in CHAIN.sessions_for(ROOT) and "scatter" in CHAIN.sessions_for(
-        TileId(0, 0, 0)
-    )
-
-
 def test_coarse_visible_tiles_are_scheduled_first():
     world = streaming()
     near, far = TileId(0, 0, 0), TileId(0, 9, 0)
