@@ -226,11 +226,19 @@ def test_samples_of_a_region(mode, gpu, rng):
     check("roi_align", [x, rois, np.zeros(3, np.int32)], attrs, gpu)
 
 
-@pytest.mark.parametrize(
-    ("op", "taps"),
-    [("conv", t) for t in ((1, 1, 2990), (1, 2990, 1), (2990, 1, 1), (54, 55, 1), (14, 14, 15))]
-    + [("deconv", t) for t in ((1, 1, 2990), (2990, 1, 1), (54, 55, 1))],
-)
+#: the longest filters of one dispatch; two of each operator run in the suite
+LONGEST = {
+    "conv": ((1, 1, 2990), (1, 2990, 1), (2990, 1, 1), (54, 55, 1), (14, 14, 15)),
+    "deconv": ((1, 1, 2990), (2990, 1, 1), (54, 55, 1)),
+}
+TAPS = [
+    pytest.param(op, taps, marks=() if taps in ((1, 1, 2990), (54, 55, 1)) else pytest.mark.long)
+    for op, longest in LONGEST.items()
+    for taps in longest
+]
+
+
+@pytest.mark.parametrize(("op", "taps"), TAPS)
 def test_convs_with_the_longest_filters_of_one_dispatch(op, taps, gpu):
     """Convs with the longest filters that a single dispatch computes are right."""
     x = np.ones((1, 1, *(n + 1 if op == "conv" else 1 for n in taps)), np.float32)
