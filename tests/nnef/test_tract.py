@@ -8,6 +8,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.errors import CmlError
+from cml_engine.ir.block_weights import weight_blocks
 
 Array = np.ndarray[Any, Any]
 
@@ -174,7 +175,7 @@ def test_models_fragment_precedes_the_tract_library(fragment):
 
 @pytest.mark.parametrize(("code", "is_paired"), [(0x3040, False), (0x2040, True)])
 def test_weights_of_q4_0(tmp_path, code, is_paired):
-    """Weights in tract's format Q4_0 are read as floats, in both orders of their 4-bit values.
+    """Weights in tract's format Q4_0 keep their blocks, in both orders of their 4-bit values.
 
     A block of 32 values has a float16 scale and 4 bits for each value.
     """
@@ -195,6 +196,8 @@ def test_weights_of_q4_0(tmp_path, code, is_paired):
     found = cml.load(tmp_path).constants["w"]
     wanted = (codes.astype(np.float32) - 8) * scales.astype(np.float32)[:, None]
     np.testing.assert_array_equal(found, wanted.reshape(3, 64))
+    blocks = weight_blocks(found)
+    assert (blocks.axis, blocks.size, blocks.bits, blocks.scales.shape) == (1, 32, 4, (3, 2))
     (tmp_path / "w.dat").write_bytes(header + packed[:-1])
     with pytest.raises(cml.ModelError, match="'w.dat' is damaged: truncated: Q4_0 .3, 64. wants"):
         cml.load(tmp_path)
