@@ -15,10 +15,12 @@ import numpy as np
 
 from cml_engine import nnef
 from cml_engine.compiler.integer.digest import limit_gas
+from cml_engine.compiler.integer.lowering.lower_network import lower_to_integers
+from cml_engine.compiler.integer.quant_params import read_quant_params
 from cml_engine.compiler.passes.infer import infer_facts, infer_node
 from cml_engine.compiler.plugins import load_entry_points
-from cml_engine.cpu.cpu_program import run_node
-from cml_engine.errors import InputError, InternalError, Source
+from cml_engine.cpu.cpu_program import CpuProgram, run_node
+from cml_engine.errors import InputError, InternalError, Source, UnsupportedOp
 from cml_engine.errors.arguments import ONLY_INPUT, SEED, check_instance, shortened
 from cml_engine.formats import formats
 from cml_engine.formats.foreign import check_foreign
@@ -270,7 +272,8 @@ def save(
     of extents: ``{"image": (1, 3, "height", "width")}``; an operator whose ONNX form contains the
     size is an error that names it. A game's own operator without an
     expression and a body becomes a node of the domain ``game``. Raises an error that names the
-    operator if the opset cannot express one.
+    operator if the opset cannot express one. An integer network becomes a QDQ model, which
+    :func:`load` reads as the same integer network.
 
     Examples
     --------
@@ -288,22 +291,59 @@ def save(
         )
     path = _check_path(path)
     if path.suffix.lower() == ".onnx":
-        from cml_engine.formats.onnx.export import DEFAULT_OPSET, save_onnx
-
-        if graph.integer:
-            raise InputError(
-                f"'{graph.name}' is an integer network (cml docs integer), and ONNX has no "
-                "rule that is the same everywhere: save it as NNEF, or the network of floats "
-                "that it was made of"
-            )
+        from cml_engine.formats.onnx.export import DEFAULT_OPSET, onnx_parts, save_onnx
 
         wanted = DEFAULT_OPSET if opset is None else opset
+        if graph.integer:
+            _check_qdq(graph, b"".join(onnx_parts(graph, wanted, half=half, dynamic=dynamic)))
         save_onnx(graph, path, opset=wanted, overwrite=overwrite, half=half, dynamic=dynamic)
         return
     for name, value in (("opset", opset), ("half", half or None), ("dynamic", dynamic)):
         if value is not None:
             raise InputError(f"'{path}': {name} is for .onnx: leave it out for NNEF")
     nnef.save(graph, path, overwrite=overwrite)
+
+
+#: the runs by which an integer network and its copy are compared
+_RUNS = 4
+
+
+def _check_qdq(graph: Graph, data: bytes) -> None:
+    """Raises :class:`UnsupportedOp` if a QDQ model is not read as the integer network it is of.
+
+    Tables must be equal, and results on random words of the whole range.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", nnef.NnefWarning)
+        again = load(data, shapes={name: graph.facts[name].shape for name in graph.inputs})
+    tables = [
+        sorted(line["table"] for line in net.quantization.values() if line.get("table"))
+        for net in (graph, again)
+    ]
+    is_same = again.integer == graph.integer and tables[0] == tables[1]
+    random = np.random.default_rng(0)
+    programs = [CpuProgram(lower_to_integers(net).graph) for net in (graph, again) if is_same]
+    for _ in range(_RUNS if is_same else 0):
+        inputs = {
+            name: (random.uniform(-1.1, 1.1, graph.facts[name].shape) * limit).astype(np.float32)
+            for name, limit in _limits(graph).items()
+        }
+        ours, copied = (program.run(inputs) for program in programs)
+        is_same = is_same and all(np.array_equal(ours[n], copied[n]) for n in graph.outputs)
+    if not is_same:
+        raise UnsupportedOp(
+            f"'{graph.name}' has rounding points that a QDQ model has no form for: it would be "
+            "read as another network. Save it as NNEF, or quantize the network of floats again"
+        )
+
+
+def _limits(graph: Graph) -> dict[str, float]:
+    """Returns the largest number of each input of an integer network."""
+    params = read_quant_params(graph)
+    return {
+        name: float(params[name].range.high * params[name].scale) if name in params else 1.0
+        for name in graph.inputs
+    }
 
 
 def _check_path(given: object) -> Path:

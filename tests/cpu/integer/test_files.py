@@ -63,15 +63,6 @@ def test_integer_file_loads_as_floats_without_the_extension(tmp_path):
     assert floats.constants["b"].item() == pytest.approx(5242.88)
 
 
-def test_onnx_is_refused(tmp_path):
-    """Saving an integer network as ONNX raises ``InputError``.
-
-    The export would write integers as weights.
-    """
-    with pytest.raises(cml.InputError, match="integer network .*ONNX has no rule"):
-        cml.save(small_net(), tmp_path / "net.onnx")
-
-
 def test_other_rule_version_is_refused(tmp_path):
     cml.save(small_net(), tmp_path)
     text = tmp_path / "graph.nnef"

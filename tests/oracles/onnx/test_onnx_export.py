@@ -13,10 +13,12 @@ pytest.importorskip("onnxruntime")
 
 import cml_engine as cml  # noqa: E402
 from cml_engine.errors import CmlError, UnsupportedOp  # noqa: E402
+from cml_engine.formats import loading  # noqa: E402
 from cml_engine.formats.onnx.export import game_operators, writer  # noqa: E402
 from cml_engine.ops import load_families, registered  # noqa: E402
 from cml_engine.tools.cli import main  # noqa: E402
 from cml_engine.tools.testing import case_graph  # noqa: E402
+from tests.fixtures.integer.random_networks import random_integer_case  # noqa: E402
 from tests.fixtures.models import MODEL_ABC, write_model  # noqa: E402
 from tests.generate import random_call  # noqa: E402
 from tests.onnx_nodes import (  # noqa: E402
@@ -343,6 +345,87 @@ graph g(x) -> (y) { x = external(shape = [1, 1, 8, 8]);
         cml.save(graph, tmp_path / "m.onnx", dynamic=dynamic)
     with pytest.raises(cml.InputError, match="was changed after it was loaded"):
         cml.save(graph.with_(name="h"), tmp_path / "m.onnx", dynamic={"x": (1, 1, 8, "w")})
+    assert not (tmp_path / "m.onnx").exists()
+
+
+# -- integer networks -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["upres", "texture", "population"])
+def test_an_integer_network_is_written_as_qdq(name):
+    graph = cml.load(AGENTS / "integer" / f"{name}.nnef")
+    data = exported(graph, 21)
+    loading._check_qdq(graph, data)
+    again = cml.load(data)
+    assert again.integer == graph.integer
+    for seed in range(3):
+        inputs = random_inputs(graph, seed)
+        wanted = on_cpu(graph, inputs)
+        got, peer = on_cpu(again, inputs), run_onnx(data, inputs)
+        for name, want in wanted.items():
+            np.testing.assert_array_equal(got[name], want)
+            error = np.sqrt(np.mean((peer[name] - want) ** 2))
+            assert error < 0.01 * np.abs(want).max(), "halves go to even there"
+
+
+def test_integer_words_of_16_bits_and_open_axes(tmp_path, rng):
+    text = """version 1.0;
+graph g(x) -> (y)
+{
+    x = external<scalar>(shape = [1, 3, 8, 8]);
+    w = variable<scalar>(shape = [4, 3, 3, 3], label = 'w');
+    b = variable<scalar>(shape = [1, 4], label = 'b');
+    c = conv(x, w, b, padding = [(1, 1), (1, 1)]);
+    r = relu(c);
+    t = tanh(r);
+    y = nearest_upsample(t, factor = [2, 2]);
+}"""
+    values = {"w": rng.normal(size=(4, 3, 3, 3)), "b": rng.normal(size=(1, 4))}
+    folder = write_model(tmp_path / "g", text, **{k: v.astype("f") for k, v in values.items()})
+    samples = [{"x": rng.normal(size=(1, 3, 8, 8)).astype(np.float32)} for _ in range(8)]
+    graph, _ = cml.quantize(cml.load(folder), samples, sixteen=["r", "y"])
+    with pytest.raises(UnsupportedOp, match="words of 16 bits, which need opset 21, and 20"):
+        cml.save(graph, tmp_path / "m.onnx")
+    with pytest.raises(cml.InputError, match="integer network, without weights in floats"):
+        cml.save(graph, tmp_path / "m.onnx", opset=21, half=True)
+    cml.save(graph, tmp_path / "g.nnef")
+    graph = cml.load(tmp_path / "g.nnef")
+    data = exported(graph, 21, dynamic={"x": (1, 3, "h", 8)})
+    for height in (8, 11):
+        other = graph.reshaped({"x": (1, 3, height, 8)})
+        inputs = {"x": rng.normal(size=(1, 3, height, 8)).astype(np.float32)}
+        wanted = on_cpu(other, inputs)["y"]
+        again = cml.load(data, shapes={"x": (1, 3, height, 8)})
+        np.testing.assert_array_equal(on_cpu(again, inputs)["y"], wanted)
+        np.testing.assert_allclose(run_onnx(data, inputs)["y"], wanted, atol=1e-3)
+
+
+def test_random_integer_networks_are_read_back_or_refused(tmp_path):
+    counts = {"same": 0, "refused": 0}
+    for seed in range(30):
+        case = random_integer_case(np.random.default_rng(seed), 6)
+        file = tmp_path / f"{seed}.onnx"
+        try:
+            cml.save(case.graph, file, opset=21)
+        except UnsupportedOp as error:
+            assert "read as another network. Save it as NNEF" in str(error)
+            counts["refused"] += 1
+            continue
+        wanted, got = (on_cpu(graph, case.inputs) for graph in (case.graph, cml.load(file)))
+        assert all(np.array_equal(got[name], wanted[name]) for name in wanted), seed
+        counts["same"] += 1
+    assert counts["same"] > 20 and counts["refused"] > 0
+
+
+def test_integer_networks_without_a_qdq_form(tmp_path):
+    graph = cml.load(AGENTS / "integer" / "texture.nnef")
+    name = next(iter(graph.quantization))
+    line = cml.Attrs({**graph.quantization[name], "scale": 0.123456789012})
+    changed = graph.with_(quantization={**graph.quantization, name: line})
+    with pytest.raises(cml.ModelError, match=f"line of '{name}'.*more digits than 32 bits"):
+        cml.save(changed, tmp_path / "m.onnx", opset=21)
+    with pytest.raises(UnsupportedOp, match="a float tail, which a QDQ model has no form for"):
+        cml.save(graph.with_(float_tail=True), tmp_path / "m.onnx")
     assert not (tmp_path / "m.onnx").exists()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from math import frexp
 
 import numpy as np
 
@@ -85,7 +86,9 @@ def observe_values(
 
 
 def round_digits(value: float) -> float:
-    """Returns a number rounded to ``_DIGITS`` significant digits."""
+    """Returns a number rounded to ``_DIGITS`` significant digits; a power of two stays exact."""
+    if frexp(value)[0] == 0.5:
+        return value
     return float(f"{value:.{_DIGITS}g}")
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import count, groupby
 from types import MappingProxyType
 
 import numpy as np
 
-from cml_engine.errors import InputError, InternalError
+from cml_engine.compiler.integer.quant_params import QuantParams, read_quant_params
+from cml_engine.compiler.integer.quantizer.scales import round_digits
+from cml_engine.errors import InputError, InternalError, UnsupportedOp
 from cml_engine.formats.onnx.export.call import (
     ExportCall,
     ExportOperand,
@@ -33,6 +36,8 @@ from cml_engine.formats.onnx.export.wire import (
     model_bytes,
 )
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Graph, Node, unused_name
+from cml_engine.ir.integer_rule import fraction_of
+from cml_engine.ops.declaration.registry import lookup
 
 #: the domain of the local functions, and the model's producer
 DOMAIN = "cml_engine"
@@ -53,6 +58,9 @@ class OnnxWriter:
     ) -> None:
         self._graph, self._opset = graph, opset
         self._half, self._dynamic = half, dynamic
+        #: the quantized tensors of an integer network, and the names of their real numbers
+        self._words = read_quant_params(graph) if graph.integer else {}
+        self._real: dict[str, str] = {}
         #: the names of computed lists of extents, by their elements
         self._extents: dict[str, str] = {}
         self._nodes: list[OutNode] = []
@@ -66,6 +74,8 @@ class OnnxWriter:
         """Writes the graph and returns the bytes of the file, in parts. It is called once."""
         graph = self._graph
         self._check_size()
+        if graph.integer:
+            _check_integer(graph, self._half)
         for name in self._ordered_state():
             self._tensors[name] = graph.constants[name]
         for index, node in enumerate(graph.nodes):
@@ -123,6 +133,8 @@ class OnnxWriter:
         self._nodes.append(OutNode("Identity", (source,), (called,)))
 
     def _operand(self, name: str) -> ExportOperand:
+        if name in self._words:
+            return ExportOperand(self._dequantized(name), self._graph.facts[name], stored=True)
         value = None if name in self._state else self._graph.constants.get(name)
         return ExportOperand(name, self._graph.facts[name], value)
 
@@ -151,8 +163,12 @@ class OnnxWriter:
         if node.epilogues:
             raise InternalError(f"{node.title} is fused already: export the graph as it was loaded")
         row = export_rule(node.op, self._graph.declarations)
+        sums = {name: unused_name(f"{name}_sums", self._taken)
+                for name in node.outputs if name in self._words}  # fmt: skip
+        self._taken.update(sums.values())
         operands = [self._operand(name) for name in node.inputs]
         facts = [self._graph.facts[name] for name in node.outputs]
+        node = replace(node, outputs=tuple(sums.get(name, name) for name in node.outputs))
         extents = self._varying_extents(index, row) if self._dynamic else {}
         if all(fact.size == 0 for fact in facts):
             if self._dynamic:
@@ -162,6 +178,8 @@ class OnnxWriter:
             self._write_function(node, row, operands, facts)
         else:
             self._write_nodes(node, row, operands, facts, extents)
+        for name, source in sums.items():
+            self._quantize(name, source, name)
 
     def _write_nodes(
         self,
@@ -246,6 +264,59 @@ class OnnxWriter:
         name = self._functions[key].name
         self._nodes.append(OutNode(name, tuple(given), node.outputs, {}, DOMAIN))
 
+    # -- integer networks -----------------------------------------------------------------------
+
+    def _dequantized(self, name: str) -> str:
+        """Returns the name of a quantized tensor's real numbers; adds their nodes at first use."""
+        graph = self._graph
+        if name not in graph.inputs and name not in graph.constants:
+            return name
+        if name not in self._real:
+            self._real[name] = unused_name(f"{name}_numbers", self._taken)
+            self._taken.add(self._real[name])
+            if name in graph.inputs:
+                self._quantize(name, name, self._real[name])
+            else:
+                self._dequantize(name, self._constant(graph.constants[name], name))
+        return self._real[name]
+
+    def _dequantize(self, name: str, source: str) -> None:
+        """Adds the node that turns a constant's integers into numbers."""
+        line = self._words[name]
+        axis = next((i for i, extent in enumerate(line.extents) if extent > 1), 0)
+        scales = _scales(line)
+        scale = self._constant(scales if line.extents else scales[0].reshape(()))
+        attributes = {"axis": axis} if line.extents else {}
+        inputs = (source, scale)
+        self._nodes.append(OutNode("DequantizeLinear", inputs, (self._real[name],), attributes))
+
+    def _quantize(self, name: str, source: str, result: str) -> None:
+        """Adds the nodes that round numbers to the tensor's words, and turn these into numbers."""
+        line = self._words[name]
+        kind = f"{'' if line.signed else 'u'}int{line.bits}"
+        if line.bits == 16 and self._opset < _OPSET_OF_16_BITS:
+            raise UnsupportedOp(
+                f"'{name}' has words of 16 bits, which need opset {_OPSET_OF_16_BITS}, and "
+                f"{self._opset} is asked for: give --opset {_OPSET_OF_16_BITS} "
+                f"(opset={_OPSET_OF_16_BITS})",
+                line.source,
+            )
+        scale = _scales(line)[0].reshape(())
+        by = (self._constant(scale), self._constant(np.zeros((), kind)))
+        words = unused_name(f"{name}_words", self._taken)
+        self._taken.add(words)
+        if line.signed and source != name:  # ONNX has one more negative integer than words
+            ends = [np.array(end * scale, np.float32) for end in (line.range.low, line.range.high)]
+            clipped = unused_name(f"{name}_clipped", self._taken)
+            self._taken.add(clipped)
+            limits = [self._constant(end) for end in ends]
+            self._nodes.append(OutNode("Clip", (source, *limits), (clipped,)))
+            source = clipped
+        self._nodes += [
+            OutNode("QuantizeLinear", (source, *by), (words,)),
+            OutNode("DequantizeLinear", (words, *by), (result,)),
+        ]
+
     # -- open sizes -----------------------------------------------------------------------------
 
     def _varying_extents(self, index: int, row: ExportRule) -> dict[int, list[int | Affine]]:
@@ -264,11 +335,16 @@ class OnnxWriter:
             return constant_name(len(stored) - 1)
 
         node = graph.nodes[index]
-        names = {name: None if name in self._state else graph.constants.get(name)
-                 for name in node.inputs}  # fmt: skip
+        computed = {*self._state, *self._words}
+        operands = [
+            ExportOperand(name, graph.facts[name], None, stored=True)
+            if name in computed
+            else ExportOperand(name, graph.facts[name], graph.constants.get(name))
+            for name in node.inputs
+        ]
         call = ExportCall(
             node=node,
-            operands=[ExportOperand(n, graph.facts[n], names[n]) for n in node.inputs],
+            operands=operands,
             results=[graph.facts[name] for name in node.outputs],
             opset=self._opset,
             constants=record,
@@ -339,6 +415,10 @@ class OnnxWriter:
             )
 
 
+#: the bits of a bias
+_BIAS_BITS = 32
+#: the first opset with QuantizeLinear to 16 bits
+_OPSET_OF_16_BITS = 21
 #: tensors of fewer values stay in 32 bits
 _LEAST_HALVED = 32
 
@@ -366,6 +446,32 @@ def half_error(graph: Graph) -> tuple[float, list[str]]:
         elif array.dtype == np.float32 and array.size >= _LEAST_HALVED:
             floats.append(name)
     return worst, floats
+
+
+def _scales(line: QuantParams) -> Array:
+    """Returns the scales of a tensor as ONNX has them; raises an error if they are read otherwise.
+
+    The scale of a bias follows from those of its operands.
+    """
+    found = np.array([float(scale) for scale in line.scales], np.float32)
+    read = [fraction_of(round_digits(float(scale))) for scale in found]
+    if line.bits != _BIAS_BITS and read != list(line.scales):
+        raise line.error("a scale has more digits than 32 bits of ONNX hold: quantize it again")
+    return found
+
+
+def _check_integer(graph: Graph, half: bool) -> None:
+    """Raises an error if an integer network cannot be written such that it is read as one."""
+    if half:
+        raise InputError(f"'{graph.name}' is an integer network, without weights in floats: leave "
+                         "half out")  # fmt: skip
+    own = next((node for node in graph.nodes if lookup(node.op).is_custom), None)
+    if graph.float_tail or own is not None:
+        what = f"the operator of a game {own.title}" if own else "a float tail"
+        raise UnsupportedOp(
+            f"'{graph.name}' has {what}, which a QDQ model has no form for: save it as NNEF",
+            own.source if own else None,
+        )
 
 
 #: constants of up to this many values are stored in a function, larger ones are arguments
