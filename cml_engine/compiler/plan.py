@@ -166,7 +166,8 @@ class Step:
 
     def __str__(self) -> str:
         said = f"{self.index:4d}  {self.full_title:32s} {self.groups:8d} groups  {self.kernel}"
-        return f"{said}: {variant_words(self.defines)}"
+        words = variant_words(self.defines)
+        return f"{said}: {words}" if words else said
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,21 @@ def test_jobs_have_retained_tensors_of_their_own_run(gpu):
         one.tensor("c1")
 
 
+def test_kept_values_arrive_in_frames_without_a_wait(gpu):
+    """A callback has the arrays of all kept tensors; outputs are as those of a bare session."""
+    graph, seen = graph_of(), {}
+    plain = cml.Session(graph, gpu).run(inputs())["y"]
+    session = cml.Session(graph, gpu, cml.CompileOptions(keep=("c0", "r0", "c1")))
+    host, names = Host(gpu, budget_ms=0.05), ("c0", "r0", "c1", "y")
+    job = host.scheduler.submit(session, inputs(), read=True)
+    job.add_done_callback(lambda done: seen.update({name: done.read(name) for name in names}))
+    host.until(lambda: seen)
+    assert_array_equal(seen["y"], plain)
+    wanted = values_of(graph, inputs())
+    for name in ("c0", "r0", "c1"):
+        close(seen[name], wanted[name])
+
+
 def test_job_reads_another_jobs_retained_tensor(gpu):
     graph = graph_of()
     session, second = cml.Session(graph, gpu, KEEP), cml.Session(graph, gpu)
