@@ -117,14 +117,6 @@ def test_a_missing_library_is_named(tmp_path, monkeypatch):
                 call()
 
 
-@pytest.mark.parametrize("kind", ["png", "tif", "exr"])
-def test_a_file_that_is_no_picture_is_refused(tmp_path, kind):
-    needs(kind)
-    (tmp_path / f"a.{kind}").write_bytes(b"no picture")
-    with pytest.raises(InputError, match="cannot read"):
-        array_files.read(tmp_path / f"a.{kind}", "x", fact(1))
-
-
 @pytest.mark.parametrize(
     "text, wanted",
     [

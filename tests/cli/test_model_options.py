@@ -67,12 +67,6 @@ def test_random_weights_are_reported(bare, run_cml):
     assert note in err and note not in out
 
 
-def test_random_weights_on_a_gpu(bare, gpu, run_cml):
-    assert "RANDOM (seed 7)" in run_cml("validate", bare, "--random-weights", "7").out
-    said = run_cml("tune", bare, "--random-weights", "--dry-run", "--rounds", "1").out
-    assert "RANDOM (seed 0)" in said
-
-
 def test_run_refuses_random_weights(bare, refused):
     err = refused("run", bare, "--random-weights", "-i", "image=x.npy")
     assert "their results mean nothing" in err

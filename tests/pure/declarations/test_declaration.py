@@ -127,12 +127,6 @@ def test_a_standard_operator_keeps_its_own_signature():
         cml.register(right)
 
 
-def test_a_name_is_taken_once():
-    cml.register(spec())
-    with pytest.raises(OperatorError, match="'twice' is registered already"):
-        cml.register(spec())
-
-
 @pytest.mark.parametrize("how", ["file", "functions", "loaded"])
 def test_a_relative_path_starts_at_the_file_of_the_operator(tmp_path, how):
     (tmp_path / "twice.hlsl").write_text(KERNEL)

@@ -12,13 +12,6 @@ def test_the_table_of_operators_is_that_of_the_importer():
     assert onnx_nodes.operator_table().count("\n") > 200
 
 
-def test_page_rewrites_only_its_generated_parts():
-    text = "one <!-- conformance -->\n\nold\n\n## Operators\n\ntwo\n\n<!-- operators -->\n\nold\n"
-    made = onnx_nodes.page({"conformance": "A", "operators": "B"}, text)
-    assert made == text.replace("old\n\n##", "A\n\n##").replace("old", "B")
-    assert onnx_nodes.page({"operators": "B", "conformance": "A"}, made) == made
-
-
 def test_the_table_of_operators_is_that_of_the_exporter():
     text = onnx_nodes.PAGE.read_text(encoding="utf-8")
     assert onnx_nodes.export_table() in text, "run python -m tests.onnx_nodes --write"
