@@ -558,8 +558,6 @@ class FrameExecutor:
         job = self._jobs[network]
         if job.on_cpu is None or job.on_cpu.step != step:
             job.on_cpu = CpuRun(network, step, self._frame)
-            assert job.run is not None
-            self._worked.add(job.run)
             self.request_read(encoder, job.on_cpu)
 
     @device_errors()

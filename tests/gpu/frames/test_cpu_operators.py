@@ -19,6 +19,7 @@ from cml_engine.cooked.cook import cook
 from cml_engine.ir.graph import Fact
 from cml_engine.runtime.node_check import check_nodes
 from scheduler.planning.plan import operators_per_frame
+from scheduler.planning.policy import by_priority
 from scheduler.recording import decisions_of
 from scheduler.tools.replay import replay
 from tests.fixtures.frames.host import Host, creations, open_device, under_way
@@ -442,7 +443,7 @@ def test_scheduler_runs_beside_other_jobs(gpu, graph, inputs, gate):
     session = cml.Session(graph, gpu)
     gate.entered.clear()
     gate.open.clear()
-    scheduler = FrameScheduler(gpu, budget_ms=1.0)
+    scheduler = FrameScheduler(gpu, budget_ms=1.0, policy=by_priority)
     waiting = scheduler.submit(session, inputs, priority=10)
     done = scheduler.submit(plain, {"x": inputs["x"]}, read=True).wait(60)
     np.testing.assert_array_equal(done.read("y"), np.maximum(inputs["x"], 0))
