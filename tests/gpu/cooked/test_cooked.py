@@ -273,6 +273,19 @@ def test_game_kernels_are_cooked_without_numpy_functions(gpu):
         cml.Session(cooked, "cpu")
 
 
+def test_plan_of_16_bit_arithmetic_is_refused_where_the_device_has_none(gpu, monkeypatch):
+    kernel = cml.Kernel(source="void kernel(uint i) { half v = half(x[i]); y[i] = v * v; }")
+    spec = cml.OpSpec("squares", cml.same_as(0), kernel=kernel, signature=SQUARES)
+    cml.register(spec)
+    try:
+        cooked = own(cook(cml.load(cml.MemoryModel(GAME, {})), player=True))
+    finally:
+        cml.unregister("squares")
+    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, half_arithmetic=False))
+    with pytest.raises(cml.StaleArtifact, match="compute in 16 bits, which the device does not"):
+        cml.Session(cooked, gpu)
+
+
 # --- without a compiler
 
 
