@@ -67,10 +67,15 @@ class Blocks:
 class BlockArray(Array):
     """Weights as float32 values, with the form in which they are stored.
 
-    A slice, a copy or a result of arithmetic has no ``blocks``.
+    A slice, a copy or a result of arithmetic has no ``blocks``; a pickled array keeps them.
     """
 
     blocks: Blocks | None = None
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self.blocks is None:
+            return super().__reduce_ex__(protocol)
+        return Blocks.values, (self.blocks,)
 
 
 def weight_blocks(array: Array | None) -> Blocks | None:

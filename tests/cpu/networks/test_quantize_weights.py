@@ -1,6 +1,7 @@
 """Tests of weights in blocks of 8 or 4 bits: quantizing, tensor files, folding, damaged files."""
 
 import json
+import pickle
 import struct
 
 import numpy as np
@@ -145,6 +146,17 @@ def test_folding_keeps_blocks(graph, sample):
     assert blocks is not None and blocks.codes is before.codes
     scale = made.constants["scale"].reshape(-1, 1, 1, 1)
     np.testing.assert_allclose(blocks.scales, before.scales * scale, rtol=1e-6)
+
+
+def test_pickled_weights_keep_their_blocks(graph, sample):
+    """A worker of a cluster, which gets a pickled graph, runs the same kernels."""
+    made, _ = cml.quantize_weights(graph, [sample], 4)
+    again = pickle.loads(pickle.dumps(made))
+    for name, array in made.constants.items():
+        np.testing.assert_array_equal(again.constants[name], array)
+        assert (weight_blocks(again.constants[name]) is None) == (weight_blocks(array) is None)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(made.constants["m"][:2])),
+                                  made.constants["m"][:2])  # fmt: skip
 
 
 def test_command(graph, tmp_path, capsys):
