@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
+from math import isfinite, prod
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -298,7 +298,7 @@ class Slider:
 
     Examples
     --------
-    >>> cml.Slider("image", low=0.0, high=2.0, default=1.0).default
+    >>> cml.Slider("mul3.y", low=0.0, high=2.0, default=1.0).default
     1.0
     >>> cml.Slider("noise.seed", choices={"calm": 3, "wild": 8}).choices["wild"]
     8
@@ -310,6 +310,23 @@ class Slider:
     description: str = ""
     default: SliderValue = 0.0
     choices: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        place: Any = self.place
+        if not isinstance(place, str) or not place.rpartition(".")[0]:
+            raise InputError(
+                f"a slider's place is {self.place!r}, wanted a result and its operator's operand "
+                "or attribute, such as 'mul3.y'"
+            )
+        if not isinstance(self.choices, Mapping):
+            raise InputError(
+                f"slider '{self.place}': choices is {self.choices!r}, wanted words with their "
+                "values, such as {'soft': 0.5, 'hard': 2}"
+            )
+        numbers: list[Any] = [self.low, self.high, *self.choices.values()]
+        for number in numbers:
+            if not isinstance(number, int | float) or not isfinite(number):
+                raise InputError(f"slider '{self.place}': {number!r} is not a finite number")
 
     def samples(self) -> list[SliderValue]:
         """Returns values of each extreme: those of the choices, or the ends of the range."""

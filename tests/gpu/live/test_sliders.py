@@ -53,11 +53,19 @@ def test_jobs_take_sliders(gpu, model, rng):
         ({"s": "scaled.z"}, "has no operand or attribute 'z'; it has x, y"),
         ({"s": "scaled.x"}, "no constant of the model of 1 to 16 numbers"),
         ({"x": "scaled.y"}, "has a tensor of that name"),
+        ({"s": "scaled"}, "a slider's place is 'scaled', wanted a result and its operator's"),
+        ({"s": 5}, "a slider's place is 5"),
+        ({"s": {"low": "x"}}, "slider 'scaled.y': 'x' is not a finite number"),
+        ({"s": {"high": np.inf}}, "slider 'scaled.y': inf is not a finite number"),
+        ({"s": {"choices": ["soft"]}}, "wanted words with their values"),
+        ({"s": {"choices": {"soft": "a"}}}, "slider 'scaled.y': 'a' is not a finite number"),
     ],
 )
 def test_invalid_sliders_are_refused(model, sliders, says):
     with pytest.raises(InputError, match=says):
-        cml.load(model, sliders=sliders)
+        (one,) = sliders.values()
+        made = cml.Slider("scaled.y", **one) if isinstance(one, dict) else one
+        cml.load(model, sliders=dict.fromkeys(sliders, made))
 
 
 MOVABLE = """version 1.0;
