@@ -187,6 +187,8 @@ def compile_options(a: Namespace) -> CompileOptions:
         options["storage"] = "half"
     if limit := arena_limit_of(a):
         options["arena_limit"] = limit
+    if getattr(a, "backend", None) == "onnxruntime":
+        options["cpu"] = "onnxruntime"
     preset = getattr(a, "preset", None)
     return CompileOptions.preset(preset, **options) if preset else CompileOptions(**options)
 
@@ -305,10 +307,11 @@ def backend_of(a: Namespace) -> Gpu | str:
     It is a GPU object if options need one, such as those that dump kernels or show their prints.
     Raises :class:`InputError` for options that need a GPU with ``--backend cpu``.
     """
-    if a.backend == "cpu":
+    if a.backend in ("cpu", "onnxruntime"):
         needy = "half", "decide", "arena-limit-mib", "adapter", "dump-kernels", "debug-kernels"
         if names := given(a, *needy):
-            raise InputError(f"{names} needs a GPU: leave --backend cpu out")
+            raise InputError(f"{names} needs a GPU: leave --backend {a.backend} out")
+        return "cpu"
     if getattr(a, "dump_kernels", None) or getattr(a, "debug_kernels", False):
         return gpu_of(a)
     return "gpu" if a.adapter else str(a.backend)

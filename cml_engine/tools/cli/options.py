@@ -179,9 +179,9 @@ _SHARED = {
     "backend": option(
         "GPU",
         "--backend",
-        choices=("auto", "gpu", "cpu"),
+        choices=("auto", "gpu", "cpu", "onnxruntime"),
         default="auto",
-        help="where to run; auto (the default) is a GPU if there is one",
+        help="where to run; auto (the default) is a GPU if there is one, cpu is NumPy",
     ),
     "adapter": option(
         "GPU",

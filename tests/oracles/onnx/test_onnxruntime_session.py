@@ -130,3 +130,22 @@ def test_what_onnx_runtime_does_not_load(counter, monkeypatch):
 def test_wrong_options(wrong, message):
     with pytest.raises(cml.InputError, match=message):
         cml.CompileOptions(**wrong)
+
+
+def test_the_command_line(tmp_path, run_cml):
+    graph = cml.load(AGENTS / "texture.nnef")
+    given = []
+    for name, array in random_inputs(graph).items():
+        np.save(tmp_path / f"{name}.npy", array)
+        given += ["-i", f"{name}={tmp_path / f'{name}.npy'}"]
+    found = []
+    for backend in ("cpu", "onnxruntime"):
+        out = tmp_path / f"{backend}.npy"
+        output = f"{graph.outputs[0]}={out}"
+        run_cml("run", AGENTS / "texture.nnef", *given, "-o", output, "--backend", backend)
+        found.append(np.load(out))
+    assert 0 < np.abs(found[0] - found[1]).max() < 1e-5
+    words = ("rank", AGENTS / "texture.nnef", "--backend", "onnxruntime")
+    assert "ONNX Runtime runs a network as a whole" in run_cml(*words, ends=2).err
+    words = ("run", AGENTS / "texture.nnef", *given, "--half", "--backend", "onnxruntime")
+    assert "--half needs a GPU: leave --backend onnxruntime out" in run_cml(*words, ends=2).err

@@ -19,6 +19,7 @@ from cml_engine.runtime.session import Session
 from cml_engine.tools.cli.common import (
     arena_limit_of,
     backend_of,
+    compile_options,
     load_model,
     named_axes,
     read_decisions,
@@ -127,7 +128,7 @@ def _check_golden(a: Namespace) -> int:
             f"'{a.model}' has no golden pair to check: cook it without --without-golden"
         )
     a.half = False
-    session = Session(graph, backend_of(a))
+    session = Session(graph, backend_of(a), compile_options(a))
     worst = golden.differences(session.run(golden.inputs))
     device = session.gpu.name if session.gpu else "CPU (NumPy)"
     for name, difference in worst.items():
