@@ -9,7 +9,7 @@ from scheduler.planning.policy import by_priority, fair_share, least_laxity
 from scheduler.tools.simulate import Noise, SimGpu, SimNetwork, SimStep
 from tests.players.building import SANITIZED, build
 from tests.players.replay_lines import replayed
-from tests.scheduler.test_record import eventful_run, run_by_wall_clock, run_with_margin
+from tests.scheduler.test_record import recorded_run, run_by_wall_clock, run_with_margin
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def program():
     return build("replay.c", *SANITIZED)
 
 
-@pytest.mark.parametrize("run", [eventful_run, run_by_wall_clock, run_with_margin])
+@pytest.mark.parametrize("run", [recorded_run, run_by_wall_clock, run_with_margin])
 def test_recordings_replay_to_equal_slices(program, run):
     recording = run()[0]
     assert sum(len(frame) for frame in recording.decisions) > 50
@@ -27,7 +27,7 @@ def test_recordings_replay_to_equal_slices(program, run):
 
 def test_changed_timings_replay_to_other_slices(program):
     """A recording with changed timings replays to other slices, so the comparison can fail."""
-    recording = eventful_run(120)[0]
+    recording = recorded_run(120)[0]
     for event in recording.events:
         if event["kind"] == "end":
             event["timings"] = [[f, g, 1.5 * ms] for f, g, ms in event["timings"]]

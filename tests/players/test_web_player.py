@@ -29,7 +29,7 @@ from tests.fixtures.hostile_wgsl import kernel
 from tests.gpu.integer.test_bits import net_of
 from tests.players.deno import ROOT, WEB, is_right, play_golden, run_deno
 from tests.players.test_replay import random_run
-from tests.scheduler.test_record import eventful_run, run_by_wall_clock
+from tests.scheduler.test_record import recorded_run, run_by_wall_clock
 
 HERE = Path(__file__).with_name("web")
 MODULES = sorted(WEB.glob("*.js"))
@@ -99,7 +99,7 @@ def test_in_deno(files):
     run_deno("test", "-A", "--no-check", HERE / "player.test.js", "--", files)
 
 
-@pytest.mark.parametrize("run", [eventful_run, run_by_wall_clock, *range(12)])
+@pytest.mark.parametrize("run", [recorded_run, run_by_wall_clock, *range(12)])
 def test_recordings_replay_to_equal_slices(run, tmp_path):
     """A number is the seed of a random run."""
     recording = random_run(run) if isinstance(run, int) else run(400)[0]
@@ -109,7 +109,7 @@ def test_recordings_replay_to_equal_slices(run, tmp_path):
 
 def test_changed_timings_replay_to_other_slices_on_the_web(tmp_path):
     """A recording with changed timings replays to other slices, so the comparison can fail."""
-    recording = eventful_run(120)[0]
+    recording = recorded_run(120)[0]
     for event in recording.events:
         if event["kind"] == "end":
             event["timings"] = [[f, g, 3 * ms] for f, g, ms in event["timings"]]

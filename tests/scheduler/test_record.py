@@ -18,8 +18,14 @@ def network(name, groups=50, ms=0.05, steps=5):
     return SimNetwork(name, [SimStep(f"{name}{i}", groups, ms) for i in range(steps)])
 
 
+def recorded_run(frames=220):
+    """Returns the recording of an eventful run and the reports of its frames."""
+    reports, _, recording = eventful_run(least_laxity, 7, frames=frames, record=True)
+    return recording, reports
+
+
 def test_replay_makes_equal_decisions(tmp_path):
-    reports, _, recording = eventful_run(least_laxity, 7, record=True)
+    recording, reports = recorded_run()
     assert sum(len(d) for d in recording.decisions) > 300
     assert recording.decisions == [decisions_of(r) for r in reports]
     recording.save(tmp_path / "run.json")

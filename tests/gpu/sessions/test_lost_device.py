@@ -165,7 +165,7 @@ OTHERS = {
     "FrameScheduler.forget_periodic", "FrameScheduler.render_took", "FrameScheduler.frame_took",
     "Job.laxity_ms", "Job.release_inputs", "Job.check_done", "Job.undo_end", "Job.find_steps",
     "Job.network_step", "Job.cancel", "Job.pause", "Job.resume", "Job.output",
-    "Job.add_done_callback",
+    "Job.add_done_callback", "Job.raise_unless_done",
 }  # fmt: skip
 
 
