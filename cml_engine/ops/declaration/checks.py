@@ -77,6 +77,9 @@ def check_spec(spec: OpSpec, file: Path | None) -> OpSpec:
     if spec.kernel is None:
         return spec
     kernel = located(spec.kernel, spec, place)
+    given: object = kernel.alternatives
+    if not isinstance(given, list | tuple) or not all(isinstance(one, Kernel) for one in given):
+        raise fault(spec, f"its kernel's alternatives are {given!r}; wanted a list of cml.Kernel")
     others = [located(other, spec, place) for other in kernel.alternatives]
     kernel = replace(kernel, alternatives=tuple(others))
     for one in (kernel, *others):
@@ -313,7 +316,8 @@ def _check_kernel(kernel: Kernel, spec: OpSpec) -> None:
         function = getattr(kernel, name)
         if function is not None and not callable(function):
             raise fault(spec, f"its kernel's {name} must be a function or None, got {function!r}")
-    for name, kind in (("params", str), ("source", str), ("interface", str), ("trusted", bool)):
+    texts = [(name, str) for name in ("params", "source", "interface", "name")]
+    for name, kind in (*texts, ("trusted", bool)):
         if not isinstance(getattr(kernel, name), kind):
             what = "a text" if kind is str else "True or False"
             raise fault(spec, f"its kernel's {name} is {getattr(kernel, name)!r}; wanted {what}")
@@ -336,7 +340,9 @@ def _check_kernel(kernel: Kernel, spec: OpSpec) -> None:
 
 
 def _check_defines(kernel: Kernel, spec: OpSpec) -> None:
-    given: Mapping[Any, Any] = kernel.defines
+    given: object = kernel.defines
+    if not isinstance(given, Mapping):
+        raise fault(spec, f"its kernel's defines are {given!r}; wanted a dictionary by name")
     for name, value in given.items():
         if not _NAME.fullmatch(name) or not isinstance(value, int | str) or "\n" in str(value):
             raise fault(
