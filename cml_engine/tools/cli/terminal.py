@@ -1,4 +1,4 @@
-"""What a command shows on the terminal: its output, errors and exit code, its log, its progress."""
+"""The output, errors, exit code, log and progress of a command on the terminal."""
 
 from __future__ import annotations
 
