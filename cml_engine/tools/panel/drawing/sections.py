@@ -537,7 +537,8 @@ def _widget(label: str, slider: Slider, value: SliderValue) -> tuple[bool, Slide
         moved, chosen = imgui.combo(label, chosen, list(slider.choices))
         return moved, choices[chosen] if moved else value
     if isinstance(value, bool):
-        return imgui.checkbox(label, value)
+        moved, checked = imgui.checkbox(label, value)
+        return moved, checked
     numbers = value if isinstance(value, tuple) else (value,)
     each = imgui.calc_item_width() / len(numbers)
     moved, found = False, list[float]()
