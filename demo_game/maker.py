@@ -29,7 +29,10 @@ def measure_nothing(activity: str) -> AbstractContextManager[None]:
 
 
 class TileMaker:
-    """A session for each network of a chain; ``backend`` is ``"cpu"`` or a :class:`cml.Gpu`."""
+    """The sessions of a chain, in which each network reads the outputs of earlier ones.
+
+    ``backend`` is ``"cpu"`` or a :class:`cml.Gpu`.
+    """
 
     def __init__(self, chain: Chain, backend: cml.Gpu | str) -> None:
         self.chain = chain

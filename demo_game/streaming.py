@@ -83,7 +83,7 @@ class Streaming:
         return tile in self.shown
 
     def drawn(self, tile: TileId) -> TileSlot | None:
-        """Returns the slot of the tile or of its draft; None if there is neither."""
+        """Returns the memory slot of the tile, or else of its coarse draft, or None."""
         return self.shown.get(tile) or self.drafts.get(tile)
 
     def draw(self, tiles: Collection[TileId], now_s: float) -> None:

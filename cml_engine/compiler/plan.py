@@ -333,7 +333,7 @@ class BandedOperators:
 
 @dataclass(frozen=True)
 class Reuse:
-    """The data of a plan for runs that skip steps whose inputs did not change.
+    """The dependencies by which a run skips the steps whose inputs have not changed since the last.
 
     ``sources`` has, for every step, the names of the inputs that its result depends on.
     ``retained`` has the bytes of each tensor that stays in memory between runs.

@@ -1,4 +1,4 @@
-"""The helper with which the game's operators are registered."""
+"""Registers the demo game's own operators from their HLSL and NumPy functions."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def limit_course(course: Course, minutes: float | None, timed: Callable[[Course], float]) -> Course:
-    """Returns the course with as many steps as fit in ``minutes``, at least 100.
+    """Returns the training settings with as many steps as fit in ``minutes``, at least 100.
 
     ``timed`` returns the seconds of a course; it is called with a short one. Without a limit the
     course stays as it is.

@@ -169,7 +169,7 @@ class Sample:
     target: Array
 
     def tile(self, rng: np.random.Generator, given: int, made: int) -> Sample:
-        """Returns a random part: inputs of ``given`` samples a side, target of ``made``.
+        """Returns a random crop: inputs with ``given`` samples per side, the target with ``made``.
 
         Its position is even, like a tile's.
         """

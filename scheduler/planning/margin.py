@@ -90,7 +90,7 @@ class TailMargin:
         return list(self._recent)
 
     def aim_ms(self, budget_ms: float) -> float:
-        """Returns the predicted milliseconds to plan for, at least an eighth of the budget.
+        """Returns the milliseconds of slices to plan for a frame, at least 1/8 of the budget.
 
         This is the root of ``aim + x sqrt(aim) = budget`` for a high quantile ``x`` of the
         excess over the square root of the prediction (of ``aim + x = budget`` if the excess does

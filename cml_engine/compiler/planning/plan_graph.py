@@ -369,7 +369,7 @@ class _BandPlanner:
 
     @cached_property
     def _flops(self) -> dict[str, float]:
-        """The floating-point operations of each operator without bands, by its title."""
+        """The floating-point operations of each operator by title, before cuts into bands."""
         found: dict[str, float] = {}
         for node, _, _, cost in self.whole.dispatches:
             found[node.title] = found.get(node.title, 0.0) + cost.flops

@@ -245,7 +245,7 @@ class _Composer:
     # -- constants ------------------------------------------------------------------------------
 
     def _is_literal(self, name: str, values: Array) -> bool:
-        """Returns True if a constant is written as a literal where it is used.
+        """Returns True if NNEF text holds the constant as a literal argument, not as a variable.
 
         It then has rank 0 and no file of its own, and is not an output.
         """

@@ -38,7 +38,7 @@ def describe(value: Value, depth: int = 0) -> str:
 
 
 def kind_of(value: Value) -> str:
-    """Returns the NNEF type of a plain value, or ``tensor``, ``array``, ``tuple``."""
+    """Returns the NNEF type of a literal, or ``tensor``, ``array`` or ``tuple``."""
     if isinstance(value, bool):
         return "logical"
     if isinstance(value, int):

@@ -82,7 +82,7 @@ class SourceText:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """A text's tokens as three parallel lists, because a model has half a million tokens.
+    """The lexer's tokens as lists of types, texts and offsets: a large model has half a million.
 
     The last token is ``end``.
     """

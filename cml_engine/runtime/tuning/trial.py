@@ -83,7 +83,7 @@ class Trial:
         return pair[::-1] if len(paired.rounds) % 2 else pair
 
     def record(self, ms: Mapping[str, float]) -> None:
-        """Records the ms of the pair that :meth:`next` returned, by option.
+        """Records the milliseconds of both options of the pair that :meth:`next` returned.
 
         An option's first times are a warm-up and are ignored, as are times that are not positive.
         """

@@ -142,7 +142,7 @@ class ModelFacts:
         return Peak(guess.flops_per_ms / 1e6, guess.bytes_per_ms / 1e6, guess.source)
 
     def forecast(self, budget_ms: float, frame_ms: float) -> Forecast:
-        """Returns the predicted number of frames and times of one run within a frame budget."""
+        """Predicts how many frames a run takes within a frame budget, and how long they are."""
         from scheduler.tools.commands import forecast
 
         costs = self.plan.step_costs()

@@ -87,7 +87,7 @@ def threads():
 
 
 def test_run_limits_blas_to_one_thread_and_restores_it(two_threads, monkeypatch):
-    """A session's run limits BLAS to one thread, and restores two threads afterwards.
+    """A session's run limits BLAS to one thread, and restores the caller's two threads afterwards.
 
     Idle BLAS threads would otherwise spin beside busy processes.
     """

@@ -396,7 +396,7 @@ class IntegerGraphBuilder:
         self.add(place, "integer_numbers", (found.name,), name, scale=float(found.scale))
 
     def build(self) -> Graph:
-        """Returns the new graph with facts for its inputs and constants only.
+        """Returns the built graph; only inputs and constants have types and shapes yet.
 
         The facts of computed tensors are not inferred yet. Constants that no node reads are left
         out.

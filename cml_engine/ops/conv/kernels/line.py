@@ -124,7 +124,7 @@ def _row_tiles(conv: Conv) -> list[ConvTile]:
 
 
 def _default_row_tile(conv: Conv) -> ConvTile:
-    """Returns the fastest tile on a software driver, including results beyond the edge."""
+    """Returns the fastest tile on a software driver; results beyond the edge count as work."""
     return ConvTile(*_fastest(conv, _fast_speeds(conv) or {_SMALLEST: 1.0}), SOFTWARE_GROUP)
 
 
@@ -248,7 +248,7 @@ def _phases_tile(conv: Conv, size: Size, group: int) -> ConvTile:
 
 
 def _default_phases_tile(conv: Conv) -> ConvTile:
-    """Returns the fastest tile on a software driver, including results beyond the edge."""
+    """Returns the fastest tile on a software driver; results beyond the edge count as work."""
     speeds = {size: _PHASES_SPEED[size] for size in _sizes(conv, _MOST_PRODUCTS)}
     return _phases_tile(conv, _fastest(conv, speeds), SOFTWARE_GROUP)
 
