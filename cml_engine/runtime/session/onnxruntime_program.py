@@ -12,6 +12,7 @@ from cml_engine.cpu.cpu_program import HostProgram, Watch
 from cml_engine.errors import DeviceError, InputError, UnsupportedOp
 from cml_engine.formats.onnx.export import onnx_parts
 from cml_engine.formats.onnx.export.game_operators import placeholders
+from cml_engine.formats.sliders import attribute_sliders
 from cml_engine.ir.graph import Array, Graph
 
 _ELSE = "leave cpu='onnxruntime' out, then NumPy runs it"
@@ -87,6 +88,11 @@ def _exported(graph: Graph) -> bytes:
     if graph.cooked_form is not None:
         raise InputError(
             f"'{graph.name}' is cooked: load the model that it was made of, or {_ELSE}"
+        )
+    if moved := attribute_sliders(graph):
+        raise InputError(
+            f"'{graph.name}' has the slider '{moved[0]}' of an attribute, which is fixed in ONNX: "
+            f"load the model without it, or {_ELSE}"
         )
     if missing := placeholders(graph):
         raise UnsupportedOp(

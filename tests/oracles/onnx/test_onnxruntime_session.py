@@ -112,6 +112,13 @@ def test_integer_network():
         cml.Session(graph, "cpu", PEER)
 
 
+def test_sliders_of_attributes_are_refused(tmp_path):
+    text = "version 1.0;\ngraph g(x) -> (y) { x = external(shape = [4]); y = leaky_relu(x, 0.5); }"
+    graph = cml.load(write_model(tmp_path / "g", text), sliders={"slope": "y.alpha"})
+    with pytest.raises(cml.InputError, match="slider 'slope' of an attribute"):
+        cml.Session(graph, "cpu", PEER)
+
+
 def test_what_onnx_runtime_does_not_load(counter, monkeypatch):
     from cml_engine.runtime.session import onnxruntime_program
 
