@@ -256,8 +256,10 @@ class NetworkProducer:
 
 
 def device_name(session: Session) -> str:
-    """Returns the name of a session's device for the store: "CPU (NumPy)", or the GPU's name."""
-    return "CPU (NumPy)" if session.gpu is None else session.gpu.name
+    """Returns the name of a session's device for the store: the GPU's, or "CPU (NumPy)"."""
+    if session.gpu is not None:
+        return session.gpu.name
+    return f"CPU ({'ONNX Runtime' if session.options.cpu == 'onnxruntime' else 'NumPy'})"
 
 
 def _seconds(session: Session, inputs: dict[str, Array]) -> float:

@@ -281,6 +281,16 @@ def test_map_command_reports_results_and_errors(client, net, tmp_path, rng, caps
         assert ended.value.code == 2
 
 
+def test_map_command_runs_in_onnx_runtime(client, net, tmp_path, rng, capsys):
+    pytest.importorskip("onnxruntime")
+    images(tmp_path / "in", 2, rng)
+    words = ["map", str(net), "--inputs", str(tmp_path / "in/*.npy"), "-o", str(tmp_path / "out"),
+             "--backend", "onnxruntime"]  # fmt: skip
+    assert cli.main([*words, "--scheduler", client.scheduler.address]) == 0
+    assert "2 of 2 inputs" in (said := capsys.readouterr().out) and "CPU (ONNX Runtime)" in said
+    assert cli.main([*words, "--half"]) == 2
+
+
 def test_missing_dask_gives_an_install_message(net, tmp_path, rng, capsys, monkeypatch):
     images(tmp_path / "in", 1, rng)
     monkeypatch.setitem(__import__("sys").modules, "distributed", None)

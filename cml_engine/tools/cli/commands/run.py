@@ -478,8 +478,9 @@ def _shown(checks: Iterable[T], graph: Graph) -> Iterator[T]:
 )
 def map_inputs(a: Namespace) -> int:
     """Run a model over many inputs, on all cores or a cluster."""
-    if a.half and a.backend == "cpu":
-        raise InputError("--half needs a GPU: leave --backend cpu out")
+    on_host = a.backend in ("cpu", "onnxruntime")
+    if a.half and on_host:
+        raise InputError(f"--half needs a GPU: leave --backend {a.backend} out")
     if a.report is not None:
         array_files.check_place(Path(a.report))
     graph = load_open(a, partial(first_shape, a.inputs))
@@ -491,7 +492,7 @@ def map_inputs(a: Namespace) -> int:
                 a.output,
                 scheduler=a.scheduler,
                 workers=a.workers,
-                backend=a.backend,
+                backend="cpu" if on_host else a.backend,
                 options=compile_options(a),
                 batch=a.batch,
                 per_task=a.per_task,
