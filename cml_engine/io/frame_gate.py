@@ -11,7 +11,7 @@ from threading import Event, local
 _LONGEST_S = 0.05
 #: seconds after a frame during which its thread may still be busy
 _AFTER_S = 0.0005
-#: the longest total pause of a compile thread in seconds
+#: the longest total pause of a background thread in seconds, unless it gives another
 _MOST_S = 2.0
 
 
@@ -59,12 +59,12 @@ class FrameGate:
         self._open.set()
 
     @contextmanager
-    def background(self) -> Iterator[None]:
+    def background(self, longest_s: float = _MOST_S) -> Iterator[None]:
         """Makes this thread pause in :meth:`yield_to_frame` during the ``with`` block.
 
-        Its pauses add up to about ``_MOST_S`` seconds at most.
+        Its pauses add up to about ``longest_s`` seconds at most.
         """
-        self._thread.left_s = _MOST_S
+        self._thread.left_s = longest_s
         try:
             yield
         finally:
