@@ -397,6 +397,11 @@ class Plan:
         return tuple(step for step in self.steps if step.live is not None)
 
     @cached_property
+    def live_sliders(self) -> tuple[str, ...]:
+        """The sliders that parameters of steps depend on."""
+        return tuple(name for step in self.live_steps if step.live for name in step.live.sliders)
+
+    @cached_property
     def results(self) -> dict[str, TensorPlace]:
         """The places of the tensors that can be read after a run, by name: outputs and taps."""
         return {**self.outputs, **self.taps}

@@ -88,9 +88,9 @@ def cook(
         )
         for profile in profiles
     ]
-    if live := [step.live for plan in plans for step in plan.live_steps if step.live]:
+    if live := [name for plan in plans for name in plan.live_sliders]:
         raise InputError(
-            f"'{graph.name}' has the slider '{live[0].sliders[0]}', a parameter of a kernel, and "
+            f"'{graph.name}' has the slider '{live[0]}', a parameter of a kernel, and "
             "those are fixed in a cooked file: cook the model loaded without it"
         )
     if parts := plans[0].cpu_parts:

@@ -289,12 +289,11 @@ class CpuProgram(HostProgram):
                 values.pop(name, None)  # absent if its node was skipped
         # copies: a value may be the caller's array or scratch memory that the next run overwrites
         self._state = {variable: values[value].copy() for variable, value in self.graph.updates}
-        seen, taps = (
-            {**values, **self._state},
-            self.graph.taps,
-        )  # variables have their new values after a run
+        seen = {**values, **self._state}  # variables have their new values after a run
         self._results = {name: np.array(values[name], order="C") for name in self.graph.outputs}
-        self._results |= {name: np.array(seen[at], order="C") for name, at in taps.items()}
+        self._results |= {
+            name: np.array(seen[at], order="C") for name, at in self.graph.taps.items()
+        }
         self._held |= {
             name: np.array(values[name])
             for name in self._held_names

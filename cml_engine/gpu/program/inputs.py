@@ -167,7 +167,7 @@ def host_arrays(inputs: Mapping[str, object]) -> dict[str, Array]:
 def check_on_device(gpu: Device, residency: Residency, name: str, value: object) -> None:
     """Raises :class:`InputError` if a GPU tensor or a texture does not fit the input ``name``."""
     fact = residency.plan.inputs[name].fact
-    if any(step.live and name in step.live.sliders for step in residency.plan.live_steps):
+    if name in residency.plan.live_sliders:
         raise InputError(
             f"input '{name}' is a slider of an attribute, whose value the CPU writes: give a number"
         )

@@ -333,8 +333,8 @@ class GpuProgram:
         for step, params in self.moved_params(inputs):
             assert self._preparation.uniforms is not None
             self._preparation.uniforms.write_params(replace(step, params=params))
-        sliders = {name for step in self.plan.live_steps if step.live for name in step.live.sliders}
-        self._slider_values |= {n: np.array(inputs[n]) for n in sliders & inputs.keys()}
+        sliders = self.plan.live_sliders
+        self._slider_values |= {n: np.array(inputs[n]) for n in sliders if n in inputs}
 
     def moved_params(self, inputs: Mapping[str, object]) -> list[tuple[Step, Mapping[str, Any]]]:
         """Returns the steps whose sliders these inputs move, and their new parameters.
