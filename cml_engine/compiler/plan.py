@@ -275,6 +275,11 @@ class InputConversion:
     low: float
     high: float
 
+    @classmethod
+    def of(cls, attrs: Mapping[str, Any]) -> InputConversion:
+        """Returns the conversion that a node with these attributes computes."""
+        return cls(*(float(attrs[name]) for name in ("inverse", "low", "high")))
+
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:

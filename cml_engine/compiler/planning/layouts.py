@@ -401,6 +401,5 @@ def find_packed_inputs(
         (name,) = source
         alone = len(readers[name]) == 1 and name in graph.inputs and name not in graph.roots
         if alone and words not in graph.roots and 0 < graph.facts[name].nbytes <= most:
-            numbers = (float(node.attrs[n]) for n in ("inverse", "low", "high"))
-            found[name] = PackedInput(words, InputConversion(*numbers))
+            found[name] = PackedInput(words, InputConversion.of(node.attrs))
     return found

@@ -86,9 +86,7 @@ class Words:
 def quantized_inputs(graph: Graph) -> dict[str, InputConversion]:
     """Returns the inputs of an optimized integer network, each with its conversion to words."""
     return {
-        node.inputs[0]: InputConversion(
-            *(float(node.attrs[name]) for name in ("inverse", "low", "high"))
-        )
+        node.inputs[0]: InputConversion.of(node.attrs)
         for node in graph.nodes
         if lookup(node.op).traits.quantizes_input and node.inputs[0] in graph.inputs
     }

@@ -116,18 +116,17 @@ class OnnxWriter:
         """
         graph = self._graph
         if name in graph.inputs or name in graph.constants:
-            called = unused_name(f"{name}_out", self._taken)
+            called = self._new_name(f"{name}_out")
             self._copy(name, called)
             return self._value(name, called)
         return self._value(name)
 
     def _next(self, variable: str, value: str) -> OutValue:
-        called = unused_name(f"{variable}{NEXT}", self._taken)
+        called = self._new_name(f"{variable}{NEXT}")
         self._copy(value, called)
         return self._value(value, called)
 
     def _copy(self, name: str, called: str) -> None:
-        self._taken.add(called)
         operand = self._operand(name)
         source = name if operand.value is None else self._constant(operand.value, name)
         self._nodes.append(OutNode("Identity", (source,), (called,)))
@@ -163,9 +162,8 @@ class OnnxWriter:
         if node.epilogues:
             raise InternalError(f"{node.title} is fused already: export the graph as it was loaded")
         row = export_rule(node.op, self._graph.declarations)
-        sums = {name: unused_name(f"{name}_sums", self._taken)
+        sums = {name: self._new_name(f"{name}_sums")
                 for name in node.outputs if name in self._words}  # fmt: skip
-        self._taken.update(sums.values())
         operands = [self._operand(name) for name in node.inputs]
         facts = [self._graph.facts[name] for name in node.outputs]
         node = replace(node, outputs=tuple(sums.get(name, name) for name in node.outputs))
@@ -264,6 +262,12 @@ class OnnxWriter:
         name = self._functions[key].name
         self._nodes.append(OutNode(name, tuple(given), node.outputs, {}, DOMAIN))
 
+    def _new_name(self, name: str) -> str:
+        """Returns a name that is not taken, the given one if possible, and takes it."""
+        name = unused_name(name, self._taken)
+        self._taken.add(name)
+        return name
+
     # -- integer networks -----------------------------------------------------------------------
 
     def _dequantized(self, name: str) -> str:
@@ -272,8 +276,7 @@ class OnnxWriter:
         if name not in graph.inputs and name not in graph.constants:
             return name
         if name not in self._real:
-            self._real[name] = unused_name(f"{name}_numbers", self._taken)
-            self._taken.add(self._real[name])
+            self._real[name] = self._new_name(f"{name}_numbers")
             if name in graph.inputs:
                 self._quantize(name, name, self._real[name])
             else:
@@ -303,12 +306,10 @@ class OnnxWriter:
             )
         scale = _scales(line)[0].reshape(())
         by = (self._constant(scale), self._constant(np.zeros((), kind)))
-        words = unused_name(f"{name}_words", self._taken)
-        self._taken.add(words)
+        words = self._new_name(f"{name}_words")
         if line.signed and source != name:  # ONNX has one more negative integer than words
             ends = [np.array(end * scale, np.float32) for end in (line.range.low, line.range.high)]
-            clipped = unused_name(f"{name}_clipped", self._taken)
-            self._taken.add(clipped)
+            clipped = self._new_name(f"{name}_clipped")
             limits = [self._constant(end) for end in ends]
             self._nodes.append(OutNode("Clip", (source, *limits), (clipped,)))
             source = clipped
@@ -386,8 +387,7 @@ class OnnxWriter:
     def _computed(self, key: str, op: str, inputs: Sequence[str], **attributes: int) -> str:
         """Adds a node once for each key, and returns the name of its result."""
         if key not in self._extents:
-            name = unused_name(f"extent/{key}", self._taken)
-            self._taken.add(name)
+            name = self._new_name(f"extent/{key}")
             self._nodes.append(OutNode(op, tuple(inputs), (name,), attributes))
             self._extents[key] = name
         return self._extents[key]
@@ -399,8 +399,7 @@ class OnnxWriter:
         casts = []
         for name, array in list(self._tensors.items()):
             if name not in self._state and fits_half(array):
-                stored = unused_name(f"{name}_half", self._taken)
-                self._taken.add(stored)
+                stored = self._new_name(f"{name}_half")
                 del self._tensors[name]
                 self._tensors[stored] = array.astype(np.float16)
                 casts.append(OutNode("Cast", (stored,), (name,), {"to": ELEMENTS["float32"]}))

@@ -112,7 +112,7 @@ def convert(a: Namespace) -> None:
         "--weight-bits",
         type=int,
         choices=CODE_BITS,
-        help="store only the weights, in blocks of so many bits, and compute in floats as before",
+        help="store only the weights as integers of 8 or 4 bits, and compute in floats as before",
     ),
     flag(
         "output",
