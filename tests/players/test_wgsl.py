@@ -19,6 +19,7 @@ from cml_engine.cooked.reader import Container
 from cml_engine.cooked.wgsl import check_wgsl
 from cml_engine.gpu.shaders import compilers
 from tests.fixtures.cooked import counter, small_inputs, small_model, with_wgsl
+from tests.fixtures.frames.host import turns
 from tests.fixtures.hostile_wgsl import FEW, HOSTILE, MANY, kernel
 from tests.players.building import SANITIZED, build
 from tests.players.deno import run_deno
@@ -144,7 +145,7 @@ def test_a_kernel_that_the_device_refuses_fails_before_the_frame(too_large, gpu,
     session = cml.Session(graph, gpu, deferred=True)
     scheduler = cml.FrameScheduler(gpu, budget_ms=4.0)
     job = scheduler.submit(session, x)
-    for _ in range(1000):
+    for _ in turns():
         encoder = gpu.device.create_command_encoder()
         scheduler.encode(encoder)
         gpu.device.queue.submit([encoder.finish()])

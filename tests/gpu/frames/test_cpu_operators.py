@@ -22,7 +22,7 @@ from scheduler.planning.plan import operators_per_frame
 from scheduler.planning.policy import by_priority
 from scheduler.recording import decisions_of
 from scheduler.tools.replay import replay
-from tests.fixtures.frames.host import Host, creations, open_device, under_way
+from tests.fixtures.frames.host import Host, creations, open_device, turns, under_way
 from tests.fixtures.graphs import Net
 
 HEADER = "version 1.0;\nextension KHR_enable_operator_expressions;\n"
@@ -346,7 +346,7 @@ def test_abandoned_frames_change_no_bit(gpu, graph, inputs, every):
     session, host = cml.Session(graph, gpu), Host(gpu, budget_ms=0.1)
     wanted = cml.Session(graph, gpu).run(inputs)
     job = host.scheduler.submit(session, inputs, read=True)
-    for turn in range(4000):
+    for turn in turns():
         if turn % every:
             host.frame()
         else:

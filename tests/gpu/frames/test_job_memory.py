@@ -212,7 +212,7 @@ def test_job_with_oversized_outputs_fails(own_gpu):
     host = Host(own_gpu, budget_ms=50.0)
     whole_budget(own_gpu, 1000)
     job = host.scheduler.submit(session, {"x": np.ones((1, 8, size, size), np.float32)})
-    host.until(lambda: job.ended, limit=50)
+    host.until(lambda: job.ended)
     assert job.state == "failed" and "for output" in job.error
 
 

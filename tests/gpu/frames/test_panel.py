@@ -10,7 +10,7 @@ from imgui_bundle import imgui
 import cml_engine as cml
 from cml_engine.tools.panel import Panel, PanelSection
 from cml_engine.tools.panel.frames import OperatorTimes
-from tests.fixtures.frames.host import Host
+from tests.fixtures.frames.host import Host, turns
 from tests.fixtures.models import SCALED, write_model
 
 
@@ -57,7 +57,7 @@ def test_operator_times_are_sums_of_slice_times(gpu, load, screen, rng):
     empty = drawn(panel)
     x = rng.standard_normal((1, 2, 3, 5)).astype(np.float32)
     job = host.scheduler.submit(session, {"x": x})
-    for _ in range(200):
+    for _ in turns():
         watched(host, panel)
         if job.ended and panel_times(panel):
             break

@@ -23,7 +23,7 @@ from cml_engine.ops import load_families
 from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.runtime.session import CompileOptions
 from cml_engine.runtime.tuning import Bench, tune
-from tests.fixtures.frames.host import Host
+from tests.fixtures.frames.host import Host, turns
 from tests.fixtures.graphs import Net
 from tests.fixtures.models import write_model
 
@@ -200,7 +200,7 @@ def test_tuning_in_frames_never_waits_or_builds(game, gpu, monkeypatch):
     monkeypatch.setattr(gpu, "_pipelines", PipelineCache())
     monkeypatch.setattr(gpu, "wait", lambda: waits.append("wait"))
     monkeypatch.setattr(gpu.queue, "read_buffer", lambda *a: waits.append("read") or read(*a))
-    for _ in range(60_000):
+    for _ in turns(300.0):
         if game.frame():
             break
     assert game.tuning.done and game.tuning.decided == game.tuning.total > 1

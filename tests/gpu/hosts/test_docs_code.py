@@ -10,6 +10,7 @@ from PIL import Image
 import cml_engine as cml
 from cml_engine import FrameScheduler
 from cml_engine.gpu.native import limit_instance
+from tests.fixtures.frames.host import turns
 from tests.fixtures.models import write_model
 from tests.fixtures.pages import example, examples
 
@@ -77,7 +78,7 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys, rng):
     assert page["toned"].state == "cancelled" and "queued" in capsys.readouterr().out
     exec(example(PAGE, "def frame_of_a_window"), page)
     page["render"] = failing_every_other_time()
-    for _ in range(100):
+    for _ in turns():
         page["frame_of_a_window"]()
         if page["newest"].ended:
             break
@@ -138,7 +139,7 @@ def test_the_page_of_textures_runs(tmp_path, gpu, rng):
     page |= {"scene": scene, "shown": shown, "erosion": None}
     gpu.build_texture_kernels()
     exec(example(PAGE, "colour ="), page)
-    for _ in range(1000):
+    for _ in turns():
         page["frame"]()
         if page["job"].ended:
             break

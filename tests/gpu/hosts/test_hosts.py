@@ -104,12 +104,13 @@ from pathlib import Path
 import numpy as np
 from examples.panda3d_host.__main__ import Game
 from examples.plain_loop import cartoon
+from tests.fixtures.frames.host import turns
 from tests.fixtures.pages import ROOT, example
 import cml_engine as cml
 
 game = Game(offscreen=True, budget_ms=5.0)
 first = np.array(0)
-for _ in range(6000):
+for _ in turns():
     game.frame()
     if game.shown is not None:
         break

@@ -13,7 +13,7 @@ from cml_engine.compiler.plugins import load_file
 from cml_engine.gpu.memory.allocator import Allocation
 from cml_engine.ops import unregister
 from cml_engine.runtime.live.reloader import Reloader
-from tests.fixtures.frames.host import Host
+from tests.fixtures.frames.host import Host, turns
 from tests.fixtures.models import write_model
 from tests.gpu.live.test_taps import graph_of, inputs
 
@@ -144,11 +144,10 @@ def test_jobs_use_the_old_network_until_the_replacement_is_ready(gpu):
     change = session.replace(graph(3))
     host.until(lambda: before.ended)
     seen = [before.tensor("y").read()[0, 0, 0, 0]]
-    for _ in range(300):
+    for _ in turns():
         seen.append(host.run(session, X).tensor("y").read()[0, 0, 0, 0])
         if change.state == "done":
             break
-        time.sleep(0.01)
     assert change.state == "done" and change.error is None
     assert seen[0] == 2 and seen[-1] == 6 and seen == sorted(seen)
 
@@ -177,11 +176,10 @@ class Followed:
 
     def poll(self):
         """Polls until no load is in progress, and returns the reloader's message."""
-        for _ in range(3000):
+        for _ in turns():
             self.reloader.poll()
             if not self.reloader.said.endswith("loading"):
                 break
-            time.sleep(0.01)
         return self.reloader.said
 
 

@@ -80,7 +80,7 @@ def test_failed_pipeline_fails_its_jobs_without_retries(gpu, image, slow):
     host = Host(gpu, budget_ms=1.0)
     jobs = [host.scheduler.submit(bad, {"x": image}) for _ in range(3)]
     slow.update(bad.program._preparation.keys[0].label.split()[:1])
-    host.until(lambda: all(job.ended for job in jobs), limit=20_000)
+    host.until(lambda: all(job.ended for job in jobs))
     slow.clear()
     fine = host.scheduler.submit(good, {"x": image})
     assert {(job.state, job.error) for job in jobs} == {("failed", "planted")}
@@ -96,7 +96,7 @@ def test_failed_pipeline_is_built_again_at_the_next_request(gpu, image, slow):
         host = Host(gpu, budget_ms=1.0)
         slow.update(net.program._preparation.keys[0].label.split()[:1])
         job = host.scheduler.submit(net, {"x": image})
-        host.until(lambda job=job: job.ended, limit=20_000)
+        host.until(lambda job=job: job.ended)
         assert job.error == "planted" and "last error: 'net0'" in BUILDER.doing()
         slow.clear()
         if again == "job":
