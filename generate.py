@@ -131,6 +131,8 @@ def c_header() -> str:
         f"#define COOKED_SINGLE_SECTIONS {{{SINGLE_SECTIONS}}}".replace("'", '"'),
         f"#define COOKED_DEFAULT_LIMITS {{{limits.code_bytes}ull, {limits.device_bytes}ull, "
         f"{limits.kernels}, {limits.steps}}}",
+        "#define COOKED_HAS_SIZE(row, bytes) "
+        "typedef char row##_has_padding[sizeof(row) == (bytes) ? 1 : -1]",
         *(line for record in records() for line in _c_struct(record)),
         "/* clang-format on */",
         "#endif",
@@ -150,7 +152,7 @@ def _c_struct(record: type[PackedRow]) -> Iterator[str]:
         if field.reserved:
             yield f"    uint8_t reserved_{field.offset + field.size}[{field.reserved}];"
     yield f"}} {name};"
-    yield f"typedef char {name}_has_padding[sizeof({name}) == {record.SIZE} ? 1 : -1];"
+    yield f"COOKED_HAS_SIZE({name}, {record.SIZE});"
 
 
 def c_planning() -> str:
@@ -198,19 +200,23 @@ def javascript() -> str:
 def _javascript_record(record: type[PackedRow]) -> Iterator[str]:
     name = _camel(record)
     yield f"/** {record.__doc__} @typedef {{ReturnType<typeof {name}.read>}} {record.__name__} */"
-    yield f"const {name} = record({record.SIZE}, {{"
+    yield f"const {name} = record({{"
     for field in record.FIELDS:
         yield f"  {field.name}: {_javascript_field(field)},"
-    reserved = [(f.offset + f.size, f.reserved) for f in record.FIELDS if f.reserved]
-    yield f"}}, {', '.join(map(str, map(list, reserved)))});" if reserved else "});"
+        if field.reserved:
+            yield f"  reserved_{field.offset + field.size}: reserved({field.reserved}),"
+    yield "});"
 
 
 def _javascript_field(field: RowField) -> str:
     if field.of == "B":
-        return f"raw({field.offset}, {field.count})"
-    kind = _DOC_NAMES[field.of] if isinstance(field.of, str) else f"{_camel(field.of)}.at"
-    one = f"{'string' if field.of is schema.Text else kind}({field.offset})"
-    return f"list({field.count}, {field.element_size}, {one})" if field.count else one
+        return f"raw({field.count})"
+    one = "string" if field.of is schema.Text else _javascript_name(field.of)
+    return f"list({field.count}, {one})" if field.count else one
+
+
+def _javascript_name(of: str | type[PackedRow]) -> str:
+    return _DOC_NAMES[of] if isinstance(of, str) else _camel(of)
 
 
 # --- documentation

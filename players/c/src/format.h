@@ -36,25 +36,26 @@ enum {
 #define COOKED_MOST_AMOUNT 1e+300
 #define COOKED_SINGLE_SECTIONS {"strings", "kernels", "code", "values", "guess", "golden", "meta", "graph"}
 #define COOKED_DEFAULT_LIMITS {67108864ull, 2147483648ull, 4096, 16384}
+#define COOKED_HAS_SIZE(row, bytes) typedef char row##_has_padding[sizeof(row) == (bytes) ? 1 : -1]
 
 typedef struct text_row {
     uint32_t offset; /* offset in `strings` */
     uint32_t length; /* bytes, at most 4096 */
 } text_row;
-typedef char text_row_has_padding[sizeof(text_row) == 8 ? 1 : -1];
+COOKED_HAS_SIZE(text_row, 8);
 
 typedef struct table_row {
     uint32_t count; /* number of rows */
     uint32_t offset; /* offset in the plan, a multiple of 8 */
 } table_row;
-typedef char table_row_has_padding[sizeof(table_row) == 8 ? 1 : -1];
+COOKED_HAS_SIZE(table_row, 8);
 
 typedef struct code_row {
     uint64_t offset; /* offset in `code` */
     uint32_t packed; /* compressed bytes, 0 where there is none */
     uint32_t nbytes; /* bytes when it is unpacked, at most 1040 times as many */
 } code_row;
-typedef char code_row_has_padding[sizeof(code_row) == 16 ? 1 : -1];
+COOKED_HAS_SIZE(code_row, 16);
 
 typedef struct totals_row {
     uint64_t code_bytes; /* bytes of all kernels' code, unpacked */
@@ -62,7 +63,7 @@ typedef struct totals_row {
     uint32_t kernels; /* number of kernels */
     uint32_t steps; /* steps of the plan that has most */
 } totals_row;
-typedef char totals_row_has_padding[sizeof(totals_row) == 24 ? 1 : -1];
+COOKED_HAS_SIZE(totals_row, 24);
 
 typedef struct file_header {
     uint8_t magic[8]; /* magic: `89 43 4D 4C 0D 0A 1A 0A` */
@@ -73,7 +74,7 @@ typedef struct file_header {
     totals_row totals; /* totals of all sections */
     uint8_t reserved_80[16];
 } file_header;
-typedef char file_header_has_padding[sizeof(file_header) == 96 ? 1 : -1];
+COOKED_HAS_SIZE(file_header, 96);
 
 typedef struct section_row {
     uint8_t tag[8]; /* tag */
@@ -83,13 +84,13 @@ typedef struct section_row {
     uint8_t reserved_28[4];
     uint8_t digest[32]; /* SHA-256 of the section's bytes */
 } section_row;
-typedef char section_row_has_padding[sizeof(section_row) == 64 ? 1 : -1];
+COOKED_HAS_SIZE(section_row, 64);
 
 typedef struct kernels_head {
     uint32_t count; /* number of kernels */
     uint8_t reserved_4[4];
 } kernels_head;
-typedef char kernels_head_has_padding[sizeof(kernels_head) == 8 ? 1 : -1];
+COOKED_HAS_SIZE(kernels_head, 8);
 
 typedef struct kernel_row {
     uint8_t digest[32]; /* digest of everything that goes into the kernel */
@@ -102,7 +103,7 @@ typedef struct kernel_row {
     code_row wgsl; /* WGSL */
     uint8_t reserved_88[8];
 } kernel_row;
-typedef char kernel_row_has_padding[sizeof(kernel_row) == 96 ? 1 : -1];
+COOKED_HAS_SIZE(kernel_row, 96);
 
 typedef struct needs_row {
     uint32_t storage_alignment; /* `minStorageBufferOffsetAlignment` of the device at most */
@@ -116,7 +117,7 @@ typedef struct needs_row {
     uint32_t software; /* 1: planned for a driver that runs shaders on the CPU */
     uint8_t reserved_44[4];
 } needs_row;
-typedef char needs_row_has_padding[sizeof(needs_row) == 48 ? 1 : -1];
+COOKED_HAS_SIZE(needs_row, 48);
 
 typedef struct plan_head {
     text_row profile; /* the profile: `portable`, `discrete`, `software`, … */
@@ -135,7 +136,7 @@ typedef struct plan_head {
     table_row constants; /* constants */
     uint8_t reserved_168[24];
 } plan_head;
-typedef char plan_head_has_padding[sizeof(plan_head) == 192 ? 1 : -1];
+COOKED_HAS_SIZE(plan_head, 192);
 
 typedef struct plan_step_row {
     uint32_t kernel; /* kernel */
@@ -155,7 +156,7 @@ typedef struct plan_step_row {
     uint64_t gas; /* operations of the step, rounded */
     uint8_t reserved_88[8];
 } plan_step_row;
-typedef char plan_step_row_has_padding[sizeof(plan_step_row) == 96 ? 1 : -1];
+COOKED_HAS_SIZE(plan_step_row, 96);
 
 typedef struct binding_row {
     uint32_t space; /* space: 0 arena, 1 weights, 2 own */
@@ -163,13 +164,13 @@ typedef struct binding_row {
     uint64_t offset; /* offset, a multiple of the plan's storage alignment */
     uint64_t nbytes; /* bytes, a multiple of 4 and at least 4 */
 } binding_row;
-typedef char binding_row_has_padding[sizeof(binding_row) == 24 ? 1 : -1];
+COOKED_HAS_SIZE(binding_row, 24);
 
 typedef struct update_row {
     binding_row source; /* from */
     binding_row target; /* to, in another space */
 } update_row;
-typedef char update_row_has_padding[sizeof(update_row) == 48 ? 1 : -1];
+COOKED_HAS_SIZE(update_row, 48);
 
 typedef struct tensor_row {
     text_row name; /* name */
@@ -182,14 +183,14 @@ typedef struct tensor_row {
     uint64_t nbytes; /* bytes, 0 where the tensor has no elements */
     uint8_t reserved_72[8];
 } tensor_row;
-typedef char tensor_row_has_padding[sizeof(tensor_row) == 80 ? 1 : -1];
+COOKED_HAS_SIZE(tensor_row, 80);
 
 typedef struct dimension_row {
     uint32_t extent; /* extent */
     uint32_t axis; /* axis of the source */
     uint32_t step; /* step */
 } dimension_row;
-typedef char dimension_row_has_padding[sizeof(dimension_row) == 12 ? 1 : -1];
+COOKED_HAS_SIZE(dimension_row, 12);
 
 typedef struct constant_row {
     uint32_t space; /* space: 1 weights, 2 own */
@@ -203,13 +204,13 @@ typedef struct constant_row {
     uint32_t extents[4]; /* extents of the source, row-major */
     dimension_row dims[8]; /* dimensions: extent, axis of the source, step; 0 behind the last */
 } constant_row;
-typedef char constant_row_has_padding[sizeof(constant_row) == 160 ? 1 : -1];
+COOKED_HAS_SIZE(constant_row, 160);
 
 typedef struct guess_head {
     uint32_t devices; /* number of devices, at most 64 */
     uint32_t factors; /* number of factors, at most 4096 */
 } guess_head;
-typedef char guess_head_has_padding[sizeof(guess_head) == 8 ? 1 : -1];
+COOKED_HAS_SIZE(guess_head, 8);
 
 typedef struct device_row {
     text_row pattern; /* pattern */
@@ -219,19 +220,19 @@ typedef struct device_row {
     uint32_t first_factor; /* its first factor */
     uint32_t factors; /* number of factors */
 } device_row;
-typedef char device_row_has_padding[sizeof(device_row) == 40 ? 1 : -1];
+COOKED_HAS_SIZE(device_row, 40);
 
 typedef struct factor_row {
     text_row kernel; /* the second word of a cost key, or that up to its last `-` */
     double times; /* how many times the work takes that the device's numbers say */
 } factor_row;
-typedef char factor_row_has_padding[sizeof(factor_row) == 16 ? 1 : -1];
+COOKED_HAS_SIZE(factor_row, 16);
 
 typedef struct golden_head {
     uint32_t tensors; /* number of tensors */
     float tolerance; /* tolerance */
 } golden_head;
-typedef char golden_head_has_padding[sizeof(golden_head) == 8 ? 1 : -1];
+COOKED_HAS_SIZE(golden_head, 8);
 
 typedef struct golden_row {
     text_row name; /* name */
@@ -242,6 +243,6 @@ typedef struct golden_row {
     uint8_t reserved_52[4];
     uint64_t offset; /* offset in the section */
 } golden_row;
-typedef char golden_row_has_padding[sizeof(golden_row) == 64 ? 1 : -1];
+COOKED_HAS_SIZE(golden_row, 64);
 /* clang-format on */
 #endif
