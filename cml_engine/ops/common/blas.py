@@ -38,7 +38,8 @@ def numpy_blas() -> ThreadpoolController:
     It is created once per process.
     """
     every = ThreadpoolController().select(user_api="blas")
-    folder = str(Path(np.__file__).parent)  # numpy.libs lies beside it
+    # numpy.libs lies beside the package; the controllers name files without symbolic links
+    folder = str(Path(np.__file__).resolve().parent)
     paths = [one.filepath for one in every.lib_controllers if one.filepath.startswith(folder)]
     return every.select(filepath=paths)
 

@@ -1,5 +1,8 @@
 """Tests of matrix products cut into blocks for the engine's threads."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +13,8 @@ from cml_engine.ops.common import blas
 from cml_engine.ops.common.blas import multiply, numpy_blas
 from cml_engine.runtime.session import Session, random_inputs
 
-MODEL = Path(__file__).parents[3] / "demo_game" / "models" / "upres.nnef"
+ROOT = Path(__file__).parents[3]
+MODEL = ROOT / "demo_game" / "models" / "upres.nnef"
 
 SHAPES = [
     ((3, 4), (4, 5)), ((700, 300), (300, 90)), ((64, 500), (500, 1200)), ((1, 4000), (4000, 1100)),
@@ -100,3 +104,17 @@ def test_run_limits_blas_to_one_thread_and_restores_it(two_threads, monkeypatch)
     session = Session(load(MODEL), "cpu")
     session.program.run(random_inputs(session.inputs), lambda *_: seen.append(threads()))
     assert len(seen) > 10 and set(seen) == {1} and threads() == 2
+
+
+def test_blas_is_found_through_a_symbolic_link(tmp_path):
+    """An environment behind a link has the same threads, and so the same bits, as any other."""
+    if not numpy_blas().lib_controllers:
+        pytest.skip("NumPy has a BLAS that threadpoolctl does not know")
+    link = tmp_path / "packages"
+    link.symlink_to(Path(np.__file__).parents[1])
+    code = "from cml_engine.ops.common.blas import numpy_blas as b; print(len(b().lib_controllers))"
+    listed = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": f"{link}{os.pathsep}{ROOT}"},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert listed.stdout.split() == ["1"]
