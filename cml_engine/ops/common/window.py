@@ -6,9 +6,10 @@ one value per window on the *narrow* side.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from types import EllipsisType
 
 import numpy as np
 
@@ -234,20 +235,20 @@ def border_index(border: str, at: Array, extent: int) -> Array:
     return at
 
 
-def window_of(attrs: Attrs, x: Fact) -> Window:
-    """Returns the window of a pooling operator from its attributes and its input ``x``.
+def window_of(attrs: Attrs, shape: Sequence[int]) -> Window:
+    """Returns the window of a pooling operator from its attributes and its input's shape.
 
     Raises :class:`ShapeError` for invalid attributes.
     """
     window = resolve_window(
-        x.shape, attrs["size"], attrs["padding"], attrs["stride"], attrs["dilation"]
+        shape, attrs["size"], attrs["padding"], attrs["stride"], attrs["dilation"]
     )
     check_border(attrs["border"], POOL_BORDERS, window)
     return window
 
 
-def reverse_window_of(attrs: Attrs, x: Fact) -> Window:
-    """Returns the window of ``debox`` or ``desample`` from its attributes and its input ``x``.
+def reverse_window_of(attrs: Attrs, shape: Sequence[int]) -> Window:
+    """Returns the window of ``debox`` or ``desample`` from its attributes and its input's shape.
 
     Raises :class:`ShapeError` for invalid attributes.
     """
@@ -257,9 +258,69 @@ def reverse_window_of(attrs: Attrs, x: Fact) -> Window:
             "what falls onto the padding is dropped"
         )
     return resolve_reverse(
-        x.shape, attrs["size"], attrs["padding"], attrs["stride"], attrs["dilation"],
+        shape, attrs["size"], attrs["padding"], attrs["stride"], attrs["dilation"],
         attrs["output_shape"],
     )  # fmt: skip
+
+
+# --- windows of NumPy arrays --------------------------------------------------------------------
+
+
+def pad_border(
+    x: Array,
+    padding: Sequence[tuple[int, int]],
+    border: str,
+    filled: Callable[[tuple[int, ...]], Array] | None = None,
+) -> Array:
+    """Returns an array with a border of ``padding`` (before, after) on each of its last axes.
+
+    Negative padding crops. The result is a view if no values are added. ``filled`` makes the array
+    for a border that repeats no values; by default it has zeros.
+    """
+    lead = x.ndim - len(padding)
+    wide = x.shape[lead:]
+    pairs = list(zip(wide, padding, strict=True))
+    if border not in ("constant", "ignore"):
+        for axis, (extent, (before, after)) in enumerate(pairs, lead):
+            if before or after:
+                index = border_index(border, np.arange(-before, extent + after), extent)
+                x = np.take(x, index, axis)
+        return x
+    inner = x[_last(slice(max(-b, 0), max(n - max(-a, 0), 0)) for n, (b, a) in pairs)]
+    if all(before <= 0 and after <= 0 for before, after in padding):
+        return inner
+    shape = (*x.shape[:lead], *(max(b + n + a, 0) for n, (b, a) in pairs))
+    padded = filled(shape) if filled else np.zeros(shape, x.dtype)
+    starts = [max(before, 0) for before, _ in padding]
+    places = zip(starts, inner.shape[lead:], strict=True)
+    padded[_last(slice(start, start + n) for start, n in places)] = inner
+    return padded
+
+
+def _last(slices: Iterable[slice]) -> tuple[EllipsisType | slice, ...]:
+    """Returns an index of an array's last axes."""
+    return (..., *slices)
+
+
+def tap_ranges(axis: WindowAxis, tap: int) -> tuple[slice, slice]:
+    """Returns the windows whose tap is on the wide side, and the tap's positions there."""
+    offset = tap * axis.dilation - axis.before
+    first = max(-(offset // axis.stride), 0)
+    last = max(min((axis.wide - 1 - offset) // axis.stride + 1, axis.narrow), first)
+    start = first * axis.stride + offset
+    return slice(first, last), slice(start, start + (last - first) * axis.stride, axis.stride)
+
+
+def add_tap(window: Window, values: Array, tap: Sequence[int], wide: Array) -> None:
+    """Adds a value of each window to ``wide``, the array that it slides over, at one of its taps.
+
+    The window's axes are the last of both arrays.
+    """
+    ranges = [tap_ranges(axis, t) for axis, t in zip(window, tap, strict=True)]
+    wide[_last(place for _, place in ranges)] += values[_last(part for part, _ in ranges)]
+
+
+# --- rows of results and of operands ------------------------------------------------------------
 
 
 def same_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping | None:

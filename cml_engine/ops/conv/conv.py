@@ -77,10 +77,8 @@ def _conv_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> R
 
     def need(begin: int, end: int) -> OperandRows:
         span, padding = under_windows(shape.axes[0], shape.border, begin, end)
-        others = [(a.before, a.after) for a in shape.axes[1:]]
-        return OperandRows(
-            (span, None, None), Attrs({**attrs, "padding": [padding, *others]}), (begin, end)
-        )
+        stated = {"padding": [padding, *shape.padding[1:]]}
+        return OperandRows((span, None, None), Attrs({**attrs, **stated}), (begin, end))
 
     return RowMapping(2, need, CONV.rows(kernel))
 

@@ -6,16 +6,16 @@ between the copy that makes it and the product that reads it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import prod
-from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from cml_engine.ir.graph import Array, Attrs, Fact, Graph, Node
 from cml_engine.ops.common.blas import multiply
-from cml_engine.ops.common.window import Window, border_index
+from cml_engine.ops.common.window import add_tap, pad_border
 from cml_engine.ops.conv.shapes import ConvShape, conv_shape, deconv_shape
 from cml_engine.ops.declaration.scratch import Scratch
 
@@ -42,7 +42,7 @@ def exact_sums(shape: ConvShape, x: Array, filter: Array, dtype: type = np.float
     weights = np.ascontiguousarray(weights.transpose(3, 0, 1, 2), dtype)
     flat = (shape.groups, shape.group_in, prod(shape.narrow))
     out: Array = np.zeros((shape.batch, shape.out_channels, *shape.narrow), dtype)
-    padded = pad_border(x.astype(dtype), shape.axes, shape.border)
+    padded = pad_border(x.astype(dtype), shape.padding, shape.border)
     for image, result in zip(padded, out, strict=True):
         windows = _windows(shape, image, 0, shape.narrow[0])
         sums = result.reshape(shape.groups, shape.group_out, flat[2])
@@ -57,7 +57,7 @@ def convolve(shape: ConvShape, x: Array, filter: Array, bias: Array, scratch: Sc
     out = scratch.result(shape.batch, shape.out_channels, *shape.narrow)
     if out.size == 0:
         return out
-    padded = pad_border(x, shape.axes, shape.border)
+    padded = pad_border(x, shape.padding, shape.border)
     for image, result in zip(padded, out, strict=True):
         _conv_image(shape, image, filter, result, scratch)
     _add_bias(out, bias)
@@ -95,43 +95,6 @@ def _add_bias(out: Array, bias: Array) -> None:
     values = np.asarray(bias, np.float32).reshape(-1)
     if values.any():
         out += values.reshape(-1, *(1,) * (out.ndim - 2))
-
-
-def pad_border(
-    x: Array,
-    axes: Window,
-    border: str,
-    zeros: Callable[[tuple[int, ...]], Array] | None = None,
-) -> Array:
-    """Returns the input with its border added, and without what negative padding crops.
-
-    It is a view if no values are added. ``zeros`` allocates the array for a border of zeros.
-    """
-    lead = x.ndim - len(axes)
-    if border != "constant":
-        for i, axis in enumerate(axes):
-            if axis.before or axis.after:
-                x = np.take(
-                    x,
-                    border_index(
-                        border, np.arange(-axis.before, axis.wide + axis.after), axis.wide
-                    ),
-                    lead + i,
-                )
-        return x
-    crop: Any = tuple(slice(max(-a.before, 0), max(a.wide - max(-a.after, 0), 0)) for a in axes)
-    inner = x[(..., *crop)]
-    if all(a.before <= 0 and a.after <= 0 for a in axes):
-        return inner
-    extents = [max(a.before + a.wide + a.after, 0) for a in axes]
-    shape = (*x.shape[:lead], *extents)
-    padded = zeros(shape) if zeros else np.zeros(shape, x.dtype)
-    place: Any = [
-        slice(max(a.before, 0), max(a.before, 0) + n)
-        for a, n in zip(axes, inner.shape[lead:], strict=True)
-    ]
-    padded[(..., *place)] = inner
-    return padded
 
 
 def _windows(shape: ConvShape, image: Array, first: int, count: int) -> Array:
@@ -255,33 +218,17 @@ def _deconv_image(shape: ConvShape, image: Array, filter: Array, result: Array) 
     One matrix product gives every input's contribution to all taps. The contributions are then
     added at the positions of the taps.
     """
-    groups, taps = shape.groups, shape.taps
+    groups, taps, stride = shape.groups, shape.taps, shape.axes[0].stride
     weights = filter.reshape(groups, shape.group_in, shape.group_out * taps)
     weights = np.ascontiguousarray(weights.transpose(0, 2, 1))
     result[:] = 0
     per_row = prod(shape.narrow[1:])
     for first, count in _stretches(shape.narrow[0], shape.out_channels * taps * per_row):
-        rows = image[:, first : first + count].reshape(groups, shape.group_in, count * per_row)
-        spread = multiply(weights, rows).reshape(shape.out_channels, taps, count, *shape.narrow[1:])
+        part = image[:, first : first + count].reshape(groups, shape.group_in, count * per_row)
+        spread = multiply(weights, part).reshape(shape.out_channels, taps, count, *shape.narrow[1:])
+        rows = replace(shape.axes[0], narrow=count, before=shape.axes[0].before - first * stride)
         for i, tap in enumerate(np.ndindex(*(a.size for a in shape.axes))):
-            _add_tap(shape, spread[:, i], tap, first, result)
-
-
-def _add_tap(
-    shape: ConvShape, values: Array, tap: tuple[int, ...], first: int, result: Array
-) -> None:
-    """Adds ``values[i]`` to ``result[i * stride + tap * dilation - before]`` for indices inside."""
-    source, target = [], []
-    for i, (axis, at) in enumerate(zip(shape.axes, tap, strict=True)):
-        offset = at * axis.dilation - axis.before + (first * axis.stride if i == 0 else 0)
-        low = max(0, -(offset // axis.stride))
-        high = min(values.shape[1 + i], -((offset - axis.wide) // axis.stride))
-        if high <= low:
-            return
-        source.append(slice(low, high))
-        begin = low * axis.stride + offset
-        target.append(slice(begin, begin + (high - low - 1) * axis.stride + 1, axis.stride))
-    result[(slice(None), *target)] += values[(slice(None), *source)]
+            add_tap((rows, *shape.axes[1:]), spread[:, i], tap, result)
 
 
 def may_be_nan(node: Node, graph: Graph, arrays: Sequence[Array]) -> Array | None:

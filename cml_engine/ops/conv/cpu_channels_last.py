@@ -16,7 +16,8 @@ from numpy.lib.stride_tricks import as_strided
 
 from cml_engine.ir.graph import Array, Attrs, Fact
 from cml_engine.ops.common.blas import multiply, share
-from cml_engine.ops.conv.cpu import conv_cpu, convolve, pad_border
+from cml_engine.ops.common.window import pad_border
+from cml_engine.ops.conv.cpu import conv_cpu, convolve
 from cml_engine.ops.conv.cpu_winograd import Winograd, is_faster
 from cml_engine.ops.conv.shapes import ConvShape, conv_shape
 from cml_engine.ops.declaration.scratch import Scratch
@@ -82,7 +83,7 @@ class _ChannelsLast:
 
     def _padded(self, x: Array) -> Array:
         """Returns the padded input as (batch, padded extents…, channels), in any memory order."""
-        padded = pad_border(x, self._shape.axes, self._shape.border, self._zeros)
+        padded = pad_border(x, self._shape.padding, self._shape.border, self._zeros)
         return padded.transpose(0, *range(2, padded.ndim), 1)
 
     def _zeros(self, shape: tuple[int, ...]) -> Array:

@@ -17,7 +17,8 @@ from numpy.lib.stride_tricks import as_strided
 
 from cml_engine.ir.graph import Array, Attrs
 from cml_engine.ops.common.blas import multiply
-from cml_engine.ops.conv.cpu import convolve, pad_border
+from cml_engine.ops.common.window import pad_border
+from cml_engine.ops.conv.cpu import convolve
 from cml_engine.ops.conv.shapes import ConvShape
 from cml_engine.ops.declaration.scratch import Scratch
 
@@ -123,7 +124,7 @@ class Winograd:
         out = self._scratch.result(shape.batch, 4 * rows, 4 * columns, shape.out_channels)
         inner, before = x, (shape.axes[0].before, shape.axes[1].before)
         if shape.border != "constant":
-            inner, before = pad_border(x, shape.axes, shape.border), (0, 0)
+            inner, before = pad_border(x, shape.padding, shape.border), (0, 0)
         inner = inner.transpose(0, 2, 3, 1)
         for part in self._parts():
             values = self._transformed(self._tiles_of(part, inner, before))

@@ -50,6 +50,11 @@ class ConvShape:
         return prod(a.size for a in self.axes)
 
     @property
+    def padding(self) -> list[tuple[int, int]]:
+        """The padding before and after each axis of the wide side."""
+        return [(a.before, a.after) for a in self.axes]
+
+    @property
     def wide(self) -> tuple[int, ...]:
         return tuple(a.wide for a in self.axes)
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, AttrValue, Fact
-from cml_engine.ops.common.shapes import check_length, check_word, contiguous_strides, fact_from
-from cml_engine.ops.common.window import BORDERS, WindowAxis, border_index, under_windows
+from cml_engine.ops.common.shapes import check_length, check_word, contiguous_strides
+from cml_engine.ops.common.window import BORDERS, WindowAxis, pad_border, under_windows
 from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
@@ -54,16 +54,10 @@ def _infer(attrs: Attrs, x: Fact) -> Fact:
 
 
 def _cpu(attrs: Attrs, x: Array) -> Array:
-    shape = _infer(attrs, fact_from(x)).shape
-    outside = np.zeros(shape, bool)
-    for axis, (p, _) in enumerate(attrs.padding):
-        at = border_index(attrs.border, np.arange(shape[axis]) - p, x.shape[axis])
-        out = (at < 0) | (at >= x.shape[axis])
-        outside |= out.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
-        if x.shape[axis] == 0:  # nothing to take: all of it is border
-            return np.full(shape, attrs.value, x.dtype)
-        x = x.take(np.where(out, 0, at), axis)
-    return np.where(outside, np.asarray(attrs.value, x.dtype), x)
+    def filled(shape: tuple[int, ...]) -> Array:
+        return np.full(shape, attrs.value, x.dtype)
+
+    return np.array(pad_border(x, attrs.padding, attrs.border, filled))
 
 
 @dataclass(frozen=True, slots=True)

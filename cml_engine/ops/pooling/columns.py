@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from cml_engine.ops.common.shapes import check_length
 from cml_engine.ops.common.window import (
     GEOMETRY,
     Window,
-    WindowAxis,
+    add_tap,
     geometry,
     resolve_window,
     volume,
@@ -67,27 +66,14 @@ def _col2im_infer(attrs: Attrs, x: Fact) -> Fact:
     return Fact("scalar", (x.shape[0], x.shape[1] // taps, *attrs.output_size))
 
 
-def _tap_ranges(axis: WindowAxis, tap: int) -> tuple[slice, slice]:
-    """Returns the windows whose tap is inside the input, and the tap's positions there."""
-    offset = tap * axis.dilation - axis.before
-    first = max(-(offset // axis.stride), 0)
-    last = min((axis.wide - 1 - offset) // axis.stride + 1, axis.narrow)
-    last = max(last, first)
-    start = first * axis.stride + offset
-    return slice(first, last), slice(start, start + (last - first) * axis.stride, axis.stride)
-
-
 def _col2im_cpu(attrs: Attrs, x: Array) -> Array:
     window = _window(attrs, attrs.output_size)
     channels = x.shape[1] // volume(window)
     y = np.zeros((x.shape[0], channels, *attrs.output_size), np.float32)
     sizes = [a.size for a in window]
     columns = x.reshape(x.shape[0], channels, *sizes, *(a.narrow for a in window))
-    for tap in itertools.product(*map(range, sizes)):
-        ranges = [_tap_ranges(a, t) for a, t in zip(window, tap, strict=True)]
-        to: tuple[Any, ...] = (..., *(place for _, place in ranges))
-        windows: tuple[Any, ...] = (slice(None), slice(None), *tap, *(part for part, _ in ranges))
-        y[to] += columns[windows]
+    for tap in np.ndindex(*sizes):
+        add_tap(window, columns[(slice(None), slice(None), *tap)], tap, y)
     return y
 
 

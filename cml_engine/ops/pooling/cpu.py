@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product, repeat
-from typing import Any
 
 import numpy as np
 
 from cml_engine.ir.graph import Array, Attrs, Fact
 from cml_engine.ops.common.window import (
     Window,
-    WindowAxis,
-    border_index,
+    add_tap,
+    pad_border,
     reverse_window_of,
     volume,
     window_of,
@@ -21,40 +20,14 @@ from cml_engine.ops.declaration.scratch import Scratch
 from cml_engine.ops.declaration.spec import Cpu
 
 
-def _window(attrs: Attrs, x: Array) -> Window:
-    return window_of(attrs, Fact("scalar", x.shape))
-
-
-def _reverse(attrs: Attrs, x: Array) -> Window:
-    return reverse_window_of(attrs, Fact("scalar", x.shape))
-
-
-def _positions(axis: WindowAxis, border: str) -> tuple[Array, Array]:
-    """Returns an axis' input index at every position of windows, and a validity mask.
-
-    Where the mask is False, no value stands there and the index is 0.
-    """
-    at = np.arange(-axis.before, (axis.narrow - 1) * axis.stride + axis.reach - axis.before)
-    index = border_index(border, at, axis.wide)
-    inside = (index >= 0) & (index < axis.wide)
-    return np.where(inside, index, 0), inside
-
-
-def pad_window(x: Array, window: Window, border: str, fill: float) -> Array:
+def _pad(x: Array, window: Window, border: str, fill: float = 0.0) -> Array:
     """Returns the input padded as far as windows reach.
 
     ``fill`` stands where the border has no value.
     """
-    for i, axis in enumerate(window):
-        index, inside = _positions(axis, border)
-        shape = [1] * x.ndim
-        shape[i] = len(index)
-        if axis.wide == 0:  # nothing to take: all of it is border
-            extents = (*x.shape[:i], len(index), *x.shape[i + 1 :])
-            x = np.full(extents, fill, x.dtype)
-        elif not axis.trivial:
-            x = np.where(inside.reshape(shape), x.take(index, i), x.dtype.type(fill))
-    return x
+    ends = [(a.narrow - 1) * a.stride + a.reach - a.before for a in window]
+    padding = [(a.before, end - a.wide) for a, end in zip(window, ends, strict=True)]
+    return pad_border(x, padding, border, lambda shape: np.full(shape, fill, x.dtype))
 
 
 def taps_of(padded: Array, window: Window) -> Iterator[Array]:
@@ -77,16 +50,15 @@ def _valid_taps(window: Window) -> Array:
     """Returns for each window the number of its taps that lie on the input."""
     count = np.ones((), np.int64)
     for axis in window:
-        inside = _positions(axis, "ignore")[1].astype(np.int64)
-        starts = np.arange(axis.narrow)[:, None] * axis.stride
-        here = inside[starts + np.arange(axis.size) * axis.dilation].sum(1)
-        count = np.multiply.outer(count, here)
+        starts = np.arange(axis.narrow)[:, None] * axis.stride - axis.before
+        at = starts + np.arange(axis.size) * axis.dilation
+        count = np.multiply.outer(count, ((at >= 0) & (at < axis.wide)).sum(1))
     return count
 
 
 def _sum(x: Array, window: Window, border: str) -> Array:
     total = np.zeros(_narrow(window), np.float64)
-    for value in taps_of(pad_window(x, window, border, 0.0), window):
+    for value in taps_of(_pad(x, window, border), window):
         total += value
     return total
 
@@ -101,15 +73,17 @@ def _mean(x: Array, window: Window, border: str) -> Array:
 def box(attrs: Attrs, x: Array) -> Array:
     """Returns the sum of each window or, with ``normalize``, its mean."""
     reduce = _mean if attrs["normalize"] else _sum
-    return np.asarray(reduce(x, _window(attrs, x), attrs["border"]), np.float32)
+    return np.asarray(reduce(x, window_of(attrs, x.shape), attrs["border"]), np.float32)
 
 
 def avg_pool(attrs: Attrs, x: Array) -> Array:
-    return np.asarray(_mean(x, _window(attrs, x), attrs["border"]), np.float32)
+    return np.asarray(_mean(x, window_of(attrs, x.shape), attrs["border"]), np.float32)
 
 
 def rms_pool(attrs: Attrs, x: Array) -> Array:
-    return np.asarray(np.sqrt(_mean(np.square(x), _window(attrs, x), attrs["border"])), np.float32)
+    return np.asarray(
+        np.sqrt(_mean(np.square(x), window_of(attrs, x.shape), attrs["border"])), np.float32
+    )
 
 
 def max_with_index(attrs: Attrs, x: Array) -> tuple[Array, Array]:
@@ -117,13 +91,13 @@ def max_with_index(attrs: Attrs, x: Array) -> tuple[Array, Array]:
 
     Of equal values the first counts. A NaN is the greatest.
     """
-    window, border = _window(attrs, x), attrs["border"]
+    window, border = window_of(attrs, x.shape), attrs["border"]
     best = np.full(_narrow(window), -np.inf, np.float32)
     index = np.full(best.shape, -1, np.int32)
     valid = None
     if border == "ignore":
-        valid = taps_of(pad_window(np.ones(x.shape, np.bool_), window, border, 0.0), window)
-    for tap, value in enumerate(taps_of(pad_window(x, window, border, 0.0), window)):
+        valid = taps_of(_pad(np.ones(x.shape, np.bool_), window, border), window)
+    for tap, value in enumerate(taps_of(_pad(x, window, border), window)):
         # a NaN beats everything, as in max_reduce
         take = (value > best) | (np.isnan(value) & ~np.isnan(best)) | (index < 0)
         if valid is not None:
@@ -142,9 +116,9 @@ def argmax_pool(attrs: Attrs, x: Array) -> Array:
 
 def sample(attrs: Attrs, x: Array, index: Array) -> Array:
     """Returns the value at ``index`` of each window; 0 if the index is outside the window."""
-    window = _window(attrs, x)
+    window = window_of(attrs, x.shape)
     result = np.zeros(_narrow(window), np.float32)
-    for tap, value in enumerate(taps_of(pad_window(x, window, attrs["border"], 0.0), window)):
+    for tap, value in enumerate(taps_of(_pad(x, window, attrs["border"]), window)):
         result = np.where(index == tap, value, result)
     return result
 
@@ -154,15 +128,10 @@ def _spread(terms: Iterable[Array], window: Window) -> Array:
 
     There is one array of terms per tap.
     """
-    left = [max(-a.before, 0) for a in window]
-    reach = [max((a.narrow - 1) * a.stride + a.reach, a.before + a.wide) for a in window]
-    canvas: Array = np.zeros([a + b for a, b in zip(left, reach, strict=True)], np.float64)
-    inside: tuple[Any, ...] = (*(slice(n, None) for n in left), ...)
-    inner = canvas[inside]
-    for view, term in zip(taps_of(inner, window), terms, strict=True):
-        view += term
-    starts = [n + a.before for n, a in zip(left, window, strict=True)]
-    return canvas[tuple(slice(s, s + a.wide) for s, a in zip(starts, window, strict=True))]
+    total: Array = np.zeros([axis.wide for axis in window])
+    for tap, term in zip(np.ndindex(*(axis.size for axis in window)), terms, strict=True):
+        add_tap(window, term, tap, total)
+    return total
 
 
 def debox(attrs: Attrs, x: Array) -> Array:
@@ -171,7 +140,7 @@ def debox(attrs: Attrs, x: Array) -> Array:
     With ``normalize``, sums are divided by the window's volume or, with border 'ignore', by the
     number of windows that overlap there.
     """
-    window = _reverse(attrs, x)
+    window = reverse_window_of(attrs, x.shape)
     total = _spread(repeat(x, volume(window)), window)
     if attrs["normalize"] and attrs["border"] == "ignore":
         total /= np.maximum(_spread(repeat(np.ones_like(x), volume(window)), window), 1)
@@ -182,7 +151,7 @@ def debox(attrs: Attrs, x: Array) -> Array:
 
 def desample(attrs: Attrs, x: Array, index: Array) -> Array:
     """Returns the enlarged tensor in which every value is added at ``index`` of its window."""
-    window = _reverse(attrs, x)
+    window = reverse_window_of(attrs, x.shape)
     terms = (np.where(index == tap, x, np.float32(0)) for tap in range(volume(window)))
     return np.asarray(_spread(terms, window), np.float32)
 
@@ -194,7 +163,7 @@ def prepare_max_pool(
 
     A NaN in a window is its result; of two zeros of different sign either may be.
     """
-    window = window_of(attrs, facts[0])
+    window = window_of(attrs, facts[0].shape)
     shape = tuple(axis.narrow for axis in window)
     border = attrs["border"]
     around = -np.inf if border == "ignore" else 0.0
@@ -203,7 +172,7 @@ def prepare_max_pool(
 
     def pool(attrs: Attrs, x: Array) -> Array:
         out = scratch.result_as(x, shape)
-        padded = x if inside else pad_window(x, window, border, around)
+        padded = x if inside else _pad(x, window, border, around)
         first, *others = taps_of(padded, window)
         np.copyto(out, first)
         for value in others:

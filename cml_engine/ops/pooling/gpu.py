@@ -70,7 +70,7 @@ def pool_kernel(lower: Any, layouts: Any) -> Kernel:
 def _half(node: Node, facts: Mapping[str, Fact]) -> Half:
     """Returns ``"each"`` if the kernel processes four channels at once, otherwise ``"none"``."""
     resolve = reverse_window_of if "output_shape" in node.attrs else window_of
-    window = resolve(node.attrs, facts[node.inputs[0]])
+    window = resolve(node.attrs, facts[node.inputs[0]].shape)
     moving = [axis for axis, one in enumerate(window) if not one.trivial]
     if not moving or moving[0] < 2 or moving[-1] - moving[0] > 1 or _reduces(window, moving):
         return "none"

@@ -8,6 +8,7 @@ default border 'constant' take part, also in a maximum; exporters that exclude t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any, Literal
@@ -41,7 +42,7 @@ from cml_engine.ops.pooling.gpu import Sliding, pool_kernel, slide
 
 
 def _wide_to_narrow(dtypes: Sequence[str], attrs: Attrs, x: Fact) -> list[Fact]:
-    shape = tuple(axis.narrow for axis in window_of(attrs, x))
+    shape = tuple(axis.narrow for axis in window_of(attrs, x.shape))
     return [Fact(dtype, shape) for dtype in dtypes]
 
 
@@ -52,7 +53,7 @@ def _infer_sample(attrs: Attrs, x: Fact, index: Fact) -> Fact:
 
 
 def _infer_debox(attrs: Attrs, x: Fact) -> Fact:
-    return Fact("scalar", tuple(axis.wide for axis in reverse_window_of(attrs, x)))
+    return Fact("scalar", tuple(axis.wide for axis in reverse_window_of(attrs, x.shape)))
 
 
 def _infer_desample(attrs: Attrs, x: Fact, index: Fact) -> Fact:
@@ -70,7 +71,7 @@ def _want_index(index: Fact, shape: tuple[int, ...], why: str) -> None:
 
 def _rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping:
     """Returns the row mapping of pooling: the rows under the windows, with adapted padding."""
-    window = window_of(attrs, facts[0])
+    window = window_of(attrs, facts[0].shape)
 
     def need(begin: int, end: int) -> OperandRows:
         span, around = under_windows(window[axis], attrs["border"], begin, end)
@@ -86,7 +87,8 @@ def _rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMap
 def _lower(what: Sliding, op: Lowering) -> Iterator[Dispatch]:
     inputs, outs = operands(op, op.in_names), operands(op, op.out_names)
     resolve = reverse_window_of if what.reverse else window_of
-    yield from slide(op, what, resolve(op.attrs, inputs[0].fact), inputs, outs)
+    what = replace(what, mean=what.mean or bool(op.attrs.get("normalize")))
+    yield from slide(op, what, resolve(op.attrs, inputs[0].fact.shape), inputs, outs)
 
 
 def _cost(per_tap: float, attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
@@ -195,37 +197,27 @@ def _declare(
 ) -> None:  # fmt: skip
     kernel = pool_kernel(partial(_lower, what), layouts)
     cost = partial(_cost, 2 if what.root else 1)
-    wide_to_narrow = infer in (_value, _index, _both)
-    traits = Traits(is_sum=what == _MEAN, rows=_rows if wide_to_narrow else None)
+    is_sum = what.kind == "SUM" and not (what.root or what.reverse)
+    rows = None if what.reverse or what.kind == "SAMPLE" else _rows
+    traits = Traits(is_sum=is_sum, rows=rows)
     define(OpSpec(name, infer, cpu, kernel, cost, cases, tolerance, prepare=prepare, traits=traits))
 
 
 _value = partial(_wide_to_narrow, ("scalar",))
 _index = partial(_wide_to_narrow, ("integer",))
 _both = partial(_wide_to_narrow, ("scalar", "integer"))
-_MEAN = Sliding("SUM", mean=True)
 
-
-def _lower_box(reverse: bool, op: Lowering) -> Iterator[Dispatch]:
-    what = Sliding("SUM", mean=bool(op.attrs["normalize"]), reverse=reverse)
-    yield from _lower(what, op)
-
-
-def _register_box(
-    name: str, reverse: bool, infer: Callable[..., Any], cpu: Callable[..., Any], cases: list[Case]
-) -> None:
-    kernel = pool_kernel(partial(_lower_box, reverse), "same")
-    cost, traits = partial(_cost, 1), Traits(is_sum=not reverse, rows=None if reverse else _rows)
-    define(OpSpec(name, infer, cpu, kernel, cost, cases, SUMMATION, traits=traits))
-
-
-_register_box(
-    "box", False, _value, pool_cpu.box, _cases(normalize=False) + _cases(normalize=True)[:8]
-)
-_register_box(
-    "debox", True, _infer_debox, pool_cpu.debox, _debox_cases(False) + _debox_cases(True)[:4]
-)
-_declare("avg_pool", _value, pool_cpu.avg_pool, _MEAN, _cases(), SUMMATION)
+_declare(
+    "box", _value, pool_cpu.box, Sliding("SUM"),
+    _cases(normalize=False) + _cases(normalize=True)[:8], SUMMATION,
+)  # fmt: skip
+_declare(
+    "debox", _infer_debox, pool_cpu.debox, Sliding("SUM", reverse=True),
+    _debox_cases(False) + _debox_cases(True)[:4], SUMMATION,
+)  # fmt: skip
+_declare(
+    "avg_pool", _value, pool_cpu.avg_pool, Sliding("SUM", mean=True), _cases(), SUMMATION,
+)  # fmt: skip
 _declare(
     "rms_pool", _value, pool_cpu.rms_pool,
     Sliding("SUM", term="v * v", mean=True, root=True), _cases(), SUMMATION,

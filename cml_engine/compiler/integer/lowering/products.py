@@ -258,7 +258,7 @@ def check_mean(node: Node, fact: Fact) -> None:
         and node.attrs["border"] == "ignore"
         and any(
             a.before > 0 or (a.narrow - 1) * a.stride + a.reach - a.before > a.wide
-            for a in window_of(node.attrs, fact)
+            for a in window_of(node.attrs, fact.shape)
         )
     ):
         raise NoIntegerForm(

@@ -148,7 +148,7 @@ def _mean(x: ExportTensor, window: Window, border: str) -> ExportTensor:
 
 
 def _windowed(c: ExportCall) -> tuple[Window, str]:
-    return window_of(c.attrs, c.fact(0)), c.attrs.border
+    return window_of(c.attrs, c.fact(0).shape), c.attrs.border
 
 
 @rule("avg_pool", onnx=_POOLED.format("AveragePool", "ReduceSum"), empty=0.0)
@@ -237,7 +237,7 @@ def _spread(c: ExportCall, x: ExportTensor, window: Window, taps: Sequence[int])
 
 @rule("debox", onnx="`Gather`, `ReduceSum`", function=True, empty=0.0)
 def _debox(c: ExportCall) -> ExportTensor:
-    window = reverse_window_of(c.attrs, c.fact(0))
+    window = reverse_window_of(c.attrs, c.fact(0).shape)
     total = _spread(c, c.x, window, [1] * len(window))
     if not c.attrs.normalize:
         return total
@@ -248,7 +248,7 @@ def _debox(c: ExportCall) -> ExportTensor:
 
 @rule("desample", onnx="`Where` by place, `Gather`, `ReduceSum`", function=True, empty=0.0)
 def _desample(c: ExportCall) -> ExportTensor:
-    window = reverse_window_of(c.attrs, c.fact(0))
+    window = reverse_window_of(c.attrs, c.fact(0).shape)
     rank, sizes = len(window), [a.size for a in window]
     places = c.constant(np.arange(volume(window), dtype=np.int32))
     here = c.tensor(1).unsqueeze(rank).Equal(places)
