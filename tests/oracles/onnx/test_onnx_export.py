@@ -557,6 +557,31 @@ def test_a_function_of_a_game_runs_in_onnx_runtime(own_operators, tmp_path, rng)
     assert difference(run_onnx(exported(graph), inputs), on_cpu(graph, inputs)) == ""
 
 
+def test_constants_of_two_calls_of_one_body_are_two_constants():
+    plus = cml.OpSpec(
+        "plus_row",
+        infer=cml.same_as(0),
+        cpu=lambda attrs, x: x + np.float32([[attrs.by, 0]]),
+        signature="fragment plus_row(x: tensor<scalar>, by: scalar) -> (y: tensor<scalar>) "
+        "{ y = x + constant<scalar>(shape = [1, 2], value = [by, 0.0]); }",
+    )
+    text = """version 1.0;
+graph g(x) -> (z)
+{
+    x = external<scalar>(shape = [2, 2]);
+    y = plus_row(x, by = 1.0);
+    z = plus_row(y, by = 5.0);
+}"""
+    cml.register(plus)
+    try:
+        graph, inputs = cml.load(cml.MemoryModel(text)), {"x": np.ones((2, 2), np.float32)}
+        for dynamic in (None, {"x": ("n", 2)}):
+            got = run_onnx(exported(graph, dynamic=dynamic), inputs)
+            assert difference(got, on_cpu(graph, inputs)) == ""
+    finally:
+        cml.unregister("plus_row")
+
+
 def test_more_weights_than_a_file_holds(monkeypatch, tmp_path):
     graph = cml.load(AGENTS / "upres.nnef")
     monkeypatch.setattr(writer, "MOST_BYTES", 1000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -336,6 +337,7 @@ def rule(
     return declare
 
 
+@cache
 def load_export_rules() -> Mapping[str, ExportRule]:
     """Returns the export rules of all operators, by the operator's name."""
     from cml_engine.formats.onnx.export import operators

@@ -1,8 +1,9 @@
-"""Exports a game's own operators.
+"""Exports operators that have no rule: NNEF's compound operators, and a game's own.
 
-An operator with an expression, or with a fragment that has a body, is written as a function of
-ONNX's operators. Any other is a placeholder: a node of its name in the domain ``game``, for which
-the program that runs the file needs its own implementation.
+A compound operator is written as the operators that its body calls. So is a game's operator with
+an expression, or with a fragment that has a body, as a function. Any other is a placeholder: a
+node of its name in the domain ``game``, for which the program that runs the file needs its own
+implementation.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from cml_engine.ir.graph import AttrValue, Graph
 from cml_engine.nnef.expansion.compose import regroup
 from cml_engine.nnef.expansion.evaluator import Evaluator, expand_call
 from cml_engine.nnef.expansion.library import Library
-from cml_engine.nnef.expansion.signatures import declared_signature
+from cml_engine.nnef.expansion.signatures import STDLIB, declared_signature
 from cml_engine.nnef.expansion.values import TensorRef
 from cml_engine.nnef.text.parser import parse_fragments
 from cml_engine.ops import is_registered, registered
@@ -38,7 +39,7 @@ GAME = "game"
 def placeholders(graph: Graph) -> list[str]:
     """Returns the names of the operators that an export of the graph has as placeholders."""
     rules = load_export_rules()
-    own = sorted(graph.ops - rules.keys())
+    own = sorted(op for op in graph.ops - rules.keys() if not is_compound(op))
     return [op for op in own if not _declaration(op, graph.declarations)]
 
 
@@ -50,9 +51,16 @@ def export_rule(op: str, declarations: Mapping[str, str]) -> ExportRule:
     found = load_export_rules().get(op)
     if found is not None:
         return found
+    if is_compound(op):
+        return ExportRule(op, partial(_write_body, {}), "", False, ONNX_OPSET.low, None)
     text = _declaration(op, declarations)
     convert = partial(_write_body, {**declarations, op: text}) if text else _write_placeholder
     return ExportRule(op, convert, "", bool(text), ONNX_OPSET.low, None)
+
+
+def is_compound(op: str) -> bool:
+    """Returns True if an operator is NNEF's own and has a body, by which it can be written."""
+    return op in STDLIB.fragments and STDLIB.fragments[op].body is not None
 
 
 def _declaration(op: str, declarations: Mapping[str, str]) -> str:
@@ -88,7 +96,8 @@ def _write_body(declarations: Mapping[str, str], c: ExportCall) -> Sequence[Expo
     inner = expand_call(evaluator, op, given, dict(c.attrs), facts, c.node.source)
     operands = dict(zip(inner.inputs, c.operands, strict=True))
     for name, array in inner.constants.items():
-        operands[name] = ExportOperand(name, inner.facts[name], array)
+        # without a name: another call's constant of this name may have other values
+        operands[name] = ExportOperand("", inner.facts[name], array)
     for node in inner.nodes:
         results = [inner.facts[name] for name in node.outputs]
         names = [c.new_name(name) for name in node.outputs]

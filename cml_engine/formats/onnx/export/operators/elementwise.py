@@ -76,24 +76,14 @@ def _round(c: ExportCall) -> ExportTensor:
     return round_half_up(c.x)
 
 
-@rule("sqr", onnx="`Mul`")
-def _square(c: ExportCall) -> ExportTensor:
-    return c.x * c.x
-
-
 @rule("rsqr", onnx="`Reciprocal` of `Mul`")
 def _per_square(c: ExportCall) -> ExportTensor:
-    return _square(c).Reciprocal()
+    return (c.x * c.x).Reciprocal()
 
 
 @rule("rsqrt", onnx="`Reciprocal` of `Sqrt`")
 def _per_root(c: ExportCall) -> ExportTensor:
     return c.x.Sqrt().Reciprocal()
-
-
-@rule("log2", onnx="`Log`, `Mul`")
-def _log2(c: ExportCall) -> ExportTensor:
-    return c.x.Log() * (1 / math.log(2))
 
 
 @rule("leaky_relu", "elu", onnx="`LeakyRelu`, `Elu`")
@@ -115,27 +105,12 @@ def _selu(c: ExportCall) -> ExportTensor:
     return c.x.Selu(alpha=float(c.attrs.alpha), gamma=float(c.attrs["lambda"]))
 
 
-@rule("silu", onnx="`Mul`, `Sigmoid`")
-def _silu(c: ExportCall) -> ExportTensor:
-    return c.x * c.x.Sigmoid()
-
-
-@rule("gelu", onnx="`Mul`, `Sigmoid`: NNEF's is `x * sigmoid(1.702 x)`")
-def _gelu(c: ExportCall) -> ExportTensor:
-    return c.x * (c.x * 1.702).Sigmoid()
-
-
 @rule("gelu_erf", onnx="`Gelu`; before opset 20 `Erf` and others")
 def _gelu_erf(c: ExportCall) -> ExportTensor:
     if c.opset >= 20:
         return c.x.Gelu(approximate="none")
     erf = (c.x * math.sqrt(0.5)).Erf()
     return c.x * 0.5 * (erf + 1.0)
-
-
-@rule("softabs", onnx="`Sqrt`, `Add`, `Mul`")
-def _softabs(c: ExportCall) -> ExportTensor:
-    return (_square(c) + float(c.attrs.epsilon)).Sqrt()
 
 
 @rule("fmod", onnx="`Mod`")

@@ -24,9 +24,6 @@ from cml_engine.ops.common.window import (
     window_of,
 )
 
-_POOLED = "`{}`; after `Pad` for other borders; windows over batch or channels by `Gather` and `{}`"
-
-
 # -- tables of indices --------------------------------------------------------------------------
 
 
@@ -151,24 +148,16 @@ def _windowed(c: ExportCall) -> tuple[Window, str]:
     return window_of(c.attrs, c.fact(0).shape), c.attrs.border
 
 
-@rule("avg_pool", onnx=_POOLED.format("AveragePool", "ReduceSum"), empty=0.0)
-def _avg_pool(c: ExportCall) -> ExportTensor:
-    return _mean(c.x, *_windowed(c))
-
-
-@rule("rms_pool", onnx="as `avg_pool` of squares, `Sqrt`", empty=0.0)
-def _rms_pool(c: ExportCall) -> ExportTensor:
-    return _mean(c.x * c.x, *_windowed(c)).Sqrt()
-
-
-@rule("box", onnx="sums: `Gather`, `ReduceSum`; normalized as `avg_pool`", empty=0.0)
+@rule("box", onnx="sums: `Gather`, `ReduceSum`; normalized `AveragePool`, after `Pad` for other "
+      "borders; windows over batch or channels as sums", empty=0.0)  # fmt: skip
 def _box(c: ExportCall) -> ExportTensor:
     if c.attrs.normalize:
         return _mean(c.x, *_windowed(c))
     return _by_axis(c.x, *_windowed(c), "ReduceSum", 0.0)
 
 
-@rule("max_pool", onnx=_POOLED.format("MaxPool", "ReduceMax"))
+@rule("max_pool", onnx="`MaxPool`; after `Pad` for other borders; windows over batch or channels "
+      "by `Gather` and `ReduceMax`")  # fmt: skip
 def _max_pool(c: ExportCall) -> ExportTensor:
     window, border = _windowed(c)
     fill = -np.inf if border == "ignore" else 0.0

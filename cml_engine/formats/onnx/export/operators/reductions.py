@@ -55,17 +55,6 @@ def _position(c: ExportCall) -> ExportTensor:
     return found.reshape(c.out.shape)
 
 
-@rule("moments", onnx="`ReduceMean`, `Sub`, `Mul`")
-def _moments(c: ExportCall) -> list[ExportTensor]:
-    if not c.attrs.axes:
-        return [c.x, c.fill(0.0)]
-    if c.fact(0).size == 0:
-        return [c.fill(0.0), c.fill(0.0)]
-    mean = c.x.reduce("ReduceMean", c.attrs.axes)
-    apart = c.x - mean
-    return [mean, (apart * apart).reduce("ReduceMean", c.attrs.axes)]
-
-
 @rule("softmax", onnx="`Softmax`; of several axes its formula")
 def _softmax(c: ExportCall) -> ExportTensor:
     axes = [int(axis) for axis in c.attrs.axes]

@@ -65,12 +65,6 @@ def _nearest_downsample(c: ExportCall) -> ExportTensor:
     return c.x.slice({axis: (0, n, int(f)) for axis, (n, f) in enumerate(pairs, 2) if f > 1})
 
 
-@rule("area_downsample", onnx="`AveragePool`")
-def _area_downsample(c: ExportCall) -> ExportTensor:
-    factor = [int(f) for f in c.attrs.factor]
-    return c.x.AveragePool(kernel_shape=factor, strides=factor)
-
-
 @rule("multilinear_upsample", onnx="`Resize`; with zeros around `ConvTranspose`; with border "
       "reflect `Gather`, `Mul`, `ReduceSum`")  # fmt: skip
 def _multilinear_upsample(c: ExportCall) -> ExportTensor:
@@ -358,13 +352,3 @@ def _samples(c: ExportCall, counts: list[int], method: str) -> ExportTensor:
 @rule("roi_resample", onnx="weights of each axis, `Mul`, `ReduceSum`", function=True)
 def _roi_resample(c: ExportCall) -> ExportTensor:
     return _samples(c, [int(n) for n in c.attrs.output_size], c.attrs.method)
-
-
-@rule("avg_roi_align", "max_roi_align", onnx="as `roi_resample`, then `AveragePool` or `MaxPool`",
-      function=True)  # fmt: skip
-def _roi_align_of(c: ExportCall) -> ExportTensor:
-    sizes, rates = c.attrs.output_size, [int(r) for r in c.attrs.sampling_rate]
-    fine = [int(n) * r for n, r in zip(sizes, rates, strict=True)]
-    samples = _samples(c, fine, c.attrs.resize_method)
-    op = "AveragePool" if c.node.op == "avg_roi_align" else "MaxPool"
-    return c.add(op, samples, kernel_shape=rates, strides=rates)
