@@ -128,31 +128,31 @@ def make_venv() -> None:
 
 
 def install(extras: Sequence[str]) -> None:
-    """Installs the project, editable, with ``extras`` ("" is the project itself).
+    """Installs the project, editable, with ``extras`` ("" is the project itself), in one call.
 
-    If an optional extra cannot be installed, it prints a message and goes on.
+    If that fails, it installs each optional extra on its own, and goes on without one that fails.
     """
-    needed = [extra for extra in extras if extra and extra not in OPTIONAL]
-    if "" in extras or needed:
-        pip_install(needed)
-    for extra in extras:
-        if extra in OPTIONAL:
-            try:
-                pip_install([extra])
-            except TaskError:
-                say(f"going on without '{extra}'; delete {STAMP} to try again")
-
-
-def pip_install(extras: Sequence[str]) -> None:
-    target = f".[{','.join(extras)}]" if extras else "."
-    say(f"installing {target}")
-    options = ["--quiet", "--disable-pip-version-check", "--editable", target]
-    if call([PYTHON, "-m", "pip", "install", *options]) != 0:
+    named = [extra for extra in extras if extra]
+    if pip_install(named):
+        return
+    optional = [extra for extra in named if extra in OPTIONAL]
+    if not optional or not pip_install([extra for extra in named if extra not in OPTIONAL]):
         raise TaskError(
-            f"pip could not install {target}; its reason stands above.\n"
+            "pip could not install this project; its reason stands above.\n"
             "It needs a package index: check the network, or a proxy in HTTPS_PROXY, "
             "or a mirror in PIP_INDEX_URL; then run this again."
         )
+    for extra in optional:
+        if not pip_install([extra]):
+            say(f"going on without '{extra}'; delete {STAMP} to try again")
+
+
+def pip_install(extras: Sequence[str]) -> bool:
+    """Installs the project with these extras; returns False if pip failed."""
+    target = f".[{','.join(extras)}]" if extras else "."
+    say(f"installing {target}")
+    options = ["--quiet", "--disable-pip-version-check", "--editable", target]
+    return call([PYTHON, "-m", "pip", "install", *options]) == 0
 
 
 # ------------------------------------------------------------------ the GPU driver

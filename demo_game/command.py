@@ -27,6 +27,8 @@ OUT = Path("out")
 MEGABYTES = FloatRange(1, 1_000_000, "MiB")
 #: the modes that ``--tour`` runs
 TOUR = ("off", "sliced", "unsliced")
+#: the frames of a flight, and of each flight of the tour
+FRAMES, TOUR_FRAMES = 600, 300
 SECONDS = FloatRange(0, 1_000_000, "seconds")
 KEYS = """keys in the window:
   W A S D               fly (ends the scripted flight)
@@ -43,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not (options.headless or options.compare or has_display()):
         say("no display: a flight without a window, with and without networks, and a film of it")
         options.headless = options.tour = True
+    options.frames = options.frames or (TOUR_FRAMES if options.tour else FRAMES)
     try:
         return run(options)
     except (cml.CmlError, OSError) as error:
@@ -81,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--by-hand", action="store_true", help="begin with the keys, not the path")
     made.add_argument("--seconds", type=SECONDS, help="close the window after so many")
     made.add_argument("--headless", action="store_true", help="no window: a scripted flight")
-    made.add_argument("--frames", type=TIMES, default=600, help="headless: how many (default 600)")
+    made.add_argument("--frames", type=TIMES, help=f"headless: how many (default {FRAMES})")
     made.add_argument("--start", type=SECONDS, default=0.0, metavar="SECONDS",
                       help="headless: where on the path to begin")  # fmt: skip
     made.add_argument("--clock", choices=("real", "virtual"), default="real", help="headless: "
