@@ -16,6 +16,8 @@ import keyword
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from cml_engine.cooked import schema, wgsl
 from cml_engine.cooked.records import PackedRow, RowField
@@ -34,59 +36,47 @@ _NAMES = {"B": "uint8_t", "I": "uint32_t", "Q": "uint64_t", "f": "float", "d": "
 _DOC_NAMES = {"I": "u32", "Q": "u64", "f": "f32", "d": "f64"}
 #: words in docs/cooked.md for records that are part of others
 _DOC_RECORDS = {schema.Text: "string", schema.Table: "table", schema.Code: "code"}
+
+
+def _values(*modules: tuple[ModuleType, str]) -> dict[str, Any]:
+    """Returns constants of modules by their names, without the underscore of private ones."""
+    return {
+        name.lstrip("_"): getattr(module, name)
+        for module, names in modules
+        for name in names.split()
+    }
+
+
 #: whole numbers that C and JavaScript need, by name
-CONSTANTS = {
-    name: getattr(module, name)
-    for module, names in (
-        (
-            schema,
-            "FORMAT MOST_SECTIONS SECTION_ALIGNMENT TABLE_ALIGNMENT MOST_DIMENSIONS MOST_TEXT "
-            "MOST_PARAMS MOST_TENSORS MOST_INPUTS MOST_DEVICES MOST_FACTORS MOST_SMALLER "
-            "VALUE_ALIGNMENT SOURCE_AXES TRUSTED SUBGROUPS F16",
-        ),
-        (wgsl, "MOST_WGSL MOST_DEPTH MOST_PENDING MOST_NAMES MOST_ELEMENTS MOST_EXPANDED"),
-    )
-    for name in names.split()
-}
-
-
+CONSTANTS: dict[str, int] = _values(
+    (
+        schema,
+        "FORMAT MOST_SECTIONS SECTION_ALIGNMENT TABLE_ALIGNMENT MOST_DIMENSIONS MOST_TEXT "
+        "MOST_PARAMS MOST_TENSORS MOST_INPUTS MOST_DEVICES MOST_FACTORS MOST_SMALLER "
+        "VALUE_ALIGNMENT SOURCE_AXES TRUSTED SUBGROUPS F16",
+    ),
+    (wgsl, "MOST_WGSL MOST_DEPTH MOST_PENDING MOST_NAMES MOST_ELEMENTS MOST_EXPANDED"),
+)
 #: tags of sections of which a file has at most one
 SINGLE_SECTIONS = str([tag for tag, (_, most) in schema.COUNTS.items() if most == 1])[1:-1]
 #: numbers with which every player decides, by their names in C and JavaScript
 PLANNING: dict[str, float] = {
-    "MEMORY": cost_model._MEMORY,
-    "GUESSED_SAMPLES": cost_model._GUESSED_SAMPLES,
+    **_values(
+        (
+            cost_model,
+            "_MEMORY _GUESSED_SAMPLES _MOST_UNKNOWN _CLIP _CLIP_AFTER _USUAL _LITTLE _SOME "
+            "_SETTLED _DRIFT_WEIGHT _COMMON",
+        ),
+        (margin, "_AIMED_SHARE _SMALL _ENOUGH WINDOW PRIOR"),
+        (plan, "_MIN_SHARE _PROBE_SHARE"),
+        (policy, "STARVED_MS STICKINESS_MS"),
+        (frame_timings, "_KNOWN _APART_EVERY"),
+        (back_off, "_LATE _GROWTH _DECAY _MOST_BACK_OFF _BELIEVED _SMOOTHED _LONGEST"),
+    ),
     "TELLING_LAUNCHES": cost_model._TELLING,
-    "MOST_UNKNOWN": cost_model._MOST_UNKNOWN,
-    "CLIP": cost_model._CLIP,
-    "CLIP_AFTER": cost_model._CLIP_AFTER,
-    "USUAL": cost_model._USUAL,
-    "LITTLE": cost_model._LITTLE,
-    "SOME": cost_model._SOME,
-    "SETTLED": cost_model._SETTLED,
-    "DRIFT_WEIGHT": cost_model._DRIFT_WEIGHT,
-    "COMMON": cost_model._COMMON,
-    "AIMED_SHARE": margin._AIMED_SHARE,
-    "LEAST_AIM": margin.LEAST_SHARE,
-    "SMALL": margin._SMALL,
-    "ENOUGH": margin._ENOUGH,
-    "WINDOW": margin.WINDOW,
-    "PRIOR": margin.PRIOR,
-    "MIN_SHARE": plan._MIN_SHARE,
-    "PROBE_SHARE": plan._PROBE_SHARE,
-    "STARVED_MS": policy.STARVED_MS,
-    "STICKINESS_MS": policy.STICKINESS_MS,
     "TELLING_SHARE": frame_timings._TELLING,
-    "KNOWN": frame_timings._KNOWN,
-    "APART_EVERY": frame_timings._APART_EVERY,
-    "LATE": back_off._LATE,
-    "GROWTH": back_off._GROWTH,
-    "DECAY": back_off._DECAY,
-    "MOST_BACK_OFF": back_off._MOST_BACK_OFF,
-    "BELIEVED": back_off._BELIEVED,
-    "SMOOTHED": back_off._SMOOTHED,
+    "LEAST_AIM": margin.LEAST_SHARE,
     "REST_EVERY": back_off._SKIP_EVERY,
-    "LONGEST": back_off._LONGEST,
 }
 
 
