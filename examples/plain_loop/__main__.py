@@ -270,12 +270,35 @@ def options_of(
     return options
 
 
-def save(pixels: np.ndarray[Any, Any], path: Path | None) -> None:
-    """Writes the frame as a PNG file and prints its path; does nothing without a path."""
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(path)
-        print(path)
+def play(
+    options: argparse.Namespace, title: str, size: tuple[int, int], make: Callable[[Any], Any]
+) -> int:
+    """Opens a canvas, runs the game that ``make`` returns for it, and prints the game's summary.
+
+    Returns the exit code. Without a window it writes the last frame to ``options.screenshot``.
+    """
+    try:
+        if options.offscreen:
+            from rendercanvas.offscreen import OffscreenRenderCanvas
+
+            canvas = OffscreenRenderCanvas(size=size)
+            game = make(canvas)
+            pixels = run_offscreen(canvas, game.frame, options.frames)
+            if options.screenshot is not None:
+                options.screenshot.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(pixels).save(options.screenshot)
+                print(options.screenshot)
+        else:
+            from rendercanvas.auto import RenderCanvas, loop
+
+            canvas = RenderCanvas(size=size, title=title, max_fps=60)
+            game = make(canvas)
+            run_window(canvas, loop, game.frame, options.frames)
+    except cml.CmlError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(game.summary.text(game.gpu.name))
+    return 0
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -289,27 +312,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = options_of(argv, "plain_loop", timestamps=True, more=_add_options)
-    watched = options.watch, options.ops
-    size = (4 * cartoon.WIDTH, 4 * cartoon.HEIGHT)
-    try:
+
+    def make(canvas: Any) -> Game:
         device = open_device(options.timestamps)
-        if options.offscreen:
-            from rendercanvas.offscreen import OffscreenRenderCanvas
+        watched = options.watch, options.ops
+        return Game(canvas, device, options.budget_ms, *watched, overlay=options.overlay)
 
-            canvas = OffscreenRenderCanvas(size=size)
-            game = Game(canvas, device, options.budget_ms, *watched, overlay=options.overlay)
-            save(run_offscreen(game.screen.canvas, game.frame, options.frames), options.screenshot)
-        else:
-            from rendercanvas.auto import RenderCanvas, loop
-
-            canvas = RenderCanvas(size=size, title="CML in a plain wgpu loop", max_fps=60)
-            game = Game(canvas, device, options.budget_ms, *watched, overlay=options.overlay)
-            run_window(canvas, loop, game.frame, options.frames)
-    except cml.CmlError as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(game.summary.text(game.gpu.name))
-    return 0
+    size = (4 * cartoon.WIDTH, 4 * cartoon.HEIGHT)
+    return play(options, "CML in a plain wgpu loop", size, make)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from pygfx.renderers.wgpu.engine.update import ensure_wgpu_object
 import cml_engine as cml
 from cml_engine import FrameScheduler, Job
 from examples.plain_loop import cartoon
-from examples.plain_loop.__main__ import options_of, run_offscreen, run_window, save
+from examples.plain_loop.__main__ import options_of, play
 from examples.plain_loop.summary import Summary
 
 
@@ -115,26 +115,9 @@ class Game:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = options_of(argv, "pygfx_host", timestamps=False)
-    size = (640, 480)
     if options.timestamps:
         gfx.renderers.wgpu.enable_wgpu_features("timestamp-query")
-    try:
-        if options.offscreen:
-            from rendercanvas.offscreen import OffscreenRenderCanvas
-
-            game = Game(OffscreenRenderCanvas(size=size), options.budget_ms)
-            save(run_offscreen(game.scene.canvas, game.frame, options.frames), options.screenshot)
-        else:
-            from rendercanvas.auto import RenderCanvas, loop
-
-            canvas = RenderCanvas(size=size, title="CML in pygfx", max_fps=60)
-            game = Game(canvas, options.budget_ms)
-            run_window(canvas, loop, game.frame, options.frames)
-    except cml.CmlError as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(game.summary.text(game.gpu.name))
-    return 0
+    return play(options, "CML in pygfx", (640, 480), lambda canvas: Game(canvas, options.budget_ms))
 
 
 if __name__ == "__main__":
