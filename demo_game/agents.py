@@ -11,6 +11,7 @@ import numpy as np
 import cml_engine as cml
 from cml_engine import FrameScheduler, Job
 from cml_engine.runtime.live.reloader import Reloader
+from demo_game.arrays import Array
 from demo_game.chain import (
     INSTANCES,
     KERNELS,
@@ -24,7 +25,7 @@ from demo_game.chain import (
 from demo_game.world.tile import TileId
 
 
-def tile_input(tile: TileId, seed: int) -> np.ndarray[Any, Any]:
+def tile_input(tile: TileId, seed: int) -> Array:
     """Returns the networks' input ``tile``, int32 (1, 4).
 
     It has x and z of the tile's first cell, its level, and the world's seed.

@@ -20,7 +20,6 @@ from demo_game.world.overhead import SIDE, overhead
 from demo_game.world.scenery import find_start
 from demo_game.world.tile import TileId
 
-Array = np.ndarray[Any, Any]
 #: tiles along a side of the square, and their level, on which a kilometre is a few tiles
 _SIDE, _LEVEL = 4, 1
 

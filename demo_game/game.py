@@ -35,10 +35,10 @@ from demo_game.render.pace import EFFORTS, DrawingPace, Effort
 from demo_game.render.quality import Quality
 from demo_game.render.renderer import DrawStats, Renderer
 from demo_game.streaming import Streaming
+from demo_game.world.boxes import Boxes
 from demo_game.world.draft import LEVELS as DRAFT_LEVELS
 from demo_game.world.quadtree import Detail, Selection, fit_detail, list_needed, select
 from demo_game.world.sun import DAY, Light
-from demo_game.world.surroundings import Surroundings
 from demo_game.world.tile import TileId
 
 if TYPE_CHECKING:
@@ -158,7 +158,8 @@ class Game:
         self.pace = DrawingPace(_PICTURE_SHARE * settings.frame_ms, quality.effort)
         self.selection = Selection()
         self._detail = settings.detail
-        self._around: Surroundings | None = None
+        #: the boxes of the tiles to draw; None before the first selection
+        self._boxes: Boxes | None = None
         self._look_at = self._finished = self._unseen = 0
         self._requested = True
         self._spare = SpareBudget(settings.frame_ms, floor_ms=_FLOOR_MS, headroom=_HEADROOM)
@@ -279,7 +280,7 @@ class Game:
     ) -> None:
         self.renderer.effort = effort or self.pace.effort
         rich = self.quality.rich
-        seen = self._around.drawn_in_view(camera, rich) if self._around else []
+        seen = self._boxes.in_view(camera.sees_boxes, rich) if self._boxes else []
         self.draw_stats = self.renderer.draw(
             encoder,
             target_view,
@@ -344,7 +345,7 @@ class Game:
         camera, pose, now_s = self._seen
         self._unseen = 0
         frame, finished = self.scheduler.frame, self.streaming.counts.finished
-        if self._around is None:
+        if self._boxes is None:
             self._draft(pose, now_s)
         elif self._request_tiles(camera, now_s) or (
             frame < self._look_at and finished == self._finished
@@ -355,7 +356,7 @@ class Game:
         behind = self.inference and not self.loading and len(self.selection.wanted) > _FEW
         share = _BEHIND_SHARE if behind else _PICTURE_SHARE
         self.pace.most_ms = share * self.settings.frame_ms
-        self._around = Surroundings(self.selection, self.settings.seed)
+        self._boxes = Boxes(self.selection.draw, self.settings.seed)
         self.streaming.draw(self.selection.draw, now_s)
         self._requested = False
 
@@ -367,9 +368,10 @@ class Game:
         if not self._began and self.renderer.ready:
             self._began = True  # the networks' kernels come after the picture's
             self.agents.build_ahead()
-        if self._requested or self._around is None or not self._began or not self.inference:
+        if self._requested or self._boxes is None or not self._began or not self.inference:
             return False
-        self.streaming.want(self.selection, self._around.tiles_in_view(camera), now_s)
+        boxes = Boxes(self.selection.wanted, self.settings.seed)
+        self.streaming.want(self.selection, set(boxes.in_view(camera.sees_boxes)), now_s)
         self._requested = True
         return True
 
@@ -405,13 +407,13 @@ class Game:
     def covered(self) -> bool:
         """Returns True if the networks have generated ground in every direction, however coarse."""
         roots = (tile.level == self.settings.detail.coarsest for tile in self.selection.wanted)
-        return self._around is not None and not any(roots)
+        return self._boxes is not None and not any(roots)
 
     @property
     def complete(self) -> bool:
         """Returns True if every tile of the picture has been generated and none is under way."""
-        looked = self._around is not None
-        return looked and not self.selection.wanted and not self.streaming.making
+        selected = self._boxes is not None
+        return selected and not self.selection.wanted and not self.streaming.making
 
     @property
     def progress(self) -> str:

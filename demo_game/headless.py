@@ -17,12 +17,14 @@ from PIL import Image
 import cml_engine as cml
 from cml_engine.io.atomic_write import write_atomically
 from cml_engine.tools.panel import FrameSample
+from demo_game.arrays import Array
 from demo_game.flight import Pose, ScriptedFlight
 from demo_game.game import Game, Settings
 from demo_game.render.quality import Quality
 from demo_game.render.targets import target_format
 from demo_game.reporting.digest import Digests
 from demo_game.reporting.report import RunReport, bytes_by_owner, percentiles
+from demo_game.streaming import Counts
 
 if TYPE_CHECKING:
     from demo_game.overlay.overlay import Overlay
@@ -207,7 +209,7 @@ class HeadlessRun:
             step_s = self.game.settings.frame_ms / 1e3
             self.overlay.draw(encoder, self.view, step_s, timestamp_writes=writes)
 
-    def pixels(self) -> np.ndarray[Any, Any]:
+    def pixels(self) -> Array:
         """Returns the last frame's pixels, uint8 (height, width, 3)."""
         size = self.quality.width, self.quality.height
         data = self.gpu.queue.read_texture(
@@ -256,7 +258,7 @@ class HeadlessRun:
         """Flies the first seconds once more, unmeasured, and writes them as a GIF."""
         write_film(path, self._pictures())
 
-    def _pictures(self) -> Iterator[np.ndarray[Any, Any]]:
+    def _pictures(self) -> Iterator[Array]:
         each = max(1, round(1e3 / RATE / self.game.settings.frame_ms))
         for number in range(RATE * SECONDS):
             for step in range(each):
@@ -271,7 +273,7 @@ class HeadlessRun:
         self.target.destroy()
 
 
-def write_film(path: Path, pictures: Iterable[np.ndarray[Any, Any]]) -> None:
+def write_film(path: Path, pictures: Iterable[Array]) -> None:
     """Writes pictures, uint8 (height, width, 3), as the frames of a smaller animated GIF."""
     frames = [_small(Image.fromarray(picture)) for picture in pictures]
 
@@ -306,43 +308,30 @@ def run(
     """
     flown = HeadlessRun(gpu, quality, settings, options)
     flown.progress = progress or flown.progress
+    streaming = flown.game.streaming
     try:
         load_s = flown.load()
         if screenshot is not None or options.overlay:
             flown.open_overlay()
-        made_before = flown.game.streaming.counts.finished
-        by_agent_before = dict(flown.game.streaming.counts.by_agent)
-        flown.game.streaming.counts.latencies_s.clear()
+        streaming.counts = Counts()
         start = time.perf_counter()
         flown.fly()
         seconds = time.perf_counter() - start
         if screenshot is not None:
             flown.screenshot(screenshot)
-        counts = flown.game.streaming.counts
-        tiles = counts.finished - made_before
-        jobs = {
-            name: round((n - by_agent_before.get(name, 0)) / seconds, 2)
-            for name, n in counts.by_agent.items()
-        }
-        latencies, cancelled = list(counts.latencies_s), counts.cancelled
+        counts, streaming.counts = streaming.counts, Counts()
         world = flown.settle()
         if film is not None:
             flown.film(film)
-        return _report(flown, load_s, seconds, tiles, cancelled, jobs, latencies, world)
+        return _report(flown, load_s, seconds, counts, world)
     finally:
         flown.close()
 
 
 def _report(
-    flown: HeadlessRun,
-    load_s: float,
-    seconds: float,
-    tiles: int,
-    cancelled: int,
-    jobs: dict[str, float],
-    latencies: list[float],
-    world: str,
+    flown: HeadlessRun, load_s: float, seconds: float, counts: Counts, world: str
 ) -> RunReport:
+    """Returns the report of a flight of ``seconds``; ``counts`` are those of the flight alone."""
     gpu, options, quality = flown.gpu, flown.options, flown.quality
     settings = flown.game.settings
     samples = flown.samples
@@ -377,11 +366,13 @@ def _report(
             else None
         ),
         budget_used=round(sum(spent) / allowed, 4) if timed and allowed else None,
-        tiles=tiles,
-        tiles_cancelled=cancelled,
-        tiles_per_s=round(tiles / seconds, 2),
-        jobs_per_s=jobs,
-        latency_s=percentiles(latencies),
+        tiles=counts.finished,
+        tiles_cancelled=counts.cancelled,
+        tiles_per_s=round(counts.finished / seconds, 2),
+        jobs_per_s={
+            name: round(counts.by_agent[name] / seconds, 2) for name in flown.game.agents.sessions
+        },
+        latency_s=percentiles(counts.latencies_s),
         memory_peak_bytes=gpu.memory.peak_bytes,
         memory_bytes_by_owner=dict(sorted(bytes_by_owner(gpu).items(), key=lambda item: -item[1])),
         world=world,

@@ -10,14 +10,12 @@ from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 import cml_engine as cml
 from demo_game.agents import tile_input
+from demo_game.arrays import Array
 from demo_game.chain import READS_TILE, Chain
 from demo_game.world.tile import TileId
 
-Array = np.ndarray[Any, Any]
 #: called with each node of a network and its results
 Watch = Callable[[Any, Any], None]
 Clock = Callable[[str], AbstractContextManager[Watch | None]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -50,7 +51,7 @@ class Counts:
     finished: int = 0
     cancelled: int = 0
     #: finished jobs by session
-    by_agent: dict[str, int] = field(default_factory=dict)
+    by_agent: Counter[str] = field(default_factory=Counter)
     #: seconds from the first time that a tile was wanted to its first frame on the screen
     latencies_s: list[float] = field(default_factory=list)
 
@@ -211,8 +212,7 @@ class Streaming:
         self.shown[tile] = TileSlot(slot, math.inf, self._looks)
         self.changes += 1
         self.counts.finished += 1
-        for name in made.jobs:
-            self.counts.by_agent[name] = self.counts.by_agent.get(name, 0) + 1
+        self.counts.by_agent.update(made.jobs.keys())
         since = self._wanted_since.pop(tile, None)
         if since is not None:
             self.counts.latencies_s.append(now_s - since)

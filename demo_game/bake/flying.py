@@ -6,16 +6,15 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import wgpu
 
 import cml_engine as cml
 from cml_engine import FrameScheduler
 from demo_game.agents import TileJobs, TileSource
+from demo_game.arrays import Array
 from demo_game.bake.planet import Planet
 from demo_game.world.tile import TileId
 
-Array = np.ndarray[Any, Any]
 OWNER = "planet"
 #: number of reading threads: Zarr decompresses without the GIL
 _READERS = 2

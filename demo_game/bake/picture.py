@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from cml_engine.io.atomic_write import write_atomically
+from demo_game.arrays import Array
 from demo_game.bake.planet import Planet
 from demo_game.world.overhead import SIDE, overhead
 from demo_game.world.tile import TileId
@@ -24,7 +24,7 @@ def write_picture(planet: Planet, path: Path) -> tuple[int, int]:
     return drawn.shape[1], drawn.shape[0]
 
 
-def picture(planet: Planet, most: int = _MOST) -> np.ndarray[Any, Any]:
+def picture(planet: Planet, most: int = _MOST) -> Array:
     """Returns a map of the region, uint8 (height, width, 3); missing tiles are black.
 
     It shows the finest level whose map has sides of at most ``most`` pixels. If even the

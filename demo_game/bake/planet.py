@@ -14,12 +14,12 @@ import numpy as np
 
 import cml_engine as cml
 from cml_engine.distributed import Cell, Coordinate, Layer, Store, Unit, graph_digest, manifest_of
+from demo_game.arrays import Array
 from demo_game.bake.region import Region, region_of
 from demo_game.chain import INSTANCES, POPULATED_LEVELS, Chain, name_shown_tensors
 from demo_game.reporting.digest import tile_digest
 from demo_game.world.tile import FINE, TileId
 
-Array = np.ndarray[Any, Any]
 #: arrays of a tile that a map shows
 SEEN = ("height", "shading", "albedo")
 KIND, LICENCE = "planet", "Apache-2.0"

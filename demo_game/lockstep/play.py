@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 import cml_engine as cml
+from demo_game.arrays import Array
 from demo_game.chain import DRAWN
 from demo_game.lockstep.connection import Connection
 from demo_game.maker import TileMaker
 from demo_game.reporting.digest import rules_of, tile_digest
 from demo_game.world.tile import MAX_LEVEL, TileId
 
-Array = np.ndarray[Any, Any]
 #: seconds between two lines about the progress
 _SAY_EVERY_S = 30.0
 

@@ -14,18 +14,16 @@ exact.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import cml_engine as cml
+from demo_game.arrays import Array
 from demo_game.operators.declaring import TILE, declare
 from demo_game.world import exact_noise, noise
 from demo_game.world.exact_noise import multiply_shift, shift_and_round
 from demo_game.world.grids import fold, grid, half_cells
 from demo_game.world.tile import COARSE, COARSE_APRON, SCALE, WIDE, WIDE_APRON
 
-Array = np.ndarray[Any, Any]
 HEIGHTS = cml.Fact("integer", (1, 1, COARSE, COARSE))
 _LAND = (
     f"amplitudes: integer[] = {exact_noise.AMPLITUDES}, continents: integer[] = "

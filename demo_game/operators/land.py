@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 import cml_engine as cml
+from demo_game.arrays import Array
 from demo_game.operators.declaring import EXACT, TILE, declare
 from demo_game.world import noise
 from demo_game.world.grids import fold, grid, half_cells
 from demo_game.world.tile import CELL_M, COARSE, COARSE_APRON, SCALE, WIDE, WIDE_APRON
 
-Array = np.ndarray[Any, Any]
 _AMPLITUDES = [noise.amplitude(octave) for octave in range(noise.TOP_OCTAVE + 1)]
 #: attributes of the operators that compute the land's octaves
 _LAND = (

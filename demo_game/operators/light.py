@@ -11,16 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import cml_engine as cml
+from demo_game.arrays import Array
 from demo_game.operators.declaring import EXACT, declare
 from demo_game.world.sun import SUN, Light
 from demo_game.world.tile import FINE, FINE_APRON, WIDE, WIDE_APRON
 
-Array = np.ndarray[Any, Any]
 _WAYS = ((1, 0), (1, 1), (0, 1), (-1, 1), (-1, 0), (-1, -1), (0, -1), (1, -1))
 #: distances in cells of the samples along a direction; the farthest diagonal is within the apron
 _DISTANCES = (1, 2, 4, 7, 11, 15)

@@ -13,18 +13,17 @@ and tint."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 import cml_engine as cml
+from demo_game.arrays import Array
 from demo_game.operators.declaring import TILE, declare
 from demo_game.operators.exact import GROUND, TILES, make_steep_heights
 from demo_game.world.exact_noise import HEIGHT_BITS, multiply_shift
 from demo_game.world.noise import hash_lattice, mix
 from demo_game.world.tile import CELLS, FINE, FINE_APRON, WIDE, WIDE_APRON
 
-Array = np.ndarray[Any, Any]
 CANDIDATES = 32
 #: vertices of one instance
 VERTICES = 36
@@ -37,7 +36,7 @@ _DRAW = cml.Fact("integer", (1, 4))
 
 
 def choose_candidates(tile: Array) -> tuple[Array, Array, Array]:
-    """Returns the grid positions of a tile's candidates, (n, 2) x and z, and two hashes (n)."""
+    """Returns the candidates' places, (n, 2) x and z in 1024ths of the grid, and two hashes (n)."""
     first_x, first_z, level, seed = (int(value) for value in tile[0])
     z, x = np.divmod(np.arange(CANDIDATES * CANDIDATES, dtype=np.int32), np.int32(CANDIDATES))
     h = hash_lattice(
@@ -48,24 +47,40 @@ def choose_candidates(tile: Array) -> tuple[Array, Array, Array]:
     )
     with np.errstate(over="ignore"):
         more = mix(h ^ np.uint32(0x68E31DA4))
-    return np.stack([x, z], -1), h, more
+    jitter = np.stack([h & 1023, (h >> 10) & 1023], -1)
+    return np.stack([x, z], -1).astype(np.int64) * 1024 + jitter, h, more.astype(np.int64)
+
+
+def _keep(
+    at: Array,
+    y: Array,
+    shares: Sequence[Array],
+    chance: Array,
+    more: Array,
+    shore: float,
+    dtype: type,
+) -> tuple[Array, Array]:
+    """Returns the candidates that densities (``shares``) and height keep, and the draw's arguments.
+
+    The rows of an instance are ``at``, ``y`` and the integer of its kind and looks.
+    """
+    trees, bushes, rocks = np.cumsum(shares, 0)
+    kind = np.where(chance < trees, 0, np.where(chance < bushes, 1, 2))
+    word = kind | (more & 63) << 2 | (more >> 6 & 255) << 8 | (more >> 14 & 255) << 16
+    kept = np.column_stack([at, y, word])[(chance < rocks) & (y > shore)]
+    instances = np.zeros(_INSTANCES.shape, dtype)
+    instances[0, 0, : len(kept)] = kept
+    return instances, np.array([[VERTICES, len(kept), 0, 0]], np.int32)
 
 
 def _scatter(attrs: cml.Attrs, density: Array, height: Array, tile: Array) -> list[Array]:
     place, h, more = choose_candidates(tile)
-    jitter = np.stack([h & 1023, (h >> 10) & 1023], -1).astype(np.float32) / np.float32(1024)
-    at = (place.astype(np.float32) + jitter) * np.float32(CELLS / CANDIDATES)
+    at = place.astype(np.float32) / np.float32(1024) * np.float32(CELLS / CANDIDATES)
     sample = at + np.float32(FINE_APRON)
     chance = (h >> 20).astype(np.float32) / np.float32(4096)
-    trees, bushes, rocks = np.cumsum([_bilinear(d, sample) for d in density[0]], 0)
-    kind = np.where(chance < trees, 0, np.where(chance < bushes, 1, 2)).astype(np.uint32)
-    bits = kind | (more & 63) << 2 | (more >> 6 & 255) << 8 | (more >> 14 & 255) << 16
+    shares = [_bilinear(share, sample) for share in density[0]]
     y = _bilinear(height[0, 0], sample)
-    keep = (chance < rocks) & (y > _SHORE)
-    placed = np.concatenate([at, y[:, None], bits[:, None].astype(np.float32)], -1)[keep]
-    instances = np.zeros((1, 1, CANDIDATES * CANDIDATES, 4), np.float32)
-    instances[0, 0, : len(placed)] = placed
-    return [instances, np.array([[VERTICES, len(placed), 0, 0]], np.int32)]
+    return [*_keep(at, y, shares, chance, more, _SHORE, np.float32)]
 
 
 def _bilinear(grid: Array, at: Array) -> Array:
@@ -118,21 +133,13 @@ _STEP = CELLS // 8
 
 def _exact_scatter(attrs: cml.Attrs, density: Array, ground: Array, tile: Array) -> list[Array]:
     place, h, more = choose_candidates(tile)
-    jitter = np.stack([h & 1023, (h >> 10) & 1023], -1).astype(np.int64)
-    at = (place.astype(np.int64) * 1024 + jitter) * _STEP
-    shares = (density[0] * np.float32(256)).astype(np.int64) * 4096
-    trees, bushes, rocks = np.cumsum([_interpolate(share, at) for share in shares], 0)
+    at = place * _STEP
+    parts = (density[0] * np.float32(256)).astype(np.int64) * 4096
+    shares = [_interpolate(share, at) for share in parts]
     chance = (h >> 20).astype(np.int64) << 8
-    kind = np.where(chance < trees, 0, np.where(chance < bushes, 1, 2)).astype(np.int64)
-    more = more.astype(np.int64)
-    word = kind | (more & 63) << 2 | (more >> 6 & 255) << 8 | (more >> 14 & 255) << 16
     y = _interpolate(ground[0, 0, _CROP : _CROP + FINE, _CROP : _CROP + FINE].astype(np.int64), at)
-    keep = (chance < rocks) & (y > _EXACT_SHORE)
-    plants = np.zeros((1, 1, CANDIDATES * CANDIDATES, 4), np.int32)
-    kept = np.concatenate([at, y[:, None], word[:, None]], -1)[keep]
-    plants[0, 0, : len(kept)] = kept
-    instances = plants.astype(np.float32) / np.array([4096, 4096, 1024, 1], np.float32)
-    return [instances, np.array([[VERTICES, len(kept), 0, 0]], np.int32), plants]
+    plants, draw = _keep(at, y, shares, chance, more, _EXACT_SHORE, np.int32)
+    return [plants.astype(np.float32) / np.array([4096, 4096, 1024, 1], np.float32), draw, plants]
 
 
 def _interpolate(grid: Array, at: Array) -> Array:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from demo_game.arrays import Array
+
 Point = tuple[float, float, float]
 
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from demo_game.arrays import Array
 from demo_game.world.tile import CELLS, TileId
-
-Array = np.ndarray[Any, Any]
 
 #: bytes per tile in the buffer of visible tiles
 TILE_BYTES = 48

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import wgpu
 
 import cml_engine as cml
+from demo_game.arrays import Array
 
-Array = np.ndarray[Any, Any]
 SIDE = 256
 LEVELS = 9
 

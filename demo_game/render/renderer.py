@@ -12,6 +12,7 @@ import numpy as np
 import wgpu
 
 import cml_engine as cml
+from demo_game.arrays import Array
 from demo_game.render.binding import bind
 from demo_game.render.camera import Camera, Point
 from demo_game.render.mesh import TILE_BYTES, draw_grass, find_coarser_step, grid, has_grass
@@ -332,7 +333,7 @@ def _mesh(gpu: cml.Gpu, step: int) -> _Mesh:
     )
 
 
-def _buffer(gpu: cml.Gpu, data: np.ndarray[Any, Any], usage: int) -> Any:
+def _buffer(gpu: cml.Gpu, data: Array, usage: int) -> Any:
     made = gpu.memory.allocate(
         data.nbytes, usage | _Buffers.COPY_DST, owner=OWNER, category="render"
     )

@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 from cml_engine.compiler.integer.digest import RULE_VERSION, model_digest
 from demo_game.agents import TileJobs
+from demo_game.arrays import Array
 from demo_game.chain import DRAWN, Chain
 from demo_game.flight import Pose
 from demo_game.maker import TileMaker
@@ -22,7 +22,6 @@ from demo_game.world.exact_noise import WORLD_VERSION
 from demo_game.world.quadtree import Detail, fit_detail, select
 from demo_game.world.tile import TileId
 
-Array = np.ndarray[Any, Any]
 #: factor that makes a network's floats integers: they are integers times powers of two
 _WORDS = 256
 

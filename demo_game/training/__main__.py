@@ -20,11 +20,11 @@ except ModuleNotFoundError:
     raise SystemExit("training needs PyTorch: pip install cml-engine[training]") from None
 
 from cml_engine.io.atomic_write import write_atomically
+from demo_game.chain import MODELS
 from demo_game.training.export import build, conv_flops, import_weights, replace_model
 from demo_game.training.networks import AGENTS
 from demo_game.training.train import COURSES, Agent, Course, Maker, errors, maker, train
 
-MODELS = Path(__file__).resolve().parents[1] / "models"
 #: squares of held-out worlds that errors are measured on
 HELD_SQUARES = 64
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from demo_game.arrays import Array
 from demo_game.training.erosion import erode
 from demo_game.world import noise
 from demo_game.world.grids import fold, grid, half_cells, unfold
 from demo_game.world.tile import CELL_M, MAX_LEVEL, SCALE
-
-Array = np.ndarray[Any, Any]
 
 #: worlds with seeds below this are for training, the others for measuring errors
 HELD_OUT = 1 << 20
@@ -218,3 +216,8 @@ def surface_inputs(place: Place, heights: Array) -> dict[str, Array]:
         "grain": place.grain(SPOILT, heights.shape[-1])[None],
         "cell": np.full((1, 1, 1, 1), place.cell_m, np.float32),
     }
+
+
+def rms(values: Iterable[Array]) -> float:
+    """Returns the root mean square of arrays; every array has the same weight."""
+    return float(np.sqrt(np.mean([np.mean(np.square(v, dtype=np.float64)) for v in values])))

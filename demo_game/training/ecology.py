@@ -8,13 +8,11 @@ keep off bare rock, and the grain makes single samples better or worse ground.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from demo_game.arrays import Array
 from demo_game.training.materials import Ground, blur, step
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,9 @@ place depends on some twenty cells around it, which a small network can see.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from demo_game.arrays import Array
 
 #: the eight neighbours (rows down, columns right)
 NEIGHBOURS = ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 1), (1, -1), (1, 0), (1, 1))

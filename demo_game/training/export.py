@@ -8,12 +8,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import cml_engine as cml
+from demo_game.arrays import Array
 from demo_game.training.networks import AgentNetwork
-
-Array = np.ndarray[Any, Any]
 
 
 class GraphOps:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,14 @@ import numpy as np
 
 import cml_engine as cml
 from demo_game.agents import tile_input
-from demo_game.chain import POPULATED_LEVELS
-from demo_game.training.data import HELD_OUT
+from demo_game.arrays import Array
+from demo_game.chain import INTEGER, MODELS, POPULATED_LEVELS
+from demo_game.training.data import HELD_OUT, rms
 from demo_game.training.export import build, replace_model
 from demo_game.training.networks import TRAINED
 from demo_game.world.exact_noise import HEIGHT_BITS
 from demo_game.world.tile import MAX_LEVEL, TileId
 
-Array = np.ndarray[Any, Any]
-MODELS = Path(__file__).parents[1] / "models"
-INTEGER = MODELS / "integer"
 #: numbers of tiles: random ones for the ranges, steep ones for the ranges (the steepest of
 #: ``_AMONG`` times as many), and ones that the errors are measured on
 SEEN, STEEP, HELD = 24, 24, 24
@@ -60,10 +59,8 @@ def tiles_of(name: str, count: int, seed: int, among: int = 1) -> list[dict[str,
 
     The tiles are the steepest among ``count * among`` random ones.
     """
-    rng = np.random.default_rng(seed)
-    graphs = {"terrain": cml.load(INTEGER / "terrain.nnef"), "upres": trained_part("upres"),
-              "ground": cml.load(INTEGER / "ground.nnef")}  # fmt: skip
-    sessions = {name: cml.Session(graph, "cpu") for name, graph in graphs.items()}
+    rng, upres = np.random.default_rng(seed), cml.Session(trained_part("upres"), "cpu")
+    terrain, ground = (open_session(INTEGER / f"{n}.nnef") for n in ("terrain", "ground"))
     levels = POPULATED_LEVELS if name == "population" else MAX_LEVEL + 1
     found: list[dict[str, Array]] = []
     while len(found) < count * among:
@@ -72,16 +69,22 @@ def tiles_of(name: str, count: int, seed: int, among: int = 1) -> list[dict[str,
         world = int(rng.integers(0, HELD_OUT)) + seed * HELD_OUT
         tile = TileId(level, x, z)
         made = {"tile": tile_input(tile, world)}
-        made |= sessions["terrain"].run(made)
+        made |= terrain.run(made)
         deepest = -10 * tile.cell_m * (1 << HEIGHT_BITS)
         if made["coarse"].max() >= deepest or rng.random() >= 0.9:
             found.append(made)
     found.sort(key=lambda made: -float(np.abs(made["around"]).max()) * (among > 1))
     del found[count:]
     for made in found if name != "upres" else ():
-        made |= sessions["upres"].run(inputs_of("upres", made))
-        made |= sessions["ground"].run({key: made[key] for key in ("coarse", "residual", "tile")})
+        made |= upres.run(inputs_of("upres", made))
+        made |= ground.run({key: made[key] for key in ("coarse", "residual", "tile")})
     return found
+
+
+@cache
+def open_session(model: Path) -> cml.Session:
+    """Returns the session of a model on the CPU."""
+    return cml.Session(cml.load(model), "cpu")
 
 
 def quantize_agent(name: str) -> tuple[cml.Graph, Any]:
@@ -92,7 +95,7 @@ def quantize_agent(name: str) -> tuple[cml.Graph, Any]:
     floats = trained_part(name)
     tiles = [*tiles_of(name, SEEN, 0), *tiles_of(name, STEEP, 2, _AMONG)]
     samples = [inputs_of(name, tile) for tile in tiles]
-    size = _rms([cml.Session(floats, "cpu").run(sample)[OUTPUT[name]] for sample in samples])
+    size = rms([cml.Session(floats, "cpu").run(sample)[OUTPUT[name]] for sample in samples])
     sixteen: str | list[str] = "auto"
     if name == "upres":  # 8 bits would give steps of a tenth of a metre in the finest land
         sums = [node.outputs[0] for node in floats.nodes if node.op in ("conv", "add")]
@@ -108,7 +111,7 @@ def measure_loss(name: str, made: cml.Graph) -> float:
     It is in the output's units.
     """
     whole = cml.Session(made, "cpu")
-    return _rms(
+    return rms(
         [
             whole.run(inputs_of(name, tile))[OUTPUT[name]] - run_float_agent(name, tile)
             for tile in tiles_of(name, HELD, 1)
@@ -121,21 +124,16 @@ def run_float_agent(name: str, tile: Mapping[str, Array]) -> Array:
 
     For upres it is the residual in cells, as the integer network computes it.
     """
-    land = cml.Session(cml.load(MODELS / "terrain.nnef"), "cpu").run({"tile": tile["tile"]})
-    agent = cml.Session(cml.load(MODELS / f"{name}.nnef"), "cpu")
+    land = open_session(MODELS / "terrain.nnef").run({"tile": tile["tile"]})
+    agent = open_session(MODELS / f"{name}.nnef")
     if name != "upres":
         given = {key: land[key] for key in ("moisture", "grain", "cell")}
         return np.asarray(agent.run({**given, "heights": tile["heights"]})[OUTPUT[name]])
     coarse = tile["coarse"] / np.float32(1 << HEIGHT_BITS)
-    taken = {"coarse": coarse, "detail": land["detail"], "cell": land["cell"]}
-    made = agent.run(taken)["heights"]
-    ground = cml.Session(cml.load(INTEGER / "ground.nnef"), "cpu")
+    made = agent.run({"coarse": coarse, "detail": land["detail"], "cell": land["cell"]})["heights"]
     flat = {"coarse": tile["coarse"], "residual": np.zeros_like(made), "tile": tile["tile"]}
-    return np.asarray((made - ground.run(flat)["heights"]) / land["cell"])
-
-
-def _rms(values: list[Array]) -> float:
-    return float(np.sqrt(np.mean([np.mean(np.square(v, dtype=np.float64)) for v in values])))
+    smooth = open_session(INTEGER / "ground.nnef").run(flat)["heights"]
+    return np.asarray((made - smooth) / land["cell"])
 
 
 def main() -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from demo_game.arrays import Array
 from demo_game.training.networks import STRATA
 from demo_game.world.grids import unfold
 
-Array = np.ndarray[Any, Any]
 #: samples at the border of a map that are computed from less than all neighbours
 BORDER = 16
 

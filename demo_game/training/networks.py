@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from demo_game.arrays import Array
 from demo_game.training.data import catmull_rom
 
-Array = np.ndarray[Any, Any]
 Inputs = Mapping[str, Any]
 
 

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from demo_game.arrays import Array
 from demo_game.training import data, ecology, materials
 from demo_game.training.data import Sample
 from demo_game.training.networks import AGENTS
 
-Array = np.ndarray[Any, Any]
 #: makes a square from (rng, held_out): a function of an rng that returns a sample at each call
 Maker = Callable[[np.random.Generator, bool], Callable[[np.random.Generator], Sample]]
 #: what each surface agent learns, and the number of targets along one sample of the heights
@@ -257,9 +257,5 @@ def errors(agent: Agent, samples: list[Sample]) -> dict[str, float]:
     if agent.name == "upres":
         wrong = [w / s.inputs["cell"] for w, s in zip(wrong, samples, strict=True)]
         slopes = [np.diff(w, axis=axis) for w in wrong for axis in (-2, -1)]
-        return {"height": _rms(wrong), "slope": _rms(slopes)}
-    return {key: _rms([w[:, at] for w in wrong]) for key, at in _PARTS[agent.name].items()}
-
-
-def _rms(values: list[Array]) -> float:
-    return float(np.sqrt(np.mean([np.mean(np.square(v, dtype=np.float64)) for v in values])))
+        return {"height": data.rms(wrong), "slope": data.rms(slopes)}
+    return {key: data.rms([w[:, at] for w in wrong]) for key, at in _PARTS[agent.name].items()}

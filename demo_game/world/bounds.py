@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
+from demo_game.arrays import Array
 from demo_game.world import noise
 from demo_game.world.tile import CELLS, TileId
-
-Array = np.ndarray[Any, Any]
 
 #: sample intervals along a side of a tile
 _SAMPLES = 8

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 
+from demo_game.arrays import Array
 from demo_game.world import noise
 from demo_game.world.tile import FINE, FINE_APRON, TileId
 
-Array = np.ndarray[Any, Any]
 #: number of levels with drafts, counted from the coarsest
 LEVELS = 3
 #: tiles per NumPy call: the overhead of a call costs as much as several tiles

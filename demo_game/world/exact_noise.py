@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from demo_game.arrays import Array
 from demo_game.world import noise
 from demo_game.world.noise import hash_lattice
-
-Array = np.ndarray[Any, Any]
 
 WORLD_VERSION = 1
 #: fractional bits of a height in metres

@@ -6,11 +6,9 @@ world's seed.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from demo_game.arrays import Array
 
 
 def grid(tile: Array, count: int, apron: int, step: int = 1) -> tuple[Array, Array, int, int]:

@@ -11,11 +11,9 @@ has the two octaves below (4 and 2 cells), in cells; it is an input of the upres
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from demo_game.arrays import Array
 
 #: octaves of the continents, and the longest of the mountains
 CONTINENT_OCTAVES = (13, 12)

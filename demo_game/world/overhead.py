@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from demo_game.arrays import Array
 from demo_game.world.tile import CELLS
 
-Array = np.ndarray[Any, Any]
 #: pixels along a side of a tile
 SIDE = 2 * CELLS
 #: the texels (of 128 with the apron) that lie between the tile's edges
