@@ -68,7 +68,7 @@ def _keep(
     kind = np.where(chance < trees, 0, np.where(chance < bushes, 1, 2))
     word = kind | (more & 63) << 2 | (more >> 6 & 255) << 8 | (more >> 14 & 255) << 16
     kept = np.column_stack([at, y, word])[(chance < rocks) & (y > shore)]
-    instances = np.zeros(_INSTANCES.shape, dtype)
+    instances: Array = np.zeros(_INSTANCES.shape, dtype)
     instances[0, 0, : len(kept)] = kept
     return instances, np.array([[VERTICES, len(kept), 0, 0]], np.int32)
 
