@@ -185,6 +185,7 @@ _memory = _Memory()
 def _little_memory() -> Iterator[None]:
     yield
     _memory.tidy()
+    assert gc.get_freeze_count(), "the test thawed what pytest_collection_finish froze"
 
 
 @pytest.fixture(autouse=True)

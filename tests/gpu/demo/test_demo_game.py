@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 from shutil import copytree
+from unittest.mock import call
 
 import numpy as np
 import pytest
@@ -23,16 +24,18 @@ from demo_game.render.quality import SOFTWARE
 from demo_game.streaming import FADE_S
 from demo_game.world.quadtree import Detail, Selection, list_needed
 from demo_game.world.tile import TileId
+from tests.fixtures.frames.host import turns
 from tests.fixtures.memory import held_bytes
 
 SMALL = replace(SOFTWARE, width=160, height=90)
-#: three levels around the camera, a few dozen tiles, and a quarter of a second between frames:
-#: 60 of them are a kilometre of flight
-NEAR = Settings(
-    seed=7, frame_ms=250.0, detail=Detail(finest=1, coarsest=3, split=1.0, view_m=1200.0)
+#: two levels and five tiles around the camera; a second between frames, 70 m of flight
+FEW = Settings(
+    seed=7, frame_ms=1000.0, detail=Detail(finest=2, coarsest=3, split=1.0, view_m=300.0)
 )
-#: the same with fewer tiles
-FEWER = replace(NEAR, detail=replace(NEAR.detail, finest=2))
+#: three levels and 21 tiles
+NEAR = replace(FEW, detail=replace(FEW.detail, finest=1))
+#: two levels and 30 tiles
+FAR = replace(FEW, detail=replace(FEW.detail, view_m=1200.0))
 
 
 @pytest.fixture
@@ -40,31 +43,58 @@ def start(gpu):
     """A function that begins a flight without a window; its flights are closed after the test."""
     flights = []
 
-    def begin(settings=NEAR, quality=SMALL, **options):
-        flights.append(HeadlessRun(gpu, quality, settings, Options(**options)))
+    def begin(settings=FEW, quality=SMALL, **options):
+        flights.append(HeadlessRun(gpu, quality, settings, Options(clock="virtual", **options)))
         return flights[-1]
 
     yield begin
-    for flown in flights:
-        flown.close()
+    for flight in flights:
+        flight.close()
 
 
-def test_world_is_identical_for_any_budget_mode_and_rate(gpu):
-    worlds = {
-        run(gpu, SMALL, FEWER, Options(frames=20, clock="virtual", **options)).world
-        for options in ({"budget_ms": 2.0}, {"budget_ms": 50.0}, {"mode": "layer"},
-                        {"mode": "unsliced"})
-    }  # fmt: skip
+@pytest.fixture(scope="module")
+def loaded(gpu):
+    """A flight whose first view is complete; tests change its settings with ``monkeypatch``."""
+    flight = HeadlessRun(gpu, SMALL, FEW, Options(clock="virtual"))
+    flight.load()
+    yield flight
+    flight.close()
+
+
+@pytest.fixture
+def game(loaded):
+    return loaded.game
+
+
+def draw_frames(flight, count=1):
+    """Draws frames at the start of the path; returns their samples."""
+    return [flight._frame(flight.flight.pose(0.0)) for _ in range(count)]
+
+
+def test_world_is_identical_for_any_budget_mode_and_rate(start):
+    """Most tiles of the last view are made after loading, in the mode and budget under test."""
+    worlds = set()
+    for frames, options in (
+        (40, {"budget_ms": 10.0}),
+        (64, {"mode": "layer", "budget_ms": 50.0}),
+        (32, {"mode": "unsliced"}),
+    ):
+        flight = start(replace(FEW, frame_ms=8000.0 / frames), frames=frames, **options)
+        flight.load()
+        loaded, end = flight.game.streaming.counts.finished, flight._pose(frames)
+        flight.fly()
+        flight._until_complete(end)
+        assert flight.game.streaming.counts.finished >= loaded + 10
+        worlds.add(flight.digests.world(flight.game.finest(end)))
     assert len(worlds) == 1, worlds
 
 
 def test_changed_network_files_regenerate_the_world(start, tmp_path):
     model = tmp_path / "texture.nnef"
     copytree(MODELS / "texture.nnef", model)
-    settings = replace(FEWER, models=tmp_path, watch=True)
-    flown = start(settings, frames=60, clock="virtual")
-    said = []
-    flown.progress = said.append
+    flown = start(replace(FEW, models=tmp_path, watch=True))
+    messages = []
+    flown.progress = messages.append
     game, graph = flown.game, model / "graph.nnef"
     text, pose = graph.read_text(encoding="utf-8"), flown.flight.pose(0.0)
     weights = min(model.glob("*.bias.dat"))
@@ -77,13 +107,12 @@ def test_changed_network_files_regenerate_the_world(start, tmp_path):
         """
         graph.write_text(changed, encoding="utf-8")
         weights.write_bytes(weight or as_trained)
-        until = time.perf_counter() + 300
-        while not any(end in line for line in said):
+        for _ in turns(300.0):
             flown._frame(pose)
-            assert time.perf_counter() < until, said
+            if any(end in line for line in messages):
+                break
             assert len(game.finest(pose)) > 1 or game.streaming.drafts, "something is drawn"
-            time.sleep(0.01)
-        said.clear()
+        messages.clear()
         flown._until_complete(pose)
         assert not game.streaming.drafts
         return flown.digests.world(game.finest(pose))
@@ -99,22 +128,22 @@ def test_changed_network_files_regenerate_the_world(start, tmp_path):
     assert follow(lower, "'texture.nnef' done") == before
 
 
-def test_stalled_run_reports_what_jobs_wait_for(gpu, start, monkeypatch):
-    monkeypatch.setattr("demo_game.headless._PATIENCE_S", 1.0)
+def test_stalled_run_reports_what_jobs_wait_for(start, monkeypatch):
+    monkeypatch.setattr("demo_game.headless._PATIENCE_S", 0.25)
     monkeypatch.setattr("cml_engine.gpu.program.program.GpuProgram.prepare", lambda *_: None)
     flown = start()
-    with pytest.raises(cml.CmlError, match=r"no tile has come for 1 s: \d+ are") as told:
+    with pytest.raises(cml.CmlError, match=r"no tile has come for 0.25 s: \d+ are") as stalled:
         flown.load()
-    said = str(told.value)
-    assert "terrain, queued: waits for its network to be ready: its first frame" in said
-    assert "the last frame stopped at: preparing" in said and "preparation: " in said
-    assert "upres" in said and "waits for the outputs of 'terrain'" in said
+    message = str(stalled.value)
+    assert "terrain, queued: waits for its network to be ready: its first frame" in message
+    assert "the last frame stopped at: preparing" in message and "preparation: " in message
+    assert "upres" in message and "waits for the outputs of 'terrain'" in message
 
 
-def test_something_is_drawn_before_any_network_has_run(gpu):
+def test_something_is_drawn_before_any_network_has_run(gpu, collector):
     """The first picture shows drafts only; after loading, no draft is left and its slots are
     free."""
-    gc.unfreeze()
+    collector.reset_mock()
     flown = HeadlessRun(gpu, SMALL, NEAR, Options())
     try:
         while flown.first_picture == math.inf:
@@ -128,16 +157,16 @@ def test_something_is_drawn_before_any_network_has_run(gpu):
         pool = flown.game.renderer.tiles
         assert len(pool._free) == pool.slots - len(streaming.shown)
         # frozen objects: no frame waits for a full garbage collection
-        assert gc.get_freeze_count() > 10_000
+        assert [name for name, _, _ in collector.method_calls] == ["collect", "freeze"]
     finally:
         flown.close()
-    assert gc.get_freeze_count() == 0
+    assert collector.method_calls[-1] == call.unfreeze()
 
 
 def test_view_with_too_few_slots_uses_coarser_tiles(start):
-    flown = start(NEAR, replace(SMALL, slots=20))
+    flown = start(FAR, replace(SMALL, slots=20))
     eye = flown._pose(0).position
-    assert len(list_needed(eye, NEAR.seed, NEAR.detail)) > 30
+    assert len(list_needed(eye, FAR.seed, FAR.detail)) > 20
     flown.load()  # ends although not all tiles fit
     counts = flown.game.streaming.counts
     assert flown.game.complete and counts.finished <= 20
@@ -154,7 +183,7 @@ def popping(gpu, fade_s, monkeypatch):
     monkeypatch.setattr(DrawingPace, "add_time", lambda pace, ms: None)
     for name in ("_LEARNING_S", "_LOOKING_S"):
         monkeypatch.setattr(f"demo_game.game.{name}", -np.inf)
-    flown = HeadlessRun(gpu, SMALL, replace(FEWER, frame_ms=1000 / 60), Options())
+    flown = HeadlessRun(gpu, SMALL, replace(FAR, frame_ms=1000 / 60), Options())
     last_s = 0.0
     try:
         flown.game.streaming.draft = lambda *_: None  # type: ignore[method-assign]
@@ -190,8 +219,7 @@ def test_tiles_do_not_pop_up(gpu, monkeypatch):
 
 
 def test_no_object_and_no_memory_is_left_behind_by_a_long_flight(gpu, start):
-    settings = replace(NEAR, seed=9)
-    flown = start(settings, frames=100, clock="virtual")
+    flown = start(replace(FEW, seed=9), frames=25)
     flown.load()
     flown.options = replace(flown.options, mode="unsliced")
     flown.fly()  # tiles are replaced, and pools reach their final size
@@ -218,53 +246,41 @@ def native_objects():
 def test_software_driver_gives_networks_the_rest_of_the_frame(gpu, start):
     if not gpu.limits.software:
         pytest.skip("a GPU's picture is not waited for")
-    coarse = replace(NEAR, frame_ms=50.0, detail=replace(NEAR.detail, finest=3))
-    flown = start(coarse, clock="virtual")
+    flown = start(replace(FEW, frame_ms=50.0))
     flown.load()
-    game, pose, wait = flown.game, flown.flight.pose(0.0), gpu.wait
-    game.controls.mode = "sliced"
-    left = {}
+    scheduler, wait = flown.game.scheduler, gpu.wait
+    flown.game.controls.mode = "sliced"
+    budgets = []
     for slow_s in (0.0, 0.045, 0.06):
 
-        def slow(slow_s=slow_s):
+        def slow_wait(slow_s=slow_s):
             time.sleep(slow_s)
             wait()
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(gpu, "wait", slow)
-            flown._frame(pose)
-        left[slow_s] = game.scheduler.last_report
-    budgets = [report.budget_ms for report in left.values() if report]
-    assert budgets[0] > 5.0 >= budgets[1] > 0 and budgets[2] == game.scheduler.budget.floor_ms
+            patch.setattr(gpu, "wait", slow_wait)
+            draw_frames(flown)
+        budgets.append(scheduler.last_report.budget_ms)
+    assert budgets[0] > 5.0 >= budgets[1] > 0 and budgets[2] == scheduler.budget.floor_ms
 
 
-def test_hardware_gpu_frame_is_one_submit_without_waits(gpu):
+def test_hardware_gpu_frame_is_one_submit_without_waits(gpu, start, loaded):
     """Ten frames on a hardware GPU make ten submits and never wait; the world stays the same.
 
     A software driver may stand in for the GPU.
     """
-    coarse = replace(NEAR, detail=replace(NEAR.detail, finest=3))
-    worlds = []
-    for kind in ("as it is", "as a GPU"):
-        flown = HeadlessRun(gpu, SMALL, coarse, Options(clock="virtual"))
-        try:
-            game, pose = flown.game, flown.flight.pose(0.0)
-            if kind == "as a GPU":
-                game._on_cpu = False
-            flown.load()
-            calls = Counter[str]()
-            with pytest.MonkeyPatch.context() as patch:
-                for owner, name in ((gpu.queue, "submit"), (gpu, "wait")):
-                    count = partial(_counted, calls, name, getattr(owner, name))
-                    patch.setattr(owner, name, count)
-                for _ in range(10):
-                    game.frame(flown.view, pose, flown._seconds)
-            gpu.wait()
-            if kind == "as a GPU":
-                assert calls["submit"] == 10 and not calls["wait"]
-            worlds.append(flown.settle())
-        finally:
-            flown.close()
+    flown = start()
+    game, pose, calls = flown.game, flown.flight.pose(0.0), Counter()
+    game._on_cpu = False
+    flown.load()
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in ((gpu.queue, "submit"), (gpu, "wait")):
+            patch.setattr(owner, name, partial(_counted, calls, name, getattr(owner, name)))
+        for _ in range(10):
+            game.frame(flown.view, pose, flown._seconds)
+    gpu.wait()
+    assert calls == {"submit": 10}
+    worlds = [flight.digests.world(flight.game.finest(pose)) for flight in (flown, loaded)]
     assert worlds[0] == worlds[1]
 
 
@@ -273,21 +289,18 @@ def _counted(calls, name, function, *args):
     return function(*args)
 
 
-def test_while_tiles_are_waited_for_the_picture_is_less_work(start):
+def test_while_tiles_are_waited_for_the_picture_is_less_work(loaded, game, monkeypatch):
     """Drawing gets 45 % of the frame instead of 70 % while many tiles are missing and networks
     run."""
-    flown = start(FEWER, clock="virtual")
-    flown.load()
-    game, most = flown.game, []
+    most = []
     many = {TileId(0, x, 0): 1.0 for x in range(9)}
+    monkeypatch.setattr(game, "_request_tiles", lambda *_: False)
     for inference, wanted in ((True, {}), (True, many), (False, many), (True, {})):
-        game.inference = inference
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(game, "_select", lambda *_, wanted=wanted: Selection([], wanted))
-            patch.setattr(game, "_request_tiles", lambda *_: False)
-            game.renew()
-            flown._frame(flown.flight.pose(0.0))
-        most.append(game.pace.most_ms / FEWER.frame_ms)
+        monkeypatch.setattr(game, "inference", inference)
+        monkeypatch.setattr(game, "_select", lambda *_, wanted=wanted: Selection([], wanted))
+        game.renew()
+        draw_frames(loaded)
+        most.append(game.pace.most_ms / FEW.frame_ms)
     assert most == pytest.approx([0.7, 0.45, 0.7, 0.7])
 
 
@@ -297,23 +310,23 @@ def test_tile_memory_is_released_after_its_copies_are_submitted(gpu, start, on_c
     submitted."""
     if on_cpu and not gpu.limits.software:
         pytest.skip("a GPU's picture is not waited for")
-    flown = start(FEWER, clock="virtual")
-    said = []
+    flown = start()
+    events = []
     flown.game._on_cpu = on_cpu
     streaming, submit = flown.game.streaming, gpu.queue.submit
     collect, hand_over = streaming.collect, streaming.hand_over
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpu.queue, "submit", lambda work: said.append("submit") or submit(work))
+        patch.setattr(gpu.queue, "submit", lambda work: events.append("submit") or submit(work))
         patch.setattr(
-            streaming, "collect", lambda *a: said.extend(n := ["copy"] * collect(*a)) or len(n)
+            streaming, "collect", lambda *a: events.extend(n := ["copy"] * collect(*a)) or len(n)
         )
-        patch.setattr(streaming, "hand_over", lambda made: said.append("back") or hand_over(made))
+        patch.setattr(streaming, "hand_over", lambda made: events.append("back") or hand_over(made))
         flown.load()
     waiting, submitted, back = 0, 0, 0
-    for what in said:
-        if what == "copy":
+    for event in events:
+        if event == "copy":
             waiting += 1
-        elif what == "submit":
+        elif event == "submit":
             submitted, waiting = submitted + waiting, 0
         else:
             back += 1
@@ -322,40 +335,31 @@ def test_tile_memory_is_released_after_its_copies_are_submitted(gpu, start, on_c
 
 
 @pytest.mark.parametrize(("frame_ms", "looks"), [(1e4, 28), (0.01, 4)])
-def test_deferrable_work_runs_in_spare_frame_time(start, frame_ms, looks):
+def test_deferrable_work_runs_in_spare_frame_time(loaded, game, monkeypatch, frame_ms, looks):
     """The selection of tiles is updated in every frame with spare time, else in every seventh.
 
     The scheduler learns in every frame.
     """
-    flown = start(FEWER, clock="virtual")
-    flown.load()
-    game, done = flown.game, Counter[str]()
-    game.settings = replace(FEWER, frame_ms=frame_ms)
-    look, end_frame = game._update_selection, game.scheduler.end_frame
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(game, "_update_selection", lambda: (done.update(["look"]), look()))
-        patch.setattr(game.scheduler, "end_frame", lambda: done.update(["learn"]) or end_frame())
-        for _ in range(28):
-            flown._frame(flown.flight.pose(0.0))
-    assert done["look"] == looks and 27 <= done["learn"] <= 28
+    done = Counter()
+    monkeypatch.setattr(game, "settings", replace(FEW, frame_ms=frame_ms))
+    for owner, name in ((game, "_update_selection"), (game.scheduler, "end_frame")):
+        monkeypatch.setattr(owner, name, partial(_counted, done, name, getattr(owner, name)))
+    draw_frames(loaded, 28)
+    assert done["_update_selection"] == looks and 27 <= done["end_frame"] <= 28
 
 
-def test_software_driver_takes_few_timestamps(gpu, start):
+def test_software_driver_takes_few_timestamps(gpu, loaded, game, monkeypatch):
     """On a software driver 2 to 3 of 33 frames have timestamps, and all have a render time.
 
     Timestamps make a frame longer; the wait for a picture gives the time of the other frames.
     """
     if not gpu.limits.software:
         pytest.skip("a GPU's picture is timed")
-    flown = start(FEWER, clock="virtual")
-    flown.load()
-    given, timer = [], flown.game.timer
-    writes = timer.writes
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timer, "writes", lambda n: given.append(writes(n)) or given[-1])
-        samples = [flown._frame(flown.flight.pose(0.0)) for _ in range(33)]
-    timed = sum(one is not None for one in given)
-    assert len(given) >= 33 and 2 <= timed * 33 / len(given) <= 3
+    stamps, writes = [], game.timer.writes
+    monkeypatch.setattr(game.timer, "writes", lambda n: stamps.append(writes(n)) or stamps[-1])
+    samples = draw_frames(loaded, 33)
+    timed = sum(stamp is not None for stamp in stamps)
+    assert len(stamps) >= 33 and 2 <= timed * 33 / len(stamps) <= 3
     assert all(s.render_ms and s.render_ms < s.frame_ms for s in samples)
 
 
@@ -373,8 +377,8 @@ def test_invalid_arguments_give_messages_without_traceback(capsys, tmp_path):
         "heights = relu(image); }"
     )
     assert main(["--headless", "--frames", "1", "--models", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert "upres.nnef: wanted the inputs cell, coarse, detail, got image" in said
+    message = capsys.readouterr().err
+    assert "upres.nnef: wanted the inputs cell, coarse, detail, got image" in message
     assert main(["--headless", "--models", str(tmp_path / "nowhere")]) == 2
     assert "nowhere" in capsys.readouterr().err
 
@@ -382,10 +386,10 @@ def test_invalid_arguments_give_messages_without_traceback(capsys, tmp_path):
 def test_help_lists_the_keys_and_starts_nothing(capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["--help"])
-    said = capsys.readouterr()
-    assert stopped.value.code == 0 and said.err == ""
+    printed = capsys.readouterr()
+    assert stopped.value.code == 0 and printed.err == ""
     for key in ("W A S D", "E, Q", "Shift", "right mouse button", "F1"):
-        assert f"  {key} " in said.out
+        assert f"  {key} " in printed.out
 
 
 @pytest.mark.parametrize(
@@ -396,35 +400,38 @@ def test_missing_extra_is_reported_with_install_command(missing, options, capsys
     monkeypatch.setenv("DISPLAY", ":99")
     monkeypatch.setitem(sys.modules, missing, None)
     assert main(options) == 2
-    said = capsys.readouterr().err
-    assert f"with {missing} (" in said and "pip install 'cml-engine[game]', or " in said
+    message = capsys.readouterr().err
+    assert f"with {missing} (" in message and "pip install 'cml-engine[game]', or " in message
 
 
-def test_screenshot_has_the_overlay_and_its_own_quality(gpu, tmp_path):
+def jpeg(path):
+    with Image.open(path) as image:
+        assert image.format == "JPEG"
+        return np.asarray(image).astype(int)
+
+
+def test_screenshot_has_the_overlay_and_its_own_quality(gpu, start, tmp_path):
     pytest.importorskip("imgui_bundle")
-    pictures = {}
     size = replace(SMALL, width=640, height=360)
-    still = replace(size, name="low", mesh_step=2), FEWER
-    for name, options in (
-        ("plain", Options(frames=2, clock="virtual", panels=())),
-        ("panels", Options(frames=2, clock="virtual")),
-        ("still", Options(frames=2, clock="virtual", still=still)),
-    ):
-        path = tmp_path / f"{name}.jpg"
-        run(gpu, size, FEWER, options, screenshot=path)
-        with Image.open(path) as picture:
-            assert picture.format == "JPEG"
-            pictures[name] = np.asarray(picture).astype(int)
-    changed = np.abs(pictures["panels"] - pictures["plain"]).max(axis=2) > 40
+    still = replace(size, name="low", mesh_step=2), FEW
+    flown = start(FEW, size, frames=1, panels=())
+    flown.load()
+    for name, panels in (("plain", ()), ("panels", None)):
+        flown.options = replace(flown.options, panels=panels)
+        flown.open_overlay()
+        flown.screenshot(tmp_path / f"{name}.jpg")
+    run(gpu, size, FEW, replace(flown.options, still=still), screenshot=tmp_path / "still.jpg")
+    plain, panels, finer = (jpeg(tmp_path / f"{n}.jpg") for n in ("plain", "panels", "still"))
+    changed = np.abs(panels - plain).max(axis=2) > 40
     height, width = changed.shape
     assert changed[:20, : width // 4].mean() > 0.3, "the panels"
     assert changed[-20:].mean() < 0.1, "the land below them"
-    land = np.abs(pictures["still"] - pictures["panels"])[height // 2 :]
+    land = np.abs(finer - panels)[height // 2 :]
     assert 0 < land.mean() < 40, "the same land, drawn finer"
 
 
 def test_unknown_panel_lists_the_panels(capsys):
     pytest.importorskip("imgui_bundle")
     assert main(["--headless", "--panels", "frames,fps"]) == 2
-    said = capsys.readouterr().err
-    assert "no panel 'fps': choose from frames, operators, " in said and "controls" in said
+    message = capsys.readouterr().err
+    assert "no panel 'fps': choose from frames, operators, " in message and "controls" in message

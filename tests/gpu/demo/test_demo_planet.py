@@ -35,9 +35,8 @@ def bake_here(gpu, place, region, seed):
 
 
 def settled(gpu, settings):
-    flown = HeadlessRun(gpu, SMALL, settings, Options(frames=1, clock="virtual"))
+    flown = HeadlessRun(gpu, SMALL, settings, Options(frames=0, clock="virtual"))
     flown.load()
-    flown.fly()
     return flown, flown.settle()
 
 
