@@ -138,7 +138,7 @@ def check_in_c(name: str, gpu: cml.Gpu, folder: Path) -> bool:
     inputs = random_inputs({n: model.facts[n] for n in model.inputs}, seed=1)
     wanted = cml.Session(model, gpu).run(inputs)
     budgets = BUDGETS_OF_LARGE if name in LARGE else BUDGETS
-    found = play_in_slices(build("play.c", "-O2", device=True), file, inputs, wanted, budgets)
+    found = play_in_slices(build("play.c", device=True), file, inputs, wanted, budgets)
     exact = name.startswith("integer-")
     agrees = found.same_bits if exact else found.off <= TOLERANCE
     verdicts = {"slices": found.same_slices, "agrees": agrees}

@@ -1,12 +1,18 @@
-"""Builds the C player and its tools with gcc, against wgpu-native from the wgpu wheel."""
+"""Builds the C player and its tools with gcc, against wgpu-native from the wgpu wheel.
+
+Builds are kept by the content of their sources, for other test processes and later runs.
+"""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.util
+import os
 import shutil
 import subprocess
-import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +27,9 @@ INCLUDES = tuple(f"-I{PLAYER / name}" for name in ("include", "src", "example"))
 #: sources that need a device; the others decide and read files without one
 DEVICE_SOURCES = ("device.c", "network.c", "scheduler.c", "submit.c")
 SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+_BUILDS = ROOT / ".pytest_cache" / "players"
+#: seconds without use after which builds are deleted
+_MOST_AGE = 24 * 3600
 
 
 def need_gcc(name: str = "gcc") -> str:
@@ -29,11 +38,6 @@ def need_gcc(name: str = "gcc") -> str:
     if gcc is None:
         pytest.skip(f"{name} is not installed: the C player cannot be built")
     return gcc
-
-
-@functools.cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="cml_player_")
 
 
 def wgpu_folder() -> Path:
@@ -68,12 +72,53 @@ def run_compiler(*command: str | Path, cwd: Path | None = None) -> None:
 
 
 @functools.cache
+def _folder(flags: tuple[str, ...], headers: Path | None) -> Path:
+    """Returns the folder of all builds with these flags of the sources as they are now.
+
+    ``headers`` is the folder of wgpu-native, if it is used. Builds that are
+    not used any more are deleted.
+    """
+    version = subprocess.run([need_gcc(), "--version"], capture_output=True, check=True).stdout
+    hasher = hashlib.sha256(version + repr(flags).encode())
+    files = [
+        *PLAYER.rglob("*.[ch]*"),
+        *HERE.glob("*.c*"),
+        *(headers.glob("*.h") if headers else ()),
+    ]
+    for file in sorted(files):
+        hasher.update(file.read_bytes())
+    folder = _BUILDS / hasher.hexdigest()
+    folder.mkdir(parents=True, exist_ok=True)
+    os.utime(folder)
+    for other in _BUILDS.iterdir():
+        if other.stat().st_mtime < time.time() - _MOST_AGE:
+            shutil.rmtree(other, ignore_errors=True)
+    return folder
+
+
+def _once(file: Path, make: Callable[[Path], None]) -> Path:
+    """Returns ``file``, which ``make`` writes unless it exists; other processes wait for it."""
+    import fcntl  # not there on Windows, which needs other builds
+
+    with file.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not file.exists():
+            made = file.with_suffix(".partial")
+            make(made)
+            made.replace(file)
+    return file
+
+
 def player_library(flags: tuple[str, ...], device: bool) -> Path:
     """Builds the player as a static library and returns its path."""
-    folder = Path(tempfile.mkdtemp(dir=_folder().name))
-    run_compiler(need_gcc(), *_flags(flags, device), "-c", *sources(device), cwd=folder)
-    run_compiler("ar", "rcs", "libcml.a", *sorted(folder.glob("*.o")), cwd=folder)
-    return folder / "libcml.a"
+    flags = _flags(flags, device)
+
+    def make(library: Path) -> None:
+        folder = library.parent
+        run_compiler(need_gcc(), *flags, "-c", *sources(device), cwd=folder)
+        run_compiler("ar", "rcs", library, *sorted(folder.glob("*.o")))
+
+    return _once(_folder(flags, wgpu_folder() if device else None) / "libcml.a", make)
 
 
 def _flags(flags: tuple[str, ...], device: bool) -> tuple[str, ...]:
@@ -81,24 +126,23 @@ def _flags(flags: tuple[str, ...], device: bool) -> tuple[str, ...]:
     return (*STRICT, *flags, *INCLUDES, where)
 
 
-@functools.cache
 def build(source: str, *flags: str, device: bool = False) -> Path:
     """Builds a program from one source and the player, and returns the program's path.
 
     The source is a tool or example of ``players/c``, or a file beside the tests. With ``device``
-    the program is linked with wgpu-native. The same arguments are built once.
+    the program is linked with wgpu-native.
     """
-    gcc = need_gcc()
     flags = flags or ("-O2",)
     library = player_library(flags, device)
-    program = library.with_name(f"{Path(source).stem}_{device}")
     folders = (PLAYER / "tools", PLAYER / "example", HERE)
     file = next(folder / source for folder in folders if (folder / source).exists())
     linked: list[str | Path] = [library]
     if device:
         linked += [wgpu_library(), f"-Wl,-rpath,{wgpu_folder()}"]
-    command: list[str | Path] = [gcc, *_flags(flags, device)]
+    command: list[str | Path] = [need_gcc(), *_flags(flags, device)]
     if file.suffix == ".cpp":
         command[:2] = [need_gcc("g++"), "-std=c++17"]
-    run_compiler(*command, file, *linked, "-lm", "-o", program)
-    return program
+    return _once(
+        library.with_name(file.stem),
+        lambda program: run_compiler(*command, file, *linked, "-lm", "-o", program),
+    )

@@ -36,7 +36,7 @@ MODELS = Path(__file__).resolve().parents[2] / "demo_game" / "models"
 
 @pytest.fixture(scope="module")
 def program(gpu):
-    return build("play.c", "-O2", device=True)
+    return build("play.c", device=True)
 
 
 @pytest.fixture(scope="module")
@@ -267,7 +267,7 @@ def test_c_example_shows_the_network_output(folder, gpu):
     swap = np.eye(3, dtype=np.float32)[::-1].reshape(3, 3, 1, 1)
     graph = cml.load(cml.MemoryModel(TWICE, {"filter": np.ascontiguousarray(swap)}))
     file, picture = written(folder, "twice", graph, player=True), folder / "scene.ppm"
-    run = run_play(build("scene.c", "-O1", device=True), file, picture, "40", "2")
+    run = run_play(build("scene.c", device=True), file, picture, "40", "2")
     assert run.returncode == 0, run.stderr
     assert "full frames" in run.stdout and "pictures in 40 frames" in run.stdout
     _, size, _, texels = picture.read_bytes().split(b"\n", 3)

@@ -19,6 +19,7 @@ from tests.players.building import (
     STRICT,
     WARNINGS,
     need_gcc,
+    player_library,
     run_compiler,
     sources,
     wgpu_folder,
@@ -37,12 +38,9 @@ def test_the_sources_are_formatted():
 
 
 def test_gcc_analyzer_finds_nothing(tmp_path):
-    command = [need_gcc(), "-std=c99", "-O1", "-fanalyzer", "-Werror", "-c", *INCLUDES]
-    made = subprocess.run(
-        [*command, f"-isystem{wgpu_folder()}", *map(str, sources(device=True))],
-        cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
-    assert made.returncode == 0, made.stderr
+    flags = ("-std=c99", "-O1", "-fanalyzer", "-Werror", "-c", *INCLUDES)
+    where = f"-isystem{wgpu_folder()}"
+    run_compiler(need_gcc(), *flags, where, *sources(device=True), cwd=tmp_path)
 
 
 def test_the_header_has_the_version_of_the_package():
@@ -60,15 +58,11 @@ def test_every_function_of_the_header_is_exported_and_defined():
     assert not [name for _, name in functions if not re.search(rf"\b{name}\([^;]*?\) {{", code)]
 
 
-def test_player_exports_only_cml_symbols(tmp_path):
+def test_player_exports_only_cml_symbols():
     """Every visible symbol of the player begins with ``cml_``, so a host may use all other
     names."""
-    command = [need_gcc(), "-std=c99", "-c", *INCLUDES, f"-isystem{wgpu_folder()}"]
-    subprocess.run([*command, *map(str, sources(device=True))], cwd=tmp_path, check=True)
-    objects = sorted(map(str, tmp_path.glob("*.o")))
-    names = subprocess.run(
-        ["nm", "--defined-only", "--extern-only", *objects], capture_output=True, text=True
-    ).stdout
+    command = ["nm", "--defined-only", "--extern-only", player_library(("-O2",), device=True)]
+    names = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     symbols = re.findall(r"^[0-9a-f]+ \w (\w+)$", names, re.MULTILINE)
     assert len(symbols) > 50
     assert [name for name in symbols if not name.startswith("cml_")] == []

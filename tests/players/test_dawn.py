@@ -5,7 +5,6 @@
 """
 
 import os
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ import cml_engine as cml
 from cml_engine.cooked import cook
 from cml_engine.gpu.shaders import compilers
 from tests.fixtures.cooked import small_inputs, small_model
-from tests.players.building import INCLUDES, PLAYER, STRICT, need_gcc, sources
+from tests.players.building import INCLUDES, PLAYER, STRICT, need_gcc, run_compiler, sources
 from tests.players.playing import play
 
 
@@ -27,20 +26,16 @@ def dawn():
     return Path(folder)
 
 
-def compiled(dawn, *words):
-    flags = (*STRICT, "-DCML_DAWN", *INCLUDES, f"-isystem{dawn / 'include'}")
-    made = subprocess.run([need_gcc(), *flags, *words], capture_output=True, text=True)
-    assert made.returncode == 0, made.stderr
-
-
 @pytest.mark.skipif(compilers.version() is None, reason="no HLSL compiler to cook with")
 def test_player_on_dawn_agrees_with_the_session(dawn, tmp_path):
     library = next(dawn.rglob("libwebgpu*.so"), None)
     if library is None:
         pytest.skip("there is no library beside Dawn's header")
     program, file = tmp_path / "play", tmp_path / "small.cml"
-    files = map(str, (PLAYER / "tools" / "play.c", *sources(device=True)))
-    compiled(dawn, *files, str(library), f"-Wl,-rpath,{library.parent}", "-lm", "-o", program)
+    flags = (*STRICT, "-DCML_DAWN", *INCLUDES, f"-isystem{dawn / 'include'}")
+    files = (PLAYER / "tools" / "play.c", *sources(device=True), library)
+    linked = (f"-Wl,-rpath,{library.parent}", "-lm", "-o", program)
+    run_compiler(need_gcc(), *flags, *files, *linked)
     file.write_bytes(cook(small_model(), ["portable", "software"], player=True))
     wanted = cml.Session(small_model(), "cpu").run(small_inputs())
     kinds = {name: array.dtype for name, array in wanted.items()}

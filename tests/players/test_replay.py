@@ -15,7 +15,7 @@ from tests.scheduler.test_record import recorded_run, run_by_wall_clock, run_wit
 @pytest.fixture(scope="module")
 def program():
     """The replay program, built with sanitizers so that undefined behaviour fails the test."""
-    return build("replay.c", *SANITIZED)
+    return build("replay.c", "-O1", *SANITIZED)
 
 
 @pytest.mark.parametrize("run", [recorded_run, run_by_wall_clock, run_with_margin])

@@ -89,34 +89,22 @@ def wanted(model: cml.Graph, half: bool) -> list[str]:
     return found
 
 
-@pytest.fixture(scope="module")
-def cooked(tmp_path_factory) -> dict[Path, list[str]]:
-    """The digests of the constant buffers in the models' plans, by cooked file."""
-    folder, found = tmp_path_factory.mktemp("values"), {}
+def test_all_players_make_the_buffers_of_the_model(tmp_path):
+    """Python, C and JavaScript make the constant buffers of every plan of every network."""
+    expected: dict[Path, list[str]] = {}
     for name, (make, half) in NETWORKS.items():
-        model, file = make(), folder / f"{name}.cml"
+        model, file = make(), tmp_path / f"{name}.cml"
         file.write_bytes(cook(model, half=half, golden=False))
-        found[file] = wanted(model, half)
-    return found
-
-
-def test_python_makes_the_buffers_of_the_model(cooked):
-    for file, digests in cooked.items():
+        expected[file] = wanted(model, half)
+    program = build("check.c", "-O1", *SANITIZED)
+    for file, digests in expected.items():
         plans = cml.load_cooked(file).cooked_form.plans
         assert [d for p in plans for d in digests_of(p.plan("net"))] == digests, file.stem
-
-
-def test_c_player_packs_equal_values(cooked):
-    program = build("check.c", "-O1", *SANITIZED)
-    for file, digests in cooked.items():
         run = run_play(program, "--values", file)
         assert run.returncode == 0, run.stdout + run.stderr
-        assert run.stdout.split() == digests, file.stem
-
-
-def test_javascript_player_packs_equal_values(cooked):
-    made = run_deno("run", "-A", Path(__file__).parent / "web" / "values.js", *cooked)
-    assert made.stdout.split() == [digest for digests in cooked.values() for digest in digests]
+        assert run.stdout.split() == digests, f"{file.stem} in C"
+    made = run_deno("run", "-A", Path(__file__).parent / "web" / "values.js", *expected)
+    assert made.stdout.split() == [d for digests in expected.values() for d in digests]
 
 
 def size_of(data: bytes, tag: str) -> int:
