@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
+from itertools import chain
 from typing import Any
 
 from cml_engine.compiler.integer.digest import gas_of, model_digest
@@ -28,7 +29,7 @@ from cml_engine.cooked.schema import META, PLAN, RULES
 from cml_engine.cooked.writer import Sections
 from cml_engine.errors import InputError, UnsupportedOp
 from cml_engine.errors.arguments import check_choices, check_flag, check_instance
-from cml_engine.gpu.shaders.hlsl import ShaderKey, step_keys
+from cml_engine.gpu.shaders.hlsl import step_key
 from cml_engine.ir.graph import Graph
 from cml_engine.ops import load_families
 from cml_engine.ops.declaration.registry import lookup
@@ -100,11 +101,9 @@ def cook(
             "a kernel, or cook the network up to it (cml.edit) and compute it in the game",
             node.source,
         )
-    keys = [step_keys(plan) for plan in plans]
-    kernels = _compiled([k for ks in keys for k in ks if isinstance(k, ShaderKey)])
     sections = Sections()
-    _write_plans(plans, profiles, keys, kernels, gas_of(graph), sections)
-    write_kernels(list(kernels.values()), sections)
+    kernels = _write_plans(plans, profiles, gas_of(graph), sections)
+    write_kernels(kernels, sections)
     if not player:
         write_graph(optimized, sections)
     if guesses:
@@ -116,7 +115,7 @@ def cook(
     )
     if pair is not None:
         write_golden(pair, optimized.facts, sections)
-    meta = _meta(optimized, profiles, storage, plans, kernels.values())
+    meta = _meta(optimized, profiles, storage, plans, kernels)
     if identical:
         meta["integer"] = model_digest(graph).hex()
     sections.add(META, json.dumps(meta, sort_keys=True, separators=(",", ":")).encode())
@@ -132,27 +131,25 @@ def _options(profile: Profile, arena_limit: int) -> PlanOptions:
     return PlanOptions(variants=variants, packed_inputs=False, arena_limit=arena_limit)
 
 
-def _compiled(keys: Sequence[ShaderKey]) -> dict[str, Codes]:
-    """Compiles every distinct kernel variant on all cores, and returns the code of each by its
-    digest."""
-    once = {digest_of(key): key for key in keys}
-    with ThreadPoolExecutor(os.cpu_count() or 1, "cml-cook") as threads:
-        return dict(zip(once, threads.map(compiled, once.values()), strict=True))
-
-
 def _write_plans(
-    plans: Sequence[Plan],
-    profiles: Sequence[Profile],
-    keys: Sequence[Sequence[Any]],
-    kernels: dict[str, Codes],
-    gas: int,
-    sections: Sections,
-) -> None:
-    numbers = {digest: number for number, digest in enumerate(kernels)}
+    plans: Sequence[Plan], profiles: Sequence[Profile], gas: int, sections: Sections
+) -> list[Codes]:
+    """Adds the plans to ``sections``, and compiles their kernels on all cores.
+
+    Returns each distinct kernel once, in the order of the file.
+    """
+    contents: dict[tuple[str, str], str] = {}
+    keys = [[step_key(step, contents) for step in plan.steps] for plan in plans]
+    digests = {key: digest_of(key) for key in set(chain.from_iterable(keys))}
+    variants = {digests[key]: key for key in chain.from_iterable(keys)}
+    with ThreadPoolExecutor(os.cpu_count() or 1, "cml-cook") as threads:
+        kernels = list(threads.map(compiled, variants.values()))
+    numbers = {digest: number for number, digest in enumerate(variants)}
     for plan, profile, of_plan in zip(plans, profiles, keys, strict=True):
-        digests = [digest_of(key) for key in of_plan]
-        used = [(numbers[digest], kernels[digest]) for digest in digests]
-        sections.add(PLAN, write_plan(plan, profile, used, gas, sections))
+        used = [numbers[digests[key]] for key in of_plan]
+        section = write_plan(plan, profile, [(n, kernels[n]) for n in used], gas, sections)
+        sections.add(PLAN, section)
+    return kernels
 
 
 def _meta(
