@@ -294,7 +294,8 @@ class FrameExecutor:
         writes: TimestampWrites | None,
         failed: dict[GpuProgram, Exception],
     ) -> None:
-        compute = encoder.begin_compute_pass(label="cml", timestamp_writes=writes)
+        label = "cml" if self.gpu.markers else ""
+        compute = encoder.begin_compute_pass(label=label, timestamp_writes=writes)
         try:
             for part in group:
                 if part.network in failed:

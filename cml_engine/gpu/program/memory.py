@@ -281,6 +281,14 @@ class Residency:
                 self.lock.release()
 
     @property
+    def is_free(self) -> bool:
+        """True if no other thread uses the program at the moment; never blocks."""
+        free = self.lock.acquire(blocking=False)
+        if free:
+            self.lock.release()
+        return free
+
+    @property
     def in_use(self) -> bool:
         """True during a run or a job of this program."""
         return bool(self._pins or self.holders)
@@ -341,7 +349,8 @@ class Residency:
     @property
     def complete(self) -> bool:
         """True if all of the program's memory is on the device."""
-        return not self.missing_bytes
+        own = self.own is not None or not self.plan.own_bytes
+        return own and self.arena is not None and self.weights is not None
 
     @property
     def missing_bytes(self) -> int:

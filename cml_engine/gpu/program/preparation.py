@@ -38,6 +38,8 @@ from cml_engine.ops.common.once import Once
 OnProgress = Callable[[str, int, int], None]
 #: bytes of weights uploaded per millisecond of budget; a slow bus takes a tenth of that time
 UPLOAD_BYTES_PER_MS = 256 << 10
+#: the end of a range that its dispatch bounds; its highest bit is clear (``seal.hlsli``)
+_NO_END = (1 << 31) - 1
 #: bind groups created in a frame: per millisecond of its budget, and the minimum
 _LAUNCHES_PER_MS, _LEAST_LAUNCHES = 1, 4
 
@@ -51,16 +53,21 @@ class Uniforms:
     """The uniform buffers of a program: the parameters of every step, and ranges of workgroups.
 
     The parameters are written once, because a plan's shapes do not change; only those of sliders
-    change. There is a range for each whole step, then a ring of slots for partial ranges. The
-    memory is freed with this object.
+    change. There is a range for each whole step, then slots for partial ranges. A slot keeps its
+    range for later frames: an upload costs more than a dispatch. The memory is freed with this
+    object.
     """
 
     def __init__(self, plan: Plan, gpu: Device) -> None:
         align = gpu.limits.uniform_offset_alignment
         self._stride = max(align, SLICE_BYTES)
         self._width = gpu.limits.max_groups_per_dimension
-        self._steps, self._next = len(plan.steps), 0
-        ranges = bytearray(self._stride * (self._steps + RANGE_SLOTS))
+        ranges = bytearray(self._stride * (len(plan.steps) + RANGE_SLOTS))
+        #: the offset of each slot by the range in it, the least recently used first
+        self._slots: dict[tuple[int, int], int] = {}
+        for first in range(RANGE_SLOTS):
+            at = self._slots[first, _NO_END] = self.step_offset(len(plan.steps) + first)
+            ranges[at : at + SLICE_BYTES] = self._range(first, _NO_END)
         params = bytearray()
         #: the parameters of each step, as a byte offset and a size
         self._places: list[tuple[int, int]] = []
@@ -95,13 +102,19 @@ class Uniforms:
         return step * self._stride
 
     def take_slot(self, first: int, end: int) -> int:
-        """Writes the range ``[first, end)`` into the ring's next slot and returns its byte offset.
+        """Returns the byte offset of a slot with the range ``[first, end)``.
 
-        A slot is reused after :data:`RANGE_SLOTS` others, which must be in a later submit.
+        A range that is in no slot is written to the least recently used one; between these uses
+        are :data:`RANGE_SLOTS` others, which must not all be in one submit.
         """
-        offset = (self._steps + self._next) * self._stride
-        self._next = (self._next + 1) % RANGE_SLOTS
-        self.ranges.write(self._range(first, end), offset)
+        if end - first <= self._width:  # one row of workgroups ends by itself
+            end = _NO_END
+        offset = self._slots.pop((first, end), None)
+        if offset is None:
+            oldest = next(iter(self._slots))
+            self.ranges.write(self._range(first, end), self._slots[oldest])
+            offset = self._slots.pop(oldest)
+        self._slots[first, end] = offset
         return offset
 
     def _range(self, first: int, end: int) -> bytes:

@@ -205,8 +205,7 @@ class GpuProgram:
     @property
     def ready(self) -> bool:
         """True if the program is prepared and no other thread is running it."""
-        with self.residency.if_free() as free:
-            return free and self.prepared
+        return self.residency.is_free and self.prepared
 
     @property
     def prepared(self) -> bool:

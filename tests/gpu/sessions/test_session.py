@@ -5,6 +5,7 @@ import queue
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,10 +14,11 @@ from numpy.testing import assert_allclose, assert_array_equal
 import cml_engine as cml
 from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.errors import InputError
-from cml_engine.gpu.device import Pipeline, PipelineCache
+from cml_engine.gpu.device import RANGE_SLOTS, Pipeline, PipelineCache
 from cml_engine.gpu.program import inspect, preparation
 from cml_engine.ir.graph import NUMPY_DTYPE, Attrs, Fact, Graph, Node
-from cml_engine.tools.testing import full_attrs, random_partition
+from cml_engine.ops.declaration.spec import Case
+from cml_engine.tools.testing import case_graph, full_attrs, random_partition
 from tests.fixtures.frames.host import Host
 from tests.fixtures.models import write_model
 
@@ -86,6 +88,27 @@ def test_any_slicing_of_a_network_is_bit_identical(mixed, inputs, gpu):
         inspect.run_ranges(program, inputs, random_partition(whole, seed))
         for name, place in session.plan.outputs.items():
             assert_array_equal(inspect.read_tensor(program, place), wanted[name])
+
+
+def test_ranges_that_a_slot_holds_are_not_uploaded_again(gpu, monkeypatch):
+    """Any number of ranges gives the same bits; a known range costs a frame no upload."""
+    graph, inputs = case_graph("neg", Case(((400 * 1024,),)))
+    session = cml.Session(graph, gpu)
+    (wanted,) = session.run(inputs).values()
+    (step,), (place,) = session.plan.steps, session.plan.outputs.values()
+    assert step.groups > RANGE_SLOTS + 64
+    uniforms, written = session.program._preparation.uniforms, []
+    write = uniforms.ranges.write
+    monkeypatch.setattr(uniforms, "ranges", Mock(write=lambda *a: (written.append(a), write(*a))))
+    order = np.random.default_rng(1).permutation(step.groups)
+    inspect.fill_arena(session.program, 0x7FC0CAFE)
+    inspect.run_ranges(session.program, inputs, [(0, int(n), 1) for n in order])
+    assert_array_equal(inspect.read_tensor(session.program, place), wanted)
+    assert len(written) >= step.groups - RANGE_SLOTS
+    written.clear()
+    last = [(0, int(n), 2) for n in order[-RANGE_SLOTS:] if n + 2 <= step.groups]
+    inspect.run_ranges(session.program, inputs, last)
+    assert not written
 
 
 def test_a_second_session_builds_no_pipeline(mixed, gpu):
