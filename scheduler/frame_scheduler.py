@@ -544,6 +544,7 @@ class FrameScheduler:
                 self.controller.measured(report.frame, report.measured_ms or 0.0)
             self.controller.learn()
             self.lifecycle.pace = self._pace()
+            self.lifecycle.update_work_left()
         self.lifecycle.settle()
         return measured
 

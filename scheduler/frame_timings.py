@@ -171,6 +171,8 @@ def group_slices(
 
     A group is one slice if single steps are still to be learned, else all slices of a job.
     """
+    if limit == 1:
+        return [list(slices)] if slices else []
     if known and frame % _APART_EVERY:
         groups = [list(run) for _, run in groupby(slices, key=lambda part: part.job.number)]
     else:

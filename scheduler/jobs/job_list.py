@@ -196,6 +196,11 @@ class NetworkQueue:
         """All jobs in the queue, in the order in which they were added."""
         return list(self._jobs.values())
 
+    @property
+    def oldest(self) -> Job:
+        """The job that was added first; the queue must not be empty."""
+        return next(iter(self._jobs.values()))
+
     def add(self, job: Job) -> None:
         self._jobs[job.number] = job
         self._order.add(job)
@@ -247,6 +252,11 @@ class JobList:
     def queues(self) -> list[NetworkQueue]:
         """The queues of jobs that could start, one for each network."""
         return list(self._queues.values())
+
+    @property
+    def next_jobs(self) -> list[Job]:
+        """The running jobs, and the oldest job of each queue."""
+        return [*self.running.values(), *(queue.oldest for queue in self._queues.values())]
 
     @property
     def has_blocked_jobs(self) -> bool:

@@ -117,7 +117,7 @@ def one_line(text: str) -> str:
 _Work = tuple[int, tuple[int, ...] | None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FramePace:
     """The scheduler's values at its last update, from which jobs predict when they end.
 
@@ -452,6 +452,8 @@ class Lifecycle:
 
     def cpu_wait_ms(self, job: Job) -> float:
         """Returns the milliseconds for which the job is predicted to wait for the CPU."""
+        if not job.cpu_steps:
+            return 0.0
         ahead = (job.costs[step].key for step in job.cpu_steps if step >= job.step)
         return sum(self.cpu_waits.get(key, 0.0) for key in ahead)
 
@@ -459,38 +461,47 @@ class Lifecycle:
         """Returns the predicted GPU milliseconds of the job's work that is not encoded yet."""
         if job.ended or job.all_encoded:
             return 0.0
+        model, step = self.pace.cost_model, job.step + 1
         current = job.costs[job.step]
-        model = self.pace.cost_model
-        return model.predict_ms(current, current.groups - job.group) + self._remaining_ms(
-            job, job.step + 1
-        )
+        loads = sum([model.predict_ms(cost, cost.groups) for cost in job.costs[step : job.loads]])
+        rest = loads + self._work_after(job)[max(0, step - job.loads)]
+        return model.predict_ms(current, current.groups - job.group) + rest
 
-    def _remaining_ms(self, job: Job, step: int) -> float:
-        """Returns the predicted GPU milliseconds of all the job's steps from number ``step`` on.
+    def _work_after(self, job: Job) -> list[float]:
+        """Returns for each of the job's steps the predicted GPU ms of it and all later ones.
 
-        The sums are cached until the cost model learns something.
+        Texture loads are not among these steps.
         """
-        model = self.pace.cost_model
-        loads = sum(model.predict_ms(cost, cost.groups) for cost in job.costs[step : job.loads])
         key = id(job.network), job.steps
         known = self._work_left.get(key)
         if known is None:
+            model = self.pace.cost_model
             sums = [0.0]
             for cost in reversed(job.costs[job.loads :]):
                 sums.append(sums[-1] + model.predict_ms(cost, cost.groups))
             sums.reverse()
             # keep the network: otherwise another one could get the same id
             known = self._work_left[key] = job.network, sums
-        return loads + known[1][max(0, step - job.loads)]
+        return known[1]
+
+    def update_work_left(self) -> None:
+        """Predicts the work of the next jobs again if the cost model has learned since.
+
+        Done after a submit, it costs the next frame nothing.
+        """
+        lessons = self.pace.cost_model.lessons
+        if lessons != self._lessons:
+            self._lessons = lessons
+            self._work_left.clear()
+            for job in self.job_list.next_jobs:
+                self._work_after(job)
 
     # --- a frame
 
     def begin_frame(self, pace: FramePace) -> None:
         """Opens a frame: saves the running jobs' states and resets the last frame's values."""
         self.pace = pace
-        if pace.cost_model.lessons != self._lessons:
-            self._lessons = pace.cost_model.lessons
-            self._work_left.clear()
+        self.update_work_left()
         self.job_list.forget_ended()
         self.short_of_memory, self.back_from_cpu = [], []
         self.open_frame = FrameSnapshot(self.job_list.running.values())

@@ -236,6 +236,8 @@ class FrameController:
         self._frames: deque[_Frame] = deque(maxlen=MEDIAN_FRAMES)
         self._learned = self._silent = self._skips = self._since_baseline = 0
         self._skips_now = False
+        #: the plan of the next frame until something changes it
+        self._planned: tuple[float, float] | None = None
         #: for each remembered frame whether it had networks and was late beyond their prediction
         self._late: deque[bool] = deque(maxlen=_WINDOW)
         self._late_count = 0
@@ -248,7 +250,7 @@ class FrameController:
 
     def begin_frame(self, target_ms: float, elapsed_ms: float = 0.0) -> None:
         """Starts a frame that should take ``target_ms``, of which ``elapsed_ms`` have passed."""
-        self._target_ms, self._elapsed_ms = target_ms, elapsed_ms
+        self._target_ms, self._elapsed_ms, self._planned = target_ms, elapsed_ms, None
         if self._reports_elapsed:
             self._elapsed.append(elapsed_ms)
             usual = sorted(self._elapsed)[len(self._elapsed) // 2]
@@ -272,12 +274,22 @@ class FrameController:
     @property
     def room_ms(self) -> float:
         """The most predicted milliseconds of networks that fit in the frame, without a margin."""
-        return max(0.0, self._left_ms / self._slow - self.expected_ms)
+        return self._plan[0]
 
     @property
     def aim_ms(self) -> float:
         """The predicted ms of networks to plan for: the room less a margin; 0 without room."""
-        room = self.room_ms
+        return self._plan[1]
+
+    @property
+    def _plan(self) -> tuple[float, float]:
+        """:attr:`room_ms` and :attr:`aim_ms`, computed once per frame."""
+        if self._planned is None:
+            room = max(0.0, self._left_ms / self._slow - self.expected_ms)
+            self._planned = room, self._less_margin(room)
+        return self._planned
+
+    def _less_margin(self, room: float) -> float:
         if not room:
             return 0.0
         sure = 1 - 0.5 * _DOUBTED / (_DOUBTED + self._learned)
@@ -358,7 +370,7 @@ class FrameController:
                 return
 
     def _learn(self, frame: _Frame, ms: float) -> None:
-        self._silent = 0
+        self._silent, self._planned = 0, None
         beyond = (ms - frame.elapsed_ms) / frame.slow - frame.predicted_ms
         if not self._reports_elapsed:
             self._learn_late(frame, beyond)

@@ -34,17 +34,22 @@ def least_laxity(jobs: Sequence[Job], now_ms: float, rate: float) -> list[Job]:
     --------
     >>> scheduler = cml.FrameScheduler(gpu, policy=cml.least_laxity)  # the default
     """
-
-    def laxity(job: Job) -> float:
-        sticky = STICKINESS_MS if job.group or job.step else 0.0
-        return job.laxity_ms(now_ms, rate) - sticky
-
-    dated = [j for j in jobs if j.deadline_at_ms is not None and not j.idle]
-    feasible = [j for j in dated if j.laxity_ms(now_ms, rate) >= 0]
-    feasible.sort(key=lambda j: (laxity(j), -j.priority, j.number))
-    urgent = {j.number for j in feasible}
-    others = fair_share([j for j in jobs if j.number not in urgent], now_ms, rate)
-    return _starved_first(feasible + others, now_ms)
+    if len(jobs) == 1:
+        return [*jobs]
+    feasible: list[tuple[float, float, int, Job]] = []
+    others: list[Job] = []
+    for job in jobs:
+        dated = job.deadline_at_ms is not None and not job.idle
+        laxity = job.laxity_ms(now_ms, rate) if dated else -1.0
+        if laxity < 0:
+            others.append(job)
+            continue
+        if job.group or job.step:
+            laxity -= STICKINESS_MS
+        feasible.append((laxity, -job.priority, job.number, job))
+    feasible.sort()
+    urgent = [job for *_, job in feasible]
+    return _starved_first(urgent + fair_share(others, now_ms, rate), now_ms)
 
 
 def fair_share(jobs: Sequence[Job], now_ms: float, rate: float) -> list[Job]:
