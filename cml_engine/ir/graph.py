@@ -458,6 +458,10 @@ class Graph:
         """The names of all operators, including those of epilogues."""
         return {op for node in self.nodes for op in node.ops}
 
+    def constant(self, name: str) -> Array | None:
+        """Returns the value of a constant that no ``update`` writes, otherwise None."""
+        return self.constants[name] if self.is_constant(name) else None
+
     def is_constant(self, name: str) -> bool:
         """Returns True if a tensor's value never changes: a constant that no ``update`` writes."""
         return name in self.constants and all(name != variable for variable, _ in self.updates)

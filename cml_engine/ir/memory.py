@@ -87,12 +87,9 @@ class FreeList:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        self.free_bytes = 0
-        self._sizes: dict[int, int] = {}  # start of every free range -> its length
-        self._starts: list[int] = []
-        self._by_size: list[tuple[int, int]] = []
+        #: start and length of every free range, by start
+        self._free = [(0, nbytes)]
         self._taken: dict[int, int] = {}
-        self._add(0, nbytes)
 
     def allocate(self, nbytes: int, alignment: int = 1) -> int | None:
         """Allocates ``nbytes`` (at least 1) and returns the offset, a multiple of ``alignment``.
@@ -101,15 +98,20 @@ class FreeList:
         """
         if nbytes < 1 or alignment < 1:
             raise ValueError(f"{nbytes} bytes aligned to {alignment}: both must be at least 1")
-        for size, start in self._by_size[bisect_left(self._by_size, (nbytes, -1)) :]:
+        fitting = []
+        for start, size in self._free:
             at = -(-start // alignment) * alignment
             if at + nbytes <= start + size:
-                self._remove(start)
-                self._add(start, at - start)
-                self._add(at + nbytes, start + size - at - nbytes)
-                self._taken[at] = nbytes
-                return at
-        return None
+                fitting.append((size, start, at))
+        if not fitting:
+            return None
+        size, start, at = min(fitting)
+        self._free.remove((start, size))
+        for begin, end in ((start, at), (at + nbytes, start + size)):
+            if begin < end:
+                insort(self._free, (begin, end - begin))
+        self._taken[at] = nbytes
+        return at
 
     def free(self, offset: int) -> None:
         """Frees the range at an offset from :meth:`allocate`.
@@ -119,16 +121,13 @@ class FreeList:
         size = self._taken.pop(offset, None)
         if size is None:
             raise ValueError(f"nothing is allocated at offset {offset}")
-        place = bisect_left(self._starts, offset)
-        after = self._starts[place] if place < len(self._starts) else -1
-        before = self._starts[place - 1] if place else -1
-        start = offset
-        if after == offset + size:
-            size += self._remove(after)
-        if place and before + self._sizes[before] == offset:
-            start = before
-            size += self._remove(before)
-        self._add(start, size)
+        place = bisect_left(self._free, (offset, 0))
+        if place < len(self._free) and self._free[place][0] == offset + size:
+            size += self._free.pop(place)[1]
+        if place and sum(self._free[place - 1]) == offset:
+            offset, before = self._free.pop(place - 1)
+            size += before
+        insort(self._free, (offset, size))
 
     @property
     def empty(self) -> bool:
@@ -136,28 +135,18 @@ class FreeList:
         return not self._taken
 
     @property
+    def free_bytes(self) -> int:
+        return sum(size for _, size in self._free)
+
+    @property
     def largest_free(self) -> int:
         """The length of the longest free range in bytes, or 0."""
-        return self._by_size[-1][0] if self._by_size else 0
+        return max((size for _, size in self._free), default=0)
 
     @property
     def taken(self) -> list[tuple[int, int]]:
         """The ``(offset, nbytes)`` of all allocated ranges, sorted by offset."""
         return sorted(self._taken.items())
-
-    def _add(self, start: int, size: int) -> None:
-        if size:
-            self._sizes[start] = size
-            insort(self._starts, start)
-            insort(self._by_size, (size, start))
-            self.free_bytes += size
-
-    def _remove(self, start: int) -> int:
-        size = self._sizes.pop(start)
-        del self._starts[bisect_left(self._starts, start)]
-        del self._by_size[bisect_left(self._by_size, (size, start))]
-        self.free_bytes -= size
-        return size
 
 
 @dataclass(slots=True)

@@ -105,7 +105,7 @@ class _PatternFinder:
 
         Returns None if the tensor is no constant or has another shape.
         """
-        value = self._graph.constants.get(name) if self._graph.is_constant(name) else None
+        value = self._graph.constant(name)
         if (
             value is None
             or value.size not in (1, groups)
@@ -137,7 +137,7 @@ class _PatternFinder:
         return one
 
     def _per_channel(self, name: str, fact: Fact) -> Array | None:
-        value = self._graph.constants.get(name) if self._graph.is_constant(name) else None
+        value = self._graph.constant(name)
         if value is None or value.ndim < 2 or value.size != fact.shape[1]:
             return None
         return value.reshape(-1) if value.shape[1] == fact.shape[1] else None

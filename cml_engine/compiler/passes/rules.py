@@ -68,9 +68,7 @@ class Match:
     def constant(self, name: str) -> Array | None:
         """Returns the value of a constant of the graph or of :meth:`add_constant`; None if the
         tensor is computed or updated."""
-        if name in self.added:
-            return self.added[name]
-        return self.graph.constants[name] if self.graph.is_constant(name) else None
+        return self.added[name] if name in self.added else self.graph.constant(name)
 
     def add_constant(self, suffix: str, value: Array) -> str:
         """Adds a constant for the replacement and returns its name.

@@ -75,6 +75,19 @@ def check_sizes(name: str, sizes: Sequence[int], x: Fact) -> None:
         raise ShapeError(f"{name} {list(sizes)}, wanted 1 or more in each")
 
 
+def check_spatial(what: str, x: Fact) -> None:
+    """Raises :class:`ShapeError` unless ``x`` has 1 to 3 spatial axes; ``what`` reads it."""
+    if x.rank not in (3, 4, 5):
+        raise ShapeError(
+            f"{what} of {x}, wanted [batch, channels] and 1 to 3 spatial axes; reshape it"
+        )
+
+
+def inner_first(extents: Sequence[int]) -> list[int]:
+    """Returns spatial extents as a kernel's parameter: three, innermost first, filled with 1."""
+    return [*extents[::-1], *[1] * (3 - len(extents))]
+
+
 def check_same(facts: Sequence[Fact], but: int | None = None) -> None:
     """Raises :class:`ShapeError` if the facts differ in type, rank or extents.
 

@@ -89,7 +89,6 @@ def step_formula(epilogue: Epilogue) -> Formula:
 def epilogue_of(
     op: Lowering,
     slot: int,
-    channel_axis: int = 1,
     vector: bool = False,
     sums: str = "float",
     beside: bool = False,
@@ -98,13 +97,13 @@ def epilogue_of(
 
     Tensors are bound as ``T<slot>``, ``T<slot+1>``, …. With ``vector``, the kernel stores a
     ``float4`` of four channels. An operand is a number, or it has one value for every element of
-    the result, for every index of its ``channel_axis``, for all, or (:func:`is_by_position`) for
-    every position. ``sums`` is the type of the kernel's results: ``int`` for integers that
+    the result, for every index of its axis 1, for all, or (:func:`is_by_position`) for every
+    position. ``sums`` is the type of the kernel's results: ``int`` for integers that
     exceed the precision of floats. With ``beside``, integers per channel may be stored after the
     bias; the kernel must call the bias ``BIAS`` and its number of channels ``out_c``.
     """
     width = "4" if vector else ""
-    made = _Statements(op, slot, channel_axis, f"float{width}", f"{sums}{width}", beside)
+    made = _Statements(op, slot, f"float{width}", f"{sums}{width}", beside)
     if not _is_possible(op.graph, op.epilogues):
         raise op.refuse(
             f"{len(op.epilogues)} fused operators; at most {MAX_STEPS} with {MAX_TENSORS} "
@@ -121,7 +120,6 @@ class _Statements:
 
     op: Lowering
     slot: int
-    channel_axis: int
     kind: str
     #: the type of the kernel's result before the first step
     sums: str
@@ -213,19 +211,19 @@ class _Statements:
         """Binds an operand and returns its HLSL type and the HLSL that reads it."""
         op, graph = self.op, self.op.graph
         result, fact, number = op.outputs[0], op.fact(name), _number(graph, name)
-        channels, value = result.shape[self.channel_axis], op.constant(name)
+        channels, value = result.shape[1], op.constant(name)
         if number is not None:
             return "float", self._value(number)
         if fact.size == 1:
             return self.kind, self._read(f"{self.kind}({self._bind(name, 'float')}[0])")
         by_place = value is None and fact == result
-        if not by_place and self.channel_axis == 1 and is_by_position(fact, result):
+        if not by_place and is_by_position(fact, result):
             positions = self._value(float(fact.size))
             tensor = self._bind(name, "float")
             return self.kind, f"{self.kind}({tensor}[at - operands.number * uint({positions})])"
         if by_place and op.is_blocked(name) == op.is_blocked(op.out_names[0]):
             return self.kind, f"{self._bind(name, op.vector_type(name))}[at]"
-        if by_place and op.is_blocked(name) and reads_blocks(result) and self.channel_axis == 1:
+        if by_place and op.is_blocked(name) and reads_blocks(result):
             return self.kind, self._lane(name, fact.size // channels)
         if fact.size == channels and not op.is_blocked(name):
             if value is not None and self.behind_bias and _are_exact_integers(value):
@@ -261,9 +259,8 @@ def reads_blocks(result: Fact) -> bool:
 
 def _number(graph: Graph, name: str) -> float | None:
     """Returns the value of a constant with one element, otherwise None."""
-    if not graph.is_constant(name) or graph.facts[name].size != 1:
-        return None
-    return float(graph.constants[name].reshape(()))
+    value = graph.constant(name)
+    return float(value.reshape(())) if value is not None and value.size == 1 else None
 
 
 def _are_exact_integers(value: Array) -> bool:

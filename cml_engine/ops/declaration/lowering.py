@@ -140,7 +140,7 @@ class Lowering:
 
     def constant(self, name: str) -> Array | None:
         """Returns the value of a tensor that is a constant, otherwise None."""
-        return self.graph.constants[name] if self.graph.is_constant(name) else None
+        return self.graph.constant(name)
 
     def pack(self, key: str, make: Callable[[], Array | Packing]) -> str:
         """Adds a constant with the value ``make()`` to the plan and returns its name, ``key``.
@@ -259,7 +259,15 @@ class Lowering:
         defines : defines that distinguish this pass from others of the same file: ``{"PASS": 1}``.
         cost : the cost of this pass; by default in proportion to its workgroups.
         """
-        return launch(self, threads, reads, writes, kernel, values or {}, defines or {}, cost)
+        kernel = kernel or self.kernel
+        assert kernel is not None  # only a kernel's lower comes here
+        spec = lookup(self.node.op)
+        read, written = (
+            [NamedTensor(n, t, _fact(self, t), self.layout(t)) for n, t in m.items()]
+            for m in (reads, writes)
+        )
+        made = _dispatch(self, spec, located(kernel, spec), threads, read, written, values or {})
+        return replace(made, defines={**made.defines, **(defines or {})}, cost=cost)
 
     def refuse(self, why: str) -> ShapeError:
         return ShapeError(f"{self.node.title}: {why}", self.node.source)
@@ -488,28 +496,6 @@ def _threads_of(fact: Fact, dims: int) -> int | tuple[int, ...]:
     inner = fact.shape[::-1][: dims - 1]
     inner += (1,) * (dims - 1 - len(inner))
     return (*inner, fact.size // max(prod(inner), 1)) if dims > 1 else fact.size
-
-
-def launch(
-    op: Lowering,
-    threads: int | Sequence[int],
-    reads: Mapping[str, str],
-    writes: Mapping[str, str],
-    kernel: Kernel | None,
-    values: Mapping[str, Value],
-    defines: Mapping[str, int | str],
-    cost: Cost | None,
-) -> Dispatch:
-    """Returns the dispatch of one pass of a kernel's ``lower``; see :meth:`Lowering.launch`."""
-    spec = lookup(op.node.op)
-    own = kernel or op.kernel
-    assert own is not None  # only a kernel's lower comes here
-    read, written = (
-        [NamedTensor(n, t, _fact(op, t), op.layout(t)) for n, t in m.items()]
-        for m in (reads, writes)
-    )
-    made = _dispatch(op, spec, located(own, spec), threads, read, written, values)
-    return replace(made, defines={**made.defines, **defines}, cost=cost)
 
 
 def _dispatch(

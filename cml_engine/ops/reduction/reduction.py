@@ -16,6 +16,7 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, AttrValue, Fact
+from cml_engine.ops.common.shapes import check_axes
 from cml_engine.ops.common.window import exclude_axes
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.registry import define
@@ -49,15 +50,7 @@ def _axes(attrs: Attrs, fact: Fact) -> tuple[int, ...]:
 
     Raises :class:`ShapeError` if one is out of range or repeated.
     """
-    axes = tuple(attrs["axes"])
-    for axis in axes:
-        if not 0 <= axis < fact.rank:
-            raise ShapeError(
-                f"axis {axis} of {fact}: wanted 0 to {fact.rank - 1}; NNEF counts axes from 0"
-            )
-    if len(set(axes)) != len(axes):
-        raise ShapeError(f"axes {list(axes)} name an axis twice; name each once")
-    return tuple(sorted(axes))
+    return tuple(sorted(check_axes(attrs["axes"], fact.rank)))
 
 
 def _infer(dtype: str, attrs: Attrs, x: Fact) -> Fact:
@@ -84,10 +77,6 @@ def _infer_moments(attrs: Attrs, x: Fact) -> list[Fact]:
 # ---------------------------------------------------------------- NumPy definitions
 
 
-def _cpu_axes(attrs: Attrs) -> tuple[int, ...]:
-    return tuple(attrs["axes"])
-
-
 def _sum(x: Array, axes: tuple[int, ...], mean: bool) -> Array:
     """Returns the sum (or mean) over the axes as float32, with their extents kept as 1.
 
@@ -101,30 +90,19 @@ def _sum(x: Array, axes: tuple[int, ...], mean: bool) -> Array:
     return np.asarray(total, np.float32)
 
 
-def _cpu_sum(attrs: Attrs, x: Array) -> Array:
-    return _sum(x, _cpu_axes(attrs), bool(attrs["normalize"]))
-
-
-def _cpu_mean(attrs: Attrs, x: Array) -> Array:
-    return _sum(x, _cpu_axes(attrs), True)
-
-
-def _cpu_product(attrs: Attrs, x: Array) -> Array:
-    return np.asarray(np.prod(x, _cpu_axes(attrs), np.float64, keepdims=True), np.float32)
+def _cpu_sum(mean: bool, attrs: Attrs, x: Array) -> Array:
+    return _sum(x, tuple(attrs["axes"]), mean or bool(attrs.get("normalize")))
 
 
 def _cpu_moments(attrs: Attrs, x: Array) -> list[Array]:
-    axes = _cpu_axes(attrs)
+    axes = tuple(attrs["axes"])
     mean = _sum(x, axes, True)
     return [mean, _sum(np.square(x - mean), axes, True)]
 
 
-def _cpu_extreme(function: Callable[..., Array], nothing: float, attrs: Attrs, x: Array) -> Array:
-    return np.asarray(function(x, _cpu_axes(attrs), keepdims=True, initial=nothing), x.dtype)
-
-
-def _cpu_logical(function: Callable[..., Array], attrs: Attrs, x: Array) -> Array:
-    return np.asarray(function(x, _cpu_axes(attrs), keepdims=True))
+def _cpu_fold(function: Callable[..., Array], attrs: Attrs, x: Array, **options: Any) -> Array:
+    """Returns the result of a NumPy reduction in the type of ``x``; ``options`` are its own."""
+    return np.asarray(function(x, tuple(attrs["axes"]), keepdims=True, **options), x.dtype)
 
 
 def _cpu_index(function: Callable[..., Array], attrs: Attrs, x: Array) -> Array:
@@ -142,7 +120,7 @@ def _cpu_index(function: Callable[..., Array], attrs: Attrs, x: Array) -> Array:
 
 
 def _cpu_softmax(attrs: Attrs, x: Array) -> Array:
-    axes = _cpu_axes(attrs)
+    axes = tuple(attrs["axes"])
     if x.size == 0:
         return x.copy()
     terms = np.exp(x - np.max(x, axes, keepdims=True))
@@ -155,7 +133,7 @@ def _cpu_softmax(attrs: Attrs, x: Array) -> Array:
 
 def _lower(what: Reduction, op: Lowering) -> Iterator[Dispatch]:
     x, out = operands(op, op.in_names + op.out_names)
-    if "normalize" in op.attrs and op.attrs["normalize"]:
+    if op.attrs.get("normalize"):
         what = Reduction(what.kind, mean=True)
     yield from reduction(op, what, _axes(op.attrs, x.fact), x, out)
 
@@ -230,26 +208,27 @@ _MOVES, _ADDS = Traits(transposed_axes), Traits(transposed_axes, is_sum=True)
 _one, _read_twice, _read_thrice = _cost(1, 1), _cost(4, 2), _cost(20, 3)
 
 _declare(
-    "sum_reduce", _scalar, _cpu_sum, partial(_lower, Reduction("SUM")),
+    "sum_reduce", _scalar, partial(_cpu_sum, False), partial(_lower, Reduction("SUM")),
     _cases("scalar", True, normalize=False) + _cases("scalar", False, normalize=True), SUM, _one,
     _ADDS,
 )  # fmt: skip
 _declare(
-    "mean_reduce", _scalar, _cpu_mean, partial(_lower, Reduction("SUM", mean=True)),
+    "mean_reduce", _scalar, partial(_cpu_sum, True), partial(_lower, Reduction("SUM", mean=True)),
     _cases("scalar", False), SUM, _one,
     _ADDS,
 )  # fmt: skip
 _declare(
-    "prod_reduce", _scalar, _cpu_product, partial(_lower, Reduction("PROD")),
+    "prod_reduce", _scalar, partial(_cpu_fold, np.prod, dtype=np.float64),
+    partial(_lower, Reduction("PROD")),
     [Case((Random(shape, 0.9, 1.1),), {"axes": axes}, note)
      for shape, axes, note in (*_SHAPES, _NOTHING)], PRODUCT, _one,
 )  # fmt: skip
 _declare(
-    "min_reduce", _scalar, partial(_cpu_extreme, np.min, np.inf),
+    "min_reduce", _scalar, partial(_cpu_fold, np.min, initial=np.inf),
     partial(_lower, Reduction("MIN")), _cases("scalar", True), EXACT, _one, _MOVES,
 )  # fmt: skip
 _declare(
-    "max_reduce", _scalar, partial(_cpu_extreme, np.max, -np.inf),
+    "max_reduce", _scalar, partial(_cpu_fold, np.max, initial=-np.inf),
     partial(_lower, Reduction("MAX")), _cases("scalar", True), EXACT, _one, _MOVES,
 )  # fmt: skip
 _declare(
@@ -261,11 +240,11 @@ _declare(
     partial(_lower, Reduction("MAX", index=True)), [*_cases("scalar", False), _TIES], EXACT, _one,
 )  # fmt: skip
 _declare(
-    "any_reduce", _logical, partial(_cpu_logical, np.any), partial(_lower, Reduction("ANY")),
+    "any_reduce", _logical, partial(_cpu_fold, np.any), partial(_lower, Reduction("ANY")),
     _cases("logical", True), EXACT, _one, _MOVES,
 )  # fmt: skip
 _declare(
-    "all_reduce", _logical, partial(_cpu_logical, np.all), partial(_lower, Reduction("ALL")),
+    "all_reduce", _logical, partial(_cpu_fold, np.all), partial(_lower, Reduction("ALL")),
     _cases("logical", True), EXACT, _one, _MOVES,
 )  # fmt: skip
 _declare(

@@ -15,7 +15,7 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, Fact
-from cml_engine.ops.common.shapes import check_word
+from cml_engine.ops.common.shapes import check_spatial, check_word, inner_first
 from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
@@ -28,7 +28,7 @@ from cml_engine.ops.declaration.spec import (
     numbers,
     sampling_cost,
 )
-from cml_engine.ops.resampling.resize import METHODS, TAPS
+from cml_engine.ops.resampling.resize import METHODS, TAPS, tap_weights
 
 BORDERS = ("constant", "replicate", "reflect")
 _LIMIT = np.float32(2.0**22)
@@ -37,9 +37,8 @@ _CHANNELS = 4
 
 
 def _infer(attrs: Attrs, x: Fact, grid: Fact) -> Fact:
+    check_spatial("grid_sample", x)
     spatial = x.rank - 2
-    if spatial not in (1, 2, 3):
-        raise ShapeError(f"grid_sample of {x}, wanted [batch, channels] and 1 to 3 spatial axes")
     if grid.rank != x.rank or grid.shape[0] != x.shape[0] or grid.shape[-1] != spatial:
         raise ShapeError(
             f"grid is {grid}, wanted [{x.shape[0]}, {spatial} output extents, {spatial}]: a "
@@ -95,29 +94,19 @@ def _reflected(at: Array, low: float, high: float) -> Array:
     return np.asarray(np.where(turns % 2 == 1, high - rest, low + rest), np.float32)
 
 
-def _weight(method: str, part: Array, tap: int) -> Array:
-    if method == "nearest":
-        return np.ones_like(part)
-    if method == "linear":
-        return part if tap else 1 - part
-    a, s = _CUBIC, np.abs(part - (tap - 1))
-    near = ((a + 2) * s - (a + 3)) * s * s + 1
-    far = ((s - 5) * s + 8) * s * a - 4 * a
-    return np.asarray(np.where(s <= 1, near, far))
-
-
 def _cpu(attrs: Attrs, x: Array, grid: Array) -> Array:
     extents, method = x.shape[2:], attrs.method
     places = grid.reshape(len(x), prod(grid.shape[1:-1]), len(extents))[..., ::-1]
     at = [_bordered(_positions(places[..., d], n, attrs), n, attrs) for d, n in enumerate(extents)]
     low = [np.floor(p) for p in at]
+    weights = [tap_weights(method, p - first, _CUBIC) for p, first in zip(at, low, strict=True)]
     batch = np.arange(len(x))[:, None]
     values: Array = np.moveaxis(x, 1, -1)
     y = np.zeros((*places.shape[:2], x.shape[1]))
     for taps in itertools.product(range(TAPS[method]), repeat=len(extents)):
         weight, inside, index = np.ones(places.shape[:2]), np.full(places.shape[:2], True), []
         for d, tap in enumerate(taps):
-            weight = weight * _weight(method, at[d] - low[d], tap)
+            weight = weight * weights[d][tap]
             i = low[d].astype(np.int64) + tap - (method == "cubic")
             if attrs.border == "reflect":
                 edge = 0.0 if attrs.align_corners else -0.5
@@ -143,7 +132,7 @@ def _lower(op: Lowering) -> Iterator[Dispatch]:
         "blocks": blocks,
         "channels": x.shape[1],
         "spatial": spatial,
-        "in_extent": [*x.shape[:1:-1], *[1] * (3 - spatial)],
+        "in_extent": inner_first(x.shape[2:]),
         "method": METHODS.index(attrs.method),
         "border": BORDERS.index(attrs.border),
         "align": int(attrs.align_corners),

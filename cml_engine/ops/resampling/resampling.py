@@ -16,7 +16,13 @@ from numpy.lib.stride_tricks import as_strided
 
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, Fact, Node
-from cml_engine.ops.common.shapes import check_sizes, check_word, contiguous_strides
+from cml_engine.ops.common.shapes import (
+    check_sizes,
+    check_spatial,
+    check_word,
+    contiguous_strides,
+    inner_first,
+)
 from cml_engine.ops.common.window import gather_rows, scale_rows
 from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
@@ -49,6 +55,7 @@ from cml_engine.ops.movement.strided_copy import (
     memory_shape,
 )
 from cml_engine.ops.reduction.gpu import Reduction, reduction
+from cml_engine.ops.resampling.resize import weigh_taps
 
 _METHODS = ("symmetric", "asymmetric", "aligned")
 _BORDERS = ("replicate", "constant", "reflect", "reflect-even")
@@ -63,10 +70,7 @@ def _factors(attrs: Attrs, x: Fact) -> list[int]:
 
     Raises :class:`ShapeError` if they do not fit ``x``.
     """
-    if x.rank not in (3, 4, 5):
-        raise ShapeError(
-            f"resampling of {x}, wanted [batch, channels] and 1 to 3 spatial axes; reshape it"
-        )
+    check_spatial("resampling", x)
     check_sizes("factor", attrs.factor, x)
     return [int(f) for f in attrs.factor]
 
@@ -175,11 +179,7 @@ def _multilinear_cpu(attrs: Attrs, x: Array) -> Array:
         if extent == 0:
             y = y.repeat(factor, axis)
             continue
-        total = np.zeros(())
-        for at, weight in linear_taps(attrs, extent, factor):
-            shaped = weight.reshape([-1 if d == axis else 1 for d in range(x.ndim)])
-            total = total + y.take(at, axis) * shaped
-        y = total
+        y = weigh_taps(y, axis, linear_taps(attrs, extent, factor))
     return y.astype(np.float32)
 
 
@@ -235,12 +235,11 @@ def _resample(op: Lowering, defines: Defines) -> Iterator[Dispatch]:
     x, y = op.inputs[0].shape, op.outputs[0].shape
     blocked = op.is_blocked(source)
     blocks = -(-y[-1] // _ITEMS)
-    fill = [1] * (3 - len(x[2:]))
     params = {
         "blocks": blocks,
-        "in_extent": [*x[:1:-1], *fill],
-        "out_extent": [*y[:1:-1], *fill],
-        "factor": [*op.attrs.factor[::-1], *fill],
+        "in_extent": inner_first(x[2:]),
+        "out_extent": inner_first(y[2:]),
+        "factor": inner_first(op.attrs.factor),
     }
     stated = {"SPATIAL": len(x) - 2, "ITEMS": _ITEMS, "ITEM": "float4" if blocked else "float"}
     types = f"{op.vector_type(source)} {op.vector_type(target)}"

@@ -6,14 +6,13 @@ one, two or four source values of each axis, as in ONNX and PyTorch without anti
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, Fact
-from cml_engine.ops.common.shapes import check_sizes, check_word
+from cml_engine.ops.common.shapes import check_sizes, check_spatial, check_word, inner_first
 from cml_engine.ops.declaration.lowering import Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
@@ -34,8 +33,7 @@ ROUNDINGS = ("half_down", "half_up", "floor", "ceil")
 
 
 def _infer(attrs: Attrs, x: Fact) -> Fact:
-    if x.rank not in (3, 4, 5):
-        raise ShapeError(f"resize of {x}, wanted [batch, channels] and 1 to 3 spatial axes")
+    check_spatial("resize", x)
     check_sizes("output_size", attrs.output_size, x)
     check_word("method", attrs.method, METHODS)
     check_word("coordinates", attrs.coordinates, COORDINATES)
@@ -72,11 +70,16 @@ def _nearest(attrs: Attrs, above: Array, below: int) -> Array:
     return -((below - 2 * above) // (2 * below))
 
 
-def cubic_weights(t: Array, a: float) -> list[Array]:
-    """Returns the weights of the four values around a point by Keys' cubic.
+def tap_weights(method: str, t: Array, a: float) -> list[Array]:
+    """Returns the weights of the one, two or four values around a point.
 
-    ``a`` is its coefficient. ``t`` is the distance of the point from the second value.
+    ``t`` is the distance of the point from the value below it, which for Keys' cubic is the second
+    of four. ``a`` is the coefficient of the cubic.
     """
+    if method == "nearest":
+        return [np.ones_like(t)]
+    if method == "linear":
+        return [1 - t, t]
 
     def inner(s: Array) -> Array:
         return ((a + 2) * s - (a + 3)) * s * s + 1
@@ -96,21 +99,27 @@ def axis_taps(attrs: Attrs, extent: int, size: int) -> list[tuple[Array, Array]]
     if attrs.method == "nearest":
         return [(_nearest(attrs, above, below), np.ones(size))]
     first, t = above // below, (above % below) / below
-    if attrs.method == "linear":
-        return [(first, 1 - t), (first + 1, t)]
-    weights = cubic_weights(t, attrs.cubic_coefficient)
-    return [(first + k, weight) for k, weight in enumerate(weights, -1)]
+    weights = tap_weights(attrs.method, t, attrs.cubic_coefficient)
+    start = -1 if attrs.method == "cubic" else 0
+    return [(first + k, weight) for k, weight in enumerate(weights, start)]
+
+
+def weigh_taps(x: Array, axis: int, taps: Iterable[tuple[Array, Array]]) -> Array:
+    """Returns the sums of weighted values along an axis.
+
+    ``taps`` are pairs of indices and weights; an index outside the axis takes the nearest value.
+    """
+    shape = [-1 if d == axis else 1 for d in range(x.ndim)]
+    last = x.shape[axis] - 1
+    return np.asarray(
+        sum(x.take(at.clip(0, last), axis) * weight.reshape(shape) for at, weight in taps)
+    )
 
 
 def _cpu(attrs: Attrs, x: Array) -> Array:
     y = x.astype(np.float64)
     for axis, size in enumerate(attrs.output_size, 2):
-        extent = x.shape[axis]
-        shape = [-1 if d == axis else 1 for d in range(x.ndim)]
-        total: Any = 0.0
-        for at, weight in axis_taps(attrs, extent, size):
-            total = total + y.take(at.clip(0, extent - 1), axis) * weight.reshape(shape)
-        y = np.asarray(total)
+        y = weigh_taps(y, axis, axis_taps(attrs, x.shape[axis], size))
     return y.astype(np.float32)
 
 
@@ -123,10 +132,10 @@ def _lower(op: Lowering) -> Iterator[Dispatch]:
         return
     if max(x[2:]) * max(y[2:]) >= 1 << 30:
         raise op.refuse(f"{list(x)} to {list(y)}: positions would not fit in 32 bits")
-    attrs, fill = op.attrs, [1] * (5 - len(x))
+    attrs = op.attrs
     params = {
-        "in_extent": [*x[:1:-1], *fill],
-        "out_extent": [*y[:1:-1], *fill],
+        "in_extent": inner_first(x[2:]),
+        "out_extent": inner_first(y[2:]),
         "coefficient": attrs.cubic_coefficient,
     }
     defines = {

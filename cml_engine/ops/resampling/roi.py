@@ -16,7 +16,7 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, Fact
-from cml_engine.ops.common.shapes import check_sizes, check_word
+from cml_engine.ops.common.shapes import check_sizes, check_spatial, check_word, inner_first
 from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
@@ -56,8 +56,7 @@ def _infer(attrs: Attrs, x: Fact, rois: Fact, batch_index: Fact) -> Fact:
 
 
 def check_inputs(x: Fact, rois: Fact, batch_index: Fact) -> int:
-    if x.rank not in (3, 4, 5):
-        raise ShapeError(f"rois of {x}, wanted [batch, channels] and 1 to 3 spatial axes")
+    check_spatial("rois", x)
     spatial = x.rank - 2
     if rois.rank != 2 or rois.shape[1] != 2 * spatial:
         raise ShapeError(
@@ -182,21 +181,19 @@ def _interpolated(x: Array, at: Array, axis: int) -> Array:
 def _lower(kind: str, op: Lowering) -> Iterator[Dispatch]:
     x, rois, batch_index = op.inputs
     spatial = x.rank - 2
-    fill = [1] * (3 - spatial)
-    sizes = list(op.attrs.output_size)[::-1]
     defines: Defines = {"SPATIAL": spatial, kind: 1, "T2_TYPE": "int"}
     params: dict[str, Any] = {
         "batch": x.shape[0],
         "channels": x.shape[1],
         "per_roi": int(batch_index.rank > 0),
-        "in_extent": [*x.shape[:1:-1], *fill],
-        "out_extent": [*sizes, *fill],
+        "in_extent": inner_first(x.shape[2:]),
+        "out_extent": inner_first(op.attrs.output_size),
         "rate": [1, 1, 1],
         "nothing": 0xFF800000 if "MAX" in kind else 0,
     }
     if {"method", "resize_method"} & set(op.attrs):
         defines |= word("method", _method(op.attrs))
-        params["rate"] = [*_rates(op.attrs)[::-1], *fill]
+        params["rate"] = inner_first(_rates(op.attrs))
     pool = "_POOL" in kind
     width, *lines = x.shape[:1:-1] if pool else params["rate"]
     # a pool's rows are a loop over lines in one over planes

@@ -31,7 +31,7 @@ HEAP = 2048
 
 
 def free_ranges(ranges):
-    return [(start, ranges._sizes[start]) for start in ranges._starts]
+    return ranges._free
 
 
 def check(ranges, taken):
