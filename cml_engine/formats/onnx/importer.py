@@ -40,7 +40,14 @@ from cml_engine.formats.onnx.qdq_reader import QdqReader
 from cml_engine.formats.onnx.ranges import of_dtype
 from cml_engine.formats.onnx.report import ImportReport
 from cml_engine.formats.onnx.tensors import OnnxTensor
-from cml_engine.formats.onnx.values import NOTHING, Emitter, InvalidNode, Value, has_nothing
+from cml_engine.formats.onnx.values import (
+    MAX_FOLDED,
+    NOTHING,
+    Emitter,
+    InvalidNode,
+    Value,
+    has_nothing,
+)
 from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import Array, Graph, Shapes
 
@@ -48,8 +55,6 @@ from cml_engine.ir.graph import Array, Graph, Shapes
 _NODE_STEPS = 100
 #: The deepest nesting of functions.
 MAX_DEPTH = 64
-#: The most elements of a tensor that is computed at import rather than at run time.
-MAX_FOLDED = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -255,7 +260,7 @@ class Importer:
         return self.emit.placeholder(op, declaration, inputs, attrs, facts)
 
     def _convert(self, call: OnnxCall) -> Sequence[Value | None]:
-        """Adds the operators of a node, or computes it if its inputs are known."""
+        """Adds the operators of a node; those of known values are computed instead."""
         report = self.report
         is_large = call.schema.fold is None or _grows(call.inputs)
         if not is_large and (found := call.fold()) is not None:
@@ -264,11 +269,6 @@ class Importer:
         mark = self.emit.mark()
         values = call.convert()
         made = self.emit.mark() - mark
-        is_known = all(v is None or v.array is not None for v in call.inputs)
-        is_small = all(v is None or v.size <= MAX_FOLDED for v in values)
-        if is_known and is_small:
-            report.add(report.folded, call.node)
-            return self.emit.evaluate(values, mark)
         if made != 1:
             report.add(report.composed if made else report.folded, call.node)
         report.check_widths(call, self.emit, values, mark)

@@ -113,10 +113,6 @@ class Intervals:
         if not self[tensor].within(all_of_type):
             self._known[tensor] = all_of_type
 
-    def forget(self, mark: int) -> None:
-        """Records that the nodes from index ``mark`` on were removed from the graph."""
-        self._learned = min(self._learned, mark)
-
     def __getitem__(self, tensor: str) -> Interval:
         known = self._known.get(tensor)
         if known is None:

@@ -1,8 +1,8 @@
 """The tensors of an ONNX import, and the graph under construction that they add operators to.
 
 Operators are written as arithmetic and methods: ``x * x.sigmoid()`` adds a ``sigmoid`` and a
-``mul`` to the graph of the import that is under way. Known values are moved, cut and joined at
-once.
+``mul`` to the graph of the import that is under way. Operators of known values are computed at
+once; known integers keep 64 bits where they are moved, cut and joined.
 """
 
 from __future__ import annotations
@@ -44,6 +44,9 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 }
 #: The most elements of a tensor.
 _MOST = 2**31 - 1
+
+#: The most elements of a tensor that is computed at import rather than at run time.
+MAX_FOLDED = 1 << 26
 
 #: the reason and the advice for inputs without elements
 NOTHING = "an extent of its inputs is 0: give shapes with extents of 1 or more"
@@ -512,11 +515,10 @@ class Emitter:
         inputs: Sequence[Value],
         results: int,
         attrs: Mapping[str, Any],
-        declared: Any = None,
     ) -> list[Value]:
-        names = [self.tensor(value) for value in inputs]
-        wanted = [f"{self.base}_{op}"] * results
-        return self._values(self.builder.split_node(op, names, wanted, declared, **attrs))
+        names, mark = [self.tensor(value) for value in inputs], self.mark()
+        made = self.builder.split_node(op, names, [f"{self.base}_{op}"] * results, **attrs)
+        return self._results(made, inputs, mark)
 
     def custom(
         self, op: str, inputs: Sequence[Value], results: int, attrs: Mapping[str, object]
@@ -540,7 +542,9 @@ class Emitter:
             )
         given = {name: self._attribute(known[name], value) for name, value in attrs.items()}
         self.declarations[op] = self._engine.declarations[op]
-        return self.node(op, inputs, results, given, declared)
+        names = [self.tensor(value) for value in inputs]
+        wanted = [f"{self.base}_{op}"] * results
+        return self._values(self.builder.split_node(op, names, wanted, declared, **given))
 
     def placeholder(
         self,
@@ -575,44 +579,36 @@ class Emitter:
     def fragment(
         self, op: str, inputs: Sequence[Value], many: bool, attrs: Mapping[str, object]
     ) -> Value:
-        names = [self.tensor(value) for value in inputs]
+        names, mark = [self.tensor(value) for value in inputs], self.mark()
         facts = {f"x{i}": self.builder.facts[name] for i, name in enumerate(names)}
         operands = [TensorRef(name, fact.dtype) for name, fact in facts.items()]
         graph = self._engine.expand(op, [operands] if many else operands, attrs, facts)
-        return self._values(self.builder.splice(graph, names, self.base))[0]
+        return self._results(self.builder.splice(graph, names, self.base), inputs, mark)[0]
 
     # -- folding --------------------------------------------------------------------------------
 
     def mark(self) -> int:
-        """Returns the number of nodes so far.
-
-        :meth:`evaluate` takes it as the index of the first node.
-        """
+        """Returns the number of nodes so far, which is the index of the next one."""
         return len(self.builder.nodes)
 
-    def evaluate(self, values: Sequence[Value | None], mark: int) -> list[Value | None]:
-        """Runs and removes the nodes added since the mark; returns the values with their arrays.
+    def _results(self, names: Sequence[str], inputs: Sequence[Value], mark: int) -> list[Value]:
+        """Returns the results of the nodes from index ``mark`` on, by name.
 
-        An entry that is None or already known is returned unchanged.
+        If all inputs are known, the nodes are run and removed, unless a result is too large.
         """
+        values = self._values(names)
+        is_known = all(value.array is not None for value in inputs)
+        if not is_known or any(value.size > MAX_FOLDED for value in values):
+            return values
         nodes = self.builder.nodes[mark:]
         del self.builder.nodes[mark:]
-        self.intervals.forget(mark)
         arrays = ChainMap[str, Array]({}, self.builder.constants)
         for node in nodes:
-            size = sum(self.builder.facts[name].size for name in node.outputs)
+            size = sum(self.builder.facts.pop(name).size for name in node.outputs)
             current_budget().check_bytes(4 * size, "its result", self.source)
             results = self._engine.run(node, [arrays[name] for name in node.inputs])
             arrays.update(zip(node.outputs, results, strict=True))
-        for node in nodes:
-            for name in node.outputs:
-                del self.builder.facts[name]
-        return [
-            v
-            if v is None or v.array is not None
-            else Value.known(arrays[v.tensor or ""].astype(v.dtype))
-            for v in values
-        ]
+        return [Value.known(arrays[v.tensor or ""].astype(v.dtype)) for v in values]
 
     def origins(self, value: Value) -> tuple[str, ...]:
         """Returns the names of the graph's inputs from which a value is computed, in order."""

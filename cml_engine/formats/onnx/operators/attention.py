@@ -3,8 +3,6 @@ optimised."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from cml_engine.formats.onnx.op_schemas import MICROSOFT, at_least, attribute, one_of, op
@@ -51,14 +49,15 @@ def attention(
     offset = Value.known(np.array(past, np.int64))
     if lengths is not None:
         lengths = lengths.reshape([lengths.shape[0], 1, 1, 1])
-        offset = offset if past else _shifted(lengths, -queries)
+        offset = offset if past else lengths - queries
     bounds: list[tuple[str, int]] = [("le", 0)] if is_causal else []
-    bounds += [("le", right_window_size)] if right_window_size >= 0 else []
-    bounds += [("ge", -left_window_size)] if left_window_size >= 0 else []
+    most = queries + keys  # a larger window bounds nothing
+    bounds += [("le", min(right_window_size, most))] if right_window_size >= 0 else []
+    bounds += [("ge", -min(left_window_size, most))] if left_window_size >= 0 else []
     for comparison, bound in bounds:
-        bias = _sum_of_masks(bias, _window_mask(queries, keys, _shifted(offset, bound), comparison))
+        bias = _sum_of_masks(bias, _window_mask(queries, keys, offset + bound, comparison))
     if lengths is not None:
-        bias = _sum_of_masks(bias, _additive_mask(_compare("lt", _key_indices(keys), lengths)))
+        bias = _sum_of_masks(bias, _additive_mask(_key_indices(keys).lt(lengths)))
     heads_k, heads_v = (_repeat_heads(x, q.shape[1] // k.shape[1]) for x in (k, v))
     scale = 1 / np.sqrt(q.shape[3]) if scale is None else scale
     logits = _scores(q, heads_k, scale, softcap)
@@ -133,10 +132,6 @@ def _key_indices(keys: int) -> Value:
     return Value.known(np.arange(keys).reshape(1, 1, 1, keys))
 
 
-def _shifted(x: Value, by: int) -> Value:
-    return x + by if x.array is None else Value.known(x.array + by)
-
-
 def _window_mask(queries: int, keys: int, limit: Value, comparison: str) -> Value:
     """Returns an additive mask: 0 where a key's index minus a query's compares true with ``limit``.
 
@@ -144,14 +139,7 @@ def _window_mask(queries: int, keys: int, limit: Value, comparison: str) -> Valu
     """
     allocate([queries, keys])
     ahead = np.arange(keys)[None, :] - np.arange(queries)[:, None]
-    return _additive_mask(_compare(comparison, Value.known(ahead), limit))
-
-
-def _compare(name: str, x: Value, y: Value) -> Value:
-    if x.array is None or y.array is None:
-        return elementwise(name, x, y)
-    functions: dict[str, Any] = {"le": np.less_equal, "ge": np.greater_equal, "lt": np.less}
-    return Value.known(functions[name](x.array, y.array))
+    return _additive_mask(elementwise(comparison, Value.known(ahead), limit))
 
 
 def _extended_mask(mask: Value, keys: int) -> Value:
@@ -168,16 +156,12 @@ def _extended_mask(mask: Value, keys: int) -> Value:
 
 
 def _additive_mask(allowed: Value, chosen: float = 0.0, other: float = -np.inf) -> Value:
-    if allowed.array is not None:
-        return Value.known(np.where(allowed.array, chosen, other).astype(np.float32))
     return allowed.select(chosen, other)
 
 
 def _sum_of_masks(x: Value | None, y: Value | None) -> Value | None:
     if x is None or y is None:
         return x if y is None else y
-    if x.array is not None and y.array is not None:
-        return Value.known(x.array + y.array)
     return x + y
 
 
@@ -246,10 +230,10 @@ def _padding_mask(mask: Value, batch: int, keys: int, filtered: float) -> Value:
     if mask.rank == 1 and mask.shape != (batch,):
         raise unsupported_error("a mask of first and last keys")
     if mask.rank == 1:
-        none = _compare("ge", _key_indices(keys), mask.reshape([batch, 1, 1, 1]))
+        none = _key_indices(keys).ge(mask.reshape([batch, 1, 1, 1]))
     else:
         shape = [batch, 1, *([1] if mask.rank == 2 else []), *mask.shape[1:]]
-        none = _compare("le", mask.reshape(shape), Value.known(np.array(0)))
+        none = mask.reshape(shape).le(0)
     return _additive_mask(none, filtered, 0.0)
 
 
@@ -315,7 +299,7 @@ def group_query_attention(
     k, v, _ = _with_past(k, v, past_key, past_value)
     mask: Value | None = _window_mask(length, total, Value.known(np.array(past)), "le")
     if local_window_size > 0:
-        limit = Value.known(np.array(past + 1 - local_window_size))
+        limit = Value.known(np.array(max(past + 1 - local_window_size, -length)))
         mask = _sum_of_masks(mask, _window_mask(length, total, limit, "ge"))
     mask = _sum_of_masks(mask, bias)
     keys, shared = (_repeat_heads(x, num_heads // kv_num_heads) for x in (k, v))

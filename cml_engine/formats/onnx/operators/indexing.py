@@ -17,7 +17,6 @@ from cml_engine.formats.onnx.values import (
     checked_axis,
     checked_shape,
     concat,
-    constant,
     current_import,
     elementwise,
     unsupported_error,
@@ -43,9 +42,6 @@ def _wrap_indices(indices: Value, extents: list[int]) -> Value:
     ``extents`` has one extent for all indices, or one per element of the last axis. Returns the
     indices.
     """
-    if indices.array is not None:
-        whole = np.array(extents).reshape(-1)
-        return Value.known(np.where(indices.array < 0, indices.array + whole, indices.array))
     added: Any = extents[0] if len(extents) == 1 else Value.known(np.array(extents, np.int64))
     back = indices + added
     return indices.lt(0).select(back, indices).typed(indices.dtype)
@@ -215,16 +211,13 @@ def non_max_suppression(
     if boxes_per_class < 1:
         return zeros((0, 3), np.int64)
     more = {} if score_threshold is None else {"score_threshold": score_threshold}
-    mark = current_import().mark()
     chosen, count = add_operators(
         "non_max_suppression", 2, boxes, scores, iou_threshold=iou_threshold,
         max_per_class=min(int(boxes_per_class), boxes.shape[1]),
         center_point_box=center_point_box, **more,
     )  # fmt: skip
-    if boxes.array is not None and scores.array is not None:
-        rows, found = current_import().evaluate([chosen, count], mark)
-        assert rows is not None and found is not None
-        return rows.typed(np.int64).slice(0, 0, int(constant(found, "the count")[0]))
+    if count.array is not None:
+        return chosen.typed(np.int64).slice(0, 0, int(count.array[0]))
     current_import().add_count(call.node.outputs[0], count, chosen, 0)
     return chosen.typed(np.int64)
 

@@ -221,8 +221,6 @@ def subtract_zero_point(x: Value, zero: Value | None) -> Value:
     """
     if zero is None or (zero.array is not None and not zero.array.any()):
         return x
-    if x.array is not None and zero.array is not None:
-        return Value.known(x.array.astype(np.int64) - zero.array)
     return x - zero
 
 
