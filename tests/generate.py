@@ -62,6 +62,8 @@ COMPOSED: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "quantize_linear": ([_MAP, np.array(0.02), np.array(3.0)], {"low": -128.0, "high": 127.0}),
     "dequantize_linear": ([np.int32([[-128, 3, 127]]), np.array(0.1), np.array(-4.0)], {}),
     "dynamic_quantize_linear": ([_MAP], {"axes": [0, 1, 2, 3]}),
+    "matmul_nbits": ([(5, 12), np.int32([[0x12345678, -0x6543210F]] * 3), (3, 2), (3, 2)],
+                     {"block_size": 8, "bits": 4}),
     "lstm_step": ([(2, 3), (2, 4), (2, 4), (16, 3), (16, 4), (1, 16)], {}),
     "gru_step": ([(2, 3), (2, 4), (12, 3), (12, 4), (1, 12), (1, 12)], {}),
 }  # fmt: skip

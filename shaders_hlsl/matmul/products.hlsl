@@ -1,5 +1,4 @@
-// MATMUL, CONV: sums of products of integers, which wrap around. NBITS: products of floats and
-// weights of a few bits, with a scale and a zero point per block. A thread adds the terms from `begin`
+// MATMUL, CONV: sums of products of integers, which wrap around. A thread adds the terms from `begin`
 // to `end` of one result.
 #include "divide.hlsli"
 
@@ -26,9 +25,7 @@ int result_of(uint i)
     return total;
 }
 
-#define RESULT T2
-
-#elif defined(CONV)
+#else
 
 int result_of(uint i)
 {
@@ -65,45 +62,14 @@ int result_of(uint i)
     return total;
 }
 
-#define RESULT T2
-
-#else
-
-float result_of(uint i)
-{
-    uint row = cml_divide(i, columns);
-    uint column = i - row * columns;
-    uint per_word = 32 / bits;
-    uint mask = (1u << bits) - 1;
-    float total = 0.0;
-    for (uint b = begin; b < end; b++) {
-        uint block = column * blocks + b;
-        float zero = T3[block * zero_per_block];
-        float sum = 0.0;
-        for (uint w = 0; w < words_per_block; w++) {
-            uint at = b * words_per_block + w;
-            uint word = T1[column * words + at];
-            for (uint k = 0; k < per_word; k++) {
-                uint from = at * per_word + k;
-                float code = float((word >> (k * bits)) & mask);
-                if (from < inner) { sum += T0[row * inner + from] * (code - zero); }
-            }
-        }
-        total += sum * T2[block];
-    }
-    return total;
-}
-
-#define RESULT T4
-
 #endif
 
 CML_MAIN
 {
     CML_EACH_THREAD(i, n)
     if (begin == 0) {
-        RESULT[i] = result_of(i);
+        T2[i] = result_of(i);
     } else {
-        RESULT[i] += result_of(i);
+        T2[i] += result_of(i);
     }
 }

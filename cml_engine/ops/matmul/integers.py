@@ -1,4 +1,4 @@
-"""Matrix products and convolutions of integers, and products of floats with weights of a few bits.
+"""Matrix products and convolutions of integers.
 
 Sums of integers have 32 bits and wrap around, whatever their order. Zero points are subtracted
 before, by ``int_sub``, so that zero padding is right.
@@ -28,7 +28,6 @@ from cml_engine.ops.declaration.spec import (
     Kernel,
     OpSpec,
     Random,
-    Tolerance,
     engine_kernel,
     moving_cost,
 )
@@ -198,85 +197,5 @@ define(
         ),
         tolerance=EXACT,
         cases=list(_conv_cases()),
-    )
-)
-
-
-# --- matmul_nbits -------------------------------------------------------------------------------
-
-
-def _nbits_infer(attrs: Attrs, x: Fact, weights: Fact, scales: Fact, zero_points: Fact) -> Fact:
-    if attrs.bits not in (2, 4, 8):
-        raise ShapeError(f"bits {attrs.bits}, wanted 2, 4 or 8")
-    per_word = 32 // attrs.bits
-    if attrs.block_size < 1 or attrs.block_size % per_word:
-        raise ShapeError(f"block_size {attrs.block_size}, wanted a multiple of {per_word}")
-    if x.rank < 2 or weights.rank != 2:
-        raise ShapeError(f"matmul_nbits of {x} and {weights}, wanted [… , K] and [N, words]")
-    blocks = -(-x.shape[-1] // attrs.block_size)
-    words = blocks * attrs.block_size // per_word
-    wanted = Fact("scalar", (weights.shape[0], blocks))
-    if weights.shape[1] != words:
-        raise ShapeError(
-            f"weights are {weights}, wanted [N, {words}]: {blocks} blocks of {attrs.block_size} "
-            f"numbers of {attrs.bits} bits"
-        )
-    if scales != wanted or zero_points not in (wanted, Fact("scalar", ())):
-        raise ShapeError(
-            f"scales are {scales} and zero_points {zero_points}, wanted {wanted}: one per block"
-        )
-    return Fact("scalar", (*x.shape[:-1], weights.shape[0]))
-
-
-def _nbits_cpu(attrs: Attrs, x: Array, weights: Array, scales: Array, zero_points: Array) -> Array:
-    shifts = np.arange(0, 32, attrs.bits, dtype=np.uint32)
-    codes = weights.astype(np.uint32)[..., None] >> shifts & np.uint32(2**attrs.bits - 1)
-    codes = codes.reshape(len(weights), scales.shape[1], attrs.block_size).astype(np.float32)
-    zero = np.broadcast_to(zero_points, scales.shape)[..., None]
-    matrix = ((codes - zero) * scales[..., None]).reshape(len(weights), -1 if codes.size else 0)
-    return np.asarray(x @ matrix[:, : x.shape[-1]].T)
-
-
-def _nbits_lower(op: Lowering) -> Iterator[Dispatch]:
-    x, weights, scales, zero_points = op.inputs
-    words = op.attrs.block_size * op.attrs.bits // 32
-    params = {
-        "columns": weights.shape[0],
-        "inner": x.shape[-1],
-        "bits": op.attrs.bits,
-        "words": weights.shape[1],
-        "blocks": scales.shape[1],
-        "words_per_block": words,
-        "zero_per_block": int(zero_points.rank > 0),
-    }
-    turns = op.attrs.block_size + LOOP_TURNS * (words + 1)
-    yield from _parts(op, scales.shape[1], turns, params, {"NBITS": 1, "T1_TYPE": "uint"})
-
-
-def _nbits_cases() -> Iterator[Case]:
-    four = {"block_size": 32, "bits": 4}
-    yield Case(((5, 70), Random((9, 12), *_WORDS), (9, 3), Random((9, 3), 0, 15)), four)
-    yield Case(((2, 3, 64), Random((5, 8), *_WORDS), (5, 2), np.array(8.0)), four, "one zero point")
-    yield Case(((1, 40), Random((7, 12), *_WORDS), (7, 3), (7, 3)),
-               {"block_size": 16, "bits": 8}, "8 bits")  # fmt: skip
-    yield Case(((3, 16), Random((4, 1), *_WORDS), (4, 1), np.array(2.0)),
-               {"block_size": 16, "bits": 2}, "2 bits")  # fmt: skip
-    yield Case(((0, 8), Random((4, 1), *_WORDS), (4, 1), np.array(2.0)),
-               {"block_size": 8, "bits": 4}, "no rows")  # fmt: skip
-
-
-define(
-    OpSpec(
-        "matmul_nbits",
-        infer=_nbits_infer,
-        cpu=_nbits_cpu,
-        kernel=_kernel(
-            "n:u begin:u end:u columns:u inner:u bits:u words:u blocks:u words_per_block:u "
-            "zero_per_block:u",
-            _nbits_lower,
-        ),
-        cost=_row_cost,
-        tolerance=Tolerance(1e-5, 5e-4, "sums of some ten products of up to 15, in another order"),
-        cases=list(_nbits_cases()),
     )
 )

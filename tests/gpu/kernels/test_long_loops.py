@@ -210,13 +210,6 @@ def test_products_of_integers(gpu, rng):
     check("int_conv", [counts(rng, 1, 9000, 2, 2), counts(rng, 1, 9000, 3, 3)], attrs, gpu)
 
 
-def test_products_of_codes(gpu, rng):
-    words = counts(rng, 2, 70_016 // 8, low=-(2**31), high=2**31 - 1)
-    scales = rng.uniform(-0.01, 0.01, (2, 70_016 // 32)).astype(np.float32)
-    x = rng.uniform(-1, 1, (1, 70_000)).astype(np.float32)
-    check("matmul_nbits", [x, words, scales, np.float32(8)], {"block_size": 32, "bits": 4}, gpu)
-
-
 @pytest.mark.parametrize("mode", ["avg", "max"])
 def test_samples_of_a_region(mode, gpu, rng):
     x = rng.uniform(-1, 1, (1, 1, 260, 270)).astype(np.float32)

@@ -9,6 +9,7 @@ pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 
 import cml_engine as cml  # noqa: E402
+from cml_engine.ir.block_weights import weight_blocks  # noqa: E402
 from tests.fixtures.onnx_models import exported_cnn, model, node, saved, value  # noqa: E402
 
 Array = np.ndarray[Any, Any]
@@ -100,6 +101,39 @@ def test_operator(rng, made, shape, compared):
     got = cml.Session(cml.load(network.SerializeToString()), "cpu").run({"x": x})
     for name, want in zip(compared.split(), wanted, strict=True):
         np.testing.assert_allclose(got[name], want, rtol=1e-4, atol=2e-5)
+
+
+def packed(codes, bits):
+    """Returns codes of each row packed into bytes, the first in the lowest bits."""
+    lanes = np.pad(codes, [(0, 0), (0, -codes.shape[1] % (8 // bits))])
+    lanes = lanes.reshape(len(codes), -1, 8 // bits)
+    return (lanes << np.arange(0, 8, bits)).sum(-1).astype(np.uint8)
+
+
+@pytest.mark.parametrize("zeros", ["middle", "codes", "floats"])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_weights_of_a_few_bits_stay_in_blocks(bits, zeros, rng):
+    codes = rng.integers(0, 2**bits, (6, 48))
+    scales = rng.uniform(-1, 1, (6, 3)).astype(np.float32)
+    zero = {
+        "middle": np.full((6, 3), 2.0 ** (bits - 1)),
+        "codes": rng.integers(0, 2**bits, (6, 3)),
+        "floats": rng.uniform(0, 2**bits, (6, 3)),
+    }[zeros]
+    given = {"codes": packed(codes, bits).reshape(6, 3, -1), "scales": scales.reshape(-1)}
+    if zeros != "middle":
+        is_float = zeros == "floats"
+        given["zeros"] = zero.astype(np.float32) if is_float else packed(zero, bits).reshape(-1)
+    made = ms("MatMulNBits", " ".join(["x", *given]), K=40, N=6, bits=bits, block_size=16)
+    network = model([made], [value("x", (2, 5, 40))], [value("y", None)], given,
+                    domains={MICROSOFT: 1})  # fmt: skip
+    graph = cml.load(network.SerializeToString())
+    (blocks,) = (found for a in graph.constants.values() if (found := weight_blocks(a)))
+    assert blocks.bits == (8 if bits == 8 else 4)
+    x = rng.uniform(-1, 1, (2, 5, 40)).astype(np.float32)
+    matrix = (codes - np.repeat(zero, 16, 1)) * np.repeat(scales, 16, 1)
+    got = cml.Session(graph, "cpu").run({"x": x})["y"]
+    np.testing.assert_allclose(got, x @ matrix[:, :40].T, rtol=1e-4, atol=1e-4 * 2**bits)
 
 
 def test_group_norm(rng):

@@ -18,7 +18,6 @@ ALIGN = {"output_size": [2, 2], "sampling_ratio": 0, "scale": 1.0, "half_pixel":
          "mode": "avg"}  # fmt: skip
 NMS = {"max_per_class": 1, "iou_threshold": 0.5, "score_threshold": 0.0, "center_point_box": False,
        "fill": -1}  # fmt: skip
-CODES = {"block_size": 32, "bits": 4}
 REFUSED = [
     ("gather_elements", (IMAGE, WHOLE), {"axis": 1}, "wanted rank 4"),
     ("scatter_elements", (WHOLE, WHOLE, WHOLE), {"axis": 1, "reduction": "sum"},
@@ -37,8 +36,6 @@ REFUSED = [
     ("deform_columns", (IMAGE, np.zeros((1, 8, 4, 4), F), np.array(1, F)),
      {**WINDOWS, "size": [2, 2], "offset_groups": 1}, r"wanted \[1,8,3,3\]"),
     ("int_conv", (IMAGE, IMAGE), {**WINDOWS, "groups": 1}, "input is scalar"),
-    ("matmul_nbits", (np.zeros((1, 40), F), WHOLE, np.zeros((2, 2), F), np.array(8, F)), CODES,
-     r"wanted \[N, 8\]: 2 blocks of 32"),
     ("reverse_sequence", (IMAGE, np.zeros(3, np.int32)), {"time_axis": 2, "batch_axis": 1},
      r"wanted integer\[2\]"),
     ("cumprod", (WHOLE,), {"axis": 0, "exclusive": False, "reverse": False}, "cast<scalar>"),

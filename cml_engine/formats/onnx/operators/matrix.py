@@ -9,7 +9,7 @@ from math import prod
 
 import numpy as np
 
-from cml_engine.formats.onnx.op_schemas import MICROSOFT, at_least, attribute, op
+from cml_engine.formats.onnx.op_schemas import MICROSOFT, attribute, op
 from cml_engine.formats.onnx.operators.elementwise import wrap
 from cml_engine.formats.onnx.operators.reductions import integer_sum
 from cml_engine.formats.onnx.values import (
@@ -232,49 +232,6 @@ def matmul_integer(
         zero = zero.unsqueeze([1])  # one per row
     product = matmul(subtract_zero_point(a, zero), subtract_zero_point(b, zero_of_b))
     return product.typed(np.int32)
-
-
-_SIZES = {"K": at_least(1, required=True), "N": at_least(1, required=True)}
-
-
-@op("MatMulNBits", "matmul_nbits, add", attrs=_SIZES, domain=MICROSOFT)
-def matmul_nbits(
-    x: Value,
-    weights: Array,
-    scales: Value,
-    zero_points: Array | None = None,
-    g_idx: Value | None = None,
-    bias: Value | None = None,
-    *,
-    accuracy_level: int = 0,
-    bits: int = attribute(4, among=(2, 4, 8)),
-    block_size: int = at_least(1, required=True),
-    **sizes: int,
-) -> Value:
-    """Imports MatMulNBits, a product by quantized weights of a few bits.
-
-    The weights are packed into bytes from the lowest bits on.
-    """
-    rows, blocks = sizes["N"], -(-sizes["K"] // block_size)
-    if g_idx is not None and g_idx.shape != (0,):
-        raise unsupported_error("g_idx")
-    codes = weights.reshape(rows, -1).astype(np.uint8)
-    codes = np.pad(codes, ((0, 0), (0, -codes.shape[1] % 4)))
-    zeros: Value | float = float(1 << (bits - 1))
-    factors = scales.reshape([rows, blocks])
-    if zero_points is not None:
-        zeros = Value.known(_unpack_zero_points(zero_points, rows, blocks, bits))
-    words = Value.known(codes.view("<i4"))
-    y = x.matmul_nbits(words, factors, zeros, block_size=block_size, bits=bits)
-    return y if bias is None else y + bias
-
-
-def _unpack_zero_points(stored: Array, rows: int, blocks: int, bits: int) -> Array:
-    if stored.dtype.kind == "f":
-        return stored.reshape(rows, blocks).astype(np.float32)
-    single = np.unpackbits(stored.reshape(rows, -1).astype(np.uint8), axis=1, bitorder="little")
-    numbers = single[:, : single.shape[1] // bits * bits].reshape(rows, -1, bits)
-    return (numbers @ (1 << np.arange(bits)))[:, :blocks].astype(np.float32)
 
 
 #: the largest matrix whose determinant is expanded along the first row

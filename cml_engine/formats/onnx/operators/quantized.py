@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.formats.onnx.op_schemas import at_least, attribute, op
+from cml_engine.formats.onnx.op_schemas import MICROSOFT, at_least, attribute, op
 from cml_engine.formats.onnx.operators.convolution import CONV, convolve
 from cml_engine.formats.onnx.operators.matrix import matmul
 from cml_engine.formats.onnx.tensors import ELEMENT_TYPES, element_dtype
 from cml_engine.formats.onnx.values import InvalidNode, Value, checked_axis, unsupported_error
 from cml_engine.ir.block_weights import Blocks, scales_shape
+from cml_engine.ir.graph import Array
 
 
 def _ranged(value: Value, x: Value, axis: int, block: int) -> Value:
@@ -166,3 +167,51 @@ def qlinear_conv(
         row = (bias.scalar() * of_weights * of_x).unsqueeze([0])
     y = convolve(numbers, kernel, row, **window)
     return quantize(y, y_scale, y_zero, y_zero.dtype)
+
+
+_SIZES = {"K": at_least(1, required=True), "N": at_least(1, required=True)}
+
+
+@op("MatMulNBits", "matmul; or mul, sum_reduce, add", attrs=_SIZES, domain=MICROSOFT)
+def matmul_nbits(
+    x: Value,
+    weights: Array,
+    scales: Value,
+    zero_points: Array | None = None,
+    g_idx: Value | None = None,
+    bias: Value | None = None,
+    *,
+    accuracy_level: int = 0,
+    bits: int = attribute(4, among=(2, 4, 8)),
+    block_size: int = at_least(1, required=True),
+    **sizes: int,
+) -> Value:
+    """Imports MatMulNBits, a product by weights of a few bits with a scale per block.
+
+    The weights become integers that start at their middle code, as blocks. What other zero points
+    add to a block is a number times the sum of the block's inputs.
+    """
+    rows, inner, middle = sizes["N"], sizes["K"], 1 << (bits - 1)
+    if g_idx is not None and g_idx.shape != (0,):
+        raise unsupported_error("g_idx")
+    blocks = -(-inner // block_size)
+    codes = _unpack_codes(weights, rows, bits)[:, :inner]
+    factors = scales.reshape([rows, blocks])
+    whole = Value.known((codes.astype(np.int16) - middle).astype(np.int8))
+    y = matmul(x, dequantize(whole, factors, None, 1, block_size), turn_y=True)
+    if zero_points is not None:
+        is_float = zero_points.dtype.kind == "f"
+        zeros = zero_points if is_float else _unpack_codes(zero_points, rows, bits)[:, :blocks]
+        shifts = factors * Value.known(np.float32(middle) - zeros.reshape(rows, blocks))
+        sides = [(0, 0)] * (x.rank - 1) + [(0, blocks * block_size - inner)]
+        padded = x if not sides[-1][1] else x.pad(padding=sides, border="constant", value=0.0)
+        parts = padded.reshape([*x.shape[:-1], blocks, block_size])
+        y = y + matmul(parts.sum_reduce(axes=[x.rank]).squeeze([x.rank]), shifts, turn_y=True)
+    return y if bias is None else y + bias
+
+
+def _unpack_codes(stored: Array, rows: int, bits: int) -> Array:
+    """Returns the codes of each row, which are packed into bytes from the lowest bits on."""
+    single = np.unpackbits(stored.reshape(rows, -1).astype(np.uint8), axis=1, bitorder="little")
+    numbers = single[:, : single.shape[1] // bits * bits].reshape(rows, -1, bits)
+    return np.asarray(numbers @ (1 << np.arange(bits)))

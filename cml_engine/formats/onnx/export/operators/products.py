@@ -124,19 +124,3 @@ def _int_conv(c: ExportCall) -> ExportTensor:
         total = term if total is None else total + term
     assert total is not None
     return total.reshape(c.out.shape)
-
-
-@rule("matmul_nbits", onnx="the codes by `BitShift`, their matrix, `MatMul`", function=True,
-      since=18)  # fmt: skip
-def _matmul_nbits(c: ExportCall) -> ExportTensor:
-    bits, block = int(c.attrs.bits), int(c.attrs.block_size)
-    (rows, words), blocks, inner = c.fact(1).shape, c.fact(2).shape[1], c.shape[-1]
-    shifts = c.constant(np.arange(0, 32, bits, dtype=np.uint32))
-    lanes = c.tensor(1).cast("uint32").reshape((rows, words, 1))
-    mask = c.constant(np.array(2**bits - 1, np.uint32))
-    codes = lanes.BitShift(shifts, direction="RIGHT").BitwiseAnd(mask)
-    codes = codes.reshape((rows, blocks, block)).cast("scalar")
-    zero = c.tensor(3, (rows, blocks, 1)) if c.fact(3).rank else c.tensor(3)
-    scaled = (codes - zero) * c.tensor(2, (rows, blocks, 1))
-    matrix = scaled.reshape((rows, blocks * block)).slice({1: (0, inner, 1)})
-    return c.x.MatMul(matrix.transpose((1, 0)))
