@@ -144,7 +144,7 @@ class _Reader:
         self._folder = folder
 
     def model(self, message: Message) -> OnnxModelFile:
-        parts = message.parts(1, 2, 7, 8, 25)
+        parts = message.parts()
         functions: dict[tuple[str, str, str], OnnxFunction] = {}
         for function in map(self._function, parts.nested(25)):
             key = (function.domain, function.name, function.overload)
@@ -158,7 +158,7 @@ class _Reader:
         return OnnxModelFile(message.file, parts.whole(1), parts.text(2), opsets, graph, functions)
 
     def graph(self, message: Message) -> OnnxGraph:
-        parts = message.parts(1, 2, 5, 11, 12, 13, 15)
+        parts = message.parts()
         for f in parts.of(15):
             raise _sparse(f, message.file)
         tensors: dict[str, OnnxTensor] = {}
@@ -172,7 +172,7 @@ class _Reader:
         return OnnxGraph(parts.text(2), nodes, tensors, inputs, outputs, infos)
 
     def _function(self, message: Message) -> OnnxFunction:
-        parts = message.parts(1, 4, 5, 6, 7, 9, 10, 11, 13)
+        parts = message.parts()
         return OnnxFunction(
             name=parts.text(1),
             domain=domain_name(parts.text(10)),
@@ -186,7 +186,7 @@ class _Reader:
         )
 
     def _node(self, message: Message) -> OnnxNode:
-        parts = message.parts(1, 2, 3, 4, 5, 7, 8)
+        parts = message.parts()
         return OnnxNode(
             op=parts.text(4),
             name=parts.text(3),
@@ -202,7 +202,7 @@ class _Reader:
 
         The type of the value is stated, or is the type of the first field that is present.
         """
-        parts = message.parts(1, 20, 21, 22, 23, *self._VALUES)
+        parts = message.parts()
         for f in (*parts.of(22), *parts.of(23)):
             raise _sparse(f, message.file)
         name, reference = parts.text(1), parts.text(21)
@@ -253,12 +253,12 @@ def _text_or_bytes(f: Field) -> str | bytes:
 
 
 def _opset(message: Message) -> tuple[str, int]:
-    parts = message.parts(1, 2)
+    parts = message.parts()
     return domain_name(parts.text(1)), parts.whole(2)
 
 
 def _value_info(message: Message) -> ValueInfo:
-    parts, found = message.parts(1, 2), ValueInfo("", kind="nothing")
+    parts, found = message.parts(), ValueInfo("", kind="nothing")
     for f in (f for kind in parts.nested(2) for f in kind.fields()):
         if f.number == 1:
             found = _tensor_info(f.nested())
@@ -268,9 +268,9 @@ def _value_info(message: Message) -> ValueInfo:
 
 
 def _tensor_info(message: Message) -> ValueInfo:
-    parts, shape = message.parts(1, 2), None
+    parts, shape = message.parts(), None
     for dims in parts.nested(2):
-        shape = tuple(map(_dim, dims.parts(1).nested(1)))
+        shape = tuple(map(_dim, dims.parts().nested(1)))
     return ValueInfo("", parts.whole(1), shape)
 
 
@@ -286,7 +286,7 @@ def _dim(message: Message) -> Dim:
 
 def _sparse(f: Field, file: str) -> ModelError:
     values = [part for part in f.nested().fields() if part.number == 1 and part.wire == BYTES]
-    name = values[-1].nested().parts(8).text(8) if values else ""
+    name = values[-1].nested().parts().text(8) if values else ""
     return UnsupportedOp(
         f"'{file}': the sparse tensor '{name}' is not supported: store it as a dense one"
     )

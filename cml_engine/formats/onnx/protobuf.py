@@ -156,12 +156,11 @@ class Message:
                 continue
             yield Field(number, wire, integer, view[at - size : at], self)
 
-    def parts(self, *wanted: int) -> MessageParts:
-        """Returns the message's fields with the given numbers, grouped by number."""
+    def parts(self) -> MessageParts:
+        """Returns the message's fields, grouped by number."""
         found: dict[int, list[Field]] = {}
         for f in self.fields():
-            if f.number in wanted:
-                found.setdefault(f.number, []).append(f)
+            found.setdefault(f.number, []).append(f)
         return MessageParts(found)
 
     def damaged(self, what: str) -> ModelError:

@@ -190,7 +190,7 @@ class OnnxTensor:
 
 def read_tensor(message: Message, folder: ExternalData) -> OnnxTensor:
     """Returns the tensor of a ``TensorProto`` message, without decoding its values."""
-    parts = message.parts(1, 2, 8, 9, 13, 14, *_TYPED)
+    parts = message.parts()
     dims = [extent for f in parts.of(1) for extent in f.listed()]
     name, raw = parts.text(8), [f.view() for f in parts.of(9)]
     if not can_be_shape(dims):
@@ -208,7 +208,7 @@ def read_tensor(message: Message, folder: ExternalData) -> OnnxTensor:
 
 
 def _entry(message: Message) -> tuple[str, str]:
-    parts = message.parts(1, 2)
+    parts = message.parts()
     return parts.text(1), parts.text(2)
 
 
