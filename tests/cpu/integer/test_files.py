@@ -134,6 +134,21 @@ def test_floats_in_an_integer_network_are_named():
         cml.Session(net.graph(y), "cpu")
 
 
+@pytest.mark.parametrize(("value", "found"), [(np.inf, 63.5), (-np.inf, -63.5), (np.nan, 0)])
+def test_a_border_that_is_not_finite_is_rounded_as_an_input(value, found):
+    net = IntegerNet()
+    y = net.op("pad", net.input("x", (3,), 0.5), padding=[(1, 0)], border="constant", value=value)
+    got = cml.Session(net.graph(y), "cpu").run({"x": np.float32([1, -2, 3])})
+    assert got[y].tolist() == [found, 1, -2, 3]
+
+
+def test_a_slope_that_is_not_finite_is_refused():
+    net = IntegerNet()
+    y = net.op("leaky_relu", net.input("x", (3,), 0.5), alpha=np.inf, to=line(0.5))
+    with pytest.raises(RangeError, match="leaky_relu 't0', leaky_relu: a word would be 1.8e\\+308"):
+        cml.Session(net.graph(y), "cpu")
+
+
 def test_concat_needs_operands_of_one_scale():
     net = IntegerNet()
     a, b = net.input("a", (1, 4), 0.5), net.input("b", (1, 4), 0.25)

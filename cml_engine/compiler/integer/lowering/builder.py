@@ -425,5 +425,8 @@ class IntegerGraphBuilder:
 
 def exact_fraction(value: float) -> Fraction:
     """Returns a float attribute as the fraction that its shortest decimal form denotes: 0.1
-    becomes 1/10."""
-    return fraction_of(float(value))
+    becomes 1/10.
+
+    As in an input, NaN counts as 0 and an infinity as the largest float.
+    """
+    return fraction_of(float(np.nan_to_num(value)))
