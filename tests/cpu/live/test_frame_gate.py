@@ -3,7 +3,6 @@
 import sys
 import time
 from itertools import pairwise
-from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -13,9 +12,10 @@ from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.io import frame_gate
 from cml_engine.ir.limits import Limits
+from demo_game.chain import MODELS
 from tests.fixtures.graphs import Net
 
-MODEL = Path(__file__).resolve().parents[3] / "demo_game" / "models" / "upres.nnef"
+MODEL = MODELS / "upres.nnef"
 
 
 @pytest.fixture

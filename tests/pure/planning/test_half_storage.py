@@ -127,7 +127,7 @@ def test_only_filters_of_half_inputs_are_half():
 
 
 def test_a_winograd_filter_in_steps_is_right_to_half_a_step(rng):
-    value = rng.standard_normal((10, 8, 9)).astype(np.float32)
+    value = rng.standard_normal((10, 8, 9), np.float32)
     value[3] = 0
     filter = np.asarray(transformed_filter(value, 0, 1, 4).array()).reshape(36, 3, 2, 4, 4)
     counts, step = in_steps(filter)
@@ -170,7 +170,7 @@ def test_a_value_too_large_for_16_bits_is_named():
 
 def test_a_report_shows_the_worst_of_every_operator_and_the_outputs():
     net = unet_block()
-    graph = optimize(net.graph(net.nodes[-1].outputs[0]))
+    graph = optimize(net.graph())
     found = errors_of(graph, net.input())
     report = StorageReport.of(graph, found)
     assert report.ok and sum(row.count for row in report.operators) == len(found)

@@ -38,8 +38,8 @@ def conv_chain(tail=()):
     """
     rng = np.random.default_rng(0)
     constants = {
-        "w1": rng.standard_normal((8, 3, 3, 3)).astype(np.float32),
-        "w2": rng.standard_normal((8, 8, 3, 3)).astype(np.float32),
+        "w1": rng.standard_normal((8, 3, 3, 3), np.float32),
+        "w2": rng.standard_normal((8, 8, 3, 3), np.float32),
         "zero": np.array(0, np.float32),
         "slope": np.full((1, 8), 0.25, np.float32),
     }
@@ -56,7 +56,7 @@ def conv_chain(tail=()):
 
 
 def run(graph, seed=0):
-    x = np.random.default_rng(seed).standard_normal((1, 3, 9, 7)).astype(np.float32)
+    x = np.random.default_rng(seed).standard_normal((1, 3, 9, 7), np.float32)
     return CpuProgram(graph).run({"x": x})
 
 
