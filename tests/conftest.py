@@ -71,6 +71,12 @@ def gpu() -> Gpu:
     return found
 
 
+@pytest.fixture(params=["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
+def backend(request: pytest.FixtureRequest) -> Gpu | str:
+    """The backends on which a test runs, one after the other: "cpu", and the suite's device."""
+    return request.getfixturevalue("gpu") if request.param == "gpu" else "cpu"
+
+
 def seed_of(node_id: str) -> int:
     """Returns a test's seed, which depends only on its node id."""
     return zlib.crc32(node_id.encode())

@@ -184,9 +184,8 @@ def is_legal(call: SampleCall) -> bool:
 
 def _is_composed_call(call: SampleCall) -> bool:
     try:
-        call.answers()
-    except (ArithmeticError, ValueError, IndexError):
+        with TemporaryDirectory() as folder:
+            cml.load(call.write(Path(folder)))
+    except (ArithmeticError, ValueError, IndexError):  # the formula's
         return False
-    with TemporaryDirectory() as folder:
-        cml.load(call.write(Path(folder)))
     return True

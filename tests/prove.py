@@ -80,7 +80,7 @@ def prove(op: str, count: int, backend: Any, folder: Path) -> Tally:
         return tally
     for i, call in enumerate(calls_of(op, count)):
         try:
-            got = call.run(folder, backend, len(call.answers()), fixed=i % 2 == 1)
+            got = call.run(folder, backend, len(call.answers), fixed=i % 2 == 1)
         except cml.CmlError as error:
             tally.cases += 1
             tally.wrong.append(f"{shown(call)}: {error}")

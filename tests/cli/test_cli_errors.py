@@ -17,8 +17,7 @@ from cml_engine.errors import arguments as ranges
 from cml_engine.tools import cli
 from cml_engine.tools.cli.main import parser
 from tests.fixtures.models import write_model
-
-ROOT = Path(__file__).parents[2]
+from tests.fixtures.pages import ROOT
 
 SMALL = """version 1.0;
 graph small(x) -> (y)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import warnings
 from importlib import metadata
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,8 +17,8 @@ import cml_engine as cml
 from cml_engine.compiler import plugins
 from cml_engine.ops import registered
 from tests.fixtures.models import write_model, write_model_abc
+from tests.fixtures.pages import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 CROSS = ROOT / "examples/cross_product"
 OPS = ["--ops", str(CROSS / "cross.py")]
 MODEL = str(CROSS / "cross_product.nnef")

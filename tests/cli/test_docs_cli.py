@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
 
 from cml_engine.tools.cli.commands.installation import documentation_pages
 from cml_engine.tools.cli.main import parser
+from tests.fixtures.pages import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGES = documentation_pages()
 
 

@@ -40,7 +40,7 @@ def test_info_plans_for_16_bits(model, run_cml):
 
 def test_run_and_rank(model, tmp_path, gpu, run_cml):
     rng = np.random.default_rng(0)
-    np.save(tmp_path / "x.npy", rng.standard_normal((1, 3, 12, 12)).astype(np.float32))
+    np.save(tmp_path / "x.npy", rng.standard_normal((1, 3, 12, 12), np.float32))
     results = []
     for i, half in enumerate(([], ["--half"])):
         out = tmp_path / f"{i}.npy"

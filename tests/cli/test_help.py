@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import re
 import shlex
 
@@ -87,8 +88,20 @@ def workplace(tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def _workers_in_this_process(monkeypatch):
+    """Lets a cluster of one's own have its workers in threads, which start at once."""
+    if importlib.util.find_spec("distributed"):
+        import distributed
+
+        start = distributed.LocalCluster
+        in_threads = {"processes": False, "host": None}
+        monkeypatch.setattr(distributed, "LocalCluster", lambda **o: start(**{**o, **in_threads}))
+
+
+@pytest.mark.usefixtures("_workers_in_this_process", "gpu")
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_example_runs(command, workplace, monkeypatch, capsys, gpu):
+def test_every_example_runs(command, workplace, monkeypatch, capsys):
     monkeypatch.chdir(workplace)
     code = cli.main(shlex.split(DECLARED[command].example)[1:])
     assert code == 0, capsys.readouterr().err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +10,9 @@ import pytest
 import cml_engine as cml
 from cml_engine.nnef.expansion.signatures import EXTENSIONS, STDLIB
 from cml_engine.tools.report.operator_support import operator_doc, operator_text
+from tests.fixtures.pages import ROOT
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/operators.md"
+PAGE = ROOT / "docs/operators.md"
 NAMES = [*STDLIB.fragments, *EXTENSIONS.fragments]
 
 

@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +12,8 @@ import cml_engine as cml
 from cml_engine.tools.cli import main
 from cml_engine.tools.report.report_folder import SECTIONS
 from tests.fixtures.models import write_model
+from tests.fixtures.pages import ROOT
 from tests.players.deno import find_deno, run_deno
-
-ROOT = Path(__file__).resolve().parents[2]
 
 MODEL = """\
 version 1.0;

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -16,8 +15,9 @@ from cml_engine.errors import CmlError, InputError, ModelError
 from cml_engine.formats.ncnn.ncnn_model import LAYERS, REFUSED
 from cml_engine.ir.graph import Fact
 from tests.fixtures.ncnn_models import FLOAT16, FLOAT32, write
+from tests.fixtures.pages import ROOT
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "ncnn_layers.md"
+DOCS = ROOT / "docs" / "ncnn_layers.md"
 
 
 def raw(*values):

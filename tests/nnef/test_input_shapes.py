@@ -38,7 +38,7 @@ def model(tmp_path, rng):
     folder = tmp_path / "net"
     folder.mkdir()
     (folder / "graph.nnef").write_text(HEAD + BODY)
-    write_tensor(folder / "w.dat", rng.standard_normal((3, 2, 3, 3)).astype(np.float32))
+    write_tensor(folder / "w.dat", rng.standard_normal((3, 2, 3, 3), np.float32))
     return folder
 
 
@@ -68,7 +68,7 @@ def test_given_shape_replaces_the_texts(model, rng):
     assert [(n.op, dict(n.attrs)) for n in graph.nodes] == [
         (n.op, dict(n.attrs)) for n in wanted.nodes
     ]
-    image = rng.standard_normal((2, 2, 6, 10)).astype(np.float32)
+    image = rng.standard_normal((2, 2, 6, 10), np.float32)
     np.testing.assert_array_equal(run(graph, image), run(wanted, image))
 
 
@@ -82,7 +82,7 @@ def test_loaded_graph_is_reshaped_without_its_files(model, rng):
     wanted = written(model, "[1, 2, 8, 6]")
     shutil.rmtree(model)
     other = graph.reshaped({"image": (1, 2, 8, 6)})
-    image = rng.standard_normal((1, 2, 8, 6)).astype(np.float32)
+    image = rng.standard_normal((1, 2, 8, 6), np.float32)
     np.testing.assert_array_equal(run(other, image), run(wanted, image))
     assert other.constants["w"] is graph.constants["w"]
     back = other.reshaped({"image": (1, 2, 4, 4)})

@@ -71,7 +71,7 @@ CALLS = [
 def test_operators(tmp_path, rng, call, wanted):
     source = "x = tract_core_external(shape = [1, 2, 4], datum_type = 'f32');"
     graph = load(tmp_path, f"    {source}\n    y = {call};")
-    x = rng.standard_normal((1, 2, 4)).astype(np.float32)
+    x = rng.standard_normal((1, 2, 4), np.float32)
     found = cml.Session(graph, "cpu").run({"x": x})["y"]
     np.testing.assert_allclose(found, wanted(x), rtol=2e-5, atol=2e-6)
 

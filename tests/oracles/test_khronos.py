@@ -12,8 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import cml_engine as cml
 from cml_engine.nnef.expansion.signatures import STDLIB
 from tests.fixtures import texts
+from tests.fixtures.models import MODEL_ABC, inputs_abc, write_model_abc
 from tests.generate import random_call
 from tests.reference.calls import GRAPH_LEVEL, JUMPS, declared_calls, judge
 
@@ -100,7 +102,7 @@ def write(call, folder):
 
     Returns the folder.
     """
-    right = call.answers()
+    right = call.answers
     inputs = {n: texts.engine(a) for n, a in call.inputs.items()}
     texts.write_text(folder, call.body(len(right)), inputs)
     for i, array in enumerate(inputs.values()):
@@ -137,6 +139,19 @@ def verdicts(tmp_path_factory):
     for (op, call), folder, line in zip(work, folders, run(folders), strict=True):
         found[op].append((call, folder, line))
     return found
+
+
+def test_the_blogs_network(backend, tmp_path):
+    """The network of the CML blog, with the version line that Khronos's parser demands."""
+    folder = write_model_abc(tmp_path / "model_abc.nnef")
+    (folder / "graph.nnef").write_text("version 1.0;\n" + MODEL_ABC)
+    for i, array in enumerate(inputs_abc().values()):
+        np.save(folder / f"input_{i}.npy", array)
+    assert run([folder]) == ["done 2"]
+    outputs = cml.Session(cml.load(folder), backend).run(inputs_abc())
+    for i, name in enumerate(("output1", "output2")):
+        theirs = np.load(folder / f"result_{i}.npy")
+        np.testing.assert_allclose(outputs[name], theirs, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("op", OPERATORS)

@@ -412,7 +412,7 @@ def test_weights_as_a_table(tmp_path, rng):
     table, places = rng.standard_normal(256).astype("<f4"), rng.integers(0, 256, 18)
     weights = struct.pack("<I", 1) + table.tobytes() + places.astype(np.uint8).tobytes() + bytes(2)
     path = write(tmp_path, [input_line("x", LINE), "InnerProduct i 1 1 x out 0=3 2=18"], weights)
-    x = rng.standard_normal(6).astype(np.float32)
+    x = rng.standard_normal(6, np.float32)
     (wanted,) = run_ncnn(path, {"x": x}, ["out"])
     found = cml.Session(cml.load(path), "cpu").run({"x": x[None]})["out"]
     np.testing.assert_allclose(found[0], wanted, rtol=1e-5)
@@ -464,7 +464,7 @@ def compare(folder, rng, line, shapes, weights, values):
 
 
 def _values(rng, shape, values):
-    x = rng.standard_normal(shape).astype(np.float32)
+    x = rng.standard_normal(shape, np.float32)
     if values == "positive":
         return np.abs(x) + np.float32(0.1)
     if values == "above 1":

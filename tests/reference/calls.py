@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -64,14 +65,16 @@ class SampleCall:
         pairs = zip(types, self.arrays, strict=False)
         return all(a.dtype.kind == known.get(t or "", a.dtype.kind) for t, a in pairs)
 
+    @cached_property
     def answers(self):
+        """The formula's results in order, in the engine's types."""
         order = [p.name for p in SIGNATURES[self.op].params if p.name in self.attrs]
         extra = [name for name in self.attrs if name not in order]
         return wanted(self.op, self.arrays, {k: self.attrs[k] for k in (*order, *extra)})
 
+    @cached_property
     def beside(self):
-        """Returns the answers on both sides of a jump of the operator; empty for operators without
-        jumps.
+        """The answers on both sides of a jump of the operator; empty for operators without jumps.
 
         The first tensor is moved by the largest rounding error that can occur before the jump.
         """
@@ -80,14 +83,13 @@ class SampleCall:
         x, *others = (np.asarray(a, np.float64) for a in self.arrays)
         size = np.abs(x) + max((np.abs(a).max(initial=0) for a in others), default=0)
         moved = (x - DECIDING * size, x + DECIDING * size)
-        return [SampleCall(self.op, (m, *self.arrays[1:]), self.attrs).answers() for m in moved]
+        return [SampleCall(self.op, (m, *self.arrays[1:]), self.attrs).answers for m in moved]
 
     def verdicts(self, found):
         """Compares each result with the formula's answer by :func:`judge`."""
-        beside = self.beside()
         return [
-            judge(self.op, got, right, [answers[i] for answers in beside])
-            for i, (got, right) in enumerate(zip(found, self.answers(), strict=True))
+            judge(self.op, got, right, [answers[i] for answers in self.beside])
+            for i, (got, right) in enumerate(zip(found, self.answers, strict=True))
         ]
 
     def body(self, results):
@@ -118,8 +120,8 @@ class SampleCall:
         )
 
     def write(self, folder):
-        count = len(self.answers())
-        return texts.write_text(folder, self.body(count), self.inputs, head=self.head())
+        body = self.body(len(self.answers))
+        return texts.write_text(folder, body, self.inputs, head=self.head())
 
 
 def literal(value):

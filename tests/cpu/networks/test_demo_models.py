@@ -5,18 +5,17 @@ Neighbouring tiles meet without a seam, and the agents beat simpler methods on h
 
 import hashlib
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import cml_engine as cml
+from demo_game.chain import MODELS
 from demo_game.training import data
 from demo_game.training.data import HELD_OUT, Place
 from demo_game.world.grids import unfold
 from demo_game.world.tile import CELLS, COARSE, COARSE_APRON, WIDE, WIDE_APRON
 
-MODELS = Path(__file__).resolve().parents[3] / "demo_game" / "models"
 RECIPE = json.loads((MODELS / "recipe.json").read_text(encoding="utf-8"))
 AGENTS = ("upres", "texture", "population")
 #: pairs from west to east, on hills and with the largest squares; world, level, first cell

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 import cml_engine as cml
 from cml_engine.nnef.expansion.signatures import operator_signatures
 from cml_engine.runtime.session import random_inputs
+from demo_game.chain import MODELS
 from tests.fixtures.cooked import same_bits
 
-MODELS = Path(__file__).parents[3] / "demo_game" / "models"
 SIGNATURES = operator_signatures()
 
 
@@ -49,7 +47,7 @@ def test_a_network_built_by_calls_is_bit_identical(model):
 def network() -> cml.Graph:
     builder = cml.GraphBuilder("small")
     x = builder.input("image", [1, 3, 8, 8])
-    filter = np.random.default_rng(0).standard_normal((4, 3, 3, 3)).astype(np.float32)
+    filter = np.random.default_rng(0).standard_normal((4, 3, 3, 3), np.float32)
     features = builder.relu(builder.conv(x, filter, 0.0))
     return builder.graph(features=features, mean=builder.mean_reduce(features, axes=[2, 3]))
 

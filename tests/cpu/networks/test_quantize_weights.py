@@ -41,13 +41,13 @@ def graph(rng):
         "p": (24, 70),
         "m": (70, 33),
     }
-    arrays = {k: rng.standard_normal(s).astype(np.float32) for k, s in shapes.items()}
+    arrays = {k: rng.standard_normal(s, np.float32) for k, s in shapes.items()}
     return cml.load(cml.MemoryModel(TEXT, arrays))
 
 
 @pytest.fixture
 def sample(graph, rng):
-    return {"x": rng.standard_normal(graph.facts["x"].shape).astype(np.float32)}
+    return {"x": rng.standard_normal(graph.facts["x"].shape, np.float32)}
 
 
 @pytest.mark.parametrize(("bits", "most", "share"), [(8, 0.01, 0.35), (4, 0.11, 0.24)])
@@ -82,7 +82,7 @@ def test_quantized_weights(graph, sample, bits, most, share, tmp_path):
 def test_nearest_blocks(rng, bits):
     """No weight is off by more than a step, zeros stay zeros, and a short last block has a scale
     of its own."""
-    values = rng.standard_normal((3, 70, 2)).astype(np.float32)
+    values = rng.standard_normal((3, 70, 2), np.float32)
     values[0, :32] = 0
     values[:, 64:] *= 1000
     blocks = nearest_blocks(values, 1, 32, bits)
@@ -97,7 +97,7 @@ def test_nearest_blocks(rng, bits):
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("shape", [(5, 7), (1, 1), (3, 33, 2, 1), (0, 4)])
 def test_tensor_files(rng, shape, bits):
-    blocks = nearest_blocks(rng.standard_normal(shape).astype(np.float32), 1, 32, bits)
+    blocks = nearest_blocks(rng.standard_normal(shape, np.float32), 1, 32, bits)
     data = tensor_bytes(blocks.values())
     found = read_stored(MemoryBlob(data, "w.dat")).values
     np.testing.assert_array_equal(found, blocks.values())
@@ -118,7 +118,7 @@ def test_tensor_files(rng, shape, bits):
 )
 def test_damaged_headers(rng, at, value, says):
     """Sizes are checked before memory is taken."""
-    blocks = nearest_blocks(rng.standard_normal((6, 70)).astype(np.float32), 1, 32, 8)
+    blocks = nearest_blocks(rng.standard_normal((6, 70), np.float32), 1, 32, 8)
     data = bytearray(tensor_bytes(blocks.values()))
     data[at : at + 4] = struct.pack("<I", value)
     with pytest.raises(cml.ModelError, match=says):
@@ -129,7 +129,7 @@ def test_damaged_headers(rng, at, value, says):
 
 def test_blocks_of_any_size_take_memory_of_the_weights_only(rng):
     """A block that is larger than the axis is one block, whatever size the file states."""
-    blocks = nearest_blocks(rng.standard_normal((2, 8)).astype(np.float32), 1, 8, 8)
+    blocks = nearest_blocks(rng.standard_normal((2, 8), np.float32), 1, 8, 8)
     data = bytearray(tensor_bytes(blocks.values()))
     data[56:60] = struct.pack("<I", 2**32 - 1)
     found = read_stored(MemoryBlob(bytes(data), "w.dat")).values

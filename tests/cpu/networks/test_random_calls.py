@@ -30,7 +30,7 @@ def test_cpu(op, tmp_path):
     for seed in range(12 + len(samples(op))):
         call = random_call(op, seed)
         # every second time the operands but the first are constants
-        found = call.run(tmp_path, "cpu", len(call.answers()), fixed=seed % 2 == 1)
+        found = call.run(tmp_path, "cpu", len(call.answers), fixed=seed % 2 == 1)
         for verdict in call.verdicts(found):
             assert verdict.ok, f"{prove.shown(call)}: {verdict.problem}"
         if is_registered(op):
@@ -50,7 +50,7 @@ def test_wrong_results_fail_the_verdict(op):
     """
     for seed in range(50):
         call = random_call(op, seed)
-        right = call.answers()
+        right = call.answers
         first = right[0]
         if first.size and np.isfinite(first).all():
             break

@@ -37,7 +37,7 @@ def test_random_weights_preserve_magnitude(layer, rng):
     text = call.replace("(w,", "(W,").replace(", w", ", W")
     model = deep(shape, text.replace("W", "w"))
     graph = cml.load(model, random_weights=3)
-    x = rng.standard_normal((1, 4, 8, 8)).astype(np.float32)
+    x = rng.standard_normal((1, 4, 8, 8), np.float32)
     (y,) = cml.Session(graph, "cpu").run({"t0": x}).values()
     assert np.isfinite(y).all()
     assert 1e-6 < y.std() < 1e6

@@ -43,10 +43,10 @@ def test_reshaped_session_equals_a_fresh_one(model, rng):
     shape = (2, 8, 32, 20)
     large = session.reshaped({"x": shape})
     fresh = cml.Session(cml.load(model, shapes={"x": shape}), "cpu")
-    x = rng.standard_normal(shape).astype(np.float32)
+    x = rng.standard_normal(shape, np.float32)
     for _ in range(2):
         np.testing.assert_array_equal(large.run({"x": x})["y"], fresh.run({"x": x})["y"])
-        small = rng.standard_normal((1, 8, 16, 16)).astype(np.float32)
+        small = rng.standard_normal((1, 8, 16, 16), np.float32)
         alone = cml.Session(cml.load(model), "cpu").run({"x": small})["y"]
         np.testing.assert_array_equal(session.run({"x": small})["y"], alone)
     assert ways(large).keys() == ways(session).keys() != set()

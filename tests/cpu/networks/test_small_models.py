@@ -13,11 +13,6 @@ def uniform(*shape):
     return engine(RNG.uniform(-2, 2, shape))
 
 
-@pytest.fixture(params=["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
-def backend(request):
-    return request.getfixturevalue("gpu") if request.param == "gpu" else "cpu"
-
-
 @pytest.fixture
 def check(tmp_path, backend):
     """A function that runs statements and asserts their results.

@@ -24,13 +24,13 @@ graph net(image, depth, vector) -> (bright, mask, label, copied)
 
 
 def graph(rng):
-    filters = rng.standard_normal((3, 3, 3, 3)).astype(np.float32)
+    filters = rng.standard_normal((3, 3, 3, 3), np.float32)
     return cml.load(cml.MemoryModel(TEXT, {"f": filters}))
 
 
 def inputs(rng):
     shapes = {"image": (2, 3, 4, 5), "depth": (2, 1, 4, 5), "vector": (2, 7)}
-    return {name: rng.standard_normal(s).astype(np.float32) for name, s in shapes.items()}
+    return {name: rng.standard_normal(s, np.float32) for name, s in shapes.items()}
 
 
 def last(array):

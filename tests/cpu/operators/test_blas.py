@@ -12,9 +12,10 @@ from cml_engine.formats.loading import load
 from cml_engine.ops.common import blas
 from cml_engine.ops.common.blas import multiply, numpy_blas
 from cml_engine.runtime.session import Session, random_inputs
+from demo_game.chain import MODELS
+from tests.fixtures.pages import ROOT
 
-ROOT = Path(__file__).parents[3]
-MODEL = ROOT / "demo_game" / "models" / "upres.nnef"
+MODEL = MODELS / "upres.nnef"
 
 SHAPES = [
     ((3, 4), (4, 5)), ((700, 300), (300, 90)), ((64, 500), (500, 1200)), ((1, 4000), (4000, 1100)),
@@ -33,7 +34,7 @@ def blocks(request, monkeypatch):
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
 @pytest.mark.parametrize("given", ["out", "strided", "none"])
 def test_a_product_in_blocks_is_the_product(blocks, rng, shapes, given):
-    a, b = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
+    a, b = (rng.standard_normal(shape, np.float32) for shape in shapes)
     wanted = a.astype(np.float64) @ b.astype(np.float64)
     out = None
     if given == "out":
@@ -49,8 +50,8 @@ def test_a_product_in_blocks_is_the_product(blocks, rng, shapes, given):
 
 
 def test_the_number_of_threads_changes_no_bit(rng, monkeypatch):
-    a = rng.standard_normal((300, 700)).astype(np.float32)
-    b = rng.standard_normal((700, 900)).astype(np.float32)
+    a = rng.standard_normal((300, 700), np.float32)
+    b = rng.standard_normal((700, 900), np.float32)
     monkeypatch.setattr(blas, "_BLOCK", 1 << 16)
     found = []
     for cores in (1, 2, 7):

@@ -15,10 +15,8 @@ MIN_MAX = (
 )
 
 
-@pytest.fixture(params=["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
-def run(request, tmp_path):
-    backend = request.getfixturevalue("gpu") if request.param == "gpu" else "cpu"
-
+@pytest.fixture
+def run(backend, tmp_path):
     def run(body, quant, fake=True, **inputs):
         inputs = inputs or {"x": X, "w": W}
         folder = write_text(tmp_path, body, inputs, fixed=frozenset({"w", "s"} & set(inputs)))

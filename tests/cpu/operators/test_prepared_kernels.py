@@ -159,23 +159,43 @@ def test_random_windows(rng, way, drawn, border):
     assert tried > 20
 
 
-def test_the_rules_choose_the_convolution_kernel():
-    def chosen(x, filter, given=True, **attrs):
-        case = conv_case(x, filter, **attrs)
-        facts = [Fact("scalar", s) for s in (x, filter, (1, filter[0]))]
-        constants = [None, np.ones(filter, np.float32) if given else None, None]
-        way = cpu_channels_last.prepare_conv(Attrs(case.attrs), facts, constants, Scratch())
-        return type(way).__name__
+SQUARE = {"padding": [(1, 1), (1, 1)]}
 
-    assert chosen((1, 16, 9, 9), (16, 1, 3, 3), groups=16) == "Depthwise"
-    assert chosen((1, 16, 9, 9), (32, 1, 3, 3), groups=16) == "partial"
-    assert chosen((1, 16, 9, 9), (16, 1, 3, 3), given=False, groups=16) == "partial"
-    assert chosen((1, 512, 9, 900), (512, 1, 3, 3), groups=512) == "partial", "a filter of 16 MB"
-    assert chosen((1, 16, 9, 9), (24, 16, 1, 1)) == "Windows"
-    assert chosen((1, 3, 9, 9), (24, 3, 3, 3)) == "Windows"
-    assert chosen((1, 1, 9, 9), (24, 1, 3, 3)) == "partial"
-    assert chosen((1, 64, 64, 64), (64, 64, 3, 3), padding=[(1, 1), (1, 1)]) == "Winograd"
-    assert chosen((1, 16, 0, 9), (24, 16, 1, 1)) == "partial"
+
+@pytest.mark.parametrize(
+    ("wanted", "x", "filter", "attrs"),
+    [
+        ("Depthwise", (1, 16, 9, 9), (16, 1, 3, 3), {"groups": 16}),
+        ("partial", (1, 16, 9, 9), (32, 1, 3, 3), {"groups": 16}),
+        ("partial", (1, 512, 9, 900), (512, 1, 3, 3), {"groups": 512}),  # a filter of 16 MB
+        ("Windows", (1, 16, 9, 9), (24, 16, 1, 1), {}),
+        ("Windows", (1, 3, 9, 9), (24, 3, 3, 3), {}),
+        ("partial", (1, 1, 9, 9), (24, 1, 3, 3), {}),
+        ("partial", (1, 16, 0, 9), (24, 16, 1, 1), {}),
+        ("Winograd", (1, 64, 64, 64), (64, 64, 3, 3), SQUARE),
+        ("Windows", (1, 3, 64, 64), (64, 3, 3, 3), SQUARE),
+        ("Windows", (1, 64, 2, 2), (64, 64, 3, 3), SQUARE),
+        ("Windows", (1, 64, 64, 64), (64, 64, 3, 3), {**SQUARE, "stride": [2, 2]}),
+        ("Windows", (1, 64, 64, 64), (64, 64, 3, 3), {**SQUARE, "dilation": [2, 1]}),
+        ("partial", (1, 64, 64, 64), (64, 32, 3, 3), {**SQUARE, "groups": 2}),
+        ("Windows", (1, 64, 64, 64), (64, 64, 3, 1), {"padding": [(1, 1), (0, 0)]}),
+        ("Windows", (1, 2048, 4, 4096), (2048, 2048, 3, 3), SQUARE),  # a row of tiles of 600 MB
+    ],
+)
+def test_the_rules_choose_the_convolution_kernel(wanted, x, filter, attrs):
+    assert chosen(x, filter, np.broadcast_to(np.float32(1), filter), attrs) == wanted
+
+
+def test_a_computed_filter_is_not_prepared():
+    assert chosen((1, 16, 9, 9), (16, 1, 3, 3), None, {"groups": 16}) == "partial"
+
+
+def chosen(x, filter, weights, attrs):
+    """Returns the name of the class that computes a convolution; ``weights`` may be unknown."""
+    facts = [Fact("scalar", shape) for shape in (x, filter, (1, filter[0]))]
+    attrs = Attrs(conv_case(x, filter, **attrs).attrs)
+    way = cpu_channels_last.prepare_conv(attrs, facts, [None, weights, None], Scratch())
+    return type(way).__name__
 
 
 # ---------------------------------------------------------------- sessions
@@ -219,22 +239,6 @@ def test_winograd_in_parts_equals_the_whole(rng, monkeypatch, floats):
     """Winograd's result is the same in parts of one or more rows of tiles, or of some images."""
     monkeypatch.setattr(cpu_winograd, "_MOST_SCRATCH", floats)
     by(cpu_winograd.Winograd, conv_case((5, 8, 21, 18), (6, 8, 3, 3), padding=[(1, 1)] * 2), rng)
-
-
-def test_winograd_is_chosen_where_it_is_faster():
-    def pays(x, filter, **attrs):
-        case = conv_case(x, filter, **{"padding": [(1, 1), (1, 1)], **attrs})
-        facts = [Fact("scalar", s) for s in (x, filter, (1, filter[0]))]
-        return cpu_winograd.is_faster(conv_shape(Attrs(case.attrs), *facts))
-
-    assert pays((1, 64, 64, 64), (64, 64, 3, 3))
-    assert not pays((1, 3, 64, 64), (64, 3, 3, 3))
-    assert not pays((1, 64, 2, 2), (64, 64, 3, 3))
-    assert not pays((1, 64, 64, 64), (64, 64, 3, 3), stride=[2, 2])
-    assert not pays((1, 64, 64, 64), (64, 64, 3, 3), dilation=[2, 1])
-    assert not pays((1, 64, 64, 64), (64, 32, 3, 3), groups=2)
-    assert not pays((1, 64, 64, 64), (64, 64, 3, 1), padding=[(1, 1), (0, 0)])
-    assert not pays((1, 2048, 4, 4096), (2048, 2048, 3, 3)), "a row of tiles of 600 MB"
 
 
 def conv_chain():
@@ -393,8 +397,8 @@ def test_in_place_requires_equal_shape_and_type():
 
 def test_a_large_image_is_done_in_stretches(rng):
     """A large convolution, computed in blocks of rows, equals convolutions of its parts."""
-    x = rng.standard_normal((1, 16, 256, 40)).astype(np.float32)
-    filter = rng.standard_normal((4, 16, 3, 3)).astype(np.float32)
+    x = rng.standard_normal((1, 16, 256, 40), np.float32)
+    filter = rng.standard_normal((4, 16, 3, 3), np.float32)
     attrs = Attrs(conv_case(x.shape, filter.shape, padding=[(0, 0), (0, 0)]).attrs)
     zero = np.zeros((), np.float32)
     whole = conv_cpu(attrs, x, filter, zero)

@@ -30,7 +30,7 @@ SHAPE = (1, 3, 8, 8)
 def test_exported_network(rng, cnn):
     made = exported_cnn(rng)
     graph = cml.load(made.SerializeToString(), shapes={"image": SHAPE})
-    x = rng.standard_normal(SHAPE).astype(np.float32)
+    x = rng.standard_normal(SHAPE, np.float32)
     wanted = reference(made, {"image": x})
     got = cml.Session(graph, "cpu").run({"image": x})
     assert got.keys() == wanted.keys()
@@ -71,7 +71,7 @@ def test_a_graph_is_reshaped_without_its_file(rng, cnn):
     graph = cml.load(cnn, shapes={"image": SHAPE})
     made = onnx.load(cnn)
     cnn.unlink()
-    x = rng.standard_normal((2, *SHAPE[1:])).astype(np.float32)
+    x = rng.standard_normal((2, *SHAPE[1:]), np.float32)
     got = cml.Session(graph.reshaped({"image": x.shape}), "cpu").run({"image": x})
     for name, wanted in reference(made, {"image": x}).items():
         np.testing.assert_allclose(got[name], wanted, rtol=1e-5, atol=1e-6)
@@ -204,35 +204,50 @@ def test_loops_and_branches_are_written_out(rng):
     ]  # fmt: skip
     weights = {"true": np.array(True), "five": np.array(5), "w": np.ones(4, np.float32)}
     made = model(nodes, [value("x", [4])], [value("y", [4]), value("all", None)], weights)
-    x = rng.standard_normal(4).astype(np.float32)
+    x = rng.standard_normal(4, np.float32)
     got = cml.Session(cml.load(made.SerializeToString()), "cpu").run({"x": x})
     np.testing.assert_allclose(got["y"], -(x + 4), rtol=1e-6)
     np.testing.assert_allclose(got["all"], [(x + k) ** 2 for k in range(1, 5)], rtol=1e-5)
 
 
-@pytest.mark.parametrize("raw", [True, False])
+def one_by_one(tensor):
+    """Returns the bytes of a tensor in which each number is in a field of its own."""
+    (field, numbers), *_ = [
+        (field, numbers) for field, numbers in tensor.ListFields() if field.name.endswith("_data")
+    ]
+    key = bytes([field.number << 3 | {"float_data": 5, "double_data": 1}.get(field.name, 0)])
+    # without the key and the length that a packed field begins with
+    items = [onnx.TensorProto(**{field.name: [n]}).SerializeToString()[2:] for n in numbers]
+    tensor.ClearField(field.name)
+    return tensor.SerializeToString() + b"".join(key + item for item in items)
+
+
+@pytest.mark.parametrize("how", ["raw", "packed", "one by one"])
 @pytest.mark.parametrize(
     "dtype",
     ["float16", "bfloat16", "float32", "float64", "bool", "int4", "uint4", "int8", "uint8",
      "int16", "uint16", "int32", "int64", "uint32", "uint64"],
 )  # fmt: skip
-def test_tensors_are_read_as_the_package_reads_them(dtype, raw):
+def test_tensors_are_read_as_the_package_reads_them(dtype, how):
     from cml_engine.formats.onnx.protobuf import Message
     from cml_engine.formats.onnx.tensors import ExternalData, read_tensor
 
     element = onnx.TensorProto.DataType.Value(dtype.upper().replace("FLOAT64", "DOUBLE")
                                               .replace("FLOAT32", "FLOAT"))  # fmt: skip
     numbers = [0, 1, 3, 7, 5] if dtype[0] in "ub" else [0, -1, 3, 7, -8]
-    values = np.array([n % 2 for n in numbers] if dtype == "bool" else numbers, np.float32)
-    array = values.astype(onnx.helper.tensor_dtype_to_np_dtype(element))
-    if raw:
-        made = onnx.numpy_helper.from_array(array.reshape(1, 5), "t")
+    if dtype[-2:] in ("32", "64") and "int" in dtype:
+        numbers[2:4] = np.iinfo(dtype).min, np.iinfo(dtype).max
+    kind = onnx.helper.tensor_dtype_to_np_dtype(element)
+    array = np.array([[n % 2 for n in numbers] if dtype == "bool" else numbers * 800], kind)
+    if how == "raw":
+        made = onnx.numpy_helper.from_array(array, "t")
     else:
-        made = onnx.helper.make_tensor("t", element, [1, 5], array.tolist())
-    data = memoryview(made.SerializeToString())
-    tensor = read_tensor(Message(data, "m.onnx"), ExternalData(None))
+        made = onnx.helper.make_tensor("t", element, array.shape, array.ravel().tolist())
+    data = one_by_one(made) if how == "one by one" else made.SerializeToString()
+    tensor = read_tensor(Message(memoryview(data), "m.onnx"), ExternalData(None))
+    found = tensor.values()
     assert tensor.name == "t"
-    np.testing.assert_array_equal(tensor.values(), values.reshape(1, 5))
+    np.testing.assert_array_equal(found, array.astype(found.dtype))
 
 
 @pytest.mark.filterwarnings("ignore:.*is float64")

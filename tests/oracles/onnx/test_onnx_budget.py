@@ -94,11 +94,11 @@ HOSTILE = {
         "Split 'y': .* needs 1,073,741,824 nodes",
     ),
     "functions that double": (doubling_functions, cml.LoadLimits(), "functions written out"),
-    "a loop without end": (endless_loop, cml.LoadLimits(steps=10**6), "a loop or function needs"),
-    "seventy tensors of 60 M": (
-        lambda: many_zeros(70, 60_000_000),
-        cml.LoadLimits(memory=512 * MIB),
-        "ConstantOfShape 'c2': its tensor of the shape .60000000. needs 240,000,000 bytes",
+    "a loop without end": (endless_loop, cml.LoadLimits(steps=10**5), "a loop or function needs"),
+    "seventy tensors of 6 M": (
+        lambda: many_zeros(70, 6_000_000),
+        cml.LoadLimits(memory=52 * MIB),
+        "ConstantOfShape 'c2': its tensor of the shape .6000000. needs 24,000,000 bytes",
     ),
     "a tensor that doubles": (doubling_concat, cml.LoadLimits(memory=64 * MIB), "Concat 'c1.'"),
     "Expand": (
@@ -140,30 +140,3 @@ def test_constants_as_large_as_a_real_network_s_weights():
     """A ConstantOfShape of 37 million weights loads, as in AlexNet of the ONNX model zoo."""
     graph = cml.load(many_zeros(1, 37_748_736).SerializeToString())
     assert max(array.size for array in graph.constants.values()) == 37_748_736
-
-
-@pytest.mark.parametrize("values", [[1], [0, -1, 2**62, -(2**63), 300, 5], [7] * 5000])
-@pytest.mark.parametrize(
-    "element", ["int64", "int32", "uint64", "uint8", "bool", "float", "double"]
-)
-def test_numbers_in_fields_of_their_own(values, element):
-    """Numbers that are each in a field of their own are read as the onnx package reads them."""
-    from onnx import TensorProto, numpy_helper
-
-    from cml_engine.formats.onnx.protobuf import Message
-    from cml_engine.formats.onnx.tensors import ExternalData, read_tensor
-
-    kind = TensorProto.DataType.Value(element.upper())
-    field = {"int64": "int64_data", "uint64": "uint64_data", "float": "float_data",
-             "double": "double_data"}.get(element, "int32_data")  # fmt: skip
-    bits = {"int64": 64, "uint64": 64, "int32": 32}.get(element, 8)
-    fitting = [v % 2 if element == "bool" else v % (2**bits if "u" in element else 2 ** (bits - 1))
-               for v in values]  # fmt: skip
-    head = TensorProto(data_type=kind, dims=[len(values)]).SerializeToString()
-    number = TensorProto.DESCRIPTOR.fields_by_name[field].number
-    key = bytes([number << 3 | {"float": 5, "double": 1}.get(element, 0)])
-    # without the key and the length that a packed field begins with
-    items = [TensorProto(**{field: [v]}).SerializeToString()[2:] for v in fitting]
-    data = head + b"".join(key + item for item in items)
-    found = read_tensor(Message(memoryview(data), "m"), ExternalData(None)).values()
-    np.testing.assert_array_equal(found, numpy_helper.to_array(TensorProto.FromString(data)))

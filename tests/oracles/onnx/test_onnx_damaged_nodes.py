@@ -60,22 +60,23 @@ def key_of(row):
     return row.domain, row.name, row.since
 
 
-def survives(model, inputs, what):
+def survives(model, inputs, what, is_known):
     """Fails if loading or running the model raises anything but an error of the engine.
 
-    The model is also loaded with its inputs as constants. ``what`` is shown in the failure.
+    If ``is_known``, the inputs are constants and the node is computed when it is loaded. ``what``
+    is shown in the failure.
     """
     names = [info.name for info in model.graph.input]
-    for known in ({}, dict(zip(names, inputs, strict=False))):
-        try:
-            if known:
-                cml.load(model.SerializeToString(), constants=known)
-            else:
-                onnx_nodes.outputs_of(model, inputs, "cpu")
-        except CmlError as error:
-            assert len(str(error)) < 2000, what
-        except Exception as error:
-            raise AssertionError(f"{what}: {type(error).__name__}: {error}") from error
+    try:
+        if is_known:
+            constants = dict(zip(names, inputs, strict=False))
+            cml.load(model.SerializeToString(), constants=constants)
+        else:
+            onnx_nodes.outputs_of(model, inputs, "cpu")
+    except CmlError as error:
+        assert len(str(error)) < 2000, what
+    except Exception as error:
+        raise AssertionError(f"{what}: {type(error).__name__}: {error}") from error
 
 
 def undamaged(row):
@@ -117,5 +118,5 @@ def damaged(row):
 def test_damaged_nodes(row):
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        for made, inputs, what in damaged(row):
-            survives(made, inputs, what)
+        for number, (made, inputs, what) in enumerate(damaged(row)):
+            survives(made, inputs, what, is_known=number % 2 == 1)

@@ -107,7 +107,7 @@ def test_products_of_integers(rng, dtype):
 
 
 def test_identity_einsum(rng):
-    for x in (rng.standard_normal(3).astype(np.float32), rng.integers(0, 9, 3)):
+    for x in (rng.standard_normal(3, np.float32), rng.integers(0, 9, 3)):
         np.testing.assert_array_equal(both("Einsum", x, equation="i->i"), x)
 
 
@@ -158,7 +158,7 @@ def test_clip_propagates_nan(opset, low, high):
 
 
 def test_an_output_that_is_an_input(rng):
-    x = rng.standard_normal((2, 3)).astype(np.float32)
+    x = rng.standard_normal((2, 3), np.float32)
     ends = [value("x", (2, 3)), value("y", None)]
     graph = cml.load(model([node("y = Relu(x)")], ends[:1], ends).SerializeToString())
     got = cml.Session(graph, "cpu").run({"x": x})
@@ -185,5 +185,5 @@ def test_compress_condition_longer_than_the_axis_is_refused():
 
 @pytest.mark.parametrize("repeats", [(2, 1, 0, 3), (0, 0, 0, 0), (2, 1, 1, 3)])
 def test_tiles(rng, repeats):
-    x = rng.standard_normal((1, 2, 3, 4)).astype(np.float32)
+    x = rng.standard_normal((1, 2, 3, 4), np.float32)
     np.testing.assert_array_equal(both("Tile", x, np.array(repeats)), np.tile(x, repeats))

@@ -61,7 +61,7 @@ CALLS = [
 
 def weights(rng):
     def random(*shape):
-        return rng.standard_normal(shape).astype(np.float32)
+        return rng.standard_normal(shape, np.float32)
 
     int32 = ("mask", "lengths", "n4", "n5", "n7", "n8")
     angles = np.outer(np.arange(16), [1.0, 0.3]).astype(np.float32)
@@ -96,7 +96,7 @@ def test_operator(rng, made, shape, compared):
     outputs = [value(name, None) for name in compared.split()]
     nodes = [made] if "x" in made.input else [made, node("unused = Neg(x)")]
     network = model(nodes, [value("x", shape)], outputs, given, domains={MICROSOFT: 1})
-    x = rng.standard_normal(shape).astype(np.float32)
+    x = rng.standard_normal(shape, np.float32)
     wanted = results(network, x, compared.split())
     got = cml.Session(cml.load(network.SerializeToString()), "cpu").run({"x": x})
     for name, want in zip(compared.split(), wanted, strict=True):
@@ -145,7 +145,7 @@ def test_group_norm(rng):
     made = ms("GroupNorm", "x v8 u8", groups=2, activation=1, epsilon=1e-3)
     network = model([made], [value("x", [2, 3, 5, 8])], [value("y", None)], given,
                     domains={MICROSOFT: 1})  # fmt: skip
-    x = rng.standard_normal((2, 3, 5, 8)).astype(np.float32)
+    x = rng.standard_normal((2, 3, 5, 8), np.float32)
     got = cml.Session(cml.load(network.SerializeToString()), "cpu").run({"x": x})
     parts = x.reshape(2, 15, 2, 4)
     mean, variance = (f(parts, axis=(1, 3), keepdims=True) for f in (np.mean, np.var))
@@ -166,7 +166,7 @@ def test_file_optimized_by_onnx_runtime_is_read(rng, tmp_path):
     options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     session = ort.InferenceSession(str(tmp_path / "m.onnx"), options)
-    x = rng.standard_normal((1, 3, 8, 8)).astype(np.float32)
+    x = rng.standard_normal((1, 3, 8, 8), np.float32)
     got = cml.Session(cml.load(tmp_path / "optimised.onnx"), "cpu").run({"image": x})
     (wanted,) = session.run(None, {"image": x})
     np.testing.assert_allclose(got["output"], wanted, rtol=1e-4, atol=1e-6)

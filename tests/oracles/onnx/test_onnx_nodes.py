@@ -23,6 +23,7 @@ ON_GPU = (
     "test_gather_negative_indices", "test_gru_defaults", "test_maxpool_2d_ceil",
     "test_quantizelinear_axis", "test_resize_downsample_scales_cubic_antialias", "test_round",
     "test_scatter_elements_with_negative_indices", "test_slice_neg_steps", "test_top_k",
+    "test_unique_not_sorted_without_axis", "test_unique_sorted_with_axis_3d",
 )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Tests of operators in older opsets: each version agrees with ONNX Runtime.
 
-ONNX's own node cases (test_onnx_nodes.py) have the newest version of each operator.
+ONNX's own node cases (test_onnx_nodes.py) have the newest version of each operator, and
+test_onnx_resize.py all versions of Resize and Upsample.
 """
 
 from typing import Any
@@ -21,10 +22,6 @@ def ints(*numbers):
     return np.array(numbers, np.int64)
 
 
-def floats(*numbers):
-    return np.array(numbers, np.float32)
-
-
 IMAGE, MATRIX = (1, 4, 6, 6), (3, 4)
 #: opset, node, outputs' number, the input's shape, weights
 FORMS = [
@@ -41,15 +38,6 @@ FORMS = [
     (12, node("y = Pad(x, p, v)"), MATRIX, {"p": ints(1, 0, 0, -1), "v": np.float32(2)}),
     (18, node("y = Pad(x, p, _, a, mode='edge')"), IMAGE, {"p": ints(1, 2), "a": ints(-1)}),
     (10, node("y = Dropout(x, ratio=0.3)"), MATRIX, {}),
-    (8, node("y = Upsample(x, scales=[1.0, 1.0, 2.0, 3.0])"), IMAGE, {}),
-    (9, node("y = Upsample(x, s, mode='linear')"), IMAGE, {"s": floats(1, 1, 2, 2)}),
-    (10, node("y = Resize(x, s)"), IMAGE, {"s": floats(1, 1, 1.5, 0.5)}),
-    (10, node("y = Resize(x, s, mode='linear')"), IMAGE, {"s": floats(1, 1, 2, 1.7)}),
-    (11, node("y = Resize(x, r, s, mode='linear', "
-              "coordinate_transformation_mode='align_corners')"), IMAGE,
-     {"r": floats(), "s": floats(1, 1, 2, 1.5)}),
-    (11, node("y = Resize(x, r, s, coordinate_transformation_mode='tf_half_pixel_for_nn')"),
-     IMAGE, {"r": floats(), "s": floats(1, 1, 0.6, 0.5)}),
     (9, node("y, z = TopK(x, k=2)"), MATRIX, {}),
     (10, node("y, z = TopK(x, k, axis=0)"), MATRIX, {"k": ints(2)}),
     (11, node("y = Squeeze(x, axes=[0])"), IMAGE, {}),
@@ -92,7 +80,7 @@ FORMS = [
 
 def shared_weights(rng):
     def random(*shape):
-        return rng.standard_normal(shape).astype(np.float32)
+        return rng.standard_normal(shape, np.float32)
 
     return {
         "c": random(4), "d": np.abs(random(4)) + 0.1, "m": random(4, 4), "v": random(4),

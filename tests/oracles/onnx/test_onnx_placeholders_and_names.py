@@ -68,7 +68,7 @@ def test_placeholders_are_declared_and_filled(tmp_path, run_cml, refused):
         "cml.register(cml.OpSpec('Warp', cml.same_as(0), signature=" + repr(DECLARED) + ",\n"
         "    cpu=lambda attrs, x, w: attrs.amount * x * w[:, None, None]))\n"
     )
-    x = np.random.default_rng(0).standard_normal((1, 3, 5, 4)).astype(np.float32)
+    x = np.random.default_rng(0).standard_normal((1, 3, 5, 4), np.float32)
     np.save(tmp_path / "x.npy", x)
     for source, more in ((tmp_path / "m", []), (tmp_path / "m.onnx", ["--shape", "x=1,3,5,4"])):
         command = ["run", str(source), "--ops", str(ops), "--backend", "cpu", *more]

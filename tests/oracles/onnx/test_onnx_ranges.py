@@ -140,7 +140,6 @@ def test_floats_beyond_32_bits_become_the_nearest_and_cml_info_says_so():
     assert got.tolist() == [MOST, LEAST, MOST, LEAST, 7, -7]
 
 
-@pytest.mark.parametrize("backend", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
 def test_reductions_of_integers_are_exact_beyond_the_floats(backend, rng):
     """Sums, extremes and cumulative sums of large integers equal ONNX Runtime's.
 

@@ -82,7 +82,7 @@ def test_scales(rng, opset, coordinates, method, scale):
     if method not in coefficients:
         attrs |= {"mode": "nearest", "nearest_mode": method}
     nearest = partial(_nearest, method)
-    inputs = {f"x{n}": rng.standard_normal((1, 1, n)).astype(np.float32) for n in EXTENTS}
+    inputs = {f"x{n}": rng.standard_normal((1, 1, n), np.float32) for n in EXTENTS}
     factor = np.float32(scale)
     extents = [n for n in EXTENTS if np.float32(n) * factor >= 1]
     inputs = {f"x{n}": inputs[f"x{n}"] for n in extents}
@@ -142,7 +142,7 @@ def compare_with_runtime(rng, opset, op, attrs, scale):
     """
     sizes = {n: int(np.float32(n) * np.float32(scale)) for n in EXTENTS}
     extents = [n for n, size in sizes.items() if size not in (0, n) or scale == 1]
-    inputs = {f"x{n}": rng.standard_normal((1, 1, n)).astype(np.float32) for n in extents}
+    inputs = {f"x{n}": rng.standard_normal((1, 1, n), np.float32) for n in extents}
     made = network(opset, op, attrs, scale, extents)
     wanted = ort.InferenceSession(made.SerializeToString()).run(None, inputs)
     got = results(made, inputs)

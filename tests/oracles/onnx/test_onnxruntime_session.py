@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("onnxruntime")
 
 import cml_engine as cml
+from demo_game.chain import MODELS
 from tests.fixtures.models import write_model
 from tests.onnx_nodes import difference, on_cpu, random_inputs
-from tests.oracles.onnx.test_onnx_export import AGENTS
 
 PEER = cml.CompileOptions(cpu="onnxruntime")
 COUNTER = """version 1.0;
@@ -34,7 +34,7 @@ def counter(tmp_path):
 
 @pytest.mark.parametrize("name", ["upres", "texture", "population"])
 def test_a_network_agrees_with_numpy(name):
-    graph = cml.load(AGENTS / f"{name}.nnef")
+    graph = cml.load(MODELS / f"{name}.nnef")
     inputs = random_inputs(graph)
     got = cml.Session(graph, "cpu", PEER).run(inputs)
     assert difference(got, on_cpu(graph, inputs)) == ""
@@ -107,7 +107,7 @@ graph g(x) -> (y) { x = external(shape = [1]); y = OP; }"""
 
 
 def test_integer_network():
-    graph = cml.load(AGENTS / "integer" / "upres.nnef")
+    graph = cml.load(MODELS / "integer" / "upres.nnef")
     with pytest.raises(cml.InputError, match=r"is an integer network.*ONNX Runtime rounds"):
         cml.Session(graph, "cpu", PEER)
 
@@ -140,7 +140,7 @@ def test_wrong_options(wrong, message):
 
 
 def test_the_command_line(tmp_path, run_cml):
-    graph = cml.load(AGENTS / "texture.nnef")
+    graph = cml.load(MODELS / "texture.nnef")
     given = []
     for name, array in random_inputs(graph).items():
         np.save(tmp_path / f"{name}.npy", array)
@@ -149,10 +149,10 @@ def test_the_command_line(tmp_path, run_cml):
     for backend in ("cpu", "onnxruntime"):
         out = tmp_path / f"{backend}.npy"
         output = f"{graph.outputs[0]}={out}"
-        run_cml("run", AGENTS / "texture.nnef", *given, "-o", output, "--backend", backend)
+        run_cml("run", MODELS / "texture.nnef", *given, "-o", output, "--backend", backend)
         found.append(np.load(out))
     assert 0 < np.abs(found[0] - found[1]).max() < 1e-5
-    words = ("rank", AGENTS / "texture.nnef", "--backend", "onnxruntime")
+    words = ("rank", MODELS / "texture.nnef", "--backend", "onnxruntime")
     assert "ONNX Runtime runs a network as a whole" in run_cml(*words, ends=2).err
-    words = ("run", AGENTS / "texture.nnef", *given, "--half", "--backend", "onnxruntime")
+    words = ("run", MODELS / "texture.nnef", *given, "--half", "--backend", "onnxruntime")
     assert "--half needs a GPU: leave --backend onnxruntime out" in run_cml(*words, ends=2).err

@@ -31,81 +31,51 @@ def spec(**changes):
     return cml.OpSpec(**{**given, **changes})
 
 
+def kernel(**changes):
+    """Returns the change of a spec to a kernel with these fields."""
+    return {"kernel": cml.Kernel(**{"source": KERNEL, **changes})}
+
+
 WRONG = [
     ({"name": "two words"}, "not an identifier"),
     ({"name": "relu", "signature": ""}, "'relu' is registered already"),
     ({"signature": "fragment twice(x: tensor<scalar>"}, "not an NNEF declaration"),
     ({"signature": "fragment other(x: tensor<scalar>) -> (y: tensor<scalar>)"}, "declares 'other'"),
-    (
-        {"signature": "fragment twice(matrix: tensor<scalar>) -> (y: tensor<scalar>)"},
-        "a word of HLSL",
-    ),
-    (
-        {"signature": "fragment twice(x: tensor<scalar>, x_size: integer) -> (y: tensor<scalar>)"},
-        "'x_size' in its signature is a name that the engine generates",
-    ),
+    ({"signature": SIGNATURE.replace("k:", "matrix:")}, "a word of HLSL"),
+    ({"signature": SIGNATURE.replace("k: scalar = 2.0", "x_size: integer")},
+     "'x_size' in its signature is a name that the engine generates"),
     ({"infer": None}, "infer must be a function"),
     ({"kernel": None}, "it can run nowhere"),
     ({"kernel": "twice.hlsl"}, "kernel must be a cml.Kernel"),
     ({"kernel": cml.Kernel("nowhere.hlsl")}, "'nowhere.hlsl' is not in"),
-    ({"kernel": cml.Kernel(source="void main() {}")}, "no function `void kernel(uint thread)`"),
-    ({"kernel": cml.Kernel(source="// void kernel(uint thread)")}, "no function"),
-    ({"kernel": cml.Kernel(source="void kernel() {}")}, "wanted `void kernel(uint thread)`"),
-    ({"kernel": cml.Kernel(source=KERNEL, group=4096)}, "wanted 1 to 1024"),
-    ({"kernel": cml.Kernel(source=KERNEL, params="n:u")}, "only a kernel with lower takes"),
-    (
-        {"kernel": cml.Kernel(source=KERNEL, params="n:double", lower=lambda op: [])},
-        "wanted name:u, name:i3, name:f",
-    ),
-    (
-        {"kernel": cml.Kernel(source=KERNEL, threads=lambda a, x: 1, lower=lambda op: [])},
-        "keep one",
-    ),
+    (kernel(source="void main() {}"), "no function `void kernel(uint thread)`"),
+    (kernel(source="// void kernel(uint thread)"), "no function"),
+    (kernel(source="void kernel() {}"), "wanted `void kernel(uint thread)`"),
+    (kernel(group=4096), "wanted 1 to 1024"),
+    (kernel(params="n:u"), "only a kernel with lower takes"),
+    (kernel(params="n:double", lower=lambda op: []), "wanted name:u, name:i3, name:f"),
+    (kernel(threads=lambda a, x: 1, lower=lambda op: []), "keep one"),
     ({"cases": [((3,),)]}, "cases must be cml.Case"),
     ({"tolerance": 1e-5}, "tolerance must be a cml.Tolerance"),
     ({"tolerance": cml.Tolerance(float("nan"), 0.0, "none")}, "of finite numbers, 0 or more"),
-    ({"kernel": cml.Kernel(source=KERNEL, epilogues="places")}, "states epilogues, which `void"),
-    (
-        {"kernel": cml.Kernel(source=KERNEL, half="each")},
-        "takes none: its layouts are plain",
-    ),
-    ({"kernel": cml.Kernel(source=KERNEL, group=(8, 8))}, "its group is (8, 8); write group=64"),
-    (
-        {"kernel": cml.Kernel(source=KERNEL.replace("uint", "uint2"))},
-        "its group is 64; write group=(8, 8)",
-    ),
-    ({"kernel": cml.Kernel(source=KERNEL, group=(64, 64))}, "wanted 1 to 1024 threads"),
-    (
-        {"kernel": cml.Kernel(source="void kernel(uint2 group, uint lane) {}")},
-        "also with uint2 or uint3",
-    ),
-    (
-        {"kernel": cml.Kernel(source=MAIN, epilogues="places", lower=lambda op: [])},
-        "never calls cml_epilogue",
-    ),
-    ({"kernel": cml.Kernel(source=KERNEL, interface="float x;")}, "which the engine writes"),
-    ({"kernel": cml.Kernel(source=KERNEL, in_place="z")}, "wanted the name of an operand: x"),
-    (
-        {"kernel": cml.Kernel(source=MAIN, in_place="x", lower=lambda op: [])},
-        "in_place, which wants a `void kernel",
-    ),
-    ({"kernel": cml.Kernel(source=KERNEL, defines={"A B": 1})}, "defines 'A B' as 1"),
-    ({"kernel": cml.Kernel(source=KERNEL, defines={"A": "1\n#include"})}, "of one line"),
-    ({"kernel": cml.Kernel(source=KERNEL, cost=3)}, "kernel's cost must be a function or None"),
-    (
-        {"kernel": cml.Kernel(source=KERNEL, alternatives=[cml.Kernel(source=KERNEL)])},
-        "give each a name of its own",
-    ),
-    (
-        {
-            "kernel": cml.Kernel(
-                source=KERNEL,
-                alternatives=[cml.Kernel(source=KERNEL, name="b", layouts="same")],
-            )
-        },
-        "'b' states layouts 'same'; wanted 'plain'",
-    ),
-]
+    (kernel(epilogues="places"), "states epilogues, which `void"),
+    (kernel(half="each"), "takes none: its layouts are plain"),
+    (kernel(group=(8, 8)), "its group is (8, 8); write group=64"),
+    (kernel(source=KERNEL.replace("uint", "uint2")), "its group is 64; write group=(8, 8)"),
+    (kernel(group=(64, 64)), "wanted 1 to 1024 threads"),
+    (kernel(source="void kernel(uint2 group, uint lane) {}"), "also with uint2 or uint3"),
+    (kernel(source=MAIN, epilogues="places", lower=lambda op: []), "never calls cml_epilogue"),
+    (kernel(interface="float x;"), "which the engine writes"),
+    (kernel(in_place="z"), "wanted the name of an operand: x"),
+    (kernel(source=MAIN, in_place="x", lower=lambda op: []),
+     "in_place, which wants a `void kernel"),
+    (kernel(defines={"A B": 1}), "defines 'A B' as 1"),
+    (kernel(defines={"A": "1\n#include"}), "of one line"),
+    (kernel(cost=3), "kernel's cost must be a function or None"),
+    (kernel(alternatives=[cml.Kernel(source=KERNEL)]), "give each a name of its own"),
+    (kernel(alternatives=[cml.Kernel(source=KERNEL, name="b", layouts="same")]),
+     "'b' states layouts 'same'; wanted 'plain'"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("changes", "says"), WRONG, ids=[says for _, says in WRONG])
@@ -309,25 +279,28 @@ def plan_of(lower=None, kernel=None, op="twice", nodes=1):
     return plan(infer_facts(graph), Limits())
 
 
-def launch(op, reads="x", writes="y0"):
-    return op.launch(8, reads={"x": reads}, writes={"y": writes})
+def launch(op, reads="x", outputs="y0", **changes):
+    return replace(op.launch(8, reads={"x": reads}, writes={"y": outputs}), **changes)
 
 
 LAUNCHES = [
     (lambda op: [launch(op, "y0", "x")], "writes to 'x', its input"),
-    (lambda op: [launch(op, writes="other")], "binds 'other', which is no tensor of this node"),
+    (lambda op: [launch(op, outputs="other")], "binds 'other', which is no tensor of this node"),
     (lambda op: [launch(op, reads="k")], "binds 'k', which is no tensor of this node"),
-    (lambda op: [launch(op, writes=op.pack("t", lambda: np.ones(8)))], "writes to 't', a constant"),
-    (lambda op: [launch(op, writes=op.scratch(8))], "writes nothing to its result 'y0'"),
+    (
+        lambda op: [launch(op, outputs=op.pack("t", lambda: np.ones(8)))],
+        "writes to 't', a constant",
+    ),
+    (lambda op: [launch(op, outputs=op.scratch(8))], "writes nothing to its result 'y0'"),
     (lambda op: [], "writes nothing to its result 'y0'"),
     (lambda op: None, "its lower function failed: TypeError"),
     (lambda op: ["y0"], "gives 'y0', wanted a cml.Dispatch"),
-    (lambda op: [replace(launch(op), groups=1.5)], "wants 1.5 workgroups"),
-    (lambda op: [replace(launch(op), groups=-1)], "wants -1 workgroups"),
-    (lambda op: [replace(launch(op), writes=3)], "writes 3 of 2 tensors"),
-    (lambda op: [replace(launch(op), writes=2)], "writes to 'x', its input"),
-    (lambda op: [replace(launch(op), tensors=("gone", "y0"))], "binds 'gone'"),
-    (lambda op: [replace(launch(op), cost=3.0)], "has a kernel or a cost of another type"),
+    (lambda op: [launch(op, groups=1.5)], "wants 1.5 workgroups"),
+    (lambda op: [launch(op, groups=-1)], "wants -1 workgroups"),
+    (lambda op: [launch(op, writes=3)], "writes 3 of 2 tensors"),
+    (lambda op: [launch(op, writes=2)], "writes to 'x', its input"),
+    (lambda op: [launch(op, tensors=("gone", "y0"))], "binds 'gone'"),
+    (lambda op: [launch(op, cost=3.0)], "has a kernel or a cost of another type"),
     (lambda op: [launch(op, op.scratch(2.5))], r"scratch\(2.5\): wanted a whole number"),
     (lambda op: [launch(op, op.pack("x", lambda: np.ones(8)))], "the model has a tensor of that"),
     (

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from cml_engine.io.atomic_write import write_atomically
+from tests.fixtures.pages import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 posix = pytest.mark.skipif(os.name != "posix", reason="needs the modes and files of POSIX")
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.fixtures.pages import ROOT
+
 PACKAGES = ("cml_engine", "scheduler", "shaders_hlsl", "demo_game")
 #: the packages of the engine, from the lowest layer to the highest
 PACKAGE_ORDER = (
@@ -42,21 +43,31 @@ def tree_of(path):
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+def statements(tree, typing=True):
+    """Yields every statement of a syntax tree, and every part of one that contains statements.
+
+    Without ``typing`` those under ``TYPE_CHECKING`` are left out.
+    """
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not typing:
+            continue
+        yield node
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            pending += getattr(node, field, [])
+
+
 def imported(tree):
     """Yields the name and the line of every module that a syntax tree imports, in functions too.
 
     Imports under ``TYPE_CHECKING`` and relative imports are left out.
     """
-    pending = [tree]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            continue
+    for node in statements(tree, typing=False):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module, node.lineno
-        pending.extend(ast.iter_child_nodes(node))
 
 
 @functools.cache
@@ -210,7 +221,7 @@ def named_modules(path, module, is_package, known):
 
     ``module`` is the file's own name, to which relative imports refer.
     """
-    for node in ast.walk(tree_of(path)):
+    for node in statements(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
         elif isinstance(node, ast.ImportFrom):
@@ -264,23 +275,6 @@ def test_import_cycles_of_every_form_are_found(tmp_path):
     (tmp_path / "c.py").write_text("")
     tree_of.cache_clear()
     assert circles(module_graph(tmp_path, "p")) == []
-
-
-def classes_of(*folders):
-    """Returns the names of the files that define each public class in the folders, by class
-    name."""
-    found = {}
-    for path in (path for folder in folders for path in sorted(folder.rglob("*.py"))):
-        for node in tree_of(path).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                found.setdefault(node.name, []).append(path.name)
-    return found
-
-
-def test_the_name_of_a_class_has_one_meaning():
-    found = classes_of(*(ROOT / name for name in PACKAGES))
-    assert found["Plan"] == ["plan.py"]
-    assert {name: files for name, files in found.items() if len(files) > 1} == {}
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ import inspect
 import re
 import textwrap
 from operator import attrgetter
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.fixtures.pages import ROOT
+
 MODULES = re.findall(r"module:: ([\w.]+)", (ROOT / "docs" / "api.md").read_text())
 NAMES = {module: set(importlib.import_module(module).__all__) for module in MODULES}
 _BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
