@@ -19,7 +19,7 @@ from cml_engine.cooked.reader import Container
 from cml_engine.cooked.wgsl import check_wgsl
 from cml_engine.gpu.shaders import compilers
 from tests.fixtures.cooked import counter, small_inputs, small_model, with_wgsl
-from tests.fixtures.frames.host import turns
+from tests.fixtures.frames.turns import turns
 from tests.fixtures.hostile_wgsl import FEW, HOSTILE, MANY, kernel
 from tests.players.building import SANITIZED, build
 from tests.players.deno import run_deno

@@ -6,8 +6,6 @@ import pytest
 
 from cml_engine import FrameScheduler, VirtualClock
 from scheduler.jobs.job import Job
-from scheduler.recording import decisions_of
-from scheduler.tools.replay import replay
 from scheduler.tools.simulate import SimGpu, SimNetwork
 from tests.fixtures.frames.simulated import (
     FRAME,
@@ -74,20 +72,6 @@ def test_abandoned_frames_are_encoded_again(scheduler, device):
             run_frame(scheduler)
     assert (job.state, other.state) == ("done", "done")
     assert whole(device.ran, "a") and whole(device.ran, "b")
-
-
-def test_a_replay_knows_of_abandoned_frames(scheduler):
-    recording = scheduler.record()
-    scheduler.submit(network("a"), {})
-    reports = []
-    for turn in range(60):
-        if turn % 4 == 2:
-            reports.append(scheduler.encode(None))
-            scheduler.abandon_frame()
-        else:
-            reports.append(run_frame(scheduler))
-    assert recording.decisions == [decisions_of(report) for report in reports]
-    assert replay(recording) == recording.decisions
 
 
 def test_a_second_encode_waits_for_the_end_of_the_frame(scheduler):

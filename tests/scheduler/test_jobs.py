@@ -33,21 +33,6 @@ def test_long_job_takes_the_predicted_number_of_frames():
     assert job.state == "done" and job.progress == 1 and len(loop.reports) in (10, 11)
 
 
-def test_every_workgroup_of_every_step_runs_once_and_in_order():
-    net = network("a", 33.0, steps=7, groups=37)
-    loop = Loop(net, budget_ms=2.5)
-    job = loop.submit(net)
-    loop.until_done(job)
-    parts = [part for report in loop.reports for part in report.slices]
-    step = group = 0
-    for part in parts:
-        assert (part.step, part.first) == (step, group)
-        group += part.count
-        if group == 37:
-            step, group = step + 1, 0
-    assert (step, group) == (7, 0)
-
-
 def test_least_time_to_spare_goes_first():
     early, late = network("early", 20.0), network("late", 20.0)
     loop = Loop(early, late)

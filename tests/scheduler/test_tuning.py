@@ -8,6 +8,7 @@ import pytest
 from cml_engine import FrameScheduler, Tuning, VirtualClock
 from cml_engine.runtime.tuning.trial import Trial
 from scheduler.tools.simulate import EXACT, Noise, SimGpu, SimNetwork, SimStep
+from tests.fixtures.frames.turns import turns
 
 BUDGET = 2.0
 #: floating-point operations of a workgroup, and the milliseconds that the first guess gives it
@@ -83,12 +84,15 @@ class Game:
         self.measured += reports
         return self.tuning.observe(reports)
 
-    def until_done(self, limit=5000):
-        for _ in range(limit):
-            if self.frame():
+    def until(self, condition):
+        """Runs frames until ``condition()`` is true or the tuning is done."""
+        for _ in turns():
+            if condition() or self.frame():
                 return
             time.sleep(1e-5)  # lets the tuning's thread run
-        raise AssertionError(f"not done after {limit} frames: {self.tuning.decided} decided")
+
+    def until_done(self):
+        self.until(lambda: False)
 
 
 def test_the_fastest_options_are_found_and_kept():
@@ -142,11 +146,8 @@ def test_tuning_slows_the_game_network_by_at_most_three_percent(period):
 def test_tuning_waits_for_preparation():
     bench = Bench({"k": {"a": 1.0, "b": 0.5}}, prepare_frames=40)
     game = Game(bench)
-    for _ in range(30):
-        game.frame()
-        time.sleep(1e-4)
-    assert not any(r.slices for r in game.encoded)
-    assert "preparing" in {r.reason for r in game.encoded}
+    game.until(lambda: [r.reason for r in game.encoded].count("preparing") > 30)
+    assert not any(r.slices for r in game.encoded) and not game.tuning.done
     game.until_done()
     assert bench.saved == [("k", "b")]
 
@@ -182,11 +183,7 @@ def test_unwritable_tuning_table_is_a_warning():
 def test_stopped_tuning_leaves_no_jobs():
     bench = Bench({"k": {"a": 1.0, "b": 0.5}, "l": {"a": 1.0, "b": 0.5}})
     game = Game(bench)
-    for _ in range(2000):
-        game.frame()
-        if game.tuning.decided == 1:
-            break
-        time.sleep(1e-5)
+    game.until(lambda: game.tuning.decided == 1)
     for _ in range(10):
         game.frame()
     game.tuning.stop()

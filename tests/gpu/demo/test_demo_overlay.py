@@ -24,6 +24,7 @@ from demo_game.overlay.overlay import Overlay
 from demo_game.world.tile import TileId
 from scheduler.reports import SliceReport
 from tests.fixtures.frames.host import creations
+from tests.fixtures.frames.turns import turns
 from tests.fixtures.memory import held_bytes
 
 _FORMAT = "rgba8unorm"
@@ -411,7 +412,7 @@ def test_last_seconds_show_only_recent_operators(gpu, full, widgets):
     key = "upres", 0
     full.log.operators[key].total_ms += 5.0
     full.log.operators[key].runs += 1.0
-    for _ in range(500):  # rows are counted again after a quarter of a second
+    for _ in turns():  # rows are counted again after a quarter of a second
         screen.frames()
         if screen.ranking.lines:
             break

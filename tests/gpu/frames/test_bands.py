@@ -85,14 +85,12 @@ def upscaler(tmp_path_factory):
 
 @pytest.mark.parametrize("storage", ["float", "half"])
 def test_an_upscaler_in_bands(upscaler, gpu, storage):
-    for share in (0.8, 0.65):
-        same_bits(upscaler, gpu, share, storage=storage)
+    same_bits(upscaler, gpu, 0.65, storage=storage)
 
 
 def test_an_encoder_and_decoder_in_bands(gpu, tmp_path):
     graph = cml.load(write_model(tmp_path / "net.nnef", CODER), random_weights=0)
-    for share in (0.9, 0.7):
-        session, _, _ = same_bits(graph, gpu, share)
+    session, _, _ = same_bits(graph, gpu, 0.7)
     assert any(len(run.operators) > 2 for run in session.plan.bands)
 
 

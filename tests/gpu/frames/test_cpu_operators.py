@@ -22,7 +22,8 @@ from scheduler.planning.plan import operators_per_frame
 from scheduler.planning.policy import by_priority
 from scheduler.recording import decisions_of
 from scheduler.tools.replay import replay
-from tests.fixtures.frames.host import Host, creations, open_device, turns, under_way
+from tests.fixtures.frames.host import Host, creations, open_device, under_way
+from tests.fixtures.frames.turns import turns
 from tests.fixtures.graphs import Net
 
 HEADER = "version 1.0;\nextension KHR_enable_operator_expressions;\n"
@@ -221,9 +222,9 @@ def test_nothing_waits_in_a_frame(gpu, graph, inputs, gate, monkeypatch):
     job = host.scheduler.submit(session, inputs, read=True)
     host.until(gate.entered.is_set)
     assert "on the CPU" in job.waiting_for and job.state == "running"
+    host.until(lambda: host.reports[-1].reason == "all waiting")
     for _ in range(40):
         host.frame()
-    assert host.reports[-1].reason == "all waiting"
     assert threading.current_thread() not in gate.threads
     gate.open.set()
     assert_same(outputs_of(host, job), wanted)

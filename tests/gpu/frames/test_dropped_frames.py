@@ -17,7 +17,7 @@ import cml_engine as cml
 from cml_engine import FrameScheduler
 from scheduler.jobs.job import Job
 from scheduler.planning.plan import operators_per_frame
-from tests.fixtures.frames.host import turns
+from tests.fixtures.frames.turns import turns
 
 #: small numbers and their halves, which are bit-identical on every backend
 TEXT = """version 1.0;
@@ -264,7 +264,6 @@ NETWORKS = {
 SHORT = {
     (in_order, "recurrent", "timed"),
     (one_by_one, "recurrent", "bundled"),
-    (left_out, "retaining", "timed"),
     (left_out, "both", "bundled"),
     (left_out, "on the CPU", "timed"),
     (replaced, "both", "timed"),

@@ -10,7 +10,8 @@ from imgui_bundle import imgui
 import cml_engine as cml
 from cml_engine.tools.panel import Panel, PanelSection
 from cml_engine.tools.panel.frames import OperatorTimes
-from tests.fixtures.frames.host import Host, turns
+from tests.fixtures.frames.host import Host
+from tests.fixtures.frames.turns import turns
 from tests.fixtures.models import SCALED, write_model
 
 

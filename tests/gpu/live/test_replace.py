@@ -13,7 +13,8 @@ from cml_engine.compiler.plugins import load_file
 from cml_engine.gpu.memory.allocator import Allocation
 from cml_engine.ops import unregister
 from cml_engine.runtime.live.reloader import Reloader
-from tests.fixtures.frames.host import Host, turns
+from tests.fixtures.frames.host import Host
+from tests.fixtures.frames.turns import turns
 from tests.fixtures.models import write_model
 from tests.gpu.live.test_taps import graph_of, inputs
 

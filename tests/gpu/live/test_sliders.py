@@ -1,7 +1,5 @@
 """Tests of a model's parameters that a host changes while the model runs."""
 
-from contextlib import contextmanager
-
 import numpy as np
 import pytest
 import wgpu
@@ -10,7 +8,7 @@ from numpy.testing import assert_allclose
 import cml_engine as cml
 from cml_engine.cooked.cook import cook
 from cml_engine.errors import InputError
-from tests.fixtures.frames.host import Host
+from tests.fixtures.frames.host import Host, creations
 from tests.fixtures.models import SCALED, write_model
 
 
@@ -92,49 +90,44 @@ void kernel(uint i) {
     y[i] = inverted ? -v : v;
 }
 """
-#: the place of each slider, with a value to move it to
+#: the place of each slider, a value to move it to, and its text in the model before and after
 MOVES = {
-    "alpha": ("leaked.alpha", 0.75),
-    "on": ("lit.condition", False),
-    "tint": (cml.Slider("tinted.y", 0.0, 4.0), [4.0, 3.0, 2.0, 1.0]),
-    "border": ("padded.value", 0.75),
-    "mode": (cml.Slider("w.mode", choices={"flat": 0, "warm": 1, "hot": 2}), "hot"),
-    "colour": ("w.colour", [0.125, 2.0, 0.75]),
-    "inverted": ("w.inverted", True),
-    "gain": ("w.gain", -3.0),
-    "by": ("y.by", 0.5),
-}
+    "alpha": ("leaked.alpha", 0.75, "alpha = 0.1", "alpha = 0.75"),
+    "on": ("lit.condition", False, "select(true", "select(false"),
+    "tint": (
+        cml.Slider("tinted.y", 0.0, 4.0), [4.0, 3.0, 2.0, 1.0],
+        "[[1.0, 0.5, 0.25, 2.0]]", "[[4.0, 3.0, 2.0, 1.0]]",
+    ),
+    "border": ("padded.value", 0.75, "value = 0.5", "value = 0.75"),
+    "mode": (
+        cml.Slider("w.mode", choices={"flat": 0, "warm": 1, "hot": 2}), "hot",
+        "mode = 1", "mode = 2",
+    ),
+    "colour": ("w.colour", [0.125, 2.0, 0.75], "[0.5, 1.0, 1.5]", "[0.125, 2.0, 0.75]"),
+    "inverted": ("w.inverted", True, "inverted = false", "inverted = true"),
+    "gain": ("w.gain", -3.0, "gain = 2.0", "gain = -3.0"),
+    "by": ("y.by", 0.5, "by = 0.25", "by = 0.5"),
+}  # fmt: skip
+PLACES = {name: place for name, (place, *_) in MOVES.items()}
 
 
 @pytest.fixture
-def own_operators():
+def game_operators(own_operators):
     """Two operators of a game's own, one with a kernel and one with an expression."""
-    cml.register(
-        cml.OpSpec(
-            name="dabbed",
-            signature=DABBED,
-            infer=cml.same_as(0),
-            cpu=lambda attrs, x: (
-                (-1 if attrs.inverted else 1)
-                * (x * np.float32(attrs.gain) + np.float32(attrs.colour[attrs.mode]))
-            ),
-            kernel=cml.Kernel(source=KERNEL),
-        )
-    )
-    cml.register(
-        cml.OpSpec(
-            name="shifted",
-            signature="fragment shifted(x: tensor<scalar>, by: scalar) -> (y: tensor<scalar>);",
-            expression="x + {by} * 2.0",
-        )
-    )
-    yield
-    cml.unregister("dabbed")
-    cml.unregister("shifted")
+    dabbed = {
+        "cpu": lambda attrs, x: (
+            (-1 if attrs.inverted else 1)
+            * (x * np.float32(attrs.gain) + np.float32(attrs.colour[attrs.mode]))
+        ),
+        "kernel": cml.Kernel(source=KERNEL),
+    }
+    cml.register(cml.OpSpec("dabbed", cml.same_as(0), signature=DABBED, **dabbed))
+    shifted = "fragment shifted(x: tensor<scalar>, by: scalar) -> (y: tensor<scalar>);"
+    cml.register(cml.OpSpec("shifted", signature=shifted, expression="x + {by} * 2.0"))
 
 
 @pytest.fixture
-def movable(tmp_path, own_operators):
+def movable(tmp_path, game_operators):
     """Returns a function that writes the network with other values, and loads it."""
     weights = np.random.default_rng(3).standard_normal((4, 4, 3, 3)).astype(np.float32)
 
@@ -148,28 +141,14 @@ def movable(tmp_path, own_operators):
     return load
 
 
-#: the text of the model in which each slider's new value stands
-WRITTEN = {
-    "alpha": ("alpha = 0.1", "alpha = 0.75"),
-    "on": ("select(true", "select(false"),
-    "tint": ("[[1.0, 0.5, 0.25, 2.0]]", "[[4.0, 3.0, 2.0, 1.0]]"),
-    "border": ("value = 0.5", "value = 0.75"),
-    "mode": ("mode = 1", "mode = 2"),
-    "colour": ("[0.5, 1.0, 1.5]", "[0.125, 2.0, 0.75]"),
-    "inverted": ("inverted = false", "inverted = true"),
-    "gain": ("gain = 2.0", "gain = -3.0"),
-    "by": ("by = 0.25", "by = 0.5"),
-}
-
-
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
 @pytest.mark.parametrize("name", MOVES)
 def test_moved_slider_gives_the_bits_of_a_model_with_the_value(gpu, movable, rng, name, backend):
-    place, value = MOVES[name]
+    place, value, *texts = MOVES[name]
     on = gpu if backend == "gpu" else "cpu"
     x = rng.standard_normal((1, 4, 6, 8)).astype(np.float32)
     session = cml.Session(movable({name: place}), on)
-    for values, replaced in (({}, ("", "")), ({name: value}, WRITTEN[name]), ({}, ("", ""))):
+    for values, replaced in (({}, ("", "")), ({name: value}, texts), ({}, ("", ""))):
         found = session.run({"x": x, **values})
         wanted = cml.Session(movable(replaced=replaced), on).run({"x": x})
         for output in ("y", "w"):
@@ -178,9 +157,8 @@ def test_moved_slider_gives_the_bits_of_a_model_with_the_value(gpu, movable, rng
 
 @pytest.mark.parametrize("retain", [False, True])
 def test_moving_in_frames_builds_and_creates_nothing(gpu, movable, rng, monkeypatch, retain):
-    places = {name: place for name, (place, _) in MOVES.items()}
-    session = cml.Session(movable(places), gpu, retain=retain)
-    reference = cml.Session(movable(places), "cpu", retain=retain)
+    session = cml.Session(movable(PLACES), gpu, retain=retain)
+    reference = cml.Session(movable(PLACES), "cpu", retain=retain)
     x = rng.standard_normal((1, 4, 6, 8)).astype(np.float32)
     host = Host(gpu, budget_ms=5.0)
 
@@ -189,47 +167,37 @@ def test_moving_in_frames_builds_and_creates_nothing(gpu, movable, rng, monkeypa
         host.until(lambda: job.ended and job.read("w") is not None)
         return job.read("w")
 
-    made = []
-
-    def count(name):
-        create = getattr(gpu.device, name)
-        monkeypatch.setattr(gpu.device, name, lambda *a, **b: made.append(name) or create(*a, **b))
-
     for values in ({"x": x}, {"mode": "flat"} if retain else {"x": x, "mode": "flat"}):
         assert_allclose(result(values), reference.run(values)["w"], rtol=1e-5, atol=1e-6)
-    for name in ("create_buffer", "create_bind_group", "create_compute_pipeline"):
-        count(name)
-    for moved in ({n: value for n, (_, value) in MOVES.items()}, {"gain": 7.0}, {"colour": 0.5}):
+    created = creations(gpu, monkeypatch)
+    for moved in (
+        {n: value for n, (_, value, *_) in MOVES.items()},
+        {"gain": 7.0},
+        {"colour": 0.5},
+    ):
         values = moved if retain else {"x": x, **moved}
         assert_allclose(result(values), reference.run(values)["w"], rtol=1e-5, atol=1e-6)
-    assert made == []
+    assert created == []
 
 
-def test_one_slider_moves_every_dispatch_of_its_node(gpu, tmp_path, rng):
+def test_one_slider_moves_every_dispatch_of_its_node(gpu, tmp_path, own_operators):
     def lower(op):
         half = op.scratch(op.inputs[0].size)
         yield op.launch(op.inputs[0].size, reads={"x": op.in_names[0]}, writes={"y": half})
         yield op.launch(op.inputs[0].size, reads={"x": half}, writes={"y": op.out_names[0]})
 
     kernel = cml.Kernel(source="void kernel(uint i) { y[i] = x[i] * gain; }", lower=lower)
-    with registered("twice", "x: tensor<scalar>, gain: scalar", kernel):
-        graph = cml.load(one_operator(tmp_path, "twice(x, gain = 3.0)"), sliders={"gain": "y.gain"})
-        session = cml.Session(graph, gpu)
-        for gain in (3.0, -2.0, 3.0):
-            found = session.run({"x": np.ones((1, 2, 3, 5), np.float32), "gain": gain})["y"]
-            assert (found == gain * gain).all()
+    register("twice", "x: tensor<scalar>, gain: scalar", kernel)
+    graph = cml.load(one_operator(tmp_path, "twice(x, gain = 3.0)"), sliders={"gain": "y.gain"})
+    session = cml.Session(graph, gpu)
+    for gain in (3.0, -2.0, 3.0):
+        found = session.run({"x": np.ones((1, 2, 3, 5), np.float32), "gain": gain})["y"]
+        assert (found == gain * gain).all()
 
 
-@contextmanager
-def registered(name, operands, kernel, cpu=None):
+def register(name, operands, kernel):
     signature = f"fragment {name}({operands}) -> (y: tensor<scalar>);"
-    cml.register(
-        cml.OpSpec(name, signature=signature, infer=cml.same_as(0), cpu=cpu, kernel=kernel)
-    )
-    try:
-        yield
-    finally:
-        cml.unregister(name)
+    cml.register(cml.OpSpec(name, cml.same_as(0), kernel=kernel, signature=signature))
 
 
 def one_operator(folder, call):
@@ -254,27 +222,27 @@ def with_define(op):
         ({"threads": lambda attrs, x: 64 + 64 * int(attrs.k)}, "the number of its workgroups"),
     ],
 )
-def test_attribute_that_is_compiled_is_refused(gpu, tmp_path, kernel, says):
+def test_attribute_that_is_compiled_is_refused(gpu, tmp_path, own_operators, kernel, says):
     source = "void kernel(uint i) { y[i % y_size] = x[i % x_size] * k; }"
     made = cml.Kernel(source=source, **kernel)
-    with registered("fixed", "x: tensor<scalar>, k: scalar", made):
-        graph = cml.load(one_operator(tmp_path, "fixed(x, k = 0.0)"), sliders={"s": "y.k"})
-        with pytest.raises(InputError, match="slider 's': the attribute 'k' of fixed 'y'") as error:
-            cml.Session(graph, gpu)
+    register("fixed", "x: tensor<scalar>, k: scalar", made)
+    graph = cml.load(one_operator(tmp_path, "fixed(x, k = 0.0)"), sliders={"s": "y.k"})
+    with pytest.raises(InputError, match="slider 's': the attribute 'k' of fixed 'y'") as error:
+        cml.Session(graph, gpu)
     assert "is compiled into its kernel" in str(error.value) and says in str(error.value)
 
 
-def test_value_beyond_the_range_that_is_compiled_is_refused(gpu, tmp_path):
+def test_value_beyond_the_range_that_is_compiled_is_refused(gpu, tmp_path, own_operators):
     made = cml.Kernel(source="void kernel(uint i) { y[i] = x[i] * k; }", lower=with_define)
-    with registered("fixed", "x: tensor<scalar>, k: scalar", made):
-        slider = cml.Slider("y.k", 0.0, 0.25)
-        graph = cml.load(one_operator(tmp_path, "fixed(x, k = 0.0)"), sliders={"s": slider})
-        session, x = cml.Session(graph, gpu), np.ones((1, 2, 3, 5), np.float32)
-        host = Host(gpu, budget_ms=5.0)
-        for run in (session.run, lambda inputs: host.scheduler.submit(session, inputs)):
-            with pytest.raises(InputError, match="cannot move from 0.0 to 2.0"):
-                run({"x": x, "s": 2.0})
-        assert (session.run({"x": x, "s": 0.125})["y"] == 0.125).all()
+    register("fixed", "x: tensor<scalar>, k: scalar", made)
+    slider = cml.Slider("y.k", 0.0, 0.25)
+    graph = cml.load(one_operator(tmp_path, "fixed(x, k = 0.0)"), sliders={"s": slider})
+    session, x = cml.Session(graph, gpu), np.ones((1, 2, 3, 5), np.float32)
+    host = Host(gpu, budget_ms=5.0)
+    for run in (session.run, lambda inputs: host.scheduler.submit(session, inputs)):
+        with pytest.raises(InputError, match="cannot move from 0.0 to 2.0"):
+            run({"x": x, "s": 2.0})
+    assert (session.run({"x": x, "s": 0.125})["y"] == 0.125).all()
 
 
 @pytest.mark.parametrize(
@@ -304,7 +272,7 @@ def test_place_that_cannot_move_is_refused(movable, place, says):
     ],
 )
 def test_wrong_values_are_refused(movable, value, says):
-    session = cml.Session(movable({name: place for name, (place, _) in MOVES.items()}), "cpu")
+    session = cml.Session(movable(PLACES), "cpu")
     with pytest.raises(InputError, match=says):
         session.run({"x": np.zeros((1, 4, 6, 8), np.float32), **value})
 

@@ -57,8 +57,15 @@ def test_retained_tensor_equals_the_unoptimized_graphs(gpu, storage):
     assert_array_equal(session.tensor("y").read(), outputs["y"])
 
 
-@pytest.mark.parametrize("storage", ["float", "half"])
-@pytest.mark.parametrize("block", BLOCKS)
+#: in the suite each block has one storage; both in the long suite
+STORED = [
+    pytest.param(block, storage, marks=pytest.mark.long if (i + j) % 2 else ())
+    for i, block in enumerate(BLOCKS)
+    for j, storage in enumerate(("float", "half"))
+]
+
+
+@pytest.mark.parametrize(("block", "storage"), STORED)
 def test_kept_tensors_change_no_bit_of_the_outputs(gpu, block, storage):
     """Also if a pass removed the tensor, or the plan stores it in blocks and in 16 bits."""
     net = BLOCKS[block]()

@@ -64,7 +64,7 @@ graph net(image) -> (result)
 TWICE = "void kernel(uint thread) { y[thread] = x[thread] + x[x_size - 1 - thread]; }"
 
 
-def test_tensor_bound_in_parts_is_bit_identical(gpu, tmp_path):
+def test_tensor_bound_in_parts_is_bit_identical(gpu, tmp_path, own_operators):
     """A device that binds 4096 bytes at most, less than a tensor, gives bit-identical results.
 
     The driver itself enforces the limit.
@@ -81,14 +81,11 @@ def test_tensor_bound_in_parts_is_bit_identical(gpu, tmp_path):
         "twice", cml.same_as(0), kernel=cml.Kernel(source=TWICE), signature=signature
     )
     cml.register(twice)
-    try:
-        graph = cml.load(write_model(tmp_path / "net.nnef", BEYOND), random_weights=0)
-        inputs = random_inputs({name: graph.facts[name] for name in graph.inputs})
-        wanted = cml.Session(graph, gpu).run(inputs)["result"]
-        session = cml.Session(graph, small)
-        assert_array_equal(session.run(inputs)["result"], wanted)
-    finally:
-        cml.unregister("twice")
+    graph = cml.load(write_model(tmp_path / "net.nnef", BEYOND), random_weights=0)
+    inputs = random_inputs({name: graph.facts[name] for name in graph.inputs})
+    wanted = cml.Session(graph, gpu).run(inputs)["result"]
+    session = cml.Session(graph, small)
+    assert_array_equal(session.run(inputs)["result"], wanted)
     parts = {name: found.count for name, found in session.plan.parts.items()}
     assert parts == {"conv1": 2, "doubled": 2, "result": 5}
     assert max(b.nbytes for s in session.plan.steps for b in s.bindings) == 4096

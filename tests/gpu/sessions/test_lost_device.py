@@ -13,7 +13,8 @@ from cml_engine.gpu.gpu import Gpu
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.shaders.hlsl import resolve
 from cml_engine.gpu.timing.frame_timer import FrameTimer
-from tests.fixtures.frames.host import SHAPE, Host, conv_net, open_device, turns
+from tests.fixtures.frames.host import SHAPE, Host, conv_net, open_device
+from tests.fixtures.frames.turns import turns
 
 IMAGE = {"x": np.zeros(SHAPE, np.float32)}
 USAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST

@@ -13,6 +13,7 @@ import argparse
 import json
 import math
 import random
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -192,11 +193,13 @@ def best_constant(noise: Sequence[NoisyFrame], share: float = 0.01) -> RuleResul
     millisecond.
     """
     counted = noise[WARM_UP:]
-    plans = [tenth / 20 for tenth in range(int(20 * FRAME_MS))]
-    best = max(
-        ms for ms in plans if not ms or result_of(counted, [ms] * len(counted)).added <= share
-    )
-    return result_of(counted, [best] * len(counted))
+
+    def constant(tenths: int) -> RuleResult:
+        return result_of(counted, [tenths / 20] * len(counted))
+
+    # a larger plan makes no fewer frames late
+    plans = range(1, int(20 * FRAME_MS))
+    return constant(bisect_right(plans, share, key=lambda tenths: constant(tenths).added))
 
 
 def scenarios(frames: int) -> dict[str, list[NoisyFrame]]:
