@@ -191,7 +191,16 @@ _memory = _Memory()
 def _little_memory() -> Iterator[None]:
     yield
     _memory.tidy()
-    assert gc.get_freeze_count(), "the test thawed what pytest_collection_finish froze"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _objects_stay_frozen() -> Iterator[None]:
+    """Fails the last test if one thawed what :func:`pytest_collection_finish` froze.
+
+    Counting the frozen objects takes 20 ms, so it is not done after each test.
+    """
+    yield
+    assert gc.get_freeze_count(), "a test called gc.unfreeze()"
 
 
 @pytest.fixture(autouse=True)
