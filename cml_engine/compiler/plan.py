@@ -83,11 +83,13 @@ class CpuPart:
 
     ``graph`` has the operators. ``reads`` are the places of its inputs, which are copied to the
     host before, ``writes`` those of its outputs, which are copied to the device after.
+    ``refusals`` are the messages of kernels that refused one of the operators.
     """
 
     graph: Graph
     reads: Mapping[str, TensorPlace]
     writes: Mapping[str, TensorPlace]
+    refusals: tuple[str, ...] = ()
 
     @property
     def read_bytes(self) -> int:
@@ -100,9 +102,10 @@ class CpuPart:
         return sum(place.fact.nbytes for place in self.writes.values())
 
     def __str__(self) -> str:
+        why = f" ({'; '.join(self.refusals)})" if self.refusals else ""
         return (
             f"{', '.join(node.title for node in self.graph.nodes)}: {mib(self.read_bytes)} to the "
-            f"host, {mib(self.written_bytes)} back"
+            f"host, {mib(self.written_bytes)} back{why}"
         )
 
 

@@ -4,8 +4,35 @@ as rarely as possible.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
+
 from cml_engine.ir.graph import Graph, Node
-from cml_engine.ops.declaration.registry import lookup
+from cml_engine.ops.declaration.registry import derive_by, lookup
+from cml_engine.ops.declaration.spec import NO_TRAITS, OpSpec
+
+#: the end of the name of an operator without its kernel
+_ON_CPU = " on CPU"
+
+
+def _derive(name: str) -> OpSpec | None:
+    """Returns the operator without its kernel if the name ends with ``on CPU``, otherwise None."""
+    if not name.endswith(_ON_CPU):
+        return None
+    spec = lookup(name.removesuffix(_ON_CPU))
+    return replace(spec, name=name, kernel=None, traits=NO_TRAITS)
+
+
+derive_by(_derive)
+
+
+def move_to_cpu(graph: Graph, results: Collection[str]) -> Graph:
+    """Returns the graph with the nodes that compute ``results`` on the CPU, grouped with others."""
+    nodes = (
+        replace(node, op=node.op + _ON_CPU) if node.outputs[0] in results else node
+        for node in graph.nodes
+    )
+    return group_cpu_operators(graph.with_(nodes=tuple(nodes)))
 
 
 def group_cpu_operators(graph: Graph) -> Graph:

@@ -14,7 +14,7 @@ import numpy as np
 from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.layouts import PackedInput, rounded_weights
 from cml_engine.compiler.planning.memory import Lifetime
-from cml_engine.errors import InputError, OperatorError, located
+from cml_engine.errors import InputError, OperatorError, ShapeError, located
 from cml_engine.errors.arguments import (
     ARENA_BYTES,
     GUARD_BYTES,
@@ -153,6 +153,8 @@ class Draft:
     items: list[Lifetime] = field(default_factory=list)
     #: the nodes of each dispatch of :data:`NUMPY`, by the first result of the first node
     cpu_parts: dict[str, list[Node]] = field(default_factory=dict)
+    #: the reasons why kernels refused nodes of these, by first result
+    refusals: Mapping[str, str] = field(default_factory=dict)
     #: the results that only nodes of their own part read, which need no memory on the device
     on_host: set[str] = field(default_factory=set)
 
@@ -317,6 +319,18 @@ def _wrong(spec: OpSpec, op: Lowering, what: str) -> OperatorError:
 # -- dispatches -----------------------------------------------------------------------------------
 
 
+class KernelRefusal(ShapeError):
+    """Raised if kernels refuse nodes that the CPU can compute; has the message of the first one.
+
+    ``messages`` has the message of each node by its first result.
+    """
+
+    def __init__(self, errors: Mapping[str, ShapeError]) -> None:
+        first = next(iter(errors.values()))
+        super().__init__(first.message, first.source)
+        self.messages = {name: error.message for name, error in errors.items()}
+
+
 def node_cost(
     spec: OpSpec, node: Node, graph: Graph, layouts: Mapping[str, str] = MappingProxyType({})
 ) -> Cost:
@@ -358,11 +372,16 @@ def _own_cost(spec: OpSpec, node: Node, inputs: list[Fact], outputs: list[Fact])
 
 
 def add_dispatches(draft: Draft) -> None:
+    """Adds the dispatches of all nodes to the draft.
+
+    Raises :class:`KernelRefusal` if a kernel refuses a node, unless the caller decided that kernel.
+    """
     graph, stub, parts = draft.graph, draft.options.stub, draft.options.decided("parts")
     if stub and stub not in graph.ops:
         raise InputError(f"stub: model '{graph.name}' has no operator '{stub}'")
     uploaded = {found.words for found in draft.entries.values()}
     on_cpu = _find_cpu_parts(graph, draft.options)
+    refused: dict[str, ShapeError] = {}
     for node in graph.nodes:
         if node.outputs[0] in uploaded:
             continue
@@ -376,10 +395,19 @@ def add_dispatches(draft: Draft) -> None:
             _repeat(draft, draft.lowered[key], node)
             continue
         count, scratch = len(draft.dispatches), set(draft.scratch)
-        _lower_node(draft, node)
+        try:
+            _lower_node(draft, node)
+        except ShapeError as error:
+            decided = node.outputs[0] in draft.options.decided("kernel")
+            if decided or lookup(node.op).cpu is None:
+                raise
+            refused[node.outputs[0]] = error
+            continue
         if key is not None:
             added = {n: words for n, words in draft.scratch.items() if n not in scratch}
             draft.lowered[key] = LoweredNode(node, draft.dispatches[count:], added)
+    if refused:
+        raise KernelRefusal(refused)
     if unbound := [name for name in parts if name not in draft.parts]:
         raise InputError(
             f"decide: '{unbound[0]}' cannot be bound in parts: no kernel of '{graph.name}' binds it"

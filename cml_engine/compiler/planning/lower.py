@@ -337,7 +337,7 @@ def _cpu_step(index: int, launch: Launch, locate: Locator) -> Step:
     """Returns the step of a dispatch of :data:`NUMPY`, with its operators as a graph."""
     first, kernel, dispatch, cost = launch
     graph = locate.draft.graph
-    nodes = tuple(locate.draft.cpu_parts[first.outputs[0]])
+    nodes, refusals = tuple(locate.draft.cpu_parts[first.outputs[0]]), locate.draft.refusals
     reads, writes = dispatch.tensors[: -dispatch.writes], dispatch.tensors[-dispatch.writes :]
     used = {name for node in nodes for name in (*node.reads, *node.outputs)}
     part = graph.with_(
@@ -365,7 +365,12 @@ def _cpu_step(index: int, launch: Launch, locate: Locator) -> Step:
         cost=cost,
         trusted=True,
         source=first.source,
-        cpu_part=CpuPart(graph=part, reads=_of(reads, places), writes=_of(writes, places)),
+        cpu_part=CpuPart(
+            graph=part,
+            reads=_of(reads, places),
+            writes=_of(writes, places),
+            refusals=tuple(refusals[n.outputs[0]] for n in nodes if n.outputs[0] in refusals),
+        ),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.compiler.passes.cleanup import eliminate_dead_code
+from cml_engine.compiler.passes.partition import move_to_cpu
 from cml_engine.compiler.plan import BandedOperators, Plan
 from cml_engine.compiler.planning.bands.estimates import (
     COUNTS,
@@ -29,7 +30,7 @@ from cml_engine.compiler.planning.bands.rewrite import (
     rewrite_in_bands,
 )
 from cml_engine.compiler.planning.decisions import NO_DECISIONS, Decisions, resolve_overrides
-from cml_engine.compiler.planning.dispatches import Draft, PlanOptions, Sibling
+from cml_engine.compiler.planning.dispatches import Draft, KernelRefusal, PlanOptions, Sibling
 from cml_engine.compiler.planning.layouts import Storage, layouts_for
 from cml_engine.compiler.planning.lower import complete_draft, place_draft, views_of
 from cml_engine.errors import CmlError, InputError, InternalError
@@ -308,8 +309,9 @@ class _BandPlanner:
         options = replace(whole.options, overrides=overrides)
         layouts, packed = made.layouts(whole.layouts), dict(whole.packed)
         draft = Draft(
-            graph, whole.limits, layouts, options, whole.sibling, packed, pinned, made.alike
-        )
+            graph, whole.limits, layouts, options, whole.sibling, packed, pinned, made.alike,
+            refusals=whole.refusals,
+        )  # fmt: skip
         try:
             complete_draft(draft, made.joins)
         except CmlError:
@@ -470,21 +472,33 @@ def plan_graph(
     written: Graph | None = None,
     sibling: Sibling | None = None,
     blocked_layout: bool = True,
+    allow_cpu: bool = True,
 ) -> Plan:
     """Returns the plan of an optimized graph for a device with these limits.
 
     ``storage`` is the storage of feature maps by default. The decisions ``decide`` may use the
     names of the original graph ``written``. Without ``blocked_layout`` all tensors are plain.
-    See :func:`lower` for the rest.
+    With ``allow_cpu`` the CPU computes the nodes that their kernels refuse. See :func:`lower` for
+    the rest.
     """
-    # kept tensors take no part in decisions, so that results are bit-identical without them
-    bare = eliminate_dead_code(graph.with_(taps={})) if graph.taps else graph
-    overrides = resolve_overrides(decide, written or graph, bare)
-    layouts = {}
-    if blocked_layout:
-        layouts = layouts_for(bare, storage, overrides["storage"], overrides["layout"])
-    options = replace(options, overrides=overrides)
-    plan = plan_in_bands(complete_draft(Draft(graph, limits, layouts, options, sibling)))
+    written, refusals = written or graph, dict[str, str]()
+    while True:
+        # kept tensors take no part in decisions, so that results are bit-identical without them
+        bare = eliminate_dead_code(graph.with_(taps={})) if graph.taps else graph
+        overrides = resolve_overrides(decide, written, bare)
+        layouts = {}
+        if blocked_layout:
+            layouts = layouts_for(bare, storage, overrides["storage"], overrides["layout"])
+        options = replace(options, overrides=overrides)
+        draft = Draft(graph, limits, layouts, options, sibling, refusals=refusals)
+        try:
+            plan = plan_in_bands(complete_draft(draft))
+            break
+        except KernelRefusal as refusal:
+            if not allow_cpu:
+                raise
+            graph = move_to_cpu(graph, refusal.messages)
+            refusals |= refusal.messages
     steps, nbytes = len(plan.steps), (plan.memory.peak, plan.weights_bytes)
     _log.info("'%s' is planned: %d steps, arena %d, weights %d bytes", plan.name, steps, *nbytes)
     return plan

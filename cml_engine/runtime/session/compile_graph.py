@@ -81,8 +81,8 @@ class CompileOptions:
         ``{"conv2": {"kernel": "winograd", "storage": "half"}}`` (docs/see_inside.md).
     arena_limit : the most bytes of a GPU's activations. Above the limit, operators are computed in
         bands of rows, with bit-identical results (docs/faster.md).
-    cpu : ``"allow"`` computes operators without a kernel in NumPy, between the others of a GPU
-        session, and logs which; ``"refuse"`` raises :class:`UnsupportedOp` instead.
+    cpu : ``"allow"`` computes operators without a kernel, or that a kernel refuses, in NumPy,
+        between the others of a GPU session, and logs which; ``"refuse"`` raises an error instead.
         ``"onnxruntime"`` runs a session without a GPU in ONNX Runtime, which is an extra package;
         results differ from NumPy's by rounding (docs/faster.md).
     cpu_threads : the cores that ONNX Runtime takes; the default is half of the machine's.
@@ -434,6 +434,7 @@ def _plan_in_order(
         return plan_graph(
             ordered, gpu.limits, options.storage, _plan_options(gpu, options), options.decide,
             written=written, sibling=sibling, blocked_layout=options.blocked_layout,
+            allow_cpu=options.cpu != "refuse",
         )  # fmt: skip
 
     if graph.cooked_form is not None:

@@ -451,3 +451,38 @@ def test_scheduler_runs_beside_other_jobs(gpu, graph, inputs, gate):
     assert waiting.state == "running" and 0 <= waiting.progress < 1
     gate.open.set()
     waiting.wait(60)
+
+
+def refuse(op):
+    raise op.refuse("it wants an even number of rows")
+
+
+@pytest.mark.parametrize(
+    "shape, text",
+    [
+        ((1, 1, 40000), "resize(relu(x), output_size=[40000])"),
+        ((1, 70000, 1), "col2im(relu(x), output_size=[70000], size=[70000], padding=[(0, 0)])"),
+        ((1, 8, 3, 4), "picky(conv(x, 8))"),
+    ],
+    ids=["resize", "col2im", "game"],
+)
+def test_a_node_that_its_kernel_refuses_runs_on_the_cpu(gpu, own_operators, caplog, shape, text):
+    cml.register(
+        cml.OpSpec(
+            "picky", infer=cml.same_as(0), cpu=lambda attrs, x: np.sort(x, axis=-1),
+            kernel=cml.Kernel(source="void main() {}", lower=refuse, layouts="same"),
+            signature="fragment picky(x: tensor<scalar>) -> (y: tensor<scalar>);",
+        )
+    )  # fmt: skip
+    net = Net(*shape)
+    graph, inputs = net.graph(net(f"neg({text})")), net.input()
+    with pytest.raises(cml.ModelError, match="fit in 32 bits|use smaller windows|even number"):
+        cml.Session(graph, gpu, options=cml.CompileOptions(cpu="refuse"))
+    with caplog.at_level(logging.WARNING):
+        session = cml.Session(graph, gpu)
+    name = text.partition("(")[0]
+    assert f"no kernel, so computed on the CPU: {name} on CPU" in caplog.text
+    assert [step.op for step in session.plan.steps if step.cpu_part] == [f"{name} on CPU"]
+    want = cml.Session(graph, "cpu").run(inputs)
+    for key, value in session.run(inputs).items():
+        np.testing.assert_allclose(value, want[key], rtol=1e-5, atol=1e-5)

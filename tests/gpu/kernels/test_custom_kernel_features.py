@@ -410,7 +410,7 @@ def test_node_that_no_kernel_accepts_is_refused(gpu):
     )
     net = Net(30)
     with pytest.raises(cml.ModelError, match=r"none of its kernels \(never, b\) accepts it"):
-        cml.Session(net.graph(net.op("own", "x")), gpu)
+        cml.Session(net.graph(net.op("own", "x")), gpu, cml.CompileOptions(cpu="refuse"))
 
 
 # ---------------------------------------------------------------- arithmetic in 16 bits
