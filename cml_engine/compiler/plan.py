@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cml_engine.errors import Source
-from cml_engine.ir.graph import Array, Fact, Graph
+from cml_engine.ir.graph import Array, Attrs, Fact, Graph
 from cml_engine.ir.memory import mib
 from cml_engine.ir.reuse import VARIABLES, Sources
 from cml_engine.ops.declaration.choice import Choice
@@ -279,7 +279,7 @@ class InputConversion:
     high: float
 
     @classmethod
-    def of(cls, attrs: Mapping[str, Any]) -> InputConversion:
+    def of(cls, attrs: Attrs) -> InputConversion:
         """Returns the conversion that a node with these attributes computes."""
         return cls(*(float(attrs[name]) for name in ("inverse", "low", "high")))
 
@@ -385,7 +385,7 @@ class Plan:
     #: copies (from, to) that update variables after a run, in this order; values in the weights
     #: are copied to the arena first, so that all variables change at once
     updates: tuple[tuple[Binding, Binding], ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, int] = field(default_factory=dict)
     #: the steps that a run may skip, if the memory is planned for that
     reuse: Reuse | None = None
     #: the chosen kernel of each operator that has several

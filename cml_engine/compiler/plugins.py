@@ -23,7 +23,6 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from cml_engine.compiler.passes.rules import Rule, register_rule, registered_rules, unregister_rule
 from cml_engine.errors import CmlError, InputError, OperatorError
@@ -134,7 +133,7 @@ def _registered_by(file: Path) -> _Registration:
     return new()
 
 
-def _read_registration(file: Path) -> Any:
+def _read_registration(file: Path) -> object:
     """Returns the value of the line ``CML_API = …`` of a file, without running it, or None if
     there is no such line."""
     for line in ast.parse(file.read_bytes(), str(file)).body:

@@ -19,7 +19,7 @@ from typing import Any
 from cml_engine.errors import InputError
 from cml_engine.io.atomic_write import check_writable, write_atomically
 from cml_engine.io.folders import tuning_file
-from cml_engine.io.json_files import finite, parse_json, read_json
+from cml_engine.io.json_files import Json, finite, parse_json, read_json
 from cml_engine.ops.declaration.choice import NO_VARIANTS, TunedChoice, VariantTable
 
 FORMAT = "cml variant table 1"
@@ -56,7 +56,7 @@ class Record:
         """True if the chosen option is not the default."""
         return self.chosen != self.default
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Returns the record as a JSON object without its key."""
         return {
             "chosen": self.chosen,

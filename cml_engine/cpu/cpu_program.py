@@ -9,6 +9,7 @@ from threading import RLock
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from cml_engine.errors import (
     CmlError,
@@ -125,7 +126,7 @@ def _check_results(node: Node, results: Sequence[object]) -> None:
         )
 
 
-def convert_to_fact(node: Node, fact: Fact, value: Any) -> Array:
+def convert_to_fact(node: Node, fact: Fact, value: ArrayLike) -> Array:
     """Returns a node's result as an array in the dtype of its fact, without a copy if it has that
     dtype.
 

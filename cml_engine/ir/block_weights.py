@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from cml_engine.ir.graph import Array
 
@@ -83,7 +84,7 @@ def weight_blocks(array: Array | None) -> Blocks | None:
     return array.blocks if isinstance(array, BlockArray) else None
 
 
-def copy_of(array: Array, dtype: Any) -> Array:
+def copy_of(array: Array, dtype: DTypeLike) -> Array:
     """Returns a copy of an array in C order; weights in blocks, which are read-only, themselves."""
     return array if weight_blocks(array) else np.array(array, dtype, order="C")
 

@@ -312,7 +312,7 @@ class Slider:
     choices: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        place: Any = self.place
+        place: object = self.place
         if not isinstance(place, str) or not place.rpartition(".")[0]:
             raise InputError(
                 f"a slider's place is {self.place!r}, wanted a result and its operator's operand "
@@ -323,7 +323,7 @@ class Slider:
                 f"slider '{self.place}': choices is {self.choices!r}, wanted words with their "
                 "values, such as {'soft': 0.5, 'hard': 2}"
             )
-        numbers: list[Any] = [self.low, self.high, *self.choices.values()]
+        numbers: list[object] = [self.low, self.high, *self.choices.values()]
         for number in numbers:
             if not isinstance(number, int | float) or not isfinite(number):
                 raise InputError(f"slider '{self.place}': {number!r} is not a finite number")

@@ -263,7 +263,7 @@ class TextureTarget:
         checked_layout(self.layout)
         check_flag(self.srgb, "srgb")
         ANY_EXTENT.check(self.mip, "mip")
-        origin: Any = self.origin
+        origin: object = self.origin
         if not isinstance(origin, tuple | list) or len(origin) != 3:
             raise InputError(f"origin: wanted column, row and layer, got {self.origin!r}")
         for number in self.origin:

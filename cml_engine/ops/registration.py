@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -24,7 +24,7 @@ from cml_engine.ops.declaration.expression import (
     suggest_names,
 )
 from cml_engine.ops.declaration.registry import add, find_builtin, load_families
-from cml_engine.ops.declaration.spec import OpSpec, elementwise_cost
+from cml_engine.ops.declaration.spec import Case, OpSpec, elementwise_cost
 from cml_engine.ops.elementwise.elementwise_op import ELEMENTWISE, cases_of, cpu, infer, kernel_of
 
 _PACKAGE = Path(__file__).parents[1]
@@ -142,7 +142,7 @@ def expressed(spec: OpSpec) -> OpSpec:
     )
 
 
-def _names(spec: OpSpec) -> tuple[tuple[str, ...], dict[str, Any]]:
+def _names(spec: OpSpec) -> tuple[tuple[str, ...], dict[str, float]]:
     """Returns the names of the operands, and the attributes with their defaults.
 
     Raises :class:`OperatorError` if an expression cannot have the signature.
@@ -193,7 +193,7 @@ def _numpy(term: Term, operands: int, attrs: tuple[str, ...]) -> Callable[..., A
     return numpy
 
 
-def _cases(formula: Formula, attrs: Mapping[str, Any]) -> Any:
+def _cases(formula: Formula, attrs: Mapping[str, float]) -> Sequence[Case]:
     """Returns test cases of the formula; none if an attribute has no default."""
     if any(value is REQUIRED for value in attrs.values()):
         return ()

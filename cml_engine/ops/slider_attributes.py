@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -105,7 +104,9 @@ def _derive(name: str) -> OpSpec | None:
 derive_by(_derive)
 
 
-def _cpu(spec: OpSpec, names: Sequence[str], attrs: Attrs, *arrays: Array) -> Any:
+def _cpu(
+    spec: OpSpec, names: Sequence[str], attrs: Attrs, *arrays: Array
+) -> Array | Sequence[Array]:
     assert spec.cpu is not None
     count = len(arrays) - len(names)
     values = {name: array.tolist() for name, array in zip(names, arrays[count:], strict=True)}
@@ -128,7 +129,7 @@ def _lower(spec: OpSpec, names: Sequence[str], op: Lowering) -> Iterator[Dispatc
         yield replace(dispatch, live=LiveParams(tensors, partial(_params, live, k)))
 
 
-def _params(live: _LiveNode, k: int, values: Mapping[str, Array]) -> Mapping[str, Any]:
+def _params(live: _LiveNode, k: int, values: Mapping[str, Array]) -> Mapping[str, object]:
     return live.dispatches_at(values)[k].params
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -279,7 +278,7 @@ def quant_attrs(scale: object, bits: int, signed: bool = True, **more: AttrValue
     )
 
 
-def nest_scales(scales: Sequence[float], axis: int, rank: int) -> Any:
+def nest_scales(scales: Sequence[float], axis: int, rank: int) -> AttrValue:
     """Returns the ``scale`` attribute of a line in ``graph.quant`` for one scale per index of
     ``axis``.
 
@@ -288,7 +287,7 @@ def nest_scales(scales: Sequence[float], axis: int, rank: int) -> Any:
     """
     if len(set(scales)) == 1:
         return scales[0]
-    found: Any = list(scales)
+    found: AttrValue = list(scales)
     for _ in range(axis % rank):
         found = [found]
     return found

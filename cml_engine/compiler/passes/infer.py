@@ -155,7 +155,7 @@ def _facts(node: Node, spec: OpSpec, result: Any) -> list[Fact]:
 def _is_fact(given: object) -> bool:
     if not isinstance(given, Fact) or given.dtype not in NUMPY_DTYPE:
         return False
-    shape: Any = given.shape
+    shape: object = given.shape
     return isinstance(shape, tuple) and all(map(is_whole, shape))
 
 

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from cml_engine.ir.graph import (
     DTYPE_OF_KIND,
     NUMPY_DTYPE,
     Array,
+    Attrs,
     Fact,
     Graph,
     Node,
@@ -80,7 +80,7 @@ class Match:
         self.added[name] = _tensor(name, np.asanyarray(value))
         return name
 
-    def node(self, op: str, inputs: Sequence[str], attrs: Any) -> Node:
+    def node(self, op: str, inputs: Sequence[str], attrs: Attrs) -> Node:
         """Returns a node that computes the result of the pattern's last node with another operator
         and inputs.
 
@@ -135,8 +135,8 @@ def register_rule(rule: Rule) -> Rule:
 def _check_rule(rule: object) -> None:
     if not isinstance(rule, Rule):
         raise OperatorError(f"register_rule wants a Rule, got {type(rule).__name__}")
-    names: Any = rule.pattern
-    operands: Any = rule.operands
+    names: object = rule.pattern
+    operands: object = rule.operands
     if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
         raise OperatorError(
             f"rule '{rule.name}': its pattern is {names!r}; wanted a tuple of operators' names"

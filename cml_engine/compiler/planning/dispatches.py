@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
@@ -128,7 +127,7 @@ class Draft:
     sibling: Sibling | None = None
     packed: dict[str, Array] = field(default_factory=dict)
     #: the names and values of the kernels that operators must use, by title
-    pinned: Mapping[str, list[tuple[str, Any]]] = field(default_factory=dict)
+    pinned: Mapping[str, list[tuple[str, object]]] = field(default_factory=dict)
     #: a key by operator title: operators with equal keys have equal dispatches, except for the
     #: names of tensors; and the first operator lowered for each key
     alike: Mapping[str, object] = field(default_factory=dict)
@@ -137,7 +136,7 @@ class Draft:
     scratch: dict[str, int] = field(default_factory=dict)
     choices: list[Choice] = field(default_factory=list)
     #: the names and values of each operator's chosen kernels, by title
-    chosen: dict[str, list[tuple[str, Any]]] = field(default_factory=dict)
+    chosen: dict[str, list[tuple[str, object]]] = field(default_factory=dict)
     #: the parts in which each bound tensor is bound
     parts: dict[str, SplitBinding] = field(default_factory=dict)
     #: by variable: the intermediate tensor for a new value that is in the weights
@@ -249,7 +248,7 @@ def is_same(a: Array, b: Array | None) -> bool:
 # Every dispatch must write to the node's own tensors, and every epilogue must be applied.
 
 
-def check_dispatches(spec: OpSpec, op: Lowering, dispatches: Sequence[Any]) -> None:
+def check_dispatches(spec: OpSpec, op: Lowering, lowered: Sequence[object]) -> None:
     """Raises :class:`OperatorError` if the dispatches that an operator returned for a node are
     invalid.
 
@@ -260,8 +259,8 @@ def check_dispatches(spec: OpSpec, op: Lowering, dispatches: Sequence[Any]) -> N
     results = {*op.out_names, *op.scratch_words}
     known = {*op.node.reads, *results, *op.packed}
     written: set[str] = set()
+    dispatches = [_check_form(spec, op, dispatch) for dispatch in lowered]
     for dispatch in dispatches:
-        _check_form(spec, op, dispatch)
         for name in dispatch.tensors:
             if name not in known:
                 raise _wrong(spec, op, f"binds '{name}', which is no tensor of this node")
@@ -278,7 +277,7 @@ def check_dispatches(spec: OpSpec, op: Lowering, dispatches: Sequence[Any]) -> N
         _check_promises(spec, op, dispatches)
 
 
-def _check_form(spec: OpSpec, op: Lowering, dispatch: object) -> None:
+def _check_form(spec: OpSpec, op: Lowering, dispatch: object) -> Dispatch:
     if not isinstance(dispatch, Dispatch):
         raise _wrong(spec, op, f"gives {dispatch!r}, wanted a cml.Dispatch: op.launch(…) makes one")
     groups, writes = dispatch.groups, dispatch.writes
@@ -286,10 +285,11 @@ def _check_form(spec: OpSpec, op: Lowering, dispatch: object) -> None:
         raise _wrong(spec, op, f"wants {groups!r} workgroups; wanted a whole number")
     if not is_whole(writes) or not 0 < writes <= len(dispatch.tensors):
         raise _wrong(spec, op, f"writes {writes!r} of {len(dispatch.tensors)} tensors")
-    kernel: Any = dispatch.kernel
-    cost: Any = dispatch.cost
+    kernel: object = dispatch.kernel
+    cost: object = dispatch.cost
     if not isinstance(kernel, Kernel | None) or not isinstance(cost, Cost | None):
         raise _wrong(spec, op, "has a kernel or a cost of another type than cml.Kernel, cml.Cost")
+    return dispatch
 
 
 def _check_promises(spec: OpSpec, op: Lowering, dispatches: Sequence[Dispatch]) -> None:
@@ -365,7 +365,7 @@ def _stored_share(names: Sequence[str], graph: Graph, shares: Mapping[str, float
 
 def _own_cost(spec: OpSpec, node: Node, inputs: list[Fact], outputs: list[Fact]) -> Cost:
     with located(node.source), calling(spec.is_custom, "cost", node_fault(node)):
-        cost: Any = spec.cost(node.attrs, inputs, outputs)
+        cost: object = spec.cost(node.attrs, inputs, outputs)
     if not isinstance(cost, Cost) or not all(0 <= n < inf for n in (cost.flops, cost.bytes)):
         raise fault(spec, f"its cost function gave {cost!r}; wanted a cml.Cost", node.source)
     return cost

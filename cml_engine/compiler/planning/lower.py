@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from cml_engine.compiler.plan import Binding, CpuPart, Memory, Plan, Reuse, Step, TensorPlace
 from cml_engine.compiler.planning.dispatches import (
@@ -431,7 +431,7 @@ def _listed(bindings: Sequence[Binding]) -> str:
 # -- join order -----------------------------------------------------------------------------------
 
 #: a dispatch with its node, its kernel and its cost
-L = TypeVar("L", bound=tuple[Node, Any, Dispatch, Any])
+L = TypeVar("L", bound=tuple[Node, object, Dispatch, object])
 
 
 def move_joins_early(

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil, inf
-from typing import Any
 
 import numpy as np
 
@@ -123,7 +122,7 @@ class BandSearch:
         bounds: Bounds,
         most: float,
         value: Callable[[Array, Array], Array],
-        join: Callable[[Any, Any], Any],
+        join: np.ufunc,
     ) -> BandPath | None:
         """Returns the path with the least value and at most ``most`` bands per run, or None if none
         is possible.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import inf, prod
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from cml_engine.errors import CmlError, OperatorError, ShapeError, Source
 from cml_engine.ir.graph import Attrs, Fact, is_whole
@@ -159,7 +159,7 @@ def signature_of(spec: OpSpec) -> Signature | None:
     return operator_signatures().get(spec.name)
 
 
-def infer_typed(spec: OpSpec, infer: Infer, attrs: Attrs, *facts: Fact) -> Any:
+def infer_typed(spec: OpSpec, infer: Infer, attrs: Attrs, *facts: Fact) -> Fact | Sequence[Fact]:
     """Returns the results' facts by a shape rule, after a check of the operands' number and types.
 
     Raises :class:`ShapeError` if they are not those of the signature, which shape rules therefore

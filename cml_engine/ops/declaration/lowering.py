@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -92,8 +92,8 @@ class Lowering:
     packed_before: Mapping[str, Array] = field(default_factory=dict)
     #: the choices so far (name, option); and the required choices, in the same order, if the node
     #: computes a part of another node
-    chosen: list[tuple[str, Any]] = field(default_factory=list)
-    required_choices: list[tuple[str, Any]] = field(default_factory=list)
+    chosen: list[tuple[str, object]] = field(default_factory=list)
+    required_choices: list[tuple[str, object]] = field(default_factory=list)
     #: maps the results that take the memory of an operand to that operand
     in_place: Mapping[str, str] = field(default_factory=dict)
     #: the kernel that computes the node, of the operator's alternatives
@@ -207,8 +207,7 @@ class Lowering:
         its packed weights stay valid.
         """
         if self.required_choices:
-            required: T = self.required_choices.pop(0)[1]
-            return required
+            return cast(T, self.required_choices.pop(0)[1])
         chosen = self.earlier_choices.pop(0) if self.earlier_choices else ""
         if chosen not in options:
             chosen = self.variants.name_for(key, tuple(options), default)
@@ -243,7 +242,7 @@ class Lowering:
         reads: Mapping[str, str],
         writes: Mapping[str, str],
         kernel: Kernel | None = None,
-        values: Mapping[str, object] | None = None,
+        values: Mapping[str, AttrValue] | None = None,
         defines: Mapping[str, int | str] | None = None,
         cost: Cost | None = None,
     ) -> Dispatch:
@@ -322,9 +321,6 @@ _MAX_LIST = 2048
 _KINDS = {"integer": "i", "scalar": "f", "logical": "u"}
 _READ = {"i": ("int", "{}"), "f": ("float", "{}"), "u": ("bool", "({} != 0u)")}
 
-#: a plain attribute, or a list, tuple, or list of tuples of them
-Value = Any
-
 
 @dataclass(frozen=True, slots=True)
 class NamedTensor:
@@ -359,7 +355,7 @@ class Interface:
     values: dict[str, AttrValue] = field(default_factory=dict)
     defines: Defines = field(default_factory=dict)
 
-    def parameter(self, name: str, kind: str, value: Any) -> str:
+    def parameter(self, name: str, kind: str, value: AttrValue) -> str:
         """Adds a run-time parameter and returns its HLSL name, ``cml_p_`` and ``name``.
 
         The prefix avoids clashes with the user's names.
@@ -421,7 +417,7 @@ class Interface:
             "}",
         ]
 
-    def attribute(self, name: str, value: Value, kind: str) -> None:
+    def attribute(self, name: str, value: AttrValue, kind: str) -> None:
         """Adds an attribute as a parameter; a list takes two, its items and their count.
 
         ``kind`` is its NNEF primitive type. A string becomes the define ``name_is_text``.
@@ -462,7 +458,7 @@ def choose_kernel(op: Lowering, kernel: Kernel) -> tuple[Kernel, str]:
     for label, one in kernels.items():
         takes_blocks = one.layouts != "plain" or layouts.isdisjoint(BLOCKED)
         takes_bits = one.half != "none" or layouts.isdisjoint(STORED)
-        cost: Any = one.cost(op) if one.cost else 1.0
+        cost: object = one.cost(op) if one.cost else 1.0
         if not isinstance(cost, int | float | None) or cost != cost:
             raise fault(spec, f"the cost of its kernel '{label}' is {cost!r}; wanted a number")
         if cost is not None and takes_blocks and takes_bits and (one.in_place or not op.in_place):
@@ -482,7 +478,7 @@ def whole(op: Lowering, spec: OpSpec, kernel: Kernel) -> Dispatch:
     reads, writes = _operands(op, spec)
     if kernel.threads is None:
         entry = entry_of(text_of(kernel, spec), kernel, spec)
-        threads: Any = _threads_of(writes[0].seen, entry.dims)
+        threads: object = _threads_of(writes[0].seen, entry.dims)
     else:
         threads = kernel.threads(op.attrs, *(operand.seen for operand in reads))
     return _dispatch(op, spec, kernel, threads, reads, writes, {})
@@ -505,7 +501,7 @@ def _dispatch(
     threads: object,
     reads: Sequence[NamedTensor],
     writes: Sequence[NamedTensor],
-    values: Mapping[str, Value],
+    values: Mapping[str, AttrValue],
 ) -> Dispatch:
     text = text_of(kernel, spec)  # as it is now: a file that has changed is another kernel
     entry = entry_of(text, kernel, spec)
@@ -674,7 +670,7 @@ def _lists(spec: OpSpec, operands: Sequence[NamedTensor]) -> dict[str, list[Name
     }
 
 
-def kind_of(spec: OpSpec, name: str, value: Value) -> str:
+def kind_of(spec: OpSpec, name: str, value: AttrValue) -> str:
     """Returns the NNEF primitive type of an attribute or of its elements.
 
     It comes from the signature, or else from the value.
@@ -703,7 +699,7 @@ def _widest(kinds: set[str]) -> str:
     return "integer"
 
 
-def _kind_of(value: Value) -> str:
+def _kind_of(value: AttrValue) -> str:
     if isinstance(value, bool):
         return "logical"
     if isinstance(value, str):
@@ -711,7 +707,7 @@ def _kind_of(value: Value) -> str:
     return "scalar" if isinstance(value, float) else "integer"
 
 
-def _leaves(value: Value) -> list[Value]:
+def _leaves(value: AttrValue) -> list[AttrValue]:
     if isinstance(value, list | tuple):
         return [leaf for item in value for leaf in _leaves(item)]
     return [value]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from cml_engine.ir.graph import Array
 
@@ -34,7 +34,7 @@ class Packing:
 
     source: Array
     dims: tuple[PackedDim, ...]
-    dtype: Any = np.float32
+    dtype: DTypeLike = np.float32
     matrix: Array | None = None
 
     def array(self) -> PackedArray:

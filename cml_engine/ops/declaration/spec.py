@@ -76,7 +76,7 @@ class LiveParams:
     """
 
     sliders: tuple[str, ...]
-    compute: Callable[[Mapping[str, Array]], Mapping[str, Any]]
+    compute: Callable[[Mapping[str, Array]], Mapping[str, object]]
 
 
 @dataclass(frozen=True, slots=True)

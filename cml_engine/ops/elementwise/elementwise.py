@@ -7,9 +7,8 @@ wrong at the edges, the expression calls one of ``shaders_hlsl/include/pointwise
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, wraps
-from typing import Any
 
 import numpy as np
 
@@ -112,24 +111,24 @@ _ROOTS = (_floats(-np.inf, -0.0, 0, np.inf, 4), _floats(0.5))
 # ---------------------------------------------------------------- NumPy definitions
 
 
-def _sigmoid(x: Array) -> Any:
+def _sigmoid(x: Array) -> Array:
     # the exponent is never positive, so nothing overflows
-    t = np.exp(-np.abs(x))
-    return np.where(x < 0, t, np.float32(1)) / (1 + t)
+    t: Array = np.exp(-np.abs(x))
+    return np.asarray(np.where(x < 0, t, np.float32(1)) / (1 + t))
 
 
-def _round(x: Array) -> Any:
+def _round(x: Array) -> Array:
     low = np.floor(x)
     return np.where(x - low >= 0.5, low + 1, low)
 
 
-def _clamp(x: Array, low: Array, high: Array) -> Any:
+def _clamp(x: Array, low: Array, high: Array) -> Array:
     """Clamps ``x``; a NaN in ``x`` stays NaN, and a bound that is NaN has no effect."""
     y = np.where(x > high, high, x)
     return np.where(y < low, low, y)
 
 
-def _pow(x: Array, y: Array) -> Any:
+def _pow(x: Array, y: Array) -> Array:
     """Computes ``x ** y``, with the values of a power at an exponent of 0.5.
 
     NumPy computes that exponent as a square root, which differs at -0 and -infinity.
@@ -142,21 +141,21 @@ def _pow(x: Array, y: Array) -> Any:
 
 def _batch_normalization(
     x: Array, mean: Array, variance: Array, offset: Array, scale: Array, epsilon: np.float32
-) -> Any:
+) -> Array:
     return offset + scale * ((x - mean) / np.sqrt(variance + epsilon))
 
 
-def _prelu(x: Array, slope: Any) -> Any:
+def _prelu(x: Array, slope: Array | np.float32) -> Array:
     if np.all((slope > 0) & (slope <= 1)):
         return np.maximum(x, slope * x)  # the same of every value, ten times as fast
     return np.where(x < 0, slope * x, x)
 
 
-def _elu(x: Array, alpha: np.float32) -> Any:
+def _elu(x: Array, alpha: np.float32) -> Array:
     return np.where(x < 0, alpha * np.expm1(np.minimum(x, 0)), x)
 
 
-def _selu(x: Array, alpha: np.float32, scale: np.float32) -> Any:
+def _selu(x: Array, alpha: np.float32, scale: np.float32) -> Array:
     return scale * _elu(x, alpha)
 
 
@@ -303,7 +302,7 @@ def _modulo(a: Array, b: Array) -> Array:
     return np.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
 
 
-def _shifted(shift: Any, a: Array, count: Array) -> Array:
+def _shifted(shift: np.ufunc, a: Array, count: Array) -> Array:
     inside = (count >= 0) & (count < 32)
     bits = shift(a.astype(np.uint32), np.where(inside, count, 0).astype(np.uint32))
     return np.where(inside, bits, 0).astype(np.uint32).view(np.int32)
@@ -312,10 +311,10 @@ def _shifted(shift: Any, a: Array, count: Array) -> Array:
 def _integer(
     name: str,
     hlsl: str,
-    function: Any,
+    function: Callable[..., object],
     result: str = "integer",
     flops: float = 1,
-    extra: Any = None,
+    extra: Sequence[tuple[Array, ...]] = (),
 ) -> None:
     """Declares an exact operator on one or two integers, as ``function`` takes."""
     arity = getattr(function, "nin", 2)

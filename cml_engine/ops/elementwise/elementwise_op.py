@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Fact, Node
+from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, AttrValue, Fact, Node
 from cml_engine.ir.layout import HLSL_TYPE, PLAIN, STORED, VECTOR_TYPE
 from cml_engine.ops.common.shapes import StridedWalk, broadcast_shapes, left_views, plan_walk
 from cml_engine.ops.declaration.expression import LETTERS, Formula
@@ -167,7 +167,7 @@ def _vectorises(steps: StridedWalk) -> bool:
 
 def _params(
     values: Sequence[float], steps: StridedWalk, width: int, splat: Sequence[bool]
-) -> dict[str, Any]:
+) -> dict[str, AttrValue]:
     extents = [*steps.extents[:-1], steps.extents[-1] // width]
     # one vector to a row (blocks of four channels): the row's own dimension is no step of the walk
     skip = int(extents[-1] == 1 and len(extents) > 1)
@@ -327,7 +327,7 @@ def declare(
     attrs: Mapping[str, Sequence[float]] | None = None,
     low: float = -3.0,
     high: float = 3.0,
-    extra: Sequence[tuple[Any, ...]] = (),
+    extra: Sequence[tuple[Array, ...]] = (),
     brief: bool = False,
     cases: Sequence[Case] = (),
     kernel: Kernel | None = None,

@@ -7,10 +7,9 @@ a model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -90,7 +89,7 @@ _NUMBERS = tuple(
     for shape in ((1, 8, 3, 4), (7,), (2, 0))
 )
 
-_CODES = {
+_CODES: dict[str, tuple[Callable[..., object], Sequence[Case]]] = {
     "requantize": (arrays.requantize, _sums(False, False)),
     "requantize_signed": (arrays.requantize_by_sign, _sums(False, True)),
     "requantize_wide": (arrays.requantize_wide, _sums(True, False)),
@@ -104,7 +103,9 @@ _CODES = {
 _OF_SUMS = ("requantize", "requantize_signed")
 
 
-def _in_place(function: Any, names: Sequence[str], attrs: Attrs, x: Array, *others: Array) -> bool:
+def _in_place(
+    function: Callable[..., object], names: Sequence[str], attrs: Attrs, x: Array, *others: Array
+) -> bool:
     if x.dtype != np.float32:
         return False  # blocks of others are no copies: one would be written before it is read
     function(x, *others, *(attrs[name] for name in names), out=x)
@@ -113,7 +114,7 @@ def _in_place(function: Any, names: Sequence[str], attrs: Attrs, x: Array, *othe
 
 def _row(
     name: str,
-    function: Any,
+    function: Callable[..., object],
     cases: Sequence[Case],
     fusable: bool = True,
     kernel: Kernel | None = None,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from cml_engine.ir.block_weights import Blocks, weight_blocks
 from cml_engine.ir.graph import Array, AttrValue, Fact, Node
@@ -247,7 +247,7 @@ def _pack(p: MatrixProduct, key: str, value: Array, k_last: bool, width: int) ->
     count = prod(value.shape[:-2])
     k, n = (2, 1) if p.b.k_last else (1, 2)
 
-    def packing(array: Array, inner: int, width: int, dtype: Any = None) -> Packing:
+    def packing(array: Array, inner: int, width: int, dtype: DTypeLike | None = None) -> Packing:
         source = array.reshape(count, *array.shape[-2:])
         rows = ((p.columns, n, 1), (inner, k, 1)) if k_last else ((inner, k, 1), (width, n, 1))
         return Packing(source, ((count, 0, 1), *rows), dtype or array.dtype)

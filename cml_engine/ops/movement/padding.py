@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -171,7 +170,9 @@ def _rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMap
     return RowMapping(axis, need)
 
 
-def _attrs(padding: list[tuple[int, int]], border: str = "constant", value: float = 0.0) -> Any:
+def _attrs(
+    padding: list[tuple[int, int]], border: str = "constant", value: float = 0.0
+) -> dict[str, AttrValue]:
     return {"padding": padding, "border": border, "value": value}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -191,7 +190,9 @@ def _half(node: Node, facts: Mapping[str, Fact]) -> Half:
     return "alike" if whole else "none"
 
 
-def _sliced(axes: list[int], begin: list[int], end: list[int], stride: Sequence[int] = ()) -> Any:
+def _sliced(
+    axes: list[int], begin: list[int], end: list[int], stride: Sequence[int] = ()
+) -> dict[str, list[int]]:
     return {"axes": axes, "begin": begin, "end": end, "stride": list(stride)}
 
 

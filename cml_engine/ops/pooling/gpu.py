@@ -10,14 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 from cml_engine.ir.graph import Fact, Node
 from cml_engine.ir.layout import BLOCKED, PLAIN, STORED, VECTOR_TYPE
 from cml_engine.ops.common.shapes import contiguous_strides
 from cml_engine.ops.common.window import Window, WindowAxis, reverse_window_of, volume, window_of
 from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering
-from cml_engine.ops.declaration.spec import Defines, Dispatch, Half, Kernel, engine_kernel, word
+from cml_engine.ops.declaration.spec import (
+    Defines,
+    Dispatch,
+    Half,
+    Kernel,
+    Lower,
+    engine_kernel,
+    word,
+)
 from cml_engine.ops.elementwise.elementwise_op import Operand
 from cml_engine.ops.reduction.gpu import Reduction, reduction
 
@@ -63,7 +71,10 @@ class Sliding:
         return Reduction(kind, index=self.kind == "INDEX", mean=self.mean)
 
 
-def pool_kernel(lower: Any, layouts: Any) -> Kernel:
+Layouts = Literal["plain", "same"]
+
+
+def pool_kernel(lower: Lower, layouts: Layouts) -> Kernel:
     return replace(_KERNEL, lower=lower, layouts=layouts, half=_half)
 
 

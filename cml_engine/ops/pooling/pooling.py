@@ -7,11 +7,10 @@ default border 'constant' take part, also in a maximum; exporters that exclude t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import Any, Literal
 
 import numpy as np
 
@@ -25,7 +24,9 @@ from cml_engine.ops.declaration.spec import (
     SUMMATION,
     Case,
     Cost,
+    Cpu,
     Dispatch,
+    Infer,
     OperandRows,
     OpSpec,
     Prepare,
@@ -36,7 +37,7 @@ from cml_engine.ops.declaration.spec import (
 )
 from cml_engine.ops.elementwise.elementwise_op import operands
 from cml_engine.ops.pooling import cpu as pool_cpu
-from cml_engine.ops.pooling.gpu import Sliding, pool_kernel, slide
+from cml_engine.ops.pooling.gpu import Layouts, Sliding, pool_kernel, slide
 
 # ---------------------------------------------------------------- shapes
 
@@ -104,9 +105,9 @@ def _cost(per_tap: float, attrs: Attrs, inputs: Sequence[Fact], outputs: Sequenc
 # ---------------------------------------------------------------- tests
 
 
-def _attrs(size: Sequence[int], **changes: object) -> dict[str, Any]:
-    given = {"size": list(size), "border": "constant", "padding": [], "stride": [], "dilation": []}
-    return {**given, **changes}
+def _attrs(size: Sequence[int], **changes: AttrValue) -> dict[str, AttrValue]:
+    unset: dict[str, AttrValue] = {"padding": [], "stride": [], "dilation": []}
+    return {"size": list(size), "border": "constant", **unset, **changes}
 
 
 _KEEP = (0, 0)
@@ -177,21 +178,19 @@ def _desample_case(shape: tuple[int, ...], attrs: dict[str, AttrValue], note: st
     return Case((Random(shape), _any_tap(shape, attrs)), _reverse_attrs(attrs), note)
 
 
-def _any_tap(shape: tuple[int, ...], attrs: dict[str, Any]) -> Random:
+def _any_tap(shape: tuple[int, ...], attrs: dict[str, AttrValue]) -> Random:
     """Returns a test input of random indices of taps, including one past the window.
 
     That one has no effect.
     """
-    return Random(shape, 0, prod(attrs["size"]) + 1, "integer")
+    return Random(shape, 0, prod(Attrs(attrs).size) + 1, "integer")
 
 
 # ---------------------------------------------------------------- declarations
 
-Layouts = Literal["plain", "same", "any"]
-
 
 def _declare(
-    name: str, infer: Callable[..., Any], cpu: Callable[..., Any], what: Sliding,
+    name: str, infer: Infer, cpu: Cpu, what: Sliding,
     cases: Sequence[Case], tolerance: Tolerance, layouts: Layouts = "same",
     prepare: Prepare | None = None,
 ) -> None:  # fmt: skip

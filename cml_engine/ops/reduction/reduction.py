@@ -25,7 +25,11 @@ from cml_engine.ops.declaration.spec import (
     NO_TRAITS,
     Case,
     Cost,
+    CostRule,
+    Cpu,
     Dispatch,
+    Infer,
+    Lower,
     OpSpec,
     Random,
     Tolerance,
@@ -194,8 +198,8 @@ _LARGE = Case((np.array([[1e3, 1e3 + 1, -1e3]], np.float32),), {"axes": [1]}, "f
 
 
 def _declare(
-    name: str, infer: Callable[..., Any], cpu: Callable[..., Any], lower: Callable[..., Any],
-    cases: Sequence[Case], tolerance: Tolerance, cost: Callable[..., Cost],
+    name: str, infer: Infer, cpu: Cpu, lower: Lower,
+    cases: Sequence[Case], tolerance: Tolerance, cost: CostRule,
     traits: Traits = NO_TRAITS,
 ) -> None:  # fmt: skip
     kernel = base_kernel(lower, "none" if name == "softmax" else "reads")

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from cml_engine.compiler.integer.quant_params import QuantParams, Range, check_scale
 from cml_engine.errors import ModelError, Source, located
@@ -205,7 +205,7 @@ class IntegerGraphBuilder:
         self.nodes.append(Node(op, tuple(inputs), (out,), Attrs(attrs), node.source))
         return out
 
-    def constant(self, name: str, value: object, dtype: Any = np.float32) -> str:
+    def constant(self, name: str, value: object, dtype: DTypeLike = np.float32) -> str:
         """Adds a constant to the new graph under ``name`` or a similar unused name, and returns its
         name.
 

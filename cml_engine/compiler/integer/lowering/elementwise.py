@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 
@@ -304,7 +303,7 @@ def resize(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     return move(builder, node)
 
 
-def _move_words(builder: IntegerGraphBuilder, node: Node, attrs: Any) -> list[Value]:
+def _move_words(builder: IntegerGraphBuilder, node: Node, attrs: Attrs) -> list[Value]:
     inputs, moved = [], []
     for name in node.inputs:
         if builder.graph.facts[name].dtype == "scalar":
@@ -327,7 +326,7 @@ def _move_words(builder: IntegerGraphBuilder, node: Node, attrs: Any) -> list[Va
     if node.op == "max_pool":  # its results may be zeros of the border
         words = replace(words, range=Range(min(words.range.low, 0), max(words.range.high, 0)))
     names = tuple(builder.result_name(node, i) for i in range(len(node.outputs)))
-    builder.nodes.append(replace(node, inputs=tuple(inputs), outputs=names, attrs=Attrs(attrs)))
+    builder.nodes.append(replace(node, inputs=tuple(inputs), outputs=names, attrs=attrs))
     return [replace(words, name=name) for name in names]
 
 

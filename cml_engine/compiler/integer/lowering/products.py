@@ -3,12 +3,11 @@ upsampling."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import reduce
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -221,7 +220,12 @@ def _plan_count(node: Node, words: QuantizedTensor, count: int) -> ExactSum:
 
 
 def _emit_plain_sum(
-    builder: IntegerGraphBuilder, node: Node, count: int, op: str, attrs: dict[str, Any], mean: bool
+    builder: IntegerGraphBuilder,
+    node: Node,
+    count: int,
+    op: str,
+    attrs: Mapping[str, AttrValue],
+    mean: bool,
 ) -> PendingSum:
     """Adds the operator ``op``, which takes no weights, to sum ``count`` words, and returns the
     pending sum.
@@ -279,7 +283,7 @@ def box(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
 
 def area_downsample(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     block = [1, 1, *node.attrs["factor"]]
-    attrs = {
+    attrs: dict[str, AttrValue] = {
         "size": block,
         "stride": block,
         "padding": [(0, 0)] * len(block),

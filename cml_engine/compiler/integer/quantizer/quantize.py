@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -113,6 +112,8 @@ class QuantizeReport:
 # -- build graph ----------------------------------------------------------------------------------
 # Builds the integer network (integer weights, lines of ``graph.quant`` and lookup tables) for
 # given scales.
+#: a permutation of weights
+Move = Callable[[Array], Array]
 
 
 @dataclass
@@ -188,7 +189,7 @@ class QuantizedGraphBuilder:
             )
         return node
 
-    def _quantize_product(self, node: Node, rows: Any, back: Any, axis: int | None) -> Node:
+    def _quantize_product(self, node: Node, rows: Move, back: Move, axis: int | None) -> Node:
         """Returns the node with integer weights and an integer bias, and adds these with their
         lines.
 
