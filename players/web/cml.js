@@ -1236,7 +1236,8 @@ function slicesOf({ aimMs, granule, costs }, job, left, isFirst) {
     parts.push({ job, step, first: group, count, predictedMs });
     left -= predictedMs;
     group += count;
-    if (group === cost.groups) [step, group] = [step + 1, 0];
+    if (count === limit) [step, group] = [step + 1, 0];
+    else if (granule > 1) break;
     if (probing) break;
   }
   return { parts, left, ended: step >= job.costs.length };

@@ -144,6 +144,8 @@ def _slices_of(
         group += count
         if group == cost.groups:
             step, group = step + 1, 0
+        elif state.granule > 1:  # the rest of a granule would leave cores idle
+            break
         if probing:  # its time must be known before more of it is added
             break
     return parts, left, step >= len(steps)

@@ -61,6 +61,17 @@ def test_every_part_of_a_state_affects_decisions(part, monkeypatch):
     assert sum(plans_of(monkeypatch, look)) > 3
 
 
+def test_a_frame_cuts_a_step_once_where_a_granule_ends(monkeypatch):
+    """A second cut would run the rest of a granule, which leaves cores idle."""
+
+    def look(state, _):
+        slices = plan_frame(replace(state, granule=3)).slices
+        assert len({(part.job.number, part.step) for part in slices}) == len(slices)
+        return sum(part.first + part.count < part.cost.groups for part in slices)
+
+    assert sum(plans_of(monkeypatch, look)) > 20
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [({"budget_ms": 0}, "budget"), ({"budget_ms": 4.0, "gpu_behind": True}, "waiting for GPU")],

@@ -26,6 +26,8 @@ static int plan_job(cml_scheduler *s, job *j, double *left) {
         if (count == limit) {
             at++;
             group = 0;
+        } else if (s->granule > 1) {
+            break; /* the rest of a granule would leave cores idle */
         } else {
             group += count;
         }
