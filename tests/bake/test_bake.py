@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,6 +36,18 @@ def work(tmp_path: Path) -> Numbers:
     return Numbers(str(tmp_path / "log"), key=str(tmp_path))
 
 
+@pytest.fixture
+def bake_layer(client: Any, place: str, work: Numbers) -> Callable[..., Report]:
+    """A function that bakes one layer into the store ``place`` on the shared cluster."""
+
+    def bake_here(
+        made: Layer, by: Numbers = work, manifest: dict[str, Any] = MANIFEST, **more: Any
+    ) -> Report:
+        return bake(by, place, StorePlan([made], manifest), client=client, **more)
+
+    return bake_here
+
+
 def stored(place: str, made: Layer) -> dict[str, Any]:
     """Checks that all units of the layer are whole; returns the store's arrays by name."""
     store = Store(place, [made])
@@ -50,24 +63,24 @@ def check_values(place: str, made: Layer) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 3])
-def test_every_unit_is_computed_and_written_once(client, place, work, chunk):
+def test_every_unit_is_computed_and_written_once(bake_layer, place, work, chunk):
     made = layer(4, chunk)
-    report = bake(work, place, StorePlan([made], MANIFEST), client=client)
+    report = bake_layer(made)
     assert report.complete and report.made == 16 and made.count == len(lines(work.log))
     assert report.device == "paper" and report.nbytes == 16 * (64 * 4 + 4)
     check_values(place, made)
 
 
-def test_second_start_computes_only_missing_or_damaged_units(client, place, work):
+def test_second_start_computes_only_missing_or_damaged_units(bake_layer, place, work):
     made = layer(4)
-    bake(work, place, StorePlan([made], MANIFEST), client=client)
+    bake_layer(made)
     (Path(place) / "L0/sha256/c.0.1.0").unlink()  # a task that did not finish
     (Path(place) / "L0/height/c.1.2.0.0").unlink()
     damaged = Path(place) / "L0/colour/c.3.3.0"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\0")
-    trusting = bake(work, place, StorePlan([made], MANIFEST), client=client, verify=False)
+    trusting = bake_layer(made, verify=False)
     assert (trusting.made, trusting.kept, trusting.damaged) == (1, 15, 0)
-    report = bake(work, place, StorePlan([made], MANIFEST), client=client)
+    report = bake_layer(made)
     assert (report.made, report.kept, report.damaged) == (2, 14, 2)
     assert lines(work.log)[16:] == ["L0 (0, 1)", *sorted(lines(work.log)[17:])]
     assert sorted(lines(work.log)[17:]) == ["L0 (1, 2)", "L0 (3, 3)"]
@@ -103,31 +116,31 @@ def test_chunks_equal_those_written_by_zarr(tmp_path, monkeypatch, separator):
 
 
 @pytest.mark.parametrize("changed", ["seed", "kind", "more"])
-def test_a_store_of_something_else_is_never_mixed_with(client, place, work, changed):
+def test_a_store_of_something_else_is_never_mixed_with(bake_layer, work, changed):
     made = layer(2)
-    bake(work, place, StorePlan([made], MANIFEST), client=client)
+    bake_layer(made)
     with pytest.raises(InputError, match=f"another {changed}: .* there, 8 here"):
-        bake(work, place, StorePlan([made], {**MANIFEST, changed: 8}), client=client)
+        bake_layer(made, manifest={**MANIFEST, changed: 8})
     assert len(lines(work.log)) == 4
 
 
-def test_a_store_of_another_device_is_refused(client, place, work):
-    bake(work, place, StorePlan([layer(2)], MANIFEST), client=client)
+def test_a_store_of_another_device_is_refused(bake_layer, work):
+    bake_layer(layer(2))
     other = replace(work, device="a GPU", key=work.key + "gpu")
     with pytest.raises(InputError, match="another device: paper there, a GPU here"):
-        bake(other, place, StorePlan([layer(2)], MANIFEST), client=client)
+        bake_layer(layer(2), by=other)
 
 
-def test_units_that_always_fail_are_set_aside_and_named(client, place, work):
+def test_units_that_always_fail_are_set_aside_and_named(bake_layer, work):
     bad = replace(work, bad=((1, 1),), broken=((0, 1),), key=work.key + "bad")
-    report = bake(bad, place, StorePlan([layer(2)], MANIFEST), client=client)
+    report = bake_layer(layer(2), by=bad)
     assert not report.complete and (report.made, report.aside_count, report.retried) == (2, 2, 2)
     assert report.aside == {
         "L0 (1, 1)": "it cannot be",
         "L0 (0, 1)": "RuntimeError: a fault (3 attempts)",
     }
     assert "L0 (1, 1): it cannot be" in str(report) and report.to_json()["set_aside"] == 2
-    mended = bake(work, place, StorePlan([layer(2)], MANIFEST), client=client)
+    mended = bake_layer(layer(2))
     assert mended.complete and (mended.made, mended.kept) == (2, 2)
 
 
@@ -136,7 +149,7 @@ def test_store_plan_may_depend_on_measured_results(client, place, work):
     assert report.made == 16 and len(lines(work.log)) == 4
 
 
-def test_the_cluster_has_no_more_than_a_window_of_tasks(client, place, work):
+def test_the_cluster_has_no_more_than_a_window_of_tasks(bake_layer, client, work):
     """The scheduler never has more than the tasks in flight: three per thread and few more."""
     held = []
 
@@ -144,7 +157,7 @@ def test_the_cluster_has_no_more_than_a_window_of_tasks(client, place, work):
         held.append(client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)))
 
     slow = replace(work, seconds=0.02, key=work.key + "slow")
-    assert bake(slow, place, StorePlan([layer(8)], MANIFEST), client=client, progress=look).complete
+    assert bake_layer(layer(8), by=slow, progress=look).complete
     assert len(held) > 2 and max(held) <= 2 * THREADS * 3 + 2
 
 
@@ -159,13 +172,13 @@ def test_tasks_are_sized_to_half_a_second():
     assert 10 < pace.units(left=10_000, tasks=3) < 100, "one task does not decide"
 
 
-def test_units_that_a_task_has_no_time_for_are_sent_again(client, place, work, monkeypatch):
+def test_units_that_a_task_has_no_time_for_are_sent_again(bake_layer, place, work, monkeypatch):
     """Units that a task has no time for go into another task; each unit is made exactly once."""
     monkeypatch.setattr(Pace, "units", lambda self, left, tasks: 4)
     slow = replace(work, seconds=0.6, key=work.key + "slow")
     tasks = []
     monkeypatch.setattr(Pace, "record", lambda self, units, seconds: tasks.append(units))
-    assert bake(slow, place, StorePlan([layer(2)], MANIFEST), client=client).complete
+    assert bake_layer(layer(2), by=slow).complete
     assert max(tasks) <= 2 and sum(tasks) == len(lines(work.log)) == 4
     check_values(place, layer(2))
 
@@ -223,12 +236,12 @@ def test_unit_that_kills_workers_is_skipped(place, work):
     assert sum(store.state(unit) == "whole" for unit in made.units()) == 15
 
 
-def test_interrupted_store_creation_is_repeated(client, place, work):
+def test_interrupted_store_creation_is_repeated(bake_layer, place):
     import zarr
 
-    bake(work, place, StorePlan([layer(2)], MANIFEST), client=client)
+    bake_layer(layer(2))
     zarr.open_group(place, mode="r+").attrs["cml"] = {"kind": "unfinished"}
-    assert bake(work, place, StorePlan([layer(2)], MANIFEST), client=client).made == 4
+    assert bake_layer(layer(2)).made == 4
 
 
 def test_a_worker_of_another_device_is_refused(client, place, work, monkeypatch):
@@ -253,14 +266,14 @@ def test_workers_of_two_devices_are_refused() -> None:
     assert check_devices({"a": ("GPU", ""), "b": ("GPU", "")}) == "GPU"
 
 
-def test_other_versions_are_refused_with_both_named(client, place, work, monkeypatch):
+def test_other_versions_are_refused_with_both_named(bake_layer, place, monkeypatch):
     import cml_engine
 
     monkeypatch.setattr(cml_engine, "__version__", "9.9")
     with pytest.raises(
         InputError, match=r"worker tcp://.* has cml_engine 0\.\d+\.\d+, the client 9"
     ):
-        bake(work, place, StorePlan([layer(2)], MANIFEST), client=client)
+        bake_layer(layer(2))
     assert not Path(place).exists()
 
 
@@ -287,15 +300,15 @@ def test_paths_that_are_not_stores_are_refused(client, work, tmp_path, place, sa
     assert lines(work.log) == []
 
 
-def test_a_full_disk_ends_the_run_with_one_message(client, place, work):
+def test_a_full_disk_ends_the_run_with_one_message(bake_layer, work):
     """A full disk ends the bake with one error.
 
     The next bake completes it and repeats at most one unit.
     """
     full = replace(work, full=((1, 2),), key=work.key + "full")
     with pytest.raises(InputError, match=r"No space left on device. \d+ of 16 tiles are in"):
-        bake(full, place, StorePlan([layer(4)], MANIFEST), client=client)
-    assert bake(work, place, StorePlan([layer(4)], MANIFEST), client=client).complete
+        bake_layer(layer(4), by=full)
+    assert bake_layer(layer(4)).complete
     assert 16 <= len(lines(work.log)) <= 16 + 1
 
 

@@ -59,7 +59,7 @@ def test_a_player_uses_the_window_and_closes_it(display: str, tmp_path: Path) ->
     command = [sys.executable, "-W", "error::ResourceWarning", "-m", "tests.display.window_session"]
     done = subprocess.run(
         [*command, "--seconds", "4", "--frames", "45", "--tiles", "6", "--size", "320x180"],
-        cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False,
+        cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Traceback" not in done.stderr and "rror" not in done.stderr, done.stderr[-3000:]

@@ -9,11 +9,10 @@ from cml_engine import (
     fair_share,
     least_laxity,
 )
-from scheduler.tools.simulate import SimGpu
 from tests.fixtures.frames import simulated
 
 
-class Device(SimGpu):
+class Device(simulated.RecordingGpu):
     """A device that records the networks with a job in progress and the order of executed slices.
 
     It refuses the networks in ``refused``; those in ``short`` must wait for memory.
@@ -22,7 +21,6 @@ class Device(SimGpu):
     def __init__(self):
         super().__init__()
         self.holding, self.most, self.refused, self.short = [], 0, set(), set()
-        self.ran, self.pending = [], []
 
     def reserve(self, network, inputs):
         return "memory" if network.name in self.short else ""
@@ -44,13 +42,6 @@ class Device(SimGpu):
         grouped = [net for net in self.holding if net.exclusive_group]
         self.most = max(self.most, len(grouped))
 
-    def encode(self, encoder, frame, groups, **how):
-        self.pending = [part.network.name for group in groups for part in group]
-        super().encode(encoder, frame, groups, **how)
-
-    def submit(self, encoder):
-        self.ran += self.pending
-
 
 def network(name, total_ms=10.0, group="shared:agents"):
     return simulated.network(name, total_ms, groups=50, exclusive_group=group)
@@ -62,7 +53,7 @@ class Loop(simulated.Loop):
 
     def runs(self):
         """Returns the names of the networks in execution order, without consecutive repeats."""
-        ran = self.gpu.ran
+        ran = [part.network.name for part in self.gpu.ran]
         return [name for i, name in enumerate(ran) if i == 0 or ran[i - 1] != name]
 
 

@@ -9,32 +9,25 @@ from scheduler.jobs.job import Job
 from scheduler.tools.simulate import SimGpu, SimNetwork
 from tests.fixtures.frames.simulated import (
     FRAME,
+    RecordingGpu,
     network,
     run_frame,
     run_frames,
     run_until_ended,
     scheduler_on,
 )
+from tests.fixtures.frames.turns import turns
 
 
-class Device(SimGpu):
+class Device(RecordingGpu):
     """A device that records the slices of submitted frames and the requested outputs."""
 
     def __init__(self):
         super().__init__()
-        self.ran, self.pending, self.asked = [], [], []
-
-    def encode(self, encoder, frame, groups, **how):
-        parts = [part for group in groups for part in group]
-        self.pending = [(p.network.name, p.step, p.first, p.count) for p in parts]
-        super().encode(encoder, frame, groups, **how)
+        self.requested = []
 
     def request_read(self, encoder, result):
-        self.asked.append(result)
-
-    def submit(self, encoder):
-        self.ran += self.pending
-        self.pending = []
+        self.requested.append(result)
 
 
 @pytest.fixture
@@ -53,10 +46,10 @@ def whole(ran, name):
     Fails the test if one ran twice or out of order.
     """
     step = first = 0
-    for found, at, start, count in ran:
-        if found == name:
-            assert (at, start) == (step, first)
-            first += count
+    for part in ran:
+        if part.network.name == name:
+            assert (part.step, part.first) == (step, first)
+            first += part.count
             if first == 100:
                 step, first = step + 1, 0
     return (step, first) == (4, 0)
@@ -108,7 +101,10 @@ def test_threads_submit_and_cancel_while_frames_run(scheduler, device):
     threads = [threading.Thread(target=work, args=(net,), daemon=True) for net in nets]
     for thread in threads:
         thread.start()
-    run_frames(scheduler, 300)
+    for _ in turns():
+        run_frame(scheduler)
+        if len(jobs) > 40:
+            break
     stop.set()
     for thread in threads:
         thread.join(10)
@@ -146,7 +142,7 @@ def test_outputs_requested_as_they_arrive_are_returned(scheduler, monkeypatch):
     job.read("out")
     run_frame(scheduler)
     assert job.read("out") == "out"
-    assert len(scheduler.executor.asked) == 1
+    assert len(scheduler.executor.requested) == 1
 
 
 def test_waiting_for_is_safe_while_jobs_change(scheduler):

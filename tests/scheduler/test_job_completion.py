@@ -40,6 +40,11 @@ def scheduler():
     return FrameScheduler(SlowReadback(), FRAME, 4.0, clock=VirtualClock())
 
 
+@pytest.fixture
+def job(scheduler):
+    return scheduler.submit(network(), {})
+
+
 def doom(scheduler, job, how):
     """Makes the job end as ``how`` says: ``"done"``, ``"cancelled"`` or ``"failed"``.
 
@@ -55,8 +60,8 @@ ENDS = {"done": None, "cancelled": CancelledError, "failed": ValueError}
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_a_callback_is_called_once_in_end_frame(scheduler, how):
-    job, called = scheduler.submit(network(), {}), []
+def test_a_callback_is_called_once_in_end_frame(scheduler, job, how):
+    called = []
     job.add_done_callback(lambda ended: called.append((ended, ended.state)))
     doom(scheduler, job, how)
     run_until_ended(scheduler, job)
@@ -85,8 +90,8 @@ def test_a_callback_waits_for_the_end_of_the_frame_and_is_not_called_if_it_is_ab
     assert called == [job]
 
 
-def test_a_callback_that_raises_stops_neither_the_frame_nor_others(scheduler, caplog):
-    job, called = scheduler.submit(network(), {}), []
+def test_a_callback_that_raises_stops_neither_the_frame_nor_others(scheduler, job, caplog):
+    called = []
     job.add_done_callback(lambda job: 1 / 0)
     job.add_done_callback(called.append)
     run_until_ended(scheduler, job)
@@ -127,7 +132,7 @@ def test_requested_arrays_have_arrived_in_callbacks(scheduler):
 
 @pytest.mark.parametrize("how", ENDS)
 @pytest.mark.parametrize("other_thread", [False, True])
-def test_await_resolves_or_raises(scheduler, how, other_thread):
+def test_await_resolves_or_raises(scheduler, job, how, other_thread):
     stop = threading.Event()
 
     def loop_frames():
@@ -136,7 +141,6 @@ def test_await_resolves_or_raises(scheduler, how, other_thread):
             time.sleep(0.001)
 
     async def main():
-        job = scheduler.submit(network(), {})
         doom(scheduler, job, how)
         frames = threading.Thread(target=loop_frames)
         if other_thread:
@@ -170,9 +174,7 @@ def test_a_game_whose_frames_are_an_asyncio_task_awaits_jobs_beside_them(schedul
     assert asyncio.run(main()) == ["done"] * 3
 
 
-def test_a_cancelled_waiter_does_not_cancel_the_job(scheduler):
-    job = scheduler.submit(network(), {})
-
+def test_a_cancelled_waiter_does_not_cancel_the_job(scheduler, job):
     async def main():
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(job, 0.01)
@@ -226,8 +228,7 @@ def test_wait_leaves_the_frames_to_the_thread_that_runs_them(scheduler):
     assert scheduler.submit(network(), {}).wait(30).state == "done", "that thread has ended"
 
 
-def test_wait_inside_a_frame_raises(scheduler):
-    job = scheduler.submit(network(), {})
+def test_wait_inside_a_frame_raises(scheduler, job):
     scheduler.encode(None)
     with pytest.raises(InputError, match="between encode\\(\\) and end_frame\\(\\)"):
         job.wait()

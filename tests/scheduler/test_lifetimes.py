@@ -41,6 +41,14 @@ def scheduler():
     return FrameScheduler(Device(), FRAME, 4.0, clock=VirtualClock())
 
 
+@pytest.fixture
+def maker(scheduler):
+    """A job that is done."""
+    job = scheduler.submit(network("m"), {})
+    run_until_ended(scheduler, job)
+    return job
+
+
 def alive(refs):
     gc.collect()
     return sum(ref() is not None for ref in refs)
@@ -95,15 +103,13 @@ def test_stopped_periodic_job_releases_its_session(scheduler, end):
     assert alive(jobs) == 0
 
 
-def test_released_outputs_stay_for_waiting_jobs(scheduler):
+def test_released_outputs_stay_for_waiting_jobs(scheduler, maker):
     """Outputs that the host released stay on the device until the queued job that needs them is
     done.
 
     A job submitted later cannot have them.
     """
     device, slow = scheduler.executor, network("slow", 40.0)
-    maker = scheduler.submit(network("m"), {})
-    run_until_ended(scheduler, maker)
     blocker = scheduler.submit(slow, {})
     run_frame(scheduler)
     taker = scheduler.submit(slow, {"x": maker.output("y")})
@@ -124,10 +130,8 @@ def test_released_outputs_stay_for_waiting_jobs(scheduler):
 
 @pytest.mark.parametrize("late", ["fails", "is cancelled", "is refused"])
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_reader_submitted_after_release_cannot_use_the_outputs(scheduler, late, elsewhere):
+def test_reader_submitted_after_release_cannot_use_the_outputs(scheduler, maker, late, elsewhere):
     device, net = scheduler.executor, network("t")
-    maker = scheduler.submit(network("m"), {})
-    run_until_ended(scheduler, maker)
     outputs = maker.result
     first = scheduler.submit(net, {"x": maker.output("y")})
     first.pause()
@@ -168,10 +172,8 @@ def test_a_long_chain_of_waiting_jobs_can_be_printed_cancelled_and_dropped(sched
 
 
 @pytest.mark.parametrize("end", ["cancel", "fail", "done", "abandon", "refused"])
-def test_inputs_are_released_for_every_end_of_a_job(scheduler, end, monkeypatch):
+def test_inputs_are_released_for_every_end_of_a_job(scheduler, maker, end, monkeypatch):
     device = scheduler.executor
-    maker = scheduler.submit(network("m"), {})
-    run_until_ended(scheduler, maker)
     outputs, device.let[:] = maker.result, []
     if end == "refused":
         with pytest.raises(RuntimeError, match="cannot hold"):

@@ -30,21 +30,15 @@ def measured_frames(max_groups, clock_source="timestamps", frames=8):
     return encoded[0], measured
 
 
-def test_slice_timed_separately_has_its_measured_time():
-    report, measured = measured_frames(max_groups=STEPS)
-    assert measured[0] is report
+@pytest.mark.parametrize("max_groups", [STEPS, 3])
+def test_slices_are_timed_or_share_a_group_by_prediction(max_groups):
+    """Every prediction is off by the same factor, so the shares of a group are the true times."""
+    report, measured = measured_frames(max_groups)
+    assert measured == [report]
+    assert sum(part.measured_ms for part in report.slices) == pytest.approx(report.measured_ms)
     wanted = [0.02 * (i + 1) for i in range(STEPS)]
     assert [part.measured_ms for part in report.slices] == pytest.approx(wanted)
     assert [part.predicted_ms for part in report.slices] == pytest.approx([ms / 2 for ms in wanted])
-
-
-def test_a_group_is_shared_out_by_prediction():
-    report, measured = measured_frames(max_groups=3)
-    assert measured == [report]
-    assert sum(part.measured_ms for part in report.slices) == pytest.approx(report.measured_ms)
-    # every prediction is off by the same factor, so the shares of a group are the true times
-    wanted = [0.02 * (i + 1) for i in range(STEPS)]
-    assert [part.measured_ms for part in report.slices] == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("how", [{"frames": 2}, {"clock_source": "wall clock"}])

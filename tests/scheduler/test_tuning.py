@@ -93,6 +93,7 @@ class Game:
 
     def until_done(self):
         self.until(lambda: False)
+        return self
 
 
 def test_the_fastest_options_are_found_and_kept():
@@ -100,16 +101,14 @@ def test_the_fastest_options_are_found_and_kept():
         "one": {"a": 3.0, "b": 1.5, "c": 2.0},
         "two": {"d": 1.0, "e": 4.0},
     })  # fmt: skip
-    game = Game(bench)
-    game.until_done()
+    game = Game(bench).until_done()
     assert bench.saved == [("one", "b"), ("two", "d")] == game.tuning.records
     assert game.tuning.decided == game.tuning.total == 2
 
 
 def test_tuning_measures_long_choices_in_slices():
     bench = Bench({"long": {"a": 9.0, "b": 6.0}})
-    game = Game(bench)
-    game.until_done()
+    game = Game(bench).until_done()
     assert bench.saved == [("long", "b")]
     assert all(len({p.job for p in r.slices}) <= 2 for r in game.measured)
 
@@ -152,19 +151,12 @@ def test_tuning_waits_for_preparation():
     assert bench.saved == [("k", "b")]
 
 
-def test_tuning_skips_options_without_memory():
-    bench = Bench({"k": {"a": 1.0, "b": 0.5, "c": 0.7}}, broken=("b",))
-    game = Game(bench)
-    game.until_done()
+def test_tuning_skips_options_without_memory_and_unplannable_choices():
+    choices = {"l": {"a": 1.0}, "k": {"a": 1.0, "b": 0.5, "c": 0.7}}
+    bench = Bench(choices, broken=("b", "l"))
+    with pytest.warns(RuntimeWarning, match="l cannot be planned"):
+        Game(bench).until_done()
     assert bench.saved == [("k", "c")]
-
-
-def test_tuning_skips_unplannable_choices_with_a_warning():
-    bench = Bench({"k": {"a": 1.0}, "l": {"a": 1.0, "b": 0.5}}, broken=("k",))
-    game = Game(bench)
-    with pytest.warns(RuntimeWarning, match="k cannot be planned"):
-        game.until_done()
-    assert bench.saved == [("l", "b")]
 
 
 def test_unwritable_tuning_table_is_a_warning():

@@ -14,10 +14,10 @@ from cml_engine.compiler.planning.layouts import choose_layout
 from cml_engine.compiler.planning.lower import lower
 from cml_engine.cooked import PROFILES, cook
 from cml_engine.ir.limits import Limits
+from tests.cpu.integer.test_files import INPUT, small_net
 from tests.fixtures import no_compiler
 from tests.fixtures.cooked import counter, same_bits, small_inputs, small_model, with_wgsl
 from tests.fixtures.graphs import Net
-from tests.fixtures.integer.networks import IntegerNet, line
 
 HALF = cml.CompileOptions(storage="half")
 #: loads a file from a trusted source, which is bit-identical to a session of the model
@@ -123,21 +123,16 @@ def test_untrusted_cooked_files_run_with_checks(data, cooked, gpu):
 
 
 def test_integer_networks_have_one_result_everywhere(gpu):
-    net = IntegerNet()
-    x = net.input("x", (1, 2, 5, 5), 0.5)
-    w = net.weight("w", np.arange(-8, 10).reshape(1, 2, 3, 3) * 13, 0.01)
-    sums = net.op("conv", x, w, net.weight("b", [[1 << 20]], 0.005, 32), padding=[(1, 1)] * 2)
-    model = net.graph(net.op("relu", sums, to=line(64.0, signed=False)))
-    inputs = {"x": np.linspace(-60, 60, 50, dtype=np.float32).reshape(1, 2, 5, 5)}
-    wanted = cml.Session(model, "cpu").run(inputs)
+    model = small_net()
+    wanted = cml.Session(model, "cpu").run(INPUT)
     cooked = own(cook(model))
     assert cooked.cooked_form.golden.tolerance == 0.0
-    got = cml.Session(cooked, "cpu").run(inputs)
+    got = cml.Session(cooked, "cpu").run(INPUT)
     same_bits(got, wanted)
     assert run_digest(cooked, got) == run_digest(model, wanted)
     for profile in PROFILES:
         only = own(cook(model, [profile], golden=False))
-        same_bits(cml.Session(only, gpu).run(inputs), wanted)
+        same_bits(cml.Session(only, gpu).run(INPUT), wanted)
     with pytest.raises(cml.InputError, match="16 bits do not hold"):
         cook(model, half=True)
 

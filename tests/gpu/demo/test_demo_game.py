@@ -95,6 +95,8 @@ def test_changed_network_files_regenerate_the_world(start, tmp_path):
     flown = start(replace(FEW, models=tmp_path, watch=True))
     messages = []
     flown.progress = messages.append
+    for reloader in flown.game.watch._reloaders:
+        reloader._every_s = 0.05
     game, graph = flown.game, model / "graph.nnef"
     text, pose = graph.read_text(encoding="utf-8"), flown.flight.pose(0.0)
     weights = min(model.glob("*.bias.dat"))
@@ -173,7 +175,7 @@ def test_view_with_too_few_slots_uses_coarser_tiles(start):
     assert len(flown.game.selection.draw) > 4
 
 
-def popping(gpu, fade_s, monkeypatch):
+def popping(start, fade_s, monkeypatch):
     """Returns the largest change of a block of pixels between two frames, on a scale of 255.
 
     Tiles arrive meanwhile, fade in over ``fade_s`` seconds, and the camera stands still.
@@ -183,38 +185,31 @@ def popping(gpu, fade_s, monkeypatch):
     monkeypatch.setattr(DrawingPace, "add_time", lambda pace, ms: None)
     for name in ("_LEARNING_S", "_LOOKING_S"):
         monkeypatch.setattr(f"demo_game.game.{name}", -np.inf)
-    flown = HeadlessRun(gpu, SMALL, replace(FAR, frame_ms=1000 / 60), Options())
-    last_s = 0.0
-    try:
-        flown.game.streaming.draft = lambda *_: None  # type: ignore[method-assign]
-        flown.game.controls.mode = "unsliced"
-        pose, before, worst = flown._pose(0), None, 0.0
-        while not flown.game.complete or flown._seconds < last_s + 2 * FADE_S:
-            flown._frame(pose)
-            if flown.game.streaming.making:
-                last_s = flown._seconds
-            if flown.game.covered:
-                picture = blocks(flown)
-                worst = max(worst, 0.0 if before is None else float(np.abs(picture - before).max()))
-                before = picture
-        return worst
-    finally:
-        flown.close()
+    flown = start(replace(FAR, frame_ms=1000 / 60))
+    flown.game.streaming.draft = lambda *_: None
+    flown.game.controls.mode = "unsliced"
+    last_s, before, worst = 0.0, None, 0.0
+    while not flown.game.complete or flown._seconds < last_s + 2 * FADE_S:
+        draw_frames(flown)
+        if flown.game.streaming.making:
+            last_s = flown._seconds
+        if flown.game.covered:
+            picture = blocks(flown)
+            worst = max(worst, 0.0 if before is None else float(np.abs(picture - before).max()))
+            before = picture
+    return worst
 
 
 def blocks(flown):
     """Returns the mean colour of each square of 10 x 10 pixels in the picture: (rows, columns,
     3)."""
-    width, height = flown.quality.width, flown.quality.height
-    data = flown.gpu.queue.read_texture(
-        {"texture": flown.target}, {"bytes_per_row": 4 * width}, (width, height, 1)
-    )
-    pixels = np.frombuffer(data, np.uint8).reshape(height // 10, 10, width // 10, 10, 4)
-    return pixels[..., :3].mean((1, 3))
+    pixels = flown.pixels()
+    height, width, _ = pixels.shape
+    return pixels.reshape(height // 10, 10, width // 10, 10, 3).mean((1, 3))
 
 
-def test_tiles_do_not_pop_up(gpu, monkeypatch):
-    gradual, sudden = popping(gpu, FADE_S, monkeypatch), popping(gpu, 1e-6, monkeypatch)
+def test_tiles_do_not_pop_up(start, monkeypatch):
+    gradual, sudden = popping(start, FADE_S, monkeypatch), popping(start, 1e-6, monkeypatch)
     assert gradual < 10.0 and gradual < 0.5 * sudden, (gradual, sudden)
 
 

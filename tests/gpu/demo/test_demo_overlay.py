@@ -26,6 +26,7 @@ from scheduler.reports import SliceReport
 from tests.fixtures.frames.host import creations
 from tests.fixtures.frames.turns import turns
 from tests.fixtures.memory import held_bytes
+from tests.fixtures.texels import texels_of
 
 _FORMAT = "rgba8unorm"
 _BACKGROUND = 100
@@ -98,7 +99,6 @@ class Screen:
         return self.overlay.panel.section("operators")
 
     def resize(self, width: int, height: int) -> None:
-        self.size = width, height
         usage = wgpu.TextureUsage.RENDER_ATTACHMENT | wgpu.TextureUsage.COPY_SRC
         self.target = self.gpu.device.create_texture(
             size=(width, height, 1), format=self.format, usage=usage
@@ -116,11 +116,7 @@ class Screen:
             self.gpu.queue.submit([encoder.finish()])
 
     def pixels(self) -> np.ndarray:
-        width, height = self.size
-        data = self.gpu.queue.read_texture(
-            {"texture": self.target}, {"bytes_per_row": 4 * width}, (width, height, 1)
-        )
-        return np.frombuffer(data, np.uint8).reshape(height, width, 4)[..., :3]
+        return texels_of(self.gpu.device, self.target)[..., :3]
 
     def click(self, at: tuple[float, float]) -> bool:
         """Clicks at a position and returns True if the overlay used the click."""
@@ -135,6 +131,18 @@ class Screen:
 
     def event(self, kind: str, **fields) -> bool:
         return self.overlay.input({"event_type": kind, **fields})
+
+
+@pytest.fixture
+def show(gpu, full):
+    """A function that shows the overlay of a full log for two frames and returns its screen."""
+
+    def shown(*size, **options):
+        screen = Screen(gpu, full, *size, **options)
+        screen.frames(2)
+        return screen
+
+    return shown
 
 
 @pytest.fixture
@@ -254,9 +262,8 @@ def test_frames_and_operators_are_open_at_start(gpu, full, size, welcome):
     assert drawn < (0.55 if welcome else 0.4), "most of the picture is the game's"
 
 
-def test_only_requested_panels_are_open(gpu, full):
-    screen = Screen(gpu, full, panels=("jobs", "memory"))
-    screen.frames(3)
+def test_only_requested_panels_are_open(show):
+    screen = show(panels=("jobs", "memory"))
     assert {section.title for section in screen.overlay.panel._open} == {"jobs", "memory"}
 
 
@@ -270,9 +277,8 @@ def test_overlay_works_in_a_tiny_window(gpu, full, size):
     assert 0.02 < screen.overlay.covered < 0.4
 
 
-def test_resizing_keeps_open_sections(gpu, full, widgets):
-    screen = Screen(gpu, full, 1280, 720)
-    screen.frames(2)
+def test_resizing_keeps_open_sections(show, widgets):
+    screen = show(1280, 720)
     assert screen.click(widgets["memory"]) and screen.click(widgets["frames"])
     before = set(screen.overlay.panel._open)
     for size in ((640, 360), (1920, 1080), (1280, 720)):
@@ -287,8 +293,8 @@ def test_an_empty_log_is_drawn(gpu, empty, misfits):
     assert screen.overlay.covered > 0.1 and misfits == []
 
 
-def test_welcome_window_has_the_unsliced_button(gpu, full, widgets):
-    screen = Screen(gpu, full, 640, 360)
+def test_welcome_window_has_the_unsliced_button(show, widgets):
+    screen = show(640, 360)
     screen.controls.welcome = True
     screen.frames(3)
     assert screen.click(widgets["make it hitch"]) and screen.controls.mode == "unsliced"
@@ -296,11 +302,9 @@ def test_welcome_window_has_the_unsliced_button(gpu, full, widgets):
     assert screen.click(widgets["close"]) and not screen.controls.welcome
 
 
-def test_doubled_pixel_scale_keeps_the_layout(gpu, full):
-    fine, coarse = Screen(gpu, full, 1280, 720, scale=2.0), Screen(gpu, full, 640, 360)
-    for screen in (fine, coarse):
-        screen.frames(2)
-    drawn = [(screen.pixels() != _BACKGROUND).any(axis=2) for screen in (fine, coarse)]
+def test_doubled_pixel_scale_keeps_the_layout(show):
+    screens = show(1280, 720, scale=2.0), show(640, 360)
+    drawn = [(screen.pixels() != _BACKGROUND).any(axis=2) for screen in screens]
     assert (drawn[0][::2, ::2] == drawn[1]).mean() > 0.99
 
 
@@ -313,9 +317,8 @@ def test_srgb_target_shows_equal_colours(gpu, empty):
     assert np.abs(apart).max() <= 2
 
 
-def test_clicks_change_the_controls(gpu, full, widgets):
-    screen = Screen(gpu, full, 1920, 1080, panels=("operators", "controls"))
-    screen.frames(2)
+def test_clicks_change_the_controls(show, widgets):
+    screen = show(1920, 1080, panels=("operators", "controls"))
     assert screen.click(widgets["scripted camera"]) and screen.controls.scripted
     assert screen.click(widgets["texture"]) and screen.controls.paused == {"texture"}
     assert screen.click(widgets["texture"]) and screen.controls.paused == set()
@@ -328,9 +331,8 @@ def test_clicks_change_the_controls(gpu, full, widgets):
     assert screen.controls.budget_ms is None
 
 
-def test_choosing_a_mode(gpu, full, widgets):
-    screen = Screen(gpu, full, 1920, 1080, panels=("operators", "controls"))
-    screen.frames(2)
+def test_choosing_a_mode(show, widgets):
+    screen = show(1920, 1080, panels=("operators", "controls"))
     x, y = widgets["##mode"]
     line = imgui.get_text_line_height_with_spacing()
     screen.click((x + 20, y))
@@ -339,8 +341,8 @@ def test_choosing_a_mode(gpu, full, widgets):
     assert screen.controls.policy == "least_laxity"
 
 
-def test_a_budget_can_be_typed(gpu, full, widgets):
-    screen = Screen(gpu, full, 1920, 1080, panels=("operators", "controls"))
+def test_a_budget_can_be_typed(show, widgets):
+    screen = show(1920, 1080, panels=("operators", "controls"))
     screen.controls.budget_ms = 2.0
     screen.frames(2)
     screen.event("key_down", key="Control")
@@ -358,9 +360,8 @@ def test_a_budget_can_be_typed(gpu, full, widgets):
     assert not screen.event("key_down", key="w")
 
 
-def test_clicks_in_the_middle_reach_the_game(gpu, full):
-    screen = Screen(gpu, full)
-    screen.frames(2)
+def test_clicks_in_the_middle_reach_the_game(show):
+    screen = show()
     before = vars(screen.controls).copy()
     assert not screen.click((760.0, 400.0))
     assert not screen.event("key_down", key="w")
@@ -370,9 +371,8 @@ def test_clicks_in_the_middle_reach_the_game(gpu, full):
     assert vars(screen.controls) == before
 
 
-def test_every_heading_of_the_ranking_sorts(gpu, full, widgets):
-    screen = Screen(gpu, full, 1920, 1080)
-    screen.frames(2)
+def test_every_heading_of_the_ranking_sorts(show, widgets):
+    screen = show(1920, 1080)
     ranking = screen.ranking
     first = widgets[f"##{ranking.lines[0].row.key}"]
     seen, orders = set(), set()
@@ -385,9 +385,8 @@ def test_every_heading_of_the_ranking_sorts(gpu, full, widgets):
     assert len(orders) >= 8
 
 
-def test_a_selected_row_shows_its_line_of_the_model(gpu, full, widgets):
-    screen = Screen(gpu, full)
-    screen.frames(2)
+def test_a_selected_row_shows_its_line_of_the_model(show, full, widgets):
+    screen = show()
     ranking = screen.ranking
     key = next(line.row.key for line in ranking.lines if line.row.network == "upres")
     ranking.selected = key
@@ -404,9 +403,8 @@ def test_a_selected_row_shows_its_line_of_the_model(gpu, full, widgets):
     assert ranking.selected is None
 
 
-def test_last_seconds_show_only_recent_operators(gpu, full, widgets):
-    screen = Screen(gpu, full)
-    screen.frames(2)
+def test_last_seconds_show_only_recent_operators(show, full, widgets):
+    screen = show()
     screen.click(widgets["last 5 s"])
     assert screen.ranking.lines == []
     key = "upres", 0

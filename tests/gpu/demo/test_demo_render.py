@@ -19,8 +19,9 @@ from demo_game.render.renderer import EDGE_STEPS, NEIGHBOURS, Renderer, VisibleT
 from demo_game.world.noise import height
 from demo_game.world.quadtree import Detail, Selection
 from demo_game.world.tile import CELLS, FINE, PAINTED, TileId
-from tests.fixtures.landscape import Landscape, Made, make
+from tests.fixtures.landscape import Landscape, bare, make
 from tests.fixtures.memory import held_bytes
+from tests.fixtures.texels import texels_of
 
 SEED = 7
 WIDTH, HEIGHT = 192, 108
@@ -35,11 +36,11 @@ COARSE = Detail(finest=2, coarsest=5, split=1.1, view_m=6000.0)
 class Screen:
     """A renderer that draws into a texture."""
 
-    def __init__(self, gpu, quality=SMALL, form=SRGB):
-        self.gpu, self.renderer = gpu, Renderer(gpu, form, quality)
+    def __init__(self, gpu, quality=SMALL):
+        self.gpu, self.renderer = gpu, Renderer(gpu, SRGB, quality)
         self.target = gpu.device.create_texture(
             size=(quality.width, quality.height, 1),
-            format=form,
+            format=SRGB,
             usage=wgpu.TextureUsage.RENDER_ATTACHMENT | wgpu.TextureUsage.COPY_SRC,
         )
         self.view = self.target.create_view()
@@ -52,11 +53,13 @@ class Screen:
         encoder = self.gpu.device.create_command_encoder()
         self.stats = self.renderer.draw(encoder, self.view, camera, visible, time_s)
         self.gpu.queue.submit([encoder.finish()])
-        width, height, _ = self.target.size
-        data = self.gpu.queue.read_texture(
-            {"texture": self.target}, {"bytes_per_row": 4 * width}, (width, height, 1)
-        )
-        return np.frombuffer(data, np.uint8).reshape(height, width, 4)[..., :3].astype(int)
+        return texels_of(self.gpu.device, self.target)[..., :3].astype(int)
+
+    def land(self, maker, *tiles):
+        """Returns a landscape of the maker's tiles, with some of them uploaded."""
+        land = Landscape(self.gpu, self.renderer, SEED, maker)
+        land.add(tiles)
+        return land
 
 
 @pytest.fixture
@@ -79,12 +82,9 @@ def red(tile, seed):
     first_x, first_z = tile.first_cell
     k = np.arange(FINE, dtype=np.int32) - 4
     gz, gx = np.meshgrid(k + first_z, k + first_x, indexing="ij")
-    shading = np.full((FINE, FINE, 4), 255, np.uint8)
-    shading[..., :2] = 128
-    texels = np.zeros((PAINTED, PAINTED, 4), np.uint8)
+    texels = np.zeros((PAINTED, PAINTED, 4))
     texels[..., 0] = 255
-    heights = 3000 + height(gx, gz, tile.level, seed).astype(np.float32)
-    return Made(heights, shading, texels, np.zeros((1024, 4), np.float32), np.zeros(4, np.uint32))
+    return bare(3000 + height(gx, gz, tile.level, seed).astype(np.float32), texels)
 
 
 def plains(high):
@@ -147,7 +147,7 @@ def test_no_holes_between_levels(gpu, step, tilt):
     """Land covers every pixel of a view from above on tiles of several levels, also while they
     fade."""
     screen = Screen(gpu, replace(SMALL, mesh_step=step))
-    land = Landscape(gpu, screen.renderer, SEED, red)
+    land = screen.land(red)
     eye = (-9230.0, 4300.0, -5176.0)
     detail = Detail(finest=1, coarsest=5, split=1.1, view_m=4000.0)
     camera = screen.renderer.camera(eye, 0.4, tilt - 0.3)
@@ -165,9 +165,7 @@ def test_no_holes_between_levels(gpu, step, tilt):
 def test_a_skirt_hides_a_step_between_neighbours(screen):
     """No gap is visible under the edge of a plain that lies 25 m higher than its neighbour."""
     low, high = TileId(2, 0, 1), TileId(2, 0, 0)
-
-    land = Landscape(screen.gpu, screen.renderer, SEED, plains(high))
-    land.add([low, high])
+    land = screen.land(plains(high), low, high)
     (x, z), span = low.origin, low.span_m
     camera = screen.renderer.camera((x + span / 2, 160.0, z + span * 0.3), 0.0, -0.2)
     visible = [whole(tile, slot) for tile, slot in land.slots.items()]
@@ -183,9 +181,7 @@ def test_tile_edge_slopes_to_a_coarser_neighbour(screen):
     Without it the edge is a cliff, which covers more pixels.
     """
     parent, near, far = TileId(3, 0, 0), TileId(2, 0, 1), TileId(2, 0, 0)
-
-    land = Landscape(screen.gpu, screen.renderer, SEED, plains(far))
-    land.add([parent, near, far])
+    land = screen.land(plains(far), parent, near, far)
     (x, z), span = near.origin, near.span_m
     camera = screen.renderer.camera((x + span / 2, 105.0, z + span * 0.05), 0.0, 0.0)
     at = land.slots
@@ -227,8 +223,7 @@ def test_edges_to_coarser_or_fading_neighbours_are_marked(screen):
 
 def test_new_tile_begins_with_its_parents_shape(screen):
     parent = TileId(3, -3, -2)
-    land = Landscape(screen.gpu, screen.renderer, SEED, red)
-    land.add([parent, *parent.children])
+    land = screen.land(red, parent, *parent.children)
     (x, z), span = parent.origin, parent.span_m
     camera = screen.renderer.camera((x + span / 2, 4200.0, z + span * 1.2), 0.0, -0.35)
 
@@ -247,8 +242,7 @@ def test_new_tile_begins_with_its_parents_shape(screen):
 
 def test_plants_stand_on_the_land(screen):
     tile = TileId(0, -42, -24)
-    land = Landscape(screen.gpu, screen.renderer, SEED, make)
-    land.add([tile])
+    land = screen.land(make, tile)
     made, slot = make(tile, SEED), land.slots[tile]
     (x, z), span = tile.origin, tile.span_m
     ground = float(made.height[4 + CELLS // 2, 4 + CELLS // 2])
@@ -273,8 +267,7 @@ def test_picture_is_identical_far_from_the_origin(screen):
         def same(tile, seed):
             return red(TileId(0, 0, 0), seed)
 
-        land = Landscape(screen.gpu, screen.renderer, SEED, same)
-        land.add([here])
+        land = screen.land(same, here)
         slot = land.slots[here]
         eye = (here.origin[0] + 100.5, 3300.0, 300.25)
         camera = screen.renderer.camera(eye, 0.0, -0.8)

@@ -8,20 +8,12 @@ import pytest
 from demo_game.render.mesh import GRASS_M
 from demo_game.render.quality import SOFTWARE
 from demo_game.world.tile import FINE, PAINTED, TileId
-from tests.fixtures.landscape import Landscape, Made
+from tests.fixtures.landscape import bare
 from tests.gpu.demo.test_demo_render import Screen, whole
 
 WIDTH, HEIGHT = 160, 90
 RICH = replace(SOFTWARE, width=WIDTH, height=HEIGHT, slots=8, mesh_step=1, rich=True)
 TILE = TileId(0, 0, 0)
-
-
-def made(heights, texels):
-    """Returns the tensors of an evenly lit tile without plants."""
-    shading = np.full((FINE, FINE, 4), 255, np.uint8)
-    shading[..., :2] = 128
-    grown = np.zeros((1024, 4), np.float32), np.zeros(4, np.uint32)
-    return Made(heights.astype(np.float32), shading, texels.astype(np.uint8), *grown)
 
 
 def coast(tile, seed):
@@ -30,14 +22,14 @@ def coast(tile, seed):
     heights = np.repeat((28 - row)[:, None], FINE, 1)
     under = np.arange(PAINTED)[:, None, None] / 2 - 4.25 > 28
     texels = np.where(under, (0, 255, 0, 255), (255, 0, 0, 255))
-    return made(heights, np.repeat(texels, PAINTED, 1))
+    return bare(heights, np.repeat(texels, PAINTED, 1))
 
 
 def meadow(tile, seed):
     """Returns the tensors of a green plain whose western half is rock."""
     west = np.arange(PAINTED)[None, :, None] < PAINTED // 2
     texels = np.where(west, (120, 120, 120, 255), (60, 140, 30, 255))
-    return made(np.full((FINE, FINE), 5.0), np.repeat(texels, PAINTED, 0))
+    return bare(np.full((FINE, FINE), 5.0), np.repeat(texels, PAINTED, 0))
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +44,7 @@ def screen(gpu):
 
 def pictures(screen, maker, eye, pipeline):
     """Returns two pictures of a tile: a complete one, and one without the draw of ``pipeline``."""
-    land = Landscape(screen.gpu, screen.renderer, 7, maker)
-    land.add([TILE])
+    land = screen.land(maker, TILE)
     slot = land.slots[TILE]
     camera = screen.renderer.camera(eye, 0.0, -0.3)
     visible = [whole(TILE, slot)]

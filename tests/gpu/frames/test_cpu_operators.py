@@ -59,6 +59,11 @@ class Gate:
         self.entered = threading.Event()
         self.threads = set()
 
+    def close(self):
+        """Holds the next run of the operator until ``open`` is set."""
+        self.entered.clear()
+        self.open.clear()
+
     def __call__(self, attrs, x):
         self.runs += 1
         self.threads.add(threading.current_thread())
@@ -103,6 +108,17 @@ def inputs():
     return {name: rng.standard_normal(SHAPE).astype(np.float32) for name in "xz"}
 
 
+@pytest.fixture
+def session(gpu, graph):
+    return cml.Session(graph, gpu)
+
+
+@pytest.fixture
+def wanted(gpu, graph, inputs):
+    """The outputs of a whole run."""
+    return cml.Session(graph, gpu).run(inputs)
+
+
 def unary(expression, shape):
     """Returns a network from ``x`` to ``y``, which is the expression."""
     body = f"x = external<scalar>(shape = {list(shape)}); y = {expression};"
@@ -119,6 +135,10 @@ def outputs_of(host, job):
     host.until(lambda: job.ended and not job.waiting_for.startswith("done: waits"))
     assert job.state == "done", job.error
     return {name: job.read(name) for name in ("y", "n")}
+
+
+def run_in_frames(host, session, inputs):
+    return outputs_of(host, host.scheduler.submit(session, inputs, read=True))
 
 
 OPTIONS = {
@@ -163,9 +183,9 @@ def test_operators_beside_it_can_be_in_bands(gpu, gate):
     assert_same(banded.run(x), whole.run(x))
 
 
-def test_the_cpu_part_has_the_bits_of_the_cpu_backend(gpu, graph, inputs):
+def test_the_cpu_part_has_the_bits_of_the_cpu_backend(gpu, session, inputs):
     """NumPy computes each operator without a kernel from the operands that the GPU had."""
-    checks = list(check_nodes(cml.Session(graph, gpu).graph, gpu, inputs))
+    checks = list(check_nodes(session.graph, gpu, inputs))
     on_cpu = [c for c in checks if c.node.op in ("sort_rows", "count_positive")]
     assert len(on_cpu) == 3 and all(c.comparison.worst == 0 for c in on_cpu)
     assert all(check.ok for check in checks)
@@ -174,7 +194,7 @@ def test_the_cpu_part_has_the_bits_of_the_cpu_backend(gpu, graph, inputs):
 def test_a_run_with_one_new_input_computes_only_what_depends_on_it(gpu, graph, inputs, gate):
     session, whole = (cml.Session(graph, gpu, retain=True) for _ in range(2))
     host = Host(gpu, budget_ms=1.0)
-    outputs_of(host, host.scheduler.submit(session, inputs, read=True))
+    run_in_frames(host, session, inputs)
     whole.run(inputs)
     before = gate.runs
     job = host.scheduler.submit(session, {"x": -inputs["x"]}, read=True)
@@ -183,11 +203,10 @@ def test_a_run_with_one_new_input_computes_only_what_depends_on_it(gpu, graph, i
     assert_same(got, whole.run({"x": -inputs["x"], "z": inputs["z"]}))
 
 
-def test_reshaped_and_replaced_networks(gpu, graph, inputs):
-    session = cml.Session(graph, gpu)
+def test_reshaped_and_replaced_networks(gpu, graph, session, inputs, wanted):
     session.replace(graph)
     session.take_replacement()
-    assert_same(session.run(inputs), cml.Session(graph, gpu).run(inputs))
+    assert_same(session.run(inputs), wanted)
     small = cml.Session(unary("relu(sort_rows(x))", [1, 4]), gpu)
     wide = np.float32([[3, -1, 2, 0, 5]])
     np.testing.assert_array_equal(
@@ -195,23 +214,20 @@ def test_reshaped_and_replaced_networks(gpu, graph, inputs):
     )
 
 
-def test_operators_can_be_watched_in_order(gpu, graph, inputs):
-    session, seen = cml.Session(graph, gpu), []
+def test_operators_can_be_watched_in_order(session, inputs, wanted):
+    seen = []
 
     def note(node, results):
         seen.append(node.title)
 
-    assert_same(session.run(inputs, watch=note, before=note), cml.Session(graph, gpu).run(inputs))
+    assert_same(session.run(inputs, watch=note, before=note), wanted)
     assert seen == [node.title for node in session.graph.nodes for _ in range(2)]
 
 
-def test_nothing_waits_in_a_frame(gpu, graph, inputs, gate, monkeypatch):
+def test_nothing_waits_in_a_frame(gpu, session, inputs, wanted, gate, monkeypatch):
     """Frames go on while the operator does not, and no frame maps a buffer and waits for it."""
-    session = cml.Session(graph, gpu)
-    wanted = cml.Session(graph, gpu).run(inputs)
     gate.threads.clear()
-    gate.entered.clear()
-    gate.open.clear()
+    gate.close()
 
     def refuse(*args, **named):
         raise AssertionError("a frame waits")
@@ -230,11 +246,10 @@ def test_nothing_waits_in_a_frame(gpu, graph, inputs, gate, monkeypatch):
     assert_same(outputs_of(host, job), wanted)
 
 
-def test_copies_are_counted(gpu, graph, inputs, monkeypatch):
+def test_copies_are_counted(gpu, session, inputs, monkeypatch):
     """A run copies each operand once to the host, and each result once to the device."""
-    session = cml.Session(graph, gpu)
     host = Host(gpu, budget_ms=5.0)
-    outputs_of(host, host.scheduler.submit(session, inputs, read=True))
+    run_in_frames(host, session, inputs)
     parts = session.plan.cpu_parts
     nbytes = int(np.prod(SHAPE)) * 4
     assert sum(part.read_bytes for part in parts) == 3 * nbytes  # a + s, z and b
@@ -256,7 +271,7 @@ def test_copies_are_counted(gpu, graph, inputs, monkeypatch):
 
     monkeypatch.setattr(type(arena), "write", count_write)
     monkeypatch.setattr(encoder, "copy_buffer_to_buffer", count_copy)
-    outputs_of(host, host.scheduler.submit(session, inputs, read=True))
+    run_in_frames(host, session, inputs)
     assert sum(uploaded) == sum(p.written_bytes for p in parts) + 2 * nbytes  # and x and z
     assert sum(read) == sum(part.read_bytes for part in parts)
 
@@ -283,22 +298,19 @@ def test_a_large_result_is_uploaded_over_several_frames(gpu, gate):
     np.testing.assert_array_equal(job.read("y"), np.maximum(np.sort(x, -1), 0))
 
 
-def test_steady_state_creates_nothing(gpu, graph, inputs, monkeypatch):
-    session, host = cml.Session(graph, gpu), Host(gpu, budget_ms=1.0)
+def test_steady_state_creates_nothing(gpu, session, inputs, monkeypatch):
+    host = Host(gpu, budget_ms=1.0)
     for _ in range(4):
-        outputs_of(host, host.scheduler.submit(session, inputs, read=True))
+        run_in_frames(host, session, inputs)
     created = creations(gpu, monkeypatch)
     for _ in range(4):
-        outputs_of(host, host.scheduler.submit(session, inputs, read=True))
+        run_in_frames(host, session, inputs)
     assert not created
 
 
-def test_a_cancelled_job_leaves_the_next_one_alone(gpu, graph, inputs, gate):
-    session, whole = cml.Session(graph, gpu), cml.Session(graph, gpu)
-    wanted = whole.run(inputs)
+def test_a_cancelled_job_leaves_the_next_one_alone(gpu, session, inputs, wanted, gate):
     host, before = Host(gpu, budget_ms=1.0), gate.runs
-    gate.entered.clear()
-    gate.open.clear()
+    gate.close()
     job = host.scheduler.submit(session, {name: 7 + inputs[name] for name in inputs})
     host.until(gate.entered.is_set)
     job.cancel()
@@ -310,23 +322,20 @@ def test_a_cancelled_job_leaves_the_next_one_alone(gpu, graph, inputs, gate):
     assert job.state == "cancelled" and gate.runs == before + 1 + 2, "its second operator never ran"
 
 
-def test_a_deleted_scheduler_and_session_free_their_memory(gpu, graph, inputs, gate):
+def test_a_deleted_scheduler_and_session_free_their_memory(gpu, graph, inputs, wanted, gate):
     session, host = cml.Session(graph, gpu), Host(gpu, budget_ms=1.0)
-    gate.entered.clear()
-    gate.open.clear()
+    gate.close()
     job = host.scheduler.submit(session, inputs)
     host.until(gate.entered.is_set)
     del job, host, session
     gc.collect()
     gate.open.set()
-    wanted = cml.Session(graph, gpu).run(inputs)
     host = Host(gpu, budget_ms=1.0)
-    job = host.scheduler.submit(cml.Session(graph, gpu), inputs, read=True)
-    assert_same(outputs_of(host, job), wanted)
+    assert_same(run_in_frames(host, cml.Session(graph, gpu), inputs), wanted)
 
 
-def test_a_failing_operator_fails_its_job_with_its_line(gpu, graph, inputs, gate, caplog):
-    session, host = cml.Session(graph, gpu), Host(gpu, budget_ms=1.0)
+def test_a_failing_operator_fails_its_job_with_its_line(gpu, session, inputs, wanted, gate, caplog):
+    host = Host(gpu, budget_ms=1.0)
     gate.error = ValueError("no rows")
     job = host.scheduler.submit(session, inputs)
     caplog.set_level(logging.CRITICAL)
@@ -338,14 +347,12 @@ def test_a_failing_operator_fails_its_job_with_its_line(gpu, graph, inputs, gate
     with pytest.raises(cml.CmlError, match=r"graph.nnef:1[12].*no rows"):
         session.run(inputs)
     gate.error = None
-    job = host.scheduler.submit(session, inputs, read=True)
-    assert_same(outputs_of(host, job), cml.Session(graph, gpu).run(inputs))
+    assert_same(run_in_frames(host, session, inputs), wanted)
 
 
 @pytest.mark.parametrize("every", [2, 3, 5])
-def test_abandoned_frames_change_no_bit(gpu, graph, inputs, every):
-    session, host = cml.Session(graph, gpu), Host(gpu, budget_ms=0.1)
-    wanted = cml.Session(graph, gpu).run(inputs)
+def test_abandoned_frames_change_no_bit(gpu, session, inputs, wanted, every):
+    host = Host(gpu, budget_ms=0.1)
     job = host.scheduler.submit(session, inputs, read=True)
     for turn in turns():
         if turn % every:
@@ -358,19 +365,18 @@ def test_abandoned_frames_change_no_bit(gpu, graph, inputs, every):
     assert_same({name: job.read(name) for name in ("y", "n")}, wanted)
 
 
-def test_a_recorded_run_replays_exactly(gpu, graph, inputs):
-    session, host = cml.Session(graph, gpu), Host(gpu, budget_ms=0.1)
+def test_a_recorded_run_replays_exactly(gpu, session, inputs):
+    host = Host(gpu, budget_ms=0.1)
     recording = host.scheduler.record()
     for _ in range(2):
-        outputs_of(host, host.scheduler.submit(session, inputs, read=True))
+        run_in_frames(host, session, inputs)
     assert recording.decisions == [decisions_of(report) for report in host.reports]
     assert replay(recording) == recording.decisions
 
 
-def test_jobs_take_each_others_outputs_and_know_their_end(gpu, graph, inputs, gate):
+def test_jobs_take_each_others_outputs_and_know_their_end(gpu, session, inputs, wanted):
     after = cml.Session(unary("sort_rows(x)", [1, 8, 16, 16]), gpu)
-    session, host, ended = cml.Session(graph, gpu), Host(gpu, budget_ms=0.5), []
-    wanted = cml.Session(graph, gpu).run(inputs)["y"]
+    host, ended = Host(gpu, budget_ms=0.5), []
     first = host.scheduler.submit(session, inputs, deadline_ms=50)
     second = host.scheduler.submit(after, {"x": first.output("y")}, read=True)
     second.add_done_callback(ended.append)
@@ -378,8 +384,8 @@ def test_jobs_take_each_others_outputs_and_know_their_end(gpu, graph, inputs, ga
     under_way(host, first)
     second.wait(60)
     assert ended == [second] and first.progress == second.progress == 1.0
-    np.testing.assert_array_equal(second.read("y"), np.sort(wanted, -1))
-    np.testing.assert_array_equal(first.tensor("y").read(), wanted)
+    np.testing.assert_array_equal(second.read("y"), np.sort(wanted["y"], -1))
+    np.testing.assert_array_equal(first.tensor("y").read(), wanted["y"])
     third = host.scheduler.submit(session, inputs, deadline_ms=1000)
     waited = third.owner.cpu_wait_ms(third)
     assert waited > 0 and third.eta_ms >= waited
@@ -412,12 +418,10 @@ def test_inputs_that_are_on_the_device_and_sliders(gpu, gate):
     np.testing.assert_array_equal(session.run(given)["y"], job.read("y"))
 
 
-def test_a_device_without_timestamps(graph, inputs, gpu):
-    wanted = cml.Session(graph, gpu).run(inputs)
+def test_a_device_without_timestamps(graph, inputs, wanted):
     other = cml.Gpu(device=open_device(timestamps=False))
     session, host = cml.Session(graph, other, deferred=True), Host(other, budget_ms=1.0)
-    job = host.scheduler.submit(session, inputs, read=True)
-    assert_same(outputs_of(host, job), wanted)
+    assert_same(run_in_frames(host, session, inputs), wanted)
     assert len(cml.Session(graph, other).rank(runs=1).nodes) == len(session.plan.steps)
 
 
@@ -438,12 +442,10 @@ def test_a_partitioned_network_is_not_cooked(graph):
         cook(graph)
 
 
-def test_scheduler_runs_beside_other_jobs(gpu, graph, inputs, gate):
+def test_scheduler_runs_beside_other_jobs(gpu, session, inputs, gate):
     """A network without such operators goes on while another waits for the CPU."""
     plain = cml.Session(unary("relu(x)", [1, 8, 16, 16]), gpu)
-    session = cml.Session(graph, gpu)
-    gate.entered.clear()
-    gate.open.clear()
+    gate.close()
     scheduler = FrameScheduler(gpu, budget_ms=1.0, policy=by_priority)
     waiting = scheduler.submit(session, inputs, priority=10)
     done = scheduler.submit(plain, {"x": inputs["x"]}, read=True).wait(60)

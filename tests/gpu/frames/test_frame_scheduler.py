@@ -10,11 +10,6 @@ import cml_engine as cml
 from tests.fixtures.frames.host import Host, conv_net, creations, native_objects, open_device
 
 
-@pytest.fixture
-def image(rng):
-    return rng.standard_normal((1, 8, 24, 24)).astype(np.float32)
-
-
 def test_sliced_output_is_the_unsliced_one_bit_for_bit(gpu, image):
     session = cml.Session(conv_net(), gpu)
     wanted = session.run({"x": image})["y"]

@@ -138,6 +138,7 @@ def test_discarded_frames_report_no_times(gpu, timer):
             timer.resolve(encoder)
         if submitted:
             gpu.queue.submit([encoder.finish()])
+            gpu.wait()
 
     arrived = []
     for turn in range(40):

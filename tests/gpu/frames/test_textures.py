@@ -33,6 +33,11 @@ def negative(shape, name="negative"):
     return infer_facts(Graph(name, ("x",), ("y",), nodes, {"x": Fact("scalar", shape)}))
 
 
+def session_of(gpu, *shape):
+    """Returns a session of y = -x of that shape."""
+    return cml.Session(negative(shape), gpu)
+
+
 def texture(gpu, name, width, height, *, usage=ALL, layers=1, mips=1):
     return gpu.device.create_texture(
         size=(width, height, layers), format=name, usage=usage, mip_level_count=mips
@@ -121,7 +126,7 @@ def test_a_round_trip_is_exact_in_every_format_at_odd_sizes(gpu, host, rng, name
     width, height = size
     source, data = texels(gpu, rng, name, width, height)
     target = texture(gpu, name, width, height)
-    session = cml.Session(negative((1, data.shape[2], height, width)), gpu)
+    session = session_of(gpu, 1, data.shape[2], height, width)
     job = host.scheduler.submit(session, {"x": cml.TextureInput(source, scale=-1.0)})
     finished(host, job, lambda encoder: job.copy_to_texture(encoder, "y", target))
     np.testing.assert_array_equal(stored(gpu, target, data), data)
@@ -131,7 +136,7 @@ def test_a_round_trip_is_exact_in_every_format_at_odd_sizes(gpu, host, rng, name
 @pytest.mark.parametrize("name", WRITTEN)
 def test_texture_input_equals_shader_reads(gpu, rng, name):
     source, data = texels(gpu, rng, name, 7, 5)
-    found = cml.Session(negative((1, data.shape[2], 5, 7)), gpu).run(
+    found = session_of(gpu, 1, data.shape[2], 5, 7).run(
         {"x": cml.TextureInput(source, scale=-2.0, shift=0.5)}
     )["y"]
     wanted = 2 * numbers(data, name) - 0.5
@@ -152,16 +157,16 @@ def test_depth_is_read(gpu):
         },
     ).end()  # fmt: skip
     gpu.queue.submit([encoder.finish()])
-    found = cml.Session(negative((1, 1, 3, 5)), gpu).run({"x": cml.TextureInput(depth, -1.0)})
+    found = session_of(gpu, 1, 1, 3, 5).run({"x": cml.TextureInput(depth, -1.0)})
     assert (found["y"] == np.float32(0.3)).all()
 
 
 def test_channels_colours_and_layouts(gpu, rng):
     source, data = texels(gpu, rng, "rgba8unorm", 7, 5)
     value = numbers(data, "rgba8unorm")
-    one, three = (cml.Session(negative((1, c, 5, 7)), gpu) for c in (1, 3))
-    last = cml.Session(negative((1, 5, 7, 3)), gpu)
-    flat = cml.Session(negative((5, 7)), gpu)
+    one, three = (session_of(gpu, 1, c, 5, 7) for c in (1, 3))
+    last = session_of(gpu, 1, 5, 7, 3)
+    flat = session_of(gpu, 5, 7)
     grey = value[..., :3] @ np.array([0.299, 0.587, 0.114], np.float32)
     cases = [
         (one, {"channels": "a"}, value[None, None, ..., 3]),
@@ -204,7 +209,7 @@ def resized(value, width, height, how):
 def test_texture_input_is_resized(gpu, rng, how, size):
     width, height = size
     source, data = texels(gpu, rng, "rgba32float", 7, 5)
-    session = cml.Session(negative((1, 4, height, width)), gpu)
+    session = session_of(gpu, 1, 4, height, width)
     found = session.run({"x": cml.TextureInput(source, -1.0, resize=how)})["y"]
     wanted = resized(data.astype(float), width, height, how)
     np.testing.assert_allclose(found, planes(wanted), rtol=1e-4, atol=2e-3)
@@ -215,7 +220,7 @@ def test_layers_and_mips_of_input_and_output(gpu, host, rng):
     data = rng.standard_normal((3, 5, 1)).astype(np.float32)
     put(gpu, source, data, layer=2, mip=1)
     target = texture(gpu, "r32float", 9, 9, layers=2)
-    session = cml.Session(negative((1, 1, 3, 5)), gpu)
+    session = session_of(gpu, 1, 1, 3, 5)
     given = cml.TextureInput(source, -1.0, layer=2, mip=1)
     job = host.scheduler.submit(session, {"x": given})
     finished(host, job, lambda e: job.copy_to_texture(e, "y", target, origin=(4, 5, 1)))
@@ -225,7 +230,7 @@ def test_layers_and_mips_of_input_and_output(gpu, host, rng):
 
 def copied(gpu, value, name, shape, **options):
     """Returns the content of a texture after a job's output ``value`` is copied into it."""
-    session = cml.Session(negative(value.shape), gpu)
+    session = session_of(gpu, *value.shape)
     target = texture(gpu, name, shape[1], shape[0])
     host = Host(gpu, budget_ms=5.0)
     job = host.scheduler.submit(session, {"x": -value})
@@ -275,7 +280,7 @@ def test_run_reads_a_range_of_a_host_buffer(gpu, host, rng):
     value = rng.standard_normal(fact.shape).astype(np.float32)
     data = np.concatenate([np.zeros(3, np.float32), value.ravel()])
     buffer = gpu.device.create_buffer_with_data(data=data, usage=wgpu.BufferUsage.COPY_SRC)
-    session = cml.Session(negative(fact.shape), gpu)
+    session = session_of(gpu, *fact.shape)
     given = gpu.tensor(buffer, 12, fact)
     np.testing.assert_array_equal(session.run({"x": given})["y"], -value)
     job = host.scheduler.submit(session, {"x": given})
@@ -299,13 +304,13 @@ def test_a_range_of_a_buffer_is_checked(gpu):
     ]:
         with pytest.raises(InputError, match=says):
             gpu.tensor(*given)
-    session = cml.Session(negative((1, 1, 3, 5)), gpu)
+    session = session_of(gpu, 1, 1, 3, 5)
     with pytest.raises(InputError, match=r"wanted scalar\[1,1,3,5\], got a GPU tensor scalar\[4\]"):
         session.run({"x": gpu.tensor(buffer, 0, fact)})
 
 
 def test_mismatched_texture_inputs_are_refused_at_submit(gpu, host):
-    session = cml.Session(negative((1, 3, 5, 7)), gpu)
+    session = session_of(gpu, 1, 3, 5, 7)
     good = texture(gpu, "rgba8unorm", 7, 5)
     cases = [
         (good, {"channels": "rg"}, "3 channels, and channels='rg'"),
@@ -345,7 +350,7 @@ def test_invalid_texture_input_is_refused_on_construction(options, says):
 
 
 def test_texture_copy_larger_than_a_binding_is_refused(gpu, host, monkeypatch):
-    session = cml.Session(negative((1, 3, 5, 7)), gpu)
+    session = session_of(gpu, 1, 3, 5, 7)
     job = host.scheduler.submit(session, {"x": np.zeros((1, 3, 5, 7), np.float32)})
     finished(host, job, lambda _: None)
     monkeypatch.setattr(gpu, "limits", replace(gpu.limits, max_binding_bytes=256))
@@ -359,7 +364,7 @@ def test_texture_copy_larger_than_a_binding_is_refused(gpu, host, monkeypatch):
 
 
 def test_mismatched_texture_copy_is_refused(gpu, host):
-    session = cml.Session(negative((1, 3, 5, 7)), gpu)
+    session = session_of(gpu, 1, 3, 5, 7)
     job = host.scheduler.submit(session, {"x": np.zeros((1, 3, 5, 7), np.float32)})
     good = texture(gpu, "rgba8unorm", 7, 5)
     encoder = gpu.device.create_command_encoder()
@@ -380,7 +385,7 @@ def test_mismatched_texture_copy_is_refused(gpu, host):
 
 
 def test_destroyed_texture_fails_only_its_job(gpu, host):
-    session = cml.Session(negative((1, 4, 5, 7)), gpu)
+    session = session_of(gpu, 1, 4, 5, 7)
     other = cml.Session(negative((1, 4, 5, 7), "other"), gpu)
     gone = texture(gpu, "rgba8unorm", 7, 5)
     job = host.scheduler.submit(session, {"x": cml.TextureInput(gone)})
@@ -392,7 +397,7 @@ def test_destroyed_texture_fails_only_its_job(gpu, host):
 
 def test_large_texture_is_read_over_frames_by_default(gpu, rng):
     source, data = texels(gpu, rng, "rgba8unorm", 67, 33)
-    session = cml.Session(negative((1, 4, 33, 67)), gpu)
+    session = session_of(gpu, 1, 4, 33, 67)
     wanted = planes(numbers(data, "rgba8unorm"))
     for at_once in (False, True):
         host = Host(gpu, budget_ms=0.002)
@@ -405,7 +410,7 @@ def test_large_texture_is_read_over_frames_by_default(gpu, rng):
 
 def test_abandoned_frame_loads_textures_again(gpu, host, rng):
     source, data = texels(gpu, rng, "rgba8unorm", 7, 5)
-    session = cml.Session(negative((1, 4, 5, 7)), gpu)
+    session = session_of(gpu, 1, 4, 5, 7)
     gpu.build_texture_kernels()
     job = host.scheduler.submit(session, {"x": cml.TextureInput(source, -1.0)})
     host.scheduler.encode(gpu.device.create_command_encoder())
@@ -416,7 +421,7 @@ def test_abandoned_frame_loads_textures_again(gpu, host, rng):
 def test_steady_state_with_textures_creates_nothing(gpu, rng, monkeypatch):
     source, _ = texels(gpu, rng, "rgba8unorm", 33, 17)
     target = texture(gpu, "rgba16float", 33, 17)
-    session = cml.Session(negative((1, 4, 17, 33)), gpu)
+    session = session_of(gpu, 1, 4, 17, 33)
     host = Host(gpu, budget_ms=2.0)
 
     def work(count):
@@ -438,7 +443,7 @@ def test_copies_are_timed_and_charged_to_the_next_frame(gpu, rng):
     if not gpu.has_timestamps:
         pytest.skip("no timestamp queries")
     target = texture(gpu, "rgba8unorm", 129, 65)
-    session = cml.Session(negative((1, 4, 65, 129)), gpu)
+    session = session_of(gpu, 1, 4, 65, 129)
     host = Host(gpu, budget_ms=50.0)
     x = np.zeros((1, 4, 65, 129), np.float32)
     for _ in range(4):

@@ -17,11 +17,12 @@ from cml_engine import FrameScheduler
 from cml_engine.compiler.passes.rules import registered_rules, unregister_rule
 from cml_engine.compiler.plugins import load_file
 from cml_engine.tools.testing import check
-from tests.fixtures.frames.host import open_device
+from tests.fixtures.frames.host import Host, open_device
 from tests.fixtures.frames.turns import turns
 from tests.fixtures.graphs import Net
 from tests.fixtures.models import write_model
 from tests.fixtures.pages import ROOT, example, examples
+from tests.fixtures.texels import texels_of
 
 PAGE = "docs/in_your_engine.md"
 UPRES = """version 1.0;
@@ -78,7 +79,7 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys, rng):
     assert first.state == "done"
     for _ in range(20):
         page["frame"]()
-    seen = read_texture(device, texture)
+    seen = texels_of(device, texture, np.float32)
     np.testing.assert_array_equal(seen, image.repeat(2, 2).repeat(2, 3).transpose(0, 2, 3, 1)[0])
 
     page["tone"] = cml.Session(cml.load(write_model(tmp_path / "tone.nnef", TONE)), page["gpu"])
@@ -151,9 +152,7 @@ def test_the_page_of_textures_runs(tmp_path, gpu, rng):
         if page["job"].ended:
             break
     assert page["job"].state == "done"
-    found = gpu.queue.read_texture({"texture": shown}, {"bytes_per_row": 64}, (16, 16, 1))
-    pixels = np.frombuffer(found, np.uint8).reshape(16, 16, 4)
-    np.testing.assert_array_equal(pixels, data.repeat(2, 0).repeat(2, 1))
+    np.testing.assert_array_equal(texels_of(gpu.device, shown), data.repeat(2, 0).repeat(2, 1))
 
 
 def failing_every_other_time():
@@ -164,11 +163,6 @@ def failing_every_other_time():
             raise RuntimeError("the window was resized")
 
     return render
-
-
-def read_texture(device, texture):
-    data = device.queue.read_texture({"texture": texture}, {"bytes_per_row": 256}, (16, 16, 1))
-    return np.frombuffer(data, np.float32).reshape(16, 16, 4)
 
 
 THREE_CONVOLUTIONS = """version 1.0;
@@ -184,25 +178,6 @@ graph net(image, style) -> (out)
     out = mul(conv3, style);
 }
 """
-
-
-class Finishing:
-    """A stand-in for a scheduler whose ``submit`` runs frames until the job has ended.
-
-    The examples have an ellipsis there.
-    """
-
-    def __init__(self, gpu):
-        self.gpu, self.scheduler = gpu, FrameScheduler(gpu)
-
-    def submit(self, session, inputs):
-        job = self.scheduler.submit(session, inputs)
-        while not job.ended:
-            encoder = self.gpu.device.create_command_encoder()
-            self.scheduler.encode(encoder)
-            self.gpu.queue.submit([encoder.finish()])
-            self.scheduler.end_frame()
-        return job
 
 
 #: examples that need no more than a network, by a word in them
@@ -224,7 +199,9 @@ def test_a_short_example_runs(page, words, gpu, rng, tmp_path, monkeypatch):
     graph = cml.load(write_model(tmp_path / "m.nnef", text), random_weights=1)
     cml.save(graph, "net.nnef")
     names = {"cml": cml, "gpu": gpu, "graph": graph, "session": cml.Session(graph, gpu)}
-    names["scheduler"] = FrameScheduler(gpu) if words == "import Tuning" else Finishing(gpu)
+    # the examples have an ellipsis where frames run
+    finishing = SimpleNamespace(submit=Host(gpu).run)
+    names["scheduler"] = FrameScheduler(gpu) if words == "import Tuning" else finishing
     names |= {"graphs": [graph, graph], "engine_device": gpu.device}
     names |= {name: rng.random(graph.facts[name].shape, np.float32) for name in graph.inputs}
     exec(example(page, words), names | {"other": names.get("style")})

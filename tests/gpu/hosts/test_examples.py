@@ -11,6 +11,7 @@ import cml_engine as cml
 from examples.plain_loop import __main__ as plain
 from examples.plain_loop import cartoon
 from tests.fixtures.frames.turns import turns
+from tests.fixtures.texels import texels_of
 
 needs_pygfx = pytest.mark.skipif(
     importlib.util.find_spec("pygfx") is None, reason="pygfx is not installed"
@@ -32,11 +33,7 @@ def frames_until_shown(game, canvas):
 
 
 def texture_of(device, texture):
-    layout = {"bytes_per_row": 16 * cartoon.WIDTH, "rows_per_image": cartoon.HEIGHT}
-    data = device.queue.read_texture(
-        {"texture": texture}, layout, (cartoon.WIDTH, cartoon.HEIGHT, 1)
-    )
-    return np.frombuffer(data, np.float32).reshape(1, cartoon.HEIGHT, cartoon.WIDTH, 4)
+    return texels_of(device, texture, np.float32)[None]
 
 
 def wanted(game):
@@ -72,6 +69,7 @@ def test_plain_loop_reloads_changed_model_files(tmp_path, capsys):
     model = tmp_path / "cartoon.nnef"
     canvas = OffscreenRenderCanvas(size=(cartoon.WIDTH, cartoon.HEIGHT))
     game = plain.Game(canvas, plain.open_device(), 20.0, model)
+    game.reloader._every_s = 0.05
     text = (model / "graph.nnef").read_text(encoding="utf-8")
     canvas.request_draw(game.frame)
 

@@ -87,7 +87,7 @@ def test_panda3d_shows_the_network_output(tmp_path):
     shot = tmp_path / "shot.png"
     command = [sys.executable, "-c", _PANDA, str(shot)]
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "one result: 144 KB" in done.stdout and shot.is_file()

@@ -78,8 +78,15 @@ def reads_few_bits(plan):
     return any("WEIGHT_BITS" in step.defines for step in plan.steps)
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("case", READ, ids=str)
+#: in the suite the cases alternate between 8 and 4 bits; each has both in the long suite
+BITS = [
+    pytest.param(case, bits, marks=pytest.mark.long if (i + j) % 2 else (), id=f"{case}-{bits}")
+    for i, case in enumerate(READ)
+    for j, bits in enumerate((8, 4))
+]
+
+
+@pytest.mark.parametrize(("case", "bits"), BITS)
 def test_kernels_read_few_bits(case, bits, gpu, rng):
     """Results are within the tolerance in any slicing, and the same bits as with floats."""
     graph, inputs = graph_of(case, bits, rng)

@@ -232,33 +232,29 @@ def operator(tmp_path):
     unregister("reloaded")
 
 
-def test_a_reloader_follows_operators(operator, tmp_path):
-    write(tmp_path, 1, TEXT.replace("relu(", "reloaded("))
-    session = cml.Session(cml.load(tmp_path / "net.nnef"), "cpu")
-    followed = Followed(session, tmp_path / "net.nnef", ops=[operator])
-    assert value(session) == 3
-    for text, wanted, said in (
+EDITS = {
+    "operators.py": (
         (OPERATOR.replace("x + 1", "x + 2"), 4, "done"),
-        (OPERATOR.replace("x + 1", "x +"), 4, f"{operator}:8: "),
-        ("1 // 0\n", 4, f"{operator}:1: ZeroDivisionError"),
+        (OPERATOR.replace("x + 1", "x +"), 4, "{file}:8: "),
+        ("1 // 0\n", 4, "{file}:1: ZeroDivisionError"),
         (OPERATOR.replace("x + 1", "x + 3"), 5, "done"),
-    ):
-        operator.write_text(text, encoding="utf-8")
-        assert said in followed.settle(operator, wait=False)
-        assert value(session) == wanted
-
-
-def test_a_reloader_follows_kernels(gpu, operator, tmp_path):
-    write(tmp_path, 1, TEXT.replace("relu(", "reloaded("))
-    session = cml.Session(cml.load(tmp_path / "net.nnef"), gpu)
-    kernel = tmp_path / "reloaded.hlsl"
-    followed = Followed(session, tmp_path / "net.nnef", ops=[operator])
-    assert value(session) == 3
-    for text, wanted, said in (
+    ),
+    "reloaded.hlsl": (
         (KERNEL.replace("1.0", "5.0"), 7, "done"),
         (KERNEL.replace("= x[", "= xx["), 7, "reloaded.hlsl:1"),
         (KERNEL, 3, "done"),
-    ):
-        kernel.write_text(text, encoding="utf-8")
-        assert said in followed.settle(kernel, wait=False)
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "backend"), [("operators.py", "cpu"), ("reloaded.hlsl", "gpu")])
+def test_a_reloader_follows_operators_and_kernels(gpu, operator, tmp_path, name, backend):
+    write(tmp_path, 1, TEXT.replace("relu(", "reloaded("))
+    graph = cml.load(tmp_path / "net.nnef")
+    session = cml.Session(graph, gpu if backend == "gpu" else "cpu")
+    file, followed = tmp_path / name, Followed(session, tmp_path / "net.nnef", ops=[operator])
+    assert value(session) == 3
+    for text, wanted, message in EDITS[name]:
+        file.write_text(text, encoding="utf-8")
+        assert message.format(file=file) in followed.settle(file, wait=False)
         assert value(session) == wanted

@@ -22,11 +22,6 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def image(rng):
-    return rng.standard_normal((1, 8, 24, 24)).astype(np.float32)
-
-
-@pytest.fixture
 def own(gpu):
     """A new :class:`Gpu` on the suite's device, whose memory budget the test may change."""
     return cml.Gpu(device=gpu.device)

@@ -11,14 +11,7 @@ import wgpu
 from numpy.testing import assert_array_equal
 
 import cml_engine as cml
-from cml_engine.compiler.plan import Slice
-from tests.fixtures.frames.host import SHAPE, Host, conv_net, open_device, under_way, within
-
-
-@pytest.fixture
-def image(rng):
-    return rng.standard_normal(SHAPE).astype(np.float32)
-
+from tests.fixtures.frames.host import Host, conv_net, open_device, under_way, within
 
 # --- the device
 
@@ -103,33 +96,6 @@ def test_exhausted_memory_fails_only_the_requesting_job(image):
     assert_array_equal(result, wanted)
     host.until(lambda: refused.ended)
     assert refused.state == "failed" and tiles.owner in refused.error and "'big'" in refused.error
-
-
-# --- the frame loop
-
-
-@pytest.mark.parametrize("last", [16, 15])
-def test_dropped_frames_are_detected_with_sparse_timing(gpu, last, monkeypatch):
-    """Lost frames are reported even if only some frames are timed.
-
-    Receipts come with those of the next timed frame, or two frames after the last one.
-    """
-    program, executor = cml.Session(conv_net(layers=1), gpu).program, gpu.executor()
-    part = Slice(program, 0, 0, 1)
-    dropped, abandoned, told, timed = {2, 5, 8, 15}, {4, 6, 11}, [], []
-    monkeypatch.setattr(executor, "_mark_unsubmitted", told.extend)
-    for frame in range(last + 8):
-        encoder = gpu.device.create_command_encoder()
-        executor.encode(encoder, frame, [[part]] * (frame <= last), timed=frame % 4 == 0)
-        if frame in abandoned:
-            executor.abandon_frame(frame)
-            continue
-        if frame not in dropped:
-            gpu.queue.submit([encoder.finish()])
-        gpu.wait()
-        timed += [timing.frame for timing in executor.end_frame(frame)]
-    assert told == sorted(dropped) and executor.untimed_frames == 0
-    assert timed == ([0, 12, 16][: 2 + (last == 16)] if gpu.has_timestamps else [])
 
 
 # --- one job among others

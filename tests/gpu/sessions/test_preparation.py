@@ -5,7 +5,6 @@ import random
 import threading
 import time
 
-import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
@@ -17,11 +16,6 @@ from cml_engine.gpu.gpu import Gpu
 from cml_engine.gpu.program.preparation import BUILDER, Builder
 from cml_engine.gpu.shaders import hlsl as steps
 from tests.fixtures.frames.host import Host, conv_net, within
-
-
-@pytest.fixture
-def image(rng):
-    return rng.standard_normal((1, 8, 24, 24)).astype(np.float32)
 
 
 @pytest.fixture

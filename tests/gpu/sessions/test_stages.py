@@ -7,6 +7,7 @@ import wgpu
 
 import cml_engine as cml
 from cml_engine.errors import ShaderCompileError
+from tests.fixtures.texels import texels_of
 
 SOURCE = """\
 #include "colour.hlsli"
@@ -70,8 +71,7 @@ def draw(gpu, path, level):
     drawing.draw(3, 1)
     drawing.end()
     gpu.queue.submit([encoder.finish()])
-    data = gpu.queue.read_texture({"texture": target}, {"bytes_per_row": 32}, (8, 8, 1))
-    return np.frombuffer(data, np.uint8).reshape(8, 8, 4)
+    return texels_of(device, target)
 
 
 def test_both_stages_draw_and_are_compiled_for_each_define_and_include(gpu, shader):

@@ -117,34 +117,22 @@ def test_unended_frame_changes_nothing():
     assert runs(rest, 8.0, 0.5, LEAST_MS) > 0
 
 
-def scheduler_with_work(**options):
-    clock = VirtualClock(5.0)
-    gpu = SimGpu(Noise.of_tail(1.3), seed=3)
-    scheduler = FrameScheduler(gpu, clock=clock, **options)
+@pytest.mark.parametrize("tells", [True, False], ids=["elapsed times", "whole frames"])
+def test_rest_of_frame_is_filled_and_replays_equally(tells):
+    clock, gpu = VirtualClock(5.0), SimGpu(Noise.of_tail(1.3), seed=3)
+    scheduler = FrameScheduler(gpu, clock=clock)
+    recording = scheduler.record()
     net = SimNetwork("n", [SimStep(f"k{i}", 100, 0.05) for i in range(8)])
-    return scheduler, gpu, clock, net
-
-
-def fly(scheduler, gpu, clock, net, frames=500, tells=True):
     chance, reports = random.Random(2), []
-    job = scheduler.submit(net, {}, deadline_ms=300)
-    for _ in range(frames):
-        if job.ended:
-            job = scheduler.submit(net, {}, deadline_ms=300)
+    for _ in range(500):
+        if not scheduler.jobs:
+            scheduler.submit(net, {}, deadline_ms=300)
         elapsed = chance.uniform(8, 9) + (chance.random() < 0.05) * 20
         reports.append(scheduler.encode(None, elapsed if tells else None))
         took = elapsed + gpu.frame_ms
         clock.advance(max(FRAME_MS, took))
         scheduler.end_frame()
         scheduler.frame_took(took)
-    return reports
-
-
-@pytest.mark.parametrize("tells", [True, False], ids=["elapsed times", "whole frames"])
-def test_rest_of_frame_is_filled_and_replays_equally(tells):
-    scheduler, gpu, clock, net = scheduler_with_work()
-    recording = scheduler.record()
-    reports = fly(scheduler, gpu, clock, net, tells=tells)
     assert any(report.aim_ms == 0 for report in reports), "frames without networks"
     assert max(report.predicted_ms for report in reports) > 4.0
     assert len({round(report.aim_ms, 6) for report in reports}) > 50

@@ -8,33 +8,42 @@ from scheduler.tools.simulate import Noise, SimGpu, SimNetwork, SimStep
 FRAME = 1000 / 60
 
 
-def run(true_ms, load_ms, frames=1500, budget=6.0, render=9.0, noise=None):
+def run(
+    true_ms=0.05,
+    load_ms=0.05,
+    frames=1500,
+    budget=6.0,
+    render=9.0,
+    noise=None,
+    hiccups=(),
+    told=None,
+):
     """Returns the frame times and the inference times of a simulated host, in milliseconds.
 
     Each workgroup of the network takes ``true_ms``, but ``load_ms`` was measured when it was
-    loaded.
+    loaded. The machine stands still for 400 ms in the frames ``hiccups``. ``told`` are arguments of
+    ``encode`` in a host that reports whole frames.
     """
-    steps = [SimStep(f"k{i}", 100, true_ms) for i in range(10)]
-    network = SimNetwork("net", steps)
+    network = SimNetwork("net", [SimStep(f"k{i}", 100, true_ms) for i in range(10)])
     network.load_times_ms = [100 * load_ms] * 10
-    clock = VirtualClock()
-    gpu = SimGpu(noise or Noise(), clock_source="wall clock")
+    clock, gpu = VirtualClock(), SimGpu(noise or Noise(), clock_source="wall clock")
     scheduler = FrameScheduler(gpu, FRAME, budget, clock=clock, cost_model=CostModel())
     times, inference = [], []
-    job = scheduler.submit(network, {})
-    for _ in range(frames):
-        if job.ended:
-            job = scheduler.submit(network, {})
-        scheduler.encode(None)
-        times.append(max(FRAME, render + gpu.frame_ms))
+    for frame in range(frames):
+        if not scheduler.jobs:
+            scheduler.submit(network, {})
+        scheduler.encode(None, *(told or ()))
         inference.append(gpu.frame_ms)
-        clock.advance(times[-1])
+        times.append(render + gpu.frame_ms)
+        clock.advance(400.0 if frame in hiccups else max(FRAME, times[-1]))
         assert scheduler.end_frame() == []
+        if told is not None:
+            scheduler.frame_took(times[-1])
     return times, inference
 
 
 def test_times_measured_at_load_keep_the_budget():
-    times, inference = run(true_ms=0.05, load_ms=0.05, noise=Noise.of_tail(1.25))
+    times, inference = run(noise=Noise.of_tail(1.25))
     late = inference[100:]
     assert max(times) < 1.15 * FRAME
     assert sum(ms > 6.0 for ms in late) / len(late) < 0.05
@@ -42,55 +51,31 @@ def test_times_measured_at_load_keep_the_budget():
 
 
 def test_device_slower_than_at_load_is_detected_by_late_frames():
-    times, _ = run(true_ms=0.2, load_ms=0.05)
+    times, _ = run(true_ms=0.2)
     late = times[300:]
     assert sum(t > 1.15 * FRAME + 1e-6 for t in late) / len(late) < 0.05
 
 
 def test_slow_host_does_not_starve_inference():
     """Inference gets more than 2 ms per frame in a host whose own work takes 100 ms per frame."""
-    _, inference = run(true_ms=0.05, load_ms=0.05, render=100.0, frames=1000)
+    _, inference = run(render=100.0, frames=1000)
     assert sum(inference[500:]) / 500 > 2.0
 
 
 def test_a_hiccup_of_the_machine_is_forgotten():
-    steps = [SimStep("k", 100, 0.05)]
-    network = SimNetwork("net", steps)
-    network.load_times_ms = [5.0]
-    clock, gpu = VirtualClock(), SimGpu(clock_source="wall clock")
-    scheduler = FrameScheduler(gpu, FRAME, 4.0, clock=clock, cost_model=CostModel())
-    spent = []
-    for frame in range(600):
-        scheduler.submit(network, {})
-        scheduler.encode(None)
-        spent.append(gpu.frame_ms)
-        clock.advance(400.0 if 100 <= frame < 105 else FRAME)
-        scheduler.end_frame()
+    _, spent = run(frames=600, budget=4.0, hiccups=range(100, 105))
     assert min(spent[100:110]) < 0.5 * spent[99]
     assert spent[-1] > 0.9 * spent[99]
 
 
-@pytest.mark.parametrize("elapsed", [None, 8.0])
-def test_plan_is_steady_without_timestamps(elapsed):
+@pytest.mark.parametrize("told", [(), (8.0,)], ids=["whole frames", "elapsed times"])
+def test_plan_is_steady_without_timestamps(told):
     """Few frames are late and inference runs steadily without timestamps, at four times the known
     cost.
 
     The excess over the prediction must not be attributed to the rest of the frame and back again.
     """
-    steps = [SimStep(f"k{i}", 100, 0.04) for i in range(10)]
-    network = SimNetwork("net", steps)
-    network.load_times_ms = [1.0] * 10
-    clock, gpu = VirtualClock(), SimGpu(clock_source="wall clock")
-    scheduler = FrameScheduler(gpu, FRAME, clock=clock, cost_model=CostModel())
-    took = []
-    for _ in range(900):
-        if not scheduler.jobs:
-            scheduler.submit(network, {})
-        scheduler.encode(None, elapsed)
-        took.append(8.0 + gpu.frame_ms)
-        clock.advance(max(FRAME, took[-1]))
-        scheduler.end_frame()
-        scheduler.frame_took(took[-1])
+    took, _ = run(0.04, 0.01, 900, "spare", 8.0, told=told)
     late = took[300:]
     assert sum(ms > 1.15 * FRAME for ms in late) / len(late) < 0.1
     assert sum(late) / len(late) > 10.0
