@@ -13,6 +13,14 @@ import numpy as np
 
 from cml_engine.formats.onnx.op_schemas import MICROSOFT, ML, attribute, one_of, op
 from cml_engine.formats.onnx.ranges import INT32, of_array
+from cml_engine.formats.onnx.same_operators import (
+    ARITHMETIC,
+    BITS,
+    COMPARISONS,
+    FLOATS,
+    LOGIC,
+    SIGNED,
+)
 from cml_engine.formats.onnx.tensors import ELEMENT_TYPES, element_dtype
 from cml_engine.formats.onnx.values import (
     InvalidNode,
@@ -99,21 +107,20 @@ def _many_fold(function: Callable[..., object]) -> Callable[..., Any]:
     return lambda *arrays: reduce(function, arrays)
 
 
-_function: Callable[..., Any]
-for _name, _nnef, _function in (
-    ("Add", "add", np.add),
-    ("Sub", "sub", np.subtract),
-    ("Mul", "mul", np.multiply),
-    ("Div", "div", integer_division),
-):
-    op(_name, f"{_nnef}, int_{_nnef}", fold=_function)(_binary_form(_nnef))
+#: the NumPy functions of known integers and truth values, by NNEF's operator
+_FOLDS: dict[str, Callable[..., Any]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": integer_division,
+    "abs": np.abs, "neg": np.negative, "sign": np.sign, "max": np.maximum, "min": np.minimum,
+    "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal,
+    "and": np.logical_and, "or": np.logical_or, "bit_and": np.bitwise_and,
+    "bit_or": np.bitwise_or, "bit_xor": np.bitwise_xor,
+}  # fmt: skip
 
-for _name, _nnef, _function in (
-    ("Sum", "add", np.add),
-    ("Max", "max", np.maximum),
-    ("Min", "min", np.minimum),
-):
-    op(_name, _nnef, fold=_many_fold(_function))(_many_form(_nnef))
+for _name, _nnef in ARITHMETIC.items():
+    op(_name, f"{_nnef}, int_{_nnef}", fold=_FOLDS[_nnef])(_binary_form(_nnef))
+
+for _name, _nnef in (("Sum", "add"), ("Max", "max"), ("Min", "min")):
+    op(_name, _nnef, fold=_many_fold(_FOLDS[_nnef]))(_many_form(_nnef))
 
 
 @op("Mean", "add, mul")
@@ -194,9 +201,8 @@ def _signed_form(name: str) -> Callable[[Value], Value]:
     return form
 
 
-for _name, _function in (("Abs", np.abs), ("Neg", np.negative), ("Sign", np.sign)):
-    _nnef = _name.lower()
-    op(_name, f"{_nnef}, int_{_nnef}", fold=_function)(_signed_form(_nnef))
+for _name, _nnef in SIGNED.items():
+    op(_name, f"{_nnef}, int_{_nnef}", fold=_FOLDS[_nnef])(_signed_form(_nnef))
 
 
 def _float_form(name: str) -> Callable[[Value], Value]:
@@ -207,13 +213,8 @@ def _float_form(name: str) -> Callable[[Value], Value]:
     return form
 
 
-for _name in (
-    "Exp", "Log", "Sqrt", "Floor", "Ceil", "Sin", "Cos", "Tan", "Sinh", "Cosh", "Tanh",
-    "Asin", "Acos", "Atan", "Asinh", "Acosh", "Atanh", "Erf",
-):  # fmt: skip
-    op(_name, _name.lower())(_float_form(_name.lower()))
-op("Reciprocal", "rcp")(_float_form("rcp"))
-op("Round", "round_even")(_float_form("round_even"))
+for _name, _nnef in FLOATS.items():
+    op(_name, _nnef)(_float_form(_nnef))
 
 
 @op("Clip", "clamp, int_max, int_min")
@@ -245,16 +246,12 @@ def _in_order(low: Value, high: Value) -> bool:
 # -- bits ----------------------------------------------------------------------------------------
 
 
-def _bits_form(name: str) -> Callable[[Value, Value], Value]:
+def _typed_form(name: str) -> Callable[[Value, Value], Value]:
     return lambda x, y: elementwise(name, x, y).typed(x.dtype)
 
 
-for _name, _nnef, _function in (
-    ("BitwiseAnd", "bit_and", np.bitwise_and),
-    ("BitwiseOr", "bit_or", np.bitwise_or),
-    ("BitwiseXor", "bit_xor", np.bitwise_xor),
-):
-    op(_name, _nnef, fold=_function)(_bits_form(_nnef))
+for _name, _nnef in {**BITS, **LOGIC}.items():
+    op(_name, _nnef, fold=_FOLDS[_nnef])(_typed_form(_nnef))
 
 
 @op("BitwiseNot", "bit_not", fold=np.bitwise_not)
@@ -288,24 +285,8 @@ def _comparison(name: str) -> Callable[[Value, Value], Value]:
     return form
 
 
-for _name, _nnef, _function in (
-    ("Less", "lt", np.less),
-    ("LessOrEqual", "le", np.less_equal),
-    ("Greater", "gt", np.greater),
-    ("GreaterOrEqual", "ge", np.greater_equal),
-    ("Equal", "eq", np.equal),
-):
-    op(_name, f"{_nnef}, int_{_nnef}", fold=_function)(_comparison(_nnef))
-
-
-@op("And", "and", fold=np.logical_and)
-def and_(x: Value, y: Value) -> Value:
-    return x.and_(y)
-
-
-@op("Or", "or", fold=np.logical_or)
-def or_(x: Value, y: Value) -> Value:
-    return x.or_(y)
+for _name, _nnef in COMPARISONS.items():
+    op(_name, f"{_nnef}, int_{_nnef}", fold=_FOLDS[_nnef])(_comparison(_nnef))
 
 
 @op("Not", "not", fold=np.logical_not)
@@ -424,16 +405,6 @@ def bit_cast(x: Value, *, to: int) -> Value:
 
 
 _SQRT_2_OVER_PI = float(np.sqrt(2 / np.pi))
-
-
-@op("Sigmoid", "sigmoid")
-def sigmoid(x: Value) -> Value:
-    return x.sigmoid()
-
-
-@op("Softplus", "softplus")
-def softplus(x: Value) -> Value:
-    return x.softplus()
 
 
 @op("LeakyRelu", "leaky_relu")
@@ -586,10 +557,6 @@ def activate(x: Value, name: str, parameters: Sequence[float] = ()) -> Value:
 # -- over an axis --------------------------------------------------------------------------------
 
 
-def _softmax(x: Value, axes: list[int]) -> Value:
-    return x.softmax(axes=axes)
-
-
 def _log_softmax(x: Value, axes: list[int]) -> Value:
     """Adds operators for x - max - log(sum(exp(x - max))), finite where the softmax is 0."""
     even = x - x.max_reduce(axes=axes)
@@ -619,7 +586,7 @@ def _over_axes(name: str, nnef: str, of: Callable[[Value, list[int]], Value]) ->
         return of(x, [checked_axis(axis, x.rank)])
 
 
-_over_axes("Softmax", "softmax", _softmax)
+_over_axes("Softmax", "softmax", lambda x, axes: x.softmax(axes=axes))
 _over_axes("LogSoftmax", "max_reduce, sub, exp, sum_reduce, log", _log_softmax)
 _over_axes("Hardmax", "argmax_reduce, int_eq, select", _hardmax)
 

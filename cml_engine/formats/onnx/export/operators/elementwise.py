@@ -8,28 +8,29 @@ import numpy as np
 
 from cml_engine.errors.arguments import ONNX_OPSET
 from cml_engine.formats.onnx.export.call import ExportCall, ExportTensor, rule
+from cml_engine.formats.onnx.same_operators import (
+    ARITHMETIC,
+    BITS,
+    COMPARISONS,
+    FLOATS,
+    LOGIC,
+    SIGNED,
+)
 
-_SAME = {
-    "add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "pow": "Pow", "exp": "Exp",
-    "log": "Log", "sin": "Sin", "cos": "Cos", "tan": "Tan", "asin": "Asin", "acos": "Acos",
-    "atan": "Atan", "sinh": "Sinh", "cosh": "Cosh", "tanh": "Tanh", "asinh": "Asinh",
-    "acosh": "Acosh", "atanh": "Atanh", "abs": "Abs", "neg": "Neg", "sign": "Sign",
-    "floor": "Floor", "ceil": "Ceil", "rcp": "Reciprocal", "sqrt": "Sqrt", "lt": "Less",
-    "gt": "Greater", "le": "LessOrEqual", "ge": "GreaterOrEqual", "eq": "Equal", "and": "And",
-    "or": "Or", "not": "Not", "copy": "Identity", "relu": "Relu", "sigmoid": "Sigmoid",
-    "softplus": "Softplus", "erf": "Erf", "round_even": "Round", "is_nan": "IsNaN",
-    "is_inf": "IsInf",
-    "int_add": "Add", "int_sub": "Sub", "int_mul": "Mul", "int_min": "Min", "int_max": "Max",
-    "int_neg": "Neg", "int_abs": "Abs", "int_sign": "Sign", "int_lt": "Less",
-    "int_gt": "Greater", "int_le": "LessOrEqual", "int_ge": "GreaterOrEqual", "int_eq": "Equal",
+_OTHERS = {
+    "Pow": "pow", "Not": "not", "Identity": "copy", "Relu": "relu", "IsNaN": "is_nan",
+    "IsInf": "is_inf",
 }  # fmt: skip
-_BITS = {
-    "bit_and": "BitwiseAnd", "bit_or": "BitwiseOr", "bit_xor": "BitwiseXor",
-    "bit_not": "BitwiseNot",
-}  # fmt: skip
+_OF_INTEGERS = {**ARITHMETIC, **COMPARISONS, **SIGNED, "Min": "min", "Max": "max"}
+_SAME = [
+    *(pair for same in (ARITHMETIC, COMPARISONS, SIGNED, LOGIC, FLOATS, _OTHERS)
+      for pair in same.items()),
+    *((onnx, f"int_{name}") for onnx, name in _OF_INTEGERS.items() if name != "div"),
+]  # fmt: skip
+_BITS = [*BITS.items(), ("BitwiseNot", "bit_not")]
 
 for _table, _since in ((_SAME, ONNX_OPSET.low), (_BITS, 18)):
-    for _name, _onnx in _table.items():
+    for _onnx, _name in _table:
 
         @rule(_name, onnx=f"`{_onnx}`", since=_since)
         def _same_operator(c: ExportCall, op: str = _onnx) -> ExportTensor:
