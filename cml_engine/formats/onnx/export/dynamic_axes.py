@@ -17,6 +17,7 @@ from cml_engine.errors import InputError, ModelError
 from cml_engine.errors.arguments import ANY_EXTENT, resolve_shapes, shortened
 from cml_engine.formats.onnx.export.wire import OutNode
 from cml_engine.ir.graph import Array, Graph, Node
+from cml_engine.nnef.expansion.compose import are_same
 
 #: an axis of an input: the input's name and the index of the axis
 Axis = tuple[str, int]
@@ -194,7 +195,7 @@ def varying_extents(
     found = {}
     for position, array in enumerate(here.constants):
         arrays = [trace.constants[position] for trace in others]
-        unequal = [i for i, a in enumerate(arrays) if a is not array and not _equal(a, array)]
+        unequal = [i for i, a in enumerate(arrays) if a is not array and not are_same(a, array)]
         if not unequal:
             continue
         forms = _forms(dynamic, here, position, arrays)
@@ -204,10 +205,6 @@ def varying_extents(
             raise _fixed_size_error(dynamic, node, sizes, *given)
         found[position] = forms
     return found
-
-
-def _equal(a: Array, b: Array) -> bool:
-    return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
 
 
 def _forms(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from cml_engine.formats.onnx.export.call import ExportCall, ExportTensor, rule
 from cml_engine.ir.graph import NUMPY_DTYPE, Array
-from cml_engine.ops.common.window import border_index
+from cml_engine.ops.common.window import Window, border_index
 from cml_engine.ops.movement.slicing import ranges
 
 _MODES = {"replicate": "edge", "reflect": "reflect"}
@@ -99,6 +100,16 @@ def pad_axes(
         if before or after:
             x = x.gather(border_index(border, np.arange(-before, extent + after), extent), axis)
     return x
+
+
+def window_attributes(window: Window, pairs: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """Returns the attributes of an ONNX operator with this window, padded by ``pairs``."""
+    return {
+        "kernel_shape": [axis.size for axis in window],
+        "strides": [axis.stride for axis in window],
+        "dilations": [axis.dilation for axis in window],
+        "pads": [*(before for before, _ in pairs), *(after for _, after in pairs)],
+    }
 
 
 @rule("cast", onnx="`Cast`; from scalar to integer guarded: what does not fit becomes the nearest, "

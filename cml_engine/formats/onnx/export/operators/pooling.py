@@ -13,7 +13,7 @@ from functools import reduce
 import numpy as np
 
 from cml_engine.formats.onnx.export.call import ExportCall, ExportTensor, rule
-from cml_engine.formats.onnx.export.operators.movement import pad_axes
+from cml_engine.formats.onnx.export.operators.movement import pad_axes, window_attributes
 from cml_engine.ir.graph import Array
 from cml_engine.ops.common.window import (
     Window,
@@ -124,13 +124,10 @@ def _pool(op: str, x: ExportTensor, window: Window, border: str, **more: int) ->
     if border != "ignore" and not (border == "constant" and op == "AveragePool" and _fits(spatial)):
         x = pad_axes(x, [a.wide for a in window], [(0, 0), (0, 0), *pairs], border)
         pairs = [(0, 0)] * len(spatial)
-    return x.call.add(
-        op, x,
-        kernel_shape=[a.size for a in spatial],
-        strides=[a.stride for a in spatial],
-        dilations=[a.dilation for a in spatial] if _is_dilated(spatial) else None,
-        pads=[*(p for p, _ in pairs), *(q for _, q in pairs)], **more,
-    )  # fmt: skip
+    attributes = window_attributes(spatial, pairs)
+    if not _is_dilated(spatial):  # before opset 19 AveragePool lacks the attribute
+        del attributes["dilations"]
+    return x.call.add(op, x, **attributes, **more)
 
 
 def _mean(x: ExportTensor, window: Window, border: str) -> ExportTensor:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
 
 from cml_engine.formats.onnx.export.call import ExportCall, ExportTensor, rule
-from cml_engine.formats.onnx.export.operators.movement import pad_axes
-from cml_engine.ir.graph import Attrs, AttrValue, Fact
-from cml_engine.ops.conv.shapes import ConvShape, conv_shape, deconv_shape
+from cml_engine.formats.onnx.export.operators.movement import pad_axes, window_attributes
+from cml_engine.ir.graph import Attrs, Fact
+from cml_engine.ops.conv.shapes import conv_shape, deconv_shape
 
 
 @rule("matmul", onnx="`MatMul`, `Transpose`")
@@ -60,7 +59,8 @@ def _conv(c: ExportCall) -> ExportTensor:
         x = pad_axes(x, c.shape, [(0, 0), (0, 0), *pairs], shape.border)
         pairs = [(0, 0)] * len(pairs)
     bias = _bias(c, shape.out_channels)
-    return x.Conv(c.tensor(1), *bias, **_geometry(shape, pairs))
+    window = window_attributes(shape.axes, pairs)
+    return x.Conv(c.tensor(1), *bias, **window, group=shape.groups)
 
 
 def _empty_sum(c: ExportCall, channels: int) -> ExportTensor:
@@ -70,16 +70,6 @@ def _empty_sum(c: ExportCall, channels: int) -> ExportTensor:
         return c.fill(0.0)
     column = bias[0].reshape((1, channels, *[1] * (c.out.rank - 2)))
     return column.Expand(c.indices(*c.out.shape))
-
-
-def _geometry(shape: ConvShape, pairs: Sequence[tuple[int, int]]) -> dict[str, AttrValue]:
-    return {
-        "kernel_shape": [a.size for a in shape.axes],
-        "strides": [a.stride for a in shape.axes],
-        "dilations": [a.dilation for a in shape.axes],
-        "pads": [*(p for p, _ in pairs), *(q for _, q in pairs)],
-        "group": shape.groups,
-    }
 
 
 @rule("deconv", onnx="`ConvTranspose`; where the output is larger than its windows, `Pad` behind")
@@ -94,9 +84,11 @@ def _deconv(c: ExportCall) -> ExportTensor:
     fits = all(n < a.stride for n, a in zip(more, shape.axes, strict=True))
     if fits and all(before >= 0 for before, _ in pairs):
         bias = _bias(c, shape.out_channels)
-        return c.x.ConvTranspose(c.tensor(1), *bias, **_geometry(shape, cropped),
+        window = window_attributes(shape.axes, cropped)
+        return c.x.ConvTranspose(c.tensor(1), *bias, **window, group=shape.groups,
                                  output_padding=more if any(more) else None)  # fmt: skip
-    spread = c.x.ConvTranspose(c.tensor(1), **_geometry(shape, [(0, 0)] * len(pairs)))
+    window = window_attributes(shape.axes, [(0, 0)] * len(pairs))
+    spread = c.x.ConvTranspose(c.tensor(1), **window, group=shape.groups)
     extents = (shape.batch, shape.out_channels, *full)
     fitted = [(0, 0), (0, 0), *((-before, -after) for before, after in pairs)]
     spread = pad_axes(spread, extents, fitted, "constant")

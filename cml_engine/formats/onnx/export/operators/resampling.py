@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import ceil, floor, prod
+from math import ceil, floor
 
 import numpy as np
 
 from cml_engine.formats.onnx.export.call import ExportCall, ExportTensor, rule
 from cml_engine.formats.onnx.export.operators.elementwise import round_half_up
+from cml_engine.formats.onnx.export.operators.movement import window_attributes
 from cml_engine.ir.graph import Array, Attrs
+from cml_engine.ops.common.window import resolve_window, volume
 from cml_engine.ops.resampling.resampling import linear_taps
 from cml_engine.ops.resampling.resize import axis_taps
 from cml_engine.ops.resampling.roi import LIMIT
@@ -210,32 +212,17 @@ def _col2im(c: ExportCall) -> ExportTensor:
 @rule("deform_columns", onnx="`DeformConv` by a filter that takes each tap by itself", since=19,
       function=True)  # fmt: skip
 def _deform_columns(c: ExportCall) -> ExportTensor:
-    a, (channels, height, width) = c.attrs, c.shape[1:]
-    size = [int(n) for n in a.size]
-    taps = prod(size)
-    pairs = a.padding or _same_padding(c, size, (height, width))
+    a, channels = c.attrs, c.shape[1]
+    window = resolve_window(c.shape[2:], a.size, a.padding, a.stride, a.dilation)
+    size, taps = [axis.size for axis in window], volume(window)
     filter = np.tile(np.eye(taps, dtype=np.float32), (channels, 1)).reshape(-1, 1, *size)
     mask, is_map = c.value(2), c.fact(2).rank
     result = c.x.DeformConv(
         c.constant(filter), c.tensor(1), *([None, c.tensor(2)] if is_map else []),
-        kernel_shape=size, strides=list(a.stride or (1, 1)), dilations=list(a.dilation or (1, 1)),
+        **window_attributes(window, [(axis.before, axis.after) for axis in window]),
         group=channels, offset_group=int(a.offset_groups),
-        pads=[int(pair[side]) for side in (0, 1) for pair in pairs],
     )  # fmt: skip
     return result if is_map or (mask is not None and mask == 1) else result * c.tensor(2)
-
-
-def _same_padding(
-    c: ExportCall, size: list[int], extents: tuple[int, int]
-) -> list[tuple[int, int]]:
-    found = []
-    for i, extent in enumerate(extents):
-        stride = int(c.attrs.stride[i]) if c.attrs.stride else 1
-        dilation = int(c.attrs.dilation[i]) if c.attrs.dilation else 1
-        reach = (size[i] - 1) * dilation + 1
-        total = max((c.out.shape[2 + i] - 1) * stride + reach - extent, 0)
-        found.append((total // 2, total - total // 2))
-    return found
 
 
 # -- regions of interest -------------------------------------------------------------------------
