@@ -213,6 +213,17 @@ def file_size(source: ModelSource, name: str) -> int | None:
         return None if size is None else int(size)
 
 
+def has_file(source: ModelSource, name: str) -> bool:
+    """Returns True if a source has a file.
+
+    Also returns True for a name that leads out of the model, which the reader then reports.
+    """
+    try:
+        return file_size(source, inner_name(name)) is not None
+    except OutsideModelError:
+        return True
+
+
 def shown(source: ModelSource, file: str) -> str:
     """Returns a file's name for messages: ``model/file``, or ``file`` if the source has no name."""
     return file if source.name in ("", ".") else f"{source.name}/{file}"

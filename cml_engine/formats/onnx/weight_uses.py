@@ -5,20 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cml_engine.formats.onnx.model import OnnxModelFile
+from cml_engine.formats.onnx.op_schemas import find_schemas
+from cml_engine.nnef.files.weights import role_of
 
-#: the axis whose extent is the fan-in, and the roles of other weights
+#: the axis whose extent is the fan-in
 _PRODUCTS = {"MatMul": -2, "Gemm": -2, "Gather": -1}
-_ADDED, _NEAR_ONE, _POSITIVE = "added", "near one", "positive"
-_OPERANDS = {
-    ("BatchNormalization", 1): _NEAR_ONE, ("BatchNormalization", 2): _ADDED,
-    ("BatchNormalization", 3): _ADDED, ("BatchNormalization", 4): _POSITIVE,
-    ("Conv", 2): _ADDED, ("ConvTranspose", 2): _ADDED, ("Gemm", 2): _ADDED,
-    ("LayerNormalization", 1): _NEAR_ONE, ("LayerNormalization", 2): _ADDED,
-    ("InstanceNormalization", 1): _NEAR_ONE, ("InstanceNormalization", 2): _ADDED,
-    ("GroupNormalization", 1): _NEAR_ONE, ("GroupNormalization", 2): _ADDED,
-    ("PRelu", 1): _NEAR_ONE,
-}  # fmt: skip
-_ELEMENTWISE = {"Add": _ADDED, "Sub": _ADDED, "Mul": _NEAR_ONE, "Div": _POSITIVE}
 
 
 def find_weight_uses(model: OnnxModelFile) -> Mapping[str, str | float]:
@@ -29,12 +20,15 @@ def find_weight_uses(model: OnnxModelFile) -> Mapping[str, str | float]:
     found: dict[str, str | float] = {}
     tensors = model.graph.initializers
     for node in model.graph.nodes:
+        schemas = find_schemas(node.domain, node.op)
+        params = [p.name for p in schemas[0].parameters] if schemas else []
         for position, name in enumerate(node.inputs):
             if name in found or name not in tensors:
                 continue
             shape = tensors[name].shape
-            if use := _OPERANDS.get((node.op, position)) or _ELEMENTWISE.get(node.op):
-                found[name] = use
+            param = params[position] if position < len(params) else ""
+            if role := role_of(node.op.lower(), param):
+                found[name] = role
             elif node.op in _PRODUCTS and len(shape) > 1:
                 last = node.op == "Gemm" and node.attributes.get("transB", 0)
                 found[name] = float(shape[-1 if last else _PRODUCTS[node.op]])

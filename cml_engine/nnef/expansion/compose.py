@@ -152,10 +152,11 @@ class _Composer:
     @property
     def _quantized(self) -> list[str]:
         """The names of the constants that are stored as quantised integers."""
-        if not self._graph.integer:
-            return []
-        quantization = self._graph.quantization
-        return [n for n, a in self._graph.constants.items() if n in quantization and _is_whole(a)]
+        return [n for n, a in self._graph.constants.items() if self._is_stored(n, a)]
+
+    def _is_stored(self, name: str, values: Array) -> bool:
+        is_named = bool(self._graph.integer) and name in self._graph.quantization
+        return is_named and values.dtype.kind in "iu"
 
     def _check_interface(self) -> None:
         for name in self._graph.outputs:
@@ -169,8 +170,8 @@ class _Composer:
         return self._declare(name, "external", fact.dtype, shape=list(fact.shape))
 
     def _constant(self, name: str, values: Array) -> Assignment:
-        is_stored = self._graph.integer and name in self._graph.quantization and _is_whole(values)
-        dtype, shape = "scalar" if is_stored else _dtype_of(values), list(values.shape)
+        dtype = "scalar" if self._is_stored(name, values) else _dtype_of(values)
+        shape = list(values.shape)
         if name in self._graph.labels or not _fits_text(values):
             label = self._label(name, values)
             return self._declare(name, "variable", dtype, shape=shape, label=label)
@@ -265,7 +266,7 @@ class _Composer:
         if label is None:
             return self._new_label(self._names.of(name), values)
         first = self._files.setdefault(tensor_file_name(label).lower(), name)
-        if not _are_same(self._graph.constants[first], values):
+        if not are_same(self._graph.constants[first], values):
             return self._new_label(self._names.of(name), values)
         self._tensors.setdefault(label, values)
         return label
@@ -279,11 +280,8 @@ class _Composer:
         return label
 
 
-def _is_whole(values: Array) -> bool:
-    return values.dtype.kind in "iu"
-
-
-def _are_same(a: Array, b: Array) -> bool:
+def are_same(a: Array, b: Array) -> bool:
+    """Returns True if two arrays have the same type and values; NaNs are equal."""
     return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
 
 

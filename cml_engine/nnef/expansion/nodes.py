@@ -12,7 +12,7 @@ from cml_engine.errors import ModelError, ShapeError, Source, UnsupportedOp, loc
 from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, AttrValue, Fact, Node
 from cml_engine.nnef.expansion.signatures import BoundArguments, Signature
-from cml_engine.nnef.expansion.values import TensorRef, Value, describe, kind_of
+from cml_engine.nnef.expansion.values import TensorRef, Value, describe, kind_of, leaves
 from cml_engine.nnef.text.lexer import SourceText
 from cml_engine.nnef.text.syntax_tree import Type
 
@@ -167,12 +167,12 @@ class NodeBuilder:
 
         Raises an error if rows differ in length or numbers in type.
         """
-        kinds = {kind_of(leaf) for leaf in _leaves(value)}
+        kinds = {kind_of(leaf) for leaf in leaves(value)}
         shape = shape_of_numbers(value)
         if len(kinds) != 1 or not kinds <= NUMPY_DTYPE.keys() or shape is None:
             raise ShapeError(f"wanted a tensor, or numbers in even rows, got {describe(value)}")
         (dtype,) = kinds
-        flat = [literal_array(leaf, dtype) for leaf in _leaves(value)]
+        flat = [literal_array(leaf, dtype) for leaf in leaves(value)]
         name = self.tensor_name(None, "literal")
         self.add_constant(name, np.array(flat, NUMPY_DTYPE[dtype]).reshape(shape), site.source)
         return TensorRef(name, dtype)
@@ -283,10 +283,6 @@ class NodeBuilder:
             shape, axis = self.facts[value.name].shape, bound.values["axis"]
             return shape[axis] if 0 <= axis < len(shape) else None
         return None
-
-
-def _leaves(value: Value) -> list[Value]:
-    return [x for item in value for x in _leaves(item)] if isinstance(value, list) else [value]
 
 
 def shape_of_numbers(value: Value) -> tuple[int, ...] | None:

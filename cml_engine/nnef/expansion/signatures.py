@@ -13,7 +13,7 @@ from typing import Any
 
 from cml_engine.errors import ShapeError, UnsupportedOp
 from cml_engine.ir.graph import NUMPY_DTYPE, Fact, can_be_shape
-from cml_engine.nnef.expansion.values import TensorRef, Value, describe, kind_of
+from cml_engine.nnef.expansion.values import TensorRef, Value, describe, kind_of, leaves
 from cml_engine.nnef.text.lexer import SourceText
 from cml_engine.nnef.text.parser import parse_fragments
 from cml_engine.nnef.text.syntax_tree import (
@@ -317,23 +317,17 @@ def _dtype(sig: Signature, given: Mapping[str, Value], generic: str | None) -> s
     if generic is not None and generic != "?":
         return generic
     generics = [given[p.name] for p in sig.params if p.type.is_generic and p.name in given]
-    leaves = [leaf for value in generics for leaf in _leaves(value)]
-    for leaf in leaves:
+    plain = leaves(generics)
+    for leaf in plain:
         if isinstance(leaf, TensorRef):
             return leaf.dtype
     if sig.default_dtype is not None:
         return sig.default_dtype
-    if leaves:
-        return "scalar" if any(isinstance(leaf, float) for leaf in leaves) else kind_of(leaves[0])
+    if plain:
+        return "scalar" if any(isinstance(leaf, float) for leaf in plain) else kind_of(plain[0])
     if sig.needs_dtype:
         raise ShapeError(f"{sig.name} needs a type: write {sig.name}<integer>(...)")
     return None
-
-
-def _leaves(value: Value) -> list[Value]:
-    if isinstance(value, (list, tuple)):
-        return [leaf for item in value for leaf in _leaves(item)]
-    return [value]
 
 
 def _value(sig: Signature, param: Param, given: Mapping[str, Value], dtype: str | None) -> Value:

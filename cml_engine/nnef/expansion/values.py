@@ -70,10 +70,15 @@ def element_count(value: Value, depth: int = 0) -> int:
     return sum(element_count(item, depth + 1) for item in value) or 1
 
 
-def has_tensor(value: Value) -> bool:
+def leaves(value: Value) -> list[Value]:
+    """Returns the plain values in nested lists and tuples, in order."""
     if isinstance(value, (list, tuple)):
-        return any(map(has_tensor, value))
-    return isinstance(value, TensorRef)
+        return [leaf for item in value for leaf in leaves(item)]
+    return [value]
+
+
+def has_tensor(value: Value) -> bool:
+    return any(isinstance(leaf, TensorRef) for leaf in leaves(value))
 
 
 def _describe_items(value: Any, depth: int) -> str:

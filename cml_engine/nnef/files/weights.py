@@ -12,7 +12,7 @@ import numpy as np
 from cml_engine.errors import ModelError, Source, TensorFileError
 from cml_engine.io.frame_gate import yield_to_frame
 from cml_engine.io.load_limits import current_budget
-from cml_engine.io.model_source import ModelSource, OutsideModelError, file_size
+from cml_engine.io.model_source import ModelSource, has_file
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Fact, Node
 from cml_engine.nnef.expansion.document_builder import DocumentGraph, Variable
 from cml_engine.nnef.expansion.signatures import operator_signatures
@@ -67,7 +67,8 @@ def finder(
     def found(variable: Variable) -> StoredVariable | None:
         if weights is not None:
             return weights.tensor(variable)
-        if random is not None and not _has_file(model, variable):
+        name = tensor_file_name(variable.label, variable.source)
+        if random is not None and not has_file(model, name):
             return None
         return DatFile(tensor_blob(model, variable.label, variable.source))
 
@@ -82,13 +83,6 @@ def finder(
         raise weights.missing(variable)
 
     return find
-
-
-def _has_file(model: ModelSource, variable: Variable) -> bool:
-    try:
-        return file_size(model, tensor_file_name(variable.label, variable.source)) is not None
-    except OutsideModelError:  # the reader raises a precise error later
-        return True
 
 
 def load_variables(
@@ -258,7 +252,7 @@ _ADDED, _NEAR_ONE, _POSITIVE = "added", "near one", "positive"
 #: the role of an operand, by parameter name
 _OF_PARAM = {
     "bias": _ADDED, "offset": _ADDED, "mean": _ADDED, "scale": _NEAR_ONE,
-    "variance": _POSITIVE, "alpha": _NEAR_ONE,
+    "variance": _POSITIVE, "alpha": _NEAR_ONE, "slope": _NEAR_ONE,
 }  # fmt: skip
 _OF_OPERATOR = {"add": _ADDED, "sub": _ADDED, "mul": _NEAR_ONE, "div": _POSITIVE}
 
@@ -338,6 +332,14 @@ def uses(nodes: Iterable[Node], shapes: Mapping[str, tuple[int, ...]]) -> dict[s
     return found
 
 
+def role_of(op: str, param: str) -> str | None:
+    """Returns the role of a weight that is an operator's operand, or None if it has no known one.
+
+    ``param`` is the name of the operator's parameter.
+    """
+    return _OF_OPERATOR.get(op) or _OF_PARAM.get(param)
+
+
 def use_by_shape(shape: Sequence[int]) -> float:
     """Returns the assumed fan-in of a tensor of unknown use: the product of its inner extents.
 
@@ -352,8 +354,4 @@ def _use(node: Node, param: str, shape: tuple[int, ...]) -> str | float:
         return float(shape[-1 if inner_last else -2])
     if param == "filter" and node.op.endswith("deconv") and len(shape) > 1:
         return prod(shape) / max(shape[1], 1)
-    if node.op in _OF_OPERATOR:
-        return _OF_OPERATOR[node.op]
-    if param in _OF_PARAM and node.op != "matmul":
-        return _OF_PARAM[param]
-    return use_by_shape(shape)
+    return role_of(node.op, param) or use_by_shape(shape)
