@@ -11,7 +11,7 @@ from typing import Any
 
 from cml_engine.errors import ModelError, UnsupportedOp
 from cml_engine.formats.onnx.protobuf import BYTES, Field, Message
-from cml_engine.formats.onnx.tensors import ELEMENT_TYPES, ExternalData, OnnxTensor, read_tensor
+from cml_engine.formats.onnx.tensors import ExternalData, OnnxTensor, read_tensor, type_name
 from cml_engine.io.load_limits import current_budget
 
 #: an extent: a number, a symbol ("batch"), or None
@@ -32,7 +32,7 @@ class ValueInfo:
 
     @property
     def type_name(self) -> str:
-        return ELEMENT_TYPES.get(self.element, f"type {self.element}")
+        return type_name(self.element)
 
     def __str__(self) -> str:
         dims = (

@@ -15,7 +15,7 @@ from cml_engine.io.model_source import (
     ModelSource,
     OutsideModelError,
     SourceFile,
-    file_size,
+    has_file,
     inner_name,
 )
 from cml_engine.ir.graph import Array, DType, can_be_shape
@@ -44,6 +44,10 @@ _HELD_AS = {"bfloat16": "float32", "uint4": "uint8", "int4": "int8"}
 _EXTERNAL = 1
 #: the fields with values of their own type: float, int32, int64, double, uint64
 _TYPED = (4, 5, 7, 10, 11)
+
+
+def type_name(element: int) -> str:
+    return ELEMENT_TYPES.get(element, f"type {element}")
 
 
 def element_dtype(element: int) -> np.dtype[Any] | None:
@@ -85,25 +89,13 @@ class ExternalData:
         """
         if self._random is None or tensor.external is None:
             return None
-        if self._has(tensor.external.get("location", "")):
+        if self._source and has_file(self._source, tensor.external.get("location", "")):
             return None
         dtype = element_dtype(tensor.element)
         if dtype is None or dtype.kind != "f":
             return None
         use = self.uses.get(tensor.name, use_by_shape(tensor.shape))
         return self._random.array(tensor.name, tensor.shape, "scalar", use).astype(dtype)
-
-    def _has(self, location: str) -> bool:
-        """Returns True if a file exists.
-
-        Also returns True for a location outside the folder, which the reader then reports.
-        """
-        if self._source is None:
-            return False
-        try:
-            return file_size(self._source, inner_name(location)) is not None
-        except OutsideModelError:
-            return True
 
     def _find_file(self, location: str, tensor: str) -> SourceFile:
         if self._source is None:
@@ -143,7 +135,7 @@ class OnnxTensor:
 
     @property
     def type_name(self) -> str:
-        return ELEMENT_TYPES.get(self.element, f"type {self.element}")
+        return type_name(self.element)
 
     def values(self) -> Array:
         """Decodes the values and returns them as an array; types that NumPy lacks are widened.

@@ -175,6 +175,10 @@ class Value:
         at = tuple(axes)
         return self._move("unsqueeze", lambda array: np.expand_dims(array, at), axes=sorted(axes))
 
+    def lift(self, rank: int) -> Value:
+        """Returns the value with axes of 1 in front, up to ``rank`` axes."""
+        return self.unsqueeze(list(range(rank - self.rank)))
+
     def squeeze(self, axes: Sequence[int]) -> Value:
         if not axes:
             return self
@@ -310,15 +314,15 @@ def _lift(value: Value, rank: int, full: bool) -> Value:
     """
     if full and value.array is not None and value.array.size == 1:
         return Value.known(value.array.reshape(()), value.name)
-    return value.unsqueeze(list(range(rank - value.rank))) if value.rank else value
+    return value.lift(rank) if value.rank else value
 
 
-def fragment(op: str, values: Sequence[Value], many: bool = False, **attrs: object) -> Value:
+def fragment(op: str, values: Sequence[Operand], many: bool = False, **attrs: object) -> Value:
     """Adds the operators that a compound operator expands to and returns its result.
 
     With ``many`` it takes its operands as one array.
     """
-    return current_import().fragment(op, values, many, attrs)
+    return current_import().fragment(op, list(map(as_value, values)), many, attrs)
 
 
 def concat(values: Sequence[Value], axis: int) -> Value:

@@ -187,3 +187,11 @@ def test_compress_condition_longer_than_the_axis_is_refused():
 def test_tiles(rng, repeats):
     x = rng.standard_normal((1, 2, 3, 4), np.float32)
     np.testing.assert_array_equal(both("Tile", x, np.array(repeats)), np.tile(x, repeats))
+
+
+@pytest.mark.parametrize("window", [8, 2**31 - 1])
+def test_a_window_of_attention_larger_than_all_keys_bounds_nothing(window, rng):
+    operands = [rng.normal(size=(1, 2, 5, 4)).astype(np.float32) for _ in "qkv"]
+    sides = {"left_window_size": window, "right_window_size": window}
+    wide = both("Attention", *operands, opset=25, **sides)
+    np.testing.assert_array_equal(wide, both("Attention", *operands, opset=25))

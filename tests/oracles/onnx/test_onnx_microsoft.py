@@ -136,6 +136,19 @@ def test_weights_of_a_few_bits_stay_in_blocks(bits, zeros, rng):
     np.testing.assert_allclose(got, x @ matrix[:, :40].T, rtol=1e-4, atol=1e-4 * 2**bits)
 
 
+@pytest.mark.parametrize(
+    ("attrs", "message"),
+    [({"block_size": 32}, "48 codes a row, wanted 2 times 32"), ({"N": 5}, "cannot take inputs")],
+)
+def test_weights_that_do_not_fill_their_blocks_are_refused(attrs, message):
+    given = {"codes": np.zeros((6, 3, 8), np.uint8), "scales": np.ones(18, np.float32)}
+    sizes = {"K": 40, "N": 6, "bits": 4, "block_size": 16} | attrs
+    network = model([ms("MatMulNBits", "x codes scales", **sizes)], [value("x", (2, 40))],
+                    [value("y", None)], given, domains={MICROSOFT: 1})  # fmt: skip
+    with pytest.raises(cml.ModelError, match=message):
+        cml.load(network.SerializeToString())
+
+
 def test_group_norm(rng):
     """GroupNorm with an activation agrees with its formula in NumPy.
 

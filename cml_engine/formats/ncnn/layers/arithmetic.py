@@ -27,13 +27,6 @@ def _unary_op(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     return make(x) if make else x.op(op)
 
 
-def _half_to_even(x: NcnnTensor) -> NcnnTensor:
-    """Rounds to integers, halves to the even neighbour; NNEF's ``round`` takes halves up."""
-    is_half = (x - x.floor()).eq(0.5)
-    even = (x * 0.5).round() * 2.0
-    return is_half.select(even, x.round())
-
-
 def _truncated(x: NcnnTensor) -> NcnnTensor:
     return x.sign() * x.abs().floor()
 
@@ -43,7 +36,7 @@ _OF_ONE: dict[str, Callable[[NcnnTensor], NcnnTensor]] = {
     "expm1": lambda x: x.exp() - 1.0,
     "log10": lambda x: x.log() * (1 / math.log(10)),
     "log1p": lambda x: (x + 1.0).log(),
-    "round": _half_to_even,
+    "round": lambda x: x.round_even(),
     "trunc": _truncated,
 }
 
@@ -108,7 +101,7 @@ _OF_TWO: dict[str, OfTwo] = {
     "floordiv": lambda layer, x, y: layer.op("div", x, y).floor(),
     "fmod": _remainder(_truncated),
     "logaddexp": _log_add_exp,
-    "remainder": _remainder(_half_to_even),
+    "remainder": _remainder(lambda x: x.round_even()),
 }
 
 

@@ -11,7 +11,6 @@ from cml_engine.formats.onnx.values import (
     Value,
     allocate,
     concat,
-    elementwise,
     unsupported_error,
     zeros,
 )
@@ -50,12 +49,8 @@ def attention(
     if lengths is not None:
         lengths = lengths.reshape([lengths.shape[0], 1, 1, 1])
         offset = offset if past else lengths - queries
-    bounds: list[tuple[str, int]] = [("le", 0)] if is_causal else []
-    most = queries + keys  # a larger window bounds nothing
-    bounds += [("le", min(right_window_size, most))] if right_window_size >= 0 else []
-    bounds += [("ge", -min(left_window_size, most))] if left_window_size >= 0 else []
-    for comparison, bound in bounds:
-        bias = _sum_of_masks(bias, _window_mask(queries, keys, offset + bound, comparison))
+    after = 0 if is_causal else right_window_size
+    bias = _add_window(bias, queries, keys, offset, left_window_size, after)
     if lengths is not None:
         bias = _sum_of_masks(bias, _additive_mask(_key_indices(keys).lt(lengths)))
     heads_k, heads_v = (_repeat_heads(x, q.shape[1] // k.shape[1]) for x in (k, v))
@@ -132,14 +127,23 @@ def _key_indices(keys: int) -> Value:
     return Value.known(np.arange(keys).reshape(1, 1, 1, keys))
 
 
-def _window_mask(queries: int, keys: int, limit: Value, comparison: str) -> Value:
-    """Returns an additive mask: 0 where a key's index minus a query's compares true with ``limit``.
+def _add_window(
+    mask: Value | None, queries: int, keys: int, offset: Value, before: int, after: int
+) -> Value | None:
+    """Returns a mask that also bounds how far from a query's place its keys may be.
 
-    ``comparison`` is ``"le"`` or ``"ge"``.
+    The place of query ``i`` is key ``i + offset``. A bound below 0 is none.
     """
+    if max(before, after) < 0:
+        return mask
     allocate([queries, keys])
-    ahead = np.arange(keys)[None, :] - np.arange(queries)[:, None]
-    return _additive_mask(elementwise(comparison, Value.known(ahead), limit))
+    ahead = Value.known(np.arange(keys)[None, :] - np.arange(queries)[:, None])
+    most = queries + keys  # a larger bound excludes nothing
+    if after >= 0:
+        mask = _sum_of_masks(mask, _additive_mask(ahead.le(offset + min(after, most))))
+    if before >= 0:
+        mask = _sum_of_masks(mask, _additive_mask(ahead.ge(offset - min(before, most))))
+    return mask
 
 
 def _extended_mask(mask: Value, keys: int) -> Value:
@@ -215,9 +219,8 @@ def multi_head_attention(
     mask = None
     if padding is not None:
         mask = _padding_mask(padding, query.shape[0], k.shape[2], mask_filter_value)
-    if unidirectional:
-        offset = Value.known(np.array(past))
-        mask = _sum_of_masks(mask, _window_mask(q.shape[2], k.shape[2], offset, "le"))
+    offset, after = Value.known(np.array(past)), 0 if unidirectional else -1
+    mask = _add_window(mask, q.shape[2], k.shape[2], offset, -1, after)
     mask = _sum_of_masks(mask, bias)
     return [_attend(q, k, v, mask, scale or 1 / np.sqrt(q.shape[3]), 0.0), k, v]
 
@@ -297,10 +300,8 @@ def group_query_attention(
         q, k = (_rotate(x, c, s, size, rotary_interleaved) for x in (q, k))
     q, k, v = (x.transpose([0, 2, 1, 3]) for x in (q, k, v))
     k, v, _ = _with_past(k, v, past_key, past_value)
-    mask: Value | None = _window_mask(length, total, Value.known(np.array(past)), "le")
-    if local_window_size > 0:
-        limit = Value.known(np.array(max(past + 1 - local_window_size, -length)))
-        mask = _sum_of_masks(mask, _window_mask(length, total, limit, "ge"))
+    offset = Value.known(np.array(past))
+    mask = _add_window(None, length, total, offset, local_window_size - 1, 0)
     mask = _sum_of_masks(mask, bias)
     keys, shared = (_repeat_heads(x, num_heads // kv_num_heads) for x in (k, v))
     return [_attend(q, keys, shared, mask, scale or 1 / np.sqrt(q.shape[3]), softcap), k, v]

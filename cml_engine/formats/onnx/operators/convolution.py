@@ -18,7 +18,14 @@ from cml_engine.formats.onnx.op_schemas import (
 )
 from cml_engine.formats.onnx.operators.elementwise import activate
 from cml_engine.formats.onnx.operators.matrix import subtract_zero_point
-from cml_engine.formats.onnx.values import InvalidNode, Value, add_operator, allocate, zeros
+from cml_engine.formats.onnx.values import (
+    InvalidNode,
+    Value,
+    add_operator,
+    allocate,
+    fragment,
+    zeros,
+)
 
 # -- windows -------------------------------------------------------------------------------------
 
@@ -195,14 +202,11 @@ def deform_conv(
     group: int,
     kernel_shape: object,
 ) -> Value:
-    columns = x.deform_columns(
-        offset, 1.0 if mask is None else mask, size=list(weights.shape[2:]), padding=_pairs(pads),
-        stride=strides, dilation=dilations, offset_groups=offset_group,
+    values = [x, weights, offset, 1.0 if mask is None else mask, _row(bias)]
+    return fragment(
+        "deform_conv", values, size=list(weights.shape[2:]), padding=_pairs(pads), stride=strides,
+        dilation=dilations, groups=group, offset_groups=offset_group,
     )  # fmt: skip
-    flat = weights.reshape([weights.shape[0], int(np.prod(weights.shape[1:])), 1, 1])
-    rank = x.rank - 2
-    return columns.conv(flat, _row(bias), border="constant", padding=[(0, 0)] * rank,
-                        stride=[1] * rank, dilation=[1] * rank, groups=group)  # fmt: skip
 
 
 #: attributes per image axis: the second input's values are the image's extents

@@ -36,7 +36,7 @@ def matmul(x: Value, y: Value, turn_x: object = False, turn_y: object = False) -
     x = x.unsqueeze([0]) if row else x
     y = y.unsqueeze([1]) if column else y
     rank = max(x.rank, y.rank)
-    x, y = (v.unsqueeze(list(range(rank - v.rank))) for v in (x, y))
+    x, y = x.lift(rank), y.lift(rank)
     if x.kind == "integer":
         result = x.int_matmul(y)
     else:

@@ -143,7 +143,7 @@ def qlinear_matmul(
 ) -> Value:  # fmt: skip
     rows = [1] * (a.rank - 2)
     a_scale, a_zero = (_column(v, [*rows, *v.shape, 1]) for v in (a_scale, a_zero))
-    product = matmul(dequantize(a, a_scale, a_zero), dequantize(b, b_scale, b_zero))
+    product = matmul(dequantize(a, a_scale, a_zero), dequantize(b, b_scale, b_zero, -1))
     return quantize(product, y_scale, y_zero, y_zero.dtype)
 
 
@@ -195,9 +195,11 @@ def matmul_nbits(
     if g_idx is not None and g_idx.shape != (0,):
         raise unsupported_error("g_idx")
     blocks = -(-inner // block_size)
-    codes = _unpack_codes(weights, rows, bits)[:, :inner]
+    codes = _unpack_codes(weights, rows, bits)
+    if codes.shape[1] != blocks * block_size:
+        raise InvalidNode(f"{codes.shape[1]} codes a row, wanted {blocks} times {block_size}")
     factors = scales.reshape([rows, blocks])
-    whole = Value.known((codes.astype(np.int16) - middle).astype(np.int8))
+    whole = Value.known((codes[:, :inner].astype(np.int16) - middle).astype(np.int8))
     y = matmul(x, dequantize(whole, factors, None, 1, block_size), turn_y=True)
     if zero_points is not None:
         is_float = zero_points.dtype.kind == "f"

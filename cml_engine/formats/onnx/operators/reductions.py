@@ -408,11 +408,6 @@ def group_norm(
 # -- over the last axes --------------------------------------------------------------------------
 
 
-def _lift(value: Value, rank: int) -> Value:
-    """Returns a value with axes of 1 prepended up to ``rank``: NNEF aligns shapes from the left."""
-    return value.unsqueeze(list(range(rank - value.rank)))
-
-
 @op("LayerNormalization", "moments, batch_normalization")
 def layer_normalization(
     call: OnnxCall,
@@ -434,8 +429,9 @@ def layer_normalization(
 def _normalize_last(
     x: Value, axes: Sequence[int], epsilon: float, scale: Value, offset: Value | None
 ) -> tuple[Value, Value, Value]:
-    lifted = _lift(scale, x.rank)
-    return _normalize(x, axes, epsilon, lifted, 0.0 if offset is None else _lift(offset, x.rank))
+    # NNEF aligns shapes from the left
+    lifted = 0.0 if offset is None else offset.lift(x.rank)
+    return _normalize(x, axes, epsilon, scale.lift(x.rank), lifted)
 
 
 @op("RMSNormalization", "sqr, mean_reduce, add, rsqrt, mul")
