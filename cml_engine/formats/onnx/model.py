@@ -209,7 +209,8 @@ class _Reader:
         if reference:
             return name, Reference(reference)
         first = next((number for number in parts.numbers if number in self._VALUES), 0)
-        number = _FIELD_OF_KIND.get(parts.whole(20), first)
+        stated = parts.whole(20) + 1  # the fields are numbered as the types, from 2 on
+        number = stated if stated in self._VALUES else first
         if not name or not number:
             raise message.damaged(f"the attribute '{name}' has no value that is known")
         found = [value for f in parts.of(number) for value in self._VALUES[number](self, f)]
@@ -232,9 +233,8 @@ class _Reader:
     }
 
 
-#: the field of each attribute type, the repeated fields, and the values of missing fields, because
-#: files may leave out 0 and empty values
-_FIELD_OF_KIND = {1: 2, 2: 3, 3: 4, 4: 5, 5: 6, 6: 7, 7: 8, 8: 9, 9: 10, 10: 11}
+#: the repeated fields, and the values of missing fields, because files may leave out 0 and empty
+#: values
 _REPEATED = (7, 8, 9, 10, 11)
 _EMPTY: Mapping[int, Any] = {2: 0.0, 3: 0, 4: ""}
 

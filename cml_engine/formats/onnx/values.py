@@ -148,6 +148,10 @@ class Value:
         """Returns the value cast to ``kind``: ``"scalar"``, ``"integer"`` or ``"logical"``."""
         return self if self.kind == kind else add_operator("cast", self, dtype=kind)
 
+    def like(self, other: Value) -> Value:
+        """Returns the value cast to the ONNX type of another one."""
+        return self.cast(other.kind).typed(other.dtype)
+
     def scalar(self) -> Value:
         """Returns the value cast to float32; integers are exact up to 2^24."""
         return self.cast("scalar")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,7 @@ def shape(call: OnnxCall, x: Value, *, start: int = 0, end: int = 0) -> Value:
 def size(x: Value) -> Value:
     partial = current_import().valid_part(x)
     if partial is not None:
-        others = int(np.prod([n for a, n in enumerate(x.shape) if a != partial[0]]))
+        others = prod([n for a, n in enumerate(x.shape) if a != partial[0]])
         return (partial[1] * others).reshape([]).typed(np.int64)
     return Value.known(np.array(np.prod(x.shape, dtype=np.int64)))
 
@@ -223,7 +224,7 @@ def _transform(x: Value, matrix: Array) -> Value:
 
     ``matrix`` comes from :func:`_transform_matrix`. Returns the result.
     """
-    flat = x.reshape([int(np.prod(x.shape[:-2])), x.shape[-2] * x.shape[-1]])
+    flat = x.reshape([prod(x.shape[:-2]), x.shape[-2] * x.shape[-1]])
     y = flat.matmul(Value.known(matrix.reshape(matrix.shape[0], -1)))
     return y.reshape([*x.shape[:-2], *matrix.shape[1:]])
 
@@ -262,7 +263,7 @@ def affine_grid(theta: Value, size: list[int], *, align_corners: bool = False) -
         np.linspace(-1, 1, n) if align_corners else (2 * np.arange(n) + 1) / n - 1 for n in extents
     ]
     grid = np.meshgrid(*axes, indexing="ij")[::-1]  # x, y, then z
-    points = np.stack([*(g.reshape(-1) for g in grid), np.ones(int(np.prod(extents)))], 0)
+    points = np.stack([*(g.reshape(-1) for g in grid), np.ones(prod(extents))], 0)
     known = Value.known(points[None].astype(np.float32))
     moved = known.matmul(theta, transposeA=True, transposeB=True)
     return moved.reshape([theta.shape[0], *extents, len(extents)])

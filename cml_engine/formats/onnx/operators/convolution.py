@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -291,11 +292,11 @@ def max_pool(
     shape = _pool_window(numbers, **pool)
     attrs = _pool_attrs(shape, "ignore")
     if not call.wants(1):
-        return [numbers.max_pool(**attrs).cast(x.kind).typed(x.dtype), None]
+        return [numbers.max_pool(**attrs).like(x), None]
     index = numbers.argmax_pool(**attrs)
     y = numbers.sample(index, **attrs)
     places = _flat_places(index, shape, x.shape, storage_order)
-    return [y.cast(x.kind).typed(x.dtype), places]
+    return [y.like(x), places]
 
 
 def _flat_places(
@@ -311,7 +312,7 @@ def _flat_places(
         steps = np.cumprod([1, *spatial[:-1]])
     taps = np.indices(shape.size).reshape(len(spatial), -1)  # the coordinates of each tap
     offsets = sum(t * d * s for t, d, s in zip(taps, shape.dilation, steps, strict=True))
-    first: Any = np.arange(extents[0] * extents[1]).reshape(*extents[:2]) * int(np.prod(spatial))
+    first: Any = np.arange(extents[0] * extents[1]).reshape(*extents[:2]) * prod(spatial)
     first = first.reshape(*extents[:2], *[1] * len(spatial))
     axes = zip(steps, shape.stride, shape.padding, strict=True)
     for axis, (step, stride, (before, _)) in enumerate(axes, 2):
@@ -381,7 +382,7 @@ def max_unpool(
     axes = zip(x.shape[2:], strides, _pairs(pads), kernel_shape, strict=True)
     shape = allocate([*x.shape[:2], *((n - 1) * s - a - b + k for n, s, (a, b), k in axes)], 4)
     places = indices.reshape([x.size])
-    flat = zeros([int(np.prod(shape))]).scatter_elements(places, x.reshape([x.size]), axis=0)
+    flat = zeros([prod(shape)]).scatter_elements(places, x.reshape([x.size]), axis=0)
     y = flat.reshape(shape)
     sides = [(0, w - n) for w, n in zip(output_shape or shape, shape, strict=True)]
     if not any(after for _, after in sides):

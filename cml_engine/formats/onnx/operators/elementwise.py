@@ -206,11 +206,7 @@ for _name, _nnef in SIGNED.items():
 
 
 def _float_form(name: str) -> Callable[[Value], Value]:
-    def form(x: Value) -> Value:
-        found: Value = getattr(x.scalar(), name)()
-        return found.typed(x.dtype)
-
-    return form
+    return lambda x: add_operator(name, x.scalar()).typed(x.dtype)
 
 
 for _name, _nnef in FLOATS.items():
@@ -512,12 +508,12 @@ def thresholded_relu(x: Value, *, alpha: float = 1.0) -> Value:
 def shrink(x: Value, *, bias: float = 0.0, lambd: float = 0.5) -> Value:
     y = x.scalar()
     above = y.gt(lambd).select(y - bias, 0.0)
-    return y.lt(-lambd).select(y + bias, above).cast(x.kind).typed(x.dtype)
+    return y.lt(-lambd).select(y + bias, above).like(x)
 
 
 @op("Binarizer", "gt, select", domain=ML)
 def binarizer(x: Value, *, threshold: float = 0.0) -> Value:
-    return x.scalar().gt(threshold).select(1.0, 0.0).cast(x.kind).typed(x.dtype)
+    return x.scalar().gt(threshold).select(1.0, 0.0).like(x)
 
 
 #: the activations that fused and recurrent operators name: each takes some of two parameters
@@ -567,7 +563,7 @@ def _hardmax(x: Value, axes: list[int]) -> Value:
     """Adds operators for Hardmax: 1 at the first maximum and 0 elsewhere."""
     order = [*(a for a in range(x.rank) if a not in axes), *axes]
     moved = x.transpose(order)
-    flat = moved.reshape([*moved.shape[: -len(axes)], int(np.prod([x.shape[a] for a in axes]))])
+    flat = moved.reshape([*moved.shape[: -len(axes)], math.prod(x.shape[a] for a in axes)])
     best = flat.argmax_reduce(axes=[flat.rank - 1])
     places = np.arange(flat.shape[-1]).reshape([1] * (flat.rank - 1) + [-1])
     hit = add_operator("int_eq", Value.known(places), best)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ def reshape(x: Value, shape: list[int], *, allowzero: bool = False) -> Value:
         shape = [x.shape[i] if n == 0 else n for i, n in enumerate(shape)]
     if shape.count(-1) > 1 or any(n < -1 for n in shape):
         raise InvalidNode(f"the shape {shape}")
-    rest = int(np.prod([n for n in shape if n != -1], dtype=object))
+    rest = prod([n for n in shape if n != -1])
     count = x.size // rest if -1 in shape and rest else 1
     if rest * count != x.size or (-1 in shape and not rest):
         raise InvalidNode(f"{x} does not fit the shape {shape}")
@@ -70,7 +71,7 @@ def flatten(x: Value, *, axis: int = 1) -> Value:
         raise InvalidNode(f"axis {axis} of {x}")
     at = axis if axis >= 0 else axis + x.rank
     halves = [x.shape[:at], x.shape[at:]]
-    return x.reshape([int(np.prod(half, dtype=object)) for half in halves])
+    return x.reshape([prod(half) for half in halves])
 
 
 @op("Squeeze", "squeeze")

@@ -56,8 +56,7 @@ def _integer_limit(name: str) -> Reduce:
 
     def limit(x: Value, axes: list[int]) -> Value:
         def of(part: Value) -> Value:
-            found: Value = getattr(part.scalar(), name)(axes=axes)
-            return found.cast("integer")
+            return add_operator(name, part.scalar(), axes=axes).cast("integer")
 
         bounds = interval_of(x)
         if bounds.within(EXACT):
@@ -89,11 +88,7 @@ def _integer_mean(x: Value, axes: list[int]) -> Value:
 
 
 def _reduce_by(name: str) -> Reduce:
-    def reduce(x: Value, axes: list[int]) -> Value:
-        found: Value = getattr(x, name)(axes=axes)
-        return found
-
-    return reduce
+    return lambda x, axes: add_operator(name, x, axes=axes)
 
 
 def _log_sum_exp(x: Value, axes: list[int]) -> Value:
@@ -249,7 +244,7 @@ def _declare_position(name: str, nnef: str, limit: Reduce, best: float) -> None:
         extent = x.shape[axis]
         if select_last_index:
             x = x.take({axis: range(extent - 1, -1, -1)})
-        y: Value = getattr(x, nnef)(axes=[axis])
+        y = add_operator(nnef, x, axes=[axis])
         y = extent - 1 - y if select_last_index else y
         return (y if keepdims else y.squeeze([axis])).typed(np.int64)
 
@@ -272,7 +267,7 @@ def top_k(
 ) -> list[Value]:
     axis = checked_axis(axis, x.rank)
     values, indices = add_operators("top_k", 2, x.scalar(), k=k, axis=axis, largest=largest)
-    return [values.cast(x.kind).typed(x.dtype), indices.typed(np.int64)]
+    return [values.like(x), indices.typed(np.int64)]
 
 
 #: the longest axis of an integer running sum, which is a product with a square matrix
@@ -287,14 +282,14 @@ def cumsum(x: Value, axis: int, *, exclusive: bool = False, reverse: bool = Fals
     if is_short and not sum_of(interval_of(x), count).within(EXACT):
         return _integer_sums(x, axis, exclusive, reverse)
     y = x.scalar().cumsum(axis=axis, exclusive=exclusive, reverse=reverse)
-    return y.cast(x.kind).typed(x.dtype)
+    return y.like(x)
 
 
 @op("CumProd", "cumprod")
 def cumprod(x: Value, axis: int, *, exclusive: bool = False, reverse: bool = False) -> Value:
     axis = checked_axis(axis, x.rank)
     y = x.scalar().cumprod(axis=axis, exclusive=exclusive, reverse=reverse)
-    return y.cast(x.kind).typed(x.dtype)
+    return y.like(x)
 
 
 def _integer_sums(x: Value, axis: int, exclusive: bool, reverse: bool) -> Value:
@@ -382,7 +377,7 @@ def group_normalization(
 def _normalize_groups(x: Value, groups: int, epsilon: float, scale: Value, offset: Value) -> Value:
     if groups < 1 or x.shape[1] % groups:
         raise InvalidNode(f"{groups} groups of {x.shape[1]} channels")
-    flat = x.reshape([x.shape[0], groups, -(-int(np.prod(x.shape[1:])) // groups)])
+    flat = x.reshape([x.shape[0], groups, -(-prod(x.shape[1:]) // groups)])
     even = _normalize(flat, [2], epsilon, 1.0, 0.0)[0].reshape(x.shape)
     y = add_operator("mul", even, scale.unsqueeze([0]))
     return add_operator("add", y, offset.unsqueeze([0]))

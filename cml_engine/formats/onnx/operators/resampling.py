@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -150,7 +151,7 @@ def _resize_axes(x: Value, axes: Sequence[ResizeAxis], rule: ResizeRule) -> Valu
         return x
     native = _native(x.scalar(), axes, rule)
     if native is not None:
-        return native.cast(x.kind).typed(x.dtype)
+        return native.like(x)
     return _by_axes(x, axes, rule)
 
 
@@ -225,7 +226,7 @@ def _by_axes(x: Value, axes: Sequence[ResizeAxis], rule: ResizeRule) -> Value:
             shape = [-1 if a == position else 1 for a in range(y.rank)]
             value = float(rule.outside) if y.kind == "scalar" else int(rule.outside)
             y = Value.known(mask.reshape(shape)).select(value, y).typed(y.dtype)
-    return y.cast(x.kind).typed(x.dtype)
+    return y.like(x)
 
 
 def _positions(axis: ResizeAxis, coordinates: str) -> Any:
@@ -302,7 +303,7 @@ def _multiply_lines(x: Value, axis: int, matrix: Array) -> Value:
 
     Returns the result.
     """
-    outer, inner = int(np.prod(x.shape[:axis])), int(np.prod(x.shape[axis + 1 :]))
+    outer, inner = prod(x.shape[:axis]), prod(x.shape[axis + 1 :])
     y = Value.known(matrix[None]).matmul(x.reshape([outer, x.shape[axis], inner]))
     return y.reshape([*x.shape[:axis], matrix.shape[0], *x.shape[axis + 1 :]])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from math import prod
 
 import numpy as np
 
@@ -102,7 +103,7 @@ def _int_conv(c: ExportCall) -> ExportTensor:
     shape = conv_shape(attrs, *(Fact("scalar", c.fact(i).shape) for i in (0, 1)))
     pairs = [(0, 0), (0, 0), *((a.before, a.after) for a in shape.axes)]
     x = pad_axes(c.x, c.shape, pairs, "constant")
-    places = int(np.prod(shape.narrow))
+    places = prod(shape.narrow)
     parted = (shape.groups, shape.group_out, shape.group_in)
     total: ExportTensor | None = None
     for tap in product(*(range(a.size) for a in shape.axes)):
