@@ -277,6 +277,18 @@ MOVES = frozenset(
     "unstack reverse_sequence max_reduce min_reduce concat stack select".split(" ")
 )
 
+#: the bounds of results as a function of those of the operands
+_OF_INTERVALS: Mapping[str, Callable[..., Interval]] = {
+    "add": _add, "mul": _mul, "int_div": _quotient, "min": _minimum, "max": _maximum,
+    "neg": _neg, "abs": _absolute, "bit_and": _bit_and, "shift_left": _shift_left,
+    "shift_right": _shift_right,
+}  # fmt: skip
+
+
+def _of_intervals(function: Callable[..., Interval]) -> _Rule:
+    return lambda o: function(*o.given)
+
+
 #: by operator; one of numbers also stands for its integer form
 _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys((*MOVES, "mean_reduce"), lambda o: o[0]),
@@ -288,29 +300,20 @@ _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys(
         ("argmax_reduce", "argmin_reduce"), lambda o: Interval(0, max(o.reduced - 1, 0))
     ),
+    **{name: _of_intervals(function) for name, function in _OF_INTERVALS.items()},
     "select": lambda o: _union(o[1], o[2]),
     "pad": _padded,
     "cast": _cast,
     "clamp": lambda o: _minimum(_maximum(o[0], o[1]), Interval(o[2].high, o[2].high)),
-    "add": lambda o: _add(o[0], o[1]),
     "sub": lambda o: _add(o[0], _neg(o[1])),
-    "mul": lambda o: _mul(o[0], o[1]),
-    "int_div": lambda o: _quotient(o[0], o[1]),
     "int_rem": lambda o: _remainder(o[0], o[1], of_divisor=False),
     "int_mod": lambda o: _remainder(o[0], o[1], of_divisor=True),
-    "min": lambda o: _minimum(o[0], o[1]),
-    "max": lambda o: _maximum(o[0], o[1]),
-    "neg": lambda o: _neg(o[0]),
-    "abs": lambda o: _absolute(o[0]),
     "sqr": lambda o: _mul(_absolute(o[0]), _absolute(o[0])),
     "relu": lambda o: _maximum(o[0], _NOTHING),
     "floor": lambda o: _round(o[0], math.floor),
     "ceil": lambda o: _round(o[0], math.ceil),
     "round": lambda o: _round(o[0], lambda v: math.floor(v + 0.5)),
     "round_even": lambda o: _round(o[0], round),
-    "bit_and": lambda o: _bit_and(o[0], o[1]),
-    "shift_left": lambda o: _shift_left(o[0], o[1]),
-    "shift_right": lambda o: _shift_right(o[0], o[1]),
     "sum_reduce": lambda o: o[0] if o.node.attrs.get("normalize") else sum_of(o[0], o.reduced),
     "cumsum": lambda o: _union(_NOTHING, o[0], sum_of(o[0], o.extent)),
     "int_matmul": _product,

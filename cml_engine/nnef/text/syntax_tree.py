@@ -10,6 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeAlias
 
+
+def _position() -> int:
+    return field(default=0, compare=False)
+
+
 PRIMITIVES = ("integer", "scalar", "logical", "string")
 
 
@@ -50,25 +55,25 @@ class Literal:
 
     value: int | float | bool | str
     type: str
-    pos: int = field(default=0, compare=False)
+    pos: int = _position()
 
 
 @dataclass(frozen=True, slots=True)
 class Name:
     id: str
-    pos: int = field(default=0, compare=False)
+    pos: int = _position()
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayExpr:
     items: tuple[Expr, ...]
-    pos: int = field(default=0, compare=False)
+    pos: int = _position()
 
 
 @dataclass(frozen=True, slots=True)
 class TupleExpr:
     items: tuple[Expr, ...]
-    pos: int = field(default=0, compare=False)
+    pos: int = _position()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,7 @@ class Subscript:
 
     value: Expr
     index: Expr
-    pos: int = field(default=0, compare=False)
+    pos: int = _position()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +92,14 @@ class Slicing:
     value: Expr
     begin: Expr | None
     end: Expr | None
-    pos: int = field(default=0, compare=False)
+    pos: int = _position()
 
 
 @dataclass(frozen=True, slots=True)
 class Unary:
     op: str
     operand: Expr
-    pos: int = field(default=0, compare=False)
+    pos: int = _position()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +107,7 @@ class Binary:
     op: str
     left: Expr
     right: Expr
-    pos: int = field(default=0, compare=False)
+    pos: int = _position()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +117,7 @@ class IfElse:
     condition: Expr
     yes: Expr
     no: Expr
-    pos: int = field(default=0, compare=False)
+    pos: int = _position()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +135,7 @@ class Comprehension:
     loops: tuple[Loop, ...]
     condition: Expr | None
     item: Expr
-    pos: int = field(default=0, compare=False)
+    pos: int = _position()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +153,7 @@ class Call:
     op: str
     arguments: tuple[Argument, ...]
     generic: str | None = None
-    pos: int = field(default=0, compare=False)
+    pos: int = _position()
 
 
 Expr: TypeAlias = (
@@ -175,7 +180,7 @@ class Assignment:
 
     target: Expr
     value: Expr
-    pos: int = field(default=0, compare=False)
+    pos: int = _position()
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +188,7 @@ class FragmentParam:
     name: str
     type: Type
     default: Expr | None = None
-    pos: int = field(default=0, compare=False)
+    pos: int = _position()
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +210,7 @@ class Fragment:
     body: tuple[Assignment, ...] | None = None
     generic: bool = False
     default_dtype: str | None = None
-    pos: int = field(default=0, compare=False)
+    pos: int = _position()
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +219,7 @@ class GraphDef:
     inputs: tuple[Name, ...]
     outputs: tuple[Name, ...]
     body: tuple[Assignment, ...]
-    pos: int = field(default=0, compare=False)
+    pos: int = _position()
 
 
 @dataclass(frozen=True, slots=True)
