@@ -52,7 +52,7 @@ def export_rule(op: str, declarations: Mapping[str, str]) -> ExportRule:
     if found is not None:
         return found
     if is_compound(op):
-        return ExportRule(op, partial(_write_body, {}), "", False, ONNX_OPSET.low, None)
+        return ExportRule(op, write_standard_body, "", False, ONNX_OPSET.low, None)
     text = _declaration(op, declarations)
     convert = partial(_write_body, {**declarations, op: text}) if text else _write_placeholder
     return ExportRule(op, convert, "", bool(text), ONNX_OPSET.low, None)
@@ -113,6 +113,11 @@ def _write_body(declarations: Mapping[str, str], c: ExportCall) -> Sequence[Expo
         for name, called, fact in zip(node.outputs, names, results, strict=True):
             operands[name] = ExportOperand(called, fact)
     return [c.use(operands[name]) for name in inner.outputs]
+
+
+def write_standard_body(c: ExportCall) -> Sequence[ExportTensor]:
+    """Adds the nodes of the operators that the body of an operator of NNEF or the engine calls."""
+    return _write_body({}, c)
 
 
 def _write_placeholder(c: ExportCall) -> Sequence[ExportTensor]:

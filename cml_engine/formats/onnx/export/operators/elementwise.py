@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from cml_engine.errors.arguments import ONNX_OPSET
 from cml_engine.formats.onnx.export.call import ExportCall, ExportTensor, rule
+from cml_engine.formats.onnx.export.game_operators import write_standard_body
 from cml_engine.formats.onnx.same_operators import (
     ARITHMETIC,
     BITS,
@@ -50,12 +51,6 @@ def _select(c: ExportCall) -> ExportTensor:
     return condition & yes | condition.Not() & no
 
 
-@rule("min", "max", onnx="`Where` of `Less` or `Greater`: of a NaN `Min` and `Max` make another")
-def _extreme(c: ExportCall) -> ExportTensor:
-    x, y = c.aligned()
-    return (x < y if c.node.op == "min" else x > y).Where(x, y)
-
-
 @rule("clamp", onnx="`Clip`; where the bounds are computed or cross, `Where` of comparisons")
 def _clamp(c: ExportCall) -> ExportTensor:
     low, high = c.value(1), c.value(2)
@@ -94,11 +89,8 @@ def _leaky(c: ExportCall) -> ExportTensor:
 
 
 @rule("prelu", onnx="`PRelu`; where the slopes are of a larger shape `Where`, `Less`, `Mul`")
-def _prelu(c: ExportCall) -> ExportTensor:
-    x, slopes = c.aligned()
-    if c.fact(0) == c.out:
-        return x.PRelu(slopes)
-    return (x < 0.0).Where(slopes * x, x)
+def _prelu(c: ExportCall) -> ExportTensor | Sequence[ExportTensor]:
+    return c.add("PRelu", *c.aligned()) if c.fact(0) == c.out else write_standard_body(c)
 
 
 @rule("selu", onnx="`Selu`")
@@ -107,11 +99,8 @@ def _selu(c: ExportCall) -> ExportTensor:
 
 
 @rule("gelu_erf", onnx="`Gelu`; before opset 20 `Erf` and others")
-def _gelu_erf(c: ExportCall) -> ExportTensor:
-    if c.opset >= 20:
-        return c.x.Gelu(approximate="none")
-    erf = (c.x * math.sqrt(0.5)).Erf()
-    return c.x * 0.5 * (erf + 1.0)
+def _gelu_erf(c: ExportCall) -> ExportTensor | Sequence[ExportTensor]:
+    return c.x.Gelu(approximate="none") if c.opset >= 20 else write_standard_body(c)
 
 
 @rule("fmod", onnx="`Mod`")
@@ -121,7 +110,7 @@ def _fmod(c: ExportCall) -> ExportTensor:
 
 @rule("batch_normalization", onnx="`BatchNormalization`; where the operands are not one value per "
       "channel, its formula")  # fmt: skip
-def _batch_normalization(c: ExportCall) -> ExportTensor:
+def _batch_normalization(c: ExportCall) -> ExportTensor | Sequence[ExportTensor]:
     x, mean, variance, offset, scale = (c.fact(i) for i in range(5))
     channels = x.shape[1] if x.rank > 1 else 0
     per_channel = all(f.shape in ((1, channels), ()) for f in (mean, variance, offset, scale))
@@ -129,9 +118,7 @@ def _batch_normalization(c: ExportCall) -> ExportTensor:
     if channels and x == c.out and per_channel and are_vectors:
         operands = [_per_channel(c, i, channels) for i in (4, 3, 1, 2)]
         return c.x.BatchNormalization(*operands, epsilon=float(c.attrs.epsilon))
-    y, mu, var, shift, factor = c.aligned()
-    root = (var + float(c.attrs.epsilon)).Sqrt()
-    return shift + factor * (y - mu) / root
+    return write_standard_body(c)
 
 
 def _per_channel(c: ExportCall, position: int, channels: int) -> ExportTensor:

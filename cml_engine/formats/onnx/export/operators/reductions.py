@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 import numpy as np
 
 from cml_engine.formats.onnx.export.call import ExportCall, ExportTensor, rule
+from cml_engine.formats.onnx.export.game_operators import write_standard_body
 from cml_engine.formats.onnx.export.operators.movement import merge_axes
 from cml_engine.ir.graph import Fact
 
@@ -56,15 +58,9 @@ def _position(c: ExportCall) -> ExportTensor:
 
 
 @rule("softmax", onnx="`Softmax`; of several axes its formula")
-def _softmax(c: ExportCall) -> ExportTensor:
-    axes = [int(axis) for axis in c.attrs.axes]
-    if len(axes) == 1:
-        return c.x.Softmax(axis=axes[0])
-    if not axes:
-        power = (c.x - c.x).Exp()
-        return power / power
-    power = (c.x - c.x.reduce("ReduceMax", axes)).Exp()
-    return power / power.reduce("ReduceSum", axes)
+def _softmax(c: ExportCall) -> ExportTensor | Sequence[ExportTensor]:
+    axes = c.attrs.axes
+    return c.x.Softmax(axis=int(axes[0])) if len(axes) == 1 else write_standard_body(c)
 
 
 @rule("top_k", onnx="`TopK`")
