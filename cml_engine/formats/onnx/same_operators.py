@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: of numbers; all but the division of integers have a form for them, such as ``int_add``
+#: of numbers, with a form of their own for integers, such as ``int_add``
 ARITHMETIC = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div"}
 COMPARISONS = {
     "Less": "lt", "LessOrEqual": "le", "Greater": "gt", "GreaterOrEqual": "ge", "Equal": "eq",

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 
 def _position() -> int:
+    """Returns the declaration of a node's offset, which comparisons ignore."""
     return field(default=0, compare=False)
 
 
