@@ -139,22 +139,18 @@ def read_header(blob: Blob) -> Header:
         raise _file_error(blob, f"version {major}.{minor} is unknown: wanted 1.0")
     if rank > MAX_RANK:
         raise _file_error(blob, f"rank {rank}: wanted at most {MAX_RANK}")
-    extents, (bits, code, params, _) = rest[:8], rest[8:]
+    shape, (bits, code, params, _) = tuple(rest[:rank]), rest[MAX_RANK:]
     if code in (_Q4_0, _Q4_0_PAIRS):
-        header = Header(length, tuple(extents[:rank]), 32, ItemType.FLOAT, blocks=code)
-        _check_size(blob, header)
-        return header
-    if code == _OURS:
+        header = Header(length, shape, 32, ItemType.FLOAT, blocks=code)
+    elif code == _OURS:
         axis, size = _AXIS_SIZE.unpack_from(params)
         if bits not in CODE_BITS or axis >= rank or not size:
             what = f"blocks of {size} along axis {axis} of {rank}, with {bits} bits"
             raise _file_error(blob, f"{what}: wanted an axis, a size above 0, and 8 or 4 bits")
-        shape = tuple(extents[:rank])
         header = Header(length, shape, bits, ItemType.FLOAT, None, code, axis, size)
-        _check_size(blob, header)
-        return header
-    item = _item(blob, code, params, bits)
-    header = Header(length, tuple(extents[:rank]), bits, item, _range(item, params))
+    else:
+        item = _item(blob, code, params, bits)
+        header = Header(length, shape, bits, item, _range(item, params))
     _check_size(blob, header)
     return header
 

@@ -73,10 +73,8 @@ def _convolution(layer: NcnnLayer, x: NcnnTensor, *computed: NcnnTensor) -> Ncnn
     axes = _axes(layer)
     if len(axes) == 2 and len(x.extents) == 1 and all(a.kernel == 1 for a in axes):
         return _dense(layer, x)
-    count, groups = _outputs_and_groups(layer)
-    channels, *sizes = _checked_extents(layer, x, axes)
     kernel = [axis.kernel for axis in axes]
-    _check_weights(layer, channels, count, groups, kernel)
+    count, groups, channels, *sizes = _checked_shape(layer, x, kernel)
     weights = layer.array(count, channels // groups, *kernel)
     padding = [axis.padding(size) for axis, size in zip(axes, sizes, strict=True)]
     value = layer.number(18)
@@ -101,10 +99,8 @@ def _deconvolution(layer: NcnnLayer, x: NcnnTensor, *computed: NcnnTensor) -> Nc
     if computed or layer.integer(28):
         raise layer.unsupported_error("a deconvolution whose weights are computed")
     axes = _axes(layer)
-    count, groups = _outputs_and_groups(layer)
-    channels, *sizes = _checked_extents(layer, x, axes)
     kernel = [axis.kernel for axis in axes]
-    _check_weights(layer, channels, count, groups, kernel)
+    count, groups, channels, *sizes = _checked_shape(layer, x, kernel)
     weights = layer.array(groups, count // groups, channels // groups, *kernel).swapaxes(1, 2)
     weights = weights.reshape(channels, count // groups, *kernel)
     inputs = layer.constant(weights, "filter"), _bias(layer, count)
@@ -168,12 +164,18 @@ def _outputs_and_groups(layer: NcnnLayer) -> tuple[int, int]:
     return layer.integer(0), layer.integer(7, 1) if "DepthWise" in layer.type else 1
 
 
-def _checked_extents(layer: NcnnLayer, x: NcnnTensor, axes: Sequence[_Axis]) -> tuple[int, ...]:
-    if len(x.extents) != 1 + len(axes):
+def _checked_shape(layer: NcnnLayer, x: NcnnTensor, kernel: Sequence[int]) -> tuple[int, ...]:
+    """Returns the numbers of outputs, groups and input channels, and the spatial extents.
+
+    Raises an error if the input or the number of weights does not fit them.
+    """
+    if len(x.extents) != 1 + len(kernel):
         shape = ",".join(map(str, x.extents))
-        wanted = f"the channels and {len(axes)} more"
+        wanted = f"the channels and {len(kernel)} more"
         raise layer.damaged_error(f"an input of [{shape}] without the batch: wanted {wanted}")
-    return x.extents
+    count, groups = _outputs_and_groups(layer)
+    _check_weights(layer, x.extents[0], count, groups, kernel)
+    return count, groups, *x.extents
 
 
 def _check_weights(
