@@ -17,11 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import contenders, rounds, table
+from benchmarks import command, contenders, rounds, table
 from benchmarks.models import MODELS
-from examples.upscale import assets
-
-OUT = Path(__file__).resolve().parents[1] / "out"
 
 
 @dataclass(frozen=True)
@@ -63,11 +60,7 @@ def bench(model: str, options: argparse.Namespace) -> Benched:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("python tasks.py bench", description=__doc__)
-    parser.add_argument("--models", nargs="+", choices=[*MODELS, "all"], default=["upres64"])
-    parser.add_argument("--rounds", type=int, default=15, help="turns of each engine")
-    parser.add_argument("--json", type=Path, default=OUT / "bench.json")
-    parser.add_argument("--markdown", type=Path, default=OUT / "bench.md")
+    parser = command.make_parser("python tasks.py bench", __doc__, "bench", "upres64")
     keys = [c.key for c in contenders.CONTENDERS]
     parser.add_argument("--only", nargs="*", choices=keys, default=(), help="these engines")
     parser.add_argument(
@@ -78,31 +71,20 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def main(arguments: Sequence[str]) -> int:
     options = parse(arguments)
-    try:
-        credits = assets.fetch(assets.NETWORK_PARAM, assets.NETWORK_BIN, assets.PHOTO)
-    except assets.AssetError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(*credits, sep="\n")
-    warning = table.busy()
-    if warning:
-        print(f"warning: {warning}", file=sys.stderr)
-    models = list(MODELS) if "all" in options.models else options.models
+    print(*command.fetch_assets(), sep="\n")
+    warning = command.warn_if_busy()
     done = []
-    for model in models:
+    for model in command.chosen_models(options):
         done.append(bench(model, options))
         print(f"\n{done[-1]}", flush=True)
     report = {
-        "machine": table.machine(),
+        "machine": command.machine(),
         "warning": warning,
         "models": [benched.record for benched in done],
     }
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
-    options.markdown.parent.mkdir(parents=True, exist_ok=True)
-    options.markdown.write_text("\n\n".join(map(str, done)) + "\n", encoding="utf-8")
-    print(f"\nall numbers: {options.json}; the tables: {options.markdown}")
-    worse = table.worse(report, json.loads(options.against.read_text())) if options.against else []
+    before = json.loads(options.against.read_text()) if options.against else None
+    command.write_results(options, report, done)
+    worse = table.worse(report, before) if before else []
     for text in worse:
         print(f"WORSE: {text}")
     return 0 if all(benched.agree for benched in done) and not worse else 1

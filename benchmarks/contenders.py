@@ -95,27 +95,18 @@ def _threads() -> int:
     return os.cpu_count() or 1
 
 
-def _load_ours(workload: Workload, on_gpu: bool) -> Loaded:
+def _load_ours(workload: Workload, backend: str) -> Loaded:
     import cml_engine as cml
 
     graph = cml.load(workload.nnef)
     (target,) = graph.outputs
-    backend: Any = cml.Gpu() if on_gpu else "cpu"
-    session = cml.Session(graph, backend)
-
-    def run(inputs: Inputs) -> Array:
-        return session.run(inputs)[target]
-
-    return Loaded(run, backend.name if on_gpu else f"{_threads()} CPU cores")
-
-
-def _load_ours_in_onnxruntime(workload: Workload) -> Loaded:
-    import cml_engine as cml
-
-    graph = cml.load(workload.nnef)
-    options = cml.CompileOptions(cpu="onnxruntime", cpu_threads=_threads())
-    session = cml.Session(graph, "cpu", options)
-    return Loaded(lambda inputs: session.run(inputs)[graph.outputs[0]], f"{_threads()} threads")
+    gpu = cml.Gpu() if backend == "gpu" else None
+    options = cml.CompileOptions()
+    if backend == "onnxruntime":
+        options = cml.CompileOptions(cpu="onnxruntime", cpu_threads=_threads())
+    session = cml.Session(graph, gpu or "cpu", options)
+    device = gpu.name if gpu else f"{_threads()} threads"
+    return Loaded(lambda inputs: session.run(inputs)[target], device)
 
 
 def _load_ncnn(workload: Workload, on_gpu: bool) -> Loaded:
@@ -188,12 +179,9 @@ def _load_onnxruntime(workload: Workload, provider: str) -> Loaded:
     if session.get_providers()[0] != provider:
         raise Unavailable(f"ONNX Runtime does not take {provider} here")
 
-    def run(inputs: Inputs) -> Array:
-        result: Array = session.run(None, inputs)[0]
-        return result
-
     on_cpu = provider.startswith("CPU")
-    return Loaded(run, f"{_threads()} threads" if on_cpu else "the first WebGPU adapter")
+    device = f"{_threads()} threads" if on_cpu else "the first WebGPU adapter"
+    return Loaded(lambda inputs: session.run(None, inputs)[0], device)
 
 
 def _load_tract(workload: Workload) -> Loaded:
@@ -202,20 +190,17 @@ def _load_tract(workload: Workload) -> Loaded:
     model = tract.onnx().load(str(workload.onnx)).into_model()
     runnable = tract.runtime_for_name("default").prepare(model)
 
-    def run(inputs: Inputs) -> Array:
-        result: Array = runnable.run(list(inputs.values()))[0].to_numpy()
-        return result
-
-    return Loaded(run, "1 thread")
+    return Loaded(lambda inputs: runnable.run(list(inputs.values()))[0].to_numpy(), "1 thread")
 
 
 # fmt: off
 #: in table order; the first three are this engine
 CONTENDERS = (
-    Contender("ours-gpu", "this engine, GPU", OURS, "wgpu", lambda w: _load_ours(w, True)),
-    Contender("ours-cpu", "this engine, CPU", OURS, "numpy", lambda w: _load_ours(w, False)),
+    Contender("ours-gpu", "this engine, GPU", OURS, "wgpu", lambda w: _load_ours(w, "gpu")),
+    Contender("ours-cpu", "this engine, CPU", OURS, "numpy", lambda w: _load_ours(w, "cpu")),
     Contender(
-        "ours-ort", "this engine, ONNX Runtime", OURS, "onnxruntime", _load_ours_in_onnxruntime
+        "ours-ort", "this engine, ONNX Runtime", OURS, "onnxruntime",
+        lambda w: _load_ours(w, "onnxruntime"),
     ),
     Contender("ncnn-vulkan", "ncnn, Vulkan", "ncnn", "ncnn", lambda w: _load_ncnn(w, True)),
     Contender("ncnn-cpu", "ncnn, CPU", "ncnn", "ncnn", lambda w: _load_ncnn(w, False)),

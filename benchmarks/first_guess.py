@@ -19,11 +19,10 @@ from statistics import fmean
 import numpy as np
 
 import cml_engine as cml
-from benchmarks import table
+from benchmarks import command
 from benchmarks.models import MODELS, ready_program
 from cml_engine.compiler.plan import StepCost
 from cml_engine.gpu.program import inspect
-from examples.upscale import assets
 
 FILE = (
     Path(__file__).resolve().parents[1] / "scheduler" / "planning" / "defaults" / "1-software.json"
@@ -71,14 +70,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--file", type=Path, default=FILE)
     options = parser.parse_args(arguments)
-    try:
-        assets.fetch(assets.NETWORK_PARAM, assets.NETWORK_BIN, assets.PHOTO)
-        gpu = cml.Gpu()
-    except (assets.AssetError, cml.CmlError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    command.fetch_assets()
+    gpu = command.open_gpu()
     measured = [row for model in MODELS for row in measure(model, gpu, options.rounds)]
-    where = table.machine()
+    where = command.machine()
     kernels = factors(measured)
     written = {
         "devices": "llvmpipe|softpipe|SwiftShader|Software Rasterizer",

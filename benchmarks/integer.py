@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 import cml_engine as cml
+from benchmarks import command
 from benchmarks.contenders import Workload
 from benchmarks.interleaved import Turn, elapsed, in_turns, ratio
 from benchmarks.models import AGENTS, MODELS
@@ -32,7 +33,6 @@ from cml_engine.ir.graph import Graph
 from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.runtime.node_check import random_words
 from cml_engine.tools.report.integer_info import IntegerMemory
-from examples.upscale import assets
 
 Array = np.ndarray[Any, Any]
 
@@ -63,11 +63,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     rounds = parser.parse_args().rounds
-    gpu = cml.Gpu()
+    gpu = command.open_gpu()
     print(f"{gpu.name}, {os.cpu_count()} cores, {rounds} rounds")
     for layer in LAYERS:
         _layer(layer, gpu, rounds)
-    assets.fetch(assets.NETWORK_PARAM, assets.NETWORK_BIN, assets.PHOTO)
+    command.fetch_assets()
     for model in ("agent-upres", "upres64"):
         _network(model, gpu, rounds)
 

@@ -7,21 +7,20 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeVar
 
+from cml_engine.tools.testing import time_interleaved
+
 K = TypeVar("K", bound=Hashable)
 #: a function that runs a work once and returns milliseconds
 Turn = Callable[[], float]
 
 
 def in_turns(works: Mapping[K, Turn], rounds: int) -> dict[K, list[float]]:
-    """Runs every work once per round, one after the other; returns each work's ms in every round.
+    """Runs every work once per round; returns each work's milliseconds in every round.
 
-    A work is a function that returns its milliseconds. A warm-up round before the others is not
-    counted.
+    A warm-up round before the others is not counted.
     """
-    found: list[dict[K, float]] = [
-        {name: turn() for name, turn in works.items()} for _ in range(rounds + 1)
-    ]
-    return {name: [times[name] for times in found[1:]] for name in works}
+    times = time_interleaved(rounds, *works.values())
+    return {name: [row[i] for row in times] for i, name in enumerate(works)}
 
 
 def elapsed(run: Callable[[], object]) -> Turn:

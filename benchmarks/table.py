@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import subprocess
-import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -80,9 +75,13 @@ def markdown(results: Sequence[EngineResult], differences: dict[str, float]) -> 
     A contender without times shows the reason.
     """
     rows = [_row(result, results, differences) for result in results]
-    lines = ["| " + " | ".join(cells) + " |" for cells in (_HEAD, *rows)]
-    lines.insert(1, "|---|---|" + "--:|" * (len(_HEAD) - 2))
-    return "\n".join(lines)
+    return markdown_table(_HEAD, "|---|---|" + "--:|" * (len(_HEAD) - 2), rows)
+
+
+def markdown_table(head: Sequence[str], rule: str, rows: Sequence[Sequence[str]]) -> str:
+    """Returns a Markdown table; ``rule`` is its second line, which aligns the columns."""
+    first, *others = ["| " + " | ".join(cells) + " |" for cells in (head, *rows)]
+    return "\n".join([first, rule, *others])
 
 
 def _row(
@@ -188,46 +187,3 @@ def record(results: Sequence[EngineResult], differences: dict[str, float]) -> li
         }
         for result in results
     ]
-
-
-def machine() -> dict[str, Any]:
-    """Returns the current time, the commit, and the processor and system, for the JSON report.
-
-    The commit ends in "+" if the working tree has changes.
-    """
-    return {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "commit": _git("rev-parse", "--short", "HEAD") + ("+" if _git("status", "-s") else ""),
-        "cpu": _cpu_name(),
-        "cores": os.cpu_count(),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-    }
-
-
-def busy() -> str:
-    """Returns a warning text if other processes keep half of the cores busy; otherwise ""."""
-    if not hasattr(os, "getloadavg"):
-        return ""
-    load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    if load < 0.5 * cores:
-        return ""
-    return f"this machine is busy (load {load:.1f} on {cores} cores): times will be too long"
-
-
-def _git(*arguments: str) -> str:
-    try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
-    except OSError:
-        return ""
-    return done.stdout.strip()
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

@@ -7,24 +7,18 @@ rounds. The copy goes to memory, so a network whose values fit into a cache can 
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 import cml_engine as cml
-from benchmarks import table
+from benchmarks import command
 from benchmarks.kernels.controls import PeakMeter
 from benchmarks.kernels.roofline import KernelTimes, Peaks, markdown
-from benchmarks.models import MODELS, ready_program
+from benchmarks.models import ready_program
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.shaders.hlsl import Variant, step_keys
-from examples.upscale import assets
-
-OUT = Path(__file__).resolve().parents[2] / "out"
 
 
 def measure(model: str, gpu: cml.Gpu, meter: PeakMeter, rounds: int) -> list[KernelTimes]:
@@ -56,29 +50,15 @@ def peaks_of(meter: PeakMeter, rounds: int) -> Peaks:
     return Peaks(*(statistics.median(getattr(p, name) for p in found) for name in Peaks.__slots__))
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("python -m benchmarks.kernels", description=__doc__)
-    parser.add_argument("--models", nargs="+", choices=[*MODELS, "all"], default=["all"])
-    parser.add_argument("--rounds", type=int, default=15)
+def main(arguments: Sequence[str]) -> int:
+    parser = command.make_parser("python -m benchmarks.kernels", __doc__, "kernels", "all")
     parser.add_argument(
         "--least", type=float, default=0.02, help="share of the time from which a row is shown"
     )
-    parser.add_argument("--json", type=Path, default=OUT / "kernels.json")
-    parser.add_argument("--markdown", type=Path, default=OUT / "kernels.md")
-    return parser.parse_args(arguments)
-
-
-def main(arguments: Sequence[str]) -> int:
-    options = parse(arguments)
-    try:
-        assets.fetch(assets.NETWORK_PARAM, assets.NETWORK_BIN, assets.PHOTO)
-        gpu = cml.Gpu()
-    except (assets.AssetError, cml.CmlError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    warning = table.busy()
-    if warning:
-        print(f"warning: {warning}", file=sys.stderr)
+    options = parser.parse_args(arguments)
+    command.fetch_assets()
+    gpu = command.open_gpu()
+    warning = command.warn_if_busy()
     meter = PeakMeter(gpu)
     peak = peaks_of(meter, options.rounds)
     texts = [
@@ -88,24 +68,18 @@ def main(arguments: Sequence[str]) -> int:
     ]
     print(texts[0])
     found: list[KernelTimes] = []
-    for model in list(MODELS) if "all" in options.models else options.models:
+    for model in command.chosen_models(options):
         kernels = measure(model, gpu, meter, options.rounds)
         found += kernels
         texts.append(f"### {model}\n\n{markdown(kernels, options.least)}")
         print(f"\n{texts[-1]}", flush=True)
     report = {
-        "machine": {**table.machine(), "gpu": gpu.name},
+        "machine": {**command.machine(), "gpu": gpu.name},
         "warning": warning,
         "peaks": asdict(peak),
         "kernels": [{**asdict(kernel), "limit": kernel.limit} for kernel in found],
     }
-    for path, text in (
-        (options.json, json.dumps(report, indent=1)),
-        (options.markdown, "\n\n".join(texts)),
-    ):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n", encoding="utf-8")
-    print(f"\nall numbers: {options.json}; the tables: {options.markdown}")
+    command.write_results(options, report, texts)
     return 0
 
 

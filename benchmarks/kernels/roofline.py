@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.table import markdown_table
 from cml_engine.compiler.plan import Step
 from cml_engine.ops.declaration.spec import Cost
 
@@ -151,9 +152,7 @@ def markdown(kernels: Sequence[KernelTimes], least: float) -> str:
         dispatches, ms = sum(k.dispatches for k in rest), sum(k.ms for k in rest)
         share = f"{sum(k.time_share for k in rest):.1%}"
         rows.append((f"{len(rest)} more", "", str(dispatches), f"{ms:.2f}", share, *[""] * 5))
-    lines = ["| " + " | ".join(cells) + " |" for cells in (_HEAD, *rows)]
-    lines.insert(1, "|---|---|" + "--:|" * 7 + "---|")
-    return "\n".join(lines)
+    return markdown_table(_HEAD, "|---|---|" + "--:|" * 7 + "---|", rows)
 
 
 def _row(k: KernelTimes) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ from PIL import Image
 
 import cml_engine as cml
 from examples.enlarge import pictures
-from examples.upscale.assets import AssetError
 
 #: what the command "cml example" copies: the network, and a picture for it
 MODELS = pictures.ROOT / "examples" / "models"
@@ -115,7 +114,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     try:
         options.command(options)
-    except (cml.CmlError, AssetError) as error:
+    except cml.CmlError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -18,7 +18,7 @@ from examples.terrain_diffusion.network import (
     terrain,
 )
 from examples.terrain_diffusion.picture import shaded
-from examples.upscale.assets import AssetError, fetch
+from examples.upscale.assets import fetch
 
 OUT = Path(__file__).resolve().parents[2] / "out"
 
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for line in fetch(MODEL):
             print(line)
         draw(options)
-    except (AssetError, cml.CmlError) as error:
+    except cml.CmlError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

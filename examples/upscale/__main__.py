@@ -70,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     try:
         upscale(options)
-    except (assets.AssetError, cml.CmlError) as error:
+    except cml.CmlError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -14,11 +14,13 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import cml_engine as cml
+
 #: the folder of all downloads; ignored by git
 CACHE = Path(__file__).resolve().parents[2] / "out" / "cache"
 
 
-class AssetError(Exception):
+class AssetError(cml.CmlError):
     """Raised if a download fails or has the wrong content."""
 
 
