@@ -85,7 +85,7 @@ class TileJobs:
         """Cancels the tile's jobs and releases their outputs."""
         for job in self.jobs.values():
             job.cancel()
-            job.release()
+        self.release()
 
     def release(self) -> None:
         """Frees the outputs' memory."""

@@ -202,18 +202,11 @@ def _add_upscaler(
             f"got {got}"
         )
     taken, given = ends
-    sources = {
-        name: found
-        for key, value in sources.items()
-        for name, found in (
-            {
-                "colours": {"albedo": OutputOf("texture", "albedo")},
-                "enlarge": {taken: OutputOf("colours", "colours")},
-                "paint": {**value, "enlarged": OutputOf("enlarge", given)},
-            }
-            if key == "paint"
-            else {key: value}
-        ).items()
+    paint = sources.pop("paint")
+    sources |= {
+        "colours": {"albedo": OutputOf("texture", "albedo")},
+        "enlarge": {taken: OutputOf("colours", "colours")},
+        "paint": {**paint, "enlarged": OutputOf("enlarge", given)},
     }
     fine = {name: _load_own(MODELS / f"{model}.nnef", cooked) for name, model in _FINE.items()}
     return {**graphs, **fine, "enlarge": network}, sources

@@ -44,13 +44,8 @@ from demo_game.world.tile import TileId
 if TYPE_CHECKING:
     from demo_game.bake.flying import PlanetTiles
 
-Policy = Literal["least_laxity", "fair_share", "by_priority"]
 Mode = Literal["sliced", "layer", "unsliced"]
-POLICIES: dict[Policy, Any] = {
-    "least_laxity": least_laxity,
-    "fair_share": fair_share,
-    "by_priority": by_priority,
-}
+POLICIES = {policy.__name__: policy for policy in (least_laxity, fair_share, by_priority)}
 #: the planner of each mode; all but the first show other methods for comparison
 PLANNERS: dict[Mode, Any] = {
     "sliced": plan_frame,
@@ -88,7 +83,8 @@ class Controls:
 
     #: None: the time that the renderer leaves ("spare")
     budget_ms: float | None = None
-    policy: Policy = "least_laxity"
+    #: a key of :data:`POLICIES`
+    policy: str = "least_laxity"
     paused: set[str] = field(default_factory=set)
     #: True: the camera follows the scripted path
     scripted: bool = False

@@ -29,11 +29,12 @@ def measure_nothing(activity: str) -> AbstractContextManager[None]:
 class TileMaker:
     """The sessions of a chain, in which each network reads the outputs of earlier ones.
 
-    ``backend`` is ``"cpu"`` or a :class:`cml.Gpu`.
+    ``backend`` is ``"cpu"`` or a :class:`cml.Gpu`; ``device`` is its name.
     """
 
     def __init__(self, chain: Chain, backend: cml.Gpu | str) -> None:
         self.chain = chain
+        self.device = "CPU (NumPy)" if isinstance(backend, str) else backend.name
         self.sessions = {name: cml.Session(graph, backend) for name, graph in chain.graphs.items()}
 
     def make(

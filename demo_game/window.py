@@ -40,11 +40,6 @@ class Tracing:
         self._reports: list[FrameReport] = []
         self._names: dict[int, str] = {}
 
-    def write_if_stopped(self) -> None:
-        """Writes the trace if the recording has been switched off."""
-        if self._reports and not self._game.controls.recording:
-            self.stop()
-
     def add(self) -> None:
         """Records the last frame's report while the recording is on.
 
@@ -147,7 +142,8 @@ class GameWindow:
         view = self.context.get_current_texture().create_view()  # waits for the display
         begun = time.perf_counter()
         pose = self._pose(dt_s)
-        self.tracing.write_if_stopped()
+        if not self.game.controls.recording:
+            self.tracing.stop()
         known = self.game.log.frames
         before = known[-1] if known else None
         self.game.frame(view, pose, now - self._started, self._overlay(view, dt_s))

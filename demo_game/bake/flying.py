@@ -124,14 +124,10 @@ class BakedTile(TileJobs):
         """Cancels the reading and the jobs of the tile, and frees its memory."""
         self._reading.cancel()
         super().cancel()
-        self._free()
 
     def release(self) -> None:
         """Frees the tile's memory on the GPU."""
         super().release()
-        self._free()
-
-    def _free(self) -> None:
         for held in self._memory.values():
             held.free()
         self._memory.clear()

@@ -54,10 +54,9 @@ class PlanetMaker:
                 "the same"
             )
         backend = _backend(work.backend)
-        name = "CPU (NumPy)" if isinstance(backend, str) else backend.name
-        # only the light, which is for drawing, may differ between devices, by one step of a byte
-        self.device = ANY_DEVICE if work.integer else name
         self.maker = _maker(chain, backend, work.cooked)
+        # only the light, which is for drawing, may differ between devices, by one step of a byte
+        self.device = ANY_DEVICE if work.integer else self.maker.device
 
     def measure(self) -> Any:
         return None

@@ -70,9 +70,8 @@ def run(options: argparse.Namespace, words: Sequence[str]) -> int:
     It starts the other player as a second process if the options name none.
     """
     chain = load_chain(options.models, integer=True)
-    backend = "cpu" if options.backend == "cpu" else cml.Gpu()
-    device = "CPU (NumPy)" if isinstance(backend, str) else backend.name
-    player = Player(TileMaker(chain, backend), device, options.seed)
+    maker = TileMaker(chain, "cpu" if options.backend == "cpu" else cml.Gpu())
+    player = Player(maker, maker.device, options.seed)
     if options.join:
         return play_and_report(options, player, join(*options.join))
     server = listen(*(options.listen or (_LOCAL, 0)))

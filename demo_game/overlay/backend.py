@@ -11,7 +11,15 @@ import wgpu
 from imgui_bundle import imgui
 
 import cml_engine as cml
-from demo_game.render.binding import COLOURS, SAMPLER, UNIFORM, bind, make_layout, vertices
+from demo_game.render.binding import (
+    COLOURS,
+    SAMPLER,
+    UNIFORM,
+    bind,
+    make_layout,
+    make_pipeline,
+    vertices,
+)
 
 _SHADER = Path(__file__).with_name("overlay.hlsl")
 _OWNER = "overlay"
@@ -41,7 +49,9 @@ class Backend:
         self._layout = make_layout(
             gpu, (stage.VERTEX, UNIFORM), (stage.FRAGMENT, SAMPLER), (stage.FRAGMENT, COLOURS)
         )
-        self._pipeline = _pipeline(gpu, self._layout, target_format)
+        defines = {"LINEAR": int(target_format.endswith("srgb"))}
+        target = {"format": target_format, "blend": _OVER}
+        self._pipeline = make_pipeline(gpu, _SHADER, defines, [self._layout], [_CORNERS], target)
         # at whole scales every texel of a glyph meets a pixel, and filters only cost
         kind = "nearest" if scale == round(scale) else "linear"
         self._sampler = gpu.device.create_sampler(mag_filter=kind, min_filter=kind)
@@ -69,12 +79,10 @@ class Backend:
             if texture.status != imgui.ImTextureStatus.ok:
                 self._update_texture(texture)
         self._upload(draw_data)
-        descriptor: dict[str, Any] = {
-            "color_attachments": [{"view": target_view, "load_op": "load", "store_op": "store"}]
-        }
-        if timestamp_writes is not None:
-            descriptor["timestamp_writes"] = timestamp_writes
-        render = encoder.begin_render_pass(**descriptor)
+        target = {"view": target_view, "load_op": "load", "store_op": "store"}
+        render = encoder.begin_render_pass(
+            color_attachments=[target], timestamp_writes=timestamp_writes
+        )
         if draw_data.total_idx_count:
             self._record(render, draw_data)
         render.end()
@@ -202,22 +210,3 @@ class _Growing:
         if total:
             padded = -(-total // 4) * 4
             self._gpu.queue.write_buffer(self._made.buffer, self._made.offset, self._bytes[:padded])
-
-
-def _pipeline(gpu: cml.Gpu, layout: Any, target_format: str) -> Any:
-    defines = {"LINEAR": int(target_format.endswith("srgb"))}
-    return gpu.device.create_render_pipeline(
-        label=_OWNER,
-        layout=gpu.device.create_pipeline_layout(bind_group_layouts=[layout]),
-        vertex={
-            "module": gpu.shader(_SHADER, "vertex", "place", defines, trusted=True),
-            "entry_point": "main",
-            "buffers": [_CORNERS],
-        },
-        primitive={"topology": "triangle-list", "cull_mode": "none"},
-        fragment={
-            "module": gpu.shader(_SHADER, "fragment", "shade", defines, trusted=True),
-            "entry_point": "main",
-            "targets": [{"format": target_format, "blend": _OVER}],
-        },
-    )

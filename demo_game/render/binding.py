@@ -1,7 +1,9 @@
-"""Layouts of bindings and of vertices, and bind groups, in short."""
+"""Layouts of bindings and of vertices, bind groups and render pipelines, in short."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import wgpu
@@ -39,3 +41,33 @@ def vertices(stride: int, *attributes: tuple[str, int, int], of: str = "vertex")
     """
     found = [{"format": f, "offset": at, "shader_location": n} for f, at, n in attributes]
     return {"array_stride": stride, "step_mode": of, "attributes": found}
+
+
+def make_pipeline(
+    gpu: cml.Gpu,
+    shader: Path,
+    defines: Mapping[str, int | str],
+    layouts: Sequence[Any],
+    buffers: Sequence[Mapping[str, Any]],
+    target: Mapping[str, Any],
+    *,
+    topology: str = "triangle-list",
+    cull: str = "none",
+    depth: Mapping[str, Any] | None = None,
+    samples: int = 1,
+) -> wgpu.GPURenderPipeline:
+    """Creates the render pipeline of a shader file with the functions ``place`` and ``shade``."""
+
+    def stage(name: str, function: str) -> dict[str, Any]:
+        module = gpu.shader(shader, name, function, defines, trusted=True)
+        return {"module": module, "entry_point": "main"}
+
+    return gpu.device.create_render_pipeline(
+        label=shader.name,
+        layout=gpu.device.create_pipeline_layout(bind_group_layouts=layouts),
+        vertex={**stage("vertex", "place"), "buffers": buffers},
+        primitive={"topology": topology, "cull_mode": cull},
+        depth_stencil=depth,
+        multisample={"count": samples},
+        fragment={**stage("fragment", "shade"), "targets": [target]},
+    )

@@ -14,6 +14,7 @@ from demo_game.render.binding import (
     SAMPLER,
     UNIFORM,
     make_layout,
+    make_pipeline,
     texture_array,
     vertices,
 )
@@ -131,26 +132,19 @@ class Pipelines:
         write: bool = True,
         blend: dict[str, Any] | None = None,
     ) -> wgpu.GPURenderPipeline:
-        gpu, path = self._gpu, _SHADERS / source
         target: dict[str, Any] = {"format": self._format}
         if blend is not None:
             target["blend"] = blend
-        defines = {**self._defines, "MIRROR": int(mirror)} if mirror else self._defines
-        testing = {"depth_write_enabled": write, "depth_compare": compare}
-        return gpu.device.create_render_pipeline(
-            label=source,
-            layout=gpu.device.create_pipeline_layout(bind_group_layouts=layouts),
-            vertex={
-                "module": gpu.shader(path, "vertex", "place", defines, trusted=True),
-                "entry_point": "main",
-                "buffers": buffers,
-            },
-            primitive={"topology": topology, "cull_mode": cull, "front_face": "ccw"},
-            depth_stencil={"format": DEPTH_FORMAT, **testing} if depth else None,
-            multisample={"count": self._samples if depth and not mirror else 1},
-            fragment={
-                "module": gpu.shader(path, "fragment", "shade", defines, trusted=True),
-                "entry_point": "main",
-                "targets": [target],
-            },
+        testing = {"format": DEPTH_FORMAT, "depth_write_enabled": write, "depth_compare": compare}
+        return make_pipeline(
+            self._gpu,
+            _SHADERS / source,
+            {**self._defines, "MIRROR": int(mirror)} if mirror else self._defines,
+            layouts,
+            buffers,
+            target,
+            topology=topology,
+            cull=cull,
+            depth=testing if depth else None,
+            samples=self._samples if depth and not mirror else 1,
         )

@@ -240,10 +240,9 @@ class Renderer:
 
     def _fill(self, encoder: Any, target_view: Any, timestamp_writes: Any) -> None:
         """Encodes the pass that enlarges the smaller picture to the target."""
-        timed = {"timestamp_writes": timestamp_writes} if timestamp_writes else {}
         enlarge = encoder.begin_render_pass(
             color_attachments=[{"view": target_view, "load_op": "clear", "store_op": "store"}],
-            **timed,
+            timestamp_writes=timestamp_writes,
         )
         enlarge.set_pipeline(self._pipelines["enlarge"])
         enlarge.set_bind_group(0, self._enlarge_group)

@@ -67,7 +67,6 @@ class Targets:
         colour = {"view": target_view, "load_op": "clear", "store_op": "store"}
         if self._samples > 1:
             colour.update(view=self._views[1], resolve_target=target_view, store_op="discard")
-        timed = {"timestamp_writes": timestamp_writes} if timestamp_writes else {}
         return encoder.begin_render_pass(
             color_attachments=[colour],
             depth_stencil_attachment={
@@ -76,7 +75,7 @@ class Targets:
                 "depth_load_op": "clear",
                 "depth_store_op": "discard",
             },
-            **timed,
+            timestamp_writes=timestamp_writes,
         )
 
     def close(self) -> None:
