@@ -10,19 +10,16 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import tempfile
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import cml_engine as cml
 from benchmarks import command
-from benchmarks.contenders import Workload
 from benchmarks.interleaved import Turn, elapsed, in_turns, ratio
-from benchmarks.models import AGENTS, MODELS
+from benchmarks.models import AGENTS, load_network
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.planning.dispatches import PlanOptions
 from cml_engine.compiler.planning.layouts import layouts_for
@@ -129,10 +126,7 @@ def _timed(program: GpuProgram, inputs: dict[str, Array], steps: list[int] | Non
 
 
 def _network(model: str, gpu: cml.Gpu, rounds: int) -> None:
-    with tempfile.TemporaryDirectory(prefix="cml-model-") as folder:
-        workload = Workload(Path(folder))
-        MODELS[model](workload)
-        graph, inputs = cml.load(workload.nnef), workload.load_inputs()
+    graph, inputs = load_network(model)
     whole, words = _quantized(model, graph, inputs)
     works = {}
     for kind, network, given in (("floats", graph, inputs), ("integers", whole, words)):

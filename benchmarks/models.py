@@ -103,13 +103,19 @@ MODELS: dict[str, Callable[[Workload], None]] = {
 }
 
 
-def ready_program(model: str, gpu: cml.Gpu) -> tuple[GpuProgram, dict[str, Array]]:
-    """Returns a network of :data:`MODELS` as a GPU program that has run, and its inputs."""
+def load_network(model: str) -> tuple[Graph, dict[str, Array]]:
+    """Returns the graph and the inputs of a network of :data:`MODELS`."""
     with tempfile.TemporaryDirectory(prefix="cml-model-") as folder:
         workload = Workload(Path(folder))
         MODELS[model](workload)
-        session = cml.Session(cml.load(workload.nnef), gpu)
-        inputs = session.check_inputs(workload.load_inputs())
+        return cml.load(workload.nnef), workload.load_inputs()
+
+
+def ready_program(model: str, gpu: cml.Gpu) -> tuple[GpuProgram, dict[str, Array]]:
+    """Returns a network of :data:`MODELS` as a GPU program that has run, and its inputs."""
+    graph, inputs = load_network(model)
+    session = cml.Session(graph, gpu)
+    inputs = session.check_inputs(inputs)
     assert isinstance(session.program, GpuProgram)
     inspect.time_steps(session.program, inputs, 1)
     return session.program, inputs

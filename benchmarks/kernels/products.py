@@ -98,8 +98,6 @@ def _by_kernel(gpu: Gpu, op: str, case: Case) -> dict[str, Work]:
 def _work(gpu: Gpu, plan: Plan, graph: Graph, inputs: dict[str, Array]) -> Work:
     program = GpuProgram(plan, gpu)
     program.write_inputs(inputs)
-    node = graph.nodes[0]
-    facts = [graph.facts[n] for n in node.inputs], [graph.facts[n] for n in node.outputs]
     first_words = replace(plan.outputs["y0"].binding, nbytes=16)  # waits, and copies almost no data
 
     def run() -> None:
@@ -111,16 +109,21 @@ def _work(gpu: Gpu, plan: Plan, graph: Graph, inputs: dict[str, Array]) -> Work:
         gpu.queue.submit([encoder.finish()])
         inspect.read_bytes(program, first_words)
 
-    return run, lookup(node.op).cost(node.attrs, *facts).flops
+    return run, _flops(graph)
+
+
+def _flops(graph: Graph) -> float:
+    """Returns the FLOPs of a graph's first node."""
+    node = graph.nodes[0]
+    facts = [graph.facts[n] for n in node.inputs], [graph.facts[n] for n in node.outputs]
+    return lookup(node.op).cost(node.attrs, *facts).flops
 
 
 def _numpy(case: Case) -> Work:
     graph, inputs = case_graph("conv", case, constants=True)
     node = graph.nodes[0]
     x, (filter, bias) = inputs["x0"], (graph.constants[n] for n in node.inputs[1:])
-    facts = [graph.facts[n] for n in node.inputs], [graph.facts["y0"]]
-    cost = lookup("conv").cost(node.attrs, *facts)
-    return lambda: conv_cpu(node.attrs, x, filter, bias), cost.flops
+    return lambda: conv_cpu(node.attrs, x, filter, bias), _flops(graph)
 
 
 def _print(ms: dict[str, list[float]], works: dict[str, Work]) -> None:

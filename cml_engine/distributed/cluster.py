@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cml_engine.distributed.report import Report
 from cml_engine.errors import DeviceError, InputError
@@ -141,11 +141,8 @@ def _client_at(address: str) -> Iterator[Client]:
                 f"no scheduler answers at '{address}' ({said}): start one with 'dask scheduler', "
                 "and give its address as tcp://HOST:8786"
             ) from None
-        try:
+        with _closing(client, 5):
             yield client
-        finally:
-            with contextlib.suppress(Exception):  # the scheduler may be gone
-                client.close(timeout=5)
 
 
 @contextlib.contextmanager
@@ -163,16 +160,18 @@ def _own_cluster(workers: int, dashboard: bool) -> Iterator[Client]:
             dashboard_address=f"{_LOOPBACK}:8787" if dashboard else None,
             silence_logs=logging.CRITICAL,
         )
-        try:
-            client = Client(cluster, set_as_default=False)
-            try:
-                yield client
-            finally:
-                with contextlib.suppress(Exception):
-                    client.close(timeout=5)
-        finally:
-            with contextlib.suppress(Exception):
-                cluster.close(timeout=10)
+        with _closing(cluster, 10), _closing(Client(cluster, set_as_default=False), 5) as client:
+            yield client
+
+
+@contextlib.contextmanager
+def _closing(opened: Any, timeout_s: float) -> Iterator[Any]:
+    """A context manager that yields a client or cluster and closes it; it may be gone by then."""
+    try:
+        yield opened
+    finally:
+        with contextlib.suppress(Exception):
+            opened.close(timeout=timeout_s)
 
 
 @contextlib.contextmanager

@@ -249,22 +249,15 @@ def refuse(place: str, manifest: Mapping[str, object]) -> bool:
     Raises :class:`InputError` if ``place`` holds something else or is not writable. Only the
     keys of ``manifest`` are compared; the store's manifest may have more.
     """
-    import zarr
-
     _check_place(place)
-    try:
-        found = zarr.open_group(place, mode="r", use_consolidated=False)
-    except FileNotFoundError:
+    opened = _open_group(place)
+    if opened is None or opened[1] == _UNFINISHED:
         return False
-    except Exception as error:
-        raise InputError(f"'{place}': no store that can be read: {error}") from None
-    if MANIFEST in found.attrs:
-        said = dict(found.attrs[MANIFEST])
-        if said == _UNFINISHED:
-            return False
+    group, said = opened
+    if said:
         _check_same(place, said, manifest)
         return True
-    if len(list(found.keys())):
+    if len(list(group.keys())):
         raise InputError(
             f"'{place}' is a Zarr store of something else: it has no '{MANIFEST}' attribute. Name "
             "another store"
@@ -299,15 +292,26 @@ def manifest_of(place: str) -> dict[str, Any]:
     >>> manifest_of("planet.zarr")["seed"]  # doctest: +SKIP
     7
     """
+    opened = _open_group(place)
+    if opened is None:
+        raise InputError(f"'{place}': no such store")
+    if not opened[1]:
+        raise InputError(f"'{place}' has no '{MANIFEST}' attribute: it was not baked")
+    return opened[1]
+
+
+def _open_group(place: str) -> tuple[Group, dict[str, Any]] | None:
+    """Opens a store for reading; returns its root and its manifest, or None if there is none.
+
+    The manifest of a store of something else is empty.
+    """
     import zarr
 
-    if "://" not in place and not Path(place).exists():
-        raise InputError(f"'{place}': no such store")
     try:
-        found = zarr.open_group(place, mode="r", use_consolidated=False)
-        return dict(found.attrs[MANIFEST])
-    except KeyError:
-        raise InputError(f"'{place}' has no '{MANIFEST}' attribute: it was not baked") from None
+        root = zarr.open_group(place, mode="r", use_consolidated=False)
+        return root, dict(root.attrs.get(MANIFEST, {}))
+    except FileNotFoundError:
+        return None
     except Exception as error:
         raise InputError(f"'{place}': no store that can be read: {error}") from None
 

@@ -293,12 +293,12 @@ def named_files(pairs: Iterable[str], facts: Mapping[str, Fact], what: str) -> d
 
 
 def read_inputs(
-    a: Namespace, facts: Mapping[str, Fact], others: Mapping[str, Array] | None = None
+    a: Namespace, facts: Mapping[str, Fact], others: Mapping[str, Array]
 ) -> dict[str, Array]:
     """Returns the checked inputs by name: from the ``-i`` files, else from ``others``."""
     files = named_files(a.input, facts, "input")
     read = {name: array_files.read(file, name, facts[name]) for name, file in files.items()}
-    return check_inputs(facts, {**(others or {}), **read})
+    return check_inputs(facts, {**others, **read})
 
 
 def backend_of(a: Namespace) -> Gpu | str:

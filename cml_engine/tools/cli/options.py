@@ -29,11 +29,30 @@ class Option:
     settings: dict[str, Any]
 
 
-def option(group: Group, *flags: str, repeatable: bool = False, **settings: Any) -> Option:
-    """Returns an option with these settings; a repeatable one collects its values in a list."""
-    if repeatable:
-        settings |= {"action": "append", "default": [], "help": settings["help"] + "; repeatable"}
+def option(group: Group, *flags: str, **settings: Any) -> Option:
+    """Returns an option, or a positional argument, with these settings of ``add_argument``."""
     return Option(group, flags, settings)
+
+
+def value_option(
+    group: Group,
+    name: str,
+    metavar: str,
+    help: str,
+    type: Callable[[str], Any] = str,
+    default: Any = None,
+    *,
+    short: str = "",
+    repeatable: bool = False,
+    required: bool = False,
+) -> Option:
+    """Returns an option with a value; a repeatable one collects its values in a list."""
+    settings: dict[str, Any] = {"metavar": metavar, "type": type}
+    if repeatable:
+        settings |= {"action": "append", "default": [], "help": f"{help}; repeatable"}
+    else:
+        settings |= {"default": default, "help": help, "required": required}
+    return Option(group, (short, name) if short else (name,), settings)
 
 
 def flag(group: Group, name: str, help: str) -> Option:
@@ -112,26 +131,25 @@ _SHARED = {
         help="an .onnx file; an NNEF folder, its graph.nnef or a .tgz of it; an ncnn .param; a "
         "cooked .cml",
     ),
-    "shape": option(
+    "shape": value_option(
         "model",
         "--shape",
+        "[NAME=]1,3,64,64",
+        "the shape of an input, where the model leaves it open or another one is wanted",
         repeatable=True,
-        metavar="[NAME=]1,3,64,64",
-        help="the shape of an input, where the model leaves it open or another one is wanted",
     ),
-    "constant": option(
+    "constant": value_option(
         "model",
         "--constant",
+        "NAME=VALUE|FILE",
+        "an input of an ONNX model that is the same in every run: a number, [1,2] or a .npy file",
         repeatable=True,
-        metavar="NAME=VALUE|FILE",
-        help="an input of an ONNX model that is the same in every run: a number, [1,2] or a .npy "
-        "file",
     ),
-    "weights": option(
+    "weights": value_option(
         "model",
         "--weights",
-        metavar="FILE.safetensors",
-        help="the values of an NNEF model's variables by label, instead of its tensor files",
+        "FILE.safetensors",
+        "the values of an NNEF model's variables by label, instead of its tensor files",
     ),
     "random": option(
         "model",
@@ -142,25 +160,25 @@ _SHARED = {
         metavar="SEED",
         help="make up missing weights: a network's cost does not depend on them",
     ),
-    "ops": option(
+    "ops": value_option(
         "model",
         "--ops",
+        "FILE.py",
+        "a Python file that registers operators (cml docs custom_operators)",
         repeatable=True,
-        metavar="FILE.py",
-        help="a Python file that registers operators (cml docs custom_operators)",
     ),
-    "fragments": option(
+    "fragments": value_option(
         "model",
         "--fragments",
+        "FILE.nnef",
+        "a library of NNEF fragments that the model calls",
         repeatable=True,
-        metavar="FILE.nnef",
-        help="a library of NNEF fragments that the model calls",
     ),
-    "limits": option(
+    "limits": value_option(
         "model",
         "--load-limits",
-        metavar="memory=8G,nodes=N,steps=N",
-        help="the most memory and work that a load may take (cml docs your_model)",
+        "memory=8G,nodes=N,steps=N",
+        "the most memory and work that a load may take (cml docs your_model)",
     ),
     "trusted": flag(
         "model",
@@ -168,13 +186,13 @@ _SHARED = {
         "MODEL is a cooked file of your own: run its kernels without run-time checks "
         "(cml docs ship_it)",
     ),
-    "inputs": option(
+    "inputs": value_option(
         "inputs",
-        "-i",
         "--input",
+        "NAME=FILE",
+        "the value of an input: a .npy, .npz, .png, .tif or .exr file",
+        short="-i",
         repeatable=True,
-        metavar="NAME=FILE",
-        help="the value of an input: a .npy, .npz, .png, .tif or .exr file",
     ),
     "backend": option(
         "GPU",
@@ -183,11 +201,11 @@ _SHARED = {
         default="auto",
         help="where to run; auto (the default) is a GPU if there is one, cpu is NumPy",
     ),
-    "adapter": option(
+    "adapter": value_option(
         "GPU",
         "--adapter",
-        metavar="NAME",
-        help="a part of the name of the GPU to use, as 'cml devices' lists them",
+        "NAME",
+        "a part of the name of the GPU to use, as 'cml devices' lists them",
     ),
     "half": flag("GPU", "--half", "store feature maps and weights in 16 bits (cml docs faster)"),
     "preset": option(
@@ -198,51 +216,43 @@ _SHARED = {
         "operator as written, with untuned kernels), smallest (shipping, in 16 bits); other "
         "options win",
     ),
-    "arena": option(
+    "arena": value_option(
         "GPU",
         "--arena-limit-mib",
-        type=ARENA_LIMIT_MIB,
-        metavar="MIB",
-        help="the most memory for activations; larger operators are computed in bands of rows "
+        "MIB",
+        "the most memory for activations; larger operators are computed in bands of rows "
         "(cml docs faster)",
+        ARENA_LIMIT_MIB,
     ),
-    "decide": option(
+    "decide": value_option(
         "GPU",
         "--decide",
-        metavar="FILE.json",
-        help="your own choices of kernels, layouts, storage, parts and bands (cml docs see_inside)",
+        "FILE.json",
+        "your own choices of kernels, layouts, storage, parts and bands (cml docs see_inside)",
     ),
-    "decisions": option(
-        "GPU",
-        "--decisions",
-        metavar="FILE.json",
-        help="write what the plan decides on this device, and why",
+    "decisions": value_option(
+        "GPU", "--decisions", "FILE.json", "write what the plan decides on this device, and why"
     ),
-    "dump": option(
-        "GPU",
-        "--dump-kernels",
-        metavar="DIR",
-        help="write every kernel: its HLSL, SPIR-V and translations",
+    "dump": value_option(
+        "GPU", "--dump-kernels", "DIR", "write every kernel: its HLSL, SPIR-V and translations"
     ),
-    "budget": option(
+    "budget": value_option(
         "GPU",
         "--budget-ms",
-        type=BUDGET_MS,
-        default=4.0,
-        metavar="MS",
-        help="milliseconds of every frame for the network (default: %(default)s)",
+        "MS",
+        "milliseconds of every frame for the network (default: %(default)s)",
+        BUDGET_MS,
+        4.0,
     ),
-    "frame": option(
+    "frame": value_option(
         "GPU",
         "--frame-ms",
-        type=FRAME_MS,
-        default=1000 / 60,
-        metavar="MS",
-        help="the duration of a frame in milliseconds (default: 16.67)",
+        "MS",
+        "the duration of a frame in milliseconds (default: 16.67)",
+        FRAME_MS,
+        1000 / 60,
     ),
-    "runs": option(
-        "GPU", "--runs", type=TIMES, default=10, metavar="N", help="runs to measure (default: 10)"
-    ),
+    "runs": value_option("GPU", "--runs", "N", "runs to measure (default: 10)", TIMES, 10),
     "overwrite": flag(
         "output", "--overwrite", "replace existing files; other files in a folder stay"
     ),

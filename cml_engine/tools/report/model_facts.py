@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.decisions import (
-    NO_DECISIONS,
     Decision,
     Decisions,
     decisions_of,
@@ -173,7 +172,7 @@ def decisions_on(
     written: Graph,
     optimized: Graph,
     plan: Plan,
-    decide: Decisions = NO_DECISIONS,
+    decide: Decisions,
 ) -> list[Decision]:
     """Returns all decisions of the plan, each with the reason for it.
 

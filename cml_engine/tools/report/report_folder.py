@@ -112,22 +112,19 @@ def write_report(
     options, runs : the options of that session, and the number of runs.
     log : the engine's log messages, which grow while the report is written.
     """
-    keys = (*SECTIONS, "frames", "kernels", *(["measured"] if gpu else []), "log")
-    folder = ReportFolder(path, facts, {key: key.capitalize() for key in keys}, overwrite)
+    sections: dict[str, Callable[[ReportFolder], None]] = {
+        **SECTIONS,
+        "frames": lambda folder: _add_frames(folder, *frames),
+        "kernels": _add_kernels,
+    }
+    if gpu is not None:
+        sections["measured"] = lambda folder: _add_measured(folder, gpu, options, runs, frames)
+    sections["log"] = lambda folder: _add_log(folder, log)
+    folder = ReportFolder(path, facts, {key: key.capitalize() for key in sections}, overwrite)
     yield str(folder.path / _INDEX)
-    for key, add in SECTIONS.items():
+    for key, add in sections.items():
         add(folder)
         yield f"  {key}"
-    _add_frames(folder, *frames)
-    yield "  frames"
-    _add_kernels(folder)
-    yield "  kernels"
-    if gpu is not None:
-        _add_measured(folder, gpu, options, runs, frames)
-        yield "  measured"
-    said = "".join(f"{line}\n" for line in log)
-    folder.add("log", pre(said or "no messages"), folder.write("log.txt", said))
-    yield "  log"
 
 
 def _add_summary(folder: ReportFolder) -> None:
@@ -506,7 +503,7 @@ def _add_kernels(folder: ReportFolder) -> None:
     folder.add("kernels", html(note(said), table(("kernel", "in words", "steps", "of"), rows)))
 
 
-#: adds a section of the page and writes its files, by the section's key in the order of the page
+#: the sections that need nothing but the facts: each adds itself to the page and writes its files
 SECTIONS: dict[str, Callable[[ReportFolder], None]] = {
     "summary": _add_summary,
     "graph": _add_graph,
@@ -556,6 +553,12 @@ def _add_frames(folder: ReportFolder, budget_ms: float, frame_ms: float) -> None
     )
     picture = _picture(height, "time by frame", parts)
     folder.add("frames", html(note(said), pre(table(outcomes)), picture), file)
+
+
+def _add_log(folder: ReportFolder, log: Sequence[str]) -> None:
+    """Adds the log messages; writes ``log.txt``."""
+    said = "".join(f"{line}\n" for line in log)
+    folder.add("log", pre(said or "no messages"), folder.write("log.txt", said))
 
 
 def _add_measured(

@@ -24,7 +24,7 @@ from cml_engine.tools.cli.common import (
     named_shapes,
     session_of,
 )
-from cml_engine.tools.cli.options import command, flag, option, refuse, require
+from cml_engine.tools.cli.options import command, flag, option, refuse, require, value_option
 from cml_engine.tools.cli.terminal import progress
 
 GROUP = "Change it"
@@ -92,20 +92,20 @@ def convert(a: Namespace) -> None:
         choices=(8, 16),
         help="bits of the integers (default: 8)",
     ),
-    option(
+    value_option(
         "output",
         "--sixteen",
+        "NODE",
+        "a tensor that gets 16 bits, and no others (default: as many as --max-error needs)",
         repeatable=True,
-        metavar="NODE",
-        help="a tensor that gets 16 bits, and no others (default: as many as --max-error needs)",
     ),
-    option(
+    value_option(
         "output",
         "--max-error",
-        type=float,
-        metavar="E",
-        help="the largest error of the outputs, as a share of their size (0.01); exit code 1 if it "
+        "E",
+        "the largest error of the outputs, as a share of their size (0.01); exit code 1 if it "
         "is exceeded",
+        float,
     ),
     option(
         "output",
@@ -154,14 +154,7 @@ def quantize(a: Namespace) -> int:
     "plan",
     "decisions",
     "json",
-    option(
-        "GPU",
-        "--rounds",
-        type=TIMES,
-        default=30,
-        metavar="N",
-        help="measurements of each kernel (default: 30)",
-    ),
+    value_option("GPU", "--rounds", "N", "measurements of each kernel (default: 30)", TIMES, 30),
     flag("output", "--dry-run", "measure without writing the table"),
 )
 def tune(a: Namespace) -> None:

@@ -13,7 +13,7 @@ from cml_engine.errors.arguments import SPEED, TIMES
 from cml_engine.io import arrays as array_files
 from cml_engine.io.folders import costs_file
 from cml_engine.tools.cli.common import load_facts, timed_session
-from cml_engine.tools.cli.options import command, option
+from cml_engine.tools.cli.options import command, value_option
 from cml_engine.tools.cli.terminal import progress
 
 GROUP = "Fit it into frames"
@@ -27,20 +27,16 @@ GROUP = "Fit it into frames"
     "arena",
     "decisions",
     "frames",
-    option(
+    value_option(
         "GPU",
         "--speed",
-        type=SPEED,
-        default=1.0,
-        metavar="X",
-        help="the simulated device's speed; 0.1 is a tenth of this one's (default: 1)",
+        "X",
+        "the simulated device's speed; 0.1 is a tenth of this one's (default: 1)",
+        SPEED,
+        1.0,
     ),
-    option(
-        "output",
-        "--plot",
-        type=Path,
-        metavar="FILE",
-        help="draw every frame's time as a picture (needs matplotlib)",
+    value_option(
+        "output", "--plot", "FILE", "draw every frame's time as a picture (needs matplotlib)", Path
     ),
 )
 def simulate(a: Namespace) -> None:
@@ -73,21 +69,14 @@ def simulate(a: Namespace) -> None:
     "inputs",
     "frames",
     "json",
-    option(
-        "GPU",
-        "--frames",
-        type=TIMES,
-        default=600,
-        metavar="N",
-        help="frames to measure (default: 600)",
-    ),
-    option(
+    value_option("GPU", "--frames", "N", "frames to measure (default: 600)", TIMES, 600),
+    value_option(
         "GPU",
         "--layers",
-        type=TIMES,
-        default=4,
-        metavar="N",
-        help="operators per frame of the usual way of slicing, for comparison (default: 4)",
+        "N",
+        "operators per frame of the usual way of slicing, for comparison (default: 4)",
+        TIMES,
+        4,
     ),
 )
 def frames(a: Namespace) -> int:
@@ -114,15 +103,15 @@ def frames(a: Namespace) -> int:
     "decisions",
     "inputs",
     "frames",
-    option("GPU", "--runs", type=TIMES, default=3, metavar="N", help="runs to trace (default: 3)"),
-    option(
+    value_option("GPU", "--runs", "N", "runs to trace (default: 3)", TIMES, 3),
+    value_option(
         "output",
-        "-o",
         "--output",
-        type=Path,
-        default="trace.json",
-        metavar="FILE",
-        help="the file to write (default: %(default)s)",
+        "FILE",
+        "the file to write (default: %(default)s)",
+        Path,
+        "trace.json",
+        short="-o",
     ),
 )
 def trace(a: Namespace) -> None:

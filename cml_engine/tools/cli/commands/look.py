@@ -16,7 +16,7 @@ from cml_engine.tools.cli.common import (
     load_model,
     session_of,
 )
-from cml_engine.tools.cli.options import command, flag, option, refuse
+from cml_engine.tools.cli.options import command, flag, refuse, value_option
 from cml_engine.tools.cli.terminal import log_lines
 
 if TYPE_CHECKING:
@@ -34,12 +34,12 @@ GROUP = "Look at a model"
     "decisions",
     "frame",
     "json",
-    option(
+    value_option(
         "GPU",
         "--budget-ms",
-        type=BUDGET_MS,
-        metavar="MS",
-        help="also predict a run in frames with this many milliseconds for the network",
+        "MS",
+        "also predict a run in frames with this many milliseconds for the network",
+        BUDGET_MS,
     ),
     flag("output", "--plan", "also list every dispatch"),
     flag(
@@ -86,18 +86,18 @@ def info(a: Namespace) -> None:
     "dump",
     "runs",
     "json",
-    option(
+    value_option(
         "GPU",
         "--given",
+        "NAME",
+        "measure runs of a session that retains its inputs and gets only this one",
         repeatable=True,
-        metavar="NAME",
-        help="measure runs of a session that retains its inputs and gets only this one",
     ),
-    option(
+    value_option(
         "GPU",
         "--stub",
-        metavar="NAME",
-        help="compare whole runs with runs in which the operator NAME does nothing",
+        "NAME",
+        "compare whole runs with runs in which the operator NAME does nothing",
     ),
     flag("output", "--csv", "print comma-separated values"),
 )
@@ -125,7 +125,7 @@ def rank(a: Namespace) -> None:
     "overwrite",
     "runs",
     flag("GPU", "--run", "also measure the model on this machine's GPU"),
-    option("output", "-o", "--output", required=True, metavar="DIR", help="the folder to write"),
+    value_option("output", "--output", "DIR", "the folder to write", short="-o", required=True),
 )
 def report(a: Namespace) -> None:
     """Write a folder with a page of all facts about a model."""

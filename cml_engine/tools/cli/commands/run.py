@@ -40,7 +40,7 @@ from cml_engine.tools.cli.common import (
     session_of,
     write_decisions,
 )
-from cml_engine.tools.cli.options import command, flag, option, refuse, require
+from cml_engine.tools.cli.options import command, flag, option, refuse, require, value_option
 from cml_engine.tools.cli.terminal import print_error, progress
 
 if TYPE_CHECKING:
@@ -70,34 +70,34 @@ T = TypeVar("T")
         metavar="SEED",
         help="make up inputs without a file, uniform in 0 to 1",
     ),
-    option(
+    value_option(
         "inputs",
         "--tile",
-        type=EXTENT,
-        metavar="PIXELS",
-        help="run on pictures of any size, in square tiles of this size (cml docs your_model)",
+        "PIXELS",
+        "run on pictures of any size, in square tiles of this size (cml docs your_model)",
+        EXTENT,
     ),
-    option(
+    value_option(
         "inputs",
         "--overlap",
-        type=OVERLAP,
-        metavar="PIXELS",
-        help="of --tile: pixels at each end of a tile that are computed and discarded (16)",
+        "PIXELS",
+        "of --tile: pixels at each end of a tile that are computed and discarded (16)",
+        OVERLAP,
     ),
-    option(
+    value_option(
         "inputs",
         "--align",
-        type=EXTENT,
-        metavar="PIXELS",
-        help="of --tile: tiles begin at multiples of it, for networks with strides (1)",
+        "PIXELS",
+        "of --tile: tiles begin at multiples of it, for networks with strides (1)",
+        EXTENT,
     ),
-    option(
+    value_option(
         "output",
-        "-o",
         "--output",
+        "NAME=FILE",
+        "write an output to a .npy, .npz, .png, .tif or .exr file",
+        short="-o",
         repeatable=True,
-        metavar="NAME=FILE",
-        help="write an output to a .npy, .npz, .png, .tif or .exr file",
     ),
     flag(
         "output",
@@ -109,19 +109,19 @@ T = TypeVar("T")
         "--stop-at-nan",
         "stop at the first operator whose result is not finite, and show what it read",
     ),
-    option(
+    value_option(
         "output",
         "--dump-tensors",
-        type=Path,
-        metavar="DIR",
-        help="write every tensor of the model as written, and an index (cml docs see_inside)",
+        "DIR",
+        "write every tensor of the model as written, and an index (cml docs see_inside)",
+        Path,
     ),
-    option(
+    value_option(
         "output",
         "--only",
+        "GLOB",
+        "of --dump-tensors: only tensors whose names match",
         repeatable=True,
-        metavar="GLOB",
-        help="of --dump-tensors: only tensors whose names match",
     ),
     flag(
         "output",
@@ -310,13 +310,13 @@ def _print_integer_facts(
     "decisions",
     "inputs",
     "dump",
-    option(
+    value_option(
         "inputs",
         "--seed",
-        type=SEED,
-        default=0,
-        metavar="N",
-        help="the seed of inputs without a file, which are random (default: 0)",
+        "N",
+        "the seed of inputs without a file, which are random (default: 0)",
+        SEED,
+        0,
     ),
     flag(
         "GPU",
@@ -421,59 +421,34 @@ def _shown(checks: Iterable[T], graph: Graph) -> Iterator[T]:
         help="files such as 'tiles/*.npy' (.npy, .npz, .png), or a Zarr array with an input in "
         "each chunk",
     ),
-    option(
-        "output",
-        "-o",
-        "--output",
-        required=True,
-        metavar="STORE.zarr",
-        help="the Zarr store to write",
+    value_option(
+        "output", "--output", "STORE.zarr", "the Zarr store to write", short="-o", required=True
     ),
-    option("output", "--report", metavar="FILE.json", help="write counts, times and the price"),
-    option(
-        "output",
-        "--trace",
-        metavar="FILE.json",
-        help="write when each worker ran what, for ui.perfetto.dev",
+    value_option("output", "--report", "FILE.json", "write counts, times and the price"),
+    value_option(
+        "output", "--trace", "FILE.json", "write when each worker ran what, for ui.perfetto.dev"
     ),
     flag(
         "output",
         "--no-verify",
         "do not verify the checksums of results that the store has already",
     ),
-    option(
-        "workers",
-        "--scheduler",
-        metavar="ADDRESS",
-        help="a Dask cluster to use: tcp://HOST:8786",
-    ),
-    option(
+    value_option("workers", "--scheduler", "ADDRESS", "a Dask cluster to use: tcp://HOST:8786"),
+    value_option(
         "workers",
         "--workers",
-        type=WORKERS,
-        metavar="N",
-        help="processes on this machine (default: one for each core, on a GPU one)",
+        "N",
+        "processes on this machine (default: one for each core, on a GPU one)",
+        WORKERS,
     ),
-    option(
-        "workers",
-        "--batch",
-        type=BATCH,
-        metavar="N",
-        help="inputs computed at once (default: the fastest number)",
+    value_option(
+        "workers", "--batch", "N", "inputs computed at once (default: the fastest number)", BATCH
     ),
-    option(
-        "workers",
-        "--per-task",
-        type=BATCH,
-        metavar="N",
-        help="inputs in a task, and in a chunk of the store",
+    value_option(
+        "workers", "--per-task", "N", "inputs in a task, and in a chunk of the store", BATCH
     ),
-    option(
-        "workers",
-        "--price",
-        type=PRICE,
-        metavar="P",
-        help="the price of a worker for an hour, for the report",
+    value_option(
+        "workers", "--price", "P", "the price of a worker for an hour, for the report", PRICE
     ),
 )
 def map_inputs(a: Namespace) -> int:

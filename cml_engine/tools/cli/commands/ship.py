@@ -24,7 +24,7 @@ from cml_engine.tools.cli.common import (
     named_axes,
     read_decisions,
 )
-from cml_engine.tools.cli.options import command, flag, option, refuse
+from cml_engine.tools.cli.options import command, flag, option, refuse, value_option
 
 GROUP = "Ship it"
 
@@ -38,13 +38,13 @@ GROUP = "Ship it"
     "half",
     "arena",
     "decide",
-    option("output", "-o", "--output", metavar="FILE.cml", help="the file to write"),
-    option(
+    value_option("output", "--output", "FILE.cml", "the file to write", short="-o"),
+    value_option(
         "output",
         "--devices",
+        "LIST",
+        "the devices to make plans for, with commas (default: %(default)s)",
         default=",".join(PROFILES),
-        metavar="LIST",
-        help="the devices to make plans for, with commas (default: %(default)s)",
     ),
     flag("output", "--integer", "refuse a network of floats"),
     flag(
@@ -154,21 +154,21 @@ def _check_golden(a: Namespace) -> int:
         help="web: a folder with a page that runs the model in browsers; c: a folder with a C "
         "host, the player and the cooked model (cml docs ship_it)",
     ),
-    option(
+    value_option(
         "output",
         "--opset",
-        type=ONNX_OPSET,
-        default=20,
-        metavar="N",
-        help=f"the version of ONNX's operators, {ONNX_OPSET.low} to {ONNX_OPSET.high} "
+        "N",
+        f"the version of ONNX's operators, {ONNX_OPSET.low} to {ONNX_OPSET.high} "
         "(default: %(default)s)",
+        ONNX_OPSET,
+        20,
     ),
-    option(
+    value_option(
         "output",
         "--dynamic",
+        "[NAME=]1,3,height,width",
+        "leave axes of an ONNX file's input open: names in place of extents",
         repeatable=True,
-        metavar="[NAME=]1,3,height,width",
-        help="leave axes of an ONNX file's input open: names in place of extents",
     ),
 )
 def export(a: Namespace) -> None:
