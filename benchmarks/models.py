@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,34 +32,22 @@ _OPSET = 13
 _CELL = 32.0
 
 
-def _upres(side: int) -> Callable[[Workload], None]:
-    """Returns a function that writes the trained upscaling network for ``side`` x ``side`` pixels.
-
-    Its input is a small photo.
-    """
-
-    def write(workload: Workload) -> None:
-        shutil.copy(assets.NETWORK_PARAM.path, workload.param)
-        shutil.copy(assets.NETWORK_BIN.path, workload.weights)
-        shape = (1, 3, side, side)
-        photo = pictures.small_photo(assets.PHOTO.path, (side, side))
-        workload.save_inputs({"data": as_tensor(photo)})
-        _convert(workload, shape)
-
-    return write
+def _upres(side: int, workload: Workload) -> None:
+    """Writes the trained upscaling network for ``side`` x ``side`` pixels; its input is a photo."""
+    shutil.copy(assets.NETWORK_PARAM.path, workload.param)
+    shutil.copy(assets.NETWORK_BIN.path, workload.weights)
+    photo = pictures.small_photo(assets.PHOTO.path, (side, side))
+    workload.save_inputs({"data": as_tensor(photo)})
+    _convert(workload, (1, 3, side, side))
 
 
-def _random(network: Callable[[], RandomNetwork]) -> Callable[[Workload], None]:
-    """Returns a function that writes the network ``network()``, with noise as its input."""
-
-    def write(workload: Workload) -> None:
-        net = network()
-        net.parts.save(workload.param, workload.weights)
-        noise = np.random.default_rng(0).standard_normal(net.shape, np.float32)
-        workload.save_inputs({"data": noise})
-        _convert(workload, net.shape)
-
-    return write
+def _random(network: Callable[[], RandomNetwork], workload: Workload) -> None:
+    """Writes the network ``network()``, with noise as its input."""
+    net = network()
+    net.save(workload.param, workload.weights)
+    noise = np.random.default_rng(0).standard_normal(net.shape, np.float32)
+    workload.save_inputs({"data": noise})
+    _convert(workload, net.shape)
 
 
 def _stylegan2(workload: Workload) -> None:
@@ -71,15 +60,11 @@ def _stylegan2(workload: Workload) -> None:
     _write_graph(build(config, random_parameters(config, 1)), {"z": z}, workload)
 
 
-def _agent(name: str) -> Callable[[Workload], None]:
-    """Returns a function that writes the demo's trained network ``name`` with generated inputs."""
-
-    def write(workload: Workload) -> None:
-        graph = cml.load(AGENTS / f"{name}.nnef")
-        inputs = {name: _landscape(name, graph.facts[name].shape) for name in graph.inputs}
-        _write_graph(graph, inputs, workload)
-
-    return write
+def _agent(name: str, workload: Workload) -> None:
+    """Writes the demo's trained network ``name`` with generated inputs."""
+    graph = cml.load(AGENTS / f"{name}.nnef")
+    inputs = {name: _landscape(name, graph.facts[name].shape) for name in graph.inputs}
+    _write_graph(graph, inputs, workload)
 
 
 def _write_graph(graph: Graph, inputs: Mapping[str, Array], workload: Workload) -> None:
@@ -90,16 +75,16 @@ def _write_graph(graph: Graph, inputs: Mapping[str, Array], workload: Workload) 
 
 
 MODELS: dict[str, Callable[[Workload], None]] = {
-    "upres64": _upres(64),
-    "upres128": _upres(128),
-    "mobilenet": _random(random_networks.mobilenet),
-    "unet": _random(random_networks.unet),
+    "upres64": partial(_upres, 64),
+    "upres128": partial(_upres, 128),
+    "mobilenet": partial(_random, random_networks.mobilenet),
+    "unet": partial(_random, random_networks.unet),
     "stylegan2": _stylegan2,
-    "vit": _random(random_networks.vit),
-    "gpt": _random(random_networks.gpt),
-    "agent-upres": _agent("upres"),
-    "agent-texture": _agent("texture"),
-    "agent-population": _agent("population"),
+    "vit": partial(_random, random_networks.vit),
+    "gpt": partial(_random, random_networks.gpt),
+    "agent-upres": partial(_agent, "upres"),
+    "agent-texture": partial(_agent, "texture"),
+    "agent-population": partial(_agent, "population"),
 }
 
 

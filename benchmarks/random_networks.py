@@ -28,60 +28,6 @@ class _Layer:
     weights: bytes
 
 
-class NcnnParts:
-    """A network under construction; every layer has one output, whose name is also the layer's."""
-
-    def __init__(self) -> None:
-        self._layers: list[_Layer] = []
-
-    def layer(
-        self,
-        type: str,
-        inputs: Sequence[str],
-        output: str,
-        numbers: str = "",
-        filter: Array | None = None,
-        bias: Array | None = None,
-        stored: bytes = b"",
-    ) -> str:
-        """Adds a layer and returns ``output``, the name of its result.
-
-        ``numbers`` are ncnn's parameters as text. The weights in the .bin are the ``filter``
-        after a flag, the ``bias`` without one, then the bytes in ``stored``.
-        """
-        weights = b"" if filter is None else flagged(filter)
-        weights += b"" if bias is None else plain(bias)
-        self._layers.append(_Layer(type, tuple(inputs), output, numbers, weights + stored))
-        return output
-
-    def input(self, name: str, shape: Sequence[int]) -> None:
-        """Adds a graph input of ``shape`` [1, C, H, W] or [1, W]; ncnn has no batch axis."""
-        self.layer("Input", (), name, extents(shape))
-
-    def constant(self, name: str, values: Array) -> str:
-        """Adds values [1, C, H, W] or [1, W] as a layer without inputs, and returns its name."""
-        return self.layer("MemoryData", (), name, extents(values.shape), bias=values)
-
-    def save(self, param: Path, weights: Path) -> None:
-        """Writes the network to the files ``param`` and ``weights``.
-
-        A tensor that is read more than once goes through a split layer, as ncnn requires.
-        """
-        readers = Counter(name for layer in self._layers for name in layer.inputs)
-        given: dict[str, int] = dict.fromkeys(readers, 0)
-        lines: list[str] = []
-        for layer in self._layers:
-            names = [_reader(name, readers, given) for name in layer.inputs]
-            words = [layer.type, layer.output, len(names), 1, *names, layer.output, layer.numbers]
-            lines.append(" ".join(map(str, words)).rstrip())
-            lines += _split(layer.output, readers[layer.output])
-        tensors = sum(int(line.split()[3]) for line in lines)
-        head = f"{_MAGIC}\n{len(lines)} {tensors}\n"
-        param.write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
-        with weights.open("wb") as file:
-            file.writelines(layer.weights for layer in self._layers)
-
-
 def flagged(values: Array) -> bytes:
     """Returns the values as bytes of 32-bit floats, after ncnn's flag for that type."""
     return _FLAG + plain(values)
@@ -123,17 +69,57 @@ _RELU, _RELU6 = " 9=1", " 9=3 -23310=2,0.0,6.0"
 
 
 class RandomNetwork:
-    """A network under construction in ``parts``, with one input ``data`` of ``shape``.
+    """A network under construction, with one input ``data`` of ``shape``.
 
     Each method adds layers and returns the name of their result; its arguments name the results
-    that these layers read.
+    that these layers read. A layer has the name of its one output.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
-        self.shape, self.parts = shape, NcnnParts()
+        self.shape = shape
+        self._layers: list[_Layer] = []
         self._random = np.random.default_rng(1)
         self._channels = {"data": shape[1]}
-        self.parts.input("data", shape)
+        self.layer("Input", (), "data", extents(shape))
+
+    def layer(
+        self,
+        type: str,
+        inputs: Sequence[str],
+        output: str,
+        numbers: str = "",
+        filter: Array | None = None,
+        bias: Array | None = None,
+        stored: bytes = b"",
+    ) -> str:
+        """Adds a layer and returns ``output``, the name of its result.
+
+        ``numbers`` are ncnn's parameters as text. The weights in the .bin are the ``filter``
+        after a flag, the ``bias`` without one, then the bytes in ``stored``.
+        """
+        weights = b"" if filter is None else flagged(filter)
+        weights += b"" if bias is None else plain(bias)
+        self._layers.append(_Layer(type, tuple(inputs), output, numbers, weights + stored))
+        return output
+
+    def save(self, param: Path, weights: Path) -> None:
+        """Writes the network to the files ``param`` and ``weights``.
+
+        A tensor that is read more than once goes through a split layer, as ncnn requires.
+        """
+        readers = Counter(name for layer in self._layers for name in layer.inputs)
+        given: dict[str, int] = dict.fromkeys(readers, 0)
+        lines: list[str] = []
+        for layer in self._layers:
+            names = [_reader(name, readers, given) for name in layer.inputs]
+            words = [layer.type, layer.output, len(names), 1, *names, layer.output, layer.numbers]
+            lines.append(" ".join(map(str, words)).rstrip())
+            lines += _split(layer.output, readers[layer.output])
+        tensors = sum(int(line.split()[3]) for line in lines)
+        head = f"{_MAGIC}\n{len(lines)} {tensors}\n"
+        param.write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
+        with weights.open("wb") as file:
+            file.writelines(layer.weights for layer in self._layers)
 
     def values(self, shape: tuple[int, ...], deviation: float) -> Array:
         found: Array = self._random.standard_normal(shape).astype(np.float32)
@@ -143,7 +129,7 @@ class RandomNetwork:
         filter = self.values((made, taken), taken**-0.5)
         numbers = f"0={made} 1=1 2={filter.size}"
         bias = self.values((made,), 0.1)
-        return self.parts.layer("InnerProduct", [x], name, numbers, filter, bias)
+        return self.layer("InnerProduct", [x], name, numbers, filter, bias)
 
     # -- maps of channels
 
@@ -191,14 +177,14 @@ class RandomNetwork:
     ) -> str:  # fmt: skip
         name = f"{type.lower()}{len(self._channels)}"
         self._channels[name] = channels
-        return self.parts.layer(type, inputs, name, numbers, filter, bias)
+        return self.layer(type, inputs, name, numbers, filter, bias)
 
     # -- rows of tokens
 
     def norm(self, x: str, name: str, width: int) -> str:
         scale, offset = 1 + self.values((width,), 0.1), self.values((width,), 0.1)
         numbers = f"0={width} 1={_EPSILON} 2=1"
-        return self.parts.layer("LayerNorm", [x], name, numbers, stored=plain(scale, offset))
+        return self.layer("LayerNorm", [x], name, numbers, stored=plain(scale, offset))
 
     def attention(self, x: str, name: str, width: int, heads: int, mask: list[str]) -> str:
         numbers = f"0={width} 1={heads} 2={width * width} 3={width} 4={width} 5={len(mask)}"
@@ -206,7 +192,7 @@ class RandomNetwork:
             flagged(self.values((width, width), width**-0.5)) + plain(self.values((width,), 0.1))
             for _ in range(4)
         )
-        return self.parts.layer("MultiHeadAttention", [x, *mask], name, numbers, stored=stored)
+        return self.layer("MultiHeadAttention", [x, *mask], name, numbers, stored=stored)
 
 
 def mobilenet(side: int = 128) -> RandomNetwork:
@@ -251,8 +237,10 @@ def transformer(tokens: int, width: int, heads: int, causal: bool = False) -> Ra
     in ViT and GPT-2. The input is [1, tokens, width].
     """
     net, x = RandomNetwork((1, tokens, width)), "data"
-    layer, mask = net.parts.layer, np.triu(np.full((1, tokens, tokens), _NEVER, np.float32), 1)
-    masks = [net.parts.constant("mask", mask)] if causal else []
+    layer, mask = net.layer, np.triu(np.full((1, tokens, tokens), _NEVER, np.float32), 1)
+    masks = []
+    if causal:
+        masks = [layer("MemoryData", (), "mask", extents(mask.shape), bias=mask)]
     for b in ("b0", "b1"):
         mixed = net.attention(net.norm(x, f"{b}_n1", width), f"{b}_a", width, heads, masks)
         x = layer("BinaryOp", [x, mixed], f"{b}_r1", "0=0")

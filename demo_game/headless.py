@@ -157,8 +157,10 @@ class HeadlessRun:
         game.log.frames.clear()  # loading is not the flight
         step = game.settings.frame_ms / 1e3
         for number in range(options.frames):
-            sample = self._paced(self._pose(number), step)
-            self.samples.append(sample)
+            start = time.perf_counter()
+            self.samples.append(self._frame(self._pose(number)))
+            if options.clock == "real":
+                time.sleep(max(0.0, start + step - time.perf_counter()))
             if game.streaming.error:
                 raise cml.CmlError(game.streaming.error)
 
@@ -174,13 +176,6 @@ class HeadlessRun:
 
     def _pose(self, frame: int) -> Pose:
         return self.flight.pose(self.options.start_s + frame * self.game.settings.frame_ms / 1e3)
-
-    def _paced(self, pose: Pose, step: float) -> FrameSample:
-        start = time.perf_counter()
-        sample = self._frame(pose)
-        if self.options.clock == "real":
-            time.sleep(max(0.0, start + step - time.perf_counter()))
-        return sample
 
     def _frame(self, pose: Pose, draw: bool = True) -> FrameSample:
         start, covered = time.perf_counter(), self.game.covered

@@ -213,9 +213,9 @@ class Planet:
         self.block = int(found["block"])
         #: True: an integer world, whose tiles' digests cover integers and not the shown floats
         self.exact = found.get("world") == "integer"
-        self._store: Store | None = None
-        self._glance: Callable[[Unit], dict[str, Array]] = lambda unit: {}
-        self._look: Callable[[Unit], dict[str, Array] | None] = lambda unit: None
+        #: read a unit, whole or only what a map shows; set by :meth:`open`
+        self._read: Callable[[Unit], dict[str, Array] | None]
+        self._read_seen: Callable[[Unit], dict[str, Array]]
 
     def open(self, chain: Chain, seed: int) -> None:
         """Opens the store for reading, after a check that the game would compute the same tiles.
@@ -232,9 +232,9 @@ class Planet:
                     "with the game and the options that baked it"
                 )
         layers = layers_of(self.region, chain, self.block)
-        self._store = Store(str(self.place), layers, writable=False)
-        self._look = lru_cache(_UNITS_KEPT)(self._store.whole)
-        self._glance = lru_cache(_UNITS_KEPT)(partial(self._store.read, names=SEEN))
+        store = Store(str(self.place), layers, writable=False)
+        self._read = lru_cache(_UNITS_KEPT)(store.whole)
+        self._read_seen = lru_cache(_UNITS_KEPT)(partial(store.read, names=SEEN))
 
     def has(self, tile: TileId) -> bool:
         """Returns True if the tile lies in the baked region."""
@@ -246,7 +246,7 @@ class Planet:
         None if the tile was not baked or is damaged.
         """
         unit, at = place_of(self.region, tile, self.block)
-        found = self._look(unit)
+        found = self._read(unit)
         return None if found is None else {name: value[at] for name, value in found.items()}
 
     def seen(self, tile: TileId) -> dict[str, Array]:
@@ -255,7 +255,7 @@ class Planet:
         Zeros if the tile was not baked.
         """
         unit, at = place_of(self.region, tile, self.block)
-        return {name: value[at] for name, value in self._glance(unit).items()}
+        return {name: value[at] for name, value in self._read_seen(unit).items()}
 
     def tensors(self, tile: TileId) -> dict[str, Array] | None:
         """Returns the tensors that the renderer shows of a tile, and its digest.

@@ -66,10 +66,8 @@ def _sunlight(surface: Array, size: np.float32, sun: Sequence[float]) -> Array:
     for k in range(1, _REACH + 1):
         rise = _interpolate(surface, sun[0] / flat * k, sun[2] / flat * k) - here
         steepest = np.maximum(steepest, rise / (np.float32(k) * size))
-    relight: Array = np.clip(
-        (np.float32(sun[1] / flat) - steepest) / np.float32(_SOFTNESS) + 0.5, 0, 1
-    )
-    return relight
+    share: Array = (np.float32(sun[1] / flat) - steepest) / np.float32(_SOFTNESS) + 0.5
+    return np.clip(share, 0, 1)
 
 
 def _interpolate(surface: Array, x: float, z: float) -> Array:

@@ -6,6 +6,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import wgpu
 
 import cml_engine as cml
@@ -51,29 +52,18 @@ class Plants:
         self.instances = allocate(slots * TILE_PLANTS_BYTES, _Buffers.VERTEX | _Buffers.STORAGE)
         # the renderer chooses the number of vertices, so only the number of instances is copied
         self.draws = allocate(slots * DRAW_BYTES, _Buffers.INDIRECT)
-        self.draws.write(_words([quality.plant_vertices, 0, 0, 0] * slots))
+        self.draws.write(np.array([quality.plant_vertices, 0, 0, 0] * slots, np.uint32))
         self.shapes = allocate(24 * quality.plant_vertices, _Buffers.VERTEX)
         self.shapes.write(shapes(quality.plant_vertices))
         self._step = int(gpu.device.limits["min-uniform-buffer-offset-alignment"])
         self._numbers = allocate(slots * self._step, _Buffers.UNIFORM)
-        padding = [0] * (self._step // 4 - 1)
-        self._numbers.write(_words([word for i in range(slots) for word in (i, *padding)]))
-        self._make_pipeline(gpu, quality, heights, shading, builders)
-
-    def _make_pipeline(
-        self,
-        gpu: cml.Gpu,
-        quality: Quality,
-        heights: wgpu.GPUTexture,
-        shading: wgpu.GPUTexture,
-        builders: Executor,
-    ) -> None:
-        heights_array = texture_array("unfilterable-float")
+        numbers = np.zeros((slots, self._step // 4), np.uint32)
+        numbers[:, 0] = np.arange(slots)
+        self._numbers.write(numbers)
         kinds: list[dict[str, Any]] = [
             {"buffer": {"type": "storage"}},
             {"buffer": {"type": "uniform", "has_dynamic_offset": True}},
-            heights_array,
-            heights_array,
+            *[texture_array("unfilterable-float")] * 2,
         ]
         layout = make_layout(gpu, *((_COMPUTE, kind) for kind in kinds))
         path = Path(__file__).parent / "shaders" / "prepare.hlsl"
@@ -93,8 +83,7 @@ class Plants:
             layout,
             self.instances.binding(),
             self._numbers.binding(0, 16),
-            heights.create_view(dimension="2d-array"),
-            shading.create_view(dimension="2d-array"),
+            *(texture.create_view(dimension="2d-array") for texture in (heights, shading)),
         )
 
     def fill(self, encoder: Any, slot: int, instances: Any, draw: Any) -> None:
@@ -125,7 +114,3 @@ class Plants:
         """Frees the memory."""
         for held in (self.instances, self.draws, self.shapes, self._numbers):
             held.free()
-
-
-def _words(values: list[int]) -> bytes:
-    return b"".join(value.to_bytes(4, "little") for value in values)

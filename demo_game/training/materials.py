@@ -110,12 +110,17 @@ def _blend_layer(under: Array, mask: Array, colour: Any, rough: float) -> Array:
     return under + mask * (over - under)
 
 
+def _cover(mask: Array, colour: Any, rough: float) -> Array:
+    """Returns a layer (N, 4, h, w) of one colour, as large as ``mask``."""
+    under = np.zeros((mask.shape[0], 4, *mask.shape[2:]), np.float32)
+    return _blend_layer(under, np.ones_like(mask), colour, rough)
+
+
 def _rock(cells: Array, patches: Array) -> Array:
     """Returns the colour and roughness of layered rock, bands that tilt with the patches."""
     bands = wave(STRATA[0] * cells + 0.05 * patches)
     thick = wave(STRATA[1] * cells + 0.02 * patches)
-    under = np.zeros((cells.shape[0], 4, *cells.shape[2:]), np.float32)
-    rock = _blend_layer(under, np.ones_like(cells), GRANITE, 0.82)
+    rock = _cover(cells, GRANITE, 0.82)
     rock = _blend_layer(rock, 0.55 * step(patches, 0.3, 1.6), SLATE, 0.75)
     rock = _blend_layer(rock, 0.7 * step(thick, 0.35, 0.6) * step(bands, 0.4, 0.75), SLATE, 0.7)
     return _blend_layer(rock, 0.6 * step(thick, 0.3, 0.1) * step(bands, 0.7, 0.3), OCHRE, 0.9)
@@ -124,8 +129,7 @@ def _rock(cells: Array, patches: Array) -> Array:
 def _plants(g: dict[str, Array], patches: Array, dots: Array) -> Array:
     """Returns the colour and roughness of the vegetation, which depends on wetness and warmth."""
     wet = g["wet"] + 0.05 * patches
-    under = np.zeros((patches.shape[0], 4, *patches.shape[2:]), np.float32)
-    land = _blend_layer(under, np.ones_like(patches), DRY, 0.9)
+    land = _cover(patches, DRY, 0.9)
     land = _blend_layer(land, step(wet, 0.30, 0.14), STEPPE, 0.92)
     land = _blend_layer(land, step(wet, 0.24, 0.43), GRASS, 0.88)
     land = _blend_layer(land, 0.6 * step(patches, 0.2, 1.8) * step(wet, 0.3, 0.45), MEADOW, 0.88)

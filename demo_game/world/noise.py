@@ -53,10 +53,10 @@ def _fade(t: Array) -> Array:
 
 def _corner(ix: Array, iz: Array, fx: Array, fz: Array, salt: int, seed: int) -> Array:
     h = hash_lattice(ix, iz, salt, seed)
-    gx = (h & np.uint32(1023)).astype(np.float32) * np.float32(1 / 511.5) - np.float32(1)
-    gz = ((h >> np.uint32(10)) & np.uint32(1023)).astype(np.float32) * np.float32(
-        1 / 511.5
-    ) - np.float32(1)
+    gx, gz = (
+        (part & np.uint32(1023)).astype(np.float32) * np.float32(1 / 511.5) - np.float32(1)
+        for part in (h, h >> np.uint32(10))
+    )
     return gx * fx + gz * fz
 
 

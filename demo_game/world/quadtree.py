@@ -84,13 +84,29 @@ def select(
     no holes. It is also drawn until it is ``settled`` itself, so that its children begin with
     the shape that was seen before.
     """
-    found = Selection()
+
+    def add(tile: TileId, selection: Selection) -> None:
+        """Adds the tile, which is ready, or its children if near and ready."""
+        if tile.level > detail.finest and distance(tile, seed, eye) < detail.split * tile.span_m:
+            missing = [child for child in tile.children if not ready(child)]
+            for child in missing:
+                selection.wanted[child] = distance(child, seed, eye)
+            if not missing:
+                below = selection if settled(tile) else Selection(wanted=selection.wanted)
+                for child in tile.children:
+                    add(child, below)
+                if below is selection:
+                    return
+            selection.coarse.add(tile)
+        selection.draw.append(tile)
+
+    whole = Selection()
     for root in _roots(eye, detail):
         if ready(root):
-            _select_below(root, eye, seed, detail, ready, settled, found)
+            add(root, whole)
         else:
-            found.wanted[root] = distance(root, seed, eye)
-    return found
+            whole.wanted[root] = distance(root, seed, eye)
+    return whole
 
 
 def list_needed(eye: tuple[float, float, float], seed: int, detail: Detail) -> set[TileId]:
@@ -161,28 +177,3 @@ def _flat_distance(tile: TileId, eye: tuple[float, float, float]) -> float:
     return math.hypot(
         max(x - eye[0], 0.0, eye[0] - x - span), max(z - eye[2], 0.0, eye[2] - z - span)
     )
-
-
-def _select_below(
-    tile: TileId,
-    eye: tuple[float, float, float],
-    seed: int,
-    detail: Detail,
-    ready: Callable[[TileId], bool],
-    settled: Callable[[TileId], bool],
-    found: Selection,
-) -> None:
-    """Adds the tile, which is ready, or its children if near and ready, to ``found``."""
-    if tile.level > detail.finest and distance(tile, seed, eye) < detail.split * tile.span_m:
-        children = tile.children
-        missing = [child for child in children if not ready(child)]
-        for child in missing:
-            found.wanted[child] = distance(child, seed, eye)
-        if not missing:
-            below = found if settled(tile) else Selection(wanted=found.wanted)
-            for child in children:
-                _select_below(child, eye, seed, detail, ready, settled, below)
-            if below is found:
-                return
-        found.coarse.add(tile)
-    found.draw.append(tile)

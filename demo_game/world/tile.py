@@ -48,12 +48,12 @@ class TileId(NamedTuple):
     @property
     def cell_m(self) -> float:
         """The side of a cell in metres."""
-        return _cell_m(self.level)
+        return CELL_M * 2.0**self.level
 
     @property
     def span_m(self) -> float:
         """The side of the tile in metres."""
-        return _span_m(self.level)
+        return CELLS * self.cell_m
 
     @property
     def origin(self) -> tuple[float, float]:
@@ -77,16 +77,6 @@ class TileId(NamedTuple):
 
     def __str__(self) -> str:
         return f"L{self.level} ({self.x}, {self.z})"
-
-
-@lru_cache
-def _cell_m(level: int) -> float:
-    return float(CELL_M * 2**level)
-
-
-@lru_cache
-def _span_m(level: int) -> float:
-    return CELLS * _cell_m(level)
 
 
 @lru_cache(maxsize=4096)

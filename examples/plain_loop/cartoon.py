@@ -6,7 +6,6 @@ lines of NNEF with the weights in the text, so nothing is downloaded.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -51,9 +50,7 @@ def write(folder: Path) -> None:
 
 def load(sliders: Mapping[str, cml.Slider] | None = None) -> cml.Graph:
     """Returns the network, from ``image`` [1, 3, H, W] to ``picture`` [1, 3, H, W]."""
-    with tempfile.TemporaryDirectory() as folder:
-        write(Path(folder) / "cartoon.nnef")
-        return cml.load(Path(folder) / "cartoon.nnef", sliders=sliders)
+    return cml.load(cml.MemoryModel(CARTOON, {}), sliders=sliders)
 
 
 def image(time: float) -> np.ndarray[Any, Any]:

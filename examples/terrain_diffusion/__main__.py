@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import cml_engine as cml
+from cml_engine.errors.arguments import IntegerRange
 from cml_engine.io import arrays as array_files
 from examples.terrain_diffusion.network import (
     MODEL,
@@ -40,26 +41,15 @@ def draw(options: argparse.Namespace) -> None:
     print(options.picture)
 
 
-def _integer_in(low: int, high: int) -> Callable[[str], int]:
-    def parsed(text: str) -> int:
-        value = int(text)
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"wanted {low} to {high}, got {value}")
-        return value
-
-    parsed.__name__ = "integer"
-    return parsed
-
-
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m examples.terrain_diffusion", description=__doc__)
-    parser.add_argument("--seed", type=_integer_in(0, 1 << 31), default=1, help="of the noise")
+    parser.add_argument("--seed", type=IntegerRange(0, 1 << 31), default=1, help="of the noise")
     parser.add_argument(
-        "--difficulty", type=_integer_in(1, 100), default=100, help="1 is calm, 100 rough"
+        "--difficulty", type=IntegerRange(1, 100), default=100, help="1 is calm, 100 rough"
     )
     parser.add_argument(
         "--size",
-        type=_integer_in(2, 4096),
+        type=IntegerRange(2, 4096),
         nargs=2,
         default=[320, 320],
         metavar=("HEIGHT", "WIDTH"),
