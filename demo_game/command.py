@@ -84,7 +84,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--by-hand", action="store_true", help="begin with the keys, not the path")
     made.add_argument("--seconds", type=SECONDS, help="close the window after so many")
     made.add_argument("--headless", action="store_true", help="no window: a scripted flight")
-    made.add_argument("--frames", type=TIMES, help=f"headless: how many (default {FRAMES})")
+    made.add_argument("--frames", type=TIMES, help=f"headless: how many (default {FRAMES}; "
+                      f"{TOUR_FRAMES} in each flight where there is no display)")  # fmt: skip
     made.add_argument("--start", type=SECONDS, default=0.0, metavar="SECONDS",
                       help="headless: where on the path to begin")  # fmt: skip
     made.add_argument("--clock", choices=("real", "virtual"), default="real", help="headless: "

@@ -53,7 +53,7 @@ def run(seed: int, models: Path | None, picture: Path, integer: bool = False) ->
     seconds = time.perf_counter() - start
     write_atomically(picture, lambda file: Image.fromarray(drawn).save(file, "PNG"))
     return {
-        "device": "CPU (NumPy)",
+        "device": maker.device,
         "seed": seed,
         "tiles": len(tiles),
         "seconds": round(seconds, 2),

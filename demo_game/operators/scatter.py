@@ -51,7 +51,7 @@ def choose_candidates(tile: Array) -> tuple[Array, Array, Array]:
     return np.stack([x, z], -1).astype(np.int64) * 1024 + jitter, h, more.astype(np.int64)
 
 
-def _keep(
+def _pack_kept(
     at: Array,
     y: Array,
     shares: Sequence[Array],
@@ -60,9 +60,10 @@ def _keep(
     shore: float,
     dtype: type,
 ) -> tuple[Array, Array]:
-    """Returns the candidates that densities (``shares``) and height keep, and the draw's arguments.
+    """Returns the instances of the candidates that are kept, and the arguments of their draw.
 
-    The rows of an instance are ``at``, ``y`` and the integer of its kind and looks.
+    A candidate is kept if its ``chance`` is below the sum of its densities, ``shares``, and its
+    height ``y`` is above the ``shore``. The kept ones come first, with zeros behind them.
     """
     trees, bushes, rocks = np.cumsum(shares, 0)
     kind = np.where(chance < trees, 0, np.where(chance < bushes, 1, 2))
@@ -80,7 +81,7 @@ def _scatter(attrs: cml.Attrs, density: Array, height: Array, tile: Array) -> li
     chance = (h >> 20).astype(np.float32) / np.float32(4096)
     shares = [_bilinear(share, sample) for share in density[0]]
     y = _bilinear(height[0, 0], sample)
-    return [*_keep(at, y, shares, chance, more, _SHORE, np.float32)]
+    return [*_pack_kept(at, y, shares, chance, more, _SHORE, np.float32)]
 
 
 def _bilinear(grid: Array, at: Array) -> Array:
@@ -138,7 +139,7 @@ def _exact_scatter(attrs: cml.Attrs, density: Array, ground: Array, tile: Array)
     shares = [_interpolate(share, at) for share in parts]
     chance = (h >> 20).astype(np.int64) << 8
     y = _interpolate(ground[0, 0, _CROP : _CROP + FINE, _CROP : _CROP + FINE].astype(np.int64), at)
-    plants, draw = _keep(at, y, shares, chance, more, _EXACT_SHORE, np.int32)
+    plants, draw = _pack_kept(at, y, shares, chance, more, _EXACT_SHORE, np.int32)
     return [plants.astype(np.float32) / np.array([4096, 4096, 1024, 1], np.float32), draw, plants]
 
 
