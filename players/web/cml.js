@@ -52,18 +52,47 @@ const ARRAYS = { scalar: Float32Array, integer: Int32Array, logical: Uint32Array
 /** @param {number} a @param {number} b */ const roundUp = (a, b) => Math.ceil(a / b) * b;
 /** @param {readonly number[]} values plain addition, one after the other */
 const sum = (values) => values.reduce((total, value) => total + value, 0);
+/** The value of a key, which is made where it is new. @template K, V @param {{get(key: K): V | undefined, set(key: K, value: V): unknown}} map @param {K} key @param {() => V} make */
+export function getOrMake(map, key, make) {
+  const known = map.get(key);
+  if (known !== undefined) return known;
+  const made = make();
+  map.set(key, made);
+  return made;
+}
 /** @param {readonly number[]} shape */ const size = (shape) => shape.reduce((product, extent) => product * extent, 1);
 
 // ---------------------------------------------------------------------------------------- files
 const MAGIC = [0x89, 0x43, 0x4d, 0x4c, 0x0d, 0x0a, 0x1a, 0x0a];
-/** all ones, rounded as View.u64 does: stands for an offset that does not exist */ const NO_OFFSET = 2 ** 64;
+/** all ones, rounded as `u64` does: stands for an offset that does not exist */ const NO_OFFSET = 2 ** 64;
 
 /** @template T @typedef {{size: number, read: (view: View, at: number) => T}} Field a part of a record: its bytes, and how they are read */
-/** @type {Field<number>} */ const u32 = { size: 4, read: (view, at) => view.u32(at) };
-/** @type {Field<number>} */ const u64 = { size: 8, read: (view, at) => view.u64(at) };
-/** @type {Field<number>} */ const f32 = { size: 4, read: (view, at) => view.f32(at) };
-/** @type {Field<number>} */ const f64 = { size: 8, read: (view, at) => view.f64(at) };
-/** @type {Field<string>} */ const string = { size: 8, read: (view, at) => view.string(at) };
+/** A little-endian number. @param {number} size @param {(data: DataView, at: number) => number} get @returns {Field<number>} */
+const number = (size, get) => ({
+  size,
+  read(view, at) {
+    view.need(at, size);
+    return get(view.data, at);
+  },
+});
+const u32 = number(4, (data, at) => data.getUint32(at, true));
+/** rounded above 2^53, which is more than any file, buffer or device has */
+const u64 = number(8, (data, at) => Number(data.getBigUint64(at, true)));
+const f32 = number(4, (data, at) => data.getFloat32(at, true));
+/** of a cost: a finite number of 0 or more */
+const f64 = number(8, (data, at) => {
+  const value = data.getFloat64(at, true);
+  if (!(value >= 0 && value <= MOST_AMOUNT)) throw corrupt(`${value} is no cost`);
+  return value;
+});
+/** A range of the section `strings`. @type {Field<string>} */ const string = {
+  size: 8,
+  read(view, at) {
+    const offset = u32.read(view, at), length = u32.read(view, at + 4);
+    if (length > MOST_TEXT || !view.strings) throw view.corrupt(`a text of ${length} bytes`);
+    return decode(view.strings.part(offset, length), `the text at ${offset}`);
+  },
+};
 /** @param {number} size @returns {Field<Uint8Array>} */
 const raw = (size) => ({ size, read: (view, at) => view.part(at, size) });
 /** Bytes that are zero. @param {number} size @returns {Field<void>} */
@@ -331,7 +360,7 @@ const goldenRow = record({
 });
 // </generated>
 
-/** Little-endian numbers of one section, checked against its end. */
+/** The bytes of one section; what is read of them is checked against its end. */
 class View {
   /** @param {Uint8Array<ArrayBuffer>} bytes @param {string} where @param {View} [strings] */ constructor(bytes, where, strings) {
     this.bytes = bytes;
@@ -345,29 +374,6 @@ class View {
     }
   }
   /** @param {string} problem */ corrupt(problem) { return corrupt(`${this.where}: ${problem}`); }
-  /** @param {number} at @returns {number} */ u32(at) {
-    this.need(at, 4);
-    return this.data.getUint32(at, true);
-  }
-  /** Rounded above 2^53, which is more than any file, buffer or device has. @param {number} at */ u64(at) {
-    this.need(at, 8);
-    return Number(this.data.getBigUint64(at, true));
-  }
-  /** @param {number} at of a cost: a finite number of 0 or more */ f64(at) {
-    this.need(at, 8);
-    const value = this.data.getFloat64(at, true);
-    if (!(value >= 0 && value <= MOST_AMOUNT)) throw this.corrupt(`${value} at ${at} is no cost`);
-    return value;
-  }
-  /** @param {number} at */ f32(at) {
-    this.need(at, 4);
-    return this.data.getFloat32(at, true);
-  }
-  /** @param {number} at of a range in the section `strings` @returns {string} */ string(at) {
-    const offset = this.u32(at), length = this.u32(at + 4);
-    if (length > MOST_TEXT || !this.strings) throw this.corrupt(`a text of ${length} bytes`);
-    return decode(this.strings.part(offset, length), `the text at ${offset}`);
-  }
   /** @param {number} at @param {number} bytes which are reserved, and so zero */ zeros(at, bytes) {
     if (this.part(at, bytes).some(Boolean)) throw this.corrupt(`a byte of ${at} to ${at + bytes} is reserved, and not zero`);
   }
@@ -503,7 +509,7 @@ export class CookedFile {
       throw corrupt("this is no cooked file: make one with `cml cook MODEL -o net.cml`");
     }
     const head = new View(this.bytes, "the file's header");
-    const format = head.u32(MAGIC.length);
+    const format = u32.read(head, MAGIC.length);
     if (format !== FORMAT) {
       throw new CmlError("StaleArtifact", `the file has format ${format}, wanted ${FORMAT}: cook it again`);
     }
@@ -1574,14 +1580,11 @@ export class Scheduler {
   }
   /** @param {Job} job */ remainingMs(job) {
     if (job.ended || job.step >= job.costs.length) return 0;
-    let sums = this._workLeft.get(job.network);
-    if (!sums) {
-      sums = [0];
-      for (const cost of [...job.costs].reverse()) {
-        sums.push(sums[sums.length - 1] + this.costModel.predictMs(cost, cost.groups));
-      }
-      this._workLeft.set(job.network, sums.reverse());
-    }
+    const sums = getOrMake(this._workLeft, job.network, () => {
+      const all = [0];
+      for (const cost of [...job.costs].reverse()) all.push(all[all.length - 1] + this.costModel.predictMs(cost, cost.groups));
+      return all.reverse();
+    });
     const current = job.costs[job.step];
     return this.costModel.predictMs(current, current.groups - job.group) + sums[job.step + 1];
   }
@@ -1789,11 +1792,7 @@ class Device {
   /** @type {Map<string, Promise<GPUComputePipeline>>} */ _pipelines = new Map();
   /** @type {Map<string, GPUBindGroupLayout>} */ _layouts = new Map();
   lost = "";
-  /** @param {GPUDevice} gpu */ static of(gpu) {
-    let found = Device._known.get(gpu);
-    if (!found) Device._known.set(gpu, found = new Device(gpu));
-    return found;
-  }
+  /** @param {GPUDevice} gpu */ static of(gpu) { return getOrMake(Device._known, gpu, () => new Device(gpu)); }
   /** @param {GPUDevice} gpu */ constructor(gpu) {
     this.gpu = gpu;
     const info = gpu.adapterInfo;
@@ -1824,27 +1823,24 @@ class Device {
     return /** @type {T} */ (found);
   }
   /** @param {number} tensors @param {number} paramsBytes */ layout(tensors, paramsBytes) {
-    const key = `${tensors} ${paramsBytes}`;
-    let found = this._layouts.get(key);
-    if (found) return found;
-    const visibility = GPUShaderStage.COMPUTE;
-    /** @type {GPUBindGroupLayoutEntry[]} */ const entries = [
-      { binding: 0, visibility, buffer: { type: "uniform", hasDynamicOffset: true, minBindingSize: 16 } },
-      { binding: 1, visibility, buffer: { type: "uniform", minBindingSize: paramsBytes } },
-    ];
-    for (let i = 0; i < tensors; i++) entries.push({ binding: i + 2, visibility, buffer: { type: "storage" } });
-    this._layouts.set(key, found = this.gpu.createBindGroupLayout({ entries }));
-    return found;
+    return getOrMake(this._layouts, `${tensors} ${paramsBytes}`, () => {
+      const visibility = GPUShaderStage.COMPUTE;
+      /** @type {GPUBindGroupLayoutEntry[]} */ const entries = [
+        { binding: 0, visibility, buffer: { type: "uniform", hasDynamicOffset: true, minBindingSize: 16 } },
+        { binding: 1, visibility, buffer: { type: "uniform", minBindingSize: paramsBytes } },
+      ];
+      for (let i = 0; i < tensors; i++) entries.push({ binding: i + 2, visibility, buffer: { type: "storage" } });
+      return this.gpu.createBindGroupLayout({ entries });
+    });
   }
   /** @param {KernelRow} kernel @param {string} code */ pipeline(kernel, code) {
     // by the code itself: what a file says that its digest is may be wrong
     const key = `${kernel.tensors} ${kernel.params_bytes} ${code}`;
-    let found = this._pipelines.get(key);
-    if (!found) {
-      this._pipelines.set(key, found = this._build(kernel, code));
-      found.catch(() => this._pipelines.delete(key));
-    }
-    return found;
+    return getOrMake(this._pipelines, key, () => {
+      const built = this._build(kernel, code);
+      built.catch(() => this._pipelines.delete(key));
+      return built;
+    });
   }
   /** @param {KernelRow} kernel @param {string} code */ async _build({ label, tensors, params_bytes }, code) {
     const what = `the device does not take kernel '${label}'`;

@@ -2,7 +2,7 @@
 /// <reference lib="dom" />
 /** The page: a scene at the display's pace, and a network that gets a part of every frame. */
 
-import { Scheduler, load, requestDevice } from "./cml.js";
+import { Scheduler, getOrMake, load, requestDevice } from "./cml.js";
 import { farthest, someInputs } from "./check.js";
 import { Painter, pixels, tiles } from "./picture.js";
 import { Scene } from "./scene.js";
@@ -23,8 +23,7 @@ class Ranking {
   learn(reports) {
     for (const { slices } of reports) {
       for (const { op, title, measuredMs, count } of slices) {
-        let row = this.rows.get(title);
-        if (!row) this.rows.set(title, row = { op, ms: 0, groups: 0 });
+        const row = getOrMake(this.rows, title, () => ({ op, ms: 0, groups: 0 }));
         row.ms += measuredMs ?? 0;
         row.groups += count;
       }

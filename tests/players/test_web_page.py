@@ -22,7 +22,7 @@ MODELS = ROOT / "demo_game" / "models"
 TWICE = """version 1.0;
 graph twice(image) -> (large)
 {
-    image = external<scalar>(shape = [1, 3, 16, 16]);
+    image = external<scalar>(shape = [1, 3, 64, 64]);
     large = nearest_upsample(image, factor = [2, 2]);
 }
 """
