@@ -14,7 +14,6 @@ from cml_engine.cooked import cook
 from cml_engine.cooked.kernels import read_kernels
 from cml_engine.cooked.reader import Container
 from cml_engine.cooked.schema import F16, SUBGROUPS, KernelRow, KernelsHead, totals_of
-from scheduler.recording import Recording
 from tests.cooked_networks import NETWORKS, check_in_web
 from tests.fixtures.cooked import (
     BOMBS,
@@ -28,8 +27,6 @@ from tests.fixtures.cooked import (
 from tests.fixtures.hostile_wgsl import kernel
 from tests.gpu.integer.test_bits import net_of
 from tests.players.deno import ROOT, WEB, is_right, play_golden, run_deno
-from tests.players.test_replay import random_run
-from tests.scheduler.test_record import recorded_run, run_by_wall_clock
 
 HERE = Path(__file__).with_name("web")
 MODULES = sorted(WEB.glob("*.js"))
@@ -99,31 +96,6 @@ def test_in_deno(files):
     run_deno("test", "-A", "--no-check", HERE / "player.test.js", "--", files)
 
 
-@pytest.mark.parametrize("run", [recorded_run, run_by_wall_clock, *range(12)])
-def test_recordings_replay_to_equal_slices(run, tmp_path):
-    """A number is the seed of a random run."""
-    recording = random_run(run) if isinstance(run, int) else run(400)[0]
-    found = replayed(recording, tmp_path)
-    assert found == {"frames": len(recording.decisions), "different": 0, "first": None}
-
-
-def test_changed_timings_replay_to_other_slices_on_the_web(tmp_path):
-    """A recording with changed timings replays to other slices, so the comparison can fail."""
-    recording = recorded_run(120)[0]
-    for event in recording.events:
-        if event["kind"] == "end":
-            event["timings"] = [[f, g, 3 * ms] for f, g, ms in event["timings"]]
-    assert replayed(recording, tmp_path)["different"] > 20
-
-
-def replayed(recording: Recording, folder: Path) -> dict[str, object]:
-    """Replays a recording in JavaScript; returns the program's JSON, with the number of
-    different frames."""
-    recording.save(folder / "run.json")
-    done = run_deno("run", "-A", WEB / "replay.js", folder / "run.json", check=False)
-    return json.loads(done.stdout)
-
-
 @pytest.fixture(scope="module")
 def terrain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The path of a cooked file of the demo's terrain network."""
@@ -135,16 +107,26 @@ def terrain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.gpu
 def test_web_player_agrees_with_python(terrain, tmp_path, gpu):
-    """A float network agrees with Python within 1e-4 and an integer network exactly.
+    """A float network agrees with Python within 1e-4, and integer networks exactly; the kernels of
+    one multiply bytes (``dot4I8Packed``) and are in the file as WGSL only.
 
-    Any slices are bit-identical to a whole run.
+    Any slices are bit-identical to a whole run, also of networks with weights in few bits.
     """
-    exact = tmp_path / "exact.cml"
     device = "software" if gpu.limits.software else "portable"
-    exact.write_bytes(cook(NETWORKS["integer-population"](), [device]))
-    found = play_golden([terrain, exact])
+    integers = cook(net_of(8)[0], ["portable"])
+    kernels = read_kernels(Container(memoryview(integers), None), trusted=True)
+    wgsl = [k.kernel.code() for k in kernels if not k.has_spirv]
+    assert wgsl and all("dot4I8Packed" in text for text in wgsl)
+    files = {
+        "exact": cook(NETWORKS["integer-population"](), [device]),
+        "bytes": integers,
+        **{f"bits {bits}": cook(few_bits_model(bits)[0], ["portable"]) for bits in (8, 4)},
+    }
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    found = play_golden([terrain, *(tmp_path / name for name in files)])
     assert all(is_right(one) for one in found), found
-    assert 0 < found[0]["error"] < 1e-4 and found[1]["tolerance"] == 0
+    assert 0 < found[0]["error"] < 1e-4 and found[1]["tolerance"] == found[2]["error"] == 0
 
 
 @pytest.mark.gpu
@@ -152,30 +134,6 @@ def test_web_player_agrees_with_python(terrain, tmp_path, gpu):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_network_agrees_with_python(name, gpu, tmp_path):
     assert check_in_web(name, gpu, tmp_path)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("bits", [8, 4])
-def test_weights_in_few_bits(bits, tmp_path):
-    file = tmp_path / "net.cml"
-    file.write_bytes(cook(few_bits_model(bits)[0], ["portable"]))
-    (found,) = play_golden([file])
-    assert is_right(found)
-
-
-@pytest.mark.gpu
-def test_an_integer_network_gives_the_same_bits(tmp_path):
-    """The web player's results of an integer network are bit-identical to the expected ones.
-
-    Its kernels multiply bytes (``dot4I8Packed``), and the file has them as WGSL only.
-    """
-    file = tmp_path / "net.cml"
-    file.write_bytes(cook(net_of(8)[0], ["portable"]))
-    kernels = read_kernels(Container(memoryview(file.read_bytes()), None), trusted=True)
-    wgsl = [k.kernel.code() for k in kernels if not k.has_spirv]
-    assert wgsl and all("dot4I8Packed" in text for text in wgsl)
-    (found,) = play_golden([file])
-    assert found["identical"] and found["error"] == 0
 
 
 @pytest.mark.gpu

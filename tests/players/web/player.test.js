@@ -37,14 +37,33 @@ const bySlices = (count) => (/** @type {any} */ state) => {
   return { slices, starts, reason: "budget", byBudget: false };
 };
 
+/** The network that counts its runs, on a scheduler, and another one. @param {GPUDevice} gpu @param {number} budgetMs @param {number} slice workgroups of each frame; 0: by the budget */
+async function setUp(gpu, budgetMs, slice = 0) {
+  const network = await load(gpu, await small()), other = await load(gpu, await small());
+  const scheduler = new Scheduler(gpu, { budgetMs });
+  if (slice) scheduler.planner = bySlices(slice);
+  return { network, other, scheduler };
+}
+
+/** The output of a job, once it has arrived. @param {GPUDevice} gpu @param {Scheduler} scheduler @param {import("../../../players/web/cml.js").Job} job */
+async function outputOf(gpu, scheduler, job) {
+  await until(gpu, scheduler, () => job.read("y"));
+  return job.read("y");
+}
+
+/** @param {import("../../../players/web/cml.js").Network} network @param {number} run from 0 @param {string} when */
+async function checkRun(network, run, when) {
+  assert(same((await network.run({ x: X })).y, expected(X, run)), when);
+}
+
 test("a run gives the golden output, and its variable counts", async (gpu) => {
   const network = await load(gpu, await bytesOf("golden"));
   const golden = await network.file.golden();
   const x = golden?.inputs[0].data ?? X;
   assert(same((await network.run({ x })).y, golden?.outputs[0].data ?? []), "the golden output");
-  assert(same((await network.run({ x: X })).y, expected(X, 1)), "the second run");
+  await checkRun(network, 1, "the second run");
   await network.reset();
-  assert(same((await network.run({ x: X })).y, expected(X, 0)), "after a reset");
+  await checkRun(network, 0, "after a reset");
 });
 
 test("any slices give the same bits", async (gpu) => {
@@ -61,8 +80,7 @@ test("any slices give the same bits", async (gpu) => {
 });
 
 test("a frame takes what the budget says, reports it, and never waits", async (gpu) => {
-  const network = await load(gpu, await small());
-  const scheduler = new Scheduler(gpu, { budgetMs: 2 });
+  const { network, scheduler } = await setUp(gpu, 2);
   const job = scheduler.submit(network, { x: X }, { deadlineMs: 1000, name: "mine" });
   assert(job.state === "queued" && job.progress === 0 && job.etaMs > 0, "before");
   assert(job.read("y") === null, "a read is asked for before it is done");
@@ -80,8 +98,7 @@ test("a frame takes what the budget says, reports it, and never waits", async (g
 
 test("timings arrive and teach", async (gpu) => {
   if (!gpu.features.has("timestamp-query")) return;
-  const network = await load(gpu, await small());
-  const scheduler = new Scheduler(gpu, { budgetMs: 2 });
+  const { network, scheduler } = await setUp(gpu, 2);
   let measured = 0;
   for (let run = 0; run < 6; run++) {
     const job = scheduler.submit(network, { x: X });
@@ -94,8 +111,7 @@ test("timings arrive and teach", async (gpu) => {
 });
 
 test("nothing is created in steady state", async (gpu) => {
-  const network = await load(gpu, await small());
-  const scheduler = new Scheduler(gpu, { budgetMs: 2 });
+  const { network, scheduler } = await setUp(gpu, 2);
   const counts = counted(gpu);
   const rounds = async (/** @type {number} */ runs) => {
     for (let run = 0; run < runs; run++) {
@@ -112,16 +128,13 @@ test("nothing is created in steady state", async (gpu) => {
 });
 
 test("jobs take each other's outputs, and tensors of the host", async (gpu) => {
-  const network = await load(gpu, await small()), other = await load(gpu, await small());
-  const scheduler = new Scheduler(gpu, { budgetMs: 4 });
+  const { network, scheduler, other } = await setUp(gpu, 4);
   const first = scheduler.submit(network, { x: X });
   const second = scheduler.submit(other, { x: first.output("y") });
-  await until(gpu, scheduler, () => second.read("y"));
-  assert(same(second.read("y"), expected(expected(X, 0), 0)), "the output of a job");
+  assert(same(await outputOf(gpu, scheduler, second), expected(expected(X, 0), 0)), "the output of a job");
   const third = scheduler.submit(other, { x: first.tensor("y") });
   first.release();
-  await until(gpu, scheduler, () => third.read("y"));
-  assert(same(third.read("y"), expected(expected(X, 0), 1)), "a tensor on the GPU");
+  assert(same(await outputOf(gpu, scheduler, third), expected(expected(X, 0), 1)), "a tensor on the GPU");
   const fourth = scheduler.submit(network, { x: X }), fifth = scheduler.submit(other, { x: fourth.output("y") });
   fourth.cancel();
   await frame(gpu, scheduler);
@@ -129,9 +142,7 @@ test("jobs take each other's outputs, and tensors of the host", async (gpu) => {
 });
 
 test("a frame that is thrown away is made again", async (gpu) => {
-  const network = await load(gpu, await small());
-  const scheduler = new Scheduler(gpu, { budgetMs: 1 });
-  scheduler.planner = bySlices(10);
+  const { network, scheduler } = await setUp(gpu, 1, 10);
   const job = scheduler.submit(network, { x: X });
   job.read("y");
   for (let frames = 0; !job.ended || frames < 12; frames++) {
@@ -140,8 +151,7 @@ test("a frame that is thrown away is made again", async (gpu) => {
     scheduler.abandonFrame();
     await frame(gpu, scheduler);
   }
-  await until(gpu, scheduler, () => job.read("y"));
-  assert(same(job.read("y"), expected(X, 0)), "the result");
+  assert(same(await outputOf(gpu, scheduler, job), expected(X, 0)), "the result");
 });
 
 /** A frame whose encoder is dropped without notice. @param {GPUDevice} gpu @param {Scheduler} scheduler */
@@ -154,9 +164,7 @@ function dropFrame(gpu, scheduler) {
 test("whichever frame is dropped, no number is wrong", async (gpu) => {
   let failures = 0;
   for (let drop = -1, last = 0; drop <= last; drop++) {
-    const network = await load(gpu, await small()), other = await load(gpu, await small());
-    const scheduler = new Scheduler(gpu, { budgetMs: 1 });
-    scheduler.planner = bySlices(20);
+    const { network, scheduler, other } = await setUp(gpu, 1, 20);
     const job = scheduler.submit(network, { x: X }), taker = scheduler.submit(other, { x: job.output("y") });
     let numbers = null, frames = 0;
     for (; frames < 200 && taker.state !== "failed" && !numbers; frames++) {
@@ -179,9 +187,7 @@ test("whichever frame is dropped, no number is wrong", async (gpu) => {
 });
 
 test("variables that a dropped frame would have written are wrong until a reset", async (gpu) => {
-  const network = await load(gpu, await small()), other = await load(gpu, await small());
-  const scheduler = new Scheduler(gpu, { budgetMs: 100 });
-  scheduler.planner = bySlices(1e6);
+  const { network, scheduler, other } = await setUp(gpu, 100, 1e6);
   const job = scheduler.submit(network, { x: X }), bystander = scheduler.submit(other, { x: X });
   while (!job.ended) if (!dropFrame(gpu, scheduler).slices.length) await frame(gpu, scheduler);
   assert(/** @type {string} */ (job.state) === "done", "nothing is known yet");
@@ -193,14 +199,12 @@ test("variables that a dropped frame would have written are wrong until a reset"
   assert(third.error.includes("reset()"), third.error);
   assert((await raised(() => network.run({ x: X }))).message.includes("reset()"), "a run");
   await network.reset();
-  assert(same((await network.run({ x: X })).y, expected(X, 0)), "after a reset");
-  await until(gpu, scheduler, () => bystander.read("y"));
-  assert(same(bystander.read("y"), expected(X, 0)), "another network");
+  await checkRun(network, 0, "after a reset");
+  assert(same(await outputOf(gpu, scheduler, bystander), expected(X, 0)), "another network");
 });
 
 test("inputs are checked when they are handed in", async (gpu) => {
-  const network = await load(gpu, await small());
-  const scheduler = new Scheduler(gpu, { budgetMs: 1 });
+  const { network, scheduler } = await setUp(gpu, 1);
   const storage = gpu.createBuffer({ size: 4 * ELEMENTS, usage: GPUBufferUsage.STORAGE });
   const tensor = {
     buffer: storage, offset: 0, bytes: 4 * ELEMENTS, shape: [1, ELEMENTS], type: "scalar",
@@ -228,7 +232,7 @@ test("a kernel that does not compile is named, with the reason", async (gpu) => 
     assert(error.code === "KernelError" && error.message.includes("kernel 'elementwise"), `${error.message} of ${name}`);
   }
   const network = await load(gpu, await small());
-  assert(same((await network.run({ x: X })).y, expected(X, 0)), "the device is as it was");
+  await checkRun(network, 0, "the device is as it was");
 });
 
 test("a device with smaller limits, or without WGSL, says what is wanted", async (gpu) => {
@@ -261,7 +265,7 @@ test("plans with wrong numbers are refused or run: the device stays", async (gpu
   gpu.onuncapturederror = null;
   assert(uncaptured === 0, `${uncaptured} errors of the device were nobody's`);
   const network = await load(gpu, await CookedFile.open(await small()));
-  assert(same((await network.run({ x: X })).y, expected(X, 0)), "the device is as it was");
+  await checkRun(network, 0, "the device is as it was");
 });
 
 test("a host chooses the limits of a file", async () => {
@@ -276,9 +280,7 @@ test("a host chooses the limits of a file", async () => {
 Deno.test({ name: "a lost device ends all jobs with a text", ...options, fn: async () => {
   const adapter = await navigator.gpu.requestAdapter();
   const gpu = /** @type {GPUDevice} */ (await adapter?.requestDevice());
-  const network = await load(gpu, await small());
-  const scheduler = new Scheduler(gpu, { budgetMs: 1 });
-  scheduler.planner = bySlices(3);
+  const { network, scheduler } = await setUp(gpu, 1, 3);
   const job = scheduler.submit(network, { x: X }), waiting = scheduler.submit(network, { x: X });
   await frame(gpu, scheduler);
   const encoder = gpu.createCommandEncoder();
