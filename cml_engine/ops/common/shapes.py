@@ -16,6 +16,7 @@ from cml_engine.ir.layout import BLOCKED, PLAIN
 
 #: the largest rank in NNEF's tensor files
 MAX_RANK = 8
+Shape = tuple[int, ...]
 _DTYPE_OF_KIND = {"f": "scalar", "i": "integer", "b": "logical"}
 
 
@@ -108,6 +109,20 @@ def check_same(facts: Sequence[Fact], but: int | None = None) -> None:
             )
 
 
+def common_batch(what: str, a: Fact, b: Fact) -> Shape:
+    """Returns the extents before the last two of a product of stacked matrices of equal rank.
+
+    ``what`` is the operator. Raises :class:`ShapeError` if two numbers of matrices do not fit.
+    """
+    pairs = list(zip(a.shape[:-2], b.shape[:-2], strict=True))
+    for x, y in pairs:
+        if x != y and 1 not in (x, y):
+            raise ShapeError(
+                f"{what} of {a} and {b}: {x} matrices meet {y}, wanted equal numbers, or one"
+            )
+    return tuple(y if x == 1 else x for x, y in pairs)
+
+
 def fill_reshape(shape: Sequence[int], replaced: Sequence[int]) -> list[int]:
     """Returns the extents that a reshape to ``shape`` gives to the extents ``replaced``.
 
@@ -155,9 +170,6 @@ def slice_range(extent: int, begin: int, end: int, stride: int, to_end: bool) ->
     stop = extent if to_end and end == 0 else end + extent if end < 0 else end
     stop = min(max(stop, low), high)
     return first, max(0, -(-(stop - first) // stride))
-
-
-Shape = tuple[int, ...]
 
 
 def broadcast_shapes(*shapes: Shape) -> Shape:

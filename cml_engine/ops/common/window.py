@@ -323,7 +323,7 @@ def add_tap(window: Window, values: Array, tap: Sequence[int], wide: Array) -> N
 # --- rows of results and of operands ------------------------------------------------------------
 
 
-def same_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping | None:
+def same_rows(attrs: Attrs, facts: Sequence[Fact], axis: int) -> RowMapping | None:
     """Returns the row mapping of an operator whose result row k needs row k of every operand.
 
     An operand of extent 1 along the axis, which is broadcast, is needed as a whole.
@@ -345,10 +345,10 @@ def exclude_axes(*named: str) -> RowsOf:
     An attribute's value may be an axis or a list of axes.
     """
 
-    def rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping | None:
+    def rows(attrs: Attrs, facts: Sequence[Fact], axis: int) -> RowMapping | None:
         values = [attrs[name] for name in named]
         axes = [a for v in values for a in (v if isinstance(v, list | tuple) else [v])]
-        return None if axis in axes else same_rows(attrs, facts, axis, kernel)
+        return None if axis in axes else same_rows(attrs, facts, axis)
 
     return rows
 

@@ -70,7 +70,7 @@ def _scaled_deconv(attrs: Attrs, facts: Sequence[Fact], filter: Array, scale: Ar
     return np.asarray(filter * rows.reshape(*rows.shape, *(1,) * (filter.ndim - 2)))
 
 
-def _conv_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping | None:
+def _conv_rows(attrs: Attrs, facts: Sequence[Fact], axis: int) -> RowMapping | None:
     shape = conv_shape(attrs, *facts)
     if axis != 2:
         return None
@@ -80,10 +80,10 @@ def _conv_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> R
         stated = {"padding": [padding, *shape.padding[1:]]}
         return OperandRows((span, None, None), Attrs({**attrs, **stated}), (begin, end))
 
-    return RowMapping(2, need, CONV.rows(kernel))
+    return RowMapping(2, need)
 
 
-def _deconv_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping | None:
+def _deconv_rows(attrs: Attrs, facts: Sequence[Fact], axis: int) -> RowMapping | None:
     shape = deconv_shape(attrs, *facts)
     if axis != 2:
         return None
@@ -94,7 +94,7 @@ def _deconv_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) ->
         stated = {"padding": [padding, *others], "output_shape": [], "groups": shape.groups}
         return OperandRows((span, None, None), Attrs({**attrs, **stated}), (begin, end))
 
-    return RowMapping(2, need, shape.axes[0].stride * CONV.rows(kernel))
+    return RowMapping(2, need, shape.axes[0].stride)
 
 
 def conv_kernel(transposed: bool) -> Kernel:

@@ -103,21 +103,17 @@ def parse(
     return _Parser(text, operands, attributes, known or {}).whole()
 
 
+@dataclass
 class _Parser:
-    def __init__(
-        self,
-        text: str,
-        operands: Mapping[str, str],
-        attributes: Sequence[str],
-        known: Mapping[str, Formula],
-    ) -> None:
-        self._text = text
-        self._operands, self._attributes, self._known = operands, attributes, known
-        self._deep = 0
-        self._next = 0
-        self._advance()
+    _text: str
+    _operands: Mapping[str, str]
+    _attributes: Sequence[str]
+    _known: Mapping[str, Formula]
+    _deep: int = 0
+    _next: int = 0
 
     def whole(self) -> Term:
+        self._advance()
         found = self._number(self._choice())
         if self._kind != "end":
             raise self._wrong("wanted an operator or the end")

@@ -425,8 +425,8 @@ class RowMapping:
     step: int = 1
 
 
-#: a function of attributes, operands' facts, axis of the rows, and chosen kernel; None: no rule
-RowsOf = Callable[[Attrs, Sequence[Fact], int, str], RowMapping | None]
+#: a function of attributes, operands' facts and axis of the rows; None: no rule
+RowsOf = Callable[[Attrs, Sequence[Fact], int], RowMapping | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,9 +452,8 @@ class Traits:
     is_integer : it computes integers, which 16-bit floats cannot represent.
     is_sum : it adds products of its operands. Applied to their absolute values, it returns the sum
         of the terms' absolute values.
-    rows : ``rows(attrs, facts, axis, kernel)`` returns the rows of the operands, along that axis,
-        that some rows of the results depend on; None if there is no such relation. ``kernel`` is
-        the chosen variant, "" if there was no choice.
+    rows : ``rows(attrs, facts, axis)`` returns the rows of the operands, along that axis, that
+        some rows of the results depend on; None if there is no such relation.
     """
 
     before_transpose: Callable[[Attrs, Order], Attrs] | None = None

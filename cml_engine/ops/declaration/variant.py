@@ -140,11 +140,6 @@ class KernelFamily(Generic[N, T]):
         named = [self._added[name] for name in order.static_order()]
         return tuple(sorted(named, key=lambda variant: not variant.always_used))
 
-    def rows(self, option: str) -> int:
-        """Returns ``rows`` of the variant that an option's name begins with; 1 if there is none."""
-        named = (v.rows for v in self.variants if f"{option} ".startswith(f"{v.name} "))
-        return next(named, 1)
-
     def lower(self, node: N) -> Iterator[Dispatch]:
         """Yields the node's dispatches by the chosen variant and tile.
 
@@ -185,3 +180,9 @@ def kernel_families() -> tuple[KernelFamily[Any, Any], ...]:
     """Returns all kernel families, sorted by name, after importing all variants."""
     load_families()
     return tuple(FAMILIES[name] for name in sorted(FAMILIES))
+
+
+def rows_of(option: str) -> int:
+    """Returns ``rows`` of the variant that an option's name begins with; 1 if there is none."""
+    variants = (variant for family in kernel_families() for variant in family.variants)
+    return next((v.rows for v in variants if f"{option} ".startswith(f"{v.name} ")), 1)

@@ -14,7 +14,7 @@ import numpy as np
 
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, AttrValue, Fact
-from cml_engine.ops.common.shapes import MAX_RANK, broadcast_strides, fact_from
+from cml_engine.ops.common.shapes import MAX_RANK, broadcast_strides, common_batch, fact_from
 from cml_engine.ops.common.window import GEOMETRY, geometry
 from cml_engine.ops.conv.cpu import exact_sums
 from cml_engine.ops.conv.shapes import ConvShape, conv_shape
@@ -80,11 +80,7 @@ def _matmul_infer(attrs: Attrs, a: Fact, b: Fact) -> Fact:
         raise ShapeError(
             f"int_matmul of {a} and {b}, wanted [… , M, K] and [… , K, N], equal ranks"
         )
-    pairs = list(zip(a.shape[:-2], b.shape[:-2], strict=True))
-    if any(x != y and 1 not in (x, y) for x, y in pairs):
-        raise ShapeError(f"int_matmul of {a} and {b}: wanted as many matrices in both, or one")
-    batch = [y if x == 1 else x for x, y in pairs]
-    return Fact("integer", (*batch, a.shape[-2], b.shape[-1]))
+    return Fact("integer", (*common_batch("int_matmul", a, b), a.shape[-2], b.shape[-1]))
 
 
 def _matmul_cpu(attrs: Attrs, a: Array, b: Array) -> Array:

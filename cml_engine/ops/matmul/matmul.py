@@ -9,6 +9,7 @@ import numpy as np
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, Fact
 from cml_engine.ops.common.blas import multiply
+from cml_engine.ops.common.shapes import common_batch
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     Case,
@@ -41,16 +42,7 @@ def _matmul_infer(attrs: Attrs, a: Fact, b: Fact) -> Fact:
             f"matmul of {a} and {b} (transposeA={attrs.transposeA}, transposeB="
             f"{attrs.transposeB}): A has {k} columns but B has {k_of_b} rows; transpose one of them"
         )
-    batch = [_common(x, y, a, b) for x, y in zip(a.shape[:-2], b.shape[:-2], strict=True)]
-    return Fact("scalar", (*batch, m, n))
-
-
-def _common(x: int, y: int, a: Fact, b: Fact) -> int:
-    if x != y and 1 not in (x, y):
-        raise ShapeError(
-            f"matmul of {a} and {b}: {x} matrices meet {y}, wanted equal numbers, or one"
-        )
-    return y if x == 1 else x
+    return Fact("scalar", (*common_batch("matmul", a, b), m, n))
 
 
 def _linear_infer(attrs: Attrs, x: Fact, weights: Fact, bias: Fact) -> Fact:

@@ -74,7 +74,7 @@ def _reshape_infer(attrs: Attrs, x: Fact) -> Fact:
     return fact_of(x.dtype, [*x.shape[:start], *filled, *x.shape[start + count :]])
 
 
-def _reshape_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping | None:
+def _reshape_rows(attrs: Attrs, facts: Sequence[Fact], axis: int) -> RowMapping | None:
     """Returns the row mapping of a reshape; None if rows do not map to rows.
 
     Each row of the operand must stay a row, become several, or become part of one.
@@ -116,18 +116,18 @@ def _rows_of_size(
     return RowMapping(to, need, form.step)
 
 
-def _squeeze_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping | None:
+def _squeeze_rows(attrs: Attrs, facts: Sequence[Fact], axis: int) -> RowMapping | None:
     if axis in attrs.axes:
         return None
     return scale_rows(attrs, axis, 1, axis - sum(a < axis for a in attrs.axes))
 
 
-def _unsqueeze_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping:
+def _unsqueeze_rows(attrs: Attrs, facts: Sequence[Fact], axis: int) -> RowMapping:
     kept = [a for a in range(facts[0].rank + len(attrs.axes)) if a not in attrs.axes]
     return scale_rows(attrs, axis, 1, kept[axis])
 
 
-def _transpose_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping:
+def _transpose_rows(attrs: Attrs, facts: Sequence[Fact], axis: int) -> RowMapping:
     return scale_rows(attrs, axis, 1, _order(attrs, facts[0].rank).index(axis))
 
 

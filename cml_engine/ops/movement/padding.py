@@ -157,7 +157,7 @@ _KERNEL = engine_kernel(
 )
 
 
-def _rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping:
+def _rows(attrs: Attrs, facts: Sequence[Fact], axis: int) -> RowMapping:
     before, after = attrs.padding[axis]
     extent = facts[0].shape[axis]
     window = WindowAxis(extent, before + extent + after, before=before, after=after)

@@ -51,7 +51,7 @@ def _cpu(attrs: Attrs, x: Array) -> Array:
     return x.reshape(apart).transpose(0, 1, 4, 2, 5, 3).reshape(batch, channels, height, width)
 
 
-def _rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping | None:
+def _rows(attrs: Attrs, facts: Sequence[Fact], axis: int) -> RowMapping | None:
     return scale_rows(attrs, 2, int(attrs["factor"])) if axis == 2 else None
 
 

@@ -78,14 +78,14 @@ def _place(attrs: Attrs, x: Fact, layout: str) -> tuple[int, int] | None:
     return axis, words(Fact(x.dtype, (*x.shape[:axis], first, *x.shape[axis + 1 :])), layout)
 
 
-def _slice_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping | None:
+def _slice_rows(attrs: Attrs, facts: Sequence[Fact], axis: int) -> RowMapping | None:
     """Returns the row mapping of a slice: consecutive rows, and no slicing along ``axis``.
 
     Returns None if the slice has a stride along the axis.
     """
     first, _, step = ranges(attrs, facts[0])[axis]
     if axis not in attrs.axes:
-        return same_rows(attrs, facts, axis, kernel)
+        return same_rows(attrs, facts, axis)
     if step != 1:
         return None
     kept = [i for i, a in enumerate(attrs.axes) if a != axis]
@@ -98,8 +98,8 @@ def _slice_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> 
     return RowMapping(axis, need)
 
 
-def _tile_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping | None:
-    return same_rows(attrs, facts, axis, kernel) if attrs.repeats[axis] == 1 else None
+def _tile_rows(attrs: Attrs, facts: Sequence[Fact], axis: int) -> RowMapping | None:
+    return same_rows(attrs, facts, axis) if attrs.repeats[axis] == 1 else None
 
 
 def _slice_infer(attrs: Attrs, x: Fact) -> Fact:

@@ -70,7 +70,7 @@ def _want_index(index: Fact, shape: tuple[int, ...], why: str) -> None:
         )
 
 
-def _rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping:
+def _rows(attrs: Attrs, facts: Sequence[Fact], axis: int) -> RowMapping:
     """Returns the row mapping of pooling: the rows under the windows, with adapted padding."""
     window = window_of(attrs, facts[0].shape)
 

@@ -99,17 +99,16 @@ def _multilinear_infer(attrs: Attrs, x: Fact) -> Fact:
     return _up_infer(attrs, x)
 
 
-def _up_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping:
-    return scale_rows(attrs, axis, int(attrs.factor[axis - 2]) if axis > 1 else 1)
+def _factor_rows(
+    rows: Callable[[Attrs, int, int], RowMapping], attrs: Attrs, facts: Sequence[Fact], axis: int
+) -> RowMapping:
+    return rows(attrs, axis, int(attrs.factor[axis - 2]) if axis > 1 else 1)
 
 
-def _down_rows(attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str) -> RowMapping:
-    return gather_rows(attrs, axis, int(attrs.factor[axis - 2]) if axis > 1 else 1)
+_up_rows, _down_rows = partial(_factor_rows, scale_rows), partial(_factor_rows, gather_rows)
 
 
-def _multilinear_rows(
-    attrs: Attrs, facts: Sequence[Fact], axis: int, kernel: str
-) -> RowMapping | None:
+def _multilinear_rows(attrs: Attrs, facts: Sequence[Fact], axis: int) -> RowMapping | None:
     """Returns the row mapping of multilinear upsampling; None for channels and for "aligned".
 
     Neighbouring rows are computed too, and then discarded.

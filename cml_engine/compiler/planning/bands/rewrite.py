@@ -10,6 +10,7 @@ from cml_engine.ir.graph import Attrs, Fact, Graph, Node, unused_name
 from cml_engine.ops.common.window import same_rows
 from cml_engine.ops.declaration.registry import is_builtin, lookup
 from cml_engine.ops.declaration.spec import OperandRows, RowMapping, Span
+from cml_engine.ops.declaration.variant import rows_of
 
 #: the operators that cut out and join bands
 CUT, JOIN = "slice", "concat"
@@ -124,9 +125,10 @@ def _rule(node: Node, graph: Graph, axis: int, kernel: str) -> RowRule | None:
         or not any(f.rank > axis for f in facts)
     ):
         return None
-    rows = find(node.attrs, facts, axis, kernel)
+    rows = find(node.attrs, facts, axis)
     if rows is None or any(fact.rank <= rows.axis for fact in results):
         return None
+    rows = replace(rows, step=rows.step * rows_of(kernel))
     return RowRule(node, rows, axis, graph.facts)
 
 
