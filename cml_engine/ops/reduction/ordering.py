@@ -30,6 +30,7 @@ from cml_engine.ops.declaration.spec import (
     gathered_cost,
     moving_cost,
 )
+from cml_engine.ops.indexing.scatter import row_places
 
 #: a longer line is cut into chunks, so that no thread's loop is long (MOST_TURNS in lowering.py)
 _LONG_LINE, _CHUNK = 4096, 1024
@@ -298,19 +299,15 @@ def _gather_nd_infer(attrs: Attrs, x: Fact, indices: Fact) -> Fact:
 
 
 def _gather_nd_cpu(attrs: Attrs, x: Array, indices: Array) -> Array:
-    limits = np.array(x.shape[: indices.shape[-1]], np.int64)
-    places = np.where(indices < 0, indices + limits, indices)
-    wrong = ((places < 0) | (places >= limits)).any(-1)
+    places, count = row_places(attrs, indices, x.shape)
+    wrong = (places < 0).reshape(indices.shape[:-1])
     if wrong.any():
         row = indices[wrong][0].tolist()
         raise InputError(
             f"gather_nd index {row} is not in {list(x.shape)} ({int(wrong.sum())} of {wrong.size} "
             "are wrong); on a GPU they are clamped"
         )
-    flat = np.zeros(indices.shape[:-1], np.int64)
-    for axis, extent in enumerate(limits):
-        flat = flat * extent + places[..., axis]
-    return x.reshape(prod(limits.tolist()), *x.shape[len(limits) :])[flat]
+    return x.reshape(count, *x.shape[indices.shape[-1] :])[places.reshape(wrong.shape)]
 
 
 def _gather_nd_lower(op: Lowering) -> Iterator[Dispatch]:
