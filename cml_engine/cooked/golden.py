@@ -18,6 +18,7 @@ from cml_engine.cooked.schema import (
     GoldenHead,
     GoldenRow,
     aligned,
+    padded,
 )
 from cml_engine.cooked.writer import Sections
 from cml_engine.cpu.cpu_program import CpuProgram, convert_to_fact, last_uses, run_node
@@ -206,13 +207,12 @@ def write_golden(golden: Golden, facts: Mapping[str, Fact], sections: Sections) 
     records, body = bytearray(head.to_bytes()), bytearray()
     for role, name, array in rows:
         body += bytes(aligned(len(body), _ALIGNMENT) - len(body))
-        shape = array.shape
         records += GoldenRow(
             name=sections.strings.put(name),
             role=role,
             type=DTYPES.index(facts[name].dtype),
-            rank=len(shape),
-            extents=(*shape, *[0] * (MOST_DIMENSIONS - len(shape))),
+            rank=array.ndim,
+            extents=padded(array.shape),
             offset=start + len(body),
         ).to_bytes()
         words = array.astype(np.uint32) if array.dtype == np.bool_ else array
@@ -233,6 +233,7 @@ def read_golden(file: Container, graph: Graph) -> Golden | None:
     count, tolerance = head.tensors, head.tolerance
     if not (isfinite(tolerance) and tolerance >= 0):
         raise damaged("its golden pair has no tolerance")
+    ends = graph.inputs, graph.outputs
     found: tuple[dict[str, Array], dict[str, Array]] = {}, {}
     for row in section.rows(GoldenRow, count, GoldenHead.SIZE, "its golden pair"):
         name = file.string(row.name)
@@ -240,7 +241,7 @@ def read_golden(file: Container, graph: Graph) -> Golden | None:
         if role > 1 or row.type >= len(DTYPES) or rank > MOST_DIMENSIONS:
             raise damaged(f"golden tensor '{name}' is none")
         fact = Fact(DTYPES[row.type], row.extents[:rank])
-        if name not in _ends(graph)[role] or graph.facts[name] != fact:
+        if name not in ends[role] or graph.facts[name] != fact:
             raise damaged(f"golden tensor '{name}' is none of the network's")
         if any(row.extents[rank:]):
             raise damaged(f"golden tensor '{name}' has more extents than dimensions")
@@ -249,11 +250,6 @@ def read_golden(file: Container, graph: Graph) -> Golden | None:
         found[role][name] = (
             np.frombuffer(data, kind).reshape(fact.shape).astype(NUMPY_DTYPE[fact.dtype])
         )
-    in_order = [*graph.inputs], [*graph.outputs]
-    if ([*found[0]], [*found[1]]) != in_order or count != sum(map(len, in_order)):
+    if (tuple(found[0]), tuple(found[1])) != ends or count != sum(map(len, ends)):
         raise damaged("its golden pair does not have all inputs, then all outputs, in their order")
     return Golden(*found, tolerance)
-
-
-def _ends(graph: Graph) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    return graph.inputs, graph.outputs

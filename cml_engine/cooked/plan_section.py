@@ -33,6 +33,7 @@ from cml_engine.cooked.schema import (
     TensorRow,
     UpdateRow,
     aligned,
+    padded,
 )
 from cml_engine.cooked.values import read_constants
 from cml_engine.cooked.writer import Sections, Strings
@@ -418,7 +419,7 @@ def _tensor(name: str, place: TensorPlace, strings: Strings) -> bytes:
         type=DTYPES.index(place.fact.dtype),
         layout=LAYOUTS.index(place.layout),
         rank=len(shape),
-        extents=(*shape, *[0] * (MOST_DIMENSIONS - len(shape))),
+        extents=padded(shape),
         space=SPACES.index(place.binding.space),
         offset=place.binding.offset,
         nbytes=4 * words(place.fact, place.layout),

@@ -6,7 +6,7 @@ docs/cooked.md from this module.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 from cml_engine.cooked.records import (
@@ -372,3 +372,8 @@ class CookedLimits:
 def aligned(offset: int, alignment: int) -> int:
     """Returns ``offset`` rounded up to a multiple of ``alignment``."""
     return -(-offset // alignment) * alignment
+
+
+def padded(shape: Sequence[int]) -> tuple[int, ...]:
+    """Returns a shape with zeros up to the most dimensions, as records have it."""
+    return (*shape, *[0] * (MOST_DIMENSIONS - len(shape)))

@@ -18,6 +18,7 @@ static cml_error error;
 static void *bytes;
 static size_t size;
 static const float x[4] = {0, 1, 2, 3};
+static const cml_input plain = {.name = "x", .data = x, .bytes = sizeof x};
 static double budget = 4.0, clock_ms;
 
 static double now(void *unused) {
@@ -27,9 +28,8 @@ static double now(void *unused) {
 
 static cml_job submitted(const char *slot) {
     cml_job job;
-    cml_input input = {.name = "x", .data = x, .bytes = sizeof x};
     cml_job_options options = {.slot = slot};
-    WANT(cml_submit(s, net, &input, 1, &options, &job, &error) == CML_OK);
+    WANT(cml_submit(s, net, &plain, 1, &options, &job, &error) == CML_OK);
     return job;
 }
 
@@ -37,9 +37,14 @@ static cml_state state(cml_job job) { return cml_get_job_info(s, job).state; }
 
 enum { SUBMIT, ABANDON, DROP };
 
-static void frame(int how) {
+static WGPUCommandEncoder encoded(void) { /* an open frame */
     WGPUCommandEncoder encoder = wgpuDeviceCreateCommandEncoder(g.device, NULL);
     cml_encode(s, encoder, budget);
+    return encoder;
+}
+
+static void frame(int how) {
+    WGPUCommandEncoder encoder = encoded();
     if (how == ABANDON)
         cml_abandon_frame(s);
     else {
@@ -160,10 +165,9 @@ static void harmed(void) { /* what hangs on a dropped frame that is not known of
 
 static void many(void) {
     cml_job jobs[64], more;
-    cml_input input = {.name = "x", .data = x, .bytes = sizeof x};
     int i;
     for (i = 0; i < 64; i++) jobs[i] = submitted(NULL);
-    WANT(cml_submit(s, net, &input, 1, NULL, &more, &error) == CML_ERROR_FULL && more == 0);
+    WANT(cml_submit(s, net, &plain, 1, NULL, &more, &error) == CML_ERROR_FULL && more == 0);
     cml_cancel(s, jobs[7]);
     more = submitted(NULL); /* one that was cancelled gives way */
     WANT(state(jobs[7]) == CML_STATE_GONE && state(more) == CML_STATE_QUEUED);
@@ -176,8 +180,7 @@ static void many(void) {
 
 static void nonsense(void) {
     cml_job job;
-    cml_input twice[2] = {{.name = "x", .data = x, .bytes = sizeof x},
-                          {.name = "y", .data = x, .bytes = 16}};
+    cml_input twice[2] = {plain, {.name = "y", .data = x, .bytes = 16}};
     cml_job_options options = {.priority = -3.0};
     WANT(cml_submit(s, net, twice, 2, NULL, &job, &error) == CML_ERROR_INPUT && job == 0);
     WANT(cml_submit(s, net, twice + 1, 1, NULL, &job, &error) == CML_ERROR_INPUT);
@@ -187,8 +190,7 @@ static void nonsense(void) {
     cml_cancel(s, 99);
     cml_release(s, 99);
     job = submitted(NULL);
-    WGPUCommandEncoder encoder = wgpuDeviceCreateCommandEncoder(g.device, NULL);
-    cml_encode(s, encoder, 4.0);
+    WGPUCommandEncoder encoder = encoded();
     WANT(cml_encode(s, encoder, 4.0)->reason == CML_REASON_FRAME_NOT_ENDED);
     wgpuCommandEncoderRelease(encoder);
     cml_abandon_frame(s);
@@ -215,8 +217,7 @@ static void unloads(void) {
         WANT(cml_submit(s, net, &input, 1, NULL, &taker, &error) == CML_OK);
         if (i % 2) { /* between encode and abandon: what was encoded for the taker
                         is taken back */
-            WGPUCommandEncoder encoder = wgpuDeviceCreateCommandEncoder(g.device, NULL);
-            cml_encode(s, encoder, budget);
+            WGPUCommandEncoder encoder = encoded();
             cml_unload(s, old);
             cml_abandon_frame(s);
             wgpuCommandEncoderRelease(encoder);
@@ -235,18 +236,18 @@ static void unloaded(void) {
     cml_job job;
     cml_shape shape;
     cml_net_info info;
-    cml_input input = {.name = "x", .data = x, .bytes = sizeof x};
     cml_net *old = net;
     until_over(submitted(NULL));
     for (int is_open = 0; is_open < 2; is_open++) { /* at once, and while a frame is open */
-        WGPUCommandEncoder encoder = wgpuDeviceCreateCommandEncoder(g.device, NULL);
-        if (is_open) cml_encode(s, encoder, budget);
+        WGPUCommandEncoder encoder = is_open ? encoded() : NULL;
         cml_unload(s, old);
         cml_unload(s, old);
-        WANT(cml_submit(s, old, &input, 1, NULL, &job, &error) == CML_ERROR_INPUT && job == 0);
+        WANT(cml_submit(s, old, &plain, 1, NULL, &job, &error) == CML_ERROR_INPUT && job == 0);
         WANT(strstr(error.text, "unloaded") != NULL);
-        if (is_open) cml_abandon_frame(s);
-        wgpuCommandEncoderRelease(encoder);
+        if (is_open) {
+            cml_abandon_frame(s);
+            wgpuCommandEncoderRelease(encoder);
+        }
         WANT(cml_build(old, 1.0, &error) == CML_ERROR_INPUT);
         WANT(cml_get_input_shape(old, 0, &shape) == CML_ERROR_INPUT);
         WANT(cml_get_output_shape(old, 0, &shape) == CML_ERROR_INPUT);
@@ -291,8 +292,7 @@ static void requirements(void) {
     WANT(strcmp(logged[CML_LOG_INFO], "the network has the profile 'portable'") == 0);
     WANT(strstr(logged[CML_LOG_WARNING], "'software' needs ") != NULL);
     WANT(strstr(logged[CML_LOG_WARNING], "cml_required_features()") != NULL);
-    cml_input input = {.name = "x", .data = x, .bytes = sizeof x};
-    WANT(cml_submit(other, portable, &input, 1, NULL, &job, &error) == CML_OK);
+    WANT(cml_submit(other, portable, &plain, 1, NULL, &job, &error) == CML_OK);
     cml_device_lost(other);
     WANT(strstr(logged[CML_LOG_ERROR], "failed: the device was lost") != NULL);
     cml_destroy(other);

@@ -55,13 +55,10 @@ static inline void gpu_on_device(WGPURequestDeviceStatus status, WGPUDevice devi
 
 /* Finds an adapter. Returns 0 if there is none. */
 static inline int gpu_find(gpu *g) {
-    WGPUInstanceDescriptor instance;
-    WGPURequestAdapterOptions options;
-    WGPURequestAdapterCallbackInfo callback;
+    WGPUInstanceDescriptor instance = WGPU_INSTANCE_DESCRIPTOR_INIT;
+    WGPURequestAdapterOptions options = WGPU_REQUEST_ADAPTER_OPTIONS_INIT;
+    WGPURequestAdapterCallbackInfo callback = WGPU_REQUEST_ADAPTER_CALLBACK_INFO_INIT;
     memset(g, 0, sizeof *g);
-    memset(&instance, 0, sizeof instance);
-    memset(&options, 0, sizeof options);
-    memset(&callback, 0, sizeof callback);
 #ifndef CML_DAWN
     WGPUInstanceExtras extras;
     memset(&extras, 0, sizeof extras);
@@ -82,10 +79,8 @@ static inline int gpu_find(gpu *g) {
 /* Creates the device with what the networks need; NULL: with no features and WebGPU's default
  * limits. Returns 0 if the adapter refuses. */
 static inline int gpu_create(gpu *g, const cml_requirements *needs) {
-    WGPUDeviceDescriptor wanted;
-    WGPURequestDeviceCallbackInfo callback;
-    memset(&wanted, 0, sizeof wanted);
-    memset(&callback, 0, sizeof callback);
+    WGPUDeviceDescriptor wanted = WGPU_DEVICE_DESCRIPTOR_INIT;
+    WGPURequestDeviceCallbackInfo callback = WGPU_REQUEST_DEVICE_CALLBACK_INFO_INIT;
     if (needs != NULL) {
         wanted.requiredFeatures = needs->features;
         wanted.requiredFeatureCount = needs->feature_count;

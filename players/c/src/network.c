@@ -482,18 +482,20 @@ cml_status cml_build(cml_net *net, double ms, cml_error *error) {
 
 /* ------------------------------------------------------------------ questions */
 
+static cml_status get_shape(const tensor_list *all, uint32_t index, cml_shape *shape) {
+    if (index >= all->count) return CML_ERROR_INPUT;
+    *shape = all->items[index].shape;
+    return CML_OK;
+}
+
 cml_status cml_get_input_shape(const cml_net *net, uint32_t index, cml_shape *shape) {
     const network *n = net->network;
-    if (n == NULL || index >= n->p.inputs.count) return CML_ERROR_INPUT;
-    *shape = n->p.inputs.items[index].shape;
-    return CML_OK;
+    return n != NULL ? get_shape(&n->p.inputs, index, shape) : CML_ERROR_INPUT;
 }
 
 cml_status cml_get_output_shape(const cml_net *net, uint32_t index, cml_shape *shape) {
     const network *n = net->network;
-    if (n == NULL || index >= n->p.outputs.count) return CML_ERROR_INPUT;
-    *shape = n->p.outputs.items[index].shape;
-    return CML_OK;
+    return n != NULL ? get_shape(&n->p.outputs, index, shape) : CML_ERROR_INPUT;
 }
 
 cml_status cml_get_net_info(const cml_net *net, cml_net_info *info) {
