@@ -7,6 +7,7 @@ import zlib
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
 
 from cml_engine.distributed.sources import first_shape
@@ -75,10 +76,10 @@ def test_samples_of_every_kind_and_depth_are_read_exactly(tmp_path, rng, colour,
     alpha = np.ones((1, 1, HEIGHT, WIDTH))
     found = {channels: read(tmp_path, data, channels) for channels in (1, 3, 4)}
     assert {array.dtype for array in found.values()} == {np.dtype(np.float32)}
-    np.testing.assert_allclose(found[3], of_three, atol=1e-7)
-    np.testing.assert_allclose(found[4], np.concatenate([of_three, alpha], 1), atol=1e-7)
+    assert_allclose(found[3], of_three, atol=1e-7)
+    assert_allclose(found[4], np.concatenate([of_three, alpha], 1), atol=1e-7)
     luma = np.tensordot([0.299, 0.587, 0.114], of_three[0], 1)[None, None]
-    np.testing.assert_allclose(found[1], luma, atol=1e-6)
+    assert_allclose(found[1], luma, atol=1e-6)
 
 
 @pytest.mark.parametrize("depth", [8, 16])
@@ -88,7 +89,7 @@ def test_transparency_is_a_fourth_channel_or_refused(tmp_path, rng, colour, dept
     samples[1, 1, -1] = 7
     data = png(samples, depth, colour)
     alpha = read(tmp_path, data, 4)[0, 3]
-    np.testing.assert_allclose(alpha, samples[..., -1] / (2**depth - 1), atol=1e-7)
+    assert_allclose(alpha, samples[..., -1] / (2**depth - 1), atol=1e-7)
     for channels in (1, 3):
         with pytest.raises(InputError, match="has transparent pixels and the model takes"):
             read(tmp_path, data, channels)
@@ -101,7 +102,7 @@ def test_a_transparent_colour_is_read_as_alpha(tmp_path, rng, colour, depth):
     key = samples[2, 3]
     data = png(samples, depth, colour, chunk(b"tRNS", key.astype(">u2").tobytes()))
     wanted = (samples != key).any(-1).astype(np.float32)
-    np.testing.assert_array_equal(read(tmp_path, data, 4)[0, 3], wanted)
+    assert_array_equal(read(tmp_path, data, 4)[0, 3], wanted)
     with pytest.raises(InputError, match="transparent"):
         read(tmp_path, data, 3)
 
@@ -113,7 +114,7 @@ def test_pictures_of_few_colours(tmp_path, rng, mode):
     image.save(tmp_path / "few.png")
     wanted = np.asarray(image.convert("RGB"), np.float32).transpose(2, 0, 1)[None] / 255
     found = array_files.read(tmp_path / "few.png", "x", fact(3))
-    np.testing.assert_allclose(found, wanted, atol=1e-7)
+    assert_allclose(found, wanted, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_flipped_bit_is_detected_or_harmless(tmp_path, rng, suffix):
         except InputError as error:
             assert "cannot read" in str(error) or "got" in str(error)
         else:
-            np.testing.assert_array_equal(found, before)
+            assert_array_equal(found, before)
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".npz", ".png"])
@@ -224,7 +225,7 @@ def test_numbers_of_every_type_are_read_unchanged(tmp_path, rng, dtype, order):
     for suffix in (".npy", ".npz"):
         found = array_files.read(tmp_path / f"in{suffix}", "x", fact(3))
         assert found.dtype == array.dtype
-        np.testing.assert_array_equal(found, array)
+        assert_array_equal(found, array)
 
 
 # --- outputs
@@ -256,8 +257,8 @@ def test_outputs_of_any_name_are_saved_in_one_archive(two, tmp_path):
     assert two(f"allow_pickle={tmp_path}/o.npz", f"file={tmp_path}/two/../o.npz") == 0
     with np.load(tmp_path / "o.npz") as found:
         assert sorted(found.files) == ["allow_pickle", "file"]
-        np.testing.assert_array_equal(found["allow_pickle"], ARRAY)
-        np.testing.assert_array_equal(found["file"], -ARRAY)
+        assert_array_equal(found["allow_pickle"], ARRAY)
+        assert_array_equal(found["file"], -ARRAY)
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".png", ".PNG"])

@@ -167,9 +167,8 @@ def test_unknown_arguments_are_refused_in_one_line(capsys):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("command", ["info", "ops"])
-def test_a_full_disk_behind_the_output_is_named(command, model):
-    argv = [sys.executable, "-m", "cml_engine", *arguments(command, model)]
+def test_a_full_disk_behind_the_output_is_named():
+    argv = [sys.executable, "-m", "cml_engine", "ops"]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(argv, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, check=False)
     assert done.returncode == 2

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
 
 from cml_engine.errors import InputError
@@ -61,7 +62,7 @@ def test_float_images_round_trip_exactly(tmp_path, kind):
     value = np.array([-3.5, 1e6, np.inf, 0.0], np.float32).reshape(1, 1, 1, 4)
     array_files.write_outputs({"y": tmp_path / f"a.{kind}"}, {"y": value})
     found = array_files.read(tmp_path / f"a.{kind}", "y", Fact("scalar", value.shape))
-    np.testing.assert_array_equal(found, value)
+    assert_array_equal(found, value)
 
 
 def test_16_bit_png_is_read_by_pillow(tmp_path, rng):
@@ -69,7 +70,7 @@ def test_16_bit_png_is_read_by_pillow(tmp_path, rng):
     array_files.write_outputs({"y": named_file(f"{tmp_path}/a.png:bits=16")}, {"y": value})
     with Image.open(tmp_path / "a.png") as image:
         pixels = np.asarray(image).astype(int)
-    np.testing.assert_array_equal(pixels, np.rint(value[0, 0].astype(float) * 65535))
+    assert_array_equal(pixels, np.rint(value[0, 0].astype(float) * 65535))
 
 
 def test_tiff_planes_and_integers_are_read(tmp_path, rng):
@@ -78,7 +79,7 @@ def test_tiff_planes_and_integers_are_read(tmp_path, rng):
     apart = np.ascontiguousarray(samples.transpose(2, 0, 1))
     tifffile.imwrite(tmp_path / "a.tif", apart, photometric="rgb", planarconfig="separate")
     found = array_files.read(tmp_path / "a.tif", "x", fact(3))
-    np.testing.assert_allclose(found[0].transpose(1, 2, 0), samples / 65535, atol=1e-7)
+    assert_allclose(found[0].transpose(1, 2, 0), samples / 65535, atol=1e-7)
     tifffile.imwrite(tmp_path / "b.tif", samples[..., 0].astype(np.int16))
     with pytest.raises(InputError, match="samples of type int16"):
         array_files.read(tmp_path / "b.tif", "x", fact(1))
@@ -91,7 +92,7 @@ def test_depth_and_half_floats_of_exr(tmp_path, rng):
     with openexr.File(header, {"Z": depth}) as file:
         file.write(str(tmp_path / "z.exr"))
     found = array_files.read(tmp_path / "z.exr", "x", fact(1))
-    np.testing.assert_array_equal(found[0, 0], depth.astype(np.float32))
+    assert_array_equal(found[0, 0], depth.astype(np.float32))
 
 
 def test_alpha_is_dropped_only_on_request(tmp_path, rng):
@@ -100,7 +101,7 @@ def test_alpha_is_dropped_only_on_request(tmp_path, rng):
     with pytest.raises(InputError, match="a.png:alpha=drop"):
         array_files.read(tmp_path / "a.png", "x", fact(3))
     found = array_files.read(named_file(f"{tmp_path}/a.png:alpha=drop"), "x", fact(3))
-    np.testing.assert_allclose(found, value[:, :3], atol=0.51 / 255)
+    assert_allclose(found, value[:, :3], atol=0.51 / 255)
 
 
 def test_a_missing_library_is_named(tmp_path, monkeypatch):
@@ -176,7 +177,7 @@ def test_a_height_map_through_cml_run(tmp_path, rng, run_cml, refused):
     out = f"y={tmp_path}/o.png:scale=0.0005,shift=0.1,bits=16"
     npy = ["-i", given, "-o", f"y={tmp_path}/o.npy", "--backend", "cpu"]
     run_cml("run", model, *npy)
-    np.testing.assert_allclose(
+    assert_allclose(
         np.load(tmp_path / "o.npy")[0, 0], 2 * (heights / 65535 * 1000 - 100), atol=1e-3
     )
     run_cml("run", model, "-i", given, "-o", out, "--backend", "cpu")
@@ -194,8 +195,6 @@ def test_tiles_through_cml_run(tmp_path, rng, run_cml, refused):
     run_cml("run", model, *files, *whole)
     tiled = ["--tile", "16", "--overlap", "3", "-o", f"y={tmp_path}/tiled.npy"]
     assert "scalar[1,1,45,37]" in run_cml("run", model, *files, *tiled).out
-    np.testing.assert_allclose(
-        np.load(tmp_path / "tiled.npy"), np.load(tmp_path / "whole.npy"), atol=1e-6
-    )
+    assert_allclose(np.load(tmp_path / "tiled.npy"), np.load(tmp_path / "whole.npy"), atol=1e-6)
     assert "--overlap needs --tile" in refused("run", model, *files, "--overlap", "3")
     assert "keep nothing" in refused("run", model, *files, "--tile", "6", "--overlap", "3")

@@ -8,6 +8,7 @@ import warnings
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 import cml_engine as cml
 from cml_engine.errors import CmlError, InputError, ModelError, ShapeError
@@ -69,7 +70,7 @@ def test_given_shape_replaces_the_texts(model, rng):
         (n.op, dict(n.attrs)) for n in wanted.nodes
     ]
     image = rng.standard_normal((2, 2, 6, 10), np.float32)
-    np.testing.assert_array_equal(run(graph, image), run(wanted, image))
+    assert_array_equal(run(graph, image), run(wanted, image))
 
 
 def test_shape_equal_to_the_texts_changes_nothing(model):
@@ -83,7 +84,7 @@ def test_loaded_graph_is_reshaped_without_its_files(model, rng):
     shutil.rmtree(model)
     other = graph.reshaped({"image": (1, 2, 8, 6)})
     image = rng.standard_normal((1, 2, 8, 6), np.float32)
-    np.testing.assert_array_equal(run(other, image), run(wanted, image))
+    assert_array_equal(run(other, image), run(wanted, image))
     assert other.constants["w"] is graph.constants["w"]
     back = other.reshaped({"image": (1, 2, 4, 4)})
     assert back.facts == graph.facts and back.nodes == graph.nodes
@@ -174,7 +175,7 @@ def test_the_command_line_takes_shapes(model, tmp_path, capsys, run_cml, refused
     files = ["-i", f"image={tmp_path}/x.npy", "-o", f"y={tmp_path}/y.npy", "--backend", "cpu"]
     run_cml("run", model, "--shape", "image=1,2,8,8", *files)
     wanted = run(cml.load(model, shapes={"image": image.shape}), image)
-    np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), wanted)
+    assert_array_equal(np.load(tmp_path / "y.npy"), wanted)
     capsys.readouterr()
     assert "Another shape is another session: --shape image=" in refused("run", model, *files)
     assert "did you mean 'image'?" in refused("info", model, "--shape", "imag=1,2,8,8")

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 import cml_engine as cml
 from cml_engine.errors import CmlError
@@ -73,7 +74,7 @@ def test_operators(tmp_path, rng, call, wanted):
     graph = load(tmp_path, f"    {source}\n    y = {call};")
     x = rng.standard_normal((1, 2, 4), np.float32)
     found = cml.Session(graph, "cpu").run({"x": x})["y"]
-    np.testing.assert_allclose(found, wanted(x), rtol=2e-5, atol=2e-6)
+    assert_allclose(found, wanted(x), rtol=2e-5, atol=2e-6)
 
 
 def test_two_results_and_integers(tmp_path):
@@ -154,7 +155,7 @@ def result_of(body, head="", tensors=None):
 )
 def test_numbers_are_broadcast(number, found):
     y = result_of(f"b = tract_core_broadcast({number}, shape = [S, 3]); y = x * b;")
-    np.testing.assert_array_equal(y, np.broadcast_to(np.array(found, np.float32), (2, 3)))
+    assert_array_equal(y, np.broadcast_to(np.array(found, np.float32), (2, 3)))
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_models_fragment_precedes_the_tract_library(fragment):
     name = fragment.split("(")[0].split()[1]
     assert result_of(f"y = {name}(x);", head).tolist() == [[10] * 3] * 2
     ours = result_of("y = tract_core_silu(x);", head)  # our libraries mean the standard's
-    np.testing.assert_allclose(ours, 1 / (1 + np.exp(-1)), rtol=1e-6)
+    assert_allclose(ours, 1 / (1 + np.exp(-1)), rtol=1e-6)
 
 
 @pytest.mark.parametrize(("code", "is_paired"), [(0x3040, False), (0x2040, True)])
@@ -195,7 +196,7 @@ def test_weights_of_q4_0(tmp_path, code, is_paired):
     (tmp_path / "w.dat").write_bytes(header + packed)
     found = cml.load(tmp_path).constants["w"]
     wanted = (codes.astype(np.float32) - 8) * scales.astype(np.float32)[:, None]
-    np.testing.assert_array_equal(found, wanted.reshape(3, 64))
+    assert_array_equal(found, wanted.reshape(3, 64))
     blocks = weight_blocks(found)
     assert (blocks.axis, blocks.size, blocks.bits, blocks.scales.shape) == (1, 32, 4, (3, 2))
     (tmp_path / "w.dat").write_bytes(header + packed[:-1])

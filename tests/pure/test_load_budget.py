@@ -29,10 +29,11 @@ def test_limits_that_cannot_be_read_are_refused(text):
         LoadLimits.parse(text)
 
 
+@pytest.mark.parametrize("limits", [LoadLimits, cml.CookedLimits])
 @pytest.mark.parametrize("value", [0, -1, 1.5, "8G", None, True])
-def test_limits_are_integers_above_0(value):
-    with pytest.raises(cml.InputError, match="memory is .*: wanted an integer"):
-        LoadLimits(memory=value)  # type: ignore[arg-type]
+def test_limits_are_integers_above_0(limits, value):
+    with pytest.raises(cml.InputError, match=f"{limits.__name__}: steps is .*: wanted an integer"):
+        limits(steps=value)
 
 
 @pytest.mark.parametrize("limit", ["memory", "nodes", "steps"])

@@ -127,10 +127,3 @@ def test_steps_do_not_overlap_bindings_or_parameters(cooked, field, less):
     at = PlanHead.read(plan).steps.offset + PlanStepRow.SIZE + field
     (value,) = struct.unpack_from("<I", plan, at)
     refused(changed(cooked, "plan", put(at, "<I", value - less)))
-
-
-@pytest.mark.parametrize("value", ["x", 0, -1, 2.5, True, None])
-def test_limits_that_are_no_positive_integers_are_refused(value):
-    for made in (cml.CookedLimits, cml.LoadLimits):
-        with pytest.raises(cml.InputError, match=f"{made.__name__}: steps is .*: wanted"):
-            made(steps=value)

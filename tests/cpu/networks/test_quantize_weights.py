@@ -6,12 +6,12 @@ import struct
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 import cml_engine as cml
 from cml_engine.compiler.optimize import optimize
 from cml_engine.ir.block_weights import nearest_blocks, weight_blocks
 from cml_engine.nnef.files.tensor_file import MemoryBlob, read_header, read_stored, tensor_bytes
-from cml_engine.tools.cli import main
 
 TEXT = """\
 version 1.0;
@@ -34,13 +34,8 @@ graph net(x) -> (y)
 
 @pytest.fixture
 def graph(rng):
-    shapes = {
-        "f": (40, 12, 3, 3),
-        "scale": (1, 40),
-        "d": (40, 20, 2, 2),
-        "p": (24, 70),
-        "m": (70, 33),
-    }
+    shapes = {"f": (40, 12, 3, 3), "scale": (1, 40), "d": (40, 20, 2, 2), "p": (24, 70),
+              "m": (70, 33)}  # fmt: skip
     arrays = {k: rng.standard_normal(s, np.float32) for k, s in shapes.items()}
     return cml.load(cml.MemoryModel(TEXT, arrays))
 
@@ -67,10 +62,10 @@ def test_quantized_weights(graph, sample, bits, most, share, tmp_path):
     assert files["f"] == report.weights[0].after < share * report.weights[0].before
     again = cml.load(tmp_path / "net")
     for name, blocks in stored.items():
-        np.testing.assert_array_equal(again.constants[name], made.constants[name])
-        np.testing.assert_array_equal(weight_blocks(again.constants[name]).codes, blocks.codes)
+        assert_array_equal(again.constants[name], made.constants[name])
+        assert_array_equal(weight_blocks(again.constants[name]).codes, blocks.codes)
     wanted = cml.Session(made, "cpu").run(sample)["y"]
-    np.testing.assert_array_equal(cml.Session(again, "cpu").run(sample)["y"], wanted)
+    assert_array_equal(cml.Session(again, "cpu").run(sample)["y"], wanted)
     size = np.sqrt(np.mean(np.square(wanted)))
     off = cml.Session(graph, "cpu").run(sample)["y"] - wanted
     assert np.sqrt(np.mean(np.square(off))) / size == pytest.approx(report.error, rel=0.1)
@@ -100,9 +95,9 @@ def test_tensor_files(rng, shape, bits):
     blocks = nearest_blocks(rng.standard_normal(shape, np.float32), 1, 32, bits)
     data = tensor_bytes(blocks.values())
     found = read_stored(MemoryBlob(data, "w.dat")).values
-    np.testing.assert_array_equal(found, blocks.values())
+    assert_array_equal(found, blocks.values())
     back = weight_blocks(found)
-    np.testing.assert_array_equal(back.scales, blocks.scales)
+    assert_array_equal(back.scales, blocks.scales)
     assert (back.codes.shape, back.axis, back.bits) == (shape, 1, bits)
 
 
@@ -133,7 +128,7 @@ def test_blocks_of_any_size_take_memory_of_the_weights_only(rng):
     data = bytearray(tensor_bytes(blocks.values()))
     data[56:60] = struct.pack("<I", 2**32 - 1)
     found = read_stored(MemoryBlob(bytes(data), "w.dat")).values
-    np.testing.assert_array_equal(found, blocks.values())
+    assert_array_equal(found, blocks.values())
 
 
 def test_folding_keeps_blocks(graph, sample):
@@ -145,7 +140,7 @@ def test_folding_keeps_blocks(graph, sample):
     before = weight_blocks(made.constants["f"])
     assert blocks is not None and blocks.codes is before.codes
     scale = made.constants["scale"].reshape(-1, 1, 1, 1)
-    np.testing.assert_allclose(blocks.scales, before.scales * scale, rtol=1e-6)
+    assert_allclose(blocks.scales, before.scales * scale, rtol=1e-6)
 
 
 def test_pickled_weights_keep_their_blocks(graph, sample):
@@ -153,37 +148,33 @@ def test_pickled_weights_keep_their_blocks(graph, sample):
     made, _ = cml.quantize_weights(graph, [sample], 4)
     again = pickle.loads(pickle.dumps(made))
     for name, array in made.constants.items():
-        np.testing.assert_array_equal(again.constants[name], array)
+        assert_array_equal(again.constants[name], array)
         assert (weight_blocks(again.constants[name]) is None) == (weight_blocks(array) is None)
-    np.testing.assert_array_equal(pickle.loads(pickle.dumps(made.constants["m"][:2])),
+    assert_array_equal(pickle.loads(pickle.dumps(made.constants["m"][:2])),
                                   made.constants["m"][:2])  # fmt: skip
 
 
-def test_command(graph, tmp_path, capsys):
-    model = tmp_path / "net"
+def test_command(graph, tmp_path, run_cml, refused):
+    model, out = tmp_path / "net", tmp_path / "small"
     cml.save(graph, model)
-    out = str(tmp_path / "small")
-    assert main(["quantize", str(model), out, "--weight-bits", "4", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    words = ("quantize", model, out, "--overwrite", "--weight-bits")
+    report = json.loads(run_cml(*words, "4", "--json").out)
     assert report["bits"] == 4 and report["after"] < report["before"]
     assert weight_blocks(cml.load(out).constants["m"]).bits == 4
-    limit = ["--weight-bits", "4", "--max-error", "0.001", "--overwrite"]
-    assert main(["quantize", str(model), out, *limit]) == 1
-    assert "error of the outputs: " in capsys.readouterr().out
-    assert main(["quantize", str(model), out, "--weight-bits", "8", "--bits", "16"]) == 2
-    assert "leaves all but the weights in floats: leave --bits out" in capsys.readouterr().err
+    said = run_cml(*words, "4", "--max-error", "0.001", ends=1).out
+    assert "error of the outputs: " in said
+    said = refused(*words, "8", "--bits", "16")
+    assert "leaves all but the weights in floats: leave --bits out" in said
 
 
-def test_info_says_which_weights_are_unpacked(graph, sample, tmp_path, capsys):
+def test_info_says_which_weights_are_unpacked(graph, sample, tmp_path, run_cml):
     made, _ = cml.quantize_weights(graph, [sample], 8)
     cml.save(made, tmp_path / "net")
-    assert main(["info", str(tmp_path / "net")]) == 0
-    said = capsys.readouterr().out
+    said = run_cml("info", tmp_path / "net").out
     assert "3 of 4 operators read their weights in 8 or 4 bits" in said
     assert "unpacked when loaded: matmul 'y'" in said  # its sums have 70 products
     cml.save(graph, tmp_path / "floats")
-    assert main(["info", str(tmp_path / "floats")]) == 0
-    assert "8 or 4 bits" not in capsys.readouterr().out
+    assert "8 or 4 bits" not in run_cml("info", tmp_path / "floats").out
 
 
 def test_wrong_arguments(graph, sample, tmp_path):

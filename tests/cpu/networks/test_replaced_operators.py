@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 import cml_engine as cml
 from cml_engine.compiler.optimize import STAGES, optimize
@@ -75,7 +76,7 @@ def test_passes_ignore_game_replacements_of_operators(name):
             for output, value in wanted.items():
                 size = float(np.abs(value).max(initial=1.0))
                 if size < 1e4:  # the rounding error of larger values exceeds any tolerance
-                    np.testing.assert_allclose(got[output], value, 1e-3, 1e-4 * size)
+                    assert_allclose(got[output], value, 1e-3, 1e-4 * size)
 
 
 @pytest.mark.parametrize("storage", ["float", "half"])
@@ -106,7 +107,7 @@ def agree_on_the_gpu(name, source, graph, inputs, gpu, options, tolerance):
         assert name in {step.op for step in session.plan.steps}
     for output, value in wanted.items():
         atol = tolerance * float(np.abs(value).max())
-        np.testing.assert_allclose(got[output], value, rtol=tolerance, atol=atol)
+        assert_allclose(got[output], value, rtol=tolerance, atol=atol)
 
 
 def test_session_keeps_its_operator_registrations(gpu):
@@ -117,7 +118,7 @@ def test_session_keeps_its_operator_registrations(gpu):
     wanted = [session.run(inputs)["t1"] for session in sessions]
     with overridden("relu"):
         for session, value in zip(sessions, wanted, strict=True):
-            np.testing.assert_array_equal(session.run(inputs)["t1"], value)
+            assert_array_equal(session.run(inputs)["t1"], value)
         later = cml.Session(graph, "cpu")
     assert not np.allclose(later.run(inputs)["t1"], wanted[0])
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 import cml_engine as cml
 from cml_engine.errors import InputError
@@ -49,10 +50,10 @@ def check(plain, rgba, rng, backend):
     assert list(got) == list(wanted)
     assert got["bright"].shape == (2, 4, 5, 3 + rgba) and got["mask"].dtype == np.bool_
     for name in ("bright", "copied"):
-        np.testing.assert_allclose(got[name][..., :3], last(wanted[name]), rtol=1e-5, atol=1e-5)
+        assert_allclose(got[name][..., :3], last(wanted[name]), rtol=1e-5, atol=1e-5)
         assert not rgba or np.all(got[name][..., 3] == 1)
-    np.testing.assert_array_equal(got["mask"], last(wanted["mask"]))
-    np.testing.assert_allclose(got["label"], wanted["label"], rtol=1e-5)
+    assert_array_equal(got["mask"], last(wanted["mask"]))
+    assert_allclose(got["label"], wanted["label"], rtol=1e-5)
 
 
 @pytest.mark.parametrize("rgba", [False, True])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from cml_engine.formats.loading import load
 from cml_engine.ops.common import blas
@@ -46,7 +47,7 @@ def test_a_product_in_blocks_is_the_product(blocks, rng, shapes, given):
     found = multiply(a, b, out)
     assert out is None or found is out
     assert found.dtype == np.float32 and found.shape == wanted.shape
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=2e-3)
+    assert_allclose(found, wanted, rtol=1e-4, atol=2e-3)
 
 
 def test_the_number_of_threads_changes_no_bit(rng, monkeypatch):
@@ -57,8 +58,8 @@ def test_the_number_of_threads_changes_no_bit(rng, monkeypatch):
     for cores in (1, 2, 7):
         monkeypatch.setattr(blas, "_cores", lambda cores=cores: cores)
         found.append(multiply(a, b))
-    np.testing.assert_array_equal(found[0], found[1])
-    np.testing.assert_array_equal(found[0], found[2])
+    assert_array_equal(found[0], found[1])
+    assert_array_equal(found[0], found[2])
 
 
 def test_an_error_in_a_block_is_the_product_s():

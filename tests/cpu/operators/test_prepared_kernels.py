@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 import cml_engine as cml
 from cml_engine.cpu.cpu_program import CpuProgram
@@ -76,11 +77,9 @@ def test_every_case_in_every_order_of_memory(op):
                 assert got.dtype == wanted.dtype
                 bound = spec.tolerance
                 if bound is EXACT:
-                    np.testing.assert_array_equal(got, wanted, err_msg=case.note)
+                    assert_array_equal(got, wanted, err_msg=case.note)
                 else:
-                    np.testing.assert_allclose(
-                        got, wanted, bound.rtol, bound.atol, err_msg=case.note
-                    )
+                    assert_allclose(got, wanted, bound.rtol, bound.atol, err_msg=case.note)
         compared += 1
     assert compared > 2
 
@@ -97,7 +96,7 @@ def by(way, case, rng):
     for given in orders(arrays):
         got = way(shape, arrays[1], Scratch())(attrs, *given)
         bound = 5e-6 * np.abs(wanted).max(initial=1)
-        np.testing.assert_allclose(got, wanted, rtol=0, atol=bound, err_msg=str(case))
+        assert_allclose(got, wanted, rtol=0, atol=bound, err_msg=str(case))
 
 
 def shape_of(case):
@@ -219,7 +218,7 @@ def test_results_of_earlier_runs_stay_valid(block):
     results = [session.run(inputs) for inputs in given]
     for inputs, result in zip(given, results, strict=True):
         for name, wanted in zip(graph.outputs, defined(graph, inputs["x"]), strict=True):
-            np.testing.assert_allclose(result[name], wanted, rtol=1e-4, atol=1e-4)
+            assert_allclose(result[name], wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_results_last_as_long_as_a_view_of_them():
@@ -252,7 +251,7 @@ def conv_chain():
 
 
 def near(got, wanted):
-    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+    assert_allclose(got, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
 
 
 def test_a_session_agrees_with_the_definitions(monkeypatch):
@@ -267,7 +266,7 @@ def test_a_session_agrees_with_the_definitions(monkeypatch):
     (got,), (again,) = (session.run(inputs).values() for _ in range(2))
     assert len(calls) == 4
     assert got.flags.c_contiguous
-    np.testing.assert_array_equal(got, again)
+    assert_array_equal(got, again)
     near(got, defined(graph, inputs["x"])[0])
 
 
@@ -331,11 +330,11 @@ def test_nonfinite_inputs_affect_only_their_windows(rng, odd):
     with np.errstate(invalid="ignore"):
         wanted = FORMULAS["conv"](x, filter, bias, **attrs)[0].astype(np.float32)
     assert (~np.isfinite(wanted)).sum() == (9 * 8 if abs(odd) > 1e38 or odd != odd else 0)
-    np.testing.assert_array_equal(np.isnan(got), np.isnan(wanted))
-    np.testing.assert_array_equal(np.isinf(got), np.isinf(wanted))
+    assert_array_equal(np.isnan(got), np.isnan(wanted))
+    assert_array_equal(np.isinf(got), np.isinf(wanted))
     far = np.ones((13, 14), bool)
     far[5:8, 6:9] = False
-    np.testing.assert_allclose(got[:, :, far], wanted[:, :, far], rtol=0, atol=2e-5)
+    assert_allclose(got[:, :, far], wanted[:, :, far], rtol=0, atol=2e-5)
 
 
 # ---------------------------------------------------------------- in place
@@ -369,7 +368,7 @@ def test_in_place_elementwise_equals_the_definition(op, attrs, others):
     finite = np.isfinite(list(attrs.values())).all() and all(np.isfinite(o).all() for o in operands)
     assert done or not finite
     if done:
-        np.testing.assert_array_equal(x, wanted)
+        assert_array_equal(x, wanted)
 
 
 @pytest.mark.parametrize("slopes", [(1, 7), (1, 7, 1, 1), (), (2, 7, 30, 40), (1, 1, 30)])
@@ -383,7 +382,7 @@ def test_prelu_in_blocks(rng, monkeypatch, slopes, low):
         x = rng.uniform(-1, 1, laid).astype(np.float32).transpose(order)
         wanted = lookup("prelu").cpu(Attrs({}), x, slope)
         assert apply_in_place(formula_of("prelu"), Attrs({}), x, [slope])
-        np.testing.assert_array_equal(x, wanted)
+        assert_array_equal(x, wanted)
 
 
 def test_in_place_requires_equal_shape_and_type():
@@ -404,4 +403,4 @@ def test_a_large_image_is_done_in_stretches(rng):
     whole = conv_cpu(attrs, x, filter, zero)
     parts = [conv_cpu(attrs, x[:, :, i : i + 18], filter, zero) for i in (0, 100, 238)]
     for i, part in zip((0, 100, 238), parts, strict=True):
-        np.testing.assert_allclose(whole[:, :, i : i + 16], part, rtol=1e-5, atol=1e-4)
+        assert_allclose(whole[:, :, i : i + 16], part, rtol=1e-5, atol=1e-4)

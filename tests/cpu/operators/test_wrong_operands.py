@@ -26,6 +26,8 @@ ANY = [(0, 0)] * 4
 ROI = [(1, 1, 4, 4), (2, 4), integers(2)]
 TWO = {"size": [1, 1, 2, 2]}
 HALVE = {**TWO, "stride": [1, 1, 2, 2]}
+PLANES, WHOLE = (1, 2, 4, 4), integers(2, 3)
+BLOCK = {"size": [2, 2], "padding": [(0, 0)] * 2}
 
 WRONG = [
     ("conv", [(1, 128, 8, 8), (32, 64, 3, 3), ()], {},
@@ -99,6 +101,26 @@ WRONG = [
     ("avg_roi_pool", ROI, {"output_size": [1, 0]}, "wanted 1 or more"),
     ("avg_roi_pool", [(0, 1, 4, 4), *ROI[1:]], {"output_size": [1, 1]}, "no batch item"),
     ("max_roi_align", ROI, {"output_size": [1, 1], "sampling_rate": [2]}, "sampling_rate"),
+    ("gather_elements", [PLANES, WHOLE], {"axis": 1}, "wanted rank 4"),
+    ("scatter_elements", [WHOLE] * 3, {"axis": 1, "reduction": "sum"},
+     "reduction 'sum', wanted one of none, add"),
+    ("scatter_nd", [logicals(2, 3), integers(2, 1), logicals(2, 3)], {"reduction": "add"},
+     "cast it"),
+    ("scatter_nd", [WHOLE] * 3, {}, "rows of at most 2 numbers"),
+    ("grid_sample", [PLANES, (1, 2, 2, 3)], {}, "a position of 2 numbers"),
+    ("grid_sample", [PLANES, (1, 2, 2, 2)], {"method": "bilinear"},
+     "method 'bilinear', wanted one of nearest, linear, cubic"),
+    ("roi_align", [PLANES, (1, 4), integers(2)], {"output_size": [2, 2]}, "one for each roi"),
+    ("non_max_suppression", [(1, 3, 4), (1, 2, 4)], {"max_per_class": 1},
+     r"wanted \[1, classes, 3\]"),
+    ("nonzero", [PLANES], {"capacity": -1}, "capacity -1"),
+    ("col2im", [(1, 4, 8)], {**BLOCK, "output_size": [4, 4]},
+     r"wanted \[batch, channels \* 4, 9\]"),
+    ("deform_columns", [PLANES, (1, 8, 4, 4), ()], BLOCK, r"wanted \[1,8,3,3\]"),
+    ("int_conv", [PLANES, PLANES], {}, "input is .*scalar"),
+    ("reverse_sequence", [PLANES, integers(3)], {"time_axis": 2, "batch_axis": 1},
+     r"wanted integer\[2\]"),
+    ("cumprod", [WHOLE], {"axis": 0}, "cast<scalar>"),
 ]  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import tarfile
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from cml_engine import nnef
 from cml_engine.errors import ModelError, NnefSyntaxError, TensorFileError
@@ -36,7 +37,7 @@ def test_model_loads_from_folder_file_and_archive(write_model, tmp_path):
     with tarfile.open(tmp_path / "m.tgz", "w:gz") as tar:
         tar.add(folder, "some/model")
     for path in (folder, folder / "graph.nnef", tmp_path / "m.tgz"):
-        np.testing.assert_array_equal(load(path), VALUES)
+        assert_array_equal(load(path), VALUES)
     assert not load(folder).flags.writeable
 
 
@@ -51,7 +52,7 @@ def test_model_loads_from_folder_file_and_archive(write_model, tmp_path):
 def test_values_become_the_engines_types(write_model, stored, dtype, wanted):
     found = load(write_model(text_with(dtype), w=stored))
     assert found.dtype == wanted
-    np.testing.assert_array_equal(found, stored)
+    assert_array_equal(found, stored)
 
 
 def test_half_floats_are_widened_with_a_notice(write_model):
@@ -59,7 +60,7 @@ def test_half_floats_are_widened_with_a_notice(write_model):
     with pytest.warns(NnefWarning, match=r"graph\.nnef:5:9: 1 files hold 16-bit floats"):
         found = load(path)
     assert found.dtype == np.float32
-    np.testing.assert_array_equal(found, VALUES.astype(np.float16))
+    assert_array_equal(found, VALUES.astype(np.float16))
 
 
 def test_wide_floats_are_rounded_with_a_notice(write_model):
@@ -97,7 +98,7 @@ def test_missing_or_truncated_weights_are_refused(write_model):
 def test_labels_with_folders_and_a_leading_slash(write_model):
     folder = write_model(text_with(label="/a/b.c/w"))
     write_tensor(folder / "a" / "b.c" / "w.dat", VALUES)
-    np.testing.assert_array_equal(load(folder), VALUES)
+    assert_array_equal(load(folder), VALUES)
 
 
 def test_labels_are_case_insensitive(write_model):
@@ -235,7 +236,7 @@ def test_stored_integers_are_dequantized(write_model, line, wanted):
     for item in (ItemType.QUANTIZED_UINT, ItemType.UINT):
         found = quantised(write_model, f'"w": {line};', CODES, 4, item)
         assert found.dtype == np.float32
-        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+        assert_allclose(found, wanted, rtol=1e-6)
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
@@ -247,7 +248,7 @@ def test_signed_codes(write_model, symmetric):
     )
     found = quantised(write_model, line, codes, 4, ItemType.QUANTIZED_INT)
     wanted = (codes + 7) / 14 * 2 - 1 if symmetric else (codes + 8) / 15 * 2 - 1
-    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-7)
+    assert_allclose(found, wanted, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -277,7 +278,7 @@ def test_the_deprecated_range_in_the_header(write_model):
     data = bytearray(tensor_bytes(CODES, 4, ItemType.QUANTIZED_UINT))
     data[52:60] = np.array([-1, 2], np.float32).tobytes()
     (folder / "w.dat").write_bytes(data)
-    np.testing.assert_allclose(load(folder), CODES / 15 * 3 - 1, rtol=1e-6)
+    assert_allclose(load(folder), CODES / 15 * 3 - 1, rtol=1e-6)
 
 
 def test_activation_quantization_is_retained(write_model):
@@ -297,8 +298,8 @@ def test_variables_of_one_label_have_separate_quantization(write_model):
     lines = [line.format("w", 3, 0.5), line.format("v", 0, 2.0), line.format("u", 3, 0.5)]
     (folder / "graph.quant").write_text("".join(lines))
     constants = nnef.load(folder, lambda op: True).constants
-    np.testing.assert_array_equal(constants["w"], (CODES - 3) * 0.5)
-    np.testing.assert_array_equal(constants["v"], CODES * 2.0)
+    assert_array_equal(constants["w"], (CODES - 3) * 0.5)
+    assert_array_equal(constants["v"], CODES * 2.0)
     assert constants["u"] is constants["w"]
     (folder / "graph.quant").write_text(lines[0])
     with pytest.raises(TensorFileError, match=r"graph\.nnef:6:9: .*says nothing of its tensor"):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 import cml_engine as cml
 from cml_engine.errors import CmlError, InputError, ModelError, TensorFileError
@@ -58,11 +59,11 @@ def test_model_source_is_a_structural_type():
 def test_a_model_in_memory():
     for tensors in ({"a/w": VALUES}, {"/a/w": VALUES.astype(">f4")}):
         graph = cml.load(cml.MemoryModel(TEXT, tensors))
-        np.testing.assert_array_equal(graph.constants["w"], VALUES)
+        assert_array_equal(graph.constants["w"], VALUES)
         assert graph.constants["w"].dtype == np.float32
     quant = '"w": zero_point_linear_quantize(zero_point = 1, scale = 0.5, bits = 8, signed = true);'
     stored = cml.MemoryModel(TEXT, {"a/w": VALUES.astype(np.int8)}, quant=quant)
-    np.testing.assert_array_equal(cml.load(stored).constants["w"], (VALUES - 1) / 2)
+    assert_array_equal(cml.load(stored).constants["w"], (VALUES - 1) / 2)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def test_memory_model_text_must_be_str():
 
 def test_model_source_is_asked_only_for_safe_names():
     source = Files(files())
-    np.testing.assert_array_equal(cml.load(source).constants["w"], VALUES)
+    assert_array_equal(cml.load(source).constants["w"], VALUES)
     assert set(source.asked) == {"graph.nnef", "graph.quant", "a/w.dat"}
     for label in ("../w", "/../w", "C:/w", "a/../../w"):
         source = Files({"graph.nnef": TEXT.replace("a/w", label).encode()})
@@ -175,7 +176,7 @@ def test_bytes_of_an_archive(tmp_path):
     cml.save(cml.load(Files(files())), tmp_path / "m.tgz")
     data = (tmp_path / "m.tgz").read_bytes()
     for model in (data, bytearray(data), memoryview(data), Files({"net.tgz": data}, "net.tgz")):
-        np.testing.assert_array_equal(cml.load(model).constants["w"], VALUES)
+        assert_array_equal(cml.load(model).constants["w"], VALUES)
     with pytest.raises(ModelError, match="'<bytes>' is damaged"):
         cml.load(data[:-3])
 
@@ -252,5 +253,5 @@ def test_documented_pak_file_source_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = {"cml": cml}
     exec(example("docs/your_model.md", "class PakModel"), found)
-    np.testing.assert_array_equal(found["graph"].constants["w"], VALUES)
+    assert_array_equal(found["graph"].constants["w"], VALUES)
     assert isinstance(found["PakModel"], type)

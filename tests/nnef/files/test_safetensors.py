@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 import cml_engine as cml
 from cml_engine.errors import InputError, TensorFileError
@@ -73,7 +74,7 @@ def bfloat16(array):
 )
 def test_every_type(dtype, stored, declared):
     found = loaded(safetensors(w=(dtype, stored)), dtype=declared)
-    np.testing.assert_array_equal(found, VALUES > 2 if dtype == "BOOL" else VALUES)
+    assert_array_equal(found, VALUES > 2 if dtype == "BOOL" else VALUES)
     assert not found.flags.writeable
 
 
@@ -82,12 +83,12 @@ def test_a_file_and_labels_with_a_slash(tmp_path):
         safetensors(**{"a.w": ("F32", VALUES), "n.num_batches_tracked": ("I64", np.array(5))})
     )
     graph = cml.load(model(label="/a.w"), weights=tmp_path / "w.safetensors")
-    np.testing.assert_array_equal(graph.constants["w"], VALUES)
+    assert_array_equal(graph.constants["w"], VALUES)
 
 
 def test_extents_of_1_may_be_missing():
     found = loaded(safetensors(w=("F32", VALUES.reshape(6))), shape="[1, 6]")
-    np.testing.assert_array_equal(found, VALUES.reshape(1, 6))
+    assert_array_equal(found, VALUES.reshape(1, 6))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from cml_engine.errors import TensorFileError
 from cml_engine.io.model_source import FolderSource, SourceFile
@@ -30,7 +31,7 @@ def test_floats(bits, order, rng):
     array = rng.normal(size=(2, 3, 4)).astype(f"{order}f{bits // 8}")
     found = round_trip(array)
     assert found.dtype == np.dtype(f"<f{bits // 8}")
-    np.testing.assert_array_equal(found, array)
+    assert_array_equal(found, array)
 
 
 @pytest.mark.parametrize("signed", [False, True])
@@ -47,7 +48,7 @@ def test_integers_of_every_width(bits, signed, rng):
     ):
         data = tensor_bytes(array, bits, item)
         assert len(data) == 128 + -(-21 * bits // 8)
-        np.testing.assert_array_equal(round_trip(array, bits, item), array)
+        assert_array_equal(round_trip(array, bits, item), array)
 
 
 def test_odd_widths_are_packed_from_the_top():
@@ -58,13 +59,13 @@ def test_odd_widths_are_packed_from_the_top():
 
 def test_chunks_of_packed_integers_join():
     array = (np.arange(300_001) % 8).astype(np.uint8)
-    np.testing.assert_array_equal(round_trip(array, 3), array)
+    assert_array_equal(round_trip(array, 3), array)
 
 
 def test_bools(rng):
     array = rng.random((3, 5)) < 0.5
-    np.testing.assert_array_equal(round_trip(array), array)
-    np.testing.assert_array_equal(round_trip(array, 8), array)
+    assert_array_equal(round_trip(array), array)
+    assert_array_equal(round_trip(array, 8), array)
     assert round_trip(np.array(True)).shape == ()
 
 
@@ -82,7 +83,7 @@ def test_the_deprecated_sign_of_unsigned_integers():
 def test_a_file_on_disk(tmp_path):
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     write_tensor(tmp_path / "a" / "b.dat", array)
-    np.testing.assert_array_equal(
+    assert_array_equal(
         read_stored(SourceFile(FolderSource(tmp_path, "graph.nnef"), "a/b.dat")).values, array
     )
 

@@ -4,6 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
@@ -34,7 +35,7 @@ def test_exported_network(rng, cnn):
     wanted = reference(made, {"image": x})
     got = cml.Session(graph, "cpu").run({"image": x})
     assert got.keys() == wanted.keys()
-    np.testing.assert_allclose(got["output"], wanted["output"], rtol=1e-5, atol=1e-6)
+    assert_allclose(got["output"], wanted["output"], rtol=1e-5, atol=1e-6)
     assert {n.op for n in graph.nodes} >= {"conv", "prelu", "deconv", "linear", "softmax"}
     assert "conv1_Conv" in graph.facts
     assert str(graph.nodes[0].source).endswith("<bytes>: Conv '/conv1/Conv'")
@@ -74,7 +75,7 @@ def test_a_graph_is_reshaped_without_its_file(rng, cnn):
     x = rng.standard_normal((2, *SHAPE[1:]), np.float32)
     got = cml.Session(graph.reshaped({"image": x.shape}), "cpu").run({"image": x})
     for name, wanted in reference(made, {"image": x}).items():
-        np.testing.assert_allclose(got[name], wanted, rtol=1e-5, atol=1e-6)
+        assert_allclose(got[name], wanted, rtol=1e-5, atol=1e-6)
     with pytest.raises(cml.ModelError, match="Gemm '/fc/Gemm'.*120 channels"):
         graph.reshaped({"image": (2, 3, 10, 12)})
     with pytest.raises(cml.InputError, match="no input 'imag'; did you mean 'image'"):
@@ -111,7 +112,7 @@ def test_nonzero_has_a_count_output():
     x = np.array([[0, 2, 0], [0, 0, 3]], np.float32)
     got = cml.Session(graph, "cpu").run({"x": x})
     assert got["y_count"] == 2
-    np.testing.assert_array_equal(got["y"], [[0, 1, -1, -1, -1, -1], [1, 2, -1, -1, -1, -1]])
+    assert_array_equal(got["y"], [[0, 1, -1, -1, -1, -1], [1, 2, -1, -1, -1, -1]])
 
 
 def test_local_functions_are_inlined():
@@ -133,7 +134,7 @@ def test_local_functions_are_inlined():
     graph = cml.load(made.SerializeToString())
     x = np.array([-1, 0, 2], np.float32)
     got = cml.Session(graph, "cpu").run({"x": x})
-    np.testing.assert_allclose(got["y"], [-0.02, 0, 8], rtol=1e-6)
+    assert_allclose(got["y"], [-0.02, 0, 8], rtol=1e-6)
     assert "2 functions inlined" in graph.notes[0]
     assert "first_b" in graph.facts
 
@@ -161,7 +162,7 @@ def test_game_operator_in_an_onnx_file(tmp_path):
         cml.save(graph, tmp_path / "m")
         for loaded in (graph, cml.load(tmp_path / "m")):
             got = cml.Session(loaded, "cpu").run({"x": np.zeros(2, np.float32)})
-            np.testing.assert_array_equal(got["y"], [3, 6])
+            assert_array_equal(got["y"], [3, 6])
         made.graph.node[0].attribute[0].CopyFrom(onnx.helper.make_attribute("amount", "much"))
         with pytest.raises(cml.ModelError, match="'amount' wants scalar, got string 'much'"):
             cml.load(made.SerializeToString())
@@ -180,7 +181,7 @@ def test_the_smallest_integer_of_its_type_has_no_opposite(op, wanted):
     made = model([node(f"y = {op}(x)")], [value("x", [3], "int8")], [value("y", [3], "int8")])
     session = cml.Session(cml.load(made.SerializeToString()), "cpu")
     got = session.run({"x": np.array([-128, -127, -5], np.int8)})
-    np.testing.assert_array_equal(got["y"], wanted)
+    assert_array_equal(got["y"], wanted)
 
 
 def test_loops_and_branches_are_written_out(rng):
@@ -206,8 +207,8 @@ def test_loops_and_branches_are_written_out(rng):
     made = model(nodes, [value("x", [4])], [value("y", [4]), value("all", None)], weights)
     x = rng.standard_normal(4, np.float32)
     got = cml.Session(cml.load(made.SerializeToString()), "cpu").run({"x": x})
-    np.testing.assert_allclose(got["y"], -(x + 4), rtol=1e-6)
-    np.testing.assert_allclose(got["all"], [(x + k) ** 2 for k in range(1, 5)], rtol=1e-5)
+    assert_allclose(got["y"], -(x + 4), rtol=1e-6)
+    assert_allclose(got["all"], [(x + k) ** 2 for k in range(1, 5)], rtol=1e-5)
 
 
 def one_by_one(tensor):
@@ -247,7 +248,7 @@ def test_tensors_are_read_as_the_package_reads_them(dtype, how):
     tensor = read_tensor(Message(memoryview(data), "m.onnx"), ExternalData(None))
     found = tensor.values()
     assert tensor.name == "t"
-    np.testing.assert_array_equal(found, array.astype(found.dtype))
+    assert_array_equal(found, array.astype(found.dtype))
 
 
 @pytest.mark.filterwarnings("ignore:.*is float64")
@@ -260,7 +261,7 @@ def test_other_floats_are_computed_in_32_bits(rng, dtype):
     graph = cml.load(made.SerializeToString())
     got = cml.Session(graph, "cpu").run({"x": x})
     wanted = x.astype(np.float64) @ weights["w"].astype(np.float64) + 1
-    np.testing.assert_allclose(got["y"], wanted, rtol=1e-5, atol=1e-5)
+    assert_allclose(got["y"], wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_names_that_nnef_cannot_have(rng, tmp_path):
@@ -272,13 +273,13 @@ def test_names_that_nnef_cannot_have(rng, tmp_path):
     graph = cml.load(made.SerializeToString())
     x = np.array([1, -2], np.float32)
     got = cml.Session(graph, "cpu").run({"1": x})
-    np.testing.assert_array_equal(got["out:0"], 1.5 * x)
-    np.testing.assert_array_equal(got["0.5"], 0.5 * x)
+    assert_array_equal(got["out:0"], 1.5 * x)
+    assert_array_equal(got["0.5"], 0.5 * x)
     cml.save(graph, tmp_path / "m")
     again = cml.Session(cml.load(tmp_path / "m"), "cpu")
     (name,) = again.inputs
     got = list(again.run({name: x}).values())
-    np.testing.assert_array_equal(got[0], 1.5 * x)
+    assert_array_equal(got[0], 1.5 * x)
 
 
 def test_shape_of_nonzero_uses_the_count():

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 onnx = pytest.importorskip("onnx")
 
@@ -16,7 +17,15 @@ from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 import cml_engine as cml  # noqa: E402
 from cml_engine.errors import CmlError, UnsupportedOp  # noqa: E402
 from cml_engine.tools.cli import main  # noqa: E402
-from tests.fixtures.onnx_models import exported_cnn, model, node, saved, value  # noqa: E402
+from tests.fixtures.onnx_models import (  # noqa: E402
+    exported_cnn,
+    loop,
+    model,
+    node,
+    one,
+    saved,
+    value,
+)
 
 X, Y = value("x", [1, 4]), value("y", None)
 #: the memory limit for reading a damaged model, with the Python objects of its nodes
@@ -44,12 +53,6 @@ def refused(made, match, kind=CmlError, **more):
     with little_memory(), pytest.raises(kind, match=match) as caught:
         cml.load(data, **more)
     return str(caught.value)
-
-
-def one(op, inputs="x", weights=None, opset=17, **attrs):
-    return model(
-        [node(f"y = {op}({', '.join(inputs.split())})", **attrs)], [X], [Y], weights, opset
-    )
 
 
 # -- bytes -----------------------------------------------------------------------------------------
@@ -218,18 +221,11 @@ def test_float64_constants_out_of_range_are_refused():
     limits = np.array([np.finfo(np.float64).min, np.inf, np.nan, 1e-300])
     loaded = cml.load(model(nodes, [X], [Y], {"w": limits}).SerializeToString())
     (held,) = loaded.constants.values()
-    np.testing.assert_array_equal(held, np.array([[-np.inf, np.inf, np.nan, 0]], np.float32))
+    assert_array_equal(held, np.array([[-np.inf, np.inf, np.nan, 0]], np.float32))
 
 
 def test_loops_of_unknown_length_are_refused():
-    body = helper.make_graph(
-        [node("more = Identity(go)"), node("b = Identity(a)")],
-        "body",
-        [value("i", [], "int64"), value("go", [], "bool"), value("a", [1, 4])],
-        [value("more", [], "bool"), value("b", [1, 4])],
-    )
-    made = model([node("y = Loop(n, go, x)", body=body)],
-                 [X, value("n", [], "int64"), value("go", [], "bool")], [Y])  # fmt: skip
+    made = model([loop("n")], [X, value("n", [], "int64")], [Y], {"true": np.array(True)})
     refused(made, "number of iterations must be known", UnsupportedOp)
 
 
@@ -298,7 +294,7 @@ def test_external_data_beyond_2_gb(tmp_path):
         file.write(values.tobytes())
     saved(external("w.bin", offset=str(begin), length="16"), tmp_path / "m.onnx")
     got = cml.Session(cml.load(tmp_path / "m.onnx"), "cpu").run({"x": np.zeros((1, 4), np.float32)})
-    np.testing.assert_array_equal(got["y"][0], values)
+    assert_array_equal(got["y"][0], values)
 
 
 class Pak:
@@ -323,7 +319,7 @@ def test_external_data_of_a_source():
     model = external("./w.bin", offset="16", length="16").SerializeToString()
     session = cml.Session(cml.load(Pak({"net.onnx": model, "w.bin": values.tobytes()})), "cpu")
     got = session.run({"x": np.zeros((1, 4), np.float32)})
-    np.testing.assert_array_equal(got["y"][0], values[4:])
+    assert_array_equal(got["y"][0], values[4:])
     with pytest.raises(CmlError, match="No such file in 'pak:net'.*belongs beside"):
         cml.load(Pak({"net.onnx": model}))
     with pytest.raises(CmlError, match="'w.bin' is truncated|16 bytes at 16"):

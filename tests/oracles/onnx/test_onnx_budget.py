@@ -11,7 +11,7 @@ from onnx import helper  # noqa: E402
 
 import cml_engine as cml  # noqa: E402
 from cml_engine.io.load_limits import OverBudget  # noqa: E402
-from tests.fixtures.onnx_models import model, node, value  # noqa: E402
+from tests.fixtures.onnx_models import loop, model, node, one, value  # noqa: E402
 
 X, Y = value("x", [1, 4]), value("y", None)
 ONE, MIB = value("x", [1, 1]), 2**20
@@ -62,20 +62,8 @@ def doubling_concat():
 
 
 def endless_loop():
-    body = helper.make_graph(
-        [node("more = Identity(go)"), node("b = Relu(a)")],
-        "body",
-        [value("i", [], "int64"), value("go", [], "bool"), value("a", [1, 4])],
-        [value("more", [], "bool"), value("b", [1, 4])],
-    )
     weights = {"n": np.array(2**40), "true": np.array(True)}
-    return model([node("y = Loop(n, true, x)", body=body)], [X], [Y], weights)
-
-
-def one(op, inputs, weights, opset=18, **attrs):
-    return model(
-        [node(f"y = {op}({', '.join(inputs.split())})", **attrs)], [X], [Y], weights, opset
-    )
+    return model([loop("n")], [X], [Y], weights)
 
 
 def long_attribute():
@@ -89,7 +77,7 @@ def long_attribute():
 
 HOSTILE = {
     "Split into 2^30": (
-        lambda: one("Split", "x", {}, num_outputs=2**30),
+        lambda: one("Split", opset=18, num_outputs=2**30),
         cml.LoadLimits(),
         "Split 'y': .* needs 1,073,741,824 nodes",
     ),

@@ -8,7 +8,6 @@ onnx = pytest.importorskip("onnx")
 from onnx import helper  # noqa: E402
 
 import cml_engine as cml  # noqa: E402
-from cml_engine.tools.cli import main  # noqa: E402
 from tests.fixtures.onnx_models import model, node, value  # noqa: E402
 
 Y = value("y", None)
@@ -38,28 +37,32 @@ def rates(tmp_path):
     return path
 
 
-def run_with(rates, *more):
-    folder = rates.parent
-    files = ["-i", f"x={folder}/x.npy", "-o", f"y={folder}/y.npy", "--backend", "cpu"]
-    assert main(["run", str(rates), *files, *more]) == 0
-    return np.load(folder / "y.npy").reshape(-1).tolist()  # type: ignore[no-any-return]
+@pytest.fixture
+def run(rates, run_cml):
+    """A function that runs the network with further words; returns its result as a list."""
+
+    def run(*more):
+        folder = rates.parent
+        files = ["-i", f"x={folder}/x.npy", "-o", f"y={folder}/y.npy", "--backend", "cpu"]
+        run_cml("run", rates, *files, *more)
+        return np.load(folder / "y.npy").reshape(-1).tolist()
+
+    return run
 
 
 NEG, ABS = [2.0, 1.0, 0.0, -1.0], [2.0, 1.0, 0.0, 1.0]
 
 
-def test_constants_of_the_command_line(rates):
-    folder = rates.parent
-    for rate, found in (("16000", NEG), ("[8000]", ABS), (f"{folder}/rate.npy", NEG)):
-        assert run_with(rates, "--constant", "wanted=16000", "--constant", f"rate={rate}") == found
+def test_constants_of_the_command_line(rates, run):
+    for rate, found in (("16000", NEG), ("[8000]", ABS), (f"{rates.parent}/rate.npy", NEG)):
+        assert run("--constant", "wanted=16000", "--constant", f"rate={rate}") == found
 
 
-def test_files_of_inputs_decide_a_condition(rates):
+def test_files_of_inputs_decide_a_condition(rates, run):
     folder = rates.parent
     for file, found in (("rate", NEG), ("other", ABS)):
-        inputs = ["-i", f"rate={folder}/{file}.npy", "-i", f"wanted={folder}/rate.npy"]
-        assert run_with(rates, *inputs) == found
-    assert run_with(rates, "-i", f"rate={folder}/rate.npy", "--constant", "wanted=8000") == ABS
+        assert run("-i", f"rate={folder}/{file}.npy", "-i", f"wanted={folder}/rate.npy") == found
+    assert run("-i", f"rate={folder}/rate.npy", "--constant", "wanted=8000") == ABS
 
 
 @pytest.mark.parametrize(
@@ -67,16 +70,14 @@ def test_files_of_inputs_decide_a_condition(rates):
     ["info", "rank --backend cpu --runs 1", "validate", "convert - out", "simulate",
      "export - out.onnx", "report -o report"],
 )  # fmt: skip
-def test_every_command_that_loads_takes_constants(rates, command, monkeypatch, capsys):
+def test_every_command_that_loads_takes_constants(rates, command, monkeypatch, run_cml, refused):
     monkeypatch.chdir(rates.parent)
     name, *more = command.split()
-    more = [part for part in more if part != "-"]
-    assert main([name, str(rates), *more]) == 2
-    said = capsys.readouterr().err
+    words = (name, rates, *(part for part in more if part != "-"))
+    said = refused(*words)
     assert "If 'y': the condition must be known" in said
     assert "--constant rate=VALUE|FILE --constant wanted=VALUE|FILE, or cml.load" in said
-    given = ["--constant", "rate=1", "--constant", "wanted=1"]
-    assert main([name, str(rates), *more, *given]) == 0
+    run_cml(*words, "--constant", "rate=1", "--constant", "wanted=1")
 
 
 @pytest.mark.parametrize(
@@ -93,9 +94,8 @@ def test_every_command_that_loads_takes_constants(rates, command, monkeypatch, c
         ("speed=1", "speed"),
     ],
 )
-def test_mismatched_constants_are_refused(rates, given, said, capsys):
-    assert main(["info", str(rates), "--constant", "wanted=1", "--constant", given]) == 2
-    assert said in capsys.readouterr().err
+def test_mismatched_constants_are_refused(rates, given, said, refused):
+    assert said in refused("info", rates, "--constant", "wanted=1", "--constant", given)
 
 
 def test_constants_of_other_formats_are_refused(tmp_path):

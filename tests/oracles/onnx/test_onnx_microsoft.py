@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
@@ -100,7 +101,7 @@ def test_operator(rng, made, shape, compared):
     wanted = results(network, x, compared.split())
     got = cml.Session(cml.load(network.SerializeToString()), "cpu").run({"x": x})
     for name, want in zip(compared.split(), wanted, strict=True):
-        np.testing.assert_allclose(got[name], want, rtol=1e-4, atol=2e-5)
+        assert_allclose(got[name], want, rtol=1e-4, atol=2e-5)
 
 
 def packed(codes, bits):
@@ -133,7 +134,7 @@ def test_weights_of_a_few_bits_stay_in_blocks(bits, zeros, rng):
     x = rng.uniform(-1, 1, (2, 5, 40)).astype(np.float32)
     matrix = (codes - np.repeat(zero, 16, 1)) * np.repeat(scales, 16, 1)
     got = cml.Session(graph, "cpu").run({"x": x})["y"]
-    np.testing.assert_allclose(got, x @ matrix[:, :40].T, rtol=1e-4, atol=1e-4 * 2**bits)
+    assert_allclose(got, x @ matrix[:, :40].T, rtol=1e-4, atol=1e-4 * 2**bits)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +165,7 @@ def test_group_norm(rng):
     mean, variance = (f(parts, axis=(1, 3), keepdims=True) for f in (np.mean, np.var))
     even = ((parts - mean) / np.sqrt(variance + 1e-3)).reshape(x.shape)
     wanted = even * given["v8"] + given["u8"]
-    np.testing.assert_allclose(got["y"], wanted / (1 + np.exp(-wanted)), rtol=1e-4, atol=1e-5)
+    assert_allclose(got["y"], wanted / (1 + np.exp(-wanted)), rtol=1e-4, atol=1e-5)
 
 
 def test_file_optimized_by_onnx_runtime_is_read(rng, tmp_path):
@@ -182,4 +183,4 @@ def test_file_optimized_by_onnx_runtime_is_read(rng, tmp_path):
     x = rng.standard_normal((1, 3, 8, 8), np.float32)
     got = cml.Session(cml.load(tmp_path / "optimised.onnx"), "cpu").run({"image": x})
     (wanted,) = session.run(None, {"image": x})
-    np.testing.assert_allclose(got["output"], wanted, rtol=1e-4, atol=1e-6)
+    assert_allclose(got["output"], wanted, rtol=1e-4, atol=1e-6)

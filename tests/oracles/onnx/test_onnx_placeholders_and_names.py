@@ -12,7 +12,6 @@ from onnx import TensorProto, helper
 
 import cml_engine as cml
 from cml_engine.errors import CmlError
-from cml_engine.tools.cli import main
 from tests.fixtures.onnx_models import model, node, value
 
 pytestmark = pytest.mark.usefixtures("own_operators")
@@ -48,14 +47,19 @@ def two(path):
     return saved(path, warp(), second, node("y = Add(c, x, name='/out/Add')"))
 
 
-def convert(source, folder, *more):
-    return main(
-        ["convert", source, str(folder), "--placeholders", "--shape", "x=1,3,5,4", *more]
-    )  # fmt: skip
+@pytest.fixture
+def convert(run_cml):
+    """A function that converts a network with placeholders; returns the printed messages."""
+
+    def run(source, folder, ends=0):
+        words = ("--placeholders", "--shape", "x=1,3,5,4")
+        return run_cml("convert", source, folder, *words, ends=ends).err
+
+    return run
 
 
-def test_placeholders_are_declared_and_filled(tmp_path, run_cml, refused):
-    assert convert(two(tmp_path / "m.onnx"), tmp_path / "m") == 0
+def test_placeholders_are_declared_and_filled(tmp_path, convert, run_cml, refused):
+    convert(two(tmp_path / "m.onnx"), tmp_path / "m")
     text = (tmp_path / "m/graph.nnef").read_text()
     assert f"\n{DECLARED};" in text
     assert "# Warp: the node game:Warp '/net/Warp_2'\n" in text
@@ -80,10 +84,10 @@ def test_placeholders_are_declared_and_filled(tmp_path, run_cml, refused):
         cml.unregister("Warp")
 
 
-def test_an_operator_of_two_signatures_has_two_names(tmp_path):
+def test_an_operator_of_two_signatures_has_two_names(tmp_path, convert):
     second = warp("b", "c", "/net/Other")
     path = saved(tmp_path / "m.onnx", warp(), second, node("y = Add(c, x)"))
-    assert convert(path, tmp_path / "m") == 0
+    convert(path, tmp_path / "m")
     text = (tmp_path / "m/graph.nnef").read_text()
     assert "fragment Warp(x1: tensor<scalar>, x2" in text
     assert "fragment Warp_(x1: tensor<scalar>, amount" in text
@@ -100,10 +104,9 @@ def test_an_operator_of_two_signatures_has_two_names(tmp_path):
         ),
     ],
 )
-def test_nodes_that_cannot_be_placeholders_are_refused(tmp_path, capsys, nodes, infos, message):
+def test_nodes_that_cannot_be_placeholders_are_refused(tmp_path, convert, nodes, infos, message):
     path = saved(tmp_path / "m.onnx", *nodes, node("y = Add(b, x)"), infos=infos)
-    assert convert(path, tmp_path / "m") == 2
-    assert message in capsys.readouterr().err
+    assert message in convert(path, tmp_path / "m", ends=2)
     assert not (tmp_path / "m").exists()
 
 

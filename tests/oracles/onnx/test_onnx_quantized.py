@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -14,7 +15,6 @@ import cml_engine as cml
 from cml_engine.compiler.integer.digest import run_digest
 from cml_engine.ir.block_weights import weight_blocks
 from cml_engine.runtime.node_check import check_bits, random_words
-from cml_engine.tools import cli
 from cml_engine.tools.report.integer_info import IntegerInfo
 from tests.fixtures.integer.onnx import computed, quantized, samples, small_cnn
 from tests.fixtures.onnx_models import model, node, saved, value
@@ -104,20 +104,18 @@ def test_operators_of_integers(tmp_path, rng):
     assert np.abs(off).max() < 1.01 and np.abs(off).mean() < 0.1
 
 
-def test_qdq_network_supports_all_integer_commands(tmp_path, capsys):
+def test_qdq_network_supports_all_integer_commands(tmp_path, run_cml):
     path = saved(by_operators(), tmp_path / "m.onnx")
     graph = cml.load(path)
     inputs = random_words(graph, 3)
     np.save(tmp_path / "x.npy", inputs["x"])
     given = ["-i", f"x={tmp_path / 'x.npy'}", "--digest", "--backend", "cpu"]
-    assert cli.main(["convert", str(path), str(tmp_path / "net.nnef")]) == 0
+    run_cml("convert", path, tmp_path / "net.nnef")
     digests = {run_digest(graph, cml.Session(graph, "cpu").run(inputs))}
     for name in ("m.onnx", "net.nnef"):
-        assert cli.main(["run", str(tmp_path / name), *given]) == 0
-        digests.add(capsys.readouterr().out.splitlines()[-1])
+        digests.add(run_cml("run", tmp_path / name, *given).out.splitlines()[-1])
     assert len(digests) == 1
-    assert cli.main(["info", str(path), "--integer"]) == 0
-    assert "matmul 'k_matmul', clamp" in capsys.readouterr().out
+    assert "matmul 'k_matmul', clamp" in run_cml("info", path, "--integer").out
 
 
 #: models without an integer version: replaced nodes, replaced arrays, and the warning
@@ -179,7 +177,7 @@ def test_qdq_network_without_integer_form_runs_in_floats(case, tmp_path):
     graph = cml.load(path)
     inputs = {"x": np.linspace(-2, 2, 108, dtype=np.float32).reshape(1, 3, 6, 6)}
     (got,) = cml.Session(graph, "cpu").run(inputs).values()
-    np.testing.assert_allclose(got, computed(path, inputs)[0], rtol=1e-5, atol=1e-5)
+    assert_allclose(got, computed(path, inputs)[0], rtol=1e-5, atol=1e-5)
     assert not graph.integer
     with pytest.raises(cml.InputError, match=f"is quantized, and computed in floats: .*{why}"):
         IntegerInfo.of(graph, points=True, gas=False)
@@ -222,7 +220,7 @@ def test_dynamic_quantization(kind, backend, rng, tmp_path):
         for got, wanted in zip(
             session.run({"x": x}).values(), computed(path, {"x": x}), strict=True
         ):
-            np.testing.assert_array_equal(got, wanted)
+            assert_array_equal(got, wanted)
 
 
 FLOATS_TO_CAST = np.array(
@@ -252,7 +250,7 @@ def test_casts_of_out_of_range_floats_wrap(dtype, gpu):
         feeds = {"unused": np.zeros(1, np.float32)} if known else {"x": FLOATS_TO_CAST}
         for backend in ("cpu", gpu):
             got = cml.Session(cml.load(network), backend).run(feeds)["y"]
-            np.testing.assert_array_equal(got, wanted.astype(np.int32), err_msg=f"{known}")
+            assert_array_equal(got, wanted.astype(np.int32), err_msg=f"{known}")
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -279,6 +277,6 @@ def test_weights_in_blocks_stay_in_few_bits(bits, rng):
     graph = cml.load(made.SerializeToString())
     x = {"x": rng.standard_normal((1, 32, 6, 7), np.float32)}
     (wanted,) = ort.InferenceSession(made.SerializeToString()).run(None, x)
-    np.testing.assert_allclose(cml.Session(graph, "cpu").run(x)["y"], wanted, rtol=1e-4, atol=1e-3)
+    assert_allclose(cml.Session(graph, "cpu").run(x)["y"], wanted, rtol=1e-4, atol=1e-3)
     found = [b for a in graph.constants.values() if (b := weight_blocks(a))]
     assert sorted((b.axis, b.size, b.bits) for b in found) == [(1, 10, bits), (1, 16, bits)]

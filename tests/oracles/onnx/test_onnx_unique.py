@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
@@ -27,13 +28,13 @@ def test_unique_of_a_constant_is_computed_at_load(rng):
         x = rng.integers(-1, 2, (3, 4))
         got = cml.Session(cml.load(data, constants={"x": x}), "cpu").run({})
         for name, want in zip(NAMES, ort.InferenceSession(data).run(NAMES, {"x": x}), strict=True):
-            np.testing.assert_array_equal(got[name], want, err_msg=name)
+            assert_array_equal(got[name], want, err_msg=name)
 
 
 def test_nan_is_the_greatest_and_itself():
     x = np.float32([np.nan, 1, np.inf, np.nan, 1])
     got = cml.Session(cml.load(unique((5,), "float32")), "cpu").run({"x": x})
-    np.testing.assert_array_equal(got["y"], [*np.unique(x), -1, -1])
+    assert_array_equal(got["y"], [*np.unique(x), -1, -1])
     assert got["times"].tolist() == [2, 1, 2, -1, -1]
     assert got["inverse"].tolist() == [2, 0, 1, 2, 0]
 
@@ -48,7 +49,7 @@ def test_determinants(rng, size):
     made = model([node("y = Det(x)")], [value("x", [3, size, size])], [value("y", [3])])
     x = rng.standard_normal((3, size, size), np.float32)
     got = cml.Session(cml.load(made.SerializeToString()), "cpu").run({"x": x})["y"]
-    np.testing.assert_allclose(got, np.linalg.det(x), rtol=1e-4, atol=1e-5)
+    assert_allclose(got, np.linalg.det(x), rtol=1e-4, atol=1e-5)
 
 
 def test_determinants_of_many_rows_are_refused():

@@ -27,6 +27,14 @@ WRONG = [
         lambda: CompileOptions(storage="nonsense"),
         "storage: wanted 'float' or 'half', got 'nonsense'",
     ),
+    (lambda: CompileOptions(storage="half", blocked_layout=False), "blocks of four channels"),
+    *((lambda limit=limit: CompileOptions(arena_limit=limit),
+       "arena_limit: wanted a whole number of 1 to")
+      for limit in (0, -1, 1.5, NAN, "7", 1 << 60)),
+    (lambda: PlanOptions(arena_limit=1, keep=True), "kept whole"),
+    (lambda: CompileOptions(cpu="numpy"),
+     "cpu: wanted 'allow' or 'refuse' or 'onnxruntime', got 'numpy'"),
+    (lambda: CompileOptions(cpu_threads=0), "cpu_threads: wanted a whole number of 1 to"),
     (lambda: layouts_for(net(), "Half"), "storage: wanted 'float' or 'half', got 'Half'"),
     (lambda: PlanOptions(guard=-256), "guard: wanted a whole number"),
     (lambda: lower(net(), Limits(), {}, PlanOptions(guard=16)), "guard: wanted a multiple of 256"),
@@ -39,7 +47,7 @@ WRONG = [
     (lambda: cml.Session(net(), "cpu", deferred=None), "deferred: wanted True or False"),
     (lambda: cml.Session(net(), "cpu", arena=3), "arena: wanted a str, got 3"),
     (lambda: cml.Session(net(), "cpu").rank(runs=0), "runs: wanted a whole number"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("make", "says"), WRONG, ids=[says for _, says in WRONG])

@@ -127,28 +127,3 @@ def test_an_installed_package_states_its_version_too(monkeypatch, named, version
         with pytest.warns(RuntimeWarning, match="a_plug_in.*written for version 9 .* version 1"):
             assert load() == ()
         assert calls == []
-
-
-@pytest.mark.parametrize(
-    "kernel, said",
-    [
-        ({"trusted": "no"}, "kernel's trusted is 'no'; wanted True or False"),
-        ({"source": 7}, "kernel's source is 7; wanted a text"),
-        ({"path": 7}, "kernel's path is 7; wanted a path"),
-        ({"params": None}, "kernel's params is None; wanted a text"),
-    ],
-)
-def test_invalid_kernel_values_are_refused(kernel, said):
-    spec = cml.OpSpec(
-        name="odd",
-        signature="fragment odd( x: tensor<scalar> ) -> ( y: tensor<scalar> );",
-        infer=lambda attrs, x: x,
-        kernel=cml.Kernel(**{"source": "void kernel(uint thread) { y[thread] = 0; }", **kernel}),
-    )
-    with pytest.raises(cml.errors.OperatorError, match=said):
-        cml.register(spec)
-
-
-def test_half_storage_without_blocks_is_refused():
-    with pytest.raises(cml.InputError, match="blocks of four channels"):
-        cml.CompileOptions(storage="half", blocked_layout=False)

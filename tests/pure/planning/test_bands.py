@@ -219,17 +219,6 @@ def test_an_impossible_arena_limit_names_the_operator_and_a_possible_limit(wide)
         planned(wide, least - 1)
 
 
-@pytest.mark.parametrize("limit", [0, -1, 1.5, float("nan"), "7", 1 << 60])
-def test_wrong_limits_are_refused(limit):
-    with pytest.raises(InputError, match="arena_limit: wanted a whole number of 1 to"):
-        cml.CompileOptions(arena_limit=limit)
-
-
-def test_arena_limit_with_all_tensors_retained_is_refused():
-    with pytest.raises(InputError, match="kept whole"):
-        PlanOptions(arena_limit=1, keep=True)
-
-
 def test_bands_are_a_decision_and_may_be_decided(wide):
     limit = planned(wide).memory.peak * 7 // 10
     plan = planned(wide, limit)

@@ -108,9 +108,3 @@ def test_a_plan_lists_the_part_among_its_steps():
     assert [step.cpu_part is not None for step in plan.steps] == [False, True, False]
     assert [cost.on_cpu for cost in plan.step_costs()] == [False, True, False]
     assert "host 't1'" in str(plan) and "NumPy" in str(plan)
-
-
-def test_the_default_of_a_session_is_one_of_three():
-    assert cml.CompileOptions().cpu == "allow"
-    with pytest.raises(cml.InputError, match="cpu"):
-        cml.CompileOptions(cpu="sometimes")

@@ -106,39 +106,34 @@ def test_a_session_made_after_a_save_sees_it():
     assert table_for(DEVICE).name_for("conv 3x3", ("a", "b"), "a") == "b"
 
 
+def table_of(choice=(), **changes):
+    """Returns a table of one choice, with these changes to the choice and to the table."""
+    choices = {"k": {**RECORD.to_json(), **dict(choice)}}
+    return {"format": tables.FORMAT, "device": DEVICE, "choices": choices, **changes}
+
+
 BAD = {
-    "no JSON": "{",
-    "a list": "[]",
-    "another format": '{"format": "cml variant table 0", "choices": {}}',
-    "no choices": json.dumps({"format": tables.FORMAT, "device": DEVICE}),
-    "a choice of nothing": json.dumps(
-        {"format": tables.FORMAT, "device": DEVICE, "choices": {"k": {}}}
-    ),
-    "times that are words": json.dumps(
-        {
-            "format": tables.FORMAT,
-            "device": DEVICE,
-            "choices": {"k": {**RECORD.to_json(), "ms": {"a": "fast", "b": "slow"}}},
-        }
-    ),
-    "a choice that was not measured": json.dumps(
-        {
-            "format": tables.FORMAT,
-            "device": DEVICE,
-            "choices": {"k": {**RECORD.to_json(), "chosen": "z"}},
-        }
-    ),
-    "another device's": json.dumps(
-        {"format": tables.FORMAT, "device": "other", "choices": {"k": RECORD.to_json()}}
-    ),
+    "no JSON": b"{",
+    "a list": b"[]",
+    **{
+        what: json.dumps(table).encode()
+        for what, table in {
+            "another format": table_of(format="cml variant table 0"),
+            "no choices": {"format": tables.FORMAT, "device": DEVICE},
+            "a choice of nothing": table_of(choices={"k": {}}),
+            "times that are words": table_of({"ms": {"a": "fast", "b": "slow"}}),
+            "a choice that was not measured": table_of({"chosen": "z"}),
+            "another device's": table_of(device="other"),
+        }.items()
+    },
     "bytes that are no text": b"\xff\xfe\x00",
 }
 
 
 @pytest.mark.parametrize("kind", BAD)
 def test_a_bad_table_is_ignored_and_named(kind):
-    file, content = tuning_file(DEVICE), BAD[kind]
-    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    file = tuning_file(DEVICE)
+    file.write_bytes(BAD[kind])
     with pytest.warns(RuntimeWarning, match="is ignored") as caught:
         assert len(table_for(DEVICE)) == 0
     assert str(file) in str(caught[0].message)
@@ -148,9 +143,8 @@ def test_a_bad_table_is_ignored_and_named(kind):
 
 
 def test_no_content_of_a_table_is_more_than_a_warning():
-    good = {"format": tables.FORMAT, "device": DEVICE, "choices": {"k": RECORD.to_json()}}
     refused = 0
-    for text in hostile_json.texts(good):
+    for text in hostile_json.texts(table_of()):
         tuning_file(DEVICE).write_text(text)
         tables._read_tables.clear()
         with warnings.catch_warnings(record=True) as caught:
