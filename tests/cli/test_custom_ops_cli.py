@@ -150,16 +150,6 @@ def test_registered_operator_replaces_the_models_fragment(tmp_path, run, ops, bo
     assert run(model, *ops(TWICE.replace("2 * x", "7 * x"))) == [0, 7, 14]
 
 
-def test_different_signature_gives_a_notice(tmp_path, ops, run_to_file):
-    fragment = "fragment twice(x: tensor<scalar>, k: scalar = 3.0) -> (y: tensor<scalar>)"
-    model = calls_fragment(tmp_path, fragment + "{ y = k * x; }")
-    with warnings.catch_warnings():
-        warnings.simplefilter("default")
-        said = run_to_file(model, *ops(TWICE))
-    assert "'twice' is not the registered twice(" in said
-    assert np.load(tmp_path / "y.npy").tolist() == [0, 3, 6]
-
-
 # ---------------------------------------------------------------- fragments
 
 LIBRARY = "fragment twice(x: tensor<scalar>) -> (y: tensor<scalar>) { y = x + x; }\n"

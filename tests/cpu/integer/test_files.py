@@ -157,16 +157,6 @@ def test_concat_needs_operands_of_one_scale():
         cml.Session(net.graph(y), "cpu")
 
 
-def test_sum_with_two_readers_is_rounded():
-    net = IntegerNet()
-    x = net.input("x", (1, 4), 0.5)
-    w = net.weight("w", np.eye(4) * 100, 0.01)
-    t = net.op("linear", x, w, net.weight("zero", 0.0, None))
-    y = net.op("add", t, x, to=line(0.5))
-    with pytest.raises(cml.ModelError, match="reads 't0', which is not rounded"):
-        cml.Session(net.graph(y), "cpu")
-
-
 @pytest.mark.parametrize("float_tail", [False, True])
 def test_no_shorter_graph_quant_is_read(tmp_path, float_tail):
     """A file that was cut off after any byte is refused, and never another network."""

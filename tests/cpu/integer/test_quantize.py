@@ -142,13 +142,6 @@ def test_bad_input_is_refused(case):
         cml.quantize(graph, **{"samples": samples_of(graph), **given()})
 
 
-def test_an_operator_without_integer_form_is_refused():
-    net = Net(1, 4)
-    graph = net.graph(net("softmax(x, axes=[1])"))
-    with pytest.raises(cml.ModelError, match="softmax 't0' has no integer form"):
-        cml.quantize(graph, samples_of(graph))
-
-
 def test_integer_and_cooked_networks_are_not_quantized_again():
     net = Net(1, 4)
     graph = net.graph(net("add(x, x)"))

@@ -56,23 +56,3 @@ def test_reshaped_session_equals_a_fresh_one(model, rng):
     assert (
         session.reshaped({"x": shape}) is large and large.reshaped({"x": (1, 8, 16, 16)}) is session
     )
-
-
-def test_shapes_follow_the_symbols_of_the_model():
-    text = """version 1.0;
-extension tract_registry tract_core;
-extension tract_symbol S;
-graph net(a, b) -> (y)
-{
-    a = external(shape = [1, S]);
-    b = external(shape = [2, S]);
-    y = a + b;
-}
-"""
-    session = cml.Session(cml.load(cml.MemoryModel(text, {}), shapes={"a": (1, 3)}), "cpu")
-    assert session.inputs["b"].shape == (2, 3)
-    longer = session.reshaped({"a": (1, 5)})
-    assert longer.inputs["b"].shape == longer.outputs["y"].shape == (2, 5)
-    assert session.reshaped({"a": (1, 5), "b": (2, 5)}) is longer
-    with pytest.raises(cml.InputError, match="'S' as 5 and 4"):
-        session.reshaped({"a": (1, 5), "b": (2, 4)})

@@ -28,33 +28,34 @@ READERS = ("python", "c", "javascript")
 
 
 @pytest.fixture(scope="module")
-def found():
+def whole():
+    """Undamaged files of every format."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return strangers.whole(1)
 
 
 @pytest.fixture(scope="module")
-def run(found, tmp_path_factory):
+def run(whole, tmp_path_factory):
     with ExitStack() as stack:
-        yield strangers.checked(0, stack, tmp_path_factory.mktemp("kept"), READERS, found)
+        yield strangers.checked(0, stack, tmp_path_factory.mktemp("kept"), READERS, whole)
 
 
-def test_undamaged_sample_files_are_read(found, run):
-    assert {one.format for one in found} >= {"onnx", "nnef", "tgz", "ncnn", "npy", "npz", "png"}
-    ends = [end for number in range(len(found)) for end in run(number)]
+def test_undamaged_sample_files_are_read(whole, run):
+    assert {one.format for one in whole} >= {"onnx", "nnef", "tgz", "ncnn", "npy", "npz", "png"}
+    ends = [end for number in range(len(whole)) for end in run(number)]
     assert [said for word, said in ends if word != "loads"] == []
 
 
-def test_damaged_files(found, run):
+def test_damaged_files(whole, run):
     """No reader fails on any cut or random damage of the files.
 
     Every format has refused files, and more than half of the formats have random damage that
     loads. A cut file loads only as NNEF in Python.
     """
     ends = defaultdict(set)
-    first = len(found) + len(strangers.cuts(found))
-    for number in range(len(found), first + CASES):
+    first = len(whole) + len(strangers.cuts(whole))
+    for number in range(len(whole), first + CASES):
         for word, said in run(number):
             assert word != FAILS, said
             ends[said.partition(":")[0]].add((number >= first, word))
