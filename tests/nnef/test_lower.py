@@ -1,21 +1,15 @@
 """Tests of lowering: calls become nodes or are expanded, with all that a graph's body may
 contain."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from cml_engine import nnef
 from cml_engine.errors import ModelError, ShapeError, UnsupportedOp
-from cml_engine.ir.graph import Fact, Graph
+from cml_engine.ir.graph import Fact
 from cml_engine.nnef import NnefWarning
 from tests.fixtures.models import MODEL_ABC
 from tests.nnef.conftest import primitive
-
-Load = Callable[..., Graph]
-Write = Callable[..., Path]
 
 
 def calls(graph):

@@ -1,7 +1,6 @@
 """Tests of NNEF as tract and torch_to_nnef write it: extension lines, operators and literals."""
 
 import struct
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +9,6 @@ from numpy.testing import assert_allclose, assert_array_equal
 import cml_engine as cml
 from cml_engine.errors import CmlError
 from cml_engine.ir.block_weights import weight_blocks
-
-Array = np.ndarray[Any, Any]
 
 HEAD = """version 1.0;
 extension tract_registry tract_core;

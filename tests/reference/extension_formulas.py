@@ -5,11 +5,8 @@ Formulas in which an index decides are loops over single elements.
 
 import itertools
 import math
-from typing import Any
 
 import numpy as np
-
-Array = np.ndarray[Any, Any]
 
 # ---------------------------------------------------------------- one element at a time
 

@@ -5,12 +5,8 @@ They are loops over single elements; see tests/reference/formulas.py.
 
 import itertools
 import math
-from typing import Any
 
 import numpy as np
-
-Array = np.ndarray[Any, Any]
-
 
 # ---------------------------------------------------------------- some of many
 

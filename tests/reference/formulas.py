@@ -6,13 +6,11 @@ A formula takes the call's tensors and attributes and returns the list of its re
 """
 
 import math
-from typing import Any
 
 import numpy as np
 
 from tests.reference import extension_formulas, extension_formulas_windows
 
-Array = np.ndarray[Any, Any]
 _MODES = {"replicate": "edge", "reflect": "reflect", "reflect-even": "symmetric"}
 
 

@@ -5,7 +5,6 @@ A group normalization exported with reshapes becomes one that reads the whole ma
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ from cml_engine.ir.limits import Limits
 from cml_engine.tools.testing import check_graph
 from tests.fixtures.graphs import Net
 
-Array = np.ndarray[Any, Any]
 Build = Callable[[Net], str]
 
 

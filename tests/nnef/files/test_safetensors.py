@@ -1,7 +1,6 @@
 """Tests of safetensors files: valid ones of every type, and damaged ones."""
 
 import json
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from cml_engine.errors import InputError, TensorFileError
 from cml_engine.nnef.files.safetensors import read_safetensors
 from cml_engine.nnef.files.tensor_file import MemoryBlob
 
-Array = np.ndarray[Any, Any]
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 

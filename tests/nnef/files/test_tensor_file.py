@@ -1,7 +1,6 @@
 """Tests of NNEF tensor files: every item type, and invalid files."""
 
 import struct
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +16,6 @@ from cml_engine.nnef.files.tensor_file import (
     tensor_bytes,
     write_tensor,
 )
-
-Array = np.ndarray[Any, Any]
 
 
 def round_trip(array, bits=None, item=None):

@@ -6,7 +6,6 @@ Each attribute gets wrong types and values, and each input is removed.
 import copy
 import warnings
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +23,6 @@ from tests import onnx_nodes
 from tests.fixtures.onnx_models import model as onnx_model
 from tests.fixtures.onnx_models import node, value
 
-Array = np.ndarray[Any, Any]
 _TENSOR = onnx.numpy_helper.from_array(np.array([1.5, -2], np.float32))
 _GRAPH = helper.make_graph([node("y = Relu(x)")], "g", [], [])
 WRONG = (

@@ -1,7 +1,6 @@
 """Tests that operators give ONNX's result both on constants, at loading, and at run time."""
 
 import warnings
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ pytest.importorskip("onnx")
 import cml_engine as cml
 from tests.fixtures.onnx_models import model, node, value
 
-Array = np.ndarray[Any, Any]
 REDUCTIONS = ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "SumSquare", "LogSum", "LogSumExp")
 ODD = (1 << 24) + 1  # not representable as a 32-bit float
 INF, NAN = np.inf, np.nan

@@ -1,7 +1,5 @@
 """Tests of Microsoft's operators, which ONNX Runtime writes into files that it optimizes."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
@@ -13,7 +11,6 @@ import cml_engine as cml  # noqa: E402
 from cml_engine.ir.block_weights import weight_blocks  # noqa: E402
 from tests.fixtures.onnx_models import exported_cnn, model, node, saved, value  # noqa: E402
 
-Array = np.ndarray[Any, Any]
 MICROSOFT = "com.microsoft"
 
 

@@ -4,8 +4,6 @@ ONNX's own node cases (test_onnx_nodes.py) have the newest version of each opera
 test_onnx_resize.py all versions of Resize and Upsample.
 """
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -14,8 +12,6 @@ ort = pytest.importorskip("onnxruntime")
 
 import cml_engine as cml  # noqa: E402
 from tests.fixtures.onnx_models import model, node, value  # noqa: E402
-
-Array = np.ndarray[Any, Any]
 
 
 def ints(*numbers):

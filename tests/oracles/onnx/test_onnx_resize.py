@@ -8,7 +8,6 @@ is the reference where the evaluator has no implementation: opsets before 11 and
 
 from functools import partial
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ from onnx.reference.ops import op_resize  # noqa: E402
 import cml_engine as cml  # noqa: E402
 from tests.fixtures.onnx_models import model, node, value  # noqa: E402
 
-Array = np.ndarray[Any, Any]
 COORDINATES = (
     "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric",
 )  # fmt: skip
