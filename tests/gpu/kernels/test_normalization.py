@@ -4,7 +4,6 @@ A batch normalization becomes an epilogue of the previous node, or elementwise o
 A group normalization exported with reshapes becomes one that reads the whole map.
 """
 
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -19,8 +18,6 @@ from cml_engine.ir.layout import C4
 from cml_engine.ir.limits import Limits
 from cml_engine.tools.testing import check_graph
 from tests.fixtures.graphs import Net
-
-Build = Callable[[Net], str]
 
 
 def _conv(inside, channels, size=3, **attrs):
