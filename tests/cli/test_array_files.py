@@ -185,9 +185,9 @@ def test_every_length_of_a_cut_file(tmp_path, suffix):
             array_files.read(path, "x", fact(3))
 
 
-def npy(header, data=b""):
+def npy(header):
     text = header.encode().ljust(117) + b"\n"
-    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + data
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
 
 
 HEADERS = {

@@ -124,7 +124,7 @@ def test_unsupported_symbols_are_refused(tmp_path, head, body, message):
 # -- output of torch_to_nnef and older versions of tract -------------------------------------------
 
 
-def result_of(body, head="", tensors=None):
+def result_of(body, head=""):
     """Returns ``y`` of a model with these statements on the CPU, for an input ``x`` of ones, [2,
     3].
 
@@ -134,7 +134,7 @@ def result_of(body, head="", tensors=None):
         f"version 1.0;\nextension tract_registry tract_core;\n{head}graph g(x) -> (y)\n"
         f"{{\n    x = external(shape = [S, 3]);\n{body}\n}}\n"
     )
-    graph = cml.load(cml.MemoryModel(text, tensors), shapes={"x": (2, 3)})
+    graph = cml.load(cml.MemoryModel(text), shapes={"x": (2, 3)})
     return cml.Session(graph, "cpu").run({"x": np.ones((2, 3), np.float32)})["y"]
 
 

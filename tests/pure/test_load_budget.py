@@ -74,8 +74,8 @@ GRAPH = (
 SMALL = LoadLimits(memory=32 * 2**20, steps=200_000)
 
 
-def nnef_of(body, head=GRAPH):
-    return cml.MemoryModel(f"{head}{body}    y = relu(x);\n}}\n")
+def nnef_of(body):
+    return cml.MemoryModel(f"{GRAPH}{body}    y = relu(x);\n}}\n")
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ from cml_engine.tools.report.integer_info import IntegerInfo
 from tests.fixtures.graphs import Net
 
 
-def block(seed=0):
+def block():
     """Returns a float network of common layers.
 
     It has convs with normalization, a residual, pools, upsampling, a concat and a table activation.
     """
-    net = Net(1, 4, 8, 8, seed=seed)
+    net = Net(1, 4, 8, 8)
     x = "x"
     for i in range(3):
         y = net(f"conv({x}, random(4, 4, 3, 3), random(1, 4), padding={[(1, 1)] * 2})")
@@ -32,9 +32,9 @@ def block(seed=0):
     return net.graph(net(f"sigmoid(mul({x}, constant(0.1)))"))
 
 
-def products(seed=0):
+def products():
     """Returns a float network of matrix products, a mean, and a chain of functions."""
-    net = Net(3, 6, seed=seed)
+    net = Net(3, 6)
     y = net("linear(x, random(5, 6), random(1, 5))")
     near = net(f"floor({y})")
     part = net(f"abs(sub(sub({y}, {near}), constant(0.5)))")

@@ -4,7 +4,6 @@ A batch normalization becomes an epilogue of the previous node, or elementwise o
 A group normalization exported with reshapes becomes one that reads the whole map.
 """
 
-
 import numpy as np
 import pytest
 

@@ -31,12 +31,11 @@ FILES = [(f"{label}.dat", tensor_bytes(values)) for label, values in VALUES.item
 FILES.append(("graph.nnef", TEXT))
 
 
-def header(name, size, kind=b"0", size_field=None):
+def header(name, size, kind=b"0"):
     """Returns the 512 bytes of a member's tar header in the oldest format; ``size`` may be
     wrong."""
-    field = b"%011o\0" % size if size_field is None else size_field
     block = bytearray(name.encode().ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2)
-    block += field + b"0" * 11 + b"\0" + b" " * 8 + kind
+    block += b"%011o\0" % size + b"0" * 11 + b"\0" + b" " * 8 + kind
     block = block.ljust(512, b"\0")
     block[148:156] = b"%06o\0 " % sum(block)
     return bytes(block)

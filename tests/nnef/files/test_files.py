@@ -17,10 +17,10 @@ from cml_engine.nnef.files.sources import KINDS
 from cml_engine.nnef.files.tensor_file import ItemType, tensor_bytes, tensor_file_name, write_tensor
 
 
-def text_with(dtype="scalar", label="w", shape="[2, 3]"):
+def text_with(dtype="scalar", label="w"):
     return (
         "version 1.0;\ngraph g(x) -> (y)\n{\n    x = external(shape = [1]);\n"
-        f"    w = variable<{dtype}>(shape = {shape}, label = '{label}');\n"
+        f"    w = variable<{dtype}>(shape = [2, 3], label = '{label}');\n"
         "    y = select(true, w, w);\n}\n"
     )
 

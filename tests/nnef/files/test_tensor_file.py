@@ -88,8 +88,8 @@ def test_a_file_on_disk(tmp_path):
 GOOD = tensor_bytes(np.zeros((2, 3), np.float32))
 
 
-def patched(offset, value, data=GOOD):
-    return data[:offset] + value + data[offset + len(value) :]
+def patched(offset, value):
+    return GOOD[:offset] + value + GOOD[offset + len(value) :]
 
 
 def word(*values):

@@ -174,8 +174,8 @@ def test_data_dependent_shapes_are_refused():
 # -- sizes -----------------------------------------------------------------------------------------
 
 
-def tensor_of(dims, name="w"):
-    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT)
+def tensor_of(dims):
+    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT)
     tensor.dims.extend(dims)
     return tensor
 

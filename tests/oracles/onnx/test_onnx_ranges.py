@@ -40,11 +40,11 @@ WEIGHTS = {
 }
 
 
-def made(nodes, outputs="y", dtype="int64", weights=WEIGHTS, shape=(2, 6), opset=17):
+def made(nodes, outputs="y", dtype="int64", weights=WEIGHTS, shape=(2, 6)):
     outs = [value(name, None, "int64") for name in outputs.split()]
     used = {name for one in nodes for name in one.input}
     known = {name: array for name, array in weights.items() if name in used}
-    return model(nodes, [value("x", shape, dtype)], outs, known, opset).SerializeToString()
+    return model(nodes, [value("x", shape, dtype)], outs, known).SerializeToString()
 
 
 def load(data):

@@ -120,8 +120,8 @@ def test_a_relative_path_starts_at_the_file_of_the_operator(tmp_path, how):
     assert found.is_custom and found.custom
 
 
-def graph_of(shape, attrs, op="twice", dtype="scalar"):
-    fact = Fact(dtype, shape)
+def graph_of(shape, attrs, op="twice"):
+    fact = Fact("scalar", shape)
     node = Node(op, ("a",), ("b",), Attrs(attrs))
     return Graph("g", ("a",), ("b",), (node,), {"a": fact, "b": fact})
 

@@ -24,13 +24,13 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def decide(true_ms, *, default="a", rounds=9, noise=0.0, seed=0):
+def decide(true_ms, *, rounds=9, noise=0.0, seed=0):
     """Runs a trial of options to its end; returns the trial and its number of measured pairs.
 
     ``true_ms`` has the true times by option. Each measurement has lognormal noise.
     """
     generator = random.Random(seed)
-    trial = Trial(default, tuple(true_ms), rounds)
+    trial = Trial("a", tuple(true_ms), rounds)
     count = 0
     while pair := trial.next():
         count += 1

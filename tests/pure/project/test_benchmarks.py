@@ -7,8 +7,8 @@ from benchmarks.rounds import EngineResult
 BY_KEY = {contender.key: contender for contender in CONTENDERS}
 
 
-def result(key, *turns, device="x"):
-    return EngineResult(BY_KEY[key], {"device": device, "version": "1"}, [list(t) for t in turns])
+def result(key, *turns):
+    return EngineResult(BY_KEY[key], {"device": "x", "version": "1"}, [list(t) for t in turns])
 
 
 def test_ratio_is_taken_within_each_round():
