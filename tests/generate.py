@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 import cml_engine as cml
-from cml_engine.ir.graph import Fact
 from cml_engine.ops import is_registered, lookup
+from cml_engine.ops.common.shapes import fact_from
 from cml_engine.tools.testing import full_attrs
 from tests.reference.calls import SIGNATURES, SampleCall, declared_calls
 
@@ -24,7 +24,6 @@ T = TypeVar("T")
 #: larger declared calls are for the kernels' ways through large tensors
 _MOST_ELEMENTS = 2000
 _ATTEMPTS = 12
-_KINDS = {"f": "scalar", "i": "integer", "b": "logical"}
 _MAP, _CHANNELS = (2, 4, 6, 3), (1, 4)
 _WINDOW = {"padding": [(1, 0), (0, 1)], "stride": [2, 1], "dilation": [1, 2]}
 
@@ -173,8 +172,7 @@ def is_legal(call: SampleCall) -> bool:
         if not is_registered(call.op):
             return _is_composed_call(call)
         spec, attrs = lookup(call.op), full_attrs(call.op, call.attrs)
-        facts = [Fact(_KINDS[a.dtype.kind], a.shape) for a in call.arrays]
-        if not spec.infer(attrs, *facts):
+        if not spec.infer(attrs, *map(fact_from, call.arrays)):
             return False  # no results
         spec.cpu(attrs, *call.arrays)
     except cml.CmlError:

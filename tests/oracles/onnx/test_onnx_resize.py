@@ -6,7 +6,6 @@ is the reference where the evaluator has no implementation: opsets before 11 and
 ``tf_half_pixel_for_nn``.
 """
 
-from functools import partial
 from itertools import product
 
 import numpy as np
@@ -79,7 +78,7 @@ def test_scales(rng, opset, coordinates, method, scale):
     coefficients = {"linear": op_resize._linear_coeffs, "cubic": op_resize._cubic_coeffs}
     if method not in coefficients:
         attrs |= {"mode": "nearest", "nearest_mode": method}
-    nearest = partial(_nearest, method)
+        coefficients[method] = lambda ratio, _: op_resize._nearest_coeffs(ratio, mode=method)
     inputs = {f"x{n}": rng.standard_normal((1, 1, n), np.float32) for n in EXTENTS}
     factor = np.float32(scale)
     extents = [n for n in EXTENTS if np.float32(n) * factor >= 1]
@@ -95,7 +94,7 @@ def test_scales(rng, opset, coordinates, method, scale):
                 2,
                 float(factor),
                 size,
-                coefficients.get(method, nearest),
+                coefficients[method],
                 coordinate_transformation_mode=coordinates,
             )
         places = op_resize._compute_x_ori(
@@ -113,10 +112,6 @@ def _is_sure(places):
     """
     off = np.abs(2 * places - np.rint(2 * places))
     return (off == 0) | (off > 1e-9)
-
-
-def _nearest(method, ratio, scale):
-    return op_resize._nearest_coeffs(ratio, mode=method)
 
 
 def _first(x):
