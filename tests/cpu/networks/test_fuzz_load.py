@@ -19,7 +19,7 @@ from tests.fixtures.texts import HEADER, model_text, write_text
 from tests.generate import random_call
 from tests.reference.calls import OPERATORS, literal
 
-EXAMPLES = int(os.environ.get("CML_FUZZ", "120"))
+EXAMPLES = int(os.environ.get("CML_FUZZ", "60"))
 FUZZ = settings(
     max_examples=EXAMPLES,
     deadline=None,
