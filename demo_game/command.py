@@ -171,9 +171,10 @@ def run(options: argparse.Namespace) -> int:
     say(notice)
     if not windowed:
         return run_headless(gpu, quality, settings, options)
-    from demo_game.window import open_window, run_window
+    from demo_game.window import GameWindow, open_canvas, run_window
 
-    window = open_window(
+    window = GameWindow(
+        open_canvas(quality, settings),
         gpu,
         quality,
         settings,

@@ -76,7 +76,7 @@ class GameWindow:
         quality: Quality,
         settings: Settings,
         *,
-        scripted: bool,
+        scripted: bool = True,
         seconds: float | None = None,
         panels: Sequence[str] | None = None,
     ) -> None:
@@ -208,23 +208,15 @@ class GameWindow:
         self.game.close()
 
 
-def open_window(
-    gpu: cml.Gpu,
-    quality: Quality,
-    settings: Settings,
-    *,
-    scripted: bool = True,
-    seconds: float | None = None,
-    panels: Sequence[str] | None = None,
-) -> GameWindow:
-    """Opens a window of the preset's size and returns it.
+def open_canvas(quality: Quality, settings: Settings) -> Any:
+    """Opens a window of the preset's size and returns its canvas.
 
     Raises :class:`cml.CmlError` if none can be opened.
     """
     try:
         from rendercanvas.glfw import RenderCanvas
 
-        canvas = RenderCanvas(
+        return RenderCanvas(
             size=(quality.width, quality.height),
             title=TITLE,
             update_mode="continuous",
@@ -236,9 +228,6 @@ def open_window(
             f"no window: {error}. Without a display use --headless, which writes a report and a "
             "picture"
         ) from error
-    return GameWindow(
-        canvas, gpu, quality, settings, scripted=scripted, seconds=seconds, panels=panels
-    )
 
 
 def run_window(window: GameWindow) -> None:

@@ -25,7 +25,7 @@ import cml_engine as cml
 from demo_game.command import parser as game_parser
 from demo_game.reporting.report import percentiles
 from demo_game.settings import choose
-from demo_game.window import GameWindow, open_window, run_window
+from demo_game.window import GameWindow, open_canvas, run_window
 
 #: seconds that a busy machine may take longer
 _PATIENCE_S = 90.0
@@ -225,7 +225,7 @@ def main(say: Callable[[str], object] = sys.stdout.write) -> int:
     options = game_parser().parse_args(["--size", asked.size])
     gpu = cml.Gpu()
     quality, settings, _ = choose(gpu, options)
-    window = open_window(gpu, quality, settings)
+    window = GameWindow(open_canvas(quality, settings), gpu, quality, settings)
     player = Player(window, asked.seconds, asked.frames, asked.tiles)
     told = _record_frame_times(window)
     window.on_frame = player
