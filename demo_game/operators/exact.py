@@ -47,12 +47,12 @@ AROUND = [(dz, dx) for dz in (-1, 0, 1) for dx in (-1, 0, 1) if (dz, dx) != (0, 
 
 
 def _height(attrs: cml.Attrs, tile: Array) -> Array:
-    found = exact_noise.height(*grid(tile, COARSE, COARSE_APRON, SCALE))
+    found = exact_noise.height(grid(tile, COARSE, COARSE_APRON, SCALE))
     return found[None, None].astype(np.int32)
 
 
 def _detail(attrs: cml.Attrs, tile: Array) -> Array:
-    found = exact_noise.detail(*grid(tile, SCALE * COARSE, COARSE_APRON))
+    found = exact_noise.detail(grid(tile, SCALE * COARSE, COARSE_APRON))
     return fold(found / np.float32(256), SCALE).astype(np.float32)
 
 
@@ -168,8 +168,8 @@ def _features(attrs: cml.Attrs, ground: Array, tile: Array) -> list[Array]:
     level, inside = int(tile[0, 2]), np.s_[_CROP : WIDE - _CROP]
     slopes = _words(shift_and_round(subtract_height(ground[0, 0], _CROSS), level + 5))
     here = ground[0, 0, inside, inside].astype(np.int64)
-    grain = fold(exact_noise.grain(*half_cells(tile, WIDE, WIDE_APRON)), 2)[0]
-    wet = exact_noise.moisture(*grid(tile, WIDE, WIDE_APRON))
+    grain = fold(exact_noise.grain(half_cells(tile, WIDE, WIDE_APRON)), 2)[0]
+    wet = exact_noise.moisture(grid(tile, WIDE, WIDE_APRON))
     marks = [
         *grain[:, inside, inside],
         wet[inside, inside],

@@ -30,19 +30,19 @@ _OCTAVE = 110
 
 
 def _height(attrs: cml.Attrs, tile: Array) -> Array:
-    return noise.height(*grid(tile, COARSE, COARSE_APRON, SCALE))[None, None]
+    return noise.height(grid(tile, COARSE, COARSE_APRON, SCALE))[None, None]
 
 
 def _detail(attrs: cml.Attrs, tile: Array) -> Array:
-    return fold(noise.detail(*grid(tile, SCALE * COARSE, COARSE_APRON)), SCALE)
+    return fold(noise.detail(grid(tile, SCALE * COARSE, COARSE_APRON)), SCALE)
 
 
 def _moisture(attrs: cml.Attrs, tile: Array) -> Array:
-    return noise.moisture(*grid(tile, WIDE, WIDE_APRON))[None, None]
+    return noise.moisture(grid(tile, WIDE, WIDE_APRON))[None, None]
 
 
 def _grain(attrs: cml.Attrs, tile: Array) -> Array:
-    return fold(noise.grain(*half_cells(tile, WIDE, WIDE_APRON)), 2)
+    return fold(noise.grain(half_cells(tile, WIDE, WIDE_APRON)), 2)
 
 
 def _cell(attrs: cml.Attrs, tile: Array) -> Array:

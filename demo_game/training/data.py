@@ -70,11 +70,11 @@ class Place:
 
         The first sample lies ``first`` cells from the place.
         """
-        return noise.height(*grid(self.tile, count, -first, SCALE))
+        return noise.height(grid(self.tile, count, -first, SCALE))
 
     def fine_detail(self, first: int, count: int) -> Array:
         """Returns the noise that is too short for coarse samples, (count, count) in cells."""
-        return noise.detail(*grid(self.tile, count, -first))
+        return noise.detail(grid(self.tile, count, -first))
 
     def detail(self, first: int, count: int) -> Array:
         """Returns the noise for the upres agent, (16, count, count)."""
@@ -82,11 +82,11 @@ class Place:
         return channels
 
     def moisture(self, first: int, count: int) -> Array:
-        return noise.moisture(*grid(self.tile, count, -first))
+        return noise.moisture(grid(self.tile, count, -first))
 
     def grain(self, first: int, count: int) -> Array:
         """Returns the white noise for the agents, (4, count, count)."""
-        channels: Array = fold(noise.grain(*half_cells(self.tile, count, -first)), 2)[0]
+        channels: Array = fold(noise.grain(half_cells(self.tile, count, -first)), 2)[0]
         return channels
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from demo_game.arrays import Array
 from demo_game.world import noise
+from demo_game.world.noise import Cells
 from demo_game.world.tile import CELLS, TileId
 
 #: sample intervals along a side of a tile
@@ -46,7 +47,7 @@ def _block(level: int, x: int, z: int, seed: int) -> Array:
     cells_z, cells_x = np.meshgrid(
         steps + np.int32(z * side), steps + np.int32(x * side), indexing="ij"
     )
-    return noise.height(cells_x, cells_z, level, seed)
+    return noise.height(Cells(cells_x, cells_z, level, seed))
 
 
 def ground(x: Array, z: Array, seed: int) -> Array:
@@ -56,5 +57,5 @@ def ground(x: Array, z: Array, seed: int) -> Array:
     """
     size = TileId(0, 0, 0).cell_m
     cells_x, cells_z = (np.floor(at / size).astype(np.int32) for at in (x, z))
-    found: Array = np.maximum(noise.height(cells_x, cells_z, 0, seed), 0)
+    found: Array = np.maximum(noise.height(Cells(cells_x, cells_z, 0, seed)), 0)
     return found

@@ -14,6 +14,7 @@ import numpy as np
 
 from demo_game.arrays import Array
 from demo_game.world import noise
+from demo_game.world.noise import Cells
 from demo_game.world.tile import FINE, FINE_APRON, TileId
 
 #: number of levels with drafts, counted from the coarsest
@@ -56,7 +57,7 @@ def _make_level(tiles: list[TileId], level: int, seed: int) -> Iterator[TileDraf
     k = np.arange(-1 - FINE_APRON, FINE - FINE_APRON + 1, dtype=np.int32)
     first = np.array([tile.first_cell for tile in tiles], np.int32)
     x, z = np.broadcast_arrays(first[:, :1, None] + k, first[:, 1:, None] + k[:, None])
-    heights = noise.height(x, z, level, seed)
+    heights = noise.height(Cells(x, z, level, seed))
     size = tiles[0].cell_m
     south, east = (np.gradient(np.maximum(heights, 0), size, axis=a) for a in (1, 2))
     inside = np.s_[:, 1:-1, 1:-1]
@@ -64,7 +65,7 @@ def _make_level(tiles: list[TileId], level: int, seed: int) -> Iterator[TileDraf
     upright = 1 / np.sqrt(1 + south * south + east * east)
     light = [0.5 - 0.5 * east * upright, 0.5 - 0.5 * south * upright]
     shading = np.stack([*light, np.full_like(upright, _OPEN), np.ones_like(upright)], -1)
-    wet = noise.moisture(x[inside], z[inside], level, seed)
+    wet = noise.moisture(Cells(x[inside], z[inside], level, seed))
     colours = _colours(heights, 1 - upright, wet)
     for i, tile in enumerate(tiles):
         yield TileDraft(tile, heights[i].astype(np.float32), _bytes(shading[i]), _bytes(colours[i]))

@@ -17,7 +17,7 @@ import numpy as np
 
 from demo_game.arrays import Array
 from demo_game.world import noise
-from demo_game.world.noise import hash_lattice
+from demo_game.world.noise import Cells, hash_lattice
 
 WORLD_VERSION = 1
 #: fractional bits of a height in metres
@@ -74,14 +74,12 @@ def _mix(a: Array, b: Array, fade: Array) -> Array:
     return mixed
 
 
-def gradient_noise(gx: Array, gz: Array, shift: int, salt: int, seed: int) -> Array:
-    """Returns noise of a wavelength of ``2**shift`` cells, in steps of ``2**-23``.
-
-    ``gx, gz`` are int32 grids of cells.
-    """
-    ix, iz = gx >> shift, gz >> shift
+def gradient_noise(cells: Cells, octave: int, salt: int) -> Array:
+    """Returns noise of an octave's wavelength, ``2**(octave - level)`` cells, in ``2**-23``."""
+    shift, seed = octave - cells.level, cells.seed
+    ix, iz = cells.x >> shift, cells.z >> shift
     last, one = (1 << shift) - 1, 1 << FRACTION
-    fx, fz = ((g & last).astype(np.int64) << (FRACTION - shift) for g in (gx, gz))
+    fx, fz = ((g & last).astype(np.int64) << (FRACTION - shift) for g in (cells.x, cells.z))
     a = _corner(ix, iz, fx, fz, salt, seed)
     b = _corner(ix + 1, iz, fx - one, fz, salt, seed)
     c = _corner(ix, iz + 1, fx, fz - one, salt, seed)
@@ -90,10 +88,8 @@ def gradient_noise(gx: Array, gz: Array, shift: int, salt: int, seed: int) -> Ar
     return _mix(_mix(a, b, u), _mix(c, d, u), v)
 
 
-def _continent(gx: Array, gz: Array, level: int, seed: int) -> Array:
-    first, second = (
-        gradient_noise(gx, gz, octave - level, octave, seed) for octave in noise.CONTINENT_OCTAVES
-    )
+def _continent(cells: Cells) -> Array:
+    first, second = (gradient_noise(cells, octave, octave) for octave in noise.CONTINENT_OCTAVES)
     both: Array = first + (second >> 1)
     return both
 
@@ -104,46 +100,44 @@ def _mountains(continent: Array) -> Array:
     return multiply_shift((t * t) >> 14, (3 << 14) - 2 * t, 14)
 
 
-def _octave(gx: Array, gz: Array, level: int, octave: int, mask: Array, seed: int) -> Array:
+def _octave(cells: Cells, octave: int, mask: Array) -> Array:
     """Returns one octave of the noise as heights in 1024ths of a metre."""
-    n = gradient_noise(gx, gz, octave - level, octave, seed) >> 3
+    n = gradient_noise(cells, octave, octave) >> 3
     ridge, hill = RIDGE[0] - ((RIDGE[1] * np.abs(n)) >> 1), n >> 1
     return multiply_shift(hill + multiply_shift(ridge - hill, mask, 14), AMPLITUDES[octave], 14)
 
 
-def height(gx: Array, gz: Array, level: int, seed: int) -> Array:
-    """Returns heights in 1024ths of a metre at cells ``gx, gz`` of the level.
-
-    They have all octaves of 8 cells or more.
-    """
-    continent = _continent(gx, gz, level, seed)
+def height(cells: Cells) -> Array:
+    """Returns heights in 1024ths of a metre at the cells, with all octaves of 8 cells or more."""
+    continent = _continent(cells)
     mask = _mountains(continent)
     total = multiply_shift(continent, CONTINENT, 14) + LIFT
-    for octave in range(noise.TOP_OCTAVE, level + 2, -1):
-        total = total + _octave(gx, gz, level, octave, mask, seed)
+    for octave in range(noise.TOP_OCTAVE, cells.level + 2, -1):
+        total = total + _octave(cells, octave, mask)
     return total.clip(-HEIGHT_END, HEIGHT_END)
 
 
-def detail(gx: Array, gz: Array, level: int, seed: int) -> Array:
+def detail(cells: Cells) -> Array:
     """Returns the sum of the two finest octaves, of 4 and 2 cells, in 256ths of a cell's size."""
-    mask = _mountains(_continent(gx, gz, level, seed))
-    first, second = (_octave(gx, gz, level, level + n, mask, seed) for n in (2, 1))
-    return shift_and_round(first + second, level + 4)
+    mask = _mountains(_continent(cells))
+    first, second = (_octave(cells, cells.level + n, mask) for n in (2, 1))
+    return shift_and_round(first + second, cells.level + 4)
 
 
-def moisture(gx: Array, gz: Array, level: int, seed: int) -> Array:
+def moisture(cells: Cells) -> Array:
     """Returns the climate's moisture in 128ths, from all octaves of 4 cells or more."""
-    total = np.full(gx.shape, 1 << 19, np.int64)
+    total = np.full(cells.x.shape, 1 << 19, np.int64)
     for octave, weight in zip(noise.MOISTURE_OCTAVES, MOISTURE, strict=True):
-        if octave - level >= 2:
-            found = gradient_noise(gx, gz, octave - level, 100 + octave, seed)
+        if octave - cells.level >= 2:
+            found = gradient_noise(cells, octave, 100 + octave)
             total = total + multiply_shift(found >> 3, weight, 14)
     return shift_and_round(total, 13)
 
 
-def grain(gx: Array, gz: Array, level: int, seed: int) -> Array:
-    """Returns white noise, 0 to 127, at half cells ``gx, gz``.
+def grain(halves: Cells) -> Array:
+    """Returns white noise, 0 to 127, at half cells.
 
     A cell has two half cells: twice the cell's number, and one more.
     """
-    return (hash_lattice(gx, gz, 200 + level, seed) >> np.uint32(25)).astype(np.int64)
+    found = hash_lattice(halves.x, halves.z, 200 + halves.level, halves.seed)
+    return (found >> np.uint32(25)).astype(np.int64)

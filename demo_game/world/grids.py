@@ -9,24 +9,25 @@ from __future__ import annotations
 import numpy as np
 
 from demo_game.arrays import Array
+from demo_game.world.noise import Cells
 
 
-def grid(tile: Array, count: int, apron: int, step: int = 1) -> tuple[Array, Array, int, int]:
-    """Returns the cell numbers x and z of a square grid on a tile, the level and the seed.
+def grid(tile: Array, count: int, apron: int, step: int = 1) -> Cells:
+    """Returns the cells of a square grid on a tile, ``count`` along a side.
 
-    The cell numbers are int32 (count, count). The grid begins ``apron`` cells before the tile.
+    The grid begins ``apron`` cells before the tile.
     """
     first_x, first_z, level, seed = (int(value) for value in tile[0])
     steps = np.arange(count, dtype=np.int32) * np.int32(step) - np.int32(apron)
     z, x = np.meshgrid(steps + np.int32(first_z), steps + np.int32(first_x), indexing="ij")
-    return x, z, level, seed
+    return Cells(x, z, level, seed)
 
 
-def half_cells(tile: Array, count: int, apron: int) -> tuple[Array, Array, int, int]:
-    """Returns the numbers of the half cells in a square grid of cells, the level and the seed."""
-    x, z, level, seed = grid(tile, 2 * count, 2 * apron)
+def half_cells(tile: Array, count: int, apron: int) -> Cells:
+    """Returns the half cells in a square grid of cells."""
+    cells = grid(tile, 2 * count, 2 * apron)
     first_x, first_z = tile[0, :2].astype(np.int32)
-    return x + first_x, z + first_z, level, seed
+    return cells._replace(x=cells.x + first_x, z=cells.z + first_z)
 
 
 def fold(samples: Array, scale: int) -> Array:

@@ -11,6 +11,8 @@ has the two octaves below (4 and 2 cells), in cells; it is an input of the upres
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from demo_game.arrays import Array
@@ -26,6 +28,15 @@ CONTINENT_M, LIFT_M = 1400.0, 60.0
 RIDGE_MEAN, RIDGE = 0.48, 3.5
 HILL = 0.5
 MOISTURE_OCTAVES = (10, 9, 8, 7)
+
+
+class Cells(NamedTuple):
+    """Cells of a world: their numbers ``x`` and ``z`` (int32 grids), their level, and the seed."""
+
+    x: Array
+    z: Array
+    level: int
+    seed: int
 
 
 def mix(x: Array) -> Array:
@@ -60,15 +71,12 @@ def _corner(ix: Array, iz: Array, fx: Array, fz: Array, salt: int, seed: int) ->
     return gx * fx + gz * fz
 
 
-def gradient_noise(gx: Array, gz: Array, shift: int, salt: int, seed: int) -> Array:
-    """Returns float32 noise of a wavelength of ``2**shift`` cells.
-
-    ``gx, gz`` are int32 grids of cells.
-    """
+def gradient_noise(cells: Cells, octave: int, salt: int) -> Array:
+    """Returns float32 noise of an octave's wavelength, ``2**(octave - level)`` cells."""
+    shift, seed = octave - cells.level, cells.seed
     step = np.float32(1 / (1 << shift))
-    ix, iz = gx >> shift, gz >> shift
-    fx = (gx & ((1 << shift) - 1)).astype(np.float32) * step
-    fz = (gz & ((1 << shift) - 1)).astype(np.float32) * step
+    ix, iz = cells.x >> shift, cells.z >> shift
+    fx, fz = ((g & ((1 << shift) - 1)).astype(np.float32) * step for g in (cells.x, cells.z))
     one = np.float32(1)
     a = _corner(ix, iz, fx, fz, salt, seed)
     b = _corner(ix + 1, iz, fx - one, fz, salt, seed)
@@ -85,11 +93,10 @@ def amplitude(octave: int) -> float:
     return float(np.float32(TOP_M * 2.0 ** ((octave - TOP_OCTAVE) * ROUGHNESS)))
 
 
-def _continent(gx: Array, gz: Array, level: int, seed: int) -> Array:
-    first, second = CONTINENT_OCTAVES
-    return gradient_noise(gx, gz, first - level, first, seed) + np.float32(0.5) * gradient_noise(
-        gx, gz, second - level, second, seed
-    )
+def _continent(cells: Cells) -> Array:
+    first, second = (gradient_noise(cells, octave, octave) for octave in CONTINENT_OCTAVES)
+    both: Array = first + np.float32(0.5) * second
+    return both
 
 
 def _mountains(continent: Array) -> Array:
@@ -99,34 +106,31 @@ def _mountains(continent: Array) -> Array:
     return result
 
 
-def _octave(gx: Array, gz: Array, level: int, octave: int, mask: Array, seed: int) -> Array:
-    n = gradient_noise(gx, gz, octave - level, octave, seed)
+def _octave(cells: Cells, octave: int, mask: Array) -> Array:
+    n = gradient_noise(cells, octave, octave)
     ridge = np.float32(RIDGE_MEAN) - np.float32(RIDGE) * np.abs(n)
     hill = np.float32(HILL) * n
     mixed: Array = hill + mask * (ridge - hill)
     return mixed
 
 
-def height(gx: Array, gz: Array, level: int, seed: int) -> Array:
-    """Returns metres above the sea at cells ``gx, gz`` of the level.
-
-    They have all octaves of 8 cells or more.
-    """
-    continent = _continent(gx, gz, level, seed)
+def height(cells: Cells) -> Array:
+    """Returns metres above the sea at the cells, with all octaves of 8 cells or more."""
+    continent = _continent(cells)
     mask = _mountains(continent)
     total: Array = continent * np.float32(CONTINENT_M) + np.float32(LIFT_M)
-    for octave in range(TOP_OCTAVE, level + 2, -1):
-        total = total + np.float32(amplitude(octave)) * _octave(gx, gz, level, octave, mask, seed)
+    for octave in range(TOP_OCTAVE, cells.level + 2, -1):
+        total = total + np.float32(amplitude(octave)) * _octave(cells, octave, mask)
     return total
 
 
-def detail(gx: Array, gz: Array, level: int, seed: int) -> Array:
-    """Returns the octaves of 4 and 2 cells at cells ``gx, gz``, in cells of the level."""
-    mask = _mountains(_continent(gx, gz, level, seed))
-    total: Array = np.zeros(gx.shape, np.float32)
-    for octave in (level + 2, level + 1):
-        scale = np.float32(amplitude(octave) / (4 * 2**level))
-        total = total + scale * _octave(gx, gz, level, octave, mask, seed)
+def detail(cells: Cells) -> Array:
+    """Returns the octaves of 4 and 2 cells at the cells, in cells of the level."""
+    mask = _mountains(_continent(cells))
+    total: Array = np.zeros(cells.x.shape, np.float32)
+    for octave in (cells.level + 2, cells.level + 1):
+        scale = np.float32(amplitude(octave) / (4 * 2**cells.level))
+        total = total + scale * _octave(cells, octave, mask)
     return total
 
 
@@ -135,21 +139,20 @@ def moisture_weights() -> list[float]:
     return [0.7 * 0.6**i for i in range(len(MOISTURE_OCTAVES))]
 
 
-def moisture(gx: Array, gz: Array, level: int, seed: int) -> Array:
+def moisture(cells: Cells) -> Array:
     """Returns the climate's moisture, about 0 to 1, from all octaves of 4 cells or more."""
-    total: Array = np.full(gx.shape, 0.5, np.float32)
+    total: Array = np.full(cells.x.shape, 0.5, np.float32)
     for octave, weight in zip(MOISTURE_OCTAVES, moisture_weights(), strict=True):
-        if octave - level >= 2:
-            noise = gradient_noise(gx, gz, octave - level, 100 + octave, seed)
+        if octave - cells.level >= 2:
+            noise = gradient_noise(cells, octave, 100 + octave)
             total = total + np.float32(weight) * noise
     return total
 
 
-def grain(gx: Array, gz: Array, level: int, seed: int) -> Array:
-    """Returns white noise in [0, 1) at half cells ``gx, gz``.
+def grain(halves: Cells) -> Array:
+    """Returns white noise in [0, 1) at half cells.
 
     A cell has two half cells: twice the cell's number, and one more.
     """
-    return (hash_lattice(gx, gz, 200 + level, seed) >> np.uint32(8)).astype(
-        np.float32
-    ) * np.float32(2**-24)
+    found = hash_lattice(halves.x, halves.z, 200 + halves.level, halves.seed)
+    return (found >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)

@@ -24,8 +24,8 @@ def cells(first_x, first_z, count=24):
 
 
 def test_levels_differ_only_by_missing_octaves():
-    fine = noise.height(*(4 * c for c in cells(100, 50)), 0, SEED)
-    coarse = noise.height(*cells(100, 50), 2, SEED)
+    fine = noise.height(noise.Cells(*(4 * c for c in cells(100, 50)), 0, SEED))
+    coarse = noise.height(noise.Cells(*cells(100, 50), 2, SEED))
     missing = sum(noise.amplitude(octave) for octave in (3, 4)) * 2
     assert np.abs(fine - coarse).max() <= missing
 
@@ -46,7 +46,7 @@ def test_height_bounds_contain_the_terrain():
     for tile in (TileId(0, -3, 9), TileId(3, 4, -4), TileId(6, 0, 0)):
         low, high = bounds(tile, SEED)
         x, z = cells(*tile.first_cell, CELLS)
-        heights = np.maximum(noise.height(x, z, tile.level, SEED), 0)
+        heights = np.maximum(noise.height(noise.Cells(x, z, tile.level, SEED)), 0)
         assert low <= heights.min() and heights.max() <= high
 
 
@@ -117,7 +117,8 @@ def test_drafts_are_the_noise_and_meet_their_neighbours():
     assert set(made) == set(tiles)
     for tile, draft in made.items():
         x, z = cells(tile.first_cell[0] - 4, tile.first_cell[1] - 4, FINE)
-        assert np.array_equal(draft.height, noise.height(x, z, tile.level, SEED).astype("f4"))
+        heights = noise.height(noise.Cells(x, z, tile.level, SEED))
+        assert np.array_equal(draft.height, heights.astype("f4"))
     first, east, south = (made[tile] for tile in tiles[:3])
     for name in ("height", "shading", "colours"):
         grid, beside, below = (getattr(draft, name) for draft in (first, east, south))

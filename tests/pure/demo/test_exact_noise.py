@@ -23,7 +23,7 @@ def test_noise_equals_exact_integers_and_fits_in_32_bits(level):
     x, z = (np.array(axis, np.int32) for axis in zip(*places, strict=True))
     for name in FUNCTIONS:
         seed = rng.choice(SEEDS)
-        found = getattr(exact_noise, name)(x, z, level, seed)
+        found = getattr(exact_noise, name)(noise.Cells(x, z, level, seed))
         wanted = [getattr(exact_land, name)(*place, level, seed) for place in places]
         assert found.tolist() == wanted, name
 
@@ -44,5 +44,6 @@ def test_the_steepest_corners_fit_into_32_bits(monkeypatch):
 def test_integer_heights_are_within_metres_of_float_heights():
     rng = np.random.default_rng(1)
     x, z = rng.integers(-(2**18), 2**18, (2, 500), dtype=np.int32)
-    metres = exact_noise.height(x, z, 0, 7) / 2.0**exact_noise.HEIGHT_BITS
-    assert 0 < np.abs(metres - noise.height(x, z, 0, 7)).max() < 4.0
+    cells = noise.Cells(x, z, 0, 7)
+    metres = exact_noise.height(cells) / 2.0**exact_noise.HEIGHT_BITS
+    assert 0 < np.abs(metres - noise.height(cells)).max() < 4.0
