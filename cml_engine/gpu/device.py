@@ -184,7 +184,13 @@ class PipelineCache:
 
 _log = logging.getLogger(__name__)
 #: optional features, enabled if the adapter has them
-_WANTED_FEATURES = ("timestamp-query", "timestamp-query-inside-encoders", "shader-f16", "subgroup")
+_WANTED_FEATURES = (
+    "timestamp-query",
+    "timestamp-query-inside-encoders",
+    "shader-f16",
+    "shader-int64",
+    "subgroup",
+)
 #: limits raised to the adapter's maximum
 _WANTED_LIMITS = (
     "max-buffer-size",
@@ -392,6 +398,7 @@ def _limits(device: wgpu.GPUDevice) -> Limits:
         software=software,
         subgroup_size=_subgroup_size(device),
         half_arithmetic="shader-f16" in device.features,
+        int64="shader-int64" in device.features,
         storage_offset_alignment=limits["min-storage-buffer-offset-alignment"],
         uniform_offset_alignment=limits["min-uniform-buffer-offset-alignment"],
         max_binding_bytes=limits["max-storage-buffer-binding-size"],

@@ -23,3 +23,5 @@ class Limits:
     subgroup_size: int = 0
     #: True if shaders can compute in 16 bits (HLSL's ``half``, the device feature shader-f16)
     half_arithmetic: bool = False
+    #: True if shaders have 64-bit integers (the device feature shader-int64)
+    int64: bool = False

@@ -4,6 +4,11 @@
 // transform 36 sums to 4x4 results. The points are 0, ±2/3, ±3/2 and infinity, whose rounding
 // errors are a quarter of those of the usual 0, ±1, ±2 (docs/design/performance.md).
 // A launch does the tiles [first_tile, first_tile + tiles), so that scratch memory is bounded.
+//
+// Scratch memory is in the order in which the products read it: [36][run of tiles][pair of blocks]
+// [tile of the run][8 channels]. A software driver loads and stores lane by lane, and four 64-bit
+// integers cost it as much as a float4. So with WIDE eight channels move at once, and a thread of the
+// transforms does both blocks of a pair.
 #include "divide.hlsli"
 
 #define P (2.0 / 3.0)
@@ -28,8 +33,55 @@ Tile tile_of(uint index) {
     return tile;
 }
 
+#define POINTS 36
+#define RUN 32
+
+#if WIDE
+#define BLOCKS 2
+#else
+#define BLOCKS 1
+#endif
+
+uint pairs_of(uint blocks) { return (blocks + 1) / 2; }
+
+// Returns the index of eight channels of a tile in scratch memory.
+uint place_of(uint point, uint tile, uint pair, uint pairs) {
+    uint runs = (tiles + RUN - 1) / RUN;
+    return ((point * runs + tile / RUN) * pairs + pair) * RUN + tile % RUN;
+}
+
+struct Eight {
+    float4 part[2];
+};
+
+// LOAD and STORE eight numbers. A tensor has 64-bit integers if WIDE, else float4s.
+#if WIDE
+uint64_t join(float low, float high) {
+    return uint64_t(asuint(low)) | (uint64_t(asuint(high)) << 32);
+}
+
+uint64_t4 join(float4 a, float4 b) {
+    return uint64_t4(join(a.x, a.y), join(a.z, a.w), join(b.x, b.y), join(b.z, b.w));
+}
+
+float4 split(uint64_t a, uint64_t b) {
+    return asfloat(uint4(uint(a), uint(a >> 32), uint(b), uint(b >> 32)));
+}
+
+Eight split(uint64_t4 v) {
+    Eight e = {{split(v.x, v.y), split(v.z, v.w)}};
+    return e;
+}
+#define LOAD(tensor, i) split(tensor[i])
+#define STORE(tensor, i, a, b) tensor[i] = join(a, b)
+#else
+#define LOAD(tensor, i) LOAD_VECTORS(tensor, i)
+#define STORE(tensor, i, a, b) tensor[2 * (i)] = a; tensor[2 * (i) + 1] = b
+#endif
+#define LOAD_VECTORS(tensor, i) {{tensor[2 * (i)], tensor[2 * (i) + 1]}}
+
 #if stage_is_input
-// T0 input (blocks of four channels), T1 values [36][block][tile].
+// T0 input (blocks of four channels), T1 values (scratch).
 #include "border.hlsli"
 
 void transform(float4 d[6], out float4 v[6]) {
@@ -45,14 +97,10 @@ void transform(float4 d[6], out float4 v[6]) {
     v[5] = d[1] - (P2 + Q2) * d[3] + d[5];
 }
 
-CML_MAIN
-{
-    CML_EACH_THREAD(thread, tiles * in_blocks)
-    uint nth = thread;
-    uint block = cml_divide_rest(nth, tiles);
-    Tile tile = tile_of(nth);
-    uint base = (tile.image * in_blocks + block) * uint(height * width);
-
+// Transforms a block of a tile. The values of the block that only fills a pair are zeros.
+void transform_block(Tile tile, uint block, out float4 values[POINTS]) {
+    bool exists = block < in_blocks;
+    uint base = (tile.image * in_blocks + min(block, in_blocks - 1)) * uint(height * width);
     int column[6];
     {CML_UNROLL(int, i, 6) {
         column[i] = cml_border(tile.x + i - before_x, width);
@@ -62,7 +110,7 @@ CML_MAIN
         int row = cml_border(tile.y + r - before_y, height);
         float4 d[6];
         {CML_UNROLL(int, i, 6) {
-            bool found = min(row, column[i]) >= 0;
+            bool found = exists && min(row, column[i]) >= 0;
             float4 value = T0[base + (found ? uint(row * width + column[i]) : 0u)];
             d[i] = found ? value : float4(0.0);
         }}
@@ -73,54 +121,116 @@ CML_MAIN
         {CML_UNROLL(int, r, 6) { d[r] = rows[r][c]; }}
         float4 v[6];
         transform(d, v);
-        {CML_UNROLL(int, r, 6) {
-            T1[((r * 6 + c) * in_blocks + block) * tiles + nth] = v[r];
-        }}
+        {CML_UNROLL(int, r, 6) { values[r * 6 + c] = v[r]; }}
+    }}
+}
+
+CML_MAIN
+{
+    uint pairs = pairs_of(in_blocks);
+    CML_EACH_THREAD(thread, tiles * pairs * 2 / BLOCKS)
+    uint nth = thread;
+    uint first = cml_divide_rest(nth, tiles) * BLOCKS;
+    Tile tile = tile_of(nth);
+    float4 values[BLOCKS][POINTS];
+    {CML_UNROLL(int, b, BLOCKS) {
+        transform_block(tile, first + b, values[b]);
+    }}
+    {CML_UNROLL(int, point, POINTS) {
+        uint place = place_of(point, nth, first / 2, pairs);
+#if WIDE
+        STORE(T1, place, values[0][point], values[1][point]);
+#else
+        T1[2 * place + first % 2] = values[0][point];
+#endif
     }}
 }
 
 #elif stage_is_product
-// T0 values [36][block][tile], T1 filter [36][row block][block][4 in][ROWS],
-// and, if FIXED, T2 the step sizes of the quantized filter [36][row block][ROWS],
-// SUMS [36][block of four outputs][tile].
-#include "conv_product.hlsli"
+// T0 values (scratch), T1 filter [36][row group][pair][8 in][8 rows],
+// and, if FIXED, T2 the step sizes of the quantized filter [36][row group][8 rows], SUMS (scratch).
+// A thread computes ROWS output channels of COLUMNS tiles in scalar accumulators, which a software
+// driver keeps in registers. With SHARE eight lanes load eight rows of an input channel each and pass
+// them on, instead of each lane loading all of them.
+#if FIXED
+#define LOAD_FILTER(i) LOAD_VECTORS(T1, i)
+#else
+#define LOAD_FILTER(i) LOAD(T1, i)
+#endif
+
+static float sums[ROWS * COLUMNS];
+
+// Adds the products of eight input channels with eight rows of the filter, from row `row` on.
+void multiply(Eight x[COLUMNS], uint weight, int row) {
+#if SHARE
+    Eight loaded = LOAD_FILTER(weight + WaveGetLaneIndex() % 8);
+#endif
+    {CML_UNROLL(int, k, 8) {
+#if !SHARE
+        Eight loaded = LOAD_FILTER(weight + k);
+#endif
+        {CML_UNROLL(int, r, 8) {
+            float f = loaded.part[r / 4][r % 4];
+#if SHARE
+            f = WaveReadLaneAt(f, k);
+#endif
+            {CML_UNROLL(int, j, COLUMNS) {
+                int to = (row + r) * COLUMNS + j;
+                sums[to] = mad(f, x[j].part[k / 4][k % 4], sums[to]);
+            }}
+        }}
+    }}
+}
+
+float4 four_sums(int row, int column) {
+    int at = row * COLUMNS + column;
+    return float4(sums[at], sums[at + COLUMNS], sums[at + 2 * COLUMNS], sums[at + 3 * COLUMNS]);
+}
 
 CML_MAIN
 {
     CML_EACH_GROUP(row_block)
     uint part = cml_divide_rest(row_block, row_blocks);
     uint point = cml_divide_rest(part, parts);
-    uint at[COLUMNS];
+    uint in_pairs = pairs_of(in_blocks);
+    uint out_pairs = pairs_of(out_blocks);
+    uint values[COLUMNS];
     {CML_UNROLL(int, j, COLUMNS) {
-        at[j] = (part * COLUMNS + j) * GROUP + lane;
+        uint tile = (part * COLUMNS + j) * GROUP + lane;
+        values[j] = place_of(point, min(tile, tiles - 1), 0, in_pairs);
     }}
-    cml_clear();
-    uint values = point * in_blocks * tiles;
-    uint weight = (point * row_blocks + row_block) * in_blocks * ROWS;
-    for (uint c = 0; c < in_blocks; c++) {
-        float4 x[COLUMNS];
-        {CML_UNROLL(int, j, COLUMNS) {
-            x[j] = T0[values + c * tiles + min(at[j], tiles - 1)];
-        }}
-        cml_multiply(x, weight + c * ROWS, 0);
+    uint weights[ROWS / 8];
+    {CML_UNROLL(int, g, ROWS / 8) {
+        uint group = min(row_block * (ROWS / 8) + g, out_pairs - 1);
+        weights[g] = (point * out_pairs + group) * in_pairs * 8;
+    }}
+    {CML_UNROLL(int, i, ROWS * COLUMNS) { sums[i] = 0.0; }}
+    for (uint pair = 0; pair < in_pairs; pair++) {
+        Eight x[COLUMNS];
+        {CML_UNROLL(int, j, COLUMNS) { x[j] = LOAD(T0, values[j] + pair * RUN); }}
+        {CML_UNROLL(int, g, ROWS / 8) { multiply(x, weights[g] + pair * 8, g * 8); }}
     }
-    {CML_UNROLL(int, o, VECTORS) {
-        uint block = row_block * VECTORS + o;
+    {CML_UNROLL(int, g, ROWS / 8) {
+        uint pair = row_block * (ROWS / 8) + g;
 #if FIXED
-        float4 step = T2[(point * row_blocks + row_block) * VECTORS + o];
+        uint at = point * out_pairs + min(pair, out_pairs - 1);
+        Eight step = LOAD_VECTORS(T2, at);
 #else
-        float4 step = float4(1.0);
+        Eight step = {{float4(1.0), float4(1.0)}};
 #endif
         {CML_UNROLL(int, j, COLUMNS) {
-            if (at[j] < tiles && block < out_blocks) {
-                SUMS[(point * out_blocks + block) * tiles + at[j]] = cml_result(o, j) * step;
+            uint tile = (part * COLUMNS + j) * GROUP + lane;
+            if (tile < tiles && pair < out_pairs) {
+                uint place = place_of(point, tile, pair, out_pairs);
+                float4 low = four_sums(8 * g, j) * step.part[0];
+                STORE(SUMS, place, low, four_sums(8 * g + 4, j) * step.part[1]);
             }
         }}
     }}
 }
 
 #else
-// T0 sums [36][block][tile], T1 bias, then the epilogues' operands, then OUT.
+// T0 sums (scratch), T1 bias, then the epilogues' operands, then OUT.
 #define BIAS T1
 #include "conv_store.hlsli"
 
@@ -135,20 +245,13 @@ void transform(float4 m[6], out float4 y[4]) {
     y[3] = (P * P2) * difference_a + (Q * Q2) * difference_b + m[5];
 }
 
-CML_MAIN
-{
-    CML_EACH_THREAD(thread, tiles * out_blocks)
-    uint nth = thread;
-    Block block = cml_block(cml_divide_rest(nth, tiles));
+void store_block(Tile tile, Block block, float4 sums[POINTS]) {
     float4 columns[6][4];
     {CML_UNROLL(int, c, 6) {
         float4 m[6];
-        {CML_UNROLL(int, r, 6) {
-            m[r] = T0[((r * 6 + c) * out_blocks + block.number) * tiles + nth];
-        }}
+        {CML_UNROLL(int, r, 6) { m[r] = sums[r * 6 + c]; }}
         transform(m, columns[c]);
     }}
-    Tile tile = tile_of(nth);
     {CML_UNROLL(int, r, 4) {
         float4 m[6];
         {CML_UNROLL(int, c, 6) { m[c] = columns[c][r]; }}
@@ -160,6 +263,29 @@ CML_MAIN
                 cml_store(y[i], block, tile.image, to, uint(out_height * out_width));
             }
         }}
+    }}
+}
+
+CML_MAIN
+{
+    uint pairs = pairs_of(out_blocks);
+    CML_EACH_THREAD(thread, tiles * ((out_blocks + BLOCKS - 1) / BLOCKS))
+    uint nth = thread;
+    uint first = cml_divide_rest(nth, tiles) * BLOCKS;
+    float4 sums[BLOCKS][POINTS];
+    {CML_UNROLL(int, point, POINTS) {
+        uint place = place_of(point, nth, first / 2, pairs);
+#if WIDE
+        Eight loaded = LOAD(T0, place);
+        sums[0][point] = loaded.part[0];
+        sums[1][point] = loaded.part[1];
+#else
+        sums[0][point] = T0[2 * place + first % 2];
+#endif
+    }}
+    Tile tile = tile_of(nth);
+    {CML_UNROLL(int, b, BLOCKS) {
+        if (first + b < out_blocks) { store_block(tile, cml_block(first + b), sums[b]); }
     }}
 }
 #endif

@@ -1,5 +1,5 @@
-// The inner product that conv_tile.hlsl and winograd.hlsl share: ROWS filter rows by COLUMNS
-// values, four input channels at a time, in scalar accumulators.
+// The inner product of the kernels of conv and deconv: ROWS filter rows by COLUMNS values, four input
+// channels at a time, in scalar accumulators.
 //
 // A software driver keeps scalars in registers but not float4s, and a load costs it as much as about
 // twenty products. So with SHARE each of eight lanes loads two vectors of the filter and passes them

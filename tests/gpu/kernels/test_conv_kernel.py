@@ -14,12 +14,14 @@ from cml_engine.compiler.planning.dispatches import PlanOptions
 from cml_engine.compiler.planning.lower import lower
 from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.errors import InputError, ShapeError
+from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.ir.graph import Attrs, Epilogue, Fact
-from cml_engine.ir.layout import C4
+from cml_engine.ir.layout import C4, C4H
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.conv.cases import conv_case, deconv_case
 from cml_engine.ops.conv.node import CONV
 from cml_engine.ops.elementwise.elementwise_op import ELEMENTWISE
+from cml_engine.runtime.node_check import round_to_half
 from cml_engine.tools.testing import case_graph, check_graph
 
 PORTABLE = Limits()
@@ -222,6 +224,20 @@ def test_winograd_in_several_rounds(gpu, monkeypatch):
     assert len(lower(graph, gpu.limits, {"x0": C4}).steps) == 3 * 4
     for layouts in LAYOUTS:
         check_graph(graph, inputs, gpu, layouts=layouts)
+
+
+@pytest.mark.parametrize("layouts", [{"x0": C4}, {"x0": C4H, "y0": C4H}], ids=["float", "half"])
+def test_winograd_with_and_without_64_bit_integers_is_bit_identical(layouts, gpu, monkeypatch):
+    """Without 64-bit integers, four channels move at once instead of eight; blocks are odd."""
+    graph, inputs = case_graph("conv", conv_case((2, 52, 15, 30), (60, 52, 3, 3)), constants=True)
+    inputs = {name: round_to_half(values) for name, values in inputs.items()}
+    results = []
+    for int64 in (gpu.limits.int64, False):
+        monkeypatch.setattr(gpu, "limits", dataclasses.replace(gpu.limits, int64=int64))
+        check_graph(graph, inputs, gpu, layouts=layouts)
+        program = GpuProgram(lower(graph, gpu.limits, layouts), gpu)
+        results.append(program.run(inputs)["y0"])
+    assert np.array_equal(*results)
 
 
 def test_winograd_is_near_exact_sums(gpu, rng):

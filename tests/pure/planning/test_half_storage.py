@@ -131,9 +131,9 @@ def test_only_filters_of_half_inputs_are_half():
 def test_a_winograd_filter_in_steps_is_right_to_half_a_step(rng):
     value = rng.standard_normal((10, 8, 9), np.float32)
     value[3] = 0
-    filter = np.asarray(transformed_filter(value, 0, 1, 4).array()).reshape(36, 3, 2, 4, 4)
+    filter = np.asarray(transformed_filter(value, 0, 1).array()).reshape(36, 2, 1, 8, 8)
     counts, step = in_steps(filter)
-    assert counts.dtype == np.int16 and step.shape == (*filter.shape[:2], 4)
+    assert counts.dtype == np.int16 and step.shape == (*filter.shape[:2], 8)
     back = counts * step[:, :, None, None, :]
     # half a step, plus the float rounding of up to 32767 steps
     assert (np.abs(back - filter) <= 0.505 * step[:, :, None, None, :]).all()

@@ -6,6 +6,7 @@ The transforms' points are 0, ±2/3, ±3/2 and infinity. Shader: ``shaders_hlsl/
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from math import prod
 from typing import Any
@@ -56,6 +57,10 @@ _MOST_WASTE, _MOST_TRIED_WASTE = 1.8, 4.0
 #: rows and columns of the products' tiles for the tuner
 _SOFTWARE_TILES = ((8, 4), (16, 4), (16, 8))
 _TILES = ((8, 2), (8, 4), (16, 2), (16, 4))
+#: threads of a workgroup of the products where eight lanes share loads
+_SHARED_GROUP = 8
+#: RUN and Eight of winograd.hlsl: neighbouring tiles in scratch memory, and channels of a load
+_RUN, _EIGHT = 32, 8
 
 
 def is_possible(conv: Conv) -> bool:
@@ -84,7 +89,7 @@ def is_faster(conv: Conv) -> bool:
     tiles = _count_tiles(conv)
     if tiles < _LEAST_TILES:
         return False
-    return _waste(conv, tile_of(conv, tiles, _POINTS)) <= _MOST_WASTE
+    return _waste(conv, _tile(conv, tiles)) <= _MOST_WASTE
 
 
 def _waste(conv: Conv, tile: ConvTile) -> float:
@@ -95,13 +100,26 @@ def _waste(conv: Conv, tile: ConvTile) -> float:
 
 def default_tile(conv: Conv) -> ConvTile:
     """Returns the default tile of the stage that multiplies."""
-    return tile_of(conv, _tiles_of_round(conv), _POINTS)
+    return _tile(conv, _tiles_of_round(conv))
+
+
+def _tile(conv: Conv, count: int) -> ConvTile:
+    tile = tile_of(conv, count, _POINTS)
+    return _grouped(conv, replace(tile, rows=max(tile.rows, _EIGHT)))
+
+
+def _grouped(conv: Conv, tile: ConvTile) -> ConvTile:
+    return replace(tile, group=_SHARED_GROUP) if shares_loads(conv) else tile
 
 
 def tiles(conv: Conv) -> list[ConvTile]:
     """Returns the tiles that an autotuner should try, without those that waste too much."""
     fitting = fitting_tiles(conv, _SOFTWARE_TILES if conv.op.limits.software else _TILES)
-    return [tile for tile in fitting if _waste(conv, tile) <= _MOST_TRIED_WASTE]
+    return [
+        tile
+        for tile in (_grouped(conv, tile) for tile in fitting)
+        if _waste(conv, tile) <= _MOST_TRIED_WASTE
+    ]
 
 
 def _count_tiles(conv: Conv) -> int:
@@ -109,12 +127,17 @@ def _count_tiles(conv: Conv) -> int:
 
 
 def _tiles_of_round(conv: Conv) -> int:
-    blocks = max(conv.in_blocks, -(-conv.shape.out_channels // 4))
-    total, most = _count_tiles(conv), max(1, _MAX_SCRATCH // (16 * _POINTS * blocks))
-    if conv.half and total >= 2 * _LEAST_TILES:
+    tiles = _count_tiles(conv)
+    words = max(map(_words_of_run, (conv.shape.in_channels, conv.shape.out_channels)))
+    runs, most = -(-tiles // _RUN), max(1, _MAX_SCRATCH // (4 * words))
+    if conv.half and tiles >= 2 * _LEAST_TILES:
         # sums in 16 bits would lose what the filter's exactness gains: fewer of them instead
-        most = min(most, -(-total // 2))
-    return min(total, most)
+        most = min(most, -(-runs // 2))
+    return min(tiles, most * _RUN)
+
+
+def _words_of_run(channels: int) -> int:
+    return _POINTS * _RUN * _EIGHT * -(-channels // _EIGHT)
 
 
 def lower_winograd(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
@@ -124,8 +147,9 @@ def lower_winograd(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
     in_blocks, out_blocks = conv.in_blocks, -(-shape.out_channels // 4)
     tiles_y, tiles_x = (-(-n // 4) for n in shape.narrow)
     total, round_tiles = _count_tiles(conv), _tiles_of_round(conv)
-    values = conv.op.scratch(4 * _POINTS * in_blocks * round_tiles)
-    sums = conv.op.scratch(4 * _POINTS * out_blocks * round_tiles)
+    runs = -(-round_tiles // _RUN)
+    values = conv.op.scratch(_words_of_run(shape.in_channels) * runs)
+    sums = conv.op.scratch(_words_of_run(shape.out_channels) * runs)
     params = {
         "tiles_y": tiles_y,
         "tiles_x": tiles_x,
@@ -157,48 +181,55 @@ def _round(
     x, values, sums, bias = tensors
     epilogue = epilogue_of(conv.op, 2, vector=conv.out_c4)
     none = {"epi_value": [0.0]}
+    wide = shares_loads(conv) and conv.op.limits.int64
+    scratch = "uint64_t4" if wide else "float4"
+    pairs, out_blocks = -(-params["in_blocks"] // 2), params["out_blocks"]
+    # a thread of the transforms does a block, or both of a pair
+    in_units, out_units = (pairs, -(-out_blocks // 2)) if wide else (2 * pairs, out_blocks)
     yield Dispatch(
-        groups=-(-params["tiles"] * params["in_blocks"] // GROUP),
+        groups=-(-params["tiles"] * in_units // GROUP),
         tensors=(x, values),
         params={**params, **none},
-        defines={**conv.vectors, "T1_TYPE": "float4", **_INPUT, **conv.border},
+        defines={**conv.vectors, "T1_TYPE": scratch, "WIDE": int(wide), **_INPUT, **conv.border},
     )
-    filter = _filter(conv, tile.rows)
+    filter = _filter(conv)
     yield Dispatch(
         groups=_POINTS * params["parts"] * params["row_blocks"],
         tensors=(values, *filter, sums),
         params={**params, **none},
         defines={
-            "T0_TYPE": "float4",
-            "T1_TYPE": FIXED4 if conv.half else "float4",
+            "T0_TYPE": scratch,
+            "T1_TYPE": FIXED4 if conv.half else scratch,
             "T2_TYPE": "float4",
-            f"T{1 + len(filter)}_TYPE": "float4",
+            f"T{1 + len(filter)}_TYPE": scratch,
             "SUMS": f"T{1 + len(filter)}",
+            "WIDE": int(wide),
             "FIXED": int(conv.half),
             **product_defines(conv, tile),
             **_PRODUCT,
         },
     )
     yield Dispatch(
-        groups=-(-params["tiles"] * params["out_blocks"] // GROUP),
+        groups=-(-params["tiles"] * out_units // GROUP),
         tensors=(sums, bias, *epilogue.tensors, conv.op.out_names[0]),
         params={**params, **epilogue.params},
         defines={
-            "T0_TYPE": "float4",
+            "T0_TYPE": scratch,
             "T1_TYPE": "float4",
+            "WIDE": int(wide),
             **store_defines(conv, epilogue, 2),
             **_OUTPUT,
         },
     )
 
 
-def _filter(conv: Conv, rows: int) -> tuple[str, ...]:
+def _filter(conv: Conv) -> tuple[str, ...]:
     """Packs the transformed filter and returns its name.
 
     If it is stored in 16 bits, the name of its step sizes follows (:func:`in_steps`).
     """
-    key = f"{conv.op.in_names[1]}.winograd.rows{rows}"
-    packing = transformed_filter(*conv.filter_source(), rows)
+    key = f"{conv.op.in_names[1]}.winograd"
+    packing = transformed_filter(*conv.filter_source())
     if not conv.half:
         return (conv.op.pack(key, lambda: packing),)
     shape = [extent for extent, _, _ in packing.dims]
@@ -220,14 +251,14 @@ def in_steps(filter: Array) -> tuple[Array, Array]:
     return counts.astype(np.int16), step.astype(np.float32)
 
 
-def transformed_filter(value: Array, out: int, inner: int, rows: int) -> Packing:
-    """Returns the packing of a 3x3 filter as [36][row block][input block][4 in][rows], transformed.
+def transformed_filter(value: Array, out: int, inner: int) -> Packing:
+    """Returns the packing of a 3x3 filter as [36][output group][input group][8 in][8 out],
+    transformed.
 
     ``out`` and ``inner`` are the axes of its output and input channels.
     """
-    blocks, in_blocks = -(-value.shape[out] // rows), -(-value.shape[inner] // 4)
-    inputs = (in_blocks, inner, 4), (4, inner, 1)
-    dims = ((_POINTS, 2, 1), (blocks, out, rows), *inputs, (rows, out, 1))
+    groups = [(-(-value.shape[axis] // _EIGHT), axis, _EIGHT) for axis in (out, inner)]
+    dims = ((_POINTS, 2, 1), *groups, (_EIGHT, inner, 1), (_EIGHT, out, 1))
     return Packing(value, dims, matrix=_filter_transform())
 
 
