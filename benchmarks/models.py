@@ -79,6 +79,7 @@ MODELS: dict[str, Callable[[Workload], None]] = {
     "upres128": partial(_upres, 128),
     "mobilenet": partial(_random, random_networks.mobilenet),
     "unet": partial(_random, random_networks.unet),
+    "rrdb": partial(_random, random_networks.rrdb),
     "stylegan2": _stylegan2,
     "vit": partial(_random, random_networks.vit),
     "gpt": partial(_random, random_networks.gpt),

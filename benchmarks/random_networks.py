@@ -65,7 +65,7 @@ _EPSILON = 1e-5
 #: added to the scores of later tokens (the causal mask)
 _NEVER = -1e4
 #: ncnn's parameters of activations that are fused into a convolution
-_RELU, _RELU6 = " 9=1", " 9=3 -23310=2,0.0,6.0"
+_RELU, _LEAKY, _RELU6 = " 9=1", " 9=2 -23310=1,0.2", " 9=3 -23310=2,0.0,6.0"
 
 
 class RandomNetwork:
@@ -163,13 +163,22 @@ class RandomNetwork:
     def concat(self, a: str, b: str) -> str:
         return self._map("Concat", [a, b], self._channels[a] + self._channels[b], "0=0")
 
+    def add(self, a: str, b: str) -> str:
+        return self._map("BinaryOp", [a, b], self._channels[a], "0=0")
+
+    def dense_residual(self, x: str, growth: int) -> str:
+        dense = x
+        for _ in range(4):
+            dense = self.concat(dense, self.conv(dense, growth, 3, activation=_LEAKY))
+        return self.add(self.conv(dense, self._channels[x], 3, activation=""), x)
+
     def inverted_residual(self, x: str, out: int, stride: int) -> str:
         wide = 4 * self._channels[x]
         y = self.conv(x, wide, 1, activation=_RELU6)
         y = self.conv(y, wide, 3, stride=stride, groups=wide, activation=_RELU6)
         y = self.conv(y, out, 1, activation="")
         same = stride == 1 and self._channels[x] == out
-        return self._map("BinaryOp", [y, x], out, "0=0") if same else y
+        return self.add(y, x) if same else y
 
     def _map(
         self, type: str, inputs: list[str], channels: int, numbers: str,
@@ -227,6 +236,19 @@ def unet(side: int = 128) -> RandomNetwork:
         x = net.concat(net.upsample(x), skip)
         x = net.conv(net.conv(x, channels, 3), max(32, channels // 2), 3)
     net.conv(x, 4, 1, activation="")
+    return net
+
+
+def rrdb(side: int = 64) -> RandomNetwork:
+    """Returns a network with one residual in residual dense block (Wang et al., 2018, ESRGAN).
+
+    It has 64 channels that grow by 32; the input is [1, 3, side, side].
+    """
+    net = RandomNetwork((1, 3, side, side))
+    first = x = net.conv("data", 64, 3, activation="")
+    for _ in range(3):
+        x = net.dense_residual(x, 32)
+    net.conv(net.add(x, first), 3, 3, activation="")
     return net
 
 
