@@ -5,7 +5,7 @@
 // errors are a quarter of those of the usual 0, ±1, ±2 (docs/design/performance.md).
 // A launch does the tiles [first_tile, first_tile + tiles), so that scratch memory is bounded.
 //
-// Scratch memory is in the order in which the products read it: [36][run of tiles][pair of blocks]
+// Scratch memory is in the order in which the products read it: [run of tiles][36][pair of blocks]
 // [tile of the run][8 channels]. A software driver loads and stores lane by lane, and four 64-bit
 // integers cost it as much as a float4. So with WIDE eight channels move at once, and a thread of the
 // transforms does both blocks of a pair.
@@ -46,8 +46,7 @@ uint pairs_of(uint blocks) { return (blocks + 1) / 2; }
 
 // Returns the index of eight channels of a tile in scratch memory.
 uint place_of(uint point, uint tile, uint pair, uint pairs) {
-    uint runs = (tiles + RUN - 1) / RUN;
-    return ((point * runs + tile / RUN) * pairs + pair) * RUN + tile % RUN;
+    return ((tile / RUN * POINTS + point) * pairs + pair) * RUN + tile % RUN;
 }
 
 struct Eight {

@@ -48,17 +48,18 @@ _POINTS = 36
 _MAX_SCRATCH = 16 << 20
 #: fewer channels leave the transforms dearer than the products that they save: on hardware; where
 #: a software driver shares loads, so that its direct way (row tiles) is fast; where not
-_LEAST_CHANNELS, _SHARED_LEAST_CHANNELS, _SOFTWARE_LEAST_CHANNELS = 16, 48, 12
+_LEAST_CHANNELS, _SHARED_LEAST_CHANNELS, _SOFTWARE_LEAST_CHANNELS = 16, 32, 12
 #: fewer tiles leave the filter, four times as large as it was, dearer to read than to multiply
 _LEAST_TILES = 64
 #: the largest ratio of computed to needed results (due to whole tiles and workgroups) by default,
 #: and of the tiles for the tuner
 _MOST_WASTE, _MOST_TRIED_WASTE = 1.8, 4.0
 #: rows and columns of the products' tiles for the tuner
-_SOFTWARE_TILES = ((8, 4), (16, 4), (16, 8))
+_SOFTWARE_TILES = ((8, 4), (16, 4), (16, 8), (32, 4))
 _TILES = ((8, 2), (8, 4), (16, 2), (16, 4))
-#: threads of a workgroup of the products where eight lanes share loads
-_SHARED_GROUP = 8
+#: rows of a thread of the products, if they divide the channels, and threads of a workgroup, where
+#: eight lanes share loads
+_SHARED_ROWS, _SHARED_GROUP = 32, 8
 #: RUN and Eight of winograd.hlsl: neighbouring tiles in scratch memory, and channels of a load
 _RUN, _EIGHT = 32, 8
 
@@ -105,7 +106,10 @@ def default_tile(conv: Conv) -> ConvTile:
 
 def _tile(conv: Conv, count: int) -> ConvTile:
     tile = tile_of(conv, count, _POINTS)
-    return _grouped(conv, replace(tile, rows=max(tile.rows, _EIGHT)))
+    rows = max(tile.rows, _EIGHT)
+    if shares_loads(conv) and -conv.shape.out_channels % _SHARED_ROWS < _EIGHT:
+        rows = _SHARED_ROWS
+    return _grouped(conv, replace(tile, rows=rows))
 
 
 def _grouped(conv: Conv, tile: ConvTile) -> ConvTile:
