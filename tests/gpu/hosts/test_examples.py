@@ -1,7 +1,6 @@
 """Tests that the host examples draw the network's output."""
 
 import importlib.util
-import time
 
 import numpy as np
 import pytest
@@ -19,17 +18,15 @@ needs_pygfx = pytest.mark.skipif(
 
 
 def frames_until_shown(game, canvas):
-    """Draws frames until two in a row show the same result; returns the pixels of the second
-    one."""
+    """Draws frames until a result is shown; returns the pixels of a later frame that shows it."""
     canvas.request_draw(game.frame)
     for _ in turns():
         canvas.draw()
-        shown = game.shown
-        pixels = np.asarray(canvas.draw())
-        if shown is not None and game.shown is shown:
+        if game.shown is not None:
             break
-        time.sleep(0.001)  # a loop without a display would have a new result in every frame
-    return pixels
+    game.scheduler.budget.ms = 0.0  # there is no further result
+    canvas.draw()
+    return np.asarray(canvas.draw())
 
 
 def texture_of(device, texture):
@@ -61,7 +58,7 @@ def test_plain_loop_shows_the_network_output(timestamps):
     seen = pixels[2::4, 2::4, :3].astype(np.float32)
     np.testing.assert_allclose(seen, 255 * np.clip(picture[0, ..., :3], 0, 1), atol=0.6)
     reports = [r for r in game.summary.reports if r.slices]
-    assert len(reports) > 1 and game.summary.runs >= 1
+    assert reports and game.summary.runs >= 1
     assert "runs of the network" in game.summary.text("this device")
 
 
