@@ -1239,11 +1239,14 @@ function slicesOf({ aimMs, granule, costs }, job, left, isFirst) {
     if (!count && alone) count = Math.min(limit, granule);
     if (!count) break;
     const predictedMs = costs.predictMs(cost, count);
-    parts.push({ job, step, first: group, count, predictedMs });
+    const before = parts.at(-1);
+    if (before?.step === step) {
+      before.count += count;
+      before.predictedMs += predictedMs;
+    } else parts.push({ job, step, first: group, count, predictedMs });
     left -= predictedMs;
     group += count;
-    if (count === limit) [step, group] = [step + 1, 0];
-    else if (granule > 1) break;
+    if (group === cost.groups) [step, group] = [step + 1, 0];
     if (probing) break;
   }
   return { parts, left, ended: step >= job.costs.length };

@@ -139,13 +139,15 @@ def _slices_of(
         if count == 0:
             break
         spent = state.costs.predict_ms(cost, count)
-        parts.append(PlannedSlice(job, step, cost, group, count, spent))
+        if parts and parts[-1].step == step:  # one dispatch for what still fits behind a cut
+            parts[-1].count += count
+            parts[-1].predicted_ms += spent
+        else:
+            parts.append(PlannedSlice(job, step, cost, group, count, spent))
         left -= spent
         group += count
         if group == cost.groups:
             step, group = step + 1, 0
-        elif state.granule > 1:  # the rest of a granule would leave cores idle
-            break
         if probing:  # its time must be known before more of it is added
             break
     return parts, left, step >= len(steps)

@@ -61,8 +61,8 @@ def test_every_part_of_a_state_affects_decisions(part, monkeypatch):
     assert sum(plans_of(monkeypatch, look)) > 3
 
 
-def test_a_frame_cuts_a_step_once_where_a_granule_ends(monkeypatch):
-    """A second cut would run the rest of a granule, which leaves cores idle."""
+def test_a_frame_has_one_slice_of_a_step(monkeypatch):
+    """A slice includes the workgroups that still fit behind a cut at the end of a granule."""
 
     def look(state, _):
         slices = plan_frame(replace(state, granule=3)).slices

@@ -8,6 +8,7 @@
 static int plan_job(cml_scheduler *s, job *j, double *left) {
     work *w = s->work;
     uint32_t at = j->run.step, group = j->run.group;
+    int is_cut = 0;     /* the last slice stops within its step */
     int is_probing = 0; /* a step of unknown cost ends the job's slices of this frame */
     while (at < j->net->step_count && w->slice_count < s->max_slices && !is_probing) {
         step *of = &j->net->steps[at];
@@ -20,14 +21,19 @@ static int plan_job(cml_scheduler *s, job *j, double *left) {
         if (s->granule > 1 && s->granule < count && count < limit) count -= count % s->granule;
         if (count == 0 && is_first) count = (uint32_t)min_u64(limit, s->granule);
         if (count == 0) break;
-        slice *added = &w->slices[w->slice_count++];
-        *added = (slice){j, of, group, count, cml__predict(&s->model, of, count)};
-        *left -= added->ms;
+        double spent = cml__predict(&s->model, of, count);
+        if (is_cut) { /* one dispatch for what still fits behind a cut */
+            slice *before = &w->slices[w->slice_count - 1];
+            before->count += count;
+            before->ms += spent;
+        } else {
+            w->slices[w->slice_count++] = (slice){j, of, group, count, spent};
+        }
+        *left -= spent;
+        is_cut = count < limit;
         if (count == limit) {
             at++;
             group = 0;
-        } else if (s->granule > 1) {
-            break; /* the rest of a granule would leave cores idle */
         } else {
             group += count;
         }
