@@ -389,7 +389,6 @@ class View {
   }
   /** The rows of a table. @template T @param {Field<T>} row @param {Table} table @returns {T[]} */
   rows(row, { count, offset }) {
-    if (offset % TABLE_ALIGNMENT) throw this.corrupt(`the table at ${offset} is not aligned`);
     this.need(offset, count * row.size);
     return list(count, row).read(this, offset);
   }
@@ -801,7 +800,9 @@ class PlanReader {
       if (bytes % 4 || bytes > MOST_BYTES || bytes > needs.buffer_bytes) throw view.corrupt(`a buffer of ${bytes} bytes`);
     }
     if (head.inputs.count > MOST_INPUTS) throw view.corrupt(`${head.inputs.count} inputs`);
-    if (params.offset % TABLE_ALIGNMENT) throw view.corrupt("the parameters are not aligned");
+    for (const { offset } of [head.steps, head.bindings, head.inputs, head.outputs, head.updates, params, head.constants]) {
+      if (offset < planHead.size || offset % TABLE_ALIGNMENT) throw view.corrupt(`a table at ${offset}`);
+    }
     return {
       profile: head.profile,
       spaces,

@@ -14,7 +14,13 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.cooked import cook
-from cml_engine.cooked.schema import FileHeader, KernelsHead, PlanHead, SectionRow
+from cml_engine.cooked.schema import (
+    SECTION_ALIGNMENT,
+    FileHeader,
+    KernelsHead,
+    PlanHead,
+    SectionRow,
+)
 from cml_engine.gpu.shaders import compilers
 from scheduler.tools.commands import cooked_guesses
 from tests.fixtures.cooked import (
@@ -58,6 +64,7 @@ _BAD_FIELDS: dict[str, dict[tuple[int, str], Sequence[float]]] = {
         (16, "<Q"): (0, 64, 2**63),  # an arena smaller than its bindings
         (24, "<Q"): (0, 2**63), (32, "<Q"): (2**63,), (40, "<I"): (3,), (88, "<d"): (float("nan"),),
         (128, "<I"): (65,),  # more inputs than there may be
+        (144, "<Q"): (0,),  # an empty table that lies in the head
         **{(at, "<I"): (2**31, 2**32 - 1) for at in range(112, 160, 4) if at != 128},
     },
     "steps": {
@@ -80,6 +87,18 @@ _BAD_FIELDS: dict[str, dict[tuple[int, str], Sequence[float]]] = {
 def whole():
     """The bytes of an undamaged cooked file; players read all of it except its description."""
     return cook(counter(), ["portable", "software"], player=True, guesses=cooked_guesses()[:2])
+
+
+def with_gap(whole: bytes) -> bytes:
+    """Returns a file with a gap of zeros before its last section that is larger than the alignment
+    needs."""
+    rows = sections(whole)
+    last = rows[-1][1]
+    made = bytearray(whole[:last] + bytes(SECTION_ALIGNMENT) + whole[last:])
+    struct.pack_into("<Q", made, 16, len(made))
+    place = FileHeader.SIZE + (len(rows) - 1) * SectionRow.SIZE + 8
+    struct.pack_into("<Q", made, place, last + SECTION_ALIGNMENT)
+    return sealed(made)
 
 
 def known(whole: bytes) -> Iterator[tuple[bytes, str]]:
@@ -108,6 +127,7 @@ def known(whole: bytes) -> Iterator[tuple[bytes, str]]:
         made = bytearray(whole)  # the number of sections lies at 12
         struct.pack_into(form, made, at, value)
         corrupt += [bytes(made)]
+    corrupt += [with_gap(whole)]
     for at in (56, 64, 72, 76):  # a header that understates
         less = bytearray(whole)
         less[at] -= 1 if less[at] else -1

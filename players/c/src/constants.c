@@ -15,8 +15,7 @@ static uint32_t element_size(const constant_row *r) {
 
 /* Returns a * b, or more than the size of any buffer. */
 static uint64_t times(uint64_t a, uint64_t b) {
-    const uint64_t most_bytes = (uint64_t)1 << 48;
-    return b > 0 && a > most_bytes / b ? most_bytes + 1 : a * b;
+    return b > 0 && a > COOKED_MOST_BYTES / b ? COOKED_MOST_BYTES + 1 : a * b;
 }
 
 /* Returns 1 if the finer dimensions of an axis fill each step, so that no element is left out. */
@@ -38,7 +37,7 @@ int cml__is_constant(const file *f, const plan *p, uint32_t number) {
     uint64_t count = 1, source = 1;
     if (r->stored > 6 || r->becomes > AS_INTEGER || (r->becomes == AS_BITS) != (r->stored < 3) ||
         r->space == ARENA || r->space >= SPACES || r->rank == 0 || r->rank > DIMS ||
-        r->offset % 4 != 0 || r->source % 16 != 0 || !has_dims(r))
+        r->offset % 4 != 0 || r->source % COOKED_VALUE_ALIGNMENT != 0 || !has_dims(r))
         return 0;
     if (before != NULL &&
         (r->space < before->space ||
@@ -61,7 +60,7 @@ int cml__is_constant(const file *f, const plan *p, uint32_t number) {
     for (uint32_t i = 0; i < r->rank; i++)
         if (r->dims[i].axis == 3) return 0;
     return element_size(r) == 4 && r->becomes != AS_INTEGER && r->extents[2] == 9 &&
-           r->extents[3] == 1 && r->matrix % 16 == 0 &&
+           r->extents[3] == 1 && r->matrix % COOKED_VALUE_ALIGNMENT == 0 &&
            is_inside(r->matrix, 3 * WINDOW_POINTS * sizeof(double), f->values.size);
 }
 

@@ -104,7 +104,8 @@ cml_status cml__open_file(file *f) {
         if (n == 0 || !is_zero(row->tag + n, 8 - (uint64_t)n) || !ALL_ZERO(row->reserved_28) ||
             order < 0 || row->number != (order > 0 ? 0 : row[-1].number + 1))
             return BAD(f, "section %u is out of its order", i);
-        if (row->offset % 64 != 0 || row->offset < end ||
+        if (row->offset % COOKED_SECTION_ALIGNMENT != 0 || row->offset < end ||
+            row->offset - end >= COOKED_SECTION_ALIGNMENT ||
             !is_inside(row->offset, row->nbytes, size) ||
             !is_zero(f->whole.data + end, row->offset - end))
             return BAD(f, "section %u lies outside of it, or in another, or not next to it", i);
@@ -156,9 +157,11 @@ static int is_code(const file *f, const code_row *c, uint64_t *end) {
 static int is_kernel(const file *f, const kernel_row *k, uint64_t *end) {
     return cml__is_text(f, k->label) && k->params_bytes % 16 == 0 && k->params_bytes > 0 &&
            k->params_bytes <= COOKED_MOST_PARAMS && k->tensors > 0 &&
-           k->tensors <= COOKED_MOST_TENSORS && k->flags <= 7 && ALL_ZERO(k->reserved_52) &&
-           ALL_ZERO(k->reserved_88) && is_code(f, &k->spirv, end) && is_code(f, &k->wgsl, end) &&
-           k->spirv.nbytes % 4 == 0 && (k->spirv.nbytes > 0 || k->wgsl.nbytes > 0);
+           k->tensors <= COOKED_MOST_TENSORS &&
+           k->flags <= (COOKED_TRUSTED | COOKED_SUBGROUPS | COOKED_F16) &&
+           ALL_ZERO(k->reserved_52) && ALL_ZERO(k->reserved_88) && is_code(f, &k->spirv, end) &&
+           is_code(f, &k->wgsl, end) && k->spirv.nbytes % 4 == 0 &&
+           (k->spirv.nbytes > 0 || k->wgsl.nbytes > 0);
 }
 
 cml_status cml__open_kernels(file *f) {

@@ -304,7 +304,7 @@ void cml__record_timing(cml_scheduler *s, uint64_t frame, uint32_t group, double
 
 /* Ends a frame that was submitted. Frames before the newest timings have all of their own. */
 void cml__end_frame(cml_scheduler *s, double now) {
-    double interval = fmin(now - s->ended_ms, 60 * s->frame_ms);
+    double interval = fmin(now - s->ended_ms, PLAN_LONGEST * s->frame_ms);
     for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) /* what has started, has its inputs */
         if (j->run.state != CML_STATE_QUEUED) cml__drop_producers(j);
     if (s->wall_clock) {

@@ -130,8 +130,8 @@ cml_status cml__load_code(file *f, const kernel_row *k, const code_row *c, void 
 
 int cml__is_text(const file *f, text_row t);
 
-static inline int is_amount(double value) { return value >= 0 && value <= 1e300; }
-static inline int is_rate(double value) { return value >= 1e-9 && value <= 1e300; }
+static inline int is_amount(double value) { return value >= 0 && value <= COOKED_MOST_AMOUNT; }
+static inline int is_rate(double value) { return value >= 1e-9 && value <= COOKED_MOST_AMOUNT; }
 
 static inline int is_inside(uint64_t at, uint64_t n, uint64_t all) {
     return at <= all && n <= all - at;

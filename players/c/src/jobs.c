@@ -17,7 +17,7 @@ int cml__init_core(cml_scheduler *s) {
     s->usual_ms = s->frame_ms;
     s->back_off = 1.0;
     s->since_rest = PLAN_REST_EVERY;
-    s->model.error = log(2.5);
+    s->model.error = PLAN_CLIP;
     return 1;
 }
 

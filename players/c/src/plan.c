@@ -7,10 +7,11 @@
 
 static int is_alignment(uint32_t n) { return n >= 4 && n <= 4096 && (n & (n - 1)) == 0; }
 
-/* Returns a table of the section; NULL if it does not lie inside. */
+/* Returns a table of the section; NULL if it does not lie inside, behind the head. */
 static const void *rows_of(span in, table_row t, uint64_t size) {
-    return t.offset % 8 == 0 && is_inside(t.offset, size * t.count, in.size) ? in.data + t.offset
-                                                                             : NULL;
+    int is_there = t.offset >= sizeof(plan_head) && t.offset % COOKED_TABLE_ALIGNMENT == 0 &&
+                   is_inside(t.offset, size * t.count, in.size);
+    return is_there ? in.data + t.offset : NULL;
 }
 
 static int is_binding(const plan *p, binding_row b, uint32_t alignment) {
@@ -32,7 +33,7 @@ static int shape_of(const file *f, text_row name, uint32_t type, uint32_t layout
         uint64_t extent = to->extents[i] = extents[i];
         to->elements *= extent;
         if (layout != CML_LAYOUT_PLAIN && i == 1) extent = (extent + 3) / 4 * 4;
-        if (extent > 0 && to->bytes > ((uint64_t)1 << 48) / extent) return 0;
+        if (extent > 0 && to->bytes > COOKED_MOST_BYTES / extent) return 0;
         to->bytes *= extent;
     }
     return 1;
@@ -114,7 +115,7 @@ cml_status cml__open_plan(file *f, uint32_t number, plan *p) {
         return BAD(f, "the header of plan %u is damaged", number);
     *p = (plan){.row = row, .profile = text_of(f, row->profile)};
     for (int i = 0; i < SPACES; i++)
-        if (row->spaces[i] > row->needs.buffer_bytes || row->spaces[i] >> 48 ||
+        if (row->spaces[i] > row->needs.buffer_bytes || row->spaces[i] > COOKED_MOST_BYTES ||
             row->spaces[i] % 4 != 0)
             return BAD(f, "the buffers of plan %u are of no possible size", number);
     p->steps = rows_of(in, row->steps, sizeof *p->steps);
