@@ -50,9 +50,9 @@ VECTOR_TYPE = {
     C4I16: "Short4",
     C4U16: "UShort4",
 }
-#: types of packed4.hlsli; ``Fixed4`` is for weights that are stored with the size of a step
-FIXED4 = "Fixed4"
-PACKED_TYPES = (*(VECTOR_TYPE[layout] for layout in STORED), FIXED4)
+#: types of packed4.hlsli; ``Fixed8`` is for weights that are stored with the size of a step
+FIXED8 = "Fixed8"
+PACKED_TYPES = (*(VECTOR_TYPE[layout] for layout in STORED), FIXED8)
 
 
 def block_words(layout: str) -> int:

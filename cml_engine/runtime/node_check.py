@@ -32,7 +32,7 @@ from cml_engine.cpu.compare import (
 )
 from cml_engine.cpu.cpu_program import CpuProgram, convert_to_fact, keep_results, run_node
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Graph, Node
-from cml_engine.ir.layout import C4H, FIXED4, to_half
+from cml_engine.ir.layout import C4H, FIXED8, to_half
 from cml_engine.ops.conv.cpu import may_be_nan
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.ops.declaration.spec import Tolerance
@@ -145,7 +145,7 @@ def stored_tolerance(
 
 def integer_results(plan: Plan) -> frozenset[str]:
     """Returns the set of titles of the nodes whose weights are stored as fixed-point steps."""
-    return frozenset(s.title for s in plan.steps if FIXED4 in s.defines.values())
+    return frozenset(s.title for s in plan.steps if FIXED8 in s.defines.values())
 
 
 # -- node check -----------------------------------------------------------------------------------

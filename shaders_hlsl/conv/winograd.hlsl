@@ -152,7 +152,11 @@ CML_MAIN
 // driver keeps in registers. With SHARE eight lanes load eight rows of an input channel each and pass
 // them on, instead of each lane loading all of them.
 #if FIXED
-#define LOAD_FILTER(i) LOAD_VECTORS(T1, i)
+Eight split(Fixed8 f) {
+    Eight e = {{float4(cml_spread(f.bits.xy) >> 16), float4(cml_spread(f.bits.zw) >> 16)}};
+    return e;
+}
+#define LOAD_FILTER(i) split(T1[i])
 #else
 #define LOAD_FILTER(i) LOAD(T1, i)
 #endif

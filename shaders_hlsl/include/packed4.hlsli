@@ -98,16 +98,9 @@ extension float4 {
     __implicit_conversion(300) __init(UShort4 q) { this = float4(int4(q)); }
 };
 
-// Whole multiples of a step, -32767 to 32767; the reader knows the step size.
-struct Fixed4 {
-    uint2 bits;
+// Eight whole multiples of a step, -32767 to 32767; the reader knows the step size.
+struct Fixed8 {
+    uint4 bits;
 };
-
-extension float4 {
-    __implicit_conversion(300) __init(Fixed4 f) {
-        uint4 high = uint4(f.bits.x << 16, f.bits.x, f.bits.y << 16, f.bits.y);
-        this = float4(int4(high) >> 16);
-    }
-}
 
 #endif

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.ir.graph import Array
-from cml_engine.ir.layout import FIXED4
+from cml_engine.ir.layout import FIXED8
 from cml_engine.ops.conv.cases import conv_case
 from cml_engine.ops.conv.kernels.tile import (
     fitting_tiles,
@@ -203,7 +203,7 @@ def _round(
         params={**params, **none},
         defines={
             "T0_TYPE": scratch,
-            "T1_TYPE": FIXED4 if conv.half else scratch,
+            "T1_TYPE": FIXED8 if conv.half else scratch,
             "T2_TYPE": "float4",
             f"T{1 + len(filter)}_TYPE": scratch,
             "SUMS": f"T{1 + len(filter)}",
