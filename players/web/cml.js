@@ -887,6 +887,7 @@ class PlanReader {
   }
   /** @param {Table} table @returns {TensorPlace[]} */ _tensors(table) {
     const { view } = this;
+    const names = new Set();
     return view.rows(tensorRow, table).map((row) => {
       const { name, space, offset, nbytes: bytes } = row;
       const type = TYPES[row.type], layout = LAYOUTS[row.layout], shape = view.shape(row), elements = size(shape);
@@ -898,6 +899,8 @@ class PlanReader {
         throw view.corrupt(`'${name}' [${shape}] takes ${wanted} bytes, not ${bytes}`);
       }
       this._inside({ space, offset, nbytes: roundUp(bytes, 16) });
+      if (names.has(name)) throw view.corrupt(`it has '${name}' twice`);
+      names.add(name);
       return { name, type, layout, shape, elements, space, offset, bytes };
     });
   }

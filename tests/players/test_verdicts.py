@@ -20,6 +20,8 @@ from cml_engine.cooked.schema import (
     KernelsHead,
     PlanHead,
     SectionRow,
+    TensorRow,
+    Text,
 )
 from cml_engine.gpu.shaders import compilers
 from scheduler.tools.commands import cooked_guesses
@@ -101,6 +103,18 @@ def with_gap(whole: bytes) -> bytes:
     return sealed(made)
 
 
+def with_one_name() -> bytes:
+    """Returns a file of one plan whose outputs have the same name."""
+    data = cook(counter(), ["portable"], golden=False, player=True)
+    first = PlanHead.read(next(content_of(data, "plan"))).outputs.offset
+
+    def rename(plan: bytearray) -> None:
+        second = first + TensorRow.SIZE
+        plan[second : second + Text.SIZE] = plan[first : first + Text.SIZE]
+
+    return changed(data, "plan", rename)
+
+
 def known(whole: bytes) -> Iterator[tuple[bytes, str]]:
     """Yields an undamaged cooked file and systematically damaged ones, with the right verdict.
 
@@ -127,7 +141,7 @@ def known(whole: bytes) -> Iterator[tuple[bytes, str]]:
         made = bytearray(whole)  # the number of sections lies at 12
         struct.pack_into(form, made, at, value)
         corrupt += [bytes(made)]
-    corrupt += [with_gap(whole)]
+    corrupt += [with_gap(whole), with_one_name()]
     for at in (56, 64, 72, 76):  # a header that understates
         less = bytearray(whole)
         less[at] -= 1 if less[at] else -1

@@ -39,6 +39,26 @@ static int shape_of(const file *f, text_row name, uint32_t type, uint32_t layout
     return 1;
 }
 
+static int compare_texts(const void *a, const void *b) {
+    const cml_text *x = a, *y = b;
+    if (x->length != y->length) return x->length < y->length ? -1 : 1;
+    return memcmp(x->data, y->data, x->length);
+}
+
+/* Checks that no two inputs, or outputs, have the same name. */
+static cml_status check_names(file *f, const plan *p, const tensor_list *all) {
+    cml_text *names = cml__heap_alloc(f->memory, all->count, sizeof *names);
+    if (names == NULL) return cml__fail(f->error, CML_ERROR_MEMORY, "no memory for its tensors");
+    for (uint32_t i = 0; i < all->count; i++) names[i] = all->items[i].shape.name;
+    qsort(names, all->count, sizeof *names, compare_texts);
+    for (uint32_t i = 1; i < all->count; i++)
+        if (is_same_text(names[i - 1], names[i]))
+            return BAD(f, "the plan '%.*s' has '%.*s' twice", TEXT_ARGS(p->profile),
+                       TEXT_ARGS(names[i]));
+    cml__heap_free(f->memory, names);
+    return CML_OK;
+}
+
 static cml_status open_places(file *f, const plan *p, span in, table_row table, tensor_list *to) {
     const tensor_row *row = rows_of(in, table, sizeof *row);
     if (row == NULL) return BAD(f, "a table of '%.*s' lies outside of it", TEXT_ARGS(p->profile));
@@ -57,7 +77,7 @@ static cml_status open_places(file *f, const plan *p, span in, table_row table, 
                        TEXT_ARGS(p->profile));
         to->bytes += (row->nbytes + 255) / 256 * 256;
     }
-    return CML_OK;
+    return check_names(f, p, to);
 }
 
 static int is_step(const file *f, const plan *p, const plan_step_row *s) {
