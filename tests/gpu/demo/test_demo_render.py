@@ -16,7 +16,7 @@ from demo_game.render.drawn import DrawnTiles
 from demo_game.render.pace import EFFORTS
 from demo_game.render.quality import SOFTWARE
 from demo_game.render.renderer import EDGE_STEPS, NEIGHBOURS, Renderer, VisibleTile
-from demo_game.world.noise import height
+from demo_game.world.noise import Cells, height
 from demo_game.world.quadtree import Detail, Selection
 from demo_game.world.tile import CELLS, FINE, PAINTED, TileId
 from tests.fixtures.landscape import Landscape, bare, make
@@ -84,7 +84,8 @@ def red(tile, seed):
     gz, gx = np.meshgrid(k + first_z, k + first_x, indexing="ij")
     texels = np.zeros((PAINTED, PAINTED, 4))
     texels[..., 0] = 255
-    return bare(3000 + height(gx, gz, tile.level, seed).astype(np.float32), texels)
+    cells = Cells(gx, gz, tile.level, seed)
+    return bare(3000 + height(cells).astype(np.float32), texels)
 
 
 def plains(high):
