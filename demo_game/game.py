@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import wgpu
+
 import cml_engine as cml
 from cml_engine import (
     FixedBudget,
@@ -173,7 +175,7 @@ class Game:
 
     def frame(
         self,
-        target_view: Any,
+        target_view: wgpu.GPUTextureView,
         pose: Pose,
         now_s: float,
         draw_overlay: Callable[[Any, Any], None] | None = None,
@@ -253,7 +255,11 @@ class Game:
         self._look_at, self._requested, self._unseen = 0, True, _POSTPONED
 
     def draw_still(
-        self, target_view: Any, pose: Pose, now_s: float, draw_overlay: Callable[[Any, Any], None]
+        self,
+        target_view: wgpu.GPUTextureView,
+        pose: Pose,
+        now_s: float,
+        draw_overlay: Callable[[Any, Any], None],
     ) -> None:
         """Draws the picture at full resolution with the overlay, apart from measured frames."""
         for _ in range(_OVERLAY_FRAMES):  # the overlay's windows find their sizes
@@ -268,8 +274,8 @@ class Game:
 
     def _draw(
         self,
-        encoder: Any,
-        target_view: Any,
+        encoder: wgpu.GPUCommandEncoder,
+        target_view: wgpu.GPUTextureView,
         camera: Camera,
         now_s: float,
         effort: Effort | None = None,

@@ -199,7 +199,7 @@ class HeadlessRun:
         self.digests.poll()
         return sample
 
-    def _draw_overlay(self, encoder: Any, writes: Any) -> None:
+    def _draw_overlay(self, encoder: wgpu.GPUCommandEncoder, writes: Any) -> None:
         if self.overlay is not None:
             step_s = self.game.settings.frame_ms / 1e3
             self.overlay.draw(encoder, self.view, step_s, timestamp_writes=writes)

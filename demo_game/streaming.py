@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cml_engine import FrameScheduler, Job
 from demo_game.agents import TileJobs, TileSource
@@ -16,6 +16,8 @@ from demo_game.world.quadtree import Selection
 from demo_game.world.tile import MAX_LEVEL, TileId
 
 if TYPE_CHECKING:  # needs a GPU
+    import wgpu
+
     from demo_game.render.tiles import TilePool
 
 #: the largest number of tiles that are generated at a time
@@ -184,7 +186,7 @@ class Streaming:
                 del self.making[tile]
                 self.counts.cancelled += 1
 
-    def collect(self, encoder: Any, now_s: float) -> int:
+    def collect(self, encoder: wgpu.GPUCommandEncoder, now_s: float) -> int:
         """Encodes the copies of finished tiles into their slots; returns the number of tiles.
 
         A tile is copied whole. A failed tile is cancelled and its message put into ``error``. Call
@@ -201,7 +203,9 @@ class Streaming:
                 filled += 1
         return filled
 
-    def _show(self, encoder: Any, tile: TileId, made: TileJobs, now_s: float) -> bool:
+    def _show(
+        self, encoder: wgpu.GPUCommandEncoder, tile: TileId, made: TileJobs, now_s: float
+    ) -> bool:
         slot = self._slot(tile)
         if slot is None:
             return False

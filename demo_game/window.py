@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import wgpu
+
 import cml_engine as cml
 from cml_engine import FrameReport, write_trace
 from demo_game.flight import FreeFlight, Pose, ScriptedFlight
@@ -167,12 +169,12 @@ class GameWindow:
             return self.free.pose
         return self.free.move(dt_s, self.elapsed_s)
 
-    def _overlay(self, view: Any, dt_s: float) -> Callable[[Any, Any], None] | None:
+    def _overlay(self, view: wgpu.GPUTextureView, dt_s: float) -> Callable[[Any, Any], None] | None:
         game = self.game
         if not game.controls.overlay:
             return None
 
-        def draw(encoder: Any, writes: Any) -> None:
+        def draw(encoder: wgpu.GPUCommandEncoder, writes: Any) -> None:
             self.overlay.draw(encoder, view, dt_s, timestamp_writes=writes)
 
         return draw

@@ -69,8 +69,8 @@ class Backend:
 
     def draw(
         self,
-        encoder: Any,
-        target_view: Any,
+        encoder: wgpu.GPUCommandEncoder,
+        target_view: wgpu.GPUTextureView,
         draw_data: Any,
         timestamp_writes: dict[str, Any] | None = None,
     ) -> None:
@@ -94,7 +94,7 @@ class Backend:
         for texture, _ in self._textures.values():
             texture.destroy()
 
-    def _record(self, render: Any, draw_data: Any) -> None:
+    def _record(self, render: wgpu.GPURenderPassEncoder, draw_data: Any) -> None:
         scale = draw_data.framebuffer_scale.x
         width = round(draw_data.display_size.x * scale)
         height = round(draw_data.display_size.y * scale)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import imgui_bundle
+import wgpu
 from imgui_bundle import ImVec2, ImVec4, imgui
 
 from cml_engine.tools.panel import Panel, check_titles, drawing, layout_for, palette
@@ -134,8 +135,8 @@ class Overlay:
 
     def draw(
         self,
-        encoder: Any,
-        target_view: Any,
+        encoder: wgpu.GPUCommandEncoder,
+        target_view: wgpu.GPUTextureView,
         dt_s: float,
         *,
         timestamp_writes: dict[str, Any] | None = None,

@@ -27,7 +27,7 @@ def make_layout(gpu: cml.Gpu, *bindings: tuple[int, dict[str, Any]]) -> wgpu.GPU
     )
 
 
-def bind(gpu: cml.Gpu, layout: Any, *resources: Any) -> wgpu.GPUBindGroup:
+def bind(gpu: cml.Gpu, layout: wgpu.GPUBindGroupLayout, *resources: Any) -> wgpu.GPUBindGroup:
     """Creates a bind group of these resources, in the order of the layout."""
     return gpu.device.create_bind_group(
         layout=layout, entries=[{"binding": i, "resource": r} for i, r in enumerate(resources)]

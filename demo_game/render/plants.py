@@ -86,7 +86,7 @@ class Plants:
             *(texture.create_view(dimension="2d-array") for texture in (heights, shading)),
         )
 
-    def fill(self, encoder: Any, slot: int, instances: Any, draw: Any) -> None:
+    def fill(self, encoder: wgpu.GPUCommandEncoder, slot: int, instances: Any, draw: Any) -> None:
         """Encodes the copy of a tile's instances into a slot, and the pass that packs them.
 
         The slot's heights and shading must have been copied before.
@@ -103,7 +103,7 @@ class Plants:
         compute.dispatch_workgroups(MOST // _GROUP)
         compute.end()
 
-    def draw(self, render: Any, slot: int) -> None:
+    def draw(self, render: wgpu.GPURenderPassEncoder, slot: int) -> None:
         """Draws the plants of a slot into a render pass; sets the vertex buffers 0 and 1."""
         at = self.instances.offset + slot * TILE_PLANTS_BYTES
         render.set_vertex_buffer(0, self.shapes.buffer, self.shapes.offset, self.shapes.nbytes)

@@ -195,8 +195,8 @@ class Renderer:
 
     def draw(
         self,
-        encoder: Any,
-        target_view: Any,
+        encoder: wgpu.GPUCommandEncoder,
+        target_view: wgpu.GPUTextureView,
         camera: Camera,
         visible: Sequence[VisibleTile],
         time_s: float,
@@ -238,7 +238,12 @@ class Renderer:
             self._fill(encoder, target_view, timed())
         return DrawStats(len(nearest), len(nearest) * self._drawn_mesh.count // 3, planted)
 
-    def _fill(self, encoder: Any, target_view: Any, timestamp_writes: Any) -> None:
+    def _fill(
+        self,
+        encoder: wgpu.GPUCommandEncoder,
+        target_view: wgpu.GPUTextureView,
+        timestamp_writes: Any,
+    ) -> None:
         """Encodes the pass that enlarges the smaller picture to the target."""
         enlarge = encoder.begin_render_pass(
             color_attachments=[{"view": target_view, "load_op": "clear", "store_op": "store"}],
@@ -253,17 +258,19 @@ class Renderer:
     def _drawn_mesh(self) -> _Mesh:
         return self._meshes[0 if self._effort.fine else 1]
 
-    def clear(self, encoder: Any, target_view: Any) -> None:
+    def clear(self, encoder: wgpu.GPUCommandEncoder, target_view: wgpu.GPUTextureView) -> None:
         """Encodes a render pass that clears ``target_view``."""
         encoder.begin_render_pass(
             color_attachments=[{"view": target_view, "load_op": "clear", "store_op": "store"}]
         ).end()
 
-    def _bind(self, render: Any) -> None:
+    def _bind(self, render: wgpu.GPURenderPassEncoder) -> None:
         render.set_bind_group(0, self._scene_group)
         render.set_bind_group(1, self._tiles_group)
 
-    def _draw_terrain(self, render: Any, pipeline: Any, count: int) -> None:
+    def _draw_terrain(
+        self, render: wgpu.GPURenderPassEncoder, pipeline: wgpu.GPURenderPipeline, count: int
+    ) -> None:
         if count == 0:
             return
         mesh, tiles = self._drawn_mesh, self._tile_buffer
@@ -274,7 +281,9 @@ class Renderer:
         render.set_index_buffer(indices.buffer, "uint16", indices.offset, indices.nbytes)
         render.draw_indexed(mesh.count, count)
 
-    def _draw_plants(self, render: Any, nearest: list[tuple[float, VisibleTile]]) -> int:
+    def _draw_plants(
+        self, render: wgpu.GPURenderPassEncoder, nearest: list[tuple[float, VisibleTile]]
+    ) -> int:
         """Draws the plants of each tile that is near enough; returns the number of these tiles."""
         pool, tiles = self.tiles, self._tile_buffer
         planted, furthest = 0, self._effort.plants * self.quality.plants_m

@@ -59,7 +59,12 @@ class Targets:
         """The view of the smaller picture; only if :meth:`make` was called with ``smaller``."""
         return self._views[-1]
 
-    def begin(self, encoder: Any, target_view: Any, timestamp_writes: Any) -> Any:
+    def begin(
+        self,
+        encoder: wgpu.GPUCommandEncoder,
+        target_view: wgpu.GPUTextureView,
+        timestamp_writes: Any,
+    ) -> Any:
         """Begins the render pass that clears a view and draws the picture to it.
 
         Returns the pass.
@@ -91,7 +96,9 @@ class Reflection:
     The texture is zero where sky is reflected. ``group`` is its bind group.
     """
 
-    def __init__(self, gpu: cml.Gpu, form: str, pipelines: Pipelines, sampler: Any) -> None:
+    def __init__(
+        self, gpu: cml.Gpu, form: str, pipelines: Pipelines, sampler: wgpu.GPUSampler
+    ) -> None:
         self._gpu, self._layout, self._sampler = gpu, pipelines.picture_layout, sampler
         self._targets = Targets(gpu, form, samples=1)
         self.group: Any = None
@@ -102,7 +109,7 @@ class Reflection:
         self._targets.make((width, height), smaller=True)
         self.group = bind(self._gpu, self._layout, self._targets.smaller, self._sampler)
 
-    def begin(self, encoder: Any, timestamp_writes: Any) -> Any:
+    def begin(self, encoder: wgpu.GPUCommandEncoder, timestamp_writes: Any) -> Any:
         """Begins the pass that draws the reflection, cleared to zero; returns the pass."""
         return self._targets.begin(encoder, self._targets.smaller, timestamp_writes)
 

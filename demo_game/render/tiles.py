@@ -63,7 +63,7 @@ class TilePool:
 
     def fill(
         self,
-        encoder: Any,
+        encoder: wgpu.GPUCommandEncoder,
         slot: int,
         *,
         height: Any,

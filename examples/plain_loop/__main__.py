@@ -92,7 +92,7 @@ class Screen:
             ],
         )
 
-    def draw(self, encoder: Any) -> Any:
+    def draw(self, encoder: wgpu.GPUCommandEncoder) -> Any:
         """Records the pass that draws the texture over the canvas; returns the canvas's view."""
         pixels = np.array(self.canvas.get_physical_size(), np.float32)
         self.device.queue.write_buffer(self._size, 0, pixels)

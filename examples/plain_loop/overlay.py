@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import wgpu
 from imgui_bundle import imgui
 from wgpu.utils.imgui import ImguiRenderer
 
@@ -24,7 +25,7 @@ class Overlay:
         self._name = session.graph.name
         self.panel = Panel(scheduler, {self._name: session})
 
-    def draw(self, encoder: Any, view: Any) -> None:
+    def draw(self, encoder: wgpu.GPUCommandEncoder, view: wgpu.GPUTextureView) -> None:
         """Records a pass that draws the panel over the picture in ``view``."""
         imgui.set_current_context(self._imgui.imgui_context)
         imgui.new_frame()

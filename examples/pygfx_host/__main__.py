@@ -91,7 +91,7 @@ class Game:
         self.shown: np.ndarray[Any, Any] | None = None
         self.scene.renderer.effect_passes = [CopyAfter(self.encode)]
 
-    def encode(self, encoder: Any) -> None:
+    def encode(self, encoder: wgpu.GPUCommandEncoder) -> None:
         """Records the frame's slices of the network, and a result's copy into the box's texture.
 
         Raises :class:`cml_engine.CmlError` if the job failed.

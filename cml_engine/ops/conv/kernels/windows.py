@@ -27,9 +27,6 @@ from cml_engine.ops.matmul.gpu import (
 )
 from cml_engine.ops.movement.padding import pad_dispatch
 
-#: taps from which it is faster than the tiles on llvmpipe
-_LONG_WINDOW = 16
-
 
 def is_possible(conv: Conv) -> bool:
     """Returns True for a plain map of one channel under windows along its last axis."""
