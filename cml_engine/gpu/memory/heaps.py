@@ -135,17 +135,22 @@ class Heaps:
         return _Heap(buffer, key, nbytes, whole)
 
     def freed(self, heap: _Heap) -> None:
-        """Destroys the smallest empty heap of this class if more are empty than are kept as spares.
+        """Destroys an empty heap of this class if more are empty than are kept as spares.
 
-        Called after a range of ``heap`` was freed.
+        Called after a range of ``heap`` was freed. Of shared heaps the smallest is destroyed, of
+        whole ones the least recently used: else a frame would create its buffer each time beside
+        larger ones that are no longer used.
         """
-        if heap.ranges.empty:
-            alike = self._classes[heap.key]
-            spare = [h for h in alike if h.whole == heap.whole and h.ranges.empty]
-            many = heap.whole and heap.key[0] & _MAPPABLE
-            kept = 0 if not self._may_reserve(0) else _SPARE_WHOLE if many else 1
-            if len(spare) > kept:
-                self._destroy(min(spare, key=lambda h: h.ranges.nbytes))
+        if not heap.ranges.empty:
+            return
+        alike = self._classes[heap.key]
+        if heap.whole:
+            alike.append(alike.pop(alike.index(heap)))
+        spare = [h for h in alike if h.whole == heap.whole and h.ranges.empty]
+        many = heap.whole and heap.key[0] & _MAPPABLE
+        kept = 0 if not self._may_reserve(0) else _SPARE_WHOLE if many else 1
+        if len(spare) > kept:
+            self._destroy(spare[0] if heap.whole else min(spare, key=lambda h: h.ranges.nbytes))
 
     def trim(self) -> None:
         """Destroys every empty heap, including the spare ones."""

@@ -157,11 +157,10 @@ def test_moved_slider_gives_the_bits_of_a_model_with_the_value(gpu, movable, rng
 
 @pytest.mark.parametrize("retain", [False, True])
 def test_moving_in_frames_builds_and_creates_nothing(gpu, movable, rng, monkeypatch, retain):
-    own = cml.Gpu(device=gpu.device)  # its memory is as no other test left it
-    session = cml.Session(movable(PLACES), own, retain=retain)
+    session = cml.Session(movable(PLACES), gpu, retain=retain)
     reference = cml.Session(movable(PLACES), "cpu", retain=retain)
     x = rng.standard_normal((1, 4, 6, 8)).astype(np.float32)
-    host = Host(own, budget_ms=5.0)
+    host = Host(gpu, budget_ms=5.0)
 
     def result(values):
         job = host.scheduler.submit(session, values)

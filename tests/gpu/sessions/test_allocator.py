@@ -561,6 +561,19 @@ def test_errors_while_releasing_memory_are_logged(gpu, caplog):
     assert memory.held_bytes == 0
 
 
+def test_a_readback_beside_larger_ones_of_the_past_creates_no_buffer(memory):
+    """Buffers of past readbacks are kept; a readback that repeats does not create its own again."""
+    usage = U.MAP_READ | U.COPY_DST
+    past = [take(memory, 100_000 << k % 3, usage, "staging") for k in range(24)]
+    for allocation in past:
+        allocation.free(now=True)
+    used = set()
+    for _ in range(10):
+        with take(memory, 64, usage, "staging") as readback:
+            used.add(readback.buffer)
+    assert len(used) == 1
+
+
 @pytest.mark.parametrize("put_off", ["in a frame", "by a finalizer"])
 def test_many_allocations_are_released_without_recursion(gpu, caplog, put_off):
     """Two thousand allocations are released at once without deep recursion."""
