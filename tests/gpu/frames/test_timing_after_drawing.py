@@ -36,34 +36,34 @@ def session(gpu):
 
 
 def wall_ms(ran, x):
-    """Returns the wall-clock milliseconds of one run of a session.
-
-    Tests alternate such runs with timed ones, so that other load on the machine slows both.
-    """
+    """Returns the wall-clock milliseconds of one run of a session."""
     start = time.perf_counter()
     ran.run({"x": x})
     return 1e3 * (time.perf_counter() - start)
 
 
 def test_step_times_sum_to_the_run_time(drawn_on):
+    """The best of a dozen alternating runs is compared: other load only makes a run slower."""
     ran = session(drawn_on)
     x = np.ones((1, 32, 64, 64), np.float32)
-    wall_ms(ran, x)  # the first run is slower
     steps, timer = range(len(ran.plan.steps)), PassTimer(drawn_on)
-    shares = [sum(timer.time(steps, ran.program.encode_all)) / wall_ms(ran, x) for _ in range(9)]
-    assert 0.4 < median(shares) < 3
+    alone, timed = [], []
+    for _ in range(12):
+        alone.append(wall_ms(ran, x))
+        timed.append(sum(timer.time(steps, ran.program.encode_all)))
+    assert 0.3 < min(timed) / min(alone) < 3
 
 
 def test_frame_time_is_the_sum_of_its_slices(drawn_on):
     ran = session(drawn_on)
     x = np.ones((1, 32, 64, 64), np.float32)
-    wall_ms(ran, x)  # the first run is slower
+    ran.run({"x": x})
     host = Host(drawn_on, budget_ms=1000.0)
     host.scheduler.planner = operators_per_frame(100)
-    alone = []
+    steps, timer, timed = range(len(ran.plan.steps)), PassTimer(drawn_on), []
     for _ in range(12):
-        alone.append(wall_ms(ran, x))
+        timed.append(sum(timer.time(steps, ran.program.encode_all)))
         host.run(ran, {"x": x}).release()
     measured = [r.measured_ms for r in host.measured if r.measured_ms]
     assert len(measured) > 5
-    assert 0.4 < median(measured) / median(alone) < 3
+    assert 0.3 < median(measured) / median(timed) < 3
