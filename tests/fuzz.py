@@ -238,7 +238,7 @@ class FuzzBench:
         return self._right
 
     def session(self, backend: Any, graph: Graph | None = None, **options: Any) -> cml.Session:
-        chosen = CompileOptions(without=self.without, tuned=False, **options)
+        chosen = CompileOptions(without=self.without, tuned=False, cpu="refuse", **options)
         return cml.Session(graph or self.case.graph, backend, chosen)
 
     def runs(self, session: cml.Session) -> list[Values]:
@@ -287,7 +287,7 @@ def _any_slices(bench: FuzzBench) -> str:
         for name, place in session.plan.outputs.items():
             if not _same_bits(inspect.read_tensor(program, place), wanted[name]):
                 return f"partition {seed} of the workgroups gives other bits of {name}"
-    options = CompileOptions(bench.without, tuned=False, plan=PlanOptions(keep=True))
+    options = CompileOptions(bench.without, tuned=False, cpu="refuse", plan=PlanOptions(keep=True))
     apart = GpuProgram(make_plan(session.graph, bench.gpu, options), bench.gpu)
     for name, value in apart.run(bench.case.inputs).items():
         if not _same_bits(value, wanted[name]):
@@ -303,7 +303,7 @@ def _in_parts(bench: FuzzBench) -> str:
     largest = max((b.nbytes for step in session.plan.steps for b in step.bindings), default=0)
     limits = replace(bench.gpu.limits, max_binding_bytes=max(largest // 3, 256))
     device: Any = SimpleNamespace(limits=limits, name=bench.gpu.name)
-    options = CompileOptions(bench.without, tuned=False)
+    options = CompileOptions(bench.without, tuned=False, cpu="refuse")
     try:
         plan = make_plan(session.graph, device, options)
     except cml.DeviceError:

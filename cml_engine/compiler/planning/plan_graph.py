@@ -471,14 +471,14 @@ def plan_graph(
     written: Graph | None = None,
     sibling: Sibling | None = None,
     blocked_layout: bool = True,
-    allow_cpu: bool = True,
+    allow_cpu: bool = False,
 ) -> Plan:
     """Returns the plan of an optimized graph for a device with these limits.
 
     ``storage`` is the storage of feature maps by default. The decisions ``decide`` may use the
     names of the original graph ``written``. Without ``blocked_layout`` all tensors are plain.
-    With ``allow_cpu`` the CPU computes the nodes that their kernels refuse. See :func:`lower` for
-    the rest.
+    With ``allow_cpu`` the CPU computes the nodes that their kernels refuse; without it that is an
+    error. See :func:`lower` for the rest.
     """
     written, refusals = written or graph, dict[str, str]()
     while True:
