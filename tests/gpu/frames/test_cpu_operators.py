@@ -478,8 +478,11 @@ def test_a_node_that_its_kernel_refuses_runs_on_the_cpu(gpu, own_operators, capl
     )  # fmt: skip
     net = Net(*shape)
     graph, inputs = net.graph(net(f"neg({text})")), net.input()
-    with pytest.raises(cml.ModelError, match="fit in 32 bits|use smaller windows|even number"):
+    refused = "fit in 32 bits|use smaller windows|even number"
+    with pytest.raises(cml.ModelError, match=refused):
         cml.Session(graph, gpu, options=cml.CompileOptions(cpu="refuse"))
+    with pytest.raises(cml.ModelError, match=refused):
+        cook(graph)
     with caplog.at_level(logging.WARNING):
         session = cml.Session(graph, gpu)
     name = text.partition("(")[0]
