@@ -101,11 +101,6 @@ def _to_python(value: object) -> Any:
 
 
 # -- map ------------------------------------------------------------------------------------------
-# Runs one network over many inputs.
-#
-# Row ``i`` of each output array holds the network's result for input ``i``, identical to the
-# result of ``cml run``. Several inputs run as one batch if that is faster on the device and bit-
-# identical. The batch size is measured once, on one worker, and recorded in the store.
 
 #: the batch sizes that are measured
 BATCHES = (1, 2, 4, 8, 16)

@@ -159,11 +159,6 @@ _SIZES: Mapping[str, Any] = {
 
 
 # -- store ----------------------------------------------------------------------------------------
-# A Zarr store of a bake's layers, with a checksum record for each unit.
-#
-# In a local folder, chunks are read and written directly, byte for byte as Zarr does. Zarr runs
-# each array and each codec in separate threads, which costs half a millisecond of CPU time per
-# array; a tile has eight arrays.
 
 #: names chunks ``c.3.7.0.0``, in the array's folder. Zarr's default makes a folder of each number:
 #: twenty per tile, which take most of the write time and more space than the tile

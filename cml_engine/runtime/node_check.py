@@ -149,11 +149,6 @@ def integer_results(plan: Plan) -> frozenset[str]:
 
 
 # -- node check -----------------------------------------------------------------------------------
-# Runs a network on the GPU and checks every operator against NumPy.
-#
-# NumPy computes each operator from the operands that the GPU had, so an error is reported at the
-# operator that caused it and not at later ones. A NaN that a GPU may legitimately spread is not an
-# error.
 
 
 @dataclass(frozen=True, slots=True)

@@ -301,10 +301,6 @@ class FloatTail:
 
 
 # -- lower network --------------------------------------------------------------------------------
-# Lowers an integer network to a graph of whole numbers.
-#
-# An integer network has real numbers, and a line in ``graph.quant`` for each tensor that is
-# rounded. Every backend runs the lowered graph with bit-identical results.
 
 Handler = Callable[[IntegerGraphBuilder, Node], list[Value]]
 

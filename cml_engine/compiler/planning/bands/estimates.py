@@ -299,11 +299,6 @@ def _reads_of(rule: RowRule) -> list[RowWindow]:
 
 
 # -- estimates ------------------------------------------------------------------------------------
-# Estimates the memory and the work of runs of operators in bands.
-#
-# The rows that a band needs of a tensor are a linear function of the rows of its readers. One pass
-# over the nodes, from the last to the first, therefore estimates every run with every number of
-# bands: a run that begins at a node follows from the runs that begin at the next node.
 
 #: the number of operations that take as long as one dispatch
 _FLOPS_PER_DISPATCH = 1e6
