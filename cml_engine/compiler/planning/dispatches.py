@@ -13,7 +13,14 @@ import numpy as np
 from cml_engine.compiler.plan import Plan
 from cml_engine.compiler.planning.layouts import PackedInput, rounded_weights
 from cml_engine.compiler.planning.memory import Lifetime
-from cml_engine.errors import InputError, OperatorError, ShapeError, located
+from cml_engine.errors import (
+    CmlError,
+    DeviceError,
+    InputError,
+    OperatorError,
+    ShapeError,
+    located,
+)
 from cml_engine.errors.arguments import (
     ARENA_BYTES,
     GUARD_BYTES,
@@ -319,16 +326,16 @@ def _wrong(spec: OpSpec, op: Lowering, what: str) -> OperatorError:
 # -- dispatches -----------------------------------------------------------------------------------
 
 
-class KernelRefusal(ShapeError):
-    """Raised if kernels refuse nodes that the CPU can compute; has the message of the first one.
+class KernelRefusal(CmlError):
+    """Raised if kernels refuse nodes that the CPU can compute.
 
-    ``messages`` has the message of each node by its first result.
+    ``errors`` has the error of each node by its first result.
     """
 
-    def __init__(self, errors: Mapping[str, ShapeError]) -> None:
+    def __init__(self, errors: Mapping[str, ShapeError | DeviceError]) -> None:
         first = next(iter(errors.values()))
         super().__init__(first.message, first.source)
-        self.messages = {name: error.message for name, error in errors.items()}
+        self.errors = errors
 
 
 def node_cost(
@@ -381,7 +388,7 @@ def add_dispatches(draft: Draft) -> None:
         raise InputError(f"stub: model '{graph.name}' has no operator '{stub}'")
     uploaded = {found.words for found in draft.entries.values()}
     on_cpu = _find_cpu_parts(graph, draft.options)
-    refused: dict[str, ShapeError] = {}
+    refused: dict[str, ShapeError | DeviceError] = {}
     for node in graph.nodes:
         if node.outputs[0] in uploaded:
             continue
@@ -397,7 +404,7 @@ def add_dispatches(draft: Draft) -> None:
         count, scratch = len(draft.dispatches), set(draft.scratch)
         try:
             _lower_node(draft, node)
-        except ShapeError as error:
+        except (ShapeError, DeviceError) as error:
             decided = node.outputs[0] in draft.options.decided("kernel")
             if decided or lookup(node.op).cpu is None:
                 raise

@@ -495,9 +495,10 @@ def plan_graph(
             break
         except KernelRefusal as refusal:
             if not allow_cpu:
-                raise
-            graph = move_to_cpu(graph, refusal.messages)
-            refusals |= refusal.messages
+                raise next(iter(refusal.errors.values())) from None
+            messages = {name: error.message for name, error in refusal.errors.items()}
+            graph = move_to_cpu(graph, messages)
+            refusals |= messages
     steps, nbytes = len(plan.steps), (plan.memory.peak, plan.weights_bytes)
     _log.info("'%s' is planned: %d steps, arena %d, weights %d bytes", plan.name, steps, *nbytes)
     return plan

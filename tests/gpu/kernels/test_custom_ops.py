@@ -259,12 +259,14 @@ def test_kernel_refused_by_wgpu_gives_a_message(gpu):
     assert "double" in str(caught.value)
 
 
-def test_oversized_workgroup_is_refused(gpu, monkeypatch):
+def test_operator_with_an_oversized_workgroup_is_refused_or_runs_on_the_cpu(gpu, monkeypatch):
     monkeypatch.setattr(gpu, "limits", replace(gpu.limits, max_group_threads=256))
-    source = "void kernel(uint thread) { y[thread] = x[thread]; }"
-    declare(source, X_TO_Y.format("wide"), kernel=cml.Kernel(source=source, group=512))
+    kernel = cml.Kernel(source="void kernel(uint thread) { y[thread] = x[thread]; }", group=512)
+    declare("", X_TO_Y.format("gpu_only"), kernel=kernel)
     with pytest.raises(DeviceError, match="wants workgroups of 512"):
-        session_of("wide", gpu)
+        session_of("gpu_only", gpu)
+    declare("", X_TO_Y.format("with_numpy"), kernel=kernel, cpu=lambda attrs, x: x)
+    assert session_of("with_numpy", gpu).plan.steps[0].cpu_part
 
 
 # ---------------------------------------------------------------- the checks can fail
