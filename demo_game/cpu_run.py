@@ -14,10 +14,10 @@ from PIL import Image
 
 from cml_engine.io.atomic_write import write_atomically
 from demo_game.chain import load_chain
+from demo_game.flight import find_start
 from demo_game.maker import TileMaker
 from demo_game.reporting.digest import tile_digest, world_hash
 from demo_game.world.overhead import SIDE, overhead
-from demo_game.world.scenery import find_start
 from demo_game.world.tile import TileId
 
 #: tiles along a side of the square, and their level, on which a kilometre is a few tiles

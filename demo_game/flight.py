@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from demo_game.world import noise
 from demo_game.world.bounds import ground
-from demo_game.world.scenery import find_start
+from demo_game.world.noise import Cells
+from demo_game.world.tile import TileId
 
 #: metres above the land, and metres per second
 ALTITUDE_M, SPEED = 160.0, 70.0
@@ -21,6 +23,30 @@ _PITCH = -0.13
 _STEP_S = 2.0
 _LOOKAHEAD = 4
 _TURN_PER_PIXEL = 0.004
+#: the search for the start: the level and the number of its cells along a side
+_START_LEVEL, _START_CELLS = 6, 256
+#: samples along a side of a neighbourhood, about 4 km
+_AROUND = 17
+
+
+def find_start(seed: int) -> tuple[float, float]:
+    """Returns where a flight begins: a coast under mountains, at most 32 km from the origin.
+
+    World x and z are in metres.
+    """
+    cells = np.arange(-_START_CELLS // 2, _START_CELLS // 2, dtype=np.int32)
+    z, x = np.meshgrid(cells, cells, indexing="ij")
+    heights = noise.height(Cells(x, z, _START_LEVEL, seed))
+    windows = np.lib.stride_tricks.sliding_window_view(heights, (_AROUND, _AROUND))
+    sea = (windows < 0).mean((2, 3))
+    is_start = (sea > 0.15) & (sea < 0.45) & (windows[..., _AROUND // 2, _AROUND // 2] > 0)
+    relief = np.where(is_start, windows.max((2, 3)), -np.inf)
+    best_z, best_x = np.unravel_index(int(relief.argmax()), relief.shape)
+    size = TileId(_START_LEVEL, 0, 0).cell_m
+    return (
+        float(cells[best_x + _AROUND // 2]) * size,
+        float(cells[best_z + _AROUND // 2]) * size,
+    )
 
 
 @dataclass(frozen=True, slots=True)

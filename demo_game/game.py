@@ -37,7 +37,7 @@ from demo_game.render.pace import EFFORTS, DrawingPace, Effort
 from demo_game.render.quality import Quality
 from demo_game.render.renderer import DrawStats, Renderer
 from demo_game.streaming import Streaming
-from demo_game.world.boxes import Boxes
+from demo_game.world.bounds import Boxes
 from demo_game.world.draft import LEVELS as DRAFT_LEVELS
 from demo_game.world.quadtree import Detail, Selection, fit_detail, list_needed, select
 from demo_game.world.sun import DAY, Light

@@ -1,7 +1,8 @@
-"""Bounds of a tile's heights, computed from its noise alone before any network has run."""
+"""Bounds of a tile, computed from its noise alone before any network has run."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 import numpy as np
@@ -59,3 +60,28 @@ def ground(x: Array, z: Array, seed: int) -> Array:
     cells_x, cells_z = (np.floor(at / size).astype(np.int32) for at in (x, z))
     found: Array = np.maximum(noise.height(Cells(cells_x, cells_z, 0, seed)), 0)
     return found
+
+
+class Boxes:
+    """Tiles with their boxes as arrays, to test in every frame which are in view.
+
+    Boxes are centres and half sides in metres ``[n, 3]``.
+    """
+
+    def __init__(self, tiles: Iterable[TileId], seed: int) -> None:
+        self.tiles = list(tiles)
+        corners = np.array([box(tile, seed) for tile in self.tiles]).reshape(-1, 2, 3)
+        self._centre = corners.mean(1)
+        self._half = corners[:, 1] - self._centre
+
+    def in_view(
+        self, sees_boxes: Callable[[Array, Array], Array], mirrored: bool = False
+    ) -> list[TileId]:
+        """Returns the tiles that may be in view of a camera with this method ``sees_boxes``.
+
+        With ``mirrored`` also those in the sea's reflection.
+        """
+        seen = sees_boxes(self._centre, self._half)
+        if mirrored:
+            seen |= sees_boxes(self._centre * (1, -1, 1), self._half)
+        return [tile for tile, visible in zip(self.tiles, seen, strict=True) if visible]
