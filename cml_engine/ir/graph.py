@@ -24,7 +24,7 @@ T = TypeVar("T")
 #: a NumPy array of any shape and any type
 Array: TypeAlias = np.ndarray[Any, Any]
 #: a NumPy data type of any kind
-DType: TypeAlias = np.dtype[Any]
+DType: TypeAlias = np.dtype[np.generic]
 #: a value of an operator's attribute or of a kernel's parameter
 AttrValue: TypeAlias = "bool | int | float | str | np.generic | Array | None | Sequence[AttrValue]"
 _log = logging.getLogger(__name__)

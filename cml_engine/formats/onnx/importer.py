@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -134,14 +133,14 @@ class Importer:
 
         ``scope`` has the values of the graph's inputs; the nodes' results are added to it.
         """
-        wanted = tuple(info.name for info in graph.outputs)
-        needed = self._needed_nodes(graph.nodes, wanted)
+        output_names = tuple(info.name for info in graph.outputs)
+        needed = self._needed_nodes(graph.nodes, output_names)
         for name in sorted(needed.names):
             if name in graph.initializers and name not in scope.values:
                 scope.values[name] = self._initializer(name, graph.initializers[name])
         for node, outputs in needed.nodes:
             self._node(node, outputs, scope)
-        return [self._find(name, scope, "the graph's output") for name in wanted]
+        return [self._find(name, scope, "the graph's output") for name in output_names]
 
     def _inner(
         self, graph: OnnxGraph, values: dict[str, Value], scope: GraphScope, prefix: str
@@ -169,17 +168,17 @@ class Importer:
             self._initializers[id(tensor)] = Value.known(tensor.values(), name)
         return self._initializers[id(tensor)]
 
-    def _needed_nodes(self, nodes: Sequence[OnnxNode], wanted: tuple[str, ...]) -> _Needed:
+    def _needed_nodes(self, nodes: Sequence[OnnxNode], outputs: tuple[str, ...]) -> _Needed:
         """Returns the nodes that the wanted names depend on; the result is cached.
 
         Bodies of loops and functions are imported repeatedly.
         """
-        key = id(nodes), wanted
+        key = id(nodes), outputs
         if key not in self._needed:
-            self._needed[key] = _Needed(nodes, wanted)
+            self._needed[key] = _Needed(nodes, outputs)
         return self._needed[key]
 
-    def _node(self, node: OnnxNode, needed: set[str], scope: GraphScope) -> None:
+    def _node(self, node: OnnxNode, needed_outputs: set[str], scope: GraphScope) -> None:
         base = node.name or next((name for name in node.outputs if name), node.op)
         source = Source(f"{self._model.file}: {node.title}")
         current_budget().charge_nodes(1, "the operator", source)
@@ -190,7 +189,7 @@ class Importer:
             self._find(name, scope, f"{node.title}: its input") if name else None
             for name in node.inputs
         ]
-        results = self._results(node, inputs, needed, scope, source)
+        results = self._results(node, inputs, needed_outputs, scope, source)
         for name, value in zip(node.outputs, results, strict=False):
             if not name or value is None:
                 continue
@@ -200,28 +199,28 @@ class Importer:
             if value.array is not None and value.array.base is None:
                 current_budget().charge_bytes(value.array.nbytes, "its result", source)
             if value.tensor is not None and value.array is None:
-                self.emit.call(value.tensor, scope.prefix + base)
+                self.emit.set_name(value.tensor, scope.prefix + base)
 
     def _results(
         self,
         node: OnnxNode,
         inputs: Sequence[Value | None],
-        needed: set[str],
+        needed_outputs: set[str],
         scope: GraphScope,
         source: Source,
     ) -> Sequence[Value | None]:
         opset = scope.opsets.get(node.domain, 1)
-        row = find_schema(node.domain, node.op, opset)
-        if self._reading is not None and (row is None or row.runs_graphs):
+        schema = find_schema(node.domain, node.op, opset)
+        if self._reading is not None and (schema is None or schema.runs_graphs):
             self._reading.check(inputs, source)
         function = self._model.functions.get((node.domain, node.op, node.overload))
-        if row is None and function is not None:
+        if schema is None and function is not None:
             return self._inline(node, function, inputs, scope)
-        if row is None and self.emit.has(node.op):
+        if schema is None and self.emit.has(node.op):
             return self._custom(node, inputs)
-        if row is None and self._with_placeholders:
+        if schema is None and self._with_placeholders:
             return self._placeholder(node, inputs)
-        if row is None:
+        if schema is None:
             raise _unsupported_error([(node, opset)], self._model.file)
         self.report.nodes += 1
 
@@ -229,9 +228,9 @@ class Importer:
             return self._inner(graph, values, scope, prefix)
 
         with _located(source, inputs):
-            wants = [name in needed for name in node.outputs]
-            call = OnnxCall(node, row, opset, inputs, wants, inner)
-            if row.runs_graphs:
+            is_output_needed = [name in needed_outputs for name in node.outputs]
+            call = OnnxCall(node, schema, opset, inputs, is_output_needed, inner)
+            if schema.runs_graphs:
                 return call.convert()
             read = self._reading.results(call) if self._reading else None
             return self._convert(call) if read is None else read
@@ -241,11 +240,11 @@ class Importer:
 
         The node's domain does not matter.
         """
-        given = [value for value in inputs if value is not None]
-        if len(given) < len(inputs):
+        operands = [value for value in inputs if value is not None]
+        if len(operands) < len(inputs):
             raise ModelError("a game's own operator wants all its inputs", self.emit.source)
         self.report.nodes += 1
-        return self.emit.custom(node.op, given, len(node.outputs), node.attributes)
+        return self.emit.custom(node.op, operands, len(node.outputs), node.attributes)
 
     def _placeholder(
         self, node: OnnxNode, inputs: Sequence[Value | None]
@@ -263,14 +262,14 @@ class Importer:
         """Adds the operators of a node; those of known values are computed instead."""
         report = self.report
         is_large = call.schema.fold is None or _grows(call.inputs)
-        if not is_large and (found := call.fold()) is not None:
+        if not is_large and (known_result := call.fold()) is not None:
             report.add(report.folded, call.node)
-            return [found]
+            return [known_result]
         mark = self.emit.mark()
         values = call.convert()
-        made = self.emit.mark() - mark
-        if made != 1:
-            report.add(report.composed if made else report.folded, call.node)
+        n_operators = self.emit.mark() - mark
+        if n_operators != 1:
+            report.add(report.composed if n_operators else report.folded, call.node)
         report.check_widths(call, self.emit, values, mark)
         return values
 
@@ -301,18 +300,18 @@ class Importer:
         prefix = f"{scope.prefix}{node.name}_" if node.name else scope.prefix
         opsets = function.opsets or scope.opsets
         inner = GraphScope(values, opsets, None, prefix, chain)
-        wanted = function.outputs[: len(node.outputs)]
-        for one, needed in self._needed_nodes(function.nodes, wanted).nodes:
-            given = replace(one, inputs=_remove_names(one.inputs, missing))
-            self._node(_bind_attributes(given, attributes), needed, inner)
-        return [inner.find(name) for name in wanted]
+        output_names = function.outputs[: len(node.outputs)]
+        for inner_node, needed in self._needed_nodes(function.nodes, output_names).nodes:
+            bound = replace(inner_node, inputs=_remove_names(inner_node.inputs, missing))
+            self._node(_bind_attributes(bound, attributes), needed, inner)
+        return [inner.find(name) for name in output_names]
 
-    def _find(self, name: str, scope: GraphScope, what: str) -> Value:
+    def _find(self, name: str, scope: GraphScope, reader: str) -> Value:
         value = scope.find(name)
         if value is None:
             raise ModelError(
-                f"'{self._model.file}': {what} '{name}' comes from no node before it: the model is "
-                "damaged or has a cycle, export it again"
+                f"'{self._model.file}': {reader} '{name}' comes from no node before it: the model "
+                "is damaged or has a cycle, export it again"
             )
         return value
 
@@ -331,9 +330,9 @@ def _located(source: Source, inputs: Sequence[Value | None]) -> Iterator[None]:
         why = NOTHING if has_nothing(inputs) else advice
         raise ShapeError(f"{error}: {why}", source) from None
     except (ValueError, TypeError, IndexError, KeyError, ZeroDivisionError, OverflowError) as e:
-        shown = ", ".join("nothing" if v is None else str(v) for v in inputs)
+        input_types = ", ".join("nothing" if v is None else str(v) for v in inputs)
         reason: object = NOTHING if has_nothing(inputs) else e
-        raise ModelError(f"cannot take inputs ({shown}): {reason}", source) from e
+        raise ModelError(f"cannot take inputs ({input_types}): {reason}", source) from e
     except MemoryError as e:
         raise ModelError("not enough memory for its result", source) from e
 
@@ -348,8 +347,8 @@ class _Needed:
     are the wanted outputs and all names that the nodes read.
     """
 
-    def __init__(self, nodes: Sequence[OnnxNode], wanted: Sequence[str]) -> None:
-        self.names, self.nodes = set(wanted), list[tuple[OnnxNode, set[str]]]()
+    def __init__(self, nodes: Sequence[OnnxNode], output_names: Sequence[str]) -> None:
+        self.names, self.nodes = set(output_names), list[tuple[OnnxNode, set[str]]]()
         for node in reversed(nodes):
             outputs = self.names.intersection(node.outputs) - {""}
             if outputs:
@@ -384,17 +383,17 @@ def _bind_attributes(node: OnnxNode, attributes: Mapping[str, object]) -> OnnxNo
 
     A reference to an attribute that the call lacks is left out.
     """
-    given: dict[str, Any] = {}
+    bound: dict[str, object] = {}
     for name, value in node.attributes.items():
         if isinstance(value, Reference):
             if value.name in attributes:
-                given[name] = attributes[value.name]
+                bound[name] = attributes[value.name]
         elif isinstance(value, OnnxGraph):
             inner = tuple(_bind_attributes(n, attributes) for n in value.nodes)
-            given[name] = replace(value, nodes=inner)
+            bound[name] = replace(value, nodes=inner)
         else:
-            given[name] = value
-    return replace(node, attributes=given)
+            bound[name] = value
+    return replace(node, attributes=bound)
 
 
 # -- what cannot be imported ---------------------------------------------------------------------
@@ -442,46 +441,46 @@ def _output_names(model: OnnxModelFile) -> list[str]:
 
 def _check_operators(model: OnnxModelFile, emit: Emitter) -> None:
     """Raises one error that lists all operators that are neither supported nor the game's."""
-    found = _find_missing(model.graph.nodes, _output_names(model), model, set(), model.opsets)
-    missing = [(node, opset) for node, opset in found if not emit.has(node.op)]
+    unknown = _find_missing(model.graph.nodes, _output_names(model), model, set(), model.opsets)
+    missing = [(node, opset) for node, opset in unknown if not emit.has(node.op)]
     if missing:
         raise _unsupported_error(missing, model.file)
 
 
 def _find_missing(
     nodes: Sequence[OnnxNode],
-    wanted: Sequence[str],
+    output_names: Sequence[str],
     model: OnnxModelFile,
-    seen: set[tuple[str, str, str]],
+    visited: set[tuple[str, str, str]],
     opsets: Mapping[str, int],
 ) -> Iterator[tuple[OnnxNode, int]]:
     """Yields each needed node whose operator is not supported, with the opset of its domain.
 
     It also looks into local functions, and visits every function once.
     """
-    for node, _ in _Needed(nodes, wanted).nodes:
+    for node, _ in _Needed(nodes, output_names).nodes:
         opset = opsets.get(node.domain, 1)
         key = (node.domain, node.op, node.overload)
         function = model.functions.get(key)
         if find_schema(node.domain, node.op, opset) is None:
             if function is None:
                 yield node, opset
-            elif key not in seen:
-                seen.add(key)
+            elif key not in visited:
+                visited.add(key)
                 inner = function.opsets or opsets
-                yield from _find_missing(function.nodes, function.outputs, model, seen, inner)
+                yield from _find_missing(function.nodes, function.outputs, model, visited, inner)
         for graph in _graphs(node):
             names = [info.name for info in graph.outputs]
-            yield from _find_missing(graph.nodes, names, model, seen, opsets)
+            yield from _find_missing(graph.nodes, names, model, visited, opsets)
 
 
 def _unsupported_error(missing: Sequence[tuple[OnnxNode, int]], file: str) -> UnsupportedOp:
     counts = Counter((node.qualified, opset) for node, opset in missing)
     first = {(node.qualified, opset): node for node, opset in reversed(missing)}
     lines = [_line(first[key], key[1], count) for key, count in counts.items()]
-    what = "an operator" if len(lines) == 1 else f"{len(lines)} operators"
+    summary = "an operator" if len(lines) == 1 else f"{len(lines)} operators"
     return UnsupportedOp(
-        f"'{file}' has {what} that cannot be imported ('cml docs onnx_operators' lists all):\n"
+        f"'{file}' has {summary} that cannot be imported ('cml docs onnx_operators' lists all):\n"
         + "\n".join(lines)
         + "\n  bring your own (--ops FILE.py), or look at the rest: cml convert --placeholders"
     )
@@ -497,9 +496,9 @@ def _line(node: OnnxNode, opset: int, count: int) -> str:
     line = f"  {node.qualified} (opset {opset}): {times}"
     if rows := find_schemas(node.domain, node.op):
         return f"{line}; known in opsets {', '.join(row.opsets for row in rows)}"
-    known = {row.name: row.qualified for row in reversed(all_schemas())}
-    for near in difflib.get_close_matches(node.op, known, n=1, cutoff=_NEAR):
-        line += f"; did you mean {known[near]}?"
+    qualified_names = {row.name: row.qualified for row in reversed(all_schemas())}
+    for similar in difflib.get_close_matches(node.op, qualified_names, n=1, cutoff=_NEAR):
+        line += f"; did you mean {qualified_names[similar]}?"
     if node.domain:
         line += f"; if '{node.op}' is an operator of your own, register it (--ops FILE.py)"
     return line
@@ -510,9 +509,9 @@ def _grows(inputs: Sequence[Value | None]) -> bool:
 
     It is too large if the inputs broadcast to a tensor larger than the limit and than each input.
     """
-    given = [v for v in inputs if v is not None]
+    operands = [v for v in inputs if v is not None]
     try:
-        shape = np.broadcast_shapes(*(v.shape for v in given))
+        shape = np.broadcast_shapes(*(v.shape for v in operands))
     except ValueError:  # not elementwise, or its form raises the error
         return False
-    return prod(shape) > max(MAX_FOLDED, *(v.size for v in given))
+    return prod(shape) > max(MAX_FOLDED, *(v.size for v in operands))

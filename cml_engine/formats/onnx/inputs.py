@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -29,9 +28,9 @@ def bind_inputs(
     An input named in ``constants`` has a known value; the others are tensors of the given
     shapes, or of the file's.
     """
-    known = {info.name: info for info in inputs}
-    check_inputs_exist(constants, known, file)
-    shapes = resolve_shapes(shapes, known, file)
+    infos = {info.name: info for info in inputs}
+    check_inputs_exist(constants, infos, file)
+    shapes = resolve_shapes(shapes, infos, file)
     symbols = _symbols(inputs, shapes, file)
     values: dict[str, Value] = {}
     for info in inputs:
@@ -39,8 +38,8 @@ def bind_inputs(
         if info.name in values:
             raise ModelError(f"'{file}': two inputs are called '{info.name}': export it again")
         if info.name in constants:
-            given = _constant(info, np.asarray(constants[info.name]), shapes, file)
-            values[info.name] = Value.known(_convert_constant(given, dtype, info, file))
+            array = _constant(info, np.asarray(constants[info.name]), shapes, file)
+            values[info.name] = Value.known(_convert_constant(array, dtype, info, file))
             continue
         if dtype == np.float64:
             warn(f"'{file}': input '{info.name}' is float64, and the network computes with float32")
@@ -51,40 +50,40 @@ def bind_inputs(
 
 
 def _constant(
-    info: ValueInfo, given: Array, shapes: Mapping[str, Sequence[int]], file: str
+    info: ValueInfo, array: Array, shapes: Mapping[str, Sequence[int]], file: str
 ) -> Array:
     """Checks the value given for a constant input and returns it.
 
     A single number is reshaped to a shape of 1s.
     """
-    if given.ndim == 0 and all(dim == 1 or not isinstance(dim, int) for dim in info.shape or ()):
-        given = given.reshape([1] * len(info.shape or ()))
-    if info.shape is not None and given.ndim != len(info.shape):
+    if array.ndim == 0 and all(dim == 1 or not isinstance(dim, int) for dim in info.shape or ()):
+        array = array.reshape([1] * len(info.shape or ()))
+    if info.shape is not None and array.ndim != len(info.shape):
         raise InputError(
-            f"'{file}': the constant '{info.name}' has rank {given.ndim}, the model wants {info}"
+            f"'{file}': the constant '{info.name}' has rank {array.ndim}, the model wants {info}"
         )
-    if info.name in shapes and given.shape != tuple(shapes[info.name]):
+    if info.name in shapes and array.shape != tuple(shapes[info.name]):
         raise InputError(
-            f"'{file}': the constant '{info.name}' has the shape {list(given.shape)}, and shapes= "
+            f"'{file}': the constant '{info.name}' has the shape {list(array.shape)}, and shapes= "
             f"says {list(shapes[info.name])}: leave it out of shapes="
         )
-    return given
+    return array
 
 
-def _convert_constant(given: Array, dtype: DType, info: ValueInfo, file: str) -> Array:
+def _convert_constant(array: Array, dtype: DType, info: ValueInfo, file: str) -> Array:
     """Returns a constant converted to the type that the model declares.
 
     Raises :class:`InputError` if the conversion changes a value of an integer or logical type.
     """
-    is_number = given.dtype.kind in "biuf"
+    is_number = array.dtype.kind in "biuf"
     with np.errstate(all="ignore"):
-        found = given.astype(dtype) if is_number else given
-    if not is_number or (dtype.kind != "f" and not np.array_equal(found, given)):
+        converted = array.astype(dtype) if is_number else array
+    if not is_number or (dtype.kind != "f" and not np.array_equal(converted, array)):
         raise InputError(
             f"'{file}': the constant '{info.name}' has values that are no {info.type_name}: wanted "
             f"{info}"
         )
-    return found
+    return converted
 
 
 def _symbols(
@@ -94,30 +93,30 @@ def _symbols(
 
     Raises :class:`InputError` if two shapes disagree.
     """
-    found: dict[str, int] = {}
+    extents: dict[str, int] = {}
     for info in inputs:
-        given = shapes.get(info.name)
-        if given is None or info.shape is None:
+        requested_shape = shapes.get(info.name)
+        if requested_shape is None or info.shape is None:
             continue
-        if len(given) != len(info.shape):
+        if len(requested_shape) != len(info.shape):
             raise InputError(
-                f"'{file}': the shape {list(given)} of '{info.name}' has {len(given)} extents, the "
-                f"model wants {info}"
+                f"'{file}': the shape {list(requested_shape)} of '{info.name}' has "
+                f"{len(requested_shape)} extents, the model wants {info}"
             )
-        for dim, extent in zip(info.shape, given, strict=True):
-            if isinstance(dim, str) and found.setdefault(dim, int(extent)) != int(extent):
+        for dim, extent in zip(info.shape, requested_shape, strict=True):
+            if isinstance(dim, str) and extents.setdefault(dim, int(extent)) != int(extent):
                 raise InputError(
-                    f"the shapes give '{dim}' as {found[dim]} and as {extent}: '{file}' wants one"
+                    f"the shapes give '{dim}' as {extents[dim]} and as {extent}: '{file}' wants one"
                 )
-    return found
+    return extents
 
 
-def _dtype(info: ValueInfo, file: str) -> np.dtype[Any]:
+def _dtype(info: ValueInfo, file: str) -> DType:
     dtype = element_dtype(info.element) if info.kind == "tensor" else None
     if dtype is None:
-        what = info.type_name if info.kind == "tensor" else f"a {info.kind}"
+        type_text = info.type_name if info.kind == "tensor" else f"a {info.kind}"
         raise UnsupportedOp(
-            f"'{file}': input '{info.name}' is {what}: wanted a tensor of floats, integers or "
+            f"'{file}': input '{info.name}' is {type_text}: wanted a tensor of floats, integers or "
             "truth values"
         )
     return dtype
@@ -127,7 +126,7 @@ def _shape(
     info: ValueInfo, shapes: Mapping[str, Sequence[int]], symbols: Mapping[str, int], file: str
 ) -> tuple[int, ...]:
     if info.name in shapes:
-        found = tuple(int(n) for n in shapes[info.name])
+        extents = tuple(int(n) for n in shapes[info.name])
     elif info.shape is None:
         raise _open_shape_error(info, "its rank", "1,3,64,64", file, None)
     else:
@@ -136,20 +135,24 @@ def _shape(
         if unknown:
             named = ", ".join(f"'{d}'" if d else "an extent" for d in dict.fromkeys(unknown))
             sample = ",".join(str(d) if isinstance(d, int) else str(d or "N") for d in dims)
-            known = tuple(d if isinstance(d, int) else None for d in dims)
-            raise _open_shape_error(info, named, sample, file, known)
-        found = tuple(d for d in dims if isinstance(d, int))
-    if not can_be_shape(found):
-        raise InputError(f"'{file}': input '{info.name}' has the shape {list(found)[:8]}")
-    return found
+            partial_shape = tuple(d if isinstance(d, int) else None for d in dims)
+            raise _open_shape_error(info, named, sample, file, partial_shape)
+        extents = tuple(d for d in dims if isinstance(d, int))
+    if not can_be_shape(extents):
+        raise InputError(f"'{file}': input '{info.name}' has the shape {list(extents)[:8]}")
+    return extents
 
 
 def _open_shape_error(
-    info: ValueInfo, what: str, sample: str, file: str, known: tuple[int | None, ...] | None
+    info: ValueInfo,
+    open_part: str,
+    sample: str,
+    file: str,
+    partial_shape: tuple[int | None, ...] | None,
 ) -> OpenShape:
     return OpenShape(
-        f"'{file}': input '{info.name}' is {info}, which leaves {what} open: say "
+        f"'{file}': input '{info.name}' is {info}, which leaves {open_part} open: say "
         f"--shape {info.name}={sample} with numbers, or cml.load(…, shapes={{'{info.name}': …}})",
         info.name,
-        known,
+        partial_shape,
     )

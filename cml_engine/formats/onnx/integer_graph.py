@@ -58,28 +58,28 @@ class WordConstants:
         Raises :class:`NotIntegerError` if the file has no integers for them.
         """
         name = node.inputs[1]
-        found = self._find(name)
-        if found is None:
+        constant = self._find(name)
+        if constant is None:
             raise NotIntegerError(
                 f"{node.title}: its weights '{name}' are numbers: no DequantizeLinear gives them, "
                 "or blocks of them have scales of their own",
                 node.source,
             )
-        whole = self._scale_integers(name, found, axis)
-        if whole is None:
+        integers = self._scale_integers(name, constant, axis)
+        if integers is None:
             raise NotIntegerError(
                 f"{node.title}: its weights '{name}' are changed before they are used, or have "
-                f"{len(found.scales)} scales that are not those of its outputs",
+                f"{len(constant.scales)} scales that are not those of its outputs",
                 node.source,
             )
-        scales = [round_digits(scale) for scale in found.scales]
-        self._keep(name, whole, nest_scales(scales, axis, whole.ndim))
+        scales = [round_digits(scale) for scale in constant.scales]
+        self._keep(name, integers, nest_scales(scales, axis, integers.ndim))
         return scales
 
-    def bias(self, node: Node, of_x: float, scales: Sequence[float], channels: int) -> str:
+    def bias(self, node: Node, input_scale: float, scales: Sequence[float], channels: int) -> str:
         """Records a node's bias as 32-bit integers and returns its name.
 
-        The scale of the integers is that of the node's sums: ``of_x`` times the weights'
+        The scale of the integers is that of the node's sums: ``input_scale`` times the weights'
         ``scales``.
         """
         name = node.inputs[2]
@@ -88,30 +88,33 @@ class WordConstants:
             raise NotIntegerError(f"{node.title}: its bias '{name}' is computed", node.source)
         if not numbers.any():
             return name
-        of_sums = [Fraction(repr(of_x)) * Fraction(repr(scale)) for scale in scales]
-        of_sums = of_sums * (channels // len(of_sums))
-        found = self._find(name)
-        if found is not None and found.whole.size in (1, channels):
-            steps = np.broadcast_to(np.array(found.scales), channels)
-            given = np.broadcast_to(found.whole.reshape(-1), channels)
+        sum_scales = [Fraction(repr(input_scale)) * Fraction(repr(scale)) for scale in scales]
+        sum_scales = sum_scales * (channels // len(sum_scales))
+        constant = self._find(name)
+        if constant is not None and constant.whole.size in (1, channels):
+            steps = np.broadcast_to(np.array(constant.scales), channels)
+            stored = np.broadcast_to(constant.whole.reshape(-1), channels)
         else:
             steps = np.ones(channels)
-            given = np.broadcast_to(numbers.reshape(-1).astype(np.float64), channels)
-        whole = [_in_steps(g, float(s), of) for g, s, of in zip(given, steps, of_sums, strict=True)]
-        if max(map(abs, whole)) >= INT_BOUND:
+            stored = np.broadcast_to(numbers.reshape(-1).astype(np.float64), channels)
+        integers = [
+            _in_steps(value, float(step), sum_scale)
+            for value, step, sum_scale in zip(stored, steps, sum_scales, strict=True)
+        ]
+        if max(map(abs, integers)) >= INT_BOUND:
             raise NotIntegerError(f"{node.title}: its bias does not fit into 32 bits", node.source)
-        new = unused_name(f"{node.outputs[0]}_bias", self.graph.facts, self.values)
-        self.values[new] = np.array(whole, np.int32).reshape(1, -1)
-        self.lines[new] = quant_attrs([[float(of) for of in of_sums]], 32)
-        return new
+        bias_name = unused_name(f"{node.outputs[0]}_bias", self.graph.facts, self.values)
+        self.values[bias_name] = np.array(integers, np.int32).reshape(1, -1)
+        self.lines[bias_name] = quant_attrs([[float(sum_scale) for sum_scale in sum_scales]], 32)
+        return bias_name
 
     def operand(self, name: str) -> None:
         """Records a constant operand as integers, if the file has them with one scale."""
-        found = self._find(name)
-        if found is not None and len(found.scales) == 1 and name not in self.values:
-            whole = self._scale_integers(name, found, 0)
-            if whole is not None:
-                self._keep(name, whole, round_digits(found.scales[0]))
+        constant = self._find(name)
+        if constant is not None and len(constant.scales) == 1 and name not in self.values:
+            integers = self._scale_integers(name, constant, 0)
+            if integers is not None:
+                self._keep(name, integers, round_digits(constant.scales[0]))
 
     def _find(self, name: str) -> QuantizedConstant | None:
         """Returns the integers that the file has for a constant, or None.
@@ -120,7 +123,7 @@ class WordConstants:
         """
         return self.stored.get(name) or self.stored.get(re.sub(r"_\d+$", "", name))
 
-    def _scale_integers(self, name: str, found: QuantizedConstant, axis: int) -> Array | None:
+    def _scale_integers(self, name: str, constant: QuantizedConstant, axis: int) -> Array | None:
         """Returns a constant divided by its scales, as integers of at most 16 bits.
 
         Returns None if its values are not such multiples of the scales. ``axis`` has a scale per
@@ -128,30 +131,30 @@ class WordConstants:
         """
         numbers = self.graph.constants[name].astype(np.float64)
         shape = [1] * numbers.ndim
-        if len(found.scales) > 1:
-            if not numbers.ndim or numbers.shape[axis] != len(found.scales):
+        if len(constant.scales) > 1:
+            if not numbers.ndim or numbers.shape[axis] != len(constant.scales):
                 return None
             shape[axis] = -1
-        steps = np.array(found.scales).reshape(shape)
-        whole = np.rint(numbers / steps)
-        if not np.allclose(whole * steps, numbers, rtol=_NEAR, atol=0):
+        steps = np.array(constant.scales).reshape(shape)
+        integers = np.rint(numbers / steps)
+        if not np.allclose(integers * steps, numbers, rtol=_NEAR, atol=0):
             return None
-        return whole if np.abs(whole).max(initial=0) <= 32767 else None
+        return integers if np.abs(integers).max(initial=0) <= 32767 else None
 
-    def _keep(self, name: str, whole: Array, scale: object) -> None:
-        is_small = np.abs(whole).max(initial=0) <= 127
-        self.values[name] = whole.astype(np.int8 if is_small else np.int16)
+    def _keep(self, name: str, integers: Array, scale: object) -> None:
+        is_small = np.abs(integers).max(initial=0) <= 127
+        self.values[name] = integers.astype(np.int8 if is_small else np.int16)
         self.lines[name] = quant_attrs(scale, 8 if is_small else 16)
 
 
-def _in_steps(given: float, step: float, of_sums: Fraction) -> int:
-    """Returns a bias value, ``given`` in steps of ``step``, as an integer in the scale of its sums.
+def _in_steps(value: float, step: float, sum_scale: Fraction) -> int:
+    """Returns a bias value, ``value`` in steps of ``step``, as an integer in the scale of its sums.
 
     If the scales are equal, the stored integer stays.
     """
-    if abs(step / float(of_sums) - 1) < _NEAR:
-        return int(given)
-    return round_half_up(Fraction(float(given)) * Fraction(step) / of_sums)
+    if abs(step / float(sum_scale) - 1) < _NEAR:
+        return int(value)
+    return round_half_up(Fraction(float(value)) * Fraction(step) / sum_scale)
 
 
 #: the channel axis of weights, by operator
@@ -166,15 +169,15 @@ def build_integer_graph(graph: Graph, stored: Mapping[str, QuantizedConstant]) -
     constants. Raises :class:`ModelError` that names the node without an integer form and the
     reason.
     """
-    work = _IntegerGraphImport(graph, WordConstants(graph, stored))
+    conversion = _IntegerGraphImport(graph, WordConstants(graph, stored))
     for node in graph.nodes:
-        work.add(rename_tensors(node, work.names))
-    made = work.build()
-    points = lower_to_integers(made).points  # raises if a sum could overflow
+        conversion.add(rename_tensors(node, conversion.names))
+    integer_graph = conversion.build()
+    points = lower_to_integers(integer_graph).points  # raises if a sum could overflow
     note = (
         f"integer    {len(points)} rounding points, by the model's own scales (cml docs your_model)"
     )
-    return made.with_(notes=(*made.notes, note))
+    return integer_graph.with_(notes=(*integer_graph.notes, note))
 
 
 @dataclass
@@ -247,14 +250,14 @@ class _IntegerGraphImport:
 
         ``axis`` is the axis of the weights whose extent is the number of outputs.
         """
-        of_x = self.words[node.inputs[0]].scale
+        input_scale = self.words[node.inputs[0]].scale
         scales = self.constants.weights(node, axis)
         if len(node.inputs) < 3:
             return node
         channels = self.graph.facts[node.inputs[1]].shape[axis]
         if node.op == "deconv":
             channels *= int(node.attrs["groups"] or 1)
-        bias = self.constants.bias(node, of_x, scales, channels)
+        bias = self.constants.bias(node, input_scale, scales, channels)
         return replace(node, inputs=(*node.inputs[:2], bias))
 
     def _join(self, node: Node) -> Node:
@@ -267,9 +270,9 @@ class _IntegerGraphImport:
         if len(scales) < 2:
             return node
         readers = self.graph.consumers().get(node.outputs[0], [])
-        wanted = {reader.attrs.get(WORDS) for reader in readers}
-        words = wanted.pop() if len(wanted) == 1 else None
-        if node.op not in _JOINS or words is None:
+        result_types = {reader.attrs.get(WORDS) for reader in readers}
+        result_type = result_types.pop() if len(result_types) == 1 else None
+        if node.op not in _JOINS or result_type is None:
             raise NotIntegerError(
                 f"{node.title} joins tensors of the scales {sorted(scales)}, and no QuantizeLinear "
                 "behind it says which one they get",
@@ -277,129 +280,136 @@ class _IntegerGraphImport:
             )
         inputs = []
         for name in node.inputs:
-            if name in self.words and self.words[name] != words:
+            if name in self.words and self.words[name] != result_type:
                 inputs.append(self._unique_name(f"{name}_again", name))
-                self._round_words(node, name, inputs[-1], words)
+                self._round_words(node, name, inputs[-1], result_type)
             else:
                 inputs.append(name)
         return replace(node, inputs=tuple(inputs))
 
     # -- rounding points --------------------------------------------------------------------------
 
-    def _point(self, node: Node, words: QuantizedType) -> None:
+    def _point(self, node: Node, target: QuantizedType) -> None:
         (name,), (out,) = node.inputs, node.outputs
         if name in self.graph.inputs and name not in self.words:
-            self._refuse_early_reads(node, name, words)
-            self.lines[name] = _line(words)
-            self._check_words(name, words)
+            self._refuse_early_reads(node, name, target)
+            self.lines[name] = _line(target)
+            self._check_words(name, target)
         kind = self.placement.kinds.get(name)
         if kind is None:
             raise NotIntegerError(f"{node.title}: '{name}' is no tensor of numbers", node.source)
         if kind.pending:
-            self._refuse_early_reads(node, name, words)
-            self._round_sums(node, kind, name, out, words)
+            self._refuse_early_reads(node, name, target)
+            self._round_sums(node, kind, name, out, target)
         else:
-            self._round_words(node, name, out, words)
+            self._round_words(node, name, out, target)
 
-    def _refuse_early_reads(self, node: Node, name: str, words: QuantizedType) -> None:
-        """Raises :class:`NotIntegerError` if a tensor is read before its rounding to ``words``."""
+    def _refuse_early_reads(self, node: Node, name: str, target: QuantizedType) -> None:
+        """Raises :class:`NotIntegerError` if a tensor is read before its rounding to ``target``."""
         readers = self.graph.consumers().get(name, [])
-        others = [r for r in readers if r.attrs.get(WORDS) != words]
-        if others or name in self.graph.outputs:
-            at = others[0] if others else node
-            what = at.title if others else "the graph's output"
+        early_readers = [r for r in readers if r.attrs.get(WORDS) != target]
+        if early_readers or name in self.graph.outputs:
+            reader = early_readers[0] if early_readers else node
+            reader_text = reader.title if early_readers else "the graph's output"
             raise NotIntegerError(
-                f"{what} reads '{name}' before it is rounded, or by another scale", at.source
+                f"{reader_text} reads '{name}' before it is rounded, or by another scale",
+                reader.source,
             )
 
-    def _round_words(self, node: Node, name: str, out: str, words: QuantizedType) -> None:
-        """Adds the node ``out`` that requantizes a tensor of integers to ``words``.
+    def _round_words(self, node: Node, name: str, out: str, target: QuantizedType) -> None:
+        """Adds the node ``out`` that requantizes a tensor of integers to ``target``.
 
         The scale may stay the same.
         """
-        if self.words[name] != words or name in self.graph.inputs:
-            self.lines[out] = _line(words)
-            if words.is_cut:
-                wide = self._unique_name(f"{out}_wide", name)
-                self.lines[wide] = _line(words)
-                self._add("copy", (name,), wide, node)
-                self._clamp(wide, out, words, node)
-                self._check_words(out, words)
+        if self.words[name] != target or name in self.graph.inputs:
+            self.lines[out] = _line(target)
+            if target.is_cut:
+                wide_name = self._unique_name(f"{out}_wide", name)
+                self.lines[wide_name] = _line(target)
+                self._add("copy", (name,), wide_name, node)
+                self._clamp(wide_name, out, target, node)
+                self._check_words(out, target)
                 return
         self._add("copy", (name,), out, node)
-        self._check_words(out, words)
+        self._check_words(out, target)
 
     def _round_sums(
-        self, node: Node, kind: ValueKind, name: str, out: str, words: QuantizedType
+        self, node: Node, kind: ValueKind, name: str, out: str, target: QuantizedType
     ) -> None:
-        """Makes ``out`` the tensor ``name``, sums that are not rounded yet, rounded to ``words``.
+        """Makes ``out`` the tensor ``name``, sums that are not rounded yet, rounded to ``target``.
 
         A function of rounded integers gets a table of its values.
         """
         table = {}
         if kind.role == "function" and kind.base is not None:
-            table = {"table": self._table(kind.base, name, words)}
-        elif words.is_cut:
-            self._clamp(name, out, words, node)
-            self.lines[out] = _line(words)
-            self._check_words(out, words)
+            table = {"table": self._table(kind.base, name, target)}
+        elif target.is_cut:
+            self._clamp(name, out, target, node)
+            self.lines[out] = _line(target)
+            self._check_words(out, target)
             return
-        self.nodes = [rename_tensors(made, {name: out}) for made in self.nodes]
+        self.nodes = [rename_tensors(earlier, {name: out}) for earlier in self.nodes]
         self.names[name] = out
-        self.lines[out] = quant_attrs(words.scale, words.bits, words.signed, **table)
-        self._check_words(out, words)
+        self.lines[out] = quant_attrs(target.scale, target.bits, target.signed, **table)
+        self._check_words(out, target)
 
-    def _table(self, base: str, name: str, words: QuantizedType) -> list[int]:
-        of = self.words[base]
-        now = self.graph.with_(nodes=tuple(self.nodes))
-        between = {n.outputs[0] for n in nodes_between(now, base, name)}
-        if of.bits == 16 and of.high - of.low < 256:
-            numbers = (np.arange(256) + of.low) * of.scale
-            back = self._from_zero(base, of, between)
+    def _table(self, base: str, name: str, target: QuantizedType) -> list[int]:
+        base_type = self.words[base]
+        graph_so_far = self.graph.with_(nodes=tuple(self.nodes))
+        inner_outputs = {n.outputs[0] for n in nodes_between(graph_so_far, base, name)}
+        if base_type.bits == 16 and base_type.high - base_type.low < 256:
+            numbers = (np.arange(256) + base_type.low) * base_type.scale
+            shifted_back = self._from_zero(base, base_type, inner_outputs)
             self.nodes = [
-                rename_tensors(n, {base: back}) if n.outputs[0] in between else n
+                rename_tensors(n, {base: shifted_back}) if n.outputs[0] in inner_outputs else n
                 for n in self.nodes
             ]
         else:
-            numbers = table_words(of.bits, of.signed) * of.scale
-        to = QuantScale(words.scale, words.bits, words.signed)
-        found = tabulate(now, base, name, numbers, to)
-        return [max(words.low, min(words.high, entry)) for entry in found]
+            numbers = table_words(base_type.bits, base_type.signed) * base_type.scale
+        target_scale = QuantScale(target.scale, target.bits, target.signed)
+        entries = tabulate(graph_so_far, base, name, numbers, target_scale)
+        return [max(target.low, min(target.high, entry)) for entry in entries]
 
-    def _from_zero(self, base: str, of: QuantizedType, before: set[str]) -> str:
+    def _from_zero(self, base: str, base_type: QuantizedType, readers: set[str]) -> str:
         """Adds nodes that store a 16-bit tensor in 8 bits, so that it can index a table.
 
         The first node subtracts the lowest of at most 256 possible values, the second adds it
         again. Returns the name of the second node's result, which has the original values.
         """
         if base not in self.shifted:
-            at = next(i for i, n in enumerate(self.nodes) if n.outputs[0] in before)
-            moved, back = (self._unique_name(f"{base}_{what}", base) for what in ("moved", "back"))
-            start = self._literal(-of.low * of.scale)
-            self.nodes[at:at] = [
-                Node("add", (base, start), (moved,), source=self.nodes[at].source),
-                Node("sub", (moved, start), (back,), source=self.nodes[at].source),
+            index = next(i for i, n in enumerate(self.nodes) if n.outputs[0] in readers)
+            moved, back = (
+                self._unique_name(f"{base}_{suffix}", base) for suffix in ("moved", "back")
+            )
+            start = self._literal(-base_type.low * base_type.scale)
+            self.nodes[index:index] = [
+                Node("add", (base, start), (moved,), source=self.nodes[index].source),
+                Node("sub", (moved, start), (back,), source=self.nodes[index].source),
             ]
-            self.lines[moved] = quant_attrs(of.scale, 8, False)
+            self.lines[moved] = quant_attrs(base_type.scale, 8, False)
             self.shifted[base] = back
         return self.shifted[base]
 
     # -- parts ------------------------------------------------------------------------------------
 
-    def _check_words(self, name: str, words: QuantizedType) -> None:
-        self.words[name] = words
+    def _check_words(self, name: str, quantized: QuantizedType) -> None:
+        self.words[name] = quantized
         self.placement.kinds[name] = ValueKind("words", name)
 
-    def _clamp(self, name: str, out: str, words: QuantizedType, node: Node) -> None:
-        ends = [self._literal(end * words.scale) for end in (words.low, words.high)]
-        self._add("clamp", (name, *ends), out, node)
+    def _clamp(self, name: str, out: str, quantized: QuantizedType, node: Node) -> None:
+        bounds = [
+            self._literal(bound * quantized.scale) for bound in (quantized.low, quantized.high)
+        ]
+        self._add("clamp", (name, *bounds), out, node)
 
     def _add(self, op: str, inputs: tuple[str, ...], out: str, node: Node) -> None:
         self.nodes.append(Node(op, inputs, (out,), Attrs(), node.source))
 
-    def _unique_name(self, name: str, like: str) -> str:
+    def _unique_name(self, name: str, template: str) -> str:
         name = unused_name(name, self.graph.facts, self.facts)
-        self.facts[name] = self.graph.facts[like] if like in self.graph.facts else self.facts[like]
+        self.facts[name] = (
+            self.graph.facts[template] if template in self.graph.facts else self.facts[template]
+        )
         return name
 
     def _literal(self, value: float) -> str:
@@ -411,23 +421,29 @@ class _IntegerGraphImport:
     def build(self) -> Graph:
         graph = self.graph
         read = {name for node in self.nodes for name in node.inputs}
-        every = {**graph.constants, **self.literals, **self.constants.values}
-        kept = {n: a for n, a in every.items() if n in read}
+        arrays = {**graph.constants, **self.literals, **self.constants.values}
+        used_arrays = {n: a for n, a in arrays.items() if n in read}
         facts = {**graph.facts, **self.facts}
-        facts = {n: f for n, f in facts.items() if n not in every or n in kept}
-        facts |= {n: Fact("scalar", kept[n].shape) for n in self.literals if n in kept}
-        facts |= {n: Fact("scalar", kept[n].shape) for n in self.constants.values if n in kept}
-        lines = {n: v for n, v in self.constants.lines.items() if n in kept}
+        facts = {n: f for n, f in facts.items() if n not in arrays or n in used_arrays}
+        facts |= {
+            n: Fact("scalar", used_arrays[n].shape) for n in self.literals if n in used_arrays
+        }
+        facts |= {
+            n: Fact("scalar", used_arrays[n].shape)
+            for n in self.constants.values
+            if n in used_arrays
+        }
+        lines = {n: v for n, v in self.constants.lines.items() if n in used_arrays}
         labels = {n: graph.labels.get(n, n) for n in lines}
         return graph.with_(
             nodes=tuple(self.nodes),
-            constants=kept,
+            constants=used_arrays,
             facts=facts,
-            labels={**{n: v for n, v in graph.labels.items() if n in kept}, **labels},
+            labels={**{n: v for n, v in graph.labels.items() if n in used_arrays}, **labels},
             quantization={**self.lines, **lines},
             integer=RULE_VERSION,
         )
 
 
-def _line(words: QuantizedType) -> Attrs:
-    return quant_attrs(words.scale, words.bits, words.signed)
+def _line(quantized: QuantizedType) -> Attrs:
+    return quant_attrs(quantized.scale, quantized.bits, quantized.signed)

@@ -5,9 +5,8 @@ Tensors stay views of the file until their values are read (``tensors.py``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from cml_engine.errors import ModelError, UnsupportedOp
 from cml_engine.formats.onnx.protobuf import BYTES, Field, Message
@@ -60,7 +59,7 @@ class OnnxNode:
     domain: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    attributes: Mapping[str, Any]
+    attributes: Mapping[str, object]
     overload: str = ""
 
     @property
@@ -105,7 +104,7 @@ class OnnxFunction:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: tuple[str, ...]
-    defaults: Mapping[str, Any]
+    defaults: Mapping[str, object]
     nodes: tuple[OnnxNode, ...]
     opsets: Mapping[str, int]
     overload: str = ""
@@ -197,7 +196,7 @@ class _Reader:
             overload=parts.text(8),
         )
 
-    def _attribute(self, message: Message) -> tuple[str, Any]:
+    def _attribute(self, message: Message) -> tuple[str, object]:
         """Returns an attribute's name and value.
 
         The type of the value is stated, or is the type of the first field that is present.
@@ -213,13 +212,13 @@ class _Reader:
         number = stated if stated in self._VALUES else first
         if not name or not number:
             raise message.damaged(f"the attribute '{name}' has no value that is known")
-        found = [value for f in parts.of(number) for value in self._VALUES[number](self, f)]
+        values = [value for f in parts.of(number) for value in self._VALUES[number](self, f)]
         if number in _REPEATED:
-            return name, found
-        return name, found[-1] if found else _EMPTY.get(number)
+            return name, values
+        return name, values[-1] if values else _EMPTY.get(number)
 
     #: the readers of the fields with attribute values; each returns a list
-    _VALUES: Mapping[int, Callable[[_Reader, Field], list[Any]]] = {
+    _VALUES: Mapping[int, Callable[[_Reader, Field], Sequence[object]]] = {
         2: lambda self, f: [f.real()],
         3: lambda self, f: [f.whole()],
         4: lambda self, f: [_text_or_bytes(f)],
@@ -236,7 +235,7 @@ class _Reader:
 #: the repeated fields, and the values of missing fields, because files may leave out 0 and empty
 #: values
 _REPEATED = (7, 8, 9, 10, 11)
-_EMPTY: Mapping[int, Any] = {2: 0.0, 3: 0, 4: ""}
+_EMPTY: Mapping[int, float | str] = {2: 0.0, 3: 0, 4: ""}
 
 
 def _reals(f: Field) -> list[float]:
@@ -258,13 +257,13 @@ def _opset(message: Message) -> tuple[str, int]:
 
 
 def _value_info(message: Message) -> ValueInfo:
-    parts, found = message.parts(), ValueInfo("", kind="nothing")
+    parts, info = message.parts(), ValueInfo("", kind="nothing")
     for f in (f for kind in parts.nested(2) for f in kind.fields()):
         if f.number == 1:
-            found = _tensor_info(f.nested())
+            info = _tensor_info(f.nested())
         elif f.number in _KINDS:
-            found = ValueInfo("", kind=_KINDS[f.number])
-    return replace(found, name=parts.text(1))
+            info = ValueInfo("", kind=_KINDS[f.number])
+    return replace(info, name=parts.text(1))
 
 
 def _tensor_info(message: Message) -> ValueInfo:

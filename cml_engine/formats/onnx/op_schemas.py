@@ -65,12 +65,12 @@ class Attr:
     """
 
     kind: type = object
-    default: Any = None
+    default: object = None
     required: bool = False
     many: bool = False
     low: float = -math.inf
     high: float = math.inf
-    among: Collection[Any] = ()
+    among: Collection[object] = ()
     count: Callable[[OnnxCall], int] | None = None
     since: int = 0
     until: int = 0
@@ -84,20 +84,23 @@ class Attr:
         if name not in call.node.attributes:
             if self.required:
                 raise InvalidNode(f"attribute '{name}' is missing")
-            listed = count is not None and self.default is not None
-            return [self.default] * (count or 0) if listed else self.default
-        given = call.node.attributes[name]
-        found = given if self.many else [given]
-        fits = isinstance(found, list) and all(map(self._fits, found))
-        if not fits or (count is not None and len(found) != count):
+            is_list = count is not None and self.default is not None
+            return [self.default] * (count or 0) if is_list else self.default
+        raw = call.node.attributes[name]
+        values = raw if self.many else [raw]
+        if (
+            not isinstance(values, list)
+            or count not in (None, len(values))
+            or not all(map(self._fits, values))
+        ):
             raise InvalidNode(
-                f"attribute '{name}' is {_shown(given)}, wanted {self._expected_text(count)}"
+                f"attribute '{name}' is {_shown(raw)}, wanted {self._expected_text(count)}"
             )
-        if self.among and given not in self.among:
-            known = ", ".join(map(str, self.among))
-            raise unsupported_error(f"{name}={given!r} (of {known})")
-        found = [self.kind(v) for v in found] if self.kind in (bool, float) else found
-        return found if self.many else found[0]
+        if self.among and raw not in self.among:
+            allowed = ", ".join(map(str, self.among))
+            raise unsupported_error(f"{name}={raw!r} (of {allowed})")
+        values = [self.kind(v) for v in values] if self.kind in (bool, float) else values
+        return values if self.many else values[0]
 
     def _fits(self, value: object) -> bool:
         kinds = (int, float) if self.kind is float else (int,) if self.kind is bool else self.kind
@@ -108,17 +111,17 @@ class Attr:
     def _expected_text(self, count: int | None) -> str:
         noun = _NOUNS[self.kind]
         article = "an" if noun[0] in "aeiou" else "a"
-        words = f"{noun}s" if self.many else f"{article} {noun}"
-        words = words if count is None else f"{count} {words}"
+        text = f"{noun}s" if self.many else f"{article} {noun}"
+        text = text if count is None else f"{count} {text}"
         if self.low > -math.inf:
-            words += f" from {self.low} to {self.high}"
-        return words
+            text += f" from {self.low} to {self.high}"
+        return text
 
 
 def _shown(value: object) -> str:
-    for kind in (OnnxTensor, OnnxGraph):
-        if isinstance(value, kind):
-            return f"a {_NOUNS[kind]}"
+    for value_type in (OnnxTensor, OnnxGraph):
+        if isinstance(value, value_type):
+            return f"a {_NOUNS[value_type]}"
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}…"
 
@@ -145,12 +148,12 @@ def per_axis(low: int, default: int | None = None, times: int = 1, **more: objec
     return at_least(low, default, many=True, **more)
 
 
-def one_of(default: str, *others: str, **more: Any) -> Any:
+def one_of(default: str, *choices: str, **more: Any) -> Any:
     """Returns the declaration of a text attribute that must be one of the arguments.
 
     The first argument is the default.
     """
-    return Attr(str, default, among=tuple(dict.fromkeys((default, *others))), **more)
+    return Attr(str, default, among=tuple(dict.fromkeys((default, *choices))), **more)
 
 
 def element_type(default: int | None = None) -> Any:
@@ -160,15 +163,15 @@ def element_type(default: int | None = None) -> Any:
 
 def _declared(parameter: inspect.Parameter) -> Attr:
     """Returns the declaration of an attribute from a function's parameter."""
-    given, type_name = parameter.default, _type_of(parameter)
-    if not isinstance(given, Attr):
-        is_missing = given is inspect.Parameter.empty
-        given = Attr(default=None if is_missing else given, required=is_missing)
-    if given.kind is not object:
-        return given
+    declaration, type_name = parameter.default, _type_of(parameter)
+    if not isinstance(declaration, Attr):
+        is_missing = declaration is inspect.Parameter.empty
+        declaration = Attr(default=None if is_missing else declaration, required=is_missing)
+    if declaration.kind is not object:
+        return declaration
     many = type_name.startswith("list[")
     kind = _TYPES.get(type_name.removeprefix("list[").removesuffix("]"), float)
-    return replace(given, kind=kind, many=many)
+    return replace(declaration, kind=kind, many=many)
 
 
 def _type_of(parameter: inspect.Parameter) -> str:
@@ -191,20 +194,20 @@ class OnnxCall:
         schema: OnnxOpSchema,
         opset: int,
         inputs: Sequence[Value | None],
-        wanted: Sequence[bool],
+        is_output_needed: Sequence[bool],
         inner: Callable[[OnnxGraph, dict[str, Value], str], list[Value]],
     ) -> None:
         self.node, self.schema, self.opset, self.inputs = node, schema, opset, list(inputs)
-        self.inner, self._wanted = inner, wanted
+        self.inner, self._wanted = inner, is_output_needed
         count = max((i for i, name in enumerate(node.inputs, 1) if name), default=0)
         advice = "the model was made for another version of it"
         if count > schema.inputs:
             raise UnsupportedOp(f"{count} inputs, the operator takes {schema.inputs}: {advice}")
         for name in node.attributes:
             if name not in schema.attrs:
-                known = ", ".join(schema.attrs) or "none"
+                known_names = ", ".join(schema.attrs) or "none"
                 raise UnsupportedOp(
-                    f"unknown attribute '{name}', the operator has {known}: {advice}"
+                    f"unknown attribute '{name}', the operator has {known_names}: {advice}"
                 )
         self.attrs = {name: attr.value(self, name) for name, attr in schema.attrs.items()}
 
@@ -225,20 +228,23 @@ class OnnxCall:
 
     def convert(self) -> Sequence[Value | None]:
         """Adds NNEF's operators for the node and returns its results."""
-        rest = {**self.schema.defaults, **self.attrs}
-        given: list[Any] = []
+        attributes = {**self.schema.defaults, **self.attrs}
+        arguments: list[object] = []
         for position, parameter in enumerate(self.schema.parameters):
             if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-                given += [self[i] for i in range(position, len(self.inputs))]
+                arguments += [self[i] for i in range(position, len(self.inputs))]
                 continue
-            is_attribute = parameter.name in rest
-            value = rest.pop(parameter.name) if is_attribute else self._input(position, parameter)
-            is_number = isinstance(value, float) and _type_of(parameter) == "Value"
-            given.append(Value.known(np.float32(value)) if is_number else value)
-        found = self.schema.form(*[self] * self.schema.takes_call, *given, **rest)
-        return [found] if isinstance(found, Value) else list(found)
+            is_attribute = parameter.name in attributes
+            value = (
+                attributes.pop(parameter.name) if is_attribute else self._input(position, parameter)
+            )
+            if isinstance(value, float) and _type_of(parameter) == "Value":
+                value = Value.known(np.float32(value))
+            arguments.append(value)
+        results = self.schema.form(*[self] * self.schema.takes_call, *arguments, **attributes)
+        return [results] if isinstance(results, Value) else list(results)
 
-    def _input(self, position: int, parameter: inspect.Parameter) -> Any:
+    def _input(self, position: int, parameter: inspect.Parameter) -> object:
         default = parameter.default
         default = default.default if isinstance(default, Attr) else default
         is_optional = default is not inspect.Parameter.empty and not (
@@ -261,13 +267,13 @@ class OnnxCall:
         if self.schema.fold is None or not is_whole or not 0 < len(arrays) == len(self.inputs):
             return None
         with np.errstate(all="ignore"):
-            found = np.asarray(self.schema.fold(*arrays, **self.attrs))
-        is_number = found.dtype.kind in "iu" and arrays[0].dtype.kind in "iu"
-        return Value.known(found.astype(arrays[0].dtype) if is_number else found)
+            folded = np.asarray(self.schema.fold(*arrays, **self.attrs))
+        is_number = folded.dtype.kind in "iu" and arrays[0].dtype.kind in "iu"
+        return Value.known(folded.astype(arrays[0].dtype) if is_number else folded)
 
 
 #: by the type of an input that must be known: the function that reads it
-_READERS: Mapping[str, Callable[[Value, str], Any]] = {
+_READERS: Mapping[str, Callable[[Value, str], object]] = {
     "Array": constant,
     "list[float]": lambda value, what: constant(value, what).reshape(-1).tolist(),
     "list[int]": ints,
@@ -301,11 +307,11 @@ class OnnxOpSchema:
     since: int
     until: int
     attrs: Mapping[str, Attr]
-    defaults: Mapping[str, Any]
+    defaults: Mapping[str, object]
     form: Form
     parameters: Sequence[inspect.Parameter]
     takes_call: bool
-    fold: Callable[..., Any] | None
+    fold: Callable[..., object] | None
     nnef: str
     inputs: int
 
@@ -348,23 +354,31 @@ def op(
     def declare(form: F) -> F:
         parameters = list(inspect.signature(form).parameters.values())
         takes_call = bool(parameters) and parameters[0].name == "call"
-        given = [p for p in parameters[takes_call:] if p.kind in _POSITIONAL]
-        found = {p.name: _declared(p) for p in parameters if p.kind is p.KEYWORD_ONLY}
-        once = {
-            p.name: _declared(p) for p in given if isinstance(p.default, Attr) and p.default.until
+        positional = [p for p in parameters[takes_call:] if p.kind in _POSITIONAL]
+        attributes = {p.name: _declared(p) for p in parameters if p.kind is p.KEYWORD_ONLY}
+        former = {
+            p.name: _declared(p)
+            for p in positional
+            if isinstance(p.default, Attr) and p.default.until
         }
-        found = {**once, **found, **(attrs or {})}
-        starts = {since, *(a.since for a in found.values()), *(a.until + 1 for a in found.values())}
+        attributes = {**former, **attributes, **(attrs or {})}
+        starts = {
+            since,
+            *(a.since for a in attributes.values()),
+            *(a.until + 1 for a in attributes.values()),
+        }
         firsts = sorted(n for n in starts if n >= since)
-        for first, following in zip(firsts, [*firsts[1:], until + 1], strict=True):
-            here = {k: a for k, a in found.items() if a.since <= first <= (a.until or LAST_OPSET)}
-            names = [p.name in here or p.kind is p.VAR_POSITIONAL for p in given]
-            is_many = any(p.kind is p.VAR_POSITIONAL for p in given)
-            count = names.index(True) if True in names else len(given)
+        for first, next_first in zip(firsts, [*firsts[1:], until + 1], strict=True):
+            present = {
+                k: a for k, a in attributes.items() if a.since <= first <= (a.until or LAST_OPSET)
+            }
+            absent = {k: a.default for k, a in attributes.items() if k not in {**present, **former}}
+            names = [p.name in present or p.kind is p.VAR_POSITIONAL for p in positional]
+            is_many = any(p.kind is p.VAR_POSITIONAL for p in positional)
+            count = names.index(True) if True in names else len(positional)
             row = OnnxOpSchema(
-                name, domain, first, following - 1, here,
-                {k: a.default for k, a in found.items() if k not in here and k not in once},
-                form, given, takes_call, fold, nnef, MANY if is_many else min(count, inputs),
+                name, domain, first, next_first - 1, present, absent, form, positional,
+                takes_call, fold, nnef, MANY if is_many else min(count, inputs),
             )  # fmt: skip
             _add_row(row)
         return form
@@ -376,12 +390,12 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_PO
 
 
 def _add_row(row: OnnxOpSchema) -> None:
-    others = _ROWS.setdefault((row.domain, row.name), [])
-    for other in others:
-        first = max(row.since, other.since)
-        if first <= min(row.until or LAST_OPSET, other.until or LAST_OPSET):
+    rows = _ROWS.setdefault((row.domain, row.name), [])
+    for row_before in rows:
+        first = max(row.since, row_before.since)
+        if first <= min(row.until or LAST_OPSET, row_before.until or LAST_OPSET):
             raise ValueError(f"two rows for {row.name} of opset {first}")
-    others.append(row)
+    rows.append(row)
 
 
 def find_schemas(domain: str, name: str) -> Sequence[OnnxOpSchema]:
@@ -399,5 +413,5 @@ def find_schema(domain: str, name: str, opset: int) -> OnnxOpSchema | None:
 
 def all_schemas() -> list[OnnxOpSchema]:
     """Returns every row of the table, sorted by domain, name and opset."""
-    rows = [row for found in _ROWS.values() for row in found]
+    rows = [row for rows_of_operator in _ROWS.values() for row in rows_of_operator]
     return sorted(rows, key=lambda row: (row.domain, row.name, row.since))

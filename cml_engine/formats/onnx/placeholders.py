@@ -8,13 +8,12 @@ come from the file's ``value_info``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from cml_engine.errors import ModelError, UnsupportedOp
 from cml_engine.formats.onnx.model import OnnxNode, ValueInfo
 from cml_engine.formats.onnx.tensors import element_dtype
 from cml_engine.formats.onnx.values import Value, kind_of
-from cml_engine.ir.graph import Fact, unused_name
+from cml_engine.ir.graph import AttrValue, Fact, unused_name
 from cml_engine.nnef.expansion.compose import is_identifier
 from cml_engine.nnef.expansion.signatures import EXTENSIONS, STDLIB
 
@@ -36,7 +35,7 @@ class Placeholders:
 
     def declare(
         self, node: OnnxNode, inputs: Sequence[Value | None]
-    ) -> tuple[str, dict[str, Any], list[Fact]]:
+    ) -> tuple[str, dict[str, AttrValue], list[Fact]]:
         """Declares a fragment for a node that the engine does not know.
 
         Returns the operator's name in NNEF, its attributes, and the types and shapes of its
@@ -44,12 +43,12 @@ class Placeholders:
         """
         attrs = {_parameter(name): _attribute(node, name, v) for name, v in node.attributes.items()}
         facts = [self._fact(node, name) for name in node.outputs]
-        tensors = [
+        tensor_params = [
             f"x{i + 1}: tensor<{value.kind}>" for i, value in enumerate(inputs) if value is not None
         ]
-        given = [f"{name}: {_type(value)}" for name, value in attrs.items()]
+        attr_params = [f"{name}: {_type(value)}" for name, value in attrs.items()]
         results = [f"y{i + 1}: tensor<{fact.dtype}>" for i, fact in enumerate(facts)]
-        signature = f"({', '.join(tensors + given)}) -> ({', '.join(results)})"
+        signature = f"({', '.join(tensor_params + attr_params)}) -> ({', '.join(results)})"
         name = self._name(node, signature)
         self.declarations[name] = f"fragment {name}{signature};"
         self.comments.append(f"{name}: the node {node.title}")
@@ -62,10 +61,10 @@ class Placeholders:
         """
         key = (node.qualified, signature)
         if key not in self._names:
-            wanted = "".join(c if c.isascii() and c.isalnum() else "_" for c in node.op)
-            wanted = wanted if is_identifier(wanted) else f"op_{wanted}"
-            taken = (STDLIB.signatures, EXTENSIONS.signatures, self.declarations)
-            self._names[key] = unused_name(wanted, *taken)
+            base = "".join(c if c.isascii() and c.isalnum() else "_" for c in node.op)
+            base = base if is_identifier(base) else f"op_{base}"
+            reserved = (STDLIB.signatures, EXTENSIONS.signatures, self.declarations)
+            self._names[key] = unused_name(base, *reserved)
         return self._names[key]
 
     def _fact(self, node: OnnxNode, output: str) -> Fact:
@@ -92,15 +91,15 @@ def _parameter(name: str) -> str:
     return name if is_identifier(name) and not is_tensor else f"a_{name}"
 
 
-def _attribute(node: OnnxNode, name: str, value: object) -> Any:
-    items = value if isinstance(value, list) else [value]
-    kinds = {type(item) for item in items}
-    if len(kinds) > 1 or not kinds <= _TYPES.keys() or (not items):
+def _attribute(node: OnnxNode, name: str, value: object) -> AttrValue:
+    listed = value if isinstance(value, list) else [value]
+    items = [item for item in listed if isinstance(item, (bool, int, float, str))]
+    if not items or len(items) < len(listed) or len(set(map(type, items))) > 1:
         raise UnsupportedOp(
             f"attribute '{name}' of {node.title} is no number or text, or a list of them: a "
             "placeholder cannot have it"
         )
-    return value
+    return items if isinstance(value, list) else items[0]
 
 
 def _type(value: object) -> str:

@@ -91,19 +91,19 @@ class Field:
 
         The field has one value, a run of values, or many packed into one field.
         """
-        kind = np.dtype(dtype)
-        single = FIXED32 if kind.itemsize == 4 else FIXED64
+        number_dtype = np.dtype(dtype)
+        single = FIXED32 if number_dtype.itemsize == 4 else FIXED64
         if self.wire == single and self.is_run:
-            rows = np.frombuffer(self.data, np.uint8).reshape(-1, 1 + kind.itemsize)
-            return np.ascontiguousarray(rows[:, 1:]).view(kind).reshape(-1)
+            rows = np.frombuffer(self.data, np.uint8).reshape(-1, 1 + number_dtype.itemsize)
+            return np.ascontiguousarray(rows[:, 1:]).view(number_dtype).reshape(-1)
         if self.wire != single:
             self._want(BYTES)
-        if len(self.data) % kind.itemsize:
-            raise self.damaged(f"{len(self.data)} bytes of {kind.itemsize}-byte numbers")
-        return np.frombuffer(self.data, kind)
+        if len(self.data) % number_dtype.itemsize:
+            raise self.damaged(f"{len(self.data)} bytes of {number_dtype.itemsize}-byte numbers")
+        return np.frombuffer(self.data, number_dtype)
 
-    def damaged(self, what: str) -> ModelError:
-        return self.message.damaged(what)
+    def damaged(self, defect: str) -> ModelError:
+        return self.message.damaged(defect)
 
     def _want(self, wire: int) -> None:
         if self.wire != wire:
@@ -129,42 +129,48 @@ class Message:
 
         Raises an error if the bytes are damaged.
         """
-        at, view, count, budget = 0, self.data, 0, current_budget()
-        while at < len(view):
+        offset, view, count, budget = 0, self.data, 0, current_budget()
+        while offset < len(view):
             count += 1
             if count % _CHARGED == 0:
                 budget.charge_steps(_CHARGED * _FIELD_STEPS, f"'{self.file}': its fields")
-            begin = at
-            key, at = _varint(view, at, self)
+            start = offset
+            key, offset = _varint(view, offset, self)
             number, wire = key >> 3, key & 7
             if number == 0 or wire not in _WIRE_NAMES:
                 raise self.damaged(f"field {number} of wire type {wire}")
             integer, size = 0, {FIXED64: 8, FIXED32: 4}.get(wire, 0)
             if wire == VARINT:
-                integer, at = _varint(view, at, self)
+                integer, offset = _varint(view, offset, self)
             elif wire == BYTES:
-                size, at = _varint(view, at, self)
-            if size > len(view) - at:
-                left = len(view) - at
-                raise self.damaged(f"field {number} wants {size:,} bytes, {left:,} are left")
-            at += size
-            if wire != BYTES and view[at : at + 1] == view[begin : begin + 1] and key < 0x80:
-                run = _run_of(key, wire).match(view, begin)
+                size, offset = _varint(view, offset, self)
+            if size > len(view) - offset:
+                n_left = len(view) - offset
+                raise self.damaged(f"field {number} wants {size:,} bytes, {n_left:,} are left")
+            offset += size
+            if (
+                wire != BYTES
+                and view[offset : offset + 1] == view[start : start + 1]
+                and key < 0x80
+            ):
+                run = _run_of(key, wire).match(view, start)
                 assert run is not None
-                at = run.end()
-                yield Field(number, wire, 0, view[begin:at], self, is_run=True)
+                offset = run.end()
+                yield Field(number, wire, 0, view[start:offset], self, is_run=True)
                 continue
-            yield Field(number, wire, integer, view[at - size : at], self)
+            yield Field(number, wire, integer, view[offset - size : offset], self)
 
     def parts(self) -> MessageParts:
         """Returns the message's fields, grouped by number."""
-        found: dict[int, list[Field]] = {}
+        by_number: dict[int, list[Field]] = {}
         for f in self.fields():
-            found.setdefault(f.number, []).append(f)
-        return MessageParts(found)
+            by_number.setdefault(f.number, []).append(f)
+        return MessageParts(by_number)
 
-    def damaged(self, what: str) -> ModelError:
-        message = f"'{self.file}' is damaged or no ONNX model: {what}: export or download it again"
+    def damaged(self, defect: str) -> ModelError:
+        message = (
+            f"'{self.file}' is damaged or no ONNX model: {defect}: export or download it again"
+        )
         return ModelError(message)
 
 
@@ -216,37 +222,37 @@ def _unpack(data: Array, message: Message) -> Array:
     """
     count = int(np.count_nonzero(data < 0x80))
     current_budget().charge_bytes(8 * count, f"'{message.file}': a list of numbers")
-    found, at, done = np.empty(count, np.int64), 0, 0
-    while at < data.size:
-        block = data[at : at + _BLOCK]
+    values, offset, n_decoded = np.empty(count, np.int64), 0, 0
+    while offset < data.size:
+        block = data[offset : offset + _BLOCK]
         ends = np.flatnonzero(block < 0x80)
-        if not ends.size or (ends[-1] != block.size - 1 and at + block.size == data.size):
+        if not ends.size or (ends[-1] != block.size - 1 and offset + block.size == data.size):
             raise message.damaged("it ends within a number")
-        found[done : done + ends.size] = _decode(block, ends, message)
-        at, done = at + int(ends[-1]) + 1, done + ends.size
-    return found
+        values[n_decoded : n_decoded + ends.size] = _decode(block, ends, message)
+        offset, n_decoded = offset + int(ends[-1]) + 1, n_decoded + ends.size
+    return values
 
 
 def _decode(block: Array, ends: Array, message: Message) -> Array:
     lengths = np.diff(ends, prepend=-1)
     if lengths.max() > _MAX_VARINT_BYTES:
         raise message.damaged(f"a number of more than {_MAX_VARINT_BYTES} bytes")
-    found, starts = np.zeros(ends.size, np.uint64), ends - lengths + 1
-    for place in range(int(lengths.max())):
-        has = lengths > place
-        bits = (block[starts[has] + place] & 0x7F).astype(np.uint64)
-        found[has] |= bits << np.uint64(7 * place)
-    return found.view(np.int64)
+    values, starts = np.zeros(ends.size, np.uint64), ends - lengths + 1
+    for byte_index in range(int(lengths.max())):
+        is_long_enough = lengths > byte_index
+        bits = (block[starts[is_long_enough] + byte_index] & 0x7F).astype(np.uint64)
+        values[is_long_enough] |= bits << np.uint64(7 * byte_index)
+    return values.view(np.int64)
 
 
-def _varint(view: memoryview, at: int, message: Message) -> tuple[int, int]:
+def _varint(view: memoryview, offset: int, message: Message) -> tuple[int, int]:
     value = shift = 0
-    for index in range(at, min(at + _MAX_VARINT_BYTES, len(view))):
+    for index in range(offset, min(offset + _MAX_VARINT_BYTES, len(view))):
         byte = view[index]
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value & (_WRAP - 1), index + 1
         shift += 7
-    if len(view) - at < _MAX_VARINT_BYTES:
+    if len(view) - offset < _MAX_VARINT_BYTES:
         raise message.damaged("it ends within a number")
     raise message.damaged(f"a number of more than {_MAX_VARINT_BYTES} bytes")

@@ -48,14 +48,14 @@ class QuantizedType:
         ONNX's smallest integer, -128 or -32768, is one below the engine's range and counts as
         -127 or -32767.
         """
-        most = 127 if self.signed else 255
-        return 8 if -self.low <= 128 and self.high <= most else 16
+        max_high = 127 if self.signed else 255
+        return 8 if -self.low <= 128 and self.high <= max_high else 16
 
     @property
     def is_cut(self) -> bool:
         """True if the range is smaller than that of ``bits`` bits; values must then be clamped."""
-        ends = word_range(self.bits, self.signed)
-        return self.low > ends.low or self.high < ends.high
+        limits = word_range(self.bits, self.signed)
+        return self.low > limits.low or self.high < limits.high
 
 
 class QuantizedValue(Value):
@@ -89,28 +89,30 @@ def quantized_type(scale: Value, zero: Value | None) -> QuantizedType:
 
     Raises :class:`NotIntegerError` if an integer network cannot represent them.
     """
-    start = np.zeros(1, np.uint8) if zero is None else zero.array
-    if scale.array is None or start is None:
+    zero_array = np.zeros(1, np.uint8) if zero is None else zero.array
+    if scale.array is None or zero_array is None:
         raise NotIntegerError(
             "its scale or zero point is computed when the network runs: quantize the model "
             "statically (onnxruntime.quantization.quantize_static)"
         )
-    if scale.array.size != 1 or start.size != 1:
+    if scale.array.size != 1 or zero_array.size != 1:
         raise NotIntegerError(
             f"{scale.array.size} scales of a computed tensor; an integer network has one for each "
             "(weights may have one for each channel)"
         )
-    limits, at = np.iinfo(start.dtype), int(start.reshape(()))
-    found = QuantizedType(
-        round_digits(float(scale.array.reshape(()))), limits.min - at, limits.max - at
+    limits, zero_point = np.iinfo(zero_array.dtype), int(zero_array.reshape(()))
+    quantized = QuantizedType(
+        round_digits(float(scale.array.reshape(()))),
+        limits.min - zero_point,
+        limits.max - zero_point,
     )
-    most = 65535 if not found.signed else 32767
-    if -found.low > 32768 or found.high > most:
+    max_high = 65535 if not quantized.signed else 32767
+    if -quantized.low > 32768 or quantized.high > max_high:
         raise NotIntegerError(
-            f"zero point {at} of {start.dtype.name}: words of 16 bits have none; quantize the "
-            "model symmetrically (extra_options={'ActivationSymmetric': True})"
+            f"zero point {zero_point} of {zero_array.dtype.name}: words of 16 bits have none; "
+            "quantize the model symmetrically (extra_options={'ActivationSymmetric': True})"
         )
-    return found
+    return quantized
 
 
 #: the attribute of a copy that is a rounding point: the scale and range of its integers
@@ -153,15 +155,15 @@ class QdqReader:
         """
         op = call.node.op if not call.node.domain else call.node.qualified
         if op in self._forms:
-            found = self._forms[op](call)
-            return None if found is None else [found]
+            result = self._forms[op](call)
+            return None if result is None else [result]
         if op in _OPERATORS:
             raise NotIntegerError(
                 f"{call.node.op} goes by a scale that is computed when the network runs: quantize "
                 "the model statically (onnxruntime.quantization.quantize_static)"
             )
-        read = [v for v in call.inputs if isinstance(v, QuantizedValue)]
-        return self._move(call, read) if read else None
+        quantized = [v for v in call.inputs if isinstance(v, QuantizedValue)]
+        return self._move(call, quantized) if quantized else None
 
     def check(self, inputs: Sequence[Value | None], source: Source) -> None:
         """Raises :class:`NotIntegerError` if an input is integers that stand for real numbers.
@@ -192,11 +194,11 @@ class QdqReader:
         """Adds a rounding point: a copy with the scale and range of its integers."""
         if isinstance(x, QuantizedValue) or x.kind != "scalar":
             raise NotIntegerError(f"quantizes {x}, wanted numbers")
-        words = quantized_type(scale, zero)
-        found = x.copy()
+        quantized = quantized_type(scale, zero)
+        copied = x.copy()
         nodes = current_import().builder.nodes
-        nodes[-1] = replace(nodes[-1], attrs=Attrs({**nodes[-1].attrs, WORDS: words}))
-        return QuantizedValue(found, words)
+        nodes[-1] = replace(nodes[-1], attrs=Attrs({**nodes[-1].attrs, WORDS: quantized}))
+        return QuantizedValue(copied, quantized)
 
     def _dequantize(self, call: OnnxCall) -> Value:
         zero = call[2] if call.has(2) else None
@@ -228,26 +230,26 @@ class QdqReader:
             raise NotIntegerError("its weights or their scale are computed when the network runs")
         if block:
             return Value.known(real.array, _constant_name(x, "weights"))
-        start = 0 if zero is None or zero.array is None else zero.array.astype(np.int64)
-        if np.size(start) > 1:
+        zeros = 0 if zero is None or zero.array is None else zero.array.astype(np.int64)
+        if np.size(zeros) > 1:
             axis = checked_axis(axis, x.rank)
-            start = np.reshape(start, [-1 if a == axis else 1 for a in range(x.rank)])
-        return self._record(x, "weights", x.array.astype(np.int64) - start, scale.array, real.array)
+            zeros = np.reshape(zeros, [-1 if a == axis else 1 for a in range(x.rank)])
+        return self._record(x, "weights", x.array.astype(np.int64) - zeros, scale.array, real.array)
 
-    def _record(self, x: Value, kind: str, whole: Array, scales: Array, real: Array) -> Value:
+    def _record(self, x: Value, kind: str, integers: Array, scales: Array, real: Array) -> Value:
         """Records a constant's integers by its name in ``stored``, and returns its real numbers."""
         name = _constant_name(x, kind)
-        each = tuple(float(s) for s in scales.reshape(-1))
-        self.stored[clean(name)] = QuantizedConstant(whole, each)
+        scale_values = tuple(float(s) for s in scales.reshape(-1))
+        self.stored[clean(name)] = QuantizedConstant(integers, scale_values)
         return Value.known(real, name)
 
-    def _move(self, call: OnnxCall, read: Sequence[QuantizedValue]) -> list[Value]:
-        if call.node.op not in _MOVES or any(v.words != read[0].words for v in read):
+    def _move(self, call: OnnxCall, quantized: Sequence[QuantizedValue]) -> list[Value]:
+        if call.node.op not in _MOVES or any(v.words != quantized[0].words for v in quantized):
             raise NotIntegerError(
                 f"{call.node.op} computes with integers and does not say what they stand for"
             )
         call.inputs = [v.real if isinstance(v, QuantizedValue) else v for v in call.inputs]
-        return [QuantizedValue(v, read[0].words) for v in call.convert() if v is not None]
+        return [QuantizedValue(v, quantized[0].words) for v in call.convert() if v is not None]
 
     # -- operators of integers --------------------------------------------------------------------
 
@@ -257,14 +259,16 @@ class QdqReader:
         return self._rounded(convolve(x, weights, bias, **call.attrs), call[6], call[7])
 
     def _matmul(self, call: OnnxCall) -> Value:
-        a, of_b = self._numbers(*_three(call, 0)), _three(call, 3)
-        b = self._numbers(*of_b) if of_b[0].array is None else self._constant(*of_b, -1)
+        a, b_inputs = self._numbers(*_three(call, 0)), _three(call, 3)
+        b = self._numbers(*b_inputs) if b_inputs[0].array is None else self._constant(*b_inputs, -1)
         return self._rounded(matmul(a, b), call[6], call[7])
 
-    def _bias(self, bias: Value, of_x: Value, of_weights: Value) -> Value:
-        if bias.array is None or of_x.array is None or of_weights.array is None:
+    def _bias(self, bias: Value, input_scale: Value, weight_scales: Value) -> Value:
+        if bias.array is None or input_scale.array is None or weight_scales.array is None:
             raise NotIntegerError("its bias is computed")
-        scales = of_weights.array.astype(np.float64).reshape(-1) * float(of_x.array.reshape(()))
+        scales = weight_scales.array.astype(np.float64).reshape(-1) * float(
+            input_scale.array.reshape(())
+        )
         real = (bias.array * scales).astype(np.float32)
         return self._record(bias, "bias", bias.array.astype(np.int64), scales, real)
 

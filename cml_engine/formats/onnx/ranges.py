@@ -95,12 +95,12 @@ class Intervals:
         for node in nodes[self._learned :]:
             rule = _RULES.get(node.op) or _RULES.get(node.op.removeprefix("int_"))
             if rule is not None:
-                of = self.__getitem__ if node.op in MOVES else self.stored
-                given = [of(name) for name in node.inputs]
+                bounds_of = self.__getitem__ if node.op in MOVES else self.stored
+                bounds = [bounds_of(name) for name in node.inputs]
                 facts = [self._builder.facts[name] for name in node.inputs]
-                found = rule(_Operands(node, given, facts))
-                each = found if isinstance(found, list) else [found] * len(node.outputs)
-                self._known.update(zip(node.outputs, each, strict=True))
+                computed = rule(_Operands(node, bounds, facts))
+                results = computed if isinstance(computed, list) else [computed] * len(node.outputs)
+                self._known.update(zip(node.outputs, results, strict=True))
         self._learned = len(nodes)
 
     def of(self, tensor: str) -> Interval:
@@ -114,22 +114,22 @@ class Intervals:
             self._known[tensor] = all_of_type
 
     def __getitem__(self, tensor: str) -> Interval:
-        known = self._known.get(tensor)
-        if known is None:
+        interval = self._known.get(tensor)
+        if interval is None:
             array = self._builder.constants.get(tensor)
-            known = (
+            interval = (
                 _full_interval(self._builder.facts[tensor]) if array is None else of_array(array)
             )
-            self._known[tensor] = known
-        return known
+            self._known[tensor] = interval
+        return interval
 
     def stored(self, tensor: str) -> Interval:
         """Returns a tensor's bounds in the network.
 
         An integer that may exceed 32 bits has any value.
         """
-        found, all_of_type = self[tensor], _full_interval(self._builder.facts[tensor])
-        return found if found.within(all_of_type) else all_of_type
+        interval, all_of_type = self[tensor], _full_interval(self._builder.facts[tensor])
+        return interval if interval.within(all_of_type) else all_of_type
 
 
 # -- arithmetic ----------------------------------------------------------------------------------
@@ -157,8 +157,8 @@ def _mul(a: Interval, b: Interval) -> Interval:
 
 
 def _absolute(a: Interval) -> Interval:
-    least = 0 if a.low <= 0 <= a.high else min(abs(a.low), abs(a.high))
-    return Interval(least, max(abs(a.low), abs(a.high)))
+    low = 0 if a.low <= 0 <= a.high else min(abs(a.low), abs(a.high))
+    return Interval(low, max(abs(a.low), abs(a.high)))
 
 
 def _quotient(a: Interval, b: Interval) -> Interval:
@@ -167,8 +167,8 @@ def _quotient(a: Interval, b: Interval) -> Interval:
     A division by 0 gives 0.
     """
     if b.low < 1:
-        most = _absolute(a).high
-        return Interval(-most, most)
+        limit = _absolute(a).high
+        return Interval(-limit, limit)
     return _hull(*(math.trunc(x / y) for x in a for y in b))
 
 
@@ -177,10 +177,10 @@ def _remainder(a: Interval, b: Interval, of_divisor: bool) -> Interval:
 
     A remainder has the sign of the divisor with ``of_divisor``, else of the dividend.
     """
-    most = max(_absolute(b).high - 1, 0)
-    most = most if of_divisor else min(most, _absolute(a).high)
+    limit = max(_absolute(b).high - 1, 0)
+    limit = limit if of_divisor else min(limit, _absolute(a).high)
     sign = b if of_divisor else a
-    return Interval(0 if sign.low >= 0 else -most, 0 if sign.high <= 0 else most)
+    return Interval(0 if sign.low >= 0 else -limit, 0 if sign.high <= 0 else limit)
 
 
 def _bit_and(a: Interval, b: Interval) -> Interval:
@@ -224,8 +224,8 @@ class _Operands:
     given: Sequence[Interval]
     facts: Sequence[Fact]
 
-    def __getitem__(self, place: int) -> Interval:
-        return self.given[place]
+    def __getitem__(self, position: int) -> Interval:
+        return self.given[position]
 
     @property
     def reduced(self) -> int:
@@ -258,8 +258,8 @@ def _product(o: _Operands) -> Interval:
 
 
 def _scattered(o: _Operands) -> Interval:
-    moved = o.node.attrs.get("reduction", "none") in ("none", "max", "min")
-    return _union(o[0], o[2]) if moved else _full_interval(o.facts[0])
+    is_moved = o.node.attrs.get("reduction", "none") in ("none", "max", "min")
+    return _union(o[0], o[2]) if is_moved else _full_interval(o.facts[0])
 
 
 def _padded(o: _Operands) -> Interval:

@@ -51,13 +51,13 @@ class ImportReport:
         nodes.setdefault(node.op, []).append(node.shown)
 
     def lines(self, model: OnnxModelFile) -> tuple[str, ...]:
-        made = f" by {model.producer}" if model.producer else ""
+        producer = f" by {model.producer}" if model.producer else ""
         opset = f", opset {model.opsets['']}" if "" in model.opsets else ""
-        others = (self.folded, self.composed, self.unknown)
-        direct = self.nodes - sum(_count(nodes) for nodes in others)
+        special_nodes = (self.folded, self.composed, self.unknown)
+        direct = self.nodes - sum(_count(nodes) for nodes in special_nodes)
         inlined = f", {self.inlined} functions inlined" if self.inlined else ""
         return (
-            f"imported   from ONNX{opset}{made}: {self.nodes} nodes{inlined}",
+            f"imported   from ONNX{opset}{producer}: {self.nodes} nodes{inlined}",
             f"  {direct} became one operator each, or none",
             *_listed("were computed at load time", self.folded),
             *_listed("became several operators", self.composed),
@@ -71,10 +71,10 @@ class ImportReport:
         """Warns, if nodes may wrap around, of the first one, and counts the others."""
         if self.wrapped:
             first, count = next(iter(self.wrapped.values())), len(self.wrapped)
-            others = f"; {count - 1} more may too, `cml info` names them" if count > 1 else ""
+            more_text = f"; {count - 1} more may too, `cml info` names them" if count > 1 else ""
             warn(
                 f"'{file}': {first} may exceed the 32 bits that the network computes with, and "
-                f"then wraps around{others}"
+                f"then wraps around{more_text}"
             )
 
     def check_widths(
@@ -88,11 +88,11 @@ class ImportReport:
         intervals = emit.intervals
         intervals.learn()
         nodes = emit.builder.nodes[mark:]
-        made = {name for node in nodes for name in node.outputs}
+        output_names = {name for node in nodes for name in node.outputs}
         if _reads_upper_half(call, values, {node.op for node in nodes}):
             self.wrapped[call.node.shown] = f"{call.node.title} (of integers of 2^31 and more)"
         for value in values:
-            if value is None or value.kind != "integer" or value.tensor not in made:
+            if value is None or value.kind != "integer" or value.tensor not in output_names:
                 continue
             is_wide = value.dtype.itemsize == 8
             fitting = of_dtype(value.dtype) if is_wide else INT32
@@ -104,10 +104,10 @@ class ImportReport:
                 )
             if is_wide and not bounds.within(fitting):
                 of_floats = call.node.op == "Cast" and call[0].kind == "scalar"
-                found = self.cast if of_floats else self.wrapped
-                found[call.node.shown] = _bounded(call.node, bounds)
-            if (through := _through_floats(emit, mark)) and not through.within(EXACT):
-                self.rounded[call.node.shown] = _bounded(call.node, through)
+                records = self.cast if of_floats else self.wrapped
+                records[call.node.shown] = _bounded(call.node, bounds)
+            if (float_bounds := _through_floats(emit, mark)) and not float_bounds.within(EXACT):
+                self.rounded[call.node.shown] = _bounded(call.node, float_bounds)
             intervals.settle(value.tensor, fitting)
 
 
@@ -117,11 +117,13 @@ def _reads_upper_half(call: OnnxCall, values: Sequence[Value | None], ops: set[s
     ``ops`` are the operators added for the node. Operators with the same bits for signed and
     unsigned integers do not count, unless a result has 64 bits.
     """
-    given = [v for v in call.inputs if v is not None and v.array is None and v.dtype == np.uint32]
+    uint32_inputs = [
+        v for v in call.inputs if v is not None and v.array is None and v.dtype == np.uint32
+    ]
     is_wider = any(v is not None and v.kind == "integer" and v.dtype.itemsize == 8 for v in values)
-    if not given or (ops <= _OF_BITS and not is_wider):
+    if not uint32_inputs or (ops <= _OF_BITS and not is_wider):
         return False
-    return not all(interval_of(v).within(of_dtype(v.dtype)) for v in given)
+    return not all(interval_of(v).within(of_dtype(v.dtype)) for v in uint32_inputs)
 
 
 def _through_floats(emit: Emitter, mark: int) -> Interval | None:
@@ -131,13 +133,13 @@ def _through_floats(emit: Emitter, mark: int) -> Interval | None:
     """
     casts = [node for node in emit.builder.nodes[mark:] if node.op == "cast"]
     facts = emit.builder.facts
-    into = [n for n in casts if n.attrs["dtype"] == "scalar"]
-    into = [n for n in into if facts[n.inputs[0]].dtype == "integer"]
-    if not into:
+    to_float = [n for n in casts if n.attrs["dtype"] == "scalar"]
+    to_float = [n for n in to_float if facts[n.inputs[0]].dtype == "integer"]
+    if not to_float:
         return None
-    back = [n for n in casts if n.attrs["dtype"] == "integer"]
-    found = [emit.intervals.stored(n.inputs[0]) for n in (*into, *back)]
-    return Interval(min(i.low for i in found), max(i.high for i in found))
+    from_float = [n for n in casts if n.attrs["dtype"] == "integer"]
+    intervals = [emit.intervals.stored(n.inputs[0]) for n in (*to_float, *from_float)]
+    return Interval(min(i.low for i in intervals), max(i.high for i in intervals))
 
 
 def _bounded(node: OnnxNode, bounds: Interval) -> str:
@@ -148,8 +150,8 @@ def _count(nodes: Mapping[str, Sequence[str]]) -> int:
     return sum(map(len, nodes.values()))
 
 
-def _listed(what: str, nodes: Mapping[str, Sequence[str]]) -> list[str]:
-    """Returns a line with the number of nodes and ``what`` they are, and a line per operator.
+def _listed(description: str, nodes: Mapping[str, Sequence[str]]) -> list[str]:
+    """Returns a line with the number of nodes and ``description`` they are, and one per operator.
 
     Operators with the most nodes come first; each line names some of its nodes. No nodes give no
     lines.
@@ -157,7 +159,10 @@ def _listed(what: str, nodes: Mapping[str, Sequence[str]]) -> list[str]:
     if not nodes:
         return []
     ops = sorted(nodes, key=lambda op: -len(nodes[op]))
-    return [f"  {_count(nodes)} {what}", *(f"    {op} {_shortened_list(nodes[op])}" for op in ops)]
+    return [
+        f"  {_count(nodes)} {description}",
+        *(f"    {op} {_shortened_list(nodes[op])}" for op in ops),
+    ]
 
 
 def _shortened_list(names: Sequence[str]) -> str:
@@ -165,10 +170,10 @@ def _shortened_list(names: Sequence[str]) -> str:
     return f"{len(names)}: {', '.join(names[:_NAMED])}{more}"
 
 
-def _wide(what: str, nodes: Mapping[str, str]) -> list[str]:
-    """Returns a line with the number of nodes and ``what`` they do, and a line per node."""
+def _wide(description: str, nodes: Mapping[str, str]) -> list[str]:
+    """Returns a line with the number of nodes and ``description`` they do, and a line per node."""
     if not nodes:
         return []
     more = [f"    and {len(nodes) - _WIDE_NAMED} more"] if len(nodes) > _WIDE_NAMED else []
     named = list(nodes.values())[:_WIDE_NAMED]
-    return [f"  {len(nodes)} {what}", *(f"    {shown}" for shown in named), *more]
+    return [f"  {len(nodes)} {description}", *(f"    {text}" for text in named), *more]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -31,7 +30,7 @@ ELEMENT_TYPES: Mapping[int, str] = {
 }  # fmt: skip
 
 #: the element types that NumPy has
-_NUMPY: Mapping[str, np.dtype[Any]] = {
+_NUMPY: Mapping[str, DType] = {
     name: np.dtype(name)
     for name in (
         *("float16", "float32", "float64", "bool"),
@@ -50,7 +49,7 @@ def type_name(element: int) -> str:
     return ELEMENT_TYPES.get(element, f"type {element}")
 
 
-def element_dtype(element: int) -> np.dtype[Any] | None:
+def element_dtype(element: int) -> DType | None:
     """Returns the NumPy type that stores the ONNX element type of a number, or None."""
     name = ELEMENT_TYPES.get(element, "")
     return _NUMPY.get(_HELD_AS.get(name, name))
@@ -167,16 +166,16 @@ class OnnxTensor:
         offset = _parse_integer(self.external.get("offset", "0"), self)
         length = _parse_integer(self.external.get("length", str(max(file.size - offset, 0))), self)
         if offset + length > file.size:
-            where = self.external.get("location", "")
+            location = self.external.get("location", "")
             raise TensorFileError(
-                f"'{where}' is truncated: '{self.name}' wants {length:,} bytes at {offset:,}, the "
-                f"file has {file.size:,}"
+                f"'{location}' is truncated: '{self.name}' wants {length:,} bytes at {offset:,}, "
+                f"the file has {file.size:,}"
             )
         return self.folder.span(file, offset, length)
 
-    def damaged(self, what: str) -> ModelError:
+    def damaged(self, defect: str) -> ModelError:
         return TensorFileError(
-            f"'{self.file}': the tensor '{self.name}' has {what}: export or download it again"
+            f"'{self.file}': the tensor '{self.name}' has {defect}: export or download it again"
         )
 
 
@@ -215,16 +214,16 @@ def _from_bytes(data: memoryview, tensor: OnnxTensor, count: int) -> Array:
 
     Four-bit numbers are two per byte, the lower half first.
     """
-    kind = tensor.type_name
-    if kind in ("uint4", "int4"):
+    element = tensor.type_name
+    if element in ("uint4", "int4"):
         if len(data) != (count + 1) // 2:
-            raise tensor.damaged(f"{len(data):,} bytes for {count:,} values of {kind}")
-        return _nibbles(np.frombuffer(data, np.uint8), kind)[:count]
-    stored = np.dtype("<u2") if kind == "bfloat16" else _NUMPY[kind].newbyteorder("<")
-    if len(data) != count * stored.itemsize:
-        raise tensor.damaged(f"{len(data):,} bytes for {count:,} values of {kind}")
-    flat = np.frombuffer(data, stored)
-    return _widen_bfloat16(flat) if kind == "bfloat16" else flat
+            raise tensor.damaged(f"{len(data):,} bytes for {count:,} values of {element}")
+        return _nibbles(np.frombuffer(data, np.uint8), element)[:count]
+    stored_dtype = np.dtype("<u2") if element == "bfloat16" else _NUMPY[element].newbyteorder("<")
+    if len(data) != count * stored_dtype.itemsize:
+        raise tensor.damaged(f"{len(data):,} bytes for {count:,} values of {element}")
+    flat = np.frombuffer(data, stored_dtype)
+    return _widen_bfloat16(flat) if element == "bfloat16" else flat
 
 
 def _from_fields(tensor: OnnxTensor, dtype: DType) -> Array:
@@ -232,31 +231,31 @@ def _from_fields(tensor: OnnxTensor, dtype: DType) -> Array:
 
     Small types are stored in ``int32_data``, 16-bit floats as their bits.
     """
-    kind = tensor.type_name
-    number = {"float32": 4, "float64": 10, "int64": 7, "uint64": 11, "uint32": 11}.get(kind, 5)
+    element = tensor.type_name
+    number = {"float32": 4, "float64": 10, "int64": 7, "uint64": 11, "uint32": 11}.get(element, 5)
     parts = tensor.typed.get(number, ())
     if number in (4, 10):
         reals = [f.numbers("<f4" if number == 4 else "<f8") for f in parts]
         return np.concatenate(reals) if reals else np.zeros(0, dtype)
     signed = np.concatenate([np.zeros(0, np.int64), *(part.wholes() for part in parts)])
-    whole = signed.view(np.uint64)
+    unsigned = signed.view(np.uint64)
     if number == 5:
-        whole = whole & np.uint64(0xFFFFFFFF)
-    if kind == "bfloat16":
-        return _widen_bfloat16(whole.astype(np.uint16))
-    if kind == "float16":
-        return whole.astype(np.uint16).view(np.float16)
-    if kind in ("uint4", "int4"):
-        return _nibbles(whole.astype(np.uint8), kind)[: prod(tensor.shape)]
-    return whole.astype(dtype)
+        unsigned = unsigned & np.uint64(0xFFFFFFFF)
+    if element == "bfloat16":
+        return _widen_bfloat16(unsigned.astype(np.uint16))
+    if element == "float16":
+        return unsigned.astype(np.uint16).view(np.float16)
+    if element in ("uint4", "int4"):
+        return _nibbles(unsigned.astype(np.uint8), element)[: prod(tensor.shape)]
+    return unsigned.astype(dtype)
 
 
 def _widen_bfloat16(bits: Array) -> Array:
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
-def _nibbles(data: Array, kind: str) -> Array:
-    both = np.stack([data & 15, data >> 4], axis=-1).reshape(-1)
-    if kind == "uint4":
-        return both
-    return ((both.astype(np.int8) + 8) % 16 - 8).astype(np.int8)
+def _nibbles(data: Array, type_name: str) -> Array:
+    values = np.stack([data & 15, data >> 4], axis=-1).reshape(-1)
+    if type_name == "uint4":
+        return values
+    return ((values.astype(np.int8) + 8) % 16 - 8).astype(np.int8)

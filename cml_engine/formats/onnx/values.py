@@ -16,6 +16,7 @@ from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from cml_engine.compiler.passes.cleanup import eliminate_dead_code
 from cml_engine.errors import (
@@ -37,7 +38,7 @@ from cml_engine.nnef.expansion.values import TensorRef, describe
 from cml_engine.nnef.text.syntax_tree import Type
 
 _KINDS = {"f": "scalar", "i": "integer", "u": "integer", "b": "logical"}
-_DTYPES: dict[str, np.dtype[Any]] = {
+_DTYPES: dict[str, DType] = {
     "scalar": np.dtype("f4"),
     "integer": np.dtype("i8"),
     "logical": np.dtype("?"),
@@ -56,9 +57,9 @@ class InvalidNode(Exception):
     """The error that a node does not follow ONNX's rules; the importer adds the advice."""
 
 
-def unsupported_error(what: str) -> UnsupportedOp:
-    """Returns the error for ``what``, a variant of an operator that cannot be imported."""
-    return UnsupportedOp(f"{what} is not supported: export the model otherwise")
+def unsupported_error(variant: str) -> UnsupportedOp:
+    """Returns the error for ``variant``, a variant of an operator that cannot be imported."""
+    return UnsupportedOp(f"{variant} is not supported: export the model otherwise")
 
 
 # -- tensors -------------------------------------------------------------------------------------
@@ -109,7 +110,7 @@ class Value:
         """NNEF's name of the type: ``"scalar"``, ``"integer"`` or ``"logical"``."""
         return kind_of(self.dtype)
 
-    def typed(self, dtype: Any) -> Value:
+    def typed(self, dtype: DTypeLike) -> Value:
         """Returns the value with another ONNX type of the same NNEF type.
 
         A known array is converted; a computed tensor is the same.
@@ -148,9 +149,9 @@ class Value:
         """Returns the value cast to ``kind``: ``"scalar"``, ``"integer"`` or ``"logical"``."""
         return self if self.kind == kind else add_operator("cast", self, dtype=kind)
 
-    def like(self, other: Value) -> Value:
+    def like(self, template: Value) -> Value:
         """Returns the value cast to the ONNX type of another one."""
-        return self.cast(other.kind).typed(other.dtype)
+        return self.cast(template.kind).typed(template.dtype)
 
     def scalar(self) -> Value:
         """Returns the value cast to float32; integers are exact up to 2^24."""
@@ -158,11 +159,11 @@ class Value:
 
     # -- moves ----------------------------------------------------------------------------------
 
-    def _move(self, op: str, of_array: Callable[[Array], Array], **attrs: object) -> Value:
+    def _move(self, op: str, move_array: Callable[[Array], Array], **attrs: object) -> Value:
         if self.array is not None:
             blocks = weight_blocks(self.array) if op in ("unsqueeze", "transpose") else None
-            made = blocks.moved(of_array).values() if blocks else of_array(self.array)
-            return Value.known(made, self.name)
+            moved_array = blocks.moved(move_array).values() if blocks else move_array(self.array)
+            return Value.known(moved_array, self.name)
         return add_operator(op, self, **attrs)
 
     def reshape(self, shape: Sequence[int]) -> Value:
@@ -176,8 +177,10 @@ class Value:
     def unsqueeze(self, axes: Sequence[int]) -> Value:
         if not axes:
             return self
-        at = tuple(axes)
-        return self._move("unsqueeze", lambda array: np.expand_dims(array, at), axes=sorted(axes))
+        positions = tuple(axes)
+        return self._move(
+            "unsqueeze", lambda array: np.expand_dims(array, positions), axes=sorted(axes)
+        )
 
     def lift(self, rank: int) -> Value:
         """Returns the value with axes of 1 in front, up to ``rank`` axes."""
@@ -186,8 +189,8 @@ class Value:
     def squeeze(self, axes: Sequence[int]) -> Value:
         if not axes:
             return self
-        at = tuple(axes)
-        return self._move("squeeze", lambda array: array.squeeze(at), axes=sorted(axes))
+        positions = tuple(axes)
+        return self._move("squeeze", lambda array: array.squeeze(positions), axes=sorted(axes))
 
     def transpose(self, axes: Sequence[int]) -> Value:
         order = [int(axis) for axis in axes]
@@ -239,8 +242,10 @@ class Value:
     def expand(self, shape: Sequence[int]) -> Value:
         """Returns the value broadcast to a shape; shapes are aligned from the right."""
         lifted = self.reshape([1] * (len(shape) - self.rank) + list(self.shape))
-        repeats = [n if have == 1 else 1 for have, n in zip(lifted.shape, shape, strict=True)]
-        if lifted.array is not None and any(n != 1 for n in repeats):
+        repeats = [
+            target if extent == 1 else 1 for extent, target in zip(lifted.shape, shape, strict=True)
+        ]
+        if lifted.array is not None and any(target != 1 for target in repeats):
             return Value.known(np.broadcast_to(lifted.array, shape))
         return lifted.tile(repeats)
 
@@ -255,7 +260,7 @@ _ALIGNED = frozenset(
 _OF_NUMBERS = frozenset("abs add div eq ge gt le lt max min mul ne neg sign sub".split())
 
 
-def kind_of(dtype: np.dtype[Any]) -> str:
+def kind_of(dtype: DType) -> str:
     return _KINDS[dtype.kind]
 
 
@@ -278,7 +283,7 @@ def as_value(x: Operand) -> Value:
     return Value.known(np.array(x, dtype))
 
 
-def zeros(shape: Sequence[int], dtype: Any = np.float32) -> Value:
+def zeros(shape: Sequence[int], dtype: DTypeLike = np.float32) -> Value:
     return Value.known(np.zeros(shape, dtype))
 
 
@@ -287,14 +292,14 @@ def add_operator(op: str, *inputs: Operand, **attrs: object) -> Value:
     return add_operators(op, 1, *inputs, **attrs)[0]
 
 
-def add_operators(op: str, results: int, *inputs: Operand, **attrs: object) -> list[Value]:
-    """Adds an NNEF operator with ``results`` results and returns them."""
+def add_operators(op: str, n_results: int, *inputs: Operand, **attrs: object) -> list[Value]:
+    """Adds an NNEF operator with ``n_results`` results and returns them."""
     values = [as_value(x) for x in inputs]
-    found = current_import().node(op, values, results, attrs)
+    outputs = current_import().node(op, values, n_results, attrs)
     if op in MOVES:
         dtype = values[op == "select"].dtype
-        return [v.typed(dtype) if v.kind == kind_of(dtype) else v for v in found]
-    return found
+        return [v.typed(dtype) if v.kind == kind_of(dtype) else v for v in outputs]
+    return outputs
 
 
 def elementwise(op: str, *inputs: Operand, **attrs: object) -> Value:
@@ -307,16 +312,16 @@ def elementwise(op: str, *inputs: Operand, **attrs: object) -> Value:
     if op in _OF_NUMBERS and first.kind == "integer":
         op = f"int_{op}"
     rank = max(v.rank for v in values)
-    full = any(v.array is None and v.rank == rank for v in values)
-    return add_operator(op, *(_lift(v, rank, full) for v in values), **attrs)
+    has_full_rank = any(v.array is None and v.rank == rank for v in values)
+    return add_operator(op, *(_lift(v, rank, has_full_rank) for v in values), **attrs)
 
 
-def _lift(value: Value, rank: int, full: bool) -> Value:
+def _lift(value: Value, rank: int, has_full_rank: bool) -> Value:
     """Returns a value with axes of 1 in front up to ``rank``.
 
-    With ``full`` another operand has all axes, and a known number needs none.
+    With ``has_full_rank`` another operand has all axes, and a known number needs none.
     """
-    if full and value.array is not None and value.array.size == 1:
+    if has_full_rank and value.array is not None and value.array.size == 1:
         return Value.known(value.array.reshape(()), value.name)
     return value.lift(rank) if value.rank else value
 
@@ -331,14 +336,14 @@ def fragment(op: str, values: Sequence[Operand], many: bool = False, **attrs: ob
 
 def concat(values: Sequence[Value], axis: int) -> Value:
     """Returns the values concatenated along an axis. It skips values without elements."""
-    full = [v for v in values if 0 not in v.shape]
-    if len(full) == 1:
-        return full[0]
-    arrays = [v.array for v in full if v.array is not None]
-    if not full:
+    nonempty = [v for v in values if 0 not in v.shape]
+    if len(nonempty) == 1:
+        return nonempty[0]
+    arrays = [v.array for v in nonempty if v.array is not None]
+    if not nonempty:
         arrays = [np.zeros(v.shape, v.dtype) for v in values]
-    elif len(arrays) < len(full):
-        return add_operator("concat", *full, axis=axis)
+    elif len(arrays) < len(nonempty):
+        return add_operator("concat", *nonempty, axis=axis)
     current_budget().check_bytes(sum(a.nbytes for a in arrays), "its result")
     return Value.known(np.concatenate(arrays, axis))
 
@@ -356,8 +361,8 @@ def _slice_bounds(r: range, extent: int) -> tuple[int, int, int]:
 # -- what must be known, and what fits -----------------------------------------------------------
 
 
-def constant(value: Value, what: str) -> Array:
-    """Returns the array of a value that must be known at import; an error calls it ``what``."""
+def constant(value: Value, subject: str) -> Array:
+    """Returns the array of a value that must be known at import; an error calls it ``subject``."""
     if value.array is not None:
         return value.array
     inputs = current_import().origins(value)
@@ -368,26 +373,26 @@ def constant(value: Value, what: str) -> Array:
         options = " ".join(f"--constant {name}=VALUE|FILE" for name in inputs)
         bind = f"{options}, or cml.load(…, constants={{'{inputs[0]}': …}})"
     raise NeedsConstant(
-        f"{what} must be known when the model is loaded, and {from_what}: export the model "
+        f"{subject} must be known when the model is loaded, and {from_what}: export the model "
         f"with fixed shapes, or give {bind}",
         current_import().source,
         inputs,
     )
 
 
-def ints(value: Value, what: str) -> list[int]:
+def ints(value: Value, subject: str) -> list[int]:
     """Returns a flat list of a value's integers, which must be known at import."""
-    array = constant(value, what)
+    array = constant(value, subject)
     if array.dtype.kind not in "iu" and array.size:
-        raise InvalidNode(f"{what} is {array.dtype}, wanted integers")
+        raise InvalidNode(f"{subject} is {array.dtype}, wanted integers")
     return [int(n) for n in array.reshape(-1)]
 
 
-def number(value: Value, what: str) -> float:
+def number(value: Value, subject: str) -> float:
     """Returns the single number of a value, which must be known at import."""
-    array = constant(value, what)
+    array = constant(value, subject)
     if array.size != 1:
-        raise InvalidNode(f"{what} has {array.size} values, wanted one")
+        raise InvalidNode(f"{subject} has {array.size} values, wanted one")
     return float(array.reshape(-1)[0])
 
 
@@ -399,10 +404,10 @@ def checked_axis(axis: int, rank: int) -> int:
 
 
 def checked_axes(axes: Sequence[int], rank: int) -> list[int]:
-    found = [checked_axis(axis, rank) for axis in axes]
-    if len(set(found)) < len(found):
+    checked = [checked_axis(axis, rank) for axis in axes]
+    if len(set(checked)) < len(checked):
         raise InvalidNode(f"the axes {list(axes)} name one twice")
-    return found
+    return checked
 
 
 def checked_shape(shape: Sequence[int]) -> list[int]:
@@ -418,8 +423,8 @@ def allocate(shape: Sequence[int], itemsize: int = 8) -> list[int]:
     Nothing is allocated here. ``itemsize`` is the number of bytes per element.
     """
     checked = checked_shape(shape)
-    what = f"its tensor of the shape {checked[:8]}"
-    current_budget().check_bytes(prod(checked) * itemsize, what)
+    subject = f"its tensor of the shape {checked[:8]}"
+    current_budget().check_bytes(prod(checked) * itemsize, subject)
     return checked
 
 
@@ -499,9 +504,9 @@ class Emitter:
                 raise _too_large_error(bounds.low, bounds.high, self.source)
         if array.dtype == np.float64:
             # the limits of float64 mean "no limit", as infinity does
-            kept = array[np.abs(array) < np.finfo(np.float64).max]
-            if kept.size and np.abs(kept).max() > np.finfo(np.float32).max:
-                raise _too_large_error(kept.min(), kept.max(), self.source)
+            finite = array[np.abs(array) < np.finfo(np.float64).max]
+            if finite.size and np.abs(finite).max() > np.finfo(np.float32).max:
+                raise _too_large_error(finite.min(), finite.max(), self.source)
         with np.errstate(over="ignore"):
             array = array.astype(NUMPY_DTYPE[kind], copy=False)
         if array.ndim == 0 and not (kind == "scalar" and np.isnan(array)):
@@ -521,38 +526,42 @@ class Emitter:
         self,
         op: str,
         inputs: Sequence[Value],
-        results: int,
+        n_results: int,
         attrs: Mapping[str, Any],
     ) -> list[Value]:
         names, mark = [self.tensor(value) for value in inputs], self.mark()
-        made = self.builder.split_node(op, names, [f"{self.base}_{op}"] * results, **attrs)
-        return self._results(made, inputs, mark)
+        output_names = self.builder.split_node(
+            op, names, [f"{self.base}_{op}"] * n_results, **attrs
+        )
+        return self._results(output_names, inputs, mark)
 
     def custom(
-        self, op: str, inputs: Sequence[Value], results: int, attrs: Mapping[str, object]
+        self, op: str, inputs: Sequence[Value], n_results: int, attrs: Mapping[str, object]
     ) -> list[Value]:
         """Adds an operator that the game declares and returns its results.
 
         Raises an error if the node's inputs, outputs or attributes do not fit the declaration.
         """
-        declared = declared_signature(self._engine.declarations[op], f"<declaration of {op}>")
-        known = {param.name: param for param in declared.attrs}
+        signature = declared_signature(self._engine.declarations[op], f"<declaration of {op}>")
+        params = {param.name: param for param in signature.attrs}
         for name in attrs:
-            if name not in known:
-                listed = ", ".join(known) or "none"
+            if name not in params:
+                listed = ", ".join(params) or "none"
                 raise UnsupportedOp(f"unknown attribute '{name}': it has {listed}", self.source)
-        for name, param in known.items():
+        for name, param in params.items():
             if param.required and name not in attrs:
                 raise ShapeError(f"attribute '{name}' is missing", self.source)
-        if len(inputs) != len(declared.tensors) or results != len(declared.results):
+        if len(inputs) != len(signature.tensors) or n_results != len(signature.results):
             raise ShapeError(
-                f"{len(inputs)} inputs and {results} outputs, wanted {declared}", self.source
+                f"{len(inputs)} inputs and {n_results} outputs, wanted {signature}", self.source
             )
-        given = {name: self._attribute(known[name], value) for name, value in attrs.items()}
+        typed_attrs = {name: self._attribute(params[name], value) for name, value in attrs.items()}
         self.declarations[op] = self._engine.declarations[op]
         names = [self.tensor(value) for value in inputs]
-        wanted = [f"{self.base}_{op}"] * results
-        return self._values(self.builder.split_node(op, names, wanted, declared, **given))
+        output_names = [f"{self.base}_{op}"] * n_results
+        return self._values(
+            self.builder.split_node(op, names, output_names, signature, **typed_attrs)
+        )
 
     def placeholder(
         self,
@@ -569,15 +578,14 @@ class Emitter:
         """
         self.declarations[op] = declaration
         names = [self.tensor(value) for value in inputs if value is not None]
-        made = self.builder.unknown_node(op, names, f"{self.base}_{op}", attrs, facts)
-        return self._values(made)
+        output_names = self.builder.unknown_node(op, names, f"{self.base}_{op}", attrs, facts)
+        return self._values(output_names)
 
-    def _attribute(self, param: Param, value: object) -> Any:
+    def _attribute(self, param: Param, value: object) -> object:
         try:
             return coerce(param.type, _from_flat(param.type, value), None)
         except BindError:
-            wanted, got = param.type, describe(value)
-            message = f"attribute '{param.name}' wants {wanted}, got {got}"
+            message = f"attribute '{param.name}' wants {param.type}, got {describe(value)}"
             raise ModelError(message, self.source) from None
 
     def has(self, op: str) -> bool:
@@ -620,21 +628,21 @@ class Emitter:
 
     def origins(self, value: Value) -> tuple[str, ...]:
         """Returns the names of the graph's inputs from which a value is computed, in order."""
-        wanted = {value.tensor}
+        ancestors = {value.tensor}
         for node in reversed(self.builder.nodes):
-            if not wanted.isdisjoint(node.outputs):
-                wanted.update(node.inputs)
-        return tuple(name for name in self.builder.inputs if name in wanted)
+            if not ancestors.isdisjoint(node.outputs):
+                ancestors.update(node.inputs)
+        return tuple(name for name in self.builder.inputs if name in ancestors)
 
     # -- the end --------------------------------------------------------------------------------
 
-    def call(self, tensor: str, wanted: str) -> None:
+    def set_name(self, tensor: str, name: str) -> None:
         """Records the name that a node's result gets in the finished graph.
 
         Inputs, and results that already have a name, keep it.
         """
         if tensor not in self._names and tensor not in self.builder.inputs:
-            self._names[tensor] = self.builder.name(clean(wanted) or "t")
+            self._names[tensor] = self.builder.name(clean(name) or "t")
 
     def add_count(self, output: str, count: Value, result: Value, axis: int) -> None:
         """Adds a graph output for ``count``, the number of valid elements of a node's ``output``.
@@ -645,21 +653,19 @@ class Emitter:
         self._partial[self.tensor(result)] = axis, count
 
     def valid_part(self, value: Value) -> tuple[int, Value] | None:
-        """Returns the axis along which a value is valid only in part, and how far it is valid.
+        """Returns the axis along which only the first elements of a value are valid, and how many.
 
-        The second item is the number of valid elements, a value that is computed at run time.
-
-        Returns None if the whole value is valid.
+        That number is computed at run time. Returns None if the whole value is valid.
         """
         if not self._partial or value.tensor is None:
             return None
-        found = dict(self._partial)
+        valid_parts = dict(self._partial)
         for node in self.builder.nodes:
-            if node.op in _KEEP_AXES and node.inputs[0] in found:
-                axis, count = found[node.inputs[0]]
+            if node.op in _KEEP_AXES and node.inputs[0] in valid_parts:
+                axis, count = valid_parts[node.inputs[0]]
                 axis = node.attrs.axes.index(axis) if node.op == "transpose" else axis
-                found[node.outputs[0]] = axis, count
-        return found.get(value.tensor)
+                valid_parts[node.outputs[0]] = axis, count
+        return valid_parts.get(value.tensor)
 
     def graph(self, name: str, outputs: Mapping[str, Value]) -> Graph:
         """Returns the finished graph with the given outputs, by name, then the added counts.
@@ -669,17 +675,17 @@ class Emitter:
         builder = self.builder
         outputs = {**outputs, **self._counts}
         computed = {out for node in builder.nodes for out in node.outputs}
-        exact: dict[str, str] = {}
+        output_names: dict[str, str] = {}
         for output, value in outputs.items():
             tensor = self.tensor(value)
             is_input = tensor == output and tensor in builder.inputs
-            if not is_input and (tensor not in computed or tensor in exact):
+            if not is_input and (tensor not in computed or tensor in output_names):
                 builder.source = None
                 tensor = builder.node("copy", [tensor], output)
-            exact[tensor] = output
-        builder.rename_all({**self._names, **exact})
-        made = builder.any_graph(name or "graph", list(exact.values()))
-        return eliminate_dead_code(made).with_(declarations=self.declarations)
+            output_names[tensor] = output
+        builder.rename_all({**self._names, **output_names})
+        unpruned = builder.any_graph(name or "graph", list(output_names.values()))
+        return eliminate_dead_code(unpruned).with_(declarations=self.declarations)
 
 
 def _too_large_error(low: float, high: float, source: Source | None) -> TensorFileError:
@@ -694,18 +700,22 @@ def _too_large_error(low: float, high: float, source: Source | None) -> TensorFi
 _KEEP_AXES = ("transpose", "cast", "copy")
 
 
-def _from_flat(kind: Type, value: object) -> Any:
+def _from_flat(declared_type: Type, value: object) -> object:
     """Returns an ONNX attribute with the truth values and tuples of a declared type.
 
     ONNX has 0 and 1 for truth values, and the items of tuples one after another.
     """
-    if kind.name == "logical" and value in (0, 1):
+    if declared_type.name == "logical" and value in (0, 1):
         return bool(value)
     if not isinstance(value, list):
         return value
-    if kind.kind == "tuple":
-        return tuple(map(_from_flat, kind.items, value))
-    each = len(kind.items[0].items) if kind.items else 0
-    if each:
-        value = [value[i : i + each] for i in range(0, len(value), each)]
-    return [_from_flat(kind.items[0], item) for item in value] if kind.items else value
+    if declared_type.kind == "tuple":
+        return tuple(map(_from_flat, declared_type.items, value))
+    tuple_size = len(declared_type.items[0].items) if declared_type.items else 0
+    if tuple_size:
+        value = [value[i : i + tuple_size] for i in range(0, len(value), tuple_size)]
+    return (
+        [_from_flat(declared_type.items[0], item) for item in value]
+        if declared_type.items
+        else value
+    )

@@ -17,19 +17,19 @@ def find_weight_uses(model: OnnxModelFile) -> Mapping[str, str | float]:
 
     Initializers without a known use are missing.
     """
-    found: dict[str, str | float] = {}
+    uses: dict[str, str | float] = {}
     tensors = model.graph.initializers
     for node in model.graph.nodes:
         schemas = find_schemas(node.domain, node.op)
         params = [p.name for p in schemas[0].parameters] if schemas else []
         for position, name in enumerate(node.inputs):
-            if name in found or name not in tensors:
+            if name in uses or name not in tensors:
                 continue
             shape = tensors[name].shape
             param = params[position] if position < len(params) else ""
             if role := role_of(node.op.lower(), param):
-                found[name] = role
+                uses[name] = role
             elif node.op in _PRODUCTS and len(shape) > 1:
-                last = node.op == "Gemm" and node.attributes.get("transB", 0)
-                found[name] = float(shape[-1 if last else _PRODUCTS[node.op]])
-    return found
+                is_transposed = node.op == "Gemm" and node.attributes.get("transB", 0)
+                uses[name] = float(shape[-1 if is_transposed else _PRODUCTS[node.op]])
+    return uses

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -101,25 +101,25 @@ class ExportTensor:
         """Adds a gather by known indices along an axis and returns the result."""
         return self.Gather(self.call.constant(indices.astype(np.int64)), axis=axis)
 
-    def slice(self, taken: Mapping[int, tuple[int, int, int]]) -> ExportTensor:
-        """Adds a slice; ``taken`` gives the first index, the count and the step by axis."""
-        if not taken:
+    def slice(self, ranges: Mapping[int, tuple[int, int, int]]) -> ExportTensor:
+        """Adds a slice; ``ranges`` gives the first index, the count and the step by axis."""
+        if not ranges:
             return self
-        firsts, counts, steps = zip(*taken.values(), strict=True)
+        firsts, counts, steps = zip(*ranges.values(), strict=True)
         ends = [f + n * s for f, n, s in zip(firsts, counts, steps, strict=True)]
         lasts = [np.iinfo(np.int64).min if end < 0 else end for end in ends]
-        lists = (firsts, lasts, tuple(taken), steps)
-        return self.Slice(*(self.call.indices(*values) for values in lists))
+        inputs = (firsts, lasts, tuple(ranges), steps)
+        return self.Slice(*(self.call.indices(*values) for values in inputs))
 
-    def reduce(self, op: str, axes: Sequence[int], keep: bool = True) -> ExportTensor:
+    def reduce(self, op: str, axes: Sequence[int], keepdims: bool = True) -> ExportTensor:
         """Adds the reduction ``op`` over the given axes and returns the result.
 
         The axes are an attribute before opset 18, but always an input of ReduceSum.
         """
         axes = [int(axis) for axis in axes]
         if op == "ReduceSum" or self.call.opset >= 18:
-            return self.call.add(op, self, self.call.indices(*axes), keepdims=int(keep))
-        return self.call.add(op, self, axes=axes, keepdims=int(keep))
+            return self.call.add(op, self, self.call.indices(*axes), keepdims=int(keepdims))
+        return self.call.add(op, self, axes=axes, keepdims=int(keepdims))
 
 
 #: an input of a node: a tensor, a number that becomes a constant, or None for an omitted one
@@ -183,11 +183,11 @@ class ExportCall:
 
     def use(self, operand: ExportOperand, shape: Sequence[int] | None = None) -> ExportTensor:
         """Returns an operand's ONNX tensor as :meth:`tensor` does."""
-        wanted = operand.fact.shape if shape is None else tuple(shape)
+        result_shape = operand.fact.shape if shape is None else tuple(shape)
         if operand.value is not None and not operand.stored:
-            return self.constant(operand.value.reshape(wanted), operand.name)
-        found = ExportTensor(self, operand.name)
-        return found if wanted == operand.fact.shape else found.reshape(wanted)
+            return self.constant(operand.value.reshape(result_shape), operand.name)
+        tensor = ExportTensor(self, operand.name)
+        return tensor if result_shape == operand.fact.shape else tensor.reshape(result_shape)
 
     @property
     def tensors(self) -> list[ExportTensor]:
@@ -209,20 +209,20 @@ class ExportCall:
 
     # -- what is added ----------------------------------------------------------------------------
 
-    def add(self, op: str, *inputs: Input, **attributes: Any) -> ExportTensor:
+    def add(self, op: str, *inputs: Input, **attributes: AttrValue) -> ExportTensor:
         """Adds a node with one result and returns the result."""
-        return self.split(op, *inputs, results=1, **attributes)[0]
+        return self.split(op, *inputs, n_results=1, **attributes)[0]
 
     def split(
-        self, op: str, *inputs: Input, results: int, **attributes: AttrValue
+        self, op: str, *inputs: Input, n_results: int, **attributes: AttrValue
     ) -> list[ExportTensor]:
-        """Adds a node with ``results`` results and returns them.
+        """Adds a node with ``n_results`` results and returns them.
 
         Attributes of None are left out.
         """
-        names = tuple(self.new_name(op) for _ in range(results))
-        given = {name: value for name, value in attributes.items() if value is not None}
-        self.nodes.append(OutNode(op, tuple(map(self._input, inputs)), names, given))
+        names = tuple(self.new_name(op) for _ in range(n_results))
+        stated_attributes = {name: value for name, value in attributes.items() if value is not None}
+        self.nodes.append(OutNode(op, tuple(map(self._input, inputs)), names, stated_attributes))
         return [ExportTensor(self, name) for name in names]
 
     def new_name(self, op: str) -> str:
@@ -255,40 +255,42 @@ class ExportCall:
         fact = fact or self.out
         return self.constant(np.full(fact.shape, value, NUMPY_DTYPE[fact.dtype]))
 
-    def require_opset(self, opset: int, what: str) -> None:
+    def require_opset(self, opset: int, feature: str) -> None:
         """Raises :class:`UnsupportedOp` if the model's opset is below ``opset``.
 
-        ``what`` is the feature that needs ``opset``, for the message.
+        ``feature`` is the feature that needs ``opset``, for the message.
         """
         if self.opset < opset:
             raise UnsupportedOp(
-                f"{self.node.title}: {what} needs opset {opset}, and {self.opset} is asked for: "
+                f"{self.node.title}: {feature} needs opset {opset}, and {self.opset} is asked for: "
                 f"give --opset {opset} (opset={opset})",
                 self.node.source,
             )
 
-    def unsupported_error(self, why: str) -> UnsupportedOp:
-        return UnsupportedOp(f"{self.node.title} has no ONNX form: {why}", self.node.source)
+    def unsupported_error(self, reason: str) -> UnsupportedOp:
+        return UnsupportedOp(f"{self.node.title} has no ONNX form: {reason}", self.node.source)
 
     def write(self, rule: ExportRule, names: Sequence[str]) -> list[OutNode]:
         """Exports the node by its rule; returns the ONNX nodes, with results called ``names``."""
         if self.opset < rule.since:
             self.require_opset(rule.since, "its ONNX form")
-        filled = rule.empty is not None and not self.fact(0).size
-        found = self.fill(rule.empty) if filled else rule.convert(self)
-        made = {name for node in self.nodes if node.op != "Constant" for name in node.outputs}
-        called: dict[str, str] = {}
-        results = [found] if isinstance(found, ExportTensor) else found
+        is_filled = rule.empty is not None and not self.fact(0).size
+        converted = self.fill(rule.empty) if is_filled else rule.convert(self)
+        computed_names = {
+            name for node in self.nodes if node.op != "Constant" for name in node.outputs
+        }
+        result_names: dict[str, str] = {}
+        results = [converted] if isinstance(converted, ExportTensor) else converted
         for result, name in zip(results, names, strict=True):
-            if result.name in made and result.name not in called:
-                called[result.name] = name
+            if result.name in computed_names and result.name not in result_names:
+                result_names[result.name] = name
             else:
                 self.nodes.append(OutNode("Identity", (result.name,), (name,)))
         return [
             replace(
                 node,
-                inputs=tuple(called.get(name, name) for name in node.inputs),
-                outputs=tuple(called.get(name, name) for name in node.outputs),
+                inputs=tuple(result_names.get(name, name) for name in node.inputs),
+                outputs=tuple(result_names.get(name, name) for name in node.outputs),
             )
             for node in self.nodes
         ]

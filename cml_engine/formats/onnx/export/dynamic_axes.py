@@ -49,116 +49,124 @@ class DynamicAxes:
 
     def shape(self, name: str, shape: Sequence[int]) -> tuple[int | str, ...]:
         """Returns a tensor's shape with the words that ONNX shows for extents that vary."""
-        found: list[int | str] = []
+        dims: list[int | str] = []
         for axis, extent in enumerate(shape):
-            others = [probe.facts[name].shape[axis] for _, probe in self.probes]
-            form = self.fit(extent, others)
-            varies = any(other != extent for other in others)
-            found.append((str(form) if form else f"{name}_{axis}") if varies else extent)
-        return tuple(found)
+            probe_extents = [probe.facts[name].shape[axis] for _, probe in self.probes]
+            affine = self.fit(extent, probe_extents)
+            is_varying = any(probe_extent != extent for probe_extent in probe_extents)
+            dims.append((str(affine) if affine else f"{name}_{axis}") if is_varying else extent)
+        return tuple(dims)
 
-    def fit(self, value: int, others: Sequence[int]) -> Affine | None:
+    def fit(self, value: int, probe_values: Sequence[int]) -> Affine | None:
         """Returns the form of an extent from its values in the graph and in the probes, or None."""
         factors, offset = {}, value
-        for name, (size, _), other in zip(self.sizes, self.probes, others, strict=False):
-            factor, rest = divmod(other - value, size[name] - self.sizes[name])
-            if rest:
+        for name, (size, _), probe_value in zip(
+            self.sizes, self.probes, probe_values, strict=False
+        ):
+            factor, remainder = divmod(probe_value - value, size[name] - self.sizes[name])
+            if remainder:
                 return None
             if factor:
                 factors[name] = factor
                 offset -= factor * self.sizes[name]
-        found = Affine(factors, offset)
+        affine = Affine(factors, offset)
         expected = (
             offset + sum(f * size[name] for name, f in factors.items()) for size, _ in self.probes
         )
-        return found if list(expected) == list(others) else None
+        return affine if list(expected) == list(probe_values) else None
 
 
-def find_dynamic_axes(graph: Graph, given: Mapping[str, Sequence[int | str]]) -> DynamicAxes:
+def find_dynamic_axes(graph: Graph, named_axes: Mapping[str, Sequence[int | str]]) -> DynamicAxes:
     """Returns the axes that ``dynamic=`` names, with the network evaluated at other sizes.
 
     Raises :class:`InputError` if the names do not fit the inputs or the graph has no origin, and
     :class:`ModelError` if the network takes no other sizes.
     """
-    axes, sizes = _named_axes(graph, given)
+    axes, sizes = _named_axes(graph, named_axes)
     if graph.origin is None:
         raise InputError(
             f"dynamic: '{graph.name}' was changed after it was loaded, so its other sizes are not "
             "known: save it, load the file, and export that"
         )
-    changed = [{**sizes, name: size + max(size, 1)} for name, size in sizes.items()]
-    changed.append({name: 3 * max(size, 1) for name, size in sizes.items()})
-    probes = [(size, _at(graph, axes, size)) for size in changed]
-    for more in (1, 2, 3):  # sizes at which strides and factors leave a rest, if they are taken
-        near = {name: size + more for name, size in sizes.items()}
+    probe_sizes = [{**sizes, name: size + max(size, 1)} for name, size in sizes.items()]
+    probe_sizes.append({name: 3 * max(size, 1) for name, size in sizes.items()})
+    probes = [(size, _at(graph, axes, size)) for size in probe_sizes]
+    for extra in (1, 2, 3):  # sizes at which strides and factors leave a rest, if they are taken
+        odd_sizes = {name: size + extra for name, size in sizes.items()}
         try:
-            probes.append((near, _at(graph, axes, near)))
+            probes.append((odd_sizes, _at(graph, axes, odd_sizes)))
         except ModelError:
             continue
     return DynamicAxes(axes, sizes, probes)
 
 
 def _named_axes(
-    graph: Graph, given: Mapping[str, Sequence[int | str]]
+    graph: Graph, requested_axes: Mapping[str, Sequence[int | str]]
 ) -> tuple[dict[str, list[Axis]], dict[str, int]]:
-    shown = "{'image': ('batch', 3, 'height', 'width')}"
-    if not isinstance(given, Mapping):
-        raise InputError(f"dynamic: wanted axes by input, {shown}, got {shortened(repr(given))}")
+    example = "{'image': ('batch', 3, 'height', 'width')}"
+    if not isinstance(requested_axes, Mapping):
+        raise InputError(
+            f"dynamic: wanted axes by input, {example}, got {shortened(repr(requested_axes))}"
+        )
     facts = {name: graph.facts[name] for name in graph.inputs}
-    checked: dict[str, Any] = {n: _checked(n, words, shown) for n, words in given.items()}
+    checked: dict[str, Any] = {
+        n: _checked(n, requested, example) for n, requested in requested_axes.items()
+    }
     axes: dict[str, list[Axis]] = {}
     sizes: dict[str, int] = {}
     by_input: Mapping[str, Any] = resolve_shapes(checked, facts, graph.name)
-    for name, words in by_input.items():
+    for name, requested in by_input.items():
         shape = graph.facts[name].shape
-        if len(words) != len(shape):
+        if len(requested) != len(shape):
             raise InputError(
-                f"dynamic: '{name}' has {len(shape)} axes, got {len(words)}: {list(words)}; its "
-                f"shape is {list(shape)}"
+                f"dynamic: '{name}' has {len(shape)} axes, got {len(requested)}: "
+                f"{list(requested)}; its shape is {list(shape)}"
             )
-        for axis, (word, extent) in enumerate(zip(words, shape, strict=True)):
-            wanted = sizes.setdefault(word, extent) if isinstance(word, str) else word
-            if wanted != extent:
+        for axis, (entry, extent) in enumerate(zip(requested, shape, strict=True)):
+            size = sizes.setdefault(entry, extent) if isinstance(entry, str) else entry
+            if size != extent:
                 raise InputError(
                     f"dynamic: axis {axis} of '{name}' has the extent {extent}, got "
-                    f"{word if word == wanted else f'{word}, which is {wanted} elsewhere'}: load "
+                    f"{entry if entry == size else f'{entry}, which is {size} elsewhere'}: load "
                     "the model at that size, or give the axis another name"
                 )
-            if isinstance(word, str):
-                axes.setdefault(word, []).append((name, axis))
+            if isinstance(entry, str):
+                axes.setdefault(entry, []).append((name, axis))
     if not axes:
-        raise InputError(f"dynamic: no axis has a name: wanted {shown}")
+        raise InputError(f"dynamic: no axis has a name: wanted {example}")
     return axes, sizes
 
 
-def _checked(name: object, words: Any, shown: str) -> tuple[int | str, ...]:
-    if isinstance(words, str) or not isinstance(words, Sequence):
-        what = shortened(repr(words))
-        raise InputError(f"dynamic: wanted the axes of {name!r} as {shown}, got {what}")
+def _checked(name: object, entries: object, example: str) -> tuple[int | str, ...]:
+    if isinstance(entries, str) or not isinstance(entries, Sequence):
+        got = shortened(repr(entries))
+        raise InputError(f"dynamic: wanted the axes of {name!r} as {example}, got {got}")
     return tuple(
-        word
-        if isinstance(word, str) and word.isidentifier()
-        else ANY_EXTENT.check(word, f"dynamic: an axis of '{name}' (a name or its extent)")
-        for word in words
+        entry
+        if isinstance(entry, str) and entry.isidentifier()
+        else ANY_EXTENT.check(entry, f"dynamic: an axis of '{name}' (a name or its extent)")
+        for entry in entries
     )
 
 
 def _at(graph: Graph, axes: Mapping[str, Sequence[Axis]], sizes: Mapping[str, int]) -> Graph:
     """Returns the network at the given sizes; it has the operators of ``graph``."""
     shapes = {name: list(graph.facts[name].shape) for name in graph.inputs}
-    for word, size in sizes.items():
-        for name, axis in axes[word]:
+    for name_of_size, size in sizes.items():
+        for name, axis in axes[name_of_size]:
             shapes[name][axis] = size
-    shown = ", ".join(f"{word}={size}" for word, size in sizes.items())
+    sizes_text = ", ".join(f"{name_of_size}={size}" for name_of_size, size in sizes.items())
     try:
-        found = graph.reshaped({name: tuple(shape) for name, shape in shapes.items()})
+        resized = graph.reshaped({name: tuple(shape) for name, shape in shapes.items()})
     except ModelError as error:
         raise ModelError(
-            f"dynamic: the network does not take {shown}: {error.message}", error.source
+            f"dynamic: the network does not take {sizes_text}: {error.message}", error.source
         ) from None
-    if [node.op for node in found.nodes] != [node.op for node in graph.nodes]:
-        raise ModelError(f"dynamic: at {shown} the network has other operators: export it twice")
-    return found
+    if [node.op for node in resized.nodes] != [node.op for node in graph.nodes]:
+        raise ModelError(
+            f"dynamic: at {sizes_text} the network has other operators: export it twice"
+        )
+    return resized
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,78 +186,95 @@ def constant_name(position: int) -> str:
 
 
 def varying_extents(
-    dynamic: DynamicAxes, node: Node, here: NodeTrace, others: Sequence[NodeTrace]
+    dynamic: DynamicAxes, node: Node, node_trace: NodeTrace, probe_traces: Sequence[NodeTrace]
 ) -> dict[int, list[int | Affine]]:
     """Returns the constants that vary with the sizes, by position, as the forms of their elements.
 
     Raises :class:`InputError` if the node's ONNX form varies otherwise.
     """
-    for (sizes, _), other in zip(dynamic.probes, others, strict=True):
-        pairs = list(zip(here.nodes, other.nodes, strict=False))
+    for (sizes, _), probe_trace in zip(dynamic.probes, probe_traces, strict=True):
+        pairs = list(zip(node_trace.nodes, probe_trace.nodes, strict=False))
         differing = next(((a, b) for a, b in pairs if a != b), None)
         if differing:
             raise _fixed_size_error(dynamic, node, sizes, *map(_shown, differing))
-        if len(here.nodes) != len(other.nodes) or len(here.constants) != len(other.constants):
-            counts = (f"{len(trace.nodes)} operators" for trace in (here, other))
+        if len(node_trace.nodes) != len(probe_trace.nodes) or len(node_trace.constants) != len(
+            probe_trace.constants
+        ):
+            counts = (f"{len(trace.nodes)} operators" for trace in (node_trace, probe_trace))
             raise _fixed_size_error(dynamic, node, sizes, *counts)
-    found = {}
-    for position, array in enumerate(here.constants):
-        arrays = [trace.constants[position] for trace in others]
+    extents = {}
+    for position, array in enumerate(node_trace.constants):
+        arrays = [trace.constants[position] for trace in probe_traces]
         unequal = [i for i, a in enumerate(arrays) if a is not array and not are_same(a, array)]
         if not unequal:
             continue
-        forms = _forms(dynamic, here, position, arrays)
-        if forms is None:
+        affine_extents = _forms(dynamic, node_trace, position, arrays)
+        if affine_extents is None:
             sizes = dynamic.probes[unequal[0]][0]
-            given = (f"a table {_table(a)}" for a in (array, arrays[unequal[0]]))
-            raise _fixed_size_error(dynamic, node, sizes, *given)
-        found[position] = forms
-    return found
+            table_texts = (f"a table {_table(a)}" for a in (array, arrays[unequal[0]]))
+            raise _fixed_size_error(dynamic, node, sizes, *table_texts)
+        extents[position] = affine_extents
+    return extents
 
 
 def _forms(
-    dynamic: DynamicAxes, here: NodeTrace, position: int, others: Sequence[Array]
+    dynamic: DynamicAxes, trace: NodeTrace, position: int, probe_arrays: Sequence[Array]
 ) -> list[int | Affine] | None:
     """Returns the forms of a list of extents, or None if it is another constant or has no form.
 
     One extent of a ``Reshape`` may be -1, which ONNX computes from all others.
     """
-    array = here.constants[position]
-    if array.dtype != np.int64 or array.ndim != 1 or any(o.shape != array.shape for o in others):
+    array = trace.constants[position]
+    if (
+        array.dtype != np.int64
+        or array.ndim != 1
+        or any(o.shape != array.shape for o in probe_arrays)
+    ):
         return None
     name = constant_name(position)
-    is_shape = any(node.op == "Reshape" and node.inputs[1] == name for node in here.nodes)
-    values = [[int(other[i]) for other in others] for i in range(len(array))]
-    varying = [i for i, each in enumerate(values) if any(v != array[i] for v in each)]
-    forms: list[int | Affine] = array.tolist()
+    is_shape = any(node.op == "Reshape" and node.inputs[1] == name for node in trace.nodes)
+    values = [[int(probe_array[i]) for probe_array in probe_arrays] for i in range(len(array))]
+    varying = [
+        i
+        for i, values_at_probes in enumerate(values)
+        if any(v != array[i] for v in values_at_probes)
+    ]
+    extents: list[int | Affine] = array.tolist()
     open_extents = 0
     for i in varying:
-        form = dynamic.fit(int(array[i]), values[i])
-        if is_shape and (len(varying) == 1 or form is None):
-            forms[i] = -1
+        affine = dynamic.fit(int(array[i]), values[i])
+        if is_shape and (len(varying) == 1 or affine is None):
+            extents[i] = -1
             open_extents += 1
-        elif form is None:
+        elif affine is None:
             return None
         else:
-            forms[i] = form
-    return forms if open_extents <= 1 else None
+            extents[i] = affine
+    return extents if open_extents <= 1 else None
 
 
 def _fixed_size_error(
-    dynamic: DynamicAxes, node: Node, sizes: Mapping[str, int], here: str, other: str
+    dynamic: DynamicAxes,
+    node: Node,
+    sizes: Mapping[str, int],
+    description: str,
+    probe_description: str,
 ) -> InputError:
-    at = [", ".join(f"{n}={s}" for n, s in each.items()) for each in (dynamic.sizes, sizes)]
+    size_texts = [
+        ", ".join(f"{n}={s}" for n, s in named_sizes.items())
+        for named_sizes in (dynamic.sizes, sizes)
+    ]
     return InputError(
-        f"dynamic: {node.title} has no ONNX form that is free of the size: it is {here} at {at[0]} "
-        f"and {other} at {at[1]}. Name only axes that it does not depend on, or export a file for "
-        "each size",
+        f"dynamic: {node.title} has no ONNX form that is free of the size: it is {description} at "
+        f"{size_texts[0]} and {probe_description} at {size_texts[1]}. Name only axes that it does "
+        "not depend on, or export a file for each size",
         node.source,
     )
 
 
 def _shown(node: OutNode) -> str:
-    given = ", ".join(f"{k}={v}" for k, v in sorted(node.attributes.items()))
-    return f"{node.op}({given})"
+    attributes = ", ".join(f"{k}={v}" for k, v in sorted(node.attributes.items()))
+    return f"{node.op}({attributes})"
 
 
 def _table(array: Array) -> str:

@@ -39,8 +39,8 @@ GAME = "game"
 def placeholders(graph: Graph) -> list[str]:
     """Returns the names of the operators that an export of the graph has as placeholders."""
     rules = load_export_rules()
-    own = sorted(op for op in graph.ops - rules.keys() if not is_compound(op))
-    return [op for op in own if not _declaration(op, graph.declarations)]
+    game_operators = sorted(op for op in graph.ops - rules.keys() if not is_compound(op))
+    return [op for op in game_operators if not _declaration(op, graph.declarations)]
 
 
 def export_rule(op: str, declarations: Mapping[str, str]) -> ExportRule:
@@ -48,9 +48,9 @@ def export_rule(op: str, declarations: Mapping[str, str]) -> ExportRule:
 
     ``declarations`` are the fragments of the graph's own operators by name.
     """
-    found = load_export_rules().get(op)
-    if found is not None:
-        return found
+    engine_rule = load_export_rules().get(op)
+    if engine_rule is not None:
+        return engine_rule
     if is_compound(op):
         return ExportRule(op, write_standard_body, "", False, ONNX_OPSET.low, None)
     text = _declaration(op, declarations)
@@ -86,14 +86,14 @@ def _write_body(declarations: Mapping[str, str], c: ExportCall) -> Sequence[Expo
     library = Library(lambda name: name != op and is_registered(name), declarations)
     facts = {f"x{i}": operand.fact for i, operand in enumerate(c.operands)}
     types = [param.type for param in library.lookup(op).signature.tensors]
-    given = [
+    arguments = [
         [TensorRef(n, facts[n].dtype) for n in group]
         if isinstance(group, list)
         else TensorRef(group, facts[group].dtype)
         for group in regroup(c.node, types, list(facts), "inputs")
     ]
     evaluator = Evaluator(library, infer_node)
-    inner = expand_call(evaluator, op, given, dict(c.attrs), facts, c.node.source)
+    inner = expand_call(evaluator, op, arguments, dict(c.attrs), facts, c.node.source)
     operands = dict(zip(inner.inputs, c.operands, strict=True))
     for name, array in inner.constants.items():
         # without a name: another call's constant of this name may have other values
@@ -101,7 +101,7 @@ def _write_body(declarations: Mapping[str, str], c: ExportCall) -> Sequence[Expo
     for node in inner.nodes:
         results = [inner.facts[name] for name in node.outputs]
         names = [c.new_name(name) for name in node.outputs]
-        part = replace(
+        inner_call = replace(
             c,
             node=node,
             operands=[operands[name] for name in node.inputs],
@@ -109,9 +109,9 @@ def _write_body(declarations: Mapping[str, str], c: ExportCall) -> Sequence[Expo
             prefix=f"{names[0]}/",
             nodes=[],
         )
-        c.nodes += part.write(export_rule(node.op, declarations), names)
-        for name, called, fact in zip(node.outputs, names, results, strict=True):
-            operands[name] = ExportOperand(called, fact)
+        c.nodes += inner_call.write(export_rule(node.op, declarations), names)
+        for name, result_name, fact in zip(node.outputs, names, results, strict=True):
+            operands[name] = ExportOperand(result_name, fact)
     return [c.use(operands[name]) for name in inner.outputs]
 
 

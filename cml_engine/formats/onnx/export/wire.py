@@ -158,9 +158,11 @@ def _attribute(name: str, value: Any) -> bytes:
     elif isinstance(value, float):
         kind, content = _FLOAT, _real(2, value)
     elif isinstance(value, Sequence):
-        reals = any(isinstance(item, float) for item in value)
-        kind = _FLOATS if reals else _INTS
-        content = b"".join(_real(7, item) if reals else _varint_field(8, item) for item in value)
+        are_floats = any(isinstance(item, float) for item in value)
+        kind = _FLOATS if are_floats else _INTS
+        content = b"".join(
+            _real(7, item) if are_floats else _varint_field(8, item) for item in value
+        )
     else:
         kind, content = _INT, _varint_field(3, int(value))
     return _text(1, name) + content + _varint_field(20, kind)
@@ -183,12 +185,12 @@ def _key(number: int, wire: int) -> bytes:
 
 def _varint(value: int) -> bytes:
     value %= _SIGNED
-    found = bytearray()
+    encoded = bytearray()
     while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    found.append(value)
-    return bytes(found)
+    encoded.append(value)
+    return bytes(encoded)
 
 
 def _varint_field(number: int, value: int) -> bytes:

@@ -83,8 +83,12 @@ class OnnxWriter:
         next_values = [self._next(variable, value) for variable, value in graph.updates]
         inputs = [self._value(name) for name in (*graph.inputs, *self._ordered_state())]
         outputs = [self._output(name) for name in graph.outputs]
-        made = [name for node in self._nodes if node.domain == GAME for name in node.outputs]
-        inner = [self._value(name) for name in made if name not in graph.outputs]
+        placeholder_outputs = [
+            name for node in self._nodes if node.domain == GAME for name in node.outputs
+        ]
+        inner_values = [
+            self._value(name) for name in placeholder_outputs if name not in graph.outputs
+        ]
         casts = self._halve() if self._half else []
         body = graph_bytes(
             graph.name,
@@ -92,7 +96,7 @@ class OnnxWriter:
             self._tensors.items(),
             inputs,
             [*outputs, *next_values],
-            inner,
+            inner_values,
         )
         domains = dict.fromkeys(node.domain for node in self._nodes if node.domain)
         opsets = {"": self._opset, **dict.fromkeys(domains, 1)}
@@ -104,10 +108,10 @@ class OnnxWriter:
     def _ordered_state(self) -> list[str]:
         return [variable for variable, _ in self._graph.updates]
 
-    def _value(self, name: str, called: str = "") -> OutValue:
+    def _value(self, name: str, output_name: str = "") -> OutValue:
         fact = self._graph.facts[name]
         shape = self._dynamic.shape(name, fact.shape) if self._dynamic else fact.shape
-        return OutValue(called or name, NUMPY_DTYPE[fact.dtype].name, shape)
+        return OutValue(output_name or name, NUMPY_DTYPE[fact.dtype].name, shape)
 
     def _output(self, name: str) -> OutValue:
         """Returns the declaration of an output.
@@ -116,20 +120,20 @@ class OnnxWriter:
         """
         graph = self._graph
         if name in graph.inputs or name in graph.constants:
-            called = self._new_name(f"{name}_out")
-            self._copy(name, called)
-            return self._value(name, called)
+            copy_name = self._new_name(f"{name}_out")
+            self._copy(name, copy_name)
+            return self._value(name, copy_name)
         return self._value(name)
 
     def _next(self, variable: str, value: str) -> OutValue:
-        called = self._new_name(f"{variable}{NEXT}")
-        self._copy(value, called)
-        return self._value(value, called)
+        output_name = self._new_name(f"{variable}{NEXT}")
+        self._copy(value, output_name)
+        return self._value(value, output_name)
 
-    def _copy(self, name: str, called: str) -> None:
+    def _copy(self, name: str, copy_name: str) -> None:
         operand = self._operand(name)
         source = name if operand.value is None else self._constant(operand.value, name)
-        self._nodes.append(OutNode("Identity", (source,), (called,)))
+        self._nodes.append(OutNode("Identity", (source,), (copy_name,)))
 
     def _operand(self, name: str) -> ExportOperand:
         if name in self._words:
@@ -147,13 +151,13 @@ class OnnxWriter:
         key = (array.dtype.name, array.shape, array.tobytes())
         if key not in self._made:
             base = name or "constant"
-            made, count = f"{base}_1", 1
-            while made in self._taken:
+            unique_name, count = f"{base}_1", 1
+            while unique_name in self._taken:
                 count += 1
-                made = f"{base}_{count}"
-            self._taken.add(made)
-            self._made[key] = made
-            self._tensors[made] = array
+                unique_name = f"{base}_{count}"
+            self._taken.add(unique_name)
+            self._made[key] = unique_name
+            self._tensors[unique_name] = array
         return self._made[key]
 
     # -- nodes ----------------------------------------------------------------------------------
@@ -161,28 +165,28 @@ class OnnxWriter:
     def _write(self, index: int, node: Node) -> None:
         if node.epilogues:
             raise InternalError(f"{node.title} is fused already: export the graph as it was loaded")
-        row = export_rule(node.op, self._graph.declarations)
+        rule = export_rule(node.op, self._graph.declarations)
         sums = {name: self._new_name(f"{name}_sums")
                 for name in node.outputs if name in self._words}  # fmt: skip
         operands = [self._operand(name) for name in node.inputs]
         facts = [self._graph.facts[name] for name in node.outputs]
         node = replace(node, outputs=tuple(sums.get(name, name) for name in node.outputs))
-        extents = self._varying_extents(index, row) if self._dynamic else {}
+        extents = self._varying_extents(index, rule) if self._dynamic else {}
         if all(fact.size == 0 for fact in facts):
             if self._dynamic:
                 raise InputError(f"dynamic: {node.title} has no elements at this size", node.source)
             self._write_empty(node, facts)
-        elif row.function and not extents:
-            self._write_function(node, row, operands, facts)
+        elif rule.function and not extents:
+            self._write_function(node, rule, operands, facts)
         else:
-            self._write_nodes(node, row, operands, facts, extents)
+            self._write_nodes(node, rule, operands, facts, extents)
         for name, source in sums.items():
             self._quantize(name, source, name)
 
     def _write_nodes(
         self,
         node: Node,
-        row: ExportRule,
+        rule: ExportRule,
         operands: Sequence[ExportOperand],
         facts: Sequence[Fact],
         extents: Mapping[int, Sequence[int | Affine]] = MappingProxyType({}),
@@ -191,8 +195,12 @@ class OnnxWriter:
         position = count()
 
         def stored(array: Array, name: str = "") -> str:
-            at = next(position)
-            return self._extent_list(extents[at]) if at in extents else self._constant(array, name)
+            index = next(position)
+            return (
+                self._extent_list(extents[index])
+                if index in extents
+                else self._constant(array, name)
+            )
 
         prefix = f"{node.outputs[0]}/"
         call = ExportCall(
@@ -204,7 +212,7 @@ class OnnxWriter:
             prefix=prefix,
             taken=self._taken,
         )
-        self._nodes += call.write(row, node.outputs)
+        self._nodes += call.write(rule, node.outputs)
 
     def _write_empty(self, node: Node, facts: Sequence[Fact]) -> None:
         """Writes a node's results, which have no elements, as copies of empty constants.
@@ -216,42 +224,42 @@ class OnnxWriter:
             self._nodes.append(OutNode("Identity", (empty,), (name,)))
 
     def _write_function(
-        self, node: Node, row: ExportRule, operands: Sequence[ExportOperand], facts: Sequence[Fact]
+        self, node: Node, rule: ExportRule, operands: Sequence[ExportOperand], facts: Sequence[Fact]
     ) -> None:
         """Writes a node as a call of a local function; calls with equal bodies share the function.
 
         Large constants are initializers that the call passes as arguments; small ones are in the
         body.
         """
-        inner, given = list[ExportOperand](), list[str]()
+        formals, arguments = list[ExportOperand](), list[str]()
         for operand in operands:
-            formal = ExportOperand(f"x{len(given)}", operand.fact, operand.value, stored=True)
+            formal = ExportOperand(f"x{len(arguments)}", operand.fact, operand.value, stored=True)
             if operand.value is None:
-                given.append(operand.name)
+                arguments.append(operand.name)
             elif operand.value.size > _INLINED:
-                given.append(self._constant(operand.value, operand.name))
+                arguments.append(self._constant(operand.value, operand.name))
             else:
                 formal = operand
-            inner.append(formal)
+            formals.append(formal)
         body = _Body()
-        inputs = tuple(f"x{i}" for i in range(len(given)))
+        inputs = tuple(f"x{i}" for i in range(len(arguments)))
         results = tuple(f"y{i}" for i in range(len(facts)))
-        taken = {*inputs, *results}
+        reserved_names = {*inputs, *results}
         call = ExportCall(
             node=node,
-            operands=inner,
+            operands=formals,
             results=facts,
             opset=self._opset,
             constants=body.constant,
             prefix="",
-            taken=taken,
+            taken=reserved_names,
             nodes=body.nodes,
         )
-        nodes = call.write(row, results)
-        whole = sum(made.op != "Constant" for made in nodes)
+        nodes = call.write(rule, results)
+        n_operators = sum(inner_node.op != "Constant" for inner_node in nodes)
         # a single node needs no function, and functions do not declare the domain of placeholders
-        if whole == 1 or any(made.domain == GAME for made in nodes):
-            self._write_nodes(node, row, operands, facts)
+        if n_operators == 1 or any(inner_node.domain == GAME for inner_node in nodes):
+            self._write_nodes(node, rule, operands, facts)
             return
         content = body_bytes(nodes)
         key = (node.op, content, len(inputs))
@@ -260,7 +268,7 @@ class OnnxWriter:
             name = f"{node.op}_{count + 1}" if count else node.op
             self._functions[key] = OutFunction(name, inputs, results, content)
         name = self._functions[key].name
-        self._nodes.append(OutNode(name, tuple(given), node.outputs, {}, DOMAIN))
+        self._nodes.append(OutNode(name, tuple(arguments), node.outputs, {}, DOMAIN))
 
     def _new_name(self, name: str) -> str:
         """Returns a name that is not taken, the given one if possible, and takes it."""
@@ -296,7 +304,7 @@ class OnnxWriter:
     def _quantize(self, name: str, source: str, result: str) -> None:
         """Adds the nodes that round numbers to the tensor's words, and turn these into numbers."""
         line = self._words[name]
-        kind = f"{'' if line.signed else 'u'}int{line.bits}"
+        dtype_name = f"{'' if line.signed else 'u'}int{line.bits}"
         if line.bits == 16 and self._opset < _OPSET_OF_16_BITS:
             raise UnsupportedOp(
                 f"'{name}' has words of 16 bits, which need opset {_OPSET_OF_16_BITS}, and "
@@ -305,29 +313,31 @@ class OnnxWriter:
                 line.source,
             )
         scale = _scales(line)[0].reshape(())
-        by = (self._constant(scale), self._constant(np.zeros((), kind)))
-        words = self._new_name(f"{name}_words")
+        quantization = (self._constant(scale), self._constant(np.zeros((), dtype_name)))
+        integers_name = self._new_name(f"{name}_words")
         if line.signed and source != name:  # ONNX has one more negative integer than words
-            ends = [np.array(end * scale, np.float32) for end in (line.range.low, line.range.high)]
+            bounds = [
+                np.array(bound * scale, np.float32) for bound in (line.range.low, line.range.high)
+            ]
             clipped = self._new_name(f"{name}_clipped")
-            limits = [self._constant(end) for end in ends]
+            limits = [self._constant(bound) for bound in bounds]
             self._nodes.append(OutNode("Clip", (source, *limits), (clipped,)))
             source = clipped
         self._nodes += [
-            OutNode("QuantizeLinear", (source, *by), (words,)),
-            OutNode("DequantizeLinear", (words, *by), (result,)),
+            OutNode("QuantizeLinear", (source, *quantization), (integers_name,)),
+            OutNode("DequantizeLinear", (integers_name, *quantization), (result,)),
         ]
 
     # -- open sizes -----------------------------------------------------------------------------
 
-    def _varying_extents(self, index: int, row: ExportRule) -> dict[int, list[int | Affine]]:
+    def _varying_extents(self, index: int, rule: ExportRule) -> dict[int, list[int | Affine]]:
         """Returns the constants of a node that vary with the open sizes, by position."""
         assert self._dynamic is not None
         graphs = [self._graph, *(probe for _, probe in self._dynamic.probes)]
-        here, *others = (self._trace(graph, index, row) for graph in graphs)
-        return varying_extents(self._dynamic, self._graph.nodes[index], here, others)
+        trace, *probe_traces = (self._trace(graph, index, rule) for graph in graphs)
+        return varying_extents(self._dynamic, self._graph.nodes[index], trace, probe_traces)
 
-    def _trace(self, graph: Graph, index: int, row: ExportRule) -> NodeTrace:
+    def _trace(self, graph: Graph, index: int, rule: ExportRule) -> NodeTrace:
         """Returns the export of the node at ``index`` of the graph at one size."""
         stored: list[Array] = []
 
@@ -352,7 +362,7 @@ class OnnxWriter:
             prefix="",
             taken=set(),
         )
-        return NodeTrace(stored, call.write(row, node.outputs))
+        return NodeTrace(stored, call.write(rule, node.outputs))
 
     def _extent_list(self, extents: Sequence[int | Affine]) -> str:
         """Adds nodes that compute a list of extents from the inputs' shapes; returns its name."""
@@ -372,17 +382,19 @@ class OnnxWriter:
         for name, factor in extent.factors.items():
             source, axis = self._dynamic.axes[name][0]
             shape = self._computed(f"shape of {source}", "Shape", [source])
-            place = self._constant(np.array([axis], np.int64))
-            size = self._computed(name, "Gather", [shape, place], axis=0)
-            by = self._constant(np.array([factor], np.int64))
+            axis_index = self._constant(np.array([axis], np.int64))
+            size = self._computed(name, "Gather", [shape, axis_index], axis=0)
+            factor_constant = self._constant(np.array([factor], np.int64))
             scaled = f"{factor}*{name}"
-            terms.append(size if factor == 1 else self._computed(scaled, "Mul", [size, by]))
+            terms.append(
+                size if factor == 1 else self._computed(scaled, "Mul", [size, factor_constant])
+            )
         if extent.offset:
             terms.append(self._constant(np.array([extent.offset], np.int64)))
-        found = terms[0]
+        total = terms[0]
         for i, term in enumerate(terms[1:], 2):
-            found = self._computed(f"{extent} of {i}", "Add", [found, term])
-        return found
+            total = self._computed(f"{extent} of {i}", "Add", [total, term])
+        return total
 
     def _computed(self, key: str, op: str, inputs: Sequence[str], **attributes: int) -> str:
         """Adds a node once for each key, and returns the name of its result."""
@@ -435,7 +447,7 @@ def half_error(graph: Graph) -> tuple[float, list[str]]:
 
     An error is relative to the largest value of its tensor.
     """
-    worst, floats = 0.0, []
+    worst, unfit = 0.0, []
     for name, array in graph.constants.items():
         if fits_half(array):
             finite = array[np.isfinite(array)]
@@ -443,8 +455,8 @@ def half_error(graph: Graph) -> tuple[float, list[str]]:
             error = np.abs(finite.astype(np.float16) - finite).max(initial=0)
             worst = max(worst, float(error / largest) if largest else 0.0)
         elif array.dtype == np.float32 and array.size >= _LEAST_HALVED:
-            floats.append(name)
-    return worst, floats
+            unfit.append(name)
+    return worst, unfit
 
 
 def _scales(line: QuantParams) -> Array:
@@ -452,11 +464,11 @@ def _scales(line: QuantParams) -> Array:
 
     The scale of a bias follows from those of its operands.
     """
-    found = np.array([float(scale) for scale in line.scales], np.float32)
-    read = [fraction_of(round_digits(float(scale))) for scale in found]
-    if line.bits != _BIAS_BITS and read != list(line.scales):
+    scales = np.array([float(scale) for scale in line.scales], np.float32)
+    read_back = [fraction_of(round_digits(float(scale))) for scale in scales]
+    if line.bits != _BIAS_BITS and read_back != list(line.scales):
         raise line.error("a scale has more digits than 32 bits of ONNX hold: quantize it again")
-    return found
+    return scales
 
 
 def _check_integer(graph: Graph, half: bool) -> None:
@@ -464,12 +476,12 @@ def _check_integer(graph: Graph, half: bool) -> None:
     if half:
         raise InputError(f"'{graph.name}' is an integer network, without weights in floats: leave "
                          "half out")  # fmt: skip
-    own = next((node for node in graph.nodes if lookup(node.op).is_custom), None)
-    if graph.float_tail or own is not None:
-        what = f"the operator of a game {own.title}" if own else "a float tail"
+    game_node = next((node for node in graph.nodes if lookup(node.op).is_custom), None)
+    if graph.float_tail or game_node is not None:
+        part = f"the operator of a game {game_node.title}" if game_node else "a float tail"
         raise UnsupportedOp(
-            f"'{graph.name}' has {what}, which a QDQ model has no form for: save it as NNEF",
-            own.source if own else None,
+            f"'{graph.name}' has {part}, which a QDQ model has no form for: save it as NNEF",
+            game_node.source if game_node else None,
         )
 
 

@@ -40,17 +40,17 @@ def attention(
     right_window_size: int = attribute(-1, since=25),
 ) -> list[Value]:
     q = _split_heads(query, q_num_heads)
-    k, v, past = _with_past(
+    k, v, n_past = _with_past(
         _split_heads(key, kv_num_heads), _split_heads(value, kv_num_heads), past_key, past_value
     )
     queries, keys = q.shape[2], k.shape[2]
     bias = None if mask is None else _extended_mask(mask, keys)
-    offset = Value.known(np.array(past, np.int64))
+    offset = Value.known(np.array(n_past, np.int64))
     if lengths is not None:
         lengths = lengths.reshape([lengths.shape[0], 1, 1, 1])
-        offset = offset if past else lengths - queries
-    after = 0 if is_causal else right_window_size
-    bias = _add_window(bias, queries, keys, offset, left_window_size, after)
+        offset = offset if n_past else lengths - queries
+    keys_after = 0 if is_causal else right_window_size
+    bias = _add_window(bias, queries, keys, offset, left_window_size, keys_after)
     if lengths is not None:
         bias = _sum_of_masks(bias, _additive_mask(_key_indices(keys).lt(lengths)))
     heads_k, heads_v = (_repeat_heads(x, q.shape[1] // k.shape[1]) for x in (k, v))
@@ -59,8 +59,8 @@ def attention(
     biased = logits if bias is None else logits + bias
     weights = _masked_softmax(biased, bias)
     y = weights.matmul(heads_v)
-    shown = [logits, logits, biased, weights][qk_matmul_output_mode]
-    return [_join_heads(y) if query.rank == 3 else y, k, v, shown]
+    qk_output = [logits, logits, biased, weights][qk_matmul_output_mode]
+    return [_join_heads(y) if query.rank == 3 else y, k, v, qk_output]
 
 
 def _attend(q: Value, k: Value, v: Value, bias: Value | None, scale: float, cap: float) -> Value:
@@ -100,12 +100,12 @@ def _with_past(
     k: Value, v: Value, past_key: Value | None, past_value: Value | None
 ) -> tuple[Value, Value, int]:
     """Returns keys and values with past ones in front, and the number of past ones."""
-    past = past_key.shape[2] if past_key is not None else 0
-    if past_key is None or not past:
+    n_past = past_key.shape[2] if past_key is not None else 0
+    if past_key is None or not n_past:
         return k, v, 0
     if past_value is None:
         raise InvalidNode("past keys without past values")
-    return concat([past_key, k], 2), concat([past_value, v], 2), past
+    return concat([past_key, k], 2), concat([past_value, v], 2), n_past
 
 
 def _repeat_heads(x: Value, times: int) -> Value:
@@ -116,8 +116,8 @@ def _repeat_heads(x: Value, times: int) -> Value:
     if times == 1:
         return x
     batch, heads, length, size = x.shape
-    each = x.unsqueeze([2]).expand([batch, heads, times, length, size])
-    return each.reshape([batch, heads * times, length, size])
+    repeated = x.unsqueeze([2]).expand([batch, heads, times, length, size])
+    return repeated.reshape([batch, heads * times, length, size])
 
 
 # -- masks: 0 where a query may attend to a key and minus infinity elsewhere ---------------------
@@ -137,12 +137,12 @@ def _add_window(
     if max(before, after) < 0:
         return mask
     allocate([queries, keys])
-    ahead = Value.known(np.arange(keys)[None, :] - np.arange(queries)[:, None])
-    most = queries + keys  # a larger bound excludes nothing
+    distance = Value.known(np.arange(keys)[None, :] - np.arange(queries)[:, None])
+    limit = queries + keys  # a larger bound excludes nothing
     if after >= 0:
-        mask = _sum_of_masks(mask, _additive_mask(ahead.le(offset + min(after, most))))
+        mask = _sum_of_masks(mask, _additive_mask(distance.le(offset + min(after, limit))))
     if before >= 0:
-        mask = _sum_of_masks(mask, _additive_mask(ahead.ge(offset - min(before, most))))
+        mask = _sum_of_masks(mask, _additive_mask(distance.ge(offset - min(before, limit))))
     return mask
 
 
@@ -154,13 +154,13 @@ def _extended_mask(mask: Value, keys: int) -> Value:
     missing = keys - mask.shape[-1]
     if missing > 0:
         shape = [*mask.shape[:-1], missing]
-        rest = np.zeros(shape, np.bool_) if mask.kind == "logical" else np.full(shape, -np.inf)
-        mask = concat([mask, Value.known(rest.astype(mask.dtype))], mask.rank - 1)
+        masked = np.zeros(shape, np.bool_) if mask.kind == "logical" else np.full(shape, -np.inf)
+        mask = concat([mask, Value.known(masked.astype(mask.dtype))], mask.rank - 1)
     return _additive_mask(mask) if mask.kind == "logical" else mask.scalar()
 
 
-def _additive_mask(allowed: Value, chosen: float = 0.0, other: float = -np.inf) -> Value:
-    return allowed.select(chosen, other)
+def _additive_mask(allowed: Value, if_allowed: float = 0.0, otherwise: float = -np.inf) -> Value:
+    return allowed.select(if_allowed, otherwise)
 
 
 def _sum_of_masks(x: Value | None, y: Value | None) -> Value | None:
@@ -178,10 +178,12 @@ def _masked_softmax(logits: Value, bias: Value | None) -> Value:
     if bias is None:
         return weights
     if bias.array is None:
-        nothing = bias.max_reduce(axes=[bias.rank - 1]).lt(float(np.finfo(np.float32).min))
-        return nothing.select(0.0, weights)
-    empty = np.isneginf(bias.array.max(-1, keepdims=True))
-    return Value.known(empty).select(0.0, weights) if empty.any() else weights
+        is_masked_out = bias.max_reduce(axes=[bias.rank - 1]).lt(float(np.finfo(np.float32).min))
+        return is_masked_out.select(0.0, weights)
+    is_masked_out_row = np.isneginf(bias.array.max(-1, keepdims=True))
+    return (
+        Value.known(is_masked_out_row).select(0.0, weights) if is_masked_out_row.any() else weights
+    )
 
 
 # -- of ONNX Runtime -----------------------------------------------------------------------------
@@ -215,17 +217,17 @@ def multi_head_attention(
         parts = input_bias.split(0, [x.shape[2] for x in values])
         values = [x + part for x, part in zip(values, parts, strict=True)]
     q, k, v = (_split_heads(x, num_heads) for x in values)
-    k, v, past = _with_past(k, v, past_key, past_value)
+    k, v, n_past = _with_past(k, v, past_key, past_value)
     mask = None
     if padding is not None:
         mask = _padding_mask(padding, query.shape[0], k.shape[2], mask_filter_value)
-    offset, after = Value.known(np.array(past)), 0 if unidirectional else -1
-    mask = _add_window(mask, q.shape[2], k.shape[2], offset, -1, after)
+    offset, keys_after = Value.known(np.array(n_past)), 0 if unidirectional else -1
+    mask = _add_window(mask, q.shape[2], k.shape[2], offset, -1, keys_after)
     mask = _sum_of_masks(mask, bias)
     return [_attend(q, k, v, mask, scale or 1 / np.sqrt(q.shape[3]), 0.0), k, v]
 
 
-def _padding_mask(mask: Value, batch: int, keys: int, filtered: float) -> Value:
+def _padding_mask(mask: Value, batch: int, keys: int, masked_value: float) -> Value:
     """Returns an addend that masks out the padding among the keys.
 
     The mask input is 0 at padding, or gives the number of valid keys of each batch item.
@@ -233,11 +235,11 @@ def _padding_mask(mask: Value, batch: int, keys: int, filtered: float) -> Value:
     if mask.rank == 1 and mask.shape != (batch,):
         raise unsupported_error("a mask of first and last keys")
     if mask.rank == 1:
-        none = _key_indices(keys).ge(mask.reshape([batch, 1, 1, 1]))
+        is_padding = _key_indices(keys).ge(mask.reshape([batch, 1, 1, 1]))
     else:
         shape = [batch, 1, *([1] if mask.rank == 2 else []), *mask.shape[1:]]
-        none = mask.reshape(shape).le(0)
-    return _additive_mask(none, filtered, 0.0)
+        is_padding = mask.reshape(shape).le(0)
+    return _additive_mask(is_padding, masked_value, 0.0)
 
 
 @op("GroupQueryAttention", _NNEF, domain=MICROSOFT)
@@ -286,8 +288,8 @@ def group_query_attention(
     q, k, v = (
         x.reshape([batch, length, n, x.shape[2] // n]) for x, n in zip(values, counts, strict=True)
     )
-    past = past_key.shape[2] if past_key is not None else 0
-    total = past + length
+    n_past = past_key.shape[2] if past_key is not None else 0
+    total = n_past + length
     if any(n != total - 1 for n in seqlens_k):
         raise unsupported_error(f"seqlens_k other than {total - 1}, past and new keys less one,")
     if do_rotary:
@@ -295,16 +297,16 @@ def group_query_attention(
             raise unsupported_error("position_ids of its own")
         if cosines is None or sines is None:
             raise InvalidNode("do_rotary without cosines and sines")
-        c, s = (x.slice(0, past, total).unsqueeze([0, 2]) for x in (cosines, sines))
+        c, s = (x.slice(0, n_past, total).unsqueeze([0, 2]) for x in (cosines, sines))
         size = 2 * cosines.shape[1]
         q, k = (_rotate(x, c, s, size, rotary_interleaved) for x in (q, k))
     q, k, v = (x.transpose([0, 2, 1, 3]) for x in (q, k, v))
     k, v, _ = _with_past(k, v, past_key, past_value)
-    offset = Value.known(np.array(past))
+    offset = Value.known(np.array(n_past))
     mask = _add_window(None, length, total, offset, local_window_size - 1, 0)
     mask = _sum_of_masks(mask, bias)
-    keys, shared = (_repeat_heads(x, num_heads // kv_num_heads) for x in (k, v))
-    return [_attend(q, keys, shared, mask, scale or 1 / np.sqrt(q.shape[3]), softcap), k, v]
+    keys, shared_values = (_repeat_heads(x, num_heads // kv_num_heads) for x in (k, v))
+    return [_attend(q, keys, shared_values, mask, scale or 1 / np.sqrt(q.shape[3]), softcap), k, v]
 
 
 # -- positions -----------------------------------------------------------------------------------
@@ -364,17 +366,17 @@ def _rotate(x: Value, c: Value, s: Value, size: int, interleaved: bool) -> Value
     ``x`` is [batch, length, heads, head size]; ``c`` and ``s`` are the cosines and sines.
     Returns the result, of the shape of ``x``.
     """
-    turned, rest = x.slice(3, 0, size), x.slice(3, size, x.shape[3])
+    rotated, unrotated = x.slice(3, 0, size), x.slice(3, size, x.shape[3])
     if interleaved:
-        a, b = (turned.take({3: range(first, size, 2)}) for first in (0, 1))
+        a, b = (rotated.take({3: range(first, size, 2)}) for first in (0, 1))
     else:
-        a, b = turned.split(3, [size // 2, size // 2])
+        a, b = rotated.split(3, [size // 2, size // 2])
     real, imaginary = a * c - b * s, a * s + b * c
     if interleaved:
-        turned = real.stack(imaginary, axis=4).reshape([*x.shape[:3], size])
+        rotated = real.stack(imaginary, axis=4).reshape([*x.shape[:3], size])
     else:
-        turned = concat([real, imaginary], 3)
-    return concat([turned, rest], 3)
+        rotated = concat([real, imaginary], 3)
+    return concat([rotated, unrotated], 3)
 
 
 def _cache(cache: Value, positions: Value | None) -> Value:
@@ -417,14 +419,14 @@ def linear_attention(
     state = zeros((batch, heads, size, v.shape[3])) if past_state is None else past_state
     outputs = []
     for t in range(length):
-        at_k, at_v = (x.slice(2, t, t + 1) for x in (k, v))
+        key_t, value_t = (x.slice(2, t, t + 1) for x in (k, v))
         if gates is not None:
             state = state * gates.slice(2, t, t + 1).transpose([0, 1, 3, 2])
         if rates is not None:
-            at_v = (at_v - at_k.matmul(state)) * rates.slice(2, t, t + 1)
-        state = state + at_k.matmul(at_v, transposeA=True)
-        read = _repeat_heads(state, groups // heads)
-        outputs.append(q.slice(2, t, t + 1).matmul(read))
+            value_t = (value_t - key_t.matmul(state)) * rates.slice(2, t, t + 1)
+        state = state + key_t.matmul(value_t, transposeA=True)
+        shared_state = _repeat_heads(state, groups // heads)
+        outputs.append(q.slice(2, t, t + 1).matmul(shared_state))
     y = concat(outputs, 2) * float(scale or 1 / np.sqrt(size))
     return [_join_heads(y), state]
 
@@ -439,11 +441,11 @@ def causal_conv(
     activation: str = one_of("none", "silu", "swish"),
 ) -> list[Value]:
     batch, channels, length = x.shape
-    before = weights.shape[2] - 1
-    padded = concat([zeros((batch, channels, before)) if past is None else past, x], 2)
+    n_past = weights.shape[2] - 1
+    padded = concat([zeros((batch, channels, n_past)) if past is None else past, x], 2)
     y = padded.conv(
         weights, 0.0 if bias is None else bias.unsqueeze([0]), border="constant",
         padding=[(0, 0)], stride=[1], dilation=[1], groups=channels,
     )  # fmt: skip
     y = y if activation == "none" else y.silu()
-    return [y, padded.slice(2, length, length + before)]
+    return [y, padded.slice(2, length, length + n_past)]

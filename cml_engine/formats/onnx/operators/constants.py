@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -66,8 +65,8 @@ def shape(call: OnnxCall, x: Value, *, start: int = 0, end: int = 0) -> Value:
 def size(x: Value) -> Value:
     partial = current_import().valid_part(x)
     if partial is not None:
-        others = prod([n for a, n in enumerate(x.shape) if a != partial[0]])
-        return (partial[1] * others).reshape([]).typed(np.int64)
+        n_other = prod([n for a, n in enumerate(x.shape) if a != partial[0]])
+        return (partial[1] * n_other).reshape([]).typed(np.int64)
     return Value.known(np.array(np.prod(x.shape, dtype=np.int64)))
 
 
@@ -79,12 +78,14 @@ def constant_of_shape(shape: list[int], *, value: OnnxTensor | None = None) -> V
 
 @op("Range", "known")
 def arange(start: Array, limit: Array, step: Array, *, stash_type: int = 1) -> Value:
-    first, last, by = (array.reshape(()) for array in (start, limit, step))
-    if by == 0:
+    first, last, step_size = (array.reshape(()) for array in (start, limit, step))
+    if step_size == 0:
         raise InvalidNode("a step of 0")
-    count = max(0, int(np.ceil((last.astype(np.float64) - first) / by)))
+    count = max(0, int(np.ceil((last.astype(np.float64) - first) / step_size)))
     allocate([count])
-    return Value.known((first + np.arange(count).astype(first.dtype) * by).astype(first.dtype))
+    return Value.known(
+        (first + np.arange(count).astype(first.dtype) * step_size).astype(first.dtype)
+    )
 
 
 @op("EyeLike", "known")
@@ -97,8 +98,8 @@ def eye_like(
     if x.rank != 2:
         raise InvalidNode(f"it wants a matrix, got {x}")
     rows, columns = allocate(x.shape)
-    found = x.dtype if dtype is None else element_dtype(dtype)
-    return Value.known(np.eye(rows, columns, k=k).astype(found or np.float32))
+    result_dtype = x.dtype if dtype is None else element_dtype(dtype)
+    return Value.known(np.eye(rows, columns, k=k).astype(result_dtype or np.float32))
 
 
 def _declare_window(name: str, weights: Sequence[float]) -> None:
@@ -134,23 +135,23 @@ def mel_weight_matrix(
     """Imports MelWeightMatrix: a known matrix [spectrum bins, filters] of triangular filters."""
     allocate([bins + 2, length // 2 + 1])
 
-    def mel(hertz: Any) -> Any:
-        return 2595 * np.log10(1 + hertz / 700)
+    def mel(hertz: float) -> float:
+        return float(2595 * np.log10(1 + hertz / 700))
 
     step = (mel(upper_edge) - mel(lower_edge)) / (bins + 2)
     edges = 700 * (10 ** ((np.arange(bins + 2) * step + mel(lower_edge)) / 2595) - 1)
-    place = ((length + 1) * edges // sample_rate).astype(int)
+    bin_edges = ((length + 1) * edges // sample_rate).astype(int)
     weights = np.zeros((length // 2 + 1, bins))
     for i in range(bins):
-        below, centre, above = place[i : i + 3]
-        if below == centre:
+        lower, centre, upper = bin_edges[i : i + 3]
+        if lower == centre:
             weights[centre, i] = 1
         else:
-            rising = np.arange(below, centre + 1)
-            weights[rising, i] = (rising - below) / (centre - below)
-        if above > centre:
-            falling = np.arange(centre, above)
-            weights[falling, i] = (above - falling) / (above - centre)
+            rising = np.arange(lower, centre + 1)
+            weights[rising, i] = (rising - lower) / (centre - lower)
+        if upper > centre:
+            falling = np.arange(centre, upper)
+            weights[falling, i] = (upper - falling) / (upper - centre)
     return Value.known(weights.astype(element_dtype(output_datatype) or np.float32))
 
 
@@ -198,23 +199,25 @@ def dft(
     return _transform(x.transpose(order), matrix).transpose(np.argsort(order).tolist())
 
 
-def _transform_matrix(extent: int, parts: int, length: int, inverse: bool, half: bool) -> Array:
+def _transform_matrix(
+    extent: int, n_parts: int, length: int, inverse: bool, is_half: bool
+) -> Array:
     """Returns the matrix of a Fourier transform, [extent * parts, results, parts of a result].
 
-    An entry is the contribution of an input value to a result. ``parts`` is 1 for real and 2 for
-    complex input. With ``half`` only the first half of the spectrum is returned, or given to the
+    An entry is the contribution of an input value to a result. ``n_parts`` is 1 for real and 2 for
+    complex input. With ``is_half`` only the first half of the spectrum is returned, or given to the
     inverse.
     """
     if length < 1:
         raise unsupported_error(f"a transform of {length} values")
-    allocate([extent, parts, length, 2])
-    units: Any = np.eye(extent)
-    if parts == 2:
-        units = np.concatenate([units[:, None], 1j * units[:, None]], 1).reshape(-1, extent)
-    if inverse and half:
-        return np.fft.irfft(units, length, axis=1)[..., None].astype(np.float32)
-    result = np.fft.ifft(units, length, axis=1) if inverse else np.fft.fft(units, length, axis=1)
-    if half:
+    allocate([extent, n_parts, length, 2])
+    basis: Array = np.eye(extent)
+    if n_parts == 2:
+        basis = np.concatenate([basis[:, None], 1j * basis[:, None]], 1).reshape(-1, extent)
+    if inverse and is_half:
+        return np.fft.irfft(basis, length, axis=1)[..., None].astype(np.float32)
+    result = np.fft.ifft(basis, length, axis=1) if inverse else np.fft.fft(basis, length, axis=1)
+    if is_half:
         result = result[:, : length // 2 + 1]
     return np.stack([result.real, result.imag], -1).astype(np.float32)
 
@@ -239,18 +242,18 @@ def stft(
     onesided: bool = True,
 ) -> Value:
     x = signal if signal.rank == 3 else signal.unsqueeze([2])
-    _, extent, parts = x.shape
+    _, extent, n_parts = x.shape
     if length is None:
         length = extent if window is None else window.shape[0]
     if step < 1 or not 0 < length <= extent:
         raise InvalidNode(f"frames of {length} every {step} of {extent} values")
     count = 1 + (extent - length) // step
     allocate([count, length])
-    places = np.arange(count)[:, None] * step + np.arange(length)
-    frames = x.gather(Value.known(places), axis=1)
+    indices = np.arange(count)[:, None] * step + np.arange(length)
+    frames = x.gather(Value.known(indices), axis=1)
     if window is not None:
         frames = frames * window.reshape([1, 1, length, 1])
-    return _transform(frames, _transform_matrix(length, parts, length, False, onesided))
+    return _transform(frames, _transform_matrix(length, n_parts, length, False, onesided))
 
 
 @op("AffineGrid", "matmul, reshape")
@@ -264,6 +267,6 @@ def affine_grid(theta: Value, size: list[int], *, align_corners: bool = False) -
     ]
     grid = np.meshgrid(*axes, indexing="ij")[::-1]  # x, y, then z
     points = np.stack([*(g.reshape(-1) for g in grid), np.ones(prod(extents))], 0)
-    known = Value.known(points[None].astype(np.float32))
-    moved = known.matmul(theta, transposeA=True, transposeB=True)
-    return moved.reshape([theta.shape[0], *extents, len(extents)])
+    points_value = Value.known(points[None].astype(np.float32))
+    grid_values = points_value.matmul(theta, transposeA=True, transposeB=True)
+    return grid_values.reshape([theta.shape[0], *extents, len(extents)])

@@ -70,14 +70,14 @@ def _find_window(
     """Returns the window of a convolution or pooling of a given size, with resolved padding."""
     if len(size) != len(extents) or min(size, default=1) < 1:
         raise InvalidNode(f"a window {size} over {extents}")
-    found = SpatialWindow(size, strides, dilations, _pairs(pads, auto_pad))
+    window = SpatialWindow(size, strides, dilations, _pairs(pads, auto_pad))
     if auto_pad not in ("SAME_UPPER", "SAME_LOWER"):
-        return found
+        return window
     totals = [
         max((-(-n // s) - 1) * s + r - n, 0)
-        for n, s, r in zip(extents, strides, found.reach, strict=True)
+        for n, s, r in zip(extents, strides, window.reach, strict=True)
     ]
-    return replace(found, padding=[_halves(total, auto_pad == "SAME_UPPER") for total in totals])
+    return replace(window, padding=[_halves(total, auto_pad == "SAME_UPPER") for total in totals])
 
 
 def _pairs(pads: list[int], auto_pad: str = "") -> list[tuple[int, int]]:
@@ -115,12 +115,12 @@ def convolve(
     """Adds a convolution and returns its result; ``bias`` is [1, C] or a number."""
     if x.rank < 3 or weights.rank != x.rank:
         raise InvalidNode(f"a convolution of {x} with {weights}")
-    shape = _find_window(x.shape[2:], list(weights.shape[2:]), **window)
+    spatial = _find_window(x.shape[2:], list(weights.shape[2:]), **window)
     if kernel_shape is not None and tuple(kernel_shape) != weights.shape[2:]:
         raise InvalidNode(f"kernel_shape {kernel_shape}, and weights {weights}")
     return x.conv(
-        weights, bias, border="constant", padding=shape.padding, stride=shape.stride,
-        dilation=shape.dilation, groups=group,
+        weights, bias, border="constant", padding=spatial.padding, stride=spatial.stride,
+        dilation=spatial.dilation, groups=group,
     )  # fmt: skip
 
 
@@ -141,17 +141,18 @@ def conv_transpose(
 ) -> Value:
     if x.rank < 3 or weights.rank != x.rank:
         raise InvalidNode(f"a convolution of {x} with {weights}")
-    reach = [(k - 1) * d + 1 for k, d in zip(weights.shape[2:], dilations, strict=True)]
-    full = [(n - 1) * s + r for n, s, r in zip(x.shape[2:], strides, reach, strict=True)]
+    spans = [(k - 1) * d + 1 for k, d in zip(weights.shape[2:], dilations, strict=True)]
+    full_extents = [(n - 1) * s + r for n, s, r in zip(x.shape[2:], strides, spans, strict=True)]
     # the numbers of elements that are cropped at each side of the full result
     if output_shape is None and auto_pad not in ("SAME_UPPER", "SAME_LOWER"):
         crops = _pairs(pads, auto_pad)
     else:
         extents = [n * s for n, s in zip(x.shape[2:], strides, strict=True)]
-        extents = extents if output_shape is None else output_shape[-len(full) :]
-        upper = auto_pad != "SAME_LOWER" if output_shape is None else auto_pad == "SAME_UPPER"
+        extents = extents if output_shape is None else output_shape[-len(full_extents) :]
+        odd_at_end = auto_pad != "SAME_LOWER" if output_shape is None else auto_pad == "SAME_UPPER"
         crops = [
-            _halves(f + e - n, upper) for f, e, n in zip(full, output_padding, extents, strict=True)
+            _halves(f + e - n, odd_at_end)
+            for f, e, n in zip(full_extents, output_padding, extents, strict=True)
         ]
     crops = [(a, b - e) for (a, b), e in zip(crops, output_padding, strict=True)]
     # a negative crop pads the full result
@@ -163,8 +164,8 @@ def conv_transpose(
     )  # fmt: skip
     if not is_padded:
         return result
-    sides = [(0, 0), (0, 0), *((max(-a, 0), max(-b, 0)) for a, b in crops)]
-    padded = result.pad(padding=sides, border="constant", value=0.0)
+    padding = [(0, 0), (0, 0), *((max(-a, 0), max(-b, 0)) for a, b in crops)]
+    padded = result.pad(padding=padding, border="constant", value=0.0)
     return padded if bias is None else add_operator("add", padded, _row(bias))
 
 
@@ -182,9 +183,11 @@ def conv_integer(
     if weights_zero is not None and weights_zero.rank:
         weights_zero = weights_zero.reshape([weights_zero.shape[0], *[1] * (weights.rank - 1)])
     weights = subtract_zero_point(weights, weights_zero)
-    shape = _find_window(x.shape[2:], list(weights.shape[2:]), **window)
-    y = x.int_conv(weights, padding=shape.padding, stride=shape.stride, dilation=shape.dilation,
-                   groups=group)  # fmt: skip
+    spatial = _find_window(x.shape[2:], list(weights.shape[2:]), **window)
+    y = x.int_conv(
+        weights, padding=spatial.padding, stride=spatial.stride, dilation=spatial.dilation,
+        groups=group,
+    )  # fmt: skip
     return y.typed(np.int32)
 
 
@@ -260,17 +263,17 @@ def _pool_window(
     """
     if x.rank < 3:
         raise InvalidNode(f"it wants [batch, channels, …], got {x}")
-    found = _find_window(x.shape[2:], list(kernel_shape), **window)
+    spatial = _find_window(x.shape[2:], list(kernel_shape), **window)
     if not ceil_mode:
-        return found
+        return spatial
     padding = []
-    axes = zip(x.shape[2:], found.stride, found.reach, found.padding, strict=True)
-    for n, step, reach, (before, after) in axes:
-        count = -(-(n + before + after - reach) // step) + 1
+    axes = zip(x.shape[2:], spatial.stride, spatial.reach, spatial.padding, strict=True)
+    for n, step, span, (before, after) in axes:
+        count = -(-(n + before + after - span) // step) + 1
         if (count - 1) * step >= n + before:  # a window that starts in the padding at the end
             count -= 1
-        padding.append((before, (count - 1) * step + reach - n - before))
-    return replace(found, padding=padding)
+        padding.append((before, (count - 1) * step + span - n - before))
+    return replace(spatial, padding=padding)
 
 
 def _pool_attrs(shape: SpatialWindow, border: str) -> dict[str, Any]:
@@ -295,8 +298,8 @@ def max_pool(
         return [numbers.max_pool(**attrs).like(x), None]
     index = numbers.argmax_pool(**attrs)
     y = numbers.sample(index, **attrs)
-    places = _flat_places(index, shape, x.shape, storage_order)
-    return [y.like(x), places]
+    flat_indices = _flat_places(index, shape, x.shape, storage_order)
+    return [y.like(x), flat_indices]
 
 
 def _flat_places(
@@ -316,10 +319,10 @@ def _flat_places(
     first = first.reshape(*extents[:2], *[1] * len(spatial))
     axes = zip(steps, shape.stride, shape.padding, strict=True)
     for axis, (step, stride, (before, _)) in enumerate(axes, 2):
-        along = (np.arange(index.shape[axis]) * stride - before) * step
-        first = first + along.reshape([-1 if a == axis else 1 for a in range(len(extents))])
-    moved = Value.known(np.asarray(offsets, np.int64)).gather(index, axis=0)
-    return (moved + Value.known(first)).typed(np.int64)
+        axis_offsets = (np.arange(index.shape[axis]) * stride - before) * step
+        first = first + axis_offsets.reshape([-1 if a == axis else 1 for a in range(len(extents))])
+    window_offsets = Value.known(np.asarray(offsets, np.int64)).gather(index, axis=0)
+    return (window_offsets + Value.known(first)).typed(np.int64)
 
 
 @op("AveragePool", "avg_pool, pad", attrs=_POOL)
@@ -327,12 +330,14 @@ def average_pool(x: Value, *, count_include_pad: bool = False, **pool: Any) -> V
     shape = _pool_window(x, **pool)
     if count_include_pad:
         # padding counts in the mean, but the extra part that ceil_mode adds does not
-        plain = _pool_window(x, **{**pool, "ceil_mode": False}).padding
-        inner = [(a, min(b, d)) for (a, b), (_, d) in zip(plain, shape.padding, strict=True)]
+        floor_padding = _pool_window(x, **{**pool, "ceil_mode": False}).padding
+        inner = [
+            (a, min(b, d)) for (a, b), (_, d) in zip(floor_padding, shape.padding, strict=True)
+        ]
         if any(a or b for a, b in inner):
             x = x.pad(padding=[(0, 0), (0, 0), *inner], border="constant", value=0.0)
-        rest = [(0, d - b) for (_, b), (_, d) in zip(inner, shape.padding, strict=True)]
-        shape = replace(shape, padding=rest)
+        extra_padding = [(0, d - b) for (_, b), (_, d) in zip(inner, shape.padding, strict=True)]
+        shape = replace(shape, padding=extra_padding)
     return x.avg_pool(**_pool_attrs(shape, "ignore"))
 
 
@@ -381,10 +386,10 @@ def max_unpool(
 ) -> Value:
     axes = zip(x.shape[2:], strides, _pairs(pads), kernel_shape, strict=True)
     shape = allocate([*x.shape[:2], *((n - 1) * s - a - b + k for n, s, (a, b), k in axes)], 4)
-    places = indices.reshape([x.size])
-    flat = zeros([prod(shape)]).scatter_elements(places, x.reshape([x.size]), axis=0)
+    indices_flat = indices.reshape([x.size])
+    flat = zeros([prod(shape)]).scatter_elements(indices_flat, x.reshape([x.size]), axis=0)
     y = flat.reshape(shape)
-    sides = [(0, w - n) for w, n in zip(output_shape or shape, shape, strict=True)]
-    if not any(after for _, after in sides):
+    padding = [(0, w - n) for w, n in zip(output_shape or shape, shape, strict=True)]
+    if not any(after for _, after in padding):
         return y
-    return y.pad(padding=sides, border="constant", value=0.0)
+    return y.pad(padding=padding, border="constant", value=0.0)

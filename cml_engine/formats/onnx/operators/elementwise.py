@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from inspect import signature
-from typing import Any
 
 import numpy as np
 
@@ -31,7 +30,7 @@ from cml_engine.formats.onnx.values import (
     kind_of,
     unsupported_error,
 )
-from cml_engine.ir.graph import Array
+from cml_engine.ir.graph import Array, DType
 
 
 def binary(name: str, x: Value, y: Value) -> Value:
@@ -70,10 +69,12 @@ def _nearest(limit: Value) -> Value:
     if limit.array is None or of_array(limit.array).within(INT32):
         return limit
     low, high = map(int, INT32)
-    return Value.known(np.clip(limit.array, max(low, np.iinfo(limit.dtype).min), high), limit.name)
+    return Value.known(
+        np.clip(limit.array, max(low, np.iinfo(limit.dtype.name).min), high), limit.name
+    )
 
 
-def wrap(value: Value, dtype: np.dtype[Any]) -> Value:
+def wrap(value: Value, dtype: DType) -> Value:
     """Adds operators that wrap integers to the range of ``dtype``; returns the result.
 
     Types of 32 bits and more need none.
@@ -89,10 +90,10 @@ def wrap(value: Value, dtype: np.dtype[Any]) -> Value:
 
 def integer_division(x: Array, y: Array) -> Array:
     """Returns the quotient of integer arrays as ONNX does: rounded towards zero, 0 for x / 0."""
-    whole = np.where(y == 0, 1, y).astype(x.dtype)
-    quotient = x // whole
-    cut = quotient + ((x % whole != 0) & ((x < 0) != (whole < 0)))
-    return np.asarray(np.where(y == 0, 0, cut), x.dtype)
+    divisor = np.where(y == 0, 1, y).astype(x.dtype)
+    quotient = x // divisor
+    truncated = quotient + ((x % divisor != 0) & ((x < 0) != (divisor < 0)))
+    return np.asarray(np.where(y == 0, 0, truncated), x.dtype)
 
 
 def _binary_form(name: str) -> Callable[[Value, Value], Value]:
@@ -103,12 +104,12 @@ def _many_form(name: str) -> Callable[..., Value]:
     return lambda *values: reduce(partial(binary, name), values)
 
 
-def _many_fold(function: Callable[..., object]) -> Callable[..., Any]:
+def _many_fold(function: Callable[..., object]) -> Callable[..., object]:
     return lambda *arrays: reduce(function, arrays)
 
 
 #: the NumPy functions of known integers and truth values, by NNEF's operator
-_FOLDS: dict[str, Callable[..., Any]] = {
+_FOLDS: dict[str, Callable[..., object]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": integer_division,
     "abs": np.abs, "neg": np.negative, "sign": np.sign, "max": np.maximum, "min": np.minimum,
     "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal,
@@ -128,7 +129,7 @@ def mean(*values: Value) -> Value:
     return _many_form("add")(*values) * (1.0 / len(values))
 
 
-def _mod_fold(x: Array, y: Array, fmod: bool) -> Any:
+def _mod_fold(x: Array, y: Array, fmod: bool) -> Array:
     return np.fmod(x, y) if fmod else np.mod(x, y)
 
 
@@ -136,17 +137,17 @@ def _mod_fold(x: Array, y: Array, fmod: bool) -> Any:
 def mod(x: Value, y: Value, *, fmod: bool = False) -> Value:
     if x.kind == "integer":
         return (x.int_rem(y) if fmod else x.int_mod(y)).typed(x.dtype)
-    rest = x.fmod(y)
+    remainder = x.fmod(y)
     if fmod:
-        return rest
+        return remainder
     # the remainder has the divisor's sign, as in Python
-    return (rest.sign() * y.sign()).lt(0.0).select(rest + y, rest)
+    return (remainder.sign() * y.sign()).lt(0.0).select(remainder + y, remainder)
 
 
 def _pow_fold(x: Array, y: Array) -> Array:
     """Returns exact powers of integer arrays, truncated if the exponent is negative."""
-    below = np.where(y < 0, np.power(x.astype(np.float64), y), 0)
-    return np.asarray(np.where(y < 0, below, np.power(x, np.maximum(y, 0))), x.dtype)
+    fractions = np.where(y < 0, np.power(x.astype(np.float64), y), 0)
+    return np.asarray(np.where(y < 0, fractions, np.power(x, np.maximum(y, 0))), x.dtype)
 
 
 @op("Pow", "pow, sqr, rcp, mul", fold=_pow_fold)
@@ -174,9 +175,9 @@ def _integer_power(x: Value, y: Value, exponent: float | None) -> Value:
         return integer_root(x).typed(x.dtype)
     result = x.scalar().pow(y.scalar())
     # truncate as ONNX Runtime does, but round results within the power's error of an integer
-    whole = result.round_even()
-    near = (result - whole).abs().le(result.abs() * _POWER_ERROR)
-    return wrap(near.select(whole, result).cast("integer"), x.dtype)
+    nearest = result.round_even()
+    is_integer = (result - nearest).abs().le(result.abs() * _POWER_ERROR)
+    return wrap(is_integer.select(nearest, result).cast("integer"), x.dtype)
 
 
 #: the relative error of a power on a GPU
@@ -292,8 +293,8 @@ def not_(x: Value) -> Value:
 
 @op("Xor", "and, or, not", fold=np.logical_xor)
 def xor(x: Value, y: Value) -> Value:
-    both = x.and_(y)
-    return x.or_(y).and_(both.not_())
+    are_both = x.and_(y)
+    return x.or_(y).and_(are_both.not_())
 
 
 @op("Where", "select", fold=np.where)
@@ -347,16 +348,16 @@ def _signed(value: Value) -> Value:
     return value.ge(2.0**31).select(lowered, value)
 
 
-def _cast_array(array: Array, dtype: np.dtype[Any]) -> Array:
+def _cast_array(array: Array, dtype: DType) -> Array:
     """Returns a known array cast as the network does at run time, but exact for 64-bit types."""
     with np.errstate(all="ignore"):
         if array.dtype.kind == "f" and dtype.kind in "iu":
-            whole = np.nan_to_num(array.astype(np.float64)).clip(*_ends(dtype))
-            return whole.astype(np.int64).astype(dtype)
+            clamped = np.nan_to_num(array.astype(np.float64)).clip(*_ends(dtype))
+            return clamped.astype(np.int64).astype(dtype)
         return array.astype(dtype)
 
 
-def _ends(dtype: np.dtype[Any]) -> tuple[float, float]:
+def _ends(dtype: DType) -> tuple[float, float]:
     """Returns the lowest and highest float to clamp to before a cast to an integer type."""
     if dtype.itemsize == 8:
         return -(2.0**63), 2.0**63 - 1024  # the largest float64 that int64 holds
@@ -378,8 +379,8 @@ def cast(
 def cast_like(
     x: Value, like: Value, *, saturate: int = 1, round_mode: str = one_of("up", "down", "nearest")
 ) -> Value:
-    wanted = like.dtype.name
-    return _to_element(x, next(n for n, name in ELEMENT_TYPES.items() if name == wanted))
+    type_name = like.dtype.name
+    return _to_element(x, next(n for n, name in ELEMENT_TYPES.items() if name == type_name))
 
 
 @op("BitCast", "to_bits, from_bits", since=26)
@@ -536,8 +537,8 @@ _NAMED: dict[str, Callable[..., Value]] = {
 
 def parameter_count(name: str) -> int:
     """Returns the number of parameters of the activation with the given ONNX name."""
-    named = _NAMED.get(name.lower())
-    return len(signature(named).parameters) - 1 if named else 0
+    activation = _NAMED.get(name.lower())
+    return len(signature(activation).parameters) - 1 if activation else 0
 
 
 def activate(x: Value, name: str, parameters: Sequence[float] = ()) -> Value:
@@ -555,8 +556,8 @@ def activate(x: Value, name: str, parameters: Sequence[float] = ()) -> Value:
 
 def _log_softmax(x: Value, axes: list[int]) -> Value:
     """Adds operators for x - max - log(sum(exp(x - max))), finite where the softmax is 0."""
-    even = x - x.max_reduce(axes=axes)
-    return even - even.exp().sum_reduce(axes=axes).log()
+    shifted = x - x.max_reduce(axes=axes)
+    return shifted - shifted.exp().sum_reduce(axes=axes).log()
 
 
 def _hardmax(x: Value, axes: list[int]) -> Value:
@@ -564,22 +565,22 @@ def _hardmax(x: Value, axes: list[int]) -> Value:
     order = [*(a for a in range(x.rank) if a not in axes), *axes]
     moved = x.transpose(order)
     flat = moved.reshape([*moved.shape[: -len(axes)], math.prod(x.shape[a] for a in axes)])
-    best = flat.argmax_reduce(axes=[flat.rank - 1])
-    places = np.arange(flat.shape[-1]).reshape([1] * (flat.rank - 1) + [-1])
-    hit = add_operator("int_eq", Value.known(places), best)
-    return hit.select(1.0, 0.0).reshape(moved.shape).transpose(np.argsort(order).tolist())
+    best_index = flat.argmax_reduce(axes=[flat.rank - 1])
+    indices = np.arange(flat.shape[-1]).reshape([1] * (flat.rank - 1) + [-1])
+    is_best = add_operator("int_eq", Value.known(indices), best_index)
+    return is_best.select(1.0, 0.0).reshape(moved.shape).transpose(np.argsort(order).tolist())
 
 
-def _over_axes(name: str, nnef: str, of: Callable[[Value, list[int]], Value]) -> None:
+def _over_axes(name: str, nnef: str, function: Callable[[Value, list[int]], Value]) -> None:
     """Declares an operator over the attribute ``axis``: before opset 13 over all axes from it."""
 
     @op(name, nnef, until=12)
     def over_all(x: Value, *, axis: int = 1) -> Value:
-        return of(x, list(range(checked_axis(axis, x.rank), x.rank)))
+        return function(x, list(range(checked_axis(axis, x.rank), x.rank)))
 
     @op(name, nnef, since=13)
     def over_one(x: Value, *, axis: int = -1) -> Value:
-        return of(x, [checked_axis(axis, x.rank)])
+        return function(x, [checked_axis(axis, x.rank)])
 
 
 _over_axes("Softmax", "softmax", lambda x, axes: x.softmax(axes=axes))
@@ -602,15 +603,15 @@ def nll_loss(
     reduction: str = _REDUCTION,
 ) -> Value:
     """Imports the weighted negative log-likelihood of the targets by log-probabilities."""
-    kept: Value | None = None
+    is_kept: Value | None = None
     if ignore_index is not None:
-        gone = target.eq(ignore_index)
-        target = gone.select(0, target)
-        kept = gone.select(0.0, 1.0)
+        is_ignored = target.eq(ignore_index)
+        target = is_ignored.select(0, target)
+        is_kept = is_ignored.select(0.0, 1.0)
     loss = -logs.gather_elements(target.unsqueeze([1]), axis=1).squeeze([1])
     factors = None if weights is None else weights.gather(target, axis=0)
-    if kept is not None:
-        factors = kept if factors is None else factors * kept
+    if is_kept is not None:
+        factors = is_kept if factors is None else factors * is_kept
     loss = loss if factors is None else loss * factors
     if reduction == "none":
         return loss

@@ -3,14 +3,13 @@ values."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from cml_engine.formats.onnx.op_schemas import ML, OnnxCall, at_least, one_of, op
 from cml_engine.formats.onnx.operators.elementwise import wrap
 from cml_engine.formats.onnx.values import (
     InvalidNode,
+    Operand,
     Value,
     add_operators,
     allocate,
@@ -31,8 +30,8 @@ def _positive_indices(array: Array, extent: int) -> Array:
     Raises an error if an index is outside ``extent`` elements.
     """
     if array.size and (array.min() < -extent or array.max() >= extent):
-        wrong = array[(array < -extent) | (array >= extent)].flat[0]
-        raise InvalidNode(f"index {wrong} of {extent} elements")
+        invalid = array[(array < -extent) | (array >= extent)].flat[0]
+        raise InvalidNode(f"index {invalid} of {extent} elements")
     return np.asarray(array % extent if extent else array, np.int64)
 
 
@@ -42,9 +41,9 @@ def _wrap_indices(indices: Value, extents: list[int]) -> Value:
     ``extents`` has one extent for all indices, or one per element of the last axis. Returns the
     indices.
     """
-    added: Any = extents[0] if len(extents) == 1 else Value.known(np.array(extents, np.int64))
-    back = indices + added
-    return indices.lt(0).select(back, indices).typed(indices.dtype)
+    extent: Operand = extents[0] if len(extents) == 1 else Value.known(np.array(extents, np.int64))
+    wrapped = indices + extent
+    return indices.lt(0).select(wrapped, indices).typed(indices.dtype)
 
 
 def _gather_fold(x: Array, indices: Array, axis: int) -> Array:
@@ -59,19 +58,19 @@ def gather(x: Value, indices: Value, *, axis: int = 0) -> Value:
     extent = x.shape[axis]
     if indices.array is None:
         return x.gather(_wrap_indices(indices, [extent]), axis=axis)
-    places = _positive_indices(indices.array, extent)
-    flat = places.reshape(-1).tolist()
-    if flat and places.ndim <= 1 and flat == list(range(flat[0], flat[0] + len(flat))):
+    positive = _positive_indices(indices.array, extent)
+    flat = positive.reshape(-1).tolist()
+    if flat and positive.ndim <= 1 and flat == list(range(flat[0], flat[0] + len(flat))):
         part = x.slice(axis, flat[0], flat[0] + len(flat))
-        return part if places.ndim else part.squeeze([axis])
-    return x.gather(Value.known(places), axis=axis)
+        return part if positive.ndim else part.squeeze([axis])
+    return x.gather(Value.known(positive), axis=axis)
 
 
 @op("ArrayFeatureExtractor", "gather", domain=ML)
 def array_feature_extractor(x: Value, indices: Value) -> Value:
     x = x.unsqueeze([0]) if x.rank == 1 else x
-    places = _wrap_indices(indices.reshape([indices.size]), [x.shape[-1]])
-    return x.gather(places, axis=x.rank - 1)
+    wrapped = _wrap_indices(indices.reshape([indices.size]), [x.shape[-1]])
+    return x.gather(wrapped, axis=x.rank - 1)
 
 
 @op("GatherND", "gather_nd")
@@ -81,8 +80,8 @@ def gather_nd(x: Value, indices: Value, *, batch_dims: int = at_least(0, 0)) -> 
     if batch_dims:
         # prepend each element's batch indices to the given indices
         grid = np.indices(indices.shape[:-1])[:batch_dims]
-        own = Value.known(np.moveaxis(grid, 0, -1).astype(np.int64))
-        indices = concat([own, indices], indices.rank - 1)
+        batch_indices = Value.known(np.moveaxis(grid, 0, -1).astype(np.int64))
+        indices = concat([batch_indices, indices], indices.rank - 1)
     return x.gather_nd(indices)
 
 
@@ -140,14 +139,14 @@ def tensor_scatter(
     ``first`` gives the start index of each batch item (default 0).
     """
     axis = checked_axis(axis, cache.rank)
-    along = [-1 if a == axis else 1 for a in range(cache.rank)]
-    steps = np.arange(update.shape[axis]).reshape(along)
-    places = Value.known(np.broadcast_to(steps, update.shape))
+    axis_shape = [-1 if a == axis else 1 for a in range(cache.rank)]
+    steps = np.arange(update.shape[axis]).reshape(axis_shape)
+    indices = Value.known(np.broadcast_to(steps, update.shape))
     if first is not None:
-        places = places + first.reshape([first.shape[0], *[1] * (cache.rank - 1)])
+        indices = indices + first.reshape([first.shape[0], *[1] * (cache.rank - 1)])
     if mode == "circular":
-        places = places.int_mod(cache.shape[axis])
-    return cache.scatter_elements(places, update, axis=axis).typed(cache.dtype)
+        indices = indices.int_mod(cache.shape[axis])
+    return cache.scatter_elements(indices, update, axis=axis).typed(cache.dtype)
 
 
 @op("ReverseSequence", "reverse_sequence")
@@ -161,23 +160,23 @@ def one_hot(indices: Value, depth: float, values: Value, *, axis: int = -1) -> V
     axis = checked_axis(axis, indices.rank + 1)
     lifted = indices.cast("integer").unsqueeze([axis])
     checked_shape([*indices.shape, *allocate([count])])
-    places = np.arange(count).reshape([count if a == axis else 1 for a in range(lifted.rank)])
-    hit = elementwise("int_eq", _wrap_indices(lifted, [count]), Value.known(places))
+    classes = np.arange(count).reshape([count if a == axis else 1 for a in range(lifted.rank)])
+    is_class = elementwise("int_eq", _wrap_indices(lifted, [count]), Value.known(classes))
     off, on = (values.slice(0, i, i + 1).reshape([]) for i in range(2))
-    return hit.select(on, off).typed(values.dtype)
+    return is_class.select(on, off).typed(values.dtype)
 
 
 @op("Compress", "gather")
 def compress(x: Value, condition: Array, *, axis: int | None = None) -> Value:
-    kept = np.flatnonzero(condition)
+    selected = np.flatnonzero(condition)
     if axis is None:
         x, axis = x.reshape([x.size]), 0
     axis = checked_axis(axis, x.rank)
-    if kept.size and kept[-1] >= x.shape[axis]:
+    if selected.size and selected[-1] >= x.shape[axis]:
         raise InvalidNode(f"a condition of {condition.shape[0]} for {x.shape[axis]} elements")
     if x.array is not None:
-        return Value.known(x.array.take(kept, axis))
-    return x.gather(Value.known(kept), axis=axis)
+        return Value.known(x.array.take(selected, axis))
+    return x.gather(Value.known(selected), axis=axis)
 
 
 # -- results whose sizes depend on values --------------------------------------------------------
@@ -188,9 +187,9 @@ def non_zero(call: OnnxCall, x: Value) -> Value:
     if x.array is not None:
         allocate([x.rank, x.array.size])
         return Value.known(np.array(np.nonzero(x.array), np.int64))
-    places, count = add_operators("nonzero", 2, x, capacity=x.size)
-    current_import().add_count(call.node.outputs[0], count, places, 1)
-    return places.typed(np.int64)
+    indices, count = add_operators("nonzero", 2, x, capacity=x.size)
+    current_import().add_count(call.node.outputs[0], count, indices, 1)
+    return indices.typed(np.int64)
 
 
 @op("NonMaxSuppression", "non_max_suppression")
@@ -211,15 +210,15 @@ def non_max_suppression(
     if boxes_per_class < 1:
         return zeros((0, 3), np.int64)
     more = {} if score_threshold is None else {"score_threshold": score_threshold}
-    chosen, count = add_operators(
+    selected, count = add_operators(
         "non_max_suppression", 2, boxes, scores, iou_threshold=iou_threshold,
         max_per_class=min(int(boxes_per_class), boxes.shape[1]),
         center_point_box=center_point_box, **more,
     )  # fmt: skip
     if count.array is not None:
-        return chosen.typed(np.int64).slice(0, 0, int(count.array[0]))
-    current_import().add_count(call.node.outputs[0], count, chosen, 0)
-    return chosen.typed(np.int64)
+        return selected.typed(np.int64).slice(0, 0, int(count.array[0]))
+    current_import().add_count(call.node.outputs[0], count, selected, 0)
+    return selected.typed(np.int64)
 
 
 #: the most comparisons of numbers: Unique compares every part with every other
@@ -241,44 +240,47 @@ def unique(
     """
     if x.array is not None:
         return _unique_of_known(x.array, axis, sorted)
-    along = 0 if axis is None else checked_axis(axis, x.rank)
-    count = x.size if axis is None else x.shape[along]
+    unique_axis = 0 if axis is None else checked_axis(axis, x.rank)
+    count = x.size if axis is None else x.shape[unique_axis]
     if x.kind == "logical" or not 0 < count * x.size <= _MAX_COMPARED:
         raise unsupported_error(f"Unique of {count:,} parts, {x.size:,} of {x.dtype} in all")
-    order = [along, *(a for a in range(x.rank) if a != along)]
+    order = [unique_axis, *(a for a in range(x.rank) if a != unique_axis)]
     moved = x if axis is None else x.transpose(order)
     rows = moved.reshape([count, x.size // count])
-    same, less = _compare_rows(rows)
+    are_equal, precedes = _compare_rows(rows)
     column = Value.known(np.arange(count).reshape(-1, 1))
-    line = Value.known(np.arange(count).reshape(1, -1))
+    row = Value.known(np.arange(count).reshape(1, -1))
     # the first of equal parts is kept; its rank is the number of kept parts before it
-    alike = same.select(1.0, 0.0)
-    first = alike.argmax_reduce(axes=[1])
-    counts_itself = first.eq(column).transpose([1, 0])
-    ones = counts_itself.select(1.0, 0.0)
-    before = (less if sorted else line.lt(first)).select(ones, 0.0)
-    place = before.sum_reduce(axes=[1]).cast("integer")
+    equal_count = are_equal.select(1.0, 0.0)
+    first = equal_count.argmax_reduce(axes=[1])
+    is_first = first.eq(column).transpose([1, 0])
+    ones = is_first.select(1.0, 0.0)
+    preceding_kept = (precedes if sorted else row.lt(first)).select(ones, 0.0)
+    rank_of_part = preceding_kept.sum_reduce(axes=[1]).cast("integer")
     # the part at each rank
-    holds = place.transpose([1, 0]).eq(column).and_(counts_itself)
-    at = holds.select(1.0, 0.0).argmax_reduce(axes=[1])
-    is_found = holds.any_reduce(axes=[1])
-    found = ones.sum_reduce(axes=[0, 1]).cast("integer")
-    flat = at.squeeze([1])
+    is_at_rank = rank_of_part.transpose([1, 0]).eq(column).and_(is_first)
+    part_at_rank = is_at_rank.select(1.0, 0.0).argmax_reduce(axes=[1])
+    has_part = is_at_rank.any_reduce(axes=[1])
+    n_distinct = ones.sum_reduce(axes=[0, 1]).cast("integer")
+    flat = part_at_rank.squeeze([1])
 
     def filled(value: Value) -> Value:
-        return is_found.select(value, -1 if value.kind == "integer" else -1.0)
+        return has_part.select(value, -1 if value.kind == "integer" else -1.0)
 
     values = filled(rows.gather(flat, axis=0)).reshape(moved.shape)
     if axis is None:
         values = values.reshape([count])
     else:
         values = values.transpose(np.argsort(order).tolist())
-    times = filled(alike.sum_reduce(axes=[1]).cast("integer").gather(flat, axis=0))
-    results = [values.typed(x.dtype), *(v.squeeze([1]) for v in (filled(at), place, times))]
-    for i, valid_along in ((0, along), (1, 0), (3, 0)):
+    counts = filled(equal_count.sum_reduce(axes=[1]).cast("integer").gather(flat, axis=0))
+    results = [
+        values.typed(x.dtype),
+        *(v.squeeze([1]) for v in (filled(part_at_rank), rank_of_part, counts)),
+    ]
+    for i, valid_along in ((0, unique_axis), (1, 0), (3, 0)):
         if call.wants(i):
-            number = found.squeeze([1])
-            current_import().add_count(call.node.outputs[i], number, results[i], valid_along)
+            n_valid = n_distinct.squeeze([1])
+            current_import().add_count(call.node.outputs[i], n_valid, results[i], valid_along)
     return [results[0], *(v.typed(np.int64) for v in results[1:])]
 
 
@@ -302,14 +304,14 @@ def _compare_rows(rows: Value) -> tuple[Value, Value]:
     first number that differs. NaN is the greatest number and equal to itself.
     """
     a, b = rows.unsqueeze([1]), rows.unsqueeze([0])
-    same, less = a.eq(b), b.lt(a)
+    are_equal, precedes = a.eq(b), b.lt(a)
     if rows.kind != "integer":
-        none_a, none_b = a.is_nan(), b.is_nan()
-        same = same.or_(none_a.and_(none_b))
-        less = less.or_(none_a.and_(none_b.not_()))
+        is_nan_a, is_nan_b = a.is_nan(), b.is_nan()
+        are_equal = are_equal.or_(is_nan_a.and_(is_nan_b))
+        precedes = precedes.or_(is_nan_a.and_(is_nan_b.not_()))
     if rows.shape[1] == 1:
-        return same.squeeze([2]), less.squeeze([2])
-    differs = same.select(0.0, 1.0).argmax_reduce(axes=[2])
-    decided = less.select(1.0, 0.0).gather_elements(differs, axis=2)
+        return are_equal.squeeze([2]), precedes.squeeze([2])
+    differs = are_equal.select(0.0, 1.0).argmax_reduce(axes=[2])
+    decided = precedes.select(1.0, 0.0).gather_elements(differs, axis=2)
     is_less = decided.squeeze([2]).gt(0.5)
-    return same.all_reduce(axes=[2]).squeeze([2]), is_less
+    return are_equal.all_reduce(axes=[2]).squeeze([2]), is_less

@@ -43,15 +43,15 @@ def loop(
     *carried: Value,
     body: OnnxGraph,
 ) -> list[Value]:
-    go_on = Value.known(np.array(True)) if condition is None else condition
+    is_running = Value.known(np.array(True)) if condition is None else condition
     state, count = list(carried), 0
     stacked: list[list[Value]] = [[] for _ in range(len(body.outputs) - 1 - len(state))]
     while (number_of_iterations is None or count < number_of_iterations) and bool(
-        constant(go_on, "the loop's condition").reshape(-1)[0]
+        constant(is_running, "the loop's condition").reshape(-1)[0]
     ):
         current_budget().charge_nodes(1, f"iteration {count:,} of the loop")
-        inputs = [Value.known(np.array(count, np.int64)), go_on, *state]
-        go_on, *results = call.inner(body, _named_inputs(body, inputs), f"{count}_")
+        inputs = [Value.known(np.array(count, np.int64)), is_running, *state]
+        is_running, *results = call.inner(body, _named_inputs(body, inputs), f"{count}_")
         state = results[: len(state)]
         for parts, value in zip(stacked, results[len(state) :], strict=True):
             parts.append(value.unsqueeze([0]))
@@ -84,7 +84,7 @@ def scan(
     state, scanned = list(inputs[:count]), inputs[count:]
     axes = scan_input_axes or [0] * num_scan_inputs
     axes = [checked_axis(a, v.rank) for a, v in zip(axes, scanned, strict=True)]
-    back = scan_input_directions or [0] * num_scan_inputs
+    reversed_inputs = scan_input_directions or [0] * num_scan_inputs
     lengths = {v.shape[a] for a, v in zip(axes, scanned, strict=True)}
     if len(lengths) != 1:
         raise InvalidNode(f"it goes over {sorted(lengths)} elements at once")
@@ -92,21 +92,21 @@ def scan(
     current_budget().check_nodes(length, "the operator")
     stacked: list[list[Value]] = [[] for _ in range(len(body.outputs) - len(state))]
     out_axes = scan_output_axes or [0] * len(stacked)
-    out_back = scan_output_directions or [0] * len(stacked)
+    reversed_outputs = scan_output_directions or [0] * len(stacked)
     for step in range(length):
         parts = []
-        for value, axis, turned in zip(scanned, axes, back, strict=True):
-            at = length - 1 - step if turned else step
-            parts.append(value.slice(axis, at, at + 1).squeeze([axis]))
+        for value, axis, is_reversed in zip(scanned, axes, reversed_inputs, strict=True):
+            index = length - 1 - step if is_reversed else step
+            parts.append(value.slice(axis, index, index + 1).squeeze([axis]))
         results = call.inner(body, _named_inputs(body, [*state, *parts]), f"{step}_")
         state = results[: len(state)]
-        for found, value, axis in zip(stacked, results[len(state) :], out_axes, strict=True):
-            found.append(value.unsqueeze([checked_axis(axis, value.rank + 1)]))
-    finished = [
-        _joined(found[::-1] if turned else found, axis)
-        for found, axis, turned in zip(stacked, out_axes, out_back, strict=True)
+        for outputs, value, axis in zip(stacked, results[len(state) :], out_axes, strict=True):
+            outputs.append(value.unsqueeze([checked_axis(axis, value.rank + 1)]))
+    joined = [
+        _joined(outputs[::-1] if is_reversed else outputs, axis)
+        for outputs, axis, is_reversed in zip(stacked, out_axes, reversed_outputs, strict=True)
     ]
-    return [*state, *finished]
+    return [*state, *joined]
 
 
 State = list[Value]
@@ -149,15 +149,15 @@ Step = Callable[[RecurrentCell, Value, State], State]
 
 
 def _lstm_step(cell: RecurrentCell, x: Value, state: State) -> State:
-    hidden, old = state
+    hidden, old_cell = state
     i, o, f, c = cell.parts(x + hidden.linear(cell.recurrent, 0.0), 4)
-    look = [None] * 3 if cell.peephole is None else cell.parts(cell.peephole, 3)
-    i = cell.apply(0, _add_peephole(i, look[0], old))
-    f = 1.0 - i if cell.variant else cell.apply(0, _add_peephole(f, look[2], old))
-    new = f * old + i * cell.apply(1, c)
-    o = cell.apply(0, _add_peephole(o, look[1], new))
+    peepholes = [None] * 3 if cell.peephole is None else cell.parts(cell.peephole, 3)
+    i = cell.apply(0, _add_peephole(i, peepholes[0], old_cell))
+    f = 1.0 - i if cell.variant else cell.apply(0, _add_peephole(f, peepholes[2], old_cell))
+    new_cell = f * old_cell + i * cell.apply(1, c)
+    o = cell.apply(0, _add_peephole(o, peepholes[1], new_cell))
     # `clip` bounds the sums of the gates only: ONNX Runtime does not clip the argument of h
-    return [o * cell.apply(2, new, clipped=False), new]
+    return [o * cell.apply(2, new_cell, clipped=False), new_cell]
 
 
 def _add_peephole(gate: Value, weights: Value | None, state: Value) -> Value:
@@ -167,14 +167,16 @@ def _add_peephole(gate: Value, weights: Value | None, state: Value) -> Value:
 def _gru_step(cell: RecurrentCell, x: Value, state: State) -> State:
     hidden, n = state[0], cell.size
     xz, xr, xh = cell.parts(x, 3)
-    of_z, of_r, of_h = cell.recurrent.split(0, [n, n, n])
+    weights_z, weights_r, weights_h = cell.recurrent.split(0, [n, n, n])
     # x already includes the state biases of z and r
-    z = cell.apply(0, xz + hidden.linear(of_z, 0.0))
-    r = cell.apply(0, xr + hidden.linear(of_r, 0.0))
+    z = cell.apply(0, xz + hidden.linear(weights_z, 0.0))
+    r = cell.apply(0, xr + hidden.linear(weights_r, 0.0))
     bias = cell.bias[1].slice(1, 2 * n, 3 * n)
-    inner = r * hidden.linear(of_h, bias) if cell.variant else (r * hidden).linear(of_h, bias)
-    new = cell.apply(1, xh + inner)
-    return [new + z * (hidden - new)]
+    inner = (
+        r * hidden.linear(weights_h, bias) if cell.variant else (r * hidden).linear(weights_h, bias)
+    )
+    candidate = cell.apply(1, xh + inner)
+    return [candidate + z * (hidden - candidate)]
 
 
 def _rnn_step(cell: RecurrentCell, x: Value, state: State) -> State:
@@ -190,7 +192,7 @@ def _rows(value: Value, index: int) -> Value:
 
 
 def _steps(
-    cell: RecurrentCell, x: Value, state: State, lengths: list[int], back: bool, step: Step
+    cell: RecurrentCell, x: Value, state: State, lengths: list[int], is_reversed: bool, step: Step
 ) -> tuple[Value, State]:
     """Adds all steps of one direction over ``x``, [length, batch, width], from ``state``.
 
@@ -198,28 +200,28 @@ def _steps(
     [length, 1, batch, size], and the last state.
     """
     length, batch, width = x.shape
-    every = x.reshape([length * batch, width]).linear(cell.weights, cell.bias[0])
-    found: list[Value] = []
-    for t in range(length)[:: -1 if back else 1]:
-        new = step(cell, every.slice(0, t * batch, (t + 1) * batch), state)
-        hidden = new[0]
+    projected = x.reshape([length * batch, width]).linear(cell.weights, cell.bias[0])
+    hidden_states: list[Value] = []
+    for t in range(length)[:: -1 if is_reversed else 1]:
+        new_state = step(cell, projected.slice(0, t * batch, (t + 1) * batch), state)
+        hidden = new_state[0]
         if min(lengths) <= t:
-            runs = Value.known(np.array([t < n for n in lengths]).reshape(batch, 1))
-            new = [runs.select(a, b) for a, b in zip(new, state, strict=True)]
-            hidden = runs.select(hidden, 0.0)
-        state = new
-        found.append(hidden.reshape([1, 1, batch, cell.size]))
-    return concat(found[::-1] if back else found, 0), state
+            is_within = Value.known(np.array([t < n for n in lengths]).reshape(batch, 1))
+            new_state = [is_within.select(a, b) for a, b in zip(new_state, state, strict=True)]
+            hidden = is_within.select(hidden, 0.0)
+        state = new_state
+        hidden_states.append(hidden.reshape([1, 1, batch, cell.size]))
+    return concat(hidden_states[::-1] if is_reversed else hidden_states, 0), state
 
 
-def _input_bias(of_x: Value, of_state: Value, gates: int, size: int) -> Value:
+def _input_bias(input_bias: Value, state_bias: Value, gates: int, size: int) -> Value:
     """Returns the sum of the bias of the input and the bias of the state.
 
     The state's bias of a GRU's last gate is left out, because the reset gate scales it.
     """
     if gates == 3:
-        of_state = concat([of_state.slice(1, 0, 2 * size), zeros((1, size))], 1)
-    return of_x + of_state
+        state_bias = concat([state_bias.slice(1, 0, 2 * size), zeros((1, size))], 1)
+    return input_bias + state_bias
 
 
 def _activations(
@@ -235,12 +237,12 @@ def _activations(
     names = names or defaults
     if len(names) != len(defaults):
         raise InvalidNode(f"activations {names}: wanted {len(defaults)}")
-    both = [list(alphas or []), list(betas or [])]
-    found = []
+    parameter_lists = [list(alphas or []), list(betas or [])]
+    activations = []
     for name in names:
-        lists = both[: parameter_count(name)]
-        found.append((name, [values.pop(0) for values in lists] if all(lists) else []))
-    return found
+        lists = parameter_lists[: parameter_count(name)]
+        activations.append((name, [values.pop(0) for values in lists] if all(lists) else []))
+    return activations
 
 
 def _declare(
@@ -267,7 +269,7 @@ def _declare(
         direction: str = one_of("forward", "reverse", "bidirectional"),
         hidden_size: int | None = at_least(1),
         layout: bool = attribute(False, since=14),
-        **more: bool,
+        **variant_attrs: bool,
     ) -> list[Value]:
         x = x.transpose([1, 0, 2]) if layout else x
         length, batch, _ = x.shape
@@ -275,37 +277,43 @@ def _declare(
         directions = 2 if direction == "bidirectional" else 1
         if weights.shape[0] != directions:
             raise InvalidNode(f"direction '{direction}' with weights {weights}")
-        named = _activations(activations, defaults * directions, activation_alpha, activation_beta)
-        given = [initial, initial_cell][:states]
-        given = [v.transpose([1, 0, 2]) if layout and v is not None else v for v in given]
-        outputs, finals = [], []
+        activation_list = _activations(
+            activations, defaults * directions, activation_alpha, activation_beta
+        )
+        initial_states = [initial, initial_cell][:states]
+        initial_states = [
+            v.transpose([1, 0, 2]) if layout and v is not None else v for v in initial_states
+        ]
+        outputs, states_by_direction = [], []
         for d in range(directions):
             rows = _rows(recurrent, d)
             size = rows.shape[1]
-            of_x = of_state = zeros((1, gates * size))
+            input_bias = state_bias = zeros((1, gates * size))
             if bias is not None:
-                of_x, of_state = bias.slice(0, d, d + 1).split(1, [gates * size] * 2)
+                input_bias, state_bias = bias.slice(0, d, d + 1).split(1, [gates * size] * 2)
             cell = RecurrentCell(
                 weights=_rows(weights, d),
                 recurrent=rows,
-                bias=(_input_bias(of_x, of_state, gates, size), of_state),
+                bias=(_input_bias(input_bias, state_bias, gates, size), state_bias),
                 peephole=None if peepholes is None else peepholes.slice(0, d, d + 1),
-                activations=named[d * len(defaults) : (d + 1) * len(defaults)],
+                activations=activation_list[d * len(defaults) : (d + 1) * len(defaults)],
                 clip=clip,
-                variant=more.get(variant, False),
+                variant=variant_attrs.get(variant, False),
             )
-            state = [zeros((batch, size)) if v is None else _rows(v, d) for v in given]
-            back = direction == "reverse" or d == 1
+            state = [zeros((batch, size)) if v is None else _rows(v, d) for v in initial_states]
+            is_reversed = direction == "reverse" or d == 1
             lengths = sequence_lengths or [length] * batch
-            y, state = _steps(cell, x, state, lengths, back, step)
+            y, state = _steps(cell, x, state, lengths, is_reversed, step)
             outputs.append(y)
-            finals.append(state)
+            states_by_direction.append(state)
         y = concat(outputs, 1)
-        lasts = [concat([f[i].unsqueeze([0]) for f in finals], 0) for i in range(states)]
+        final_states = [
+            concat([f[i].unsqueeze([0]) for f in states_by_direction], 0) for i in range(states)
+        ]
         if layout:
             y = y.transpose([2, 0, 1, 3])
-            lasts = [v.transpose([1, 0, 2]) for v in lasts]
-        return [y, *lasts]
+            final_states = [v.transpose([1, 0, 2]) for v in final_states]
+        return [y, *final_states]
 
     op(name, "linear, split, add, mul, and the activations, for every step", attrs=attrs,
        inputs=8 if name == "LSTM" else 6)(form)  # fmt: skip

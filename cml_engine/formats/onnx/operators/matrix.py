@@ -46,8 +46,8 @@ def matmul(x: Value, y: Value, turn_x: object = False, turn_y: object = False) -
 
 def _mat_mul_fold(x: Array, y: Array) -> Array:
     rows, columns = x.shape[:-1], y.shape[-1:]
-    made = allocate([*y.shape[:-2], *rows, *columns], max(x.itemsize, y.itemsize))
-    products = prod(made) * x.shape[-1] if x.ndim else 0
+    shape = allocate([*y.shape[:-2], *rows, *columns], max(x.itemsize, y.itemsize))
+    products = prod(shape) * x.shape[-1] if x.ndim else 0
     current_budget().charge_steps(products >> 10, "its product")
     return np.asarray(np.matmul(x, y))
 
@@ -69,17 +69,17 @@ def gemm(
     *,
     alpha: float = 1.0,
     beta: float = 1.0,
-    **turns: int,
+    **flags: int,
 ) -> Value:
     if bias is not None and beta == 0.0:
         bias = None
-    if weights.array is not None and not turns["transA"] and x.rank == 2:
-        rows = weights.array if turns["transB"] else weights.array.T
+    if weights.array is not None and not flags["transA"] and x.rank == 2:
+        rows = weights.array if flags["transB"] else weights.array.T
         row = _linear_bias(bias, beta, rows.shape[0])
         if row is not None:
             scaled = rows * np.float32(alpha) if alpha != 1.0 else rows
             return x.linear(Value.known(scaled, weights.name), row)
-    result = matmul(x, weights, turns["transA"], turns["transB"])
+    result = matmul(x, weights, flags["transA"], flags["transB"])
     result = result if alpha == 1.0 else result * alpha
     if bias is None:
         return result
@@ -103,10 +103,10 @@ _FUSED = {name: attribute(0, kind=int) for name in ("transBatchA", "transBatchB"
 
 @op("FusedMatMul", "matmul, mul", attrs={**_TURNS, **_FUSED}, domain=MICROSOFT)
 @op("TransposeMatMul", "matmul, mul", attrs={**_TURNS, **_FUSED}, domain=MICROSOFT)
-def fused_matmul(x: Value, y: Value, *, alpha: float = 1.0, **turns: int) -> Value:
-    if turns["transBatchA"] or turns["transBatchB"]:
+def fused_matmul(x: Value, y: Value, *, alpha: float = 1.0, **flags: int) -> Value:
+    if flags["transBatchA"] or flags["transBatchB"]:
         raise unsupported_error("transBatchA or transBatchB")
-    result = matmul(x, y, turns["transA"], turns["transB"])
+    result = matmul(x, y, flags["transA"], flags["transB"])
     return result if alpha == 1.0 else result * alpha
 
 
@@ -146,8 +146,8 @@ def _integer_einsum(pairs: Sequence[tuple[Value, str]], result: str) -> Value:
         missing = [a for a, c in enumerate(labels) if c not in term]
         lifted.append(value.transpose(order).unsqueeze(missing))
     product = reduce(lambda x, y: add_operator("int_mul", x, y), lifted)
-    summed = list(range(len(result), len(labels)))
-    return integer_sum(product, summed).squeeze(summed) if summed else product
+    summed_axes = list(range(len(result), len(labels)))
+    return integer_sum(product, summed_axes).squeeze(summed_axes) if summed_axes else product
 
 
 def _parse_equation(equation: str, values: Sequence[Value]) -> tuple[list[str], str]:
@@ -156,24 +156,30 @@ def _parse_equation(equation: str, values: Sequence[Value]) -> tuple[list[str], 
     An ellipsis becomes letters that the equation does not use.
     """
     text = equation.replace(" ", "")
-    left, arrow, result = text.partition("->")
-    terms = left.split(",")
+    operand_text, arrow_text, result = text.partition("->")
+    terms = operand_text.split(",")
     if len(terms) != len(values):
         raise InvalidNode(f"equation '{equation}' has {len(terms)} operands, got {len(values)}")
-    free = [c for c in string.ascii_letters if c not in text]
-    hidden = [v.rank - len(t.replace("...", "")) for t, v in zip(terms, values, strict=True)]
-    depth = max((n for n, t in zip(hidden, terms, strict=True) if "..." in t), default=0)
-    if depth > len(free) or any(n < 0 for n in hidden):
+    unused_letters = [c for c in string.ascii_letters if c not in text]
+    ellipsis_ranks = [
+        v.rank - len(t.replace("...", "")) for t, v in zip(terms, values, strict=True)
+    ]
+    depth = max((n for n, t in zip(ellipsis_ranks, terms, strict=True) if "..." in t), default=0)
+    if depth > len(unused_letters) or any(n < 0 for n in ellipsis_ranks):
         raise InvalidNode(f"equation '{equation}' of {', '.join(map(str, values))}")
-    dots = "".join(free[:depth])
-    filled = [t.replace("...", dots[depth - n :]) for t, n in zip(terms, hidden, strict=True)]
-    for term, value in zip(filled, values, strict=True):
+    dots = "".join(unused_letters[:depth])
+    full_terms = [
+        t.replace("...", dots[depth - n :]) for t, n in zip(terms, ellipsis_ranks, strict=True)
+    ]
+    for term, value in zip(full_terms, values, strict=True):
         if len(term) != value.rank or not term.isalpha() and term:
             raise InvalidNode(f"equation '{equation}': '{term}' does not fit {value}")
-    if not arrow:
-        once = sorted(c for c in set(left) - set(",.") if left.count(c) == 1)
-        return filled, dots + "".join(once)
-    return filled, result.replace("...", dots)
+    if not arrow_text:
+        unique_labels = sorted(
+            c for c in set(operand_text) - set(",.") if operand_text.count(c) == 1
+        )
+        return full_terms, dots + "".join(unique_labels)
+    return full_terms, result.replace("...", dots)
 
 
 def _take_diagonals(value: Value, labels: str) -> tuple[Value, str]:
@@ -192,9 +198,9 @@ def _diagonal(value: Value, first: int, second: int) -> Value:
     order = [a for a in range(value.rank) if a not in (first, second)]
     moved = value.transpose([first, second, *order])
     flat = moved.reshape([n * n, *(value.shape[a] for a in order)])
-    taken = flat.gather(Value.known(np.arange(n, dtype=np.int64) * (n + 1)), axis=0)
+    diagonal = flat.gather(Value.known(np.arange(n, dtype=np.int64) * (n + 1)), axis=0)
     # move the diagonal's axis to the position of the first one
-    return taken.transpose([*range(1, first + 1), 0, *range(first + 1, taken.rank)])
+    return diagonal.transpose([*range(1, first + 1), 0, *range(first + 1, diagonal.rank)])
 
 
 def _squeeze_ones(pairs: Sequence[tuple[Value, str]]) -> list[tuple[Value, str]]:
@@ -203,12 +209,12 @@ def _squeeze_ones(pairs: Sequence[tuple[Value, str]]) -> list[tuple[Value, str]]
     for value, term in pairs:
         for label, n in zip(term, value.shape, strict=True):
             extents[label] = max(extents.get(label, 1), n)
-    found = []
+    squeezed = []
     for value, term in pairs:
         ones = [a for a, c in enumerate(term) if value.shape[a] == 1 < extents[c]]
-        kept = "".join(c for a, c in enumerate(term) if a not in ones)
-        found.append((value.squeeze(ones), kept))
-    return found
+        labels = "".join(c for a, c in enumerate(term) if a not in ones)
+        squeezed.append((value.squeeze(ones), labels))
+    return squeezed
 
 
 # -- products of integers --------------------------------------------------------------------------
@@ -251,11 +257,11 @@ def det(x: Value) -> Value:
 
 
 def _determinant(rows: list[list[Value]]) -> Value:
-    first, *others = rows
-    if not others:
+    first, *minor_rows = rows
+    if not minor_rows:
         return first[0]
     terms = (
-        element * _determinant([row[:i] + row[i + 1 :] for row in others])
+        element * _determinant([row[:i] + row[i + 1 :] for row in minor_rows])
         for i, element in enumerate(first)
     )
     total = next(terms)

@@ -58,9 +58,9 @@ def reshape(x: Value, shape: list[int], *, allowzero: bool = False) -> Value:
         shape = [x.shape[i] if n == 0 else n for i, n in enumerate(shape)]
     if shape.count(-1) > 1 or any(n < -1 for n in shape):
         raise InvalidNode(f"the shape {shape}")
-    rest = prod([n for n in shape if n != -1])
-    count = x.size // rest if -1 in shape and rest else 1
-    if rest * count != x.size or (-1 in shape and not rest):
+    known_size = prod([n for n in shape if n != -1])
+    count = x.size // known_size if -1 in shape and known_size else 1
+    if known_size * count != x.size or (-1 in shape and not known_size):
         raise InvalidNode(f"{x} does not fit the shape {shape}")
     return x.reshape([count if n == -1 else n for n in shape])
 
@@ -69,8 +69,8 @@ def reshape(x: Value, shape: list[int], *, allowzero: bool = False) -> Value:
 def flatten(x: Value, *, axis: int = 1) -> Value:
     if not -x.rank <= axis <= x.rank:
         raise InvalidNode(f"axis {axis} of {x}")
-    at = axis if axis >= 0 else axis + x.rank
-    halves = [x.shape[:at], x.shape[at:]]
+    split_axis = axis if axis >= 0 else axis + x.rank
+    halves = [x.shape[:split_axis], x.shape[split_axis:]]
     return x.reshape([prod(half) for half in halves])
 
 
@@ -127,8 +127,8 @@ def split(
     if sizes is None:
         count = num_outputs or len(call.node.outputs)
         current_budget().check_nodes(count, "the operator")
-        each = -(-x.shape[axis] // count)
-        ends = [min(x.shape[axis], each * (i + 1)) for i in range(count)]
+        part_size = -(-x.shape[axis] // count)
+        ends = [min(x.shape[axis], part_size * (i + 1)) for i in range(count)]
         sizes = np.diff([0, *ends]).tolist()
     if sum(sizes) != x.shape[axis] or any(n < 0 for n in sizes):
         raise InvalidNode(f"{x} cannot be split into {list(sizes)} along axis {axis}")
@@ -227,19 +227,19 @@ def pad(
     padded = range(x.rank) if axes is None else checked_axes(axes, x.rank)
     if len(pads) != 2 * len(padded):
         raise InvalidNode(f"padding {list(pads)} of the axes {list(padded)}, mode '{mode}'")
-    sides = [(0, 0)] * x.rank
+    padding = [(0, 0)] * x.rank
     for i, axis in enumerate(padded):
-        sides[axis] = (pads[i], pads[i + len(padded)])
-    return _padded(x, sides, mode, value)
+        padding[axis] = (pads[i], pads[i + len(padded)])
+    return _padded(x, padding, mode, value)
 
 
-def _padded(x: Value, sides: Sequence[tuple[int, int]], mode: str, value: float) -> Value:
-    checked_shape([n + a + b for n, (a, b) in zip(x.shape, sides, strict=True)])
-    if not any(a or b for a, b in sides):
+def _padded(x: Value, padding: Sequence[tuple[int, int]], mode: str, value: float) -> Value:
+    checked_shape([n + a + b for n, (a, b) in zip(x.shape, padding, strict=True)])
+    if not any(a or b for a, b in padding):
         return x
     if mode != "wrap" and x.kind == "scalar":
-        return x.pad(padding=list(sides), border=_BORDERS[mode], value=value)
-    for axis, (before, after) in enumerate(sides):
+        return x.pad(padding=list(padding), border=_BORDERS[mode], value=value)
+    for axis, (before, after) in enumerate(padding):
         x = _padded_axis(x, axis, before, after, mode, value)
     return x
 
@@ -261,21 +261,21 @@ def _padded_axis(x: Value, axis: int, before: int, after: int, mode: Any, value:
             parts.append(Value.known(np.full(shape, value, x.dtype)))
         return concat([parts[0], x, parts[1]], axis)
     allocate([before + x.shape[axis] + after])
-    places = np.pad(np.arange(x.shape[axis]), (before, after), mode)
-    return x.gather(Value.known(places), axis=axis)
+    indices = np.pad(np.arange(x.shape[axis]), (before, after), mode)
+    return x.gather(Value.known(indices), axis=axis)
 
 
 @op("CenterCropPad", "slice, pad")
 def center_crop_pad(x: Value, shape: list[int], *, axes: list[int] | None = None) -> Value:
-    sides = [(0, 0)] * x.rank
-    which = range(x.rank) if axes is None else checked_axes(axes, x.rank)
-    for axis, n in zip(which, shape, strict=True):
+    padding = [(0, 0)] * x.rank
+    cropped_axes = range(x.rank) if axes is None else checked_axes(axes, x.rank)
+    for axis, n in zip(cropped_axes, shape, strict=True):
         start, missing = (x.shape[axis] - n) // 2, n - x.shape[axis]
         if missing < 0:
             x = x.slice(axis, start, start + n)
         else:
-            sides[axis] = (missing // 2, missing - missing // 2)
-    return _padded(x, sides, "constant", 0.0)
+            padding[axis] = (missing // 2, missing - missing // 2)
+    return _padded(x, padding, "constant", 0.0)
 
 
 @op("Trilu", "select")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from cml_engine.formats.onnx.op_schemas import MICROSOFT, at_least, attribute, op
 from cml_engine.formats.onnx.operators.convolution import CONV, convolve
@@ -42,8 +43,8 @@ def _blocks(value: Value, x: Value, axis: int, block: int) -> Value:
     if value.rank != x.rank or -(-x.shape[axis] // block) != value.shape[axis]:
         raise InvalidNode(f"{value} of {x} in blocks of {block}")
     before, count, after = value.shape[:axis], value.shape[axis], value.shape[axis + 1 :]
-    each = value.unsqueeze([axis + 1]).expand([*before, count, block, *after])
-    return each.reshape([*before, count * block, *after]).slice(axis, 0, x.shape[axis])
+    repeated = value.unsqueeze([axis + 1]).expand([*before, count, block, *after])
+    return repeated.reshape([*before, count * block, *after]).slice(axis, 0, x.shape[axis])
 
 
 def dequantize(x: Value, scale: Value, zero: Value | None, axis: int = 1, block: int = 0) -> Value:
@@ -55,20 +56,22 @@ def dequantize(x: Value, scale: Value, zero: Value | None, axis: int = 1, block:
     scale = _ranged(scale, x, axis, block)
     zero = None if zero is None else _ranged(zero, x, axis, block)
     if x.array is not None and scale.array is not None and (zero is None or zero.array is not None):
-        whole = x.array.astype(np.float64)
-        whole = whole if zero is None or zero.array is None else whole - zero.array
-        at = checked_axis(axis, x.rank) if block else 0
+        integers = x.array.astype(np.float64)
+        integers = integers if zero is None or zero.array is None else integers - zero.array
+        block_axis = checked_axis(axis, x.rank) if block else 0
         in_blocks = (
-            block and scales is not None and scales.shape == scales_shape(x.shape, at, block)
+            block
+            and scales is not None
+            and scales.shape == scales_shape(x.shape, block_axis, block)
         )
         if in_blocks and scales is not None and x.dtype.kind in "iu" and x.size:
-            low, high = whole.min(), whole.max()
+            low, high = integers.min(), integers.max()
             if low >= -128 and high <= 127:
                 bits = 4 if low >= -8 and high <= 7 else 8
-                of = (whole.astype(np.int8), scales.astype(np.float32))
-                stored = Blocks(*of, at, min(block, x.shape[at]), bits)
+                parts = (integers.astype(np.int8), scales.astype(np.float32))
+                stored = Blocks(*parts, block_axis, min(block, x.shape[block_axis]), bits)
                 return Value.known(stored.values(), x.name)
-        return Value.known((whole * scale.array).astype(np.float32), x.name)
+        return Value.known((integers * scale.array).astype(np.float32), x.name)
     y = x.scalar()
     if zero is not None and (zero.array is None or zero.array.any()):
         y = y - zero.scalar()
@@ -76,7 +79,7 @@ def dequantize(x: Value, scale: Value, zero: Value | None, axis: int = 1, block:
 
 
 def quantize(
-    x: Value, scale: Value, zero: Value | None, dtype: Any, axis: int = 1, block: int = 0
+    x: Value, scale: Value, zero: Value | None, dtype: DTypeLike, axis: int = 1, block: int = 0
 ) -> Value:
     """Adds operators for x / scale, rounded to even, plus zero, clamped to the range of ``dtype``.
 
@@ -100,10 +103,10 @@ def quantize_linear(
     precision: int = attribute(0, since=19),
     saturate: int = attribute(1, since=19),
 ) -> Value:
-    kind = ELEMENT_TYPES.get(output_dtype or 2, "")
+    type_name = ELEMENT_TYPES.get(output_dtype or 2, "")
     dtype = zero.dtype if zero is not None else element_dtype(output_dtype or 2)
-    if dtype is None or dtype.kind not in "iu" or kind in ("int4", "uint4"):
-        raise unsupported_error(f"quantizing to {kind}")
+    if dtype is None or dtype.kind not in "iu" or type_name in ("int4", "uint4"):
+        raise unsupported_error(f"quantizing to {type_name}")
     return quantize(x, scale, zero, dtype, axis, block_size)
 
 
@@ -128,8 +131,8 @@ def dynamic_quantize_linear(x: Value) -> list[Value]:
     # divide, because a product with the reciprocal would round ties differently
     step = (top - low) / 255.0
     scale = step.gt(0.0).select(step, 1.0)
-    start = (-low / scale).round_even().clamp(0.0, 255.0)
-    zero = start.cast("integer").typed(np.uint8)
+    zero_float = (-low / scale).round_even().clamp(0.0, 255.0)
+    zero = zero_float.cast("integer").typed(np.uint8)
     return [quantize(x, scale, zero, np.uint8), scale, zero]
 
 
@@ -160,12 +163,12 @@ def qlinear_conv(
     numbers = dequantize(x, x_scale, x_zero)
     ones = [1] * (weights.rank - 1)
     scale, zero = (_column(v, [*v.shape, *ones]) for v in (w_scale, w_zero))
-    kernel = dequantize(weights, scale, zero)
-    row: Value | float = 0.0
+    weight_values = dequantize(weights, scale, zero)
+    bias_row: Value | float = 0.0
     if bias is not None:
-        of_x, of_weights = (v.reshape([v.size]) for v in (x_scale, w_scale))
-        row = (bias.scalar() * of_weights * of_x).unsqueeze([0])
-    y = convolve(numbers, kernel, row, **window)
+        input_scale, weight_scale = (v.reshape([v.size]) for v in (x_scale, w_scale))
+        bias_row = (bias.scalar() * weight_scale * input_scale).unsqueeze([0])
+    y = convolve(numbers, weight_values, bias_row, **window)
     return quantize(y, y_scale, y_zero, y_zero.dtype)
 
 
@@ -199,14 +202,14 @@ def matmul_nbits(
     if codes.shape[1] != blocks * block_size:
         raise InvalidNode(f"{codes.shape[1]} codes a row, wanted {blocks} times {block_size}")
     factors = scales.reshape([rows, blocks])
-    whole = Value.known((codes[:, :inner].astype(np.int16) - middle).astype(np.int8))
-    y = matmul(x, dequantize(whole, factors, None, 1, block_size), turn_y=True)
+    centred = Value.known((codes[:, :inner].astype(np.int16) - middle).astype(np.int8))
+    y = matmul(x, dequantize(centred, factors, None, 1, block_size), turn_y=True)
     if zero_points is not None:
         is_float = zero_points.dtype.kind == "f"
         zeros = zero_points if is_float else _unpack_codes(zero_points, rows, bits)[:, :blocks]
         shifts = factors * Value.known(np.float32(middle) - zeros.reshape(rows, blocks))
-        sides = [(0, 0)] * (x.rank - 1) + [(0, blocks * block_size - inner)]
-        padded = x if not sides[-1][1] else x.pad(padding=sides, border="constant", value=0.0)
+        padding = [(0, 0)] * (x.rank - 1) + [(0, blocks * block_size - inner)]
+        padded = x if not padding[-1][1] else x.pad(padding=padding, border="constant", value=0.0)
         parts = padded.reshape([*x.shape[:-1], blocks, block_size])
         y = y + matmul(parts.sum_reduce(axes=[x.rank]).squeeze([x.rank]), shifts, turn_y=True)
     return y if bias is None else y + bias
@@ -214,6 +217,8 @@ def matmul_nbits(
 
 def _unpack_codes(stored: Array, rows: int, bits: int) -> Array:
     """Returns the codes of each row, which are packed into bytes from the lowest bits on."""
-    single = np.unpackbits(stored.reshape(rows, -1).astype(np.uint8), axis=1, bitorder="little")
-    numbers = single[:, : single.shape[1] // bits * bits].reshape(rows, -1, bits)
+    bits_of_rows = np.unpackbits(
+        stored.reshape(rows, -1).astype(np.uint8), axis=1, bitorder="little"
+    )
+    numbers = bits_of_rows[:, : bits_of_rows.shape[1] // bits * bits].reshape(rows, -1, bits)
     return np.asarray(numbers @ (1 << np.arange(bits)))

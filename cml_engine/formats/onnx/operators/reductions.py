@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, nan, prod
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from cml_engine.formats.onnx.values import (
     interval_of,
     unsupported_error,
 )
-from cml_engine.ir.graph import Array
+from cml_engine.ir.graph import Array, DType
 
 Reduce = Callable[[Value, list[int]], Value]
 
@@ -35,13 +34,13 @@ def integer_sum(x: Value, axes: list[int]) -> Value:
 
     They compute in floats if all sums are exact there, otherwise by an integer matrix product.
     """
-    others = [axis for axis in range(x.rank) if axis not in axes]
+    kept_axes = [axis for axis in range(x.rank) if axis not in axes]
     count = prod(x.shape[axis] for axis in axes)
     if sum_of(interval_of(x), count).within(EXACT):
         return x.scalar().sum_reduce(axes=axes).cast("integer")
-    rows = x.transpose([*others, *axes]).reshape([-1, count])
-    kept = [1 if axis in axes else n for axis, n in enumerate(x.shape)]
-    return rows.int_matmul(Value.known(np.ones((count, 1), np.int64))).reshape(kept)
+    rows = x.transpose([*kept_axes, *axes]).reshape([-1, count])
+    result_shape = [1 if axis in axes else n for axis, n in enumerate(x.shape)]
+    return rows.int_matmul(Value.known(np.ones((count, 1), np.int64))).reshape(result_shape)
 
 
 _LOW_BITS = 12
@@ -55,19 +54,21 @@ def _integer_limit(name: str) -> Reduce:
     """
 
     def limit(x: Value, axes: list[int]) -> Value:
-        def of(part: Value) -> Value:
+        def reduce_part(part: Value) -> Value:
             return add_operator(name, part.scalar(), axes=axes).cast("integer")
 
         bounds = interval_of(x)
         if bounds.within(EXACT):
-            return of(x)
+            return reduce_part(x)
         low = x.bit_and((1 << _LOW_BITS) - 1)
         high = (x - low) / (1 << _LOW_BITS)
-        most = of(high)
-        rest = of(high.eq(most).select(low, -1 if name == "max_reduce" else 1 << _LOW_BITS))
-        both = most * (1 << _LOW_BITS) + rest
-        current_import().intervals[both.tensor or ""] = bounds
-        return both
+        best_high = reduce_part(high)
+        best_low = reduce_part(
+            high.eq(best_high).select(low, -1 if name == "max_reduce" else 1 << _LOW_BITS)
+        )
+        result = best_high * (1 << _LOW_BITS) + best_low
+        current_import().intervals[result.tensor or ""] = bounds
+        return result
 
     return limit
 
@@ -114,7 +115,7 @@ class _Reduction:
     of_floats: Reduce
     empty: float
     of_integers: Reduce | None = None
-    fold: Callable[..., Any] | None = None
+    fold: Callable[..., object] | None = None
 
 
 def _constant_mean(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
@@ -148,25 +149,29 @@ _SAME = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd")
 
 
 def _empty(
-    shape: tuple[int, ...], dtype: Any, axes: list[int], keep: bool, reduction: _Reduction
+    shape: tuple[int, ...], dtype: DType, axes: list[int], keepdims: bool, reduction: _Reduction
 ) -> Array:
     """Returns the result of reducing axes without elements, an array filled with one value.
 
     Integers and logicals get the nearest value that their type has.
     """
-    kept = [1 if a in axes else n for a, n in enumerate(shape) if keep or a not in axes]
+    result_shape = [1 if a in axes else n for a, n in enumerate(shape) if keepdims or a not in axes]
     value: float | bool = reduction.empty
     if dtype.kind == "b":
         value = value > 0
     elif dtype.kind in "iu":
-        limits = np.iinfo(dtype)
+        limits = np.iinfo(dtype.name)
         value = int(np.clip(np.nan_to_num(value), float(limits.min), float(limits.max)))
         value = min(max(value, limits.min), limits.max)
-    return np.full(kept, value, dtype)
+    return np.full(result_shape, value, dtype)
 
 
 def _checked(
-    x: Value | Array, rank: int, axes: Any, noop: bool, reduction: _Reduction
+    x: Value | Array,
+    rank: int,
+    axes: Sequence[int] | Array | None,
+    noop: bool,
+    reduction: _Reduction,
 ) -> list[int]:
     """Returns the axes to reduce: without ``axes`` all, or none with ``noop``."""
     if x.dtype.kind == "b" and reduction.name not in ("ReduceMax", "ReduceMin"):
@@ -181,17 +186,18 @@ def _declare_reduction(reduction: _Reduction) -> None:
 
     def fold(
         x: Array,
-        axes: Any = None,
+        axes: Array | None = None,
         keepdims: bool = True,
         noop_with_empty_axes: bool = False,
     ) -> Array:
-        axes = _checked(x, x.ndim, None if axes is None else np.ravel(axes),
-                        noop_with_empty_axes, reduction)  # fmt: skip
-        if any(x.shape[axis] == 0 for axis in axes):
-            return _empty(x.shape, x.dtype, axes, keepdims, reduction)
-        wide = x if x.dtype.kind == "b" else x.astype(np.int64)
+        listed = None if axes is None else np.ravel(axes)
+        reduced = _checked(x, x.ndim, listed, noop_with_empty_axes, reduction)
+        if any(x.shape[axis] == 0 for axis in reduced):
+            return _empty(x.shape, x.dtype, reduced, keepdims, reduction)
+        widened = x if x.dtype.kind == "b" else x.astype(np.int64)
         assert reduction.fold is not None
-        return np.asarray(reduction.fold(wide, axis=tuple(axes), keepdims=keepdims)).astype(x.dtype)
+        result = reduction.fold(widened, axis=tuple(reduced), keepdims=keepdims)
+        return np.asarray(result).astype(x.dtype)
 
     @op(reduction.name, reduction.nnef, fold=fold if reduction.fold else None)
     def form(
@@ -324,11 +330,11 @@ def batch_normalization(
     scale, offset, mean, variance = (v.unsqueeze([0]) for v in (scale, offset, mean, variance))
     results = []
     if call.opset >= 14 and training_mode:
-        old = mean, variance
-        new = add_operators("moments", 2, x, axes=[a for a in range(x.rank) if a != 1])
-        mean, variance = (v.reshape([1, x.shape[1]]) for v in new)
-        for before, now in zip(old, (mean, variance), strict=True):
-            results.append((before * momentum + now * (1 - momentum)).squeeze([0]))
+        running = mean, variance
+        batch = add_operators("moments", 2, x, axes=[a for a in range(x.rank) if a != 1])
+        mean, variance = (v.reshape([1, x.shape[1]]) for v in batch)
+        for running_value, batch_value in zip(running, (mean, variance), strict=True):
+            results.append((running_value * momentum + batch_value * (1 - momentum)).squeeze([0]))
     elif call.wants(1):
         raise unsupported_error("an output besides the first without training_mode")
     return [x.batch_normalization(mean, variance, offset, scale, epsilon=epsilon), *results]
@@ -367,9 +373,10 @@ def group_normalization(
 ) -> Value:
     channels = x.shape[1]
     if call.opset < 21 and scale.shape == (num_groups,):  # one scale per group, not per channel
-        each = [num_groups, channels // num_groups]
+        group_shape = [num_groups, channels // num_groups]
         scale, offset = (
-            v.reshape([num_groups, 1]).expand(each).reshape([channels]) for v in (scale, offset)
+            v.reshape([num_groups, 1]).expand(group_shape).reshape([channels])
+            for v in (scale, offset)
         )
     return _normalize_groups(x, num_groups, epsilon, scale, offset)
 
@@ -378,8 +385,8 @@ def _normalize_groups(x: Value, groups: int, epsilon: float, scale: Value, offse
     if groups < 1 or x.shape[1] % groups:
         raise InvalidNode(f"{groups} groups of {x.shape[1]} channels")
     flat = x.reshape([x.shape[0], groups, -(-prod(x.shape[1:]) // groups)])
-    even = _normalize(flat, [2], epsilon, 1.0, 0.0)[0].reshape(x.shape)
-    y = add_operator("mul", even, scale.unsqueeze([0]))
+    normalized = _normalize(flat, [2], epsilon, 1.0, 0.0)[0].reshape(x.shape)
+    y = add_operator("mul", normalized, scale.unsqueeze([0]))
     return add_operator("add", y, offset.unsqueeze([0]))
 
 
@@ -487,7 +494,7 @@ def lrn(
     bias: float = 1.0,
     size: int = at_least(1, required=True),
 ) -> Value:
-    before, rest = (size - 1) // 2, x.rank - 2
-    sides = [(0, 0), (before, size - 1 - before)] + [(0, 0)] * rest
-    total = x.sqr().box(size=[1, size] + [1] * rest, padding=sides, border="constant")
+    before, n_spatial = (size - 1) // 2, x.rank - 2
+    padding = [(0, 0), (before, size - 1 - before)] + [(0, 0)] * n_spatial
+    total = x.sqr().box(size=[1, size] + [1] * n_spatial, padding=padding, border="constant")
     return x / (total * (alpha / size) + bias).pow(beta)

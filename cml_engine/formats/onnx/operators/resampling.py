@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -103,26 +102,32 @@ def resize(
     mode: str = one_of("nearest", "linear", "cubic"),
     nearest_mode: str = one_of("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"),
 ) -> Value:  # fmt: skip
-    which = list(range(x.rank)) if axes is None else checked_axes(axes, x.rank)
-    regions = [(0.0, 1.0)] * len(which)
+    resized_axes = list(range(x.rank)) if axes is None else checked_axes(axes, x.rank)
+    regions = [(0.0, 1.0)] * len(resized_axes)
     if coordinate_transformation_mode == _CROP and roi is not None:
         region = constant(roi, "the region").tolist()
-        regions = list(zip(region[: len(which)], region[len(which) :], strict=True))
-    given = None if scales is None or scales.shape == (0,) else scales
-    factors: list[float] = [] if given is None else constant(given, "the scales").tolist()
+        regions = list(zip(region[: len(resized_axes)], region[len(resized_axes) :], strict=True))
+    known_scales = None if scales is None or scales.shape == (0,) else scales
+    factors: list[float] = (
+        [] if known_scales is None else constant(known_scales, "the scales").tolist()
+    )
     extents = None if sizes is None else ints(sizes, "the sizes")
-    if (given is None) == (extents is None):
+    if (known_scales is None) == (extents is None):
         raise InvalidNode("it wants either scales or sizes")
     if extents is not None:
-        factors = [size / x.shape[a] for size, a in zip(extents, which, strict=True)]
+        factors = [size / x.shape[a] for size, a in zip(extents, resized_axes, strict=True)]
         if keep_aspect_ratio_policy != "stretch":
             scale = (min if keep_aspect_ratio_policy == "not_larger" else max)(factors)
-            extents = [int(np.floor(scale * x.shape[a] + 0.5)) for a in which]
+            extents = [int(np.floor(scale * x.shape[a] + 0.5)) for a in resized_axes]
             factors = [scale] * len(factors)
     resized = [ResizeAxis(n, n, 1.0) for n in x.shape]
-    for i, axis in enumerate(which):
-        n, (start, end) = x.shape[axis], regions[i]
-        size = _scaled_extent(n * (end - start), factors[i]) if extents is None else extents[i]
+    for i, axis in enumerate(resized_axes):
+        n, (region_start, region_end) = x.shape[axis], regions[i]
+        size = (
+            _scaled_extent(n * (region_end - region_start), factors[i])
+            if extents is None
+            else extents[i]
+        )
         resized[axis] = ResizeAxis(n, size, factors[i], regions[i])
     rule = ResizeRule(
         mode, coordinate_transformation_mode, nearest_mode, cubic_coeff_a, exclude_outside,
@@ -168,18 +173,18 @@ def _native(x: Value, axes: Sequence[ResizeAxis], rule: ResizeRule) -> Value | N
         return None
     if rule.coordinates == "pytorch_half_pixel" and any(a.size == 1 for a in spatial):
         return None
-    whole = [a.size // a.extent for a in spatial]
-    even = all(a.size % a.extent == 0 for a in spatial)
+    factors = [a.size // a.extent for a in spatial]
+    is_multiple = all(a.size % a.extent == 0 for a in spatial)
     if rule.mode == "nearest":
         if any(a.scale * a.extent != a.size for a in spatial):
             return None
-        if even and (coordinates, rule.nearest) in _REPEATS:
-            return x.nearest_upsample(factor=whole)
+        if is_multiple and (coordinates, rule.nearest) in _REPEATS:
+            return x.nearest_upsample(factor=factors)
         if rule.nearest not in _ROUNDINGS:
             return None
     method = _METHODS[rule.mode]
-    if method == "linear" and even and coordinates != "asymmetric":
-        return x.multilinear_upsample(factor=whole, method=coordinates)
+    if method == "linear" and is_multiple and coordinates != "asymmetric":
+        return x.multilinear_upsample(factor=factors, method=coordinates)
     return x.resize(
         output_size=[a.size for a in spatial], method=method, coordinates=coordinates,
         rounding=_ROUNDINGS.get(rule.nearest, "floor"), cubic_coefficient=rule.cubic,
@@ -207,29 +212,29 @@ def _by_axes(x: Value, axes: Sequence[ResizeAxis], rule: ResizeRule) -> Value:
     outside: list[tuple[int, Array]] = []
     crop, nearest = rule.coordinates == _CROP, rule.mode == "nearest"
     y = x if nearest else x.scalar()
-    for position, axis in enumerate(axes):
+    for axis_index, axis in enumerate(axes):
         if not axis.changes and not (crop and axis.region != (0.0, 1.0)):
             continue
-        places = _positions(axis, rule.coordinates)
+        positions = _positions(axis, rule.coordinates)
         if crop:
-            outside.append((position, (places < 0) | (places > axis.extent - 1)))
+            outside.append((axis_index, (positions < 0) | (positions > axis.extent - 1)))
         if nearest:
             if rule.nearest == _BEFORE_11:
-                places = np.arange(axis.size, dtype=np.float32) / np.float32(axis.scale)
-            indices = _round_places(places, rule.nearest, axis.scale).clip(0, axis.extent - 1)
-            y = y.gather(Value.known(indices.astype(np.int64)), axis=position)
+                positions = np.arange(axis.size, dtype=np.float32) / np.float32(axis.scale)
+            indices = _round_places(positions, rule.nearest, axis.scale).clip(0, axis.extent - 1)
+            y = y.gather(Value.known(indices.astype(np.int64)), axis=axis_index)
         else:
             allocate([axis.size, axis.extent])
-            y = _multiply_lines(y, position, _weights(axis, rule, places))
-    for position, mask in outside:
+            y = _multiply_lines(y, axis_index, _weights(axis, rule, positions))
+    for axis_index, mask in outside:
         if mask.any():
-            shape = [-1 if a == position else 1 for a in range(y.rank)]
+            shape = [-1 if a == axis_index else 1 for a in range(y.rank)]
             value = float(rule.outside) if y.kind == "scalar" else int(rule.outside)
             y = Value.known(mask.reshape(shape)).select(value, y).typed(y.dtype)
     return y.like(x)
 
 
-def _positions(axis: ResizeAxis, coordinates: str) -> Any:
+def _positions(axis: ResizeAxis, coordinates: str) -> Array:
     """Returns an array with the position of each result on the source axis, in source elements.
 
     ``coordinates`` is ONNX's ``coordinate_transformation_mode``.
@@ -255,47 +260,47 @@ def _positions(axis: ResizeAxis, coordinates: str) -> Any:
     return centres - 0.5
 
 
-def _round_places(places: Array, how: str, scale: float) -> Any:
-    if how == _BEFORE_11:
-        how = "ceil" if scale < 1 else "floor"
-    if how == "round_prefer_floor":
-        return np.ceil(places - 0.5)
-    if how == "round_prefer_ceil":
-        return np.floor(places + 0.5)
-    return np.floor(places) if how == "floor" else np.ceil(places)
+def _round_places(positions: Array, rounding: str, scale: float) -> Array:
+    if rounding == _BEFORE_11:
+        rounding = "ceil" if scale < 1 else "floor"
+    if rounding == "round_prefer_floor":
+        return np.ceil(positions - 0.5)
+    if rounding == "round_prefer_ceil":
+        return np.floor(positions + 0.5)
+    return np.floor(positions) if rounding == "floor" else np.ceil(positions)
 
 
-def _weights(axis: ResizeAxis, rule: ResizeRule, places: Array) -> Array:
+def _weights(axis: ResizeAxis, rule: ResizeRule, positions: Array) -> Array:
     """Returns the interpolation weights of an axis as a float32 matrix [results, source elements].
 
-    ``places`` are the results' positions.
+    ``positions`` are the results' positions.
     """
     shrink = min(axis.scale, 1.0) if rule.antialias else 1.0
     radius = (2.0 if rule.mode == "cubic" else 1.0) / shrink
-    found = np.zeros((axis.size, axis.extent))
-    for i, place in enumerate(places):
-        first = int(np.floor(place - radius)) + 1
-        taps = np.arange(first, int(np.ceil(place + radius)))
+    matrix = np.zeros((axis.size, axis.extent))
+    for i, position in enumerate(positions):
+        first = int(np.floor(position - radius)) + 1
+        taps = np.arange(first, int(np.ceil(position + radius)))
         if not len(taps):
-            taps = np.array([int(np.floor(place))])
-        values = _kernel((taps - place) * shrink, rule)
+            taps = np.array([int(np.floor(position))])
+        weights = _kernel((taps - position) * shrink, rule)
         if rule.exclude_outside:
-            values = np.where((taps < 0) | (taps >= axis.extent), 0.0, values)
-        total = values.sum()
+            weights = np.where((taps < 0) | (taps >= axis.extent), 0.0, weights)
+        total = weights.sum()
         if total and (rule.antialias or rule.exclude_outside):
-            values = values / total
-        np.add.at(found[i], taps.clip(0, axis.extent - 1), values)
-    return found.astype(np.float32)
+            weights = weights / total
+        np.add.at(matrix[i], taps.clip(0, axis.extent - 1), weights)
+    return matrix.astype(np.float32)
 
 
-def _kernel(t: Array, rule: ResizeRule) -> Any:
+def _kernel(t: Array, rule: ResizeRule) -> Array:
     t = np.abs(t)
     if rule.mode != "cubic":
-        return np.maximum(1 - t, 0)
+        return np.asarray(np.maximum(1 - t, 0))
     a = rule.cubic
-    near = ((a + 2) * t - (a + 3)) * t * t + 1
-    far = ((t - 5) * t + 8) * t * a - 4 * a
-    return np.where(t <= 1, near, np.where(t < 2, far, 0.0))
+    inner = ((a + 2) * t - (a + 3)) * t * t + 1
+    outer = ((t - 5) * t + 8) * t * a - 4 * a
+    return np.asarray(np.where(t <= 1, inner, np.where(t < 2, outer, 0.0)))
 
 
 def _multiply_lines(x: Value, axis: int, matrix: Array) -> Value:

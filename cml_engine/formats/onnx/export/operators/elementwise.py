@@ -45,10 +45,10 @@ def _unequal(c: ExportCall) -> ExportTensor:
 
 @rule("select", onnx="`Where`; of truth values `And`, `Or`, `Not`")
 def _select(c: ExportCall) -> ExportTensor:
-    condition, yes, no = c.aligned()
+    condition, if_true, if_false = c.aligned()
     if c.out.dtype != "logical":
-        return condition.Where(yes, no)
-    return condition & yes | condition.Not() & no
+        return condition.Where(if_true, if_false)
+    return condition & if_true | condition.Not() & if_false
 
 
 @rule("clamp", onnx="`Clip`; where the bounds are computed or cross, `Where` of comparisons")
@@ -146,10 +146,10 @@ def _divide(c: ExportCall) -> ExportTensor:
     x, y = c.aligned()
     if _is_plain(c):
         return x / y
-    zero, minus = y.Equal(0), y.Equal(-1)
-    divisor = (zero | minus).Where(1, y)
-    quotient = minus.Where(x.Neg(), x / divisor)
-    return zero.Where(0, quotient)
+    is_zero, is_minus_one = y.Equal(0), y.Equal(-1)
+    divisor = (is_zero | is_minus_one).Where(1, y)
+    quotient = is_minus_one.Where(x.Neg(), x / divisor)
+    return is_zero.Where(0, quotient)
 
 
 @rule("int_rem", "int_mod", onnx="`Mod`, guarded: by 0 it is 0", function=True)
@@ -164,8 +164,8 @@ def _remainder(c: ExportCall) -> ExportTensor:
       function=True)  # fmt: skip
 def _shift(c: ExportCall) -> ExportTensor:
     x, y = c.aligned()
-    inside = (y >= 0) & (y < 32)
-    steps = inside.Where(y, 0).cast("uint32")
+    is_in_range = (y >= 0) & (y < 32)
+    steps = is_in_range.Where(y, 0).cast("uint32")
     direction = "LEFT" if c.node.op == "shift_left" else "RIGHT"
     shifted = x.cast("uint32").BitShift(steps, direction=direction)
-    return inside.Where(shifted.cast("integer"), 0)
+    return is_in_range.Where(shifted.cast("integer"), 0)

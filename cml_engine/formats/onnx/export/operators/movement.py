@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -31,8 +30,8 @@ def _squeeze(c: ExportCall) -> ExportTensor:
 
 @rule("transpose", onnx="`Transpose`")
 def _transpose(c: ExportCall) -> ExportTensor:
-    given = [int(axis) for axis in c.attrs.axes]
-    return c.x.transpose([*given, *range(len(given), len(c.shape))])
+    stated_axes = [int(axis) for axis in c.attrs.axes]
+    return c.x.transpose([*stated_axes, *range(len(stated_axes), len(c.shape))])
 
 
 @rule("concat", onnx="`Concat`")
@@ -50,20 +49,20 @@ def _stack(c: ExportCall) -> ExportTensor:
 def _split(c: ExportCall) -> list[ExportTensor]:
     axis = int(c.attrs.axis)
     sizes = c.indices(*(fact.shape[axis] for fact in c.results))
-    return c.split("Split", c.x, sizes, results=len(c.results), axis=axis)
+    return c.split("Split", c.x, sizes, n_results=len(c.results), axis=axis)
 
 
 @rule("unstack", onnx="`Split`, `Squeeze`")
 def _unstack(c: ExportCall) -> list[ExportTensor]:
     axis, count = int(c.attrs.axis), len(c.results)
-    parts = c.split("Split", c.x, c.indices(*[1] * count), results=count, axis=axis)
+    parts = c.split("Split", c.x, c.indices(*[1] * count), n_results=count, axis=axis)
     return [part.squeeze(axis) for part in parts]
 
 
 @rule("slice", onnx="`Slice`")
 def _slice(c: ExportCall) -> ExportTensor:
-    taken = ranges(c.attrs, c.fact(0))
-    return c.x.slice({a: part for a, part in enumerate(taken) if part != (0, c.shape[a], 1)})
+    slices = ranges(c.attrs, c.fact(0))
+    return c.x.slice({a: part for a, part in enumerate(slices) if part != (0, c.shape[a], 1)})
 
 
 @rule("tile", onnx="`Tile`")
@@ -102,7 +101,7 @@ def pad_axes(
     return x
 
 
-def window_attributes(window: Window, pairs: Sequence[tuple[int, int]]) -> dict[str, Any]:
+def window_attributes(window: Window, pairs: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
     """Returns the attributes of an ONNX operator with this window, padded by ``pairs``."""
     return {
         "kernel_shape": [axis.size for axis in window],
@@ -121,10 +120,10 @@ def _cast(c: ExportCall) -> ExportTensor:
     if (source, target) != ("scalar", "integer"):
         return c.x.cast(target)
     high, low = c.x >= 2.0**31, c.x < -(2.0**31)
-    lost = c.x.IsNaN() | (high | low)
-    inside = lost.Where(0.0, c.x).cast("integer")
+    is_out_of_range = c.x.IsNaN() | (high | low)
+    converted = is_out_of_range.Where(0.0, c.x).cast("integer")
     info = np.iinfo(np.int32)
-    return high.Where(int(info.max), low.Where(int(info.min), inside))
+    return high.Where(int(info.max), low.Where(int(info.min), converted))
 
 
 def merge_axes(shape: Sequence[int], axes: Sequence[int]) -> list[int]:
@@ -170,36 +169,38 @@ def _reverse_sequence(c: ExportCall) -> ExportTensor:
 @rule("scatter_elements", onnx="`ScatterElements`; computed indices are guarded: those that are "
       "nowhere go to a place that is cut off", function=True)  # fmt: skip
 def _scatter_elements(c: ExportCall) -> ExportTensor:
-    axis, how = int(c.attrs.axis), _reduction(c)
-    extent, known = c.shape[axis], c.value(1)
+    axis, reduction = int(c.attrs.axis), _reduction(c)
+    extent, known_indices = c.shape[axis], c.value(1)
     if c.fact(1).size == 0:
         return c.x
-    if known is not None and ((known >= -extent) & (known < extent)).all():
-        return c.x.ScatterElements(c.tensor(1), c.tensor(2), axis=axis, **how)
+    if known_indices is not None and ((known_indices >= -extent) & (known_indices < extent)).all():
+        return c.x.ScatterElements(c.tensor(1), c.tensor(2), axis=axis, **reduction)
     index, limit = c.tensor(1), c.number(extent)
-    inside = _is_in_axis(index, limit)
-    places = inside.Where((index < 0).Where(index + limit, index), limit)
-    wide = _longer(c, c.x, axis, c.shape).ScatterElements(places, c.tensor(2), axis=axis, **how)
-    return wide.slice({axis: (0, extent, 1)})
+    is_inside = _is_in_axis(index, limit)
+    safe_index = is_inside.Where((index < 0).Where(index + limit, index), limit)
+    scattered = _longer(c, c.x, axis, c.shape).ScatterElements(
+        safe_index, c.tensor(2), axis=axis, **reduction
+    )
+    return scattered.slice({axis: (0, extent, 1)})
 
 
 @rule("scatter_nd", onnx="`ScatterND`; computed indices are guarded likewise", function=True)
 def _scatter_nd(c: ExportCall) -> ExportTensor:
-    how, (*rows, width) = _reduction(c), c.fact(1).shape
+    reduction, (*rows, width) = _reduction(c), c.fact(1).shape
     extents, index = c.shape[:width], c.value(1)
     if prod(rows) == 0:
         return c.x
     limits = np.array(extents, np.int32)
     if width and index is not None and ((index >= -limits) & (index < limits)).all():
-        return c.x.ScatterND(c.tensor(1).cast("int64"), c.tensor(2), **how)
+        return c.x.ScatterND(c.tensor(1).cast("int64"), c.tensor(2), **reduction)
     # flattened positions, and an extra one for indices out of range
     count = prod(extents)
     flat = _flat(c, limits, rows) if width else c.constant(np.zeros(rows, np.int32))
-    places = flat.cast("int64").reshape((*rows, 1))
+    safe_index = flat.cast("int64").reshape((*rows, 1))
     shape = (count, *c.shape[width:])
     x = c.x if shape == c.shape else c.x.reshape(shape)
-    wide = _longer(c, x, 0, shape).ScatterND(places, c.tensor(2), **how)
-    return wide.slice({0: (0, count, 1)}).reshape(c.shape)
+    scattered = _longer(c, x, 0, shape).ScatterND(safe_index, c.tensor(2), **reduction)
+    return scattered.slice({0: (0, count, 1)}).reshape(c.shape)
 
 
 def _flat(c: ExportCall, limits: Array, rows: Sequence[int]) -> ExportTensor:
@@ -208,14 +209,14 @@ def _flat(c: ExportCall, limits: Array, rows: Sequence[int]) -> ExportTensor:
     The rows are the second operand, and ``limits`` the extents. A row with an index out of range
     becomes the number of elements.
     """
-    limit, last = c.constant(limits), [len(rows)]
-    inside = _is_in_axis(c.tensor(1), limit)
-    every = inside.cast("integer").reduce("ReduceMin", last, keep=False)
-    known = inside.Where(c.tensor(1), 0)
-    known = (known < 0).Where(known + limit, known)
+    limit, last_axis = c.constant(limits), [len(rows)]
+    is_inside = _is_in_axis(c.tensor(1), limit)
+    are_all_inside = is_inside.cast("integer").reduce("ReduceMin", last_axis, keepdims=False)
+    safe_index = is_inside.Where(c.tensor(1), 0)
+    safe_index = (safe_index < 0).Where(safe_index + limit, safe_index)
     steps = np.array([prod(limits[i + 1 :].tolist()) for i in range(len(limits))], np.int32)
-    flat = (known * c.constant(steps)).reduce("ReduceSum", last, keep=False)
-    return every.cast("logical").Where(flat, prod(limits.tolist()))
+    flat = (safe_index * c.constant(steps)).reduce("ReduceSum", last_axis, keepdims=False)
+    return are_all_inside.cast("logical").Where(flat, prod(limits.tolist()))
 
 
 def _reduction(c: ExportCall) -> dict[str, str]:

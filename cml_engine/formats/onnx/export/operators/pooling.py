@@ -33,8 +33,8 @@ def _window_table(axis: WindowAxis, border: str) -> Array:
     An index outside the input is -1.
     """
     starts = np.arange(axis.narrow)[:, None] * axis.stride - axis.before
-    at = border_index(border, starts + np.arange(axis.size) * axis.dilation, axis.wide)
-    return np.where((at >= 0) & (at < axis.wide), at, -1)
+    indices = border_index(border, starts + np.arange(axis.size) * axis.dilation, axis.wide)
+    return np.where((indices >= 0) & (indices < axis.wide), indices, -1)
 
 
 def _spread_table(axis: WindowAxis, taps: int = 1) -> Array:
@@ -46,9 +46,9 @@ def _spread_table(axis: WindowAxis, taps: int = 1) -> Array:
     terms: list[list[int]] = [[] for _ in range(axis.wide)]
     for window in range(axis.narrow):
         for tap in range(axis.size):
-            place = window * axis.stride + tap * axis.dilation - axis.before
-            if 0 <= place < axis.wide:
-                terms[place].append(window * taps + (tap if taps > 1 else 0))
+            position = window * axis.stride + tap * axis.dilation - axis.before
+            if 0 <= position < axis.wide:
+                terms[position].append(window * taps + (tap if taps > 1 else 0))
     longest = max(map(len, terms), default=0)
     rows = [row + [-1] * (longest - len(row)) for row in terms]
     return np.array(rows, np.int64).reshape(axis.wide, longest)
@@ -75,7 +75,7 @@ def _by_axis(x: ExportTensor, window: Window, border: str, op: str, fill: float)
         if not axis.trivial:
             table = _window_table(axis, border)
             x = _gather_taps(x, len(window), i, table, axis.wide, fill)
-            x = x.reduce(op, [i + 1], keep=False)
+            x = x.reduce(op, [i + 1], keepdims=False)
     return x
 
 
@@ -91,10 +91,10 @@ def _terms(tables: Iterable[Array]) -> Array:
 # -- pools --------------------------------------------------------------------------------------
 
 
-def _is_pool(window: Window, dilated: bool) -> bool:
+def _is_pool(window: Window, can_be_dilated: bool) -> bool:
     """Returns True if an ONNX pool can have this window.
 
-    ``dilated`` says that it may be dilated.
+    ``can_be_dilated`` says that it may be dilated.
     """
     spatial = window[2:]
     return (
@@ -102,7 +102,7 @@ def _is_pool(window: Window, dilated: bool) -> bool:
         and window[0].trivial
         and window[1].trivial
         and all(a.wide for a in spatial)
-        and (dilated or not _is_dilated(spatial))
+        and (can_be_dilated or not _is_dilated(spatial))
     )
 
 
@@ -118,7 +118,9 @@ def _fits(window: Window) -> bool:
     return all(0 <= n < a.size for a in window for n in (a.before, a.after))
 
 
-def _pool(op: str, x: ExportTensor, window: Window, border: str, **more: int) -> ExportTensor:
+def _pool(
+    op: str, x: ExportTensor, window: Window, border: str, **extra_attributes: int
+) -> ExportTensor:
     spatial = window[2:]
     pairs = [(a.before, a.after) for a in spatial]
     if border != "ignore" and not (border == "constant" and op == "AveragePool" and _fits(spatial)):
@@ -127,7 +129,7 @@ def _pool(op: str, x: ExportTensor, window: Window, border: str, **more: int) ->
     attributes = window_attributes(spatial, pairs)
     if not _is_dilated(spatial):  # before opset 19 AveragePool lacks the attribute
         del attributes["dilations"]
-    return x.call.add(op, x, **attributes, **more)
+    return x.call.add(op, x, **attributes, **extra_attributes)
 
 
 def _mean(x: ExportTensor, window: Window, border: str) -> ExportTensor:
@@ -160,7 +162,7 @@ def _max_pool(c: ExportCall) -> ExportTensor:
     fill = -np.inf if border == "ignore" else 0.0
     if c.fact(0).size == 0:
         return c.fill(fill)
-    if _is_pool(window, dilated=True) and (border != "ignore" or _fits(window[2:])):
+    if _is_pool(window, can_be_dilated=True) and (border != "ignore" or _fits(window[2:])):
         return _pool("MaxPool", c.x, window, border)
     return _by_axis(c.x, window, border, "ReduceMax", fill)
 
@@ -196,10 +198,10 @@ def _sample(c: ExportCall) -> ExportTensor:
     window, border = _windowed(c)
     values = _joint(c, window, border, 0.0)
     index, axis = c.tensor(1), len(window)
-    inside = (index >= 0) & (index < volume(window))
-    places = inside.Where(index, 0)
-    found = values.GatherElements(places.unsqueeze(axis), axis=axis)
-    return inside.Where(found.squeeze(axis), 0.0)
+    is_inside = (index >= 0) & (index < volume(window))
+    safe_index = is_inside.Where(index, 0)
+    gathered = values.GatherElements(safe_index.unsqueeze(axis), axis=axis)
+    return is_inside.Where(gathered.squeeze(axis), 0.0)
 
 
 # -- the other way ------------------------------------------------------------------------------
@@ -217,7 +219,7 @@ def _spread(c: ExportCall, x: ExportTensor, window: Window, taps: Sequence[int])
         if not table.size:
             return c.fill(0.0)
         x = _gather_taps(x, len(window), i, table, axis.narrow * count, 0.0)
-        x = x.reduce("ReduceSum", [i + 1], keep=False)
+        x = x.reduce("ReduceSum", [i + 1], keepdims=False)
     return x
 
 
@@ -236,9 +238,9 @@ def _debox(c: ExportCall) -> ExportTensor:
 def _desample(c: ExportCall) -> ExportTensor:
     window = reverse_window_of(c.attrs, c.fact(0).shape)
     rank, sizes = len(window), [a.size for a in window]
-    places = c.constant(np.arange(volume(window), dtype=np.int32))
-    here = c.tensor(1).unsqueeze(rank).Equal(places)
-    values = here.Where(c.x.unsqueeze(rank), 0.0).reshape((*c.shape, *sizes))
+    tap_indices = c.constant(np.arange(volume(window), dtype=np.int32))
+    is_chosen = c.tensor(1).unsqueeze(rank).Equal(tap_indices)
+    values = is_chosen.Where(c.x.unsqueeze(rank), 0.0).reshape((*c.shape, *sizes))
     values = values.transpose([part for i in range(rank) for part in (i, rank + i)])
-    pairs = [extent * size for extent, size in zip(c.shape, sizes, strict=True)]
-    return _spread(c, values.reshape(pairs), window, sizes)
+    extents = [extent * size for extent, size in zip(c.shape, sizes, strict=True)]
+    return _spread(c, values.reshape(extents), window, sizes)

@@ -18,10 +18,10 @@ def _matmul(c: ExportCall) -> ExportTensor:
     return _turned(c, 0, c.attrs.transposeA).MatMul(_turned(c, 1, c.attrs.transposeB))
 
 
-def _turned(c: ExportCall, position: int, turn: bool) -> ExportTensor:
+def _turned(c: ExportCall, position: int, is_transposed: bool) -> ExportTensor:
     rank = c.fact(position).rank
     order = [*range(rank - 2), rank - 1, rank - 2]
-    return c.tensor(position).transpose(order) if turn else c.tensor(position)
+    return c.tensor(position).transpose(order) if is_transposed else c.tensor(position)
 
 
 @rule("int_matmul", onnx="`MatMul`")
@@ -78,23 +78,25 @@ def _deconv(c: ExportCall) -> ExportTensor:
     shape = deconv_shape(c.attrs, c.fact(0), c.fact(1), c.fact(2))
     if c.fact(0).size == 0:
         return _empty_sum(c, shape.out_channels)
-    full = [(a.narrow - 1) * a.stride + a.reach for a in shape.axes]
-    pairs = [(a.before, n - a.before - a.wide) for a, n in zip(shape.axes, full, strict=True)]
-    more = [max(-after, 0) for _, after in pairs]
+    full_extents = [(a.narrow - 1) * a.stride + a.reach for a in shape.axes]
+    pairs = [
+        (a.before, n - a.before - a.wide) for a, n in zip(shape.axes, full_extents, strict=True)
+    ]
+    extra = [max(-after, 0) for _, after in pairs]
     cropped = [(before, max(after, 0)) for before, after in pairs]
-    fits = all(n < a.stride for n, a in zip(more, shape.axes, strict=True))
+    fits = all(n < a.stride for n, a in zip(extra, shape.axes, strict=True))
     if fits and all(before >= 0 for before, _ in pairs):
         bias = _bias(c, shape.out_channels)
         window = window_attributes(shape.axes, cropped)
         return c.x.ConvTranspose(c.tensor(1), *bias, **window, group=shape.groups,
-                                 output_padding=more if any(more) else None)  # fmt: skip
+                                 output_padding=extra if any(extra) else None)  # fmt: skip
     window = window_attributes(shape.axes, [(0, 0)] * len(pairs))
-    spread = c.x.ConvTranspose(c.tensor(1), **window, group=shape.groups)
-    extents = (shape.batch, shape.out_channels, *full)
-    fitted = [(0, 0), (0, 0), *((-before, -after) for before, after in pairs)]
-    spread = pad_axes(spread, extents, fitted, "constant")
+    uncropped = c.x.ConvTranspose(c.tensor(1), **window, group=shape.groups)
+    extents = (shape.batch, shape.out_channels, *full_extents)
+    padding = [(0, 0), (0, 0), *((-before, -after) for before, after in pairs)]
+    uncropped = pad_axes(uncropped, extents, padding, "constant")
     bias = _bias(c, shape.out_channels)
-    return spread + bias[0].reshape((1, -1, *[1] * len(full))) if bias else spread
+    return uncropped + bias[0].reshape((1, -1, *[1] * len(full_extents))) if bias else uncropped
 
 
 @rule("int_conv", onnx="`Slice` and `MatMul` of each tap, `Add`", function=True)
@@ -103,17 +105,17 @@ def _int_conv(c: ExportCall) -> ExportTensor:
     shape = conv_shape(attrs, *(Fact("scalar", c.fact(i).shape) for i in (0, 1)))
     pairs = [(0, 0), (0, 0), *((a.before, a.after) for a in shape.axes)]
     x = pad_axes(c.x, c.shape, pairs, "constant")
-    places = prod(shape.narrow)
-    parted = (shape.groups, shape.group_out, shape.group_in)
+    n_positions = prod(shape.narrow)
+    grouped_shape = (shape.groups, shape.group_out, shape.group_in)
     total: ExportTensor | None = None
     for tap in product(*(range(a.size) for a in shape.axes)):
-        taken = {
+        tap_ranges = {
             i: (t * a.dilation, a.narrow, a.stride)
             for i, (t, a) in enumerate(zip(tap, shape.axes, strict=True), 2)
         }
-        one = {i: (t, 1, 1) for i, t in enumerate(tap, 2)}
-        values = x.slice(taken).reshape((shape.batch, *parted[::2], places))
-        term = c.tensor(1).slice(one).reshape(parted).MatMul(values)
+        tap_index = {i: (t, 1, 1) for i, t in enumerate(tap, 2)}
+        values = x.slice(tap_ranges).reshape((shape.batch, *grouped_shape[::2], n_positions))
+        term = c.tensor(1).slice(tap_index).reshape(grouped_shape).MatMul(values)
         total = term if total is None else total + term
     assert total is not None
     return total.reshape(c.out.shape)

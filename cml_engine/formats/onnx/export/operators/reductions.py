@@ -50,11 +50,11 @@ def _position(c: ExportCall) -> ExportTensor:
     op = "ArgMax" if c.node.op == "argmax_reduce" else "ArgMin"
     if len(axes) == 1:
         return c.add(op, c.x, axis=axes[0], keepdims=1).cast("integer")
-    kept = [extent for a, extent in enumerate(c.shape) if a not in axes]
-    line = prod(c.shape[a] for a in axes)
-    lines = c.x.transpose(merge_axes(c.shape, axes)).reshape((*kept, line))
-    found = c.add(op, lines, axis=len(kept), keepdims=0).cast("integer")
-    return found.reshape(c.out.shape)
+    kept_shape = [extent for a, extent in enumerate(c.shape) if a not in axes]
+    line_length = prod(c.shape[a] for a in axes)
+    lines = c.x.transpose(merge_axes(c.shape, axes)).reshape((*kept_shape, line_length))
+    positions = c.add(op, lines, axis=len(kept_shape), keepdims=0).cast("integer")
+    return positions.reshape(c.out.shape)
 
 
 @rule("softmax", onnx="`Softmax`; of several axes its formula")
@@ -65,11 +65,11 @@ def _softmax(c: ExportCall) -> ExportTensor | Sequence[ExportTensor]:
 
 @rule("top_k", onnx="`TopK`")
 def _top_k(c: ExportCall) -> list[ExportTensor]:
-    values, places = c.split(
-        "TopK", c.x, c.indices(int(c.attrs.k)), results=2,
+    values, indices = c.split(
+        "TopK", c.x, c.indices(int(c.attrs.k)), n_results=2,
         axis=int(c.attrs.axis), largest=int(c.attrs.largest), sorted=1,
     )  # fmt: skip
-    return [values, places.cast("integer")]
+    return [values, indices.cast("integer")]
 
 
 @rule("cumsum", onnx="`CumSum`")
@@ -86,27 +86,27 @@ def _cumprod(c: ExportCall) -> ExportTensor:
     mask = np.tri(extent, k=-1 if c.attrs.exclusive else 0, dtype=np.bool_)
     if c.attrs.reverse:
         mask = mask[::-1, ::-1]
-    spread = c.x.unsqueeze(axis)
+    expanded = c.x.unsqueeze(axis)
     mask = np.ascontiguousarray(mask.reshape(extent, extent, *[1] * (rank - axis - 1)))
-    return c.constant(mask).Where(spread, 1.0).reduce("ReduceProd", [axis + 1], keep=False)
+    return c.constant(mask).Where(expanded, 1.0).reduce("ReduceProd", [axis + 1], keepdims=False)
 
 
-def _padded(c: ExportCall, found: ExportTensor, axis: int, fill: int) -> ExportTensor:
+def _padded(c: ExportCall, selected: ExportTensor, axis: int, fill: int) -> ExportTensor:
     """Adds nodes that append ``fill`` to what was found, and cut it to the first result's shape."""
-    rest = c.constant(np.full(c.out.shape, fill, np.int32))
-    return found.Concat(rest, axis=axis).slice({axis: (0, c.out.shape[axis], 1)})
+    padding = c.constant(np.full(c.out.shape, fill, np.int32))
+    return selected.Concat(padding, axis=axis).slice({axis: (0, c.out.shape[axis], 1)})
 
 
 @rule("nonzero", onnx="`NonZero`, `Pad` of what is left over by `Concat`, `Slice`", function=True)
 def _nonzero(c: ExportCall) -> list[ExportTensor]:
     x = c.x if c.shape else c.x.reshape((1,))
-    found = x.NonZero().cast("integer")
-    sliced = c.opset < 15
-    count = found.Shape().slice({0: (1, 1, 1)}) if sliced else found.Shape(start=1)
+    indices = x.NonZero().cast("integer")
+    needs_slice = c.opset < 15
+    count = indices.Shape().slice({0: (1, 1, 1)}) if needs_slice else indices.Shape(start=1)
     count = count.cast("integer")
     if c.out.size == 0:
         return [c.fill(0), count]
-    return [_padded(c, found, 1, int(c.attrs.fill)), count]
+    return [_padded(c, indices, 1, int(c.attrs.fill)), count]
 
 
 @rule("non_max_suppression", onnx="`NonMaxSuppression`, and fill behind what it finds",
@@ -116,9 +116,9 @@ def _suppression(c: ExportCall) -> list[ExportTensor]:
     if c.out.size == 0:
         return [c.fill(0), c.fill(0, Fact("integer", (1,)))]
     limits = float(a.iou_threshold), float(a.score_threshold)
-    found = c.x.NonMaxSuppression(
+    selected = c.x.NonMaxSuppression(
         c.tensor(1), c.indices(int(a.max_per_class)), *limits,
         center_point_box=int(a.center_point_box),
     ).cast("integer")  # fmt: skip
-    count = found.Shape().slice({0: (0, 1, 1)}).cast("integer")
-    return [_padded(c, found, 0, int(a.fill)), count]
+    count = selected.Shape().slice({0: (0, 1, 1)}).cast("integer")
+    return [_padded(c, selected, 0, int(a.fill)), count]

@@ -38,11 +38,11 @@ def _weighted(x: ExportTensor, axis: int, taps: Taps, extent: int) -> ExportTens
     clamped.
     """
     pairs = list(taps)
-    table = np.stack([at.clip(0, extent - 1) for at, _ in pairs], axis=1)
+    table = np.stack([indices.clip(0, extent - 1) for indices, _ in pairs], axis=1)
     weights = np.stack([weight for _, weight in pairs], axis=1).astype(np.float32)
-    found = x.gather(table, axis)
+    gathered = x.gather(table, axis)
     weights = weights.reshape(*weights.shape, *[1] * (len(x.call.shape) - axis - 1))
-    return (found * x.call.constant(weights)).reduce("ReduceSum", [axis + 1], keep=False)
+    return (gathered * x.call.constant(weights)).reduce("ReduceSum", [axis + 1], keepdims=False)
 
 
 @rule("nearest_upsample", onnx="`Resize`")
@@ -71,11 +71,11 @@ def _nearest_downsample(c: ExportCall) -> ExportTensor:
       "reflect `Gather`, `Mul`, `ReduceSum`")  # fmt: skip
 def _multilinear_upsample(c: ExportCall) -> ExportTensor:
     a, x = c.attrs, c.x
-    near = a.method == "aligned" or a.border in ("replicate", "reflect-even")
-    if near and max(c.out.shape[2:]) <= _MOST_EXTENT:
-        whole = Attrs(coordinates=a.method, method="linear", output_size=c.out.shape[2:])
-        return _resized(c, whole)
-    if a.border == "constant" and not near:
+    has_native_border = a.method == "aligned" or a.border in ("replicate", "reflect-even")
+    if has_native_border and max(c.out.shape[2:]) <= _MOST_EXTENT:
+        resize_attrs = Attrs(coordinates=a.method, method="linear", output_size=c.out.shape[2:])
+        return _resized(c, resize_attrs)
+    if a.border == "constant" and not has_native_border:
         return _spread(c)
     for axis, (extent, factor) in enumerate(zip(c.shape[2:], a.factor, strict=True), 2):
         if factor > 1:
@@ -88,13 +88,13 @@ def _spread(c: ExportCall) -> ExportTensor:
 
     Values outside are 0.
     """
-    rows, before, after = list[Array](), list[int](), list[int]()
+    rows, pads_before, pads_after = list[Array](), list[int](), list[int]()
     for f in (int(f) for f in c.attrs.factor):
         centre = (f - 1) / 2 if c.attrs.method == "symmetric" else 0.0
         offsets = np.arange(floor(centre - f) + 1, ceil(centre + f))
         rows.append((1 - np.abs(offsets - centre) / f).astype(np.float32))
-        before.append(-int(offsets[0]))
-        after.append(len(offsets) - f + int(offsets[0]))
+        pads_before.append(-int(offsets[0]))
+        pads_after.append(len(offsets) - f + int(offsets[0]))
     filter = rows[0]
     for row in rows[1:]:
         filter = np.multiply.outer(filter, row)
@@ -102,7 +102,7 @@ def _spread(c: ExportCall) -> ExportTensor:
     weights = np.tile(filter, (channels, 1, *[1] * len(rows)))
     return c.x.ConvTranspose(
         c.constant(weights), kernel_shape=list(filter.shape),
-        strides=[int(f) for f in c.attrs.factor], pads=[*before, *after], group=channels,
+        strides=[int(f) for f in c.attrs.factor], pads=[*pads_before, *pads_after], group=channels,
     )  # fmt: skip
 
 
@@ -110,8 +110,8 @@ def _spread(c: ExportCall) -> ExportTensor:
       "cubic of other than two axes `Gather`, `Mul`, `ReduceSum`")  # fmt: skip
 def _resize(c: ExportCall) -> ExportTensor:
     a, x = c.attrs, c.x
-    few = max(c.out.shape) <= _MOST_EXTENT
-    if few and (a.method == "linear" or (a.method == "cubic" and len(c.shape) == 4)):
+    is_small = max(c.out.shape) <= _MOST_EXTENT
+    if is_small and (a.method == "linear" or (a.method == "cubic" and len(c.shape) == 4)):
         return _resized(c, a)
     axes = [(extent, int(size)) for extent, size in zip(c.shape[2:], a.output_size, strict=True)]
     if a.method == "nearest" and all(_rounds_right(a, *axis) for axis in axes):
@@ -140,12 +140,16 @@ def _rounds_right(a: Attrs, extent: int, size: int) -> bool:
 
     The scale is also tried one float32 step below and above, because runtimes round it differently.
     """
-    wanted = axis_taps(a, extent, size)[0][0].clip(0, extent - 1)
+    expected = axis_taps(a, extent, size)[0][0].clip(0, extent - 1)
     scale = np.float32(size / extent)
     i = np.arange(size, dtype=np.float32)
-    for near in (np.nextafter(scale, np.float32(0)), scale, np.nextafter(scale, np.float32(2**24))):
-        at = _position(a.coordinates, i, near, extent, size)
-        if (_rounded(a.rounding, at).clip(0, extent - 1) != wanted).any():
+    for nearby_scale in (
+        np.nextafter(scale, np.float32(0)),
+        scale,
+        np.nextafter(scale, np.float32(2**24)),
+    ):
+        positions = _position(a.coordinates, i, nearby_scale, extent, size)
+        if (_rounded(a.rounding, positions).clip(0, extent - 1) != expected).any():
             return False
     return True
 
@@ -156,14 +160,14 @@ def _position(coordinates: str, i: Array, scale: np.float32, extent: int, size: 
     if coordinates == "asymmetric":
         return np.asarray(i / scale)
     # the scale is not used here: its three values stand for the rounding of the quotient
-    off = scale / np.float32(size / extent)
-    return np.asarray(i * np.float32(extent - 1) / np.float32(max(size - 1, 1)) * off)
+    scale_error = scale / np.float32(size / extent)
+    return np.asarray(i * np.float32(extent - 1) / np.float32(max(size - 1, 1)) * scale_error)
 
 
-def _rounded(rounding: str, at: Array) -> Array:
+def _rounded(rounding: str, positions: Array) -> Array:
     if rounding in ("half_down", "half_up"):
-        return np.ceil(at - 0.5) if rounding == "half_down" else np.floor(at + 0.5)
-    return np.floor(at) if rounding == "floor" else np.ceil(at)
+        return np.ceil(positions - 0.5) if rounding == "half_down" else np.floor(positions + 0.5)
+    return np.floor(positions) if rounding == "floor" else np.ceil(positions)
 
 
 # -- computed positions --------------------------------------------------------------------------
@@ -178,20 +182,20 @@ def _grid_sample(c: ExportCall) -> ExportTensor:
         if spatial == 3:
             c.require_opset(20, "three spatial axes")
     borders = {"constant": "zeros", "replicate": "border", "reflect": "reflection"}
-    how = {"mode": mode, "padding_mode": borders[a.border],
+    options = {"mode": mode, "padding_mode": borders[a.border],
            "align_corners": int(a.align_corners)}  # fmt: skip
     if a.method == "cubic" and spatial != 2:
         raise c.unsupported_error(
             f"GridSample is cubic on two axes only, here are {spatial}: use linear"
         )
     if spatial != 1:
-        return c.x.GridSample(c.tensor(1), **how)
+        return c.x.GridSample(c.tensor(1), **options)
     # a 1-D signal is sampled as an image of one row
     image = c.x.reshape((*c.shape[:2], 1, c.shape[2]))
-    places = c.fact(1).shape
-    grid = c.tensor(1).reshape((places[0], 1, *places[1:]))
+    grid_shape = c.fact(1).shape
+    grid = c.tensor(1).reshape((grid_shape[0], 1, *grid_shape[1:]))
     grid = grid.Pad(c.indices(*[0] * 7, 1), 0.0, mode="constant")
-    return image.GridSample(grid, **how).reshape(c.out.shape)
+    return image.GridSample(grid, **options).reshape(c.out.shape)
 
 
 @rule("col2im", onnx="`Col2Im`", since=18)
@@ -230,9 +234,9 @@ def _deform_columns(c: ExportCall) -> ExportTensor:
 
 def _batch(c: ExportCall) -> ExportTensor:
     """Adds nodes that clamp the batch index of each region, the third operand, to the batch."""
-    count, given = c.fact(1).shape[0], c.fact(2)
-    index = c.tensor(2) if given.rank == 1 else c.tensor(2, (given.size,))
-    if given.size != count:
+    count, index_fact = c.fact(1).shape[0], c.fact(2)
+    index = c.tensor(2) if index_fact.rank == 1 else c.tensor(2, (index_fact.size,))
+    if index_fact.size != count:
         index = index.Expand(c.indices(count))
     return index.Clip(0, c.shape[0] - 1)
 
@@ -256,8 +260,8 @@ def _corners(c: ExportCall, axis: int) -> list[ExportTensor]:
     """
     spatial = len(c.shape) - 2
     rois = c.tensor(1).IsNaN().Where(0.0, c.tensor(1)).Clip(-float(LIMIT), float(LIMIT))
-    both = [rois.Gather(c.indices(axis + side * spatial), axis=1) for side in (0, 1)]
-    return [corner.unsqueeze(2) for corner in both]
+    corners = [rois.Gather(c.indices(axis + side * spatial), axis=1) for side in (0, 1)]
+    return [corner.unsqueeze(2) for corner in corners]
 
 
 def _items(c: ExportCall) -> ExportTensor:
@@ -285,11 +289,11 @@ def _cells(c: ExportCall, axis: int) -> ExportTensor:
     # integer arithmetic avoids the rounding error of the float quotients
     step = (size.cast("integer") / cells).cast("scalar")
     low = (size.cast("integer") / cells).cast("scalar")
-    reach = low + (low * float(cells) < size).cast("scalar")
+    cell_size = low + (low * float(cells) < size).cast("scalar")
     start = first + _numbers(c, cells, 1, cells, 1) * step
-    at = _numbers(c, extent, 1, 1, extent)
-    below = at < start + reach
-    return (at >= start) & below
+    positions = _numbers(c, extent, 1, 1, extent)
+    is_before_end = positions < start + cell_size
+    return (positions >= start) & is_before_end
 
 
 @rule("avg_roi_pool", "max_roi_pool", onnx="cells as masks of each axis, `Where`, `ReduceSum` or "
@@ -299,12 +303,12 @@ def _roi_pool(c: ExportCall) -> ExportTensor:
     x, counts = _items(c), list[ExportTensor]()
     for axis in range(len(c.shape) - 2):
         mask = _shaped(c, _cells(c, axis), axis)
-        inside = mask.Where(x.unsqueeze(2 + axis), 0.0 if average else -np.inf)
-        x = inside.reduce("ReduceSum" if average else "ReduceMax", [3 + axis], keep=False)
-        count = mask.cast("scalar").reduce("ReduceSum", [3 + axis], keep=False)
+        cell_values = mask.Where(x.unsqueeze(2 + axis), 0.0 if average else -np.inf)
+        x = cell_values.reduce("ReduceSum" if average else "ReduceMax", [3 + axis], keepdims=False)
+        count = mask.cast("scalar").reduce("ReduceSum", [3 + axis], keepdims=False)
         counts = [counts[0] * count if counts else count]
-    some = counts[0] > 0.0
-    return some.Where(x / counts[0].Max(1.0) if average else x, 0.0)
+    has_values = counts[0] > 0.0
+    return has_values.Where(x / counts[0].Max(1.0) if average else x, 0.0)
 
 
 def _samples(c: ExportCall, counts: list[int], method: str) -> ExportTensor:
@@ -320,19 +324,21 @@ def _samples(c: ExportCall, counts: list[int], method: str) -> ExportTensor:
         size = last - first
         i = np.arange(count, dtype=np.float32).reshape(1, count, 1)
         if method == "symmetric":
-            moved = c.constant((i + np.float32(0.5)) / np.float32(count)) * size
-            at = first + (moved - 0.5)
+            scaled = c.constant((i + np.float32(0.5)) / np.float32(count)) * size
+            positions = first + (scaled - 0.5)
         elif method == "asymmetric":
-            at = first + c.constant(i / np.float32(count)) * size
+            positions = first + c.constant(i / np.float32(count)) * size
         else:
-            part = c.constant(i / np.float32(max(count - 1, 1)))
-            at = first + part * (size - 1.0)
+            fraction = c.constant(i / np.float32(max(count - 1, 1)))
+            positions = first + fraction * (size - 1.0)
         # clamping repeats the edge values; tent weights interpolate linearly between neighbours
-        apart = (at.Clip(0.0, float(extent - 1)) - _numbers(c, extent, 1, 1, extent)).Abs()
-        weights = _shaped(c, (1.0 - apart).Max(0.0), axis)
-        spread = x.unsqueeze(2 + axis)
-        product = (weights > 0.0).Where(spread * weights, 0.0)
-        x = product.reduce("ReduceSum", [3 + axis], keep=False)
+        distance = (
+            positions.Clip(0.0, float(extent - 1)) - _numbers(c, extent, 1, 1, extent)
+        ).Abs()
+        weights = _shaped(c, (1.0 - distance).Max(0.0), axis)
+        expanded = x.unsqueeze(2 + axis)
+        product = (weights > 0.0).Where(expanded * weights, 0.0)
+        x = product.reduce("ReduceSum", [3 + axis], keepdims=False)
     return x
 
 
