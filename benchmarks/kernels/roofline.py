@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from benchmarks.table import markdown_table
 from cml_engine.compiler.plan import Step
@@ -39,7 +40,7 @@ def work_of(step: Step) -> Cost:
     """
     if Path(step.path).stem != "winograd":
         return step.cost
-    p = step.params
+    p = cast("Mapping[str, int]", step.params)
     ins, outs = p["tiles"] * p["in_blocks"], p["tiles"] * p["out_blocks"]
     if "stage_is_input" in step.defines:
         return Cost(ins * _INPUT_FLOPS, ins * _TILE_OUT * _VECTOR, ins * _TILE_IN * _VECTOR)

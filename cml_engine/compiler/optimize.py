@@ -83,8 +83,8 @@ def optimize(graph: Graph, without: frozenset[str] = frozenset(), *, retain: boo
                 "take the model that it was made of"
             )
         return graph
-    for _, _, left in _stages(graph, without, retain):
-        graph = left
+    for _, _, rewritten in _stages(graph, without, retain):
+        graph = rewritten
     return graph
 
 
@@ -115,9 +115,9 @@ def _stages(
                 _log.debug("'%s': %s, %d to %d nodes", graph.name, name, before, len(graph.nodes))
             yield name, why, graph
     if written.taps:
-        known = fold_constants(eliminate_dead_code(infer_facts(written)))
+        folded = fold_constants(eliminate_dead_code(infer_facts(written)))
         yield (
             "kept",
             "apart from the other nodes, which stay as they are",
-            group_cpu_operators(add_kept_tensors(graph, known)),
+            group_cpu_operators(add_kept_tensors(graph, folded)),
         )

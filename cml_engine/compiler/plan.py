@@ -123,7 +123,7 @@ class Step:
     title: str
     path: str | Path
     params_layout: str
-    params: Mapping[str, Any]
+    params: Mapping[str, object]
     defines: Mapping[str, int | str]
     bindings: tuple[Binding, ...]
     writes: int
@@ -168,9 +168,9 @@ class Step:
         return self.bindings[len(self.bindings) - self.writes :]
 
     def __str__(self) -> str:
-        said = f"{self.index:4d}  {self.full_title:32s} {self.groups:8d} groups  {self.kernel}"
-        words = variant_words(self.defines)
-        return f"{said}: {words}" if words else said
+        text = f"{self.index:4d}  {self.full_title:32s} {self.groups:8d} groups  {self.kernel}"
+        defines = variant_words(self.defines)
+        return f"{text}: {defines}" if defines else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,14 +350,14 @@ class Reuse:
     sources: tuple[Sources, ...]
     retained: Mapping[str, int]
 
-    def steps(self, given: Collection[str]) -> tuple[int, ...]:
-        """Returns the indices of the steps to run, in order, if only the inputs ``given`` changed
-        since the previous run.
+    def steps(self, changed_inputs: Collection[str]) -> tuple[int, ...]:
+        """Returns the indices of the steps to run, in order, if only the inputs ``changed_inputs``
+        changed since the previous run.
 
         Steps that depend on variables always run.
         """
-        changed = {*given, VARIABLES}
-        return tuple(i for i, own in enumerate(self.sources) if not own.isdisjoint(changed))
+        changed = {*changed_inputs, VARIABLES}
+        return tuple(i for i, names in enumerate(self.sources) if not names.isdisjoint(changed))
 
 
 @dataclass(frozen=True)
@@ -429,7 +429,7 @@ class Plan:
         """Returns the tensors of a step in the order of its kernel's slots: ``T0``, ``T1``, …"""
         places = {**self.inputs, **self.outputs, **self.places}
         constants = {**self.weights, **self.own}
-        found = []
+        tensors = []
         for slot, binding in enumerate(step.bindings):
             name, type, layout = binding.tensor, "words", ""
             if name in places:
@@ -439,8 +439,8 @@ class Plan:
                 type = f"{array.dtype}{list(array.shape)}"
             written = slot >= len(step.bindings) - step.writes
             range = binding.space, binding.offset, binding.nbytes
-            found.append(BoundTensor(f"T{slot}", name, written, type, layout, *range))
-        return found
+            tensors.append(BoundTensor(f"T{slot}", name, written, type, layout, *range))
+        return tensors
 
     @property
     def cost(self) -> Cost:

@@ -94,8 +94,8 @@ def load_file(path: str | Path) -> tuple[str, ...]:
     if before is not None:
         before.take_back()
     try:
-        found = _registered_by(file)
-        if not found.names:
+        registration = _registered_by(file)
+        if not registration.names:
             raise OperatorError(
                 f"{path}: registers no operator; call cml.register(cml.OpSpec(…)), or "
                 "cml.register_rule(cml.Rule(…))"
@@ -105,8 +105,8 @@ def load_file(path: str | Path) -> tuple[str, ...]:
             before.put_back()
             _loaded[file] = before
         raise
-    _loaded[file] = found
-    return found.names
+    _loaded[file] = registration
+    return registration.names
 
 
 def _registered_by(file: Path) -> _Registration:
@@ -171,8 +171,8 @@ def load_entry_points() -> tuple[str, ...]:
         try:
             _load_point(point)
         except Exception as error:
-            what = error.message if isinstance(error, CmlError) else short(error)
-            message = f"the operators '{point.value}' of package '{package}' are missing: {what}"
+            reason = error.message if isinstance(error, CmlError) else short(error)
+            message = f"the operators '{point.value}' of package '{package}' are missing: {reason}"
             warnings.warn(message, RuntimeWarning, stacklevel=2)
         else:
             loaded.append(point.name)
@@ -186,16 +186,16 @@ def _load_point(point: metadata.EntryPoint) -> None:
     called, and the registrations of its import are removed.
     """
     operators = registered()
-    found = point.load()
-    module = found if isinstance(found, ModuleType) else sys.modules.get(found.__module__)
+    loaded = point.load()
+    module = loaded if isinstance(loaded, ModuleType) else sys.modules.get(loaded.__module__)
     try:
         _check_version(getattr(module, _STATED, None))
     except OperatorError:
         for name in _new(operators):
             unregister(name)
         raise
-    if not isinstance(found, ModuleType):
-        found()
+    if not isinstance(loaded, ModuleType):
+        loaded()
 
 
 def _execute(file: Path) -> None:
@@ -225,5 +225,5 @@ def _describe(error: BaseException, file: Path) -> str:
     last one of the game's code in the traceback."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {error.msg}"
-    what = str(error) if isinstance(error, CmlError) else short(error)
-    return f"{game_line(error) or file}: {what}"
+    text = str(error) if isinstance(error, CmlError) else short(error)
+    return f"{game_line(error) or file}: {text}"

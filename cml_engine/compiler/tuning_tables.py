@@ -133,11 +133,11 @@ def save(device: str, records: Iterable[Record]) -> Path:
     The file is written atomically. Sessions created from now on use it.
     """
     file = tuning_file(device)
-    kept = {**measured(device), **{record.key: record for record in records}}
+    merged = {**measured(device), **{record.key: record for record in records}}
     data = {
         "format": FORMAT,
         "device": device,
-        "choices": {key: kept[key].to_json() for key in sorted(kept)},
+        "choices": {key: merged[key].to_json() for key in sorted(merged)},
     }
     write_atomically(file, json.dumps(data, indent=1))
     _read_tables.pop(file, None)
@@ -195,9 +195,9 @@ def _warn_ignored(file: Path, why: str) -> dict[str, Record]:
 
 @cache
 def _shipped_records(device: str) -> dict[str, Record]:
-    found: dict[str, Record] = {}
+    records: dict[str, Record] = {}
     for path in sorted(_DEFAULTS.glob("*.json")):
         text = path.read_text(encoding="utf-8")
         if re.search(json.loads(text)["devices"], device, re.IGNORECASE):
-            found.update(records_in(text))
-    return found
+            records.update(records_in(text))
+    return records

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from math import ceil
-from typing import Any
 
 import numpy as np
 
@@ -60,12 +59,12 @@ def model_digest(graph: Graph) -> bytes:
                 f"'{graph.name}' is cooked: a digest is of the model itself, give that"
             )
         return graph.cooked_form.integer_digest
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     # constants as they are read back: numbers in the text before those in files
     constants = dict(sorted(graph.constants.items(), key=lambda item: item[0] in graph.labels))
     for name, data in model_files(graph.with_(notes=(), constants=constants)):
-        _add(found, name.encode(), data)
-    return found.digest()
+        _add(hasher, name.encode(), data)
+    return hasher.digest()
 
 
 def nonidentical_outputs(graph: Graph) -> tuple[str, ...]:
@@ -95,24 +94,24 @@ def run_digest(graph: Graph, outputs: Mapping[str, Array]) -> str:
             f"'{graph.name}': all of its outputs are computed in floats and may differ from "
             "machine to machine: there is nothing to take a digest of"
         )
-    found = hashlib.sha256()
-    _add(found, b"cml", str(RULE_VERSION).encode(), model_digest(graph))
+    hasher = hashlib.sha256()
+    _add(hasher, b"cml", str(RULE_VERSION).encode(), model_digest(graph))
     for name in graph.outputs:
         if name in floats:
             continue
         array = np.asarray(outputs[name])
         little = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<")))
         shape = ",".join(map(str, array.shape))
-        _add(found, name.encode(), shape.encode(), little.dtype.str.encode(), little.tobytes())
-    return f"sha256:{found.hexdigest()}"
+        _add(hasher, name.encode(), shape.encode(), little.dtype.str.encode(), little.tobytes())
+    return f"sha256:{hasher.hexdigest()}"
 
 
-def _add(found: Any, *parts: bytes) -> None:
-    """Updates the hash object ``found`` with the length and the bytes of each part, so that no
+def _add(hasher: hashlib._Hash, *parts: bytes) -> None:
+    """Updates the hash object ``hasher`` with the length and the bytes of each part, so that no
     two lists of parts give the same digest."""
     for part in parts:
-        found.update(len(part).to_bytes(8, "little"))
-        found.update(part)
+        hasher.update(len(part).to_bytes(8, "little"))
+        hasher.update(part)
 
 
 # -- gas ------------------------------------------------------------------------------------------
@@ -130,11 +129,11 @@ def gas_by_node(graph: Graph) -> Mapping[str, int]:
     """
     if graph.cooked_form is not None:
         raise InputError(f"'{graph.name}' is cooked: gas is of the model itself, give that")
-    found = {}
+    gas = {}
     for node in graph.nodes:
         cost = node_cost(lookup(node.op), node, graph)
-        found[node.title] = ceil(cost.flops) + ceil(cost.bytes / 4)
-    return found
+        gas[node.title] = ceil(cost.flops) + ceil(cost.bytes / 4)
+    return gas
 
 
 def gas_of(graph: Graph) -> int:
@@ -150,16 +149,16 @@ def limit_gas(limit: int | None, make: Callable[[Shapes], Graph]) -> Callable[[S
     """
     if limit is None:
         return make
-    most = GAS.check(limit, "gas_limit")
+    max_gas = GAS.check(limit, "gas_limit")
 
     def checked(shapes: Shapes) -> Graph:
         graph = make(shapes)
         costs = gas_by_node(graph)
         total = sum(costs.values())
-        if total > most:
+        if total > max_gas:
             dearest = max(costs, key=lambda title: costs[title])
             raise ModelError(
-                f"'{graph.name}' costs {total:,} gas, wanted at most {most:,}; the dearest "
+                f"'{graph.name}' costs {total:,} gas, wanted at most {max_gas:,}; the dearest "
                 f"operator is {dearest} with {costs[dearest]:,}. Make it smaller, or its inputs"
             )
         return graph

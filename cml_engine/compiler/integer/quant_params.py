@@ -87,14 +87,15 @@ def row_magnitudes(weights: Array) -> list[int]:
     return [int(total) for total in rows.sum(1)]
 
 
-def bounds(weights: Array, bias: Sequence[int], words: Range) -> list[int]:
+def bounds(weights: Array, bias: Sequence[int], input_range: Range) -> list[int]:
     """Returns for each channel the bound ``|b| + max|q| * sum|w|`` of its sums.
 
-    ``weights`` has one row per channel, ``bias`` one integer per channel; ``words`` is the range
-    of ``q``.
+    ``weights`` has one row per channel, ``bias`` one integer per channel; ``input_range`` is the
+    range of ``q``.
     """
     return [
-        abs(b) + words.magnitude * w for b, w in zip(bias, row_magnitudes(weights), strict=True)
+        abs(b) + input_range.magnitude * w
+        for b, w in zip(bias, row_magnitudes(weights), strict=True)
     ]
 
 
@@ -102,29 +103,29 @@ def plan_exact_sum(
     title: str,
     weights: Array,
     bias: Sequence[int],
-    words: Range,
+    input_range: Range,
     source: Source | None = None,
-    whole: bool = False,
+    sums_in_int32: bool = False,
 ) -> ExactSum:
     """Returns the one or two passes that compute a node's sums exactly.
 
     ``weights`` are integers, one row per channel; ``bias`` has one integer per channel;
-    ``words`` is the range of the input's words. With ``whole`` the kernel sums in int32 and
-    needs one pass only. Raises :class:`RangeError` if the sums do not fit.
+    ``input_range`` is the range of the input's words. With ``sums_in_int32`` the kernel sums in
+    int32 and needs one pass only. Raises :class:`RangeError` if the sums do not fit.
     """
-    totals = bounds(weights, bias, words)
+    totals = bounds(weights, bias, input_range)
     bound = max(totals, default=0)
     if bound < FLOAT_BOUND:
         return ExactSum("float32", bound, (SumPass("all", weights, tuple(bias)),))
-    if whole and bound < INT_BOUND:
+    if sums_in_int32 and bound < INT_BOUND:
         return ExactSum("int32", bound, (SumPass("all", weights, tuple(bias)),))
     if bound >= INT_BOUND:
-        raise sum_overflow_error(title, totals.index(bound), bound, words, source)
+        raise sum_overflow_error(title, totals.index(bound), bound, input_range, source)
     for split, bits in product((_split_words, _split_weights), _LOW_BITS):
         parts = split(weights, bias, bits)
-        ranges = [words.part(part.take, bits) for part in parts]
-        found = [max(bounds(p.weights, p.bias, r)) for p, r in zip(parts, ranges, strict=True)]
-        if max(found) < FLOAT_BOUND:
+        ranges = [input_range.part(part.take, bits) for part in parts]
+        largest = [max(bounds(p.weights, p.bias, r)) for p, r in zip(parts, ranges, strict=True)]
+        if max(largest) < FLOAT_BOUND:
             return ExactSum("int32", bound, parts, bits)
     raise RangeError(
         f"{title}: channel {totals.index(bound)} sums to {bound:,} at most, and neither its words' "
@@ -134,28 +135,28 @@ def plan_exact_sum(
 
 
 def sum_overflow_error(
-    title: str, channel: int, bound: int, words: Range, source: Source | None = None
+    title: str, channel: int, bound: int, input_range: Range, source: Source | None = None
 ) -> RangeError:
     """Returns the error for a channel whose sum does not fit into 32 bits; its message proposes
     changes."""
     return RangeError(
         f"{title}: channel {channel} sums to {bound:,} at most, wanted below 2^31 = {INT_BOUND:,}: "
-        f"its input has words up to {words.magnitude}; quantize that with 8 bits, or make the "
-        "weights' scale larger",
+        f"its input has words up to {input_range.magnitude}; quantize that with 8 bits, or "
+        "make the weights' scale larger",
         source,
     )
 
 
 def check_shift(
-    title: str, bound: int, before: int, words: Range, source: Source | None = None
+    title: str, bound: int, before: int, result_range: Range, source: Source | None = None
 ) -> None:
     """Raises :class:`RangeError` if a sum of up to ``bound``, shifted left by ``before`` bits,
     does not fit into 31 bits."""
     if bound << before >= INT_BOUND:
         raise RangeError(
             f"{title}: sums up to {bound:,} are shifted left by {before} bits, which do not fit "
-            f"into 31; its result of {words.low} to {words.high} is finer than its sums: give it "
-            "a larger scale",
+            f"into 31; its result of {result_range.low} to {result_range.high} is finer than its "
+            "sums: give it a larger scale",
             source,
         )
 
@@ -166,30 +167,30 @@ def _split_words(weights: Array, bias: Sequence[int], bits: int) -> tuple[SumPas
 
 
 def _split_weights(weights: Array, bias: Sequence[int], bits: int) -> tuple[SumPass, ...]:
-    wide, half = weights.astype(np.int64), 1 << (bits - 1)
-    rest = ((wide + half) & ((1 << bits) - 1)) - half
+    integers, half = weights.astype(np.int64), 1 << (bits - 1)
+    remainder = ((integers + half) & ((1 << bits) - 1)) - half
     upper, lower = _split_bias(bias, bits)
-    return SumPass("all", (wide - rest) >> bits, upper), SumPass("all", rest, lower)
+    return SumPass("all", (integers - remainder) >> bits, upper), SumPass("all", remainder, lower)
 
 
 def _split_bias(bias: Sequence[int], bits: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(b >> bits for b in bias), tuple(b & ((1 << bits) - 1) for b in bias)
 
 
-def find_range_violation(name: str, got: Array, wanted: Range) -> str:
-    """Returns a description of the first value of ``got`` that is no whole number or is outside
-    ``wanted``.
+def find_range_violation(name: str, values: Array, limits: Range) -> str:
+    """Returns a description of the first value of ``values`` that is no whole number or is outside
+    ``limits``.
 
-    ``got`` is the result ``name`` of an exact operator. Returns an empty string if all values
+    ``values`` is the result ``name`` of an exact operator. Returns an empty string if all values
     are valid.
     """
-    for off, what in (
-        (got != np.rint(got), "exact=True says that it gives whole numbers"),
-        ((got < wanted.low) | (got > wanted.high), f"wanted {wanted.low} to {wanted.high}"),
+    for violations, problem in (
+        (values != np.rint(values), "exact=True says that it gives whole numbers"),
+        ((values < limits.low) | (values > limits.high), f"wanted {limits.low} to {limits.high}"),
     ):
-        if off.any():
-            at = tuple(int(i) for i in np.argwhere(off)[0])
-            return f"gives {got[at]} in '{name}', at {list(at)}: {what}"
+        if violations.any():
+            at = tuple(int(i) for i in np.argwhere(violations)[0])
+            return f"gives {values[at]} in '{name}', at {list(at)}: {problem}"
     return ""
 
 
@@ -217,10 +218,10 @@ class QuantParams:
     table: tuple[int, ...] = ()
     source: Source | None = None
 
-    def error(self, what: str) -> ModelError:
-        """Returns a :class:`ModelError` with the text ``what`` about this line of
+    def error(self, problem: str) -> ModelError:
+        """Returns a :class:`ModelError` with the text ``problem`` about this line of
         ``graph.quant``."""
-        error = _params_error(self.name, what)
+        error = _params_error(self.name, problem)
         error.source = self.source
         return error
 
@@ -244,8 +245,8 @@ class QuantParams:
         count = shape[axis] if shape else 1
         if len(self.scales) == 1:
             return self.scales * count
-        wide = (*self.extents, *(1,) * (len(shape) - len(self.extents)))
-        if prod(wide) != wide[axis] or wide[axis] != count:
+        scale_shape = (*self.extents, *(1,) * (len(shape) - len(self.extents)))
+        if prod(scale_shape) != scale_shape[axis] or scale_shape[axis] != count:
             raise self.error(
                 f"scales of shape {list(self.extents)}; wanted one, or one for each of the "
                 f"{count} indices of axis {axis} of {list(shape)}"
@@ -256,8 +257,8 @@ class QuantParams:
 def word_range(bits: int, signed: bool) -> Range:
     """Returns the range of words of ``bits`` bits; a signed range is symmetric (-127 to 127 for
     8 bits)."""
-    most = (1 << (bits - 1)) - 1
-    return Range(-most, most) if signed else Range(0, (1 << bits) - 1)
+    largest = (1 << (bits - 1)) - 1
+    return Range(-largest, largest) if signed else Range(0, (1 << bits) - 1)
 
 
 def quant_attrs(scale: object, bits: int, signed: bool = True, **more: AttrValue) -> Attrs:
@@ -287,10 +288,10 @@ def nest_scales(scales: Sequence[float], axis: int, rank: int) -> AttrValue:
     """
     if len(set(scales)) == 1:
         return scales[0]
-    found: AttrValue = list(scales)
+    nested: AttrValue = list(scales)
     for _ in range(axis % rank):
-        found = [found]
-    return found
+        nested = [nested]
+    return nested
 
 
 def read_quant_params(graph: Graph) -> Mapping[str, QuantParams]:
@@ -299,20 +300,20 @@ def read_quant_params(graph: Graph) -> Mapping[str, QuantParams]:
 
     Raises :class:`ModelError` for an invalid line.
     """
-    found = {}
+    params = {}
     for name, attrs in graph.quantization.items():
         if name in graph.facts:
             source = place_of(attrs)
             with located(source):
-                found[name] = replace(_parse_params(name, attrs), source=source)
-    return found
+                params[name] = replace(_parse_params(name, attrs), source=source)
+    return params
 
 
 def _parse_params(name: str, attrs: Attrs) -> QuantParams:
     if attrs["op"] != OPERATOR:
         raise _params_error(name, f"quantised by {attrs['op']}: integer networks want {OPERATOR}")
-    known = {"op", "zero_point", "scale", "bits", "signed", "symmetric", "table"}
-    if unknown := set(attrs) - known:
+    parameters = {"op", "zero_point", "scale", "bits", "signed", "symmetric", "table"}
+    if unknown := set(attrs) - parameters:
         raise _params_error(name, f"{OPERATOR} has no parameter '{min(unknown)}'")
     if attrs.get("zero_point", 0) != 0:
         raise _params_error(name, f"zero_point {attrs['zero_point']}: wanted 0")
@@ -347,26 +348,26 @@ def _parse_scale(name: str, value: object) -> Fraction:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _params_error(name, f"scale {value!r}: wanted a number")
     try:
-        found = fraction_of(value)
+        fraction = fraction_of(value)
     except ValueError:
         raise _params_error(name, f"scale {value!r}: wanted a finite number") from None
-    if found <= 0:
+    if fraction <= 0:
         raise _params_error(name, f"scale {value!r}: wanted one above 0")
-    return found
+    return fraction
 
 
-def _parse_table(name: str, given: object) -> tuple[int, ...]:
-    if not isinstance(given, list):
-        raise _params_error(name, f"table {given!r}: wanted whole numbers in brackets")
-    if wrong := [v for v in given if isinstance(v, bool) or not isinstance(v, int)]:
+def _parse_table(name: str, table: object) -> tuple[int, ...]:
+    if not isinstance(table, list):
+        raise _params_error(name, f"table {table!r}: wanted whole numbers in brackets")
+    if wrong := [v for v in table if isinstance(v, bool) or not isinstance(v, int)]:
         raise _params_error(name, f"its table has {wrong[0]!r}: wanted whole numbers")
-    if given and len(given) not in (SMALL_TABLE, LARGE_TABLE):
+    if table and len(table) not in (SMALL_TABLE, LARGE_TABLE):
         raise _params_error(
             name,
-            f"a table of {len(given)} entries: wanted {SMALL_TABLE} for words of 8 bits, "
+            f"a table of {len(table)} entries: wanted {SMALL_TABLE} for words of 8 bits, "
             f"{LARGE_TABLE} points for words of 16",
         )
-    return tuple(given)
+    return tuple(table)
 
 
 def check_scale(name: str, scale: Fraction) -> None:
@@ -376,5 +377,5 @@ def check_scale(name: str, scale: Fraction) -> None:
         raise _params_error(name, f"scale {float(scale):.3g}: wanted 2^-40 to 2^40")
 
 
-def _params_error(name: str, what: str) -> ModelError:
-    return ModelError(f"the line of '{name}' in graph.quant: {what}")
+def _params_error(name: str, problem: str) -> ModelError:
+    return ModelError(f"the line of '{name}' in graph.quant: {problem}")

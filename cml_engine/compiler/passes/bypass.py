@@ -21,8 +21,8 @@ def _empty_pad(match: Match) -> str | None:
 
 def _product_with_one(match: Match) -> str | None:
     node = match.last
-    for name, other in (node.inputs, node.inputs[::-1]):
-        value = match.constant(other)
+    for name, factor in (node.inputs, node.inputs[::-1]):
+        value = match.constant(factor)
         if value is None or match.fact(name) != match.fact(node.outputs[0]):
             continue
         if value.size and np.all(value == 1):
@@ -49,8 +49,8 @@ def _still_transpose(match: Match) -> Node | str | None:
     order = full_order(node, fact.rank)
     if order == sorted(order):
         return node.inputs[0]
-    wide = [axis for axis in order if fact.shape[axis] != 1]
-    if wide != sorted(wide) or not fact.size:
+    long_axes = [axis for axis in order if fact.shape[axis] != 1]
+    if long_axes != sorted(long_axes) or not fact.size:
         return None
     moved = [axis for axis, source in enumerate(order) if axis != source]
     first, end = moved[0], moved[-1] + 1

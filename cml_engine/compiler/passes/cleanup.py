@@ -19,16 +19,16 @@ def eliminate_dead_code(graph: Graph) -> Graph:
     Inputs are kept.
     """
     needed = set(graph.roots)
-    kept = []
+    needed_nodes = []
     for node in reversed(graph.nodes):
         if needed.intersection(node.outputs):
             needed.update(node.reads)
-            kept.append(node)
-    kept.reverse()
-    alive = needed.union(graph.inputs, *(node.outputs for node in kept))
+            needed_nodes.append(node)
+    needed_nodes.reverse()
+    alive = needed.union(graph.inputs, *(node.outputs for node in needed_nodes))
     alive.update(variable for variable, _ in graph.updates)
     return graph.with_(
-        nodes=tuple(kept),
+        nodes=tuple(needed_nodes),
         constants={k: v for k, v in graph.constants.items() if k in alive},
         labels={k: v for k, v in graph.labels.items() if k in alive},
         facts={k: v for k, v in graph.facts.items() if k in alive},
@@ -50,18 +50,18 @@ def fold_constants(graph: Graph) -> Graph:
     """
     constants = dict(graph.constants)
     variable = {name for name, _ in graph.updates}
-    kept = []
+    remaining_nodes = []
     for node in graph.nodes:
-        fixed = all(n in constants and n not in variable for n in node.reads)
-        small = sum(graph.facts[n].nbytes for n in node.outputs) <= MAX_FOLDED_BYTES
-        if not (fixed and small and lookup(node.op).cpu is not None):
-            kept.append(node)
+        is_constant = all(n in constants and n not in variable for n in node.reads)
+        is_small = sum(graph.facts[n].nbytes for n in node.outputs) <= MAX_FOLDED_BYTES
+        if not (is_constant and is_small and lookup(node.op).cpu is not None):
+            remaining_nodes.append(node)
             continue
         yield_to_frame()
         results = run_node(node, [constants[n] for n in node.reads])
         for name, value in zip(node.outputs, results, strict=True):
             constants[name] = convert_to_fact(node, graph.facts[name], value)
-    return graph.with_(nodes=tuple(kept), constants=constants)
+    return graph.with_(nodes=tuple(remaining_nodes), constants=constants)
 
 
 # -- common subexpressions ------------------------------------------------------------------------
@@ -80,14 +80,14 @@ def merge_common_subexpressions(graph: Graph) -> Graph:
     """
     roots = set(graph.roots)
     same = _equal_constants(graph)
-    known: dict[Hashable, Node] = {}
+    first_nodes: dict[Hashable, Node] = {}
     renamed: dict[str, str] = {}
     nodes = []
     for original in graph.nodes:
         inputs = tuple(renamed.get(name, name) for name in original.inputs)
         node = replace(original, inputs=inputs)
         key = _key(node, same)
-        first = known.setdefault(key, node) if key is not None else node
+        first = first_nodes.setdefault(key, node) if key is not None else node
         if first is node or roots.intersection(node.outputs):
             nodes.append(node)
         else:

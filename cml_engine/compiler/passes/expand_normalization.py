@@ -49,15 +49,15 @@ def _find_applicable(graph: Graph) -> set[str]:
     fused = fuse_epilogues(graph)
     producers = {node.outputs[0]: node for node in fused.nodes if len(node.outputs) == 1}
     consumers, roots = fused.consumers(), set(fused.roots)
-    found = set()
+    applicable = set()
     for node in fused.nodes:
         if node.op != "batch_normalization" or node.epilogues or not _is_by_channel(fused, node):
             continue
         x = node.inputs[0]
-        alone = len(consumers[x]) == 1 and node.inputs.count(x) == 1 and x not in roots
-        if alone and x in producers and _takes(fused, producers[x], node):
-            found.add(node.outputs[0])
-    return found
+        has_one_reader = len(consumers[x]) == 1 and node.inputs.count(x) == 1 and x not in roots
+        if has_one_reader and x in producers and _takes(fused, producers[x], node):
+            applicable.add(node.outputs[0])
+    return applicable
 
 
 def _is_by_channel(graph: Graph, node: Node) -> bool:
@@ -65,9 +65,9 @@ def _is_by_channel(graph: Graph, node: Node) -> bool:
     channel, and an epilogue can read its mean and offset."""
     x, mean, variance, offset, scale = node.inputs
     result = graph.facts[node.outputs[0]]
-    factor = all(per_channel(graph, result, name) for name in (variance, scale))
-    others = all(takes_operand(graph, result, name) for name in (mean, offset))
-    return factor and others and graph.facts[x] == result
+    factors = all(per_channel(graph, result, name) for name in (variance, scale))
+    offsets = all(takes_operand(graph, result, name) for name in (mean, offset))
+    return factors and offsets and graph.facts[x] == result
 
 
 def _takes(graph: Graph, producer: Node, node: Node) -> bool:

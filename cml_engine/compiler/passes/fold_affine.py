@@ -42,16 +42,16 @@ def _fold(match: Match) -> Node | None:
         facts = [match.fact(name) for name in inner.inputs]
         blocks = weight_blocks(weights)
         if blocks is None:
-            scaled = scaled_weights(inner.attrs, facts, weights, scale).astype(np.float32)
+            folded_weights = scaled_weights(inner.attrs, facts, weights, scale).astype(np.float32)
         else:  # the same codes with other scales
             ones = np.ones(weights.shape)
-            scaled = blocks.scaled(scaled_weights(inner.attrs, facts, ones, scale))
-        moved = (bias.reshape(-1).astype(np.float64) * scale + shift).astype(np.float32)
-    if not (np.isfinite(scaled).all() and np.isfinite(moved).all()):
+            folded_weights = blocks.scaled(scaled_weights(inner.attrs, facts, ones, scale))
+        folded_bias = (bias.reshape(-1).astype(np.float64) * scale + shift).astype(np.float32)
+    if not (np.isfinite(folded_weights).all() and np.isfinite(folded_bias).all()):
         return None
     names = (
-        match.add_constant("folded_filter", scaled),
-        match.add_constant("folded_bias", moved.reshape(1, channels)),
+        match.add_constant("folded_filter", folded_weights),
+        match.add_constant("folded_bias", folded_bias.reshape(1, channels)),
     )
     return match.node(inner.op, (inner.inputs[0], *names), inner.attrs)
 
@@ -62,9 +62,9 @@ def _affine(match: Match) -> tuple[Array, Array] | None:
     Both are float64, with one value or one per channel.
     """
     node = match.last
-    others = [_per_channel(match, n) for i, n in enumerate(node.inputs) if i != match.position]
-    values = [value for value in others if value is not None]
-    if len(values) != len(others):
+    operands = [_per_channel(match, n) for i, n in enumerate(node.inputs) if i != match.position]
+    values = [value for value in operands if value is not None]
+    if len(values) != len(operands):
         return None
     one, zero = np.ones(1), np.zeros(1)
     with np.errstate(all="ignore"):

@@ -15,11 +15,11 @@ def fold_padding(graph: Graph) -> Graph:
 
 def _fold(match: Match) -> Node | None:
     pad, conv = match.nodes
-    *around, spatial = pad.attrs["padding"][:2], pad.attrs["padding"][2:]
+    outer, spatial = pad.attrs["padding"][:2], pad.attrs["padding"][2:]
     zeros = pad.attrs["border"] == "constant" and float(pad.attrs["value"]) == 0
     if not zeros or conv.attrs["border"] != "constant" or pad.outputs[0] in conv.inputs[1:]:
         return None
-    if any(n for pair in around[0] for n in pair) or any(n < 0 for pair in spatial for n in pair):
+    if any(n for pair in outer for n in pair) or any(n < 0 for pair in spatial for n in pair):
         return None
     # automatic padding depends on the padded extent, so the resulting padding is made explicit
     shape = conv_shape(conv.attrs, *(match.fact(name) for name in conv.inputs))

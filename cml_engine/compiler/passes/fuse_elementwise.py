@@ -40,18 +40,20 @@ def fuse_elementwise(graph: Graph) -> Graph:
     Chains are fused, and trees whose branches meet.
     """
     readers = {name: {n.outputs[0] for n in nodes} for name, nodes in graph.consumers().items()}
-    made: dict[str, _ChainLink] = {}  # keyed by output
+    absorbable: dict[str, _ChainLink] = {}  # keyed by output
     nodes: dict[str, Node] = {}  # in execution order, keyed by first output
     for index, node in enumerate(graph.nodes):
         fused = node
         if _can_chain(node):
-            parts = _parts(graph, _ChainLink(node, index, frozenset(node.outputs)), made, readers)
+            parts = _parts(
+                graph, _ChainLink(node, index, frozenset(node.outputs)), absorbable, readers
+            )
             fused = _join([part.node for part in parts])
             for part in parts[:-1]:
-                del nodes[part.node.outputs[0]], made[part.node.outputs[0]]
+                del nodes[part.node.outputs[0]], absorbable[part.node.outputs[0]]
             names = frozenset().union(*(part.names for part in parts))
             if fused.outputs[0] not in graph.roots:
-                made[fused.outputs[0]] = _ChainLink(fused, index, names)
+                absorbable[fused.outputs[0]] = _ChainLink(fused, index, names)
         nodes[fused.outputs[0]] = fused
     return graph.with_(nodes=tuple(nodes.values()))
 
@@ -69,12 +71,15 @@ def _can_chain(node: Node) -> bool:
 
 
 def _parts(
-    graph: Graph, last: _ChainLink, made: Mapping[str, _ChainLink], readers: Mapping[str, set[str]]
+    graph: Graph,
+    last: _ChainLink,
+    absorbable: Mapping[str, _ChainLink],
+    readers: Mapping[str, set[str]],
 ) -> list[_ChainLink]:
     """Returns ``last`` and the nodes before it that one kernel can compute with it, in execution
     order.
 
-    ``made`` has the nodes that may be absorbed, by result; ``readers`` has the results of the
+    ``absorbable`` has the nodes that may be absorbed, by result; ``readers`` has the results of the
     nodes that read each tensor.
     """
     parts = {last.node.outputs[0]: last}
@@ -82,14 +87,14 @@ def _parts(
     refused: set[str] = set()
     while True:
         names = frozenset().union(*(part.names for part in parts.values()))
-        known = {n for part in parts.values() for n in part.node.reads if n in made}
+        candidates = {n for part in parts.values() for n in part.node.reads if n in absorbable}
         # the last ones first, because their producers can join only when all readers are in
-        for name in sorted(known - parts.keys() - refused, key=lambda n: -made[n].index):
-            together = [*parts.values(), made[name]]
-            if graph.facts[name] == result and readers[name] <= names and _fit(together):
-                parts[name] = made[name]
+        for name in sorted(candidates - parts.keys() - refused, key=lambda n: -absorbable[n].index):
+            joined_parts = [*parts.values(), absorbable[name]]
+            if graph.facts[name] == result and readers[name] <= names and _fit(joined_parts):
+                parts[name] = absorbable[name]
                 break
-            if graph.facts[name] != result or not _fit(together):
+            if graph.facts[name] != result or not _fit(joined_parts):
                 refused.add(name)
         else:
             return sorted(parts.values(), key=lambda part: part.index)
@@ -97,8 +102,8 @@ def _parts(
 
 def _fit(parts: Sequence[_ChainLink]) -> bool:
     """Returns True if one kernel can hold these nodes and bind the tensors that they read."""
-    inside = {part.node.outputs[0] for part in parts}
-    operands = {name for part in parts for name in part.node.reads} - inside
+    results = {part.node.outputs[0] for part in parts}
+    operands = {name for part in parts for name in part.node.reads} - results
     length = sum(1 + len(part.node.epilogues) for part in parts)
     return length <= MAX_CHAIN and len(operands) <= MAX_OPERANDS
 
@@ -108,35 +113,42 @@ def _join(parts: Sequence[Node]) -> Node:
 
     Its result is the result of the last part.
     """
-    first, *others = parts
+    first, *followers = parts
     epilogues = list(first.epilogues)
-    inside = {first.outputs[0]: len(epilogues)}  # the number of the step that computes the result
-    for node in others:
+    # the number of the step that computes each result
+    step_numbers = {first.outputs[0]: len(epilogues)}
+    for node in followers:
         begin = len(epilogues) + 1
-        epilogues.append(_epilogue(node.op, node.attrs, node.inputs, inside, begin))
+        epilogues.append(_epilogue(node.op, node.attrs, node.inputs, step_numbers, begin))
         for step in node.epilogues:
-            before: list[str | int] = list(range(begin, len(epilogues) + 1))
-            operands = step.operands(step.inputs, before)
-            epilogues.append(_epilogue(step.op, step.attrs, operands, inside, len(epilogues) + 1))
-        inside[node.outputs[0]] = len(epilogues)
+            earlier_steps: list[str | int] = list(range(begin, len(epilogues) + 1))
+            operands = step.operands(step.inputs, earlier_steps)
+            epilogues.append(
+                _epilogue(step.op, step.attrs, operands, step_numbers, len(epilogues) + 1)
+            )
+        step_numbers[node.outputs[0]] = len(epilogues)
     return replace(first, outputs=parts[-1].outputs, epilogues=tuple(epilogues))
 
 
 def _epilogue(
-    op: str, attrs: Attrs, operands: Sequence[str | int], inside: Mapping[str, int], number: int
+    op: str,
+    attrs: Attrs,
+    operands: Sequence[str | int],
+    step_numbers: Mapping[str, int],
+    number: int,
 ) -> Epilogue:
     """Returns step ``number`` of a fused node as an epilogue that computes ``op`` of ``operands``.
 
-    An operand that is computed inside the kernel becomes the number of its step; ``inside`` has
-    these numbers by tensor.
+    An operand that is computed inside the kernel becomes the number of its step; ``step_numbers``
+    has these numbers by tensor.
     """
-    links = [inside.get(o, o) if isinstance(o, str) else o for o in operands]
-    places = [(i, link) for i, link in enumerate(links) if isinstance(link, int)]
-    position = next((i for i, link in places if link == number - 1), None)
+    links = [step_numbers.get(o, o) if isinstance(o, str) else o for o in operands]
+    computed = [(i, link) for i, link in enumerate(links) if isinstance(link, int)]
+    position = next((i for i, link in computed if link == number - 1), None)
     return Epilogue(
         op,
         tuple(link for link in links if isinstance(link, str)),
         Attrs(attrs),
         position,
-        tuple((i, link) for i, link in places if i != position),
+        tuple((i, link) for i, link in computed if i != position),
     )

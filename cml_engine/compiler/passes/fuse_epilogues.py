@@ -18,9 +18,11 @@ def per_channel(graph: Graph, result: Fact, name: str) -> bool:
     """Returns True if tensor ``name`` has one value, or one per channel of ``result``: ``[]``,
     ``[1,C]``, ``[1,C,1…]``."""
     shape = graph.facts[name].shape
-    wide = len(shape) >= 2 and shape[1] == result.shape[1]
-    ones = all(extent == 1 for axis, extent in enumerate(shape) if axis != 1 or not wide)
-    return ones and len(shape) <= result.rank
+    has_channels = len(shape) >= 2 and shape[1] == result.shape[1]
+    is_broadcast = all(
+        extent == 1 for axis, extent in enumerate(shape) if axis != 1 or not has_channels
+    )
+    return is_broadcast and len(shape) <= result.rank
 
 
 def takes_operand(graph: Graph, result: Fact, name: str, channels: bool = True) -> bool:
@@ -42,33 +44,33 @@ def fuse_epilogues(graph: Graph) -> Graph:
     an epilogue."""
     consumers = graph.consumers()
     roots = set(graph.roots)
-    made: dict[str, Node] = {}  # nodes that may still take an epilogue, keyed by output
+    open_nodes: dict[str, Node] = {}  # nodes that may still take an epilogue, keyed by output
     nodes: dict[str, Node] = {}  # in execution order, keyed by first output
     for node in graph.nodes:
-        producer = _fusable_producer(graph, node, made, consumers, roots)
-        if producer is None:
-            fused = node
-        else:
-            main, epilogue = producer
-            del nodes[main.outputs[0]]
-            fused = replace(main, outputs=node.outputs, epilogues=(*main.epilogues, epilogue))
+        fusion = _fusable_producer(graph, node, open_nodes, consumers, roots)
+        fused = node
+        if fusion is not None:
+            producer, epilogue = fusion
+            del nodes[producer.outputs[0]]
+            epilogues = (*producer.epilogues, epilogue)
+            fused = replace(producer, outputs=node.outputs, epilogues=epilogues)
         nodes[fused.outputs[0]] = fused
         if len(fused.outputs) == 1:
-            made[fused.outputs[0]] = fused
+            open_nodes[fused.outputs[0]] = fused
     return graph.with_(nodes=tuple(nodes.values()))
 
 
 def _fusable_producer(
     graph: Graph,
     node: Node,
-    made: Mapping[str, Node],
+    open_nodes: Mapping[str, Node],
     consumers: Mapping[str, list[Node]],
     roots: set[str],
 ) -> tuple[Node, Epilogue] | None:
     """Returns the node that can apply ``node`` before storing its result, and ``node`` as its
     epilogue; else None.
 
-    ``made`` has the nodes that may take an epilogue, by result. A producer whose result has
+    ``open_nodes`` has the nodes that may take an epilogue, by result. A producer whose result has
     other readers, or is an output, cannot.
     """
     formula = lookup(node.op).formula
@@ -76,17 +78,17 @@ def _fusable_producer(
         return None
     candidates = node.inputs[: 2 if formula.commutative else 1]
     for position, name in enumerate(candidates):
-        producer = made.get(name)
+        producer = open_nodes.get(name)
         if producer is None or name in roots or len(consumers[name]) != 1:
             continue
-        others = node.inputs[:position] + node.inputs[position + 1 :]
+        operands = node.inputs[:position] + node.inputs[position + 1 :]
         kernel = lookup(producer.op).kernel
-        if kernel is None or kernel.epilogues == "none" or name in others:
+        if kernel is None or kernel.epilogues == "none" or name in operands:
             continue
-        result, epilogue = graph.facts[node.outputs[0]], Epilogue(node.op, others, node.attrs)
+        result, epilogue = graph.facts[node.outputs[0]], Epilogue(node.op, operands, node.attrs)
         channels = kernel.epilogues == "channels"
-        taken = all(takes_operand(graph, result, other, channels) for other in others)
-        room = has_room(graph, producer, (*producer.epilogues, epilogue))
-        if taken and room and graph.facts[name] == result:
+        takes_operands = all(takes_operand(graph, result, n, channels) for n in operands)
+        has_bindings = has_room(graph, producer, (*producer.epilogues, epilogue))
+        if takes_operands and has_bindings and graph.facts[name] == result:
             return producer, epilogue
     return None

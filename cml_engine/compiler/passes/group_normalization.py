@@ -31,13 +31,13 @@ def normalize_groups(graph: Graph) -> Graph:
     ``batch_normalization`` of the map itself."""
     if not any(node.op == "batch_normalization" for node in graph.nodes) or not is_builtin(*_OPS):
         return graph
-    found = {one.last: one for one in _PatternFinder(graph).find_patterns()}
-    if not found:
+    patterns = {pattern.last: pattern for pattern in _PatternFinder(graph).find_patterns()}
+    if not patterns:
         return graph
     rewriter = GraphRewriter(graph)
     for node in graph.nodes:
-        one = found.get(node.outputs[0])
-        rewriter.nodes.append(_replace(rewriter, one) if one else node)
+        pattern = patterns.get(node.outputs[0])
+        rewriter.nodes.append(_replace(rewriter, pattern) if pattern else node)
     return eliminate_dead_code(rewriter.finished())
 
 
@@ -68,22 +68,22 @@ class _PatternFinder:
     def find_patterns(self) -> Iterator[_GroupPattern]:
         for node in self._graph.nodes:
             if node.op == "batch_normalization" and not node.epilogues:
-                one = self._groups(node)
-                if one is not None:
-                    yield one
+                pattern = self._groups(node)
+                if pattern is not None:
+                    yield pattern
 
     def _groups(self, norm: Node) -> _GroupPattern | None:
         grouped, mean, variance, offset, scale = norm.inputs
-        before, moments = self._producers.get(grouped), self._producers.get(mean)
-        back = self._only_reader(norm.outputs[0])
-        if before is None or before.op != "reshape" or moments is None or back is None:
+        grouping, moments = self._producers.get(grouped), self._producers.get(mean)
+        ungrouping = self._only_reader(norm.outputs[0])
+        if grouping is None or grouping.op != "reshape" or moments is None or ungrouping is None:
             return None
-        x = before.inputs[0]
+        x = grouping.inputs[0]
         shape, parts = self._graph.facts[x].shape, self._graph.facts[grouped].shape
-        if back.op != "reshape" or self._graph.facts[back.outputs[0]].shape != shape:
+        if ungrouping.op != "reshape" or self._graph.facts[ungrouping.outputs[0]].shape != shape:
             return None
-        whole = moments.op == "moments" and moments.outputs == (mean, variance)
-        if not whole or moments.inputs[0] != grouped or not _are_groups(shape, parts):
+        has_moments = moments.op == "moments" and moments.outputs == (mean, variance)
+        if not has_moments or moments.inputs[0] != grouped or not _are_groups(shape, parts):
             return None
         if sorted(moments.attrs["axes"]) != list(range(2, len(parts))):
             return None
@@ -93,7 +93,7 @@ class _PatternFinder:
         if numbers[0] is None or numbers[1] is None:
             return None
         return self._extend_pattern(
-            _GroupPattern(x, parts[1], norm, back.outputs[0], numbers[0], numbers[1])
+            _GroupPattern(x, parts[1], norm, ungrouping.outputs[0], numbers[0], numbers[1])
         )
 
     def _only_reader(self, name: str) -> Node | None:
@@ -114,7 +114,7 @@ class _PatternFinder:
             return None
         return np.repeat(np.broadcast_to(value.reshape(-1), (groups,)), channels // groups)
 
-    def _extend_pattern(self, one: _GroupPattern) -> _GroupPattern:
+    def _extend_pattern(self, pattern: _GroupPattern) -> _GroupPattern:
         """Returns the pattern extended by a following product, and a sum after it, with per-channel
         constants.
 
@@ -122,19 +122,20 @@ class _PatternFinder:
         follows.
         """
         for op in ("mul", "add"):
-            node = self._only_reader(one.last)
+            node = self._only_reader(pattern.last)
             if node is None or node.op != op or node.epilogues or len(set(node.inputs)) != 2:
                 break
-            (other,) = set(node.inputs) - {one.last}
-            value = self._per_channel(other, self._graph.facts[one.last])
-            if value is None or self._graph.facts[node.outputs[0]] != self._graph.facts[one.last]:
+            (operand,) = set(node.inputs) - {pattern.last}
+            value = self._per_channel(operand, self._graph.facts[pattern.last])
+            facts = self._graph.facts
+            if value is None or facts[node.outputs[0]] != facts[pattern.last]:
                 break
             if op == "mul":
-                one = replace(one, scale=one.scale * value, offset=one.offset * value)
+                scale, offset = pattern.scale * value, pattern.offset * value
             else:
-                one = replace(one, offset=one.offset + value)
-            one = replace(one, last=node.outputs[0])
-        return one
+                scale, offset = pattern.scale, pattern.offset + value
+            pattern = replace(pattern, scale=scale, offset=offset, last=node.outputs[0])
+        return pattern
 
     def _per_channel(self, name: str, fact: Fact) -> Array | None:
         value = self._graph.constant(name)
@@ -143,32 +144,36 @@ class _PatternFinder:
         return value.reshape(-1) if value.shape[1] == fact.shape[1] else None
 
 
-def _replace(rewriter: GraphRewriter, one: _GroupPattern) -> Node:
+def _replace(rewriter: GraphRewriter, pattern: _GroupPattern) -> Node:
     """Adds the small nodes that replace one normalization, and returns the last one."""
 
     def add(op: str, *inputs: str, results: int = 1, **attrs: AttrValue) -> tuple[str, ...]:
-        return rewriter.add(one.norm, f"{one.last}.{op}", op, *inputs, results=results, **attrs)
+        return rewriter.add(
+            pattern.norm, f"{pattern.last}.{op}", op, *inputs, results=results, **attrs
+        )
 
     def reshape(name: str, shape: list[int]) -> str:
         return add("reshape", name, shape=shape, axis_start=0, axis_count=-1)[0]
 
-    shape = rewriter.facts[one.x].shape
+    shape = rewriter.facts[pattern.x].shape
     channels = shape[1]
-    mean, variance = add("moments", one.x, results=2, axes=list(range(2, len(shape))))
-    if one.groups < channels:
-        parts = [shape[0], one.groups, channels // one.groups]
+    mean, variance = add("moments", pattern.x, results=2, axes=list(range(2, len(shape))))
+    if pattern.groups < channels:
+        parts = [shape[0], pattern.groups, channels // pattern.groups]
         means, variances = (reshape(name, parts) for name in (mean, variance))
         (mean,) = add("mean_reduce", means, axes=[2])
-        (apart,) = add("sqr", *add("sub", means, mean))
-        (variance,) = add("mean_reduce", *add("add", apart, variances), axes=[2])
-        each = [shape[0], channels, *[1] * (len(shape) - 2)]
+        (squared_difference,) = add("sqr", *add("sub", means, mean))
+        (variance,) = add("mean_reduce", *add("add", squared_difference, variances), axes=[2])
+        channel_shape = [shape[0], channels, *[1] * (len(shape) - 2)]
         tiled = [add("tile", name, repeats=[1, 1, parts[2]]) for name in (mean, variance)]
-        mean, variance = (reshape(name, each) for (name,) in tiled)
+        mean, variance = (reshape(name, channel_shape) for (name,) in tiled)
     names = [
-        rewriter.constant(f"{one.last}.{what}", value.reshape(1, -1))
-        for what, value in (("offset", one.offset), ("scale", one.scale))
+        rewriter.constant(f"{pattern.last}.{suffix}", value.reshape(1, -1))
+        for suffix, value in (("offset", pattern.offset), ("scale", pattern.scale))
     ]
-    return replace(one.norm, inputs=(one.x, mean, variance, *names), outputs=(one.last,))
+    return replace(
+        pattern.norm, inputs=(pattern.x, mean, variance, *names), outputs=(pattern.last,)
+    )
 
 
 def _are_groups(shape: tuple[int, ...], parts: tuple[int, ...]) -> bool:

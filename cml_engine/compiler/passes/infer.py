@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import TypeGuard
 
 import numpy as np
 
@@ -61,23 +61,23 @@ def _check_names(graph: Graph) -> None:
 
     Graphs that are built in code may violate this. Inputs and constants must have facts.
     """
-    known = {*graph.inputs, *graph.constants}
+    defined = {*graph.inputs, *graph.constants}
     for name in (*graph.inputs, *graph.constants):
         if name not in graph.facts:
             raise ModelError(f"graph '{graph.name}': '{name}' has no fact (a type and a shape)")
     for node in graph.nodes:
         for name in node.reads:
-            if name not in known:
+            if name not in defined:
                 raise ModelError(
                     f"{node.title}: reads '{name}', which nothing before it gives",
                     node.source,
                 )
         for name in node.outputs:
-            if name in known:
+            if name in defined:
                 raise ModelError(f"{node.title}: there is a tensor '{name}' already", node.source)
-            known.add(name)
+            defined.add(name)
     for name in graph.roots:
-        if name not in known:
+        if name not in defined:
             raise ModelError(f"graph '{graph.name}': nothing gives its result '{name}'")
     for variable, _ in graph.updates:
         if variable not in graph.constants:
@@ -107,16 +107,16 @@ def infer_node(node: Node, facts: Mapping[str, Fact]) -> list[Fact]:
     Epilogues do not change facts. Raises :class:`ShapeError` if the number of results differs
     from the node's outputs.
     """
-    found = _call(node, [facts[name] for name in node.inputs])
-    if len(found) != len(node.outputs):
+    results = _call(node, [facts[name] for name in node.inputs])
+    if len(results) != len(node.outputs):
         raise ShapeError(
-            f"{node.title}: gives {len(found)} results, the graph names {len(node.outputs)}. "
+            f"{node.title}: gives {len(results)} results, the graph names {len(node.outputs)}. "
             "Name one tensor for each result.",
             node.source,
         )
-    for fact in found:
+    for fact in results:
         _check_size(node, fact)
-    return found
+    return results
 
 
 def _call(node: Node, facts: list[Fact]) -> list[Fact]:
@@ -128,34 +128,35 @@ def _call(node: Node, facts: list[Fact]) -> list[Fact]:
         error.locate(node.title, node.source)
         raise
     except (ValueError, TypeError, IndexError, KeyError, ZeroDivisionError, AttributeError) as e:
-        shown = ", ".join(str(f) for f in facts)
+        inputs = ", ".join(str(f) for f in facts)
         raise ShapeError(
-            f"{node.title}: cannot take inputs ({shown}) with {node.attrs!r}: {e}", node.source
+            f"{node.title}: cannot take inputs ({inputs}) with {node.attrs!r}: {e}", node.source
         ) from e
     return _facts(node, spec, result)
 
 
-def _facts(node: Node, spec: OpSpec, result: Any) -> list[Fact]:
+def _facts(node: Node, spec: OpSpec, result: object) -> list[Fact]:
     """Returns the result of an operator's infer function, a fact or a list of facts, as a list.
 
     Raises an error if the function returned anything else: :class:`OperatorError` for a game's
     operator, :class:`InternalError` for the engine's.
     """
-    found = list(result) if isinstance(result, list | tuple) else [result]
-    if all(map(_is_fact, found)):
-        return found
-    kind = OperatorError if spec.is_custom else InternalError
-    raise kind(
+    items = list(result) if isinstance(result, list | tuple) else [result]
+    facts = [item for item in items if _is_fact(item)]
+    if len(facts) == len(items):
+        return facts
+    error_type = OperatorError if spec.is_custom else InternalError
+    raise error_type(
         f"{node.title}: its infer function gave {result!r}; wanted a cml.Fact of "
         f"{', '.join(NUMPY_DTYPE)} and a tuple of whole numbers, or a list of them",
         node.source,
     )
 
 
-def _is_fact(given: object) -> bool:
-    if not isinstance(given, Fact) or given.dtype not in NUMPY_DTYPE:
+def _is_fact(value: object) -> TypeGuard[Fact]:
+    if not isinstance(value, Fact) or value.dtype not in NUMPY_DTYPE:
         return False
-    shape: object = given.shape
+    shape: object = value.shape
     return isinstance(shape, tuple) and all(map(is_whole, shape))
 
 

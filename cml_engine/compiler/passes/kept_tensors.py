@@ -17,41 +17,41 @@ def add_kept_tensors(graph: Graph, written: Graph) -> Graph:
     tensor, so its results stay bit-identical.
     """
     position = {name: at for at, node in enumerate(graph.nodes) for name in node.outputs}
-    known = {*graph.inputs, *position, *(name for name, _ in graph.updates)}
+    existing = {*graph.inputs, *position, *(name for name, _ in graph.updates)}
     needed = dict.fromkeys(written.taps.values())
-    again: list[Node] = []
+    recomputed: list[Node] = []
     for node in reversed(written.nodes):
-        if any(name in needed and name not in known for name in node.outputs):
-            again.insert(0, node)
+        if any(name in needed and name not in existing for name in node.outputs):
+            recomputed.insert(0, node)
             needed |= dict.fromkeys(node.reads)
-    fixed = [n for n in needed if n in written.constants and n not in known]
+    new_constants = [n for n in needed if n in written.constants and n not in existing]
     copied = [n for n in needed if n in position and is_feature_map(written.facts[n])]
     names = {
         name: unused_name(f"{name}.kept", graph.facts, written.facts)
         if name in graph.facts
         else name
-        for name in (*fixed, *copied, *(n for node in again for n in node.outputs))
+        for name in (*new_constants, *copied, *(n for node in recomputed for n in node.outputs))
     }
     # the host reads plain maps, and the original may lie in blocks of channels
     copy = Attrs({"factor": 1})
     added = [Node("pixel_shuffle", (name,), (names[name],), copy) for name in copied]
-    for node in again:
+    for node in recomputed:
         inputs, outputs = (tuple(names.get(n, n) for n in e) for e in (node.inputs, node.outputs))
         added.append(replace(node, inputs=inputs, outputs=outputs))
-    behind: dict[int, list[Node]] = {}
+    following: dict[int, list[Node]] = {}
     for node in added:
         at = max((position.get(name, -1) for name in node.reads), default=-1)
         position |= dict.fromkeys(node.outputs, at)
-        behind.setdefault(at, []).append(node)
-    nodes = [*behind.get(-1, ())]
+        following.setdefault(at, []).append(node)
+    nodes = [*following.get(-1, ())]
     for at, node in enumerate(graph.nodes):
-        nodes += [node, *behind.get(at, ())]
+        nodes += [node, *following.get(at, ())]
     facts = {new: written.facts[name] for name, new in names.items()}
-    words = {new: written.words[name] for name, new in names.items() if name in written.words}
+    word_ranges = {new: written.words[name] for name, new in names.items() if name in written.words}
     return graph.with_(
         nodes=tuple(nodes),
-        constants={**graph.constants, **{names[n]: written.constants[n] for n in fixed}},
+        constants={**graph.constants, **{names[n]: written.constants[n] for n in new_constants}},
         facts={**graph.facts, **facts},
-        words={**graph.words, **words},
+        words={**graph.words, **word_ranges},
         taps={name: names.get(name, name) for name in written.taps},
     )

@@ -45,16 +45,16 @@ def group_cpu_operators(graph: Graph) -> Graph:
     specs = {op: lookup(op) for op in graph.ops}
     if not any(specs[node.op].is_cpu_only for node in graph.nodes):
         return graph
-    known = {*graph.inputs, *graph.constants}
-    left, ordered, on_cpu = list(graph.nodes), list[Node](), False
-    while left:
+    computed = {*graph.inputs, *graph.constants}
+    remaining, ordered, on_cpu = list(graph.nodes), list[Node](), False
+    while remaining:
         waiting = []
-        for node in left:
+        for node in remaining:
             spec = specs[node.op]
-            if (spec.alias or spec.is_cpu_only == on_cpu) and known.issuperset(node.reads):
+            if (spec.alias or spec.is_cpu_only == on_cpu) and computed.issuperset(node.reads):
                 ordered.append(node)
-                known.update(node.outputs)
+                computed.update(node.outputs)
             else:
                 waiting.append(node)
-        left, on_cpu = waiting, not on_cpu
+        remaining, on_cpu = waiting, not on_cpu
     return graph.with_(nodes=tuple(ordered))

@@ -179,8 +179,8 @@ def rewrite_custom(graph: Graph, rules: Sequence[Rule]) -> Graph:
 
 def _custom_rule(rule: Rule) -> Rule:
     def replaced(match: Match) -> Node | str | None:
-        found = rule.replace(match)
-        return found if not isinstance(found, Node) or is_builtin(found.op) else None
+        new = rule.replace(match)
+        return new if not isinstance(new, Node) or is_builtin(new.op) else None
 
     return replace(rule, replace=replaced)
 
@@ -222,17 +222,17 @@ class _Sweep:
         changed = False
         for original in self._graph.nodes:
             node = self._with_new_names(original)
-            found = self._replacement(node)
-            changed |= found is not None
+            replacement = self._replacement(node)
+            changed |= replacement is not None
             self._to_come.difference_update(node.outputs)
-            if isinstance(found, str):
-                self._renamed[node.outputs[0]] = found
+            if isinstance(replacement, str):
+                self._renamed[node.outputs[0]] = replacement
                 continue
-            if found is not None:
-                self._uses.update(set(found.reads))
-            self._nodes.append(found or node)
+            if replacement is not None:
+                self._uses.update(set(replacement.reads))
+            self._nodes.append(replacement or node)
             if len(node.outputs) == 1:
-                self._producers[node.outputs[0]] = found or node
+                self._producers[node.outputs[0]] = replacement or node
         return changed
 
     def result(self) -> Graph:
@@ -255,9 +255,9 @@ class _Sweep:
             return None
         for rule in self._rules.get(node.op, ()):
             for position in rule.operands if len(rule.pattern) > 1 else (0,):
-                found = self._apply(rule, node, position)
-                if found is not None:
-                    return found
+                replacement = self._apply(rule, node, position)
+                if replacement is not None:
+                    return replacement
         return None
 
     def _apply(self, rule: Rule, node: Node, position: int) -> Node | str | None:
@@ -266,12 +266,14 @@ class _Sweep:
             return None
         graph = self.result().with_(nodes=self._graph.nodes) if self._constants else self._graph
         match = Match(graph, nodes, position)
-        found = _replace(rule, match)
-        if found is None or (isinstance(found, str) and node.outputs[0] in self._roots):
+        replacement = _replace(rule, match)
+        if replacement is None or (isinstance(replacement, str) and node.outputs[0] in self._roots):
             return None
-        self._check(rule, match, found)
+        self._check(rule, match, replacement)
         self._constants |= match.added
-        return self._renamed.get(found, found) if isinstance(found, str) else found
+        if isinstance(replacement, str):
+            return self._renamed.get(replacement, replacement)
+        return replacement
 
     def _match(self, rule: Rule, node: Node, position: int) -> tuple[Node, ...] | None:
         nodes = [node]
@@ -279,35 +281,38 @@ class _Sweep:
             if position >= len(nodes[0].inputs):
                 return None
             name = nodes[0].inputs[position]
-            before = self._producers.get(name)
-            alone = self._uses[name] == 1 and name not in self._roots
-            if before is None or before.op != op or before.epilogues:
+            producer = self._producers.get(name)
+            has_one_reader = self._uses[name] == 1 and name not in self._roots
+            if producer is None or producer.op != op or producer.epilogues:
                 return None
-            if not (alone or rule.shared):
+            if not (has_one_reader or rule.shared):
                 return None
-            nodes.insert(0, before)
+            nodes.insert(0, producer)
             position = 0
         return tuple(nodes)
 
-    def _check(self, rule: Rule, match: Match, found: Node | str) -> None:
-        """Raises :class:`OperatorError` if ``found``, a rule's replacement, is invalid.
+    def _check(self, rule: Rule, match: Match, replacement: Node | str) -> None:
+        """Raises :class:`OperatorError` if ``replacement``, a rule's replacement, is invalid.
 
         It is invalid if it changes the type or shape of the result, or reads tensors that are
         not computed yet.
         """
-        wanted = match.fact(match.last.outputs[0])
+        expected = match.fact(match.last.outputs[0])
         facts = {**match.graph.facts, **_facts_of(match.added)}
-        reads = (found,) if isinstance(found, str) else found.reads
+        reads = (replacement,) if isinstance(replacement, str) else replacement.reads
         if unknown := [n for n in reads if n not in facts or n in self._to_come]:
             raise _rule_error(
                 rule, match, f"its replacement reads '{unknown[0]}', which is not there yet"
             )
-        got = facts[found] if isinstance(found, str) else infer_node(found, facts)[0]
-        if got != wanted or (not isinstance(found, str) and found.outputs != match.last.outputs):
+        if isinstance(replacement, str):
+            actual, outputs = facts[replacement], match.last.outputs
+        else:
+            actual, outputs = infer_node(replacement, facts)[0], replacement.outputs
+        if actual != expected or outputs != match.last.outputs:
             raise _rule_error(
                 rule,
                 match,
-                f"its replacement gives {got}, wanted {wanted} as '{match.last.outputs[0]}'",
+                f"its replacement gives {actual}, wanted {expected} as '{match.last.outputs[0]}'",
             )
 
 
@@ -318,16 +323,18 @@ def _replace(rule: Rule, match: Match) -> Node | str | None:
     name nor None.
     """
     with calling(True, "replace", partial(_rule_error, rule, match)):
-        found = rule.replace(match)
-    if found is not None and not isinstance(found, Node | str):
-        raise _rule_error(rule, match, f"it gives {found!r}, wanted a node or a tensor's name")
-    return found
+        replacement = rule.replace(match)
+    if replacement is not None and not isinstance(replacement, Node | str):
+        raise _rule_error(
+            rule, match, f"it gives {replacement!r}, wanted a node or a tensor's name"
+        )
+    return replacement
 
 
-def _rule_error(rule: Rule, match: Match, what: str) -> OperatorError:
+def _rule_error(rule: Rule, match: Match, problem: str) -> OperatorError:
     return OperatorError(
-        f"rule '{rule.name}' at {match.last.title}: {what}; make it return None where it does not "
-        "fit",
+        f"rule '{rule.name}' at {match.last.title}: {problem}; make it return None where it does "
+        "not fit",
         match.last.source,
     )
 
@@ -342,8 +349,8 @@ def _tensor(name: str, value: Array) -> Array:
         raise OperatorError(f"constant '{name}': wanted numbers or truth values, got {value.dtype}")
     with np.errstate(over="ignore"):
         array = copy_of(value, NUMPY_DTYPE[dtype])
-    lost = np.isinf(array) & ~np.isinf(value) if dtype == "scalar" else array != value
-    if lost.any():
+    is_lost = np.isinf(array) & ~np.isinf(value) if dtype == "scalar" else array != value
+    if is_lost.any():
         raise OperatorError(f"constant '{name}': a value does not fit into {array.dtype}")
     return array
 

@@ -26,10 +26,10 @@ def sink_transposes(graph: Graph) -> Graph:
     """
     if not is_builtin("transpose"):
         return graph
-    sinking = _TransposeSinker(graph)
+    sinker = _TransposeSinker(graph)
     for node in graph.nodes:
-        sinking.visit(node)
-    return sinking.result()
+        sinker.visit(node)
+    return sinker.result()
 
 
 class _TransposeSinker:
@@ -52,15 +52,21 @@ class _TransposeSinker:
             self._nodes[node.outputs[0]] = node
             return
         result = node.outputs[0]
-        before = unused_name(f"{result}.before", self._facts)
+        untransposed = unused_name(f"{result}.before", self._facts)
         inputs = tuple(self._source(name, order) for name in node.inputs)
         transpose = Node(
-            "transpose", (before,), (result,), Attrs({"axes": list(order)}), source=node.source
+            "transpose",
+            (untransposed,),
+            (result,),
+            Attrs({"axes": list(order)}),
+            source=node.source,
         )
-        moved = lookup(node.op).traits.before_transpose
-        attrs = moved(node.attrs, order) if moved else node.attrs
-        self._facts[before] = _fact_before(self._facts[result], order)
-        self._nodes[before] = replace(node, inputs=inputs, outputs=(before,), attrs=attrs)
+        move_attrs = lookup(node.op).traits.before_transpose
+        attrs = move_attrs(node.attrs, order) if move_attrs else node.attrs
+        self._facts[untransposed] = _fact_before(self._facts[result], order)
+        self._nodes[untransposed] = replace(
+            node, inputs=inputs, outputs=(untransposed,), attrs=attrs
+        )
         self._nodes[result] = transpose
 
     def result(self) -> Graph:
@@ -101,13 +107,13 @@ class _TransposeSinker:
         its first feature map; an operator that is not elementwise must not read constants.
         """
         result = self._facts[node.outputs[0]]
-        moved = [self._facts[n] for n in node.inputs if not self._graph.is_constant(n)]
-        fixed = [self._facts[n] for n in node.inputs if self._graph.is_constant(n)]
-        if result.rank != len(order) or any(fact.rank != len(order) for fact in moved):
+        maps = [self._facts[n] for n in node.inputs if not self._graph.is_constant(n)]
+        constants = [self._facts[n] for n in node.inputs if self._graph.is_constant(n)]
+        if result.rank != len(order) or any(fact.rank != len(order) for fact in maps):
             return False
         if lookup(node.op).formula is None:
-            return not fixed
-        return result.shape == moved[0].shape and all(f.rank <= len(order) for f in fixed)
+            return not constants
+        return result.shape == maps[0].shape and all(f.rank <= len(order) for f in constants)
 
     def _source(self, name: str, order: Order) -> str:
         """Returns the name of the tensor to read before the transpose in place of operand ``name``.
@@ -120,11 +126,11 @@ class _TransposeSinker:
         value = self._graph.constants[name]
         if value.size == 1:
             return name
-        turned = unused_name(f"{name}.before", self._facts)
-        wide = value.reshape(*value.shape, *[1] * (len(order) - value.ndim))
-        self._constants[turned] = np.ascontiguousarray(wide.transpose(np.argsort(order)))
-        self._facts[turned] = Fact(self._facts[name].dtype, self._constants[turned].shape)
-        return turned
+        permuted = unused_name(f"{name}.before", self._facts)
+        expanded = value.reshape(*value.shape, *[1] * (len(order) - value.ndim))
+        self._constants[permuted] = np.ascontiguousarray(expanded.transpose(np.argsort(order)))
+        self._facts[permuted] = Fact(self._facts[name].dtype, self._constants[permuted].shape)
+        return permuted
 
 
 def _fact_before(fact: Fact, order: Order) -> Fact:

@@ -32,14 +32,14 @@ def computed_operators(
     ``written`` has the model's :meth:`Graph.producers`; ``computed`` has the results of the
     optimized graph. Returns an empty list if a pass renamed the result.
     """
-    found: set[int] = set()
+    ids: set[int] = set()
     pending = list(node.outputs)
     while pending:
         inner = written.get(pending.pop())
-        if inner is not None and id(inner) not in found:
-            found.add(id(inner))
+        if inner is not None and id(inner) not in ids:
+            ids.add(id(inner))
             pending += [n for n in inner.reads if n not in computed and n not in node.reads]
-    return list({id(n): n for n in written.values() if id(n) in found}.values())
+    return list({id(n): n for n in written.values() if id(n) in ids}.values())
 
 
 # -- overrides ------------------------------------------------------------------------------------
@@ -66,19 +66,21 @@ def check_decisions(decide: object) -> Decisions:
     :data:`Decisions`."""
     if not isinstance(decide, Mapping):
         raise InputError(f"decide: wanted decisions by tensor, got {type(decide).__name__}")
-    for name, kinds in decide.items():
-        if not isinstance(name, str) or not isinstance(kinds, Mapping):
-            raise InputError(f"decide: {name!r}: wanted {{'kernel': 'winograd'}}, got {kinds!r}")
-        for kind, option in kinds.items():
+    for name, decisions in decide.items():
+        if not isinstance(name, str) or not isinstance(decisions, Mapping):
+            raise InputError(
+                f"decide: {name!r}: wanted {{'kernel': 'winograd'}}, got {decisions!r}"
+            )
+        for kind, option in decisions.items():
             if kind not in _OPTIONS:
-                known = ", ".join(_OPTIONS)
-                raise InputError(f"decide: '{name}': wanted one of {known}, got {kind!r}")
+                kinds = ", ".join(_OPTIONS)
+                raise InputError(f"decide: '{name}': wanted one of {kinds}, got {kind!r}")
             options = _OPTIONS[kind]
             if not isinstance(option, str) or (options and option not in options):
-                wanted = " or ".join(map(repr, options)) or "the name of one"
+                expected = " or ".join(map(repr, options)) or "the name of one"
                 if len(options) > 8:
-                    wanted = f"a count, {options[0]!r} to {options[-1]!r}"
-                raise InputError(f"decide: '{name}': {kind}: wanted {wanted}, got {option!r}")
+                    expected = f"a count, {options[0]!r} to {options[-1]!r}"
+                raise InputError(f"decide: '{name}': {kind}: wanted {expected}, got {option!r}")
     return decide
 
 
@@ -91,13 +93,13 @@ def parse_decisions(data: object) -> Decisions:
     """
     if not isinstance(data, list):
         return check_decisions(data)
-    found: dict[str, dict[str, str]] = {}
+    decisions: dict[str, dict[str, str]] = {}
     for entry in data:
         if not isinstance(entry, Mapping) or not {"subject", "kind", "chosen"} <= set(entry):
             raise InputError(f"decide: wanted a decision with subject, kind, chosen; got {entry!r}")
         if entry["kind"] != "view":
-            found.setdefault(entry["subject"], {})[entry["kind"]] = entry["chosen"]
-    return check_decisions(found)
+            decisions.setdefault(entry["subject"], {})[entry["kind"]] = entry["chosen"]
+    return check_decisions(decisions)
 
 
 def resolve_overrides(decide: Decisions, written: Graph, optimized: Graph) -> Overrides:
@@ -108,14 +110,14 @@ def resolve_overrides(decide: Decisions, written: Graph, optimized: Graph) -> Ov
     :class:`InputError` if a tensor does not exist, or if two decisions on one operator differ.
     """
     overrides: dict[str, dict[str, str]] = {kind: {} for kind in _OPTIONS}
-    for name, kinds in decide.items():
-        for kind, option in kinds.items():
-            found = overrides[kind]
-            of = _resolve_name(kind, name, written, optimized)
-            if found.setdefault(of, option) != option:
+    for name, decisions in decide.items():
+        for kind, option in decisions.items():
+            options = overrides[kind]
+            tensor = _resolve_name(kind, name, written, optimized)
+            if options.setdefault(tensor, option) != option:
                 raise InputError(
-                    f"decide: '{name}': {kind} {option!r} and {found[of]!r} are asked for of what "
-                    f"runs as one operator, '{of}'"
+                    f"decide: '{name}': {kind} {option!r} and {options[tensor]!r} are asked for of "
+                    f"what runs as one operator, '{tensor}'"
                 )
     return overrides
 
@@ -181,8 +183,10 @@ class Decision:
     why: str
 
     def __str__(self) -> str:
-        others = ", ".join(option for option in self.options if option != self.chosen)
-        return f"{self.subject}: {self.kind} {self.chosen} ({self.by}: {self.why}); not {others}"
+        alternatives = ", ".join(option for option in self.options if option != self.chosen)
+        return (
+            f"{self.subject}: {self.kind} {self.chosen} ({self.by}: {self.why}); not {alternatives}"
+        )
 
 
 _ASKED = "the caller decided it"
@@ -205,19 +209,19 @@ def decisions_of(
     for choice in plan.choices:
         by_node.setdefault(choice.node, []).append(choice)
     readers = graph.consumers()
-    made = {plan.bands_of.get(step.title, step.title) for step in plan.steps}
+    titles = {plan.bands_of.get(step.title, step.title) for step in plan.steps}
     half = any(layout in (C4H, HALF) for layout in plan.layouts.values())
-    found: list[Decision] = []
+    decisions: list[Decision] = []
     for node in graph.nodes:
-        found += (_kernel(node, choice, reason) for choice in by_node.get(node.title, ()))
-        found += _weight_decisions(node, plan)
+        decisions += (_kernel(node, choice, reason) for choice in by_node.get(node.title, ()))
+        decisions += _weight_decisions(node, plan)
         for name in node.outputs:
             if is_feature_map(graph.facts[name]):
-                found += _map_decisions(name, node, readers.get(name, []), graph, plan, half)
-        found += _view(node, made)
-    found += (_parts(name, parts) for name, parts in plan.parts.items())
-    found += map(_bands, plan.bands)
-    return [_by_user(decision, overrides) for decision in found]
+                decisions += _map_decisions(name, node, readers.get(name, []), graph, plan, half)
+        decisions += _view(node, titles)
+    decisions += (_parts(name, parts) for name, parts in plan.parts.items())
+    decisions += map(_bands, plan.bands)
+    return [_by_user(decision, overrides) for decision in decisions]
 
 
 def _by_user(decision: Decision, overrides: Overrides) -> Decision:
@@ -257,8 +261,8 @@ def _map_decisions(
     yield Decision(name, "storage", ("float", "half"), stored, "rule", why)
 
 
-def _why_float(touching: list[Node], graph: Graph) -> str:
-    for node in touching:
+def _why_float(nodes: list[Node], graph: Graph) -> str:
+    for node in nodes:
         if half_of(node, graph.facts) == "none":
             return f"{node.title} takes 32 bits"
     return "it is tied to a map that stays in 32 bits"
@@ -287,15 +291,15 @@ def _bands(run: BandedOperators) -> Decision:
     return Decision(run.results[-1], "bands", run.options, str(run.count), "rule", why)
 
 
-def _view(node: Node, made: set[str]) -> Iterator[Decision]:
+def _view(node: Node, titles: set[str]) -> Iterator[Decision]:
     """Yields the decision on copies or views for a node that joins or splits tensors; nothing for
     other nodes.
 
-    ``made`` has the titles of the nodes that have steps.
+    ``titles`` has the titles of the nodes that have steps.
     """
     if lookup(node.op).traits.parts is None:
         return
-    if node.title in made:
+    if node.title in titles:
         chosen, why = "copied", "not all parts can be runs of the whole's memory, or memory grows"
     else:
         chosen, why = "in place", "its parts lie in the whole, and memory does not grow"

@@ -137,7 +137,7 @@ class Draft:
     pinned: Mapping[str, list[tuple[str, object]]] = field(default_factory=dict)
     #: a key by operator title: operators with equal keys have equal dispatches, except for the
     #: names of tensors; and the first operator lowered for each key
-    alike: Mapping[str, object] = field(default_factory=dict)
+    dispatch_keys: Mapping[str, object] = field(default_factory=dict)
     lowered: dict[object, LoweredNode] = field(default_factory=dict)
     dispatches: list[Launch] = field(default_factory=list)
     scratch: dict[str, int] = field(default_factory=dict)
@@ -153,7 +153,7 @@ class Draft:
     #: maps tensors to those whose memory they share
     alias: dict[str, str] = field(default_factory=dict)
     #: the inputs that are converted during upload
-    entries: Mapping[str, PackedInput] = field(default_factory=dict)
+    packed_inputs: Mapping[str, PackedInput] = field(default_factory=dict)
     #: maps the tensors that stay in memory between runs to those whose memory they use
     retained: Mapping[str, str] = field(default_factory=dict)
     items: list[Lifetime] = field(default_factory=list)
@@ -198,10 +198,10 @@ class Sibling:
 
     @cached_property
     def _chosen(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
+        by_node: dict[str, list[str]] = {}
         for choice in self.plan.choices:
-            found.setdefault(choice.node, []).append(choice.chosen)
-        return found
+            by_node.setdefault(choice.node, []).append(choice.chosen)
+        return by_node
 
     def chosen(self, node: Node) -> list[str]:
         """Returns the names of the kernels that the first plan chose for the node, in the order
@@ -225,8 +225,8 @@ class Sibling:
     def has(self, name: str, array: Array) -> bool:
         """Returns True if the first plan has an equal array under this name in its weights,
         which are on the device."""
-        found = self.plan.weights.get(name)
-        return found is not None and is_same(array, found[1])
+        entry = self.plan.weights.get(name)
+        return entry is not None and is_same(array, entry[1])
 
 
 def share_constants(graph: Graph, first: Graph) -> Graph:
@@ -245,8 +245,8 @@ def is_same(a: Array, b: Array | None) -> bool:
         return True
     if b is None or (a.dtype, a.shape) != (b.dtype, b.shape):
         return False
-    one, other = (np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (a, b))
-    return bool(np.array_equal(one, other))
+    a_bytes, b_bytes = (np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (a, b))
+    return bool(np.array_equal(a_bytes, b_bytes))
 
 
 # -- check dispatches -----------------------------------------------------------------------------
@@ -264,18 +264,18 @@ def check_dispatches(spec: OpSpec, op: Lowering, lowered: Sequence[object]) -> N
     an error too.
     """
     results = {*op.out_names, *op.scratch_words}
-    known = {*op.node.reads, *results, *op.packed}
+    bindable = {*op.node.reads, *results, *op.packed}
     written: set[str] = set()
     dispatches = [_check_form(spec, op, dispatch) for dispatch in lowered]
     for dispatch in dispatches:
         for name in dispatch.tensors:
-            if name not in known:
+            if name not in bindable:
                 raise _wrong(spec, op, f"binds '{name}', which is no tensor of this node")
         targets = dispatch.tensors[len(dispatch.tensors) - dispatch.writes :]
         for name in targets:
             if name not in results:
-                what = "its input" if name in op.node.reads else "a constant of the plan"
-                raise _wrong(spec, op, f"writes to '{name}', {what}")
+                description = "its input" if name in op.node.reads else "a constant of the plan"
+                raise _wrong(spec, op, f"writes to '{name}', {description}")
         written.update(targets if dispatch.groups else ())
     for name in op.out_names:
         if name not in written and op.fact(name).size:
@@ -318,9 +318,9 @@ def _check_promises(spec: OpSpec, op: Lowering, dispatches: Sequence[Dispatch]) 
             raise _wrong(spec, op, f"reads '{stored[0]}' in 32 bits, though its kernel states half")
 
 
-def _wrong(spec: OpSpec, op: Lowering, what: str) -> OperatorError:
-    said = "a launch of its lower" if spec.kernel and spec.kernel.lower else "its launch"
-    return fault(spec, f"{op.node.title}: {said} {what}", op.node.source)
+def _wrong(spec: OpSpec, op: Lowering, problem: str) -> OperatorError:
+    origin = "a launch of its lower" if spec.kernel and spec.kernel.lower else "its launch"
+    return fault(spec, f"{op.node.title}: {origin} {problem}", op.node.source)
 
 
 # -- dispatches -----------------------------------------------------------------------------------
@@ -350,9 +350,9 @@ def node_cost(
     outputs = [facts[n] for n in node.outputs]
     cost = _own_cost(spec, node, [facts[n] for n in node.inputs], outputs)
     for epilogue in node.epilogues:
-        others = [facts[n] for n in epilogue.inputs]
-        flops = lookup(epilogue.op).cost(epilogue.attrs, [*outputs, *others], outputs).flops
-        cost = cost + Cost(flops, sum(f.nbytes for f in others), 0)
+        operands = [facts[n] for n in epilogue.inputs]
+        flops = lookup(epilogue.op).cost(epilogue.attrs, [*outputs, *operands], outputs).flops
+        cost = cost + Cost(flops, sum(f.nbytes for f in operands), 0)
     shares = {n: block_words(layouts.get(n, PLAIN)) / 4 for n in (*node.reads, *node.outputs)}
     shares |= dict.fromkeys(rounded_weights(node, graph, layouts), 0.5)
     read, written = (_stored_share(names, graph, shares) for names in (node.reads, node.outputs))
@@ -386,7 +386,7 @@ def add_dispatches(draft: Draft) -> None:
     graph, stub, parts = draft.graph, draft.options.stub, draft.options.decided("parts")
     if stub and stub not in graph.ops:
         raise InputError(f"stub: model '{graph.name}' has no operator '{stub}'")
-    uploaded = {found.words for found in draft.entries.values()}
+    uploaded = {entry.words for entry in draft.packed_inputs.values()}
     on_cpu = _find_cpu_parts(graph, draft.options)
     refused: dict[str, ShapeError | DeviceError] = {}
     for node in graph.nodes:
@@ -397,7 +397,7 @@ def add_dispatches(draft: Draft) -> None:
                 _add_cpu_part(draft, part)
             continue
         yield_to_frame()
-        key = draft.alike.get(node.title)
+        key = draft.dispatch_keys.get(node.title)
         if key in draft.lowered:
             _repeat(draft, draft.lowered[key], node)
             continue
@@ -411,7 +411,7 @@ def add_dispatches(draft: Draft) -> None:
             refused[node.outputs[0]] = error
             continue
         if key is not None:
-            added = {n: words for n, words in draft.scratch.items() if n not in scratch}
+            added = {n: size for n, size in draft.scratch.items() if n not in scratch}
             draft.lowered[key] = LoweredNode(node, draft.dispatches[count:], added)
     if refused:
         raise KernelRefusal(refused)
@@ -427,20 +427,20 @@ def _find_cpu_parts(graph: Graph, options: PlanOptions) -> dict[str, list[Node]]
     An alias of a result belongs to the run. With ``retain`` all nodes of a run depend on the same
     inputs, because a later run computes all of them or none.
     """
-    found: dict[str, list[Node]] = {}
+    parts: dict[str, list[Node]] = {}
     sources = sources_of(graph) if options.retain else {}
     part: list[Node] = []
     for node in graph.nodes:
         spec, name = lookup(node.op), node.outputs[0]
         if part and sources.get(part[0].outputs[0]) != sources.get(name):
             part = []
-        follows = spec.alias and any(node.inputs[0] in other.outputs for other in part)
+        follows = spec.alias and any(node.inputs[0] in member.outputs for member in part)
         if follows or (spec.is_cpu_only and node.op != options.stub):
             part.append(node)
-            found[name] = part
+            parts[name] = part
         else:
             part = []
-    return found
+    return parts
 
 
 def _add_cpu_part(draft: Draft, part: list[Node]) -> None:
@@ -448,14 +448,18 @@ def _add_cpu_part(draft: Draft, part: list[Node]) -> None:
 
     It reads what comes from elsewhere and writes what is read elsewhere.
     """
-    graph, made = draft.graph, [name for node in part for name in node.outputs]
+    graph, results = draft.graph, [name for node in part for name in node.outputs]
     read = [name for node in part for name in node.reads]
-    reads = [n for n in read if n not in made and not graph.is_constant(n)]
-    others = [n for node in graph.nodes if node.outputs[0] not in made for n in node.reads]
-    needed = {draft.root(name) for name in (*others, *graph.roots)}
-    own = [n for n in made if n not in draft.alias]
-    writes = [n for n in own if n in needed or draft.options.keep]
-    draft.on_host.update(n for n in made if draft.root(n) in own and draft.root(n) not in writes)
+    reads = [n for n in read if n not in results and not graph.is_constant(n)]
+    reads_elsewhere = [
+        n for node in graph.nodes if node.outputs[0] not in results for n in node.reads
+    ]
+    needed = {draft.root(name) for name in (*reads_elsewhere, *graph.roots)}
+    stored = [n for n in results if n not in draft.alias]
+    writes = [n for n in stored if n in needed or draft.options.keep]
+    draft.on_host.update(
+        n for n in results if draft.root(n) in stored and draft.root(n) not in writes
+    )
     tensors = (*dict.fromkeys(reads), *writes)
     cost = sum((node_cost(lookup(n.op), n, graph) for n in part), Cost(0, 0, 0))
     dispatch = Dispatch(0, tensors, writes=len(writes))
@@ -466,17 +470,19 @@ def _add_cpu_part(draft: Draft, part: list[Node]) -> None:
 def _repeat(draft: Draft, first: LoweredNode, node: Node) -> None:
     """Adds the dispatches of ``first``, a node equal to ``node``, to the draft once more, with
     the tensors of ``node``."""
-    was, now = first.node, node
-    names = dict(zip((*was.reads, *was.outputs), (*now.reads, *now.outputs), strict=True))
+    original = first.node
+    names = dict(
+        zip((*original.reads, *original.outputs), (*node.reads, *node.outputs), strict=True)
+    )
     for name, size in first.scratch.items():
-        names[name] = now.outputs[0] + name.removeprefix(was.outputs[0])
+        names[name] = node.outputs[0] + name.removeprefix(original.outputs[0])
         draft.scratch[names[name]] = size
     for _, kernel, dispatch, cost in first.launches:
         for name in dispatch.tensors:
             draft.parts[names.get(name, name)] = draft.parts[name]
         tensors = tuple(names.get(name, name) for name in dispatch.tensors)
         draft.dispatches.append((node, kernel, replace(dispatch, tensors=tensors), cost))
-    draft.chosen[node.title] = draft.chosen.get(was.title, [])
+    draft.chosen[node.title] = draft.chosen.get(original.title, [])
 
 
 def _lower_node(draft: Draft, node: Node) -> None:
@@ -541,11 +547,11 @@ def _with_parts(
 def _check_requests(op: Lowering, dispatches: Sequence[Dispatch], kernel: Kernel) -> None:
     """Raises :class:`InputError` if the caller requested a kernel that an operator without
     choices does not have."""
-    there = {d.variant or str((d.kernel or kernel).path) for d in dispatches}
-    if op.requested_kernel and not op.choices and op.requested_kernel not in there:
+    kernels = {d.variant or str((d.kernel or kernel).path) for d in dispatches}
+    if op.requested_kernel and not op.choices and op.requested_kernel not in kernels:
         raise InputError(
             f"decide: {op.node.title} cannot have the kernel '{op.requested_kernel}': there is "
-            f"nothing to choose, it has {', '.join(sorted(there)) or 'none'}",
+            f"nothing to choose, it has {', '.join(sorted(kernels)) or 'none'}",
             op.node.source,
         )
 
@@ -553,20 +559,20 @@ def _check_requests(op: Lowering, dispatches: Sequence[Dispatch], kernel: Kernel
 def _drop_epilogues(epilogues: Sequence[Epilogue], op: str) -> tuple[Epilogue, ...]:
     """Returns the epilogues of a node without those of operator ``op``; readers of such a step's
     result read the step before it."""
-    kept: list[Epilogue] = []
-    number = [0]  # maps each old step number to the number of the last step kept up to it
+    remaining: list[Epilogue] = []
+    new_numbers = [0]  # maps each old step number to the number of the last step kept up to it
     for epilogue in epilogues:
         if epilogue.op != op:
-            own = tuple((place, number[link]) for place, link in epilogue.own)
-            kept.append(replace(epilogue, own=own))
-        number.append(len(kept))
-    return tuple(kept)
+            own_steps = tuple((position, new_numbers[link]) for position, link in epilogue.own)
+            remaining.append(replace(epilogue, own=own_steps))
+        new_numbers.append(len(remaining))
+    return tuple(remaining)
 
 
 def _dispatches_of(spec: OpSpec, kernel: Kernel, op: Lowering) -> list[Dispatch]:
-    what = "threads" if kernel.lower is None else "lower"
-    with located(op.node.source), calling(spec.is_custom, what, node_fault(op.node)):
-        given = [whole(op, spec, kernel)] if kernel.lower is None else kernel.lower(op)
-        dispatches = list(given)
+    function = "threads" if kernel.lower is None else "lower"
+    with located(op.node.source), calling(spec.is_custom, function, node_fault(op.node)):
+        lowered = [whole(op, spec, kernel)] if kernel.lower is None else kernel.lower(op)
+        dispatches = list(lowered)
     check_dispatches(spec, op, dispatches)
     return dispatches

@@ -38,16 +38,16 @@ def choose_layout(
     ties = Ties()
     plain: set[str] = {*graph.inputs, *graph.persistent, *graph.constants}
     plain.update(name for name, layout in overrides.items() if layout == PLAIN)
-    wanted = {name for name, layout in overrides.items() if layout == C4}
+    requested = {name for name, layout in overrides.items() if layout == C4}
     for node in graph.nodes:
-        _visit(graph, node, ties, plain, wanted)
+        _visit(graph, node, ties, plain, requested)
     refused = {ties.find(name) for name in plain}
-    gaining = {ties.find(name) for name in wanted}
+    blocked = {ties.find(name) for name in requested}
     chosen = {}
     for node in graph.nodes:
         for name in node.outputs:
             tie = ties.find(name)
-            if tie in gaining and tie not in refused:
+            if tie in blocked and tie not in refused:
                 chosen[name] = C4
     for name, layout in overrides.items():
         if layout == C4 and name not in chosen:
@@ -73,11 +73,11 @@ def why_plain(name: str, graph: Graph) -> str:
     return "nothing gains by blocks, or it is tied to a map that is plain"
 
 
-def _visit(graph: Graph, node: Node, ties: Ties, plain: set[str], wanted: set[str]) -> None:
-    """Adds the layout constraints of one node to ``ties``, ``plain`` and ``wanted``.
+def _visit(graph: Graph, node: Node, ties: Ties, plain: set[str], requested: set[str]) -> None:
+    """Adds the layout constraints of one node to ``ties``, ``plain`` and ``requested``.
 
     ``ties`` gets the tensors that must have one layout, ``plain`` those that must be plain, and
-    ``wanted`` those that gain by blocks.
+    ``requested`` those that gain by blocks.
     """
     kernel = lookup(node.op).kernel
     layouts = kernel.layouts if kernel else "plain"
@@ -101,7 +101,7 @@ def _visit(graph: Graph, node: Node, ties: Ties, plain: set[str], wanted: set[st
             plain.update(maps)
         return
     ends = [node.inputs[0], node.outputs[0]]
-    wanted.update(n for n in ends if _fills_blocks(graph, n))
+    requested.update(n for n in ends if _fills_blocks(graph, n))
     plain.update(n for n in ends if not _fills_blocks(graph, n))
     # an epilogue reads an operand of the result's shape in the result's layout, and per-channel
     # values in plain layout; filters are packed at load
@@ -231,23 +231,25 @@ def choose_storage(
     Raises :class:`InputError` if a requested storage is impossible.
     """
     ties, refused = _stored_alike(graph, layouts)
-    wanted = {ties.find(name): stored for name, stored in overrides.items()}
+    requested = {ties.find(name): stored for name, stored in overrides.items()}
 
     def in_half(name: str) -> bool:
         root = ties.find(name)
-        return wanted.get(root, storage) == "half" and root not in refused
+        return requested.get(root, storage) == "half" and root not in refused
 
-    found = {
+    stored_layouts = {
         name: C4H if layout == C4 and in_half(name) else layout for name, layout in layouts.items()
     }
-    found |= {n: HALF for n in matrices_in_half(graph) if overrides.get(n, storage) == "half"}
+    stored_layouts |= {
+        n: HALF for n in matrices_in_half(graph) if overrides.get(n, storage) == "half"
+    }
     for name, stored in overrides.items():
-        if (found.get(name) in (C4H, HALF)) != (stored == "half"):
+        if (stored_layouts.get(name) in (C4H, HALF)) != (stored == "half"):
             raise InputError(
                 f"decide: '{name}' cannot be stored as '{stored}': "
                 f"{_against(name, layouts, refused.get(ties.find(name)))}"
             )
-    return found
+    return stored_layouts
 
 
 def _stored_alike(graph: Graph, layouts: Mapping[str, str]) -> tuple[Ties, dict[str, Node]]:
@@ -261,12 +263,12 @@ def _stored_alike(graph: Graph, layouts: Mapping[str, str]) -> tuple[Ties, dict[
     for node in graph.nodes:
         results = {n for n in node.outputs if layouts.get(n) == C4}
         read = {n for n in node.reads if layouts.get(n) == C4}
-        taken = half_of(node, graph.facts, packed=bool(graph.words))
-        if taken == "none" or _stands_beside_plain(node, graph, layouts):
+        support = half_of(node, graph.facts, packed=bool(graph.words))
+        if support == "none" or _stands_beside_plain(node, graph, layouts):
             full |= dict.fromkeys(read | results, node)
-        elif taken == "reads":
+        elif support == "reads":
             full |= dict.fromkeys(results, node)
-        elif taken == "alike":
+        elif support == "alike":
             ties.join(read | results)
     return ties, {ties.find(name): node for name, node in full.items()}
 
@@ -289,13 +291,13 @@ def _in_words(
     for name, layout in layouts.items():
         if layout == C4 and ties.find(name) not in refused:
             tied.setdefault(ties.find(name), []).append(name)
-    found = dict(layouts)
+    packed_layouts = dict(layouts)
     for names in tied.values():
         if all(name in graph.words for name in names):
-            ends = [graph.words[name] for name in names]
-            packed = whole_layout(min(e[0] for e in ends), max(e[1] for e in ends))
-            found |= dict.fromkeys(names, packed or C4)
-    return found
+            ranges = [graph.words[name] for name in names]
+            packed = whole_layout(min(e[0] for e in ranges), max(e[1] for e in ranges))
+            packed_layouts |= dict.fromkeys(names, packed or C4)
+    return packed_layouts
 
 
 def _against(name: str, layouts: Mapping[str, str], full: Node | None) -> str:
@@ -317,15 +319,15 @@ def _stands_beside_plain(node: Node, graph: Graph, layouts: Mapping[str, str]) -
     """
     touched = [n for n in (*node.reads, *node.outputs) if is_feature_map(graph.facts[n])]
     blocked = [n for n in touched if layouts.get(n) == C4]
-    wide = [n for n in touched if n not in blocked and not is_one_position(graph.facts[n])]
-    return bool(wide) and any(is_one_position(graph.facts[n]) for n in blocked)
+    plain = [n for n in touched if n not in blocked and not is_one_position(graph.facts[n])]
+    return bool(plain) and any(is_one_position(graph.facts[n]) for n in blocked)
 
 
 def matrices_in_half(graph: Graph) -> set[str]:
     """Returns the names of the constants that are read only as weights of products that support
     16 bits."""
-    found: set[str] = set()
-    others: set[str] = set(graph.roots)
+    matrices: set[str] = set()
+    excluded: set[str] = set(graph.roots)
     for node in graph.nodes:
         weights = {
             name
@@ -333,10 +335,10 @@ def matrices_in_half(graph: Graph) -> set[str]:
             if graph.is_constant(name) and not weight_blocks(graph.constants[name])
         }
         half = lookup(node.op).traits.matrix_in_half
-        taken = weights if half and half(node, graph.facts) else set()
-        found |= taken
-        others.update(n for n in node.reads if n not in taken or node.reads.count(n) > 1)
-    return found - others
+        supported = weights if half and half(node, graph.facts) else set()
+        matrices |= supported
+        excluded.update(n for n in node.reads if n not in supported or node.reads.count(n) > 1)
+    return matrices - excluded
 
 
 def half_of(node: Node, facts: Mapping[str, Fact], packed: bool = False) -> Half:
@@ -388,18 +390,24 @@ def find_packed_inputs(
 
     These inputs have no other reader. An input that is too large for one binding is left out.
     """
-    most = limits.max_binding_bytes - limits.storage_offset_alignment
-    found, readers = {}, graph.consumers()
+    max_bytes = limits.max_binding_bytes - limits.storage_offset_alignment
+    packed, readers = {}, graph.consumers()
     for node in graph.nodes:
-        source, words = node.inputs[:1], node.outputs[0]
+        source, result = node.inputs[:1], node.outputs[0]
         if (
             not lookup(node.op).traits.quantizes_input
             or node.epilogues
-            or layouts.get(words) not in WHOLE
+            or layouts.get(result) not in WHOLE
         ):
             continue
         (name,) = source
-        alone = len(readers[name]) == 1 and name in graph.inputs and name not in graph.roots
-        if alone and words not in graph.roots and 0 < graph.facts[name].nbytes <= most:
-            found[name] = PackedInput(words, InputConversion.of(node.attrs))
-    return found
+        has_one_reader = (
+            len(readers[name]) == 1 and name in graph.inputs and name not in graph.roots
+        )
+        if (
+            has_one_reader
+            and result not in graph.roots
+            and 0 < graph.facts[name].nbytes <= max_bytes
+        ):
+            packed[name] = PackedInput(result, InputConversion.of(node.attrs))
+    return packed

@@ -130,28 +130,28 @@ def find_in_place(draft: Draft) -> dict[str, str]:
     The operand is an intermediate tensor of the same size and layout that nothing reads
     afterwards, in this run or in a later one. Adds the results to ``draft.alias``.
     """
-    graph, found = draft.graph, dict[str, str]()
+    graph, operand_of = draft.graph, dict[str, str]()
     last = {draft.root(name): i for i, node in enumerate(graph.nodes) for name in node.reads}
     # what a later run needs is among the roots
-    fixed = set(map(draft.root, [*graph.inputs, *graph.constants, *graph.roots]))
+    protected = set(map(draft.root, [*graph.inputs, *graph.constants, *graph.roots]))
     for i, node in enumerate(graph.nodes):
         name, operand = node.outputs[0], in_place_operand(node)
         if operand is None or name in draft.alias:
             continue
         root = draft.root(operand)
-        alone = [draft.root(read) for read in node.reads].count(root) == 1
+        read_once = [draft.root(read) for read in node.reads].count(root) == 1
         alike = all(
-            draft.layouts.get(other, PLAIN) == draft.layouts.get(name, PLAIN)
-            and draft.graph.facts[other].dtype == draft.graph.facts[name].dtype
-            and draft.nbytes(other) == draft.nbytes(name)
-            for other in (operand, root)
+            draft.layouts.get(candidate, PLAIN) == draft.layouts.get(name, PLAIN)
+            and draft.graph.facts[candidate].dtype == draft.graph.facts[name].dtype
+            and draft.nbytes(candidate) == draft.nbytes(name)
+            for candidate in (operand, root)
         )
-        if alone and alike and root not in fixed and last[root] == i:
-            found[name] = operand
+        if read_once and alike and root not in protected and last[root] == i:
+            operand_of[name] = operand
             draft.alias |= {n: root for n in graph.facts if draft.root(n) == name}
             last[root] = last.get(name, i)
-            fixed |= {root} if name in fixed else set()
-    return found
+            protected |= {root} if name in protected else set()
+    return operand_of
 
 
 def passed_on_names(draft: Draft) -> dict[str, str]:
@@ -174,7 +174,7 @@ def lifetimes_of(draft: Draft) -> list[Lifetime]:
     Retained tensors stay in memory between runs, so they live throughout a run.
     """
     graph, options, last_step = draft.graph, draft.options, len(draft.dispatches)
-    held = draft.retained.values()
+    retained = draft.retained.values()
     used: dict[str, tuple[int, int]] = dict.fromkeys(map(draft.root, graph.inputs), (-1, -1))
     for node in graph.nodes:  # a result that no dispatch writes (zero extents) also needs a place
         for name in node.outputs:
@@ -193,7 +193,7 @@ def lifetimes_of(draft: Draft) -> list[Lifetime]:
     items = []
     for name, (first, last) in used.items():
         size = max(draft.nbytes(name), MIN_BYTES) + 2 * options.guard
-        throughout = options.keep or name in held
+        throughout = options.keep or name in retained
         lifetime = (-1, last_step) if throughout else (first, max(first, last))
         items.append(Lifetime(name, size, *lifetime))
     return items
@@ -224,39 +224,39 @@ def place_arena(draft: Draft) -> tuple[dict[str, int], Memory, list[Launch]]:
     Parts lie in the whole, and the dispatches that would copy them are left out, unless that
     makes the arena larger. Raises :class:`DeviceError` if a tensor is larger than a buffer.
     """
-    items, guard, align, most = (
+    items, guard, align, max_bytes = (
         draft.items, draft.options.guard, draft.align, draft.limits.max_buffer_bytes
     )  # fmt: skip
-    _check_sizes(draft.graph, items, align, most)
-    offsets, memory = place_in_segments(items, align, most)
+    _check_sizes(draft.graph, items, align, max_bytes)
+    offsets, memory = place_in_segments(items, align, max_bytes)
     views = views_of(draft)
     if views:
-        with_views, smaller = place_in_segments(merge_lifetimes(items, views), align, most)
-        within = smaller.segment == memory.segment or smaller.peak <= most
+        with_views, smaller = place_in_segments(merge_lifetimes(items, views), align, max_bytes)
+        within = smaller.segment == memory.segment or smaller.peak <= max_bytes
         if within and smaller.peak <= memory.peak:
             offsets, memory = with_views, smaller
         else:
             views = {}
-    places = {name: offset + guard for name, offset in offsets.items()}
+    placed = {name: offset + guard for name, offset in offsets.items()}
     for name in views:
         root, words_before = resolve_view(views, name)
-        places[name] = places[root] + 4 * words_before
-    kept = [
+        placed[name] = placed[root] + 4 * words_before
+    launches = [
         launch
         for launch in draft.dispatches
         if not is_view_copy(launch[0], launch[2].tensors, views, draft.alias)
     ]
-    return places, memory, kept
+    return placed, memory, launches
 
 
-def _check_sizes(graph: Graph, items: Iterable[Lifetime], align: int, most: int) -> None:
-    """Raises :class:`DeviceError` if a tensor is larger than the largest buffer of ``most``
+def _check_sizes(graph: Graph, items: Iterable[Lifetime], align: int, max_bytes: int) -> None:
+    """Raises :class:`DeviceError` if a tensor is larger than the largest buffer of ``max_bytes``
     bytes."""
     largest = max(items, key=lambda item: item.nbytes, default=None)
-    if largest is not None and largest.nbytes > most // align * align:
+    if largest is not None and largest.nbytes > max_bytes // align * align:
         raise DeviceError(
             f"tensor '{largest.name}' of '{graph.name}' takes {largest.nbytes} bytes, this device "
-            f"allows buffers of {most}. Run the network on tiles of its input (cml.run_tiled, "
+            f"allows buffers of {max_bytes}. Run the network on tiles of its input (cml.run_tiled, "
             "cml run --tile), use a smaller input, or another device."
         )
 
@@ -270,15 +270,15 @@ def updates_of(draft: Draft, locate: Locator) -> tuple[tuple[Binding, Binding], 
 
     New values that are in the weights are copied to intermediate tensors first.
     """
-    first, then = [], []
+    staged, written = [], []
     for variable, value in draft.graph.updates:
         source = locate(value)
         if variable in draft.passed_on:
-            waiting = locate(draft.passed_on[variable])
-            first.append((source, waiting))
-            source = waiting
-        then.append((source, locate(variable)))
-    return (*first, *then)
+            intermediate = locate(draft.passed_on[variable])
+            staged.append((source, intermediate))
+            source = intermediate
+        written.append((source, locate(variable)))
+    return (*staged, *written)
 
 
 @dataclass(frozen=True)
@@ -292,9 +292,9 @@ class Locator:
 
     def __call__(self, name: str) -> Binding:
         root = self.draft.root(name)
-        found = self.weights.find(root)
-        if found is not None:
-            space, offset, array = found
+        constant = self.weights.find(root)
+        if constant is not None:
+            space, offset, array = constant
             return Binding(name, space, offset, aligned_bytes(stored_bytes(array)))
         if root not in self.arena:
             raise InternalError(f"tensor '{name}' has no place in memory")
@@ -390,18 +390,18 @@ def _cut(binding: Binding, parts: SplitBinding) -> list[Binding]:
 def input_place(locate: Locator, name: str) -> TensorPlace:
     """Returns the place of input ``name``, with the layout and the conversion of its words if it
     is stored packed."""
-    place, found = locate.place(name), locate.draft.entries.get(name)
-    if found is None:
+    place, packed = locate.place(name), locate.draft.packed_inputs.get(name)
+    if packed is None:
         return place
-    return replace(place, layout=locate.draft.layouts[found.words], conversion=found.conversion)
+    return replace(place, layout=locate.draft.layouts[packed.words], conversion=packed.conversion)
 
 
 def _check_limits(steps: Iterable[Step], weights: PackedWeights, limits: Limits) -> None:
     sizes = (("weights", weights.shared.nbytes), ("variables", weights.own.nbytes))
-    for what, size in sizes:
+    for content, size in sizes:
         if size > limits.max_buffer_bytes:
             raise DeviceError(
-                f"the model's {what} take {size} bytes, this device allows buffers of "
+                f"the model's {content} take {size} bytes, this device allows buffers of "
                 f"{limits.max_buffer_bytes}. Use a smaller input or another device."
             )
     for step in (step for step in steps if step.cpu_part is None):
@@ -444,16 +444,16 @@ def move_joins_early(
     memory they share.
     """
     copies: dict[str, list[L]] = {}
-    rest: list[L] = []
+    remaining: list[L] = []
     for launch in launches:
         part = launch[2].tensors[0]
         if launch[0].outputs[0] in joins:
             copies.setdefault(alias.get(part, part), []).append(launch)
         else:
-            rest.append(launch)
-    last = {name: i for i, launch in enumerate(rest) for name in _written(launch[2])}
-    ordered = [launch for name, found in copies.items() if name not in last for launch in found]
-    for i, launch in enumerate(rest):
+            remaining.append(launch)
+    last = {name: i for i, launch in enumerate(remaining) for name in _written(launch[2])}
+    ordered = [launch for name, moved in copies.items() if name not in last for launch in moved]
+    for i, launch in enumerate(remaining):
         ordered.append(launch)
         for name in dict.fromkeys(_written(launch[2])):
             if last[name] == i:
@@ -496,8 +496,8 @@ def complete_draft(draft: Draft, joins: Collection[str] = ()) -> Draft:
         )
     draft.alias = aliases_of(graph)
     if options.packed_inputs and not options.keep:
-        draft.entries = find_packed_inputs(graph, draft.layouts, draft.limits)
-        draft.alias |= {name: found.words for name, found in draft.entries.items()}
+        draft.packed_inputs = find_packed_inputs(graph, draft.layouts, draft.limits)
+        draft.alias |= {name: packed.words for name, packed in draft.packed_inputs.items()}
     if not options.keep:
         draft.in_place = find_in_place(draft)
     add_dispatches(draft)

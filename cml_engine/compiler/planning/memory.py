@@ -81,15 +81,17 @@ def place(items: Sequence[Lifetime], alignment: int) -> tuple[dict[str, int], Me
 
 
 def place_in_segments(
-    items: Sequence[Lifetime], alignment: int, most: int
+    items: Sequence[Lifetime], alignment: int, max_bytes: int
 ) -> tuple[dict[str, int], Memory]:
-    """Places tensors as :func:`place` does, in several buffers of at most ``most`` bytes if needed.
+    """Places tensors as :func:`place` does, in several buffers of at most ``max_bytes`` bytes if
+    needed.
 
-    No tensor crosses two buffers. If a tensor is larger than ``most``, all share one larger buffer.
+    No tensor crosses two buffers. If a tensor is larger than ``max_bytes``, all share one larger
+    buffer.
     """
     offsets, memory = place(items, alignment)
-    segment = most // alignment * alignment
-    if memory.peak <= most or max(item.nbytes for item in items) > segment:
+    segment = max_bytes // alignment * alignment
+    if memory.peak <= max_bytes or max(item.nbytes for item in items) > segment:
         return offsets, memory
     return _place_in_segments(items, alignment, segment)
 
@@ -104,8 +106,8 @@ def _place_in_segments(
         lambda i: (-fullest[i.name], -i.nbytes, i.first),
         lambda i: (i.first, -i.nbytes),
     ]
-    found = (_place_in_order(sorted(rounded, key=order), segment) for order in orders)
-    peak, offsets = min(found, key=lambda placed: placed[0])
+    placements = (_place_in_order(sorted(rounded, key=order), segment) for order in orders)
+    peak, offsets = min(placements, key=lambda placed: placed[0])
     return offsets, Memory(peak, lower_bound(rounded), segment)
 
 
@@ -164,7 +166,7 @@ def _fit(ordered: Sequence[Lifetime], capacity: int) -> dict[str, int] | None:
     alive: list[tuple[int, Lifetime]] = []  # (offset, item), sorted
     offsets: dict[str, int] = {}
     for item in ordered:
-        alive = [(offset, other) for offset, other in alive if other.last >= item.first]
+        alive = [(offset, neighbour) for offset, neighbour in alive if neighbour.last >= item.first]
         offset = _offset_at_longest_neighbour(item, alive, capacity)
         if offset is None:
             return None
@@ -210,17 +212,17 @@ def _improve(
     generator = random.Random(0)
     tries = max(_LEAST_TRIES, _TRIED_ITEMS // len(starts[0])) // len(starts)
     for start in starts:
-        order, found = start, _place_in_order(start)
+        order, current = start, _place_in_order(start)
         for _ in range(tries):
             a, b = generator.randrange(len(order)), generator.randrange(len(order))
             candidate = order.copy()
             candidate.insert(a, candidate.pop(b))
-            placed = _place_in_order(candidate)
-            if placed[0] <= found[0]:
-                found, order = placed, candidate
-            if found[0] <= GOOD_RATIO * bound:
-                return found
-        best = min(best, found, key=lambda placed: placed[0])
+            moved = _place_in_order(candidate)
+            if moved[0] <= current[0]:
+                current, order = moved, candidate
+            if current[0] <= GOOD_RATIO * bound:
+                return current
+        best = min(best, current, key=lambda moved: moved[0])
     return best
 
 
@@ -264,13 +266,19 @@ class _Placed:
         ``item``, sorted."""
         if _is_brief(item):
             steps = range(item.first, item.last + 1)
-            found = {other.name: other for step in steps for other in self._brief.get(step, ())}
-            found |= {other.name: other for other in self._long if other.overlaps(item)}
-            others: Iterable[Lifetime] = found.values()
+            by_name = {
+                neighbour.name: neighbour
+                for step in steps
+                for neighbour in self._brief.get(step, ())
+            }
+            by_name |= {
+                neighbour.name: neighbour for neighbour in self._long if neighbour.overlaps(item)
+            }
+            neighbours: Iterable[Lifetime] = by_name.values()
         else:
-            others = [other for other in self._all if other.overlaps(item)]
+            neighbours = [neighbour for neighbour in self._all if neighbour.overlaps(item)]
         offsets = self.offsets
-        return sorted((offsets[o.name], offsets[o.name] + o.nbytes) for o in others)
+        return sorted((offsets[o.name], offsets[o.name] + o.nbytes) for o in neighbours)
 
 
 def _is_brief(item: Lifetime) -> bool:
@@ -366,13 +374,15 @@ def find_views(
     alive = _LiveBytes(items)
     for node in graph.nodes:
         yield_to_frame()
-        found = {
+        candidates = {
             name: view
             for name, view in _parts(graph, node, layouts, alias)
             if name not in views and 4 * view.offset % alignment == 0
         }
-        together = views | found if found else views
-        if found and alive.try_join([(name, resolve_view(together, name)[0]) for name in found]):
+        together = views | candidates if candidates else views
+        if candidates and alive.try_join(
+            [(name, resolve_view(together, name)[0]) for name in candidates]
+        ):
             views = together
     return views
 
@@ -383,7 +393,7 @@ class _LiveBytes:
     def __init__(self, items: Sequence[Lifetime]) -> None:
         self._items = {item.name: item for item in items}
         self._bytes, self._begin = live_bytes(items)
-        self._most = self._bytes.max(initial=0)
+        self._peak = self._bytes.max(initial=0)
 
     def _add(self, item: Lifetime, sign: int) -> None:
         self._bytes[item.first - self._begin : item.last + 1 - self._begin] += sign * item.nbytes
@@ -395,14 +405,14 @@ class _LiveBytes:
         after = dict(before)
         for part, root in pairs:
             if part in after and root in after:
-                gone, kept = after.pop(part), after[root]
-                lives = min(gone.first, kept.first), max(gone.last, kept.last)
-                after[root] = replace(kept, first=lives[0], last=lives[1])
+                part_life, whole_life = after.pop(part), after[root]
+                lives = min(part_life.first, whole_life.first), max(part_life.last, whole_life.last)
+                after[root] = replace(whole_life, first=lives[0], last=lives[1])
         self._replace(before, after)
-        if self._bytes.max(initial=0) > self._most:
+        if self._bytes.max(initial=0) > self._peak:
             self._replace(after, before)
             return False
-        self._most = self._bytes.max(initial=0)
+        self._peak = self._bytes.max(initial=0)
         return True
 
     def _replace(self, before: Mapping[str, Lifetime], after: Mapping[str, Lifetime]) -> None:
@@ -422,42 +432,42 @@ def is_view_copy(
 
     ``tensors`` are the tensors that the dispatch binds.
     """
-    kind = lookup(node.op).traits.parts
-    if kind is None:
+    parts_rule = lookup(node.op).traits.parts
+    if parts_rule is None:
         return False
     source, target = (alias.get(name, name) for name in (tensors[0], tensors[-1]))
-    part, parent = (source, target) if kind.joined else (target, source)
+    part, parent = (source, target) if parts_rule.joined else (target, source)
     return part in views and views[part].parent == parent
 
 
 def _parts(
     graph: Graph, node: Node, layouts: Mapping[str, str], alias: Mapping[str, str]
 ) -> Iterator[tuple[str, PartPlace]]:
-    kind = lookup(node.op).traits.parts
-    if kind is None:
+    parts_rule = lookup(node.op).traits.parts
+    if parts_rule is None:
         return
-    parent = node.outputs[0] if kind.joined else node.inputs[0]
-    parts = node.inputs if kind.joined else node.outputs
+    parent = node.outputs[0] if parts_rule.joined else node.inputs[0]
+    parts = node.inputs if parts_rule.joined else node.outputs
     layout = layouts.get(parent, PLAIN)
     if alias.get(parent, parent) in graph.constants:
         return
-    place = kind.place(node.attrs, graph.facts[parent], layout)
+    first_part = parts_rule.place(node.attrs, graph.facts[parent], layout)
     # parts are contiguous if all outer dimensions have extent 1; those of blocks of four channels
     # can only be contiguous along the channels
-    if place is None or prod(graph.facts[parent].shape[: place[0]]) != 1:
+    if first_part is None or prod(graph.facts[parent].shape[: first_part[0]]) != 1:
         return
-    if layout != PLAIN and place[0] != 1:
+    if layout != PLAIN and first_part[0] != 1:
         return
     if layout != PLAIN and any(graph.facts[name].shape[1] % 4 for name in parts[:-1]):
         return  # some parts begin inside a block of four channels
-    offset = place[1]
+    offset = first_part[1]
     fixed = {*graph.inputs, *graph.constants, *graph.roots, *alias}
     # aliased tensors, inputs and outputs need memory of their own
     fixed.update(alias.get(name, name) for name in (*graph.roots, *graph.inputs))
     # one tensor cannot be two parts of the whole, under any alias
-    places = [alias.get(name, name) for name in parts]
+    owners = [alias.get(name, name) for name in parts]
     for name in parts:
-        alike = layouts.get(name, PLAIN) == layout and places.count(name) == 1
-        if alike and name not in fixed and graph.facts[name].size:
+        is_same_layout = layouts.get(name, PLAIN) == layout and owners.count(name) == 1
+        if is_same_layout and name not in fixed and graph.facts[name].size:
             yield name, PartPlace(alias.get(parent, parent), offset)
         offset += words(graph.facts[name], layout)

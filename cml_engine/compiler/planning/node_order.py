@@ -11,17 +11,17 @@ def order_for_memory(graph: Graph) -> Graph:
     That is usually a branch to its end before the next one begins. It is no optimum: the caller
     compares the arenas of both orders.
     """
-    facts, kept = graph.facts, {*graph.roots, *graph.constants}
+    facts, permanent = graph.facts, {*graph.roots, *graph.constants}
     producers, consumers = graph.producers(), graph.consumers()
     readers = {name: len(nodes) for name, nodes in consumers.items()}
     missing = {n.outputs[0]: len(producers.keys() & set(n.reads)) for n in graph.nodes}
-    place = {node.outputs[0]: i for i, node in enumerate(graph.nodes)}
+    position = {node.outputs[0]: i for i, node in enumerate(graph.nodes)}
     ready, ordered = [n for n in graph.nodes if not missing[n.outputs[0]]], list[Node]()
 
     def growth(node: Node) -> tuple[int, int]:
-        freed = (name for name in set(node.reads) - kept if readers[name] == 1)
+        freed = (name for name in set(node.reads) - permanent if readers[name] == 1)
         added = sum(facts[name].nbytes for name in node.outputs)
-        return added - sum(facts[name].nbytes for name in freed), place[node.outputs[0]]
+        return added - sum(facts[name].nbytes for name in freed), position[node.outputs[0]]
 
     while ready:
         node = min(ready, key=growth)

@@ -81,20 +81,20 @@ class BandSearch:
     def cheapest(self, bounds: Bounds) -> BandPath | None:
         """Returns the path with the least repeated work within the bounds, or None if there is
         none."""
-        most = self._most_bands(bounds.total)
-        return self._best(bounds, most, lambda nbytes, work: work, np.add)
+        max_bands = self._most_bands(bounds.total)
+        return self._best(bounds, max_bands, lambda nbytes, work: work, np.add)
 
     def smallest(self, bounds: Bounds) -> BandPath | None:
         """Returns the path whose fullest step takes the fewest bytes, or None if there is none.
 
         It ignores ``bounds.total``.
         """
-        found, most = None, float(COUNTS[-1])
+        path, max_bands = None, float(COUNTS[-1])
         for _ in range(2):  # the first round finds the nodes that are in bands
             tensors = replace(bounds, total=inf)
-            found = self._best(tensors, most, lambda nbytes, work: nbytes, np.maximum)
-            most = 0.0 if found is None else self._most_bands(found.nbytes)
-        return found
+            path = self._best(tensors, max_bands, lambda nbytes, work: nbytes, np.maximum)
+            max_bands = 0.0 if path is None else self._most_bands(path.nbytes)
+        return path
 
     def _most_bands(self, total: float) -> float:
         """Returns the largest number of bands per run that keeps the number of dispatches low.
@@ -114,56 +114,56 @@ class BandSearch:
 
     def _holds(self, k: int, bounds: Bounds) -> bool:
         plain = self.plain
-        held = plain.of_node(k) <= bounds.total and plain.largest_of_node(k) <= bounds.tensor
-        return held and k not in self.facts.requested
+        fits = plain.of_node(k) <= bounds.total and plain.largest_of_node(k) <= bounds.tensor
+        return fits and k not in self.facts.requested
 
     def _best(
         self,
         bounds: Bounds,
-        most: float,
+        max_bands: float,
         value: Callable[[Array, Array], Array],
         join: np.ufunc,
     ) -> BandPath | None:
-        """Returns the path with the least value and at most ``most`` bands per run, or None if none
-        is possible.
+        """Returns the path with the least value and at most ``max_bands`` bands per run, or None if
+        none is possible.
 
         ``value`` gives the value of a run from its bytes and work; ``join`` combines two values.
-        Requested numbers of bands may exceed ``most``.
+        Requested numbers of bands may exceed ``max_bands``.
         """
-        few = (self.facts.counts <= most) | np.isin(
+        allowed = (self.facts.counts <= max_bands) | np.isin(
             self.facts.counts, list(self.facts.requested.values())
         )
         count = len(self.facts.chart.graph.nodes)
         best = np.full(count + 1, inf)
         best[count] = 0.0
-        taken: dict[int, ChosenRun] = {}
+        chosen: dict[int, ChosenRun] = {}
         for begin, nbytes, work in Estimates(self.facts, bounds, self.thinnest).by_begin():
             if self._holds(begin, bounds):
-                own = value(np.array(float(self.plain.of_node(begin))), np.zeros(()))
-                best[begin] = join(own, best[begin + 1])
+                value_alone = value(np.array(float(self.plain.of_node(begin))), np.zeros(()))
+                best[begin] = join(value_alone, best[begin + 1])
             if not len(nbytes):
                 continue
-            behind = best[begin + 1 : begin + 1 + len(nbytes), None]
-            possible = few & (nbytes <= bounds.total) & (nbytes < inf)
-            found = np.where(possible, join(value(nbytes, work), behind), inf)
-            at, column = np.unravel_index(found.argmin(), found.shape)
-            if found[at, column] < best[begin]:
-                best[begin] = found[at, column]
-                run = OperatorRun(self.facts.chart, begin, begin + 1 + int(at))
-                taken[begin] = ChosenRun(
-                    run, int(self.facts.counts[column]), float(nbytes[at, column])
+            values_after = best[begin + 1 : begin + 1 + len(nbytes), None]
+            possible = allowed & (nbytes <= bounds.total) & (nbytes < inf)
+            totals = np.where(possible, join(value(nbytes, work), values_after), inf)
+            row, column = np.unravel_index(totals.argmin(), totals.shape)
+            if totals[row, column] < best[begin]:
+                best[begin] = totals[row, column]
+                run = OperatorRun(self.facts.chart, begin, begin + 1 + int(row))
+                chosen[begin] = ChosenRun(
+                    run, int(self.facts.counts[column]), float(nbytes[row, column])
                 )
-        return None if best[0] == inf else self._path(taken, float(best[0]))
+        return None if best[0] == inf else self._path(chosen, float(best[0]))
 
     def _path(self, taken: Mapping[int, ChosenRun], work: float) -> BandPath:
-        runs, fullest, at = [], 0.0, 0
-        while at < len(self.facts.chart.graph.nodes):
-            chosen = taken.get(at)
-            if chosen is None:
-                fullest, at = max(fullest, self.plain.of_node(at)), at + 1
+        runs, fullest, k = [], 0.0, 0
+        while k < len(self.facts.chart.graph.nodes):
+            banded = taken.get(k)
+            if banded is None:
+                fullest, k = max(fullest, self.plain.of_node(k)), k + 1
             else:
-                runs.append(chosen)
-                fullest, at = max(fullest, chosen.nbytes), chosen.run.end
+                runs.append(banded)
+                fullest, k = max(fullest, banded.nbytes), banded.run.end
         return BandPath(tuple(runs), fullest, work)
 
 
@@ -178,46 +178,46 @@ _HOPELESS, _QUICK = 1.5, 1000
 Code = tuple[str, frozenset[tuple[str, int | str]]]
 
 
-def plan_in_bands(whole: Draft) -> Plan:
+def plan_in_bands(draft: Draft) -> Plan:
     """Returns the plan of a draft, with operators in bands if it would exceed ``arena_limit``.
 
     Bands are also used if a tensor is larger than a buffer, or if the caller requests them. Raises
     :class:`InputError` or :class:`DeviceError` if bands do not help.
     """
-    options = whole.options
-    most = whole.limits.max_buffer_bytes // whole.align * whole.align
-    fits = all(item.nbytes <= most for item in whole.items)
+    options = draft.options
+    max_bytes = draft.limits.max_buffer_bytes // draft.align * draft.align
+    fits = all(item.nbytes <= max_bytes for item in draft.items)
     limit = options.arena_limit or inf
     bands = {name: int(count) for name, count in options.decided("bands").items()}
     if fits and not any(count > 1 for count in bands.values()):
-        plan = place_draft(whole)
+        plan = place_draft(draft)
         if plan.memory.peak <= limit:
             return plan
-    return _BandPlanner(whole, Bounds(limit, most), bands).plan()
+    return _BandPlanner(draft, Bounds(limit, max_bytes), bands).plan()
 
 
 class _BandPlanner:
     """Plans one draft with operators in bands, within ``bounds`` and with the ``requested``
     numbers of bands."""
 
-    def __init__(self, whole: Draft, bounds: Bounds, requested: Mapping[str, int]) -> None:
-        self.whole, self.bounds, self.requested = whole, bounds, requested
-        graph = whole.graph
-        self.kernels = {title: picks[0][0] for title, picks in whole.chosen.items() if picks}
+    def __init__(self, draft: Draft, bounds: Bounds, requested: Mapping[str, int]) -> None:
+        self.draft, self.bounds, self.requested = draft, bounds, requested
+        graph = draft.graph
+        self.kernels = {title: picks[0][0] for title, picks in draft.chosen.items() if picks}
         self.chart = find_graph_rows(
             graph, self.kernels, [n for n, count in requested.items() if count == 1]
         )
         numbers = {name: k for k, node in enumerate(graph.nodes) for name in node.outputs}
         self.numbers = {numbers[name]: count for name, count in requested.items() if count > 1}
         # bands may allow other views than the graph without bands
-        views = views_of(whole)
-        self.usage = MemoryUsage(whole, views)
+        views = views_of(draft)
+        self.usage = MemoryUsage(draft, views)
         facts = RunFacts(self.chart, self.usage, self.numbers)
         #: pairs of the facts for nodes in bands and the memory usage of other nodes
-        self.known = [(facts, self.usage)]
+        self.facts_and_usage = [(facts, self.usage)]
         if views:
-            apart = RunFacts(self.chart, MemoryUsage(whole, {}), self.numbers)
-            self.known += [(apart, apart.usage), (apart, self.usage)]
+            apart = RunFacts(self.chart, MemoryUsage(draft, {}), self.numbers)
+            self.facts_and_usage += [(apart, apart.usage), (apart, self.usage)]
 
     def plan(self) -> Plan:
         limit = self.bounds.total
@@ -231,12 +231,12 @@ class _BandPlanner:
         is_quick = self._dispatches(fewest) <= _QUICK
         if fewest.nbytes > _HOPELESS * limit and not is_quick:
             raise self._limit_error(ceil(fewest.nbytes), "by estimate ")
-        least = self._plan_least_memory(is_quick)
-        if least is None:
+        smallest = self._plan_least_memory(is_quick)
+        if smallest is None:
             raise self._refusal_error()
-        if least.memory.peak <= limit:
-            return least
-        raise self._limit_error(least.memory.peak)
+        if smallest.memory.peak <= limit:
+            return smallest
+        raise self._limit_error(smallest.memory.peak)
 
     def _plan_within(self, limit: float, searches: Sequence[BandSearch]) -> Plan | None:
         """Returns a plan of at most ``limit`` bytes, or None if the searches find none in
@@ -265,7 +265,7 @@ class _BandPlanner:
         return sum(c.count * (steps[c.run.end - 1][1] - steps[c.run.first][0]) for c in path.runs)
 
     def _searches(self) -> list[BandSearch]:
-        return [BandSearch(*known) for known in self.known]
+        return [BandSearch(*facts_and_usage) for facts_and_usage in self.facts_and_usage]
 
     def _plan_least_memory(self, is_quick: bool) -> Plan | None:
         """Returns the plan with the fewest bytes that bands can reach, or None; it does not depend
@@ -273,23 +273,23 @@ class _BandPlanner:
 
         With ``is_quick`` it also looks for plans smaller than the estimates.
         """
-        found, searches = None, self._searches()
+        best, searches = None, self._searches()
         for search in searches:
             for _ in range(_TRIES):
                 smallest = search.smallest(self.bounds)
-                if smallest is None or (found and smallest.nbytes >= found.memory.peak):
+                if smallest is None or (best and smallest.nbytes >= best.memory.peak):
                     break
                 path = search.cheapest(replace(self.bounds, total=smallest.nbytes)) or smallest
                 plan = self._plan(path.runs, searches)
                 if plan is not None:
-                    found = min(found or plan, plan, key=lambda p: p.memory.peak)
+                    best = min(best or plan, plan, key=lambda p: p.memory.peak)
                     break
-        while is_quick and found is not None:  # plans smaller than the estimate may exist
-            smaller = self._plan_within(found.memory.peak - 1, self._searches())
+        while is_quick and best is not None:  # plans smaller than the estimate may exist
+            smaller = self._plan_within(best.memory.peak - 1, self._searches())
             if smaller is None:
                 break
-            found = smaller
-        return found
+            best = smaller
+        return best
 
     def _plan(self, chosen: Sequence[ChosenRun], searches: Sequence[BandSearch]) -> Plan | None:
         """Returns the plan with the chosen runs in bands, or None if some bands are too thin.
@@ -297,45 +297,47 @@ class _BandPlanner:
         Bands are too thin if they cannot use the kernels of the whole operator. ``searches``
         then exclude bands of so few rows.
         """
-        whole = self.whole
-        made = rewrite_in_bands(whole.graph, [(c.run, c.count) for c in chosen])
-        graph = made.finished()
-        pinned = {new: whole.chosen.get(title, []) for new, title in made.titles.items()}
-        untouched = {node.title for node in graph.nodes} & whole.chosen.keys()
-        pinned |= {title: whole.chosen[title] for title in untouched}
+        original = self.draft
+        rewriter = rewrite_in_bands(original.graph, [(c.run, c.count) for c in chosen])
+        graph = rewriter.finished()
+        pinned = {new: original.chosen.get(title, []) for new, title in rewriter.titles.items()}
+        untouched = {node.title for node in graph.nodes} & original.chosen.keys()
+        pinned |= {title: original.chosen[title] for title in untouched}
         # requested kernels are pinned already; a joined result would have the name of one
-        overrides = {**whole.options.overrides, "kernel": {}}
-        options = replace(whole.options, overrides=overrides)
-        layouts, packed = made.layouts(whole.layouts), dict(whole.packed)
+        overrides = {**original.options.overrides, "kernel": {}}
+        options = replace(original.options, overrides=overrides)
+        layouts, packed = rewriter.layouts(original.layouts), dict(original.packed)
         draft = Draft(
-            graph, whole.limits, layouts, options, whole.sibling, packed, pinned, made.alike,
-            refusals=whole.refusals,
+            graph, original.limits, layouts, options, original.sibling, packed, pinned,
+            rewriter.dispatch_keys, refusals=original.refusals,
         )  # fmt: skip
         try:
-            complete_draft(draft, made.joins)
+            complete_draft(draft, rewriter.joins)
         except CmlError:
-            banded = [node for node in graph.nodes if node.title in made.titles]
-            left = [n for n in banded if n.title not in draft.chosen and not lookup(n.op).alias]
-            if not left:
+            banded = [node for node in graph.nodes if node.title in rewriter.titles]
+            unlowered = [
+                n for n in banded if n.title not in draft.chosen and not lookup(n.op).alias
+            ]
+            if not unlowered:
                 raise
-            self._learn(left[:1], made, searches)
+            self._learn(unlowered[:1], rewriter, searches)
             return None
         thin = [
             node
             for node, kernel, dispatch, _ in draft.dispatches
-            if not self._is_known(made.titles.get(node.title), node, kernel, dispatch)
+            if not self._is_known(rewriter.titles.get(node.title), node, kernel, dispatch)
         ]
         if thin:
-            self._learn(thin, made, searches)
+            self._learn(thin, rewriter, searches)
             return None
         plan = place_draft(draft)
         flops: dict[str, float] = {}
         for step in plan.steps:
-            title = made.titles.get(step.title, "")
+            title = rewriter.titles.get(step.title, "")
             flops[title] = flops.get(title, 0.0) + step.cost.flops
         bands = tuple(self._describe(c, plan, flops) for c in chosen)
-        choices = tuple(whole.choices)
-        return replace(plan, bands=bands, choices=choices, bands_of=dict(made.titles))
+        choices = tuple(original.choices)
+        return replace(plan, bands=bands, choices=choices, bands_of=dict(rewriter.titles))
 
     def _is_known(self, title: str | None, node: Node, kernel: Kernel, dispatch: Dispatch) -> bool:
         """Returns True if a kernel of a band gives bit-identical results to operator ``title``
@@ -345,36 +347,36 @@ class _BandPlanner:
         elementwise.
         """
         spec = lookup(node.op)
-        free = title is None or spec.tolerance == EXACT or spec.formula is not None
-        return free or _code(kernel, dispatch) in self._codes[title or ""]
+        needs_no_match = title is None or spec.tolerance == EXACT or spec.formula is not None
+        return needs_no_match or _code(kernel, dispatch) in self._codes[title or ""]
 
     @cached_property
     def _codes(self) -> dict[str, set[Code]]:
-        found: dict[str, set[Code]] = {node.title: set() for node in self.whole.graph.nodes}
-        for node, kernel, dispatch, _ in self.whole.dispatches:
-            found[node.title].add(_code(kernel, dispatch))
-        return found
+        codes: dict[str, set[Code]] = {node.title: set() for node in self.draft.graph.nodes}
+        for node, kernel, dispatch, _ in self.draft.dispatches:
+            codes[node.title].add(_code(kernel, dispatch))
+        return codes
 
     def _learn(
-        self, thin: Sequence[Node], made: BandRewriter, searches: Sequence[BandSearch]
+        self, thin: Sequence[Node], rewriter: BandRewriter, searches: Sequence[BandSearch]
     ) -> None:
         """Makes the searches exclude bands as thin as the nodes ``thin``, for all operators with
         the same kernels."""
         for node in thin:
-            like = self.kernels.get(made.titles[node.title])
+            kernel = self.kernels.get(rewriter.titles[node.title])
             for k, rule in enumerate(self.chart.rules):
-                if rule is not None and self.kernels.get(rule.node.title) == like:
-                    rows = made.facts[node.outputs[0]].shape[rule.rows.axis]
+                if rule is not None and self.kernels.get(rule.node.title) == kernel:
+                    rows = rewriter.facts[node.outputs[0]].shape[rule.rows.axis]
                     for search in searches:
                         search.thinnest[k] = max(search.thinnest.get(k, 0), rows + 1)
 
     @cached_property
     def _flops(self) -> dict[str, float]:
         """The floating-point operations of each operator by title, before cuts into bands."""
-        found: dict[str, float] = {}
-        for node, _, _, cost in self.whole.dispatches:
-            found[node.title] = found.get(node.title, 0.0) + cost.flops
-        return found
+        flops: dict[str, float] = {}
+        for node, _, _, cost in self.draft.dispatches:
+            flops[node.title] = flops.get(node.title, 0.0) + cost.flops
+        return flops
 
     def _describe(
         self, chosen: ChosenRun, plan: Plan, in_bands: Mapping[str, float]
@@ -392,22 +394,22 @@ class _BandPlanner:
             min(int(chosen.nbytes), plan.memory.peak),
         )  # fmt: skip
 
-    def _limit_error(self, enough: int, estimated: str = "") -> InputError:
-        """Returns the error for an ``arena_limit`` below ``enough`` bytes, the least possible
+    def _limit_error(self, least_bytes: int, estimated: str = "") -> InputError:
+        """Returns the error for an ``arena_limit`` below ``least_bytes`` bytes, the least possible
         memory.
 
         ``estimated`` is a word for the message if that number is an estimate.
         """
-        graph = self.whole.graph
+        graph = self.draft.graph
         k = max(range(len(graph.nodes)), key=self.usage.of_node, default=-1)
         need = self.usage.of_node(k) if k >= 0 else 0
         fullest = f"{graph.nodes[k].title} takes {need} at once as it is; " if need else "Even "
         return InputError(
             f"arena_limit: '{graph.name}' may take {self.bounds.total} bytes for its activations. "
-            f"{fullest}in bands of rows the network takes {enough} "
-            f"({ceil(enough / 2**20 * 100) / 100} MiB) {estimated}at the least{self._obstacle()}. "
-            "Allow that much, use a smaller input, or run it on tiles (cml.run_tiled, cml run "
-            "--tile)",
+            f"{fullest}in bands of rows the network takes {least_bytes} "
+            f"({ceil(least_bytes / 2**20 * 100) / 100} MiB) {estimated}at the "
+            f"least{self._obstacle()}. Allow that much, use a smaller input, or run it on tiles "
+            "(cml.run_tiled, cml run --tile)",
             graph.nodes[k].source if need else None,
         )
 
@@ -416,34 +418,34 @@ class _BandPlanner:
         cannot be computed in bands, or an empty string."""
         for k in self._searches()[0].find_excess(self.bounds):
             if self.chart.rules[k] is None:
-                return f", for {self.whole.graph.nodes[k].title} is not computed in bands"
+                return f", for {self.draft.graph.nodes[k].title} is not computed in bands"
         return ""
 
     def _refusal_error(self) -> CmlError:
         """Returns the error for requested bands that are impossible, or for a tensor larger than
         a buffer."""
-        graph = self.whole.graph
+        graph = self.draft.graph
         for k, count in self.numbers.items():
             node, rule = graph.nodes[k], self.chart.rules[k]
             name = next(name for name in self.requested if name in node.outputs)
-            most = OperatorRun(self.chart, k, k + 1).max_bands if rule is not None else 0
+            max_bands = OperatorRun(self.chart, k, k + 1).max_bands if rule is not None else 0
             why = "no run of operators that ends with it has these kernels in so many bands"
             if rule is None:
                 why = f"no rows of {node.title} hang on some rows of what it reads alone"
-            elif most < count:
-                why = f"it has rows for {most} at most"
-            said = f"decide: '{name}' cannot be computed in {count} bands: {why}"
-            return InputError(said, node.source)
+            elif max_bands < count:
+                why = f"it has rows for {max_bands} at most"
+            message = f"decide: '{name}' cannot be computed in {count} bands: {why}"
+            return InputError(message, node.source)
         try:
-            place_draft(self.whole)
+            place_draft(self.draft)
         except CmlError as error:
             return error
         return InternalError(f"'{graph.name}' fits, and has no plan")
 
 
 def _cheapest(searches: Sequence[BandSearch], bounds: Bounds) -> BandPath | None:
-    found = [path for search in searches if (path := search.cheapest(bounds)) is not None]
-    return min(found, key=lambda path: path.work, default=None)
+    paths = [path for search in searches if (path := search.cheapest(bounds)) is not None]
+    return min(paths, key=lambda path: path.work, default=None)
 
 
 def _code(kernel: Kernel, dispatch: Dispatch) -> Code:

@@ -95,7 +95,7 @@ class Dispatch:
 
     groups: int
     tensors: tuple[str, ...]
-    params: Mapping[str, Any] = field(default_factory=dict)
+    params: Mapping[str, object] = field(default_factory=dict)
     defines: Mapping[str, int | str] = field(default_factory=dict)
     #: the number of ``tensors``, counted from the last, that it writes
     writes: int = 1

@@ -74,10 +74,10 @@ def is_possible(run):
     if not run.results or any(chart.rules[k] is None for k in banded):
         return False
     return all(
-        want.span is not None and want.axis == chart.axes[want.name]
+        read.span is not None and read.axis == chart.axes[read.name]
         for rule in run.inside.values()
-        for want in rule.for_rows(0, rule.extent).wants
-        if want.name in run.inside
+        for read in rule.for_rows(0, rule.extent).reads
+        if read.name in run.inside
     )
 
 

@@ -234,11 +234,11 @@ class IntegerGraphBuilder:
         )
 
     def words(self, node: Node, name: str) -> QuantizedTensor:
-        found = self.value(node, name)
-        if isinstance(found, QuantizedTensor):
-            return found
+        value = self.value(node, name)
+        if isinstance(value, QuantizedTensor):
+            return value
         raise ModelError(
-            f"{node.title} reads '{name}', which is not rounded: {found.title} makes sums, and "
+            f"{node.title} reads '{name}', which is not rounded: {value.title} makes sums, and "
             f"graph.quant has no line for '{name}'. Add one (cml quantize does)",
             node.source,
         )
@@ -258,16 +258,16 @@ class IntegerGraphBuilder:
     def _producers(self) -> dict[str, Node]:
         return self.graph.producers()
 
-    def integer_constant(self, node: Node, name: str, what: str) -> tuple[Array, QuantParams]:
+    def integer_constant(self, node: Node, name: str, role: str) -> tuple[Array, QuantParams]:
         """Returns the integers of a constant as int64, and its line in ``graph.quant``.
 
-        ``what`` names the constant's role in messages. Raises :class:`ModelError` if the tensor
+        ``role`` names the constant's role in messages. Raises :class:`ModelError` if the tensor
         is computed or is not stored as integers.
         """
         array, line = self.graph.constants.get(name), self.quant_params.get(name)
         if array is None or line is None or array.dtype.kind not in "iu":
             state = "is computed" if array is None else "has no integers with a line in graph.quant"
-            raise ModelError(f"{node.title}: its {what} '{name}' {state}", node.source)
+            raise ModelError(f"{node.title}: its {role} '{name}' {state}", node.source)
         return array.astype(np.int64), line
 
     def exact_values(self, name: str) -> list[Fraction]:
@@ -279,8 +279,8 @@ class IntegerGraphBuilder:
         if line is not None and array.dtype.kind in "iu":
             scales = np.empty(len(line.scales), object)
             scales[:] = line.scales
-            lying = line.extents + (1,) * (array.ndim - len(line.extents))
-            return list((array.astype(object) * scales.reshape(lying or ())).reshape(-1))
+            scale_shape = line.extents + (1,) * (array.ndim - len(line.extents))
+            return list((array.astype(object) * scales.reshape(scale_shape or ())).reshape(-1))
         return [Fraction(float(value)) for value in array.reshape(-1)]
 
     def _quantize_constant(self, node: Node, name: str) -> QuantizedTensor:
@@ -288,19 +288,19 @@ class IntegerGraphBuilder:
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise ModelError(f"{node.title}: '{name}' is not finite", node.source)
         if line is not None and array.dtype.kind in "iu":
-            whole, scale, bits = array.astype(np.int64), line.scale, line.bits
+            integers, scale, bits = array.astype(np.int64), line.scale, line.bits
         else:
             numbers = self.exact_values(name)
             largest = max(map(abs, numbers), default=Fraction(0))
             scale, bits = (largest or Fraction(_CONSTANT_WORD)) / _CONSTANT_WORD, 16
-            words = [round_half_up(number / scale) for number in numbers]
-            whole = np.array(words, np.int64).reshape(array.shape)
-        found = Range(int(whole.min(initial=0)), int(whole.max(initial=0)))
-        return QuantizedTensor(self.constant(f"{name}.words", whole), scale, bits, True, found)
+            rounded = [round_half_up(number / scale) for number in numbers]
+            integers = np.array(rounded, np.int64).reshape(array.shape)
+        bounds = Range(int(integers.min(initial=0)), int(integers.max(initial=0)))
+        return QuantizedTensor(self.constant(f"{name}.words", integers), scale, bits, True, bounds)
 
     # -- parts of words -------------------------------------------------------------------------
 
-    def split_words(self, node: Node, words: QuantizedTensor, take: str, bits: int) -> str:
+    def split_words(self, node: Node, quantized: QuantizedTensor, take: str, bits: int) -> str:
         """Returns the name of a tensor with all bits of the words, or with their upper or lower
         bits.
 
@@ -309,24 +309,25 @@ class IntegerGraphBuilder:
         words are added once.
         """
         if take == "all":
-            return words.name
-        key = (words.name, bits)
+            return quantized.name
+        key = (quantized.name, bits)
         if key not in self._parts:
-            step = self.constant(f"{words.name}.step", 2.0**-bits)
-            back = self.constant(f"{words.name}.back", 2.0**bits)
+            step = self.constant(f"{quantized.name}.step", 2.0**-bits)
+            back = self.constant(f"{quantized.name}.back", 2.0**bits)
             names = [
-                self.unique_name(f"{words.name}.{part}") for part in ("scaled", "upper", "lifted")
+                self.unique_name(f"{quantized.name}.{part}")
+                for part in ("scaled", "upper", "lifted")
             ]
-            self.add(node, "mul", (words.name, step), names[0])
+            self.add(node, "mul", (quantized.name, step), names[0])
             self.add(node, "floor", (names[0],), names[1])
             self.add(node, "mul", (names[1], back), names[2])
-            lower = self.unique_name(f"{words.name}.lower")
-            self.add(node, "sub", (words.name, names[2]), lower)
+            lower = self.unique_name(f"{quantized.name}.lower")
+            self.add(node, "sub", (quantized.name, names[2]), lower)
             self._parts[key] = names[1], lower
         return self._parts[key][take == "lower"]
 
     def scale_words(
-        self, node: Node, words: QuantizedTensor, by: tuple[Fraction, ...] = (Fraction(1),)
+        self, node: Node, quantized: QuantizedTensor, factors: tuple[Fraction, ...] = (Fraction(1),)
     ) -> PendingSum:
         """Returns a pending sum that stands for the words multiplied by one number, or by one
         number per channel.
@@ -336,10 +337,10 @@ class IntegerGraphBuilder:
         return PendingSum(
             title=node.title,
             source=node.source,
-            base=words if len(by) == 1 else None,
-            names=(words.name,),
-            scales=tuple(words.scale * factor for factor in by),
-            bound=words.range.magnitude,
+            base=quantized if len(factors) == 1 else None,
+            names=(quantized.name,),
+            scales=tuple(quantized.scale * factor for factor in factors),
+            bound=quantized.range.magnitude,
         )
 
     def add_input(self, name: str) -> QuantizedTensor:
@@ -355,29 +356,31 @@ class IntegerGraphBuilder:
             )
         with located(line.source):
             check_scale(name, line.scale)
-        place = Node("external", (), (name,), source=self.graph.sources.get(name))
-        words = QuantizedTensor(
+        origin = Node("external", (), (name,), source=self.graph.sources.get(name))
+        quantized = QuantizedTensor(
             self.unique_name(f"{name}.words"), line.scale, line.bits, line.signed, line.range
         )
         self.add(
-            place,
+            origin,
             "integer_words",
             (name,),
-            words.name,
+            quantized.name,
             inverse=float(1 / line.scale),
-            low=float(words.range.low),
-            high=float(words.range.high),
+            low=float(quantized.range.low),
+            high=float(quantized.range.high),
         )
-        self.add_point(name, "input", words, "float32", 0)
-        return words
+        self.add_point(name, "input", quantized, "float32", 0)
+        return quantized
 
     def add_point(
-        self, name: str, title: str, words: QuantizedTensor, carrier: str, bound: int
+        self, name: str, title: str, quantized: QuantizedTensor, carrier: str, bound: int
     ) -> None:
-        """Records the rounding point of tensor ``name``, which became ``words``."""
+        """Records the rounding point of tensor ``name``, which became ``quantized``."""
         shape = self.graph.facts[name].shape
-        kind = words.bits, words.signed, words.scale
-        self.points.append(RoundingPoint(name, title, *kind, carrier, bound, shape, words.name))
+        word_type = quantized.bits, quantized.signed, quantized.scale
+        self.points.append(
+            RoundingPoint(name, title, *word_type, carrier, bound, shape, quantized.name)
+        )
 
     def add_output(self, name: str) -> None:
         """Adds the node that converts the words of ``name``, which is read after a run, to real
@@ -385,15 +388,15 @@ class IntegerGraphBuilder:
 
         Raises :class:`ModelError` if the tensor is not rounded.
         """
-        found = self.values[name]
-        if isinstance(found, PendingValue):
+        value = self.values[name]
+        if isinstance(value, PendingValue):
             raise ModelError(
-                f"'{name}' of {found.title} is read after a run, and has no line in graph.quant: "
+                f"'{name}' of {value.title} is read after a run, and has no line in graph.quant: "
                 "add one, or read what is rounded",
-                found.source,
+                value.source,
             )
-        place = Node("copy", (), (name,))
-        self.add(place, "integer_numbers", (found.name,), name, scale=float(found.scale))
+        origin = Node("copy", (), (name,))
+        self.add(origin, "integer_numbers", (value.name,), name, scale=float(value.scale))
 
     def build(self) -> Graph:
         """Returns the built graph; only inputs and constants have types and shapes yet.
@@ -403,12 +406,12 @@ class IntegerGraphBuilder:
         """
         graph = self.graph
         read = {name for node in self.nodes for name in node.inputs}
-        kept = {n: a for n, a in graph.constants.items() if n in read}
-        facts = {name: graph.facts[name] for name in (*graph.inputs, *kept)}
+        constants = {n: a for n, a in graph.constants.items() if n in read}
+        facts = {name: graph.facts[name] for name in (*graph.inputs, *constants)}
         facts |= {n: Fact(DTYPE_OF_KIND[a.dtype.kind], a.shape) for n, a in self.constants.items()}
         return graph.with_(
             nodes=tuple(self.nodes),
-            constants={**kept, **self.constants},
+            constants={**constants, **self.constants},
             facts=facts,
             labels={},
             quantization={},

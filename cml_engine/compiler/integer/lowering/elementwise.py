@@ -39,10 +39,10 @@ def lower_function(builder: IntegerGraphBuilder, node: Node) -> PendingFunction 
     bases: list[QuantizedTensor | None] = []
     for name in node.inputs:
         if not builder.is_constant(name):
-            found = builder.value(node, name)
-            bases.append(found if isinstance(found, QuantizedTensor) else found.base)
+            value = builder.value(node, name)
+            bases.append(value if isinstance(value, QuantizedTensor) else value.base)
     base = bases[0] if bases else None
-    if base is None or any(other != base for other in bases):
+    if base is None or any(candidate != base for candidate in bases):
         return None
     return PendingFunction(title=node.title, source=node.source, base=base)
 
@@ -51,30 +51,30 @@ def lower_function(builder: IntegerGraphBuilder, node: Node) -> PendingFunction 
 
 
 def relu(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
-    found = builder.value(node, node.inputs[0])
-    if isinstance(found, PendingValue):
-        return [_clamp_value(node, found, Fraction(0), None)]
-    range_ = Range(max(found.range.low, 0), max(found.range.high, 0))
-    name = builder.add(node, "relu", (found.name,), builder.result_name(node))
-    return [replace(found, name=name, range=range_)]
+    value = builder.value(node, node.inputs[0])
+    if isinstance(value, PendingValue):
+        return [_clamp_value(node, value, Fraction(0), None)]
+    range_ = Range(max(value.range.low, 0), max(value.range.high, 0))
+    name = builder.add(node, "relu", (value.name,), builder.result_name(node))
+    return [replace(value, name=name, range=range_)]
 
 
 def lower_clamp(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
-    found = builder.value(node, node.inputs[0])
+    value = builder.value(node, node.inputs[0])
     low, high = (_number(builder, node, name) for name in node.inputs[1:3])
-    if isinstance(found, PendingValue):
-        return [_clamp_value(node, found, low, high)]
-    ends = [round_half_up(bound / found.scale) for bound in (low, high)]
-    ends = [max(found.range.low, min(found.range.high, end)) for end in ends]
+    if isinstance(value, PendingValue):
+        return [_clamp_value(node, value, low, high)]
+    ends = [round_half_up(bound / value.scale) for bound in (low, high)]
+    ends = [max(value.range.low, min(value.range.high, end)) for end in ends]
     bounds = [builder.constant(f"{node.outputs[0]}.bound", end) for end in ends]
-    name = builder.add(node, "clamp", (found.name, *bounds), builder.result_name(node))
-    return [replace(found, name=name, range=Range(ends[0], max(ends)))]
+    name = builder.add(node, "clamp", (value.name, *bounds), builder.result_name(node))
+    return [replace(value, name=name, range=Range(ends[0], max(ends)))]
 
 
 def _clamp_value(
-    node: Node, found: PendingValue, low: Fraction | None, high: Fraction | None
+    node: Node, pending: PendingValue, low: Fraction | None, high: Fraction | None
 ) -> PendingValue:
-    return replace(found.with_bounds(low, high), title=f"{found.title}, {node.op}")
+    return replace(pending.with_bounds(low, high), title=f"{pending.title}, {node.op}")
 
 
 def leaky_relu(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
@@ -88,23 +88,23 @@ def prelu(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
 def _by_sign(
     builder: IntegerGraphBuilder, node: Node, slopes: tuple[Fraction, ...]
 ) -> PendingValue:
-    found = builder.value(node, node.inputs[0])
-    if isinstance(found, QuantizedTensor):
-        found = builder.scale_words(node, found)
+    value = builder.value(node, node.inputs[0])
+    if isinstance(value, QuantizedTensor):
+        value = builder.scale_words(node, value)
     if (
-        not isinstance(found, PendingSum)
-        or found.negative
-        or (found.low, found.high) != (None, None)
+        not isinstance(value, PendingSum)
+        or value.negative
+        or (value.low, value.high) != (None, None)
     ):
         raise ModelError(
-            f"{node.title}: {found.title} before it is no plain sum: give '{node.inputs[0]}' a "
+            f"{node.title}: {value.title} before it is no plain sum: give '{node.inputs[0]}' a "
             "line in graph.quant",
             node.source,
         )
-    if len(slopes) > 1 and found.axis != 1:
+    if len(slopes) > 1 and value.axis != 1:
         raise ModelError(f"{node.title}: slopes are for axis 1, the sums' channels are not")
-    base = found.base if len(slopes) == 1 else None
-    return replace(found, negative=slopes, base=base, title=f"{found.title}, {node.op}")
+    base = value.base if len(slopes) == 1 else None
+    return replace(value, negative=slopes, base=base, title=f"{value.title}, {node.op}")
 
 
 def _number(builder: IntegerGraphBuilder, node: Node, name: str) -> Fraction:
@@ -144,22 +144,22 @@ def sub(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
 
 def _add_or_subtract(builder: IntegerGraphBuilder, node: Node, sign: int) -> Value:
     a, b = (builder.words(node, name) for name in node.inputs)
-    found = [builder.is_constant(name) for name in node.inputs]
+    constant = [builder.is_constant(name) for name in node.inputs]
     single = [builder.graph.facts[name].size == 1 for name in node.inputs]
     base = None
-    if found[1] and single[1]:
+    if constant[1] and single[1]:
         base = a
-    elif found[0] and single[0]:
+    elif constant[0] and single[0]:
         base = b
     return PendingAddition(title=node.title, source=node.source, a=a, b=b, sign=sign, base=base)
 
 
 def mul(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     for position in (1, 0):
-        name, other = node.inputs[position], node.inputs[1 - position]
+        name, operand = node.inputs[position], node.inputs[1 - position]
         if builder.is_constant(name) and _scales_channels(builder, node, name):
             factors = _per_channel(builder, node, name)
-            return [builder.scale_words(node, builder.words(node, other), factors)]
+            return [builder.scale_words(node, builder.words(node, operand), factors)]
     a, b = (builder.words(node, name) for name in node.inputs)
     base = a if a == b else None
     return [PendingProduct(title=node.title, source=node.source, a=a, b=b, base=base)]
@@ -183,37 +183,37 @@ def _scales_channels(builder: IntegerGraphBuilder, node: Node, name: str) -> boo
     """Returns True if the constant ``name`` has one number or one per channel, and all other
     operands have the shape of the result."""
     fact, result = builder.graph.facts[name], builder.graph.facts[node.outputs[0]]
-    others = [n for n in node.inputs if n != name]
-    alike = all(builder.graph.facts[n] == result for n in others)
+    operands = [n for n in node.inputs if n != name]
+    alike = all(builder.graph.facts[n] == result for n in operands)
     channels = fact.rank > 1 and result.rank > 1 and fact.shape[1] == result.shape[1] == fact.size
     return alike and (fact.size == 1 or channels)
 
 
 def neg(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
-    found = builder.words(node, node.inputs[0])
-    name = builder.add(node, "neg", (found.name,), builder.result_name(node))
-    range_ = Range(-found.range.high, -found.range.low)
-    return [replace(found, name=name, range=range_, signed=True)]
+    quantized = builder.words(node, node.inputs[0])
+    name = builder.add(node, "neg", (quantized.name,), builder.result_name(node))
+    range_ = Range(-quantized.range.high, -quantized.range.low)
+    return [replace(quantized, name=name, range=range_, signed=True)]
 
 
 def absolute(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
-    found = builder.words(node, node.inputs[0])
-    name = builder.add(node, "abs", (found.name,), builder.result_name(node))
-    return [replace(found, name=name, range=Range(0, found.range.magnitude))]
+    quantized = builder.words(node, node.inputs[0])
+    name = builder.add(node, "abs", (quantized.name,), builder.result_name(node))
+    return [replace(quantized, name=name, range=Range(0, quantized.range.magnitude))]
 
 
-def common_scale(node: Node, words: Sequence[QuantizedTensor]) -> Fraction:
-    """Returns the scale that all of ``words`` have; raises :class:`ModelError` if their scales
+def common_scale(node: Node, tensors: Sequence[QuantizedTensor]) -> Fraction:
+    """Returns the scale that all of ``tensors`` have; raises :class:`ModelError` if their scales
     differ."""
-    for other in words[1:]:
-        if other.scale != words[0].scale:
+    for tensor in tensors[1:]:
+        if tensor.scale != tensors[0].scale:
             raise ModelError(
-                f"{node.title}: its operands have scales {float(words[0].scale):.6g} and "
-                f"{float(other.scale):.6g}; what is joined or compared has one (cml quantize "
+                f"{node.title}: its operands have scales {float(tensors[0].scale):.6g} and "
+                f"{float(tensor.scale):.6g}; what is joined or compared has one (cml quantize "
                 "makes it so)",
                 node.source,
             )
-    return words[0].scale
+    return tensors[0].scale
 
 
 # -- data movement --------------------------------------------------------------------------------
@@ -241,15 +241,15 @@ def reshape(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
 
     A reshape that ends a pixel shuffle is replaced by a ``pixel_shuffle`` node.
     """
-    found = _find_shuffle(builder, node)
-    if found is None:
+    shuffle = _find_shuffle(builder, node)
+    if shuffle is None:
         return move(builder, node)
-    source, factor = found
-    words = builder.words(node, source)
+    source, factor = shuffle
+    quantized = builder.words(node, source)
     name = builder.add(
-        node, "pixel_shuffle", (words.name,), builder.result_name(node), factor=factor
+        node, "pixel_shuffle", (quantized.name,), builder.result_name(node), factor=factor
     )
-    return [replace(words, name=name)]
+    return [replace(quantized, name=name)]
 
 
 def _find_shuffle(builder: IntegerGraphBuilder, node: Node) -> tuple[str, int] | None:
@@ -259,20 +259,20 @@ def _find_shuffle(builder: IntegerGraphBuilder, node: Node) -> tuple[str, int] |
     reshape may be a chain of reshapes.
     """
     facts = builder.graph.facts
-    *_, before = _reshaped_from(builder, node.inputs[0])
-    transpose = builder.find_producer(before, "transpose")
+    *_, operand = _reshaped_from(builder, node.inputs[0])
+    transpose = builder.find_producer(operand, "transpose")
     if transpose is None or list(transpose.attrs["axes"]) != _SHUFFLE:
         return None
-    apart = facts[transpose.inputs[0]].shape
-    if len(apart) != 6 or apart[2] != apart[3]:
+    split_shape = facts[transpose.inputs[0]].shape
+    if len(split_shape) != 6 or split_shape[2] != split_shape[3]:
         return None
-    batch, channels, factor, _, height, width = apart
+    batch, channels, factor, _, height, width = split_shape
     if facts[node.outputs[0]].shape != (batch, channels, height * factor, width * factor):
         return None
-    wanted = (batch, channels * factor**2, height, width)
+    source_shape = (batch, channels * factor**2, height, width)
     sources = _reshaped_from(builder, transpose.inputs[0])
-    found = next((name for name in sources if facts[name].shape == wanted), None)
-    return (found, factor) if found and factor else None
+    source = next((name for name in sources if facts[name].shape == source_shape), None)
+    return (source, factor) if source and factor else None
 
 
 def _reshaped_from(builder: IntegerGraphBuilder, name: str) -> Iterator[str]:
@@ -287,9 +287,9 @@ def _reshaped_from(builder: IntegerGraphBuilder, name: str) -> Iterator[str]:
 def pad(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     """Lowers a pad and returns the words of its result; the border value is rounded and clamped
     to a word."""
-    words = builder.words(node, node.inputs[0])
-    value = round_half_up(exact_fraction(node.attrs["value"]) / words.scale)
-    value = clamp(value, words.range.low, words.range.high)
+    quantized = builder.words(node, node.inputs[0])
+    value = round_half_up(exact_fraction(node.attrs["value"]) / quantized.scale)
+    value = clamp(value, quantized.range.low, quantized.range.high)
     return _move_words(builder, node, Attrs({**node.attrs, "value": float(value)}))
 
 
@@ -304,30 +304,30 @@ def resize(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
 
 
 def _move_words(builder: IntegerGraphBuilder, node: Node, attrs: Attrs) -> list[Value]:
-    inputs, moved = [], []
+    inputs, operands = [], []
     for name in node.inputs:
         if builder.graph.facts[name].dtype == "scalar":
-            moved.append(builder.words(node, name))
-            inputs.append(moved[-1].name)
+            operands.append(builder.words(node, name))
+            inputs.append(operands[-1].name)
         elif builder.is_constant(name):
             inputs.append(name)
         else:
             raise ModelError(
                 f"{node.title}: '{name}' is computed, and no tensor of words", node.source
             )
-    scale = common_scale(node, moved)
-    words = QuantizedTensor(
+    scale = common_scale(node, operands)
+    result = QuantizedTensor(
         "",
         scale,
-        max(w.bits for w in moved),
-        any(w.signed for w in moved),
-        Range(min(w.range.low for w in moved), max(w.range.high for w in moved)),
+        max(w.bits for w in operands),
+        any(w.signed for w in operands),
+        Range(min(w.range.low for w in operands), max(w.range.high for w in operands)),
     )
     if node.op == "max_pool":  # its results may be zeros of the border
-        words = replace(words, range=Range(min(words.range.low, 0), max(words.range.high, 0)))
+        result = replace(result, range=Range(min(result.range.low, 0), max(result.range.high, 0)))
     names = tuple(builder.result_name(node, i) for i in range(len(node.outputs)))
     builder.nodes.append(replace(node, inputs=tuple(inputs), outputs=names, attrs=attrs))
-    return [replace(words, name=name) for name in names]
+    return [replace(result, name=name) for name in names]
 
 
 # -- custom operators -----------------------------------------------------------------------------
@@ -392,15 +392,15 @@ def _find_operands(builder: IntegerGraphBuilder, node: Node) -> list[QuantizedTe
     ]
     if computed:
         common_scale(node, computed)
-    found: list[QuantizedTensor | str] = []
+    operands: list[QuantizedTensor | str] = []
     for name in node.inputs:
         if facts[name].dtype != "scalar":
-            found.append(name)
+            operands.append(name)
         elif builder.is_constant(name) and computed:
-            found.append(_convert_constant(builder, name, computed[0]))
+            operands.append(_convert_constant(builder, name, computed[0]))
         else:
-            found.append(builder.words(node, name))
-    return found
+            operands.append(builder.words(node, name))
+    return operands
 
 
 def _convert_constant(
@@ -410,11 +410,13 @@ def _convert_constant(
 
     Halves are rounded up.
     """
-    whole = [round_half_up(number / like.scale) for number in builder.exact_values(name)]
-    made = builder.constant(
-        f"{name}.words", np.array(whole).reshape(builder.graph.facts[name].shape)
+    integers = [round_half_up(number / like.scale) for number in builder.exact_values(name)]
+    constant_name = builder.constant(
+        f"{name}.words", np.array(integers).reshape(builder.graph.facts[name].shape)
     )
-    return replace(like, name=made, range=Range(min(whole, default=0), max(whole, default=0)))
+    return replace(
+        like, name=constant_name, range=Range(min(integers, default=0), max(integers, default=0))
+    )
 
 
 def _bounds(
@@ -427,13 +429,13 @@ def _bounds(
     """
     assert spec.bounds is not None
     facts = [builder.graph.facts[name] for name in node.inputs]
-    given = [
-        fact if isinstance(found, str)
-        else IntegerFact(fact.dtype, fact.shape, found.range.low, found.range.high)
-        for fact, found in zip(facts, operands, strict=True)
+    arguments = [
+        fact if isinstance(operand, str)
+        else IntegerFact(fact.dtype, fact.shape, operand.range.low, operand.range.high)
+        for fact, operand in zip(facts, operands, strict=True)
     ]  # fmt: skip
     with calling(True, "bounds", node_fault(node)):
-        low, high = (int(end) for end in spec.bounds(node.attrs, *given))
+        low, high = (int(end) for end in spec.bounds(node.attrs, *arguments))
     if max(abs(low), abs(high)) >= FLOAT_BOUND or low > high:
         raise RangeError(
             f"{node.title}: its results are {low:,} to {high:,} by bounds() of '{spec.name}'; "

@@ -60,26 +60,26 @@ def round_value(
     if line.bits == 32:
         raise line.error("bits 32 are for a bias; wanted 8 or 16")
     low, high = _word_limits(pending, line)
-    words = QuantizedTensor(
+    quantized = QuantizedTensor(
         builder.words_name(name), line.scale, line.bits, line.signed, Range(low, high)
     )
     ends = {"low": float(low), "high": float(high)}
     if line.table:
-        bound, carrier = _round_by_table(builder, node, pending, line, words), "table"
+        bound, carrier = _round_by_table(builder, node, pending, line, quantized), "table"
     elif isinstance(pending, PendingSum):
-        bound, carrier = _round_sum(builder, node, pending, words, ends), pending.carrier
+        bound, carrier = _round_sum(builder, node, pending, quantized, ends), pending.carrier
     elif isinstance(pending, PendingAddition):
-        bound, carrier = _round_addition(builder, node, pending, words, ends), "int32"
+        bound, carrier = _round_addition(builder, node, pending, quantized, ends), "int32"
     elif isinstance(pending, PendingProduct):
-        bound, carrier = _round_product(builder, node, pending, words, ends), "int32"
+        bound, carrier = _round_product(builder, node, pending, quantized, ends), "int32"
     else:
         raise ModelError(
             f"{pending.title}: a function of one tensor wants a table, and the line of '{name}' in "
             "graph.quant has none (cml quantize makes one)",
             pending.source,
         )
-    builder.add_point(name, pending.title, words, carrier, bound)
-    return words
+    builder.add_point(name, pending.title, quantized, carrier, bound)
+    return quantized
 
 
 def _word_limits(pending: PendingValue, line: QuantParams) -> tuple[int, int]:
@@ -97,28 +97,28 @@ def _round_sum(
     builder: IntegerGraphBuilder,
     node: Node,
     pending: PendingSum,
-    words: QuantizedTensor,
+    quantized: QuantizedTensor,
     ends: dict[str, float],
 ) -> int:
-    factors = [[scale / words.scale for scale in pending.scales]]
+    factors = [[scale / quantized.scale for scale in pending.scales]]
     if pending.negative:
         count = max(len(pending.scales), len(pending.negative))
         scales, slopes = (_repeat(v, count) for v in (pending.scales, pending.negative))
         factors = [
-            [scale / words.scale for scale in scales],
-            [s * slope / words.scale for s, slope in zip(scales, slopes, strict=True)],
+            [scale / quantized.scale for scale in scales],
+            [s * slope / quantized.scale for s, slope in zip(scales, slopes, strict=True)],
         ]
-    codes = [_codes(builder, pending, words, ratios) for ratios in factors]
+    codes = [_codes(builder, pending, quantized, ratios) for ratios in factors]
     if pending.made_by is not None:
         op = "requantize" + "_signed" * bool(pending.negative)
         rounding = Epilogue(op, tuple(codes), Attrs(ends))
-        maker = replace(pending.made_by, outputs=(words.name,), epilogues=(rounding,))
+        maker = replace(pending.made_by, outputs=(quantized.name,), epilogues=(rounding,))
         builder.nodes.append(maker)
         return pending.bound
-    wide = len(pending.names) == 2
-    op = "requantize" + "_wide" * wide + "_signed" * bool(pending.negative)
-    more = {"factor": float(1 << pending.bits)} if wide else {}
-    builder.add(node, op, (*pending.names, *codes), words.name, **more, **ends)
+    is_split = len(pending.names) == 2
+    op = "requantize" + "_wide" * is_split + "_signed" * bool(pending.negative)
+    split_attrs = {"factor": float(1 << pending.bits)} if is_split else {}
+    builder.add(node, op, (*pending.names, *codes), quantized.name, **split_attrs, **ends)
     return pending.bound
 
 
@@ -129,7 +129,7 @@ def _repeat(values: Sequence[Fraction], count: int) -> list[Fraction]:
 def _codes(
     builder: IntegerGraphBuilder,
     pending: PendingSum,
-    words: QuantizedTensor,
+    quantized: QuantizedTensor,
     ratios: Sequence[Fraction],
 ) -> str:
     """Adds the encoded multipliers of ``ratios`` as a constant to the new graph, and returns its
@@ -138,14 +138,14 @@ def _codes(
     The constant has a single value if all are equal, else one per index of the sum's axis.
     Raises :class:`RangeError` if a sum does not fit after the multiplier's left shift.
     """
-    found = [_multiplier(pending, ratio) for ratio in ratios]
-    before = max(m.before for m in found)
-    check_shift(pending.title, pending.bound, before, words.range, pending.source)
-    codes = np.array([m.code for m in found], np.float32)
-    if len(set(found)) == 1:
-        return builder.constant(f"{words.name}.multiplier", codes[0])
-    lead = (1,) * pending.axis
-    return builder.constant(f"{words.name}.multipliers", codes.reshape(*lead, -1))
+    multipliers = [_multiplier(pending, ratio) for ratio in ratios]
+    before = max(m.before for m in multipliers)
+    check_shift(pending.title, pending.bound, before, quantized.range, pending.source)
+    codes = np.array([m.code for m in multipliers], np.float32)
+    if len(set(multipliers)) == 1:
+        return builder.constant(f"{quantized.name}.multiplier", codes[0])
+    leading = (1,) * pending.axis
+    return builder.constant(f"{quantized.name}.multipliers", codes.reshape(*leading, -1))
 
 
 def _multiplier(pending: PendingValue, ratio: Fraction) -> Multiplier:
@@ -159,29 +159,35 @@ def _round_addition(
     builder: IntegerGraphBuilder,
     node: Node,
     pending: PendingAddition,
-    words: QuantizedTensor,
+    quantized: QuantizedTensor,
     ends: dict[str, float],
 ) -> int:
     a, b = pending.a, pending.b
-    ratios = a.scale / words.scale, pending.sign * b.scale / words.scale
+    ratios = a.scale / quantized.scale, pending.sign * b.scale / quantized.scale
     try:
-        by = pair(*ratios, (a.range.magnitude, b.range.magnitude))
+        multipliers = pair(*ratios, (a.range.magnitude, b.range.magnitude))
     except RangeError as error:
         raise RangeError(f"{pending.title}: {error.message}", pending.source) from None
     numbers = [
-        builder.constant(f"{words.name}.{what}", value)
-        for what, value in (("first", by.first), ("second", by.second), ("shift", by.shift))
+        builder.constant(f"{quantized.name}.{role}", value)
+        for role, value in (
+            ("first", multipliers.first),
+            ("second", multipliers.second),
+            ("shift", multipliers.shift),
+        )
     ]
-    builder.add(node, "requantize_pair", (a.name, b.name, *numbers), words.name, **ends)
-    most = abs(by.first) * a.range.magnitude + abs(by.second) * b.range.magnitude
-    return most + (1 << (by.shift - 1))
+    builder.add(node, "requantize_pair", (a.name, b.name, *numbers), quantized.name, **ends)
+    largest = (
+        abs(multipliers.first) * a.range.magnitude + abs(multipliers.second) * b.range.magnitude
+    )
+    return largest + (1 << (multipliers.shift - 1))
 
 
 def _round_product(
     builder: IntegerGraphBuilder,
     node: Node,
     pending: PendingProduct,
-    words: QuantizedTensor,
+    quantized: QuantizedTensor,
     ends: dict[str, float],
 ) -> int:
     a, b = pending.a, pending.b
@@ -192,10 +198,10 @@ def _round_product(
             "do not fit into 32 bits: quantize one of them as signed, or with 8 bits",
             pending.source,
         )
-    by = _multiplier(pending, a.scale * b.scale / words.scale)
-    check_shift(pending.title, bound, by.before, words.range, pending.source)
-    code = builder.constant(f"{words.name}.multiplier", by.code)
-    builder.add(node, "requantize_product", (a.name, b.name, code), words.name, **ends)
+    factor = _multiplier(pending, a.scale * b.scale / quantized.scale)
+    check_shift(pending.title, bound, factor.before, quantized.range, pending.source)
+    code = builder.constant(f"{quantized.name}.multiplier", factor.code)
+    builder.add(node, "requantize_product", (a.name, b.name, code), quantized.name, **ends)
     return bound
 
 
@@ -204,7 +210,7 @@ def _round_by_table(
     node: Node,
     pending: PendingValue,
     line: QuantParams,
-    words: QuantizedTensor,
+    quantized: QuantizedTensor,
 ) -> int:
     base = pending.base
     if base is None:
@@ -213,11 +219,11 @@ def _round_by_table(
             "a function of one tensor",
             pending.source,
         )
-    wanted = 16 if len(line.table) == LARGE_TABLE else 8
-    if base.bits != wanted:
+    table_bits = 16 if len(line.table) == LARGE_TABLE else 8
+    if base.bits != table_bits:
         raise ModelError(
             f"{pending.title}: the table of '{line.name}' has {len(line.table)} entries, for words "
-            f"of {wanted} bits; those of '{base.name}' have {base.bits}",
+            f"of {table_bits} bits; those of '{base.name}' have {base.bits}",
             pending.source,
         )
     last = base.first + (1 << base.bits) - 1
@@ -232,8 +238,8 @@ def _round_by_table(
             f"its table has {min(line.table)} to {max(line.table)}; wanted words of "
             f"{line.range.low} to {line.range.high}"
         )
-    table = builder.constant(f"{words.name}.table", line.table)
-    builder.add(node, "integer_table", (base.name, table), words.name, first=base.first)
+    table = builder.constant(f"{quantized.name}.table", line.table)
+    builder.add(node, "integer_table", (base.name, table), quantized.name, first=base.first)
     return max(map(abs, line.table))
 
 
@@ -287,10 +293,10 @@ class FloatTail:
         builder = self.builder
         if name in builder.values:
             if name not in self._numbers:
-                words = builder.words(node, name)
+                quantized = builder.words(node, name)
                 numbers = builder.unique_name(f"{name}.numbers")
-                scale = float(words.scale)
-                builder.add(node, "integer_numbers", (words.name,), numbers, scale=scale)
+                scale = float(quantized.scale)
+                builder.add(node, "integer_numbers", (quantized.name,), numbers, scale=scale)
                 self._numbers[name] = numbers
             return self._numbers[name]
         array = builder.graph.constants.get(name)
@@ -428,15 +434,17 @@ def _lower_node(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
         return lower_exact(builder, node, spec)
     line = builder.quant_params.get(node.outputs[0])
     if line is not None and line.table and formula_of(node.op) is not None:
-        found = elementwise.lower_function(builder, node)
-        if found is not None:
-            return [found]
+        function = elementwise.lower_function(builder, node)
+        if function is not None:
+            return [function]
     handler = None if spec.is_custom else _HANDLERS.get(node.op)
-    elementwise_ = formula_of(node.op) is not None
+    is_elementwise = formula_of(node.op) is not None
     pending = any(isinstance(builder.values.get(name), PendingValue) for name in node.inputs)
-    as_function = elementwise_ and (handler is None or (pending and node.op not in _TAKES_PENDING))
-    if as_function and (found := elementwise.lower_function(builder, node)) is not None:
-        return [found]
+    as_function = is_elementwise and (
+        handler is None or (pending and node.op not in _TAKES_PENDING)
+    )
+    if as_function and (function := elementwise.lower_function(builder, node)) is not None:
+        return [function]
     if handler is None:
         for name in node.inputs:  # an operand that is not rounded is reported first
             builder.words(node, name)
@@ -461,8 +469,12 @@ def _round_if_point(builder: IntegerGraphBuilder, node: Node, name: str, value: 
     if line is None:
         return value
     if not isinstance(value, PendingValue):
-        words, ends = value.range, line.range
-        if value.scale == line.scale and ends.low <= words.low and words.high <= ends.high:
+        value_range, line_range = value.range, line.range
+        if (
+            value.scale == line.scale
+            and line_range.low <= value_range.low
+            and value_range.high <= line_range.high
+        ):
             return value
         value = builder.scale_words(node, value)
     return round_value(builder, node, name, value, line)

@@ -31,31 +31,31 @@ Emit = Callable[[str, SumPass, str], None]
 def _emit_sum(
     builder: IntegerGraphBuilder,
     node: Node,
-    words: QuantizedTensor,
-    found: ExactSum,
+    quantized: QuantizedTensor,
+    plan: ExactSum,
     scales: tuple[Fraction, ...],
     axis: int,
     emit: Emit,
 ) -> PendingSum:
-    """Adds one node for each pass of ``found``, and returns the pending sum of their results.
+    """Adds one node for each pass of ``plan``, and returns the pending sum of their results.
 
     ``emit(words, pass, result)`` adds the node. ``scales`` are the scales of the sums along
     ``axis``.
     """
     names = []
-    for part in found.parts:
+    for part in plan.parts:
         name = builder.unique_name(f"{node.outputs[0]}.sum")
-        emit(builder.split_words(node, words, part.take, found.bits), part, name)
+        emit(builder.split_words(node, quantized, part.take, plan.bits), part, name)
         names.append(name)
     return PendingSum(
         title=node.title,
         source=node.source,
         names=tuple(names),
-        bits=found.bits,
+        bits=plan.bits,
         scales=scales,
         axis=axis,
-        bound=found.bound,
-        carrier=found.carrier,
+        bound=plan.bound,
+        carrier=plan.carrier,
     )
 
 
@@ -71,61 +71,67 @@ def _bias(
     array = builder.graph.constants.get(name)
     if array is not None and name not in builder.quant_params and not array.any():
         return [0] * len(scales)
-    whole, line = builder.integer_constant(node, name, "bias")
-    given = [*line.scales] * (len(scales) if len(line.scales) == 1 else 1)
-    if given != list(scales):
-        wrong = next((i for i, (a, b) in enumerate(zip(given, scales, strict=False)) if a != b), 0)
+    integers, line = builder.integer_constant(node, name, "bias")
+    bias_scales = [*line.scales] * (len(scales) if len(line.scales) == 1 else 1)
+    if bias_scales != list(scales):
+        wrong = next(
+            (i for i, (a, b) in enumerate(zip(bias_scales, scales, strict=False)) if a != b), 0
+        )
         raise ModelError(
-            f"{node.title}: the scale of its bias '{name}' is {float(given[wrong]):.9g} at channel "
-            f"{wrong}; wanted the input's times the filter's, {float(scales[wrong]):.9g}",
+            f"{node.title}: the scale of its bias '{name}' is {float(bias_scales[wrong]):.9g} at "
+            f"channel {wrong}; wanted the input's times the filter's, {float(scales[wrong]):.9g}",
             node.source,
         )
-    values = [int(v) for v in whole.reshape(-1)]
+    values = [int(v) for v in integers.reshape(-1)]
     return values * len(scales) if len(values) == 1 else values
 
 
 def _weighted_sum(
     builder: IntegerGraphBuilder,
     node: Node,
-    what: str,
+    role: str,
     scale_axis: int,
-    rows: Callable[[Array], Array] = lambda weights: weights,
-    back: Callable[[Array], Array] = lambda weights: weights,
+    to_rows: Callable[[Array], Array] = lambda weights: weights,
+    from_rows: Callable[[Array], Array] = lambda weights: weights,
     sum_axis: int = 1,
     groups: int = 1,
-    **more: AttrValue,
+    **extra_attrs: AttrValue,
 ) -> PendingSum:
     """Lowers an operator whose second operand are weights, and returns its pending sum.
 
-    A conv whose sums need int32 is not added to the new graph yet: its rounding point adds it,
-    with the rounding as its first epilogue. ``what`` names the weights in messages.
-    ``scale_axis`` is the axis of the weights that their scales belong to; all ``groups`` share
-    them. ``rows`` permutes weights so that output channels come first; ``back`` is the inverse.
-    ``more`` are attributes besides the node's own.
+    A conv whose sums need int32 is not added to the new graph yet: its rounding point adds it, with
+    the rounding as its first epilogue. ``role`` names the weights in messages. ``scale_axis`` is
+    the axis of the weights that their scales belong to; all ``groups`` share them. ``to_rows``
+    permutes weights so that output channels come first; ``from_rows`` is the inverse.
+    ``extra_attrs`` are attributes besides the node's own.
     """
-    words = builder.words(node, node.inputs[0])
-    weights, line = builder.integer_constant(node, node.inputs[1], what)
-    scales = tuple(words.scale * s for s in line.scales_along(weights.shape, scale_axis) * groups)
-    has_bias, whole = len(node.inputs) > 2, node.op == "conv"
+    quantized = builder.words(node, node.inputs[0])
+    weights, line = builder.integer_constant(node, node.inputs[1], role)
+    scales = tuple(
+        quantized.scale * s for s in line.scales_along(weights.shape, scale_axis) * groups
+    )
+    has_bias, sums_in_int32 = len(node.inputs) > 2, node.op == "conv"
     bias = _bias(builder, node, node.inputs[2], scales) if has_bias else [0] * len(scales)
-    found = plan_exact_sum(node.title, rows(weights), bias, words.range, node.source, whole)
-    if whole and found.carrier == "int32":
+    plan = plan_exact_sum(
+        node.title, to_rows(weights), bias, quantized.range, node.source, sums_in_int32
+    )
+    if sums_in_int32 and plan.carrier == "int32":
         return PendingSum(
             title=node.title,
             source=node.source,
             scales=scales,
-            bound=found.bound,
-            carrier=found.carrier,
-            made_by=_integer_conv(builder, node, words, weights, bias),
+            bound=plan.bound,
+            carrier=plan.carrier,
+            made_by=_integer_conv(builder, node, quantized, weights, bias),
         )
 
     def emit(x: str, part: SumPass, out: str) -> None:
-        operands = [x, builder.constant(f"{node.inputs[1]}.words", back(part.weights))]
+        operands = [x, builder.constant(f"{node.inputs[1]}.words", from_rows(part.weights))]
         if has_bias:
             operands.append(builder.constant(f"{out}.bias", np.array(part.bias).reshape(1, -1)))
-        builder.add(node, node.op, operands, out, **{**node.attrs, **more})
+        builder.add(node, node.op, operands, out, **{**node.attrs, **extra_attrs})
 
-    return _emit_sum(builder, node, words, found, scales, sum_axis, emit)
+    return _emit_sum(builder, node, quantized, plan, scales, sum_axis, emit)
 
 
 def conv(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
@@ -136,22 +142,24 @@ def deconv(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     facts = [builder.graph.facts[name] for name in node.inputs]
     shape, extents = deconv_shape(node.attrs, *facts), facts[1].shape
 
-    def rows(filter: Array) -> Array:
+    def to_rows(filter: Array) -> Array:
         grouped = filter.reshape(shape.groups, shape.group_in, shape.group_out, *extents[2:])
         return grouped.swapaxes(1, 2).reshape(shape.out_channels, shape.group_in, *extents[2:])
 
-    def back(filter: Array) -> Array:
+    def from_rows(filter: Array) -> Array:
         grouped = filter.reshape(shape.groups, shape.group_out, shape.group_in, *extents[2:])
         return grouped.swapaxes(1, 2).reshape(extents)
 
-    made = _weighted_sum(builder, node, "filter", 1, rows, back, groups=shape.groups, exact=True)
-    return [made]
+    pending = _weighted_sum(
+        builder, node, "filter", 1, to_rows, from_rows, groups=shape.groups, exact=True
+    )
+    return [pending]
 
 
 def _integer_conv(
     builder: IntegerGraphBuilder,
     node: Node,
-    words: QuantizedTensor,
+    quantized: QuantizedTensor,
     filter: Array,
     bias: Sequence[int],
 ) -> Node:
@@ -164,7 +172,7 @@ def _integer_conv(
     filter_ = builder.constant(f"{node.inputs[1]}.words", filter)
     bias_ = builder.constant(f"{name}.sum.bias", np.array(bias).reshape(1, -1), np.int32)
     attrs = Attrs({**node.attrs, "exact": True, "carrier": "int32"})
-    return replace(node, inputs=(words.name, filter_, bias_), attrs=attrs)
+    return replace(node, inputs=(quantized.name, filter_, bias_), attrs=attrs)
 
 
 def linear(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
@@ -178,13 +186,13 @@ def matmul(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
     left, right = builder.words(node, a), builder.words(node, b)
     fact = builder.graph.facts[a]
     inner = fact.shape[-2 if node.attrs["transposeA"] else -1]
-    found = _plan_count(node, left, inner * right.range.magnitude)
+    plan = _plan_count(node, left, inner * right.range.magnitude)
 
     def emit(x: str, part: SumPass, out: str) -> None:
         builder.add(node, "matmul", (x, right.name), out, **node.attrs)
 
     scales = (left.scale * right.scale,)
-    return [_emit_sum(builder, node, left, found, scales, fact.rank - 1, emit)]
+    return [_emit_sum(builder, node, left, plan, scales, fact.rank - 1, emit)]
 
 
 def _multiply_by_constant(builder: IntegerGraphBuilder, node: Node, b: str) -> PendingSum:
@@ -195,28 +203,28 @@ def _multiply_by_constant(builder: IntegerGraphBuilder, node: Node, b: str) -> P
         )
     axis, last = len(shape) - (2 if node.attrs["transposeB"] else 1), len(shape) - 1
 
-    def rows(matrix: Array) -> Array:
+    def to_rows(matrix: Array) -> Array:
         return np.moveaxis(matrix, axis, 0)
 
-    def back(matrix: Array) -> Array:
+    def from_rows(matrix: Array) -> Array:
         return np.moveaxis(matrix, 0, axis)
 
-    return _weighted_sum(builder, node, "matrix", axis, rows, back, last)
+    return _weighted_sum(builder, node, "matrix", axis, to_rows, from_rows, last)
 
 
-def _plan_count(node: Node, words: QuantizedTensor, count: int) -> ExactSum:
+def _plan_count(node: Node, quantized: QuantizedTensor, count: int) -> ExactSum:
     """Returns the passes for sums of words whose absolute weights add up to ``count``.
 
     Raises :class:`RangeError` if neither the words nor two parts of them have sums that fit.
     """
-    found = plan_exact_sum(node.title, np.array([[count]]), [0], words.range, node.source)
-    if len(found.parts) == 2 and found.parts[0].take == "all":
+    plan = plan_exact_sum(node.title, np.array([[count]]), [0], quantized.range, node.source)
+    if len(plan.parts) == 2 and plan.parts[0].take == "all":
         raise RangeError(
-            f"{node.title}: sums of up to {found.bound:,} cannot be carried in two parts: quantize "
+            f"{node.title}: sums of up to {plan.bound:,} cannot be carried in two parts: quantize "
             "its input with 8 bits, or sum fewer",
             node.source,
         )
-    return found
+    return plan
 
 
 def _emit_plain_sum(
@@ -232,14 +240,14 @@ def _emit_plain_sum(
 
     With ``mean`` the scale of the sum is divided by ``count``.
     """
-    words = builder.words(node, node.inputs[0])
-    found = _plan_count(node, words, count)
+    quantized = builder.words(node, node.inputs[0])
+    plan = _plan_count(node, quantized, count)
 
     def emit(x: str, part: SumPass, out: str) -> None:
         builder.add(node, op, (x,), out, **attrs)
 
-    scale = words.scale / count if mean else words.scale
-    return _emit_sum(builder, node, words, found, (scale,), 1, emit)
+    scale = quantized.scale / count if mean else quantized.scale
+    return _emit_sum(builder, node, quantized, plan, (scale,), 1, emit)
 
 
 def reduce_sum(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
@@ -300,7 +308,7 @@ def multilinear_upsample(builder: IntegerGraphBuilder, node: Node) -> list[Value
 
     Raises :class:`ModelError` unless the factors are 1, 2 or 4 and the method is not ``aligned``.
     """
-    attrs, words = node.attrs, builder.words(node, node.inputs[0])
+    attrs, quantized = node.attrs, builder.words(node, node.inputs[0])
     factors, method = [int(f) for f in attrs["factor"]], attrs["method"]
     if method == "aligned" or any(f not in (1, 2, 4) for f in factors):
         raise ModelError(
@@ -311,19 +319,21 @@ def multilinear_upsample(builder: IntegerGraphBuilder, node: Node) -> list[Value
     kernels = [_tent(f, method) for f in factors]
     steps = prod(sum(taps) // f for taps, f in zip(kernels, factors, strict=True))
     channels = builder.graph.facts[node.inputs[0]].shape[1]
-    found = _plan_count(node, words, steps)
-    whole = reduce(np.multiply.outer, [np.array(taps) for taps in kernels])
-    filter_ = np.broadcast_to(whole, (channels, 1, *whole.shape))
-    around = [(0, 0), (0, 0)] + [(1, 1)] * len(factors)
-    cropped = []
+    plan = _plan_count(node, quantized, steps)
+    stencil = reduce(np.multiply.outer, [np.array(taps) for taps in kernels])
+    filter_ = np.broadcast_to(stencil, (channels, 1, *stencil.shape))
+    border_extents = [(0, 0), (0, 0)] + [(1, 1)] * len(factors)
+    crop_extents = []
     for factor, taps in zip(factors, kernels, strict=True):
         # the padding adds one pixel before the map
         before = 3 * factor // 2 if method == "symmetric" else 2 * factor - 1
-        cropped.append((before, factor + len(taps) - before))
+        crop_extents.append((before, factor + len(taps) - before))
 
     def emit(x: str, part: SumPass, out: str) -> None:
         padded = builder.unique_name(f"{out}.padded")
-        builder.add(node, "pad", (x,), padded, padding=around, border=attrs["border"], value=0.0)
+        builder.add(
+            node, "pad", (x,), padded, padding=border_extents, border=attrs["border"], value=0.0
+        )
         weights = builder.constant(f"{out}.filter", filter_)
         builder.add(
             node,
@@ -331,7 +341,7 @@ def multilinear_upsample(builder: IntegerGraphBuilder, node: Node) -> list[Value
             (padded, weights, builder.constant(f"{out}.bias", 0.0)),
             out,
             border="constant",
-            padding=cropped,
+            padding=crop_extents,
             stride=factors,
             dilation=[1] * len(factors),
             output_shape=[],
@@ -339,7 +349,7 @@ def multilinear_upsample(builder: IntegerGraphBuilder, node: Node) -> list[Value
             exact=True,
         )
 
-    return [_emit_sum(builder, node, words, found, (words.scale / steps,), 1, emit)]
+    return [_emit_sum(builder, node, quantized, plan, (quantized.scale / steps,), 1, emit)]
 
 
 def _tent(factor: int, method: str) -> list[int]:

@@ -57,10 +57,10 @@ class Placement:
     @property
     def groups(self) -> Mapping[str, list[str]]:
         """The rounding points that share one scale, by the tensor that identifies their group."""
-        found: dict[str, list[str]] = {}
+        members: dict[str, list[str]] = {}
         for name in self.points:
-            found.setdefault(self.ties.find(name), []).append(name)
-        return found
+            members.setdefault(self.ties.find(name), []).append(name)
+        return members
 
 
 def place_rounding_points(graph: Graph, float_tail: bool = False) -> Placement:
@@ -82,9 +82,9 @@ def place_rounding_points(graph: Graph, float_tail: bool = False) -> Placement:
         for name in node.outputs:
             if not kind.pending:
                 placement.kinds[name] = ValueKind("words", name)
-                for other in node.inputs:
-                    if other in placement.kinds:
-                        placement.ties.join([other, name])
+                for operand in node.inputs:
+                    if operand in placement.kinds:
+                        placement.ties.join([operand, name])
             elif _is_deferred(graph, name, kind, placement, consumers.get(name, [])):
                 placement.kinds[name] = kind
             else:
@@ -116,28 +116,31 @@ def kind_of(graph: Graph, node: Node, placement: Placement) -> ValueKind:
     For a game's exact operator it also joins the operands in ``placement``, because they must
     share one scale. Raises :class:`ModelError` if the node has no integer form.
     """
-    spec, given = lookup(node.op), [placement.kinds[n] for n in node.inputs if n in placement.kinds]
+    spec = lookup(node.op)
+    operand_kinds = [placement.kinds[n] for n in node.inputs if n in placement.kinds]
     if spec.is_custom:
         return _custom_kind(graph, node, placement, spec)
-    pending = [kind for kind in given if kind.pending]
-    if given and not pending and node.op in _OF_WORDS:
+    pending = [kind for kind in operand_kinds if kind.pending]
+    if operand_kinds and not pending and node.op in _OF_WORDS:
         return ValueKind("words")
     if node.op in _BOUNDS and pending and node.inputs[0] in placement.kinds:
         return ValueKind(pending[0].role, pending[0].base, True)
-    if node.op in _BY_SIGN and given:
+    if node.op in _BY_SIGN and operand_kinds:
         if not pending:
-            return ValueKind("sum", given[0].base if _one_number(graph, node) else None, True)
+            return ValueKind(
+                "sum", operand_kinds[0].base if _one_number(graph, node) else None, True
+            )
         if pending[0].role == "sum" and not pending[0].activated:
             return ValueKind("sum", None, True)
     base = _base(graph, node, placement)
     is_other = node.op not in INTEGER_OPERATORS or bool(pending)
     if formula_of(node.op) is not None and base is not None and is_other:
         return ValueKind("function", base)
-    if node.op in INTEGER_OPERATORS and given and not pending:
+    if node.op in INTEGER_OPERATORS and operand_kinds and not pending:
         check_mean(node, graph.facts[node.inputs[0]])
         role = {"add": "two", "sub": "two"}.get(node.op, "sum")
         is_scaling = node.op in ("add", "sub", "mul", "div") and base is not None
-        if node.op == "mul" and len(given) == 2:
+        if node.op == "mul" and len(operand_kinds) == 2:
             role = "product"
         return ValueKind(role, base if is_scaling else None)
     raise ModelError(
@@ -206,6 +209,6 @@ def _joins(graph: Graph, reader: Node, name: str, kind: ValueKind, placement: Pl
         return True
     if formula_of(reader.op) is None or kind.base is None or not _one_number(graph, reader):
         return False
-    others = [n for n in reader.inputs if n != name and n not in graph.constants]
-    kinds = [placement.kinds.get(n) for n in others]
-    return all(other is not None and other.base == kind.base for other in kinds)
+    operands = [n for n in reader.inputs if n != name and n not in graph.constants]
+    kinds = [placement.kinds.get(n) for n in operands]
+    return all(k is not None and k.base == kind.base for k in kinds)

@@ -101,9 +101,9 @@ class QuantizeReport:
             f"output '{name}' is computed in floats: not identical on all machines"
             for name in self.not_identical
         ]
-        kept = "within" if self.ok else "MORE THAN"
+        verdict = "within" if self.ok else "MORE THAN"
         rows.append(
-            f"error of the outputs: {100 * self.error:.3g} % of their size, {kept} "
+            f"error of the outputs: {100 * self.error:.3g} % of their size, {verdict} "
             f"{100 * self.wanted:.3g} %"
         )
         return "\n".join(rows)
@@ -148,18 +148,20 @@ class QuantizedGraphBuilder:
             self.nodes.append(node if node in floats else self._quantize_weights(node))
         for name, role in self.placement.points.items():
             table = self._table(name) if role == "function" else {}
-            of = self.scale(name)
-            self.lines[name] = quant_attrs(of.scale, of.bits, of.signed, **table)
+            word_type = self.scale(name)
+            self.lines[name] = quant_attrs(
+                word_type.scale, word_type.bits, word_type.signed, **table
+            )
         read = {name for node in self.nodes for name in node.inputs}
-        kept = {n: a for n, a in self.constants.items() if n in read}
-        facts = {n: f for n, f in graph.facts.items() if n not in graph.constants or n in kept}
-        facts |= {n: Fact("scalar", kept[n].shape) for n in self.lines if n in kept}
-        labels = {n: graph.labels.get(n, n) for n in self.lines if n in kept}
+        constants = {n: a for n, a in self.constants.items() if n in read}
+        facts = {n: f for n, f in graph.facts.items() if n not in graph.constants or n in constants}
+        facts |= {n: Fact("scalar", constants[n].shape) for n in self.lines if n in constants}
+        labels = {n: graph.labels.get(n, n) for n in self.lines if n in constants}
         return graph.with_(
             nodes=tuple(self.nodes),
-            constants=kept,
+            constants=constants,
             facts=facts,
-            labels={**{n: v for n, v in graph.labels.items() if n in kept}, **labels},
+            labels={**{n: v for n, v in graph.labels.items() if n in constants}, **labels},
             quantization=self.lines,
             integer=RULE_VERSION,
             float_tail=bool(floats),
@@ -167,9 +169,9 @@ class QuantizedGraphBuilder:
 
     def _table(self, name: str) -> dict[str, AttrValue]:
         base = self.placement.bases[name]
-        of, to = self.scale(base), self.scale(name)
-        numbers = table_words(of.bits, of.signed) * of.scale
-        return {"table": tabulate(self.graph, base, name, numbers, to)}
+        base_type, result_type = self.scale(base), self.scale(name)
+        numbers = table_words(base_type.bits, base_type.signed) * base_type.scale
+        return {"table": tabulate(self.graph, base, name, numbers, result_type)}
 
     # -- weights --------------------------------------------------------------------------------
 
@@ -189,25 +191,29 @@ class QuantizedGraphBuilder:
             )
         return node
 
-    def _quantize_product(self, node: Node, rows: Move, back: Move, axis: int | None) -> Node:
+    def _quantize_product(
+        self, node: Node, to_rows: Move, from_rows: Move, axis: int | None
+    ) -> Node:
         """Returns the node with integer weights and an integer bias, and adds these with their
         lines.
 
         The weights have one scale for each index of ``axis``, or one scale if ``axis`` is None.
-        ``rows`` permutes the weights so that output channels come first; ``back`` is the
+        ``to_rows`` permutes the weights so that output channels come first; ``from_rows`` is the
         inverse.
         """
         weights = self._weight_constant(node, node.inputs[1])
         bias = self._weight_constant(node, node.inputs[2]) if len(node.inputs) > 2 else np.zeros(1)
-        given = self.scale(node.inputs[0])
-        words = word_range(given.bits, given.signed)
-        lying = rows(weights)
+        input_type = self.scale(node.inputs[0])
+        input_range = word_range(input_type.bits, input_type.signed)
+        weight_rows = to_rows(weights)
         flat = bias.reshape(-1)
         per_row = flat if axis is not None else np.abs(flat).max(keepdims=True)
-        per_row = np.broadcast_to(per_row, (len(lying),))
+        per_row = np.broadcast_to(per_row, (len(weight_rows),))
         bits = self.weight_bits.get(node.outputs[0], 8)
-        whole, scales = quantize_weights(lying, per_row, words, given.scale, bits)
-        filter_ = self._add_constant(node.inputs[1], back(whole))
+        integer_rows, scales = quantize_weights(
+            weight_rows, per_row, input_range, input_type.scale, bits
+        )
+        filter_ = self._add_constant(node.inputs[1], from_rows(integer_rows))
         self.lines[filter_] = quant_attrs(
             scales[0] if axis is None else nest_scales(scales, axis, weights.ndim), bits
         )
@@ -215,21 +221,21 @@ class QuantizedGraphBuilder:
         if bias.any():
             if axis is None:
                 scales = scales * self.graph.facts[node.outputs[0]].shape[1]
-            integers, products = quantize_bias(bias, given.scale, scales)
+            integers, products = quantize_bias(bias, input_type.scale, scales)
             inputs[2] = self._add_constant(node.inputs[2], integers)
             self.lines[inputs[2]] = quant_attrs([products], 32)
         return replace(node, inputs=tuple(inputs))
 
     def _weight_constant(self, node: Node, name: str) -> Array:
-        found = self.graph.constants.get(name)
-        if found is None:
+        constant = self.graph.constants.get(name)
+        if constant is None:
             raise ModelError(
                 f"{node.title}: its weights '{name}' are computed; an integer network's are known",
                 node.source,
             )
-        if not np.isfinite(found).all():
+        if not np.isfinite(constant).all():
             raise ModelError(f"{node.title}: its weights '{name}' are not finite", node.source)
-        return found
+        return constant
 
     def _add_constant(self, name: str, value: Array) -> str:
         """Stores a constant under ``name``, and returns the name that it got.
@@ -305,8 +311,8 @@ def quantize(
         raise InputError(f"sixteen '{sixteen}': wanted \"auto\" or names of tensors")
     else:
         chosen = frozenset(map(work.group_of, sixteen))
-    made = work.build(chosen)
-    return made, work.report(made)
+    integer = work.build(chosen)
+    return integer, work.report(integer)
 
 
 @dataclass
@@ -342,7 +348,7 @@ class _Quantizer:
             raise InputError(f"'{graph.name}' is cooked: quantize the model that it was made of")
         if max_error is not None and not max_error > 0:
             raise InputError(f"max_error {max_error}: wanted a share above 0")
-        given = check_samples(graph, samples, _LEAST_SAMPLES)
+        checked_samples = check_samples(graph, samples, _LEAST_SAMPLES)
         folded = graph
         for name, stage, _ in STAGES:
             if name not in _LATER:
@@ -350,11 +356,11 @@ class _Quantizer:
         placement = place_rounding_points(folded, float_tail)
         names = {*placement.points, *(n for node in folded.nodes if node.op in ("neg", "abs")
                                       for n in node.outputs)}  # fmt: skip
-        seen = observe_values(folded, given, names)
+        observed = observe_values(folded, checked_samples, names)
         program = CpuProgram(folded)
-        outputs = [program.run(sample) for sample in given]
-        wanted = _DEFAULT_ERROR if max_error is None else float(max_error)
-        return cls(folded, given, wanted, placement, seen, outputs)
+        outputs = [program.run(sample) for sample in checked_samples]
+        requested_error = _DEFAULT_ERROR if max_error is None else float(max_error)
+        return cls(folded, checked_samples, requested_error, placement, observed, outputs)
 
     @property
     def groups(self) -> Mapping[str, list[str]]:
@@ -375,15 +381,15 @@ class _Quantizer:
         }
         return frozenset(self.groups) - seconds
 
-    def group_of(self, name: str, where: str = "sixteen") -> str:
-        """Returns the group of a tensor that the caller named in the argument ``where``.
+    def group_of(self, name: str, argument: str = "sixteen") -> str:
+        """Returns the group of a tensor that the caller named in the argument ``argument``.
 
         Raises :class:`InputError` if the tensor is not rounded.
         """
         if name in self.placement.kinds or name in self.placement.points:
             return self.placement.ties.find(name)
-        near = ", ".join(list(self.placement.points)[:8])
-        raise InputError(f"{where}: '{name}' is no tensor that is rounded; some are {near}")
+        examples = ", ".join(list(self.placement.points)[:8])
+        raise InputError(f"{argument}: '{name}' is no tensor that is rounded; some are {examples}")
 
     def scales(self, sixteen: frozenset[str]) -> dict[str, QuantScale]:
         return {
@@ -393,24 +399,24 @@ class _Quantizer:
 
     def _scale(self, root: str, points: Sequence[str], bits: int) -> QuantScale:
         members = [n for n in self.observed if n in points or self.placement.ties.find(n) == root]
-        seen = ObservedValues().joined(self.observed[n] for n in members)
-        given = self.fixed_scales.get(root)
+        values = ObservedValues().joined(self.observed[n] for n in members)
+        fixed_scale = self.fixed_scales.get(root)
         unseen = [name for name in points if name in self.graph.inputs]
-        if unseen and given is None and not seen.low < seen.high:
+        if unseen and fixed_scale is None and not values.low < values.high:
             raise InputError(
                 f"input '{unseen[0]}' is 0 in all samples, and its range is taken from them: give "
                 "samples as the network will meet them"
             )
-        found = choose_scale(seen, bits, given)
+        chosen_scale = choose_scale(values, bits, fixed_scale)
         try:
-            check_scale(root, fraction_of(found.scale))
+            check_scale(root, fraction_of(chosen_scale.scale))
         except (ModelError, ValueError):
             raise InputError(
-                f"'{root}' is up to {max(-seen.low, seen.high):.3g} in the samples: words of "
-                f"{bits} bits want a scale of {found.scale:.3g}, and scales are 2^-40 to 2^40. "
-                "Give it in another unit"
+                f"'{root}' is up to {max(-values.low, values.high):.3g} in the samples: words of "
+                f"{bits} bits want a scale of {chosen_scale.scale:.3g}, and scales are 2^-40 to "
+                "2^40. Give it in another unit"
             ) from None
-        return found
+        return chosen_scale
 
     def build(self, sixteen: frozenset[str]) -> Graph:
         """Returns the integer network in which the groups ``sixteen``, and the weights that
@@ -419,7 +425,7 @@ class _Quantizer:
             name: 16 if self.placement.ties.find(name) in sixteen else 8
             for name in self.placement.points
         }
-        makers = _makers(self.graph, weights)
+        makers = _weight_bits(self.graph, weights)
         return QuantizedGraphBuilder(
             self.graph, self.placement, self.scales(sixteen), makers
         ).build()
@@ -433,10 +439,10 @@ class _Quantizer:
         is found by bisection. Returns all eligible groups if the error cannot be reached. Sets
         ``alone``.
         """
-        every = self.eligible
-        for root in every:
-            self.alone[root] = self.error(every - {root})
-        order = sorted(every, key=lambda root: (-self.alone[root], root))
+        candidates = self.eligible
+        for root in candidates:
+            self.alone[root] = self.error(candidates - {root})
+        order = sorted(candidates, key=lambda root: (-self.alone[root], root))
         low, high = 0, len(order)
         while low < high:
             middle = (low + high) // 2
@@ -460,20 +466,22 @@ class _Quantizer:
 
     # -- report ---------------------------------------------------------------------------------
 
-    def report(self, made: Graph) -> QuantizeReport:
-        network = lower_to_integers(made)
+    def report(self, integer: Graph) -> QuantizeReport:
+        network = lower_to_integers(integer)
         program, floats = CpuProgram(network.graph), CpuProgram(self.graph)
         largest = dict.fromkeys((point.name for point in network.points), 0.0)
-        squares, got = dict(largest), []
+        squares, results = dict(largest), []
         for sample in self.samples:
             real: dict[str, Array] = dict(sample)
-            words: dict[str, Array] = {}
+            word_values: dict[str, Array] = {}
             floats.run(sample, keep_results(real))
-            got.append(program.run(sample, keep_results(words)))
+            results.append(program.run(sample, keep_results(word_values)))
             for point in network.points:
-                off = words[point.words] * float(point.scale) - real[point.name]
-                largest[point.name] = max(largest[point.name], float(np.abs(off).max(initial=0.0)))
-                squares[point.name] += float(np.square(off, dtype=np.float64).sum())
+                errors = word_values[point.words] * float(point.scale) - real[point.name]
+                largest[point.name] = max(
+                    largest[point.name], float(np.abs(errors).max(initial=0.0))
+                )
+                squares[point.name] += float(np.square(errors, dtype=np.float64).sum())
         nodes = []
         for point in network.points:
             scale = QuantScale(float(point.scale), point.bits, point.signed)
@@ -491,7 +499,7 @@ class _Quantizer:
                     bound=point.bound,
                 )
             )
-        error = output_error(got, self.outputs)
+        error = output_error(results, self.outputs)
         return QuantizeReport(
             self.graph.name,
             len(self.samples),
@@ -510,70 +518,72 @@ def _check_scale(name: str, scale: float) -> float:
     return float(scale)
 
 
-def _makers(graph: Graph, bits: Mapping[str, int]) -> dict[str, int]:
+def _weight_bits(graph: Graph, bits: Mapping[str, int]) -> dict[str, int]:
     """Returns the bits of each node's weights, by the node's first result.
 
     ``bits`` has the bits of each rounding point. A node has the bits of the point that its
     result reaches through single readers, or 8.
     """
     consumers = graph.consumers()
-    found: dict[str, int] = {}
+    weight_bits: dict[str, int] = {}
     for node in graph.nodes:
         name = node.outputs[0]
         while name not in bits and len(consumers.get(name, [])) == 1:
             name = consumers[name][0].outputs[0]
-        found[node.outputs[0]] = bits.get(name, 8)
-    return found
+        weight_bits[node.outputs[0]] = bits.get(name, 8)
+    return weight_bits
 
 
-def check_samples(graph: Graph, samples: Samples, least: int) -> list[dict[str, Array]]:
+def check_samples(graph: Graph, samples: Samples, minimum: int) -> list[dict[str, Array]]:
     """Returns the samples in the types of the inputs; raises :class:`InputError` if they do not fit
-    the graph, or are fewer than ``least``."""
+    the graph, or are fewer than ``minimum``."""
     if isinstance(samples, Mapping) or not isinstance(samples, Sequence):
         raise InputError("samples: wanted a list of {name: array}")
-    if len(samples) < least:
+    if len(samples) < minimum:
         raise InputError(
             f"{len(samples)} sample{'' if len(samples) == 1 else 's'}: wanted at least "
-            f"{least}, as the network will meet them"
+            f"{minimum}, as the network will meet them"
         )
     return [_check_sample(graph, i, sample) for i, sample in enumerate(samples)]
 
 
 def _check_sample(graph: Graph, i: int, sample: object) -> dict[str, Array]:
     if not isinstance(sample, Mapping) or set(sample) != set(graph.inputs):
-        got = sorted(sample) if isinstance(sample, Mapping) else type(sample).__name__
-        raise InputError(f"sample {i}: wanted the inputs {list(graph.inputs)}, got {got}")
-    found = {}
+        description = sorted(sample) if isinstance(sample, Mapping) else type(sample).__name__
+        raise InputError(f"sample {i}: wanted the inputs {list(graph.inputs)}, got {description}")
+    arrays = {}
     for name in graph.inputs:
         fact, array = graph.facts[name], np.asarray(sample[name])
         if array.shape != fact.shape or array.dtype.kind not in "fiub":
             raise InputError(
                 f"sample {i}: '{name}' is {array.dtype}{list(array.shape)}, wanted {fact}"
             )
-        found[name] = array.astype(NUMPY_DTYPE[fact.dtype])
-        if not np.isfinite(found[name]).all():
-            at = np.argwhere(~np.isfinite(found[name]))[0].tolist()
+        arrays[name] = array.astype(NUMPY_DTYPE[fact.dtype])
+        if not np.isfinite(arrays[name]).all():
+            at = np.argwhere(~np.isfinite(arrays[name]))[0].tolist()
             raise InputError(
                 f"sample {i}: '{name}' has infinities or NaN, the first at {at}: leave that sample "
                 "out"
             )
-    return found
+    return arrays
 
 
 def output_error(
-    got: Sequence[Mapping[str, Array]], wanted: Sequence[Mapping[str, Array]]
+    outputs: Sequence[Mapping[str, Array]], expected: Sequence[Mapping[str, Array]]
 ) -> float:
     """Returns the largest relative error of any output over all samples: the RMS of the difference
     divided by the RMS of the wanted output."""
     return max(
-        relative_error(*(np.concatenate([one[name].ravel() for one in of]) for of in (got, wanted)))
-        for name in wanted[0]
+        relative_error(
+            *(np.concatenate([run[name].ravel() for run in runs]) for runs in (outputs, expected))
+        )
+        for name in expected[0]
     )
 
 
-def relative_error(got: Array, wanted: Array) -> float:
+def relative_error(values: Array, expected: Array) -> float:
     """Returns the RMS of the difference of two arrays divided by the RMS of the second."""
-    return _rms(got - wanted.astype(np.float64)) / (_rms(wanted) or 1.0)
+    return _rms(values - expected.astype(np.float64)) / (_rms(expected) or 1.0)
 
 
 def _rms(values: Array) -> float:

@@ -45,12 +45,12 @@ class ObservedValues:
         step = max(1, flat.size // _LOOKED_AT)
         self.values.append(np.asarray(flat[::step], np.float64))
 
-    def joined(self, others: Iterable[ObservedValues]) -> ObservedValues:
-        every = [self, *others]
+    def joined(self, parts: Iterable[ObservedValues]) -> ObservedValues:
+        joined_parts = [self, *parts]
         return ObservedValues(
-            min(s.low for s in every),
-            max(s.high for s in every),
-            [values for s in every for values in s.values],
+            min(s.low for s in joined_parts),
+            max(s.high for s in joined_parts),
+            [values for s in joined_parts for values in s.values],
         )
 
     @property
@@ -65,24 +65,24 @@ def observe_values(
 
     Raises :class:`InputError` if one of them is not finite.
     """
-    found = {name: ObservedValues() for name in names}
+    observed = {name: ObservedValues() for name in names}
     program = CpuProgram(graph)
 
     def watch(node: Node, results: Sequence[Array]) -> None:
         for name, value in zip(node.outputs, results, strict=True):
-            if name in found:
+            if name in observed:
                 if not np.isfinite(value).all():
                     raise InputError(
                         f"{node.title} gives infinities or NaN of a sample: leave that sample out"
                     )
-                found[name].add(value)
+                observed[name].add(value)
 
     for sample in samples:
         for name in graph.inputs:
-            if name in found:
-                found[name].add(sample[name])
+            if name in observed:
+                observed[name].add(sample[name])
         program.run(sample, watch)
-    return found
+    return observed
 
 
 def round_digits(value: float) -> float:
@@ -103,37 +103,39 @@ class QuantScale:
     def clipped(self, values: Array) -> float:
         """Returns the share of the values that the words cannot represent."""
         ends = word_range(self.bits, self.signed)
-        words = np.floor(values / self.scale + 0.5)
-        return float(np.mean((words < ends.low) | (words > ends.high)))
+        integers = np.floor(values / self.scale + 0.5)
+        return float(np.mean((integers < ends.low) | (integers > ends.high)))
 
 
-def choose_scale(seen: ObservedValues, bits: int, given: float | None = None) -> QuantScale:
-    """Returns the word type for observed values: with scale ``given``, or with the best scale if
-    that is None.
+def choose_scale(
+    observed: ObservedValues, bits: int, fixed_scale: float | None = None
+) -> QuantScale:
+    """Returns the word type for observed values: with scale ``fixed_scale``, or with the best scale
+    if that is None.
 
     With 8 bits the best scale has the least squared error and may clip rare large values. With
     16 bits it covers the largest value with a reserve. The words are unsigned if they have 8
     bits and no value is negative.
     """
-    signed = seen.low < 0 or bits == 16
-    if given is not None:
-        return QuantScale(given, bits, signed)
-    most = word_range(bits, signed).high
-    largest = max(abs(seen.low), abs(seen.high))
+    signed = observed.low < 0 or bits == 16
+    if fixed_scale is not None:
+        return QuantScale(fixed_scale, bits, signed)
+    largest_word = word_range(bits, signed).high
+    largest = max(abs(observed.low), abs(observed.high))
     if not largest:
         return QuantScale(1.0, bits, signed)
     if bits == 16:
-        return QuantScale(round_digits(largest * _HEADROOM / most), bits, signed)
-    values = seen.all
+        return QuantScale(round_digits(largest * _HEADROOM / largest_word), bits, signed)
+    values = observed.all
     tops = [*(largest * _SHARES), float(np.percentile(np.abs(values), _QUANTILE))]
-    scales = [QuantScale(round_digits(top / most), bits, signed) for top in tops if top > 0]
+    scales = [QuantScale(round_digits(top / largest_word), bits, signed) for top in tops if top > 0]
     return min(scales, key=lambda scale: _squares(values, scale))
 
 
 def _squares(values: Array, scale: QuantScale) -> float:
     ends = word_range(scale.bits, scale.signed)
-    words = np.floor(values / scale.scale + 0.5).clip(ends.low, ends.high)
-    return float(np.mean((words * scale.scale - values) ** 2))
+    integers = np.floor(values / scale.scale + 0.5).clip(ends.low, ends.high)
+    return float(np.mean((integers * scale.scale - values) ** 2))
 
 
 # -- lookup tables --------------------------------------------------------------------------------
@@ -150,19 +152,21 @@ def table_words(bits: int, signed: bool) -> Array:
     return first + np.arange(SMALL_TABLE)
 
 
-def tabulate(graph: Graph, base: str, name: str, numbers: Array, to: QuantScale) -> list[int]:
+def tabulate(
+    graph: Graph, base: str, name: str, numbers: Array, result_type: QuantScale
+) -> list[int]:
     """Returns the lookup table of a function: the words of tensor ``name`` where ``base`` has
     ``numbers``.
 
-    ``to`` is the scale and type of the returned words, which are clamped to their range. NaN
-    becomes 0.
+    ``result_type`` is the scale and type of the returned words, which are clamped to their range.
+    NaN becomes 0.
     """
     values = _evaluate(graph, base, name, numbers.astype(np.float32))
-    ends = word_range(to.bits, to.signed)
+    ends = word_range(result_type.bits, result_type.signed)
     with np.errstate(invalid="ignore"):
-        steps = np.floor(values.astype(np.float64) / to.scale + 0.5)
-    whole = np.nan_to_num(steps, nan=0.0).clip(ends.low, ends.high)
-    return [int(v) for v in whole]
+        steps = np.floor(values.astype(np.float64) / result_type.scale + 0.5)
+    entries = np.nan_to_num(steps, nan=0.0).clip(ends.low, ends.high)
+    return [int(v) for v in entries]
 
 
 def _evaluate(graph: Graph, base: str, name: str, numbers: Array) -> Array:
@@ -179,14 +183,14 @@ def nodes_between(graph: Graph, base: str, name: str) -> list[Node]:
     """Returns the nodes that compute tensor ``name`` from tensor ``base`` and constants, in
     execution order."""
     producers = graph.producers()
-    wanted, pending = set[str](), [name]
+    tensors, pending = set[str](), [name]
     while pending:
         tensor = pending.pop()
-        if tensor in wanted or tensor == base or tensor in graph.constants:
+        if tensor in tensors or tensor == base or tensor in graph.constants:
             continue
-        wanted.add(tensor)
+        tensors.add(tensor)
         pending += producers[tensor].inputs
-    return [node for node in graph.nodes if node.outputs[0] in wanted]
+    return [node for node in graph.nodes if node.outputs[0] in tensors]
 
 
 # -- weights --------------------------------------------------------------------------------------
@@ -199,26 +203,29 @@ _MOST_WEIGHT = {True: 60_000, False: 900_000}
 
 
 def quantize_weights(
-    rows: Array, bias: Array, words: Range, scale: float, bits: int
+    rows: Array, bias: Array, input_range: Range, scale: float, bits: int
 ) -> tuple[Array, list[float]]:
     """Returns the integer weights, and the scale of each row, which is one output channel.
 
-    ``words`` and ``scale`` are the range and the scale of the input's words. ``bias`` has one
+    ``input_range`` and ``scale`` are the range and the scale of the input's words. ``bias`` has one
     value per row. A row whose sum would not fit gets a larger scale and therefore fewer digits.
     """
-    most = (1 << (bits - 1)) - 1
+    largest_word = (1 << (bits - 1)) - 1
     flat = np.abs(rows.reshape(len(rows), -1).astype(np.float64))
-    total = min(_MARGIN * INT_BOUND / max(words.magnitude, 1), _MOST_WEIGHT[words.magnitude > 255])
+    total = min(
+        _MARGIN * INT_BOUND / max(input_range.magnitude, 1),
+        _MOST_WEIGHT[input_range.magnitude > 255],
+    )
     steps = np.maximum.reduce(
         [
-            flat.max(1, initial=0.0) / most,
+            flat.max(1, initial=0.0) / largest_word,
             flat.sum(1) / total,
             np.abs(bias) / (scale * _MARGIN * INT_BOUND),
         ]
     )
     scales = [round_digits(step * 1.0000005) if step > 0 else 1.0 for step in steps]
-    whole = np.floor(rows / np.array(scales).reshape(-1, *[1] * (rows.ndim - 1)) + 0.5)
-    return whole.clip(-most, most).astype(_TYPES[bits]), scales
+    integers = np.floor(rows / np.array(scales).reshape(-1, *[1] * (rows.ndim - 1)) + 0.5)
+    return integers.clip(-largest_word, largest_word).astype(_TYPES[bits]), scales
 
 
 def quantize_bias(bias: Array, scale: float, scales: list[float]) -> tuple[Array, list[float]]:
@@ -229,5 +236,5 @@ def quantize_bias(bias: Array, scale: float, scales: list[float]) -> tuple[Array
     """
     exact = [Fraction(repr(scale)) * Fraction(repr(step)) for step in scales]
     values = np.broadcast_to(bias.reshape(-1), (len(scales),))
-    whole = [round_half_up(Fraction(float(b)) / s) for b, s in zip(values, exact, strict=True)]
-    return np.array(whole, np.int32).reshape(1, -1), [float(s) for s in exact]
+    integers = [round_half_up(Fraction(float(b)) / s) for b, s in zip(values, exact, strict=True)]
+    return np.array(integers, np.int32).reshape(1, -1), [float(s) for s in exact]

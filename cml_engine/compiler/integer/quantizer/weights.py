@@ -92,14 +92,15 @@ def quantize_weights(graph: Graph, samples: Samples, bits: int = 8) -> tuple[Gra
     if bits not in CODE_BITS:
         raise InputError(f"bits {bits}: wanted 8 or 4")
     if graph.integer or graph.cooked_form is not None:
-        kind = "cooked" if graph.cooked_form is not None else "an integer network"
-        raise InputError(f"'{graph.name}' is {kind}: quantize the float network it was made of")
-    given = check_samples(graph, samples, 1)
+        state = "cooked" if graph.cooked_form is not None else "an integer network"
+        raise InputError(f"'{graph.name}' is {state}: quantize the float network it was made of")
+    checked_samples = check_samples(graph, samples, 1)
     graph = infer_facts(graph)
     stored = _stored_weights(graph, bits)
-    made = graph.with_(constants={**graph.constants, **stored})
+    stored_graph = graph.with_(constants={**graph.constants, **stored})
     before, after = (
-        sum(tensor_file_size(g.constants[name]) for name in graph.labels) for g in (graph, made)
+        sum(tensor_file_size(g.constants[name]) for name in graph.labels)
+        for g in (graph, stored_graph)
     )
     rows = tuple(
         WeightReport(
@@ -111,18 +112,22 @@ def quantize_weights(graph: Graph, samples: Samples, bits: int = 8) -> tuple[Gra
         )
         for name, array in stored.items()
     )
-    runs = [[CpuProgram(g).run(sample) for sample in given] for g in (made, graph)]
+    runs = [
+        [CpuProgram(g).run(sample) for sample in checked_samples] for g in (stored_graph, graph)
+    ]
     error = output_error(*runs)
-    return made, WeightsReport(graph.name, bits, len(given), before, after, error, rows)
+    return stored_graph, WeightsReport(
+        graph.name, bits, len(checked_samples), before, after, error, rows
+    )
 
 
 def _stored_weights(graph: Graph, bits: int) -> Mapping[str, Array]:
     """Returns the weights in blocks of ``bits``, by name, in the order of their first readers."""
-    found: dict[str, Array] = {}
+    stored: dict[str, Array] = {}
     for node in graph.nodes:
         axis_of = lookup(node.op).traits.summed_axis
         name = node.inputs[1] if axis_of else ""
-        if axis_of is None or not graph.is_constant(name) or name in found:
+        if axis_of is None or not graph.is_constant(name) or name in stored:
             continue
         values = np.asarray(graph.constants[name])
         if values.ndim < 2 or not values.size or not np.isfinite(values).all():
@@ -130,7 +135,7 @@ def _stored_weights(graph: Graph, bits: int) -> Mapping[str, Array]:
         axis = axis_of(node.attrs, values.shape)
         size = min(_BLOCK, values.shape[axis])
         blocks = nearest_blocks(values, axis, size, bits)
-        made = blocks.values()
-        if 2 * tensor_file_size(made) < tensor_file_size(values):
-            found[name] = made
-    return found
+        block_values = blocks.values()
+        if 2 * tensor_file_size(block_values) < tensor_file_size(values):
+            stored[name] = block_values
+    return stored

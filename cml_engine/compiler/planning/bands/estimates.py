@@ -93,22 +93,23 @@ class RowWindow:
     slope: float
     halo: float
 
-    def rows(self, made: Array, step: int = 1) -> Array:
-        """Returns the rows read for ``made`` rows of the result, rounded up to a multiple of
+    def rows(self, result_rows: Array, step: int = 1) -> Array:
+        """Returns the rows read for ``result_rows`` rows of the result, rounded up to a multiple of
         ``step``; 0 for none.
 
         ``step`` is that of the node that computes the tensor. With a halo the rows may begin and
         end inside a step.
         """
-        rows = np.ceil(self.slope * made + self.halo)
+        rows = np.ceil(self.slope * result_rows + self.halo)
         if step > 1:
             rows = np.ceil((rows + (step - 1 if self.halo > 0 else 0)) / step) * step
-        return np.where(made > 0, rows, 0.0)
+        return np.where(result_rows > 0, rows, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class LiveItem:
-    """A tensor in the arena, the node ``maker`` whose rows it has, and the dispatches that use it.
+    """A tensor in the arena, the node ``producer`` whose rows it has, and the dispatches that use
+    it.
 
     A node may work in ``rounds`` that share the scratch memory of one round. ``touched`` has all
     dispatches, ``touched_once`` those of the last round only: if a band is one round, its
@@ -116,7 +117,7 @@ class LiveItem:
     """
 
     life: Lifetime
-    maker: int
+    producer: int
     touched: list[int]
     touched_once: list[int]
     rounds: float
@@ -143,13 +144,13 @@ class RunFacts:
     def allowed(self) -> Array:
         """A mask of the allowed numbers of bands: a row for each last node of a run, a column
         for each of ``counts``."""
-        found = np.tile(np.isin(self.counts, COUNTS), (len(self.chart.graph.nodes), 1))
+        mask = np.tile(np.isin(self.counts, COUNTS), (len(self.chart.graph.nodes), 1))
         for k, count in self.requested.items():
-            found[k] = self.counts == count
-        return found
+            mask[k] = self.counts == count
+        return mask
 
     @cached_property
-    def makers(self) -> dict[str, int]:
+    def producers(self) -> dict[str, int]:
         nodes = self.chart.graph.nodes
         return {name: k for k, node in enumerate(nodes) for name in node.outputs}
 
@@ -163,51 +164,53 @@ class RunFacts:
         """For each node, the number of the last node that a run containing it must not contain;
         -1 if there is none."""
         origin: list[int] = []
-        found: list[int] = []
+        barriers: list[int] = []
         for k, (node, rule) in enumerate(
             zip(self.chart.graph.nodes, self.chart.rules, strict=True)
         ):
-            made = {name: origin[self.makers[name]] for name in node.reads if name in self.makers}
+            origins = {
+                name: origin[self.producers[name]] for name in node.reads if name in self.producers
+            }
             if rule is None:
-                found.append(max(made.values(), default=-1))
-                origin.append(found[-1])
+                barriers.append(max(origins.values(), default=-1))
+                origin.append(barriers[-1])
                 continue
-            wants = rule.for_rows(0, rule.extent).wants
-            unfit = (
-                made[want.name]
-                for want in wants
-                if want.name in made
-                and (want.span is None or want.axis != self.chart.axes[want.name])
+            reads = rule.for_rows(0, rule.extent).reads
+            unaligned = (
+                origins[read.name]
+                for read in reads
+                if read.name in origins
+                and (read.span is None or read.axis != self.chart.axes[read.name])
             )
-            found.append(max(unfit, default=-1))
+            barriers.append(max(unaligned, default=-1))
             origin.append(k)
-        return found
+        return barriers
 
     @cached_property
     def readers(self) -> list[list[tuple[int, RowWindow]]]:
         """For each node, the numbers of the nodes that read its result by rows, and the rows
         that they read."""
-        found: list[list[tuple[int, RowWindow]]] = [[] for _ in self.reads]
+        by_producer: list[list[tuple[int, RowWindow]]] = [[] for _ in self.reads]
         for k, reads in enumerate(self.reads):
             for read in reads:
-                if read.name in self.makers:
-                    found[self.makers[read.name]].append((k, read))
-        return found
+                if read.name in self.producers:
+                    by_producer[self.producers[read.name]].append((k, read))
+        return by_producer
 
     @cached_property
     def last_read(self) -> list[int]:
         """For each node, the number of its last reader: -1 for none, the number of nodes if a
         result is read after a run."""
         graph = self.chart.graph
-        found = [-1] * len(graph.nodes)
+        last_readers = [-1] * len(graph.nodes)
         for k, node in enumerate(graph.nodes):
             for name in node.reads:
-                if name in self.makers:
-                    found[self.makers[name]] = k
+                if name in self.producers:
+                    last_readers[self.producers[name]] = k
         for name in graph.roots:
-            if name in self.makers:
-                found[self.makers[name]] = len(graph.nodes)
-        return found
+            if name in self.producers:
+                last_readers[self.producers[name]] = len(graph.nodes)
+        return last_readers
 
     @cached_property
     def items(self) -> dict[int, list[LiveItem]]:
@@ -224,16 +227,17 @@ class RunFacts:
                 if root in lives and (not touched.get(root) or touched[root][-1] != step):
                     touched.setdefault(root, []).append(step)
         rounds = self.rounds
-        found: dict[int, list[LiveItem]] = {}
+        by_node: dict[int, list[LiveItem]] = {}
         for name, steps in touched.items():
             if name not in self.chart.graph.inputs:
-                homes = [self.node_of[step] for step in steps]
-                once = [step for step in steps if self._is_last(step)]
-                maker = max(self.makers.get(name, homes[0]), homes[0])
-                item = LiveItem(lives[name], maker, steps, once, max(rounds[k] for k in homes),
-                             name not in self.makers)  # fmt: skip
-                found.setdefault(homes[0], []).append(item)
-        return found
+                nodes = [self.node_of[step] for step in steps]
+                last_round = [step for step in steps if self._is_last(step)]
+                producer = max(self.producers.get(name, nodes[0]), nodes[0])
+                n_rounds = max(rounds[k] for k in nodes)
+                is_scratch = name not in self.producers
+                item = LiveItem(lives[name], producer, steps, last_round, n_rounds, is_scratch)
+                by_node.setdefault(nodes[0], []).append(item)
+        return by_node
 
     def _is_last(self, step: int) -> bool:
         """Returns True if dispatch ``step`` is in the last round of its node."""
@@ -245,36 +249,38 @@ class RunFacts:
     def rounds(self) -> list[float]:
         """For each node, the number of times that it fills and reads its scratch memory; 1
         without scratch."""
-        found = [1.0] * len(self.usage.steps)
+        n_rounds = [1.0] * len(self.usage.steps)
         filled: dict[str, list[int]] = {}
         for _, _, dispatch, _ in self.usage.draft.dispatches:
             for name in self.usage.draft.scratch.keys() & set(dispatch.tensors):
                 filled.setdefault(name, []).append(dispatch.groups)
         # dispatches that fill and read the scratch come in pairs
         for name, groups in filled.items():
-            k = self.makers.get(name.rpartition(".scratch")[0])
+            k = self.producers.get(name.rpartition(".scratch")[0])
             if k is not None:
-                found[k] = max(found[k], sum(groups) / sum(groups[:2]))
-        return found
+                n_rounds[k] = max(n_rounds[k], sum(groups) / sum(groups[:2]))
+        return n_rounds
 
     @cached_property
     def is_joined(self) -> list[bool]:
         """For each node, True if its operands may lie in its result, so that they take no memory
         of their own."""
-        found = []
+        flags = []
         for node in self.chart.graph.nodes:
             parts = lookup(node.op).traits.parts
             fact = self.chart.graph.facts[node.outputs[0]]
             layout = self.usage.draft.layouts.get(node.outputs[0], PLAIN)
             joins = parts is not None and parts.joined
-            found.append(bool(joins and parts and parts.place(node.attrs, fact, layout)))
-        return found
+            flags.append(bool(joins and parts and parts.place(node.attrs, fact, layout)))
+        return flags
 
     @cached_property
     def node_of(self) -> list[int]:
         """The number of each dispatch's node, followed by the number of nodes."""
-        found = [k for k, (first, end) in enumerate(self.usage.steps) for _ in range(first, end)]
-        return [*found, len(self.usage.steps)]
+        node_numbers = [
+            k for k, (first, end) in enumerate(self.usage.steps) for _ in range(first, end)
+        ]
+        return [*node_numbers, len(self.usage.steps)]
 
 
 def _reads_of(rule: RowRule) -> list[RowWindow]:
@@ -284,18 +290,18 @@ def _reads_of(rule: RowRule) -> list[RowWindow]:
     The function is measured in the middle of the map, away from its borders.
     """
     step, extent = rule.rows.step, rule.extent
-    many = max(extent // 2 // step, 2) * step
-    few = max(many // 3 // step, 1) * step
-    begin = max((extent - many) // 2 // step, 0) * step
-    found = []
-    pair = [rule.for_rows(begin, min(begin + n, extent)).wants for n in (few, many)]
-    for one, two in zip(*pair, strict=True):
-        if one.span is None or two.span is None:
+    n_large = max(extent // 2 // step, 2) * step
+    n_small = max(n_large // 3 // step, 1) * step
+    begin = max((extent - n_large) // 2 // step, 0) * step
+    windows = []
+    reads = [rule.for_rows(begin, min(begin + n, extent)).reads for n in (n_small, n_large)]
+    for small, large in zip(*reads, strict=True):
+        if small.span is None or large.span is None:
             continue
-        rows = [float(want.span[1] - want.span[0]) for want in (one, two) if want.span]
-        slope = (rows[1] - rows[0]) / (min(many, extent - begin) - few or 1)
-        found.append(RowWindow(one.name, slope, rows[0] - slope * few))
-    return found
+        rows = [float(read.span[1] - read.span[0]) for read in (small, large) if read.span]
+        slope = (rows[1] - rows[0]) / (min(n_large, extent - begin) - n_small or 1)
+        windows.append(RowWindow(small.name, slope, rows[0] - slope * n_small))
+    return windows
 
 
 # -- estimates ------------------------------------------------------------------------------------
@@ -339,7 +345,7 @@ class Estimates:
         self.begun = self._sums([item.first for item in items], sizes)
         self.ended = self._sums([item.last for item in items], sizes)
         #: the most bands of each run, and a mask of impossible combinations
-        self.most = np.full(self.size, inf)
+        self.max_bands = np.full(self.size, inf)
         self.refused = np.zeros(shape, bool)
         #: the rows of each node, and the bytes of bands alive at each dispatch
         self.rows: dict[int, Array] = {}
@@ -367,13 +373,14 @@ class Estimates:
 
     def _shift(self) -> None:
         for array, new in ((self.peak, 0), (self.work, 0), (self.inside, 0), (self.refused, False),
-                           (self.most, inf)):  # fmt: skip
+                           (self.max_bands, inf)):  # fmt: skip
             array[1:] = array[:-1].copy()
             array[0] = new
 
     def _refused(self, begin: int, count: int) -> Array:
-        most = self.most[:count, None]
-        too_many = (self.facts.counts > most) | (most == inf)  # inf means that nothing is in bands
+        max_bands = self.max_bands[:count, None]
+        # infinity means that nothing is in bands
+        too_many = (self.facts.counts > max_bands) | (max_bands == inf)
         refused = self.refused[:count] | ~self.facts.allowed[begin : begin + count]
         return np.asarray(refused | too_many)
 
@@ -386,9 +393,9 @@ class Estimates:
         """
         first = self.usage.steps[begin][0]
         ends = [end for _, end in self.usage.steps[begin : begin + count]]
-        beside = self.begun[ends] - self.ended[first] - self.inside[:count]
-        nbytes = beside[:, :1] + self._peak(begin)[:count]
-        return np.where(beside[:, 1:] > 0, inf, nbytes)
+        other_bytes = self.begun[ends] - self.ended[first] - self.inside[:count]
+        nbytes = other_bytes[:, :1] + self._peak(begin)[:count]
+        return np.where(other_bytes[:, 1:] > 0, inf, nbytes)
 
     def _sizes(self, item: Lifetime) -> tuple[int, bool]:
         """Returns the bytes of a tensor, and True if they are too many for one tensor."""
@@ -396,9 +403,9 @@ class Estimates:
 
     def _sums(self, steps: list[int], sizes: list[tuple[int, bool]]) -> Array:
         """Returns an array with, for each step, the sums of the ``sizes`` of earlier ``steps``."""
-        found = np.zeros((len(self.facts.node_of) + 2, 2))
-        np.add.at(found, np.array(steps, int) + 1, np.array(sizes).reshape(-1, 2))
-        return np.cumsum(found, 0)
+        sums = np.zeros((len(self.facts.node_of) + 2, 2))
+        np.add.at(sums, np.array(steps, int) + 1, np.array(sizes).reshape(-1, 2))
+        return np.cumsum(sums, 0)
 
     def _add(self, k: int) -> None:
         """Extends the estimates of all runs by node ``k``, which becomes their first node."""
@@ -409,10 +416,10 @@ class Estimates:
         rows = self.rows[k] = self._rows(k, rule, is_result)
         self.refused |= rows < self.thinnest.get(k, 0)
         units = -(-rule.extent // rule.rows.step)
-        self.most = np.where(is_result, np.minimum(self.most, units), self.most)
-        twice = np.minimum((facts.counts - 1) * rows + rule.extent / facts.counts,
+        self.max_bands = np.where(is_result, np.minimum(self.max_bands, units), self.max_bands)
+        computed_rows = np.minimum((facts.counts - 1) * rows + rule.extent / facts.counts,
                            facts.counts * rule.extent)  # fmt: skip
-        self.work += self.usage.node_work[k] * (twice / rule.extent - 1)
+        self.work += self.usage.node_work[k] * (computed_rows / rule.extent - 1)
         first, end = self.usage.steps[k]
         self.work += _FLOPS_PER_DISPATCH * (end - first) * (facts.counts - 1)
         copied = sum(map(self.usage.draft.nbytes, self.nodes[k].outputs))
@@ -438,10 +445,10 @@ class Estimates:
         step, extent, counts = rule.rows.step, rule.extent, self.facts.counts
         rows = np.zeros_like(self.zeros)
         for reader, read in self.facts.readers[k]:
-            behind = reader - k
-            if behind < self.size and reader in self.rows:
-                wanted = read.rows(self.rows[reader][: self.size - behind], step)
-                np.maximum(rows[behind:], wanted, out=rows[behind:])
+            distance = reader - k
+            if distance < self.size and reader in self.rows:
+                read_rows = read.rows(self.rows[reader][: self.size - distance], step)
+                np.maximum(rows[distance:], read_rows, out=rows[distance:])
         share = np.ceil(-(-extent // step) / counts) * step
         rows = np.where(is_result[:, None], np.maximum(rows, share), rows)
         return np.minimum(rows, extent)
@@ -450,23 +457,23 @@ class Estimates:
         """Adds the bytes of a tensor that node ``k`` is the first to use to the estimates of the
         runs."""
         facts, life = self.facts, item.life
-        rule, after = facts.chart.rules[item.maker], item.maker - k
-        if rule is None or after >= self.size or item.maker not in self.rows:
+        rule, distance = facts.chart.rules[item.producer], item.producer - k
+        if rule is None or distance >= self.size or item.producer not in self.rows:
             return
         share = np.zeros_like(self.zeros)
-        share[after:] = self.rows[item.maker][: self.size - after] / rule.extent
+        share[distance:] = self.rows[item.producer][: self.size - distance] / rule.extent
         all_rows = item.rounds * life.nbytes if item.is_scratch else life.nbytes
         nbytes = self._rounded(np.minimum(share * all_rows, life.nbytes))
         self.refused |= nbytes > self.bounds.tensor
         in_one = share * item.rounds <= 1
-        self._add_uses(k, item.maker, item.touched_once, np.where(in_one, nbytes, 0.0))
+        self._add_uses(k, item.producer, item.touched_once, np.where(in_one, nbytes, 0.0))
         if item.rounds > 1:
-            self._add_uses(k, item.maker, item.touched, np.where(in_one, 0.0, nbytes))
+            self._add_uses(k, item.producer, item.touched, np.where(in_one, 0.0, nbytes))
         last = item.touched[-1]
         if (life.first, life.last) == (item.touched[0], last):
             self.inside[facts.node_of[life.last] - k :] += self._sizes(life)
 
-    def _add_uses(self, k: int, maker: int, uses: list[int], nbytes: Array) -> None:
+    def _add_uses(self, k: int, producer: int, uses: list[int], nbytes: Array) -> None:
         """Adds the bytes of one band of a tensor to the dispatches from its first use to its last
         use within the run.
 
@@ -475,48 +482,49 @@ class Estimates:
         """
         last = self.facts.node_of[uses[-1]]
         if len(uses) > 1 and self.facts.is_joined[last]:
-            within = self._joins_all_rows(k, maker, last)
+            within = self._joins_all_rows(k, producer, last)
             self._add_lives(k, uses[:-1], np.where(within, nbytes, 0.0))
             nbytes = np.where(within, 0.0, nbytes)
         self._add_lives(k, uses, nbytes)
 
-    def _joins_all_rows(self, k: int, maker: int, join: int) -> Array:
+    def _joins_all_rows(self, k: int, producer: int, join: int) -> Array:
         """Returns a mask of the runs in which node ``join`` joins all rows of the result of
-        ``maker``.
+        ``producer``.
 
         In these runs the result lies in the joined tensor and takes no memory of its own at the
         join.
         """
-        found, behind = np.zeros_like(self.refused), join - k
-        if behind < self.size and join in self.rows:
-            wanted = [read.rows(self.rows[join][: self.size - behind])
-                      for reader, read in self.facts.readers[maker] if reader == join]  # fmt: skip
-            rows = self.rows[maker][join - maker :][: self.size - behind]
-            found[behind:] = np.all([w >= rows for w in wanted], 0)
-        return found
+        mask, distance = np.zeros_like(self.refused), join - k
+        if distance < self.size and join in self.rows:
+            rows_of_join = self.rows[join][: self.size - distance]
+            readers = self.facts.readers[producer]
+            read_rows = [read.rows(rows_of_join) for reader, read in readers if reader == join]
+            rows = self.rows[producer][join - producer :][: self.size - distance]
+            mask[distance:] = np.all([w >= rows for w in read_rows], 0)
+        return mask
 
     def _add_lives(self, k: int, uses: list[int], nbytes: Array) -> None:
-        following = iter(uses)
-        use = next(following)
+        remaining_uses = iter(uses)
+        use = next(remaining_uses)
         for step in range(uses[0], uses[-1] + 1):
             if step > use:
-                use = next(following)
+                use = next(remaining_uses)
             if not self._add_alive(k, step, self.facts.node_of[use] - k, nbytes):
                 break
 
-    def _add_alive(self, k: int, step: int, behind: int, nbytes: Array) -> bool:
-        """Adds bytes of bands at dispatch ``step``, for runs that end more than ``behind`` nodes
+    def _add_alive(self, k: int, step: int, distance: int, nbytes: Array) -> bool:
+        """Adds bytes of bands at dispatch ``step``, for runs that end more than ``distance`` nodes
         after node ``k``.
 
         Updates the peaks of these runs. Returns False if no run is long enough.
         """
-        if behind >= self.size:
+        if distance >= self.size:
             return False
         shift = self.facts.node_of[step] - k
         alive = self.alive.setdefault(step, np.zeros_like(self.zeros))
-        alive = alive[behind - shift : self.size - shift]
-        alive += nbytes[behind:]
-        np.maximum(self.peak[behind:], alive, out=self.peak[behind:])
+        alive = alive[distance - shift : self.size - shift]
+        alive += nbytes[distance:]
+        np.maximum(self.peak[distance:], alive, out=self.peak[distance:])
         return True
 
     def _add_slices(self, k: int, rule: RowRule) -> None:
@@ -524,16 +532,16 @@ class Estimates:
         fewer rows than others."""
         row = sum(map(self.usage.draft.nbytes, self.nodes[k].outputs)) / rule.extent
         for reader, read in self.facts.readers[k]:
-            behind = reader - k
-            if behind >= self.size or reader not in self.rows or self.facts.is_joined[reader]:
+            distance = reader - k
+            if distance >= self.size or reader not in self.rows or self.facts.is_joined[reader]:
                 continue
-            wanted = read.rows(self.rows[reader][: self.size - behind])
+            read_rows = read.rows(self.rows[reader][: self.size - distance])
             nbytes = np.zeros_like(self.zeros)
-            fewer = wanted < self.rows[k][behind:]
-            nbytes[behind:] = np.where(fewer, self._rounded(wanted * row), 0.0)
+            fewer = read_rows < self.rows[k][distance:]
+            nbytes[distance:] = np.where(fewer, self._rounded(read_rows * row), 0.0)
             if fewer.any():
                 for step in range(*self.usage.steps[reader]):
-                    self._add_alive(k, step, behind, nbytes)
+                    self._add_alive(k, step, distance, nbytes)
 
     def _peak(self, begin: int) -> Array:
         """Returns the peak bytes of bands of the runs that begin with node ``begin``.
@@ -542,23 +550,23 @@ class Estimates:
         """
         facts, peak = self.facts, self.peak.copy()
         for k, reads in self.from_before.items():
-            behind = k - begin
-            own = self.rows[k][: self.size - behind]
-            nbytes = np.zeros_like(own)
+            distance = k - begin
+            result_rows = self.rows[k][: self.size - distance]
+            nbytes = np.zeros_like(result_rows)
             for read in reads:
-                maker = facts.makers.get(read.name, -1)
-                if maker >= begin and facts.chart.rules[maker] is not None:
+                producer = facts.producers.get(read.name, -1)
+                if producer >= begin and facts.chart.rules[producer] is not None:
                     continue
                 extent = self._extent(read.name, k)
                 if facts.is_joined[k]:
                     continue  # the copies are parts of the result
-                rows = np.minimum(read.rows(own), extent)
+                rows = np.minimum(read.rows(result_rows), extent)
                 size = self.usage.draft.nbytes(read.name) / extent
                 nbytes = nbytes + np.where(rows < extent, self._rounded(rows * size), 0.0)
             for step in range(*self.usage.steps[k]):
                 if step in self.alive:
-                    alive = self.alive[step][: self.size - behind] + nbytes
-                    np.maximum(peak[behind:], alive, out=peak[behind:])
+                    alive = self.alive[step][: self.size - distance] + nbytes
+                    np.maximum(peak[distance:], alive, out=peak[distance:])
         return peak
 
     def _extent(self, name: str, reader: int) -> int:

@@ -32,12 +32,12 @@ class RowRead:
 class NodeRows:
     """A node restricted to one band: its reads, its attributes, and the rows of its result.
 
-    ``wants`` is in the order of ``Node.reads``.
+    ``reads`` is in the order of ``Node.reads``.
     """
 
-    wants: tuple[RowRead, ...]
+    reads: tuple[RowRead, ...]
     attrs: Attrs
-    made: Span
+    rows: Span
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -89,21 +89,23 @@ class GraphRows:
     axes: Mapping[str, int]
 
 
-def find_graph_rows(graph: Graph, kernels: Mapping[str, str], whole: Collection[str]) -> GraphRows:
+def find_graph_rows(
+    graph: Graph, kernels: Mapping[str, str], unbanded: Collection[str]
+) -> GraphRows:
     """Returns for each node of a graph the rule for computing it in bands, if it has one.
 
     A node whose results have a single row has none. ``kernels`` has the chosen kernels by the
-    titles of nodes. Results named in ``whole`` are never computed in bands. No node has a rule if
-    a game overrides the operator that cuts or joins bands.
+    titles of nodes. Results named in ``unbanded`` are never computed in bands. No node has a rule
+    if a game overrides the operator that cuts or joins bands.
     """
-    known_way = is_builtin(CUT, JOIN)
+    can_cut = is_builtin(CUT, JOIN)
     axes: dict[str, int] = {}
     rules: list[RowRule | None] = []
     for node in graph.nodes:
-        known = [axes[name] for name in node.inputs if name in axes]
+        operand_axes = [axes[name] for name in node.inputs if name in axes]
         rule = None
-        if known_way and not any(name in whole for name in node.outputs):
-            for axis in dict.fromkeys([*known, _AXIS]):
+        if can_cut and not any(name in unbanded for name in node.outputs):
+            for axis in dict.fromkeys([*operand_axes, _AXIS]):
                 rule = rule or _rule(node, graph, axis, kernels.get(node.title, ""))
         axis = rule.rows.axis if rule else _AXIS
         axes |= dict.fromkeys(node.outputs, axis)
@@ -160,25 +162,25 @@ class OperatorRun:
 
         They have no rows and read no result of the run's banded nodes.
         """
-        made: set[str] = set()
-        found: set[int] = set()
+        banded: set[str] = set()
+        numbers: set[int] = set()
         for k in range(self.first, self.end):
             node = self.chart.graph.nodes[k]
-            if self.chart.rules[k] is None and made.isdisjoint(node.reads):
-                found.add(k)
+            if self.chart.rules[k] is None and banded.isdisjoint(node.reads):
+                numbers.add(k)
             else:
-                made.update(node.outputs)
-        return frozenset(found)
+                banded.update(node.outputs)
+        return frozenset(numbers)
 
     @cached_property
     def inside(self) -> Mapping[str, RowRule]:
         """The tensors that are computed in bands, each with the row rule of its node."""
-        found: dict[str, RowRule] = {}
+        rules: dict[str, RowRule] = {}
         for k in self._banded:
             rule = self.chart.rules[k]
             if rule is not None:
-                found |= dict.fromkeys(rule.node.outputs, rule)
-        return found
+                rules |= dict.fromkeys(rule.node.outputs, rule)
+        return rules
 
     @property
     def _banded(self) -> list[int]:
@@ -188,8 +190,8 @@ class OperatorRun:
     def results(self) -> tuple[str, ...]:
         """The names of the tensors that the run computes in bands and that are read after it."""
         graph = self.chart.graph
-        later = {n for node in graph.nodes[self.end :] for n in node.reads} | set(graph.roots)
-        return tuple(name for name in self.inside if name in later)
+        read_later = {n for node in graph.nodes[self.end :] for n in node.reads} | set(graph.roots)
+        return tuple(name for name in self.inside if name in read_later)
 
     @cached_property
     def max_bands(self) -> int:
@@ -200,19 +202,19 @@ class OperatorRun:
         """Returns band ``number`` of ``count``, with the rows that each node must compute for
         it, halo included."""
         results = {name: self._share(name, number, count) for name in self.results}
-        wanted: dict[str, Span] = dict(results)
+        needed_rows: dict[str, Span] = dict(results)
         parts: dict[int, NodeRows] = {}
         for k in reversed(self._banded):
             rule = self.chart.rules[k]
             assert rule is not None
-            spans = [wanted[name] for name in rule.node.outputs if name in wanted]
+            spans = [needed_rows[name] for name in rule.node.outputs if name in needed_rows]
             if not spans:
                 continue
             part = parts[k] = rule.for_rows(min(s[0] for s in spans), max(s[1] for s in spans))
-            for want in part.wants:
-                if want.name in self.inside and want.span is not None:
-                    begin, end = wanted.get(want.name, want.span)
-                    wanted[want.name] = min(begin, want.span[0]), max(end, want.span[1])
+            for read in part.reads:
+                if read.name in self.inside and read.span is not None:
+                    begin, end = needed_rows.get(read.name, read.span)
+                    needed_rows[read.name] = min(begin, read.span[0]), max(end, read.span[1])
         return Band(dict(sorted(parts.items())), results)
 
     def _share(self, name: str, number: int, count: int) -> Span:
@@ -229,19 +231,19 @@ class OperatorRun:
 class BandRewriter:
     """The graph with runs in bands, under construction.
 
-    ``of`` maps each new tensor to the tensor that it is a part of. ``titles`` maps the title of
-    each new node to the title of the node that it computes a band of. ``joins`` are the tensors
+    ``originals`` maps each new tensor to the tensor that it is a part of. ``titles`` maps the title
+    of each new node to the title of the node that it computes a band of. ``joins`` are the tensors
     that are joined from bands.
     """
 
     graph: Graph
     nodes: list[Node] = field(default_factory=list)
     facts: dict[str, Fact] = field(default_factory=dict)
-    of: dict[str, str] = field(default_factory=dict)
+    originals: dict[str, str] = field(default_factory=dict)
     titles: dict[str, str] = field(default_factory=dict)
     joins: list[str] = field(default_factory=list)
     #: a key for each node of a band; nodes with equal keys have equal dispatches
-    alike: dict[str, object] = field(default_factory=dict)
+    dispatch_keys: dict[str, object] = field(default_factory=dict)
 
     def add_run(self, run: OperatorRun, count: int) -> None:
         """Appends the nodes of a run in ``count`` bands, and the nodes that join the results."""
@@ -260,34 +262,34 @@ class BandRewriter:
     def add_band(self, run: OperatorRun, band: Band) -> dict[str, str]:
         """Appends the nodes of one band of a run, and returns the name of the band's part of
         each result."""
-        held: dict[str, tuple[str, Span]] = {}
+        computed: dict[str, tuple[str, Span]] = {}
         slices: dict[RowRead, str] = {}
 
-        def operand(want: RowRead, node: Node) -> str:
-            if want.name not in run.inside:
-                extent = self.graph.facts[want.name].shape[want.axis] if want.span else 0
-                if want.span in (None, (0, extent)):
-                    return want.name
-                name, begin = want.name, 0
+        def operand(read: RowRead, node: Node) -> str:
+            if read.name not in run.inside:
+                extent = self.graph.facts[read.name].shape[read.axis] if read.span else 0
+                if read.span in (None, (0, extent)):
+                    return read.name
+                name, begin = read.name, 0
             else:
-                name, (begin, end) = held[want.name]
-                if want.span in (None, (begin, end)):
+                name, (begin, end) = computed[read.name]
+                if read.span in (None, (begin, end)):
                     return name
-            if want not in slices:
-                assert want.span is not None
-                slices[want] = self._slice(name, want, want.span[0] - begin, node)
-            return slices[want]
+            if read not in slices:
+                assert read.span is not None
+                slices[read] = self._slice(name, read, read.span[0] - begin, node)
+            return slices[read]
 
         for k, part in band.parts.items():
             node, axis = self.graph.nodes[k], run.chart.axes[self.graph.nodes[k].outputs[0]]
-            names = [operand(want, node) for want in part.wants]
+            names = [operand(read, node) for read in part.reads]
             reads = iter(names)
             inputs = tuple(next(reads) for _ in node.inputs)
             epilogues = tuple(
                 replace(e, inputs=tuple(next(reads) for _ in e.inputs)) for e in node.epilogues
             )
-            outputs = tuple(self._part(name, axis, part.made) for name in node.outputs)
-            held |= {n: (o, part.made) for n, o in zip(node.outputs, outputs, strict=True)}
+            outputs = tuple(self._part(name, axis, part.rows) for name in node.outputs)
+            computed |= {n: (o, part.rows) for n, o in zip(node.outputs, outputs, strict=True)}
             self._add(
                 replace(
                     node, inputs=inputs, outputs=outputs, attrs=part.attrs, epilogues=epilogues
@@ -296,23 +298,23 @@ class BandRewriter:
             )
         shares = {}
         for name, span in band.results.items():
-            want = RowRead(name, run.chart.axes[name], span)
-            shares[name] = operand(want, run.inside[name].node)
+            read = RowRead(name, run.chart.axes[name], span)
+            shares[name] = operand(read, run.inside[name].node)
         return shares
 
-    def _add(self, node: Node, of: Node) -> None:
+    def _add(self, node: Node, original: Node) -> None:
         self.nodes.append(node)
-        self.titles[node.title] = of.title
+        self.titles[node.title] = original.title
         names = (*node.reads, *node.outputs)
         shapes = tuple(self.facts[n].shape if n in self.facts else n for n in names)
-        same = tuple(map(names.index, names))
-        self.alike[node.title] = of.title, repr(node.attrs), shapes, same
+        name_pattern = tuple(map(names.index, names))
+        self.dispatch_keys[node.title] = original.title, repr(node.attrs), shapes, name_pattern
 
-    def _slice(self, name: str, want: RowRead, begin: int, node: Node) -> str:
-        assert want.span is not None
-        rows = want.span[1] - want.span[0]
-        part = self._part(want.name, want.axis, want.span)
-        attrs = Attrs(axes=[want.axis], begin=[begin], end=[begin + rows], stride=[1])
+    def _slice(self, name: str, read: RowRead, begin: int, node: Node) -> str:
+        assert read.span is not None
+        rows = read.span[1] - read.span[0]
+        part = self._part(read.name, read.axis, read.span)
+        attrs = Attrs(axes=[read.axis], begin=[begin], end=[begin + rows], stride=[1])
         self.nodes.append(Node(CUT, (name,), (part,), attrs, node.source))
         return part
 
@@ -321,21 +323,22 @@ class BandRewriter:
         fact = self.graph.facts[of]
         name = unused_name(f"{of}[{span[0]}:{span[1]}]", self.graph.facts, self.facts)
         shape = (*fact.shape[:axis], span[1] - span[0], *fact.shape[axis + 1 :])
-        self.facts[name], self.of[name] = Fact(fact.dtype, shape), of
+        self.facts[name], self.originals[name] = Fact(fact.dtype, shape), of
         return name
 
     def finished(self) -> Graph:
         """Returns the graph of the nodes added so far, with the facts of the new tensors."""
-        words = self.graph.words
+        ranges = self.graph.words
+        part_ranges = {n: ranges[o] for n, o in self.originals.items() if o in ranges}
         return self.graph.with_(
             nodes=tuple(self.nodes),
             facts={**self.graph.facts, **self.facts},
-            words={**words, **{name: words[of] for name, of in self.of.items() if of in words}},
+            words={**ranges, **part_ranges},
         )
 
     def layouts(self, layouts: Mapping[str, str]) -> dict[str, str]:
         """Returns ``layouts`` extended by the new tensors; a part has the layout of its whole."""
-        parts = {name: layouts[of] for name, of in self.of.items() if of in layouts}
+        parts = {n: layouts[o] for n, o in self.originals.items() if o in layouts}
         return {**layouts, **parts}
 
 
@@ -345,11 +348,11 @@ def rewrite_in_bands(graph: Graph, runs: Iterable[tuple[OperatorRun, int]]) -> B
 
     The runs must not overlap.
     """
-    found = BandRewriter(graph)
-    done = 0
+    rewriter = BandRewriter(graph)
+    next_node = 0
     for run, count in sorted(runs, key=lambda pair: pair[0].first):
-        found.nodes += graph.nodes[done : run.first]
-        found.add_run(run, count)
-        done = run.end
-    found.nodes += graph.nodes[done:]
-    return found
+        rewriter.nodes += graph.nodes[next_node : run.first]
+        rewriter.add_run(run, count)
+        next_node = run.end
+    rewriter.nodes += graph.nodes[next_node:]
+    return rewriter
