@@ -7,17 +7,22 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 onnx = pytest.importorskip("onnx")
-ort = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxruntime")
 
 import cml_engine as cml  # noqa: E402
 from cml_engine.errors import UnsupportedOp  # noqa: E402
-from tests.fixtures.onnx_models import exported_cnn, model, node, saved, value  # noqa: E402
-
-
-def reference(made, inputs):
-    session = ort.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, inputs), strict=True))
+from tests.fixtures.onnx_models import (  # noqa: E402
+    exported_cnn,
+    function,
+    load,
+    model,
+    node,
+    nodes_of,
+    run,
+    saved,
+    subgraph,
+)
+from tests.onnx_nodes import run_onnx  # noqa: E402
 
 
 @pytest.fixture
@@ -30,9 +35,9 @@ SHAPE = (1, 3, 8, 8)
 
 def test_exported_network(rng, cnn):
     made = exported_cnn(rng)
-    graph = cml.load(made.SerializeToString(), shapes={"image": SHAPE})
+    graph = load(made, shapes={"image": SHAPE})
     x = rng.standard_normal(SHAPE, np.float32)
-    wanted = reference(made, {"image": x})
+    wanted = run_onnx(made.SerializeToString(), {"image": x})
     got = cml.Session(graph, "cpu").run({"image": x})
     assert got.keys() == wanted.keys()
     assert_allclose(got["output"], wanted["output"], rtol=1e-5, atol=1e-6)
@@ -57,15 +62,11 @@ def test_constant_conflicting_with_a_given_shape_is_refused(cnn):
 
 
 def test_operators_that_need_elements_refuse_empty_tensors():
-    lstm = model(
-        [node("y = LSTM(x, w, r, hidden_size=2)")],
-        [value("x", ("t", "n", 4))],
-        [value("y", None)],
-        {"w": np.ones((1, 8, 4), "f4"), "r": np.ones((1, 8, 2), "f4")},
-    )
+    weights = {"w": np.ones((1, 8, 4), "f4"), "r": np.ones((1, 8, 2), "f4")}
+    lstm = model("y = LSTM(x, w, r, hidden_size=2)", "x: [t, n, 4]", "y", weights)
     for made, shape in ((lstm, (0, 1, 4)), (lstm, (3, 0, 4))):
         with pytest.raises(cml.ModelError, match="an extent of its inputs is 0: give shapes"):
-            cml.load(made.SerializeToString(), shapes={"x": shape})
+            load(made, shapes={"x": shape})
 
 
 def test_a_graph_is_reshaped_without_its_file(rng, cnn):
@@ -74,7 +75,7 @@ def test_a_graph_is_reshaped_without_its_file(rng, cnn):
     cnn.unlink()
     x = rng.standard_normal((2, *SHAPE[1:]), np.float32)
     got = cml.Session(graph.reshaped({"image": x.shape}), "cpu").run({"image": x})
-    for name, wanted in reference(made, {"image": x}).items():
+    for name, wanted in run_onnx(made.SerializeToString(), {"image": x}).items():
         assert_allclose(got[name], wanted, rtol=1e-5, atol=1e-6)
     with pytest.raises(cml.ModelError, match="Gemm '/fc/Gemm'.*120 channels"):
         graph.reshaped({"image": (2, 3, 10, 12)})
@@ -91,14 +92,12 @@ def test_unnamed_extents_are_independent():
 
     Some exporters name every open extent '?'.
     """
-    made = model([node("y = Relu(x)")], [value("x", ["?", "?"])], [value("y", None)])
-    assert cml.load(made.SerializeToString(), shapes={"x": (2, 3)}).facts["y"].shape == (2, 3)
+    made = model("y = Relu(x)", "x: [?, ?]")
+    assert load(made, shapes={"x": (2, 3)}).facts["y"].shape == (2, 3)
     with pytest.raises(cml.InputError, match=r"leaves an extent open.*--shape x=N,N"):
-        cml.load(made.SerializeToString())
-    two = [value("x", ["n", "n"])]
-    made = model([node("y = Relu(x)")], two, [value("y", None)])
+        load(made)
     with pytest.raises(cml.InputError, match="'n' as 2 and as 3"):
-        cml.load(made.SerializeToString(), shapes={"x": (2, 3)})
+        load(model("y = Relu(x)", "x: [n, n]"), shapes={"x": (2, 3)})
 
 
 def test_nonzero_has_a_count_output():
@@ -106,8 +105,8 @@ def test_nonzero_has_a_count_output():
 
     Its result has room for all elements: the found ones come first, the rest is -1.
     """
-    made = model([node("y = NonZero(x)")], [value("x", [2, 3])], [value("y", None, "int64")])
-    graph = cml.load(made.SerializeToString())
+    made = model("y = NonZero(x)", "x: [2, 3]", "y: int64")
+    graph = load(made)
     assert graph.outputs == ("y", "y_count")
     x = np.array([[0, 2, 0], [0, 0, 3]], np.float32)
     got = cml.Session(graph, "cpu").run({"x": x})
@@ -122,16 +121,10 @@ def test_local_functions_are_inlined():
     """
     inner = node("b = LeakyRelu(scaled)")
     inner.attribute.add(name="alpha", ref_attr_name="slope", type=1)
-    nodes = [node("scaled = Add(a, a)"), inner]
-    opsets = [onnx.helper.make_opsetid("", 17)]
-    function = onnx.helper.make_function("my.ops", "Sharp", ["a"], ["b"], nodes, opsets, ["slope"])
-    calls = [
-        onnx.helper.make_node("Sharp", ["x"], ["h"], "first", domain="my.ops", slope=0.5),
-        onnx.helper.make_node("Sharp", ["h"], ["y"], "second", domain="my.ops"),
-    ]
-    made = model(calls, [value("x", [3])], [value("y", [3])], domains={"my.ops": 1},
-                 functions=[function])  # fmt: skip
-    graph = cml.load(made.SerializeToString())
+    sharp = function("Sharp", ["scaled = Add(a, a)", inner, "c = Identity(b)"], ["slope"])
+    calls = "h = my:Sharp(x, slope=0.5, name='first'); y = my:Sharp(h, name='second')"
+    made = model(calls, "x: [3]", "y: [3]", functions=[sharp])
+    graph = load(made)
     x = np.array([-1, 0, 2], np.float32)
     got = cml.Session(graph, "cpu").run({"x": x})
     assert_allclose(got["y"], [-0.02, 0, 8], rtol=1e-6)
@@ -147,66 +140,53 @@ def test_game_operator_in_an_onnx_file(tmp_path):
         signature="fragment sharpen(x: tensor<scalar>, y: tensor<scalar>, amount: scalar = 1.0)"
         " -> (z: tensor<scalar>);",
     )
-    nodes = [
-        onnx.helper.make_node("sharpen", ["x", "w"], ["h"], domain="my.game", amount=0.5),
-        onnx.helper.make_node("sharpen", ["h", "w"], ["y"], domain="my.game"),
-    ]
-    inputs, outputs = [value("x", [2])], [value("y", [2])]
-    weights = {"w": np.array([2, 4], np.float32)}
-    made = model(nodes, inputs, outputs, weights, domains={"my.game": 1})
+    nodes = "h = my.game:sharpen(x, w, amount=0.5); y = my.game:sharpen(h, w)"
+    weights = {"w": np.float32([2, 4])}
+    made = model(nodes, "x: [2]", "y: [2]", weights)
     with pytest.raises(cml.ModelError, match="my.game:sharpen"):
-        cml.load(made.SerializeToString())
+        load(made)
     cml.register(spec)
     try:
-        graph = cml.load(made.SerializeToString())
+        graph = load(made)
         cml.save(graph, tmp_path / "m")
         for loaded in (graph, cml.load(tmp_path / "m")):
             got = cml.Session(loaded, "cpu").run({"x": np.zeros(2, np.float32)})
             assert_array_equal(got["y"], [3, 6])
         made.graph.node[0].attribute[0].CopyFrom(onnx.helper.make_attribute("amount", "much"))
         with pytest.raises(cml.ModelError, match="'amount' wants scalar, got string 'much'"):
-            cml.load(made.SerializeToString())
+            load(made)
         made.graph.node[0].attribute[0].CopyFrom(onnx.helper.make_attribute("amount", 1))
-        first = cml.load(made.SerializeToString()).nodes[0]
+        first = load(made).nodes[0]
         assert isinstance(first.attrs["amount"], float)
         del made.graph.node[1].input[1]
         with pytest.raises(cml.ModelError, match="1 inputs and 1 outputs, wanted sharpen"):
-            cml.load(made.SerializeToString())
+            load(made)
     finally:
         cml.unregister("sharpen")
 
 
-@pytest.mark.parametrize("op, wanted", [("Neg", [-128, 127, 5]), ("Abs", [-128, 127, 5])])
-def test_the_smallest_integer_of_its_type_has_no_opposite(op, wanted):
-    made = model([node(f"y = {op}(x)")], [value("x", [3], "int8")], [value("y", [3], "int8")])
-    session = cml.Session(cml.load(made.SerializeToString()), "cpu")
-    got = session.run({"x": np.array([-128, -127, -5], np.int8)})
-    assert_array_equal(got["y"], wanted)
+@pytest.mark.parametrize("op", ["Neg", "Abs"])
+def test_the_smallest_integer_of_its_type_has_no_opposite(op):
+    made = model(f"y = {op}(x)", "x: int8[3]", "y: int8[3]")
+    assert_array_equal(run(made, x=np.int8([-128, -127, -5]))["y"], [-128, 127, 5])
 
 
 def test_loops_and_branches_are_written_out(rng):
-    body = onnx.helper.make_graph(
-        [
-            node("b = Add(a, w)"),  # a name of the outer graph
-            node("s = Mul(b, b)"),
-            node("more = Identity(go)"),
-        ],
-        "body",
-        [value("i", [], "int64"), value("go", [], "bool"), value("a", [4])],
-        [value("more", [], "bool"), value("b", [4]), value("s", [4])],
+    body = subgraph(
+        "b = Add(a, w); s = Mul(b, b); more = Identity(go)",  # w is a name of the outer graph
+        "i: int64[], go: bool[], a: [4]",
+        "more: bool[], b: [4], s: [4]",
     )
-    then = onnx.helper.make_graph([node("t = Neg(last)")], "then", [], [value("t", [4])])
-    other = onnx.helper.make_graph([node("t = Abs(last)")], "else", [], [value("t", [4])])
+    then, other = (subgraph(f"t = {op}(last)", "", "t: [4]") for op in ("Neg", "Abs"))
     nodes = [
-        node("n = Shape(x)"), node("trips = Squeeze(n)"),
+        *nodes_of("n = Shape(x); trips = Squeeze(n); few = Less(trips, five)"),
         node("last, all = Loop(trips, true, x)", body=body),
-        node("few = Less(trips, five)"),
         node("y = If(few)", then_branch=then, else_branch=other),
-    ]  # fmt: skip
+    ]
     weights = {"true": np.array(True), "five": np.array(5), "w": np.ones(4, np.float32)}
-    made = model(nodes, [value("x", [4])], [value("y", [4]), value("all", None)], weights)
+    made = model(nodes, "x: [4]", "y: [4], all", weights)
     x = rng.standard_normal(4, np.float32)
-    got = cml.Session(cml.load(made.SerializeToString()), "cpu").run({"x": x})
+    got = run(made, x=x)
     assert_allclose(got["y"], -(x + 4), rtol=1e-6)
     assert_allclose(got["all"], [(x + k) ** 2 for k in range(1, 5)], rtol=1e-5)
 
@@ -255,22 +235,19 @@ def test_tensors_are_read_as_the_package_reads_them(dtype, how):
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_other_floats_are_computed_in_32_bits(rng, dtype):
     weights = {"w": rng.standard_normal((4, 4)).astype(dtype), "k": np.array(1, dtype)}
-    nodes = [node("a = MatMul(x, w)"), node("b = Add(a, k)"), node("y = Cast(b, to=1)")]
-    made = model(nodes, [value("x", [2, 4], dtype)], [value("y", [2, 4])], weights)
+    nodes = "a = MatMul(x, w); b = Add(a, k); y = Cast(b, to=1)"
+    made = model(nodes, f"x: {dtype}[2, 4]", "y: [2, 4]", weights)
     x = rng.standard_normal((2, 4)).astype(dtype)
-    graph = cml.load(made.SerializeToString())
-    got = cml.Session(graph, "cpu").run({"x": x})
     wanted = x.astype(np.float64) @ weights["w"].astype(np.float64) + 1
-    assert_allclose(got["y"], wanted, rtol=1e-5, atol=1e-5)
+    assert_allclose(run(made, x=x)["y"], wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_names_that_nnef_cannot_have(rng, tmp_path):
     """A session takes the file's names, such as ``out:0``; a saved model has valid names
     instead."""
-    nodes = [node("0.5 = Mul(1, half)"), node("out:0 = Add(0.5, 1)"), node("true = Relu(1)")]
-    outputs = [value("out:0", [2]), value("0.5", [2]), value("true", [2])]
-    made = model(nodes, [value("1", [2])], outputs, {"half": np.float32(0.5)})
-    graph = cml.load(made.SerializeToString())
+    nodes = "0.5 = Mul(1, half); out:0 = Add(0.5, 1); true = Relu(1)"
+    outputs = "out:0: [2], 0.5: [2], true: [2]"
+    graph = load(model(nodes, "1: [2]", outputs, {"half": np.float32(0.5)}))
     x = np.array([1, -2], np.float32)
     got = cml.Session(graph, "cpu").run({"1": x})
     assert_array_equal(got["out:0"], 1.5 * x)
@@ -283,17 +260,12 @@ def test_names_that_nnef_cannot_have(rng, tmp_path):
 
 
 def test_shape_of_nonzero_uses_the_count():
-    nodes = [node("places = NonZero(x)"), node("rows = Transpose(places)"),
-             node("shape = Shape(rows)"), node("size = Size(rows)")]  # fmt: skip
-    outputs = [value("shape", [2], "int64"), value("size", [], "int64")]
-    x = np.float32([[0, 5, 0], [7, 0, 0]])
-    graph = cml.load(model(nodes, [value("x", [2, 3])], outputs).SerializeToString())
-    got = cml.Session(graph, "cpu").run({"x": x})
+    nodes = "places = NonZero(x); rows = Transpose(places); shape = Shape(rows); size = Size(rows)"
+    made = model(nodes, "x: [2, 3]", "shape: int64[2], size: int64[]")
+    got = run(made, x=np.float32([[0, 5, 0], [7, 0, 0]]))
     assert got["shape"].tolist() == [2, 2] and got["size"] == 4
-    nodes.append(node("y = ConstantOfShape(shape)"))
-    made = model(nodes, [value("x", [2, 3])], [value("y", [None, 2])])
     with pytest.raises(UnsupportedOp, match="ConstantOfShape 'y'.*must be known.*'x'"):
-        cml.load(made.SerializeToString())
+        load(model(f"{nodes}; y = ConstantOfShape(shape)", "x: [2, 3]", "y"))
 
 
 # -- the table against the operators' schemas ------------------------------------------------------

@@ -7,68 +7,52 @@ import pytest
 
 onnx = pytest.importorskip("onnx")
 
-from onnx import helper  # noqa: E402
-
 import cml_engine as cml  # noqa: E402
 from cml_engine.io.load_limits import OverBudget  # noqa: E402
-from tests.fixtures.onnx_models import loop, model, node, one, value  # noqa: E402
+from tests.fixtures.onnx_models import function, load, loop, model, one  # noqa: E402
 
-X, Y = value("x", [1, 4]), value("y", None)
-ONE, MIB = value("x", [1, 1]), 2**20
+MIB = 2**20
 #: processor seconds that no hostile file may take; the machine may be busy
 SECONDS = 20.0
 
 
 def called(functions, calls):
-    """Returns a model of these calls and functions; ``functions`` has the nodes of each by name.
-
-    Every function computes ``c`` from ``a``.
-    """
-    opsets = [helper.make_opsetid("my", 1), helper.make_opsetid("", 17)]
-    made = [
-        helper.make_function("my", name, ["a"], ["c"], body, opsets)
-        for name, body in functions.items()
-    ]
-    return model(calls, [X], [Y], domains={"my": 1}, functions=made)
-
-
-def call(name, from_, to):
-    return helper.make_node(name, [from_], [to], domain="my")
+    """Returns a model of these calls and functions; ``functions`` has the nodes of each by name."""
+    made = [function(name, body) for name, body in functions.items()]
+    return model(calls, functions=made)
 
 
 def doubling_functions():
-    functions = {f"F{i}": [call(f"F{i + 1}", *names) for names in ("ab", "bc")] for i in range(40)}
-    return called({**functions, "F40": [node("c = Relu(a)")]}, [call("F0", "x", "y")])
+    functions = {f"F{i}": f"b = my:F{i + 1}(a); c = my:F{i + 1}(b)" for i in range(40)}
+    return called({**functions, "F40": "c = Relu(a)"}, "y = my:F0(x)")
 
 
 def dead_nodes_in_functions():
-    dead = [helper.make_node("Relu", ["a"], [f"d{i}"]) for i in range(5000)]
-    calls = [call("F", f"t{i}", f"t{i + 1}") for i in range(1000)]
-    ends = [node("t0 = Relu(x)"), node("y = Relu(t1000)")]
-    return called({"F": [*dead, node("c = Relu(a)")]}, [ends[0], *calls, ends[1]])
+    dead = [f"d{i} = Relu(a)" for i in range(5000)]
+    calls = [f"t{i + 1} = my:F(t{i})" for i in range(1000)]
+    return called({"F": [*dead, "c = Relu(a)"]}, ["t0 = Relu(x)", *calls, "y = Relu(t1000)"])
 
 
 def many_zeros(count, size):
-    zeros = [node(f"c{i} = ConstantOfShape(n)") for i in range(count)]
-    sums = [node(f"s{i + 1} = Add(s{i}, c{i})") for i in range(count)]
-    ends = [node("s0 = Relu(x)"), node(f"y = Relu(s{count})")]
-    return model([ends[0], *zeros, *sums, ends[1]], [ONE], [Y], {"n": np.array([size])})
+    zeros = [f"c{i} = ConstantOfShape(n)" for i in range(count)]
+    sums = [f"s{i + 1} = Add(s{i}, c{i})" for i in range(count)]
+    nodes = ["s0 = Relu(x)", *zeros, *sums, f"y = Relu(s{count})"]
+    return model(nodes, "x: [1, 1]", "y", {"n": np.array([size])})
 
 
 def doubling_concat():
-    doubled = [node(f"c{i + 1} = Concat(c{i}, c{i}, axis=0)") for i in range(40)]
+    doubled = [f"c{i + 1} = Concat(c{i}, c{i}, axis=0)" for i in range(40)]
     weights = {"c0": np.ones(1000, np.float32)}
-    return model([*doubled, node("y = Add(x, c40)")], [value("x", [1])], [Y], weights)
+    return model([*doubled, "y = Add(x, c40)"], "x: [1]", "y", weights)
 
 
 def endless_loop():
-    weights = {"n": np.array(2**40), "true": np.array(True)}
-    return model([loop("n")], [X], [Y], weights)
+    return model([loop("n")], weights={"n": np.array(2**40), "true": np.array(True)})
 
 
 def long_attribute():
     """Returns a model with an attribute of 4 million numbers, each in a field of its own."""
-    made = model([node("y = Relu(x)")], [X], [Y])
+    made = model("y = Relu(x)")
     attribute = made.graph.node[0].attribute.add()
     attribute.name, attribute.type = "many", onnx.AttributeProto.INTS
     attribute.ints.extend([1] * 4_000_000)
@@ -117,14 +101,14 @@ def test_hostile_files_are_refused_at_once(name):
 def test_hostile_graphs_load_in_linear_time():
     """A Sum of 20,000 inputs and functions of dead nodes load within ``SECONDS`` of processor
     time."""
-    sums = model([helper.make_node("Sum", ["x"] * 20_000, ["y"])], [X], [Y])
+    sums = model(f"y = Sum({', '.join(['x'] * 20_000)})")
     for made in (sums, dead_nodes_in_functions()):
-        data, start = made.SerializeToString(), time.process_time()
-        cml.load(data)
+        start = time.process_time()
+        load(made)
         assert time.process_time() - start < SECONDS
 
 
 def test_constants_as_large_as_a_real_network_s_weights():
     """A ConstantOfShape of 37 million weights loads, as in AlexNet of the ONNX model zoo."""
-    graph = cml.load(many_zeros(1, 37_748_736).SerializeToString())
+    graph = load(many_zeros(1, 37_748_736))
     assert max(array.size for array in graph.constants.values()) == 37_748_736

@@ -5,16 +5,8 @@ import pytest
 
 onnx = pytest.importorskip("onnx")
 
-from onnx import helper  # noqa: E402
-
 import cml_engine as cml  # noqa: E402
-from tests.fixtures.onnx_models import model, node, value  # noqa: E402
-
-Y = value("y", None)
-
-
-def branch(op, name):
-    return helper.make_graph([node(f"{name} = {op}(x)")], name, [], [value(name, [1, 4])])
+from tests.fixtures.onnx_models import model, node, saved, subgraph  # noqa: E402
 
 
 @pytest.fixture
@@ -24,13 +16,13 @@ def rates(tmp_path):
 
     Files with values of the inputs are beside it.
     """
-    inputs = [value("x", [1, 4]), value("rate", [1], "int64"), value("wanted", [1], "int64")]
+    neg, absolute = (subgraph(f"z = {op}(x)", "", "z: [1, 4]") for op in ("Neg", "Abs"))
     nodes = [
-        node("same = Equal(rate, wanted)"),
-        node("y = If(same)", then_branch=branch("Neg", "n"), else_branch=branch("Abs", "a")),
+        "same = Equal(rate, wanted)",
+        node("y = If(same)", then_branch=neg, else_branch=absolute),
     ]
     path = tmp_path / "rates.onnx"
-    path.write_bytes(model(nodes, inputs, [Y]).SerializeToString())
+    saved(model(nodes, "x: [1, 4], rate: int64[1], wanted: int64[1]"), path)
     np.save(tmp_path / "x.npy", np.arange(-2, 2, dtype=np.float32).reshape(1, 4))
     np.save(tmp_path / "rate.npy", np.array([16000]))
     np.save(tmp_path / "other.npy", np.array([8000]))

@@ -15,16 +15,15 @@ pytest.importorskip("onnx")
 import onnx
 from onnx import helper
 
-import cml_engine as cml
 from cml_engine.errors import CmlError
 from cml_engine.formats.onnx import operators  # noqa: F401
 from cml_engine.formats.onnx.op_schemas import all_schemas, find_schema
 from tests import onnx_nodes
+from tests.fixtures.onnx_models import load, node, subgraph
 from tests.fixtures.onnx_models import model as onnx_model
-from tests.fixtures.onnx_models import node, value
 
 _TENSOR = onnx.numpy_helper.from_array(np.array([1.5, -2], np.float32))
-_GRAPH = helper.make_graph([node("y = Relu(x)")], "g", [], [])
+_GRAPH = subgraph("y = Relu(x)", "", "")
 WRONG = (
     -(2**63), -(2**31), -3, -1, 0, 1, 2, 3, 7, 2**31, 2**63 - 1, float("nan"), float("inf"), -1e38,
     0.0, "", "no such word", b"\xff\xfe", [], [0], [-1], [1, 1], [2**40], [1, 2, 3],
@@ -68,7 +67,7 @@ def survives(model, inputs, what, is_known):
     try:
         if is_known:
             constants = dict(zip(names, inputs, strict=False))
-            cml.load(model.SerializeToString(), constants=constants)
+            load(model, constants=constants)
         else:
             onnx_nodes.outputs_of(model, inputs, "cpu")
     except CmlError as error:
@@ -85,10 +84,10 @@ def undamaged(row):
     if key_of(row) in smallest():
         return smallest()[key_of(row)][1:]
     names = [f"x{i}" for i in range(min(row.inputs, 4))]
-    made = helper.make_node(row.name, names, ["y"], domain=row.domain)
-    inputs = [value(name, (2, 4, 8)) for name in names]
+    made = node(f"y = {row.domain}:{row.name}({', '.join(names)})")
+    inputs = ", ".join(f"{name}: [2, 4, 8]" for name in names)
     opset = {row.domain: row.since} if row.domain else {"": max(row.since, 7)}
-    network = onnx_model([made], inputs, [value("y", None)], opset=17, domains=opset)
+    network = onnx_model([made], inputs, domains=opset)
     return network, [np.ones((2, 4, 8), np.float32) for _ in names]
 
 

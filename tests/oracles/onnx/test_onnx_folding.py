@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 pytest.importorskip("onnx")
 
 import cml_engine as cml
-from tests.fixtures.onnx_models import model, node, value
+from tests.fixtures.onnx_models import load, model, node, run, value
 
 REDUCTIONS = ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "SumSquare", "LogSum", "LogSumExp")
 ODD = (1 << 24) + 1  # not representable as a 32-bit float
@@ -27,17 +27,17 @@ def both(op, *arrays, opset=18, **attrs):
     for known in (given, {name: array for name, array in given.items() if name != "x0"}):
         inputs = [value(name, a.shape, str(a.dtype)) for name, a in given.items()]
         inputs = [v for v in inputs if v.name not in known] or [value("unused", (1,))]
-        network = model([made], inputs, [value("y", None)], known, opset)
+        network = model([made], inputs, "y", known, opset)
         with warnings.catch_warnings():  # about integers that are not proven to fit
             warnings.simplefilter("ignore", cml.nnef.NnefWarning)
-            graph = cml.load(network.SerializeToString())
+            graph = load(network)
         assert (known is not given) or not any(n.op != "copy" for n in graph.nodes)
         feeds = {v.name: given.get(v.name, np.zeros(1, np.float32)) for v in inputs}
         results.append(cml.Session(graph, "cpu").run(feeds)["y"])
-    folded, run = results
-    assert (folded.dtype, folded.shape) == (run.dtype, run.shape)
-    assert_array_equal(folded, run)
-    return run
+    folded, computed = results
+    assert (folded.dtype, folded.shape) == (computed.dtype, computed.shape)
+    assert_array_equal(folded, computed)
+    return computed
 
 
 def floats(*numbers):
@@ -158,9 +158,7 @@ def test_clip_propagates_nan(opset, low, high):
 
 def test_an_output_that_is_an_input(rng):
     x = rng.standard_normal((2, 3), np.float32)
-    ends = [value("x", (2, 3)), value("y", None)]
-    graph = cml.load(model([node("y = Relu(x)")], ends[:1], ends).SerializeToString())
-    got = cml.Session(graph, "cpu").run({"x": x})
+    got = run(model("y = Relu(x)", "x: [2, 3]", "x: [2, 3], y"), x=x)
     assert_array_equal(got["x"], x)
     assert_array_equal(got["y"], np.maximum(x, 0))
 

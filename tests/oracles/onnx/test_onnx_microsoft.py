@@ -9,52 +9,50 @@ ort = pytest.importorskip("onnxruntime")
 
 import cml_engine as cml  # noqa: E402
 from cml_engine.ir.block_weights import weight_blocks  # noqa: E402
-from tests.fixtures.onnx_models import exported_cnn, model, node, saved, value  # noqa: E402
-
-MICROSOFT = "com.microsoft"
+from tests.fixtures.onnx_models import exported_cnn, load, model, node, run, saved  # noqa: E402
 
 
-def ms(op, inputs, outputs="y", **attrs):
-    return node(
-        f"{', '.join(outputs.split())} = {op}({', '.join(inputs.split())})",
-        domain=MICROSOFT,
-        **attrs,
-    )
+def ms(text, **attrs):
+    """Returns a node of Microsoft's domain."""
+    return node(text.replace(" = ", " = com.microsoft:"), **attrs)
 
 
-SEQUENCE, WIDE, IMAGE = (2, 5, 8), (2, 5, 64), (1, 4, 6, 6)
-#: node, the shape of x, the compared results
-CALLS = [
-    (ms("Gelu", "x"), SEQUENCE, "y"),
-    (ms("FastGelu", "x v8"), SEQUENCE, "y"),
-    (ms("BiasGelu", "x v8"), SEQUENCE, "y"),
-    (ms("QuickGelu", "x", alpha=1.5), SEQUENCE, "y"),
-    (ms("FusedMatMul", "x m8", alpha=0.5, transB=1), SEQUENCE, "y"),
-    (ms("FusedConv", "x w b4", activation="Relu", pads=[1, 1, 1, 1]), IMAGE, "y"),
-    (ms("FusedConv", "x w b4", activation="Clip", activation_params=[-0.1, 0.3]), IMAGE, "y"),
-    (ms("FusedConv", "x w b4", activation="HardSigmoid", activation_params=[0.3, 0.4]),
-     IMAGE, "y"),
-    (ms("SkipLayerNormalization", "x s v8 u8 t8", "y m d z", epsilon=1e-3), SEQUENCE, "y z"),
-    (ms("SkipSimplifiedLayerNormalization", "x s v8 t8", "y m d z"), SEQUENCE, "y z"),
-    (ms("MultiHeadAttention", "x k q", num_heads=2), SEQUENCE, "y"),
-    (ms("MultiHeadAttention", "x k q _ _ a", num_heads=4, scale=0.3), SEQUENCE, "y"),
-    (ms("MultiHeadAttention", "x k q v24 mask a", num_heads=4), SEQUENCE, "y"),
-    (ms("MultiHeadAttention", "x k q _ lengths", num_heads=2), SEQUENCE, "y"),
-    (ms("MultiHeadAttention", "x s s v24 _ _ past past", "y o r", num_heads=2), SEQUENCE, "y o r"),
-    (ms("MultiHeadAttention", "x s s", num_heads=2, unidirectional=1), SEQUENCE, "y"),
-    (ms("GroupQueryAttention", "x g g _ _ n4 n5", "y o r", num_heads=4, kv_num_heads=2),
-     WIDE, "y o r"),
-    (ms("GroupQueryAttention", "packed _ _ past2 past2 n7 n8 c1 d1", "y o r", num_heads=4,
-        kv_num_heads=2, do_rotary=1, local_window_size=4, softcap=2.0), (1, 5, 64), "y o r"),
-    (ms("GroupQueryAttention", "x g1 g1 past2 past2 n7 n8 c1 d1", "y o r", num_heads=4,
-        kv_num_heads=2, do_rotary=1, rotary_interleaved=1), (1, 5, 64), "y o r"),
-    (ms("RotaryEmbedding", "x p c n", num_heads=2), SEQUENCE, "y"),
-    (ms("RotaryEmbedding", "x p c n", num_heads=2, interleaved=1), SEQUENCE, "y"),
-    (ms("MatMulNBits", "z4 codes4 scales", K=32, N=6, bits=4, block_size=16), SEQUENCE, "y"),
-    (ms("MatMulNBits", "z4 codes4 scales zeros4", K=32, N=6, bits=4, block_size=16),
-     SEQUENCE, "y"),
-    (node("y = SimplifiedLayerNormalization(x, v8, axis=-1)"), SEQUENCE, "y"),
-]  # fmt: skip
+#: nodes by the shape of x; results with an underscore are not compared
+CALLS = {
+    (2, 5, 8): (
+        "y = Gelu(x)",
+        "y = FastGelu(x, v8)",
+        "y = BiasGelu(x, v8)",
+        "y = QuickGelu(x, alpha=1.5)",
+        "y = FusedMatMul(x, m8, alpha=0.5, transB=1)",
+        "y, _m, _d, z = SkipLayerNormalization(x, s, v8, u8, t8, epsilon=0.001)",
+        "y, _m, _d, z = SkipSimplifiedLayerNormalization(x, s, v8, t8)",
+        "y = MultiHeadAttention(x, k, q, num_heads=2)",
+        "y = MultiHeadAttention(x, k, q, _, _, a, num_heads=4, scale=0.3)",
+        "y = MultiHeadAttention(x, k, q, v24, mask, a, num_heads=4)",
+        "y = MultiHeadAttention(x, k, q, _, lengths, num_heads=2)",
+        "y, o, r = MultiHeadAttention(x, s, s, v24, _, _, past, past, num_heads=2)",
+        "y = MultiHeadAttention(x, s, s, num_heads=2, unidirectional=1)",
+        "y = RotaryEmbedding(x, p, c, n, num_heads=2)",
+        "y = RotaryEmbedding(x, p, c, n, num_heads=2, interleaved=1)",
+        "y = MatMulNBits(z4, codes4, scales, K=32, N=6, bits=4, block_size=16)",
+        "y = MatMulNBits(z4, codes4, scales, zeros4, K=32, N=6, bits=4, block_size=16)",
+    ),
+    (1, 4, 6, 6): (
+        "y = FusedConv(x, w, b4, activation='Relu', pads=[1, 1, 1, 1])",
+        "y = FusedConv(x, w, b4, activation='Clip', activation_params=[-0.1, 0.3])",
+        "y = FusedConv(x, w, b4, activation='HardSigmoid', activation_params=[0.3, 0.4])",
+    ),
+    (2, 5, 64): (
+        "y, o, r = GroupQueryAttention(x, g, g, _, _, n4, n5, num_heads=4, kv_num_heads=2)",
+    ),
+    (1, 5, 64): (
+        "y, o, r = GroupQueryAttention(packed, _, _, past2, past2, n7, n8, c1, d1, num_heads=4, "
+        "kv_num_heads=2, do_rotary=1, local_window_size=4, softcap=2.0)",
+        "y, o, r = GroupQueryAttention(x, g1, g1, past2, past2, n7, n8, c1, d1, num_heads=4, "
+        "kv_num_heads=2, do_rotary=1, rotary_interleaved=1)",
+    ),
+}
 
 
 def weights(rng):
@@ -80,24 +78,18 @@ def weights(rng):
     return made | {name: np.asarray(made[name], np.int32) for name in int32}
 
 
-def results(network, x, names):
-    session = ort.InferenceSession(network.SerializeToString())
-    found = session.run(names, {"x": x})
-    return found
-
-
 @pytest.mark.parametrize(
-    ("made", "shape", "compared"), CALLS, ids=[f"{c[0].op_type}-{i}" for i, c in enumerate(CALLS)]
+    ("shape", "text"), [(shape, text) for shape, texts in CALLS.items() for text in texts]
 )
-def test_operator(rng, made, shape, compared):
+def test_operator(rng, shape, text):
+    made = ms(text)
     given = {name: array for name, array in weights(rng).items() if name in made.input}
-    outputs = [value(name, None) for name in compared.split()]
-    nodes = [made] if "x" in made.input else [made, node("unused = Neg(x)")]
-    network = model(nodes, [value("x", shape)], outputs, given, domains={MICROSOFT: 1})
+    compared = [name for name in made.output if name[0] != "_"]
+    network = model([made, "_unused = Neg(x)"], f"x: {list(shape)}", ", ".join(compared), given)
     x = rng.standard_normal(shape, np.float32)
-    wanted = results(network, x, compared.split())
-    got = cml.Session(cml.load(network.SerializeToString()), "cpu").run({"x": x})
-    for name, want in zip(compared.split(), wanted, strict=True):
+    wanted = ort.InferenceSession(network.SerializeToString()).run(compared, {"x": x})
+    got = run(network, x=x)
+    for name, want in zip(compared, wanted, strict=True):
         assert_allclose(got[name], want, rtol=1e-4, atol=2e-5)
 
 
@@ -122,10 +114,8 @@ def test_weights_of_a_few_bits_stay_in_blocks(bits, zeros, rng):
     if zeros != "middle":
         is_float = zeros == "floats"
         given["zeros"] = zero.astype(np.float32) if is_float else packed(zero, bits).reshape(-1)
-    made = ms("MatMulNBits", " ".join(["x", *given]), K=40, N=6, bits=bits, block_size=16)
-    network = model([made], [value("x", (2, 5, 40))], [value("y", None)], given,
-                    domains={MICROSOFT: 1})  # fmt: skip
-    graph = cml.load(network.SerializeToString())
+    made = ms(f"y = MatMulNBits({', '.join(['x', *given])}, K=40, N=6, block_size=16)", bits=bits)
+    graph = load(model([made], "x: [2, 5, 40]", "y", given))
     (blocks,) = (found for a in graph.constants.values() if (found := weight_blocks(a)))
     assert blocks.bits == (8 if bits == 8 else 4)
     x = rng.uniform(-1, 1, (2, 5, 40)).astype(np.float32)
@@ -141,10 +131,9 @@ def test_weights_of_a_few_bits_stay_in_blocks(bits, zeros, rng):
 def test_weights_that_do_not_fill_their_blocks_are_refused(attrs, message):
     given = {"codes": np.zeros((6, 3, 8), np.uint8), "scales": np.ones(18, np.float32)}
     sizes = {"K": 40, "N": 6, "bits": 4, "block_size": 16} | attrs
-    network = model([ms("MatMulNBits", "x codes scales", **sizes)], [value("x", (2, 40))],
-                    [value("y", None)], given, domains={MICROSOFT: 1})  # fmt: skip
+    made = ms("y = MatMulNBits(x, codes, scales)", **sizes)
     with pytest.raises(cml.ModelError, match=message):
-        cml.load(network.SerializeToString())
+        load(model([made], "x: [2, 40]", "y", given))
 
 
 def test_group_norm(rng):
@@ -153,11 +142,9 @@ def test_group_norm(rng):
     ONNX Runtime has this operator only on other devices.
     """
     given = {name: weights(rng)[name] for name in ("v8", "u8")}
-    made = ms("GroupNorm", "x v8 u8", groups=2, activation=1, epsilon=1e-3)
-    network = model([made], [value("x", [2, 3, 5, 8])], [value("y", None)], given,
-                    domains={MICROSOFT: 1})  # fmt: skip
+    made = ms("y = GroupNorm(x, v8, u8, groups=2, activation=1, epsilon=0.001)")
     x = rng.standard_normal((2, 3, 5, 8), np.float32)
-    got = cml.Session(cml.load(network.SerializeToString()), "cpu").run({"x": x})
+    got = run(model([made], "x: [2, 3, 5, 8]", "y", given), x=x)
     parts = x.reshape(2, 15, 2, 4)
     mean, variance = (f(parts, axis=(1, 3), keepdims=True) for f in (np.mean, np.var))
     even = ((parts - mean) / np.sqrt(variance + 1e-3)).reshape(x.shape)

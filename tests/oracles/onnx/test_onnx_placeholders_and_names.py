@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 import cml_engine as cml
 from cml_engine.errors import CmlError
-from tests.fixtures.onnx_models import model, node, value
+from tests.fixtures.onnx_models import load, model, node, saved, values
 
 pytestmark = pytest.mark.usefixtures("own_operators")
 
@@ -22,29 +22,26 @@ DECLARED = (
 )
 
 
-def warp(inputs="a w", output="b", name="/net/Warp", **attrs):
+def warp(call="b = game:Warp(a, w, name='/net/Warp')", **attrs):
     attrs = {"amount": 0.5, "mode": "soft", "steps": [1, 2], **attrs}
-    return helper.make_node(
-        "Warp", inputs.split(), [output], name=name, domain="game", **attrs
-    )  # fmt: skip
+    return node(call, **attrs)
 
 
-def saved(path, *nodes, infos=("b", "c")):
+def network(path, *nodes, infos="b: [1, 3, h, 4], c: [1, 3, h, 4]"):
+    """Writes a model of these nodes with the shapes ``infos`` to ``path``; returns the path."""
     made = model(
-        [node("a = Relu(x, name='/pre/Relu')"), *nodes],
-        [value("x", [1, 3, "h", 4])],
-        [value("y", [1, 3, "h", 4])],
-        {"w": np.array([1, 2, 3], np.float32)},
-        domains={"game": 1},
+        ["a = Relu(x, name='/pre/Relu')", *nodes],
+        "x: [1, 3, h, 4]",
+        "y: [1, 3, h, 4]",
+        {"w": np.float32([1, 2, 3])},
     )
-    made.graph.value_info.extend([value(name, [1, 3, "h", 4]) for name in infos])
-    path.write_bytes(made.SerializeToString())
-    return str(path)
+    made.graph.value_info.extend(values(infos))
+    return saved(made, path)
 
 
 def two(path):
-    second = warp("b w", "c", "/net/Warp_2", amount=2.0)
-    return saved(path, warp(), second, node("y = Add(c, x, name='/out/Add')"))
+    second = warp("c = game:Warp(b, w, name='/net/Warp_2')", amount=2.0)
+    return network(path, warp(), second, "y = Add(c, x, name='/out/Add')")
 
 
 @pytest.fixture
@@ -85,8 +82,8 @@ def test_placeholders_are_declared_and_filled(tmp_path, convert, run_cml, refuse
 
 
 def test_an_operator_of_two_signatures_has_two_names(tmp_path, convert):
-    second = warp("b", "c", "/net/Other")
-    path = saved(tmp_path / "m.onnx", warp(), second, node("y = Add(c, x)"))
+    second = warp("c = game:Warp(b, name='/net/Other')")
+    path = network(tmp_path / "m.onnx", warp(), second, "y = Add(c, x)")
     convert(path, tmp_path / "m")
     text = (tmp_path / "m/graph.nnef").read_text()
     assert "fragment Warp(x1: tensor<scalar>, x2" in text
@@ -94,28 +91,27 @@ def test_an_operator_of_two_signatures_has_two_names(tmp_path, convert):
 
 
 @pytest.mark.parametrize(
-    ("nodes", "infos", "message"),
+    ("damaged", "infos", "message"),
     [
-        ([warp()], (), "/net/Warp': the file does not say the shape of 'b', which an unknown"),
+        (warp(), "", "/net/Warp': the file does not say the shape of 'b', which an unknown"),
         (
-            [warp(steps=helper.make_tensor("t", TensorProto.FLOAT, [1], [1.0]))],
-            ("b",),
+            warp(steps=helper.make_tensor("t", TensorProto.FLOAT, [1], [1.0])),
+            "b: [1, 3, h, 4]",
             "attribute 'steps' of game:Warp '/net/Warp' is no number",
         ),
     ],
 )
-def test_nodes_that_cannot_be_placeholders_are_refused(tmp_path, convert, nodes, infos, message):
-    path = saved(tmp_path / "m.onnx", *nodes, node("y = Add(b, x)"), infos=infos)
+def test_nodes_that_cannot_be_placeholders_are_refused(tmp_path, convert, damaged, infos, message):
+    path = network(tmp_path / "m.onnx", damaged, "y = Add(b, x)", infos=infos)
     assert message in convert(path, tmp_path / "m", ends=2)
     assert not (tmp_path / "m").exists()
 
 
 def test_an_output_without_a_shape_hides_no_value_info(tmp_path, run_cml):
-    made = model([warp("a a")], [value("a", [1, 3])], [value("b", None)])
-    made.graph.value_info.append(value("b", [1, 3]))
-    (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
-    command = ["convert", str(tmp_path / "m.onnx"), str(tmp_path / "m.nnef"), "--placeholders"]
-    run_cml(*command)
+    made = model([warp("b = game:Warp(a, a)")], "a: [1, 3]", "b")
+    made.graph.value_info.extend(values("b: [1, 3]"))
+    path = saved(made, tmp_path / "m.onnx")
+    run_cml("convert", path, tmp_path / "m.nnef", "--placeholders")
 
 
 def test_placeholders_are_for_onnx(tmp_path, refused):
@@ -135,20 +131,17 @@ def test_unknown_operators_say_what_to_do(tmp_path):
 def without_its_data(path):
     """Writes a network whose external data file is missing to ``path``; returns the path."""
     shapes = {"f": (8, 3, 3, 3), "b": (8,), "s": (8,), "o": (8,), "m": (8,), "v": (8,), "w": (8, 5)}
-    made = model(
-        [node("c = Conv(x, f, b)"), node("n = BatchNormalization(c, s, o, m, v)"),
-         node("g = GlobalAveragePool(n)"), node("h = Flatten(g)"),
-         node("y = MatMul(h, w)")],
-        [value("x", [1, 3, 8, 8])],
-        [value("y", [1, 5])],
-    )  # fmt: skip
+    nodes = (
+        "c = Conv(x, f, b); n = BatchNormalization(c, s, o, m, v); g = GlobalAveragePool(n); "
+        "h = Flatten(g); y = MatMul(h, w)"
+    )
+    made = model(nodes, "x: [1, 3, 8, 8]", "y: [1, 5]")
     for name, shape in shapes.items():
         tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=shape)
         tensor.data_location = TensorProto.EXTERNAL
         tensor.external_data.add(key="location", value="weights.bin")
         made.graph.initializer.append(tensor)
-    path.write_bytes(made.SerializeToString())
-    return path
+    return saved(made, path)
 
 
 def test_missing_external_data_may_be_random(tmp_path):
@@ -169,20 +162,18 @@ def test_missing_external_data_may_be_random(tmp_path):
 
 
 def named(path):
-    """Writes a network whose nodes have names like PyTorch's to ``path``; returns the path as
-    text."""
+    """Writes a network whose nodes have names like PyTorch's to ``path``; returns the path."""
     made = model(
-        [node("s = Shape(x, name='/up/Shape')"),
-         node("c = Conv(x, f, name='/net/conv1/Conv')"),
-         node("r = Relu(c, name='/net/act/Relu')"),
-         node("n = LayerNormalization(r, g, name='/net/norm/LayerNormalization')"),
-         node("y = Reshape(n, s, name='/up/Reshape')")],
-        [value("x", [1, 3, 4, 4])],
-        [value("y", [1, 3, 4, 4])],
+        ["s = Shape(x, name='/up/Shape')",
+         "c = Conv(x, f, name='/net/conv1/Conv')",
+         "r = Relu(c, name='/net/act/Relu')",
+         "n = LayerNormalization(r, g, name='/net/norm/LayerNormalization')",
+         "y = Reshape(n, s, name='/up/Reshape')"],
+        "x: [1, 3, 4, 4]",
+        "y: [1, 3, 4, 4]",
         {"f": np.ones((3, 3, 1, 1), np.float32), "g": np.ones(4, np.float32)},
     )  # fmt: skip
-    path.write_bytes(made.SerializeToString())
-    return str(path)
+    return saved(made, path)
 
 
 def test_node_names_are_retained(tmp_path, run_cml):
@@ -198,16 +189,15 @@ def test_node_names_are_retained(tmp_path, run_cml):
 
 
 def test_many_nodes_of_an_operator_are_counted(tmp_path):
-    nodes = [node(f"s{i} = Shape(x)", name=f"/{i}/Shape") for i in range(5)]
-    nodes += [node("s = Concat(s0, s1, s2, s3, s4, axis=0)"), node("y = Expand(x, s)")]
-    made = model(nodes, [value("x", [1])], [value("y", None)])
-    notes = cml.load(made.SerializeToString()).notes
+    nodes = [f"s{i} = Shape(x, name='/{i}/Shape')" for i in range(5)]
+    nodes += ["s = Concat(s0, s1, s2, s3, s4, axis=0)", "y = Expand(x, s)"]
+    notes = load(model(nodes, "x: [1]")).notes
     assert "    Shape 5: '/0/Shape', '/1/Shape' and 3 more" in notes
 
 
 def test_convert_reports_renamed_tensors(tmp_path, run_cml):
-    made = model([node("y = Relu(größe)")], [value("größe", [2])], [value("y", None)])
-    (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
+    made = model("y = Relu(größe)", "größe: [2]")
+    saved(made, tmp_path / "m.onnx")
     assert (
         "  'größe' is 'gr__e' there: NNEF's names"
         in run_cml("convert", tmp_path / "m.onnx", tmp_path / "m.nnef").out
@@ -227,10 +217,8 @@ def test_a_trace_names_the_nodes(tmp_path, gpu, run_cml):
 @pytest.mark.parametrize("op", ["DepthToSpace", "SpaceToDepth"])
 @pytest.mark.parametrize("mode", ["DCR", "CRD"])
 def test_converted_depth_to_space_can_be_reshaped(op, mode, tmp_path, rng):
-    moved = node(f"y = {op}(x, blocksize=2)", mode=mode)
-    made = model([moved], [value("x", [1, 8, "h", "w"])], [value("y", None)])
-    path = tmp_path / "m.onnx"
-    path.write_bytes(made.SerializeToString())
+    made = model(f"y = {op}(x, blocksize=2, mode='{mode}')", "x: [1, 8, h, w]")
+    path = saved(made, tmp_path / "m.onnx")
     cml.save(cml.load(path, shapes={"x": (1, 8, 4, 6)}), tmp_path / "m.tgz")
     x = rng.random((1, 8, 10, 2), np.float32)
     direct, converted = (

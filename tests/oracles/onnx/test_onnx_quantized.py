@@ -17,7 +17,7 @@ from cml_engine.ir.block_weights import weight_blocks
 from cml_engine.runtime.node_check import check_bits, random_words
 from cml_engine.tools.report.integer_info import IntegerInfo
 from tests.fixtures.integer.onnx import computed, quantized, samples, small_cnn
-from tests.fixtures.onnx_models import model, node, saved, value
+from tests.fixtures.onnx_models import load, model, node, saved
 
 SYMMETRIC = {"extra_options": {"ActivationSymmetric": True}}
 WAYS = {
@@ -65,31 +65,23 @@ _SCALES = {
 }  # fmt: skip
 
 
-def by_operators(*changed, **arrays):
-    """Returns a model of QLinearConv, MaxPool and QLinearMatMul.
-
-    ``changed`` are nodes that replace those with the same output, ``arrays`` other constants.
-    """
+def by_operators():
+    """Returns a model of QLinearConv, MaxPool and QLinearMatMul."""
     rng = np.random.default_rng(5)
     weights = {
         **_SCALES,
         "w": rng.integers(-90, 90, (2, 3, 3, 3)).astype(np.int8),
         "b": np.array([4000, -(2**26) - 1], np.int32),
         "m": rng.integers(-128, 128, (5, 4)).astype(np.int8),
-        **arrays,
     }
     nodes = [
-        node("q = QuantizeLinear(x, sx, zx)"),
-        node("c = QLinearConv(q, sx, zx, w, sw, zw, sy, zy, b, pads=[1, 1, 1, 1])"),
-        node("p = MaxPool(c, kernel_shape=[2, 2], strides=[1, 1])"),
-        node("k = QLinearMatMul(p, sy, zy, m, sm, zm, so, zo)"),
-        node("y = DequantizeLinear(k, so, zo)"),
+        "q = QuantizeLinear(x, sx, zx)",
+        "c = QLinearConv(q, sx, zx, w, sw, zw, sy, zy, b, pads=[1, 1, 1, 1])",
+        "p = MaxPool(c, kernel_shape=[2, 2], strides=[1, 1])",
+        "k = QLinearMatMul(p, sy, zy, m, sm, zm, so, zo)",
+        "y = DequantizeLinear(k, so, zo)",
     ]
-    new = {n.output[0]: n for n in changed}
-    return model(
-        [new.get(n.output[0], n) for n in nodes], [value("x", (1, 3, 6, 6))],
-        [value("y", (1, 2, 5, 4))], weights, opset=17,
-    )  # fmt: skip
+    return model(nodes, "x: [1, 3, 6, 6]", "y: [1, 2, 5, 4]", weights)
 
 
 def test_operators_of_integers(tmp_path, rng):
@@ -118,36 +110,34 @@ def test_qdq_network_supports_all_integer_commands(tmp_path, run_cml):
     assert "matmul 'k_matmul', clamp" in run_cml("info", path, "--integer").out
 
 
-#: models without an integer version: replaced nodes, replaced arrays, and the warning
+#: models without an integer form: the nodes after a QuantizeLinear to ``q``, constants, the message
 FLOATS = {
     "two scales": (
-        [node("y = DequantizeLinear(k, sm, zo)")], {},
+        "k = MaxPool(q, kernel_shape=[1, 1]); y = DequantizeLinear(k, sm, zo)", {},
         "DequantizeLinear 'y': reads integers by another scale"),
     "arithmetic": (
-        [node("y = Cast(k, to=1)")], {}, "Cast 'y': Cast computes with integers"),
+        "k = Identity(q); y = Cast(k, to=1)", {}, "Cast 'y': Cast computes with integers"),
     "16 bits that start elsewhere": (
-        [node("l = QuantizeLinear(x, sx, zl)"), node("y = DequantizeLinear(l, sx, zl)")],
+        "l = QuantizeLinear(x, sx, zl); y = DequantizeLinear(l, sx, zl)",
         {"zl": np.uint16(77)}, "zero point 77 of uint16.*ActivationSymmetric"),
     "a scale that is computed": (
-        [node("l, s, z = DynamicQuantizeLinear(x)"), node("y = DequantizeLinear(l, s, z)")],
+        "l, s, z = DynamicQuantizeLinear(x); y = DequantizeLinear(l, s, z)",
         {}, "DynamicQuantizeLinear 'l'.*quantize_static"),
     "a scale of each channel": (
-        [node("l = QuantizeLinear(x, sl, zl, axis=1)"),
-         node("y = DequantizeLinear(l, sl, zl, axis=1)")],
+        "l = QuantizeLinear(x, sl, zl, axis=1); y = DequantizeLinear(l, sl, zl, axis=1)",
         {"sl": np.ones(3, np.float32), "zl": np.zeros(3, np.int8)},
         "3 scales of a computed tensor"),
     "weights of floats": (
-        [node("d = DequantizeLinear(q, sx, zx)"), node("y = Conv(d, f)")],
+        "d = DequantizeLinear(q, sx, zx); y = Conv(d, f)",
         {"f": np.ones((1, 3, 1, 1), np.float32)}, "conv 'y': its weights 'f' are numbers"),
     "an operator of floats": (
-        [node("d = DequantizeLinear(q, sx, zx)"), node("y = Softmax(d)")], {},
+        "d = DequantizeLinear(q, sx, zx); y = Softmax(d)", {},
         "Softmax 'y': softmax 'y' has no integer form"),
     "sums that are read": (
-        [node("d = DequantizeLinear(q, sx, zx)"), node("e = Mul(d, d)"),
-         node("y = MaxPool(e, kernel_shape=[1, 1])")],
-        {}, "max_pool 'y' reads 'e', which no QuantizeLinear rounds"),
+        "d = DequantizeLinear(q, sx, zx); e = Mul(d, d); y = MaxPool(e, kernel_shape=[1, 1])", {},
+        "max_pool 'y' reads 'e', which no QuantizeLinear rounds"),
     "numbers that are read": (
-        [node("d = DequantizeLinear(q, sx, zx)"), node("y = Add(d, x)")], {},
+        "d = DequantizeLinear(q, sx, zx); y = Add(d, x)", {},
         "add 'y' reads 'x' before it is rounded"),
 }  # fmt: skip
 
@@ -159,21 +149,11 @@ def test_qdq_network_without_integer_form_runs_in_floats(case, tmp_path):
     The request for an integer network raises an ``InputError`` that names the node and the reason.
     """
     nodes, arrays, why = FLOATS[case]
-    made = [node("q = QuantizeLinear(x, sx, zx)"), *nodes]
-    if case == "arithmetic":
-        made.insert(1, node("k = Identity(q)"))
-    if case == "two scales":
-        made.insert(1, node("k = MaxPool(q, kernel_shape=[1, 1])"))
-    path = saved(
-        model(
-            made,
-            [value("x", (1, 3, 6, 6))],
-            [value("y", None)],
-            {**_SCALES, "zo": np.uint8(3), **arrays},
-            opset=21,
-        ),
-        tmp_path / "m.onnx",
+    constants = {**_SCALES, "zo": np.uint8(3), **arrays}
+    network = model(
+        f"q = QuantizeLinear(x, sx, zx); {nodes}", "x: [1, 3, 6, 6]", "y", constants, 21
     )
+    path = saved(network, tmp_path / "m.onnx")
     graph = cml.load(path)
     inputs = {"x": np.linspace(-2, 2, 108, dtype=np.float32).reshape(1, 3, 6, 6)}
     (got,) = cml.Session(graph, "cpu").run(inputs).values()
@@ -211,9 +191,9 @@ def test_dynamic_quantization(kind, backend, rng, tmp_path):
 
     ONNX Runtime uses the scale 1 for a range of zero.
     """
-    outputs = [value("y", (64,), "uint8"), value("s", ()), value("z", (), "uint8")]
-    made = [node("y, s, z = DynamicQuantizeLinear(x)")]
-    path = saved(model(made, [value("x", (64,))], outputs), tmp_path / "m.onnx")
+    outputs = "y: uint8[64], s: [], z: uint8[]"
+    made = model("y, s, z = DynamicQuantizeLinear(x)", "x: [64]", outputs)
+    path = saved(made, tmp_path / "m.onnx")
     session = cml.Session(cml.load(path), backend)
     for _ in range(30):
         x = ranges(kind, rng)
@@ -238,18 +218,17 @@ def test_casts_of_out_of_range_floats_wrap(dtype, gpu):
     """
     target = np.dtype(dtype)
     made = node("y = Cast(x)", to=onnx.helper.np_dtype_to_tensor_dtype(target))
-    given = value("x", FLOATS_TO_CAST.shape)
     most = 2.0**32 - 256 if dtype == "uint32" else 2.0**31 - 1  # the largest float of 32 bits
     whole = np.nan_to_num(FLOATS_TO_CAST.astype(np.float64)).clip(-(2.0**31), most)
     wanted = whole.astype(np.int64).astype(target)
     for known in ({}, {"x": FLOATS_TO_CAST}):
         if known and dtype == "uint32":
             continue  # constants beyond 2^31 are refused
-        inputs = [value("unused", (1,))] if known else [given]
-        network = model([made], inputs, [value("y", None)], known).SerializeToString()
+        inputs = "unused: [1]" if known else f"x: [{FLOATS_TO_CAST.size}]"
+        network = model([made], inputs, "y", known)
         feeds = {"unused": np.zeros(1, np.float32)} if known else {"x": FLOATS_TO_CAST}
         for backend in ("cpu", gpu):
-            got = cml.Session(cml.load(network), backend).run(feeds)["y"]
+            got = cml.Session(load(network), backend).run(feeds)["y"]
             assert_array_equal(got, wanted.astype(np.int32), err_msg=f"{known}")
 
 
@@ -265,16 +244,14 @@ def test_weights_in_blocks_stay_in_few_bits(bits, rng):
         "f_scale": rng.random((6, 2, 3, 3)).astype(np.float32),
         "m_scale": rng.random((2, 5)).astype(np.float32),
     }
-    nodes = [
-        node("fd = DequantizeLinear(f, f_scale, axis=1, block_size=16)"),
-        node("md = DequantizeLinear(m, m_scale, axis=0, block_size=10)"),
-        node("c = Conv(x, fd)"),
-        node("r = Reshape(c, shape)"),
-        node("y = MatMul(r, md)"),
-    ]
+    nodes = (
+        "fd = DequantizeLinear(f, f_scale, axis=1, block_size=16); "
+        "md = DequantizeLinear(m, m_scale, axis=0, block_size=10); "
+        "c = Conv(x, fd); r = Reshape(c, shape); y = MatMul(r, md)"
+    )
     weights = {**codes, **scales, "shape": np.array([2, 3, 20], np.int64)}
-    made = model(nodes, [value("x", (1, 32, 6, 7))], [value("y", (2, 3, 5))], weights, opset=21)
-    graph = cml.load(made.SerializeToString())
+    made = model(nodes, "x: [1, 32, 6, 7]", "y: [2, 3, 5]", weights, opset=21)
+    graph = load(made)
     x = {"x": rng.standard_normal((1, 32, 6, 7), np.float32)}
     (wanted,) = ort.InferenceSession(made.SerializeToString()).run(None, x)
     assert_allclose(cml.Session(graph, "cpu").run(x)["y"], wanted, rtol=1e-4, atol=1e-3)

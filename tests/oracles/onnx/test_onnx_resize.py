@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 pytest.importorskip("onnx")
-ort = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxruntime")
 
-from onnx.reference.ops import op_resize  # noqa: E402
+from onnx.reference.ops import op_resize
 
-import cml_engine as cml  # noqa: E402
-from tests.fixtures.onnx_models import model, node, value  # noqa: E402
+from tests.fixtures.onnx_models import load, model, node, run
+from tests.onnx_nodes import run_onnx
 
 COORDINATES = (
     "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric",
@@ -45,26 +45,17 @@ def network(opset, op, attrs, scale, extents):
     """Returns a model that resizes an input ``x<n>`` to ``y<n>`` for each extent n of its last
     axis."""
     scales = np.array([1, 1, scale], np.float32)
-    inputs = {7: "x{}", 8: "x{}", 9: "x{} s", 10: "x{} s"}.get(opset, "x{} r s")
+    inputs = {8: "x{}", 9: "x{}, s", 10: "x{}, s"}.get(opset, "x{}, r, s")
     if opset < 9:
         attrs = {**attrs, "scales": scales.tolist()}
-    nodes = [node(f"y{n} = {op}({inputs.format(n).replace(' ', ', ')})", **attrs) for n in extents]
+    nodes = [node(f"y{n} = {op}({inputs.format(n)})", **attrs) for n in extents]
     weights = {"s": scales, "r": np.zeros(0, np.float32)}
-    weights = {name: array for name, array in weights.items() if name in inputs.split()}
-    made = model(
-        nodes,
-        [value(f"x{n}", [1, 1, n]) for n in extents],
-        [value(f"y{n}", None) for n in extents],
-        weights,
-        opset,
-    )
+    weights = {name: array for name, array in weights.items() if name in inputs.split(", ")}
+    given = ", ".join(f"x{n}: [1, 1, {n}]" for n in extents)
+    made = model(nodes, given, ", ".join(f"y{n}" for n in extents), weights, opset)
     for output in made.graph.output:
         output.type.Clear()
     return made
-
-
-def results(made, inputs):
-    return cml.Session(cml.load(made.SerializeToString()), "cpu").run(inputs)
 
 
 def compare(got, want, what):
@@ -83,7 +74,7 @@ def test_scales(rng, opset, coordinates, method, scale):
     factor = np.float32(scale)
     extents = [n for n in EXTENTS if np.float32(n) * factor >= 1]
     inputs = {f"x{n}": inputs[f"x{n}"] for n in extents}
-    got = results(network(opset, "Resize", attrs, scale, extents), inputs)
+    got = run(network(opset, "Resize", attrs, scale, extents), **inputs)
     for n in extents:
         size = int(np.floor(np.float32(n) * factor))
         if coordinates == "pytorch_half_pixel" and size == 1:
@@ -137,10 +128,9 @@ def compare_with_runtime(rng, opset, op, attrs, scale):
     extents = [n for n, size in sizes.items() if size not in (0, n) or scale == 1]
     inputs = {f"x{n}": rng.standard_normal((1, 1, n), np.float32) for n in extents}
     made = network(opset, op, attrs, scale, extents)
-    wanted = ort.InferenceSession(made.SerializeToString()).run(None, inputs)
-    got = results(made, inputs)
-    for n, want in zip(extents, wanted, strict=True):
-        compare(got[f"y{n}"], want, f"{n} times {scale}")
+    got = run(made, **inputs)
+    for name, want in run_onnx(made.SerializeToString(), inputs).items():
+        compare(got[name], want, f"{name} times {scale}")
 
 
 @pytest.mark.parametrize("scale", (0.4, 1.3, 2.5))
@@ -156,19 +146,18 @@ def test_a_cropped_extent():
     """
     region = np.array([0, 0, 0.1, 1, 1, 0.6], np.float32)
     made = model(
-        [node("y = Resize(x, r, s, coordinate_transformation_mode='tf_crop_and_resize')")],
-        [value("x", [1, 1, 10])],
-        [value("y", None)],
+        "y = Resize(x, r, s, coordinate_transformation_mode='tf_crop_and_resize')",
+        "x: [1, 1, 10]",
+        "y",
         {"r": region, "s": np.array([1, 1, 1.3], np.float32)},
         11,
     )
-    got = cml.load(made.SerializeToString())
-    assert got.facts["y"].shape == (1, 1, 6)
+    assert load(made).facts["y"].shape == (1, 1, 6)
 
 
 @pytest.mark.parametrize("mode", ("nearest", "linear", "cubic"))
 def test_no_batch(mode):
     """Resize of a batch of 0 loads and has an output with a batch of 0."""
     made = network(13, "Resize", {"mode": mode}, 2.0, (4,))
-    graph = cml.load(made.SerializeToString(), shapes={"x4": (0, 1, 4)})
+    graph = load(made, shapes={"x4": (0, 1, 4)})
     assert graph.facts["y4"].shape == (0, 1, 8)
