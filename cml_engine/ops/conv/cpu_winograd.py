@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from cml_engine.ir.graph import Array, Attrs
-from cml_engine.ops.common.blas import multiply
+from cml_engine.ops.common.blas import multiply, share
 from cml_engine.ops.common.window import pad_border
 from cml_engine.ops.conv.cpu import convolve
 from cml_engine.ops.conv.shapes import ConvShape
@@ -48,9 +49,13 @@ _FILTER = (
     (0, 0, 1 / 36),
 )
 _POINTS = 36
-#: floats of the two large buffers together (8 MB): an image beyond is done in bands of tiles
-_MOST_SCRATCH = 1 << 21
-#: the same where a single row of tiles is wider than that (48 MB)
+#: the most floats of a part's tiles at one of the 36 points: its buffers of 1 MB stay in the cache
+_MOST = 1 << 13
+#: the fewest floats, and the fewest tiles, of a part: less work is not worth a second thread, and
+#: BLAS copies the filter for each part
+_LEAST = 3 << 10
+_FEWEST_TILES = 48
+#: floats of two buffers of 36 points beyond which a row of tiles is too wide (48 MB)
 _MOST_FOR_A_ROW = 12 << 20
 
 
@@ -79,8 +84,11 @@ def _tiles(shape: ConvShape) -> tuple[int, int]:
 
 
 def transformed_filter(filter: Array) -> Array:
-    """Transforms a filter (out, in, 3, 3) to an array [36][in][out] of float32."""
-    taps = filter.reshape(*filter.shape[:2], 9).transpose(2, 1, 0).reshape(9, -1)
+    """Transforms a filter (out, in, 3, 3) to an array [36][in][out] of float32.
+
+    The points of the last axis come first.
+    """
+    taps = filter.transpose(3, 2, 1, 0).reshape(9, -1)
     points = multiply(np.kron(np.array(_FILTER), np.array(_FILTER)), taps.astype(np.float64))
     return points.astype(np.float32).reshape(_POINTS, filter.shape[1], filter.shape[0])
 
@@ -99,14 +107,19 @@ class _Part:
 
 
 class Winograd:
-    """A 3x3 convolution by Winograd's algorithm whose filter is known; call it with the tensors."""
+    """A 3x3 convolution by Winograd's algorithm whose filter is known; call it with the tensors.
+
+    Threads compute parts of the image from the padding to the bias.
+    """
 
     def __init__(self, shape: ConvShape, filter: Array, scratch: Scratch) -> None:
         self._shape = shape
         self._filter = scratch.prepared("winograd", filter, transformed_filter)
         self._scratch = scratch
-        self._spread = np.kron(np.array(_INPUT), np.array(_INPUT)).astype(np.float32)
-        self._gather = np.kron(np.array(_OUTPUT), np.array(_OUTPUT)).astype(np.float32)
+        self._parts = list(_parts(shape))
+        self._multiply = multiply if len(self._parts) == 1 else np.matmul
+        self._input = np.array(_INPUT, np.float32)
+        self._output = np.kron(np.array(_OUTPUT), np.array(_OUTPUT)).astype(np.float32)
 
     def __call__(self, attrs: Attrs, x: Array, filter: Array, bias: Array) -> Array:
         """Returns the convolution of ``x``, with the filter given at construction.
@@ -126,46 +139,25 @@ class Winograd:
         if shape.border != "constant":
             inner, before = pad_border(x, shape.padding, shape.border), (0, 0)
         inner = inner.transpose(0, 2, 3, 1)
-        for part in self._parts():
-            values = self._transformed(self._tiles_of(part, inner, before))
+        infinite: list[_Part] = []
+
+        def compute(part: _Part) -> None:
+            values = self._transformed(part, self._padded(part, inner, before))
             sums = self._scratch.take("winograd.a", _POINTS, values.shape[1], shape.out_channels)
-            multiply(values, self._filter, out=sums)
+            self._multiply(values, self._filter, out=sums)
             if not self._store(part, sums, bias.reshape(-1), out):
-                return None
+                infinite.append(part)
+
+        share([partial(compute, part) for part in self._parts])
+        if infinite:
+            return None
         return out[:, : shape.narrow[0], : shape.narrow[1]].transpose(0, 3, 1, 2)
 
-    def _parts(self) -> Iterator[_Part]:
-        """Yields parts of the work that fit the buffers: whole images, or bands of one."""
-        shape = self._shape
-        rows, columns = _tiles(shape)
-        most = _MOST_SCRATCH // (2 * _POINTS * max(shape.in_channels, shape.out_channels))
-        images = max(1, most // (rows * columns))
-        band = rows if images > 1 else min(rows, max(1, most // columns))
-        for image in range(0, shape.batch, images):
-            for first in range(0, rows, band):
-                many = slice(image, min(image + images, shape.batch))
-                yield _Part(many, first, min(band, rows - first))
-
-    def _tiles_of(self, part: _Part, inner: Array, before: tuple[int, int]) -> Array:
-        """Returns the part's 6x6 input tiles as [36][tiles × channels].
+    def _padded(self, part: _Part, inner: Array, before: tuple[int, int]) -> Array:
+        """Returns the area that the part's tiles cover, with zeros outside the images.
 
         ``inner`` are the images with channels last, ``before`` the padding before rows and columns.
         """
-        padded = self._padded(part, inner, before)
-        image, row, column, channel = padded.strides
-        columns, channels = _tiles(self._shape)[1], self._shape.in_channels
-        windows = as_strided(
-            padded,
-            (6, 6, part.count, part.rows, columns, channels),
-            (row, column, image, 4 * row, 4 * column, channel),
-            writeable=False,
-        )
-        tiles = self._scratch.take("winograd.a", *windows.shape)
-        np.copyto(tiles, windows)
-        return tiles.reshape(_POINTS, -1)
-
-    def _padded(self, part: _Part, inner: Array, before: tuple[int, int]) -> Array:
-        """Returns the area that the part's tiles cover, with zeros outside the images."""
         rows, columns = 4 * part.rows + 2, 4 * _tiles(self._shape)[1] + 2
         shape = (part.count, rows, columns, inner.shape[3])
         padded = self._scratch.take("winograd.padded", *shape)
@@ -177,15 +169,34 @@ class Winograd:
         padded[:, to_y, to_x] = inner[part.images, from_y, from_x]
         return padded
 
-    def _transformed(self, tiles: Array) -> Array:
-        """Transforms input tiles [36][tiles × channels] to [36][tiles][in channels].
+    def _transformed(self, part: _Part, padded: Array) -> Array:
+        """Returns the part's transformed 6x6 input tiles as [36][tiles][in channels].
 
-        One matrix transforms both directions, because BLAS is faster at 36x36 than two passes of
-        additions through memory.
+        Columns are transformed before the tiles are gathered, when neighbouring tiles still share
+        them, and rows afterwards.
         """
-        values = self._scratch.take("winograd.b", *tiles.shape)
-        multiply(self._spread, tiles, out=values)
-        return values.reshape(_POINTS, -1, self._shape.in_channels)
+        _, _, width, channels = padded.shape
+        image, row, _, item = padded.strides
+        windows = as_strided(
+            padded,
+            (part.count, part.rows, 6, width * channels),
+            (image, 4 * row, row, item),
+            writeable=False,
+        )
+        columns = self._scratch.take("winograd.b", *windows.shape)
+        self._multiply(self._input, windows, out=columns)
+        image, row, point, item = columns.strides
+        tiles = as_strided(
+            columns,
+            (6, 6, part.count, part.rows, _tiles(self._shape)[1], channels),
+            (channels * item, point, image, row, 4 * channels * item, item),
+            writeable=False,
+        )
+        gathered = self._scratch.take("winograd.a", *tiles.shape)
+        np.copyto(gathered, tiles)
+        values = self._scratch.take("winograd.b", 6, gathered[0].size)
+        self._multiply(self._input, gathered.reshape(6, -1), out=values)
+        return values.reshape(_POINTS, -1, channels)
 
     def _store(self, part: _Part, sums: Array, bias: Array, out: Array) -> bool:
         """Transforms the part's sums and stores them with the bias in ``out``.
@@ -193,15 +204,34 @@ class Winograd:
         Returns False, and stores nothing, if one of the results is not finite.
         """
         results = self._scratch.take("winograd.b", 16, sums[0].size)
-        multiply(self._gather, sums.reshape(_POINTS, -1), out=results)
-        if not np.isfinite(results.sum()):
+        self._multiply(self._output, sums.reshape(_POINTS, -1), out=results)
+        if not (np.isfinite(results.max()) and np.isfinite(results.min())):
             return False
         columns, channels = _tiles(self._shape)[1], self._shape.out_channels
         tiled = results.reshape(4, 4, part.count, part.rows, columns, channels)
         band = out[part.images, 4 * part.first : 4 * (part.first + part.rows)]
-        places = band.reshape(part.count, part.rows, 4, columns, 4, channels)
-        np.add(tiled, bias, out=places.transpose(2, 4, 0, 1, 3, 5))
+        positions = band.reshape(part.count, part.rows, 4, columns, 4, channels)
+        np.add(tiled, bias, out=positions.transpose(4, 2, 0, 1, 3, 5))
         return True
+
+
+def _parts(shape: ConvShape) -> Iterator[_Part]:
+    """Yields parts of the work of about equal size: some images, or bands of one."""
+    rows, columns = _tiles(shape)
+    half = -(-shape.batch * rows * columns // 2)
+    channels = max(shape.in_channels, shape.out_channels)
+    limit = max(_FEWEST_TILES, _LEAST // channels, min(half, _MOST // channels))
+    images = _even_step(shape.batch, limit // (rows * columns))
+    band = _even_step(rows, limit // columns) if rows * columns > limit else rows
+    for image in range(0, shape.batch, images):
+        for first in range(0, rows, band):
+            chosen = slice(image, min(image + images, shape.batch))
+            yield _Part(chosen, first, min(band, rows - first))
+
+
+def _even_step(length: int, limit: int) -> int:
+    """Returns the step of at most ``limit`` that cuts ``length`` into the most even pieces."""
+    return -(-length // -(-length // max(limit, 1)))
 
 
 def _overlap(start: int, count: int, extent: int) -> tuple[slice, slice]:
