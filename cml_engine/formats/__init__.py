@@ -20,8 +20,8 @@ def formats() -> Mapping[str, Format]:
     A package of this folder adds a format by defining ``FORMAT``.
     """
     packages = [import_module(f"{__name__}.{m.name}") for m in iter_modules(__path__) if m.ispkg]
-    found: list[Format] = [p.FORMAT for p in packages if hasattr(p, "FORMAT")]
-    return {format.suffix: format for format in found}
+    registered: list[Format] = [p.FORMAT for p in packages if hasattr(p, "FORMAT")]
+    return {format.suffix: format for format in registered}
 
 
 def import_builder() -> ImportBuilder:

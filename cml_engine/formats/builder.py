@@ -58,14 +58,14 @@ class ImportBuilder:
         """
         base = re.sub(r"[^A-Za-z0-9_]", "_", wanted)[:_LONGEST]
         base = base if is_identifier(base) else f"t{base}"
-        found, key = base, base.lower()
+        unused, key = base, base.lower()
         if key in self._taken:
             number = self._numbers.get(key, 1) + 1
             while f"{key}_{number}" in self._taken:
                 number += 1
-            found, self._numbers[key] = f"{base}_{number}", number
-        self._taken.add(found.lower())
-        return found
+            unused, self._numbers[key] = f"{base}_{number}", number
+        self._taken.add(unused.lower())
+        return unused
 
     def _check_unused(self, name: str) -> None:
         self._taken.discard(name.lower())
@@ -143,16 +143,16 @@ class ImportBuilder:
         ``declared`` is the signature of an operator that is neither NNEF's nor the engine's.
         """
         declared = declared or operator_signatures().get(op) or signature(op)
-        given = {
+        node_attrs = {
             p.name: attrs[p.name] if p.name in attrs else deepcopy(p.default)
             for p in declared.attrs
             if p.name in attrs or p.default is not REQUIRED
         }
         if declared.needs_dtype:
-            given["dtype"] = attrs["dtype"]
+            node_attrs["dtype"] = attrs["dtype"]
         current_budget().charge_nodes(len(wanted), f"the operator {op}", self.source)
         outputs = tuple(self.name(name) for name in wanted)
-        node = Node(op, tuple(inputs), outputs, Attrs(given), self.source)
+        node = Node(op, tuple(inputs), outputs, Attrs(node_attrs), self.source)
         self.nodes.append(node)
         self._infer_facts(node)
         return list(outputs)
@@ -182,9 +182,9 @@ class ImportBuilder:
         """
         names = dict(zip(graph.inputs, inputs, strict=True))
         for name, array in graph.constants.items():
-            kind = graph.facts[name].dtype
-            new = self.literal(array, kind) if not array.ndim else ""
-            names[name] = new or self.variable(f"{base}_constant", array, kind)
+            dtype = graph.facts[name].dtype
+            literal_or_empty = self.literal(array, dtype) if not array.ndim else ""
+            names[name] = literal_or_empty or self.variable(f"{base}_constant", array, dtype)
         current_budget().charge_nodes(len(graph.nodes), "the compound operator", self.source)
         for node in graph.nodes:
             if node.op == "copy":  # an output that only renames a tensor

@@ -42,13 +42,13 @@ def check_foreign(model: Path) -> None:
     Returns normally for all other files. The suffix decides; for a folder, a file inside it.
     """
     if model.is_dir() and (model / _SAVED_MODEL).is_file():
-        what, line = "a TensorFlow SavedModel", _TF.replace("{what}", "--saved-model {file}")
-    elif (found := _FOREIGN.get(model.suffix.lower())) is not None and not model.is_dir():
-        what, line = found
-    else:
+        advice = ("a TensorFlow SavedModel", _TF.replace("{what}", "--saved-model {file}"))
+    elif model.is_dir() or model.suffix.lower() not in _FOREIGN:
         return
-    how = line.format(file=model, stem=model.stem)
+    else:
+        advice = _FOREIGN[model.suffix.lower()]
+    file_type, command = advice
     raise InputError(
-        f"cannot load '{model}': it is {what}. This gets the model in (cml docs your_model):\n"
-        f"    {how}"
+        f"cannot load '{model}': it is {file_type}. This gets the model in (cml docs your_model):\n"
+        f"    {command.format(file=model, stem=model.stem)}"
     )

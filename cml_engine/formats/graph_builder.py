@@ -57,7 +57,7 @@ class Tensor:
     @property
     def fact(self) -> Fact:
         """The type and shape of the tensor."""
-        return self.builder._made.facts[self.name]
+        return self.builder._construction.facts[self.name]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -104,8 +104,8 @@ class GraphBuilder(OperatorMethods):
         from cml_engine.formats import import_builder
 
         self.name = name
-        self._made: ImportBuilder = import_builder()
-        self._before: Graph | None = None
+        self._construction: ImportBuilder = import_builder()
+        self._original: Graph | None = None
         self._outputs: dict[str, str] = {}
 
     def input(self, name: str, shape: Sequence[int], dtype: str = "scalar") -> Tensor:
@@ -115,8 +115,8 @@ class GraphBuilder(OperatorMethods):
         """
         if dtype not in NUMPY_DTYPE:
             raise InputError(f"input '{name}' has dtype '{dtype}': choose {', '.join(NUMPY_DTYPE)}")
-        found = self._made.name(name)
-        return Tensor(self, self._made.exact_input(found, Fact(dtype, tuple(shape))))
+        unused_name = self._construction.name(name)
+        return Tensor(self, self._construction.exact_input(unused_name, Fact(dtype, tuple(shape))))
 
     def weights(self, values: Array, name: str = "weights") -> Tensor:
         """Adds an array as weights, saved in a file called ``name``, and returns their tensor.
@@ -129,11 +129,11 @@ class GraphBuilder(OperatorMethods):
         )
         if dtype is None:
             raise InputError(f"'{name}' is an array of {np.asarray(values).dtype}")
-        return Tensor(self, self._made.variable(name, np.asarray(values), dtype))
+        return Tensor(self, self._construction.variable(name, np.asarray(values), dtype))
 
     def __getitem__(self, name: str) -> Tensor:
         """Returns the tensor of that name, or raises :class:`InputError` if there is none."""
-        if name not in self._made.facts:
+        if name not in self._construction.facts:
             raise InputError(f"'{self.name}' has no tensor '{name}'")
         return Tensor(self, name)
 
@@ -154,20 +154,24 @@ class GraphBuilder(OperatorMethods):
         the types or shapes differ.
         """
         name = old if isinstance(old, str) else old.name
-        fact, made = self[name].fact, self._made
+        fact, construction = self[name].fact, self._construction
         if new.fact != fact:
             raise ModelError(f"'{new.name}' is {new.fact}, and '{name}', which it replaces, {fact}")
-        ahead = {new.name}
-        for node in reversed(made.nodes):
-            if not ahead.isdisjoint(node.outputs):
-                ahead.update(node.reads)
-        first, rest = list[Node](), list[Node]()
-        for node in made.nodes:
-            if not ahead.isdisjoint(node.outputs):
-                first.append(node)
+        inputs_of_new = {new.name}
+        for node in reversed(construction.nodes):
+            if not inputs_of_new.isdisjoint(node.outputs):
+                inputs_of_new.update(node.reads)
+        nodes_of_new, other_nodes = list[Node](), list[Node]()
+        for node in construction.nodes:
+            if not inputs_of_new.isdisjoint(node.outputs):
+                nodes_of_new.append(node)
             else:
-                rest.append(rename_tensors(node, {name: new.name}) if name in node.reads else node)
-        made.nodes[:] = first + rest  # what ``new`` is computed from needs nothing of the rest
+                other_nodes.append(
+                    rename_tensors(node, {name: new.name}) if name in node.reads else node
+                )
+        construction.nodes[:] = (
+            nodes_of_new + other_nodes
+        )  # what ``new`` is computed from needs nothing of the rest
         self._outputs = {out: new.name if t == name else t for out, t in self._outputs.items()}
 
     def graph(self, **outputs: Tensor) -> Graph:
@@ -180,48 +184,60 @@ class GraphBuilder(OperatorMethods):
         """
         from cml_engine.compiler.passes.cleanup import eliminate_dead_code
 
-        ends = {name: t.name for name, t in outputs.items()} or self._outputs
-        if not ends:
+        output_tensors = {name: t.name for name, t in outputs.items()} or self._outputs
+        if not output_tensors:
             raise InputError("a graph has no outputs: name them, as in builder.graph(out=y)")
-        made, before = self._made, self._before or Graph(self.name, (), (), (), {})
-        names = self._output_names(ends)
-        whole = before.with_(
-            name=self.name,
-            inputs=tuple(made.inputs),
-            nodes=tuple(made.nodes),
-            facts=made.facts,
-            constants=made.constants,
-            labels=made.labels,
-            sources=made.sources,
+        construction, original = (
+            self._construction,
+            self._original or Graph(self.name, (), (), (), {}),
         )
-        whole = rename_in_graph(whole, names)
+        names = self._output_names(output_tensors)
+        unpruned = original.with_(
+            name=self.name,
+            inputs=tuple(construction.inputs),
+            nodes=tuple(construction.nodes),
+            facts=construction.facts,
+            constants=construction.constants,
+            labels=construction.labels,
+            sources=construction.sources,
+        )
+        unpruned = rename_in_graph(unpruned, names)
         copies = [  # of inputs, and of tensors that are two outputs
             Node("copy", (names.get(tensor, tensor),), (name,))
-            for name, tensor in ends.items()
+            for name, tensor in output_tensors.items()
             if names.get(tensor, tensor) != name
         ]
-        facts = {**whole.facts, **{name: made.facts[tensor] for name, tensor in ends.items()}}
-        nodes = (*whole.nodes, *copies)
-        graph = eliminate_dead_code(whole.with_(outputs=tuple(ends), nodes=nodes, facts=facts))
+        facts = {
+            **unpruned.facts,
+            **{name: construction.facts[tensor] for name, tensor in output_tensors.items()},
+        }
+        nodes = (*unpruned.nodes, *copies)
+        graph = eliminate_dead_code(
+            unpruned.with_(outputs=tuple(output_tensors), nodes=nodes, facts=facts)
+        )
         read = {name for node in graph.nodes for name in node.reads} | {*graph.persistent}
         graph = graph.with_(inputs=tuple(name for name in graph.inputs if name in read))
         if not graph.inputs:
             raise ModelError(f"'{self.name}' has no inputs that its outputs depend on")
         return _reloaded(graph)
 
-    def _output_names(self, ends: Mapping[str, str]) -> dict[str, str]:
+    def _output_names(self, output_tensors: Mapping[str, str]) -> dict[str, str]:
         """Returns the renamings, from old to new tensor name, that give the outputs their names.
 
         A tensor that already has an output's name, but is another tensor, gets a new name.
         """
-        computed = {name for node in self._made.nodes for name in node.outputs}
+        computed = {name for node in self._construction.nodes for name in node.outputs}
         names = {}
-        for name, tensor in ends.items():
+        for name, tensor in output_tensors.items():
             if tensor in computed and tensor not in names:
                 names[tensor] = name
-        for name in ends:
-            if name in self._made.facts and name not in names and ends[name] != name:
-                names[name] = self._made.name(f"{name}_before")
+        for name in output_tensors:
+            if (
+                name in self._construction.facts
+                and name not in names
+                and output_tensors[name] != name
+            ):
+                names[name] = self._construction.name(f"{name}_before")
         return names
 
     # --- operators
@@ -242,26 +258,28 @@ class GraphBuilder(OperatorMethods):
                 self._value(value, params[i] if i < len(params) else None, inputs)
                 for i, value in enumerate(operands)
             ]
-            known = {param.name: param for param in params}
-            given = {key if key in known else key.rstrip("_"): key for key in attrs}
-            named = {
-                name: self._value(attrs[key], known.get(name), inputs)
-                for name, key in given.items()
+            params_by_name = {param.name: param for param in params}
+            keywords = {key if key in params_by_name else key.rstrip("_"): key for key in attrs}
+            attributes = {
+                name: self._value(attrs[key], params_by_name.get(name), inputs)
+                for name, key in keywords.items()
             }
-            facts = {f"x{i}": self._made.facts[name] for i, name in enumerate(inputs)}
-            found = expand(op, values, named, facts, source)
+            facts = {f"x{i}": self._construction.facts[name] for i, name in enumerate(inputs)}
+            expanded = expand(op, values, attributes, facts, source)
         except CmlError as error:
             error.source = source
             raise
-        self._made.source = source
-        made = tuple(Tensor(self, name) for name in self._made.splice(found, inputs, op))
-        return made[0] if len(made) == 1 and not _gives_array(op) else made
+        self._construction.source = source
+        results = tuple(
+            Tensor(self, name) for name in self._construction.splice(expanded, inputs, op)
+        )
+        return results[0] if len(results) == 1 and not _gives_array(op) else results
 
     def _value(self, value: object, param: Param | None, inputs: list[str]) -> object:
         """Returns an argument as a value of NNEF; its tensors are appended to ``inputs``."""
         is_tensor = param is not None and param.is_tensor
         if is_tensor and isinstance(value, list | tuple):
-            return [self._value(one, param, inputs) for one in value]
+            return [self._value(item, param, inputs) for item in value]
         if is_tensor and param is not None and isinstance(value, np.ndarray):
             value = self.weights(value, param.name)
         if isinstance(value, Tensor):
@@ -290,18 +308,20 @@ def edit(graph: Graph) -> GraphBuilder:
     ('photo',)
     """
     if graph.integer or graph.cooked_form is not None:
-        kind = "an integer network" if graph.integer else "cooked"
-        raise InputError(f"'{graph.name}' is {kind}: edit the float network that it was made from")
+        network_type = "an integer network" if graph.integer else "cooked"
+        raise InputError(
+            f"'{graph.name}' is {network_type}: edit the float network that it was made from"
+        )
     builder = GraphBuilder(graph.name)
-    made = builder._made
-    made.reserve(graph.facts)
-    made.inputs += graph.inputs
-    made.nodes += graph.nodes
-    made.facts |= graph.facts
-    made.constants |= graph.constants
-    made.labels |= graph.labels
-    made.sources |= graph.sources
-    builder._before = graph
+    construction = builder._construction
+    construction.reserve(graph.facts)
+    construction.inputs += graph.inputs
+    construction.nodes += graph.nodes
+    construction.facts |= graph.facts
+    construction.constants |= graph.constants
+    construction.labels |= graph.labels
+    construction.sources |= graph.sources
+    builder._original = graph
     builder._outputs = {name: name for name in graph.outputs}
     return builder
 
@@ -319,9 +339,9 @@ def _signature_of(op: str) -> Signature:
 
     if is_registered(op) and (text := lookup(op).signature) and lookup(op).is_custom:
         return declared_signature(text, f"<declaration of {op}>")
-    known = operator_signatures().keys() - {"external", "variable", "update"}
-    if op not in known:
-        raise ModelError(unknown_operator(op, known))
+    names = operator_signatures().keys() - {"external", "variable", "update"}
+    if op not in names:
+        raise ModelError(unknown_operator(op, names))
     return operator_signatures()[op]
 
 

@@ -114,8 +114,8 @@ def load(
             with load_budget(limits):  # also of later reshapes
                 return make(shapes)
 
-        given = {ONLY_INPUT: shapes} if isinstance(shapes, tuple) else shapes or {}
-        return _with_warning(Origin(bounded).at(given))
+        requested_shapes = {ONLY_INPUT: shapes} if isinstance(shapes, tuple) else shapes or {}
+        return _with_warning(Origin(bounded).at(requested_shapes))
 
 
 def _with_warning(graph: Graph) -> Graph:
@@ -123,17 +123,19 @@ def _with_warning(graph: Graph) -> Graph:
 
     Masks may be infinite. A graph without broken weights is returned unchanged.
     """
-    found = {name: array for name, array in graph.constants.items() if _is_broken(array)}
-    if not found:
+    broken = {name: array for name, array in graph.constants.items() if _is_broken(array)}
+    if not broken:
         return graph
-    counts = (f"{_not_finite(array)} of '{name}'" for name, array in found.items())
-    more = f", and those of {len(found) - _NAMED} more tensors" if len(found) > _NAMED else ""
-    said = (
-        f"'{graph.name}' has weights that are NaN or infinite: {', '.join(islice(counts, _NAMED))}"
-        f"{more}. Export the model again from a checkpoint without them"
+    counts = (f"{_not_finite(array)} of '{name}'" for name, array in broken.items())
+    more_text = (
+        f", and those of {len(broken) - _NAMED} more tensors" if len(broken) > _NAMED else ""
     )
-    warnings.warn(said, RuntimeWarning, stacklevel=3)
-    return graph.with_(notes=(*graph.notes, f"warning    {said}"), origin=graph.origin)
+    message = (
+        f"'{graph.name}' has weights that are NaN or infinite: {', '.join(islice(counts, _NAMED))}"
+        f"{more_text}. Export the model again from a checkpoint without them"
+    )
+    warnings.warn(message, RuntimeWarning, stacklevel=3)
+    return graph.with_(notes=(*graph.notes, f"warning    {message}"), origin=graph.origin)
 
 
 def _is_broken(array: Array) -> bool:
@@ -162,10 +164,10 @@ def _open_model(model: Model, options: ConverterOptions) -> GraphFactory:
     load_entry_points()
     format, defaults = _format_of(model), ConverterOptions()
     named = [
-        one.name
-        for one in fields(options)
-        if getattr(options, one.name) != getattr(defaults, one.name)
-        and one.name not in format.takes
+        option.name
+        for option in fields(options)
+        if getattr(options, option.name) != getattr(defaults, option.name)
+        and option.name not in format.takes
     ]
     if named:
         raise InputError(
@@ -178,12 +180,12 @@ def _open_model(model: Model, options: ConverterOptions) -> GraphFactory:
 
 def _open_nnef(model: Model, engine: Engine, options: ConverterOptions) -> GraphFactory:
     declarations = {**_library(options.fragments), **engine.declarations}
-    stored = None if options.weights is None else nnef.Weights(options.weights)
+    weights = None if options.weights is None else nnef.Weights(options.weights)
     random = options.random_weights
-    kept = NnefModel(model, is_registered, infer_node, declarations, stored, random)
+    nnef_model = NnefModel(model, is_registered, infer_node, declarations, weights, random)
 
     def make(shapes: Shapes) -> Graph:
-        graph = kept.graph(shapes)
+        graph = nnef_model.graph(shapes)
         if options.fake_quantize and graph.integer:
             raise InputError(
                 f"{_shown(model)} is an integer network (cml docs integer), which is computed as "
@@ -225,8 +227,8 @@ def _format_of(model: Model) -> Format:
     Bytes are recognised by their content, other models by the suffix of their file.
     """
     if isinstance(model, Bytes):
-        alone = [format for format in formats().values() if format.in_bytes]
-        return _NNEF if is_archive(model) else alone[0]
+        byte_formats = [format for format in formats().values() if format.in_bytes]
+        return _NNEF if is_archive(model) else byte_formats[0]
     if isinstance(model, str | Path):
         check_foreign(Path(model))
         return formats().get(Path(model).suffix.lower(), _NNEF)
@@ -241,10 +243,10 @@ def _no_model_error(model: object) -> InputError:
     parts = ("name", "graph", "size", "read")
     lacking = [part for part in parts if not hasattr(model, part)]
     is_source = hasattr(model, "graph") or hasattr(model, "read")
-    which = f", which has {', '.join(parts)}: {', '.join(lacking)} lacking"
+    lacking_text = f", which has {', '.join(parts)}: {', '.join(lacking)} lacking"
     return InputError(
         f"the model: wanted a path, the bytes of an .onnx or a .tgz, or a cml.ModelSource"
-        f"{which if is_source else ''}, got "
+        f"{lacking_text if is_source else ''}, got "
         f"{shortened(repr(model))} ({type(model).__name__})"
     )
 
@@ -284,19 +286,19 @@ def save(
     check_instance(Graph, graph, "the graph to save (cml.load gives one)")
     if graph.cooked_form is not None:
         raise InputError(f"'{graph.name}' is cooked: save the model that it was made of")
-    if moved := attribute_sliders(graph):
+    if slider_names := attribute_sliders(graph):
         raise InputError(
-            f"'{graph.name}' has the slider '{moved[0]}' of an attribute, which no file can hold: "
-            "save the model loaded without it"
+            f"'{graph.name}' has the slider '{slider_names[0]}' of an attribute, which no file can "
+            "hold: save the model loaded without it"
         )
     path = _check_path(path)
     if path.suffix.lower() == ".onnx":
         from cml_engine.formats.onnx.export import DEFAULT_OPSET, onnx_parts, save_onnx
 
-        wanted = DEFAULT_OPSET if opset is None else opset
+        onnx_opset = DEFAULT_OPSET if opset is None else opset
         if graph.integer:
-            _check_qdq(graph, b"".join(onnx_parts(graph, wanted, half=half, dynamic=dynamic)))
-        save_onnx(graph, path, opset=wanted, overwrite=overwrite, half=half, dynamic=dynamic)
+            _check_qdq(graph, b"".join(onnx_parts(graph, onnx_opset, half=half, dynamic=dynamic)))
+        save_onnx(graph, path, opset=onnx_opset, overwrite=overwrite, half=half, dynamic=dynamic)
         return
     for name, value in (("opset", opset), ("half", half or None), ("dynamic", dynamic)):
         if value is not None:
@@ -315,21 +317,23 @@ def _check_qdq(graph: Graph, data: bytes) -> None:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", nnef.NnefWarning)
-        again = load(data, shapes={name: graph.facts[name].shape for name in graph.inputs})
+        reloaded = load(data, shapes={name: graph.facts[name].shape for name in graph.inputs})
     tables = [
         sorted(line["table"] for line in net.quantization.values() if line.get("table"))
-        for net in (graph, again)
+        for net in (graph, reloaded)
     ]
-    is_same = again.integer == graph.integer and tables[0] == tables[1]
+    is_same = reloaded.integer == graph.integer and tables[0] == tables[1]
     random = np.random.default_rng(0)
-    programs = [CpuProgram(lower_to_integers(net).graph) for net in (graph, again) if is_same]
+    programs = [CpuProgram(lower_to_integers(net).graph) for net in (graph, reloaded) if is_same]
     for _ in range(_RUNS if is_same else 0):
         inputs = {
             name: (random.uniform(-1.1, 1.1, graph.facts[name].shape) * limit).astype(np.float32)
             for name, limit in _limits(graph).items()
         }
-        ours, copied = (program.run(inputs) for program in programs)
-        is_same = is_same and all(np.array_equal(ours[n], copied[n]) for n in graph.outputs)
+        outputs, reloaded_outputs = (program.run(inputs) for program in programs)
+        is_same = is_same and all(
+            np.array_equal(outputs[n], reloaded_outputs[n]) for n in graph.outputs
+        )
     if not is_same:
         raise UnsupportedOp(
             f"'{graph.name}' has rounding points that a QDQ model has no form for: it would be "
@@ -346,12 +350,12 @@ def _limits(graph: Graph) -> dict[str, float]:
     }
 
 
-def _check_path(given: object) -> Path:
-    if not isinstance(given, str | PathLike):
-        raise InputError(f"cannot save to {given!r}: wanted a path")
-    if "\0" in os.fspath(given):
-        raise InputError(f"cannot save to {os.fspath(given)!r}: no path has a NUL in it")
-    return Path(given)
+def _check_path(path: object) -> Path:
+    if not isinstance(path, str | PathLike):
+        raise InputError(f"cannot save to {path!r}: wanted a path")
+    if "\0" in os.fspath(path):
+        raise InputError(f"cannot save to {os.fspath(path)!r}: no path has a NUL in it")
+    return Path(path)
 
 
 def save_checked(graph: Graph, path: str | Path, *, overwrite: bool = False) -> Graph:
@@ -363,12 +367,14 @@ def save_checked(graph: Graph, path: str | Path, *, overwrite: bool = False) -> 
     with TemporaryDirectory() as folder:
         trial = Path(folder) / "model"
         save(graph, trial)
-        again = load(trial)
-    wanted, got = ([g.facts[name] for name in (*g.inputs, *g.outputs)] for g in (graph, again))
-    if wanted != got:
+        reloaded = load(trial)
+    interface, reloaded_interface = (
+        [g.facts[name] for name in (*g.inputs, *g.outputs)] for g in (graph, reloaded)
+    )
+    if interface != reloaded_interface:
         raise InternalError(f"'{graph.name}' would be read back otherwise than it was converted")
     save(graph, path, overwrite=overwrite)
-    return again
+    return reloaded
 
 
 def expand(
@@ -398,7 +404,7 @@ def _is_new(name: str) -> bool:
 
 def _library(files: Sequence[str | Path]) -> dict[str, str]:
     """Reads files of NNEF fragments and returns the text of each fragment by its name."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for file in files:
         try:
             text = Path(file).read_text(encoding="utf-8")
@@ -409,7 +415,7 @@ def _library(files: Sequence[str | Path]) -> dict[str, str]:
         for fragment in parse_fragments(text, str(file)):
             if not _is_new(fragment.name):
                 raise InputError(f"'{file}': '{fragment.name}' is NNEF's own: rename the fragment")
-            if fragment.name in found:
+            if fragment.name in texts:
                 raise InputError(f"'{file}': fragment '{fragment.name}' is there twice")
-            found[fragment.name] = print_fragment(fragment)
-    return found
+            texts[fragment.name] = print_fragment(fragment)
+    return texts

@@ -21,8 +21,8 @@ def with_sliders(graph: Graph, sliders: Mapping[str, Slider | str]) -> Graph:
     The input has the slider's name, and the value becomes its default. A slider, or its text such
     as ``"mul3.y"``, names the operand or attribute ``y`` of the operator whose result is ``mul3``.
     """
-    for name, given in sliders.items():
-        slider = given if isinstance(given, Slider) else Slider(given)
+    for name, slider in sliders.items():
+        slider = slider if isinstance(slider, Slider) else Slider(slider)
         if name in graph.facts:
             raise InputError(f"slider '{name}': '{graph.name}' has a tensor of that name")
         node = _node(graph, name, slider.place)
@@ -38,8 +38,8 @@ def attribute_sliders(graph: Graph) -> list[str]:
 
 def _exposed(graph: Graph, name: str, slider: Slider, node: Node) -> Graph:
     key = slider.place.rpartition(".")[2]
-    found = signature_of(base_operator(node.op))
-    operands = [p.name for p in found.tensors][: len(node.inputs)] if found else []
+    signature = signature_of(base_operator(node.op))
+    operands = [p.name for p in signature.tensors][: len(node.inputs)] if signature else []
     value: SliderValue
     if key in operands:
         index = operands.index(key)
@@ -53,12 +53,12 @@ def _exposed(graph: Graph, name: str, slider: Slider, node: Node) -> Graph:
         values = graph.constants[constant].ravel().tolist()
         value = tuple(values) if fact.rank and fact.size > 1 else values[0]
         inputs = (*node.inputs[:index], name, *node.inputs[index + 1 :])
-        made = replace(node, inputs=inputs)
+        changed_node = replace(node, inputs=inputs)
     elif key in node.attrs:
-        listed = node.attrs[key]
-        value = tuple(listed) if isinstance(listed, list | tuple) else listed
+        attribute = node.attrs[key]
+        value = tuple(attribute) if isinstance(attribute, list | tuple) else attribute
         fact = _attribute_fact(name, node, key)
-        made = with_input_attribute(node, key, name)
+        changed_node = with_input_attribute(node, key, name)
     else:
         raise InputError(
             f"slider '{name}': {node.title} has no operand or attribute '{key}'; it has "
@@ -67,7 +67,7 @@ def _exposed(graph: Graph, name: str, slider: Slider, node: Node) -> Graph:
     slider = replace(slider, default=value)
     graph = graph.with_(
         inputs=(*graph.inputs, name),
-        nodes=tuple(made if n is node else n for n in graph.nodes),
+        nodes=tuple(changed_node if n is node else n for n in graph.nodes),
         facts={**graph.facts, name: fact},
         sliders={**graph.sliders, name: slider},
     )
@@ -106,19 +106,20 @@ def _attribute_fact(name: str, node: Node, attribute: str) -> Fact:
 
 def _check_shapes(graph: Graph, name: str, node: Node, attribute: str, value: SliderValue) -> None:
     """Raises :class:`InputError` if shapes of results follow from the attribute."""
-    spec, shown = lookup(node.op), list(value) if isinstance(value, tuple) else value
-    attrs = Attrs({**node.attrs, attribute: shown})
+    spec, listed_value = lookup(node.op), list(value) if isinstance(value, tuple) else value
+    attrs = Attrs({**node.attrs, attribute: listed_value})
     try:
-        given = spec.infer(attrs, *(graph.facts[n] for n in node.inputs))
-        results = [given] if isinstance(given, Fact) else list(given)
+        inferred = spec.infer(attrs, *(graph.facts[n] for n in node.inputs))
+        results = [inferred] if isinstance(inferred, Fact) else list(inferred)
         changed = results != [graph.facts[n] for n in node.outputs]
-        why = f"would be {', '.join(map(str, results))}" if changed else ""
+        consequence = f"would be {', '.join(map(str, results))}" if changed else ""
     except CmlError as error:
-        why = f"is refused: {error}"
-    if why:
+        consequence = f"is refused: {error}"
+    if consequence:
         raise InputError(
             f"slider '{name}': the attribute '{attribute}' of {node.title} decides shapes, which "
-            f"are fixed when the network is compiled: with {shown} the result {why}. Give the "
-            "slider another range, or leave it out and load the model with another value",
+            f"are fixed when the network is compiled: with {listed_value} the result "
+            f"{consequence}. Give the slider another range, or leave it out and load the model "
+            "with another value",
             node.source,
         )

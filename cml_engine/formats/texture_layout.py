@@ -60,13 +60,13 @@ class _Edges:
         inner = self._inner[name]
         fact = self._last(self._facts[inner])
         nodes: list[Node] = []
-        read = name
+        rgb_name = name
         self._facts[name] = fact
         if name in self._widened:
-            read = self._new(f"{name}_rgb", fact)
+            rgb_name = self._new(f"{name}_rgb", fact)
             self._facts[name] = _with_channels(fact, 4)
-            nodes.append(_node("slice", name, read, axes=[3], begin=[0], end=[3], stride=[]))
-        return [*nodes, _node("transpose", read, inner, axes=_TO_NCHW)]
+            nodes.append(_node("slice", name, rgb_name, axes=[3], begin=[0], end=[3], stride=[]))
+        return [*nodes, _node("transpose", rgb_name, inner, axes=_TO_NCHW)]
 
     def _output(self, name: str) -> list[Node]:
         inner = self._inner[name]
@@ -74,25 +74,25 @@ class _Edges:
         if name not in self._widened:
             self._facts[name] = fact
             return [_node("transpose", inner, name, axes=_TO_NHWC)]
-        made = self._new(f"{name}_rgb", fact)
+        rgb_name = self._new(f"{name}_rgb", fact)
         self._facts[name] = _with_channels(fact, 4)
         padding = [_NONE, _NONE, _NONE, (0, 1)]
         return [
-            _node("transpose", inner, made, axes=_TO_NHWC),
-            _node("pad", made, name, padding=padding, border="constant", value=1.0),
+            _node("transpose", inner, rgb_name, axes=_TO_NHWC),
+            _node("pad", rgb_name, name, padding=padding, border="constant", value=1.0),
         ]
 
     def _last(self, fact: Fact) -> Fact:
         return replace(fact, shape=tuple(fact.shape[axis] for axis in _TO_NHWC))
 
-    def _new(self, wanted: str, fact: Fact) -> str:
-        name = unused_name(wanted, self._facts, self._inner)
+    def _new(self, name_base: str, fact: Fact) -> str:
+        name = unused_name(name_base, self._facts, self._inner)
         self._facts[name] = fact
         return name
 
 
-def _node(op: str, read: str, made: str, **attrs: AttrValue) -> Node:
-    return Node(op, (read,), (made,), Attrs(attrs))
+def _node(op: str, input_name: str, output: str, **attrs: AttrValue) -> Node:
+    return Node(op, (input_name,), (output,), Attrs(attrs))
 
 
 def _is_rgb(fact: Fact) -> bool:

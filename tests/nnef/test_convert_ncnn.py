@@ -54,6 +54,23 @@ def test_half_weights_are_padded_to_four_bytes(convert_lines):
     assert graph.constants["p_alpha"].tolist() == [[0.25]]
 
 
+@pytest.mark.parametrize(
+    ("line", "reference"),
+    [
+        ("UnaryOp u 1 1 in out 0=18", np.rint),
+        ("BinaryOp r 1 1 in out 0=17 1=1 2=1.0", lambda x: x - np.rint(x)),
+    ],
+)
+def test_rounding_is_exact_at_halves_and_their_neighbours(tmp_path, line, reference):
+    halves = np.array([0.5, 1.5, 2.5, 2**22 + 0.5], np.float32)
+    around = [np.nextafter(halves, np.float32(end)) for end in (-np.inf, np.inf)]
+    x = np.concatenate([halves, *around, np.array([2**23 + 1, 1e30], np.float32)])
+    x = np.concatenate([x, -x])[None]
+    graph = cml.load(write(tmp_path, [f"Input i 0 1 in 0={x.size}", line]))
+    result = cml.Session(graph, "cpu").run({"in": x})["out"]
+    np.testing.assert_array_equal(result, reference(x))
+
+
 def test_the_shape_of_the_input(tmp_path):
     path = write(tmp_path, ["Input i 0 1 data", "ReLU r 1 1 data out"])
     with pytest.raises(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cml_engine.formats.format import ConverterOptions, Engine, Format, GraphFactory, Model
 
 
-def _open(model: Model, engine: Engine, given: ConverterOptions) -> GraphFactory:
+def _open(model: Model, engine: Engine, options: ConverterOptions) -> GraphFactory:
     from cml_engine.formats.ncnn.ncnn_model import NcnnModel
 
     return NcnnModel(model, engine).graph

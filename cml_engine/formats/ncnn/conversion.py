@@ -18,7 +18,7 @@ from cml_engine.formats.ncnn.files import LayerLine, WeightReader
 from cml_engine.ir.graph import Array
 
 #: ``convert(layer, *inputs)`` returns the tensor of the layer's output, or a list of tensors.
-Convert: TypeAlias = Callable[..., Any]
+Convert: TypeAlias = "Callable[..., NcnnTensor | list[NcnnTensor]]"
 
 #: The parameters that may be text: computed shapes, sizes and positions.
 EXPRESSIONS = frozenset((6, 9, 19, 20, 21))
@@ -51,21 +51,21 @@ class NcnnLayer(LayerLine):
         names = self.builder.split_node(op, inputs, [f"{base}_{op}"] * count, **attrs)
         return [NcnnTensor(name, self) for name in names]
 
-    def constant(self, values: Array, what: str, dtype: str = "scalar") -> NcnnTensor:
-        """Adds a constant that is saved in a file named after the layer and ``what``."""
-        return NcnnTensor(self.builder.variable(f"{self.name}_{what}", values, dtype), self)
+    def constant(self, values: Array, suffix: str, dtype: str = "scalar") -> NcnnTensor:
+        """Adds a constant that is saved in a file named after the layer and ``suffix``."""
+        return NcnnTensor(self.builder.variable(f"{self.name}_{suffix}", values, dtype), self)
 
     def array(self, *shape: int) -> Array:
         """Reads the next weights of the ``.bin``, stored as the flag before them says."""
         return self.weights.flagged(prod(shape), self).reshape(shape)
 
-    def weight(self, what: str, *shape: int) -> NcnnTensor:
+    def weight(self, suffix: str, *shape: int) -> NcnnTensor:
         """Reads the next weights of the ``.bin``, which have a flag, as a constant."""
-        return self.constant(self.array(*shape), what)
+        return self.constant(self.array(*shape), suffix)
 
-    def raw(self, what: str, *shape: int) -> NcnnTensor:
+    def raw(self, suffix: str, *shape: int) -> NcnnTensor:
         """Reads the next weights of the ``.bin``, which have no flag, as a constant."""
-        return self.constant(self.weights.raw(prod(shape), self).reshape(shape), what)
+        return self.constant(self.weights.raw(prod(shape), self).reshape(shape), suffix)
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class NcnnTensor:
             raise self.layer.damaged_error(f"axis {axis} of {rank}")
         return axis % rank + 1
 
-    def op(self, op: str, *others: NcnnTensor | float, **attrs: object) -> NcnnTensor:
-        return self.layer.op(op, self, *others, **attrs)
+    def op(self, op: str, *operands: NcnnTensor | float, **attrs: object) -> NcnnTensor:
+        return self.layer.op(op, self, *operands, **attrs)
 
     def __add__(self, other: NcnnTensor | float) -> NcnnTensor:
         return self.add(other)
@@ -175,11 +175,11 @@ def converts(
 
 def _ids(text: str) -> frozenset[int]:
     # any layer may have the shapes of its outputs, and the CPU instructions that ncnn may use
-    found = {30, 31}
+    ids = {30, 31}
     for part in text.split():
         first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return frozenset(found)
+        ids.update(range(int(first), int(last or first) + 1))
+    return frozenset(ids)
 
 
 _DECODE = (

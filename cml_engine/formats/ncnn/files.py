@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from cml_engine.errors import ModelError, Source, TensorFileError, UnsupportedOp
 from cml_engine.io.load_limits import current_budget
 from cml_engine.io.model_source import ModelSource, SourceFile, file_size, shown
 from cml_engine.ir.graph import Array, DType
+
+#: the value of a layer's parameter; a text is an expression that ncnn evaluates at run time
+Parameter: TypeAlias = int | float | str | list[int | float]
 
 MAGIC = "7767517"
 _MAX_INT = 2**31
@@ -48,7 +51,7 @@ class LayerLine:
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    params: Mapping[int, Any]
+    params: Mapping[int, Parameter]
     source: Source
 
     def integer(self, key: int, default: int = 0) -> int:
@@ -91,21 +94,23 @@ class LayerLine:
         value = self.params.get(key, "")
         return value if isinstance(value, str) else str(value or "")
 
-    def refuse(self, key: int, what: str, default: float = 0) -> None:
+    def refuse(self, key: int, variant: str, default: float = 0) -> None:
         """Raises an error if parameter ``key`` differs from ``default``.
 
-        Its other values select ``what``, a variant that cannot be converted.
+        Its other values select ``variant``, a variant that cannot be converted.
         """
         if self.params.get(key, default) != default:
-            raise self.unsupported_error(what)
+            raise self.unsupported_error(variant)
 
-    def unsupported_error(self, what: str) -> UnsupportedOp:
-        """Returns the error for ``what``, a variant of this layer that cannot be converted."""
-        message = f"ncnn {self.type} '{self.name}': {what} cannot be converted: export it otherwise"
+    def unsupported_error(self, variant: str) -> UnsupportedOp:
+        """Returns the error for ``variant``, a variant of this layer that cannot be converted."""
+        message = (
+            f"ncnn {self.type} '{self.name}': {variant} cannot be converted: export it otherwise"
+        )
         return UnsupportedOp(message, self.source)
 
-    def damaged_error(self, what: str) -> ModelError:
-        return ModelError(f"ncnn {self.type} '{self.name}': {what}: export it again", self.source)
+    def damaged_error(self, defect: str) -> ModelError:
+        return ModelError(f"ncnn {self.type} '{self.name}': {defect}: export it again", self.source)
 
 
 def read_param(source: ModelSource) -> list[LayerLine]:
@@ -145,33 +150,37 @@ def _lines(source: ModelSource, path: str) -> list[tuple[int, str]]:
 
 
 def _layer(line: str, source: Source) -> LayerLine:
-    words = line.split()
-    if len(words) < 4 or not (words[2].isdecimal() and words[3].isdecimal()):
+    fields = line.split()
+    if len(fields) < 4 or not (fields[2].isdecimal() and fields[3].isdecimal()):
         raise ModelError("wanted: type, name, number of inputs, number of outputs, ...", source)
-    ins, outs = int(words[2][:6]), int(words[3][:6])
-    blobs, rest = words[4 : 4 + ins + outs], words[4 + ins + outs :]
-    if len(blobs) < ins + outs or any(_is_param(word) for word in blobs):
-        raise ModelError(f"wanted {ins} inputs and {outs} outputs, the line is too short", source)
-    params: dict[int, Any] = {}
-    for word in rest:
-        key, value = _param(word, source)
+    n_inputs, n_outputs = int(fields[2][:6]), int(fields[3][:6])
+    blobs, param_fields = fields[4 : 4 + n_inputs + n_outputs], fields[4 + n_inputs + n_outputs :]
+    if len(blobs) < n_inputs + n_outputs or any(_is_param(field) for field in blobs):
+        raise ModelError(
+            f"wanted {n_inputs} inputs and {n_outputs} outputs, the line is too short", source
+        )
+    params: dict[int, Parameter] = {}
+    for field in param_fields:
+        key, value = _param(field, source)
         if key in params:
             raise ModelError(f"parameter {key} stands twice", source)
         params[key] = value
-    return LayerLine(words[0], words[1], tuple(blobs[:ins]), tuple(blobs[ins:]), params, source)
+    return LayerLine(
+        fields[0], fields[1], tuple(blobs[:n_inputs]), tuple(blobs[n_inputs:]), params, source
+    )
 
 
-def _is_param(word: str) -> bool:
+def _is_param(field: str) -> bool:
     """Returns True if a word is a parameter such as ``0=64``, and not the name of a blob.
 
     A parameter among the blob names means that blobs are missing.
     """
-    key, equals, value = word.partition("=")
+    key, equals, value = field.partition("=")
     return bool(equals) and key.lstrip("-").isdecimal() and value[:1] in "-0123456789"
 
 
-def _param(word: str, source: Source) -> tuple[int, Any]:
-    key, equals, value = word.partition("=")
+def _param(field: str, source: Source) -> tuple[int, Parameter]:
+    key, equals, value = field.partition("=")
     try:
         if not equals:
             raise ValueError
@@ -183,7 +192,7 @@ def _param(word: str, source: Source) -> tuple[int, Any]:
             raise ValueError
         return _ARRAY_KEY - number, [_number(item) for item in items]
     except (ValueError, OverflowError):
-        raise ModelError(f"'{word[:60]}' is no parameter: wanted id=number", source) from None
+        raise ModelError(f"'{field[:60]}' is no parameter: wanted id=number", source) from None
 
 
 def _value(text: str) -> int | float | str:
@@ -244,9 +253,9 @@ class WeightReader:
 
     def finish(self) -> None:
         """Raises TensorFileError if bytes are left: the two files do not belong together."""
-        left = len(self._data) - self._at
-        if left > 0:
-            message = f"'{self._path}' has {left:,} bytes more than its .param takes"
+        n_left = len(self._data) - self._at
+        if n_left > 0:
+            message = f"'{self._path}' has {n_left:,} bytes more than its .param takes"
             raise TensorFileError(f"{message}: they do not belong together")
 
     def _padded(self, count: int, dtype: DType, layer: LayerLine) -> Array:

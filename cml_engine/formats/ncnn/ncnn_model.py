@@ -51,12 +51,12 @@ class NcnnModel:
         Inputs that ``shapes`` lacks have the shapes that the file states.
         """
         path = PurePosixPath(self._source.graph)
-        found = _input_shapes(self._layers, shapes, self._file)
+        input_shapes = _input_shapes(self._layers, shapes, self._file)
         weights = WeightReader(self._source, str(path.with_suffix(".bin")))
-        conversion = _Conversion(ImportBuilder(self._engine.infer), weights, found)
-        made = {name for layer in self._layers for name in layer.outputs}
-        for blob in found:
-            if blob not in made:
+        conversion = _Conversion(ImportBuilder(self._engine.infer), weights, input_shapes)
+        computed = {name for layer in self._layers for name in layer.outputs}
+        for blob in input_shapes:
+            if blob not in computed:
                 conversion.add_input(blob, None)
         for layer in self._layers:
             if layer.type == "Input":
@@ -102,20 +102,20 @@ class _Conversion:
             if name not in blobs:
                 raise layer.damaged_error(f"its input '{name}' comes from no layer before it")
             self._read.add(name)
-        first = len(builder.nodes)
+        first_node = len(builder.nodes)
         inputs = (NcnnTensor(blobs[name], layer) for name in layer.inputs)
         result = LAYERS[layer.type].convert(layer, *inputs)
         tensors = [x.name for x in (result if isinstance(result, list) else [result])]
         if len(tensors) != len(layer.outputs):
             raise layer.damaged_error(f"it has {len(layer.outputs)} outputs, wanted {len(tensors)}")
-        made = {name for node in builder.nodes[first:] for name in node.outputs}
-        named: dict[str, str] = {}  # one tensor may be two outputs
+        new_tensors = {name for node in builder.nodes[first_node:] for name in node.outputs}
+        names: dict[str, str] = {}  # one tensor may be two outputs
         for name, tensor in zip(layer.outputs, tensors, strict=True):
             if name in blobs:
                 raise layer.damaged_error(f"blob '{name}' is made twice")
-            if tensor in made and tensor not in named:
-                named[tensor] = builder.rename(tensor, name, first)
-            blobs[name] = named.get(tensor, tensor)
+            if tensor in new_tensors and tensor not in names:
+                names[tensor] = builder.rename(tensor, name, first_node)
+            blobs[name] = names.get(tensor, tensor)
 
     def graph(self, name: str) -> Graph:
         """Returns the finished graph; its outputs are the blobs that no layer reads."""
@@ -127,8 +127,8 @@ class _Conversion:
                 outputs.append(builder.node("copy", [tensor], blob))
             else:
                 outputs.append(builder.rename(tensor, blob))
-                for other in [b for b, t in self._blobs.items() if t == tensor]:
-                    self._blobs[other] = outputs[-1]
+                for alias in [b for b, t in self._blobs.items() if t == tensor]:
+                    self._blobs[alias] = outputs[-1]
         return builder.graph(name, outputs)
 
 
@@ -136,44 +136,44 @@ def _check_types(layers: Sequence[LayerLine], file: str) -> None:
     """Raises an error if a layer cannot be converted; it lists all types that cannot."""
     unknown: dict[str, list[LayerLine]] = {}
     for layer in layers:
-        kind = LAYERS.get(layer.type)
-        if kind is None:
+        layer_type = LAYERS.get(layer.type)
+        if layer_type is None:
             unknown.setdefault(layer.type, []).append(layer)
         else:
-            _check_layer(layer, kind)
+            _check_layer(layer, layer_type)
     if unknown:
         types = "layer type" if len(unknown) == 1 else "layer types"
         message = f"'{file}' has {len(unknown)} {types} of ncnn's that cannot be converted:"
-        lines = (_advice(name, found) for name, found in unknown.items())
+        lines = (_advice(name, layers_of_type) for name, layers_of_type in unknown.items())
         raise UnsupportedOp("\n  ".join([message, *lines]))
 
 
 def _advice(name: str, layers: Sequence[LayerLine]) -> str:
     """Returns the line of the error message for the layers of a type that cannot be converted."""
-    lower = {known.lower(): known for known in LAYERS}
-    near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.8)
-    todo = f"did you mean {lower[near[0]]}?" if near else "export the network without it"
+    lower = {layer_type.lower(): layer_type for layer_type in LAYERS}
+    similar = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.8)
+    advice = f"did you mean {lower[similar[0]]}?" if similar else "export the network without it"
     return f"{name}, {len(layers)} x, first in line {layers[0].source.line}: " + REFUSED.get(
-        name, todo
+        name, advice
     )
 
 
-def _check_layer(layer: LayerLine, kind: LayerType) -> None:
+def _check_layer(layer: LayerLine, layer_type: LayerType) -> None:
     """Raises an error if the inputs, outputs or parameters of a layer do not fit its type."""
     title = f"ncnn {layer.type} '{layer.name}'"
-    for what, got, (least, most) in (
-        ("inputs", len(layer.inputs), kind.inputs),
-        ("outputs", len(layer.outputs), kind.outputs),
+    for ports, count, (low, high) in (
+        ("inputs", len(layer.inputs), layer_type.inputs),
+        ("outputs", len(layer.outputs), layer_type.outputs),
     ):
-        if not least <= got <= most:
-            wanted = f"{least}" if least == most else f"{least} or more"
+        if not low <= count <= high:
+            expected = f"{low}" if low == high else f"{low} or more"
             raise ModelError(
-                f"{title} has {got} {what}: wanted {wanted}, export it again", layer.source
+                f"{title} has {count} {ports}: wanted {expected}, export it again", layer.source
             )
     texts = [key for key, value in layer.params.items() if isinstance(value, str)]
     if not set(texts) <= EXPRESSIONS:
         raise layer.damaged_error(f"parameter {texts[0]} wants a number")
-    if unknown := sorted(layer.params.keys() - kind.params):
+    if unknown := sorted(layer.params.keys() - layer_type.params):
         raise UnsupportedOp(
             f"{title}: the parameter {unknown[0]} is unknown: what it means cannot be converted",
             layer.source,
@@ -181,32 +181,36 @@ def _check_layer(layer: LayerLine, kind: LayerType) -> None:
 
 
 def _input_shapes(
-    layers: Sequence[LayerLine], given: Shapes, file: str
+    layers: Sequence[LayerLine], requested_shapes: Shapes, file: str
 ) -> dict[str, tuple[int, ...]]:
     """Returns the shape of every input by name, batch first.
 
-    ``given`` shapes override the shapes that the file states. Without ``Input`` layers the inputs
-    are the blobs that no layer computes. Raises an error for an input without a shape.
+    ``requested_shapes`` override the shapes that the file states. Without ``Input`` layers the
+    inputs are the blobs that no layer computes. Raises an error for an input without a shape.
     """
     stored = {b: _stated(layer) for layer in layers if layer.type == "Input" for b in layer.outputs}
     if not stored:
-        made = {name for layer in layers for name in layer.outputs}
+        computed = {name for layer in layers for name in layer.outputs}
         read = (name for layer in layers for name in layer.inputs)
-        stored = dict.fromkeys(name for name in read if name not in made)
-    written = {name: f"[{_text(shape)}]" if shape else "[?]" for name, shape in stored.items()}
-    shapes = resolve_shapes(given, written, file)
-    found = {}
-    for name, known in stored.items():
-        shape = shapes.get(name) or known
+        stored = dict.fromkeys(name for name in read if name not in computed)
+    shape_texts = {name: f"[{_text(shape)}]" if shape else "[?]" for name, shape in stored.items()}
+    shapes = resolve_shapes(requested_shapes, shape_texts, file)
+    input_shapes = {}
+    for name, stored_shape in stored.items():
+        shape = shapes.get(name) or stored_shape
         if shape is None:
             message = f"'{file}' does not hold the size of its input '{name}'"
             raise OpenShape(f"{message}: give --shape {name}=1,3,H,W", name, None)
-        if not 2 <= len(shape) <= 5 or len(shape) != len(known or shape):
-            wanted = f"{len(known)} numbers, like {_text(known)}" if known else _ANY_SHAPE
+        if not 2 <= len(shape) <= 5 or len(shape) != len(stored_shape or shape):
+            expected = (
+                f"{len(stored_shape)} numbers, like {_text(stored_shape)}"
+                if stored_shape
+                else _ANY_SHAPE
+            )
             message = f"the shape {_text(shape)} of '{name}' has {len(shape)} numbers: wanted"
-            raise InputError(f"{message} {wanted}, the batch first")
-        found[name] = shape
-    return found
+            raise InputError(f"{message} {expected}, the batch first")
+        input_shapes[name] = shape
+    return input_shapes
 
 
 _ANY_SHAPE = "2 to 5 numbers, like 1,3,64,64"

@@ -5,10 +5,12 @@ from __future__ import annotations
 from cml_engine.formats.format import ConverterOptions, Engine, Format, GraphFactory, Model
 
 
-def _open(model: Model, engine: Engine, given: ConverterOptions) -> GraphFactory:
+def _open(model: Model, engine: Engine, options: ConverterOptions) -> GraphFactory:
     from cml_engine.formats.onnx.onnx_model import OnnxModel
 
-    return OnnxModel(model, engine, given.constants, given.random_weights, given.placeholders).graph
+    return OnnxModel(
+        model, engine, options.constants, options.random_weights, options.placeholders
+    ).graph
 
 
 _TAKES = frozenset({"constants", "random_weights", "placeholders"})

@@ -58,18 +58,20 @@ _FUSED: dict[int, tuple[Callable[..., NcnnTensor], int]] = {
 
 def apply_activation(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     """Adds the activation that a layer states for its result ``x``."""
-    kind, params = layer.integer(9), [float(value) for value in layer.values(10)]
-    if kind == 0:
+    activation, params = layer.integer(9), [float(value) for value in layer.values(10)]
+    if activation == 0:
         return x
-    make, count = _FUSED.get(kind, (_relu, 0))
-    if kind not in _FUSED or len(params) < count:
-        raise layer.unsupported_error(f"the activation {kind} with {len(params)} parameters")
-    return make(x, *params[:count])
+    function, count = _FUSED.get(activation, (_relu, 0))
+    if activation not in _FUSED or len(params) < count:
+        raise layer.unsupported_error(f"the activation {activation} with {len(params)} parameters")
+    return function(x, *params[:count])
 
 
-def _with_params(make: Callable[..., NcnnTensor], defaults: tuple[float, ...]) -> Convert:
+def _with_params(function: Callable[..., NcnnTensor], defaults: tuple[float, ...]) -> Convert:
     """Returns the converter for a function of a tensor and the layer's parameters 0, 1, …"""
-    return lambda layer, x: make(x, *(layer.number(i, value) for i, value in enumerate(defaults)))
+    return lambda layer, x: function(
+        x, *(layer.number(i, value) for i, value in enumerate(defaults))
+    )
 
 
 def _celu(x: NcnnTensor, alpha: float) -> NcnnTensor:

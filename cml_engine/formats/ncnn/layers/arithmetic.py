@@ -23,8 +23,8 @@ _UNARY = ("abs", "neg", "floor", "ceil", "sqr", "sqrt", "rsqrt", "exp", "log", "
 @converts("UnaryOp", params="0")
 def _unary_op(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     op = _choice(layer, _UNARY)
-    make = _OF_ONE.get(op)
-    return make(x) if make else x.op(op)
+    function = _OF_ONE.get(op)
+    return function(x) if function else x.op(op)
 
 
 def _truncated(x: NcnnTensor) -> NcnnTensor:
@@ -52,8 +52,8 @@ def _binary_op(layer: NcnnLayer, *inputs: NcnnTensor) -> NcnnTensor:
         left, right = _aligned(*inputs)
     if op.startswith("r") and op != "remainder":
         op, left, right = op[1:], right, left
-    make = _OF_TWO.get(op)
-    return make(layer, left, right) if make else layer.op(op, left, right)
+    function = _OF_TWO.get(op)
+    return function(layer, left, right) if function else layer.op(op, left, right)
 
 
 def _aligned(left: NcnnTensor, right: NcnnTensor) -> tuple[NcnnTensor, NcnnTensor]:
@@ -63,9 +63,9 @@ def _aligned(left: NcnnTensor, right: NcnnTensor) -> tuple[NcnnTensor, NcnnTenso
     innermost axis if it fits only there.
     """
 
-    def moved(x: NcnnTensor, other: NcnnTensor) -> NcnnTensor:
-        missing = len(other.extents) - len(x.extents)
-        if len(x.extents) != 1 or missing <= 0 or x.extents[0] in (1, other.extents[0]):
+    def moved(x: NcnnTensor, reference: NcnnTensor) -> NcnnTensor:
+        missing = len(reference.extents) - len(x.extents)
+        if len(x.extents) != 1 or missing <= 0 or x.extents[0] in (1, reference.extents[0]):
             return x
         return x.unsqueeze(axes=list(range(1, missing + 1)))
 
@@ -75,24 +75,24 @@ def _aligned(left: NcnnTensor, right: NcnnTensor) -> tuple[NcnnTensor, NcnnTenso
 def _atan2(layer: NcnnLayer, y: Operand, x: Operand) -> NcnnTensor:
     """Computes atan2; NNEF has only ``atan``, which covers two of the four quadrants."""
     angle = layer.op("div", y, x).atan()
-    behind = angle + layer.op("lt", y, 0.0).select(-math.pi, math.pi)
-    upright = layer.op("sign", y) * (math.pi / 2)
-    side = layer.op("lt", x, 0.0).select(behind, upright)
-    return layer.op("gt", x, 0.0).select(angle, side)
+    left_angle = angle + layer.op("lt", y, 0.0).select(-math.pi, math.pi)
+    vertical_angle = layer.op("sign", y) * (math.pi / 2)
+    other_angle = layer.op("lt", x, 0.0).select(left_angle, vertical_angle)
+    return layer.op("gt", x, 0.0).select(angle, other_angle)
 
 
 def _log_add_exp(layer: NcnnLayer, x: Operand, y: Operand) -> NcnnTensor:
     """Computes log(exp(x) + exp(y)), shifted by the larger operand to avoid overflow."""
-    below = layer.op("sub", x, y).abs().neg()
-    return layer.op("max", x, y) + below.softplus()
+    difference = layer.op("sub", x, y).abs().neg()
+    return layer.op("max", x, y) + difference.softplus()
 
 
 OfTwo: TypeAlias = Callable[[NcnnLayer, Operand, Operand], NcnnTensor]
 
 
-def _remainder(whole: Callable[[NcnnTensor], NcnnTensor]) -> OfTwo:
-    """Returns a function that computes ``x - whole(x / y) * y``; ``whole`` rounds the quotient."""
-    return lambda layer, x, y: layer.op("sub", x, whole(layer.op("div", x, y)) * y)
+def _remainder(round_quotient: Callable[[NcnnTensor], NcnnTensor]) -> OfTwo:
+    """Returns a function that computes ``x - round_quotient(x / y) * y``."""
+    return lambda layer, x, y: layer.op("sub", x, round_quotient(layer.op("div", x, y)) * y)
 
 
 #: Functions of two operands that are composed of several of NNEF's operators.
@@ -136,12 +136,12 @@ def _exp(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
 @converts("Log", params="0-2")
 def _log(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     base = layer.number(0, -1.0)
-    found = _linear(layer, x).log()
+    logarithm = _linear(layer, x).log()
     if base == -1:
-        return found
+        return logarithm
     if base <= 0 or base == 1:
         raise layer.damaged_error(f"the base {base:g}")
-    return found * (1 / math.log(base))
+    return logarithm * (1 / math.log(base))
 
 
 def _linear(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
@@ -172,12 +172,12 @@ def _bias(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     return x + _per_channel(layer, x, "bias")
 
 
-def _per_channel(layer: NcnnLayer, x: NcnnTensor, what: str) -> NcnnTensor:
+def _per_channel(layer: NcnnLayer, x: NcnnTensor, suffix: str) -> NcnnTensor:
     """Reads one stored number per channel of ``x`` as a constant."""
     count = layer.integer(0)
     if count != x.extents[0]:
         raise layer.damaged_error(f"{count} numbers for {x.extents[0]} channels")
-    return layer.raw(what, 1, count)
+    return layer.raw(suffix, 1, count)
 
 
 @converts("CumulativeSum", params="0")
@@ -186,10 +186,10 @@ def _cumulative_sum(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
 
 
 def _choice(layer: NcnnLayer, ops: tuple[str, ...]) -> str:
-    kind = layer.integer(0)
-    if not 0 <= kind < len(ops):
-        raise layer.unsupported_error(f"operation {kind}")
-    return ops[kind]
+    number = layer.integer(0)
+    if not 0 <= number < len(ops):
+        raise layer.unsupported_error(f"operation {number}")
+    return ops[number]
 
 
 # -- reductions --------------------------------------------------------------------------------
@@ -197,8 +197,8 @@ def _choice(layer: NcnnLayer, ops: tuple[str, ...]) -> str:
 
 def _log_sum_exp(x: NcnnTensor, axes: list[int]) -> NcnnTensor:
     """Computes log(sum(exp(x))) over axes, shifted by the maximum to avoid overflow."""
-    most = x.max_reduce(axes=axes)
-    return (x - most).exp().sum_reduce(axes=axes).log() + most
+    maximum = x.max_reduce(axes=axes)
+    return (x - maximum).exp().sum_reduce(axes=axes).log() + maximum
 
 
 #: The reductions by ncnn's numbers: operators in their order; None is :func:`_log_sum_exp`.
@@ -211,14 +211,14 @@ _REDUCTIONS = (
 
 @converts("Reduction", params="0-5")
 def _reduction(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
-    kind, extents = layer.integer(0), x.extents
-    if not 0 <= kind < len(_REDUCTIONS):
-        raise layer.unsupported_error(f"operation {kind}")
-    every = list(range(1, 1 + len(extents)))
-    axes = every if layer.integer(1, 1) else sorted({x.axis(a) for a in layer.integers(3)})
+    number, extents = layer.integer(0), x.extents
+    if not 0 <= number < len(_REDUCTIONS):
+        raise layer.unsupported_error(f"operation {number}")
+    all_axes = list(range(1, 1 + len(extents)))
+    axes = all_axes if layer.integer(1, 1) else sorted({x.axis(a) for a in layer.integers(3)})
     if not axes:
         raise layer.damaged_error("no axes")
-    ops = _REDUCTIONS[kind]
+    ops = _REDUCTIONS[number]
     if ops is None:
         x = _log_sum_exp(x, axes)
     for op in ops or ():

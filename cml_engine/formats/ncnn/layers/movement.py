@@ -42,18 +42,20 @@ def _ends(layer: NcnnLayer, extent: int) -> list[int]:
 
     The layer states positions, or sizes; parts without a size share the remaining elements.
     """
-    count, places = len(layer.outputs), layer.integers(2)
-    if places:
-        found = [place + extent if place < 0 else place for place in places]
-        found = [*found, extent] if len(found) == count - 1 else found
+    count, positions = len(layer.outputs), layer.integers(2)
+    if positions:
+        ends = [position + extent if position < 0 else position for position in positions]
+        ends = [*ends, extent] if len(ends) == count - 1 else ends
     else:
-        found = []
+        ends = []
         for i, size in enumerate(layer.integers(0)):
-            at = found[-1] if found else 0
-            found.append(at + ((extent - at) // max(1, count - i) if size == MISSING else size))
-    if len(found) != count:
-        raise layer.damaged_error(f"{len(found)} parts for {count} outputs")
-    return found
+            start = ends[-1] if ends else 0
+            ends.append(
+                start + ((extent - start) // max(1, count - i) if size == MISSING else size)
+            )
+    if len(ends) != count:
+        raise layer.damaged_error(f"{len(ends)} parts for {count} outputs")
+    return ends
 
 
 @converts("Crop", params="0-11 13-15 19-21", inputs=(1, 2), limits="positions that are computed")
@@ -68,13 +70,13 @@ def _crop(layer: NcnnLayer, x: NcnnTensor, *reference: NcnnTensor) -> NcnnTensor
     for first, last, extent in zip(begin, end, extents, strict=True):
         if not 0 <= first < last <= extent:
             raise layer.damaged_error(f"from {begin} to {end} of {list(extents)}")
-    kept = [i for i, n in enumerate(extents) if (begin[i], end[i]) != (0, n)]
-    if not kept:
+    cropped_axes = [i for i, n in enumerate(extents) if (begin[i], end[i]) != (0, n)]
+    if not cropped_axes:
         return x
     return x.slice(
-        axes=[1 + i for i in kept],
-        begin=[begin[i] for i in kept],
-        end=[end[i] if end[i] != extents[i] else 0 for i in kept],  # 0 means up to the end
+        axes=[1 + i for i in cropped_axes],
+        begin=[begin[i] for i in cropped_axes],
+        end=[end[i] if end[i] != extents[i] else 0 for i in cropped_axes],  # 0 means up to the end
     )
 
 
@@ -85,10 +87,10 @@ def _by_axes(layer: NcnnLayer, x: NcnnTensor) -> tuple[list[int], list[int]]:
         raise layer.damaged_error(f"{len(starts)} starts, {len(ends)} ends, {len(axes)} axes")
     begin, end = [0] * len(extents), list(extents)
     for axis, first, last in zip(axes, starts, ends, strict=True):
-        at = x.axis(axis) - 1
-        n = extents[at]
-        begin[at] = 0 if first == MISSING else first + n if first < 0 else first
-        end[at] = n if last == MISSING else last + n if last < 0 else min(last, n)
+        index = x.axis(axis) - 1
+        n = extents[index]
+        begin[index] = 0 if first == MISSING else first + n if first < 0 else first
+        end[index] = n if last == MISSING else last + n if last < 0 else min(last, n)
     return begin, end
 
 
@@ -103,41 +105,41 @@ def _by_offsets(
     keys = _AXES[len(extents)]
     before = {"W": 0, "H": 1, "D": 13, "C": 2}
     size = {"W": 3, "H": 4, "D": 14, "C": 5}
-    behind = {"W": 6, "H": 7, "D": 15, "C": 8}
+    after = {"W": 6, "H": 7, "D": 15, "C": 8}
     if any(layer.integer(before[key]) == MISSING for key in keys):
         raise layer.unsupported_error("a crop whose place is computed")
     begin = [layer.integer(before[key]) for key in keys]
     if reference:
-        wanted = list(reference[0].extents)
-        if len(wanted) != len(extents) and (len(wanted), len(extents)) != (2, 3):
-            raise layer.damaged_error(f"the size {wanted} from {list(extents)}")
-        wanted = [*extents[: len(extents) - len(wanted)], *wanted]
-        return begin, [first + n for first, n in zip(begin, wanted, strict=True)]
+        reference_size = list(reference[0].extents)
+        if len(reference_size) != len(extents) and (len(reference_size), len(extents)) != (2, 3):
+            raise layer.damaged_error(f"the size {reference_size} from {list(extents)}")
+        reference_size = [*extents[: len(extents) - len(reference_size)], *reference_size]
+        return begin, [first + n for first, n in zip(begin, reference_size, strict=True)]
     end = []
     for key, first, n in zip(keys, begin, extents, strict=True):
-        left = n - first - layer.integer(behind[key])
-        given = layer.integer(size[key])
-        if not given:
+        available = n - first - layer.integer(after[key])
+        stated_size = layer.integer(size[key])
+        if not stated_size:
             raise layer.damaged_error(f"no size: parameter {size[key]}")
-        end.append(first + (min(given, left) if given > 0 else left))
+        end.append(first + (min(stated_size, available) if stated_size > 0 else available))
     return begin, end
 
 
 @converts("Padding", params="0-8", limits="values for each channel, sizes that are computed")
 def _padding(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
-    kind, rank = layer.integer(4), len(x.extents)
+    mode, rank = layer.integer(4), len(x.extents)
     layer.refuse(6, "a value for each channel")
-    if kind not in (0, 1, 2):
-        raise layer.unsupported_error(f"padding of type {kind}")
-    sides = [(layer.integer(a), layer.integer(b)) for a, b in ((7, 8), (0, 1), (2, 3))]
-    sides = sides[-rank:] if rank <= 3 else [(0, 0), *sides]
-    if any(n < 0 for side in sides for n in side):
-        raise layer.unsupported_error(f"padding by {sides}")
-    if kind == 2 and any(max(side) >= n for side, n in zip(sides, x.extents, strict=True)):
-        raise layer.damaged_error(f"a reflection by {sides} of {list(x.extents)}")
-    border = ("constant", "replicate", "reflect")[kind]
-    value = layer.number(5) if kind == 0 else 0.0
-    return x.pad(padding=[(0, 0), *sides], border=border, value=value)
+    if mode not in (0, 1, 2):
+        raise layer.unsupported_error(f"padding of type {mode}")
+    padding = [(layer.integer(a), layer.integer(b)) for a, b in ((7, 8), (0, 1), (2, 3))]
+    padding = padding[-rank:] if rank <= 3 else [(0, 0), *padding]
+    if any(n < 0 for pair in padding for n in pair):
+        raise layer.unsupported_error(f"padding by {padding}")
+    if mode == 2 and any(max(pair) >= n for pair, n in zip(padding, x.extents, strict=True)):
+        raise layer.damaged_error(f"a reflection by {padding} of {list(x.extents)}")
+    border = ("constant", "replicate", "reflect")[mode]
+    value = layer.number(5) if mode == 0 else 0.0
+    return x.pad(padding=[(0, 0), *padding], border=border, value=value)
 
 
 @converts("Tile", params="0-2")
@@ -148,9 +150,9 @@ def _tile(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
         repeats[x.axis(layer.integer(0)) - 1] = layer.integer(1, 1)
     if len(repeats) > len(extents):
         # new axes become the outermost, except that depth comes after the channels
-        new = [1] * (len(repeats) - len(extents))
-        place = 1 if len(repeats) == 4 and len(extents) == 3 else 0
-        x = x.reshape([*extents[:place], *new, *extents[place:]])
+        ones = [1] * (len(repeats) - len(extents))
+        position = 1 if len(repeats) == 4 and len(extents) == 3 else 0
+        x = x.reshape([*extents[:position], *ones, *extents[position:]])
     repeats = [1] * (len(x.extents) - len(repeats)) + repeats
     if min(repeats) < 1:
         raise layer.damaged_error(f"{repeats} times")
@@ -178,20 +180,20 @@ def _flatten(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
 
 @converts("Reshape", params="0-3 6 11-13", inputs=(1, ANY),
        limits="shapes given as an expression")  # fmt: skip
-def _reshape(layer: NcnnLayer, x: NcnnTensor, *rest: NcnnTensor) -> NcnnTensor:
+def _reshape(layer: NcnnLayer, x: NcnnTensor, *computed: NcnnTensor) -> NcnnTensor:
     layer.refuse(3, "a reshape with the channels innermost")
-    if rest or layer.text(6) or 12 in layer.params or 13 in layer.params:
+    if computed or layer.text(6) or 12 in layer.params or 13 in layer.params:
         raise layer.unsupported_error("a shape that is an expression")
     sizes = [layer.integer(key, MISSING) for key in EXTENTS]
-    wanted = [size for size in sizes if size != MISSING][::-1]
-    if not wanted or MISSING in sizes[: 2 if len(wanted) > 1 else 1]:
+    stated_shape = [size for size in sizes if size != MISSING][::-1]
+    if not stated_shape or MISSING in sizes[: 2 if len(stated_shape) > 1 else 1]:
         raise layer.damaged_error(f"the shape {sizes}")
-    if len(wanted) == len(x.extents):
-        return x.op("reshape", shape=wanted, axis_start=1)
+    if len(stated_shape) == len(x.extents):
+        return x.op("reshape", shape=stated_shape, axis_start=1)
     # 0 stands for the input's extent of the same name, or 1 if the input has none
-    own = dict(zip(_AXES[len(x.extents)], x.extents, strict=True))
-    names = _AXES[len(wanted)]
-    shape = [n or own.get(name, 1) for name, n in zip(names, wanted, strict=True)]
+    extent_by_axis = dict(zip(_AXES[len(x.extents)], x.extents, strict=True))
+    names = _AXES[len(stated_shape)]
+    shape = [n or extent_by_axis.get(name, 1) for name, n in zip(names, stated_shape, strict=True)]
     return x.op("reshape", shape=shape, axis_start=1)
 
 
@@ -199,9 +201,9 @@ def _reshape(layer: NcnnLayer, x: NcnnTensor, *rest: NcnnTensor) -> NcnnTensor:
 def _squeeze(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     extents = x.extents
     axes = [x.axis(axis) for axis in layer.integers(3)] or _flagged(layer, len(extents))
-    gone = [axis for axis in axes if extents[axis - 1] == 1]
-    kept = [n for axis, n in enumerate(extents, 1) if axis not in gone]
-    return x.reshape(kept or [1])
+    removed_axes = [axis for axis in axes if extents[axis - 1] == 1]
+    kept_extents = [n for axis, n in enumerate(extents, 1) if axis not in removed_axes]
+    return x.reshape(kept_extents or [1])
 
 
 @converts("ExpandDims", params="0-3 11")
@@ -211,11 +213,11 @@ def _expand_dims(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     if not axes:
         raise layer.unsupported_error("axes by their names")
     total = rank + len(axes)
-    places = sorted({axis % total for axis in axes if -total <= axis < total})
-    if len(places) != len(axes) or total > 4:
+    positions = sorted({axis % total for axis in axes if -total <= axis < total})
+    if len(positions) != len(axes) or total > 4:
         raise layer.damaged_error(f"axes {axes} in {rank}")
-    for place in places:
-        extents.insert(place, 1)
+    for position in positions:
+        extents.insert(position, 1)
     return x.reshape(extents)
 
 
@@ -240,8 +242,8 @@ def _pixel_shuffle(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     if x.extents[0] % (factor * factor):
         raise layer.damaged_error(f"{x.extents[0]} channels by {factor} x {factor}")
     split = x.unflatten(1, [-1, factor, factor] if mode == 0 else [factor, factor, -1])
-    woven = split.permute([0, 3, 1, 4, 2] if mode == 0 else [2, 3, 0, 4, 1])
-    return woven.merge(2, 2).merge(3, 2)
+    interleaved = split.permute([0, 3, 1, 4, 2] if mode == 0 else [2, 3, 0, 4, 1])
+    return interleaved.merge(2, 2).merge(3, 2)
 
 
 @converts("Reorg", params="0-1")
@@ -269,14 +271,14 @@ def _block(layer: NcnnLayer, x: NcnnTensor) -> tuple[int, int]:
 
 @converts("ShuffleChannel", params="0-1")
 def _shuffle_channel(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
-    channels, *rest = x.extents
+    channels, *spatial = x.extents
     groups = layer.integer(0, 1)
     if groups < 1 or channels % groups:
         raise layer.damaged_error(f"{channels} channels in {groups} groups")
     if layer.integer(1):
         groups = channels // groups
     split = x.unflatten(1, [groups, channels // groups])
-    return split.permute([1, 0, *range(2, 2 + len(rest))]).merge(1, 2)
+    return split.permute([1, 0, *range(2, 2 + len(spatial))]).merge(1, 2)
 
 
 # -- inputs, stored tensors, and layers that only rename ------------------------------------------

@@ -12,7 +12,7 @@ from cml_engine.formats.ncnn.conversion import NcnnLayer, NcnnTensor, converts
 def _batch_norm(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     count = _channels(layer, x, 0)
     scale, mean, variance, offset = (
-        layer.raw(what, 1, count) for what in ("scale", "mean", "variance", "offset")
+        layer.raw(suffix, 1, count) for suffix in ("scale", "mean", "variance", "offset")
     )
     epsilon = layer.number(1)
     return x.batch_normalization(mean, variance, offset, scale, epsilon=epsilon)
@@ -49,25 +49,25 @@ def _group_norm(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
         raise layer.damaged_error(f"{extents[0]} channels in {groups} groups")
     stored = _scale_and_offset(layer, x, 1, layer.integer(3, 1))
     grouped = x.unflatten(1, [groups, -1])
-    even = _standardized(layer, grouped, range(2, 2 + len(extents)), 2).merge(1, 2)
-    return even * stored[0] + stored[1] if stored else even
+    normalized = _standardized(layer, grouped, range(2, 2 + len(extents)), 2).merge(1, 2)
+    return normalized * stored[0] + stored[1] if stored else normalized
 
 
 @converts("LayerNorm", params="0-2")
 def _layer_norm(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     axes = _inner_axes(layer, x)
-    even = _standardized(layer, x, axes, 1)
+    normalized = _standardized(layer, x, axes, 1)
     if not layer.integer(2, 1):
-        return even
-    return even * _over(layer, x, axes, "scale") + _over(layer, x, axes, "offset")
+        return normalized
+    return normalized * _over(layer, x, axes, "scale") + _over(layer, x, axes, "offset")
 
 
 @converts("RMSNorm", params="0-2")
 def _rms_norm(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     axes = _inner_axes(layer, x)
     squares = x.sqr().mean_reduce(axes=axes)
-    even = x * (squares + layer.number(1, 0.001)).rsqrt()
-    return even * _over(layer, x, axes, "scale") if layer.integer(2, 1) else even
+    normalized = x * (squares + layer.number(1, 0.001)).rsqrt()
+    return normalized * _over(layer, x, axes, "scale") if layer.integer(2, 1) else normalized
 
 
 @converts("MVN", params="0-2")
@@ -100,10 +100,10 @@ def _normalize(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
         factor = squares.max(epsilon).rsqrt()
     else:
         raise layer.unsupported_error(f"epsilon mode {mode}")
-    even, count = x * factor, layer.integer(3)
+    normalized, count = x * factor, layer.integer(3)
     if count != (1 if layer.integer(1) else x.extents[0]):
         raise layer.damaged_error(f"{count} factors for {x.extents[0]} channels")
-    return even * layer.raw("scale", 1, count)
+    return normalized * layer.raw("scale", 1, count)
 
 
 @converts("LRN", params="0-4")
@@ -112,13 +112,13 @@ def _lrn(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
 
     It divides ``x`` by ``(bias + alpha * mean of squares) ** beta``.
     """
-    size, across = layer.integer(1, 5), layer.integer(0) == 0
+    size, across_channels = layer.integer(1, 5), layer.integer(0) == 0
     if layer.integer(0) not in (0, 1) or size < 1 or len(x.extents) != 3:
         raise layer.unsupported_error(f"region {layer.integer(0)} of size {size}")
-    side = (size // 2, size - 1 - size // 2)
-    window, padding = ([1, size, 1, 1], [(0, 0), side, (0, 0), (0, 0)])
-    if not across:
-        window, padding = ([1, 1, size, size], [(0, 0), (0, 0), side, side])
+    pair = (size // 2, size - 1 - size // 2)
+    window, padding = ([1, size, 1, 1], [(0, 0), pair, (0, 0), (0, 0)])
+    if not across_channels:
+        window, padding = ([1, 1, size, size], [(0, 0), (0, 0), pair, pair])
     squares = x.sqr().box(size=window, padding=padding, border="constant")
     weighted = squares * (layer.number(2, 1.0) / prod(window))
     return x * (weighted + layer.number(4, 1.0)).pow(-layer.number(3, 0.75))
@@ -154,7 +154,7 @@ def _inner_axes(layer: NcnnLayer, x: NcnnTensor) -> list[int]:
     raise layer.damaged_error(f"a norm over {size} numbers, its input has {list(extents)}")
 
 
-def _over(layer: NcnnLayer, x: NcnnTensor, axes: Sequence[int], what: str) -> NcnnTensor:
+def _over(layer: NcnnLayer, x: NcnnTensor, axes: Sequence[int], suffix: str) -> NcnnTensor:
     """Reads a constant with one weight per position on the given axes."""
     extents = enumerate((1, *x.extents))
-    return layer.raw(what, *(n if axis in axes else 1 for axis, n in extents))
+    return layer.raw(suffix, *(n if axis in axes else 1 for axis, n in extents))

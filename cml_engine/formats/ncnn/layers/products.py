@@ -45,16 +45,16 @@ def _matmul(layer: NcnnLayer, a: NcnnTensor, b: NcnnTensor) -> NcnnTensor:
 @converts("Gemm", params="0-14 18 20-22", inputs=(0, 3), limits="quantised weights")
 def _gemm(layer: NcnnLayer, *inputs: NcnnTensor) -> NcnnTensor:
     layer.refuse(18, "quantised weights")
-    rest = list(inputs)
-    a = _matrix(layer, rest, "a", 4, (7, 9), layer.integer(2))
-    b = _matrix(layer, rest, "b", 5, (9, 8), layer.integer(3))
+    operands = list(inputs)
+    a = _matrix(layer, operands, "a", 4, (7, 9), layer.integer(2))
+    b = _matrix(layer, operands, "b", 5, (9, 8), layer.integer(3))
     flat = [x.reshape(x.extents[-2:]) for x in (a, b)]
     flags = {"transposeA": bool(layer.integer(2)), "transposeB": bool(layer.integer(3))}
     result = layer.op("matmul", *flat, **flags)
-    added = _addend(layer, rest, result.extents)
+    addend = _addend(layer, operands, result.extents)
     beta, alpha = layer.number(1, 1.0), layer.number(0, 1.0)
-    if added is not None:
-        result = result + (added if beta == 1 else added * beta)
+    if addend is not None:
+        result = result + (addend if beta == 1 else addend * beta)
     if alpha != 1:
         result = result * alpha
     if layer.integer(14):
@@ -65,21 +65,21 @@ def _gemm(layer: NcnnLayer, *inputs: NcnnTensor) -> NcnnTensor:
 
 def _matrix(
     layer: NcnnLayer,
-    rest: list[NcnnTensor],
-    what: str,
-    stored: int,
+    operands: list[NcnnTensor],
+    suffix: str,
+    storage_key: int,
     ids: tuple[int, int],
     transposed: int,
 ) -> NcnnTensor:
-    """Returns an operand: a matrix of the file, or the first of ``rest``, which is removed."""
-    if layer.integer(stored):
+    """Returns an operand: a matrix of the file, or the first of ``operands``, which is removed."""
+    if layer.integer(storage_key):
         rows, columns = (layer.integer(key) for key in (ids[::-1] if transposed else ids))
         if min(rows, columns) < 1:
             raise layer.damaged_error(f"a matrix of {rows} x {columns}")
-        return layer.weight(what, 1, rows, columns)
-    if not rest:
+        return layer.weight(suffix, 1, rows, columns)
+    if not operands:
         raise layer.damaged_error("an input is missing")
-    x = rest.pop(0)
+    x = operands.pop(0)
     extents = x.extents
     if len(extents) == 3 and extents[1] == 1:
         return x.reshape([extents[0], extents[2]])
@@ -88,28 +88,30 @@ def _matrix(
     return x
 
 
-def _addend(layer: NcnnLayer, rest: list[NcnnTensor], shape: tuple[int, ...]) -> NcnnTensor | None:
+def _addend(
+    layer: NcnnLayer, operands: list[NcnnTensor], shape: tuple[int, ...]
+) -> NcnnTensor | None:
     """Returns the addend of a matrix product of ``shape``, or None if there is none.
 
-    The addend is stored, or is the first of ``rest``, and broadcasts to ``shape``.
+    The addend is stored, or is the first of ``operands``, and broadcasts to ``shape``.
     """
     rows, columns = shape
     if layer.integer(6):
-        kind = layer.integer(10)
-        if kind == -1:
+        shape_kind = layer.integer(10)
+        if shape_kind == -1:
             return None
-        stored = {0: (1, 1), 1: (rows, 1), 2: (rows, 1), 3: (rows, columns), 4: (1, columns)}
-        if kind not in stored:
-            raise layer.unsupported_error(f"a sum of kind {kind}")
-        return layer.weight("c", 1, *stored[kind])
-    if not rest:
+        stored_shapes = {0: (1, 1), 1: (rows, 1), 2: (rows, 1), 3: (rows, columns), 4: (1, columns)}
+        if shape_kind not in stored_shapes:
+            raise layer.unsupported_error(f"a sum of kind {shape_kind}")
+        return layer.weight("c", 1, *stored_shapes[shape_kind])
+    if not operands:
         return None
-    extents = list(rest[0].extents)
+    extents = list(operands[0].extents)
     if len(extents) == 1:
         extents = [1, *extents] if extents[0] not in (1, rows) else [*extents, 1]
     if len(extents) != 2 or extents[0] not in (1, rows) or extents[1] not in (1, columns):
-        raise layer.damaged_error(f"a sum of {list(rest[0].extents)} to {rows} x {columns}")
-    return rest[0].reshape(extents)
+        raise layer.damaged_error(f"a sum of {list(operands[0].extents)} to {rows} x {columns}")
+    return operands[0].reshape(extents)
 
 
 @converts("MultiHeadAttention", params="0-7 18", inputs=(1, 4),
@@ -133,8 +135,8 @@ def _attention(layer: NcnnLayer, *inputs: NcnnTensor) -> NcnnTensor:
     outer = layer.integer(2) // width
     scale = layer.number(6, 1 / math.sqrt(width / heads))
 
-    def heads_of(x: NcnnTensor, what: str, columns: int, factor: float = 1.0) -> NcnnTensor:
-        rows = _rows(layer, x, what, columns, width)
+    def heads_of(x: NcnnTensor, suffix: str, columns: int, factor: float = 1.0) -> NcnnTensor:
+        rows = _rows(layer, x, suffix, columns, width)
         rows = rows if factor == 1 else rows * factor
         return rows.unflatten(2, [heads, width // heads]).permute([1, 0, 2])
 
@@ -148,12 +150,12 @@ def _attention(layer: NcnnLayer, *inputs: NcnnTensor) -> NcnnTensor:
     return _rows(layer, mixed.permute([1, 0, 2]).merge(2, 2), "out", width, outer)
 
 
-def _rows(layer: NcnnLayer, x: NcnnTensor, what: str, width: int, count: int) -> NcnnTensor:
+def _rows(layer: NcnnLayer, x: NcnnTensor, suffix: str, width: int, count: int) -> NcnnTensor:
     """Multiplies the rows of ``x``, ``width`` wide, by a stored matrix and adds a stored bias."""
     if len(x.extents) != 2 or x.extents[1] != width:
         raise layer.damaged_error(f"an input of {list(x.extents)}: wanted rows of {width}")
-    product = x.matmul(layer.weight(f"{what}_weight", 1, count, width), transposeB=True)
-    return product + layer.raw(f"{what}_bias", 1, 1, count)
+    product = x.matmul(layer.weight(f"{suffix}_weight", 1, count, width), transposeB=True)
+    return product + layer.raw(f"{suffix}_bias", 1, 1, count)
 
 
 @converts("Embed", params="0-3 18", limits="int8 weights")
@@ -163,11 +165,11 @@ def _embed(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     The bias is optional. Indices outside the table are clamped to it.
     """
     layer.refuse(18, "int8 weights")
-    width, words = layer.integer(0), layer.integer(1)
-    if width < 1 or words < 1 or layer.integer(3) != width * words:
-        raise layer.damaged_error(f"{layer.integer(3)} weights for {words} words of {width}")
-    table = layer.weight("table", words, width)
+    width, n_rows = layer.integer(0), layer.integer(1)
+    if width < 1 or n_rows < 1 or layer.integer(3) != width * n_rows:
+        raise layer.damaged_error(f"{layer.integer(3)} weights for {n_rows} words of {width}")
+    table = layer.weight("table", n_rows, width)
     bias = layer.raw("bias", 1, 1, width) if layer.integer(2) else None
-    numbers = x.reshape([-1]).clamp(0.0, float(words - 1)).cast(dtype="integer")
-    rows = table.gather(numbers, axis=0)
+    indices = x.reshape([-1]).clamp(0.0, float(n_rows - 1)).cast(dtype="integer")
+    rows = table.gather(indices, axis=0)
     return rows if bias is None else rows + bias

@@ -143,7 +143,7 @@ def _run(
     length = x.extents[0]
     current_budget().check_nodes(length, f"a sequence of {length:,} steps", layer.source)
     rows: list[NcnnTensor] = []
-    last: list[_State] = []
+    final_states: list[_State] = []
     for index, cell in enumerate(cells):
         weight = layer.constant(cell.input[None], f"input{index}_weight")
         product = x.matmul(weight, transposeB=True)
@@ -151,19 +151,19 @@ def _run(
         is_backwards = layer.integer(2) == _REVERSE or index == 1
         for state in states:
             if len(state.extents) != 2 or state.extents[0] != len(cells):
-                wanted = f"wanted {len(cells)} rows"
-                raise layer.damaged_error(f"a state of {list(state.extents)}: {wanted}")
+                expected = f"wanted {len(cells)} rows"
+                raise layer.damaged_error(f"a state of {list(state.extents)}: {expected}")
         current = [_rows(state, len(cells))[index] for state in states]
         step = step_of(index, cell)
-        made: list[NcnnTensor] = []
+        outputs_of_steps: list[NcnnTensor] = []
         for gates in reversed(steps) if is_backwards else steps:
             current = step(gates, current)
-            made.append(current[0])
-        last.append(current)
-        rows.append(_joined(made[::-1] if is_backwards else made, 1))
+            outputs_of_steps.append(current[0])
+        final_states.append(current)
+        rows.append(_joined(outputs_of_steps[::-1] if is_backwards else outputs_of_steps, 1))
     outputs = [_joined(rows, 2)]
     if len(layer.outputs) > 1:
-        outputs += [_joined(parts, 1) for parts in zip(*last, strict=True)]
+        outputs += [_joined(parts, 1) for parts in zip(*final_states, strict=True)]
     return outputs
 
 

@@ -20,8 +20,8 @@ _CUBIC = -0.75
 @converts("Interp", params="0-6 9", inputs=(1, 2), limits="sizes given as an expression")
 def _interp(layer: NcnnLayer, x: NcnnTensor, *reference: NcnnTensor) -> NcnnTensor:
     """Converts Interp, a resize by factors, to stated sizes, or to the size of a second input."""
-    kind = _KINDS.get(layer.integer(0))
-    if kind is None:
+    method = _KINDS.get(layer.integer(0))
+    if method is None:
         raise layer.unsupported_error(f"resize type {layer.integer(0)}")
     if layer.text(9):
         raise layer.unsupported_error("a computed size")
@@ -38,20 +38,20 @@ def _interp(layer: NcnnLayer, x: NcnnTensor, *reference: NcnnTensor) -> NcnnTens
         raise layer.damaged_error(f"a size of {sizes}")
     if tuple(sizes) == spatial:
         return x
-    is_aligned = bool(layer.integer(6)) and kind != "nearest"
+    is_aligned = bool(layer.integer(6)) and method != "nearest"
     is_exact = all(n == step * size for n, step, size in zip(spatial, steps, sizes, strict=True))
     if not (is_aligned or is_exact):
-        return _by_steps(layer, x, sizes, steps, kind)
+        return _by_steps(layer, x, sizes, steps, method)
     factors = [new / old for new, old in zip(sizes, spatial, strict=True)]
-    whole = [int(factor) for factor in factors]
-    if kind == "nearest":
-        if whole == factors:
-            return x.nearest_upsample(factor=whole)
-        return _by_steps(layer, x, sizes, [1 / factor for factor in factors], kind)
+    integer_factors = [int(factor) for factor in factors]
+    if method == "nearest":
+        if integer_factors == factors:
+            return x.nearest_upsample(factor=integer_factors)
+        return _by_steps(layer, x, sizes, [1 / factor for factor in factors], method)
     coordinates = "aligned" if is_aligned else "symmetric"
-    if whole == factors and kind == "linear":
-        return x.multilinear_upsample(factor=whole, method=coordinates)
-    return x.resize(output_size=sizes, method=kind, coordinates=coordinates)
+    if integer_factors == factors and method == "linear":
+        return x.multilinear_upsample(factor=integer_factors, method=coordinates)
+    return x.resize(output_size=sizes, method=method, coordinates=coordinates)
 
 
 def _sizes(
@@ -66,17 +66,17 @@ def _sizes(
     if not 1 / _LARGEST <= min(factors) <= max(factors) <= _LARGEST:
         raise layer.damaged_error(f"factors of {factors}")
     factors = [float(np.float32(factor)) for factor in factors]
-    wanted = [layer.integer(size) for _, size in ids]
+    sizes_stated = [layer.integer(size) for _, size in ids]
     if reference:
-        wanted = list(reference[0].extents[-len(spatial) :])
+        sizes_stated = list(reference[0].extents[-len(spatial) :])
     if reference or all(layer.integer(key) for key in (3, 4)):
-        return wanted, [n / size for n, size in zip(spatial, wanted, strict=True)]
+        return sizes_stated, [n / size for n, size in zip(spatial, sizes_stated, strict=True)]
     sizes = [int(np.float32(n) * np.float32(f)) for n, f in zip(spatial, factors, strict=True)]
     return sizes, [1 / factor for factor in factors]
 
 
 def _by_steps(
-    layer: NcnnLayer, x: NcnnTensor, sizes: list[int], steps: list[float], kind: str
+    layer: NcnnLayer, x: NcnnTensor, sizes: list[int], steps: list[float], method: str
 ) -> NcnnTensor:
     """Resizes axis by axis by stored indices or weights.
 
@@ -85,12 +85,12 @@ def _by_steps(
     """
     for axis, (size, step) in enumerate(zip(sizes, steps, strict=True), start=2):
         extent = x.extents[axis - 1]
-        if kind == "nearest":
-            at = np.arange(size, dtype=np.float32) * np.float32(step)
-            places = np.minimum(at.astype(np.int32), extent - 1)
-            x = x.gather(layer.constant(places, "places", "integer"), axis=axis)
+        if method == "nearest":
+            positions = np.arange(size, dtype=np.float32) * np.float32(step)
+            indices = np.minimum(positions.astype(np.int32), extent - 1)
+            x = x.gather(layer.constant(indices, "places", "integer"), axis=axis)
             continue
-        rows = _weights((np.arange(size) + 0.5) * step - 0.5, extent, kind == "cubic")
+        rows = _weights((np.arange(size) + 0.5) * step - 0.5, extent, method == "cubic")
         rows = rows.reshape([1] * (len(x.extents) - 1) + [size, extent])
         matrix = layer.constant(rows, "matrix")
         is_last = axis == len(x.extents)
@@ -104,19 +104,19 @@ def _weights(positions: Array, extent: int, cubic: bool) -> Array:
     Positions outside the axis read its edge values.
     """
     current_budget().check_bytes(4 * len(positions) * extent, "the weights of the resize")
-    found = np.zeros((len(positions), extent), np.float32)
+    matrix = np.zeros((len(positions), extent), np.float32)
     rows, base = np.arange(len(positions)), np.floor(positions).astype(int)
     for tap in range(-1, 3) if cubic else range(2):
         distance = np.abs(positions - base - tap)
         weight = _cubic(distance) if cubic else 1 - distance
-        np.add.at(found, (rows, np.clip(base + tap, 0, extent - 1)), weight)
-    return found
+        np.add.at(matrix, (rows, np.clip(base + tap, 0, extent - 1)), weight)
+    return matrix
 
 
 def _cubic(t: Array) -> Array:
-    near = ((_CUBIC + 2) * t - (_CUBIC + 3)) * t * t + 1
-    far = _CUBIC * (((t - 5) * t + 8) * t - 4)
-    return np.where(t <= 1, near, far)
+    inner = ((_CUBIC + 2) * t - (_CUBIC + 3)) * t * t + 1
+    outer = _CUBIC * (((t - 5) * t + 8) * t - 4)
+    return np.where(t <= 1, inner, outer)
 
 
 @converts("GridSample", params="0-3", inputs=(2, 2), limits="reflection, cubic beyond a border")

@@ -16,10 +16,10 @@ from cml_engine.formats.ncnn.layers.activations import apply_activation
 _SAME_UPPER, _SAME_LOWER = -233, -234
 
 
-def _halves(total: int, kind: int) -> tuple[int, int]:
-    """Splits padding into two halves; the larger one is the last if ``kind`` is ``_SAME_UPPER``."""
+def _halves(total: int, mode: int) -> tuple[int, int]:
+    """Splits padding into two halves; the larger one is the last if ``mode`` is ``_SAME_UPPER``."""
     small, large = total // 2, total - total // 2
-    return (small, large) if kind == _SAME_UPPER else (large, small)
+    return (small, large) if mode == _SAME_UPPER else (large, small)
 
 
 # -- convolution -------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ class _Axis:
     dilation: int
     stride: int
     before: int
-    behind: int
+    after: int
 
     @property
     def window(self) -> int:
@@ -56,7 +56,7 @@ class _Axis:
     def padding(self, size: int) -> tuple[int, int]:
         """Returns the padding before and after an axis of ``size`` elements; resolves "same"."""
         if not self.is_same:
-            return self.before, self.behind
+            return self.before, self.after
         total = max(0, self.window + (size - 1) // self.stride * self.stride - size)
         return _halves(total, self.before)
 
@@ -126,37 +126,39 @@ def _crops(layer: NcnnLayer, axes: Sequence[_Axis], sizes: Sequence[int]) -> lis
 
     Output padding is a negative crop. A fixed output size is used only with "same" padding.
     """
-    longer, fixed = (
+    output_paddings, output_sizes = (
         [layer.integer(key, layer.integer(ids[0])) for key in ids][::-1]
         for ids in _OUTPUT_IDS[len(axes)]
     )
-    found = []
-    for axis, size, more, wanted in zip(axes, sizes, longer, fixed, strict=True):
-        before, behind = axis.before, axis.behind
+    crops = []
+    for axis, size, output_padding, output_size in zip(
+        axes, sizes, output_paddings, output_sizes, strict=True
+    ):
+        before, after = axis.before, axis.after
         if axis.is_same:
-            total = (size - 1) * axis.stride + axis.window + more - wanted
-            if wanted <= 0 or total < 0:
-                raise layer.unsupported_error(f"'same' padding to an output of {wanted}")
-            before, behind = _halves(total, before)
-        found.append((before, behind - more))
-    return found
+            total = (size - 1) * axis.stride + axis.window + output_padding - output_size
+            if output_size <= 0 or total < 0:
+                raise layer.unsupported_error(f"'same' padding to an output of {output_size}")
+            before, after = _halves(total, before)
+        crops.append((before, after - output_padding))
+    return crops
 
 
 def _axes(layer: NcnnLayer) -> list[_Axis]:
     """Returns the axes, outermost first; a parameter that is missing has the width's value."""
     count = 1 if layer.type.endswith("1D") else 3 if layer.type.endswith("3D") else 2
-    defaults, found = [0, 1, 1, 0], list[_Axis]()
+    defaults, axes = [0, 1, 1, 0], list[_Axis]()
     for ids in _CONV_IDS[:count]:
         pairs = zip(ids[:4], defaults, strict=True)
         kernel, dilation, stride, before = values = [layer.integer(*pair) for pair in pairs]
-        defaults = defaults if found else values
+        defaults = defaults if axes else values
         if min(kernel, dilation, stride) < 1:
             raise layer.damaged_error(f"kernel {kernel}, dilation {dilation}, stride {stride}")
-        found.append(_Axis(kernel, dilation, stride, before, layer.integer(ids[4], before)))
-    sides = {side for axis in found for side in (axis.before, axis.behind)}
-    if min(sides) < 0 and sides not in ({_SAME_UPPER}, {_SAME_LOWER}):
-        raise layer.damaged_error(f"padding by {sorted(sides)}")
-    return found[::-1]
+        axes.append(_Axis(kernel, dilation, stride, before, layer.integer(ids[4], before)))
+    paddings = {padding for axis in axes for padding in (axis.before, axis.after)}
+    if min(paddings) < 0 and paddings not in ({_SAME_UPPER}, {_SAME_LOWER}):
+        raise layer.damaged_error(f"padding by {sorted(paddings)}")
+    return axes[::-1]
 
 
 def _outputs_and_groups(layer: NcnnLayer) -> tuple[int, int]:
@@ -171,8 +173,8 @@ def _checked_shape(layer: NcnnLayer, x: NcnnTensor, kernel: Sequence[int]) -> tu
     """
     if len(x.extents) != 1 + len(kernel):
         shape = ",".join(map(str, x.extents))
-        wanted = f"the channels and {len(kernel)} more"
-        raise layer.damaged_error(f"an input of [{shape}] without the batch: wanted {wanted}")
+        expected = f"the channels and {len(kernel)} more"
+        raise layer.damaged_error(f"an input of [{shape}] without the batch: wanted {expected}")
     count, groups = _outputs_and_groups(layer)
     _check_weights(layer, x.extents[0], count, groups, kernel)
     return count, groups, *x.extents
@@ -184,10 +186,10 @@ def _check_weights(
     """Raises an error if the layer states another number of weights than the shapes require."""
     if min(count, groups) < 1 or count % groups or channels % groups:
         raise layer.damaged_error(f"{channels} channels to {count} in {groups} groups")
-    wanted = count * (channels // groups) * prod(kernel)
-    if layer.integer(6) != wanted:
-        what = f"{channels} channels to {count} by a kernel of {'x'.join(map(str, kernel))}"
-        raise layer.damaged_error(f"{layer.integer(6)} weights where {what} want {wanted}")
+    expected = count * (channels // groups) * prod(kernel)
+    if layer.integer(6) != expected:
+        description = f"{channels} channels to {count} by a kernel of {'x'.join(map(str, kernel))}"
+        raise layer.damaged_error(f"{layer.integer(6)} weights where {description} want {expected}")
 
 
 def _bias(layer: NcnnLayer, count: int) -> NcnnTensor | float:
@@ -235,38 +237,38 @@ def _pooling(layer: NcnnLayer, x: NcnnTensor) -> NcnnTensor:
     windows = [_window(layer, ids, x.extents[-1 - i]) for i, ids in enumerate(_POOL_IDS[:count])]
     size, stride, padding = (list(part) for part in zip(*windows[::-1], strict=True))
     # with "same" padding ncnn always divides by the whole window
-    by_whole = is_average and (layer.integer(6) or layer.integer(5) in _SAME)
+    divides_by_window = is_average and (layer.integer(6) or layer.integer(5) in _SAME)
     result = x.op(
         "avg_pool" if is_average else "max_pool",
         size=[1, 1, *size],
         stride=[1, 1, *stride],
         padding=[(0, 0), (0, 0), *padding],
-        border="constant" if by_whole else "ignore",
+        border="constant" if divides_by_window else "ignore",
     )
-    outside = any(max(sides) >= k for k, sides in zip(size, padding, strict=True))
-    return result.max(_LEAST) if outside and not is_average else result
+    has_empty_windows = any(max(pair) >= k for k, pair in zip(size, padding, strict=True))
+    return result.max(_LEAST) if has_empty_windows and not is_average else result
 
 
 def _window(layer: NcnnLayer, ids: Sequence[int], extent: int) -> tuple[int, int, tuple[int, int]]:
     """Returns an axis's kernel, stride, and padding before and after its ``extent`` elements."""
     width = [layer.integer(*pair) for pair in zip(_POOL_IDS[0], (0, 1, 0), strict=False)]
     kernel, stride, before = (layer.integer(*pair) for pair in zip(ids[:3], width, strict=True))
-    behind = layer.integer(ids[3], before)
-    if kernel < 1 or stride < 1 or before < 0 or behind < 0:
-        raise layer.damaged_error(f"kernel {kernel}, stride {stride}, padding {before}, {behind}")
+    after = layer.integer(ids[3], before)
+    if kernel < 1 or stride < 1 or before < 0 or after < 0:
+        raise layer.damaged_error(f"kernel {kernel}, stride {stride}, padding {before}, {after}")
     mode = layer.integer(5)
-    if mode not in _SAME and extent + before + behind < kernel:
+    if mode not in _SAME and extent + before + after < kernel:
         raise layer.damaged_error(f"a kernel of {kernel} over {extent} values")
     if mode == 0:  # the output's size is rounded up
-        behind += -(extent + before + behind - kernel) % stride
+        after += -(extent + before + after - kernel) % stride
     elif mode in _SAME:
         total = kernel + (extent - 1) // stride * stride - extent
         if total < 0:
             raise layer.unsupported_error("'same' padding of windows smaller than their stride")
-        before, behind = _halves(total, _SAME[mode])
+        before, after = _halves(total, _SAME[mode])
     elif mode != 1:
         raise layer.unsupported_error(f"padding mode {mode}")
-    return kernel, stride, (before, behind)
+    return kernel, stride, (before, after)
 
 
 def _adaptive(layer: NcnnLayer, x: NcnnTensor, reduction: str, count: int) -> NcnnTensor:
@@ -274,14 +276,14 @@ def _adaptive(layer: NcnnLayer, x: NcnnTensor, reduction: str, count: int) -> Nc
     width = layer.integer(8)
     for i, ids in enumerate(_POOL_IDS[:count]):
         axis = count + 1 - i
-        extent, wanted = x.extents[axis - 1], layer.integer(ids[4], width)
-        if wanted in (MISSING, extent):
+        extent, output_size = x.extents[axis - 1], layer.integer(ids[4], width)
+        if output_size in (MISSING, extent):
             continue
-        if not 1 <= wanted <= 4096:
-            raise layer.damaged_error(f"an output of {wanted}")
+        if not 1 <= output_size <= 4096:
+            raise layer.damaged_error(f"an output of {output_size}")
         parts = []
-        for k in range(wanted):
-            begin, end = k * extent // wanted, -(-(k + 1) * extent // wanted)
+        for k in range(output_size):
+            begin, end = k * extent // output_size, -(-(k + 1) * extent // output_size)
             part = x.slice(axes=[axis], begin=[begin], end=[end])
             parts.append(part.op(reduction, axes=[axis]))
         x = parts[0] if len(parts) == 1 else layer.op("concat", *parts, axis=axis)
