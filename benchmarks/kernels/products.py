@@ -84,7 +84,8 @@ def _by_kernel(gpu: Gpu, op: str, case: Case) -> dict[str, Work]:
 
     A matrix product multiplies two computed tensors; pictures are in blocks of four channels.
     """
-    graph, inputs = case_graph(op, case, constants=len(case.inputs[0]) != 3 or op != "matmul")
+    is_batch = isinstance(case.inputs[0], tuple) and len(case.inputs[0]) == 3
+    graph, inputs = case_graph(op, case, constants=not is_batch or op != "matmul")
     blocked = [n for n in ("x0", "y0") if graph.facts[n].rank == 4 and graph.facts[n].shape[1] >= 4]
     layouts = dict.fromkeys(blocked, C4)
     (choice,) = lower(graph, gpu.limits, layouts).choices

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import SupportsIndex
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -35,16 +35,16 @@ class Blocks:
 
     def values(self) -> BlockArray:
         """Returns the weights as floats."""
-        made = (self.codes * self.spread(self.scales)).view(BlockArray)
-        made.flags.writeable = False
-        made.blocks = self
-        return made
+        values = (self.codes * self.spread(self.scales)).view(BlockArray)
+        values.flags.writeable = False
+        values.blocks = self
+        return values
 
-    def spread(self, each: Array) -> Array:
+    def spread(self, per_block: Array) -> Array:
         """Returns an array with one element for each block as one with an element per weight."""
-        wide = np.repeat(each, self.size, self.axis)
+        repeated = np.repeat(per_block, self.size, self.axis)
         index = (slice(None),) * self.axis
-        return np.asarray(wide[(*index, slice(self.codes.shape[self.axis]))])
+        return np.asarray(repeated[(*index, slice(self.codes.shape[self.axis]))])
 
     def scaled(self, factors: Array) -> Array:
         """Returns the weights times ``factors``, an array in their shape.
@@ -52,10 +52,10 @@ class Blocks:
         The result has blocks if all factors of a block are equal.
         """
         first = np.arange(0, self.codes.shape[self.axis], self.size)
-        each = np.take(factors, first, self.axis)
-        if not np.array_equal(self.spread(each), factors):
+        per_block = np.take(factors, first, self.axis)
+        if not np.array_equal(self.spread(per_block), factors):
             return np.asarray((self.codes * self.spread(self.scales) * factors).astype(np.float32))
-        return replace(self, scales=(self.scales * each).astype(np.float32)).values()
+        return replace(self, scales=(self.scales * per_block).astype(np.float32)).values()
 
     def moved(self, move: Callable[[Array], Array]) -> Blocks:
         """Returns the blocks after a transpose, or after axes of extent 1 were added."""
@@ -73,7 +73,7 @@ class BlockArray(Array):
 
     blocks: Blocks | None = None
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[object, ...]:
         if self.blocks is None:
             return super().__reduce_ex__(protocol)
         return Blocks.values, (self.blocks,)
@@ -106,17 +106,18 @@ def nearest_blocks(values: Array, axis: int, size: int, bits: int) -> Blocks:
     count = -(-moved.shape[-1] // size)
     parts = np.pad(moved, pad).reshape(*moved.shape[:-1], count, size)
     extreme = np.take_along_axis(parts, np.abs(parts).argmax(-1, keepdims=True), -1)
-    least = np.full(extreme.shape, np.inf)
+    least_error = np.full(extreme.shape, np.inf)
     scales: Array = np.zeros(extreme.shape, np.float32)
     codes: Array = np.zeros(parts.shape, np.int8)
     for end in (high, *np.linspace(low, 1.25 * low, 6)):
-        tried = (extreme / end).astype(np.float32)
+        block_scales = (extreme / end).astype(np.float32)
         with np.errstate(divide="ignore", invalid="ignore"):
-            found = np.clip(np.rint(np.nan_to_num(parts / tried)), low, high)
-        error = np.square(found * tried - parts).sum(-1, keepdims=True)
-        is_less = error < least
-        scales, codes = np.where(is_less, tried, scales), np.where(is_less, found, codes)
-        least = np.minimum(error, least)
+            block_codes = np.clip(np.rint(np.nan_to_num(parts / block_scales)), low, high)
+        error = np.square(block_codes * block_scales - parts).sum(-1, keepdims=True)
+        is_less = error < least_error
+        scales = np.where(is_less, block_scales, scales)
+        codes = np.where(is_less, block_codes, codes)
+        least_error = np.minimum(error, least_error)
     flat = codes.reshape(*moved.shape[:-1], count * size)
     codes = np.moveaxis(flat[..., : moved.shape[-1]].astype(np.int8), -1, axis)
     scales = np.moveaxis(scales[..., 0], -1, axis)

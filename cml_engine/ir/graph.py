@@ -24,7 +24,7 @@ T = TypeVar("T")
 #: a NumPy array of any shape and any type
 Array: TypeAlias = np.ndarray[Any, Any]
 #: a NumPy data type of any kind
-DType: TypeAlias = np.dtype[np.generic]
+DType: TypeAlias = np.dtype[Any]
 #: a value of an operator's attribute or of a kernel's parameter
 AttrValue: TypeAlias = "bool | int | float | str | np.generic | Array | None | Sequence[AttrValue]"
 _log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 #: The NumPy types of NNEF's three tensor types. The GPU uses the same, except that ``logical`` is
 #: one byte in NumPy and a 32-bit word on the GPU.
-NUMPY_DTYPE: Mapping[str, np.dtype[Any]] = {
+NUMPY_DTYPE: Mapping[str, DType] = {
     "scalar": np.dtype(np.float32),
     "integer": np.dtype(np.int32),
     "logical": np.dtype(np.bool_),
@@ -118,7 +118,7 @@ class Attrs(Mapping[str, Any]):
 
     __slots__ = ("_values",)
 
-    def __init__(self, values: Mapping[str, Any] | None = None, /, **named: Any) -> None:
+    def __init__(self, values: Mapping[str, object] | None = None, /, **named: object) -> None:
         object.__setattr__(self, "_values", {**(values or {}), **named})
 
     def __getitem__(self, key: str) -> Any:
@@ -142,7 +142,7 @@ class Attrs(Mapping[str, Any]):
     def __repr__(self) -> str:
         return ", ".join(f"{k}={v}" for k, v in self._values.items())
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Attrs, (self._values,)
 
 
@@ -155,11 +155,11 @@ class Quantization(Attrs):
     __slots__ = ("source",)
     source: Source | None
 
-    def __init__(self, values: Mapping[str, Any], source: Source | None = None) -> None:
+    def __init__(self, values: Mapping[str, object], source: Source | None = None) -> None:
         super().__init__(values)
         object.__setattr__(self, "source", source)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Quantization, (self._values, self.source)
 
 
@@ -184,18 +184,18 @@ class Epilogue:
     position: int | None = 0
     own: tuple[tuple[int, int], ...] = ()
 
-    def operands(self, others: Sequence[T], results: Sequence[T]) -> list[T]:
+    def operands(self, input_values: Sequence[T], results: Sequence[T]) -> list[T]:
         """Returns all operands of the epilogue in order.
 
-        ``others`` are the values of ``inputs``; ``results`` are those of the node's operator and
+        ``operands`` are the values of ``inputs``; ``results`` are those of the node's operator and
         of the earlier epilogues.
         """
-        places = dict(self.own)
+        positions = dict(self.own)
         if self.position is not None:
-            places[self.position] = len(results) - 1
-        rest = iter(others)
-        count = len(others) + len(places)
-        return [results[places[i]] if i in places else next(rest) for i in range(count)]
+            positions[self.position] = len(results) - 1
+        remaining = iter(input_values)
+        count = len(input_values) + len(positions)
+        return [results[positions[i]] if i in positions else next(remaining) for i in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,14 +249,14 @@ class Origin:
 
         Inputs that are not named keep the shapes given before, or else the model's own.
         """
-        given = {**self.shapes, **check_shapes(shapes)}
+        all_shapes = {**self.shapes, **check_shapes(shapes)}
         start = time.perf_counter()
-        graph = self.make(given)
+        graph = self.make(all_shapes)
         ms = 1e3 * (time.perf_counter() - start)
         _log.info("'%s' is loaded: %d operators, %.0f ms", graph.name, len(graph.nodes), ms)
-        if ONLY_INPUT in given and ONLY_INPUT not in graph.inputs:
-            given[graph.inputs[0]] = given.pop(ONLY_INPUT)
-        return graph.with_(origin=Origin(self.make, given))
+        if ONLY_INPUT in all_shapes and ONLY_INPUT not in graph.inputs:
+            all_shapes[graph.inputs[0]] = all_shapes.pop(ONLY_INPUT)
+        return graph.with_(origin=Origin(self.make, all_shapes))
 
 
 class CookedForm(Protocol):
@@ -330,9 +330,9 @@ class Slider:
 
     def samples(self) -> list[SliderValue]:
         """Returns values of each extreme: those of the choices, or the ends of the range."""
-        whole = isinstance(self.default, int) and not isinstance(self.default, bool)
+        is_integer = isinstance(self.default, int) and not isinstance(self.default, bool)
         ends = (False, True) if isinstance(self.default, bool) else (self.low, self.high)
-        values = [int(v) if whole else v for v in (*self.choices.values(),) or ends]
+        values = [int(v) if is_integer else v for v in (*self.choices.values(),) or ends]
         if isinstance(self.default, tuple):
             return [(v,) * len(self.default) for v in values]
         return list(values)
@@ -417,7 +417,7 @@ class Graph:
             )
         return self.origin.at(shapes)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Returns the state to pickle, without ``origin`` and ``cooked_form``.
 
         They contain open files and functions.
@@ -481,8 +481,8 @@ def unused_name(name: str, *taken: Container[str]) -> str:
 
 def numbered_name(name: str, is_taken: Callable[[str], bool]) -> str:
     """Returns the name if it is free, otherwise the first free one of ``name_2``, ``name_3``, …"""
-    found, count = name, 1
-    while is_taken(found):
+    candidate, count = name, 1
+    while is_taken(candidate):
         count += 1
-        found = f"{name}_{count}"
-    return found
+        candidate = f"{name}_{count}"
+    return candidate

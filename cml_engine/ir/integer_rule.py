@@ -112,17 +112,19 @@ class Pair:
     shift: int
 
 
-def pair(first: Fraction, second: Fraction, most: tuple[int, int]) -> Pair:
+def pair(first: Fraction, second: Fraction, largest: tuple[int, int]) -> Pair:
     """Returns the most precise factors with which the sum of two words always fits into 32 bits.
 
-    ``first`` and ``second`` are the exact factors, ``most`` the largest absolute values of the two
-    words. Raises :class:`RangeError` if no factors fit.
+    ``first`` and ``second`` are the exact factors, ``largest`` the largest absolute values of the
+    two words. Raises :class:`RangeError` if no factors fit.
     """
     for shift in range(30, 0, -1):
-        found = Pair(round_half_up(first * 2**shift), round_half_up(second * 2**shift), shift)
-        sums = abs(found.first) * most[0] + abs(found.second) * most[1] + (1 << (shift - 1))
-        if sums < INT_BOUND and max(abs(found.first), abs(found.second)) < FLOAT_BOUND:
-            return found
+        factors = Pair(round_half_up(first * 2**shift), round_half_up(second * 2**shift), shift)
+        sums = (
+            abs(factors.first) * largest[0] + abs(factors.second) * largest[1] + (1 << (shift - 1))
+        )
+        if sums < INT_BOUND and max(abs(factors.first), abs(factors.second)) < FLOAT_BOUND:
+            return factors
     raise RangeError(
         f"a sum of {float(first):.3g} and {float(second):.3g} times its operands does not fit: "
         "make its scale larger"
@@ -141,8 +143,8 @@ def look_up(word: int, table: list[int], first: int) -> int:
     A table has 256 values, one per word from ``first`` on, or 1025 points at intervals of 64
     words with linear interpolation between them.
     """
-    place = word - first
+    index = word - first
     if len(table) == SMALL_TABLE:
-        return table[place]
-    before, after, part = table[place >> 6], table[(place >> 6) + 1], place & 63
-    return (before * (64 - part) + after * part + 32) >> 6
+        return table[index]
+    before, after, fraction = table[index >> 6], table[(index >> 6) + 1], index & 63
+    return (before * (64 - fraction) + after * fraction + 32) >> 6

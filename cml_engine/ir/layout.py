@@ -14,7 +14,6 @@ weight matrices, which their kernels pack in 16 bits in an order of their own.
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -25,16 +24,17 @@ C4 = "c4"
 C4H = "c4h"
 C4I8, C4U8, C4I16, C4U16 = "c4i8", "c4u8", "c4i16", "c4u16"
 HALF = "half"
-#: the NumPy type of one element in each packed layout; the integer layouts from the smallest
-STORED: dict[str, Any] = {
-    C4H: np.float16,
+#: the NumPy type of one element in each packed layout of integers, from the smallest
+_INTEGERS: dict[str, type[np.integer]] = {
     C4I8: np.int8,
     C4U8: np.uint8,
     C4I16: np.int16,
     C4U16: np.uint16,
 }
+#: the same for all packed layouts
+STORED: dict[str, type[np.number]] = {C4H: np.float16, **_INTEGERS}
 #: the layouts of integers
-WHOLE = (C4I8, C4U8, C4I16, C4U16)
+WHOLE = tuple(_INTEGERS)
 #: the layouts in blocks of four channels
 BLOCKED = (C4, *STORED)
 
@@ -77,8 +77,8 @@ def stored_shape(fact: Fact, layout: str) -> tuple[int, ...]:
 
 def whole_layout(low: float, high: float) -> str | None:
     """Returns the smallest packed layout for integers from ``low`` to ``high``, or None."""
-    for layout in WHOLE:
-        limits = np.iinfo(STORED[layout])
+    for layout, dtype in _INTEGERS.items():
+        limits = np.iinfo(dtype)
         if limits.min <= low and high <= limits.max:
             return layout
     return None

@@ -100,18 +100,18 @@ class FreeList:
             raise ValueError(f"{nbytes} bytes aligned to {alignment}: both must be at least 1")
         fitting = []
         for start, size in self._free:
-            at = -(-start // alignment) * alignment
-            if at + nbytes <= start + size:
-                fitting.append((size, start, at))
+            offset = -(-start // alignment) * alignment
+            if offset + nbytes <= start + size:
+                fitting.append((size, start, offset))
         if not fitting:
             return None
-        size, start, at = min(fitting)
+        size, start, offset = min(fitting)
         self._free.remove((start, size))
-        for begin, end in ((start, at), (at + nbytes, start + size)):
+        for begin, end in ((start, offset), (offset + nbytes, start + size)):
             if begin < end:
                 insort(self._free, (begin, end - begin))
-        self._taken[at] = nbytes
-        return at
+        self._taken[offset] = nbytes
+        return offset
 
     def free(self, offset: int) -> None:
         """Frees the range at an offset from :meth:`allocate`.
@@ -121,12 +121,12 @@ class FreeList:
         size = self._taken.pop(offset, None)
         if size is None:
             raise ValueError(f"nothing is allocated at offset {offset}")
-        place = bisect_left(self._free, (offset, 0))
-        if place < len(self._free) and self._free[place][0] == offset + size:
-            size += self._free.pop(place)[1]
-        if place and sum(self._free[place - 1]) == offset:
-            offset, before = self._free.pop(place - 1)
-            size += before
+        index = bisect_left(self._free, (offset, 0))
+        if index < len(self._free) and self._free[index][0] == offset + size:
+            size += self._free.pop(index)[1]
+        if index and sum(self._free[index - 1]) == offset:
+            offset, size_before = self._free.pop(index - 1)
+            size += size_before
         insort(self._free, (offset, size))
 
     @property
@@ -307,9 +307,10 @@ class MemoryStats:
                 used = f"{mib(heap.held):>11s} of {mib(heap.nbytes)}"
                 lines.append(f"{heap.category:12s} |{heap.bar}| {used}")
         for category in dict.fromkeys(heap.category for heap in self.heaps if heap.whole):
-            whole = [h for h in self.heaps if h.whole and h.category == category]
-            used = f"{mib(sum(h.held for h in whole))} of {mib(sum(h.nbytes for h in whole))}"
-            lines.append(f"{category:12s} {len(whole)} whole buffers, {used}")
+            undivided = [h for h in self.heaps if h.whole and h.category == category]
+            held, nbytes = sum(h.held for h in undivided), sum(h.nbytes for h in undivided)
+            used = f"{mib(held)} of {mib(nbytes)}"
+            lines.append(f"{category:12s} {len(undivided)} whole buffers, {used}")
         return "\n".join(lines)
 
 
@@ -355,10 +356,10 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def exhausted_message(
-    wanted: int, owner: str, category: str, stats: MemoryStats, reason: str = ""
+    nbytes: int, owner: str, category: str, stats: MemoryStats, reason: str = ""
 ) -> str:
     """Returns the message of an out-of-memory error, with the request and a table of the owners."""
-    lines = [f"out of GPU memory: '{owner}' wanted {mib(wanted)} for {category}"]
+    lines = [f"out of GPU memory: '{owner}' wanted {mib(nbytes)} for {category}"]
     if stats.budget_bytes is not None:
         free = max(0, stats.budget_bytes - stats.reserved_bytes)
         lines[0] += f"; budget {mib(stats.budget_bytes)}, of which {mib(free)} free"

@@ -21,12 +21,12 @@ def sources_of(graph: Graph) -> dict[str, Sources]:
 
     :data:`VARIABLES` in a set stands for all updated variables.
     """
-    found = {name: frozenset({name}) for name in graph.inputs}
-    found |= {variable: frozenset({VARIABLES}) for variable, _ in graph.updates}
+    sources = {name: frozenset({name}) for name in graph.inputs}
+    sources |= {variable: frozenset({VARIABLES}) for variable, _ in graph.updates}
     for node in graph.nodes:
-        read = _NOTHING.union(*(found.get(name, _NOTHING) for name in node.reads))
-        found |= dict.fromkeys(node.outputs, read)
-    return found
+        read = _NOTHING.union(*(sources.get(name, _NOTHING) for name in node.reads))
+        sources |= dict.fromkeys(node.outputs, read)
+    return sources
 
 
 def boundaries(graph: Graph) -> tuple[str, ...]:
@@ -36,10 +36,10 @@ def boundaries(graph: Graph) -> tuple[str, ...]:
     are read after the run and do not depend on all inputs.
     """
     sources = sources_of(graph)
-    everything = frozenset(graph.inputs) | ({VARIABLES} if graph.updates else _NOTHING)
+    all_sources = frozenset(graph.inputs) | ({VARIABLES} if graph.updates else _NOTHING)
     computed = {name for node in graph.nodes for name in node.outputs}
-    found = {name for name in graph.persistent if sources.get(name) != everything}
+    retained = {name for name in graph.persistent if sources.get(name) != all_sources}
     for node in graph.nodes:
-        mine = sources[node.outputs[0]]
-        found.update(name for name in node.reads if sources.get(name) != mine)
-    return tuple(name for name in sources if name in found and name in computed)
+        node_sources = sources[node.outputs[0]]
+        retained.update(name for name in node.reads if sources.get(name) != node_sources)
+    return tuple(name for name in sources if name in retained and name in computed)

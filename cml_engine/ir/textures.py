@@ -56,16 +56,16 @@ FORMATS = {
 }
 
 
-def known_format(name: str, what: str, *, written: bool = False) -> TextureFormat:
-    """Returns the texture format of that name; ``what`` begins the error message.
+def known_format(name: str, subject: str, *, written: bool = False) -> TextureFormat:
+    """Returns the texture format of that name; ``subject`` begins the error message.
 
     Raises :class:`InputError` if it is not supported, or if it is ``written`` and read-only.
     """
-    usable = [known for known, found in FORMATS.items() if not (written and found.depth)]
+    usable = [n for n, known in FORMATS.items() if not (written and known.depth)]
     if name not in usable:
         hint = " (depth is read only)" if name in FORMATS else ""
         raise InputError(
-            f"{what}: a texture in {name} cannot be taken{hint}; wanted {', '.join(usable)}"
+            f"{subject}: a texture in {name} cannot be taken{hint}; wanted {', '.join(usable)}"
         )
     return FORMATS[name]
 
@@ -98,7 +98,7 @@ class Planes:
         return self.channels == 1 or self.strides[0] == 1
 
 
-def planes(what: str, fact: Fact, layout: ImageLayout) -> Planes:
+def planes(subject: str, fact: Fact, layout: ImageLayout) -> Planes:
     """Returns a tensor of type and shape ``fact`` viewed as a picture.
 
     Raises :class:`InputError` if the shape does not fit.
@@ -109,11 +109,11 @@ def planes(what: str, fact: Fact, layout: ImageLayout) -> Planes:
     height, width, channels = (a, b, c) if last else (b, c, a)
     fits = fact.dtype == "scalar" and fact.rank <= 4 and batch in ([], [1])
     if not (fits and fact.size and 1 <= channels <= _MOST):
-        wanted = "scalar[1,H,W,C]" if last else "scalar[1,C,H,W]"
-        other = "nchw" if last else "nhwc"
+        expected = "scalar[1,H,W,C]" if last else "scalar[1,C,H,W]"
+        other_layout = "nchw" if last else "nhwc"
         raise InputError(
-            f"{what} is {fact}: a texture holds {wanted} with 1 to {_MOST} channels. Where the "
-            f"channels stand elsewhere, say layout='{other}'"
+            f"{subject} is {fact}: a texture holds {expected} with 1 to {_MOST} channels. Where "
+            f"the channels stand elsewhere, say layout='{other_layout}'"
         )
     strides = (1, width * channels, channels) if last else (height * width, width, 1)
     return Planes(height, width, channels, strides)
@@ -123,22 +123,24 @@ def planes(what: str, fact: Fact, layout: ImageLayout) -> Planes:
 Numbers = float | Iterable[float]
 
 
-def by_channel(value: Numbers, count: int, what: str) -> tuple[float, ...]:
+def by_channel(value: Numbers, count: int, argument: str) -> tuple[float, ...]:
     """Returns four numbers, one per channel, from one number for all or from ``count`` numbers.
 
     Missing channels get 0.
     """
-    numbers = numbers_of(value, what)
+    numbers = numbers_of(value, argument)
     if len(numbers) not in (1, count):
-        raise InputError(f"{what}: wanted a number, or {count} for {count} channels, got {value}")
+        raise InputError(
+            f"{argument}: wanted a number, or {count} for {count} channels, got {value}"
+        )
     return ((numbers * _MOST) if len(numbers) == 1 else (*numbers, 0.0, 0.0, 0.0))[:_MOST]
 
 
-def numbers_of(value: Numbers, what: str) -> tuple[float, ...]:
+def numbers_of(value: Numbers, argument: str) -> tuple[float, ...]:
     """Returns one or several numbers as a tuple of floats; raises an error if one is not finite."""
-    given: Any = value
-    given = given if np.ndim(given) else (given,)
-    return tuple(FINITE.check(number, what) for number in given)
+    numbers: Any = value
+    numbers = numbers if np.ndim(numbers) else (numbers,)
+    return tuple(FINITE.check(number, argument) for number in numbers)
 
 
 def checked_layout(value: object) -> None:
@@ -205,25 +207,25 @@ class TextureInput:
         ANY_EXTENT.check(self.mip, "mip")
         numbers_of(self.scale, "scale"), numbers_of(self.shift, "shift")
 
-    def picked(self, what: str, form: TextureFormat, count: int) -> tuple[int, ...]:
+    def picked(self, subject: str, texture_format: TextureFormat, count: int) -> tuple[int, ...]:
         """Returns, for each of the tensor's ``count`` channels, the texture channel that it reads.
 
         Channels are indices into :data:`LETTERS`. Raises :class:`InputError` if the texture
         lacks one.
         """
-        there = form.channels
-        letters = self.channels or (there * count if len(there) == 1 else there[:count])
+        name, available = texture_format.name, texture_format.channels
+        letters = self.channels or (available * count if len(available) == 1 else available[:count])
         if len(letters) != count:
             raise InputError(
-                f"{what}: the tensor has {count} channels, and "
-                + (f"channels='{letters}'" if self.channels else f"{form.name} has '{there}'")
-                + f": name {count} of them, as channels='{(there * count)[:count]}'"
+                f"{subject}: the tensor has {count} channels, and "
+                + (f"channels='{letters}'" if self.channels else f"{name} has '{available}'")
+                + f": name {count} of them, as channels='{(available * count)[:count]}'"
             )
-        readable = set(there) | ({"y"} if set("rgb") <= set(there) else set())
+        readable = set(available) | ({"y"} if set("rgb") <= set(available) else set())
         if lacking := set(letters) - readable:
             raise InputError(
-                f"{what}: a texture in {form.name} has no channel '{min(lacking)}': it has "
-                f"'{there}'"
+                f"{subject}: a texture in {name} has no channel '{min(lacking)}': it has "
+                f"'{available}'"
             )
         return tuple(LETTERS.index(letter) for letter in letters)
 
@@ -276,15 +278,15 @@ class TextureTarget:
         scale, shift = set(numbers_of(self.scale, "scale")), set(numbers_of(self.shift, "shift"))
         return scale == {1.0} and shift == {0.0} and not self.srgb
 
-    def picked(self, what: str, form: TextureFormat, count: int) -> tuple[int, ...]:
+    def picked(self, subject: str, texture_format: TextureFormat, count: int) -> tuple[int, ...]:
         """Returns, for each of a texel's four channels, the tensor channel that is written to it.
 
         A tensor of one channel is written as grey. Raises :class:`InputError` if the texture has
         fewer channels than the tensor.
         """
-        if len(form.order) < count:
+        if len(texture_format.order) < count:
             raise InputError(
-                f"{what}: a tensor of {count} channels does not go into a texture in {form.name}, "
-                f"which has '{form.channels}'"
+                f"{subject}: a tensor of {count} channels does not go into a texture in "
+                f"{texture_format.name}, which has '{texture_format.channels}'"
             )
         return _SPREAD[count]

@@ -9,8 +9,8 @@ from contextvars import ContextVar
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
+from cml_engine.ir.graph import Array
 from cml_engine.nnef.expansion.signatures import REQUIRED
 from cml_engine.ops.declaration.checks import check_spec, fault, infer_typed, signature_of
 from cml_engine.ops.declaration.expression import (
@@ -147,25 +147,25 @@ def _names(spec: OpSpec) -> tuple[tuple[str, ...], dict[str, float]]:
 
     Raises :class:`OperatorError` if an expression cannot have the signature.
     """
-    found = signature_of(spec)
-    if found is None:
+    signature = signature_of(spec)
+    if signature is None:
         raise fault(spec, "an expression needs a signature, which names its operands")
-    for kind, name in [(p.type, p.name) for p in found.params] + [
-        (result.type, result.name) for result in found.results
+    for declared_type, name in [(p.type, p.name) for p in signature.params] + [
+        (result.type, result.name) for result in signature.results
     ]:
-        if str(kind) not in ("tensor<scalar>", "scalar"):
+        if str(declared_type) not in ("tensor<scalar>", "scalar"):
             raise fault(
                 spec,
-                f"'{name}' is {kind}: an expression is of tensor<scalar> operands, scalar "
+                f"'{name}' is {declared_type}: an expression is of tensor<scalar> operands, scalar "
                 "attributes and one tensor<scalar> result; write a kernel for others",
             )
-    if not 1 <= len(found.tensors) <= len(LETTERS) or len(found.results) != 1:
+    if not 1 <= len(signature.tensors) <= len(LETTERS) or len(signature.results) != 1:
         raise fault(
             spec,
-            f"it takes {len(found.tensors)} tensors and gives {len(found.results)}; an expression "
-            f"is of 1 to {len(LETTERS)} and gives one",
+            f"it takes {len(signature.tensors)} tensors and gives {len(signature.results)}; an "
+            f"expression is of 1 to {len(LETTERS)} and gives one",
         )
-    return tuple(p.name for p in found.tensors), {p.name: p.default for p in found.attrs}
+    return tuple(p.name for p in signature.tensors), {p.name: p.default for p in signature.attrs}
 
 
 def _check_calls(spec: OpSpec, term: Term) -> None:
@@ -175,20 +175,22 @@ def _check_calls(spec: OpSpec, term: Term) -> None:
     """
     for call in term.calls():
         if spec.cpu is None:
-            near = suggest_names(call.text, known_functions())
-            what = f"'{call.text}' has no form in NumPy: give the operator a cpu, or {near}"
-            raise ExpressionError(what, spec.expression, call.at)
+            suggestion = suggest_names(call.text, known_functions())
+            problem = (
+                f"'{call.text}' has no form in NumPy: give the operator a cpu, or {suggestion}"
+            )
+            raise ExpressionError(problem, spec.expression, call.at)
 
 
 def _used(term: Term) -> set[str]:
-    own = {term.text} if term.kind == "operand" else set[str]()
-    return own.union(*(_used(part) for part in term.arguments))
+    letters = {term.text} if term.kind == "operand" else set[str]()
+    return letters.union(*(_used(part) for part in term.arguments))
 
 
-def _numpy(term: Term, operands: int, attrs: tuple[str, ...]) -> Callable[..., Any]:
-    def numpy(*given: Any) -> Any:
-        values = dict(zip(attrs, given[operands:], strict=True))
-        return evaluate(term, dict(zip(LETTERS, given[:operands], strict=False)), values)
+def _numpy(term: Term, operands: int, attrs: tuple[str, ...]) -> Callable[..., object]:
+    def numpy(*arguments: Array) -> object:
+        values = dict(zip(attrs, arguments[operands:], strict=True))
+        return evaluate(term, dict(zip(LETTERS, arguments[:operands], strict=False)), values)
 
     return numpy
 
@@ -197,5 +199,5 @@ def _cases(formula: Formula, attrs: Mapping[str, float]) -> Sequence[Case]:
     """Returns test cases of the formula; none if an attribute has no default."""
     if any(value is REQUIRED for value in attrs.values()):
         return ()
-    given = {attr: (float(value),) for attr, value in attrs.items()}
-    return cases_of(formula, given)
+    values = {attr: (float(value),) for attr, value in attrs.items()}
+    return cases_of(formula, values)

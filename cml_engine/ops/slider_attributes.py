@@ -68,8 +68,8 @@ def is_read_by_formula(spec: OpSpec) -> bool:
 
 def _parts(op: str) -> tuple[str, tuple[str, ...]]:
     """Returns the name of the operator without brackets, and the attributes in them."""
-    found = _NAME.fullmatch(op)
-    return (found[1], tuple(found[2].split(","))) if found else (op, ())
+    match = _NAME.fullmatch(op)
+    return (match[1], tuple(match[2].split(","))) if match else (op, ())
 
 
 def _derive(name: str) -> OpSpec | None:
@@ -78,7 +78,7 @@ def _derive(name: str) -> OpSpec | None:
     if not names:
         return None
     spec, count = lookup(base), len(names)
-    made = replace(
+    derived = replace(
         spec,
         name=name,
         infer=lambda attrs, *facts: spec.infer(attrs, *facts[: len(facts) - count]),
@@ -94,11 +94,11 @@ def _derive(name: str) -> OpSpec | None:
     if is_read_by_formula(spec):
         assert spec.formula is not None
         formula = with_attributes_as_operands(spec.formula, names)
-        made = replace(made, formula=formula, cpu=partial(formula_cpu, formula))
-        return replace(made, kernel=kernel_of(formula))
+        derived = replace(derived, formula=formula, cpu=partial(formula_cpu, formula))
+        return replace(derived, kernel=kernel_of(formula))
     kernel = spec.kernel and replace(spec.kernel, lower=partial(_lower, spec, names), threads=None)
     cpu = None if spec.cpu is None else partial(_cpu, spec, names)
-    return replace(made, cpu=cpu, kernel=kernel)
+    return replace(derived, cpu=cpu, kernel=kernel)
 
 
 derive_by(_derive)
@@ -169,24 +169,24 @@ class _LiveNode:
             raise self._refusal(values, str(error)) from error
         if len(dispatches) != len(self.dispatches):
             raise self._refusal(values, "the number of its dispatches")
-        for before, now in zip(self.dispatches, dispatches, strict=True):
-            for what, one, other in (
-                ("defines in the kernel's code", before.defines, now.defines),
-                ("the kernel", before.kernel, now.kernel),
-                ("the tensors or packed weights that it binds", before.tensors, now.tensors),
-                ("the number of its workgroups", before.groups, now.groups),
+        for before, after in zip(self.dispatches, dispatches, strict=True):
+            for aspect, before_value, after_value in (
+                ("defines in the kernel's code", before.defines, after.defines),
+                ("the kernel", before.kernel, after.kernel),
+                ("the tensors or packed weights that it binds", before.tensors, after.tensors),
+                ("the number of its workgroups", before.groups, after.groups),
             ):
-                if one != other:
-                    raise self._refusal(values, what)
+                if before_value != after_value:
+                    raise self._refusal(values, aspect)
         return dispatches
 
-    def _refusal(self, values: Mapping[str, Array], what: str) -> InputError:
+    def _refusal(self, values: Mapping[str, Array], aspect: str) -> InputError:
         tensor = next(iter(values))
         name = self.attributes[tensor]
-        shown = self.op.attrs[name], values[tensor].tolist()
+        change = self.op.attrs[name], values[tensor].tolist()
         return InputError(
             f"slider '{tensor}': the attribute '{name}' of {self.op.node.title} is compiled into "
-            f"its kernel, so it cannot move from {shown[0]} to {shown[1]}: it decides {what}. "
+            f"its kernel, so it cannot move from {change[0]} to {change[1]}: it decides {aspect}. "
             "Leave the slider out, and load the model with another value",
             self.op.node.source,
         )

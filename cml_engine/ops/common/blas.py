@@ -37,11 +37,11 @@ def numpy_blas() -> ThreadpoolController:
 
     It is created once per process.
     """
-    every = ThreadpoolController().select(user_api="blas")
+    controllers = ThreadpoolController().select(user_api="blas")
     # numpy.libs lies beside the package; the controllers name files without symbolic links
     folder = str(Path(np.__file__).resolve().parent)
-    paths = [one.filepath for one in every.lib_controllers if one.filepath.startswith(folder)]
-    return every.select(filepath=paths)
+    paths = [library.filepath for library in controllers.lib_controllers]
+    return controllers.select(filepath=[path for path in paths if path.startswith(folder)])
 
 
 def one_thread() -> AbstractContextManager[object]:

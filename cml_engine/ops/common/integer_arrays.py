@@ -7,7 +7,7 @@ bits. Arrays are processed in blocks that stay in the CPU cache from the first s
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Literal
 
 import numpy as np
 
@@ -110,7 +110,9 @@ def _round(
 
     The result is written to ``out``, or to a new array if ``out`` is None.
     """
-    modes: Any = [["writeonly", "allocate"], *[["readonly"]] * len(operands)]
+    modes: list[list[Literal["readonly", "writeonly", "allocate"]]]
+    modes = [["readonly"] for _ in (out, *operands)]
+    modes[0] = ["writeonly", "allocate"]
     blocks = np.nditer(
         [out, *operands],
         ["buffered", "external_loop", "zerosize_ok"],
@@ -120,8 +122,8 @@ def _round(
         casting="same_kind",
     )
     with blocks:
-        for words, *given in blocks:
-            scaled(*given, out=words)
+        for words, *inputs in blocks:
+            scaled(*inputs, out=words)
             words += 0.5
             np.floor(words, out=words)
             np.clip(words, low, high, out=words)
@@ -133,12 +135,12 @@ def words_of(values: Array, inverse: np.float32, low: float, high: float) -> Arr
 
     ``inverse`` is the inverse of the scale.
     """
-    given = np.ascontiguousarray(values, np.float32)
-    words = np.empty(given.shape, np.float32)
-    flat, into = given.reshape(-1), words.reshape(-1)
+    numbers = np.ascontiguousarray(values, np.float32)
+    words = np.empty(numbers.shape, np.float32)
+    flat, out = numbers.reshape(-1), words.reshape(-1)
     for first in range(0, flat.size, _NEAR):
         part = slice(first, first + _NEAR)
-        _words_of(flat[part], inverse, low, high, into[part])
+        _words_of(flat[part], inverse, low, high, out[part])
     return words.reshape(np.shape(values))
 
 
@@ -167,5 +169,5 @@ def look_up(words: Array, table: Array, first: int) -> Array:
     if len(table) == SMALL_TABLE:
         return np.asarray(table[at.clip(0, SMALL_TABLE - 1)])
     at = at.clip(0, 65535)
-    place, part, points = at >> 6, at & 63, table.astype(np.int64)
-    return np.asarray((points[place] * (64 - part) + points[place + 1] * part + 32) >> 6)
+    index, fraction, points = at >> 6, at & 63, table.astype(np.int64)
+    return np.asarray((points[index] * (64 - fraction) + points[index + 1] * fraction + 32) >> 6)

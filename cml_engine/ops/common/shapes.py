@@ -35,11 +35,11 @@ def fact_from(array: Array) -> Fact:
     return Fact(_DTYPE_OF_KIND[array.dtype.kind], array.shape)
 
 
-def check_axis(axis: int, rank: int, what: str = "axis") -> int:
+def check_axis(axis: int, rank: int, name: str = "axis") -> int:
     """Returns ``axis``; raises :class:`ShapeError` if a tensor of that rank does not have it."""
     if not 0 <= axis < rank:
-        wanted = f"0 to {rank - 1}" if rank else "none, for the tensor has rank 0"
-        raise ShapeError(f"{what} {axis} is not in the tensor: wanted {wanted}; counts from 0")
+        valid = f"0 to {rank - 1}" if rank else "none, for the tensor has rank 0"
+        raise ShapeError(f"{name} {axis} is not in the tensor: wanted {valid}; counts from 0")
     return axis
 
 
@@ -52,20 +52,20 @@ def check_axes(axes: Sequence[int], rank: int) -> list[int]:
     return list(axes)
 
 
-def check_word(name: str, value: str, known: Collection[str]) -> None:
-    """Raises :class:`ShapeError` if the value of attribute ``name`` is not one of ``known``."""
-    if value not in known:
-        raise ShapeError(f"{name} '{value}', wanted one of {', '.join(known)}")
+def check_word(name: str, value: str, choices: Collection[str]) -> None:
+    """Raises :class:`ShapeError` if the value of attribute ``name`` is not one of ``choices``."""
+    if value not in choices:
+        raise ShapeError(f"{name} '{value}', wanted one of {', '.join(choices)}")
 
 
-def check_length(name: str, values: Sequence[object], wanted: int, of: str) -> None:
-    """Raises :class:`ShapeError` if the list attribute ``name`` does not have ``wanted`` values.
+def check_length(name: str, values: Sequence[object], count: int, subject: str) -> None:
+    """Raises :class:`ShapeError` if the list attribute ``name`` does not have ``count`` values.
 
-    ``of`` states in the message what there must be a value for.
+    ``subject`` states in the message what there must be a value for.
     """
-    if len(values) != wanted:
+    if len(values) != count:
         raise ShapeError(
-            f"'{name}' has {len(values)} values ({list(values)}), wanted {wanted}: one for {of}"
+            f"'{name}' has {len(values)} values ({list(values)}), wanted {count}: one for {subject}"
         )
 
 
@@ -76,11 +76,11 @@ def check_sizes(name: str, sizes: Sequence[int], x: Fact) -> None:
         raise ShapeError(f"{name} {list(sizes)}, wanted 1 or more in each")
 
 
-def check_spatial(what: str, x: Fact) -> None:
-    """Raises :class:`ShapeError` unless ``x`` has 1 to 3 spatial axes; ``what`` reads it."""
+def check_spatial(operator: str, x: Fact) -> None:
+    """Raises :class:`ShapeError` unless ``x`` has 1 to 3 spatial axes; ``operator`` reads it."""
     if x.rank not in (3, 4, 5):
         raise ShapeError(
-            f"{what} of {x}, wanted [batch, channels] and 1 to 3 spatial axes; reshape it"
+            f"{operator} of {x}, wanted [batch, channels] and 1 to 3 spatial axes; reshape it"
         )
 
 
@@ -89,10 +89,10 @@ def inner_first(extents: Sequence[int]) -> list[int]:
     return [*extents[::-1], *[1] * (3 - len(extents))]
 
 
-def check_same(facts: Sequence[Fact], but: int | None = None) -> None:
+def check_same(facts: Sequence[Fact], free_axis: int | None = None) -> None:
     """Raises :class:`ShapeError` if the facts differ in type, rank or extents.
 
-    An empty list is an error too. Extents along the axis ``but`` may differ.
+    An empty list is an error too. Extents along the axis ``free_axis`` may differ.
     """
     if not facts:
         raise ShapeError("an empty list of tensors, wanted at least one")
@@ -100,25 +100,25 @@ def check_same(facts: Sequence[Fact], but: int | None = None) -> None:
         if a.dtype != b.dtype:
             raise ShapeError(f"values[{i}] is {a} but values[{i + 1}] is {b}; cast one of them")
         equal = a.rank == b.rank and all(
-            x == y for d, (x, y) in enumerate(zip(a.shape, b.shape, strict=True)) if d != but
+            x == y for d, (x, y) in enumerate(zip(a.shape, b.shape, strict=True)) if d != free_axis
         )
         if not equal:
-            where = "in every axis" if but is None else f"in every axis but {but}"
+            scope = "in every axis" if free_axis is None else f"in every axis but {free_axis}"
             raise ShapeError(
-                f"values[{i}] is {a} but values[{i + 1}] is {b}; they must agree {where}"
+                f"values[{i}] is {a} but values[{i + 1}] is {b}; they must agree {scope}"
             )
 
 
-def common_batch(what: str, a: Fact, b: Fact) -> Shape:
+def common_batch(operator: str, a: Fact, b: Fact) -> Shape:
     """Returns the extents before the last two of a product of stacked matrices of equal rank.
 
-    ``what`` is the operator. Raises :class:`ShapeError` if two numbers of matrices do not fit.
+    ``operator`` is its name. Raises :class:`ShapeError` if two numbers of matrices do not fit.
     """
     pairs = list(zip(a.shape[:-2], b.shape[:-2], strict=True))
     for x, y in pairs:
         if x != y and 1 not in (x, y):
             raise ShapeError(
-                f"{what} of {a} and {b}: {x} matrices meet {y}, wanted equal numbers, or one"
+                f"{operator} of {a} and {b}: {x} matrices meet {y}, wanted equal numbers, or one"
             )
     return tuple(y if x == 1 else x for x, y in pairs)
 
@@ -129,23 +129,24 @@ def fill_reshape(shape: Sequence[int], replaced: Sequence[int]) -> list[int]:
     In ``shape``, 0 copies the extent at its place and -1 is the rest. Raises :class:`ShapeError`
     if the number of elements would change.
     """
-    out = [_copied(replaced, i) if x == 0 else int(x) for i, x in enumerate(shape)]
-    if any(x < -1 for x in out) or out.count(-1) > 1:
+    extents = [_copied(replaced, i) if x == 0 else int(x) for i, x in enumerate(shape)]
+    if any(x < -1 for x in extents) or extents.count(-1) > 1:
         raise ShapeError(f"shape {list(shape)} may hold extents, 0 (copy) and one -1 (the rest)")
-    have = prod(replaced)
-    if -1 in out:
-        known = -prod(out)
-        if known == 0 or have % known:
+    count = prod(replaced)
+    if -1 in extents:
+        product = -prod(extents)
+        if product == 0 or count % product:
             raise ShapeError(
-                f"shape {list(shape)} cannot take the {have} elements of {list(replaced)}: the "
-                f"other extents make {known}, which leaves no whole number for -1"
+                f"shape {list(shape)} cannot take the {count} elements of {list(replaced)}: the "
+                f"other extents make {product}, which leaves no whole number for -1"
             )
-        out[out.index(-1)] = have // known
-    if prod(out) != have:
+        extents[extents.index(-1)] = count // product
+    if prod(extents) != count:
         raise ShapeError(
-            f"shape {list(shape)} holds {prod(out)} elements, wanted {have} as in {list(replaced)}"
+            f"shape {list(shape)} holds {prod(extents)} elements, wanted {count} as in "
+            f"{list(replaced)}"
         )
-    return out
+    return extents
 
 
 def _copied(replaced: Sequence[int], i: int) -> int:
@@ -193,12 +194,12 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
 
 
 def _mismatch(shapes: Sequence[Shape], axis: int) -> ShapeError:
-    shown = " and ".join(str(list(s)) for s in shapes)
+    shape_list = " and ".join(str(list(s)) for s in shapes)
     extents = sorted({s[axis] for s in shapes if axis < len(s)} - {1})
     return ShapeError(
-        f"shapes {shown} do not broadcast: dimension {axis} is {' and '.join(map(str, extents))}, "
-        "wanted equal extents or 1. NNEF aligns shapes from the left; "
-        "insert extents of 1 with unsqueeze where a dimension is missing"
+        f"shapes {shape_list} do not broadcast: dimension {axis} is "
+        f"{' and '.join(map(str, extents))}, wanted equal extents or 1. NNEF aligns shapes "
+        "from the left; insert extents of 1 with unsqueeze where a dimension is missing"
     )
 
 

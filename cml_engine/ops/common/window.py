@@ -143,13 +143,13 @@ def resolve_reverse(
         if pair is None:
             wide = output_shape[i] if output_shape else narrow * s
             pair = _same_padding(wide, narrow, reach, s)
-            back = -(-wide // s)
+            windows = -(-wide // s)
         else:
             full = (narrow - 1) * s + reach - sum(pair) if narrow else 0
             wide = output_shape[i] if output_shape else full
-            back = (wide + sum(pair) - reach) // s + 1
+            windows = (wide + sum(pair) - reach) // s + 1
         axes.append(WindowAxis(wide, narrow, f, s, d, *pair))
-        _check_reverse(i + first_axis, axes[-1], back if output_shape else narrow)
+        _check_reverse(i + first_axis, axes[-1], windows if output_shape else narrow)
     return tuple(axes)
 
 
@@ -183,34 +183,34 @@ def _same_padding(wide: int, narrow: int, reach: int, stride: int) -> tuple[int,
     return total // 2, total - total // 2
 
 
-def _check(name: str, values: Sequence[int], shape: Sequence[int], least: int) -> None:
+def _check(name: str, values: Sequence[int], shape: Sequence[int], minimum: int) -> None:
     if len(values) != len(shape):
         raise ShapeError(
             f"{name}={list(values)} has {len(values)} values, wanted {len(shape)}: one for each "
             f"extent of {list(shape)}"
         )
-    if any(v < least for v in values):
-        raise ShapeError(f"{name}={list(values)}, wanted {least} or more everywhere")
+    if any(v < minimum for v in values):
+        raise ShapeError(f"{name}={list(values)}, wanted {minimum} or more everywhere")
 
 
-def _check_reverse(i: int, axis: WindowAxis, back: int) -> None:
+def _check_reverse(i: int, axis: WindowAxis, windows: int) -> None:
     if axis.wide < 0 or (axis.wide == 0 and axis.narrow):
         raise ShapeError(
             f"axis {i}: padding ({axis.before},{axis.after}) crops all of the "
             f"{(axis.narrow - 1) * axis.stride + axis.reach} that {axis.narrow} windows cover; "
             "use less padding"
         )
-    if axis.narrow and back != axis.narrow:
+    if axis.narrow and windows != axis.narrow:
         raise ShapeError(
-            f"axis {i}: output_shape {axis.wide} goes back to {back} with stride {axis.stride}, "
+            f"axis {i}: output_shape {axis.wide} goes back to {windows} with stride {axis.stride}, "
             f"padding ({axis.before},{axis.after}) and a window of {axis.reach}, but the input "
             f"has {axis.narrow}; check output_shape"
         )
 
 
-def check_border(border: str, known: Sequence[str], window: Window, first_axis: int = 0) -> None:
+def check_border(border: str, borders: Sequence[str], window: Window, first_axis: int = 0) -> None:
     """Raises :class:`ShapeError` if the border is unknown, or has no value that it could repeat."""
-    check_word("border", border, known)
+    check_word("border", border, borders)
     for i, axis in enumerate(window, first_axis):
         if axis.wide == 0 < axis.narrow and border not in ("constant", "ignore"):
             raise ShapeError(
@@ -277,11 +277,11 @@ def pad_border(
     Negative padding crops. The result is a view if no values are added. ``filled`` makes the array
     for a border that repeats no values; by default it has zeros.
     """
-    lead = x.ndim - len(padding)
-    wide = x.shape[lead:]
-    pairs = list(zip(wide, padding, strict=True))
+    first_axis = x.ndim - len(padding)
+    extents = x.shape[first_axis:]
+    pairs = list(zip(extents, padding, strict=True))
     if border not in ("constant", "ignore"):
-        for axis, (extent, (before, after)) in enumerate(pairs, lead):
+        for axis, (extent, (before, after)) in enumerate(pairs, first_axis):
             if before or after:
                 index = border_index(border, np.arange(-before, extent + after), extent)
                 x = np.take(x, index, axis)
@@ -289,11 +289,11 @@ def pad_border(
     inner = x[_last(slice(max(-b, 0), max(n - max(-a, 0), 0)) for n, (b, a) in pairs)]
     if all(before <= 0 and after <= 0 for before, after in padding):
         return inner
-    shape = (*x.shape[:lead], *(max(b + n + a, 0) for n, (b, a) in pairs))
+    shape = (*x.shape[:first_axis], *(max(b + n + a, 0) for n, (b, a) in pairs))
     padded = filled(shape) if filled else np.zeros(shape, x.dtype)
     starts = [max(before, 0) for before, _ in padding]
-    places = zip(starts, inner.shape[lead:], strict=True)
-    padded[_last(slice(start, start + n) for start, n in places)] = inner
+    ranges = zip(starts, inner.shape[first_axis:], strict=True)
+    padded[_last(slice(start, start + n) for start, n in ranges)] = inner
     return padded
 
 
@@ -317,7 +317,7 @@ def add_tap(window: Window, values: Array, tap: Sequence[int], wide: Array) -> N
     The window's axes are the last of both arrays.
     """
     ranges = [tap_ranges(axis, t) for axis, t in zip(window, tap, strict=True)]
-    wide[_last(place for _, place in ranges)] += values[_last(part for part, _ in ranges)]
+    wide[_last(at for _, at in ranges)] += values[_last(windows for windows, _ in ranges)]
 
 
 # --- rows of results and of operands ------------------------------------------------------------
@@ -329,11 +329,11 @@ def same_rows(attrs: Attrs, facts: Sequence[Fact], axis: int) -> RowMapping | No
     An operand of extent 1 along the axis, which is broadcast, is needed as a whole.
     """
     extent = max((f.shape[axis] for f in facts if f.rank > axis), default=1)
-    has = [f.rank > axis and f.shape[axis] == extent > 1 for f in facts]
+    has_rows = [f.rank > axis and f.shape[axis] == extent > 1 for f in facts]
 
     def need(begin: int, end: int) -> OperandRows:
         return OperandRows(
-            tuple((begin, end) if rows else None for rows in has), attrs, (begin, end)
+            tuple((begin, end) if rows else None for rows in has_rows), attrs, (begin, end)
         )
 
     return RowMapping(axis, need)

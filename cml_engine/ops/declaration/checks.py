@@ -68,45 +68,47 @@ def check_spec(spec: OpSpec, file: Path | None) -> OpSpec:
         raise OperatorError(f"register wants a cml.OpSpec, got {type(spec).__name__}")
     if not _NAME.fullmatch(spec.name):
         raise OperatorError(f"operator '{spec.name}': the name is not an identifier")
-    place = file if file and file.is_file() else None
-    folder = place.resolve().parent if place else Path.cwd()
+    source_file = file if file and file.is_file() else None
+    folder = source_file.resolve().parent if source_file else Path.cwd()
     spec = replace(spec, custom=True, folder=folder, signature=_complete(spec.signature))
     _check_functions(spec)
     spec = _exactly(spec)
     _check_names(spec)
     if spec.kernel is None:
         return spec
-    kernel = located(spec.kernel, spec, place)
-    given: object = kernel.alternatives
-    if not isinstance(given, list | tuple) or not all(isinstance(one, Kernel) for one in given):
-        raise fault(spec, f"its kernel's alternatives are {given!r}; wanted a list of cml.Kernel")
-    others = [located(other, spec, place) for other in kernel.alternatives]
-    kernel = replace(kernel, alternatives=tuple(others))
-    for one in (kernel, *others):
-        _check_kernel(one, spec)
+    kernel = located(spec.kernel, spec, source_file)
+    stated: object = kernel.alternatives
+    if not isinstance(stated, list | tuple) or not all(isinstance(k, Kernel) for k in stated):
+        raise fault(spec, f"its kernel's alternatives are {stated!r}; wanted a list of cml.Kernel")
+    alternatives = tuple(located(k, spec, source_file) for k in kernel.alternatives)
+    kernel = replace(kernel, alternatives=alternatives)
+    for candidate in (kernel, *alternatives):
+        _check_kernel(candidate, spec)
     _check_alternatives(kernel, spec)
     return replace(spec, kernel=kernel)
 
 
 def _check_alternatives(kernel: Kernel, spec: OpSpec) -> None:
     """Raises :class:`OperatorError` if the alternatives of a kernel cannot stand in for it."""
-    labels = [one.label for one in (kernel, *kernel.alternatives)]
+    labels = [candidate.label for candidate in (kernel, *kernel.alternatives)]
     if len({*labels}) < len(labels):
         raise fault(
             spec, f"its kernels are called {', '.join(labels)}; give each a name of its own"
         )
-    for other in kernel.alternatives:
-        if other.alternatives:
-            raise fault(spec, f"its kernel '{other.label}' is an alternative and has alternatives")
-        for what, none in (("layouts", "plain"), ("half", "none"), ("in_place", "")):
-            first, given = getattr(kernel, what), getattr(other, what)
-            if given not in (first, none):
+    for alternative in kernel.alternatives:
+        if alternative.alternatives:
+            raise fault(
+                spec, f"its kernel '{alternative.label}' is an alternative and has alternatives"
+            )
+        for name, default in (("layouts", "plain"), ("half", "none"), ("in_place", "")):
+            first, stated = getattr(kernel, name), getattr(alternative, name)
+            if stated not in (first, default):
                 raise fault(
                     spec,
-                    f"its kernel '{other.label}' states {what} {given!r}; wanted {first!r}, as its "
-                    "first kernel, or nothing",
+                    f"its kernel '{alternative.label}' states {name} {stated!r}; wanted {first!r}, "
+                    "as its first kernel, or nothing",
                 )
-        if other.epilogues != kernel.epilogues:
+        if alternative.epilogues != kernel.epilogues:
             raise fault(spec, "its kernels state different epilogues; make them equal")
 
 
@@ -129,17 +131,17 @@ def _exactly(spec: OpSpec) -> OpSpec:
     return replace(spec, tolerance=EXACT)
 
 
-def located(kernel: Kernel, spec: OpSpec, place: Path | None = None) -> Kernel:
+def located(kernel: Kernel, spec: OpSpec, source_file: Path | None = None) -> Kernel:
     """Returns the kernel with an absolute path, or unchanged if it is one of the engine's files.
 
-    A relative path starts at the folder of the file that registered the operator. ``place`` is
-    the file of an inline source. Raises :class:`OperatorError` if there is no such file.
+    A relative path starts at the folder of the file that registered the operator. ``source_file``
+    is the file of an inline source. Raises :class:`OperatorError` if there is no such file.
     """
     if not isinstance(kernel.path, str | Path):
         raise fault(spec, f"its kernel's path is {kernel.path!r}; wanted a path")
     if kernel.source:
-        found = place if place and place.is_file() else None
-        return replace(kernel, path=found or kernel.path or f"{spec.name}.hlsl")
+        known_file = source_file if source_file and source_file.is_file() else None
+        return replace(kernel, path=known_file or kernel.path or f"{spec.name}.hlsl")
     path = Path(kernel.path)
     folder = spec.folder or Path.cwd()
     if (folder / path).is_file():
@@ -165,21 +167,21 @@ def infer_typed(spec: OpSpec, infer: Infer, attrs: Attrs, *facts: Fact) -> Fact 
     Raises :class:`ShapeError` if they are not those of the signature, which shape rules therefore
     do not repeat. An operator without a signature is not checked.
     """
-    found = signature_of(spec)
-    tensors = found.tensors if found else ()
+    signature = signature_of(spec)
+    tensors = signature.tensors if signature else ()
     # a node of an integer network has constants of integers
-    if found and not attrs.get("exact") and all(p.type.kind == "tensor" for p in tensors):
+    if signature and not attrs.get("exact") and all(p.type.kind == "tensor" for p in tensors):
         if len(facts) != len(tensors):
             raise ShapeError(f"wanted {len(tensors)} operands, got {len(facts)}")
         generic = next(
             (f.dtype for p, f in zip(tensors, facts, strict=True) if p.type.is_generic), ""
         )
         for param, fact in zip(tensors, facts, strict=True):
-            wanted = generic if param.type.is_generic else param.type.name
-            if wanted not in ("", fact.dtype):
+            expected = generic if param.type.is_generic else param.type.name
+            if expected not in ("", fact.dtype):
                 raise ShapeError(
-                    f"{param.name} is {fact}, wanted tensor<{wanted}>; convert it with "
-                    f"cast<{wanted}>(…)"
+                    f"{param.name} is {fact}, wanted tensor<{expected}>; convert it with "
+                    f"cast<{expected}>(…)"
                 )
     return infer(attrs, *facts)
 
@@ -201,29 +203,29 @@ def entry_of(text: str, kernel: Kernel, spec: OpSpec) -> Entry:
     Raises :class:`OperatorError` if there is none, if its arguments are not one or two of ``uint``,
     ``uint2`` or ``uint3``, or if the kernel's group has other dimensions.
     """
-    found = _ENTRY.search(_without_comments(text))
-    if found is None:
+    match = _ENTRY.search(_without_comments(text))
+    if match is None:
         raise fault(
             spec, f"its kernel '{_shown(kernel)}' has no function `void kernel(uint thread)`"
         )
-    shown = f"its kernel '{_shown(kernel)}' has `void kernel({found[1].strip()})`"
-    kinds = [argument.strip().partition(" ")[0] for argument in found[1].split(",")]
-    if len(kinds) > 2 or len({*kinds}) > 1 or kinds[0] not in _ENTRY_DIMS:
+    subject = f"its kernel '{_shown(kernel)}' has `void kernel({match[1].strip()})`"
+    types = [argument.strip().partition(" ")[0] for argument in match[1].split(",")]
+    if len(types) > 2 or len({*types}) > 1 or types[0] not in _ENTRY_DIMS:
         raise fault(
             spec,
-            f"{shown}; wanted `void kernel(uint thread)` or `void kernel(uint group, uint lane)`, "
-            "also with uint2 or uint3",
+            f"{subject}; wanted `void kernel(uint thread)` or `void kernel(uint group, uint "
+            "lane)`, also with uint2 or uint3",
         )
-    dims = _ENTRY_DIMS[kinds[0]]
+    dims = _ENTRY_DIMS[types[0]]
     if len(kernel.group_shape) != dims:
-        wanted = f"({', '.join(['8'] * dims)})" if dims > 1 else GROUP
-        raise fault(spec, f"{shown}, but its group is {kernel.group}; write group={wanted}")
-    return Entry(len(kinds), dims)
+        group = f"({', '.join(['8'] * dims)})" if dims > 1 else GROUP
+        raise fault(spec, f"{subject}, but its group is {kernel.group}; write group={group}")
+    return Entry(len(types), dims)
 
 
-def fault(spec: OpSpec, what: str, source: Source | None = None) -> OperatorError:
+def fault(spec: OpSpec, problem: str, source: Source | None = None) -> OperatorError:
     """Returns (does not raise) an error whose message names the operator."""
-    return OperatorError(f"operator '{spec.name}': {what}", source)
+    return OperatorError(f"operator '{spec.name}': {problem}", source)
 
 
 def _complete(signature: str) -> str:
@@ -267,16 +269,18 @@ def _check_expression(spec: OpSpec) -> None:
     if not spec.expression:
         if not stated["infer"]:
             raise fault(spec, "infer must be a function: it states neither that nor an expression")
-    elif both := [name for name, given in stated.items() if given]:
-        raise fault(spec, f"its {both[0]} follows from its expression: leave one of them out")
+    elif conflicting := [name for name, value in stated.items() if value]:
+        raise fault(
+            spec, f"its {conflicting[0]} follows from its expression: leave one of them out"
+        )
 
 
 def _check_tolerance(spec: OpSpec) -> None:
-    given = spec.tolerance
-    if not isinstance(given, Tolerance):
-        raise fault(spec, f"tolerance must be a cml.Tolerance, got {given!r}")
-    if not all(0 <= part < inf for part in (given.rtol, given.atol, given.of_largest)):
-        raise fault(spec, f"its tolerance must be of finite numbers, 0 or more: {given!r}")
+    tolerance = spec.tolerance
+    if not isinstance(tolerance, Tolerance):
+        raise fault(spec, f"tolerance must be a cml.Tolerance, got {tolerance!r}")
+    if not all(0 <= part < inf for part in (tolerance.rtol, tolerance.atol, tolerance.of_largest)):
+        raise fault(spec, f"its tolerance must be of finite numbers, 0 or more: {tolerance!r}")
 
 
 def _check_names(spec: OpSpec) -> None:
@@ -287,23 +291,23 @@ def _check_names(spec: OpSpec) -> None:
     if not spec.signature:
         return
     try:
-        found = _parse_signature(spec.signature, spec.name)
+        signature = _parse_signature(spec.signature, spec.name)
     except CmlError as error:
         raise fault(spec, f"its signature is not an NNEF declaration: {error}") from None
-    if found.name != spec.name:
-        raise fault(spec, f"its signature declares '{found.name}'; make the names equal")
+    if signature.name != spec.name:
+        raise fault(spec, f"its signature declares '{signature.name}'; make the names equal")
     standard = STDLIB.signatures.get(spec.name)
-    if standard is not None and not standard.fits(found):
+    if standard is not None and not standard.fits(signature):
         raise fault(spec, f"NNEF defines it as {standard}; leave the signature out")
     if spec.kernel is None or spec.kernel.lower is not None:
         return
-    names = [*found.by_name, *(result.name for result in found.results)]
-    tensors = [p.name for p in found.tensors] + [result.name for result in found.results]
-    taken = {f"{tensor}_{suffix}" for tensor in tensors for suffix in ACCESSORS}
+    names = [*signature.by_name, *(result.name for result in signature.results)]
+    tensors = [p.name for p in signature.tensors] + [result.name for result in signature.results]
+    generated = {f"{tensor}_{suffix}" for tensor in tensors for suffix in ACCESSORS}
     for name in names:
         if name in HLSL_WORDS:
             raise fault(spec, f"'{name}' in its signature is a word of HLSL; use another name")
-        if name in taken or name == "GROUP" or name.lower().startswith("cml_"):
+        if name in generated or name == "GROUP" or name.lower().startswith("cml_"):
             raise fault(
                 spec, f"'{name}' in its signature is a name that the engine generates; use another"
             )
@@ -317,17 +321,19 @@ def _check_kernel(kernel: Kernel, spec: OpSpec) -> None:
         if function is not None and not callable(function):
             raise fault(spec, f"its kernel's {name} must be a function or None, got {function!r}")
     texts = [(name, str) for name in ("params", "source", "interface", "name")]
-    for name, kind in (*texts, ("trusted", bool)):
-        if not isinstance(getattr(kernel, name), kind):
-            what = "a text" if kind is str else "True or False"
-            raise fault(spec, f"its kernel's {name} is {getattr(kernel, name)!r}; wanted {what}")
+    for name, expected_type in (*texts, ("trusted", bool)):
+        if not isinstance(getattr(kernel, name), expected_type):
+            expected = "a text" if expected_type is str else "True or False"
+            raise fault(
+                spec, f"its kernel's {name} is {getattr(kernel, name)!r}; wanted {expected}"
+            )
     sizes = kernel.group_shape
     if not all(is_whole(size) and size > 0 for size in sizes) or prod(sizes) > _MAX_GROUP:
         raise fault(spec, f"its kernel's group is {kernel.group}; wanted 1 to {_MAX_GROUP} threads")
     _check_defines(kernel, spec)
-    for word in kernel.params.split():
-        if not _PARAM.fullmatch(word):
-            raise fault(spec, f"its kernel's params have '{word}'; wanted name:u, name:i3, name:f")
+    for param in kernel.params.split():
+        if not _PARAM.fullmatch(param):
+            raise fault(spec, f"its kernel's params have '{param}'; wanted name:u, name:i3, name:f")
     _check_promises(kernel, spec)
     if kernel.lower is None:
         if kernel.params:
@@ -340,10 +346,10 @@ def _check_kernel(kernel: Kernel, spec: OpSpec) -> None:
 
 
 def _check_defines(kernel: Kernel, spec: OpSpec) -> None:
-    given: object = kernel.defines
-    if not isinstance(given, Mapping):
-        raise fault(spec, f"its kernel's defines are {given!r}; wanted a dictionary by name")
-    for name, value in given.items():
+    defines: object = kernel.defines
+    if not isinstance(defines, Mapping):
+        raise fault(spec, f"its kernel's defines are {defines!r}; wanted a dictionary by name")
+    for name, value in defines.items():
         if not _NAME.fullmatch(name) or not isinstance(value, int | str) or "\n" in str(value):
             raise fault(
                 spec,
@@ -362,10 +368,10 @@ def _check_promises(kernel: Kernel, spec: OpSpec) -> None:
         ("half", get_args(Half), kernel.half),
         ("epilogues", _EPILOGUES, kernel.epilogues),
     )
-    for what, words, given in allowed:
-        if given not in words and not (what == "half" and callable(given)):
-            listed = ", ".join(repr(word) for word in words)
-            raise fault(spec, f"its kernel's {what} are {given!r}; wanted one of {listed}")
+    for name, options, value in allowed:
+        if value not in options and not (name == "half" and callable(value)):
+            listed = ", ".join(repr(option) for option in options)
+            raise fault(spec, f"its kernel's {name} are {value!r}; wanted one of {listed}")
     if kernel.interface:
         raise fault(spec, "its kernel states an interface, which the engine writes; leave it out")
     if kernel.half != "none" and kernel.layouts == "plain":
@@ -375,8 +381,8 @@ def _check_promises(kernel: Kernel, spec: OpSpec) -> None:
             "takes none: its layouts are plain",
         )
     if kernel.in_place:
-        found = signature_of(spec)
-        names = [p.name for p in found.tensors if p.type.kind != "array"] if found else []
+        signature = signature_of(spec)
+        names = [p.name for p in signature.tensors if p.type.kind != "array"] if signature else []
         if kernel.in_place not in names:
             raise fault(
                 spec,
@@ -413,14 +419,14 @@ def _with_own_includes(kernel: Kernel, spec: OpSpec) -> str:
     folder = spec.folder or Path.cwd()
     if Path(kernel.path).is_absolute():
         folder = Path(kernel.path).parent
-    texts, pending, seen = [], [text_of(kernel, spec)], set()
+    texts, pending, included = [], [text_of(kernel, spec)], set()
     while pending:
         text = pending.pop()
         texts.append(text)
         for name in _INCLUDE.findall(text):
             file = (folder / name).resolve()
-            if file not in seen and file.is_file():
-                seen.add(file)
+            if file not in included and file.is_file():
+                included.add(file)
                 pending.append(file.read_text(encoding="utf-8", errors="replace"))
     return "\n".join(texts)
 

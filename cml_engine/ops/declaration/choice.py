@@ -29,8 +29,8 @@ class Choice:
         return self.chosen != self.default and not self.requested
 
     def __str__(self) -> str:
-        rest = f", by default {self.default}" if self.chosen != self.default else ""
-        return f"{self.node:32s} {self.chosen}{rest}, of {len(self.options)}  ({self.key})"
+        default = f", by default {self.default}" if self.chosen != self.default else ""
+        return f"{self.node:32s} {self.chosen}{default}, of {len(self.options)}  ({self.key})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,14 +41,14 @@ _MOST_POSITIONS = 1 << 24
 class EpilogueArgs:
     """The additions of a node's epilogues to a dispatch.
 
-    ``tensors`` are bound from the requested slot on. ``beside`` are constants to place behind
+    ``tensors`` are bound from the requested slot on. ``after_bias`` are constants to place behind
     the bias, each in blocks of four channels like it.
     """
 
     defines: Defines
     params: dict[str, list[float]]
     tensors: tuple[str, ...]
-    beside: tuple[str, ...] = ()
+    after_bias: tuple[str, ...] = ()
 
 
 def has_room(graph: Graph, node: Node, epilogues: Iterable[Epilogue]) -> bool:
@@ -60,8 +60,9 @@ def has_room(graph: Graph, node: Node, epilogues: Iterable[Epilogue]) -> bool:
     steps = list(epilogues)
     tensors = _tensors(graph, steps)
     bound = [graph.facts[name].nbytes for name in (*node.inputs, *node.outputs, *tensors)]
-    more = sum(max(nbytes - 1, 0) // GUARANTEED for nbytes in bound)  # parts beside the first
-    return _is_possible(graph, steps) and (not tensors or len(tensors) + more <= MAX_TENSORS)
+    # a tensor in several parts has a binding for each
+    count = len(tensors) + sum(max(nbytes - 1, 0) // GUARANTEED for nbytes in bound)
+    return _is_possible(graph, steps) and (not tensors or count <= MAX_TENSORS)
 
 
 def _is_possible(graph: Graph, steps: Sequence[Epilogue]) -> bool:
@@ -91,27 +92,27 @@ def epilogue_of(
     slot: int,
     vector: bool = False,
     sums: str = "float",
-    beside: bool = False,
+    appends_to_bias: bool = False,
 ) -> EpilogueArgs:
     """Returns the defines, values and tensors of ``op``'s epilogues.
 
     Tensors are bound as ``T<slot>``, ``T<slot+1>``, …. With ``vector``, the kernel stores a
     ``float4`` of four channels. An operand is a number, or it has one value for every element of
     the result, for every index of its axis 1, for all, or (:func:`is_by_position`) for every
-    position. ``sums`` is the type of the kernel's results: ``int`` for integers that
-    exceed the precision of floats. With ``beside``, integers per channel may be stored after the
+    position. ``sums`` is the type of the kernel's results: ``int`` for integers that exceed the
+    precision of floats. With ``appends_to_bias``, integers per channel may be stored after the
     bias; the kernel must call the bias ``BIAS`` and its number of channels ``out_c``.
     """
     width = "4" if vector else ""
-    made = _Statements(op, slot, f"float{width}", f"{sums}{width}", beside)
+    statements = _Statements(op, slot, f"float{width}", f"{sums}{width}", appends_to_bias)
     if not _is_possible(op.graph, op.epilogues):
         raise op.refuse(
             f"{len(op.epilogues)} fused operators; at most {MAX_STEPS} with {MAX_TENSORS} "
             f"tensors and {_MAX_VALUES} numbers are possible"
         )
     for epilogue in op.epilogues:
-        made.add(epilogue)
-    return made.arguments()
+        statements.add(epilogue)
+    return statements.arguments()
 
 
 @dataclass
@@ -123,11 +124,11 @@ class _Statements:
     kind: str
     #: the type of the kernel's result before the first step
     sums: str
-    behind_bias: bool
+    appends_to_bias: bool
     defines: Defines = field(default_factory=dict)
     values: list[float] = field(default_factory=list)
     tensors: list[str] = field(default_factory=list)
-    beside: list[str] = field(default_factory=list)
+    after_bias: list[str] = field(default_factory=list)
     #: operands that are read once per channel: fields of ``EpiOperands``, and the code to read them
     fields: list[str] = field(default_factory=list)
     reads: list[str] = field(default_factory=list)
@@ -142,7 +143,9 @@ class _Statements:
         if self.fields:
             defines |= {"EPI_FIELDS": " ".join(self.fields), "EPI_READS": " ".join(self.reads)}
         values = self.values + [0.0] * (_MAX_VALUES - len(self.values))
-        return EpilogueArgs(defines, {"epi_value": values}, tuple(self.tensors), tuple(self.beside))
+        return EpilogueArgs(
+            defines, {"epi_value": values}, tuple(self.tensors), tuple(self.after_bias)
+        )
 
     def add(self, epilogue: Epilogue) -> None:
         """Adds the epilogue's statement, which replaces ``v``, the kernel's result so far.
@@ -156,23 +159,27 @@ class _Statements:
                 f"cannot apply '{epilogue.op}' to its result; run it as its own node"
             )
         attributes = [self._value(value) for value in formula.values(epilogue.attrs)]
-        others = [self._operand(epilogue, name) for name in epilogue.inputs]
-        so_far = (self.kind, "v")
+        operand_values = [self._operand(epilogue, name) for name in epilogue.inputs]
+        previous = (self.kind, "v")
         if self.sums != self.kind and not self.steps and lookup(epilogue.op).traits.reads_sums:
-            so_far = (self.sums, "sums")
-        operands = epilogue.operands(others, [so_far])
-        named = list(zip(LETTERS, operands, strict=False))
+            previous = (self.sums, "sums")
+        operands = epilogue.operands(operand_values, [previous])
+        by_letter = list(zip(LETTERS, operands, strict=False))
         if any(name in formula.hlsl for name in ("cml_requantize", "cml_integer")):
             self.defines["EPI_INTEGER"] = 1
         text = formula.wide_expression(self.kind, attributes)
         if text is not None:
-            locals_ = " ".join(f"{kind} {letter} = {value};" for letter, (kind, value) in named)
+            locals_ = " ".join(
+                f"{hlsl_type} {letter} = {value};" for letter, (hlsl_type, value) in by_letter
+            )
             self.steps.append(f"{{ {locals_} v = {text}; }}")
             return
         self.defines["EPI_SINGLE"] = 1
         text = formula.expression(attributes)
         for lane in ["[0]", "[1]", "[2]", "[3]"] if self.kind == "float4" else [""]:
-            parts = [f"float {n} = ({v}){lane if k == self.kind else ''};" for n, (k, v) in named]
+            parts = [
+                f"float {n} = ({v}){lane if k == self.kind else ''};" for n, (k, v) in by_letter
+            ]
             self.steps.append(f"{{ {' '.join(parts)} v{lane} = {text}; }}")
 
     def _value(self, value: float) -> str:
@@ -186,10 +193,10 @@ class _Statements:
         self.reads.append(f"operands.{name} = {text};")
         return f"operands.{name}"
 
-    def _bind(self, name: str, kind: str) -> str:
+    def _bind(self, name: str, hlsl_type: str) -> str:
         tensor = f"T{self.slot + len(self.tensors)}"
         self.tensors.append(name)
-        self.defines[f"{tensor}_TYPE"] = kind
+        self.defines[f"{tensor}_TYPE"] = hlsl_type
         return tensor
 
     def _append_to_bias(self, name: str) -> str:
@@ -197,9 +204,9 @@ class _Statements:
 
         For vectors the HLSL reads the four values of a block.
         """
-        self.beside.append(name)
+        self.after_bias.append(name)
         block, lane = ("channel", "") if self.kind == "float4" else ("channel / 4", "[channel % 4]")
-        return f"{self.kind}(BIAS[{len(self.beside)} * ((out_c + 3) / 4) + {block}]{lane})"
+        return f"{self.kind}(BIAS[{len(self.after_bias)} * ((out_c + 3) / 4) + {block}]{lane})"
 
     def _lane(self, name: str, positions: int) -> str:
         """Returns HLSL that reads, from an operand in blocks, the element at the plain index."""
@@ -216,17 +223,17 @@ class _Statements:
             return "float", self._value(number)
         if fact.size == 1:
             return self.kind, self._read(f"{self.kind}({self._bind(name, 'float')}[0])")
-        by_place = value is None and fact == result
-        if not by_place and is_by_position(fact, result):
+        by_element = value is None and fact == result
+        if not by_element and is_by_position(fact, result):
             positions = self._value(float(fact.size))
             tensor = self._bind(name, "float")
             return self.kind, f"{self.kind}({tensor}[at - operands.number * uint({positions})])"
-        if by_place and op.is_blocked(name) == op.is_blocked(op.out_names[0]):
+        if by_element and op.is_blocked(name) == op.is_blocked(op.out_names[0]):
             return self.kind, f"{self._bind(name, op.vector_type(name))}[at]"
-        if by_place and op.is_blocked(name) and reads_blocks(result):
+        if by_element and op.is_blocked(name) and reads_blocks(result):
             return self.kind, self._lane(name, fact.size // channels)
         if fact.size == channels and not op.is_blocked(name):
-            if value is not None and self.behind_bias and _are_exact_integers(value):
+            if value is not None and self.appends_to_bias and _are_exact_integers(value):
                 return self.kind, self._read(self._append_to_bias(name))
             if value is not None:
                 constant = value

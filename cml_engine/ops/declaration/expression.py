@@ -43,14 +43,14 @@ _OF_FOUR = frozenset(
 #: the names of operands in HLSL
 LETTERS = "abcde"
 #: limits far above any use: nested parts, and parts with all calls expanded
-_MOST_DEEP, _MOST_PARTS = 64, 1000
+_MAX_DEPTH, _MAX_PARTS = 64, 1000
 
 
 class ExpressionError(ValueError):
     """Raised for an invalid expression; ``at`` is the index of the character, from 0."""
 
-    def __init__(self, what: str, text: str, at: int) -> None:
-        super().__init__(f"{what}, at character {at + 1}:\n    {text}\n    {' ' * at}^")
+    def __init__(self, problem: str, text: str, at: int) -> None:
+        super().__init__(f"{problem}, at character {at + 1}:\n    {text}\n    {' ' * at}^")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Term:
     text: str = ""
     parts: tuple[Term, ...] = ()
     at: int = 0
-    numpy: Callable[..., Array] | None = None
+    numpy: Callable[..., object] | None = None
     size: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -93,14 +93,14 @@ def parse(
     text: str,
     operands: Mapping[str, str],
     attributes: Sequence[str] = (),
-    known: Mapping[str, Formula] | None = None,
+    functions: Mapping[str, Formula] | None = None,
 ) -> Term:
     """Parses the text of an expression into a tree.
 
-    ``operands`` maps names to letters. A called name that is not in ``known`` is a shader
+    ``operands`` maps names to letters. A called name that is not in ``functions`` is a shader
     function. Raises :class:`ExpressionError` if the text is invalid or its type is not a number.
     """
-    return _Parser(text, operands, attributes, known or {}).whole()
+    return _Parser(text, operands, attributes, functions or {}).parse()
 
 
 @dataclass
@@ -108,16 +108,16 @@ class _Parser:
     _text: str
     _operands: Mapping[str, str]
     _attributes: Sequence[str]
-    _known: Mapping[str, Formula]
-    _deep: int = 0
+    _functions: Mapping[str, Formula]
+    _depth: int = 0
     _next: int = 0
 
-    def whole(self) -> Term:
+    def parse(self) -> Term:
         self._advance()
-        found = self._number(self._choice())
+        term = self._number(self._choice())
         if self._kind != "end":
             raise self._wrong("wanted an operator or the end")
-        return found
+        return term
 
     def _advance(self) -> None:
         match = _TOKEN.match(self._text, self._next)
@@ -130,25 +130,25 @@ class _Parser:
         self._next = match.end()
 
     def _take_symbol(self, symbol: str) -> bool:
-        found = self._kind == "symbol" and self._token == symbol
-        if found:
+        matches = self._kind == "symbol" and self._token == symbol
+        if matches:
             self._advance()
-        return found
+        return matches
 
     def _enter(self) -> None:
-        self._deep += 1
-        if self._deep > _MOST_DEEP:
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
             raise ExpressionError(
-                f"more than {_MOST_DEEP} parts in one another", self._text, self._at
+                f"more than {_MAX_DEPTH} parts in one another", self._text, self._at
             )
 
     def _expect(self, symbol: str) -> None:
         if not self._take_symbol(symbol):
             raise self._wrong(f"wanted '{symbol}'")
 
-    def _wrong(self, wanted: str) -> ExpressionError:
-        got = "the end" if self._kind == "end" else f"'{self._token}'"
-        return ExpressionError(f"{wanted}, got {got}", self._text, self._at)
+    def _wrong(self, problem: str) -> ExpressionError:
+        token = "the end" if self._kind == "end" else f"'{self._token}'"
+        return ExpressionError(f"{problem}, got {token}", self._text, self._at)
 
     def _number(self, term: Term) -> Term:
         if term.is_condition:
@@ -164,17 +164,15 @@ class _Parser:
 
     def _choice(self) -> Term:
         self._enter()
-        found = self._sum(0)
+        term = self._sum(0)
         if self._kind == "symbol" and self._token == "?":
-            condition = self._condition(found)
+            condition = self._condition(term)
             self._advance()
             then = self._number(self._choice())
             self._expect(":")
-            found = Term(
-                "choice", "", (condition, then, self._number(self._choice())), condition.at
-            )
-        self._deep -= 1
-        return found
+            term = Term("choice", "", (condition, then, self._number(self._choice())), condition.at)
+        self._depth -= 1
+        return term
 
     def _sum(self, strength: int) -> Term:
         left = self._single()
@@ -182,8 +180,8 @@ class _Parser:
             symbol, at = self._token, self._at
             self._advance()
             right = self._sum(_BINARY[symbol][0])
-            of = self._condition if symbol in _LOGIC else self._number
-            left = Term(symbol, "", (of(left), of(right)), at)
+            check = self._condition if symbol in _LOGIC else self._number
+            left = Term(symbol, "", (check(left), check(right)), at)
         return left
 
     def _single(self) -> Term:
@@ -192,7 +190,7 @@ class _Parser:
             self._enter()
             self._advance()
             inner = self._number(self._single())
-            self._deep -= 1
+            self._depth -= 1
             return Term("negative", "", (inner,), at) if token == "-" else inner
         if self._take_symbol("("):
             inner = self._choice()
@@ -214,13 +212,13 @@ class _Parser:
         self._named(token, tuple(self._operands), "operand", at)
         return Term("operand", self._operands[token], (), at)
 
-    def _named(self, name: str, names: Sequence[str], what: str, at: int) -> str:
+    def _named(self, name: str, names: Sequence[str], role: str, at: int) -> str:
         if name in names:
             return name
-        if what == "operand" and name in self._attributes:
+        if role == "operand" and name in self._attributes:
             raise ExpressionError(f"attributes are written {{{name}}}", self._text, at)
         listed = ", ".join(names) or "there are none"
-        raise ExpressionError(f"'{name}' is no {what} ({listed})", self._text, at)
+        raise ExpressionError(f"'{name}' is no {role} ({listed})", self._text, at)
 
     def _call(self, name: str, at: int) -> Term:
         self._advance()
@@ -228,20 +226,20 @@ class _Parser:
         while not parts or self._take_symbol(","):
             parts.append(self._number(self._choice()))
         self._expect(")")
-        known = self._known.get(name)
-        if known is None:
+        function = self._functions.get(name)
+        if function is None:
             return Term("call", name, tuple(parts), at)
-        if len(parts) != known.arity:
+        if len(parts) != function.arity:
             raise ExpressionError(
-                f"{name} takes {known.arity} numbers, got {len(parts)}", self._text, at
+                f"{name} takes {function.arity} numbers, got {len(parts)}", self._text, at
             )
-        letters = LETTERS[: known.arity]
-        body = parse(known.hlsl, dict(zip(letters, letters, strict=True)))
+        letters = LETTERS[: function.arity]
+        body = parse(function.hlsl, dict(zip(letters, letters, strict=True)))
         body = _substituted(body, "operand", dict(zip(letters, parts, strict=True)))
-        made = Term("known", name, (body, *parts), at, known.numpy)
-        if made.size > _MOST_PARTS:
-            raise ExpressionError(f"more than {_MOST_PARTS} parts", self._text, at)
-        return made
+        term = Term("known", name, (body, *parts), at, function.numpy)
+        if term.size > _MAX_PARTS:
+            raise ExpressionError(f"more than {_MAX_PARTS} parts", self._text, at)
+        return term
 
 
 def _substituted(term: Term, kind: str, values: Mapping[str, Term]) -> Term:
@@ -252,13 +250,13 @@ def _substituted(term: Term, kind: str, values: Mapping[str, Term]) -> Term:
     return Term(term.kind, term.text, parts, term.at, term.numpy)
 
 
-def suggest_names(name: str, known: Mapping[str, Formula]) -> str:
+def suggest_names(name: str, functions: Mapping[str, Formula]) -> str:
     """Returns a hint for a message: "call" and the known functions that are similar to the name.
 
     If none is similar, it lists all.
     """
-    near = get_close_matches(name, known, n=3) or get_close_matches(name[4:], known, n=3)
-    return f"call {' or '.join(near or sorted(known))}"
+    similar = get_close_matches(name, functions, n=3) or get_close_matches(name[4:], functions, n=3)
+    return f"call {' or '.join(similar or sorted(functions))}"
 
 
 # ---------------------------------------------------------------- forms
@@ -277,25 +275,26 @@ def hlsl(term: Term) -> str:
     return _alike(term, inner)
 
 
-def wide_hlsl(term: Term, kind: str) -> str | None:
-    """Returns the expression as branch-free HLSL on vectors of type ``kind``.
+def wide_hlsl(term: Term, hlsl_type: str) -> str | None:
+    """Returns the expression as branch-free HLSL on vectors of type ``hlsl_type``.
 
     The type is ``float`` or ``float4``. ``{attributes}`` are left to be replaced. Returns None
     if the expression has ``!=`` or calls a function that takes scalars only.
     """
     inner = [
-        wide_hlsl(part, kind) for part in (term.parts[:1] if term.kind == "known" else term.parts)
+        wide_hlsl(part, hlsl_type)
+        for part in (term.parts[:1] if term.kind == "known" else term.parts)
     ]
     if None in inner or (term.kind == "call" and term.text not in _OF_FOUR) or term.kind == "!=":
         return None
-    given = [str(part) for part in inner]
+    parts = [str(part) for part in inner]
     if term.kind == "choice":
-        return f"select({given[0]}, {kind}({given[1]}), {kind}({given[2]}))"
+        return f"select({parts[0]}, {hlsl_type}({parts[1]}), {hlsl_type}({parts[2]}))"
     if term.kind in _COMPARISONS:
-        return f"({kind}({given[0]}) {term.kind} {kind}({given[1]}))"
+        return f"({hlsl_type}({parts[0]}) {term.kind} {hlsl_type}({parts[1]}))"
     if term.kind in _LOGIC:
-        return f"{'or' if term.kind == '||' else 'and'}({given[0]}, {given[1]})"
-    return _alike(term, given)
+        return f"{'or' if term.kind == '||' else 'and'}({parts[0]}, {parts[1]})"
+    return _alike(term, parts)
 
 
 def _alike(term: Term, inner: Sequence[str]) -> str:
@@ -342,8 +341,8 @@ def nnef(term: Term, operands: Sequence[str]) -> str:
 
 def literal(text: str) -> str:
     """Returns the nearest float32 of a number as text for HLSL and Python."""
-    shown = str(np.float32(text))
-    return shown if set(shown) & set(".e") else f"{shown}.0"
+    number = str(np.float32(text))
+    return number if set(number) & set(".e") else f"{number}.0"
 
 
 def evaluate(term: Term, operands: Mapping[str, Array], attributes: Mapping[str, object]) -> Any:
@@ -354,12 +353,12 @@ def evaluate(term: Term, operands: Mapping[str, Array], attributes: Mapping[str,
         return operands[term.text]
     if term.kind == "attribute":
         return attributes[term.text]
-    given = [evaluate(part, operands, attributes) for part in term.arguments]
+    arguments = [evaluate(part, operands, attributes) for part in term.arguments]
     if term.numpy is not None:
-        return term.numpy(*given)
+        return term.numpy(*arguments)
     if term.kind == "choice":
-        return np.where(*given)
-    return np.negative(*given) if term.kind == "negative" else _BINARY[term.kind][1](*given)
+        return np.where(*arguments)
+    return np.negative(*arguments) if term.kind == "negative" else _BINARY[term.kind][1](*arguments)
 
 
 # ---------------------------------------------------------------- formulas
@@ -386,7 +385,7 @@ class Formula:
     """
 
     hlsl: str
-    numpy: Callable[..., Array]
+    numpy: Callable[..., object]
     types: tuple[str, ...] = ("scalar",)
     result: str = "scalar"
     attrs: tuple[str, ...] = ()
@@ -407,14 +406,14 @@ class Formula:
         """Returns the scalar HLSL with the texts ``attributes`` in place of the attributes."""
         return self.hlsl.format(**dict(zip(self.attrs, attributes, strict=True)))
 
-    def wide_expression(self, kind: str, attributes: Sequence[str]) -> str | None:
-        """Returns branch-free HLSL on vectors of type ``kind``, such as ``float4``.
+    def wide_expression(self, hlsl_type: str, attributes: Sequence[str]) -> str | None:
+        """Returns branch-free HLSL on vectors of type ``hlsl_type``, such as ``float4``.
 
         ``attributes`` are the texts in place of the attributes. Returns None if the expression
         has no such form.
         """
-        found = wide_hlsl(self._term, kind)
-        return found and found.format(**dict(zip(self.attrs, attributes, strict=True)))
+        template = wide_hlsl(self._term, hlsl_type)
+        return template and template.format(**dict(zip(self.attrs, attributes, strict=True)))
 
     @cached_property
     def _term(self) -> Term:
@@ -426,13 +425,13 @@ class Formula:
 
 def with_attributes_as_operands(formula: Formula, names: Sequence[str]) -> Formula:
     """Returns the formula with the named attributes as operands behind the others."""
-    kept = tuple(name for name in formula.attrs if name not in names)
+    remaining = tuple(name for name in formula.attrs if name not in names)
     letters = dict(zip(names, LETTERS[formula.arity :], strict=False))
-    order = [(*names, *kept).index(name) for name in formula.attrs]
+    order = [(*names, *remaining).index(name) for name in formula.attrs]
     numpy, arity = formula.numpy, formula.arity
 
-    def reordered(*given: object) -> Any:
-        return numpy(*given[:arity], *(given[arity + i] for i in order))
+    def reordered(*arguments: object) -> object:
+        return numpy(*arguments[:arity], *(arguments[arity + i] for i in order))
 
     operands = {name: Term("operand", letter) for name, letter in letters.items()}
     return replace(
@@ -440,7 +439,7 @@ def with_attributes_as_operands(formula: Formula, names: Sequence[str]) -> Formu
         hlsl=formula.expression([letters.get(name, f"{{{name}}}") for name in formula.attrs]),
         numpy=reordered,
         types=(*formula.types, *["scalar"] * len(names)),
-        attrs=kept,
+        attrs=remaining,
         in_place=None,
         term=formula.term and _substituted(formula.term, "attribute", operands),
     )

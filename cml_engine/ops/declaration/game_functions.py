@@ -14,7 +14,7 @@ _ENGINE = Path(__file__).resolve().parents[2]
 
 
 @contextmanager
-def calling(is_game: bool, what: str, fault: Callable[[str], OperatorError]) -> Iterator[None]:
+def calling(is_game: bool, function: str, fault: Callable[[str], OperatorError]) -> Iterator[None]:
     """Turns an exception of a game's function in the ``with`` block into :class:`OperatorError`.
 
     The message states the exception's type and the last line of the game's code; ``__cause__`` is
@@ -33,14 +33,14 @@ def calling(is_game: bool, what: str, fault: Callable[[str], OperatorError]) -> 
     except Exception as error:
         if not is_game:
             raise
-        place = game_line(error)
-        where = f" ({place})" if place else ""
-        raise fault(f"its {what} function failed: {short(error)}{where}") from error
+        line = game_line(error)
+        suffix = f" ({line})" if line else ""
+        raise fault(f"its {function} function failed: {short(error)}{suffix}") from error
 
 
 def node_fault(node: Node) -> Callable[[str], OperatorError]:
     """Returns a function from a message to an error that names the node and its line."""
-    return lambda said: OperatorError(f"{node.title}: {said}", node.source)
+    return lambda problem: OperatorError(f"{node.title}: {problem}", node.source)
 
 
 def game_line(error: BaseException) -> str:
@@ -54,8 +54,8 @@ def game_line(error: BaseException) -> str:
         for frame in traceback.extract_tb(error.__traceback__)
         if (path := Path(frame.filename).resolve()).is_file() and _ENGINE not in path.parents
     ]
-    own = [(path, line) for path, line in frames if frames[0][0].parent in path.parents]
-    return ":".join(map(str, own[-1])) if own else ""
+    game_frames = [(path, line) for path, line in frames if frames[0][0].parent in path.parents]
+    return ":".join(map(str, game_frames[-1])) if game_frames else ""
 
 
 def short(error: BaseException) -> str:

@@ -60,9 +60,9 @@ T = TypeVar("T")
 #: the most iterations of all loops of one thread together. Mesa's software driver counts the
 #: iterations of all loops that a thread runs, consecutive or nested, and silently ends every loop
 #: after 65 535. A kernel that may need more works in several dispatches.
-MOST_TURNS = 60_000
+MAX_ITERATIONS = 60_000
 #: iterations that the driver counts in addition each time an inner loop runs: measured up to 3
-LOOP_TURNS = 4
+LOOP_ITERATIONS = 4
 
 
 @dataclass
@@ -152,8 +152,8 @@ class Lowering:
             self._pack_for_game(key, make)
         elif key not in self.packed:
             if (array := self.packed_before.get(key)) is None:
-                made = make()
-                array = made.array() if isinstance(made, Packing) else np.ascontiguousarray(made)
+                value = make()
+                array = value.array() if isinstance(value, Packing) else np.ascontiguousarray(value)
             self.packed[key] = array
         return key
 
@@ -162,21 +162,21 @@ class Lowering:
 
         Raises an error if the key is the name of a tensor, or has another value in another node.
         """
-        made = np.ascontiguousarray(make())
-        if made.dtype.kind not in DTYPE_OF_KIND:
-            raise self._fault(f"pack('{key}') wants numbers or truth values, got {made.dtype}")
-        if made.dtype.itemsize > 4:
-            made = made.astype(NUMPY_DTYPE[DTYPE_OF_KIND[made.dtype.kind]])
+        array = np.ascontiguousarray(make())
+        if array.dtype.kind not in DTYPE_OF_KIND:
+            raise self._fault(f"pack('{key}') wants numbers or truth values, got {array.dtype}")
+        if array.dtype.itemsize > 4:
+            array = array.astype(NUMPY_DTYPE[DTYPE_OF_KIND[array.dtype.kind]])
         if key in self.graph.facts:
             raise self._fault(f"pack('{key}'): the model has a tensor of that name; use another")
-        if not np.array_equal(self.packed.setdefault(key, made), made):
+        if not np.array_equal(self.packed.setdefault(key, array), array):
             raise self._fault(
                 f"pack('{key}') means other numbers in another node; put what they depend on into "
                 "the key"
             )
 
-    def _fault(self, what: str) -> OperatorError:
-        return fault(lookup(self.node.op), f"{self.node.title}: {what}", self.node.source)
+    def _fault(self, problem: str) -> OperatorError:
+        return fault(lookup(self.node.op), f"{self.node.title}: {problem}", self.node.source)
 
     def nbytes(self, name: str) -> int:
         """Returns the size in bytes of a tensor that the node binds, also packed or scratch."""
@@ -219,17 +219,17 @@ class Lowering:
         self.chosen.append((chosen, options[chosen]))
         return options[chosen]
 
-    def _requested_option(self, options: Mapping[str, T], usual: str) -> str:
+    def _requested_option(self, options: Mapping[str, T], preferred: str) -> str:
         """Returns the name of the option that the caller requested.
 
         Raises :class:`InputError` if none fits. If the request names a kernel without a tile,
-        the option ``usual`` is preferred.
+        the option ``preferred`` comes first.
         """
-        wanted = self.requested_kernel
-        fits = [o for o in (usual, *options) if o == wanted or o.startswith(f"{wanted} ")]
+        requested = self.requested_kernel
+        fits = [o for o in (preferred, *options) if o == requested or o.startswith(f"{requested} ")]
         if not fits:
             raise InputError(
-                f"decide: {self.node.title} cannot have the kernel '{wanted}': here it can be "
+                f"decide: {self.node.title} cannot have the kernel '{requested}': here it can be "
                 f"{', '.join(options)}",
                 self.node.source,
             )
@@ -265,8 +265,10 @@ class Lowering:
             [NamedTensor(n, t, _fact(self, t), self.layout(t)) for n, t in m.items()]
             for m in (reads, writes)
         )
-        made = _dispatch(self, spec, located(kernel, spec), threads, read, written, values or {})
-        return replace(made, defines={**made.defines, **(defines or {})}, cost=cost)
+        dispatch = _dispatch(
+            self, spec, located(kernel, spec), threads, read, written, values or {}
+        )
+        return replace(dispatch, defines={**dispatch.defines, **(defines or {})}, cost=cost)
 
     def refuse(self, why: str) -> ShapeError:
         return ShapeError(f"{self.node.title}: {why}", self.node.source)
@@ -355,13 +357,13 @@ class Interface:
     values: dict[str, AttrValue] = field(default_factory=dict)
     defines: Defines = field(default_factory=dict)
 
-    def parameter(self, name: str, kind: str, value: AttrValue) -> str:
+    def parameter(self, name: str, hlsl_type: str, value: AttrValue) -> str:
         """Adds a run-time parameter and returns its HLSL name, ``cml_p_`` and ``name``.
 
         The prefix avoids clashes with the user's names.
         """
         inner = f"cml_p_{name}"
-        self.layout.append(f"{inner}:{kind}")
+        self.layout.append(f"{inner}:{hlsl_type}")
         self.values[inner] = value
         return inner
 
@@ -408,33 +410,33 @@ class Interface:
         self.lines.append(f"static const uint {name}_count = {len(parts)}u;")
         if not parts:
             return
-        kind = parts[0].element
+        element = parts[0].element
         cases = " ".join(f"case {k}: return {p.name}[i];" for k, p in enumerate(parts[1:], 1))
         self.lines += [
-            f"typedef {kind} {name}_type;",
-            f"{kind} {name}_load(uint k, uint i) {{",
+            f"typedef {element} {name}_type;",
+            f"{element} {name}_load(uint k, uint i) {{",
             f"    switch (k) {{ {cases} default: return {parts[0].name}[i]; }}",
             "}",
         ]
 
-    def attribute(self, name: str, value: AttrValue, kind: str) -> None:
+    def attribute(self, name: str, value: AttrValue, primitive: str) -> None:
         """Adds an attribute as a parameter; a list takes two, its items and their count.
 
-        ``kind`` is its NNEF primitive type. A string becomes the define ``name_is_text``.
+        ``primitive`` is its NNEF primitive type. A string becomes the define ``name_is_text``.
         """
-        if kind == "string":
+        if primitive == "string":
             self.defines |= word(name, "_".join(map(str, _leaves(value))))
             return
-        hlsl, read = _READ[_KINDS[kind]]
+        hlsl, read = _READ[_KINDS[primitive]]
         if not isinstance(value, list | tuple):
-            inner = self.parameter(name, _KINDS[kind], value)
+            inner = self.parameter(name, _KINDS[primitive], value)
             self.lines.append(f"static {hlsl} {name} = {read.format(inner)};")
             return
         flat = _leaves(value)
-        room = _LIST_ROOM
-        while room < len(flat):
-            room *= 2
-        inner = self.parameter(name, f"{_KINDS[kind]}{room}", flat or [0])
+        capacity = _LIST_ROOM
+        while capacity < len(flat):
+            capacity *= 2
+        inner = self.parameter(name, f"{_KINDS[primitive]}{capacity}", flat or [0])
         count = self.parameter(f"{name}_count", "u", len(flat))
         self.lines += [
             f"static uint {name}_count = {count};",
@@ -454,14 +456,15 @@ def choose_kernel(op: Lowering, kernel: Kernel) -> tuple[Kernel, str]:
     touched = (*op.node.reads, *op.out_names)
     layouts = {op.layout(name) for name in touched}
     costs: dict[str, float] = {}
-    kernels = {one.label: one for one in (kernel, *kernel.alternatives)}
-    for label, one in kernels.items():
-        takes_blocks = one.layouts != "plain" or layouts.isdisjoint(BLOCKED)
-        takes_bits = one.half != "none" or layouts.isdisjoint(STORED)
-        cost: object = one.cost(op) if one.cost else 1.0
+    kernels = {candidate.label: candidate for candidate in (kernel, *kernel.alternatives)}
+    for label, candidate in kernels.items():
+        takes_blocks = candidate.layouts != "plain" or layouts.isdisjoint(BLOCKED)
+        takes_bits = candidate.half != "none" or layouts.isdisjoint(STORED)
+        cost: object = candidate.cost(op) if candidate.cost else 1.0
         if not isinstance(cost, int | float | None) or cost != cost:
             raise fault(spec, f"the cost of its kernel '{label}' is {cost!r}; wanted a number")
-        if cost is not None and takes_blocks and takes_bits and (one.in_place or not op.in_place):
+        takes_memory = candidate.in_place or not op.in_place
+        if cost is not None and takes_blocks and takes_bits and takes_memory:
             costs[label] = cost
     if not costs:
         raise op.refuse(f"none of its kernels ({', '.join(kernels)}) accepts it")
@@ -512,8 +515,8 @@ def _dispatch(
             f"allows {op.limits.max_group_threads}",
             op.node.source,
         )
-    made = Interface()
-    groups = _count_through(made, group, _checked_threads(threads, entry, spec))
+    interface = Interface()
+    groups = _count_through(interface, group, _checked_threads(threads, entry, spec))
     operands = [*reads, *writes]
     shared = {op.in_place[o.tensor]: o.name for o in writes if o.tensor in op.in_place}
     bound_operands = [*(o for o in reads if o.tensor not in shared), *writes]
@@ -522,30 +525,30 @@ def _dispatch(
         bound = split_binding(op, operand.tensor)
         if bound.count > 1:
             check_atomics(op, text, operand.name, operand.tensor)
-        made.tensor(operand, binding, bound)
+        interface.tensor(operand, binding, bound)
         binding += bound.count
     for operand in reads:
         if operand.tensor in shared:
             bound = split_binding(op, operand.tensor)
-            made.tensor(operand, 0, bound, memory=shared[operand.tensor])
+            interface.tensor(operand, 0, bound, memory=shared[operand.tensor])
     for name, parts in _lists(spec, operands).items():
-        made.tensor_list(name, parts)
+        interface.tensor_list(name, parts)
     for name, value in {**op.attrs, **values}.items():
         if value is not None:
-            made.attribute(name, value, kind_of(spec, name, value))
-    made.lines += _main(entry, group)
-    _check_room(made, spec)
+            interface.attribute(name, value, kind_of(spec, name, value))
+    interface.lines += _main(entry, group)
+    _check_room(interface, spec)
     return Dispatch(
         groups=groups,
         tensors=tuple(operand.tensor for operand in bound_operands),
-        params=made.values,
-        defines={"GROUP": prod(group), **made.defines},
+        params=interface.values,
+        defines={"GROUP": prod(group), **interface.defines},
         writes=len(writes),
         kernel=replace(
             kernel,
             source=text,
-            params=" ".join(made.layout),
-            interface="\n".join(made.lines),
+            params=" ".join(interface.layout),
+            interface="\n".join(interface.lines),
         ),
     )
 
@@ -558,26 +561,26 @@ def _checked_threads(threads: object, entry: Entry, spec: OpSpec) -> tuple[int, 
     counts = tuple(threads) if isinstance(threads, list | tuple) else (threads,)
     wrong = any(isinstance(n, bool) or n != int(n) or n < 0 for n in counts)
     if wrong or len(counts) != entry.dims:
-        wanted = "a whole number" if entry.dims == 1 else f"{entry.dims} whole numbers"
-        raise fault(spec, f"its threads function gave {threads!r}; wanted {wanted}")
+        expected = "a whole number" if entry.dims == 1 else f"{entry.dims} whole numbers"
+        raise fault(spec, f"its threads function gave {threads!r}; wanted {expected}")
     return tuple(map(int, counts))
 
 
-def _count_through(made: Interface, group: Sequence[int], threads: Sequence[int]) -> int:
+def _count_through(interface: Interface, group: Sequence[int], threads: Sequence[int]) -> int:
     """Adds the parameters that say which threads exist, and returns the number of workgroups.
 
     Workgroups have one linear index, the first dimension fastest, so that any range is a slice.
     """
     groups = [-(-count // size) for count, size in zip(threads, group, strict=True)]
     if len(threads) == 1:
-        made.parameter("cml_threads", "u", threads[0])
-        made.lines.append("static uint CML_THREADS = cml_p_cml_threads;")
+        interface.parameter("cml_threads", "u", threads[0])
+        interface.lines.append("static uint CML_THREADS = cml_p_cml_threads;")
         return groups[0]
     dims = len(threads)
-    made.parameter("cml_threads", f"u{dims}", list(threads))
-    made.parameter("cml_groups", f"u{dims}", groups)
+    interface.parameter("cml_threads", f"u{dims}", list(threads))
+    interface.parameter("cml_groups", f"u{dims}", groups)
     listed = ", ".join(f"cml_p_cml_threads({d})" for d in range(dims))
-    made.lines.append(f"static uint{dims} CML_THREADS = uint{dims}({listed});")
+    interface.lines.append(f"static uint{dims} CML_THREADS = uint{dims}({listed});")
     return prod(groups)
 
 
@@ -610,18 +613,18 @@ def _main(entry: Entry, group: Sequence[int]) -> list[str]:
 
 def _unravelled(index: str, extents: Sequence[str]) -> str:
     """Returns the HLSL of the coordinates of a linear index, the first extent fastest."""
-    rest, found = index, list[str]()
+    remaining, coordinates = index, list[str]()
     for extent in extents[:-1]:
-        found.append(f"{rest} % {extent}")
-        rest = f"{rest} / {extent}"
-    return f"uint{len(extents)}({', '.join([*found, rest])})"
+        coordinates.append(f"{remaining} % {extent}")
+        remaining = f"{remaining} / {extent}"
+    return f"uint{len(extents)}({', '.join([*coordinates, remaining])})"
 
 
 def _operands(op: Lowering, spec: OpSpec) -> tuple[list[NamedTensor], list[NamedTensor]]:
     """Returns the node's inputs and its results, each under its name in the signature."""
-    found = signature_of(spec)
-    inputs = _named(found.tensors if found else None, op.in_names, "in", spec)
-    outputs = _named(found.results if found else None, op.out_names, "out", spec)
+    signature = signature_of(spec)
+    inputs = _named(signature.tensors if signature else None, op.in_names, "in", spec)
+    outputs = _named(signature.results if signature else None, op.out_names, "out", spec)
     return (
         [NamedTensor(name, tensor, op.fact(tensor), op.layout(tensor)) for name, tensor in inputs],
         [NamedTensor(name, tensor, op.fact(tensor), op.layout(tensor)) for name, tensor in outputs],
@@ -631,42 +634,44 @@ def _operands(op: Lowering, spec: OpSpec) -> tuple[list[NamedTensor], list[Named
 def _named(
     declared: Sequence[Param | FragmentResult] | None,
     tensors: Sequence[str],
-    side: str,
+    prefix: str,
     spec: OpSpec,
 ) -> list[tuple[str, str]]:
     """Returns pairs of an HLSL name and a tensor of the graph, in the order of the tensors.
 
     The HLSL names are the declared names; ``name0``, ``name1``, … for a list of tensors; and
-    ``in0``, ``out0``, … (by ``side``) without a declaration.
+    ``in0``, ``out0``, … (by ``prefix``) without a declaration.
     """
     if declared is None:
-        return [(f"{side}{i}", tensor) for i, tensor in enumerate(tensors)]
-    lists = [one.name for one in declared if one.type.kind == "array"]
+        return [(f"{prefix}{i}", tensor) for i, tensor in enumerate(tensors)]
+    lists = [param.name for param in declared if param.type.kind == "array"]
     if len(lists) > 1:
         raise fault(spec, f"it takes several lists of tensors ({', '.join(lists)}): use lower")
     length = len(tensors) - len(declared) + 1
     names: list[str] = []
-    for one in declared:
-        names += [f"{one.name}{k}" for k in range(length)] if one.name in lists else [one.name]
+    for param in declared:
+        names += (
+            [f"{param.name}{k}" for k in range(length)] if param.name in lists else [param.name]
+        )
     return list(zip(names, tensors, strict=True))
 
 
 def in_place_operand(node: Node) -> str | None:
     """Returns the operand whose memory the node's first result may take; None if there is none."""
     spec = lookup(node.op)
-    found = signature_of(spec)
-    if spec.kernel is None or not spec.kernel.in_place or found is None:
+    signature = signature_of(spec)
+    if spec.kernel is None or not spec.kernel.in_place or signature is None:
         return None
-    return dict(_named(found.tensors, node.inputs, "in", spec)).get(spec.kernel.in_place)
+    return dict(_named(signature.tensors, node.inputs, "in", spec)).get(spec.kernel.in_place)
 
 
 def _lists(spec: OpSpec, operands: Sequence[NamedTensor]) -> dict[str, list[NamedTensor]]:
     """Returns the operands of each declared list of input tensors, by the list's name."""
-    found = signature_of(spec)
+    signature = signature_of(spec)
     return {
-        one.name: [o for o in operands if re.fullmatch(rf"{one.name}\d+", o.name)]
-        for one in (found.tensors if found else ())
-        if one.type.kind == "array"
+        param.name: [o for o in operands if re.fullmatch(rf"{param.name}\d+", o.name)]
+        for param in (signature.tensors if signature else ())
+        if param.type.kind == "array"
     }
 
 
@@ -675,27 +680,27 @@ def kind_of(spec: OpSpec, name: str, value: AttrValue) -> str:
 
     It comes from the signature, or else from the value.
     """
-    found = signature_of(spec)
-    param = found.by_name.get(name) if found else None
+    signature = signature_of(spec)
+    param = signature.by_name.get(name) if signature else None
     if param is not None:
-        kinds = set(_primitives(param.type))
-        if kinds and "?" not in kinds:
-            return _widest(kinds)
+        types = set(_primitives(param.type))
+        if types and "?" not in types:
+            return _widest(types)
     return _widest({_kind_of(leaf) for leaf in _leaves(value)})
 
 
-def _primitives(kind: Type) -> Iterable[str]:
-    if kind.items:
-        for item in kind.items:
+def _primitives(declared_type: Type) -> Iterable[str]:
+    if declared_type.items:
+        for item in declared_type.items:
             yield from _primitives(item)
     else:
-        yield kind.name
+        yield declared_type.name
 
 
-def _widest(kinds: set[str]) -> str:
-    for kind in ("string", "scalar", "integer", "logical"):
-        if kind in kinds:
-            return kind
+def _widest(types: set[str]) -> str:
+    for primitive in ("string", "scalar", "integer", "logical"):
+        if primitive in types:
+            return primitive
     return "integer"
 
 
@@ -731,8 +736,8 @@ def _fact(op: Lowering, tensor: str) -> Fact:
     return op.fact(tensor)
 
 
-def _check_room(made: Interface, spec: OpSpec) -> None:
-    for name, value in made.values.items():
+def _check_room(interface: Interface, spec: OpSpec) -> None:
+    for name, value in interface.values.items():
         if isinstance(value, list) and len(value) > _MAX_LIST:
             raise fault(
                 spec,
@@ -746,25 +751,25 @@ def split_binding(op: Lowering, name: str) -> SplitBinding:
 
     Raises :class:`InputError` if the device cannot bind it in the requested number of parts.
     """
-    nbytes, limit, asked = op.nbytes(name), op.limits.max_binding_bytes, op.requested_parts
+    nbytes, limit, requested = op.nbytes(name), op.limits.max_binding_bytes, op.requested_parts
     align = max(op.limits.storage_offset_alignment, 16)  # a binding begins there, between elements
     longest = max(limit // align, 1) * align
     fewest = 1 if nbytes <= limit else -(-nbytes // longest)
-    if name not in asked:
+    if name not in requested:
         return SplitBinding(fewest, nbytes if fewest == 1 else longest, nbytes, limit)
-    count = int(asked[name])
-    each = -(-nbytes // (count * align)) * align
+    count = int(requested[name])
+    part_bytes = -(-nbytes // (count * align)) * align
     if count < fewest:
         raise InputError(
             f"decide: '{name}' cannot be bound in {count} parts: it takes {nbytes} bytes, and this "
             f"device binds at most {limit} at once: {fewest} parts or more"
         )
-    if count > 1 and -(-nbytes // each) != count:
+    if count > 1 and -(-nbytes // part_bytes) != count:
         raise InputError(
             f"decide: '{name}' cannot be bound in {count} parts: it takes {nbytes} bytes, and each "
             f"part begins at a multiple of {align}: {-(-nbytes // align)} parts or fewer"
         )
-    return SplitBinding(count, nbytes if count == 1 else each, nbytes, limit)
+    return SplitBinding(count, nbytes if count == 1 else part_bytes, nbytes, limit)
 
 
 def check_atomics(op: Lowering, source: str, hlsl: str, name: str) -> None:

@@ -41,12 +41,12 @@ class Packing:
         """Returns the packed weights, one-dimensional; integers are viewed as 32-bit words."""
         values = self.source if self.matrix is None else _transformed(self.source, self.matrix)
         with np.errstate(over="ignore"):
-            made = _scatter(values.astype(self.dtype), self.dims)
-        if made.dtype.kind in "iu" and made.nbytes % 4 == 0:
-            made = made.view(np.int32)
-        found = made.view(PackedArray)
-        found.packing = self
-        return found
+            ordered = _scatter(values.astype(self.dtype), self.dims)
+        if ordered.dtype.kind in "iu" and ordered.nbytes % 4 == 0:
+            ordered = ordered.view(np.int32)
+        packed = ordered.view(PackedArray)
+        packed.packing = self
+        return packed
 
 
 def _transformed(windows: Array, matrix: Array) -> Array:
@@ -63,11 +63,11 @@ def _transformed(windows: Array, matrix: Array) -> Array:
 
 def _scatter(values: Array, dims: tuple[PackedDim, ...]) -> Array:
     """Returns the values in the order of ``dims``, flattened, with zeros beyond the extents."""
-    reach = list(values.shape)
+    extents = list(values.shape)
     for a, extent in enumerate(values.shape):
         last = sum((n - 1) * step for n, axis, step in dims if axis == a)
-        reach[a] = max(extent, last + 1)
-    padded = np.zeros(reach, values.dtype)
+        extents[a] = max(extent, last + 1)
+    padded = np.zeros(extents, values.dtype)
     padded[tuple(map(slice, values.shape))] = values
     shape = [n for n, _, _ in dims]
     strides = [padded.strides[axis] * step for _, axis, step in dims]
@@ -103,9 +103,9 @@ class BlockFormat:
 
 def pack_blocks(codes: Packing, scales: Packing, bits: int) -> Array:
     """Returns weights in blocks as 32-bit words: the codes in their order, then the scales."""
-    words: Array = codes.array().view(np.uint8)
+    packed: Array = codes.array().view(np.uint8)
     if bits == 4:
-        words = (words[::2] & 15) | (words[1::2] << 4)
-    parts = (words, scales.array().view(np.uint8))
+        packed = (packed[::2] & 15) | (packed[1::2] << 4)
+    parts = (packed, scales.array().view(np.uint8))
     padded = [np.pad(part, (0, -part.size % 16)) for part in parts]
     return np.concatenate(padded).view(np.int32)

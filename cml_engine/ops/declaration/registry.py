@@ -72,8 +72,8 @@ def unregister(name: str) -> None:
     --------
     >>> cml.unregister("double")
     """
-    found = _REGISTRY.pop(name, None)
-    if found is not None and found.is_custom and name in _BUILTIN:
+    spec = _REGISTRY.pop(name, None)
+    if spec is not None and spec.is_custom and name in _BUILTIN:
         _REGISTRY[name] = _BUILTIN[name]
 
 
@@ -88,8 +88,8 @@ def lookup(name: str) -> OpSpec:
         for derivation in _DERIVATIONS:
             if (derived := derivation(name)) is not None:
                 return derived
-        near = get_close_matches(name, _REGISTRY, n=3)
-        hint = f"did you mean {' or '.join(map(repr, near))}? Otherwise " if near else ""
+        similar = get_close_matches(name, _REGISTRY, n=3)
+        hint = f"did you mean {' or '.join(map(repr, similar))}? Otherwise " if similar else ""
         raise UnsupportedOp(
             f"unknown operator '{name}'; {hint}register it (--ops FILE.py, cml.register); "
             "`cml ops` lists all"

@@ -45,16 +45,16 @@ class Scratch(threading.local):
         self._buffers: dict[str, Array] = {}
         self._results: list[Array] = []
 
-    def prepared(self, way: str, weights: Array, prepare: Callable[[Array], Array]) -> Array:
+    def prepared(self, method: str, weights: Array, prepare: Callable[[Array], Array]) -> Array:
         """Returns ``prepare(weights)``, computed once for all programs of a network.
 
-        ``way`` names the preparation. The result must depend on the weights alone, not on the
+        ``method`` names the preparation. The result must depend on the weights alone, not on the
         shapes of inputs.
         """
-        found = self._prepared.get((way, id(weights)))
-        if found is None:  # what is kept with it keeps the weights, and so their id, alive
-            found = self._prepared[way, id(weights)] = weights, prepare(weights)
-        return found[1]
+        entry = self._prepared.get((method, id(weights)))
+        if entry is None:  # what is kept with it keeps the weights, and so their id, alive
+            entry = self._prepared[method, id(weights)] = weights, prepare(weights)
+        return entry[1]
 
     def take(self, name: str, *shape: int) -> Array:
         """Returns uninitialized float32 memory of that shape, in the buffer called ``name``.
@@ -92,8 +92,8 @@ class Scratch(threading.local):
     def result_as(self, x: Array, shape: tuple[int, ...]) -> Array:
         """Returns uninitialized memory of ``shape`` in the memory order of ``x``."""
         order = memory_order(x)
-        laid = self.result(*(shape[axis] for axis in order))
-        return laid.transpose([order.index(axis) for axis in range(x.ndim)])
+        buffer = self.result(*(shape[axis] for axis in order))
+        return buffer.transpose([order.index(axis) for axis in range(x.ndim)])
 
 
 def memory_order(x: Array) -> list[int]:

@@ -240,8 +240,8 @@ class Case:
     {'seed': 7}
     """
 
-    inputs: tuple[Any, ...]
-    attrs: Mapping[str, Any] = field(default_factory=dict)
+    inputs: tuple[object, ...]
+    attrs: Mapping[str, object] = field(default_factory=dict)
     note: str = ""
 
     @property
@@ -316,8 +316,8 @@ def sampling_cost(flops_per_tap: float, taps: Callable[[Attrs, int], int]) -> Co
 
     def cost(attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
         count = taps(attrs, inputs[0].rank - 2) * outputs[0].size
-        others = sum(f.nbytes for f in inputs[1:])
-        read = min(4.0 * count, inputs[0].nbytes) + others
+        other_bytes = sum(f.nbytes for f in inputs[1:])
+        read = min(4.0 * count, inputs[0].nbytes) + other_bytes
         return Cost(flops_per_tap * count, read, outputs[0].nbytes)
 
     return cost
@@ -403,12 +403,12 @@ class OperandRows:
     """The rows of the operands that an operator needs to compute some rows of its result.
 
     ``inputs`` has the rows of each operand (None: all of it), ``attrs`` the attributes to use
-    for this computation, and ``made`` the rows that it gives, which include the requested ones.
+    for this computation, and ``rows`` the rows that it gives, which include the requested ones.
     """
 
     inputs: tuple[Span | None, ...]
     attrs: Attrs
-    made: Span
+    rows: Span
 
 
 @dataclass(frozen=True, slots=True)

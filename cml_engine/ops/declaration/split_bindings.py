@@ -35,15 +35,16 @@ class SplitBinding:
         fewest = -(-self.total // self.limit)
         return tuple(str(count) for count in range(fewest, max(self.count, MOST_PARTS) + 1))
 
-    def ranges(self, room: int) -> Iterator[tuple[int, int]]:
-        """Yields the offset and the size in bytes of each part of a tensor of ``room`` bytes."""
-        for start in range(0, room, self.nbytes):
-            yield start, min(self.nbytes, room - start)
+    def ranges(self, tensor_bytes: int) -> Iterator[tuple[int, int]]:
+        """Yields the offset and the size in bytes of each part of a tensor of ``tensor_bytes``
+        bytes."""
+        for start in range(0, tensor_bytes, self.nbytes):
+            yield start, min(self.nbytes, tensor_bytes - start)
 
 
 def declaration(
     name: str,
-    kind: str,
+    stored_type: str,
     binding: int,
     count: int,
     nbytes: int,
@@ -52,25 +53,25 @@ def declaration(
 ) -> list[str]:
     """Returns the lines of HLSL that declare a tensor in ``count`` parts of ``nbytes`` bytes.
 
-    ``kind`` is the HLSL type of an element in memory, ``element`` its type in the kernel if that
-    differs, ``binding`` the number of the first part. ``memory`` is another tensor of one part,
-    declared before, whose elements are also this tensor's; then nothing is bound.
+    ``stored_type`` is the HLSL type of an element in memory, ``element`` its type in the kernel if
+    that differs, ``binding`` the number of the first part. ``memory`` is another tensor of one
+    part, declared before, whose elements are also this tensor's; then nothing is bound.
     """
-    element = element or kind
-    if count == 1 and element == kind and not memory:
-        return [f"[[vk::binding({binding})]] RWStructuredBuffer<{kind}> {name};"]
+    element = element or stored_type
+    if count == 1 and element == stored_type and not memory:
+        return [f"[[vk::binding({binding})]] RWStructuredBuffer<{stored_type}> {name};"]
     ranges = [memory] if memory else [f"{name}_part{k}" for k in range(count)]
     # no return inside: where it is inlined in a loop naga would misread it (gpu/shaders/hlsl.py)
     return [
         *(
-            f"[[vk::binding({binding + k})]] RWStructuredBuffer<{kind}> {part};"
+            f"[[vk::binding({binding + k})]] RWStructuredBuffer<{stored_type}> {part};"
             for k, part in enumerate(ranges if not memory else ())
         ),
         f"struct {name}_in_parts {{",
         f"    __subscript(uint i) -> {element} {{",
-        f"        get {{ const uint each = {nbytes}u / sizeof({kind}); {element} found; "
+        f"        get {{ const uint each = {nbytes}u / sizeof({stored_type}); {element} found; "
         f"{_select_range(ranges, 'found = {part}[{at}];')} return found; }}",
-        f"        set {{ const uint each = {nbytes}u / sizeof({kind}); "
+        f"        set {{ const uint each = {nbytes}u / sizeof({stored_type}); "
         f"{_select_range(ranges, '{part}[{at}] = newValue;')} }}",
         "    }",
         "};",
@@ -78,11 +79,12 @@ def declaration(
     ]
 
 
-def _select_range(ranges: list[str], do: str) -> str:
-    """Returns HLSL that applies the statement ``do`` to the range that contains the index ``i``."""
+def _select_range(ranges: list[str], statement: str) -> str:
+    """Returns HLSL that applies the statement ``statement`` to the range that contains the index
+    ``i``."""
     cases = []
     for k, part in enumerate(ranges):
         at = f"i - {k}u * each" if k else "i"
-        body = f"{{ {do.format(part=part, at=at)} }}"
+        body = f"{{ {statement.format(part=part, at=at)} }}"
         cases.append(f"if (i < {k + 1}u * each) {body}" if k + 1 < len(ranges) else body)
     return " else ".join(cases)

@@ -92,16 +92,16 @@ class KernelVariant(Generic[N, T]):
         The default tile comes first if it is one of them and this variant should be the fastest.
         """
         tiles = list(self.tiles(node))
-        if self.is_faster(node) and (usual := self.default_tile(node)) in tiles:
-            tiles.sort(key=lambda tile: tile != usual)
+        if self.is_faster(node) and (default := self.default_tile(node)) in tiles:
+            tiles.sort(key=lambda tile: tile != default)
         return tiles
 
     def forced(self, choices: Iterable[Choice]) -> VariantTable:
         """Returns a table that chooses this variant's first option wherever it has one."""
         picks = {}
         for choice in choices:
-            own = (option for option in choice.options if f"{option} ".startswith(f"{self.name} "))
-            if (option := next(own, None)) is not None:
+            matching = (o for o in choice.options if f"{o} ".startswith(f"{self.name} "))
+            if (option := next(matching, None)) is not None:
                 picks[choice.key] = TunedChoice(option)
         return VariantTable(picks)
 
@@ -133,10 +133,10 @@ class KernelFamily(Generic[N, T]):
         load_families()
         order = TopologicalSorter[str](dict.fromkeys(sorted(self._added), ()))
         for name, variant in self._added.items():
-            for later in variant.before:
-                if later not in self._added:
-                    raise ValueError(f"{self.name}: '{name}' is before '{later}', which is none")
-                order.add(later, name)
+            for follower in variant.before:
+                if follower not in self._added:
+                    raise ValueError(f"{self.name}: '{name}' is before '{follower}', which is none")
+                order.add(follower, name)
         named = [self._added[name] for name in order.static_order()]
         return tuple(sorted(named, key=lambda variant: not variant.always_used))
 
@@ -159,17 +159,17 @@ class KernelFamily(Generic[N, T]):
                 ):  # whether or not it is worth a try
                     tile = variant.default_tile(node)
                     options.setdefault(variant.option(tile), (variant, tile))
-            named = {option: (option, *found) for option, found in options.items()}
+            named = {option: (option, *choice) for option, choice in options.items()}
             name, variant, tile = node.op.choose(self.key(node), named, name)
             if not variant.is_possible(node):
                 raise node.op.refuse(f"cannot have the kernel '{name}' of the whole")
         else:
             variant, tile = default
         for dispatch in variant.lower(node, tile):
-            kernel, of = dispatch.kernel or variant.kernel, dispatch.variant or name
+            kernel, label = dispatch.kernel or variant.kernel, dispatch.variant or name
             if SCALES_AT in dispatch.params:
                 kernel = replace(kernel, params=f"{kernel.params} {SCALES_AT}:u")
-            yield replace(dispatch, kernel=kernel, variant=of)
+            yield replace(dispatch, kernel=kernel, variant=label)
 
 
 #: the kernel families by name; importing a family's module adds it

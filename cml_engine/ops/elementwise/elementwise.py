@@ -39,10 +39,10 @@ def _in_pieces(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
 
     @wraps(function)
     def pieces(x: Array) -> Array:
-        flat, found = np.reshape(x, -1), np.empty(np.size(x))
+        flat, result = np.reshape(x, -1), np.empty(np.size(x))
         for start in range(0, flat.size, _PIECE):
-            found[start : start + _PIECE] = function(flat[start : start + _PIECE])
-        return found.reshape(np.shape(x))
+            result[start : start + _PIECE] = function(flat[start : start + _PIECE])
+        return result.reshape(np.shape(x))
 
     return pieces
 
@@ -52,13 +52,13 @@ def erf(x: Array) -> Array:
     """Computes erf in float64, which NumPy lacks, by cubic interpolation of ``math.erf``."""
     value, slope = _knots()
     step = _END / _KNOTS
-    at = np.nan_to_num(np.abs(x).astype(np.float64), nan=0.0).clip(0, _END * (1 - 1e-12))
-    i = (at / step).astype(np.int64)
-    t = at / step - i
+    clipped = np.nan_to_num(np.abs(x).astype(np.float64), nan=0.0).clip(0, _END * (1 - 1e-12))
+    i = (clipped / step).astype(np.int64)
+    t = clipped / step - i
     start = value[i] * (1 + 2 * t) * (1 - t) ** 2 + slope[i] * step * t * (1 - t) ** 2
     end = value[i + 1] * t * t * (3 - 2 * t) + slope[i + 1] * step * t * t * (t - 1)
-    whole = np.where(np.abs(x) < _END, start + end, 1.0)
-    return np.where(np.isnan(x), x, np.copysign(whole, x))
+    magnitude = np.where(np.abs(x) < _END, start + end, 1.0)
+    return np.where(np.isnan(x), x, np.copysign(magnitude, x))
 
 
 @_in_pieces
@@ -289,8 +289,8 @@ _LARGE = (
 
 def _divided(a: Array, b: Array) -> Array:
     """Divides integers and truncates towards zero; a division by 0 gives 0."""
-    wide = np.abs(a.astype(np.int64)) // np.maximum(np.abs(b.astype(np.int64)), 1)
-    return np.where(b == 0, 0, np.where((a < 0) != (b < 0), -wide, wide))
+    quotient = np.abs(a.astype(np.int64)) // np.maximum(np.abs(b.astype(np.int64)), 1)
+    return np.where(b == 0, 0, np.where((a < 0) != (b < 0), -quotient, quotient))
 
 
 def _rest(a: Array, b: Array) -> Array:
@@ -298,8 +298,8 @@ def _rest(a: Array, b: Array) -> Array:
 
 
 def _modulo(a: Array, b: Array) -> Array:
-    rest = _rest(a, b)
-    return np.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+    remainder = _rest(a, b)
+    return np.where((remainder != 0) & ((remainder < 0) != (b < 0)), remainder + b, remainder)
 
 
 def _shifted(shift: np.ufunc, a: Array, count: Array) -> Array:

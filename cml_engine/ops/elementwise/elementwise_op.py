@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -147,8 +146,8 @@ def _chain(row: Formula, op: Lowering, names: Sequence[str]) -> list[Link]:
         return [Link(row, tuple(row.values(op.attrs)), tuple(range(row.arity)))]
     links = [Link(row, tuple(row.values(op.attrs)), tuple(names.index(n) for n in op.in_names))]
     for epilogue in op.epilogues:
-        others = [names.index(n) for n in epilogue.inputs]
-        operands = epilogue.operands(others, [~i for i in range(len(links))])
+        tensors = [names.index(n) for n in epilogue.inputs]
+        operands = epilogue.operands(tensors, [~i for i in range(len(links))])
         fused = formula_of(epilogue.op)
         assert fused is not None  # only these are joined
         links.append(Link(fused, tuple(fused.values(epilogue.attrs)), tuple(operands)))
@@ -199,11 +198,11 @@ def _chain_defines(chain: Sequence[Link], inputs: Sequence[Fact], out: Fact) -> 
     for i, link in enumerate(chain):
         operands = []
         for j, (letter, k) in enumerate(zip(LETTERS, link.operands, strict=False)):
-            kind = element if k < 0 else HLSL_TYPE[inputs[k].dtype]
+            hlsl_type = element if k < 0 else HLSL_TYPE[inputs[k].dtype]
             value = f"r{~k}" if k < 0 else f"p{k}"
             if k < 0 or k in link.operands[:j]:
                 value = f"cml_sealed{'_too' if j else ''}({value})"
-            operands.append(f"{kind} {letter} = {value};")
+            operands.append(f"{hlsl_type} {letter} = {value};")
         text = link.formula.expression([f"attr({first + j})" for j in range(len(link.values))])
         statements.append(f"{element} r{i}; {{ {' '.join(operands)} r{i} = {element}({text}); }}")
         first += len(link.values)
@@ -318,7 +317,7 @@ def cases_of(
 def declare(
     name: str,
     hlsl: str,
-    numpy: Callable[..., Any],
+    numpy: Callable[..., object],
     types: tuple[str, ...] = ("scalar",),
     result: str = "scalar",
     *,

@@ -21,39 +21,40 @@ _BLOCK = 1 << 16
 _ZEROS = np.zeros(_BLOCK, np.float32)
 
 
-def apply_in_place(formula: Formula, attrs: Attrs, x: Array, others: Sequence[Array]) -> bool:
+def apply_in_place(formula: Formula, attrs: Attrs, x: Array, operands: Sequence[Array]) -> bool:
     """Computes ``x = formula(x, *others)`` in the memory of ``x`` and returns True.
 
     Returns False, and changes nothing, if that is not possible.
     """
-    if not all(_fits(x, other) for other in others):
+    if not all(_fits(x, operand) for operand in operands):
         return False
-    views = [left_view(other, x.ndim) for other in others]
+    views = [left_view(operand, x.ndim) for operand in operands]
     if isinstance(formula.numpy, np.ufunc) and x.dtype == np.float32:
         formula.numpy(x, *views, out=x)
         return True
     return formula.in_place is not None and formula.in_place(attrs, x, *views)
 
 
-def _fits(x: Array, other: Array) -> bool:
-    """Returns True if broadcasting with ``other`` keeps the shape and type of ``x``."""
-    pairs = zip(other.shape, x.shape, strict=False)
+def _fits(x: Array, operand: Array) -> bool:
+    """Returns True if broadcasting with ``operand`` keeps the shape and type of ``x``."""
+    pairs = zip(operand.shape, x.shape, strict=False)
     return (
-        other.dtype == x.dtype and other.ndim <= x.ndim and all(n in (1, wide) for n, wide in pairs)
+        operand.dtype == x.dtype
+        and operand.ndim <= x.ndim
+        and all(n in (1, extent) for n, extent in pairs)
     )
 
 
 def relu(attrs: Attrs, x: Array) -> bool:
-    laid = x.transpose(sorted(range(x.ndim), key=lambda i: -x.strides[i]))
-    if not laid.flags.c_contiguous:
+    ordered = x.transpose(sorted(range(x.ndim), key=lambda i: -x.strides[i]))
+    if not ordered.flags.c_contiguous:
         np.maximum(x, _ZERO, out=x)
         return True
-    flat = laid.reshape(-1)
+    flat = ordered.reshape(-1)
     for first in range(0, flat.size, _BLOCK):
         part = flat[first : first + _BLOCK]
-        np.maximum(
-            part, _ZEROS[: part.size], out=part
-        )  # by a single number it takes thrice as long
+        # with a single number it takes thrice as long
+        np.maximum(part, _ZEROS[: part.size], out=part)
     return True
 
 
@@ -76,18 +77,18 @@ def prelu(attrs: Attrs, x: Array, slope: Array) -> bool:
     return True
 
 
-def _blocks(x: Array, other: Array) -> Iterator[tuple[Array, Array]]:
-    """Yields corresponding views of ``x`` and ``other``, small enough to stay in the cache."""
+def _blocks(x: Array, operand: Array) -> Iterator[tuple[Array, Array]]:
+    """Yields corresponding views of ``x`` and ``operand``, small enough to stay in the cache."""
     if x.size <= _BLOCK:
-        yield x, other
+        yield x, operand
         return
     axis = max(range(x.ndim), key=lambda i: x.strides[i] if x.shape[i] > 1 else 0)
     extent = x.shape[axis]
     step = max(1, _BLOCK * extent // x.size)
     for first in range(0, extent, step):
-        place = (slice(None),) * axis + (slice(first, first + step),)
-        along = other.ndim > axis and other.shape[axis] > 1
-        yield x[place], other[place] if along else other
+        index = (slice(None),) * axis + (slice(first, first + step),)
+        along = operand.ndim > axis and operand.shape[axis] > 1
+        yield x[index], operand[index] if along else operand
 
 
 def leaky_relu(attrs: Attrs, x: Array) -> bool:

@@ -26,19 +26,19 @@ _RANDOM = np.random.default_rng(17)
 _WORD = {"low": -127.0, "high": 127.0}
 
 
-def _integers(*shape: int, most: int = 1 << 24) -> Array:
+def _integers(*shape: int, largest: int = 1 << 24) -> Array:
     """Returns random integers, as float32, whose numbers of bits are uniformly distributed.
 
-    ``most`` bounds their magnitude.
+    ``largest`` bounds their magnitude.
     """
-    size = _RANDOM.integers(0, most.bit_length(), shape)
+    size = _RANDOM.integers(0, largest.bit_length(), shape)
     return np.asarray(_RANDOM.integers(-(1 << size), (1 << size) + 1), np.float32)
 
 
-def _codes(*shape: int, least: int = 17) -> Array:
+def _codes(*shape: int, least_exponent: int = 17) -> Array:
     mantissas = _RANDOM.integers(1 << 14, 1 << 15, shape)
-    made = mantissas * 64 + _RANDOM.integers(least, 47, shape)
-    return np.asarray(made, np.float32)
+    codes = mantissas * 64 + _RANDOM.integers(least_exponent, 47, shape)
+    return np.asarray(codes, np.float32)
 
 
 #: sums halfway between two words, and a shift to the left before
@@ -47,13 +47,13 @@ _HALF = np.float32(Multiplier(1 << 14, 15).code)
 _MAPS = ((1, 8, 3, 4), (1, 8))
 
 
-def _sums(wide: bool, by_sign: bool) -> list[Case]:
+def _sums(is_split: bool, by_sign: bool) -> list[Case]:
     shape, channels = _MAPS
-    attrs = {**({"factor": 256.0} if wide else {}), "low": -32767.0, "high": 32767.0}
-    most = 1 << (22 if wide else 24)
-    maps = [_integers(*shape, most=most) for _ in range(1 + wide)]
+    attrs = {**({"factor": 256.0} if is_split else {}), "low": -32767.0, "high": 32767.0}
+    largest = 1 << (22 if is_split else 24)
+    maps = [_integers(*shape, largest=largest) for _ in range(1 + is_split)]
     codes = [_codes(*channels) for _ in range(1 + by_sign)]
-    ties = [np.zeros_like(_TIES), _TIES] if wide else [_TIES]
+    ties = [np.zeros_like(_TIES), _TIES] if is_split else [_TIES]
     return [
         Case((*maps, *codes), attrs, "per channel"),
         Case((*ties, *[_HALF] * (1 + by_sign)), attrs, "ties"),
@@ -62,13 +62,13 @@ def _sums(wide: bool, by_sign: bool) -> list[Case]:
 
 
 _PAIR = (
-    Case((_integers(1, 8, 3, 4, most=32767), _integers(1, 8, 3, 4, most=32767), np.float32(20001),
-          np.float32(-31234), np.float32(14)), _WORD, "of 16 bits"),
+    Case((_integers(1, 8, 3, 4, largest=32767), _integers(1, 8, 3, 4, largest=32767),
+          np.float32(20001), np.float32(-31234), np.float32(14)), _WORD, "of 16 bits"),
     Case((_TIES, np.float32(1), np.float32(2), np.float32(1), np.float32(2)), _WORD, "ties"),
     Case((_TIES, _TIES, np.float32(1), np.float32(1), np.float32(1)), _WORD, "with itself"),
 )  # fmt: skip
 _PRODUCT = (
-    Case((_integers(1, 8, 3, 4, most=32767), _integers(1, 8, most=32767),
+    Case((_integers(1, 8, 3, 4, largest=32767), _integers(1, 8, largest=32767),
           np.float32(16385 * 64 + 40)), _WORD, "of 16 bits"),
     Case((_TIES, np.float32(1), _HALF), _WORD, "ties"),
     Case((_TIES, _TIES, _HALF), _WORD, "with itself"),
@@ -85,7 +85,7 @@ _VALUES = (
 )  # fmt: skip
 
 _NUMBERS = tuple(
-    Case((_integers(*shape, most=32767),), {"scale": 0.0123})
+    Case((_integers(*shape, largest=32767),), {"scale": 0.0123})
     for shape in ((1, 8, 3, 4), (7,), (2, 0))
 )
 
@@ -104,11 +104,11 @@ _OF_SUMS = ("requantize", "requantize_signed")
 
 
 def _in_place(
-    function: Callable[..., object], names: Sequence[str], attrs: Attrs, x: Array, *others: Array
+    function: Callable[..., object], names: Sequence[str], attrs: Attrs, x: Array, *operands: Array
 ) -> bool:
     if x.dtype != np.float32:
         return False  # blocks of others are no copies: one would be written before it is read
-    function(x, *others, *(attrs[name] for name in names), out=x)
+    function(x, *operands, *(attrs[name] for name in names), out=x)
     return True
 
 
@@ -147,7 +147,7 @@ def _enter(op: Lowering) -> Iterator[Dispatch]:
     """
     if any(op.is_blocked(name) for name in (*op.in_names, *op.out_names)):
         entry = [float(op.attrs[name]) for name in ("inverse", "low", "high")]
-        return shuffle.regroup(op, words=entry)
+        return shuffle.regroup(op, quantization=entry)
     formula = formula_of("integer_words")
     assert formula is not None
     return lower_formula(formula, op)

@@ -122,20 +122,20 @@ def _cast_cpu(attrs: Attrs, x: Array) -> Array:
 
 def _cast_lower(op: Lowering) -> Iterator[Dispatch]:
     (x,), (y,) = op.inputs, op.outputs
-    kind: Defines = {}
+    conversion: Defines = {}
     if y.dtype == "logical":
-        kind = {"FLOAT_TO_LOGICAL" if x.dtype == "scalar" else "TO_LOGICAL": 1}
+        conversion = {"FLOAT_TO_LOGICAL" if x.dtype == "scalar" else "TO_LOGICAL": 1}
     elif (x.dtype, y.dtype) == ("scalar", "integer"):
-        kind = {"FLOAT_TO_INT": 1}
-    yield _moved(op, f"{HLSL_TYPE[x.dtype]} {HLSL_TYPE[y.dtype]}", kind)
+        conversion = {"FLOAT_TO_INT": 1}
+    yield _moved(op, f"{HLSL_TYPE[x.dtype]} {HLSL_TYPE[y.dtype]}", conversion)
 
 
-def _moved(op: Lowering, types: str, kind: Mapping[str, int | str]) -> Dispatch:
+def _moved(op: Lowering, types: str, conversion: Mapping[str, int | str]) -> Dispatch:
     """Returns a dispatch that converts every element.
 
     ``types`` are the HLSL types of both tensors.
     """
-    defines = {"CAST": 1, "ITEMS": _ITEMS, **kind}
+    defines = {"CAST": 1, "ITEMS": _ITEMS, **conversion}
     return for_each(op, op.outputs[0].size, {}, defines, types=types, items=_ITEMS)
 
 
@@ -226,13 +226,13 @@ def _table_lower(op: Lowering) -> Iterator[Dispatch]:
 _TABLE = engine_kernel("indexing/integer_table.hlsl", "n:u first:i", lower=_table_lower)
 
 
-def _table_case(size: int, most: int, first: int) -> Case:
+def _table_case(size: int, largest: int, first: int) -> Case:
     random = np.random.default_rng(size)
     last = first + (255 if size == SMALL_TABLE else 65535)
-    words = random.integers(first, last + 1, (3, 700))
-    words[0, :2] = first, last
-    table = random.integers(-most, most + 1, size)
-    return Case((words.astype(np.float32), table.astype(np.float32)), {"first": first})
+    indices = random.integers(first, last + 1, (3, 700))
+    indices[0, :2] = first, last
+    table = random.integers(-largest, largest + 1, size)
+    return Case((indices.astype(np.float32), table.astype(np.float32)), {"first": first})
 
 
 define(

@@ -22,7 +22,7 @@ from cml_engine.ops.common.shapes import (
     check_word,
     contiguous_strides,
 )
-from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering, for_each
+from cml_engine.ops.declaration.lowering import LOOP_ITERATIONS, MAX_ITERATIONS, Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     EXACT,
@@ -46,11 +46,11 @@ def element_places(attrs: Attrs, indices: Array, shape: tuple[int, ...]) -> tupl
     Every element of the tensor of that ``shape`` is a slot.
     """
     extent, strides = shape[attrs.axis], contiguous_strides(shape)
-    own: Array = np.where(indices < 0, indices.astype(np.int64) + extent, indices)
+    index: Array = np.where(indices < 0, indices.astype(np.int64) + extent, indices)
     at = np.zeros(indices.shape, np.int64)
-    for axis, places in enumerate(np.indices(indices.shape, np.int64)):
-        at += strides[axis] * (own if axis == attrs.axis else places)
-    return np.where((own >= 0) & (own < extent), at, -1).reshape(-1), prod(shape)
+    for axis, positions in enumerate(np.indices(indices.shape, np.int64)):
+        at += strides[axis] * (index if axis == attrs.axis else positions)
+    return np.where((index >= 0) & (index < extent), at, -1).reshape(-1), prod(shape)
 
 
 def row_places(attrs: Attrs, indices: Array, shape: tuple[int, ...]) -> tuple[Array, int]:
@@ -87,18 +87,18 @@ def _elements_lower(op: Lowering) -> Iterator[Dispatch]:
     if x.size == 0:
         return
     axis = op.attrs.axis
-    beside = [d for d in range(x.rank) if d != axis]
+    other_axes = [d for d in range(x.rank) if d != axis]
     to, start = contiguous_strides(x.shape), contiguous_strides(indices.shape)
     geometry = {
         "slots": x.shape[axis],
         "by_rows": 0,
         "places": 0,
         "limit": [0],
-        "rank": len(beside),
-        "extent": [x.shape[d] for d in beside] or [1],
-        "reach": [indices.shape[d] for d in beside] or [1],
-        "to": [to[d] for d in beside] or [0],
-        "start": [start[d] for d in beside] or [0],
+        "rank": len(other_axes),
+        "extent": [x.shape[d] for d in other_axes] or [1],
+        "reach": [indices.shape[d] for d in other_axes] or [1],
+        "to": [to[d] for d in other_axes] or [0],
+        "start": [start[d] for d in other_axes] or [0],
         "to_step": to[axis],
         "step": start[axis],
     }
@@ -117,13 +117,13 @@ def _rows_lower(op: Lowering) -> Iterator[Dispatch]:
     x, indices, _ = op.inputs
     if x.size == 0:
         return
-    places = indices.shape[-1]
-    row = prod(x.shape[places:])
-    limit = x.shape[:places] or [0]
+    indexed_axes = indices.shape[-1]
+    row = prod(x.shape[indexed_axes:])
+    limit = x.shape[:indexed_axes] or [0]
     geometry = {
         "slots": x.size // row,
         "by_rows": 1,
-        "places": places,
+        "places": indexed_axes,
         "limit": limit,
         "rank": 1,
         "extent": [row],
@@ -133,7 +133,14 @@ def _rows_lower(op: Lowering) -> Iterator[Dispatch]:
         "to_step": row,
         "step": row,
     }
-    marks = {"slots": 0, "by_rows": 1, "rank": places, "extent": limit, "stride": [0], "step": 0}
+    marks = {
+        "slots": 0,
+        "by_rows": 1,
+        "rank": indexed_axes,
+        "extent": limit,
+        "stride": [0],
+        "step": 0,
+    }
     yield from _scatter(op, row_places, row, prod(indices.shape[:-1]), geometry, marks)
 
 
@@ -143,7 +150,7 @@ def _scatter(
     row: int,
     updates: int,
     geometry: Mapping[str, Any],
-    marks: Mapping[str, Any],
+    marks: Mapping[str, AttrValue],
 ) -> Iterator[Dispatch]:
     """Yields the dispatches of the cheapest of the three ways.
 
@@ -151,17 +158,17 @@ def _scatter(
     its slots.
     """
     x, constant = op.inputs[0], op.constant(op.in_names[1])
-    kind = REDUCTIONS.index(op.attrs.reduction)
-    kind += len(REDUCTIONS) * (x.dtype == "integer" and kind > 0)
+    reduction = REDUCTIONS.index(op.attrs.reduction)
+    reduction += len(REDUCTIONS) * (x.dtype == "integer" and reduction > 0)
     busy = _BUSY_SOFTWARE if op.limits.software else _BUSY
-    segment = max(1, min(updates, -(-x.size // busy), geometry["slots"], MOST_TURNS // 4))
+    segment = max(1, min(updates, -(-x.size // busy), geometry["slots"], MAX_ITERATIONS // 4))
     threads = x.size // geometry["slots"] * -(-geometry["slots"] // segment)
     if constant is not None:
-        yield from _walk_lists(op, places_of, constant, row, kind)
-    elif kind == 0 and threads * updates > _LOOKS * (x.size + op.inputs[2].size):
+        yield from _walk_lists(op, places_of, constant, row, reduction)
+    elif reduction == 0 and threads * updates > _LOOKS * (x.size + op.inputs[2].size):
         yield from _mark_updates(op, row, marks)
     else:
-        yield from _search_updates(op, threads, segment, updates, kind, geometry)
+        yield from _search_updates(op, threads, segment, updates, reduction, geometry)
 
 
 def _search_updates(
@@ -169,21 +176,21 @@ def _search_updates(
     threads: int,
     segment: int,
     updates: int,
-    kind: int,
+    reduction: int,
     geometry: Mapping[str, Any],
 ) -> Iterator[Dispatch]:
     """Yields dispatches in which each thread searches all updates of a line for its range of slots.
 
     With few updates there is one thread per slot; with many there are fewer threads, to reduce
     the searching. Very many updates are split into launches that respect the limit of loop
-    turns.
+    iterations.
     """
-    part = MOST_TURNS // 2 // (geometry["places"] + LOOP_TURNS * geometry["by_rows"] or 1)
+    part = MAX_ITERATIONS // 2 // (geometry["places"] + LOOP_ITERATIONS * geometry["by_rows"] or 1)
     for begin in range(0, max(updates, 1), part):
         params = {
             "lines": op.inputs[0].size // geometry["slots"],
             "segment": segment,
-            "kind": kind,
+            "kind": reduction,
             "begin": begin,
             "end": min(begin + part, updates),
             **geometry,
@@ -192,7 +199,7 @@ def _search_updates(
 
 
 def _walk_lists(
-    op: Lowering, places_of: PlacesOf, indices: Array, row: int, kind: int
+    op: Lowering, places_of: PlacesOf, indices: Array, row: int, reduction: int
 ) -> Iterator[Dispatch]:
     """Yields a copy of the input, then dispatches that apply each slot's listed updates in order.
 
@@ -209,21 +216,21 @@ def _walk_lists(
     shape = "x".join(map(str, fact.shape))
     packed = op.pack(f"{index_name}.lists.{shape}.{op.attrs.get('axis', '')}", lambda: lists)
     longest = int(np.diff(lists[1 + hits : 2 + 2 * hits]).max())
-    for begin in range(0, longest, MOST_TURNS):
-        params = {"row": row, "begin": begin, "end": begin + MOST_TURNS, "kind": kind}
+    for begin in range(0, longest, MAX_ITERATIONS):
+        params = {"row": row, "begin": begin, "end": begin + MAX_ITERATIONS, "kind": reduction}
         yield _step(op, "LISTED", hits * row, (packed, updates, y), "int uint uint", **params)
 
 
-def _lists(places: Array) -> Array:
+def _lists(slots_of_updates: Array) -> Array:
     """Returns the numbers of the updates grouped by slot, in one int32 array.
 
-    ``places`` has the slot of each update, -1 for none. The array holds the number of slots with
-    updates, these slots, the start of each slot's list, the end of the last list, and the
-    numbers of the updates by slot and in order.
+    ``slots_of_updates`` has the slot of each update, -1 for none. The array holds the number of
+    slots with updates, these slots, the start of each slot's list, the end of the last list, and
+    the numbers of the updates by slot and in order.
     """
-    known = np.flatnonzero(places >= 0)
-    order = known[np.argsort(places[known], kind="stable")]
-    slots, starts = np.unique(places[order], return_index=True)
+    valid = np.flatnonzero(slots_of_updates >= 0)
+    order = valid[np.argsort(slots_of_updates[valid], kind="stable")]
+    slots, starts = np.unique(slots_of_updates[order], return_index=True)
     return np.concatenate([[len(slots)], slots, starts, [len(order)], order]).astype(np.int32)
 
 
@@ -324,15 +331,15 @@ def _nd_infer(attrs: Attrs, x: Fact, indices: Fact, updates: Fact) -> Fact:
 def _gather_cpu(attrs: Attrs, x: Array, indices: Array) -> Array:
     axis = attrs.axis
     extent = x.shape[axis]
-    places = np.where(indices < 0, indices + extent, indices)
-    wrong = indices[(places < 0) | (places >= extent)]
+    positions = np.where(indices < 0, indices + extent, indices)
+    wrong = indices[(positions < 0) | (positions >= extent)]
     if wrong.size:
         raise InputError(
             f"gather_elements index {wrong.flat[0]} is not in axis {axis}, wanted {-extent} to "
             f"{extent - 1} ({wrong.size} of {indices.size} are wrong); on a GPU they are clamped"
         )
-    beside = [slice(None) if d == axis else slice(n) for d, n in enumerate(indices.shape)]
-    return np.take_along_axis(x[tuple(beside)], places, axis)
+    selection = [slice(None) if d == axis else slice(n) for d, n in enumerate(indices.shape)]
+    return np.take_along_axis(x[tuple(selection)], positions, axis)
 
 
 def _scatter_cpu(
@@ -340,9 +347,12 @@ def _scatter_cpu(
 ) -> Array:
     if x.size == 0:
         return np.array(x)
-    places, slots = places_of(attrs, indices, x.shape)
-    y, inside = np.array(x).reshape(slots, x.size // slots), places >= 0
-    at, values = places[inside], updates.reshape(len(places), y.shape[1])[inside]
+    slots_of_updates, slots = places_of(attrs, indices, x.shape)
+    y, inside = np.array(x).reshape(slots, x.size // slots), slots_of_updates >= 0
+    at, values = (
+        slots_of_updates[inside],
+        updates.reshape(len(slots_of_updates), y.shape[1])[inside],
+    )
     if attrs.reduction == "none":
         y[at] = values  # of several the last one
     else:

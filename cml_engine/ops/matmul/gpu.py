@@ -17,7 +17,7 @@ from cml_engine.ops.common.shapes import collapse, contiguous_strides
 from cml_engine.ops.declaration.choice import about
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import epilogue_of
-from cml_engine.ops.declaration.lowering import MOST_TURNS, Lowering
+from cml_engine.ops.declaration.lowering import MAX_ITERATIONS, Lowering
 from cml_engine.ops.declaration.packing import BlockFormat, Packing, pack_blocks
 from cml_engine.ops.declaration.spec import Case, Cost, Defines, Dispatch, engine_kernel
 from cml_engine.ops.declaration.variant import KernelFamily, KernelVariant
@@ -211,8 +211,8 @@ def lower_linear(op: Lowering) -> Iterator[Dispatch]:
 
 def _matrix(op: Lowering, index: int, batch: tuple[int, ...], k_last: bool) -> Matrix:
     shape = op.inputs[index].shape
-    *lead, row, column = contiguous_strides(shape)
-    steps = tuple(0 if e == 1 else s for e, s in zip(shape[: len(batch)], lead, strict=True))
+    *leading, row, column = contiguous_strides(shape)
+    steps = tuple(0 if e == 1 else s for e, s in zip(shape[: len(batch)], leading, strict=True))
     outer, inner = (row, column) if k_last else (column, row)
     return Matrix(op.in_names[index], outer, inner, steps, k_last)
 
@@ -256,8 +256,8 @@ def _pack(p: MatrixProduct, key: str, value: Array, k_last: bool, width: int) ->
     key = f"{p.b.name}.{key}{int(p.b.k_last)}"
     if blocks is None:
         inner = width if k_last else p.inner
-        of = np.float16 if half else value.dtype
-        name = p.op.pack(key + ".half" * half, lambda: packing(value, inner, width, of))
+        stored_dtype = np.float16 if half else value.dtype
+        name = p.op.pack(key + ".half" * half, lambda: packing(value, inner, width, stored_dtype))
         return replace(p, b=replace(p.b, name=name))
     size = -(-blocks.size // 4) * 4
     steps = -(-p.inner // size)
@@ -269,8 +269,8 @@ def _pack(p: MatrixProduct, key: str, value: Array, k_last: bool, width: int) ->
         ),
     )
     count = inner * (p.columns if k_last else width)
-    made = BlockFormat(blocks.bits, size, -(-count * blocks.bits // 128))
-    return replace(p, b=replace(p.b, name=name), blocks=made)
+    block_format = BlockFormat(blocks.bits, size, -(-count * blocks.bits // 128))
+    return replace(p, b=replace(p.b, name=name), blocks=block_format)
 
 
 def _key(p: MatrixProduct) -> str:
@@ -280,14 +280,14 @@ def _key(p: MatrixProduct) -> str:
     """
     op = p.op
     rows, inner, columns = (about(x) for x in (p.rows, p.inner, p.columns))
-    words = [f"{op.node.op} ~{rows}x{inner} by {inner}x{columns}"]
+    parts = [f"{op.node.op} ~{rows}x{inner} by {inner}x{columns}"]
     if (batch := prod(p.batch)) != 1:
-        words.append(f"~{about(batch)} times")
-    words.append(("A" if p.a.k_last else "A^T") + ("B^T" if p.b.k_last else "B"))
+        parts.append(f"~{about(batch)} times")
+    parts.append(("A" if p.a.k_last else "A^T") + ("B^T" if p.b.k_last else "B"))
     constant = ", B constant" if op.constant(p.b.name) is not None else ""
     blocks = _stored_blocks(p)
     bits = blocks.bits if blocks else 16 if _is_half(p) else 32
-    return ", ".join(words) + constant + (f" in {bits} bits" if bits != 32 else "")
+    return ", ".join(parts) + constant + (f" in {bits} bits" if bits != 32 else "")
 
 
 def _may_reduce(p: MatrixProduct) -> bool:
@@ -317,15 +317,15 @@ def _columns_last(p: MatrixProduct) -> tuple[MatrixProduct, list[Dispatch]]:
         return p, []
     shape = op.fact(p.b.name).shape[: len(p.batch)]
     width = -(-p.columns // 4) * 4
-    lead = [prod(shape[i + 1 :]) * p.inner * width for i in range(len(shape))]
-    steps = tuple(0 if e == 1 else s for e, s in zip(shape, lead, strict=True))
+    leading = [prod(shape[i + 1 :]) * p.inner * width for i in range(len(shape))]
+    steps = tuple(0 if e == 1 else s for e, s in zip(shape, leading, strict=True))
     if value is not None:
         p = _pack(p, "columns", value, k_last=False, width=width)
         return replace(p, b=Matrix(p.b.name, 1, width, steps)), []
     name = op.scratch(prod(shape) * p.inner * width)
     walk = contiguous_strides(op.fact(p.b.name).shape)[: len(p.batch)]
     extents = (*shape, p.inner, p.columns)
-    copy = box(extents, (*walk, p.b.inner, p.b.outer), (*lead, width, 1))
+    copy = box(extents, (*walk, p.b.inner, p.b.outer), (*leading, width, 1))
     return replace(p, b=Matrix(name, 1, width, steps)), [*copy_regions(op, p.b.name, name, copy)]
 
 
@@ -405,7 +405,7 @@ def _steps(results: int, a_turn: int) -> int:
     each per iteration.
     """
     worth = max(256, _GROUP_FLOPS // (2 * results) // 256 * 256)
-    return min(worth, MOST_TURNS // 2 // 256 * 256 * a_turn)
+    return min(worth, MAX_ITERATIONS // 2 // 256 * 256 * a_turn)
 
 
 def _launches(
@@ -437,7 +437,7 @@ def _launches(
     }
     for begin in range(0, max(p.inner, 1), step):
         end = min(begin + step, p.inner)
-        whole = (begin, end) == (0, p.inner)
+        is_complete = (begin, end) == (0, p.inner)
         yield Dispatch(
             groups=prod(p.batch) * prod(tiles),
             tensors=tuple(tensors),
@@ -449,24 +449,24 @@ def _launches(
                 "last": int(end == p.inner),
             },
             defines=defines,
-            cost=None if whole and not op.scratch_words else _part(p, begin, end),
+            cost=None if is_complete and not op.scratch_words else _part(p, begin, end),
         )
 
 
 def _params(
     p: MatrixProduct, tiles: tuple[int, int], widths: tuple[int, int]
 ) -> dict[str, AttrValue]:
-    wide_a, wide_b = widths
+    a_width, b_width = widths
     return {
         "rows": p.rows,
         "columns": p.columns,
         "tiles_m": tiles[0],
         "tiles_n": tiles[1],
         # the stride of 1 stays 1: it is the one that vectors run along
-        "a_m": p.a.outer if p.a.outer == 1 else p.a.outer // wide_a,
-        "a_k": p.a.inner if p.a.inner == 1 else p.a.inner // wide_a,
-        "b_n": p.b.outer if p.b.outer == 1 else p.b.outer // wide_b,
-        "b_k": p.b.inner if p.b.inner == 1 else p.b.inner // wide_b,
+        "a_m": p.a.outer if p.a.outer == 1 else p.a.outer // a_width,
+        "a_k": p.a.inner if p.a.inner == 1 else p.a.inner // a_width,
+        "b_n": p.b.outer if p.b.outer == 1 else p.b.outer // b_width,
+        "b_k": p.b.inner if p.b.inner == 1 else p.b.inner // b_width,
         "b_vectors": -(-p.columns // 4),
         "bias_stride": int(p.bias is not None and p.op.fact(p.bias).size > 1),
     }

@@ -6,9 +6,8 @@ before, by ``int_sub``, so that zero padding is right.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from cml_engine.ops.common.shapes import MAX_RANK, broadcast_strides, common_bat
 from cml_engine.ops.common.window import GEOMETRY, geometry
 from cml_engine.ops.conv.cpu import exact_sums
 from cml_engine.ops.conv.shapes import ConvShape, conv_shape
-from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering, for_each
+from cml_engine.ops.declaration.lowering import LOOP_ITERATIONS, MAX_ITERATIONS, Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     EXACT,
@@ -44,26 +43,27 @@ def _kernel(params: str, lower: Callable[[Lowering], Iterator[Dispatch]]) -> Ker
 _row_cost = moving_cost(lambda attrs, inputs, outputs: 2 * outputs[0].size * inputs[0].shape[-1])
 
 
-def _parts(op: Lowering, count: int, turns: int, params: dict[str, Any],
+def _parts(op: Lowering, count: int, iterations: int, params: Mapping[str, AttrValue],
            defines: Defines) -> Iterator[Dispatch]:  # fmt: skip
     """Yields dispatches with a thread per result, as many as its sum of ``count`` parts needs.
 
-    Each part takes ``turns`` loop iterations; later dispatches add to the earlier ones' results.
+    Each part takes ``iterations`` loop iterations; later dispatches add to the earlier ones'
+    results.
     """
     size = op.outputs[0].size
     if size == 0:
         return
-    step = (MOST_TURNS - 64) // turns
+    step = (MAX_ITERATIONS - 64) // iterations
     if step < 1:
-        raise op.refuse(f"one result has parts of {turns} products each, wanted less")
+        raise op.refuse(f"one result has parts of {iterations} products each, wanted less")
     for begin in range(0, max(count, 1), step):
         part = {"begin": begin, "end": min(begin + step, count), **params}
         yield for_each(op, size, part, defines)
 
 
-def _wrapped(wide: Array) -> Array:
+def _wrapped(values: Array) -> Array:
     """Converts integers below 2^53, in floats or int64, to int32; larger ones wrap around."""
-    return wide.astype(np.int64).astype(np.int32)
+    return values.astype(np.int64).astype(np.int32)
 
 
 def _is_small(a: Array, b: Array, terms: int) -> bool:
@@ -152,16 +152,17 @@ def _conv_cpu(attrs: Attrs, x: Array, filter: Array) -> Array:
 
 def _conv_lower(op: Lowering) -> Iterator[Dispatch]:
     shape = _shape(op.attrs, *op.inputs)
-    params: dict[str, Any] = {
+    window = geometry(shape.axes)
+    params: dict[str, AttrValue] = {
         "channels": shape.in_channels,
         "group_in": shape.group_in,
         "group_out": shape.group_out,
         "out_channels": shape.out_channels,
-        **geometry(shape.axes),
+        **window,
     }
-    across, down, deep = params["taps"]
-    turns = ((across + LOOP_TURNS) * down + LOOP_TURNS) * deep + LOOP_TURNS
-    yield from _parts(op, shape.group_in, turns, params, {"CONV": 1, **_INTEGERS})
+    across, down, deep = window["taps"]
+    iterations = ((across + LOOP_ITERATIONS) * down + LOOP_ITERATIONS) * deep + LOOP_ITERATIONS
+    yield from _parts(op, shape.group_in, iterations, params, {"CONV": 1, **_INTEGERS})
 
 
 def _conv_cases() -> Iterator[Case]:

@@ -82,38 +82,40 @@ def _reshape_rows(attrs: Attrs, facts: Sequence[Fact], axis: int) -> RowMapping 
     return _rows_as(facts[0].shape, _reshape_infer(attrs, facts[0]).shape, axis)
 
 
-def _rows_as(shape: Sequence[int], wanted: Sequence[int], axis: int) -> RowMapping | None:
+def _rows_as(shape: Sequence[int], result_shape: Sequence[int], axis: int) -> RowMapping | None:
     inner, outer = prod(shape[axis + 1 :]), prod(shape[:axis])
-    for to, extent in enumerate(wanted):
-        if extent > 1 and prod(wanted[:to]) == outer:
-            return _rows_of_size(wanted, axis, to, inner, prod(wanted[to + 1 :]))
+    for result_axis, extent in enumerate(result_shape):
+        if extent > 1 and prod(result_shape[:result_axis]) == outer:
+            return _rows_of_size(
+                result_shape, axis, result_axis, inner, prod(result_shape[result_axis + 1 :])
+            )
     return None
 
 
 def _rows_of_size(
-    wanted: Sequence[int], axis: int, to: int, old: int, new: int
+    result_shape: Sequence[int], axis: int, result_axis: int, old: int, new: int
 ) -> RowMapping | None:
     """Returns the row mapping of a reshape from rows of ``old`` elements to rows of ``new``.
 
-    ``axis`` is the operand's axis, ``to`` the axis of the result's shape ``wanted``. Returns
-    None if neither size is a multiple of the other.
+    ``axis`` is the operand's axis, ``result_axis`` the axis of the result's shape ``result_shape``.
+    Returns None if neither size is a multiple of the other.
     """
     if old % new and new % old:
         return None
-    form = (
-        scale_rows(Attrs(), axis, old // new, to)
+    mapping = (
+        scale_rows(Attrs(), axis, old // new, result_axis)
         if old >= new
-        else gather_rows(Attrs(), axis, new // old, to)
+        else gather_rows(Attrs(), axis, new // old, result_axis)
     )
 
     def need(begin: int, end: int) -> OperandRows:
-        found = form.need(begin, end)
-        rows = found.made[1] - found.made[0]
-        shape = [*wanted[:to], rows, *wanted[to + 1 :]]
+        operand_rows = mapping.need(begin, end)
+        rows = operand_rows.rows[1] - operand_rows.rows[0]
+        shape = [*result_shape[:result_axis], rows, *result_shape[result_axis + 1 :]]
         attrs = Attrs(shape=shape, axis_start=0, axis_count=-1)
-        return OperandRows(found.inputs, attrs, found.made)
+        return OperandRows(operand_rows.inputs, attrs, operand_rows.rows)
 
-    return RowMapping(to, need, form.step)
+    return RowMapping(result_axis, need, mapping.step)
 
 
 def _squeeze_rows(attrs: Attrs, facts: Sequence[Fact], axis: int) -> RowMapping | None:
@@ -123,8 +125,8 @@ def _squeeze_rows(attrs: Attrs, facts: Sequence[Fact], axis: int) -> RowMapping 
 
 
 def _unsqueeze_rows(attrs: Attrs, facts: Sequence[Fact], axis: int) -> RowMapping:
-    kept = [a for a in range(facts[0].rank + len(attrs.axes)) if a not in attrs.axes]
-    return scale_rows(attrs, axis, 1, kept[axis])
+    result_axes = [a for a in range(facts[0].rank + len(attrs.axes)) if a not in attrs.axes]
+    return scale_rows(attrs, axis, 1, result_axes[axis])
 
 
 def _transpose_rows(attrs: Attrs, facts: Sequence[Fact], axis: int) -> RowMapping:
@@ -261,7 +263,7 @@ define(
 
 
 def _concat_infer(attrs: Attrs, *values: Fact) -> Fact:
-    check_same(values, but=attrs.axis)
+    check_same(values, free_axis=attrs.axis)
     axis = check_axis(attrs.axis, values[0].rank)
     shape = list(values[0].shape)
     shape[axis] = sum(v.shape[axis] for v in values)
@@ -363,7 +365,8 @@ def _part_lower(op: Lowering) -> Iterator[Dispatch]:
 
 
 def _parts(op: Lowering, parts: Sequence[str], whole: str, joins: bool) -> Iterator[Dispatch]:
-    """Yields the copies between ``whole`` and its parts, which follow each other along the axis.
+    """Yields the copies between ``whole`` and its parts, which follow each other along the
+    axis.
 
     If ``joins``, the parts are copied into the whole, otherwise the reverse.
     """
@@ -377,11 +380,17 @@ def _parts(op: Lowering, parts: Sequence[str], whole: str, joins: bool) -> Itera
             shape = (*shape[:axis], 1, *shape[axis:])
         if joins:
             yield from copy_regions(
-                op, name, whole, box(shape, contiguous_strides(shape), walk, dst_offset=start)
+                op,
+                name,
+                whole,
+                box(shape, contiguous_strides(shape), walk, dst_offset=start),
             )
         else:
             yield from copy_regions(
-                op, whole, name, box(shape, walk, contiguous_strides(shape), src_offset=start)
+                op,
+                whole,
+                name,
+                box(shape, walk, contiguous_strides(shape), src_offset=start),
             )
         start += step * shape[axis]
 

@@ -47,18 +47,20 @@ def _cpu(attrs: Attrs, x: Array) -> Array:
     if factor == 1:
         return x
     batch, channels, height, width = _infer(attrs, Fact("scalar", x.shape)).shape
-    apart = (batch, channels, factor, factor, height // factor, width // factor)
-    return x.reshape(apart).transpose(0, 1, 4, 2, 5, 3).reshape(batch, channels, height, width)
+    split = (batch, channels, factor, factor, height // factor, width // factor)
+    return x.reshape(split).transpose(0, 1, 4, 2, 5, 3).reshape(batch, channels, height, width)
 
 
 def _rows(attrs: Attrs, facts: Sequence[Fact], axis: int) -> RowMapping | None:
     return scale_rows(attrs, 2, int(attrs["factor"])) if axis == 2 else None
 
 
-def regroup(op: Lowering, factor: int = 1, words: Sequence[float] = ()) -> Iterator[Dispatch]:
+def regroup(
+    op: Lowering, factor: int = 1, quantization: Sequence[float] = ()
+) -> Iterator[Dispatch]:
     """Yields the dispatch that writes the node's operand as its result, each in its own layout.
 
-    A ``factor`` above 1 also shuffles channels to positions. ``words`` (the inverse of the
+    A ``factor`` above 1 also shuffles channels to positions. ``quantization`` (the inverse of the
     scale, the least and the largest word) also quantizes real numbers.
     """
     (source,), (target,) = op.in_names, op.out_names
@@ -79,13 +81,13 @@ def regroup(op: Lowering, factor: int = 1, words: Sequence[float] = ()) -> Itera
             "height": height,
             "width": prod(shape[2:]) // height,
             "side": factor,
-            "entry": words or [0.0] * 3,
+            "entry": quantization or [0.0] * 3,
             **epilogue.params,
         },
         defines={
             "IN_C4": int(op.is_blocked(source)),
             "OUT_C4": int(blocked),
-            "WORDS": int(bool(words)),
+            "WORDS": int(bool(quantization)),
             "OUT": f"T{1 + len(epilogue.tensors)}",
             "T0_TYPE": op.vector_type(source),
             f"T{1 + len(epilogue.tensors)}_TYPE": op.vector_type(target),

@@ -56,11 +56,11 @@ def ranges(attrs: Attrs, x: Fact) -> list[Range]:
         check_length(name, values, len(axes), "each of the axes")
     # NNEF 1.0.5: an end of 0 is the end of the axis, unless the slice has strides
     to_end = all(step == 1 for step in steps)
-    taken = [(0, extent, 1) for extent in x.shape]
+    axis_ranges = [(0, extent, 1) for extent in x.shape]
     for axis, begin, end, step in zip(axes, attrs.begin, attrs.end, steps, strict=True):
         first, count = slice_range(x.shape[axis], begin, end, step, to_end)
-        taken[axis] = (first, count, step)
-    return taken
+        axis_ranges[axis] = (first, count, step)
+    return axis_ranges
 
 
 def _place(attrs: Attrs, x: Fact, layout: str) -> tuple[int, int] | None:
@@ -68,11 +68,11 @@ def _place(attrs: Attrs, x: Fact, layout: str) -> tuple[int, int] | None:
 
     Returns None if the slice is not contiguous along one axis, and (0, 0) if nothing is cut.
     """
-    taken = ranges(attrs, x)
-    cut = [i for i, part in enumerate(taken) if part != (0, x.shape[i], 1)]
+    axis_ranges = ranges(attrs, x)
+    cut = [i for i, part in enumerate(axis_ranges) if part != (0, x.shape[i], 1)]
     if not cut:
         return 0, 0
-    axis, (first, count, step) = cut[0], taken[cut[0]]
+    axis, (first, count, step) = cut[0], axis_ranges[cut[0]]
     if len(cut) > 1 or (step != 1 and count > 1) or (layout != PLAIN and first % 4):
         return None
     return axis, words(Fact(x.dtype, (*x.shape[:axis], first, *x.shape[axis + 1 :])), layout)
@@ -88,12 +88,12 @@ def _slice_rows(attrs: Attrs, facts: Sequence[Fact], axis: int) -> RowMapping | 
         return same_rows(attrs, facts, axis)
     if step != 1:
         return None
-    kept = [i for i, a in enumerate(attrs.axes) if a != axis]
+    remaining = [i for i, a in enumerate(attrs.axes) if a != axis]
     names = ("axes", "begin", "end", *(["stride"] if attrs.stride else []))
-    others = Attrs({**attrs, **{name: [attrs[name][i] for i in kept] for name in names}})
+    other_attrs = Attrs({**attrs, **{name: [attrs[name][i] for i in remaining] for name in names}})
 
     def need(begin: int, end: int) -> OperandRows:
-        return OperandRows(((first + begin, first + end),), others, (begin, end))
+        return OperandRows(((first + begin, first + end),), other_attrs, (begin, end))
 
     return RowMapping(axis, need)
 
@@ -116,28 +116,28 @@ def _prepare_slice(
     attrs: Attrs, facts: Sequence[Fact], constants: Sequence[Array | None], scratch: Scratch
 ) -> Cpu:
     """Returns a function that slices a NumPy array; its result is a view."""
-    taken = ranges(attrs, facts[0])
-    ends = [first + count * step for first, count, step in taken]
-    places = tuple(
+    axis_ranges = ranges(attrs, facts[0])
+    ends = [first + count * step for first, count, step in axis_ranges]
+    index = tuple(
         slice(first, end if end >= 0 else None, step) if count else slice(0, 0)
-        for (first, count, step), end in zip(taken, ends, strict=True)
+        for (first, count, step), end in zip(axis_ranges, ends, strict=True)
     )
-    return lambda attrs, x: x[(*places, ...)]  # the dots make a view of rank 0 too
+    return lambda attrs, x: x[(*index, ...)]  # the dots make a view of rank 0 too
 
 
 def _slice_lower(op: Lowering) -> Iterator[Dispatch]:
     source, target = op.in_names[0], op.out_names[0]
-    taken = ranges(op.attrs, op.inputs[0])
+    axis_ranges = ranges(op.attrs, op.inputs[0])
     if not op.is_blocked(source):
         copies = [
             _range_copy(
-                taken,
+                axis_ranges,
                 contiguous_strides(op.inputs[0].shape),
                 contiguous_strides(op.outputs[0].shape),
             )
         ]
     else:
-        copies = list(_blocked(taken, memory_shape(op, source), memory_shape(op, target)))
+        copies = list(_blocked(axis_ranges, memory_shape(op, source), memory_shape(op, target)))
     return copy_regions(op, source, target, *copies)
 
 
@@ -186,8 +186,8 @@ def _half(node: Node, facts: Mapping[str, Fact]) -> Half:
     A 16-bit channel is only a part of a moved word.
     """
     x = facts[node.inputs[0]]
-    whole = x.rank > 1 and _keeps_blocks(ranges(node.attrs, x)[1])
-    return "alike" if whole else "none"
+    keeps_blocks = x.rank > 1 and _keeps_blocks(ranges(node.attrs, x)[1])
+    return "alike" if keeps_blocks else "none"
 
 
 def _sliced(

@@ -92,21 +92,21 @@ def copy_regions(op: Lowering, source: str, target: str, *copies: Copy) -> Itera
 def _dispatch(op: Lowering, source: str, target: str, copy: Copy) -> Dispatch:
     if not op.limits.software and (order := _tile_order(copy)):
         return _tiled(source, target, replace(copy, dims=order))
-    words = next(w for w in (4, 2, 1) if _moves_vectors(copy, w))
-    moved = _in_vectors(copy, words)
+    width = next(w for w in (4, 2, 1) if _moves_vectors(copy, w))
+    vector_copy = _in_vectors(copy, width)
     if op.limits.software:
-        moved = _lengthen_rows(moved)
-    return _copy_dispatch(source, target, moved, words)
+        vector_copy = _lengthen_rows(vector_copy)
+    return _copy_dispatch(source, target, vector_copy, width)
 
 
-def _copy_dispatch(source: str, target: str, copy: Copy, words: int) -> Dispatch:
+def _copy_dispatch(source: str, target: str, copy: Copy, width: int) -> Dispatch:
     row = copy.dims[-1].extent
     items = 4 if row % _ITEMS == 4 and row < _LONG_ROW else _ITEMS
     by_rows = len(copy.dims) == 1 or row % items == 0 or row >= _LONG_ROW
     blocks = -(-row // items)
     n = copy.size // row * blocks if by_rows else copy.size
     per_group = _GROUP if by_rows else _GROUP * items
-    item = f"uint{words}" if words > 1 else "uint"
+    item = f"uint{width}" if width > 1 else "uint"
     return Dispatch(
         groups=-(-n // per_group),
         tensors=(source, target),
@@ -119,7 +119,7 @@ def _copy_dispatch(source: str, target: str, copy: Copy, words: int) -> Dispatch
             **({"ROWS": 1} if by_rows else {}),
         },
         kernel=_COPY,
-        cost=_cost(copy.size * words),
+        cost=_cost(copy.size * width),
     )
 
 
@@ -164,23 +164,23 @@ def _params(copy: Copy) -> dict[str, object]:
     }
 
 
-def _moves_vectors(copy: Copy, words: int) -> bool:
-    """Returns True if the copy consists of aligned runs of ``words`` elements on both sides."""
-    if words == 1:
+def _moves_vectors(copy: Copy, width: int) -> bool:
+    """Returns True if the copy consists of aligned runs of ``width`` elements on both sides."""
+    if width == 1:
         return True
     *outer, row = copy.dims
     numbers = [row.extent, copy.src_offset, copy.dst_offset]
     numbers += [s for d in outer for s in (d.src, d.dst)]
-    return row.src == row.dst == 1 and all(x % words == 0 for x in numbers)
+    return row.src == row.dst == 1 and all(x % width == 0 for x in numbers)
 
 
-def _in_vectors(copy: Copy, words: int) -> Copy:
-    if words == 1:
+def _in_vectors(copy: Copy, width: int) -> Copy:
+    if width == 1:
         return copy
     *outer, row = copy.dims
-    extents = [*(d.extent for d in outer), row.extent // words]
-    src, dst = ([*(s // words for s in walk), 1] for walk in _strides(outer))
-    return box(extents, src, dst, copy.src_offset // words, copy.dst_offset // words)
+    extents = [*(d.extent for d in outer), row.extent // width]
+    src, dst = ([*(s // width for s in walk), 1] for walk in _strides(outer))
+    return box(extents, src, dst, copy.src_offset // width, copy.dst_offset // width)
 
 
 def _strides(dims: Sequence[Dim]) -> tuple[list[int], list[int]]:

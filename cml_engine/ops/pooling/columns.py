@@ -25,7 +25,7 @@ from cml_engine.ops.common.window import (
     resolve_window,
     volume,
 )
-from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering, for_each
+from cml_engine.ops.declaration.lowering import LOOP_ITERATIONS, MAX_ITERATIONS, Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     POSITION,
@@ -83,11 +83,11 @@ def _col2im_lower(op: Lowering) -> Iterator[Dispatch]:
         return
     params = geometry(_window(op.attrs, op.attrs.output_size))
     across, down, deep = params["taps"]
-    turns = ((across + LOOP_TURNS) * down + LOOP_TURNS) * deep
-    if turns > MOST_TURNS:
+    iterations = ((across + LOOP_ITERATIONS) * down + LOOP_ITERATIONS) * deep
+    if iterations > MAX_ITERATIONS:
         raise op.refuse(
-            f"windows of {list(op.attrs.size)} take {turns} turns of a thread's loops, of which "
-            f"there are {MOST_TURNS}: use smaller windows"
+            f"windows of {list(op.attrs.size)} take {iterations} iterations of a thread's loops, "
+            f"of which there are {MAX_ITERATIONS}: use smaller windows"
         )
     yield for_each(op, y.size, {"channels": y.shape[1], **params}, {"COL2IM": 1})
 
@@ -103,8 +103,8 @@ def _col2im_cases() -> Iterator[Case]:
                "a line")  # fmt: skip
     volume_of = {**plain, "padding": [(0, 0)] * 3, "output_size": [3, 2, 4], "size": [2, 1, 2]}
     yield Case(((2, 8, 2 * 2 * 3),), volume_of, "a volume")
-    wide = {**plain, "padding": [(2, 2)] * 2, "output_size": [1, 1], "size": [2, 2]}
-    yield Case(((1, 4, 16),), wide, "mostly padding")
+    padded = {**plain, "padding": [(2, 2)] * 2, "output_size": [1, 1], "size": [2, 2]}
+    yield Case(((1, 4, 16),), padded, "mostly padding")
     yield Case(((0, 4, 4),), {**plain, "output_size": [3, 3], "size": [2, 2]}, "no batch")
 
 
@@ -130,18 +130,18 @@ def _deform_infer(attrs: Attrs, x: Fact, offset: Fact, mask: Fact) -> Fact:
     window, groups = _window(attrs, x.shape[2:]), attrs.offset_groups
     if groups < 1 or x.shape[1] % groups:
         raise ShapeError(f"offset_groups {groups}, wanted a divisor of {x.shape[1]} channels")
-    taps, places = volume(window), tuple(a.narrow for a in window)
-    if offset.shape != (x.shape[0], groups * taps * 2, *places):
+    taps, narrow = volume(window), tuple(a.narrow for a in window)
+    if offset.shape != (x.shape[0], groups * taps * 2, *narrow):
         raise ShapeError(
-            f"offset is {offset}, wanted [{x.shape[0]},{groups * taps * 2},{places[0]},{places[1]}]"
+            f"offset is {offset}, wanted [{x.shape[0]},{groups * taps * 2},{narrow[0]},{narrow[1]}]"
             ": y and x for each tap of each group"
         )
-    if mask.shape not in ((), (x.shape[0], groups * taps, *places)):
+    if mask.shape not in ((), (x.shape[0], groups * taps, *narrow)):
         raise ShapeError(
-            f"mask is {mask}, wanted [{x.shape[0]},{groups * taps},{places[0]},{places[1]}] or one "
+            f"mask is {mask}, wanted [{x.shape[0]},{groups * taps},{narrow[0]},{narrow[1]}] or one "
             "number"
         )
-    return Fact("scalar", (x.shape[0], x.shape[1] * taps, *places))
+    return Fact("scalar", (x.shape[0], x.shape[1] * taps, *narrow))
 
 
 def _interpolate(x: Array, y_at: Array, x_at: Array) -> Array:
@@ -169,14 +169,14 @@ def _interpolate(x: Array, y_at: Array, x_at: Array) -> Array:
 
 def _deform_cpu(attrs: Attrs, x: Array, offset: Array, mask: Array) -> Array:
     window, groups = _window(attrs, x.shape[2:]), attrs.offset_groups
-    taps, places = volume(window), [a.narrow for a in window]
-    offsets = offset.reshape(len(x), groups, taps, 2, *places)
+    taps, narrow = volume(window), [a.narrow for a in window]
+    offsets = offset.reshape(len(x), groups, taps, 2, *narrow)
     if mask.ndim:
-        mask = mask.reshape(len(x), groups, 1, taps, *places)
+        mask = mask.reshape(len(x), groups, 1, taps, *narrow)
     limit = [np.float32(a.wide + 1) for a in window]
     grid = np.meshgrid(*(np.arange(a.narrow) * a.stride - a.before for a in window), indexing="ij")
     parts = x.reshape(len(x), groups, -1 if x.size else x.shape[1] // groups, *x.shape[2:])
-    y = np.zeros((*parts.shape[:3], taps, *places))
+    y = np.zeros((*parts.shape[:3], taps, *narrow))
     for group, (k, tap) in itertools.product(
         range(groups), enumerate(np.ndindex(*(a.size for a in window)))
     ):
@@ -189,7 +189,7 @@ def _deform_cpu(attrs: Attrs, x: Array, offset: Array, mask: Array) -> Array:
         at = [np.where(np.isnan(a), np.float32(-2), a) for a in at]
         y[:, group, :, k] = _interpolate(parts[:, group], *at)
     y = y * mask
-    return y.reshape(len(x), x.shape[1] * taps, *places).astype(np.float32)
+    return y.reshape(len(x), x.shape[1] * taps, *narrow).astype(np.float32)
 
 
 def _deform_lower(op: Lowering) -> Iterator[Dispatch]:
@@ -206,8 +206,8 @@ def _deform_lower(op: Lowering) -> Iterator[Dispatch]:
 def _deform_cases() -> Iterator[Case]:
     plain: dict[str, AttrValue] = {"size": [3, 3], "padding": [], "stride": [], "dilation": [],
                              "offset_groups": 1}  # fmt: skip
-    near = Random((2, 18, 5, 7), -1.5, 1.5)
-    yield Case(((2, 3, 5, 7), near, np.array(1.0)), plain, "no mask")
+    offsets = Random((2, 18, 5, 7), -1.5, 1.5)
+    yield Case(((2, 3, 5, 7), offsets, np.array(1.0)), plain, "no mask")
     yield Case(((1, 4, 7, 6), Random((1, 24, 4, 5), -9, 9), (1, 12, 4, 5)), {
         "size": [2, 3], "padding": [(1, 0), (2, 1)], "stride": [2, 1], "dilation": [1, 2],
         "offset_groups": 2,

@@ -16,7 +16,7 @@ from cml_engine.ir.graph import Fact, Node
 from cml_engine.ir.layout import BLOCKED, PLAIN, STORED, VECTOR_TYPE
 from cml_engine.ops.common.shapes import contiguous_strides
 from cml_engine.ops.common.window import Window, WindowAxis, reverse_window_of, volume, window_of
-from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering
+from cml_engine.ops.declaration.lowering import LOOP_ITERATIONS, MAX_ITERATIONS, Lowering
 from cml_engine.ops.declaration.spec import (
     Defines,
     Dispatch,
@@ -67,8 +67,8 @@ class Sliding:
         """The corresponding reduction over the whole input; None if there is none."""
         if self.reverse or self.root or self.kind not in ("SUM", "MAX", "INDEX"):
             return None
-        kind = "SUM" if self.kind == "SUM" else "MAX"
-        return Reduction(kind, index=self.kind == "INDEX", mean=self.mean)
+        reduction_kind = "SUM" if self.kind == "SUM" else "MAX"
+        return Reduction(reduction_kind, index=self.kind == "INDEX", mean=self.mean)
 
 
 Layouts = Literal["plain", "same"]
@@ -85,7 +85,7 @@ def _half(node: Node, facts: Mapping[str, Fact]) -> Half:
     moving = [axis for axis, one in enumerate(window) if not one.trivial]
     if not moving or moving[0] < 2 or moving[-1] - moving[0] > 1 or _reduces(window, moving):
         return "none"
-    if _turns(volume(window), 2) > MOST_TURNS:
+    if _iterations(volume(window), 2) > MAX_ITERATIONS:
         return "none"
     return "each"
 
@@ -98,9 +98,9 @@ def _reduces(window: Window, moving: Sequence[int]) -> bool:
     return all(window[i].whole for i in moving) and volume(window) >= _MANY_TAPS
 
 
-def _turns(taps: int, windows: int) -> int:
+def _iterations(taps: int, windows: int) -> int:
     """Returns the most loop iterations of a thread: a loop over ``windows`` axes per tap."""
-    return taps * (windows + LOOP_TURNS)
+    return taps * (windows + LOOP_ITERATIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class _Pooling:
     """A node with a sliding window that is being lowered."""
 
     op: Lowering
-    what: Sliding
+    sliding: Sliding
     window: Window
     inputs: Sequence[Operand]
     outs: Sequence[Operand]
@@ -176,24 +176,28 @@ class _Pooling:
     @property
     def start(self) -> int:
         """The accumulation's initial value as 32 bits: -infinity for a maximum, otherwise 0."""
-        return 0xFF800000 if self.what.kind in ("MAX", "INDEX", "BOTH") else 0
+        return 0xFF800000 if self.sliding.kind in ("MAX", "INDEX", "BOTH") else 0
 
 
 def slide(
-    op: Lowering, what: Sliding, window: Window, inputs: Sequence[Operand], outs: Sequence[Operand]
+    op: Lowering,
+    sliding: Sliding,
+    window: Window,
+    inputs: Sequence[Operand],
+    outs: Sequence[Operand],
 ) -> Iterator[Dispatch]:
     """Yields the dispatches that apply the operation to all windows.
 
     An empty result has none.
     """
-    node = _Pooling(op, what, window, inputs, outs)
+    node = _Pooling(op, sliding, window, inputs, outs)
     if not outs[0].fact.size:
         return
-    if what.reduction is not None and _reduces(window, node.axes):
-        yield from reduction(op, what.reduction, node.axes, inputs[0], outs[0])
+    if sliding.reduction is not None and _reduces(window, node.axes):
+        yield from reduction(op, sliding.reduction, node.axes, inputs[0], outs[0])
         return
-    turns = _turns(volume(window), max(sum(node.walk.windowed), 2))
-    if what.kind != "SAMPLE" and turns > MOST_TURNS:
+    iterations = _iterations(volume(window), max(sum(node.walk.windowed), 2))
+    if sliding.kind != "SAMPLE" and iterations > MAX_ITERATIONS:
         yield from _in_parts(node)
     else:
         yield _one_dispatch(node)
@@ -201,11 +205,11 @@ def slide(
 
 def _one_dispatch(node: _Pooling) -> Dispatch:
     """Returns a dispatch with a thread for each result, or for four channels of it."""
-    what, taps = node.what, volume(node.window)
-    general, fast = _general(node.walk, what.reverse), _fast(node.walk, what.reverse)
-    wide = fast is not None and what.kind in ("SUM", "MAX") and _vectorises(fast)
-    width = 4 if wide else 1
-    params = _in_vectors(fast) if fast and wide else fast or general
+    sliding, taps = node.sliding, volume(node.window)
+    general, fast = _general(node.walk, sliding.reverse), _fast(node.walk, sliding.reverse)
+    is_vector = fast is not None and sliding.kind in ("SUM", "MAX") and _vectorises(fast)
+    width = 4 if is_vector else 1
+    params = _in_vectors(fast) if fast and is_vector else fast or general
     count = node.outs[0].fact.size // width
     return Dispatch(
         groups=-(-count // _GROUP),
@@ -229,10 +233,10 @@ def _in_parts(node: _Pooling) -> Iterator[Dispatch]:
     Partial results are in scratch memory.
     """
     count, taps = node.outs[0].fact.size, volume(node.window)
-    params = {**_general(node.walk, node.what.reverse), "taps": taps, "start": node.start}
+    params = {**_general(node.walk, node.sliding.reverse), "taps": taps, "start": node.start}
     parts = (node.op.scratch(count), node.op.scratch(count))
     first = len(node.names)
-    step = MOST_TURNS // _turns(1, params["windows"])
+    step = MAX_ITERATIONS // _iterations(1, params["windows"])
     for begin in range(0, taps, step):
         end = min(begin + step, taps)
         yield Dispatch(
@@ -255,18 +259,18 @@ _KERNEL = engine_kernel("pooling/pool.hlsl", _PARAMS, group=_GROUP)
 
 
 def _defines(node: _Pooling, width: int) -> Defines:
-    what, tensors = node.what, (*node.inputs, *node.outs)
+    sliding, tensors = node.sliding, (*node.inputs, *node.outs)
     border = node.op.attrs["border"]
     vector = "4" if width == 4 else ""
-    divide = (2 if border == "ignore" else 1) if what.mean else 0
+    divide = (2 if border == "ignore" else 1) if sliding.mean else 0
     return {
-        "KIND": what.kind,
-        "REVERSE": int(what.reverse),
+        "KIND": sliding.kind,
+        "REVERSE": int(sliding.reverse),
         **word("border", border),
         "MAX_DIMS": _MAX_DIMS,
-        "TERM": what.term,
+        "TERM": sliding.term,
         "DIVIDE": divide,
-        "ROOT": int(what.root),
+        "ROOT": int(sliding.root),
         "VEC": width,
         "OUT": f"T{len(tensors) - 1}",
         **{f"T{i}_TYPE": _stored_type(t, vector) for i, t in enumerate(tensors)},
@@ -320,8 +324,8 @@ def _fast(walk: _Walk, reverse: bool) -> dict[str, Any] | None:
     blocked = any(
         walk.high[d.axis] != 4 * walk.low[d.axis] or d.unit != 1 for d in dims[first : last + 1]
     )
-    apart = last - first + 1 != len(windows)
-    if blocked or apart or len(windows) > 2 or len(outer) > 1 or len(inner) > 1:
+    has_gap = last - first + 1 != len(windows)
+    if blocked or has_gap or len(windows) > 2 or len(outer) > 1 or len(inner) > 1:
         return None
     axes = [walk.window[dims[i].axis] for i in reversed(windows)]
     steps = [walk.low[dims[i].axis] for i in reversed(windows)]

@@ -62,10 +62,10 @@ def _infer_desample(attrs: Attrs, x: Fact, index: Fact) -> Fact:
     return _infer_debox(attrs, x)
 
 
-def _want_index(index: Fact, shape: tuple[int, ...], why: str) -> None:
+def _want_index(index: Fact, shape: tuple[int, ...], reason: str) -> None:
     if index.shape != shape:
         raise ShapeError(
-            f"index has shape {list(index.shape)}, wanted {list(shape)}: {why}; it comes from "
+            f"index has shape {list(index.shape)}, wanted {list(shape)}: {reason}; it comes from "
             "argmax_pool with the same size, padding, stride and dilation"
         )
 
@@ -85,11 +85,11 @@ def _rows(attrs: Attrs, facts: Sequence[Fact], axis: int) -> RowMapping:
 # ---------------------------------------------------------------- GPU
 
 
-def _lower(what: Sliding, op: Lowering) -> Iterator[Dispatch]:
+def _lower(sliding: Sliding, op: Lowering) -> Iterator[Dispatch]:
     inputs, outs = operands(op, op.in_names), operands(op, op.out_names)
-    resolve = reverse_window_of if what.reverse else window_of
-    what = replace(what, mean=what.mean or bool(op.attrs.get("normalize")))
-    yield from slide(op, what, resolve(op.attrs, inputs[0].fact.shape), inputs, outs)
+    resolve = reverse_window_of if sliding.reverse else window_of
+    sliding = replace(sliding, mean=sliding.mean or bool(op.attrs.get("normalize")))
+    yield from slide(op, sliding, resolve(op.attrs, inputs[0].fact.shape), inputs, outs)
 
 
 def _cost(per_tap: float, attrs: Attrs, inputs: Sequence[Fact], outputs: Sequence[Fact]) -> Cost:
@@ -190,14 +190,14 @@ def _any_tap(shape: tuple[int, ...], attrs: dict[str, AttrValue]) -> Random:
 
 
 def _declare(
-    name: str, infer: Infer, cpu: Cpu, what: Sliding,
+    name: str, infer: Infer, cpu: Cpu, sliding: Sliding,
     cases: Sequence[Case], tolerance: Tolerance, layouts: Layouts = "same",
     prepare: Prepare | None = None,
 ) -> None:  # fmt: skip
-    kernel = pool_kernel(partial(_lower, what), layouts)
-    cost = partial(_cost, 2 if what.root else 1)
-    is_sum = what.kind == "SUM" and not (what.root or what.reverse)
-    rows = None if what.reverse or what.kind == "SAMPLE" else _rows
+    kernel = pool_kernel(partial(_lower, sliding), layouts)
+    cost = partial(_cost, 2 if sliding.root else 1)
+    is_sum = sliding.kind == "SUM" and not (sliding.root or sliding.reverse)
+    rows = None if sliding.reverse or sliding.kind == "SAMPLE" else _rows
     traits = Traits(is_sum=is_sum, rows=rows)
     define(OpSpec(name, infer, cpu, kernel, cost, cases, tolerance, prepare=prepare, traits=traits))
 

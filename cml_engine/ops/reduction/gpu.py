@@ -104,7 +104,7 @@ _OPTIONS = (_Threads(64, 64, 64), _THREADS, _Threads(1024, 64, 1024), _SOFTWARE_
 class _Stage:
     """One stage of a reduction: the kept dimensions, the reduced ones, and the threads.
 
-    ``kept`` has strides in the source, the result and the other tensor; ``reduced`` in the source.
+    ``kept`` has strides in the source, the result and the second tensor; ``reduced`` in the source.
     """
 
     kept: StridedWalk
@@ -166,7 +166,7 @@ class _Stage:
         The ``last`` stage writes to the result, others write partial results.
         """
         dense, step = self.partial_strides()
-        to = self.kept.strides[1] if last else dense
+        target_strides = self.kept.strides[1] if last else dense
         *outer, inner = self.reduced.strides[0]
         *extents, row = self.reduced.extents
         return {
@@ -179,7 +179,7 @@ class _Stage:
             "reduced_dims": len(self.reduced.extents),
             "kept": self.kept.extents[::-1],
             "kept_in": [n // width for n in self.kept.strides[0][::-1]],
-            "kept_out": to[::-1],
+            "kept_out": target_strides[::-1],
             "kept_other": self.kept.strides[2][::-1],
             "reduced": [row // width, *extents[::-1]],
             "reduced_in": [inner, *(n // width for n in outer[::-1])],
@@ -191,78 +191,90 @@ class _Reduced:
     """A node to reduce over ``axes``; ``stage`` is the first stage with the default threads."""
 
     op: Lowering
-    what: Reduction
+    operation: Reduction
     axes: Sequence[int]
     x: Operand
     out: Operand
-    other: Operand | None
+    second: Operand | None
     stage: _Stage
 
 
 def reduction(
-    op: Lowering, what: Reduction, axes: Sequence[int], x: Operand, out: Operand,
-    other: Operand | None = None,
+    op: Lowering, operation: Reduction, axes: Sequence[int], x: Operand, out: Operand,
+    second: Operand | None = None,
 ) -> Iterator[Dispatch]:  # fmt: skip
     """Yields the dispatches that reduce ``x`` over ``axes`` into ``out``; none if it is empty.
 
-    Partial results are in scratch memory. ``other`` is the tensor that ``m`` in the term reads.
+    Partial results are in scratch memory. ``second`` is the tensor that ``m`` in the term reads.
     """
     if out.fact.size:
-        stage = _first_stage(op, axes, x, out, other or out, what.index)
-        yield from REDUCE.lower(_Reduced(op, what, axes, x, out, other, stage))
+        stage = _first_stage(op, axes, x, out, second or out, operation.index)
+        yield from REDUCE.lower(_Reduced(op, operation, axes, x, out, second, stage))
 
 
 def _in_stages(node: _Reduced, threads: _Threads) -> Iterator[Dispatch]:
-    what, x, other = node.what, node.x, node.other
+    operation, x, second = node.operation, node.x, node.second
     stage = replace(node.stage, threads=threads)
     count = stage.reduced.size
-    sources, first = (x.name, *([other.name] if other else [])), True
+    sources, first = (x.name, *([second.name] if second else [])), True
     while True:
         last = stage.chunks == 1
-        targets = (node.out.name,) if last else _scratch(node.op, stage, what.index)
-        divisor = (count or float("nan")) if what.mean and last else 1.0
-        width = stage.width if _by_vectors(what, x) and first else 1
+        targets = (node.out.name,) if last else _scratch(node.op, stage, operation.index)
+        divisor = (count or float("nan")) if operation.mean and last else 1.0
+        width = stage.width if _by_vectors(operation, x) and first else 1
         yield Dispatch(
             groups=stage.groups,
             tensors=sources + targets,
-            params={**stage.params(last, width), "divisor": divisor, "start": _START[what.kind]},
-            defines=_defines(what, x, other is not None, stage, first, last, width),
+            params={
+                **stage.params(last, width),
+                "divisor": divisor,
+                "start": _START[operation.kind],
+            },
+            defines=_defines(operation, x, second is not None, stage, first, last, width),
             writes=len(targets),
         )
         if last:
             return
-        sources, stage, first, other = targets, stage.next(), False, None
+        sources, stage, first, second = targets, stage.next(), False, None
 
 
 def _scratch(op: Lowering, stage: _Stage, index: bool) -> tuple[str, ...]:
-    words = stage.kept.size * stage.chunks
-    return tuple(op.scratch(words) for _ in range(2 if index else 1))
+    count = stage.kept.size * stage.chunks
+    return tuple(op.scratch(count) for _ in range(2 if index else 1))
 
 
-def _by_vectors(what: Reduction, x: Operand) -> bool:
-    return x.fact.dtype == "scalar" and x.layout != C4H and not what.index
+def _by_vectors(operation: Reduction, x: Operand) -> bool:
+    return x.fact.dtype == "scalar" and x.layout != C4H and not operation.index
 
 
 def _defines(
-    what: Reduction, x: Operand, other: bool, stage: _Stage, first: bool, last: bool, width: int
+    operation: Reduction,
+    x: Operand,
+    reads_second: bool,
+    stage: _Stage,
+    first: bool,
+    last: bool,
+    width: int,
 ) -> Defines:
     value = HLSL_TYPE[x.fact.dtype]
     half = first and x.layout == C4H
     types = ["uint" if half else "float4" if width == 4 else value]
-    if other:
+    if reads_second:
         types.append("float")
-    elif what.index and not first:
+    elif operation.index and not first:
         types.append("uint")
     out = len(types)
-    types += ["int"] if what.index and last else [value, *(["uint"] if what.index else [])]
+    types += (
+        ["int"] if operation.index and last else [value, *(["uint"] if operation.index else [])]
+    )
     return {
-        "KIND": what.kind,
+        "KIND": operation.kind,
         "VALUE": value,
         "HALF": int(half),
         "WIDTH": width,
-        "TERM": what.term if first else "v",
-        "OTHER": int(other),
-        "INDEX": int(what.index),
+        "TERM": operation.term if first else "v",
+        "OTHER": int(reads_second),
+        "INDEX": int(operation.index),
         "TREE": int(stage.tree),
         "GROUP": stage.group,
         "FIRST": int(first),
@@ -274,14 +286,14 @@ def _defines(
 
 
 def _first_stage(
-    op: Lowering, axes: Sequence[int], x: Operand, out: Operand, other: Operand, natural: bool
+    op: Lowering, axes: Sequence[int], x: Operand, out: Operand, second: Operand, natural: bool
 ) -> _Stage:
     """Returns the first stage of a reduction of ``x`` over ``axes``.
 
     Kept dimensions are in the memory order of the result. Reduced dimensions are in the source's
     memory order, or in NNEF's order if positions are counted (``natural``).
     """
-    tensors = (x, out, other)
+    tensors = (x, out, second)
     rank = x.fact.rank
     if any(t.layout in BLOCKED for t in tensors):
         extents = split_channels(x.fact, x.layout, rank)[0]
@@ -290,17 +302,17 @@ def _first_stage(
     else:
         extents, axis_of = x.fact.shape, tuple(range(rank))
         strides = [broadcast_strides(t.fact.shape) for t in tensors]
-    places = tuple(range(len(extents)))
-    kept = [p for p in _order(places, out.layout) if axis_of[p] not in axes]
-    order = places if natural else _order(places, x.layout)
+    positions = tuple(range(len(extents)))
+    kept = [p for p in _order(positions, out.layout) if axis_of[p] not in axes]
+    order = positions if natural else _order(positions, x.layout)
     reduced = [p for p in order if axis_of[p] in axes]
 
     def along(dims: list[int], count: int) -> StridedWalk:
         chosen = [tuple(s[d] for d in dims) for s in strides[:count]]
         return collapse(tuple(extents[d] for d in dims), chosen)
 
-    usual = _SOFTWARE_THREADS if op.limits.software else _THREADS
-    return _Stage(along(kept, 3), along(reduced, 1), usual)
+    threads = _SOFTWARE_THREADS if op.limits.software else _THREADS
+    return _Stage(along(kept, 3), along(reduced, 1), threads)
 
 
 def _key(node: _Reduced) -> str:
@@ -309,13 +321,13 @@ def _key(node: _Reduced) -> str:
     It has everything that decides which are fastest: ``sum_reduce ~64 times 1024 side by side``.
     """
     op, stage = node.op, node.stage
-    lie = "side by side" if stage.neighbours else "apart"
-    lie += " in 16 bits" if op.layout(op.in_names[0]) == C4H else ""
-    return f"{op.node.op} ~{about(stage.kept.size)} times {about(stage.reduced.size)} {lie}"
+    arrangement = "side by side" if stage.neighbours else "apart"
+    arrangement += " in 16 bits" if op.layout(op.in_names[0]) == C4H else ""
+    return f"{op.node.op} ~{about(stage.kept.size)} times {about(stage.reduced.size)} {arrangement}"
 
 
-def _order(places: Shape, layout: str) -> Shape:
-    return places if layout == PLAIN else in_memory_order(places, layout)
+def _order(dims: Shape, layout: str) -> Shape:
+    return dims if layout == PLAIN else in_memory_order(dims, layout)
 
 
 def softmax(op: Lowering, axes: Sequence[int], x: Operand, out: Operand) -> Iterator[Dispatch]:
@@ -332,11 +344,11 @@ def softmax(op: Lowering, axes: Sequence[int], x: Operand, out: Operand) -> Iter
 
 
 def _softmax(node: _Reduced, threads: _Threads) -> Iterator[Dispatch]:
-    op, axes, x, out, partial = node.op, node.axes, node.x, node.out, node.other
+    op, axes, x, out, partial = node.op, node.axes, node.x, node.out, node.second
     assert partial is not None
     stage = replace(node.stage, threads=threads)
     if stage.chunks == 1 and x.layout == out.layout:
-        kind = "float4" if stage.width == 4 else "float"
+        hlsl_type = "float4" if stage.width == 4 else "float"
         yield Dispatch(
             groups=stage.groups,
             tensors=(x.name, out.name),
@@ -345,8 +357,8 @@ def _softmax(node: _Reduced, threads: _Threads) -> Iterator[Dispatch]:
                 "TREE": int(stage.tree),
                 "GROUP": stage.group,
                 "WIDTH": stage.width,
-                "T0_TYPE": kind,
-                "T1_TYPE": kind,
+                "T0_TYPE": hlsl_type,
+                "T1_TYPE": hlsl_type,
             },
         )
         return

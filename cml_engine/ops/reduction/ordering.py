@@ -32,7 +32,7 @@ from cml_engine.ops.declaration.spec import (
 )
 from cml_engine.ops.indexing.scatter import row_places
 
-#: a longer line is cut into chunks, so that no thread's loop is long (MOST_TURNS in lowering.py)
+#: a longer line is cut into chunks, so that no thread's loop is long (lowering.py)
 _LONG_LINE, _CHUNK = 4096, 1024
 
 
@@ -79,26 +79,32 @@ def _top_k_lower(op: Lowering) -> Iterator[Dispatch]:
     extent, inner = x.shape[axis], prod(x.shape[axis + 1 :])
     outer = x.size // (extent * inner)
     chunk = extent if extent <= _LONG_LINE else _CHUNK
-    run, left = min(k, chunk), _front(extent, chunk, k)
+    run, remaining = min(k, chunk), _front(extent, chunk, k)
 
     def targets(total: int, last: bool) -> tuple[str, ...]:
         if last:
             return op.out_names
         return op.scratch(outer * total * inner), op.scratch(outer * total * inner)
 
-    source = targets(left, left == run == k)
+    source = targets(remaining, remaining == run == k)
     largest = int(op.attrs.largest)
-    params = {"extent": extent, "inner": inner, "chunk": chunk, "kept": run, "total": left}
+    params = {"extent": extent, "inner": inner, "chunk": chunk, "kept": run, "total": remaining}
     yield for_each(
         op, x.size, params, {"LARGEST": largest, "TOP_K": 1}, types="uint uint int",
         tensors=(*op.in_names, *source), writes=2,
     )  # fmt: skip
     while source != op.out_names:
-        extent, merged = left, min(2 * run, k)
-        left = _front(extent, 2 * run, k)
-        target = targets(left, extent <= 2 * run)
-        params = {"extent": extent, "inner": inner, "chunk": run, "kept": merged, "total": left}
-        read, written = outer * extent * inner, outer * left * inner
+        extent, merged = remaining, min(2 * run, k)
+        remaining = _front(extent, 2 * run, k)
+        target = targets(remaining, extent <= 2 * run)
+        params = {
+            "extent": extent,
+            "inner": inner,
+            "chunk": run,
+            "kept": merged,
+            "total": remaining,
+        }
+        read, written = outer * extent * inner, outer * remaining * inner
         yield for_each(
             op, read, params, {"LARGEST": largest, "MERGE": 1}, types="uint int uint int",
             tensors=(*source, *target), writes=2, cost=Cost(0, 12 * read, 8 * written),
@@ -292,31 +298,31 @@ define(
 def _gather_nd_infer(attrs: Attrs, x: Fact, indices: Fact) -> Fact:
     if indices.rank == 0 or indices.shape[-1] > x.rank:
         raise ShapeError(f"indices {indices}, wanted rows of at most {x.rank} numbers for {x}")
-    places = indices.shape[-1]
-    if prod(indices.shape[:-1]) and 0 in x.shape[:places]:
+    indexed_axes = indices.shape[-1]
+    if prod(indices.shape[:-1]) and 0 in x.shape[:indexed_axes]:
         raise ShapeError(f"{indices} find nothing in {x}, which is empty on the indexed axes")
-    return fact_of(x.dtype, [*indices.shape[:-1], *x.shape[places:]])
+    return fact_of(x.dtype, [*indices.shape[:-1], *x.shape[indexed_axes:]])
 
 
 def _gather_nd_cpu(attrs: Attrs, x: Array, indices: Array) -> Array:
-    places, count = row_places(attrs, indices, x.shape)
-    wrong = (places < 0).reshape(indices.shape[:-1])
+    slots, count = row_places(attrs, indices, x.shape)
+    wrong = (slots < 0).reshape(indices.shape[:-1])
     if wrong.any():
         row = indices[wrong][0].tolist()
         raise InputError(
             f"gather_nd index {row} is not in {list(x.shape)} ({int(wrong.sum())} of {wrong.size} "
             "are wrong); on a GPU they are clamped"
         )
-    return x.reshape(count, *x.shape[indices.shape[-1] :])[places.reshape(wrong.shape)]
+    return x.reshape(count, *x.shape[indices.shape[-1] :])[slots.reshape(wrong.shape)]
 
 
 def _gather_nd_lower(op: Lowering) -> Iterator[Dispatch]:
     x, indices = op.inputs
-    places = indices.shape[-1]
+    indexed_axes = indices.shape[-1]
     params = {
-        "row": prod(x.shape[places:]),
-        "places": places,
-        "limit": [*x.shape[:places], 0][:8],
+        "row": prod(x.shape[indexed_axes:]),
+        "places": indexed_axes,
+        "limit": [*x.shape[:indexed_axes], 0][:8],
     }
     yield for_each(op, op.outputs[0].size, params, {"GATHER_ND": 1}, types="uint int uint")
 

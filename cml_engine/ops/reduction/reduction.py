@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -104,7 +103,7 @@ def _cpu_moments(attrs: Attrs, x: Array) -> list[Array]:
     return [mean, _sum(np.square(x - mean), axes, True)]
 
 
-def _cpu_fold(function: Callable[..., Array], attrs: Attrs, x: Array, **options: Any) -> Array:
+def _cpu_fold(function: Callable[..., Array], attrs: Attrs, x: Array, **options: object) -> Array:
     """Returns the result of a NumPy reduction in the type of ``x``; ``options`` are its own."""
     return np.asarray(function(x, tuple(attrs["axes"]), keepdims=True, **options), x.dtype)
 
@@ -115,11 +114,11 @@ def _cpu_index(function: Callable[..., Array], attrs: Attrs, x: Array) -> Array:
     Positions count row-major over the axes, whatever order they are named in.
     """
     axes = sorted(attrs["axes"])
-    kept = [a for a in range(x.ndim) if a not in axes]
+    kept_axes = [a for a in range(x.ndim) if a not in axes]
     shape = [1 if a in axes else n for a, n in enumerate(x.shape)]
     if x.size == 0:
         return np.zeros(shape, np.int32)
-    rows = x.transpose(*kept, *axes).reshape([x.shape[a] for a in kept] + [-1])
+    rows = x.transpose(*kept_axes, *axes).reshape([x.shape[a] for a in kept_axes] + [-1])
     return np.asarray(function(rows, -1)).reshape(shape).astype(np.int32)
 
 
@@ -135,11 +134,11 @@ def _cpu_softmax(attrs: Attrs, x: Array) -> Array:
 # ---------------------------------------------------------------- GPU
 
 
-def _lower(what: Reduction, op: Lowering) -> Iterator[Dispatch]:
+def _lower(operation: Reduction, op: Lowering) -> Iterator[Dispatch]:
     x, out = operands(op, op.in_names + op.out_names)
     if op.attrs.get("normalize"):
-        what = Reduction(what.kind, mean=True)
-    yield from reduction(op, what, _axes(op.attrs, x.fact), x, out)
+        operation = Reduction(operation.kind, mean=True)
+    yield from reduction(op, operation, _axes(op.attrs, x.fact), x, out)
 
 
 def _lower_softmax(op: Lowering) -> Iterator[Dispatch]:

@@ -14,7 +14,7 @@ import numpy as np
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Array, Attrs, Fact
 from cml_engine.ops.common.shapes import MAX_RANK
-from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering, for_each
+from cml_engine.ops.declaration.lowering import LOOP_ITERATIONS, MAX_ITERATIONS, Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     EXACT,
@@ -49,22 +49,22 @@ def _nonzero_infer(attrs: Attrs, x: Fact) -> list[Fact]:
 
 
 def _nonzero_cpu(attrs: Attrs, x: Array) -> list[Array]:
-    found = np.array(np.nonzero(x.reshape(-1))[0])
-    places = np.array(np.unravel_index(found[: attrs.capacity], x.shape)) if x.ndim else None
+    indices = np.array(np.nonzero(x.reshape(-1))[0])
+    coordinates = np.array(np.unravel_index(indices[: attrs.capacity], x.shape)) if x.ndim else None
     y = np.full((x.ndim, attrs.capacity), attrs.fill, np.int32)
-    if places is not None:
-        y[:, : places.shape[1]] = places
-    return [y, np.array([len(found)], np.int32)]
+    if coordinates is not None:
+        y[:, : coordinates.shape[1]] = coordinates
+    return [y, np.array([len(indices)], np.int32)]
 
 
 def _nonzero_lower(op: Lowering) -> Iterator[Dispatch]:
     """Yields dispatches that count by blocks, sum up the counts, and write the positions."""
     (x,), (y, count) = op.in_names, op.out_names
-    fact, room = op.inputs[0], int(op.attrs.capacity)
-    block = max(_BLOCK, min(isqrt(fact.size), MOST_TURNS // (fact.rank + 1 + LOOP_TURNS)))
+    fact, capacity = op.inputs[0], int(op.attrs.capacity)
+    block = max(_BLOCK, min(isqrt(fact.size), MAX_ITERATIONS // (fact.rank + 1 + LOOP_ITERATIONS)))
     blocks = -(-fact.size // block)
-    if blocks > MOST_TURNS:
-        raise op.refuse(f"{fact} has too many values, wanted {block * MOST_TURNS} at most")
+    if blocks > MAX_ITERATIONS:
+        raise op.refuse(f"{fact} has too many values, wanted {block * MAX_ITERATIONS} at most")
     starts = op.scratch(blocks + 1)
     params = {
         "size": fact.size,
@@ -72,7 +72,7 @@ def _nonzero_lower(op: Lowering) -> Iterator[Dispatch]:
         "blocks": blocks,
         # a float is 0 with either sign
         "mask": 0x7FFFFFFF if fact.dtype == "scalar" else 0xFFFFFFFF,
-        "room": room,
+        "room": capacity,
         "rank": fact.rank,
         "fill": op.attrs.fill,
         "extent": fact.shape or [1],
@@ -87,8 +87,8 @@ def _nonzero_lower(op: Lowering) -> Iterator[Dispatch]:
     yield step(1, blocks, (x, starts), "uint uint")
     yield step(2, 1, (count, starts), "int uint")
     if fact.rank:
-        yield step(3, room, (starts, y), "uint int")
-        yield step(4, blocks if room else 0, (x, starts, y), "uint uint int")
+        yield step(3, capacity, (starts, y), "uint int")
+        yield step(4, blocks if capacity else 0, (x, starts, y), "uint uint int")
 
 
 _SPARSE = np.where(np.arange(1200) % 7 == 3, -2.5, 0.0).reshape(2, 3, 200)
@@ -155,38 +155,38 @@ def _edges(boxes: Array, centers: bool) -> Array:
     return np.concatenate([low, high], -1)
 
 
-def _overlapping(box: Array, others: Array, threshold: float) -> Array:
+def _overlapping(box: Array, boxes: Array, threshold: float) -> Array:
     """Returns a mask of the others that share more than ``threshold`` of the union with the box.
 
     Products are compared instead of the quotient, because they are the same on every device.
     """
-    low, high = np.maximum(box[:2], others[:, :2]), np.minimum(box[2:], others[:, 2:])
+    low, high = np.maximum(box[:2], boxes[:, :2]), np.minimum(box[2:], boxes[:, 2:])
     size = high - low
     shared = size[:, 0] * size[:, 1]
     area = np.prod(box[2:] - box[:2])
-    areas = (others[:, 2] - others[:, 0]) * (others[:, 3] - others[:, 1])
+    areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
     union = area + areas - shared
     meet = (size > 0).all(-1) & (shared > 0) & (area > 0) & (areas > 0) & (union > 0)
     return np.asarray(meet & (shared > np.float32(threshold) * union))
 
 
 def _nms_cpu(attrs: Attrs, boxes: Array, scores: Array) -> list[Array]:
-    found = []
+    selected = []
     edges = _edges(boxes, attrs.center_point_box)
-    for item, kind in np.ndindex(*scores.shape[:2]):
-        values = scores[item, kind]
+    for item, label in np.ndindex(*scores.shape[:2]):
+        values = scores[item, label]
         alive = values > np.float32(attrs.score_threshold)
         for _ in range(attrs.max_per_class):
             if not alive.any():
                 break
             best = int(np.where(alive, values, -np.inf).argmax())
-            found.append((item, kind, best))
+            selected.append((item, label, best))
             alive &= ~_overlapping(edges[item, best], edges[item], attrs.iou_threshold)
             alive[best] = False
     rows = prod(scores.shape[:2]) * min(attrs.max_per_class, scores.shape[2])
     y = np.full((rows, 3), attrs.fill, np.int32)
-    y[: len(found)] = np.array(found, np.int32).reshape(-1, 3)
-    return [y, np.array([len(found)], np.int32)]
+    y[: len(selected)] = np.array(selected, np.int32).reshape(-1, 3)
+    return [y, np.array([len(selected)], np.int32)]
 
 
 def _nms_lower(op: Lowering) -> Iterator[Dispatch]:
@@ -196,34 +196,34 @@ def _nms_lower(op: Lowering) -> Iterator[Dispatch]:
     """
     (boxes, scores), (y, count) = op.in_names, op.out_names
     fact, attrs = op.inputs[1], op.attrs
-    lines, most = prod(fact.shape[:2]), _max_boxes(attrs, fact)
-    alive, chosen, counts = (op.scratch(max(n, 1)) for n in (fact.size, lines * most, lines))
+    lines, max_boxes = prod(fact.shape[:2]), _max_boxes(attrs, fact)
+    alive, chosen, counts = (op.scratch(max(n, 1)) for n in (fact.size, lines * max_boxes, lines))
     params = {
         "lines": lines,
         "classes": fact.shape[1],
         "boxes": fact.shape[2],
-        "most": most,
+        "most": max_boxes,
         "overlap": attrs.iou_threshold,
         "least": attrs.score_threshold,
         "centers": int(attrs.center_point_box),
         "fill": attrs.fill,
     }
-    per_round = 2 * (-(-fact.shape[2] // GROUP) + LOOP_TURNS) + 2 * LOOP_TURNS + 6
-    rounds = (MOST_TURNS - per_round) // per_round
-    if rounds < 1 or lines > MOST_TURNS:
+    per_round = 2 * (-(-fact.shape[2] // GROUP) + LOOP_ITERATIONS) + 2 * LOOP_ITERATIONS + 6
+    rounds = (MAX_ITERATIONS - per_round) // per_round
+    if rounds < 1 or lines > MAX_ITERATIONS:
         raise op.refuse(f"too many boxes or classes: {fact}; select from fewer (top_k)")
-    for begin in range(0, max(most, 1), rounds) if lines else ():
+    for begin in range(0, max(max_boxes, 1), rounds) if lines else ():
         yield Dispatch(
             groups=lines,
             tensors=(boxes, scores, alive, chosen, counts),
-            params={"n": lines, "begin": begin, "end": min(begin + rounds, most), **params},
+            params={"n": lines, "begin": begin, "end": min(begin + rounds, max_boxes), **params},
             defines={"SELECT": 1, "T3_TYPE": "uint", "T4_TYPE": "uint"},
             writes=3,
         )
-    rows = max(lines * most, 1)
-    results = (count, y) if lines * most else (count,)
+    rows = max(lines * max_boxes, 1)
+    results = (count, y) if lines * max_boxes else (count,)
     yield for_each(
-        op, rows, {"begin": 0, "end": 0, **params}, {"ROWS": int(lines * most > 0)},
+        op, rows, {"begin": 0, "end": 0, **params}, {"ROWS": int(lines * max_boxes > 0)},
         types="uint uint int int", tensors=(chosen, counts, *results), writes=len(results),
     )  # fmt: skip
 
@@ -238,9 +238,9 @@ def _boxes(count: int, seed: int, centers: bool = False) -> Array:
 def _nms_cases() -> Iterator[Case]:
     attrs = {"max_per_class": 5, "iou_threshold": 0.4, "score_threshold": 0.1,
              "center_point_box": False, "fill": -1}  # fmt: skip
-    many = Random((2, 3, 90), 0.0, 1.0)
-    yield Case((_boxes(90, 1), many), attrs, "classes and items")
-    yield Case((_boxes(90, 2, True), many), {**attrs, "center_point_box": True}, "centres")
+    scores = Random((2, 3, 90), 0.0, 1.0)
+    yield Case((_boxes(90, 1), scores), attrs, "classes and items")
+    yield Case((_boxes(90, 2, True), scores), {**attrs, "center_point_box": True}, "centres")
     equal = np.array([[[1, 1, 1, 0.5, np.nan, 0.05]]], np.float32)
     yield Case((_boxes(6, 3)[:1], equal), {**attrs, "max_per_class": 99}, "equal scores, NaN")
     flat = np.array([[[0, 0, 0, 3], [0, 0, 0, 3], [0, 0, 2, 2], [0, 0, 2, 2]]], np.float32)

@@ -88,23 +88,25 @@ def _reflected(at: Array, low: float, high: float) -> Array:
     size = np.float32(high - low)
     if size == 0:
         return np.full_like(at, low)
-    away = np.abs(at - np.float32(low))
-    turns = np.floor(away / size)
-    rest = away - turns * size
-    return np.asarray(np.where(turns % 2 == 1, high - rest, low + rest), np.float32)
+    distance = np.abs(at - np.float32(low))
+    reflections = np.floor(distance / size)
+    remainder = distance - reflections * size
+    return np.asarray(np.where(reflections % 2 == 1, high - remainder, low + remainder), np.float32)
 
 
 def _cpu(attrs: Attrs, x: Array, grid: Array) -> Array:
     extents, method = x.shape[2:], attrs.method
-    places = grid.reshape(len(x), prod(grid.shape[1:-1]), len(extents))[..., ::-1]
-    at = [_bordered(_positions(places[..., d], n, attrs), n, attrs) for d, n in enumerate(extents)]
+    positions = grid.reshape(len(x), prod(grid.shape[1:-1]), len(extents))[..., ::-1]
+    at = [
+        _bordered(_positions(positions[..., d], n, attrs), n, attrs) for d, n in enumerate(extents)
+    ]
     low = [np.floor(p) for p in at]
     weights = [tap_weights(method, p - first, _CUBIC) for p, first in zip(at, low, strict=True)]
     batch = np.arange(len(x))[:, None]
     values: Array = np.moveaxis(x, 1, -1)
-    y = np.zeros((*places.shape[:2], x.shape[1]))
+    y = np.zeros((*positions.shape[:2], x.shape[1]))
     for taps in itertools.product(range(TAPS[method]), repeat=len(extents)):
-        weight, inside, index = np.ones(places.shape[:2]), np.full(places.shape[:2], True), []
+        weight, inside, index = np.ones(positions.shape[:2]), np.full(positions.shape[:2], True), []
         for d, tap in enumerate(taps):
             weight = weight * weights[d][tap]
             i = low[d].astype(np.int64) + tap - (method == "cubic")
@@ -113,8 +115,8 @@ def _cpu(attrs: Attrs, x: Array, grid: Array) -> Array:
                 i = _reflected(i.astype(np.float32), edge, extents[d] - 1 - edge).astype(np.int64)
             inside &= (i >= 0) & (i < extents[d])
             index.append(i.clip(0, extents[d] - 1))
-        found = values[(batch, *index)] * weight[..., None]
-        y += found if attrs.border != "constant" else np.where(inside[..., None], found, 0)
+        values_at = values[(batch, *index)] * weight[..., None]
+        y += values_at if attrs.border != "constant" else np.where(inside[..., None], values_at, 0)
     shape = (len(x), *grid.shape[1:-1], x.shape[1])
     return np.asarray(np.moveaxis(y.reshape(shape), -1, 1), np.float32)
 
@@ -126,9 +128,9 @@ def _lower(op: Lowering) -> Iterator[Dispatch]:
     x, attrs = op.inputs[0], op.attrs
     spatial = x.rank - 2
     blocks = -(-x.shape[1] // _CHANNELS)
-    places = prod(op.outputs[0].shape[2:])
+    positions = prod(op.outputs[0].shape[2:])
     params = {
-        "places": places,
+        "places": positions,
         "blocks": blocks,
         "channels": x.shape[1],
         "spatial": spatial,
@@ -137,7 +139,7 @@ def _lower(op: Lowering) -> Iterator[Dispatch]:
         "border": BORDERS.index(attrs.border),
         "align": int(attrs.align_corners),
     }
-    yield for_each(op, x.shape[0] * blocks * places, params, numbers(METHODS) | numbers(BORDERS))
+    yield for_each(op, x.shape[0] * blocks * positions, params, numbers(METHODS) | numbers(BORDERS))
 
 
 _KERNEL = engine_kernel(
@@ -150,15 +152,17 @@ _KERNEL = engine_kernel(
 def _cases() -> Iterator[Case]:
     for i, (method, border, align) in enumerate(itertools.product(METHODS, BORDERS, (False, True))):
         attrs = {"method": method, "border": border, "align_corners": align}
-        grid = Random((2, 3, 23, 2), -1.7, 1.7)
-        yield Case(((2, 3 + i % 4, 5, 7), grid), attrs, "beyond the edges")
+        positions = Random((2, 3, 23, 2), -1.7, 1.7)
+        yield Case(((2, 3 + i % 4, 5, 7), positions), attrs, "beyond the edges")
     attrs = {"method": "linear", "border": "constant", "align_corners": False}
     yield Case(((1, 5, 3, 4, 5), Random((1, 2, 3, 4, 3), -1.4, 1.4)), attrs, "a volume")
     yield Case(((2, 2, 9), Random((2, 7, 1), -1.4, 1.4)), {**attrs, "method": "cubic"}, "a line")
     for border in BORDERS:
-        far = np.array([[[[9.0, -7.5], [np.nan, 1.0], [-1.0, 1.0], [3.0, 0.1]]]], np.float32)
+        outside_positions = np.array(
+            [[[[9.0, -7.5], [np.nan, 1.0], [-1.0, 1.0], [3.0, 0.1]]]], np.float32
+        )
         how = {**attrs, "border": border, "align_corners": border == "reflect"}
-        yield Case(((1, 1, 3, 3), far), how, "far outside, NaN and corners")
+        yield Case(((1, 1, 3, 3), outside_positions), how, "far outside, NaN and corners")
     one = {**attrs, "border": "reflect", "align_corners": True, "method": "cubic"}
     yield Case(((1, 1, 1, 1), Random((1, 2, 2, 2), -2, 2)), one, "extent 1")
     yield Case(((1, 2, 3, 3), (1, 0, 4, 2)), attrs, "no results")

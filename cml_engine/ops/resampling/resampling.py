@@ -264,9 +264,9 @@ def _area_reduced(op: Lowering) -> Iterator[Dispatch]:
     outer = prod(op.inputs[0].shape[:2]) // (4 if lanes else 1)
     results = op.outputs[0].shape[2:]
     halves = [part for pair in zip(results, factors, strict=True) for part in pair]
-    kept = [part for extent in results for part in (extent, 1)]
+    kept_extents = [part for extent in results for part in (extent, 1)]
     x = Operand(source, Fact("scalar", (outer, *halves, *lanes)))
-    y = Operand(target, Fact("scalar", (outer, *kept, *lanes)))
+    y = Operand(target, Fact("scalar", (outer, *kept_extents, *lanes)))
     yield from reduction(op, Reduction("SUM", mean=True), range(2, 1 + len(halves), 2), x, y)
 
 
@@ -287,7 +287,7 @@ def _multilinear_lower(op: Lowering) -> Iterator[Dispatch]:
     yield from _resample(op, defines)
 
 
-#: values that a thread adds up for a result; more are shared out (see MOST_TURNS in lowering.py)
+#: values that a thread adds up for a result; more are shared out (MAX_ITERATIONS in lowering.py)
 _MOST_OF_A_THREAD = 1024
 _PARAMS = "n:u blocks:u in_extent:u3 out_extent:u3 factor:u3"
 

@@ -148,22 +148,22 @@ def _lower(op: Lowering) -> Iterator[Dispatch]:
 
 
 def _cases() -> Iterator[Case]:
-    usual = {"rounding": "half_down", "cubic_coefficient": -0.75}
+    defaults = {"rounding": "half_down", "cubic_coefficient": -0.75}
     for method in METHODS:
         for coordinates in COORDINATES:
-            how = {"method": method, "coordinates": coordinates, **usual}
-            yield Case(((1, 3, 5, 7),), {"output_size": [8, 10], **how}, "larger")
-            yield Case(((2, 2, 9, 8),), {"output_size": [4, 3], **how}, "smaller")
-            yield Case(((1, 2, 7),), {"output_size": [16], **how}, "one spatial axis")
-            yield Case(((1, 2, 3, 4, 5),), {"output_size": [4, 2, 9], **how}, "volume")
-            yield Case(((1, 1, 6, 1),), {"output_size": [1, 5], **how}, "extents of one")
+            attrs = {"method": method, "coordinates": coordinates, **defaults}
+            yield Case(((1, 3, 5, 7),), {"output_size": [8, 10], **attrs}, "larger")
+            yield Case(((2, 2, 9, 8),), {"output_size": [4, 3], **attrs}, "smaller")
+            yield Case(((1, 2, 7),), {"output_size": [16], **attrs}, "one spatial axis")
+            yield Case(((1, 2, 3, 4, 5),), {"output_size": [4, 2, 9], **attrs}, "volume")
+            yield Case(((1, 1, 6, 1),), {"output_size": [1, 5], **attrs}, "extents of one")
     for rounding in ROUNDINGS:
         for coordinates in COORDINATES:
-            given = {"method": "nearest", "coordinates": coordinates, "rounding": rounding}
-            yield Case(((1, 1, 6, 9),), {**usual, "output_size": [9, 6], **given}, "halves")
-    how = {"method": "cubic", "coordinates": "symmetric", **usual, "cubic_coefficient": -0.5}
-    yield Case(((1, 8, 12, 12),), {"output_size": [31, 7], **how}, "another cubic")
-    yield Case(((0, 3, 4, 4),), {"output_size": [2, 2], **how}, "no batch")
+            options = {"method": "nearest", "coordinates": coordinates, "rounding": rounding}
+            yield Case(((1, 1, 6, 9),), {**defaults, "output_size": [9, 6], **options}, "halves")
+    attrs = {"method": "cubic", "coordinates": "symmetric", **defaults, "cubic_coefficient": -0.5}
+    yield Case(((1, 8, 12, 12),), {"output_size": [31, 7], **attrs}, "another cubic")
+    yield Case(((0, 3, 4, 4),), {"output_size": [2, 2], **attrs}, "no batch")
 
 
 define(

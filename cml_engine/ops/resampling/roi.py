@@ -7,17 +7,16 @@ whatever they hold has one meaning, the same in NumPy (docs/design/nnef.md, "Reg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from cml_engine.errors import ShapeError
-from cml_engine.ir.graph import Array, Attrs, Fact
+from cml_engine.ir.graph import Array, Attrs, AttrValue, Fact
 from cml_engine.ops.common.shapes import check_sizes, check_spatial, check_word, inner_first
-from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS, Lowering, for_each
+from cml_engine.ops.declaration.lowering import LOOP_ITERATIONS, MAX_ITERATIONS, Lowering, for_each
 from cml_engine.ops.declaration.registry import define
 from cml_engine.ops.declaration.spec import (
     EXACT,
@@ -91,8 +90,8 @@ def _rates(attrs: Attrs) -> list[int]:
 
 def _corners(rois: Array) -> Array:
     """Returns the corners as float64 ``[roi, first or second, axis]``, clamped, with NaN as 0."""
-    known = np.nan_to_num(rois.astype(np.float64), nan=0.0, posinf=LIMIT, neginf=-LIMIT)
-    return known.clip(-LIMIT, LIMIT).reshape(len(rois), 2, rois.shape[1] // 2)
+    finite = np.nan_to_num(rois.astype(np.float64), nan=0.0, posinf=LIMIT, neginf=-LIMIT)
+    return finite.clip(-LIMIT, LIMIT).reshape(len(rois), 2, rois.shape[1] // 2)
 
 
 def items(x: Array, rois: Array, batch_index: Array) -> list[Array]:
@@ -109,8 +108,8 @@ def _cell_ranges(corners: Array, cells: int, extent: int) -> list[slice]:
     first, last = (int(corner) for corner in corners)
     size = max(last - first, 0)
     starts = [first + i * (size // cells) for i in range(cells)]
-    reach = -(-size // cells)
-    return [slice(min(max(s, 0), extent), min(max(s + reach, 0), extent)) for s in starts]
+    cell_size = -(-size // cells)
+    return [slice(min(max(s, 0), extent), min(max(s + cell_size, 0), extent)) for s in starts]
 
 
 def _pool_cpu(reduce: Callable[[Array, tuple[int, ...]], Array], attrs: Attrs, x: Array,
@@ -123,11 +122,11 @@ def _pool_cpu(reduce: Callable[[Array, tuple[int, ...]], Array], attrs: Attrs, x
             _cell_ranges(corners[n, :, i], cells, x.shape[2 + i])
             for i, cells in enumerate(attrs.output_size)
         ]
-        for place in np.ndindex(*attrs.output_size):
-            parts = [ranges[i][at] for i, at in enumerate(place)]
+        for cell in np.ndindex(*attrs.output_size):
+            parts = [ranges[i][at] for i, at in enumerate(cell)]
             values = item[(slice(None), *parts)]
             if values.size:  # a cell without values gives 0
-                y[(n, slice(None), *place)] = reduce(values, axes)
+                y[(n, slice(None), *cell)] = reduce(values, axes)
     return y
 
 
@@ -178,29 +177,30 @@ def _interpolated(x: Array, at: Array, axis: int) -> Array:
 # --- on the GPU ---------------------------------------------------------------------------------
 
 
-def _lower(kind: str, op: Lowering) -> Iterator[Dispatch]:
+def _lower(define: str, op: Lowering) -> Iterator[Dispatch]:
     x, rois, batch_index = op.inputs
     spatial = x.rank - 2
-    defines: Defines = {"SPATIAL": spatial, kind: 1, "T2_TYPE": "int"}
-    params: dict[str, Any] = {
+    defines: Defines = {"SPATIAL": spatial, define: 1, "T2_TYPE": "int"}
+    is_resampled = {"method", "resize_method"} & set(op.attrs)
+    rate = inner_first(_rates(op.attrs)) if is_resampled else [1, 1, 1]
+    params: dict[str, AttrValue] = {
         "batch": x.shape[0],
         "channels": x.shape[1],
         "per_roi": int(batch_index.rank > 0),
         "in_extent": inner_first(x.shape[2:]),
         "out_extent": inner_first(op.attrs.output_size),
-        "rate": [1, 1, 1],
-        "nothing": 0xFF800000 if "MAX" in kind else 0,
+        "rate": rate,
+        "nothing": 0xFF800000 if "MAX" in define else 0,
     }
-    if {"method", "resize_method"} & set(op.attrs):
+    if is_resampled:
         defines |= word("method", _method(op.attrs))
-        params["rate"] = inner_first(_rates(op.attrs))
-    pool = "_POOL" in kind
-    width, *lines = x.shape[:1:-1] if pool else params["rate"]
+    pool = "_POOL" in define
+    width, *lines = x.shape[:1:-1] if pool else rate
     # a pool's rows are a loop over lines in one over planes
     parts = list(_parts(prod(lines), width, nested=2 if pool and spatial == 3 else 1))
     for part in parts:
-        of_part = {**params, **part, "last": int(part is parts[-1])}
-        yield for_each(op, op.outputs[0].size, of_part, defines)
+        launch_params = {**params, **part, "last": int(part is parts[-1])}
+        yield for_each(op, op.outputs[0].size, launch_params, defines)
 
 
 def _parts(rows: int, width: int, nested: int) -> Iterator[dict[str, int]]:
@@ -208,8 +208,8 @@ def _parts(rows: int, width: int, nested: int) -> Iterator[dict[str, int]]:
 
     Each row starts ``nested`` loops anew, which limits the values of one launch.
     """
-    columns = min(width, MOST_TURNS // 4)
-    step = MOST_TURNS // (columns + nested * LOOP_TURNS)
+    columns = min(width, MAX_ITERATIONS // 4)
+    step = MAX_ITERATIONS // (columns + nested * LOOP_ITERATIONS)
     for row in range(0, max(rows, 1), step):
         for column in range(0, max(width, 1), max(columns, 1)):
             yield {
@@ -226,8 +226,8 @@ _PARAMS = (
 )
 
 
-def _kernel(kind: str) -> Kernel:
-    return engine_kernel("resampling/roi.hlsl", _PARAMS, lower=partial(_lower, kind))
+def _kernel(define: str) -> Kernel:
+    return engine_kernel("resampling/roi.hlsl", _PARAMS, lower=partial(_lower, define))
 
 
 # --- the operators ------------------------------------------------------------------------------
@@ -261,10 +261,12 @@ _ODD = _rows(
 )  # fmt: skip
 
 
-def _cases(more: dict[str, Any], other: Sequence[dict[str, Any]] = ()) -> Iterator[Case]:
+def _cases(
+    more: Mapping[str, Sequence[object]], variations: Sequence[Mapping[str, Sequence[object]]] = ()
+) -> Iterator[Case]:
     """Yields test cases with the attributes ``more``, in one to three spatial axes.
 
-    ``other`` has sets of attributes that replace ``more``, for two spatial axes.
+    ``variations`` has sets of attributes that replace ``more``, for two spatial axes.
     """
     two = {"output_size": [3, 2], **more}
     yield Case(((2, 3, 8, 9), _INSIDE, _index(0, 1, 1, 0)), two, "inside")
@@ -272,8 +274,8 @@ def _cases(more: dict[str, Any], other: Sequence[dict[str, Any]] = ()) -> Iterat
     yield Case(((2, 3, 8, 9), _ODD, _index(0, 1, 0, 1, 0, 1, 0, 1, 0, 1)), two, "degenerate rois")
     yield Case(((2, 1, 8, 9), _INSIDE, _index(-3, 7, 1, 2**31 - 1)), two, "no such batch item")
     yield Case(((2, 1, 8, 9), _INSIDE, np.int32(1)), two, "one index for all")
-    for given in other:
-        yield Case(((2, 2, 8, 9), _ODD, np.int32(0)), {"output_size": [2, 5], **given})
+    for changes in variations:
+        yield Case(((2, 2, 8, 9), _ODD, np.int32(0)), {"output_size": [2, 5], **changes})
     one = {"output_size": [4], **{k: v[:1] if k == "sampling_rate" else v for k, v in more.items()}}
     yield Case(((2, 5, 11), _rows((0, 11), (2.5, 7.1)), _index(1, 0)), one, "one spatial axis")
     three = {k: [2, 1, 2] if k == "sampling_rate" else v for k, v in more.items()}
@@ -284,14 +286,14 @@ def _cases(more: dict[str, Any], other: Sequence[dict[str, Any]] = ()) -> Iterat
     yield Case(((1, 0, 4, 4), _rows((0, 0, 3, 3)), _index(0)), two, "no channels")
 
 
-def _declare(name: str, kind: str, cpu: Callable[..., Array], cost: Callable[..., Cost],
+def _declare(name: str, shader_define: str, cpu: Callable[..., Array], cost: Callable[..., Cost],
              cases: Iterator[Case], tolerance: Tolerance) -> None:  # fmt: skip
     define(
         OpSpec(
             name,
             infer=_infer,
             cpu=cpu,
-            kernel=_kernel(kind),
+            kernel=_kernel(shader_define),
             cost=cost,
             cases=tuple(cases),
             tolerance=tolerance,
@@ -364,7 +366,9 @@ def _max_samples(extent: int, cells: int) -> int:
     return -(-2 * extent // cells)
 
 
-def _samples(attrs: Attrs, first: Any, last: Any, cells: int, extent: int) -> tuple[Array, int]:
+def _samples(
+    attrs: Attrs, first: np.float32, last: np.float32, cells: int, extent: int
+) -> tuple[Array, int]:
     """Returns the positions of a roi's samples on one axis, and the number of samples per cell.
 
     ``first`` and ``last`` are the roi's corners.
@@ -376,8 +380,8 @@ def _samples(attrs: Attrs, first: Any, last: Any, cells: int, extent: int) -> tu
         size = max(size, np.float32(1))
     count = attrs.sampling_ratio or min(max(-int(-size // cells), 0), _max_samples(extent, cells))
     cell = size / np.float32(cells)
-    place, sample = np.divmod(np.arange(cells * count), max(count, 1))
-    at = place * cell + (sample + np.float32(0.5)) * cell / np.float32(max(count, 1))
+    cell_index, sample = np.divmod(np.arange(cells * count), max(count, 1))
+    at = cell_index * cell + (sample + np.float32(0.5)) * cell / np.float32(max(count, 1))
     return start + at.astype(np.float32), count
 
 
@@ -402,15 +406,15 @@ def _align_cpu(attrs: Attrs, x: Array, rois: Array, batch_index: Array) -> Array
         columns, by_column = _samples(attrs, x0, x1, attrs.output_size[1], x.shape[3])
         if not by_row * by_column:
             continue
-        ya, yb, high, low = _neighbours(rows, x.shape[2])
-        xa, xb, left, right = _neighbours(columns, x.shape[3])
+        ya, yb, upper_weights, lower_weights = _neighbours(rows, x.shape[2])
+        xa, xb, left_weights, right_weights = _neighbours(columns, x.shape[3])
         terms = [
             item[:, i[:, None], j] * (v[:, None] * w)
-            for i, v in ((ya, high), (yb, low))
-            for j, w in ((xa, left), (xb, right))
+            for i, v in ((ya, upper_weights), (yb, lower_weights))
+            for j, w in ((xa, left_weights), (xb, right_weights))
         ]
-        met = sum(terms) if attrs.mode == "avg" else np.maximum.reduce(terms)
-        cells = np.asarray(met).reshape(
+        combined = sum(terms) if attrs.mode == "avg" else np.maximum.reduce(terms)
+        cells = np.asarray(combined).reshape(
             len(item), attrs.output_size[0], by_row, attrs.output_size[1], by_column
         )
         y[n] = cells.mean((2, 4)) if attrs.mode == "avg" else cells.max((2, 4))
@@ -427,7 +431,7 @@ def _align_lower(op: Lowering) -> Iterator[Dispatch]:
         return
     sizes = list(zip(attrs.output_size, x.shape[2:], strict=True))
     rows, columns = (attrs.sampling_ratio or _max_samples(extent, cells) for cells, extent in sizes)
-    step = MOST_TURNS // (columns + LOOP_TURNS)
+    step = MAX_ITERATIONS // (columns + LOOP_ITERATIONS)
     if step < 1:
         raise op.refuse(f"{columns} samples in a row of one result, wanted less")
     for begin in range(0, rows, step):

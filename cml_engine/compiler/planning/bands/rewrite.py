@@ -61,19 +61,19 @@ class RowRule:
         """
         step = self.rows.step
         need = self.rows.need(begin // step * step, min(-(-end // step) * step, self.extent))
-        wants = [
+        reads = [
             RowRead(name, self.axis, span)
             for name, span in zip(self.node.inputs, need.inputs, strict=True)
         ]
-        wants += [self._operand_rows(n, need) for e in self.node.epilogues for n in e.inputs]
-        return NodeRows(tuple(wants), need.attrs, need.made)
+        reads += [self._operand_rows(n, need) for e in self.node.epilogues for n in e.inputs]
+        return NodeRows(tuple(reads), need.attrs, need.rows)
 
     def _operand_rows(self, name: str, need: OperandRows) -> RowRead:
         """Returns the rows that an epilogue reads of its operand ``name``: the rows of the
         result, or the whole tensor if it is broadcast."""
         axis, fact = self.rows.axis, self.facts[name]
         rows = fact.rank > axis and fact.shape[axis] == self.extent > 1
-        return RowRead(name, axis, need.made if rows else None)
+        return RowRead(name, axis, need.rows if rows else None)
 
 
 @dataclass(frozen=True, eq=False)

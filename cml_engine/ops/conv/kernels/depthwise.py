@@ -58,8 +58,10 @@ def lower_depthwise(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
     tiles_y = -(-shape.narrow[0] // tile.rows)
     tiles_x = -(-shape.narrow[1] // tile.columns)
     threads = shape.batch * conv.in_blocks * tiles_y * tiles_x
-    epilogue = epilogue_of(conv.op, 3, vector=conv.out_c4, beside=has_multipliers_after_bias(conv))
-    bias = yield from pack_bias(conv, epilogue.beside)
+    epilogue = epilogue_of(
+        conv.op, 3, vector=conv.out_c4, appends_to_bias=has_multipliers_after_bias(conv)
+    )
+    bias = yield from pack_bias(conv, epilogue.after_bias)
     yield Dispatch(
         groups=-(-threads // tile.group),
         tensors=(x, packed_depthwise(conv), bias, *epilogue.tensors, conv.op.out_names[0]),

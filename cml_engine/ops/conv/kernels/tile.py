@@ -31,7 +31,7 @@ from cml_engine.ops.conv.node import (
 )
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import EpilogueArgs, epilogue_of
-from cml_engine.ops.declaration.lowering import LOOP_TURNS, MOST_TURNS
+from cml_engine.ops.declaration.lowering import LOOP_ITERATIONS, MAX_ITERATIONS
 from cml_engine.ops.declaration.packing import BlockFormat
 from cml_engine.ops.declaration.spec import Cost, Defines, Dispatch, engine_kernel
 from cml_engine.ops.declaration.variant import KernelVariant
@@ -127,9 +127,13 @@ def launch_product(
     :func:`tile_params`. ``form`` is the format of a filter in few bits.
     """
     epilogue = epilogue_of(
-        conv.op, 3, vector=conv.out_c4, sums=conv.sums, beside=has_multipliers_after_bias(conv)
+        conv.op,
+        3,
+        vector=conv.out_c4,
+        sums=conv.sums,
+        appends_to_bias=has_multipliers_after_bias(conv),
     )
-    bias = yield from pack_bias(conv, epilogue.beside)
+    bias = yield from pack_bias(conv, epilogue.after_bias)
     yield Dispatch(
         groups=launch[0],
         tensors=(x, filter, bias, *epilogue.tensors, conv.op.out_names[0]),
@@ -230,13 +234,13 @@ CONV.add(
 
 
 def _is_long(conv: Conv) -> bool:
-    """Returns True if a thread may need more than ``MOST_TURNS`` loop iterations.
+    """Returns True if a thread may need more than ``MAX_ITERATIONS`` loop iterations.
 
     The number is estimated for the kernel that needs the most iterations.
     """
     inputs = max(band_of(conv, _MOST_ROWS), _PLAIN_INPUTS)
     # the taps may be three nested loops of one iteration
-    return conv.shape.taps * (inputs + 3 * LOOP_TURNS) > MOST_TURNS
+    return conv.shape.taps * (inputs + 3 * LOOP_ITERATIONS) > MAX_ITERATIONS
 
 
 def _lower_long(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
@@ -281,8 +285,8 @@ def _lower_long(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
 
 def _parts(taps: int, band: int) -> Iterator[dict[str, int]]:
     """Yields the taps and the input blocks of each launch."""
-    blocks = min(band, MOST_TURNS // 2)
-    step = MOST_TURNS // (blocks + LOOP_TURNS)
+    blocks = min(band, MAX_ITERATIONS // 2)
+    step = MAX_ITERATIONS // (blocks + LOOP_ITERATIONS)
     for tap in range(0, taps, step):
         for block in range(0, band, blocks):
             yield {
