@@ -10,4 +10,4 @@ import pytest
 @pytest.fixture
 def image(rng):
     """A random input of ``conv_net``."""
-    return rng.standard_normal((1, 8, 24, 24)).astype(np.float32)
+    return rng.standard_normal((1, 8, 24, 24), np.float32)

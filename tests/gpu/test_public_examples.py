@@ -64,7 +64,7 @@ def names(request, tmp_path, monkeypatch):
     monkeypatch.setattr(rules, "_REGISTERED", [])
     module, thing = PUBLIC[request.param]
     random = np.random.default_rng(0)
-    filter = random.standard_normal((4, 3, 3, 3)).astype(np.float32)
+    filter = random.standard_normal((4, 3, 3, 3), np.float32)
     cml.save(cml.load(cml.MemoryModel(TEXT, {"filter": filter})), "net.nnef")
     graph = cml.load("net.nnef")
     image = random.random((1, 3, 8, 8), np.float32)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 pytestmark = pytest.mark.gpu
 MODEL = Path(__file__).with_name("hosts") / "twice.nnef"
@@ -124,7 +125,7 @@ def test_a_project_finds_the_installed_player(
     shutil.rmtree(built)
     game = outside("find_package(cml 0.1 REQUIRED)")
     made = cmake(game, f"-DCMAKE_PREFIX_PATH={tmp_path / 'prefix'}", where)
-    np.testing.assert_allclose(play(made / "game", cooked, game), expected, rtol=1e-5)
+    assert_allclose(play(made / "game", cooked, game), expected, rtol=1e-5)
 
     (config,) = (tmp_path / "prefix").rglob("cml.pc")
     env = {"PKG_CONFIG_PATH": str(config.parent)}
@@ -139,7 +140,7 @@ def test_a_project_builds_the_player_as_a_part_of_it(
 ):
     game = outside(f'add_subdirectory("{player}" cml)')
     made = cmake(game, f"-DCML_WGPU_DIR={wgpu}", "-DBUILD_SHARED_LIBS=ON")
-    np.testing.assert_allclose(play(made / "game", cooked, game), expected, rtol=1e-5)
+    assert_allclose(play(made / "game", cooked, game), expected, rtol=1e-5)
 
 
 def test_an_exported_host_compiles_with_one_line(compiler_environment, expected, tmp_path):
@@ -151,7 +152,7 @@ def test_an_exported_host_compiles_with_one_line(compiler_environment, expected,
     assert str(compiler_environment.site) in line
     run("sh", "-c", line, cwd=folder)
     found = play(folder / "host", folder / "net.cml", folder)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert_allclose(found, expected, rtol=1e-5)
     said = compiler_environment.run(
         "cml", "export", MODEL, "out", "--to", "c", cwd=tmp_path, check=False
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 import cml_engine as cml
 from cml_engine.cooked import cook
@@ -66,7 +67,7 @@ def types(outputs):
 
 def agree(found, wanted):
     for name, array in wanted.items():
-        np.testing.assert_allclose(found[name], array.ravel(), rtol=2e-5, atol=2e-5)
+        assert_allclose(found[name], array.ravel(), rtol=2e-5, atol=2e-5)
 
 
 def test_c_player_agrees_with_the_session(careful, small, gpu):
@@ -123,7 +124,7 @@ def test_c_player_updates_variables(program, folder):
     kinds = {"y": np.float32, "after": np.float32}
     for runs in (1, 3):
         found = play(program, file, {"x": x}, kinds, "--runs", str(runs)).outputs
-        np.testing.assert_array_equal(found["y"], x + 5 + runs - 1)
+        assert_array_equal(found["y"], x + 5 + runs - 1)
 
 
 def test_steady_state_allocates_nothing(program, small):
@@ -275,4 +276,4 @@ def test_c_example_shows_the_network_output(folder, gpu):
     found = np.frombuffer(texels, np.uint8).reshape(height, width, 3).astype(int)
     left, right = found[10, 10], found[10, -10]  # the sky is the same everywhere
     assert left[2] > left[0] + 50
-    np.testing.assert_allclose(right, left[::-1], atol=2)
+    assert_allclose(right, left[::-1], atol=2)

@@ -100,7 +100,7 @@ def test_all_types_and_empty_tensors(gpu):
 def test_16_bits_are_cooked(gpu):
     net = Net(1, 3, 12, 12)
     model = net.graph(net.conv(net.op("tanh", net.conv("x", 8)), 8))
-    x = {"x": np.random.default_rng(0).standard_normal((1, 3, 12, 12)).astype(np.float32)}
+    x = {"x": np.random.default_rng(0).standard_normal((1, 3, 12, 12), np.float32)}
     cooked = own(cook(model, ["software"], half=True))
     session = cml.Session(model, gpu, HALF)
     wanted = session.run(x)

@@ -61,7 +61,7 @@ def test_indices_reach_every_row(rows, gpu):
         n = external<integer>(shape = [20, 50]);
         t = variable<scalar>(shape = [{rows}, 4], label = 't');
         y = gather(t, reshape(n, shape = [1000]), axis = 0);"""
-    table = np.random.default_rng(0).standard_normal((rows, 4)).astype(np.float32)
+    table = np.random.default_rng(0).standard_normal((rows, 4), np.float32)
     cooked = cml.load_cooked(cook(built(text, t=table), ["software"]))
     indices = cooked.cooked_form.golden.inputs["n"]
     assert (indices.min(), indices.max()) == (0, rows - 1)

@@ -132,7 +132,7 @@ def test_banded_session_is_reshaped_and_reloaded(gpu, tmp_path):
 def test_jobs_in_slices_and_no_watching(upscaler, gpu):
     session, inputs, wanted = same_bits(upscaler, gpu, 0.7)
     host = Host(gpu, budget_ms=1.0)
-    (got,) = host.finish(host.scheduler.submit(session, inputs), name="result")
+    (got,) = host.finish(host.submit(session, inputs), name="result")
     assert np.array_equal(got, wanted["result"])
     with pytest.raises(InputError, match="is computed in bands of rows"):
         session.run(inputs, watch=lambda node, results: None)

@@ -11,6 +11,7 @@ import threading
 import numpy as np
 import pytest
 import wgpu
+from numpy.testing import assert_allclose, assert_array_equal
 
 import cml_engine as cml
 from cml_engine import FrameScheduler
@@ -98,14 +99,14 @@ def gate(own_operators):
 @pytest.fixture
 def graph(gate):
     rng = np.random.default_rng(0)
-    weights = {n: rng.standard_normal((8, 8, 3, 3)).astype(np.float32) / 8 for n in ("w1", "w2")}
+    weights = {n: rng.standard_normal((8, 8, 3, 3), np.float32) / 8 for n in ("w1", "w2")}
     return cml.load(cml.MemoryModel(TEXT, {"s": np.ones(SHAPE, np.float32), **weights}))
 
 
 @pytest.fixture
 def inputs():
     rng = np.random.default_rng(1)
-    return {name: rng.standard_normal(SHAPE).astype(np.float32) for name in "xz"}
+    return {name: rng.standard_normal(SHAPE, np.float32) for name in "xz"}
 
 
 @pytest.fixture
@@ -128,7 +129,7 @@ def unary(expression, shape):
 def assert_same(got, wanted):
     assert got.keys() == wanted.keys()
     for name in wanted:
-        np.testing.assert_array_equal(got[name], wanted[name], err_msg=name)
+        assert_array_equal(got[name], wanted[name], err_msg=name)
 
 
 def outputs_of(host, job):
@@ -138,7 +139,7 @@ def outputs_of(host, job):
 
 
 def run_in_frames(host, session, inputs):
-    return outputs_of(host, host.scheduler.submit(session, inputs, read=True))
+    return outputs_of(host, host.submit(session, inputs, read=True))
 
 
 OPTIONS = {
@@ -166,10 +167,10 @@ def test_any_slicing_gives_the_bits_of_a_whole_run(gpu, graph, inputs, kind, ret
         if planner:
             host.scheduler.planner = planner
         for run in wanted:
-            job = host.scheduler.submit(sliced, inputs, read=True)
+            job = host.submit(sliced, inputs, read=True)
             assert_same(outputs_of(host, job), run)
         for name in options.keep:
-            np.testing.assert_array_equal(job.read(name), whole.tensor(name).read())
+            assert_array_equal(job.read(name), whole.tensor(name).read())
 
 
 def test_operators_beside_it_can_be_in_bands(gpu, gate):
@@ -197,7 +198,7 @@ def test_a_run_with_one_new_input_computes_only_what_depends_on_it(gpu, graph, i
     run_in_frames(host, session, inputs)
     whole.run(inputs)
     before = gate.runs
-    job = host.scheduler.submit(session, {"x": -inputs["x"]}, read=True)
+    job = host.submit(session, {"x": -inputs["x"]}, read=True)
     got = outputs_of(host, job)
     assert gate.runs == before + 1, "the rows of z are retained"
     assert_same(got, whole.run({"x": -inputs["x"], "z": inputs["z"]}))
@@ -209,9 +210,7 @@ def test_reshaped_and_replaced_networks(gpu, graph, session, inputs, wanted):
     assert_same(session.run(inputs), wanted)
     small = cml.Session(unary("relu(sort_rows(x))", [1, 4]), gpu)
     wide = np.float32([[3, -1, 2, 0, 5]])
-    np.testing.assert_array_equal(
-        small.reshaped({"x": (1, 5)}).run({"x": wide})["y"], [[0, 0, 2, 3, 5]]
-    )
+    assert_array_equal(small.reshaped({"x": (1, 5)}).run({"x": wide})["y"], [[0, 0, 2, 3, 5]])
 
 
 def test_operators_can_be_watched_in_order(session, inputs, wanted):
@@ -235,7 +234,7 @@ def test_nothing_waits_in_a_frame(gpu, session, inputs, wanted, gate, monkeypatc
     monkeypatch.setattr(wgpu.GPUBuffer, "map_sync", refuse)
     monkeypatch.setattr(type(gpu.queue), "read_buffer", refuse)
     host = Host(gpu, budget_ms=1.0)
-    job = host.scheduler.submit(session, inputs, read=True)
+    job = host.submit(session, inputs, read=True)
     host.until(gate.entered.is_set)
     assert "on the CPU" in job.waiting_for and job.state == "running"
     host.until(lambda: host.reports[-1].reason == "all waiting")
@@ -278,7 +277,7 @@ def test_copies_are_counted(gpu, session, inputs, monkeypatch):
 
 def test_a_large_result_is_uploaded_over_several_frames(gpu, gate):
     session = cml.Session(unary("relu(sort_rows(x))", [8, 65536]), gpu)
-    x = np.random.default_rng(2).standard_normal((8, 65536)).astype(np.float32)
+    x = np.random.default_rng(2).standard_normal((8, 65536), np.float32)
     host, most = Host(gpu, budget_ms=1.0), []
     write = type(session.program.residency.arena).write
 
@@ -286,7 +285,7 @@ def test_a_large_result_is_uploaded_over_several_frames(gpu, gate):
         most[-1] += memoryview(data).nbytes
         return write(self, data, offset)
 
-    job = host.scheduler.submit(session, {"x": x}, read=True)
+    job = host.submit(session, {"x": x}, read=True)
     host.until(lambda: job.running)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(session.program.residency.arena), "write", count)
@@ -295,7 +294,7 @@ def test_a_large_result_is_uploaded_over_several_frames(gpu, gate):
             host.frame()
     assert max(most) <= 2 * (256 << 10) and sum(most) >= x.nbytes
     host.until(lambda: job.read("y") is not None)
-    np.testing.assert_array_equal(job.read("y"), np.maximum(np.sort(x, -1), 0))
+    assert_array_equal(job.read("y"), np.maximum(np.sort(x, -1), 0))
 
 
 def test_steady_state_creates_nothing(gpu, session, inputs, monkeypatch):
@@ -311,10 +310,10 @@ def test_steady_state_creates_nothing(gpu, session, inputs, monkeypatch):
 def test_a_cancelled_job_leaves_the_next_one_alone(gpu, session, inputs, wanted, gate):
     host, before = Host(gpu, budget_ms=1.0), gate.runs
     gate.close()
-    job = host.scheduler.submit(session, {name: 7 + inputs[name] for name in inputs})
+    job = host.submit(session, {name: 7 + inputs[name] for name in inputs})
     host.until(gate.entered.is_set)
     job.cancel()
-    then = host.scheduler.submit(session, inputs, read=True)
+    then = host.submit(session, inputs, read=True)
     for _ in range(10):
         host.frame()
     gate.open.set()
@@ -325,7 +324,7 @@ def test_a_cancelled_job_leaves_the_next_one_alone(gpu, session, inputs, wanted,
 def test_a_deleted_scheduler_and_session_free_their_memory(gpu, graph, inputs, wanted, gate):
     session, host = cml.Session(graph, gpu), Host(gpu, budget_ms=1.0)
     gate.close()
-    job = host.scheduler.submit(session, inputs)
+    job = host.submit(session, inputs)
     host.until(gate.entered.is_set)
     del job, host, session
     gc.collect()
@@ -337,7 +336,7 @@ def test_a_deleted_scheduler_and_session_free_their_memory(gpu, graph, inputs, w
 def test_a_failing_operator_fails_its_job_with_its_line(gpu, session, inputs, wanted, gate, caplog):
     host = Host(gpu, budget_ms=1.0)
     gate.error = ValueError("no rows")
-    job = host.scheduler.submit(session, inputs)
+    job = host.submit(session, inputs)
     caplog.set_level(logging.CRITICAL)
     host.until(lambda: job.ended)
     assert job.state == "failed"
@@ -353,7 +352,7 @@ def test_a_failing_operator_fails_its_job_with_its_line(gpu, session, inputs, wa
 @pytest.mark.parametrize("every", [2, 3, 5])
 def test_abandoned_frames_change_no_bit(gpu, session, inputs, wanted, every):
     host = Host(gpu, budget_ms=0.1)
-    job = host.scheduler.submit(session, inputs, read=True)
+    job = host.submit(session, inputs, read=True)
     for turn in turns():
         if turn % every:
             host.frame()
@@ -377,16 +376,16 @@ def test_a_recorded_run_replays_exactly(gpu, session, inputs):
 def test_jobs_take_each_others_outputs_and_know_their_end(gpu, session, inputs, wanted):
     after = cml.Session(unary("sort_rows(x)", [1, 8, 16, 16]), gpu)
     host, ended = Host(gpu, budget_ms=0.5), []
-    first = host.scheduler.submit(session, inputs, deadline_ms=50)
-    second = host.scheduler.submit(after, {"x": first.output("y")}, read=True)
+    first = host.submit(session, inputs, deadline_ms=50)
+    second = host.submit(after, {"x": first.output("y")}, read=True)
     second.add_done_callback(ended.append)
     assert first.eta_ms > 0 and first.progress == 0
     under_way(host, first)
     second.wait(60)
     assert ended == [second] and first.progress == second.progress == 1.0
-    np.testing.assert_array_equal(second.read("y"), np.sort(wanted["y"], -1))
-    np.testing.assert_array_equal(first.tensor("y").read(), wanted["y"])
-    third = host.scheduler.submit(session, inputs, deadline_ms=1000)
+    assert_array_equal(second.read("y"), np.sort(wanted["y"], -1))
+    assert_array_equal(first.tensor("y").read(), wanted["y"])
+    third = host.submit(session, inputs, deadline_ms=1000)
     waited = third.owner.cpu_wait_ms(third)
     assert waited > 0 and third.eta_ms >= waited
     late = third.laxity_ms(third.submitted_ms, 1.0)
@@ -411,11 +410,11 @@ def test_inputs_that_are_on_the_device_and_sliders(gpu, gate):
     layout = {"bytes_per_row": 16, "rows_per_image": 4}
     gpu.queue.write_texture({"texture": texture}, x, layout, (4, 4, 1))
     given = {"x": cml.TextureInput(texture), "by": 5.0}
-    job = host.scheduler.submit(session, given, read=True)
+    job = host.submit(session, given, read=True)
     host.until(lambda: job.ended and job.read("y") is not None)
     plain = np.moveaxis(x, -1, 0)[None].astype(np.float32) / 255
-    np.testing.assert_allclose(job.read("y"), np.sort(plain, -1) + 5, rtol=1e-6)
-    np.testing.assert_array_equal(session.run(given)["y"], job.read("y"))
+    assert_allclose(job.read("y"), np.sort(plain, -1) + 5, rtol=1e-6)
+    assert_array_equal(session.run(given)["y"], job.read("y"))
 
 
 def test_a_device_without_timestamps(graph, inputs, wanted):
@@ -449,7 +448,7 @@ def test_scheduler_runs_beside_other_jobs(gpu, session, inputs, gate):
     scheduler = FrameScheduler(gpu, budget_ms=1.0, policy=by_priority)
     waiting = scheduler.submit(session, inputs, priority=10)
     done = scheduler.submit(plain, {"x": inputs["x"]}, read=True).wait(60)
-    np.testing.assert_array_equal(done.read("y"), np.maximum(inputs["x"], 0))
+    assert_array_equal(done.read("y"), np.maximum(inputs["x"], 0))
     assert waiting.state == "running" and 0 <= waiting.progress < 1
     gate.open.set()
     waiting.wait(60)
@@ -490,4 +489,4 @@ def test_a_node_that_its_kernel_refuses_runs_on_the_cpu(gpu, own_operators, capl
     assert [step.op for step in session.plan.steps if step.cpu_part] == [f"{name} on CPU"]
     want = cml.Session(graph, "cpu").run(inputs)
     for key, value in session.run(inputs).items():
-        np.testing.assert_allclose(value, want[key], rtol=1e-5, atol=1e-5)
+        assert_allclose(value, want[key], rtol=1e-5, atol=1e-5)

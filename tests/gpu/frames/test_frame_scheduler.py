@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 import cml_engine as cml
 from tests.fixtures.frames.host import Host, conv_net, creations, native_objects, open_device
@@ -15,22 +16,20 @@ def test_sliced_output_is_the_unsliced_one_bit_for_bit(gpu, image):
     wanted = session.run({"x": image})["y"]
     for budget in (0.05, 0.3, 5.0):
         host = Host(gpu, budget_ms=budget)
-        job = host.scheduler.submit(session, {"x": image})
-        np.testing.assert_array_equal(*host.finish(job), wanted)
+        job = host.submit(session, {"x": image})
+        assert_array_equal(*host.finish(job), wanted)
         assert job.state == "done" and job.progress == 1.0
 
 
 def test_one_operator_is_split_over_frames(gpu):
     session = cml.Session(conv_net(layers=1, size=64), gpu)
     host = Host(gpu, budget_ms=0.02)
-    x = np.ones((1, 8, 64, 64), np.float32)
-    job = host.scheduler.submit(session, {"x": x})
-    host.until(lambda: job.ended)
-    steps = [p for report in host.reports for p in report.slices]
-    frames = [r for r in host.reports if r.slices]
-    assert len(frames) > len(session.plan.steps), "more frames than operators"
-    longest = max(session.plan.steps, key=lambda s: s.groups)
-    assert max(p.count for p in steps if p.step == longest.index) < longest.groups
+    host.run(session, {"x": np.ones((1, 8, 64, 64), np.float32)})
+    busy = [report.slices for report in host.reports if report.slices]
+    assert len(busy) > len(session.plan.steps), "more frames than operators"
+    longest = max(session.plan.steps, key=lambda step: step.groups)
+    counts = [part.count for slices in busy for part in slices if part.step == longest.index]
+    assert max(counts) < longest.groups
 
 
 def test_timings_arrive_and_are_learned(gpu, image):
@@ -62,7 +61,7 @@ def test_steady_state_creates_nothing(gpu, image, monkeypatch, frames):
 
     def work(count):
         for _ in range(count):
-            job = host.scheduler.submit(session, {"x": image})
+            job = host.submit(session, {"x": image})
             host.finish(job)
             job.release()
 
@@ -87,9 +86,7 @@ def test_job_runs_on_a_host_device_without_features(image):
     device = open_device(timestamps=False)
     gpu = cml.Gpu(device=device)
     assert gpu.device is device and not gpu.has_timestamps
-    session = cml.Session(conv_net(), gpu)
+    session, host = cml.Session(conv_net(), gpu), Host(gpu, budget_ms=1.0)
     wanted = session.run({"x": image})["y"]
-    host = Host(gpu, budget_ms=1.0)
-    job = host.scheduler.submit(session, {"x": image})
-    np.testing.assert_array_equal(*host.finish(job), wanted)
+    assert_array_equal(*host.finish(host.submit(session, {"x": image})), wanted)
     assert host.scheduler.executor.clock_source != "timestamps"

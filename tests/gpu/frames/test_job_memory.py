@@ -7,6 +7,7 @@ import gc
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 import cml_engine as cml
 from cml_engine import FrameScheduler
@@ -34,10 +35,9 @@ def done(host, *jobs):
 
 def test_foreign_sessions_and_inputs_are_refused_at_submit(gpu, own_gpu, image):
     here, there = cml.Session(conv_net(), gpu), cml.Session(conv_net(), own_gpu)
-    host, other = Host(gpu), Host(own_gpu, budget_ms=50.0)
-    elsewhere = other.scheduler.submit(there, {"x": image})
-    done(other, elsewhere)
-    maker = host.scheduler.submit(here, {"x": image})
+    host = Host(gpu)
+    elsewhere = Host(own_gpu, budget_ms=50.0).run(there, {"x": image})
+    maker = host.submit(here, {"x": image})
     wider = cml.Session(conv_net(size=16), gpu)
     wrong = {
         "another cml.Gpu": (there, {"x": image}),
@@ -56,7 +56,7 @@ def test_foreign_sessions_and_inputs_are_refused_at_submit(gpu, own_gpu, image):
     }  # fmt: skip
     for says, (session, inputs) in wrong.items():
         with pytest.raises(cml.InputError, match=says):
-            host.scheduler.submit(session, inputs)
+            host.submit(session, inputs)
     assert host.scheduler.jobs == [maker]
     done(host, maker)
     with pytest.raises(cml.InputError, match="no output 'z': there is y"):
@@ -71,11 +71,11 @@ def test_submit_copies_arrays(gpu, image):
     wanted = session.run({"x": image})["y"]
     host = Host(gpu)
     given = [image.copy(), np.asfortranarray(image)]
-    jobs = [host.scheduler.submit(session, {"x": array}) for array in given]
+    jobs = [host.submit(session, {"x": array}) for array in given]
     for array in given:
         array[:] = np.nan
     for result in host.finish(*jobs):
-        np.testing.assert_array_equal(result, wanted)
+        assert_array_equal(result, wanted)
 
 
 @pytest.mark.parametrize("kind", ["output", "tensor"])
@@ -83,38 +83,25 @@ def test_released_input_is_retained_for_the_waiting_job(gpu, image, kind):
     first, second = cml.Session(conv_net("one"), gpu), cml.Session(conv_net("two", seed=1), gpu)
     wanted = second.run({"x": first.run({"x": image})["y"]})["y"]
     host = Host(gpu)
-    maker = host.scheduler.submit(first, {"x": image})
+    maker = host.submit(first, {"x": image})
     done(host, maker)
-    busy = host.scheduler.submit(second, {"x": image})
+    busy = host.submit(second, {"x": image})
     under_way(host, busy)
-    taker = host.scheduler.submit(second, {"x": getattr(maker, kind)("y")})
+    taker = host.submit(second, {"x": getattr(maker, kind)("y")})
     held = gpu.memory.held_bytes
     maker.release()
-    others = [host.scheduler.submit(first, {"x": -image}) for _ in range(3)]
-    np.testing.assert_array_equal(host.finish(taker, *others)[0], wanted)
+    others = [host.submit(first, {"x": -image}) for _ in range(3)]
+    assert_array_equal(host.finish(taker, *others)[0], wanted)
     for job in (*others, busy, taker):
         job.release()
     host.frame()
     assert gpu.memory.held_bytes < held
 
 
-def test_released_tensor_is_refused_at_submit(gpu, image):
-    session = cml.Session(conv_net("one"), gpu)
-    host = Host(gpu, budget_ms=5.0)
-    maker = host.scheduler.submit(session, {"x": image})
-    done(host, maker)
-    given = maker.tensor("y")
-    maker.release()
-    with pytest.raises(cml.InputError, match="input 'x': the GPU tensor's memory was released"):
-        host.scheduler.submit(session, {"x": given})
-    assert host.scheduler.jobs == []
-
-
 def test_tensor_keeps_its_memory_while_referenced(gpu, image):
     session = cml.Session(conv_net(layers=1), gpu)
     host = Host(gpu, budget_ms=5.0)
-    job = host.scheduler.submit(session, {"x": image})
-    done(host, job)
+    job = host.run(session, {"x": image})
     tensor, held = job.tensor("y"), held_bytes(gpu)
     del job
     gc.collect()
@@ -124,6 +111,12 @@ def test_tensor_keeps_its_memory_while_referenced(gpu, image):
     gc.collect()
     host.frame()
     assert gpu.memory.held_bytes == held - OUTPUT
+    released = host.run(session, {"x": image})
+    tensor = released.tensor("y")
+    released.release()
+    with pytest.raises(cml.InputError, match="input 'x': the GPU tensor's memory was released"):
+        host.submit(session, {"x": tensor})
+    assert host.scheduler.jobs == []
 
 
 # --- nothing is left behind
@@ -140,7 +133,7 @@ def test_scheduler_deleted_during_a_readback_releases_all_memory(own_gpu, image)
     before = own_gpu.memory.held_bytes
     for frames in range(5):
         host = Host(own_gpu, budget_ms=50.0)
-        job = host.scheduler.submit(session, {"x": image})
+        job = host.submit(session, {"x": image})
         job.read("y")
         host.until(lambda job=job: job.ended)
         for _ in range(frames):
@@ -149,8 +142,8 @@ def test_scheduler_deleted_during_a_readback_releases_all_memory(own_gpu, image)
         gc.collect()
         assert own_gpu.memory.held_bytes == before, frames
     host = Host(own_gpu, budget_ms=50.0)
-    (result,) = host.finish(host.scheduler.submit(session, {"x": image}))
-    np.testing.assert_array_equal(result, wanted)
+    (result,) = host.finish(host.submit(session, {"x": image}))
+    assert_array_equal(result, wanted)
 
 
 def test_frame_timer_deleted_during_a_readback_releases_all_memory(own_gpu):
@@ -179,51 +172,49 @@ def whole_budget(gpu, more):
     gpu.memory.budget_bytes = gpu.memory.reserved_bytes + more
 
 
+def submit_ones(host, session):
+    """Submits a job whose input is all ones."""
+    return host.submit(session, {"x": np.ones(session.inputs["x"].shape, np.float32)})
+
+
 def test_a_job_waits_for_the_memory_of_its_outputs(own_gpu):
     """A queued job waits for output memory, says so, and runs after another job's outputs are
-    released."""
-    size = 128
-    session = cml.Session(conv_net(layers=1, size=size), own_gpu)
-    nbytes = 4 * 8 * size * size
-    image = np.ones((1, 8, size, size), np.float32)
+    released.
+
+    It fails if no other job could release memory.
+    """
+    session = cml.Session(conv_net(layers=1, size=128), own_gpu)
     host = Host(own_gpu, budget_ms=50.0)
-    first, beside = (host.scheduler.submit(session, {"x": image}) for _ in range(2))
+    first, beside = (submit_ones(host, session) for _ in range(2))
     done(host, first, beside)  # their outputs fill a heap
-    whole_budget(own_gpu, nbytes // 2)
-    second = host.scheduler.submit(session, {"x": image})
+    whole_budget(own_gpu, 2 * 8 * 128 * 128)
+    second = submit_ones(host, session)
     host.until(lambda: "memory for its outputs" in second.waiting_for)
     assert second.state == "queued"
     assert "memory for its outputs" in host.scheduler.describe()
     first.release()
     done(host, second)
-
-
-def test_job_with_oversized_outputs_fails(own_gpu):
-    """A job fails if its outputs do not fit and no other job could release memory."""
-    size = 128
-    session = cml.Session(conv_net(layers=1, size=size), own_gpu)
-    host = Host(own_gpu, budget_ms=50.0)
+    for job in (beside, second):
+        job.release()
+    host.frame()
     whole_budget(own_gpu, 1000)
-    job = host.scheduler.submit(session, {"x": np.ones((1, 8, size, size), np.float32)})
-    host.until(lambda: job.ended)
-    assert job.state == "failed" and "for output" in job.error
+    refused = submit_ones(host, session)
+    host.until(lambda: refused.ended)
+    assert refused.state == "failed" and "for output" in refused.error
 
 
 def test_network_waits_for_memory_of_retained_outputs(own_gpu):
-    size = 128
-    image = np.ones((1, 8, size, size), np.float32)
-    first = cml.Session(conv_net("one", layers=1, size=size), own_gpu)
+    first = cml.Session(conv_net("one", layers=1, size=128), own_gpu)
     host = Host(own_gpu, budget_ms=50.0)
-    maker = host.scheduler.submit(first, {"x": image})
-    others = [host.scheduler.submit(first, {"x": image}) for _ in range(3)]
-    done(host, maker, *others)
+    makers = [submit_ones(host, first) for _ in range(4)]
+    done(host, *makers)
     whole_budget(own_gpu, 2 << 20)
-    second = cml.Session(conv_net("two", layers=1, size=2 * size), own_gpu, deferred=True)
-    job = host.scheduler.submit(second, {"x": np.ones((1, 8, 2 * size, 2 * size), np.float32)})
+    second = cml.Session(conv_net("two", layers=1, size=256), own_gpu, deferred=True)
+    job = submit_ones(host, second)
     host.until(lambda: "memory: out of GPU memory" in job.waiting_for)
     assert job.state == "queued"
-    for held in (maker, *others):
-        held.release()
+    for maker in makers:
+        maker.release()
     done(host, job)
 
 
@@ -231,7 +222,7 @@ def test_cancelled_job_releases_its_output_memory(gpu, image):
     session = cml.Session(conv_net(), gpu)
     host = Host(gpu)
     before = held_bytes(gpu)
-    job = host.scheduler.submit(session, {"x": image})
+    job = host.submit(session, {"x": image})
     under_way(host, job)
     assert gpu.memory.held_bytes > before
     job.cancel()
@@ -278,5 +269,5 @@ def test_job_waits_for_another_schedulers_job_in_a_shared_arena(gpu, image, shar
                 hosts[1].frame()
                 hosts[0].scheduler.abandon_frame()
             hosts[0].frame()
-        np.testing.assert_array_equal(hosts[0].finish(job)[0], wanted[0])
-    np.testing.assert_array_equal(hosts[1].finish(other)[0], wanted[1])
+        assert_array_equal(hosts[0].finish(job)[0], wanted[0])
+    assert_array_equal(hosts[1].finish(other)[0], wanted[1])

@@ -66,7 +66,7 @@ def test_tuned_session_gives_reference_results(gpu, rng):
     assert all(c.tuned for c in tuned.plan.choices)
     assert str(tuned.plan) != str(plain.plan)
     assert f"{len(tuned.plan.choices)} tuned" in str(tuned.plan)
-    x = rng.standard_normal((1, 8, 12, 12)).astype(np.float32)
+    x = rng.standard_normal((1, 8, 12, 12), np.float32)
     (wanted,), (got,) = (s.run({"x": x}).values() for s in (cml.Session(graph, "cpu"), tuned))
     np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-3)
 
@@ -249,7 +249,7 @@ def test_tuner_measures_choices_of_game_operators(gpu, rng, own_operators):
         "doubled 1000": {"narrow", "wide"}
     }
     assert len(report.measured) == 1
-    x = rng.standard_normal((1, 1000)).astype(np.float32)
+    x = rng.standard_normal((1, 1000), np.float32)
     for option in ("narrow", "wide"):
         table = VariantTable.forcing("doubled 1000", option)
         options = CompileOptions(plan=PlanOptions(variants=table))

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import wgpu
+from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
 
 import cml_engine as cml
@@ -80,7 +81,7 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys, rng):
     for _ in range(20):
         page["frame"]()
     seen = texels_of(device, texture, np.float32)
-    np.testing.assert_array_equal(seen, image.repeat(2, 2).repeat(2, 3).transpose(0, 2, 3, 1)[0])
+    assert_array_equal(seen, image.repeat(2, 2).repeat(2, 3).transpose(0, 2, 3, 1)[0])
 
     page["tone"] = cml.Session(cml.load(write_model(tmp_path / "tone.nnef", TONE)), page["gpu"])
     exec(example(PAGE, "newest ="), page)
@@ -152,7 +153,7 @@ def test_the_page_of_textures_runs(tmp_path, gpu, rng):
         if page["job"].ended:
             break
     assert page["job"].state == "done"
-    np.testing.assert_array_equal(texels_of(gpu.device, shown), data.repeat(2, 0).repeat(2, 1))
+    assert_array_equal(texels_of(gpu.device, shown), data.repeat(2, 0).repeat(2, 1))
 
 
 def failing_every_other_time():
@@ -307,7 +308,7 @@ def test_the_example_of_a_rule_replaces_the_pattern(gpu, own_operators):
     inputs = net.input()
     (found,), (right,) = (s.run(inputs).values() for s in (session, wanted))
     unregister_rule(rule)
-    np.testing.assert_allclose(found, right)
+    assert_allclose(found, right)
 
 
 def test_the_exact_example_passes_its_check(tmp_path, gpu, own_operators):

@@ -4,6 +4,7 @@ import importlib.util
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from rendercanvas.offscreen import OffscreenRenderCanvas
 
 import cml_engine as cml
@@ -54,9 +55,9 @@ def test_plain_loop_shows_the_network_output(timestamps):
     assert timestamps or not game.gpu.has_timestamps
     pixels = frames_until_shown(game, canvas)
     picture = wanted(game)
-    np.testing.assert_array_equal(texture_of(game.gpu.device, game.screen.texture), picture)
+    assert_array_equal(texture_of(game.gpu.device, game.screen.texture), picture)
     seen = pixels[2::4, 2::4, :3].astype(np.float32)
-    np.testing.assert_allclose(seen, 255 * np.clip(picture[0, ..., :3], 0, 1), atol=0.6)
+    assert_allclose(seen, 255 * np.clip(picture[0, ..., :3], 0, 1), atol=0.6)
     reports = [r for r in game.summary.reports if r.slices]
     assert reports and game.summary.runs >= 1
     assert "runs of the network" in game.summary.text("this device")
@@ -115,13 +116,11 @@ def test_pygfx_shows_the_network_output_on_a_mesh():
     pixels = frames_until_shown(game, canvas).astype(int)
     texture = ensure_wgpu_object(game.scene.texture)
     picture = wanted(game)
-    np.testing.assert_array_equal(texture_of(game.gpu.device, texture), picture)
+    assert_array_equal(texture_of(game.gpu.device, texture), picture)
     # the box covers the middle and shows the picture's colours
     covered = np.abs(pixels - without).max(-1) > 8
     assert covered[40:80, 60:100].mean() > 0.9
-    np.testing.assert_allclose(
-        pixels[covered][:, :3].mean(0), 255 * picture[0, ..., :3].mean((0, 1)), atol=30
-    )
+    assert_allclose(pixels[covered][:, :3].mean(0), 255 * picture[0, ..., :3].mean((0, 1)), atol=30)
 
 
 def canvas_of(scene):

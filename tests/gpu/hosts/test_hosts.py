@@ -4,6 +4,7 @@ import importlib.util
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 import cml_engine as cml
 from examples.plain_loop import cartoon
@@ -49,10 +50,8 @@ def test_documented_moderngl_host_shows_the_network_output(tmp_path, monkeypatch
     picture = until_shown(page["moderngl_frame"])
     seen = np.frombuffer(page["texture"].read(), np.float32)
     rows = seen.reshape(cartoon.HEIGHT, cartoon.WIDTH, 3)[::-1]
-    np.testing.assert_array_equal(rows.transpose(2, 0, 1), picture[0])
-    np.testing.assert_allclose(
-        picture, wanted(page["image"]), atol=0.17
-    )  # edges may differ by a tone
+    assert_array_equal(rows.transpose(2, 0, 1), picture[0])
+    assert_allclose(picture, wanted(page["image"]), atol=0.17)  # edges may differ by a tone
     assert np.mean(np.abs(picture - wanted(page["image"]))) < 1e-3
     page["context"].release()
 
@@ -71,7 +70,7 @@ def test_documented_pyglet_host_shows_the_network_output(tmp_path, monkeypatch):
     texels = page["picture_texture"].get_image_data().get_data("RGB", 3 * cartoon.WIDTH)
     seen = np.frombuffer(texels, np.uint8).reshape(cartoon.HEIGHT, cartoon.WIDTH, 3)[::-1]
     wanted_texels = 255 * np.clip(picture[0], 0, 1).transpose(1, 2, 0)
-    np.testing.assert_allclose(seen, wanted_texels, atol=0.51)
+    assert_allclose(seen, wanted_texels, atol=0.51)
     window.close()
 
 

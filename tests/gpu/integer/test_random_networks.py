@@ -45,8 +45,8 @@ def test_in_no_form_of_a_network(number, gpu, tmp_path):
 def quantized(lines):
     """Returns the quantized network of these NNEF statements, and a sample of its input."""
     rng = np.random.default_rng(1)
-    rows = rng.standard_normal((8, 64)).astype(np.float32)
-    filters = rng.standard_normal((8, 4, 3, 3)).astype(np.float32)
+    rows = rng.standard_normal((8, 64), np.float32)
+    filters = rng.standard_normal((8, 4, 3, 3), np.float32)
     text = f"""version 1.0;
 graph net(x) -> (y)
 {{
@@ -57,7 +57,7 @@ filters = variable<scalar>(shape = [8, 4, 3, 3], label = 'filters');
 }}
 """
     graph = cml.load(cml.MemoryModel(text, {"rows": rows, "filters": filters}))
-    samples = [{"x": rng.standard_normal((1, 4, 4, 4)).astype(np.float32)} for _ in range(8)]
+    samples = [{"x": rng.standard_normal((1, 4, 4, 4), np.float32)} for _ in range(8)]
     return cml.quantize(graph, samples, sixteen=[])[0], samples[0]
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 import cml_engine as cml
 from cml_engine.compiler.passes.infer import infer_facts
@@ -59,11 +60,11 @@ def graph_of(case, bits, rng):
     axis = {"conv": 1, "deconv": 0, "linear": 1}.get(op)
     if axis is None:
         axis = len(weights) - (1 if attrs["transposeB"] else 2)
-    values = rng.standard_normal(weights).astype(np.float32)
+    values = rng.standard_normal(weights, np.float32)
     constants = {"w": nearest_blocks(values, axis, size, bits).values()}
     if op != "matmul":
         count = weights[1] * int(attrs["groups"] or 1) if op == "deconv" else weights[0]
-        constants["b"] = rng.standard_normal((1, count)).astype(np.float32)
+        constants["b"] = rng.standard_normal((1, count), np.float32)
     facts = {n: Fact("scalar", a.shape) for n, a in constants.items()} | {"x": Fact("scalar", x)}
     node = Node(op, ("x", *constants), ("y",), attrs)
     made = Graph(op, ("x",), ("y",), (node,), facts, constants)
@@ -93,7 +94,7 @@ def test_kernels_read_few_bits(case, bits, gpu, rng):
     check_graph(graph, inputs, gpu)
     session, floats = (cml.Session(g, gpu, PLAIN) for g in (graph, as_floats(graph)))
     assert reads_few_bits(session.plan) and not reads_few_bits(floats.plan)
-    np.testing.assert_array_equal(session.run(inputs)["y"], floats.run(inputs)["y"])
+    assert_array_equal(session.run(inputs)["y"], floats.run(inputs)["y"])
 
 
 @pytest.mark.parametrize("case", READ, ids=str)
@@ -108,7 +109,7 @@ def test_kernels_of_hardware(case, gpu, rng):
         found.append((program.run(inputs)["y"], reads_few_bits(plan)))
     (few, is_few), (floats, is_float) = found
     assert (is_few, is_float) == (True, False)
-    np.testing.assert_array_equal(few, floats)
+    assert_array_equal(few, floats)
 
 
 @pytest.mark.parametrize("case", UNPACKED, ids=str)
@@ -128,7 +129,7 @@ def test_weights_take_less_memory(bits, share, storage, gpu, rng):
     nbytes = session.plan.weights_bytes + session.plan.own_bytes
     assert nbytes < share * graph.constants["w"].nbytes
     wanted = cml.Session(as_floats(graph), "cpu").run(inputs)["y"]
-    np.testing.assert_allclose(session.run(inputs)["y"], wanted, rtol=1e-2, atol=1e-2)
+    assert_allclose(session.run(inputs)["y"], wanted, rtol=1e-2, atol=1e-2)
 
 
 def test_a_caller_can_choose_winograd(gpu, rng):
@@ -140,4 +141,4 @@ def test_a_caller_can_choose_winograd(gpu, rng):
     ]
     assert [reads_few_bits(s.plan) for s in sessions] == [True, False]
     few, floats = (s.run(inputs)["y"] for s in sessions)
-    np.testing.assert_allclose(few, floats, rtol=1e-3, atol=1e-3)
+    assert_allclose(few, floats, rtol=1e-3, atol=1e-3)

@@ -87,7 +87,7 @@ def graph_with(kernel, chain, rng):
         for operand in operands:
             name = f"e{len(facts)}"
             if operand == "same":
-                inputs[name] = rng.standard_normal(result.shape).astype(np.float32)
+                inputs[name] = rng.standard_normal(result.shape, np.float32)
                 facts[name] = result
             elif str(operand).startswith("computed "):  # computed at run time
                 shape = shapes[operand.removeprefix("computed ")]

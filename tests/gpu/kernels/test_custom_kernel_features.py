@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import cml_engine as cml
 from cml_engine.errors import OperatorError
@@ -113,11 +114,11 @@ def test_plan_stores_maps_as_the_kernel_declares(declared, storage, layout, step
     step = next(step for step in session.plan.steps if step.op == "own")
     assert {session.plan.layouts.get(b.tensor, "plain") for b in step.bindings} == {layout}
     assert len(session.plan.steps) == steps
-    x = rng.standard_normal((1, 8, 9, 9)).astype(np.float32)
+    x = rng.standard_normal((1, 8, 9, 9), np.float32)
     (got,) = session.run({"x": x}).values()
     (wanted,) = cml.Session(graph, "cpu").run({"x": x}).values()
     error = 2e-2 if storage == "half" else 1e-4
-    np.testing.assert_allclose(got, wanted, rtol=error, atol=error * np.abs(wanted).max())
+    assert_allclose(got, wanted, rtol=error, atol=error * np.abs(wanted).max())
 
 
 def test_check_detects_a_kernel_that_ignores_blocks(gpu):
@@ -272,11 +273,11 @@ def test_memory_is_shared_only_if_nothing_reads_the_operand_later(how, options, 
     options = cml.CompileOptions(without=frozenset({"fuse", "chains"}), **options)
     session = cml.Session(graph, gpu, options)
     assert shared_results(session) == shared
-    x = rng.standard_normal((1, 64, 32)).astype(np.float32)
+    x = rng.standard_normal((1, 64, 32), np.float32)
     for _ in range(2):
         got, wanted = session.run({"x": x}), cml.Session(graph, "cpu").run({"x": x})
         for name, array in wanted.items():
-            np.testing.assert_allclose(got[name], array, rtol=1e-4, atol=1e-4)
+            assert_allclose(got[name], array, rtol=1e-4, atol=1e-4)
 
 
 TWO_INPUTS = """version 1.0;
@@ -294,11 +295,11 @@ def test_values_that_a_later_run_needs_are_not_overwritten(gpu, rng):
     graph = cml.load(cml.MemoryModel(TWO_INPUTS, {}))
     session = cml.Session(graph, gpu, retain=True)
     assert shared_results(session) == 0
-    x = rng.standard_normal((6, 8)).astype(np.float32)
+    x = rng.standard_normal((6, 8), np.float32)
     for given in ({"x": x, "b": np.ones(1, np.float32)}, {"b": np.zeros(1, np.float32)}):
         (got,) = session.run(given).values()
         v = np.exp(x)
-        np.testing.assert_allclose(got, v * v + given["b"], rtol=1e-5)
+        assert_allclose(got, v * v + given["b"], rtol=1e-5)
 
 
 def test_memory_in_place_is_smaller(gpu):
@@ -316,9 +317,9 @@ def test_input_and_tensor_that_is_read_twice_keep_their_memory(gpu, rng):
     graph = net.graph(net.op("own", x, x))
     session = cml.Session(graph, gpu)
     assert shared_results(session) == 0
-    given = {"x": rng.standard_normal((5, 7)).astype(np.float32)}
+    given = {"x": rng.standard_normal((5, 7), np.float32)}
     (got,), (wanted,) = session.run(given).values(), cml.Session(graph, "cpu").run(given).values()
-    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+    assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_check_detects_a_kernel_that_reads_what_others_write(gpu):

@@ -308,7 +308,7 @@ def test_the_cross_product_is_one_kernel_or_twelve_with_one_result(gpu, rng):
     load_file(CROSS / "cross.py")
     custom = cml.load(CROSS / "cross_product.nnef")
     assert [n.op for n in custom.nodes] == ["cross"]
-    inputs = {n: rng.standard_normal((1, 3, 32, 32)).astype(np.float32) for n in "ab"}
+    inputs = {n: rng.standard_normal((1, 3, 32, 32), np.float32) for n in "ab"}
     wanted = np.cross(inputs["a"], inputs["b"], axis=1)
     for graph in (composed, custom):
         for backend in (gpu, "cpu"):

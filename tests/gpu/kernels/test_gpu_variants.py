@@ -45,28 +45,25 @@ def test_variant(op, case, other, gpu, monkeypatch):
         check_on_gpu(op, case, gpu, constants=constants)
 
 
-def test_gather_clamps_indices_on_the_gpu(gpu):
+@pytest.mark.parametrize(
+    ("op", "attrs", "wanted"),
+    [("gather", {"axis": 0}, [1, 4, 1, 4, 3]), ("gather_nd", {}, [4, 4, 1, 4, 3])],
+)
+def test_gather_clamps_indices_on_the_gpu(op, attrs, wanted, gpu):
     """On the GPU a gather clamps an index outside the axis to its ends; ``gather_nd`` counts from
     the end.
 
     The CPU refuses such an index.
     """
-    x = np.arange(1, 5, dtype=np.float32)
     index = np.array([-1, 4, -(2**31), 2**31 - 1, 2], np.int32)
-    graph, inputs = case_graph("gather", Case((x, index), {"axis": 0}))
-    np.testing.assert_array_equal(Session(graph, gpu).run(inputs)["y0"], [1, 4, 1, 4, 3])
-    # gather_nd counts negative indices from the end
-    graph, inputs = case_graph("gather_nd", Case((x, index[:, None])))
-    np.testing.assert_array_equal(Session(graph, gpu).run(inputs)["y0"], [4, 4, 1, 4, 3])
+    index = index[:, None] if op == "gather_nd" else index
+    graph, inputs = case_graph(op, Case((np.arange(1, 5, dtype=np.float32), index), attrs))
+    np.testing.assert_array_equal(Session(graph, gpu).run(inputs)["y0"], wanted)
 
 
-STEPS = {
-    "relu": Epilogue("relu"),
+STEPS = {op: Epilogue(op) for op in ("relu", "sigmoid", "tanh", "silu")} | {
     "leaky_relu": Epilogue("leaky_relu", (), Attrs(alpha=0.1)),
     "prelu": Epilogue("prelu", ("slopes",)),
-    "sigmoid": Epilogue("sigmoid"),
-    "tanh": Epilogue("tanh"),
-    "silu": Epilogue("silu"),
     "clamp": Epilogue("clamp", ("low", "high")),
     "add": Epilogue("add", ("other",)),
 }
@@ -93,24 +90,28 @@ def fused(op, case, rng, *steps):
     return graph, {**inputs, "other": other}
 
 
-LINEAR = [
-    Case(((1, 512), (10, 512), (1, 10)), note="reduced"),
+PRODUCTS = {
+    "reduced": ("linear", ((1, 512), (10, 512), (1, 10)), {}),
     # few rows, because small tiles compile fast
-    Case(((10, 30), (21, 30), (1, 21)), note="tiles"),
-    Case(((6, 5000), (200, 5000), ()), note="several dispatches"),
-]
+    "tiles": ("linear", ((10, 30), (21, 30), (1, 21)), {}),
+    "several dispatches": ("linear", ((6, 5000), (200, 5000), ()), {}),
+    "batches": (
+        "matmul", ((2, 3, 9, 20), (2, 1, 20, 11)), {"transposeA": False, "transposeB": False}
+    ),
+}  # fmt: skip
+CHAINS = {
+    "linear": ("add prelu", "prelu add clamp sigmoid"),
+    "matmul": ("relu silu add", "leaky_relu tanh add", "sigmoid clamp add"),
+}
 
 
-@pytest.mark.parametrize("steps", ["add prelu", "prelu add clamp sigmoid"])
-@pytest.mark.parametrize("case", LINEAR, ids=lambda case: case.note)
-def test_linear_with_epilogues(case, steps, gpu, rng):
-    check_graph(*fused("linear", case, rng, *steps.split()), gpu)
-
-
-@pytest.mark.parametrize("steps", ["relu silu add", "leaky_relu tanh add", "sigmoid clamp add"])
-def test_matmul_with_epilogues(steps, gpu, rng):
-    case = Case(((2, 3, 9, 20), (2, 1, 20, 11)), {"transposeA": False, "transposeB": False})
-    check_graph(*fused("matmul", case, rng, *steps.split()), gpu)
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [(name, chain) for name, (op, *_) in PRODUCTS.items() for chain in CHAINS[op]],
+)
+def test_products_with_epilogues(name, steps, gpu, rng):
+    op, shapes, attrs = PRODUCTS[name]
+    check_graph(*fused(op, Case(shapes, attrs), rng, *steps.split()), gpu)
 
 
 SCATTER_CASES = [

@@ -6,6 +6,7 @@ A group normalization exported with reshapes becomes one that reads the whole ma
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import cml_engine as cml
 from cml_engine.compiler.optimize import optimize
@@ -109,7 +110,7 @@ def test_every_kernel_fuses_normalization_and_following_operators(producer, form
     assert "batch_normalization" not in [node.op for node in fused.nodes]
     wanted = CpuProgram(graph).run(inputs)[graph.outputs[0]]
     found = CpuProgram(fused).run(inputs)[graph.outputs[0]]
-    np.testing.assert_allclose(found, wanted, 1e-5, 1e-5)
+    assert_allclose(found, wanted, 1e-5, 1e-5)
     plain = producer == "plain"
     turn = [*PRODUCERS].index(producer) + [*FORMS].index(form)
     in_turn = {} if plain or (form != "noise" and turn % 2) else in_blocks(fused)
@@ -134,7 +135,7 @@ def test_normalization_of_a_tensor_with_another_reader(gpu):
         assert "batch_normalization" in operators(optimize(graph))
         wanted = CpuProgram(graph).run(inputs)
         for name, value in cml.Session(graph, gpu).run(inputs).items():
-            np.testing.assert_allclose(value, wanted[name], 1e-4, 1e-4)
+            assert_allclose(value, wanted[name], 1e-4, 1e-4)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +177,7 @@ def test_constant_normalization_after_an_activation_is_precomputed():
     assert operators(fused) == ["conv", "relu", "sub", "mul", "add"]
     inputs, name = net.input(), graph.outputs[0]
     wanted = CpuProgram(graph).run(inputs)[name]
-    np.testing.assert_allclose(CpuProgram(fused).run(inputs)[name], wanted, 1e-5, 1e-5)
+    assert_allclose(CpuProgram(fused).run(inputs)[name], wanted, 1e-5, 1e-5)
 
 
 def wide(graph):
@@ -203,7 +204,7 @@ def test_group_normalization_reads_the_map_twice_without_reshapes(shape, groups)
     assert made.outputs == graph.outputs and made.facts[y] == graph.facts[y]
     inputs = {"x": net.input()["x"] * 2 + 3}
     wanted, found = (CpuProgram(g).run(inputs)[y] for g in (graph, made))
-    np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5)
+    assert_allclose(found, wanted, rtol=2e-5, atol=2e-5)
 
 
 def test_group_normalization_is_accurate_far_from_zero():
@@ -212,7 +213,7 @@ def test_group_normalization_is_accurate_far_from_zero():
     x = net.input()["x"] * 0.1 + 100 * np.arange(8, dtype=np.float32).reshape(1, 8, 1, 1)
     graph = net.graph(y)
     wanted, found = (CpuProgram(g).run({"x": x})[y] for g in (graph, normalize_groups(graph)))
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("what", ["other axes", "another shape back", "computed scale", "output"])
@@ -244,4 +245,4 @@ def test_normalized_map_stays_in_blocks_between_convs(gpu):
     assert layouts[first] == C4 and "reshape" not in wide(made)
     inputs = net.input()
     wanted = CpuProgram(graph).run(inputs)[y]
-    np.testing.assert_allclose(cml.Session(graph, gpu).run(inputs)[y], wanted, 1e-4, 1e-4)
+    assert_allclose(cml.Session(graph, gpu).run(inputs)[y], wanted, 1e-4, 1e-4)

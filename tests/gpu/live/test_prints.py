@@ -35,7 +35,7 @@ void kernel(uint thread) {
 """
 WHERE = "net shown 'y' (<memory>/graph.nnef:2:5)"
 SHAPE = (1, 3, 7, 11)
-X = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
+X = np.random.default_rng(0).standard_normal(SHAPE, np.float32)
 
 
 @pytest.fixture(autouse=True)

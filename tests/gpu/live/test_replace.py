@@ -7,6 +7,7 @@ from threading import Event
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 import cml_engine as cml
 from cml_engine.compiler.plugins import load_file
@@ -35,24 +36,19 @@ def graph(value, text=TEXT):
     return cml.load(cml.MemoryModel(text, weights))
 
 
-def sessions(gpu, **options):
-    return [cml.Session(graph(1), backend, **options) for backend in (gpu, "cpu")]
-
-
 def value(session):
     return float(session.run(X)["y"][0, 0, 0, 0])
 
 
-def test_replacement_takes_new_weights_and_operators(gpu):
-    for session in sessions(gpu):
-        assert value(session) == 2
-        change = session.replace(graph(3))
-        session.take_replacement()
-        assert change.state == "done" and value(session) == 6
-        session.replace(lambda: graph(3, TEXT.replace("relu(x * w)", "relu(x * w) + 1.0")))
-        session.take_replacement()
-        assert value(session) == 7
-        session.take_replacement()  # no replacement is left
+def test_replacement_takes_new_weights_and_operators(backend):
+    session = cml.Session(graph(1), backend)
+    change = session.replace(graph(3))
+    session.take_replacement()
+    assert change.state == "done" and value(session) == 6
+    session.replace(lambda: graph(3, TEXT.replace("relu(x * w)", "relu(x * w) + 1.0")))
+    session.take_replacement()
+    assert value(session) == 7
+    session.take_replacement()  # no replacement is left
 
 
 def test_new_weights_build_no_pipeline(gpu):
@@ -63,7 +59,7 @@ def test_new_weights_build_no_pipeline(gpu):
     change = session.replace(other)
     session.take_replacement()
     assert change.error is None and session.plan is not plan
-    np.testing.assert_array_equal(session.run(inputs())["y"], wanted)
+    assert_array_equal(session.run(inputs())["y"], wanted)
     assert gpu.pipelines_built == built
 
 
@@ -88,7 +84,7 @@ def test_replacement_uploads_in_chunks(gpu, monkeypatch):
         time.sleep(0.001)  # another thread checks the pipelines
     weights = sum(array.nbytes for _, array in session.plan.weights.values())  # type: ignore[union-attr]
     assert sum(frames) >= weights and max(frames) <= (64 << 10) + (64 << 10) < weights / 4
-    np.testing.assert_array_equal(session.run(X)["y"], cml.Session(heavy(2), gpu).run(X)["y"])
+    assert_array_equal(session.run(X)["y"], cml.Session(heavy(2), gpu).run(X)["y"])
 
 
 def heavy(value):
@@ -108,40 +104,39 @@ def heavy(value):
         (lambda: "net.nnef", "wanted a Graph"),
     ],
 )
-def test_failed_replacement_keeps_the_old_network(gpu, broken, said):
-    for session in sessions(gpu):
-        change = session.replace(broken)
-        with pytest.raises(cml.CmlError, match=said):
-            session.take_replacement()
-        assert change.state == "failed" and value(session) == 2
-        session.replace(graph(5))
+def test_failed_replacement_keeps_the_old_network(backend, broken, said):
+    session = cml.Session(graph(1), backend)
+    change = session.replace(broken)
+    with pytest.raises(cml.CmlError, match=said):
         session.take_replacement()
-        assert value(session) == 10
+    assert change.state == "failed" and value(session) == 2
+    session.replace(graph(5))
+    session.take_replacement()
+    assert value(session) == 10
 
 
-def test_replacement_with_other_interface_is_refused(gpu):
-    for session in sessions(gpu):
-        with pytest.raises(cml.InputError, match=r"wanted scalar\[1,4,6,6\]"):
-            session.replace(graph(1, TEXT.replace("6, 6]", "7, 6]")))
-        assert value(session) == 2
+def test_replacement_with_other_interface_is_refused(backend):
+    session = cml.Session(graph(1), backend)
+    with pytest.raises(cml.InputError, match=r"wanted scalar\[1,4,6,6\]"):
+        session.replace(graph(1, TEXT.replace("6, 6]", "7, 6]")))
+    assert value(session) == 2
 
 
 @pytest.mark.parametrize("ends", [lambda: graph(3), lambda: 1 // 0])
-def test_superseded_replacement_is_dropped(gpu, ends):
-    for session in sessions(gpu):
-        go = Event()
-        first = session.replace(lambda go=go: go.wait() and ends())
-        session.replace(graph(4))
-        go.set()
-        first.finish()
-        assert first.state == "superseded" and first.error is None
-        session.take_replacement()
-        assert value(session) == 8
+def test_superseded_replacement_is_dropped(backend, ends):
+    session, go = cml.Session(graph(1), backend), Event()
+    first = session.replace(lambda: go.wait() and ends())
+    session.replace(graph(4))
+    go.set()
+    first.finish()
+    assert first.state == "superseded" and first.error is None
+    session.take_replacement()
+    assert value(session) == 8
 
 
 def test_jobs_use_the_old_network_until_the_replacement_is_ready(gpu):
     session, host = cml.Session(graph(1), gpu), Host(gpu, budget_ms=20.0)
-    before = host.scheduler.submit(session, X)
+    before = host.submit(session, X)
     change = session.replace(graph(3))
     host.until(lambda: before.ended)
     seen = [before.tensor("y").read()[0, 0, 0, 0]]
@@ -247,11 +242,10 @@ EDITS = {
 }
 
 
-@pytest.mark.parametrize(("name", "backend"), [("operators.py", "cpu"), ("reloaded.hlsl", "gpu")])
-def test_a_reloader_follows_operators_and_kernels(gpu, operator, tmp_path, name, backend):
+def test_a_reloader_follows_operators_and_kernels(backend, operator, tmp_path):
     write(tmp_path, 1, TEXT.replace("relu(", "reloaded("))
-    graph = cml.load(tmp_path / "net.nnef")
-    session = cml.Session(graph, gpu if backend == "gpu" else "cpu")
+    session = cml.Session(cml.load(tmp_path / "net.nnef"), backend)
+    name = "operators.py" if backend == "cpu" else "reloaded.hlsl"
     file, followed = tmp_path / name, Followed(session, tmp_path / "net.nnef", ops=[operator])
     assert value(session) == 3
     for text, wanted, message in EDITS[name]:

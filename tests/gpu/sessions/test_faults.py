@@ -23,10 +23,10 @@ def test_a_device_destroyed_in_the_middle_fails_its_jobs(image, timestamps):
     gpu = cml.Gpu(device=device)
     session, other = (cml.Session(conv_net(n, seed=k), gpu) for k, n in enumerate("ab"))
     host = Host(gpu, budget_ms=0.05)
-    running = host.scheduler.submit(session, {"x": image})
+    running = host.submit(session, {"x": image})
     under_way(host, running)
-    queued = host.scheduler.submit(session, {"x": image})
-    beside = host.scheduler.submit(other, {"x": image})
+    queued = host.submit(session, {"x": image})
+    beside = host.submit(other, {"x": image})
     device.destroy()
     for _ in range(20):
         _, report = host.encode()
@@ -42,33 +42,35 @@ def test_a_device_destroyed_in_the_middle_fails_its_jobs(image, timestamps):
         cml.Session(conv_net("new", seed=9), gpu)
 
 
+@pytest.fixture
+def lone_job(image):
+    """A host on a device of its own, and a job of one session."""
+    gpu = cml.Gpu(device=open_device())
+    host = Host(gpu, budget_ms=0.05)
+    return host, host.submit(cml.Session(conv_net(), gpu), {"x": image})
+
+
 @within(60)
-def test_job_fails_on_a_lost_device_although_submit_raised(image):
+def test_job_fails_on_a_lost_device_although_submit_raised(lone_job):
     """A job fails because the device is lost, although the host's submit raised and ended no
     frame."""
-    device = open_device()
-    gpu = cml.Gpu(device=device)
-    host = Host(gpu, budget_ms=0.05)
-    job = host.scheduler.submit(cml.Session(conv_net(), gpu), {"x": image})
+    host, job = lone_job
     under_way(host, job)
     encoder, _ = host.encode()
-    device.destroy()
+    host.gpu.device.destroy()
     with pytest.raises(wgpu.GPUError):
-        host.submit(encoder)
+        host.gpu.queue.submit([encoder.finish()])
     _, report = host.encode()
     assert report.reason == "device error"
     assert job.state == "failed" and "device was lost" in job.error
 
 
 @within(60)
-def test_a_device_destroyed_before_a_readback_arrived(image):
-    device = open_device()
-    gpu = cml.Gpu(device=device)
-    host = Host(gpu, budget_ms=50.0)
-    job = host.scheduler.submit(cml.Session(conv_net(), gpu), {"x": image})
+def test_a_device_destroyed_before_a_readback_arrived(lone_job):
+    host, job = lone_job
     job.read("y")
     host.until(lambda: job.ended)
-    device.destroy()
+    host.gpu.device.destroy()
     with pytest.raises(cml.CmlError, match="device was lost"):
         for _ in range(20):
             host.encode()
@@ -86,12 +88,12 @@ def test_exhausted_memory_fails_only_the_requesting_job(image):
     usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_DST
     tiles = gpu.memory.allocate(1 << 20, usage, owner="tiles", category="render")
     host = Host(gpu, budget_ms=0.05)
-    job = host.scheduler.submit(session, {"x": image})
+    job = host.submit(session, {"x": image})
     under_way(host, job)
     gpu.memory.budget_bytes = gpu.memory.reserved_bytes + (256 << 10)
     # it waits for the memory that the running job may release, which is not enough
     big = cml.Session(conv_net("big", size=256, seed=3), gpu, deferred=True)
-    refused = host.scheduler.submit(big, {"x": np.zeros((1, 8, 256, 256), np.float32)})
+    refused = host.submit(big, {"x": np.zeros((1, 8, 256, 256), np.float32)})
     (result,) = host.finish(job)
     assert_array_equal(result, wanted)
     host.until(lambda: refused.ended)
@@ -116,14 +118,14 @@ def test_error_in_one_job_does_not_affect_others(gpu, image, monkeypatch, stage,
     monkeypatch.setattr(bad.program, stage, fails)
     host = Host(gpu, budget_ms=5.0)
     held = gpu.memory.held_bytes
-    jobs = [host.scheduler.submit(session, {"x": image}) for session in (bad, good, bad, good)]
+    jobs = [host.submit(session, {"x": image}) for session in (bad, good, bad, good)]
     host.until(lambda: all(job.ended for job in jobs))
     assert [job.state for job in jobs] == ["failed", "done", "failed", "done"]
     assert "planted" in jobs[0].error and "planted" in jobs[2].waiting_for
     for result in host.finish(jobs[1], jobs[3]):
         assert_array_equal(result, wanted)
     monkeypatch.undo()
-    again = host.scheduler.submit(bad, {"x": image})
+    again = host.submit(bad, {"x": image})
     host.finish(again)
     for job in (*jobs, again):
         job.release()

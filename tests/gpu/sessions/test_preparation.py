@@ -48,8 +48,8 @@ def test_slowly_prepared_networks_all_finish(gpu, image, slow):
     chance, host = random.Random(1), Host(gpu, budget_ms=1.0)
     for _ in range(3):
         nets = sessions(gpu, 6, deferred=True)
-        jobs = [host.scheduler.submit(net, {"x": image}) for net in nets]
-        dropped = host.scheduler.submit(sessions(gpu, 1, deferred=True)[0], {"x": image})
+        jobs = [host.submit(net, {"x": image}) for net in nets]
+        dropped = host.submit(sessions(gpu, 1, deferred=True)[0], {"x": image})
         for turn in range(40):
             host.frame()
             net = chance.choice(nets)
@@ -68,36 +68,26 @@ def test_slowly_prepared_networks_all_finish(gpu, image, slow):
     assert not BUILDER.doing().partition("last error")[0], "the thread has nothing left to do"
 
 
+@pytest.mark.parametrize("again", ["job", "run"])
 @within(60)
-def test_failed_pipeline_fails_its_jobs_without_retries(gpu, image, slow):
-    good, bad = sessions(gpu, 2, deferred=True)
+def test_failed_pipeline_is_built_again_at_the_next_request(gpu, image, slow, again):
+    """A failed pipeline fails all jobs that wait for it; the next job or run builds it again.
+
+    Success clears the error message.
+    """
+    (net,) = sessions(gpu, 1, deferred=True)
     host = Host(gpu, budget_ms=1.0)
-    jobs = [host.scheduler.submit(bad, {"x": image}) for _ in range(3)]
-    slow.update(bad.program._preparation.keys[0].label.split()[:1])
+    slow.update(net.program._preparation.keys[0].label.split()[:1])
+    jobs = [host.submit(net, {"x": image}) for _ in range(3)]
     host.until(lambda: all(job.ended for job in jobs))
-    slow.clear()
-    fine = host.scheduler.submit(good, {"x": image})
     assert {(job.state, job.error) for job in jobs} == {("failed", "planted")}
-    assert "last error: 'net1'" in host.scheduler.describe()
-    host.finish(fine)
-
-
-@within(60)
-def test_failed_pipeline_is_built_again_at_the_next_request(gpu, image, slow):
-    """The next job or run builds a failed pipeline again, and success clears the error message."""
-    for again in ("job", "run"):
-        (net,) = sessions(gpu, 1, deferred=True)
-        host = Host(gpu, budget_ms=1.0)
-        slow.update(net.program._preparation.keys[0].label.split()[:1])
-        job = host.scheduler.submit(net, {"x": image})
-        host.until(lambda job=job: job.ended)
-        assert job.error == "planted" and "last error: 'net0'" in BUILDER.doing()
-        slow.clear()
-        if again == "job":
-            host.finish(host.scheduler.submit(net, {"x": image}))
-        else:
-            net.run({"x": image})
-        assert "last error: 'net0'" not in BUILDER.doing()
+    assert "last error: 'net0'" in host.scheduler.describe()
+    slow.clear()
+    if again == "job":
+        host.finish(host.submit(net, {"x": image}))
+    else:
+        net.run({"x": image})
+    assert "last error: 'net0'" not in BUILDER.doing()
 
 
 def test_an_evicted_model_reads_no_kernel_again(gpu, image, monkeypatch):
@@ -175,7 +165,7 @@ def test_frame_does_not_wait_for_a_run_that_begins_meanwhile(gpu, image, monkeyp
         return reserve(executor, network, inputs)
 
     monkeypatch.setattr(FrameExecutor, "reserve", late)
-    job = host.scheduler.submit(session, {"x": image})
+    job = host.submit(session, {"x": image})
     host.frame()
     assert job.state == "queued" and (program.residency.arena is None) == evicted
     if not evicted:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 import cml_engine as cml
 from cml_engine.compiler.optimize import AS_WRITTEN, optimize
@@ -37,12 +38,12 @@ def test_least_memory_finishes_a_branch_before_the_next(gpu, branching, rng):
     graph = cml.load(branching)
     usual, small = (session(gpu, graph, order) for order in ("file", "memory"))
     assert small.plan.memory.peak < 0.5 * usual.plan.memory.peak
-    x = rng.standard_normal((1, 1, 32, 32)).astype(np.float32)
-    np.testing.assert_array_equal(small.run({"x": x})["y"], usual.run({"x": x})["y"])
+    x = rng.standard_normal((1, 1, 32, 32), np.float32)
+    assert_array_equal(small.run({"x": x})["y"], usual.run({"x": x})["y"])
     seen = []
     small.run({"x": x}, watch=lambda node, results: seen.append((node.outputs[0], results[0])))
     assert [name for name, _ in seen] == [n.outputs[0] for n in small.graph.nodes]
-    np.testing.assert_array_equal(seen[-1][1], small.run({"x": x})["y"])
+    assert_array_equal(seen[-1][1], small.run({"x": x})["y"])
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -52,7 +53,7 @@ def test_least_memory_never_needs_more_than_the_file_and_has_its_bits(gpu, seed)
     assert small.plan.memory.peak <= usual.plan.memory.peak
     found, wanted = small.run(inputs), usual.run(inputs)
     for name in wanted:
-        np.testing.assert_array_equal(found[name], wanted[name], name)
+        assert_array_equal(found[name], wanted[name], name)
 
 
 @pytest.mark.parametrize("seed", range(12))

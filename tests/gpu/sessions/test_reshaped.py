@@ -60,8 +60,8 @@ def own():
 
 @pytest.fixture
 def weights(rng):
-    weights = {f"w{k}": rng.standard_normal((8, 8, 3, 3)).astype(np.float32) / 8 for k in (0, 1)}
-    weights["slopes"] = rng.standard_normal((1, 8)).astype(np.float32)
+    weights = {f"w{k}": rng.standard_normal((8, 8, 3, 3), np.float32) / 8 for k in (0, 1)}
+    weights["slopes"] = rng.standard_normal((1, 8), np.float32)
     return weights
 
 
@@ -72,7 +72,7 @@ def model(weights):
 
 
 def image(shape, seed=3):
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
 def run(session, seed=3):
@@ -247,7 +247,7 @@ def test_a_shape_that_is_not_kept_frees_its_memory(own, model):
 
 
 def test_reshaped_sessions_have_separate_variables(gpu, rng):
-    start = rng.standard_normal((1, 8, 1, 1)).astype(np.float32)
+    start = rng.standard_normal((1, 8, 1, 1), np.float32)
     model = cml.MemoryModel(STATE, {"sums": start})
     for backend in (gpu, "cpu"):
         session = cml.Session(cml.load(model), backend)
@@ -270,11 +270,11 @@ def test_scheduler_prepares_reshaped_sessions_without_building(own, model, monke
     other = cml.Session(cml.load(model), own)
     run(other)
     host = Host(own, budget_ms=2.0)
-    host.finish(host.scheduler.submit(other, {"x": image(SMALL)}))
+    host.finish(host.submit(other, {"x": image(SMALL)}))
     with Counted(own, monkeypatch) as counted:
         large = other.reshaped({"x": LARGE})
         assert not large.program.ready
-        (got,) = host.finish(host.scheduler.submit(large, {"x": image(LARGE)}))
+        (got,) = host.finish(host.submit(large, {"x": image(LARGE)}))
     assert_array_equal(got, wanted)
     assert counted.all == ([], [], 0, 0)
 
@@ -285,7 +285,7 @@ def test_switching_known_shapes_builds_and_uploads_nothing(own, model, monkeypat
     steps = [(1, 8, size, size) for size in (16, 20, 24)]
 
     def result(shape):
-        job = host.scheduler.submit(session.reshaped({"x": shape}), {"x": image(shape)})
+        job = host.submit(session.reshaped({"x": shape}), {"x": image(shape)})
         (array,) = host.finish(job)
         job.release()
         return array

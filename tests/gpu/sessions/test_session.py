@@ -57,14 +57,14 @@ graph mixed(x, unused) -> (a, b, c)
 def mixed(tmp_path_factory):
     rng = np.random.default_rng(3)
     shapes = {"w1": (8, 3, 3, 3), "w2": (8, 8, 3, 3), "w3": (12, 8, 1, 1), "slope": (1, 8)}
-    tensors = {k: rng.standard_normal(s).astype(np.float32) / 4 for k, s in shapes.items()}
+    tensors = {k: rng.standard_normal(s, np.float32) / 4 for k, s in shapes.items()}
     return cml.load(write_model(tmp_path_factory.mktemp("mixed") / "m", MIXED, **tensors))
 
 
 @pytest.fixture
 def inputs(rng):
     return {
-        "x": rng.standard_normal((1, 3, 11, 9)).astype(np.float32),
+        "x": rng.standard_normal((1, 3, 11, 9), np.float32),
         "unused": np.zeros(2, np.float32),
     }
 
@@ -227,7 +227,7 @@ def test_every_output_has_its_declared_type_and_shape(dtype, shape, gpu):
         found = [session.run(inputs)]
         if backend is gpu:
             host = Host(gpu, budget_ms=5.0)
-            job = host.scheduler.submit(session, inputs)
+            job = host.submit(session, inputs)
             found.append({name: host.finish(job, name=name)[0] for name in outputs})
             assert {name: job.tensor(name).fact for name in outputs} == session.outputs
         for arrays in found:

@@ -65,7 +65,7 @@ def test_closed_session_has_no_memory_and_refuses_use(gpu):
     before = held_bytes(gpu)
     session = cml.Session(conv_net(), gpu)
     session.run({"x": IMAGE})
-    job = host.scheduler.submit(session, {"x": IMAGE})
+    job = host.submit(session, {"x": IMAGE})
     host.until(lambda: job.state == "running")
     with pytest.raises(InputError, match="a run or a job is under way"):
         session.close()

@@ -27,7 +27,7 @@ def in_frames(session, gpu, inputs):
     """Runs a job with one operator per frame and returns its outputs by name."""
     host = Host(gpu, budget_ms=100.0)
     host.scheduler.planner = operators_per_frame(1)
-    job = host.scheduler.submit(session, inputs)
+    job = host.submit(session, inputs)
     return {name: host.finish(job, name=name)[0] for name in session.outputs}
 
 
