@@ -130,33 +130,35 @@ def test_requested_arrays_have_arrived_in_callbacks(scheduler):
     assert released.callbacks is None, "outputs that were released do not arrive"
 
 
-@pytest.mark.parametrize("how", ENDS)
-@pytest.mark.parametrize("other_thread", [False, True])
-def test_await_resolves_or_raises(scheduler, job, how, other_thread):
+def frames_beside(scheduler):
+    """Returns a running thread that runs frames, and a function that ends it."""
     stop = threading.Event()
 
-    def loop_frames():
+    def run_frames():
         while not stop.is_set():
             run_frame(scheduler)
             time.sleep(0.001)
 
-    async def main():
-        doom(scheduler, job, how)
-        frames = threading.Thread(target=loop_frames)
-        if other_thread:
-            frames.start()
-        else:
-            frames = asyncio.get_running_loop().run_in_executor(None, loop_frames)
-        try:
-            return await asyncio.wait_for(job, 30)
-        finally:
-            stop.set()
+    thread = threading.Thread(target=run_frames)
+    thread.start()
+    return thread, lambda: (stop.set(), thread.join())
 
-    if ENDS[how] is None:
-        assert asyncio.run(main()).state == "done"
-    else:
-        with pytest.raises(ENDS[how]):
-            asyncio.run(main())
+
+@pytest.mark.parametrize("how", ENDS)
+def test_await_resolves_or_raises(scheduler, job, how):
+    async def main():
+        return await asyncio.wait_for(job, 30)
+
+    doom(scheduler, job, how)
+    _, stop = frames_beside(scheduler)
+    try:
+        if ENDS[how] is None:
+            assert asyncio.run(main()).state == "done"
+        else:
+            with pytest.raises(ENDS[how]):
+                asyncio.run(main())
+    finally:
+        stop()
 
 
 def test_a_game_whose_frames_are_an_asyncio_task_awaits_jobs_beside_them(scheduler):
@@ -204,27 +206,18 @@ def test_awaiting_a_job_with_failed_input_raises_the_reason(scheduler):
 
 
 def test_wait_leaves_the_frames_to_the_thread_that_runs_them(scheduler):
-    stop, threads = threading.Event(), set()
-    encode = scheduler.executor.encode
+    threads, encode = set(), scheduler.executor.encode
     scheduler.executor.encode = lambda *a, **k: (
         threads.add(threading.get_ident()) or encode(*a, **k)
     )
-
-    def loop_frames():
-        while not stop.is_set():
-            run_frame(scheduler)
-            time.sleep(0.001)
-
-    thread = threading.Thread(target=loop_frames)
-    thread.start()
+    thread, stop = frames_beside(scheduler)
     try:
         while scheduler.frame < 3:
             time.sleep(0.001)
         assert scheduler.submit(network(), {}).wait(30).state == "done"
         assert threads == {thread.ident}
     finally:
-        stop.set()
-        thread.join()
+        stop()
     assert scheduler.submit(network(), {}).wait(30).state == "done", "that thread has ended"
 
 

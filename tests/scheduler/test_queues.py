@@ -5,11 +5,7 @@ import sys
 
 import pytest
 
-from cml_engine import (
-    by_priority,
-    fair_share,
-    least_laxity,
-)
+from cml_engine import by_priority, fair_share, least_laxity
 from scheduler.jobs.job_list import Heap, NetworkQueue
 from scheduler.recording import decisions_of
 from scheduler.tools.simulate import Noise, SimGpu

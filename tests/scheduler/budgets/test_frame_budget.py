@@ -69,20 +69,18 @@ def aim(controller):
     return controller.aim_ms
 
 
-def test_constant_slack_is_used():
-    assert aim(learned([9.0] * 400)) == pytest.approx(FRAME_MS - 9.0, rel=0.03)
-
-
-def test_frames_over_target_without_networks_do_not_reduce_the_plan():
-    rests = [30.0 if n % 20 == 7 else 9.0 for n in range(1200)]
-    # some of the late frames run no networks
-    rests = [-rest if n % 30 == 7 else rest for n, rest in enumerate(rests)]
-    assert aim(learned(rests)) == pytest.approx(FRAME_MS - 9.0, rel=0.03)
-
-
-def test_hitches_within_the_target_limit_the_plan():
-    rests = [13.0 if n % 20 == 7 else 9.0 for n in range(1200)]
-    assert aim(learned(rests)) == pytest.approx(FRAME_MS - 13.0, rel=0.03)
+@pytest.mark.parametrize(
+    ("rests", "longest_ms"),
+    [
+        ([9.0] * 400, 9.0),
+        # late frames, some of which run no networks
+        ([(1 - 2 * (n % 30 == 7)) * (30.0 if n % 20 == 7 else 9.0) for n in range(1200)], 9.0),
+        ([13.0 if n % 20 == 7 else 9.0 for n in range(1200)], 13.0),
+    ],
+    ids=["constant slack", "late without networks too", "hitches within the target"],
+)
+def test_slack_of_the_longest_frames_within_the_target_is_used(rests, longest_ms):
+    assert aim(learned(rests)) == pytest.approx(FRAME_MS - longest_ms, rel=0.03)
 
 
 def test_frames_over_target_only_with_networks_reduce_the_plan():
