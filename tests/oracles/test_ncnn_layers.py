@@ -2,6 +2,7 @@
 ncnn's."""
 
 import struct
+from itertools import product
 
 import numpy as np
 import pytest
@@ -17,13 +18,17 @@ VOLUME, PLANE, LINE, DEEP = (4, 5, 6), (4, 6), (6,), (4, 3, 4, 5)
 SHAPES = (VOLUME, PLANE, LINE, DEEP)
 
 
-def case(line, *shapes, weights="", values="any"):
+def case(text, *shapes, weights="", values="any"):
     """Returns a test case of one layer: its line, the inputs' shapes, the weights and the values.
 
     ``"ReLU 0=0.1"`` becomes a line with the inputs ``x0``, ``x1``, … and the output ``out``.
-    ``->a,b`` after the type names other outputs.
+    ``->a,b`` after the type names other outputs. Shapes and weights may be in the text:
+    ``"InnerProduct 0=3 2=18 1=1 | 3,2,1 | f18 r3"``.
     """
+    line, *parts = text.split(" | ")
     kind, *params = line.split()
+    shapes += tuple(_extents(part) for part in parts if part[0].isdigit())
+    weights = weights or " ".join(part for part in parts if part[0].isalpha())
     outputs = ["out"]
     if params and params[0].startswith("->"):
         outputs = params.pop(0)[2:].split(",")
@@ -31,6 +36,10 @@ def case(line, *shapes, weights="", values="any"):
     names = [f"x{i}" for i in range(len(shapes))]
     words = [kind, "l", str(len(names)), str(len(outputs)), *names, *outputs, *params]
     return " ".join(words), shapes, weights, values
+
+
+def _extents(text):
+    return tuple(int(extent) for extent in text.split(","))
 
 
 def activations():
@@ -49,7 +58,7 @@ def activations():
             yield case(f"Softmax 0={axis} 1=1", shape)
             if shape[axis] % 2 == 0:
                 yield case(f"GLU 0={axis}", shape)
-    yield case("PReLU 0=1", weights="r1")
+    yield case("PReLU 0=1 | r1")
 
 
 def arithmetic():
@@ -62,12 +71,12 @@ def arithmetic():
         values = "positive" if kind in (6, 9) else "any"
         yield case(f"BinaryOp 0={kind}", VOLUME, VOLUME, values=values)
         yield case(f"BinaryOp 0={kind} 1=1 2=0.7", values=values)
-    for other in ((4,), (6,), (1,), (4, 5), (4, 1, 1), (1, 5, 6), (4, 1, 6)):
-        yield case("BinaryOp 0=1", VOLUME, other)
-        yield case("BinaryOp 0=1", other, VOLUME)
-    for a, b in ((PLANE, (4,)), (PLANE, (6,)), (DEEP, (4,)), (DEEP, (5,)), (DEEP, (4, 3))):
-        yield case("BinaryOp 0=7", a, b)
-        yield case("BinaryOp 0=7", b, a)
+    for shape, others in (
+        ("4,5,6", "4 6 1 4,5 4,1,1 1,5,6 4,1,6"), ("4,6", "4 6"), ("4,3,4,5", "4 5 4,3"),
+    ):  # fmt: skip
+        for other in others.split():
+            yield case(f"BinaryOp 0=7 | {shape} | {other}")
+            yield case(f"BinaryOp 0=7 | {other} | {shape}")
     for kind in range(3):
         yield case(f"Eltwise 0={kind}", VOLUME, VOLUME, VOLUME)
     yield case("Eltwise 0=1 -23301=3,1.0,0.5,-2.0", VOLUME, VOLUME, VOLUME)
@@ -80,7 +89,7 @@ def arithmetic():
         yield case("Scale 0=-233", shape, (n,))
         yield case("CumulativeSum 0=-1", shape)
         yield case("CumulativeSum 0=0", shape)
-    yield case("Bias 0=4", weights="r4")
+    yield case("Bias 0=4 | r4")
 
 
 ACTIVATIONS = ("", "9=1", "9=2 -23310=1,0.1", "9=3 -23310=2,-0.5,0.5", "9=4", "9=5",
@@ -91,8 +100,8 @@ def convolutions():
     rng = np.random.default_rng(7)
     for i in range(28):
         yield from _windowed(rng, ACTIVATIONS[i % 7], i)
-    yield case("Convolution 0=3 1=1 6=18 5=1", LINE, weights="f18 r3")
-    yield case("Convolution 0=3 1=1 6=12 5=1", weights="h12 r3")
+    yield case("Convolution 0=3 1=1 6=18 5=1 | 6 | f18 r3")
+    yield case("Convolution 0=3 1=1 6=12 5=1 | h12 r3")
 
 
 def _windowed(rng, activation, i):
@@ -155,13 +164,13 @@ def poolings():
         if mode != 3:
             more = f"11={kernel[1]} 12={stride[1]} 21=2 22=2 23=0 16=0"
             yield case(f"Pooling3D {window} {more} {' '.join(sides)}", (4, 5, 6, 7))
-    yield case("Pooling 0=0 1=1 2=3", (1, 9, 11))
+    yield case("Pooling 0=0 1=1 2=3 | 1,9,11")
     for kind in range(2):
-        for shape, sizes in (((3, 7, 9), "8=3 18=2"), ((3, 8, 8), "8=4"), ((3, 5, 5), "8=7"),
-                             ((3, 5, 5), "8=-233 18=2"), ((3, 5, 6), "8=1")):  # fmt: skip
-            yield case(f"Pooling 0={kind} 7=1 {sizes}", shape)
-        yield case(f"Pooling1D 0={kind} 7=1 8=3", (3, 7))
-        yield case(f"Pooling3D 0={kind} 7=1 8=3 18=2 28=1", (3, 4, 5, 7))
+        for sizes in ("8=3 18=2 | 3,7,9", "8=4 | 3,8,8", "8=7 | 3,5,5", "8=-233 18=2 | 3,5,5",
+                      "8=1 | 3,5,6"):  # fmt: skip
+            yield case(f"Pooling 0={kind} 7=1 {sizes}")
+        yield case(f"Pooling1D 0={kind} 7=1 8=3 | 3,7")
+        yield case(f"Pooling3D 0={kind} 7=1 8=3 18=2 28=1 | 3,4,5,7")
         for name, shape in (("Pooling1D", PLANE), ("Pooling", VOLUME), ("Pooling3D", DEEP)):
             yield case(f"{name} 0={kind} 4=1", shape)
 
@@ -184,23 +193,17 @@ def normalizations():
 
 
 def other_normalizations():
-    yield case("InstanceNorm 0=4 1=0.01", weights="r4 r4")
-    yield case("InstanceNorm 0=0 2=0")
-    for variance in range(2):
-        for across in range(2):
-            yield case(f"MVN 0={variance} 1={across} 2=0.01")
-    for mode in range(3):
-        for shared, count in ((0, 4), (1, 1)):
-            for over in ("0=1 4=0", "0=0 4=1", "0=1 4=1"):
-                line = f"Normalize {over} 1={shared} 2=0.01 3={count} 9={mode}"
-                yield case(line, weights=f"r{count}")
     for line in ("MVN", "MVN 0=1", "LRN", "InstanceNorm 2=0", "GroupNorm 1=4 3=0",
-                 "LayerNorm 0=6 2=0", "RMSNorm 0=6 2=0"):  # fmt: skip
+                 "LayerNorm 0=6 2=0", "RMSNorm 0=6 2=0", "InstanceNorm 0=4 1=0.01 | r4 r4",
+                 "InstanceNorm 0=0 2=0", "Normalize 3=4 | r4"):  # fmt: skip
         yield case(line)
-    yield case("Normalize 3=4", weights="r4")
-    for region in range(2):
-        for size in (1, 3, 4, 5):
-            yield case(f"LRN 0={region} 1={size} 2=0.9 3=0.6 4=1.5", (5, 6, 7))
+    for variance, across in product(range(2), repeat=2):
+        yield case(f"MVN 0={variance} 1={across} 2=0.01")
+    for mode, over in product(range(3), ("0=1 4=0", "0=0 4=1", "0=1 4=1")):
+        for shared, count in ((0, 4), (1, 1)):
+            yield case(f"Normalize {over} 1={shared} 2=0.01 3={count} 9={mode} | r{count}")
+    for region, size in product(range(2), (1, 3, 4, 5)):
+        yield case(f"LRN 0={region} 1={size} 2=0.9 3=0.6 4=1.5 | 5,6,7")
 
 
 def reductions():
@@ -220,56 +223,53 @@ def resizings():
     sizes = ("1=2.0 2=2.0", "1=3.0 2=2.0", "1=0.5 2=0.5", "1=1.5 2=2.5", "1=0.7 2=0.4", "3=5 4=4",
              "3=14 4=18", "3=1 4=1", "3=13 4=7")  # fmt: skip
     for kind in (1, 2, 3):
-        for shape in ((3, 7, 9), (2, 4, 3), (5, 7)):
-            for size in sizes:
-                yield case(f"Interp 0={kind} {size}", shape)
-                if kind > 1:
-                    yield case(f"Interp 0={kind} {size} 6=1", shape)
-        yield case(f"Interp 0={kind} 3=4 4=5", (3,))
-        yield case(f"Interp 0={kind} 5=1", (3, 4, 5), (1, 9, 7))
+        for shape, size in product(("3,7,9", "2,4,3", "5,7"), sizes):
+            yield case(f"Interp 0={kind} {size} | {shape}")
+            if kind > 1:
+                yield case(f"Interp 0={kind} {size} 6=1 | {shape}")
+        yield case(f"Interp 0={kind} 3=4 4=5 | 3")
+        yield case(f"Interp 0={kind} 5=1 | 3,4,5 | 1,9,7")
 
 
 def samplings():
-    for kind in (1, 2, 3):
-        for border in (1,) if kind == 3 else (1, 2):
-            for aligned in range(2):
-                line = f"GridSample 0={kind} 1={border} 2={aligned}"
-                yield case(line, (3, 6, 7), (4, 5, 2))
-                yield case(f"{line} 3=1", (3, 6, 7), (2, 4, 5))
-                if kind < 3:
-                    yield case(line, (2, 4, 5, 6), (3, 4, 5, 3))
+    for kind, border, aligned in product((1, 2, 3), (1, 2), range(2)):
+        if (kind, border) != (3, 2):
+            line = f"GridSample 0={kind} 1={border} 2={aligned}"
+            yield case(f"{line} | 3,6,7 | 4,5,2")
+            yield case(f"{line} 3=1 | 3,6,7 | 2,4,5")
+            if kind < 3:
+                yield case(f"{line} | 2,4,5,6 | 3,4,5,3")
 
 
 def parts():
     for shape in SHAPES:
         for axis in range(-len(shape), len(shape)):
             yield case(f"Concat 0={axis}", shape, shape)
-            yield case(f"Slice ->out,b 1={axis} -23300=2,-233,-233", shape)
-            yield case(f"Slice ->out,b,c 1={axis} -23300=3,1,-233,-233", shape)
-            yield case(f"Slice ->out,b 1={axis} -23300=2,2,-233", shape)
-            yield case(f"Slice ->out,b,c 1={axis} -23302=2,1,-1", shape)
+            for ends in ("b 1={} -23300=2,-233,-233", "b,c 1={} -23300=3,1,-233,-233",
+                         "b 1={} -23300=2,2,-233", "b,c 1={} -23302=2,1,-1"):  # fmt: skip
+                yield case(f"Slice ->out,{ends.format(axis)}", shape)
             if axis >= 0:
                 yield case(f"Tile 0={axis} 1=3", shape)
         for count in range(1, min(5, len(shape) + 2)):
             yield case(f"Tile -23302={count},{','.join('2312'[:count])}", shape)
-    for shape in ((4, 6, 7), (6, 7), (7,)):
-        for line in ("0=1 1=1 2=1 3=3 4=2 5=2", "0=1 1=1 3=-233 4=-233 5=-233 6=1 7=1",
-                     "0=1 3=9 4=3 5=1"):  # fmt: skip
-            yield case(f"Crop {line}", shape)
-    yield case("Crop 0=1 1=1 2=1 13=1 14=2 3=2 4=2 5=1", (3, 4, 6, 7))
-    for shape in ((4, 6, 7), (3, 4, 6, 7)):
-        yield case("Crop -23309=1,-3 -23310=1,-1 -23311=1,-1", shape)
-        yield case("Crop -23309=1,1 -23310=1,100 -23311=1,-1", shape)
-        yield case("Crop -23309=2,1,0 -23310=2,3,-233 -23311=2,0,1", shape)
-    yield case("Crop -23309=3,1,1,1 -23310=3,3,-1,-233", (4, 6, 7))
-    yield case("Crop 0=1 1=2 2=1", (4, 6, 7), (2, 3, 4))
-    yield case("Crop 0=1 1=2", (4, 6, 7), (3, 4))
+    for crop, shapes in (
+        ("0=1 1=1 2=1 3=3 4=2 5=2", "4,6,7 6,7 7"),
+        ("0=1 1=1 3=-233 4=-233 5=-233 6=1 7=1", "4,6,7 6,7 7"),
+        ("0=1 3=9 4=3 5=1", "4,6,7 6,7 7"),
+        ("0=1 1=1 2=1 13=1 14=2 3=2 4=2 5=1", "3,4,6,7"),
+        ("-23309=1,-3 -23310=1,-1 -23311=1,-1", "4,6,7 3,4,6,7"),
+        ("-23309=1,1 -23310=1,100 -23311=1,-1", "4,6,7 3,4,6,7"),
+        ("-23309=2,1,0 -23310=2,3,-233 -23311=2,0,1", "4,6,7 3,4,6,7"),
+        ("-23309=3,1,1,1 -23310=3,3,-1,-233", "4,6,7"),
+    ):
+        for shape in shapes.split():
+            yield case(f"Crop {crop} | {shape}")
+    yield case("Crop 0=1 1=2 2=1 | 4,6,7 | 2,3,4")
+    yield case("Crop 0=1 1=2 | 4,6,7 | 3,4")
     yield case("Padding")
     for kind in range(3):
-        for shape in (VOLUME, (4, 5), (5,)):
-            yield case(f"Padding 0=1 1=2 2=3 3=1 4={kind} 5=0.5", shape)
-        yield case(f"Padding 0=1 1=2 2=3 3=1 4={kind} 5=0.5 7=1 8=2", VOLUME)
-        yield case(f"Padding 0=1 1=2 2=3 3=1 4={kind} 5=0.5 7=1 8=2", (2, 3, 4, 5))
+        for more in (" | 4,5,6", " | 4,5", " | 5", " 7=1 8=2 | 4,5,6", " 7=1 8=2 | 2,3,4,5"):
+            yield case(f"Padding 0=1 1=2 2=3 3=1 4={kind} 5=0.5{more}")
 
 
 def moves():
@@ -281,71 +281,65 @@ def moves():
         for reverse in range(2):
             yield case(f"ShuffleChannel 0=2 1={reverse}", shape)
     for mode in range(2):
-        yield case(f"ShuffleChannel 0=3 1={mode}", (12, 3, 4))
-        yield case(f"PixelShuffle 0=2 1={mode}", (12, 3, 4))
-        yield case(f"Reorg 0=2 1={mode}", (3, 4, 6))
-    for shape, line in (
-        (VOLUME, "0=30 1=4"), (VOLUME, "0=6 1=-1"), (VOLUME, "0=0 1=-1"),
-        (VOLUME, "0=-1 1=0 2=2"), (VOLUME, "0=-1"), (VOLUME, "0=0 1=0 2=0"),
-        (PLANE, "0=3 1=2 2=-1"), (PLANE, "0=0 1=2 2=2"), (PLANE, "0=6 1=4 2=0"),
-        ((24,), "0=2 1=3 2=4"), ((24,), "0=2 1=3 11=2 2=-1"),
-        ((2, 3, 4, 5), "0=0 1=0 11=-1 2=1"), ((2, 3, 4, 5), "0=20 1=-1"),
+        yield case(f"ShuffleChannel 0=3 1={mode} | 12,3,4")
+        yield case(f"PixelShuffle 0=2 1={mode} | 12,3,4")
+        yield case(f"Reorg 0=2 1={mode} | 3,4,6")
+    for line in (
+        "0=30 1=4", "0=6 1=-1", "0=0 1=-1", "0=-1 1=0 2=2", "0=-1", "0=0 1=0 2=0",
+        "0=3 1=2 2=-1 | 4,6", "0=0 1=2 2=2 | 4,6", "0=6 1=4 2=0 | 4,6",
+        "0=2 1=3 2=4 | 24", "0=2 1=3 11=2 2=-1 | 24",
+        "0=0 1=0 11=-1 2=1 | 2,3,4,5", "0=20 1=-1 | 2,3,4,5",
     ):  # fmt: skip
-        yield case(f"Reshape {line}", shape)
+        yield case(f"Reshape {line}")
 
 
 def axes():
-    for shape in ((1, 5, 1), (1, 1, 6), (4, 1), (1,), (1, 3, 1, 5), (2, 3)):
-        for line in ("0=1", "1=1", "2=1", "11=1", "0=1 1=1 2=1", "-23303=1,0", "-23303=1,-1"):
-            yield case(f"Squeeze {line}", shape)
-    for shape in ((4, 5, 6), (5, 6), (6,)):
-        for line in ("1,0", "1,-1", "1,1"):
-            yield case(f"ExpandDims -23303={line}", shape)
+    for shape, line in product(
+        ("1,5,1", "1,1,6", "4,1", "1", "1,3,1,5", "2,3"),
+        ("0=1", "1=1", "2=1", "11=1", "0=1 1=1 2=1", "-23303=1,0", "-23303=1,-1"),
+    ):
+        yield case(f"Squeeze {line} | {shape}")
+    for shape, line in product(("4,5,6", "5,6", "6"), ("1,0", "1,-1", "1,1")):
+        yield case(f"ExpandDims -23303={line} | {shape}")
     for line in ("2,0,-1", "2,0,1"):
-        yield case(f"ExpandDims -23303={line}", PLANE)
+        yield case(f"ExpandDims -23303={line} | 4,6")
     for line in ("Dropout 0=0.4", "Dropout", "DeepCopy", "Noop", "Cast 0=1 1=1", "Split ->out,b"):
         yield case(line)
 
 
 def products():
-    yield case("InnerProduct 0=3 2=18 1=1", LINE, weights="f18 r3")
-    yield case("InnerProduct 0=3 2=18", (2, 3), weights="h18")
-    for activation in ACTIVATIONS:
-        yield case(f"InnerProduct 0=3 2=18 1=1 {activation}", (3, 2, 1), weights="f18 r3")
-    yield case("InnerProduct 0=3 2=18 1=1", (5, 6), weights="f18 r3")
-    yield case("InnerProduct 0=3 2=18 1=1", (1, 6), weights="f18 r3")
-    for turned in range(2):
-        for a, b in (
-            ((3, 4), (4, 5)), ((2, 3, 4), (2, 4, 5)), ((2, 3, 4), (1, 4, 5)), ((2, 3, 4), (4, 5)),
-            ((3, 4), (2, 4, 5)), ((4,), (4, 5)), ((3, 4), (4,)), ((4,), (4,)), ((2, 3, 4), (4,)),
-            ((2, 2, 3, 4), (2, 2, 4, 5)), ((2, 2, 3, 4), (4, 5)),
-        ):  # fmt: skip
-            second = (*b[:-2], b[-1], b[-2]) if turned and len(b) > 1 else b
-            yield case(f"MatMul 0={turned}", a, second)
-    yield case("Gemm", (3, 4), (4, 5))
-    yield case("Gemm 2=1 3=1 0=0.5", (4, 3), (5, 4))
-    for c in ((1,), (3,), (5,), (3, 5), (1, 5), (3, 1)):
-        yield case("Gemm 0=0.5 1=2.0", (3, 4), (4, 5), c)
-    for line in ("14=1", "11=1", "14=1 11=1"):
-        yield case(f"Gemm {line}", (3, 4), (4, 5))
-    for kind, count in ((-1, 0), (0, 1), (1, 3), (2, 3), (3, 15), (4, 5)):
-        line = f"Gemm 6=1 7=3 8=5 9=4 10={kind} 1=0.7"
-        yield case(line, (3, 4), (4, 5), weights=f"f{count}" if count else "")
-    yield case("Gemm 5=1 7=3 8=5 9=4", (3, 4), weights="f20")
-    yield case("Gemm 4=1 2=1 7=3 8=5 9=4", (4, 5), weights="h12")
-    yield case("Gemm 3=1 5=1 6=1 8=5 9=4 10=4", (3, 4), weights="f20 f5")
-    yield case("Gemm 3=1 5=1 6=1 8=5 9=4 10=4 11=1", (3, 1, 4), weights="f20 f5")
+    for more in ("| 6 | f18 r3", "| 5,6 | f18 r3", "| 1,6 | f18 r3",
+                 *(f"{activation} | 3,2,1 | f18 r3" for activation in ACTIVATIONS)):  # fmt: skip
+        yield case(f"InnerProduct 0=3 2=18 1=1 {more}")
+    yield case("InnerProduct 0=3 2=18 | 2,3 | h18")
+    for factors in ("3,4 | 4,5", "2,3,4 | 2,4,5", "2,3,4 | 1,4,5", "2,3,4 | 4,5", "3,4 | 2,4,5",
+                    "4 | 4,5", "2,2,3,4 | 2,2,4,5", "2,2,3,4 | 4,5"):  # fmt: skip
+        yield case(f"MatMul 0=0 | {factors}")
+        yield case(f"MatMul 0=1 | {factors.removesuffix('4,5')}5,4")
+    for turned, shape in product(range(2), ("3,4", "4", "2,3,4")):
+        yield case(f"MatMul 0={turned} | {shape} | 4")
+    for line in ("| 3,4", "14=1 | 3,4", "11=1 | 3,4", "14=1 11=1 | 3,4"):
+        yield case(f"Gemm {line} | 4,5")
+    yield case("Gemm 2=1 3=1 0=0.5 | 4,3 | 5,4")
+    for c in ("1", "3", "5", "3,5", "1,5", "3,1"):
+        yield case(f"Gemm 0=0.5 1=2.0 | 3,4 | 4,5 | {c}")
+    for weights in ("-1 1=0.7", "0 1=0.7 | f1", "1 1=0.7 | f3", "2 1=0.7 | f3", "3 1=0.7 | f15",
+                    "4 1=0.7 | f5"):  # fmt: skip
+        yield case(f"Gemm 6=1 7=3 8=5 9=4 10={weights}", (3, 4), (4, 5))
+    yield case("Gemm 5=1 7=3 8=5 9=4 | 3,4 | f20")
+    yield case("Gemm 4=1 2=1 7=3 8=5 9=4 | 4,5 | h12")
+    yield case("Gemm 3=1 5=1 6=1 8=5 9=4 10=4 | 3,4 | f20 f5")
+    yield case("Gemm 3=1 5=1 6=1 8=5 9=4 10=4 11=1 | 3,1,4 | f20 f5")
     same = "f64 r8 f64 r8 f64 r8 f64 r8"
-    attention = "MultiHeadAttention 0=8"
-    yield case(f"{attention} 1=2 2=64", (5, 8), weights=same)
-    yield case(f"{attention} 1=2 2=64 5=1", (5, 8), (5, 5), weights=same)
-    yield case(
-        f"{attention} 1=2 2=64 3=6 4=6", (5, 8), (7, 6), weights="f64 r8 f48 r8 f48 r8 f64 r8"
-    )
-    yield case(f"{attention} 1=4 2=64 3=6 4=5", (5, 8), (7, 6), (7, 5),
-               weights="f64 r8 f48 r8 f40 r8 f64 r8")  # fmt: skip
-    yield case(f"{attention} 1=2 2=64 5=1 6=0.3", (5, 8), (7, 8), (7, 8), (2, 5, 7), weights=same)
-    yield case(f"{attention} 1=2 2=48 3=6 4=6", (5, 6), weights="f48 r8 f48 r8 f48 r8 f48 r6")
+    for line in (
+        f"1=2 2=64 | 5,8 | {same}",
+        f"1=2 2=64 5=1 | 5,8 | 5,5 | {same}",
+        "1=2 2=64 3=6 4=6 | 5,8 | 7,6 | f64 r8 f48 r8 f48 r8 f64 r8",
+        "1=4 2=64 3=6 4=5 | 5,8 | 7,6 | 7,5 | f64 r8 f48 r8 f40 r8 f64 r8",
+        f"1=2 2=64 5=1 6=0.3 | 5,8 | 7,8 | 7,8 | 2,5,7 | {same}",
+        "1=2 2=48 3=6 4=6 | 5,6 | f48 r8 f48 r8 f48 r8 f48 r6",
+    ):
+        yield case(f"MultiHeadAttention 0=8 {line}")
 
 
 def recurrent():
@@ -367,10 +361,8 @@ def recurrent():
             named = line.replace(kind, f"{kind} ->{names}")
             yield case(named, (3, 5), *states, weights=weights)
             yield case(named, (1, 5), weights=weights)
-    for direction, dirs in ((0, 1), (2, 2)):
-        total = dirs * 4 * 6 * 5
-        weights = f"f{total} f{dirs * 24} h{dirs * 96} f{dirs * 24}"
-        yield case(f"LSTM 0=4 1={total} 2={direction} 3=6", (3, 5), weights=weights)
+    yield case("LSTM 0=4 1=120 2=0 3=6 | 3,5 | f120 f24 h96 f24")
+    yield case("LSTM 0=4 1=240 2=2 3=6 | 3,5 | f240 f48 h192 f48")
 
 
 FAMILIES = (

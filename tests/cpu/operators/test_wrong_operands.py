@@ -5,131 +5,115 @@ import pytest
 
 from cml_engine.compiler.passes.infer import infer_node
 from cml_engine.errors import InputError, ModelError
-from cml_engine.ir.graph import Attrs, Fact, Node
+from cml_engine.ir.graph import Attrs, Node
 from cml_engine.ops import load_families
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.tools.testing import full_attrs
+from tests.fixtures.texts import operator_call
 
 load_families()
 
 
-def integers(*shape):
-    return Fact("integer", shape)
-
-
-def logicals(*shape):
-    return Fact("logical", shape)
-
-
-IMAGE, FILTER = (1, 8, 4, 4), (8, 8, 3, 3)
-ANY = [(0, 0)] * 4
-ROI = [(1, 1, 4, 4), (2, 4), integers(2)]
-TWO = {"size": [1, 1, 2, 2]}
-HALVE = {**TWO, "stride": [1, 1, 2, 2]}
-PLANES, WHOLE = (1, 2, 4, 4), integers(2, 3)
-BLOCK = {"size": [2, 2], "padding": [(0, 0)] * 2}
-
+#: calls of operands with these types and shapes, and a part of the message
 WRONG = [
-    ("conv", [(1, 128, 8, 8), (32, 64, 3, 3), ()], {},
+    ("conv(f[1, 128, 8, 8], f[32, 64, 3, 3], f[()])",
      r"filter has 64 input channels, input has 128 \(groups=1"),
-    ("conv", [(1, 8), (8, 8), ()], {}, "rank 3, 4 or 5"),
-    ("conv", [IMAGE, (8, 8, 3), ()], {}, "wanted rank 4"),
-    ("conv", [IMAGE, FILTER, (1, 9)], {}, "bias"),
-    ("conv", [IMAGE, FILTER, ()], {"stride": [1]}, "has 1 values, wanted 2"),
-    ("conv", [IMAGE, FILTER, ()], {"dilation": [0, 1]}, "wanted 1 or more"),
-    ("conv", [IMAGE, FILTER, ()], {"padding": [(1, 1)]}, "wanted 2 pairs"),
-    ("conv", [IMAGE, (8, 4, 3, 3), ()], {"groups": 3}, "do not divide into groups=3"),
-    ("conv", [IMAGE, FILTER, ()], {"groups": -1}, "groups=-1"),
-    ("deconv", [IMAGE, (4, 8, 3, 3), ()], {}, "filter is for 4 input channels, input has 8"),
-    ("deconv", [IMAGE, FILTER, ()], {"border": "reflect"}, "no meaning for deconv"),
-    ("deconv", [IMAGE, (8, 4, 3, 3), ()], {"output_shape": [1, 8, 4, 4]}, "output_shape begins"),
-    ("deconv", [IMAGE, (8, 4, 3, 3), ()], {"stride": [2, 2], "output_shape": [1, 4, 12, 8]},
+    ("conv(f[1, 8], f[8, 8], f[()])", "rank 3, 4 or 5"),
+    ("conv(f[1, 8, 4, 4], f[8, 8, 3], f[()])", "wanted rank 4"),
+    ("conv(f[1, 8, 4, 4], f[8, 8, 3, 3], f[1, 9])", "bias"),
+    ("conv(f[1, 8, 4, 4], f[8, 8, 3, 3], f[()], stride=[1])", "has 1 values, wanted 2"),
+    ("conv(f[1, 8, 4, 4], f[8, 8, 3, 3], f[()], dilation=[0, 1])", "wanted 1 or more"),
+    ("conv(f[1, 8, 4, 4], f[8, 8, 3, 3], f[()], padding=[(1, 1)])", "wanted 2 pairs"),
+    ("conv(f[1, 8, 4, 4], f[8, 4, 3, 3], f[()], groups=3)", "do not divide into groups=3"),
+    ("conv(f[1, 8, 4, 4], f[8, 8, 3, 3], f[()], groups=-1)", "groups=-1"),
+    ("deconv(f[1, 8, 4, 4], f[4, 8, 3, 3], f[()])", "filter is for 4 input channels, input has 8"),
+    ("deconv(f[1, 8, 4, 4], f[8, 8, 3, 3], f[()], border='reflect')", "no meaning for deconv"),
+    ("deconv(f[1, 8, 4, 4], f[8, 4, 3, 3], f[()], output_shape=[1, 8, 4, 4])",
+     "output_shape begins"),
+    ("deconv(f[1, 8, 4, 4], f[8, 4, 3, 3], f[()], stride=[2, 2], output_shape=[1, 4, 12, 8])",
      "output_shape 12 goes back to 6"),
-    ("add", [(2, 3), (3,)], {}, r"\[2,.?3\] and \[3\].*dimension 0 is 2 and 3.*unsqueeze"),
-    ("add", [integers(), ()], {}, "x is integer.*wanted tensor<scalar>.*cast"),
-    ("select", [logicals(), integers(), ()], {}, "false_value is scalar"),
-    ("relu", [], {}, "wanted 1 operands, got 0"),
-    ("gather", [(3, 4), (2,)], {"axis": 0}, "indices is .*wanted tensor<integer>"),
-    ("gather", [(0, 4), integers(2)], {"axis": 0}, "is empty"),
-    ("cast", [(1,)], {"dtype": "float"}, "cast to 'float'"),
-    ("matmul", [(2, 3), (4, 5)], {}, "3 columns but B has 4 rows"),
-    ("matmul", [(2, 3), (1, 3, 5)], {}, "equal ranks"),
-    ("linear", [(2, 3), (5, 4), ()], {}, "3 channels in, but the filter takes 4"),
-    ("linear", [(2, 3), (5, 3), (1, 4)], {}, r"wanted \[1,5\]"),
-    ("reshape", [(2, 3)], {"shape": [5]}, "5 elements, wanted 6"),
-    ("reshape", [(2, 3)], {"shape": [-1, 4]}, "the other extents make 4"),
-    ("reshape", [(2, 3)], {"shape": [-1, -1]}, "one -1"),
-    ("reshape", [(2, 3)], {"shape": [6], "axis_start": 3}, "reach past"),
-    *(("transpose", [(2, 3)], {"axes": axes}, "wanted each of 0 to")
-      for axes in ([0, 0], [1, 2], [0, 1, 2])),
-    ("concat", [(2, 3), (3, 3)], {"axis": 1}, "agree in every axis but 1"),
-    ("concat", [(2, 3)], {"axis": -1}, "axis -1"),
-    ("concat", [], {"axis": 0}, "at least one"),
-    ("concat", [(2,), integers(2)], {"axis": 0}, "cast"),
-    ("stack", [(2, 3), (2, 4)], {"axis": 0}, "in every axis"),
-    ("split", [(4,)], {"axis": 0, "ratios": [1, 2]}, "ratios, not sizes"),
-    ("split", [(4,)], {"axis": 0, "ratios": []}, "wanted ratios"),
-    ("unstack", [()], {"axis": 0}, "rank 0"),
-    ("tile", [(2, 3)], {"repeats": [0, 1]}, "1 or more"),
-    *(("slice", [(3, 4)], {"axes": [0], "begin": [0], "end": [1], **change}, said)
-      for change, said in (
-          ({"axes": [2]}, "axis 2"),
-          ({"axes": [0, 0], "begin": [0, 0], "end": [1, 1]}, "twice"),
-          ({"begin": [0, 0]}, "'begin' has 2 values"),
-          ({"stride": [0]}, "stride is 0"),
-          ({"stride": [1, 1]}, "'stride' has 2 values"))),
-    ("pad", [(3, 4)], {"padding": [(-2, -2), (0, 0)]}, "leaves -1"),
-    ("pad", [(0, 4)], {"padding": [(1, 0), (0, 0)], "border": "reflect"}, "nothing to repeat"),
-    ("max_pool", [IMAGE], {"size": [2, 2]}, "size=.* has 2 values, wanted 4: one for each extent"),
-    ("max_pool", [IMAGE], {"size": [1, 1, 9, 2], "padding": ANY},
+    ("add(f[2, 3], f[3])", r"\[2,.?3\] and \[3\].*dimension 0 is 2 and 3.*unsqueeze"),
+    ("add(i[()], f[()])", "x is integer.*wanted tensor<scalar>.*cast"),
+    ("select(b[()], i[()], f[()])", "false_value is scalar"),
+    ("relu()", "wanted 1 operands, got 0"),
+    ("gather(f[3, 4], f[2], axis=0)", "indices is .*wanted tensor<integer>"),
+    ("gather(f[0, 4], i[2], axis=0)", "is empty"),
+    ("cast(f[1], dtype='float')", "cast to 'float'"),
+    ("matmul(f[2, 3], f[4, 5])", "3 columns but B has 4 rows"),
+    ("matmul(f[2, 3], f[1, 3, 5])", "equal ranks"),
+    ("linear(f[2, 3], f[5, 4], f[()])", "3 channels in, but the filter takes 4"),
+    ("linear(f[2, 3], f[5, 3], f[1, 4])", r"wanted \[1,5\]"),
+    ("reshape(f[2, 3], shape=[5])", "5 elements, wanted 6"),
+    ("reshape(f[2, 3], shape=[-1, 4])", "the other extents make 4"),
+    ("reshape(f[2, 3], shape=[-1, -1])", "one -1"),
+    ("reshape(f[2, 3], shape=[6], axis_start=3)", "reach past"),
+    ("transpose(f[2, 3], axes=[0, 0])", "wanted each of 0 to"),
+    ("transpose(f[2, 3], axes=[1, 2])", "wanted each of 0 to"),
+    ("transpose(f[2, 3], axes=[0, 1, 2])", "wanted each of 0 to"),
+    ("concat(f[2, 3], f[3, 3], axis=1)", "agree in every axis but 1"),
+    ("concat(f[2, 3], axis=-1)", "axis -1"),
+    ("concat(axis=0)", "at least one"),
+    ("concat(f[2], i[2], axis=0)", "cast"),
+    ("stack(f[2, 3], f[2, 4], axis=0)", "in every axis"),
+    ("split(f[4], axis=0, ratios=[1, 2])", "ratios, not sizes"),
+    ("split(f[4], axis=0, ratios=[])", "wanted ratios"),
+    ("unstack(f[()], axis=0)", "rank 0"),
+    ("tile(f[2, 3], repeats=[0, 1])", "1 or more"),
+    ("slice(f[3, 4], axes=[2], begin=[0], end=[1])", "axis 2"),
+    ("slice(f[3, 4], axes=[0, 0], begin=[0, 0], end=[1, 1])", "twice"),
+    ("slice(f[3, 4], axes=[0], begin=[0, 0], end=[1])", "'begin' has 2 values"),
+    ("slice(f[3, 4], axes=[0], begin=[0], end=[1], stride=[0])", "stride is 0"),
+    ("slice(f[3, 4], axes=[0], begin=[0], end=[1], stride=[1, 1])", "'stride' has 2 values"),
+    ("pad(f[3, 4], padding=[(-2, -2), (0, 0)])", "leaves -1"),
+    ("pad(f[0, 4], padding=[(1, 0), (0, 0)], border='reflect')", "nothing to repeat"),
+    ("max_pool(f[1, 8, 4, 4], size=[2, 2])", "size=.* has 2 values, wanted 4: one for each extent"),
+    ("max_pool(f[1, 8, 4, 4], size=[1, 1, 9, 2], padding=[(0, 0), (0, 0), (0, 0), (0, 0)])",
      "axis 2: a window of 9 .* does not fit"),
-    ("max_pool", [IMAGE], {**TWO, "border": "mirror"}, "border 'mirror', wanted one of constant"),
-    ("sample", [IMAGE, integers(*IMAGE)], HALVE,
+    ("max_pool(f[1, 8, 4, 4], size=[1, 1, 2, 2], border='mirror')",
+     "border 'mirror', wanted one of constant"),
+    ("sample(f[1, 8, 4, 4], i[1, 8, 4, 4], size=[1, 1, 2, 2], stride=[1, 1, 2, 2])",
      r"index has shape \[1, 8, 4, 4\], wanted \[1, 8, 2, 2\]"),
-    ("desample", [IMAGE, IMAGE], HALVE, "index is .*wanted tensor<integer>"),
-    ("debox", [IMAGE], {**HALVE, "output_shape": [1, 8, 11, 8]},
+    ("desample(f[1, 8, 4, 4], f[1, 8, 4, 4], size=[1, 1, 2, 2], stride=[1, 1, 2, 2])",
+     "index is .*wanted tensor<integer>"),
+    ("debox(f[1, 8, 4, 4], size=[1, 1, 2, 2], stride=[1, 1, 2, 2], output_shape=[1, 8, 11, 8])",
      "output_shape 11 goes back to 6 .* the input has 4"),
-    ("sum_reduce", [(2, 3)], {"axes": [2]}, "axis 2 .* wanted 0 to 1"),
-    ("sum_reduce", [(2, 3)], {"axes": [-1]}, "axis -1 .* from 0"),
-    ("argmax_reduce", [(2, 0)], {"axes": [1]}, "no position in nothing"),
-    ("nearest_upsample", [(1, 2)], {"factor": []}, "1 to 3 spatial axes"),
-    ("area_downsample", [(1, 2, 5)], {"factor": [2]}, "5 / 2 leaves 1"),
-    ("nearest_downsample", [(1, 2, 4, 5)], {"factor": [2, 3]}, "axis 3"),
-    ("multilinear_upsample", [(1, 2, 3)], {"factor": [2], "method": "cubic"}, "method 'cubic'"),
-    ("avg_roi_pool", [(1, 1, 4), (2, 4), integers(2)], {"output_size": [1]},
-     r"wanted \[number of rois, 2\]"),
-    ("avg_roi_pool", ROI, {"output_size": [1, 0]}, "wanted 1 or more"),
-    ("avg_roi_pool", [(0, 1, 4, 4), *ROI[1:]], {"output_size": [1, 1]}, "no batch item"),
-    ("max_roi_align", ROI, {"output_size": [1, 1], "sampling_rate": [2]}, "sampling_rate"),
-    ("gather_elements", [PLANES, WHOLE], {"axis": 1}, "wanted rank 4"),
-    ("scatter_elements", [WHOLE] * 3, {"axis": 1, "reduction": "sum"},
+    ("sum_reduce(f[2, 3], axes=[2])", "axis 2 .* wanted 0 to 1"),
+    ("sum_reduce(f[2, 3], axes=[-1])", "axis -1 .* from 0"),
+    ("argmax_reduce(f[2, 0], axes=[1])", "no position in nothing"),
+    ("nearest_upsample(f[1, 2], factor=[])", "1 to 3 spatial axes"),
+    ("area_downsample(f[1, 2, 5], factor=[2])", "5 / 2 leaves 1"),
+    ("nearest_downsample(f[1, 2, 4, 5], factor=[2, 3])", "axis 3"),
+    ("multilinear_upsample(f[1, 2, 3], factor=[2], method='cubic')", "method 'cubic'"),
+    ("avg_roi_pool(f[1, 1, 4], f[2, 4], i[2], output_size=[1])", r"wanted \[number of rois, 2\]"),
+    ("avg_roi_pool(f[1, 1, 4, 4], f[2, 4], i[2], output_size=[1, 0])", "wanted 1 or more"),
+    ("avg_roi_pool(f[0, 1, 4, 4], f[2, 4], i[2], output_size=[1, 1])", "no batch item"),
+    ("max_roi_align(f[1, 1, 4, 4], f[2, 4], i[2], output_size=[1, 1], sampling_rate=[2])",
+     "sampling_rate"),
+    ("gather_elements(f[1, 2, 4, 4], i[2, 3], axis=1)", "wanted rank 4"),
+    ("scatter_elements(i[2, 3], i[2, 3], i[2, 3], axis=1, reduction='sum')",
      "reduction 'sum', wanted one of none, add"),
-    ("scatter_nd", [logicals(2, 3), integers(2, 1), logicals(2, 3)], {"reduction": "add"},
-     "cast it"),
-    ("scatter_nd", [WHOLE] * 3, {}, "rows of at most 2 numbers"),
-    ("grid_sample", [PLANES, (1, 2, 2, 3)], {}, "a position of 2 numbers"),
-    ("grid_sample", [PLANES, (1, 2, 2, 2)], {"method": "bilinear"},
+    ("scatter_nd(b[2, 3], i[2, 1], b[2, 3], reduction='add')", "cast it"),
+    ("scatter_nd(i[2, 3], i[2, 3], i[2, 3])", "rows of at most 2 numbers"),
+    ("grid_sample(f[1, 2, 4, 4], f[1, 2, 2, 3])", "a position of 2 numbers"),
+    ("grid_sample(f[1, 2, 4, 4], f[1, 2, 2, 2], method='bilinear')",
      "method 'bilinear', wanted one of nearest, linear, cubic"),
-    ("roi_align", [PLANES, (1, 4), integers(2)], {"output_size": [2, 2]}, "one for each roi"),
-    ("non_max_suppression", [(1, 3, 4), (1, 2, 4)], {"max_per_class": 1},
-     r"wanted \[1, classes, 3\]"),
-    ("nonzero", [PLANES], {"capacity": -1}, "capacity -1"),
-    ("col2im", [(1, 4, 8)], {**BLOCK, "output_size": [4, 4]},
+    ("roi_align(f[1, 2, 4, 4], f[1, 4], i[2], output_size=[2, 2])", "one for each roi"),
+    ("non_max_suppression(f[1, 3, 4], f[1, 2, 4], max_per_class=1)", r"wanted \[1, classes, 3\]"),
+    ("nonzero(f[1, 2, 4, 4], capacity=-1)", "capacity -1"),
+    ("col2im(f[1, 4, 8], size=[2, 2], padding=[(0, 0), (0, 0)], output_size=[4, 4])",
      r"wanted \[batch, channels \* 4, 9\]"),
-    ("deform_columns", [PLANES, (1, 8, 4, 4), ()], BLOCK, r"wanted \[1,8,3,3\]"),
-    ("int_conv", [PLANES, PLANES], {}, "input is .*scalar"),
-    ("reverse_sequence", [PLANES, integers(3)], {"time_axis": 2, "batch_axis": 1},
-     r"wanted integer\[2\]"),
-    ("cumprod", [WHOLE], {"axis": 0}, "cast<scalar>"),
+    ("deform_columns(f[1, 2, 4, 4], f[1, 8, 4, 4], f[()], size=[2, 2], padding=[(0, 0), (0, 0)])",
+     r"wanted \[1,8,3,3\]"),
+    ("int_conv(f[1, 2, 4, 4], f[1, 2, 4, 4])", "input is .*scalar"),
+    ("reverse_sequence(f[1, 2, 4, 4], i[3], time_axis=2, batch_axis=1)", r"wanted integer\[2\]"),
+    ("cumprod(i[2, 3], axis=0)", "cast<scalar>"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("op", "operands", "attrs", "message"), WRONG)
-def test_a_wrong_call_is_refused(op, operands, attrs, message):
-    facts = {
-        f"x{i}": fact if isinstance(fact, Fact) else Fact("scalar", fact)
-        for i, fact in enumerate(operands)
-    }
+@pytest.mark.parametrize(("text", "message"), WRONG)
+def test_a_wrong_call_is_refused(text, message):
+    op, operands, attrs = operator_call(text)
+    facts = {f"x{i}": fact for i, fact in enumerate(operands)}
     with pytest.raises(ModelError, match=message):
         infer_node(Node(op, tuple(facts), ("y",), full_attrs(op, attrs)), facts)
 
