@@ -34,8 +34,8 @@ export const tileInput = (x, z) => new Int32Array([x * CELLS, z * CELLS, LEVEL, 
  * @param {Chain} chain @param {string} name @param {Int32Array} tile @param {(from: Output) => any} output
  */
 function inputsOf({ sources, readsTile }, name, tile, output) {
-  const taken = Object.entries(sources[name]).map(([input, from]) => [input, output(from)]);
-  return Object.fromEntries(readsTile.includes(name) ? [...taken, ["tile", tile]] : taken);
+  const inputs = Object.entries(sources[name]).map(([input, from]) => [input, output(from)]);
+  return Object.fromEntries(readsTile.includes(name) ? [...inputs, ["tile", tile]] : inputs);
 }
 
 /** A tile on its way: a job of each network, each of which takes the others' outputs. */
@@ -88,25 +88,25 @@ export class Tile {
  */
 export async function runTile({ chain, networks }, x, z) {
   /** @type {Record<string, Record<string, import("./cml.js").Numbers>>} */
-  const made = {};
+  const results = {};
   for (const name of Object.keys(chain.sources)) {
-    const inputs = inputsOf(chain, name, tileInput(x, z), ({ session, tensor }) => made[session][tensor]);
-    made[name] = await networks[name].run(inputs);
+    const inputs = inputsOf(chain, name, tileInput(x, z), ({ session, tensor }) => results[session][tensor]);
+    results[name] = await networks[name].run(inputs);
   }
-  return made;
+  return results;
 }
 
 /**
  * A tile of the integer world in a line (demo_game/reporting/digest.py): of all that it is, as whole
  * numbers, and so the same on every machine.
- * @param {Chain} chain @param {Awaited<ReturnType<typeof runTile>>} made
+ * @param {Chain} chain @param {Awaited<ReturnType<typeof runTile>>} results
  */
-export async function digestOf({ digested }, made) {
-  const words = digested.map(({ session, tensor }) => {
-    const numbers = made[session][tensor];
+export async function digestOf({ digested }, results) {
+  const tensors = digested.map(({ session, tensor }) => {
+    const numbers = results[session][tensor];
     return numbers instanceof Float32Array ? Int32Array.from(numbers, (v) => WORDS * v) : new Int32Array(numbers);
   });
-  const bytes = await new Blob(words).arrayBuffer();
+  const bytes = await new Blob(tensors).arrayBuffer();
   const hash = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
   return Array.from(hash, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }

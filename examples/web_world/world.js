@@ -98,8 +98,8 @@ async function begin() {
   const tensor = (/** @type {number} */ binding) => (
     /** @type {GPUBindGroupLayoutEntry} */ ({ binding, visibility, buffer: { type: "read-only-storage" } })
   );
-  const place = device.createBindGroupLayout({ entries: [{ binding: 0, visibility, buffer: {} }, tensor(1), tensor(2), tensor(3)] });
-  const layout = device.createPipelineLayout({ bindGroupLayouts: [view, place] });
+  const tileLayout = device.createBindGroupLayout({ entries: [{ binding: 0, visibility, buffer: {} }, tensor(1), tensor(2), tensor(3)] });
+  const layout = device.createPipelineLayout({ bindGroupLayouts: [view, tileLayout] });
   const [land, tree] = ["land", "tree"].map((entryPoint) => device.createRenderPipeline({
     layout,
     vertex: { module, entryPoint },
@@ -136,16 +136,16 @@ async function begin() {
       tiles.delete(key);
     }
     // the nearest first, and few at a time: what is far may be passed before it is made
-    let asked = [...tiles.values()].filter(({ group }) => !group).length;
-    const wanted = [];
+    let pending = [...tiles.values()].filter(({ group }) => !group).length;
+    const missing = [];
     for (let x = cx - BEHIND; x <= cx + AHEAD; x++) {
       for (let z = cz - ASIDE; z <= cz + ASIDE; z++) {
         const far = Math.abs(x - cx - 0.6) + Math.abs(z - cz);
-        if (!tiles.has(`${x},${z}`)) wanted.push({ x, z, far });
+        if (!tiles.has(`${x},${z}`)) missing.push({ x, z, far });
       }
     }
-    for (const { x, z } of wanted.sort((a, b) => a.far - b.far)) {
-      if (asked++ >= MOST_ASKED) break;
+    for (const { x, z } of missing.sort((a, b) => a.far - b.far)) {
+      if (pending++ >= MOST_ASKED) break;
       tiles.set(`${x},${z}`, { tile: new Tile(scheduler, world, x, z, 1), group: null });
     }
   }
@@ -158,7 +158,7 @@ async function begin() {
       const { buffer, offset, bytes } = tile.tensor(name);
       return { binding: i + 1, resource: { buffer, offset, size: bytes } };
     });
-    return device.createBindGroup({ layout: place, entries: [{ binding: 0, resource: { buffer } }, ...entries] });
+    return device.createBindGroup({ layout: tileLayout, entries: [{ binding: 0, resource: { buffer } }, ...entries] });
   }
 
   let running = 0, last = 0, seconds = 0, longest = 0, flying = false;

@@ -21,13 +21,13 @@ export async function someInputs(network) {
 }
 
 /** The largest error, relative where a number is larger than 1; of integers the share that differs. */
-/** @param {Numbers} wanted @param {Numbers} found */
-export function farthest(wanted, found) {
-  if (!(wanted instanceof Float32Array)) return wanted.filter((value, i) => value !== found[i]).length / Math.max(wanted.length, 1);
+/** @param {Numbers} expected @param {Numbers} actual */
+export function farthest(expected, actual) {
+  if (!(expected instanceof Float32Array)) return expected.filter((value, i) => value !== actual[i]).length / Math.max(expected.length, 1);
   let error = 0;
-  wanted.forEach((value, i) => {
-    const far = Math.abs(found[i] - value) / Math.max(1, Math.abs(value));
-    error = Math.max(error, Number.isNaN(far) && !Object.is(found[i], value) ? Infinity : far || 0);
+  expected.forEach((value, i) => {
+    const far = Math.abs(actual[i] - value) / Math.max(1, Math.abs(value));
+    error = Math.max(error, Number.isNaN(far) && !Object.is(actual[i], value) ? Infinity : far || 0);
   });
   return error;
 }
@@ -50,9 +50,9 @@ export async function submitFrame(gpu, encode) {
 export async function playJob(job, network, frame) {
   const names = [...network.outputs.keys()];
   while (!job.ended || !job.read(names[0])) await frame();
-  const found = Object.fromEntries(names.map((name) => [name, job.read(name)]));
+  const outputs = Object.fromEntries(names.map((name) => [name, job.read(name)]));
   job.release();
-  return found;
+  return outputs;
 }
 
 /** Random slices, about `parts` of a run: of one workgroup, of thousands, over the ends of steps. */
@@ -79,8 +79,8 @@ export async function checkGolden(gpu, bytes, profile, budgetMs = 2, parts = 200
   if (!golden) throw new Error(`'${file.name}' has no golden input`);
   if (profile) file.plans = file.plans.filter((plan) => plan.profile === profile);
   const network = await load(gpu, file), inputs = await someInputs(network);
-  const whole = await network.run(inputs);
-  const error = Math.max(...golden.outputs.map(({ name, data }) => farthest(data, whole[name])));
+  const unsliced = await network.run(inputs);
+  const error = Math.max(...golden.outputs.map(({ name, data }) => farthest(data, unsliced[name])));
   const frames = [];
   let identical = true;
   for (const planner of [planFrame, byChance(network, parts)]) {
@@ -88,12 +88,12 @@ export async function checkGolden(gpu, bytes, profile, budgetMs = 2, parts = 200
     const scheduler = new Scheduler(gpu, { budgetMs }), job = scheduler.submit(network, inputs);
     scheduler.planner = planner;
     let count = 0;
-    const found = await playJob(job, network, async () => {
+    const sliced = await playJob(job, network, async () => {
       await submitFrame(gpu, (encoder) => scheduler.encode(encoder));
       scheduler.endFrame();
       count += job.ended ? 0 : 1;
     });
-    identical &&= isIdentical(whole, found);
+    identical &&= isIdentical(unsliced, sliced);
     frames.push(count);
   }
   network.destroy();
@@ -106,9 +106,9 @@ if (/** @type {any} */ (import.meta).main) {
   const [, profile] = at < 0 ? [] : args.splice(at, 2);
   let good = true;
   for (const path of args) {
-    const found = await checkGolden(gpu, await readFile(path), profile);
-    good &&= found.identical && found.error <= found.tolerance;
-    console.log(JSON.stringify(found));
+    const result = await checkGolden(gpu, await readFile(path), profile);
+    good &&= result.identical && result.error <= result.tolerance;
+    console.log(JSON.stringify(result));
   }
   exit(good ? 0 : 1);
 }

@@ -52,13 +52,13 @@ const ARRAYS = { scalar: Float32Array, integer: Int32Array, logical: Uint32Array
 /** @param {number} a @param {number} b */ const roundUp = (a, b) => Math.ceil(a / b) * b;
 /** @param {readonly number[]} values plain addition, one after the other */
 const sum = (values) => values.reduce((total, value) => total + value, 0);
-/** The value of a key, which is made where it is new. @template K, V @param {{get(key: K): V | undefined, set(key: K, value: V): unknown}} map @param {K} key @param {() => V} make */
+/** Returns the value of a key; makes it if it is missing. @template K, V @param {{get(key: K): V | undefined, set(key: K, value: V): unknown}} map @param {K} key @param {() => V} make */
 export function getOrMake(map, key, make) {
-  const known = map.get(key);
-  if (known !== undefined) return known;
-  const made = make();
-  map.set(key, made);
-  return made;
+  const existing = map.get(key);
+  if (existing !== undefined) return existing;
+  const value = make();
+  map.set(key, value);
+  return value;
 }
 /** @param {readonly number[]} shape */ const size = (shape) => shape.reduce((product, extent) => product * extent, 1);
 
@@ -407,11 +407,11 @@ class View {
 /** @param {Uint8Array} a @param {Uint8Array} b */
 const sameBytes = (a, b) => a.length === b.length && a.every((byte, i) => byte === b[i]);
 
-/** A zlib stream of a known length. @param {Uint8Array<ArrayBuffer>} packed @param {number} length @param {string} what */
-async function unzip(packed, length, what) {
+/** A zlib stream of a known length. @param {Uint8Array<ArrayBuffer>} packed @param {number} length @param {string} subject */
+async function unzip(packed, length, subject) {
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
   const reader = stream.getReader();
-  const found = new Uint8Array(length);
+  const unpacked = new Uint8Array(length);
   let at = 0;
   try {
     for (;;) {
@@ -419,24 +419,24 @@ async function unzip(packed, length, what) {
       if (done) break;
       if (at + value.length > length) {
         await reader.cancel();
-        throw corrupt(`${what} is longer than its ${length} bytes`);
+        throw corrupt(`${subject} is longer than its ${length} bytes`);
       }
-      found.set(value, at);
+      unpacked.set(value, at);
       at += value.length;
     }
   } catch (error) {
     if (error instanceof CmlError) throw error;
-    throw corrupt(`${what} cannot be unpacked: ${messageOf(error)}`);
+    throw corrupt(`${subject} cannot be unpacked: ${messageOf(error)}`);
   }
-  if (at !== length) throw corrupt(`${what} has ${at} bytes, wanted ${length}`);
-  return found;
+  if (at !== length) throw corrupt(`${subject} has ${at} bytes, wanted ${length}`);
+  return unpacked;
 }
 
-/** @param {Uint8Array} bytes @param {string} what */ function decode(bytes, what) {
+/** @param {Uint8Array} bytes @param {string} subject */ function decode(bytes, subject) {
   try {
     return new TextDecoder("utf-8", { fatal: true }).decode(bytes);
   } catch {
-    throw corrupt(`${what} is not UTF-8`);
+    throw corrupt(`${subject} is not UTF-8`);
   }
 }
 
@@ -492,13 +492,13 @@ export class CookedFile {
   get name() { return String(this.meta.name); }
   /** @param {Limits} stated by the header */ _checkTotals(stated) {
     const { kernels, plans } = this;
-    const found = {
+    const totals = {
       code_bytes: sum(kernels.map(({ spirv, wgsl }) => spirv.nbytes + wgsl.nbytes)),
       device_bytes: Math.max(...plans.map(({ spaces, params }) => sum(spaces) + params.length)),
       kernels: kernels.length,
       steps: Math.max(...plans.map(({ steps }) => steps.length)),
     };
-    if (JSON.stringify(found) !== JSON.stringify(stated)) {
+    if (JSON.stringify(totals) !== JSON.stringify(stated)) {
       throw corrupt("the header states other totals than the kernels and plans have");
     }
   }
@@ -519,10 +519,10 @@ export class CookedFile {
     if (!sameBytes(await sha256(table), table_digest)) {
       throw corrupt("the table of sections is not what its hash says");
     }
-    for (const [name, most] of Object.entries(limits)) {
-      const wanted = totals[/** @type {keyof Limits} */ (name)];
-      if (wanted > most) {
-        throw refused(`the file states ${wanted} ${name}, the limit is ${most}. If you trust it: limits: { ${name}: ${wanted} }`);
+    for (const [name, limit] of Object.entries(limits)) {
+      const total = totals[/** @type {keyof Limits} */ (name)];
+      if (total > limit) {
+        throw refused(`the file states ${total} ${name}, the limit is ${limit}. If you trust it: limits: { ${name}: ${total} }`);
       }
     }
     const end = this._readRows(new View(this.bytes, "the table of sections"), sections);
@@ -554,8 +554,8 @@ export class CookedFile {
     const row = this.table.get(tag)?.[number];
     const name = number ? `${tag} ${number}` : tag;
     if (!row) throw corrupt(`the file has no section '${name}'`);
-    const known = this._seen.get(name);
-    if (known) return known;
+    const checked = this._seen.get(name);
+    if (checked) return checked;
     const bytes = this.bytes.subarray(row.offset, row.offset + row.nbytes);
     if (!sameBytes(await sha256(bytes), row.digest)) throw corrupt(`section '${name}' is not what its hash says`);
     // typed arrays begin at multiples of their elements, and a file may begin anywhere
@@ -565,10 +565,10 @@ export class CookedFile {
     return view;
   }
   /** @param {KernelRow} kernel @returns {Promise<string>} its WGSL */ async wgsl({ label, wgsl: { offset, packed, nbytes } }) {
-    const code = await this.section("code"), what = `kernel '${label}'`;
-    if (nbytes > MOST_WGSL) throw corrupt(`${what}: its WGSL is longer than ${MOST_WGSL} bytes`);
-    const text = decode(await unzip(code.part(offset, packed), nbytes, what), what);
-    checkWgsl(text, what);
+    const code = await this.section("code"), subject = `kernel '${label}'`;
+    if (nbytes > MOST_WGSL) throw corrupt(`${subject}: its WGSL is longer than ${MOST_WGSL} bytes`);
+    const text = decode(await unzip(code.part(offset, packed), nbytes, subject), subject);
+    checkWgsl(text, subject);
     return text;
   }
   /** The first guess for a device of that name. @param {string} device */
@@ -580,29 +580,29 @@ export class CookedFile {
     if (view.bytes.byteLength !== first + factorRow.size * count) throw view.corrupt("it has gaps");
     const rows = view.rows(deviceRow, { count: devices, offset: guessHead.size });
     const factors = view.rows(factorRow, { count, offset: first }).map(({ kernel, times }) => [kernel, rate(times)]);
-    const found = rows.map(({ pattern, flops_per_ms, bytes_per_ms, launch_ms, first_factor, factors: many }) => {
-      if (first_factor + many > count) throw view.corrupt("factors lie outside of it");
-      const kernels = Object.fromEntries(factors.slice(first_factor, first_factor + many));
+    const guesses = rows.map(({ pattern, flops_per_ms, bytes_per_ms, launch_ms, first_factor, factors: factorCount }) => {
+      if (first_factor + factorCount > count) throw view.corrupt("factors lie outside of it");
+      const kernels = Object.fromEntries(factors.slice(first_factor, first_factor + factorCount));
       return { pattern, guess: new FirstGuess(rate(flops_per_ms), rate(bytes_per_ms), launch_ms, kernels) };
     });
-    return found.find(({ pattern }) => matches(pattern, device))?.guess ?? new FirstGuess();
+    return guesses.find(({ pattern }) => matches(pattern, device))?.guess ?? new FirstGuess();
   }
   /** The golden input and its outputs; null where the file has none. @returns {Promise<Golden | null>} */
   async golden() {
     if (!this.table.has("golden")) return null;
     const view = await this.section("golden"), { tensors: count, tolerance } = goldenHead.read(view, 0);
     const rows = view.rows(goldenRow, { count, offset: goldenHead.size }), { inputs, outputs } = this.plans[0];
-    const wanted = [...inputs, ...outputs];
-    if (!(tolerance >= 0 && tolerance < Infinity) || count !== wanted.length) {
+    const places = [...inputs, ...outputs];
+    if (!(tolerance >= 0 && tolerance < Infinity) || count !== places.length) {
       throw view.corrupt("it has no tolerance, or other tensors than the network");
     }
-    const found = wanted.map(({ name, type, shape, elements }, i) => {
+    const tensors = places.map(({ name, type, shape, elements }, i) => {
       const row = rows[i], fits = row.role === Number(i >= inputs.length) && TYPES[row.type] === type && row.name === name &&
         String(view.shape(row)) === String(shape);
       if (!fits) throw view.corrupt(`'${row.name}' is not '${name}' of the network`);
       return { name, shape, data: new ARRAYS[type](view.part(row.offset, 4 * elements).slice().buffer) };
     });
-    return { tolerance, inputs: found.slice(0, inputs.length), outputs: found.slice(inputs.length) };
+    return { tolerance, inputs: tensors.slice(0, inputs.length), outputs: tensors.slice(inputs.length) };
   }
 }
 
@@ -640,14 +640,14 @@ const ARRAY_TYPES = new Set(["array", "binding_array"]);
 
 /**
  * Refuses code that is longer, more deeply nested or expanded to more than a shader compiler takes.
- * @param {string} text @param {string} what begins the message
+ * @param {string} text @param {string} subject begins the message
  */
-export function checkWgsl(text, what) {
+export function checkWgsl(text, subject) {
   if (text.length > MOST_WGSL || text.includes("/*") || !/^[\t\r\n -~]*$/.test(text)) {
-    throw corrupt(`${what}: its WGSL is not ASCII, has comments of several lines, or is longer than ${MOST_WGSL} bytes`);
+    throw corrupt(`${subject}: its WGSL is not ASCII, has comments of several lines, or is longer than ${MOST_WGSL} bytes`);
   }
   const problem = new WgslScanner(text).problem();
-  if (problem) throw corrupt(`${what}: its WGSL ${problem}`);
+  if (problem) throw corrupt(`${subject}: its WGSL ${problem}`);
 }
 
 /** An open bracket: `<` of a template, `a` for that of an array's. */
@@ -666,9 +666,9 @@ class WgslScanner {
   /** Every token and where it ends. @returns {Generator<[string, number]>} */
   *tokens() {
     TOKEN.lastIndex = 0;
-    for (let found; (found = TOKEN.exec(this.text))?.[1];) {
+    for (let match; (match = TOKEN.exec(this.text))?.[1];) {
       const end = TOKEN.lastIndex;
-      yield [found[1], end];
+      yield [match[1], end];
       TOKEN.lastIndex = end;
     }
   }
@@ -697,12 +697,12 @@ class WgslScanner {
     return this.brackets.length > 1 ? "has brackets that do not end" : "";
   }
   /** Add a token to what is open. @param {string} token @param {string} before */ _count(token, before) {
-    const known = this.sizes.get(token);
+    const expandedSize = this.sizes.get(token);
     if (DECLARING.has(before)) {
       this.open.push([token, this.brackets.length, this.size]);
-    } else if (known !== undefined) {
-      if (known < 0) return `uses '${token}' before the end of its declaration`;
-      this.size += known;
+    } else if (expandedSize !== undefined) {
+      if (expandedSize < 0) return `uses '${token}' before the end of its declaration`;
+      this.size += expandedSize;
     }
     this.size += 1;
     this.pending += 1;
@@ -830,11 +830,11 @@ class PlanReader {
       );
       // all of the source is there, so that it is no larger
       const ends = matrix === null ? extents : [extents[0], extents[1], 36, extents[3]];
-      const whole = ends.every((end, a) => end <= size(dims.filter((d) => d.axis === a).map((d) => d.extent)));
+      const coversSource = ends.every((end, a) => end <= size(dims.filter((d) => d.axis === a).map((d) => d.extent)));
       const count = size(dims.map((d) => d.extent)), width = becomes ? 4 : STORED_BYTES[stored];
       const windows = matrix === null || (width === 4 && becomes !== 2 && extents[2] === 9 && extents[3] === 1 &&
         matrix % VALUE_ALIGNMENT === 0 && matrix + 144 <= values && dims.every(({ axis }) => axis < 3));
-      const fits = stored < 7 && becomes < 3 && (becomes === 0) === (stored < 3) && space > 0 && fill && whole && windows &&
+      const fits = stored < 7 && becomes < 3 && (becomes === 0) === (stored < 3) && space > 0 && fill && coversSource && windows &&
         !behind && count <= MOST_BYTES && size(extents) <= MOST_BYTES && roundUp(count * width, 4) === nbytes && offset % 4 === 0 &&
         source % VALUE_ALIGNMENT === 0 && source + size(extents) * STORED_BYTES[stored] <= values;
       if (!fits || space < before || (space === before && offset < end)) {
@@ -879,9 +879,9 @@ class PlanReader {
     return this._inside(row);
   }
   /** @template {BindingRow} R @param {R} row a range of a buffer @returns {R} */ _inside(row) {
-    const { space, offset, nbytes } = row, whole = this.head.spaces[space];
-    if (!(offset + nbytes <= whole)) {
-      throw this.view.corrupt(`${nbytes} bytes at ${offset} lie outside of the ${whole ?? 0} of buffer ${space}`);
+    const { space, offset, nbytes } = row, spaceBytes = this.head.spaces[space];
+    if (!(offset + nbytes <= spaceBytes)) {
+      throw this.view.corrupt(`${nbytes} bytes at ${offset} lie outside of the ${spaceBytes ?? 0} of buffer ${space}`);
     }
     return row;
   }
@@ -894,9 +894,9 @@ class PlanReader {
       if (!type || !layout || (layout !== "plain" && (shape.length < 3 || type !== "scalar"))) {
         throw view.corrupt(`'${name}' is a tensor of no known kind`);
       }
-      const wanted = elements ? storedBytes(shape, layout) : 0;
-      if (bytes !== wanted || offset % this.alignment) {
-        throw view.corrupt(`'${name}' [${shape}] takes ${wanted} bytes, not ${bytes}`);
+      const expectedBytes = elements ? storedBytes(shape, layout) : 0;
+      if (bytes !== expectedBytes || offset % this.alignment) {
+        throw view.corrupt(`'${name}' [${shape}] takes ${expectedBytes} bytes, not ${bytes}`);
       }
       this._inside({ space, offset, nbytes: roundUp(bytes, 16) });
       if (names.has(name)) throw view.corrupt(`it has '${name}' twice`);
@@ -920,7 +920,7 @@ export function numbersOf(values, piece, first, count) {
   const Source = matrix !== null && !becomes ? Float32Array : STORED_ARRAYS[stored];
   const source = new Source(part.buffer, part.byteOffset, size(extents));
   const Result = becomes === 1 || matrix !== null ? Float32Array : becomes === 2 ? Int32Array : STORED_ARRAYS[stored];
-  const found = new Result(count), ends = [...extents], at = [0, 0, 0, 0];
+  const result = new Result(count), ends = [...extents], at = [0, 0, 0, 0];
   let transformed = (/** @type {number} */ _window, /** @type {number} */ _point) => 0;
   if (matrix !== null) {
     transformed = pointsOf(source, new Float64Array(values.part(matrix, 144).slice().buffer));
@@ -934,7 +934,7 @@ export function numbersOf(values, piece, first, count) {
   for (let n = 0; n < count; n++) {
     const row = at[0] * ends[1] + at[1];
     if (at[0] < ends[0] && at[1] < ends[1] && at[2] < ends[2] && at[3] < ends[3]) {
-      found[n] = matrix === null ? source[(row * ends[2] + at[2]) * ends[3] + at[3]] : transformed(row, at[2]);
+      result[n] = matrix === null ? source[(row * ends[2] + at[2]) * ends[3] + at[3]] : transformed(row, at[2]);
     }
     for (let i = dims.length - 1; i >= 0; i--) {
       const { extent, axis, step } = dims[i];
@@ -944,7 +944,7 @@ export function numbersOf(values, piece, first, count) {
       index[i] = 0;
     }
   }
-  return new Uint8Array(found.buffer);
+  return new Uint8Array(result.buffer);
 }
 
 /**
@@ -979,27 +979,27 @@ function* blocked({ shape: [batch, channels, ...spatial] }) {
 
 /** @param {Layout} layout @returns {any} arrays of the numbers that a blocked tensor has */
 function blockedArray(layout) {
-  const found = layout === "c4" ? Float32Array : /** @type {any} */ (globalThis).Float16Array;
-  if (!found) throw new CmlError("StaleArtifact", "this browser has no Float16Array: cook without --half");
-  return found;
+  const ArrayType = layout === "c4" ? Float32Array : /** @type {any} */ (globalThis).Float16Array;
+  if (!ArrayType) throw new CmlError("StaleArtifact", "this browser has no Float16Array: cook without --half");
+  return ArrayType;
 }
 
 /** The tensor as it lies on the device. @param {TensorPlace} place @param {Numbers} values @returns {ArrayBuffer} */
 function toDevice(place, values) {
   if (place.layout === "plain") return /** @type {ArrayBuffer} */ (values.slice().buffer);
   const Stored = blockedArray(place.layout);
-  const found = new Stored(place.bytes / Stored.BYTES_PER_ELEMENT);
-  for (const [from, to] of blocked(place)) found[to] = values[from];
-  return found.buffer;
+  const blocks = new Stored(place.bytes / Stored.BYTES_PER_ELEMENT);
+  for (const [from, to] of blocked(place)) blocks[to] = values[from];
+  return blocks.buffer;
 }
 
 /** Inverse of {@link toDevice}. @param {TensorPlace} place @param {ArrayBuffer} stored @returns {Numbers} */
 function fromDevice(place, stored) {
   if (place.layout === "plain") return new ARRAYS[place.type](stored);
-  const numbers = new (blockedArray(place.layout))(stored);
-  const found = new Float32Array(place.elements);
-  for (const [to, from] of blocked(place)) found[to] = numbers[from];
-  return found;
+  const blocks = new (blockedArray(place.layout))(stored);
+  const values = new Float32Array(place.elements);
+  for (const [to, from] of blocked(place)) values[to] = blocks[from];
+  return values;
 }
 
 // ------------------------------------------------------------------------------------- planning
@@ -1214,18 +1214,18 @@ export function planFrame(state) {
   if (state.budgetMs <= 0) return { ...plan, reason: "budget" };
   if (state.gpuBehind) return { ...plan, reason: "waiting for GPU" };
   /** @type {Set<unknown>} */ const begun = new Set();
-  let left = state.aimMs;
+  let remainingMs = state.aimMs;
   for (const job of state.policy(state.jobs, state.nowMs, state.rate)) {
     const queued = job.state === "queued", exclusive = exclusivity(job.network);
     if (queued && begun.has(exclusive)) continue;
-    const found = slicesOf(state, job, left, !plan.slices.length);
-    left = found.left;
-    plan.slices.push(...found.parts);
-    if (queued && (found.parts.length || found.ended)) {
+    const added = slicesOf(state, job, remainingMs, !plan.slices.length);
+    remainingMs = added.left;
+    plan.slices.push(...added.parts);
+    if (queued && (added.parts.length || added.ended)) {
       plan.starts.push(job);
       begun.add(exclusive);
     }
-    if (!found.ended) return { ...plan, reason: "budget" };
+    if (!added.ended) return { ...plan, reason: "budget" };
   }
   return plan;
 }
@@ -1324,8 +1324,8 @@ class Feedback {
 
 /** @param {InFlight} entry @param {CostModel} model */ function learnFrame({ report, groups, ms }, model) {
   report.measuredMs = sum([...ms.values()]);
-  const known = report.planned && groups.every((parts) => allKnown(parts.map(([s]) => s), model));
-  if (known && report.predictedMs > TELLING_SHARE * report.aimMs) {
+  const isPredictable = report.planned && groups.every((parts) => allKnown(parts.map(([s]) => s), model));
+  if (isPredictable && report.predictedMs > TELLING_SHARE * report.aimMs) {
     model.learnFrame(report.predictedMs, report.measuredMs, report.budgetMs);
   }
   let first = 0;
@@ -1638,11 +1638,11 @@ export class Scheduler {
       const plan = this.planner(state);
       const refusing = plan.starts.find((job) => !this._start(encoder, job));
       if (!refusing) return plan;
-      const taken = refusing.ended ? null : exclusivity(refusing.network);
-      const left = state.jobs.filter((job) =>
-        job !== refusing && (job.state === "running" || exclusivity(job.network) !== taken)
+      const refusedGroup = refusing.ended ? null : exclusivity(refusing.network);
+      const candidates = state.jobs.filter((job) =>
+        job !== refusing && (job.state === "running" || exclusivity(job.network) !== refusedGroup)
       );
-      state = { ...state, jobs: left };
+      state = { ...state, jobs: candidates };
     }
   }
   /** Jobs that could run now: not paused, inputs there, network ready and not taken. */
@@ -1778,8 +1778,8 @@ export async function requestDevice(options = { powerPreference: "high-performan
   const limits = /** @type {Record<string, any>} */ (/** @type {unknown} */ (adapter.limits));
   const names = [...LIMIT_OF_NEED.map(([, name]) => name), "maxComputeWorkgroupSizeX"];
   const requiredLimits = Object.fromEntries(names.map((name) => [name, limits[name]]));
-  const wanted = { requiredFeatures, requiredLimits };
-  return await adapter.requestDevice(/** @type {GPUDeviceDescriptor} */ (wanted));
+  const descriptor = { requiredFeatures, requiredLimits };
+  return await adapter.requestDevice(/** @type {GPUDeviceDescriptor} */ (descriptor));
 }
 
 function missingWebGpu() {
@@ -1803,31 +1803,31 @@ class Device {
   /** @param {GPUDevice} gpu */ constructor(gpu) {
     this.gpu = gpu;
     const info = gpu.adapterInfo;
-    const words = [info?.description, info?.vendor, info?.architecture, info?.device];
-    this.name = words.filter((word) => /\D/.test(word ?? "")).join(" ") || "an unnamed device";
+    const parts = [info?.description, info?.vendor, info?.architecture, info?.device];
+    this.name = parts.filter((word) => /\D/.test(word ?? "")).join(" ") || "an unnamed device";
     this.software = /llvmpipe|softpipe|swiftshader|software|basic render/i.test(this.name);
     this.timed = gpu.features.has("timestamp-query");
     gpu.lost.then(({ message, reason }) => this.lost = message || String(reason));
   }
   check() { if (this.lost) throw new CmlError("DeviceError", `the device is lost: ${this.lost}`); }
   /**
-   * Make things, and say what the device has against it.
-   * @template T @param {ErrorCode} code @param {string} what @param {() => T} make
+   * Runs `make`, and throws an error that begins with `problem` if the device refuses it.
+   * @template T @param {ErrorCode} code @param {string} problem @param {() => T} make
    */
-  async createChecked(code, what, make) {
+  async createChecked(code, problem, make) {
     this.check();
     this.gpu.pushErrorScope("out-of-memory");
     this.gpu.pushErrorScope("validation");
-    let found, error;
+    let created, error;
     try {
-      found = make();
+      created = make();
     } catch (raised) {
       error = raised;
     }
     const scopes = await Promise.all([this.gpu.popErrorScope(), this.gpu.popErrorScope()]);
     error ??= scopes[0] ?? scopes[1];
-    if (error) throw new CmlError(scopes[1] ? "DeviceError" : code, `${what}: ${messageOf(error)}`);
-    return /** @type {T} */ (found);
+    if (error) throw new CmlError(scopes[1] ? "DeviceError" : code, `${problem}: ${messageOf(error)}`);
+    return /** @type {T} */ (created);
   }
   /** @param {number} tensors @param {number} paramsBytes */ layout(tensors, paramsBytes) {
     return getOrMake(this._layouts, `${tensors} ${paramsBytes}`, () => {
@@ -1850,9 +1850,9 @@ class Device {
     });
   }
   /** @param {KernelRow} kernel @param {string} code */ async _build({ label, tensors, params_bytes }, code) {
-    const what = `the device does not take kernel '${label}'`;
+    const problem = `the device does not take kernel '${label}'`;
     /** @type {[GPUShaderModule, GPUPipelineLayout]} */
-    const [module, layout] = await this.createChecked("KernelError", what, () => [
+    const [module, layout] = await this.createChecked("KernelError", problem, () => [
       this.gpu.createShaderModule({ label, code: DENO ? code.replace("enable subgroups;", "") : code }),
       this.gpu.createPipelineLayout({ bindGroupLayouts: [this.layout(tensors, params_bytes)] }),
     ]);
@@ -1861,7 +1861,7 @@ class Device {
       return await this.gpu.createComputePipelineAsync({ label, layout, compute });
     } catch (error) {
       this.check();
-      throw new CmlError("KernelError", `${what}: ${messageOf(error)}`);
+      throw new CmlError("KernelError", `${problem}: ${messageOf(error)}`);
     }
   }
 }
@@ -1875,8 +1875,8 @@ function choosePlan(file, device) {
   for (const plan of inOrder) {
     const { needs } = plan, lacks = [];
     for (const [need, name] of LIMIT_OF_NEED) {
-      const wanted = needs[need], has = limits[name], atMost = name.startsWith("min");
-      if (atMost ? has > wanted : has < wanted) lacks.push(`${name} of at ${atMost ? "most" : "least"} ${wanted}, the device has ${has}`);
+      const needed = needs[need], has = limits[name], atMost = name.startsWith("min");
+      if (atMost ? has > needed : has < needed) lacks.push(`${name} of at ${atMost ? "most" : "least"} ${needed}, the device has ${has}`);
     }
     for (const { label, flags, wgsl } of new Set(plan.steps.map((step) => file.kernels[step.kernel]))) {
       if (!wgsl.packed) lacks.push(`WGSL of kernel '${label}', the file has none`);
@@ -1957,8 +1957,8 @@ export class Network {
     const tensors = usage.STORAGE | usage.COPY_SRC | usage.COPY_DST;
     const uniform = usage.UNIFORM | usage.COPY_DST;
     const sizes = [...plan.spaces, this._stride * (plan.steps.length + RANGE_SLOTS), plan.params.length];
-    const what = `no memory for network '${this.name}'`;
-    this._buffers = await this.device.createChecked("DeviceError", what, () => sizes.map((bytes, i) => {
+    const problem = `no memory for network '${this.name}'`;
+    this._buffers = await this.device.createChecked("DeviceError", problem, () => sizes.map((bytes, i) => {
       const size = Math.max(roundUp(bytes, 16), 16);
       return gpu.createBuffer({ size, usage: i < 3 ? tensors : uniform, label: this.name });
     }));
@@ -1995,9 +1995,9 @@ export class Network {
     }
   }
   /** @param {number} space @param {number} at @param {Uint8Array<ArrayBuffer>} bytes */ _write(space, at, bytes) {
-    const whole = new Uint8Array(roundUp(bytes.length, 4));
-    whole.set(bytes);
-    this.device.gpu.queue.writeBuffer(this._buffers[space], at, whole);
+    const padded = new Uint8Array(roundUp(bytes.length, 4));
+    padded.set(bytes);
+    this.device.gpu.queue.writeBuffer(this._buffers[space], at, padded);
   }
   /** Every step's parameters and its whole range, written once. */
   _writeUniforms() {
@@ -2047,24 +2047,24 @@ export class Network {
   /** @param {string} name @param {any} value @returns {any} what a job keeps of it */ accept(name, value) {
     const place = this.inputs.get(name);
     if (!place) {
-      const known = [...this.inputs.keys()].join(", ") || "(none)";
-      throw refused(`network '${this.name}' has no input '${name}'; it has ${known}`);
+      const inputNames = [...this.inputs.keys()].join(", ") || "(none)";
+      throw refused(`network '${this.name}' has no input '${name}'; it has ${inputNames}`);
     }
-    const wanted = `input '${name}': wanted ${place.type} [${place.shape}]`;
+    const expected = `input '${name}': wanted ${place.type} [${place.shape}]`;
     if (value instanceof ARRAYS[place.type] || Array.isArray(value)) {
       if (value.length === place.elements) return toDevice(place, ARRAYS[place.type].from(value));
-      throw refused(`${wanted}, got ${value.length} numbers for its ${place.elements}`);
+      throw refused(`${expected}, got ${value.length} numbers for its ${place.elements}`);
     }
     const tensor = value instanceof JobOutput ? placeOfOutput(value) : value;
-    if (!tensor?.shape) throw refused(`${wanted} as ${ARRAYS[place.type].name}, got ${typeof value}`);
+    if (!tensor?.shape) throw refused(`${expected} as ${ARRAYS[place.type].name}, got ${typeof value}`);
     const same = ["type", "layout"].every((key) => tensor[key] === /** @type {any} */ (place)[key]);
     if (!same || String(tensor.shape) !== String(place.shape) || tensor.bytes !== place.bytes) {
-      throw refused(`${wanted} ${place.layout}, got ${tensor.type} [${tensor.shape}] ${tensor.layout}`);
+      throw refused(`${expected} ${place.layout}, got ${tensor.type} [${tensor.shape}] ${tensor.layout}`);
     }
     const { buffer, offset } = tensor;
     if (buffer && !(offset % 4 === 0 && offset >= 0 && offset + place.bytes <= buffer.size &&
         buffer.usage & GPUBufferUsage.COPY_SRC && !this._buffers.includes(buffer))) {
-      throw refused(`${wanted} in a buffer with COPY_SRC, at a multiple of 4, inside of it`);
+      throw refused(`${expected} in a buffer with COPY_SRC, at a multiple of 4, inside of it`);
     }
     return value;
   }
@@ -2075,8 +2075,8 @@ export class Network {
       if (!bytes) continue;
       if (value instanceof ArrayBuffer) this._write(space, offset, new Uint8Array(value));
       else {
-        const taken = value instanceof JobOutput ? value.job.result.tensor(value.name) : value;
-        const { buffer, offset: at } = taken;
+        const tensor = value instanceof JobOutput ? value.job.result.tensor(value.name) : value;
+        const { buffer, offset: at } = tensor;
         encoder.copyBufferToBuffer(buffer, at, this._buffers[space], offset, bytes);
       }
     }
@@ -2127,9 +2127,9 @@ export class Network {
     this.device.gpu.queue.submit([encoder.finish()]);
     await result.map();
     result.submitted = true;
-    const found = Object.fromEntries([...this.outputs.keys()].map((name) => [name, result.read(name)]));
+    const outputs = Object.fromEntries([...this.outputs.keys()].map((name) => [name, result.read(name)]));
     result.release();
-    return /** @type {Record<string, Numbers>} */ (found);
+    return /** @type {Record<string, Numbers>} */ (outputs);
   }
   /** Every step's time, for a device that times nothing in a frame. */
   async _measure() {
@@ -2158,9 +2158,9 @@ export class Network {
 }
 
 /** @param {JobOutput} output */ function placeOfOutput({ job, name }) {
-  const found = job.network instanceof Network && job.network.outputs.get(name);
-  if (!found) throw refused(`job '${job.name}' has no output '${name}'`);
-  return found.place;
+  const output = job.network instanceof Network && job.network.outputs.get(name);
+  if (!output) throw refused(`job '${job.name}' has no output '${name}'`);
+  return output.place;
 }
 
 /** The outputs of one job, in a buffer of their own. */
@@ -2206,10 +2206,10 @@ class Result {
     return { buffer: this.buffer, offset: at, bytes, shape, type, layout };
   }
   /** @param {string} name */ _place(name) {
-    const found = this.network.outputs.get(name);
-    if (found) return found;
-    const known = [...this.network.outputs.keys()].join(", ");
-    throw refused(`network '${this.network.name}' has no output '${name}'; it has ${known}`);
+    const output = this.network.outputs.get(name);
+    if (output) return output;
+    const outputNames = [...this.network.outputs.keys()].join(", ");
+    throw refused(`network '${this.network.name}' has no output '${name}'; it has ${outputNames}`);
   }
   release() {
     this.released = true;

@@ -162,7 +162,7 @@ if (/** @type {any} */ (import.meta).main) {
     budgetMs: option("--budget-ms", 4), frameMs: option("--frame-ms", 1000 / 60),
     frames: option("--frames", 600), layers: option("--layers", 4),
   };
-  const found = await measureFrames(await requestDevice(), await readFile(args[0]), options);
-  console.log(args.includes("--json") ? JSON.stringify(found, null, 2) : asText(found));
-  exit(found.identical ? 0 : 1);
+  const result = await measureFrames(await requestDevice(), await readFile(args[0]), options);
+  console.log(args.includes("--json") ? JSON.stringify(result, null, 2) : asText(result));
+  exit(result.identical ? 0 : 1);
 }

@@ -130,8 +130,8 @@ class Enlarging extends Work {
     this.done = 0;
     this.job?.cancel();
     this.job = null;
-    const made = share < 1 ? `, made smaller from ${source.width} × ${source.height},` : "";
-    element("hint").textContent = `${width} × ${height}${made} to ${canvas.width} × ${canvas.height} in ` +
+    const shrunk = share < 1 ? `, made smaller from ${source.width} × ${source.height},` : "";
+    element("hint").textContent = `${width} × ${height}${shrunk} to ${canvas.width} × ${canvas.height} in ` +
       `${this.count} ${this.count === 1 ? "tile" : "tiles"}. Drop another picture here.`;
   }
 
@@ -197,10 +197,10 @@ class Running extends Work {
   async begin() {
     this.inputs = await someInputs(this.network);
     const golden = await this.network.file.golden();
-    const wanted = golden?.outputs.find(({ name }) => name === this.shown?.name) ?? golden?.outputs[0];
-    this.golden = wanted && { ...wanted, tolerance: golden?.tolerance ?? 0 };
+    const output = golden?.outputs.find(({ name }) => name === this.shown?.name) ?? golden?.outputs[0];
+    this.golden = output && { ...output, tolerance: golden?.tolerance ?? 0 };
     let low = Infinity, high = -Infinity;
-    for (const value of wanted?.data ?? [0, 1]) [low, high] = [Math.min(low, value), Math.max(high, value)];
+    for (const value of output?.data ?? [0, 1]) [low, high] = [Math.min(low, value), Math.max(high, value)];
     this.range = { low, high: high > low ? high : low + 1 };
   }
 
@@ -216,10 +216,10 @@ class Running extends Work {
     const { job, golden, shown, range } = this;
     if (job?.state === "failed") throw new Error(job.error);
     if (job?.state !== "done") return;
-    const found = golden && job.read(golden.name);
-    if (golden && !found) return;
-    if (golden && found) {
-      const far = farthest(golden.data, found);
+    const values = golden && job.read(golden.name);
+    if (golden && !values) return;
+    if (golden && values) {
+      const far = farthest(golden.data, values);
       this.verdict = `within ${far.toExponential(1)} of the file's own output (${golden.tolerance.toExponential(0)} allowed)`;
     }
     if (shown) {

@@ -84,14 +84,14 @@ export class Painter {
 
   /** @param {string} key @param {number[]} shape @param {number[]} numbers */
   _place(key, shape, numbers) {
-    let place = this._places.get(key);
-    if (place) return place;
+    let buffer = this._places.get(key);
+    if (buffer) return buffer;
     const usage = GPUBufferUsage.UNIFORM | GPUBufferUsage.COPY_DST;
-    place = this.device.createBuffer({ size: 64, usage });
-    this.device.queue.writeBuffer(place, 0, new Uint32Array([...shape, 0]));
-    this.device.queue.writeBuffer(place, 16, new Float32Array(numbers));
-    this._places.set(key, place);
-    return place;
+    buffer = this.device.createBuffer({ size: 64, usage });
+    this.device.queue.writeBuffer(buffer, 0, new Uint32Array([...shape, 0]));
+    this.device.queue.writeBuffer(buffer, 16, new Float32Array(numbers));
+    this._places.set(key, buffer);
+    return buffer;
   }
 }
 
@@ -101,15 +101,15 @@ export class Painter {
  * @param {number} height
  */
 export function pixels(picture, left, top, width, height) {
-  const found = new Float32Array(3 * width * height), area = width * height;
+  const values = new Float32Array(3 * width * height), area = width * height;
   for (let y = 0; y < height; y++) {
     const row = Math.min(Math.max(top + y, 0), picture.height - 1) * picture.width;
     for (let x = 0; x < width; x++) {
       const from = 4 * (row + Math.min(Math.max(left + x, 0), picture.width - 1));
-      for (let c = 0; c < 3; c++) found[c * area + y * width + x] = picture.data[from + c] / 255;
+      for (let c = 0; c < 3; c++) values[c * area + y * width + x] = picture.data[from + c] / 255;
     }
   }
-  return found;
+  return values;
 }
 
 /**
@@ -130,15 +130,15 @@ export function tiles(width, height, tileWidth, tileHeight, margin = 6) {
   })));
 }
 
-/** @param {number} whole @param {number} tile @param {number} wanted */
-function along(whole, tile, wanted) {
-  const margin = Math.min(wanted, Math.floor(tile / 4)), found = [];
-  for (let done = 0; done < whole;) {
-    const last = done === 0 ? whole <= tile : done - margin + tile >= whole;
-    const first = done === 0 ? 0 : last ? Math.max(0, whole - tile) : done - margin;
-    const to = last ? whole : first + tile - margin;
-    found.push({ first, from: done - first, to: to - first });
+/** @param {number} length @param {number} tile @param {number} maxMargin */
+function along(length, tile, maxMargin) {
+  const margin = Math.min(maxMargin, Math.floor(tile / 4)), parts = [];
+  for (let done = 0; done < length;) {
+    const last = done === 0 ? length <= tile : done - margin + tile >= length;
+    const first = done === 0 ? 0 : last ? Math.max(0, length - tile) : done - margin;
+    const to = last ? length : first + tile - margin;
+    parts.push({ first, from: done - first, to: to - first });
     done = to;
   }
-  return found;
+  return parts;
 }

@@ -105,8 +105,8 @@ export function replay({ options, networks: recorded, events, decisions }) {
       scheduler.abandonFrame();
     } else if (kind === "submit") {
       const { job: number, priority, slot, deadline: deadlineAtMs } = event;
-      const taken = event.needs.filter((/** @type {number} */ n) => jobs.has(n));
-      const inputs = Object.fromEntries(taken.map((/** @type {number} */ n) => [`in${n}`, jobs.get(n).output("out")]));
+      const producers = event.needs.filter((/** @type {number} */ n) => jobs.has(n));
+      const inputs = Object.fromEntries(producers.map((/** @type {number} */ n) => [`in${n}`, jobs.get(n).output("out")]));
       jobs.set(number, scheduler.submit(networks[event.network], inputs, { number, priority, slot, deadlineAtMs }));
     } else if (kind === "cancelled" || kind === "failed") {
       scheduler.end(job, kind);
@@ -120,16 +120,16 @@ export function replay({ options, networks: recorded, events, decisions }) {
 /** The number of frames that two runs decided otherwise, and the first of them. @param {any} a @param {any} b */
 export function differences(a, b) {
   const frames = Array.from({ length: Math.max(a.length, b.length) }, (_, i) => i);
-  const found = frames.filter((i) => JSON.stringify(a[i]) !== JSON.stringify(b[i]));
-  return { frames: a.length, different: found.length, first: found[0] ?? null };
+  const differing = frames.filter((i) => JSON.stringify(a[i]) !== JSON.stringify(b[i]));
+  return { frames: a.length, different: differing.length, first: differing[0] ?? null };
 }
 
 if (/** @type {any} */ (import.meta).main) {
   const files = /** @type {any} */ (globalThis).Deno;
   for (const path of files.args) {
     const recording = JSON.parse(await files.readTextFile(path));
-    const found = differences(recording.decisions, replay(recording));
-    console.log(JSON.stringify(found));
-    if (found.different) files.exitCode = 1;
+    const result = differences(recording.decisions, replay(recording));
+    console.log(JSON.stringify(result));
+    if (result.different) files.exitCode = 1;
   }
 }

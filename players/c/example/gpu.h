@@ -79,22 +79,22 @@ static inline int gpu_find(gpu *g) {
 /* Creates the device with what the networks need; NULL: with no features and WebGPU's default
  * limits. Returns 0 if the adapter refuses. */
 static inline int gpu_create(gpu *g, const cml_requirements *needs) {
-    WGPUDeviceDescriptor wanted = WGPU_DEVICE_DESCRIPTOR_INIT;
+    WGPUDeviceDescriptor descriptor = WGPU_DEVICE_DESCRIPTOR_INIT;
     WGPURequestDeviceCallbackInfo callback = WGPU_REQUEST_DEVICE_CALLBACK_INFO_INIT;
     if (needs != NULL) {
-        wanted.requiredFeatures = needs->features;
-        wanted.requiredFeatureCount = needs->feature_count;
-        wanted.requiredLimits = &needs->limits;
+        descriptor.requiredFeatures = needs->features;
+        descriptor.requiredFeatureCount = needs->feature_count;
+        descriptor.requiredLimits = &needs->limits;
     }
-    wanted.uncapturedErrorCallbackInfo.callback = gpu_on_error;
-    wanted.uncapturedErrorCallbackInfo.userdata1 = g;
-    wanted.deviceLostCallbackInfo.mode = WGPUCallbackMode_AllowProcessEvents;
-    wanted.deviceLostCallbackInfo.callback = gpu_on_lost;
+    descriptor.uncapturedErrorCallbackInfo.callback = gpu_on_error;
+    descriptor.uncapturedErrorCallbackInfo.userdata1 = g;
+    descriptor.deviceLostCallbackInfo.mode = WGPUCallbackMode_AllowProcessEvents;
+    descriptor.deviceLostCallbackInfo.callback = gpu_on_lost;
     callback.mode = WGPUCallbackMode_AllowProcessEvents;
     callback.callback = gpu_on_device;
     callback.userdata1 = g;
     g->answered = 0;
-    wgpuAdapterRequestDevice(g->adapter, &wanted, callback);
+    wgpuAdapterRequestDevice(g->adapter, &descriptor, callback);
     while (!g->answered) wgpuInstanceProcessEvents(g->instance);
     if (g->device == NULL) return 0;
     g->queue = wgpuDeviceGetQueue(g->device);

@@ -86,8 +86,8 @@ static WGPUStringView text(const char *data) { return (WGPUStringView){data, str
 
 static WGPUShaderModule create_shader(const engine *e, const char *code) {
     WGPUShaderSourceWGSL source = {.chain.sType = WGPUSType_ShaderSourceWGSL, .code = text(code)};
-    WGPUShaderModuleDescriptor wanted = {.nextInChain = &source.chain};
-    return wgpuDeviceCreateShaderModule(e->g.device, &wanted);
+    WGPUShaderModuleDescriptor descriptor = {.nextInChain = &source.chain};
+    return wgpuDeviceCreateShaderModule(e->g.device, &descriptor);
 }
 
 static WGPURenderPipeline create_drawing(const engine *e, const char *code) {
@@ -96,48 +96,49 @@ static WGPURenderPipeline create_drawing(const engine *e, const char *code) {
                                    .writeMask = WGPUColorWriteMask_All};
     WGPUFragmentState fragment = {
         .module = module, .entryPoint = text("draw"), .targetCount = 1, .targets = &target};
-    WGPURenderPipelineDescriptor wanted = {
+    WGPURenderPipelineDescriptor descriptor = {
         .vertex = {.module = module, .entryPoint = text("corner")},
         .primitive.topology = WGPUPrimitiveTopology_TriangleList,
         .multisample = {.count = 1, .mask = 0xFFFFFFFF},
         .fragment = &fragment};
-    WGPURenderPipeline made = wgpuDeviceCreateRenderPipeline(e->g.device, &wanted);
+    WGPURenderPipeline pipeline = wgpuDeviceCreateRenderPipeline(e->g.device, &descriptor);
     wgpuShaderModuleRelease(module);
-    return made;
+    return pipeline;
 }
 
 static WGPUComputePipeline create_packing(const engine *e) {
     WGPUShaderModule module = create_shader(e, pack_text);
-    WGPUComputePipelineDescriptor wanted = {
+    WGPUComputePipelineDescriptor descriptor = {
         .compute = {.module = module, .entryPoint = text("main")}};
-    WGPUComputePipeline made = wgpuDeviceCreateComputePipeline(e->g.device, &wanted);
+    WGPUComputePipeline pipeline = wgpuDeviceCreateComputePipeline(e->g.device, &descriptor);
     wgpuShaderModuleRelease(module);
-    return made;
+    return pipeline;
 }
 
 static WGPUBuffer create_buffer(const engine *e, uint64_t bytes, WGPUBufferUsage usage) {
-    WGPUBufferDescriptor wanted = {.size = bytes, .usage = usage};
-    return wgpuDeviceCreateBuffer(e->g.device, &wanted);
+    WGPUBufferDescriptor descriptor = {.size = bytes, .usage = usage};
+    return wgpuDeviceCreateBuffer(e->g.device, &descriptor);
 }
 
 static WGPUTexture create_texture(const engine *e, uint32_t width, uint32_t height) {
-    WGPUTextureDescriptor wanted = {.usage = WGPUTextureUsage_RenderAttachment |
-                                             WGPUTextureUsage_TextureBinding |
-                                             WGPUTextureUsage_CopySrc,
-                                    .dimension = WGPUTextureDimension_2D,
-                                    .size = {width, height, 1},
-                                    .format = WGPUTextureFormat_RGBA8Unorm,
-                                    .mipLevelCount = 1,
-                                    .sampleCount = 1};
-    return wgpuDeviceCreateTexture(e->g.device, &wanted);
+    WGPUTextureDescriptor descriptor = {.usage = WGPUTextureUsage_RenderAttachment |
+                                                 WGPUTextureUsage_TextureBinding |
+                                                 WGPUTextureUsage_CopySrc,
+                                        .dimension = WGPUTextureDimension_2D,
+                                        .size = {width, height, 1},
+                                        .format = WGPUTextureFormat_RGBA8Unorm,
+                                        .mipLevelCount = 1,
+                                        .sampleCount = 1};
+    return wgpuDeviceCreateTexture(e->g.device, &descriptor);
 }
 
 static WGPUBindGroup create_group(const engine *e, WGPUBindGroupLayout layout, size_t count,
                                   WGPUBindGroupEntry const *entries) {
-    WGPUBindGroupDescriptor wanted = {.layout = layout, .entryCount = count, .entries = entries};
-    WGPUBindGroup made = wgpuDeviceCreateBindGroup(e->g.device, &wanted);
+    WGPUBindGroupDescriptor descriptor = {
+        .layout = layout, .entryCount = count, .entries = entries};
+    WGPUBindGroup group = wgpuDeviceCreateBindGroup(e->g.device, &descriptor);
     wgpuBindGroupLayoutRelease(layout);
-    return made;
+    return group;
 }
 
 static void create_engine(engine *e, const cml_shape *in, const cml_shape *out) {
@@ -197,8 +198,8 @@ static void encode_drawing(WGPUCommandEncoder encoder, WGPUTextureView into,
                                             .depthSlice = WGPU_DEPTH_SLICE_UNDEFINED,
                                             .loadOp = WGPULoadOp_Clear,
                                             .storeOp = WGPUStoreOp_Store};
-    WGPURenderPassDescriptor wanted = {.colorAttachmentCount = 1, .colorAttachments = &target};
-    WGPURenderPassEncoder pass = wgpuCommandEncoderBeginRenderPass(encoder, &wanted);
+    WGPURenderPassDescriptor descriptor = {.colorAttachmentCount = 1, .colorAttachments = &target};
+    WGPURenderPassEncoder pass = wgpuCommandEncoderBeginRenderPass(encoder, &descriptor);
     wgpuRenderPassEncoderSetPipeline(pass, pipeline);
     wgpuRenderPassEncoderSetBindGroup(pass, 0, group, 0, NULL);
     wgpuRenderPassEncoderDraw(pass, 3, 1, 0, 0);

@@ -103,20 +103,20 @@ class Job {
 
     /// An output on the device; nullopt until the job is done.
     std::optional<cml_tensor> tensor(const char *output) const {
-        cml_tensor found{};
+        cml_tensor result{};
         cml_status status =
-            handle_ != 0 ? cml_get_tensor(scheduler_, handle_, output, &found) : CML_ERROR_INPUT;
+            handle_ != 0 ? cml_get_tensor(scheduler_, handle_, output, &result) : CML_ERROR_INPUT;
         if (status == CML_PENDING) return std::nullopt;
         detail::check(status, "the job is gone, cancelled or failed, or has no such output");
-        return found;
+        return result;
     }
 
     /// An output on the host as floats or 32-bit integers; nullopt until it has arrived.
     template <typename Number = float> std::optional<std::vector<Number>> read(const char *output) {
         static_assert(sizeof(Number) == 4, "outputs have elements of 4 bytes");
-        std::optional<cml_tensor> found = tensor(output);
-        if (!found) return std::nullopt;
-        std::vector<Number> data(static_cast<std::size_t>(found->shape.elements));
+        std::optional<cml_tensor> place = tensor(output);
+        if (!place) return std::nullopt;
+        std::vector<Number> data(static_cast<std::size_t>(place->shape.elements));
         cml_error error{};
         cml_status status = cml_read(scheduler_, handle_, output, data.data(),
                                      data.size() * sizeof(Number), &error);
@@ -145,20 +145,20 @@ class Net {
     std::vector<cml_shape> inputs() const { return shapes(cml_get_input_shape); }
     std::vector<cml_shape> outputs() const { return shapes(cml_get_output_shape); }
     cml_net_info info() const {
-        cml_net_info found{};
-        detail::check(cml_get_net_info(net_.get(), &found), "the network is unloaded");
-        return found;
+        cml_net_info info{};
+        detail::check(cml_get_net_info(net_.get(), &info), "the network is unloaded");
+        return info;
     }
 
   private:
     using GetShape = cml_status (*)(const cml_net *, uint32_t, cml_shape *);
 
     std::vector<cml_shape> shapes(GetShape get_shape) const {
-        std::vector<cml_shape> found;
+        std::vector<cml_shape> shapes;
         cml_shape shape{};
         for (uint32_t i = 0; get_shape(net_.get(), i, &shape) == CML_OK; i++)
-            found.push_back(shape);
-        return found;
+            shapes.push_back(shape);
+        return shapes;
     }
 
     std::unique_ptr<cml_net, detail::Unload> net_;
@@ -166,11 +166,11 @@ class Net {
 
 /// An input of plain numbers of 4 bytes on the host, which submit() copies.
 inline cml_input input(const char *name, const void *data, std::size_t bytes) noexcept {
-    cml_input made{};
-    made.name = name;
-    made.data = data;
-    made.bytes = bytes;
-    return made;
+    cml_input result{};
+    result.name = name;
+    result.data = data;
+    result.bytes = bytes;
+    return result;
 }
 
 template <typename Number>
@@ -181,20 +181,20 @@ cml_input input(const char *name, const std::vector<Number> &data) noexcept {
 
 /// An input in a buffer of the device, which is copied when the job starts.
 inline cml_input input(const char *name, WGPUBuffer buffer, uint64_t offset) noexcept {
-    cml_input made{};
-    made.name = name;
-    made.buffer = buffer;
-    made.offset = offset;
-    return made;
+    cml_input result{};
+    result.name = name;
+    result.buffer = buffer;
+    result.offset = offset;
+    return result;
 }
 
 /// An input that is another job's output.
 inline cml_input input(const char *name, const Job &job, const char *output) noexcept {
-    cml_input made{};
-    made.name = name;
-    made.job = job.handle();
-    made.output = output;
-    return made;
+    cml_input result{};
+    result.name = name;
+    result.job = job.handle();
+    result.output = output;
+    return result;
 }
 
 /// A scheduler; destroy networks and jobs before it.
@@ -202,9 +202,9 @@ class Scheduler {
   public:
     explicit Scheduler(const cml_options &options) {
         cml_error error{};
-        cml_scheduler *made = nullptr;
-        detail::check(cml_create(&options, &made, &error), error);
-        scheduler_.reset(made);
+        cml_scheduler *created = nullptr;
+        detail::check(cml_create(&options, &created, &error), error);
+        scheduler_.reset(created);
     }
 
     cml_scheduler *get() const noexcept { return scheduler_.get(); }

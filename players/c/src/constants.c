@@ -109,8 +109,8 @@ static void put_point(const constant_row *r, const uint8_t *source, uint64_t win
         down[column] = (a + b) + c;
     }
     double a = down[0] * x[0], b = down[1] * x[1], c = down[2] * x[2];
-    float found = (float)((a + b) + c);
-    memcpy(to, &found, 4);
+    float value = (float)((a + b) + c);
+    memcpy(to, &value, 4);
 }
 
 static uint64_t element_count(const constant_row *r) {

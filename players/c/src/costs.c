@@ -20,12 +20,12 @@ curve *cml__curve_of(heap *memory, cost_model *m, uint64_t key) {
     curve **list = &m->curves[key % CURVE_LISTS];
     for (curve *c = *list; c != NULL; c = c->next)
         if (c->key == key) return c;
-    curve *made = cml__heap_alloc(memory, 1, sizeof *made);
-    if (made == NULL) return NULL;
-    made->key = key;
-    made->next = *list;
-    *list = made;
-    return made;
+    curve *added = cml__heap_alloc(memory, 1, sizeof *added);
+    if (added == NULL) return NULL;
+    added->key = key;
+    added->next = *list;
+    *list = added;
+    return added;
 }
 
 /* Returns the logarithm of the time of `count` workgroups, of a curve that has samples. Beyond the
@@ -51,7 +51,7 @@ double cml__predict(const cost_model *m, const step *s, uint32_t count) {
     return exp(interpolate(s->curve, count) + m->drift);
 }
 
-/* Returns the largest number of workgroups, at most `limit`, that is predicted to take `ms`. */
+/* Returns the largest number of workgroups, at limit `limit`, that is predicted to take `ms`. */
 uint32_t cml__groups_within(const cost_model *m, const step *s, uint32_t limit, double ms) {
     if (limit == 0 || ms <= 0 || cml__predict(m, s, 1) > ms) return 0;
     if (cml__predict(m, s, limit) <= ms) return limit;
@@ -77,8 +77,8 @@ static void learn_curve(curve *c, uint32_t count, double ms) {
     p->samples++;
     double error = y - (x - p->log_count) - p->log_ms, weight = 1.0 / capped_count(p->samples);
     if (p->samples > PLAN_CLIP_AFTER) error = clamp_abs(error, PLAN_CLIP);
-    double most = PLAN_SOME + PLAN_USUAL * p->spread;
-    double limited = p->samples > PLAN_SETTLED ? clamp_abs(error, most) : error;
+    double limit = PLAN_SOME + PLAN_USUAL * p->spread;
+    double limited = p->samples > PLAN_SETTLED ? clamp_abs(error, limit) : error;
     double moved = weight * limited;
     p->spread += weight * (fabs(error) - p->spread);
     for (int i = 0; i < BUCKETS;
@@ -105,8 +105,8 @@ void cml__learn(cost_model *m, slice *slices, uint32_t n, double ms) {
     }
     if (all_known) {
         double error = clamp_abs(log(ratio), PLAN_CLIP);
-        double most = PLAN_LITTLE + PLAN_USUAL * m->error;
-        m->drift += PLAN_DRIFT_WEIGHT * clamp_abs(error, most);
+        double limit = PLAN_LITTLE + PLAN_USUAL * m->error;
+        m->drift += PLAN_DRIFT_WEIGHT * clamp_abs(error, limit);
         m->error += PLAN_DRIFT_WEIGHT * (fabs(error) - m->error);
     }
     double slower = exp(m->drift);
@@ -138,8 +138,8 @@ void cml__record_excess(cost_model *m, double predicted, double measured, int ho
     m->count++;
 }
 
-/* Returns the predicted milliseconds to plan for, so that at most `over_share` of the frames exceed
- * the budget. */
+/* Returns the predicted milliseconds to plan for, so that at limit `over_share` of the frames
+ * exceed the budget. */
 double cml__aim_for(const cost_model *m, double budget) {
     double share = PLAN_AIMED_SHARE * m->over_share;
     double rank = ceil((1 - share) * (m->count + 1.0)) - 1;

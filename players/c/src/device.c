@@ -104,10 +104,10 @@ device_facts cml__facts_of(WGPUAdapter adapter, WGPUDevice device) {
 /* ------------------------------------------------------------------ buffers */
 
 WGPUBuffer cml__new_buffer(cml_scheduler *s, heap *of, WGPUBufferUsage usage, uint64_t bytes) {
-    WGPUBufferDescriptor wanted = {.label = view_of(text_from("cml")), .usage = usage};
-    wanted.size = bytes < 256 ? 256 : (bytes + 3) / 4 * 4;
-    of->made.buffers++;
-    return wgpuDeviceCreateBuffer(s->options.device, &wanted);
+    WGPUBufferDescriptor descriptor = {.label = view_of(text_from("cml")), .usage = usage};
+    descriptor.size = bytes < 256 ? 256 : (bytes + 3) / 4 * 4;
+    of->counts.buffers++;
+    return wgpuDeviceCreateBuffer(s->options.device, &descriptor);
 }
 
 void cml__drop_buffer(WGPUBuffer *buffer) {

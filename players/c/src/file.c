@@ -17,43 +17,43 @@ static int has_tag(const section_row *row, const char *tag) {
 }
 
 static int has_digest(span data, const uint8_t digest[32]) {
-    uint8_t found[32];
-    cml__sha256(data.data, (size_t)data.size, found);
-    return memcmp(found, digest, 32) == 0;
+    uint8_t actual[32];
+    cml__sha256(data.data, (size_t)data.size, actual);
+    return memcmp(actual, digest, 32) == 0;
 }
 
 /* Finds a section and checks its hash. A SECTION_OPTIONAL one that is missing gives NULL. */
 cml_status cml__find_section(file *f, const char *tag, uint32_t number, section_use use,
-                             span *found) {
-    *found = (span){NULL, 0};
+                             span *section) {
+    *section = (span){NULL, 0};
     for (uint32_t i = 0; i < f->section_count; i++) {
         const section_row *row = f->sections + i;
         if (!has_tag(row, tag) || row->number != number) continue;
-        *found = (span){f->whole.data + row->offset, row->nbytes};
-        if (!f->hashed[i] && !has_digest(*found, row->digest))
+        *section = (span){f->contents.data + row->offset, row->nbytes};
+        if (!f->hashed[i] && !has_digest(*section, row->digest))
             return BAD(f, "the section '%.8s' %u is damaged (its SHA-256 is another)", tag, number);
         f->hashed[i] = 1;
-        return use == SECTION_REQUIRED ? CML_OK : copy_span(f, found);
+        return use == SECTION_REQUIRED ? CML_OK : copy_span(f, section);
     }
     return use == SECTION_OPTIONAL ? CML_OK : BAD(f, "there is no section '%.8s' %u", tag, number);
 }
 
 /* Returns the limits that the host states, else the defaults; a trusted file has none. */
 cml_limits cml__limits_of(const cml_limits *stated, int trusted) {
-    cml_limits found = {UINT64_MAX, UINT64_MAX, UINT32_MAX, UINT32_MAX};
-    if (!trusted) found = (cml_limits)COOKED_DEFAULT_LIMITS;
-    if (stated == NULL) return found;
-    if (stated->code_bytes) found.code_bytes = stated->code_bytes;
-    if (stated->device_bytes) found.device_bytes = stated->device_bytes;
-    if (stated->kernels) found.kernels = stated->kernels;
-    if (stated->steps) found.steps = stated->steps;
-    return found;
+    cml_limits limits = {UINT64_MAX, UINT64_MAX, UINT32_MAX, UINT32_MAX};
+    if (!trusted) limits = (cml_limits)COOKED_DEFAULT_LIMITS;
+    if (stated == NULL) return limits;
+    if (stated->code_bytes) limits.code_bytes = stated->code_bytes;
+    if (stated->device_bytes) limits.device_bytes = stated->device_bytes;
+    if (stated->kernels) limits.kernels = stated->kernels;
+    if (stated->steps) limits.steps = stated->steps;
+    return limits;
 }
 
 static cml_status check_limits(file *f) {
     const struct {
         const char *name;
-        uint64_t wanted, most;
+        uint64_t total, limit;
     } rows[] = {
         {"code_bytes", f->totals.code_bytes, f->limits.code_bytes},
         {"device_bytes", f->totals.device_bytes, f->limits.device_bytes},
@@ -61,12 +61,12 @@ static cml_status check_limits(file *f) {
         {"steps", f->totals.steps, f->limits.steps},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        if (rows[i].wanted > rows[i].most)
+        if (rows[i].total > rows[i].limit)
             return cml__fail(
                 f->error, CML_ERROR_LIMIT,
                 "the file states %llu %s, the limit is %llu: raise it in cml_limits if you "
                 "trust the file",
-                ULL(rows[i].wanted), rows[i].name, ULL(rows[i].most));
+                ULL(rows[i].total), rows[i].name, ULL(rows[i].limit));
     return CML_OK;
 }
 
@@ -74,10 +74,10 @@ static cml_status check_limits(file *f) {
 cml_status cml__open_file(file *f) {
     static const uint8_t magic[8] = {0x89, 'C', 'M', 'L', '\r', '\n', 0x1A, '\n'};
     static const char *const single[] = COOKED_SINGLE_SECTIONS;
-    uint64_t size = f->whole.size, end;
+    uint64_t size = f->contents.size, end;
     file_header head;
     memset(&head, 0, sizeof head);
-    if (size >= sizeof head) memcpy(&head, f->whole.data, sizeof head);
+    if (size >= sizeof head) memcpy(&head, f->contents.data, sizeof head);
     if (memcmp(head.magic, magic, 8) != 0) return BAD(f, "it does not begin as one");
     if (head.format != COOKED_FORMAT)
         return cml__fail(
@@ -86,7 +86,7 @@ cml_status cml__open_file(file *f) {
             head.format, COOKED_FORMAT);
     if (head.nbytes != size)
         return BAD(f, "it states %llu bytes, and has %llu", ULL(head.nbytes), ULL(size));
-    span table = {f->whole.data + sizeof head, sizeof *f->sections * (uint64_t)head.sections};
+    span table = {f->contents.data + sizeof head, sizeof *f->sections * (uint64_t)head.sections};
     end = sizeof head + table.size;
     if (head.sections > COOKED_MOST_SECTIONS || end > size || !ALL_ZERO(head.reserved_80) ||
         !has_digest(table, head.table_digest))
@@ -107,7 +107,7 @@ cml_status cml__open_file(file *f) {
         if (row->offset % COOKED_SECTION_ALIGNMENT != 0 || row->offset < end ||
             row->offset - end >= COOKED_SECTION_ALIGNMENT ||
             !is_inside(row->offset, row->nbytes, size) ||
-            !is_zero(f->whole.data + end, row->offset - end))
+            !is_zero(f->contents.data + end, row->offset - end))
             return BAD(f, "section %u lies outside of it, or in another, or not next to it", i);
         end = row->offset + row->nbytes;
         if (has_tag(row, "plan")) f->plan_count++;

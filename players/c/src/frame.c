@@ -204,7 +204,7 @@ void cml__begin_frame(cml_scheduler *s, double now, double budget, double aim, i
                              .budget_ms = budget,
                              .aim_ms = rests || s->rest_due ? 0.0 : aim,
                              .measured_ms = -1};
-    w->given = s->planner != NULL;
+    w->is_replayed = s->planner != NULL;
     s->left[0] = s->left[1] = HUGE_VAL;
     s->open = 1;
     for (uint32_t i = 0; i < s->live_count; i++) {
@@ -283,7 +283,7 @@ static void learn_frame(cml_scheduler *s, work *w) {
     for (uint32_t i = 0; i < w->group_count; i++) r->measured_ms += w->ms[i];
     for (uint32_t i = 0; i < w->slice_count; i++)
         if (w->slices[i].step->curve->samples < PLAN_KNOWN) all_known = 0;
-    if (all_known && !w->given && r->predicted_ms > PLAN_TELLING_SHARE * r->aim_ms &&
+    if (all_known && !w->is_replayed && r->predicted_ms > PLAN_TELLING_SHARE * r->aim_ms &&
         r->measured_ms > 0 && !isinf(r->predicted_ms + r->measured_ms)) {
         double lifted = fmax(0.0, PLAN_SMALL * r->budget_ms - r->predicted_ms);
         cml__record_excess(&s->model, r->predicted_ms + lifted, r->measured_ms + lifted,

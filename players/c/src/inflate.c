@@ -138,9 +138,9 @@ static int has_adler32(const uint8_t *data, size_t size, const uint8_t sum[4]) {
         low = (low + data[i]) % 65521;
         high = (high + low) % 65521;
     }
-    const uint8_t found[4] = {(uint8_t)(high >> 8), (uint8_t)high, (uint8_t)(low >> 8),
-                              (uint8_t)low};
-    return memcmp(found, sum, 4) == 0;
+    const uint8_t computed[4] = {(uint8_t)(high >> 8), (uint8_t)high, (uint8_t)(low >> 8),
+                                 (uint8_t)low};
+    return memcmp(computed, sum, 4) == 0;
 }
 
 int cml__inflate(const uint8_t *in, size_t packed, uint8_t *out, size_t size) {

@@ -30,7 +30,7 @@ typedef struct heap { /* allocations that are freed together */
     cml_allocator allocator;
     block *blocks;
     int exhausted; /* an allocation has failed */
-    cml_counts made;
+    cml_counts counts;
 } heap;
 
 void *cml__heap_alloc(heap *from, uint64_t count, size_t size);
@@ -77,7 +77,7 @@ typedef struct span { /* bytes of the file, or of a copy */
 } span;
 
 typedef struct file {
-    span whole, strings, code, values;
+    span contents, strings, code, values;
     uint32_t section_count, kernel_count, plan_count;
     const section_row *sections; /* a copy, like all records that are read */
     const kernel_row *kernels;
@@ -120,7 +120,7 @@ typedef struct plan { /* a copy of a plan's section, and the tables in it */
 
 typedef enum section_use { SECTION_OPTIONAL, SECTION_REQUIRED, SECTION_COPIED } section_use;
 cml_status cml__find_section(file *f, const char *tag, uint32_t number, section_use use,
-                             span *found);
+                             span *section);
 cml_limits cml__limits_of(const cml_limits *stated, int trusted);
 cml_status cml__open_file(file *f);
 cml_status cml__open_kernels(file *f);
@@ -254,7 +254,7 @@ typedef struct readback {    /* a buffer on its way to the host: a job's outputs
 } readback;
 
 typedef struct job_source { /* of a job's input */
-    int given;
+    int is_set;
     WGPUBuffer buffer; /* NULL: the job's `data`, or the output of `producer` */
     uint64_t at;       /* the offset in the buffer, or among the producer's outputs */
     job *producer;
@@ -325,7 +325,7 @@ struct job {
 
 typedef struct work { /* a frame's slices, until their timings have been learned from */
     cml_report report;
-    int given; /* another planner decided (only in replays) */
+    int is_replayed; /* another planner decided */
     slice *slices;
     uint32_t slice_count;                   /* 0: nothing more is to be learned */
     uint32_t group_count, ends[MAX_GROUPS]; /* slices that are timed together */

@@ -89,13 +89,13 @@ void cml__end_job(cml_scheduler *s, job *j, cml_state state, const char *why) {
 /* Returns a free place of the pool, else that of the oldest failed job that no job waits for; or
  * NULL. */
 job *cml__find_free_job(cml_scheduler *s) {
-    job *found = NULL;
+    job *oldest = NULL;
     for (job *j = s->jobs; j < s->jobs + s->max_jobs; j++) {
         if (j->run.state == CML_STATE_GONE) return j;
-        if (has_failed(j) && j->consumers == 0 && (found == NULL || j->number < found->number))
-            found = j;
+        if (has_failed(j) && j->consumers == 0 && (oldest == NULL || j->number < oldest->number))
+            oldest = j;
     }
-    return found;
+    return oldest;
 }
 
 /* Queues a job. It starts level with the others, so that it cannot make up for its absence. */

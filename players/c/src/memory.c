@@ -34,7 +34,7 @@ void *cml__heap_alloc(heap *from, uint64_t count, size_t size) {
     }
     b->next = from->blocks;
     from->blocks = b;
-    from->made.host_blocks++;
+    from->counts.host_blocks++;
     return b + 1;
 }
 

@@ -181,7 +181,7 @@ cml_status cml_required_features(WGPUAdapter adapter, const void *bytes, size_t 
                                  uint32_t flags, cml_requirements *needs, cml_error *error) {
     heap memory = {.blocks = NULL};
     int trusted = (flags & CML_TRUSTED) != 0;
-    file f = {.whole = {bytes, bytes != NULL ? size : 0},
+    file f = {.contents = {bytes, bytes != NULL ? size : 0},
               .memory = &memory,
               .error = error,
               .only_wgsl = !IS_WGPU_NATIVE || !trusted,
@@ -301,7 +301,7 @@ cml_status cml_load(cml_scheduler *s, const void *bytes, size_t size, uint32_t f
     n->scheduler = s;
     n->handle = handle;
     n->trusted = (flags & CML_TRUSTED) != 0;
-    n->f = (file){.whole = {bytes, bytes != NULL ? size : 0},
+    n->f = (file){.contents = {bytes, bytes != NULL ? size : 0},
                   .memory = &n->memory,
                   .error = error,
                   .only_wgsl = !IS_WGPU_NATIVE || !n->trusted,
@@ -335,11 +335,11 @@ static WGPUShaderModule build_module(network *n, const kernel_row *k, const code
     WGPUDevice device = n->scheduler->options.device;
     WGPUShaderSourceWGSL wgsl = {{NULL, WGPUSType_ShaderSourceWGSL}, {code, c->nbytes}};
     WGPUShaderSourceSPIRV spirv = {{NULL, WGPUSType_ShaderSourceSPIRV}, c->nbytes / 4, code};
-    WGPUShaderModuleDescriptor wanted = {.label = view_of(text_of(&n->f, k->label))};
-    wanted.nextInChain = c == &k->wgsl ? &wgsl.chain : &spirv.chain;
+    WGPUShaderModuleDescriptor descriptor = {.label = view_of(text_of(&n->f, k->label))};
+    descriptor.nextInChain = c == &k->wgsl ? &wgsl.chain : &spirv.chain;
     if (n->trusted && k->flags & COOKED_TRUSTED)
-        return wgpuDeviceCreateShaderModuleTrusted(device, &wanted, 0);
-    return wgpuDeviceCreateShaderModule(device, &wanted);
+        return wgpuDeviceCreateShaderModuleTrusted(device, &descriptor, 0);
+    return wgpuDeviceCreateShaderModule(device, &descriptor);
 }
 
 static WGPUBindGroupLayout build_layout(WGPUDevice device, const kernel_row *k) {
@@ -353,8 +353,8 @@ static WGPUBindGroupLayout build_layout(WGPUDevice device, const kernel_row *k) 
     entries[0].buffer.hasDynamicOffset = 1;
     entries[0].buffer.minBindingSize = 16;
     entries[1].buffer.minBindingSize = k->params_bytes;
-    WGPUBindGroupLayoutDescriptor wanted = {.entryCount = k->tensors + 2, .entries = entries};
-    return wgpuDeviceCreateBindGroupLayout(device, &wanted);
+    WGPUBindGroupLayoutDescriptor descriptor = {.entryCount = k->tensors + 2, .entries = entries};
+    return wgpuDeviceCreateBindGroupLayout(device, &descriptor);
 }
 
 static cml_status build_kernel(network *n, uint32_t index) {
@@ -371,16 +371,16 @@ static cml_status build_kernel(network *n, uint32_t index) {
                                               .bindGroupLayouts = &n->layouts[index]};
     WGPUPipelineLayout layout = wgpuDeviceCreatePipelineLayout(device, &described);
     WGPUShaderModule module = build_module(n, k, c, code);
-    WGPUComputePipelineDescriptor wanted = {.label = view_of(text_of(&n->f, k->label)),
-                                            .layout = layout};
-    wanted.compute.module = module;
-    wanted.compute.entryPoint = view_of(text_from("main"));
+    WGPUComputePipelineDescriptor descriptor = {.label = view_of(text_of(&n->f, k->label)),
+                                                .layout = layout};
+    descriptor.compute.module = module;
+    descriptor.compute.entryPoint = view_of(text_from("main"));
     if (layout != NULL && module != NULL)
-        n->pipelines[index] = wgpuDeviceCreateComputePipeline(device, &wanted);
+        n->pipelines[index] = wgpuDeviceCreateComputePipeline(device, &descriptor);
     if (module != NULL) wgpuShaderModuleRelease(module);
     if (layout != NULL) wgpuPipelineLayoutRelease(layout);
     cml__heap_free(&n->memory, code);
-    n->memory.made.pipelines++;
+    n->memory.counts.pipelines++;
     return cml__pop_error_scopes(n);
 }
 
@@ -388,9 +388,9 @@ static cml_status build_kernel(network *n, uint32_t index) {
  * binding_row that is smaller than the kernel's array, is reported here and not in the host's
  * frame. */
 static void try_step(network *n, uint32_t index) {
-    WGPUComputePassDescriptor wanted = {.nextInChain = NULL};
+    WGPUComputePassDescriptor descriptor = {.nextInChain = NULL};
     WGPUCommandEncoder encoder = wgpuDeviceCreateCommandEncoder(n->scheduler->options.device, NULL);
-    WGPUComputePassEncoder pass = wgpuCommandEncoderBeginComputePass(encoder, &wanted);
+    WGPUComputePassEncoder pass = wgpuCommandEncoderBeginComputePass(encoder, &descriptor);
     uint32_t offset = 0;
     wgpuComputePassEncoderSetPipeline(pass, n->pipelines[n->p.steps[index].kernel]);
     wgpuComputePassEncoderSetBindGroup(pass, 0, n->groups[index], 1, &offset);
@@ -416,11 +416,11 @@ static cml_status bind_step(network *n, uint32_t index) {
                                               .offset = at->offset,
                                               .size = at->nbytes};
     }
-    WGPUBindGroupDescriptor wanted = {
+    WGPUBindGroupDescriptor descriptor = {
         .layout = n->layouts[of->kernel], .entryCount = of->bindings + 2, .entries = entries};
     cml__push_error_scopes(n->scheduler);
-    n->groups[index] = wgpuDeviceCreateBindGroup(n->scheduler->options.device, &wanted);
-    n->memory.made.bind_groups++;
+    n->groups[index] = wgpuDeviceCreateBindGroup(n->scheduler->options.device, &descriptor);
+    n->memory.counts.bind_groups++;
     if (!n->trusted && n->groups[index] != NULL) try_step(n, index);
     return cml__pop_error_scopes(n);
 }

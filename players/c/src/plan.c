@@ -239,7 +239,7 @@ static cml_status check_all(file *f) {
 cml_status cml_check(const void *bytes, size_t size, const cml_limits *limits,
                      const cml_allocator *allocator, cml_error *error) {
     heap memory = {.allocator = allocator != NULL ? *allocator : (cml_allocator){NULL, NULL, NULL}};
-    file f = {.whole = {bytes, bytes ? size : 0},
+    file f = {.contents = {bytes, bytes ? size : 0},
               .memory = &memory,
               .error = error,
               .limits = cml__limits_of(limits, 0)};

@@ -8,7 +8,7 @@ enum { RECEIPTS = 256 }; /* values that tell whether the frame of a readback ran
 /* Begins a pass; with a readback, one that writes its next timestamps. */
 static WGPUComputePassEncoder begin_pass(cml_scheduler *s, readback *timed) {
     WGPUPassTimestampWrites writes = {.querySet = s->queries};
-    WGPUComputePassDescriptor wanted = {.nextInChain = NULL};
+    WGPUComputePassDescriptor descriptor = {.nextInChain = NULL};
     if (timed != NULL && s->facts.has_timestamps) {
         uint32_t slot = (uint32_t)(timed - s->ring);
         uint32_t at = s->timestamps * (slot * (TIMED + 1) + timed->passes++);
@@ -19,9 +19,9 @@ static WGPUComputePassEncoder begin_pass(cml_scheduler *s, readback *timed) {
             writes.beginningOfPassWriteIndex = WGPU_QUERY_SET_INDEX_UNDEFINED;
             writes.endOfPassWriteIndex = at;
         }
-        wanted.timestampWrites = &writes;
+        descriptor.timestampWrites = &writes;
     }
-    return wgpuCommandEncoderBeginComputePass(s->encoder, &wanted);
+    return wgpuCommandEncoderBeginComputePass(s->encoder, &descriptor);
 }
 
 static void end_pass(WGPUComputePassEncoder pass) {
@@ -211,12 +211,12 @@ void cml_device_lost(cml_scheduler *s) {
 }
 
 cml_counts cml_get_counts(const cml_scheduler *s) {
-    cml_counts sum = s->memory.made;
+    cml_counts sum = s->memory.counts;
     for (const network *n = s->nets; n != NULL; n = n->next) {
-        sum.host_blocks += n->memory.made.host_blocks;
-        sum.buffers += n->memory.made.buffers;
-        sum.bind_groups += n->memory.made.bind_groups;
-        sum.pipelines += n->memory.made.pipelines;
+        sum.host_blocks += n->memory.counts.host_blocks;
+        sum.buffers += n->memory.counts.buffers;
+        sum.bind_groups += n->memory.counts.bind_groups;
+        sum.pipelines += n->memory.counts.pipelines;
     }
     return sum;
 }
@@ -243,9 +243,9 @@ static void create_objects(cml_scheduler *s) {
         s->ring[i].buffer = cml__new_buffer(s, &s->memory, READBACK_USAGE, SLOT_BYTES);
 }
 
-cml_status cml_create(const cml_options *options, cml_scheduler **made, cml_error *error) {
+cml_status cml_create(const cml_options *options, cml_scheduler **created, cml_error *error) {
     heap memory = {.allocator = options->allocator};
-    *made = NULL;
+    *created = NULL;
     if (options->device == NULL) return cml__fail(error, CML_ERROR_INPUT, "options.device is NULL");
     cml_scheduler *s = cml__heap_alloc(&memory, 1, sizeof *s);
     if (s == NULL) return cml__fail(error, CML_ERROR_MEMORY, "no memory for a scheduler");
@@ -280,7 +280,7 @@ cml_status cml_create(const cml_options *options, cml_scheduler **made, cml_erro
         cml__log(s, CML_LOG_WARNING,
                  "the device was created without timestamp-query: budgets are kept by watching for "
                  "late frames. Request what cml_required_features() returns");
-    *made = s;
+    *created = s;
     return CML_OK;
 }
 

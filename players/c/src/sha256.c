@@ -40,9 +40,9 @@ void cml__sha256(const uint8_t *data, size_t size, uint8_t digest[32]) {
     uint32_t state[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                          0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
     uint8_t tail[128] = {0};
-    size_t whole = size / 64 * 64, rest = size - whole, end = rest < 56 ? 64 : 128;
-    for (size_t i = 0; i < whole; i += 64) sha_block(state, data + i);
-    if (rest > 0) memcpy(tail, data + whole, rest);
+    size_t full_blocks = size / 64 * 64, rest = size - full_blocks, end = rest < 56 ? 64 : 128;
+    for (size_t i = 0; i < full_blocks; i += 64) sha_block(state, data + i);
+    if (rest > 0) memcpy(tail, data + full_blocks, rest);
     tail[rest] = 0x80;
     for (size_t i = 0; i < 8; i++) tail[end - 1 - i] = (uint8_t)((uint64_t)size * 8 >> 8 * i);
     for (size_t i = 0; i < end; i += 64) sha_block(state, tail + i);

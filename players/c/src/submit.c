@@ -145,13 +145,13 @@ int cml__start_job(cml_scheduler *s, job *j) {
     for (uint32_t i = 0; i < n->p.inputs.count; i++) {
         const job_source *from = &j->sources[i];
         const tensor *to = &n->p.inputs.items[i];
-        WGPUBuffer space = n->spaces[to->at.space], given = from->buffer;
+        WGPUBuffer space = n->spaces[to->at.space], source = from->buffer;
         if (from->producer != NULL) {
-            given = from->producer->result->from;
+            source = from->producer->result->from;
             j->slot_mask |= from->producer->slot_mask;
         }
-        if (given != NULL)
-            cml__copy(s, given, from->at, space, to->at.offset, to->shape.bytes);
+        if (source != NULL)
+            cml__copy(s, source, from->at, space, to->at.offset, to->shape.bytes);
         else if (to->shape.bytes > 0)
             wgpuQueueWriteBuffer(s->queue, space, to->at.offset, j->data + to->packed_at,
                                  (size_t)to->shape.bytes);
@@ -222,16 +222,16 @@ static cml_status accept_output(cml_scheduler *s, job *to, job_source *from, con
     job *producer = cml__find_job(s, in->job);
     if (producer == NULL || producer->released || has_failed(producer))
         return WRONG("input '%s' has no data, or its job has no outputs", in->name);
-    const tensor *made = find_tensor(&producer->net->p.outputs, in->output);
-    if (made == NULL) return WRONG("input '%s': the job has no such output", in->name);
-    if (made->shape.bytes != at->shape.bytes || made->shape.type != at->shape.type ||
-        made->shape.layout != at->shape.layout)
+    const tensor *output = find_tensor(&producer->net->p.outputs, in->output);
+    if (output == NULL) return WRONG("input '%s': the job has no such output", in->name);
+    if (output->shape.bytes != at->shape.bytes || output->shape.type != at->shape.type ||
+        output->shape.layout != at->shape.layout)
         return WRONG("input '%s': the job's output is of another shape or type", in->name);
     if (to->producer_count == MAX_PRODUCERS)
         return WRONG("a job takes at most %d outputs of other jobs", MAX_PRODUCERS);
     to->producers[to->producer_count++] = producer;
     from->producer = producer;
-    from->at = made->packed_at;
+    from->at = output->packed_at;
     return CML_OK;
 }
 
@@ -240,8 +240,8 @@ static cml_status accept_input(cml_scheduler *s, job *to, const cml_input *in, c
     const tensor *at = find_tensor(inputs, in->name);
     if (at == NULL) return WRONG("the network has no input '%s'", in->name ? in->name : "");
     job_source *from = &to->sources[at - inputs->items];
-    if (from->given) return WRONG("input '%s' is given twice", in->name);
-    from->given = 1;
+    if (from->is_set) return WRONG("input '%s' is given twice", in->name);
+    from->is_set = 1;
     if (in->data != NULL || at->shape.bytes == 0) return accept_data(to, in, at, error);
     if (in->buffer != NULL) return accept_buffer(from, in, at, error);
     return accept_output(s, to, from, in, at, error);
@@ -263,12 +263,12 @@ static cml_status check_submit(const cml_scheduler *s, const network *n, size_t 
 }
 
 /* Makes the place's room for inputs as large as the network needs; returns 0 without memory. */
-static int make_room(cml_scheduler *s, job *place, const network *n) {
-    if (place->room >= n->p.inputs.bytes) return 1;
-    cml__heap_free(&s->memory, place->data);
-    place->data = cml__heap_alloc(&s->memory, n->p.inputs.bytes, 1);
-    place->room = place->data == NULL ? 0 : n->p.inputs.bytes;
-    return place->data != NULL;
+static int make_room(cml_scheduler *s, job *pooled, const network *n) {
+    if (pooled->room >= n->p.inputs.bytes) return 1;
+    cml__heap_free(&s->memory, pooled->data);
+    pooled->data = cml__heap_alloc(&s->memory, n->p.inputs.bytes, 1);
+    pooled->room = pooled->data == NULL ? 0 : n->p.inputs.bytes;
+    return pooled->data != NULL;
 }
 
 cml_status cml_submit(cml_scheduler *s, cml_net *net, const cml_input *inputs, size_t count,
@@ -278,34 +278,34 @@ cml_status cml_submit(cml_scheduler *s, cml_net *net, const cml_input *inputs, s
     if (options == NULL) options = &standard;
     *handle = 0;
     TRY(check_submit(s, n, count, options, error));
-    job *place = cml__find_free_job(s);
-    if (place == NULL)
+    job *pooled = cml__find_free_job(s);
+    if (pooled == NULL)
         return cml__fail(error, CML_ERROR_FULL, "there are %u jobs: release some", s->max_jobs);
-    drop_inputs(place); /* of a failed job, which is forgotten */
-    drop_result(place);
-    if (!make_room(s, place, n) || !cml__adopt_net(s, n))
+    drop_inputs(pooled); /* of a failed job, which is forgotten */
+    drop_result(pooled);
+    if (!make_room(s, pooled, n) || !cml__adopt_net(s, n))
         return cml__fail(error, CML_ERROR_MEMORY, "no memory for a job");
-    job made = {
-        .net = n, .data = place->data, .room = place->room, .source_count = n->p.inputs.count};
+    job submitted = {
+        .net = n, .data = pooled->data, .room = pooled->room, .source_count = n->p.inputs.count};
     cml_status status = CML_OK;
     for (size_t i = 0; i < count && status == CML_OK; i++)
-        status = accept_input(s, &made, inputs + i, error);
+        status = accept_input(s, &submitted, inputs + i, error);
     if (status != CML_OK) {
-        drop_inputs(&made);
+        drop_inputs(&submitted);
         return status;
     }
-    made.number = ++s->numbers;
-    made.priority = 1.0;
-    if (options->priority > 0) made.priority = options->priority;
-    if (options->priority < 0) made.priority = 0.0; /* CML_IDLE */
-    made.last_served_ms = cml__steady_now(s);
-    made.has_deadline = options->deadline_ms > 0;
-    made.deadline_at = made.last_served_ms + options->deadline_ms;
-    if (options->slot != NULL) snprintf(made.slot, sizeof made.slot, "%s", options->slot);
-    for (uint32_t i = 0; i < made.producer_count; i++) made.producers[i]->consumers++;
-    *place = made;
-    *handle = made.number;
-    cml__enqueue(s, place);
+    submitted.number = ++s->numbers;
+    submitted.priority = 1.0;
+    if (options->priority > 0) submitted.priority = options->priority;
+    if (options->priority < 0) submitted.priority = 0.0; /* CML_IDLE */
+    submitted.last_served_ms = cml__steady_now(s);
+    submitted.has_deadline = options->deadline_ms > 0;
+    submitted.deadline_at = submitted.last_served_ms + options->deadline_ms;
+    if (options->slot != NULL) snprintf(submitted.slot, sizeof submitted.slot, "%s", options->slot);
+    for (uint32_t i = 0; i < submitted.producer_count; i++) submitted.producers[i]->consumers++;
+    *pooled = submitted;
+    *handle = submitted.number;
+    cml__enqueue(s, pooled);
     return CML_OK;
 }
 
@@ -357,15 +357,16 @@ static const tensor *find_output(const job *j, const char *name) {
     return find_tensor(&j->net->p.outputs, name);
 }
 
-cml_status cml_get_tensor(cml_scheduler *s, cml_job handle, const char *output, cml_tensor *found) {
+cml_status cml_get_tensor(cml_scheduler *s, cml_job handle, const char *output,
+                          cml_tensor *result) {
     const job *j = cml__find_job(s, handle);
     if (j != NULL && !is_over(j)) return CML_PENDING;
     const tensor *from = find_output(j, output);
     if (from == NULL) return CML_ERROR_INPUT;
-    *found = (cml_tensor){.buffer = j->result->from,
-                          .offset = from->packed_at,
-                          .bytes = from->shape.bytes,
-                          .shape = from->shape};
+    *result = (cml_tensor){.buffer = j->result->from,
+                           .offset = from->packed_at,
+                           .bytes = from->shape.bytes,
+                           .shape = from->shape};
     return CML_OK;
 }
 

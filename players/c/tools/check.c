@@ -184,7 +184,7 @@ static cml_status print_values(file *f) {
 static int check_values(const uint8_t *data, size_t size) {
     heap memory = {.blocks = NULL};
     cml_error error;
-    file f = {.whole = {data, size},
+    file f = {.contents = {data, size},
               .memory = &memory,
               .error = &error,
               .limits = cml__limits_of(NULL, 1)};

@@ -3,28 +3,28 @@
  * writes what it reads: names of events, and numbers. */
 #include "internal.h"
 
-enum { MAX_NETS = 256, MAX_JOBS = 1 << 16, MAX_GIVEN = 4096 };
+enum { MAX_NETS = 256, MAX_JOBS = 1 << 16, MAX_DECISION = 4096 };
 
 static cml_scheduler c;
 static network nets[MAX_NETS];
-static double *load_ms[MAX_NETS]; /* what steps took when the network was loaded, or NULL */
-static int held[MAX_NETS];        /* networks without memory for another job */
-static job *jobs[MAX_JOBS];       /* by number */
-static slice given[MAX_GIVEN];    /* the decision of another planner */
-static uint32_t net_count, given_count;
+static double *load_ms[MAX_NETS];    /* what steps took when the network was loaded, or NULL */
+static int lacks_memory[MAX_NETS];   /* networks without memory for another job */
+static job *jobs[MAX_JOBS];          /* by number */
+static slice decision[MAX_DECISION]; /* the decision of another planner */
+static uint32_t net_count, decision_count;
 
-static double number(void) {
+static double read_number(void) {
     double value = 0;
     if (scanf("%lf", &value) != 1) exit(2);
     return value;
 }
 
-static uint32_t whole(void) { return (uint32_t)number(); }
-static job *known_job(void) { return jobs[whole() % MAX_JOBS]; }
+static uint32_t read_uint(void) { return (uint32_t)read_number(); }
+static job *known_job(void) { return jobs[read_uint() % MAX_JOBS]; }
 
-static void take_given(cml_scheduler *of) {
-    for (uint32_t i = 0, k; i < given_count; i++) {
-        slice one = given[i];
+static void use_decision(cml_scheduler *of) {
+    for (uint32_t i = 0, k; i < decision_count; i++) {
+        slice one = decision[i];
         for (k = 0; k < of->candidate_count && of->candidates[k] != one.job; k++) {}
         if (k == of->candidate_count || of->work->slice_count == of->max_slices) continue;
         one.ms = cml__predict(&of->model, one.step, one.count);
@@ -43,19 +43,19 @@ static void prepare(cml_scheduler *of, network *net, double ms) {
 
 static int has_memory(cml_scheduler *of, job *j) {
     (void)of;
-    return !held[j->net - nets];
+    return !lacks_memory[j->net - nets];
 }
 
 static void begin(void) {
-    c.frame_ms = number();
-    c.granule = whole();
-    c.max_groups = whole();
-    c.policy = (cml_policy)whole();
-    c.wall_clock = (int)whole();
-    c.model.over_share = number();
-    c.frame = whole();
-    c.max_jobs = whole();
-    c.max_slices = MAX_GIVEN;
+    c.frame_ms = read_number();
+    c.granule = read_uint();
+    c.max_groups = read_uint();
+    c.policy = (cml_policy)read_uint();
+    c.wall_clock = (int)read_uint();
+    c.model.over_share = read_number();
+    c.frame = read_uint();
+    c.max_jobs = read_uint();
+    c.max_slices = MAX_DECISION;
     c.prepare = prepare;
     c.start = c.finish = has_memory;
     if (!cml__init_core(&c)) exit(1);
@@ -63,53 +63,53 @@ static void begin(void) {
 
 /* Reads what the scheduler knew when the recording began. */
 static void read_known(void) {
-    c.model.launch_ms = number();
-    c.model.unknown = number();
-    c.model.unknown_samples = whole();
-    c.model.drift = number();
-    c.model.error = number();
-    c.back_off = number();
-    c.usual_ms = number();
-    c.has_ended = (int)whole();
-    c.ended_ms = number();
-    c.frames_without = whole();
-    c.since_rest = whole();
-    c.rest_due = (int)whole();
+    c.model.launch_ms = read_number();
+    c.model.unknown = read_number();
+    c.model.unknown_samples = read_uint();
+    c.model.drift = read_number();
+    c.model.error = read_number();
+    c.back_off = read_number();
+    c.usual_ms = read_number();
+    c.has_ended = (int)read_uint();
+    c.ended_ms = read_number();
+    c.frames_without = read_uint();
+    c.since_rest = read_uint();
+    c.rest_due = (int)read_uint();
 }
 
 static void read_curve(void) {
-    curve *learned = cml__curve_of(&c.memory, &c.model, whole());
-    for (uint32_t count = whole(); count > 0; count--) {
-        point one = {.log_count = number()};
-        one.log_ms = number();
-        one.samples = whole();
-        one.spread = number();
+    curve *learned = cml__curve_of(&c.memory, &c.model, read_uint());
+    for (uint32_t count = read_uint(); count > 0; count--) {
+        point one = {.log_count = read_number()};
+        one.log_ms = read_number();
+        one.samples = read_uint();
+        one.spread = read_number();
         learned->points[cml__bucket_of((uint32_t)fmax(1, rint(exp(one.log_count))))] = one;
         learned->samples += one.samples;
     }
 }
 
 static void read_excess(void) {
-    double predicted = number(), measured = number();
-    cml__record_excess(&c.model, predicted, measured, (int)whole());
+    double predicted = read_number(), measured = read_number();
+    cml__record_excess(&c.model, predicted, measured, (int)read_uint());
 }
 
 static void read_network(void) {
     network *net = nets + net_count++;
     double *times = NULL;
-    net->exclusive = nets + whole();
-    net->step_count = whole();
+    net->exclusive = nets + read_uint();
+    net->step_count = read_uint();
     net->steps = calloc(net->step_count, sizeof *net->steps);
     net->after = calloc(net->step_count + 1, sizeof *net->after);
-    if (whole()) times = load_ms[net - nets] = calloc(net->step_count, sizeof *times);
+    if (read_uint()) times = load_ms[net - nets] = calloc(net->step_count, sizeof *times);
     net->is_ready = 1;
     for (uint32_t i = 0; i < net->step_count; i++) {
         step *s = net->steps + i;
-        s->groups = whole();
-        s->work = number();
-        s->factor = number();
-        s->key = whole();
-        if (times != NULL) times[i] = number();
+        s->groups = read_uint();
+        s->work = read_number();
+        s->factor = read_number();
+        s->key = read_uint();
+        if (times != NULL) times[i] = read_number();
     }
     cml__adopt_net(&c, net);
 }
@@ -125,16 +125,16 @@ static void learn_load(const network *net) {
 static void submit(double now) {
     job *j = cml__find_free_job(&c);
     memset(j, 0, sizeof *j);
-    j->number = whole();
-    j->net = nets + whole();
+    j->number = read_uint();
+    j->net = nets + read_uint();
     learn_load(j->net);
-    j->priority = number();
-    j->deadline_at = number();
+    j->priority = read_number();
+    j->deadline_at = read_number();
     j->has_deadline = !isnan(j->deadline_at);
-    uint32_t slot = whole();
+    uint32_t slot = read_uint();
     if (slot > 0) snprintf(j->slot, sizeof j->slot, "%u", slot);
     j->last_served_ms = now;
-    for (uint32_t count = whole(); count > 0; count--) {
+    for (uint32_t count = read_uint(); count > 0; count--) {
         job *producer = known_job();
         if (producer == NULL) continue;
         j->producers[j->producer_count++] = producer;
@@ -145,22 +145,23 @@ static void submit(double now) {
 }
 
 static void run_frame(double now) {
-    double budget = number(), aim = number();
-    int behind = (int)whole(), is_given = (int)whole(), rests = (int)whole();
-    for (uint32_t count = whole(); count > 0; count--) {
-        network *net = nets + whole();
-        net->is_ready = (int)whole();
+    double budget = read_number(), aim = read_number();
+    int behind = (int)read_uint(), is_replayed = (int)read_uint(), rests = (int)read_uint();
+    for (uint32_t count = read_uint(); count > 0; count--) {
+        network *net = nets + read_uint();
+        net->is_ready = (int)read_uint();
     }
-    memset(held, 0, sizeof held);
-    for (uint32_t count = whole(); count > 0; count--) held[known_job()->net - nets] = 1;
-    given_count = whole();
-    for (slice *one = given; one < given + given_count; one++) {
+    memset(lacks_memory, 0, sizeof lacks_memory);
+    for (uint32_t count = read_uint(); count > 0; count--)
+        lacks_memory[known_job()->net - nets] = 1;
+    decision_count = read_uint();
+    for (slice *one = decision; one < decision + decision_count; one++) {
         one->job = known_job();
-        one->step = one->job->net->steps + whole();
-        one->first = whole();
-        one->count = whole();
+        one->step = one->job->net->steps + read_uint();
+        one->first = read_uint();
+        one->count = read_uint();
     }
-    c.planner = is_given ? take_given : NULL;
+    c.planner = is_replayed ? use_decision : NULL;
     cml__begin_frame(&c, now, budget, aim, rests, behind);
     cml__finish_jobs(&c);
     for (uint32_t i = 0; i < c.work->slice_count; i++) {
@@ -172,15 +173,15 @@ static void run_frame(double now) {
 }
 
 static void end_frame(double now) {
-    for (uint32_t count = whole(); count > 0; count--) {
-        uint32_t frame = whole(), group = whole();
-        cml__record_timing(&c, frame, group, number());
+    for (uint32_t count = read_uint(); count > 0; count--) {
+        uint32_t frame = read_uint(), group = read_uint();
+        cml__record_timing(&c, frame, group, read_number());
     }
     cml__end_frame(&c, now);
 }
 
 static void play_event(const char *kind) {
-    c.now = fmax(c.now, number());
+    c.now = fmax(c.now, read_number());
     if (strcmp(kind, "abandoned") == 0)
         cml__abandon_frame(&c);
     else if (strcmp(kind, "frame") == 0)
