@@ -16,7 +16,6 @@ from demo_game.chain import (
     INSTANCES,
     KERNELS,
     OWN_OPERATORS,
-    POPULATED_LEVELS,
     READ,
     READS_TILE,
     TEXELS,
@@ -102,13 +101,12 @@ class Agents:
             name: cml.Session(graph, gpu, deferred=True) for name, graph in chain.graphs.items()
         }
 
-    def build_ahead(self) -> None:
-        """Starts to build the kernels of all sessions on all cores.
+    def build_ahead(self, level: int) -> None:
+        """Starts to build the kernels of the networks that a tile of this level needs.
 
-        Networks that coarse tiles need come first, because coarse tiles are generated first.
+        They are built on all cores.
         """
-        coarse = self.chain.sessions_for(TileId(POPULATED_LEVELS, 0, 0))
-        for name in sorted(self.sessions, key=lambda name: name not in coarse):
+        for name in self.chain.sessions_for(TileId(level, 0, 0)):
             self.sessions[name].build_ahead()
 
     def submit(

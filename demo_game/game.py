@@ -165,7 +165,7 @@ class Game:
         self._loading = FixedBudget(_LOADING_SHARE * settings.frame_ms)
         #: True until the first picture is complete: the networks get most of each frame
         self.loading = True
-        self._began = self._encoded = False
+        self._began = self._planted = self._encoded = False
         if self._on_cpu:
             pin_driver_threads()
 
@@ -355,6 +355,9 @@ class Game:
             return
         self._look_at, self._finished = frame + _LOOK_EVERY, finished
         self.selection = self._select(pose, now_s)
+        if self._began and self.covered and not self._planted:
+            self._planted = True  # the kernels of plants come after the ground
+            self.agents.build_ahead(self.settings.detail.finest)
         behind = self.inference and not self.loading and len(self.selection.wanted) > _FEW
         share = _BEHIND_SHARE if behind else _PICTURE_SHARE
         self.pace.most_ms = share * self.settings.frame_ms
@@ -369,7 +372,7 @@ class Game:
         """
         if not self._began and self.renderer.ready:
             self._began = True  # the networks' kernels come after the picture's
-            self.agents.build_ahead()
+            self.agents.build_ahead(self.settings.detail.coarsest)
         if self._requested or self._boxes is None or not self._began or not self.inference:
             return False
         boxes = Boxes(self.selection.wanted, self.settings.seed)

@@ -135,7 +135,7 @@ class HeadlessRun:
                     f"{self.game.streaming.describe()}\n{self.game.scheduler.describe()}"
                 )
             if sample.inference_ms == 0.0:  # nothing ran: others build pipelines, or bring bytes
-                time.sleep(0.002)
+                time.sleep(0.008)
 
     def _say_progress(self) -> None:
         if time.perf_counter() - self._said > _SAY_EVERY_S:

@@ -35,9 +35,9 @@ class Control:
         defines = {"GROUP": _GROUP, "FMA": int(fma), "T1_TYPE": "float" if fma else "float4"}
         path = Path(__file__).with_name("control.hlsl")
         key = shader_key(path, "rounds:u", 2, vectors | defines, trusted=True)
-        self._pipeline = gpu.pipeline(key)
         params = parse_params("rounds:u").pack({"rounds": _TURNS})
         slots = np.array([0, self.groups, self.groups, 0], np.uint32).tobytes()
+        self._pipeline = gpu.pipeline(key, (slots, params))
         uniform, storage = wgpu.BufferUsage.UNIFORM, wgpu.BufferUsage.STORAGE
         data = np.full(4 * _COPY_VECTORS, 0.5, np.float32).tobytes()
         made = [(slots, uniform), (params, uniform)]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,20 +18,23 @@ from weakref import WeakValueDictionary
 
 import wgpu
 
-from cml_engine.errors import DeviceError, InputError, ShaderCompileError
+from cml_engine.errors import CmlError, DeviceError, InputError, ShaderCompileError
 from cml_engine.errors.arguments import check_flag, check_instance, check_text
 from cml_engine.gpu.frames.job_runs import JobRuns
 from cml_engine.gpu.memory.allocator import Allocator
 from cml_engine.gpu.native import (
     create_shader_module,
     device_errors,
+    dispatch_recorder,
     limit_instance,
     quicken_start,
     raise_if_lost,
     timestamp_period_ns,
     wait,
 )
+from cml_engine.gpu.shaders.cache import driver_file
 from cml_engine.gpu.shaders.hlsl import ShaderKey, Variant, compile_stage
+from cml_engine.io.atomic_write import write_atomically
 from cml_engine.io.frame_gate import frame_gate
 from cml_engine.io.json_files import Json
 from cml_engine.ir.limits import Limits
@@ -146,8 +150,8 @@ class PipelineCache:
     def __len__(self) -> int:
         return len(self._alive)
 
-    def get(self, key: Variant, build: Callable[[Variant], Pipeline]) -> Pipeline:
-        """Returns the variant's pipeline; calls ``build(key)`` if it does not exist.
+    def get(self, key: Variant, build: Callable[[], Pipeline]) -> Pipeline:
+        """Returns the variant's pipeline; calls ``build`` if it does not exist.
 
         If another thread is building it, the caller waits for that build and its error. After a
         failure the next caller builds it again.
@@ -161,7 +165,7 @@ class PipelineCache:
             building = self._building.setdefault(key, mine)
         if building is mine:
             try:
-                made = build(key)
+                made = build()
             except BaseException as error:
                 with self._lock:
                     del self._building[key]
@@ -216,6 +220,8 @@ _NAGA_HINTS = {
 SLICE_BYTES = 16
 #: ranges of workgroups that one submit may hold
 RANGE_SLOTS = 256
+#: bytes of each tensor in an empty dispatch: more than an element of any type
+_EMPTY_DISPATCH_BYTES = 1 << 16
 
 
 class Device:
@@ -243,7 +249,9 @@ class Device:
         if device is not None and adapter is not None:
             raise InputError("a device and an adapter's name: give one of them")
         quicken_start()
-        self.device: wgpu.GPUDevice = _request_device(adapter) if device is None else device
+        self.device: wgpu.GPUDevice = (
+            _request_device(request_adapter(adapter)) if device is None else device
+        )
         #: True if every operator is put into a debug group
         self.markers = check_flag(markers, "markers")
         #: True if the output of CML_PRINT in kernels is shown
@@ -260,6 +268,8 @@ class Device:
         self.runs = JobRuns()
         self._pipelines = PipelineCache()
         self._layouts: dict[tuple[int, int], wgpu.GPUBindGroupLayout] = {}
+        #: idle devices of :meth:`_compile_in_driver`
+        self._compiling_devices: list[Device] = []
 
     @property
     def name(self) -> str:
@@ -271,12 +281,64 @@ class Device:
         """The number of kernel variants that have been built on this device."""
         return self._pipelines.built
 
-    def pipeline(self, key: Variant) -> Pipeline:
+    def pipeline(self, key: Variant, uniforms: Sequence[bytes]) -> Pipeline:
         """Returns the compute pipeline of a kernel variant, built at its first use.
 
-        The pipeline lasts while the caller references it; see :class:`PipelineCache`.
+        ``uniforms`` are the slice and the parameters of a dispatch, because a software driver may
+        insert their values into the code. The pipeline lasts while the caller references it; see
+        :class:`PipelineCache`.
         """
-        return self._pipelines.get(key, self._build)
+
+        def build() -> Pipeline:
+            pipeline = self._build(key)
+            if self.limits.software:
+                self._compile_in_driver(key, uniforms)
+            return pipeline
+
+        return self._pipelines.get(key, build)
+
+    def _compile_in_driver(self, key: Variant, uniforms: Sequence[bytes]) -> None:
+        """Makes a software driver compile a kernel now, and not at its first dispatch.
+
+        llvmpipe compiles at the first dispatch, in one thread per device, and stores the code on
+        disk. An empty dispatch on another device fills that store, in as many threads as call
+        this method. Failures are ignored: the first dispatch is only slower then.
+        """
+        mark = driver_file(key.code(), self.name)
+        if mark.exists():
+            return
+        with contextlib.suppress(wgpu.GPUError, CmlError, OSError):
+            try:
+                other = self._compiling_devices.pop()
+            except IndexError:
+                other = Device(_request_device(self.device.adapter))
+                other.dump_kernels = None
+            other._dispatch_nothing(other._build(key), key.tensors, uniforms)
+            self._compiling_devices.append(other)
+            write_atomically(mark, b"")
+
+    def _dispatch_nothing(
+        self, pipeline: Pipeline, tensors: int, uniforms: Sequence[bytes]
+    ) -> None:
+        """Submits a dispatch of no workgroups and waits for it."""
+        storage = self.device.create_buffer(
+            size=_EMPTY_DISPATCH_BYTES, usage=wgpu.BufferUsage.STORAGE
+        )
+        buffers = [
+            self.device.create_buffer_with_data(data=data, usage=wgpu.BufferUsage.UNIFORM)
+            for data in uniforms
+        ]
+        entries = [
+            {"binding": i, "resource": {"buffer": buffer, "offset": 0, "size": buffer.size}}
+            for i, buffer in enumerate([*buffers, *[storage] * tensors])
+        ]
+        group = self.device.create_bind_group(layout=pipeline.layout, entries=entries)
+        encoder = self.device.create_command_encoder()
+        compute = encoder.begin_compute_pass()
+        dispatch_recorder()(compute, pipeline.pipeline, group, 0, 0, 1)
+        compute.end()
+        self.queue.submit([encoder.finish()])
+        wait(self.device)
 
     def shader(
         self,
@@ -379,8 +441,7 @@ def _entry(binding: int, buffer: dict[str, object]) -> dict[str, object]:
     return {"binding": binding, "visibility": wgpu.ShaderStage.COMPUTE, "buffer": buffer}
 
 
-def _request_device(name: str | None) -> wgpu.GPUDevice:
-    adapter = request_adapter(name)
+def _request_device(adapter: wgpu.GPUAdapter) -> wgpu.GPUDevice:
     features = [f for f in _WANTED_FEATURES if f in adapter.features]
     limits = {name: adapter.limits[name] for name in _WANTED_LIMITS if name in adapter.limits}
     try:

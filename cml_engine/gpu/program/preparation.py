@@ -293,7 +293,9 @@ class Preparation:
         """Returns the variant's pipeline; builds it, and reports the progress, if it is new."""
         found = self._pipelines.get(key)
         if found is None:
-            found = self._gpu.pipeline(key)
+            step = self._plan.steps[self.keys.index(key)]
+            uniforms = struct.pack("=4I", 0, step.groups, self._width, 0), step_params(step)
+            found = self._gpu.pipeline(key, uniforms)
             with self._reporting:
                 self._pipelines[key] = found
                 self._report()

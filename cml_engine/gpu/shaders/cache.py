@@ -3,7 +3,8 @@
 A file is a header line (format, type of code, compiler version, SHA-256 of the code), then the
 code. The file name is the digest of everything that determines the shader except the compiler,
 which the header states. A different compiler version recompiles the shader; a machine without a
-compiler uses the file as it is.
+compiler uses the file as it is. An empty file beside them marks code that a software driver has
+compiled too.
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ def shader_file(digest: str) -> Path:
     return cache_folder() / "shaders" / f"{digest}.shader"
 
 
+def driver_file(code: Code, driver: str) -> Path:
+    """Returns the path of an empty file that exists once ``driver`` has compiled ``code``."""
+    return shader_file(_hash(driver, _body(code))).with_suffix(".driver")
+
+
 def cached(digest: str, compiler: str | None, compile: Callable[[], Code]) -> Code:
     """Returns the code of the shader ``digest`` from its file, else compiles and stores it.
 
@@ -46,7 +52,7 @@ def cached(digest: str, compiler: str | None, compile: Callable[[], Code]) -> Co
 
 
 def _content(code: Code, compiler: str | None) -> bytes:
-    body = code.encode() if isinstance(code, str) else code
+    body = _body(code)
     kind = "wgsl" if isinstance(code, str) else "spirv"
     header = {
         "format": _FORMAT, "kind": kind, "compiler": compiler, "sha256": _hash(kind, body)
@@ -54,8 +60,12 @@ def _content(code: Code, compiler: str | None) -> bytes:
     return json.dumps(header).encode() + b"\n" + body
 
 
+def _body(code: Code) -> bytes:
+    return code.encode() if isinstance(code, str) else code
+
+
 def _hash(kind: str, body: bytes) -> str:
-    """Returns the SHA-256 of the code and its type, in hexadecimal."""
+    """Returns the SHA-256 of the code and its type or its driver, in hexadecimal."""
     return hashlib.sha256(kind.encode() + b"\n" + body).hexdigest()
 
 

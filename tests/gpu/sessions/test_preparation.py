@@ -1,16 +1,21 @@
 """Tests of preparing networks during frames in a thread that is slow, fails, or holds a lock."""
 
 import gc
+import os
 import random
+import subprocess
+import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
-from numpy.testing import assert_array_equal
+import wgpu
+from numpy.testing import assert_allclose, assert_array_equal
 
 import cml_engine as cml
 from cml_engine.errors import ShaderCompileError
-from cml_engine.gpu.device import PipelineCache
+from cml_engine.gpu.device import Device, PipelineCache
 from cml_engine.gpu.frames.executor import FrameExecutor
 from cml_engine.gpu.gpu import Gpu
 from cml_engine.gpu.program.preparation import BUILDER, Builder
@@ -26,11 +31,11 @@ def slow(monkeypatch):
     """
     refused, chance, usual = set(), random.Random(5), Gpu.pipeline
 
-    def pipeline(self, key):
+    def pipeline(self, key, uniforms):
         time.sleep(0.004 * chance.random())
         if refused & set(key.label.split()):
             raise ShaderCompileError("planted")
-        return usual(self, key)
+        return usual(self, key, uniforms)
 
     monkeypatch.setattr(Gpu, "pipeline", pipeline)
     return refused
@@ -134,6 +139,64 @@ def test_pipelines_are_built_ahead_where_a_host_asks_for_it(gpu, image, monkeypa
     assert not program.ready and built > 0
     session.run({"x": image})
     assert gpu.pipelines_built == built
+
+
+#: prints the number of files in the driver's cache after a session's preparation and after a run
+_FILES_OF_DRIVER = """
+import sys, time
+from pathlib import Path
+import numpy as np
+import cml_engine as cml
+from tests.fixtures.frames.host import conv_net
+gpu = cml.Gpu()
+assert gpu.limits.software
+session = cml.Session(conv_net(), gpu)
+session.program.load()
+files = []
+for step in range(2):
+    time.sleep(0.5)  # the driver writes in a thread
+    files.append(len(list(Path(sys.argv[1]).glob("*/*"))))
+    session.run({"x": np.ones((1, 8, 24, 24), np.float32)})
+print(gpu.pipelines_built, *files)
+"""
+
+
+def test_software_driver_compiles_kernels_before_their_first_dispatch(gpu, tmp_path):
+    """A run adds no machine code to what the driver has compiled when the session is ready."""
+    if not gpu.limits.software:
+        pytest.skip("a driver of hardware compiles with the pipeline")
+    caches = {name: str(tmp_path) for name in ("CML_CACHE_DIR", "MESA_SHADER_CACHE_DIR")}
+    done = subprocess.run(
+        [sys.executable, "-c", _FILES_OF_DRIVER, str(tmp_path / "mesa_shader_cache")],
+        env={**os.environ, **caches}, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    built, prepared, run = map(int, done.stdout.split())
+    assert 0 < built <= prepared == run
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_driver_compiles_a_kernel_once_per_machine(image, tmp_path, monkeypatch, broken):
+    """Kernels that failed there are tried again by the next device, and run all the same."""
+    monkeypatch.setenv("CML_CACHE_DIR", str(tmp_path))
+    dispatched, usual = [], Device._dispatch_nothing
+
+    def dispatch(self, *arguments):
+        dispatched.append(self)
+        if broken:
+            raise wgpu.GPUError("planted")
+        usual(self, *arguments)
+
+    monkeypatch.setattr(Device, "_dispatch_nothing", dispatch)
+    devices = [cml.Gpu() for _ in range(2)]
+    for gpu in devices:
+        gpu.limits = replace(gpu.limits, software=True)
+        (session,) = sessions(gpu, 1)
+        expected = cml.Session(session.graph, "cpu").run({"x": image})["y"]
+        assert_allclose(session.run({"x": image})["y"], expected, atol=1e-4)
+    first, second = (gpu.pipelines_built for gpu in devices)
+    assert len(dispatched) == (first + second if broken else first)
+    assert not {gpu.device for gpu in devices} & {other.device for other in dispatched}
 
 
 @within(60)

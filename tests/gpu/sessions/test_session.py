@@ -187,11 +187,12 @@ def test_concurrently_requested_pipeline_is_built_once(gpu, monkeypatch):
         return answer
 
     monkeypatch.setattr(gpu, "_build", build)
+    monkeypatch.setattr(gpu, "_compile_in_driver", lambda *_: None)
     monkeypatch.setattr(gpu, "_pipelines", Watched())
     with ThreadPoolExecutor(4) as pool:
         for answer in (cml.DeviceError("refused"), Pipeline("a kernel", None, None)):
             asked.clear(), started.clear()
-            wanted = [pool.submit(gpu.pipeline, key) for _ in range(4)]
+            wanted = [pool.submit(gpu.pipeline, key, ()) for _ in range(4)]
             while len(asked) < 4 and not any(future.done() for future in wanted):
                 time.sleep(0.01)
             answers.put(answer)
