@@ -21,5 +21,5 @@ class NnefWarning(UserWarning):
 
 def warn(message: str, source: Source | None = None) -> None:
     """Issues a :class:`NnefWarning` with the message, after the source position if there is one."""
-    shown = message if source is None else f"{source}: {message}"
-    warnings.warn(shown, NnefWarning, stacklevel=3)
+    text = message if source is None else f"{source}: {message}"
+    warnings.warn(text, NnefWarning, stacklevel=3)

@@ -87,10 +87,10 @@ class _Names:
     given: dict[str, str] = field(default_factory=dict)
 
     def of(self, name: str) -> str:
-        found = self.given.get(name)
-        if found is None:
-            found = self.given[name] = self._new(name)
-        return found
+        identifier = self.given.get(name)
+        if identifier is None:
+            identifier = self.given[name] = self._new(name)
+        return identifier
 
     def fresh(self, base: str) -> str:
         name = numbered_name(base, self.reserved.__contains__)
@@ -145,9 +145,9 @@ class _Composer:
 
     def _extensions(self, fragments: bool) -> tuple[Name, ...]:
         integer = self._graph.integer
-        named = [f"{INTEGER}{integer}"] * bool(integer) + [FLOAT_TAIL] * self._graph.float_tail
-        named += [FRAGMENTS] * fragments
-        return tuple(map(Name, named))
+        names = [f"{INTEGER}{integer}"] * bool(integer) + [FLOAT_TAIL] * self._graph.float_tail
+        names += [FRAGMENTS] * fragments
+        return tuple(map(Name, names))
 
     @property
     def _quantized(self) -> list[str]:
@@ -183,13 +183,13 @@ class _Composer:
         )
 
     def _declare(self, name: str, op: str, dtype: str, **attrs: AttrValue) -> Assignment:
-        given = tuple(Argument(key, expression(value)) for key, value in attrs.items())
-        return Assignment(Name(self._names.of(name)), Call(op, given, dtype))
+        arguments = tuple(Argument(key, expression(value)) for key, value in attrs.items())
+        return Assignment(Name(self._names.of(name)), Call(op, arguments, dtype))
 
     def _update(self, variable: str, value: str) -> Assignment:
         target = self._names.fresh(f"{self._names.of(variable)}_update")
-        given = (Argument(None, self._operand(variable)), Argument(None, self._operand(value)))
-        return Assignment(Name(target), Call("update", given))
+        arguments = (Argument(None, self._operand(variable)), Argument(None, self._operand(value)))
+        return Assignment(Name(target), Call("update", arguments))
 
     def _node(self, node: Node) -> Assignment:
         if node.epilogues:
@@ -202,15 +202,15 @@ class _Composer:
 
     def _arguments(self, sig: Signature, node: Node) -> list[Argument]:
         operands = self._operands(sig, node)
-        found: list[Argument] = []
+        arguments: list[Argument] = []
         positional = True
         for param in sig.params:
             positional = positional and param.is_tensor
             if param.is_tensor:
-                found.append(Argument(None if positional else param.name, operands[param.name]))
+                arguments.append(Argument(None if positional else param.name, operands[param.name]))
             elif not _is_default(param, node):
-                found.append(Argument(param.name, expression(_attr(param, node))))
-        return found
+                arguments.append(Argument(param.name, expression(_attr(param, node))))
+        return arguments
 
     def _operands(self, sig: Signature, node: Node) -> dict[str, Expr]:
         """Returns a node's inputs as expressions, by the names of the tensor parameters."""
@@ -273,8 +273,8 @@ class _Composer:
 
     def _new_label(self, base: str, values: Array) -> str:
         labels = self._graph.labels.values()
-        taken = {*self._files, *(tensor_file_name(label).lower() for label in labels)}
-        label = numbered_name(base, lambda name: tensor_file_name(name).lower() in taken)
+        reserved = {*self._files, *(tensor_file_name(label).lower() for label in labels)}
+        label = numbered_name(base, lambda name: tensor_file_name(name).lower() in reserved)
         self._files[tensor_file_name(label).lower()] = label
         self._tensors[label] = values
         return label
@@ -293,23 +293,23 @@ def _all_names(graph: Graph) -> Iterable[str]:
 
 
 def regroup(
-    node: Node, types: Sequence[Type], names: Sequence[str], what: str
+    node: Node, types: Sequence[Type], names: Sequence[str], ports: str
 ) -> list[str | list[str]]:
     """Groups flat names by types: a name for a tensor, a list of names for an array of tensors.
 
-    Raises :class:`ModelError` if their number does not fit; ``what`` is ``"inputs"``, for example.
+    Raises :class:`ModelError` if their number does not fit; ``ports`` is ``"inputs"``, for example.
     """
-    arrays = [kind for kind in types if kind.kind == "array"]
-    rest = len(names) - (len(types) - len(arrays))
-    if rest < 0 or len(arrays) > 1 or (not arrays and rest):
-        wanted = f"{len(types)}" if not arrays else f"at least {len(types) - 1}"
-        raise ModelError(f"{node.title} has {len(names)} {what}: wanted {wanted}", node.source)
+    arrays = [type for type in types if type.kind == "array"]
+    array_length = len(names) - (len(types) - len(arrays))
+    if array_length < 0 or len(arrays) > 1 or (not arrays and array_length):
+        expected = f"{len(types)}" if not arrays else f"at least {len(types) - 1}"
+        raise ModelError(f"{node.title} has {len(names)} {ports}: wanted {expected}", node.source)
     groups: list[str | list[str]] = []
-    at = 0
-    for kind in types:
-        count = rest if kind.kind == "array" else 1
-        groups.append(list(names[at : at + count]) if kind.kind == "array" else names[at])
-        at += count
+    index = 0
+    for type in types:
+        count = array_length if type.kind == "array" else 1
+        groups.append(list(names[index : index + count]) if type.kind == "array" else names[index])
+        index += count
     return groups
 
 
@@ -317,19 +317,19 @@ def _generic(sig: Signature, node: Node) -> str | None:
     return node.attrs["dtype"] if sig.needs_dtype and "dtype" in node.attrs else None
 
 
-def _attr(param: Param, node: Node) -> Any:
+def _attr(param: Param, node: Node) -> object:
     if param.name not in node.attrs:
         raise ModelError(f"{node.title} has no attribute '{param.name}': give it", node.source)
     return _typed(param.type, node.attrs[param.name])
 
 
-def _typed(kind: Type, value: Any) -> Any:
+def _typed(declared_type: Type, value: Any) -> object:
     """Returns an attribute converted to its declared type, such as a tuple or a float."""
-    if kind.kind == "array":
-        return [_typed(kind.items[0], item) for item in value]
-    if kind.kind == "tuple":
-        return tuple(_typed(k, v) for k, v in zip(kind.items, value, strict=True))
-    return float(value) if kind.name == "scalar" else value
+    if declared_type.kind == "array":
+        return [_typed(declared_type.items[0], item) for item in value]
+    if declared_type.kind == "tuple":
+        return tuple(_typed(k, v) for k, v in zip(declared_type.items, value, strict=True))
+    return float(value) if declared_type.name == "scalar" else value
 
 
 def _is_default(param: Param, node: Node) -> bool:
@@ -351,8 +351,8 @@ def _to_python_number(value: object) -> bool | int | float:
     """
     if isinstance(value, (np.floating, float)):
         return float(str(np.float32(value)))
-    plain: bool | int = np.asarray(value).item()
-    return plain
+    number: bool | int = np.asarray(value).item()
+    return number
 
 
 def _dtype_of(values: Array) -> str:

@@ -147,15 +147,15 @@ class DocumentBuilder:
         )
 
     def _check_interface(self) -> None:
-        seen: set[str] = set()
+        names: set[str] = set()
         for name in (*self._graph.inputs, *self._graph.outputs):
-            if name.id in seen:
+            if name.id in names:
                 raise self._error(
                     NnefSyntaxError,
                     f"'{name.id}' stands twice among the graph's inputs and outputs",
                     name,
                 )
-            seen.add(name.id)
+            names.add(name.id)
 
     def _finish_output(self, name: Name) -> None:
         """Copies an output that is an alias or a literal into a tensor of the output's name."""
@@ -221,9 +221,9 @@ class DocumentBuilder:
             raise ModelError(f"variable '{variable.name}' is updated twice: update it once")
         ref = self._builder.tensor(value, site)
         facts = self._builder.facts
-        wanted, got = facts[variable.name], facts.get(ref.name)
-        if got is not None and got != wanted:
-            raise ShapeError(f"update of '{variable.name}' wants {wanted}, got {got}")
+        expected, fact = facts[variable.name], facts.get(ref.name)
+        if fact is not None and fact != expected:
+            raise ShapeError(f"update of '{variable.name}' wants {expected}, got {fact}")
         self._updates[variable.name] = ref.name
         return ref
 
@@ -243,8 +243,8 @@ class DocumentBuilder:
         if site.scope.caller is not None:
             raise NnefSyntaxError(f"{op} is not allowed in a fragment: move it to the graph's body")
 
-    def _error(self, kind: type[ModelError], message: str, name: Name) -> ModelError:
-        return self._scope.error(kind, message, name.pos)
+    def _error(self, error_type: type[ModelError], message: str, name: Name) -> ModelError:
+        return self._scope.error(error_type, message, name.pos)
 
 
 def _datum_type(text: str) -> str:
@@ -252,11 +252,11 @@ def _datum_type(text: str) -> str:
 
     Ignores the number of bits.
     """
-    kind = _DATUM_TYPES.get(text.lower().rstrip("0123456789"))
-    if kind is None:
-        wanted = "f32, i64, bool and the like"
-        raise ShapeError(f"the type '{text[:40]}' is unknown: wanted {wanted}")
-    return kind
+    dtype = _DATUM_TYPES.get(text.lower().rstrip("0123456789"))
+    if dtype is None:
+        expected = "f32, i64, bool and the like"
+        raise ShapeError(f"the type '{text[:40]}' is unknown: wanted {expected}")
+    return dtype
 
 
 def rule_version(document: Document) -> int:
@@ -265,12 +265,14 @@ def rule_version(document: Document) -> int:
 
 
 def _check_extensions(document: Document, text: SourceText) -> None:
-    named = {name.id for name in document.extensions}
+    extension_names = {name.id for name in document.extensions}
     for name in document.extensions:
         if name.id.startswith(INTEGER) and name.id != f"{INTEGER}{RULE_VERSION}":
             message = f"'{name.id}' is another rule than this engine's, {INTEGER}{RULE_VERSION}"
             raise text.error(f"{message}: quantize the network again, or use its engine", name.pos)
-        if name.id == FLOAT_TAIL and not any(other.startswith(INTEGER) for other in named):
+        if name.id == FLOAT_TAIL and not any(
+            extension.startswith(INTEGER) for extension in extension_names
+        ):
             raise text.error(
                 f"'{name.id}' is for integer networks, which name {INTEGER}{RULE_VERSION} too",
                 name.pos,
@@ -282,12 +284,12 @@ def _check_extensions(document: Document, text: SourceText) -> None:
             raise text.error(f"{message}, export without it", name.pos)
     if document.version is None:
         warn("the line 'version 1.0;' is missing: add it above all others", text.at(0))
-    if document.fragments and FRAGMENTS not in named:
-        place = text.at(document.fragments[0].pos)
-        warn(f"fragments without 'extension {FRAGMENTS};': add that line", place)
+    if document.fragments and FRAGMENTS not in extension_names:
+        source = text.at(document.fragments[0].pos)
+        warn(f"fragments without 'extension {FRAGMENTS};': add that line", source)
     first = next((a for a in document.graph.body if not is_flat(a.value)), None)
-    is_tracts = bool(document.symbols) or any(name.startswith(TRACT) for name in named)
-    if first is not None and EXPRESSIONS not in named and not is_tracts:
+    is_tracts = bool(document.symbols) or any(name.startswith(TRACT) for name in extension_names)
+    if first is not None and EXPRESSIONS not in extension_names and not is_tracts:
         warn(f"expressions without 'extension {EXPRESSIONS};': add that line", text.at(first.pos))
 
 
@@ -304,8 +306,8 @@ class _Line:
     extents: tuple[Expr, ...]
     source: Source
 
-    def symbols_of(self, extent: Expr, known: tuple[str, ...]) -> list[str]:
-        return [e.id for e in expressions((extent,)) if isinstance(e, Name) and e.id in known]
+    def symbols_of(self, extent: Expr, symbols: tuple[str, ...]) -> list[str]:
+        return [e.id for e in expressions((extent,)) if isinstance(e, Name) and e.id in symbols]
 
     def __str__(self) -> str:
         return f"[{','.join(map(print_expression, self.extents))}]"
@@ -319,8 +321,8 @@ class Externals:
         if any(name.id.startswith("tract_") for name in document.extensions):
             self._known = (*self._known, STREAMING)  # older files do not declare it
         self._lines = {line.name: line for line in _lines(document, text)}
-        shown = {n.id: str(self._lines.get(n.id, "?")) for n in document.graph.inputs}
-        self._given = shapes = resolve_shapes(shapes, shown, text.file)
+        shape_texts = {n.id: str(self._lines.get(n.id, "?")) for n in document.graph.inputs}
+        self._given = shapes = resolve_shapes(shapes, shape_texts, text.file)
         self.symbols: dict[str, int] = {}
         for name, shape in shapes.items():
             self._solve(name, shape)
@@ -336,21 +338,22 @@ class Externals:
         if line is None:
             return
         _check_rank(name, shape, len(line.extents), str(line), line.source)
-        for written, extent in zip(line.extents, shape, strict=True):
-            if isinstance(written, Name) and written.id in self._known:
-                found = self.symbols.setdefault(written.id, extent)
-                if found != extent:
+        for expression, extent in zip(line.extents, shape, strict=True):
+            if isinstance(expression, Name) and expression.id in self._known:
+                value = self.symbols.setdefault(expression.id, extent)
+                if value != extent:
                     raise InputError(
-                        f"the shapes give '{written.id}' as {found} and {extent}: wanted the same",
+                        f"the shapes give '{expression.id}' as {value} and {extent}: wanted "
+                        "the same",
                         line.source,
                     )
 
     def _check_known(self, line: _Line) -> None:
         used = [s for extent in line.extents for s in line.symbols_of(extent, self._known)]
         if unknown := [symbol for symbol in dict.fromkeys(used) if symbol not in self.symbols]:
-            named = ", ".join(f"'{symbol}'" for symbol in unknown)
+            symbol_list = ", ".join(f"'{symbol}'" for symbol in unknown)
             raise OpenShape(
-                f"input '{line.name}' is {line}, which leaves {named} open: say "
+                f"input '{line.name}' is {line}, which leaves {symbol_list} open: say "
                 f"--shape {line.name}={str(line)[1:-1]} with numbers, or "
                 f"cml.load(…, shapes={{'{line.name}': …}})",
                 line.name,
@@ -358,24 +361,28 @@ class Externals:
                 line.source,
             )
 
-    def shape(self, name: str, written: tuple[int, ...], site: Site) -> tuple[int, ...]:
-        """Returns an input's shape: the caller's, or else ``written``, the value of its line.
+    def shape(self, name: str, stated_shape: tuple[int, ...], site: Site) -> tuple[int, ...]:
+        """Returns an input's shape: the caller's, or else ``stated_shape``, the value of its line.
 
         Raises :class:`InputError` if the caller's shape contradicts symbols in the line.
         """
-        given = self._given.get(name)
-        if given is None:
-            return written
-        _check_rank(name, given, len(written), str(list(written)), site.source)
+        requested_shape = self._given.get(name)
+        if requested_shape is None:
+            return stated_shape
+        _check_rank(name, requested_shape, len(stated_shape), str(list(stated_shape)), site.source)
         line = self._lines.get(name)
         for i, extent in enumerate(line.extents if line else ()):
-            if written[i] != given[i] and line and line.symbols_of(extent, self._known):
+            if (
+                stated_shape[i] != requested_shape[i]
+                and line
+                and line.symbols_of(extent, self._known)
+            ):
                 raise InputError(
-                    f"the shape {list(given)} of '{name}' does not fit: the model wants {line}, "
-                    f"which is {list(written)}",
+                    f"the shape {list(requested_shape)} of '{name}' does not fit: the model wants "
+                    f"{line}, which is {list(stated_shape)}",
                     site.source,
                 )
-        return given
+        return requested_shape
 
 
 def _number(extent: Expr) -> int | None:
@@ -383,11 +390,13 @@ def _number(extent: Expr) -> int | None:
     return extent.value if isinstance(extent, Literal) and isinstance(extent.value, int) else None
 
 
-def _check_rank(name: str, given: tuple[int, ...], rank: int, written: str, source: Source) -> None:
-    if len(given) != rank:
+def _check_rank(
+    name: str, requested_shape: tuple[int, ...], rank: int, stated_text: str, source: Source
+) -> None:
+    if len(requested_shape) != rank:
         raise InputError(
-            f"the shape {list(given)} of '{name}' has {len(given)} extents, the model wants "
-            f"{written}",
+            f"the shape {list(requested_shape)} of '{name}' has {len(requested_shape)} extents, "
+            f"the model wants {stated_text}",
             source,
         )
 

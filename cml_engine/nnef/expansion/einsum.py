@@ -21,9 +21,9 @@ def einsum_fragment(equation: str, shapes: Sequence[Sequence[int]]) -> str:
     terms, result = _parse(equation)
     writer = _Writer(_extents(terms, shapes))
     name, labels = "inputs[0]", terms[0]
-    for i, other in enumerate(terms[1:], 1):
-        later = result + "".join(terms[i + 1 :])
-        name, labels = writer.product((name, labels), (f"inputs[{i}]", other), later)
+    for i, operand_labels in enumerate(terms[1:], 1):
+        remaining = result + "".join(terms[i + 1 :])
+        name, labels = writer.product((name, labels), (f"inputs[{i}]", operand_labels), remaining)
     name, labels = writer.summed(name, labels, result)
     name = writer.ordered(name, labels, result)
     body = "".join(f"    {line}\n" for line in (*writer.lines, f"output = {name};"))
@@ -41,14 +41,14 @@ def _parse(equation: str) -> tuple[list[str], str]:
     text = equation.replace(" ", "")
     if not _FORM.fullmatch(text):
         raise ShapeError(f"einsum: equation '{equation}', wanted letters as in 'bct,bcs->bts'")
-    left, arrow, result = text.partition("->")
+    operands, arrow, result = text.partition("->")
     if not arrow:
-        result = "".join(sorted(c for c in set(left) - {","} if left.count(c) == 1))
-    terms = left.split(",")
+        result = "".join(sorted(c for c in set(operands) - {","} if operands.count(c) == 1))
+    terms = operands.split(",")
     for labels in (*terms, result):
         if len(set(labels)) < len(labels):
             raise ShapeError(f"einsum: equation '{equation}' has an index twice in '{labels}'")
-    if unknown := set(result) - set(left):
+    if unknown := set(result) - set(operands):
         raise ShapeError(f"einsum: equation '{equation}': no operand has index '{min(unknown)}'")
     return terms, result
 
@@ -58,14 +58,14 @@ def _extents(terms: list[str], shapes: Sequence[Sequence[int]]) -> dict[str, int
         raise ShapeError(
             f"einsum: the equation has {len(terms)} operands, got {len(shapes)} tensors"
         )
-    found: dict[str, int] = {}
+    extents: dict[str, int] = {}
     for labels, shape in zip(terms, shapes, strict=True):
         if len(labels) != len(shape):
             raise ShapeError(f"einsum: '{labels}' wants rank {len(labels)}, got {list(shape)}")
         for label, extent in zip(labels, shape, strict=True):
-            if found.setdefault(label, extent) != extent:
-                raise ShapeError(f"einsum: index '{label}' is {found[label]} and {extent}")
-    return found
+            if extents.setdefault(label, extent) != extent:
+                raise ShapeError(f"einsum: index '{label}' is {extents[label]} and {extent}")
+    return extents
 
 
 @dataclass
@@ -90,10 +90,10 @@ class _Writer:
             name = self.step(f"squeeze(sum_reduce({name}, axes = {axes}), axes = {axes})")
         return name, "".join(label for label in labels if label in keep)
 
-    def ordered(self, name: str, labels: str, wanted: str) -> str:
-        if labels == wanted:
+    def ordered(self, name: str, labels: str, order: str) -> str:
+        if labels == order:
             return name
-        return self.step(f"transpose({name}, axes = {[labels.index(x) for x in wanted]})")
+        return self.step(f"transpose({name}, axes = {[labels.index(x) for x in order]})")
 
     def shaped(self, name: str, labels: str, groups: Sequence[str]) -> str:
         """Reshapes groups of neighbouring labels to one axis each and returns the result's name.
@@ -105,20 +105,20 @@ class _Writer:
         shape = [prod(self.extents[x] for x in group) for group in groups]
         return self.step(f"reshape({name}, shape = {shape})")
 
-    def product(self, a: tuple[str, str], b: tuple[str, str], later: str) -> tuple[str, str]:
+    def product(self, a: tuple[str, str], b: tuple[str, str], remaining: str) -> tuple[str, str]:
         """Multiplies two operands with one matmul and returns the result's name and labels.
 
-        Labels that neither ``later`` nor the other operand has are summed.
+        Labels that neither ``remaining`` nor the other operand has are summed.
         """
-        a, b = self.summed(*a, later + b[1]), self.summed(*b, later + a[1])
-        batch = [x for x in a[1] if x in b[1] and x in later]
-        inner = "".join(x for x in a[1] if x in b[1] and x not in later)
+        a, b = self.summed(*a, remaining + b[1]), self.summed(*b, remaining + a[1])
+        batch = [x for x in a[1] if x in b[1] and x in remaining]
+        inner = "".join(x for x in a[1] if x in b[1] and x not in remaining)
         rows = "".join(x for x in a[1] if x not in b[1])
         columns = "".join(x for x in b[1] if x not in a[1])
-        left, turned_a = self._side(a, batch, rows, inner)
-        right, straight_b = self._side(b, batch, columns, inner)
-        flags = f"transposeA = {_text(turned_a)}, transposeB = {_text(not straight_b)}"
-        name = self.step(f"matmul({left}, {right}, {flags})")
+        left_matrix, is_a_transposed = self._side(a, batch, rows, inner)
+        right_matrix, is_b_plain = self._side(b, batch, columns, inner)
+        flags = f"transposeA = {_text(is_a_transposed)}, transposeB = {_text(not is_b_plain)}"
+        name = self.step(f"matmul({left_matrix}, {right_matrix}, {flags})")
         labels = "".join(batch) + rows + columns
         if len(rows) != 1 or len(columns) != 1:
             name = self.step(f"reshape({name}, shape = {[self.extents[x] for x in labels]})")
@@ -133,11 +133,11 @@ class _Writer:
         """
         name, labels = operand
         groups = [*batch, inner, free]
-        turned = labels == "".join(groups)
-        if not turned:
+        is_transposed = labels == "".join(groups)
+        if not is_transposed:
             groups = [*batch, free, inner]
             name = self.ordered(name, labels, "".join(groups))
-        return self.shaped(name, "".join(groups), groups), turned
+        return self.shaped(name, "".join(groups), groups), is_transposed
 
 
 def _text(flag: bool) -> str:

@@ -145,8 +145,8 @@ class Evaluator:
         except KeyError:
             if expr.id in self._symbols:
                 return self._symbols[expr.id]
-            near = difflib.get_close_matches(expr.id, scope.names, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else "assign it above this line"
+            similar = difflib.get_close_matches(expr.id, scope.names, n=1)
+            hint = f"did you mean '{similar[0]}'?" if similar else "assign it above this line"
             raise NnefSyntaxError(f"'{expr.id}' is not defined: {hint}") from None
 
     # -- arrays ---------------------------------------------------------------------------------
@@ -166,13 +166,13 @@ class Evaluator:
         targets = spread(target, len(rows)) if expr.condition is None else [None] * len(rows)
         self._steps += len(scope.names) // ELEMENTS + len(rows)
         inner = Scope(**{**vars(scope), "names": dict(scope.names)})
-        found = []
-        for row, wanted in zip(rows, targets, strict=True):
+        items = []
+        for row, item_target in zip(rows, targets, strict=True):
             inner.names.update(row)
             if expr.condition is not None and not self._is_true(expr.condition, inner):
                 continue
-            found.append(self.evaluate(expr.item, inner, wanted))
-        return _sized(found)
+            items.append(self.evaluate(expr.item, inner, item_target))
+        return _sized(items)
 
     def _rows(self, expr: Comprehension, scope: Scope) -> list[dict[str, Value]]:
         """Returns the values of a comprehension's loop variables by name, a mapping per step.
@@ -239,11 +239,11 @@ class Evaluator:
 
         It does not recurse on the left side, because chains can be long.
         """
-        chain, left = [expr], expr.left
-        while isinstance(left, Binary):
-            chain.append(left)
-            left = left.left
-        value = self.evaluate(left, scope)
+        chain, leftmost = [expr], expr.left
+        while isinstance(leftmost, Binary):
+            chain.append(leftmost)
+            leftmost = leftmost.left
+        value = self.evaluate(leftmost, scope)
         for node in reversed(chain):
             right = self.evaluate(node.right, scope)
             try:
@@ -260,14 +260,14 @@ class Evaluator:
         op = TENSOR_OPS.get(expr.op)
         if op is not None and (isinstance(left, TensorRef) or isinstance(right, TensorRef)):
             return self.operator(op, [left, right], Site(scope, expr.pos, target))
-        for side in (left, right):
-            if isinstance(side, (list, tuple, str)):
-                self._steps += element_count(side) // ELEMENTS
+        for operand in (left, right):
+            if isinstance(operand, (list, tuple, str)):
+                self._steps += element_count(operand) // ELEMENTS
         return binary(expr.op, left, right)
 
     def _if_else(self, expr: IfElse, scope: Scope, target: Target) -> Value:
-        chosen = expr.yes if self._is_true(expr.condition, scope) else expr.no
-        return self.evaluate(chosen, scope, target)
+        branch = expr.yes if self._is_true(expr.condition, scope) else expr.no
+        return self.evaluate(branch, scope, target)
 
     # -- calls ----------------------------------------------------------------------------------
 
@@ -320,12 +320,12 @@ class Evaluator:
             scope.names[expr.id] = value
             return
         assert isinstance(expr, (ArrayExpr, TupleExpr))
-        wanted = list if isinstance(expr, ArrayExpr) else tuple
-        if not isinstance(value, wanted) or len(value) != len(expr.items):
-            what = "an array" if wanted is list else "a tuple"
+        sequence_type = list if isinstance(expr, ArrayExpr) else tuple
+        if not isinstance(value, sequence_type) or len(value) != len(expr.items):
+            expected = "an array" if sequence_type is list else "a tuple"
             raise scope.error(
                 ShapeError,
-                f"the left side wants {what} of {len(expr.items)}, got {describe(value)}",
+                f"the left side wants {expected} of {len(expr.items)}, got {describe(value)}",
                 expr.pos,
             )
         for item, part in zip(expr.items, value, strict=True):
@@ -383,8 +383,8 @@ class Evaluator:
 
     def _constant(self, bound: BoundArguments, site: Site) -> Value:
         fact, values = bound.fact, bound.values["value"]
-        what = f"a constant of {fact.size:,} elements"
-        current_budget().check_bytes(fact.size * NUMPY_DTYPE[fact.dtype].itemsize, what)
+        subject = f"a constant of {fact.size:,} elements"
+        current_budget().check_bytes(fact.size * NUMPY_DTYPE[fact.dtype].itemsize, subject)
         if len(values) not in (1, fact.size):
             raise ShapeError(
                 f"constant wants 1 or {fact.size} values for {fact}, got {len(values)}"
@@ -424,7 +424,7 @@ def _literal(expr: Literal, scope: Scope, target: Target) -> Value:
     return expr.value
 
 
-def _sequence(value: Value) -> Any:
+def _sequence(value: Value) -> list[Value] | tuple[Value, ...] | str:
     if not isinstance(value, (list, tuple, str)):
         raise ShapeError(f"'[' wants an array, got {describe(value)}")
     return value
@@ -450,11 +450,11 @@ Special: TypeAlias = Callable[[BoundArguments, Site], Value]
 def _inner_scope(operator: Operator, bound: BoundArguments, site: Site) -> Scope:
     fragment, target = operator.fragment, site.target
     results = [result.name for result in fragment.results]
-    wanted = [target] if len(results) == 1 else spread(target, len(results))
+    result_targets = [target] if len(results) == 1 else spread(target, len(results))
     return Scope(
         text=operator.text,
         names=dict(bound.values),
-        targets={r: t for r, t in zip(results, wanted, strict=True) if t is not None},
+        targets={r: t for r, t in zip(results, result_targets, strict=True) if t is not None},
         caller=site.source,
         chain=(*site.scope.chain, fragment.name),
         prefix=_prefix(target) or site.scope.prefix or fragment.name,
@@ -493,11 +493,11 @@ def _prefix(target: Target) -> str:
 
 
 def _shown(chain: tuple[str, ...]) -> str:
-    shown = chain if len(chain) <= 8 else (*chain[:6], "...", chain[-1])
-    return " -> ".join(shown)
+    names = chain if len(chain) <= 8 else (*chain[:6], "...", chain[-1])
+    return " -> ".join(names)
 
 
-def _fill_constant(fact: Fact, values: Sequence[Any]) -> Array:
+def _fill_constant(fact: Fact, values: Sequence[float]) -> Array:
     if fact.dtype == "integer" and any(not -(2**31) <= v < 2**31 for v in values):
         raise ShapeError("a value does not fit in 32 bits")
     with np.errstate(over="ignore"):

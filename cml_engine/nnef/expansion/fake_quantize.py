@@ -81,15 +81,15 @@ class _Insertion:
         """
         fact = self.graph.facts[name]
         with located(place_of(attrs)):
-            made = self._build_rounding(name, fact, attrs)
-        names = {"x": source, made.outputs[0]: target}
-        for inner in made.facts:
+            rounding = self._build_rounding(name, fact, attrs)
+        names = {"x": source, rounding.outputs[0]: target}
+        for inner in rounding.facts:
             if inner not in names:
                 names[inner] = inner if _is_literal(inner) else self._unused_name(f"{name}_{inner}")
-            self.facts[names[inner]] = made.facts[inner]
+            self.facts[names[inner]] = rounding.facts[inner]
         self.facts[source] = fact
-        self.constants |= {names[inner]: value for inner, value in made.constants.items()}
-        for node in made.nodes:
+        self.constants |= {names[inner]: value for inner, value in rounding.constants.items()}
+        for node in rounding.nodes:
             yield Node(
                 node.op,
                 tuple(names[n] for n in node.inputs),
@@ -100,7 +100,7 @@ class _Insertion:
 
     def _build_rounding(self, name: str, fact: Fact, attrs: Attrs) -> Graph:
         """Returns a graph from ``x`` that rounds a tensor as its line of ``graph.quant`` states."""
-        op, given = attrs["op"], {key: value for key, value in attrs.items() if key != "op"}
+        op, arguments = attrs["op"], {key: value for key, value in attrs.items() if key != "op"}
         problem = ""
         if op not in STDLIB.signatures or not op.endswith("_quantize"):
             problem = f"{op} is unknown"
@@ -108,13 +108,13 @@ class _Insertion:
             problem = f"it is {fact}, and only scalars are quantised"
         else:
             try:
-                made = self.expand(op, [TensorRef("x", fact.dtype)], given, {"x": fact})
+                rounding = self.expand(op, [TensorRef("x", fact.dtype)], arguments, {"x": fact})
             except CmlError as error:
                 problem = error.message
             else:
-                result = made.facts[made.outputs[0]]
+                result = rounding.facts[rounding.outputs[0]]
                 if result == fact:
-                    return made
+                    return rounding
                 problem = f"it is {fact}, its quantisation gives {result}"
         raise ModelError(f"the line of '{name}' in graph.quant: {problem}")
 

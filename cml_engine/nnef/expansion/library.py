@@ -91,26 +91,26 @@ class Library:
         Raises :class:`UnsupportedOp` if there is no implementation and no body.
         """
         key = name, of_model and name in self._own
-        found = self._resolved.get(key)
-        if found is None:
+        operator = self._resolved.get(key)
+        if operator is None:
             resolve = self._model_operator if key[1] else self._library_operator
-            found = self._resolved[key] = resolve(name)
-        return found
+            operator = self._resolved[key] = resolve(name)
+        return operator
 
     def used_declarations(self, ops: Iterable[str]) -> dict[str, str]:
         """Returns the text of the declarations that a file with these operators needs, by name.
 
         It includes fragments that the declared bodies call. Standard operators need none.
         """
-        known = {*self._own, *self._declared, *EXTENSIONS.fragments} - STDLIB.fragments.keys()
-        wanted, found = list(ops), dict[str, str]()
-        while wanted:
-            name = wanted.pop()
-            if name in known and name not in found:
+        declarable = {*self._own, *self._declared, *EXTENSIONS.fragments} - STDLIB.fragments.keys()
+        pending, declarations = list(ops), dict[str, str]()
+        while pending:
+            name = pending.pop()
+            if name in declarable and name not in declarations:
                 fragment = self.lookup(name).fragment
-                found[name] = print_fragment(fragment)
-                wanted += called_operators(fragment)
-        return dict(sorted(found.items()))
+                declarations[name] = print_fragment(fragment)
+                pending += called_operators(fragment)
+        return dict(sorted(declarations.items()))
 
     def _file_of(self, name: str) -> FragmentFile | None:
         """Returns the text that declares an operator that is not the model's own, or None."""
@@ -122,8 +122,8 @@ class Library:
     def _library_operator(self, name: str) -> Operator:
         file = self._file_of(name)
         if file is None:
-            known = {*STDLIB.fragments, *self._own, *self._declared, *EXTENSIONS.fragments}
-            raise UnsupportedOp(unknown_operator(name, sorted(known)))
+            names = {*STDLIB.fragments, *self._own, *self._declared, *EXTENSIONS.fragments}
+            raise UnsupportedOp(unknown_operator(name, sorted(names)))
         native = name in NEVER_NODES or (file is not TRACT and self._native(name))
         sig, fragment = _declaration(file, name)
         return _check_usable(Operator(name, sig, fragment, file.source, native, True))
@@ -131,15 +131,17 @@ class Library:
     def _model_operator(self, name: str) -> Operator:
         fragment, text = self._own[name]
         sig, file = signature_of(fragment, text), self._file_of(name)
-        ours = None if file in (None, STDLIB, TRACT) else _declaration(file, name)[0]
-        fits = (ours is None or ours.fits(sig)) and not self._is_redefined(fragment, file)
+        engine_signature = None if file in (None, STDLIB, TRACT) else _declaration(file, name)[0]
+        fits = (engine_signature is None or engine_signature.fits(sig)) and not self._is_redefined(
+            fragment, file
+        )
         if not fits and fragment.body is None:
             raise UnsupportedOp(
-                f"'{name}' is registered as {ours}, but this model declares it as {sig}: "
-                "make them equal, or give the fragment a body"
+                f"'{name}' is registered as {engine_signature}, but this model declares it as "
+                f"{sig}: make them equal, or give the fragment a body"
             )
         if not fits and name in self._declared:
-            message = f"'{name}' is not the registered {ours}: its body is expanded"
+            message = f"'{name}' is not the registered {engine_signature}: its body is expanded"
             warn(message, text.at(fragment.pos))
         native = fits and self._native(name)
         if not native and fragment.body is None and name in EXTENSIONS.fragments:
@@ -161,9 +163,9 @@ def _declaration(file: FragmentFile, name: str) -> tuple[Signature, Fragment]:
 def _check_usable(operator: Operator) -> Operator:
     if operator.native or operator.fragment.body is not None:
         return operator
-    whose = "standard operator" if operator.standard else "fragment without a body"
+    subject = "standard operator" if operator.standard else "fragment without a body"
     raise UnsupportedOp(
-        f"{whose} '{operator.name}' is not implemented here: register it (--ops FILE.py, "
+        f"{subject} '{operator.name}' is not implemented here: register it (--ops FILE.py, "
         "cml.register), or express it with other operators"
     )
 

@@ -63,17 +63,17 @@ class Scope:
         """
         return self.text.at(pos) if self.caller is None else self.caller
 
-    def error(self, kind: type[ModelError], message: str, pos: int) -> ModelError:
-        """Returns an error of type ``kind`` at an offset.
+    def error(self, error_type: type[ModelError], message: str, pos: int) -> ModelError:
+        """Returns an error of type ``error_type`` at an offset.
 
         In a fragment's body it names the fragment.
         """
         if self.caller is None:
-            return kind(message, self.text.at(pos))
+            return error_type(message, self.text.at(pos))
         if self.standard:
-            return kind(f"in the body of '{self.chain[-1]}': {message}", self.caller)
-        called = f"{message} (in fragment '{self.chain[-1]}', called at {self.caller})"
-        return kind(called, self.text.at(pos))
+            return error_type(f"in the body of '{self.chain[-1]}': {message}", self.caller)
+        located_message = f"{message} (in fragment '{self.chain[-1]}', called at {self.caller})"
+        return error_type(located_message, self.text.at(pos))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +167,11 @@ class NodeBuilder:
 
         Raises an error if rows differ in length or numbers in type.
         """
-        kinds = {kind_of(leaf) for leaf in leaves(value)}
+        dtypes = {kind_of(leaf) for leaf in leaves(value)}
         shape = shape_of_numbers(value)
-        if len(kinds) != 1 or not kinds <= NUMPY_DTYPE.keys() or shape is None:
+        if len(dtypes) != 1 or not dtypes <= NUMPY_DTYPE.keys() or shape is None:
             raise ShapeError(f"wanted a tensor, or numbers in even rows, got {describe(value)}")
-        (dtype,) = kinds
+        (dtype,) = dtypes
         flat = [literal_array(leaf, dtype) for leaf in leaves(value)]
         name = self.tensor_name(None, "literal")
         self.add_constant(name, np.array(flat, NUMPY_DTYPE[dtype]).reshape(shape), site.source)
@@ -213,10 +213,10 @@ class NodeBuilder:
         self.nodes.append(node)
         self._infer_facts(node)
 
-    def _input_names(self, kind: Type, value: Value, site: Site) -> list[str]:
-        if kind.kind in ("array", "tuple"):
-            kinds = kind.items if kind.kind == "tuple" else kind.items * len(value)
-            pairs = zip(kinds, value, strict=True)
+    def _input_names(self, type: Type, value: Value, site: Site) -> list[str]:
+        if type.kind in ("array", "tuple"):
+            types = type.items if type.kind == "tuple" else type.items * len(value)
+            pairs = zip(types, value, strict=True)
             return [name for item, part in pairs for name in self._input_names(item, part, site)]
         return [self.tensor(value, site).name]
 
@@ -239,18 +239,18 @@ class NodeBuilder:
         targets = [site.target] if single else spread(site.target, len(sig.results))
         prefix = site.scope.prefix
         fallback = f"{prefix}_{sig.name}" if prefix else sig.name
-        found: list[Value] = []
+        results: list[Value] = []
         self._budget.charge_nodes(1, f"the operator {sig.name}")
         for result, target in zip(sig.results, targets, strict=True):
             is_array = result.type.kind == "array"
             dtype = _element_dtype(sig, result.type, bound)
             if not is_array:
-                found.append(TensorRef(self.tensor_name(target, fallback), dtype))
+                results.append(TensorRef(self.tensor_name(target, fallback), dtype))
                 continue
             parts = spread(target, self._result_count(sig, bound, target, site))
             self._budget.charge_nodes(len(parts), f"the operator {sig.name}")
-            found.append([TensorRef(self.tensor_name(part, fallback), dtype) for part in parts])
-        return found
+            results.append([TensorRef(self.tensor_name(part, fallback), dtype) for part in parts])
+        return results
 
     def _result_count(
         self, sig: Signature, bound: BoundArguments, target: Target, site: Site
@@ -260,18 +260,18 @@ class NodeBuilder:
         Raises an error if it is unknown or differs from the number of names on the left side.
         """
         count = self._number_of_results(sig.name, bound)
-        wanted = len(target) if isinstance(target, tuple) else None
-        if count is None and wanted is None:
+        n_names = len(target) if isinstance(target, tuple) else None
+        if count is None and n_names is None:
             raise ShapeError(
                 f"how many tensors {sig.name} gives is unknown: write [a, b] = {sig.name}(...)"
             )
-        if count is not None and wanted is not None and wanted != count:
-            raise ShapeError(f"{sig.name} gives {count} tensors, but the left side names {wanted}")
-        found = count if count is not None else wanted or 0
-        if found < 0:
-            raise ShapeError(f"{sig.name} would give {found:,} tensors: wanted 0 or more")
-        self._budget.check_nodes(found, f"the operator {sig.name}")
-        return found
+        if count is not None and n_names is not None and n_names != count:
+            raise ShapeError(f"{sig.name} gives {count} tensors, but the left side names {n_names}")
+        n_tensors = count if count is not None else n_names or 0
+        if n_tensors < 0:
+            raise ShapeError(f"{sig.name} would give {n_tensors:,} tensors: wanted 0 or more")
+        self._budget.check_nodes(n_tensors, f"the operator {sig.name}")
+        return n_tensors
 
     def _number_of_results(self, op: str, bound: BoundArguments) -> int | None:
         if op == "split":

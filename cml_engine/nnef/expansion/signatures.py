@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
 from itertools import takewhile
-from typing import Any
 
 from cml_engine.errors import ShapeError, UnsupportedOp
 from cml_engine.ir.graph import NUMPY_DTYPE, Fact, can_be_shape
@@ -27,7 +26,7 @@ from cml_engine.nnef.text.syntax_tree import (
 )
 
 #: The :attr:`Param.default` of a required parameter.
-REQUIRED: Any = type("Required", (), {"__repr__": lambda self: "REQUIRED"})()
+REQUIRED: object = type("Required", (), {"__repr__": lambda self: "REQUIRED"})()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class Param:
 
     name: str
     type: Type
-    default: Any = REQUIRED
+    default: Value = REQUIRED
 
     @property
     def is_tensor(self) -> bool:
@@ -122,10 +121,10 @@ def signature(name: str) -> Signature:
     >>> signature("relu").name
     'relu'
     """
-    found = standard_signatures().get(name)
-    if found is None:
+    known_signature = standard_signatures().get(name)
+    if known_signature is None:
         raise UnsupportedOp(unknown_operator(name, standard_signatures()))
-    return found
+    return known_signature
 
 
 class FragmentFile:
@@ -147,8 +146,8 @@ class FragmentFile:
 
     @cached_property
     def fragments(self) -> Mapping[str, Fragment]:
-        found = parse_fragments(self.source.text, self.file)
-        return {fragment.name: fragment for fragment in found}
+        parsed = parse_fragments(self.source.text, self.file)
+        return {fragment.name: fragment for fragment in parsed}
 
     @cached_property
     def signatures(self) -> Mapping[str, Signature]:
@@ -159,8 +158,8 @@ class FragmentFile:
 
         They say what the operator does.
         """
-        before = self.source.text[: self.fragments[name].pos].splitlines()[:-1]
-        lines = takewhile(lambda line: re.match("# (?!----)", line), reversed(before))
+        lines_above = self.source.text[: self.fragments[name].pos].splitlines()[:-1]
+        lines = takewhile(lambda line: re.match("# (?!----)", line), reversed(lines_above))
         return " ".join(line[2:] for line in reversed([*lines]))
 
 
@@ -190,11 +189,11 @@ def signature_of(fragment: Fragment, source: SourceText) -> Signature:
 
     ``source`` is the fragment's text, for errors.
     """
-    seen: set[str] = set()
+    names: set[str] = set()
     for name, pos in _declared_names(fragment):
-        if name in seen:
+        if name in names:
             raise source.error(f"fragment '{fragment.name}' declares '{name}' twice", pos)
-        seen.add(name)
+        names.add(name)
     params = tuple(
         Param(p.name, p.type, REQUIRED if p.default is None else _default(p.default, source))
         for p in fragment.params
@@ -217,8 +216,8 @@ def declared_signature(text: str, file: str) -> Signature:
 
 def unknown_operator(name: str, known: Iterable[str]) -> str:
     """Returns the error message for an operator without a declaration; suggests a similar name."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    hint = f"; did you mean '{near[0]}'? Otherwise " if near else ": "
+    similar = difflib.get_close_matches(name, list(known), n=1)
+    hint = f"; did you mean '{similar[0]}'? Otherwise " if similar else ": "
     return (
         f"unknown operator '{name}'{hint}register it (--ops FILE.py, cml.register), or declare it "
         "as a fragment"
@@ -230,7 +229,7 @@ def _declared_names(fragment: Fragment) -> list[tuple[str, int]]:
     return params + [(result.name, fragment.pos) for result in fragment.results]
 
 
-def _default(expr: Expr, source: SourceText) -> Any:
+def _default(expr: Expr, source: SourceText) -> object:
     if isinstance(expr, Literal):
         return expr.value
     if isinstance(expr, ArrayExpr):
@@ -275,9 +274,9 @@ def bind(
 
     ``generic`` is the type in ``op<type>``. Raises :class:`BindError` if an argument does not fit.
     """
-    given = _match_arguments(sig, positional, named)
-    dtype = _dtype(sig, given, generic)
-    values = {p.name: _value(sig, p, given, dtype) for p in sig.params}
+    arguments = _match_arguments(sig, positional, named)
+    dtype = _dtype(sig, arguments, generic)
+    values = {p.name: _value(sig, p, arguments, dtype) for p in sig.params}
     return BoundArguments(values, dtype)
 
 
@@ -288,23 +287,25 @@ def _match_arguments(
         raise ShapeError(
             f"{sig.name} takes at most {len(sig.params)} arguments, got {len(positional)}"
         )
-    given = {param.name: v for param, v in zip(sig.params, positional, strict=False)}
+    arguments = {param.name: v for param, v in zip(sig.params, positional, strict=False)}
     for name, value in named.items():
         if name not in sig.by_name:
             raise ShapeError(_unknown_parameter(sig, name))
-        if name in given:
+        if name in arguments:
             raise ShapeError(f"{sig.name}: parameter '{name}' is given twice")
-        given[name] = value
-    return given
+        arguments[name] = value
+    return arguments
 
 
 def _unknown_parameter(sig: Signature, name: str) -> str:
-    near = difflib.get_close_matches(name, sig.by_name, n=1)
-    hint = f"did you mean '{near[0]}'?" if near else f"it has {', '.join(sig.by_name) or 'none'}"
+    similar = difflib.get_close_matches(name, sig.by_name, n=1)
+    hint = (
+        f"did you mean '{similar[0]}'?" if similar else f"it has {', '.join(sig.by_name) or 'none'}"
+    )
     return f"{sig.name} has no parameter '{name}': {hint}"
 
 
-def _dtype(sig: Signature, given: Mapping[str, Value], generic: str | None) -> str | None:
+def _dtype(sig: Signature, arguments: Mapping[str, Value], generic: str | None) -> str | None:
     """Returns the type that ``?`` stands for in a call; None if the operator is not generic.
 
     It is the generic argument, the type of a tensor argument, the default, or the type of a
@@ -316,23 +317,27 @@ def _dtype(sig: Signature, given: Mapping[str, Value], generic: str | None) -> s
         return None
     if generic is not None and generic != "?":
         return generic
-    generics = [given[p.name] for p in sig.params if p.type.is_generic and p.name in given]
-    plain = leaves(generics)
-    for leaf in plain:
+    generics = [arguments[p.name] for p in sig.params if p.type.is_generic and p.name in arguments]
+    literals = leaves(generics)
+    for leaf in literals:
         if isinstance(leaf, TensorRef):
             return leaf.dtype
     if sig.default_dtype is not None:
         return sig.default_dtype
-    if plain:
-        return "scalar" if any(isinstance(leaf, float) for leaf in plain) else kind_of(plain[0])
+    if literals:
+        return (
+            "scalar" if any(isinstance(leaf, float) for leaf in literals) else kind_of(literals[0])
+        )
     if sig.needs_dtype:
         raise ShapeError(f"{sig.name} needs a type: write {sig.name}<integer>(...)")
     return None
 
 
-def _value(sig: Signature, param: Param, given: Mapping[str, Value], dtype: str | None) -> Value:
-    if param.name in given:
-        value = given[param.name]
+def _value(
+    sig: Signature, param: Param, arguments: Mapping[str, Value], dtype: str | None
+) -> Value:
+    if param.name in arguments:
+        value = arguments[param.name]
     elif param.required:
         raise ShapeError(f"{sig.name} wants parameter '{param.name}' ({param.type}): give it")
     else:
@@ -340,83 +345,83 @@ def _value(sig: Signature, param: Param, given: Mapping[str, Value], dtype: str 
     try:
         return coerce(param.type, value, dtype)
     except BindError as problem:
-        wanted = _describe_type(param.type, dtype)
-        message = f"{sig.name}: parameter '{param.name}' wants {wanted}, got {describe(value)}"
+        expected = _describe_type(param.type, dtype)
+        message = f"{sig.name}: parameter '{param.name}' wants {expected}, got {describe(value)}"
         detail = f" ({problem})" if problem.args else ""
         raise ShapeError(message + detail) from None
 
 
-def _describe_type(kind: Type, dtype: str | None) -> str:
-    return str(kind) if dtype is None else str(kind).replace("?", dtype)
+def _describe_type(type: Type, dtype: str | None) -> str:
+    return str(type) if dtype is None else str(type).replace("?", dtype)
 
 
-def coerce(kind: Type, value: Value, dtype: str | None) -> Value:
+def coerce(type: Type, value: Value, dtype: str | None) -> Value:
     """Returns a value converted to a parameter's type, such as an integer to a scalar.
 
     ``dtype`` is the type of ``?``. Raises :class:`BindError` if the value does not fit.
     """
-    return _COERCE[kind.kind](kind, value, dtype)
+    return _COERCE[type.kind](type, value, dtype)
 
 
-def _primitive(kind: Type, value: Value, dtype: str | None) -> Value:
-    wanted = dtype if kind.name == "?" else kind.name
-    got = kind_of(value)
-    if got == wanted:
+def _primitive(type: Type, value: Value, dtype: str | None) -> Value:
+    expected = dtype if type.name == "?" else type.name
+    actual = kind_of(value)
+    if actual == expected:
         return value
-    if got == "integer" and wanted == "scalar":
+    if actual == "integer" and expected == "scalar":
         return float(value)
-    raise BindError(_conversion_hint(wanted, value))
+    raise BindError(_conversion_hint(expected, value))
 
 
-def _conversion_hint(wanted: str | None, value: Value) -> str:
+def _conversion_hint(expected: str | None, value: Value) -> str:
     if isinstance(value, TensorRef):
         return "a tensor cannot be an attribute"
-    if wanted == "integer" and isinstance(value, float):
+    if expected == "integer" and isinstance(value, float):
         return "write it without a decimal point"
-    return f"wanted {wanted}, got {describe(value)}"
+    return f"wanted {expected}, got {describe(value)}"
 
 
-def _tensor(kind: Type, value: Value, dtype: str | None) -> Value:
-    wanted = dtype if kind.name == "?" else kind.name
+def _tensor(type: Type, value: Value, dtype: str | None) -> Value:
+    expected = dtype if type.name == "?" else type.name
     if not isinstance(value, TensorRef):
-        return _literal(wanted, value)
-    if wanted and value.dtype != wanted:
-        raise BindError(f"cast it: cast<{wanted}>({value.name})")
+        return _literal(expected, value)
+    if expected and value.dtype != expected:
+        raise BindError(f"cast it: cast<{expected}>({value.name})")
     return value
 
 
-def _literal(wanted: str | None, value: Value) -> Value:
+def _literal(expected: str | None, value: Value) -> Value:
     """Returns a number given for a tensor, converted to the tensor's type; arrays item by item."""
-    got = kind_of(value)
-    if got == "tuple":
+    actual = kind_of(value)
+    if actual == "tuple":
         raise BindError("declare it as a variable or a constant")
-    if got == "array":  # tract writes small constants this way
-        return [_literal(wanted, item) for item in value]
-    if got == "string":
+    if actual == "array":  # tract writes small constants this way
+        return [_literal(expected, item) for item in value]
+    if actual == "string":
         raise BindError
-    if not wanted or got == wanted:
+    if not expected or actual == expected:
         return value
-    if got == "integer" and wanted == "scalar":
+    if actual == "integer" and expected == "scalar":
         return float(value)
     raise BindError
 
 
-def _array(kind: Type, value: Value, dtype: str | None) -> list[Value]:
+def _array(type: Type, value: Value, dtype: str | None) -> list[Value]:
     if not isinstance(value, list):
         raise BindError("write it in brackets")
-    item = kind.items[0]
+    item = type.items[0]
     convert = _COERCE[item.kind]
     return [convert(item, element, dtype) for element in value]
 
 
-def _tuple(kind: Type, value: Value, dtype: str | None) -> tuple[Value, ...]:
-    if not isinstance(value, tuple) or len(value) != len(kind.items):
-        raise BindError(f"write {len(kind.items)} values in parentheses")
-    pairs = zip(kind.items, value, strict=True)
+def _tuple(type: Type, value: Value, dtype: str | None) -> tuple[Value, ...]:
+    if not isinstance(value, tuple) or len(value) != len(type.items):
+        raise BindError(f"write {len(type.items)} values in parentheses")
+    pairs = zip(type.items, value, strict=True)
     return tuple(coerce(item, element, dtype) for item, element in pairs)
 
 
-_COERCE: dict[str, Callable[[Type, Any, str | None], object]] = {
+_COERCE: dict[str, Callable[[Type, Value, str | None], Value]] = {
     "primitive": _primitive,
     "tensor": _tensor,
     "array": _array,

@@ -13,6 +13,7 @@ from cml_engine.io.load_limits import current_budget
 
 #: A bool, int, float, str or :class:`TensorRef`, or nested lists and tuples of them.
 Value: TypeAlias = Any
+Number: TypeAlias = int | float
 
 #: The deepest nesting of arrays.
 MAX_NESTING = 8
@@ -32,9 +33,9 @@ def describe(value: Value, depth: int = 0) -> str:
         return f"tensor<{value.dtype}> '{value.name}'"
     if isinstance(value, (list, tuple)):
         return _describe_items(value, depth)
-    kind = kind_of(value)
-    shown = repr(value) if kind == "string" else str(value).lower()
-    return f"{kind} {shown[:40]}"
+    type_name = kind_of(value)
+    text = repr(value) if type_name == "string" else str(value).lower()
+    return f"{type_name} {text[:40]}"
 
 
 def kind_of(value: Value) -> str:
@@ -81,16 +82,16 @@ def has_tensor(value: Value) -> bool:
     return any(isinstance(leaf, TensorRef) for leaf in leaves(value))
 
 
-def _describe_items(value: Any, depth: int) -> str:
-    what = "array" if isinstance(value, list) else "tuple"
+def _describe_items(value: list[Value] | tuple[Value, ...], depth: int) -> str:
+    type_name = "array" if isinstance(value, list) else "tuple"
     if not value:
-        return f"empty {what}"
+        return f"empty {type_name}"
     if depth > 1:
-        return what
-    return f"{what} of {len(value)} ({describe(value[0], depth + 1)}, ...)"
+        return type_name
+    return f"{type_name} of {len(value)} ({describe(value[0], depth + 1)}, ...)"
 
 
-_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+_COMPARE: dict[str, Callable[[Value, Value], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
     ">": operator.gt,
@@ -133,18 +134,18 @@ def unary(op: str, value: Value) -> Value:
     return -value if op == "-" else value
 
 
-def convert(kind: str, value: Value) -> Value:
-    """Returns a value converted by the built-in function that ``kind`` names.
+def convert(type_name: str, value: Value) -> Value:
+    """Returns a value converted by the built-in function that ``type_name`` names.
 
     They are ``integer()``, ``scalar()``, ``logical()`` and ``string()``. Raises
     :class:`ShapeError` if the value cannot be converted.
     """
     if kind_of(value) not in ("integer", "scalar", "logical", "string"):
-        raise ShapeError(f"{kind}() wants a number, logical or string, got {kind_of(value)}")
+        raise ShapeError(f"{type_name}() wants a number, logical or string, got {kind_of(value)}")
     try:
-        return _CONVERT[kind](value)
+        return _CONVERT[type_name](value)
     except (ValueError, OverflowError):
-        raise ShapeError(f"{kind}() cannot convert {str(value)[:40]!r}") from None
+        raise ShapeError(f"{type_name}() cannot convert {str(value)[:40]!r}") from None
 
 
 def charge_elements(value: Value) -> None:
@@ -212,14 +213,14 @@ def _repeat(items: list[Value], times: int) -> list[Value]:
     return items * times
 
 
-def _numbers(op: str, left: Value, right: Value) -> tuple[Any, Any]:
-    kinds = kind_of(left), kind_of(right)
-    if not set(kinds) <= {"integer", "scalar"}:
-        raise ShapeError(f"'{op}' cannot take {kinds[0]} and {kinds[1]}")
-    return (left, right) if kinds[0] == kinds[1] else (float(left), float(right))
+def _numbers(op: str, left: Value, right: Value) -> tuple[Number, Number]:
+    types = kind_of(left), kind_of(right)
+    if not set(types) <= {"integer", "scalar"}:
+        raise ShapeError(f"'{op}' cannot take {types[0]} and {types[1]}")
+    return (left, right) if types[0] == types[1] else (float(left), float(right))
 
 
-def _arithmetic(op: str, left: object, right: object) -> int | float:
+def _arithmetic(op: str, left: Number, right: Number) -> Number:
     try:
         value = _ARITHMETIC[op](left, right)
     except ZeroDivisionError:
@@ -229,7 +230,7 @@ def _arithmetic(op: str, left: object, right: object) -> int | float:
     return _bounded(value) if isinstance(value, int) else value
 
 
-def _divide(left: Any, right: Any) -> int | float:
+def _divide(left: Number, right: Number) -> Number:
     """Returns the quotient; two integers give an integer, rounded towards zero."""
     if isinstance(left, float):
         return left / float(right)
@@ -237,7 +238,7 @@ def _divide(left: Any, right: Any) -> int | float:
     return int(quotient if (left < 0) == (right < 0) else -quotient)
 
 
-def _power(left: Any, right: Any) -> int | float:
+def _power(left: Number, right: Number) -> Number:
     if isinstance(left, float):
         return math.pow(left, right)
     if right < 0 or (abs(left) > 1 and right > 64):
@@ -245,7 +246,7 @@ def _power(left: Any, right: Any) -> int | float:
     return int(left ** min(right, 64 + right % 2))
 
 
-_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
+_ARITHMETIC: dict[str, Callable[[Value, Value], Number]] = {
     "+": operator.add,
     "-": operator.sub,
     "*": operator.mul,

@@ -55,12 +55,12 @@ def members(stream: GzipFile, archive: str) -> dict[str, Member]:
     :class:`ArchiveRefusedError`, or the stream's own errors.
     """
     reader = _Reader(stream, archive)
-    found: dict[str, Member] = {}
+    by_name: dict[str, Member] = {}
     for member in _members(reader):
         current_budget().charge_steps(_MEMBER_STEPS, f"'{archive}': a file in it")
-        found[member.name] = member
+        by_name[member.name] = member
     reader.finish()
-    return found
+    return by_name
 
 
 class _Reader:
@@ -93,26 +93,26 @@ class _Reader:
 
 
 def _members(reader: _Reader) -> Iterator[Member]:
-    named: dict[str, str] = {}  # the values that preceding headers give for this one
+    overrides: dict[str, str] = {}  # the values that preceding headers give for this one
     while any(block := reader.take(BLOCK)):
         _check(block, reader.at - BLOCK)
-        kind, size = block[156:157], _number(block[124:136])
-        if kind in _EXTENSIONS:
-            named |= _EXTENSIONS[kind](_extension(reader, size))
+        type_flag, size = block[156:157], _number(block[124:136])
+        if type_flag in _EXTENSIONS:
+            overrides |= _EXTENSIONS[type_flag](_extension(reader, size))
             continue
-        name, size = named.get("path") or _name(block), int(named.get("size", size))
-        named = {}
-        if kind != _FOLDER:
-            yield Member(_plain_name(name, kind), reader.at, size)
+        name, size = overrides.get("path") or _name(block), int(overrides.get("size", size))
+        overrides = {}
+        if type_flag != _FOLDER:
+            yield Member(_plain_name(name, type_flag), reader.at, size)
             reader.skip(size + -size % BLOCK)
 
 
-def _check(block: bytes, at: int) -> None:
+def _check(block: bytes, offset: int) -> None:
     if len(block) < BLOCK:
         raise TarError("it ends early")
     with_blanks = sum(block) - sum(block[148:156]) + 8 * ord(" ")
     if block[148:156].strip(b"\0 ").lstrip(b"0") != b"%o" % with_blanks:
-        raise TarError("it is no tar archive" if at == 0 else f"no header at byte {at:,}")
+        raise TarError("it is no tar archive" if offset == 0 else f"no header at byte {offset:,}")
 
 
 def _number(field: bytes) -> int:
@@ -147,20 +147,20 @@ def _pax(body: bytes) -> dict[str, str]:
 
     The length counts the whole record. Raises an error for sparse files and damaged records.
     """
-    found: dict[str, str] = {}
+    records: dict[str, str] = {}
     while body.strip(b"\0"):
         digits = body.split(b" ", 1)[0]
         length = int(digits) if digits.isdigit() and len(digits) < 9 else 0
         key, equals, value = body[len(digits) + 1 : length - 1].partition(b"=")
         if not equals or length > len(body) or body[length - 1 : length] != b"\n":
             raise TarError("a header that cannot be read")
-        found[_decode(key)] = _decode(value)
+        records[_decode(key)] = _decode(value)
         body = body[length:]
-    if any(key.startswith("GNU.sparse.") for key in found):
+    if any(key.startswith("GNU.sparse.") for key in records):
         raise ArchiveRefusedError("it holds a file with holes: pack plain files only")
-    if not re.fullmatch("[0-9]{1,20}", found.get("size", "0")):
-        raise TarError(f"a member of {found['size'][:20]!r} bytes")
-    return found
+    if not re.fullmatch("[0-9]{1,20}", records.get("size", "0")):
+        raise TarError(f"a member of {records['size'][:20]!r} bytes")
+    return records
 
 
 #: the decoders of headers that describe the next member
@@ -179,10 +179,10 @@ def _decode(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def _plain_name(name: str, kind: bytes) -> str:
-    if kind not in _FILES:
-        what = "a link" if kind in (b"1", b"2") else "not a plain file"
-        raise ArchiveRefusedError(f"'{name}' is {what}: pack plain files only")
+def _plain_name(name: str, type_flag: bytes) -> str:
+    if type_flag not in _FILES:
+        description = "a link" if type_flag in (b"1", b"2") else "not a plain file"
+        raise ArchiveRefusedError(f"'{name}' is {description}: pack plain files only")
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name:
         raise ArchiveRefusedError(f"'{name}' leads out of the archive")

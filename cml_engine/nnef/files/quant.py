@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -23,17 +22,17 @@ class QuantParser(ExpressionParser):
 
     # document ::= {entry} end
     def document(self) -> dict[str, Attrs]:
-        found: dict[str, Attrs] = {}
+        entries: dict[str, Attrs] = {}
         while self.kind != "end":
             pos = self.pos
             name, attrs = self.entry()
-            if name in found:
+            if name in entries:
                 raise self.source.error(f"tensor '{name}' is quantised twice", pos)
-            found[name] = attrs
+            entries[name] = attrs
         # a file that was cut off must not read as one without quantisation
-        if not found and self.source.text.strip() != NOTHING:
+        if not entries and self.source.text.strip() != NOTHING:
             raise self.source.error("the file has no entry: restore it, or delete it", self.pos)
-        return found
+        return entries
 
     # entry ::= quoted ":" call ";"
     def entry(self) -> tuple[str, Attrs]:
@@ -55,7 +54,7 @@ class QuantParser(ExpressionParser):
             values[argument.name] = self._value(argument.value)
         return values
 
-    def _value(self, expr: Expr) -> Any:
+    def _value(self, expr: Expr) -> AttrValue:
         if isinstance(expr, Literal):
             return expr.value
         if isinstance(expr, (ArrayExpr, TupleExpr)):
@@ -80,9 +79,10 @@ def dequantize(stored: StoredTensor, attrs: Attrs | None, file: str) -> Array:
         attrs = _from_header(stored, file)
     formula = _FORMULAS.get(attrs["op"])
     if formula is None:
-        known = ", ".join(_FORMULAS)
+        formula_names = ", ".join(_FORMULAS)
         raise TensorFileError(
-            f"'{file}': quantisation by {attrs['op']} is unknown: wanted {known}", place_of(attrs)
+            f"'{file}': quantisation by {attrs['op']} is unknown: wanted {formula_names}",
+            place_of(attrs),
         )
     values = stored.values.astype(np.float64)
     arguments = _Arguments(attrs, stored, file)
@@ -109,9 +109,9 @@ class _Arguments:
         if value.ndim > self._rank:
             raise self._error(f"'{name}' has rank {value.ndim}, the tensor {self._rank}")
         value = value.reshape(value.shape + (1,) * (self._rank - value.ndim))
-        wanted = list(self._stored.header.shape)
-        if any(value.shape[i] not in (1, extent) for i, extent in enumerate(wanted)):
-            raise self._error(f"'{name}' {list(value.shape)} does not broadcast to {wanted}")
+        shape = list(self._stored.header.shape)
+        if any(value.shape[i] not in (1, extent) for i, extent in enumerate(shape)):
+            raise self._error(f"'{name}' {list(value.shape)} does not broadcast to {shape}")
         return value
 
     def flag(self, name: str, default: bool) -> bool:
@@ -135,38 +135,35 @@ class _Arguments:
         return TensorFileError(f"'{self._file}': quantisation of it in graph.quant: {message}")
 
 
-def _zero_point(q: Array, given: _Arguments) -> Array:
-    found: Array = (q - given.array("zero_point")) * given.array("scale")
-    return found
+def _zero_point(q: Array, arguments: _Arguments) -> Array:
+    return np.asarray((q - arguments.array("zero_point")) * arguments.array("scale"))
 
 
-def _min_max(q: Array, given: _Arguments) -> Array:
-    symmetric = given.flag("symmetric", False)
-    if given.signed:
-        q = q + (2.0 ** (given.bits - 1) - symmetric)
-    steps = 2.0**given.bits - 1 - (given.signed and symmetric)
-    return _scaled(q, steps, given)
+def _min_max(q: Array, arguments: _Arguments) -> Array:
+    symmetric = arguments.flag("symmetric", False)
+    if arguments.signed:
+        q = q + (2.0 ** (arguments.bits - 1) - symmetric)
+    steps = 2.0**arguments.bits - 1 - (arguments.signed and symmetric)
+    return _scaled(q, steps, arguments)
 
 
-def _linear(q: Array, given: _Arguments) -> Array:
-    return _scaled(q, 2.0**given.bits - 1, given)
+def _linear(q: Array, arguments: _Arguments) -> Array:
+    return _scaled(q, 2.0**arguments.bits - 1, arguments)
 
 
-def _scaled(q: Array, steps: float, given: _Arguments) -> Array:
-    low, high = given.array("min"), given.array("max")
-    found: Array = q / steps * (high - low) + low
-    return found
+def _scaled(q: Array, steps: float, arguments: _Arguments) -> Array:
+    low, high = arguments.array("min"), arguments.array("max")
+    return np.asarray(q / steps * (high - low) + low)
 
 
-def _logarithmic(q: Array, given: _Arguments) -> Array:
+def _logarithmic(q: Array, arguments: _Arguments) -> Array:
     """Returns the values of logarithmic codes ``q``: powers of two.
 
     The last code is the highest power, ``2 ** ceil(log2(max))``.
     """
     with np.errstate(divide="ignore"):
-        top = np.ceil(np.log2(given.array("max")))
-    found: Array = 2.0 ** (q - (2.0**given.bits - 1) + top)
-    return found
+        top = np.ceil(np.log2(arguments.array("max")))
+    return np.asarray(2.0 ** (q - (2.0**arguments.bits - 1) + top))
 
 
 _FORMULAS = {

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -61,8 +60,8 @@ class SafeTensor:
             raise TensorFileError(
                 f"'{self.name}' is of type {self.type}: wanted one of {', '.join(_TYPES)}"
             )
-        item, stored = _TYPES[self.type]
-        bits = 8 * np.dtype(stored).itemsize
+        item, layout = _TYPES[self.type]
+        bits = 8 * np.dtype(layout).itemsize
         return Header(prod(self.shape) * bits // 8, self.shape, bits, item)
 
     def stored(self, header: Header) -> StoredTensor:
@@ -95,17 +94,18 @@ class Weights:
         It gets the variable's shape if the shapes differ in extents of 1 only, as PyTorch's
         biases do.
         """
-        found = self._tensors.get(variable.label) or self._tensors.get(variable.label.lstrip("/"))
-        if found is None:
+        label = variable.label
+        stored = self._tensors.get(label) or self._tensors.get(label.lstrip("/"))
+        if stored is None:
             return None
-        wanted = variable.fact.shape
-        same = [n for n in found.shape if n != 1] == [n for n in wanted if n != 1]
-        return replace(found, shape=wanted) if same else found
+        variable_shape = variable.fact.shape
+        larger, wanted = ([n for n in s if n != 1] for s in (stored.shape, variable_shape))
+        return replace(stored, shape=variable_shape) if larger == wanted else stored
 
     def missing(self, variable: Variable) -> TensorFileError:
         """Returns the error for a variable that the file lacks; it names similar tensors."""
-        near = _similar_names(variable.label, self._tensors)
-        message = f"'{self._file.name}' has no tensor '{variable.label}'{near}"
+        suggestion = _similar_names(variable.label, self._tensors)
+        message = f"'{self._file.name}' has no tensor '{variable.label}'{suggestion}"
         return TensorFileError(f"{message}: tensors have the labels' names", variable.source)
 
     def check_all_used(self, labels: Iterable[str]) -> None:
@@ -131,12 +131,12 @@ def _file(path: str | Path) -> Blob:
     try:
         if Path(path).is_file():
             return SourceFile(FolderSource(Path(), str(path)), str(path))
-        what = "it is a folder" if Path(path).is_dir() else "there is no such file"
+        problem = "it is a folder" if Path(path).is_dir() else "there is no such file"
     except TypeError:
-        what = f"wanted a path or bytes, got {type(path).__name__}"
+        problem = f"wanted a path or bytes, got {type(path).__name__}"
     except (OSError, ValueError) as error:
-        what = str(error)
-    raise InputError(f"cannot read the weights {str(path)!r}: {what}")
+        problem = str(error)
+    raise InputError(f"cannot read the weights {str(path)!r}: {problem}")
 
 
 def read_safetensors(file: Blob) -> dict[str, SafeTensor]:
@@ -149,53 +149,49 @@ def read_safetensors(file: Blob) -> dict[str, SafeTensor]:
     length = int.from_bytes(file.head(_LENGTH), "little")
     if length > file.size - _LENGTH:
         raise _damaged_error(file, f"a header of {length:,} bytes in a file of {file.size:,}")
-    budget, what = current_budget(), f"the header of '{file.name}'"
-    budget.charge_bytes(_HEADER_BYTES * length, what)
-    budget.charge_steps(length >> 3, what)
-    begin = _LENGTH + length
-    entries = _entries(file, file.head(begin)[_LENGTH:])
-    found: dict[str, SafeTensor] = {}
-    end = 0
-    spans = {name: _span(file, name, entry) for name, entry in entries.items()}
-    for name, (first, last) in sorted(spans.items(), key=lambda item: item[1]):
-        if first != end:
-            what = "shares bytes with another tensor" if first < end else "begins behind a hole"
-            raise _damaged_error(file, f"'{name}' {what}")
-        end = last
-        found[name] = SafeTensor(
-            file, name, entries[name]["dtype"], tuple(entries[name]["shape"]), begin + first
-        )
-    if begin + end != file.size:
-        word = "truncated" if begin + end > file.size else "too long"
-        raise _damaged_error(
-            file, f"{word}: its tensors want {begin + end:,} bytes, got {file.size:,}"
-        )
-    return found
+    budget, subject = current_budget(), f"the header of '{file.name}'"
+    budget.charge_bytes(_HEADER_BYTES * length, subject)
+    budget.charge_steps(length >> 3, subject)
+    tensors: dict[str, SafeTensor] = {}
+    end = _LENGTH + length
+    entries = _entries(file, file.head(end)[_LENGTH:])
+    pairs = [_tensor(file, name, entry, end) for name, entry in entries.items()]
+    for tensor, tensor_end in sorted(pairs, key=lambda pair: (pair[0].offset, pair[1])):
+        if tensor.offset != end:
+            defect = "shares bytes with another tensor"
+            defect = defect if tensor.offset < end else "begins behind a hole"
+            raise _damaged_error(file, f"'{tensor.label}' {defect}")
+        end = tensor_end
+        tensors[tensor.label] = tensor
+    if end != file.size:
+        defect = "truncated" if end > file.size else "too long"
+        raise _damaged_error(file, f"{defect}: its tensors want {end:,} bytes, got {file.size:,}")
+    return tensors
 
 
-def _entries(file: Blob, header: bytes) -> dict[str, dict[str, Any]]:
+def _entries(file: Blob, header: bytes) -> dict[str, object]:
     try:
-        found = json.loads(header.decode("utf-8"), object_pairs_hook=_unique)
+        content = json.loads(header.decode("utf-8"), object_pairs_hook=_unique)
     except RecursionError:
         raise _damaged_error(file, "its header is nested too deep") from None
     except ValueError as error:  # invalid UTF-8 or JSON, or duplicate names
         raise _damaged_error(file, f"its header is no JSON ({str(error)[:80]})") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise _damaged_error(file, "its header is no JSON object")
-    return {name: entry for name, entry in found.items() if name != _METADATA}
+    return {name: entry for name, entry in content.items() if name != _METADATA}
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    by_name = dict(pairs)
+    if len(by_name) < len(pairs):
         raise ValueError("a name stands twice")
-    return found
+    return by_name
 
 
-def _span(file: Blob, name: str, entry: object) -> tuple[int, int]:
-    """Returns the first and the end byte of a tensor, relative to the end of the header.
+def _tensor(file: Blob, name: str, entry: object, data_start: int) -> tuple[SafeTensor, int]:
+    """Returns the tensor of a header's entry, and the offset of the byte after its last one.
 
-    Raises an error if the range does not fit the tensor's type and shape.
+    Raises an error if its bytes do not fit its type and shape.
     """
     if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
         raise _damaged_error(file, f"'{name[:80]}' is no tensor with a dtype")
@@ -204,27 +200,27 @@ def _span(file: Blob, name: str, entry: object) -> tuple[int, int]:
         raise _damaged_error(file, f"'{name[:80]}' has no shape of at most {_MAX_RANK} extents")
     if offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise _damaged_error(file, f"'{name[:80]}' has no data_offsets [begin, end]")
-    first, last = offsets
-    if entry["dtype"] in _TYPES:
-        wanted = prod(shape) * np.dtype(_TYPES[entry["dtype"]][1]).itemsize
-        if last - first != wanted:
-            what = f"{entry['dtype']} {shape[:8]} takes {wanted:,} bytes, it has {last - first:,}"
-            raise _damaged_error(file, f"'{name[:80]}': {what}")
-    return first, last
+    tensor = SafeTensor(file, name, entry["dtype"], tuple(shape), data_start + offsets[0])
+    size = offsets[1] - offsets[0]
+    if tensor.type in _TYPES and size != (expected := tensor.header().data_bytes):
+        mismatch = f"{tensor.type} {shape[:8]} takes {expected:,} bytes, it has {size:,}"
+        raise _damaged_error(file, f"'{name[:80]}': {mismatch}")
+    return tensor, data_start + offsets[1]
 
 
-def _wholes(values: Any) -> list[int] | None:
+def _wholes(values: object) -> list[int] | None:
     """Returns the value as a list if it is a list of integers of 0 and more, else None."""
-    fits = isinstance(values, list) and all(is_whole(n) and 0 <= n < 2**63 for n in values)
-    return list(values) if fits else None
+    if not isinstance(values, list) or not all(is_whole(n) and 0 <= n < 2**63 for n in values):
+        return None
+    return list(values)
 
 
 def _similar_names(name: str, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.4)
-    return f" (near: '{near[0]}')" if near else ""
+    similar = difflib.get_close_matches(name, list(names), n=1, cutoff=0.4)
+    return f" (near: '{similar[0]}')" if similar else ""
 
 
-def _damaged_error(file: Blob, what: str) -> TensorFileError:
+def _damaged_error(file: Blob, defect: str) -> TensorFileError:
     return TensorFileError(
-        f"'{file.name}' is damaged or no safetensors file: {what}: save or download it again"
+        f"'{file.name}' is damaged or no safetensors file: {defect}: save or download it again"
     )

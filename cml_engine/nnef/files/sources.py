@@ -70,16 +70,17 @@ def read_text(source: ModelSource, name: str) -> str | None:
     return decode(bytes(file.span()), shown(source, name))
 
 
-def tensor_blob(source: ModelSource, label: str, where: Source) -> Blob:
-    """Returns the tensor file of a label, unread; ``where`` is the variable's line, for errors."""
+def tensor_blob(source: ModelSource, label: str, variable_source: Source) -> Blob:
+    """Returns the tensor file of a label, unread; errors name the variable's line."""
     try:
-        return SourceFile(source, tensor_file_name(label, where))
+        return SourceFile(source, tensor_file_name(label, variable_source))
     except OutsideModelError:
         raise TensorFileError(
-            f"label '{label}' leads out of the model's folder: move the file into it", where
+            f"label '{label}' leads out of the model's folder: move the file into it",
+            variable_source,
         ) from None
     except CmlError as error:
-        raise type(error)(error.message, error.source or where) from error.__cause__
+        raise type(error)(error.message, error.source or variable_source) from error.__cause__
 
 
 def open_model(model: str | Path | Bytes | ModelSource) -> ModelSource:
@@ -111,8 +112,8 @@ def _open_path(path: Path) -> ModelSource:
         raise ModelError(f"cannot read {str(path)!r}: {error}") from None
     if head.startswith(_GZIP):
         return ArchiveSource(path, str(path))
-    if other := _foreign_format(head):
-        raise ModelError(f"'{path}' is {other}: wanted {KINDS}")
+    if foreign_format := _foreign_format(head):
+        raise ModelError(f"'{path}' is {foreign_format}: wanted {KINDS}")
     return FolderSource(path.parent, path.name)
 
 
@@ -124,14 +125,14 @@ def is_archive(data: Bytes) -> bool:
     head = bytes(data[:_HEAD])
     if head.startswith(_GZIP):
         return True
-    wanted = "wanted the bytes of an .onnx or a .tgz"
+    expected = "wanted the bytes of an .onnx or a .tgz"
     if _NNEF_TEXT.match(head):
         raise InputError(
-            f"these {len(data):,} bytes are NNEF's text, which has no weights in it: {wanted}, or "
-            "cml.MemoryModel(text, {label: array})"
+            f"these {len(data):,} bytes are NNEF's text, which has no weights in it: {expected}, "
+            "or cml.MemoryModel(text, {label: array})"
         )
-    if other := _format_by_magic(head):
-        raise InputError(f"these {len(data):,} bytes are {other}: {wanted}")
+    if foreign_format := _format_by_magic(head):
+        raise InputError(f"these {len(data):,} bytes are {foreign_format}: {expected}")
     return False
 
 
@@ -146,22 +147,24 @@ def _inner_archive(source: ModelSource) -> ModelSource:
     head = file.head(_HEAD)
     if head.startswith(_GZIP):
         return ArchiveSource(BytesIO(file.span()), shown(source, source.graph))
-    if other := _foreign_format(head):
-        raise ModelError(f"'{shown(source, source.graph)}' is {other}: wanted text of NNEF")
+    if foreign_format := _foreign_format(head):
+        raise ModelError(
+            f"'{shown(source, source.graph)}' is {foreign_format}: wanted text of NNEF"
+        )
     return source
 
 
 def _foreign_format(head: bytes) -> str | None:
     """Returns the type of a file that is not NNEF text, judged by its first bytes, or None."""
-    if other := _format_by_magic(head):
-        return other
+    if known_format := _format_by_magic(head):
+        return known_format
     return "no text" if b"\0" in head else None
 
 
 def _format_by_magic(head: bytes) -> str | None:
-    for magic, what in _OTHERS.items():
+    for magic, description in _OTHERS.items():
         if head.startswith(magic):
-            return what
+            return description
     return "a tar archive that is not packed" if head[257:262] == b"ustar" else None
 
 
@@ -179,7 +182,7 @@ def decode(data: bytes, file: str) -> str:
 
 
 def _folder(path: Path) -> FolderSource:
-    if not any((place / GRAPH_FILE).is_file() for place in (path, path / COMPLETE)):
+    if not any((folder / GRAPH_FILE).is_file() for folder in (path, path / COMPLETE)):
         raise ModelError(f"'{path}' has no {GRAPH_FILE}: name the folder that has it")
     return FolderSource(path, GRAPH_FILE)
 
@@ -260,10 +263,10 @@ def _file_name(label: str) -> str:
         raise InputError(error.message) from None
 
 
-def _encoded(text: str, what: str) -> bytes:
+def _encoded(text: str, parameter: str) -> bytes:
     if not isinstance(text, str):
-        raise InputError(f"{what} is {type(text).__name__}: wanted a str of NNEF's")
+        raise InputError(f"{parameter} is {type(text).__name__}: wanted a str of NNEF's")
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise InputError(f"{what}: character {error.start} is no character of UTF-8") from None
+        raise InputError(f"{parameter}: character {error.start} is no character of UTF-8") from None

@@ -132,21 +132,23 @@ def read_header(blob: Blob) -> Header:
     head = blob.head(HEADER_SIZE)
     if len(head) < HEADER_SIZE:
         raise _file_error(blob, f"wanted a header of {HEADER_SIZE} bytes, got {len(head)}")
-    magic, major, minor, length, rank, *rest = _HEADER.unpack(head)
+    magic, major, minor, length, rank, *fields = _HEADER.unpack(head)
     if magic != MAGIC:
         raise _file_error(blob, f"wanted the magic bytes 4E EF, got {magic.hex(' ').upper()}")
     if (major, minor) != VERSION:
         raise _file_error(blob, f"version {major}.{minor} is unknown: wanted 1.0")
     if rank > MAX_RANK:
         raise _file_error(blob, f"rank {rank}: wanted at most {MAX_RANK}")
-    shape, (bits, code, params, _) = tuple(rest[:rank]), rest[MAX_RANK:]
+    shape, (bits, code, params, _) = tuple(fields[:rank]), fields[MAX_RANK:]
     if code in (_Q4_0, _Q4_0_PAIRS):
         header = Header(length, shape, 32, ItemType.FLOAT, blocks=code)
     elif code == _OURS:
         axis, size = _AXIS_SIZE.unpack_from(params)
         if bits not in CODE_BITS or axis >= rank or not size:
-            what = f"blocks of {size} along axis {axis} of {rank}, with {bits} bits"
-            raise _file_error(blob, f"{what}: wanted an axis, a size above 0, and 8 or 4 bits")
+            description = f"blocks of {size} along axis {axis} of {rank}, with {bits} bits"
+            raise _file_error(
+                blob, f"{description}: wanted an axis, a size above 0, and 8 or 4 bits"
+            )
         header = Header(length, shape, bits, ItemType.FLOAT, None, code, axis, size)
     else:
         item = _item(blob, code, params, bits)
@@ -238,11 +240,11 @@ def _item(blob: Blob, code: int, params: bytes, bits: int) -> ItemType:
     return item
 
 
-def _check_width(what: str, item: ItemType, bits: int) -> None:
+def _check_width(problem: str, item: ItemType, bits: int) -> None:
     widths = {ItemType.FLOAT: (16, 32, 64), ItemType.BOOL: (1, 8)}.get(item, range(1, 65))
     if bits not in widths:
-        wanted = "1 to 64" if isinstance(widths, range) else " or ".join(map(str, widths))
-        raise TensorFileError(f"{what}: {item.shown} of {bits} bits: wanted {wanted}")
+        expected = "1 to 64" if isinstance(widths, range) else " or ".join(map(str, widths))
+        raise TensorFileError(f"{problem}: {item.shown} of {bits} bits: wanted {expected}")
 
 
 def _range(item: ItemType, params: bytes) -> tuple[float, float] | None:
@@ -251,20 +253,20 @@ def _range(item: ItemType, params: bytes) -> tuple[float, float] | None:
 
 
 def _check_size(blob: Blob, header: Header) -> None:
-    wanted = -(-header.size * header.bits // 8)
+    data_bytes = -(-header.size * header.bits // 8)
     if header.blocks == _OURS:
-        wanted += 4 * prod(scales_shape(header.shape, header.axis, header.block_size))
+        data_bytes += 4 * prod(scales_shape(header.shape, header.axis, header.block_size))
     elif header.blocks:
         if header.size % _BLOCK:
             raise _file_error(blob, f"{header}: wanted a multiple of {_BLOCK} values")
-        wanted = header.size // _BLOCK * _BLOCK_BYTES
-    if header.data_bytes != wanted:
-        raise _file_error(blob, f"{header} takes {wanted:,} bytes, but the header says "
+        data_bytes = header.size // _BLOCK * _BLOCK_BYTES
+    if header.data_bytes != data_bytes:
+        raise _file_error(blob, f"{header} takes {data_bytes:,} bytes, but the header says "
                          f"{header.data_bytes:,}")  # fmt: skip
-    total = HEADER_SIZE + wanted
+    total = HEADER_SIZE + data_bytes
     if blob.size != total:
-        word = "truncated" if blob.size < total else "too long"
-        raise _file_error(blob, f"{word}: {header} wants {total:,} bytes, got {blob.size:,}")
+        defect = "truncated" if blob.size < total else "too long"
+        raise _file_error(blob, f"{defect}: {header} wants {total:,} bytes, got {blob.size:,}")
 
 
 def _items(blob: Blob, header: Header) -> Array:
@@ -277,8 +279,8 @@ def _items(blob: Blob, header: Header) -> Array:
         packed = blob.array(HEADER_SIZE, np.dtype(np.uint8), header.data_bytes)
         return np.unpackbits(packed, count=count).view(bool) if bits == 1 else packed != 0
     if item is ItemType.FLOAT or bits in (8, 16, 32, 64):
-        kind = "f" if item is ItemType.FLOAT else "i" if item.is_signed else "u"
-        return blob.array(HEADER_SIZE, np.dtype(f"<{kind}{bits // 8}"), count)
+        dtype_kind = "f" if item is ItemType.FLOAT else "i" if item.is_signed else "u"
+        return blob.array(HEADER_SIZE, np.dtype(f"<{dtype_kind}{bits // 8}"), count)
     packed = blob.array(HEADER_SIZE, np.dtype(np.uint8), header.data_bytes)
     return unpack(packed, bits, count, item.is_signed)
 
@@ -286,8 +288,8 @@ def _items(blob: Blob, header: Header) -> Array:
 def _read_blocks(blob: Blob, header: Header) -> Blocks:
     shape = scales_shape(header.shape, header.axis, header.block_size)
     scales = blob.array(HEADER_SIZE, np.dtype("<f4"), prod(shape)).reshape(shape)
-    at, count = HEADER_SIZE + scales.nbytes, header.data_bytes - scales.nbytes
-    codes = blob.array(at, np.dtype(np.int8), count)
+    offset, count = HEADER_SIZE + scales.nbytes, header.data_bytes - scales.nbytes
+    codes = blob.array(offset, np.dtype(np.int8), count)
     if header.bits != 8:
         codes = unpack(codes.view(np.uint8), header.bits, header.size, signed=True).astype(np.int8)
     size = min(header.block_size, max(header.shape[header.axis], 1))
@@ -309,10 +311,10 @@ def _read_q4_0(blob: Blob, header: Header) -> Array:
 
 
 def _item_of(dtype: DType) -> ItemType:
-    kinds = {"f": ItemType.FLOAT, "u": ItemType.UINT, "i": ItemType.INT, "b": ItemType.BOOL}
-    if dtype.kind not in kinds:
+    items = {"f": ItemType.FLOAT, "u": ItemType.UINT, "i": ItemType.INT, "b": ItemType.BOOL}
+    if dtype.kind not in items:
         raise TensorFileError(f"a tensor file cannot hold {dtype}: convert it to float32")
-    return kinds[dtype.kind]
+    return items[dtype.kind]
 
 
 def _payload(array: Array, item: ItemType, bits: int) -> bytes:
@@ -395,8 +397,7 @@ def _unpack_chunk(packed: Array, bits: int, count: int) -> Array:
     else:
         table = np.unpackbits(packed, count=count * bits).reshape(count, bits).astype(np.uint64)
         shifts = np.arange(bits - 1, -1, -1, dtype=np.uint64)
-    found: Array = np.bitwise_or.reduce(table << shifts, axis=1)
-    return found
+    return np.asarray(np.bitwise_or.reduce(table << shifts, axis=1))
 
 
 def _pack_chunk(values: Array, bits: int) -> Array:

@@ -62,9 +62,9 @@ def finder(
     random if ``random`` is given.
     """
     shapes = {v.name: v.fact.shape for v in built.variables}
-    used = uses(built.graph.nodes, shapes) if random else {}
+    known_uses = uses(built.graph.nodes, shapes) if random else {}
 
-    def found(variable: Variable) -> StoredVariable | None:
+    def find_stored(variable: Variable) -> StoredVariable | None:
         if weights is not None:
             return weights.tensor(variable)
         name = tensor_file_name(variable.label, variable.source)
@@ -73,11 +73,11 @@ def finder(
         return DatFile(tensor_blob(model, variable.label, variable.source))
 
     def find(variable: Variable) -> StoredVariable:
-        tensor = found(variable)
+        tensor = find_stored(variable)
         if tensor is not None:
             return tensor
         if random is not None:
-            use = used.get(variable.name, use_by_shape(variable.fact.shape))
+            use = known_uses.get(variable.name, use_by_shape(variable.fact.shape))
             return RandomTensor(variable.label, random, variable, use)
         assert weights is not None
         raise weights.missing(variable)
@@ -102,7 +102,7 @@ def load_variables(
     for variable in variables:
         if _file(variable) not in blobs:
             blobs[_file(variable)] = find(variable)
-    found: dict[str, Array] = {}
+    values_by_name: dict[str, Array] = {}
     shared: dict[tuple[str, str, str], Array] = {}
     halves: list[Variable] = []
     for variable in sorted(variables, key=lambda v: blobs[_file(v)].offset):
@@ -115,10 +115,10 @@ def load_variables(
             is_plain = header.item is ItemType.FLOAT or variable.fact.dtype != "scalar"
             shared[*key, _ANY_LINE if is_plain else repr(quant)] = values
             halves += [variable] if (header.item, header.bits) == (ItemType.FLOAT, 16) else []
-        found[variable.name] = _shared(variable, values)
+        values_by_name[variable.name] = _shared(variable, values)
     if halves:  # one warning per model: there may be hundreds of files
         warn(f"{len(halves)} files hold 16-bit floats: they take 32 bits here", halves[0].source)
-    return {variable.name: found[variable.name] for variable in variables}
+    return {variable.name: values_by_name[variable.name] for variable in variables}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,22 +130,22 @@ class RetainedVariable:
 
 
 def retained_values_of(
-    variables: Iterable[Variable], kept: Mapping[str, RetainedVariable]
+    variables: Iterable[Variable], retained: Mapping[str, RetainedVariable]
 ) -> dict[str, Array]:
     """Returns the retained values of a graph's variables, by name, for new input shapes.
 
     Raises :class:`TensorFileError` if the new shapes change a variable's shape or label.
     """
     for variable in variables:
-        before = kept[variable.name].variable
-        if (variable.label, variable.fact) != (before.label, before.fact):
+        earlier = retained[variable.name].variable
+        if (variable.label, variable.fact) != (earlier.label, earlier.fact):
             raise TensorFileError(
                 f"variable '{variable.name}' would be {variable.fact} of label "
-                f"'{variable.label}' at these shapes; its file was read as {before.fact} of label "
-                f"'{before.label}'",
+                f"'{variable.label}' at these shapes; its file was read as {earlier.fact} of label "
+                f"'{earlier.label}'",
                 variable.source,
             )
-    return {variable.name: kept[variable.name].value for variable in variables}
+    return {variable.name: retained[variable.name].value for variable in variables}
 
 
 def _file(variable: Variable) -> str:
@@ -291,9 +291,9 @@ class RandomWeights:
         """The line of ``graph.notes`` that says how many tensors and values are random."""
         if not self._made:
             return f"weights    all are there: none are random (seed {self.seed})"
-        made = f"{len(self._made)} tensors, {sum(self._made.values()):,} values"
-        what = "times are this network's, results are not"
-        return f"weights    RANDOM (seed {self.seed}): {made}; {what}"
+        counts = f"{len(self._made)} tensors, {sum(self._made.values()):,} values"
+        meaning = "times are this network's, results are not"
+        return f"weights    RANDOM (seed {self.seed}): {counts}; {meaning}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,15 +321,15 @@ def uses(nodes: Iterable[Node], shapes: Mapping[str, tuple[int, ...]]) -> dict[s
 
     A use is a fan-in, or the tensor's role in an operator.
     """
-    found: dict[str, str | float] = {}
+    first_uses: dict[str, str | float] = {}
     for node in nodes:
-        known = operator_signatures().get(node.op)
+        signature = operator_signatures().get(node.op)
         for position, name in enumerate(node.inputs):
-            if name in shapes and name not in found:
-                params = known.tensors if known else ()
+            if name in shapes and name not in first_uses:
+                params = signature.tensors if signature else ()
                 param = params[position].name if position < len(params) else ""
-                found[name] = _use(node, param, shapes[name])
-    return found
+                first_uses[name] = _use(node, param, shapes[name])
+    return first_uses
 
 
 def role_of(op: str, param: str) -> str | None:

@@ -73,8 +73,8 @@ def model_files(graph: Graph) -> Iterator[tuple[str, bytes]]:
 
 def _text(composed: ComposedDocument) -> str:
     """Returns the content of ``graph.nnef``, with the converter's notes as comments at its top."""
-    shown = ["".join(c if c.isprintable() else "?" for c in note) for note in composed.comments]
-    return "".join(f"# {note}\n" for note in shown) + print_document(composed.document)
+    printable = ["".join(c if c.isprintable() else "?" for c in note) for note in composed.comments]
+    return "".join(f"# {note}\n" for note in printable) + print_document(composed.document)
 
 
 def _files(composed: ComposedDocument) -> Iterator[tuple[str, bytes]]:
@@ -100,7 +100,7 @@ def _write_folder(composed: ComposedDocument, path: Path, overwrite: bool) -> No
     which readers prefer, and its files are moved to their places.
     """
     check_new_folder(path, overwrite)
-    made = not path.exists()
+    is_new = not path.exists()
     partial = path / f"{PARTIAL}{secrets.token_hex(8)}"
     try:
         for name, data in _files(composed):
@@ -115,7 +115,7 @@ def _write_folder(composed: ComposedDocument, path: Path, overwrite: bool) -> No
         sweep(path)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-        if made and path.is_dir() and not any(path.iterdir()):
+        if is_new and path.is_dir() and not any(path.iterdir()):
             path.rmdir()
 
 
@@ -131,8 +131,8 @@ def _item(composed: ComposedDocument, label: str, values: Array) -> ItemType | N
 
 def _names_in(folder: Path) -> list[str]:
     """Returns the paths of all files in a folder and below, sorted, ``graph.nnef`` last."""
-    found = [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()]
-    return sorted(found, key=lambda name: (name == GRAPH_FILE, name))
+    names = [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()]
+    return sorted(names, key=lambda name: (name == GRAPH_FILE, name))
 
 
 def _finish(path: Path) -> None:
@@ -175,5 +175,5 @@ def _quant_text(quantization: Mapping[str, Attrs]) -> str:
 
 
 def _quant_call(attrs: Attrs) -> str:
-    given = [Argument(k, expression(v)) for k, v in attrs.items() if k != "op"]
-    return print_expression(Call(attrs["op"], tuple(given)))
+    arguments = [Argument(k, expression(v)) for k, v in attrs.items() if k != "op"]
+    return print_expression(Call(attrs["op"], tuple(arguments)))

@@ -73,8 +73,8 @@ class SourceText:
         line = bisect_right(self._line_starts, pos)
         start = self._line_starts[line - 1]
         end = self._line_starts[line] - 1 if line < len(self._line_starts) else len(self.text)
-        shown = self.text[start : min(end, start + _SHOWN_LINE)]
-        return Source(self.file, line, pos - start + 1, shown)
+        line_text = self.text[start : min(end, start + _SHOWN_LINE)]
+        return Source(self.file, line, pos - start + 1, line_text)
 
     def error(self, message: str, pos: int) -> NnefSyntaxError:
         return NnefSyntaxError(message, self.at(pos))
@@ -101,19 +101,21 @@ def tokenize(source: SourceText) -> Tokens:
         if match is None:
             raise _unexpected(source, pos)
         kind = match.lastgroup or ""
-        found = match[kind]
+        text_of_token = match[kind]
         pos = match.end()
-        start = pos - len(found)
-        if kind == "operator" or found in KEYWORDS:
-            kind = found
-        elif len(found) > _LONGEST.get(kind, len(found)):
-            what = "name" if kind == "name" else "number"
-            raise source.error(f"a {what} of {len(found)} characters: shorten it", start)
+        start = pos - len(text_of_token)
+        if kind == "operator" or text_of_token in KEYWORDS:
+            kind = text_of_token
+        elif len(text_of_token) > _LONGEST.get(kind, len(text_of_token)):
+            token_type = "name" if kind == "name" else "number"
+            raise source.error(
+                f"a {token_type} of {len(text_of_token)} characters: shorten it", start
+            )
         if len(tokens.kinds) % _CHARGED == _CHARGED - 1:
             budget.charge_bytes(_CHARGED * _BYTES, _TOKENS, source.at(start))
             budget.charge_steps(_CHARGED * _STEPS, _TOKENS, source.at(start))
         tokens.kinds.append(kind)
-        tokens.texts.append(found)
+        tokens.texts.append(text_of_token)
         tokens.starts.append(start)
         if kind == "end":
             return tokens
@@ -130,13 +132,13 @@ def unquote(text: str) -> str:
 
 def _unexpected(source: SourceText, pos: int) -> NnefSyntaxError:
     blank = _BLANK.match(source.text, pos)
-    at = blank.end() if blank else pos
-    char = source.text[at]
+    offset = blank.end() if blank else pos
+    char = source.text[offset]
     if char in "'\"":
         message = f"this string has no closing {char} on its line: close it"
     else:
         message = f"unexpected character {char!r}: remove it (NNEF is ASCII outside strings)"
-    return source.error(message, at)
+    return source.error(message, offset)
 
 
 MAX_DEPTH = 64
@@ -162,8 +164,8 @@ class TokenCursor:
     @property
     def token(self) -> Token:
         """The next token, which is not consumed."""
-        at = self._next
-        return Token(self._kinds[at], self._tokens.texts[at], self._tokens.starts[at])
+        index = self._next
+        return Token(self._kinds[index], self._tokens.texts[index], self._tokens.starts[index])
 
     def peek(self, ahead: int) -> str:
         """Returns the kind of the token ``ahead`` places after the next one, unconsumed."""
@@ -185,23 +187,23 @@ class TokenCursor:
         self.skip()
         return True
 
-    def expect(self, kind: str, wanted: str = "") -> None:
+    def expect(self, kind: str, expected: str = "") -> None:
         if self.kind != kind:
-            raise self.unexpected(wanted or f"'{kind}'")
+            raise self.unexpected(expected or f"'{kind}'")
         self.skip()
 
-    def expect_token(self, kind: str, wanted: str) -> Token:
+    def expect_token(self, kind: str, expected: str) -> Token:
         if self.kind != kind:
-            raise self.unexpected(wanted)
+            raise self.unexpected(expected)
         return self.take()
 
-    def unexpected(self, wanted: str) -> NnefSyntaxError:
+    def unexpected(self, expected: str) -> NnefSyntaxError:
         token = self.token
         got = "the end of the file" if token.kind == "end" else f"'{token.text[:40]}'"
-        return self.source.error(f"wanted {wanted}, got {got}", token.pos)
+        return self.source.error(f"wanted {expected}, got {got}", token.pos)
 
-    def identifier(self, wanted: str) -> Name:
-        token = self.expect_token("name", wanted)
+    def identifier(self, expected: str) -> Name:
+        token = self.expect_token("name", expected)
         return Name(token.text, token.pos)
 
     def listed(self, item: Callable[[], _Item], close: str) -> list[_Item]:

@@ -265,10 +265,10 @@ class Parser(ExpressionParser):
 
     # fragments ::= {fragment}
     def fragments(self) -> tuple[Fragment, ...]:
-        found = []
+        parsed = []
         while self.kind == "fragment":
-            found.append(self.fragment())
-        return tuple(found)
+            parsed.append(self.fragment())
+        return tuple(parsed)
 
     # fragment ::= "fragment" identifier [generic] "(" params ")" "->" "(" results ")" (body | ";")
     def fragment(self) -> Fragment:
@@ -298,9 +298,9 @@ class Parser(ExpressionParser):
     def param(self) -> FragmentParam:
         name = self.identifier("a parameter's name")
         self.expect(":")
-        kind = self.type()
+        param_type = self.type()
         default = self.expression() if self.accept("=") else None
-        return FragmentParam(name.id, kind, default, pos=name.pos)
+        return FragmentParam(name.id, param_type, default, pos=name.pos)
 
     # result ::= identifier ":" type
     def result(self) -> FragmentResult:
@@ -311,14 +311,14 @@ class Parser(ExpressionParser):
     # type ::= (type-name | "?" | "tensor" "<" [type-name | "?"] ">" | "(" types ")") {"[" "]"}
     def type(self) -> Type:
         self.enter()
-        found, dims = self.simple_type(), 0
+        parsed_type, dims = self.simple_type(), 0
         while self.accept("["):
             self.expect("]")
-            found, dims = Type("array", items=(found,)), dims + 1
+            parsed_type, dims = Type("array", items=(parsed_type,)), dims + 1
             if dims > _MAX_ARRAY_DIMS:
                 raise self.unexpected(f"at most {_MAX_ARRAY_DIMS} array dimensions")
         self.leave()
-        return found
+        return parsed_type
 
     def simple_type(self) -> Type:
         if self.accept("("):
@@ -348,10 +348,10 @@ class Parser(ExpressionParser):
     # body ::= "{" {assignment} "}"
     def body(self) -> tuple[Assignment, ...]:
         self.expect("{")
-        found = []
+        assignments = []
         while not self.accept("}"):
-            found.append(self.assignment())
-        return tuple(found)
+            assignments.append(self.assignment())
+        return tuple(assignments)
 
     # assignment ::= targets "=" expression ";"
     def assignment(self) -> Assignment:
@@ -403,6 +403,6 @@ def parse_document(source: SourceText) -> Document:
 def parse_fragments(text: str, file: str) -> tuple[Fragment, ...]:
     """Returns the fragments of a text that has nothing else, such as the standard library."""
     parser = Parser(SourceText(text, file))
-    found = parser.fragments()
+    fragments = parser.fragments()
     parser.expect("end", "a fragment")
-    return found
+    return fragments

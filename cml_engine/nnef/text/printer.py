@@ -86,8 +86,8 @@ def print_expression(expr: Expr, context: int = 0) -> str:
         case Binary(op):
             return _wrap(_binary(expr), PRECEDENCE[op], context)
         case IfElse(condition, yes, no):
-            shown = f"{print_expression(yes, 1)} if {print_expression(condition)}"
-            return _wrap(f"{shown} else {print_expression(no)}", 0, context)
+            condition_text = f"{print_expression(yes, 1)} if {print_expression(condition)}"
+            return _wrap(f"{condition_text} else {print_expression(no)}", 0, context)
         case Comprehension():
             return _comprehension(expr)
         case Call(op, arguments, generic):
@@ -127,8 +127,8 @@ def _literal(expr: Literal) -> str:
     return repr(value)
 
 
-def _wrap(shown: str, level: int, context: int) -> str:
-    return f"({shown})" if level < context else shown
+def _wrap(text: str, level: int, context: int) -> str:
+    return f"({text})" if level < context else text
 
 
 def _commas(items: Iterable[Expr]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 
 def _position() -> int:
@@ -235,7 +235,7 @@ class Document:
     symbols: tuple[str, ...] = ()
 
 
-def expressions(root: object) -> Iterator[Any]:
+def expressions(root: object) -> Iterator[object]:
     """Yields every dataclass node of a syntax tree, the root first."""
     waiting = [root]
     while waiting:
