@@ -10,7 +10,7 @@ import { CookedFile, Scheduler, load, planFrame, requestDevice } from "./cml.js"
 
 /** @typedef {import("./cml.js").Numbers} Numbers */
 
-/** The golden input, or random numbers. @param {import("./cml.js").Network} network @returns {Promise<Record<string, any>>} */
+/** Returns the golden input, or random numbers if there is none. @param {import("./cml.js").Network} network @returns {Promise<Record<string, any>>} */
 export async function someInputs(network) {
   const golden = await network.file.golden();
   if (golden) return Object.fromEntries(golden.inputs.map(({ name, data }) => [name, data]));
@@ -20,7 +20,7 @@ export async function someInputs(network) {
   }));
 }
 
-/** The largest error, relative where a number is larger than 1; of integers the share that differs. */
+/** Returns the largest error, relative for numbers above 1; for integers the share that differs. */
 /** @param {Numbers} expected @param {Numbers} actual */
 export function farthest(expected, actual) {
   if (!(expected instanceof Float32Array)) return expected.filter((value, i) => value !== actual[i]).length / Math.max(expected.length, 1);
@@ -32,10 +32,10 @@ export function farthest(expected, actual) {
   return error;
 }
 
-/** Whether all numbers are bit-identical. @param {Record<string, Numbers>} a @param {Record<string, Numbers | null>} b */
+/** Returns true if all numbers are bit-identical. @param {Record<string, Numbers>} a @param {Record<string, Numbers | null>} b */
 export const isIdentical = (a, b) => Object.entries(a).every(([name, values]) => values.every((value, i) => Object.is(value, b[name]?.[i])));
 
-/** Submits what is encoded and waits for the GPU, as a host waits for the display. */
+/** Encodes and submits a frame and waits for the GPU, as a host waits for the display. */
 /** @param {GPUDevice} gpu @param {(encoder: GPUCommandEncoder) => void} encode */
 export async function submitFrame(gpu, encode) {
   const encoder = gpu.createCommandEncoder();
@@ -55,7 +55,7 @@ export async function playJob(job, network, frame) {
   return outputs;
 }
 
-/** Random slices, about `parts` of a run: of one workgroup, of thousands, over the ends of steps. */
+/** Returns a planner of random slices, about `parts` of a run, from one workgroup to several steps. */
 /** @param {import("./cml.js").Network} network @param {number} parts @returns {import("./cml.js").Planner} */
 const byChance = (network, parts) => ({ jobs: [job] }) => {
   /** @type {import("./cml.js").FramePlan} */
@@ -72,8 +72,8 @@ const byChance = (network, parts) => ({ jobs: [job] }) => {
   return plan;
 };
 
-/** How far the outputs are from the golden ones, and whether slices by the budget and random slices are bit-identical to a whole run. */
-/** @param {GPUDevice} gpu @param {Uint8Array<ArrayBuffer>} bytes @param {string} [profile] of the plan, where the player is not to choose */
+/** Compares the outputs with the golden ones, and runs in planned and random slices with an unsliced run. */
+/** @param {GPUDevice} gpu @param {Uint8Array<ArrayBuffer>} bytes @param {string} [profile] of the plan; chosen by the player by default */
 export async function checkGolden(gpu, bytes, profile, budgetMs = 2, parts = 200) {
   const file = await CookedFile.open(bytes), golden = await file.golden();
   if (!golden) throw new Error(`'${file.name}' has no golden input`);

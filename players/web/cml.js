@@ -12,12 +12,12 @@
  *     scheduler.endFrame();
  *     if (job.state === "done") { job.tensor("out"); job.read("out"); }
  *
- * What a frame runs is decided by the same functions of the same numbers as in Python
- * (scheduler/planning/): recordings of the one replay in the other.
+  * The slices of a frame are chosen by the same functions of the same numbers as in Python
+ * (scheduler/planning/), so a recording of one scheduler replays in the other.
  */
 // ---------------------------------------------------------------------------------- vocabulary
 /** @typedef {import("./cml.d.ts").ErrorCode} ErrorCode */
-/** Everything that this module raises on purpose. */
+/** The class of all errors that this module raises deliberately. */
 export class CmlError extends Error {
   /** @param {ErrorCode} code @param {string} message the problem, wanted against got, the next step */
   constructor(code, message) {
@@ -37,7 +37,7 @@ export class CmlError extends Error {
 /** @typedef {import("./cml.d.ts").Limits} Limits */
 /** An input or output, and its range in a buffer of the network. */
 /** @typedef {import("./cml.d.ts").TensorInfo & {shape: number[], space: number, offset: number}} TensorPlace */
-/** The facts of a step from which its cost is guessed; FLOPs and bytes are per workgroup. */
+/** The facts of a step from which its time is estimated; FLOPs and bytes are per workgroup. */
 /** @typedef {{cost_key: string, op: string, title: string, groups: number, flops: number, nbytes: number}} StepCost */
 /** @typedef {Omit<PlanStepRow, "bindings"> & {bindings: BindingRow[]}} Step */
 /** A constant in a buffer: numbers of the section `values` in another order. */
@@ -50,7 +50,7 @@ export class CmlError extends Error {
 /** @type {Layout[]} */ const LAYOUTS = ["plain", "c4", "c4h"];
 const ARRAYS = { scalar: Float32Array, integer: Int32Array, logical: Uint32Array };
 /** @param {number} a @param {number} b */ const roundUp = (a, b) => Math.ceil(a / b) * b;
-/** @param {readonly number[]} values plain addition, one after the other */
+/** @param {readonly number[]} values added in order, so that every player has the same sum */
 const sum = (values) => values.reduce((total, value) => total + value, 0);
 /** Returns the value of a key; makes it if it is missing. @template K, V @param {{get(key: K): V | undefined, set(key: K, value: V): unknown}} map @param {K} key @param {() => V} make */
 export function getOrMake(map, key, make) {
@@ -64,7 +64,7 @@ export function getOrMake(map, key, make) {
 
 // ---------------------------------------------------------------------------------------- files
 const MAGIC = [0x89, 0x43, 0x4d, 0x4c, 0x0d, 0x0a, 0x1a, 0x0a];
-/** all ones, rounded as `u64` does: stands for an offset that does not exist */ const NO_OFFSET = 2 ** 64;
+/** the value of an offset that does not exist: all bits set, rounded as `u64` does */ const NO_OFFSET = 2 ** 64;
 
 /** @template T @typedef {{size: number, read: (view: View, at: number) => T}} Field a part of a record: its bytes, and how they are read */
 /** A little-endian number. @param {number} size @param {(data: DataView, at: number) => number} get @returns {Field<number>} */
@@ -103,7 +103,7 @@ const list = (count, { size, read }) => (
 );
 /**
  * @template {Record<string, Field<any>>} F
- * @param {F} fields one behind the other
+ * @param {F} fields in the order of the file, without gaps
  * @returns {Field<{[K in keyof F as K extends `reserved_${string}` ? never : K]: ReturnType<F[K]["read"]>}>}
  */
 function record(fields) {
@@ -360,7 +360,7 @@ const goldenRow = record({
 });
 // </generated>
 
-/** The bytes of one section; what is read of them is checked against its end. */
+/** The bytes of one section. Every read is checked against their end. */
 class View {
   /** @param {Uint8Array<ArrayBuffer>} bytes @param {string} where @param {View} [strings] */ constructor(bytes, where, strings) {
     this.bytes = bytes;
@@ -407,7 +407,7 @@ class View {
 /** @param {Uint8Array} a @param {Uint8Array} b */
 const sameBytes = (a, b) => a.length === b.length && a.every((byte, i) => byte === b[i]);
 
-/** A zlib stream of a known length. @param {Uint8Array<ArrayBuffer>} packed @param {number} length @param {string} subject */
+/** Unpacks a zlib stream of a known length. @param {Uint8Array<ArrayBuffer>} packed @param {number} length @param {string} subject */
 async function unzip(packed, length, subject) {
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
   const reader = stream.getReader();
@@ -445,7 +445,7 @@ async function unzip(packed, length, subject) {
 /** @typedef {{name: string, shape: number[], data: Numbers}} GoldenTensor */
 /** @typedef {{tolerance: number, inputs: GoldenTensor[], outputs: GoldenTensor[]}} Golden */
 
-/** A cooked file whose header, table and used sections are as they should be. */
+/** A cooked file whose header, section table and used sections have been checked. */
 export class CookedFile {
   /** @type {Map<string, SectionRow[]>} the sections by tag */ table = new Map();
   /** @type {Map<string, View>} sections whose hashes are checked */ _seen = new Map();
@@ -455,7 +455,7 @@ export class CookedFile {
   /** @param {Uint8Array<ArrayBuffer>} bytes */ constructor(bytes) {
     this.bytes = bytes;
   }
-  /** Read and check everything but weights and kernels, which are checked where they are used. */
+  /** Reads and checks everything but weights and kernels, which are checked when they are used. */
   /** @param {ArrayBuffer | Uint8Array<ArrayBuffer>} source @param {Partial<Limits>} limits other than the defaults */
   static async open(source, limits = {}) {
     const file = new CookedFile(source instanceof Uint8Array ? source : new Uint8Array(source));
@@ -549,7 +549,7 @@ export class CookedFile {
     }
     return end;
   }
-  /** A section, once its hash was looked at. @param {string} tag @param {number} number */
+  /** Returns a section; checks its hash at the first use. @param {string} tag @param {number} number */
   async section(tag, number = 0) {
     const row = this.table.get(tag)?.[number];
     const name = number ? `${tag} ${number}` : tag;
@@ -571,7 +571,7 @@ export class CookedFile {
     checkWgsl(text, subject);
     return text;
   }
-  /** The first guess for a device of that name. @param {string} device */
+  /** Returns the assumed speed of a device by its name. @param {string} device */
   async guess(device) {
     if (!this.table.has("guess")) return new FirstGuess();
     const view = await this.section("guess");
@@ -587,7 +587,7 @@ export class CookedFile {
     });
     return guesses.find(({ pattern }) => matches(pattern, device))?.guess ?? new FirstGuess();
   }
-  /** The golden input and its outputs; null where the file has none. @returns {Promise<Golden | null>} */
+  /** Returns the golden input and its outputs, or null if the file has none. @returns {Promise<Golden | null>} */
   async golden() {
     if (!this.table.has("golden")) return null;
     const view = await this.section("golden"), { tensors: count, tolerance } = goldenHead.read(view, 0);
@@ -663,7 +663,7 @@ class WgslScanner {
   /** @param {string} text */ constructor(text) {
     this.text = text;
   }
-  /** Every token and where it ends. @returns {Generator<[string, number]>} */
+  /** Yields every token and the offset of its end. @returns {Generator<[string, number]>} */
   *tokens() {
     TOKEN.lastIndex = 0;
     for (let match; (match = TOKEN.exec(this.text))?.[1];) {
@@ -673,7 +673,7 @@ class WgslScanner {
     }
   }
   get top() { return this.brackets[this.brackets.length - 1]; }
-  /** @returns {string} the rest of a sentence that begins with "its WGSL"; "" where nothing is wrong */ problem() {
+  /** @returns {string} the rest of a sentence that begins with "its WGSL"; "" if the code is allowed */ problem() {
     const tokens = [...this.tokens()];
     let before = "", blockEnded = false;
     for (const [token] of tokens) {
@@ -696,7 +696,7 @@ class WgslScanner {
     }
     return this.brackets.length > 1 ? "has brackets that do not end" : "";
   }
-  /** Add a token to what is open. @param {string} token @param {string} before */ _count(token, before) {
+  /** Adds a token to the sizes of all open declarations. @param {string} token @param {string} before */ _count(token, before) {
     const expandedSize = this.sizes.get(token);
     if (DECLARING.has(before)) {
       this.open.push([token, this.brackets.length, this.size]);
@@ -740,13 +740,13 @@ class WgslScanner {
       if (element * Number(count[1]) > MOST_ELEMENTS) return `has an array of more than ${MOST_ELEMENTS} elements`;
       this.size += element * Number(count[1]);
     }
-    if (kind === "a" || kind === "<") { // maybe a comparison, which goes on
+    if (kind === "a" || kind === "<") { // may be a comparison
       this.brackets.pop();
       this.top.pending += pending;
     }
     return "";
   }
-  /** Open or close a bracket, or end a statement. @param {string} token */ _bracket(token) {
+  /** Opens or closes a bracket, or ends a statement. @param {string} token */ _bracket(token) {
     while (token !== "(" && token !== "[" && (this.top.kind === "<" || this.top.kind === "a")) {
       if (this.top.kind === "a") return "has an array whose type does not end";
       this._pop(); // it was a sign of a comparison
@@ -770,7 +770,7 @@ class WgslScanner {
   return value;
 }
 
-/** Whether one of a pattern's words occurs in the name; a word between `\b` as a whole. */
+/** Returns true if one of a pattern's words occurs in the name; a word between `\b` must match a whole word. */
 /** @param {string} pattern @param {string} name */
 function matches(pattern, name) {
   if (!pattern) return true;
@@ -782,7 +782,7 @@ function matches(pattern, name) {
   });
 }
 
-/** Reads one section `plan`, and refuses what does not fit together. */
+/** Reads one section `plan`, and refuses one whose parts do not fit together. */
 class PlanReader {
   /** @param {CookedFile} file @param {View} view */ constructor(file, view) {
     this.file = file;
@@ -828,7 +828,7 @@ class PlanReader {
       const fill = dims.every(({ extent, axis, step }) =>
         extent && axis < SOURCE_AXES && step === size(dims.filter((d) => d.axis === axis && d.step < step).map((d) => d.extent))
       );
-      // all of the source is there, so that it is no larger
+      // the source is no larger than the constant
       const ends = matrix === null ? extents : [extents[0], extents[1], 36, extents[3]];
       const coversSource = ends.every((end, a) => end <= size(dims.filter((d) => d.axis === a).map((d) => d.extent)));
       const count = size(dims.map((d) => d.extent)), width = becomes ? 4 : STORED_BYTES[stored];
@@ -858,7 +858,7 @@ class PlanReader {
         blocks.set(params_offset, params_bytes);
         end = params_offset + params_bytes;
       }
-      // bindings lie one behind the other, and parameters are a block of their own or one before
+      // bindings follow each other; parameters are a new block or one of an earlier step
       const fits = kernel && groups >= 1 && groups <= 65535 ** 2 && count === kernel.tensors && writes >= 1 &&
         writes <= count && count <= needs.bindings && (!(kernel.flags & SUBGROUPS) || needs.lanes > 0) && first === next &&
         first + count <= bindings.length && params_bytes === kernel.params_bytes && blocks.get(params_offset) === params_bytes;
@@ -911,7 +911,7 @@ class PlanReader {
 const STORED_ARRAYS = [Uint8Array, Uint16Array, Uint32Array, Int8Array, Uint8Array, Int16Array, Uint16Array];
 
 /**
- * Elements [first, first + count) of a constant as they are uploaded: docs/cooked.md has the rule.
+ * Returns the elements [first, first + count) of a constant as they are uploaded (docs/cooked.md has the rule).
  * @param {View} values @param {Piece} piece @param {number} first @param {number} count
  */
 export function numbersOf(values, piece, first, count) {
@@ -948,7 +948,7 @@ export function numbersOf(values, piece, first, count) {
 }
 
 /**
- * matrix * window * transposed matrix at a point, in doubles, terms in this order.
+ * Returns a function that computes matrix * window * transposed matrix at a point, in doubles, always in this order.
  * @param {ArrayLike<number>} v @param {Float64Array} g @returns {(window: number, point: number) => number}
  */
 const pointsOf = (v, g) => (window, point) => {
@@ -966,7 +966,7 @@ const pointsOf = (v, g) => (window, point) => {
   return batch * Math.ceil(channels / 4) * size(spatial) * (layout === "c4h" ? 8 : 16);
 }
 
-/** @param {TensorPlace} place each element's index in blocks of four channels */
+/** Yields each element's index, and its index in blocks of four channels. @param {TensorPlace} place */
 function* blocked({ shape: [batch, channels, ...spatial] }) {
   const area = size(spatial), blocks = Math.ceil(channels / 4);
   for (let n = 0, plain = 0; n < batch; n++) {
@@ -977,14 +977,14 @@ function* blocked({ shape: [batch, channels, ...spatial] }) {
   }
 }
 
-/** @param {Layout} layout @returns {any} arrays of the numbers that a blocked tensor has */
+/** Returns the type of arrays that hold a blocked tensor. @param {Layout} layout @returns {any} */
 function blockedArray(layout) {
   const ArrayType = layout === "c4" ? Float32Array : /** @type {any} */ (globalThis).Float16Array;
   if (!ArrayType) throw new CmlError("StaleArtifact", "this browser has no Float16Array: cook without --half");
   return ArrayType;
 }
 
-/** The tensor as it lies on the device. @param {TensorPlace} place @param {Numbers} values @returns {ArrayBuffer} */
+/** Returns the bytes of a tensor on the device. @param {TensorPlace} place @param {Numbers} values @returns {ArrayBuffer} */
 function toDevice(place, values) {
   if (place.layout === "plain") return /** @type {ArrayBuffer} */ (values.slice().buffer);
   const Stored = blockedArray(place.layout);
@@ -993,7 +993,7 @@ function toDevice(place, values) {
   return blocks.buffer;
 }
 
-/** Inverse of {@link toDevice}. @param {TensorPlace} place @param {ArrayBuffer} stored @returns {Numbers} */
+/** Returns the values of a tensor's bytes on the device. @param {TensorPlace} place @param {ArrayBuffer} stored @returns {Numbers} */
 function fromDevice(place, stored) {
   if (place.layout === "plain") return new ARRAYS[place.type](stored);
   const blocks = new (blockedArray(place.layout))(stored);
@@ -1003,7 +1003,7 @@ function fromDevice(place, stored) {
 }
 
 // ------------------------------------------------------------------------------------- planning
-// The same decisions as in scheduler/planning/, which says why they are as they are.
+// The same decisions as in scheduler/planning/, which explains them.
 
 const LEAST_COST = 1e-9;
 
@@ -1029,12 +1029,12 @@ export class FirstGuess {
 
 /** @param {number} value @param {number} most */
 const clip = (value, most) => Math.max(-most, Math.min(most, value));
-/** Numbers of workgroups within half an octave are learned together. @param {number} count */
+/** Returns the bucket of a number of workgroups; a bucket is half an octave. @param {number} count */
 const bucketOf = (count) => Math.round(2 * Math.log2(count));
 
-/** The time of about `exp(logCount)` workgroups. @typedef {{bucket: number, logCount: number, logMs: number, samples: number, spread: number}} Point */
+/** The measured time of about `exp(logCount)` workgroups. @typedef {{bucket: number, logCount: number, logMs: number, samples: number, spread: number}} Point */
 
-/** The time over the number of workgroups of one cost key. */
+/** The time of one cost key as a function of the number of workgroups. */
 export class Curve {
   /** @type {Point[]} in the order of their numbers */ points = [];
   samples = 0;
@@ -1049,7 +1049,7 @@ export class Curve {
     const bucket = bucketOf(count);
     return this.points.find((point) => point.bucket === bucket);
   }
-  /** The logarithm of the milliseconds, of a curve with points; beyond these the time is proportional to the number. */
+  /** Returns the logarithm of the milliseconds. The curve must have points; beyond them the time is proportional to the number. */
   /** @param {number} count */ predict(count) {
     const { points } = this, x = Math.log(count);
     let high = 0;
@@ -1077,7 +1077,7 @@ export class Curve {
   }
 }
 
-/** Predicts and learns the time of slices: a pure function of what it was told. */
+/** Predicts the time of slices from earlier measurements. */
 export class CostModel {
   /** @type {Map<string, Curve>} by cost key */ curves = new Map();
   unknown = 0;
@@ -1091,7 +1091,7 @@ export class CostModel {
     this.guess = guess;
     this.unknownSamples = guess.kernels.size ? GUESSED_SAMPLES : 0;
   }
-  /** The median time of so many workgroups. @param {StepCost} step @param {number} count */
+  /** Returns the predicted milliseconds of `count` workgroups. @param {StepCost} step @param {number} count */
   predictMs(step, count) {
     if (count <= 0) return 0;
     const curve = this.curves.get(step.cost_key);
@@ -1099,7 +1099,7 @@ export class CostModel {
     const work = this.guess.workMs(step, count);
     return this.guess.launchMs + work * Math.exp(this.unknown + this.logDrift);
   }
-  /** The largest number of workgroups, at most `limit`, predicted to take `ms`. */
+  /** Returns the largest number of workgroups, at most `limit`, that is predicted to take `ms`. */
   /** @param {StepCost} step @param {number} limit @param {number} ms */
   groupsWithin(step, limit, ms) {
     if (limit <= 0 || ms <= 0 || this.predictMs(step, 1) > ms) return 0;
@@ -1112,7 +1112,7 @@ export class CostModel {
     }
     return low;
   }
-  /** The slices together took `ms`. @param {[StepCost, number][]} all @param {number} ms */
+  /** Learns that the slices together took `ms`. @param {[StepCost, number][]} all @param {number} ms */
   learn(all, ms) {
     const parts = all.filter(([, count]) => count > 0);
     const predicted = parts.map(([step, count]) => this.predictMs(step, count));
@@ -1137,14 +1137,14 @@ export class CostModel {
       curve.learn(count, predicted[i] * ratio / drift);
     });
   }
-  /** Learn by how much a whole frame exceeded its prediction. */
+  /** Learns by how much a whole frame exceeded its prediction. */
   /** @param {number} predictedMs @param {number} measuredMs @param {number} budgetMs */
   learnFrame(predictedMs, measuredMs, budgetMs) {
     if (!(predictedMs > 0 && measuredMs > 0 && Number.isFinite(predictedMs + measuredMs))) return;
     const lifted = Math.max(0, SMALL * budgetMs - predictedMs);
     this.recordExcess(predictedMs + lifted, measuredMs + lifted, measuredMs - predictedMs > budgetMs);
   }
-  /** A hopeless frame counts as one that did not exceed it. */
+  /** Counts a hopeless frame as one that did not exceed its prediction. */
   /** @param {number} predictedMs @param {number} measuredMs @param {boolean} hopeless */
   recordExcess(predictedMs, measuredMs, hopeless) {
     const excess = hopeless ? 0 : (measuredMs - predictedMs) / Math.sqrt(predictedMs), sorted = this._sorted;
@@ -1153,34 +1153,34 @@ export class CostModel {
     const at = sorted.findIndex((value) => value > excess);
     sorted.splice(at < 0 ? sorted.length : at, 0, excess);
   }
-  /** The predicted milliseconds to fill a budget with, so that few frames exceed it. @param {number} budgetMs */
+  /** Returns the milliseconds to plan for, so that few frames exceed the budget. @param {number} budgetMs */
   aimMs(budgetMs) {
     const sorted = this._sorted, count = sorted.length, aimed = AIMED_SHARE * this.share;
     if (count < ENOUGH) return budgetMs / PRIOR;
     const rank = Math.ceil((1 - aimed) * (count + 1)) - 1;
     let tail = sorted[Math.min(rank, count - 1)];
-    // frames as rare as that have not been seen yet
+    // too few frames were measured to know how rare ones behave
     if (rank >= count) tail += Math.max(0, 0.5 * (tail - sorted[count >> 1]) * (1 - count * aimed));
     const half = 0.5 * Math.max(0, tail);
     return Math.max((Math.sqrt(half * half + budgetMs) - half) ** 2, LEAST_AIM * budgetMs);
   }
-  /** How many measurements there are of a step's cost key. @param {StepCost} step */
+  /** Returns the number of measurements of a step's cost key. @param {StepCost} step */
   samples({ cost_key }) { return this.curves.get(cost_key)?.samples ?? 0; }
 }
 
 /** @param {unknown} ms */ const isMs = (ms) => typeof ms === "number" && Number.isFinite(ms) && ms >= 0;
 
 /** @typedef {(jobs: Job[], nowMs: number, rate: number) => Job[]} Policy */
-/** Of equal jobs the most important first, then the oldest. @param {Job} a @param {Job} b */
+/** Orders jobs that are equal otherwise: the highest priority first, then the oldest. @param {Job} a @param {Job} b */
 const byRank = (a, b) => b.priority - a.priority || a.number - b.number;
 
-/** The job with the least GPU time over priority first; deadlines do not count. @type {Policy} */
+/** Orders jobs by GPU time divided by priority, the least first; ignores deadlines. @type {Policy} */
 export const fairShare = (jobs) => [...jobs].sort((a, b) => Number(a.idle) - Number(b.idle) || a.virtualMs - b.virtualMs || byRank(a, b));
 
-/** The highest priority first, then the oldest; the low ones may starve. @type {Policy} */
+/** Orders jobs by priority, the highest first, then the oldest; low priorities may starve. @type {Policy} */
 export const byPriority = (jobs) => [...jobs].sort(byRank);
 
-/** Jobs whose deadline can still be met, the one with the least time to spare first; then all others by fair share. @type {Policy} */
+/** Orders jobs whose deadline can still be met by the time to spare, the least first; then all others by fair share. @type {Policy} */
 export const leastLaxity = (jobs, nowMs, rate) => {
   /** @type {Map<Job, number>} */ const laxity = new Map();
   for (const job of jobs) {
@@ -1202,13 +1202,13 @@ export const POLICIES = { least_laxity: leastLaxity, fair_share: fairShare, by_p
 /** @typedef {import("./cml.d.ts").Reason} Reason */
 /** @typedef {{slices: Slice[], starts: Job[], reason: Reason, byBudget: boolean}} FramePlan */
 /**
- * What is known before a frame is filled.
+ * The state from which a frame is planned.
  * @typedef {{nowMs: number, budgetMs: number, aimMs: number, rate: number, granule: number, gpuBehind: boolean,
  *   otherwise: Reason, policy: Policy, jobs: Job[], costs: CostModel}} FrameState
  */
 /** @typedef {(state: FrameState) => FramePlan} Planner */
 
-/** The decision: slices in the policy's order until the aim is reached. @type {Planner} */
+/** Plans a frame: slices in the policy's order until the aim is reached. @type {Planner} */
 export function planFrame(state) {
   /** @type {FramePlan} */ const plan = { slices: [], starts: [], reason: state.otherwise, byBudget: true };
   if (state.budgetMs <= 0) return { ...plan, reason: "budget" };
@@ -1303,11 +1303,11 @@ class Feedback {
     const interval = Math.min(nowMs - before, LONGEST * this._frameMs);
     this.intervalMs += Math.max(SMOOTHED, 1 / ++this.intervals) * (interval - this.intervalMs);
     if (!this._wallClock || this._isLate(interval, parts.length > 0)) return;
-    // what was guessed of steps is believed where a frame with them was in time
+    // a frame in time confirms the estimates of its steps
     const guessed = parts.filter(([step]) => !model.samples(step));
     model.learn(guessed, sum(guessed.map(([step, count]) => model.predictMs(step, count))));
   }
-  /** Whether a frame was late, perhaps for its networks' sake. @param {number} interval @param {boolean} some */
+  /** Returns true if a frame was late and its networks may be the reason. @param {number} interval @param {boolean} some */
   _isLate(interval, some) {
     const late = interval > LATE * this.usualMs, most = this.backOff === MOST_BACK_OFF;
     this.without = some ? 0 : this.without + 1;
@@ -1346,7 +1346,7 @@ const allKnown = (steps, model) => steps.every((step) => model.samples(step) >= 
 const MAX_FRAMES_IN_FLIGHT = 4;
 /** @param {Slice} part */ const costOf = (part) => part.job.costs[part.step];
 
-/** The frame's slices as at most `limit` runs of neighbours, each of which is timed. */
+/** Returns the frame's slices in at most `limit` groups of neighbours; each group is timed. */
 /** @param {Slice[]} chosen @param {number} limit @param {number} frame @param {CostModel} model */
 function groupSlices(chosen, limit, frame, model) {
   const together = frame % APART_EVERY !== 0 && allKnown(chosen.map(costOf), model);
@@ -1372,10 +1372,10 @@ function groupSlices(chosen, limit, frame, model) {
 }
 
 // ----------------------------------------------------------------------------------------- jobs
-/** What a job has as an input: numbers, a tensor on the GPU, or another job's output. */
+/** An input of a job: numbers, a tensor on the GPU, or another job's output. */
 /** @typedef {Numbers | number[] | GpuTensor | JobOutput} Input */
 
-/** A tensor that a job will have made: give it as another job's input, which then waits for it. */
+/** The future output of a job. A job that has it as an input waits for it. */
 export class JobOutput {
   /** @param {Job} job @param {string} name */ constructor(job, name) {
     this.job = job;
@@ -1384,13 +1384,13 @@ export class JobOutput {
 }
 
 /**
- * What a scheduler asks of a network: {@link Network} is one on a device.
+ * The interface of a network for a scheduler; {@link Network} is one on a device.
  * @typedef {{name: string, steps: StepCost[], ready: boolean, busy: boolean, exclusiveGroup?: string | null,
  *   loadTimesMs?: readonly number[], writer?: Job | null, variablesError?: string,
  *   putInputs(encoder: GPUCommandEncoder, inputs: Record<string, any>): void, finish(encoder: GPUCommandEncoder): any}} Playable
  */
 
-/** What only one running job has at a time. @param {Playable} network */
+/** Returns the key that only one running job may have at a time. @param {Playable} network */
 const exclusivity = (network) => network.exclusiveGroup ?? network;
 
 /** @typedef {{number: number, name: string, slot: string | null, priority: number, deadlineAtMs: number | null, nowMs: number}} JobFacts */
@@ -1407,7 +1407,7 @@ export class Job {
   wantsRead = false;
   released = false;
   consumers = 0;
-  /** frames with work of it that are not known to have run */ pending = 0;
+  /** the number of encoded frames with its work that may not have run yet */ pending = 0;
   /** @type {Job[]} jobs that have read what it wrote in such frames */ dependents = [];
   /** @type {any} its outputs on the device */ result = null;
   /** @param {Scheduler} owner @param {Playable} network @param {Record<string, any>} inputs @param {JobFacts} facts */
@@ -1425,26 +1425,26 @@ export class Job {
     this.lastServedMs = nowMs;
   }
   get ended() { return this.state === "done" || this.state === "cancelled" || this.state === "failed"; }
-  /** Predicted GPU time of what is left. */
+  /** The predicted GPU milliseconds of its remaining work. */
   get remainingMs() { return this.owner.remainingMs(this); }
-  /** Share of its work that has been encoded, 0 to 1, by predicted time. */
+  /** The share of its work that has been encoded, 0 to 1, by predicted time. */
   get progress() {
     if (this.state === "done") return 1;
     const total = this.remainingMs + this.givenMs;
     return total > 0 ? this.givenMs / total : 0;
   }
-  /** Milliseconds from now to its end if nothing else is submitted; 0 once ended. */
+  /** The predicted milliseconds until its end if nothing else is submitted; 0 once ended. */
   get etaMs() { return this.owner.etaMs(this); }
   /** @type {Job[]} the jobs whose outputs it takes */
   get producers() { return Object.values(this.inputs).filter((v) => v instanceof JobOutput).map((v) => v.job); }
-  /** The future tensor, as an input for another job. @param {string} name */
+  /** Returns its future output, to be an input of another job. @param {string} name */
   output(name) { return new JobOutput(this, name); }
-  /** The output on the GPU, without a readback. @param {string} name @returns {GpuTensor} */
+  /** Returns an output on the GPU, without a readback. @param {string} name @returns {GpuTensor} */
   tensor(name) {
     this._needDone(name);
     return this.result.tensor(name);
   }
-  /** The output as numbers, null until they have arrived, some frames after they were requested. */
+  /** Returns an output as numbers, or null until they have arrived, some frames after the first call. */
   /** @param {string} name @returns {Numbers | null} */
   read(name) {
     if (!this.ended) {
@@ -1456,12 +1456,12 @@ export class Job {
     this.wantsRead = true;
     return this.result.read(name);
   }
-  /** Stop at the next slice; nothing of it runs any more. */
+  /** Stops the job; no further slice of it runs. */
   cancel() { this.owner.end(this, "cancelled"); }
-  /** Keep its place and its memory, run nothing of it until {@link resume}. */
+  /** Runs no slice of the job until {@link resume}; it keeps its memory. */
   pause() { this.paused = true; }
   resume() { this.paused = false; }
-  /** Give its outputs' memory back, once nobody takes them any more. */
+  /** Frees the memory of its outputs once no other job needs them. */
   release() {
     this.released = true;
     this.releaseOutputs();
@@ -1498,7 +1498,7 @@ export class Scheduler {
   /** @type {Map<Playable, number[]>} */ _workLeft = new Map();
   /** @type {FrameReport | null} */ lastReport = null;
   /** @type {Planner} */ planner = planFrame;
-  /** @type {number | null} what is planned for; null: what the margin leaves of the budget */ aimMs = null;
+  /** @type {number | null} the milliseconds to plan for; null: the budget less the margin */ aimMs = null;
   /** the next frames run nothing */
   rests = false;
   frame = 0;
@@ -1520,7 +1520,7 @@ export class Scheduler {
     this.costModel = new CostModel(share);
     this.feedback = new Feedback(this.executor.clockSource === "wall clock", this.frameMs);
   }
-  /** The jobs that have not ended, the oldest first. */
+  /** Returns the jobs that have not ended, the oldest first. */
   get jobs() { return [...this._jobs.values()].sort((a, b) => a.number - b.number); }
   get _running() { return this.jobs.filter(({ state }) => state === "running"); }
   _now() {
@@ -1528,7 +1528,7 @@ export class Scheduler {
     if (now >= this._nowMs && now < Infinity) this._nowMs = now;
     return this._nowMs;
   }
-  /** Run the network on these inputs, in parts, as the budget allows. Numbers are copied now. */
+  /** Submits a run of the network on these inputs. Arrays of numbers are copied now. */
   /** @typedef {import("./cml.d.ts").SubmitOptions & Partial<JobFacts>} SubmitOptions */
   /** @param {Playable} network @param {Record<string, Input>} inputs @param {SubmitOptions} options */
   submit(network, inputs, options = {}) {
@@ -1548,7 +1548,7 @@ export class Scheduler {
       for (const old of this.jobs) if (old.slot === slot && old.state === "queued") this.end(old, "cancelled");
       this._left = [Infinity, Infinity];
     }
-    // it starts level with the others: it may not make up for its absence
+    // it starts level with the others, and does not catch up on time before it
     const levels = this.jobs.filter(({ idle }) => idle === job.idle).map(({ virtualMs }) => virtualMs);
     const level = Math.min(this._left[Number(job.idle)], ...levels);
     job.virtualMs = level < Infinity ? level : 0;
@@ -1596,7 +1596,7 @@ export class Scheduler {
     return this.costModel.predictMs(current, current.groups - job.group) + sums[job.step + 1];
   }
   // --- a frame
-  /** Append this frame's slices to the host's encoder. Nothing is appended until the frame before was ended. */
+  /** Appends this frame's slices to the host's encoder; nothing if the last frame was not ended. */
   /** @param {GPUCommandEncoder} encoder @param {number} budgetMs of this frame @returns {FrameReport} */
   encode(encoder, budgetMs = this.budgetMs) {
     const start = performance.now(), nowMs = this._now();
@@ -1626,7 +1626,7 @@ export class Scheduler {
     report.cpuMs = end - start;
     return report;
   }
-  /** Decide, and start the jobs that are to begin. @param {GPUCommandEncoder} encoder @param {FrameReport} report */
+  /** Plans the frame and starts the jobs that begin in it. @param {GPUCommandEncoder} encoder @param {FrameReport} report */
   _begin(encoder, report) {
     const { jobs, otherwise } = this._candidates();
     /** @type {FrameState} */ let state = {
@@ -1645,7 +1645,7 @@ export class Scheduler {
       state = { ...state, jobs: candidates };
     }
   }
-  /** Jobs that could run now: not paused, inputs there, network ready and not taken. */
+  /** Returns the state with the jobs that can run now: not paused, inputs complete, network ready and free. */
   _candidates() {
     /** @type {Reason} */ let otherwise = "nothing to do";
     const busy = new Set(this._running.map((job) => exclusivity(job.network)));
@@ -1690,7 +1690,7 @@ export class Scheduler {
     report.predictedMs += predictedMs;
     report.slices.push({ job: job.number, step, op, title, first, count, predictedMs, measuredMs: null });
   }
-  /** The slices, then the ends of the jobs that are through, then the readbacks. */
+  /** Encodes the slices, then the outputs of the jobs that have ended, then the readbacks. */
   /** @param {GPUCommandEncoder} encoder @param {FrameReport} report @param {Slice[][]} groups */
   _append(encoder, report, groups) {
     const worked = new Set([...groups.flat().map((part) => part.job), ...this._begun]);
@@ -1710,7 +1710,7 @@ export class Scheduler {
         this.end(job, "failed", messageOf(error));
         continue;
       }
-      if (job.result === null) continue; // memory for its outputs will come
+      if (job.result === null) continue; // waits for memory for its outputs
       this.end(job, "done");
       if (job.network.writer !== undefined) job.network.writer = job;
       report.finished.push(job.number);
@@ -1721,7 +1721,7 @@ export class Scheduler {
     }
     this.executor.writeReceipt(encoder, report.frame, [...worked]);
   }
-  /** Call after the host's submit. Learns from timings that have arrived; returns the reports of the frames that are now measured. */
+  /** Ends a frame after the host's submit. Learns from timings that have arrived, and returns the reports of these frames. */
   endFrame() {
     this._open = null;
     for (const job of this._begun.splice(0)) job.releaseInputs();
@@ -1729,7 +1729,7 @@ export class Scheduler {
     this.frame += 1;
     return this.feedback.endFrame(timings, this._now(), this.costModel);
   }
-  /** Call instead of the submit and endFrame where the encoder is thrown away. */
+  /** Ends a frame whose encoder is not submitted; call it in place of {@link endFrame}. */
   abandonFrame() {
     for (const [job, before] of this._open ?? []) {
       if (job.state === "cancelled" || job.state === "failed") continue;
@@ -1758,7 +1758,7 @@ const progressOf = ({ state, step, group, givenMs, virtualMs }) => ({ state, ste
 }
 
 // --------------------------------------------------------------------------------- on the device
-/** Deno has subgroups where it knows their size, but neither lists them nor takes the line that enables them. */
+/** Deno has subgroups if it knows their size, but neither lists the feature nor accepts the line that enables it. */
 const DENO = "Deno" in globalThis;
 /** @type {any[]} */ const WANTED_FEATURES = ["timestamp-query", "shader-f16", "subgroups"];
 /** The device's limits by the needs of a plan; those of alignments (`min…`) are the most that a plan allows. */
@@ -1769,7 +1769,7 @@ const DENO = "Deno" in globalThis;
   ["bindings", "maxStorageBuffersPerShaderStage"],
 ];
 
-/** A device with what networks can use. A host that makes its own asks for the same. @param {GPURequestAdapterOptions} options */
+/** Requests a device with the features and limits that networks use. A host that makes its own requests the same. @param {GPURequestAdapterOptions} options */
 export async function requestDevice(options = { powerPreference: "high-performance" }) {
   const adapter = await navigator.gpu?.requestAdapter(options);
   if (!adapter) throw new CmlError("DeviceError", missingWebGpu());
@@ -1793,7 +1793,7 @@ function missingWebGpu() {
   return "this browser has no WebGPU: use Chrome or Edge 113, Safari 26, Firefox 141, or newer";
 }
 
-/** A device, and what is made once on it. */
+/** A device with the objects that its networks share. */
 class Device {
   /** @type {WeakMap<GPUDevice, Device>} */ static _known = new WeakMap();
   /** @type {Map<string, Promise<GPUComputePipeline>>} */ _pipelines = new Map();
@@ -1841,7 +1841,7 @@ class Device {
     });
   }
   /** @param {KernelRow} kernel @param {string} code */ pipeline(kernel, code) {
-    // by the code itself: what a file says that its digest is may be wrong
+    // the key is the code itself, because a file's digest may be wrong
     const key = `${kernel.tensors} ${kernel.params_bytes} ${code}`;
     return getOrMake(this._pipelines, key, () => {
       const built = this._build(kernel, code);
@@ -1866,7 +1866,7 @@ class Device {
   }
 }
 
-/** The first plan of the file that fits the device. @param {CookedFile} file @param {Device} device */
+/** Returns the first plan of the file that fits the device. @param {CookedFile} file @param {Device} device */
 function choosePlan(file, device) {
   const limits = /** @type {any} */ (device.gpu.limits), { features } = device.gpu;
   const reasons = [];
@@ -1898,8 +1898,8 @@ const RANGE_SLOTS = 256, UPLOAD_NUMBERS = 1 << 16, COPY_ALIGNMENT = 256;
 const scratch = new Uint32Array(4);
 
 /**
- * Read a cooked file, and have its network ready on the device: weights uploaded, pipelines built,
- * all checked. Frames may go on meanwhile.
+ * Reads and checks a cooked file, uploads its weights and builds its pipelines. Frames go on
+ * meanwhile.
  * @param {GPUDevice} gpu @param {ArrayBuffer | Uint8Array<ArrayBuffer> | CookedFile} source
  * @param {{outputUsage?: number, limits?: Partial<Limits>}} options `outputUsage`: of the outputs' buffers, beside storage
  *   and copies (as GPUBufferUsage.VERTEX); `limits`: other than the defaults for what the file may take
@@ -1921,7 +1921,7 @@ export async function load(gpu, source, options = {}) {
 export class Network {
   ready = false;
   busy = false;
-  /** @type {number[]} what each step took at load, on a device that times nothing in a frame */ loadTimesMs = [];
+  /** @type {number[]} the milliseconds of each step at load, on a device that cannot time passes */ loadTimesMs = [];
   /** @type {Job | null | undefined} the last job that wrote the variables; undefined if it has none */ writer;
   /** why its variables are wrong */ variablesError = "";
   guess = new FirstGuess();
@@ -1942,7 +1942,7 @@ export class Network {
     this._stride = Math.max(device.gpu.limits.minUniformBufferOffsetAlignment, 16);
     this._width = device.gpu.limits.maxComputeWorkgroupsPerDimension;
     let at = 0;
-    /** outputs lie one behind the other in a job's buffer */
+    /** outputs follow each other in a job's buffer */
     this.outputs = new Map(plan.outputs.map((place) => {
       const here = { place, at };
       at += roundUp(place.bytes, COPY_ALIGNMENT);
@@ -1979,7 +1979,7 @@ export class Network {
     if (!this.device.timed) await this._measure();
     this.ready = true;
   }
-  /** Make constants and upload them, some at a time, so that frames go on. @param {Piece[]} pieces */
+  /** Uploads the constants in chunks, so that frames go on. @param {Piece[]} pieces */
   async _upload(pieces) {
     const values = await this.file.section("values");
     let since = 0;
@@ -1999,7 +1999,7 @@ export class Network {
     padded.set(bytes);
     this.device.gpu.queue.writeBuffer(this._buffers[space], at, padded);
   }
-  /** Every step's parameters and its whole range, written once. */
+  /** Writes every step's parameters and its full range; called once. */
   _writeUniforms() {
     const { steps, params } = this.plan;
     const slices = new Uint32Array(this._stride / 4 * steps.length);
@@ -2017,7 +2017,7 @@ export class Network {
     const entries = [slice, { binding: 1, resource: params }, ...tensors];
     return this.device.gpu.createBindGroup({ label: step.title, layout, entries });
   }
-  /** Encode a whole run and throw it away: what the device refuses, it refuses here. */
+  /** Encodes a whole run without submitting it, so that the device reports its errors now. */
   _rehearse() {
     const encoder = this.device.gpu.createCommandEncoder();
     this.encodeAll(encoder);
@@ -2044,7 +2044,7 @@ export class Network {
     if (count <= this._width) pass.dispatchWorkgroups(count);
     else pass.dispatchWorkgroups(this._width, Math.ceil(count / this._width));
   }
-  /** @param {string} name @param {any} value @returns {any} what a job keeps of it */ accept(name, value) {
+  /** @param {string} name @param {any} value @returns {any} the job's copy */ accept(name, value) {
     const place = this.inputs.get(name);
     if (!place) {
       const inputNames = [...this.inputs.keys()].join(", ") || "(none)";
@@ -2068,7 +2068,7 @@ export class Network {
     }
     return value;
   }
-  /** Put accepted inputs where the network reads them. @param {GPUCommandEncoder} encoder @param {Record<string, any>} inputs */
+  /** Copies accepted inputs to where the network reads them. @param {GPUCommandEncoder} encoder @param {Record<string, any>} inputs */
   putInputs(encoder, inputs) {
     for (const [name, value] of Object.entries(inputs)) {
       const { space, offset, bytes } = /** @type {TensorPlace} */ (this.inputs.get(name));
@@ -2081,7 +2081,7 @@ export class Network {
       }
     }
   }
-  /** Append copies of the outputs, then the variables' new values. @param {GPUCommandEncoder} encoder */
+  /** Encodes copies of the outputs, then of the variables' new values. @param {GPUCommandEncoder} encoder */
   finish(encoder) {
     const usage = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST;
     const buffer = this._outputs.pop() ??
@@ -2099,7 +2099,7 @@ export class Network {
       encoder.copyBufferToBuffer(from, source.offset, to, target.offset, Math.min(source.nbytes, target.nbytes));
     }
   }
-  /** Give variables the values that they have in the file. */
+  /** Resets variables to their values in the file. */
   async reset() {
     for (const { target: { space, offset, nbytes } } of this.plan.updates) {
       await this._upload(this.plan.pieces.filter((piece) =>
@@ -2110,7 +2110,7 @@ export class Network {
     this.variablesError = "";
   }
   /**
-   * Run all of it at once and wait for the outputs: for tools and tests, not for frames.
+   * Runs the whole network and waits for the outputs: for tools and tests, not for frames.
    * @param {Record<string, Numbers | number[] | GpuTensor>} inputs @returns {Promise<Record<string, Numbers>>}
    */
   async run(inputs) {
@@ -2131,7 +2131,7 @@ export class Network {
     result.release();
     return /** @type {Record<string, Numbers>} */ (outputs);
   }
-  /** Every step's time, for a device that times nothing in a frame. */
+  /** Measures every step's time, for a device that cannot time passes. */
   async _measure() {
     const { gpu } = this.device;
     for (let i = 0; i < 2 * this.steps.length; i++) {
@@ -2168,7 +2168,7 @@ class Result {
   /** @type {GPUBuffer | null} */ staging = null;
   /** @type {Map<string, Numbers> | null} */ values = null;
   /** @type {Promise<void> | null} */ mapping = null;
-  /** whether the frames that made and copied it have run */ submitted = false;
+  /** true if the frames that computed and copied it have run */ submitted = false;
   released = false;
   error = "";
   /** @param {Network} network @param {GPUBuffer} buffer */ constructor(network, buffer) {
@@ -2180,7 +2180,7 @@ class Result {
     this.staging ??= this.network._staging.pop() ?? this.network.device.gpu.createBuffer({ size, usage });
     encoder.copyBufferToBuffer(this.buffer, 0, this.staging, 0, size);
   }
-  /** Ask for what was copied; what it is arrives later. */
+  /** Maps the copied outputs; their numbers arrive later. */
   async map() {
     const staging = /** @type {GPUBuffer} */ (this.staging);
     try {
@@ -2219,17 +2219,17 @@ class Result {
 }
 
 const MAX_GROUPS = 12, SLOTS = 8, AGE = 2, RECEIPTS = 256;
-/** browsers round timestamps to this many nanoseconds, unless they are told not to */
+/** the nanoseconds to which browsers round timestamps by default */
 const ROUNDED = [100_000n, 65_536n];
 
 /**
- * Where one frame's timestamps go, and its receipt: a number that a command of the frame copies, so that it is missing
+ * A buffer for one frame's timestamps and its receipt: a number that a command of the frame copies, so that it is missing
  * if the frame was never submitted.
  * @typedef {{index: number, staging: GPUBuffer, frame: number, passes: number, receipt: number, jobs: Job[],
  *   reads: Result[], mapping: boolean, data: ArrayBuffer | null}} FrameSlot
  */
 
-/** The device's side of a scheduler: slices into the host's encoder, timings and outputs back. */
+/** Encodes a scheduler's slices on a device, and reads timings and outputs back. */
 export class Executor {
   maxGroups = MAX_GROUPS;
   /** @type {FrameSlot[]} */ _free = [];
@@ -2238,7 +2238,7 @@ export class Executor {
   /** @type {Result[]} */ _reads = [];
   /** @type {Result[]} */ _again = [];
   /** @type {Timing[]} */ _timings = [];
-  /** Is told which jobs had work in a frame that never ran. @type {(jobs: Job[], why: string) => void} */ onFrameLost = () => {};
+  /** Called with the jobs that had work in a frame that never ran. @type {(jobs: Job[], why: string) => void} */ onFrameLost = () => {};
   _signed = 0;
   _frame = 0;
   /** @param {GPUDevice} gpu */ static on(gpu) { return new Executor(Device.of(gpu)); }
@@ -2246,7 +2246,7 @@ export class Executor {
     this.device = device;
     this.clockSource = device.timed ? "timestamps" : "wall clock";
     this.granule = device.software ? navigator.hardwareConcurrency || 1 : 1;
-    // such a driver writes the beginning of a pass at its end: each is timed from the one before
+    // a software driver writes a pass's begin at its end, so each pass is timed from the end of the one before
     this._each = device.software ? 1 : 2;
     this._passes = MAX_GROUPS + (device.software ? 1 : 0);
     const count = SLOTS * this._each * this._passes;
@@ -2264,7 +2264,7 @@ export class Executor {
     this._resolved = gpu.createBuffer({ size: SLOTS * this._bytes, usage: usage.QUERY_RESOLVE | usage.COPY_SRC, label });
   }
   get framesInFlight() { return this._busy.filter((slot) => slot.mapping && this._frame - slot.frame >= AGE).length; }
-  /** Whether the current frame can leave a receipt: without one no job may end in it. */
+  /** Returns true if the current frame can leave a receipt; without one no job may end in it. */
   get canWriteReceipt() { return this._current !== null || this._free.length > 0; }
   check() { this.device.check(); }
   /** @param {any} network @param {Record<string, any>} inputs */ accept(network, inputs) {
@@ -2307,7 +2307,7 @@ export class Executor {
     result.requestRead(encoder);
     this._reads.push(result);
   }
-  /** Append the receipt of a frame with work of these jobs. @param {GPUCommandEncoder} encoder @param {number} frame @param {Job[]} jobs */
+  /** Encodes the receipt of a frame with work of these jobs. @param {GPUCommandEncoder} encoder @param {number} frame @param {Job[]} jobs */
   writeReceipt(encoder, frame, jobs) {
     const slot = this._current ?? (jobs.length || this._reads.length ? this._begin(frame) : null);
     if (!slot) return;
@@ -2316,9 +2316,9 @@ export class Executor {
     slot.reads = [...this._reads];
     for (const job of jobs) job.pending += 1;
   }
-  /** Ask for what is old enough, take what has arrived. @param {number} frame @returns {Timing[]} */
+  /** Maps the buffers of frames that are old enough, and returns the timings that have arrived. @param {number} frame @returns {Timing[]} */
   endFrame(frame) {
-    const age = this._reads.length ? 0 : AGE; // numbers are given out once all frames that made them are known to have run
+    const age = this._reads.length ? 0 : AGE; // outputs are handed out once all frames that computed them have run
     this._current = null;
     this._frame = frame + 1;
     for (const result of this._reads.splice(0)) result.mapping = result.map();
@@ -2332,12 +2332,12 @@ export class Executor {
       slot.data = slot.staging.getMappedRange().slice(0);
       slot.staging.unmap();
     } catch {
-      // the device is lost: the next frame says so
+      // the device is lost; the next frame reports it
       slot.data = new ArrayBuffer(0);
     }
     while (this._busy[0]?.data) this._settle(/** @type {FrameSlot} */ (this._busy.shift()));
   }
-  /** Take what has arrived of a frame, or that it never ran. @param {FrameSlot} slot */ _settle(slot) {
+  /** Reads the timings of a frame, or finds that it never ran. @param {FrameSlot} slot */ _settle(slot) {
     const { frame, passes, receipt, reads } = slot, data = /** @type {ArrayBuffer} */ (slot.data);
     const jobs = this._releaseSlot(slot);
     if (data.byteLength && new DataView(data).getUint32(this._receiptAt, true) !== receipt) {
@@ -2356,7 +2356,7 @@ export class Executor {
     const times = this._milliseconds(new BigInt64Array(data, 0, this._each * passes));
     times.forEach((ms, group) => this._timings.push({ frame, group, ms }));
   }
-  /** Make a slot free. @param {FrameSlot} slot @returns {Job[]} the jobs that had work in its frame */ _releaseSlot(slot) {
+  /** Frees a slot. @param {FrameSlot} slot @returns {Job[]} the jobs that had work in its frame */ _releaseSlot(slot) {
     const { jobs } = slot;
     for (const job of jobs) job.pending -= 1;
     [slot.jobs, slot.reads] = [[], []];
@@ -2367,10 +2367,10 @@ export class Executor {
     const starts = this._each === 1 ? ticks.slice(0, -1) : ticks.filter((_, i) => i % 2 === 0);
     const ends = this._each === 1 ? ticks.slice(1) : ticks.filter((_, i) => i % 2 === 1);
     const unit = ROUNDED.find((each) => ticks.every((tick) => tick % each === 0n)) ?? 0n;
-    // what is too short for a rounded clock is no nothing, or it would never be known
+    // a time below the clock's resolution counts as a quarter of it: 0 would mean unmeasured
     return [...ends].map((end, i) => Math.max(Number(end - starts[i]), Number(unit) / 4, 0) * 1e-6);
   }
-  /** What was encoded for the frame will never be submitted. @param {number} frame */
+  /** Drops a frame whose commands will never be submitted. @param {number} frame */
   abandonFrame(frame) {
     if (this._current) this._releaseSlot(/** @type {FrameSlot} */ (this._busy.pop()));
     this._current = null;

@@ -1,6 +1,6 @@
 // @ts-check
 /**
- * The same table as `cml frames`, of a cooked file in Deno or a browser: is the budget kept?
+  * Measures whether the budget is kept, for a cooked file in Deno or a browser: the table of `cml frames`.
  *
  *     deno run -A players/web/frames.js net.cml --budget-ms 4 --frames 600 [--json]
  *
@@ -15,7 +15,7 @@ import { isIdentical, playJob, someInputs, submitFrame } from "./check.js";
 /** jobs that are not counted, and frames until timings have arrived */
 const WARM_UP_JOBS = 3, DRAIN = 12;
 
-/** Of milliseconds per frame. @param {number[]} values */
+/** Returns the percentiles of milliseconds per frame. @param {number[]} values */
 function percentiles(values) {
   const ordered = values.length ? [...values].sort((a, b) => a - b) : [0];
   const at = (/** @type {number} */ share) => ordered[Math.min(ordered.length - 1, Math.trunc(share * ordered.length))];
@@ -25,13 +25,13 @@ function percentiles(values) {
 /** @param {Network} network @param {number} step @param {number} count @returns {any} a slice that belongs to no job */
 const sliceOf = (network, step, count) => ({ job: { network }, step, first: 0, count });
 
-/** The operator that takes longest. @param {Network} network @param {Scheduler} scheduler */
+/** Returns the operator that takes longest. @param {Network} network @param {Scheduler} scheduler */
 function longest({ steps }, { costModel }) {
   const times = steps.map((cost) => costModel.predictMs(cost, cost.groups)), ms = Math.max(...times);
   return { step: times.indexOf(ms), ms };
 }
 
-/** A part of the longest operator, repeated until it takes about as long as a frame of ours. */
+/** Returns slices of the longest operator that together take about as long as a frame's slices. */
 /** @param {Network} network @param {Scheduler} scheduler */
 function control(network, scheduler) {
   const { costModel: model, executor: { granule } } = scheduler, aim = model.aimMs(scheduler.budgetMs);
@@ -74,7 +74,7 @@ export async function measureFrames(gpu, bytes, { budgetMs = 4, frameMs = 1000 /
   async function drain() {
     for (let i = 0; i < DRAIN; i++) await frame();
   }
-  /** A frame beside the scheduler's. @param {any[]} slices @param {number[]} sink */
+  /** Runs a frame without the scheduler. @param {any[]} slices @param {number[]} sink */
   async function run(slices, sink) {
     const number = sinks.push(sink) - 1;
     await submitFrame(gpu, (encoder) => {
@@ -133,7 +133,7 @@ export async function measureFrames(gpu, bytes, { budgetMs = 4, frameMs = 1000 /
   };
 }
 
-/** The table, as text. @param {Awaited<ReturnType<typeof measureFrames>>} r */
+/** Returns the table as text. @param {Awaited<ReturnType<typeof measureFrames>>} r */
 export function asText(r) {
   const row = (/** @type {string} */ name, /** @type {ReturnType<typeof percentiles>} */ p) =>
     name.padEnd(28) + [p.p50, p.p95, p.p99, p.max].map((ms) => ms.toFixed(3).padStart(9)).join("") + (p.p99 / (p.p50 || 1)).toFixed(2).padStart(10);

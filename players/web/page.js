@@ -1,6 +1,6 @@
 // @ts-check
 /// <reference lib="dom" />
-/** The page: a scene at the display's pace, and a network that gets a part of every frame. */
+/** The exported page: a scene that is drawn in every frame, and a network that runs in slices beside it. */
 
 import { Scheduler, getOrMake, load, requestDevice } from "./cml.js";
 import { farthest, someInputs } from "./check.js";
@@ -10,12 +10,12 @@ import { Scene } from "./scene.js";
 /** @param {string} id @returns {any} */
 const element = (id) => document.getElementById(id);
 const MOST_PIXELS = 160, SHOWN_FRAMES = 280, RANKED = 16, MOST_RUNNING = 2;
-/** a budget that is never used up */ const UNSLICED_MS = 1e9;
+/** a budget so large that a network is never sliced */ const UNSLICED_MS = 1e9;
 
-/** What tests look at. @type {any} */
+/** The page's state, read by tests. @type {any} */
 const status = /** @type {any} */ (globalThis).page = { frames: 0, runs: 0, error: "", late: 0 };
 
-/** The time of every operator, by its title. */
+/** The times of all operators, by title. */
 class Ranking {
   /** @type {Map<string, {op: string, ms: number, groups: number}>} */ rows = new Map();
 
@@ -51,7 +51,7 @@ class Ranking {
   }
 }
 
-/** Milliseconds between frames, and a picture of them. */
+/** The intervals between frames in milliseconds, and their chart. */
 class Times {
   /** @type {number[]} */ all = [];
   last = 0;
@@ -110,7 +110,7 @@ class Enlarging extends Work {
     this.output = /** @type {any} */ (network.outputs.get(model.output)).place;
   }
 
-  /** @param {ImageBitmap | HTMLCanvasElement} source the picture of the last time, where none is given */
+  /** @param {ImageBitmap | HTMLCanvasElement} source the last picture by default */
   begin(source = this.source) {
     this.source = source;
     const share = Math.min(1, MOST_PIXELS / Math.max(source.width, source.height));
@@ -179,7 +179,7 @@ class Enlarging extends Work {
   }
 }
 
-/** A network that is run on the numbers of its file, again and again, and compared with them. */
+/** A network that runs repeatedly on its golden input, whose outputs are compared with the golden ones. */
 class Running extends Work {
   verdict = "";
 
@@ -237,7 +237,7 @@ class Running extends Work {
   }
 }
 
-/** Something to enlarge before a picture is there: a sun over hills. */
+/** Draws the picture that is enlarged at first: a sun over hills. */
 function sample() {
   const canvas = Object.assign(document.createElement("canvas"), { width: 112, height: 112 });
   const paper = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
@@ -305,7 +305,7 @@ async function begin() {
   function frame(now) {
     if (status.error) return;
     requestAnimationFrame(frame);
-    // browsers do not hold up a page that is faster than its GPU: what is late would pile up
+    // browsers do not slow down a page that is faster than its GPU, so frames would queue up
     if (running >= MOST_RUNNING) return;
     times.tick(now);
     const budget = Number(element("budget").value);

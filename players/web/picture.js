@@ -1,6 +1,6 @@
 // @ts-check
 /**
- * Pictures as networks have them: [1, 3, H, W] or [1, 1, H, W], in [0, 1], planar.
+  * Converts between pictures and tensors [1, 3, H, W] or [1, 1, H, W] with values in [0, 1].
  *
  * An output is drawn into a texture on the GPU, without a readback: a scene of WebGPU's own, or of
  * an engine on the same device, then shows it like any other.
@@ -96,7 +96,7 @@ export class Painter {
 }
 
 /**
- * A part of a picture as numbers [3, height, width]; beyond its border the border goes on.
+ * Returns a part of a picture as values [3, height, width]; outside of the picture its border is repeated.
  * @param {ImageData} picture @param {number} left @param {number} top @param {number} width
  * @param {number} height
  */
@@ -113,8 +113,8 @@ export function pixels(picture, left, top, width, height) {
 }
 
 /**
- * The tiles that cover a picture: where each one's input begins, and what of it counts. Tiles
- * overlap by `margin`, which networks compute with less around than they were made for.
+ * Returns the tiles that cover a picture: the begin of each one's input, and the part of it that is used. Tiles
+ * overlap by a margin, because networks compute wrong values near a border that is not the picture's.
  * @param {number} width @param {number} height @param {number} tileWidth @param {number} tileHeight
  */
 export function tiles(width, height, tileWidth, tileHeight, margin = 6) {

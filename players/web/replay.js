@@ -1,7 +1,7 @@
 // @ts-check
 /**
- * Runs a recording of the Python scheduler again, without the device it was made on:
- * `scheduler/tools/replay.py`, here. What it decides must be what was decided then.
+  * Replays a recording of the Python scheduler without its device, as `scheduler/tools/replay.py`
+ * does. The decisions must be those of the recording.
  *
  *     deno run --allow-read players/web/replay.js RECORDING.json
  */
@@ -27,7 +27,7 @@ class Echo {
   abandonFrame() {}
 }
 
-/** A network that is only its steps; `busy` while it was held up for want of memory. */
+/** A network of steps without kernels; `busy` while the recorded one lacked memory. */
 class Steps {
   ready = true;
   held = false;
@@ -46,7 +46,7 @@ class Steps {
   release() {}
 }
 
-/** Gives the scheduler what that of the recording knew when it began. @param {Scheduler} scheduler @param {any} options */
+/** Sets the scheduler to the state in which the recording began. @param {Scheduler} scheduler @param {any} options */
 function resume(scheduler, options) {
   const { guess, unknown, unknown_samples: unknownSamples, drift: logDrift, error, curves } = options.cost_model;
   const model = new CostModel(options.over_share, new FirstGuess(guess.flops_per_ms, guess.bytes_per_ms, guess.launch_ms, guess.kernels));
@@ -66,17 +66,17 @@ function resume(scheduler, options) {
   scheduler.frame = options.frame;
 }
 
-/** What another planner decided then. @param {number[][]} slices @returns {import("./cml.js").Planner} */
+/** Returns a planner that repeats recorded slices. @param {number[][]} slices @returns {import("./cml.js").Planner} */
 const asGiven = (slices) => ({ jobs, costs, otherwise }) => {
   const parts = slices.flatMap(([number, step, first, count]) => {
-    const job = jobs.find((one) => one.number === number); // none where the replay has gone another way before
+    const job = jobs.find((one) => one.number === number); // undefined if the replay already differs
     return job ? [{ job, step, first, count, predictedMs: costs.predictMs(job.costs[step], count) }] : [];
   });
   const starts = [...new Set(parts.map(({ job }) => job))].filter(({ state }) => state === "queued");
   return { slices: parts, starts, reason: otherwise, byBudget: false };
 };
 
-/** The slices of every frame, [job, step, first, count], of a recording as `cml` has written it. @param {any} recording */
+/** Returns the slices of every frame, [job, step, first, count], for a recording written by `cml`. @param {any} recording */
 export function replay({ options, networks: recorded, events, decisions }) {
   let now = 0;
   const device = /** @type {any} */ (new Echo(options)), policy = POLICIES[options.policy];
@@ -117,7 +117,7 @@ export function replay({ options, networks: recorded, events, decisions }) {
   return decided;
 }
 
-/** The number of frames that two runs decided otherwise, and the first of them. @param {any} a @param {any} b */
+/** Returns the number of frames in which two runs differ, and the first of them. @param {any} a @param {any} b */
 export function differences(a, b) {
   const frames = Array.from({ length: Math.max(a.length, b.length) }, (_, i) => i);
   const differing = frames.filter((i) => JSON.stringify(a[i]) !== JSON.stringify(b[i]));

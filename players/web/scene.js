@@ -1,6 +1,6 @@
 // @ts-check
 /// <reference lib="dom" />
-/** A scene that moves for as long as frames come: what a hitch is seen on. */
+/** A moving scene, on which a late frame is visible as a hitch. */
 
 const CODE = /* wgsl */ `
 @group(0) @binding(0) var<uniform> view: vec4<f32>; // seconds, width, height
