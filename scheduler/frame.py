@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from cml_engine.compiler.plan import Slice
@@ -21,6 +22,8 @@ from scheduler.reports import FrameReport, Reason, SliceReport
 
 if TYPE_CHECKING:
     import wgpu
+
+_NUMBER = attrgetter("number")
 
 
 def gather(
@@ -92,11 +95,14 @@ def _candidates(
         free = exclusivity_key(queue.network) not in busy
         # preparing one network may have taken the memory of another that is idle
         if free and queue not in unready and (not unready or _is_ready(jobs, queue)):
-            for job in queue.first(policy, report.now_ms, rate):
-                if not jobs.job_list.is_blocked(job):
+            first = queue.first(policy, report.now_ms, rate)
+            if queue.network.retains:
+                first = [job for job in first if not jobs.job_list.is_blocked(job)]
+                for job in first:
                     _update_steps(jobs, job)
-                    found.append(job)
-    return sorted(found, key=lambda job: job.number), otherwise
+            found += first
+    found.sort(key=_NUMBER)
+    return found, otherwise
 
 
 def _is_ready(jobs: Lifecycle, queue: NetworkQueue) -> bool:
@@ -204,20 +210,22 @@ def _missing_memory(network: Network) -> str:
 def apply(plan: FramePlan, report: FrameReport) -> None:
     """Advances the jobs by the plan's slices, and adds the slices to the report."""
     report.reason, report.planned = plan.reason, plan.by_budget
+    slices, now_ms, predicted_ms = report.slices, report.now_ms, 0.0
     for part in plan.slices:
         job, cost, ms = part.job, part.cost, part.predicted_ms
         end = part.first + part.count
         job.step, job.group = (part.step + 1, 0) if end == cost.groups else (part.step, end)
         job.given_ms += ms
         job.virtual_ms += ms / (job.priority or 1.0)
-        job.last_served_ms = report.now_ms
-        report.predicted_ms += ms
-        report.slices.append(
+        job.last_served_ms = now_ms
+        predicted_ms += ms
+        slices.append(
             SliceReport(
                 job.number, job.network_step(part.step), cost.op, cost.title, part.first,
-                part.count, ms, name=job.name, own=part.step - job.loads,
+                part.count, ms, None, job.name, part.step - job.loads,
             )
         )  # fmt: skip
+    report.predicted_ms = predicted_ms
 
 
 def networks_ready(queues: Sequence[NetworkQueue]) -> dict[int, bool]:
@@ -247,8 +255,9 @@ def append(
     Jobs whose slices could not be encoded fail.
     """
     working = {part.job.network: part.job for group in groups for part in group}
+    steps = iter([part.step for part in report.slices])
     slices = [
-        [Slice(p.job.network, p.job.network_step(p.step), p.first, p.count) for p in group]
+        [Slice(part.job.network, next(steps), part.first, part.count) for part in group]
         for group in groups
     ]
     failed: Sequence[tuple[Handle, Exception]]

@@ -32,7 +32,7 @@ from scheduler.clock import (
 )
 from scheduler.executor import WALL_CLOCK, Executor, ExecutorSource, Network
 from scheduler.frame import append, apply, begin, fail_all_where_lost, gather, networks_ready
-from scheduler.frame_timings import FrameTimings, are_all_measured, group_slices, jobs_apart
+from scheduler.frame_timings import FrameTimings, are_all_known, group_slices, jobs_apart
 from scheduler.jobs.job import Job
 from scheduler.jobs.lifecycle import (
     Admission,
@@ -512,7 +512,7 @@ class FrameScheduler:
             jobs.recorder.encoded(
                 report, aim, ready, behind, jobs.short_of_memory, jobs.back_from_cpu
             )
-        known = are_all_measured((part.cost for part in plan.slices), self.cost_model)
+        known = are_all_known(plan.slices)
         report.timed = not known or self.times_all or self.controller.times(self.frame, self.budget)
         most = self.executor.max_groups if report.timed else 1
         groups = group_slices(plan.slices, most, self.frame, known)

@@ -140,7 +140,7 @@ def _learn_frame(entry: _InFlight, model: CostModel) -> FrameReport:
     # a wrong first guess does not mean that the device is noisy, and a frame that was not planned
     # says nothing about how well plans are met
     steps = (step for parts in entry.groups for step, _ in parts)
-    known = report.planned and are_all_measured(steps, model)
+    known = report.planned and all(model.samples(step.key) >= _KNOWN for step in steps)
     if known and report.predicted_ms > _TELLING * report.aim_ms:
         model.learn_frame(report.predicted_ms, report.measured_ms, report.budget_ms)
     first = 0
@@ -159,9 +159,9 @@ def _divide(slices: Sequence[SliceReport], ms: float) -> None:
         part.measured_ms = ms * share
 
 
-def are_all_measured(steps: Iterable[StepCost], model: CostModel) -> bool:
-    """Returns True if all steps were measured often enough to be trusted."""
-    return all(model.samples(step.key) >= _KNOWN for step in steps)
+def are_all_known(slices: Sequence[PlannedSlice]) -> bool:
+    """Returns True if the steps of all slices were measured often enough to be trusted."""
+    return min([part.samples for part in slices], default=_KNOWN) >= _KNOWN
 
 
 def group_slices(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cml_engine.errors import Source
 from cml_engine.ir.graph import Array, Attrs, Fact, Graph
@@ -232,8 +232,7 @@ class StepCost:
         return not self.groups
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(NamedTuple):
     """A range of workgroups, ``[first, first + count)``, of one step of a network.
 
     Steps below 0 are loads of the job's texture inputs; the last load is step -1.
@@ -246,7 +245,7 @@ class Slice:
     network: Any
     step: int
     first: int
-    count: int
+    count: int  # type: ignore[assignment]  # tuple.count: nobody counts values of a slice
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from cml_engine.gpu.memory.allocator import Allocator
 from cml_engine.gpu.native import (
     create_shader_module,
     device_errors,
+    dispatch_of,
     dispatch_recorder,
     limit_instance,
     quicken_start,
@@ -335,7 +336,7 @@ class Device:
         group = self.device.create_bind_group(layout=pipeline.layout, entries=entries)
         encoder = self.device.create_command_encoder()
         compute = encoder.begin_compute_pass()
-        dispatch_recorder()(compute, pipeline.pipeline, group, 0, 0, 1)
+        dispatch_recorder()(compute, [dispatch_of(pipeline.pipeline, group, 0, 0, 1)])
         compute.end()
         self.queue.submit([encoder.finish()])
         wait(self.device)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ContextDecorator
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import wgpu
 
@@ -68,31 +68,47 @@ def _wgsl_source(api: Any, text: str) -> Any:
     return source
 
 
-@cache
-def dispatch_recorder() -> Callable[..., None]:
-    """Returns ``record(compute, pipeline, bind_group, offset, columns, rows)``.
+#: the handles of a pipeline and of bind group 0, a pointer to its dynamic offset, and the columns
+#: and rows of workgroups; the caller keeps the pipeline and the group alive
+Dispatch: TypeAlias = tuple[Any, Any, Any, int, int]
 
-    It records a dispatch with bind group 0 at a dynamic offset and raises wgpu's errors. wgpu-py
-    does the same in three calls, each of which looks for errors by itself, in twice the time.
+
+def dispatch_of(
+    pipeline: wgpu.GPUComputePipeline,
+    bind_group: wgpu.GPUBindGroup,
+    offset: int,
+    columns: int,
+    rows: int,
+) -> Dispatch:
+    """Returns a dispatch for :func:`dispatch_recorder`."""
+    return pipeline._internal, bind_group._internal, _pointer_to(offset), columns, rows
+
+
+@cache
+def _pointer_to(offset: int) -> Any:
+    from wgpu.backends.wgpu_native import ffi
+
+    return ffi.new("uint32_t[1]", (offset,))
+
+
+@cache
+def dispatch_recorder() -> Callable[[wgpu.GPUComputePassEncoder, Iterable[Dispatch]], None]:
+    """Returns ``record(compute, dispatches)``, which records dispatches and raises wgpu's errors.
+
+    wgpu-py makes three calls for each dispatch, and looks for errors in each of them.
     """
-    from wgpu.backends.wgpu_native import _api, ffi, lib
+    from wgpu.backends.wgpu_native import _api, lib
 
     set_pipeline = lib.wgpuComputePassEncoderSetPipeline
     set_bind_group = lib.wgpuComputePassEncoderSetBindGroup
     dispatch = lib.wgpuComputePassEncoderDispatchWorkgroups
 
-    def record(
-        compute: wgpu.GPUComputePassEncoder,
-        pipeline: wgpu.GPUComputePipeline,
-        bind_group: wgpu.GPUBindGroup,
-        offset: int,
-        columns: int,
-        rows: int,
-    ) -> None:
+    def record(compute: wgpu.GPUComputePassEncoder, dispatches: Iterable[Dispatch]) -> None:
         encoder = compute._internal
-        set_pipeline(encoder, pipeline._internal)
-        set_bind_group(encoder, 0, bind_group._internal, 1, ffi.new("uint32_t[1]", (offset,)))
-        dispatch(encoder, columns, rows, 1)
+        for pipeline, bind_group, offset, columns, rows in dispatches:
+            set_pipeline(encoder, pipeline)
+            set_bind_group(encoder, 0, bind_group, 1, offset)
+            dispatch(encoder, columns, rows, 1)
 
     return _api.libf._make_proxy_func("dispatch", record)
 

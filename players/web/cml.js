@@ -1102,8 +1102,9 @@ export class CostModel {
   /** Returns the largest number of workgroups, at most `limit`, that is predicted to take `ms`. */
   /** @param {StepCost} step @param {number} limit @param {number} ms */
   groupsWithin(step, limit, ms) {
-    if (limit <= 0 || ms <= 0 || this.predictMs(step, 1) > ms) return 0;
+    if (limit <= 0 || ms <= 0) return 0;
     if (this.predictMs(step, limit) <= ms) return limit;
+    if (this.predictMs(step, 1) > ms) return 0;
     let low = 1, high = limit;
     while (high - low > 1) {
       const middle = Math.floor((low + high) / 2);

@@ -392,7 +392,9 @@ class Job(Awaitable):
         """
         if self.deadline_at_ms is None:
             return float("inf")
-        needed_ms = self.remaining_ms / max(rate, 1e-9) + self.owner.cpu_wait_ms(self)
+        needed_ms = self.owner.remaining_ms(self) / max(rate, 1e-9)
+        if self.cpu_steps:
+            needed_ms += self.owner.cpu_wait_ms(self)
         return self.deadline_at_ms - now_ms - needed_ms
 
     @property

@@ -18,7 +18,7 @@ from cml_engine.runtime.session import Session
 from scheduler.clock import SteadyClock, check_number
 from scheduler.executor import Executor, Network, exclusivity_key
 from scheduler.frame_timings import CopyCosts
-from scheduler.jobs.job import Awaitable, EndedNetwork, Job, JobOutput, State
+from scheduler.jobs.job import ENDED, Awaitable, EndedNetwork, Job, JobOutput, State
 from scheduler.jobs.job_list import JobList
 from scheduler.planning.cost_model import CostModel
 from scheduler.planning.policy import Policy
@@ -459,8 +459,10 @@ class Lifecycle:
 
     def remaining_ms(self, job: Job) -> float:
         """Returns the predicted GPU milliseconds of the job's work that is not encoded yet."""
-        if job.ended or job.all_encoded:
+        if job.state in ENDED or job.step >= len(job.costs):
             return 0.0
+        if not job.group and job.step >= job.loads:
+            return self._work_after(job)[job.step - job.loads]
         model, step = self.pace.cost_model, job.step + 1
         current = job.costs[job.step]
         loads = sum([model.predict_ms(cost, cost.groups) for cost in job.costs[step : job.loads]])

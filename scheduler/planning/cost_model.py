@@ -273,10 +273,12 @@ class CostModel:
 
         Returns 0 if not even one fits.
         """
-        if limit <= 0 or ms <= 0 or self.predict_ms(step, 1) > ms:
+        if limit <= 0 or ms <= 0:
             return 0
         if self.predict_ms(step, limit) <= ms:
             return limit
+        if self.predict_ms(step, 1) > ms:
+            return 0
         low, high = 1, limit
         while high - low > 1:
             middle = (low + high) // 2

@@ -59,7 +59,7 @@ class FrameState:
 class PlannedSlice:
     """Workgroups ``[first, first + count)`` of a step of a job, and their predicted time.
 
-    ``step`` is an index of :attr:`Job.costs`.
+    ``step`` is an index of :attr:`Job.costs`, and ``samples`` the number of its measurements.
     """
 
     job: Job
@@ -68,6 +68,7 @@ class PlannedSlice:
     first: int
     count: int
     predicted_ms: float
+    samples: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,44 +125,51 @@ def _slices_of(
     ``is_first`` says that the frame has no
     slice yet; it then gets one even if it does not fit.
     """
-    steps, step, group = job.costs, job.step, job.group
+    costs, step, group = job.costs, job.step, job.group
     parts: list[PlannedSlice] = []
-    while step < len(steps):
-        cost = steps[step]
+    while step < len(costs):
+        cost = costs[step]
         if cost.on_cpu:
             return parts, left, True
         alone = is_first and not parts
         if left <= (0.0 if alone else _MIN_SHARE * state.aim_ms):
             break
-        probing = state.costs.samples(cost.key) == 0
-        within = left * _PROBE_SHARE if probing else left
-        count = _count(state, cost, cost.groups - group, within, alone)
+        samples = state.costs.samples(cost.key)
+        within = left if samples else left * _PROBE_SHARE
+        count, spent = _fit(state, cost, cost.groups - group, within, alone)
         if count == 0:
             break
-        spent = state.costs.predict_ms(cost, count)
         if parts and parts[-1].step == step:  # one dispatch for what still fits behind a cut
             parts[-1].count += count
             parts[-1].predicted_ms += spent
         else:
-            parts.append(PlannedSlice(job, step, cost, group, count, spent))
+            parts.append(PlannedSlice(job, step, cost, group, count, spent, samples))
         left -= spent
         group += count
         if group == cost.groups:
             step, group = step + 1, 0
-        if probing:  # its time must be known before more of it is added
+        if not samples:  # its time must be known before more of it is added
             break
-    return parts, left, step >= len(steps)
+    return parts, left, step >= len(costs)
 
 
-def _count(state: FrameState, cost: StepCost, limit: int, ms: float, at_least_one: bool) -> int:
-    """Returns the number of a step's workgroups that fit in ``ms``, at most ``limit``.
+def _fit(
+    state: FrameState, cost: StepCost, limit: int, ms: float, at_least_one: bool
+) -> tuple[int, float]:
+    """Returns how many workgroups of a step, up to ``limit``, fit in ``ms``, and their ms.
 
-    It is a multiple of the device's granule where possible. With ``at_least_one`` it is never 0.
+    The number is a multiple of the device's granule where possible. With ``at_least_one`` it is
+    never 0.
     """
+    spent = state.costs.predict_ms(cost, limit)
+    if spent <= ms:  # most steps do, and one prediction is enough for them
+        return limit, spent
     count = state.costs.groups_within(cost, limit, ms)
-    if state.granule > 1 and state.granule < count < limit:
+    if state.granule > 1 and state.granule < count:
         count -= count % state.granule
-    return min(limit, state.granule) if count == 0 and at_least_one else count
+    if count == 0 and at_least_one:
+        count = min(limit, state.granule)
+    return count, state.costs.predict_ms(cost, count)
 
 
 def operators_per_frame(count: int | None) -> Planner:
@@ -205,5 +213,6 @@ def _rest(state: FrameState, job: Job) -> list[PlannedSlice]:
             break
         first = job.group if step == job.step else 0
         left = cost.groups - first
-        parts.append(PlannedSlice(job, step, cost, first, left, state.costs.predict_ms(cost, left)))
+        ms, samples = state.costs.predict_ms(cost, left), state.costs.samples(cost.key)
+        parts.append(PlannedSlice(job, step, cost, first, left, ms, samples))
     return parts

@@ -185,8 +185,8 @@ def _repeat_slices(slices: list[list[int]], known: Mapping[int, Job]) -> Planner
             if job in state.jobs:  # otherwise the replay has already diverged
                 step = own_step + job.loads
                 cost = job.costs[step]
-                ms = state.costs.predict_ms(cost, count)
-                parts.append(PlannedSlice(job, step, cost, first, count, ms))
+                ms, samples = state.costs.predict_ms(cost, count), state.costs.samples(cost.key)
+                parts.append(PlannedSlice(job, step, cost, first, count, ms, samples))
         starts = [job for job in dict.fromkeys(part.job for part in parts) if not job.running]
         return FramePlan(parts, starts, state.otherwise, by_budget=False)
 

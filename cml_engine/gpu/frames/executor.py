@@ -9,8 +9,10 @@ as ``scheduler.executor.Executor``.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
 from typing import Protocol, cast
 
 import numpy as np
@@ -120,6 +122,7 @@ def _promised_fact(gpu: Device, name: str, value: _Promised) -> Fact | None:
     return places[value.name].fact
 
 
+_network_of = attrgetter("network")
 #: the most groups of slices per frame that are timed separately
 MAX_GROUPS = 12
 #: frames whose runs are remembered until their receipts arrive
@@ -297,25 +300,30 @@ class FrameExecutor:
         label = "cml" if self.gpu.markers else ""
         compute = encoder.begin_compute_pass(label=label, timestamp_writes=writes)
         try:
-            for part in group:
-                if part.network in failed:
+            for network, slices in groupby(group, key=_network_of):
+                if network in failed:
                     continue
                 try:
-                    self._encode_slice(compute, part)
+                    self._encode_slices(compute, network, slices)
                 except Exception as error:
                     is_wgpu = isinstance(error, wgpu.GPUError)
-                    failed[part.network] = device_error(error) if is_wgpu else error
+                    failed[network] = device_error(error) if is_wgpu else error
         finally:  # the host keeps using its encoder after an error here
             compute.end()
 
-    def _encode_slice(self, compute: wgpu.GPUComputePassEncoder, part: Slice) -> None:
-        job = self._jobs.get(part.network)
+    def _encode_slices(
+        self, compute: wgpu.GPUComputePassEncoder, network: GpuProgram, slices: Iterable[Slice]
+    ) -> None:
+        job = self._jobs.get(network)
         if job is not None and job.run is not None:
             self._worked.add(job.run)
-        if job is not None and part.step < 0:  # the job's input loads; the last one is -1
-            job.loads[part.step].encode_range(compute, part.first, part.count)
-        else:
-            part.network.encode_range(compute, part.step, part.first, part.count)
+        ranges = []
+        for _, step, first, count in slices:
+            if job is not None and step < 0:  # the job's input loads; the last one is -1
+                job.loads[step].encode_range(compute, first, count)
+            else:
+                ranges.append((step, first, count))
+        network.encode_ranges(compute, ranges)
 
     def _leave_receipt(self, encoder: wgpu.GPUCommandEncoder) -> bool:
         """Adds the frame's receipt, once per frame: a number that arrives only after a submit.

@@ -228,7 +228,6 @@ def _bytes_of(tenants: Iterable[Tenant]) -> int:
 
 T = TypeVar("T")
 _Usage = wgpu.BufferUsage
-_NO_MORE = object()
 _LIMITS = (
     "max-buffer-size",
     "min-storage-buffer-offset-alignment",
@@ -375,15 +374,18 @@ class Allocator:
             evictable = _bytes_of(tenants) - _bytes_of(t for t in tenants if not t.evictable)
             return self._ledger.held - evictable + nbytes <= self._budget
 
-        attempts = self._free_step_by_step(lambda: nbytes, may_suffice)
-        while True:
+        try:
+            return make()
+        except MemoryError as error:
+            reason = str(error)
+        for _ in self._free_step_by_step(lambda: nbytes, may_suffice):
             try:
                 return make()
             except MemoryError as error:
-                if next(attempts, _NO_MORE) is _NO_MORE:
-                    raise OutOfGpuMemory(
-                        exhausted_message(nbytes, owner, category, self.stats(), reason=str(error))
-                    ) from None
+                reason = str(error)
+        raise OutOfGpuMemory(
+            exhausted_message(nbytes, owner, category, self.stats(), reason=reason)
+        )
 
     def _free_step_by_step(
         self, needed: Callable[[], int], may_suffice: Callable[[], bool] = lambda: True

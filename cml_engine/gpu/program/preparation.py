@@ -13,7 +13,6 @@ import struct
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from threading import Lock
 
 import wgpu
@@ -22,7 +21,7 @@ from cml_engine.compiler.plan import Plan, Step
 from cml_engine.errors import DeviceError
 from cml_engine.gpu.device import RANGE_SLOTS, SLICE_BYTES, Device, Pipeline
 from cml_engine.gpu.memory.allocator import Allocation, BufferRange
-from cml_engine.gpu.native import device_error, dispatch_recorder
+from cml_engine.gpu.native import Dispatch, device_error, dispatch_of, dispatch_recorder
 from cml_engine.gpu.program.memory import (
     EVERYTHING,
     Residency,
@@ -128,25 +127,26 @@ class Uniforms:
         ]
 
 
-@dataclass(frozen=True, slots=True)
 class Launch:
-    """A prepared step: its pipeline, its bind group and the offset of its slice uniform."""
+    """A prepared step: its pipeline, its bind group and the dispatch of its ``groups`` workgroups.
 
-    pipeline: Pipeline
-    bind_group: wgpu.GPUBindGroup
-    slot: int
-    groups: int
+    ``slot`` is the offset of the whole step's range; a row has at most ``width`` workgroups.
+    """
 
-    def dispatch(
-        self, compute: wgpu.GPUComputePassEncoder, slot: int, count: int, width: int
+    __slots__ = ("_width", "bind_group", "groups", "pipeline", "whole")
+
+    def __init__(
+        self, pipeline: Pipeline, bind_group: wgpu.GPUBindGroup, slot: int, groups: int, width: int
     ) -> None:
-        """Records a dispatch of ``count`` workgroups of the slice at offset ``slot``.
+        self.pipeline, self.bind_group = pipeline, bind_group
+        self.groups, self._width = groups, width
+        self.whole = self.dispatch(slot, groups)
 
-        A row has at most ``width`` workgroups.
-        """
+    def dispatch(self, slot: int, count: int) -> Dispatch:
+        """Returns the dispatch of ``count`` workgroups of the range at offset ``slot``."""
+        width = self._width
         columns, rows = (count, 1) if count <= width else (width, -(-count // width))
-        record = dispatch_recorder()
-        record(compute, self.pipeline.pipeline, self.bind_group, slot, columns, rows)
+        return dispatch_of(self.pipeline.pipeline, self.bind_group, slot, columns, rows)
 
 
 class Preparation:
@@ -330,7 +330,8 @@ class Preparation:
             resources.append(self.prints.binding)
         entries = [{"binding": i, "resource": r} for i, r in enumerate(resources)]
         bind_group = self._gpu.device.create_bind_group(layout=pipeline.layout, entries=entries)
-        launch = Launch(pipeline, bind_group, uniforms.step_offset(step.index), step.groups)
+        slot = uniforms.step_offset(step.index)
+        launch = Launch(pipeline, bind_group, slot, step.groups, self._width)
         call = key, tuple(binding.nbytes for binding in step.bindings)
         if not step.trusted and call not in self._rehearsed:
             self._rehearse(launch)
@@ -346,7 +347,7 @@ class Preparation:
         try:
             encoder = self._gpu.device.create_command_encoder()
             compute = encoder.begin_compute_pass()
-            launch.dispatch(compute, launch.slot, launch.groups, self._width)
+            dispatch_recorder()(compute, [launch.whole])
             compute.end()
             encoder.finish()
         except wgpu.GPUError as error:

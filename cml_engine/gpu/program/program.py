@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from cml_engine.gpu.device import Device
 from cml_engine.gpu.frames.job_runs import JobRun
 from cml_engine.gpu.memory.allocator import Allocation
 from cml_engine.gpu.memory.tensors import from_words, to_words
-from cml_engine.gpu.native import device_errors
+from cml_engine.gpu.native import device_errors, dispatch_recorder
 from cml_engine.gpu.program.cpu_operators import CpuOperators
 from cml_engine.gpu.program.inputs import Load, host_arrays, take_over
 from cml_engine.gpu.program.memory import (
@@ -86,7 +86,6 @@ class GpuProgram:
         self.last_used = gpu.memory.tick()
         gpu.memory.add_tenant(self)
         weakref.finalize(self, gpu.memory.free_later, self.residency.release).atexit = False
-        self._width = gpu.limits.max_groups_per_dimension
         self._step_costs = plan.step_costs()
         #: the job that last updated the variables, if any
         self._updated_by: JobRun | None = None
@@ -185,6 +184,8 @@ class GpuProgram:
     def load(self) -> None:
         """Prepares memory, weights, pipelines and bind groups now, unless they are ready."""
         self.last_used = self.gpu.memory.tick()
+        if self.prepared:
+            return
         with self.residency.pinned():
             if not self.prepared:
                 start = time.perf_counter()
@@ -205,7 +206,7 @@ class GpuProgram:
     @property
     def ready(self) -> bool:
         """True if the program is prepared and no other thread is running it."""
-        return self.residency.is_free and self.prepared
+        return self.prepared and self.residency.is_free
 
     @property
     def prepared(self) -> bool:
@@ -246,8 +247,7 @@ class GpuProgram:
             load.encode_all(compute)
         whole = self.prints is None and not self.on_cpu
         if whole:
-            for step in steps:
-                self.encode_all(compute, step)
+            self.encode_steps(compute, steps)
         compute.end()
         if not whole:
             self.gpu.queue.submit([encoder.finish()])
@@ -329,6 +329,8 @@ class GpuProgram:
 
     def _move_sliders(self, inputs: Mapping[str, Array]) -> None:
         """Writes the parameters of the steps whose sliders have other values than before."""
+        if not self.plan.live_steps:
+            return
         for step, params in self.moved_params(inputs):
             assert self._preparation.uniforms is not None
             self._preparation.uniforms.write_params(replace(step, params=params))
@@ -395,31 +397,47 @@ class GpuProgram:
 
     def encode_all(self, compute: wgpu.GPUComputePassEncoder, step: int) -> None:
         """Records all workgroups of a step into a compute pass."""
-        self.encode_range(compute, step, 0, self.plan.steps[step].groups)
+        self.encode_steps(compute, (step,))
+
+    def encode_steps(self, compute: wgpu.GPUComputePassEncoder, steps: Iterable[int]) -> None:
+        """Records all workgroups of several steps, in order, into a compute pass."""
+        self.encode_ranges(compute, [(step, 0, self.plan.steps[step].groups) for step in steps])
 
     def encode_range(
         self, compute: wgpu.GPUComputePassEncoder, step: int, first: int, count: int
     ) -> None:
-        """Records workgroups ``[first, first + count)`` of a step into a compute pass.
+        """Records workgroups ``[first, first + count)`` of a step into a compute pass."""
+        self.encode_ranges(compute, ((step, first, count),))
+
+    def encode_ranges(
+        self, compute: wgpu.GPUComputePassEncoder, ranges: Iterable[tuple[int, int, int]]
+    ) -> None:
+        """Records ranges, each as a step, its first workgroup and a count, into a compute pass.
 
         At most ``RANGE_SLOTS`` partial ranges may be encoded between two submits. Whole steps do
         not count. A step on the CPU records nothing.
         """
-        launch = self._preparation.launches[step]
-        if launch is None:
-            return
-        slot = launch.slot
-        if count != launch.groups:
-            assert self._preparation.uniforms is not None
-            slot = self._preparation.uniforms.take_slot(first, first + count)
-        if not self.gpu.markers:
-            launch.dispatch(compute, slot, count, self._width)
-            return
-        compute.push_debug_group(f"{self.name}: {self.plan.steps[step].title}")
-        try:
-            launch.dispatch(compute, slot, count, self._width)
-        finally:
-            compute.pop_debug_group()
+        launches, uniforms = self._preparation.launches, self._preparation.uniforms
+        record, dispatches = dispatch_recorder(), []
+        for step, first, count in ranges:
+            launch = launches[step]
+            if launch is None:
+                continue
+            if count == launch.groups:
+                dispatch = launch.whole
+            else:
+                assert uniforms is not None
+                dispatch = launch.dispatch(uniforms.take_slot(first, first + count), count)
+            if not self.gpu.markers:
+                dispatches.append(dispatch)
+                continue
+            compute.push_debug_group(f"{self.name}: {self.plan.steps[step].title}")
+            try:
+                record(compute, (dispatch,))
+            finally:
+                compute.pop_debug_group()
+        if dispatches:
+            record(compute, dispatches)
 
     def submit_steps(self, steps: Sequence[int]) -> None:
         """Runs whole steps in order, and writes what kernels print to stderr.
@@ -444,8 +462,7 @@ class GpuProgram:
         if steps:
             encoder = self.gpu.device.create_command_encoder()
             compute = encoder.begin_compute_pass()
-            for step in steps:
-                self.encode_all(compute, step)
+            self.encode_steps(compute, steps)
             compute.end()
             self.gpu.queue.submit([encoder.finish()])
 

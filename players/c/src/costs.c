@@ -53,8 +53,9 @@ double cml__predict(const cost_model *m, const step *s, uint32_t count) {
 
 /* Returns the largest number of workgroups, at limit `limit`, that is predicted to take `ms`. */
 uint32_t cml__groups_within(const cost_model *m, const step *s, uint32_t limit, double ms) {
-    if (limit == 0 || ms <= 0 || cml__predict(m, s, 1) > ms) return 0;
+    if (limit == 0 || ms <= 0) return 0;
     if (cml__predict(m, s, limit) <= ms) return limit;
+    if (cml__predict(m, s, 1) > ms) return 0;
     uint32_t low = 1, high = limit; /* low fits, high does not */
     while (high - low > 1) {
         uint32_t middle = low + (high - low) / 2;

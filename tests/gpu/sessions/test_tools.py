@@ -8,7 +8,7 @@ import pytest
 import cml_engine as cml
 from cml_engine.errors import DeviceError, InputError
 from cml_engine.gpu.native import dispatch_recorder
-from cml_engine.gpu.program import preparation
+from cml_engine.gpu.program import program
 from tests.fixtures.frames.host import Host, conv_net
 from tests.fixtures.memory import held_bytes
 
@@ -34,9 +34,9 @@ class Marked:
         return getattr(self._inner, name)
 
 
-def record_marked(compute, *dispatch):
-    compute.seen.append("dispatch")
-    dispatch_recorder()(compute, *dispatch)
+def record_marked(compute, dispatches):
+    compute.seen += ["dispatch" for _ in dispatches]
+    dispatch_recorder()(compute, dispatches)
 
 
 def marks_of(gpu):
@@ -52,7 +52,7 @@ def marks_of(gpu):
 
 
 def test_debug_markers_name_every_operator(gpu, monkeypatch):
-    monkeypatch.setattr(preparation, "dispatch_recorder", lambda: record_marked)
+    monkeypatch.setattr(program, "dispatch_recorder", lambda: record_marked)
     seen, (first, second, *_) = marks_of(cml.Gpu(device=gpu.device, markers=True))
     assert seen == [f"net: {first}", "dispatch", "end", f"net: {second}", "dispatch", "end"]
     assert marks_of(gpu)[0] == ["dispatch", "dispatch"]

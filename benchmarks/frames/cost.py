@@ -1,0 +1,166 @@
+"""Measures what networks cost the host of a frame beside their own time on the GPU.
+
+``python -m benchmarks.frames.cost`` computes tiles of the demo game behind a renderer, for which
+one network runs unsliced in each frame. ``--against FOLDER`` runs another checkout in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, median
+from typing import IO
+
+import numpy as np
+
+import cml_engine as cml
+from cml_engine import FrameScheduler, SpareBudget
+from cml_engine.gpu.program.program import GpuProgram
+from demo_game.agents import Agents, TileJobs
+from demo_game.chain import load_chain
+from demo_game.world.tile import TileId
+
+_FRAME_MS = 1000 / 60
+#: milliseconds of a frame that the scheduler is told have passed, and the most that it plans
+_ELAPSED_MS, _CEILING_MS = 8.0, 2.0
+#: tiles under way at once
+_TILES = 4
+#: tiles and frames until kernels are compiled and costs are learned
+_WARM_UP_TILES, _WARM_UP = 16, 100
+Row = dict[str, float]
+
+
+class Host:
+    """A game whose picture is one run of a network, and whose world is made of tiles."""
+
+    def __init__(self) -> None:
+        self.gpu = cml.Gpu()
+        chain = load_chain()
+        self.scheduler = FrameScheduler(self.gpu, _FRAME_MS, over_share=0.005)
+        self.scheduler.budget = SpareBudget(_FRAME_MS, ceiling_ms=_CEILING_MS)
+        self.agents = Agents(self.gpu, chain)
+        picture = cml.Session(chain.graphs["upres"], self.gpu).program
+        assert isinstance(picture, GpuProgram)
+        self.picture = picture
+        self.memory = np.zeros(1 << 21, np.float32)
+        self.tiles: list[TileJobs] = []
+        self.requested = 0
+
+    def request(self) -> None:
+        """Submits tiles in place of those that are done."""
+        for tile in [tile for tile in self.tiles if tile.done]:
+            tile.release()
+            self.tiles.remove(tile)
+        while len(self.tiles) < _TILES:
+            self.requested += 1
+            name = TileId(1, self.requested % 97, self.requested // 97)
+            self.tiles.append(self.agents.submit(self.scheduler, name, 7, 1.0, 900.0))
+
+    def frame(self) -> Row:
+        """Runs a frame; returns the ms of its parts, and the number of slices.
+
+        The frame cost is the sum of the four parts before it: all but the networks' own time.
+        """
+        self.request()
+        self.memory.sum()  # a game's own data takes the place of the scheduler's in the caches
+        encoder = self.gpu.device.create_command_encoder()
+        compute = encoder.begin_compute_pass()
+        for step in range(len(self.picture.plan.steps)):
+            self.picture.encode_all(compute, step)
+        compute.end()
+        self.gpu.queue.submit([encoder.finish()])
+        self.gpu.wait()
+        times = [time.perf_counter()]
+        encoder = self.gpu.device.create_command_encoder()
+        report = self.scheduler.encode(encoder, _ELAPSED_MS)
+        times.append(time.perf_counter())
+        self.gpu.queue.submit([encoder.finish()])
+        times.append(time.perf_counter())
+        self.gpu.wait()
+        times.append(time.perf_counter())
+        self.scheduler.end_frame()
+        self.scheduler.frame_took(_ELAPSED_MS + 1e3 * (times[3] - times[0]))
+        times.append(time.perf_counter())
+        encode, submit, wait, end = (1e3 * (b - a) for a, b in zip(times, times[1:], strict=False))
+        return {
+            "planning": encode - report.encode_ms, "encoding": report.encode_ms, "submit": submit,
+            "after": end, "frame cost": encode + submit + end, "networks": wait,
+            "slices": len(report.slices),
+        }  # fmt: skip
+
+    def turn(self, frames: int) -> Row:
+        """Runs frames and returns the means of their parts."""
+        rows = [self.frame() for _ in range(frames)]
+        return {part: _mean([row[part] for row in rows]) for part in rows[0]}
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Returns the mean of the smaller four fifths: machines' hitches are no frame's own time."""
+    return mean(sorted(values)[: max(1, len(values) * 4 // 5)])
+
+
+def work() -> None:
+    """Runs a turn for each number of frames in a line of stdin; prints its means as JSON."""
+    host = Host()
+    while host.requested < _WARM_UP_TILES:
+        host.frame()
+    for _ in range(_WARM_UP):
+        host.frame()
+    gc.freeze()
+    print(host.gpu.name, flush=True)
+    for line in sys.stdin:
+        print(json.dumps(host.turn(int(line))), flush=True)
+
+
+class Worker:
+    """A process that runs :func:`work` with the packages of a checkout."""
+
+    def __init__(self, checkout: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--work"], cwd=checkout, text=True,
+            env={**os.environ, "PYTHONPATH": str(checkout.resolve())},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._orders: IO[str] = self._process.stdin
+        self._answers: IO[str] = self._process.stdout
+        self.device = self._answers.readline().strip()
+
+    def turn(self, frames: int) -> Row:
+        print(frames, file=self._orders, flush=True)
+        row: Row = json.loads(self._answers.readline())
+        return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("python -m benchmarks.frames.cost", description=__doc__)
+    parser.add_argument("--turns", type=int, default=20, help="turns of each checkout")
+    parser.add_argument("--frames", type=int, default=60, help="frames in each turn")
+    parser.add_argument("--against", type=Path, help="another checkout to compare with")
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.work:
+        work()
+        return
+    here = Path(__file__).resolve().parents[2]
+    workers = [Worker(folder) for folder in (options.against, here) if folder is not None]
+    turns = [[worker.turn(options.frames) for worker in workers] for _ in range(options.turns)]
+    print(f"{workers[0].device}: ms of a frame, medians of {options.turns} turns")
+    for part in turns[0][0]:
+        columns = [median(row[part] for row in rows) for rows in zip(*turns, strict=True)]
+        line = f"{part:20s} " + " ".join(f"{ms:8.3f}" for ms in columns)
+        if len(workers) > 1:
+            ratio = median(new[part] / old[part] for old, new in turns)
+            line += f"   {ratio:.3f} of the other's"
+        print(line)
+
+
+if __name__ == "__main__":
+    main()
