@@ -10,6 +10,7 @@
 // integers cost it as much as a float4. So with WIDE eight channels move at once, and a thread of the
 // transforms does both blocks of a pair.
 #include "divide.hlsli"
+#include "seal.hlsli"
 
 #define P (2.0 / 3.0)
 #define Q (3.0 / 2.0)
@@ -44,9 +45,10 @@ Tile tile_of(uint index) {
 
 uint pairs_of(uint blocks) { return (blocks + 1) / 2; }
 
-// Returns the index of eight channels of a tile in scratch memory.
-uint place_of(uint point, uint tile, uint pair, uint pairs) {
-    return ((tile / RUN * POINTS + point) * pairs + pair) * RUN + tile % RUN;
+// Returns the index of eight channels of a tile's first point in scratch memory; those of the next
+// point are `pairs` * RUN further.
+uint place_of(uint tile, uint pair, uint pairs) {
+    return (tile / RUN * POINTS * pairs + pair) * RUN + tile % RUN;
 }
 
 struct Eight {
@@ -59,20 +61,21 @@ uint64_t join(float low, float high) {
     return uint64_t(asuint(low)) | (uint64_t(asuint(high)) << 32);
 }
 
-uint64_t4 join(float4 a, float4 b) {
-    return uint64_t4(join(a.x, a.y), join(a.z, a.w), join(b.x, b.y), join(b.z, b.w));
+// The maximum with a sealed 0 keeps the driver from joining the numbers of each lane one by one.
+uint64_t2 join(float4 v) {
+    return max(uint64_t2(join(v.x, v.y), join(v.z, v.w)), uint64_t2(CML_SEAL));
 }
 
-float4 split(uint64_t a, uint64_t b) {
-    return asfloat(uint4(uint(a), uint(a >> 32), uint(b), uint(b >> 32)));
+float4 split(uint64_t2 v) {
+    return asfloat(uint4(uint(v.x), uint(v.x >> 32), uint(v.y), uint(v.y >> 32)));
 }
 
 Eight split(uint64_t4 v) {
-    Eight e = {{split(v.x, v.y), split(v.z, v.w)}};
+    Eight e = {{split(v.xy), split(v.zw)}};
     return e;
 }
 #define LOAD(tensor, i) split(tensor[i])
-#define STORE(tensor, i, a, b) tensor[i] = join(a, b)
+#define STORE(tensor, i, a, b) tensor[i] = uint64_t4(join(a), join(b))
 #else
 #define LOAD(tensor, i) LOAD_VECTORS(tensor, i)
 #define STORE(tensor, i, a, b) tensor[2 * (i)] = a; tensor[2 * (i) + 1] = b
@@ -82,6 +85,12 @@ Eight split(uint64_t4 v) {
 #if stage_is_input
 // T0 input (blocks of four channels), T1 values (scratch).
 #include "border.hlsli"
+
+#if WIDE_INPUT
+#define INPUT(i) split(T0[i])
+#else
+#define INPUT(i) T0[i]
+#endif
 
 void transform(float4 d[6], out float4 v[6]) {
     float4 even_a = d[4] - Q2 * d[2];
@@ -110,7 +119,7 @@ void transform_block(Tile tile, uint block, out float4 values[POINTS]) {
         float4 d[6];
         {CML_UNROLL(int, i, 6) {
             bool found = exists && min(row, column[i]) >= 0;
-            float4 value = T0[base + (found ? uint(row * width + column[i]) : 0u)];
+            float4 value = INPUT(base + (found ? uint(row * width + column[i]) : 0u));
             d[i] = found ? value : float4(0.0);
         }}
         transform(d, rows[r]);
@@ -135,12 +144,13 @@ CML_MAIN
     {CML_UNROLL(int, b, BLOCKS) {
         transform_block(tile, first + b, values[b]);
     }}
+    uint place = place_of(nth, first / 2, pairs);
     {CML_UNROLL(int, point, POINTS) {
-        uint place = place_of(point, nth, first / 2, pairs);
+        uint to = place + point * (pairs * RUN);
 #if WIDE
-        STORE(T1, place, values[0][point], values[1][point]);
+        STORE(T1, to, values[0][point], values[1][point]);
 #else
-        T1[2 * place + first % 2] = values[0][point];
+        T1[2 * to + first % 2] = values[0][point];
 #endif
     }}
 }
@@ -163,27 +173,41 @@ Eight split(Fixed8 f) {
 
 static float sums[ROWS * COLUMNS];
 
+void add_product(float weight, Eight x, int k, int row, int column) {
+    int to = row * COLUMNS + column;
+    sums[to] = mad(weight, x.part[k / 4][k % 4], sums[to]);
+}
+
 // Adds the products of eight input channels with eight rows of the filter, from row `row` on.
+#if SHARE
+// In blocks of 4 rows x 2 tiles, whose sums stay in a CPU's registers. The driver passes a number on
+// with one instruction if it does not know the lane, with two if it does.
 void multiply(Eight x[COLUMNS], uint weight, int row) {
-#if SHARE
     Eight loaded = LOAD_FILTER(weight + WaveGetLaneIndex() % 8);
-#endif
-    {CML_UNROLL(int, k, 8) {
-#if !SHARE
-        Eight loaded = LOAD_FILTER(weight + k);
-#endif
-        {CML_UNROLL(int, r, 8) {
-            float f = loaded.part[r / 4][r % 4];
-#if SHARE
-            f = WaveReadLaneAt(f, k);
-#endif
-            {CML_UNROLL(int, j, COLUMNS) {
-                int to = (row + r) * COLUMNS + j;
-                sums[to] = mad(f, x[j].part[k / 4][k % 4], sums[to]);
+    {CML_UNROLL(int, half, 2) {
+        {CML_UNROLL(int, j, COLUMNS / 2) {
+            {CML_UNROLL(int, k, 8) {
+                {CML_UNROLL(int, r, 4) {
+                    float f = WaveReadLaneAt(loaded.part[half][r], k ^ CML_SEAL);
+                    add_product(f, x[2 * j], k, row + 4 * half + r, 2 * j);
+                    add_product(f, x[2 * j + 1], k, row + 4 * half + r, 2 * j + 1);
+                }}
             }}
         }}
     }}
 }
+#else
+void multiply(Eight x[COLUMNS], uint weight, int row) {
+    {CML_UNROLL(int, k, 8) {
+        Eight loaded = LOAD_FILTER(weight + k);
+        {CML_UNROLL(int, r, 8) {
+            {CML_UNROLL(int, j, COLUMNS) {
+                add_product(loaded.part[r / 4][r % 4], x[j], k, row + r, j);
+            }}
+        }}
+    }}
+}
+#endif
 
 float4 four_sums(int row, int column) {
     int at = row * COLUMNS + column;
@@ -200,7 +224,7 @@ CML_MAIN
     uint values[COLUMNS];
     {CML_UNROLL(int, j, COLUMNS) {
         uint tile = (part * COLUMNS + j) * GROUP + lane;
-        values[j] = place_of(point, min(tile, tiles - 1), 0, in_pairs);
+        values[j] = place_of(min(tile, tiles - 1), 0, in_pairs) + point * (in_pairs * RUN);
     }}
     uint weights[ROWS / 8];
     {CML_UNROLL(int, g, ROWS / 8) {
@@ -210,8 +234,14 @@ CML_MAIN
     {CML_UNROLL(int, i, ROWS * COLUMNS) { sums[i] = 0.0; }}
     for (uint pair = 0; pair < in_pairs; pair++) {
         Eight x[COLUMNS];
-        {CML_UNROLL(int, j, COLUMNS) { x[j] = LOAD(T0, values[j] + pair * RUN); }}
-        {CML_UNROLL(int, g, ROWS / 8) { multiply(x, weights[g] + pair * 8, g * 8); }}
+        {CML_UNROLL(int, j, COLUMNS) {
+            x[j] = LOAD(T0, values[j]);
+            values[j] += RUN;
+        }}
+        {CML_UNROLL(int, g, ROWS / 8) {
+            multiply(x, weights[g], g * 8);
+            weights[g] += 8;
+        }}
     }
     {CML_UNROLL(int, g, ROWS / 8) {
         uint pair = row_block * (ROWS / 8) + g;
@@ -224,7 +254,7 @@ CML_MAIN
         {CML_UNROLL(int, j, COLUMNS) {
             uint tile = (part * COLUMNS + j) * GROUP + lane;
             if (tile < tiles && pair < out_pairs) {
-                uint place = place_of(point, tile, pair, out_pairs);
+                uint place = place_of(tile, pair, out_pairs) + point * (out_pairs * RUN);
                 float4 low = four_sums(8 * g, j) * step.part[0];
                 STORE(SUMS, place, low, four_sums(8 * g + 4, j) * step.part[1]);
             }
@@ -235,6 +265,9 @@ CML_MAIN
 #else
 // T0 sums (scratch), T1 bias, then the epilogues' operands, then OUT.
 #define BIAS T1
+#if WIDE_OUTPUT
+#define STORED(v) join(v)
+#endif
 #include "conv_store.hlsli"
 
 void transform(float4 m[6], out float4 y[4]) {
@@ -276,14 +309,15 @@ CML_MAIN
     uint nth = thread;
     uint first = cml_divide_rest(nth, tiles) * BLOCKS;
     float4 sums[BLOCKS][POINTS];
+    uint place = place_of(nth, first / 2, pairs);
     {CML_UNROLL(int, point, POINTS) {
-        uint place = place_of(point, nth, first / 2, pairs);
+        uint from = place + point * (pairs * RUN);
 #if WIDE
-        Eight loaded = LOAD(T0, place);
+        Eight loaded = LOAD(T0, from);
         sums[0][point] = loaded.part[0];
         sums[1][point] = loaded.part[1];
 #else
-        sums[0][point] = T0[2 * place + first % 2];
+        sums[0][point] = T0[2 * from + first % 2];
 #endif
     }}
     Tile tile = tile_of(nth);

@@ -1,10 +1,15 @@
 // Stores four channels of a conv's result: adds the bias, applies the epilogue, writes the layout.
-// BIAS is the buffer of the bias in blocks of four; OUT is plain, or in blocks if OUT_C4.
+// BIAS is the buffer of the bias in blocks of four; OUT is plain, or in blocks if OUT_C4, which are
+// written as STORED(float4) if that is defined.
 #ifndef CML_CONV_STORE
 #define CML_CONV_STORE
 
 #include "epilogue.hlsli"
 #include "number.hlsli"
+
+#ifndef STORED
+#define STORED(v) v
+#endif
 
 // The values that are read once per block of four channels, before its positions are stored.
 struct Block {
@@ -38,7 +43,7 @@ void cml_store(NUMBER4 sums, Block block, uint image, uint at, uint volume) {
     uint to = (image * ((out_c + 3) / 4) + block.number) * volume + at;
     float4 v = cml_epilogue(sums, block.operands, to);
     uint4 channel = 4 * block.number + uint4(0, 1, 2, 3);
-    OUT[to] = select(channel < uint4(out_c), v, float4(0.0));
+    OUT[to] = STORED(select(channel < uint4(out_c), v, float4(0.0)));
 #else
     {CML_UNROLL(int, lane, 4) {
         uint channel = 4 * block.number + lane;

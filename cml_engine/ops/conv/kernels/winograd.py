@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cml_engine.ir.graph import Array
-from cml_engine.ir.layout import FIXED8
+from cml_engine.ir.layout import C4, FIXED8, VECTOR_TYPE
 from cml_engine.ops.conv.cases import conv_case
 from cml_engine.ops.conv.kernels.tile import (
     fitting_tiles,
@@ -35,7 +35,7 @@ from cml_engine.ops.conv.node import (
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import epilogue_of
 from cml_engine.ops.declaration.packing import Packing
-from cml_engine.ops.declaration.spec import Dispatch, engine_kernel, word
+from cml_engine.ops.declaration.spec import Defines, Dispatch, engine_kernel, word
 from cml_engine.ops.declaration.variant import KernelVariant
 
 _PARAMS = (
@@ -194,7 +194,14 @@ def _round(
         groups=-(-params["tiles"] * in_units // GROUP),
         tensors=(x, values),
         params={**params, **none},
-        defines={**conv.vectors, "T1_TYPE": scratch, "WIDE": int(wide), **_INPUT, **conv.border},
+        defines={
+            **conv.vectors,
+            "T1_TYPE": scratch,
+            "WIDE": int(wide),
+            **(_wide_blocks("INPUT", 0, conv.vectors) if wide else {}),
+            **_INPUT,
+            **conv.border,
+        },
     )
     filter = _filter(conv)
     yield Dispatch(
@@ -213,6 +220,7 @@ def _round(
             **_PRODUCT,
         },
     )
+    stored = store_defines(conv, epilogue, 2)
     yield Dispatch(
         groups=-(-params["tiles"] * out_units // GROUP),
         tensors=(sums, bias, *epilogue.tensors, conv.op.out_names[0]),
@@ -221,10 +229,17 @@ def _round(
             "T0_TYPE": scratch,
             "T1_TYPE": "float4",
             "WIDE": int(wide),
-            **store_defines(conv, epilogue, 2),
+            **stored,
+            **(_wide_blocks("OUTPUT", 2 + len(epilogue.tensors), stored) if wide else {}),
             **_OUTPUT,
         },
     )
+
+
+def _wide_blocks(name: str, slot: int, types: Defines) -> Defines:
+    """Returns the defines that make blocks of four floats in a slot two 64-bit integers."""
+    key = f"T{slot}_TYPE"
+    return {key: "uint64_t2", f"WIDE_{name}": 1} if types[key] == VECTOR_TYPE[C4] else {}
 
 
 def _filter(conv: Conv) -> tuple[str, ...]:
