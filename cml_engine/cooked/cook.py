@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from itertools import chain
-from typing import Any
 
 from cml_engine.compiler.integer.digest import gas_of, model_digest
 from cml_engine.compiler.optimize import optimize
@@ -30,6 +29,7 @@ from cml_engine.cooked.writer import Sections
 from cml_engine.errors import InputError, UnsupportedOp
 from cml_engine.errors.arguments import check_choices, check_flag, check_instance
 from cml_engine.gpu.shaders.hlsl import step_key
+from cml_engine.io.json_files import Json
 from cml_engine.ir.graph import Graph
 from cml_engine.ops import load_families
 from cml_engine.ops.declaration.registry import lookup
@@ -64,8 +64,8 @@ def cook(
     >>> data = cook(graph, ["discrete", "portable"])  # the bytes of net.cml
     """
     check_instance(Graph, graph, "the graph to cook (cml.load gives one)")
-    for value, what in ((half, "half"), (player, "player"), (golden, "golden")):
-        check_flag(value, what)
+    for value, option in ((half, "half"), (player, "player"), (golden, "golden")):
+        check_flag(value, option)
     names = check_choices(tuple(PROFILES), list(devices), "devices")
     if not names:
         raise InputError(f"devices: wanted some of {', '.join(PROFILES)}, got none")
@@ -109,7 +109,7 @@ def cook(
     if guesses:
         write_guess(guesses, sections)
     identical = bool(graph.integer) and not graph.float_tail
-    in_half = half or any(kinds.get("storage") == "half" for kinds in decide.values())
+    in_half = half or any(decisions.get("storage") == "half" for decisions in decide.values())
     pair = (
         make_golden(optimized, graph, "half" if in_half else "float", identical) if golden else None
     )
@@ -145,8 +145,8 @@ def _write_plans(
     with ThreadPoolExecutor(os.cpu_count() or 1, "cml-cook") as threads:
         kernels = list(threads.map(compiled, variants.values()))
     numbers = {digest: number for number, digest in enumerate(variants)}
-    for plan, profile, of_plan in zip(plans, profiles, keys, strict=True):
-        used = [numbers[digests[key]] for key in of_plan]
+    for plan, profile, plan_keys in zip(plans, profiles, keys, strict=True):
+        used = [numbers[digests[key]] for key in plan_keys]
         section = write_plan(plan, profile, [(n, kernels[n]) for n in used], gas, sections)
         sections.add(PLAN, section)
     return kernels
@@ -158,7 +158,7 @@ def _meta(
     storage: Storage,
     plans: Sequence[Plan],
     kernels: Iterable[Codes],
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     ops = graph.ops
     return {
         "name": graph.name,

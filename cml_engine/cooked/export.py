@@ -120,10 +120,10 @@ def _write(
     files: Mapping[str, bytes],
     model: Mapping[str, Json],
 ) -> list[str]:
-    made = OutputFolder(folder, "model.json", overwrite=overwrite)
+    output = OutputFolder(folder, "model.json", overwrite=overwrite)
     for name, data in files.items():
-        made.write(name, data)
-    made.write_manifest({"name": graph.name, "file": "net.cml", **model})
+        output.write(name, data)
+    output.write_manifest({"name": graph.name, "file": "net.cml", **model})
     return [*files, "model.json"]
 
 
@@ -136,33 +136,39 @@ def picture_of(graph: Graph) -> tuple[str, str] | None:
     """
     if len(graph.inputs) != 1:
         return None
-    (taken,) = graph.inputs
-    found = (name for name in graph.outputs if _is_enlarged(graph, taken, name))
-    return next(((taken, name) for name in found), None)
+    (input_name,) = graph.inputs
+    outputs = (name for name in graph.outputs if _is_enlarged(graph, input_name, name))
+    return next(((input_name, name) for name in outputs), None)
 
 
-def _is_enlarged(graph: Graph, taken: str, given: str) -> bool:
-    small, large = graph.facts[taken], graph.facts[given]
+def _is_enlarged(graph: Graph, input_name: str, output_name: str) -> bool:
+    small, large = graph.facts[input_name], graph.facts[output_name]
     if small.dtype != "scalar" or large.dtype != "scalar":
         return False
     if len(small.shape) != 4 or small.shape[:2] != (1, 3) or large.shape[:2] != (1, 3):
         return False
-    high, wide = (b / a for a, b in zip(small.shape[2:], large.shape[2:], strict=True))
-    return high == wide and high >= 1 and high == int(high)
+    vertical_factor, horizontal_factor = (
+        b / a for a, b in zip(small.shape[2:], large.shape[2:], strict=True)
+    )
+    return (
+        vertical_factor == horizontal_factor
+        and vertical_factor >= 1
+        and vertical_factor == int(vertical_factor)
+    )
 
 
 def amalgamated(player: Path) -> str:
     """Returns the C player's sources as the text of one C file, which needs ``cml.h`` beside it."""
     sources = player / "src"
-    own = re.compile(r'^#include "(?!cml\.h")(\w+\.h)"\n', re.MULTILINE)
+    own_include = re.compile(r'^#include "(?!cml\.h")(\w+\.h)"\n', re.MULTILINE)
 
     def header(name: str) -> str:
         text = (sources / name).read_text("utf-8")
-        return own.sub(lambda found: header(found[1]), text)
+        return own_include.sub(lambda match: header(match[1]), text)
 
     parts = ["/* The C player of cooked networks in one file. */\n", header("internal.h")]
     for path in sorted(sources.glob("*.c")):
-        parts += ["\n", own.sub("", path.read_text("utf-8"))]
+        parts += ["\n", own_include.sub("", path.read_text("utf-8"))]
     return "".join(parts)
 
 
@@ -178,8 +184,8 @@ def compile_command() -> str:
 
 def _readme(graph: Graph) -> str:
     rows = [
-        f"  {kind:7} {name}: {graph.facts[name].dtype} {list(graph.facts[name].shape)}"
-        for kind, names in (("input", graph.inputs), ("output", graph.outputs))
+        f"  {role:7} {name}: {graph.facts[name].dtype} {list(graph.facts[name].shape)}"
+        for role, names in (("input", graph.inputs), ("output", graph.outputs))
         for name in names
     ]
     return _README.format(

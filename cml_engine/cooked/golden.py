@@ -64,21 +64,21 @@ class Golden:
         """
         return {name: self._difference(name, outputs[name]) for name in self.outputs}
 
-    def _difference(self, name: str, got: Array) -> float:
-        wanted = self.outputs[name]
-        if wanted.dtype.kind != "f" or not self.tolerance:
-            share = float(np.mean(~_alike(wanted, got))) if wanted.size else 0.0
+    def _difference(self, name: str, result: Array) -> float:
+        expected = self.outputs[name]
+        if expected.dtype.kind != "f" or not self.tolerance:
+            share = float(np.mean(~_alike(expected, result))) if expected.size else 0.0
             return share / self.tolerance if self.tolerance else np.inf if share else 0.0
         with np.errstate(all="ignore"):
-            allowed = self.tolerance * (1 + np.abs(wanted, dtype=np.float64))
-            off = np.abs(got.astype(np.float64) - wanted) / allowed
-        off = np.where(_alike(wanted, got), 0.0, np.where(np.isfinite(off), off, np.inf))
-        return float(off.max(initial=0.0))
+            allowed = self.tolerance * (1 + np.abs(expected, dtype=np.float64))
+            error = np.abs(result.astype(np.float64) - expected) / allowed
+        error = np.where(_alike(expected, result), 0.0, np.where(np.isfinite(error), error, np.inf))
+        return float(error.max(initial=0.0))
 
 
-def _alike(wanted: Array, got: Array) -> Array:
-    both_nan = np.isnan(got) & np.isnan(wanted) if wanted.dtype.kind == "f" else False
-    return np.asarray((got == wanted) | both_nan)
+def _alike(expected: Array, result: Array) -> Array:
+    are_nan = np.isnan(result) & np.isnan(expected) if expected.dtype.kind == "f" else False
+    return np.asarray((result == expected) | are_nan)
 
 
 def make_golden(graph: Graph, written: Graph, storage: str, exact: bool) -> Golden | None:
@@ -97,10 +97,10 @@ def make_golden(graph: Graph, written: Graph, storage: str, exact: bool) -> Gold
         inputs, outputs = _first_run(graph, written, seed)
         if exact:
             return Golden(inputs, outputs, 0.0)
-        moved = Golden(inputs, outputs, 1.0).differences(
+        differences = Golden(inputs, outputs, 1.0).differences(
             _run_with_noise(graph, inputs, _NOISE[storage])
         )
-        tolerance = _SAFETY * max(moved.values(), default=0.0)
+        tolerance = _SAFETY * max(differences.values(), default=0.0)
         if tolerance <= _MOST:
             return Golden(inputs, outputs, max(tolerance, _LEAST[storage]))
     return None
@@ -128,7 +128,7 @@ def golden_inputs(graph: Graph, seed: int) -> dict[str, Array]:
     booleans.
     """
     generator = np.random.default_rng(seed)
-    lines, limits, made = (
+    lines, limits, inputs = (
         read_quant_params(graph) if graph.integer else {},
         _index_limits(graph),
         {},
@@ -137,16 +137,16 @@ def golden_inputs(graph: Graph, seed: int) -> dict[str, Array]:
         fact = graph.facts[name]
         low, high = 0.0, 1.0
         if name in lines:
-            ends, scale = lines[name].range, float(lines[name].scale)
-            low, high = ends.low * scale, ends.high * scale
+            word_range, scale = lines[name].range, float(lines[name].scale)
+            low, high = word_range.low * scale, word_range.high * scale
         if fact.dtype == "scalar":
-            made[name] = generator.uniform(low, high, fact.shape).astype(np.float32)
+            inputs[name] = generator.uniform(low, high, fact.shape).astype(np.float32)
         else:
-            most = 2 if fact.dtype == "logical" else limits.get(name, _SMALL)
-            made[name] = generator.integers(0, max(most, 1), fact.shape).astype(
+            limit = 2 if fact.dtype == "logical" else limits.get(name, _SMALL)
+            inputs[name] = generator.integers(0, max(limit, 1), fact.shape).astype(
                 NUMPY_DTYPE[fact.dtype]
             )
-    return made
+    return inputs
 
 
 def _index_limits(graph: Graph) -> dict[str, int]:
@@ -194,8 +194,8 @@ def _moved(value: Array, noise: float, generator: np.random.Generator) -> Array:
     finite = value[np.isfinite(value)]
     size = float(np.sqrt(np.mean(np.square(finite, dtype=np.float64)))) if finite.size else 0.0
     with np.errstate(all="ignore"):
-        by = generator.uniform(-noise, noise, value.shape) * (np.abs(value) + size)
-        return np.asarray(value + by, np.float32)
+        change = generator.uniform(-noise, noise, value.shape) * (np.abs(value) + size)
+        return np.asarray(value + change, np.float32)
 
 
 def write_golden(golden: Golden, facts: Mapping[str, Fact], sections: Sections) -> None:
@@ -215,8 +215,8 @@ def write_golden(golden: Golden, facts: Mapping[str, Fact], sections: Sections) 
             extents=padded(array.shape),
             offset=start + len(body),
         ).to_bytes()
-        words = array.astype(np.uint32) if array.dtype == np.bool_ else array
-        body += np.ascontiguousarray(words).tobytes()
+        data = array.astype(np.uint32) if array.dtype == np.bool_ else array
+        body += np.ascontiguousarray(data).tobytes()
     records += bytes(start - len(records))
     sections.add(GOLDEN, bytes(records + body))
 
@@ -233,23 +233,23 @@ def read_golden(file: Container, graph: Graph) -> Golden | None:
     count, tolerance = head.tensors, head.tolerance
     if not (isfinite(tolerance) and tolerance >= 0):
         raise damaged("its golden pair has no tolerance")
-    ends = graph.inputs, graph.outputs
-    found: tuple[dict[str, Array], dict[str, Array]] = {}, {}
+    names = graph.inputs, graph.outputs
+    arrays: tuple[dict[str, Array], dict[str, Array]] = {}, {}
     for row in section.rows(GoldenRow, count, GoldenHead.SIZE, "its golden pair"):
         name = file.string(row.name)
         role, rank = row.role, row.rank
         if role > 1 or row.type >= len(DTYPES) or rank > MOST_DIMENSIONS:
             raise damaged(f"golden tensor '{name}' is none")
         fact = Fact(DTYPES[row.type], row.extents[:rank])
-        if name not in ends[role] or graph.facts[name] != fact:
+        if name not in names[role] or graph.facts[name] != fact:
             raise damaged(f"golden tensor '{name}' is none of the network's")
         if any(row.extents[rank:]):
             raise damaged(f"golden tensor '{name}' has more extents than dimensions")
-        kind = np.dtype(np.uint32) if fact.dtype == "logical" else NUMPY_DTYPE[fact.dtype]
+        dtype = np.dtype(np.uint32) if fact.dtype == "logical" else NUMPY_DTYPE[fact.dtype]
         data = section.span(row.offset, fact.nbytes, f"golden tensor '{name}'")
-        found[role][name] = (
-            np.frombuffer(data, kind).reshape(fact.shape).astype(NUMPY_DTYPE[fact.dtype])
+        arrays[role][name] = (
+            np.frombuffer(data, dtype).reshape(fact.shape).astype(NUMPY_DTYPE[fact.dtype])
         )
-    if (tuple(found[0]), tuple(found[1])) != ends or count != sum(map(len, ends)):
+    if (tuple(arrays[0]), tuple(arrays[1])) != names or count != sum(map(len, names)):
         raise damaged("its golden pair does not have all inputs, then all outputs, in their order")
-    return Golden(*found, tolerance)
+    return Golden(*arrays, tolerance)

@@ -63,29 +63,29 @@ def _pair(first: _Codec, second: _Codec) -> _Codec:
     return _Codec(lambda pair: [first.write(pair[0]), second.write(pair[1])], read)
 
 
-def _row(kind: Callable[..., Any], **fields: _Codec) -> _Codec:
+def _row(make: Callable[..., Any], **fields: _Codec) -> _Codec:
     """Returns the codec of an object as a list of its fields."""
 
     def read(data: Any) -> Any:
         pairs = zip(fields.values(), data, strict=True)
-        return kind(*(codec.read(value) for codec, value in pairs))
+        return make(*(codec.read(value) for codec, value in pairs))
 
     return _Codec(lambda value: [c.write(getattr(value, n)) for n, c in fields.items()], read)
 
 
-def _record(kind: Callable[..., Any], optional: frozenset[str], **fields: _Codec) -> _Codec:
+def _record(make: Callable[..., Any], optional: frozenset[str], **fields: _Codec) -> _Codec:
     """Returns the codec of an object as a JSON object; ``optional`` fields may be left out."""
 
     def write(value: object) -> dict[str, Any]:
-        found = {name: getattr(value, name) for name in fields}
-        left_out = {name for name in optional if not found[name]}
-        return {n: fields[n].write(v) for n, v in found.items() if n not in left_out}
+        values = {name: getattr(value, name) for name in fields}
+        left_out = {name for name in optional if not values[name]}
+        return {n: fields[n].write(v) for n, v in values.items() if n not in left_out}
 
     def read(data: Any) -> Any:
         if unknown := data.keys() - fields.keys():
             raise ValueError(f"unknown field '{min(unknown)[:40]}'")
         names = [name for name in fields if name in data or name not in optional]
-        return kind(**{name: fields[name].read(data[name]) for name in names})
+        return make(**{name: fields[name].read(data[name]) for name in names})
 
     return _Codec(write, read)
 
@@ -161,23 +161,23 @@ def _read_value(value: object) -> Any:
         return [_read_value(part) for part in value]
     if not isinstance(value, dict):
         return value
-    ((kind, inner),) = value.items()
-    made: Mapping[str, Callable[[Any], Any]] = {
+    ((type_name, inner),) = value.items()
+    readers: Mapping[str, Callable[[Any], Any]] = {
         "float": lambda text: float(_read_text(text)),
         "tuple": lambda parts: tuple(_read_value(part) for part in parts),
         "array": lambda parts: np.array(parts[2], _TYPES[parts[0]]).reshape(_read_shape(parts[1])),
     }
-    return made[kind](inner)
+    return readers[type_name](inner)
 
 
 def _write_attrs(attrs: Mapping[str, object]) -> dict[str, Any]:
-    made = {}
+    data = {}
     for key, value in attrs.items():
         try:
-            made[key] = _write_value(value)
+            data[key] = _write_value(value)
         except TypeError as error:
             raise InputError(f"attribute '{key}' {error}") from None
-    return made
+    return data
 
 
 def _read_attrs(data: Any) -> Attrs:
@@ -243,8 +243,8 @@ def write_graph(graph: Graph, sections: Sections) -> None:
     for name, array in graph.constants.items():
         if array.dtype.name not in _TYPES:
             raise InputError(f"constant '{name}' is of {array.dtype}, which cannot be cooked")
-        place = sections.values.put(np.ascontiguousarray(array))
-        constants[name] = [array.dtype.name, list(array.shape), *place]
+        stored = sections.values.put(np.ascontiguousarray(array))
+        constants[name] = [array.dtype.name, list(array.shape), *stored]
     data = {**described(graph), "constants": constants}
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     sections.add(GRAPH, text.encode(errors="replace"))
@@ -252,8 +252,8 @@ def write_graph(graph: Graph, sections: Sections) -> None:
 
 def described(graph: Graph) -> dict[str, Any]:
     """Returns a graph without the values of its constants as a JSON object."""
-    found: dict[str, Any] = _GRAPH.write(graph)
-    return found
+    data: dict[str, Any] = _GRAPH.write(graph)
+    return data
 
 
 def read_graph(file: Container) -> Graph:
@@ -286,14 +286,14 @@ def _check(graph: Graph) -> None:
 
     Constants must match their facts, and updated variables must be constants.
     """
-    known = {*graph.inputs, *graph.constants}
+    computed = {*graph.inputs, *graph.constants}
     for node in graph.nodes:
         for name in node.reads:
-            if name not in known:
+            if name not in computed:
                 raise ValueError(f"{node.title} reads '{name}', which is not there")
-        known.update(node.outputs)
-    for name in (*known, *graph.roots):
-        if name not in graph.facts or name not in known:
+        computed.update(node.outputs)
+    for name in (*computed, *graph.roots):
+        if name not in graph.facts or name not in computed:
             raise ValueError(f"nothing is known of '{name}'")
     for name, array in graph.constants.items():
         fact = graph.facts[name]
@@ -312,17 +312,17 @@ def _constant(
     stored: object,
     becomes: object,
 ) -> Array:
-    kind, extents = _TYPES[_read_text(dtype)], _read_shape(shape)
-    how = _WHOLE.read(stored), _WHOLE.read(becomes)
-    what = f"constant '{name}'"
-    found, dtype = read_values(
-        file, _number(0, 1 << 63).read(offset), math.prod(extents), *how, what
+    constant_dtype, extents = _TYPES[_read_text(dtype)], _read_shape(shape)
+    packing = _WHOLE.read(stored), _WHOLE.read(becomes)
+    subject = f"constant '{name}'"
+    values, dtype = read_values(
+        file, _number(0, 1 << 63).read(offset), math.prod(extents), *packing, subject
     )
-    if dtype not in (kind, np.dtype(f"uint{8 * kind.itemsize}")):
-        raise ValueError(f"{what} is stored as {dtype}")
-    if kind == np.bool_ and found.max(initial=0) > 1:
-        raise ValueError(f"{what} has other values than true and false")
-    if found.dtype == dtype:
-        return found.view(kind).reshape(extents)
-    current_budget().charge_bytes(kind.itemsize * found.size, what)
-    return found.astype(kind).reshape(extents)
+    if dtype not in (constant_dtype, np.dtype(f"uint{8 * constant_dtype.itemsize}")):
+        raise ValueError(f"{subject} is stored as {dtype}")
+    if constant_dtype == np.bool_ and values.max(initial=0) > 1:
+        raise ValueError(f"{subject} has other values than true and false")
+    if values.dtype == dtype:
+        return values.view(constant_dtype).reshape(extents)
+    current_budget().charge_bytes(constant_dtype.itemsize * values.size, subject)
+    return values.astype(constant_dtype).reshape(extents)

@@ -46,19 +46,19 @@ def check_guess(file: Container) -> None:
     if not file.count(GUESS):
         return
     section = file.section(GUESS)
-    head, what = section.head(GuessHead), "first guesses"
+    head, subject = section.head(GuessHead), "first guesses"
     if head.devices > MOST_DEVICES or head.factors > MOST_FACTORS:
         raise damaged(f"first guesses of {head.devices} devices and {head.factors} factors")
     first = GuessHead.SIZE + head.devices * DeviceRow.SIZE
     if len(section) != first + head.factors * FactorRow.SIZE:
         raise damaged("its first guesses have gaps")
-    for i, device in enumerate(section.rows(DeviceRow, head.devices, GuessHead.SIZE, what)):
+    for i, device in enumerate(section.rows(DeviceRow, head.devices, GuessHead.SIZE, subject)):
         file.string(device.pattern)
         rates = _is_rate(device.flops_per_ms) and _is_rate(device.bytes_per_ms)
         launch = 0 <= device.launch_ms <= MOST_AMOUNT
         if not (rates and launch) or device.first_factor + device.factors > head.factors:
             raise damaged(f"first guess {i}")
-    for i, factor in enumerate(section.rows(FactorRow, head.factors, first, what)):
+    for i, factor in enumerate(section.rows(FactorRow, head.factors, first, subject)):
         file.string(factor.kernel)
         if not _is_rate(factor.times):
             raise damaged(f"factor {i} of its first guesses")

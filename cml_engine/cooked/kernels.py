@@ -62,9 +62,11 @@ class Codes:
         """The flags of the kernel in a cooked file: the sum of ``TRUSTED``, ``SUBGROUPS`` and
         ``F16``, each if it applies."""
         words = memoryview(self.spirv).cast("I") if self.spirv else ()
-        able = _capabilities(words)
-        subgroups = "enable subgroups;" in self.wgsl or any(c in _GROUP_NON_UNIFORM for c in able)
-        f16 = re.search(r"\benable f16;", self.wgsl) is not None or _FLOAT16 in able
+        capabilities = _capabilities(words)
+        subgroups = "enable subgroups;" in self.wgsl or any(
+            c in _GROUP_NON_UNIFORM for c in capabilities
+        )
+        f16 = re.search(r"\benable f16;", self.wgsl) is not None or _FLOAT16 in capabilities
         return TRUSTED * self.trusted | SUBGROUPS * subgroups | F16 * f16
 
 
@@ -99,13 +101,13 @@ def write_kernels(kernels: Sequence[Codes], sections: Sections) -> None:
     """Adds the sections ``kernels`` (records) and ``code`` (compressed code) to ``sections``."""
     records, code = bytearray(KernelsHead(count=len(kernels)).to_bytes()), bytearray()
     for kernel in kernels:
-        places: list[Code] = []
+        codes: list[Code] = []
         for text in (kernel.spirv, kernel.wgsl.encode()):
             packed = zlib.compress(text, 9) if text else b""
             offset = len(code) if packed else 0
-            places.append(Code(offset=offset, packed=len(packed), nbytes=len(text)))
+            codes.append(Code(offset=offset, packed=len(packed), nbytes=len(text)))
             code += packed
-        spirv, wgsl = places
+        spirv, wgsl = codes
         records += KernelRow(
             digest=bytes.fromhex(kernel.digest),
             label=sections.strings.put(kernel.label),
@@ -155,10 +157,10 @@ def _check_places(rows: Sequence[KernelRow], nbytes: int) -> None:
     bytes without gaps, each byte used once."""
     end = 0
     for row in rows:
-        for place in (row.spirv, row.wgsl):
-            if place.packed and place.offset != end:
-                raise damaged(f"the code of a kernel lies at {place.offset:,}, expected {end:,}")
-            end += place.packed
+        for code in (row.spirv, row.wgsl):
+            if code.packed and code.offset != end:
+                raise damaged(f"the code of a kernel lies at {code.offset:,}, expected {end:,}")
+            end += code.packed
     if end != nbytes:
         raise damaged(f"its kernels have {end:,} bytes of code of {nbytes:,}")
 
@@ -166,85 +168,85 @@ def _check_places(rows: Sequence[KernelRow], nbytes: int) -> None:
 def _read(file: Container, code: Section, row: KernelRow, trusted: bool) -> Cooked:
     label = file.string(row.label)
     params_bytes, tensors, flags = row.params_bytes, row.tensors, row.flags
-    what = f"kernel '{label}'"
+    subject = f"kernel '{label}'"
     if flags & ~ALL_FLAGS:
-        raise damaged(f"{what} has flags that mean nothing")
-    sizes = 0 < params_bytes <= MOST_PARAMS and 0 < tensors <= MOST_TENSORS
-    if params_bytes % 16 or not sizes:
-        raise damaged(f"{what} has {params_bytes} bytes of parameters, {tensors} tensors")
-    spirv = _code(code, row.spirv, what)
-    wgsl = _code(code, row.wgsl, what)
+        raise damaged(f"{subject} has flags that mean nothing")
+    are_sizes_valid = 0 < params_bytes <= MOST_PARAMS and 0 < tensors <= MOST_TENSORS
+    if params_bytes % 16 or not are_sizes_valid:
+        raise damaged(f"{subject} has {params_bytes} bytes of parameters, {tensors} tensors")
+    spirv = _code(code, row.spirv, subject)
+    wgsl = _code(code, row.wgsl, subject)
     if spirv is not None and spirv[1] % 4:
-        raise damaged(f"{what}: its SPIR-V has {spirv[1]} bytes")
+        raise damaged(f"{subject}: its SPIR-V has {spirv[1]} bytes")
     as_spirv = spirv is not None and (trusted or wgsl is None)
-    taken = spirv if as_spirv else wgsl
-    if taken is None:
-        raise damaged(f"{what} has no code")
+    used_code = spirv if as_spirv else wgsl
+    if used_code is None:
+        raise damaged(f"{subject} has no code")
     refusal = ""
     if as_spirv and not trusted:
         refusal = (
-            f"{what} has SPIR-V only, which runs from trusted files only: load a file of your own "
-            "with trusted=True (--trusted)"
+            f"{subject} has SPIR-V only, which runs from trusted files only: load a file of your "
+            "own with trusted=True (--trusted)"
         )
-    content = hashlib.sha256(taken[0]).hexdigest()
-    unpack = partial(_unpacked, *taken, what, as_spirv, trusted)
+    content = hashlib.sha256(used_code[0]).hexdigest()
+    unpack = partial(_unpacked, *used_code, subject, as_spirv, trusted)
     believed = trusted and bool(flags & TRUSTED)
     kernel = KernelCode(label, tensors, params_bytes, believed, content, unpack)
     return Cooked(row.digest.hex(), flags, kernel, spirv is not None, wgsl is not None, refusal)
 
 
-def _code(code: Section, place: Code, what: str) -> tuple[memoryview, int] | None:
-    if not place.packed:
-        if place.offset or place.nbytes:
-            raise damaged(f"{what} has {place.nbytes} bytes of code in none")
+def _code(code: Section, row: Code, subject: str) -> tuple[memoryview, int] | None:
+    if not row.packed:
+        if row.offset or row.nbytes:
+            raise damaged(f"{subject} has {row.nbytes} bytes of code in none")
         return None
-    if not 0 < place.nbytes <= place.packed * MOST_SMALLER:
-        raise damaged(f"{what}: {place.packed} bytes cannot become {place.nbytes}")
-    return code.span(place.offset, place.packed, what), place.nbytes
+    if not 0 < row.nbytes <= row.packed * MOST_SMALLER:
+        raise damaged(f"{subject}: {row.packed} bytes cannot become {row.nbytes}")
+    return code.span(row.offset, row.packed, subject), row.nbytes
 
 
 def _unpacked(
-    packed: memoryview, nbytes: int, what: str, spirv: bool, trusted: bool
+    packed: memoryview, nbytes: int, subject: str, spirv: bool, trusted: bool
 ) -> bytes | str:
     if not trusted and nbytes > MOST_WGSL:
-        raise damaged(f"{what}: its WGSL is longer than {MOST_WGSL:,} bytes")
+        raise damaged(f"{subject}: its WGSL is longer than {MOST_WGSL:,} bytes")
     unpacker = zlib.decompressobj()
     try:
         code = unpacker.decompress(packed, nbytes + 1)
     except zlib.error as error:
-        raise damaged(f"{what}: its code cannot be unpacked: {error}") from None
+        raise damaged(f"{subject}: its code cannot be unpacked: {error}") from None
     if len(code) != nbytes or not unpacker.eof or unpacker.unused_data:
-        raise damaged(f"{what}: its code does not have the {nbytes} bytes that it states")
+        raise damaged(f"{subject}: its code does not have the {nbytes} bytes that it states")
     if spirv:
-        return _checked_spirv(code, what)
+        return _checked_spirv(code, subject)
     try:
         text = for_naga(code.decode())
     except UnicodeDecodeError:
-        raise damaged(f"{what}: its WGSL is no text") from None
+        raise damaged(f"{subject}: its WGSL is no text") from None
     if not trusted:
-        check_wgsl(text, what)
+        check_wgsl(text, subject)
     return text
 
 
-def _checked_spirv(code: bytes, what: str) -> bytes:
+def _checked_spirv(code: bytes, subject: str) -> bytes:
     """Returns ``code`` unchanged if it is SPIR-V whose last instruction ends at its end.
 
-    Raises :class:`CorruptArtifact` otherwise, because drivers may not check it. ``what`` begins
+    Raises :class:`CorruptArtifact` otherwise, because drivers may not check it. ``subject`` begins
     the message.
     """
     words = memoryview(code).cast("I")
-    at = 5
-    while at < len(words) and words[at] >> 16:
-        at += words[at] >> 16
-    if len(words) < 5 or words[0] != _MAGIC or at != len(words):
-        raise damaged(f"{what}: its code is no SPIR-V")
+    position = 5
+    while position < len(words) and words[position] >> 16:
+        position += words[position] >> 16
+    if len(words) < 5 or words[0] != _MAGIC or position != len(words):
+        raise damaged(f"{subject}: its code is no SPIR-V")
     return code
 
 
 def _capabilities(words: Sequence[int] | memoryview) -> set[int]:
-    found = set()
-    at = 5
-    while at < len(words) and words[at] & 0xFFFF == _OP_CAPABILITY:
-        found.add(int(words[at + 1]))
-        at += words[at] >> 16
-    return found
+    capabilities = set()
+    position = 5
+    while position < len(words) and words[position] & 0xFFFF == _OP_CAPABILITY:
+        capabilities.add(int(words[position + 1]))
+        position += words[position] >> 16
+    return capabilities

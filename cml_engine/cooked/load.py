@@ -126,9 +126,9 @@ def _meta(file: Container) -> dict[str, Any]:
         meta = parse_json(bytes(file.section(META).content).decode())
     except ValueError as error:
         raise damaged(f"its description: {error}") from None
-    wanted = {"name": str, "engine": str, "rules": int, "custom": list, "half": bool}
+    types = {"name": str, "engine": str, "rules": int, "custom": list, "half": bool}
     if not isinstance(meta, dict) or any(
-        not isinstance(meta.get(key), kind) for key, kind in wanted.items()
+        not isinstance(meta.get(key), expected_type) for key, expected_type in types.items()
     ):
         raise damaged("its description lacks something")
     if not all(isinstance(name, str) for name in meta["custom"]):
@@ -142,15 +142,15 @@ def _meta(file: Container) -> dict[str, Any]:
 def _ends(name: str, plan: CookedPlan) -> Graph:
     """Returns a graph with the inputs and outputs of a plan but no nodes, for a file without a
     graph."""
-    facts = {n: place.fact for n, place in {**plan.inputs, **plan.outputs}.items()}
+    facts = {n: tensor.fact for n, tensor in {**plan.inputs, **plan.outputs}.items()}
     return Graph(name, tuple(plan.inputs), tuple(plan.outputs), (), facts)
 
 
 def _check_ends(graph: Graph, plans: tuple[CookedPlan, ...]) -> None:
     """Raises :class:`CorruptArtifact` if a plan has other inputs or outputs than the graph."""
     for plan in plans:
-        for names, places in ((graph.inputs, plan.inputs), (graph.outputs, plan.outputs)):
-            if tuple(places) != names or any(places[n].fact != graph.facts[n] for n in names):
+        for names, tensors in ((graph.inputs, plan.inputs), (graph.outputs, plan.outputs)):
+            if tuple(tensors) != names or any(tensors[n].fact != graph.facts[n] for n in names):
                 raise damaged(f"plan '{plan.profile}' has other inputs or outputs than the graph")
 
 
@@ -198,30 +198,32 @@ class Artifact:
         :class:`StaleArtifact` if no plan is possible.
         """
         as_cooked = plain and storage in ("float", self.storage)
-        chosen, why = choose(self.plans, limits, lambda plan: _lacking(plan, limits))
+        chosen, reasons = choose(self.plans, limits, lambda plan: _lacking(plan, limits))
         if as_cooked and chosen is not None:
             return chosen.plan(self.name)  # type: ignore[return-value]
         if self.graph is None:
-            raise self._stale(why or ["it was cooked for players, and has its plans only"])
+            raise self._stale(reasons or ["it was cooked for players, and has its plans only"])
         self._check_graph(self.graph)
-        made: Any = lower()
-        return self.with_kernels(made, strict=as_cooked, why=why)  # type: ignore[return-value]
+        new_plan: Any = lower()
+        return self.with_kernels(new_plan, strict=as_cooked, reasons=reasons)  # type: ignore[return-value]
 
-    def with_kernels(self, plan: Plan, strict: bool = False, why: list[str] | None = None) -> Plan:
+    def with_kernels(
+        self, plan: Plan, strict: bool = False, reasons: list[str] | None = None
+    ) -> Plan:
         """Returns the plan with the file's kernels in the steps that the file has a kernel for.
 
         With ``strict`` raises :class:`StaleArtifact` if a kernel is missing or may not run;
-        ``why`` has earlier reasons for its message.
+        ``reasons`` has earlier reasons for its message.
         """
         contents: dict[tuple[str, str], str] = {}
         steps = []
         for step in plan.steps:
             key = step_key(step, contents)
-            found = self.kernels.get(digest_of(key))
-            refusal = f"it lacks the kernel '{key.label}'" if found is None else found.refusal
+            kernel = self.kernels.get(digest_of(key))
+            refusal = f"it lacks the kernel '{key.label}'" if kernel is None else kernel.refusal
             if refusal and strict:
-                raise self._stale([*(why or ()), refusal])
-            steps.append(step if found is None or refusal else _finished(step, key, found, plan))
+                raise self._stale([*(reasons or ()), refusal])
+            steps.append(step if kernel is None or refusal else _finished(step, key, kernel, plan))
         return replace(plan, steps=tuple(steps))
 
     def check_cpu(self) -> None:
@@ -251,11 +253,11 @@ class Artifact:
         if dict(facts) != dict(graph.facts):
             raise damaged("its graph has other shapes than its operators give")
 
-    def _stale(self, why: list[str]) -> StaleArtifact:
+    def _stale(self, reasons: list[str]) -> StaleArtifact:
         cooked = ", ".join(plan.profile for plan in self.plans)
         return StaleArtifact(
             f"the cooked '{self.name}' has no plan for this device (it has {cooked}): "
-            f"{'; '.join(why)}. Cook the model again, with --devices portable for any device, "
+            f"{'; '.join(reasons)}. Cook the model again, with --devices portable for any device, "
             "without --player for a graph to plan anew"
         )
 
@@ -263,16 +265,16 @@ class Artifact:
 def _lacking(plan: CookedPlan, limits: Limits) -> str:
     """Returns the first reason why a device cannot run a plan's kernels, or an empty string if
     it can."""
-    for flag, has, what in (
+    for flag, is_supported, feature in (
         (SUBGROUPS, limits.subgroup_size > 0, "use subgroups"),
         (F16, limits.half_arithmetic, "compute in 16 bits"),
     ):
-        if not has and any(kernel.flags & flag for kernel in plan.used):
-            return f"its kernels {what}, which the device does not have"
+        if not is_supported and any(kernel.flags & flag for kernel in plan.used):
+            return f"its kernels {feature}, which the device does not have"
     return next((kernel.refusal for kernel in plan.used if kernel.refusal), "")
 
 
-def _finished(step: Step, key: ShaderKey, found: Cooked, plan: Plan) -> Step:
-    kernel = found.kernel
+def _finished(step: Step, key: ShaderKey, cooked: Cooked, plan: Plan) -> Step:
+    kernel = cooked.kernel
     cost = replace(plan, steps=(step,)).step_costs()[0]
     return replace(step, cooked=CookedStep(kernel, step_params(step), cost.key))

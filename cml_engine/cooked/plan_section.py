@@ -82,8 +82,8 @@ class CookedPlan:
         constants = self._rows(ConstantRow, head.constants)
         self._constants = read_constants(file, constants, self._sizes, f"plan '{self.profile}'")
 
-    def _damaged(self, what: str) -> Exception:
-        return damaged(f"plan '{self.profile}': {what}")
+    def _damaged(self, defect: str) -> Exception:
+        return damaged(f"plan '{self.profile}': {defect}")
 
     def _rows(self, record: type[R], table: Table) -> list[R]:
         self._check_offset(table)
@@ -157,17 +157,23 @@ class CookedPlan:
 
         Raises :class:`CorruptArtifact` if a new block does not follow the last one.
         """
-        table, at, nbytes = self._head.params, row.params_offset, row.params_bytes
-        known = self._blocks.get(at)
-        if known is None and at == aligned(self._blocks_end, self.needs.uniform_alignment):
-            gap = self._section.span(table.offset + self._blocks_end, at - self._blocks_end, title)
-            if at + nbytes > table.count or any(gap):
-                raise self._damaged(f"{title} has its parameters at {at} of {table.count} bytes")
-            known = self._blocks[at] = bytes(self._section.span(table.offset + at, nbytes, title))
-            self._blocks_end = at + nbytes
-        if known is None or len(known) != nbytes:
-            raise self._damaged(f"{title} has {nbytes} bytes of parameters at {at}")
-        return known
+        table, offset, nbytes = self._head.params, row.params_offset, row.params_bytes
+        block = self._blocks.get(offset)
+        if block is None and offset == aligned(self._blocks_end, self.needs.uniform_alignment):
+            gap = self._section.span(
+                table.offset + self._blocks_end, offset - self._blocks_end, title
+            )
+            if offset + nbytes > table.count or any(gap):
+                raise self._damaged(
+                    f"{title} has its parameters at {offset} of {table.count} bytes"
+                )
+            block = self._blocks[offset] = bytes(
+                self._section.span(table.offset + offset, nbytes, title)
+            )
+            self._blocks_end = offset + nbytes
+        if block is None or len(block) != nbytes:
+            raise self._damaged(f"{title} has {nbytes} bytes of parameters at {offset}")
+        return block
 
     def _binding(self, row: BindingRow, title: str) -> Binding:
         if row.space >= len(SPACES) or row.nbytes < 4 or row.nbytes % 4:
@@ -188,13 +194,13 @@ class CookedPlan:
             )
 
     def _tensors(self, table: Table) -> dict[str, TensorPlace]:
-        found = {}
+        tensors = {}
         for row in self._rows(TensorRow, table):
             name = self._file.string(row.name)
-            if name in found:
+            if name in tensors:
                 raise self._damaged(f"it has '{name}' twice")
-            found[name] = self._tensor(name, row)
-        return found
+            tensors[name] = self._tensor(name, row)
+        return tensors
 
     def _tensor(self, name: str, row: TensorRow) -> TensorPlace:
         rank = row.rank
@@ -250,34 +256,34 @@ class CookedPlan:
         They are the whole buffer, named ``"own"``, and each variable in it by the name that
         updates use.
         """
-        whole = np.zeros(self._sizes["own"], np.uint8)
+        buffer = np.zeros(self._sizes["own"], np.uint8)
         for offset, array in self._constants["own"].values():
-            whole[offset : offset + array.nbytes] = array.view(np.uint8)
-        whole = whole.view(np.uint32)
-        found = {"own": (0, whole)} if whole.size else {}
+            buffer[offset : offset + array.nbytes] = array.view(np.uint8)
+        buffer = buffer.view(np.uint32)
+        values = {"own": (0, buffer)} if buffer.size else {}
         for _, target in self.updates:
             if target.space == "own":
-                part = whole[target.offset // 4 : target.end // 4]
-                found[target.tensor] = target.offset, part
-        return found
+                part = buffer[target.offset // 4 : target.end // 4]
+                values[target.tensor] = target.offset, part
+        return values
 
 
 def choose(
-    plans: Sequence[CookedPlan], limits: Limits, has: Callable[[CookedPlan], str]
+    plans: Sequence[CookedPlan], limits: Limits, kernel_problem: Callable[[CookedPlan], str]
 ) -> tuple[CookedPlan | None, list[str]]:
     """Returns the first plan that a device can run, or None, and the reasons why each plan before
     it does not fit.
 
-    ``has`` returns the reason why a device cannot run a plan's kernels, or an empty string. On a
-    driver that runs shaders on the CPU, plans made for such drivers are tried first.
+    ``kernel_problem`` returns the reason why a device cannot run a plan's kernels, or an empty
+    string. On a driver that runs shaders on the CPU, plans made for such drivers are tried first.
     """
-    why: list[str] = []
+    reasons: list[str] = []
     for plan in sorted(plans, key=lambda plan: limits.software and not plan.needs.software):
-        lacking = plan.needs.unmet(limits) or has(plan)
+        lacking = plan.needs.unmet(limits) or kernel_problem(plan)
         if not lacking:
-            return plan, why
-        why.append(f"'{plan.profile}': {lacking}")
-    return None, why
+            return plan, reasons
+        reasons.append(f"'{plan.profile}': {lacking}")
+    return None, reasons
 
 
 #: the most bytes of shared memory that the engine's kernels use per workgroup
@@ -301,12 +307,12 @@ def write_plan(
     strings = sections.strings
     values = sections.values
     constants = [*values.rows("weights", plan.weights), *values.rows("own", plan.own)]
-    params, places = _parameters(plan, profile.limits.uniform_offset_alignment)
+    params, offsets = _parameters(plan, profile.limits.uniform_offset_alignment)
     bindings = bytearray()
     steps, first = bytearray(), 0
     costs = zip(plan.steps, plan.step_costs(), kernels, strict=True)
     for step, cost, (number, codes) in costs:
-        steps += _step(step, cost, number, codes, first, places[step.index], strings)
+        steps += _step(step, cost, number, codes, first, offsets[step.index], strings)
         bindings += b"".join(_binding(b) for b in step.bindings)
         first += len(step.bindings)
     updates = b"".join(_binding(b) for pair in plan.updates for b in pair)
@@ -319,10 +325,10 @@ def write_plan(
         "params": (len(params), params),
         "constants": (len(constants), b"".join(constants)),
     }
-    body, placed = bytearray(), dict[str, Table]()
+    body, table_rows = bytearray(), dict[str, Table]()
     for name, (count, table) in tables.items():
         body += bytes(aligned(len(body), TABLE_ALIGNMENT) - len(body))
-        placed[name] = Table(count=count, offset=PlanHead.SIZE + len(body))
+        table_rows[name] = Table(count=count, offset=PlanHead.SIZE + len(body))
         body += table
     head = PlanHead(
         profile=strings.put(profile.name),
@@ -331,7 +337,7 @@ def write_plan(
         flops=plan.cost.flops,
         nbytes=plan.cost.bytes,
         gas=gas,
-        **placed,
+        **table_rows,
     )
     return head.to_bytes() + bytes(body)
 
@@ -359,15 +365,15 @@ def _parameters(plan: Plan, alignment: int) -> tuple[bytes, list[tuple[int, int]
 
     A place is an offset, a multiple of ``alignment``, and a size in bytes.
     """
-    content, known, places = bytearray(), dict[bytes, int](), []
+    content, offset_by_block, offsets = bytearray(), dict[bytes, int](), []
     for step in plan.steps:
         block = step_params(step)
-        if block not in known:
+        if block not in offset_by_block:
             content += bytes(aligned(len(content), alignment) - len(content))
-            known[block] = len(content)
+            offset_by_block[block] = len(content)
             content += block
-        places.append((known[block], len(block)))
-    return bytes(content), places
+        offsets.append((offset_by_block[block], len(block)))
+    return bytes(content), offsets
 
 
 def _step(

@@ -29,10 +29,10 @@ from cml_engine.errors import CorruptArtifact, StaleArtifact
 R = TypeVar("R", bound=PackedRow)
 
 
-def damaged(what: str) -> CorruptArtifact:
-    """Returns the error for a cooked file that violates docs/cooked.md; ``what`` describes the
+def damaged(defect: str) -> CorruptArtifact:
+    """Returns the error for a cooked file that violates docs/cooked.md; ``defect`` describes the
     violation."""
-    return CorruptArtifact(f"the cooked file is damaged: {what}. Copy it again, or cook it again")
+    return CorruptArtifact(f"the cooked file is damaged: {defect}. Copy it again, or cook it again")
 
 
 class Section:
@@ -44,31 +44,31 @@ class Section:
     def __len__(self) -> int:
         return len(self.content)
 
-    def rows(self, record: type[R], count: int, offset: int, what: str) -> list[R]:
+    def rows(self, record: type[R], count: int, offset: int, subject: str) -> list[R]:
         """Returns ``count`` records of the given type from a table that begins at ``offset``.
 
-        Raises :class:`CorruptArtifact`, whose message begins with ``what``, if they exceed the
+        Raises :class:`CorruptArtifact`, whose message begins with ``subject``, if they exceed the
         section or are invalid.
         """
-        self.span(offset, count * record.SIZE, what)
+        self.span(offset, count * record.SIZE, subject)
         try:
             return [record.read(self.content, offset + i * record.SIZE) for i in range(count)]
         except ValueError as error:
-            raise damaged(f"{what}: {error}") from None
+            raise damaged(f"{subject}: {error}") from None
 
     def head(self, record: type[R]) -> R:
         """Returns the record of the given type with which the section begins."""
         return self.rows(record, 1, 0, f"section '{self.tag}'")[0]
 
-    def span(self, offset: int, count: int, what: str) -> memoryview:
+    def span(self, offset: int, count: int, subject: str) -> memoryview:
         """Returns ``count`` bytes at an offset of the section.
 
-        Raises :class:`CorruptArtifact`, whose message begins with ``what``, if they exceed the
+        Raises :class:`CorruptArtifact`, whose message begins with ``subject``, if they exceed the
         section.
         """
         if offset < 0 or count < 0 or offset + count > len(self.content):
             raise damaged(
-                f"{what}: {count:,} bytes at {offset:,} of the {len(self):,} of '{self.tag}'"
+                f"{subject}: {count:,} bytes at {offset:,} of the {len(self):,} of '{self.tag}'"
             )
         return self.content[offset : offset + count]
 
@@ -86,21 +86,23 @@ class Container:
             limits.check(self.totals)
         self._sections: dict[tuple[str, int], Section] = {}
         end = FileHeader.SIZE + len(table)
-        before = ("", -1)
+        previous = ("", -1)
         rows = Section("sections", table).rows(
             SectionRow, len(table) // SectionRow.SIZE, 0, "the table of its sections"
         )
         for index, row in enumerate(rows):
             tag, number, content = _section(data, row, index, end)
             end = row.offset + row.nbytes
-            if (tag, number) <= before or number != (before[1] + 1 if tag == before[0] else 0):
+            if (tag, number) <= previous or number != (
+                previous[1] + 1 if tag == previous[0] else 0
+            ):
                 raise damaged(f"section '{tag}' {number} does not stand in its order")
-            before = tag, number
+            previous = tag, number
             self._sections[tag, number] = Section(tag, content)
         if end != len(data):
             raise damaged(f"{len(data) - end:,} bytes behind its last section")
-        for tag, (least, most) in COUNTS.items():
-            if not least <= self.count(tag) <= most:
+        for tag, (low, high) in COUNTS.items():
+            if not low <= self.count(tag) <= high:
                 raise damaged(f"{self.count(tag)} sections '{tag}'")
         self._strings = self.section(STRINGS)
         self._known: dict[tuple[int, int], str] = {}
@@ -117,7 +119,7 @@ class Container:
 
     def count(self, tag: str) -> int:
         """Returns the number of sections with this tag; 0 if there is none."""
-        return sum(other == tag for other, _ in self._sections)
+        return sum(section_tag == tag for section_tag, _ in self._sections)
 
     def listed(self) -> tuple[tuple[str, int, int], ...]:
         """Returns the tag, number and size in bytes of every section, in file order."""
@@ -126,10 +128,9 @@ class Container:
     def section(self, tag: str, number: int = 0) -> Section:
         """Returns section ``number`` with this tag; raises :class:`CorruptArtifact` if it does
         not exist."""
-        found = self._sections.get((tag, number))
-        if found is None:
+        if (tag, number) not in self._sections:
             raise damaged(f"there is no section '{tag}' {number}")
-        return found
+        return self._sections[tag, number]
 
     def string(self, text: Text) -> str:
         """Returns the string at a range of the section ``strings``.

@@ -110,9 +110,11 @@ class PackedRow:
     def __init_subclass__(cls) -> None:
         fields, offset, letters = [], 0, "<"
         for name in cls.__annotations__:
-            given = cast(RowField, cls.__dict__[name])
+            declared = cast(RowField, cls.__dict__[name])
             delattr(cls, name)
-            field = RowField(given.of, given.meaning, given.count, given.reserved, name, offset)
+            field = RowField(
+                declared.of, declared.meaning, declared.count, declared.reserved, name, offset
+            )
             assert offset % field.alignment == 0, f"{cls.__name__}.{name} is not aligned"
             fields.append(field)
             offset += field.size + field.reserved

@@ -166,9 +166,9 @@ class Needs(PackedRow):
             ("storage buffers", self.bindings, limits.max_storage_buffers, "at least"),
             ("lanes of a subgroup", self.lanes, limits.subgroup_size, "at least"),
         )  # fmt: skip
-        for what, needed, has, how in rows:
-            if (needed < has) if how == "at most" else (needed > has):
-                return f"it needs {what} {how} {needed:,}, the device has {has:,}"
+        for feature, required, available, relation in rows:
+            if (required < available) if relation == "at most" else (required > available):
+                return f"it needs {feature} {relation} {required:,}, the device has {available:,}"
         return ""
 
 
@@ -358,14 +358,14 @@ class CookedLimits:
     def exceeded(self, totals: Totals) -> list[tuple[str, int, int]]:
         """Returns the name, total and limit of each total that is above its limit."""
         rows = [(f.name, getattr(totals, f.name), getattr(self, f.name)) for f in fields(self)]
-        return [(name, total, most) for name, total, most in rows if total > most]
+        return [(name, total, limit) for name, total, limit in rows if total > limit]
 
     def check(self, totals: Totals) -> None:
         """Raises :class:`OverBudget` for the first total that is above its limit."""
-        for name, total, most in self.exceeded(totals):
+        for name, total, limit in self.exceeded(totals):
             raise OverBudget(
-                f"the cooked file states {total:,} {name}, the limit is {most:,}. If you trust it: "
-                f"trusted=True (--trusted), or limits=cml.CookedLimits({name}={total})"
+                f"the cooked file states {total:,} {name}, the limit is {limit:,}. If you trust "
+                f"it: trusted=True (--trusted), or limits=cml.CookedLimits({name}={total})"
             )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from cml_engine.cooked.schema import (
     aligned,
 )
 from cml_engine.errors import InputError
-from cml_engine.ir.graph import Array
+from cml_engine.ir.graph import Array, DType
 from cml_engine.ops.declaration.packing import PackedArray, Packing, pack_unchanged
 
 #: stored types by their number in the file: raw bits of 1, 2 and 4 bytes, then integers that are
@@ -53,8 +52,8 @@ class Values:
         bits = array.view(np.uint8).reshape(-1) if array.size else np.zeros(0, np.uint8)
         stored = STORED.index(f"uint{8 * array.itemsize}")
         becomes = _BITS
-        if array.itemsize == 4 and array.nbytes > _SMALL_BYTES and (kind := _narrow(array)):
-            stored, bits = STORED.index(kind, _FIRST_NUMBER), array.astype(kind)
+        if array.itemsize == 4 and array.nbytes > _SMALL_BYTES and (number_type := _narrow(array)):
+            stored, bits = STORED.index(number_type, _FIRST_NUMBER), array.astype(number_type)
             becomes = _FLOAT if array.dtype.kind == "f" else _INTEGER
         content = np.ascontiguousarray(bits).tobytes()
         digest = hashlib.sha256(content).digest()
@@ -80,7 +79,7 @@ class Values:
         if packing.matrix is None:
             with np.errstate(over="ignore"):
                 source = source.astype(dtype)
-        place, stored, becomes = self.put(np.ascontiguousarray(source))
+        offset_of_source, stored, becomes = self.put(np.ascontiguousarray(source))
         matrix = NONE64 if packing.matrix is None else self.put(packing.matrix.view(np.uint32))[0]
         count = prod(n for n, _, _ in packing.dims)
         dims = [*packing.dims, *[(0, 0, 0)] * (MOST_DIMENSIONS - len(packing.dims))]
@@ -91,7 +90,7 @@ class Values:
             rank=len(packing.dims),
             offset=offset,
             nbytes=aligned(count * dtype.itemsize, 4),
-            source=place,
+            source=offset_of_source,
             matrix=matrix,
             extents=(*source.shape, *[1] * (SOURCE_AXES - source.ndim)),
             dims=tuple(Dimension(extent=n, axis=axis, step=step) for n, axis, step in dims),
@@ -119,14 +118,14 @@ def _narrow(array: Array) -> str | None:
     for part in (flat[:1024], flat):
         if part.dtype.kind == "f":
             with np.errstate(invalid="ignore"):
-                whole = part.astype(np.int32)
-            if not np.array_equal(whole.astype(np.float32).view(np.int32), part.view(np.int32)):
+                integers = part.astype(np.int32)
+            if not np.array_equal(integers.astype(np.float32).view(np.int32), part.view(np.int32)):
                 return None
     low, high = float(flat.min()), float(flat.max())
-    for kind in STORED[_FIRST_NUMBER:]:
-        ends = np.iinfo(kind)
-        if ends.min <= low and high <= ends.max:
-            return kind
+    for number_type in STORED[_FIRST_NUMBER:]:
+        limits = np.iinfo(number_type)
+        if limits.min <= low and high <= limits.max:
+            return number_type
     return None
 
 
@@ -134,22 +133,24 @@ def _narrow(array: Array) -> str | None:
 
 
 def read_values(
-    file: Container, offset: int, count: int, stored: int, becomes: int, what: str
-) -> tuple[Array, Any]:
+    file: Container, offset: int, count: int, stored: int, becomes: int, subject: str
+) -> tuple[Array, DType]:
     """Returns ``count`` numbers of the section ``values`` as stored, and the type to convert them
     to.
 
     ``stored`` and ``becomes`` are the type numbers of the format. Raises
-    :class:`CorruptArtifact`, whose message begins with ``what``, if they are invalid.
+    :class:`CorruptArtifact`, whose message begins with ``subject``, if they are invalid.
     """
     is_bits = stored < _FIRST_NUMBER
     if stored >= len(STORED) or becomes > _INTEGER or (becomes == _BITS) != is_bits:
-        raise damaged(f"{what} is stored as {stored}, {becomes}")
-    kind = np.dtype(STORED[stored])
+        raise damaged(f"{subject} is stored as {stored}, {becomes}")
+    stored_dtype = np.dtype(STORED[stored])
     if offset % VALUE_ALIGNMENT:
-        raise damaged(f"{what} begins at {offset}")
-    found = np.frombuffer(file.section(VALUES).span(offset, count * kind.itemsize, what), kind)
-    return found, (kind, np.float32, np.int32)[becomes]
+        raise damaged(f"{subject} begins at {offset}")
+    numbers = np.frombuffer(
+        file.section(VALUES).span(offset, count * stored_dtype.itemsize, subject), stored_dtype
+    )
+    return numbers, np.dtype((stored_dtype, np.float32, np.int32)[becomes])
 
 
 def _is_step(dims: Sequence[tuple[int, int, int]], axis: int, step: int) -> bool:
@@ -158,15 +159,15 @@ def _is_step(dims: Sequence[tuple[int, int, int]], axis: int, step: int) -> bool
 
     ``dims`` has the extent, axis and step of each dimension.
     """
-    return step == prod(n for n, other, finer in dims if other == axis and finer < step)
+    return step == prod(n for n, dim_axis, dim_step in dims if dim_axis == axis and dim_step < step)
 
 
 class Constants(Mapping[str, tuple[int, Array]]):
     """The constants of one buffer of a plan: byte offset and array by name, the array unpacked
     at each access."""
 
-    def __init__(self, space: str, made: Sequence[tuple[int, Packing]]) -> None:
-        self._made = {f"{space}@{offset}": (offset, packing) for offset, packing in made}
+    def __init__(self, space: str, packings: Sequence[tuple[int, Packing]]) -> None:
+        self._made = {f"{space}@{offset}": (offset, packing) for offset, packing in packings}
 
     def __getitem__(self, name: str) -> tuple[int, Array]:
         offset, packing = self._made[name]
@@ -180,29 +181,29 @@ class Constants(Mapping[str, tuple[int, Array]]):
 
 
 def read_constants(
-    file: Container, rows: Sequence[ConstantRow], sizes: Mapping[str, int], what: str
+    file: Container, rows: Sequence[ConstantRow], sizes: Mapping[str, int], subject: str
 ) -> dict[str, Constants]:
     """Returns the constants of a plan's buffers by space (``"weights"`` and ``"own"``).
 
     ``sizes`` has the bytes of each buffer. Raises :class:`CorruptArtifact`, whose message begins
-    with ``what``, if constants overlap or are invalid.
+    with ``subject``, if constants overlap or are invalid.
     """
-    found: dict[str, list[tuple[int, Packing]]] = {space: [] for space in SPACES[1:]}
-    before = (0, 0)
+    packings: dict[str, list[tuple[int, Packing]]] = {space: [] for space in SPACES[1:]}
+    previous_end = (0, 0)
     for number, row in enumerate(rows):
-        title = f"{what}, constant {number}"
+        title = f"{subject}, constant {number}"
         space, offset, nbytes = row.space, row.offset, row.nbytes
-        if not 0 < space < len(SPACES) or (space, offset) < before or offset % 4:
+        if not 0 < space < len(SPACES) or (space, offset) < previous_end or offset % 4:
             raise damaged(f"{title} lies at {offset} of space {space}")
         if offset + nbytes > sizes[SPACES[space]]:
             raise damaged(f"{title} ends outside of its buffer")
-        before = space, offset + nbytes
+        previous_end = space, offset + nbytes
         packing = _read_packing(file, row, title)
         count = prod(n for n, _, _ in packing.dims)
         if aligned(count * np.dtype(packing.dtype).itemsize, 4) != nbytes:
             raise damaged(f"{title} has {nbytes:,} bytes")
-        found[SPACES[space]].append((offset, packing))
-    return {space: Constants(space, made) for space, made in found.items()}
+        packings[SPACES[space]].append((offset, packing))
+    return {space: Constants(space, of_space) for space, of_space in packings.items()}
 
 
 def _read_packing(file: Container, row: ConstantRow, title: str) -> Packing:
@@ -217,15 +218,15 @@ def _read_packing(file: Container, row: ConstantRow, title: str) -> Packing:
     if prod(extents) > MOST_BYTES:
         raise damaged(f"{title} has a source of {extents}")
     source, dtype = read_values(file, row.source, prod(extents), row.stored, row.becomes, title)
-    of, shape, ends = None, extents, extents
+    transform, shape, ends = None, extents, extents
     if matrix != NONE64:
         if dtype not in (np.uint32, np.float32) or extents[2:] != (9, 1):
             raise damaged(f"{title} is transformed and has no windows")
         source = source.view(np.float32) if dtype == np.uint32 else source
-        words, _ = read_values(file, matrix, 36, 2, _BITS, title)
-        of, dtype = words.view(np.float64).reshape(6, 3), np.float32
+        matrix_words, _ = read_values(file, matrix, 36, 2, _BITS, title)
+        transform, dtype = matrix_words.view(np.float64).reshape(6, 3), np.dtype(np.float32)
         shape, ends = extents[:3], (*extents[:2], 36, 1)
     for axis, end in enumerate(ends):
-        if end > prod(n for n, other, _ in dims if other == axis):
+        if end > prod(n for n, dim_axis, _ in dims if dim_axis == axis):
             raise damaged(f"{title} does not have all of its source")
-    return Packing(source.reshape(shape), dims, dtype, of)
+    return Packing(source.reshape(shape), dims, dtype, transform)

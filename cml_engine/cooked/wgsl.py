@@ -37,21 +37,21 @@ _ARRAYS = {"array", "binding_array"}
 _OPENS = {")": "(", "]": "[", "}": "{"}
 
 
-def check_wgsl(text: str, what: str) -> None:
+def check_wgsl(text: str, subject: str) -> None:
     """Raises :class:`CorruptArtifact` for WGSL that is too long, too deeply nested or expands too
     far.
 
-    Code that is not ASCII or has ``/*`` comments is refused too. ``what`` begins the message.
+    Code that is not ASCII or has ``/*`` comments is refused too. ``subject`` begins the message.
     """
     if len(text) > MOST_WGSL or "/*" in text or not _TEXT.fullmatch(text):
         raise damaged(
-            f"{what}: its WGSL is not ASCII, has comments of several lines, or is longer than "
+            f"{subject}: its WGSL is not ASCII, has comments of several lines, or is longer than "
             f"{MOST_WGSL:,} bytes"
         )
     try:
         _Scanner(text).run()
     except _Refused as problem:
-        raise damaged(f"{what}: its WGSL {problem}") from None
+        raise damaged(f"{subject}: its WGSL {problem}") from None
 
 
 class _Refused(Exception):
@@ -87,16 +87,16 @@ class _Scanner:
 
     def run(self) -> None:
         self._find_names()
-        before, block_ended = "", False
+        previous, block_ended = "", False
         for token, end in self._tokens:
             if block_ended and token != "else":
                 self._end_item()
             block_ended = token == "}"
-            self._count(token, before)
-            if before in _ARRAYS and token != "<":
+            self._count(token, previous)
+            if previous in _ARRAYS and token != "<":
                 raise _Refused("has an array without a type")
-            if token == "<" and (before[:1].isalpha() or before[:1] == "_"):
-                self._push("a" if before in _ARRAYS else "<")
+            if token == "<" and (previous[:1].isalpha() or previous[:1] == "_"):
+                self._push("a" if previous in _ARRAYS else "<")
             elif token == ">":
                 self._close_template(end)
             elif token == ",":
@@ -105,26 +105,26 @@ class _Scanner:
                 top.argument, top.element = end, self._size - 1 - top.size
             elif token in "()[]{};":
                 self._bracket(token)
-            before = token
+            previous = token
         if len(self._brackets) > 1:
             raise _Refused("has brackets that do not end")
 
     def _find_names(self) -> None:
-        before = ""
+        previous = ""
         for token, _ in self._tokens:
-            if before in _DECLARING:
+            if previous in _DECLARING:
                 if token in self._sizes or len(self._sizes) == MOST_NAMES:
                     raise _Refused(f"declares '{token}' twice, or over {MOST_NAMES} names")
                 self._sizes[token] = -1
-            before = token
+            previous = token
 
-    def _count(self, token: str, before: str) -> None:
+    def _count(self, token: str, previous: str) -> None:
         """Counts a token, or the expanded size of the name that it is, in all open brackets and
         declarations.
 
-        Raises :class:`_Refused` if a limit is exceeded. ``before`` is the previous token.
+        Raises :class:`_Refused` if a limit is exceeded. ``previous`` is the previous token.
         """
-        if before in _DECLARING:
+        if previous in _DECLARING:
             self._open.append((token, len(self._brackets), self._size))
         elif token in self._sizes:
             if self._sizes[token] < 0:
@@ -141,10 +141,10 @@ class _Scanner:
         if self._size > MOST_EXPANDED:
             raise _Refused(f"expands to more than {MOST_EXPANDED:,} tokens and elements of arrays")
 
-    def _push(self, kind: str) -> None:
+    def _push(self, bracket: str) -> None:
         if len(self._brackets) > MOST_DEPTH:
             raise _Refused(f"has more than {MOST_DEPTH} brackets in each other")
-        self._brackets.append(_Bracket(kind, self._size))
+        self._brackets.append(_Bracket(bracket, self._size))
 
     def _pop(self) -> None:
         self._pending -= self._brackets.pop().pending

@@ -58,12 +58,12 @@ class Sections:
 
     def add(self, tag: str, content: Bytes) -> int:
         """Adds a section and returns its number within its tag; equal sections are stored once."""
-        there = self._content.setdefault(tag, [])
-        for number, other in enumerate(there):
-            if other == content:
+        stored = self._content.setdefault(tag, [])
+        for number, existing in enumerate(stored):
+            if existing == content:
                 return number
-        there.append(content)
-        return len(there) - 1
+        stored.append(content)
+        return len(stored) - 1
 
     def bytes(self) -> bytes:
         """Returns the bytes of the whole file: header, section table and all sections."""

@@ -10,15 +10,16 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from cml_engine.distributed.report import Report
 from cml_engine.errors import DeviceError, InputError
 from cml_engine.errors.arguments import IntegerRange
 
 if TYPE_CHECKING:
-    from distributed import Client
+    from distributed import Client, LocalCluster
 
+C = TypeVar("C", "Client", "LocalCluster")
 WORKERS = IntegerRange(1, 100_000)
 #: Dask settings for runs of days: short logs, which bound its memory, and rare self-monitoring,
 #: which interrupts the computation
@@ -85,11 +86,11 @@ def connect(
         if workers is not None:
             raise InputError("--workers is for a cluster of this machine: leave it out with "
                              "--scheduler")  # fmt: skip
-        with _client_at(scheduler) as found:
-            yield found, False
+        with _client_at(scheduler) as connected:
+            yield connected, False
         return
-    with _own_cluster(default_workers() if workers is None else workers, dashboard) as found:
-        yield found, True
+    with _own_cluster(default_workers() if workers is None else workers, dashboard) as connected:
+        yield connected, True
 
 
 def replace_lost(client: Client, alive: int) -> None:
@@ -136,9 +137,9 @@ def _client_at(address: str) -> Iterator[Client]:
         try:
             client = Client(address, timeout=_ANSWER_S, set_as_default=False)
         except (OSError, ValueError, ImportError) as error:
-            said = str(error) or type(error).__name__
+            reason = str(error) or type(error).__name__
             raise InputError(
-                f"no scheduler answers at '{address}' ({said}): start one with 'dask scheduler', "
+                f"no scheduler answers at '{address}' ({reason}): start one with 'dask scheduler', "
                 "and give its address as tcp://HOST:8786"
             ) from None
         with _closing(client, 5):
@@ -165,7 +166,7 @@ def _own_cluster(workers: int, dashboard: bool) -> Iterator[Client]:
 
 
 @contextlib.contextmanager
-def _closing(opened: Any, timeout_s: float) -> Iterator[Any]:
+def _closing(opened: C, timeout_s: float) -> Iterator[C]:
     """A context manager that yields a client or cluster and closes it; it may be gone by then."""
     try:
         yield opened
@@ -208,10 +209,11 @@ def check_devices(states: Mapping[str, tuple[str, str]]) -> str:
             raise DeviceError(f"worker {address}: {refused}")
         devices.setdefault(device, address)
     if len(devices) > 1:
-        (one, first), (other, second) = list(devices.items())[:2]
+        (first_device, first), (second_device, second) = list(devices.items())[:2]
         raise DeviceError(
-            f"worker {first} runs on {one}, worker {second} on {other}: floats would not be equal "
-            "bit by bit. Start workers of one kind, or put all on the CPU (--backend cpu)"
+            f"worker {first} runs on {first_device}, worker {second} on {second_device}: floats "
+            "would not be equal bit by bit. Start workers of one kind, or put all on the "
+            "CPU (--backend cpu)"
         )
     return next(iter(devices))
 
@@ -229,29 +231,32 @@ def package_versions() -> dict[str, str]:
 
 def check_versions(client: Client) -> dict[str, str]:
     """Returns the client's versions by package; raises :class:`InputError` if a worker's differ."""
-    here = package_versions()
-    for address, there in sorted(client.run(package_versions, on_error="return").items()):
-        if isinstance(there, BaseException):
+    client_versions = package_versions()
+    for address, worker_versions in sorted(client.run(package_versions, on_error="return").items()):
+        if isinstance(worker_versions, BaseException):
             raise InputError(
-                f"worker {address} cannot load this version of cml_engine, {here['cml_engine']} "
-                f"({type(there).__name__}: {there}): install the same there, with the extra 'bake'"
+                f"worker {address} cannot load this version of cml_engine, "
+                f"{client_versions['cml_engine']} ({type(worker_versions).__name__}: "
+                f"{worker_versions}): install the same there, with the extra 'bake'"
             )
-        check_same_versions(here, there, f"worker {address}")
-    return here
+        check_same_versions(client_versions, worker_versions, f"worker {address}")
+    return client_versions
 
 
 def check_same_versions(
-    wanted: Mapping[str, str], found: Mapping[str, str], worker: str = "this worker"
+    client_versions: Mapping[str, str],
+    worker_versions: Mapping[str, str],
+    worker: str = "this worker",
 ) -> None:
     """Raises :class:`InputError` that names the first package whose version differs.
 
-    ``wanted`` has the client's versions, ``found`` the worker's, by package.
+    ``client_versions`` has the client's versions, ``worker_versions`` the worker's, by package.
     """
-    for package, version in wanted.items():
-        if found[package] != version:
+    for package, version in client_versions.items():
+        if worker_versions[package] != version:
             raise InputError(
-                f"{worker} has {package} {found[package]}, the client {version}: install the same "
-                "version on both"
+                f"{worker} has {package} {worker_versions[package]}, the client {version}: "
+                "install the same version on both"
             )
 
 

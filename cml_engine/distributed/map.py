@@ -63,8 +63,8 @@ def graph_digest(graph: Graph) -> str:
     """
     hasher = hashlib.sha256()
 
-    def add(*words: Any) -> None:
-        hasher.update(repr(words).encode())
+    def add(*items: object) -> None:
+        hasher.update(repr(items).encode())
 
     add(graph.inputs, graph.outputs, graph.updates, graph.integer)
     for node in graph.nodes:
@@ -83,7 +83,7 @@ def graph_digest(graph: Graph) -> str:
     return hasher.hexdigest()
 
 
-def _to_python(value: object) -> Any:
+def _to_python(value: object) -> object:
     """Returns a value as plain Python objects whose ``repr`` is complete.
 
     An array becomes its type, shape and bytes, because the ``repr`` of a large array leaves
@@ -93,8 +93,8 @@ def _to_python(value: object) -> Any:
         return (value.dtype.str, value.shape, value.tobytes())
     if isinstance(value, np.generic):
         return value.item()
-    if hasattr(value, "items"):
-        return sorted((name, _to_python(item)) for name, item in value.items())
+    if isinstance(value, Mapping):
+        return [(name, _to_python(value[name])) for name in sorted(value)]
     if isinstance(value, list | tuple):
         return [_to_python(item) for item in value]
     return value
@@ -147,9 +147,9 @@ class BatchTiming:
 
     seconds: dict[int, float]
 
-    def batch(self, most: int) -> int:
-        """Returns the fastest batch size up to ``most``, or 1 if batching saves little."""
-        best = min((n for n in self.seconds if n <= max(1, most)), key=lambda n: self.seconds[n])
+    def batch(self, limit: int) -> int:
+        """Returns the fastest batch size up to ``limit``, or 1 if batching saves little."""
+        best = min((n for n in self.seconds if n <= max(1, limit)), key=lambda n: self.seconds[n])
         return best if self.seconds[best] < _WORTH * self.seconds[1] else 1
 
 
@@ -202,52 +202,52 @@ class NetworkProducer:
 
     def _is_bit_identical(self, session: Session, count: int) -> bool:
         inputs = random_inputs(session.inputs, seed=count)
-        together = session.run(inputs)
+        batched = session.run(inputs)
         for row in {0, count - 1}:
-            alone = self.session.run({n: a[row : row + 1] for n, a in inputs.items()})
-            if any(a[row : row + 1].tobytes() != alone[n].tobytes() for n, a in together.items()):
+            single = self.session.run({n: a[row : row + 1] for n, a in inputs.items()})
+            if any(a[row : row + 1].tobytes() != single[n].tobytes() for n, a in batched.items()):
                 return False
         return True
 
     def make(self, layer: Layer, unit: Unit, clock: UnitClock) -> UnitResult:
         (span,) = layer.span(unit)
-        made = {
+        results = {
             name: np.zeros((span.stop - span.start, *cell.shape), cell.dtype)
             for name, cell in layer.arrays.items()
         }
         aside: dict[str, str] = {}
         batch = int(layer.attributes["batch"])
-        ready: list[tuple[int, dict[str, Array]]] = []
+        pending: list[tuple[int, dict[str, Array]]] = []
         for number in range(span.start, span.stop):
             try:
                 with clock("read"):
                     inputs = read_checked(self.work.source, number, self.session.inputs)
-                ready.append((number - span.start, inputs))
+                pending.append((number - span.start, inputs))
             except InputError as error:
                 aside[self.work.source.name(number)] = error.message
-            if ready and (len(ready) == batch or number == span.stop - 1):
+            if pending and (len(pending) == batch or number == span.stop - 1):
                 with clock("run") as watch:
-                    self._run(ready, batch, made, None if self.session.gpu else watch)
-                ready = []
-        return UnitResult(made, aside)
+                    self._run(pending, batch, results, None if self.session.gpu else watch)
+                pending = []
+        return UnitResult(results, aside)
 
     def _run(
         self,
-        ready: Sequence[tuple[int, dict[str, Array]]],
+        pending: Sequence[tuple[int, dict[str, Array]]],
         batch: int,
-        made: dict[str, Array],
+        results: dict[str, Array],
         watch: Watch | None,
     ) -> None:
-        session = self._batched_session(batch) if len(ready) == batch else None
+        session = self._batched_session(batch) if len(pending) == batch else None
         if session is None or batch == 1:
-            for row, inputs in ready:
+            for row, inputs in pending:
                 for name, value in self.session.run(inputs, watch=watch).items():
-                    made[name][row] = value
+                    results[name][row] = value
             return
-        together = {n: np.concatenate([inputs[n] for _, inputs in ready]) for n in session.inputs}
-        for name, values in session.run(together, watch=watch).items():
-            for i, (row, _) in enumerate(ready):
-                made[name][row] = values[i : i + 1]
+        batched = {n: np.concatenate([inputs[n] for _, inputs in pending]) for n in session.inputs}
+        for name, values in session.run(batched, watch=watch).items():
+            for i, (row, _) in enumerate(pending):
+                results[name][row] = values[i : i + 1]
 
 
 def device_name(session: Session) -> str:
@@ -324,15 +324,15 @@ def map_network(
     if graph.cooked_form is not None and cooked is None:
         raise InputError("a cooked network is sent to workers as its file: give its place instead")
     check_choice(("auto", "gpu", "cpu"), backend, "backend")
-    place, options = str(store), options or CompileOptions()
+    store_path, options = str(store), options or CompileOptions()
     _check_graph(graph)
     facts = {name: graph.facts[name] for name in graph.inputs}
     inputs = open_source(source, facts)
-    for count, what in ((batch, "batch"), (per_task, "per_task")):
+    for count, option in ((batch, "batch"), (per_task, "per_task")):
         if count is not None:
-            BATCH.check(count, what)
-    there = _read_manifest(place)
-    batch, per_task = batch or there.get("batch"), per_task or there.get("per_task")
+            BATCH.check(count, option)
+    stored = _read_manifest(store_path)
+    batch, per_task = batch or stored.get("batch"), per_task or stored.get("per_task")
     manifest = {
         "kind": "map",
         "engine": __version__,
@@ -352,16 +352,16 @@ def map_network(
 
     def plan(measured: BatchTiming) -> StorePlan:
         count = batch or measured.batch(len(inputs) // _TASKS)
-        each = per_task or _per_task(graph, len(inputs), count, measured.seconds[count])
-        return planned(count, each)
+        size = per_task or _per_task(graph, len(inputs), count, measured.seconds[count])
+        return planned(count, size)
 
-    def planned(count: int, each: int) -> StorePlan:
-        more = {"batch": count, "per_task": each}
-        return StorePlan([_layer(graph, inputs, count, each)], {**manifest, **more})
+    def planned(count: int, size: int) -> StorePlan:
+        sizes = {"batch": count, "per_task": size}
+        return StorePlan([_layer(graph, inputs, count, size)], {**manifest, **sizes})
 
     return bake(
         work,
-        place,
+        store_path,
         planned(batch, per_task) if batch and per_task else plan,
         client=client,
         scheduler=scheduler,
@@ -399,20 +399,20 @@ def _array_name_problem(name: str, outputs: Sequence[str]) -> str:
         return "has an empty part or a '.' between '/'"
     if name.split("/")[0] in (RECORD, NAMES, "zarr.json"):
         return "is called as a part of the store"
-    if any(other.startswith(f"{name}/") for other in outputs):
+    if any(output.startswith(f"{name}/") for output in outputs):
         return "is the beginning of another output's path"
     return ""
 
 
-def _read_manifest(place: str) -> dict[str, Any]:
+def _read_manifest(store: str) -> dict[str, Any]:
     """Returns the manifest of an existing map store; {} if there is none or it is unreadable."""
-    if "://" not in place and not (Path(place) / "zarr.json").is_file():
+    if "://" not in store and not (Path(store) / "zarr.json").is_file():
         return {}
     try:
-        found = manifest_of(place)
+        manifest = manifest_of(store)
     except InputError:  # ``prepare`` reports it
         return {}
-    return found if found.get("kind") == "map" else {}
+    return manifest if manifest.get("kind") == "map" else {}
 
 
 def _graphs(graph: Graph, counts: Sequence[int]) -> dict[int, Graph]:
@@ -421,22 +421,22 @@ def _graphs(graph: Graph, counts: Sequence[int]) -> dict[int, Graph]:
     Stops at the first size that the network does not support. A network whose inputs or outputs
     have no first axis of extent 1 has only batch size 1.
     """
-    made = {1: graph}
+    graphs = {1: graph}
     facts = {name: graph.facts[name] for name in graph.inputs}
-    ends = [graph.facts[name] for name in (*graph.inputs, *graph.outputs)]
-    if any(not fact.shape or fact.shape[0] != 1 for fact in ends):
-        return made
+    interface = [graph.facts[name] for name in (*graph.inputs, *graph.outputs)]
+    if any(not fact.shape or fact.shape[0] != 1 for fact in interface):
+        return graphs
     for count in counts:
         try:
             larger = graph.reshaped({n: (count, *f.shape[1:]) for n, f in facts.items()})
         except CmlError:
             break
-        wanted = [(count, *graph.facts[name].shape[1:]) for name in graph.outputs]
-        if [larger.facts[name].shape for name in graph.outputs] != wanted:
+        expected = [(count, *graph.facts[name].shape[1:]) for name in graph.outputs]
+        if [larger.facts[name].shape for name in graph.outputs] != expected:
             break
-        made[count] = larger
-    made[1] = graph
-    return made
+        graphs[count] = larger
+    graphs[1] = graph
+    return graphs
 
 
 def _per_task(graph: Graph, inputs: int, batch: int, seconds: float) -> int:
@@ -446,8 +446,8 @@ def _per_task(graph: Graph, inputs: int, batch: int, seconds: float) -> int:
     the unit's time and bytes, and leaves enough units for all workers.
     """
     nbytes = sum(graph.facts[name].nbytes for name in graph.outputs)
-    most = min(_TASK_S / max(seconds, 1e-9), _TASK_BYTES / max(nbytes, 1), inputs / _TASKS)
-    return max(1, int(most / batch)) * batch
+    limit = min(_TASK_S / max(seconds, 1e-9), _TASK_BYTES / max(nbytes, 1), inputs / _TASKS)
+    return max(1, int(limit / batch)) * batch
 
 
 def _layer(graph: Graph, source: InputSource, batch: int, per_task: int) -> Layer:
@@ -456,9 +456,9 @@ def _layer(graph: Graph, source: InputSource, batch: int, per_task: int) -> Laye
         fact = graph.facts[name]
         dims = tuple(f"{name}_{axis}" for axis in range(fact.rank))
         arrays[name] = Cell(fact.shape, NUMPY_DTYPE[fact.dtype].name, dims)
-    named = [name.encode() for name in names_of(source)]
-    letters = np.zeros((len(named), max(map(len, named))), np.uint8)
-    for row, text in enumerate(named):
+    names = [name.encode() for name in names_of(source)]
+    letters = np.zeros((len(names), max(map(len, names))), np.uint8)
+    for row, text in enumerate(names):
         letters[row, : len(text)] = np.frombuffer(text, np.uint8)
     return Layer(
         "",

@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from cml_engine.errors import InputError
 from cml_engine.io.arrays import check_place
 from cml_engine.io.atomic_write import write_atomically
+from cml_engine.io.json_files import Json
 
 #: the number of cells set aside that a report names; the others are only counted
 NAMED = 1000
@@ -105,10 +106,10 @@ class Report:
     def check(self) -> None:
         """Raises :class:`InputError` with the first set-aside cells if any were set aside."""
         if self.aside_count:
-            said = "\n  ".join(self.aside_lines())
+            reasons = "\n  ".join(self.aside_lines())
             raise InputError(
                 f"set aside: {self.aside_count:,} of {self.total:,} {self.what}. The others are in "
-                f"'{self.store}'; mend these, and the same command makes only them\n  {said}"
+                f"'{self.store}'; mend these, and the same command makes only them\n  {reasons}"
             )
 
     def set_aside(self, name: str, reason: str, cells: int = 1) -> None:
@@ -120,7 +121,7 @@ class Report:
         if len(self.aside) < NAMED:
             self.aside[name] = reason
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Returns the whole report as a dictionary of JSON values."""
         return {
             "store": self.store,
@@ -170,7 +171,7 @@ class Report:
                 f"(ms each: {parts})"
             )
         lines += [f"  refused: {name}: {reason}" for name, reason in self.refused.items()]
-        lines += [f"  set aside: {said}" for said in self.aside_lines()]
+        lines += [f"  set aside: {line}" for line in self.aside_lines()]
         return "\n".join(lines)
 
     def aside_lines(self) -> list[str]:
@@ -243,10 +244,10 @@ class _ProgressLines:
         if now - self._said < _EVERY_S or not report.rate:
             return
         self._said = now
-        left = (report.total - report.done) / report.rate
+        seconds_left = (report.total - report.done) / report.rate
         print(
             f"{_describe(report)}: {report.done:,} of {report.total:,}, {report.rate:.1f}/s, "
-            f"{_duration(left)} left",
+            f"{_duration(seconds_left)} left",
             file=self._stream,
             flush=True,
         )
@@ -262,9 +263,9 @@ def _describe(report: Report) -> str:
 
 
 def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds_left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    return f"{hours}:{minutes:02d}:{seconds_left:02d}" if hours else f"{minutes}:{seconds_left:02d}"
 
 
 # -- trace ----------------------------------------------------------------------------------------
@@ -297,7 +298,7 @@ class Trace:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         check_place(self.path)
-        self._events: list[dict[str, Any]] = []
+        self._events: list[tuple[int, TraceEvent]] = []
         self._workers: dict[str, int] = {}
         self._left = _MOST_TRACED  # units
 
@@ -311,23 +312,23 @@ class Trace:
         if not moments:
             return
         number = self._workers.setdefault(worker, len(self._workers) + 1)
-        self._events += [
-            {
-                "ph": "X",
-                "cat": moment.kind,
-                "name": moment.name,
-                "pid": number,
-                "tid": moment.thread % 2**31,
-                "ts": round(1e6 * moment.start, 1),
-                "dur": round(1e6 * moment.seconds, 1),
-            }
-            for moment in moments
-        ]
+        self._events += [(number, moment) for moment in moments]
 
     def write(self) -> None:
         """Writes the trace to its JSON file, atomically, with times relative to the first event."""
-        first = min((event["ts"] for event in self._events), default=0.0)
-        events = [{**event, "ts": round(event["ts"] - first, 1)} for event in self._events]
+        first = min((event.start for _, event in self._events), default=0.0)
+        events = [
+            {
+                "ph": "X",
+                "cat": event.kind,
+                "name": event.name,
+                "pid": number,
+                "tid": event.thread % 2**31,
+                "ts": round(1e6 * (event.start - first), 1),
+                "dur": round(1e6 * event.seconds, 1),
+            }
+            for number, event in self._events
+        ]
         names = [
             {"ph": "M", "name": "process_name", "pid": number, "args": {"name": worker}}
             for worker, number in self._workers.items()

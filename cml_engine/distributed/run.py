@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count, groupby, islice
 from math import prod
 from pathlib import Path
@@ -31,7 +32,7 @@ from cml_engine.errors.arguments import FloatRange
 if TYPE_CHECKING:
     from distributed import Client, Future
 
-    from cml_engine.distributed.worker import BatchResult, Outcome
+    from cml_engine.distributed.worker import BatchResult, Outcome, WorkerSetup
 
 #: the target duration of a task in seconds, and its minimum while enough units are left
 TASK_S, SHORTEST_S = 0.5, 0.05
@@ -50,19 +51,19 @@ class Pace:
     def record(self, units: int, seconds: float) -> None:
         """Updates the mean time of a unit with a task of ``units`` units that took ``seconds``."""
         latest = seconds / units
-        was = self._unit_s or latest
-        self._unit_s = was + _LATEST * (latest - was)
+        mean = self._unit_s or latest
+        self._unit_s = mean + _LATEST * (latest - mean)
 
-    def units(self, left: int, tasks: int) -> int:
+    def units(self, remaining: int, tasks: int) -> int:
         """Returns the number of units to put in the next task, at least 1.
 
-        ``left`` is the number of units that remain, ``tasks`` the number of tasks that run at
+        ``remaining`` is the number of units that remain, ``tasks`` the number of tasks that run at
         once. Tasks become smaller towards the end so that all workers finish together. Before the
         first :meth:`record`, a task has one unit.
         """
         if not self._unit_s:
             return 1
-        fair = max(left // tasks, int(SHORTEST_S / self._unit_s))
+        fair = max(remaining // tasks, int(SHORTEST_S / self._unit_s))
         return max(1, min(_MOST_UNITS, int(TASK_S / self._unit_s), fair))
 
 
@@ -130,14 +131,14 @@ class TaskWindow:
         ``ATTEMPTS`` failures.
         """
         self._left = total
-        start, shown = time.monotonic(), 0.0
+        start, last_shown = time.monotonic(), 0.0
         try:
             while self._fill(units):
                 self.monitor.check()
                 self._take_results(self._wait_finished())
                 self.report.seconds = time.monotonic() - start
-                if time.monotonic() - shown > _SHOW_S:
-                    shown = time.monotonic()
+                if time.monotonic() - last_shown > _SHOW_S:
+                    last_shown = time.monotonic()
                     self._progress(self.report)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(self.monitor.describe_progress()) from None
@@ -151,32 +152,32 @@ class TaskWindow:
         if self._span is not None:
             self._span[1].close()
         if self._sent:
-            self.client.cancel([sent.future for sent in self._sent.values()])
+            self.client.cancel([task.future for task in self._sent.values()])
 
     def _fill(self, units: Iterator[Unit]) -> bool:
         """Sends new tasks if the window has enough room; returns True if any task is running.
 
         Units whose worker died are sent again one at a time, once no other task is left.
         """
-        room = self.monitor.window - len(self._sent)
-        if room >= self.monitor.window * _REFILL or not self._sent:
-            self._send(self._make_tasks(units, room))
+        free_slots = self.monitor.window - len(self._sent)
+        if free_slots >= self.monitor.window * _REFILL or not self._sent:
+            self._send(self._make_tasks(units, free_slots))
         if not self._sent and self._suspects:
             self._send([[(self._suspects.pop(), ATTEMPTS - 1)]])
         return bool(self._sent)
 
-    def _make_tasks(self, units: Iterator[Unit], room: int) -> list[list[_Try]]:
-        """Takes the next units and returns them as about ``room`` lists, one list per task.
+    def _make_tasks(self, units: Iterator[Unit], free_slots: int) -> list[list[_Try]]:
+        """Takes the next units and returns them as about ``free_slots`` lists, one list per task.
 
         All units of a task are of one layer, so there is one more task where a layer ends.
         """
         tries, tasks = self._next_tries(units), list[list[_Try]]()
-        while len(tasks) < room:
-            found = list(islice(tries, self._pace.units(self._left, self.monitor.window)))
-            if not found:
+        while len(tasks) < free_slots:
+            taken = list(islice(tries, self._pace.units(self._left, self.monitor.window)))
+            if not taken:
                 break
-            self._left -= len(found)
-            tasks += (list(part) for _, part in groupby(found, key=_layer_of))
+            self._left -= len(taken)
+            tasks += (list(part) for _, part in groupby(taken, key=_layer_of))
         return tasks
 
     def _next_tries(self, units: Iterator[Unit]) -> Iterator[_Try]:
@@ -192,11 +193,11 @@ class TaskWindow:
         """
         from cml_engine.distributed.worker import run_batch
 
-        for layer, part in groupby(tasks, key=lambda tries: _layer_of(tries[0])):
-            sent = list(part)
+        for layer, group in groupby(tasks, key=lambda tries: _layer_of(tries[0])):
+            tasks_of_layer = list(group)
             label = f"{self.report.what} {layer}".strip()
             keys: list[_Key] = [
-                (label, *tries[0][0].at, next(self._numbers), self.name) for tries in sent
+                (label, *tries[0][0].at, next(self._numbers), self.name) for tries in tasks_of_layer
             ]
             self._enter_span(label)
             batches = [
@@ -206,10 +207,10 @@ class TaskWindow:
                     tuple(unit.at for unit, _ in tries),
                     self._trace is not None and self._trace.take(len(tries)),
                 )
-                for tries in sent
+                for tries in tasks_of_layer
             ]
             futures = self.client.map(run_batch, batches, key=keys, pure=False)
-            for key, tries, future in zip(keys, sent, futures, strict=True):
+            for key, tries, future in zip(keys, tasks_of_layer, futures, strict=True):
                 self._sent[key] = _RunningTask(tries, future)
                 future.add_done_callback(lambda _, key=key: self._done.put(key))
 
@@ -233,34 +234,34 @@ class TaskWindow:
 
         The list is empty after ``LOOK_S`` seconds without any.
         """
-        found: list[_RunningTask] = []
+        finished: list[_RunningTask] = []
         try:
             key = self._done.get(timeout=LOOK_S)
             while True:
-                sent = self._sent.pop(key, None)
-                if sent is not None:
-                    found.append(sent)
+                task = self._sent.pop(key, None)
+                if task is not None:
+                    finished.append(task)
                 key = self._done.get_nowait()
         except queue.Empty:
-            return found
+            return finished
 
     def _take_results(self, finished: list[_RunningTask]) -> None:
-        for sent, done in self._gather_results(finished):
-            if done.refused:
-                self._retire_worker(done.worker, sent, done.refused)
+        for task, result in self._gather_results(finished):
+            if result.refused:
+                self._retire_worker(result.worker, task, result.refused)
                 continue
-            begun = len(done.outcomes)
-            self._pace.record(begun, done.elapsed)
-            self.report.workers.setdefault(done.worker, WorkerShare()).add(done.seconds)
-            self._put_back(sent.tries[begun:])
-            for tried, outcome in zip(sent.tries, done.outcomes, strict=False):
-                self._count(done.worker, tried, outcome)
-        for sent in finished:
-            if sent.future.status == "error":
-                self._handle_lost(sent, sent.future.exception())
-            elif sent.future.status != "finished":  # the scheduler restarted or dropped the task
-                self._put_back(sent.tries)
-            sent.future.release()
+            n_begun = len(result.outcomes)
+            self._pace.record(n_begun, result.elapsed)
+            self.report.workers.setdefault(result.worker, WorkerShare()).add(result.seconds)
+            self._put_back(task.tries[n_begun:])
+            for tried, outcome in zip(task.tries, result.outcomes, strict=False):
+                self._count(result.worker, tried, outcome)
+        for task in finished:
+            if task.future.status == "error":
+                self._handle_lost(task, task.future.exception())
+            elif task.future.status != "finished":  # the scheduler restarted or dropped the task
+                self._put_back(task.tries)
+            task.future.release()
 
     def _put_back(self, tries: list[_Try]) -> None:
         """Puts units back at the front of the queue in the same order, to be sent again."""
@@ -275,16 +276,18 @@ class TaskWindow:
         All results are gathered in one call, which is faster. If that fails because a worker
         died, each result is fetched separately and lost ones are left out.
         """
-        good = [sent for sent in finished if sent.future.status == "finished"]
+        successful = [task for task in finished if task.future.status == "finished"]
         try:
-            outcomes = self.client.gather([sent.future for sent in good]) if good else []
-            return list(zip(good, outcomes, strict=True))
+            outcomes = (
+                self.client.gather([task.future for task in successful]) if successful else []
+            )
+            return list(zip(successful, outcomes, strict=True))
         except Exception:
-            found = []
-            for sent in good:
+            results = []
+            for task in successful:
                 with contextlib.suppress(Exception):  # ``_take`` handles the future's status
-                    found.append((sent, sent.future.result()))
-            return found
+                    results.append((task, task.future.result()))
+            return results
 
     def _count(self, worker: str, tried: _Try, outcome: Outcome) -> None:
         report, size = self.report, self._size(outcome.unit)
@@ -316,7 +319,7 @@ class TaskWindow:
         else:
             self._set_aside(unit, f"{message} ({ATTEMPTS} attempts)")
 
-    def _handle_lost(self, sent: _RunningTask, error: object) -> None:
+    def _handle_lost(self, task: _RunningTask, error: object) -> None:
         """Handles the units of a task that ended with ``error``: retries them or sets them aside.
 
         If the task's worker died, each of its units is retried alone, because Dask suspects
@@ -324,7 +327,7 @@ class TaskWindow:
         """
         from distributed import KilledWorker
 
-        for unit, attempts in sent.tries:
+        for unit, attempts in task.tries:
             if not isinstance(error, KilledWorker):
                 self._handle_failed((unit, attempts), f"{type(error).__name__}: {error}")
             elif attempts + 1 < ATTEMPTS:
@@ -333,13 +336,13 @@ class TaskWindow:
             else:
                 self._set_aside(unit, "the process that makes it ends each time")
 
-    def _retire_worker(self, worker: str, sent: _RunningTask, message: str) -> None:
+    def _retire_worker(self, worker: str, task: _RunningTask, message: str) -> None:
         """Retires a worker that cannot take part, and puts the units of its task back in the queue.
 
         Raises :class:`DeviceError` if no other worker is left.
         """
         self.report.refused[worker] = message
-        self._put_back(sent.tries)
+        self._put_back(task.tries)
         self.client.retire_workers([worker], close_workers=True)
         if not self.client.nthreads():
             raise DeviceError(f"worker {worker}: {message}. No other worker is left")
@@ -374,7 +377,7 @@ class StorePlan:
     """
 
     layers: Sequence[Layer]
-    manifest: Mapping[str, Any]
+    manifest: Mapping[str, object]
 
 
 def bake(
@@ -429,14 +432,14 @@ def bake(
     refuse(
         store, plan.manifest if isinstance(plan, StorePlan) else {}
     )  # before a cluster is started
-    with connect(client, scheduler, workers, dashboard) as (found, embedded):
+    with connect(client, scheduler, workers, dashboard) as (connected, embedded):
         report = Report(store, what, price=price)
-        run = _Run(found, embedded, work, report)
+        run = _Run(connected, embedded, work, report)
         if dashboard or not embedded:
-            report.dashboard = found.dashboard_link or ""
-        shown = progress or (lambda report: None)
+            report.dashboard = connected.dashboard_link or ""
+        show = progress or (lambda report: None)
         try:
-            return run.bake(plan, verify, title, shown, traced)
+            return run.bake(plan, verify, title, show, traced)
         finally:
             if traced is not None:
                 traced.write()
@@ -459,12 +462,17 @@ class _Run:
         from distributed import CancelledError
         from distributed.comm import CommClosedError
 
+        from cml_engine.distributed.worker import WorkerSetup
+
         report, window = self.report, None
         watch = ClusterMonitor(self.client, self.embedded, report)
         try:
             self._await_workers()
             versions = check_versions(self.client)
-            report.device = self._set_up(versions=versions)
+            setup = partial(
+                WorkerSetup, self.name, self.work, embedded=self.embedded, versions=versions
+            )
+            report.device = self._set_up(setup())
             if not isinstance(plan, StorePlan):
                 plan = plan(self._measure())
             layers = plan.layers
@@ -472,8 +480,8 @@ class _Run:
             manifest = {**plan.manifest, "device": report.device}
             was_there = prepare(report.store, layers, manifest, title)
             # coordinates may be large, and workers do not need them
-            bare = [replace(layer, coordinates={}) for layer in layers]
-            self._set_up(versions=versions, place=report.store, layers=bare, device=report.device)
+            stripped = [replace(layer, coordinates={}) for layer in layers]
+            self._set_up(setup(place=report.store, layers=stripped, device=report.device))
             units: Iterable[Unit] = (unit for layer in layers for unit in layer.units())
             count = sum(layer.count for layer in layers)
             if was_there and not verify:
@@ -507,18 +515,17 @@ class _Run:
                 "'dask worker ADDRESS'"
             ) from None
 
-    def _set_up(self, **more: Any) -> str:
+    def _set_up(self, setup: WorkerSetup) -> str:
         """Installs the work on every current and future worker; returns the workers' device.
 
-        ``more`` are further arguments of :class:`WorkerSetup`. Raises if a worker was refused.
+        Raises if a worker was refused.
         """
-        from cml_engine.distributed.worker import WorkerSetup, worker_state
+        from cml_engine.distributed.worker import worker_state
 
-        setup = WorkerSetup(self.name, self.work, embedded=self.embedded, **more)
         self.client.register_plugin(setup, name=self.name)
         return check_devices(self.client.run(worker_state, self.name))
 
-    def _measure(self) -> Any:
+    def _measure(self) -> object:
         from cml_engine.distributed.worker import measure
 
         future = self.client.submit(measure, self.name, pure=False, key=f"measure-{self.name}")

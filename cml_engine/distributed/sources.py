@@ -103,19 +103,19 @@ class ZarrSource:
 
     def read(self, number: int, facts: Facts) -> dict[str, Array]:
         ((name, fact),) = facts.items()
-        places = zip(self._chunk_index(number), self.chunks, strict=True)
+        axes = zip(self._chunk_index(number), self.chunks, strict=True)
         array = _open_array(self.place)
         check_array(array, self.place)  # the array may have changed since ``open_source``
         _charge_chunk(array, self.place, self.chunks)
-        span = tuple(slice(i * size, (i + 1) * size) for i, size in places)
+        span = tuple(slice(i * size, (i + 1) * size) for i, size in axes)
         try:
             check_chunk(array, self._chunk_index(number))
-            found = np.asarray(array[span])
+            chunk = np.asarray(array[span])
         except InputError:
             raise
         except Exception as error:  # a codec's error: the chunk is damaged
             raise InputError(f"it cannot be read: {error}") from None
-        return {name: found.reshape(fact.shape) if found.size == fact.size else found}
+        return {name: chunk.reshape(fact.shape) if chunk.size == fact.size else chunk}
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class ItemSource:
     It may be a sequence of arrays if the network has one input.
     """
 
-    items: Sequence[Any]
+    items: Sequence[Array | Mapping[str, Array]]
 
     def __len__(self) -> int:
         return len(self.items)
@@ -142,26 +142,26 @@ class ItemSource:
         return {next(iter(facts)): item}
 
 
-def open_source(given: Any, facts: Facts) -> InputSource:
+def open_source(inputs: Any, facts: Facts) -> InputSource:
     """Returns the caller's ``source`` argument as an :class:`InputSource`.
 
-    ``given`` is a file pattern, a sequence of paths, a Zarr array or its path, a sequence of
+    ``inputs`` is a file pattern, a sequence of paths, a Zarr array or its path, a sequence of
     arrays, or an :class:`InputSource`. Raises :class:`InputError` if its type is not supported,
     if it is empty, or if it does not suit the network's inputs.
     """
-    if isinstance(given, str | Path):
-        source = _open_pattern(str(given), facts)
-    elif isinstance(given, Sequence) and given and all(isinstance(p, str | Path) for p in given):
-        source = FileSource(tuple(str(Path(p).absolute()) for p in given))
-    elif all(hasattr(given, part) for part in ("name", "read", "__len__")):
-        source = given
-    elif isinstance(given, Sequence | np.ndarray):
-        source = ItemSource(given)  # type: ignore[arg-type]
-    elif type(given).__module__.startswith("zarr"):
-        source = _zarr_source(str(given.store_path), given, facts)
+    if isinstance(inputs, str | Path):
+        source = _open_pattern(str(inputs), facts)
+    elif isinstance(inputs, Sequence) and inputs and all(isinstance(p, str | Path) for p in inputs):
+        source = FileSource(tuple(str(Path(p).absolute()) for p in inputs))
+    elif all(hasattr(inputs, part) for part in ("name", "read", "__len__")):
+        source = inputs
+    elif isinstance(inputs, Sequence | np.ndarray):
+        source = ItemSource(inputs)  # type: ignore[arg-type]
+    elif type(inputs).__module__.startswith("zarr"):
+        source = _zarr_source(str(inputs.store_path), inputs, facts)
     else:
         raise InputError(
-            f"cannot take inputs from {type(given).__name__}: wanted a pattern such as "
+            f"cannot take inputs from {type(inputs).__name__}: wanted a pattern such as "
             "'tiles/*.npy', files, a Zarr array, or a sequence of arrays"
         )
     if not len(source):
@@ -174,20 +174,19 @@ def open_source(given: Any, facts: Facts) -> InputSource:
 def _open_pattern(pattern: str, facts: Facts) -> InputSource:
     # absolute paths, since workers may have another working folder
     if _zarr_at(pattern):
-        place = pattern if "://" in pattern else str(Path(pattern).absolute())
-        return _open_zarr(place, facts)
+        return _open_zarr(pattern if "://" in pattern else str(Path(pattern).absolute()), facts)
     return FileSource(tuple(str(Path(path).absolute()) for path in _match_pattern(pattern)))
 
 
 def _match_pattern(pattern: str) -> list[str]:
     anchor = Path(pattern).anchor
-    found = sorted(map(str, Path(anchor).glob(str(Path(pattern).relative_to(anchor)))))
-    if not found:
+    paths = sorted(map(str, Path(anchor).glob(str(Path(pattern).relative_to(anchor)))))
+    if not paths:
         raise InputError(
             f"--inputs '{pattern}': no such file. Wanted .npy, .npz or .png files, or a Zarr "
             "array; a pattern in quotes, such as 'tiles/*.npy'"
         )
-    return found
+    return paths
 
 
 def first_shape(pattern: str, name: str, known: array_files.Known) -> array_files.Shape | None:
@@ -201,63 +200,61 @@ def first_shape(pattern: str, name: str, known: array_files.Known) -> array_file
     )
 
 
-def _zarr_at(place: str) -> bool:
+def _zarr_at(path: str) -> bool:
     """Returns True if the path is a Zarr array or group. Every URL counts as one."""
-    if "://" in place:
+    if "://" in path:
         return True
-    return any((Path(place) / name).is_file() for name in ("zarr.json", ".zarray", ".zgroup"))
+    return any((Path(path) / name).is_file() for name in ("zarr.json", ".zarray", ".zgroup"))
 
 
-def _open_zarr(place: str, facts: Facts) -> InputSource:
-    found = _open_array(place)
-    if not hasattr(found, "chunks"):
-        arrays = sorted(name for name, _ in found.arrays())
-        wanted = f"{place.rstrip('/')}/NAME"
+def _open_zarr(path: str, facts: Facts) -> InputSource:
+    array = _open_array(path)
+    if not hasattr(array, "chunks"):
+        arrays = sorted(name for name, _ in array.arrays())
+        example = f"{path.rstrip('/')}/NAME"
         raise InputError(
-            f"--inputs '{place}' is a Zarr group: name one of its arrays, {wanted}: "
+            f"--inputs '{path}' is a Zarr group: name one of its arrays, {example}: "
             f"{', '.join(arrays) or '(none)'}"
         )
-    return _zarr_source(place, found, facts)
+    return _zarr_source(path, array, facts)
 
 
-def _open_array(place: str) -> ZarrArray:
+def _open_array(path: str) -> ZarrArray:
     """Returns the opened Zarr array or group; raises :class:`InputError` if it cannot be opened."""
     import zarr
 
     try:
-        return zarr.open(place, mode="r")
+        return zarr.open(path, mode="r")
     except Exception as error:
-        raise InputError(f"'{place}': no Zarr array that can be read: {error}") from None
+        raise InputError(f"'{path}': no Zarr array that can be read: {error}") from None
 
 
-def _zarr_source(place: str, array: ZarrArray, facts: Facts) -> ZarrSource:
+def _zarr_source(path: str, array: ZarrArray, facts: Facts) -> ZarrSource:
     if len(facts) != 1:
         raise InputError(
-            f"'{place}' is one array, and the model has the inputs {', '.join(facts)}: give .npz "
+            f"'{path}' is one array, and the model has the inputs {', '.join(facts)}: give .npz "
             "files with an array of each name"
         )
-    check_array(array, place)
+    check_array(array, path)
     ((name, fact),) = facts.items()
     chunks, shape = tuple(array.chunks), tuple(array.shape)
     if _squeezed_shape(chunks) != _squeezed_shape(fact.shape):
         raise InputError(
-            f"'{place}' has chunks of {list(chunks)}, the model's input '{name}' is {fact}: "
+            f"'{path}' has chunks of {list(chunks)}, the model's input '{name}' is {fact}: "
             "wanted chunks of that shape"
         )
-    _charge_chunk(array, place, chunks)
+    _charge_chunk(array, path, chunks)
     if any(n % size for n, size in zip(shape, chunks, strict=True)):
-        raise InputError(f"'{place}': {list(shape)} are no whole chunks of {list(chunks)}")
-    return ZarrSource(
-        place, chunks, tuple(n // size for n, size in zip(shape, chunks, strict=True))
-    )
+        raise InputError(f"'{path}': {list(shape)} are no whole chunks of {list(chunks)}")
+    return ZarrSource(path, chunks, tuple(n // size for n, size in zip(shape, chunks, strict=True)))
 
 
-def _charge_chunk(array: ZarrArray, place: str, chunks: Sequence[int]) -> None:
+def _charge_chunk(array: ZarrArray, path: str, chunks: Sequence[int]) -> None:
     """Charges a chunk's unpacked size to the current memory budget, which raises if it is exceeded.
 
     A few kilobytes can unpack to gigabytes.
     """
-    current_budget().charge_unpacked(prod(chunks) * array.dtype.itemsize, f"a chunk of '{place}'")
+    current_budget().charge_unpacked(prod(chunks) * array.dtype.itemsize, f"a chunk of '{path}'")
 
 
 def _squeezed_shape(shape: Sequence[int]) -> list[int]:
@@ -272,8 +269,8 @@ def read_checked(source: InputSource, number: int, facts: Facts) -> dict[str, Ar
     try:
         return check_inputs(facts, dict(source.read(number, facts)))
     except InputError as error:
-        said = error.message.removeprefix(f"{source.name(number)}: ")
-        raise InputError(said) from None
+        reason = error.message.removeprefix(f"{source.name(number)}: ")
+        raise InputError(reason) from None
 
 
 def names_of(source: InputSource) -> Iterator[str]:

@@ -13,13 +13,13 @@ import hashlib
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import ArrayLike, DTypeLike
 
 from cml_engine.distributed.work import Cell, Layer, Unit
 from cml_engine.errors import InputError
@@ -40,7 +40,7 @@ _SLACK = 64
 _ABSENT = 2**64 - 1
 
 
-def check_array(array: ZarrArray, place: str) -> None:
+def check_array(array: ZarrArray, path: str) -> None:
     """Raises ``InputError`` for a Zarr array with non-numeric items or refused codecs.
 
     A codec is refused if it is unknown, or the second one that compresses.
@@ -50,18 +50,18 @@ def check_array(array: ZarrArray, place: str) -> None:
     array : an open Zarr array, before any of its chunks is read.
     place : the array's name in the message.
     """
-    kind = np.dtype(array.dtype).kind
-    if kind not in "biuf":
-        raise InputError(f"'{place}' holds items of type {array.dtype}: wanted numbers")
+    dtype_kind = np.dtype(array.dtype).kind
+    if dtype_kind not in "biuf":
+        raise InputError(f"'{path}' holds items of type {array.dtype}: wanted numbers")
     names = list(_codec_names(array.metadata.to_dict()))
     refused = sorted(set(names) - _CODECS)
     if refused:
         raise InputError(
-            f"'{place}' is stored with the codec {', '.join(map(repr, refused))}, which is refused "
+            f"'{path}' is stored with the codec {', '.join(map(repr, refused))}, which is refused "
             f"in files from elsewhere. Store it with some of {', '.join(sorted(_CODECS))}"
         )
     if sum(name in _PACKING for name in names) > 1:
-        raise InputError(f"'{place}' is compressed twice: store it with one compressing codec")
+        raise InputError(f"'{path}' is compressed twice: store it with one compressing codec")
 
 
 def _codec_names(metadata: Mapping[str, Any]) -> Iterator[str]:
@@ -86,14 +86,21 @@ def check_chunk(array: ZarrArray, at: Sequence[int]) -> None:
     shard: Mapping[str, Any] = {}
     if codecs and codecs[0]["name"] == _SHARDS:
         shard, codecs = codecs[0]["configuration"], codecs[0]["configuration"]["codecs"]
-    inside = tuple(n // size for n, size in zip(array.shards or (), array.chunks, strict=False))
-    place = [i // n for i, n in zip(at, inside, strict=True)] if shard else at
-    found = sync((array.store_path / array.metadata.encode_chunk_key(tuple(place))).get())
-    if found is None:  # a missing chunk holds the array's fill value
+    chunks_per_shard = tuple(
+        n // size for n, size in zip(array.shards or (), array.chunks, strict=False)
+    )
+    position = [i // n for i, n in zip(at, chunks_per_shard, strict=True)] if shard else at
+    buffer = sync((array.store_path / array.metadata.encode_chunk_key(tuple(position))).get())
+    if buffer is None:  # a missing chunk holds the array's fill value
         return
-    data = memoryview(found.to_bytes())
+    data = memoryview(buffer.to_bytes())
     if shard:
-        data = _shard_chunk(data, shard, inside, [i % n for i, n in zip(at, inside, strict=True)])
+        data = _shard_chunk(
+            data,
+            shard,
+            chunks_per_shard,
+            [i % n for i, n in zip(at, chunks_per_shard, strict=True)],
+        )
     names = list(_codec_names({**metadata, "codecs": codecs}))
     limit = prod(array.chunks) * np.dtype(array.dtype).itemsize + _SLACK
     packing = next((name for name in names if name in _PACKING), None)
@@ -105,20 +112,20 @@ def check_chunk(array: ZarrArray, at: Sequence[int]) -> None:
 
 
 def _shard_chunk(
-    data: memoryview, shard: Mapping[str, Any], inside: Sequence[int], at: Sequence[int]
+    data: memoryview, shard: Mapping[str, Any], chunks_per_shard: Sequence[int], at: Sequence[int]
 ) -> memoryview:
     """Returns the still compressed bytes of one chunk of a shard; no bytes if the shard lacks it.
 
-    ``inside`` is the number of chunks in a shard along each axis, ``at`` the chunk's position in
-    it.
+    ``chunks_per_shard`` is the number of chunks in a shard along each axis, ``at`` the chunk's
+    position in it.
     """
     names = [codec["name"] for codec in shard["index_codecs"]]
     if names[:1] != ["bytes"] or set(names[1:]) > {"crc32c"}:
         raise InputError(f"its shards have an index in the codecs {', '.join(names)}: wanted bytes")
-    size = 16 * prod(inside)
-    in_front = shard.get("index_location") == "start"
-    start = 0 if in_front else len(data) - size - 4 * (len(names) - 1)
-    index = np.frombuffer(data[max(start, 0) :][:size], "<u8").reshape(*inside, 2)
+    size = 16 * prod(chunks_per_shard)
+    is_index_first = shard.get("index_location") == "start"
+    start = 0 if is_index_first else len(data) - size - 4 * (len(names) - 1)
+    index = np.frombuffer(data[max(start, 0) :][:size], "<u8").reshape(*chunks_per_shard, 2)
     offset, nbytes = (int(n) for n in index[tuple(at)])
     return data[:0] if offset == _ABSENT else data[offset : offset + nbytes]
 
@@ -128,11 +135,11 @@ def _zlib_size(data: memoryview, limit: int) -> int:
 
     Stops unpacking one byte past ``limit``.
     """
-    size, rest = 0, bytes(data)
-    while rest and size <= limit:
+    size, packed = 0, bytes(data)
+    while packed and size <= limit:
         unpacker = zlib.decompressobj(47)  # zlib's or gzip's header
-        size += len(unpacker.decompress(rest, limit + 1 - size))
-        rest = unpacker.unused_data
+        size += len(unpacker.decompress(packed, limit + 1 - size))
+        packed = unpacker.unused_data
     return size
 
 
@@ -141,15 +148,15 @@ def _zstd_size(data: memoryview, limit: int) -> int:
 
     Returns ``limit + 1`` if the header does not state the size.
     """
-    kind = data[4] if len(data) > 4 else 0
-    is_single = kind >> 5 & 1
-    nbytes = (is_single, 2, 4, 8)[kind >> 6]
-    start = 5 + (not is_single) + (0, 1, 2, 4)[kind & 3]
+    descriptor = data[4] if len(data) > 4 else 0
+    is_single = descriptor >> 5 & 1
+    nbytes = (is_single, 2, 4, 8)[descriptor >> 6]
+    start = 5 + (not is_single) + (0, 1, 2, 4)[descriptor & 3]
     stated = int.from_bytes(data[start : start + nbytes], "little") + 256 * (nbytes == 2)
     return stated if nbytes else limit + 1
 
 
-_SIZES: Mapping[str, Any] = {
+_SIZES: Mapping[str, Callable[[memoryview, int], int]] = {
     "gzip": _zlib_size,
     "zlib": _zlib_size,
     "zstd": _zstd_size,
@@ -168,7 +175,7 @@ _LEVEL = 1
 _CHECKSUM = 4
 
 
-def codecs_of(packed: bool) -> list[Any]:
+def codecs_of(packed: bool) -> list[object]:
     """Returns the Zarr codecs of a new array: Zstandard if ``packed``, then a CRC32C checksum."""
     from zarr.codecs import Crc32cCodec, ZstdCodec
 
@@ -218,15 +225,15 @@ def read_chunk(file: Path, shape: tuple[int, ...], dtype: DTypeLike, packed: boo
 def _encode(data: Array, packed: bool) -> bytes:
     from numcodecs import Zstd
 
-    found = bytes(Zstd(level=_LEVEL).encode(data) if packed else data)
-    return found + _checksum(found)
+    content = bytes(Zstd(level=_LEVEL).encode(data) if packed else data)
+    return content + _checksum(content)
 
 
 def _checksum(data: bytes) -> bytes:
     import google_crc32c
 
-    found: int = google_crc32c.value(data)
-    return found.to_bytes(_CHECKSUM, "little")
+    checksum: int = google_crc32c.value(data)
+    return checksum.to_bytes(_CHECKSUM, "little")
 
 
 #: the attribute that holds a store's manifest
@@ -238,40 +245,40 @@ _FREE = frozenset({"licence"})
 _SHOWN = 24
 
 
-def refuse(place: str, manifest: Mapping[str, object]) -> bool:
-    """Returns True if ``place`` holds a store with this manifest, False if one can be created.
+def refuse(path: str, manifest: Mapping[str, object]) -> bool:
+    """Returns True if ``path`` holds a store with this manifest, False if one can be created.
 
-    Raises :class:`InputError` if ``place`` holds something else or is not writable. Only the
+    Raises :class:`InputError` if ``path`` holds something else or is not writable. Only the
     keys of ``manifest`` are compared; the store's manifest may have more.
     """
-    _check_place(place)
-    opened = _open_group(place)
+    _check_place(path)
+    opened = _open_group(path)
     if opened is None or opened[1] == _UNFINISHED:
         return False
-    group, said = opened
-    if said:
-        _check_same(place, said, manifest)
+    group, stored_manifest = opened
+    if stored_manifest:
+        _check_same(path, stored_manifest, manifest)
         return True
     if len(list(group.keys())):
         raise InputError(
-            f"'{place}' is a Zarr store of something else: it has no '{MANIFEST}' attribute. Name "
+            f"'{path}' is a Zarr store of something else: it has no '{MANIFEST}' attribute. Name "
             "another store"
         )
     return False
 
 
 def prepare(
-    place: str, layers: Sequence[Layer], manifest: Mapping[str, object], title: str = ""
+    path: str, layers: Sequence[Layer], manifest: Mapping[str, object], title: str = ""
 ) -> bool:
     """Creates a store with empty arrays for these layers; returns True if it already existed.
 
-    Raises :class:`InputError` if ``place`` holds something else, or a store of another manifest.
+    Raises :class:`InputError` if ``path`` holds something else, or a store of another manifest.
     """
     import zarr
 
-    if refuse(place, manifest):
+    if refuse(path, manifest):
         return True
-    root = zarr.open_group(place, mode="a", zarr_format=3)
+    root = zarr.open_group(path, mode="a", zarr_format=3)
     root.attrs[MANIFEST] = dict(_UNFINISHED)
     for layer in layers:
         _create_layer(root, layer)
@@ -295,7 +302,7 @@ def manifest_of(place: str) -> dict[str, Any]:
     return opened[1]
 
 
-def _open_group(place: str) -> tuple[Group, dict[str, Any]] | None:
+def _open_group(path: str) -> tuple[Group, dict[str, Any]] | None:
     """Opens a store for reading; returns its root and its manifest, or None if there is none.
 
     The manifest of a store of something else is empty.
@@ -303,37 +310,37 @@ def _open_group(place: str) -> tuple[Group, dict[str, Any]] | None:
     import zarr
 
     try:
-        root = zarr.open_group(place, mode="r", use_consolidated=False)
+        root = zarr.open_group(path, mode="r", use_consolidated=False)
         return root, dict(root.attrs.get(MANIFEST, {}))
     except FileNotFoundError:
         return None
     except Exception as error:
-        raise InputError(f"'{place}': no store that can be read: {error}") from None
+        raise InputError(f"'{path}': no store that can be read: {error}") from None
 
 
-def _check_place(place: str) -> None:
-    if "://" in place:
+def _check_place(path_text: str) -> None:
+    if "://" in path_text:
         return
-    path = Path(place)
+    path = Path(path_text)
     if path.is_file():
-        raise InputError(f"'{place}' is a file: a store is a folder. Name another")
+        raise InputError(f"'{path_text}' is a file: a store is a folder. Name another")
     if path.is_dir() and not (path / "zarr.json").exists() and any(path.iterdir()):
-        raise InputError(f"'{place}' is a folder of something else. Name another store")
+        raise InputError(f"'{path_text}' is a folder of something else. Name another store")
     parent = path.resolve().parent
     if not parent.is_dir():
-        raise InputError(f"cannot write '{place}': no folder '{parent}'; make it first")
+        raise InputError(f"cannot write '{path_text}': no folder '{parent}'; make it first")
     if not os.access(path if path.is_dir() else parent, os.W_OK):
-        raise InputError(f"cannot write '{place}': Permission denied")
+        raise InputError(f"cannot write '{path_text}': Permission denied")
 
 
-def _check_same(place: str, found: dict[str, object], wanted: Mapping[str, object]) -> None:
-    for key in wanted:
-        was, now = found.get(key), wanted.get(key)
-        if was != now and key not in _FREE:
+def _check_same(path: str, stored: dict[str, object], requested: Mapping[str, object]) -> None:
+    for key in requested:
+        old_value, new_value = stored.get(key), requested.get(key)
+        if old_value != new_value and key not in _FREE:
             raise InputError(
-                f"'{place}' was made with another {key}: {_shorten(was)} there, "
-                f"{_shorten(now)} here. The two are never mixed: name another store, or delete "
-                "that one"
+                f"'{path}' was made with another {key}: {_shorten(old_value)} there, "
+                f"{_shorten(new_value)} here. The two are never mixed: name another store, or "
+                "delete that one"
             )
 
 
@@ -370,7 +377,7 @@ def _create_layer(root: Group, layer: Layer) -> None:
     )
     for name, coordinate in layer.coordinates.items():
         values = coordinate.values
-        made = group.create_array(
+        array = group.create_array(
             name,
             shape=values.shape,
             chunks=values.shape,
@@ -380,7 +387,7 @@ def _create_layer(root: Group, layer: Layer) -> None:
             dimension_names=coordinate.dims,
             overwrite=True,
         )
-        made[...] = values
+        array[...] = values
 
 
 #: the name of a layer's array of SHA-256 records, one per unit, and a record's size in bytes
@@ -421,7 +428,7 @@ class Store:
         from zarr.storage import LocalStore
 
         self.layers = {layer.name: layer for layer in layers}
-        mode: Any = "r+" if writable else "r"
+        mode: Literal["r+", "r"] = "r+" if writable else "r"
         root = zarr.open_group(place, mode=mode, use_consolidated=False)
         #: the folder of a local store; None for a remote one
         self._folder = root.store.root if isinstance(root.store, LocalStore) else None
@@ -464,13 +471,13 @@ class Store:
         Checks no record. Raises an exception if a chunk is damaged.
         """
         layer, stored = self.layers[unit.layer], self._arrays[unit.layer]
-        wanted = names or tuple(layer.arrays)
+        array_names = names or tuple(layer.arrays)
         if self._folder is not None:
-            inside = tuple(map(slice, layer.extent(unit)))
-            return {name: self._chunk(unit, name)[inside] for name in wanted}
+            extent = tuple(map(slice, layer.extent(unit)))
+            return {name: self._chunk(unit, name)[extent] for name in array_names}
         span = layer.span(unit)
-        found = _gather_calls(stored[name].async_array.getitem(span) for name in wanted)
-        return {name: np.asarray(value) for name, value in zip(wanted, found, strict=True)}
+        values = _gather_calls(stored[name].async_array.getitem(span) for name in array_names)
+        return {name: np.asarray(value) for name, value in zip(array_names, values, strict=True)}
 
     def _chunk(self, unit: Unit, name: str) -> Array:
         layer, cell = self.layers[unit.layer], self.layers[unit.layer].arrays[name]
@@ -493,8 +500,8 @@ class Store:
             if not any(record):
                 return "missing", None
             arrays = self.read(unit)
-            same = digest_of(arrays) == record
-            return ("whole", arrays) if same else ("damaged", None)
+            is_same = digest_of(arrays) == record
+            return ("whole", arrays) if is_same else ("damaged", None)
         except OSError as error:
             if error.errno in LASTING:
                 raise
@@ -526,9 +533,9 @@ class Store:
             return [key async for key in stored.store.list_prefix(f"{stored.path}/")]
 
         for key in sync(keys()):
-            place = key.rpartition(f"{RECORD}/")[2]
-            if re.fullmatch(r"c([./]\d+)+", place):
-                _, *at, _ = re.split("[./]", place)
+            chunk_key = key.rpartition(f"{RECORD}/")[2]
+            if re.fullmatch(r"c([./]\d+)+", chunk_key):
+                _, *at, _ = re.split("[./]", chunk_key)
                 yield Unit(layer, tuple(map(int, at)))
 
 
@@ -539,12 +546,12 @@ def _padded_chunk(layer: Layer, unit: Unit, cell: Cell, values: Array) -> Array:
     return chunk
 
 
-def _gather_calls(calls: Iterable[Any]) -> list[Any]:
+def _gather_calls(calls: Iterable[Awaitable[ArrayLike]]) -> list[ArrayLike]:
     """Runs asynchronous Zarr calls concurrently and returns their results in order."""
     from zarr.core.sync import sync
 
-    async def gathered() -> list[Any]:
+    async def gathered() -> list[ArrayLike]:
         return list(await asyncio.gather(*calls))
 
-    found: list[Any] = sync(gathered())
-    return found
+    results: list[ArrayLike] = sync(gathered())
+    return results

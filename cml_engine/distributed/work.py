@@ -68,8 +68,8 @@ class Unit:
     at: tuple[int, ...]
 
     def __str__(self) -> str:
-        place = ", ".join(map(str, self.at))
-        return f"{self.layer} ({place})" if self.layer else f"({place})"
+        position = ", ".join(map(str, self.at))
+        return f"{self.layer} ({position})" if self.layer else f"({position})"
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ class Layer:
 
     def span(self, unit: Unit) -> tuple[slice, ...]:
         """Returns the slice of the unit's cells along each axis, cut off at the grid's end."""
-        places = zip(unit.at, self.chunk, self.cells, strict=True)
-        return tuple(slice(i * size, min(n, (i + 1) * size)) for i, size, n in places)
+        axes = zip(unit.at, self.chunk, self.cells, strict=True)
+        return tuple(slice(i * size, min(n, (i + 1) * size)) for i, size, n in axes)
 
     def extent(self, unit: Unit) -> tuple[int, ...]:
         """Returns the number of the unit's cells along each axis, less at the grid's end."""
@@ -195,7 +195,7 @@ class UnitProducer(Protocol):
         """
         ...
 
-    def measure(self) -> Any:
+    def measure(self) -> object:
         """Returns measurements of any type, on which the plan of the store depends.
 
         It is called on one worker, before the store is created.

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from distributed import Worker, WorkerPlugin, get_worker
 from distributed.metrics import context_meter
@@ -222,8 +221,8 @@ class _Times:
         """Records an event from ``start`` to now, if traced; returns now in seconds."""
         end = time.perf_counter()
         if self.moments is not None:
-            begun, thread = self.first + start - self.start, threading.get_native_id()
-            self.moments.append(TraceEvent(kind, name, begun, end - start, thread))
+            begin_time, thread = self.first + start - self.start, threading.get_native_id()
+            self.moments.append(TraceEvent(kind, name, begin_time, end - start, thread))
         return end
 
     def _watch(self, start: float) -> Watch | None:
@@ -239,7 +238,7 @@ class _Times:
         return watch
 
 
-def measure(name: str) -> Any:
+def measure(name: str) -> object:
     """Returns the measurements that the producer of run ``name`` takes on this worker."""
     opened = _opened[name]
     assert opened.maker is not None
@@ -253,17 +252,17 @@ def run_batch(batch: Batch) -> BatchResult:
     Stops after ``LONGEST_S`` seconds, or if the run has ended; the rest of the units has no
     outcome.
     """
-    start, done = time.perf_counter(), BatchResult(get_worker().address)
+    start, result = time.perf_counter(), BatchResult(get_worker().address)
     opened = _opened.get(batch.name)
     if opened is None or opened.refused:
-        done.refused = opened.refused if opened else "the work did not arrive"
-        return done
+        result.refused = opened.refused if opened else "the work did not arrive"
+        return result
     with ThreadPoolExecutor(1, "cml-write") as writer:
         writing: Future[None] | None = None
         for at in batch.at:
             outcome = Outcome(Unit(batch.layer, at))
-            done.outcomes.append(outcome)
-            times = _Times(done.seconds, outcome.moments if batch.traced else None)
+            result.outcomes.append(outcome)
+            times = _Times(result.seconds, outcome.moments if batch.traced else None)
             write = _make(opened, outcome, times)
             if writing is not None:
                 writing.result()
@@ -272,18 +271,18 @@ def run_batch(batch: Batch) -> BatchResult:
             elif write is not None:
                 write()
             times.note("unit", str(outcome.unit), times.start)
-            stopped = any(outcome.kind == "stop" for outcome in done.outcomes)
+            stopped = any(outcome.kind == "stop" for outcome in result.outcomes)
             is_over = stopped or _opened.get(batch.name) is not opened  # the run has ended
             if is_over or time.perf_counter() - start > LONGEST_S:
                 break
-    for activity, spent in done.seconds.items():  # Fine Performance Metrics of Dask's dashboard
+    for activity, spent in result.seconds.items():  # Fine Performance Metrics of Dask's dashboard
         context_meter.digest_metric(activity, spent, "seconds")
-    opened.beside = done.seconds.get("write", 0.0) > _BESIDE * sum(done.seconds.values())
+    opened.beside = result.seconds.get("write", 0.0) > _BESIDE * sum(result.seconds.values())
     opened.tasks += 1
     if opened.tasks % FORGET_AFTER == 0:
         forget_names()
-    done.elapsed = time.perf_counter() - start
-    return done
+    result.elapsed = time.perf_counter() - start
+    return result
 
 
 def _make(opened: OpenRun, outcome: Outcome, times: _Times) -> Callable[[], None] | None:
@@ -295,24 +294,24 @@ def _make(opened: OpenRun, outcome: Outcome, times: _Times) -> Callable[[], None
     assert maker is not None and store is not None
     try:
         with times("check"):
-            found = store.state(unit)
-        outcome.damaged = found == "damaged"
-        if found == "whole":
+            state = store.state(unit)
+        outcome.damaged = state == "damaged"
+        if state == "whole":
             outcome.kind = "kept"
             return None
         with opened.lock:
-            made = maker.make(store.layers[unit.layer], unit, times)
-        return partial(_write, store, outcome, made, times)
+            unit_result = maker.make(store.layers[unit.layer], unit, times)
+        return partial(_write, store, outcome, unit_result, times)
     except Exception as error:
         outcome.fail(error)
         return None
 
 
-def _write(store: Store, outcome: Outcome, made: UnitResult, times: _Times) -> None:
+def _write(store: Store, outcome: Outcome, unit_result: UnitResult, times: _Times) -> None:
     try:
         with times("write"):
-            outcome.nbytes = store.write(outcome.unit, made.arrays, not made.aside)
-        outcome.aside = made.aside
+            outcome.nbytes = store.write(outcome.unit, unit_result.arrays, not unit_result.aside)
+        outcome.aside = unit_result.aside
     except Exception as error:
         outcome.fail(error)
 

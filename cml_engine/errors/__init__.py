@@ -51,12 +51,12 @@ class Source:
     text: str = ""
 
     def __str__(self) -> str:
-        place = self.file
+        text = self.file
         if self.line:
-            place += f":{self.line}"
+            text += f":{self.line}"
             if self.column:
-                place += f":{self.column}"
-        return place
+                text += f":{self.column}"
+        return text
 
 
 class CmlError(Exception):
@@ -93,13 +93,13 @@ class CmlError(Exception):
     def __str__(self) -> str:
         if self.source is None:
             return self.message
-        shown = f"{self.source}: {self.message}"
+        text = f"{self.source}: {self.message}"
         if self.source.text:
-            shown += f"\n    {self.source.text.rstrip()}"
+            text += f"\n    {self.source.text.rstrip()}"
             if self.source.column:
-                lead = self.source.text[: self.source.column - 1]
-                shown += "\n    " + "".join("\t" if c == "\t" else " " for c in lead) + "^"
-        return shown
+                text_before = self.source.text[: self.source.column - 1]
+                text += "\n    " + "".join("\t" if c == "\t" else " " for c in text_before) + "^"
+        return text
 
 
 @contextmanager

@@ -91,8 +91,8 @@ class IntegerRange(NumberRange):
             raise self._wrong_value(_quoted(value), what)
         return number
 
-    def _wrong_value(self, got: object, what: str = "") -> InputError:
-        return _wrong_value(f"a whole number of {self.low:,} to {self.high:,}", got, what)
+    def _wrong_value(self, value: object, name: str = "") -> InputError:
+        return _wrong_value(f"a whole number of {self.low:,} to {self.high:,}", value, name)
 
 
 @dataclass(frozen=True)
@@ -128,9 +128,9 @@ class FloatRange(NumberRange):
             raise self._wrong_value(_quoted(value), what)
         return number
 
-    def _wrong_value(self, got: object, what: str = "") -> InputError:
-        kind = f"{self.unit} of" if self.unit else "a number of"
-        return _wrong_value(f"{kind} {self.low:,} to {self.high:,}", got, what)
+    def _wrong_value(self, value: object, name: str = "") -> InputError:
+        quantity = f"{self.unit} of" if self.unit else "a number of"
+        return _wrong_value(f"{quantity} {self.low:,} to {self.high:,}", value, name)
 
 
 def check_choice(words: Sequence[str], value: object, what: str) -> str:
@@ -186,7 +186,7 @@ def check_text(value: object, what: str) -> str:
     return value
 
 
-def check_input_mapping(value: object) -> Mapping[str, Any]:
+def check_input_mapping(value: object) -> Mapping[str, object]:
     """Returns ``value`` if it is a mapping whose keys are strings.
 
     Otherwise raises :class:`InputError`. The values are not checked.
@@ -213,8 +213,8 @@ def check_choices(words: Sequence[str], value: object, what: str) -> frozenset[s
         raise _wrong_value(f"a set of names, {{'{words[0]}'}} for example", repr(value), what)
     for name in value:
         if name not in words:
-            near = sorted(words, key=lambda w: -SequenceMatcher(None, str(name), w).ratio())
-            raise _wrong_value(f"some of {', '.join(near)}", repr(name), what)
+            similar = sorted(words, key=lambda w: -SequenceMatcher(None, str(name), w).ratio())
+            raise _wrong_value(f"some of {', '.join(similar)}", repr(name), what)
     return frozenset(value)
 
 
@@ -228,47 +228,48 @@ def check_name_list(value: object, what: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def check_nonempty_names(value: Any, what: str) -> tuple[str, ...]:
+def check_nonempty_names(value: object, what: str) -> tuple[str, ...]:
     """Returns ``value`` as a tuple if it is a non-empty tuple or list of strings.
 
     Otherwise raises :class:`InputError`.
     """
-    if not check_name_list(value, what):
+    names = check_name_list(value, what)
+    if not names:
         raise _wrong_value("at least one name", repr(value), what)
-    return tuple(value)
+    return names
 
 
 def check_known_names(
-    given: Iterable[str], known: Collection[str], lacking: str, what: str
+    names: Iterable[str], allowed: Collection[str], lacking: str, what: str
 ) -> None:
     """Raises :class:`InputError` if a given name is not known; suggests similar names.
 
     ``lacking`` is the part of the message that states what is missing.
     """
-    for name in given:
-        if name not in known:
-            near = get_close_matches(name, known, n=3)
-            hint = f"did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
-            few = ", ".join(islice(known, 8)) + (", …" if len(known) > 8 else "")
-            raise InputError(f"{what}: {lacking} '{name}'; {hint or f'it has {few}'}")
+    for name in names:
+        if name not in allowed:
+            similar = get_close_matches(name, allowed, n=3)
+            hint = f"did you mean {' or '.join(repr(n) for n in similar)}?" if similar else ""
+            first_names = ", ".join(islice(allowed, 8)) + (", …" if len(allowed) > 8 else "")
+            raise InputError(f"{what}: {lacking} '{name}'; {hint or f'it has {first_names}'}")
 
 
-def check_shapes(given: object) -> dict[str, tuple[int, ...]]:
+def check_shapes(shapes: object) -> dict[str, tuple[int, ...]]:
     """Returns a caller's shapes by input name, each as a tuple of integers.
 
     Raises :class:`InputError` if it is no mapping from strings to shapes.
     """
-    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+    if not isinstance(shapes, Mapping) or not all(isinstance(name, str) for name in shapes):
         raise _wrong_value(
-            "a dictionary of shapes by input, {'image': (1, 3, 64, 64)}", given, "shapes"
+            "a dictionary of shapes by input, {'image': (1, 3, 64, 64)}", shapes, "shapes"
         )
-    return {name: _shape(name, shape) for name, shape in given.items()}
+    return {name: _shape(name, shape) for name, shape in shapes.items()}
 
 
-def _shape(name: str, given: object) -> tuple[int, ...]:
-    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        raise _wrong_value("extents like (1, 3, 64, 64)", repr(given), f"the shape of '{name}'")
-    return tuple(ANY_EXTENT.check(extent, f"the shape of '{name}'") for extent in given)
+def _shape(name: str, shape: object) -> tuple[int, ...]:
+    if isinstance(shape, str | bytes) or not isinstance(shape, Iterable):
+        raise _wrong_value("extents like (1, 3, 64, 64)", repr(shape), f"the shape of '{name}'")
+    return tuple(ANY_EXTENT.check(extent, f"the shape of '{name}'") for extent in shape)
 
 
 #: the key of a shape that is given without a name, for the only input
@@ -283,16 +284,16 @@ def resolve_shapes(
     Raises :class:`InputError` if a name is not in ``inputs``, or if the model has several inputs
     and a shape has no name.
     """
-    found = dict(shapes)
-    if (only := found.pop(ONLY_INPUT, None)) is not None and ONLY_INPUT not in inputs:
+    resolved = dict(shapes)
+    if (unnamed := resolved.pop(ONLY_INPUT, None)) is not None and ONLY_INPUT not in inputs:
         if len(inputs) != 1:
-            listed, extents = ", ".join(inputs) or "none", ",".join(map(str, only))
+            names, extents = ", ".join(inputs) or "none", ",".join(map(str, unnamed))
             raise InputError(
-                f"'{model}' has the inputs {listed}: say which has the shape, NAME={extents}"
+                f"'{model}' has the inputs {names}: say which has the shape, NAME={extents}"
             )
-        found.setdefault(next(iter(inputs)), only)
-    check_inputs_exist(found, inputs, model)
-    return found
+        resolved.setdefault(next(iter(inputs)), unnamed)
+    check_inputs_exist(resolved, inputs, model)
+    return resolved
 
 
 def check_inputs_exist(names: Iterable[str], inputs: Mapping[str, object], model: str) -> None:
@@ -302,25 +303,30 @@ def check_inputs_exist(names: Iterable[str], inputs: Mapping[str, object], model
     """
     for name in names:
         if name not in inputs:
-            near = get_close_matches(name, inputs, n=1)
-            hint = f"did you mean '{near[0]}'? Its" if near else "its"
-            listed = ", ".join(f"{known}: {what}" for known, what in inputs.items()) or "(none)"
-            raise InputError(f"'{model}' has no input '{name}'; {hint} inputs are {listed}")
+            similar = get_close_matches(name, inputs, n=1)
+            hint = f"did you mean '{similar[0]}'? Its" if similar else "its"
+            input_list = (
+                ", ".join(
+                    f"{input_name}: {description}" for input_name, description in inputs.items()
+                )
+                or "(none)"
+            )
+            raise InputError(f"'{model}' has no input '{name}'; {hint} inputs are {input_list}")
 
 
-def _quoted(value: object) -> Any:
+def _quoted(value: object) -> object:
     """Returns a string in quotes, to distinguish '7' from 7 in messages; other values unchanged."""
     return repr(value) if isinstance(value, str) else value
 
 
-def _wrong_value(wanted: str, got: object, what: str) -> InputError:
-    return InputError(f"{what}: wanted {wanted}, got {shortened(got)}".removeprefix(": "))
+def _wrong_value(expected: str, value: object, name: str) -> InputError:
+    return InputError(f"{name}: wanted {expected}, got {shortened(value)}".removeprefix(": "))
 
 
 def shortened(value: object) -> str:
     """Returns a value as one line for a message, cut with "…" after 40 characters."""
-    shown = " ".join(str(value).split())
-    return shown if len(shown) <= 40 else f"{shown[:40]}…"
+    text = " ".join(str(value).split())
+    return text if len(text) <= 40 else f"{text[:40]}…"
 
 
 #: the number of repetitions of a measurement, or of observed frames

@@ -43,10 +43,10 @@ def read(file: File, name: str, fact: Fact) -> Array:
     >>> read(Path("image.npy"), "image", graph.facts["image"]).shape
     (1, 3, 8, 8)
     """
-    found = _find_file(file, name)
-    with _naming_input(found, name):
-        array = _READERS.get(found.suffix, _read_picture)(found, name, fact)
-    return np.asarray(found.scaled(array)) if fact.dtype == "scalar" else array
+    source = _find_file(file, name)
+    with _naming_input(source, name):
+        array = _READERS.get(source.suffix, _read_picture)(source, name, fact)
+    return np.asarray(source.scaled(array)) if fact.dtype == "scalar" else array
 
 
 def read_any(file: File, name: str) -> Array:
@@ -54,10 +54,10 @@ def read_any(file: File, name: str) -> Array:
 
     The caller has no :class:`Fact` to check it against: it is the value of a constant.
     """
-    found = _find_file(file, name)
-    if found.suffix not in _READERS:
-        raise InputError(f"'{found}': wanted a .npy or .npz for the constant '{name}'")
-    with _naming_input(found, name), _stream(found, name) as stream:
+    source = _find_file(file, name)
+    if source.suffix not in _READERS:
+        raise InputError(f"'{source}': wanted a .npy or .npz for the constant '{name}'")
+    with _naming_input(source, name), _stream(source, name) as stream:
         return _array(stream, name)
 
 
@@ -74,38 +74,38 @@ def shape_of(file: File, name: str, known: Known) -> Shape | None:
     >>> shape_of(Path("image.npy"), "image", (1, 3, None, None))
     (1, 3, 8, 8)
     """
-    found = _find_file(file, name)
-    with _naming_input(found, name):
-        is_picture = found.suffix in pictures.KINDS
-        shape = (_shape_of_picture if is_picture else _shape_of_array)(found, name, known)
+    source = _find_file(file, name)
+    with _naming_input(source, name):
+        is_picture = source.suffix in pictures.KINDS
+        shape = (_shape_of_picture if is_picture else _shape_of_array)(source, name, known)
     if shape is None or known is None:
         return shape
-    same = len(known) == len(shape)
-    if not same or any(k not in (None, n) for k, n in zip(known, shape, strict=True)):
-        wanted = ", ".join("?" if k is None else str(k) for k in known)
-        raise InputError(f"input '{name}': {found} is {list(shape)}; the model wants [{wanted}]")
+    has_rank = len(known) == len(shape)
+    if not has_rank or any(k not in (None, n) for k, n in zip(known, shape, strict=True)):
+        expected = ", ".join("?" if k is None else str(k) for k in known)
+        raise InputError(f"input '{name}': {source} is {list(shape)}; the model wants [{expected}]")
     return shape
 
 
-def _shape_of_array(found: NamedFile, name: str, known: Known) -> Shape:
-    with _stream(found, name) as stream:
+def _shape_of_array(source: NamedFile, name: str, known: Known) -> Shape:
+    with _stream(source, name) as stream:
         return _header(stream)[0]
 
 
-def _shape_of_picture(found: NamedFile, name: str, known: Known) -> Shape | None:
+def _shape_of_picture(source: NamedFile, name: str, known: Known) -> Shape | None:
     if known is None or len(known) < 2 or known[1] is None:
         return None
-    written = (known[0] or 1, known[1], *(n or 1 for n in known[2:]))
-    pictures.check(found, name, Fact("scalar", written), written=False)
-    return (*written[:2], *pictures.size(found))
+    shape = (known[0] or 1, known[1], *(n or 1 for n in known[2:]))
+    pictures.check(source, name, Fact("scalar", shape), written=False)
+    return (*shape[:2], *pictures.size(source))
 
 
 def _find_file(file: File, name: str) -> NamedFile:
-    found = named_file(file)
-    check_suffix(found)
-    if not found.path.is_file():
-        raise InputError(f"input '{name}': no such file: {found}")
-    return found
+    source = named_file(file)
+    check_suffix(source)
+    if not source.path.is_file():
+        raise InputError(f"input '{name}': no such file: {source}")
+    return source
 
 
 @contextlib.contextmanager
@@ -121,14 +121,14 @@ def _naming_input(file: NamedFile, name: str) -> Iterator[None]:
     except InputError as error:
         raise InputError(f"'{file}': {error.message}") from None
     except Exception as error:  # parsers of other packages raise anything for a damaged file
-        said = str(error) or type(error).__name__
-        raise InputError(f"input '{name}': cannot read {file}: {said}") from None
+        reason = str(error) or type(error).__name__
+        raise InputError(f"input '{name}': cannot read {file}: {reason}") from None
 
 
 def check_suffix(file: File) -> None:
-    found = named_file(file)
-    if found.suffix not in SUFFIXES:
-        raise InputError(f"'{found}': wanted a file in {', '.join(SUFFIXES)}")
+    target = named_file(file)
+    if target.suffix not in SUFFIXES:
+        raise InputError(f"'{target}': wanted a file in {', '.join(SUFFIXES)}")
 
 
 def check_outputs(files: Mapping[str, File], facts: Mapping[str, Fact]) -> None:
@@ -143,16 +143,16 @@ def check_outputs(files: Mapping[str, File], facts: Mapping[str, Fact]) -> None:
     """
     for name, file in files.items():
         check_suffix(file)
-        found = named_file(file)
-        if found.suffix in pictures.KINDS:
-            pictures.check(found, name, facts[name], written=True)
-        check_place(found.path)
+        target = named_file(file)
+        if target.suffix in pictures.KINDS:
+            pictures.check(target, name, facts[name], written=True)
+        check_place(target.path)
     for path, names in _by_file(files).items():
         if len(names) > 1 and path.suffix.lower() != ".npz":
-            shown = " and ".join(f"'{name}'" for name in names)
+            quoted_names = " and ".join(f"'{name}'" for name in names)
             raise InputError(
-                f"'{path}' would hold the outputs {shown}: a file in {path.suffix} holds one. Name "
-                "a file for each, or one .npz for all"
+                f"'{path}' would hold the outputs {quoted_names}: a file in {path.suffix} holds "
+                "one. Name a file for each, or one .npz for all"
             )
 
 
@@ -165,9 +165,9 @@ def check_place(path: Path, model: str = "") -> None:
     --------
     >>> check_place(Path("out.npy"))
     """
-    place, read = (Path(os.path.realpath(name)) for name in (path, model or os.devnull))
-    part = path.suffix in (".nnef", ".quant", ".dat") and place.parent == read
-    if place == read or part:
+    target, model_path = (Path(os.path.realpath(name)) for name in (path, model or os.devnull))
+    is_model_part = path.suffix in (".nnef", ".quant", ".dat") and target.parent == model_path
+    if target == model_path or is_model_part:
         raise InputError(f"'{path}' is the model's own: name another file")
     if not path.parent.is_dir():
         raise InputError(f"cannot write '{path}': no folder '{path.parent}'; make it first")
@@ -185,10 +185,10 @@ def write_outputs(files: Mapping[str, File], arrays: Mapping[str, Array]) -> Non
     >>> write_outputs({"out": Path("out.npy")}, session.run({"image": image}))
     """
     for path, names in _by_file(files).items():
-        found = named_file(files[names[0]])
+        target = named_file(files[names[0]])
         values = {name: named_file(files[name]).scaled(arrays[name]) for name in names}
-        writer = _WRITERS.get(found.suffix)
-        write = partial(writer, values) if writer else partial(_write_picture, values, found)
+        writer = _WRITERS.get(target.suffix)
+        write = partial(writer, values) if writer else partial(_write_picture, values, target)
         try:
             write_atomically(path, write)
         except OSError as error:
@@ -200,35 +200,37 @@ def _by_file(files: Mapping[str, File]) -> dict[Path, list[str]]:
 
     Different spellings of the same path count as one file.
     """
-    named: dict[str, Path] = {}
-    found: dict[Path, list[str]] = {}
+    path_by_real_path: dict[str, Path] = {}
+    names_by_path: dict[Path, list[str]] = {}
     for name, file in files.items():
         path = named_file(file).path
-        found.setdefault(named.setdefault(os.path.realpath(path), path), []).append(name)
-    return found
+        names_by_path.setdefault(
+            path_by_real_path.setdefault(os.path.realpath(path), path), []
+        ).append(name)
+    return names_by_path
 
 
 @contextlib.contextmanager
-def _stream(found: NamedFile, name: str) -> Iterator[IO[bytes]]:
+def _stream(source: NamedFile, name: str) -> Iterator[IO[bytes]]:
     """Yields an open ``.npy`` stream: the file itself, or the member of a ``.npz`` archive.
 
     The member is the one called ``name``, or the only one. Its size is charged to the load budget.
     """
-    if found.suffix == ".npy":
-        current_budget().charge_bytes(found.path.stat().st_size, f"'{found.path}'")
-        with found.path.open("rb") as file:
+    if source.suffix == ".npy":
+        current_budget().charge_bytes(source.path.stat().st_size, f"'{source.path}'")
+        with source.path.open("rb") as file:
             yield file
         return
-    with zipfile.ZipFile(found.path) as archive:
+    with zipfile.ZipFile(source.path) as archive:
         members = {member.removesuffix(".npy"): member for member in archive.namelist()}
         if name not in members and len(members) != 1:
             raise InputError(
                 f"input '{name}': it holds {', '.join(members) or 'nothing'}; wanted an array of "
                 "that name, or one array only"
             )
-        chosen = archive.getinfo(members.get(name) or next(iter(members.values())))
-        charge_member(chosen, found.path)
-        with archive.open(chosen) as member:
+        info = archive.getinfo(members.get(name) or next(iter(members.values())))
+        charge_member(info, source.path)
+        with archive.open(info) as member:
             yield member
 
 
@@ -237,10 +239,10 @@ def charge_member(member: zipfile.ZipInfo, archive: Path) -> None:
 
     No more bytes than declared are read later. A compressed member also costs steps of work.
     """
-    what = f"'{archive}': '{member.filename}'"
-    current_budget().charge_bytes(member.file_size, what)
+    subject = f"'{archive}': '{member.filename}'"
+    current_budget().charge_bytes(member.file_size, subject)
     if member.compress_type != zipfile.ZIP_STORED:
-        current_budget().charge_unpacking(member.file_size, what)
+        current_budget().charge_unpacking(member.file_size, subject)
 
 
 def _header(file: IO[bytes]) -> tuple[Shape, bool, DType]:
@@ -251,8 +253,8 @@ def _header(file: IO[bytes]) -> tuple[Shape, bool, DType]:
     return read(file)
 
 
-def _read_array(found: NamedFile, name: str, fact: Fact) -> Array:
-    with _stream(found, name) as file:
+def _read_array(source: NamedFile, name: str, fact: Fact) -> Array:
+    with _stream(source, name) as file:
         array = _array(file, name, fact)
         file.read(1)  # zipfile verifies the checksum at the end of the member
         return array
@@ -262,8 +264,8 @@ def _array(file: IO[bytes], name: str, fact: Fact | None = None) -> Array:
     """Reads a ``.npy`` stream into an array after checking its type and, by ``fact``, its shape."""
     shape, is_fortran, dtype = _header(file)
     if dtype.kind not in "biuf":
-        wanted = fact or "numbers"
-        raise InputError(f"input '{name}': wanted {wanted}, got items of type {dtype}")
+        expected = fact or "numbers"
+        raise InputError(f"input '{name}': wanted {expected}, got items of type {dtype}")
     if fact is not None:
         check_shape(name, fact, shape)
     count = prod(shape) * dtype.itemsize
@@ -273,13 +275,13 @@ def _array(file: IO[bytes], name: str, fact: Fact | None = None) -> Array:
     return np.frombuffer(data, dtype).reshape(shape, order="F" if is_fortran else "C")
 
 
-def _read_picture(found: NamedFile, name: str, fact: Fact) -> Array:
-    pictures.check(found, name, fact, written=False)
+def _read_picture(source: NamedFile, name: str, fact: Fact) -> Array:
+    pictures.check(source, name, fact, written=False)
     channels = fact.shape[1]
-    shape = (1, channels, *pictures.size(found))
+    shape = (1, channels, *pictures.size(source))
     check_shape(name, fact, shape)
     current_budget().charge_unpacked(4 * prod(shape), f"input '{name}'")
-    return pictures.read(found, channels)
+    return pictures.read(source, channels)
 
 
 def _write_npy(arrays: Mapping[str, Array], file: BinaryIO) -> None:
@@ -298,9 +300,9 @@ def _write_npz(arrays: Mapping[str, Array], file: BinaryIO) -> None:
                 np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
 
 
-def _write_picture(arrays: Mapping[str, Array], found: NamedFile, file: BinaryIO) -> None:
+def _write_picture(arrays: Mapping[str, Array], target: NamedFile, file: BinaryIO) -> None:
     (array,) = arrays.values()
-    pictures.write(array, found, file)
+    pictures.write(array, target, file)
 
 
 _READERS = {".npy": _read_array, ".npz": _read_array}
@@ -316,15 +318,15 @@ def read_samples(files: Mapping[str, Path], facts: Mapping[str, Fact]) -> list[d
     if missing := [name for name in facts if name not in files]:
         raise InputError(f"no samples of {', '.join(missing)}: give -i {missing[0]}=FILE.npz")
     values = {name: _read_samples(path, name, facts[name]) for name, path in files.items()}
-    count = max(len(found) for found in values.values())
-    for name, found in values.items():
-        if len(found) not in (1, count):
+    count = max(len(samples) for samples in values.values())
+    for name, samples in values.items():
+        if len(samples) not in (1, count):
             raise InputError(
-                f"'{files[name]}': {len(found)} samples of '{name}', others have {count}; wanted "
+                f"'{files[name]}': {len(samples)} samples of '{name}', others have {count}; wanted "
                 "as many, or one for all"
             )
     return [
-        {name: found[i if len(found) > 1 else 0] for name, found in values.items()}
+        {name: samples[i if len(samples) > 1 else 0] for name, samples in values.items()}
         for i in range(count)
     ]
 
@@ -335,10 +337,10 @@ def _read_samples(path: Path, name: str, fact: Fact) -> list[Array]:
     They are the arrays of a ``.npz``, or the slices of one array along an additional first axis
     (or along the input's own first axis if that has extent 1).
     """
-    found = [s for array in _arrays(path, name) for s in _split_samples(array, path, name, fact)]
-    if not found:
+    samples = [s for array in _arrays(path, name) for s in _split_samples(array, path, name, fact)]
+    if not samples:
         raise InputError(f"'{path}': no samples of '{name}' in it")
-    return found
+    return samples
 
 
 def sample_shape(path: str, name: str, known: Known) -> Shape | None:
@@ -369,8 +371,8 @@ def _arrays(path: Path, name: str) -> Iterator[Array]:
     except OverBudget:
         raise
     except Exception as error:  # NumPy raises anything for a damaged file
-        said = str(error) or type(error).__name__
-        raise InputError(f"samples of '{name}': cannot read {path}: {said}") from None
+        reason = str(error) or type(error).__name__
+        raise InputError(f"samples of '{name}': cannot read {path}: {reason}") from None
 
 
 def _split_samples(array: Array, path: Path, name: str, fact: Fact) -> list[Array]:

@@ -83,10 +83,10 @@ def sweep(folder: Path) -> None:
     if folder in _swept:
         return
     _swept.add(folder)
-    for left in folder.glob(f"{PARTIAL}*"):
+    for leftover in folder.glob(f"{PARTIAL}*"):
         with contextlib.suppress(OSError):  # another process removes it too
-            if time.time() - left.lstat().st_mtime > _ABANDONED_S:
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            if time.time() - leftover.lstat().st_mtime > _ABANDONED_S:
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
 
 def check_writable(path: Path) -> bool:

@@ -25,14 +25,14 @@ from cml_engine.io.output_folder import file_stem
 SLUG = "cml_engine"
 
 
-def bundled_folder(inside: str, beside: str) -> Path:
+def bundled_folder(in_package: str, in_checkout: str) -> Path:
     """Returns the path of a folder that a wheel has inside the package and a checkout beside it.
 
-    ``inside`` is its path from the package, ``beside`` its path from the package's parent.
+    ``in_package`` is its path from the package, ``in_checkout`` its path from the package's parent.
     """
     package = Path(__file__).parents[1]
-    found = package / inside
-    return found if found.is_dir() else package.parent / beside
+    bundled = package / in_package
+    return bundled if bundled.is_dir() else package.parent / in_checkout
 
 
 def cache_folder() -> Path:

@@ -15,9 +15,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from cml_engine.errors import InputError, ModelError, Source
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 __all__ = ["VARIABLE", "Budget", "LoadLimits", "OverBudget", "current_budget", "load_budget"]
 
@@ -38,13 +41,13 @@ def _default_memory() -> int:
     return machine_memory() // 2
 
 
-def check_limits(limits: Any) -> None:
+def check_limits(limits: DataclassInstance) -> None:
     """Raises :class:`InputError` unless all fields of a dataclass are integers above 0."""
-    for one in fields(limits):
-        value = getattr(limits, one.name)
+    for limit in fields(limits):
+        value = getattr(limits, limit.name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise InputError(
-                f"{type(limits).__name__}: {one.name} is {value!r}: wanted an integer above 0"
+                f"{type(limits).__name__}: {limit.name} is {value!r}: wanted an integer above 0"
             )
 
 
@@ -80,20 +83,20 @@ class LoadLimits:
 
         Raises :class:`InputError` for an unknown or repeated name and for an invalid number.
         """
-        found: dict[str, int] = {}
-        names = [one.name for one in fields(LoadLimits)]
+        values: dict[str, int] = {}
+        names = [limit.name for limit in fields(LoadLimits)]
         for pair in text.split(",") if text.strip() else ():
             name, _, number = (part.strip() for part in pair.partition("="))
             digits = number.rstrip("KMGTkmgt")
             unit = number[len(digits) :].upper()
             is_number = digits.isascii() and digits.isdigit() and len(digits) < 19
-            if name not in names or name in found or not is_number or unit not in _UNITS:
+            if name not in names or name in values or not is_number or unit not in _UNITS:
                 raise InputError(
                     f"load limits: cannot read '{pair}': wanted one of {', '.join(names)}, each "
                     "once, with a number, as memory=8G,nodes=500000"
                 )
-            found[name] = int(digits) * _UNITS[unit]
-        return LoadLimits(**found)
+            values[name] = int(digits) * _UNITS[unit]
+        return LoadLimits(**values)
 
     @staticmethod
     def default() -> LoadLimits:
@@ -104,67 +107,67 @@ class LoadLimits:
 class Budget:
     """The bytes, nodes and steps that one load has used so far, and its limits.
 
-    In all methods ``what`` names the cause of the cost in the error message.
+    In all methods ``subject`` names the cause of the cost in the error message.
     """
 
     def __init__(self, limits: LoadLimits | None = None) -> None:
         self.limits = limits or LoadLimits.default()
         self.bytes = self.nodes = self.steps = 0
 
-    def charge_bytes(self, count: int, what: str, source: Source | None = None) -> None:
+    def charge_bytes(self, count: int, subject: str, source: Source | None = None) -> None:
         """Adds ``count`` bytes; raises :class:`OverBudget` if the sum exceeds the limit."""
-        self.check_bytes(count, what, source)
+        self.check_bytes(count, subject, source)
         self.bytes += count
 
-    def check_bytes(self, count: int, what: str, source: Source | None = None) -> None:
+    def check_bytes(self, count: int, subject: str, source: Source | None = None) -> None:
         """Raises :class:`OverBudget` if ``count`` more bytes would exceed the limit.
 
         Charges nothing. The caller charges them when it allocates.
         """
-        self._check("memory", "bytes", self.bytes, count, what, source)
+        self._check("memory", "bytes", self.bytes, count, subject, source)
 
-    def charge_nodes(self, count: int, what: str, source: Source | None = None) -> None:
+    def charge_nodes(self, count: int, subject: str, source: Source | None = None) -> None:
         """Adds ``count`` nodes; raises :class:`OverBudget` if the sum exceeds the limit.
 
         A node is an operator or a tensor.
         """
-        self.check_nodes(count, what, source)
+        self.check_nodes(count, subject, source)
         self.nodes += count
 
-    def check_nodes(self, count: int, what: str, source: Source | None = None) -> None:
+    def check_nodes(self, count: int, subject: str, source: Source | None = None) -> None:
         """Raises :class:`OverBudget` if ``count`` more nodes would exceed the limit.
 
         Charges nothing. The caller charges them when it creates them.
         """
-        self._check("nodes", "nodes", self.nodes, count, what, source)
+        self._check("nodes", "nodes", self.nodes, count, subject, source)
 
-    def charge_steps(self, count: int, what: str, source: Source | None = None) -> None:
+    def charge_steps(self, count: int, subject: str, source: Source | None = None) -> None:
         """Adds ``count`` steps of work; raises :class:`OverBudget` if the sum exceeds the limit.
 
         A step is about a microsecond.
         """
-        self._check("steps", "steps of work", self.steps, count, what, source)
+        self._check("steps", "steps of work", self.steps, count, subject, source)
         self.steps += count
 
-    def charge_unpacked(self, count: int, what: str) -> None:
+    def charge_unpacked(self, count: int, subject: str) -> None:
         """Charges ``count`` unpacked bytes twice: as memory, and as the work of unpacking them."""
-        self.charge_bytes(count, what)
-        self.charge_unpacking(count, what)
+        self.charge_bytes(count, subject)
+        self.charge_unpacking(count, subject)
 
-    def charge_unpacking(self, count: int, what: str) -> None:
+    def charge_unpacking(self, count: int, subject: str) -> None:
         """Charges the work of unpacking ``count`` bytes, a step per 512; no memory."""
-        self.charge_steps(count >> 9, what)
+        self.charge_steps(count >> 9, subject)
 
     def _check(
-        self, limit: str, unit: str, used: int, count: int, what: str, source: Source | None
+        self, limit: str, unit: str, used: int, count: int, subject: str, source: Source | None
     ) -> None:
         total, allowed = used + count, getattr(self.limits, limit)
         if total > allowed:
-            raised = f"{limit}={_rounded_up(total)}"
+            higher = f"{limit}={_rounded_up(total)}"
             raise OverBudget(
-                f"{what} needs {count:,} {unit}, which makes {total:,} for this load; the limit is "
-                f"{allowed:,}. If you trust the file, raise the limit: --load-limits {raised}, "
-                f"{VARIABLE}={raised}, or cml.load(…, limits=cml.LoadLimits({limit}=…))",
+                f"{subject} needs {count:,} {unit}, which makes {total:,} for this load; the limit "
+                f"is {allowed:,}. If you trust the file, raise the limit: --load-limits {higher}, "
+                f"{VARIABLE}={higher}, or cml.load(…, limits=cml.LoadLimits({limit}=…))",
                 source,
             )
 
@@ -205,8 +208,8 @@ def load_budget(limits: LoadLimits | None = None) -> Iterator[Budget]:
 @cache
 def machine_memory() -> int:
     """Returns the bytes of memory that this process may use: of the machine or its container."""
-    found = [_physical_memory(), *map(_container_memory, _CGROUPS)]
-    return min(n for n in found if n)
+    sizes = [_physical_memory(), *map(_container_memory, _CGROUPS)]
+    return min(n for n in sizes if n)
 
 
 def _physical_memory() -> int:

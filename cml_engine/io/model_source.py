@@ -11,7 +11,7 @@ import posixpath
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -70,11 +70,11 @@ def inner_name(name: str) -> str:
     Raises :class:`OutsideModelError` if the name leads out of the model, or contains a backslash, a
     colon or a control character.
     """
-    plain = posixpath.normpath(name) if name else ""
-    leads_out = plain.startswith(("/", "../")) or plain in ("", ".", "..")
+    normalized = posixpath.normpath(name) if name else ""
+    leads_out = normalized.startswith(("/", "../")) or normalized in ("", ".", "..")
     if leads_out or any(c in "\\:" or ord(c) < 32 for c in name):
         raise OutsideModelError(f"'{name[:80]}' is no name of a file in the model's folder")
-    return plain
+    return normalized
 
 
 class FolderSource:
@@ -96,15 +96,15 @@ class FolderSource:
         path = self._path(file)
         if not path.is_file():
             return None
-        found = path.stat()
-        return self._seen.setdefault(file, _version(found))[0]
+        status = path.stat()
+        return self._seen.setdefault(file, _version(status))[0]
 
     def read(self, file: str, offset: int, count: int) -> Bytes:
-        with self._path(file).open("rb") as opened:
-            before = self._seen.setdefault(file, _version(os.fstat(opened.fileno())))
-            opened.seek(offset)
-            data = opened.read(count)
-            if _version(os.fstat(opened.fileno())) != before:
+        with self._path(file).open("rb") as stream:
+            version = self._seen.setdefault(file, _version(os.fstat(stream.fileno())))
+            stream.seek(offset)
+            data = stream.read(count)
+            if _version(os.fstat(stream.fileno())) != version:
                 raise ModelError(
                     f"'{self._path(file)}' changed while it was read: load it again when the "
                     "program that writes it has finished"
@@ -118,24 +118,24 @@ class FolderSource:
         named, may be such a link. If a writer has left a complete newer version of the model in
         the folder ``COMPLETE``, the path leads to that version.
         """
-        newer = self._folder / COMPLETE
-        if (newer / self.graph).is_file() and (newer / file).is_file():
-            return newer / file
+        new_version = self._folder / COMPLETE
+        if (new_version / self.graph).is_file() and (new_version / file).is_file():
+            return new_version / file
         if file == self.graph:
             return self._folder / file
         try:
             path = (self._root / file).resolve()
-            inside = path.is_relative_to(self._root)
+            is_inside = path.is_relative_to(self._root)
         except (OSError, RuntimeError, ValueError):
-            inside = False
-        if not inside:
+            is_inside = False
+        if not is_inside:
             raise OutsideModelError(f"'{file[:80]}' is not in the model's folder '{self._folder}'")
         return path
 
 
-def _version(found: os.stat_result) -> tuple[int, int]:
+def _version(status: os.stat_result) -> tuple[int, int]:
     """Returns a file's size and modification time, which identify its version."""
-    return found.st_size, found.st_mtime_ns
+    return status.st_size, status.st_mtime_ns
 
 
 def file_source(path: Path) -> FolderSource:
@@ -145,8 +145,8 @@ def file_source(path: Path) -> FolderSource:
     """
     try:
         if not path.is_file():
-            what = "it is a folder" if path.is_dir() else "there is no such file"
-            raise ModelError(f"cannot read '{path}': {what}")
+            problem = "it is a folder" if path.is_dir() else "there is no such file"
+            raise ModelError(f"cannot read '{path}': {problem}")
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read {str(path)!r}: {error}") from None
     return FolderSource(path.parent, path.name)
@@ -207,10 +207,10 @@ def file_size(source: ModelSource, name: str) -> int | None:
     Any failure of the source, also an invalid size, becomes :class:`ModelError`.
     """
     with _reading(source, name):
-        size: Any = source.size(name)  # a game's own code may return anything
-        if size is not None and not (isinstance(size, int) and size >= 0):
-            raise ValueError(f"a size of {size!r}, wanted a number of bytes or None")
-        return None if size is None else int(size)
+        size: object = source.size(name)  # a game's own code may return anything
+        if size is None or (isinstance(size, int) and size >= 0):
+            return size
+        raise ValueError(f"a size of {size!r}, wanted a number of bytes or None")
 
 
 def has_file(source: ModelSource, name: str) -> bool:
@@ -237,10 +237,10 @@ def _reading(source: ModelSource, file: str) -> Iterator[None]:
     except (CmlError, MemoryError):
         raise
     except OSError as error:
-        what = error.strerror or str(error)
-        raise ModelError(f"cannot read '{shown(source, file)}': {what}") from None
+        reason = error.strerror or str(error)
+        raise ModelError(f"cannot read '{shown(source, file)}': {reason}") from None
     except Exception as error:
-        what = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error}"
         raise ModelError(
-            f"cannot read '{shown(source, file)}': its source raised {what}"
+            f"cannot read '{shown(source, file)}': its source raised {reason}"
         ) from error

@@ -9,6 +9,7 @@ from typing import Any
 
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import FINITE
+from cml_engine.ir.graph import Array
 
 __all__ = [
     "NamedFile",
@@ -41,7 +42,7 @@ class NamedFile:
     def suffix(self) -> str:
         return self.path.suffix.lower()
 
-    def scaled(self, array: Any) -> Any:
+    def scaled(self, array: Array) -> Array:
         """Returns the array multiplied by ``scale`` plus ``shift``, of the same dtype."""
         if (self.scale, self.shift) == (1.0, 0.0):
             return array
@@ -58,10 +59,10 @@ def named_file(text: str | Path | NamedFile) -> NamedFile:
     """
     if isinstance(text, NamedFile):
         return text
-    found = _OPTIONS.fullmatch(str(text))
-    if found is None:
+    match = _OPTIONS.fullmatch(str(text))
+    if match is None:
         return NamedFile(Path(text))
-    return NamedFile(Path(found["file"]), **dict(_option(p) for p in found["options"].split(",")))
+    return NamedFile(Path(match["file"]), **dict(_option(p) for p in match["options"].split(",")))
 
 
 def _option(pair: str) -> tuple[str, Any]:
@@ -76,5 +77,5 @@ def _option(pair: str) -> tuple[str, Any]:
     except InputError as error:
         raise InputError(f"'{pair}': {error.message}") from None
     values = {"bits": BITS, "alpha": ALPHAS}.get(name)
-    wanted = f"{name} of {', '.join(map(str, values))}" if values else ", ".join(_KNOWN)
-    raise InputError(f"'{pair}': wanted {wanted}, as height.png:scale=100,shift=-5")
+    expected = f"{name} of {', '.join(map(str, values))}" if values else ", ".join(_KNOWN)
+    raise InputError(f"'{pair}': wanted {expected}, as height.png:scale=100,shift=-5")

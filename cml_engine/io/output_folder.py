@@ -88,13 +88,13 @@ def file_below(folder: Path, name: str) -> Path:
     """
     if problem := name_problem(name):
         raise InputError(f"the name {name[:80]!r} {problem}: wanted a path inside of '{folder}'")
-    place = Path(os.path.realpath(folder), name)
-    if os.path.normcase(os.path.realpath(place)) != os.path.normcase(place):
+    path = Path(os.path.realpath(folder), name)
+    if os.path.normcase(os.path.realpath(path)) != os.path.normcase(path):
         raise InputError(
             f"cannot write '{folder / name}': it is a link, or lies behind one, and links inside "
             "of an output folder are never followed. Remove the link, or name another folder"
         )
-    if place.is_dir():
+    if path.is_dir():
         raise InputError(f"cannot write '{folder / name}': it is a folder")
     return folder / name
 
@@ -138,16 +138,16 @@ class OutputFolder:
 
         Writes nothing.
         """
-        place = file_below(self.path, name)
+        path = file_below(self.path, name)
         self._files[name] = None
-        return place
+        return path
 
     def write(self, name: str, content: Content) -> str:
         """Writes a file in the folder, lists it in the manifest and returns ``name``."""
-        place = self.place(name)
+        path = self.place(name)
         try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(place, content)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, content)
         except OSError as error:
             raise self._cannot_write(error) from None
         return name
@@ -164,20 +164,20 @@ class OutputFolder:
         The list is empty if the manifest is missing or unreadable.
         """
         try:
-            found = read_json(file_below(self.path, self._manifest))
+            manifest = read_json(file_below(self.path, self._manifest))
         except (InputError, OSError, ValueError):  # the manifest is missing or unreadable
             return []
-        listed = found.get(_FILES) if isinstance(found, dict) else None
-        if not isinstance(listed, list):
+        names = manifest.get(_FILES) if isinstance(manifest, dict) else None
+        if not isinstance(names, list):
             return []
-        return [*(name for name in listed if isinstance(name, str)), self._manifest]
+        return [*(name for name in names if isinstance(name, str)), self._manifest]
 
     def _remove(self, name: str) -> None:
         try:
-            place = file_below(self.path, name)
+            path = file_below(self.path, name)
         except InputError:  # the path leads out of the folder now: the file is not ours
             return
-        place.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
 
     def _cannot_write(self, error: OSError) -> InputError:
         return InputError(f"cannot write into '{self.path}': {error.strerror or error}")

@@ -59,30 +59,30 @@ def check(file: NamedFile, name: str, fact: Fact, *, written: bool) -> None:
     This is the case if the tensor's shape or type does not fit, the format's package is not
     installed, or the format does not support the sample size.
     """
-    what, kind = "output" if written else "input", KINDS[file.suffix]
+    role, picture_format = "output" if written else "input", KINDS[file.suffix]
     if not can_hold(fact):
         verb = "wants" if written else "holds"
         npy = f"Write '{file.path.with_suffix('.npy').name}'" if written else "Give an .npy"
         raise InputError(
-            f"{what} '{name}' is {fact}; {_format_name(file)} {verb} scalar[1,C,H,W] with 1, 3 or "
+            f"{role} '{name}' is {fact}; {_format_name(file)} {verb} scalar[1,C,H,W] with 1, 3 or "
             f"4 channels. {npy} instead"
         )
-    if kind.package:
+    if picture_format.package:
         try:
-            import_module(kind.package)
+            import_module(picture_format.package)
         except ImportError:
             raise InputError(
-                f"{what} '{name}': {file.suffix} needs the package {kind.package}: "
+                f"{role} '{name}': {file.suffix} needs the package {picture_format.package}: "
                 "pip install 'cml-engine[images]'"
             ) from None
-    if file.bits and file.bits not in kind.bits:
-        known = " or ".join(map(str, kind.bits))
-        raise InputError(f"{what} '{name}': {file.suffix} has samples of {known} bits")
+    if file.bits and file.bits not in picture_format.bits:
+        sizes = " or ".join(map(str, picture_format.bits))
+        raise InputError(f"{role} '{name}': {file.suffix} has samples of {sizes} bits")
 
 
 def _format_name(file: NamedFile) -> str:
-    kind = file.suffix[1:].upper()
-    return f"an {kind}" if kind == "EXR" else f"a {kind}"
+    suffix = file.suffix[1:].upper()
+    return f"an {suffix}" if suffix == "EXR" else f"a {suffix}"
 
 
 def size(file: NamedFile) -> tuple[int, int]:
@@ -116,8 +116,8 @@ def read(file: NamedFile, channels: int) -> Array:
 
 def write(array: Array, file: NamedFile, stream: BinaryIO) -> None:
     """Writes a tensor ``scalar[1,C,H,W]`` to the stream in the format of the file's suffix."""
-    kind = KINDS[file.suffix]
-    kind.write(array[0].transpose(1, 2, 0), stream, file.bits or kind.bits[0])
+    picture_format = KINDS[file.suffix]
+    picture_format.write(array[0].transpose(1, 2, 0), stream, file.bits or picture_format.bits[0])
 
 
 def _to_colour(planes: Array) -> Array:
@@ -133,10 +133,9 @@ def _to_grey(planes: Array) -> Array:
 
 def _quantize(planes: Array, bits: int) -> Array:
     """Converts floats in [0, 1] to uint8 or uint16; values outside are clipped, NaN becomes 0."""
-    most = (1 << bits) - 1
-    clean = np.nan_to_num(np.clip(planes, 0, 1), nan=0.0).astype(np.float64)
-    found: Array = np.rint(clean * most).astype(np.uint8 if bits == 8 else np.uint16)
-    return found
+    maximum = (1 << bits) - 1
+    clipped = np.nan_to_num(np.clip(planes, 0, 1), nan=0.0).astype(np.float64)
+    return np.asarray(np.rint(clipped * maximum), np.uint8 if bits == 8 else np.uint16)
 
 
 def _dequantize(samples: Array) -> Array:
@@ -179,10 +178,10 @@ def read_png(path: Path) -> Array:
         pass
     _, _, depth, colour = _head(data)
     if depth == 16:
-        wide, key = _unfilter_wide(data, colour)
-        planes = wide.astype(np.float32) / np.float32(65535)
+        samples, key = _unfilter_wide(data, colour)
+        planes = samples.astype(np.float32) / np.float32(65535)
         if key is not None:
-            alpha = np.any(wide != np.asarray(key), 2, keepdims=True)
+            alpha = np.any(samples != np.asarray(key), 2, keepdims=True)
             planes = np.concatenate([planes, alpha.astype(np.float32)], 2)
         return planes
     with _decompress(data) as image:
@@ -216,11 +215,11 @@ def _write_wide(samples: Array, file: BinaryIO) -> None:
     filtered[:, 1:] = rows & 255
     head = struct.pack(">IIBBBBB", width, height, 16, colour, 0, 0, 0)
     file.write(_SIGNATURE)
-    for kind, body in (
+    for chunk_type, body in (
         (b"IHDR", head), (b"IDAT", zlib.compress(filtered.tobytes())), (b"IEND", b""),
     ):  # fmt: skip
-        file.write(struct.pack(">I", len(body)) + kind + body)
-        file.write(struct.pack(">I", zlib.crc32(kind + body)))
+        file.write(struct.pack(">I", len(body)) + chunk_type + body)
+        file.write(struct.pack(">I", zlib.crc32(chunk_type + body)))
 
 
 def _head(data: bytes) -> tuple[int, int, int, int]:
@@ -230,8 +229,8 @@ def _head(data: bytes) -> tuple[int, int, int, int]:
     """
     if data[: len(_SIGNATURE)] != _SIGNATURE:
         raise ValueError("it is no PNG")
-    kind, body = next(_chunks(data))
-    if kind != b"IHDR" or len(body) != 13:
+    chunk_type, body = next(_chunks(data))
+    if chunk_type != b"IHDR" or len(body) != 13:
         raise ValueError("it is no PNG")
     width, height, depth, colour = struct.unpack_from(">IIBB", body)
     return width, height, depth, colour
@@ -242,20 +241,23 @@ def _chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 
     Raises ``ValueError`` at a chunk with a wrong checksum, or if the data ends early.
     """
-    at = len(_SIGNATURE)
-    while at < len(data):
-        length = int.from_bytes(data[at : at + 4], "big")
-        named, sum_ = data[at + 4 : at + 8 + length], data[at + 8 + length : at + 12 + length]
-        if len(sum_) < 4 or zlib.crc32(named) != int.from_bytes(sum_, "big"):
+    offset = len(_SIGNATURE)
+    while offset < len(data):
+        length = int.from_bytes(data[offset : offset + 4], "big")
+        type_and_body, checksum = (
+            data[offset + 4 : offset + 8 + length],
+            data[offset + 8 + length : offset + 12 + length],
+        )
+        if len(checksum) < 4 or zlib.crc32(type_and_body) != int.from_bytes(checksum, "big"):
             raise ValueError("it is damaged: save it again")
-        yield named[:4], named[4:]
-        if named == b"IEND":
+        yield type_and_body[:4], type_and_body[4:]
+        if type_and_body == b"IEND":
             return
-        at += 12 + length
+        offset += 12 + length
     raise ValueError("it ends early: save it again")
 
 
-def _unfilter_wide(data: bytes, colour: int) -> tuple[Array, Any]:
+def _unfilter_wide(data: bytes, colour: int) -> tuple[Array, int | tuple[int, ...] | None]:
     """Returns the uint16 samples (height x width x channels), and the transparent sample.
 
     The second value is the sample that marks transparent pixels, or None.
@@ -265,8 +267,8 @@ def _unfilter_wide(data: bytes, colour: int) -> tuple[Array, Any]:
         if colour == _GREY:
             return np.asarray(image).astype(np.uint16)[..., None], key
     if colour == _GREY_ALPHA:  # four bytes per pixel, like 8-bit RGBA
-        four = _raw(data, "RGBA")
-        return four[..., ::2] * np.uint16(256) + four[..., 1::2], key
+        bytes_of_pixels = _raw(data, "RGBA")
+        return bytes_of_pixels[..., ::2] * np.uint16(256) + bytes_of_pixels[..., 1::2], key
     high, low = (_raw(data, mode) for mode in _HIGH_AND_LOW[colour])
     return high * np.uint16(256) + low, key
 
@@ -302,10 +304,10 @@ def _read_tiff(path: Path) -> Array:
     with tifffile.TiffFile(path) as file:
         page: Any = file.pages[0]
         samples = np.asarray(page.asarray())
-        apart = page.samplesperpixel > 1 and page.planarconfig == 2
+        is_planar = page.samplesperpixel > 1 and page.planarconfig == 2
     if samples.ndim == 2:
         samples = samples[..., None]
-    elif apart:
+    elif is_planar:
         samples = np.moveaxis(samples, 0, -1)
     return _dequantize(samples)
 
@@ -316,16 +318,16 @@ def _write_tiff(planes: Array, file: BinaryIO, bits: int) -> None:
 
     samples = planes.astype(np.float32) if bits == 32 else _quantize(planes, bits)
     count = samples.shape[2]
-    made = io.BytesIO()  # tifffile needs a seekable file
+    buffer = io.BytesIO()  # tifffile needs a seekable file
     tifffile.imwrite(
-        made,
+        buffer,
         samples[..., 0] if count == 1 else samples,
         photometric="minisblack" if count == 1 else "rgb",
         planarconfig=None if count == 1 else "contig",
         extrasamples=("unassalpha",) if count == 4 else None,
         metadata=None,
     )
-    file.write(made.getvalue())
+    file.write(buffer.getvalue())
 
 
 # -- OpenEXR, with the package OpenEXR
@@ -373,9 +375,9 @@ def _write_exr(planes: Array, file: BinaryIO, bits: int) -> None:
     names = _NAMES[planes.shape[2]]
     channels = {name: np.ascontiguousarray(planes[..., k], dtype) for k, name in enumerate(names)}
     header = {"compression": OpenEXR.ZIP_COMPRESSION, "type": OpenEXR.scanlineimage}
-    with TemporaryDirectory() as folder, OpenEXR.File(header, channels) as made:
+    with TemporaryDirectory() as folder, OpenEXR.File(header, channels) as picture:
         path = Path(folder) / "picture.exr"  # the library writes to paths only
-        made.write(str(path))
+        picture.write(str(path))
         file.write(path.read_bytes())
 
 
