@@ -14,15 +14,16 @@ import numpy as np
 from cml_engine.ir.graph import Array, Attrs
 from cml_engine.ops.common.shapes import left_view
 from cml_engine.ops.declaration.expression import Formula
+from cml_engine.ops.declaration.scratch import memory_order
 
-_ZERO = np.float32(0)
+_ZERO = np.zeros((), np.float32)
 #: floats of a block (256 KB)
 _BLOCK = 1 << 16
 _ZEROS = np.zeros(_BLOCK, np.float32)
 
 
 def apply_in_place(formula: Formula, attrs: Attrs, x: Array, operands: Sequence[Array]) -> bool:
-    """Computes ``x = formula(x, *others)`` in the memory of ``x`` and returns True.
+    """Computes ``x = formula(x, *operands)`` in the memory of ``x`` and returns True.
 
     Returns False, and changes nothing, if that is not possible.
     """
@@ -46,53 +47,59 @@ def _fits(x: Array, operand: Array) -> bool:
 
 
 def relu(attrs: Attrs, x: Array) -> bool:
-    ordered = x.transpose(sorted(range(x.ndim), key=lambda i: -x.strides[i]))
-    if not ordered.flags.c_contiguous:
-        np.maximum(x, _ZERO, out=x)
-        return True
-    flat = ordered.reshape(-1)
-    for first in range(0, flat.size, _BLOCK):
-        part = flat[first : first + _BLOCK]
-        # with a single number it takes thrice as long
-        np.maximum(part, _ZEROS[: part.size], out=part)
+    for part, _ in _blocks(x, left_view(_ZERO, x.ndim)):
+        np.maximum(part, _zeros(part), out=part)
     return True
 
 
 def prelu(attrs: Attrs, x: Array, slope: Array) -> bool:
     if not np.isfinite(slope).all():
         return False
-    gentle = bool(np.all((slope > 0) & (slope <= 1)))
-    zero: Array = np.zeros(0, np.float32)
+    # not so for a slope of 0, for that makes NaN of infinity
+    is_larger_multiple = bool(np.all((slope != 0) & (slope <= 1)))
     for part, slopes in _blocks(x, slope):
-        if gentle:
-            # the larger of the two; not so for a slope of 0, for that makes NaN of infinity
+        if is_larger_multiple:
             np.maximum(part, part * slopes, out=part)
             continue
-        if zero.shape != part.shape:
-            zero = np.zeros_like(part)  # NumPy's minimum by a single number takes twice as long
-        below = np.minimum(part, zero)
+        zeros = _zeros(part)
+        below = np.minimum(part, zeros)
         below *= slopes
-        np.maximum(part, zero, out=part)
-        np.add(part, below, out=part)
+        np.maximum(part, zeros, out=part)
+        part += below
     return True
 
 
+def _zeros(part: Array) -> Array:
+    """Returns zeros of the shape of ``part``.
+
+    NumPy's minimum and maximum by a single number take two to three times as long.
+    """
+    if part.size > _BLOCK:
+        return np.zeros_like(part)
+    return _ZEROS[: part.size].reshape(part.shape)
+
+
 def _blocks(x: Array, operand: Array) -> Iterator[tuple[Array, Array]]:
-    """Yields corresponding views of ``x`` and ``operand``, small enough to stay in the cache."""
+    """Yields corresponding views of ``x`` and ``operand``, small enough to stay in the cache.
+
+    Their axes are in the memory order of ``x``. ``operand`` is repeated to the extents of a row of
+    ``x``, because NumPy's inner loops are longer then.
+    """
+    order = memory_order(x)
+    ordered, beside = x.transpose(order), operand.transpose(order)
     if x.size <= _BLOCK:
-        yield x, operand
+        yield ordered, beside
         return
-    axis = max(range(x.ndim), key=lambda i: x.strides[i] if x.shape[i] > 1 else 0)
-    extent = x.shape[axis]
-    step = max(1, _BLOCK * extent // x.size)
-    for first in range(0, extent, step):
-        index = (slice(None),) * axis + (slice(first, first + step),)
-        along = operand.ndim > axis and operand.shape[axis] > 1
-        yield x[index], operand[index] if along else operand
+    if beside.size > len(beside) == 1:
+        beside = np.ascontiguousarray(np.broadcast_to(beside, (1, *ordered.shape[1:])))
+    step = max(1, _BLOCK // ordered[0].size)
+    for first in range(0, len(ordered), step):
+        span = slice(first, first + step)
+        yield ordered[span], beside[span] if len(beside) > 1 else beside
 
 
 def leaky_relu(attrs: Attrs, x: Array) -> bool:
-    return prelu(attrs, x, np.asarray(attrs["alpha"], np.float32))
+    return prelu(attrs, x, left_view(np.asarray(attrs["alpha"], np.float32), x.ndim))
 
 
 def clamp(attrs: Attrs, x: Array, low: Array, high: Array) -> bool:
