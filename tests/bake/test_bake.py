@@ -163,13 +163,13 @@ def test_the_cluster_has_no_more_than_a_window_of_tasks(bake_layer, client, work
 
 def test_tasks_are_sized_to_half_a_second():
     pace = Pace()
-    assert pace.units(left=10_000, tasks=3) == 1, "nothing was seen yet"
+    assert pace.units(remaining=10_000, tasks=3) == 1, "nothing was seen yet"
     pace.record(units=1, seconds=0.05)
-    assert pace.units(left=10_000, tasks=3) == 10
-    assert pace.units(left=12, tasks=3) == 4, "towards the end fewer, for all workers"
-    assert pace.units(left=2, tasks=3) == 1
+    assert pace.units(remaining=10_000, tasks=3) == 10
+    assert pace.units(remaining=12, tasks=3) == 4, "towards the end fewer, for all workers"
+    assert pace.units(remaining=2, tasks=3) == 1
     pace.record(units=10, seconds=0.001)
-    assert 10 < pace.units(left=10_000, tasks=3) < 100, "one task does not decide"
+    assert 10 < pace.units(remaining=10_000, tasks=3) < 100, "one task does not decide"
 
 
 def test_units_that_a_task_has_no_time_for_are_sent_again(bake_layer, place, work, monkeypatch):
