@@ -31,16 +31,18 @@ class OpTime:
 
     ``key`` identifies the operator's instance, so that an operator of three dispatches counts
     once. ``place`` is the operator's position: a line of NNEF text or a node of an ONNX file.
+    ``kernel`` is the chosen kernel of an operator that has several.
     """
 
     op: str
     key: str
     cost: Cost
     place: str
+    kernel: str = ""
 
     @classmethod
     def of_step(cls, step: Step) -> OpTime:
-        return cls(step.full_op, step.title, step.cost, _place(step.source))
+        return cls(step.full_op, step.title, step.cost, _place(step.source), step.variant)
 
     @classmethod
     def of_node(cls, node: Node, graph: Graph) -> OpTime:
@@ -70,13 +72,15 @@ class OperatorShare:
 class RankNode:
     """The time of one operator of the network.
 
-    ``title`` is its name in plans, ``place`` its position in messages.
+    ``title`` is its name in plans, ``place`` its position in messages, ``kernel`` its chosen kernel
+    if it has several.
     """
 
     title: str
     place: str
     percentage: float
     ms: float
+    kernel: str = ""
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,8 @@ class RankReport:
         if self.nodes:
             lines.append("Slowest operators:")
         for n in self.nodes[:_SHOWN]:
-            lines.append(f"{n.title:34s} {n.percentage:8.2f} % {n.ms:9.3f} ms  {n.place}")
+            kernel = f"  kernel {n.kernel}" if n.kernel else ""
+            lines.append(f"{n.title:34s} {n.percentage:8.2f} % {n.ms:9.3f} ms  {n.place}{kernel}")
         return "\n".join(lines)
 
     def json(self) -> str:
@@ -157,7 +162,8 @@ def _place(source: Source | None) -> str:
 def _node(key: str, timed: Sequence[OpTime], times: Any, total: float) -> RankNode:
     mine = [i for i, t in enumerate(timed) if t.key == key]
     ms = float(np.median(times[:, mine].sum(axis=1)))
-    return RankNode(key, timed[mine[0]].place, 100 * ms / total if total else 0.0, ms)
+    kernels = ", ".join(dict.fromkeys(timed[i].kernel for i in mine if timed[i].kernel))
+    return RankNode(key, timed[mine[0]].place, 100 * ms / total if total else 0.0, ms, kernels)
 
 
 def _row(name: str, timed: Sequence[OpTime], times: Any, total: float) -> OperatorShare:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from cml_engine.ops.declaration.checks import signature_of
 from cml_engine.ops.declaration.choice import NO_VARIANTS, VariantTable
 from cml_engine.ops.declaration.lowering import in_place_operand
 from cml_engine.ops.declaration.registry import lookup
-from cml_engine.ops.declaration.spec import Case, IntegerFact, OpSpec, Random
+from cml_engine.ops.declaration.spec import Case, CaseInput, IntegerFact, OpSpec, Random
 from cml_engine.runtime.node_check import (
     integer_results,
     round_to_half,
@@ -95,39 +95,39 @@ def check(spec: OpSpec | str, gpu: Gpu | None = None, *, partitions: int = 2) ->
     --------
     >>> check("relu", runs_nothing) # doctest: +SKIP
     """
-    found = lookup(spec if isinstance(spec, str) else spec.name)
-    if not found.cases:
-        raise InputError(f"operator '{found.name}' has no cases: add cases=[cml.Case(…)] to it")
-    if found.kernel is None:
-        raise InputError(f"operator '{found.name}' has no kernel to check")
+    operator = lookup(spec if isinstance(spec, str) else spec.name)
+    if not operator.cases:
+        raise InputError(f"operator '{operator.name}' has no cases: add cases=[cml.Case(…)] to it")
+    if operator.kernel is None:
+        raise InputError(f"operator '{operator.name}' has no kernel to check")
     if gpu is None:
         from cml_engine.gpu.gpu import Gpu
 
         gpu = Gpu()
     worst, runs = 0.0, 0
-    for case, graph, inputs, layouts in variants(found):
+    for case, graph, inputs, layouts in variants(operator):
         for kernel, table in _kernels_of(graph, gpu, layouts):
             runs += 1
-            for one, placed, keep in _memories_of(graph, layouts):
-                how = f"constants {sorted(graph.constants)}, layouts {layouts}{kernel}"
-                with _naming(f"{found.name}, case {case.id} ({how})"):
+            for variant, stored, keep in _memories_of(graph, layouts):
+                setup = f"constants {sorted(graph.constants)}, layouts {layouts}{kernel}"
+                with _naming(f"{operator.name}, case {case.id} ({setup})"):
                     error = check_graph(
-                        one, inputs, gpu,
-                        layouts=placed, partitions=partitions, variants=table, keep=keep,
+                        variant, inputs, gpu,
+                        layouts=stored, partitions=partitions, variants=table, keep=keep,
                     )  # fmt: skip
                 worst = max(worst, error)
-        if found.exact:
-            _check_whole(found, graph, inputs, case)
-    return CheckReport(found.name, len(found.cases), runs, worst, found.cpu is not None)
+        if operator.exact:
+            _check_whole(operator, graph, inputs, case)
+    return CheckReport(operator.name, len(operator.cases), runs, worst, operator.cpu is not None)
 
 
 @contextmanager
-def _naming(what: str) -> Iterator[None]:
-    """Puts ``what`` in front of the message of an ``AssertionError`` of the ``with`` block."""
+def _naming(subject: str) -> Iterator[None]:
+    """Puts ``subject`` in front of the message of an ``AssertionError`` of the ``with`` block."""
     try:
         yield
     except AssertionError as reason:
-        raise AssertionError(f"{what}: {reason}") from reason
+        raise AssertionError(f"{subject}: {reason}") from reason
 
 
 def _kernels_of(
@@ -182,8 +182,9 @@ def _check_whole(spec: OpSpec, graph: Graph, inputs: Mapping[str, Array], case: 
             for n in node.inputs
         ]
         low, high = spec.bounds(node.attrs, *facts)
-    for name, got in reference(graph, inputs).items():
-        if name in node.outputs and (wrong := find_range_violation(name, got, Range(low, high))):
+    for name, results in reference(graph, inputs).items():
+        wrong = find_range_violation(name, results, Range(low, high))
+        if name in node.outputs and wrong:
             raise AssertionError(f"{spec.name}, case {case.id}: {wrong}")
 
 
@@ -208,30 +209,30 @@ def case_graph(
     With ``constants`` all inputs but the first are constants, like a model's weights.
     """
     exact = lookup(op).exact
-    arrays = [_array(given, seed + i, exact) for i, given in enumerate(case.inputs)]
+    arrays = [_array(value, seed + i, exact) for i, value in enumerate(case.inputs)]
     names = tuple(f"x{i}" for i in range(len(arrays)))
     values = dict(zip(names, arrays, strict=True))
-    fixed = names[1:] if constants else ()
+    constant_names = names[1:] if constants else ()
     facts = {name: _fact(array) for name, array in values.items()}
     attrs = full_attrs(op, case.attrs)
     outputs = _output_names(op, attrs, [facts[n] for n in names])
     graph = Graph(
         name=op,
-        inputs=tuple(n for n in names if n not in fixed),
+        inputs=tuple(n for n in names if n not in constant_names),
         outputs=outputs,
         nodes=(Node(op, names, outputs, attrs),),
         facts=facts,
-        constants={n: values[n] for n in fixed},
+        constants={n: values[n] for n in constant_names},
     )
     return infer_facts(graph), {n: values[n] for n in graph.inputs}
 
 
-def full_attrs(op: str, given: Mapping[str, object]) -> Attrs:
-    """Returns the ``given`` attributes and the signature's defaults for the others."""
+def full_attrs(op: str, attrs: Mapping[str, object]) -> Attrs:
+    """Returns the attributes ``attrs`` and the signature's defaults for the others."""
     signature = signature_of(lookup(op))
     params = signature.attrs if signature else ()
     defaults = {p.name: p.default for p in params if p.default is not REQUIRED}
-    return Attrs({**defaults, **given})
+    return Attrs({**defaults, **attrs})
 
 
 def check_on_gpu(
@@ -276,22 +277,22 @@ def check_graph(
     plan = lower(graph, gpu.limits, layouts, options)
     in_steps = integer_results(plan)
     program = GpuProgram(plan, gpu)
-    whole = [(step.index, 0, step.groups) for step in plan.steps]
-    wanted = reference(graph, inputs, layouts)
-    first_arena = _run(program, inputs, whole)
-    got = {name: inspect.read_tensor(program, place) for name, place in plan.tensors.items()}
+    ranges = [(step.index, 0, step.groups) for step in plan.steps]
+    expected = reference(graph, inputs, layouts)
+    first_arena = _run(program, inputs, ranges)
+    actual = {name: inspect.read_tensor(program, place) for name, place in plan.tensors.items()}
     worst = 0.0
     for node in graph.nodes:
         tolerance = stored_tolerance(node, node_tolerance(node), layouts, node.title in in_steps)
-        for name in (n for n in node.outputs if n in wanted and n in got):
-            verdict = compare(got[name], wanted[name], tolerance)
+        for name in (n for n in node.outputs if n in expected and n in actual):
+            verdict = compare(actual[name], expected[name], tolerance)
             assert verdict.ok, f"{name}: {verdict.problem}"
             worst = max(worst, verdict.worst)
     _check_guards(program, first_arena)
     if keep:
-        _check_inputs(program, wanted)
+        _check_inputs(program, expected)
     for seed in range(partitions):
-        arena = _run(program, inputs, random_partition(whole, seed))
+        arena = _run(program, inputs, random_partition(ranges, seed))
         assert np.array_equal(arena, first_arena), (
             f"partition {seed} of the workgroups gives other bits than the whole run"
         )
@@ -306,11 +307,11 @@ def reference(
     A tensor whose layout stores 16 bits is rounded. Tensors that depend on an operator without a
     CPU function are missing.
     """
-    given = {n: round_to_half(a) if layouts.get(n) == C4H else a for n, a in inputs.items()}
-    values: dict[str, Array] = {**graph.constants, **given}
+    stored_inputs = {n: round_to_half(a) if layouts.get(n) == C4H else a for n, a in inputs.items()}
+    values: dict[str, Array] = {**graph.constants, **stored_inputs}
     for node in graph.nodes:
-        known = all(name in values for name in node.reads)
-        if not known or lookup(node.op).cpu is None:
+        is_known = all(name in values for name in node.reads)
+        if not is_known or lookup(node.op).cpu is None:
             continue
         results = run_stored(node, graph, layouts, values)
         for name, value in zip(node.outputs, results, strict=True):
@@ -323,16 +324,16 @@ def reference(
 
 
 def random_partition(
-    whole: Sequence[tuple[int, int, int]], seed: int
+    steps: Sequence[tuple[int, int, int]], seed: int
 ) -> list[tuple[int, int, int]]:
     """Returns the steps' workgroups as ranges ``(step, first, count)``, cut at random places.
 
-    Steps stay in order; the ranges of one step are in random order. ``whole`` has one range per
+    Steps stay in order; the ranges of one step are in random order. ``steps`` has one range per
     step.
     """
     generator = random.Random(seed)
     parts: list[tuple[int, int, int]] = []
-    for step, _, groups in whole:
+    for step, _, groups in steps:
         cuts = sorted({0, groups, *(generator.randrange(groups + 1) for _ in range(3))})
         ranges = [(step, a, b - a) for a, b in zip(cuts, cuts[1:], strict=False)]
         generator.shuffle(ranges)
@@ -348,12 +349,12 @@ def blocked_layouts(graph: Graph) -> Iterable[dict[str, str]]:
     node = graph.nodes[0]
     if weights := matrices_in_half(graph):
         yield dict.fromkeys(weights, HALF)
-    taken = half_of(node, graph.facts)
+    half = half_of(node, graph.facts)
     for layouts in _in_blocks(graph):
         yield layouts
-        if taken in ("each", "alike"):
+        if half in ("each", "alike"):
             yield dict.fromkeys(layouts, C4H)
-        if taken in ("each", "reads") and len(layouts) > 1:
+        if half in ("each", "reads") and len(layouts) > 1:
             yield layouts | {name: C4H for name in layouts if name in node.reads}
 
 
@@ -371,14 +372,16 @@ def _in_blocks(graph: Graph) -> Iterator[dict[str, str]]:
             yield {name: C4}
     elif kernel.layouts in ("blocks", "joins"):
         maps = [n for n in (*node.reads, *node.outputs) if graph.facts[n].rank >= 3]
-        whole = all(graph.facts[n].shape[1] % 4 == 0 for n in maps)
-        if (whole or kernel.layouts == "joins") and not any(n in graph.constants for n in maps):
+        fills_blocks = all(graph.facts[n].shape[1] % 4 == 0 for n in maps)
+        fits = fills_blocks or kernel.layouts == "joins"
+        if fits and graph.constants.keys().isdisjoint(maps):
             yield dict.fromkeys(maps, C4)
     elif result.shape[1] % 4 == 0 or kernel.layouts == "copies":
         maps = [n for n in (*node.reads, *node.outputs) if graph.facts[n].rank == result.rank]
         alike = [n for n in maps if graph.facts[n].shape[1] == result.shape[1]]
-        fixed = any(n in graph.constants for n in alike)
-        if not fixed and all(graph.facts[n].dtype == "scalar" for n in alike):
+        if graph.constants.keys().isdisjoint(alike) and all(
+            graph.facts[n].dtype == "scalar" for n in alike
+        ):
             yield dict.fromkeys(alike, C4)
 
 
@@ -414,25 +417,25 @@ def _check_inputs(program: GpuProgram, values: Mapping[str, Array]) -> None:
     from cml_engine.gpu.program import inspect
 
     for name, place in program.plan.inputs.items():
-        now = inspect.read_tensor(program, place)
-        assert np.array_equal(now, values[name], equal_nan=now.dtype.kind == "f"), (
+        after = inspect.read_tensor(program, place)
+        assert np.array_equal(after, values[name], equal_nan=after.dtype.kind == "f"), (
             f"a kernel wrote to its input '{name}'"
         )
 
 
-def _array(given: Any, seed: int, exact: bool = False) -> Array:
-    if isinstance(given, np.ndarray | np.generic | float | int | bool):
-        array = np.asarray(given)
-        kind = {"f": np.float32, "i": np.int32, "u": np.int32, "b": np.bool_}[array.dtype.kind]
-        return array.astype(kind)
-    wanted = given if isinstance(given, Random) else Random(tuple(given))
+def _array(value: CaseInput, seed: int, exact: bool = False) -> Array:
+    if isinstance(value, np.ndarray | np.generic | float | int | bool):
+        array = np.asarray(value)
+        dtype = {"f": np.float32, "i": np.int32, "u": np.int32, "b": np.bool_}[array.dtype.kind]
+        return array.astype(dtype)
+    spec = value if isinstance(value, Random) else Random(tuple(value))
     generator = np.random.default_rng(seed)
-    if wanted.dtype == "logical":
-        return generator.integers(0, 2, wanted.shape).astype(np.bool_)
-    if wanted.dtype == "integer":
-        low, high = int(wanted.low), max(int(wanted.high), int(wanted.low) + 1)
-        return generator.integers(low, high, wanted.shape).astype(np.int32)
-    values = generator.uniform(wanted.low, wanted.high, wanted.shape)
+    if spec.dtype == "logical":
+        return generator.integers(0, 2, spec.shape).astype(np.bool_)
+    if spec.dtype == "integer":
+        low, high = int(spec.low), max(int(spec.high), int(spec.low) + 1)
+        return generator.integers(low, high, spec.shape).astype(np.int32)
+    values = generator.uniform(spec.low, spec.high, spec.shape)
     return (np.rint(values * _WORDS) if exact else values).astype(np.float32)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 
 from cml_engine.ir.graph import AttrValue
-from cml_engine.ops.declaration.spec import Case
+from cml_engine.ops.declaration.spec import Case, CaseInput
 
 Shape = tuple[int, ...]
 _DEFAULTS: dict[str, AttrValue] = {
@@ -38,7 +40,7 @@ def deconv_case(
 def _case(x: Shape, filter: Shape, bias: object, note: str, attrs: dict[str, AttrValue]) -> Case:
     if isinstance(bias, float):
         bias = np.array(bias, np.float32)
-    return Case((x, filter, bias), attrs, note)
+    return Case((x, filter, cast("CaseInput", bias)), attrs, note)
 
 
 _AROUND = {"padding": [(1, 1), (1, 1)]}

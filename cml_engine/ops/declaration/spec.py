@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -240,7 +240,7 @@ class Case:
     {'seed': 7}
     """
 
-    inputs: tuple[object, ...]
+    inputs: tuple[CaseInput, ...]
     attrs: Mapping[str, object] = field(default_factory=dict)
     note: str = ""
 
@@ -271,6 +271,9 @@ class Random:
     high: float = 1.0
     dtype: str = "scalar"
 
+
+#: an input of a test case: random values, random values of a shape, or the values
+CaseInput: TypeAlias = "Random | tuple[int, ...] | Array | np.generic | float"
 
 #: the define of a variant that naga reads as WGSL only: its SPIR-V reader lacks what that uses
 WGSL_ONLY = "WGSL_ONLY"

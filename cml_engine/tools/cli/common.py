@@ -7,9 +7,9 @@ import json
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -45,13 +45,13 @@ def load_for_inputs(a: Namespace, shape_of: ShapeOf = array_files.shape_of) -> G
     """
     files = dict(pair.partition("=")[::2] for pair in a.input)
 
-    def found(name: str, known: Known) -> Shape | None:
-        return shape_of(files[name], name, known) if files.get(name) else None
+    def file_shape(name: str, extents: Known) -> Shape | None:
+        return shape_of(files[name], name, extents) if files.get(name) else None
 
     constants: dict[str, Array] = {}
     while True:
         try:
-            graph = load_open(a, found, constants)
+            graph = load_open(a, file_shape, constants)
         except NeedsConstant as error:
             missing = [name for name in error.inputs if name not in constants]
             are_given = shape_of is array_files.shape_of and all(map(files.get, missing))
@@ -118,24 +118,24 @@ def _named_constants(pairs: Iterable[str]) -> dict[str, Array]:
 
     A value is a number or a list of numbers.
     """
-    found: dict[str, Array] = {}
+    constants: dict[str, Array] = {}
     for pair in pairs:
         name, _, value = pair.partition("=")
-        if not name or not value or name in found:
+        if not name or not value or name in constants:
             raise InputError(
                 f"--constant '{pair}': wanted NAME=VALUE or NAME=FILE.npy, each name once"
             )
         if Path(value).suffix.lower() in (".npy", ".npz"):
-            found[name] = array_files.read_any(value, name)
+            constants[name] = array_files.read_any(value, name)
             continue
         with contextlib.suppress(ValueError, RecursionError):
-            found[name] = np.array(json.loads(value))
-        if name not in found or found[name].dtype.kind not in "biuf":
+            constants[name] = np.array(json.loads(value))
+        if name not in constants or constants[name].dtype.kind not in "biuf":
             raise InputError(
                 f"--constant '{pair}': wanted a number, true or false, a list such as [1,2], or a "
                 ".npy file"
             )
-    return found
+    return constants
 
 
 def is_cooked(model: str) -> bool:
@@ -152,45 +152,43 @@ def named_shapes(pairs: Iterable[str]) -> dict[str, tuple[int, ...]]:
 
     A pair without extents is the shape of a scalar.
     """
-    found: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for pair in pairs:
         name, equals, extents = pair.rpartition("=")
         if equals and not name:
             raise InputError(f"--shape '{pair}': wanted NAME=1,3,64,64")
-        if name in found:
-            what = f"'{name}'" if name else "the only input"
-            raise InputError(f"--shape '{pair}': {what} has a shape already")
+        if name in shapes:
+            subject = f"'{name}'" if name else "the only input"
+            raise InputError(f"--shape '{pair}': {subject} has a shape already")
         try:
-            found[name] = tuple(map(EXTENT.parse, extents.split(","))) if extents else ()
+            shapes[name] = tuple(map(EXTENT.parse, extents.split(","))) if extents else ()
         except InputError as error:
             message = f"--shape '{extents}': {error.message}; write it as 1,3,64,64"
             raise InputError(message) from None
-    return found
+    return shapes
 
 
 def named_axes(pairs: Iterable[str]) -> dict[str, tuple[int | str, ...]]:
     """Returns axes by input from ``NAME=1,3,height,width`` pairs, as :func:`named_shapes` does."""
-    found: dict[str, tuple[int | str, ...]] = {}
+    axes: dict[str, tuple[int | str, ...]] = {}
     for pair in pairs:
-        name, _, words = pair.rpartition("=")
-        if name in found or not words:
+        name, _, extents = pair.rpartition("=")
+        if name in axes or not extents:
             raise InputError(f"--dynamic '{pair}': wanted NAME=1,3,height,width, each input once")
-        parts = [word.strip() for word in words.split(",")]
-        found[name] = tuple(EXTENT.parse(w) if w.isdecimal() else w for w in parts)
-    return found
+        parts = [part.strip() for part in extents.split(",")]
+        axes[name] = tuple(EXTENT.parse(w) if w.isdecimal() else w for w in parts)
+    return axes
 
 
 def compile_options(a: Namespace) -> CompileOptions:
     """Returns the compile options of the command line; other options win over ``--preset``."""
-    options: dict[str, Any] = {"decide": read_decisions(a)}
-    if getattr(a, "half", False):
-        options["storage"] = "half"
-    if limit := arena_limit_of(a):
-        options["arena_limit"] = limit
-    if getattr(a, "backend", None) == "onnxruntime":
-        options["cpu"] = "onnxruntime"
     preset = getattr(a, "preset", None)
-    return CompileOptions.preset(preset, **options) if preset else CompileOptions(**options)
+    options = CompileOptions.preset(preset) if preset else CompileOptions()
+    if getattr(a, "half", False):
+        options = replace(options, storage="half")
+    if getattr(a, "backend", None) == "onnxruntime":
+        options = replace(options, cpu="onnxruntime")
+    return replace(options, decide=read_decisions(a), arena_limit=arena_limit_of(a) or None)
 
 
 def read_decisions(a: Namespace) -> Decisions:
@@ -222,8 +220,8 @@ def write_decisions(
     from cml_engine.tools.report.model_facts import decisions_on
 
     array_files.check_place(Path(a.decisions), a.model)
-    found = decisions_on(device, graph, optimized, plan, read_decisions(a))
-    write_atomically(a.decisions, json.dumps([asdict(d) for d in found], indent=1) + "\n")
+    decisions = decisions_on(device, graph, optimized, plan, read_decisions(a))
+    write_atomically(a.decisions, json.dumps([asdict(d) for d in decisions], indent=1) + "\n")
 
 
 def load_facts(a: Namespace) -> ModelFacts:
@@ -271,34 +269,34 @@ def facts_of(graph: Graph, names: Iterable[str]) -> dict[str, Fact]:
     return {name: graph.facts[name] for name in names}
 
 
-def named_files(pairs: Iterable[str], facts: Mapping[str, Fact], what: str) -> dict[str, NamedFile]:
+def named_files(pairs: Iterable[str], facts: Mapping[str, Fact], role: str) -> dict[str, NamedFile]:
     """Returns the files of ``NAME=FILE`` pairs by name; each name must be one of ``facts``.
 
     After the file, a conversion of its values may follow: ``NAME=FILE:scale=2,shift=-1``.
-    ``what`` is "input" or "output", for messages. The files are not opened.
+    ``role`` is "input" or "output", for messages. The files are not opened.
     """
-    found: dict[str, NamedFile] = {}
+    files: dict[str, NamedFile] = {}
     for pair in pairs:
         name, equals, file = pair.partition("=")
         if not equals or not name or not file:
             raise InputError(f"'{pair}': wanted NAME=FILE")
         if name not in facts:
-            known = ", ".join(f"{n}: {fact}" for n, fact in facts.items()) or "(none)"
-            raise InputError(f"unknown {what} '{name}'; the model's {what}s are {known}")
-        if name in found:
-            raise InputError(f"{what} '{name}' is given twice")
-        found[name] = named_file(file)
-        array_files.check_suffix(found[name])
-    return found
+            listed = ", ".join(f"{n}: {fact}" for n, fact in facts.items()) or "(none)"
+            raise InputError(f"unknown {role} '{name}'; the model's {role}s are {listed}")
+        if name in files:
+            raise InputError(f"{role} '{name}' is given twice")
+        files[name] = named_file(file)
+        array_files.check_suffix(files[name])
+    return files
 
 
 def read_inputs(
-    a: Namespace, facts: Mapping[str, Fact], others: Mapping[str, Array]
+    a: Namespace, facts: Mapping[str, Fact], defaults: Mapping[str, Array]
 ) -> dict[str, Array]:
-    """Returns the checked inputs by name: from the ``-i`` files, else from ``others``."""
+    """Returns the checked inputs by name: from the ``-i`` files, else from ``defaults``."""
     files = named_files(a.input, facts, "input")
     read = {name: array_files.read(file, name, facts[name]) for name, file in files.items()}
-    return check_inputs(facts, {**others, **read})
+    return check_inputs(facts, {**defaults, **read})
 
 
 def backend_of(a: Namespace) -> Gpu | str:

@@ -38,8 +38,8 @@ class CommandParser(argparse.ArgumentParser):
     overview = ""
 
     def __init__(self, **settings: Any) -> None:
-        shown = argparse.RawDescriptionHelpFormatter
-        super().__init__(add_help=False, formatter_class=shown, **settings)
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(add_help=False, formatter_class=formatter, **settings)
         self._titled = {title: self.add_argument_group(title) for title in GROUPS}
         self.add("general", "-h", "--help", action="help", help="show this help")
 
@@ -62,9 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> CommandParser:
     """Returns the parser of the whole command line, with a subparser for each command."""
-    made = CommandParser(prog="cml")
-    made.add("general", "--version", action="version", version=f"cml {__version__}")
-    names = made.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
+    root = CommandParser(prog="cml")
+    root.add("general", "--version", action="version", version=f"cml {__version__}")
+    names = root.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
     rows: dict[str, list[str]] = {group: [] for group in COMMAND_GROUPS}
     for name, command in sorted(COMMANDS.items()):
         example = f"example:\n  {command.example}"
@@ -80,25 +80,25 @@ def parser() -> CommandParser:
             default=0,
             help="log what is loaded, built and evicted; -vv also logs every kernel",
         )
-        places = [
+        positionals = [
             f"[{a.metavar}]" if a.nargs == "?" else str(a.metavar)
             for a in sub._get_positional_actions()
         ]
-        sub.usage = " ".join([sub.prog, *places, "[options]"])
+        sub.usage = " ".join([sub.prog, *positionals, "[options]"])
         rows[command.group].append(f"  {name:9s} {command.help}")
     groups = ("\n".join([f"\n{group}:", *lines]) for group, lines in rows.items())
-    made.overview = "\n".join(
+    root.overview = "\n".join(
         [_ABOUT.rstrip(), *groups, f"\nexample:\n  {COMMANDS['info'].example}", _MORE]
     )
-    return made
+    return root
 
 
 def _start(argv: Sequence[str] | None) -> int:
-    made = parser()
-    a, unknown = made.parse_known_args(argv)
+    root = parser()
+    a, unknown = root.parse_known_args(argv)
     if unknown:
-        made.prog += f" {a.command_name}"
-        made.error(f"unrecognized arguments: {' '.join(unknown)}")
+        root.prog += f" {a.command_name}"
+        root.error(f"unrecognized arguments: {' '.join(unknown)}")
     limits = getattr(a, "load_limits", None)
     if limits is not None:
         load_limits.LoadLimits.parse(limits)

@@ -39,8 +39,8 @@ def value_option(
     name: str,
     metavar: str,
     help: str,
-    type: Callable[[str], Any] = str,
-    default: Any = None,
+    type: Callable[[str], object] = str,
+    default: object = None,
     *,
     short: str = "",
     repeatable: bool = False,
@@ -90,13 +90,13 @@ def command(group: str, example: str, *options: str | Option) -> Callable[[Run],
     """
 
     def declare(run: Run) -> Run:
-        found: list[Option] = []
+        declared: list[Option] = []
         for item in options:
             if isinstance(item, Option):
-                found.append(item)
+                declared.append(item)
             else:
-                found += (_SHARED[name] for name in _SETS.get(item, (item,)))
-        COMMANDS[example.split()[1]] = Command(group, example, tuple(found), run)
+                declared += (_SHARED[name] for name in _SETS.get(item, (item,)))
+        COMMANDS[example.split()[1]] = Command(group, example, tuple(declared), run)
         return run
 
     return declare
@@ -113,14 +113,14 @@ def given(a: Namespace, *names: str) -> str:
 
 def refuse(a: Namespace, reason: str, *names: str) -> None:
     """Raises ``InputError`` with the reason if one of the options with these names is given."""
-    if found := given(a, *names):
-        raise InputError(f"{reason}: leave {found} out")
+    if conflicts := given(a, *names):
+        raise InputError(f"{reason}: leave {conflicts} out")
 
 
-def require(a: Namespace, other: str, *names: str) -> None:
+def require(a: Namespace, needed: str, *names: str) -> None:
     """Raises ``InputError`` if an option with these names is given, which needs the other one."""
-    if found := given(a, *names):
-        raise InputError(f"{found} needs {other}: give that too")
+    if dependents := given(a, *names):
+        raise InputError(f"{dependents} needs {needed}: give that too")
 
 
 _SHARED = {

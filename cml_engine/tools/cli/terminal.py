@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO, cast
 
 from cml_engine.errors import CmlError, InternalError
 
@@ -44,7 +44,7 @@ class _Escaped:
     def write(self, text: str) -> int:
         return self._stream.write(text.translate(_CONTROLS))
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)
 
 
@@ -56,7 +56,7 @@ def exit_code(command: Callable[[], int]) -> int:
     """
     if isinstance(sys.stdout, io.TextIOWrapper):  # a pipe's encoding may lack letters of a path
         sys.stdout.reconfigure(errors="backslashreplace")
-    stdout: Any = _Escaped(sys.stdout)
+    stdout = cast(TextIO, _Escaped(sys.stdout))
     try:
         try:
             with contextlib.redirect_stdout(stdout):
@@ -78,17 +78,17 @@ def exit_code(command: Callable[[], int]) -> int:
         return _internal_error(error, f"{type(error).__name__}: {error}")
 
 
-def _internal_error(error: Exception, said: str) -> int:
+def _internal_error(error: Exception, message: str) -> int:
     if os.environ.get("CML_DEBUG"):
         raise error
-    print_error(f"internal error: {said}\n{_REPORT}")
+    print_error(f"internal error: {message}\n{_REPORT}")
     return 1
 
 
 def _describe(error: Exception) -> str:
     if isinstance(error, MemoryError):
-        said = f" ({error})" if str(error) else ""
-        return f"not enough memory{said}: close other programs, or take a smaller model"
+        reason = f" ({error})" if str(error) else ""
+        return f"not enough memory{reason}: close other programs, or take a smaller model"
     if isinstance(error, OSError) and error.strerror:
         if error.filename is None:
             _drop_output()
@@ -133,9 +133,9 @@ def _handling(handler: logging.Handler, level: int) -> Iterator[None]:
     try:
         yield
     finally:
-        for logger, was in zip(loggers, before, strict=True):
+        for logger, level_before in zip(loggers, before, strict=True):
             logger.removeHandler(handler)
-            logger.setLevel(was)
+            logger.setLevel(level_before)
 
 
 @contextlib.contextmanager
@@ -170,12 +170,12 @@ def progress() -> Iterator[Callable[[str, int, int], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         tasks: dict[str, TaskID] = {}
 
         def show(stage: str, done: int, total: int) -> None:
             if stage not in tasks:
-                tasks[stage] = shown.add_task(_STAGES.get(stage, stage), total=total)
-            shown.update(tasks[stage], completed=done)
+                tasks[stage] = bars.add_task(_STAGES.get(stage, stage), total=total)
+            bars.update(tasks[stage], completed=done)
 
         yield show

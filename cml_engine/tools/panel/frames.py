@@ -117,15 +117,15 @@ class OperatorTimes:
         """Adds the measured slices of a frame to their operators' costs; ignores all others."""
         for part in report.slices:
             plan = self._plan(part.name) if part.name in self.sessions else None
-            found = self.operators.get((part.name, part.step))
+            operator = self.operators.get((part.name, part.step))
             # a slice of a replaced network may still arrive
-            if plan is None or found is None or part.measured_ms is None:
+            if plan is None or operator is None or part.measured_ms is None:
                 continue
-            if found.title == part.title:
-                found.total_ms += part.measured_ms
-                found.predicted_ms += part.predicted_ms
-                found.slices += 1
-                found.runs += part.count / max(1, plan.steps[part.step].groups)
+            if operator.title == part.title:
+                operator.total_ms += part.measured_ms
+                operator.predicted_ms += part.predicted_ms
+                operator.slices += 1
+                operator.runs += part.count / max(1, plan.steps[part.step].groups)
 
     def _plan(self, name: str) -> Plan:
         """Returns the current plan of session ``name``; resets its costs if the plan is new.
@@ -241,8 +241,8 @@ class FrameLog:
         if parts["inference"] > max(sample.budget_ms, 0.5 * self.target_ms):
             sample.cause = "inference over budget"
             return
-        known = sum(parts.values()) > 0.7 * sample.frame_ms
-        sample.cause = max(parts, key=lambda name: parts[name]) if known else "outside the game"
+        is_explained = sum(parts.values()) > 0.7 * sample.frame_ms
+        sample.cause = max(parts, key=parts.__getitem__) if is_explained else "outside the game"
 
 
 def complete(frames: Iterable[FrameSample]) -> list[FrameSample]:
@@ -250,12 +250,12 @@ def complete(frames: Iterable[FrameSample]) -> list[FrameSample]:
 
     If the device measures nothing, only the last frame is left out.
     """
-    found = list(frames)[:-1]
-    for back in range(len(found)):
-        sample = found[-1 - back]
+    finished = list(frames)[:-1]
+    for back in range(len(finished)):
+        sample = finished[-1 - back]
         if sample.render_ms is not None and sample.inference_ms is not None:
-            return found[: len(found) - back]
-    return found
+            return finished[: len(finished) - back]
+    return finished
 
 
 def lanes(frames: Sequence[FrameSample], target_ms: float) -> Values:
@@ -267,11 +267,11 @@ def lanes(frames: Sequence[FrameSample], target_ms: float) -> Values:
     count = len(frames)
     render = np.fromiter(((s.render_ms or 0.0) + s.overlay_ms for s in frames), float, count)
     inference = np.fromiter((s.inference_ms or 0.0 for s in frames), float, count)
-    whole = np.fromiter((s.frame_ms for s in frames), float, count)
+    frame_ms = np.fromiter((s.frame_ms for s in frames), float, count)
     used = render + inference
-    late = whole > target_ms
+    is_over = frame_ms > target_ms
     filled = np.maximum(used, target_ms)
-    tops = [render, used, np.where(late, filled, used), filled, np.maximum(filled, whole)]
+    tops = [render, used, np.where(is_over, filled, used), filled, np.maximum(filled, frame_ms)]
     return np.stack(tops)
 
 
@@ -312,8 +312,8 @@ def latest_overrun(frames: Sequence[FrameSample], target_ms: float) -> FrameSamp
 
 def mean_overlay_ms(frames: Iterable[FrameSample]) -> float:
     """Returns the mean GPU ms of the pass "overlay" where it was timed; 0 if it never was."""
-    known = [s.overlay_ms for s in frames if s.overlay_ms > 0]
-    return sum(known) / len(known) if known else 0.0
+    timed = [s.overlay_ms for s in frames if s.overlay_ms > 0]
+    return sum(timed) / len(timed) if timed else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,25 +331,27 @@ class Bar:
 
 def bars(report: FrameReport) -> list[Bar]:
     """Returns the slices of a frame as bars, each beginning where the last one ends."""
-    found, at = [], 0.0
+    slices, start_ms = [], 0.0
     for part in report.slices:
         measured = part.measured_ms is not None
         ms = part.predicted_ms if part.measured_ms is None else part.measured_ms
-        found.append(Bar(part.name, part.title, at, ms, part.predicted_ms, measured, part.count))
-        at += ms
-    return found
+        planned = part.predicted_ms
+        slices.append(Bar(part.name, part.title, start_ms, ms, planned, measured, part.count))
+        start_ms += ms
+    return slices
 
 
 def why(report: FrameReport) -> str:
     """Returns a text with the reason why the frame runs no more slices."""
-    kept_ms = report.budget_ms - report.aim_ms
-    margin = f" ({kept_ms:.2f} ms are kept free)" if kept_ms >= 0.005 else ""
+    margin_ms = report.budget_ms - report.aim_ms
+    margin = f" ({margin_ms:.2f} ms are kept free)" if margin_ms >= 0.005 else ""
     return _WHY.get(report.reason, report.reason) + (margin if report.reason == "budget" else "")
 
 
 def times(report: FrameReport) -> list[str]:
     """Returns three texts with the ms of the frame's networks: measured, planned, budget."""
     measured = report.measured_ms if report.slices else 0.0
-    known = "..." if measured is None else f"{measured:.2f}"
+    measured_text = "..." if measured is None else f"{measured:.2f}"
     planned = sum(part.predicted_ms for part in report.slices)
-    return [f"measured {known}", f"planned {planned:.2f}", f"budget {report.budget_ms:.2f} ms"]
+    budget = f"budget {report.budget_ms:.2f} ms"
+    return [f"measured {measured_text}", f"planned {planned:.2f}", budget]

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from types import ModuleType
+from typing import TYPE_CHECKING, Literal, cast
 
 from cml_engine.errors import InputError
 from cml_engine.ir.graph import SliderValue
@@ -14,6 +15,7 @@ from cml_engine.tools.panel.frames import FrameLog, Key, OperatorTime
 
 if TYPE_CHECKING:
     from cml_engine import FrameReport, FrameScheduler, Gpu, Job, Session
+    from cml_engine.tools.panel.drawing.sections import SlidersPanel
 
 Column = Literal["left", "right"]
 #: called with the names of a network and of its slider, and the slider's new value
@@ -85,20 +87,20 @@ def layout_for(width: float, height: float, em: float) -> Layout:
     >>> layout_for(640, 360, em=13).columns
     2
     """
-    wide, tall = width / em, height / em
-    compact = wide < _FULL_EM[0] or tall < _FULL_EM[1]
-    two = wide >= _TWO_COLUMNS_EM
-    left, right = min(max(0.32 * wide, 20.5), 29.0), min(max(0.42 * wide, 25.5), 44.0)
+    width_em, height_em = width / em, height / em
+    compact = width_em < _FULL_EM[0] or height_em < _FULL_EM[1]
+    has_two = width_em >= _TWO_COLUMNS_EM
+    left_em, right_em = min(max(0.32 * width_em, 20.5), 29.0), min(max(0.42 * width_em, 25.5), 44.0)
     # both columns and the space between them are never wider than the window
-    squeeze = min(1.0, (wide - 3.0) / (left + right if two else left))
+    squeeze = min(1.0, (width_em - 3.0) / (left_em + right_em if has_two else left_em))
     return Layout(
         compact=compact,
-        columns=2 if two else 1,
-        left_width=math.floor(max(1.0, squeeze * left * em)),
-        right_width=math.floor(max(1.0, squeeze * right * em)),
+        columns=2 if has_two else 1,
+        left_width=math.floor(max(1.0, squeeze * left_em * em)),
+        right_width=math.floor(max(1.0, squeeze * right_em * em)),
         graph_height=(3.6 if compact else 6.5) * em,
         timeline_height=(2.0 if compact else 3.2) * em,
-        ranking_rows=max(4, min(16, int(0.24 * tall) - 2)),
+        ranking_rows=max(4, min(16, int(0.24 * height_em) - 2)),
     )
 
 
@@ -175,8 +177,8 @@ class Panel:
             *(section() for section in drawing.SECTIONS),
             *sections,
         )
-        sliders: Any = self.section("sliders")
-        sliders.on_change = on_change
+        self._sliders = cast("SlidersPanel", self.section("sliders"))
+        self._sliders.on_change = on_change
         self._watched_ms: float | None = None
         #: the sections to open or to close in the next frame; None: those that are open at start
         self._arranged: set[str] | None = None
@@ -219,11 +221,9 @@ class Panel:
         Raises :class:`InputError` for an unknown network.
         """
         if network not in self._sessions:
-            known = ", ".join(self._sessions) or "none"
-            raise InputError(f"this panel has no network '{network}'; it has {known}")
-        sliders: Any = self.section("sliders")
-        found: dict[str, SliderValue] = sliders.values(network, self._sessions[network])
-        return found
+            networks = ", ".join(self._sessions) or "none"
+            raise InputError(f"this panel has no network '{network}'; it has {networks}")
+        return self._sliders.values(network, self._sessions[network])
 
     def section(self, title: str) -> PanelSection:
         """Returns the section with this title; raises :class:`InputError` if there is none."""
@@ -245,8 +245,8 @@ class Panel:
         flags = imgui.WindowFlags_.always_auto_resize | imgui.WindowFlags_.no_saved_settings
         first = imgui.Cond_.first_use_ever.value
         imgui.set_next_window_pos(imgui.ImVec2(_MARGIN, _MARGIN), first)
-        most = imgui.ImVec2(max(1, size.x - 2 * _MARGIN), max(1, size.y - 2 * _MARGIN))
-        imgui.set_next_window_size_constraints(imgui.ImVec2(0, 0), most)
+        largest = imgui.ImVec2(max(1, size.x - 2 * _MARGIN), max(1, size.y - 2 * _MARGIN))
+        imgui.set_next_window_size_constraints(imgui.ImVec2(0, 0), largest)
         if imgui.begin(title, None, flags.value)[0]:
             edges = 2 * (_MARGIN + style.window_padding.x) + style.scrollbar_size
             self._draw_columns(size.x - edges, size.y)
@@ -254,18 +254,18 @@ class Panel:
 
     def draw_widgets(self) -> None:
         """Draws the panel's sections into the host's current imgui window."""
-        room = self._imgui.get_content_region_avail()
-        self._draw_columns(room.x, self._imgui.get_io().display_size.y)
+        available = self._imgui.get_content_region_avail()
+        self._draw_columns(available.x, self._imgui.get_io().display_size.y)
 
     def _draw_columns(self, width: float, height: float) -> None:
         imgui = self._imgui
         layout = layout_for(width, height, imgui.get_font_size())
         fit = imgui.ChildFlags_.auto_resize_y.value
-        sides: tuple[tuple[Column, float], ...] = (
+        columns: tuple[tuple[Column, float], ...] = (
             ("left", layout.left_width),
             ("right", layout.right_width),
         )
-        for side, column_width in sides[: layout.columns]:
+        for side, column_width in columns[: layout.columns]:
             if side == "right":
                 imgui.same_line()
             if imgui.begin_child(side, imgui.ImVec2(column_width, 0), fit):
@@ -323,15 +323,15 @@ def check_titles(
     --------
     >>> check_titles(["Operators"], [type("Section", (PanelSection,), {"title": "Operators"})])
     """
-    known = [section.title for section in sections]
+    all_titles = [section.title for section in sections]
     for title in titles:
-        if title not in known:
-            raise InputError(f"there is no panel '{title}': choose from {', '.join(known)}")
+        if title not in all_titles:
+            raise InputError(f"there is no panel '{title}': choose from {', '.join(all_titles)}")
 
 
-def _drawing(module: str) -> Any:
+def _drawing(module: str) -> ModuleType:
     try:
         return import_module(module)
     except ImportError as error:
-        what = f"a panel is drawn with imgui-bundle ({error})"
-        raise InputError(f"{what}: pip install 'cml-engine[game]'") from None
+        problem = f"a panel is drawn with imgui-bundle ({error})"
+        raise InputError(f"{problem}: pip install 'cml-engine[game]'") from None

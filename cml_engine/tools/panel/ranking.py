@@ -87,11 +87,11 @@ def rows(
             since.runs -= past.runs
         if since.total_ms > 0:
             spent.append((key, since))
-    whole_ms = sum(since.total_ms for _, since in spent)
-    return [_row(key, since, whole_ms) for key, since in spent]
+    sum_ms = sum(since.total_ms for _, since in spent)
+    return [_row(key, since, sum_ms) for key, since in spent]
 
 
-def _row(key: Key, time: OperatorTime, whole_ms: float) -> RankRow:
+def _row(key: Key, time: OperatorTime, sum_ms: float) -> RankRow:
     average_ms = time.average_ms
     # work per ms, times 1000 ms, over 1e9
     per_second = 1e-6 / average_ms if average_ms > 0 else 0.0
@@ -99,7 +99,7 @@ def _row(key: Key, time: OperatorTime, whole_ms: float) -> RankRow:
         key=key,
         network=time.network,
         title=time.title,
-        share=time.total_ms / whole_ms,
+        share=time.total_ms / sum_ms,
         total_ms=time.total_ms,
         runs=time.runs,
         average_ms=average_ms,
@@ -109,7 +109,7 @@ def _row(key: Key, time: OperatorTime, whole_ms: float) -> RankRow:
     )
 
 
-def ordered(found: Sequence[RankRow], value: str, descending: bool) -> list[RankRow]:
+def ordered(ranked: Sequence[RankRow], value: str, descending: bool) -> list[RankRow]:
     """Returns the rows sorted by the value of this name, equal rows by name."""
-    by_name = sorted(found, key=lambda row: row.name)
+    by_name = sorted(ranked, key=lambda row: row.name)
     return sorted(by_name, key=lambda row: getattr(row, value), reverse=descending)

@@ -38,12 +38,12 @@ class IntegerMemory:
 
     @classmethod
     def of(cls, graph: Graph) -> IntegerMemory:
-        whole, floats = _plan(graph), _plan(_float_graph(graph))
-        ends = [whole.inputs[n] for n in graph.inputs] + [whole.outputs[n] for n in graph.outputs]
+        integers, floats = _plan(graph), _plan(_float_graph(graph))
+        ends = (*integers.inputs.values(), *integers.outputs.values())
         return cls(
-            whole.weights_bytes,
+            integers.weights_bytes,
             floats.weights_bytes,
-            whole.memory.peak,
+            integers.memory.peak,
             floats.memory.peak,
             sum(place.binding.nbytes for place in ends),
         )
@@ -101,7 +101,7 @@ class IntegerInfo:
 
     @classmethod
     def of(cls, graph: Graph, *, points: bool, gas: bool) -> IntegerInfo:
-        found: tuple[PointInfo, ...] = ()
+        infos: tuple[PointInfo, ...] = ()
         floats: tuple[str, ...] = ()
         first = ""
         if points:
@@ -109,7 +109,7 @@ class IntegerInfo:
                 raise float_network_error(graph)
             network = lower_to_integers(graph)
             floats, first = network.not_identical, network.first_float
-            found = tuple(
+            infos = tuple(
                 PointInfo(
                     p.name,
                     p.title,
@@ -122,7 +122,7 @@ class IntegerInfo:
             )
         costs = dict(gas_by_node(graph)) if gas else {}
         memory = IntegerMemory.of(graph) if points else None
-        return cls(graph.name, found, costs, floats, first, memory)
+        return cls(graph.name, infos, costs, floats, first, memory)
 
     @property
     def total_gas(self) -> int:

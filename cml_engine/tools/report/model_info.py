@@ -57,11 +57,11 @@ class ReuseInfo:
         for name in graph.inputs:
             steps = plan.reuse.steps([name])
             shares[name] = len(steps), sum(plan.steps[i].cost.flops for i in steps) / total
-        held = plan.reuse.retained
+        retained = plan.reuse.retained
         return cls(
-            len(held),
+            len(retained),
             len(graph.inputs),
-            sum(held.values()),
+            sum(retained.values()),
             plan.memory.peak,
             len(plan.steps),
             shares,
@@ -69,13 +69,13 @@ class ReuseInfo:
 
     def lines(self) -> list[str]:
         """Returns lines of text: the retained memory, and the work if only one input is new."""
-        kept = f"{self.inputs} inputs and {self.tensors - self.inputs} other tensors"
+        counts = f"{self.inputs} inputs and {self.tensors - self.inputs} other tensors"
         size = f"{self.held_bytes / 2**10:.2f} KiB"
         peak = f"{self.peak / 2**10:.2f} KiB"
-        lines = [f"retain     {kept} ({size}) stay where a session retains them, peak {peak}"]
+        lines = [f"retain     {counts} ({size}) stay where a session retains them, peak {peak}"]
         for name, (steps, share) in list(self.shares.items())[:_SHOWN_INPUTS]:
-            what = f"{steps} of {self.steps} dispatches, {100 * share:.1f} % of the operations"
-            lines.append(f"           given '{name}' alone: {what}")
+            work = f"{steps} of {self.steps} dispatches, {100 * share:.1f} % of the operations"
+            lines.append(f"           given '{name}' alone: {work}")
         return lines
 
 
@@ -170,9 +170,9 @@ class ModelInfo:
         if self.few_bits:
             count = sum(self.few_bits.values())
             floats = [title for title, is_read in self.few_bits.items() if not is_read]
-            others = f"; unpacked when loaded: {', '.join(floats)}" if floats else ""
-            of = f"{count} of {len(self.few_bits)} operators"
-            yield f"few bits   {of} read their weights in 8 or 4 bits{others}"
+            rest = f"; unpacked when loaded: {', '.join(floats)}" if floats else ""
+            share = f"{count} of {len(self.few_bits)} operators"
+            yield f"few bits   {share} read their weights in 8 or 4 bits{rest}"
 
 
 def _few_bits(graph: Graph, plan: Plan) -> dict[str, bool]:
@@ -181,11 +181,11 @@ def _few_bits(graph: Graph, plan: Plan) -> dict[str, bool]:
     if not any(map(weight_blocks, graph.constants.values())):
         return {}
     read = {step.title for step in plan.steps if "WEIGHT_BITS" in step.defines}
-    made = optimize(graph)
+    optimized = optimize(graph)
     return {
         node.title: node.title in read
-        for node in made.nodes
-        if any(weight_blocks(made.constants.get(name)) for name in node.inputs)
+        for node in optimized.nodes
+        if any(weight_blocks(optimized.constants.get(name)) for name in node.inputs)
     }
 
 
@@ -287,25 +287,25 @@ class CookedInfo:
     @classmethod
     def of(cls, graph: Graph) -> CookedInfo:
         """Returns the facts about a graph that :func:`cml_engine.load_cooked` returned."""
-        made = graph.cooked_form
-        assert isinstance(made, Artifact)
+        cooked = graph.cooked_form
+        assert isinstance(cooked, Artifact)
         sections: dict[str, int] = {}
-        for tag, _, nbytes in made.sections:
+        for tag, _, nbytes in cooked.sections:
             sections[tag] = sections.get(tag, 0) + nbytes
-        kernels = made.kernels.values()
+        kernels = cooked.kernels.values()
         return cls(
             model=graph.name,
-            nbytes=made.nbytes,
+            nbytes=cooked.nbytes,
             inputs={n: str(graph.facts[n]) for n in graph.inputs},
             outputs={n: str(graph.facts[n]) for n in graph.outputs},
-            meta=dict(made.meta),
-            profiles=tuple(ProfileInfo.of(plan) for plan in made.plans),
+            meta=dict(cooked.meta),
+            profiles=tuple(ProfileInfo.of(plan) for plan in cooked.plans),
             sections=sections,
             kernels=len(kernels),
             spirv=sum(kernel.has_spirv for kernel in kernels),
             wgsl=sum(kernel.has_wgsl for kernel in kernels),
-            has_graph=made.graph is not None,
-            golden=made.golden.tolerance if made.golden else None,
+            has_graph=cooked.graph is not None,
+            golden=cooked.golden.tolerance if cooked.golden else None,
         )
 
     def __str__(self) -> str:

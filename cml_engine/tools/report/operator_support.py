@@ -69,9 +69,9 @@ def operator_table() -> str:
     rows = list(operator_support())
     lines: list[str] = []
     for origin in (STANDARD, EXTENSION, CUSTOM):
-        own = [row for row in rows if row.origin == origin]
-        if own:
-            lines += [*([""] if lines else []), *_section(origin, own)]
+        group = [row for row in rows if row.origin == origin]
+        if group:
+            lines += [*([""] if lines else []), *_section(origin, group)]
     runs = sum(row.runs for row in rows)
     lines.append(f"\n{runs} of {len(rows)} operators run on both backends")
     return "\n".join(lines)
@@ -88,8 +88,8 @@ def operator_text(name: str) -> str:
     lines = [f"{name}: {row.origin}", f"signature  {signature or 'none'}"]
     lines.append(f"meaning    {operator_doc(name)}")
     for param in signature.attrs if signature else ():
-        given = "required" if param.required else f"default {param.default!r}"
-        lines.append(f"attribute  {param.name}: {param.type}, {given}")
+        default = "required" if param.required else f"default {param.default!r}"
+        lines.append(f"attribute  {param.name}: {param.type}, {default}")
     note = f" ({row.note})" if row.note else ""
     lines.append(f"runs       {row.gpu} on the GPU, {row.cpu} on the CPU{note}")
     if spec is None:
@@ -154,9 +154,9 @@ def _limits(spec: OpSpec) -> Iterator[str]:
     yield f"GPU and NumPy agree within {t.rtol:g} of the value and {t.atol:g}: {t.why}"
 
 
-def _rank(given: object) -> int:
+def _rank(value: object) -> int:
     """Returns the rank of a case's input: a shape, ``Random`` of one, or an array."""
-    return len(given if isinstance(given, tuple) else getattr(given, "shape", ()))
+    return len(value if isinstance(value, tuple) else getattr(value, "shape", ()))
 
 
 def _section(title: str, rows: list[OperatorSupport]) -> list[str]:
@@ -201,19 +201,19 @@ class SupportTable:
         gpu = next((p.name for p in parts if p.gpu == "refused"), None)
         cpu = next((p.name for p in parts if p.cpu == "refused"), None)
         note = f"needs {gpu or cpu}" if gpu or cpu else "into other operators, at load"
-        how = ["refused" if missing else "expanded" for missing in (gpu, cpu)]
-        return OperatorSupport(name, how[0], how[1], note, origin)
+        support = ["refused" if missing else "expanded" for missing in (gpu, cpu)]
+        return OperatorSupport(name, support[0], support[1], note, origin)
 
 
 def operators_used(fragment: Fragment) -> set[str]:
     """Returns the set of operators that a fragment's body may call, by name or by sign."""
-    found = set(called_operators(fragment)) - set(BUILTINS)
+    names = set(called_operators(fragment)) - set(BUILTINS)
     for item in expressions(fragment.body):
         if isinstance(item, Binary) and item.op in TENSOR_OPS:
-            found.add(TENSOR_OPS[item.op])
+            names.add(TENSOR_OPS[item.op])
         elif isinstance(item, Unary):
-            found.add(TENSOR_UNARY[item.op])
-    return found
+            names.add(TENSOR_UNARY[item.op])
+    return names
 
 
 def _native(name: str, spec: OpSpec, origin: str) -> OperatorSupport:
@@ -221,8 +221,8 @@ def _native(name: str, spec: OpSpec, origin: str) -> OperatorSupport:
         return OperatorSupport(name, "graph", "native", "an alias: no kernel runs", origin)
     gpu = "native" if spec.kernel else "refused"
     cpu = "native" if spec.cpu else "refused"
-    why = "has no HLSL kernel" if not spec.kernel else "" if spec.cpu else "has no CPU function"
-    return OperatorSupport(name, gpu, cpu, why, origin)
+    note = "has no HLSL kernel" if not spec.kernel else "" if spec.cpu else "has no CPU function"
+    return OperatorSupport(name, gpu, cpu, note, origin)
 
 
 def kernel_table() -> str:

@@ -92,7 +92,7 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Html:
     )
 
 
-def page(title: str, lead: str, sections: Sequence[PageSection], missing: Sequence[str]) -> str:
+def page(title: str, intro: str, sections: Sequence[PageSection], missing: Sequence[str]) -> str:
     """Returns the whole HTML document as text.
 
     ``missing`` are the titles of sections that are not finished; the page names them.
@@ -100,8 +100,8 @@ def page(title: str, lead: str, sections: Sequence[PageSection], missing: Sequen
     links = "".join(f'<a href="#{s.key}">{escape(s.title)}</a>' for s in sections)
     unfinished = ""
     if missing:
-        rest = escape(", ".join(missing))
-        unfinished = f'<p class="missing">This report is not finished. Still to come: {rest}.</p>'
+        titles = escape(", ".join(missing))
+        unfinished = f'<p class="missing">This report is not finished. Still to come: {titles}.</p>'
     body = "\n".join(map(_section, sections))
     css, js = (Path(__file__).with_suffix(s).read_text(encoding="utf-8") for s in (".css", ".js"))
     return (
@@ -109,7 +109,7 @@ def page(title: str, lead: str, sections: Sequence[PageSection], missing: Sequen
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width">\n<link rel="icon" href="data:,">\n'
         f"<title>{escape(title)}</title>\n<style>\n{css}</style>\n</head>\n<body>\n"
-        f"<h1>{escape(title)}</h1>\n<p>{escape(lead)}</p>\n{unfinished}\n<nav>{links}</nav>\n{body}\n"
+        f"<h1>{escape(title)}</h1>\n<p>{escape(intro)}</p>\n{unfinished}\n<nav>{links}</nav>\n{body}\n"
         f"<script>\n{js}</script>\n</body>\n</html>\n"
     )
 

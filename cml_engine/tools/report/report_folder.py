@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -73,10 +73,10 @@ class ReportFolder(OutputFolder):
         """Adds a section, or replaces the one of the same key, and writes the page again."""
         self._sections[key] = PageSection(key, self._titles[key], body, files)
         device = self.facts.device
-        lead = f"Planned for {device or 'what WebGPU guarantees: no GPU was found'}."
-        shown = [self._sections[key] for key in self._titles if key in self._sections]
+        intro = f"Planned for {device or 'what WebGPU guarantees: no GPU was found'}."
+        finished = [self._sections[key] for key in self._titles if key in self._sections]
         missing = [self._titles[key] for key in self._missing()]
-        self.write(_INDEX, page(self.facts.graph.name, lead, shown, missing))
+        self.write(_INDEX, page(self.facts.graph.name, intro, finished, missing))
         self._write_state()
 
     def write_json(self, name: str, data: object) -> str:
@@ -141,16 +141,16 @@ def _add_graph(folder: ReportFolder) -> None:
     """
     written, graph = folder.facts.graph, folder.facts.optimized
     origins, computed = written.producers(), graph.producers()
-    data: list[dict[str, Any]] = []
+    data: list[dict[str, object]] = []
     rows: list[list[Cell]] = []
     for index, node in enumerate(graph.nodes):
         origin = [
             {
-                "title": other.title,
-                "place": str(other.source or ""),
-                "text": other.source.text.strip() if other.source else "",
+                "title": operator.title,
+                "place": str(operator.source or ""),
+                "text": operator.source.text.strip() if operator.source else "",
             }
-            for other in computed_operators(node, origins, computed) or [node]
+            for operator in computed_operators(node, origins, computed) or [node]
         ]
         outputs = {name: str(graph.facts[name]) for name in node.outputs}
         reads = {name: str(graph.facts[name]) for name in dict.fromkeys(node.reads)}
@@ -175,12 +175,12 @@ def _add_graph(folder: ReportFolder) -> None:
         for key, names in (("inputs", graph.inputs), ("outputs", graph.outputs))
     }
     file = folder.write_json("graph.json", {"name": graph.name, **ends, "nodes": data})
-    said = (
+    caption = (
         f"{len(rows)} operators, of {len(written.nodes)} in the model. Each opens to the "
         "lines of the model that it was made of."
     )
     titles = ("", "operator", "result", "reads", "place")
-    folder.add("graph", html(note(said), table(titles, rows)), file)
+    folder.add("graph", html(note(caption), table(titles, rows)), file)
 
 
 def _code(text: str) -> Html:
@@ -297,16 +297,16 @@ def _add_operators(folder: ReportFolder, measured_ms: Sequence[float] | None = N
         "steps": [asdict(row) for row in rows],
     }
     files = folder.write_json("plan.json", data), folder.write("plan.txt", f"{plan}\n")
-    said = "Predicted by what was learned of this device, else by FLOPs and bytes. "
+    caption = "Predicted by what was learned of this device, else by FLOPs and bytes. "
     if peak is not None:
-        said += f"Peak: {peak.gflops:.0f} GFLOP/s, {peak.gbytes_per_s:.0f} GB/s ({peak.source})."
+        caption += f"Peak: {peak.gflops:.0f} GFLOP/s, {peak.gbytes_per_s:.0f} GB/s ({peak.source})."
     else:
-        said += "The peak of this device is not known."
+        caption += "The peak of this device is not known."
     titles = ["", "operator", "place", "kernel", "groups", "GFLOP", "MB", "predicted ms"]
     if measured_ms:
         titles += ["measured ms", "GFLOP/s", "GB/s", "of the peak"]
     steps = table(titles, (row.cells(bool(measured_ms)) for row in rows))
-    folder.add("operators", html(note(said), steps), *files)
+    folder.add("operators", html(note(caption), steps), *files)
 
 
 def _rivals(choice: Choice | None, records: Mapping[str, Record]) -> dict[str, float | None]:
@@ -326,12 +326,12 @@ def _add_listing(folder: ReportFolder) -> None:
         for tensor in plan.bound_tensors(step)
     ]
     file = folder.write_json("listing.json", data)
-    said = (
+    caption = (
         "Every step in running order with the tensors that its kernel binds. Offsets are bytes in "
         "the arena, in the weights, or in the network's own memory."
     )
     rows = ([*row.values()] for row in data)
-    folder.add("listing", html(note(said), table(tuple(data[0]) if data else (), rows)), file)
+    folder.add("listing", html(note(caption), table(tuple(data[0]) if data else (), rows)), file)
 
 
 # ---------------------------------------------------------------- the arena
@@ -379,25 +379,25 @@ def _add_memory(folder: ReportFolder) -> None:
     data = {"peak": memory.peak, "bound": memory.bound, "steps": steps}
     file = folder.write_json("arena.json", {**data, "tensors": [asdict(t) for t in tensors]})
     height, bottom = 420, 24
-    size, wide = max(memory.peak, 1), (_WIDTH - _LEFT - 8) / (steps + 2)
+    size, width = max(memory.peak, 1), (_WIDTH - _LEFT - 8) / (steps + 2)
 
     def y(address: float) -> float:
         return _TOP + (height - _TOP - bottom) * (1 - address / size)
 
-    def when(step: int) -> str:
+    def name_step(step: int) -> str:
         if step < 0:
             return "the inputs"
         return f"step {step}" if step < steps else "the end"
 
     parts = []
     for t in tensors:
-        top, floor = y(t.offset + t.nbytes), y(t.offset)
+        top, base = y(t.offset + t.nbytes), y(t.offset)
         hue = zlib.crc32(t.tensor.encode()) % 360
-        said = f"{t.nbytes} bytes at {t.offset}, {when(t.first)} to {when(t.last)}"
+        caption = f"{t.nbytes} bytes at {t.offset}, {name_step(t.first)} to {name_step(t.last)}"
         parts.append(
-            f'<rect class="tensor" x="{_LEFT + wide * (t.first + 1):.2f}" y="{top:.2f}" '
-            f'width="{wide * (t.last - t.first + 1):.2f}" height="{max(floor - top, 0.5):.2f}" '
-            f'fill="hsl({hue} 55% 62%)"><title>{escape(f"{t.tensor}: {said}")}</title></rect>'
+            f'<rect class="tensor" x="{_LEFT + width * (t.first + 1):.2f}" y="{top:.2f}" '
+            f'width="{width * (t.last - t.first + 1):.2f}" height="{max(base - top, 0.5):.2f}" '
+            f'fill="hsl({hue} 55% 62%)"><title>{escape(f"{t.tensor}: {caption}")}</title></rect>'
         )
     for address in (0, size / 2, size):
         parts.append(f'<text x="4" y="{y(address) + 4:.1f}">{address / 2**20:.2f} MiB</text>')
@@ -409,11 +409,11 @@ def _add_memory(folder: ReportFolder) -> None:
         f'<text x="{_LEFT}" y="{height - 7}">inputs</text>'
         f'<text x="{_WIDTH - 8}" y="{height - 7}" text-anchor="end">{steps} steps, outputs</text>'
     )
-    said = (
+    caption = (
         f"Peak {mib(memory.peak)}, {memory.ratio:.3f} of the lower bound of {mib(memory.bound)} "
         "(the broken line): the most that lives at once. Upwards are addresses, to the right steps."
     )
-    folder.add("memory", html(note(said), _picture(height, "the arena by step", parts)), file)
+    folder.add("memory", html(note(caption), _picture(height, "the arena by step", parts)), file)
 
 
 def _picture(height: int, label: str, parts: Sequence[str]) -> Html:
@@ -428,18 +428,18 @@ def _picture(height: int, label: str, parts: Sequence[str]) -> Html:
 
 def _add_decisions(folder: ReportFolder) -> None:
     """Adds a table of the compiler's decisions; writes ``decisions.json``."""
-    found = folder.facts.decisions
-    file = folder.write_json("decisions.json", [asdict(decision) for decision in found])
+    decisions = folder.facts.decisions
+    file = folder.write_json("decisions.json", [asdict(decision) for decision in decisions])
     titles = ("subject", "kind", "chosen", "by", "why", "instead of")
-    rows = ((d.subject, d.kind, d.chosen, d.by, d.why, _others(d)) for d in found)
-    folder.add("decisions", html(note(f"{len(found)} decisions."), table(titles, rows)), file)
+    rows = ((d.subject, d.kind, d.chosen, d.by, d.why, _others(d)) for d in decisions)
+    folder.add("decisions", html(note(f"{len(decisions)} decisions."), table(titles, rows)), file)
 
 
 def _others(decision: Decision) -> Cell:
-    others = [option for option in decision.options if option != decision.chosen]
-    if len(others) <= _LISTED:
-        return ", ".join(others)
-    return details(f"{len(others)} others", listed(others))
+    alternatives = [option for option in decision.options if option != decision.chosen]
+    if len(alternatives) <= _LISTED:
+        return ", ".join(alternatives)
+    return details(f"{len(alternatives)} others", listed(alternatives))
 
 
 def _add_passes(folder: ReportFolder) -> None:
@@ -449,22 +449,22 @@ def _add_passes(folder: ReportFolder) -> None:
     """
     rows: list[list[Cell]] = []
     last = ""
-    for index, (name, why, graph) in enumerate(stages_of(folder.facts.graph)):
+    for index, (name, reason, graph) in enumerate(stages_of(folder.facts.graph)):
         refused = ""
         try:
             text = to_text(graph)
         except CmlError as error:
             text, refused = _plain_text(graph), str(error)
-        shown: Cell = "nothing changed"
+        cell: Cell = "nothing changed"
         if text != last:
             suffix = "txt" if refused else "nnef"
-            shown = link(folder.write(f"passes/{index:02d}-{name}.{suffix}", text))
-        said = f"no NNEF: {refused}" if text != last and refused else ""
-        rows.append([name, len(graph.nodes), shown, why, said])
+            cell = link(folder.write(f"passes/{index:02d}-{name}.{suffix}", text))
+        remark = f"no NNEF: {refused}" if text != last and refused else ""
+        rows.append([name, len(graph.nodes), cell, reason, remark])
         last = text
     titles = ("pass", "operators", "graph", "why there", "")
-    said = "NNEF without its weights, where it can be written; else its text."
-    folder.add("passes", html(note(said), table(titles, rows)))
+    remark = "NNEF without its weights, where it can be written; else its text."
+    folder.add("passes", html(note(remark), table(titles, rows)))
 
 
 def _plain_text(graph: Graph) -> str:
@@ -496,11 +496,11 @@ def _add_kernels(folder: ReportFolder) -> None:
         name, source = source_file(key)
         file = link(folder.write(f"kernels/{name}", source))
         rows.append([file, key.label, len(steps), details(steps[0], pre("\n".join(steps)))])
-    said = (
+    caption = (
         "HLSL with all that it includes. `cml rank MODEL --dump-kernels DIR` writes the SPIR-V, "
         "and what other platforms get of it."
     )
-    folder.add("kernels", html(note(said), table(("kernel", "in words", "steps", "of"), rows)))
+    folder.add("kernels", html(note(caption), table(("kernel", "in words", "steps", "of"), rows)))
 
 
 #: the sections that need nothing but the facts: each adds itself to the page and writes its files
@@ -528,21 +528,21 @@ def _add_frames(folder: ReportFolder, budget_ms: float, frame_ms: float) -> None
     outcomes = folder.facts.policies(budget_ms, frame_ms, frames=_SHOWN_FRAMES)
     data = [{"policy": o.name, "inference_ms": o.inference_ms, "row": o.row()} for o in outcomes]
     file = folder.write_json("frames.json", {"budget_ms": budget_ms, "outcomes": data})
-    said = (
+    caption = (
         f"Simulated: the network again and again with {budget_ms:g} ms in frames of "
         f"{frame_ms:.2f} ms, on a device on paper with the times predicted above."
     )
     times = outcomes[0].inference_ms[:_SHOWN_FRAMES]
-    most, height = max([budget_ms, *times]) * 1.05, 180
-    wide = (_WIDTH - _LEFT) / max(len(times), 1)
+    top, height = max([budget_ms, *times]) * 1.05, 180
+    bar_width = (_WIDTH - _LEFT) / max(len(times), 1)
 
     def y(ms: float) -> float:
-        return _TOP + (height - 2 * _TOP) * (1 - ms / most)
+        return _TOP + (height - 2 * _TOP) * (1 - ms / top)
 
     line = y(budget_ms)
     parts = [
         f'<rect class="{"bar" if ms <= budget_ms * (1 + 1e-9) else "bar over"}" '
-        f'x="{_LEFT + i * wide:.2f}" y="{y(ms):.2f}" width="{0.9 * wide:.2f}" '
+        f'x="{_LEFT + i * bar_width:.2f}" y="{y(ms):.2f}" width="{0.9 * bar_width:.2f}" '
         f'height="{y(0) - y(ms):.2f}"><title>frame {i}: {ms:.3f} ms</title></rect>'
         for i, ms in enumerate(times)
         if ms > 0
@@ -552,13 +552,13 @@ def _add_frames(folder: ReportFolder, budget_ms: float, frame_ms: float) -> None
         f'<text x="4" y="{line + 4:.2f}">{budget_ms:g} ms</text>'
     )
     picture = _picture(height, "time by frame", parts)
-    folder.add("frames", html(note(said), pre(table(outcomes)), picture), file)
+    folder.add("frames", html(note(caption), pre(table(outcomes)), picture), file)
 
 
 def _add_log(folder: ReportFolder, log: Sequence[str]) -> None:
     """Adds the log messages; writes ``log.txt``."""
-    said = "".join(f"{line}\n" for line in log)
-    folder.add("log", pre(said or "no messages"), folder.write("log.txt", said))
+    content = "".join(f"{line}\n" for line in log)
+    folder.add("log", pre(content or "no messages"), folder.write("log.txt", content))
 
 
 def _add_measured(

@@ -104,12 +104,12 @@ class StorageReport:
     ) -> StorageReport:
         """Returns the report of all tensors' ``errors`` and the outputs' ``measured`` errors."""
         by_op: dict[str, list[StorageError]] = {}
-        found: dict[str, StorageError] = {}
+        by_tensor: dict[str, StorageError] = {}
         overflow = ""
         for error in errors:
             node = error.node
             by_op.setdefault(node.full_op, []).append(error)
-            found[error.tensor] = error
+            by_tensor[error.tensor] = error
             if error.overflow and not overflow:
                 overflow = (
                     f"{_place(node)}{node.title}: values reach {error.overflow:.6g}, 16 bits hold "
@@ -117,7 +117,9 @@ class StorageReport:
                 )
         return cls(
             tuple(ErrorRow.of(op, rows) for op, rows in by_op.items()),
-            tuple(ErrorRow.of(name, [found[name]]) for name in graph.outputs if name in found),
+            tuple(
+                ErrorRow.of(name, [by_tensor[name]]) for name in graph.outputs if name in by_tensor
+            ),
             tuple(ErrorRow.of(error.tensor, [error]) for error in measured),
             overflow,
         )

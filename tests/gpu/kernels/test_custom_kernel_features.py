@@ -377,6 +377,8 @@ def test_the_cheapest_kernel_that_accepts_a_node_computes_it(shape, costs, kerne
     (step,), (choice,) = session.plan.steps, session.plan.choices
     assert (step.variant, choice.chosen) == (kernel, kernel)
     assert f"({kernel})" in str(step)
+    report = session.rank(runs=1)
+    assert report.nodes[0].kernel == kernel and f"  kernel {kernel}" in str(report)
     (got,) = session.run(net.input()).values()
     assert got.shape == shape
 

@@ -134,15 +134,15 @@ def quantize(a: Namespace) -> int:
         samples = [random_inputs(facts)]
     else:
         samples = read_samples({name: file.path for name, file in files.items()}, facts)
-    made: Graph
+    quantized: Graph
     report: QuantizeReport | WeightsReport
     if a.weight_bits:
-        made, report = quantize_weights(graph, samples, a.weight_bits)
+        quantized, report = quantize_weights(graph, samples, a.weight_bits)
     else:
-        made, report = quantize_graph(
+        quantized, report = quantize_graph(
             graph, samples, a.bits or 8, a.sixteen or "auto", a.max_error, float_tail=a.float_tail
         )
-    save_checked(made, a.output, overwrite=a.overwrite)
+    save_checked(quantized, a.output, overwrite=a.overwrite)
     print(json.dumps(report.data, indent=2) if a.json else report)
     return 1 if a.max_error is not None and report.error > a.max_error else 0
 

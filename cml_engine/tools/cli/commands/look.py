@@ -108,12 +108,12 @@ def rank(a: Namespace) -> None:
     if a.csv:
         refuse(a, "--csv is another format than JSON", "json")
     session = session_of(a, load_model(a), backend_of(a), retain=bool(a.given))
-    found: RankReport | AblationReport
+    ranking: RankReport | AblationReport
     if a.stub:
-        found = session.rank_without(a.stub, runs=a.runs)
+        ranking = session.rank_without(a.stub, runs=a.runs)
     else:
-        found = session.rank(runs=a.runs, given=a.given or None)
-    print(found.json() if a.json else found.csv() if a.csv else found)
+        ranking = session.rank(runs=a.runs, given=a.given or None)
+    print(ranking.json() if a.json else ranking.csv() if a.csv else ranking)
 
 
 @command(

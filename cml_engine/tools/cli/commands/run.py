@@ -149,8 +149,8 @@ def run(a: Namespace) -> int:
     if a.tile is not None:  # the model's own size is that of a tile, the files' is the picture's
         for name, file in named_files(a.input, facts, "input").items():
             fact = facts[name]
-            known = (*fact.shape[:-2], None, None) if fact.rank > 2 else fact.shape
-            shape = array_files.shape_of(file, name, known)
+            shape_pattern = (*fact.shape[:-2], None, None) if fact.rank > 2 else fact.shape
+            shape = array_files.shape_of(file, name, shape_pattern)
             facts[name] = Fact(fact.dtype, shape or fact.shape)
     made_up: dict[str, Array] = {}
     if a.random_inputs is not None:
@@ -169,8 +169,8 @@ def run(a: Namespace) -> int:
         return 1
     array_files.write_outputs(outputs, results)
     for name, value in results.items():
-        place = f" -> {outputs[name]}" if name in outputs else _summary(value)
-        print(f"{name}: {Fact(session.outputs[name].dtype, value.shape)}{place}")
+        suffix = f" -> {outputs[name]}" if name in outputs else _summary(value)
+        print(f"{name}: {Fact(session.outputs[name].dtype, value.shape)}{suffix}")
     for name, value in results.items():
         count = value.size - np.count_nonzero(np.isfinite(value))
         if count and not a.stop_at_nan:
@@ -249,10 +249,10 @@ def _run_watched(
     session = session_of(a, graph, backend_of(a), options)
     stop = StopAtNan() if a.stop_at_nan else None
 
-    def watch(node: Node, found: Sequence[Array]) -> None:
+    def watch(node: Node, values: Sequence[Array]) -> None:
         for watcher in (dump, stop):
             if watcher is not None:
-                watcher(node, found)
+                watcher(node, values)
 
     results = None
     try:

@@ -91,22 +91,22 @@ def cook(a: Namespace) -> int:
         guesses=cooked_guesses(),
     )
     write_atomically(a.output, data)
-    made = _artifact_of(load_cooked(data, trusted=True))
-    print(f"{a.output}: {made.nbytes / 2**20:.2f} MiB, {len(made.kernels)} kernels")
-    for plan in made.plans:
+    cooked = _artifact_of(load_cooked(data, trusted=True))
+    print(f"{a.output}: {cooked.nbytes / 2**20:.2f} MiB, {len(cooked.kernels)} kernels")
+    for plan in cooked.plans:
         print(f"  {plan.profile}: {len(plan.steps)} steps")
-    for name in made.meta["custom"]:
+    for name in cooked.meta["custom"]:
         print(
             f"  operator '{name}' is your own: the file has its kernel and not its NumPy function"
         )
-    for label in made.meta["without_wgsl"]:
+    for label in cooked.meta["without_wgsl"]:
         print(f"  kernel '{label}' cannot be written as WGSL: browsers cannot run it")
-    for name, total, most in CookedLimits().exceeded(made.totals):
+    for name, total, limit in CookedLimits().exceeded(cooked.totals):
         print(
-            f"  {total:,} {name}: a host accepts {most:,} of a file that it does not trust, unless "
-            "it raises its limits (cml docs cooked)"
+            f"  {total:,} {name}: a host accepts {limit:,} of a file that it does not trust, "
+            "unless it raises its limits (cml docs cooked)"
         )
-    if made.golden is None and not a.without_golden:
+    if cooked.golden is None and not a.without_golden:
         print(
             "  no golden pair, so --check cannot compare: an operator has no NumPy function, or "
             "the outputs depend on rounding errors only"
@@ -189,8 +189,8 @@ def export(a: Namespace) -> None:
         print(f"  {compile_command()}\n  ./host net.cml")
         return
     size = sum((folder / name).stat().st_size for name in names) / 2**20
-    kind = "pictures can be dragged in" if picture_of(graph) else "runs the cooked file's own input"
-    print(f"{folder}: {len(names)} files, {size:.1f} MiB; {kind}")
+    use = "pictures can be dragged in" if picture_of(graph) else "runs the cooked file's own input"
+    print(f"{folder}: {len(names)} files, {size:.1f} MiB; {use}")
     serve = f"python -m http.server --bind 127.0.0.1 --directory {folder}"
     print(f"  {serve}, then http://localhost:8000")
 

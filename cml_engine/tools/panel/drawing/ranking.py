@@ -68,7 +68,7 @@ class RankLine:
         texts["name"] = row.title
         texts["share"] = f"{100 * row.share:.1f}"
         texts["error"] = f"{100 * row.error:+.0f} %"
-        bars = {value: getattr(row, value) / most for value, most in best.items() if most}
+        bars = {value: getattr(row, value) / maximum for value, maximum in best.items() if maximum}
         return cls(row, texts, bars)
 
 
@@ -102,12 +102,12 @@ class RankingPanel(PanelSection):
         self._recent.save(now_s, view.operators)
 
     def _update_lines(self, view: PanelView) -> None:
-        found = rows(view.operators, self._recent.before() if self.recent_only else None)
+        ranked = rows(view.operators, self._recent.before() if self.recent_only else None)
         self._best["share"] = 0.0
-        for value, most in self._best.items():
-            self._best[value] = max([most, *(getattr(row, value) for row in found)])
-        shown = ordered(found, self.sorted_by, self.descending)
-        self.lines = [RankLine.of(row, self._best) for row in shown]
+        for value, maximum in self._best.items():
+            self._best[value] = max([maximum, *(getattr(row, value) for row in ranked)])
+        ordered_rows = ordered(ranked, self.sorted_by, self.descending)
+        self.lines = [RankLine.of(row, self._best) for row in ordered_rows]
 
     def draw(self, view: PanelView, layout: Layout) -> None:
         """Draws the choice of the period, the table, and the selected operator below it."""
@@ -119,29 +119,29 @@ class RankingPanel(PanelSection):
         if not self.lines:
             widgets.text("no operator has been timed", palette.DIM)
             return
-        shown = _columns_in(imgui.get_content_region_avail().x, self._name_width())
+        columns = _columns_in(imgui.get_content_region_avail().x, self._name_width())
         line = imgui.get_text_line_height() + 2 * imgui.get_style().cell_padding.y
         height = (layout.ranking_rows + 1) * line
-        if imgui.begin_table("ranking", len(shown), _TABLE, ImVec2(0, height)):
-            self._head(shown, view)
-            self._body(shown, view)
+        if imgui.begin_table("ranking", len(columns), _TABLE, ImVec2(0, height)):
+            self._head(columns, view)
+            self._body(columns, view)
             imgui.end_table()
         self._selected(view)
 
     def _name_width(self) -> float:
         """Returns the width in points of the column of names: the longest name's, up to a limit."""
         longest = max((line.row.name for line in self.lines), key=len)
-        room = float(_NAME_EM * imgui.get_font_size())
-        return min(room, float(imgui.calc_text_size(longest).x) + 14.0)
+        limit = float(_NAME_EM * imgui.get_font_size())
+        return min(limit, float(imgui.calc_text_size(longest).x) + 14.0)
 
     def _choose(self, recent_only: bool, view: PanelView) -> None:
         self.recent_only = recent_only
         self._update_lines(view)
 
-    def _head(self, shown: list[_Column], view: PanelView) -> None:
+    def _head(self, columns: list[_Column], view: PanelView) -> None:
         imgui.table_setup_scroll_freeze(0, 1)
         flag = imgui.TableColumnFlags_
-        for column in shown:
+        for column in columns:
             flags = flag.prefer_sort_descending.value
             if column.value == "name":
                 flags = flag.width_stretch.value
@@ -150,7 +150,7 @@ class RankingPanel(PanelSection):
             number = _COLUMNS.index(column)
             imgui.table_setup_column(column.title, flags, _width(column), number)
         imgui.table_next_row(imgui.TableRowFlags_.headers.value)
-        for column in shown:
+        for column in columns:
             imgui.table_next_column()
             imgui.table_header(column.title)
             imgui.set_item_tooltip(column.hint)
@@ -162,15 +162,15 @@ class RankingPanel(PanelSection):
             specs.specs_dirty = False
             self._update_lines(view)
 
-    def _body(self, shown: list[_Column], view: PanelView) -> None:
+    def _body(self, columns: list[_Column], view: PanelView) -> None:
         clipper = imgui.ListClipper()
         clipper.begin(len(self.lines))
         while clipper.step():
             for index in range(clipper.display_start, clipper.display_end):
                 line = self.lines[index]
-                self._row(line, palette.network_colour(line.row.network, view.sessions), shown)
+                self._row(line, palette.network_colour(line.row.network, view.sessions), columns)
 
-    def _row(self, line: RankLine, colour: Colour, shown: list[_Column]) -> None:
+    def _row(self, line: RankLine, colour: Colour, columns: list[_Column]) -> None:
         imgui.table_next_row()
         imgui.table_next_column()
         corner = imgui.get_cursor_screen_pos()
@@ -188,19 +188,19 @@ class RankingPanel(PanelSection):
         space -= imgui.calc_text_size(row.network).x + 5.0
         imgui.text_unformatted(widgets.shortened(row.title, space))
         error = abs(row.error)
-        for column in shown[1:]:
+        for column in columns[1:]:
             imgui.table_next_column()
-            said, bar = line.texts[column.value], line.bars.get(column.value, 0.0)
+            label, bar = line.texts[column.value], line.bars.get(column.value, 0.0)
             width = imgui.get_content_region_avail().x
             if bar > 0:
                 at = imgui.get_cursor_screen_pos()
                 widgets.rectangle(at.x, at.y, bar * width, height, palette.faded(colour, 0.28))
-            space = width - imgui.calc_text_size(said).x
+            space = width - imgui.calc_text_size(label).x
             imgui.set_cursor_pos_x(imgui.get_cursor_pos_x() + max(0.0, space))
             if column.value != "error" or error < 0.3:
-                imgui.text(said)
+                imgui.text(label)
             else:
-                widgets.text(said, palette.WARN if error < 1 else palette.BAD)
+                widgets.text(label, palette.WARN if error < 1 else palette.BAD)
 
     def _selected(self, view: PanelView) -> None:
         if self.selected is None:
@@ -208,8 +208,8 @@ class RankingPanel(PanelSection):
         if self._details is None or self._details[0] != self.selected:
             self._details = self.selected, details(view, self.selected)
         imgui.push_text_wrap_pos(0.0)
-        for said, colour in self._details[1]:
-            widgets.text(said, colour)
+        for content, colour in self._details[1]:
+            widgets.text(content, colour)
         imgui.pop_text_wrap_pos()
 
 
@@ -227,14 +227,14 @@ def _columns_in(width: float, name_width: float) -> list[_Column]:
 
     The columns that can best be spared are left out first.
     """
-    shown = list(_COLUMNS)
-    between = 2 * imgui.get_style().cell_padding.x
+    columns = list(_COLUMNS)
+    gap = 2 * imgui.get_style().cell_padding.x
     bar = imgui.get_style().scrollbar_size
-    need = name_width + bar + sum(_width(c) + between for c in shown)
-    while need > width and (last := max(shown, key=lambda c: c.spare)).spare:
-        shown.remove(last)
-        need -= _width(last) + between
-    return shown
+    need = name_width + bar + sum(_width(c) + gap for c in columns)
+    while need > width and (last := max(columns, key=lambda c: c.spare)).spare:
+        columns.remove(last)
+        need -= _width(last) + gap
+    return columns
 
 
 def details(view: PanelView, key: Key) -> list[tuple[str, Colour]]:
@@ -254,8 +254,8 @@ def details(view: PanelView, key: Key) -> list[tuple[str, Colour]]:
         lines.append((" ".join(step.source.text.split()), palette.TEXT))
     count = 0 if step is None else step.groups
     groups = f", {count} workgroup{'' if count == 1 else 's'}" if count else ""
-    place = operator.line.replace("\\", "/").split("/")[-1] or "no line of the model"
-    lines.append((f"{place}   kernel {operator.kernel}{groups}", palette.DIM))
+    position = operator.line.replace("\\", "/").split("/")[-1] or "no line of the model"
+    lines.append((f"{position}   kernel {operator.kernel}{groups}", palette.DIM))
     if operator.flops or operator.bytes:
         work = f"{_scaled(operator.flops)}FLOP, {_scaled(operator.bytes)}B per run"
         lines.append((work, palette.DIM))

@@ -70,8 +70,8 @@ class FramePanel(PanelSection):
         target, frames = view.log.target_ms, complete(view.log.frames)
         self._summary = summary(frames, target)
         # in half targets, so that the scale seldom jumps
-        wanted = np.ceil(2 * 1.15 * self._summary.p99 / target) / 2
-        self._top = float(np.clip(wanted, _LEAST, _MOST))
+        top = np.ceil(2 * 1.15 * self._summary.p99 / target) / 2
+        self._top = float(np.clip(top, _LEAST, _MOST))
         self._legend = _legend(frames, target)
         self._overrun = latest_overrun(frames, target)
         self._overlay_ms = mean_overlay_ms(frames)
@@ -95,23 +95,23 @@ class FramePanel(PanelSection):
         widgets.rectangle(corner.x, round(line_y), width, 1.0, palette.TEXT)
         imgui.set_cursor_screen_pos(corner)
         imgui.dummy(ImVec2(width, height))
-        said = f"{target:.1f} ms"
-        widgets.label(corner.x + 5, line_y - imgui.get_text_line_height() - 1, said, palette.TEXT)
-        late = self._overrun
-        if frames and late is not None and late.frame_ms > target:
-            reason = f"{late.frame_ms:.0f} ms" + (f": {late.cause}" if late.cause else "")
-            x = corner.x + width * (1 - (frames[-1].number - late.number + 0.5) / HISTORY)
+        text_y = line_y - imgui.get_text_line_height() - 1
+        widgets.label(corner.x + 5, text_y, f"{target:.1f} ms", palette.TEXT)
+        overrun = self._overrun
+        if frames and overrun is not None and overrun.frame_ms > target:
+            reason = f"{overrun.frame_ms:.0f} ms" + (f": {overrun.cause}" if overrun.cause else "")
+            x = corner.x + width * (1 - (frames[-1].number - overrun.number + 0.5) / HISTORY)
             _mark(x, corner, width, reason)
 
     def _numbers(self, target: float, compact: bool) -> None:
-        found = self._summary
-        missed = palette.BAD if found.over else palette.GOOD
+        numbers = self._summary
+        colour = palette.BAD if numbers.over else palette.GOOD
         widgets.wrapped(
             [
-                (f"P50 {found.p50:.1f}", palette.TEXT),
-                (f"P95 {found.p95:.1f}", palette.TEXT),
-                (f"P99 {found.p99:.1f} ms", palette.TEXT),
-                (f"{found.over} of {found.frames} over {target:.1f}", missed),
+                (f"P50 {numbers.p50:.1f}", palette.TEXT),
+                (f"P95 {numbers.p95:.1f}", palette.TEXT),
+                (f"P99 {numbers.p99:.1f} ms", palette.TEXT),
+                (f"{numbers.over} of {numbers.frames} over {target:.1f}", colour),
             ]
         )
         if self._overlay_ms and not compact:
@@ -124,8 +124,8 @@ def _lanes(
     """Draws the frames' lanes as stacked bars: the tallest lane first, each next one over it."""
     stacked = lanes(frames, target)
     columns = np.array([s.number - frames[-1].number for s in frames]) + HISTORY - 1
-    shown = columns >= 0
-    free = (shown.sum() * size.x / HISTORY, size.y * target / top)
+    visible = columns >= 0
+    free = (visible.sum() * size.x / HISTORY, size.y * target / top)
     widgets.rectangle(
         corner.x + size.x - free[0], corner.y + size.y - free[1], *free, palette.LANES["free"]
     )
@@ -134,14 +134,14 @@ def _lanes(
     imgui.push_style_var(imgui.StyleVar_.frame_padding.value, ImVec2(0, 0))
     imgui.push_style_var(imgui.StyleVar_.disabled_alpha.value, 1.0)
     imgui.begin_disabled()  # a graph under the mouse would show a tooltip
-    late = stacked[LANES.index("over")] > target
+    is_over = stacked[LANES.index("over")] > target
     for name in ("over", "other", "inference", "render"):
         tops = stacked[LANES.index(name)]
         # a frame in time has no "over", and its "other" is free
-        tops = np.where(late, tops, 0.0) if name in ("over", "other") else tops
+        tops = np.where(is_over, tops, 0.0) if name in ("over", "other") else tops
         if tops.any():
             values[:] = 0.0
-            values[columns[shown]] = tops[shown]
+            values[columns[visible]] = tops[visible]
             imgui.set_cursor_screen_pos(corner)
             imgui.push_style_color(imgui.Col_.plot_histogram.value, ImVec4(*palette.LANES[name]))
             imgui.plot_histogram(f"##{name}", values, 0, None, 0.0, top, size)
@@ -154,9 +154,9 @@ def _lanes(
 def _mark(x: float, corner: ImVec2, width: float, reason: str) -> None:
     """Draws a line at ``x`` and beside it the reason why that frame missed its target."""
     length = imgui.calc_text_size(reason).x
-    left = x + 8 if x + 16 + length < corner.x + width else x - 8 - length
+    text_x = x + 8 if x + 16 + length < corner.x + width else x - 8 - length
     widgets.rectangle(round(x), corner.y, 1.0, imgui.get_text_line_height(), palette.BAD)
-    widgets.label(max(corner.x + 3, left), corner.y + 1, reason, palette.BAD)
+    widgets.label(max(corner.x + 3, text_x), corner.y + 1, reason, palette.BAD)
 
 
 def _legend(frames: list[FrameSample], target: float) -> list[tuple[Colour, str]]:
@@ -210,8 +210,8 @@ class TimelinePanel(PanelSection):
         if imgui.is_item_hovered():
             _tooltip(self._bars, (imgui.get_mouse_pos().x - corner.x) / scale)
         widgets.wrapped(
-            (said, palette.BAD if over and said.startswith("measured") else palette.TEXT)
-            for said in times(report)
+            (part, palette.BAD if over and part.startswith("measured") else palette.TEXT)
+            for part in times(report)
         )
         count = len(report.slices)
         slices = f"{count} slice" if count == 1 else f"{count} slices"
@@ -223,12 +223,12 @@ class TimelinePanel(PanelSection):
 
 
 def _bar(bar: Bar, colour: Colour, corner: ImVec2, scale: float, height: float) -> None:
-    left, width = corner.x + bar.start_ms * scale, bar.ms * scale
-    widgets.rectangle(left, corner.y + 2, max(1.0, width - 1), height - 4, colour)
+    x, width = corner.x + bar.start_ms * scale, bar.ms * scale
+    widgets.rectangle(x, corner.y + 2, max(1.0, width - 1), height - 4, colour)
     if width > imgui.calc_text_size(bar.network).x + 6:
         y = corner.y + 0.5 * (height - imgui.get_text_line_height())
-        place = ImVec2(round(left + 3), round(y))
-        imgui.get_window_draw_list().add_text(place, widgets.packed(_INK), bar.network)
+        position = ImVec2(round(x + 3), round(y))
+        imgui.get_window_draw_list().add_text(position, widgets.packed(_INK), bar.network)
 
 
 def _budget_line(corner: ImVec2, x: float, height: float, over: bool) -> None:
@@ -238,8 +238,8 @@ def _budget_line(corner: ImVec2, x: float, height: float, over: bool) -> None:
     widgets.label(corner.x + x + 5, corner.y + 1, "budget", colour)
 
 
-def _tooltip(found: list[Bar], at_ms: float) -> None:
-    for bar in found:
+def _tooltip(frame_bars: list[Bar], at_ms: float) -> None:
+    for bar in frame_bars:
         if bar.start_ms <= at_ms < bar.start_ms + bar.ms:
             took = f"measured {bar.ms:.3f} ms, " if bar.measured else ""
             imgui.set_tooltip(
@@ -395,10 +395,10 @@ class MemoryPanel(PanelSection):
         if self._stats is not None:
             self._owners(self._stats, view, layout.compact)
         if not layout.compact and self._history:
-            held = np.array(self._history, np.float32)
+            history = np.array(self._history, np.float32)
             size = ImVec2(-1, 2 * imgui.get_text_line_height())
             imgui.push_style_color(imgui.Col_.frame_bg.value, ImVec4(*palette.WELL))
-            imgui.plot_lines("##held", held, 0, "", 0.0, 1.1 * float(held.max()) or 1.0, size)
+            imgui.plot_lines("##held", history, 0, "", 0.0, 1.1 * float(history.max()) or 1.0, size)
             imgui.pop_style_color()
         if view.gpu is None:
             return
@@ -413,8 +413,8 @@ class MemoryPanel(PanelSection):
         if stats.budget_bytes:
             filled = stats.reserved_bytes / stats.budget_bytes
             imgui.progress_bar(min(1.0, filled), ImVec2(-1, 0), f"{filled:.0%} of budget")
-        said = f"{mib(stats.held_bytes)} held, peak {mib(stats.peak_bytes)}"
-        widgets.text(said, palette.TEXT)
+        totals = f"{mib(stats.held_bytes)} held, peak {mib(stats.peak_bytes)}"
+        widgets.text(totals, palette.TEXT)
         columns = _COLUMNS[-1:] if compact else _COLUMNS
         if not imgui.begin_table("memory", len(columns) + 1, _TABLE):
             return
@@ -441,12 +441,12 @@ def _memory_rows(stats: MemoryStats) -> list[tuple[str, dict[str, str]]]:
             {column: holding.nbytes, "total": holding.nbytes}
         )
     ranked = sorted(owners.items(), key=lambda item: (-item[1]["total"], item[0]))
-    rest = ranked[_SHOWN_OWNERS:]
-    if rest:
-        ranked[_SHOWN_OWNERS:] = [(f"{len(rest)} more", sum((c for _, c in rest), Counter()))]
+    smaller = ranked[_SHOWN_OWNERS:]
+    if smaller:
+        ranked[_SHOWN_OWNERS:] = [(f"{len(smaller)} more", sum((c for _, c in smaller), Counter()))]
     return [
-        (owner, {c: _short_mib(held[c]) if held[c] else "" for c in _COLUMNS})
-        for owner, held in ranked
+        (owner, {c: _short_mib(by_column[c]) if by_column[c] else "" for c in _COLUMNS})
+        for owner, by_column in ranked
     ]
 
 
@@ -462,11 +462,11 @@ def _limit_lines(limits: Mapping[str, int]) -> list[str]:
     Limits that ``limits`` lacks are left out.
     """
     lines = []
-    for key, said in _SHOWN_LIMITS.items():
+    for key, label in _SHOWN_LIMITS.items():
         value = limits.get(key)
         if value is not None:
-            shown = str(value) if "invocations" in key else mib(int(value)).replace(".00", "")
-            lines.append(f"{said} {shown}")
+            size = str(value) if "invocations" in key else mib(int(value)).replace(".00", "")
+            lines.append(f"{label} {size}")
     return lines
 
 
@@ -521,8 +521,8 @@ class SlidersPanel(PanelSection):
                     self.changed.setdefault(name, {})[title] = value
                     self._tell(name, title, value)
                 imgui.same_line()
-                room = imgui.get_content_region_avail().x
-                widgets.text(widgets.shortened(title, room), palette.TEXT)
+                width = imgui.get_content_region_avail().x
+                widgets.text(widgets.shortened(title, width), palette.TEXT)
 
     def _tell(self, network: str, slider: str, value: SliderValue) -> None:
         if self.on_change is not None:
@@ -540,17 +540,17 @@ def _widget(label: str, slider: Slider, value: SliderValue) -> tuple[bool, Slide
         moved, checked = imgui.checkbox(label, value)
         return moved, checked
     numbers = value if isinstance(value, tuple) else (value,)
-    each = imgui.calc_item_width() / len(numbers)
-    moved, found = False, list[float]()
+    width = imgui.calc_item_width() / len(numbers)
+    moved, moved_numbers = False, list[float]()
     for i, number in enumerate(numbers):
-        imgui.set_next_item_width(each)
+        imgui.set_next_item_width(width)
         if i:
             imgui.same_line(0, 0)
-        drawn: tuple[bool, float]
+        name, result = f"{label}{i or ''}", (False, 0.0)
         if isinstance(number, int):
-            drawn = imgui.slider_int(f"{label}{i or ''}", number, int(slider.low), int(slider.high))
+            result = imgui.slider_int(name, number, int(slider.low), int(slider.high))
         else:
-            drawn = imgui.slider_float(f"{label}{i or ''}", number, slider.low, slider.high)
-        moved |= drawn[0]
-        found.append(drawn[1])
-    return moved, tuple(found) if isinstance(value, tuple) else found[0]
+            result = imgui.slider_float(name, number, slider.low, slider.high)
+        moved |= result[0]
+        moved_numbers.append(result[1])
+    return moved, tuple(moved_numbers) if isinstance(value, tuple) else moved_numbers[0]

@@ -15,9 +15,9 @@ def packed(colour: Colour) -> int:
     return int(imgui.get_color_u32(ImVec4(*colour)))
 
 
-def text(said: str, colour: Colour) -> None:
+def text(content: str, colour: Colour) -> None:
     """Draws a line of text in a colour at the cursor."""
-    imgui.text_colored(ImVec4(*colour), said)
+    imgui.text_colored(ImVec4(*colour), content)
 
 
 def wrapped(parts: Iterable[tuple[str, Colour]], gap: float = 0.8) -> None:
@@ -27,28 +27,28 @@ def wrapped(parts: Iterable[tuple[str, Colour]], gap: float = 0.8) -> None:
     """
     space = gap * imgui.get_font_size()
     end = imgui.get_cursor_screen_pos().x + imgui.get_content_region_avail().x
-    for index, (said, colour) in enumerate(parts):
+    for index, (content, colour) in enumerate(parts):
         if index:
-            beside = imgui.get_item_rect_max().x + space + imgui.calc_text_size(said).x
-            if beside <= end:
+            right = imgui.get_item_rect_max().x + space + imgui.calc_text_size(content).x
+            if right <= end:
                 imgui.same_line(0.0, space)
         imgui.push_text_wrap_pos(0.0)
-        text(said, colour)
+        text(content, colour)
         imgui.pop_text_wrap_pos()
 
 
-def shortened(said: str, width: float) -> str:
+def shortened(content: str, width: float) -> str:
     """Returns the text, or its beginning and "..." if it is wider than ``width`` points."""
-    if imgui.calc_text_size(said).x <= width:
-        return said
-    low, high = 0, len(said)
+    if imgui.calc_text_size(content).x <= width:
+        return content
+    low, high = 0, len(content)
     while low < high:
         middle = (low + high + 1) // 2
-        if imgui.calc_text_size(said[:middle] + "...").x <= width:
+        if imgui.calc_text_size(content[:middle] + "...").x <= width:
             low = middle
         else:
             high = middle - 1
-    return said[:low].rstrip() + "..."
+    return content[:low].rstrip() + "..."
 
 
 def rectangle(x: float, y: float, width: float, height: float, colour: Colour) -> None:
@@ -58,11 +58,11 @@ def rectangle(x: float, y: float, width: float, height: float, colour: Colour) -
     )
 
 
-def label(x: float, y: float, said: str, colour: Colour) -> None:
+def label(x: float, y: float, content: str, colour: Colour) -> None:
     """Draws a text with a dark background at a point of the screen, in the current window."""
-    size = imgui.calc_text_size(said)
+    size = imgui.calc_text_size(content)
     rectangle(x - 3, y, size.x + 6, size.y, palette.faded(palette.WELL, 0.85))
-    imgui.get_window_draw_list().add_text(ImVec2(round(x), round(y)), packed(colour), said)
+    imgui.get_window_draw_list().add_text(ImVec2(round(x), round(y)), packed(colour), content)
 
 
 def bar(share: float, colour: Colour) -> None:
@@ -88,8 +88,8 @@ def swatches(items: Iterable[tuple[Colour, str]]) -> None:
     """Draws coloured squares with labels in a row; one that does not fit begins a new line."""
     em = imgui.get_font_size()
     end = imgui.get_cursor_screen_pos().x + imgui.get_content_region_avail().x
-    for index, (colour, said) in enumerate(items):
-        width = 1.4 * em + imgui.calc_text_size(said).x
+    for index, (colour, content) in enumerate(items):
+        width = 1.4 * em + imgui.calc_text_size(content).x
         if index and imgui.get_item_rect_max().x + 0.7 * em + width <= end:
             imgui.same_line(0.0, 0.7 * em)
-        swatch(colour, said)
+        swatch(colour, content)
