@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from cml_engine.errors import InputError
 from cml_engine.ir.graph import SliderValue
@@ -15,7 +15,6 @@ from cml_engine.tools.panel.frames import FrameLog, Key, OperatorTime
 
 if TYPE_CHECKING:
     from cml_engine import FrameReport, FrameScheduler, Gpu, Job, Session
-    from cml_engine.tools.panel.drawing.sections import SlidersPanel
 
 Column = Literal["left", "right"]
 #: called with the names of a network and of its slider, and the slider's new value
@@ -139,6 +138,14 @@ class PanelSection:
         raise NotImplementedError
 
 
+class _Sliders(Protocol):
+    """The section of sliders, as the panel uses it."""
+
+    on_change: OnChange | None
+
+    def values(self, network: str, session: Session) -> dict[str, SliderValue]: ...
+
+
 class Panel:
     """A panel that shows the networks' work in the frames.
 
@@ -177,7 +184,7 @@ class Panel:
             *(section() for section in drawing.SECTIONS),
             *sections,
         )
-        self._sliders = cast("SlidersPanel", self.section("sliders"))
+        self._sliders = cast(_Sliders, self.section("sliders"))
         self._sliders.on_change = on_change
         self._watched_ms: float | None = None
         #: the sections to open or to close in the next frame; None: those that are open at start
