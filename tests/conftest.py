@@ -96,17 +96,27 @@ class CommandOutput(NamedTuple):
 
 
 @pytest.fixture
-def run_cml(capsys: pytest.CaptureFixture[str]) -> Callable[..., CommandOutput]:
-    """A function that runs the command line of some words and returns what it printed.
+def run_cml(
+    capsys: pytest.CaptureFixture[str], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., CommandOutput]:
+    """A function that runs a command line and returns what it printed.
 
-    It asserts that the exit code is ``ends``.
+    The first word may be the whole line: ``run_cml(f"info {model} --json")``. It asserts that the
+    exit code is ``ends``.
     """
     from cml_engine.tools.cli import main
 
-    def run(*words: object, ends: int = 0) -> CommandOutput:
+    folders = [str(TESTS.parent), str(tmp_path_factory.getbasetemp())]
+
+    def words_of(line: str) -> list[str]:
+        for folder in folders:  # which may have spaces in their names
+            line = line.replace(folder, folder.replace(" ", "\0"))
+        return [word.replace("\0", " ") for word in line.split()]
+
+    def run(line: str, *words: object, ends: int = 0) -> CommandOutput:
         capsys.readouterr()
         try:
-            code = main([str(word) for word in words])
+            code = main([*words_of(line), *map(str, words)])
         except SystemExit as ended:  # for unknown options and --help
             code = int(ended.code or 0)
         printed = CommandOutput(*capsys.readouterr())

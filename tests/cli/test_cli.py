@@ -42,10 +42,9 @@ def image_model(tmp_path):
 
 @pytest.fixture
 def run_abc(abc, tmp_path, run_cml):
-    def run(*more, backend="cpu", ends=0):
-        inputs = (f"{name}={tmp_path}/{name}.npy" for name in ("input1", "input2"))
-        flags = [word for pair in inputs for word in ("-i", pair)]
-        return run_cml("run", abc, "--backend", backend, *flags, *more, ends=ends)
+    def run(more="", backend="cpu", ends=0):
+        inputs = " ".join(f"-i {name}={tmp_path}/{name}.npy" for name in ("input1", "input2"))
+        return run_cml(f"run {abc} --backend {backend} {inputs} {more}", ends=ends)
 
     return run
 
@@ -60,11 +59,10 @@ def test_a_terminal_shows_the_progress_of_a_compilation(run_abc, monkeypatch, gp
 
 
 def test_run_writes_npy_and_npz(run_abc, tmp_path):
-    files = (tmp_path / "o1.npy", tmp_path / "both.npz")
-    said = run_abc("-o", f"output1={files[0]}", "-o", f"output2={files[1]}").out
-    one = np.load(files[0])
+    said = run_abc(f"-o output1={tmp_path}/o1.npy -o output2={tmp_path}/both.npz").out
+    one = np.load(tmp_path / "o1.npy")
     assert one.shape == (1, 128, 1, 1) and one.dtype == np.float32
-    assert np.load(files[1])["output2"].shape == (1, 128, 1, 1)
+    assert np.load(tmp_path / "both.npz")["output2"].shape == (1, 128, 1, 1)
     assert "output1: scalar[1,128,1,1] ->" in said
 
 
@@ -72,63 +70,62 @@ def test_run_reads_npz_arrays_by_name(abc, tmp_path, run_cml):
     both = tmp_path / "in.npz"
     np.savez(both, **inputs_abc())
     for model in (abc, abc / "graph.nnef"):
-        given = ["-i", f"input1={both}", "-i", f"input2={both}"]
-        run_cml("run", model, *given, "--backend", "cpu")
+        given = f"-i input1={both} -i input2={both}"
+        run_cml(f"run {model} {given} --backend cpu")
 
 
 def test_a_picture_in_and_a_picture_out(image_model, tmp_path, run_cml):
     pixels = np.arange(60, dtype=np.uint8).reshape(4, 5, 3) * 4
     Image.fromarray(pixels).save(tmp_path / "in.png")
     out = tmp_path / "out.png"
-    files = ["-i", f"image={tmp_path}/in.png", "-o", f"brighter={out}"]
-    run_cml("run", image_model, *files, "--backend", "cpu")
+    files = f"-i image={tmp_path}/in.png -o brighter={out}"
+    run_cml(f"run {image_model} {files} --backend cpu")
     got = np.asarray(Image.open(out)).astype(int)
     wanted = np.clip(pixels / 255 + 0.25, 0, 1) * 255
     assert np.abs(got - wanted).max() <= 0.51
 
 
 def test_info_needs_no_gpu(abc, run_cml):
-    said = run_cml("info", abc, "--plan").out
+    said = run_cml(f"info {abc} --plan").out
     for part in ("input1", "scalar[1,128,4,4]", "conv 1", "lower bound", "predicted", "groups"):
         assert part in said
-    info = json.loads(run_cml("info", abc, "--json").out)
+    info = json.loads(run_cml(f"info {abc} --json").out)
     assert info["parameters"] >= 128 * 128 * 9 + 128 and info["arena_ratio"] <= 1.05
 
 
 def test_rank_prints_a_table_csv_or_json(abc, run_cml, refused):
-    command = "rank", abc, "--backend", "cpu", "--runs", "2"
-    said = run_cml(*command).out
+    command = f"rank {abc} --backend cpu --runs 2"
+    said = run_cml(command).out
     assert "Total operation count: 5" in said and "mean_reduce" in said
-    assert run_cml(*command, "--csv").out.startswith("name,percentage,ms,count")
-    assert json.loads(run_cml(*command, "--json").out)["operations"] == 5
-    assert "leave --json out" in refused(*command, "--json", "--csv")
+    assert run_cml(f"{command} --csv").out.startswith("name,percentage,ms,count")
+    assert json.loads(run_cml(f"{command} --json").out)["operations"] == 5
+    assert "leave --json out" in refused(f"{command} --json --csv")
 
 
 def test_run_without_inputs_is_refused(abc, refused):
-    assert "-i NAME=FILE" in refused("run", abc)
+    assert "-i NAME=FILE" in refused(f"run {abc}")
 
 
 def test_inputs_are_checked_with_names_and_shapes(abc, tmp_path, refused):
-    one = f"input1={tmp_path}/input1.npy"
+    one = f"-i input1={tmp_path}/input1.npy"
     np.save(tmp_path / "short.npy", np.zeros((1, 128), np.float32))
     np.save(tmp_path / "text.npy", np.full((1, 128, 4), "a"))
     (tmp_path / "broken.npy").write_bytes(b"\x93NUMPY\x01\x00garbage")
     (tmp_path / "broken.png").write_bytes(b"not a picture")
     cases = [
-        ([one], "input 'input2' is missing"),
-        ([one, "input3=x.npy"], "unknown input 'input3'"),
-        ([one, f"input2={tmp_path}/short.npy"], "wanted shape [1, 128, 4], got [1, 128]"),
-        ([one, f"input2={tmp_path}/text.npy"], "wanted scalar"),
-        ([one, f"input2={tmp_path}/none.npy"], "no such file"),
-        ([one, f"input2={tmp_path}/broken.npy"], "cannot read"),
-        ([one, f"input2={tmp_path}/broken.png"], "a PNG holds scalar[1,C,H,W]"),
-        ([one, f"input2={tmp_path}/x.jpeg"], "wanted a file in"),
-        ([one, one], "given twice"),
-        (["input1"], "wanted NAME=FILE"),
+        (one, "input 'input2' is missing"),
+        (f"{one} -i input3=x.npy", "unknown input 'input3'"),
+        (f"{one} -i input2={tmp_path}/short.npy", "wanted shape [1, 128, 4], got [1, 128]"),
+        (f"{one} -i input2={tmp_path}/text.npy", "wanted scalar"),
+        (f"{one} -i input2={tmp_path}/none.npy", "no such file"),
+        (f"{one} -i input2={tmp_path}/broken.npy", "cannot read"),
+        (f"{one} -i input2={tmp_path}/broken.png", "a PNG holds scalar[1,C,H,W]"),
+        (f"{one} -i input2={tmp_path}/x.jpeg", "wanted a file in"),
+        (f"{one} {one}", "given twice"),
+        ("-i input1", "wanted NAME=FILE"),
     ]
-    for pairs, says in cases:
-        flags = [flag for pair in pairs for flag in ("-i", pair)]
-        assert says in refused("run", abc, *flags, "--backend", "cpu")
+    for inputs, says in cases:
+        assert says in refused(f"run {abc} {inputs} --backend cpu")
 
 
 def test_unwritable_outputs_are_refused_before_the_run(run_abc, image_model, tmp_path, refused):
@@ -139,8 +136,8 @@ def test_unwritable_outputs_are_refused_before_the_run(run_abc, image_model, tmp
         (f"output1={tmp_path}/o.png", "a PNG wants"),
     ]
     for pair, says in cases:
-        assert says in run_abc("-o", pair, ends=2).err
-    assert "logical" in refused("run", image_model, "-o", f"flag={tmp_path}/f.png")
+        assert says in run_abc(f"-o {pair}", ends=2).err
+    assert "logical" in refused(f"run {image_model} -o flag={tmp_path}/f.png")
 
 
 def test_without_a_gpu_auto_falls_back_with_a_notice_and_gpu_refuses(
@@ -156,10 +153,10 @@ def test_without_a_gpu_auto_falls_back_with_a_notice_and_gpu_refuses(
     said = run_abc(backend="auto").err
     assert "notice: running on the CPU" in said and len(said.strip().splitlines()) <= 2
     assert "no GPU" in run_abc(backend="gpu", ends=2).err
-    assert "no GPU" in refused("validate", abc)
+    assert "no GPU" in refused(f"validate {abc}")
 
 
 def test_verbose_logs_loading_only_in_its_own_run(abc, run_cml):
-    assert "is loaded" not in run_cml("info", abc).err
-    assert "cml: info: 'model_abc' is loaded: " in run_cml("info", abc, "-v").err
-    assert "is loaded" not in run_cml("info", abc).err
+    assert "is loaded" not in run_cml(f"info {abc}").err
+    assert "cml: info: 'model_abc' is loaded: " in run_cml(f"info {abc} -v").err
+    assert "is loaded" not in run_cml(f"info {abc}").err

@@ -65,19 +65,13 @@ def model(tmp_path):
 
 def arguments(command, model):
     """Returns the shortest argument list that the command accepts for the model."""
-    return {
-        "run": ["run", str(model), "-i", "x=x.npy"],
-        "ops": ["ops"],
-        "docs": ["docs"],
-        "devices": ["devices"],
-        "example": ["example"],
-        "convert": ["convert", "x.param", "out"],
-        "map": ["map", str(model), "--inputs", "x.npy", "-o", "out.zarr"],
-        "cook": ["cook", str(model), "-o", str(model.with_name("x.cml"))],
-        "export": ["export", str(model), "out.onnx"],
-        "report": ["report", str(model), "-o", "report"],
-        "quantize": ["quantize", str(model), "out", "-i", "x=x.npy"],
-    }.get(command, [command, str(model)])
+    more = {
+        "run": "MODEL -i x=x.npy", "ops": "", "docs": "", "devices": "", "example": "",
+        "convert": "x.param out", "map": "MODEL --inputs x.npy -o out.zarr",
+        "cook": "MODEL -o x.cml", "export": "MODEL out.onnx", "report": "MODEL -o report",
+        "quantize": "MODEL out -i x=x.npy",
+    }.get(command, "MODEL")  # fmt: skip
+    return [command, *(str(model) if word == "MODEL" else word for word in more.split())]
 
 
 def end(capsys, argv):
@@ -199,12 +193,12 @@ def test_output_that_cannot_be_encoded_is_escaped(model, tmp_path):
 def test_a_missing_plot_library_is_named_before_the_simulation(model, monkeypatch, refused):
     monkeypatch.setattr("cml_engine.tools.cli.common.load", lambda *_, **__: 1 / 0)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "--plot needs matplotlib" in refused("simulate", model, "--plot", "x.png")
+    assert "--plot needs matplotlib" in refused(f"simulate {model} --plot x.png")
 
 
 def test_the_shortest_frames_end_soon(model, run_cml):
     """``simulate`` ends also if jobs are submitted twenty times as fast as frames can run them."""
-    said = run_cml("simulate", model, "--frame-ms", "0.1", "--budget-ms", "0.1").out
+    said = run_cml(f"simulate {model} --frame-ms 0.1 --budget-ms 0.1").out
     assert said.count("operators per frame") == 1
 
 
@@ -221,17 +215,19 @@ graph nothing(x) -> (y)
 def test_networks_of_empty_tensors(tmp_path, gpu, run_cml, refused):
     """Commands succeed for a network of empty tensors; only ``frames`` refuses it."""
     model = str(write_model(tmp_path / "nothing", NOTHING))
-    assert json.loads(run_cml("rank", model, "--json").out)["total_ms"] == 0
-    for argv in (["simulate"], ["trace", "-o", str(tmp_path / "t.json")], ["info", "--plan"],
-                 ["validate"], ["tune", "--dry-run"], ["info", "--budget-ms", "4"]):  # fmt: skip
-        run_cml(argv[0], model, *argv[1:])
-    assert "'nothing' has nothing to run on the GPU" in refused("frames", model)
+    assert json.loads(run_cml(f"rank {model} --json").out)["total_ms"] == 0
+    for command, options in (
+        ("simulate", ""), ("trace", f"-o {tmp_path}/t.json"), ("info", "--plan"), ("validate", ""),
+        ("tune", "--dry-run"), ("info", "--budget-ms 4"),
+    ):  # fmt: skip
+        run_cml(f"{command} {model} {options}")
+    assert "'nothing' has nothing to run on the GPU" in refused(f"frames {model}")
 
 
 def test_info_as_json_has_a_forecast_only_on_request(model, run_cml):
-    info = json.loads(run_cml("info", model, "--json", "--budget-ms", "4").out)
+    info = json.loads(run_cml(f"info {model} --json --budget-ms 4").out)
     assert info["forecast"]["frames"] >= 1
-    assert "forecast" not in json.loads(run_cml("info", model, "--json").out)
+    assert "forecast" not in json.loads(run_cml(f"info {model} --json").out)
 
 
 def test_numbers_of_the_demo_are_checked(capsys):

@@ -1,7 +1,5 @@
 """Tests of ``cml cook``, and of cooked files as the model of every command."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -30,12 +28,12 @@ def folder(tmp_path_factory):
 
 def test_cook_reports_file_and_profiles(folder, tmp_path, run_cml):
     file = tmp_path / "net.cml"
-    out = run_cml("cook", folder / "small.nnef", "-o", file, "--devices", "portable").out
+    out = run_cml(f"cook {folder}/small.nnef -o {file} --devices portable").out
     assert f"{file}: 0.0" in out and "portable: 4 steps" in out and "software" not in out
 
 
 def test_check_runs_the_golden_pair(folder, run_cml):
-    said = run_cml("cook", "--check", folder / "small.cml", "--backend", "cpu").out
+    said = run_cml(f"cook --check {folder}/small.cml --backend cpu").out
     assert "as it was cooked" in said
 
 
@@ -45,15 +43,15 @@ def test_check_fails_for_different_results(folder, tmp_path, run_cml):
 
     wrong = tmp_path / "wrong.cml"
     wrong.write_bytes(changed((folder / "small.cml").read_bytes(), "golden", change))
-    out = run_cml("cook", wrong, "--check", "--backend", "cpu", ends=1).out
+    out = run_cml(f"cook {wrong} --check --backend cpu", ends=1).out
     assert "sums: " in out and "DIFFERS" in out and "not as it was cooked" in out
 
 
 def test_info_shows_it(folder, run_cml):
-    out = run_cml("info", folder / "small.cml", "--plan").out
+    out = run_cml(f"info {folder}/small.cml --plan").out
     for words in ("cooked small", "image", "software", "WGSL", "golden", "plan for portable"):
         assert words in out
-    found = json.loads(run_cml("info", folder / "small.cml", "--json").out)
+    found = json.loads(run_cml(f"info {folder}/small.cml --json").out)
     assert [p["profile"] for p in found["profiles"]] == ["discrete", "portable", "software"]
 
 
@@ -61,11 +59,11 @@ def test_cooked_file_runs_like_its_model(folder, tmp_path, run_cml):
     results = []
     for name in ("small.nnef", "small.cml"):
         out = tmp_path / f"{name}.npy"
-        words = ["-i", f"image={folder / 'image.npy'}", "-o", f"scaled={out}", "--backend", "cpu"]
-        run_cml("run", folder / name, *words)
+        words = f"-i image={folder / 'image.npy'} -o scaled={out} --backend cpu"
+        run_cml(f"run {folder}/{name} {words}")
         results.append(np.load(out))
     np.testing.assert_array_equal(*results)
-    assert "conv" in run_cml("rank", folder / "small.cml", "--backend", "cpu", "--runs", "2").out
+    assert "conv" in run_cml(f"rank {folder}/small.cml --backend cpu --runs 2").out
 
 
 def test_cooked_files_are_trusted_only_by_option(folder):
@@ -86,25 +84,25 @@ def test_cooked_files_are_trusted_only_by_option(folder):
 
 @pytest.mark.gpu
 def test_frames_and_validate_accept_cooked_files(folder, gpu, run_cml):
-    assert "all operators agree" in run_cml("validate", folder / "small.cml").out
-    run_cml("cook", "--check", folder / "small.cml", "--backend", "gpu")
+    assert "all operators agree" in run_cml(f"validate {folder}/small.cml").out
+    run_cml(f"cook --check {folder}/small.cml --backend gpu")
 
 
 def test_invalid_models_and_options_are_refused(folder, tmp_path, refused):
     model, file = folder / "small.nnef", folder / "small.cml"
-    assert "-o net.cml" in refused("cook", model)
-    assert "discrete" in refused("cook", model, "-o", tmp_path / "x.cml", "--devices", "pc")
-    assert "network of floats" in refused("cook", model, "-o", tmp_path / "x.cml", "--integer")
-    assert "cooked already" in refused("cook", file, "-o", tmp_path / "x.cml")
-    assert "leave --shape out" in refused("info", file, "--shape", "image=1,3,8,8")
-    assert "is cooked: save the model" in refused("convert", file, tmp_path / "x.nnef")
+    assert "-o net.cml" in refused(f"cook {model}")
+    assert "discrete" in refused(f"cook {model} -o {tmp_path}/x.cml --devices pc")
+    assert "network of floats" in refused(f"cook {model} -o {tmp_path}/x.cml --integer")
+    assert "cooked already" in refused(f"cook {file} -o {tmp_path}/x.cml")
+    assert "leave --shape out" in refused(f"info {file} --shape image=1,3,8,8")
+    assert "is cooked: save the model" in refused(f"convert {file} {tmp_path}/x.nnef")
     (tmp_path / "broken.cml").write_bytes(file.read_bytes()[:-9])
-    assert "damaged" in refused("info", tmp_path / "broken.cml")
-    assert "No such file" in refused("info", tmp_path / "nothing.cml")
-    assert "no cooked file" in refused("cook", "--check", model / "graph.nnef")
+    assert "damaged" in refused(f"info {tmp_path}/broken.cml")
+    assert "No such file" in refused(f"info {tmp_path}/nothing.cml")
+    assert "no cooked file" in refused(f"cook --check {model}/graph.nnef")
     nowhere = tmp_path / "no" / "folder"
     nowhere.parent.write_text("a file")
-    assert "folder" in refused("cook", model, "-o", nowhere)
+    assert "folder" in refused(f"cook {model} -o {nowhere}")
     assert not (tmp_path / "x.cml").exists()
 
 
@@ -113,5 +111,5 @@ def test_cook_warns_about_default_host_limits(folder, tmp_path, monkeypatch, run
     file = tmp_path / "net.cml"
     assert (
         "4 steps: a host accepts 2 of a file"
-        in run_cml("cook", folder / "small.nnef", "-o", file, "--devices", "portable").out
+        in run_cml(f"cook {folder}/small.nnef -o {file} --devices portable").out
     )

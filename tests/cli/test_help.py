@@ -1,7 +1,5 @@
 """Tests of every command's help: a purpose, an example that runs, grouped options."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import re

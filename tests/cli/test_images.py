@@ -1,7 +1,5 @@
 """Tests of pictures on the command line: bit depths, floats, alpha, scaled numbers, tiles."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np
@@ -175,26 +173,26 @@ def test_a_height_map_through_cml_run(tmp_path, rng, run_cml, refused):
     model = write_model(tmp_path / "m.nnef", DOUBLE)
     given = f"x={tmp_path}/h.png:scale=1000,shift=-100"
     out = f"y={tmp_path}/o.png:scale=0.0005,shift=0.1,bits=16"
-    npy = ["-i", given, "-o", f"y={tmp_path}/o.npy", "--backend", "cpu"]
-    run_cml("run", model, *npy)
+    npy = f"-i {given} -o y={tmp_path}/o.npy --backend cpu"
+    run_cml(f"run {model} {npy}")
     assert_allclose(
         np.load(tmp_path / "o.npy")[0, 0], 2 * (heights / 65535 * 1000 - 100), atol=1e-3
     )
-    run_cml("run", model, "-i", given, "-o", out, "--backend", "cpu")
+    run_cml(f"run {model} -i {given} -o {out} --backend cpu")
     with Image.open(tmp_path / "o.png") as image:
         assert np.abs(np.asarray(image).astype(int) - heights).max() <= 1
-    assert "scale=x" in refused("run", model, "-i", f"x={tmp_path}/h.png:scale=x")
+    assert "scale=x" in refused(f"run {model} -i x={tmp_path}/h.png:scale=x")
 
 
 def test_tiles_through_cml_run(tmp_path, rng, run_cml, refused):
     model = write_model(tmp_path / "m.nnef", SMOOTH)
     large = rng.random((1, 1, 45, 37), np.float32)
     np.save(tmp_path / "x.npy", large)
-    files = ["-i", f"x={tmp_path}/x.npy", "--backend", "cpu"]
-    whole = ["--shape", "x=1,1,45,37", "-o", f"y={tmp_path}/whole.npy"]
-    run_cml("run", model, *files, *whole)
-    tiled = ["--tile", "16", "--overlap", "3", "-o", f"y={tmp_path}/tiled.npy"]
-    assert "scalar[1,1,45,37]" in run_cml("run", model, *files, *tiled).out
+    files = f"-i x={tmp_path}/x.npy --backend cpu"
+    whole = f"--shape x=1,1,45,37 -o y={tmp_path}/whole.npy"
+    run_cml(f"run {model} {files} {whole}")
+    tiled = f"--tile 16 --overlap 3 -o y={tmp_path}/tiled.npy"
+    assert "scalar[1,1,45,37]" in run_cml(f"run {model} {files} {tiled}").out
     assert_allclose(np.load(tmp_path / "tiled.npy"), np.load(tmp_path / "whole.npy"), atol=1e-6)
-    assert "--overlap needs --tile" in refused("run", model, *files, "--overlap", "3")
-    assert "keep nothing" in refused("run", model, *files, "--tile", "6", "--overlap", "3")
+    assert "--overlap needs --tile" in refused(f"run {model} {files} --overlap 3")
+    assert "keep nothing" in refused(f"run {model} {files} --tile 6 --overlap 3")

@@ -1,7 +1,5 @@
 """Tests of ``cml run --dump-tensors``, ``cml run --stop-at-nan`` and ``cml validate --passes``."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -37,10 +35,10 @@ def model(tmp_path):
 
 @pytest.fixture
 def run(run_cml, tmp_path):
-    def run(model, *more, gain="gain", backend="cpu", ends=0):
+    def run(words, gain="gain", backend="cpu", ends=0):
         name = "cpu" if backend == "cpu" else "gpu"
-        inputs = ("-i", f"image={tmp_path}/image.npy", "-i", f"gain={tmp_path}/{gain}.npy")
-        return run_cml("run", model, "--backend", name, *inputs, *more, ends=ends)
+        inputs = f"-i image={tmp_path}/image.npy -i gain={tmp_path}/{gain}.npy"
+        return run_cml(f"run {words} --backend {name} {inputs}", ends=ends)
 
     return run
 
@@ -53,9 +51,8 @@ def index(folder):
 
 def test_dump_tensors_writes_an_index_of_all_tensors(model, tmp_path, backend, run):
     out = tmp_path / "made" / "dump"
-    assert (
-        f"4 tensors -> {out}/index.json" in run(model, "--dump-tensors", out, backend=backend).out
-    )
+    said = run(f"{model} --dump-tensors {out}", backend=backend).out
+    assert f"4 tensors -> {out}/index.json" in said
     rows = index(out)
     assert list(rows) == ["half", "darker", "ratio", "y"]
     image = np.load(tmp_path / "image.npy")
@@ -71,17 +68,15 @@ def test_dump_tensors_writes_an_index_of_all_tensors(model, tmp_path, backend, r
 
 
 def test_dump_tensors_filters_by_name(model, tmp_path, run):
-    run(model, "--dump-tensors", tmp_path / "d", "--only", "r*", "--only", "y")
+    run(f"{model} --dump-tensors {tmp_path}/d --only r* --only y")
     assert list(index(tmp_path / "d")) == ["ratio", "y"]
-    assert (
-        "--only 'z*': no tensor of 'net' matches; it computes half, dark"
-        in run(model, "--dump-tensors", tmp_path / "d", "--only", "z*", ends=2).err
-    )
-    assert "--only needs --dump-tensors DIR" in run(model, "--only", "y", ends=2).err
+    said = run(f"{model} --dump-tensors {tmp_path}/d --only z*", ends=2).err
+    assert "--only 'z*': no tensor of 'net' matches; it computes half, dark" in said
+    assert "--only needs --dump-tensors DIR" in run(f"{model} --only y", ends=2).err
 
 
 def test_a_picture_outside_of_its_range_is_stretched(model, tmp_path, run):
-    run(model, "--dump-tensors", tmp_path / "d", gain="zero")
+    run(f"{model} --dump-tensors {tmp_path}/d", gain="zero")
     row = index(tmp_path / "d")["ratio"]
     assert row["inf"] == 30 and row["nan"] == 0
     assert row["black"] == 0 or row["black"] == row["min"]
@@ -90,8 +85,8 @@ def test_a_picture_outside_of_its_range_is_stretched(model, tmp_path, run):
 
 def test_stop_at_nan_names_the_first_tensor(model, tmp_path, backend, run):
     out = tmp_path / "d"
-    args = ("--stop-at-nan", "--dump-tensors", out)
-    said = run(model, *args, gain="zero", backend=backend, ends=1).err
+    line = f"{model} --stop-at-nan --dump-tensors {out}"
+    said = run(line, gain="zero", backend=backend, ends=1).err
     assert "graph.nnef:8:13: div 'ratio': of 90 values of 'ratio' 30 infinite" in said
     assert "the first, inf, at [0, 1, 0, 0]" in said
     there = float(np.load(tmp_path / "image.npy")[0, 1, 0, 0]) / 2
@@ -102,9 +97,9 @@ def test_stop_at_nan_names_the_first_tensor(model, tmp_path, backend, run):
 
 
 def test_stop_at_nan_passes_finite_results(model, run):
-    assert "y: scalar[1,3,6,5]" in run(model, "--stop-at-nan").out
+    assert "y: scalar[1,3,6,5]" in run(f"{model} --stop-at-nan").out
 
 
 def test_the_passes_are_checked_without_a_gpu(model, run_cml, refused):
-    assert "all agree: " in run_cml("validate", "--passes", model, "--seed", "3").out
-    assert "--passes compares in NumPy" in refused("validate", "--passes", "--half", model)
+    assert "all agree: " in run_cml(f"validate --passes {model} --seed 3").out
+    assert "--passes compares in NumPy" in refused(f"validate --passes --half {model}")

@@ -1,7 +1,5 @@
 """Tests of ``--weights``, ``--random-weights`` and ``convert``'s options, and bad input."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -38,64 +36,64 @@ def bare(tmp_path):
 def test_weights_of_safetensors(bare, tmp_path, run_cml):
     file = safetensors(tmp_path / "net.safetensors", FILTER)
     np.save(tmp_path / "in.npy", np.ones((1, 3, 4, 4), np.float32))
-    files = ["-i", f"image={tmp_path / 'in.npy'}", "-o", f"out={tmp_path / 'out.npy'}"]
-    run_cml("run", bare, "--weights", file, "--backend", "cpu", *files)
+    files = f"-i image={tmp_path / 'in.npy'} -o out={tmp_path / 'out.npy'}"
+    run_cml(f"run {bare} --weights {file} --backend cpu {files}")
     assert np.load(tmp_path / "out.npy")[0, :, 0, 0].tolist() == [3, 12, 21]
-    run_cml("convert", bare, tmp_path / "baked", "--weights", file)
+    run_cml(f"convert {bare} {tmp_path}/baked --weights {file}")
     np.testing.assert_array_equal(cml.load(tmp_path / "baked").constants["f"], FILTER)
 
 
 def test_files_without_the_weights_are_refused(bare, tmp_path, refused):
     file = safetensors(tmp_path / "net.safetensors", FILTER, "g")
-    assert "has no tensor 'f'" in refused("info", bare, "--weights", file)
+    assert "has no tensor 'f'" in refused(f"info {bare} --weights {file}")
     for name, what in (("none", "there is no such file"), (tmp_path, "it is a folder"),
                        ("a\0b", "there is no such file"), ("", "it is a folder")):  # fmt: skip
-        err = refused("info", bare, "--weights", name)
+        err = refused(f"info {bare} --weights", name)
         assert f"cannot read the weights {str(name)!r}: " in err and what in err
     text = f"{bare}/graph.nnef"
-    assert "no safetensors file" in refused("info", bare, "--weights", text)
+    assert "no safetensors file" in refused(f"info {bare} --weights {text}")
 
 
 def test_random_weights_are_reported(bare, run_cml):
     note = "RANDOM (seed 0): 1 tensors, 9 values"
-    for command in (["info"], ["rank", "--runs", "1", "--backend", "cpu"]):
-        out, err = run_cml(*command, bare, "--random-weights")
+    for command in (f"info {bare}", f"rank {bare} --runs 1 --backend cpu"):
+        out, err = run_cml(f"{command} --random-weights")
         assert out.count(note) == 1 and not err
-        out, err = run_cml(*command, bare, "--json", "--random-weights", "0")
+        out, err = run_cml(f"{command} --json --random-weights 0")
         assert json.loads(out) and (note in out) + (note in err) == 1
-    out, err = run_cml("rank", bare, "--csv", "--runs", "1", "--backend", "cpu", "--random-weights")
+    out, err = run_cml(f"rank {bare} --csv --runs 1 --backend cpu --random-weights")
     assert note in err and note not in out
 
 
 def test_run_refuses_random_weights(bare, refused):
-    err = refused("run", bare, "--random-weights", "-i", "image=x.npy")
+    err = refused(f"run {bare} --random-weights -i image=x.npy")
     assert "their results mean nothing" in err
 
 
 def test_the_layout_of_textures(tmp_path, monkeypatch, run_cml, refused):
     source = write_model(tmp_path / "net", TEXT, f=FILTER)
     made = tmp_path / "made"
-    command = ["convert", source, made]
-    run_cml(*command, "--layout", "nhwc", "--rgba")
+    command = f"convert {source} {made}"
+    run_cml(f"{command} --layout nhwc --rgba")
     assert cml.load(made).facts["out"].shape == (1, 4, 4, 4)
-    assert "is not empty" in refused(*command, "--layout", "nhwc")
-    assert "--rgba needs --layout nhwc" in refused(*command, "--rgba")
+    assert "is not empty" in refused(f"{command} --layout nhwc")
+    assert "--rgba needs --layout nhwc" in refused(f"{command} --rgba")
     monkeypatch.setattr("warnings.warn", lambda *_, **__: None)  # of the version line
     abc = write_model_abc(tmp_path / "abc")
-    err = refused("convert", abc, tmp_path / "new", "--layout", "nhwc", "--rgba")
+    err = refused(f"convert {abc} {tmp_path}/new --layout nhwc --rgba")
     assert "3 channels of floats (input1: scalar[1,128,4,4], output1" in err
     (tmp_path / "file").write_text("")
-    err = refused("convert", source, tmp_path / "file" / "m", "--layout", "nhwc")
+    err = refused(f"convert {source} {tmp_path}/file/m --layout nhwc")
     assert "cannot write" in err and not (tmp_path / "new").exists()
 
 
 def test_convert_refuses_unsupported_options(tmp_path, refused):
-    err = refused("convert", "m.param", tmp_path / "m", "--weights", "w.safetensors")
+    err = refused(f"convert m.param {tmp_path}/m --weights w.safetensors")
     assert "'m.param': weights cannot be given for ncnn" in err
-    more = ("--placeholders", "--weights", "w.safetensors")
-    err = refused("convert", "m.onnx", tmp_path / "m", *more)
+    more = "--placeholders --weights w.safetensors"
+    err = refused(f"convert m.onnx {tmp_path}/m {more}")
     assert "--placeholders keeps the model as its file has it: leave --weights out" in err
-    assert "there is no 'none'" in refused("convert", "none", tmp_path / "m")
+    assert "there is no 'none'" in refused(f"convert none {tmp_path}/m")
 
 
 OPEN = """version 1.0;
@@ -117,8 +115,8 @@ def test_open_extent_is_taken_from_the_input_file(tmp_path, run_cml, refused):
     np.save(tmp_path / "flat.npy", image[0])
     (tmp_path / "none.npy").write_bytes(b"no array")
     both, out = f"{tmp_path / 'both.npz'}", tmp_path / "out.npy"
-    inputs = ["-i", f"image={both}", "-i", f"other={both}"]
-    run_cml("run", net, *inputs, "-o", f"out={out}", "--backend", "cpu")
+    inputs = f"-i image={both} -i other={both}"
+    run_cml(f"run {net} {inputs} -o out={out} --backend cpu")
     assert np.array_equal(np.load(out), 2 * image)
     for name, said in {
         "short": "is [1, 2, 4, 5]; the model wants [1, 3, ?, 5]",
@@ -126,7 +124,7 @@ def test_open_extent_is_taken_from_the_input_file(tmp_path, run_cml, refused):
         "none": "cannot read",
         "absent": "no such file",
     }.items():
-        assert said in refused("run", net, "-i", f"image={tmp_path / name}.npy")
-    assert "leaves 'H' open: say --shape" in refused("run", net, "-i", "wrong=x.npy")
+        assert said in refused(f"run {net} -i image={tmp_path / name}.npy")
+    assert "leaves 'H' open: say --shape" in refused(f"run {net} -i wrong=x.npy")
     taller = "is [1, 3, 4, 5]; the model wants"
-    assert taller not in refused("run", net, "--shape", "image=1,3,6,5", *inputs)
+    assert taller not in refused(f"run {net} --shape image=1,3,6,5 {inputs}")

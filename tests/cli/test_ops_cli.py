@@ -1,7 +1,5 @@
 """Tests of ``cml ops NAME``: every operator has a description and a signature."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np
@@ -35,17 +33,17 @@ def test_operators_page_has_the_same_descriptions():
 
 
 def test_one_operator_shows_its_attributes_kernels_and_limits(run_cml):
-    shown = run_cml("ops", "conv").out
+    shown = run_cml("ops conv").out
     assert "attribute  groups: integer, default 1" in shown
     assert "conv/winograd.hlsl" in shown and "agree within" in shown
 
 
 def test_an_expanded_operator_shows_its_body(run_cml):
-    assert "mean, variance = moments(" in run_cml("ops", "layer_norm").out
+    assert "mean, variance = moments(" in run_cml("ops layer_norm").out
 
 
 def test_an_unknown_operator_has_similar_ones(refused):
-    assert "no operator is called 'cnv'; did you mean 'conv'" in refused("ops", "cnv")
+    assert "no operator is called 'cnv'; did you mean 'conv'" in refused("ops cnv")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Tests that commands which fill a folder keep files of others and follow no link inside it."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -124,13 +122,13 @@ def test_link_in_place_of_a_finished_model_is_refused(given, tmp_path, capsys):
 
 def test_dump_kernels_does_not_follow_links(given, tmp_path, gpu, run_cml, refused):
     folder, outside = tmp_path / "out", tmp_path / "outside"
-    words = ["rank", str(given["model"]), "--runs", "1", "--dump-kernels", str(folder)]
-    run_cml(*words)
+    words = f"rank {given['model']} --runs 1 --dump-kernels {folder}"
+    run_cml(words)
     made = next(folder.glob("*.hlsl"))
     outside.write_bytes(b"another's")
     made.unlink()
     made.symlink_to(outside)
-    assert "is a link, or lies behind one" in refused(*words)
+    assert "is a link, or lies behind one" in refused(words)
     assert outside.read_bytes() == b"another's"
 
 
@@ -148,7 +146,7 @@ def test_a_cooked_file_does_not_replace_its_model(given, tmp_path, refused):
     model = tmp_path / "net.tgz"
     cml.save(cml.load(given["model"]), model)
     before = model.read_bytes()
-    assert "is the model's own: name another file" in refused("cook", model, "-o", model)
+    assert "is the model's own: name another file" in refused(f"cook {model} -o {model}")
     assert model.read_bytes() == before
 
 

@@ -188,25 +188,25 @@ def test_interrupted_report_lists_missing_parts(model, tmp_path, monkeypatch):
 def test_decisions_are_written_and_read(model, tmp_path, run_cml):
     mine, out, again = (tmp_path / name for name in ("mine.json", "out.json", "again.json"))
     mine.write_text('{"made": {"kernel": "plain"}}')
-    info = ["info", str(model), "--random-weights", "--decide"]
-    run_cml(*info, mine, "--decisions", out)
+    info = f"info {model} --random-weights --decide"
+    run_cml(f"{info} {mine} --decisions {out}")
     (kernel,) = (d for d in json.loads(out.read_text()) if d["kind"] == "kernel")
     assert (kernel["subject"], kernel["by"]) == ("result", "user")
     assert kernel["chosen"].startswith("plain")
-    run_cml(*info, out, "--decisions", again)
+    run_cml(f"{info} {out} --decisions {again}")
     assert kernel in json.loads(again.read_text())
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        "run -i image={image}",
-        "rank --runs 1",
-        "tune --rounds 1 --dry-run",
-        "frames -i image={image} --frames 1 --layers 1",
-        "trace --runs 1 -o {trace}",
-        "simulate",
-        "validate",
+        "run {model} -i image={image}",
+        "rank {model} --runs 1",
+        "tune {model} --rounds 1 --dry-run",
+        "frames {model} -i image={image} --frames 1 --layers 1",
+        "trace {model} --runs 1 -o {trace}",
+        "simulate {model}",
+        "validate {model}",
     ],
     ids=lambda words: words.split()[0],
 )
@@ -220,21 +220,21 @@ def test_every_command_that_runs_kernels_obeys_decisions(
     image, mine, out = (tmp_path / name for name in ("image.npy", "mine.json", "out.json"))
     np.save(image, np.zeros((1, 4, 8, 8), np.float32))
     mine.write_text('{"result": {"kernel": "plain", "parts": "2"}}')
-    command, *rest = words.format(image=image, trace=tmp_path / "trace.json").split()
-    given = [command, str(weighted), *rest, "--decide", str(mine), "--decisions", str(out)]
-    run_cml(*given)
+    line = words.format(model=weighted, image=image, trace=tmp_path / "trace.json")
+    line += f" --decide {mine} --decisions {out}"
+    run_cml(line)
     found = {(d["subject"], d["kind"]): d for d in json.loads(out.read_text())}
     assert found["result", "kernel"]["chosen"].startswith("plain")
     assert {found["result", kind]["by"] for kind in ("kernel", "parts")} == {"user"}
     mine.write_text('{"result": {"kernel": "fast"}}')
-    assert "cannot have the kernel 'fast'" in refused(*given)
+    assert "cannot have the kernel 'fast'" in refused(line)
 
 
 def test_cook_obeys_decisions(weighted, tmp_path, run_cml):
     mine, cooked = tmp_path / "mine.json", tmp_path / "net.cml"
     mine.write_text('{"result": {"kernel": "plain", "parts": "2"}}')
-    cook = ["cook", str(weighted), "--devices", "software", "-o", str(cooked), "--decide"]
-    run_cml(*cook, mine)
+    cook = f"cook {weighted} --devices software -o {cooked} --decide"
+    run_cml(f"{cook} {mine}")
     (step,) = cml.load_cooked(cooked).cooked_form.plans[0].plan("net").steps[-1:]
     assert "conv_plain" in step.cooked.kernel.label
     assert [b.nbytes for b in step.written] == [1024, 1024]
@@ -244,7 +244,7 @@ def test_decisions_are_refused_on_the_cpu(weighted, tmp_path, refused):
     (tmp_path / "mine.json").write_text("{}")
     for option in ("--decide", "--decisions"):
         file = str(tmp_path / "mine.json")
-        said = refused("rank", weighted, "--backend", "cpu", option, file)
+        said = refused(f"rank {weighted} --backend cpu {option} {file}")
         assert "leave --backend cpu out" in said
 
 
@@ -260,4 +260,4 @@ def test_invalid_files_of_decisions_are_refused(model, tmp_path, text, words, re
     file = tmp_path / "mine.json"
     if text is not None:
         file.write_text(text)
-    assert words in refused("info", model, "--random-weights", "--decide", file)
+    assert words in refused(f"info {model} --random-weights --decide {file}")

@@ -171,7 +171,7 @@ def test_invalid_file_and_nnef_names_are_converted(tmp_path, lines, outputs, run
     count = 4 * sum(line.startswith("PReLU") for line in lines)
     count += 2 * sum(line.startswith("Memory") for line in lines)
     path = write(tmp_path, lines, counted(count))
-    run_cml("convert", path, tmp_path / "out")
+    run_cml(f"convert {path} {tmp_path}/out")
     graph = cml.load(tmp_path / "out")
     assert list(graph.outputs) == outputs
     (x,) = graph.inputs
@@ -180,31 +180,31 @@ def test_invalid_file_and_nnef_names_are_converted(tmp_path, lines, outputs, run
 
 def test_failed_conversion_keeps_the_old_model(tmp_path, monkeypatch, run_cml, refused):
     path = write(tmp_path, ["Input i 0 1 x 0=4", "ReLU r 1 1 x y"])
-    words = ["convert", str(path), str(tmp_path / "out"), "--overwrite"]
-    run_cml(*words)
+    words = f"convert {path} {tmp_path}/out --overwrite"
+    run_cml(words)
     before = (tmp_path / "out" / "graph.nnef").read_bytes()
 
     def refuse(path):
         raise ModelError("it cannot be read back")
 
     monkeypatch.setattr("cml_engine.formats.loading.load", refuse)
-    assert "it cannot be read back" in refused(*words)
+    assert "it cannot be read back" in refused(words)
     assert (tmp_path / "out" / "graph.nnef").read_bytes() == before
 
 
 def test_convert_takes_shapes_by_name(tmp_path, run_cml, refused):
     lines = ["Input i 0 1 a", "Input j 0 1 b", "BinaryOp c 2 1 a b c 0=0",
              "Pooling p 1 1 c out 0=0 1=3 2=2"]  # fmt: skip
-    words = ["convert", str(write(tmp_path, lines)), str(tmp_path / "out")]
-    run_cml(*words, "--shape", "a=1,2,8,8", "--shape", "b=1,2,8,8")
+    words = f"convert {write(tmp_path, lines)} {tmp_path}/out"
+    run_cml(f"{words} --shape a=1,2,8,8 --shape b=1,2,8,8")
     assert cml.load(tmp_path / "out").facts["out"].shape == (1, 2, 4, 4)
     for wrong, message in [
-        (["1,2,8,8", "1,2,8,8"], "the only input has a shape already"),
-        (["=1,2,8,8"], "wanted NAME=1,3,64,64"),
-        (["a=1,2,8,8", "a=1,2,8,8"], "'a' has a shape already"),
-        (["1,2,8,8"], "say which has the shape, NAME=1,2,8,8"),
+        ("--shape 1,2,8,8 --shape 1,2,8,8", "the only input has a shape already"),
+        ("--shape =1,2,8,8", "wanted NAME=1,3,64,64"),
+        ("--shape a=1,2,8,8 --shape a=1,2,8,8", "'a' has a shape already"),
+        ("--shape 1,2,8,8", "say which has the shape, NAME=1,2,8,8"),
     ]:
-        assert message in refused(*words, *(w for shape in wrong for w in ("--shape", shape)))
+        assert message in refused(f"{words} {wrong}")
 
 
 # -- models that cannot be converted --------------------------------------------------------------

@@ -172,13 +172,13 @@ def test_equality_and_pickling_know_no_origin(model):
 def test_the_command_line_takes_shapes(model, tmp_path, capsys, run_cml, refused):
     image = np.ones((1, 2, 8, 8), np.float32)
     np.save(tmp_path / "x.npy", image)
-    files = ["-i", f"image={tmp_path}/x.npy", "-o", f"y={tmp_path}/y.npy", "--backend", "cpu"]
-    run_cml("run", model, "--shape", "image=1,2,8,8", *files)
+    files = f"-i image={tmp_path}/x.npy -o y={tmp_path}/y.npy --backend cpu"
+    run_cml(f"run {model} --shape image=1,2,8,8 {files}")
     wanted = run(cml.load(model, shapes={"image": image.shape}), image)
     assert_array_equal(np.load(tmp_path / "y.npy"), wanted)
     capsys.readouterr()
-    assert "Another shape is another session: --shape image=" in refused("run", model, *files)
-    assert "did you mean 'image'?" in refused("info", model, "--shape", "imag=1,2,8,8")
+    assert "Another shape is another session: --shape image=" in refused(f"run {model} {files}")
+    assert "did you mean 'image'?" in refused(f"info {model} --shape imag=1,2,8,8")
 
 
 # --- symbols, as tract writes them

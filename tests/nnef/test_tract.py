@@ -65,7 +65,7 @@ CALLS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("call", "wanted"), CALLS, ids=[call for call, _ in CALLS])
+@pytest.mark.parametrize(("call", "wanted"), CALLS)
 def test_operators(tmp_path, rng, call, wanted):
     source = "x = tract_core_external(shape = [1, 2, 4], datum_type = 'f32');"
     graph = load(tmp_path, f"    {source}\n    y = {call};")

@@ -90,12 +90,12 @@ def test_commands_show_the_warning(command, model, tmp_path, capsys, gpu):
 
 @pytest.mark.filterwarnings("default")
 def test_nan_output_suggests_stop_at_nan(model, run_cml):
-    run = ["run", model, "--random-inputs", "7", "--backend", "cpu"]
-    shown = run_cml(*run)
+    run = f"run {model} --random-inputs 7 --backend cpu"
+    shown = run_cml(run)
     assert "the inputs without a file are random, of seed 7" in shown.err
     assert "'y' has 1 of 4 values that are NaN or infinite; --stop-at-nan" in shown.err
     assert "y: scalar[1,4]  min nan" in shown.out
-    assert "--stop-at-nan shows" not in run_cml(*run, "--stop-at-nan", ends=1).err
+    assert "--stop-at-nan shows" not in run_cml(f"{run} --stop-at-nan", ends=1).err
 
 
 def test_random_inputs_are_the_same_in_every_run_of_a_seed(tmp_path, run_cml, refused):
@@ -103,6 +103,6 @@ def test_random_inputs_are_the_same_in_every_run_of_a_seed(tmp_path, run_cml, re
     model = str(write_model(tmp_path / "m.nnef", text.replace("linear(x, w, b)", "relu(x)")))
     shown = []
     for seed in ("3", "3", "4"):
-        shown.append(run_cml("run", model, "--random-inputs", seed, "--backend", "cpu").out)
+        shown.append(run_cml(f"run {model} --random-inputs {seed} --backend cpu").out)
     assert shown[0] == shown[1] != shown[2]
-    assert "--random-inputs" in refused("run", model, "--backend", "cpu")
+    assert "--random-inputs" in refused(f"run {model} --backend cpu")

@@ -60,7 +60,7 @@ def test_a_load_within_a_load_shares_its_budget():
 
 
 def test_the_command_line_sets_the_limits_of_one_command(run_cml, refused):
-    assert "cannot read 'memory=lots'" in refused("info", "m.onnx", "--load-limits", "memory=lots")
+    assert "cannot read 'memory=lots'" in refused("info m.onnx --load-limits memory=lots")
     run_cml("info", "no such model.onnx", "--load-limits", "memory=8G", ends=2)
     assert load_limits.VARIABLE not in os.environ
 

@@ -48,15 +48,15 @@ def test_the_end_may_be_of_floats(tmp_path, run_cml):
     assert again.float_tail and run_digest(again, outputs) == digest
     np.save(tmp_path / "x.npy", samples[0]["x"])
     model = str(tmp_path / "net")
-    given = ["-i", f"x={tmp_path / 'x.npy'}", "--backend", "cpu"]
-    said = run_cml("run", model, *given, "--digest").out.splitlines()
+    given = f"-i x={tmp_path / 'x.npy'} --backend cpu"
+    said = run_cml(f"run {model} {given} --digest").out.splitlines()
     assert said[-2:] == [
         f"{scores}: computed in floats, not identical on all machines: not in the digest", digest
     ]  # fmt: skip
     assert f"output '{scores}' is not identical on all machines: from softmax" in (
-        run_cml("info", model, "--integer").out
+        run_cml(f"info {model} --integer").out
     )
-    info = json.loads(run_cml("info", model, "--integer", "--json").out)
+    info = json.loads(run_cml(f"info {model} --integer --json").out)
     assert info["not_identical"] == [scores]
 
 

@@ -175,24 +175,23 @@ def test_commands(tmp_path, run_cml, refused):
     np.save(tmp_path / "x.npy", 100 * samples[:1])
     model, out = str(tmp_path / "floats"), str(tmp_path / "integer")
     given = f"x={tmp_path / 'samples.npz'}"
-    assert "within 5 %" in run_cml("quantize", model, out, "-i", given, "--max-error", "0.05").out
-    args = ["quantize", model, out, "--overwrite", "-i", given, "--json"]
-    said = run_cml(*args, "--sixteen", "t1", "--max-error", "1e-9", ends=1).out
+    assert "within 5 %" in run_cml(f"quantize {model} {out} -i {given} --max-error 0.05").out
+    line = f"quantize {model} {out} --overwrite -i {given} --json --sixteen t1 --max-error 1e-9"
+    said = run_cml(line, ends=1).out
     assert not json.loads(said)["ok"]
     digests = []
     for _ in range(2):
-        args = ["run", out, "-i", f"x={tmp_path / 'x.npy'}", "--backend", "cpu", "--digest"]
-        printed = run_cml(*args).out
+        printed = run_cml(f"run {out} -i x={tmp_path}/x.npy --backend cpu --digest").out
         assert "values were outside of its range" in printed
         digests.append(printed.splitlines()[-1])
     assert digests[0] == digests[1] and digests[0].startswith("sha256:")
     assert len(digests[0]) == len("sha256:") + 64
-    printed = run_cml("info", out, "--integer").out
+    printed = run_cml(f"info {out} --integer").out
     assert "conv 't0', relu" in printed and "int32" in printed and "float32" in printed
-    assert f"{gas_of(cml.load(out)):,}" in run_cml("info", out, "--gas").out
-    args = ["run", model, "-i", f"x={tmp_path / 'x.npy'}", "--backend", "cpu", "--digest"]
-    assert "floats: another machine may compute another digest\nsha" in run_cml(*args).out
-    refused("info", model, "--integer")
-    assert "network of floats" in refused("validate", model, "--integer")
-    for args in (["validate", out, "--integer", "--passes"], ["info", out, "--gas", "--half"]):
-        assert args[-1] in refused(*args)
+    assert f"{gas_of(cml.load(out)):,}" in run_cml(f"info {out} --gas").out
+    printed = run_cml(f"run {model} -i x={tmp_path}/x.npy --backend cpu --digest").out
+    assert "floats: another machine may compute another digest\nsha" in printed
+    refused(f"info {model} --integer")
+    assert "network of floats" in refused(f"validate {model} --integer")
+    for line in (f"validate {out} --integer --passes", f"info {out} --gas --half"):
+        assert line.split()[-1] in refused(line)

@@ -157,24 +157,24 @@ def test_pickled_weights_keep_their_blocks(graph, sample):
 def test_command(graph, tmp_path, run_cml, refused):
     model, out = tmp_path / "net", tmp_path / "small"
     cml.save(graph, model)
-    words = ("quantize", model, out, "--overwrite", "--weight-bits")
-    report = json.loads(run_cml(*words, "4", "--json").out)
+    words = f"quantize {model} {out} --overwrite --weight-bits"
+    report = json.loads(run_cml(f"{words} 4 --json").out)
     assert report["bits"] == 4 and report["after"] < report["before"]
     assert weight_blocks(cml.load(out).constants["m"]).bits == 4
-    said = run_cml(*words, "4", "--max-error", "0.001", ends=1).out
+    said = run_cml(f"{words} 4 --max-error 0.001", ends=1).out
     assert "error of the outputs: " in said
-    said = refused(*words, "8", "--bits", "16")
+    said = refused(f"{words} 8 --bits 16")
     assert "leaves all but the weights in floats: leave --bits out" in said
 
 
 def test_info_says_which_weights_are_unpacked(graph, sample, tmp_path, run_cml):
     made, _ = cml.quantize_weights(graph, [sample], 8)
     cml.save(made, tmp_path / "net")
-    said = run_cml("info", tmp_path / "net").out
+    said = run_cml(f"info {tmp_path}/net").out
     assert "3 of 4 operators read their weights in 8 or 4 bits" in said
     assert "unpacked when loaded: matmul 'y'" in said  # its sums have 70 products
     cml.save(graph, tmp_path / "floats")
-    assert "8 or 4 bits" not in run_cml("info", tmp_path / "floats").out
+    assert "8 or 4 bits" not in run_cml(f"info {tmp_path}/floats").out
 
 
 def test_wrong_arguments(graph, sample, tmp_path):

@@ -94,7 +94,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("nodes", "constants", "message"), WRONG, ids=[w for *_, w in WRONG])
+@pytest.mark.parametrize(("nodes", "constants", "message"), WRONG)
 def test_wrong_nodes_are_named(nodes, constants, message):
     refused(model(nodes, weights=constants), message)
 

@@ -206,7 +206,7 @@ graph g(x) -> (y)
 def test_weights_in_16_bits(tmp_path, run_cml):
     graph = cml.load(MODELS / "upres.nnef")
     cml.save(graph, tmp_path / "whole.onnx")
-    said = run_cml("export", MODELS / "upres.nnef", tmp_path / "m.onnx", "--half").out
+    said = run_cml(f"export {MODELS}/upres.nnef {tmp_path}/m.onnx --half").out
     assert "each within 0.049 % of its tensor's largest" in said or "each within 0.0" in said
     data = (tmp_path / "m.onnx").read_bytes()
     assert len(data) < 0.55 * (tmp_path / "whole.onnx").stat().st_size
@@ -237,7 +237,7 @@ graph g(x) -> (y)
 }"""
     w, v, total = np.float32([[7e4] * 64]), np.float32([[np.inf] * 64]), np.zeros((2, 64), "f")
     folder = write_model(tmp_path / "g", text, w=w, v=v, total=total)
-    said = run_cml("export", folder, tmp_path / "m.onnx", "--half").out
+    said = run_cml(f"export {folder} {tmp_path}/m.onnx --half").out
     assert "in 32 bits, as they exceed 65504: w" in said
     model = onnx.load(tmp_path / "m.onnx")
     kinds = {t.name: t.data_type for t in model.graph.initializer}
@@ -280,8 +280,8 @@ def test_an_open_axis_takes_other_sizes_or_is_refused(op, tmp_path):
 def test_networks_with_open_axes(tmp_path, run_cml):
     enlarge = MODELS.parents[1] / "examples" / "models" / "enlarge.onnx"
     graph = cml.load(enlarge, shapes=(1, 3, 64, 48))
-    words = ("export", enlarge, tmp_path / "m.onnx", "--shape", "1,3,64,48")
-    run_cml(*words, "--dynamic", "1,3,height,width")
+    words = f"export {enlarge} {tmp_path}/m.onnx --shape 1,3,64,48"
+    run_cml(f"{words} --dynamic 1,3,height,width")
     data = (tmp_path / "m.onnx").read_bytes()
     assert data == exported(graph, dynamic={"image": (1, 3, "height", "width")})
     model = onnx.load_from_string(data)
@@ -434,10 +434,10 @@ def test_integer_networks_without_a_qdq_form(tmp_path):
 
 def test_the_command(tmp_path, run_cml):
     target = tmp_path / "m.onnx"
-    said = run_cml("export", MODELS / "upres.nnef", target, "--opset", "17").out
+    said = run_cml(f"export {MODELS}/upres.nnef {target} --opset 17").out
     assert "operations, opset 17" in said
     assert onnx.load(target).opset_import[0].version == 17
-    run_cml("info", target)
+    run_cml(f"info {target}")
 
 
 @pytest.mark.parametrize(
@@ -456,7 +456,7 @@ def test_export_refuses_invalid_arguments(words, message, tmp_path, refused, mon
     (tmp_path / "there.onnx").write_bytes(b"")
     (tmp_path / "file").write_bytes(b"")
     (tmp_path / "folder.onnx").mkdir()
-    assert re.search(message, refused("export", MODELS / "upres.nnef", *words))
+    assert re.search(message, refused(f"export {MODELS}/upres.nnef", *words))
     assert not list(tmp_path.glob("m.*"))
     assert (tmp_path / "there.onnx").read_bytes() == b""
 
@@ -535,7 +535,7 @@ def test_game_operators_become_functions_or_placeholders(own_operators, tmp_path
     got = dict(zip(evaluator.output_names, evaluator.run(None, inputs), strict=True))
     assert difference(got, wanted) == ""
     assert difference(on_cpu(cml.load(data), inputs), wanted) == "", "read back"
-    said = run_cml("export", source, tmp_path / "m.onnx").out
+    said = run_cml(f"export {source} {tmp_path}/m.onnx").out
     assert "of the domain 'game': my_cross. ONNX has no such operator" in said
     cml.unregister("my_cross")
     with pytest.raises(UnsupportedOp, match="game:my_cross"):

@@ -49,8 +49,8 @@ def convert(run_cml):
     """A function that converts a network with placeholders; returns the printed messages."""
 
     def run(source, folder, ends=0):
-        words = ("--placeholders", "--shape", "x=1,3,5,4")
-        return run_cml("convert", source, folder, *words, ends=ends).err
+        words = "--placeholders --shape x=1,3,5,4"
+        return run_cml(f"convert {source} {folder} {words}", ends=ends).err
 
     return run
 
@@ -61,7 +61,7 @@ def test_placeholders_are_declared_and_filled(tmp_path, convert, run_cml, refuse
     assert f"\n{DECLARED};" in text
     assert "# Warp: the node game:Warp '/net/Warp_2'\n" in text
     assert "'Warp' is not implemented here: register it (--ops FILE.py" in refused(
-        "info", tmp_path / "m"
+        f"info {tmp_path}/m"
     )
     ops = tmp_path / "warp.py"
     ops.write_text(
@@ -71,10 +71,9 @@ def test_placeholders_are_declared_and_filled(tmp_path, convert, run_cml, refuse
     )
     x = np.random.default_rng(0).standard_normal((1, 3, 5, 4), np.float32)
     np.save(tmp_path / "x.npy", x)
-    for source, more in ((tmp_path / "m", []), (tmp_path / "m.onnx", ["--shape", "x=1,3,5,4"])):
-        command = ["run", str(source), "--ops", str(ops), "--backend", "cpu", *more]
-        files = ["-i", f"x={tmp_path / 'x.npy'}", "-o", f"y={tmp_path / 'y.npy'}"]
-        run_cml(*command, *files)
+    for source in ("m", "m.onnx --shape x=1,3,5,4"):
+        files = f"-i x={tmp_path}/x.npy -o y={tmp_path}/y.npy"
+        run_cml(f"run {tmp_path}/{source} --ops {ops} --backend cpu {files}")
         scale = np.array([1, 4, 9], np.float32)[:, None, None]
         wanted = np.maximum(x, 0) * scale + x
         np.testing.assert_allclose(np.load(tmp_path / "y.npy"), wanted, rtol=1e-6)
@@ -111,12 +110,12 @@ def test_an_output_without_a_shape_hides_no_value_info(tmp_path, run_cml):
     made = model([warp("b = game:Warp(a, a)")], "a: [1, 3]", "b")
     made.graph.value_info.extend(values("b: [1, 3]"))
     path = saved(made, tmp_path / "m.onnx")
-    run_cml("convert", path, tmp_path / "m.nnef", "--placeholders")
+    run_cml(f"convert {path} {tmp_path}/m.nnef --placeholders")
 
 
 def test_placeholders_are_for_onnx(tmp_path, refused):
     assert "placeholders cannot be given for NNEF" in refused(
-        "convert", tmp_path, tmp_path / "m", "--placeholders"
+        f"convert {tmp_path} {tmp_path}/m --placeholders"
     )
 
 
@@ -178,10 +177,10 @@ def named(path):
 
 def test_node_names_are_retained(tmp_path, run_cml):
     path = named(tmp_path / "m.onnx")
-    out = run_cml("info", path).out
+    out = run_cml(f"info {path}").out
     assert "    LayerNormalization 1: '/net/norm/LayerNormalization'\n" in out
     assert "    Shape 1: '/up/Shape'\n" in out
-    out = run_cml("rank", path, "--runs", "1", "--backend", "cpu").out
+    out = run_cml(f"rank {path} --runs 1 --backend cpu").out
     assert re.search(r"conv 'net_act_Relu' .* ms  .*m.onnx: Conv '/net/conv1/Conv'\n", out)
     report = cml.Session(cml.load(path), "cpu").rank(runs=1)
     assert {n.place.partition(": ")[2] for n in report.nodes} >= {"Conv '/net/conv1/Conv'"}
@@ -200,7 +199,7 @@ def test_convert_reports_renamed_tensors(tmp_path, run_cml):
     saved(made, tmp_path / "m.onnx")
     assert (
         "  'größe' is 'gr__e' there: NNEF's names"
-        in run_cml("convert", tmp_path / "m.onnx", tmp_path / "m.nnef").out
+        in run_cml(f"convert {tmp_path}/m.onnx {tmp_path}/m.nnef").out
     )
     assert cml.load(tmp_path / "m.nnef").inputs == ("gr__e",)
 
@@ -208,7 +207,7 @@ def test_convert_reports_renamed_tensors(tmp_path, run_cml):
 def test_a_trace_names_the_nodes(tmp_path, gpu, run_cml):
     path = named(tmp_path / "m.onnx")
     trace = tmp_path / "t.json"
-    run_cml("trace", path, "-o", trace, "--runs", "1")
+    run_cml(f"trace {path} -o {trace} --runs 1")
     events = json.loads(trace.read_text())["traceEvents"]
     places = {e["args"].get("place") for e in events}
     assert f"{path}: Conv '/net/conv1/Conv'" in places

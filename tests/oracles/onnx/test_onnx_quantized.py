@@ -101,13 +101,13 @@ def test_qdq_network_supports_all_integer_commands(tmp_path, run_cml):
     graph = cml.load(path)
     inputs = random_words(graph, 3)
     np.save(tmp_path / "x.npy", inputs["x"])
-    given = ["-i", f"x={tmp_path / 'x.npy'}", "--digest", "--backend", "cpu"]
-    run_cml("convert", path, tmp_path / "net.nnef")
+    given = f"-i x={tmp_path / 'x.npy'} --digest --backend cpu"
+    run_cml(f"convert {path} {tmp_path}/net.nnef")
     digests = {run_digest(graph, cml.Session(graph, "cpu").run(inputs))}
     for name in ("m.onnx", "net.nnef"):
-        digests.add(run_cml("run", tmp_path / name, *given).out.splitlines()[-1])
+        digests.add(run_cml(f"run {tmp_path}/{name} {given}").out.splitlines()[-1])
     assert len(digests) == 1
-    assert "matmul 'k_matmul', clamp" in run_cml("info", path, "--integer").out
+    assert "matmul 'k_matmul', clamp" in run_cml(f"info {path} --integer").out
 
 
 #: models without an integer form: the nodes after a QuantizeLinear to ``q``, constants, the message

@@ -82,7 +82,7 @@ WRONG = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("changes", "says"), WRONG, ids=[says for _, says in WRONG])
+@pytest.mark.parametrize(("changes", "says"), WRONG)
 def test_a_wrong_declaration_is_refused_at_once_by_name(changes, says):
     with pytest.raises(OperatorError) as caught:
         cml.register(spec(**changes))
@@ -314,7 +314,7 @@ LAUNCHES = [
 ]
 
 
-@pytest.mark.parametrize(("lower", "says"), LAUNCHES, ids=[says for _, says in LAUNCHES])
+@pytest.mark.parametrize(("lower", "says"), LAUNCHES)
 def test_launch_with_foreign_bindings_is_refused(lower, says):
     with pytest.raises(OperatorError, match=f"twice.*{says}"):
         plan_of(lower)
@@ -366,7 +366,7 @@ INFERRED = [
 ]
 
 
-@pytest.mark.parametrize(("given", "says"), INFERRED, ids=[says for _, says in INFERRED])
+@pytest.mark.parametrize(("given", "says"), INFERRED)
 def test_invalid_infer_result_names_the_operator(given, says):
     cml.register(spec(infer=lambda attrs, x: given))
     with pytest.raises(OperatorError, match=f"twice 'b': its infer function .*{says}"):
@@ -383,7 +383,7 @@ COMPUTED = [
 ]
 
 
-@pytest.mark.parametrize(("given", "says"), COMPUTED, ids=[says for _, says in COMPUTED])
+@pytest.mark.parametrize(("given", "says"), COMPUTED)
 @pytest.mark.parametrize("constant", [False, True])
 def test_invalid_cpu_result_names_the_operator(given, says, constant):
     cml.register(spec(cpu=lambda attrs, x: given))

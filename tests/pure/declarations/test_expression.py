@@ -51,7 +51,7 @@ FORMS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "one", "four"), FORMS, ids=[text for text, *_ in FORMS])
+@pytest.mark.parametrize(("text", "one", "four"), FORMS)
 def test_an_expression_in_hlsl(text, one, four):
     term = read(text)
     assert (hlsl(term), wide_hlsl(term, "float4")) == (one, four)
@@ -69,7 +69,7 @@ VALUES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "wanted"), VALUES, ids=[text for text, _ in VALUES])
+@pytest.mark.parametrize(("text", "wanted"), VALUES)
 def test_an_expression_in_numpy(text, wanted):
     values = np.array([-2.0, -0.5, -0.0, 0.0, 0.25, 1.0, 7.0, np.inf, -np.inf, np.nan], np.float32)
     x, y = np.meshgrid(values, values)
@@ -110,7 +110,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("text", "at", "says"), WRONG, ids=[text[:20] for text, *_ in WRONG])
+@pytest.mark.parametrize(("text", "at", "says"), WRONG)
 def test_expression_error_shows_the_position(text, at, says):
     with pytest.raises(OperatorError) as caught:
         operator(text)
@@ -163,7 +163,7 @@ DECLARATIONS = [
 ]
 
 
-@pytest.mark.parametrize(("given", "says"), DECLARATIONS, ids=[says for _, says in DECLARATIONS])
+@pytest.mark.parametrize(("given", "says"), DECLARATIONS)
 def test_declaration_contradicting_its_expression_is_refused(given, says):
     with pytest.raises(OperatorError) as caught:
         operator(**given)

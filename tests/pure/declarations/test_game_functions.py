@@ -111,5 +111,5 @@ def test_the_command_line_shows_both_lines(tmp_path, refused):
     (tmp_path / "helper.py").write_text(HELPER)
     (tmp_path / "ops.py").write_text(OPS.replace(*BROKEN["infer"]))
     model = write_model(tmp_path / "m.nnef", MODEL)
-    said = refused("info", model, "--ops", tmp_path / "ops.py")
+    said = refused(f"info {model} --ops {tmp_path}/ops.py")
     assert "graph.nnef:3" in said and "helper.py:4" in said and "Traceback" not in said

@@ -50,7 +50,7 @@ WRONG = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("make", "says"), WRONG, ids=[says for _, says in WRONG])
+@pytest.mark.parametrize(("make", "says"), WRONG)
 def test_invalid_option_value_is_refused_on_construction(make, says):
     with pytest.raises(cml.InputError, match=says):
         make()

@@ -17,6 +17,7 @@ from cml_engine.compiler.planning.decisions import (
 from cml_engine.compiler.planning.dispatches import PlanOptions
 from cml_engine.compiler.planning.layouts import layouts_for
 from cml_engine.compiler.planning.lower import lower
+from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.errors import OperatorError
 from cml_engine.ir.limits import Limits
 from cml_engine.ops import Case, Random
@@ -131,7 +132,7 @@ def test_kernels_with_atomics_are_not_bound_in_parts(monkeypatch):
     case = Case(((128,), shape, (128,)), {"reduction": "none", "axis": 0})
     graph, _ = case_graph("scatter_elements", case)
     with pytest.raises(cml.DeviceError, match=r"cannot be bound in parts: .* atomic operations\. "):
-        lower(graph, Limits(max_binding_bytes=256))
+        plan_graph(graph, Limits(max_binding_bytes=256))
 
 
 def test_a_layout_is_decided(graph):
