@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import cml_engine.ops.conv.kernels.winograd
-from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.dispatches import KernelRefusal, PlanOptions
 from cml_engine.compiler.planning.lower import lower
 from cml_engine.compiler.planning.plan_graph import plan_graph
-from cml_engine.errors import InputError, ShapeError
+from cml_engine.errors import InputError
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.ir.graph import Attrs, Epilogue, Fact
 from cml_engine.ir.layout import C4, C4H
@@ -80,26 +80,19 @@ def graph_with(kernel, chain, rng):
     graph, inputs = case_graph(op, case, constants=constants)
     result = graph.facts["y0"]
     facts, fixed, epilogues = dict(graph.facts), dict(graph.constants), []
-    shapes = {"[1,C]": result.shape[:2], "[]": (), "[1,C,1,1]": (1, result.shape[1], 1, 1)}
-    shapes["[1,C]"] = (1, result.shape[1])
+    channels = (1, result.shape[1])
+    shapes = {"same": result.shape, "[1,C]": channels, "[]": (), "[1,C,1,1]": (*channels, 1, 1)}
     for op_name, operands, attrs in chain:
-        names = []
-        for operand in operands:
-            name = f"e{len(facts)}"
-            if operand == "same":
-                inputs[name] = rng.standard_normal(result.shape, np.float32)
-                facts[name] = result
-            elif str(operand).startswith("computed "):  # computed at run time
-                shape = shapes[operand.removeprefix("computed ")]
-                inputs[name] = rng.uniform(0.5, 1.5, shape).astype(np.float32)
-                facts[name] = Fact("scalar", shape)
-            elif isinstance(operand, float):
-                fixed[name] = np.array(operand, np.float32)
-                facts[name] = Fact("scalar", ())
+        names = [f"e{len(facts) + i}" for i in range(len(operands))]
+        for name, operand in zip(names, operands, strict=True):
+            if isinstance(operand, float):
+                value = np.array(operand, np.float32)
             else:
-                fixed[name] = rng.uniform(-1, 1, shapes[operand]).astype(np.float32)
-                facts[name] = Fact("scalar", shapes[operand])
-            names.append(name)
+                shape = shapes[operand.removeprefix("computed ")]
+                value = rng.choice([-1, 1], shape) * rng.uniform(0.5, 1.5, shape)
+            is_constant = isinstance(operand, float) or operand.startswith("[")
+            (fixed if is_constant else inputs)[name] = np.asarray(value, np.float32)
+            facts[name] = Fact("scalar", np.shape(value))
         epilogues.append(Epilogue(op_name, tuple(names), Attrs(attrs)))
     node = dataclasses.replace(graph.nodes[0], epilogues=tuple(epilogues))
     graph = graph.with_(nodes=(node,), facts=facts, constants=fixed, inputs=tuple(inputs))
@@ -282,5 +275,5 @@ def test_conv_kernels_stay_within_webgpu_limits():
 
 def test_a_fused_operand_of_another_layout_is_refused(gpu, rng):
     graph, _ = graph_with("tile, a stride", [("add", ("same",), {})], rng)
-    with pytest.raises(ShapeError, match=r"\(plain\), to its result, .* \(c4\)"):
+    with pytest.raises(KernelRefusal, match=r"\(plain\), to its result, .* \(c4\)"):
         lower(graph, gpu.limits, {"y0": C4})

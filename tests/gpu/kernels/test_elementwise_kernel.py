@@ -12,7 +12,7 @@ from cml_engine.compiler.planning.lower import lower
 from cml_engine.ir.layout import C4
 from cml_engine.ops.declaration.spec import Case
 from cml_engine.tools.testing import case_graph, check, check_on_gpu
-from tests.fixtures.graphs import Net
+from tests.fixtures.graphs import Net, check_session
 
 
 @pytest.mark.parametrize("chosen", list(itertools.product([False, True], repeat=3)))
@@ -61,19 +61,9 @@ def test_alone(name, gpu):
     assert check(name, gpu).compared
 
 
-def compare(graph, gpu, rng):
-    """Asserts that the graph's results on the GPU are close to NumPy's; returns the GPU session."""
-    session = cml.Session(graph, gpu)
-    given = {"x": rng.standard_normal(graph.facts["x"].shape).astype(np.float32)}
-    (wanted,) = cml.Session(graph, "cpu").run(given).values()
-    (got,) = session.run(given).values()
-    np.testing.assert_allclose(got, wanted, 1e-5, 1e-5)
-    return session
-
-
 @pytest.mark.usefixtures("soft")
 @pytest.mark.parametrize("producer", ["conv", "linear"])
-def test_behind_another(producer, gpu, rng):
+def test_behind_another(producer, gpu):
     """Operators given by expressions become epilogues of a conv or product.
 
     Their operands are one value per channel, or a scalar.
@@ -84,19 +74,19 @@ def test_behind_another(producer, gpu, rng):
     else:
         y, other = net("linear(x, random(8, 20), random(1, 8))"), net.constant(0.5)
     y = net(f"mix(soft({y}, alpha=0.125), {other}, k=2.0)")
-    session = compare(net.graph(net(f"relu({y})")), gpu, rng)
+    session = check_session(net.graph(net(f"relu({y})")), gpu, net.input())
     assert [e.op for e in session.graph.nodes[-1].epilogues] == ["soft", "mix", "relu"]
 
 
 @pytest.mark.usefixtures("soft")
-def test_in_a_chain(gpu, rng):
+def test_in_a_chain(gpu):
     net = Net(1, 1, 3, 4)
     graph = net.graph(net("abs(mix(soft(neg(x)), x))"))
-    assert len(compare(graph, gpu, rng).plan.steps) == 1
+    assert len(check_session(graph, gpu, net.input()).plan.steps) == 1
 
 
 @pytest.mark.parametrize("expression", ["x > 1 ? 1 : x", ""])
-def test_replacement_of_relu_is_fused_only_if_elementwise(expression, gpu, rng):
+def test_replacement_of_relu_is_fused_only_if_elementwise(expression, gpu):
     """A replacement of the engine's ``relu`` is fused into a conv only if it is an expression.
 
     Given as a kernel it runs as its own node.
@@ -111,7 +101,7 @@ def test_replacement_of_relu_is_fused_only_if_elementwise(expression, gpu, rng):
     try:
         net = Net(1, 8, 6, 5)
         graph = net.graph(net("relu(conv(x, 8, 3))"))
-        session = compare(graph, gpu, rng)
+        session = check_session(graph, gpu, net.input())
         assert bool(session.graph.nodes[-1].epilogues) == bool(expression)
         (got,) = session.run({"x": np.ones((1, 8, 6, 5), np.float32)}).values()
         assert got.min() < 0 and got.max() == 1

@@ -5,7 +5,7 @@ export const SIDE = 128;
 
 /** A square canvas, and the texture that it shows once it is configured. */
 export function canvasOf() {
-  /** @type {{texture?: GPUTexture}} */ const shown = {};
+  const shown = /** @type {{texture: GPUTexture}} */ ({});
   const context = {
     configure(/** @type {{device: GPUDevice, format: GPUTextureFormat}} */ { device, format }) {
       const usage = GPUTextureUsage.RENDER_ATTACHMENT | GPUTextureUsage.COPY_SRC;

@@ -23,7 +23,7 @@ const world = await loadWorld(device, async (/** @type {string} */ name) => (awa
 const { albedo } = (await runTile(world, ...FIRST)).texture;
 const { canvas, shown } = canvasOf();
 const host = await Host.on(device, canvas, world);
-device.onuncapturederror = ({ error }) => errors.push(error.message);
+device.onuncapturederror = (/** @type {GPUUncapturedErrorEvent} */ { error }) => errors.push(error.message);
 
 async function frame() {
   host.frame(host.frames / 60, 30);
