@@ -8,17 +8,10 @@ from dataclasses import replace
 import cml_engine as cml
 from demo_game.game import Settings
 from demo_game.render.quality import PRESETS, Quality
-from demo_game.world.quadtree import Detail
 from demo_game.world.sun import LIGHTS
 
 #: the world's default seed
 SEED = 7
-#: the level of detail of each preset
-DETAIL = {
-    "software": Detail(finest=0, coarsest=5, split=1.1, view_m=9_000.0),
-    "low": Detail(finest=0, coarsest=6, split=1.3, view_m=14_000.0),
-    "high": Detail(finest=0, coarsest=6, split=1.8, view_m=24_000.0),
-}
 
 
 def choose(gpu: cml.Gpu, options: argparse.Namespace) -> tuple[Quality, Settings, str]:
@@ -56,7 +49,7 @@ def make_settings(
         options.texture_upres,
         options.planet,
         integer=options.integer,
-        detail=DETAIL[quality.name],
+        detail=quality.detail,
         light=LIGHTS[options.light],
         watch=options.watch,
     )

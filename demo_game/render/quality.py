@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from demo_game.world.quadtree import Detail
 from demo_game.world.tile import PAINTED
 
 
@@ -22,7 +23,7 @@ class Quality:
     height: int
     mesh_step: int
     slots: int
-    view_m: float
+    detail: Detail
     plants_m: float
     plant_vertices: int
     rich: bool
@@ -33,7 +34,9 @@ class Quality:
     effort: int = 0
 
 
-SOFTWARE = Quality("software", 960, 540, 4, 224, 9_000.0, 350.0, 12, False, 1, effort=4)
-LOW = Quality("low", 1280, 720, 2, 320, 14_000.0, 700.0, 36, True, 4)
-HIGH = Quality("high", 1920, 1080, 1, 512, 24_000.0, 1600.0, 36, True, 4)
+SOFTWARE = Quality(
+    "software", 960, 540, 4, 224, Detail(0, 5, 1.1, 9_000.0), 350.0, 12, False, 1, effort=4
+)
+LOW = Quality("low", 1280, 720, 2, 320, Detail(0, 6, 1.3, 14_000.0), 700.0, 36, True, 4)
+HIGH = Quality("high", 1920, 1080, 1, 512, Detail(0, 6, 1.8, 24_000.0), 1600.0, 36, True, 4)
 PRESETS = {quality.name: quality for quality in (SOFTWARE, LOW, HIGH)}

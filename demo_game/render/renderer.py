@@ -190,7 +190,7 @@ class Renderer:
 
     def camera(self, position: Point, yaw: float, pitch: float) -> Camera:
         """Returns a camera with the target's aspect and the preset's distance of view."""
-        far = self.quality.view_m * 1.2
+        far = self.quality.detail.view_m * 1.2
         return Camera(position, yaw, pitch, far=far, aspect=self.width / self.height)
 
     def draw(
@@ -304,7 +304,7 @@ class Renderer:
         data[0:4] = camera.view_projection
         data[4:7, :3] = camera.rays(*self.inner_size)
         density = math.exp(-y / _THINNING_M) / _CLEAR_M
-        data[4:7, 3] = (density, 1 / self.quality.view_m, time_s)
+        data[4:7, 3] = (density, 1 / self.quality.detail.view_m, time_s)
         data[7] = (*self._light.sun, y)
         data[8, :2] = (x % _REPEAT_M, z % _REPEAT_M)
         self._scene.write(data)

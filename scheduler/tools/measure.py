@@ -19,6 +19,7 @@ from cml_engine.compiler.plan import Slice
 from cml_engine.errors import InputError
 from cml_engine.ir.graph import Array
 from cml_engine.runtime.session import Session
+from cml_engine.tools.panel import percentile
 from scheduler.frame_scheduler import FrameScheduler
 from scheduler.jobs.job import Job
 from scheduler.jobs.lifecycle import network_of
@@ -45,12 +46,7 @@ class Percentiles:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Percentiles:
-        ordered = sorted(values) or [0.0]
-
-        def at(share: float) -> float:
-            return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-        return cls(at(0.5), at(0.95), at(0.99), ordered[-1])
+        return cls(*(percentile(values, share) for share in (0.5, 0.95, 0.99, 1.0)))
 
     @property
     def tail(self) -> float:

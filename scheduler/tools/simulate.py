@@ -16,6 +16,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from cml_engine.compiler.plan import Slice, StepCost, Timing
+from cml_engine.tools.panel import percentile
 from scheduler.clock import VirtualClock
 from scheduler.executor import Executor, Handle
 from scheduler.frame_scheduler import FrameScheduler
@@ -317,8 +318,7 @@ class SimulatedRun:
 
     def percentile(self, share: float) -> float:
         """Returns a percentile (``share`` is 0 to 1) of the inference ms of busy frames."""
-        busy = sorted(self.busy)
-        return busy[min(len(busy) - 1, math.floor(share * len(busy)))] if busy else 0.0
+        return percentile(self.busy, share)
 
     def row(self) -> str:
         held, due = self.deadlines_met
