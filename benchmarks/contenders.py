@@ -152,13 +152,13 @@ def run_ncnn(net: Any, inputs: Inputs, names: Sequence[str]) -> list[Array]:
     for name, data in inputs.items():
         # a copy: layers that overwrite their input crash on memory owned by NumPy
         extractor.input(name, ncnn.Mat(data[0]).clone())
-    found = []
+    results = []
     for name in names:
         failed, result = extractor.extract(name)
         if failed:
             raise Unavailable(f"ncnn failed with code {failed}")
-        found.append(np.array(result))
-    return found
+        results.append(np.array(result))
+    return results
 
 
 def _set_ncnn_options(options: Any, on_gpu: bool) -> None:
@@ -226,10 +226,10 @@ def start(contender: Contender, workload: Workload, inputs: Inputs) -> tuple[Run
     The output of the run is saved. The description has the device, the version, and the ms of
     loading and the first run.
     """
-    begun = time.perf_counter()
+    start_s = time.perf_counter()
     loaded = contender.load(workload)
     output = loaded.run(inputs)
-    first = time.perf_counter() - begun
+    first = time.perf_counter() - start_s
     np.save(workload.output(contender.key), output)
     about = {
         "device": loaded.device,
@@ -255,9 +255,9 @@ def measure(run: Run, inputs: Inputs, count: int) -> list[float]:
     run(inputs)
     times = []
     for _ in range(count):
-        begun = time.perf_counter()
+        start_s = time.perf_counter()
         run(inputs)
-        times.append((time.perf_counter() - begun) * 1000)
+        times.append((time.perf_counter() - start_s) * 1000)
     return times
 
 

@@ -71,17 +71,19 @@ def main() -> None:
 
 def _layer(layer: tuple[int, ...], gpu: cml.Gpu, rounds: int) -> None:
     graph, inputs = _layer_graph(*layer)
-    whole = cml.quantize(graph, [inputs(i) for i in range(8)], sixteen=[])[0]
+    integer_graph = cml.quantize(graph, [inputs(i) for i in range(8)], sixteen=[])[0]
     works = dict(_variants(graph, gpu, _FLOAT, inputs(0), "float"))
-    works |= _variants(whole, gpu, (*_DOT4, *_FLOAT), inputs(0), "words")
+    works |= _variants(integer_graph, gpu, (*_DOT4, *_FLOAT), inputs(0), "words")
     times = in_turns(works, rounds)
 
     def best(*begins: str) -> str:
-        names = [n for n in times if n.startswith(begins)]
-        return min(names, key=lambda n: statistics.median(times[n]))
+        names = [size for size in times if size.startswith(begins)]
+        return min(names, key=lambda size: statistics.median(times[size]))
 
-    c, o, n, k, s = layer
-    print(f"\nconv {k}x{k} {c}>{o} at {n}x{n}, stride {s}")
+    in_channels, out_channels, size, kernel, stride = layer
+    print(
+        f"\nconv {kernel}x{kernel} {in_channels}>{out_channels} at {size}x{size}, stride {stride}"
+    )
     for name, ms in sorted(times.items(), key=lambda pair: statistics.median(pair[1])):
         print(f"  {name:36s} {statistics.median(ms):8.2f} ms")
     floats = best("float")
@@ -93,20 +95,20 @@ def _layer(layer: tuple[int, ...], gpu: cml.Gpu, rounds: int) -> None:
 
 def _layer_graph(c: int, o: int, n: int, k: int, s: int) -> tuple[Graph, Any]:
     def inputs(seed: int) -> dict[str, Array]:
-        made = np.random.default_rng(seed).standard_normal((1, c, n, n))
-        return {"x": made.astype(np.float32)}
+        values = np.random.default_rng(seed).standard_normal((1, c, n, n))
+        return {"x": values.astype(np.float32)}
 
     text = _TEXT.format(c=c, o=o, n=n, k=k, s=s, p=k // 2)
     return cml.load(cml.MemoryModel(text, {}), random_weights=1), inputs
 
 
 def _variants(
-    graph: Graph, gpu: cml.Gpu, kernels: tuple[str, ...], inputs: dict[str, Array], what: str
+    graph: Graph, gpu: cml.Gpu, kernels: tuple[str, ...], inputs: dict[str, Array], prefix: str
 ) -> Iterator[tuple[str, Turn]]:
     """Yields the name of each kernel that supports the layer and a function that times it.
 
-    The layer is the graph's node called ``layer``; names begin with ``what``. The function runs the
-    layer once and returns milliseconds.
+    The layer is the graph's node called ``layer``; names begin with ``prefix``. The function runs
+    the layer once and returns milliseconds.
     """
     optimized = optimize(graph)
     layouts = layouts_for(optimized)
@@ -118,7 +120,7 @@ def _variants(
             table = VariantTable.forcing(choice.key, option)
             plan = lower(optimized, gpu.limits, layouts, PlanOptions(variants=table))
             steps = [step.index for step in plan.steps if step.title == choice.node]
-            yield f"{what} {kernel}", _timed(GpuProgram(plan, gpu), inputs, steps)
+            yield f"{prefix} {kernel}", _timed(GpuProgram(plan, gpu), inputs, steps)
 
 
 def _timed(program: GpuProgram, inputs: dict[str, Array], steps: list[int] | None = None) -> Turn:
@@ -127,12 +129,15 @@ def _timed(program: GpuProgram, inputs: dict[str, Array], steps: list[int] | Non
 
 def _network(model: str, gpu: cml.Gpu, rounds: int) -> None:
     graph, inputs = load_network(model)
-    whole, words = _quantized(model, graph, inputs)
+    integer_graph, integer_inputs = _quantized(model, graph, inputs)
     works = {}
-    for kind, network, given in (("floats", graph, inputs), ("integers", whole, words)):
-        plan = lower(optimize(network), gpu.limits, layouts_for(optimize(network)))
-        works[f"GPU, {kind}"] = _timed(GpuProgram(plan, gpu), given)
-        works[f"CPU, {kind}"] = elapsed(partial(cml.Session(network, "cpu").run, given))
+    for numbers, variant, variant_inputs in (
+        ("floats", graph, inputs),
+        ("integers", integer_graph, integer_inputs),
+    ):
+        plan = lower(optimize(variant), gpu.limits, layouts_for(optimize(variant)))
+        works[f"GPU, {numbers}"] = _timed(GpuProgram(plan, gpu), variant_inputs)
+        works[f"CPU, {numbers}"] = elapsed(partial(cml.Session(variant, "cpu").run, variant_inputs))
     times = in_turns(works, rounds)
     print(f"\n{model}")
     for name, ms in times.items():
@@ -140,7 +145,7 @@ def _network(model: str, gpu: cml.Gpu, rounds: int) -> None:
     for backend in ("GPU", "CPU"):
         longer = ratio(times[f"{backend}, integers"], times[f"{backend}, floats"])
         print(f"  on the {backend} integers take {longer:.2f} times as long as floats")
-    print(f"  {IntegerMemory.of(whole)}")
+    print(f"  {IntegerMemory.of(integer_graph)}")
 
 
 def _quantized(

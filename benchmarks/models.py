@@ -136,6 +136,6 @@ def _convert(workload: Workload, shape: tuple[int, ...]) -> None:
     _cml("export", str(workload.nnef), str(workload.onnx), "--opset", str(_OPSET))
 
 
-def _cml(*words: str) -> None:
-    command = [sys.executable, "-m", "cml_engine", *words]
+def _cml(*arguments: str) -> None:
+    command = [sys.executable, "-m", "cml_engine", *arguments]
     subprocess.run(command, check=False, stdout=subprocess.DEVNULL)

@@ -32,10 +32,10 @@ def frame_times(runs: Sequence[Report], figure: Any) -> None:
 
     Frames over the target are red.
     """
-    shown = [run for mode in _MODES for run in runs if run["mode"] == mode]
-    figure.set_size_inches(8, 1.4 * len(shown) + 0.5)
-    rows = figure.subplots(len(shown), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
-    for axes, run in zip(rows, shown, strict=True):
+    ordered = [run for mode in _MODES for run in runs if run["mode"] == mode]
+    figure.set_size_inches(8, 1.4 * len(ordered) + 0.5)
+    rows = figure.subplots(len(ordered), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    for axes, run in zip(rows, ordered, strict=True):
         times, target = run["frame_times_ms"], run["target_ms"]
         over = [frame for frame, ms in enumerate(times) if ms > target]
         axes.plot(times, color=_BLUE, linewidth=0.6)
@@ -49,8 +49,10 @@ def frame_times(runs: Sequence[Report], figure: Any) -> None:
         )  # fmt: skip
         axes.set_ylabel("ms")
         axes.set_xlim(0, len(times))
-    rows[0].set_ylim(0, 3 * shown[0]["target_ms"])
-    rows[-1].set_xlabel(f"frame, {shown[0]['width']}x{shown[0]['height']} on {shown[0]['device']}")
+    rows[0].set_ylim(0, 3 * ordered[0]["target_ms"])
+    rows[-1].set_xlabel(
+        f"frame, {ordered[0]['width']}x{ordered[0]['height']} on {ordered[0]['device']}"
+    )
 
 
 def operators(runs: Sequence[Report], figure: Any) -> None:

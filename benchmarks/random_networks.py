@@ -43,16 +43,16 @@ def extents(shape: Sequence[int]) -> str:
     return " ".join(f"{key}={extent}" for key, extent in enumerate(reversed(shape[1:])))
 
 
-def _reader(name: str, readers: Mapping[str, int], given: dict[str, int]) -> str:
+def _reader(name: str, readers: Mapping[str, int], served: dict[str, int]) -> str:
     """Returns the name of the split layer's output for the tensor's next reader.
 
-    ``given`` counts the readers served so far and is changed. A tensor with one reader keeps its
+    ``served`` counts the readers served so far and is changed. A tensor with one reader keeps its
     name.
     """
     if readers[name] == 1:
         return name
-    given[name] += 1
-    return f"{name}_{given[name] - 1}"
+    served[name] += 1
+    return f"{name}_{served[name] - 1}"
 
 
 def _split(name: str, count: int) -> Iterator[str]:
@@ -108,12 +108,12 @@ class RandomNetwork:
         A tensor that is read more than once goes through a split layer, as ncnn requires.
         """
         readers = Counter(name for layer in self._layers for name in layer.inputs)
-        given: dict[str, int] = dict.fromkeys(readers, 0)
+        served: dict[str, int] = dict.fromkeys(readers, 0)
         lines: list[str] = []
         for layer in self._layers:
-            names = [_reader(name, readers, given) for name in layer.inputs]
-            words = [layer.type, layer.output, len(names), 1, *names, layer.output, layer.numbers]
-            lines.append(" ".join(map(str, words)).rstrip())
+            names = [_reader(name, readers, served) for name in layer.inputs]
+            fields = [layer.type, layer.output, len(names), 1, *names, layer.output, layer.numbers]
+            lines.append(" ".join(map(str, fields)).rstrip())
             lines += _split(layer.output, readers[layer.output])
         tensors = sum(int(line.split()[3]) for line in lines)
         head = f"{_MAGIC}\n{len(lines)} {tensors}\n"
@@ -122,13 +122,13 @@ class RandomNetwork:
             file.writelines(layer.weights for layer in self._layers)
 
     def values(self, shape: tuple[int, ...], deviation: float) -> Array:
-        found: Array = self._random.standard_normal(shape).astype(np.float32)
-        return found * np.float32(deviation)
+        normal: Array = self._random.standard_normal(shape).astype(np.float32)
+        return normal * np.float32(deviation)
 
-    def linear(self, x: str, name: str, taken: int, made: int) -> str:
-        filter = self.values((made, taken), taken**-0.5)
-        numbers = f"0={made} 1=1 2={filter.size}"
-        bias = self.values((made,), 0.1)
+    def linear(self, x: str, name: str, in_features: int, out_features: int) -> str:
+        filter = self.values((out_features, in_features), in_features**-0.5)
+        numbers = f"0={out_features} 1=1 2={filter.size}"
+        bias = self.values((out_features,), 0.1)
         return self.layer("InnerProduct", [x], name, numbers, filter, bias)
 
     # -- maps of channels
@@ -141,10 +141,11 @@ class RandomNetwork:
 
         The weights keep the magnitude of the values (He et al., 2015).
         """
-        taken = self._channels[x] // groups
+        group_channels = self._channels[x] // groups
         gain = 2.0 if activation else 1.0
         filter = self.values(
-            (out, taken, kernel, kernel), (gain / (taken * kernel * kernel)) ** 0.5
+            (out, group_channels, kernel, kernel),
+            (gain / (group_channels * kernel * kernel)) ** 0.5,
         )
         numbers = f"0={out} 1={kernel} 3={stride} 4={kernel // 2} 5=1 6={filter.size}"
         numbers += f" 7={groups}" if groups > 1 else ""
@@ -173,9 +174,9 @@ class RandomNetwork:
         return self.add(self.conv(dense, self._channels[x], 3, activation=""), x)
 
     def inverted_residual(self, x: str, out: int, stride: int) -> str:
-        wide = 4 * self._channels[x]
-        y = self.conv(x, wide, 1, activation=_RELU6)
-        y = self.conv(y, wide, 3, stride=stride, groups=wide, activation=_RELU6)
+        expanded = 4 * self._channels[x]
+        y = self.conv(x, expanded, 1, activation=_RELU6)
+        y = self.conv(y, expanded, 3, stride=stride, groups=expanded, activation=_RELU6)
         y = self.conv(y, out, 1, activation="")
         same = stride == 1 and self._channels[x] == out
         return self.add(y, x) if same else y
@@ -266,10 +267,10 @@ def transformer(tokens: int, width: int, heads: int, causal: bool = False) -> Ra
     for b in ("b0", "b1"):
         mixed = net.attention(net.norm(x, f"{b}_n1", width), f"{b}_a", width, heads, masks)
         x = layer("BinaryOp", [x, mixed], f"{b}_r1", "0=0")
-        wide = net.linear(net.norm(x, f"{b}_n2", width), f"{b}_w", width, 4 * width)
-        wide = layer("GELU", [wide], f"{b}_g", "0=0")
-        narrow = net.linear(wide, f"{b}_v", 4 * width, width)
-        x = layer("BinaryOp", [x, narrow], f"{b}_r2", "0=0")
+        expanded = net.linear(net.norm(x, f"{b}_n2", width), f"{b}_w", width, 4 * width)
+        expanded = layer("GELU", [expanded], f"{b}_g", "0=0")
+        projected = net.linear(expanded, f"{b}_v", 4 * width, width)
+        x = layer("BinaryOp", [x, projected], f"{b}_r2", "0=0")
     return net
 
 

@@ -47,9 +47,9 @@ class EngineResult:
     def median(self) -> float:
         return statistics.median(self.times)
 
-    def ratio_to(self, other: EngineResult) -> float:
-        """Returns the time relative to ``other``: the median of the rounds' ratios of medians."""
-        pairs = zip(self.turns, other.turns, strict=True)
+    def ratio_to(self, reference: EngineResult) -> float:
+        """Returns the median over rounds of the ratios of medians to those of ``reference``."""
+        pairs = zip(self.turns, reference.turns, strict=True)
         return statistics.median(statistics.median(a) / statistics.median(b) for a, b in pairs)
 
 
@@ -88,8 +88,8 @@ class Worker:
 
 def missing(contender: Contender) -> str:
     """Returns the reason why the contender cannot be started; "" if it can."""
-    there = importlib.util.find_spec(contender.module) is not None
-    return "" if there else f"not installed: pip install {contender.package}"
+    installed = importlib.util.find_spec(contender.module) is not None
+    return "" if installed else f"not installed: pip install {contender.package}"
 
 
 def run_rounds(contenders: Sequence[Contender], folder: Path, rounds: int) -> list[EngineResult]:

@@ -41,21 +41,21 @@ def residual_network(operators: int, channels: int, path: Path) -> None:
     x = skip = make.input("x", (1, channels, _SIDE, _SIDE))
     around = [(1, 1), (1, 1)]
     for i in range(operators):
-        kind = i % 7
-        if kind in (0, 3):
+        position = i % 7
+        if position in (0, 3):
             shape = (channels, channels, 3, 3)
             values = random.standard_normal(shape) / (9 * channels) ** 0.5
             filter = make.variable(f"filter{i}", values)
             x = make.node("conv", [x, filter, make.literal(0.0)], f"conv{i}", padding=around)
-        elif kind in (1, 4):
+        elif position in (1, 4):
             names = ("mean", "variance", "offset", "scale")
             parts = [make.variable(f"{n}{i}", random.random((1, channels))) for n in names]
             x = make.node("batch_normalization", [x, *parts], f"normal{i}", epsilon=1e-5)
-        elif kind == 5:
+        elif position == 5:
             x = make.node("add", [x, skip], f"sum{i}")
         else:
             x = make.node("relu", [x], f"relu{i}")
-        skip = x if kind == 6 else skip
+        skip = x if position == 6 else skip
     cml.save(make.graph("residual", [x]), path)
 
 
@@ -96,10 +96,10 @@ def measure(model: Path, rounds: int) -> tuple[int, float]:
             ("parse and plan", parsed + optimized + planned),
         ):
             phases.setdefault(name, []).append(ms)
-    session, whole = _timed(lambda: cml.Session(graph, gpu))
-    again = phases["parse and plan"][-1] - phases[_PARSE][-1]
+    session, session_ms = _timed(lambda: cml.Session(graph, gpu))
+    compile_ms = phases["parse and plan"][-1] - phases[_PARSE][-1]
     rows |= phases
-    rows["session without its plan: upload, pipelines"] = [max(0.0, whole - again)]
+    rows["session without its plan: upload, pipelines"] = [max(0.0, session_ms - compile_ms)]
     timer = session.timer()
     rows["first run"], rows["second run"] = [timer()], [timer()]
     print(f"{len(graph.nodes)} operators, {len(plan.steps)} dispatches, {gpu.pipelines_built} "
@@ -144,14 +144,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="cml-start-") as folder:
-        made = Path(folder, "model.onnx" if options.onnx else "model.nnef")
+        generated = Path(folder, "model.onnx" if options.onnx else "model.nnef")
         # another process writes it: importing the engine here would warm the start
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as other:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
             if options.operators or options.onnx:
                 count = options.operators or options.onnx
                 channels = _WIDE if options.onnx else _CHANNELS
-                other.submit(residual_network, count, channels, made).result()
-        operators, ms = measure(options.model or made, options.rounds)
+                process.submit(residual_network, count, channels, generated).result()
+        operators, ms = measure(options.model or generated, options.rounds)
     if operators < _LIMIT_OPERATORS:
         return 0
     holds = ms / operators <= _LIMIT_MS / _LIMIT_OPERATORS

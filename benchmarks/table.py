@@ -80,8 +80,8 @@ def markdown(results: Sequence[EngineResult], differences: dict[str, float]) -> 
 
 def markdown_table(head: Sequence[str], rule: str, rows: Sequence[Sequence[str]]) -> str:
     """Returns a Markdown table; ``rule`` is its second line, which aligns the columns."""
-    first, *others = ["| " + " | ".join(cells) + " |" for cells in (head, *rows)]
-    return "\n".join([first, rule, *others])
+    first, *body = ["| " + " | ".join(cells) + " |" for cells in (head, *rows)]
+    return "\n".join([first, rule, *body])
 
 
 def _row(
@@ -114,8 +114,8 @@ def find(results: Sequence[EngineResult], key: str) -> EngineResult | None:
     return None
 
 
-def _ratio(result: EngineResult, other: EngineResult | None) -> str:
-    return f"{result.ratio_to(other):.2f}" if other else ""
+def _ratio(result: EngineResult, reference: EngineResult | None) -> str:
+    return f"{result.ratio_to(reference):.2f}" if reference else ""
 
 
 def goals(model: str) -> tuple[tuple[str, str, float], ...]:
@@ -133,29 +133,29 @@ def verdicts(
 
     A limit whose engines were not measured is left out.
     """
-    found = []
+    checks = []
     for ours, peer, limit in goals(model):
         mine, theirs = find(results, ours), find(results, peer)
         if mine and theirs:
             ratio = mine.ratio_to(theirs)
             best = min(mine.times) / min(theirs.times)
             text = f"{ours} ÷ {peer} = {ratio:.2f}, at most {limit:.2f} (best runs: {best:.2f})"
-            found.append((ratio <= limit, text))
+            checks.append((ratio <= limit, text))
     for key in ("ours-gpu", "ours-cpu"):
         if key in differences:
             text = f"{key} - reference = {differences[key]:.1e}, at most {tolerance:.0e}"
-            found.append((differences[key] <= tolerance, text))
-    return found
+            checks.append((differences[key] <= tolerance, text))
+    return checks
 
 
 def ratios(model: str, results: Sequence[EngineResult]) -> dict[str, float]:
     """Returns the time ratios that have a limit, by the text "ours ÷ theirs"."""
-    found = {}
+    by_pair = {}
     for ours, peer, _ in goals(model):
         mine, theirs = find(results, ours), find(results, peer)
         if mine and theirs:
-            found[f"{ours} ÷ {peer}"] = round(mine.ratio_to(theirs), 4)
-    return found
+            by_pair[f"{ours} ÷ {peer}"] = round(mine.ratio_to(theirs), 4)
+    return by_pair
 
 
 def worse(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
@@ -163,14 +163,14 @@ def worse(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
 
     Times of two runs cannot be compared; the ratios within each run can.
     """
-    earlier = {record["model"]: record["ratios"] for record in before["models"]}
-    found = []
+    old_ratios = {record["model"]: record["ratios"] for record in before["models"]}
+    sentences = []
     for record in now["models"]:
         for name, ratio in record["ratios"].items():
-            was = earlier.get(record["model"], {}).get(name)
-            if was and ratio > _WORSE * was:
-                found.append(f"{record['model']}: {name} is {ratio:.2f}, was {was:.2f}")
-    return found
+            old_ratio = old_ratios.get(record["model"], {}).get(name)
+            if old_ratio and ratio > _WORSE * old_ratio:
+                sentences.append(f"{record['model']}: {name} is {ratio:.2f}, was {old_ratio:.2f}")
+    return sentences
 
 
 def record(results: Sequence[EngineResult], differences: dict[str, float]) -> list[dict[str, Any]]:

@@ -47,11 +47,13 @@ def main() -> int:
     out = ROOT / "out"
     try:
         bench, kernels = (json.loads((out / f"{n}.json").read_text()) for n in ("bench", "kernels"))
-        beside, alone = (
+        engines_table, kernels_table = (
             (out / f"{n}.md").read_text(encoding="utf-8") for n in ("bench", "kernels")
         )
-        made = page(PAGE.read_text(encoding="utf-8"), beside, alone, (bench, kernels))
-        PAGE.write_text(made, encoding="utf-8")
+        text = page(
+            PAGE.read_text(encoding="utf-8"), engines_table, kernels_table, (bench, kernels)
+        )
+        PAGE.write_text(text, encoding="utf-8")
     except (OSError, ValueError, KeyError) as error:
         print(f"error: {error}; run the bench and benchmarks.kernels first", file=sys.stderr)
         return 1

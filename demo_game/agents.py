@@ -163,5 +163,5 @@ class FileWatch:
             if reloader.said != before:
                 self.message = reloader.said
                 self.on_change(self.message)
-        before_taken, self._taken = self._taken, sum(each.taken for each in self._reloaders)
+        before_taken, self._taken = self._taken, sum(reloader.taken for reloader in self._reloaders)
         return self._taken > before_taken

@@ -133,25 +133,25 @@ def load_chain(
     Raises :class:`cml.CmlError` if a network is missing or does not fit the others.
     """
     if models is not None and not any((models / f"{name}.nnef").exists() for name in TRAINED):
-        wanted = " or ".join(f"{name}.nnef" for name in TRAINED)
-        raise cml.InputError(f"--models '{models}': wanted {wanted} in that folder, found none")
+        names = " or ".join(f"{name}.nnef" for name in TRAINED)
+        raise cml.InputError(f"--models '{models}': wanted {names} in that folder, found none")
     if integer and enlarge is not None:
         raise cml.InputError("--texture-upres is a network of floats: leave it out, or --integer")
     sources = {
-        name: {tensor: OutputOf(session, tensor) for tensor, session in taken.items()}
-        for name, taken in (_EXACT_SOURCES if integer else _SOURCES).items()
+        name: {tensor: OutputOf(session, tensor) for tensor, session in producers.items()}
+        for name, producers in (_EXACT_SOURCES if integer else _SOURCES).items()
     }
     graphs = {}
     folders = {name: _folder(name, integer) for name in sources}
-    there = cooked_set() if cooked and not integer else None
+    cooked_folder = cooked_set() if cooked and not integer else None
     for name in sources:
-        own = models / f"{name}.nnef" if models and name in TRAINED else None
-        if own and own.exists():
-            graphs[name], folders[name] = cml.load(own), own
+        replacement = models / f"{name}.nnef" if models and name in TRAINED else None
+        if replacement and replacement.exists():
+            graphs[name], folders[name] = cml.load(replacement), replacement
         else:
-            graphs[name] = _load_own(folders[name], there)
+            graphs[name] = _load_own(folders[name], cooked_folder)
     if enlarge is not None:
-        graphs, sources = _add_upscaler(graphs, sources, enlarge, there)
+        graphs, sources = _add_upscaler(graphs, sources, enlarge, cooked_folder)
         fine = {name: MODELS / f"{model}.nnef" for name, model in _FINE.items()}
         folders = {**folders, **fine, "enlarge": enlarge}
     chain = Chain(graphs, sources, folders, integer)
@@ -193,20 +193,20 @@ def _add_upscaler(
     cooked: Path | None,
 ) -> tuple[dict[str, cml.Graph], dict[str, dict[str, OutputOf]]]:
     network = cml.load(enlarge)
-    wanted = [(1, 3, PAINTED, PAINTED), (1, 3, ENLARGED * PAINTED, ENLARGED * PAINTED)]
+    expected = [(1, 3, PAINTED, PAINTED), (1, 3, ENLARGED * PAINTED, ENLARGED * PAINTED)]
     ends = [*network.inputs, *network.outputs]
-    if [network.facts[name].shape for name in ends] != wanted:
+    if [network.facts[name].shape for name in ends] != expected:
         got = ", ".join(f"{name} {network.facts[name]}" for name in ends)
         raise cml.ModelError(
-            f"'{enlarge}': wanted one input {list(wanted[0])} and one output {list(wanted[1])}, "
-            f"got {got}"
+            f"'{enlarge}': wanted one input {list(expected[0])} and one output "
+            f"{list(expected[1])}, got {got}"
         )
-    taken, given = ends
+    input_name, output_name = ends
     paint = sources.pop("paint")
     sources |= {
         "colours": {"albedo": OutputOf("texture", "albedo")},
-        "enlarge": {taken: OutputOf("colours", "colours")},
-        "paint": {**paint, "enlarged": OutputOf("enlarge", given)},
+        "enlarge": {input_name: OutputOf("colours", "colours")},
+        "paint": {**paint, "enlarged": OutputOf("enlarge", output_name)},
     }
     fine = {name: _load_own(MODELS / f"{model}.nnef", cooked) for name, model in _FINE.items()}
     return {**graphs, **fine, "enlarge": network}, sources
@@ -214,24 +214,24 @@ def _add_upscaler(
 
 def _check(chain: Chain) -> None:
     """Raises an error unless every input has a producer with the same type and shape."""
-    for name, taken in chain.sources.items():
+    for name, input_sources in chain.sources.items():
         graph = chain.graphs[name]
-        wanted = {*taken, *(["tile"] if name in READS_TILE else [])}
-        if set(graph.inputs) != wanted:
+        expected = {*input_sources, *(["tile"] if name in READS_TILE else [])}
+        if set(graph.inputs) != expected:
             raise cml.ModelError(
-                f"{name}.nnef: wanted the inputs {', '.join(sorted(wanted))}, "
+                f"{name}.nnef: wanted the inputs {', '.join(sorted(expected))}, "
                 f"got {', '.join(sorted(graph.inputs))} ('cml docs demo_game' has the table)"
             )
-        for tensor, source in taken.items():
+        for tensor, source in input_sources.items():
             producer = chain.graphs[source.session]
             if source.tensor not in producer.outputs:
                 raise cml.ModelError(
                     f"{source.session}.nnef: wanted an output '{source.tensor}' for {name}.nnef, "
                     f"got {', '.join(producer.outputs)}"
                 )
-            given, needed = producer.facts[source.tensor], graph.facts[tensor]
-            if given != needed:
+            produced, consumed = producer.facts[source.tensor], graph.facts[tensor]
+            if produced != consumed:
                 raise cml.ModelError(
-                    f"{name}.nnef: wanted '{tensor}' as {needed}, "
-                    f"but {source.session}.nnef gives {given}"
+                    f"{name}.nnef: wanted '{tensor}' as {consumed}, "
+                    f"but {source.session}.nnef gives {produced}"
                 )

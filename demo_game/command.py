@@ -57,74 +57,75 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the game's command line."""
-    made = argparse.ArgumentParser(
+    command_line = argparse.ArgumentParser(
         prog=f"python -m {__package__}",
         description="The game in a window, or without one.",
         epilog=KEYS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("--seed", type=IntegerRange(0, 2**31 - 1), help="which world (default 7)")
-    made.add_argument("--integer", action="store_true", help="the world that is the same on every "
-                      "machine, to the bit")  # fmt: skip
-    made.add_argument("--planet", type=Path, metavar="PLANET.zarr", help="a part of the world that "
-                      f"'python -m {__package__}.bake' has made")  # fmt: skip
-    made.add_argument("--models", type=Path, help="a folder with upres.nnef, texture.nnef or "
-                      "population.nnef to take instead of ours")  # fmt: skip
-    made.add_argument("--watch", action="store_true", help="look at the networks' files and at the "
-                      "game's kernels: what changes is taken while flying")  # fmt: skip
-    made.add_argument("--texture-upres", type=Path, metavar="MODEL", help="a network that makes "
-                      "colours four times as fine: [1, 3, 128, 128] in")  # fmt: skip
-    made.add_argument("--quality", choices=("auto", "software", "low", "high"), default="auto")
-    made.add_argument("--light", choices=tuple(LIGHTS), default="day", help="of what hour")
-    made.add_argument("--size", type=size, metavar="WxH", help="of the picture, in pixels")
-    made.add_argument("--budget-ms", type=BUDGET_MS, help="for the networks in each frame "
-                      "(default: what the renderer leaves)")  # fmt: skip
-    made.add_argument("--memory-mb", type=MEGABYTES, help="the most GPU memory that it "
-                      "may take")  # fmt: skip
-    made.add_argument("--by-hand", action="store_true", help="begin with the keys, not the path")
-    made.add_argument("--seconds", type=SECONDS, help="close the window after so many")
-    made.add_argument("--headless", action="store_true", help="no window: a scripted flight")
-    made.add_argument("--frames", type=TIMES, help=f"headless: how many (default {FRAMES}; "
-                      f"{TOUR_FRAMES} in each flight where there is no display)")  # fmt: skip
-    made.add_argument("--start", type=SECONDS, default=0.0, metavar="SECONDS",
-                      help="headless: where on the path to begin")  # fmt: skip
-    made.add_argument("--clock", choices=("real", "virtual"), default="real", help="headless: "
-                      "pace the frames, or run them one after the other")  # fmt: skip
-    made.add_argument("--mode", choices=("sliced", "layer", "unsliced", "off"), default="sliced",
-                      help="networks within the budget, one operator per frame, whole networks "
-                      "in a frame, or none")  # fmt: skip
-    made.add_argument("--unsliced", dest="mode", action="store_const", const="unsliced")
-    made.add_argument("--compare", action="store_true", help="headless: all four modes, one table")
-    made.add_argument("--film", type=film, metavar="FILE.gif", help="headless: write a short film "
-                      "of the flight")  # fmt: skip
-    made.add_argument("--overlay", action="store_true", help="headless: draw the overlay in every "
-                      "frame, and not only over the screenshot")  # fmt: skip
-    made.add_argument("--panels", type=panels, metavar="NAME,...", help="the overlay's panels that "
-                      "are open at start, as 'frames,operators'; 'none' shows none")  # fmt: skip
-    made.set_defaults(tour=False)
-    made.add_argument("--report", type=Path, help="write the report as JSON")
-    made.add_argument(
+    add = command_line.add_argument
+    add("--seed", type=IntegerRange(0, 2**31 - 1), help="which world (default 7)")
+    add("--integer", action="store_true", help="the world that is the same on every "
+        "machine, to the bit")  # fmt: skip
+    add("--planet", type=Path, metavar="PLANET.zarr", help="a part of the world that "
+        f"'python -m {__package__}.bake' has made")  # fmt: skip
+    add("--models", type=Path, help="a folder with upres.nnef, texture.nnef or "
+        "population.nnef to take instead of ours")  # fmt: skip
+    add("--watch", action="store_true", help="look at the networks' files and at the "
+        "game's kernels: what changes is taken while flying")  # fmt: skip
+    add("--texture-upres", type=Path, metavar="MODEL", help="a network that makes "
+        "colours four times as fine: [1, 3, 128, 128] in")  # fmt: skip
+    add("--quality", choices=("auto", "software", "low", "high"), default="auto")
+    add("--light", choices=tuple(LIGHTS), default="day", help="of what hour")
+    add("--size", type=size, metavar="WxH", help="of the picture, in pixels")
+    add("--budget-ms", type=BUDGET_MS, help="for the networks in each frame "
+        "(default: what the renderer leaves)")  # fmt: skip
+    add("--memory-mb", type=MEGABYTES, help="the most GPU memory that it "
+        "may take")  # fmt: skip
+    add("--by-hand", action="store_true", help="begin with the keys, not the path")
+    add("--seconds", type=SECONDS, help="close the window after so many")
+    add("--headless", action="store_true", help="no window: a scripted flight")
+    add("--frames", type=TIMES, help=f"headless: how many (default {FRAMES}; "
+        f"{TOUR_FRAMES} in each flight where there is no display)")  # fmt: skip
+    add("--start", type=SECONDS, default=0.0, metavar="SECONDS",
+        help="headless: where on the path to begin")  # fmt: skip
+    add("--clock", choices=("real", "virtual"), default="real", help="headless: "
+        "pace the frames, or run them one after the other")  # fmt: skip
+    add("--mode", choices=("sliced", "layer", "unsliced", "off"), default="sliced",
+        help="networks within the budget, one operator per frame, whole networks "
+        "in a frame, or none")  # fmt: skip
+    add("--unsliced", dest="mode", action="store_const", const="unsliced")
+    add("--compare", action="store_true", help="headless: all four modes, one table")
+    add("--film", type=film, metavar="FILE.gif", help="headless: write a short film "
+        "of the flight")  # fmt: skip
+    add("--overlay", action="store_true", help="headless: draw the overlay in every "
+        "frame, and not only over the screenshot")  # fmt: skip
+    add("--panels", type=panels, metavar="NAME,...", help="the overlay's panels that "
+        "are open at start, as 'frames,operators'; 'none' shows none")  # fmt: skip
+    command_line.set_defaults(tour=False)
+    add("--report", type=Path, help="write the report as JSON")
+    add(
         "--screenshot",
         type=Path,
         metavar="FILE",
         help="write the last frame, with the overlay, as a PNG or JPEG",
     )
-    made.add_argument("--screenshot-quality", choices=("software", "low", "high"), help="draw the "
-                      "screenshot at this quality, whatever the flight's is")  # fmt: skip
+    add("--screenshot-quality", choices=("software", "low", "high"), help="draw the "
+        "screenshot at this quality, whatever the flight's is")  # fmt: skip
 
-    return made
+    return command_line
 
 
 def size(text: str) -> tuple[int, int]:
     """Parses ``640x360`` into width and height; each must be 64 to 8192."""
     width, _, height = text.partition("x")
     try:
-        found = int(width), int(height)
+        sides = int(width), int(height)
     except ValueError:
         raise argparse.ArgumentTypeError(f"wanted WxH such as 640x360, got '{text}'") from None
-    if not all(64 <= side <= 8192 for side in found):
+    if not all(64 <= side <= 8192 for side in sides):
         raise argparse.ArgumentTypeError(f"wanted sides of 64 to 8192 pixels, got '{text}'")
-    return found
+    return sides
 
 
 def panels(text: str) -> tuple[str, ...]:
@@ -191,16 +192,17 @@ def run(options: argparse.Namespace) -> int:
 
 def need_extra(window: bool, overlay: bool) -> None:
     """Raises :class:`cml.InputError` if a package of the extra ``game`` is missing."""
-    what, instead = "the overlay is drawn", "leave '--overlay' out"
+    feature, workaround = "the overlay is drawn", "leave '--overlay' out"
     if window:
-        what, instead = "the window is drawn", "fly without it: --headless"
-    for module, needed in (("glfw", window), ("imgui_bundle", overlay)):
+        feature, workaround = "the window is drawn", "fly without it: --headless"
+    for module, is_needed in (("glfw", window), ("imgui_bundle", overlay)):
         try:
-            if needed:
+            if is_needed:
                 import_module(module)
         except ImportError as error:
             raise cml.InputError(
-                f"{what} with {module} ({error}): pip install 'cml-engine[game]', or {instead}"
+                f"{feature} with {module} ({error}): pip install 'cml-engine[game]', "
+                f"or {workaround}"
             ) from None
 
 
@@ -248,8 +250,8 @@ def run_headless(
     still = None
     if options.screenshot_quality is not None:
         size = quality.width, quality.height
-        other = {**vars(options), "quality": options.screenshot_quality, "size": size}
-        still = make_settings(argparse.Namespace(**other))
+        still_options = {**vars(options), "quality": options.screenshot_quality, "size": size}
+        still = make_settings(argparse.Namespace(**still_options))
     modes = MODES if options.compare else TOUR if options.tour else (options.mode,)
     runs: list[RunReport] = []
     for mode in modes:
@@ -258,10 +260,10 @@ def run_headless(
             started=time.perf_counter() if runs else STARTED,
             overlay=options.overlay, panels=options.panels, still=still,
         )  # fmt: skip
-        shown = mode in ("sliced", options.mode)
+        is_pictured = mode in ("sliced", options.mode)
         run = fly(
             gpu, quality, settings, chosen, progress=say_after,
-            screenshot=screenshot if shown else None, film=film if shown else None,
+            screenshot=screenshot if is_pictured else None, film=film if is_pictured else None,
         )  # fmt: skip
         runs.append(run)
         if len(modes) > 1:
@@ -309,8 +311,8 @@ def cpu_world(quality: Quality, settings: Settings, options: argparse.Namespace)
     from demo_game.reporting.digest import tiles_of_picture, world_on_cpu
 
     seconds = options.start + options.frames * settings.frame_ms / 1e3
-    pose, most = ScriptedFlight(settings.seed).pose(seconds), quality.slots - SPARE_SLOTS
-    tiles = tiles_of_picture(pose, settings.seed, settings.detail, most)
+    pose, max_tiles = ScriptedFlight(settings.seed).pose(seconds), quality.slots - SPARE_SLOTS
+    tiles = tiles_of_picture(pose, settings.seed, settings.detail, max_tiles)
     return world_on_cpu(load_chain(settings.models, integer=True), settings.seed, tiles, say_after)
 
 
@@ -320,15 +322,15 @@ def run_on_cpu(options: argparse.Namespace) -> int:
 
     report = options.report or OUT / "demo.json"
     screenshot = options.screenshot or OUT / "demo.png"
-    found = make(options.seed, options.models, screenshot, options.integer)
-    print("{tiles} tiles in {seconds:.1f} s on the CPU, world {world}".format(**found))
-    for name, ms in found["ms_per_tile"].items():
+    summary = make(options.seed, options.models, screenshot, options.integer)
+    print("{tiles} tiles in {seconds:.1f} s on the CPU, world {world}".format(**summary))
+    for name, ms in summary["ms_per_tile"].items():
         print(f"  {name:12s} {ms:8.2f} ms per tile")
     if options.integer and options.compare:
         from demo_game.settings import make_settings
 
         print(f"world {cpu_world(*make_settings(options), options)} (CPU)")
-    write_atomically(report, json.dumps(found, indent=2))
+    write_atomically(report, json.dumps(summary, indent=2))
     say(f"report: {report}, map: {screenshot}")
     return 0
 

@@ -39,7 +39,7 @@ def cooked_set() -> Path | None:
     return COOKED if usable and (not _is_checkout() or state["of"] == _fingerprint()) else None
 
 
-def make(say: Callable[[str], object] = lambda line: None) -> None:
+def make(report: Callable[[str], object] = lambda line: None) -> None:
     """Cooks every network of the game to ``cooked/`` and then writes the manifest.
 
     ``say`` is called with the name and size of each file.
@@ -52,18 +52,18 @@ def make(say: Callable[[str], object] = lambda line: None) -> None:
     for model in sorted(MODELS.glob("*.nnef")):
         data = cook(cml.load(model), golden=False)
         write_atomically(COOKED / f"{model.stem}.cml", data)
-        say(f"{model.stem}: {len(data) / 1e6:.2f} MB")
+        report(f"{model.stem}: {len(data) / 1e6:.2f} MB")
     write_atomically(_manifest(), json.dumps({"of": before}))
 
 
-def cook_in_background(say: Callable[[str], object]) -> None:
+def cook_in_background(report: Callable[[str], object]) -> None:
     """Starts a background process that cooks the networks, in a checkout without current ones.
 
     The process outlives this one. A failed attempt is repeated only when a source has changed.
     """
     if not _is_checkout() or _state().get("of") == _fingerprint() or not _begin():
         return
-    say("the networks are cooked in the background, once: the next start compiles none of them")
+    report("the networks are cooked in the background, once: the next start compiles none of them")
     quiet: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     env = {**os.environ, "CML_COMPILERS": "1"}
     command = [sys.executable, "-m", f"{__package__}.cooking", "--behind"]

@@ -34,7 +34,7 @@ def assign_cores(tasks: Path, cores: list[int]) -> dict[int, int]:
 
     The keys are thread ids. Thread n of the driver gets core n, counted around if cores are fewer.
     """
-    found = {}
+    core_by_thread = {}
     for task in tasks.iterdir() if tasks.is_dir() else ():
         try:
             name = (task / "comm").read_text().strip()
@@ -42,5 +42,5 @@ def assign_cores(tasks: Path, cores: list[int]) -> dict[int, int]:
             continue
         number = name.removeprefix(_NAME)
         if name.startswith(_NAME) and number.isdecimal():
-            found[int(task.name)] = cores[int(number) % len(cores)]
-    return found
+            core_by_thread[int(task.name)] = cores[int(number) % len(cores)]
+    return core_by_thread

@@ -29,35 +29,37 @@ def run(seed: int, models: Path | None, picture: Path, integer: bool = False) ->
 
     Returns the times and a hash of the tiles.
     """
-    chain, spent = load_chain(models, integer=integer), defaultdict[str, float](float)
+    chain, seconds_by_session = load_chain(models, integer=integer), defaultdict[str, float](float)
 
     @contextmanager
     def clock(name: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
-        spent[name] += time.perf_counter() - start
+        seconds_by_session[name] += time.perf_counter() - start
 
     maker, digests = TileMaker(chain, "cpu"), {}
     span = TileId(_LEVEL, 0, 0).span_m
     west, north = (int(at // span) - _SIDE // 2 for at in find_start(seed))
     tiles = [TileId(_LEVEL, west + x, north + z) for z in range(_SIDE) for x in range(_SIDE)]
-    drawn = np.zeros((_SIDE * SIDE, _SIDE * SIDE, 3), np.uint8)
+    pixels = np.zeros((_SIDE * SIDE, _SIDE * SIDE, 3), np.uint8)
     start = time.perf_counter()
     for number, tile in enumerate(tiles):
-        made = maker.make(tile, seed, clock)
-        digests[tile] = tile_digest(chain, tile, made.__getitem__)
+        tensors = maker.make(tile, seed, clock)
+        digests[tile] = tile_digest(chain, tile, tensors.__getitem__)
         y, x = number // _SIDE * SIDE, number % _SIDE * SIDE
-        shading, texels = (made[key].view(np.uint8).reshape(*made[key].shape[2:], 4)
+        shading, texels = (tensors[key].view(np.uint8).reshape(*tensors[key].shape[2:], 4)
                            for key in ("shading", "texels"))  # fmt: skip
-        drawn[y : y + SIDE, x : x + SIDE] = overhead(made["height"][0, 0], shading, texels)
+        pixels[y : y + SIDE, x : x + SIDE] = overhead(tensors["height"][0, 0], shading, texels)
     seconds = time.perf_counter() - start
-    write_atomically(picture, lambda file: Image.fromarray(drawn).save(file, "PNG"))
+    write_atomically(picture, lambda file: Image.fromarray(pixels).save(file, "PNG"))
     return {
         "device": maker.device,
         "seed": seed,
         "tiles": len(tiles),
         "seconds": round(seconds, 2),
         "tiles_per_s": round(len(tiles) / seconds, 2),
-        "ms_per_tile": {name: round(1e3 * s / len(tiles), 3) for name, s in spent.items()},
+        "ms_per_tile": {
+            name: round(1e3 * s / len(tiles), 3) for name, s in seconds_by_session.items()
+        },
         "world": world_hash(chain, seed, digests),
     }

@@ -83,11 +83,11 @@ class ScriptedFlight:
         return Pose((x, self._height(seconds), z), yaw, _PITCH)
 
     def _position(self, seconds: float) -> tuple[float, float]:
-        wide, narrow = _LOOP_M
-        turn = SPEED / wide * seconds
+        loop_x, loop_z = _LOOP_M
+        angle = SPEED / loop_x * seconds
         return (
-            self.start[0] + wide * math.sin(turn),
-            self.start[1] + narrow * math.sin(2 * turn) * 0.5 - narrow * 0.3,
+            self.start[0] + loop_x * math.sin(angle),
+            self.start[1] + loop_z * math.sin(2 * angle) * 0.5 - loop_z * 0.3,
         )
 
     def _height(self, seconds: float) -> float:
@@ -128,11 +128,13 @@ class FreeFlight:
         """
         forward = np.array(self.pose.forward)
         right = np.array([math.cos(self.pose.yaw), 0.0, math.sin(self.pose.yaw)])
-        held = self.keys
-        wish = forward * (("W" in held) - ("S" in held)) + right * (("D" in held) - ("A" in held))
-        wish[1] += ("E" in held) - ("Q" in held)
-        speed = SPEED * (6.0 if "LEFT_SHIFT" in held else 1.0)
-        position = np.array(self.pose.position) + wish * speed * dt_s
+        pressed = self.keys
+        direction = forward * (("W" in pressed) - ("S" in pressed)) + right * (
+            ("D" in pressed) - ("A" in pressed)
+        )
+        direction[1] += ("E" in pressed) - ("Q" in pressed)
+        speed = SPEED * (6.0 if "LEFT_SHIFT" in pressed else 1.0)
+        position = np.array(self.pose.position) + direction * speed * dt_s
         if now_s - self._asked_s > 0.25:
             self._asked_s = now_s
             points: Any = np.stack([position, position + forward * speed])

@@ -218,18 +218,18 @@ class Game:
         self._encoded = True
         return self.log.begin(report, _ms_since(start))
 
-    def _fill_rest(self, start: float, submitted: float, drawn: bool) -> FrameSample:
+    def _fill_rest(self, start: float, submitted: float, is_drawn: bool) -> FrameSample:
         """Waits for the picture, then submits slices of the networks in the rest of the frame.
 
         Returns its times. Only for software drivers: they draw on the cores that the game's code
         runs on, so waiting costs nothing, and the frame's remaining time is known.
         """
         self._collect_times()  # where the frame before had no time for it
-        waits = time.perf_counter()
+        wait_start = time.perf_counter()
         self.gpu.wait()
-        waited_ms, elapsed_ms = _ms_since(waits), _ms_since(start)
+        waited_ms, elapsed_ms = _ms_since(wait_start), _ms_since(start)
         picture_ms = _ms_since(submitted)
-        if drawn:
+        if is_drawn:
             self.pace.add_time(elapsed_ms)
         encoder = self.gpu.device.create_command_encoder()
         report = self.scheduler.encode(encoder, elapsed_ms)
@@ -282,12 +282,12 @@ class Game:
     ) -> None:
         self.renderer.effort = effort or self.pace.effort
         rich = self.quality.rich
-        seen = self._boxes.in_view(camera.sees_boxes, rich) if self._boxes else []
+        visible_tiles = self._boxes.in_view(camera.sees_boxes, rich) if self._boxes else []
         self.draw_stats = self.renderer.draw(
             encoder,
             target_view,
             camera,
-            self._drawn.list_visible(seen, self.selection, self._detail, now_s),
+            self._drawn.list_visible(visible_tiles, self.selection, self._detail, now_s),
             now_s,
             timed=lambda: None if effort else self.timer.writes("render"),
         )
@@ -307,9 +307,9 @@ class Game:
     def _take_times(self) -> None:
         """Passes the measured times of pictures to the log, the scheduler and the drawing pace."""
         for number, passes in self.timer.end_frame():
-            known = self.log.add_passes(number, passes)
-            if known is not None and not self._on_cpu:
-                gpu_ms = (known.render_ms or 0.0) + known.overlay_ms
+            sample = self.log.add_passes(number, passes)
+            if sample is not None and not self._on_cpu:
+                gpu_ms = (sample.render_ms or 0.0) + sample.overlay_ms
                 self.scheduler.render_took(gpu_ms)
                 self.pace.add_time(gpu_ms)
 
@@ -358,8 +358,8 @@ class Game:
         if self._began and self.covered and not self._planted:
             self._planted = True  # the kernels of plants come after the ground
             self.agents.build_ahead(self.settings.detail.finest)
-        behind = self.inference and not self.loading and len(self.selection.wanted) > _FEW
-        share = _BEHIND_SHARE if behind else _PICTURE_SHARE
+        is_behind = self.inference and not self.loading and len(self.selection.wanted) > _FEW
+        share = _BEHIND_SHARE if is_behind else _PICTURE_SHARE
         self.pace.most_ms = share * self.settings.frame_ms
         self._boxes = Boxes(self.selection.draw, self.settings.seed)
         self.streaming.draw(self.selection.draw, now_s)
@@ -383,20 +383,20 @@ class Game:
     def _select(self, pose: Pose, now_s: float) -> Selection:
         """Returns the tiles to generate, and the finest available tiles to draw."""
         streaming = self.streaming
-        most = self.renderer.tiles.slots - SPARE_SLOTS
+        max_tiles = self.renderer.tiles.slots - SPARE_SLOTS
         seed = self.settings.seed
-        self._detail = fit_detail(pose.position, seed, self.settings.detail, most)
+        self._detail = fit_detail(pose.position, seed, self.settings.detail, max_tiles)
 
         def settled(tile: TileId) -> bool:
             return streaming.fade(tile, now_s) == 0.0 or streaming.drawn(tile.parent) is None
 
-        found = select(pose.position, seed, self._detail, streaming.ready, settled)
+        selection = select(pose.position, seed, self._detail, streaming.ready, settled)
         if streaming.drafts:
-            drawn = select(
+            drawable = select(
                 pose.position, seed, self._detail, lambda t: bool(streaming.drawn(t)), settled
             )
-            found.draw, found.coarse = drawn.draw, drawn.coarse
-        return found
+            selection.draw, selection.coarse = drawable.draw, drawable.coarse
+        return selection
 
     def finest(self, pose: Pose) -> list[TileId]:
         """Returns the tiles that are drawn from this pose, chosen among the finished tiles."""
@@ -425,9 +425,9 @@ class Game:
         """The progress of loading as a line of text."""
         if not self.renderer.ready:
             return "the picture's shaders are compiled"
-        made, wanted = len(self.streaming.shown), len(self.selection.wanted)
+        n_made, n_wanted = len(self.streaming.shown), len(self.selection.wanted)
         kernels = self.gpu.pipelines_built
-        return f"{kernels} kernels of the networks, {made} tiles made, {wanted} wanted next"
+        return f"{kernels} kernels of the networks, {n_made} tiles made, {n_wanted} wanted next"
 
     @property
     def notice(self) -> str:

@@ -226,8 +226,8 @@ class HeadlessRun:
         pose = self._pose(max(0, self.options.frames - 1))
         self.game.draw_still(self.view, pose, self._seconds, self._draw_overlay)
         picture = Image.fromarray(self.pixels())
-        kind = "JPEG" if path.suffix.lower() in (".jpg", ".jpeg") else "PNG"
-        write_atomically(path, lambda file: picture.save(file, kind, quality=_JPEG_QUALITY))
+        format = "JPEG" if path.suffix.lower() in (".jpg", ".jpeg") else "PNG"
+        write_atomically(path, lambda file: picture.save(file, format, quality=_JPEG_QUALITY))
 
     def _screenshot_of_another_quality(
         self, path: Path, quality: Quality, settings: Settings
@@ -239,25 +239,28 @@ class HeadlessRun:
         last_s = max(0, self.options.frames - 1) * settings.frame_ms / 1e3
         start_s = self.options.start_s + last_s
         options = replace(self.options, frames=0, start_s=start_s, still=None)
-        other = HeadlessRun(self.gpu, quality, settings, options)
-        other.progress = self.progress
+        still_run = HeadlessRun(self.gpu, quality, settings, options)
+        still_run.progress = self.progress
         try:
-            other.load()
-            other.overlay = self.overlay
-            other.screenshot(path)
+            still_run.load()
+            still_run.overlay = self.overlay
+            still_run.screenshot(path)
         finally:
-            other.overlay = None
-            other.close()
+            still_run.overlay = None
+            still_run.close()
 
     def film(self, path: Path) -> None:
         """Flies the first seconds once more, unmeasured, and writes them as a GIF."""
         write_film(path, self._pictures())
 
     def _pictures(self) -> Iterator[Array]:
-        each = max(1, round(1e3 / RATE / self.game.settings.frame_ms))
+        frames_per_picture = max(1, round(1e3 / RATE / self.game.settings.frame_ms))
         for number in range(RATE * SECONDS):
-            for step in range(each):
-                self._frame(self._pose(number * each + step), draw=step == each - 1)
+            for step in range(frames_per_picture):
+                self._frame(
+                    self._pose(number * frames_per_picture + step),
+                    draw=step == frames_per_picture - 1,
+                )
             yield self.pixels()
 
     def close(self) -> None:

@@ -43,19 +43,19 @@ class TileMaker:
         seed: int,
         clock: Clock = measure_nothing,
         names: Sequence[str] | None = None,
-        given: Mapping[str, Array] = MappingProxyType({}),
+        computed: Mapping[str, Array] = MappingProxyType({}),
     ) -> dict[str, Array]:
-        """Computes a tile; returns all its tensors by name, with ``tile`` and ``given``.
+        """Computes a tile; returns all its tensors by name, with ``tile`` and ``computed``.
 
         ``clock`` times each session, and on the CPU its operators. ``names`` are the sessions to
-        run; the default are those of the tile's level. ``given`` are tensors that other sessions
+        run; the default are those of the tile's level. ``computed`` are tensors that other sessions
         have computed.
         """
-        made: dict[str, Array] = {**given, "tile": tile_input(tile, seed)}
+        tensors: dict[str, Array] = {**computed, "tile": tile_input(tile, seed)}
         for name in self.chain.sessions_for(tile) if names is None else names:
             reads = [*self.chain.sources[name], *(["tile"] if name in READS_TILE else [])]
             session = self.sessions[name]
             with clock(name) as watch:
-                taken = {tensor: made[tensor] for tensor in reads}
-                made |= session.run(taken, watch=None if session.gpu else watch)
-        return made
+                inputs = {tensor: tensors[tensor] for tensor in reads}
+                tensors |= session.run(inputs, watch=None if session.gpu else watch)
+        return tensors

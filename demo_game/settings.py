@@ -20,8 +20,8 @@ def choose(gpu: cml.Gpu, options: argparse.Namespace) -> tuple[Quality, Settings
     The preset is the one in the options, or the device's for ``auto``.
     """
     automatic = options.quality == "auto"
-    kind = str(gpu.info.get("adapter_type"))
-    preset = PRESETS[{"CPU": "software", "IntegratedGPU": "low"}.get(kind, "high")]
+    adapter_type = str(gpu.info.get("adapter_type"))
+    preset = PRESETS[{"CPU": "software", "IntegratedGPU": "low"}.get(adapter_type, "high")]
     quality, settings = make_settings(options, preset if automatic else None)
     detail = settings.detail
     why = f"chosen for {gpu.name}" if automatic else "as requested"

@@ -74,7 +74,7 @@ class Streaming:
         self.changes = 0
         self.error = ""
         #: called with a tile when the copies of its tensors were submitted
-        self.hand_over: Callable[[TileJobs], None] = lambda made: made.release()
+        self.hand_over: Callable[[TileJobs], None] = TileJobs.release
         #: tiles whose copies are encoded but not known to be submitted
         self._copied: list[TileJobs] = []
         self._wanted_since: dict[TileId, float] = {}
@@ -96,22 +96,22 @@ class Streaming:
         """
         self._looks += 1
         for tile in tiles:
-            shown = self.drawn(tile)
-            if shown is not None and shown.since_s == math.inf:
-                shown.since_s = now_s
+            slot = self.drawn(tile)
+            if slot is not None and slot.since_s == math.inf:
+                slot.since_s = now_s
         for tile in _with_ancestors(tiles):
-            shown = self.drawn(tile)
-            if shown is not None:
-                shown.last_used = self._looks
+            slot = self.drawn(tile)
+            if slot is not None:
+                slot.last_used = self._looks
 
     def draft(self, tiles: Iterable[TileId], now_s: float) -> None:
         """Writes drafts of the tiles into free slots, as long as there are any."""
-        for made in drafts(tiles, self.seed):
+        for tile_draft in drafts(tiles, self.seed):
             slot = self.pool.acquire()
             if slot is None:
                 return
-            self.pool.write(slot, made.height, made.shading, made.colours)
-            self.drafts[made.tile] = TileSlot(slot, now_s - FADE_S, self._looks)
+            self.pool.write(slot, tile_draft.height, tile_draft.shading, tile_draft.colours)
+            self.drafts[tile_draft.tile] = TileSlot(slot, now_s - FADE_S, self._looks)
             self.changes += 1
 
     def renew(self) -> None:
@@ -131,7 +131,7 @@ class Streaming:
     @property
     def jobs(self) -> list[Job]:
         """The jobs of all tiles that are being generated, one for each network of a tile."""
-        return [job for made in self.making.values() for job in made.jobs.values()]
+        return [job for tile_jobs in self.making.values() for job in tile_jobs.jobs.values()]
 
     @property
     def summary(self) -> str:
@@ -140,7 +140,7 @@ class Streaming:
 
     def describe(self) -> str:
         """Returns the summary and a line per unfinished tile that says what it waits for."""
-        lines = [f"tile {tile}: {_waits_for(made)}" for tile, made in self.making.items()]
+        lines = [f"tile {tile}: {_waits_for(tile_jobs)}" for tile, tile_jobs in self.making.items()]
         return "\n".join([self.summary, *lines])
 
     def want(self, selection: Selection, in_view: Collection[TileId], now_s: float) -> None:
@@ -151,16 +151,16 @@ class Streaming:
         """
         self._drop_unwanted(selection)
         # some may have come since the look around
-        wanted = {t: away for t, away in selection.wanted.items() if t not in self.shown}
-        self._wanted_since = {t: self._wanted_since.get(t, now_s) for t in wanted}
+        distances = {t: distance for t, distance in selection.wanted.items() if t not in self.shown}
+        self._wanted_since = {t: self._wanted_since.get(t, now_s) for t in distances}
         ranked = sorted(
-            wanted.items(), key=lambda item: _rank(item[0], item[1], item[0] in in_view)
+            distances.items(), key=lambda item: _rank(item[0], item[1], item[0] in in_view)
         )
-        for tile, away in ranked:
+        for tile, distance in ranked:
             if self._busy:
                 break
             if tile not in self.making:
-                self._request(tile, away, tile in in_view)
+                self._request(tile, distance, tile in in_view)
 
     @property
     def _busy(self) -> bool:
@@ -171,8 +171,8 @@ class Streaming:
         enough = WORK_FRAMES * last.aim_ms if last else math.inf
         return bool(self.making) and sum(job.remaining_ms for job in self.jobs) > enough
 
-    def _request(self, tile: TileId, away: float, in_view: bool) -> None:
-        spans = away / tile.span_m
+    def _request(self, tile: TileId, distance: float, in_view: bool) -> None:
+        spans = distance / tile.span_m
         within_ms = SOON_MS * (1 + spans) * (1 if in_view else OUT_OF_SIGHT)
         priority = (2.0 if in_view else 1.0) / (1 + spans)
         self.making[tile] = self.agents.submit(self.scheduler, tile, self.seed, priority, within_ms)
@@ -180,9 +180,9 @@ class Streaming:
 
     def _drop_unwanted(self, selection: Selection) -> None:
         """Cancels tiles that are no longer wanted and less than half done."""
-        for tile, made in list(self.making.items()):
-            if tile not in selection.wanted and made.progress < 0.5:
-                made.cancel()
+        for tile, tile_jobs in list(self.making.items()):
+            if tile not in selection.wanted and tile_jobs.progress < 0.5:
+                tile_jobs.cancel()
                 del self.making[tile]
                 self.counts.cancelled += 1
 
@@ -193,33 +193,33 @@ class Streaming:
         :meth:`submitted` after the encoder's submit.
         """
         filled = 0
-        for tile, made in list(self.making.items()):
-            if made.failed:
-                self.error = f"tile {tile}: {made.failed}"
-                made.cancel()
+        for tile, tile_jobs in list(self.making.items()):
+            if tile_jobs.failed:
+                self.error = f"tile {tile}: {tile_jobs.failed}"
+                tile_jobs.cancel()
                 del self.making[tile]
-            elif made.done and self._show(encoder, tile, made, now_s):
+            elif tile_jobs.done and self._show(encoder, tile, tile_jobs, now_s):
                 del self.making[tile]
                 filled += 1
         return filled
 
     def _show(
-        self, encoder: wgpu.GPUCommandEncoder, tile: TileId, made: TileJobs, now_s: float
+        self, encoder: wgpu.GPUCommandEncoder, tile: TileId, tile_jobs: TileJobs, now_s: float
     ) -> bool:
         slot = self._slot(tile)
         if slot is None:
             return False
         self.pool.fill(
-            encoder, slot, **{name: made.tensor(name) for name in name_shown_tensors(tile)}
+            encoder, slot, **{name: tile_jobs.tensor(name) for name in name_shown_tensors(tile)}
         )
-        self._copied.append(made)
+        self._copied.append(tile_jobs)
         self.shown[tile] = TileSlot(slot, math.inf, self._looks)
         self.changes += 1
         self.counts.finished += 1
-        self.counts.by_agent.update(made.jobs.keys())
-        since = self._wanted_since.pop(tile, None)
-        if since is not None:
-            self.counts.latencies_s.append(now_s - since)
+        self.counts.by_agent.update(tile_jobs.jobs.keys())
+        requested_s = self._wanted_since.pop(tile, None)
+        if requested_s is not None:
+            self.counts.latencies_s.append(now_s - requested_s)
         return True
 
     def submitted(self) -> None:
@@ -250,15 +250,15 @@ class Streaming:
 
         1 if the tile is not drawn.
         """
-        drawn = self.drawn(tile)
-        if drawn is None or drawn.since_s == math.inf:
+        slot = self.drawn(tile)
+        if slot is None or slot.since_s == math.inf:
             return 1.0
-        return max(0.0, 1.0 - (now_s - drawn.since_s) / FADE_S)
+        return max(0.0, 1.0 - (now_s - slot.since_s) / FADE_S)
 
     def cancel_all(self) -> None:
         """Cancels all unfinished tiles."""
-        for made in self.making.values():
-            made.cancel()
+        for tile_jobs in self.making.values():
+            tile_jobs.cancel()
         self.making.clear()
 
 
@@ -267,25 +267,29 @@ def _oldest(tiles: Mapping[TileId, TileSlot]) -> TileId:
     return min(tiles, key=lambda tile: (tiles[tile].last_used, -tile.level, tile))
 
 
-def _waits_for(made: TileJobs) -> str:
-    job = next((job for job in made.jobs.values() if job.state != "done"), None)
+def _waits_for(tile_jobs: TileJobs) -> str:
+    job = next((job for job in tile_jobs.jobs.values() if job.state != "done"), None)
     if job is None:
-        return "there, and no slot is free: all are in use" if made.done else "read from the planet"
+        return (
+            "there, and no slot is free: all are in use"
+            if tile_jobs.done
+            else "read from the planet"
+        )
     return f"{job.name}, {job.waiting_for}"
 
 
-def _rank(tile: TileId, away: float, in_view: bool) -> tuple[float, TileId]:
+def _rank(tile: TileId, distance: float, in_view: bool) -> tuple[float, TileId]:
     """Returns a request's sort key: coarse tiles first, as they cover holes, then near ones."""
     weight = 1.0 if in_view else OUT_OF_SIGHT
-    return weight * (1 + away / tile.span_m) - 2.0 * tile.level, tile
+    return weight * (1 + distance / tile.span_m) - 2.0 * tile.level, tile
 
 
 def _with_ancestors(tiles: Iterable[TileId]) -> set[TileId]:
     """Returns the tiles and all their ancestors."""
-    found: set[TileId] = set()
+    family: set[TileId] = set()
     for start in tiles:
         tile = start
-        while tile not in found and tile.level <= MAX_LEVEL:
-            found.add(tile)
+        while tile not in family and tile.level <= MAX_LEVEL:
+            family.add(tile)
             tile = tile.parent
-    return found
+    return family

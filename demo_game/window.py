@@ -142,17 +142,17 @@ class GameWindow:
         interval_s, self._last = now - self._last, now
         dt_s, paused = min(interval_s, _LONGEST_STEP_S), now - self._drawn > _PAUSE_S
         view = self.context.get_current_texture().create_view()  # waits for the display
-        begun = time.perf_counter()
+        start_s = time.perf_counter()
         pose = self._pose(dt_s)
         if not self.game.controls.recording:
             self.tracing.stop()
-        known = self.game.log.frames
-        before = known[-1] if known else None
+        logged = self.game.log.frames
+        before = logged[-1] if logged else None
         self.game.frame(view, pose, now - self._started, self._overlay(view, dt_s))
         if self._on_cpu:
             self.gpu.wait()
-            self.game.scheduler.frame_took(1e3 * (time.perf_counter() - begun))
-        self.game.use_spare_time(begun + self.game.settings.frame_ms / 1e3)
+            self.game.scheduler.frame_took(1e3 * (time.perf_counter() - start_s))
+        self.game.use_spare_time(start_s + self.game.settings.frame_ms / 1e3)
         if before is not None and not paused:  # its time is known when the next one begins
             before.frame_ms = self._interval_ms(1e3 * interval_s)
         self.tracing.add()
@@ -182,17 +182,17 @@ class GameWindow:
     # --- what the player does
 
     def _event(self, event: dict[str, Any]) -> None:
-        kind = event["event_type"]
-        taken = self.overlay.input(event)
-        if kind == "key_down" and event["key"] == "F1":
+        event_type = event["event_type"]
+        is_for_overlay = self.overlay.input(event)
+        if event_type == "key_down" and event["key"] == "F1":
             self.game.controls.overlay = not self.game.controls.overlay
-        elif kind in ("key_down", "key_up"):
-            self._key(event["key"], kind == "key_down" and not taken)
-        elif kind == "pointer_down" and event["button"] == _RIGHT and not taken:
+        elif event_type in ("key_down", "key_up"):
+            self._key(event["key"], event_type == "key_down" and not is_for_overlay)
+        elif event_type == "pointer_down" and event["button"] == _RIGHT and not is_for_overlay:
             self._looking = event["x"], event["y"]
-        elif kind == "pointer_up" and event["button"] == _RIGHT:
+        elif event_type == "pointer_up" and event["button"] == _RIGHT:
             self._looking = None
-        elif kind == "pointer_move" and self._looking is not None:
+        elif event_type == "pointer_move" and self._looking is not None:
             x, y = self._looking
             self._looking = event["x"], event["y"]
             self.free.look(event["x"] - x, event["y"] - y)

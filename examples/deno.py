@@ -11,8 +11,8 @@ def find_deno() -> str | None:
 
     Returns None if there is none.
     """
-    found = importlib.util.find_spec("deno")
-    if found is not None and found.origin is not None:
+    package = importlib.util.find_spec("deno")
+    if package is not None and package.origin is not None:
         import deno
 
         return str(deno.find_deno_bin())

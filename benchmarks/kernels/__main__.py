@@ -46,8 +46,8 @@ def measure(model: str, gpu: cml.Gpu, meter: PeakMeter, rounds: int) -> list[Ker
 
 def peaks_of(meter: PeakMeter, rounds: int) -> Peaks:
     """Measures the peak rates ``rounds`` times and returns the median of each."""
-    found = [meter.measure() for _ in range(rounds)]
-    return Peaks(*(statistics.median(getattr(p, name) for p in found) for name in Peaks.__slots__))
+    peaks = [meter.measure() for _ in range(rounds)]
+    return Peaks(*(statistics.median(getattr(p, name) for p in peaks) for name in Peaks.__slots__))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -67,17 +67,17 @@ def main(arguments: Sequence[str]) -> int:
         f"{options.rounds} rounds"
     ]
     print(texts[0])
-    found: list[KernelTimes] = []
+    measured: list[KernelTimes] = []
     for model in command.chosen_models(options):
         kernels = measure(model, gpu, meter, options.rounds)
-        found += kernels
+        measured += kernels
         texts.append(f"### {model}\n\n{markdown(kernels, options.least)}")
         print(f"\n{texts[-1]}", flush=True)
     report = {
         "machine": {**command.machine(), "gpu": gpu.name},
         "warning": warning,
         "peaks": asdict(peak),
-        "kernels": [{**asdict(kernel), "limit": kernel.limit} for kernel in found],
+        "kernels": [{**asdict(kernel), "limit": kernel.limit} for kernel in measured],
     }
     command.write_results(options, report, texts)
     return 0

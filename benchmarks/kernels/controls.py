@@ -40,10 +40,10 @@ class Control:
         self._pipeline = gpu.pipeline(key, (slots, params))
         uniform, storage = wgpu.BufferUsage.UNIFORM, wgpu.BufferUsage.STORAGE
         data = np.full(4 * _COPY_VECTORS, 0.5, np.float32).tobytes()
-        made = [(slots, uniform), (params, uniform)]
-        made += [(data, storage | wgpu.BufferUsage.COPY_SRC)] * 2
+        contents = [(slots, uniform), (params, uniform)]
+        contents += [(data, storage | wgpu.BufferUsage.COPY_SRC)] * 2
         self._buffers: list[Any] = [
-            gpu.device.create_buffer_with_data(data=d, usage=u) for d, u in made
+            gpu.device.create_buffer_with_data(data=d, usage=u) for d, u in contents
         ]
         entries: list[dict[str, Any]] = [
             {"binding": i, "resource": {"buffer": b, "offset": 0, "size": b.size}}
@@ -77,7 +77,7 @@ class PeakMeter:
 
     def measure(self) -> Peaks:
         """Runs the three controls once and returns the peak rates and the launch time."""
-        fma, copy, least = self._controls
+        fma, copy, launch = self._controls
         times = self._timer.time([0, 1, 2], lambda compute, i: self._controls[i].encode(compute))
         seconds = [1e-3 * max(ms, 1e-6) for ms in times]
         return Peaks(fma.flops / seconds[0], copy.nbytes / seconds[1], seconds[2])

@@ -49,10 +49,11 @@ def compare(graph: Graph, gpu: cml.Gpu, without: frozenset[str], rounds: int) ->
     timers = [session.timer() for session in sessions]
     times = in_turns(dict(enumerate(timers)), rounds)
     ms = [statistics.median(column) for column in times.values()]
-    shown = [f"{len(p.steps)} dispatches, arena {p.memory.peak / 1024:.0f} KB" for p in plans]
-    longer = ratio(times[1], times[0])
+    summaries = [f"{len(p.steps)} dispatches, arena {p.memory.peak / 1024:.0f} KB" for p in plans]
+    slowdown = ratio(times[1], times[0])
     return (
-        f"with: {shown[0]}, {ms[0]:.2f} ms; without: {shown[1]}, {ms[1]:.2f} ms; ratio {longer:.2f}"
+        f"with: {summaries[0]}, {ms[0]:.2f} ms; without: {summaries[1]}, {ms[1]:.2f} ms; "
+        f"ratio {slowdown:.2f}"
     )
 
 
@@ -69,10 +70,10 @@ def main() -> None:
         graphs = {name: net.graph(net.nodes[-1].outputs[0]) for name, net in nets.items()}
     for name, graph in graphs.items():
         for without in [*({p} for p in PASSES), set(PASSES)]:
-            shown = ", ".join(without) if len(without) == 1 else "all of these"
+            names = ", ".join(without) if len(without) == 1 else "all of these"
             line = compare(graph, gpu, frozenset(without), args.rounds)
             if line is not None:
-                print(f"{name}: {shown}: {line}")
+                print(f"{name}: {names}: {line}")
 
 
 if __name__ == "__main__":

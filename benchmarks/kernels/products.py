@@ -75,8 +75,8 @@ def main() -> None:
         works |= {f"{name} {kernel}": work for kernel, work in _by_kernel(gpu, op, case).items()}
     works["NumPy 3x3 64>64 64²"] = _numpy(SHAPES[0][2])
     print(gpu.name)
-    turns = {name: elapsed(run) for name, (run, _) in works.items()}
-    _print(in_turns(turns, arguments.rounds), works)
+    timers = {name: elapsed(run) for name, (run, _) in works.items()}
+    _print(in_turns(timers, arguments.rounds), works)
 
 
 def _by_kernel(gpu: Gpu, op: str, case: Case) -> dict[str, Work]:
@@ -132,8 +132,8 @@ def _print(ms: dict[str, list[float]], works: dict[str, Work]) -> None:
     fma = next(iter(best.values()))
     print(f"{'':50}{'least ms':>10}{'median':>10}{'GFLOPS':>10}{'of registers':>14}")
     for name, times in ms.items():
-        shown = f"{min(times):10.2f}{statistics.median(times):10.2f}"
-        print(f"{name:50}{shown}{best[name]:10.1f}{best[name] / fma:14.0%}")
+        times_text = f"{min(times):10.2f}{statistics.median(times):10.2f}"
+        print(f"{name:50}{times_text}{best[name]:10.1f}{best[name] / fma:14.0%}")
 
 
 if __name__ == "__main__":

@@ -54,16 +54,16 @@ def work_of(step: Step) -> Cost:
 def name_of(step: Step) -> str:
     """Returns a short name of a step's kernel: its file's name and its variant's properties."""
     d, stem = step.defines, Path(step.path).stem
-    words = [stem]
+    parts = [stem]
     if stem == "winograd":
-        words += [name for name in ("input", "product", "output") if f"stage_is_{name}" in d]
+        parts += [name for name in ("input", "product", "output") if f"stage_is_{name}" in d]
     if "TAPS" in d:
-        words.append(f"{d['TAPS']} taps")
+        parts.append(f"{d['TAPS']} taps")
     if "ROWS" in d and "COLUMNS" in d:
-        words.append(f"{d['ROWS']}×{d['COLUMNS']}")
+        parts.append(f"{d['ROWS']}×{d['COLUMNS']}")
     if stem == "movement":
-        words.append(f"{d['RANK']} axes")
-    return " ".join(words)
+        parts.append(f"{d['RANK']} axes")
+    return " ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +146,13 @@ def markdown(kernels: Sequence[KernelTimes], least: float) -> str:
 
     Kernels below the share ``least`` of the network's time are combined in the last row.
     """
-    shown = sorted((k for k in kernels if k.time_share >= least), key=lambda k: -k.ms)
-    rest = [k for k in kernels if k.time_share < least]
-    rows = [_row(kernel) for kernel in shown]
-    if rest:
-        dispatches, ms = sum(k.dispatches for k in rest), sum(k.ms for k in rest)
-        share = f"{sum(k.time_share for k in rest):.1%}"
-        rows.append((f"{len(rest)} more", "", str(dispatches), f"{ms:.2f}", share, *[""] * 5))
+    listed = sorted((k for k in kernels if k.time_share >= least), key=lambda k: -k.ms)
+    combined = [k for k in kernels if k.time_share < least]
+    rows = [_row(kernel) for kernel in listed]
+    if combined:
+        dispatches, ms = sum(k.dispatches for k in combined), sum(k.ms for k in combined)
+        share = f"{sum(k.time_share for k in combined):.1%}"
+        rows.append((f"{len(combined)} more", "", str(dispatches), f"{ms:.2f}", share, *[""] * 5))
     return markdown_table(_HEAD, "|---|---|" + "--:|" * 7 + "---|", rows)
 
 

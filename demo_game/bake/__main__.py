@@ -29,35 +29,36 @@ PRICE = FloatRange(0.0001, 1_000_000)
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
-    made = argparse.ArgumentParser(
+    command_line = argparse.ArgumentParser(
         prog=f"python -m {__package__}",
         description="Make a part of the demo's world before the game, on the cores of this machine "
         "or on a cluster. The same command goes on where it was interrupted.",
     )
-    made.add_argument("--region", required=True, metavar="X0:X1,Z0:Z1", help="tiles of the finest "
-                      "level, X1 and Z1 not included")  # fmt: skip
-    made.add_argument("--levels", required=True, metavar="A:B", help="finest and coarsest level, "
-                      "both included; each level's tiles are twice as wide")  # fmt: skip
-    made.add_argument("-o", "--output", required=True, metavar="PLANET.zarr")
-    made.add_argument("--block", type=BLOCKS, default=1, metavar="N", help="N x N tiles are one "
-                      "task and one chunk: for more than some dozens of workers")  # fmt: skip
-    made.add_argument("--seed", type=SEEDS, default=7, help="which world (default 7)")
-    made.add_argument("--integer", action="store_true", help="the world that is the same on every "
-                      "machine")  # fmt: skip
-    made.add_argument("--models", type=Path, help="a folder with upres.nnef, texture.nnef or "
-                      "population.nnef to take instead of ours")  # fmt: skip
-    made.add_argument("--backend", choices=("auto", "gpu", "cpu"), default="auto")
-    made.add_argument("--scheduler", metavar="ADDRESS", help="a cluster's: tcp://HOST:8786")
-    made.add_argument("--workers", type=WORKERS, metavar="N", help="processes of this machine")
-    made.add_argument("--no-verify", action="store_true", help="do not look at the checksums of "
-                      "what is there")  # fmt: skip
-    made.add_argument("--picture", type=Path, metavar="FILE.png", help="the region from above "
-                      "(default: beside the store)")  # fmt: skip
-    made.add_argument("--price", type=PRICE, help="of one worker for an hour, for the report")
-    made.add_argument("--report", type=Path, metavar="FILE.json")
-    made.add_argument("--trace", type=Path, metavar="FILE.json", help="when each worker made what, "
-                      "for ui.perfetto.dev")  # fmt: skip
-    return made
+    add = command_line.add_argument
+    add("--region", required=True, metavar="X0:X1,Z0:Z1", help="tiles of the finest "
+        "level, X1 and Z1 not included")  # fmt: skip
+    add("--levels", required=True, metavar="A:B", help="finest and coarsest level, "
+        "both included; each level's tiles are twice as wide")  # fmt: skip
+    add("-o", "--output", required=True, metavar="PLANET.zarr")
+    add("--block", type=BLOCKS, default=1, metavar="N", help="N x N tiles are one "
+        "task and one chunk: for more than some dozens of workers")  # fmt: skip
+    add("--seed", type=SEEDS, default=7, help="which world (default 7)")
+    add("--integer", action="store_true", help="the world that is the same on every "
+        "machine")  # fmt: skip
+    add("--models", type=Path, help="a folder with upres.nnef, texture.nnef or "
+        "population.nnef to take instead of ours")  # fmt: skip
+    add("--backend", choices=("auto", "gpu", "cpu"), default="auto")
+    add("--scheduler", metavar="ADDRESS", help="a cluster's: tcp://HOST:8786")
+    add("--workers", type=WORKERS, metavar="N", help="processes of this machine")
+    add("--no-verify", action="store_true", help="do not look at the checksums of "
+        "what is there")  # fmt: skip
+    add("--picture", type=Path, metavar="FILE.png", help="the region from above "
+        "(default: beside the store)")  # fmt: skip
+    add("--price", type=PRICE, help="of one worker for an hour, for the report")
+    add("--report", type=Path, metavar="FILE.json")
+    add("--trace", type=Path, metavar="FILE.json", help="when each worker made what, "
+        "for ui.perfetto.dev")  # fmt: skip
+    return command_line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,18 +73,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _join_region_option(words: Sequence[str]) -> list[str]:
+def _join_region_option(arguments: Sequence[str]) -> list[str]:
     """Returns the command line's words with ``--region`` and its value joined by ``=``.
 
     Otherwise argparse would read ``-4:4`` as an option.
     """
-    made: list[str] = []
-    for word in words:
-        if made and made[-1] == "--region":
-            made[-1] += f"={word}"
+    joined: list[str] = []
+    for argument in arguments:
+        if joined and joined[-1] == "--region":
+            joined[-1] += f"={argument}"
         else:
-            made.append(word)
-    return made
+            joined.append(argument)
+    return joined
 
 
 def run(options: argparse.Namespace) -> int:
@@ -99,16 +100,16 @@ def run(options: argparse.Namespace) -> int:
     from demo_game.chain import load_chain
 
     region = region_of(options.region, options.levels)
-    own = options.models.absolute() if options.models else None
-    chain = load_chain(own, integer=options.integer)
+    models_folder = options.models.absolute() if options.models else None
+    chain = load_chain(models_folder, integer=options.integer)
     layers = layers_of(region, chain, options.block)
     plan = StorePlan(layers, manifest(region, chain, options.seed, options.block))
-    wanted = tuple(models(chain).items())
+    model_digests = tuple(models(chain).items())
     work = PlanetWork(
         options.seed,
-        own,
+        models_folder,
         options.backend,
-        wanted,
+        model_digests,
         rules(),
         options.integer,
         {} if options.integer else cooked_networks(chain, options.backend),

@@ -21,10 +21,10 @@ _READERS = 2
 
 
 class PlanetTiles:
-    """Tiles read from a baked planet; tiles that the planet lacks come from ``others``."""
+    """Tiles read from a baked planet; tiles that the planet lacks come from ``fallback``."""
 
-    def __init__(self, gpu: cml.Gpu, planet: Planet, others: TileSource) -> None:
-        self.gpu, self.planet, self.others = gpu, planet, others
+    def __init__(self, gpu: cml.Gpu, planet: Planet, fallback: TileSource) -> None:
+        self.gpu, self.planet, self.fallback = gpu, planet, fallback
         #: numbers of tiles that were read, and of tiles in the region that the store did not have
         self.read = self.missing = 0
         self._readers = ThreadPoolExecutor(_READERS, "planet")
@@ -32,10 +32,10 @@ class PlanetTiles:
     def submit(
         self, scheduler: FrameScheduler, tile: TileId, seed: int, priority: float, within_ms: float
     ) -> TileJobs:
-        """Returns a tile that threads read, or one of ``others`` outside the baked region."""
+        """Returns a tile that threads read, or one of ``fallback`` outside the baked region."""
 
         def make() -> TileJobs:
-            return self.others.submit(scheduler, tile, seed, priority, within_ms)
+            return self.fallback.submit(scheduler, tile, seed, priority, within_ms)
 
         if not self.planet.has(tile):
             return make()
@@ -128,6 +128,6 @@ class BakedTile(TileJobs):
     def release(self) -> None:
         """Frees the tile's memory on the GPU."""
         super().release()
-        for held in self._memory.values():
-            held.free()
+        for allocation in self._memory.values():
+            allocation.free()
         self._memory.clear()

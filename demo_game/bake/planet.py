@@ -112,7 +112,7 @@ def manifest(region: Region, chain: Chain, seed: int, block: int = 1) -> dict[st
         "levels": f"{region.finest}:{region.coarsest}",
         "block": block,
         "rules": rules(),
-        **{f"model {name}": found for name, found in models(chain).items()},
+        **{f"model {name}": digest for name, digest in models(chain).items()},
         "licence": LICENCE,
     }
 
@@ -159,22 +159,22 @@ def _is_docstring(node: Any) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
-def to_cells(chain: Chain, tile: TileId, made: dict[str, Array]) -> dict[str, Array]:
-    """Returns the arrays that the store keeps of a tile, from the tensors ``made`` of it.
+def to_cells(chain: Chain, tile: TileId, tensors: dict[str, Array]) -> dict[str, Array]:
+    """Returns the arrays that the store keeps of a tile, from its ``tensors``.
 
     The digest of the tile is one of them. ``instances`` and ``draw`` exist only on levels with
     plants.
     """
-    digest = tile_digest(chain, tile, made.__getitem__)
+    digest = tile_digest(chain, tile, tensors.__getitem__)
     cells = {
-        "height": made["height"][0, 0],
-        "shading": _bytes(made["shading"]),
-        "albedo": _bytes(made["texels"]),
-        "density": made["density"][0],
+        "height": tensors["height"][0, 0],
+        "shading": _bytes(tensors["shading"]),
+        "albedo": _bytes(tensors["texels"]),
+        "density": tensors["density"][0],
         "digest": np.frombuffer(bytes.fromhex(digest), np.uint8),
     }
     if tile.level < POPULATED_LEVELS:
-        cells |= {"instances": made["instances"][0, 0], "draw": made["draw"][0]}
+        cells |= {"instances": tensors["instances"][0, 0], "draw": tensors["draw"][0]}
     return cells
 
 
@@ -192,8 +192,8 @@ def to_tensors(tile: TileId, cells: dict[str, Array]) -> dict[str, Array]:
 
 
 def _bytes(packed: Array) -> Array:
-    words = np.ascontiguousarray(packed[0, 0])
-    return words.view(np.uint8).reshape(*words.shape, 4)
+    rgba = np.ascontiguousarray(packed[0, 0])
+    return rgba.view(np.uint8).reshape(*rgba.shape, 4)
 
 
 class Planet:
@@ -202,17 +202,17 @@ class Planet:
     :meth:`open` must be called before tiles are read.
     """
 
-    def __init__(self, place: Path) -> None:
-        self.place = place
-        found = self.manifest = manifest_of(str(place))
-        if found.get("kind") != KIND:
-            raise cml.InputError(f"'{place}' is no planet: it has '{found.get('kind')}' in it")
-        self.seed = int(found["seed"])
-        self.device = str(found["device"])
-        self.region = region_of(found["region"], found["levels"])
-        self.block = int(found["block"])
+    def __init__(self, store: Path) -> None:
+        self.place = store
+        fields = self.manifest = manifest_of(str(store))
+        if fields.get("kind") != KIND:
+            raise cml.InputError(f"'{store}' is no planet: it has '{fields.get('kind')}' in it")
+        self.seed = int(fields["seed"])
+        self.device = str(fields["device"])
+        self.region = region_of(fields["region"], fields["levels"])
+        self.block = int(fields["block"])
         #: True: an integer world, whose tiles' digests cover integers and not the shown floats
-        self.exact = found.get("world") == "integer"
+        self.exact = fields.get("world") == "integer"
         #: read a unit, whole or only what a map shows; set by :meth:`open`
         self._read: Callable[[Unit], dict[str, Array] | None]
         self._read_seen: Callable[[Unit], dict[str, Array]]
@@ -223,8 +223,8 @@ class Planet:
         Raises :class:`cml.InputError` if the planet was baked with another seed, world, network
         or rule.
         """
-        wanted = manifest(self.region, chain, seed, self.block)
-        for key, value in wanted.items():
+        expected = manifest(self.region, chain, seed, self.block)
+        for key, value in expected.items():
             if self.manifest.get(key) != value and key not in ("licence", "engine"):
                 raise cml.InputError(
                     f"'{self.place}' does not fit this game: its '{key}' is "
@@ -245,9 +245,9 @@ class Planet:
 
         None if the tile was not baked or is damaged.
         """
-        unit, at = place_of(self.region, tile, self.block)
-        found = self._read(unit)
-        return None if found is None else {name: value[at] for name, value in found.items()}
+        unit, index = place_of(self.region, tile, self.block)
+        arrays = self._read(unit)
+        return None if arrays is None else {name: value[index] for name, value in arrays.items()}
 
     def seen(self, tile: TileId) -> dict[str, Array]:
         """Returns the height, shading and albedo of a tile for a map.

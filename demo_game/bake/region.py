@@ -67,18 +67,18 @@ def region_of(region: str, levels: str) -> Region:
     Raises :class:`cml.InputError` if a text is not valid.
     """
     number = r"([+-]?\d{1,9})"
-    place = re.fullmatch(rf"{number}:{number},{number}:{number}", region.strip())
-    if place is None:
+    corners = re.fullmatch(rf"{number}:{number},{number}:{number}", region.strip())
+    if corners is None:
         raise cml.InputError(
             f"--region '{region}': wanted X0:X1,Z0:Z1 in tiles of the finest level, such as "
             "0:8,-4:4"
         )
-    x0, x1, z0, z1 = map(int, place.groups())
-    span = re.fullmatch(r"(\d{1,3})(?::(\d{1,3}))?", levels.strip())
-    if span is None:
+    x0, x1, z0, z1 = map(int, corners.groups())
+    level_range = re.fullmatch(r"(\d{1,3})(?::(\d{1,3}))?", levels.strip())
+    if level_range is None:
         raise cml.InputError(f"--levels '{levels}': wanted A:B, both included, such as 0:5")
-    finest = int(span[1])
-    coarsest = finest if span[2] is None else int(span[2])
+    finest = int(level_range[1])
+    coarsest = finest if level_range[2] is None else int(level_range[2])
     if not finest <= coarsest <= MAX_LEVEL:
         raise cml.InputError(
             f"--levels '{levels}': wanted the finest first, and none beyond {MAX_LEVEL}"
@@ -88,9 +88,9 @@ def region_of(region: str, levels: str) -> Region:
             raise cml.InputError(
                 f"--region '{region}': {axis}0 must be less than {axis}1, which is not included"
             )
-        most = _FURTHEST >> finest
-        if not -most <= low < high <= most:
+        limit = _FURTHEST >> finest
+        if not -limit <= low < high <= limit:
             raise cml.InputError(
-                f"--region '{region}': the world ends at {most:,} tiles of level {finest}"
+                f"--region '{region}': the world ends at {limit:,} tiles of level {finest}"
             )
     return Region(x0, x1, z0, z1, finest, coarsest)

@@ -66,8 +66,8 @@ class PlanetMaker:
         arrays = {n: np.zeros((*extent, *c.shape), c.dtype) for n, c in layer.arrays.items()}
         for z, row in enumerate(tiles_of(layer, unit)):
             for x, tile in enumerate(row):
-                made = self.maker.make(tile, self.work.seed, clock, self._sessions(tile))
-                for name, value in to_cells(self.maker.chain, tile, made).items():
+                tensors = self.maker.make(tile, self.work.seed, clock, self._sessions(tile))
+                for name, value in to_cells(self.maker.chain, tile, tensors).items():
                     arrays[name][z, x] = value
         return UnitResult(arrays)
 

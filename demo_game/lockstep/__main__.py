@@ -23,25 +23,24 @@ TICKS = IntegerRange(1, 2**31 - 1)
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
-    made = argparse.ArgumentParser(
+    command_line = argparse.ArgumentParser(
         prog=f"python -m {__package__}",
         description="Two processes make the same tiles of the integer world and compare hashes at "
         "every tick. Alone, it starts the other itself: one on the GPU, one on the CPU.",
     )
-    made.add_argument("--minutes", type=MINUTES, default=1.0, help="how long (default 1)")
-    made.add_argument("--ticks", type=TICKS, help="how many tiles at most")
-    made.add_argument("--first", type=IntegerRange(0, 2**31 - 1), default=0, metavar="TICK",
-                      help="where on the tour to begin")  # fmt: skip
-    made.add_argument(
-        "--seed", type=IntegerRange(0, 2**31 - 1), default=7, help="which world (default 7)"
-    )
-    made.add_argument("--models", type=Path, help="a folder with integer networks upres.nnef, "
-                      "texture.nnef or population.nnef to take instead of ours")  # fmt: skip
-    made.add_argument("--backend", choices=("gpu", "cpu"), default="gpu")
-    ends = made.add_mutually_exclusive_group()
+    add = command_line.add_argument
+    add("--minutes", type=MINUTES, default=1.0, help="how long (default 1)")
+    add("--ticks", type=TICKS, help="how many tiles at most")
+    add("--first", type=IntegerRange(0, 2**31 - 1), default=0, metavar="TICK",
+        help="where on the tour to begin")  # fmt: skip
+    add("--seed", type=IntegerRange(0, 2**31 - 1), default=7, help="which world (default 7)")
+    add("--models", type=Path, help="a folder with integer networks upres.nnef, "
+        "texture.nnef or population.nnef to take instead of ours")  # fmt: skip
+    add("--backend", choices=("gpu", "cpu"), default="gpu")
+    ends = command_line.add_mutually_exclusive_group()
     ends.add_argument("--listen", type=address, metavar="[HOST:]PORT", help="wait for the other")
     ends.add_argument("--join", type=address, metavar="[HOST:]PORT", help="play with that one")
-    return made
+    return command_line
 
 
 def address(text: str) -> tuple[str, int]:
@@ -53,10 +52,10 @@ def address(text: str) -> tuple[str, int]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    words = sys.argv[1:] if argv is None else list(argv)
-    options = parser().parse_args(words)
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    options = parser().parse_args(arguments)
     try:
-        return run(options, words)
+        return run(options, arguments)
     except (cml.CmlError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -64,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def run(options: argparse.Namespace, words: Sequence[str]) -> int:
+def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Plays with the other player and returns the exit code.
 
     It starts the other player as a second process if the options name none.
@@ -75,18 +74,18 @@ def run(options: argparse.Namespace, words: Sequence[str]) -> int:
     if options.join:
         return play_and_report(options, player, join(*options.join))
     server = listen(*(options.listen or (_LOCAL, 0)))
-    other: subprocess.Popen[bytes] | None = None
+    opponent: subprocess.Popen[bytes] | None = None
     if options.listen is None:
         port = str(server.getsockname()[1])
-        command = [sys.executable, "-m", __package__, *words]
+        command = [sys.executable, "-m", __package__, *arguments]
         command += ["--backend", "cpu", "--join", port]
-        other = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        opponent = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         return play_and_report(options, player, accept(server))
     finally:
         server.close()
-        if other is not None:
-            other.wait()
+        if opponent is not None:
+            opponent.wait()
 
 
 def play_and_report(options: argparse.Namespace, player: Player, connection: Connection) -> int:
@@ -94,25 +93,26 @@ def play_and_report(options: argparse.Namespace, player: Player, connection: Con
 
     Returns 1 if a tile differed, else 0. Closes the connection.
     """
-    began = time.monotonic()
+    start_s = time.monotonic()
 
     def last(tick: int) -> bool:
-        late = time.monotonic() - began >= 60 * options.minutes
-        return late or (options.ticks is not None and tick + 1 >= options.first + options.ticks)
+        over = time.monotonic() - start_s >= 60 * options.minutes
+        return over or (options.ticks is not None and tick + 1 >= options.first + options.ticks)
 
     def say(text: str) -> None:
         print(f"[lockstep] {text}", file=sys.stderr, flush=True)
 
     try:
-        found = play(player, connection, last, options.first, say)
+        result = play(player, connection, last, options.first, say)
     finally:
         connection.close()
-    if found.difference:
-        print(f"DIFFERENT after {found.ticks} tiles\n{found.difference}")
+    if result.difference:
+        print(f"DIFFERENT after {result.ticks} tiles\n{result.difference}")
         return 1
     print(
-        f"{player.device} and {found.other}: {found.ticks} tiles, {found.stages} stages, no "
-        f"difference in {(time.monotonic() - began) / 60:.1f} minutes\nstate sha256:{found.state}"
+        f"{player.device} and {result.other}: {result.ticks} tiles, {result.stages} stages, no "
+        f"difference in {(time.monotonic() - start_s) / 60:.1f} minutes\n"
+        f"state sha256:{result.state}"
     )
     return 0
 

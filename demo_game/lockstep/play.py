@@ -34,10 +34,10 @@ def tile_at(seed: int, tick: int) -> TileId:
     Every eighth tick may lie anywhere up to the ends of the world, the others within a smaller
     area.
     """
-    found = hashlib.sha256(f"tour {seed} {tick}".encode()).digest()
+    noise = hashlib.sha256(f"tour {seed} {tick}".encode()).digest()
     level = tick % (MAX_LEVEL + 1)
-    reach = (_FAR if tick % _FAR_EVERY == _FAR_EVERY - 1 else _NEAR) >> level
-    x, z = (int.from_bytes(found[k : k + 8], "little") % (2 * reach) - reach for k in (0, 8))
+    limit = (_FAR if tick % _FAR_EVERY == _FAR_EVERY - 1 else _NEAR) >> level
+    x, z = (int.from_bytes(noise[k : k + 8], "little") % (2 * limit) - limit for k in (0, 8))
     return TileId(level, x, z)
 
 
@@ -61,15 +61,15 @@ class Player:
         """
         chain = self.maker.chain
         names = [name for name in chain.sessions_for(tile) if name not in DRAWN]
-        found: dict[str, str] = {}
-        made: dict[str, Array] = {}
+        digests: dict[str, str] = {}
+        tensors: dict[str, Array] = {}
         for name in names:
             hasher = hashlib.sha256()
-            made |= self.maker.make(tile, self.seed, names=[name], given=made)
+            tensors |= self.maker.make(tile, self.seed, names=[name], computed=tensors)
             for output in chain.graphs[name].outputs:
-                hasher.update(np.ascontiguousarray(made[output]).tobytes())
-            found[name] = hasher.hexdigest()
-        return tile_digest(chain, tile, made.__getitem__), found
+                hasher.update(np.ascontiguousarray(tensors[output]).tobytes())
+            digests[name] = hasher.hexdigest()
+        return tile_digest(chain, tile, tensors.__getitem__), digests
 
 
 @dataclass
@@ -98,57 +98,66 @@ def play(
     Returns the result. Raises :class:`cml.InputError` if the other player has another world.
     ``report`` is called now and then with a line about the progress.
     """
-    here = player.hello()
-    there = connection.exchange(here)
-    _check_same(here, there)
-    found, tick, began = Lockstep(other=str(there.get("device"))), first, time.monotonic()
-    while not found.difference:
+    own_hello = player.hello()
+    other_hello = connection.exchange(own_hello)
+    _check_same(own_hello, other_hello)
+    result, tick, reported_s = (
+        Lockstep(other=str(other_hello.get("device"))),
+        first,
+        time.monotonic(),
+    )
+    while not result.difference:
         tile = tile_at(player.seed, tick)
         digest, stages = player.stages(tile)
-        state = hashlib.sha256(f"{found.state} {tile} {digest}".encode()).hexdigest()
+        state = hashlib.sha256(f"{result.state} {tile} {digest}".encode()).hexdigest()
         mine = {"tick": tick, "digest": digest, "stages": stages, "state": state,
                 "last": last(tick)}  # fmt: skip
         theirs = connection.exchange(mine)
-        found.difference = _difference(player, found.other, tile, mine, theirs)
-        if found.difference:
+        result.difference = _difference(player, result.other, tile, mine, theirs)
+        if result.difference:
             break
-        found.state = state
-        found.ticks, found.stages = found.ticks + 1, found.stages + len(stages)
+        result.state = state
+        result.ticks, result.stages = result.ticks + 1, result.stages + len(stages)
         if mine["last"] or theirs.get("last"):
             break
-        if time.monotonic() - began > _SAY_EVERY_S:
-            began = time.monotonic()
-            report(f"tick {tick}, no difference in {found.stages} stages of {found.ticks} tiles")
+        if time.monotonic() - reported_s > _SAY_EVERY_S:
+            reported_s = time.monotonic()
+            report(f"tick {tick}, no difference in {result.stages} stages of {result.ticks} tiles")
         tick += 1
-    return found
+    return result
 
 
-def _check_same(here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
-    for name in here:
-        if name != "device" and here[name] != there.get(name):
-            what = name if name in ("seed", "world", "integer rule") else f"network '{name}'"
+def _check_same(own_hello: Mapping[str, Any], other_hello: Mapping[str, Any]) -> None:
+    for name in own_hello:
+        if name != "device" and own_hello[name] != other_hello.get(name):
+            subject = name if name in ("seed", "world", "integer rule") else f"network '{name}'"
             raise cml.InputError(
-                f"the other player has another {what}: {here[name]} here, {there.get(name)} there. "
-                "Start both with the same --seed, --models and version"
+                f"the other player has another {subject}: {own_hello[name]} here, "
+                f"{other_hello.get(name)} there. Start both with the same --seed, "
+                "--models and version"
             )
 
 
 def _difference(
-    player: Player, other: str, tile: TileId, mine: Mapping[str, Any], theirs: Mapping[str, Any]
+    player: Player,
+    other_device: str,
+    tile: TileId,
+    mine: Mapping[str, Any],
+    theirs: Mapping[str, Any],
 ) -> str:
     """Describes the first difference of two ticks; "" if they are equal."""
     keys = ("tick", "digest", "stages", "state")
     if all(mine[key] == theirs.get(key) for key in keys):
         return ""
-    known = theirs.get("stages")
-    stages = known if isinstance(known, dict) else {}
-    name = next((n for n, found in mine["stages"].items() if found != stages.get(n)), "state")
-    here, there = (mine["state"], theirs.get("state")) if name == "state" else (
+    other_stages = theirs.get("stages")
+    stages = other_stages if isinstance(other_stages, dict) else {}
+    name = next((n for n, digest in mine["stages"].items() if digest != stages.get(n)), "state")
+    own_value, other_value = (mine["state"], theirs.get("state")) if name == "state" else (
         mine["stages"][name], stages.get(name))  # fmt: skip
     return (
         f"tick {mine['tick']}, tile {tile}: '{name}' is the first that differs\n"
-        f"  here  ({player.device}) {here}\n"
-        f"  there ({other}) {there}\n"
+        f"  here  ({player.device}) {own_value}\n"
+        f"  there ({other_device}) {other_value}\n"
         f"Next: that tile again on both, --seed {player.seed} --first {mine['tick']} --ticks 1; "
         f"then every tensor of '{name}': cml validate MODEL --integer"
     )

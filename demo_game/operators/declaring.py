@@ -32,9 +32,9 @@ def declare(
     """
 
     def infer(attrs: cml.Attrs, *facts: cml.Fact) -> list[cml.Fact]:
-        for (operand, wanted), got in zip(takes.items(), facts, strict=True):
-            if got != wanted:
-                raise cml.ModelError(f"wanted {operand} as {wanted}, got {got}")
+        for (operand, expected), fact in zip(takes.items(), facts, strict=True):
+            if fact != expected:
+                raise cml.ModelError(f"wanted {operand} as {expected}, got {fact}")
         return list(gives)
 
     def cost(attrs: cml.Attrs, inputs: Sequence[cml.Fact], outputs: Sequence[cml.Fact]) -> cml.Cost:

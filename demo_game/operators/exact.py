@@ -47,23 +47,23 @@ AROUND = [(dz, dx) for dz in (-1, 0, 1) for dx in (-1, 0, 1) if (dz, dx) != (0, 
 
 
 def _height(attrs: cml.Attrs, tile: Array) -> Array:
-    found = exact_noise.height(grid(tile, COARSE, COARSE_APRON, SCALE))
-    return found[None, None].astype(np.int32)
+    heights = exact_noise.height(grid(tile, COARSE, COARSE_APRON, SCALE))
+    return heights[None, None].astype(np.int32)
 
 
 def _detail(attrs: cml.Attrs, tile: Array) -> Array:
-    found = exact_noise.detail(grid(tile, SCALE * COARSE, COARSE_APRON))
-    return fold(found / np.float32(256), SCALE).astype(np.float32)
+    noise = exact_noise.detail(grid(tile, SCALE * COARSE, COARSE_APRON))
+    return fold(noise / np.float32(256), SCALE).astype(np.float32)
 
 
-def subtract_height(heights: Array, ways: list[tuple[int, int]]) -> Array:
+def subtract_height(heights: Array, offsets: list[tuple[int, int]]) -> Array:
     """Returns the differences of neighbours to each inner height, int64 (n, h - 2, w - 2).
 
-    ``ways`` are the neighbours' offsets (z, x) in the grid of heights (h, w).
+    ``offsets`` are the neighbours' offsets (z, x) in the grid of heights (h, w).
     """
     inner = [slice(1 + dz, heights.shape[0] - 1 + dz) for dz in (-1, 0, 1)]
-    here = heights[inner[1], inner[1]].astype(np.int64)
-    return np.stack([heights[inner[1 + dz], inner[1 + dx]] - here for dz, dx in ways])
+    centre = heights[inner[1], inner[1]].astype(np.int64)
+    return np.stack([heights[inner[1 + dz], inner[1 + dx]] - centre for dz, dx in offsets])
 
 
 def _relief(attrs: cml.Attrs, coarse: Array, tile: Array) -> list[Array]:
@@ -100,9 +100,9 @@ declare(
 def make_steep_heights(count: int, seed: int) -> Array:
     """Returns random heights steeper than any land, int32 (1, 1, count, count), for a test case."""
     end, rng = exact_noise.HEIGHT_END, np.random.default_rng(seed)
-    found = rng.integers(-end, end, (1, 1, count, count), endpoint=True, dtype=np.int32)
-    found[..., :2, :] = [[-end], [end]]
-    return found
+    heights = rng.integers(-end, end, (1, 1, count, count), endpoint=True, dtype=np.int32)
+    heights[..., :2, :] = [[-end], [end]]
+    return heights
 
 
 declare(
@@ -142,13 +142,15 @@ STRATA = [5079, 1917]
 
 
 def _ground(attrs: cml.Attrs, coarse: Array, residual: Array, tile: Array) -> list[Array]:
-    found, weights = coarse[0, 0].astype(np.int64), np.array(CUBIC).reshape(SCALE, 4)
+    upsampled, weights = coarse[0, 0].astype(np.int64), np.array(CUBIC).reshape(SCALE, 4)
     for _ in range(2):  # the second axis first, and then the other
-        near = np.lib.stride_tricks.sliding_window_view(found, 4, 1)[:, _FIRST:]
-        between = (near[:, : WIDE // SCALE] @ weights.T).reshape(len(found), WIDE)
-        found = ((between + 64) >> 7).T
-    cut = (residual[0, 0] * np.float32(1 << RESIDUAL_BITS)).astype(np.int64) << int(tile[0, 2])
-    heights = (found + cut).clip(-exact_noise.HEIGHT_END, exact_noise.HEIGHT_END)
+        windows = np.lib.stride_tricks.sliding_window_view(upsampled, 4, 1)[:, _FIRST:]
+        interpolated = (windows[:, : WIDE // SCALE] @ weights.T).reshape(len(upsampled), WIDE)
+        upsampled = ((interpolated + 64) >> 7).T
+    correction = (residual[0, 0] * np.float32(1 << RESIDUAL_BITS)).astype(np.int64) << int(
+        tile[0, 2]
+    )
+    heights = (upsampled + correction).clip(-exact_noise.HEIGHT_END, exact_noise.HEIGHT_END)
     metres = heights.astype(np.float32) / np.float32(1 << exact_noise.HEIGHT_BITS)
     return [heights[None, None].astype(np.int32), metres[None, None]]
 
@@ -167,28 +169,28 @@ def _wave(at: Array, factor: int) -> Array:
 def _features(attrs: cml.Attrs, ground: Array, tile: Array) -> list[Array]:
     level, inside = int(tile[0, 2]), np.s_[_CROP : WIDE - _CROP]
     slopes = _words(shift_and_round(subtract_height(ground[0, 0], _CROSS), level + 5))
-    here = ground[0, 0, inside, inside].astype(np.int64)
+    heights = ground[0, 0, inside, inside].astype(np.int64)
     grain = fold(exact_noise.grain(half_cells(tile, WIDE, WIDE_APRON)), 2)[0]
     wet = exact_noise.moisture(grid(tile, WIDE, WIDE_APRON))
-    marks = [
+    features = [
         *grain[:, inside, inside],
         wet[inside, inside],
         *(
-            shift_and_round(multiply_shift(here, factor, 14), 10) + offset
+            shift_and_round(multiply_shift(heights, factor, 14), 10) + offset
             for factor, offset in ALTITUDES
         ),
-        shift_and_round(here, level + 6),
-        shift_and_round(here, level + 9),
-        *(_wave(here >> level, factor) for factor in STRATA),
+        shift_and_round(heights, level + 6),
+        shift_and_round(heights, level + 9),
+        *(_wave(heights >> level, factor) for factor in STRATA),
     ]
     around = slopes[:, _CROP - 1 : -_CROP + 1, _CROP - 1 : -_CROP + 1]
-    return [slopes[None], np.concatenate([around, _words(np.stack(marks))])[None]]
+    return [slopes[None], np.concatenate([around, _words(np.stack(features))])[None]]
 
 
 def _residual(seed: int) -> Array:
     rng = np.random.default_rng(seed)
-    words = rng.integers(-32767, 32767, GROUND.shape, endpoint=True)
-    return (words / np.float32(1 << RESIDUAL_BITS)).astype(np.float32)
+    values = rng.integers(-32767, 32767, GROUND.shape, endpoint=True)
+    return (values / np.float32(1 << RESIDUAL_BITS)).astype(np.float32)
 
 
 declare(

@@ -35,7 +35,7 @@ def _shading(attrs: cml.Attrs, heights: Array, cell: Array) -> Array:
     dz = (_shift(land, 0, 1) - _shift(land, 0, -1)) / (2 * size)
     upright = 1 / np.sqrt(1 + dx * dx + dz * dz)
     half = np.float32(0.5)
-    sky = sum(_measure_openness(surface, way, size) for way in _WAYS) / len(_WAYS)
+    sky = sum(_measure_openness(surface, direction, size) for direction in _WAYS) / len(_WAYS)
     channels = [half - half * dx * upright, half - half * dz * upright, sky]
     channels.append(_sunlight(surface, size, attrs.sun))
     return np.stack(channels)[None].astype(np.float32)
@@ -44,29 +44,29 @@ def _shading(attrs: cml.Attrs, heights: Array, cell: Array) -> Array:
 def _shift(grid: Array, dx: int, dz: int) -> Array:
     """Returns the values that lie ``dx`` and ``dz`` cells beside the fine samples, (FINE, FINE)."""
     z, x = _START + dz, _START + dx
-    found: Array = grid[z : z + FINE, x : x + FINE]
-    return found
+    shifted: Array = grid[z : z + FINE, x : x + FINE]
+    return shifted
 
 
-def _measure_openness(surface: Array, way: tuple[int, int], size: np.float32) -> Array:
-    here = _shift(surface, 0, 0)
-    length = np.float32(np.hypot(*way))
-    steepest: Array = np.zeros_like(here)
+def _measure_openness(surface: Array, direction: tuple[int, int], size: np.float32) -> Array:
+    centre = _shift(surface, 0, 0)
+    length = np.float32(np.hypot(*direction))
+    steepest: Array = np.zeros_like(centre)
     for distance in _DISTANCES:
-        rise = _shift(surface, way[0] * distance, way[1] * distance) - here
+        rise = _shift(surface, direction[0] * distance, direction[1] * distance) - centre
         steepest = np.maximum(steepest, rise / (length * np.float32(distance) * size))
-    seen: Array = 1 - steepest / np.sqrt(1 + steepest * steepest)
-    return seen
+    openness: Array = 1 - steepest / np.sqrt(1 + steepest * steepest)
+    return openness
 
 
 def _sunlight(surface: Array, size: np.float32, sun: Sequence[float]) -> Array:
-    flat = float(np.hypot(sun[0], sun[2]))
-    here = _shift(surface, 0, 0)
-    steepest: Array = np.full_like(here, -1)
+    horizontal = float(np.hypot(sun[0], sun[2]))
+    centre = _shift(surface, 0, 0)
+    steepest: Array = np.full_like(centre, -1)
     for k in range(1, _REACH + 1):
-        rise = _interpolate(surface, sun[0] / flat * k, sun[2] / flat * k) - here
+        rise = _interpolate(surface, sun[0] / horizontal * k, sun[2] / horizontal * k) - centre
         steepest = np.maximum(steepest, rise / (np.float32(k) * size))
-    share: Array = (np.float32(sun[1] / flat) - steepest) / np.float32(_SOFTNESS) + 0.5
+    share: Array = (np.float32(sun[1] / horizontal) - steepest) / np.float32(_SOFTNESS) + 0.5
     return np.clip(share, 0, 1)
 
 
@@ -138,8 +138,8 @@ def _infer_bytes(attrs: cml.Attrs, channels: cml.Fact) -> cml.Fact:
 def _pack_bytes(attrs: cml.Attrs, channels: Array) -> Array:
     clamped = np.clip(channels, 0, 1).astype(np.float32)
     levels = (clamped * np.float32(255) + np.float32(0.5)).astype(np.uint32)
-    word = levels[:, 0] | levels[:, 1] << 8 | levels[:, 2] << 16 | levels[:, 3] << 24
-    return np.asarray(word.astype(np.uint32).view(np.int32)[:, None])
+    packed = levels[:, 0] | levels[:, 1] << 8 | levels[:, 2] << 16 | levels[:, 3] << 24
+    return np.asarray(packed.astype(np.uint32).view(np.int32)[:, None])
 
 
 _STEPS = np.linspace(-0.1, 1.1, 4 * 16 * 16, dtype=np.float32).reshape(1, 4, 16, 16)

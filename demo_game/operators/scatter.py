@@ -52,11 +52,11 @@ def choose_candidates(tile: Array) -> tuple[Array, Array, Array]:
 
 
 def _pack_kept(
-    at: Array,
+    positions: Array,
     y: Array,
     shares: Sequence[Array],
     chance: Array,
-    more: Array,
+    random_bits: Array,
     shore: float,
     dtype: type,
 ) -> tuple[Array, Array]:
@@ -66,22 +66,27 @@ def _pack_kept(
     height ``y`` is above the ``shore``. The kept ones come first, with zeros behind them.
     """
     trees, bushes, rocks = np.cumsum(shares, 0)
-    kind = np.where(chance < trees, 0, np.where(chance < bushes, 1, 2))
-    word = kind | (more & 63) << 2 | (more >> 6 & 255) << 8 | (more >> 14 & 255) << 16
-    kept = np.column_stack([at, y, word])[(chance < rocks) & (y > shore)]
+    species = np.where(chance < trees, 0, np.where(chance < bushes, 1, 2))
+    packed = (
+        species
+        | (random_bits & 63) << 2
+        | (random_bits >> 6 & 255) << 8
+        | (random_bits >> 14 & 255) << 16
+    )
+    kept = np.column_stack([positions, y, packed])[(chance < rocks) & (y > shore)]
     instances: Array = np.zeros(_INSTANCES.shape, dtype)
     instances[0, 0, : len(kept)] = kept
     return instances, np.array([[VERTICES, len(kept), 0, 0]], np.int32)
 
 
 def _scatter(attrs: cml.Attrs, density: Array, height: Array, tile: Array) -> list[Array]:
-    place, h, more = choose_candidates(tile)
-    at = place.astype(np.float32) / np.float32(1024) * np.float32(CELLS / CANDIDATES)
-    sample = at + np.float32(FINE_APRON)
+    candidates, h, random_bits = choose_candidates(tile)
+    positions = candidates.astype(np.float32) / np.float32(1024) * np.float32(CELLS / CANDIDATES)
+    sample = positions + np.float32(FINE_APRON)
     chance = (h >> 20).astype(np.float32) / np.float32(4096)
     shares = [_bilinear(share, sample) for share in density[0]]
     y = _bilinear(height[0, 0], sample)
-    return [*_pack_kept(at, y, shares, chance, more, _SHORE, np.float32)]
+    return [*_pack_kept(positions, y, shares, chance, random_bits, _SHORE, np.float32)]
 
 
 def _bilinear(grid: Array, at: Array) -> Array:
@@ -133,13 +138,15 @@ _STEP = CELLS // 8
 
 
 def _exact_scatter(attrs: cml.Attrs, density: Array, ground: Array, tile: Array) -> list[Array]:
-    place, h, more = choose_candidates(tile)
-    at = place * _STEP
+    candidates, h, random_bits = choose_candidates(tile)
+    positions = candidates * _STEP
     parts = (density[0] * np.float32(256)).astype(np.int64) * 4096
-    shares = [_interpolate(share, at) for share in parts]
+    shares = [_interpolate(share, positions) for share in parts]
     chance = (h >> 20).astype(np.int64) << 8
-    y = _interpolate(ground[0, 0, _CROP : _CROP + FINE, _CROP : _CROP + FINE].astype(np.int64), at)
-    plants, draw = _pack_kept(at, y, shares, chance, more, _EXACT_SHORE, np.int32)
+    y = _interpolate(
+        ground[0, 0, _CROP : _CROP + FINE, _CROP : _CROP + FINE].astype(np.int64), positions
+    )
+    plants, draw = _pack_kept(positions, y, shares, chance, random_bits, _EXACT_SHORE, np.int32)
     return [plants.astype(np.float32) / np.array([4096, 4096, 1024, 1], np.float32), draw, plants]
 
 

@@ -53,8 +53,8 @@ class Backend:
         target = {"format": target_format, "blend": _OVER}
         self._pipeline = make_pipeline(gpu, _SHADER, defines, [self._layout], [_CORNERS], target)
         # at whole scales every texel of a glyph meets a pixel, and filters only cost
-        kind = "nearest" if scale == round(scale) else "linear"
-        self._sampler = gpu.device.create_sampler(mag_filter=kind, min_filter=kind)
+        filtering = "nearest" if scale == round(scale) else "linear"
+        self._sampler = gpu.device.create_sampler(mag_filter=filtering, min_filter=filtering)
         self._screen = gpu.device.create_buffer(
             label=_OWNER, size=16, usage=wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST
         )
@@ -151,7 +151,7 @@ class Backend:
             texture.set_status(status.destroyed)
 
     def _create_texture(self, texture: Any) -> None:
-        made = self._gpu.memory.create_texture(
+        font_texture = self._gpu.memory.create_texture(
             owner=_OWNER,
             label="overlay font",
             size=(texture.width, texture.height, 1),
@@ -159,8 +159,8 @@ class Backend:
             usage=wgpu.TextureUsage.COPY_DST | wgpu.TextureUsage.TEXTURE_BINDING,
         )
         screen = {"buffer": self._screen, "offset": 0, "size": 16}
-        group = bind(self._gpu, self._layout, screen, self._sampler, made.create_view())
-        self._textures[self._next_texture] = made, group
+        group = bind(self._gpu, self._layout, screen, self._sampler, font_texture.create_view())
+        self._textures[self._next_texture] = font_texture, group
         texture.set_tex_id(self._next_texture)
         self._next_texture += 1
 

@@ -57,18 +57,18 @@ class ControlsSection(PanelSection):
         imgui.pop_text_wrap_pos()
 
     def _budget(self, controls: Controls) -> None:
-        given = self._game.scheduler.next_budget_ms
+        spare_ms = self._game.scheduler.next_budget_ms
         spare = controls.budget_ms is None
         changed, spare = imgui.checkbox("budget: the time that rendering leaves", spare)
         if changed:
-            controls.budget_ms = None if spare else max(_LEAST_BUDGET_MS, round(given, 2))
-        shown = given if controls.budget_ms is None else controls.budget_ms
+            controls.budget_ms = None if spare else max(_LEAST_BUDGET_MS, round(spare_ms, 2))
+        slider_ms = spare_ms if controls.budget_ms is None else controls.budget_ms
         imgui.begin_disabled(spare)
-        moved, shown = imgui.slider_float(
-            "##budget", shown, _LEAST_BUDGET_MS, self._game.scheduler.frame_ms, "%.2f ms"
+        moved, slider_ms = imgui.slider_float(
+            "##budget", slider_ms, _LEAST_BUDGET_MS, self._game.scheduler.frame_ms, "%.2f ms"
         )
         if moved and not spare:
-            controls.budget_ms = shown
+            controls.budget_ms = slider_ms
         imgui.end_disabled()
 
     def _mode(self, layout: Layout, controls: Controls) -> None:

@@ -100,22 +100,22 @@ class Overlay:
     def input(self, event: dict[str, Any]) -> bool:
         """Takes an event of the canvas; returns True if it is for the overlay, not for the game."""
         imgui.set_current_context(self._imgui)
-        io, kind = imgui.get_io(), event["event_type"]
-        if kind in ("key_down", "key_up"):
+        io, event_type = imgui.get_io(), event["event_type"]
+        if event_type in ("key_down", "key_up"):
             key = _KEYS.get(event["key"])
             if key is not None:
-                io.add_key_event(key, kind == "key_down")
+                io.add_key_event(key, event_type == "key_down")
             return bool(io.want_capture_keyboard)
-        if kind == "char":
+        if event_type == "char":
             io.add_input_characters_utf8(event["data"])
             return bool(io.want_capture_keyboard)
-        if kind == "wheel":
+        if event_type == "wheel":
             io.add_mouse_wheel_event(-event["dx"] / 100, -event["dy"] / 100)
-        elif kind in ("pointer_move", "pointer_down", "pointer_up"):
+        elif event_type in ("pointer_move", "pointer_down", "pointer_up"):
             io.add_mouse_pos_event(event["x"], event["y"])
-            if kind != "pointer_move":  # the canvas counts from 1: left, right, middle
+            if event_type != "pointer_move":  # the canvas counts from 1: left, right, middle
                 button = event["button"] if event["button"] in (1, 2, 3) else 1
-                io.add_mouse_button_event(button - 1, kind == "pointer_down")
+                io.add_mouse_button_event(button - 1, event_type == "pointer_down")
         else:
             return False
         return bool(io.want_capture_mouse)
@@ -264,8 +264,8 @@ def _apply_style(compact: bool, font_size: float) -> None:
 
 def _window_rectangle() -> tuple[float, float, float, float]:
     """Returns x, y, width and height of imgui's current window in points."""
-    place, size = imgui.get_window_pos(), imgui.get_window_size()
-    return place.x, place.y, size.x, size.y
+    corner, size = imgui.get_window_pos(), imgui.get_window_size()
+    return corner.x, corner.y, size.x, size.y
 
 
 # --- the note at the start
@@ -295,9 +295,9 @@ def _draw_welcome(controls: Controls) -> tuple[float, float, float, float]:
             imgui.text_unformatted(line)
         imgui.pop_text_wrap_pos()
         _welcome_buttons(controls)
-    taken = _window_rectangle()
+    rectangle = _window_rectangle()
     imgui.end()
-    return taken
+    return rectangle
 
 
 def _welcome_buttons(controls: Controls) -> None:

@@ -15,15 +15,17 @@ SAMPLER: dict[str, Any] = {"sampler": {"type": "filtering"}}
 COLOURS: dict[str, Any] = {"texture": {"sample_type": "float"}}
 
 
-def texture_array(kind: str) -> dict[str, Any]:
+def texture_array(sample_type: str) -> dict[str, Any]:
     """Returns the binding of a texture array whose texels are ``kind``, as WebGPU names it."""
-    return {"texture": {"view_dimension": "2d-array", "sample_type": kind}}
+    return {"texture": {"view_dimension": "2d-array", "sample_type": sample_type}}
 
 
 def make_layout(gpu: cml.Gpu, *bindings: tuple[int, dict[str, Any]]) -> wgpu.GPUBindGroupLayout:
     """Creates the layout of a bind group from the stages that see each binding, and its type."""
     return gpu.device.create_bind_group_layout(
-        entries=[{"binding": i, "visibility": s, **kind} for i, (s, kind) in enumerate(bindings)]
+        entries=[
+            {"binding": i, "visibility": s, **binding} for i, (s, binding) in enumerate(bindings)
+        ]
     )
 
 
@@ -39,8 +41,8 @@ def vertices(stride: int, *attributes: tuple[str, int, int], of: str = "vertex")
 
     An attribute has a format, an offset in bytes, and the shader's location.
     """
-    found = [{"format": f, "offset": at, "shader_location": n} for f, at, n in attributes]
-    return {"array_stride": stride, "step_mode": of, "attributes": found}
+    entries = [{"format": f, "offset": at, "shader_location": n} for f, at, n in attributes]
+    return {"array_stride": stride, "step_mode": of, "attributes": entries}
 
 
 def make_pipeline(

@@ -69,10 +69,14 @@ class Camera:
         * rows[2]``. Its component along the direction of view is 1.
         """
         right, up, forward = self.axes
-        tall = math.tan(self.fov / 2)
-        wide = tall * self.aspect
+        half_height = math.tan(self.fov / 2)
+        half_width = half_height * self.aspect
         return np.array(
-            [forward - wide * right + tall * up, 2 * wide / width * right, -2 * tall / height * up]
+            [
+                forward - half_width * right + half_height * up,
+                2 * half_width / width * right,
+                -2 * half_height / height * up,
+            ]
         )
 
     @cached_property
@@ -89,6 +93,8 @@ class Camera:
         planes, from_eye = self._planes, centre - self.position
         # the corner that lies furthest along each normal
         furthest = from_eye @ planes.T + half @ np.abs(planes).T
-        away = np.maximum(np.abs(from_eye) - half, 0.0)
-        seen: Array = (furthest.min(1) >= 0) & ((away * away).sum(1) <= self.far * self.far)
-        return seen
+        distance = np.maximum(np.abs(from_eye) - half, 0.0)
+        visible: Array = (furthest.min(1) >= 0) & (
+            (distance * distance).sum(1) <= self.far * self.far
+        )
+        return visible

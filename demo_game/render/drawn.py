@@ -31,30 +31,30 @@ class DrawnTiles:
 
         Leaves out tiles whose slot another tile has taken.
         """
-        at = self._streaming.changes, id(selection), detail
-        if self._settled_at != at:
-            self._settled_at = at
+        settled_at = self._streaming.changes, id(selection), detail
+        if self._settled_at != settled_at:
+            self._settled_at = settled_at
             self._settled.clear()
             self._drawn, self._coarse = set(selection.draw), selection.coarse
             self._highest = max((tile.level for tile in selection.coarse), default=-1)
-        known = self._settled
-        found = [known.get(tile) or self._make_visible(tile, detail, now_s) for tile in tiles]
-        return [visible for visible in found if visible is not None]
+        settled = self._settled
+        drawn = [settled.get(tile) or self._make_visible(tile, detail, now_s) for tile in tiles]
+        return [visible for visible in drawn if visible is not None]
 
     def _make_visible(self, tile: TileId, detail: Detail, now_s: float) -> VisibleTile | None:
-        shown, parent = self._streaming.drawn(tile), self._streaming.drawn(tile.parent)
-        if shown is None:
+        own, parent = self._streaming.drawn(tile), self._streaming.drawn(tile.parent)
+        if own is None:
             return None
         near_m, far_m = detail.range_m(tile.level)
         fade, edges, fading = 0.0, 0, False
         if parent:
             fade = self._streaming.fade(tile, now_s)
             edges, fading = self._edges(tile, now_s)
-        parent_slot = parent.slot if parent else shown.slot
-        found = VisibleTile(tile, shown.slot, parent_slot, near_m, far_m, fade, edges)
+        parent_slot = parent.slot if parent else own.slot
+        visible = VisibleTile(tile, own.slot, parent_slot, near_m, far_m, fade, edges)
         if fade == 0.0 and not fading:
-            self._settled[tile] = found
-        return found
+            self._settled[tile] = visible
+        return visible
 
     def _edges(self, tile: TileId, now_s: float) -> tuple[int, bool]:
         """Returns four-bit weights of the edges and corners, and True if a neighbour fades in.
@@ -64,12 +64,12 @@ class DrawnTiles:
         """
         edges, fading = 0, False
         for index, (dx, dz) in enumerate(NEIGHBOURS):
-            other = TileId(tile.level, tile.x + dx, tile.z + dz)
-            if other in self._drawn:
-                weight = self._streaming.fade(other, now_s)
+            neighbour = TileId(tile.level, tile.x + dx, tile.z + dz)
+            if neighbour in self._drawn:
+                weight = self._streaming.fade(neighbour, now_s)
                 fading = fading or weight > 0.0
             else:
-                weight = float(self._is_coarse(other))
+                weight = float(self._is_coarse(neighbour))
             edges |= round(EDGE_STEPS * weight) << 4 * index
         return edges, fading
 

@@ -36,13 +36,13 @@ def grid(step: int) -> tuple[Array, Array]:
     k = np.arange(count)
     kz, kx = np.meshgrid(k, k, indexing="ij")
     ring = _edge_vertices(count)
-    places = np.concatenate([np.stack([kx.ravel(), kz.ravel()], 1), ring])
-    skirt = np.arange(len(places)) >= count * count
-    vertices = np.zeros((len(places), 8), np.uint8)
-    vertices[:, :2] = places * step
+    positions = np.concatenate([np.stack([kx.ravel(), kz.ravel()], 1), ring])
+    skirt = np.arange(len(positions)) >= count * count
+    vertices = np.zeros((len(positions), 8), np.uint8)
+    vertices[:, :2] = positions * step
     vertices[:, 2] = step * skirt
-    vertices[:, 4:6] = places // 2 * step
-    vertices[:, 6:8] = (places + 1) // 2 * step
+    vertices[:, 4:6] = positions // 2 * step
+    vertices[:, 6:8] = (positions + 1) // 2 * step
     return vertices, np.concatenate([_squares(count), _skirts(ring, count)]).astype(np.uint16)
 
 
@@ -54,8 +54,8 @@ def _edge_vertices(count: int) -> Array:
     k, last = np.arange(count - 1), np.full(count - 1, count - 1)
     zero = np.zeros_like(k)
     sides = [(k, zero), (last, k), (last - k, last), (zero, last - k)]
-    around = np.concatenate([np.stack(side, 1) for side in sides])
-    return np.concatenate([around, around[:1]])
+    ring = np.concatenate([np.stack(side, 1) for side in sides])
+    return np.concatenate([ring, ring[:1]])
 
 
 def _squares(count: int) -> Array:

@@ -79,10 +79,10 @@ class DrawingPace:
         self._since += 1
         if len(self._times) < _FRAMES:
             return
-        usual = sorted(self._times)[int(_SHARE * _FRAMES)]
-        if usual > self.most_ms:
+        typical_ms = sorted(self._times)[int(_SHARE * _FRAMES)]
+        if typical_ms > self.most_ms:
             self._down()
-        elif usual * self._next_cost_ratio() < _ROOM * self.most_ms:
+        elif typical_ms * self._next_cost_ratio() < _ROOM * self.most_ms:
             self._room += 1
             if self._room >= self._patience:
                 self._up()

@@ -35,8 +35,8 @@ def _noise(random: np.random.Generator, fall: float, low: float, high: float) ->
     radius = np.hypot(frequency[:, None], frequency[None, :])
     weight = np.where((radius >= low) & (radius <= high), np.maximum(radius, 1) ** -(fall + 0.5), 0)
     phase = np.fft.fft2(random.standard_normal((SIDE, SIDE)))
-    found = np.fft.ifft2(phase * weight).real
-    result: Array = found / found.std()
+    noise = np.fft.ifft2(phase * weight).real
+    result: Array = noise / noise.std()
     return result
 
 

@@ -115,8 +115,8 @@ class Pipelines:
 
     def built(self, name: str) -> wgpu.GPURenderPipeline | None:
         """Returns the pipeline; None while it is being built, or if the quality has none."""
-        made = self._made.get(name)
-        return made.result() if made is not None and made.done() else None
+        pipeline = self._made.get(name)
+        return pipeline.result() if pipeline is not None and pipeline.done() else None
 
     def _build(
         self,

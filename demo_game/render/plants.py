@@ -60,12 +60,12 @@ class Plants:
         numbers = np.zeros((slots, self._step // 4), np.uint32)
         numbers[:, 0] = np.arange(slots)
         self._numbers.write(numbers)
-        kinds: list[dict[str, Any]] = [
+        bindings: list[dict[str, Any]] = [
             {"buffer": {"type": "storage"}},
             {"buffer": {"type": "uniform", "has_dynamic_offset": True}},
             *[texture_array("unfilterable-float")] * 2,
         ]
-        layout = make_layout(gpu, *((_COMPUTE, kind) for kind in kinds))
+        layout = make_layout(gpu, *((_COMPUTE, entry) for entry in bindings))
         path = Path(__file__).parent / "shaders" / "prepare.hlsl"
 
         def build() -> wgpu.GPUComputePipeline:
@@ -112,5 +112,5 @@ class Plants:
 
     def close(self) -> None:
         """Frees the memory."""
-        for held in (self.instances, self.draws, self.shapes, self._numbers):
-            held.free()
+        for allocation in (self.instances, self.draws, self.shapes, self._numbers):
+            allocation.free()

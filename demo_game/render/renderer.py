@@ -184,14 +184,16 @@ class Renderer:
         if self._reflection is not None:
             self._reflection.close()
         self._patterns.destroy()
-        meshes = [held for mesh in self._meshes for held in (mesh.vertices, mesh.indices)]
-        for held in (*meshes, self._scene, self._tile_buffer):
-            held.free()
+        meshes = [
+            allocation for mesh in self._meshes for allocation in (mesh.vertices, mesh.indices)
+        ]
+        for allocation in (*meshes, self._scene, self._tile_buffer):
+            allocation.free()
 
     def camera(self, position: Point, yaw: float, pitch: float) -> Camera:
         """Returns a camera with the target's aspect and the preset's distance of view."""
-        far = self.quality.detail.view_m * 1.2
-        return Camera(position, yaw, pitch, far=far, aspect=self.width / self.height)
+        far_m = self.quality.detail.view_m * 1.2
+        return Camera(position, yaw, pitch, far=far_m, aspect=self.width / self.height)
 
     def draw(
         self,
@@ -225,8 +227,10 @@ class Renderer:
         planted = self._draw_plants(render, nearest)
         if (grass := self._pipelines.built("grass")) is not None:
             render.set_pipeline(grass)
-            near = [i for i, (away, v) in enumerate(nearest) if has_grass(v.tile, away)]
-            draw_grass(render, self._tile_buffer, near)
+            grassy = [
+                i for i, (distance_m, v) in enumerate(nearest) if has_grass(v.tile, distance_m)
+            ]
+            draw_grass(render, self._tile_buffer, grassy)
         render.set_pipeline(self._pipelines["sky"])
         render.draw(3)
         render.set_pipeline(self._pipelines["sea"])
@@ -322,14 +326,14 @@ class Renderer:
         rows[:, 0] -= camera.position[0]
         rows[:, 1] -= camera.position[2]
         corner, span = rows[:, :2], CELLS * rows[:, 2:3]
-        away = np.hypot(*np.maximum(np.maximum(corner, -corner - span), 0.0).T)
-        order = np.argsort(away, kind="stable")
+        distances_m = np.hypot(*np.maximum(np.maximum(corner, -corner - span), 0.0).T)
+        order = np.argsort(distances_m, kind="stable")
         nearest = [visible[i] for i in order]
         self._tile_data[: len(rows), :8] = rows[order]
-        words = [(v.slot, v.parent_slot, v.edges) for v in nearest]
-        self._tile_words[: len(rows), 8:11] = words
+        integers = [(v.slot, v.parent_slot, v.edges) for v in nearest]
+        self._tile_words[: len(rows), 8:11] = integers
         self._tile_buffer.write(self._tile_data[: len(rows)])
-        return list(zip(away[order].tolist(), nearest, strict=True))
+        return list(zip(distances_m[order].tolist(), nearest, strict=True))
 
 
 def _mesh(gpu: cml.Gpu, step: int) -> _Mesh:
@@ -342,20 +346,20 @@ def _mesh(gpu: cml.Gpu, step: int) -> _Mesh:
 
 
 def _buffer(gpu: cml.Gpu, data: Array, usage: int) -> Any:
-    made = gpu.memory.allocate(
+    allocation = gpu.memory.allocate(
         data.nbytes, usage | _Buffers.COPY_DST, owner=OWNER, category="render"
     )
-    made.write(np.ascontiguousarray(data))
-    return made
+    allocation.write(np.ascontiguousarray(data))
+    return allocation
 
 
 def _row(visible: VisibleTile) -> tuple[float, ...]:
     tile = visible.tile
-    place = (*tile.origin, tile.cell_m)
+    start = (*tile.origin, tile.cell_m)
     if visible.parent_slot == visible.slot:
-        return (*place, 0.0, 0.0, 0.0, 0.0, 0.0)
+        return (*start, 0.0, 0.0, 0.0, 0.0, 0.0)
     half = CELLS // 2
     corner = ((tile.x & 1) * half, (tile.z & 1) * half)
     if not math.isfinite(visible.far_m):
-        return (*place, visible.fade, 0.0, 0.0, *corner)
-    return (*place, visible.fade, visible.near_m, 1 / (visible.far_m - visible.near_m), *corner)
+        return (*start, visible.fade, 0.0, 0.0, *corner)
+    return (*start, visible.fade, visible.near_m, 1 / (visible.far_m - visible.near_m), *corner)

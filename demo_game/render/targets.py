@@ -25,8 +25,8 @@ def target_format(gpu: cml.Gpu, preferred: str) -> str:
 class Targets:
     """The textures of the size that is drawn; :meth:`make` replaces them."""
 
-    def __init__(self, gpu: cml.Gpu, form: str, samples: int) -> None:
-        self._gpu, self._format, self._samples = gpu, form, samples
+    def __init__(self, gpu: cml.Gpu, target_format: str, samples: int) -> None:
+        self._gpu, self._format, self._samples = gpu, target_format, samples
         self._textures: list[Any] = []
         self._views: list[Any] = []
 
@@ -38,17 +38,17 @@ class Targets:
         """
         self.close()
         formats = [DEPTH_FORMAT, *([self._format] if self._samples > 1 else [])]
-        self._textures = [self._texture(size, form, self._samples) for form in formats]
+        self._textures = [self._texture(size, format, self._samples) for format in formats]
         if smaller:
             self._textures.append(self._texture(size, self._format, 1))
         self._views = [texture.create_view() for texture in self._textures]
 
-    def _texture(self, size: tuple[int, int], form: str, samples: int) -> Any:
-        sampled = samples == 1 and form != DEPTH_FORMAT
+    def _texture(self, size: tuple[int, int], texture_format: str, samples: int) -> Any:
+        sampled = samples == 1 and texture_format != DEPTH_FORMAT
         usage = wgpu.TextureUsage
         return self._gpu.memory.create_texture(
             size=(*size, 1),
-            format=form,
+            format=texture_format,
             sample_count=samples,
             usage=usage.RENDER_ATTACHMENT | (usage.TEXTURE_BINDING if sampled else 0),
             owner=OWNER,
@@ -97,10 +97,10 @@ class Reflection:
     """
 
     def __init__(
-        self, gpu: cml.Gpu, form: str, pipelines: Pipelines, sampler: wgpu.GPUSampler
+        self, gpu: cml.Gpu, target_format: str, pipelines: Pipelines, sampler: wgpu.GPUSampler
     ) -> None:
         self._gpu, self._layout, self._sampler = gpu, pipelines.picture_layout, sampler
-        self._targets = Targets(gpu, form, samples=1)
+        self._targets = Targets(gpu, target_format, samples=1)
         self.group: Any = None
 
     def make(self, size: tuple[int, int]) -> None:

@@ -35,11 +35,11 @@ class TilePool:
         self.textures = {
             name: gpu.memory.create_texture(
                 size=(side, side, slots),
-                format=form,
+                format=texture_format,
                 usage=_Textures.TEXTURE_BINDING | _Textures.COPY_DST,
                 owner=OWNER,
             )
-            for name, (form, _) in _ARRAYS.items()
+            for name, (texture_format, _) in _ARRAYS.items()
             for side in [self._sides[name]]
         }
         height, shading = self.textures["height"], self.textures["shading"]

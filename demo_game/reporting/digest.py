@@ -56,8 +56,8 @@ def rules_of(chain: Chain) -> tuple[str, ...]:
 
     They have versions and the networks' digests.
     """
-    made = (name for name in chain.graphs if name not in DRAWN)
-    models = (f"{name} {model_digest(chain.graphs[name]).hex()}" for name in sorted(made))
+    names = (name for name in chain.graphs if name not in DRAWN)
+    models = (f"{name} {model_digest(chain.graphs[name]).hex()}" for name in sorted(names))
     return (f"integer rule {RULE_VERSION}", f"world {WORLD_VERSION}", *models)
 
 
@@ -82,26 +82,28 @@ class Digests:
         self._chain, self._seed = chain, seed
         self._reading: list[TileJobs] = []
 
-    def take(self, made: TileJobs) -> None:
+    def take(self, tile_jobs: TileJobs) -> None:
         """Queues a finished tile to be hashed; its jobs are released when they have been read."""
-        self._reading.append(made)
+        self._reading.append(tile_jobs)
 
     def poll(self) -> None:
         """Hashes the tiles whose tensors have arrived, and releases them; call it once a frame."""
-        for made in list(self._reading):
-            if self._read(made):
-                made.release()
-                self._reading.remove(made)
+        for tile_jobs in list(self._reading):
+            if self._read(tile_jobs):
+                tile_jobs.release()
+                self._reading.remove(tile_jobs)
 
-    def _read(self, made: TileJobs) -> bool:
-        if made.digest:
-            self.of[made.tile] = made.digest
+    def _read(self, tile_jobs: TileJobs) -> bool:
+        if tile_jobs.digest:
+            self.of[tile_jobs.tile] = tile_jobs.digest
             return True
         # every read starts a readback, so all must be called before the check
-        arrays = {name: made.read(name) for name in self._chain.list_digest_tensors(made.tile)}
+        arrays = {
+            name: tile_jobs.read(name) for name in self._chain.list_digest_tensors(tile_jobs.tile)
+        }
         if any(array is None for array in arrays.values()):
             return False
-        self.of[made.tile] = tile_digest(self._chain, made.tile, arrays.__getitem__)
+        self.of[tile_jobs.tile] = tile_digest(self._chain, tile_jobs.tile, arrays.__getitem__)
         return True
 
     @property
@@ -117,12 +119,12 @@ class Digests:
 # -- the same world from different runs and backends
 
 
-def tiles_of_picture(pose: Pose, seed: int, detail: Detail, most: int) -> list[TileId]:
+def tiles_of_picture(pose: Pose, seed: int, detail: Detail, max_tiles: int) -> list[TileId]:
     """Returns the tiles that are drawn from a pose when all tiles are generated.
 
-    The detail is reduced until drawing needs at most ``most`` tiles.
+    The detail is reduced until drawing needs at most ``max_tiles`` tiles.
     """
-    detail = fit_detail(pose.position, seed, detail, most)
+    detail = fit_detail(pose.position, seed, detail, max_tiles)
     return select(pose.position, seed, detail, lambda tile: True).draw
 
 
@@ -136,13 +138,15 @@ def world_on_cpu(
 
     ``report`` is called with the progress after every 32 tiles.
     """
-    maker, wanted, found = TileMaker(chain, "cpu"), list(tiles), {}
-    for tile in wanted:
-        made = maker.make(tile, seed, names=[n for n in chain.sessions_for(tile) if n not in DRAWN])
-        found[tile] = tile_digest(chain, tile, made.__getitem__)
-        if len(found) % 32 == 0:
-            report(f"on the CPU: {len(found)} of {len(wanted)} tiles")
-    return world_hash(chain, seed, found)
+    maker, all_tiles, digests = TileMaker(chain, "cpu"), list(tiles), {}
+    for tile in all_tiles:
+        tensors = maker.make(
+            tile, seed, names=[n for n in chain.sessions_for(tile) if n not in DRAWN]
+        )
+        digests[tile] = tile_digest(chain, tile, tensors.__getitem__)
+        if len(digests) % 32 == 0:
+            report(f"on the CPU: {len(digests)} of {len(all_tiles)} tiles")
+    return world_hash(chain, seed, digests)
 
 
 def compare_worlds(worlds: Mapping[str, str]) -> tuple[str, bool]:

@@ -109,17 +109,19 @@ def player_table(runs: Sequence[RunReport]) -> str:
     head = f"{'':38s} {'tiles made':>10s} {'seen after':>11s} {'late frames':>12s} {'longest':>9s}"
     lines = [f"{runs[0].frames} frames of one flight, each to take {target:.1f} ms:", head]
     for run in runs:
-        seen = f"{run.latency_s['p50']:.1f} s" if run.tiles else "-"
+        latency = f"{run.latency_s['p50']:.1f} s" if run.tiles else "-"
         lines.append(
-            f"{WORDS[run.mode]:38s} {run.tiles:10d} {seen:>11s} {100 * run.over_share:10.1f} % "
+            f"{WORDS[run.mode]:38s} {run.tiles:10d} {latency:>11s} {100 * run.over_share:10.1f} % "
             f"{run.frame_ms['max']:6.0f} ms"
         )
     by_mode = {run.mode: run for run in runs}
     if {"off", "sliced", "unsliced"} <= set(by_mode):
-        alone, sliced, whole = (by_mode[mode].over_share for mode in ("off", "sliced", "unsliced"))
+        without, sliced, unsliced = (
+            by_mode[mode].over_share for mode in ("off", "sliced", "unsliced")
+        )
         lines.append(
-            f"So the networks made {100 * (sliced - alone):+.1f} points of the frames late in "
-            f"slices, and {100 * (whole - alone):+.1f} unsliced; "
+            f"So the networks made {100 * (sliced - without):+.1f} points of the frames late in "
+            f"slices, and {100 * (unsliced - without):+.1f} unsliced; "
             + ("the world is the same." if len({r.world for r in runs}) == 1 else "WORLDS DIFFER.")
         )
     return "\n".join(lines)

@@ -52,9 +52,9 @@ def limit_course(course: Course, minutes: float | None, timed: Callable[[Course]
     """
     if minutes is None:
         return course
-    few = replace(course, steps=30)
-    each = timed(few) / few.steps
-    return replace(course, steps=max(100, int(60 * minutes / each)))
+    short = replace(course, steps=30)
+    step_seconds = timed(short) / short.steps
+    return replace(course, steps=max(100, int(60 * minutes / step_seconds)))
 
 
 def train_agent(
@@ -68,8 +68,8 @@ def train_agent(
     for progress in train(name, make, course, seed):
         losses.append(progress.loss)
         if progress.steps % 200 == 0:
-            shown = f"{name} {progress.steps}/{course.steps}  loss {np.mean(losses):.5f}"
-            console.print(f"{shown}  {progress.squares} squares", highlight=False)
+            status = f"{name} {progress.steps}/{course.steps}  loss {np.mean(losses):.5f}"
+            console.print(f"{status}  {progress.squares} squares", highlight=False)
             losses.clear()
     return progress.agent, progress.squares
 
@@ -85,22 +85,22 @@ def train_and_export(name: str, args: argparse.Namespace, console: Console) -> d
         upres.load(import_weights(args.models / "upres.nnef", upres.weights))
     make = maker(name, upres)
 
-    def timed(few: Course) -> float:
-        steps = train(name, make, few, args.seed)
+    def timed(short: Course) -> float:
+        steps = train(name, make, short, args.seed)
         next(steps)  # the pool's first squares
-        began = time.perf_counter()
+        start_s = time.perf_counter()
         for _ in steps:
             pass
-        return time.perf_counter() - began
+        return time.perf_counter() - start_s
 
     course = limit_course(COURSES[name], args.minutes, timed)
-    began = time.perf_counter()
+    start_s = time.perf_counter()
     agent, squares = train_agent(name, make, course, args.seed, console)
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - start_s
     rng = np.random.default_rng(1)
-    found = errors(agent, [make(rng, True)(rng) for _ in range(HELD_SQUARES)])
-    shown = "  ".join(f"{key} {value:.4f}" for key, value in found.items())
-    console.print(f"{name}: {shown}", highlight=False)
+    agent_errors = errors(agent, [make(rng, True)(rng) for _ in range(HELD_SQUARES)])
+    errors_text = "  ".join(f"{key} {value:.4f}" for key, value in agent_errors.items())
+    console.print(f"{name}: {errors_text}", highlight=False)
     folder = args.models / f"{name}.nnef"
     graph = build(name, AGENTS[name], agent.arrays())
     replace_model(folder, graph)
@@ -112,7 +112,7 @@ def train_and_export(name: str, args: argparse.Namespace, console: Console) -> d
         "held_out_squares": HELD_SQUARES,
         "train_seconds": round(seconds),
         "torch": torch.__version__,
-        "errors": {"agent": {key: round(value, 5) for key, value in found.items()}},
+        "errors": {"agent": {key: round(value, 5) for key, value in agent_errors.items()}},
         "flops": conv_flops(graph),
         "bytes": sum(file.stat().st_size for file in files),
         "sha256": hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest(),

@@ -33,8 +33,8 @@ def catmull_rom() -> Array:
         ],
         axis=1,
     )
-    both = np.einsum("ai,bj->abij", line, line).reshape(SCALE * SCALE, 1, 4, 4)
-    weights: Array = both.astype(np.float32)
+    products = np.einsum("ai,bj->abij", line, line).reshape(SCALE * SCALE, 1, 4, 4)
+    weights: Array = products.astype(np.float32)
     return weights
 
 
@@ -141,16 +141,16 @@ def erode_place(place: Place) -> Square:
     return Square(place, coarse[1:-2, 1:-2], detail, heights)
 
 
-def rotate(grid: Array, way: int, last: int) -> Array:
-    """Returns one of the eight symmetries of a square, ``way`` 0 to 7.
+def rotate(grid: Array, symmetry: int, last: int) -> Array:
+    """Returns one of the eight symmetries of a square, ``symmetry`` 0 to 7.
 
     Sample ``last`` becomes the first. Samples behind it, for which there are no values, repeat
     the edge.
     """
-    if way & 1:
+    if symmetry & 1:
         grid = grid.T
     for axis, bit in ((0, 2), (1, 4)):
-        if way & bit:
+        if symmetry & bit:
             line = np.clip(last - np.arange(grid.shape[axis]), 0, None)
             grid = np.take(grid, line, axis=axis)
     return grid
@@ -166,20 +166,21 @@ class Sample:
     inputs: Mapping[str, Array]
     target: Array
 
-    def tile(self, rng: np.random.Generator, given: int, made: int) -> Sample:
-        """Returns a random crop: inputs with ``given`` samples per side, the target with ``made``.
+    def tile(self, rng: np.random.Generator, in_size: int, out_size: int) -> Sample:
+        """Returns a random crop: inputs with ``in_size`` samples per side, the target with
+        ``out_size``.
 
         Its position is even, like a tile's.
         """
         size = max(array.shape[-1] for array in self.inputs.values())
-        y, x = (int(v) * 2 for v in rng.integers(0, (size - given) // 2 + 1, 2))
+        y, x = (int(v) * 2 for v in rng.integers(0, (size - in_size) // 2 + 1, 2))
         inputs = {
-            key: array if array.shape[-1] == 1 else array[:, :, y : y + given, x : x + given]
+            key: array if array.shape[-1] == 1 else array[:, :, y : y + in_size, x : x + in_size]
             for key, array in self.inputs.items()
         }
-        scale = (self.target.shape[-1] - made) // (size - given)
+        scale = (self.target.shape[-1] - out_size) // (size - in_size)
         y, x = y * scale, x * scale
-        return Sample(inputs, self.target[:, :, y : y + made, x : x + made])
+        return Sample(inputs, self.target[:, :, y : y + out_size, x : x + out_size])
 
 
 def upres_inputs(place: Place, coarse: Array, detail: Array) -> dict[str, Array]:
@@ -191,11 +192,11 @@ def upres_inputs(place: Place, coarse: Array, detail: Array) -> dict[str, Array]
     }
 
 
-def upres_sample(square: Square, way: int = 0) -> Sample:
+def upres_sample(square: Square, symmetry: int = 0) -> Sample:
     """Returns a square as a sample for the upres agent, turned by one of eight symmetries."""
-    coarse = rotate(square.coarse, way, SQUARE - 1)
-    detail = rotate(square.detail, way, WIDTH - SCALE)
-    heights = rotate(square.heights, way, WIDTH - SCALE)
+    coarse = rotate(square.coarse, symmetry, SQUARE - 1)
+    detail = rotate(square.detail, symmetry, WIDTH - SCALE)
+    heights = rotate(square.heights, symmetry, WIDTH - SCALE)
     return Sample(upres_inputs(square.place, coarse, detail), heights[None, None, INNER, INNER])
 
 

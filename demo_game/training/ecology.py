@@ -71,5 +71,5 @@ def populate(heights: Array, moisture: Array, grain: Array, cell: Array) -> Arra
         light = np.clip(1 - SHADE * shade, 0, 1)
         bushes = _generation(bushes, fit_bushes, light, BUSHES)
     rocks = _rocks(ground, luck, trees)
-    found: Array = np.clip(np.concatenate([trees, bushes, rocks], axis=1), 0, 1)
-    return found.astype(np.float32)
+    densities: Array = np.clip(np.concatenate([trees, bushes, rocks], axis=1), 0, 1)
+    return densities.astype(np.float32)

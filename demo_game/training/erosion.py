@@ -68,10 +68,10 @@ def _step(ground: Array, water: Array) -> tuple[Array, Array]:
     creep = np.zeros_like(ground)
     slipped = np.zeros_like(ground)
     for dy, dx in NEIGHBOURS:
-        near = np.float32(1.0 if dy == 0 or dx == 0 else 0.70710678)
+        inverse_distance = np.float32(1.0 if dy == 0 or dx == 0 else 0.70710678)
         neighbour = _toward(around, dy, dx)
-        drop = (ground - neighbour) * near
-        creep -= drop * near
+        drop = (ground - neighbour) * inverse_distance
+        creep -= drop * inverse_distance
         # what is too steep slips off, and what is too steep above slips down here
         steep = drop - np.clip(drop, -_TALUS, _TALUS)
         slipped -= steep
@@ -82,17 +82,17 @@ def _step(ground: Array, water: Array) -> tuple[Array, Array]:
     slope = np.maximum.reduce(drops)
     # water ends in the sea: none runs on below it
     dry = np.clip(ground * np.float32(0.5) + 1, 0, 1)
-    sent = _pad_edge(water * (1 - _LOSS) * dry / total)
-    sent[0], sent[-1], sent[:, 0], sent[:, -1] = 0, 0, 0, 0
-    arrived = np.ones_like(water)
+    outflow = _pad_edge(water * (1 - _LOSS) * dry / total)
+    outflow[0], outflow[-1], outflow[:, 0], outflow[:, -1] = 0, 0, 0, 0
+    inflow = np.ones_like(water)
     for (dy, dx), share in zip(NEIGHBOURS, shares, strict=True):
-        arrived += _toward(sent, -dy, -dx) * _toward(np.pad(share, 1), -dy, -dx)
-    cut = _CUT * arrived**_POWER * slope * dry
+        inflow += _toward(outflow, -dy, -dx) * _toward(np.pad(share, 1), -dy, -dx)
+    cut = _CUT * inflow**_POWER * slope * dry
     ground = ground - np.minimum(cut, slope * np.float32(0.3))
     ground += np.float32(_CREEP) * creep + np.float32(_SLIP) * slipped
     # a hollow fills up to its lowest rim
     np.maximum(ground, lowest, out=ground)
-    return ground, arrived
+    return ground, inflow
 
 
 def erode(heights: Array) -> Array:

@@ -67,8 +67,8 @@ def build(name: str, network: AgentNetwork, weights: Mapping[str, Array]) -> cml
     """Returns the network as a graph with these weights."""
     builder = cml.GraphBuilder(name)
     inputs = {key: builder.input(key, shape) for key, shape in network.shapes.items()}
-    made = network.apply(GraphOps(builder, weights), inputs)
-    return builder.graph(**{network.output: made})
+    result = network.apply(GraphOps(builder, weights), inputs)
+    return builder.graph(**{network.output: result})
 
 
 def replace_model(folder: Path, graph: cml.Graph) -> None:

@@ -62,8 +62,8 @@ def tiles_of(name: str, count: int, seed: int, among: int = 1) -> list[dict[str,
     rng, upres = np.random.default_rng(seed), cml.Session(trained_part("upres"), "cpu")
     terrain, ground = (open_session(INTEGER / f"{n}.nnef") for n in ("terrain", "ground"))
     levels = POPULATED_LEVELS if name == "population" else MAX_LEVEL + 1
-    found: list[dict[str, Array]] = []
-    while len(found) < count * among:
+    candidates: list[dict[str, Array]] = []
+    while len(candidates) < count * among:
         level = int(rng.integers(0, levels))
         x, z = (int(v) for v in rng.integers(-(2**14) >> level, 2**14 >> level, 2))
         world = int(rng.integers(0, HELD_OUT)) + seed * HELD_OUT
@@ -72,13 +72,13 @@ def tiles_of(name: str, count: int, seed: int, among: int = 1) -> list[dict[str,
         made |= terrain.run(made)
         deepest = -10 * tile.cell_m * (1 << HEIGHT_BITS)
         if made["coarse"].max() >= deepest or rng.random() >= 0.9:
-            found.append(made)
-    found.sort(key=lambda made: -float(np.abs(made["around"]).max()) * (among > 1))
-    del found[count:]
-    for made in found if name != "upres" else ():
+            candidates.append(made)
+    candidates.sort(key=lambda made: -float(np.abs(made["around"]).max()) * (among > 1))
+    del candidates[count:]
+    for made in candidates if name != "upres" else ():
         made |= upres.run(inputs_of("upres", made))
         made |= ground.run({key: made[key] for key in ("coarse", "residual", "tile")})
-    return found
+    return candidates
 
 
 @cache
@@ -105,15 +105,15 @@ def quantize_agent(name: str) -> tuple[cml.Graph, Any]:
     )
 
 
-def measure_loss(name: str, made: cml.Graph) -> float:
+def measure_loss(name: str, integer_graph: cml.Graph) -> float:
     """Returns the integer agent's RMSE against the float agent on unseen worlds.
 
     It is in the output's units.
     """
-    whole = cml.Session(made, "cpu")
+    integer_session = cml.Session(integer_graph, "cpu")
     return rms(
         [
-            whole.run(inputs_of(name, tile))[OUTPUT[name]] - run_float_agent(name, tile)
+            integer_session.run(inputs_of(name, tile))[OUTPUT[name]] - run_float_agent(name, tile)
             for tile in tiles_of(name, HELD, 1)
         ]
     )
@@ -127,13 +127,15 @@ def run_float_agent(name: str, tile: Mapping[str, Array]) -> Array:
     land = open_session(MODELS / "terrain.nnef").run({"tile": tile["tile"]})
     agent = open_session(MODELS / f"{name}.nnef")
     if name != "upres":
-        given = {key: land[key] for key in ("moisture", "grain", "cell")}
-        return np.asarray(agent.run({**given, "heights": tile["heights"]})[OUTPUT[name]])
+        inputs = {key: land[key] for key in ("moisture", "grain", "cell")}
+        return np.asarray(agent.run({**inputs, "heights": tile["heights"]})[OUTPUT[name]])
     coarse = tile["coarse"] / np.float32(1 << HEIGHT_BITS)
-    made = agent.run({"coarse": coarse, "detail": land["detail"], "cell": land["cell"]})["heights"]
-    flat = {"coarse": tile["coarse"], "residual": np.zeros_like(made), "tile": tile["tile"]}
+    heights = agent.run({"coarse": coarse, "detail": land["detail"], "cell": land["cell"]})[
+        "heights"
+    ]
+    flat = {"coarse": tile["coarse"], "residual": np.zeros_like(heights), "tile": tile["tile"]}
     smooth = open_session(INTEGER / "ground.nnef").run(flat)["heights"]
-    return np.asarray((made - smooth) / land["cell"])
+    return np.asarray((heights - smooth) / land["cell"])
 
 
 def main() -> None:
@@ -143,16 +145,19 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="every rounding point")
     a = parser.parse_args()
     for name in [a.only] if a.only else LOST:
-        made, report = quantize_agent(name)
-        replace_model(INTEGER / f"{name}.nnef", made)
+        integer_graph, report = quantize_agent(name)
+        replace_model(INTEGER / f"{name}.nnef", integer_graph)
         if a.report:
             print(report)
-        off, wide = measure_loss(name, made), sum(node.bits == 16 for node in report.nodes)
-        total = float(np.hypot(off, OWN[name]) / OWN[name])
+        loss, n_16_bit = (
+            measure_loss(name, integer_graph),
+            sum(node.bits == 16 for node in report.nodes),
+        )
+        total = float(np.hypot(loss, OWN[name]) / OWN[name])
         size = sum(f.stat().st_size for f in (INTEGER / f"{name}.nnef").iterdir())
         print(
-            f"{name}: {wide} of {len(report.nodes)} points of 16 bits, own {OWN[name]:.3f}, lost "
-            f"{off:.4f}, together {total:.3f}, {size / 1e3:.0f} kB"
+            f"{name}: {n_16_bit} of {len(report.nodes)} points of 16 bits, own {OWN[name]:.3f}, "
+            f"lost {loss:.4f}, together {total:.3f}, {size / 1e3:.0f} kB"
         )
 
 

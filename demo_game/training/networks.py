@@ -135,10 +135,10 @@ def _surroundings(o: Ops, slopes: Any, channels: int = 12) -> Any:
 
 def trained_texture(o: Ops, inputs: Inputs, channels: int = 24) -> Any:
     """Applies the trained part of the texture agent: colours and roughness, 2 texels a sample."""
-    wide = _surroundings(o, inputs["slopes"])
-    wide = o.depth_to_space(o.conv(wide, "wide6", 4 * channels, 3), 2)
+    context = _surroundings(o, inputs["slopes"])
+    context = o.depth_to_space(o.conv(context, "wide6", 4 * channels, 3), 2)
     x = o.relu(o.conv(inputs["features"], "near1", channels, 3))
-    x = o.relu(o.conv(x, "near2", channels, 3) + wide)
+    x = o.relu(o.conv(x, "near2", channels, 3) + context)
     x = o.relu(o.conv(x, "mix1", 32, 1))
     x = o.relu(o.conv(x, "mix2", 32, 1))
     x = o.conv(x, "albedo", 16, 1, last=True)
@@ -150,10 +150,10 @@ def trained_population(o: Ops, inputs: Inputs, channels: int = 32) -> Any:
 
     Inside it works at half the resolution.
     """
-    wide = _surroundings(o, inputs["slopes"])
+    context = _surroundings(o, inputs["slopes"])
     x = o.relu(o.conv(inputs["features"], "near1", channels, 4, stride=2))
     x = o.conv(x, "near2", channels, 2)
-    x = o.relu(x + o.conv(wide, "wide6", channels, 3))
+    x = o.relu(x + o.conv(context, "wide6", channels, 3))
     x = o.relu(o.conv(x, "mix1", channels, 1))
     x = o.conv(x, "density", 12, 1, last=True)
     return o.clamp(o.depth_to_space(x, 2), 0.0, 1.0)

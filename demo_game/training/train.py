@@ -65,8 +65,11 @@ class TorchOps:
 
     def fixed(self, x: Any, name: str, weights: Array, bias: Array | None = None) -> Any:
         if name not in self._fixed:
-            made = torch.from_numpy(weights), None if bias is None else torch.from_numpy(bias[0])
-            self._fixed[name] = made
+            parameters = (
+                torch.from_numpy(weights),
+                None if bias is None else torch.from_numpy(bias[0]),
+            )
+            self._fixed[name] = parameters
         return functional.conv2d(x, *self._fixed[name])
 
     def relu(self, x: Any) -> Any:
@@ -135,8 +138,8 @@ class Agent:
     def infer(self, inputs: Mapping[str, Array]) -> Array:
         """Returns the network's output for NumPy arrays, without gradients."""
         with torch.no_grad():
-            found: Array = self({key: _tensor(array) for key, array in inputs.items()}).numpy()
-        return found
+            output: Array = self({key: _tensor(array) for key, array in inputs.items()}).numpy()
+        return output
 
 
 def _tensor(array: Array) -> Any:

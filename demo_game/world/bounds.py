@@ -57,9 +57,9 @@ def ground(x: Array, z: Array, seed: int) -> Array:
     At least 0, the sea's surface.
     """
     size = TileId(0, 0, 0).cell_m
-    cells_x, cells_z = (np.floor(at / size).astype(np.int32) for at in (x, z))
-    found: Array = np.maximum(noise.height(Cells(cells_x, cells_z, 0, seed)), 0)
-    return found
+    cells_x, cells_z = (np.floor(coordinate / size).astype(np.int32) for coordinate in (x, z))
+    heights: Array = np.maximum(noise.height(Cells(cells_x, cells_z, 0, seed)), 0)
+    return heights
 
 
 class Boxes:
@@ -81,7 +81,7 @@ class Boxes:
 
         With ``mirrored`` also those in the sea's reflection.
         """
-        seen = sees_boxes(self._centre, self._half)
+        are_seen = sees_boxes(self._centre, self._half)
         if mirrored:
-            seen |= sees_boxes(self._centre * (1, -1, 1), self._half)
-        return [tile for tile, visible in zip(self.tiles, seen, strict=True) if visible]
+            are_seen |= sees_boxes(self._centre * (1, -1, 1), self._half)
+        return [tile for tile, visible in zip(self.tiles, are_seen, strict=True) if visible]

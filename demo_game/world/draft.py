@@ -88,8 +88,8 @@ def _colours(heights: Array, steep: Array, wet: Array) -> Array:
 
 def _step(x: Array, low: float, high: float) -> Array:
     """Returns 0 at ``low``, 1 at ``high``, linear between them."""
-    found: Array = np.clip((x - low) / (high - low), 0, 1)
-    return found
+    fraction: Array = np.clip((x - low) / (high - low), 0, 1)
+    return fraction
 
 
 def _bytes(values: Array) -> Array:

@@ -59,14 +59,14 @@ def _fade(t: Array) -> Array:
     ``t`` is in units of ``2**-13``.
     """
     cube = multiply_shift(t * t, t, FRACTION)
-    rest = t * (6 * t - (15 << FRACTION)) + (10 << 2 * FRACTION)
-    return multiply_shift(cube, rest >> 11, 12) >> 12
+    factor = t * (6 * t - (15 << FRACTION)) + (10 << 2 * FRACTION)
+    return multiply_shift(cube, factor >> 11, 12) >> 12
 
 
 def _corner(ix: Array, iz: Array, fx: Array, fz: Array, salt: int, seed: int) -> Array:
     h = hash_lattice(ix, iz, salt, seed).astype(np.int64)
-    found: Array = (2 * (h & 1023) - 1023) * fx + (2 * ((h >> 10) & 1023) - 1023) * fz
-    return found
+    gradient: Array = (2 * (h & 1023) - 1023) * fx + (2 * ((h >> 10) & 1023) - 1023) * fz
+    return gradient
 
 
 def _mix(a: Array, b: Array, fade: Array) -> Array:
@@ -90,8 +90,8 @@ def gradient_noise(cells: Cells, octave: int, salt: int) -> Array:
 
 def _continent(cells: Cells) -> Array:
     first, second = (gradient_noise(cells, octave, octave) for octave in noise.CONTINENT_OCTAVES)
-    both: Array = first + (second >> 1)
-    return both
+    height: Array = first + (second >> 1)
+    return height
 
 
 def _mountains(continent: Array) -> Array:
@@ -129,8 +129,8 @@ def moisture(cells: Cells) -> Array:
     total = np.full(cells.x.shape, 1 << 19, np.int64)
     for octave, weight in zip(noise.MOISTURE_OCTAVES, MOISTURE, strict=True):
         if octave - cells.level >= 2:
-            found = gradient_noise(cells, octave, 100 + octave)
-            total = total + multiply_shift(found >> 3, weight, 14)
+            noise_values = gradient_noise(cells, octave, 100 + octave)
+            total = total + multiply_shift(noise_values >> 3, weight, 14)
     return shift_and_round(total, 13)
 
 
@@ -139,5 +139,5 @@ def grain(halves: Cells) -> Array:
 
     A cell has two half cells: twice the cell's number, and one more.
     """
-    found = hash_lattice(halves.x, halves.z, 200 + halves.level, halves.seed)
-    return (found >> np.uint32(25)).astype(np.int64)
+    hashes = hash_lattice(halves.x, halves.z, 200 + halves.level, halves.seed)
+    return (hashes >> np.uint32(25)).astype(np.int64)

@@ -51,10 +51,10 @@ def hash_lattice(x: Array, z: Array, salt: int, seed: int) -> Array:
     """Returns a uint32 hash of lattice points (int32) for an octave ``salt`` and a world's seed."""
     key = np.uint32((salt * 0x9E3779B9 + seed * 0x85EBCA6B) & 0xFFFFFFFF)
     with np.errstate(over="ignore"):
-        found: Array = mix(
+        hashes: Array = mix(
             x.astype(np.int32).view(np.uint32) + mix(z.astype(np.int32).view(np.uint32) + key)
         )
-    return found
+    return hashes
 
 
 def _fade(t: Array) -> Array:
@@ -95,8 +95,8 @@ def amplitude(octave: int) -> float:
 
 def _continent(cells: Cells) -> Array:
     first, second = (gradient_noise(cells, octave, octave) for octave in CONTINENT_OCTAVES)
-    both: Array = first + np.float32(0.5) * second
-    return both
+    height: Array = first + np.float32(0.5) * second
+    return height
 
 
 def _mountains(continent: Array) -> Array:
@@ -154,5 +154,5 @@ def grain(halves: Cells) -> Array:
 
     A cell has two half cells: twice the cell's number, and one more.
     """
-    found = hash_lattice(halves.x, halves.z, 200 + halves.level, halves.seed)
-    return (found >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
+    hashes = hash_lattice(halves.x, halves.z, 200 + halves.level, halves.seed)
+    return (hashes >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)

@@ -100,13 +100,13 @@ def select(
             selection.coarse.add(tile)
         selection.draw.append(tile)
 
-    whole = Selection()
+    result = Selection()
     for root in _roots(eye, detail):
         if ready(root):
-            add(root, whole)
+            add(root, result)
         else:
-            whole.wanted[root] = distance(root, seed, eye)
-    return whole
+            result.wanted[root] = distance(root, seed, eye)
+    return result
 
 
 def list_needed(eye: tuple[float, float, float], seed: int, detail: Detail) -> set[TileId]:
@@ -121,24 +121,28 @@ def list_needed(eye: tuple[float, float, float], seed: int, detail: Detail) -> s
     return tiles
 
 
-def fit_detail(eye: tuple[float, float, float], seed: int, detail: Detail, most: int) -> Detail:
-    """Returns the finest detail around the eye for which at most ``most`` tiles are needed, about.
+def fit_detail(
+    eye: tuple[float, float, float], seed: int, detail: Detail, max_tiles: int
+) -> Detail:
+    """Returns the finest detail around the eye that needs about ``max_tiles`` tiles at most.
 
     Tiles are divided nearer to the eye, then less finely, than ``detail`` says. If even that
     needs more tiles, the coarsest detail is returned. The result depends on the eye's position
     in steps of some metres, so it is rarely recomputed.
     """
-    x, y, z = (round(at / _STEP_M) * _STEP_M for at in eye)
-    return _fit_detail((x, y, z), seed, detail, most)
+    x, y, z = (round(coordinate / _STEP_M) * _STEP_M for coordinate in eye)
+    return _fit_detail((x, y, z), seed, detail, max_tiles)
 
 
 @lru_cache(maxsize=256)
-def _fit_detail(eye: tuple[float, float, float], seed: int, detail: Detail, most: int) -> Detail:
+def _fit_detail(
+    eye: tuple[float, float, float], seed: int, detail: Detail, max_tiles: int
+) -> Detail:
     roots = _roots(eye, detail)
     for finest in range(detail.finest, detail.coarsest + 1):
         detail = replace(detail, finest=finest)
         divided = sorted(_divided(roots, eye, seed, detail))
-        while len(roots) + 4 * bisect_left(divided, detail.split) > most:
+        while len(roots) + 4 * bisect_left(divided, detail.split) > max_tiles:
             if detail.split <= _LEAST_SPLIT:
                 break
             detail = replace(detail, split=0.85 * detail.split)
@@ -163,13 +167,13 @@ def _divided(
 
 def _roots(eye: tuple[float, float, float], detail: Detail) -> list[TileId]:
     span = TileId(detail.coarsest, 0, 0).span_m
-    reach = detail.view_m
+    radius_m = detail.view_m
 
     def around(at: float) -> range:
-        return range(math.floor((at - reach) / span), math.floor((at + reach) / span) + 1)
+        return range(math.floor((at - radius_m) / span), math.floor((at + radius_m) / span) + 1)
 
     tiles = [TileId(detail.coarsest, x, z) for z in around(eye[2]) for x in around(eye[0])]
-    return [tile for tile in tiles if _flat_distance(tile, eye) < reach]
+    return [tile for tile in tiles if _flat_distance(tile, eye) < radius_m]
 
 
 def _flat_distance(tile: TileId, eye: tuple[float, float, float]) -> float:

@@ -65,7 +65,7 @@ def evaluate(options: argparse.Namespace) -> None:
     print("| held out | pictures | cubic filter | network | gain | least gain |")
     print("|---|--:|--:|--:|--:|--:|")
     for name, held_out in sets.items():
-        cubic, network = (np.array(found) for found in gains(held_out, enlarge))
+        cubic, network = (np.array(values) for values in gains(held_out, enlarge))
         cells = f"{cubic.mean():.2f} | {network.mean():.2f} | {(network - cubic).mean():+.2f}"
         print(f"| {name} | {len(held_out)} | {cells} | {(network - cubic).min():+.2f} |")
 
@@ -73,8 +73,8 @@ def evaluate(options: argparse.Namespace) -> None:
 def samples(options: argparse.Namespace) -> None:
     """writes textures of training at half their size, for cml quantize -i image=samples.npy"""
     rng = np.random.default_rng(1)
-    drawn = [pictures.texture(f, rng) for f in pictures.FAMILIES for _ in range(_TEXTURES)]
-    np.save(options.file, np.stack([pictures.as_planes(pictures.halved(p)) for p in drawn]))
+    textures = [pictures.texture(f, rng) for f in pictures.FAMILIES for _ in range(_TEXTURES)]
+    np.save(options.file, np.stack([pictures.as_planes(pictures.halved(p)) for p in textures]))
 
 
 def train(options: argparse.Namespace) -> None:

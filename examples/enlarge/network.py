@@ -74,12 +74,12 @@ class Pairs:
         rng = self.rng
         small, large = pairs[int(rng.integers(len(pairs)))]
         x, y = (int(rng.integers(side - _PATCH + 1)) for side in small.size)
-        colour, turns, mirrored = (int(rng.integers(count)) for count in (3, 4, 2))
+        colour, quarter_turns, mirrored = (int(rng.integers(count)) for count in (3, 4, 2))
 
         def cut(picture: Image.Image, times: int) -> Array:
             box = (x * times, y * times, (x + _PATCH) * times, (y + _PATCH) * times)
             plane = pictures.as_planes(picture.crop(box))[colour : colour + 1]
-            turned = np.rot90(plane, turns, axes=(1, 2))
+            turned = np.rot90(plane, quarter_turns, axes=(1, 2))
             return np.ascontiguousarray(turned[:, :, ::-1] if mirrored else turned)
 
         return cut(small, 1), cut(large, 2)

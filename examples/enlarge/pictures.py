@@ -81,17 +81,17 @@ def _mix(low: Array, high: Array, part: Array) -> Array:
 
 def _picture(colours: Array) -> Image.Image:
     """Returns colours [H, W, 3] in [0, 1] as a picture, scaled down to SIZE x SIZE pixels."""
-    made = Image.fromarray((np.clip(colours, 0, 1) * 255 + 0.5).astype(np.uint8))
-    return made.resize((SIZE, SIZE), Image.Resampling.BOX)
+    picture = Image.fromarray((np.clip(colours, 0, 1) * 255 + 0.5).astype(np.uint8))
+    return picture.resize((SIZE, SIZE), Image.Resampling.BOX)
 
 
-def _positions(turn: float = 0.0) -> tuple[Array, Array]:
+def _positions(angle: float = 0.0) -> tuple[Array, Array]:
     """Returns x and y of every pixel before a texture is scaled down, turned by ``turn`` radians.
 
     The unit is a pixel of the final texture.
     """
     y, x = np.mgrid[: SIZE * _FINER, : SIZE * _FINER].astype(np.float32) / _FINER
-    return x * np.cos(turn) - y * np.sin(turn), x * np.sin(turn) + y * np.cos(turn)
+    return x * np.cos(angle) - y * np.sin(angle), x * np.sin(angle) + y * np.cos(angle)
 
 
 def bricks(rng: np.random.Generator, scale: float) -> Image.Image:
@@ -113,14 +113,14 @@ def bricks(rng: np.random.Generator, scale: float) -> Image.Image:
 
 def planks(rng: np.random.Generator, scale: float) -> Image.Image:
     x, y = _positions(rng.choice([0.0, np.pi / 2]))
-    wide = 28 * scale
-    board = np.floor(y / wide)
+    width = 28 * scale
+    board = np.floor(y / width)
     warp = 10 * scale * _noise(rng, SIZE * _FINER, 60 * scale, 3)
     offsets = rng.uniform(0, 100, 997).astype(np.float32)[board.astype(int) % 997]
-    rings = np.sin((y % wide + warp + offsets + 0.02 * x) / (0.6 * scale))
+    rings = np.sin((y % width + warp + offsets + 0.02 * x) / (0.6 * scale))
     fine = _noise(rng, SIZE * _FINER, 6 * scale, 2)
     part = 0.5 + 0.3 * rings + 0.15 * fine + 0.002 * (offsets - 50)
-    gap = (y % wide > 1.5).astype(np.float32)
+    gap = (y % width > 1.5).astype(np.float32)
     dark = _colour(rng, 0.1, 0.5)
     return _picture(_mix(dark, dark + rng.uniform(0.1, 0.4), part) * gap[..., None])
 
@@ -135,17 +135,17 @@ def ground(rng: np.random.Generator, scale: float) -> Image.Image:
 
 def tiles(rng: np.random.Generator, scale: float) -> Image.Image:
     x, y = _positions(rng.uniform(0, np.pi))
-    wide = 14 * scale
-    odd = (np.floor(x / wide) + np.floor(y / wide)) % 2
-    seam = (x % wide < 1.0) | (y % wide < 1.0)
+    width = 14 * scale
+    odd = (np.floor(x / width) + np.floor(y / width)) % 2
+    seam = (x % width < 1.0) | (y % width < 1.0)
     colours = _mix(_colour(rng), _colour(rng), odd)
     grain = 0.05 * _noise(rng, SIZE * _FINER, 8 * scale)
     return _picture(np.where(seam[..., None], _colour(rng), colours) + grain[..., None])
 
 
 def _canvas(rng: np.random.Generator) -> tuple[Image.Image, ImageDraw.ImageDraw]:
-    made = Image.new("RGB", (SIZE * _FINER, SIZE * _FINER), _ink(rng))
-    return made, ImageDraw.Draw(made)
+    picture = Image.new("RGB", (SIZE * _FINER, SIZE * _FINER), _ink(rng))
+    return picture, ImageDraw.Draw(picture)
 
 
 def _ink(rng: np.random.Generator) -> tuple[int, int, int]:
@@ -154,50 +154,50 @@ def _ink(rng: np.random.Generator) -> tuple[int, int, int]:
 
 
 def foliage(rng: np.random.Generator, scale: float) -> Image.Image:
-    made, draw = _canvas(rng)
+    picture, draw = _canvas(rng)
     green = _colour(rng, 0.1, 0.5) + np.array([-0.1, 0.15, -0.1])
     for _ in range(int(900 / scale**2)):
-        at, turn = rng.uniform(0, SIZE * _FINER, 2), rng.uniform(0, 2 * np.pi)
-        along = 14 * scale * np.array([np.cos(turn), np.sin(turn)]) * rng.uniform(0.5, 1.5)
+        centre, angle = rng.uniform(0, SIZE * _FINER, 2), rng.uniform(0, 2 * np.pi)
+        along = 14 * scale * np.array([np.cos(angle), np.sin(angle)]) * rng.uniform(0.5, 1.5)
         across = np.array([-along[1], along[0]]) * 0.25
-        leaf = [at - along, at + across, at + along, at - across]
+        leaf = [centre - along, centre + across, centre + along, centre - across]
         shade = np.clip(green + rng.uniform(-0.25, 0.3), 0, 1) * 255
         draw.polygon([(float(px), float(py)) for px, py in leaf], fill=tuple(map(int, shade)))
-    return made.resize((SIZE, SIZE), Image.Resampling.BOX)
+    return picture.resize((SIZE, SIZE), Image.Resampling.BOX)
 
 
 def shapes(rng: np.random.Generator, scale: float) -> Image.Image:
     """Returns a texture of flat polygons, discs and lines, like signs and cel shading."""
-    made, draw = _canvas(rng)
+    picture, draw = _canvas(rng)
     for _ in range(int(40 / scale)):
         points = rng.uniform(0, SIZE * _FINER, 2) + rng.uniform(-90, 90, (4, 2)) * scale
         corners = [(float(px), float(py)) for px, py in points]
-        wide = int(rng.integers(1, 9) * scale) + 1
+        width = int(rng.integers(1, 9) * scale) + 1
         match int(rng.integers(3)):
             case 0:
                 draw.polygon(corners[:3], fill=_ink(rng))
             case 1:
-                draw.line(corners, fill=_ink(rng), width=wide, joint="curve")
+                draw.line(corners, fill=_ink(rng), width=width, joint="curve")
             case _:
-                draw.circle(corners[0], 30 * scale, fill=_ink(rng), outline=_ink(rng), width=wide)
-    return made.resize((SIZE, SIZE), Image.Resampling.BOX)
+                draw.circle(corners[0], 30 * scale, fill=_ink(rng), outline=_ink(rng), width=width)
+    return picture.resize((SIZE, SIZE), Image.Resampling.BOX)
 
 
 def interface(rng: np.random.Generator, scale: float) -> Image.Image:
     """Returns a texture of panels with letters, at its final size, as a user interface has them."""
-    made = Image.new("RGB", (SIZE, SIZE), _ink(rng))
-    draw = ImageDraw.Draw(made)
+    picture = Image.new("RGB", (SIZE, SIZE), _ink(rng))
+    draw = ImageDraw.Draw(picture)
     for _ in range(6):
         x, y = (int(v) for v in rng.integers(-30, SIZE - 30, 2))
-        wide, high = (int(v) for v in rng.integers(40, 160, 2))
+        width, height = (int(v) for v in rng.integers(40, 160, 2))
         back, ink = _ink(rng), _ink(rng)
-        draw.rounded_rectangle((x, y, x + wide, y + high), int(rng.integers(0, 12)), back, ink)
+        draw.rounded_rectangle((x, y, x + width, y + height), int(rng.integers(0, 12)), back, ink)
         font = ImageFont.load_default(size=round(11 * scale * rng.uniform(0.9, 1.1)))
         step = round(15 * scale)
-        for line in range(y + 4, y + high - step, step):
+        for line in range(y + 4, y + height - step, step):
             letters = rng.integers(33, 123, int(rng.integers(3, 24))).astype(np.uint8)
             draw.text((x + 6, line), letters.tobytes().decode("ascii"), ink, font)
-    return made
+    return picture
 
 
 FAMILIES: Mapping[str, Callable[[np.random.Generator, float], Image.Image]] = {
@@ -243,10 +243,12 @@ def renderings(folder: Path, held_out: bool) -> Iterator[Image.Image]:
 
 def photos() -> Iterator[Image.Image]:
     """Yields the held-out photos as RGB pictures; downloads those that are missing."""
-    found = [assets.Asset(assets.PICTURES, f"skimage/data/{n}", h) for n, h in _PHOTOS.items()]
-    for credit in assets.fetch(*found):
+    photo_assets = [
+        assets.Asset(assets.PICTURES, f"skimage/data/{n}", h) for n, h in _PHOTOS.items()
+    ]
+    for credit in assets.fetch(*photo_assets):
         print(credit, file=sys.stderr)
-    for asset in found:
+    for asset in photo_assets:
         yield _opened(asset.path)
 
 

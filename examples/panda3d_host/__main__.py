@@ -48,8 +48,8 @@ class Scene:
             cartoon.WIDTH, cartoon.HEIGHT, Texture.T_unsigned_byte, Texture.F_rgb8
         )
         self.box: NodePath[Any] = NodePath("box")
-        for side in range(4):
-            self._card(90 * side)
+        for face in range(4):
+            self._card(90 * face)
         self.box.reparent_to(self.base.render)
         self.base.camera.set_pos(0, -6, 1.2)
         self.base.camera.look_at(0, 0, 0)

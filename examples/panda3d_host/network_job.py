@@ -67,12 +67,12 @@ class NetworkBeside:
         if job.state != "done":
             return None
         self._done_since += 1
-        found = job.read(self._output)  # requests a readback; None until it has arrived
-        if found is None:
+        output = job.read(self._output)  # requests a readback; None until it has arrived
+        if output is None:
             return None
         self.frames_under_way.append(self._done_since)
         self._done_since, self._job = 0, None
-        return np.asarray(found)
+        return np.asarray(output)
 
 
 def timed(work: Callable[[], Any]) -> float:

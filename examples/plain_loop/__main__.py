@@ -55,8 +55,8 @@ class Screen:
         self.canvas, self.device = canvas, device
         self.context = canvas.get_context("wgpu")
         # a format without gamma, because the network's numbers are already encoded
-        found = str(self.context.get_preferred_format(device.adapter)).removesuffix("-srgb")
-        self.context.configure(device=device, format=found)
+        target_format = str(self.context.get_preferred_format(device.adapter)).removesuffix("-srgb")
+        self.context.configure(device=device, format=target_format)
         self.texture = device.create_texture(
             size=(cartoon.WIDTH, cartoon.HEIGHT, 1),
             format="rgba32float",
@@ -66,7 +66,7 @@ class Screen:
         )
         usage = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST
         self._size = device.create_buffer(size=8, usage=usage)
-        self._make_pipeline(found)
+        self._make_pipeline(target_format)
 
     def _make_pipeline(self, target: str) -> None:
         stage = wgpu.ShaderStage.FRAGMENT
@@ -191,8 +191,8 @@ def _network(watch: Path | None, ops: Sequence[Path], overlay: bool) -> cml.Grap
 def open_device(timestamps: bool = True) -> Any:
     """Returns the host's device, with default limits and optionally timestamp queries."""
     adapter = wgpu.gpu.request_adapter_sync(power_preference="high-performance")
-    wanted = {"timestamp-query"} if timestamps else set()
-    return adapter.request_device_sync(required_features=sorted(wanted & set(adapter.features)))
+    requested = {"timestamp-query"} if timestamps else set()
+    return adapter.request_device_sync(required_features=sorted(requested & set(adapter.features)))
 
 
 def has_display() -> bool:
@@ -227,12 +227,12 @@ def run_offscreen(canvas: Any, draw: Callable[[], None], frames: int) -> np.ndar
 
 def run_window(canvas: Any, loop: Any, draw: Callable[[], None], frames: int | None) -> None:
     """Runs the window's event loop until it is closed, or until ``frames`` frames if given."""
-    left = frames or sys.maxsize
+    frames_left = frames or sys.maxsize
 
     def once() -> None:
-        nonlocal left
-        left -= 1
-        if left <= 0:
+        nonlocal frames_left
+        frames_left -= 1
+        if frames_left <= 0:
             loop.stop()
         draw()
         canvas.request_draw()

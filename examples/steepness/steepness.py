@@ -14,9 +14,14 @@ def steepness(attrs: cml.Attrs, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]
 
     ``x`` is [N, C, H, W]; elements beyond the border equal those at the border.
     """
-    wide = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)), mode="edge")
-    around = wide[..., :-2, 1:-1], wide[..., 2:, 1:-1], wide[..., 1:-1, :-2], wide[..., 1:-1, 2:]
-    return np.asarray(sum(np.abs(neighbour - x) for neighbour in around))
+    padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)), mode="edge")
+    neighbours = (
+        padded[..., :-2, 1:-1],
+        padded[..., 2:, 1:-1],
+        padded[..., 1:-1, :-2],
+        padded[..., 1:-1, 2:],
+    )
+    return np.asarray(sum(np.abs(neighbour - x) for neighbour in neighbours))
 
 
 cml.register(

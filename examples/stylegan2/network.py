@@ -176,5 +176,5 @@ class _Network:
             "multilinear_upsample", f"{name}.image2", image, factor=[2, 2], method="symmetric",
             border="constant",
         )  # fmt: skip
-        whole = self.make.facts[larger].shape[3] == self.config.resolution
-        return self.node("add", "image" if whole else f"{name}.image", rgb, larger)
+        is_last = self.make.facts[larger].shape[3] == self.config.resolution
+        return self.node("add", "image" if is_last else f"{name}.image", rgb, larger)

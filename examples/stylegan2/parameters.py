@@ -53,8 +53,8 @@ class Config:
 
     def layers(self, resolution: int) -> dict[str, int]:
         """Returns the number of input channels of a block's 3x3 layers, by name, in order."""
-        own = {"conv1": self.channels(resolution)}
-        return own if resolution == 4 else {"conv0": self.channels(resolution // 2), **own}
+        last = {"conv1": self.channels(resolution)}
+        return last if resolution == 4 else {"conv0": self.channels(resolution // 2), **last}
 
 
 def random_parameters(config: Config, seed: int) -> dict[str, Array]:
@@ -65,25 +65,25 @@ def random_parameters(config: Config, seed: int) -> dict[str, Array]:
     affects the picture.
     """
     draw = _Draw(np.random.default_rng(seed), config.latent)
-    made: dict[str, Array] = {}
+    parameters: dict[str, Array] = {}
     for i in range(config.mapping_layers):
-        made[f"mapping.fc{i}.weight"] = draw.normal(
+        parameters[f"mapping.fc{i}.weight"] = draw.normal(
             config.latent, config.latent, scale=1 / config.mapping_rate
         )
-        made[f"mapping.fc{i}.bias"] = draw.normal(config.latent, scale=10.0)
+        parameters[f"mapping.fc{i}.bias"] = draw.normal(config.latent, scale=10.0)
     for octave, resolution in enumerate(config.resolutions):
         block = f"synthesis.b{resolution}"
         channels = config.channels(resolution)
         if resolution == 4:
-            made[f"{block}.const"] = draw.normal(channels, 4, 4)
+            parameters[f"{block}.const"] = draw.normal(channels, 4, 4)
         for layer, in_channels in config.layers(resolution).items():
             name = f"{block}.{layer}"
-            made |= draw.modulated(name, in_channels, channels, 3)
-            made[f"{name}.noise_const"] = draw.normal(resolution, resolution)
-            made[f"{name}.noise_strength"] = draw.normal(scale=_NOISE)
-        made |= draw.modulated(f"{block}.torgb", channels, 3, 1)
-        made[f"{block}.torgb.weight"] *= np.float32(_RGB * _FINER**octave)
-    return made
+            parameters |= draw.modulated(name, in_channels, channels, 3)
+            parameters[f"{name}.noise_const"] = draw.normal(resolution, resolution)
+            parameters[f"{name}.noise_strength"] = draw.normal(scale=_NOISE)
+        parameters |= draw.modulated(f"{block}.torgb", channels, 3, 1)
+        parameters[f"{block}.torgb.weight"] *= np.float32(_RGB * _FINER**octave)
+    return parameters
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class _Draw:
     latent: int
 
     def normal(self, *shape: int, scale: float = 1.0) -> Array:
-        drawn = self.generator.standard_normal(shape, np.float32)
-        return np.asarray(drawn, np.float32) * np.float32(scale)
+        values = self.generator.standard_normal(shape, np.float32)
+        return np.asarray(values, np.float32) * np.float32(scale)
 
     def modulated(self, name: str, ins: int, outs: int, window: int) -> dict[str, Array]:
         """Returns random parameters, by name, of a convolution that is modulated by a style."""

@@ -72,10 +72,10 @@ def terrain(denoise: Denoise, shape: tuple[int, int], seed: int, difficulty: int
     noise = canvas(shape, seed)
     total, weights = np.zeros_like(noise[0, 0]), np.zeros_like(noise[0, 0])
     weight = _weight()
-    for place in squares(noise.shape[2], noise.shape[3]):
-        square = denoise(inputs_of(noise[:, :, *place], difficulty))[0, 0]
-        total[place] += square * weight
-        weights[place] += weight
+    for area in squares(noise.shape[2], noise.shape[3]):
+        square = denoise(inputs_of(noise[:, :, *area], difficulty))[0, 0]
+        total[area] += square * weight
+        weights[area] += weight
     return heights((total / weights)[: shape[0], : shape[1]])
 
 

@@ -57,9 +57,9 @@ def fetch_three() -> dict[str, bytes]:
             cwd=folder, capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode:
-            said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+            reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
             raise cml.CmlError(
-                f"cannot fetch three@{VERSION} from npm: {said}\n"
+                f"cannot fetch three@{VERSION} from npm: {reason}\n"
                 "Check the network or a proxy, or name a folder that has it (--three)"
             )
         return _read(Path(folder, "node_modules", "three", "build"))

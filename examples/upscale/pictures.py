@@ -30,11 +30,11 @@ def enlarge(picture: Image.Image) -> Image.Image:
 
 def side_by_side(left: Image.Image, right: Image.Image, titles: tuple[str, str]) -> Image.Image:
     """Returns one picture with two of equal size side by side, each with its title in a corner."""
-    both = Image.new("RGB", (left.width + _GAP + right.width, left.height), "white")
+    combined = Image.new("RGB", (left.width + _GAP + right.width, left.height), "white")
     for picture, title, x in ((left, titles[0], 0), (right, titles[1], left.width + _GAP)):
-        both.paste(picture, (x, 0))
-        _write(ImageDraw.Draw(both), title, (x + _MARGIN, left.height - 3 * _MARGIN))
-    return both
+        combined.paste(picture, (x, 0))
+        _write(ImageDraw.Draw(combined), title, (x + _MARGIN, left.height - 3 * _MARGIN))
+    return combined
 
 
 def _write(draw: ImageDraw.ImageDraw, text: str, at: tuple[int, int]) -> None:

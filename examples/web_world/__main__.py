@@ -42,33 +42,33 @@ def write_networks(folder: Path, profiles: Sequence[str], integer: bool = False)
     With ``integer`` these are the networks of the integer world.
     """
     chain = load_chain(integer=integer)
-    shown = _EXACT_SHOWN if integer else _SHOWN
+    outputs = _EXACT_SHOWN if integer else _SHOWN
     digested = (
         [(READ[name], name) for name in chain.list_digest_tensors(TileId(0, 0, 0))]
         if integer
         else []
     )
-    needed = _needed(chain, {*shown.values(), *(session for session, _ in digested)})
-    for name in needed:
+    sessions = _needed(chain, {*outputs.values(), *(session for session, _ in digested)})
+    for name in sessions:
         data = cook(chain.graphs[name], profiles, player=True)
         write_atomically(folder / f"{name}.cml", data)
-    said = {
+    manifest = {
         "sources": {
-            name: {t: asdict(o) for t, o in chain.sources[name].items()} for name in needed
+            name: {t: asdict(o) for t, o in chain.sources[name].items()} for name in sessions
         },
-        "readsTile": [name for name in needed if name in READS_TILE],
-        "shown": shown,
+        "readsTile": [name for name in sessions if name in READS_TILE],
+        "shown": outputs,
         "digested": [{"session": session, "tensor": tensor} for session, tensor in digested],
     }
-    write_atomically(folder / "chain.json", json.dumps(said, indent=1))
+    write_atomically(folder / "chain.json", json.dumps(manifest, indent=1))
 
 
-def _needed(chain: Chain, wanted: set[str]) -> list[str]:
-    """Returns the sessions ``wanted`` and all sessions that they read, in the chain's order."""
+def _needed(chain: Chain, sessions: set[str]) -> list[str]:
+    """Returns these ``sessions`` and all sessions that they read, in the chain's order."""
     for name in reversed(list(chain.sources)):
-        if name in wanted:
-            wanted = wanted | {taken.session for taken in chain.sources[name].values()}
-    return [name for name in chain.sources if name in wanted]
+        if name in sessions:
+            sessions = sessions | {source.session for source in chain.sources[name].values()}
+    return [name for name in chain.sources if name in sessions]
 
 
 def write_player(folder: Path, *names: str) -> None:
