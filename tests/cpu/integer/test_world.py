@@ -72,9 +72,9 @@ class Faulty:
     def __init__(self, maker, tensor, at):
         self.maker, self.chain, self.tensor, self.left = maker, maker.chain, tensor, at
 
-    def make(self, tile, seed, *, names, given):
-        made = self.maker.make(tile, seed, names=names, given=given)
-        if self.tensor in made and self.tensor not in given:
+    def make(self, tile, seed, *, names, computed):
+        made = self.maker.make(tile, seed, names=names, computed=computed)
+        if self.tensor in made and self.tensor not in computed:
             self.left -= 1
             if self.left < 0:
                 made[self.tensor].flat[100] += 1
