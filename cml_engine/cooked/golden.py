@@ -81,20 +81,20 @@ def _alike(expected: Array, result: Array) -> Array:
     return np.asarray((result == expected) | are_nan)
 
 
-def make_golden(graph: Graph, written: Graph, storage: str, exact: bool) -> Golden | None:
+def make_golden(graph: Graph, source_graph: Graph, storage: str, exact: bool) -> Golden | None:
     """Returns a golden pair: random inputs in the ranges that the network declares, and NumPy's
     outputs.
 
-    ``graph`` is optimized; ``written`` is the same graph as loaded. Networks that are ``exact``
-    have tolerance 0. For others it is measured by comparing the outputs with those of a run in
-    which every operator's result is changed by rounding errors. Returns None if an operator has
-    no NumPy function, or if the outputs depend on rounding errors alone.
+    ``graph`` is optimized; ``source_graph`` is the same graph as loaded. Networks that are
+    ``exact`` have tolerance 0. For others it is measured by comparing the outputs with those of a
+    run in which every operator's result is changed by rounding errors. Returns None if an operator
+    has no NumPy function, or if the outputs depend on rounding errors alone.
     """
     ops = graph.ops
     if any(lookup(op).cpu is None for op in ops):
         return None
     for seed in range(_TRIES):
-        inputs, outputs = _first_run(graph, written, seed)
+        inputs, outputs = _first_run(graph, source_graph, seed)
         if exact:
             return Golden(inputs, outputs, 0.0)
         differences = Golden(inputs, outputs, 1.0).differences(
@@ -107,9 +107,9 @@ def make_golden(graph: Graph, written: Graph, storage: str, exact: bool) -> Gold
 
 
 def _first_run(
-    graph: Graph, written: Graph, seed: int
+    graph: Graph, source_graph: Graph, seed: int
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    inputs = golden_inputs(written, seed)
+    inputs = golden_inputs(source_graph, seed)
     try:
         return inputs, CpuProgram(graph).run(inputs)
     except CmlError:  # integers out of the network's range: nearly all networks accept 0 and 1
@@ -155,18 +155,18 @@ def _index_limits(graph: Graph) -> dict[str, int]:
 
     The input may reach the index through other integer tensors.
     """
-    reached = {name: {name} for name in graph.inputs if graph.facts[name].dtype == "integer"}
+    index_sources = {name: {name} for name in graph.inputs if graph.facts[name].dtype == "integer"}
     limits: dict[str, int] = {}
     for node in graph.nodes:
-        sources = set[str]().union(*(reached.get(name, ()) for name in node.reads))
+        sources = set[str]().union(*(index_sources.get(name, ()) for name in node.reads))
         if node.op in _INDEXING:
             shape, axis = graph.facts[node.inputs[0]].shape, node.attrs.get("axis")
             extent = min(shape, default=1) if axis is None else shape[axis]
-            for name in reached.get(node.inputs[1], ()):
+            for name in index_sources.get(node.inputs[1], ()):
                 limits[name] = min(limits.get(name, extent), extent)
         for name in node.outputs:
             if graph.facts[name].dtype == "integer":
-                reached[name] = sources
+                index_sources[name] = sources
     return limits
 
 

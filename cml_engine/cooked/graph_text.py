@@ -78,8 +78,8 @@ def _record(make: Callable[..., Any], optional: frozenset[str], **fields: _Codec
 
     def write(value: object) -> dict[str, Any]:
         values = {name: getattr(value, name) for name in fields}
-        left_out = {name for name in optional if not values[name]}
-        return {n: fields[n].write(v) for n, v in values.items() if n not in left_out}
+        omitted = {name for name in optional if not values[name]}
+        return {n: fields[n].write(v) for n, v in values.items() if n not in omitted}
 
     def read(data: Any) -> Any:
         if unknown := data.keys() - fields.keys():

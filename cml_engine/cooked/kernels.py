@@ -190,8 +190,8 @@ def _read(file: Container, code: Section, row: KernelRow, trusted: bool) -> Cook
         )
     content = hashlib.sha256(used_code[0]).hexdigest()
     unpack = partial(_unpacked, *used_code, subject, as_spirv, trusted)
-    believed = trusted and bool(flags & TRUSTED)
-    kernel = KernelCode(label, tensors, params_bytes, believed, content, unpack)
+    is_safe = trusted and bool(flags & TRUSTED)
+    kernel = KernelCode(label, tensors, params_bytes, is_safe, content, unpack)
     return Cooked(row.digest.hex(), flags, kernel, spirv is not None, wgsl is not None, refusal)
 
 

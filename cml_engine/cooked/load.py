@@ -113,10 +113,10 @@ def _read(path: Path) -> memoryview:
     Raises :class:`InputError` if the file cannot be read.
     """
     try:
-        with path.open("rb") as opened:
-            size = check_size(opened.read(FileHeader.SIZE), path.stat().st_size)
-            opened.seek(0)
-            return memoryview(opened.read(size))
+        with path.open("rb") as stream:
+            size = check_size(stream.read(FileHeader.SIZE), path.stat().st_size)
+            stream.seek(0)
+            return memoryview(stream.read(size))
     except OSError as error:
         raise InputError(f"cannot read '{path}': {error.strerror or error}") from None
 
@@ -186,8 +186,8 @@ class Artifact:
 
         A run of the cooked file therefore has the same digest as a run of the model.
         """
-        stated = self.meta.get("integer")
-        return bytes.fromhex(stated) if stated else None
+        digest = self.meta.get("integer")
+        return bytes.fromhex(digest) if digest else None
 
     def plan(self, limits: Limits, storage: str, plain: bool, lower: Callable[[], T]) -> T:
         """Returns the plan for a device with these limits.
@@ -198,9 +198,9 @@ class Artifact:
         :class:`StaleArtifact` if no plan is possible.
         """
         as_cooked = plain and storage in ("float", self.storage)
-        chosen, reasons = choose(self.plans, limits, lambda plan: _lacking(plan, limits))
-        if as_cooked and chosen is not None:
-            return chosen.plan(self.name)  # type: ignore[return-value]
+        cooked_plan, reasons = choose(self.plans, limits, lambda plan: _lacking(plan, limits))
+        if as_cooked and cooked_plan is not None:
+            return cooked_plan.plan(self.name)  # type: ignore[return-value]
         if self.graph is None:
             raise self._stale(reasons or ["it was cooked for players, and has its plans only"])
         self._check_graph(self.graph)
@@ -234,10 +234,10 @@ class Artifact:
         """
         if self.graph is None:
             raise self._stale(["it was cooked for players, and has no graph for the CPU"])
-        lacking = [name for name in self.meta.get("custom", ()) if not is_registered(name)]
-        if lacking:
+        missing = [name for name in self.meta.get("custom", ()) if not is_registered(name)]
+        if missing:
             raise UnsupportedOp(
-                f"'{self.name}' has the kernels of {', '.join(lacking)}, and not their NumPy "
+                f"'{self.name}' has the kernels of {', '.join(missing)}, and not their NumPy "
                 "functions, which are no part of a cooked file: register the operators (--ops "
                 "FILE.py), or run it on a GPU"
             )

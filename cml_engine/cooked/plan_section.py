@@ -279,10 +279,10 @@ def choose(
     """
     reasons: list[str] = []
     for plan in sorted(plans, key=lambda plan: limits.software and not plan.needs.software):
-        lacking = plan.needs.unmet(limits) or kernel_problem(plan)
-        if not lacking:
+        problem = plan.needs.unmet(limits) or kernel_problem(plan)
+        if not problem:
             return plan, reasons
-        reasons.append(f"'{plan.profile}': {lacking}")
+        reasons.append(f"'{plan.profile}': {problem}")
     return None, reasons
 
 
@@ -412,21 +412,21 @@ def _binding(binding: Binding) -> bytes:
     return BindingRow(space=space, offset=binding.offset, nbytes=binding.nbytes).to_bytes()
 
 
-def _tensors(places: Mapping[str, TensorPlace], strings: Strings) -> bytes:
-    return b"".join(_tensor(name, place, strings) for name, place in places.items())
+def _tensors(tensors: Mapping[str, TensorPlace], strings: Strings) -> bytes:
+    return b"".join(_tensor(name, tensor, strings) for name, tensor in tensors.items())
 
 
-def _tensor(name: str, place: TensorPlace, strings: Strings) -> bytes:
-    shape = place.fact.shape
+def _tensor(name: str, tensor: TensorPlace, strings: Strings) -> bytes:
+    shape = tensor.fact.shape
     if len(shape) > MOST_DIMENSIONS:
         raise InputError(f"'{name}' has {len(shape)} dimensions, a cooked file has at most 8")
     return TensorRow(
         name=strings.put(name),
-        type=DTYPES.index(place.fact.dtype),
-        layout=LAYOUTS.index(place.layout),
+        type=DTYPES.index(tensor.fact.dtype),
+        layout=LAYOUTS.index(tensor.layout),
         rank=len(shape),
         extents=padded(shape),
-        space=SPACES.index(place.binding.space),
-        offset=place.binding.offset,
-        nbytes=4 * words(place.fact, place.layout),
+        space=SPACES.index(tensor.binding.space),
+        offset=tensor.binding.offset,
+        nbytes=4 * words(tensor.fact, tensor.layout),
     ).to_bytes()

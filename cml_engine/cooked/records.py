@@ -171,8 +171,12 @@ def _taker(field: RowField) -> Callable[[Iterator[int]], object]:
     """
     take: Callable[[Iterator[int]], object]
     if not isinstance(field.of, str):
-        one, count = field.of._from_values, field.count
-        take = one if not count else lambda values: tuple(one(values) for _ in range(count))
+        read_element, count = field.of._from_values, field.count
+        take = (
+            read_element
+            if not count
+            else lambda values: tuple(read_element(values) for _ in range(count))
+        )
     elif field.count and field.of != "B":
         take = lambda values: tuple(islice(values, field.count))  # noqa: E731
     else:

@@ -41,7 +41,7 @@ class Values:
 
     def __init__(self) -> None:
         self.content = bytearray()
-        self._places: dict[bytes, int] = {}
+        self._offsets: dict[bytes, int] = {}
 
     def put(self, array: Array) -> tuple[int, int, int]:
         """Stores an array unless an equal one is there; returns its offset, its stored type and the
@@ -57,11 +57,11 @@ class Values:
             becomes = _FLOAT if array.dtype.kind == "f" else _INTEGER
         content = np.ascontiguousarray(bits).tobytes()
         digest = hashlib.sha256(content).digest()
-        if digest not in self._places:
+        if digest not in self._offsets:
             self.content += bytes(aligned(len(self.content), VALUE_ALIGNMENT) - len(self.content))
-            self._places[digest] = len(self.content)
+            self._offsets[digest] = len(self.content)
             self.content += content
-        return self._places[digest], stored, becomes
+        return self._offsets[digest], stored, becomes
 
     def rows(self, space: str, values: Mapping[str, tuple[int, Array]]) -> Iterator[bytes]:
         """Yields the record of each constant of buffer ``space``, as bytes in order of offset, and

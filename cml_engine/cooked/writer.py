@@ -31,18 +31,18 @@ class Strings:
     """
 
     def __init__(self) -> None:
-        self._places = {"": Text(offset=0, length=0)}
+        self._ranges = {"": Text(offset=0, length=0)}
         self.content = bytearray()
 
     def put(self, text: str) -> Text:
-        if text not in self._places:
+        if text not in self._ranges:
             encoded = text.encode(errors="replace")
             # only people read titles and labels, so these may be cut; a cut name is an error later
             if len(encoded) > MOST_TEXT:
                 encoded = encoded[: MOST_TEXT - 4].decode(errors="ignore").encode() + b" ..."
-            self._places[text] = Text(offset=len(self.content), length=len(encoded))
+            self._ranges[text] = Text(offset=len(self.content), length=len(encoded))
             self.content += encoded
-        return self._places[text]
+        return self._ranges[text]
 
 
 class Sections:

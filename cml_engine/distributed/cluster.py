@@ -204,9 +204,9 @@ def check_devices(states: Mapping[str, tuple[str, str]]) -> str:
     was not). Raises :class:`DeviceError` if a worker was refused or if the devices differ.
     """
     devices: dict[str, str] = {}
-    for address, (device, refused) in sorted(states.items()):
-        if refused:
-            raise DeviceError(f"worker {address}: {refused}")
+    for address, (device, refusal) in sorted(states.items()):
+        if refusal:
+            raise DeviceError(f"worker {address}: {refusal}")
         devices.setdefault(device, address)
     if len(devices) > 1:
         (first_device, first), (second_device, second) = list(devices.items())[:2]
@@ -289,10 +289,10 @@ class ClusterMonitor:
     def __init__(self, client: Client, embedded: bool, report: Report) -> None:
         self.client, self.embedded, self.report = client, embedded, report
         self.window = _LEAST_AHEAD
-        self._workers = 0
-        self._looked = 0.0
-        self._alive = time.monotonic()
-        self._remembered = 0
+        self._n_workers = 0
+        self._last_check = 0.0
+        self._last_alive = time.monotonic()
+        self._done_at_forget = 0
 
     def check(self) -> None:
         """Updates :attr:`window` and restarts lost workers, if the last check is old enough.
@@ -301,24 +301,24 @@ class ClusterMonitor:
         is gone, or if there has been no worker for ``PATIENCE_S`` seconds.
         """
         now = time.monotonic()
-        if now - self._looked < LOOK_S:
+        if now - self._last_check < LOOK_S:
             return
         self.count_time()
         if self.client.status == "running":
             threads = self.client.nthreads()
-            self._workers = len(threads)
+            self._n_workers = len(threads)
             self.window = max(_LEAST_AHEAD, _AHEAD * sum(threads.values()))
             if self.embedded:
                 replace_lost(self.client, len(threads))
             if threads:
-                self._alive = now
-            if self.report.done - self._remembered >= FORGET_AFTER:
-                self._remembered = self.report.done
+                self._last_alive = now
+            if self.report.done - self._done_at_forget >= FORGET_AFTER:
+                self._done_at_forget = self.report.done
                 with contextlib.suppress(Exception):  # a scheduler may refuse to run functions
                     self.client.run_on_scheduler(forget_names)
         if self.client.status == "closed":
             raise self.vanished_error()
-        if now - self._alive > PATIENCE_S:
+        if now - self._last_alive > PATIENCE_S:
             if self.client.status != "running":
                 raise self.vanished_error()
             raise InputError(f"no worker for {PATIENCE_S:g} s. {self.describe_progress()}")
@@ -326,8 +326,10 @@ class ClusterMonitor:
     def count_time(self) -> None:
         """Adds the workers' time since the last call (elapsed seconds × workers) to the report."""
         now = time.monotonic()
-        self.report.worker_s += self._workers * (now - self._looked) if self._looked else 0.0
-        self._looked = now
+        self.report.worker_s += (
+            self._n_workers * (now - self._last_check) if self._last_check else 0.0
+        )
+        self._last_check = now
 
     def vanished_error(self) -> InputError:
         """Returns the error for a scheduler that is gone; its message says how much is stored."""
@@ -341,5 +343,5 @@ class ClusterMonitor:
         report = self.report
         if not report.total:
             return "Nothing was made yet"
-        done = f"{report.done:,} of {report.total:,} {report.what} are in '{report.store}'"
-        return f"{done}; the same command goes on from there"
+        stored = f"{report.done:,} of {report.total:,} {report.what} are in '{report.store}'"
+        return f"{stored}; the same command goes on from there"

@@ -196,8 +196,8 @@ class NetworkProducer:
         if count not in self._batched:
             graph, backend = self.work.graphs.get(count), self.session.gpu or "cpu"
             session = graph and Session(graph, backend, self.work.options)
-            good = session if session and self._is_bit_identical(session, count) else None
-            self._batched[count] = good
+            usable = session if session and self._is_bit_identical(session, count) else None
+            self._batched[count] = usable
         return self._batched[count]
 
     def _is_bit_identical(self, session: Session, count: int) -> bool:

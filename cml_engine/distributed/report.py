@@ -30,8 +30,8 @@ class WorkerShare:
 
     def add(self, seconds: Mapping[str, float]) -> None:
         """Adds seconds of work to the totals of each activity, such as "check" or "write"."""
-        for activity, spent in seconds.items():
-            self.seconds[activity] = self.seconds.get(activity, 0.0) + spent
+        for activity, spent_s in seconds.items():
+            self.seconds[activity] = self.seconds.get(activity, 0.0) + spent_s
 
     @property
     def busy_s(self) -> float:
@@ -163,8 +163,8 @@ class Report:
         ]
         for name, share in sorted(self.workers.items()):
             parts = ", ".join(
-                f"{activity} {1e3 * spent / max(1, share.made):.1f}"
-                for activity, spent in sorted(share.seconds.items(), key=lambda item: -item[1])
+                f"{activity} {1e3 * spent_s / max(1, share.made):.1f}"
+                for activity, spent_s in sorted(share.seconds.items(), key=lambda item: -item[1])
             )
             lines.append(
                 f"  {name}: {share.made:,} {self.what}, {share.busy_s:.1f} s busy "
@@ -237,13 +237,13 @@ def show_progress(what: str, stream: TextIO | None = None) -> Iterator[Progress]
 class _ProgressLines:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._said = time.monotonic()
+        self._last_line_time = time.monotonic()
 
     def __call__(self, report: Report) -> None:
         now = time.monotonic()
-        if now - self._said < _EVERY_S or not report.rate:
+        if now - self._last_line_time < _EVERY_S or not report.rate:
             return
-        self._said = now
+        self._last_line_time = now
         seconds_left = (report.total - report.done) / report.rate
         print(
             f"{_describe(report)}: {report.done:,} of {report.total:,}, {report.rate:.1f}/s, "
@@ -300,19 +300,19 @@ class Trace:
         check_place(self.path)
         self._events: list[tuple[int, TraceEvent]] = []
         self._workers: dict[str, int] = {}
-        self._left = _MOST_TRACED  # units
+        self._units_left = _MOST_TRACED  # units
 
     def take(self, units: int) -> bool:
         """Counts ``units`` more units; returns True if they should be traced."""
-        self._left -= units
-        return self._left + units > 0
+        self._units_left -= units
+        return self._units_left + units > 0
 
-    def add(self, worker: str, moments: list[TraceEvent]) -> None:
+    def add(self, worker: str, events: list[TraceEvent]) -> None:
         """Adds the events of a worker, named by its address."""
-        if not moments:
+        if not events:
             return
         number = self._workers.setdefault(worker, len(self._workers) + 1)
-        self._events += [(number, moment) for moment in moments]
+        self._events += [(number, moment) for moment in events]
 
     def write(self) -> None:
         """Writes the trace to its JSON file, atomically, with times relative to the first event."""

@@ -63,8 +63,8 @@ class Pace:
         """
         if not self._unit_s:
             return 1
-        fair = max(remaining // tasks, int(SHORTEST_S / self._unit_s))
-        return max(1, min(_MOST_UNITS, int(TASK_S / self._unit_s), fair))
+        fair_share = max(remaining // tasks, int(SHORTEST_S / self._unit_s))
+        return max(1, min(_MOST_UNITS, int(TASK_S / self._unit_s), fair_share))
 
 
 # -- task window ----------------------------------------------------------------------------------
@@ -113,12 +113,12 @@ class TaskWindow:
         self.report = monitor.report
         self._layers = {layer.name: layer for layer in layers}
         self._progress, self._trace = progress, trace
-        self._sent: dict[_Key, _RunningTask] = {}
-        self._done: queue.SimpleQueue[_Key] = queue.SimpleQueue()
-        self._again: list[_Try] = []
+        self._running: dict[_Key, _RunningTask] = {}
+        self._finished_keys: queue.SimpleQueue[_Key] = queue.SimpleQueue()
+        self._retries: list[_Try] = []
         self._pace = Pace()
         #: the number of units that are neither sent nor suspects
-        self._left = 0
+        self._unsent = 0
         #: units that were running on workers that died; each is retried alone, at the end
         self._suspects: list[Unit] = []
         self._numbers = count(1)
@@ -130,7 +130,7 @@ class TaskWindow:
         ``total`` is the number of units. A unit is set aside if it can never be computed, or after
         ``ATTEMPTS`` failures.
         """
-        self._left = total
+        self._unsent = total
         start, last_shown = time.monotonic(), 0.0
         try:
             while self._fill(units):
@@ -151,20 +151,20 @@ class TaskWindow:
         """Cancels the tasks that are still running."""
         if self._span is not None:
             self._span[1].close()
-        if self._sent:
-            self.client.cancel([task.future for task in self._sent.values()])
+        if self._running:
+            self.client.cancel([task.future for task in self._running.values()])
 
     def _fill(self, units: Iterator[Unit]) -> bool:
         """Sends new tasks if the window has enough room; returns True if any task is running.
 
         Units whose worker died are sent again one at a time, once no other task is left.
         """
-        free_slots = self.monitor.window - len(self._sent)
-        if free_slots >= self.monitor.window * _REFILL or not self._sent:
+        free_slots = self.monitor.window - len(self._running)
+        if free_slots >= self.monitor.window * _REFILL or not self._running:
             self._send(self._make_tasks(units, free_slots))
-        if not self._sent and self._suspects:
+        if not self._running and self._suspects:
             self._send([[(self._suspects.pop(), ATTEMPTS - 1)]])
-        return bool(self._sent)
+        return bool(self._running)
 
     def _make_tasks(self, units: Iterator[Unit], free_slots: int) -> list[list[_Try]]:
         """Takes the next units and returns them as about ``free_slots`` lists, one list per task.
@@ -173,16 +173,16 @@ class TaskWindow:
         """
         tries, tasks = self._next_tries(units), list[list[_Try]]()
         while len(tasks) < free_slots:
-            taken = list(islice(tries, self._pace.units(self._left, self.monitor.window)))
-            if not taken:
+            units_taken = list(islice(tries, self._pace.units(self._unsent, self.monitor.window)))
+            if not units_taken:
                 break
-            self._left -= len(taken)
-            tasks += (list(part) for _, part in groupby(taken, key=_layer_of))
+            self._unsent -= len(units_taken)
+            tasks += (list(part) for _, part in groupby(units_taken, key=_layer_of))
         return tasks
 
     def _next_tries(self, units: Iterator[Unit]) -> Iterator[_Try]:
-        while self._again:
-            yield self._again.pop()
+        while self._retries:
+            yield self._retries.pop()
         for unit in units:
             yield unit, 0
 
@@ -211,8 +211,8 @@ class TaskWindow:
             ]
             futures = self.client.map(run_batch, batches, key=keys, pure=False)
             for key, tries, future in zip(keys, tasks_of_layer, futures, strict=True):
-                self._sent[key] = _RunningTask(tries, future)
-                future.add_done_callback(lambda _, key=key: self._done.put(key))
+                self._running[key] = _RunningTask(tries, future)
+                future.add_done_callback(lambda _, key=key: self._finished_keys.put(key))
 
     def _enter_span(self, label: str) -> None:
         """Enters the Dask span named ``label``, if it is not the current one.
@@ -225,9 +225,9 @@ class TaskWindow:
             return
         if self._span is not None:
             self._span[1].close()
-        entered = contextlib.ExitStack()
-        entered.enter_context(span(f"cml {self.report.store}", label))
-        self._span = label, entered
+        context = contextlib.ExitStack()
+        context.enter_context(span(f"cml {self.report.store}", label))
+        self._span = label, context
 
     def _wait_finished(self) -> list[_RunningTask]:
         """Waits for finished tasks, removes them from the running ones, and returns them.
@@ -236,26 +236,26 @@ class TaskWindow:
         """
         finished: list[_RunningTask] = []
         try:
-            key = self._done.get(timeout=LOOK_S)
+            key = self._finished_keys.get(timeout=LOOK_S)
             while True:
-                task = self._sent.pop(key, None)
+                task = self._running.pop(key, None)
                 if task is not None:
                     finished.append(task)
-                key = self._done.get_nowait()
+                key = self._finished_keys.get_nowait()
         except queue.Empty:
             return finished
 
     def _take_results(self, finished: list[_RunningTask]) -> None:
         for task, result in self._gather_results(finished):
-            if result.refused:
-                self._retire_worker(result.worker, task, result.refused)
+            if result.refusal:
+                self._retire_worker(result.worker, task, result.refusal)
                 continue
             n_begun = len(result.outcomes)
             self._pace.record(n_begun, result.elapsed)
             self.report.workers.setdefault(result.worker, WorkerShare()).add(result.seconds)
             self._put_back(task.tries[n_begun:])
-            for tried, outcome in zip(task.tries, result.outcomes, strict=False):
-                self._count(result.worker, tried, outcome)
+            for attempt, outcome in zip(task.tries, result.outcomes, strict=False):
+                self._count(result.worker, attempt, outcome)
         for task in finished:
             if task.future.status == "error":
                 self._handle_lost(task, task.future.exception())
@@ -265,8 +265,8 @@ class TaskWindow:
 
     def _put_back(self, tries: list[_Try]) -> None:
         """Puts units back at the front of the queue in the same order, to be sent again."""
-        self._again += reversed(tries)
-        self._left += len(tries)
+        self._retries += reversed(tries)
+        self._unsent += len(tries)
 
     def _gather_results(
         self, finished: list[_RunningTask]
@@ -289,7 +289,7 @@ class TaskWindow:
                     results.append((task, task.future.result()))
             return results
 
-    def _count(self, worker: str, tried: _Try, outcome: Outcome) -> None:
+    def _count(self, worker: str, attempt: _Try, outcome: Outcome) -> None:
         report, size = self.report, self._size(outcome.unit)
         if outcome.kind == "stop":
             raise InputError(
@@ -297,7 +297,7 @@ class TaskWindow:
             )
         report.damaged += size * outcome.damaged
         if self._trace is not None:
-            self._trace.add(worker, outcome.moments)
+            self._trace.add(worker, outcome.events)
         if outcome.kind == "kept":
             report.kept += size
         elif outcome.kind == "made":
@@ -309,13 +309,13 @@ class TaskWindow:
         elif outcome.kind == "aside":
             self._set_aside(outcome.unit, outcome.message)
         else:
-            self._handle_failed(tried, outcome.message)
+            self._handle_failed(attempt, outcome.message)
 
-    def _handle_failed(self, tried: _Try, message: str) -> None:
-        unit, attempts = tried
-        if attempts + 1 < ATTEMPTS:
+    def _handle_failed(self, attempt: _Try, message: str) -> None:
+        unit, n_failed = attempt
+        if n_failed + 1 < ATTEMPTS:
             self.report.retried += 1
-            self._put_back([(unit, attempts + 1)])
+            self._put_back([(unit, n_failed + 1)])
         else:
             self._set_aside(unit, f"{message} ({ATTEMPTS} attempts)")
 
@@ -354,8 +354,8 @@ class TaskWindow:
         return self._layers[unit.layer].size(unit)
 
 
-def _layer_of(tried: _Try) -> str:
-    return tried[0].layer
+def _layer_of(attempt: _Try) -> str:
+    return attempt[0].layer
 
 
 # -- run ------------------------------------------------------------------------------------------

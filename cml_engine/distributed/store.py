@@ -54,11 +54,11 @@ def check_array(array: ZarrArray, path: str) -> None:
     if dtype_kind not in "biuf":
         raise InputError(f"'{path}' holds items of type {array.dtype}: wanted numbers")
     names = list(_codec_names(array.metadata.to_dict()))
-    refused = sorted(set(names) - _CODECS)
-    if refused:
+    refused_codecs = sorted(set(names) - _CODECS)
+    if refused_codecs:
         raise InputError(
-            f"'{path}' is stored with the codec {', '.join(map(repr, refused))}, which is refused "
-            f"in files from elsewhere. Store it with some of {', '.join(sorted(_CODECS))}"
+            f"'{path}' is stored with the codec {', '.join(map(repr, refused_codecs))}, which is "
+            f"refused in files from elsewhere. Store it with some of {', '.join(sorted(_CODECS))}"
         )
     if sum(name in _PACKING for name in names) > 1:
         raise InputError(f"'{path}' is compressed twice: store it with one compressing codec")
@@ -152,8 +152,8 @@ def _zstd_size(data: memoryview, limit: int) -> int:
     is_single = descriptor >> 5 & 1
     nbytes = (is_single, 2, 4, 8)[descriptor >> 6]
     start = 5 + (not is_single) + (0, 1, 2, 4)[descriptor & 3]
-    stated = int.from_bytes(data[start : start + nbytes], "little") + 256 * (nbytes == 2)
-    return stated if nbytes else limit + 1
+    size = int.from_bytes(data[start : start + nbytes], "little") + 256 * (nbytes == 2)
+    return size if nbytes else limit + 1
 
 
 _SIZES: Mapping[str, Callable[[memoryview, int], int]] = {
@@ -252,10 +252,10 @@ def refuse(path: str, manifest: Mapping[str, object]) -> bool:
     keys of ``manifest`` are compared; the store's manifest may have more.
     """
     _check_place(path)
-    opened = _open_group(path)
-    if opened is None or opened[1] == _UNFINISHED:
+    store = _open_group(path)
+    if store is None or store[1] == _UNFINISHED:
         return False
-    group, stored_manifest = opened
+    group, stored_manifest = store
     if stored_manifest:
         _check_same(path, stored_manifest, manifest)
         return True
@@ -294,12 +294,12 @@ def manifest_of(place: str) -> dict[str, Any]:
     >>> manifest_of("planet.zarr")["seed"]  # doctest: +SKIP
     7
     """
-    opened = _open_group(place)
-    if opened is None:
+    store = _open_group(place)
+    if store is None:
         raise InputError(f"'{place}': no such store")
-    if not opened[1]:
+    if not store[1]:
         raise InputError(f"'{place}' has no '{MANIFEST}' attribute: it was not baked")
-    return opened[1]
+    return store[1]
 
 
 def _open_group(path: str) -> tuple[Group, dict[str, Any]] | None:

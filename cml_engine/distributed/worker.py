@@ -45,8 +45,8 @@ from cml_engine.errors import CmlError, DeviceError, InputError
 from cml_engine.ir.graph import Array, Node
 
 #: the producers of this process by work key, the most recently used last
-_makers: OrderedDict[str, UnitProducer] = OrderedDict()
-_MAKERS_KEPT = 2
+_producers: OrderedDict[str, UnitProducer] = OrderedDict()
+_PRODUCERS_KEPT = 2
 #: the runs that are set up in this process, by run name
 _opened: dict[str, OpenRun] = {}
 _opening = threading.Lock()
@@ -74,7 +74,7 @@ class Outcome:
     damaged: bool = False
     nbytes: int = 0
     #: timed events, if the unit is traced
-    moments: list[TraceEvent] = field(default_factory=list)
+    events: list[TraceEvent] = field(default_factory=list)
 
     def fail(self, error: Exception) -> None:
         """Sets ``kind`` and ``message`` from the error that ended the unit's work."""
@@ -98,7 +98,7 @@ class BatchResult:
     outcomes: list[Outcome] = field(default_factory=list)
     elapsed: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)
-    refused: str = ""
+    refusal: str = ""
 
 
 @dataclass
@@ -109,12 +109,12 @@ class OpenRun:
     Meanwhile a second thread may write.
     """
 
-    maker: UnitProducer | None = None
+    producer: UnitProducer | None = None
     store: Store | None = None
     #: the reason why this worker cannot take part
-    refused: str = ""
+    refusal: str = ""
     #: True if a unit is written while the next one is computed
-    beside: bool = False
+    writes_in_background: bool = False
     tasks: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -148,21 +148,21 @@ class WorkerSetup(WorkerPlugin):  # type: ignore[misc, unused-ignore]
             with contextlib.suppress(ValueError):  # only the main thread has signal handlers
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
         _keep_memory()
-        opened = OpenRun()
+        run_state = OpenRun()
         try:
             if self.versions is not None:
                 check_same_versions(self.versions, package_versions())
-            opened.maker = _maker(self.key, self.work)
-            if self.device and opened.maker.device != self.device:
+            run_state.producer = _producer_of(self.key, self.work)
+            if self.device and run_state.producer.device != self.device:
                 raise DeviceError(
-                    f"it runs on {opened.maker.device}, the others on {self.device}: floats would "
-                    "not be equal bit by bit"
+                    f"it runs on {run_state.producer.device}, the others on {self.device}: floats "
+                    "would not be equal bit by bit"
                 )
             if self.layers:
-                opened.store = Store(self.place, self.layers)
+                run_state.store = Store(self.place, self.layers)
         except Exception as error:
-            opened.refused = _describe(error)
-        _opened[self.name] = opened
+            run_state.refusal = _describe(error)
+        _opened[self.name] = run_state
 
     def teardown(self, worker: Worker) -> None:
         _opened.pop(self.name, None)
@@ -180,14 +180,14 @@ def _keep_memory() -> None:
             mallopt(parameter, value)
 
 
-def _maker(key: str, work: bytes) -> UnitProducer:
+def _producer_of(key: str, work: bytes) -> UnitProducer:
     with _opening:
-        if key not in _makers:
-            while len(_makers) >= _MAKERS_KEPT:
-                _makers.popitem(last=False)
-            _makers[key] = pickle.loads(work).open()
-        _makers.move_to_end(key)
-        return _makers[key]
+        if key not in _producers:
+            while len(_producers) >= _PRODUCERS_KEPT:
+                _producers.popitem(last=False)
+            _producers[key] = pickle.loads(work).open()
+        _producers.move_to_end(key)
+        return _producers[key]
 
 
 def worker_state(name: str) -> tuple[str, str]:
@@ -195,17 +195,17 @@ def worker_state(name: str) -> tuple[str, str]:
 
     The device is "" if the producer could not be opened; the reason is "" if there is none.
     """
-    opened = _opened.get(name)
-    if opened is None:
+    run_state = _opened.get(name)
+    if run_state is None:
         return "", "the work did not arrive"
-    return (opened.maker.device if opened.maker else ""), opened.refused
+    return (run_state.producer.device if run_state.producer else ""), run_state.refusal
 
 
 class _Times:
     """A :class:`UnitClock` for one unit: adds to a task's seconds, and records events if traced."""
 
-    def __init__(self, seconds: dict[str, float], moments: list[TraceEvent] | None) -> None:
-        self.seconds, self.moments = seconds, moments
+    def __init__(self, seconds: dict[str, float], events: list[TraceEvent] | None) -> None:
+        self.seconds, self.events = seconds, events
         self.first, self.start = time.time(), time.perf_counter()
 
     @contextlib.contextmanager
@@ -217,17 +217,17 @@ class _Times:
             self.seconds[activity] = self.seconds.get(activity, 0.0) + time.perf_counter() - start
             self.note("step", activity, start)
 
-    def note(self, kind: str, name: str, start: float) -> float:
+    def note(self, event_type: str, name: str, start: float) -> float:
         """Records an event from ``start`` to now, if traced; returns now in seconds."""
         end = time.perf_counter()
-        if self.moments is not None:
+        if self.events is not None:
             begin_time, thread = self.first + start - self.start, threading.get_native_id()
-            self.moments.append(TraceEvent(kind, name, begin_time, end - start, thread))
+            self.events.append(TraceEvent(event_type, name, begin_time, end - start, thread))
         return end
 
     def _watch(self, start: float) -> Watch | None:
         """Returns a callback that records an event for each operator; None without a trace."""
-        if self.moments is None:
+        if self.events is None:
             return None
         last = start
 
@@ -240,10 +240,10 @@ class _Times:
 
 def measure(name: str) -> object:
     """Returns the measurements that the producer of run ``name`` takes on this worker."""
-    opened = _opened[name]
-    assert opened.maker is not None
-    with opened.lock:
-        return opened.maker.measure()
+    run_state = _opened[name]
+    assert run_state.producer is not None
+    with run_state.lock:
+        return run_state.producer.measure()
 
 
 def run_batch(batch: Batch) -> BatchResult:
@@ -253,45 +253,47 @@ def run_batch(batch: Batch) -> BatchResult:
     outcome.
     """
     start, result = time.perf_counter(), BatchResult(get_worker().address)
-    opened = _opened.get(batch.name)
-    if opened is None or opened.refused:
-        result.refused = opened.refused if opened else "the work did not arrive"
+    run_state = _opened.get(batch.name)
+    if run_state is None or run_state.refusal:
+        result.refusal = run_state.refusal if run_state else "the work did not arrive"
         return result
     with ThreadPoolExecutor(1, "cml-write") as writer:
         writing: Future[None] | None = None
         for at in batch.at:
             outcome = Outcome(Unit(batch.layer, at))
             result.outcomes.append(outcome)
-            times = _Times(result.seconds, outcome.moments if batch.traced else None)
-            write = _make(opened, outcome, times)
+            times = _Times(result.seconds, outcome.events if batch.traced else None)
+            write = _make(run_state, outcome, times)
             if writing is not None:
                 writing.result()
-            if write is not None and opened.beside:
+            if write is not None and run_state.writes_in_background:
                 writing = writer.submit(write)
             elif write is not None:
                 write()
             times.note("unit", str(outcome.unit), times.start)
             stopped = any(outcome.kind == "stop" for outcome in result.outcomes)
-            is_over = stopped or _opened.get(batch.name) is not opened  # the run has ended
+            is_over = stopped or _opened.get(batch.name) is not run_state  # the run has ended
             if is_over or time.perf_counter() - start > LONGEST_S:
                 break
-    for activity, spent in result.seconds.items():  # Fine Performance Metrics of Dask's dashboard
-        context_meter.digest_metric(activity, spent, "seconds")
-    opened.beside = result.seconds.get("write", 0.0) > _BESIDE * sum(result.seconds.values())
-    opened.tasks += 1
-    if opened.tasks % FORGET_AFTER == 0:
+    for activity, spent_s in result.seconds.items():  # Fine Performance Metrics of Dask's dashboard
+        context_meter.digest_metric(activity, spent_s, "seconds")
+    run_state.writes_in_background = result.seconds.get("write", 0.0) > _BESIDE * sum(
+        result.seconds.values()
+    )
+    run_state.tasks += 1
+    if run_state.tasks % FORGET_AFTER == 0:
         forget_names()
     result.elapsed = time.perf_counter() - start
     return result
 
 
-def _make(opened: OpenRun, outcome: Outcome, times: _Times) -> Callable[[], None] | None:
+def _make(run_state: OpenRun, outcome: Outcome, times: _Times) -> Callable[[], None] | None:
     """Computes the unit of ``outcome``; returns a function that writes it.
 
     Returns None if the unit is already stored or could not be computed, and says so in ``outcome``.
     """
-    maker, store, unit = opened.maker, opened.store, outcome.unit
-    assert maker is not None and store is not None
+    producer, store, unit = run_state.producer, run_state.store, outcome.unit
+    assert producer is not None and store is not None
     try:
         with times("check"):
             state = store.state(unit)
@@ -299,8 +301,8 @@ def _make(opened: OpenRun, outcome: Outcome, times: _Times) -> Callable[[], None
         if state == "whole":
             outcome.kind = "kept"
             return None
-        with opened.lock:
-            unit_result = maker.make(store.layers[unit.layer], unit, times)
+        with run_state.lock:
+            unit_result = producer.make(store.layers[unit.layer], unit, times)
         return partial(_write, store, outcome, unit_result, times)
     except Exception as error:
         outcome.fail(error)

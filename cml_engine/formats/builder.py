@@ -40,7 +40,7 @@ class ImportBuilder:
 
     def __init__(self, infer: Infer) -> None:
         self._infer = infer
-        self._taken: set[str] = set()
+        self._reserved: set[str] = set()
         #: by base name: ``base_2``, ``base_3``, … up to this number are taken
         self._numbers: dict[str, int] = {}
         self.source: Source | None = None
@@ -59,16 +59,16 @@ class ImportBuilder:
         base = re.sub(r"[^A-Za-z0-9_]", "_", wanted)[:_LONGEST]
         base = base if is_identifier(base) else f"t{base}"
         unused, key = base, base.lower()
-        if key in self._taken:
+        if key in self._reserved:
             number = self._numbers.get(key, 1) + 1
-            while f"{key}_{number}" in self._taken:
+            while f"{key}_{number}" in self._reserved:
                 number += 1
             unused, self._numbers[key] = f"{base}_{number}", number
-        self._taken.add(unused.lower())
+        self._reserved.add(unused.lower())
         return unused
 
     def _check_unused(self, name: str) -> None:
-        self._taken.discard(name.lower())
+        self._reserved.discard(name.lower())
         base, _, number = name.lower().rpartition("_")
         if base in self._numbers and number.isdigit():
             self._numbers[base] = min(self._numbers[base], int(number) - 1)
@@ -78,7 +78,7 @@ class ImportBuilder:
 
         They need not be identifiers.
         """
-        self._taken.update(name.lower() for name in names)
+        self._reserved.update(name.lower() for name in names)
 
     def input(self, wanted: str, shape: Sequence[int]) -> str:
         """Adds a float32 input of the network and returns its name, which resembles ``wanted``."""
@@ -116,7 +116,7 @@ class ImportBuilder:
         array = np.array(value, NUMPY_DTYPE[dtype])
         array.flags.writeable = False
         name = literal_name(array)
-        while name.lower() in self._taken:  # an input may be named "0.5"
+        while name.lower() in self._reserved:  # an input may be named "0.5"
             name += "'"
         self.constants[name] = array
         self._declare(name, Fact(dtype, ()))

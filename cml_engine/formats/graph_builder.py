@@ -215,8 +215,8 @@ class GraphBuilder(OperatorMethods):
         graph = eliminate_dead_code(
             unpruned.with_(outputs=tuple(output_tensors), nodes=nodes, facts=facts)
         )
-        read = {name for node in graph.nodes for name in node.reads} | {*graph.persistent}
-        graph = graph.with_(inputs=tuple(name for name in graph.inputs if name in read))
+        used_names = {name for node in graph.nodes for name in node.reads} | {*graph.persistent}
+        graph = graph.with_(inputs=tuple(name for name in graph.inputs if name in used_names))
         if not graph.inputs:
             raise ModelError(f"'{self.name}' has no inputs that its outputs depend on")
         return _reloaded(graph)

@@ -163,16 +163,16 @@ def _open_model(model: Model, options: ConverterOptions) -> GraphFactory:
     load_families()
     load_entry_points()
     format, defaults = _format_of(model), ConverterOptions()
-    named = [
+    unsupported = [
         option.name
         for option in fields(options)
         if getattr(options, option.name) != getattr(defaults, option.name)
         and option.name not in format.takes
     ]
-    if named:
+    if unsupported:
         raise InputError(
-            f"{_shown(model)}: {' and '.join(named)} cannot be given for {format.name}: leave "
-            "that out"
+            f"{_shown(model)}: {' and '.join(unsupported)} cannot be given for {format.name}: "
+            "leave that out"
         )
     engine = Engine(infer_node, expand, run_node, _declared_operators())
     return format.open(model, engine, options)
@@ -241,9 +241,9 @@ def _no_model_error(model: object) -> InputError:
     if isinstance(model, Graph):
         return InputError(f"'{model.name}' is loaded already: cml.Session(graph, gpu) runs it")
     parts = ("name", "graph", "size", "read")
-    lacking = [part for part in parts if not hasattr(model, part)]
+    missing = [part for part in parts if not hasattr(model, part)]
     is_source = hasattr(model, "graph") or hasattr(model, "read")
-    lacking_text = f", which has {', '.join(parts)}: {', '.join(lacking)} lacking"
+    lacking_text = f", which has {', '.join(parts)}: {', '.join(missing)} lacking"
     return InputError(
         f"the model: wanted a path, the bytes of an .onnx or a .tgz, or a cml.ModelSource"
         f"{lacking_text if is_source else ''}, got "

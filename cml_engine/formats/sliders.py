@@ -32,8 +32,8 @@ def with_sliders(graph: Graph, sliders: Mapping[str, Slider | str]) -> Graph:
 
 def attribute_sliders(graph: Graph) -> list[str]:
     """Returns the names of the sliders of attributes, as opposed to those of operands."""
-    read = {name for node in graph.nodes if "[" in node.op for name in node.inputs}
-    return [name for name in graph.sliders if name in read]
+    read_names = {name for node in graph.nodes if "[" in node.op for name in node.inputs}
+    return [name for name in graph.sliders if name in read_names]
 
 
 def _exposed(graph: Graph, name: str, slider: Slider, node: Node) -> Graph:
@@ -111,8 +111,8 @@ def _check_shapes(graph: Graph, name: str, node: Node, attribute: str, value: Sl
     try:
         inferred = spec.infer(attrs, *(graph.facts[n] for n in node.inputs))
         results = [inferred] if isinstance(inferred, Fact) else list(inferred)
-        changed = results != [graph.facts[n] for n in node.outputs]
-        consequence = f"would be {', '.join(map(str, results))}" if changed else ""
+        has_changed = results != [graph.facts[n] for n in node.outputs]
+        consequence = f"would be {', '.join(map(str, results))}" if has_changed else ""
     except CmlError as error:
         consequence = f"is refused: {error}"
     if consequence:

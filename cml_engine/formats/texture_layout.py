@@ -28,9 +28,9 @@ def channels_last(graph: Graph, *, rgba: bool = False) -> Graph:
         raise InputError("no input or output has four axes (N, C, H, W): leave --layout nhwc out")
     widened = [name for name in edges if rgba and _is_rgb(graph.facts[name])]
     if rgba and not widened:
-        listed = ", ".join(f"{name}: {graph.facts[name]}" for name in edges)
+        descriptions = ", ".join(f"{name}: {graph.facts[name]}" for name in edges)
         raise InputError(
-            f"no input or output has 3 channels of floats ({listed}): leave --rgba out"
+            f"no input or output has 3 channels of floats ({descriptions}): leave --rgba out"
         )
     inner: dict[str, str] = {}
     for name in edges:

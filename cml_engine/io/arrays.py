@@ -96,7 +96,7 @@ def _shape_of_picture(source: NamedFile, name: str, known: Known) -> Shape | Non
     if known is None or len(known) < 2 or known[1] is None:
         return None
     shape = (known[0] or 1, known[1], *(n or 1 for n in known[2:]))
-    pictures.check(source, name, Fact("scalar", shape), written=False)
+    pictures.check(source, name, Fact("scalar", shape), is_output=False)
     return (*shape[:2], *pictures.size(source))
 
 
@@ -145,7 +145,7 @@ def check_outputs(files: Mapping[str, File], facts: Mapping[str, Fact]) -> None:
         check_suffix(file)
         target = named_file(file)
         if target.suffix in pictures.KINDS:
-            pictures.check(target, name, facts[name], written=True)
+            pictures.check(target, name, facts[name], is_output=True)
         check_place(target.path)
     for path, names in _by_file(files).items():
         if len(names) > 1 and path.suffix.lower() != ".npz":
@@ -249,8 +249,10 @@ def _header(file: IO[bytes]) -> tuple[Shape, bool, DType]:
     """Reads an array's header and returns the shape, True for Fortran order, and the dtype."""
     header = np.lib.format
     version = header.read_magic(file)
-    read = header.read_array_header_1_0 if version == (1, 0) else header.read_array_header_2_0
-    return read(file)
+    read_header = (
+        header.read_array_header_1_0 if version == (1, 0) else header.read_array_header_2_0
+    )
+    return read_header(file)
 
 
 def _read_array(source: NamedFile, name: str, fact: Fact) -> Array:
@@ -276,7 +278,7 @@ def _array(file: IO[bytes], name: str, fact: Fact | None = None) -> Array:
 
 
 def _read_picture(source: NamedFile, name: str, fact: Fact) -> Array:
-    pictures.check(source, name, fact, written=False)
+    pictures.check(source, name, fact, is_output=False)
     channels = fact.shape[1]
     shape = (1, channels, *pictures.size(source))
     check_shape(name, fact, shape)

@@ -90,18 +90,18 @@ class FolderSource:
         self.graph = graph
         self._folder = folder
         self._root = folder.resolve()
-        self._seen: dict[str, tuple[int, int]] = {}
+        self._versions: dict[str, tuple[int, int]] = {}
 
     def size(self, file: str) -> int | None:
         path = self._path(file)
         if not path.is_file():
             return None
         status = path.stat()
-        return self._seen.setdefault(file, _version(status))[0]
+        return self._versions.setdefault(file, _version(status))[0]
 
     def read(self, file: str, offset: int, count: int) -> Bytes:
         with self._path(file).open("rb") as stream:
-            version = self._seen.setdefault(file, _version(os.fstat(stream.fileno())))
+            version = self._versions.setdefault(file, _version(os.fstat(stream.fileno())))
             stream.seek(offset)
             data = stream.read(count)
             if _version(os.fstat(stream.fileno())) != version:

@@ -71,8 +71,8 @@ def name_problem(name: str, allowed: str = "") -> str:
         return "has '..' in it"
     if name.startswith("/"):
         return "begins with '/'"
-    refused = set(':\\"<>|?*') - set(allowed)
-    if any(c in refused or ord(c) < 32 or 0xD800 <= ord(c) < 0xE000 for c in name):
+    forbidden = set(':\\"<>|?*') - set(allowed)
+    if any(c in forbidden or ord(c) < 32 or 0xD800 <= ord(c) < 0xE000 for c in name):
         return "has a character that file names must not have"
     longest = max(len(part.encode()) for part in parts)
     return "is too long" if len(name) > 1000 or longest > _LONGEST_PART else ""

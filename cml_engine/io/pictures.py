@@ -53,16 +53,16 @@ def can_hold(fact: Fact) -> bool:
     return fits and fact.dtype == "scalar"
 
 
-def check(file: NamedFile, name: str, fact: Fact, *, written: bool) -> None:
+def check(file: NamedFile, name: str, fact: Fact, *, is_output: bool) -> None:
     """Raises :class:`InputError` if a picture file cannot hold the tensor.
 
     This is the case if the tensor's shape or type does not fit, the format's package is not
     installed, or the format does not support the sample size.
     """
-    role, picture_format = "output" if written else "input", KINDS[file.suffix]
+    role, picture_format = "output" if is_output else "input", KINDS[file.suffix]
     if not can_hold(fact):
-        verb = "wants" if written else "holds"
-        npy = f"Write '{file.path.with_suffix('.npy').name}'" if written else "Give an .npy"
+        verb = "wants" if is_output else "holds"
+        npy = f"Write '{file.path.with_suffix('.npy').name}'" if is_output else "Give an .npy"
         raise InputError(
             f"{role} '{name}' is {fact}; {_format_name(file)} {verb} scalar[1,C,H,W] with 1, 3 or "
             f"4 channels. {npy} instead"

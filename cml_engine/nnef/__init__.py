@@ -100,7 +100,7 @@ class NnefModel:
             self._document = parse_document(self._source)
             self._quantization = {} if quant is None else parse_quant(quant)
             prepare(self._document, self._source, self._library)
-        self._kept: dict[str, RetainedVariable] = {}
+        self._retained: dict[str, RetainedVariable] = {}
 
     def graph(self, shapes: Shapes = MappingProxyType({})) -> Graph:
         """Returns the graph for the given input shapes, by input name.
@@ -123,13 +123,13 @@ class NnefModel:
         variables = built.variables
         files, self._files = self._files, None
         if files is None:
-            return retained_values_of(variables, self._kept)
+            return retained_values_of(variables, self._retained)
         find = finder(files, built, self._stored, self._random)
         integer = bool(built.graph.integer)
         values = load_variables(variables, find, self._quantization, integer)
         if self._stored is not None:
             self._stored.check_all_used(variable.label for variable in variables)
-        self._kept = {v.name: RetainedVariable(v, values[v.name]) for v in variables}
+        self._retained = {v.name: RetainedVariable(v, values[v.name]) for v in variables}
         return values
 
     @contextmanager

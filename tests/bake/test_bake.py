@@ -330,7 +330,7 @@ def test_lost_cluster_gives_one_message() -> None:
     with pytest.raises(InputError, match=r"does not answer any more\. 4 of 9 tiles are in 'out"):
         gone.check()
     idle = ClusterMonitor(SimpleNamespace(status="running", nthreads=dict), False, report)
-    idle._alive -= 2 * PATIENCE_S
+    idle._last_alive -= 2 * PATIENCE_S
     with pytest.raises(InputError, match="no worker for 60 s. 4 of 9 tiles are"):
         idle.check()
 

@@ -191,8 +191,8 @@ def _input_shapes(
     stored = {b: _stated(layer) for layer in layers if layer.type == "Input" for b in layer.outputs}
     if not stored:
         computed = {name for layer in layers for name in layer.outputs}
-        read = (name for layer in layers for name in layer.inputs)
-        stored = dict.fromkeys(name for name in read if name not in computed)
+        read_blobs = (name for layer in layers for name in layer.inputs)
+        stored = dict.fromkeys(name for name in read_blobs if name not in computed)
     shape_texts = {name: f"[{_text(shape)}]" if shape else "[?]" for name, shape in stored.items()}
     shapes = resolve_shapes(requested_shapes, shape_texts, file)
     input_shapes = {}

@@ -93,7 +93,7 @@ class Importer:
         self._with_placeholders = placeholders
         self._placeholders = Placeholders((), {})
         self.emit = Emitter(engine)
-        self._needed: dict[tuple[int, tuple[str, ...]], _Needed] = {}
+        self._needed_cache: dict[tuple[int, tuple[str, ...]], _NeededNodes] = {}
         self._initializers: dict[int, Value] = {}
         self.report = ImportReport()
 
@@ -168,15 +168,15 @@ class Importer:
             self._initializers[id(tensor)] = Value.known(tensor.values(), name)
         return self._initializers[id(tensor)]
 
-    def _needed_nodes(self, nodes: Sequence[OnnxNode], outputs: tuple[str, ...]) -> _Needed:
+    def _needed_nodes(self, nodes: Sequence[OnnxNode], outputs: tuple[str, ...]) -> _NeededNodes:
         """Returns the nodes that the wanted names depend on; the result is cached.
 
         Bodies of loops and functions are imported repeatedly.
         """
         key = id(nodes), outputs
-        if key not in self._needed:
-            self._needed[key] = _Needed(nodes, outputs)
-        return self._needed[key]
+        if key not in self._needed_cache:
+            self._needed_cache[key] = _NeededNodes(nodes, outputs)
+        return self._needed_cache[key]
 
     def _node(self, node: OnnxNode, needed_outputs: set[str], scope: GraphScope) -> None:
         base = node.name or next((name for name in node.outputs if name), node.op)
@@ -232,8 +232,8 @@ class Importer:
             call = OnnxCall(node, schema, opset, inputs, is_output_needed, inner)
             if schema.runs_graphs:
                 return call.convert()
-            read = self._reading.results(call) if self._reading else None
-            return self._convert(call) if read is None else read
+            integer_results = self._reading.results(call) if self._reading else None
+            return self._convert(call) if integer_results is None else integer_results
 
     def _custom(self, node: OnnxNode, inputs: Sequence[Value | None]) -> Sequence[Value | None]:
         """Imports a node as the operator of its name that the game declares; returns its results.
@@ -327,8 +327,8 @@ def _located(source: Source, inputs: Sequence[Value | None]) -> Iterator[None]:
         raise
     except InvalidNode as error:
         advice = "the model is not right, export it again"
-        why = NOTHING if has_nothing(inputs) else advice
-        raise ShapeError(f"{error}: {why}", source) from None
+        problem = NOTHING if has_nothing(inputs) else advice
+        raise ShapeError(f"{error}: {problem}", source) from None
     except (ValueError, TypeError, IndexError, KeyError, ZeroDivisionError, OverflowError) as e:
         input_types = ", ".join("nothing" if v is None else str(v) for v in inputs)
         reason: object = NOTHING if has_nothing(inputs) else e
@@ -340,7 +340,7 @@ def _located(source: Source, inputs: Sequence[Value | None]) -> Iterator[None]:
 # -- which nodes ---------------------------------------------------------------------------------
 
 
-class _Needed:
+class _NeededNodes:
     """The nodes that a set of outputs depends on.
 
     ``nodes`` pairs each node, in order, with the set of its outputs that are needed. ``names``
@@ -426,13 +426,15 @@ def _check_size(model: OnnxModelFile) -> None:
         function = model.functions.get(key)
         if function is not None and key not in sizes:
             sizes[key] = 0  # recursive functions are refused later
-            needed = _Needed(function.nodes, function.outputs).nodes
-            sizes[key] = size([one for one, _ in needed])
+            needed = _NeededNodes(function.nodes, function.outputs).nodes
+            sizes[key] = size([inner_node for inner_node, _ in needed])
         return sizes.get(key, 0)
 
-    called = size([node for node, _ in _Needed(model.graph.nodes, _output_names(model)).nodes])
+    node_count = size(
+        [node for node, _ in _NeededNodes(model.graph.nodes, _output_names(model)).nodes]
+    )
     if sizes:
-        current_budget().check_nodes(called, f"'{model.file}', with its functions written out,")
+        current_budget().check_nodes(node_count, f"'{model.file}', with its functions written out,")
 
 
 def _output_names(model: OnnxModelFile) -> list[str]:
@@ -458,7 +460,7 @@ def _find_missing(
 
     It also looks into local functions, and visits every function once.
     """
-    for node, _ in _Needed(nodes, output_names).nodes:
+    for node, _ in _NeededNodes(nodes, output_names).nodes:
         opset = opsets.get(node.domain, 1)
         key = (node.domain, node.op, node.overload)
         function = model.functions.get(key)

@@ -133,10 +133,10 @@ def _shape(
         dims = [symbols.get(d, d) if isinstance(d, str) else d for d in info.shape]
         unknown = [d for d in dims if not isinstance(d, int)]
         if unknown:
-            named = ", ".join(f"'{d}'" if d else "an extent" for d in dict.fromkeys(unknown))
+            open_dims = ", ".join(f"'{d}'" if d else "an extent" for d in dict.fromkeys(unknown))
             sample = ",".join(str(d) if isinstance(d, int) else str(d or "N") for d in dims)
             partial_shape = tuple(d if isinstance(d, int) else None for d in dims)
-            raise _open_shape_error(info, named, sample, file, partial_shape)
+            raise _open_shape_error(info, open_dims, sample, file, partial_shape)
         extents = tuple(d for d in dims if isinstance(d, int))
     if not can_be_shape(extents):
         raise InputError(f"'{file}': input '{info.name}' has the shape {list(extents)[:8]}")

@@ -348,7 +348,7 @@ class _IntegerGraphImport:
             self.lines[out] = _line(target)
             self._check_words(out, target)
             return
-        self.nodes = [rename_tensors(earlier, {name: out}) for earlier in self.nodes]
+        self.nodes = [rename_tensors(node_before, {name: out}) for node_before in self.nodes]
         self.names[name] = out
         self.lines[out] = quant_attrs(target.scale, target.bits, target.signed, **table)
         self._check_words(out, target)
@@ -420,9 +420,9 @@ class _IntegerGraphImport:
 
     def build(self) -> Graph:
         graph = self.graph
-        read = {name for node in self.nodes for name in node.inputs}
+        used_names = {name for node in self.nodes for name in node.inputs}
         arrays = {**graph.constants, **self.literals, **self.constants.values}
-        used_arrays = {n: a for n, a in arrays.items() if n in read}
+        used_arrays = {n: a for n, a in arrays.items() if n in used_names}
         facts = {**graph.facts, **self.facts}
         facts = {n: f for n, f in facts.items() if n not in arrays or n in used_arrays}
         facts |= {

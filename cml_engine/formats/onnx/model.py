@@ -208,8 +208,8 @@ class _Reader:
         if reference:
             return name, Reference(reference)
         first = next((number for number in parts.numbers if number in self._VALUES), 0)
-        stated = parts.whole(20) + 1  # the fields are numbered as the types, from 2 on
-        number = stated if stated in self._VALUES else first
+        stated_type = parts.whole(20) + 1  # the fields are numbered as the types, from 2 on
+        number = stated_type if stated_type in self._VALUES else first
         if not name or not number:
             raise message.damaged(f"the attribute '{name}' has no value that is known")
         values = [value for f in parts.of(number) for value in self._VALUES[number](self, f)]
@@ -258,7 +258,7 @@ def _opset(message: Message) -> tuple[str, int]:
 
 def _value_info(message: Message) -> ValueInfo:
     parts, info = message.parts(), ValueInfo("", kind="nothing")
-    for f in (f for kind in parts.nested(2) for f in kind.fields()):
+    for f in (f for type_message in parts.nested(2) for f in type_message.fields()):
         if f.number == 1:
             info = _tensor_info(f.nested())
         elif f.number in _KINDS:

@@ -169,9 +169,9 @@ def _declared(parameter: inspect.Parameter) -> Attr:
         declaration = Attr(default=None if is_missing else declaration, required=is_missing)
     if declaration.kind is not object:
         return declaration
-    many = type_name.startswith("list[")
-    kind = _TYPES.get(type_name.removeprefix("list[").removesuffix("]"), float)
-    return replace(declaration, kind=kind, many=many)
+    is_list = type_name.startswith("list[")
+    value_type = _TYPES.get(type_name.removeprefix("list[").removesuffix("]"), float)
+    return replace(declaration, kind=value_type, many=is_list)
 
 
 def _type_of(parameter: inspect.Parameter) -> str:
@@ -194,11 +194,11 @@ class OnnxCall:
         schema: OnnxOpSchema,
         opset: int,
         inputs: Sequence[Value | None],
-        is_output_needed: Sequence[bool],
+        needed_outputs: Sequence[bool],
         inner: Callable[[OnnxGraph, dict[str, Value], str], list[Value]],
     ) -> None:
         self.node, self.schema, self.opset, self.inputs = node, schema, opset, list(inputs)
-        self.inner, self._wanted = inner, is_output_needed
+        self.inner, self._needed_outputs = inner, needed_outputs
         count = max((i for i, name in enumerate(node.inputs, 1) if name), default=0)
         advice = "the model was made for another version of it"
         if count > schema.inputs:
@@ -217,7 +217,7 @@ class OnnxCall:
 
     def wants(self, position: int) -> bool:
         """Returns True if a node or the graph's outputs read the output at ``position``."""
-        return position < len(self._wanted) and self._wanted[position]
+        return position < len(self._needed_outputs) and self._needed_outputs[position]
 
     def __getitem__(self, position: int) -> Value:
         """Returns the input at ``position``; raises an error if it is missing."""
@@ -253,9 +253,9 @@ class OnnxCall:
         if is_optional and not (position < self.schema.inputs and self.has(position)):
             return default
         name = parameter.name.replace("_", " ")
-        read = _READERS.get(_type_of(parameter))
+        reader = _READERS.get(_type_of(parameter))
         value = self[position]
-        return value if read is None else read(value, name if len(name) == 1 else f"the {name}")
+        return value if reader is None else reader(value, name if len(name) == 1 else f"the {name}")
 
     def fold(self) -> Value | None:
         """Returns the result of the node's known integers, exact in 64 bits.

@@ -141,7 +141,7 @@ class QdqReader:
 
     def __init__(self) -> None:
         self.stored: dict[str, QuantizedConstant] = {}
-        self._forms: dict[str, Callable[[OnnxCall], Value | None]] = {
+        self._converters: dict[str, Callable[[OnnxCall], Value | None]] = {
             "QuantizeLinear": self._quantize,
             "DequantizeLinear": self._dequantize,
             "QLinearConv": self._conv,
@@ -154,8 +154,8 @@ class QdqReader:
         A node with None is imported like any other.
         """
         op = call.node.op if not call.node.domain else call.node.qualified
-        if op in self._forms:
-            result = self._forms[op](call)
+        if op in self._converters:
+            result = self._converters[op](call)
             return None if result is None else [result]
         if op in _OPERATORS:
             raise NotIntegerError(
@@ -236,9 +236,9 @@ class QdqReader:
             zeros = np.reshape(zeros, [-1 if a == axis else 1 for a in range(x.rank)])
         return self._record(x, "weights", x.array.astype(np.int64) - zeros, scale.array, real.array)
 
-    def _record(self, x: Value, kind: str, integers: Array, scales: Array, real: Array) -> Value:
+    def _record(self, x: Value, role: str, integers: Array, scales: Array, real: Array) -> Value:
         """Records a constant's integers by its name in ``stored``, and returns its real numbers."""
-        name = _constant_name(x, kind)
+        name = _constant_name(x, role)
         scale_values = tuple(float(s) for s in scales.reshape(-1))
         self.stored[clean(name)] = QuantizedConstant(integers, scale_values)
         return Value.known(real, name)
@@ -278,5 +278,5 @@ def _three(call: OnnxCall, first: int) -> tuple[Value, Value, Value]:
     return call[first], call[first + 1], call[first + 2]
 
 
-def _constant_name(x: Value, kind: str) -> str:
-    return x.name or f"{current_import().base}_{kind}"
+def _constant_name(x: Value, role: str) -> str:
+    return x.name or f"{current_import().base}_{role}"

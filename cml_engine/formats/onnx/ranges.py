@@ -81,18 +81,18 @@ class Intervals:
 
     def __init__(self, builder: ImportBuilder) -> None:
         self._builder = builder
-        self._known: dict[str, Interval] = {}
-        self._learned = 0
+        self._intervals: dict[str, Interval] = {}
+        self._n_learned = 0
 
     def __setitem__(self, tensor: str, interval: Interval) -> None:
         """Sets the bounds of an input, or tighter bounds than the computed ones."""
         self.learn()
-        self._known[tensor] = interval
+        self._intervals[tensor] = interval
 
     def learn(self) -> None:
         """Computes the bounds of the results of all nodes added since the last call."""
         nodes = self._builder.nodes
-        for node in nodes[self._learned :]:
+        for node in nodes[self._n_learned :]:
             rule = _RULES.get(node.op) or _RULES.get(node.op.removeprefix("int_"))
             if rule is not None:
                 bounds_of = self.__getitem__ if node.op in MOVES else self.stored
@@ -100,8 +100,8 @@ class Intervals:
                 facts = [self._builder.facts[name] for name in node.inputs]
                 computed = rule(_Operands(node, bounds, facts))
                 results = computed if isinstance(computed, list) else [computed] * len(node.outputs)
-                self._known.update(zip(node.outputs, results, strict=True))
-        self._learned = len(nodes)
+                self._intervals.update(zip(node.outputs, results, strict=True))
+        self._n_learned = len(nodes)
 
     def of(self, tensor: str) -> Interval:
         """Returns the bounds of a tensor in the network, with all nodes so far."""
@@ -111,16 +111,16 @@ class Intervals:
     def settle(self, tensor: str, all_of_type: Interval) -> None:
         """Replaces bounds that exceed the tensor's type by ``all_of_type``."""
         if not self[tensor].within(all_of_type):
-            self._known[tensor] = all_of_type
+            self._intervals[tensor] = all_of_type
 
     def __getitem__(self, tensor: str) -> Interval:
-        interval = self._known.get(tensor)
+        interval = self._intervals.get(tensor)
         if interval is None:
             array = self._builder.constants.get(tensor)
             interval = (
                 _full_interval(self._builder.facts[tensor]) if array is None else of_array(array)
             )
-            self._known[tensor] = interval
+            self._intervals[tensor] = interval
         return interval
 
     def stored(self, tensor: str) -> Interval:
@@ -221,11 +221,11 @@ class _Operands:
     """A node of the network with the bounds and the facts of its inputs: the argument of a rule."""
 
     node: Node
-    given: Sequence[Interval]
+    intervals: Sequence[Interval]
     facts: Sequence[Fact]
 
     def __getitem__(self, position: int) -> Interval:
-        return self.given[position]
+        return self.intervals[position]
 
     @property
     def reduced(self) -> int:
@@ -254,7 +254,7 @@ def _cast(o: _Operands) -> Interval:
 def _product(o: _Operands) -> Interval:
     """Returns the bounds of an integer matrix product: a sum over the inner extent."""
     inner = o.facts[0].shape[-1] if o.facts[0].rank else 1
-    return sum_of(_mul(o[0], o[1]), inner) if len(o.given) == 2 else INT32
+    return sum_of(_mul(o[0], o[1]), inner) if len(o.intervals) == 2 else INT32
 
 
 def _scattered(o: _Operands) -> Interval:
@@ -286,14 +286,14 @@ _OF_INTERVALS: Mapping[str, Callable[..., Interval]] = {
 
 
 def _of_intervals(function: Callable[..., Interval]) -> _Rule:
-    return lambda o: function(*o.given)
+    return lambda o: function(*o.intervals)
 
 
 #: by operator; one of numbers also stands for its integer form
 _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys((*MOVES, "mean_reduce"), lambda o: o[0]),
     **dict.fromkeys(("max_pool", "avg_pool", "sample"), lambda o: _union(o[0], _NOTHING)),
-    **dict.fromkeys(("concat", "stack"), lambda o: _union(*o.given)),
+    **dict.fromkeys(("concat", "stack"), lambda o: _union(*o.intervals)),
     **dict.fromkeys(("scatter_elements", "scatter_nd"), _scattered),
     **dict.fromkeys(("sigmoid", "softmax"), lambda o: _UNIT),
     **dict.fromkeys(("sign", "tanh"), lambda o: Interval(-1, 1)),

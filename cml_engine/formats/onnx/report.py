@@ -95,20 +95,20 @@ class ImportReport:
             if value is None or value.kind != "integer" or value.tensor not in output_names:
                 continue
             is_wide = value.dtype.itemsize == 8
-            fitting = of_dtype(value.dtype) if is_wide else INT32
+            type_range = of_dtype(value.dtype) if is_wide else INT32
             bounds = intervals[value.tensor]
             if is_wide and bounds.outside(INT32):
                 raise UnsupportedOp(
                     f"its values are {bounds}, and the network computes with 32 bits: give the "
                     "model numbers that fit"
                 )
-            if is_wide and not bounds.within(fitting):
+            if is_wide and not bounds.within(type_range):
                 of_floats = call.node.op == "Cast" and call[0].kind == "scalar"
                 records = self.cast if of_floats else self.wrapped
                 records[call.node.shown] = _bounded(call.node, bounds)
             if (float_bounds := _through_floats(emit, mark)) and not float_bounds.within(EXACT):
                 self.rounded[call.node.shown] = _bounded(call.node, float_bounds)
-            intervals.settle(value.tensor, fitting)
+            intervals.settle(value.tensor, type_range)
 
 
 def _reads_upper_half(call: OnnxCall, values: Sequence[Value | None], ops: set[str]) -> bool:
@@ -175,5 +175,5 @@ def _wide(description: str, nodes: Mapping[str, str]) -> list[str]:
     if not nodes:
         return []
     more = [f"    and {len(nodes) - _WIDE_NAMED} more"] if len(nodes) > _WIDE_NAMED else []
-    named = list(nodes.values())[:_WIDE_NAMED]
-    return [f"  {len(nodes)} {description}", *(f"    {text}" for text in named), *more]
+    texts = list(nodes.values())[:_WIDE_NAMED]
+    return [f"  {len(nodes)} {description}", *(f"    {text}" for text in texts), *more]

@@ -366,8 +366,8 @@ def constant(value: Value, subject: str) -> Array:
     if value.array is not None:
         return value.array
     inputs = current_import().origins(value)
-    named = ", ".join(f"'{name}'" for name in inputs)
-    from_what = f"it is computed from {named}" if inputs else "it is computed"
+    input_list = ", ".join(f"'{name}'" for name in inputs)
+    from_what = f"it is computed from {input_list}" if inputs else "it is computed"
     bind = "a constant in its place"
     if inputs:
         options = " ".join(f"--constant {name}=VALUE|FILE" for name in inputs)

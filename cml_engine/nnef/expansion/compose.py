@@ -84,12 +84,12 @@ class _Names:
     """
 
     reserved: set[str]
-    given: dict[str, str] = field(default_factory=dict)
+    identifiers: dict[str, str] = field(default_factory=dict)
 
     def of(self, name: str) -> str:
-        identifier = self.given.get(name)
+        identifier = self.identifiers.get(name)
         if identifier is None:
-            identifier = self.given[name] = self._new(name)
+            identifier = self.identifiers[name] = self._new(name)
         return identifier
 
     def fresh(self, base: str) -> str:

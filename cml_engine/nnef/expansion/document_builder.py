@@ -317,12 +317,12 @@ class Externals:
     """The shapes of a graph's inputs; ``symbols`` has the values of symbolic extents by name."""
 
     def __init__(self, document: Document, text: SourceText, shapes: Shapes) -> None:
-        self._known = document.symbols
+        self._symbol_names = document.symbols
         if any(name.id.startswith("tract_") for name in document.extensions):
-            self._known = (*self._known, STREAMING)  # older files do not declare it
+            self._symbol_names = (*self._symbol_names, STREAMING)  # older files do not declare it
         self._lines = {line.name: line for line in _lines(document, text)}
         shape_texts = {n.id: str(self._lines.get(n.id, "?")) for n in document.graph.inputs}
-        self._given = shapes = resolve_shapes(shapes, shape_texts, text.file)
+        self._requested_shapes = shapes = resolve_shapes(shapes, shape_texts, text.file)
         self.symbols: dict[str, int] = {}
         for name, shape in shapes.items():
             self._solve(name, shape)
@@ -339,7 +339,7 @@ class Externals:
             return
         _check_rank(name, shape, len(line.extents), str(line), line.source)
         for expression, extent in zip(line.extents, shape, strict=True):
-            if isinstance(expression, Name) and expression.id in self._known:
+            if isinstance(expression, Name) and expression.id in self._symbol_names:
                 value = self.symbols.setdefault(expression.id, extent)
                 if value != extent:
                     raise InputError(
@@ -349,7 +349,7 @@ class Externals:
                     )
 
     def _check_known(self, line: _Line) -> None:
-        used = [s for extent in line.extents for s in line.symbols_of(extent, self._known)]
+        used = [s for extent in line.extents for s in line.symbols_of(extent, self._symbol_names)]
         if unknown := [symbol for symbol in dict.fromkeys(used) if symbol not in self.symbols]:
             symbol_list = ", ".join(f"'{symbol}'" for symbol in unknown)
             raise OpenShape(
@@ -366,7 +366,7 @@ class Externals:
 
         Raises :class:`InputError` if the caller's shape contradicts symbols in the line.
         """
-        requested_shape = self._given.get(name)
+        requested_shape = self._requested_shapes.get(name)
         if requested_shape is None:
             return stated_shape
         _check_rank(name, requested_shape, len(stated_shape), str(list(stated_shape)), site.source)
@@ -375,7 +375,7 @@ class Externals:
             if (
                 stated_shape[i] != requested_shape[i]
                 and line
-                and line.symbols_of(extent, self._known)
+                and line.symbols_of(extent, self._symbol_names)
             ):
                 raise InputError(
                     f"the shape {list(requested_shape)} of '{name}' does not fit: the model wants "

@@ -335,19 +335,19 @@ class Evaluator:
 
     def invoke(self, call: Call, site: Site) -> Value:
         positional: list[Value] = []
-        named: dict[str, Value] = {}
+        keyword_values: dict[str, Value] = {}
         for argument in call.arguments:
             value = self.evaluate(argument.value, site.scope)
-            if argument.name is None and not named:
+            if argument.name is None and not keyword_values:
                 positional.append(value)
             elif argument.name is None:
                 raise NnefSyntaxError(f"{call.op}: name every argument after the first")
-            elif argument.name in named:
+            elif argument.name in keyword_values:
                 raise NnefSyntaxError(f"{call.op}: parameter '{argument.name}' is given twice")
             else:
-                named[argument.name] = value
+                keyword_values[argument.name] = value
         generic = site.scope.dtype if call.generic == "?" else call.generic
-        return self.operator(call.op, positional, site, generic, named)
+        return self.operator(call.op, positional, site, generic, keyword_values)
 
     def operator(
         self,
@@ -355,16 +355,16 @@ class Evaluator:
         values: Sequence[Value],
         site: Site,
         generic: str | None = None,
-        named: Mapping[str, Value] = MappingProxyType({}),
+        keyword_values: Mapping[str, Value] = MappingProxyType({}),
     ) -> Value:
         """Calls an operator with evaluated arguments and returns its result."""
         operator = self.library.lookup(op, of_model=not site.scope.standard)
         self._steps += sum(
             len(value) // ELEMENTS
-            for value in (*values, *named.values())
+            for value in (*values, *keyword_values.values())
             if isinstance(value, (list, str))
         )
-        bound = bind(operator.signature, values, named, generic)
+        bound = bind(operator.signature, values, keyword_values, generic)
         special = self.special.get(operator.name)
         if special is not None:
             return special(bound, site)
@@ -541,10 +541,12 @@ def expand_call(
         positional = [value_of(*pair) for pair in zip_longest(sig.params, operands)][
             : len(operands)
         ]
-        named = {key: value_of(sig.by_name.get(key), value) for key, value in attrs.items()}
+        keyword_values = {
+            key: value_of(sig.by_name.get(key), value) for key, value in attrs.items()
+        }
         if generic is not None:
-            del named["dtype"]
-        result = evaluator.operator(op, positional, site, generic, named)
+            del keyword_values["dtype"]
+        result = evaluator.operator(op, positional, site, generic, keyword_values)
         results = result if isinstance(result, (list, tuple)) else [result]
         outputs = tuple(builder.tensor(value, site).name for value in flat(results))
     nodes = tuple(builder.nodes)

@@ -26,8 +26,8 @@ def insert_fake_quantize(graph: Graph, expand: Expand) -> Graph:
     rounded where it is read. Names that are not in the graph are ignored, as the format
     requires. ``expand`` makes the graph of one operator.
     """
-    named = {name: attrs for name, attrs in graph.quantization.items() if name in graph.facts}
-    return _Insertion(graph, expand).run(named)
+    quantized = {name: attrs for name, attrs in graph.quantization.items() if name in graph.facts}
+    return _Insertion(graph, expand).run(quantized)
 
 
 @dataclass
@@ -38,20 +38,20 @@ class _Insertion:
     constants: dict[str, Array] = field(default_factory=dict)
     facts: dict[str, Fact] = field(default_factory=dict)
     #: the rounded tensor that replaces a source tensor in its readers
-    instead: dict[str, str] = field(default_factory=dict)
+    replacements: dict[str, str] = field(default_factory=dict)
 
-    def run(self, named: Mapping[str, Attrs]) -> Graph:
+    def run(self, quantized: Mapping[str, Attrs]) -> Graph:
         graph = self.graph
         self.facts, self.constants = dict(graph.facts), dict(graph.constants)
         computed = {name for node in graph.nodes for name in node.outputs}
-        for name in named.keys() - computed:
-            if self._complete(named[name]) or name not in graph.labels:
-                self.instead[name] = self._unused_name(f"{name}_rounded")
-        for name in sorted(self.instead):
-            self.nodes += self._rounding(name, named[name], name, self.instead[name])
+        for name in quantized.keys() - computed:
+            if self._complete(quantized[name]) or name not in graph.labels:
+                self.replacements[name] = self._unused_name(f"{name}_rounded")
+        for name in sorted(self.replacements):
+            self.nodes += self._rounding(name, quantized[name], name, self.replacements[name])
         for node in graph.nodes:
-            self._add(node, {n: named[n] for n in node.outputs if n in named})
-        updates = tuple((v, self.instead.get(value, value)) for v, value in graph.updates)
+            self._add(node, {n: quantized[n] for n in node.outputs if n in quantized})
+        updates = tuple((v, self.replacements.get(value, value)) for v, value in graph.updates)
         return graph.with_(
             nodes=tuple(self.nodes), constants=self.constants, facts=self.facts, updates=updates
         )
@@ -65,12 +65,12 @@ class _Insertion:
         sig = STDLIB.signatures.get(attrs["op"])
         return sig is None or all(p.name in attrs for p in sig.params[1:] if p.required)
 
-    def _add(self, node: Node, named: Mapping[str, Attrs]) -> None:
-        exact = {name: self._unused_name(f"{name}_exact") for name in named}
-        inputs = tuple(self.instead.get(name, name) for name in node.inputs)
+    def _add(self, node: Node, quantized: Mapping[str, Attrs]) -> None:
+        exact = {name: self._unused_name(f"{name}_exact") for name in quantized}
+        inputs = tuple(self.replacements.get(name, name) for name in node.inputs)
         outputs = tuple(exact.get(name, name) for name in node.outputs)
         self.nodes.append(replace(node, inputs=inputs, outputs=outputs))
-        for name, attrs in named.items():
+        for name, attrs in quantized.items():
             self.facts[exact[name]] = self.graph.facts[name]
             self.nodes += self._rounding(name, attrs, exact[name], name)
 

@@ -61,11 +61,11 @@ class Library:
         self, native: Callable[[str], bool], declarations: Mapping[str, str] | None = None
     ) -> None:
         self._native = native
-        self._declared = {
+        self._declared_files = {
             name: FragmentFile(f"<declaration of {name}>", text)
             for name, text in (declarations or {}).items()
         }
-        self._own: dict[str, tuple[Fragment, SourceText]] = {}
+        self._model_fragments: dict[str, tuple[Fragment, SourceText]] = {}
         self._resolved: dict[tuple[str, bool], Operator] = {}
 
     def add_fragments(self, fragments: Iterable[Fragment], text: SourceText) -> None:
@@ -81,16 +81,16 @@ class Library:
                     f"'{fragment.name}' is a standard operator: give the fragment another name",
                     fragment.pos,
                 )
-            if fragment.name in self._own:
+            if fragment.name in self._model_fragments:
                 raise text.error(f"fragment '{fragment.name}' is declared twice", fragment.pos)
-            self._own[fragment.name] = (fragment, text)
+            self._model_fragments[fragment.name] = (fragment, text)
 
     def lookup(self, name: str, of_model: bool = True) -> Operator:
         """Returns the operator of a name: the model's own with ``of_model``, or else the library's.
 
         Raises :class:`UnsupportedOp` if there is no implementation and no body.
         """
-        key = name, of_model and name in self._own
+        key = name, of_model and name in self._model_fragments
         operator = self._resolved.get(key)
         if operator is None:
             resolve = self._model_operator if key[1] else self._library_operator
@@ -102,7 +102,11 @@ class Library:
 
         It includes fragments that the declared bodies call. Standard operators need none.
         """
-        declarable = {*self._own, *self._declared, *EXTENSIONS.fragments} - STDLIB.fragments.keys()
+        declarable = {
+            *self._model_fragments,
+            *self._declared_files,
+            *EXTENSIONS.fragments,
+        } - STDLIB.fragments.keys()
         pending, declarations = list(ops), dict[str, str]()
         while pending:
             name = pending.pop()
@@ -114,22 +118,27 @@ class Library:
 
     def _file_of(self, name: str) -> FragmentFile | None:
         """Returns the text that declares an operator that is not the model's own, or None."""
-        if name in STDLIB.fragments or name not in self._declared:
+        if name in STDLIB.fragments or name not in self._declared_files:
             files = (file for file in (STDLIB, EXTENSIONS, TRACT) if name in file.fragments)
             return next(files, None)
-        return self._declared[name]
+        return self._declared_files[name]
 
     def _library_operator(self, name: str) -> Operator:
         file = self._file_of(name)
         if file is None:
-            names = {*STDLIB.fragments, *self._own, *self._declared, *EXTENSIONS.fragments}
+            names = {
+                *STDLIB.fragments,
+                *self._model_fragments,
+                *self._declared_files,
+                *EXTENSIONS.fragments,
+            }
             raise UnsupportedOp(unknown_operator(name, sorted(names)))
         native = name in NEVER_NODES or (file is not TRACT and self._native(name))
         sig, fragment = _declaration(file, name)
         return _check_usable(Operator(name, sig, fragment, file.source, native, True))
 
     def _model_operator(self, name: str) -> Operator:
-        fragment, text = self._own[name]
+        fragment, text = self._model_fragments[name]
         sig, file = signature_of(fragment, text), self._file_of(name)
         engine_signature = None if file in (None, STDLIB, TRACT) else _declaration(file, name)[0]
         fits = (engine_signature is None or engine_signature.fits(sig)) and not self._is_redefined(
@@ -140,7 +149,7 @@ class Library:
                 f"'{name}' is registered as {engine_signature}, but this model declares it as "
                 f"{sig}: make them equal, or give the fragment a body"
             )
-        if not fits and name in self._declared:
+        if not fits and name in self._declared_files:
             message = f"'{name}' is not the registered {engine_signature}: its body is expanded"
             warn(message, text.at(fragment.pos))
         native = fits and self._native(name)

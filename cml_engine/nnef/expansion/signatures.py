@@ -214,9 +214,9 @@ def declared_signature(text: str, file: str) -> Signature:
     return next(iter(signatures.values()))
 
 
-def unknown_operator(name: str, known: Iterable[str]) -> str:
+def unknown_operator(name: str, known_names: Iterable[str]) -> str:
     """Returns the error message for an operator without a declaration; suggests a similar name."""
-    similar = difflib.get_close_matches(name, list(known), n=1)
+    similar = difflib.get_close_matches(name, list(known_names), n=1)
     hint = f"; did you mean '{similar[0]}'? Otherwise " if similar else ": "
     return (
         f"unknown operator '{name}'{hint}register it (--ops FILE.py, cml.register), or declare it "
@@ -267,28 +267,28 @@ class BoundArguments:
 def bind(
     sig: Signature,
     positional: Sequence[Value],
-    named: Mapping[str, Value],
+    keyword_values: Mapping[str, Value],
     generic: str | None,
 ) -> BoundArguments:
     """Returns the values of the parameters of ``sig`` for a call, with defaults filled in.
 
     ``generic`` is the type in ``op<type>``. Raises :class:`BindError` if an argument does not fit.
     """
-    arguments = _match_arguments(sig, positional, named)
+    arguments = _match_arguments(sig, positional, keyword_values)
     dtype = _dtype(sig, arguments, generic)
     values = {p.name: _value(sig, p, arguments, dtype) for p in sig.params}
     return BoundArguments(values, dtype)
 
 
 def _match_arguments(
-    sig: Signature, positional: Sequence[Value], named: Mapping[str, Value]
+    sig: Signature, positional: Sequence[Value], keyword_values: Mapping[str, Value]
 ) -> dict[str, Value]:
     if len(positional) > len(sig.params):
         raise ShapeError(
             f"{sig.name} takes at most {len(sig.params)} arguments, got {len(positional)}"
         )
     arguments = {param.name: v for param, v in zip(sig.params, positional, strict=False)}
-    for name, value in named.items():
+    for name, value in keyword_values.items():
         if name not in sig.by_name:
             raise ShapeError(_unknown_parameter(sig, name))
         if name in arguments:

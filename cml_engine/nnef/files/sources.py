@@ -227,7 +227,7 @@ class MemoryModel:
             self._tensors[file] = np.asarray(array)
         self._sizes = {file: len(text) for file, text in self._texts.items()}
         self._sizes |= {file: _size(file, array) for file, array in self._tensors.items()}
-        self._latest: tuple[str, bytes] = ("", b"")
+        self._cached: tuple[str, bytes] = ("", b"")
 
     def size(self, file: str) -> int | None:
         """Returns the size of a file in bytes, or None if the model has no file of that name."""
@@ -244,9 +244,9 @@ class MemoryModel:
         """
         if file in self._texts:
             return self._texts[file]
-        if self._latest[0] != file:
-            self._latest = (file, tensor_bytes(self._tensors[file]))
-        return self._latest[1]
+        if self._cached[0] != file:
+            self._cached = (file, tensor_bytes(self._tensors[file]))
+        return self._cached[1]
 
 
 def _size(file: str, array: Array) -> int:

@@ -237,14 +237,14 @@ class Document:
 
 def expressions(root: object) -> Iterator[object]:
     """Yields every dataclass node of a syntax tree, the root first."""
-    waiting = [root]
-    while waiting:
-        item = waiting.pop()
+    pending = [root]
+    while pending:
+        item = pending.pop()
         if isinstance(item, tuple):
-            waiting += item
+            pending += item
         elif is_dataclass(item):
             yield item
-            waiting += [getattr(item, f.name) for f in fields(item)]
+            pending += [getattr(item, f.name) for f in fields(item)]
 
 
 def called_operators(fragment: Fragment) -> list[str]:

@@ -297,8 +297,8 @@ def _memory_data(layer: NcnnLayer) -> NcnnTensor:
         raise layer.damaged_error(f"the shape {extents}")
     if layer.integer(21, 1) not in (0, 1):
         raise layer.unsupported_error(f"values loaded as type {layer.integer(21)}")
-    read = layer.weights.raw if layer.integer(21, 1) else layer.weights.flagged
-    values = read(prod(extents), layer).reshape(1, *extents)
+    read_values = layer.weights.raw if layer.integer(21, 1) else layer.weights.flagged
+    values = read_values(prod(extents), layer).reshape(1, *extents)
     return NcnnTensor(layer.builder.variable(layer.outputs[0], values), layer)
 
 

@@ -146,8 +146,8 @@ def _attention(layer: NcnnLayer, *inputs: NcnnTensor) -> NcnnTensor:
     scores = q.matmul(k, transposeB=True)
     if mask is not None:
         scores = scores + mask.reshape([1] * (3 - len(mask.extents)) + list(mask.extents))
-    mixed = scores.softmax(axes=[3]).matmul(v)
-    return _rows(layer, mixed.permute([1, 0, 2]).merge(2, 2), "out", width, outer)
+    attended = scores.softmax(axes=[3]).matmul(v)
+    return _rows(layer, attended.permute([1, 0, 2]).merge(2, 2), "out", width, outer)
 
 
 def _rows(layer: NcnnLayer, x: NcnnTensor, suffix: str, width: int, count: int) -> NcnnTensor:

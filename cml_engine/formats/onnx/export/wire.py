@@ -152,20 +152,20 @@ def tensor_bytes(array: Array, name: str = "") -> bytes:
 
 def _attribute(name: str, value: Any) -> bytes:
     if isinstance(value, np.ndarray):
-        kind, content = _TENSOR, _message(5, tensor_bytes(value))
+        attribute_type, content = _TENSOR, _message(5, tensor_bytes(value))
     elif isinstance(value, str):
-        kind, content = _STRING, _text(4, value)
+        attribute_type, content = _STRING, _text(4, value)
     elif isinstance(value, float):
-        kind, content = _FLOAT, _real(2, value)
+        attribute_type, content = _FLOAT, _real(2, value)
     elif isinstance(value, Sequence):
         are_floats = any(isinstance(item, float) for item in value)
-        kind = _FLOATS if are_floats else _INTS
+        attribute_type = _FLOATS if are_floats else _INTS
         content = b"".join(
             _real(7, item) if are_floats else _varint_field(8, item) for item in value
         )
     else:
-        kind, content = _INT, _varint_field(3, int(value))
-    return _text(1, name) + content + _varint_field(20, kind)
+        attribute_type, content = _INT, _varint_field(3, int(value))
+    return _text(1, name) + content + _varint_field(20, attribute_type)
 
 
 def _value(value: OutValue) -> bytes:

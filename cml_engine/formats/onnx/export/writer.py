@@ -59,15 +59,15 @@ class OnnxWriter:
         self._graph, self._opset = graph, opset
         self._half, self._dynamic = half, dynamic
         #: the quantized tensors of an integer network, and the names of their real numbers
-        self._words = read_quant_params(graph) if graph.integer else {}
-        self._real: dict[str, str] = {}
+        self._quant_params = read_quant_params(graph) if graph.integer else {}
+        self._real_names: dict[str, str] = {}
         #: the names of computed lists of extents, by their elements
         self._extents: dict[str, str] = {}
         self._nodes: list[OutNode] = []
         self._tensors: dict[str, Array] = {}
-        self._made: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._shared_constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._functions: dict[tuple[str, bytes, int], OutFunction] = {}
-        self._taken = {*graph.facts, *graph.inputs, *graph.outputs}
+        self._reserved = {*graph.facts, *graph.inputs, *graph.outputs}
         self._state = {variable for variable, _ in graph.updates}
 
     def parts(self) -> list[bytes]:
@@ -136,7 +136,7 @@ class OnnxWriter:
         self._nodes.append(OutNode("Identity", (source,), (copy_name,)))
 
     def _operand(self, name: str) -> ExportOperand:
-        if name in self._words:
+        if name in self._quant_params:
             return ExportOperand(self._dequantized(name), self._graph.facts[name], stored=True)
         value = None if name in self._state else self._graph.constants.get(name)
         return ExportOperand(name, self._graph.facts[name], value)
@@ -149,16 +149,16 @@ class OnnxWriter:
         if name and self._tensors.setdefault(name, array).shape == array.shape:
             return name
         key = (array.dtype.name, array.shape, array.tobytes())
-        if key not in self._made:
+        if key not in self._shared_constants:
             base = name or "constant"
             unique_name, count = f"{base}_1", 1
-            while unique_name in self._taken:
+            while unique_name in self._reserved:
                 count += 1
                 unique_name = f"{base}_{count}"
-            self._taken.add(unique_name)
-            self._made[key] = unique_name
+            self._reserved.add(unique_name)
+            self._shared_constants[key] = unique_name
             self._tensors[unique_name] = array
-        return self._made[key]
+        return self._shared_constants[key]
 
     # -- nodes ----------------------------------------------------------------------------------
 
@@ -167,7 +167,7 @@ class OnnxWriter:
             raise InternalError(f"{node.title} is fused already: export the graph as it was loaded")
         rule = export_rule(node.op, self._graph.declarations)
         sums = {name: self._new_name(f"{name}_sums")
-                for name in node.outputs if name in self._words}  # fmt: skip
+                for name in node.outputs if name in self._quant_params}  # fmt: skip
         operands = [self._operand(name) for name in node.inputs]
         facts = [self._graph.facts[name] for name in node.outputs]
         node = replace(node, outputs=tuple(sums.get(name, name) for name in node.outputs))
@@ -210,7 +210,7 @@ class OnnxWriter:
             opset=self._opset,
             constants=stored,
             prefix=prefix,
-            taken=self._taken,
+            taken=self._reserved,
         )
         self._nodes += call.write(rule, node.outputs)
 
@@ -272,8 +272,8 @@ class OnnxWriter:
 
     def _new_name(self, name: str) -> str:
         """Returns a name that is not taken, the given one if possible, and takes it."""
-        name = unused_name(name, self._taken)
-        self._taken.add(name)
+        name = unused_name(name, self._reserved)
+        self._reserved.add(name)
         return name
 
     # -- integer networks -----------------------------------------------------------------------
@@ -283,27 +283,29 @@ class OnnxWriter:
         graph = self._graph
         if name not in graph.inputs and name not in graph.constants:
             return name
-        if name not in self._real:
-            self._real[name] = self._new_name(f"{name}_numbers")
+        if name not in self._real_names:
+            self._real_names[name] = self._new_name(f"{name}_numbers")
             if name in graph.inputs:
-                self._quantize(name, name, self._real[name])
+                self._quantize(name, name, self._real_names[name])
             else:
                 self._dequantize(name, self._constant(graph.constants[name], name))
-        return self._real[name]
+        return self._real_names[name]
 
     def _dequantize(self, name: str, source: str) -> None:
         """Adds the node that turns a constant's integers into numbers."""
-        line = self._words[name]
+        line = self._quant_params[name]
         axis = next((i for i, extent in enumerate(line.extents) if extent > 1), 0)
         scales = _scales(line)
         scale = self._constant(scales if line.extents else scales[0].reshape(()))
         attributes = {"axis": axis} if line.extents else {}
         inputs = (source, scale)
-        self._nodes.append(OutNode("DequantizeLinear", inputs, (self._real[name],), attributes))
+        self._nodes.append(
+            OutNode("DequantizeLinear", inputs, (self._real_names[name],), attributes)
+        )
 
     def _quantize(self, name: str, source: str, result: str) -> None:
         """Adds the nodes that round numbers to the tensor's words, and turn these into numbers."""
-        line = self._words[name]
+        line = self._quant_params[name]
         dtype_name = f"{'' if line.signed else 'u'}int{line.bits}"
         if line.bits == 16 and self._opset < _OPSET_OF_16_BITS:
             raise UnsupportedOp(
@@ -346,7 +348,7 @@ class OnnxWriter:
             return constant_name(len(stored) - 1)
 
         node = graph.nodes[index]
-        computed = {*self._state, *self._words}
+        computed = {*self._state, *self._quant_params}
         operands = [
             ExportOperand(name, graph.facts[name], None, stored=True)
             if name in computed
@@ -447,16 +449,16 @@ def half_error(graph: Graph) -> tuple[float, list[str]]:
 
     An error is relative to the largest value of its tensor.
     """
-    worst, unfit = 0.0, []
+    largest_error, unfit = 0.0, []
     for name, array in graph.constants.items():
         if fits_half(array):
             finite = array[np.isfinite(array)]
             largest = np.abs(finite).max(initial=0)
             error = np.abs(finite.astype(np.float16) - finite).max(initial=0)
-            worst = max(worst, float(error / largest) if largest else 0.0)
+            largest_error = max(largest_error, float(error / largest) if largest else 0.0)
         elif array.dtype == np.float32 and array.size >= _LEAST_HALVED:
             unfit.append(name)
-    return worst, unfit
+    return largest_error, unfit
 
 
 def _scales(line: QuantParams) -> Array:
@@ -494,11 +496,13 @@ class _Body:
 
     def __init__(self) -> None:
         self.nodes: list[OutNode] = []
-        self._made: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._shared_constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
 
     def constant(self, array: Array, name: str = "") -> str:
         key = (array.dtype.name, array.shape, array.tobytes())
-        if key not in self._made:
-            self._made[key] = f"c{len(self._made)}"
-            self.nodes.append(OutNode("Constant", (), (self._made[key],), {"value": array}))
-        return self._made[key]
+        if key not in self._shared_constants:
+            self._shared_constants[key] = f"c{len(self._shared_constants)}"
+            self.nodes.append(
+                OutNode("Constant", (), (self._shared_constants[key],), {"value": array})
+            )
+        return self._shared_constants[key]

@@ -508,8 +508,8 @@ def thresholded_relu(x: Value, *, alpha: float = 1.0) -> Value:
 @op("Shrink", "lt, gt, add, sub, select")
 def shrink(x: Value, *, bias: float = 0.0, lambd: float = 0.5) -> Value:
     y = x.scalar()
-    above = y.gt(lambd).select(y - bias, 0.0)
-    return y.lt(-lambd).select(y + bias, above).like(x)
+    upper = y.gt(lambd).select(y - bias, 0.0)
+    return y.lt(-lambd).select(y + bias, upper).like(x)
 
 
 @op("Binarizer", "gt, select", domain=ML)
@@ -563,12 +563,14 @@ def _log_softmax(x: Value, axes: list[int]) -> Value:
 def _hardmax(x: Value, axes: list[int]) -> Value:
     """Adds operators for Hardmax: 1 at the first maximum and 0 elsewhere."""
     order = [*(a for a in range(x.rank) if a not in axes), *axes]
-    moved = x.transpose(order)
-    flat = moved.reshape([*moved.shape[: -len(axes)], math.prod(x.shape[a] for a in axes)])
+    transposed = x.transpose(order)
+    flat = transposed.reshape(
+        [*transposed.shape[: -len(axes)], math.prod(x.shape[a] for a in axes)]
+    )
     best_index = flat.argmax_reduce(axes=[flat.rank - 1])
     indices = np.arange(flat.shape[-1]).reshape([1] * (flat.rank - 1) + [-1])
     is_best = add_operator("int_eq", Value.known(indices), best_index)
-    return is_best.select(1.0, 0.0).reshape(moved.shape).transpose(np.argsort(order).tolist())
+    return is_best.select(1.0, 0.0).reshape(transposed.shape).transpose(np.argsort(order).tolist())
 
 
 def _over_axes(name: str, nnef: str, function: Callable[[Value, list[int]], Value]) -> None:

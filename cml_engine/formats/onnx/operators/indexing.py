@@ -162,8 +162,8 @@ def one_hot(indices: Value, depth: float, values: Value, *, axis: int = -1) -> V
     checked_shape([*indices.shape, *allocate([count])])
     classes = np.arange(count).reshape([count if a == axis else 1 for a in range(lifted.rank)])
     is_class = elementwise("int_eq", _wrap_indices(lifted, [count]), Value.known(classes))
-    off, on = (values.slice(0, i, i + 1).reshape([]) for i in range(2))
-    return is_class.select(on, off).typed(values.dtype)
+    off_value, on_value = (values.slice(0, i, i + 1).reshape([]) for i in range(2))
+    return is_class.select(on_value, off_value).typed(values.dtype)
 
 
 @op("Compress", "gather")
@@ -245,8 +245,8 @@ def unique(
     if x.kind == "logical" or not 0 < count * x.size <= _MAX_COMPARED:
         raise unsupported_error(f"Unique of {count:,} parts, {x.size:,} of {x.dtype} in all")
     order = [unique_axis, *(a for a in range(x.rank) if a != unique_axis)]
-    moved = x if axis is None else x.transpose(order)
-    rows = moved.reshape([count, x.size // count])
+    transposed = x if axis is None else x.transpose(order)
+    rows = transposed.reshape([count, x.size // count])
     are_equal, precedes = _compare_rows(rows)
     column = Value.known(np.arange(count).reshape(-1, 1))
     row = Value.known(np.arange(count).reshape(1, -1))
@@ -267,7 +267,7 @@ def unique(
     def filled(value: Value) -> Value:
         return has_part.select(value, -1 if value.kind == "integer" else -1.0)
 
-    values = filled(rows.gather(flat, axis=0)).reshape(moved.shape)
+    values = filled(rows.gather(flat, axis=0)).reshape(transposed.shape)
     if axis is None:
         values = values.reshape([count])
     else:

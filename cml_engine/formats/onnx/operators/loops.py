@@ -40,11 +40,11 @@ def loop(
     call: OnnxCall,
     number_of_iterations: int | None = None,
     condition: Value | None = None,
-    *carried: Value,
+    *initial_state: Value,
     body: OnnxGraph,
 ) -> list[Value]:
     is_running = Value.known(np.array(True)) if condition is None else condition
-    state, count = list(carried), 0
+    state, count = list(initial_state), 0
     stacked: list[list[Value]] = [[] for _ in range(len(body.outputs) - 1 - len(state))]
     while (number_of_iterations is None or count < number_of_iterations) and bool(
         constant(is_running, "the loop's condition").reshape(-1)[0]

@@ -196,8 +196,8 @@ def _take_diagonals(value: Value, labels: str) -> tuple[Value, str]:
 def _diagonal(value: Value, first: int, second: int) -> Value:
     n = value.shape[first]
     order = [a for a in range(value.rank) if a not in (first, second)]
-    moved = value.transpose([first, second, *order])
-    flat = moved.reshape([n * n, *(value.shape[a] for a in order)])
+    transposed = value.transpose([first, second, *order])
+    flat = transposed.reshape([n * n, *(value.shape[a] for a in order)])
     diagonal = flat.gather(Value.known(np.arange(n, dtype=np.int64) * (n + 1)), axis=0)
     # move the diagonal's axis to the position of the first one
     return diagonal.transpose([*range(1, first + 1), 0, *range(first + 1, diagonal.rank)])

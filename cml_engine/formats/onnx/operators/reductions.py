@@ -190,8 +190,8 @@ def _declare_reduction(reduction: _Reduction) -> None:
         keepdims: bool = True,
         noop_with_empty_axes: bool = False,
     ) -> Array:
-        listed = None if axes is None else np.ravel(axes)
-        reduced = _checked(x, x.ndim, listed, noop_with_empty_axes, reduction)
+        stated_axes = None if axes is None else np.ravel(axes)
+        reduced = _checked(x, x.ndim, stated_axes, noop_with_empty_axes, reduction)
         if any(x.shape[axis] == 0 for axis in reduced):
             return _empty(x.shape, x.dtype, reduced, keepdims, reduction)
         widened = x if x.dtype.kind == "b" else x.astype(np.int64)
@@ -305,10 +305,10 @@ def _integer_sums(x: Value, axis: int, exclusive: bool, reverse: bool) -> Value:
     """
     count = x.shape[axis]
     order = [a for a in range(x.rank) if a != axis] + [axis]
-    moved = x.transpose(order)
-    ones = np.triu(np.ones((count, count), np.int64), 1 if exclusive else 0)
-    y = moved.reshape([-1, count]).int_matmul(Value.known(ones.T if reverse else ones))
-    return y.reshape(moved.shape).transpose(np.argsort(order).tolist()).typed(x.dtype)
+    transposed = x.transpose(order)
+    triangle = np.triu(np.ones((count, count), np.int64), 1 if exclusive else 0)
+    y = transposed.reshape([-1, count]).int_matmul(Value.known(triangle.T if reverse else triangle))
+    return y.reshape(transposed.shape).transpose(np.argsort(order).tolist()).typed(x.dtype)
 
 
 @op("BatchNormalization", "batch_normalization")
