@@ -195,11 +195,11 @@ def variant_words(defines: Mapping[str, int | str]) -> str:
 
     Generated statements are left out; the operators that they compute are in ``Step.fused``.
     """
-    plain = [(name, str(value)) for name, value in sorted(defines.items())]
+    texts = [(name, str(value)) for name, value in sorted(defines.items())]
     return ", ".join(
         " ".join(part.replace("_", " ").lower() for part in name.split("_is_"))
         + ("" if "_is_" in name else f" {value}")
-        for name, value in plain
+        for name, value in texts
         if value.replace("_", "").isalnum()
     )
 

@@ -14,12 +14,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from cml_engine.errors import InputError
 from cml_engine.io.atomic_write import check_writable, write_atomically
 from cml_engine.io.folders import tuning_file
-from cml_engine.io.json_files import Json, finite, parse_json, read_json
+from cml_engine.io.json_files import Json, JsonObject, finite, parse_json, read_json
 from cml_engine.ops.declaration.choice import NO_VARIANTS, TunedChoice, VariantTable
 
 FORMAT = "cml variant table 1"
@@ -68,7 +67,7 @@ class Record:
         }
 
     @classmethod
-    def from_json(cls, key: str, data: Mapping[str, Any]) -> Record:
+    def from_json(cls, key: str, data: JsonObject) -> Record:
         """Returns the record of a JSON object from :meth:`to_json`; raises ``ValueError`` if it
         is invalid."""
         try:
@@ -175,8 +174,8 @@ def _read_or_warn(file: Path, device: str) -> dict[str, Record]:
     try:
         data = read_json(file)
         records = _records_of(data)
-        if (of := data.get("device")) != device:
-            raise ValueError(f"it was measured on '{of}', this is '{device}'")
+        if (measured_on := data.get("device")) != device:
+            raise ValueError(f"it was measured on '{measured_on}', this is '{device}'")
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError) as error:

@@ -97,10 +97,10 @@ def clamp(value: int, low: int, high: int) -> int:
     return max(low, min(value, high))
 
 
-def requantize(sum_: int, by: Multiplier, low: int, high: int) -> int:
+def requantize(sum_: int, factor: Multiplier, low: int, high: int) -> int:
     """Returns a sum times a multiplier, rounded (halves up) and clamped to ``low`` to ``high``."""
-    shifted = sum_ << by.before
-    return clamp((shifted * by.mantissa + (1 << (by.shift - 1))) >> by.shift, low, high)
+    shifted = sum_ << factor.before
+    return clamp((shifted * factor.mantissa + (1 << (factor.shift - 1))) >> factor.shift, low, high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +131,10 @@ def pair(first: Fraction, second: Fraction, largest: tuple[int, int]) -> Pair:
     )
 
 
-def requantize_pair(a: int, b: int, by: Pair, low: int, high: int) -> int:
+def requantize_pair(a: int, b: int, factors: Pair, low: int, high: int) -> int:
     """Returns the sum of two words times their factors, rounded with halves up and clamped."""
-    total = a * by.first + b * by.second + (1 << (by.shift - 1))
-    return clamp(total >> by.shift, low, high)
+    total = a * factors.first + b * factors.second + (1 << (factors.shift - 1))
+    return clamp(total >> factors.shift, low, high)
 
 
 def look_up(word: int, table: list[int], first: int) -> int:

@@ -273,7 +273,7 @@ class MemoryStats:
         free = sum(heap.nbytes - heap.held for heap in self.heaps)
         return 1 - sum(heap.largest_free for heap in self.heaps) / free if free else 0.0
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Returns the statistics as plain data for JSON, without the heaps' allocation maps."""
         owners: dict[str, dict[str, int]] = {}
         for (owner, category), holding in self.holdings.items():

@@ -138,8 +138,7 @@ def by_channel(value: Numbers, count: int, argument: str) -> tuple[float, ...]:
 
 def numbers_of(value: Numbers, argument: str) -> tuple[float, ...]:
     """Returns one or several numbers as a tuple of floats; raises an error if one is not finite."""
-    numbers: Any = value
-    numbers = numbers if np.ndim(numbers) else (numbers,)
+    numbers = np.atleast_1d(np.asarray(value, object))
     return tuple(FINITE.check(number, argument) for number in numbers)
 
 

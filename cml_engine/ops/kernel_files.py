@@ -13,5 +13,5 @@ KERNEL_FOLDER = bundled_folder("shaders_hlsl", "shaders_hlsl")
 def kernel_file(path: str | Path) -> Path | None:
     """Returns the path of the engine's kernel ``path`` (``conv/conv.hlsl``), or None."""
     path = Path(path)
-    found = KERNEL_FOLDER / path
-    return found if not path.is_absolute() and ".." not in path.parts and found.is_file() else None
+    file = KERNEL_FOLDER / path
+    return file if not path.is_absolute() and ".." not in path.parts and file.is_file() else None

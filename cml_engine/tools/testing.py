@@ -378,11 +378,11 @@ def _in_blocks(graph: Graph) -> Iterator[dict[str, str]]:
             yield dict.fromkeys(maps, C4)
     elif result.shape[1] % 4 == 0 or kernel.layouts == "copies":
         maps = [n for n in (*node.reads, *node.outputs) if graph.facts[n].rank == result.rank]
-        alike = [n for n in maps if graph.facts[n].shape[1] == result.shape[1]]
-        if graph.constants.keys().isdisjoint(alike) and all(
-            graph.facts[n].dtype == "scalar" for n in alike
+        same_channels = [n for n in maps if graph.facts[n].shape[1] == result.shape[1]]
+        if graph.constants.keys().isdisjoint(same_channels) and all(
+            graph.facts[n].dtype == "scalar" for n in same_channels
         ):
-            yield dict.fromkeys(alike, C4)
+            yield dict.fromkeys(same_channels, C4)
 
 
 def _run(
@@ -401,15 +401,17 @@ def _run(
 
 def _check_guards(program: GpuProgram, arena: Array) -> None:
     """Asserts that the arena still holds the sentinel outside tensors and scratch memory."""
-    free = np.ones(arena.size, bool)
+    is_free = np.ones(arena.size, bool)
     plan = program.plan
     used = [b for step in plan.steps for b in step.bindings if b.space == "arena"]
     used += [p.binding for p in (*plan.inputs.values(), *plan.tensors.values())]
     for binding in used:
         if binding.space == "arena":
-            free[binding.offset // 4 : binding.end // 4] = False
-    touched = free & (arena != SENTINEL)
-    assert not touched.any(), f"a kernel wrote outside its tensors, at word {touched.argmax()}"
+            is_free[binding.offset // 4 : binding.end // 4] = False
+    is_written = is_free & (arena != SENTINEL)
+    assert not is_written.any(), (
+        f"a kernel wrote outside its tensors, at word {is_written.argmax()}"
+    )
 
 
 def _check_inputs(program: GpuProgram, values: Mapping[str, Array]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -129,5 +130,7 @@ def player_table(runs: Sequence[RunReport]) -> str:
 
 def bytes_by_owner(gpu: cml.Gpu) -> dict[str, int]:
     """Returns the bytes of memory on the GPU by owner."""
-    owners = gpu.memory.stats().to_json()["owners"]
-    return {owner: sum(of.values()) for owner, of in owners.items()}
+    owners: Counter[str] = Counter()
+    for (owner, _), holding in gpu.memory.stats().holdings.items():
+        owners[owner] += holding.nbytes
+    return owners

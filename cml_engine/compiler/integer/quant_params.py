@@ -189,8 +189,8 @@ def find_range_violation(name: str, values: Array, limits: Range) -> str:
         ((values < limits.low) | (values > limits.high), f"wanted {limits.low} to {limits.high}"),
     ):
         if violations.any():
-            at = tuple(int(i) for i in np.argwhere(violations)[0])
-            return f"gives {values[at]} in '{name}', at {list(at)}: {problem}"
+            index = tuple(int(i) for i in np.argwhere(violations)[0])
+            return f"gives {values[index]} in '{name}', at {list(index)}: {problem}"
     return ""
 
 
@@ -261,7 +261,7 @@ def word_range(bits: int, signed: bool) -> Range:
     return Range(-largest, largest) if signed else Range(0, (1 << bits) - 1)
 
 
-def quant_attrs(scale: object, bits: int, signed: bool = True, **more: AttrValue) -> Attrs:
+def quant_attrs(scale: object, bits: int, signed: bool = True, **others: AttrValue) -> Attrs:
     """Returns the attributes of a line of ``graph.quant`` with this scale and word type.
 
     ``scale`` is a number or nested lists of :func:`nest_scales`.
@@ -274,7 +274,7 @@ def quant_attrs(scale: object, bits: int, signed: bool = True, **more: AttrValue
             "bits": bits,
             "signed": signed,
             "symmetric": signed,
-            **more,
+            **others,
         }
     )
 

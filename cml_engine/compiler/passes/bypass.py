@@ -15,8 +15,8 @@ def bypass(graph: Graph) -> Graph:
 
 
 def _empty_pad(match: Match) -> str | None:
-    moved = any(n for pair in match.last.attrs["padding"] for n in pair)
-    return None if moved else match.last.inputs[0]
+    is_padded = any(n for pair in match.last.attrs["padding"] for n in pair)
+    return None if is_padded else match.last.inputs[0]
 
 
 def _product_with_one(match: Match) -> str | None:

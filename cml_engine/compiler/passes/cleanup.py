@@ -79,14 +79,14 @@ def merge_common_subexpressions(graph: Graph) -> Graph:
     not merged, because they may give another result each time.
     """
     roots = set(graph.roots)
-    same = _equal_constants(graph)
+    first_equal = _equal_constants(graph)
     first_nodes: dict[Hashable, Node] = {}
     renamed: dict[str, str] = {}
     nodes = []
     for original in graph.nodes:
         inputs = tuple(renamed.get(name, name) for name in original.inputs)
         node = replace(original, inputs=inputs)
-        key = _key(node, same)
+        key = _key(node, first_equal)
         first = first_nodes.setdefault(key, node) if key is not None else node
         if first is node or roots.intersection(node.outputs):
             nodes.append(node)
@@ -95,17 +95,17 @@ def merge_common_subexpressions(graph: Graph) -> Graph:
     return graph.with_(nodes=tuple(nodes))
 
 
-def _key(node: Node, same: dict[str, str]) -> Hashable | None:
+def _key(node: Node, first_equal: dict[str, str]) -> Hashable | None:
     """Returns a key that is equal for nodes that compute the same results.
 
-    ``same`` maps constants to their first equal. Returns None for a node that must not be
+    ``first_equal`` maps constants to their first equal. Returns None for a node that must not be
     merged: one with epilogues, a game's operator, or an attribute whose text is not its value.
     """
-    plain = all(_is_plain(value) for value in node.attrs.values())
-    if node.epilogues or not plain or lookup(node.op).is_custom:
+    are_plain = all(_is_plain(value) for value in node.attrs.values())
+    if node.epilogues or not are_plain or lookup(node.op).is_custom:
         return None
     attrs = tuple(sorted((name, repr(value)) for name, value in node.attrs.items()))
-    return node.op, attrs, tuple(same.get(n, n) for n in node.inputs), len(node.outputs)
+    return node.op, attrs, tuple(first_equal.get(n, n) for n in node.inputs), len(node.outputs)
 
 
 def _is_plain(value: object) -> bool:
@@ -120,9 +120,9 @@ def _equal_constants(graph: Graph) -> dict[str, str]:
     """Maps every constant of at most ``_SMALL_BYTES`` to the first constant of the same type,
     shape and bits."""
     first: dict[Hashable, str] = {}
-    same: dict[str, str] = {}
+    first_equal: dict[str, str] = {}
     for name, value in graph.constants.items():
         if value.nbytes <= _SMALL_BYTES and graph.is_constant(name):
             key = (graph.facts[name], value.tobytes())
-            same[name] = first.setdefault(key, name)
-    return same
+            first_equal[name] = first.setdefault(key, name)
+    return first_equal

@@ -16,7 +16,7 @@ def add_kept_tensors(graph: Graph, written: Graph) -> Graph:
     by the nodes of ``written`` without any fusing. No node that was in ``graph`` reads an added
     tensor, so its results stay bit-identical.
     """
-    position = {name: at for at, node in enumerate(graph.nodes) for name in node.outputs}
+    position = {name: index for index, node in enumerate(graph.nodes) for name in node.outputs}
     existing = {*graph.inputs, *position, *(name for name, _ in graph.updates)}
     needed = dict.fromkeys(written.taps.values())
     recomputed: list[Node] = []
@@ -40,12 +40,12 @@ def add_kept_tensors(graph: Graph, written: Graph) -> Graph:
         added.append(replace(node, inputs=inputs, outputs=outputs))
     following: dict[int, list[Node]] = {}
     for node in added:
-        at = max((position.get(name, -1) for name in node.reads), default=-1)
-        position |= dict.fromkeys(node.outputs, at)
-        following.setdefault(at, []).append(node)
+        index = max((position.get(name, -1) for name in node.reads), default=-1)
+        position |= dict.fromkeys(node.outputs, index)
+        following.setdefault(index, []).append(node)
     nodes = [*following.get(-1, ())]
-    for at, node in enumerate(graph.nodes):
-        nodes += [node, *following.get(at, ())]
+    for index, node in enumerate(graph.nodes):
+        nodes += [node, *following.get(index, ())]
     facts = {new: written.facts[name] for name, new in names.items()}
     word_ranges = {new: written.words[name] for name, new in names.items() if name in written.words}
     return graph.with_(

@@ -215,8 +215,8 @@ class Sibling:
         in the first graph.
         """
         read = [name for name in node.reads if name in graph.constants]
-        same = all(graph.constants[n] is self.graph.constants.get(n) for n in read)
-        return self._packed if same else _NOTHING
+        are_shared = all(graph.constants[n] is self.graph.constants.get(n) for n in read)
+        return self._packed if are_shared else _NOTHING
 
     @cached_property
     def _packed(self) -> dict[str, Array]:
@@ -365,9 +365,9 @@ def _stored_share(names: Sequence[str], graph: Graph, shares: Mapping[str, float
 
     ``shares`` has this quotient for each tensor.
     """
-    full = sum(graph.facts[n].nbytes for n in names)
+    unpacked = sum(graph.facts[n].nbytes for n in names)
     stored = sum(graph.facts[n].nbytes * shares[n] for n in names)
-    return stored / full if full else 1.0
+    return stored / unpacked if unpacked else 1.0
 
 
 def _own_cost(spec: OpSpec, node: Node, inputs: list[Fact], outputs: list[Fact]) -> Cost:

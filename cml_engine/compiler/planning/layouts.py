@@ -81,15 +81,15 @@ def _visit(graph: Graph, node: Node, ties: Ties, plain: set[str], requested: set
     """
     kernel = lookup(node.op).kernel
     layouts = kernel.layouts if kernel else "plain"
-    touched = (*node.reads, *node.outputs)
+    names = (*node.reads, *node.outputs)
     result = graph.facts[node.outputs[0]]
-    maps = [n for n in touched if is_feature_map(graph.facts[n])]
+    maps = [n for n in names if is_feature_map(graph.facts[n])]
     if layouts == "plain" or result.rank < 3:
-        plain.update(touched)
+        plain.update(names)
         return
     if layouts == "each" and any(not is_one_position(graph.facts[n]) for n in maps):
         maps = [n for n in maps if not is_one_position(graph.facts[n])]
-    plain.update(n for n in touched if not is_feature_map(graph.facts[n]))
+    plain.update(n for n in names if not is_feature_map(graph.facts[n]))
     if layouts in ("same", "copies", "each"):
         partial = layouts == "copies" and all(n in graph.words for n in maps)
         _tie_same(graph, maps, result, ties, plain, partial)
@@ -259,18 +259,18 @@ def _stored_alike(graph: Graph, layouts: Mapping[str, str]) -> tuple[Ties, dict[
     The second result maps the tensor that identifies the set to the node that requires 32 bits.
     """
     ties = Ties()
-    full: dict[str, Node] = {}
+    full_size: dict[str, Node] = {}
     for node in graph.nodes:
         results = {n for n in node.outputs if layouts.get(n) == C4}
         read = {n for n in node.reads if layouts.get(n) == C4}
         support = half_of(node, graph.facts, packed=bool(graph.words))
         if support == "none" or _stands_beside_plain(node, graph, layouts):
-            full |= dict.fromkeys(read | results, node)
+            full_size |= dict.fromkeys(read | results, node)
         elif support == "reads":
-            full |= dict.fromkeys(results, node)
+            full_size |= dict.fromkeys(results, node)
         elif support == "alike":
             ties.join(read | results)
-    return ties, {ties.find(name): node for name, node in full.items()}
+    return ties, {ties.find(name): node for name, node in full_size.items()}
 
 
 def _in_words(
@@ -300,15 +300,15 @@ def _in_words(
     return packed_layouts
 
 
-def _against(name: str, layouts: Mapping[str, str], full: Node | None) -> str:
+def _against(name: str, layouts: Mapping[str, str], node: Node | None) -> str:
     """Returns the reason why a tensor cannot have the requested storage, as the end of a message.
 
-    ``full`` is the node that requires 32 bits, if any.
+    ``node`` is the node that requires 32 bits, if any.
     """
     if layouts.get(name) != C4:
         return "in 16 bits are only maps in blocks of four channels, and weights of products"
-    if full is not None:
-        return f"{full.title} takes it, or one that is stored alike, in 32 bits"
+    if node is not None:
+        return f"{node.title} takes it, or one that is stored alike, in 32 bits"
     return "another that is stored alike is asked to be otherwise"
 
 
@@ -317,9 +317,9 @@ def _stands_beside_plain(node: Node, graph: Graph, layouts: Mapping[str, str]) -
 
     Kernels over plain maps cannot read 16-bit numbers, which are stored in groups of four.
     """
-    touched = [n for n in (*node.reads, *node.outputs) if is_feature_map(graph.facts[n])]
-    blocked = [n for n in touched if layouts.get(n) == C4]
-    plain = [n for n in touched if n not in blocked and not is_one_position(graph.facts[n])]
+    maps = [n for n in (*node.reads, *node.outputs) if is_feature_map(graph.facts[n])]
+    blocked = [n for n in maps if layouts.get(n) == C4]
+    plain = [n for n in maps if n not in blocked and not is_one_position(graph.facts[n])]
     return bool(plain) and any(is_one_position(graph.facts[n]) for n in blocked)
 
 

@@ -140,13 +140,13 @@ def find_in_place(draft: Draft) -> dict[str, str]:
             continue
         root = draft.root(operand)
         read_once = [draft.root(read) for read in node.reads].count(root) == 1
-        alike = all(
+        is_alike = all(
             draft.layouts.get(candidate, PLAIN) == draft.layouts.get(name, PLAIN)
             and draft.graph.facts[candidate].dtype == draft.graph.facts[name].dtype
             and draft.nbytes(candidate) == draft.nbytes(name)
             for candidate in (operand, root)
         )
-        if read_once and alike and root not in protected and last[root] == i:
+        if read_once and is_alike and root not in protected and last[root] == i:
             operand_of[name] = operand
             draft.alias |= {n: root for n in graph.facts if draft.root(n) == name}
             last[root] = last.get(name, i)
@@ -452,7 +452,9 @@ def move_joins_early(
         else:
             remaining.append(launch)
     last = {name: i for i, launch in enumerate(remaining) for name in _written(launch[2])}
-    ordered = [launch for name, moved in copies.items() if name not in last for launch in moved]
+    ordered = [
+        launch for name, part_copies in copies.items() if name not in last for launch in part_copies
+    ]
     for i, launch in enumerate(remaining):
         ordered.append(launch)
         for name in dict.fromkeys(_written(launch[2])):
@@ -536,7 +538,7 @@ def place_draft(draft: Draft) -> Plan:
         inputs=inputs,
         outputs=outputs,
         tensors=computed if options.keep else outputs,
-        taps={name: locate.place(at) for name, at in graph.taps.items()},
+        taps={name: locate.place(tensor) for name, tensor in graph.taps.items()},
         places={**inputs, **variables, **computed},
         weights=weights.shared.values,
         weights_bytes=weights.shared.nbytes,

@@ -187,7 +187,7 @@ def _offset_at_longest_neighbour(
     best: tuple[float, int, int] | None = None
     end, below = 0, math.inf
     walls: list[tuple[int, int, float]] = [
-        (offset, offset + other.nbytes, other.last) for offset, other in alive
+        (offset, offset + live.nbytes, live.last) for offset, live in alive
     ]
     for start, stop, last in [*walls, (capacity, capacity, math.inf)]:
         gap = start - end
@@ -379,11 +379,11 @@ def find_views(
             for name, view in _parts(graph, node, layouts, alias)
             if name not in views and 4 * view.offset % alignment == 0
         }
-        together = views | candidates if candidates else views
+        extended = views | candidates if candidates else views
         if candidates and alive.try_join(
-            [(name, resolve_view(together, name)[0]) for name in candidates]
+            [(name, resolve_view(extended, name)[0]) for name in candidates]
         ):
-            views = together
+            views = extended
     return views
 
 

@@ -155,10 +155,10 @@ class BandSearch:
                 )
         return None if best[0] == inf else self._path(chosen, float(best[0]))
 
-    def _path(self, taken: Mapping[int, ChosenRun], work: float) -> BandPath:
+    def _path(self, chosen: Mapping[int, ChosenRun], work: float) -> BandPath:
         runs, fullest, k = [], 0.0, 0
         while k < len(self.facts.chart.graph.nodes):
-            banded = taken.get(k)
+            banded = chosen.get(k)
             if banded is None:
                 fullest, k = max(fullest, self.plain.of_node(k)), k + 1
             else:
@@ -216,8 +216,11 @@ class _BandPlanner:
         #: pairs of the facts for nodes in bands and the memory usage of other nodes
         self.facts_and_usage = [(facts, self.usage)]
         if views:
-            apart = RunFacts(self.chart, MemoryUsage(draft, {}), self.numbers)
-            self.facts_and_usage += [(apart, apart.usage), (apart, self.usage)]
+            without_views = RunFacts(self.chart, MemoryUsage(draft, {}), self.numbers)
+            self.facts_and_usage += [
+                (without_views, without_views.usage),
+                (without_views, self.usage),
+            ]
 
     def plan(self) -> Plan:
         limit = self.bounds.total

@@ -59,7 +59,9 @@ def requantize_pair(
     This is ``rule.requantize_pair`` for arrays. The words' multipliers are ``first / 2**shift``
     and ``second / 2**shift``.
     """
-    factors = [np.ldexp(np.float64(by), -np.asarray(shift, np.int64)) for by in (first, second)]
+    factors = [
+        np.ldexp(np.float64(factor), -np.asarray(shift, np.int64)) for factor in (first, second)
+    ]
     return _round(_both, (a, b, *factors), low, high, out)
 
 
@@ -165,9 +167,9 @@ def look_up(words: Array, table: Array, first: int) -> Array:
     This is ``rule.look_up`` for arrays: a small table has an entry per word, a large one an
     entry per 64 words, between which values are interpolated.
     """
-    at = words.astype(np.int64) - first
+    offsets = words.astype(np.int64) - first
     if len(table) == SMALL_TABLE:
-        return np.asarray(table[at.clip(0, SMALL_TABLE - 1)])
-    at = at.clip(0, 65535)
-    index, fraction, points = at >> 6, at & 63, table.astype(np.int64)
+        return np.asarray(table[offsets.clip(0, SMALL_TABLE - 1)])
+    offsets = offsets.clip(0, 65535)
+    index, fraction, points = offsets >> 6, offsets & 63, table.astype(np.int64)
     return np.asarray((points[index] * (64 - fraction) + points[index + 1] * fraction + 32) >> 6)

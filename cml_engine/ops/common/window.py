@@ -109,12 +109,12 @@ def resolve_window(
             narrow = -(-wide // s)
             pair = _same_padding(wide, narrow, reach, s)
         else:
-            full = pair[0] + wide + pair[1]
-            narrow = (full - reach) // s + 1
+            padded = pair[0] + wide + pair[1]
+            narrow = (padded - reach) // s + 1
             if narrow <= 0 and wide:
                 raise ShapeError(
                     f"axis {i}: a window of {f} (dilation {d}: {reach}) does not fit into {wide} + "
-                    f"padding ({pair[0]},{pair[1]}) = {full}; add padding"
+                    f"padding ({pair[0]},{pair[1]}) = {padded}; add padding"
                 )
         axes.append(WindowAxis(wide, max(narrow, 0), f, s, d, *pair))
     return tuple(axes)
@@ -219,20 +219,20 @@ def check_border(border: str, borders: Sequence[str], window: Window, first_axis
             )
 
 
-def border_index(border: str, at: Array, extent: int) -> Array:
+def border_index(border: str, index: Array, extent: int) -> Array:
     """Returns, for each index of an axis, the index inside of it whose value the border repeats.
 
     Indices inside stay the same. With ``constant`` and ``ignore`` those outside stay too.
     """
     if border == "replicate":
-        return np.asarray(np.clip(at, 0, extent - 1))
+        return np.asarray(np.clip(index, 0, extent - 1))
     if border == "reflect":  # a wave of period 2 (extent - 1): the edge is not repeated
-        phase = at % max(2 * (extent - 1), 1)
+        phase = index % max(2 * (extent - 1), 1)
         return np.asarray(np.minimum(phase, np.abs(2 * (extent - 1) - phase)) % max(extent, 1))
     if border == "reflect-even":
-        phase = at % max(2 * extent, 1)
+        phase = index % max(2 * extent, 1)
         return np.asarray(np.minimum(phase, 2 * extent - 1 - phase))
-    return at
+    return index
 
 
 def window_of(attrs: Attrs, shape: Sequence[int]) -> Window:
@@ -317,7 +317,9 @@ def add_tap(window: Window, values: Array, tap: Sequence[int], wide: Array) -> N
     The window's axes are the last of both arrays.
     """
     ranges = [tap_ranges(axis, t) for axis, t in zip(window, tap, strict=True)]
-    wide[_last(at for _, at in ranges)] += values[_last(windows for windows, _ in ranges)]
+    wide[_last(positions for _, positions in ranges)] += values[
+        _last(windows for windows, _ in ranges)
+    ]
 
 
 # --- rows of results and of operands ------------------------------------------------------------

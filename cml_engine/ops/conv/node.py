@@ -259,7 +259,7 @@ def conv_key(conv: Conv) -> str:
     return " ".join(words) + ("" if conv.constant else ", computed filter")
 
 
-CONV = KernelFamily[Conv, ConvTile]("conv, deconv", conv_key)
+CONV = KernelFamily[Conv]("conv, deconv", conv_key)
 
 
 _BLOCKS = engine_kernel("conv/conv_blocks.hlsl", "images:u channels:u volume:u step:u", group=GROUP)

@@ -375,7 +375,7 @@ class Interface:
         shape = [*fact.shape, *[1] * (_DIMS - fact.rank)]
         stride = [*contiguous_strides(fact.shape), *[0] * (_DIMS - fact.rank)]
         numbers = [fact.size, fact.rank, *shape, *stride]
-        at = self.parameter(name, f"u{len(numbers)}", numbers)
+        numbers_name = self.parameter(name, f"u{len(numbers)}", numbers)
         channels = f"{name}_shape(1u)"
         stored = operand.element
         if operand.layout in BLOCKED:
@@ -395,12 +395,12 @@ class Interface:
                 memory,
             ),  # fmt: skip
             f"typedef {operand.element} {name}_type;",
-            f"static uint {name}_size = {at}(0);",
-            f"static uint {name}_rank = {at}(1);",
-            f"uint {name}_shape(uint d) {{ return {at}(2u + d); }}",
-            f"uint {name}_stride(uint d) {{ return {at}({2 + _DIMS}u + d); }}",
+            f"static uint {name}_size = {numbers_name}(0);",
+            f"static uint {name}_rank = {numbers_name}(1);",
+            f"uint {name}_shape(uint d) {{ return {numbers_name}(2u + d); }}",
+            f"uint {name}_stride(uint d) {{ return {numbers_name}({2 + _DIMS}u + d); }}",
             f"uint {name}_coord(uint i, uint d) {{",
-            f"    return d < {at}(1) ? i / {name}_stride(d) % {name}_shape(d) : 0u;",
+            f"    return d < {numbers_name}(1) ? i / {name}_stride(d) % {name}_shape(d) : 0u;",
             "}",
             f"static uint {name}_channels = {channels};",
         ]
@@ -453,8 +453,8 @@ def choose_kernel(op: Lowering, kernel: Kernel) -> tuple[Kernel, str]:
     if not kernel.alternatives:
         return kernel, ""
     spec = lookup(op.node.op)
-    touched = (*op.node.reads, *op.out_names)
-    layouts = {op.layout(name) for name in touched}
+    names = (*op.node.reads, *op.out_names)
+    layouts = {op.layout(name) for name in names}
     costs: dict[str, float] = {}
     kernels = {candidate.label: candidate for candidate in (kernel, *kernel.alternatives)}
     for label, candidate in kernels.items():
@@ -468,7 +468,7 @@ def choose_kernel(op: Lowering, kernel: Kernel) -> tuple[Kernel, str]:
             costs[label] = cost
     if not costs:
         raise op.refuse(f"none of its kernels ({', '.join(kernels)}) accepts it")
-    key = " ".join([spec.name, *(f"{op.fact(name)} {op.layout(name)}" for name in touched)])
+    key = " ".join([spec.name, *(f"{op.fact(name)} {op.layout(name)}" for name in names)])
     options = {label: (kernels[label], label) for label in costs}
     return op.choose(key, options, min(costs, key=costs.__getitem__))
 

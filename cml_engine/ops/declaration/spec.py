@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -26,7 +26,7 @@ Cpu = Callable[..., "Array | Sequence[Array]"]
 #: ``prepare(attrs, input facts, constants, scratch) -> cpu function of this node``: constants by
 #: position, None for inputs that are none; None where ``cpu`` does as well
 #: takes a :class:`~cml_engine.ops.declaration.lowering.Lowering`, which stands above this module
-Lower = Callable[[Any], "Iterable[Dispatch]"]
+Lower = Callable[..., "Iterable[Dispatch]"]
 Prepare = Callable[[Attrs, "Sequence[Fact]", "Sequence[Array | None]", Scratch], "Cpu | None"]
 #: the preprocessor definitions that choose a kernel's variant
 Defines = dict[str, int | str]
@@ -181,7 +181,7 @@ class Kernel:
     source: str = ""
     defines: Mapping[str, int | str] = field(default_factory=dict)
     alternatives: Sequence[Kernel] = ()
-    cost: Callable[[Any], float | None] | None = None
+    cost: Callable[..., float | None] | None = None
     name: str = ""
     interface: str = ""
 

@@ -106,7 +106,7 @@ class KernelVariant(Generic[N, T]):
         return VariantTable(picks)
 
 
-class KernelFamily(Generic[N, T]):
+class KernelFamily(Generic[N]):
     """The kernel variants that compute some operators, and the choice between them.
 
     ``key`` returns the text of everything that decides which variant is fastest, see
@@ -137,8 +137,8 @@ class KernelFamily(Generic[N, T]):
                 if follower not in self._added:
                     raise ValueError(f"{self.name}: '{name}' is before '{follower}', which is none")
                 order.add(follower, name)
-        named = [self._added[name] for name in order.static_order()]
-        return tuple(sorted(named, key=lambda variant: not variant.always_used))
+        ordered = [self._added[name] for name in order.static_order()]
+        return tuple(sorted(ordered, key=lambda variant: not variant.always_used))
 
     def lower(self, node: N) -> Iterator[Dispatch]:
         """Yields the node's dispatches by the chosen variant and tile.
@@ -159,8 +159,8 @@ class KernelFamily(Generic[N, T]):
                 ):  # whether or not it is worth a try
                     tile = variant.default_tile(node)
                     options.setdefault(variant.option(tile), (variant, tile))
-            named = {option: (option, *choice) for option, choice in options.items()}
-            name, variant, tile = node.op.choose(self.key(node), named, name)
+            choices = {option: (option, *choice) for option, choice in options.items()}
+            name, variant, tile = node.op.choose(self.key(node), choices, name)
             if not variant.is_possible(node):
                 raise node.op.refuse(f"cannot have the kernel '{name}' of the whole")
         else:
@@ -173,10 +173,10 @@ class KernelFamily(Generic[N, T]):
 
 
 #: the kernel families by name; importing a family's module adds it
-FAMILIES: dict[str, KernelFamily[Any, Any]] = {}
+FAMILIES: dict[str, KernelFamily[Any]] = {}
 
 
-def kernel_families() -> tuple[KernelFamily[Any, Any], ...]:
+def kernel_families() -> tuple[KernelFamily[Any], ...]:
     """Returns all kernel families, sorted by name, after importing all variants."""
     load_families()
     return tuple(FAMILIES[name] for name in sorted(FAMILIES))

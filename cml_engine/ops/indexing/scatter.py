@@ -47,10 +47,10 @@ def element_places(attrs: Attrs, indices: Array, shape: tuple[int, ...]) -> tupl
     """
     extent, strides = shape[attrs.axis], contiguous_strides(shape)
     index: Array = np.where(indices < 0, indices.astype(np.int64) + extent, indices)
-    at = np.zeros(indices.shape, np.int64)
+    slots = np.zeros(indices.shape, np.int64)
     for axis, positions in enumerate(np.indices(indices.shape, np.int64)):
-        at += strides[axis] * (index if axis == attrs.axis else positions)
-    return np.where((index >= 0) & (index < extent), at, -1).reshape(-1), prod(shape)
+        slots += strides[axis] * (index if axis == attrs.axis else positions)
+    return np.where((index >= 0) & (index < extent), slots, -1).reshape(-1), prod(shape)
 
 
 def row_places(attrs: Attrs, indices: Array, shape: tuple[int, ...]) -> tuple[Array, int]:
@@ -62,11 +62,11 @@ def row_places(attrs: Attrs, indices: Array, shape: tuple[int, ...]) -> tuple[Ar
     extents = np.array(shape[:count], np.int64)
     rows = indices.reshape(prod(indices.shape[:-1]), count).astype(np.int64)
     rows = np.where(rows < 0, rows + extents, rows)
-    at = np.zeros(len(rows), np.int64)
+    slots = np.zeros(len(rows), np.int64)
     for axis, extent in enumerate(extents):
-        at = at * extent + rows[:, axis]
+        slots = slots * extent + rows[:, axis]
     inside = ((rows >= 0) & (rows < extents)).all(-1)
-    return np.where(inside, at, -1), prod(shape[:count])
+    return np.where(inside, slots, -1), prod(shape[:count])
 
 
 #: the ways to combine an update with a slot's value, in the kernels' order
@@ -88,7 +88,7 @@ def _elements_lower(op: Lowering) -> Iterator[Dispatch]:
         return
     axis = op.attrs.axis
     other_axes = [d for d in range(x.rank) if d != axis]
-    to, start = contiguous_strides(x.shape), contiguous_strides(indices.shape)
+    targets, start = contiguous_strides(x.shape), contiguous_strides(indices.shape)
     geometry = {
         "slots": x.shape[axis],
         "by_rows": 0,
@@ -97,9 +97,9 @@ def _elements_lower(op: Lowering) -> Iterator[Dispatch]:
         "rank": len(other_axes),
         "extent": [x.shape[d] for d in other_axes] or [1],
         "reach": [indices.shape[d] for d in other_axes] or [1],
-        "to": [to[d] for d in other_axes] or [0],
+        "to": [targets[d] for d in other_axes] or [0],
         "start": [start[d] for d in other_axes] or [0],
-        "to_step": to[axis],
+        "to_step": targets[axis],
         "step": start[axis],
     }
     marks = {
@@ -107,8 +107,8 @@ def _elements_lower(op: Lowering) -> Iterator[Dispatch]:
         "by_rows": 0,
         "rank": x.rank,
         "extent": indices.shape,
-        "stride": [0 if d == axis else s for d, s in enumerate(to)],
-        "step": to[axis],
+        "stride": [0 if d == axis else s for d, s in enumerate(targets)],
+        "step": targets[axis],
     }
     yield from _scatter(op, element_places, 1, indices.shape[axis], geometry, marks)
 
@@ -349,14 +349,14 @@ def _scatter_cpu(
         return np.array(x)
     slots_of_updates, slots = places_of(attrs, indices, x.shape)
     y, inside = np.array(x).reshape(slots, x.size // slots), slots_of_updates >= 0
-    at, values = (
+    valid_slots, values = (
         slots_of_updates[inside],
         updates.reshape(len(slots_of_updates), y.shape[1])[inside],
     )
     if attrs.reduction == "none":
-        y[at] = values  # of several the last one
+        y[valid_slots] = values  # of several the last one
     else:
-        _MEET[attrs.reduction].at(y, at, values)
+        _MEET[attrs.reduction].at(y, valid_slots, values)
     return y.reshape(x.shape)
 
 
@@ -428,12 +428,14 @@ define(
 
 def _elements_cases() -> Iterator[Case]:
     for reduction in REDUCTIONS:
-        how = {"reduction": reduction}
-        yield Case(((4, 5), _index(4, 3, 5), (3, 5)), {"axis": 0, **how}, "first axis")
-        yield Case(((3, 9, 2), _index(9, 2, 70, 1), (2, 70, 1)), {"axis": 1, **how}, "fewer lines")
+        attrs = {"reduction": reduction}
+        yield Case(((4, 5), _index(4, 3, 5), (3, 5)), {"axis": 0, **attrs}, "first axis")
+        yield Case(
+            ((3, 9, 2), _index(9, 2, 70, 1), (2, 70, 1)), {"axis": 1, **attrs}, "fewer lines"
+        )
         yield Case(
             (_small_integers(30), _index(30, 100), _small_integers(100)),
-            {"axis": 0, **how},
+            {"axis": 0, **attrs},
             "integers",
         )
     none = {"axis": 1, "reduction": "none"}
@@ -460,11 +462,11 @@ define(
 
 def _nd_cases() -> Iterator[Case]:
     for reduction in REDUCTIONS:
-        how = {"reduction": reduction}
-        yield Case(((3, 5), np.array([[2, 4], [0, -5], [2, -1]]), (3,)), how, "single values")
-        yield Case(((6, 70), _index(6, 4, 2, 1), (4, 2, 70)), how, "rows")
+        attrs = {"reduction": reduction}
+        yield Case(((3, 5), np.array([[2, 4], [0, -5], [2, -1]]), (3,)), attrs, "single values")
+        yield Case(((6, 70), _index(6, 4, 2, 1), (4, 2, 70)), attrs, "rows")
         yield Case(
-            (_small_integers(2, 3, 4), _index(2, 9, 2), _small_integers(9, 4)), how, "integers"
+            (_small_integers(2, 3, 4), _index(2, 9, 2), _small_integers(9, 4)), attrs, "integers"
         )
     none = {"reduction": "none"}
     yield Case((_logical(4), _index(4, 3, 1), _logical(3)), none, "logical")

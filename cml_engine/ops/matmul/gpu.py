@@ -404,8 +404,8 @@ def _steps(results: int, a_turn: int) -> int:
     ``results`` is the number of results of the workgroup; the loop adds ``a_turn`` products to
     each per iteration.
     """
-    worth = max(256, _GROUP_FLOPS // (2 * results) // 256 * 256)
-    return min(worth, MAX_ITERATIONS // 2 // 256 * 256 * a_turn)
+    products = max(256, _GROUP_FLOPS // (2 * results) // 256 * 256)
+    return min(products, MAX_ITERATIONS // 2 // 256 * 256 * a_turn)
 
 
 def _launches(
@@ -499,7 +499,7 @@ def _part(p: MatrixProduct, begin: int, end: int) -> Cost:
     return Cost(2.0 * p.results * k, 4.0 * read, 4.0 * p.results)
 
 
-MATMUL = KernelFamily[MatrixProduct, MatmulTile]("matmul, linear", _key)
+MATMUL = KernelFamily[MatrixProduct]("matmul, linear", _key)
 KERNEL = engine_kernel("matmul/matmul.hlsl", PARAMS)
 _PLAIN = {"transposeA": False, "transposeB": False}
 MATMUL.add(

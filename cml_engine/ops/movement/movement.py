@@ -341,16 +341,16 @@ def _join_blocks(op: Lowering, channels: Sequence[int]) -> Iterator[Dispatch]:
     target, first = op.out_names[0], 0
     batch, total, *spatial = op.outputs[0].shape
     for name, count in zip(op.in_names, channels, strict=True):
-        touched = -(-(first + count) // 4) - first // 4
+        n_blocks = -(-(first + count) // 4) - first // 4
         params = {
             "channels": count,
             "volume": prod(spatial),
             "first": first,
             "depth": -(-total // 4),
-            "touched": touched,
+            "touched": n_blocks,
         }
         yield for_each(
-            op, batch * touched * prod(spatial) if count else 0, params,
+            op, batch * n_blocks * prod(spatial) if count else 0, params,
             types=f"{op.vector_type(name)} {op.vector_type(target)}", tensors=(name, target),
             kernel=_JOIN, cost=Cost(0, op.nbytes(name), op.nbytes(name)),
         )  # fmt: skip

@@ -142,16 +142,19 @@ def _slice_lower(op: Lowering) -> Iterator[Dispatch]:
 
 
 def _range_copy(
-    ranges: Sequence[Range], src: Sequence[int], dst: Sequence[int], at: tuple[int, int] = (0, 0)
+    ranges: Sequence[Range],
+    src: Sequence[int],
+    dst: Sequence[int],
+    offsets: tuple[int, int] = (0, 0),
 ) -> Copy:
     """Returns the copy of those ranges from strides ``src`` to strides ``dst``.
 
-    ``at`` has the offsets of source and target.
+    ``offsets`` has the offsets of source and target.
     """
     counts = [count for _, count, _ in ranges]
     walk = [s * step for s, (_, _, step) in zip(src, ranges, strict=True)]
     offset = sum(s * first for s, (first, _, _) in zip(src, ranges, strict=True))
-    return box(counts, walk, dst, src_offset=at[0] + offset, dst_offset=at[1])
+    return box(counts, walk, dst, src_offset=offsets[0] + offset, dst_offset=offsets[1])
 
 
 def _blocked(ranges: list[Range], x: Sequence[int], y: Sequence[int]) -> Iterator[Copy]:
@@ -172,7 +175,7 @@ def _blocked(ranges: list[Range], x: Sequence[int], y: Sequence[int]) -> Iterato
     for lane in range(4):
         block, source_lane = divmod(first + step * lane, 4)
         lanes = [batch, (block, count // 4, step), *spatial, (0, 1, 1)]
-        yield _range_copy(lanes, src, dst, at=(source_lane, lane))
+        yield _range_copy(lanes, src, dst, offsets=(source_lane, lane))
 
 
 def _keeps_blocks(channels: Range) -> bool:

@@ -158,12 +158,12 @@ def _interpolate(x: Array, y_at: Array, x_at: Array) -> Array:
         i, j = low_y + dy, low_x + dx
         weight = (1 - np.abs(y_at - i)) * (1 - np.abs(x_at - j))
         inside = (i >= 0) & (i < height) & (j >= 0) & (j < width)
-        at = (
+        index = (
             item,
             np.where(inside, i, 0).astype(np.int64),
             np.where(inside, j, 0).astype(np.int64),
         )
-        total += np.where(inside[..., None], lines[at] * weight[..., None], 0)
+        total += np.where(inside[..., None], lines[index] * weight[..., None], 0)
     return np.moveaxis(total, -1, 1)
 
 
@@ -180,14 +180,14 @@ def _deform_cpu(attrs: Attrs, x: Array, offset: Array, mask: Array) -> Array:
     for group, (k, tap) in itertools.product(
         range(groups), enumerate(np.ndindex(*(a.size for a in window)))
     ):
-        at = [
+        positions = [
             (np.float32(grid[d] + tap[d] * window[d].dilation) + offsets[:, group, k, d]).clip(
                 -2, limit[d]
             )
             for d in range(2)
         ]
-        at = [np.where(np.isnan(a), np.float32(-2), a) for a in at]
-        y[:, group, :, k] = _interpolate(parts[:, group], *at)
+        positions = [np.where(np.isnan(a), np.float32(-2), a) for a in positions]
+        y[:, group, :, k] = _interpolate(parts[:, group], *positions)
     y = y * mask
     return y.reshape(len(x), x.shape[1] * taps, *narrow).astype(np.float32)
 
@@ -212,11 +212,11 @@ def _deform_cases() -> Iterator[Case]:
         "size": [2, 3], "padding": [(1, 0), (2, 1)], "stride": [2, 1], "dilation": [1, 2],
         "offset_groups": 2,
     }, "groups, a mask, far offsets")  # fmt: skip
-    odd = np.array([np.nan, np.inf, -1e30, 0.0, 1.0, -1.0, 0.5, 2.0]).reshape(1, 2, 2, 2)
-    one = {**plain, "size": [1, 1]}
-    yield Case(((1, 2, 2, 2), odd, np.array(0.5)), one, "NaN and infinite offsets")
-    yield Case(((1, 1, 1, 1), (1, 2, 1, 1), (1, 1, 1, 1)), one, "extent 1")
-    yield Case(((0, 1, 2, 2), (0, 2, 2, 2), np.array(1.0)), one, "no batch")
+    not_finite = np.array([np.nan, np.inf, -1e30, 0.0, 1.0, -1.0, 0.5, 2.0]).reshape(1, 2, 2, 2)
+    one_tap = {**plain, "size": [1, 1]}
+    yield Case(((1, 2, 2, 2), not_finite, np.array(0.5)), one_tap, "NaN and infinite offsets")
+    yield Case(((1, 1, 1, 1), (1, 2, 1, 1), (1, 1, 1, 1)), one_tap, "extent 1")
+    yield Case(((0, 1, 2, 2), (0, 2, 2, 2), np.array(1.0)), one_tap, "no batch")
 
 
 define(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Literal
+from typing import Literal
 
 from cml_engine.ir.graph import Fact, Node
 from cml_engine.ir.layout import BLOCKED, PLAIN, STORED, VECTOR_TYPE
@@ -82,7 +82,7 @@ def _half(node: Node, facts: Mapping[str, Fact]) -> Half:
     """Returns ``"each"`` if the kernel processes four channels at once, otherwise ``"none"``."""
     resolve = reverse_window_of if "output_shape" in node.attrs else window_of
     window = resolve(node.attrs, facts[node.inputs[0]].shape)
-    moving = [axis for axis, one in enumerate(window) if not one.trivial]
+    moving = [axis for axis, window_axis in enumerate(window) if not window_axis.trivial]
     if not moving or moving[0] < 2 or moving[-1] - moving[0] > 1 or _reduces(window, moving):
         return "none"
     if _iterations(volume(window), 2) > MAX_ITERATIONS:
@@ -215,7 +215,8 @@ def _one_dispatch(node: _Pooling) -> Dispatch:
         groups=-(-count // _GROUP),
         tensors=node.names,
         params={
-            **params,
+            **params.numbers,
+            **params.lists,
             "count": count,
             "taps": taps,
             "tap_begin": 0,
@@ -233,10 +234,11 @@ def _in_parts(node: _Pooling) -> Iterator[Dispatch]:
     Partial results are in scratch memory.
     """
     count, taps = node.outs[0].fact.size, volume(node.window)
-    params = {**_general(node.walk, node.sliding.reverse), "taps": taps, "start": node.start}
+    general = _general(node.walk, node.sliding.reverse)
+    params = {**general.numbers, **general.lists, "taps": taps, "start": node.start}
     parts = (node.op.scratch(count), node.op.scratch(count))
     first = len(node.names)
-    step = MAX_ITERATIONS // _iterations(1, params["windows"])
+    step = MAX_ITERATIONS // _iterations(1, general.numbers["windows"])
     for begin in range(0, taps, step):
         end = min(begin + step, taps)
         yield Dispatch(
@@ -296,26 +298,31 @@ def _window_params(axes: Sequence[WindowAxis], reverse: bool) -> dict[str, list[
     }
 
 
-def _general(walk: _Walk, reverse: bool) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class _Params:
+    """The shader's parameters for a window: single numbers, and lists of them."""
+
+    numbers: dict[str, int]
+    lists: dict[str, list[int]]
+
+
+def _general(walk: _Walk, reverse: bool) -> _Params:
     """Returns the shader's parameters for any window, with the innermost dimensions first."""
     axes = [a for a in range(len(walk.window) - 1, -1, -1) if walk.windowed[a]]
     dims = walk.dims[::-1]
-    return {
+    numbers = {"windows": len(axes), "out_dims": len(dims)}
+    lists = {
         **_window_params([walk.window[a] for a in axes], reverse),
-        "windows": len(axes),
         "high": [walk.high[a] for a in axes],
         "low": [walk.low[a] for a in axes],
-        "out_dims": len(dims),
         "out_extent": [d.extent for d in dims],
         "owner": [axes.index(d.axis) if walk.windowed[d.axis] else _MAX_DIMS for d in dims],
         "out_unit": [d.unit if walk.windowed[d.axis] else d.step for d in dims],
-        "inner": 1,
-        "inner_step": 0,
-        "outer_step": 0,
     }
+    return _Params({**numbers, "inner": 1, "inner_step": 0, "outer_step": 0}, lists)
 
 
-def _fast(walk: _Walk, reverse: bool) -> dict[str, Any] | None:
+def _fast(walk: _Walk, reverse: bool) -> _Params | None:
     """Returns the shader's parameters for ``[outer, H, W, inner]``; None for other windows."""
     dims = _merge_dims(walk)
     windows = [i for i, d in enumerate(dims) if d.axis >= 0]
@@ -332,19 +339,22 @@ def _fast(walk: _Walk, reverse: bool) -> dict[str, Any] | None:
     while len(axes) < 2:
         axes.append(WindowAxis(1, 1))
         steps.append(0)
-    return {
-        **_window_params(axes, reverse),
+    numbers = {
         "windows": 2,
-        "low": steps,
-        "high": [0],
         "out_dims": 4,
-        "out_extent": [a.wide if reverse else a.narrow for a in axes],
-        "owner": [0],
-        "out_unit": [0],
         "inner": inner[0].extent if inner else 1,
         "inner_step": inner[0].step if inner else 0,
         "outer_step": outer[0].step if outer else 0,
     }
+    lists = {
+        **_window_params(axes, reverse),
+        "low": steps,
+        "high": [0],
+        "out_extent": [a.wide if reverse else a.narrow for a in axes],
+        "owner": [0],
+        "out_unit": [0],
+    }
+    return _Params(numbers, lists)
 
 
 def _merge_dims(walk: _Walk) -> list[_Dim]:
@@ -365,15 +375,12 @@ def _merge_dims(walk: _Walk) -> list[_Dim]:
     return merged
 
 
-def _vectorises(params: dict[str, Any]) -> bool:
-    steps = [params["outer_step"], *params["low"]]
-    return params["inner"] % 4 == 0 and params["inner_step"] == 1 and all(s % 4 == 0 for s in steps)
+def _vectorises(params: _Params) -> bool:
+    multiples = [params.numbers["inner"], params.numbers["outer_step"], *params.lists["low"]]
+    return params.numbers["inner_step"] == 1 and all(n % 4 == 0 for n in multiples)
 
 
-def _in_vectors(params: dict[str, Any]) -> dict[str, Any]:
-    return {
-        **params,
-        "inner": params["inner"] // 4,
-        "outer_step": params["outer_step"] // 4,
-        "low": [s // 4 for s in params["low"]],
-    }
+def _in_vectors(params: _Params) -> _Params:
+    numbers = {name: params.numbers[name] // 4 for name in ("inner", "outer_step")}
+    low = [step // 4 for step in params.lists["low"]]
+    return _Params({**params.numbers, **numbers}, {**params.lists, "low": low})

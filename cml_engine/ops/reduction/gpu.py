@@ -383,7 +383,7 @@ def _by_threads(
     )
 
 
-REDUCE = KernelFamily[_Reduced, _Threads]("reductions", _key)
+REDUCE = KernelFamily[_Reduced]("reductions", _key)
 REDUCE.add(_by_threads("reduction/reduce.hlsl", _in_stages, "sum_reduce"))
-SOFTMAX = KernelFamily[_Reduced, _Threads]("softmax", _key)
+SOFTMAX = KernelFamily[_Reduced]("softmax", _key)
 SOFTMAX.add(_by_threads("reduction/softmax.hlsl", _softmax, "softmax"))

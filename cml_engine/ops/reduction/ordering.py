@@ -203,13 +203,13 @@ def _running_cases(product: bool) -> Iterator[Case]:
 
     for exclusive in (False, True):
         for reverse in (False, True):
-            how = {"exclusive": exclusive, "reverse": reverse}
-            yield Case((values(2, 9, 3),), {"axis": 1, **how}, "middle axis")
-            yield Case((values(3, 130),), {"axis": 1, **how}, "last axis")
-            yield Case((values(70, 2),), {"axis": 0, **how}, "first axis")
-    how = {"exclusive": False, "reverse": False}
-    yield Case(((3, 0, 2),), {"axis": 1, **how}, "empty")
-    yield Case(((1,),), {"axis": 0, **how}, "one value")
+            attrs = {"exclusive": exclusive, "reverse": reverse}
+            yield Case((values(2, 9, 3),), {"axis": 1, **attrs}, "middle axis")
+            yield Case((values(3, 130),), {"axis": 1, **attrs}, "last axis")
+            yield Case((values(70, 2),), {"axis": 0, **attrs}, "first axis")
+    attrs = {"exclusive": False, "reverse": False}
+    yield Case(((3, 0, 2),), {"axis": 1, **attrs}, "empty")
+    yield Case(((1,),), {"axis": 0, **attrs}, "one value")
 
 
 _RUNNING = {

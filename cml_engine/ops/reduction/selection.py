@@ -166,8 +166,8 @@ def _overlapping(box: Array, boxes: Array, threshold: float) -> Array:
     area = np.prod(box[2:] - box[:2])
     areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
     union = area + areas - shared
-    meet = (size > 0).all(-1) & (shared > 0) & (area > 0) & (areas > 0) & (union > 0)
-    return np.asarray(meet & (shared > np.float32(threshold) * union))
+    overlaps = (size > 0).all(-1) & (shared > 0) & (area > 0) & (areas > 0) & (union > 0)
+    return np.asarray(overlaps & (shared > np.float32(threshold) * union))
 
 
 def _nms_cpu(attrs: Attrs, boxes: Array, scores: Array) -> list[Array]:
@@ -244,8 +244,8 @@ def _nms_cases() -> Iterator[Case]:
     equal = np.array([[[1, 1, 1, 0.5, np.nan, 0.05]]], np.float32)
     yield Case((_boxes(6, 3)[:1], equal), {**attrs, "max_per_class": 99}, "equal scores, NaN")
     flat = np.array([[[0, 0, 0, 3], [0, 0, 0, 3], [0, 0, 2, 2], [0, 0, 2, 2]]], np.float32)
-    how = {**attrs, "iou_threshold": 0.0, "score_threshold": -3.4e38, "fill": 0}
-    yield Case((flat, np.zeros((1, 2, 4), np.float32)), how, "no area, equal boxes")
+    changed = {**attrs, "iou_threshold": 0.0, "score_threshold": -3.4e38, "fill": 0}
+    yield Case((flat, np.zeros((1, 2, 4), np.float32)), changed, "no area, equal boxes")
     yield Case((_boxes(4, 4)[:1], Random((1, 1, 4))), {**attrs, "score_threshold": 9.0}, "none")
     yield Case((_boxes(4, 5)[:1], (1, 1, 4)), {**attrs, "max_per_class": 0}, "no room")
     yield Case(((1, 0, 4), (1, 2, 0)), attrs, "no boxes")

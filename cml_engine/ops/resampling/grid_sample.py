@@ -60,35 +60,35 @@ def _positions(grid: Array, extent: int, attrs: Attrs) -> Array:
 
     NaN counts as 0.
     """
-    at = np.where(np.isnan(grid), np.float32(0), grid) + np.float32(1)
+    positions = np.where(np.isnan(grid), np.float32(0), grid) + np.float32(1)
     if attrs.align_corners:
-        at = at * np.float32((extent - 1) / 2)
+        positions = positions * np.float32((extent - 1) / 2)
     else:
-        at = (at * np.float32(extent) - np.float32(1)) * np.float32(0.5)
-    at = np.clip(at, -_LIMIT, _LIMIT)
-    return np.rint(at) if attrs.method == "nearest" else at
+        positions = (positions * np.float32(extent) - np.float32(1)) * np.float32(0.5)
+    positions = np.clip(positions, -_LIMIT, _LIMIT)
+    return np.rint(positions) if attrs.method == "nearest" else positions
 
 
-def _bordered(at: Array, extent: int, attrs: Attrs) -> Array:
+def _bordered(positions: Array, extent: int, attrs: Attrs) -> Array:
     """Returns the positions with those outside the axis moved inside, as the border demands.
 
     With a constant border they stay outside.
     """
     low = 0.0 if attrs.align_corners else -0.5
     high = extent - 1 - low
-    outside = (at < low) | (at > high)
+    outside = (positions < low) | (positions > high)
     if attrs.border == "replicate":
-        return np.where(outside, at.clip(0, extent - 1), at)
+        return np.where(outside, positions.clip(0, extent - 1), positions)
     if attrs.border == "reflect":
-        return np.where(outside, _reflected(at, low, high), at)
-    return at
+        return np.where(outside, _reflected(positions, low, high), positions)
+    return positions
 
 
-def _reflected(at: Array, low: float, high: float) -> Array:
+def _reflected(positions: Array, low: float, high: float) -> Array:
     size = np.float32(high - low)
     if size == 0:
-        return np.full_like(at, low)
-    distance = np.abs(at - np.float32(low))
+        return np.full_like(positions, low)
+    distance = np.abs(positions - np.float32(low))
     reflections = np.floor(distance / size)
     remainder = distance - reflections * size
     return np.asarray(np.where(reflections % 2 == 1, high - remainder, low + remainder), np.float32)
@@ -97,11 +97,13 @@ def _reflected(at: Array, low: float, high: float) -> Array:
 def _cpu(attrs: Attrs, x: Array, grid: Array) -> Array:
     extents, method = x.shape[2:], attrs.method
     positions = grid.reshape(len(x), prod(grid.shape[1:-1]), len(extents))[..., ::-1]
-    at = [
+    axis_positions = [
         _bordered(_positions(positions[..., d], n, attrs), n, attrs) for d, n in enumerate(extents)
     ]
-    low = [np.floor(p) for p in at]
-    weights = [tap_weights(method, p - first, _CUBIC) for p, first in zip(at, low, strict=True)]
+    low = [np.floor(p) for p in axis_positions]
+    weights = [
+        tap_weights(method, p - first, _CUBIC) for p, first in zip(axis_positions, low, strict=True)
+    ]
     batch = np.arange(len(x))[:, None]
     values: Array = np.moveaxis(x, 1, -1)
     y = np.zeros((*positions.shape[:2], x.shape[1]))
@@ -161,10 +163,10 @@ def _cases() -> Iterator[Case]:
         outside_positions = np.array(
             [[[[9.0, -7.5], [np.nan, 1.0], [-1.0, 1.0], [3.0, 0.1]]]], np.float32
         )
-        how = {**attrs, "border": border, "align_corners": border == "reflect"}
-        yield Case(((1, 1, 3, 3), outside_positions), how, "far outside, NaN and corners")
-    one = {**attrs, "border": "reflect", "align_corners": True, "method": "cubic"}
-    yield Case(((1, 1, 1, 1), Random((1, 2, 2, 2), -2, 2)), one, "extent 1")
+        bordered = {**attrs, "border": border, "align_corners": border == "reflect"}
+        yield Case(((1, 1, 3, 3), outside_positions), bordered, "far outside, NaN and corners")
+    cubic = {**attrs, "border": "reflect", "align_corners": True, "method": "cubic"}
+    yield Case(((1, 1, 1, 1), Random((1, 2, 2, 2), -2, 2)), cubic, "extent 1")
     yield Case(((1, 2, 3, 3), (1, 0, 4, 2)), attrs, "no results")
 
 

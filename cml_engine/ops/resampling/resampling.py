@@ -145,13 +145,13 @@ def prepare_nearest_upsample(
     extents = list(zip(facts[0].shape, (1, 1, *attrs["factor"]), strict=True))
     shape = tuple(n * factor for n, factor in extents)
     blocks = [extent for pair in extents for extent in pair]
-    apart = [extent for n, _ in extents for extent in (n, 1)]
+    split_shape = [extent for n, _ in extents for extent in (n, 1)]
 
     def upsample(attrs: Attrs, x: Array) -> Array:
         out = scratch.result_as(x, shape)
         pairs = zip(out.strides, extents, strict=True)
         strides = [stride for s, (_, factor) in pairs for stride in (s * factor, s)]
-        as_strided(out, blocks, strides)[:] = x.reshape(apart)
+        as_strided(out, blocks, strides)[:] = x.reshape(split_shape)
         return out
 
     return upsample
@@ -186,21 +186,23 @@ def linear_taps(attrs: Attrs, extent: int, factor: int) -> Iterator[tuple[Array,
     """Yields the indices and weights of the lower, then of the upper neighbour of all results."""
     t = source_position(attrs.method, np.arange(extent * factor), extent, factor)
     first = np.floor(t).astype(np.int64)
-    for at, weight in ((first, 1 - (t - first)), (first + 1, t - first)):
+    for index, weight in ((first, 1 - (t - first)), (first + 1, t - first)):
         if attrs.border == "constant" and attrs.method != "aligned":
-            weight = np.where((at < 0) | (at >= extent), 0.0, weight)
-        yield _inside(attrs.border, at, extent), weight
+            weight = np.where((index < 0) | (index >= extent), 0.0, weight)
+        yield _inside(attrs.border, index, extent), weight
 
 
-def _inside(border: str, at: Array, extent: int) -> Array:
+def _inside(border: str, index: Array, extent: int) -> Array:
     """Returns indices with those one step outside of the axis moved inside.
 
     'reflect' mirrors them; any other border takes the edge's own value. With 'constant' the
     caller sets their weight to 0.
     """
     if border == "reflect":
-        at = np.where(at < 0, -at, np.where(at >= extent, 2 * extent - 2 - at, at))
-    return at.clip(0, extent - 1)
+        index = np.where(
+            index < 0, -index, np.where(index >= extent, 2 * extent - 2 - index, index)
+        )
+    return index.clip(0, extent - 1)
 
 
 def source_position(method: str, i: Array, extent: int, factor: int) -> Array:
@@ -331,18 +333,18 @@ _DOWN_CASES = (
 def _linear_cases() -> Iterator[Case]:
     for method in _METHODS:
         for border in _BORDERS:
-            how = {"method": method, "border": border}
-            yield Case(((1, 3, 5, 7),), {"factor": [2, 2], **how}, "an odd image")
-            yield Case(((2, 4, 3, 6),), {"factor": [3, 4], **how}, "odd and even factors")
-            yield Case(((1, 2, 9),), {"factor": [5], **how}, "one spatial axis")
-            yield Case(((1, 4, 1, 1),), {"factor": [2, 1], **how}, "a factor and extents of one")
+            attrs = {"method": method, "border": border}
+            yield Case(((1, 3, 5, 7),), {"factor": [2, 2], **attrs}, "an odd image")
+            yield Case(((2, 4, 3, 6),), {"factor": [3, 4], **attrs}, "odd and even factors")
+            yield Case(((1, 2, 9),), {"factor": [5], **attrs}, "one spatial axis")
+            yield Case(((1, 4, 1, 1),), {"factor": [2, 1], **attrs}, "a factor and extents of one")
     for method, border in zip(_METHODS, _BORDERS[1:], strict=True):
-        how = {"method": method, "border": border}
-        yield Case(((1, 4, 2, 3, 4),), {"factor": [2, 3, 2], **how}, "three spatial axes")
-    how = {"method": "symmetric", "border": "replicate"}
-    yield Case(((1, 4, 0, 5),), {"factor": [2, 2], **how}, "empty")
-    how = {"method": "aligned", "border": "replicate"}
-    yield Case(((1, 1, 70001),), {"factor": [2], **how}, "i (x - 1) is past 32 bits")
+        attrs = {"method": method, "border": border}
+        yield Case(((1, 4, 2, 3, 4),), {"factor": [2, 3, 2], **attrs}, "three spatial axes")
+    attrs = {"method": "symmetric", "border": "replicate"}
+    yield Case(((1, 4, 0, 5),), {"factor": [2, 2], **attrs}, "empty")
+    attrs = {"method": "aligned", "border": "replicate"}
+    yield Case(((1, 1, 70001),), {"factor": [2], **attrs}, "i (x - 1) is past 32 bits")
 
 
 define(

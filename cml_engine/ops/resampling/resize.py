@@ -112,7 +112,7 @@ def weigh_taps(x: Array, axis: int, taps: Iterable[tuple[Array, Array]]) -> Arra
     shape = [-1 if d == axis else 1 for d in range(x.ndim)]
     last = x.shape[axis] - 1
     return np.asarray(
-        sum(x.take(at.clip(0, last), axis) * weight.reshape(shape) for at, weight in taps)
+        sum(x.take(index.clip(0, last), axis) * weight.reshape(shape) for index, weight in taps)
     )
 
 

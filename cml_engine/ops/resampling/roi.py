@@ -123,7 +123,7 @@ def _pool_cpu(reduce: Callable[[Array, tuple[int, ...]], Array], attrs: Attrs, x
             for i, cells in enumerate(attrs.output_size)
         ]
         for cell in np.ndindex(*attrs.output_size):
-            parts = [ranges[i][at] for i, at in enumerate(cell)]
+            parts = [ranges[i][index] for i, index in enumerate(cell)]
             values = item[(slice(None), *parts)]
             if values.size:  # a cell without values gives 0
                 y[(n, slice(None), *cell)] = reduce(values, axes)
@@ -156,19 +156,19 @@ def _resample_cpu(reduce: Callable[[Array, tuple[int, ...]], Array], attrs: Attr
     corners = _corners(rois)
     blocks = [part for pair in zip(sizes, rates, strict=True) for part in pair]
     for n, item in enumerate(items(x, rois, batch_index)):
-        fine = item.astype(np.float64)
+        resampled = item.astype(np.float64)
         for i, (size, rate) in enumerate(zip(sizes, rates, strict=True)):
-            at = _positions(_method(attrs), corners[n, :, i], size * rate)
-            fine = _interpolated(fine, at, i + 1)
-        samples = fine.reshape(x.shape[1], *blocks)
+            positions = _positions(_method(attrs), corners[n, :, i], size * rate)
+            resampled = _interpolated(resampled, positions, i + 1)
+        samples = resampled.reshape(x.shape[1], *blocks)
         y[n] = reduce(samples, tuple(range(2, samples.ndim, 2)))
     return y
 
 
-def _interpolated(x: Array, at: Array, axis: int) -> Array:
+def _interpolated(x: Array, positions: Array, axis: int) -> Array:
     """Interpolates linearly along an axis; positions past its ends get the values of the ends."""
-    low, end = np.floor(at), x.shape[axis] - 1
-    part = (at - low).reshape([-1 if d == axis else 1 for d in range(x.ndim)])
+    low, end = np.floor(positions), x.shape[axis] - 1
+    part = (positions - low).reshape([-1 if d == axis else 1 for d in range(x.ndim)])
     before = x.take(low.clip(0, end).astype(np.int64), axis)
     after = x.take((low + 1).clip(0, end).astype(np.int64), axis)
     return np.asarray(before * (1 - part) + after * part)
@@ -276,8 +276,13 @@ def _cases(
     yield Case(((2, 1, 8, 9), _INSIDE, np.int32(1)), two, "one index for all")
     for changes in variations:
         yield Case(((2, 2, 8, 9), _ODD, np.int32(0)), {"output_size": [2, 5], **changes})
-    one = {"output_size": [4], **{k: v[:1] if k == "sampling_rate" else v for k, v in more.items()}}
-    yield Case(((2, 5, 11), _rows((0, 11), (2.5, 7.1)), _index(1, 0)), one, "one spatial axis")
+    on_a_line = {
+        "output_size": [4],
+        **{k: v[:1] if k == "sampling_rate" else v for k, v in more.items()},
+    }
+    yield Case(
+        ((2, 5, 11), _rows((0, 11), (2.5, 7.1)), _index(1, 0)), on_a_line, "one spatial axis"
+    )
     three = {k: [2, 1, 2] if k == "sampling_rate" else v for k, v in more.items()}
     box = _rows((0, 1, 0, 4, 4, 5), (1.4, 0.2, 2.2, 3.1, 3.9, 4.4))
     yield Case(((1, 2, 4, 5, 5), box, _index(0, 0)), {"output_size": [2, 3, 2], **three}, "volume")
@@ -381,19 +386,19 @@ def _samples(
     count = attrs.sampling_ratio or min(max(-int(-size // cells), 0), _max_samples(extent, cells))
     cell = size / np.float32(cells)
     cell_index, sample = np.divmod(np.arange(cells * count), max(count, 1))
-    at = cell_index * cell + (sample + np.float32(0.5)) * cell / np.float32(max(count, 1))
-    return start + at.astype(np.float32), count
+    offsets = cell_index * cell + (sample + np.float32(0.5)) * cell / np.float32(max(count, 1))
+    return start + offsets.astype(np.float32), count
 
 
-def _neighbours(at: Array, extent: int) -> tuple[Array, Array, Array, Array]:
+def _neighbours(positions: Array, extent: int) -> tuple[Array, Array, Array, Array]:
     """Returns the lower indices, the upper indices and their weights for linear interpolation.
 
     Both weights are 0 at positions more than one value outside.
     """
-    inside = (at >= -1) & (at <= extent)
-    at = at.clip(0, extent - 1)
-    low = np.floor(at).astype(np.int64)
-    part = at - low
+    inside = (positions >= -1) & (positions <= extent)
+    positions = positions.clip(0, extent - 1)
+    low = np.floor(positions).astype(np.int64)
+    part = positions - low
     return low, np.minimum(low + 1, extent - 1), (1 - part) * inside, part * inside
 
 
@@ -470,10 +475,10 @@ def _align_cases() -> Iterator[Case]:
                 attrs = {"output_size": [3, 2], "sampling_ratio": ratio, "scale": 0.75,
                          "half_pixel": half_pixel, "mode": mode}  # fmt: skip
                 yield Case(((2, 3, 7, 5), rois, index), attrs, "inside, beyond, small, reversed")
-    odd = np.array([[np.nan, -1, 3, np.inf], [-1e9, 0, 1e9, 3], [9, 9, 12, 12]], np.float32)
+    extreme = np.array([[np.nan, -1, 3, np.inf], [-1e9, 0, 1e9, 3], [9, 9, 12, 12]], np.float32)
     plain = {"output_size": [2, 2], "sampling_ratio": 0, "scale": 1.0, "half_pixel": True,
              "mode": "avg"}  # fmt: skip
-    yield Case(((1, 1, 4, 3), odd, np.array(0)), plain, "NaN, infinite, far outside")
+    yield Case(((1, 1, 4, 3), extreme, np.array(0)), plain, "NaN, infinite, far outside")
     yield Case(((1, 2, 1, 1), Random((3, 4), -1, 2), np.zeros(3, np.int32)), plain, "extent 1")
     yield Case(((1, 2, 3, 3), np.zeros((0, 4), np.float32), np.zeros(0, np.int32)), plain, "none")
 

@@ -7,9 +7,9 @@ its own, made by :func:`option` and :func:`flag`, and shared ones by name.
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import ARENA_LIMIT_MIB, BUDGET_MS, FRAME_MS, SEED, TIMES
@@ -26,10 +26,10 @@ class Option:
 
     group: Group
     flags: tuple[str, ...]
-    settings: dict[str, Any]
+    settings: Mapping[str, object]
 
 
-def option(group: Group, *flags: str, **settings: Any) -> Option:
+def option(group: Group, *flags: str, **settings: object) -> Option:
     """Returns an option, or a positional argument, with these settings of ``add_argument``."""
     return Option(group, flags, settings)
 
@@ -47,7 +47,7 @@ def value_option(
     required: bool = False,
 ) -> Option:
     """Returns an option with a value; a repeatable one collects its values in a list."""
-    settings: dict[str, Any] = {"metavar": metavar, "type": type}
+    settings: dict[str, object] = {"metavar": metavar, "type": type}
     if repeatable:
         settings |= {"action": "append", "default": [], "help": f"{help}; repeatable"}
     else:

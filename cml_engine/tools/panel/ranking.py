@@ -80,15 +80,15 @@ def rows(
     """
     spent = []
     for key, operator in operators.items():
-        since, past = copy(operator), (before or {}).get(key)
-        if past is not None:
-            since.total_ms -= past.total_ms
-            since.predicted_ms -= past.predicted_ms
-            since.runs -= past.runs
-        if since.total_ms > 0:
-            spent.append((key, since))
-    sum_ms = sum(since.total_ms for _, since in spent)
-    return [_row(key, since, sum_ms) for key, since in spent]
+        recent, earlier = copy(operator), (before or {}).get(key)
+        if earlier is not None:
+            recent.total_ms -= earlier.total_ms
+            recent.predicted_ms -= earlier.predicted_ms
+            recent.runs -= earlier.runs
+        if recent.total_ms > 0:
+            spent.append((key, recent))
+    sum_ms = sum(recent.total_ms for _, recent in spent)
+    return [_row(key, recent, sum_ms) for key, recent in spent]
 
 
 def _row(key: Key, time: OperatorTime, sum_ms: float) -> RankRow:

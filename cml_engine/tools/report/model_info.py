@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.plan import BandedOperators, Plan
@@ -14,6 +13,7 @@ from cml_engine.compiler.planning.layouts import Storage, layouts_for
 from cml_engine.compiler.planning.lower import lower
 from cml_engine.cooked.load import Artifact
 from cml_engine.cooked.plan_section import CookedPlan
+from cml_engine.io.json_files import JsonObject
 from cml_engine.ir.block_weights import weight_blocks
 from cml_engine.ir.graph import Graph
 from cml_engine.ir.limits import Limits
@@ -275,7 +275,7 @@ class CookedInfo:
     nbytes: int
     inputs: dict[str, str]
     outputs: dict[str, str]
-    meta: dict[str, Any]
+    meta: JsonObject
     profiles: tuple[ProfileInfo, ...]
     sections: dict[str, int]
     kernels: int

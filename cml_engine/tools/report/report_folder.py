@@ -475,8 +475,8 @@ def _plain_text(graph: Graph) -> str:
 
     def line(node: Node) -> str:
         results = ", ".join(f"{name}: {graph.facts[name]}" for name in node.outputs)
-        more = "".join(f"\n    then {e.op}({call(e.inputs, e.attrs)})" for e in node.epilogues)
-        return f"{results} = {node.op}({call(node.inputs, node.attrs)}){more}"
+        epilogues = "".join(f"\n    then {e.op}({call(e.inputs, e.attrs)})" for e in node.epilogues)
+        return f"{results} = {node.op}({call(node.inputs, node.attrs)}){epilogues}"
 
     head = f"graph {graph.name}({', '.join(graph.inputs)}) -> ({', '.join(graph.outputs)})"
     return "\n".join([head, *map(line, graph.nodes)]) + "\n"

@@ -184,9 +184,9 @@ def _scales_channels(builder: IntegerGraphBuilder, node: Node, name: str) -> boo
     operands have the shape of the result."""
     fact, result = builder.graph.facts[name], builder.graph.facts[node.outputs[0]]
     operands = [n for n in node.inputs if n != name]
-    alike = all(builder.graph.facts[n] == result for n in operands)
+    have_result_shape = all(builder.graph.facts[n] == result for n in operands)
     channels = fact.rank > 1 and result.rank > 1 and fact.shape[1] == result.shape[1] == fact.size
-    return alike and (fact.size == 1 or channels)
+    return have_result_shape and (fact.size == 1 or channels)
 
 
 def neg(builder: IntegerGraphBuilder, node: Node) -> list[Value]:
@@ -353,13 +353,13 @@ def lower_exact(builder: IntegerGraphBuilder, node: Node, spec: OpSpec) -> list[
     found = Range(low, high)
     if spec.bounds is None:
         names = tuple(builder.result_name(node, i) for i in range(len(node.outputs)))
-        like = replace(
+        result_type = replace(
             words[0],
             bits=max(w.bits for w in words),
             signed=any(w.signed for w in words),
             range=found,
         )
-        values: list[Value] = [replace(like, name=name) for name in names]
+        values: list[Value] = [replace(result_type, name=name) for name in names]
     else:
         names = tuple(builder.unique_name(f"{name}.sum") for name in node.outputs)
         values = [

@@ -210,5 +210,5 @@ def _joins(graph: Graph, reader: Node, name: str, kind: ValueKind, placement: Pl
     if formula_of(reader.op) is None or kind.base is None or not _one_number(graph, reader):
         return False
     operands = [n for n in reader.inputs if n != name and n not in graph.constants]
-    kinds = [placement.kinds.get(n) for n in operands]
-    return all(k is not None and k.base == kind.base for k in kinds)
+    operand_kinds = [placement.kinds.get(n) for n in operands]
+    return all(k is not None and k.base == kind.base for k in operand_kinds)

@@ -560,10 +560,10 @@ def _check_sample(graph: Graph, i: int, sample: object) -> dict[str, Array]:
             )
         arrays[name] = array.astype(NUMPY_DTYPE[fact.dtype])
         if not np.isfinite(arrays[name]).all():
-            at = np.argwhere(~np.isfinite(arrays[name]))[0].tolist()
+            index = np.argwhere(~np.isfinite(arrays[name]))[0].tolist()
             raise InputError(
-                f"sample {i}: '{name}' has infinities or NaN, the first at {at}: leave that sample "
-                "out"
+                f"sample {i}: '{name}' has infinities or NaN, the first at {index}: leave that "
+                "sample out"
             )
     return arrays
 

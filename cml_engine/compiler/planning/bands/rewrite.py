@@ -318,12 +318,13 @@ class BandRewriter:
         self.nodes.append(Node(CUT, (name,), (part,), attrs, node.source))
         return part
 
-    def _part(self, of: str, axis: int, span: Span) -> str:
-        """Registers a new tensor for the rows ``span`` of tensor ``of``, and returns its name."""
-        fact = self.graph.facts[of]
-        name = unused_name(f"{of}[{span[0]}:{span[1]}]", self.graph.facts, self.facts)
+    def _part(self, original: str, axis: int, span: Span) -> str:
+        """Registers a new tensor for the rows ``span`` of tensor ``original``, and returns its
+        name."""
+        fact = self.graph.facts[original]
+        name = unused_name(f"{original}[{span[0]}:{span[1]}]", self.graph.facts, self.facts)
         shape = (*fact.shape[:axis], span[1] - span[0], *fact.shape[axis + 1 :])
-        self.facts[name], self.originals[name] = Fact(fact.dtype, shape), of
+        self.facts[name], self.originals[name] = Fact(fact.dtype, shape), original
         return name
 
     def finished(self) -> Graph:

@@ -65,8 +65,8 @@ def info(a: Namespace) -> None:
     summary = facts.summary
     forecast = facts.forecast(a.budget_ms, a.frame_ms) if a.budget_ms else None
     if a.json:
-        more = {"forecast": asdict(forecast)} if forecast else {}
-        print(json.dumps({**asdict(summary), **more}, indent=2))
+        prediction = {"forecast": asdict(forecast)} if forecast else {}
+        print(json.dumps({**asdict(summary), **prediction}, indent=2))
         return
     print(summary)
     if forecast:

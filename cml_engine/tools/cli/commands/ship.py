@@ -134,9 +134,9 @@ def _check_golden(a: Namespace) -> int:
     for name, difference in worst.items():
         verdict = "ok" if difference <= 1 else "DIFFERS"
         print(f"{name}: {100 * difference:.3g} % of the tolerance  {verdict}")
-    good = all(difference <= 1 for difference in worst.values())
-    print(f"{a.model} on {device}: {'as it was cooked' if good else 'not as it was cooked'}")
-    return 0 if good else 1
+    is_equal = all(difference <= 1 for difference in worst.values())
+    print(f"{a.model} on {device}: {'as it was cooked' if is_equal else 'not as it was cooked'}")
+    return 0 if is_equal else 1
 
 
 @command(

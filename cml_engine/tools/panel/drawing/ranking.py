@@ -193,8 +193,10 @@ class RankingPanel(PanelSection):
             label, bar = line.texts[column.value], line.bars.get(column.value, 0.0)
             width = imgui.get_content_region_avail().x
             if bar > 0:
-                at = imgui.get_cursor_screen_pos()
-                widgets.rectangle(at.x, at.y, bar * width, height, palette.faded(colour, 0.28))
+                cell_corner = imgui.get_cursor_screen_pos()
+                widgets.rectangle(
+                    cell_corner.x, cell_corner.y, bar * width, height, palette.faded(colour, 0.28)
+                )
             space = width - imgui.calc_text_size(label).x
             imgui.set_cursor_pos_x(imgui.get_cursor_pos_x() + max(0.0, space))
             if column.value != "error" or error < 0.3:

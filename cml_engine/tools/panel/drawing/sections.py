@@ -125,9 +125,12 @@ def _lanes(
     stacked = lanes(frames, target)
     columns = np.array([s.number - frames[-1].number for s in frames]) + HISTORY - 1
     visible = columns >= 0
-    free = (visible.sum() * size.x / HISTORY, size.y * target / top)
+    free_size = (visible.sum() * size.x / HISTORY, size.y * target / top)
     widgets.rectangle(
-        corner.x + size.x - free[0], corner.y + size.y - free[1], *free, palette.LANES["free"]
+        corner.x + size.x - free_size[0],
+        corner.y + size.y - free_size[1],
+        *free_size,
+        palette.LANES["free"],
     )
     values = np.zeros(HISTORY, np.float32)
     imgui.push_style_color(imgui.Col_.frame_bg.value, ImVec4(0, 0, 0, 0))
@@ -163,10 +166,10 @@ def _legend(frames: list[FrameSample], target: float) -> list[tuple[Colour, str]
     """Returns the colour of each visible lane, with a text of its name and mean milliseconds."""
     if not frames:
         return []
-    thick = np.diff(lanes(frames, target).mean(axis=1), prepend=0.0)
+    heights = np.diff(lanes(frames, target).mean(axis=1), prepend=0.0)
     return [
         (palette.LANES[name], f"{name} {ms:.1f}" if ms < 10 else f"{name} {ms:.0f}")
-        for name, ms in zip(LANES, thick, strict=True)
+        for name, ms in zip(LANES, heights, strict=True)
         if ms >= 0.05 or name == "inference"
     ]
 
@@ -204,13 +207,13 @@ class TimelinePanel(PanelSection):
         widgets.rectangle(corner.x, corner.y, width, height, palette.WELL)
         for bar in self._bars:
             _bar(bar, palette.network_colour(bar.network, view.sessions), corner, scale, height)
-        over = used_ms > report.budget_ms
-        _budget_line(corner, report.budget_ms * scale, height, over)
+        is_over = used_ms > report.budget_ms
+        _budget_line(corner, report.budget_ms * scale, height, is_over)
         imgui.dummy(ImVec2(width, height))
         if imgui.is_item_hovered():
             _tooltip(self._bars, (imgui.get_mouse_pos().x - corner.x) / scale)
         widgets.wrapped(
-            (part, palette.BAD if over and part.startswith("measured") else palette.TEXT)
+            (part, palette.BAD if is_over and part.startswith("measured") else palette.TEXT)
             for part in times(report)
         )
         count = len(report.slices)
@@ -231,8 +234,8 @@ def _bar(bar: Bar, colour: Colour, corner: ImVec2, scale: float, height: float) 
         imgui.get_window_draw_list().add_text(position, widgets.packed(_INK), bar.network)
 
 
-def _budget_line(corner: ImVec2, x: float, height: float, over: bool) -> None:
-    colour = palette.BAD if over else palette.TEXT
+def _budget_line(corner: ImVec2, x: float, height: float, is_over: bool) -> None:
+    colour = palette.BAD if is_over else palette.TEXT
     widgets.rectangle(round(corner.x + x), corner.y, 1.0, height, colour)
     # the line has a fifth of the width on its right, or more
     widgets.label(corner.x + x + 5, corner.y + 1, "budget", colour)
@@ -279,9 +282,9 @@ class JobRow:
         at_ms, eta_ms = job.deadline_at_ms, job.eta_ms
         if at_ms is None:
             return cls(job.name, state, job.progress, duration(eta_ms), "-", False)
-        late = not job.paused and eta_ms > at_ms - now_ms
+        is_late = not job.paused and eta_ms > at_ms - now_ms
         deadline = duration(at_ms - now_ms)
-        return cls(job.name, state, job.progress, duration(eta_ms), deadline, late)
+        return cls(job.name, state, job.progress, duration(eta_ms), deadline, is_late)
 
 
 def duration(ms: float) -> str:
