@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import pickle
 import re
 import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from functools import cache
@@ -32,6 +34,8 @@ from cml_engine.errors.arguments import ONNX_OPSET
 from cml_engine.formats.onnx.export import onnx_parts
 from cml_engine.formats.onnx.export.call import load_export_rules
 from cml_engine.formats.onnx.export.game_operators import is_compound
+from cml_engine.io.atomic_write import write_atomically
+from cml_engine.io.folders import cache_folder
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Graph
 from cml_engine.ops import registered
 from tests.campaign import FAILS, Outcome, run_cases
@@ -69,12 +73,24 @@ class Verdict:
 @cache
 def cases() -> dict[str, Any]:
     """Returns the onnx package's node tests by name, without training, random values and other
-    types."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from onnx.backend.test.loader import load_model_tests
+    types.
 
-        return {case.name: case for case in load_model_tests(kind="node") if _fits(case)}
+    The package computes them whenever it is asked, so they are kept in the cache folder.
+    """
+    import onnx
+
+    file = cache_folder() / "tests" / f"onnx-{onnx.__version__}-numpy-{np.__version__}.pickle"
+    try:
+        found = pickle.loads(file.read_bytes())
+    except OSError:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from onnx.backend.test.loader import load_model_tests
+
+            found = load_model_tests(kind="node")
+        with suppress(OSError):
+            write_atomically(file, pickle.dumps(found))
+    return {case.name: case for case in found if _fits(case)}
 
 
 def _fits(case: Any) -> bool:

@@ -16,62 +16,59 @@ extension KHR_enable_fragment_definitions;
 """
 
 
-def load(folder, body, inputs="x", head=HEAD):
-    text = f"{head}graph net({inputs}) -> (y)\n{{\n{body}\n}}\n"
+def load(folder, body, inputs="x", head=HEAD, results="y"):
+    text = f"{head}graph net({inputs}) -> ({results})\n{{\n{body}\n}}\n"
     (folder / "graph.nnef").write_text(text)
     return cml.load(folder)
 
 
-def softmax(x, axis):
-    e = np.exp(x - x.max(axis, keepdims=True))
-    return np.asarray(e / e.sum(axis, keepdims=True))
-
-
-def gelu(x, power):
-    return np.asarray(0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**power))))
-
-
+#: calls, and the calls of the standard's operators and ours that they mean
 CALLS = [
-    ("tract_core_tan(x)", np.tan),
-    ("tract_core_atan(x)", np.arctan),
-    ("tract_core_acos(0.5 * tanh(x))", lambda x: np.arccos(0.5 * np.tanh(x))),
-    ("tract_core_asin(0.5 * tanh(x))", lambda x: np.arcsin(0.5 * np.tanh(x))),
-    ("tract_core_cosh(x)", np.cosh),
-    ("tract_core_sinh(x)", np.sinh),
-    ("tract_core_asinh(x)", np.arcsinh),
-    ("tract_core_acosh(1.0 + exp(x))", lambda x: np.arccosh(1 + np.exp(x))),
-    ("tract_core_atanh(0.5 * tanh(x))", lambda x: np.arctanh(0.5 * np.tanh(x))),
-    ("tract_core_round_even(3.0 * x)", lambda x: np.round(3 * x)),
-    ("tract_core_silu(x)", lambda x: x / (1 + np.exp(-x))),
-    ("tract_core_erf(0.0 * x)", lambda x: 0 * x),
-    ("tract_core_gelu_approx(x, fast_impl = false)", lambda x: gelu(x, 3)),
-    ("tract_core_gelu_approx(x, fast_impl = true)", lambda x: gelu(x, 2)),
-    ("tract_core_softmax(x, axes = [2], exp = 'fast_compact')", lambda x: softmax(x, 2)),
-    ("tract_core_log_softmax(x, axes = [1])", lambda x: np.log(softmax(x, 1))),
+    ("tract_core_tan(x)", "tan(x)"),
+    ("tract_core_atan(x)", "atan(x)"),
+    ("tract_core_acos(0.5 * tanh(x))", "acos(0.5 * tanh(x))"),
+    ("tract_core_asin(0.5 * tanh(x))", "asin(0.5 * tanh(x))"),
+    ("tract_core_cosh(x)", "cosh(x)"),
+    ("tract_core_sinh(x)", "sinh(x)"),
+    ("tract_core_asinh(x)", "asinh(x)"),
+    ("tract_core_acosh(1.0 + exp(x))", "acosh(1.0 + exp(x))"),
+    ("tract_core_atanh(0.5 * tanh(x))", "atanh(0.5 * tanh(x))"),
+    ("tract_core_round_even(x)", "floor(x) + select(x - floor(x) > 0.5, 1.0, 0.0)"),
+    ("tract_core_round_even(copy(2.5) + 0.0 * x)", "2.0 + 0.0 * x"),
+    ("tract_core_silu(x)", "x / (1.0 + exp(-x))"),
+    ("tract_core_erf(x)", "gelu_erf(x * 1.4142135) / (x * 0.70710677) - 1.0"),
+    ("tract_core_gelu_approx(x, fast_impl = false)",
+     "0.5 * x * (1.0 + tanh(0.7978846 * (x + 0.044715 * x * x * x)))"),
+    ("tract_core_gelu_approx(x, fast_impl = true)",
+     "0.5 * x * (1.0 + tanh(0.7978846 * (x + 0.044715 * x * x)))"),
+    ("tract_core_softmax(x, axes = [2], exp = 'fast_compact')", "softmax(x, axes = [2])"),
+    ("tract_core_log_softmax(x, axes = [1])", "log(softmax(x, axes = [1]))"),
     ("tract_core_rms_norm(x, axis = 2, eps = 0.01)",
-     lambda x: x / np.sqrt((x * x).mean(2, keepdims=True) + 0.01)),
-    ("tract_core_product_reduce(x, axes = [1])", lambda x: x.prod(1, keepdims=True)),
+     "x / sqrt(mean_reduce(x * x, axes = [2]) + 0.01)"),
+    ("tract_core_product_reduce(x, axes = [1])",
+     "slice(x, axes = [1], begin = [0], end = [1]) * slice(x, axes = [1], begin = [1], end = [2])"),
     ("tract_core_einsum([x, x], expr = 'bij,bkj->bik', acc = 'f32')",
-     lambda x: np.einsum("bij,bkj->bik", x, x)),
+     "matmul(x, x, transposeB = true)"),
     ("tract_core_gather(x, tract_core_cast([2, 0], to = 'i64'), axis = 2)",
-     lambda x: x[:, :, [2, 0]]),
-    ("tract_core_broadcast(x, shape = [3, 2, 4])", lambda x: np.broadcast_to(x, (3, 2, 4))),
+     "concat([slice(x, axes = [2], begin = [2], end = [3]), "
+     "slice(x, axes = [2], begin = [0], end = [1])], axis = 2)"),
+    ("tract_core_broadcast(x, shape = [3, 2, 4])", "tile(x, repeats = [3, 1, 1])"),
     ("tract_core_cast(tract_core_cast(2.0 * x, to = 'i32'), to = 'f16')",
-     lambda x: np.trunc(2 * x)),
+     "sign(x) * floor(abs(2.0 * x))"),
     ("tract_core_cast(tract_core_xor(x > 0.0, x > 1.0), to = 'f32')",
-     lambda x: (x > 0) & (x <= 1)),
-    ("x * [[[0.5], [2]]]", lambda x: x * np.array([[[0.5], [2]]])),
-    ("add(x, [1.0])", lambda x: x + 1),
+     "select(x > 0.0 && x <= 1.0, 1.0, 0.0)"),
+    ("x * [[[0.5], [2]]]",
+     "x * select(x == x, constant(shape = [1, 2, 1], value = [0.5, 2.0]), x)"),
+    ("add(x, [1.0])", "x + 1.0"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("call", "wanted"), CALLS)
-def test_operators(tmp_path, rng, call, wanted):
+@pytest.mark.parametrize(("call", "meaning"), CALLS)
+def test_operators(tmp_path, rng, call, meaning):
     source = "x = tract_core_external(shape = [1, 2, 4], datum_type = 'f32');"
-    graph = load(tmp_path, f"    {source}\n    y = {call};")
-    x = rng.standard_normal((1, 2, 4), np.float32)
-    found = cml.Session(graph, "cpu").run({"x": x})["y"]
-    assert_allclose(found, wanted(x), rtol=2e-5, atol=2e-6)
+    graph = load(tmp_path, f"    {source}\n    y = {call};\n    z = {meaning};", results="y, z")
+    found = cml.Session(graph, "cpu").run({"x": rng.standard_normal((1, 2, 4), np.float32)})
+    assert_allclose(found["y"], found["z"], rtol=2e-5, atol=2e-6)
 
 
 def test_two_results_and_integers(tmp_path):

@@ -15,76 +15,83 @@ def uniform(*shape):
 
 @pytest.fixture
 def check(tmp_path, backend):
-    """A function that runs statements and asserts their results.
+    """A function that runs statements on the same inputs and asserts the result of each.
 
     It runs them with all inputs given, and with all but the first as weights.
     """
 
-    def run(body, inputs, *wanted, tolerance=2e-5):
+    def run(cases, **inputs):
         arrays = {name: engine(a) for name, a in inputs.items()}
-        for fixed in {frozenset(), frozenset(list(arrays)[1:])}:
-            got = run_text(tmp_path, body, arrays, backend, fixed=fixed)
-            for result, right in zip(got, wanted, strict=True):
-                assert result.shape == np.shape(right), body
-                assert np.allclose(result, right, rtol=tolerance, atol=tolerance), body
+        for body, wanted in cases.items():
+            for fixed in {frozenset(), frozenset(list(arrays)[1:])}:
+                (got,) = run_text(tmp_path, body, arrays, backend, fixed=fixed)
+                assert got.shape == np.shape(wanted), body
+                assert np.allclose(got, wanted, rtol=2e-5, atol=2e-5), body
 
     return run
 
 
 def test_literals_stand_for_tensors(check):
     x = uniform(2, 3)
-    check("y = sub(1.5, x);", {"x": x}, 1.5 - x)
-    check("y = pow(x, 2.0);", {"x": x}, x**2)
-    check("y = select(x > 0.0, 1.0, x);", {"x": x}, np.where(x > 0, 1, x))
-    check("y = select(true, x, 0.0);", {"x": x}, x)
-    check("y = clamp(0.5, x, 1.0);", {"x": x}, np.maximum(0.5, x))
-    check("y = x * 2 + 1;", {"x": x}, x * 2 + 1)
-    check("y = copy(3.5) + x;", {"x": x}, x + 3.5)
-    check("y = concat([x, x], axis = 0) - add(0.5, 0.25);", {"x": x}, np.vstack([x, x]) - 0.75)
+    cases = {
+        "y = sub(1.5, x);": 1.5 - x,
+        "y = pow(x, 2.0);": x**2,
+        "y = select(x > 0.0, 1.0, x);": np.where(x > 0, 1, x),
+        "y = select(true, x, 0.0);": x,
+        "y = clamp(0.5, x, 1.0);": np.maximum(0.5, x),
+        "y = x * 2 + 1;": x * 2 + 1,
+        "y = copy(3.5) + x;": x + 3.5,
+        "y = concat([x, x], axis = 0) - add(0.5, 0.25);": np.vstack([x, x]) - 0.75,
+    }
+    check(cases, x=x)
 
 
 @pytest.mark.parametrize("rank", range(9))
 def test_ranks(rank, check):
-    shape = [2, 3, 1, 2, 1, 2, 1, 2][:rank]
-    x = uniform(*shape)
-    axes = list(range(rank))
-    check("y = relu(x) + 0.5;", {"x": x}, np.maximum(x, 0) + 0.5)
-    check(f"y = sum_reduce(x, axes = {axes[::-1]});", {"x": x},
-          x.sum(tuple(axes), keepdims=True, dtype=float))  # fmt: skip
-    check(f"y = transpose(x, axes = {axes[::-1]});", {"x": x}, x.transpose())
-    check("y = reshape(x, shape = [-1]);", {"x": x}, x.reshape(-1))
-    check(
-        f"y = pad(x, padding = {[(1, 0)] * rank});",
-        {"x": x},
-        np.pad(x, [(1, 0)] * rank) if rank else x,
-    )
-    check(f"y = tile(x, repeats = {[2] * rank});", {"x": x}, np.tile(x, [2] * rank))
-    check(f"y = max_pool(x, size = {[1] * rank});", {"x": x}, x)
+    x = uniform(*[2, 3, 1, 2, 1, 2, 1, 2][:rank])
+    axes = tuple(range(rank))
+    reverse, one = list(axes[::-1]), [(1, 0)] * rank
+    cases = {
+        "y = relu(x) + 0.5;": np.maximum(x, 0) + 0.5,
+        f"y = sum_reduce(x, axes = {reverse});": x.sum(axes, keepdims=True, dtype=float),
+        f"y = transpose(x, axes = {reverse});": x.transpose(),
+        "y = reshape(x, shape = [-1]);": x.reshape(-1),
+        f"y = pad(x, padding = {one});": np.pad(x, one) if rank else x,
+        f"y = tile(x, repeats = {[2] * rank});": np.tile(x, [2] * rank),
+        f"y = max_pool(x, size = {[1] * rank});": x,
+    }
+    check(cases, x=x)
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 4, 4), (2, 0, 4, 4), (2, 3, 0, 4)])
 def test_zero_extents(shape, check):
     x = uniform(*shape)
-    check("y = relu(x) * 2.0;", {"x": x}, x)
-    check("y = sum_reduce(x, axes = [2, 3]);", {"x": x}, x.sum((2, 3), keepdims=True))
-    check("y = transpose(x, axes = [3, 2, 1, 0]);", {"x": x}, x.transpose())
-    check("y = concat([x, x], axis = 3);", {"x": x}, np.concatenate([x, x], 3))
-    check("y = slice(x, axes = [3], begin = [2], end = [2]);", {"x": x}, x[..., :0])
-    check("y = nearest_upsample(x, factor = [2, 2]);", {"x": x}, x.repeat(2, 2).repeat(2, 3))
+    cases = {
+        "y = relu(x) * 2.0;": x,
+        "y = sum_reduce(x, axes = [2, 3]);": x.sum((2, 3), keepdims=True),
+        "y = transpose(x, axes = [3, 2, 1, 0]);": x.transpose(),
+        "y = concat([x, x], axis = 3);": np.concatenate([x, x], 3),
+        "y = slice(x, axes = [3], begin = [2], end = [2]);": x[..., :0],
+        "y = nearest_upsample(x, factor = [2, 2]);": x.repeat(2, 2).repeat(2, 3),
+    }
+    check(cases, x=x)
     if shape[2]:
-        w = uniform(2, shape[1], 3, 3)
         wanted = np.full((shape[0], 2, *shape[2:]), 0.5)
-        check("y = conv(x, w, 0.5);", {"x": x, "w": w}, wanted)
+        check({"y = conv(x, w, 0.5);": wanted}, x=x, w=uniform(2, shape[1], 3, 3))
 
 
 def test_axes_in_any_order(check):
     x = uniform(2, 3, 4, 2)
-    check("y = max_reduce(x, axes = [3, 0]);", {"x": x}, x.max((0, 3), keepdims=True))
-    check("y = squeeze(sum_reduce(x, axes = [2, 0]), axes = [2, 0]);", {"x": x}, x.sum((0, 2)))
-    check("y = slice(x, axes = [2, 0], begin = [1, 1], end = [3, 0]);", {"x": x}, x[1:, :, 1:3])
-    check("i = argmax_reduce(x, axes = [2]); y = gather(i, j, axis = 1);",
-          {"x": x, "j": np.array([2, 0])}, x.argmax(2)[:, :, None][:, [2, 0]])  # fmt: skip
-    check("y = unsqueeze(x, axes = [0, 3]);", {"x": x}, x[None, :, :, None])
+    cases = {
+        "y = max_reduce(x, axes = [3, 0]);": x.max((0, 3), keepdims=True),
+        "y = squeeze(sum_reduce(x, axes = [2, 0]), axes = [2, 0]);": x.sum((0, 2)),
+        "y = slice(x, axes = [2, 0], begin = [1, 1], end = [3, 0]);": x[1:, :, 1:3],
+        "y = unsqueeze(x, axes = [0, 3]);": x[None, :, :, None],
+    }
+    check(cases, x=x)
+    gathered = x.argmax(2)[:, :, None][:, [2, 0]]
+    check({"i = argmax_reduce(x, axes = [2]); y = gather(i, j, axis = 1);": gathered},
+          x=x, j=np.array([2, 0]))  # fmt: skip
 
 
 def test_update_reads_the_old_value(tmp_path, backend):

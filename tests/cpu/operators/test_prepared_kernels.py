@@ -26,6 +26,7 @@ from cml_engine.ops.elementwise.elementwise import in_place
 from cml_engine.ops.elementwise.in_place import apply_in_place
 from cml_engine.tools.testing import case_graph
 from tests.fixtures.graphs import BLOCKS, Net
+from tests.fixtures.texts import operator_call
 from tests.reference.formulas import FORMULAS
 
 load_families()
@@ -158,41 +159,45 @@ def test_random_windows(rng, way, drawn, border):
     assert tried > 20
 
 
-SQUARE = {"padding": [(1, 1), (1, 1)]}
+SAME = "padding=[(1, 1), (1, 1)]"
 
 
 @pytest.mark.parametrize(
-    ("wanted", "x", "filter", "attrs"),
+    ("wanted", "text"),
     [
-        ("Depthwise", (1, 16, 9, 9), (16, 1, 3, 3), {"groups": 16}),
-        ("partial", (1, 16, 9, 9), (32, 1, 3, 3), {"groups": 16}),
-        ("partial", (1, 512, 9, 900), (512, 1, 3, 3), {"groups": 512}),  # a filter of 16 MB
-        ("Windows", (1, 16, 9, 9), (24, 16, 1, 1), {}),
-        ("Windows", (1, 3, 9, 9), (24, 3, 3, 3), {}),
-        ("partial", (1, 1, 9, 9), (24, 1, 3, 3), {}),
-        ("partial", (1, 16, 0, 9), (24, 16, 1, 1), {}),
-        ("Winograd", (1, 64, 64, 64), (64, 64, 3, 3), SQUARE),
-        ("Windows", (1, 3, 64, 64), (64, 3, 3, 3), SQUARE),
-        ("Windows", (1, 64, 2, 2), (64, 64, 3, 3), SQUARE),
-        ("Windows", (1, 64, 64, 64), (64, 64, 3, 3), {**SQUARE, "stride": [2, 2]}),
-        ("Windows", (1, 64, 64, 64), (64, 64, 3, 3), {**SQUARE, "dilation": [2, 1]}),
-        ("partial", (1, 64, 64, 64), (64, 32, 3, 3), {**SQUARE, "groups": 2}),
-        ("Windows", (1, 64, 64, 64), (64, 64, 3, 1), {"padding": [(1, 1), (0, 0)]}),
-        ("Windows", (1, 2048, 4, 4096), (2048, 2048, 3, 3), SQUARE),  # a row of tiles of 600 MB
+        ("Depthwise", "conv(f[1, 16, 9, 9], f[16, 1, 3, 3], groups=16)"),
+        ("partial", "conv(f[1, 16, 9, 9], f[32, 1, 3, 3], groups=16)"),
+        # a filter of 16 MB
+        ("partial", "conv(f[1, 512, 9, 900], f[512, 1, 3, 3], groups=512)"),
+        ("Windows", "conv(f[1, 16, 9, 9], f[24, 16, 1, 1])"),
+        ("Windows", "conv(f[1, 3, 9, 9], f[24, 3, 3, 3])"),
+        ("partial", "conv(f[1, 1, 9, 9], f[24, 1, 3, 3])"),
+        ("partial", "conv(f[1, 16, 0, 9], f[24, 16, 1, 1])"),
+        ("Winograd", f"conv(f[1, 64, 64, 64], f[64, 64, 3, 3], {SAME})"),
+        ("Windows", f"conv(f[1, 3, 64, 64], f[64, 3, 3, 3], {SAME})"),
+        ("Windows", f"conv(f[1, 64, 2, 2], f[64, 64, 3, 3], {SAME})"),
+        ("Windows", f"conv(f[1, 64, 64, 64], f[64, 64, 3, 3], {SAME}, stride=[2, 2])"),
+        ("Windows", f"conv(f[1, 64, 64, 64], f[64, 64, 3, 3], {SAME}, dilation=[2, 1])"),
+        ("partial", f"conv(f[1, 64, 64, 64], f[64, 32, 3, 3], {SAME}, groups=2)"),
+        ("Windows", "conv(f[1, 64, 64, 64], f[64, 64, 3, 1], padding=[(1, 1), (0, 0)])"),
+        # a row of tiles of 600 MB
+        ("Windows", f"conv(f[1, 2048, 4, 4096], f[2048, 2048, 3, 3], {SAME})"),
     ],
 )
-def test_the_rules_choose_the_convolution_kernel(wanted, x, filter, attrs):
-    assert chosen(x, filter, np.broadcast_to(np.float32(1), filter), attrs) == wanted
+def test_the_rules_choose_the_convolution_kernel(wanted, text):
+    assert chosen(text) == wanted
 
 
 def test_a_computed_filter_is_not_prepared():
-    assert chosen((1, 16, 9, 9), (16, 1, 3, 3), None, {"groups": 16}) == "partial"
+    assert chosen("conv(f[1, 16, 9, 9], f[16, 1, 3, 3], groups=16)", known=False) == "partial"
 
 
-def chosen(x, filter, weights, attrs):
-    """Returns the name of the class that computes a convolution; ``weights`` may be unknown."""
-    facts = [Fact("scalar", shape) for shape in (x, filter, (1, filter[0]))]
-    attrs = Attrs(conv_case(x, filter, **attrs).attrs)
+def chosen(text, known=True):
+    """Returns the name of the class that computes a convolution; its weights may be unknown."""
+    _, (x, filter), attrs = operator_call(text)
+    weights = np.broadcast_to(np.float32(1), filter.shape) if known else None
+    facts = [x, filter, Fact("scalar", (1, filter.shape[0]))]
+    attrs = Attrs(conv_case(x.shape, filter.shape, **attrs).attrs)
     way = cpu_channels_last.prepare_conv(attrs, facts, [None, weights, None], Scratch())
     return type(way).__name__
 
@@ -351,23 +356,23 @@ SPECIAL = np.array(
 
 
 @pytest.mark.parametrize(
-    ("op", "attrs", "others"),
+    "text",
     [
-        ("relu", {}, []),
-        *(("leaky_relu", {"alpha": a}, []) for a in (0.0, 0.1, 1.0, 2.0, -0.5, np.inf, np.nan)),
-        ("prelu", {}, [[[0.1, 0.9, 1.0]]]),
-        ("prelu", {}, [[[0.0, 2.5, -1.0]]]),
-        ("prelu", {}, [0.25]),
-        ("prelu", {}, [[[np.inf, 1.0, np.nan]]]),
-        ("clamp", {}, [0.0, 1.0]),
-        ("clamp", {}, [np.nan, 6.0]),
-        ("add", {}, [[[[np.inf]], [[0.5]], [[np.nan]]]]),
+        "relu()",
+        *(f"leaky_relu(alpha={alpha})" for alpha in (0.0, 0.1, 1.0, 2.0, -0.5, np.inf, np.nan)),
+        "prelu([[0.1, 0.9, 1.0]])",
+        "prelu([[0.0, 2.5, -1.0]])",
+        "prelu(0.25)",
+        "prelu([[inf, 1.0, nan]])",
+        "clamp(0.0, 1.0)",
+        "clamp(nan, 6.0)",
+        "add([[[inf], [0.5], [nan]]])",
     ],
 )
-def test_in_place_elementwise_equals_the_definition(op, attrs, others):
+def test_in_place_elementwise_equals_the_definition(text):
+    op, others, attrs = operator_call(text)
     x = np.tile(SPECIAL.reshape(1, 1, 12), (2, 3, 1))
-    operands = [np.array(o, np.float32).reshape(np.shape(o)[-2:] if op != "add" else (1, 3, 1))
-                for o in others]  # fmt: skip
+    operands = [np.array(other, np.float32) for other in others]
     with np.errstate(all="ignore"):
         wanted = lookup(op).cpu(Attrs(attrs), x, *operands)
         done = apply_in_place(formula_of(op), Attrs(attrs), x, operands)

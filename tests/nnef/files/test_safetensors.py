@@ -14,15 +14,15 @@ from cml_engine.nnef.files.tensor_file import MemoryBlob
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
-def packed(header, data, pad=0):
+def packed(text, data):
     """Returns the bytes of a safetensors file with that header, valid or not."""
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    text += b" " * pad
     return len(text).to_bytes(8, "little") + text + data
 
 
-def entry(dtype, shape, begin, end):
-    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+def tensor(shape, offsets, names="w"):
+    """Returns a header of float32 tensors with this shape and these offsets, as JSON."""
+    entry = f'{{"dtype": "F32", "shape": {shape}, "data_offsets": {offsets}}}'
+    return "{" + ", ".join(f'"{name}": {entry}' for name in names) + "}"
 
 
 def safetensors(**tensors):
@@ -33,9 +33,10 @@ def safetensors(**tensors):
     header = {"__metadata__": {"format": "pt"}}
     data = b""
     for name, (dtype, array) in tensors.items():
-        header[name] = entry(dtype, list(array.shape), len(data), len(data) + array.nbytes)
+        offsets = [len(data), len(data) + array.nbytes]
+        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": offsets}
         data += array.tobytes()
-    return packed(header, data, pad=3)
+    return packed(json.dumps(header).encode() + b"   ", data)
 
 
 def model(dtype="scalar", label="w", shape="[2, 3]"):
@@ -128,34 +129,38 @@ def test_every_truncation():
             read_safetensors(MemoryBlob(data[:end], "w"))
 
 
-F4 = entry("F32", [1], 0, 4)
+#: headers, the number of bytes behind them, and a part of the message
 DAMAGED = {
-    "a length beyond the file": (b"\xff" * 8 + b"{}", "a header of 18,446,744"),
-    "no JSON": (packed(b"{'w': 1}", b""), "is no JSON"),
-    "no UTF-8": (packed(b'{"\xff": 1}', b""), "is no JSON"),
-    "nested without end": (packed(b"[" * 10**6, b""), "is nested too deep"),
-    "a list": (packed([], b""), "is no JSON object"),
-    "a name twice": (packed(b'{"w": 1, "w": 2}', b""), "a name stands twice"),
-    "digits without end": (packed(b'{"w": ' + b"9" * 10**5 + b"}", b""), "is no JSON"),
-    "no tensor": (packed({"w": 5}, b""), "'w' is no tensor with a dtype"),
-    "no shape": (packed({"w": {**F4, "shape": "x"}}, bytes(4)), "has no shape"),
-    "an extent that is true": (packed({"w": entry("F32", [True], 0, 4)}, bytes(4)), "no shape"),
-    "a shape of 2^63": (packed({"w": entry("F32", [2**40, 2**40], 0, 4)}, bytes(4)), "takes 4,83"),
-    "offsets that are real": (packed({"w": entry("F32", [1], 0.0, 4)}, bytes(4)), "data_offsets"),
-    "offsets beyond the file": (packed({"w": entry("F32", [2], 0, 8)}, bytes(4)), "truncated"),
-    "a tensor too short": (packed({"w": entry("F32", [2], 0, 4)}, bytes(4)), "takes 8 bytes"),
-    "shared bytes": (packed({"w": F4, "v": F4}, bytes(4)), "'v' shares bytes with another"),
-    "a hole": (packed({"w": entry("F32", [1], 4, 8)}, bytes(8)), "'w' begins behind a hole"),
-    "bytes left over": (packed({"w": F4}, bytes(5)), "too long"),
+    "no JSON": ("{'w': 1}", 0, "is no JSON"),
+    "no UTF-8": (b'{"\xff": 1}', 0, "is no JSON"),
+    "nested without end": ("[" * 10**6, 0, "is nested too deep"),
+    "a list": ("[]", 0, "is no JSON object"),
+    "a name twice": ('{"w": 1, "w": 2}', 0, "a name stands twice"),
+    "digits without end": ('{"w": ' + "9" * 10**5 + "}", 0, "is no JSON"),
+    "no tensor": ('{"w": 5}', 0, "'w' is no tensor with a dtype"),
+    "no shape": (tensor('"x"', "[0, 4]"), 4, "has no shape"),
+    "an extent that is true": (tensor("[true]", "[0, 4]"), 4, "no shape"),
+    "a shape of 2^63": (tensor("[1099511627776, 1099511627776]", "[0, 4]"), 4, "takes 4,83"),
+    "offsets that are real": (tensor("[1]", "[0.0, 4]"), 4, "data_offsets"),
+    "offsets beyond the file": (tensor("[2]", "[0, 8]"), 4, "truncated"),
+    "a tensor too short": (tensor("[2]", "[0, 4]"), 4, "takes 8 bytes"),
+    "shared bytes": (tensor("[1]", "[0, 4]", "wv"), 4, "'v' shares bytes with another"),
+    "a hole": (tensor("[1]", "[4, 8]"), 8, "'w' begins behind a hole"),
+    "bytes left over": (tensor("[1]", "[0, 4]"), 5, "too long"),
 }
 
 
 @pytest.mark.parametrize("what", DAMAGED)
 def test_damaged_files(what):
-    data, message = DAMAGED[what]
+    header, nbytes, message = DAMAGED[what]
     with pytest.raises(TensorFileError) as error:
-        loaded(data)
+        loaded(packed(header if isinstance(header, bytes) else header.encode(), bytes(nbytes)))
     assert message in str(error.value)
+
+
+def test_a_length_beyond_the_file_is_refused():
+    with pytest.raises(TensorFileError, match="a header of 18,446,744"):
+        loaded(b"\xff" * 8 + b"{}")
 
 
 def test_missing_safetensors_and_models_without_weights(tmp_path):

@@ -11,7 +11,7 @@ from cml_engine.compiler.planning.layouts import (
     rounded_weights,
 )
 from cml_engine.compiler.planning.lower import lower
-from cml_engine.ir.graph import Fact, Node
+from cml_engine.ir.graph import Node
 from cml_engine.ir.layout import C4, C4H, HALF, to_half
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.conv.kernels.winograd import in_steps, transformed_filter
@@ -19,6 +19,7 @@ from cml_engine.runtime.node_check import StorageError, round_to_half, storage_e
 from cml_engine.tools.report.validation import StorageReport
 from cml_engine.tools.testing import full_attrs
 from tests.fixtures.graphs import Net, unet_block
+from tests.fixtures.texts import operator_call
 
 
 def convs(net, *channels, source="x"):
@@ -62,29 +63,29 @@ def test_tensors_joined_by_a_copy_have_one_storage():
     assert layouts_for(both, "half") == dict.fromkeys((left, right, joined, share), C4)
 
 
-SLICE = {"axes": [1], "stride": []}
-POOL = {"border": "ignore", "padding": [(0, 0)] * 4}
+POOL = "border='ignore', padding=[(0, 0)] * 4"
 
 
 @pytest.mark.parametrize(
-    ("op", "attrs", "shapes", "half"),
+    ("text", "half"),
     [
-        ("relu", {}, [(2, 8, 3, 4)], "each"),
-        ("mul", {}, [(2, 8, 3, 4), (1, 8)], "each"),
-        ("mul", {}, [(2, 8, 3, 4), (2, 1, 3, 4)], "each"),
-        ("mul", {}, [(2, 8, 3, 4), ()], "each"),
+        ("relu(f[2, 8, 3, 4])", "each"),
+        ("mul(f[2, 8, 3, 4], f[1, 8])", "each"),
+        ("mul(f[2, 8, 3, 4], f[2, 1, 3, 4])", "each"),
+        ("mul(f[2, 8, 3, 4], f[()])", "each"),
         # an operand per channel and row: its four channels are not adjacent
-        ("mul", {}, [(2, 8, 3, 4), (1, 8, 3)], "none"),
-        ("slice", {**SLICE, "begin": [4], "end": [8]}, [(1, 12, 4, 4)], "alike"),
-        ("slice", {**SLICE, "begin": [2], "end": [6]}, [(1, 12, 4, 4)], "none"),
+        ("mul(f[2, 8, 3, 4], f[1, 8, 3])", "none"),
+        ("slice(f[1, 12, 4, 4], axes=[1], begin=[4], end=[8], stride=[])", "alike"),
+        ("slice(f[1, 12, 4, 4], axes=[1], begin=[2], end=[6], stride=[])", "none"),
         # windows within one block of channels
-        ("max_pool", {**POOL, "size": [1, 1, 3, 3]}, [(1, 8, 9, 9)], "each"),
-        ("max_pool", {**POOL, "size": [1, 4, 1, 1]}, [(1, 8, 9, 9)], "none"),
-        ("max_pool", {**POOL, "size": [1, 1, 9, 9]}, [(1, 8, 9, 9)], "none"),
+        (f"max_pool(f[1, 8, 9, 9], size=[1, 1, 3, 3], {POOL})", "each"),
+        (f"max_pool(f[1, 8, 9, 9], size=[1, 4, 1, 1], {POOL})", "none"),
+        (f"max_pool(f[1, 8, 9, 9], size=[1, 1, 9, 9], {POOL})", "none"),
     ],
 )
-def test_operators_read_16_bits_in_blocks_of_four_channels(op, attrs, shapes, half):
-    facts = {f"x{i}": Fact("scalar", shape) for i, shape in enumerate(shapes)}
+def test_operators_read_16_bits_in_blocks_of_four_channels(text, half):
+    op, operands, attrs = operator_call(text)
+    facts = {f"x{i}": fact for i, fact in enumerate(operands)}
     node = Node(op, tuple(facts), ("y",), full_attrs(op, attrs))
     (facts["y"],) = infer_node(node, facts)
     assert half_of(node, facts) == half

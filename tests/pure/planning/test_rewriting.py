@@ -67,70 +67,67 @@ def test_affine_operators_go_into_the_weights(inner, outer, groups):
     agree(graph, folded, net.input())
 
 
-def conv_then(build):
-    net = Net(1, 4, 5, 5)
-    conv = net.conv("x", 4)
-    return net, conv, build(net, conv)
-
-
 @pytest.mark.parametrize(
-    "build",
+    "text",
     [
-        lambda net, h: net(f"mul({h}, random(1, 1, 5))"),  # by row
-        lambda net, h: net(f"mul({h}, relu({h}))"),  # no constant
-        lambda net, h: net(f"sub({h}, {h})"),
-        lambda net, h: net(f"div({h}, constant(0.0))"),  # weights would be infinite
-        lambda net, h: net(f"div(constant(1.0), {h})"),
-        lambda net, h: net(f"add({h}, random(1, 4, 5, 5))"),
+        "mul({h}, random(1, 1, 5))",  # by row
+        "mul({h}, relu({h}))",  # no constant
+        "sub({h}, {h})",
+        "div({h}, constant(0.0))",  # weights would be infinite
+        "div(constant(1.0), {h})",
+        "add({h}, random(1, 4, 5, 5))",
     ],
 )
-def test_operators_that_are_not_affine_per_channel_stay(build):
-    net, _, out = conv_then(build)
-    graph = net.graph(out)
+def test_operators_that_are_not_affine_per_channel_stay(text):
+    net = Net(1, 4, 5, 5)
+    graph = net.graph(net(text.format(h=net.conv("x", 4))))
     assert operators(fold_affine(graph)) == operators(graph)
 
 
 def test_a_conv_with_other_readers_or_updated_weights_is_not_folded():
-    net, conv, out = conv_then(lambda net, h: net.batch_norm(h))
+    net = Net(1, 4, 5, 5)
+    conv = net.conv("x", 4)
+    out = net.batch_norm(conv)
     assert operators(fold_affine(net.graph(conv, out))) == ["conv", "batch_normalization"]
     bias = net.nodes[0].inputs[2]
     graph = net.graph(out).with_(updates=((bias, net(f"neg({bias})")),))
     assert "batch_normalization" in operators(fold_affine(graph))
 
 
-def padded(pad, **conv):
-    net = Net(1, 3, 9, 8)
-    attrs = {"padding": pad, "border": "constant", "value": 0.0}
-    given = {k: conv.pop(k) for k in list(conv) if k in ("value", "border_of_pad")}
-    attrs |= {"value": given.get("value", 0.0), "border": given.get("border_of_pad", "constant")}
-    h = net.conv(net.op("pad", "x", **attrs), 4, 3, **conv)
-    return net, net.graph(h)
+ZEROS = "border='constant', value=0.0"
 
 
 @pytest.mark.parametrize(
-    "conv", [{}, {"padding": [(0, 0), (0, 0)]}, {"padding": [(1, 0), (2, 1)], "stride": [2, 1]},
-             {"stride": [3, 2], "dilation": [2, 1]}]
+    "conv",
+    ["", ", padding=[(0, 0), (0, 0)]", ", padding=[(1, 0), (2, 1)], stride=[2, 1]",
+     ", stride=[3, 2], dilation=[2, 1]"],
 )  # fmt: skip
 def test_zeros_around_a_conv_are_its_padding(conv):
-    net, graph = padded([(0, 0), (0, 0), (1, 2), (3, 0)], **conv)
+    net = Net(1, 3, 9, 8)
+    graph = net.graph(
+        net(f"conv(pad(x, padding=[(0, 0), (0, 0), (1, 2), (3, 0)], {ZEROS}), 4{conv})")
+    )
     folded = fold_padding(graph)
     assert operators(folded) == ["conv"]
     agree(graph, folded, net.input())
 
 
+SIDES = "padding=[(0, 0), (0, 0), (1, 1), (1, 1)]"
+
+
 @pytest.mark.parametrize(
-    ("pad", "conv"),
+    "text",
     [
-        ([(0, 0), (0, 0), (1, 1), (-1, 1)], {}),
-        ([(1, 0), (0, 0), (1, 1), (1, 1)], {}),
-        ([(0, 0), (0, 0), (1, 1), (1, 1)], {"value": 1.0}),
-        ([(0, 0), (0, 0), (1, 1), (1, 1)], {"border_of_pad": "replicate"}),
-        ([(0, 0), (0, 0), (1, 1), (1, 1)], {"border": "replicate"}),
+        f"conv(pad(x, padding=[(0, 0), (0, 0), (1, 1), (-1, 1)], {ZEROS}), 4)",
+        f"conv(pad(x, padding=[(1, 0), (0, 0), (1, 1), (1, 1)], {ZEROS}), 4)",
+        f"conv(pad(x, {SIDES}, border='constant', value=1.0), 4)",
+        f"conv(pad(x, {SIDES}, border='replicate', value=0.0), 4)",
+        f"conv(pad(x, {SIDES}, {ZEROS}), 4, border='replicate')",
     ],
 )
-def test_unfoldable_pads_are_kept(pad, conv):
-    _, graph = padded(pad, **conv)
-    assert operators(fold_padding(graph)) == ["pad", "conv"]
+def test_unfoldable_pads_are_kept(text):
+    net = Net(1, 3, 9, 8)
+    assert operators(fold_padding(net.graph(net(text)))) == ["pad", "conv"]
 
 
 def test_identity_operators_are_bypassed():
@@ -335,43 +332,30 @@ def test_a_wrong_rule_is_refused_when_it_is_registered(rule, says):
 TO_LAST, TO_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
 
 
-def channels_last(between):
-    """Returns the ``Net`` and the graph of conv, transpose to channels last, ``between(net,
-    h)``, transpose back and conv."""
-    net = Net(2, 3, 6, 5)
-    h = net(f"transpose(conv(x, 4), axes={TO_LAST})")
-    h = net.op("transpose", between(net, h), axes=TO_FIRST)
-    return net, net.graph(net.conv(h, 2))
-
-
 @pytest.mark.parametrize(
     ("between", "left"),
     [
-        (lambda net, h: net(f"relu({h})"), ["conv", "conv"]),
-        (lambda net, h: net(f"mul({h}, constant(0.5))"), ["conv", "conv"]),
-        (lambda net, h: net(f"mul({h}, random(1, 1, 1, 4))"), ["conv", "conv"]),
-        (lambda net, h: net(f"add({h}, random(1, 6, 1, 4))"), ["conv", "add", "conv"]),
-        (lambda net, h: net(f"exp(neg({h}))"), ["conv", "neg", "conv"]),
+        ("relu({h})", ["conv", "conv"]),
+        ("mul({h}, constant(0.5))", ["conv", "conv"]),
+        ("mul({h}, random(1, 1, 1, 4))", ["conv", "conv"]),
+        ("add({h}, random(1, 6, 1, 4))", ["conv", "add", "conv"]),
+        ("exp(neg({h}))", ["conv", "neg", "conv"]),
+        ("pad({h}, padding=[(0, 0), (1, 2), (0, 1), (0, 0)])", ["conv", "conv"]),
+        ("slice({h}, axes=[3, 1], begin=[1, 2], end=[3, 5])", ["conv", "slice", "conv"]),
         (
-            lambda net, h: net(f"pad({h}, padding=[(0, 0), (1, 2), (0, 1), (0, 0)])"),
-            ["conv", "conv"],
-        ),
-        (
-            lambda net, h: net(f"slice({h}, axes=[3, 1], begin=[1, 2], end=[3, 5])"),
-            ["conv", "slice", "conv"],
-        ),
-        (
-            lambda net, h: net(f"sub({h}, mean_reduce({h}, axes=[1, 2]))"),
+            "sub({h}, mean_reduce({h}, axes=[1, 2]))",
             ["conv", "transpose", "mean_reduce", "sub", "transpose", "conv"],  # h has two readers
         ),
         (
-            lambda net, h: net(f"mean_reduce({h}, axes=[1, 3])"),
+            "mean_reduce({h}, axes=[1, 3])",
             ["conv", "mean_reduce", "reshape", "reshape", "conv"],  # no large tensor is transposed
         ),
     ],
 )
 def test_transposes_cancel_across_elementwise_operators(between, left):
-    net, graph = channels_last(between)
+    net = Net(2, 3, 6, 5)
+    h = net(between.format(h=net(f"transpose(conv(x, 4), axes={TO_LAST})")))
+    graph = net.graph(net(f"conv(transpose({h}, axes={TO_FIRST}), 2)"))
     optimized = optimize(graph)
     assert operators(optimized) == left
     agree(graph, optimized, net.input())

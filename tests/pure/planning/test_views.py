@@ -124,23 +124,24 @@ def test_split_results_are_views_of_the_operand():
 
 
 @pytest.mark.parametrize(
-    ("axes", "begin", "end", "stride", "layout", "offset"),
+    ("attrs", "layout", "offset"),
     [
-        ([1], [2], [6], [1], PLAIN, 32),
-        ([1], [5], [0], [1], PLAIN, 80),
-        ([1, 2], [2, 0], [3, 4], [1, 1], PLAIN, 32),
-        ([1], [4], [5], [2], PLAIN, 64),  # a single element, whose stride does not matter
-        ([1], [0], [8], [2], PLAIN, None),
-        ([1, 2], [2, 1], [6, 3], [1, 1], PLAIN, None),
-        ([2], [0], [2], [1], PLAIN, None),
-        ([1], [4], [8], [1], C4, 64),
-        ([1], [3], [7], [1], C4, None),
+        ("axes=[1], begin=[2], end=[6], stride=[1]", PLAIN, 32),
+        ("axes=[1], begin=[5], end=[0], stride=[1]", PLAIN, 80),
+        ("axes=[1, 2], begin=[2, 0], end=[3, 4], stride=[1, 1]", PLAIN, 32),
+        # a single element, whose stride does not matter
+        ("axes=[1], begin=[4], end=[5], stride=[2]", PLAIN, 64),
+        ("axes=[1], begin=[0], end=[8], stride=[2]", PLAIN, None),
+        ("axes=[1, 2], begin=[2, 1], end=[6, 3], stride=[1, 1]", PLAIN, None),
+        ("axes=[2], begin=[0], end=[2], stride=[1]", PLAIN, None),
+        ("axes=[1], begin=[4], end=[8], stride=[1]", C4, 64),
+        ("axes=[1], begin=[3], end=[7], stride=[1]", C4, None),
     ],
 )
-def test_contiguous_slice_is_a_view(axes, begin, end, stride, layout, offset):
+def test_contiguous_slice_is_a_view(attrs, layout, offset):
     net = Net(1, 8, 4, 4)
     h = net("exp(x)")
-    part = net(f"slice({h}, axes={axes}, begin={begin}, end={end}, stride={stride})")
+    part = net(f"slice({h}, {attrs})")
     graph, layouts = net.graph(net(f"neg({part})")), dict.fromkeys((h, part), layout)
     views = find_views(graph, layouts, {}, 32, lifetimes_of(graph, layouts))
     assert views == ({} if offset is None else {part: PartPlace(h, offset)})
