@@ -45,7 +45,7 @@ def gather(
 
 
 def _end_cpu_steps(jobs: Lifecycle, report: FrameReport) -> None:
-    for job in [job for job in jobs.job_list.running.values() if job.is_on_cpu]:
+    for job in jobs.job_list.running_on_cpu:
         try:
             while job.is_on_cpu and jobs.executor.end_cpu_step(
                 job.network, job.network_step(job.step), report.budget_ms
@@ -59,7 +59,7 @@ def _end_cpu_steps(jobs: Lifecycle, report: FrameReport) -> None:
 
 def _begin_cpu_steps(jobs: Lifecycle, encoder: wgpu.GPUCommandEncoder) -> None:
     """Encodes the readbacks of the jobs whose next step is on the CPU, if they have not begun."""
-    for job in [job for job in jobs.job_list.running.values() if job.is_on_cpu]:
+    for job in jobs.job_list.running_on_cpu:
         job.blocked_by = f"{job.costs[job.step].title} on the CPU"
         try:
             jobs.executor.begin_cpu_step(encoder, job.network, job.network_step(job.step))
@@ -79,7 +79,7 @@ def _candidates(
     """
     jobs.job_list.refresh_foreign_jobs()
     running = list(jobs.job_list.running.values())
-    waiting = jobs.job_list.has_blocked_jobs or any(job.is_on_cpu for job in running)
+    waiting = jobs.job_list.has_blocked_jobs or jobs.job_list.running_on_cpu
     otherwise: Reason = "all waiting" if waiting else "nothing to do"
     busy = {exclusivity_key(job.network) for job in running}
     queues = jobs.job_list.queues

@@ -259,6 +259,11 @@ class JobList:
         return [*self.running.values(), *(queue.oldest for queue in self._queues.values())]
 
     @property
+    def running_on_cpu(self) -> list[Job]:
+        """The running jobs whose next step is on the CPU."""
+        return [job for job in self.running.values() if job.cpu_steps and job.is_on_cpu]
+
+    @property
     def has_blocked_jobs(self) -> bool:
         """True if jobs are paused, wait for other jobs' outputs, or are about to fail."""
         return bool(self._paused or self._blocked or self.without_input)

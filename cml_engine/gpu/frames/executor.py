@@ -507,8 +507,7 @@ class FrameExecutor:
         Raises :class:`OutOfGpuMemory` if the outputs can never fit.
         """
         try:
-            with network.residency.pinned():
-                return Result(network), ""
+            return Result(network), ""
         except OutOfGpuMemory as error:
             if not self.gpu.memory.may_ever_fit(network.plan.packed_results[1], but=network):
                 raise

@@ -503,14 +503,17 @@ class GpuProgram:
         Returns "" on success, else a description of what the job must wait for: a run of another
         thread that began after the program was checked, or the job of another scheduler.
         """
-        with self.residency.if_free() as free:
-            if not (free and self.prepared):
+        residency = self.residency
+        if not residency.lock.acquire(blocking=False):
+            return "its network, which another thread took just now"
+        try:
+            if not self.prepared:
                 return "its network, which another thread took just now"
-            if self.residency.busy:
-                return (
-                    f"{self.residency.description}, in which a job of another scheduler is running"
-                )
-            self.residency.holders.add(executor)
+            if residency.busy:
+                return f"{residency.description}, in which a job of another scheduler is running"
+            residency.holders.add(executor)
+        finally:
+            residency.lock.release()
         self.last_used = self.gpu.memory.tick()
         self._stays_until = 0
         return ""
