@@ -269,7 +269,7 @@ class Preparation:
             return "its first frame"
         if not self._building.done():
             count = len(self.variants)
-            doing = BUILDER.doing() or "nothing"
+            doing = BUILDER.describe() or "nothing"
             return (
                 f"its pipelines ({len(self._pipelines)} of {count} are built); the builder: {doing}"
             )
@@ -398,7 +398,7 @@ class Builder:
         """Records the name and start of the item that the thread begins to build."""
         self._item, self._since = item, time.perf_counter()
 
-    def doing(self) -> str:
+    def describe(self) -> str:
         """Returns a text with the current work, its duration, the queue length and the last error.
 
         The error disappears once its network has been built. Returns "" if the thread is idle
