@@ -20,8 +20,10 @@ def check_number(name: str, value: object, *, least: float = 0.0, above: bool = 
     """
     number = _number(value)
     if number is None or number < least or (above and number == least):
-        wanted = f"greater than {least:g}" if above else f"of {least:g} or more"
-        raise InputError(f"{name} is {shortened(repr(value))}: wanted a finite number {wanted}")
+        requirement = f"greater than {least:g}" if above else f"of {least:g} or more"
+        raise InputError(
+            f"{name} is {shortened(repr(value))}: wanted a finite number {requirement}"
+        )
     return number
 
 

@@ -90,19 +90,19 @@ def _candidates(
         _prepare(jobs, queue, report.budget_ms / len(unready))
     for network in {job.network for job in running} | {queue.network for queue in queues}:
         network.advance_successor(report.budget_ms)
-    found = [job for job in running if not job.paused]
+    candidates = [job for job in running if not job.paused]
     for queue in queues:
         free = exclusivity_key(queue.network) not in busy
         # preparing one network may have taken the memory of another that is idle
         if free and queue not in unready and (not unready or _is_ready(jobs, queue)):
-            first = queue.first(policy, report.now_ms, rate)
+            next_jobs = queue.first(policy, report.now_ms, rate)
             if queue.network.retains:
-                first = [job for job in first if not jobs.job_list.is_blocked(job)]
-                for job in first:
+                next_jobs = [job for job in next_jobs if not jobs.job_list.is_blocked(job)]
+                for job in next_jobs:
                     _update_steps(jobs, job)
-            found += first
-    found.sort(key=_NUMBER)
-    return found, otherwise
+            candidates += next_jobs
+    candidates.sort(key=_NUMBER)
+    return candidates, otherwise
 
 
 def _is_ready(jobs: Lifecycle, queue: NetworkQueue) -> bool:
@@ -131,12 +131,16 @@ def _fail_queue(jobs: Lifecycle, queue: NetworkQueue, error: Exception) -> None:
 def _fail_without_input(jobs: Lifecycle) -> None:
     while jobs.job_list.without_input:
         job = jobs.job_list.without_input.popleft()
-        lost = next((m for m in job.producers if m.state in ("cancelled", "failed")), None)
-        if lost is not None:
-            jobs.end(job, "failed", f"its input's job '{lost.name}' {lost.state}")
+        failed_producer = next(
+            (m for m in job.producers if m.state in ("cancelled", "failed")), None
+        )
+        if failed_producer is not None:
+            jobs.end(
+                job, "failed", f"its input's job '{failed_producer.name}' {failed_producer.state}"
+            )
         else:
-            said = "the outputs that it takes were released before it was submitted"
-            jobs.end(job, "failed", said)
+            message = "the outputs that it takes were released before it was submitted"
+            jobs.end(job, "failed", message)
 
 
 def begin(
@@ -162,11 +166,15 @@ def _drop_job(jobs: Sequence[Job], refused: Job) -> list[Job]:
     If the refused job waits for memory, the other queued jobs of its network are left out too.
     Queued jobs whose network is now in use are left out in any case.
     """
-    left = [job for job in jobs if job is not refused]
-    taken = {exclusivity_key(job.network) for job in left if job.running}
+    remaining_jobs = [job for job in jobs if job is not refused]
+    keys_in_use = {exclusivity_key(job.network) for job in remaining_jobs if job.running}
     if not refused.ended:
-        taken.add(exclusivity_key(refused.network))
-    return [job for job in left if job.running or exclusivity_key(job.network) not in taken]
+        keys_in_use.add(exclusivity_key(refused.network))
+    return [
+        job
+        for job in remaining_jobs
+        if job.running or exclusivity_key(job.network) not in keys_in_use
+    ]
 
 
 def _update_steps(jobs: Lifecycle, job: Job) -> bool:
@@ -233,13 +241,13 @@ def networks_ready(queues: Sequence[NetworkQueue]) -> dict[int, bool]:
 
     A recording needs it.
     """
-    found = {}
+    ready_by_id = {}
     for queue in queues:
         try:
-            found[id(queue.network)] = bool(queue.network.ready)
+            ready_by_id[id(queue.network)] = bool(queue.network.ready)
         except Exception:  # the jobs of the network fail in _is_ready
-            found[id(queue.network)] = False
-    return found
+            ready_by_id[id(queue.network)] = False
+    return ready_by_id
 
 
 def append(

@@ -32,7 +32,7 @@ from scheduler.clock import (
 )
 from scheduler.executor import WALL_CLOCK, Executor, ExecutorSource, Network
 from scheduler.frame import append, apply, begin, fail_all_where_lost, gather, networks_ready
-from scheduler.frame_timings import FrameTimings, are_all_known, group_slices, jobs_apart
+from scheduler.frame_timings import FrameTimings, are_all_measured, group_slices, jobs_apart
 from scheduler.jobs.job import Job
 from scheduler.jobs.lifecycle import (
     Admission,
@@ -322,18 +322,18 @@ class FrameScheduler:
         now = self._steady.now_ms()
         deadline = None if deadline_ms is None else now + check_number("deadline_ms", deadline_ms)
         priority = check_number("priority", priority)
-        for what, value in (("name", name), ("slot", slot)):
+        for argument, value in (("name", name), ("slot", slot)):
             if value is not None:
-                check_text(value, what)
+                check_text(value, argument)
         check_choice(get_args(Admission), admission, "admission")
         check_flag(read, "read")
         network = network_of(session)
-        taken = accept_inputs(self.executor, session, inputs)
-        loads = tuple(self.executor.input_steps(network, taken))
+        accepted_inputs = accept_inputs(self.executor, session, inputs)
+        loads = tuple(self.executor.input_steps(network, accepted_inputs))
         job = Job(
             number=next(self._numbers),
             network=network,
-            inputs=taken,
+            inputs=accepted_inputs,
             priority=priority,
             submitted_ms=now,
             deadline_at_ms=deadline,
@@ -342,7 +342,7 @@ class FrameScheduler:
             owner=self.lifecycle,
             last_served_ms=now,
             wants_read=read,
-            given=frozenset(taken),
+            given=frozenset(accepted_inputs),
             costs=loads,
             loads=len(loads),
         )
@@ -372,18 +372,18 @@ class FrameScheduler:
         if name is not None:
             check_text(name, "name")
         period_ms = check_number("period_ms", period_ms, above=True)
-        made = Periodic(
+        periodic = Periodic(
             self, session, make_inputs, period_ms, check_number("priority", priority), name,
             f"periodic {next(self._periodics)}", self._steady.now_ms(),
         )  # fmt: skip
         with self.lifecycle.lock:
-            self._periodic.append(made)
-        return made
+            self._periodic.append(periodic)
+        return periodic
 
     def forget_periodic(self, periodic: Periodic) -> None:
         """Removes a stopped periodic job from the ones that each frame looks at."""
         with self.lifecycle.lock:
-            self._periodic = [other for other in self._periodic if other is not periodic]
+            self._periodic = [entry for entry in self._periodic if entry is not periodic]
 
     def describe(self) -> str:
         """Returns a text about the current state, for people.
@@ -494,28 +494,30 @@ class FrameScheduler:
             periodic.due(now)
         budget, aim = self._allowed()
         rate, self._rate = aim / self.frame_ms, self.controller.rate(aim)
-        copied = jobs.copy_costs.take()
-        aim = max(0.0, aim - copied)
+        copy_ms = jobs.copy_costs.take()
+        aim = max(0.0, aim - copy_ms)
         skips = self._timing.back_off.skip_due or self.controller.skips_frame(self.budget)
-        report = FrameReport(self.frame, now, budget, 0.0 if skips else aim, copied_ms=copied)
+        report = FrameReport(self.frame, now, budget, 0.0 if skips else aim, copied_ms=copy_ms)
         self.last_report = report
         jobs.begin_frame(self._pace())
-        behind = self.executor.frames_in_flight >= self.max_frames_in_flight
+        is_behind = self.executor.frames_in_flight >= self.max_frames_in_flight
         ready = networks_ready(jobs.job_list.queues) if jobs.recorder else {}
-        state = gather(jobs, report, self.policy, rate, self.cost_model, gpu_behind=behind)
+        state = gather(jobs, report, self.policy, rate, self.cost_model, gpu_behind=is_behind)
         plan = begin(jobs, encoder, self.planner, state)
         apply(plan, report)
         if jobs.recorder:
             # preparing one network may have evicted another
-            after = networks_ready(jobs.job_list.queues)
-            ready = {key: was and after.get(key, True) for key, was in ready.items()}
+            ready_after = networks_ready(jobs.job_list.queues)
+            ready = {key: was and ready_after.get(key, True) for key, was in ready.items()}
             jobs.recorder.encoded(
-                report, aim, ready, behind, jobs.short_of_memory, jobs.back_from_cpu
+                report, aim, ready, is_behind, jobs.short_of_memory, jobs.back_from_cpu
             )
-        known = are_all_known(plan.slices)
-        report.timed = not known or self.times_all or self.controller.times(self.frame, self.budget)
-        most = self.executor.max_groups if report.timed else 1
-        groups = group_slices(plan.slices, most, self.frame, known)
+        all_measured = are_all_measured(plan.slices)
+        report.timed = (
+            not all_measured or self.times_all or self.controller.times(self.frame, self.budget)
+        )
+        n_groups = self.executor.max_groups if report.timed else 1
+        groups = group_slices(plan.slices, n_groups, self.frame, all_measured)
         report.jobs_apart = jobs_apart(groups)
         encoding = _REAL.now_ms()
         append(jobs, encoder, report, groups)
@@ -571,9 +573,9 @@ class FrameScheduler:
         except Exception as error:
             self.lifecycle.note(error)
             return []
-        sane = [timing for timing in timings if is_ms(timing.ms)]
-        self._ignored += len(timings) - len(sane)
-        return sane
+        valid_timings = [timing for timing in timings if is_ms(timing.ms)]
+        self._ignored += len(timings) - len(valid_timings)
+        return valid_timings
 
     def abandon_frame(self) -> None:
         """Discards the encoded frame; call it instead of the submit and :meth:`end_frame`.

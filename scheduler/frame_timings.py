@@ -115,8 +115,8 @@ class CopyCosts:
 
         They are subtracted from the next frame's budget.
         """
-        taken, self.pending_ms = self.pending_ms, 0.0
-        return taken
+        copy_ms, self.pending_ms = self.pending_ms, 0.0
+        return copy_ms
 
     def learn(self, measured: Iterable[tuple[StepCost, float]]) -> None:
         """Learns from copies and their measured milliseconds."""
@@ -140,8 +140,8 @@ def _learn_frame(entry: _InFlight, model: CostModel) -> FrameReport:
     # a wrong first guess does not mean that the device is noisy, and a frame that was not planned
     # says nothing about how well plans are met
     steps = (step for parts in entry.groups for step, _ in parts)
-    known = report.planned and all(model.samples(step.key) >= _KNOWN for step in steps)
-    if known and report.predicted_ms > _TELLING * report.aim_ms:
+    predictable = report.planned and all(model.samples(step.key) >= _KNOWN for step in steps)
+    if predictable and report.predicted_ms > _TELLING * report.aim_ms:
         model.learn_frame(report.predicted_ms, report.measured_ms, report.budget_ms)
     first = 0
     for index, parts in enumerate(entry.groups):
@@ -159,13 +159,13 @@ def _divide(slices: Sequence[SliceReport], ms: float) -> None:
         part.measured_ms = ms * share
 
 
-def are_all_known(slices: Sequence[PlannedSlice]) -> bool:
+def are_all_measured(slices: Sequence[PlannedSlice]) -> bool:
     """Returns True if the steps of all slices were measured often enough to be trusted."""
     return min([part.samples for part in slices], default=_KNOWN) >= _KNOWN
 
 
 def group_slices(
-    slices: Sequence[PlannedSlice], limit: int, frame: int, known: bool
+    slices: Sequence[PlannedSlice], limit: int, frame: int, all_measured: bool
 ) -> list[list[PlannedSlice]]:
     """Returns the frame's slices as at most ``limit`` groups of neighbours, each timed as one.
 
@@ -173,7 +173,7 @@ def group_slices(
     """
     if limit == 1:
         return [list(slices)] if slices else []
-    if known and frame % _APART_EVERY:
+    if all_measured and frame % _APART_EVERY:
         groups = [list(run) for _, run in groupby(slices, key=lambda part: part.job.number)]
     else:
         groups = [[part] for part in slices]

@@ -48,9 +48,9 @@ class Recording:
             raise ValueError(f"'{path}' is not a recording: {error}") from None
         if not isinstance(data, dict) or data.pop("format", None) != _FORMAT:
             raise ValueError(f"'{path}' is not a recording (wanted format '{_FORMAT}')")
-        kinds = {key: type(value) for key, value in asdict(cls()).items()}
-        if not all(isinstance(value, kinds.get(key, ())) for key, value in data.items()):
-            raise ValueError(f"'{path}' is not a recording: wanted {', '.join(kinds)}")
+        field_types = {key: type(value) for key, value in asdict(cls()).items()}
+        if not all(isinstance(value, field_types.get(key, ())) for key, value in data.items()):
+            raise ValueError(f"'{path}' is not a recording: wanted {', '.join(field_types)}")
         return cls(**data)
 
 
@@ -83,9 +83,9 @@ class Recorder:
         steps = None if job.steps is None else list(job.steps)
         self.recording.events.append({"kind": "work", "job": job.number, "steps": steps})
 
-    def changed(self, job: Job, what: str, now: float) -> None:
+    def changed(self, job: Job, event: str, now: float) -> None:
         """Records an event ``what`` of a job: "cancelled", "paused", "resumed" or "failed"."""
-        self.recording.events.append({"kind": what, "job": job.number, "now": now})
+        self.recording.events.append({"kind": event, "job": job.number, "now": now})
 
     def encoded(
         self,
@@ -93,7 +93,7 @@ class Recorder:
         aim: float,
         ready: Mapping[int, bool],
         waiting: bool,
-        held: list[int],
+        short_of_memory: list[int],
         back_from_cpu: list[int],
     ) -> None:
         """Records an encoded frame: its budget, the state of the jobs, and the decisions.
@@ -103,18 +103,18 @@ class Recorder:
         step on the CPU that was done. The decisions of a planner other than the default are
         recorded as ``given``, and a replay repeats them.
         """
-        known = {str(self._networks[key]): value for key, value in ready.items()}
+        ready_networks = {str(self._networks[key]): value for key, value in ready.items()}
         self.recording.events.append(
             {
                 "kind": "frame",
                 "now": report.now_ms,
                 "budget": report.budget_ms,
-                "ready": known,
+                "ready": ready_networks,
                 "waiting": waiting,
                 "given": not report.planned,
                 "aim": aim,
                 "rests": aim > 0 and not report.aim_ms,
-                "held": held,
+                "held": short_of_memory,
                 "back_from_cpu": back_from_cpu,
                 "copied": report.copied_ms,
             }

@@ -71,8 +71,8 @@ class TiledJob(Awaitable):
             return
         try:
             job.raise_unless_done()
-            found = {name: job.read(name) for name in self._tiles.outputs}
-            self._tiles.paste(tile, {n: value for n, value in found.items() if value is not None})
+            results = {name: job.read(name) for name in self._tiles.outputs}
+            self._tiles.paste(tile, {n: value for n, value in results.items() if value is not None})
             job.release()
             self._pasted, self.state = self._pasted + 1, "running"
             self._fill()
@@ -99,8 +99,8 @@ class TiledJob(Awaitable):
         Raises :class:`InputError` if the run failed or was cancelled.
         """
         if self.state in ("failed", "cancelled"):
-            said = f": {self.error}" if self.error else ""
-            raise InputError(f"the tiles have no output '{name}', they are {self.state}{said}")
+            reason = f": {self.error}" if self.error else ""
+            raise InputError(f"the tiles have no output '{name}', they are {self.state}{reason}")
         return self._tiles.outputs[name] if self.state == "done" else None
 
     def add_done_callback(self, callback: Callable[[TiledJob], object]) -> None:

@@ -132,8 +132,8 @@ class Tuning:
         for saved in [s for s in self._saving if s.done()]:
             self._saving.remove(saved)
             if (error := saved.exception()) is not None:
-                said = f"what tuning found is not kept: {error}"
-                warnings.warn(said, RuntimeWarning, stacklevel=3)
+                message = f"what tuning found is not kept: {error}"
+                warnings.warn(message, RuntimeWarning, stacklevel=3)
 
     def _take(self, measured: Sequence[FrameReport]) -> None:
         by_job = {run.job.number: run for run in self._runs}
@@ -201,8 +201,8 @@ class Tuning:
             self._again(trial, {run.option: 0.0 for run in self._runs})
 
     def _overdue(self, run: _Run) -> bool:
-        ended = run.job.ended_frame
-        return ended is not None and self.scheduler.frame > ended + _PATIENCE
+        end_frame = run.job.ended_frame
+        return end_frame is not None and self.scheduler.frame > end_frame + _PATIENCE
 
     def _again(self, trial: Trial, pair: Mapping[str, float]) -> None:
         self._clear()

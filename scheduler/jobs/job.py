@@ -161,18 +161,18 @@ class Awaitable:
         Raises as ``wait`` does. Cancelling the waiting task does not cancel the job.
         """
         loop = asyncio.get_running_loop()
-        ended: asyncio.Future[None] = loop.create_future()
+        end: asyncio.Future[None] = loop.create_future()
 
         def resolve() -> None:
-            if not ended.done():  # the waiting task may be cancelled
-                ended.set_result(None)
+            if not end.done():  # the waiting task may be cancelled
+                end.set_result(None)
 
         def wake(job: object) -> None:
             with suppress(RuntimeError):  # the event loop was closed meanwhile
                 loop.call_soon_threadsafe(resolve)
 
         self.add_done_callback(wake)
-        yield from ended
+        yield from end
         self.raise_unless_done()
         return self
 
@@ -408,8 +408,10 @@ class Job(Awaitable):
         ``name`` is the output's name in the message.
         """
         if self.state != "done":
-            why = f": {self.error}" if self.error else ""
-            raise InputError(f"job '{self.name}' has no output '{name}', it is {self.state}{why}")
+            reason = f": {self.error}" if self.error else ""
+            raise InputError(
+                f"job '{self.name}' has no output '{name}', it is {self.state}{reason}"
+            )
         if self.outputs.released or self.result is None:
             raise InputError(f"job '{self.name}': its outputs were released")
 
@@ -419,21 +421,21 @@ class Job(Awaitable):
         With ``behind`` the job follows another unfinished job; otherwise it starts from the
         network's memory as it is now.
         """
-        found = self.network.steps_for(self.given, behind=behind)
-        steps = None if found is None else tuple(found)
+        numbers = self.network.steps_for(self.given, behind=behind)
+        steps = None if numbers is None else tuple(numbers)
         if self._knows_steps and steps == self.steps:
             return False
-        every = self.network.step_costs()
-        mine = every if steps is None else [every[number] for number in steps]
+        all_costs = self.network.step_costs()
+        own_costs = all_costs if steps is None else [all_costs[number] for number in steps]
         self._knows_steps, self.steps = True, steps
-        self.costs = (*self.costs[: self.loads], *mine)
+        self.costs = (*self.costs[: self.loads], *own_costs)
         self.cpu_steps = tuple(i for i, cost in enumerate(self.costs) if cost.on_cpu)
         return True
 
     def network_step(self, step: int) -> int:
         """Returns the network's number of the job's step ``step``; texture loads are below 0."""
-        own = step - self.loads
-        return own if self.steps is None or own < 0 else self.steps[own]
+        index = step - self.loads
+        return index if self.steps is None or index < 0 else self.steps[index]
 
     def undo_end(self) -> None:
         """Discards the job's end time and outputs, because its last frame is abandoned."""

@@ -53,8 +53,8 @@ class Heap:
     def first(self) -> Job | None:
         while self._entries:
             key, number = self._entries[0]
-            known, job = self._here.get(number, (None, None))
-            if job is not None and known == key:
+            current_key, job = self._here.get(number, (None, None))
+            if job is not None and current_key == key:
                 return job
             heappop(self._entries)
         return None
@@ -123,8 +123,8 @@ class _ByLaxity:
             del self._dated[bisect_left(self._dated, entry)]
 
     def first(self, now_ms: float, rate: float) -> list[Job]:
-        found = (self._earliest(now_ms, rate), self._by_share.first(), self._by_wait.first())
-        return list({job.number: job for job in found if job is not None}.values())
+        candidates = (self._earliest(now_ms, rate), self._by_share.first(), self._by_wait.first())
+        return list({job.number: job for job in candidates if job is not None}.values())
 
     def _earliest(self, now_ms: float, rate: float) -> Job | None:
         """Returns the job with the earliest deadline that can still be met, or None."""
@@ -276,11 +276,15 @@ class JobList:
         A new job must not catch up on GPU time from before its submission.
         """
         first = self._levels[job.idle].first()
-        known = [other.virtual_ms for other in self.running.values() if other.idle == job.idle]
-        known += [level for was_idle, level in self._ended_shares if was_idle == job.idle]
+        levels = [
+            running_job.virtual_ms
+            for running_job in self.running.values()
+            if running_job.idle == job.idle
+        ]
+        levels += [level for was_idle, level in self._ended_shares if was_idle == job.idle]
         if first is not None:
-            known.append(first.virtual_ms)
-        job.virtual_ms = min(known, default=0.0)
+            levels.append(first.virtual_ms)
+        job.virtual_ms = min(levels, default=0.0)
         self.queued(job)
 
     def queued(self, job: Job) -> None:
@@ -365,8 +369,8 @@ class JobList:
         """
         if not job.network.retains:
             return False
-        before = (j for j in self.jobs if j.number < job.number and j.network is job.network)
-        return any(not producer.ended for other in before for producer in other.producers)
+        earlier_jobs = (j for j in self.jobs if j.number < job.number and j.network is job.network)
+        return any(not producer.ended for earlier in earlier_jobs for producer in earlier.producers)
 
     def refresh_foreign_jobs(self) -> None:
         """Checks again the jobs that wait for jobs of other schedulers, which may have ended."""
@@ -401,8 +405,8 @@ class JobList:
 
         The consumer must change when the producer ends, or when its end is undone.
         """
-        here = self._just_ended if producer.ended else self._jobs
-        if producer.owner is consumer.owner and producer.number in here:
+        changeable = self._just_ended if producer.ended else self._jobs
+        if producer.owner is consumer.owner and producer.number in changeable:
             self._consumers.setdefault(producer.number, {})[consumer.number] = consumer
 
     def _unindex(self, job: Job) -> None:
@@ -419,7 +423,7 @@ class JobList:
         self._unindex(job)
         for level in self._levels.values():
             level.remove(job)
-        mates = self._slots.get(job.slot or "", {})
-        mates.pop(job.number, None)
-        if job.slot is not None and not mates:
+        slot_jobs = self._slots.get(job.slot or "", {})
+        slot_jobs.pop(job.number, None)
+        if job.slot is not None and not slot_jobs:
             self._slots.pop(job.slot, None)

@@ -48,24 +48,24 @@ class AdmissionError(RuntimeError):
     """
 
 
-def admit(job: Job, admission: Admission, others: int) -> None:
+def admit(job: Job, admission: Admission, n_others: int) -> None:
     """Warns or raises :class:`AdmissionError` if the job is predicted to miss its deadline.
 
     ``admission`` selects the reaction; ``others`` is the number of the other jobs, for the message.
     """
     if job.deadline_at_ms is None or admission == "accept":
         return
-    late = job.submitted_ms + job.eta_ms - job.deadline_at_ms
-    if late <= 0:
+    late_ms = job.submitted_ms + job.eta_ms - job.deadline_at_ms
+    if late_ms <= 0:
         return
-    said = (
+    message = (
         f"job '{job.name}' cannot hold its deadline: {job.remaining_ms:.1f} ms of GPU time "
-        f"beside {others} jobs would end {late:.0f} ms after it. "
+        f"beside {n_others} jobs would end {late_ms:.0f} ms after it. "
         "Give it more time, a larger budget, or a smaller network."
     )
     if admission == "refuse":
-        raise AdmissionError(said)
-    warnings.warn(said, RuntimeWarning, stacklevel=5)
+        raise AdmissionError(message)
+    warnings.warn(message, RuntimeWarning, stacklevel=5)
 
 
 def network_of(session: Session | Network) -> Network:
@@ -76,11 +76,11 @@ def network_of(session: Session | Network) -> Network:
     network = cast(Network, getattr(session, "program", session))
     if not hasattr(network, "step_costs"):
         backend = getattr(session, "backend", None)
-        got = shortened(repr(session))
+        description = shortened(repr(session))
         if isinstance(backend, str):
-            got = f"a session on the {backend.upper()}"
+            description = f"a session on the {backend.upper()}"
         raise InputError(
-            f"session: wanted one on a GPU, got {got}; cml.Session(graph, gpu) makes one"
+            f"session: wanted one on a GPU, got {description}; cml.Session(graph, gpu) makes one"
         )
     return network
 
@@ -223,7 +223,7 @@ class Lifecycle:
         """
         producers = job.producers
         job.needs = tuple(producer.number for producer in producers if producer.owner is self)
-        kept = [producer.outputs.add_consumer(job) for producer in producers]
+        are_kept = [producer.outputs.add_consumer(job) for producer in producers]
         with self.lock:
             try:
                 calibrate(self.pace.cost_model, job.network)
@@ -237,7 +237,7 @@ class Lifecycle:
                     self.end(old, "cancelled")
                 self.job_list.forget_ended()
             self.job_list.add(job)
-            if not all(kept):
+            if not all(are_kept):
                 self.job_list.fail_without_input(job)
             if self.recorder:
                 self.recorder.submitted(job)
@@ -288,8 +288,8 @@ class Lifecycle:
             job.paused = paused
             self.job_list.reindex(job)
             if self.recorder:
-                said = "paused" if paused else "resumed"
-                self.recorder.changed(job, said, self._clock.now_ms())
+                event = "paused" if paused else "resumed"
+                self.recorder.changed(job, event, self._clock.now_ms())
 
     def read(self, job: Job, name: str) -> Array | None:
         """Implements :meth:`Job.read`."""
@@ -335,10 +335,10 @@ class Lifecycle:
         The caller must not hold the lock.
         """
         with self.lock:
-            ended = [job for job in self._unsettled if job.ended]
-            self._unsettled = [job for job in ended if self._is_reading(job)]
+            ended_jobs = [job for job in self._unsettled if job.ended]
+            self._unsettled = [job for job in ended_jobs if self._is_reading(job)]
             calls = []
-            for job in ended:
+            for job in ended_jobs:
                 if job not in self._unsettled:
                     calls += [(callback, job) for callback in job.callbacks or ()]
                     job.callbacks = None
@@ -397,27 +397,29 @@ class Lifecycle:
                 return one_line(f"done: its readback failed: {job.read_error}")
             reading = job.wants_read and self.executor.is_reading(job.result)
             return "done: waits for its readback" if reading else "done"
-        last = self.pace.last_report
-        room = "room in a frame" + (f"; the last frame stopped at: {last.reason}" if last else "")
+        report = self.pace.last_report
+        next_frame = "room in a frame" + (
+            f"; the last frame stopped at: {report.reason}" if report else ""
+        )
         if job.running:
-            done = f"running: {100 * job.progress:.0f} % encoded"
+            progress_text = f"running: {100 * job.progress:.0f} % encoded"
             if job.paused:
-                return f"{done}, paused until resume()"
-            return f"{done}, waits for {job.blocked_by or room}"
-        return f"queued: waits for {self._start_condition(job) or f'its turn, {room}'}"
+                return f"{progress_text}, paused until resume()"
+            return f"{progress_text}, waits for {job.blocked_by or next_frame}"
+        return f"queued: waits for {self._start_condition(job) or f'its turn, {next_frame}'}"
 
     def _start_condition(self, job: Job) -> str:
         """Returns a text that says what a queued job needs before it can begin; "" if nothing."""
         producers = [producer for producer in job.producers if not producer.ended]
         if producers:
-            named = ", ".join(f"'{m.name}' (job {m.number}, {m.state})" for m in producers[:3])
+            names = ", ".join(f"'{m.name}' (job {m.number}, {m.state})" for m in producers[:3])
             more = f" and {len(producers) - 3} more" if len(producers) > 3 else ""
-            return f"the outputs of {named}{more}"
+            return f"the outputs of {names}{more}"
         if job.paused:
             return "resume(): it is paused"
         if not job.network.ready:
-            said = job.network.waiting_for
-            return one_line("its network to be ready" + (f": {said}" if said else ""))
+            reason = job.network.waiting_for
+            return one_line("its network to be ready" + (f": {reason}" if reason else ""))
         user = self._find_memory_user(job)
         if user is not None:
             return f"job {user.number} '{user.name}' to end, which has its network's memory"
@@ -441,21 +443,21 @@ class Lifecycle:
             return 0.0
         with self.lock:
             pace = self.pace
-            mates = [*(j for j in self.job_list.jobs if not j.paused and j is not job), job]
-            ahead = 0.0
-            for other in pace.policy(mates, self._clock.now_ms(), pace.rate):
-                if other is job:
+            candidates = [*(j for j in self.job_list.jobs if not j.paused and j is not job), job]
+            ahead_ms = 0.0
+            for earlier_job in pace.policy(candidates, self._clock.now_ms(), pace.rate):
+                if earlier_job is job:
                     break
-                ahead += other.remaining_ms
-            work_ms = (ahead + job.remaining_ms) / max(pace.rate, 1e-9)
+                ahead_ms += earlier_job.remaining_ms
+            work_ms = (ahead_ms + job.remaining_ms) / max(pace.rate, 1e-9)
             return work_ms + self.cpu_wait_ms(job) + pace.frame_ms
 
     def cpu_wait_ms(self, job: Job) -> float:
         """Returns the milliseconds for which the job is predicted to wait for the CPU."""
         if not job.cpu_steps:
             return 0.0
-        ahead = (job.costs[step].key for step in job.cpu_steps if step >= job.step)
-        return sum(self.cpu_waits.get(key, 0.0) for key in ahead)
+        keys = (job.costs[step].key for step in job.cpu_steps if step >= job.step)
+        return sum(self.cpu_waits.get(key, 0.0) for key in keys)
 
     def remaining_ms(self, job: Job) -> float:
         """Returns the predicted GPU milliseconds of the job's work that is not encoded yet."""
@@ -465,9 +467,11 @@ class Lifecycle:
             return self._work_after(job)[job.step - job.loads]
         model, step = self.pace.cost_model, job.step + 1
         current = job.costs[job.step]
-        loads = sum([model.predict_ms(cost, cost.groups) for cost in job.costs[step : job.loads]])
-        rest = loads + self._work_after(job)[max(0, step - job.loads)]
-        return model.predict_ms(current, current.groups - job.group) + rest
+        loads_ms = sum(
+            [model.predict_ms(cost, cost.groups) for cost in job.costs[step : job.loads]]
+        )
+        later_ms = loads_ms + self._work_after(job)[max(0, step - job.loads)]
+        return model.predict_ms(current, current.groups - job.group) + later_ms
 
     def _work_after(self, job: Job) -> list[float]:
         """Returns for each of the job's steps the predicted GPU ms of it and all later ones.
@@ -475,16 +479,16 @@ class Lifecycle:
         Texture loads are not among these steps.
         """
         key = id(job.network), job.steps
-        known = self._work_left.get(key)
-        if known is None:
+        entry = self._work_left.get(key)
+        if entry is None:
             model = self.pace.cost_model
             sums = [0.0]
             for cost in reversed(job.costs[job.loads :]):
                 sums.append(sums[-1] + model.predict_ms(cost, cost.groups))
             sums.reverse()
             # keep the network: otherwise another one could get the same id
-            known = self._work_left[key] = job.network, sums
-        return known[1]
+            entry = self._work_left[key] = job.network, sums
+        return entry[1]
 
     def update_work_left(self) -> None:
         """Predicts the work of the next jobs again if the cost model has learned since.
@@ -540,12 +544,12 @@ class Lifecycle:
         Jobs that wait for their outputs fail too.
         """
         for job in [*self.job_list.running.values(), *self._done]:
-            why = self.executor.harm(job.run) if job.state in ("running", "done") else ""
-            if why:
-                said = f"job '{job.name}': {why}"
+            reason = self.executor.harm(job.run) if job.state in ("running", "done") else ""
+            if reason:
+                message = f"job '{job.name}': {reason}"
                 job.release()
-                self.end(job, "failed", said)
-                job.state, job.error = "failed", said
+                self.end(job, "failed", message)
+                job.state, job.error = "failed", message
         for job in self.job_list.jobs:
             if any(producer.state == "failed" for producer in job.producers):
                 self.job_list.reindex(job)
@@ -555,8 +559,8 @@ class Lifecycle:
 
         No abandoned frame can restore these jobs any more.
         """
-        ended, self._ended = self._ended, []
-        for job in ended:
+        ended_jobs, self._ended = self._ended, []
+        for job in ended_jobs:
             if job.ended:
                 job.network = EndedNetwork()
 

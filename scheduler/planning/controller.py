@@ -253,8 +253,8 @@ class FrameController:
         self._target_ms, self._elapsed_ms, self._planned = target_ms, elapsed_ms, None
         if self._reports_elapsed:
             self._elapsed.append(elapsed_ms)
-            usual = sorted(self._elapsed)[len(self._elapsed) // 2]
-            self._slow = min(_SLOWEST, max(_QUICKEST, elapsed_ms / usual)) if usual else 1.0
+            usual_ms = sorted(self._elapsed)[len(self._elapsed) // 2]
+            self._slow = min(_SLOWEST, max(_QUICKEST, elapsed_ms / usual_ms)) if usual_ms else 1.0
 
     @property
     def is_known(self) -> bool:
@@ -285,17 +285,21 @@ class FrameController:
     def _plan(self) -> tuple[float, float]:
         """:attr:`room_ms` and :attr:`aim_ms`, computed once per frame."""
         if self._planned is None:
-            room = max(0.0, self._left_ms / self._slow - self.expected_ms)
-            self._planned = room, self._less_margin(room)
+            room_ms = max(0.0, self._left_ms / self._slow - self.expected_ms)
+            self._planned = room_ms, self._less_margin(room_ms)
         return self._planned
 
-    def _less_margin(self, room: float) -> float:
-        if not room:
+    def _less_margin(self, room_ms: float) -> float:
+        if not room_ms:
             return 0.0
-        sure = 1 - 0.5 * _DOUBTED / (_DOUBTED + self._learned)
-        aim = sure * self._margin.aim_ms(room)
+        certainty = 1 - 0.5 * _DOUBTED / (_DOUBTED + self._learned)
+        planned_ms = certainty * self._margin.aim_ms(room_ms)
         allowed, caused = max(1.0, self._share * len(self._late)), self._caused()
-        return max(LEAST_SHARE * room, aim * allowed / caused) if caused > allowed else aim
+        return (
+            max(LEAST_SHARE * room_ms, planned_ms * allowed / caused)
+            if caused > allowed
+            else planned_ms
+        )
 
     def _caused(self) -> float:
         """Returns the number of remembered frames that were late because of the networks.
@@ -325,11 +329,11 @@ class FrameController:
         it. Only a few frames in a row are skipped for lack of room.
         """
         if self._reports_elapsed:
-            most, hopeless = (_SKIPS_ON_TIME if self._left_ms > 0 else _SKIPS), False
+            max_skips, hopeless = (_SKIPS_ON_TIME if self._left_ms > 0 else _SKIPS), False
         else:
-            most, hopeless = _SKIPS, not self.room_ms and not self._is_delayed
+            max_skips, hopeless = _SKIPS, not self.room_ms and not self._is_delayed
         no_room = self._is_delayed or (self.aim_ms < least_ms and not hopeless)
-        self._skips_now = no_room and self._skips < most
+        self._skips_now = no_room and self._skips < max_skips
         return self._skips_now or self.baseline_due
 
     # --- what was measured
@@ -371,24 +375,24 @@ class FrameController:
 
     def _learn(self, frame: _Frame, ms: float) -> None:
         self._silent, self._planned = 0, None
-        beyond = (ms - frame.elapsed_ms) / frame.slow - frame.predicted_ms
+        beyond_ms = (ms - frame.elapsed_ms) / frame.slow - frame.predicted_ms
         if not self._reports_elapsed:
-            self._learn_late(frame, beyond)
+            self._learn_late(frame, beyond_ms)
         elif frame.skipped:
             self._expected.forget()
-        telling = frame.predicted_ms or not (frame.skipped or self._reports_elapsed)
-        if telling and frame.expected_ms is not None and frame.room_ms:
-            unforeseen = frame.predicted_ms + beyond - frame.expected_ms
-            self._margin.learn(frame.predicted_ms, max(0.0, unforeseen), frame.room_ms)
+        is_sample = frame.predicted_ms or not (frame.skipped or self._reports_elapsed)
+        if is_sample and frame.expected_ms is not None and frame.room_ms:
+            unforeseen_ms = frame.predicted_ms + beyond_ms - frame.expected_ms
+            self._margin.learn(frame.predicted_ms, max(0.0, unforeseen_ms), frame.room_ms)
             self._learned += 1
         if frame.predicted_ms or not self._reports_elapsed:
-            self._expect(beyond)
+            self._expect(beyond_ms)
 
     def _expect(self, ms: float) -> None:
         self._expected.add(ms)
-        usual, self._last_ms = self._expected.value, ms
-        room = max(0.0, self._target_ms - usual)
-        self._is_delayed = not self._reports_elapsed and ms - usual > _DELAYED * room
+        usual_ms, self._last_ms = self._expected.value, ms
+        room_ms = max(0.0, self._target_ms - usual_ms)
+        self._is_delayed = not self._reports_elapsed and ms - usual_ms > _DELAYED * room_ms
 
     def _learn_late(self, frame: _Frame, beyond_ms: float) -> None:
         late = beyond_ms > self._target_ms
@@ -439,27 +443,29 @@ class BudgetController:
 
     def begin_frame(self, budget: FixedBudget | SpareBudget, elapsed_ms: float | None) -> None:
         """Starts a frame; ``elapsed_ms`` of it have passed, or None if the host does not say."""
-        known = None if elapsed_ms is None else self._valid(elapsed_ms)
+        valid_ms = None if elapsed_ms is None else self._valid(elapsed_ms)
         if isinstance(budget, FixedBudget):
             if is_ms(budget.ms):
                 self._budget_ms = float(budget.ms)
             else:
                 self.ignored += 1
-        elif known is not None:
+        elif valid_ms is not None:
             self._current = self._last
-            self._last.begin_frame(self._frame_ms, known)
+            self._last.begin_frame(self._frame_ms, valid_ms)
             return
-        unused = 0.0 if isinstance(budget, FixedBudget) or self._whole_frames else budget.headroom
+        headroom_share = (
+            0.0 if isinstance(budget, FixedBudget) or self._whole_frames else budget.headroom
+        )
         self._current = self._beside
-        self._beside.begin_frame((1 - unused) * self._frame_ms)
+        self._beside.begin_frame((1 - headroom_share) * self._frame_ms)
 
     def rate(self, aim_ms: float) -> float:
         """Returns the planned GPU milliseconds per millisecond of wall time.
 
         ``aim_ms`` is the next frame's plan.
         """
-        usual = (self._current is self._last and self._last.usual_ms) or aim_ms
-        return usual / self._frame_ms
+        planned_ms = (self._current is self._last and self._last.usual_ms) or aim_ms
+        return planned_ms / self._frame_ms
 
     def plan(
         self, budget: FixedBudget | SpareBudget, model: CostModel, back_off: float
@@ -483,9 +489,9 @@ class BudgetController:
         If timing is expensive and the host reports whole frames, only some frames are timed:
         whole frames keep the budget, and timings only follow the costs of the steps.
         """
-        whole = self._current is self._last or (self._whole_frames and self._beside.is_known)
-        by_frames = isinstance(budget, SpareBudget) and whole
-        return not (self._timing_is_expensive and by_frames) or frame % _TIMED_EVERY == 0
+        knows_frames = self._current is self._last or (self._whole_frames and self._beside.is_known)
+        kept_by_frames = isinstance(budget, SpareBudget) and knows_frames
+        return not (self._timing_is_expensive and kept_by_frames) or frame % _TIMED_EVERY == 0
 
     def skips_frame(self, budget: FixedBudget | SpareBudget) -> bool:
         """Returns True if the next frame runs no networks, for lack of room or as a baseline."""
@@ -511,17 +517,17 @@ class BudgetController:
 
         It belongs to the oldest frame without a render time.
         """
-        known = self._valid(ms)
+        valid_ms = self._valid(ms)
         frame = next((f for f in self._rendered if f.render_ms is None), None)
-        if known is not None and frame is not None:
-            frame.render_ms = known
+        if valid_ms is not None and frame is not None:
+            frame.render_ms = valid_ms
 
     def frame_took(self, ms: float) -> None:
         """Learns a time from :meth:`FrameScheduler.frame_took`, of the frame encoded last."""
-        known = self._valid(ms)
-        if known is not None:
+        valid_ms = self._valid(ms)
+        if valid_ms is not None:
             self._whole_frames = self._whole_frames or self._current is self._beside
-            self._current.took(known)
+            self._current.took(valid_ms)
 
     def _valid(self, ms: float) -> float | None:
         if not is_ms(ms):
@@ -542,10 +548,10 @@ class BudgetController:
         """
         while self._rendered and not self._whole_frames:
             first = self._rendered[0]
-            ran = first.networks_ms
-            waits = first.timed and ran is None and len(self._rendered) <= _PATIENCE
+            networks_took_ms = first.networks_ms
+            waits = first.timed and networks_took_ms is None and len(self._rendered) <= _PATIENCE
             if first.render_ms is None or waits:
                 return
             self._rendered.popleft()
-            ran = first.predicted_ms if ran is None else ran
-            self._beside.took(first.render_ms + ran, first.number)
+            networks_took_ms = first.predicted_ms if networks_took_ms is None else networks_took_ms
+            self._beside.took(first.render_ms + networks_took_ms, first.number)

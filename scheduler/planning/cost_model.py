@@ -90,19 +90,19 @@ class FirstGuess:
 
     def _factor(self, key: str) -> float:
         variant = key.partition(" ")[2].partition(" ")[0]
-        known = self.kernels.get(variant)
-        return known if known is not None else self.kernels.get(variant.rpartition("-")[0], 1.0)
+        factor = self.kernels.get(variant)
+        return factor if factor is not None else self.kernels.get(variant.rpartition("-")[0], 1.0)
 
 
 @cache
 def _shipped() -> list[tuple[str, str, FirstGuess]]:
     """Returns the name pattern, the words and the guess of each shipped file, by file name."""
-    found = []
+    guesses = []
     for path in sorted(_DEFAULTS.glob("*.json")):
         data = json.loads(path.read_text(encoding="utf-8"))
         guess = FirstGuess.from_json(data)
-        found.append((str(data["devices"]), str(data["words"]), guess))
-    return found
+        guesses.append((str(data["devices"]), str(data["words"]), guess))
+    return guesses
 
 
 _FORMAT = "cml cost table 3"
@@ -134,8 +134,8 @@ _KEPT = 256
 _MOST_KEYS = 4096
 
 
-def _clipped(error: float, most: float) -> float:
-    return max(-most, min(most, error))
+def _clipped(error: float, limit: float) -> float:
+    return max(-limit, min(limit, error))
 
 
 @dataclass(slots=True)
@@ -155,12 +155,12 @@ class _Point:
         error = log_ms - (log_count - self.log_count) - self.log_ms
         if self.samples > _CLIP_AFTER:
             error = _clipped(error, _CLIP)
-        believed = error
+        limited = error
         if self.samples > _SETTLED:
-            believed = _clipped(error, _SOME + _USUAL * self.spread)
-        self.log_ms += weight * believed
+            limited = _clipped(error, _SOME + _USUAL * self.spread)
+        self.log_ms += weight * limited
         self.spread += weight * (abs(error) - self.spread)
-        return weight * believed
+        return weight * limited
 
 
 @dataclass(slots=True)
@@ -184,36 +184,36 @@ class _Curve:
             return None
         if len(self.known) >= _KEPT:
             self.known.clear()
-        found = self.known[count] = self._interpolate(math.log(count))
-        return found
+        log_ms = self.known[count] = self._interpolate(math.log(count))
+        return log_ms
 
-    def _interpolate(self, x: float) -> float:
+    def _interpolate(self, log_of_count: float) -> float:
         if len(self._order) != len(self.points):
             self._order = sorted(self.points.values(), key=lambda p: p.log_count)
             self._at = [p.log_count for p in self._order]
-        first = bisect_left(self._at, x)
-        last = bisect_right(self._at, x) - 1
+        first = bisect_left(self._at, log_of_count)
+        last = bisect_right(self._at, log_of_count) - 1
         if first == len(self._order) or last < 0:
             nearest = self._order[min(first, len(self._order) - 1)]
-            return nearest.log_ms + x - nearest.log_count
+            return nearest.log_ms + log_of_count - nearest.log_count
         above, below = self._order[first], self._order[last]
         width = above.log_count - below.log_count
-        share = (x - below.log_count) / width if width else 0.0
+        share = (log_of_count - below.log_count) / width if width else 0.0
         return below.log_ms + share * (above.log_ms - below.log_ms)
 
     def learn(self, count: int, ms: float) -> None:
         self.known.clear()
         self.samples += 1
-        x, y = math.log(count), math.log(ms)
+        log_count, log_time = math.log(count), math.log(ms)
         point = self.points.get(_bucket(count))
         if point is None:
-            self.points[_bucket(count)] = _Point(x, y)
+            self.points[_bucket(count)] = _Point(log_count, log_time)
             return
-        moved = point.learn(x, y)
+        moved = point.learn(log_count, log_time)
         # a device that became slower is slower for every number of workgroups
-        for other in self.points.values():
-            if other is not point:
-                other.log_ms += _COMMON * _clipped(moved, _CLIP)
+        for other_point in self.points.values():
+            if other_point is not point:
+                other_point.log_ms += _COMMON * _clipped(moved, _CLIP)
 
 
 def _bucket(count: int) -> int:
@@ -259,14 +259,14 @@ class CostModel:
         curve = self._curves.get(step.key)
         if curve is None:
             return self._guess(step, count)
-        known = curve.known.get(count)
-        if known is None:
-            known = curve.predict(count)
-        return self._guess(step, count) if known is None else math.exp(known + self._drift)
+        log_ms = curve.known.get(count)
+        if log_ms is None:
+            log_ms = curve.predict(count)
+        return self._guess(step, count) if log_ms is None else math.exp(log_ms + self._drift)
 
     def _guess(self, step: StepCost, count: int) -> float:
-        work = self.guess.work_ms(step, count)
-        return self.guess.launch_ms + work * math.exp(self._unknown + self._drift)
+        time_ms = self.guess.work_ms(step, count)
+        return self.guess.launch_ms + time_ms * math.exp(self._unknown + self._drift)
 
     def groups_within(self, step: StepCost, limit: int, ms: float) -> int:
         """Returns how many workgroups, up to ``limit``, are predicted to take at most ``ms``.

@@ -113,14 +113,14 @@ class TailMargin:
             return self._sorted[rank]
         # too few frames to have seen the tail: extrapolate beyond the worst one
         median = self._sorted[count // 2]
-        reach = 0.5 * (self._sorted[-1] - median) * (1 - count * self._aimed)
-        return self._sorted[-1] + max(0.0, reach)
+        extrapolation = 0.5 * (self._sorted[-1] - median) * (1 - count * self._aimed)
+        return self._sorted[-1] + max(0.0, extrapolation)
 
     def learn(self, predicted_ms: float, measured_ms: float, budget_ms: float) -> None:
         """Learns that a full frame took ``measured_ms`` with a budget of ``budget_ms``."""
-        lifted = max(0.0, _SMALL * budget_ms - predicted_ms)
+        lift_ms = max(0.0, _SMALL * budget_ms - predicted_ms)
         hopeless = measured_ms - predicted_ms > budget_ms
-        self.remember(predicted_ms + lifted, measured_ms + lifted, hopeless)
+        self.remember(predicted_ms + lift_ms, measured_ms + lift_ms, hopeless)
 
     def remember(self, predicted_ms: float, measured_ms: float, hopeless: bool = False) -> None:
         """Adds an entry to :attr:`frames`; the oldest entry may drop out."""

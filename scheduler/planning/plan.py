@@ -100,24 +100,24 @@ def plan_frame(state: FrameState) -> FramePlan:
         return FramePlan((), (), reason)
     slices: list[PlannedSlice] = []
     starts: list[Job] = []
-    begun: set[str | int] = set()
-    left, reason = state.aim_ms, state.otherwise
+    started_keys: set[str | int] = set()
+    left_ms, reason = state.aim_ms, state.otherwise
     for job in state.in_order():
-        if not job.running and exclusivity_key(job.network) in begun:
+        if not job.running and exclusivity_key(job.network) in started_keys:
             continue
-        parts, left, ended = _slices_of(state, job, left, not slices)
+        parts, left_ms, is_complete = _slices_of(state, job, left_ms, not slices)
         slices += parts
-        if not job.running and (parts or ended):
+        if not job.running and (parts or is_complete):
             starts.append(job)
-            begun.add(exclusivity_key(job.network))
-        if not ended:
+            started_keys.add(exclusivity_key(job.network))
+        if not is_complete:
             reason = "budget"
             break
     return FramePlan(slices, starts, reason)
 
 
 def _slices_of(
-    state: FrameState, job: Job, left: float, is_first: bool
+    state: FrameState, job: Job, left_ms: float, is_first: bool
 ) -> tuple[list[PlannedSlice], float, bool]:
     """Returns the job's next slices within ``left`` ms, the milliseconds then left, and a flag.
 
@@ -126,31 +126,31 @@ def _slices_of(
     slice yet; it then gets one even if it does not fit.
     """
     costs, step, group = job.costs, job.step, job.group
-    parts: list[PlannedSlice] = []
+    slices: list[PlannedSlice] = []
     while step < len(costs):
         cost = costs[step]
         if cost.on_cpu:
-            return parts, left, True
-        alone = is_first and not parts
-        if left <= (0.0 if alone else _MIN_SHARE * state.aim_ms):
+            return slices, left_ms, True
+        alone = is_first and not slices
+        if left_ms <= (0.0 if alone else _MIN_SHARE * state.aim_ms):
             break
         samples = state.costs.samples(cost.key)
-        within = left if samples else left * _PROBE_SHARE
-        count, spent = _fit(state, cost, cost.groups - group, within, alone)
+        limit_ms = left_ms if samples else left_ms * _PROBE_SHARE
+        count, slice_ms = _fit(state, cost, cost.groups - group, limit_ms, alone)
         if count == 0:
             break
-        if parts and parts[-1].step == step:  # one dispatch for what still fits behind a cut
-            parts[-1].count += count
-            parts[-1].predicted_ms += spent
+        if slices and slices[-1].step == step:  # one dispatch for what still fits behind a cut
+            slices[-1].count += count
+            slices[-1].predicted_ms += slice_ms
         else:
-            parts.append(PlannedSlice(job, step, cost, group, count, spent, samples))
-        left -= spent
+            slices.append(PlannedSlice(job, step, cost, group, count, slice_ms, samples))
+        left_ms -= slice_ms
         group += count
         if group == cost.groups:
             step, group = step + 1, 0
         if not samples:  # its time must be known before more of it is added
             break
-    return parts, left, step >= len(costs)
+    return slices, left_ms, step >= len(costs)
 
 
 def _fit(
@@ -161,9 +161,9 @@ def _fit(
     The number is a multiple of the device's granule where possible. With ``at_least_one`` it is
     never 0.
     """
-    spent = state.costs.predict_ms(cost, limit)
-    if spent <= ms:  # most steps do, and one prediction is enough for them
-        return limit, spent
+    slice_ms = state.costs.predict_ms(cost, limit)
+    if slice_ms <= ms:  # most steps do, and one prediction is enough for them
+        return limit, slice_ms
     count = state.costs.groups_within(cost, limit, ms)
     if state.granule > 1 and state.granule < count:
         count -= count % state.granule
@@ -206,13 +206,13 @@ def _rest(state: FrameState, job: Job) -> list[PlannedSlice]:
 
     They end before a step on the CPU.
     """
-    parts = []
+    slices = []
     for step in range(job.step, len(job.costs)):
         cost = job.costs[step]
         if cost.on_cpu:
             break
         first = job.group if step == job.step else 0
-        left = cost.groups - first
-        ms, samples = state.costs.predict_ms(cost, left), state.costs.samples(cost.key)
-        parts.append(PlannedSlice(job, step, cost, first, left, ms, samples))
-    return parts
+        n_groups = cost.groups - first
+        ms, samples = state.costs.predict_ms(cost, n_groups), state.costs.samples(cost.key)
+        slices.append(PlannedSlice(job, step, cost, first, n_groups, ms, samples))
+    return slices

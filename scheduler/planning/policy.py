@@ -37,19 +37,19 @@ def least_laxity(jobs: Sequence[Job], now_ms: float, rate: float) -> list[Job]:
     if len(jobs) == 1:
         return [*jobs]
     feasible: list[tuple[float, float, int, Job]] = []
-    others: list[Job] = []
+    shared_jobs: list[Job] = []
     for job in jobs:
-        dated = job.deadline_at_ms is not None and not job.idle
-        laxity = job.laxity_ms(now_ms, rate) if dated else -1.0
+        has_deadline = job.deadline_at_ms is not None and not job.idle
+        laxity = job.laxity_ms(now_ms, rate) if has_deadline else -1.0
         if laxity < 0:
-            others.append(job)
+            shared_jobs.append(job)
             continue
         if job.group or job.step:
             laxity -= STICKINESS_MS
         feasible.append((laxity, -job.priority, job.number, job))
     feasible.sort()
     urgent = [job for *_, job in feasible]
-    return _starved_first(urgent + fair_share(others, now_ms, rate), now_ms)
+    return _starved_first(urgent + fair_share(shared_jobs, now_ms, rate), now_ms)
 
 
 def fair_share(jobs: Sequence[Job], now_ms: float, rate: float) -> list[Job]:

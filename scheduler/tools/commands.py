@@ -53,11 +53,11 @@ class Forecast:
     guess: str
 
     def __str__(self) -> str:
-        known = f"{self.measured_steps} of {self.steps} steps measured on this machine before"
+        measured = f"{self.measured_steps} of {self.steps} steps measured on this machine before"
         return (
             f"frames     {self.frames} frames at {self.budget_ms:g} ms, {self.seconds:.2f} s at "
             f"{1e3 / self.frame_ms:.0f} fps; P99 of a frame {self.p99_ms:.2f} ms, "
-            f"{100 * self.over_share:.1f} % over budget ({known}; "
+            f"{100 * self.over_share:.1f} % over budget ({measured}; "
             f"the others by FLOPs and bytes, {self.guess})"
         )
 
@@ -70,10 +70,10 @@ def forecast(
     It uses the model's costs and :data:`ASSUMED_TAIL`.
     """
     network = network_like(name, costs, 1.0, model)
-    enough = 20 + int(4 * network.total_ms / max(budget_ms, 1e-3))
+    max_frames = 20 + int(4 * network.total_ms / max(budget_ms, 1e-3))
     outcome = simulate(
         [Arrival(network)],
-        min(enough, _MAX_SIMULATED_FRAMES),
+        min(max_frames, _MAX_SIMULATED_FRAMES),
         budget_ms=budget_ms,
         frame_ms=frame_ms,
         noise=Noise.of_tail(ASSUMED_TAIL),

@@ -183,30 +183,30 @@ def measure_frames(
     session.reset()  # and before every run: a network's variables must not tell runs apart
     reference = session.run(inputs)
     # the other types of frames have their own network: they must not touch the job's memory
-    other = Session(session.source_graph, gpu_of(session), session.options)
-    other.run(inputs)
-    interleaved = _Interleaved(other)
+    unsliced_session = Session(session.source_graph, gpu_of(session), session.options)
+    unsliced_session.run(inputs)
+    interleaved = _Interleaved(unsliced_session)
     scheduler = FrameScheduler(
         gpu_of(session), frame_ms, budget_ms, cost_model=cost_model or CostModel()
     )
     loop = _Loop(session, scheduler, inputs, reference, same)
     for _ in range(_WARM_UP_JOBS):
         loop.run_job()
-    control = _control(other, scheduler, budget_ms)
-    costs = network_of(other).step_costs()
-    whole = [Slice(network_of(other), i, 0, cost.groups) for i, cost in enumerate(costs)]
-    in_parts = cycle([whole[start : start + layers] for start in range(0, len(whole), layers)])
+    control = _control(unsliced_session, scheduler, budget_ms)
+    program = network_of(unsliced_session)
+    steps = [Slice(program, i, 0, cost.groups) for i, cost in enumerate(program.step_costs())]
+    in_parts = cycle([steps[start : start + layers] for start in range(0, len(steps), layers)])
     loop.begin_counting()
     times: dict[str, list[float]] = {"control": [], "layers": [], "unsliced": []}
     while loop.counted < frames:
         # interleave whole jobs: with another network between its frames, the sliced job would find
         # cold caches in every frame, and the unsliced run only once
-        before = loop.counted
+        counted_before = loop.counted
         loop.run_job()
-        for _ in range(loop.counted - before):
+        for _ in range(loop.counted - counted_before):
             interleaved.run(control, times["control"])
         interleaved.run(next(in_parts), times["layers"])
-        interleaved.run(whole, times["unsliced"])
+        interleaved.run(steps, times["unsliced"])
         progress(min(loop.counted, frames))
     loop.drain()
     interleaved.drain()
@@ -277,9 +277,9 @@ class _Loop:
     def _check(self, job: Job) -> None:
         while job.read(next(iter(self.reference))) is None:
             self._encode()
-        for name, wanted in self.reference.items():
-            got = job.read(name)
-            self.identical &= got is not None and self.same(got, wanted)
+        for name, expected in self.reference.items():
+            output = job.read(name)
+            self.identical &= output is not None and self.same(output, expected)
         job.release()
 
 
@@ -297,8 +297,8 @@ def _control(session: Session, scheduler: FrameScheduler, budget_ms: float) -> l
     count = max(1, count - count % granule if count > granule else count)
     one = Slice(network_of(session), index, 0, count)
     # an operator shorter than a slice is repeated
-    times = max(1, round(aim / max(1e-6, model.predict_ms(costs[index], count))))
-    return [one] * min(times, 64)
+    repeats = max(1, round(aim / max(1e-6, model.predict_ms(costs[index], count))))
+    return [one] * min(repeats, 64)
 
 
 def _report(
@@ -311,15 +311,15 @@ def _report(
     budget = scheduler.next_budget_ms
     # a frame in which a job ended is not full, so it does not show how well a budget is filled
     full = [r for r in loop.measured if r.slices and not r.finished and r.measured_ms is not None]
-    took = [r.measured_ms or 0.0 for r in full]
+    took_ms = [r.measured_ms or 0.0 for r in full]
     model = scheduler.cost_model
     costs = network_of(session).step_costs()
     longest = max(costs, key=lambda c: model.predict_ms(c, c.groups))
-    spent = dict.fromkeys((job.number for job in loop.jobs), 0.0)
+    sliced_ms = dict.fromkeys((job.number for job in loop.jobs), 0.0)
     for r in loop.measured:
-        if r.slices and r.slices[0].job in spent:
-            spent[r.slices[0].job] += r.measured_ms or 0.0
-    sliced = [ms for ms in spent.values() if ms > 0]
+        if r.slices and r.slices[0].job in sliced_ms:
+            sliced_ms[r.slices[0].job] += r.measured_ms or 0.0
+    sliced = [ms for ms in sliced_ms.values() if ms > 0]
     pairs = list(zip(sliced, times["unsliced"], strict=False))
     errors = [abs(r.predicted_ms / r.measured_ms - 1) for r in full if r.measured_ms]
     return FramesReport(
@@ -329,17 +329,17 @@ def _report(
         budget_ms=budget,
         frame_ms=scheduler.frame_ms,
         frames=len(full),
-        frames_over_budget=sum(ms > budget for ms in took),
-        budget_used=sum(took) / (budget * len(took)) if took else 0.0,
-        slices_ms=Percentiles.of(took),
+        frames_over_budget=sum(ms > budget for ms in took_ms),
+        budget_used=sum(took_ms) / (budget * len(took_ms)) if took_ms else 0.0,
+        slices_ms=Percentiles.of(took_ms),
         control_ms=Percentiles.of(times["control"]),
         layers_ms=Percentiles.of(times["layers"]),
         layers_per_frame=layers,
         unsliced_ms=Percentiles.of(times["unsliced"]),
         longest_operator_ms=model.predict_ms(longest, longest.groups),
         longest_operator=longest.title,
-        jobs=len(spent),
-        frames_per_job=sum(1 for r in loop.measured if r.slices) / max(1, len(spent)),
+        jobs=len(sliced_ms),
+        frames_per_job=sum(1 for r in loop.measured if r.slices) / max(1, len(sliced_ms)),
         sliced_over_unsliced=median(a / b for a, b in pairs) if pairs else 0.0,
         sliced_over_unsliced_best=min(sliced) / min(times["unsliced"]) if pairs else 0.0,
         identical=loop.identical,

@@ -21,8 +21,8 @@ class _Echo(SimGpu):
     """A simulated device that returns the recorded timings instead of its own."""
 
     def __init__(self, options: JsonObject) -> None:
-        kept = ("granule", "max_groups", "clock_source")
-        super().__init__(**{name: options[name] for name in kept})
+        names = ("granule", "max_groups", "clock_source")
+        super().__init__(**{name: options[name] for name in names})
         self.arrived: list[Timing] = []
         self.busy = 0
         self.held: set[int] = set()
@@ -87,13 +87,13 @@ class _Replay:
             if "now" in event:
                 self.clock.advance_to(event["now"])
             if event["kind"] == "frame":
-                given = self.recording.decisions[len(decided)] if event["given"] else None
-                decided.append(self._frame(event, given))
+                slices = self.recording.decisions[len(decided)] if event["given"] else None
+                decided.append(self._frame(event, slices))
             else:
                 self._apply(event)
         return decided
 
-    def _frame(self, event: JsonObject, given: list[list[int]] | None) -> list[list[int]]:
+    def _frame(self, event: JsonObject, slices: list[list[int]] | None) -> list[list[int]]:
         for index, ready in event["ready"].items():
             self.networks[int(index)].ready = ready
         self.budget.ms = event["budget"]
@@ -101,30 +101,30 @@ class _Replay:
         # a given aim already excludes the copies
         self.scheduler.lifecycle.copy_costs.pending_ms = 0 if self.spare else event.get("copied", 0)
         self.scheduler.controller.skips = event["rests"]
-        self.scheduler.planner = plan_frame if given is None else _repeat_slices(given, self.jobs)
+        self.scheduler.planner = plan_frame if slices is None else _repeat_slices(slices, self.jobs)
         self.device.busy = 1 << 30 if event["waiting"] else 0
         self.device.held = {id(self.jobs[n].network) for n in event.get("held", ())}
-        back = (self.jobs[n].network for n in event.get("back_from_cpu", ()))
-        self.device.back_from_cpu = [id(network) for network in back]
+        resumed = (self.jobs[n].network for n in event.get("back_from_cpu", ()))
+        self.device.back_from_cpu = [id(network) for network in resumed]
         return decisions_of(self.scheduler.encode(None))
 
     def _apply(self, event: JsonObject) -> None:
-        kind = event["kind"]
-        if kind == "end":
+        event_kind = event["kind"]
+        if event_kind == "end":
             self.device.arrived = [Timing(*timing) for timing in event["timings"]]
             self.scheduler.end_frame()
-        elif kind == "abandoned":
+        elif event_kind == "abandoned":
             self.scheduler.abandon_frame()
-        elif kind == "submit":
+        elif event_kind == "submit":
             self._submit(event)
-        elif kind == "work":
+        elif event_kind == "work":
             network = self.jobs[event["job"]].network
             assert isinstance(network, SimNetwork)
             network.reuse[_input_stand_in(event["job"])] = _numbers(event)
-        elif kind in ("cancelled", "failed"):
-            self.scheduler.lifecycle.end(self.jobs[event["job"]], kind)
+        elif event_kind in ("cancelled", "failed"):
+            self.scheduler.lifecycle.end(self.jobs[event["job"]], event_kind)
         else:
-            self.scheduler.lifecycle.pause(self.jobs[event["job"]], kind == "paused")
+            self.scheduler.lifecycle.pause(self.jobs[event["job"]], event_kind == "paused")
 
     def _submit(self, event: JsonObject) -> None:
         network, now = self.networks[event["network"]], self.clock.now_ms()
@@ -175,19 +175,19 @@ def _steps(rows: Iterable[list[Handle]]) -> list[SimStep]:
     ]
 
 
-def _repeat_slices(slices: list[list[int]], known: Mapping[int, Job]) -> Planner:
+def _repeat_slices(slices: list[list[int]], jobs_by_number: Mapping[int, Job]) -> Planner:
     """Returns a planner of one frame that repeats the ``slices`` of another planner."""
 
     def plan(state: FrameState) -> FramePlan:
-        parts = []
+        planned = []
         for number, own_step, first, count in slices:
-            job = known[number]
+            job = jobs_by_number[number]
             if job in state.jobs:  # otherwise the replay has already diverged
                 step = own_step + job.loads
                 cost = job.costs[step]
                 ms, samples = state.costs.predict_ms(cost, count), state.costs.samples(cost.key)
-                parts.append(PlannedSlice(job, step, cost, first, count, ms, samples))
-        starts = [job for job in dict.fromkeys(part.job for part in parts) if not job.running]
-        return FramePlan(parts, starts, state.otherwise, by_budget=False)
+                planned.append(PlannedSlice(job, step, cost, first, count, ms, samples))
+        starts = [job for job in dict.fromkeys(part.job for part in planned) if not job.running]
+        return FramePlan(planned, starts, state.otherwise, by_budget=False)
 
     return plan

@@ -88,10 +88,10 @@ def network_like(
     Their times are predicted by ``model`` (a :class:`CostModel`; by default from FLOPs and bytes
     only), on a device ``speed`` times as fast.
     """
-    known = model or CostModel()
+    cost_model = model or CostModel()
     steps = [
         SimStep(
-            c.key, c.groups, known.predict_ms(c, c.groups) / max(1, c.groups) / speed,
+            c.key, c.groups, cost_model.predict_ms(c, c.groups) / max(1, c.groups) / speed,
             c.op, c.title, c.flops, c.nbytes,
         )
         for c in costs
@@ -249,8 +249,8 @@ class SimGpu:
         return step
 
     def take_copies(self) -> list[tuple[StepCost, float]]:
-        taken, self.copied = self.copied, []
-        return taken
+        copies, self.copied = self.copied, []
+        return copies
 
     def read(self, result: Handle, name: str) -> Handle:
         return name
@@ -312,21 +312,21 @@ class SimulatedRun:
     @property
     def deadlines_met(self) -> tuple[int, int]:
         """The number of met deadlines, and the number of all ended jobs with a deadline."""
-        due = [j for j in self.jobs if j.deadline_at_ms is not None and j.ended]
-        held = sum((j.ended_ms or 0) <= (j.deadline_at_ms or 0) for j in due)
-        return held, len(due)
+        dated_jobs = [j for j in self.jobs if j.deadline_at_ms is not None and j.ended]
+        n_met = sum((j.ended_ms or 0) <= (j.deadline_at_ms or 0) for j in dated_jobs)
+        return n_met, len(dated_jobs)
 
     def percentile(self, share: float) -> float:
         """Returns a percentile (``share`` is 0 to 1) of the inference ms of busy frames."""
         return percentile(self.busy, share)
 
     def row(self) -> str:
-        held, due = self.deadlines_met
+        n_met, n_dated = self.deadlines_met
         return (
             f"{self.name:24s} {self.percentile(0.5):8.2f} {self.percentile(0.95):8.2f} "
             f"{self.percentile(0.99):8.2f} {self.percentile(1.0):8.2f} "
             f"{100 * self.over_share:7.2f} % {100 * self.budget_used:6.1f} % "
-            f"{self.done:6d} {held:5d}/{due}"
+            f"{self.done:6d} {n_met:5d}/{n_dated}"
         )
 
 
@@ -363,9 +363,9 @@ def simulate(
     )
     scheduler.planner = planner
     outcome = SimulatedRun(name, budget_ms)
-    due = [request.at_ms for request in requests]
+    due_ms = [request.at_ms for request in requests]
     for frame in range(frames):
-        outcome.jobs += _submit_due(requests, due, clock.now_ms(), scheduler)
+        outcome.jobs += _submit_due(requests, due_ms, clock.now_ms(), scheduler)
         report = scheduler.encode(None)
         outcome.inference_ms.append(gpu.frame_ms)
         outcome.reports.append(report)
@@ -376,10 +376,10 @@ def simulate(
 
 
 def _submit_due(
-    requests: Sequence[Arrival], due: list[float], now: float, scheduler: FrameScheduler
+    requests: Sequence[Arrival], due_ms: list[float], now: float, scheduler: FrameScheduler
 ) -> Iterator[Job]:
     for index, request in enumerate(requests):
-        while due[index] <= now:
+        while due_ms[index] <= now:
             yield scheduler.submit(
                 request.network,
                 {},
@@ -388,7 +388,7 @@ def _submit_due(
                 name=request.network.name,
                 slot=request.slot,
             )
-            due[index] += request.period_ms if request.period_ms else math.inf
+            due_ms[index] += request.period_ms if request.period_ms else math.inf
 
 
 def compare_policies(
@@ -399,7 +399,7 @@ def compare_policies(
     The others run one operator per frame, ``layers`` operators per frame, and a whole network per
     frame. ``options`` are those of :func:`simulate`.
     """
-    usual: list[tuple[str, int | None]] = [
+    alternatives: list[tuple[str, int | None]] = [
         ("1 operator per frame", 1),
         (f"{layers} operators per frame", layers),
         ("unsliced", None),
@@ -410,7 +410,7 @@ def compare_policies(
             requests(), frames, name=name, planner=operators_per_frame(number),
             policy=by_priority, **options,
         )
-        for name, number in usual
+        for name, number in alternatives
     ]  # fmt: skip
 
 

@@ -64,8 +64,8 @@ def trace_events(
             about = {"job": part.job, "step": part.step,
                      "workgroups": f"[{part.first}, {part.first + part.count})",
                      "predicted_ms": part.predicted_ms, "operator": part.title}  # fmt: skip
-            if place := places.get(part.title):
-                about["place"] = place
+            if source := places.get(part.title):
+                about["place"] = source
             length = part.predicted_ms * scale
             events.append(_span(part.op, numbers[tracks[part.job]], at, length, about))
             at += length

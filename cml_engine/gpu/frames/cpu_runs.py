@@ -30,8 +30,8 @@ class CpuRun(Readback):
 
     def __init__(self, network: GpuProgram, step: int, frame: int) -> None:
         self._operators, self._residency = network.on_cpu[step], network.residency
-        places, nbytes = pack_places(self._operators.part.reads)
-        super().__init__(network.gpu.memory, network.name, places, nbytes)
+        operands, nbytes = pack_places(self._operators.part.reads)
+        super().__init__(network.gpu.memory, network.name, operands, nbytes)
         self.step, self.frame = step, frame
         self._cancelled = self._uploaded = False
         self._computing: Future[dict[str, tuple[int, Array]]] | None = None
@@ -45,8 +45,9 @@ class CpuRun(Readback):
     def record_copies(self, encoder: wgpu.GPUCommandEncoder, target: Allocation) -> None:
         """Records the copies of the operands into mappable memory."""
         for name, place in self._operators.part.reads.items():
-            source, at = self._residency.place(place.binding), self.places[name].binding.offset
-            encoder.copy_buffer_to_buffer(*source, *target.at(at), place.binding.nbytes)
+            source = self._residency.place(place.binding)
+            destination = target.at(self.places[name].binding.offset)
+            encoder.copy_buffer_to_buffer(*source, *destination, place.binding.nbytes)
 
     def start_when_read(self) -> None:
         """Starts the worker once the operands have arrived."""

@@ -79,19 +79,22 @@ def check_inputs(gpu: Device, network: object, inputs: Mapping[str, object]) -> 
     for name, value in inputs.items():
         place = network.plan.inputs.get(name)
         if place is None:
-            known = ", ".join(network.plan.inputs) or "(none)"
-            raise InputError(f"model '{network.name}' has no input '{name}'; it has {known}")
+            names = ", ".join(network.plan.inputs) or "(none)"
+            raise InputError(f"model '{network.name}' has no input '{name}'; it has {names}")
         if on_device(value):
             check_on_device(gpu, network.residency, name, value)
             continue
-        found: Fact | None
+        input_fact: Fact | None
         if is_array(value):
             # sessions check the element type beforehand
-            kind, found = "array", Fact(place.fact.dtype, np.asarray(value).shape)
+            description, input_fact = "array", Fact(place.fact.dtype, np.asarray(value).shape)
         else:
-            kind, found = "GPU tensor", _promised_fact(gpu, name, cast(_Promised, value))
-        if found is not None and found != place.fact:
-            raise InputError(f"input '{name}': wanted {place.fact}, got a {kind} {found}")
+            description = "GPU tensor"
+            input_fact = _promised_fact(gpu, name, cast(_Promised, value))
+        if input_fact is not None and input_fact != place.fact:
+            raise InputError(
+                f"input '{name}': wanted {place.fact}, got a {description} {input_fact}"
+            )
     network.moved_params({name: value for name, value in inputs.items() if is_array(value)})
 
 
@@ -102,14 +105,14 @@ def _promised_fact(gpu: Device, name: str, value: _Promised) -> Fact | None:
     """
     job = value.job
     if isinstance(job.network, GpuProgram):
-        here, places = job.network.gpu is gpu, job.network.plan.results
+        is_on_gpu, places = job.network.gpu is gpu, job.network.plan.results
     elif isinstance(job.result, Result):
-        here, places = job.result.memory.allocator is gpu.memory, job.result.places
+        is_on_gpu, places = job.result.memory.allocator is gpu.memory, job.result.places
     elif job.ended:
         return None
     else:
-        here, places = False, {}
-    if not here:
+        is_on_gpu, places = False, {}
+    if not is_on_gpu:
         raise InputError(
             f"input '{name}': job '{job.name}' runs on another device. Read its output "
             "there, and give the array"
@@ -363,14 +366,14 @@ class FrameExecutor:
         self._frames[frame], self._worked = self._worked, set()
         while len(self._frames) > _REMEMBERED:
             del self._frames[next(iter(self._frames))]
-        known = self._ring.oldest
+        oldest_frame = self._ring.oldest
         try:
             self._start_mappings(frame)
             timings = self._timings()
         except DeviceError as error:  # the device is lost: no data will arrive
             self._readbacks.fail(error)
-            for last in [last for last in self._frames if last >= known]:
-                self.gpu.runs.mark_wrong(self._frames.pop(last), str(error))
+            for number in [n for n in self._frames if n >= oldest_frame]:
+                self.gpu.runs.mark_wrong(self._frames.pop(number), str(error))
             return []
         self._mark_unsubmitted(self._ring.take_unsubmitted())
         self._readbacks.collect(self._ring.oldest)  # data of a frame that never ran is garbage
@@ -395,21 +398,21 @@ class FrameExecutor:
         Requests the readbacks of these frames again.
         """
         for frame in frames:
-            why = (
+            reason = (
                 f"frame {frame} was encoded and never submitted, so its numbers are wrong. Submit "
                 "every encoder, or call abandon_frame()"
             )
-            self.gpu.runs.mark_wrong(self._frames.pop(frame, ()), why)
+            self.gpu.runs.mark_wrong(self._frames.pop(frame, ()), reason)
         self._readbacks.abandon(frames)
 
     @device_errors()
     def _start_mappings(self, frame: int) -> None:
-        asked = (
+        pending = (
             self._ring.start_mapping(frame),
             self._copies.start_mapping(frame),
             self._readbacks.start_mapping(frame),
         )
-        if any(asked):
+        if any(pending):
             poll(self.gpu.device)
 
     def preparing(self) -> str:
@@ -422,8 +425,8 @@ class FrameExecutor:
         The runs may belong to another scheduler on this device. Each job checks its own
         :attr:`JobRun.harm`.
         """
-        before, self._losses = self._losses, self.gpu.runs.losses
-        return before != self._losses
+        losses_before, self._losses = self._losses, self.gpu.runs.losses
+        return losses_before != self._losses
 
     def harm(self, run: JobRun) -> str:
         """Returns the reason why the results of ``run`` are wrong, or "" if no error is known."""
@@ -571,8 +574,8 @@ class FrameExecutor:
     @device_errors()
     def end_cpu_step(self, network: GpuProgram, step: int, budget_ms: float) -> bool:
         """Uploads a part of a CPU step's results; returns True once all are on the device."""
-        begun = self._jobs[network].on_cpu
-        return begun is not None and begun.step == step and begun.upload(budget_ms)
+        cpu_run = self._jobs[network].on_cpu
+        return cpu_run is not None and cpu_run.step == step and cpu_run.upload(budget_ms)
 
     def _release_reserved(self, job: _RunningJob) -> None:
         job.cancel_cpu_step()
@@ -605,11 +608,11 @@ def _producing_runs(inputs: Mapping[str, object]) -> list[JobRun]:
 
     Raises :class:`InputError` if the results of one of the runs are wrong.
     """
-    found = []
+    runs = []
     for name, value in inputs.items():
         run = value.owner.run if isinstance(value, GpuTensor) and value.owner is not None else None
         if run is not None:
-            found.append(run)
+            runs.append(run)
             if run.harm:
                 raise InputError(f"input '{name}' is the output of a job that failed: {run.harm}")
-    return found
+    return runs

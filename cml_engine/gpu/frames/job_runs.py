@@ -43,14 +43,14 @@ class JobRuns:
                 self._latest.popleft().sources = ()
         return run
 
-    def mark_wrong(self, lost: Iterable[JobRun], why: str) -> None:
+    def mark_wrong(self, wrong_runs: Iterable[JobRun], reason: str) -> None:
         """Marks the ``lost`` runs, and all runs that read their results, as wrong.
 
         ``why`` is the reason that each run stores.
         """
         with self._lock:
             self.losses += 1
-            for run in lost:
-                run.harm = run.harm or why
+            for run in wrong_runs:
+                run.harm = run.harm or reason
             for run in self._latest:
                 run.harm = run.harm or next((s.harm for s in run.sources if s.harm), "")

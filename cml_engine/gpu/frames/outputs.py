@@ -234,8 +234,8 @@ class Readbacks:
 
         A copy was postponed if an earlier frame had no memory for it or was abandoned.
         """
-        unasked, self._unasked = self._unasked, []
-        for result in unasked:
+        postponed, self._unasked = self._unasked, []
+        for result in postponed:
             if not result.is_freed:
                 self.request(encoder, result, frame)
 
