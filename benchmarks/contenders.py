@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float32]
+Array = np.ndarray[Any, np.dtype[np.float32]]
 Inputs = Mapping[str, Array]
 Run = Callable[[Inputs], Array]
 

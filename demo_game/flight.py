@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -136,7 +137,7 @@ class FreeFlight:
         position = np.array(self.pose.position) + direction * speed * dt_s
         if now_s - self._asked_s > 0.25:
             self._asked_s = now_s
-            points = np.stack([position, position + forward * speed])
+            points: Any = np.stack([position, position + forward * speed])
             self._floor = float(ground(points[:, 0], points[:, 2], self.seed).max()) + 8.0
         position[1] = max(position[1], self._floor)
         self.pose = Pose(

@@ -75,27 +75,25 @@ class Sections:
             for tag in sorted(COUNTS)
             for number, content in enumerate(self._content.get(tag, []))
         ]
-        at = FileHeader.SIZE + SectionRow.SIZE * len(order)
+        start = FileHeader.SIZE + SectionRow.SIZE * len(order)
         table, body = bytearray(), bytearray()
-        start = at
         for tag, number, content in order:
-            body += bytes(aligned(at, SECTION_ALIGNMENT) - at)
-            at = aligned(at, SECTION_ALIGNMENT)
-            digest = hashlib.sha256(content).digest()
-            row = SectionRow(
-                tag=tag.encode(), offset=at, nbytes=len(content), number=number, digest=digest
-            )
-            table += row.to_bytes()
+            end = start + len(body)
+            body += bytes(aligned(end, SECTION_ALIGNMENT) - end)
+            table += SectionRow(
+                tag=tag.encode(),
+                offset=start + len(body),
+                nbytes=len(content),
+                number=number,
+                digest=hashlib.sha256(content).digest(),
+            ).to_bytes()
             body += content
-            at += len(content)
-        assert start + len(body) == at
-        digest = hashlib.sha256(table).digest()
         header = FileHeader(
             magic=MAGIC,
             format=FORMAT,
             sections=len(order),
-            nbytes=at,
-            table_digest=digest,
+            nbytes=start + len(body),
+            table_digest=hashlib.sha256(table).digest(),
             totals=totals,
         )
         return header.to_bytes() + table + body

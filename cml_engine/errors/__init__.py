@@ -112,6 +112,15 @@ def located(source: Source | None) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def depth_checked(file: str, advice: str) -> Iterator[None]:
+    """Turns a ``RecursionError`` of the block into a :class:`ModelError` that names the file."""
+    try:
+        yield
+    except RecursionError:
+        raise ModelError(f"'{file}' is nested too deep: {advice}") from None
+
+
 class ModelError(CmlError):
     """Raised if the model is invalid: its text, its weights, or the arguments of its operators.
 

@@ -303,8 +303,8 @@ def check_inputs_exist(names: Iterable[str], inputs: Mapping[str, object], model
     """
     for name in names:
         if name not in inputs:
-            similar = get_close_matches(name, inputs, n=1)
-            hint = f"did you mean '{similar[0]}'? Its" if similar else "its"
+            hint = suggestion(name, inputs)
+            hint = f"{hint} Its" if hint else "its"
             input_list = (
                 ", ".join(
                     f"{input_name}: {description}" for input_name, description in inputs.items()
@@ -312,6 +312,15 @@ def check_inputs_exist(names: Iterable[str], inputs: Mapping[str, object], model
                 or "(none)"
             )
             raise InputError(f"'{model}' has no input '{name}'; {hint} inputs are {input_list}")
+
+
+def suggestion(name: str, names: Iterable[str], otherwise: str = "") -> str:
+    """Returns the question ``did you mean 'x'?`` with a similar one of the names.
+
+    Returns ``otherwise`` if no name is similar.
+    """
+    similar = get_close_matches(name, names, n=1)
+    return f"did you mean '{similar[0]}'?" if similar else otherwise
 
 
 def _quoted(value: object) -> object:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -14,7 +13,7 @@ from cml_engine.errors import ModelError, Source, located
 from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.block_weights import copy_of
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Attrs, Fact, Graph, Node
-from cml_engine.nnef.expansion.compose import is_identifier
+from cml_engine.nnef.expansion.compose import to_identifier
 from cml_engine.nnef.expansion.nodes import Infer, literal_name
 from cml_engine.nnef.expansion.signatures import REQUIRED, Signature, operator_signatures, signature
 
@@ -56,8 +55,7 @@ class ImportBuilder:
 
         Two names differ by more than their case, because labels become file names.
         """
-        base = re.sub(r"[^A-Za-z0-9_]", "_", wanted)[:_LONGEST]
-        base = base if is_identifier(base) else f"t{base}"
+        base = to_identifier(wanted[:_LONGEST], "t")
         unused, key = base, base.lower()
         if key in self._reserved:
             number = self._numbers.get(key, 1) + 1
@@ -257,31 +255,29 @@ def rename_tensors(node: Node, names: Mapping[str, str]) -> Node:
 
     Tensors that ``names`` lacks keep their names.
     """
+    epilogues = tuple(replace(e, inputs=_renamed(e.inputs, names)) for e in node.epilogues)
+    inputs, outputs = _renamed(node.inputs, names), _renamed(node.outputs, names)
+    return replace(node, inputs=inputs, outputs=outputs, epilogues=epilogues)
 
-    def new(old: Iterable[str]) -> tuple[str, ...]:
-        return tuple(names.get(name, name) for name in old)
 
-    epilogues = tuple(replace(e, inputs=new(e.inputs)) for e in node.epilogues)
-    return replace(node, inputs=new(node.inputs), outputs=new(node.outputs), epilogues=epilogues)
+def _renamed(tensors: Iterable[str], names: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(names.get(name, name) for name in tensors)
 
 
 def rename_in_graph(graph: Graph, names: Mapping[str, str]) -> Graph:
     """Returns the graph with tensors renamed by ``names``, from old to new, everywhere."""
 
-    def new(old: Iterable[str]) -> tuple[str, ...]:
-        return tuple(names.get(name, name) for name in old)
-
     def keys(old: Mapping[str, T]) -> dict[str, T]:
         return {names.get(name, name): value for name, value in old.items()}
 
     return graph.with_(
-        inputs=new(graph.inputs),
-        outputs=new(graph.outputs),
+        inputs=_renamed(graph.inputs, names),
+        outputs=_renamed(graph.outputs, names),
         nodes=tuple(rename_tensors(node, names) for node in graph.nodes),
         facts=keys(graph.facts),
         constants=keys(graph.constants),
         labels=keys(graph.labels),
         sources=keys(graph.sources),
         quantization=keys(graph.quantization),
-        updates=tuple(new(pair) for pair in graph.updates),
+        updates=tuple((names.get(a, a), names.get(b, b)) for a, b in graph.updates),
     )

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from cml_engine.errors.arguments import shortened
+
 #: data that JSON can hold
 Json: TypeAlias = "bool | int | float | str | None | Sequence[Json] | Mapping[str, Json]"
 #: a JSON object, whose values are checked where they are used
@@ -45,15 +47,10 @@ def finite(value: object, low: float = -math.inf, high: float = math.inf) -> flo
     The range is ``low`` to ``high``, both included; infinities are never in it.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"wanted a number, got {_shown(value)}")
+        raise ValueError(f"wanted a number, got {shortened(repr(value))}")
     if not low <= value <= high or abs(value) > sys.float_info.max:
-        raise ValueError(f"wanted a number of {low:g} to {high:g}, got {_shown(value)}")
+        raise ValueError(f"wanted a number of {low:g} to {high:g}, got {shortened(repr(value))}")
     return float(value)
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:40]}…"
 
 
 def _finite(text: str) -> float:

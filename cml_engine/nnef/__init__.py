@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
-from cml_engine.errors import ModelError
+from cml_engine.errors import ModelError, depth_checked
 from cml_engine.io.load_limits import load_budget
 from cml_engine.io.model_source import Bytes, ModelSource, shown
 from cml_engine.ir.graph import Array, Graph, Shapes
@@ -96,7 +96,7 @@ class NnefModel:
         self._files: ModelSource | None = files
         self._stored, self._random = weights, random
         quant = read_text(files, QUANT_FILE)
-        with load_budget(), _collector_paused(), self._depth_checked():
+        with _reading(self._source.file):
             self._document = parse_document(self._source)
             self._quantization = {} if quant is None else parse_quant(quant)
             prepare(self._document, self._source, self._library)
@@ -108,7 +108,7 @@ class NnefModel:
         Inputs that ``shapes`` lacks have the shapes of the text. The weights' files are read at
         the first call only.
         """
-        with load_budget(), _collector_paused(), self._depth_checked():
+        with _reading(self._source.file):
             document, source, library = self._document, self._source, self._library
             built = DocumentBuilder(document, source, library, self._infer, shapes).build()
             constants = {**built.graph.constants, **self._weights(built)}
@@ -132,15 +132,6 @@ class NnefModel:
         self._retained = {v.name: RetainedVariable(v, values[v.name]) for v in variables}
         return values
 
-    @contextmanager
-    def _depth_checked(self) -> Iterator[None]:
-        try:
-            yield
-        except RecursionError:
-            raise ModelError(
-                f"'{self._source.file}' is nested too deep: assign inner parts to names"
-            ) from None
-
 
 def load(
     model: str | Path | Bytes | ModelSource,
@@ -160,15 +151,16 @@ def load(
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
-    """A context in which Python's garbage collector is paused.
+def _reading(file: str) -> Iterator[None]:
+    """A context in which a file is read: one load, with Python's garbage collector paused.
 
     A large model is a million small objects without garbage, and collections would double the time.
     """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        yield
+        with load_budget(), depth_checked(file, "assign inner parts to names"):
+            yield
     finally:
         if was_enabled:
             gc.enable()

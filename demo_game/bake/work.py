@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -57,7 +58,7 @@ class PlanetMaker:
         # only the light, which is for drawing, may differ between devices, by one step of a byte
         self.device = ANY_DEVICE if work.integer else self.maker.device
 
-    def measure(self) -> None:
+    def measure(self) -> Any:
         return None
 
     def make(self, layer: Layer, unit: Unit, clock: UnitClock) -> UnitResult:

@@ -7,7 +7,7 @@ constants are the defaults of their attributes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -64,7 +64,7 @@ def _declare_land(
     result: str,
     attributes: str,
     shape: tuple[int, ...],
-    cpu: Callable[..., Array],
+    cpu: Any,
     octaves: int,
     tolerance: cml.Tolerance = EXACT,
     threads: int = 0,

@@ -8,50 +8,43 @@ sea looks like land near it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 
 from demo_game.arrays import Array
 from demo_game.training.data import catmull_rom
 
-
-class Arithmetic(Protocol):
-    """The operators that tensors have themselves."""
-
-    def __add__(self, other: Self | float, /) -> Self: ...
-    def __sub__(self, other: Self | float, /) -> Self: ...
-    def __mul__(self, other: Self | float, /) -> Self: ...
-    def __truediv__(self, other: Self | float, /) -> Self: ...
+Inputs = Mapping[str, Any]
 
 
-T = TypeVar("T", bound=Arithmetic)
+class Ops(Protocol):
+    """The interface of the operators in the agents, with NNEF's meaning, on any tensor type.
 
+    The tensors themselves have ``+``, ``-``, ``*`` and ``/``.
+    """
 
-class Ops(Protocol[T]):
-    """The interface of the operators in the agents, with NNEF's meaning, on tensors of type T."""
-
-    def conv(self, x: T, name: str, channels: int, size: int, *, stride: int = 1,
-             dilation: int = 1, last: bool = False) -> T:  # fmt: skip
+    def conv(self, x: Any, name: str, channels: int, size: int, *, stride: int = 1,
+             dilation: int = 1, last: bool = False) -> Any:  # fmt: skip
         """Returns a convolution with the weights and bias of that name.
 
         With ``last`` they start at 0.
         """
         ...
 
-    def fixed(self, x: T, name: str, weights: Array, bias: Array | None = None) -> T: ...
-    def relu(self, x: T) -> T: ...
-    def clamp(self, x: T, low: float, high: float) -> T: ...
-    def log2(self, x: T) -> T: ...
-    def wave(self, x: T) -> T:
+    def fixed(self, x: Any, name: str, weights: Array, bias: Array | None = None) -> Any: ...
+    def relu(self, x: Any) -> Any: ...
+    def clamp(self, x: Any, low: float, high: float) -> Any: ...
+    def log2(self, x: Any) -> Any: ...
+    def wave(self, x: Any) -> Any:
         """Returns a triangle wave of ``x``, of period 1 and height 0.5."""
         ...
 
-    def concat(self, *xs: T) -> T: ...
-    def crop(self, x: T, before: int, after: int) -> T: ...
-    def depth_to_space(self, x: T, scale: int) -> T: ...
+    def concat(self, *xs: Any) -> Any: ...
+    def crop(self, x: Any, before: int, after: int) -> Any: ...
+    def depth_to_space(self, x: Any, scale: int) -> Any: ...
 
 
 def differences(neighbours: tuple[int, ...]) -> Array:
@@ -70,7 +63,7 @@ def differences(neighbours: tuple[int, ...]) -> Array:
 CROSS, AROUND = (1, 3, 5, 7), (0, 1, 2, 3, 5, 6, 7, 8)
 
 
-def upres(o: Ops[T], inputs: Mapping[str, T]) -> T:
+def upres(o: Ops, inputs: Inputs) -> Any:
     """Applies the upres agent: coarse heights and noise to eroded heights, four times finer."""
     coarse, cell = inputs["coarse"], inputs["cell"]
     trained = {
@@ -84,12 +77,12 @@ def upres(o: Ops[T], inputs: Mapping[str, T]) -> T:
     return o.depth_to_space(_residual(o, trained) * cell + smooth, 4)
 
 
-def trained_upres(o: Ops[T], inputs: Mapping[str, T]) -> T:
+def trained_upres(o: Ops, inputs: Inputs) -> Any:
     """Applies the trained part of the upres agent: the residual to bicubic heights, in cells."""
     return o.depth_to_space(_residual(o, inputs), 4)
 
 
-def _residual(o: Ops[T], inputs: Mapping[str, T], channels: int = 40) -> T:
+def _residual(o: Ops, inputs: Inputs, channels: int = 40) -> Any:
     level = o.conv((inputs["size"] + -5.0) * 0.33, "level", channels, 1)
     x = o.conv(inputs["around"], "slopes", channels, 1) + level
     x = o.conv(inputs["above"], "above", channels, 3) + x
@@ -112,7 +105,7 @@ def _column(values: tuple[float, ...]) -> Array:
     return np.array(values, np.float32).reshape(-1, 1, 1, 1)
 
 
-def near(o: Ops[T], inputs: Mapping[str, T]) -> dict[str, T]:
+def near(o: Ops, inputs: Inputs) -> dict[str, Any]:
     """Returns untrained features: ``slopes`` at 94 x 94, and 16 ``features`` at 68 x 68."""
     heights, cell = inputs["heights"], inputs["cell"]
     slopes = o.fixed(heights, "differences", differences(CROSS)) / cell
@@ -131,7 +124,7 @@ def near(o: Ops[T], inputs: Mapping[str, T]) -> dict[str, T]:
     return {"slopes": slopes, "features": features}
 
 
-def _surroundings(o: Ops[T], slopes: T, channels: int = 12) -> T:
+def _surroundings(o: Ops, slopes: Any, channels: int = 12) -> Any:
     """Returns features of the land around each second inner sample, from slopes at 94 x 94."""
     x = o.relu(o.conv(slopes, "wide1", channels, 4, stride=2))
     x = o.relu(o.conv(x, "wide2", channels, 3))
@@ -140,7 +133,7 @@ def _surroundings(o: Ops[T], slopes: T, channels: int = 12) -> T:
     return o.relu(o.conv(x, "wide5", channels, 3))
 
 
-def trained_texture(o: Ops[T], inputs: Mapping[str, T], channels: int = 24) -> T:
+def trained_texture(o: Ops, inputs: Inputs, channels: int = 24) -> Any:
     """Applies the trained part of the texture agent: colours and roughness, 2 texels a sample."""
     context = _surroundings(o, inputs["slopes"])
     context = o.depth_to_space(o.conv(context, "wide6", 4 * channels, 3), 2)
@@ -152,7 +145,7 @@ def trained_texture(o: Ops[T], inputs: Mapping[str, T], channels: int = 24) -> T
     return o.clamp(o.depth_to_space(x, 2), 0.0, 1.0)
 
 
-def trained_population(o: Ops[T], inputs: Mapping[str, T], channels: int = 32) -> T:
+def trained_population(o: Ops, inputs: Inputs, channels: int = 32) -> Any:
     """Applies the trained part of the population agent: densities of plants and rocks.
 
     Inside it works at half the resolution.
@@ -166,27 +159,11 @@ def trained_population(o: Ops[T], inputs: Mapping[str, T], channels: int = 32) -
     return o.clamp(o.depth_to_space(x, 2), 0.0, 1.0)
 
 
-def texture(o: Ops[T], inputs: Mapping[str, T]) -> T:
-    """Applies the texture agent."""
-    return trained_texture(o, near(o, inputs))
-
-
-def population(o: Ops[T], inputs: Mapping[str, T]) -> T:
-    """Applies the population agent."""
-    return trained_population(o, near(o, inputs))
-
-
-class Network(Protocol):
-    """A function that applies a network to its inputs and returns its output."""
-
-    def __call__(self, o: Ops[T], inputs: Mapping[str, T], /) -> T: ...
-
-
 @dataclass(frozen=True)
 class AgentNetwork:
     """An agent's network: the function that applies it, its inputs' shapes, its output's name."""
 
-    apply: Network
+    apply: Callable[[Ops, Inputs], Any]
     shapes: Mapping[str, tuple[int, ...]]
     output: str
 
@@ -199,8 +176,8 @@ AGENTS: Mapping[str, AgentNetwork] = {
     "upres": AgentNetwork(
         upres, {"coarse": (1, 1, 36, 36), "detail": (1, 16, 36, 36), "cell": _CELL}, "heights"
     ),
-    "texture": AgentNetwork(texture, _SEEN, "albedo"),
-    "population": AgentNetwork(population, _SEEN, "density"),
+    "texture": AgentNetwork(lambda o, x: trained_texture(o, near(o, x)), _SEEN, "albedo"),
+    "population": AgentNetwork(lambda o, x: trained_population(o, near(o, x)), _SEEN, "density"),
 }
 #: the trained part of each agent, which is also an integer network
 TRAINED: Mapping[str, AgentNetwork] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import cos, pi
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,13 +29,13 @@ class TorchOps:
     """
 
     def __init__(self, seed: int = 0) -> None:
-        self.weights: dict[str, torch.Tensor] = {}
+        self.weights: dict[str, Any] = {}
         self._random = torch.Generator().manual_seed(seed)
-        self._fixed: dict[str, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        self._fixed: dict[str, Any] = {}
 
     def conv(
         self,
-        x: torch.Tensor,
+        x: Any,
         name: str,
         channels: int,
         size: int,
@@ -42,7 +43,7 @@ class TorchOps:
         stride: int = 1,
         dilation: int = 1,
         last: bool = False,
-    ) -> torch.Tensor:
+    ) -> Any:
         if f"{name}_filter" not in self.weights:
             self._start(x, name, (channels, x.shape[1], size, size), (stride, dilation))
             if last:
@@ -51,9 +52,7 @@ class TorchOps:
         weights = self.weights[f"{name}_filter"], self.weights[f"{name}_bias"]
         return functional.conv2d(x, *weights, stride=stride, dilation=dilation)
 
-    def _start(
-        self, x: torch.Tensor, name: str, shape: tuple[int, ...], steps: tuple[int, int]
-    ) -> None:
+    def _start(self, x: Any, name: str, shape: tuple[int, ...], steps: tuple[int, int]) -> None:
         """Creates random weights whose results for ``x`` have mean 0 and standard deviation 1.
 
         See Salimans and Kingma, "Weight normalization", 2016, section 3.
@@ -64,9 +63,7 @@ class TorchOps:
         self.weights[f"{name}_filter"] = weight / spread.reshape(-1, 1, 1, 1)
         self.weights[f"{name}_bias"] = -y.mean(dim=(0, 2, 3)) / spread
 
-    def fixed(
-        self, x: torch.Tensor, name: str, weights: Array, bias: Array | None = None
-    ) -> torch.Tensor:
+    def fixed(self, x: Any, name: str, weights: Array, bias: Array | None = None) -> Any:
         if name not in self._fixed:
             parameters = (
                 torch.from_numpy(weights),
@@ -75,29 +72,29 @@ class TorchOps:
             self._fixed[name] = parameters
         return functional.conv2d(x, *self._fixed[name])
 
-    def relu(self, x: torch.Tensor) -> torch.Tensor:
+    def relu(self, x: Any) -> Any:
         return functional.relu(x)
 
-    def clamp(self, x: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    def clamp(self, x: Any, low: float, high: float) -> Any:
         """Returns ``x`` clamped.
 
         Gradients pass unchanged, so that a result beyond a bound can come back.
         """
         return x + (torch.clamp(x, low, high) - x).detach()
 
-    def log2(self, x: torch.Tensor) -> torch.Tensor:
+    def log2(self, x: Any) -> Any:
         return torch.log2(x)
 
-    def wave(self, x: torch.Tensor) -> torch.Tensor:
+    def wave(self, x: Any) -> Any:
         return torch.abs(x - torch.floor(x) - 0.5)
 
-    def concat(self, *xs: torch.Tensor) -> torch.Tensor:
+    def concat(self, *xs: Any) -> Any:
         return torch.cat(xs, dim=1)
 
-    def crop(self, x: torch.Tensor, before: int, after: int) -> torch.Tensor:
+    def crop(self, x: Any, before: int, after: int) -> Any:
         return x[:, :, before:-after, before:-after]
 
-    def depth_to_space(self, x: torch.Tensor, scale: int) -> torch.Tensor:
+    def depth_to_space(self, x: Any, scale: int) -> Any:
         return functional.pixel_shuffle(x, scale)
 
 
@@ -120,12 +117,12 @@ class Agent:
         for weight in self.ops.weights.values():
             weight.requires_grad_()
 
-    def __call__(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def __call__(self, inputs: Mapping[str, Any]) -> Any:
         """Returns the network's one output; maps may be larger than a tile."""
         return self._network.apply(self.ops, inputs)
 
     @property
-    def weights(self) -> dict[str, torch.Tensor]:
+    def weights(self) -> dict[str, Any]:
         """The trainable tensors by name."""
         return self.ops.weights
 
@@ -145,7 +142,7 @@ class Agent:
         return output
 
 
-def _tensor(array: Array) -> torch.Tensor:
+def _tensor(array: Array) -> Any:
     return torch.from_numpy(np.ascontiguousarray(array))
 
 
@@ -213,7 +210,7 @@ class Progress:
     loss: float
 
 
-def error(agent: Agent, sample: Sample, edges: float) -> torch.Tensor:
+def error(agent: Agent, sample: Sample, edges: float) -> Any:
     """Returns the training loss: mean squared errors of values and of neighbours' differences.
 
     Heights count in cells. ``edges`` is the weight of the differences.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import cml_engine as cml
 
-Array = NDArray[np.float32]
+Array = np.ndarray[Any, Any]
 
 
 def infer(attrs: cml.Attrs, a: cml.Fact, b: cml.Fact) -> cml.Fact:

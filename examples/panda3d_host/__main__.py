@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 from direct.showbase.ShowBase import ShowBase
-from numpy.typing import NDArray
 from panda3d.core import CardMaker, NodePath, PNMImage, Texture, loadPrcFileData
 
 import cml_engine as cml
@@ -65,7 +64,7 @@ class Scene:
         card.set_two_sided(True)
         turned.set_h(heading)
 
-    def show(self, picture: NDArray[np.float32]) -> None:
+    def show(self, picture: np.ndarray[Any, Any]) -> None:
         """Copies the picture ``[1, 3, H, W]`` into the texture.
 
         Panda3D expects blue first and the lowest row first.
@@ -98,12 +97,12 @@ class Game:
         self.network = NetworkBeside(session, "picture", self._inputs, scheduler)
         self.summary = Summary(budget_ms, self.gpu.has_timestamps)
         #: the result in the texture
-        self.shown: NDArray[np.float32] | None = None
+        self.shown: np.ndarray[Any, Any] | None = None
         self.image = cartoon.image(0.0)
         #: CPU milliseconds to copy each result into the texture
         self.uploads: list[float] = []
 
-    def _inputs(self) -> dict[str, NDArray[np.float32]]:
+    def _inputs(self) -> dict[str, np.ndarray[Any, Any]]:
         self.image = cartoon.image(time.perf_counter())
         return {"image": self.image}
 

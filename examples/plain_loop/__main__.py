@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import wgpu
-from numpy.typing import NDArray
 from PIL import Image
 
 import cml_engine as cml
@@ -136,7 +135,7 @@ class Game:
         self.job: Job | None = None
         self.image = cartoon.image(0.0)
         #: the input image of the result in the texture
-        self.shown: NDArray[np.float32] | None = None
+        self.shown: np.ndarray[Any, Any] | None = None
 
     def frame(self) -> None:
         """Encodes the network's slices and the drawing, submits once, and collects the times.
@@ -202,7 +201,7 @@ def has_display() -> bool:
     return bool(named) or sys.platform in ("win32", "darwin")
 
 
-def run_offscreen(canvas: Any, draw: Callable[[], None], frames: int) -> NDArray[np.float32]:
+def run_offscreen(canvas: Any, draw: Callable[[], None], frames: int) -> np.ndarray[Any, Any]:
     """Runs ``frames`` frames at 60 per second without a window; returns the last one's pixels.
 
     Raises the exception of a failed ``draw``.

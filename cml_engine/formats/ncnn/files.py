@@ -13,6 +13,7 @@ from typing import TypeAlias
 import numpy as np
 
 from cml_engine.errors import ModelError, Source, TensorFileError, UnsupportedOp
+from cml_engine.errors.arguments import shortened
 from cml_engine.io.load_limits import current_budget
 from cml_engine.io.model_source import ModelSource, SourceFile, file_size, shown
 from cml_engine.ir.graph import Array, DType
@@ -57,13 +58,17 @@ class LayerLine:
     def integer(self, key: int, default: int = 0) -> int:
         value = self.params.get(key, default)
         if not isinstance(value, (int, float)) or value != int(value) or abs(value) >= _MAX_INT:
-            raise self.damaged_error(f"parameter {key} wants an integer, got {_shown(value)}")
+            raise self.damaged_error(
+                f"parameter {key} wants an integer, got {shortened(repr(value))}"
+            )
         return int(value)
 
     def number(self, key: int, default: float = 0.0) -> float:
         value = self.params.get(key, default)
         if not isinstance(value, (int, float)):
-            raise self.damaged_error(f"parameter {key} wants a number, got {_shown(value)}")
+            raise self.damaged_error(
+                f"parameter {key} wants a number, got {shortened(repr(value))}"
+            )
         return float(value)
 
     def values(self, key: int) -> list[float]:
@@ -73,7 +78,7 @@ class LayerLine:
         """
         value = self.params.get(key, [])
         if isinstance(value, str):
-            raise self.damaged_error(f"parameter {key} wants numbers, got {_shown(value)}")
+            raise self.damaged_error(f"parameter {key} wants numbers, got {shortened(repr(value))}")
         return list(value) if isinstance(value, list) else [value]
 
     def integers(self, key: int) -> list[int]:
@@ -83,7 +88,9 @@ class LayerLine:
         """
         values = self.values(key)
         if any(value != int(value) or abs(value) >= _MAX_INT for value in values):
-            raise self.damaged_error(f"parameter {key} wants integers, got {_shown(values)}")
+            raise self.damaged_error(
+                f"parameter {key} wants integers, got {shortened(repr(values))}"
+            )
         return [int(value) for value in values]
 
     def text(self, key: int) -> str:
@@ -208,10 +215,6 @@ def _number(text: str) -> int | float:
     if not abs(value) <= float(np.finfo(np.float32).max):
         raise ValueError
     return value
-
-
-def _shown(value: object) -> str:
-    return f"'{value[:40]}'" if isinstance(value, str) else str(value)[:60]
 
 
 class WeightReader:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from cml_engine.compiler.integer.digest import WHY
-from cml_engine.errors import ModelError
+from cml_engine.errors import ModelError, depth_checked
 from cml_engine.formats.format import Engine
 from cml_engine.formats.onnx.importer import Importer
 from cml_engine.formats.onnx.integer_graph import build_integer_graph
@@ -50,7 +49,7 @@ class OnnxModel:
             data = SourceFile(source, source.graph).span()
         self._engine = engine
         self._constants = {name: np.array(value) for name, value in constants.items()}
-        with self._depth_checked():
+        with depth_checked(self._file, "export it again"):
             external = ExternalData(source, random)
             self._model = read_model(data, self._file, external)
             external.uses = find_weight_uses(self._model)
@@ -61,7 +60,7 @@ class OnnxModel:
 
         Inputs that ``shapes`` lacks have the shapes that the file states.
         """
-        with self._depth_checked():
+        with depth_checked(self._file, "export it again"):
             graph = self._graph(shapes)
         return graph.with_(notes=(*graph.notes, self._random.note)) if self._random else graph
 
@@ -82,10 +81,3 @@ class OnnxModel:
         importer = Importer(self._model, self._engine, self._placeholders)
         graph = importer.graph(shapes, self._constants, self._name)
         return graph.with_(notes=(*graph.notes, *notes))
-
-    @contextmanager
-    def _depth_checked(self) -> Iterator[None]:
-        try:
-            yield
-        except RecursionError:
-            raise ModelError(f"'{self._file}' is nested too deep: export it again") from None

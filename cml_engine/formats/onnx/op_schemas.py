@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cml_engine.errors import UnsupportedOp
+from cml_engine.errors.arguments import shortened
 from cml_engine.formats.onnx.model import OnnxGraph, OnnxNode
 from cml_engine.formats.onnx.tensors import ELEMENT_TYPES, OnnxTensor, element_dtype
 from cml_engine.formats.onnx.values import (
@@ -122,8 +123,7 @@ def _shown(value: object) -> str:
     for value_type in (OnnxTensor, OnnxGraph):
         if isinstance(value, value_type):
             return f"a {_NOUNS[value_type]}"
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"
+    return shortened(repr(value))
 
 
 def attribute(default: Any = None, **more: Any) -> Any:

@@ -7,6 +7,7 @@ come from the file's ``value_info``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from cml_engine.errors import ModelError, UnsupportedOp
@@ -14,7 +15,7 @@ from cml_engine.formats.onnx.model import OnnxNode, ValueInfo
 from cml_engine.formats.onnx.tensors import element_dtype
 from cml_engine.formats.onnx.values import Value, kind_of
 from cml_engine.ir.graph import AttrValue, Fact, unused_name
-from cml_engine.nnef.expansion.compose import is_identifier
+from cml_engine.nnef.expansion.compose import to_identifier
 from cml_engine.nnef.expansion.signatures import EXTENSIONS, STDLIB
 
 _TYPES = {bool: "logical", int: "integer", float: "scalar", str: "string"}
@@ -61,10 +62,8 @@ class Placeholders:
         """
         key = (node.qualified, signature)
         if key not in self._names:
-            base = "".join(c if c.isascii() and c.isalnum() else "_" for c in node.op)
-            base = base if is_identifier(base) else f"op_{base}"
             reserved = (STDLIB.signatures, EXTENSIONS.signatures, self.declarations)
-            self._names[key] = unused_name(base, *reserved)
+            self._names[key] = unused_name(to_identifier(node.op, "op_"), *reserved)
         return self._names[key]
 
     def _fact(self, node: OnnxNode, output: str) -> Fact:
@@ -86,9 +85,8 @@ def _parameter(name: str) -> str:
 
     It differs from the names of tensors, such as ``x1`` and ``y1``.
     """
-    name = "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
-    is_tensor = name[:1] in ("x", "y") and name[1:].isdigit()
-    return name if is_identifier(name) and not is_tensor else f"a_{name}"
+    name = to_identifier(name, "a_")
+    return f"a_{name}" if re.fullmatch("[xy][0-9]+", name) else name
 
 
 def _attribute(node: OnnxNode, name: str, value: object) -> AttrValue:

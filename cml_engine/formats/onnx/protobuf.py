@@ -61,7 +61,7 @@ class Field:
         try:
             return str(self.view(), "utf-8")
         except UnicodeDecodeError:
-            raise self.damaged("a text is not UTF-8") from None
+            raise self.message.damaged("a text is not UTF-8") from None
 
     def nested(self) -> Message:
         """Returns the bytes of this field as a message."""
@@ -99,16 +99,13 @@ class Field:
         if self.wire != single:
             self._want(BYTES)
         if len(self.data) % number_dtype.itemsize:
-            raise self.damaged(f"{len(self.data)} bytes of {number_dtype.itemsize}-byte numbers")
+            raise self.message.damaged(f"{len(self.data)} bytes of {dtype} numbers")
         return np.frombuffer(self.data, number_dtype)
-
-    def damaged(self, defect: str) -> ModelError:
-        return self.message.damaged(defect)
 
     def _want(self, wire: int) -> None:
         if self.wire != wire:
-            got = _WIRE_NAMES[self.wire]
-            raise self.damaged(f"field {self.number} wants {_WIRE_NAMES[wire]}, got {got}")
+            expected, got = _WIRE_NAMES[wire], _WIRE_NAMES[self.wire]
+            raise self.message.damaged(f"field {self.number} wants {expected}, got {got}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,12 +100,20 @@ class _Names:
     def _new(self, name: str) -> str:
         if is_identifier(name):
             return name
-        safe = re.sub(r"[^A-Za-z0-9_]", "_", name) or "t"
-        return self.fresh(safe if is_identifier(safe) else f"t_{safe}")
+        return self.fresh(to_identifier(name or "t", "t_"))
 
 
 def is_identifier(name: str) -> bool:
     return _IDENTIFIER.fullmatch(name) is not None and name not in KEYWORDS
+
+
+def to_identifier(name: str, prefix: str) -> str:
+    """Returns a name with ``_`` in place of all characters that an identifier cannot have.
+
+    The result begins with ``prefix`` if it would be no identifier otherwise.
+    """
+    identifier = re.sub(r"[^A-Za-z0-9_]", "_", name)
+    return identifier if is_identifier(identifier) else prefix + identifier
 
 
 class _Composer:

@@ -8,7 +8,6 @@ tensors of the result.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -26,6 +25,7 @@ from cml_engine.errors import (
     UnsupportedOp,
     located,
 )
+from cml_engine.errors.arguments import suggestion
 from cml_engine.io.frame_gate import yield_to_frame
 from cml_engine.io.load_limits import current_budget
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Fact, Graph
@@ -145,8 +145,7 @@ class Evaluator:
         except KeyError:
             if expr.id in self._symbols:
                 return self._symbols[expr.id]
-            similar = difflib.get_close_matches(expr.id, scope.names, n=1)
-            hint = f"did you mean '{similar[0]}'?" if similar else "assign it above this line"
+            hint = suggestion(expr.id, scope.names, "assign it above this line")
             raise NnefSyntaxError(f"'{expr.id}' is not defined: {hint}") from None
 
     # -- arrays ---------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from importlib import resources
 from itertools import takewhile
 
 from cml_engine.errors import ShapeError, UnsupportedOp
+from cml_engine.errors.arguments import suggestion
 from cml_engine.ir.graph import NUMPY_DTYPE, Fact, can_be_shape
 from cml_engine.nnef.expansion.values import TensorRef, Value, describe, kind_of, leaves
 from cml_engine.nnef.text.lexer import SourceText
@@ -216,8 +216,8 @@ def declared_signature(text: str, file: str) -> Signature:
 
 def unknown_operator(name: str, known_names: Iterable[str]) -> str:
     """Returns the error message for an operator without a declaration; suggests a similar name."""
-    similar = difflib.get_close_matches(name, list(known_names), n=1)
-    hint = f"; did you mean '{similar[0]}'? Otherwise " if similar else ": "
+    hint = suggestion(name, known_names)
+    hint = f"; {hint} Otherwise " if hint else ": "
     return (
         f"unknown operator '{name}'{hint}register it (--ops FILE.py, cml.register), or declare it "
         "as a fragment"
@@ -298,10 +298,8 @@ def _match_arguments(
 
 
 def _unknown_parameter(sig: Signature, name: str) -> str:
-    similar = difflib.get_close_matches(name, sig.by_name, n=1)
-    hint = (
-        f"did you mean '{similar[0]}'?" if similar else f"it has {', '.join(sig.by_name) or 'none'}"
-    )
+    listed = f"it has {', '.join(sig.by_name) or 'none'}"
+    hint = suggestion(name, sig.by_name, listed)
     return f"{sig.name} has no parameter '{name}': {hint}"
 
 

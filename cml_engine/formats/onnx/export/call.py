@@ -142,8 +142,8 @@ class ExportCall:
     results: Sequence[Fact]
     opset: int
     constants: ConstantStore
-    prefix: str
-    taken: set[str]
+    prefix: str = ""
+    reserved: set[str] = field(default_factory=set)
     nodes: list[OutNode] = field(default_factory=list)
 
     # -- what is exported -------------------------------------------------------------------------
@@ -226,9 +226,9 @@ class ExportCall:
         return [ExportTensor(self, name) for name in names]
 
     def new_name(self, op: str) -> str:
-        """Returns a name for a result of ``op`` that is not taken, and takes it."""
-        name = numbered_name(f"{self.prefix}{op}", self.taken.__contains__)
-        self.taken.add(name)
+        """Returns an unused name for a result of ``op``, and reserves it."""
+        name = numbered_name(f"{self.prefix}{op}", self.reserved.__contains__)
+        self.reserved.add(name)
         return name
 
     def _input(self, x: Input) -> str:

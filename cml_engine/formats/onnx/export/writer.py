@@ -195,22 +195,17 @@ class OnnxWriter:
         position = count()
 
         def stored(array: Array, name: str = "") -> str:
-            index = next(position)
-            return (
-                self._extent_list(extents[index])
-                if index in extents
-                else self._constant(array, name)
-            )
+            varying = extents.get(next(position))
+            return self._extent_list(varying) if varying else self._constant(array, name)
 
-        prefix = f"{node.outputs[0]}/"
         call = ExportCall(
             node=node,
             operands=operands,
             results=facts,
             opset=self._opset,
             constants=stored,
-            prefix=prefix,
-            taken=self._reserved,
+            prefix=f"{node.outputs[0]}/",
+            reserved=self._reserved,
         )
         self._nodes += call.write(rule, node.outputs)
 
@@ -244,15 +239,13 @@ class OnnxWriter:
         body = _Body()
         inputs = tuple(f"x{i}" for i in range(len(arguments)))
         results = tuple(f"y{i}" for i in range(len(facts)))
-        reserved_names = {*inputs, *results}
         call = ExportCall(
             node=node,
             operands=formals,
             results=facts,
             opset=self._opset,
             constants=body.constant,
-            prefix="",
-            taken=reserved_names,
+            reserved={*inputs, *results},
             nodes=body.nodes,
         )
         nodes = call.write(rule, results)
@@ -361,8 +354,6 @@ class OnnxWriter:
             results=[graph.facts[name] for name in node.outputs],
             opset=self._opset,
             constants=record,
-            prefix="",
-            taken=set(),
         )
         return NodeTrace(stored, call.write(rule, node.outputs))
 
@@ -386,11 +377,10 @@ class OnnxWriter:
             shape = self._computed(f"shape of {source}", "Shape", [source])
             axis_index = self._constant(np.array([axis], np.int64))
             size = self._computed(name, "Gather", [shape, axis_index], axis=0)
-            factor_constant = self._constant(np.array([factor], np.int64))
-            scaled = f"{factor}*{name}"
-            terms.append(
-                size if factor == 1 else self._computed(scaled, "Mul", [size, factor_constant])
-            )
+            if factor != 1:
+                times = self._constant(np.array([factor], np.int64))
+                size = self._computed(f"{factor}*{name}", "Mul", [size, times])
+            terms.append(size)
         if extent.offset:
             terms.append(self._constant(np.array([extent.offset], np.int64)))
         total = terms[0]
