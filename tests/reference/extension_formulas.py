@@ -11,6 +11,12 @@ import numpy as np
 # ---------------------------------------------------------------- one element at a time
 
 
+def numpy_functions(text):
+    """Returns functions of NumPy by operator; ``sub=subtract`` is one of another name."""
+    pairs = [pair.partition("=") for pair in text.split()]
+    return {op: getattr(np, name or op) for op, _, name in pairs}
+
+
 def _wrapped(function):
     """Wraps the function so that its integer results of any size are cut to 32 bits."""
 
@@ -33,21 +39,19 @@ def _shift(a, by, left):
     return a << by if left else (a & 0xFFFFFFFF) >> by
 
 
-#: operators of integers; the rest of ELEMENTWISE takes floats
-INTEGERS = {
-    "int_add": _wrapped(lambda a, b: a + b), "int_sub": _wrapped(lambda a, b: a - b),
-    "int_mul": _wrapped(lambda a, b: a * b), "int_div": _wrapped(_quotient),
-    "int_rem": _wrapped(lambda a, b: a - _quotient(a, b) * b if b else 0),
-    "int_mod": _wrapped(lambda a, b: a % b if b else 0),
-    "int_min": np.minimum, "int_max": np.maximum, "int_neg": _wrapped(lambda a: -a),
-    "int_abs": _wrapped(abs), "int_sign": np.sign,
-    "int_lt": np.less, "int_gt": np.greater, "int_le": np.less_equal,
-    "int_ge": np.greater_equal, "int_eq": np.equal, "int_ne": np.not_equal,
-    "bit_and": _wrapped(lambda a, b: a & b), "bit_or": _wrapped(lambda a, b: a | b),
-    "bit_xor": _wrapped(lambda a, b: a ^ b), "bit_not": _wrapped(lambda a: ~a),
-    "shift_left": _wrapped(lambda a, by: _shift(a, by, True)),
-    "shift_right": _wrapped(lambda a, by: _shift(a, by, False)),
+_WRAPPED = {
+    "int_add": lambda a, b: a + b, "int_sub": lambda a, b: a - b, "int_mul": lambda a, b: a * b,
+    "int_div": _quotient, "int_rem": lambda a, b: a - _quotient(a, b) * b if b else 0,
+    "int_mod": lambda a, b: a % b if b else 0, "int_neg": lambda a: -a, "int_abs": abs,
+    "bit_and": lambda a, b: a & b, "bit_or": lambda a, b: a | b, "bit_xor": lambda a, b: a ^ b,
+    "bit_not": lambda a: ~a, "shift_left": lambda a, by: _shift(a, by, True),
+    "shift_right": lambda a, by: _shift(a, by, False),
 }  # fmt: skip
+#: operators of integers; the rest of ELEMENTWISE takes floats
+INTEGERS = {op: _wrapped(function) for op, function in _WRAPPED.items()} | numpy_functions(
+    "int_min=minimum int_max=maximum int_sign=sign int_lt=less int_gt=greater int_le=less_equal "
+    "int_ge=greater_equal int_eq=equal int_ne=not_equal"
+)
 
 ELEMENTWISE = {
     **INTEGERS,

@@ -10,6 +10,7 @@ import math
 import numpy as np
 
 from tests.reference import extension_formulas, extension_formulas_windows
+from tests.reference.extension_formulas import numpy_functions
 
 _MODES = {"replicate": "edge", "reflect": "reflect", "reflect-even": "symmetric"}
 
@@ -62,18 +63,17 @@ def _elu(x, alpha):
 
 
 ELEMENTWISE = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide,
-    "pow": np.float_power,  # np.power takes one exponent of 0.5 for a square root
-    "exp": np.exp, "log": np.log, "sin": np.sin, "cos": np.cos, "tan": np.tan, "sinh": np.sinh,
-    "cosh": np.cosh, "tanh": np.tanh, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan,
-    "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "abs": np.abs,
-    "sign": np.sign, "rcp": lambda x: 1 / x, "neg": np.negative, "copy": lambda x: x,
-    "lt": np.less, "gt": np.greater, "le": np.less_equal, "ge": np.greater_equal,
-    "eq": np.equal, "ne": np.not_equal, "and": np.logical_and, "or": np.logical_or,
-    "not": np.logical_not, "floor": np.floor, "ceil": np.ceil,
+    # np.power takes one exponent of 0.5 for a square root
+    **numpy_functions(
+        "add sub=subtract mul=multiply div=divide pow=float_power exp log log2 sin cos tan sinh "
+        "cosh tanh asin=arcsin acos=arccos atan=arctan asinh=arcsinh acosh=arccosh "
+        "atanh=arctanh abs sign neg=negative lt=less gt=greater le=less_equal ge=greater_equal "
+        "eq=equal ne=not_equal and=logical_and or=logical_or not=logical_not floor ceil sqrt "
+        "select=where"
+    ),
+    "rcp": lambda x: 1 / x, "copy": lambda x: x,
     "round": lambda x: np.where(x - np.floor(x) < 0.5, np.floor(x), np.ceil(x)),
-    "select": np.where, "sqr": lambda x: x * x, "sqrt": np.sqrt, "rsqr": lambda x: 1 / (x * x),
-    "rsqrt": lambda x: 1 / np.sqrt(x), "log2": np.log2,
+    "sqr": lambda x: x * x, "rsqr": lambda x: 1 / (x * x), "rsqrt": lambda x: 1 / np.sqrt(x),
     "min": lambda x, y: np.where(x < y, x, y), "max": lambda x, y: np.where(x > y, x, y),
     "clamp": lambda x, a, b: np.maximum(np.minimum(x, b), a),
     "relu": lambda x: np.where(x < 0, 0, x), "sigmoid": _sigmoid,

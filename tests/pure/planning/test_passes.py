@@ -1,5 +1,6 @@
 """Tests of the passes on hand-built graphs: removal, folding, fusion, blocking and lowering."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -26,8 +27,11 @@ from tests.fixtures.graphs import Net
 load_families()
 
 
-def node(op, inputs, outputs, **attrs):
-    return Node(op, tuple(inputs), tuple(outputs), full_attrs(op, attrs), Source("m.nnef", 7))
+def node(text, **attrs):
+    """Returns the node of a text like ``y = add(x, k)``."""
+    output, op, operands = re.fullmatch(r"(\w+) = (\w+)\((.*)\)", text).groups()
+    inputs = tuple(operands.split(", "))
+    return Node(op, inputs, (output,), full_attrs(op, attrs), Source("m.nnef", 7))
 
 
 def conv_chain(tail=()):
@@ -44,9 +48,9 @@ def conv_chain(tail=()):
         "slope": np.full((1, 8), 0.25, np.float32),
     }
     nodes = [
-        node("conv", ["x", "w1", "zero"], ["c1"]),
-        node("prelu", ["c1", "slope"], ["r1"]),
-        node("conv", ["r1", "w2", "zero"], ["c2"]),
+        node("c1 = conv(x, w1, zero)"),
+        node("r1 = prelu(c1, slope)"),
+        node("c2 = conv(r1, w2, zero)"),
         *tail,
     ]
     facts = {"x": Fact("scalar", (1, 3, 9, 7))}
@@ -98,7 +102,7 @@ def test_two_transposes_are_one_in_their_order():
 
 
 def test_epilogues_are_fused_in_order():
-    tail = [node("add", ["c2", "r1"], ["s"]), node("relu", ["s"], ["y"])]
+    tail = [node("s = add(c2, r1)"), node("y = relu(s)")]
     fused = optimize(conv_chain(tail))
     assert [n.op for n in fused.nodes] == ["conv", "conv"]
     assert fused.nodes[0].epilogues == (Epilogue("prelu", ("slope",), Attrs()),)
@@ -107,19 +111,19 @@ def test_epilogues_are_fused_in_order():
 
 
 def test_a_result_with_two_readers_is_not_fused_away():
-    graph = optimize(conv_chain([node("relu", ["c2"], ["a"]), node("sub", ["a", "c2"], ["y"])]))
+    graph = optimize(conv_chain([node("a = relu(c2)"), node("y = sub(a, c2)")]))
     assert [n.op for n in graph.nodes] == ["conv", "conv", "relu"]
     assert graph.nodes[2].epilogues == (Epilogue("sub", ("c2",), Attrs()),)
 
 
 def test_an_output_is_not_fused_away():
-    graph = conv_chain([node("relu", ["c2"], ["y"])])
+    graph = conv_chain([node("y = relu(c2)")])
     graph = optimize(graph.with_(outputs=("c2", "y")))
     assert [n.op for n in graph.nodes] == ["conv", "conv", "relu"]
 
 
 def test_constants_are_folded_but_not_variables_that_change():
-    graph = conv_chain([node("mul", ["slope", "slope"], ["k"]), node("mul", ["c2", "k"], ["y"])])
+    graph = conv_chain([node("k = mul(slope, slope)"), node("y = mul(c2, k)")])
     folded = optimize(graph, frozenset({"affine"}))
     assert "k" in folded.constants
     assert_array_equal(folded.constants["k"], np.full((1, 8), 0.0625, np.float32))
@@ -128,13 +132,13 @@ def test_constants_are_folded_but_not_variables_that_change():
 
 
 def test_tensor_with_a_row_major_reader_stays_row_major():
-    tail = [node("transpose", ["r1"], ["t"], axes=[0, 1, 3, 2])]
+    tail = [node("t = transpose(r1)", axes=[0, 1, 3, 2])]
     graph = optimize(conv_chain(tail).with_(outputs=("c2", "t")))
     assert "r1" not in choose_layout(graph)
 
 
 def test_shape_errors_name_line_and_operator():
-    graph = conv_chain([node("add", ["c2", "w1"], ["y"])])
+    graph = conv_chain([node("y = add(c2, w1)")])
     with pytest.raises(ShapeError, match=r"m\.nnef:7: add 'y'"):
         infer_facts(graph)
 
@@ -146,9 +150,9 @@ def test_a_model_too_large_for_the_device_is_refused_with_numbers():
 
 
 WRONG_GRAPHS = [
-    ({"nodes": (Node("neg", ("z",), ("y",)),)}, "neg 'y': reads 'z', which nothing before"),
-    ({"nodes": (Node("neg", ("x",), ("x",)),)}, "there is a tensor 'x' already"),
-    ({"nodes": (Node("neg", ("x",), ("k",)),)}, "there is a tensor 'k' already"),
+    ({"nodes": (node("y = neg(z)"),)}, "neg 'y': reads 'z', which nothing before"),
+    ({"nodes": (node("x = neg(x)"),)}, "there is a tensor 'x' already"),
+    ({"nodes": (node("k = neg(x)"),)}, "there is a tensor 'k' already"),
     ({"outputs": ("nobody",)}, "nothing gives its result 'nobody'"),
     ({"updates": (("k", "nobody"),)}, "nothing gives its result 'nobody'"),
     ({"updates": (("x", "y"),)}, "update of 'x', which is no variable"),
@@ -160,8 +164,7 @@ WRONG_GRAPHS = [
 @pytest.mark.parametrize(("changes", "says"), WRONG_GRAPHS)
 def test_graph_built_in_code_is_checked(changes, says):
     facts = dict.fromkeys(("x", "k"), Fact("scalar", (2,)))
-    node = Node("neg", ("x",), ("y",))
-    graph = Graph("g", ("x",), ("y",), (node,), facts, {"k": np.zeros(2, np.float32)})
+    graph = Graph("g", ("x",), ("y",), (node("y = neg(x)"),), facts, {"k": np.zeros(2, np.float32)})
     optimize(graph)
     with pytest.raises(ModelError, match=says):
         optimize(graph.with_(**changes))
