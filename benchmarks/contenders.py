@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-Array = np.ndarray[Any, np.dtype[np.float32]]
+Array = NDArray[np.float32]
 Inputs = Mapping[str, Array]
 Run = Callable[[Inputs], Array]
 

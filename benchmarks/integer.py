@@ -10,9 +10,8 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -26,12 +25,10 @@ from cml_engine.compiler.planning.layouts import layouts_for
 from cml_engine.compiler.planning.lower import lower
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
-from cml_engine.ir.graph import Graph
+from cml_engine.ir.graph import Array, Graph
 from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.runtime.node_check import random_words
 from cml_engine.tools.report.integer_info import IntegerMemory
-
-Array = np.ndarray[Any, Any]
 
 #: channels in and out, side of the map, kernel, stride
 LAYERS = ((64, 64, 64, 3, 1), (40, 40, 32, 3, 1), (64, 64, 64, 1, 1))
@@ -93,7 +90,9 @@ def _layer(layer: tuple[int, ...], gpu: cml.Gpu, rounds: int) -> None:
     print(f"  {tile} takes {ratio(times[tile], times[best('words dot4')]):.2f} times the dot4")
 
 
-def _layer_graph(c: int, o: int, n: int, k: int, s: int) -> tuple[Graph, Any]:
+def _layer_graph(
+    c: int, o: int, n: int, k: int, s: int
+) -> tuple[Graph, Callable[[int], dict[str, Array]]]:
     def inputs(seed: int) -> dict[str, Array]:
         values = np.random.default_rng(seed).standard_normal((1, c, n, n))
         return {"x": values.astype(np.float32)}

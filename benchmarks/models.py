@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -125,7 +124,7 @@ def _landscape(name: str, shape: tuple[int, ...]) -> Array:
     if name not in ("coarse", "heights"):
         return noise
     rows, columns = (np.arange(extent, dtype=np.float32) for extent in shape[2:])
-    hills: Any = 200 * (np.sin(rows / 9)[:, None] + np.cos(columns / 7))
+    hills = 200 * (np.sin(rows / 9)[:, None] + np.cos(columns / 7))
     return np.asarray(hills + 5 * noise, np.float32)
 
 

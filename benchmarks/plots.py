@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS, OUT = ROOT / "docs", ROOT / "out"
@@ -22,12 +22,15 @@ _MODES = {
     "sliced": "networks in slices, in the time left",
     "unsliced": "whole networks in a frame",
 }
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _BLUE, _GREY, _RED = "#2f6fb3", "#9aa3ad", "#c8442e"
 _OPERATORS = 12
 Report = Mapping[str, Any]
 
 
-def frame_times(runs: Sequence[Report], figure: Any) -> None:
+def frame_times(runs: Sequence[Report], figure: Figure) -> None:
     """Draws the times of all frames into ``figure``, one row per mode.
 
     Frames over the target are red.
@@ -55,7 +58,7 @@ def frame_times(runs: Sequence[Report], figure: Any) -> None:
     )
 
 
-def operators(runs: Sequence[Report], figure: Any) -> None:
+def operators(runs: Sequence[Report], figure: Figure) -> None:
     """Draws bars of the GPU time of the costliest operators of the sliced flight."""
     (run,) = (run for run in runs if run["mode"] == "sliced")
     spent: Counter[str] = Counter()  # one operator may take several dispatches
@@ -66,7 +69,7 @@ def operators(runs: Sequence[Report], figure: Any) -> None:
     figure.axes[0].set_xlabel(f"GPU time in {run['frames']} frames, ms")
 
 
-def engines(report: Report, figure: Any) -> None:
+def engines(report: Report, figure: Figure) -> None:
     """Draws bars of the median times of the report's first network on every engine."""
     record = report["models"][0]
     rows = [row for row in record["results"] if row["median_ms"] is not None][::-1]
@@ -77,7 +80,7 @@ def engines(report: Report, figure: Any) -> None:
     figure.axes[0].set_xlabel(label)
 
 
-def _bars(figure: Any, rows: Sequence[tuple[str, float]], colours: Sequence[str]) -> None:
+def _bars(figure: Figure, rows: Sequence[tuple[str, float]], colours: Sequence[str]) -> None:
     """Draws a bar for each name and its milliseconds, the last row on top."""
     figure.set_size_inches(8, 0.28 * len(rows) + 0.8)
     axes = figure.subplots()
@@ -89,7 +92,7 @@ def _bars(figure: Any, rows: Sequence[tuple[str, float]], colours: Sequence[str]
 
 
 #: name of the figure's file: the function that draws it, and the file of its numbers
-FIGURES: Mapping[str, tuple[Callable[[Any, Any], None], str]] = {
+FIGURES: Mapping[str, tuple[Callable[[Any, Figure], None], str]] = {
     "frame_times.png": (frame_times, "demo.json"),
     "operators.png": (operators, "demo.json"),
     "engines.png": (engines, "bench.json"),

@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-Array = np.ndarray[Any, np.dtype[np.float32]]
+Array = NDArray[np.float32]
 _MAGIC = 7767517
 #: the flag before 32-bit float weights
 _FLAG = np.uint32(0).tobytes()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.contenders import Workload
 from benchmarks.rounds import EngineResult
@@ -59,7 +60,7 @@ def tolerance(workload: Workload) -> float:
     return TOLERANCE * max(1.0, largest)
 
 
-def _difference(value: np.ndarray[Any, Any], reference: np.ndarray[Any, Any]) -> float:
+def _difference(value: NDArray[np.float32], reference: NDArray[np.float32]) -> float:
     """Returns the largest absolute difference of two arrays.
 
     It is infinity if the shapes differ or ``value`` is not finite.

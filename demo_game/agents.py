@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from demo_game.chain import (
     Chain,
 )
 from demo_game.world.tile import TileId
+
+if TYPE_CHECKING:  # needs a GPU
+    from demo_game.render.binding import BufferPart
 
 
 def tile_input(tile: TileId, seed: int) -> Array:
@@ -69,11 +72,11 @@ class TileJobs:
         """Always "": computed tiles have no stored digest, their tensors must be hashed."""
         return ""
 
-    def tensor(self, name: str) -> Any:
+    def tensor(self, name: str) -> BufferPart:
         """Returns the GPU tensor of an output that the renderer keeps, such as ``"height"``."""
         return self.jobs[{**TEXELS, **INSTANCES}[name]].tensor(name)
 
-    def read(self, name: str) -> Any:
+    def read(self, name: str) -> Array | None:
         """Returns one of the tile's outputs as a NumPy array.
 
         None until it has arrived from the GPU.
@@ -118,7 +121,7 @@ class Agents:
         """
         jobs: dict[str, Job] = {}
         for name in self.chain.sessions_for(tile):
-            inputs: dict[str, Any] = {
+            inputs: dict[str, cml.JobOutput | Array] = {
                 tensor: jobs[source.session].output(source.tensor)
                 for tensor, source in self.chain.sources[name].items()
             }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -137,7 +136,7 @@ class FreeFlight:
         position = np.array(self.pose.position) + direction * speed * dt_s
         if now_s - self._asked_s > 0.25:
             self._asked_s = now_s
-            points: Any = np.stack([position, position + forward * speed])
+            points = np.stack([position, position + forward * speed])
             self._floor = float(ground(points[:, 0], points[:, 2], self.seed).max()) + 8.0
         position[1] = max(position[1], self._floor)
         self.pose = Pose(

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import wgpu
 
@@ -31,6 +31,7 @@ from demo_game.chain import load_chain
 from demo_game.cores import pin_driver_threads
 from demo_game.flight import Pose
 from demo_game.operators.light import relight
+from demo_game.render.binding import Descriptor
 from demo_game.render.camera import Camera
 from demo_game.render.drawn import DrawnTiles
 from demo_game.render.pace import EFFORTS, DrawingPace, Effort
@@ -47,9 +48,11 @@ if TYPE_CHECKING:
     from demo_game.bake.flying import PlanetTiles
 
 Mode = Literal["sliced", "layer", "unsliced"]
+#: encodes the overlay's pass; its second argument is the pass's ``timestamp_writes``
+DrawOverlay: TypeAlias = Callable[[wgpu.GPUCommandEncoder, Descriptor | None], None]
 POLICIES = {policy.__name__: policy for policy in (least_laxity, fair_share, by_priority)}
 #: the planner of each mode; all but the first show other methods for comparison
-PLANNERS: dict[Mode, Any] = {
+PLANNERS: dict[Mode, cml.Planner] = {
     "sliced": plan_frame,
     "layer": operators_per_frame(1),
     "unsliced": operators_per_frame(1_000_000),
@@ -178,7 +181,7 @@ class Game:
         target_view: wgpu.GPUTextureView,
         pose: Pose,
         now_s: float,
-        draw_overlay: Callable[[Any, Any], None] | None = None,
+        draw_overlay: DrawOverlay | None = None,
     ) -> FrameSample:
         """Draws and submits a frame with its slices of the networks; returns its times.
 
@@ -259,7 +262,7 @@ class Game:
         target_view: wgpu.GPUTextureView,
         pose: Pose,
         now_s: float,
-        draw_overlay: Callable[[Any, Any], None],
+        draw_overlay: DrawOverlay,
     ) -> None:
         """Draws the picture at full resolution with the overlay, apart from measured frames."""
         for _ in range(_OVERLAY_FRAMES):  # the overlay's windows find their sizes

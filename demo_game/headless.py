@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 import wgpu
@@ -20,6 +20,7 @@ from cml_engine.tools.panel import FrameSample
 from demo_game.arrays import Array
 from demo_game.flight import Pose, ScriptedFlight
 from demo_game.game import Game, Settings
+from demo_game.render.binding import Descriptor
 from demo_game.render.quality import Quality
 from demo_game.render.targets import target_format
 from demo_game.reporting.digest import Digests
@@ -199,7 +200,7 @@ class HeadlessRun:
         self.digests.poll()
         return sample
 
-    def _draw_overlay(self, encoder: wgpu.GPUCommandEncoder, writes: Any) -> None:
+    def _draw_overlay(self, encoder: wgpu.GPUCommandEncoder, writes: Descriptor | None) -> None:
         if self.overlay is not None:
             step_s = self.game.settings.frame_ms / 1e3
             self.overlay.draw(encoder, self.view, step_s, timestamp_writes=writes)
@@ -275,7 +276,7 @@ def write_film(path: Path, pictures: Iterable[Array]) -> None:
     """Writes pictures, uint8 (height, width, 3), as the frames of a smaller animated GIF."""
     frames = [_small(Image.fromarray(picture)) for picture in pictures]
 
-    def save(file: Any) -> None:
+    def save(file: IO[bytes]) -> None:
         frames[0].save(
             file, "GIF", save_all=True, append_images=frames[1:], duration=1000 // RATE, loop=0
         )
@@ -378,7 +379,7 @@ def _report(
     )
 
 
-def _operators(game: Game) -> list[dict[str, Any]]:
+def _operators(game: Game) -> list[dict[str, object]]:
     ranked = sorted(game.log.operators.values(), key=lambda o: -o.total_ms)
     return [
         {

@@ -12,8 +12,9 @@ import wgpu
 import cml_engine as cml
 from cml_engine import FrameReport, write_trace
 from demo_game.flight import FreeFlight, Pose, ScriptedFlight
-from demo_game.game import Game, Settings
+from demo_game.game import DrawOverlay, Game, Settings
 from demo_game.overlay.overlay import Overlay
+from demo_game.render.binding import Descriptor
 from demo_game.render.quality import Quality
 from demo_game.render.targets import target_format
 from demo_game.reporting.report import bytes_by_owner
@@ -169,12 +170,12 @@ class GameWindow:
             return self.free.pose
         return self.free.move(dt_s, self.elapsed_s)
 
-    def _overlay(self, view: wgpu.GPUTextureView, dt_s: float) -> Callable[[Any, Any], None] | None:
+    def _overlay(self, view: wgpu.GPUTextureView, dt_s: float) -> DrawOverlay | None:
         game = self.game
         if not game.controls.overlay:
             return None
 
-        def draw(encoder: wgpu.GPUCommandEncoder, writes: Any) -> None:
+        def draw(encoder: wgpu.GPUCommandEncoder, writes: Descriptor | None) -> None:
             self.overlay.draw(encoder, view, dt_s, timestamp_writes=writes)
 
         return draw

@@ -17,6 +17,7 @@ import cml_engine as cml
 from cml_engine.ops import is_registered, lookup
 from cml_engine.ops.common.shapes import fact_from
 from cml_engine.tools.testing import full_attrs
+from tests.fixtures.texts import engine, operator_call
 from tests.reference.calls import SIGNATURES, SampleCall, declared_calls
 
 Array = np.ndarray[Any, Any]
@@ -24,48 +25,47 @@ T = TypeVar("T")
 #: larger declared calls are for the kernels' ways through large tensors
 _MOST_ELEMENTS = 2000
 _ATTEMPTS = 12
-_MAP, _CHANNELS = (2, 4, 6, 3), (1, 4)
-_WINDOW = {"padding": [(1, 0), (0, 1)], "stride": [2, 1], "dilation": [1, 2]}
+_MAP = "f[2, 4, 6, 3]"
+_WINDOW = "padding=[(1, 0), (0, 1)], stride=[2, 1], dilation=[1, 2]"
+_NORM = f"{_MAP}, f[1, 4], f[1, 4]"
 
-#: a call of each operator that is a composition of others: its operands' shapes, or values
-COMPOSED: dict[str, tuple[list[Any], dict[str, Any]]] = {
-    "separable_conv": ([_MAP, (4, 1, 3, 2), (5, 4, 1, 1), (1, 5)], _WINDOW),
-    "separable_deconv": ([_MAP, (5, 1, 3, 2), (4, 5, 1, 1), (1, 5)], _WINDOW),
-    "local_response_normalization":
-        ([_MAP], {"size": [1, 3, 1, 1], "alpha": 0.1, "beta": 0.75, "bias": 1.5}),
-    "local_mean_normalization": ([_MAP], {"size": [1, 1, 3, 2]}),
-    "local_variance_normalization": ([_MAP], {"size": [1, 1, 3, 3], "bias": 0.5, "epsilon": 1.25}),
-    "local_contrast_normalization": ([_MAP], {"size": [1, 1, 3, 3], "bias": 1.0, "epsilon": 0.5}),
-    "l1_normalization": ([_MAP], {"axes": [1, 3], "bias": 0.5, "epsilon": 1.5}),
-    "l2_normalization": ([_MAP], {"axes": [2], "bias": 0.0, "epsilon": 0.1}),
-    "linear_quantize": ([_MAP, np.full((1, 4), -1.5), np.full((1, 4), 1.7)], {"bits": 4}),
-    "min_max_linear_quantize": ([_MAP, np.array(-0.9), np.array(0.8)],
-                                {"bits": 8, "signed": True, "symmetric": True}),
-    "zero_point_linear_quantize": ([_MAP, np.int32([[3, -2, 0, 7]]), np.full((1, 4), 0.11)],
-                                   {"bits": 8, "signed": True, "symmetric": False}),
-    "logarithmic_quantize": ([_MAP, np.array(1.7)], {"bits": 4}),
-    "copy_n": ([_MAP], {"times": 3}),
-    "add_n": ([_MAP, _MAP, _MAP], {}),
-    "hard_sigmoid": ([_MAP], {"alpha": 0.25, "beta": 0.5}),
-    "hard_swish": ([_MAP], {}),
-    "mish": ([_MAP], {}),
-    "mod": ([_MAP, np.linspace(0.5, 4, 4)[None]], {}),
-    "mean_variance_norm": ([_MAP], {"axes": [2, 3], "epsilon": 0.1}),
-    "layer_norm": ([_MAP, _CHANNELS, _CHANNELS], {"axes": [1, 2, 3], "epsilon": 0.1}),
-    "instance_norm": ([_MAP, _CHANNELS, _CHANNELS], {"axes": [2, 3], "epsilon": 0.1}),
-    "group_norm": ([_MAP, _CHANNELS, _CHANNELS], {"groups": 2, "axes": [2, 3], "epsilon": 0.1}),
-    "depth_to_space": ([(2, 12, 3, 2)], {"block_size": 2, "blocks_first": True}),
-    "space_to_depth": ([(2, 3, 6, 4)], {"block_size": 2, "blocks_first": False}),
-    "deform_conv": ([(1, 4, 5, 6), (4, 2, 2, 3), (1, 24, 4, 4), (1, 12, 4, 4), (1, 4)],
-                    {"size": [2, 3], "padding": [(0, 0), (0, 0)], "groups": 2, "offset_groups": 2}),
-    "quantize_linear": ([_MAP, np.array(0.02), np.array(3.0)], {"low": -128.0, "high": 127.0}),
-    "dequantize_linear": ([np.int32([[-128, 3, 127]]), np.array(0.1), np.array(-4.0)], {}),
-    "dynamic_quantize_linear": ([_MAP], {"axes": [0, 1, 2, 3]}),
-    "matmul_nbits": ([(5, 12), np.int32([[0x12345678, -0x6543210F]] * 3), (3, 2), (3, 2)],
-                     {"block_size": 8, "bits": 4}),
-    "lstm_step": ([(2, 3), (2, 4), (2, 4), (16, 3), (16, 4), (1, 16)], {}),
-    "gru_step": ([(2, 3), (2, 4), (12, 3), (12, 4), (1, 12), (1, 12)], {}),
-}  # fmt: skip
+#: a call of each operator that is a composition of others
+COMPOSED = (
+    f"separable_conv({_MAP}, f[4, 1, 3, 2], f[5, 4, 1, 1], f[1, 5], {_WINDOW})",
+    f"separable_deconv({_MAP}, f[5, 1, 3, 2], f[4, 5, 1, 1], f[1, 5], {_WINDOW})",
+    f"local_response_normalization({_MAP}, size=[1, 3, 1, 1], alpha=0.1, beta=0.75, bias=1.5)",
+    f"local_mean_normalization({_MAP}, size=[1, 1, 3, 2])",
+    f"local_variance_normalization({_MAP}, size=[1, 1, 3, 3], bias=0.5, epsilon=1.25)",
+    f"local_contrast_normalization({_MAP}, size=[1, 1, 3, 3], bias=1.0, epsilon=0.5)",
+    f"l1_normalization({_MAP}, axes=[1, 3], bias=0.5, epsilon=1.5)",
+    f"l2_normalization({_MAP}, axes=[2], bias=0.0, epsilon=0.1)",
+    f"linear_quantize({_MAP}, np.full((1, 4), -1.5), np.full((1, 4), 1.7), bits=4)",
+    f"min_max_linear_quantize({_MAP}, -0.9, 0.8, bits=8, signed=True, symmetric=True)",
+    f"zero_point_linear_quantize({_MAP}, int32([[3, -2, 0, 7]]), np.full((1, 4), 0.11), bits=8, "
+    "signed=True, symmetric=False)",
+    f"logarithmic_quantize({_MAP}, 1.7, bits=4)",
+    f"copy_n({_MAP}, times=3)",
+    f"add_n({_MAP}, {_MAP}, {_MAP})",
+    f"hard_sigmoid({_MAP}, alpha=0.25, beta=0.5)",
+    f"hard_swish({_MAP})",
+    f"mish({_MAP})",
+    f"mod({_MAP}, np.linspace(0.5, 4, 4)[None])",
+    f"mean_variance_norm({_MAP}, axes=[2, 3], epsilon=0.1)",
+    f"layer_norm({_NORM}, axes=[1, 2, 3], epsilon=0.1)",
+    f"instance_norm({_NORM}, axes=[2, 3], epsilon=0.1)",
+    f"group_norm({_NORM}, groups=2, axes=[2, 3], epsilon=0.1)",
+    "depth_to_space(f[2, 12, 3, 2], block_size=2, blocks_first=True)",
+    "space_to_depth(f[2, 3, 6, 4], block_size=2, blocks_first=False)",
+    "deform_conv(f[1, 4, 5, 6], f[4, 2, 2, 3], f[1, 24, 4, 4], f[1, 12, 4, 4], f[1, 4], "
+    "size=[2, 3], padding=[(0, 0), (0, 0)], groups=2, offset_groups=2)",
+    f"quantize_linear({_MAP}, 0.02, 3.0, low=-128.0, high=127.0)",
+    "dequantize_linear(int32([[-128, 3, 127]]), 0.1, -4.0)",
+    f"dynamic_quantize_linear({_MAP}, axes=[0, 1, 2, 3])",
+    "matmul_nbits(f[5, 12], int32([[0x12345678, -0x6543210F]] * 3), f[3, 2], f[3, 2], "
+    "block_size=8, bits=4)",
+    "lstm_step(f[2, 3], f[2, 4], f[2, 4], f[16, 3], f[16, 4], f[1, 16])",
+    "gru_step(f[2, 3], f[2, 4], f[12, 3], f[12, 4], f[1, 12], f[1, 12])",
+)
 _EQUATIONS = {
     "bct,bcs->bts": "234 235", "bts,bcs->bct": "245 235", "ij,jk->ik": "23 34", "ij,jk": "23 34",
     "abcd,ebd->aec": "2345 635", "i,i->": "3 3", "ij->ji": "23", "ab,bc,cd->da": "23 34 42",
@@ -119,19 +119,15 @@ def samples(op: str) -> tuple[SampleCall, ...]:
     A composed operator and ``einsum`` have further calls, which come first.
     """
     rng = np.random.default_rng(0)
-    found: list[tuple[list[Any], dict[str, Any]]] = []
-    if op in COMPOSED:
-        found = [COMPOSED[op]]
-    elif op == "einsum":
-        found = [([tuple(map(int, term)) for term in terms.split()], {"equation": equation})
-                 for equation, terms in _EQUATIONS.items()]  # fmt: skip
-    calls = [
-        SampleCall(op, tuple(
-            (rng.uniform(-1, 1, x) if isinstance(x, tuple) else x).astype(
-                np.int32 if getattr(x, "dtype", None) == np.int32 else np.float32)
-            for x in operands), attrs)
-        for operands, attrs in found
-    ]  # fmt: skip
+    texts = [text for text in COMPOSED if text.startswith(f"{op}(")]
+    if op == "einsum":
+        texts = [f"einsum({', '.join(f'f{list(map(int, term))}' for term in terms.split())}, "
+                 f"equation={equation!r})" for equation, terms in _EQUATIONS.items()]  # fmt: skip
+    calls = []
+    for text in texts:
+        _, operands, attrs = operator_call(text)
+        values = [rng.uniform(-1, 1, x.shape) if isinstance(x, cml.Fact) else x for x in operands]
+        calls.append(SampleCall(op, tuple(map(engine, values)), attrs))
     small = [c for c in declared_calls(op) if sum(a.size for a in c.arrays) < _MOST_ELEMENTS]
     return (*calls, *small)
 

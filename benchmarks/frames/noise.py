@@ -35,7 +35,7 @@ graph net(x) -> (y)
 _WARM_UP, _DRAIN = 150, 12
 
 
-def network(gpu: Any, size: int, layers: int) -> cml.Session:
+def network(gpu: cml.Gpu, size: int, layers: int) -> cml.Session:
     """Returns a session on a chain of ``layers`` convolutions of maps of ``size`` x ``size``."""
     names = ["x", *(f"t{k}" for k in range(1, layers + 1))]
     lines = [f"    {b} = conv({a}, w, 0.1);" for a, b in zip(names, names[1:], strict=False)]
@@ -61,7 +61,7 @@ class Frames:
         program: Any = self.renderer.program
         self.drawing = [Slice(program, i, 0, c.groups) for i, c in enumerate(program.step_costs())]
         self.executor = gpu.executor()
-        self.jobs: list[Any] = []
+        self.jobs: list[cml.Job] = []
         self.rows: dict[int, list[float]] = {}
 
     def frame(self) -> None:

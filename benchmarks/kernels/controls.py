@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import wgpu
@@ -42,10 +41,10 @@ class Control:
         data = np.full(4 * _COPY_VECTORS, 0.5, np.float32).tobytes()
         contents = [(slots, uniform), (params, uniform)]
         contents += [(data, storage | wgpu.BufferUsage.COPY_SRC)] * 2
-        self._buffers: list[Any] = [
+        self._buffers: list[wgpu.GPUBuffer] = [
             gpu.device.create_buffer_with_data(data=d, usage=u) for d, u in contents
         ]
-        entries: list[dict[str, Any]] = [
+        entries: list[dict[str, object]] = [
             {"binding": i, "resource": {"buffer": b, "offset": 0, "size": b.size}}
             for i, b in enumerate(self._buffers)
         ]

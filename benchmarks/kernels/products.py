@@ -11,9 +11,6 @@ import argparse
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
-
-import numpy as np
 
 from benchmarks.interleaved import elapsed, in_turns
 from benchmarks.kernels.controls import Control
@@ -23,7 +20,7 @@ from cml_engine.compiler.planning.lower import lower
 from cml_engine.gpu.gpu import Gpu
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
-from cml_engine.ir.graph import Graph
+from cml_engine.ir.graph import Array, Graph
 from cml_engine.ir.layout import C4
 from cml_engine.ops import load_families, lookup
 from cml_engine.ops.conv.cases import conv_case, deconv_case
@@ -32,7 +29,6 @@ from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.ops.declaration.spec import Case
 from cml_engine.tools.testing import case_graph
 
-Array = np.ndarray[Any, Any]
 #: the timed run, and its FLOPs (bytes for a copy)
 Work = tuple[Callable[[], object], float]
 

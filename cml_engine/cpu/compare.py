@@ -17,9 +17,9 @@ from cml_engine.ops.declaration.spec import Tolerance
 class Comparison:
     """The result of comparing two arrays.
 
-    ``worst`` is the largest ``|got - wanted|`` divided by its tolerance, so 1 is the limit.
-    ``max_abs`` is the largest ``|got - wanted|``. ``problem`` describes the first difference and
-    its position; it is empty if the arrays agree.
+    ``worst`` is the largest ``|actual - expected|`` divided by its tolerance, so 1 is the limit.
+    ``max_abs`` is the largest ``|actual - expected|``. ``problem`` describes the first difference
+    and its position; it is empty if the arrays agree.
     """
 
     worst: float
@@ -32,29 +32,29 @@ class Comparison:
 
 
 def compare(
-    got: Array, wanted: Array, tolerance: Tolerance, more: Array | float = 0.0
+    actual: Array, expected: Array, tolerance: Tolerance, extra: Array | float = 0.0
 ) -> Comparison:
-    """Compares an array with the wanted one, and returns the largest error and the first
+    """Compares an array with the expected one, and returns the largest error and the first
     difference.
 
     The shape is compared first, then the type, NaN and infinities, then the values. Types other
-    than floats must be equal. ``more`` is an additional absolute tolerance, one number or one
+    than floats must be equal. ``extra`` is an additional absolute tolerance, one number or one
     per value.
     """
-    got, wanted = np.asarray(got), np.asarray(wanted)
-    if got.shape != wanted.shape:
-        return _differs(f"shape {list(got.shape)}, wanted {list(wanted.shape)}")
-    if got.dtype.kind != wanted.dtype.kind:
-        return _differs(f"type {got.dtype.name}, wanted {wanted.dtype.name}")
-    if got.dtype.kind != "f":
-        return _exact(got, wanted)
-    for what, test in (("NaN", np.isnan), ("infinity", np.isinf)):
-        odd = test(got) != test(wanted)
-        if odd.any():
-            return _differs(f"{what} in one only: {_shown(odd, got, wanted)}")
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    if actual.shape != expected.shape:
+        return _differs(f"shape {list(actual.shape)}, wanted {list(expected.shape)}")
+    if actual.dtype.kind != expected.dtype.kind:
+        return _differs(f"type {actual.dtype.name}, wanted {expected.dtype.name}")
+    if actual.dtype.kind != "f":
+        return _exact(actual, expected)
+    for label, test in (("NaN", np.isnan), ("infinity", np.isinf)):
+        mismatches = test(actual) != test(expected)
+        if mismatches.any():
+            return _differs(f"{label} in one only: {_describe_first(mismatches, actual, expected)}")
     with np.errstate(invalid="ignore"):  # a signaling NaN
-        exact = got.astype(np.float64), wanted.astype(np.float64)
-    return _close(*exact, tolerance, more)
+        values = actual.astype(np.float64), expected.astype(np.float64)
+    return _close(*values, tolerance, extra)
 
 
 def allowance(values: Array, tolerance: Tolerance) -> Array:
@@ -62,39 +62,43 @@ def allowance(values: Array, tolerance: Tolerance) -> Array:
 
     It depends on the value and on the largest finite magnitude of the array.
     """
-    size = np.where(np.isfinite(values), np.abs(values), 0).astype(np.float64)
-    largest = size.max(initial=0.0)
-    return np.asarray(tolerance.atol + tolerance.rtol * size + tolerance.of_largest * largest)
+    magnitudes = np.where(np.isfinite(values), np.abs(values), 0).astype(np.float64)
+    largest = magnitudes.max(initial=0.0)
+    return np.asarray(tolerance.atol + tolerance.rtol * magnitudes + tolerance.of_largest * largest)
 
 
-def _close(got: Array, wanted: Array, tolerance: Tolerance, more: Array | float) -> Comparison:
-    finite = np.isfinite(wanted)
-    if not np.array_equal(got[~finite], wanted[~finite], equal_nan=True):
+def _close(
+    actual: Array, expected: Array, tolerance: Tolerance, extra: Array | float
+) -> Comparison:
+    finite = np.isfinite(expected)
+    if not np.array_equal(actual[~finite], expected[~finite], equal_nan=True):
         return _differs("an infinity has the wrong sign")
     if not finite.any():
         return Comparison(0.0, 0.0)
-    error = np.abs(np.where(finite, got, 0) - np.where(finite, wanted, 0))
-    allowed = allowance(wanted, tolerance) + more
+    error = np.abs(np.where(finite, actual, 0) - np.where(finite, expected, 0))
+    allowed = allowance(expected, tolerance) + extra
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(error > 0, error / allowed, 0.0)
     worst, largest = float(ratio.max()), float(error.max())
     if worst <= 1:
         return Comparison(worst, largest)
-    bad = ratio > 1
-    why = f"{int(bad.sum())} of {bad.size} values differ: {_shown(ratio == worst, got, wanted)}"
-    return Comparison(worst, largest, f"{why}, allowed {float(allowed[ratio == worst][0]):.3g}")
+    mismatches = ratio > 1
+    first = _describe_first(ratio == worst, actual, expected)
+    problem = f"{int(mismatches.sum())} of {mismatches.size} values differ: {first}"
+    return Comparison(worst, largest, f"{problem}, allowed {float(allowed[ratio == worst][0]):.3g}")
 
 
-def _exact(got: Array, wanted: Array) -> Comparison:
-    wrong = got != wanted
-    if not wrong.any():
+def _exact(actual: Array, expected: Array) -> Comparison:
+    mismatches = actual != expected
+    if not mismatches.any():
         return Comparison(0.0, 0.0)
-    return _differs(f"{int(wrong.sum())} of {wrong.size} differ: {_shown(wrong, got, wanted)}")
+    first = _describe_first(mismatches, actual, expected)
+    return _differs(f"{int(mismatches.sum())} of {mismatches.size} differ: {first}")
 
 
-def _shown(where: Array, got: Array, wanted: Array) -> str:
-    index = tuple(int(i) for i in np.argwhere(where)[0])
-    return f"at {list(index)} got {_value(got[index])}, wanted {_value(wanted[index])}"
+def _describe_first(mismatches: Array, actual: Array, expected: Array) -> str:
+    index = tuple(int(i) for i in np.argwhere(mismatches)[0])
+    return f"at {list(index)} got {_value(actual[index])}, wanted {_value(expected[index])}"
 
 
 def _value(x: object) -> str:
@@ -116,12 +120,12 @@ def propagated_error(node: Node, arrays: Sequence[Array]) -> Array:
     result is shifted by its own tolerance in turn, and the effects on the final result are
     added.
     """
-    right = _chain(node, arrays).astype(np.float64)
-    off = np.zeros(right.shape)
+    result = _chain(node, arrays).astype(np.float64)
+    error = np.zeros(result.shape)
     with np.errstate(all="ignore"):
-        for moved in range(len(node.epilogues)):
-            off += np.abs(_chain(node, arrays, moved) - right)
-    return np.where(np.isfinite(off), off, 0.0)
+        for shifted in range(len(node.epilogues)):
+            error += np.abs(_chain(node, arrays, shifted) - result)
+    return np.where(np.isfinite(error), error, 0.0)
 
 
 def cancellation_error(node: Node, arrays: Sequence[Array]) -> Array:
@@ -131,13 +135,13 @@ def cancellation_error(node: Node, arrays: Sequence[Array]) -> Array:
     They are the relative tolerance times the sum of the terms' magnitudes.
     """
     with np.errstate(all="ignore"):
-        added = np.asarray(run_node(node, [np.abs(array) for array in arrays])[0], np.float64)
-        off = added * node_tolerance(node).rtol
-    return np.where(np.isfinite(off), off, 0.0)
+        magnitudes = np.asarray(run_node(node, [np.abs(array) for array in arrays])[0], np.float64)
+        error = magnitudes * node_tolerance(node).rtol
+    return np.where(np.isfinite(error), error, 0.0)
 
 
-def _chain(node: Node, arrays: Sequence[Array], moved: int = -1) -> Array:
-    """Returns a fused node's result, with the result of operator number ``moved`` shifted by its
+def _chain(node: Node, arrays: Sequence[Array], shifted: int = -1) -> Array:
+    """Returns a fused node's result, with the result of operator number ``shifted`` moved by its
     tolerance.
 
     Operator 0 is the node itself, the others are its epilogues; -1 shifts none.
@@ -146,7 +150,7 @@ def _chain(node: Node, arrays: Sequence[Array], moved: int = -1) -> Array:
 
     def add(step: Node, operands: Sequence[Array]) -> None:
         result = np.asarray(run_node(step, operands)[0])
-        if len(results) == moved and result.dtype.kind == "f":
+        if len(results) == shifted and result.dtype.kind == "f":
             result = (result + allowance(result, lookup(step.op).tolerance)).astype(np.float32)
         results.append(result)
 

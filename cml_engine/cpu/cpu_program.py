@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from threading import RLock
-from typing import Any
+from typing import cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -44,35 +44,37 @@ def keep_results(values: dict[str, Array]) -> Watch:
 def run_node(
     node: Node,
     arrays: Sequence[Array],
-    prepared: Cpu | None = None,
+    override: Cpu | None = None,
     find: Callable[[str], OpSpec] = lookup,
 ) -> list[Array]:
     """Runs one node with its epilogues in NumPy, and returns its results in the order of its
     outputs.
 
-    ``arrays`` are the values of ``node.reads``. ``prepared`` replaces the operator's CPU
+    ``arrays`` are the values of ``node.reads``. ``override`` replaces the operator's CPU
     function, and ``find`` returns the operator of a name. Floating-point exceptions produce inf
     and NaN, as on a GPU, and are not errors.
     """
     count = len(node.inputs)
     with np.errstate(all="ignore"):
         spec = find(node.op)
-        results = _call(spec, node, node.attrs, arrays[:count], prepared)
-        needed = any(epilogue.own for epilogue in node.epilogues)
-        so_far = results[:1]
+        results = _call(spec, node, node.attrs, arrays[:count], override)
+        keeps_earlier = any(epilogue.own for epilogue in node.epilogues)
+        earlier_results = results[:1]
         for epilogue in node.epilogues:
-            others = arrays[count : count + len(epilogue.inputs)]
+            extra_inputs = arrays[count : count + len(epilogue.inputs)]
             count += len(epilogue.inputs)
             step = find(epilogue.op)
-            alone = (
-                epilogue.position == 0 and not needed and _may_overwrite(spec, results[0], arrays)
+            can_overwrite = (
+                epilogue.position == 0
+                and not keeps_earlier
+                and _may_overwrite(spec, results[0], arrays)
             )
-            formula = step.formula if alone else None
-            if formula and apply_in_place(formula, epilogue.attrs, results[0], others):
+            formula = step.formula if can_overwrite else None
+            if formula and apply_in_place(formula, epilogue.attrs, results[0], extra_inputs):
                 continue
-            operands = epilogue.operands(others, so_far)
+            operands = epilogue.operands(extra_inputs, earlier_results)
             results = _call(step, node, epilogue.attrs, operands)
-            so_far = so_far + results[:1] if needed else results[:1]
+            earlier_results = earlier_results + results[:1] if keeps_earlier else results[:1]
     return results
 
 
@@ -88,9 +90,9 @@ def _may_overwrite(spec: OpSpec, result: object, arrays: Sequence[Array]) -> boo
 
 
 def _call(
-    spec: OpSpec, node: Node, attrs: object, arrays: Sequence[Array], prepared: Cpu | None = None
+    spec: OpSpec, node: Node, attrs: object, arrays: Sequence[Array], override: Cpu | None = None
 ) -> list[Array]:
-    function = prepared or spec.cpu
+    function = override or spec.cpu
     if function is None:
         raise UnsupportedOp(f"{node.title}: has no CPU function; run it on a GPU", node.source)
     if spec.is_custom:
@@ -98,29 +100,28 @@ def _call(
         arrays = [np.asarray(a, order="C") for a in arrays]
     try:
         with calling(spec.is_custom, "cpu", node_fault(node)):
-            results: Any = function(attrs, *arrays)
+            results: object = function(attrs, *arrays)
     except CmlError as error:
         error.locate(node.title, node.source)
         raise
     except MemoryError as error:
         raise ShapeError(f"{node.title}: not enough memory for its result", node.source) from error
-    if isinstance(results, np.ndarray | np.generic):
-        found: list[Any] = [results]
-    else:
-        found = list(results) if isinstance(results, Iterable) else [results]
+    outputs: list[object] = [results]
+    if isinstance(results, Iterable) and not isinstance(results, np.ndarray | np.generic):
+        outputs = list(results)
     if spec.is_custom:
-        _check_results(node, found)
-    return found
+        _check_results(node, outputs)
+    return cast("list[Array]", outputs)
 
 
 def _check_results(node: Node, results: Sequence[object]) -> None:
     """Raises :class:`OperatorError` if a game's function did not return one numeric array per
     output."""
-    kinds = [np.asarray(r).dtype.kind if r is not None else "O" for r in results]
-    if len(results) != len(node.outputs) or not set(kinds) <= set("fiub"):
-        shown = ", ".join(type(r).__name__ for r in results)
+    dtype_kinds = [np.asarray(r).dtype.kind if r is not None else "O" for r in results]
+    if len(results) != len(node.outputs) or not set(dtype_kinds) <= set("fiub"):
+        types = ", ".join(type(r).__name__ for r in results)
         raise OperatorError(
-            f"{node.title}: its cpu function gave {shown or 'nothing'}; wanted "
+            f"{node.title}: its cpu function gave {types or 'nothing'}; wanted "
             f"{len(node.outputs)} of arrays of numbers",
             node.source,
         )
@@ -134,8 +135,8 @@ def convert_to_fact(node: Node, fact: Fact, value: ArrayLike) -> Array:
     differs from the fact.
     """
     if np.shape(value) != fact.shape:
-        kind = OperatorError if lookup(node.op).is_custom else InternalError
-        raise kind(
+        error_type = OperatorError if lookup(node.op).is_custom else InternalError
+        raise error_type(
             f"{node.title}: CPU function gave the shape {list(np.shape(value))}, "
             f"infer said {list(fact.shape)}",
             node.source,
@@ -155,7 +156,7 @@ class HostProgram(ABC):
         self.graph = graph
         self._retains = retain
         #: retained values of inputs
-        self._given: dict[str, Array] = {}
+        self._input_values: dict[str, Array] = {}
         self._state: dict[str, Array] = {}
         #: outputs and kept tensors of the last run
         self._results: dict[str, Array] = {}
@@ -196,27 +197,27 @@ class HostProgram(ABC):
     @property
     def known_inputs(self) -> frozenset[str]:
         """The names of the inputs that have retained values, so that a run may omit them."""
-        return frozenset(self._given)
+        return frozenset(self._input_values)
 
-    def inherit(self, before: HostProgram) -> None:
-        """Copies the retained inputs of ``before``, the program that this one replaces."""
-        self._given = dict(before._given)
+    def inherit(self, predecessor: HostProgram) -> None:
+        """Copies the retained inputs of ``predecessor``, the program that this one replaces."""
+        self._input_values = dict(predecessor._input_values)
 
     def _with_retained(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Returns the inputs of a run; with ``retain`` those of earlier runs too, as copies."""
         if not self._retains:
             return dict(inputs)
-        self._given |= {name: np.array(value) for name, value in inputs.items()}
-        return dict(self._given)
+        self._input_values |= {name: np.array(value) for name, value in inputs.items()}
+        return dict(self._input_values)
 
     def tensor(self, name: str) -> Array:
         """Returns a copy of an output or a kept tensor of the last run.
 
         Raises :class:`InputError` if the tensor is neither, or if nothing has run yet.
         """
-        if name not in (known := (*self.graph.outputs, *self.graph.taps)):
+        if name not in (names := (*self.graph.outputs, *self.graph.taps)):
             raise InputError(
-                f"model '{self.graph.name}' keeps no tensor '{name}'; it has {', '.join(known)}. "
+                f"model '{self.graph.name}' keeps no tensor '{name}'; it has {', '.join(names)}. "
                 "Name it in CompileOptions(keep=…)"
             )
         with self._lock:
@@ -237,14 +238,14 @@ class CpuProgram(HostProgram):
     ) -> None:
         super().__init__(graph, retain)
         self._sources = sources_of(graph) if retain else {}
-        self._held_names = frozenset(boundaries(graph)) if retain else frozenset()
+        self._retained_names = frozenset(boundaries(graph)) if retain else frozenset()
         #: retained values of tensors that a later run may skip
-        self._held: dict[str, Array] = {}
+        self._retained_values: dict[str, Array] = {}
         #: True if the retained values come from a run that completed
-        self._whole = False
+        self._is_complete = False
         #: scratch memory and prepared weights, shared by all programs of the network
         self.scratch = Scratch({}) if scratch is None else scratch
-        self._last_use = last_uses(graph, self._held_names)
+        self._last_use = last_uses(graph, self._retained_names)
         # looked up once, so that later registrations do not change this program
         self._operators = {op: lookup(op) for op in graph.ops}
         self._functions = _prepare_nodes(graph, self.scratch)
@@ -260,11 +261,15 @@ class CpuProgram(HostProgram):
         The names include the mark for variables, which change with every run. They are None if
         every node has to run.
         """
-        begin = self._with_retained(inputs)
-        whole, self._whole = self._whole and self._retains, False
-        if not whole:
-            return None, begin
-        return frozenset({*inputs, VARIABLES}), {**self._results, **self._held, **begin}
+        initial = self._with_retained(inputs)
+        is_complete, self._is_complete = self._is_complete and self._retains, False
+        if not is_complete:
+            return None, initial
+        return frozenset({*inputs, VARIABLES}), {
+            **self._results,
+            **self._retained_values,
+            **initial,
+        }
 
     def _run(self, inputs: Mapping[str, Array], watch: Watch | None, before: Watch | None) -> None:
         with one_thread():
@@ -273,8 +278,8 @@ class CpuProgram(HostProgram):
     def _run_nodes(
         self, inputs: Mapping[str, Array], watch: Watch | None, before: Watch | None
     ) -> None:
-        changed, begin = self._retained(inputs)
-        values: dict[str, Array] = {**begin, **self.graph.constants, **self._state}
+        changed, initial = self._retained(inputs)
+        values: dict[str, Array] = {**initial, **self.graph.constants, **self._state}
         for index, node in enumerate(self.graph.nodes):
             if changed is not None and self._sources[node.outputs[0]].isdisjoint(changed):
                 continue
@@ -290,17 +295,17 @@ class CpuProgram(HostProgram):
                 values.pop(name, None)  # absent if its node was skipped
         # copies: a value may be the caller's array or scratch memory that the next run overwrites
         self._state = {variable: values[value].copy() for variable, value in self.graph.updates}
-        seen = {**values, **self._state}  # variables have their new values after a run
+        current = {**values, **self._state}  # variables have their new values after a run
         self._results = {name: np.array(values[name], order="C") for name in self.graph.outputs}
         self._results |= {
-            name: np.array(seen[at], order="C") for name, at in self.graph.taps.items()
+            name: np.array(current[source], order="C") for name, source in self.graph.taps.items()
         }
-        self._held |= {
+        self._retained_values |= {
             name: np.array(values[name])
-            for name in self._held_names
-            if values[name] is not self._held.get(name)
+            for name in self._retained_names
+            if values[name] is not self._retained_values.get(name)
         }
-        self._whole = True
+        self._is_complete = True
 
 
 def _prepare_nodes(graph: Graph, scratch: Scratch) -> list[Cpu | None]:
@@ -319,23 +324,23 @@ def _prepare(
     node: Node, prepare: Prepare, facts: list[Fact], values: list[Array | None], scratch: Scratch
 ) -> Cpu | None:
     with calling(lookup(node.op).is_custom, "prepare", node_fault(node)):
-        made: Any = prepare(node.attrs, facts, values, scratch)
-    if made is not None and not callable(made):
-        said = f"{node.title}: its prepare function gave {made!r}; wanted a function or None"
-        raise OperatorError(said, node.source)
-    return made  # type: ignore[no-any-return]
+        function: object = prepare(node.attrs, facts, values, scratch)
+    if function is not None and not callable(function):
+        message = f"{node.title}: its prepare function gave {function!r}; wanted a function or None"
+        raise OperatorError(message, node.source)
+    return function
 
 
-def last_uses(graph: Graph, held: Collection[str]) -> list[list[str]]:
+def last_uses(graph: Graph, retained: Collection[str]) -> list[list[str]]:
     """Returns for each node the computed tensors that can be freed after it, because no later node
     reads them.
 
-    Outputs and the tensors in ``held`` are never freed.
+    Outputs and the ``retained`` tensors are never freed.
     """
     last = {name: i for i, node in enumerate(graph.nodes) for name in (*node.outputs, *node.reads)}
     uses: list[list[str]] = [[] for _ in graph.nodes]
-    keep = {*graph.roots, *graph.constants, *graph.inputs, *held}
+    never_freed = {*graph.roots, *graph.constants, *graph.inputs, *retained}
     for name, index in last.items():
-        if name not in keep:
+        if name not in never_freed:
             uses[index].append(name)
     return uses

@@ -70,9 +70,9 @@ def request_adapter(name: str | None) -> wgpu.GPUAdapter:
     Without a name, the environment's ``CML_ADAPTER`` applies, else the fastest adapter is returned.
     Raises :class:`DeviceError` if there is none.
     """
-    wanted = name or os.environ.get(VARIABLE)
-    if wanted:
-        return _named(wanted)
+    requested = name or os.environ.get(VARIABLE)
+    if requested:
+        return _named(requested)
     limit_instance()
     try:
         adapter = wgpu.gpu.request_adapter_sync(power_preference="high-performance")
@@ -83,13 +83,13 @@ def request_adapter(name: str | None) -> wgpu.GPUAdapter:
     return adapter
 
 
-def _named(wanted: str) -> wgpu.GPUAdapter:
-    found = adapters()
-    for adapter in found:
-        if wanted.lower() in adapter_name(adapter).lower():
+def _named(name: str) -> wgpu.GPUAdapter:
+    candidates = adapters()
+    for adapter in candidates:
+        if name.lower() in adapter_name(adapter).lower():
             return adapter
-    known = "; ".join(map(adapter_name, found)) or f"none. {NO_GPU_HINT}"
-    raise DeviceError(f"no GPU is called '{wanted}': this machine has {known}")
+    names = "; ".join(map(adapter_name, candidates)) or f"none. {NO_GPU_HINT}"
+    raise DeviceError(f"no GPU is called '{name}': this machine has {names}")
 
 
 def device_rows() -> list[dict[str, Json]]:
@@ -120,7 +120,7 @@ def device_rows() -> list[dict[str, Json]]:
 
 
 #: pipelines kept for later networks; one takes 2 to 5 MB on llvmpipe
-_MOST_KEPT = 128
+_CACHED_PIPELINES = 128
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -135,14 +135,14 @@ class Pipeline:
 class PipelineCache:
     """A cache that builds each pipeline once, even if several threads request it.
 
-    It keeps the ``most`` pipelines requested last. Any other lasts as long as a program
+    It keeps the ``capacity`` pipelines requested last. Any other lasts as long as a program
     references it.
     """
 
-    def __init__(self, most: int = _MOST_KEPT) -> None:
-        self._most = most
+    def __init__(self, capacity: int = _CACHED_PIPELINES) -> None:
+        self._capacity = capacity
         self._lock = Lock()
-        self._last: OrderedDict[Variant, Pipeline] = OrderedDict()
+        self._recent: OrderedDict[Variant, Pipeline] = OrderedDict()
         self._alive: WeakValueDictionary[Variant, Pipeline] = WeakValueDictionary()
         self._building: dict[Variant, Future[Pipeline]] = {}
         #: pipelines built so far
@@ -157,39 +157,39 @@ class PipelineCache:
         If another thread is building it, the caller waits for that build and its error. After a
         failure the next caller builds it again.
         """
-        mine: Future[Pipeline] = Future()
+        new_build: Future[Pipeline] = Future()
         with self._lock:
-            found = self._alive.get(key)
-            if found is not None:
-                self._keep(key, found)
-                return found
-            building = self._building.setdefault(key, mine)
-        if building is mine:
+            existing = self._alive.get(key)
+            if existing is not None:
+                self._keep(key, existing)
+                return existing
+            current_build = self._building.setdefault(key, new_build)
+        if current_build is new_build:
             try:
-                made = build()
+                pipeline = build()
             except BaseException as error:
                 with self._lock:
                     del self._building[key]
-                mine.set_exception(error)
+                new_build.set_exception(error)
             else:
                 with self._lock:
                     del self._building[key]
-                    self._alive[key] = made
-                    self._keep(key, made)
+                    self._alive[key] = pipeline
+                    self._keep(key, pipeline)
                     self.built += 1
-                mine.set_result(made)
-        return building.result()
+                new_build.set_result(pipeline)
+        return current_build.result()
 
     def _keep(self, key: Variant, pipeline: Pipeline) -> None:
-        self._last[key] = pipeline
-        self._last.move_to_end(key)
-        if len(self._last) > self._most:
-            self._last.popitem(last=False)
+        self._recent[key] = pipeline
+        self._recent.move_to_end(key)
+        if len(self._recent) > self._capacity:
+            self._recent.popitem(last=False)
 
 
 _log = logging.getLogger(__name__)
 #: optional features, enabled if the adapter has them
-_WANTED_FEATURES = (
+_OPTIONAL_FEATURES = (
     "timestamp-query",
     "timestamp-query-inside-encoders",
     "shader-f16",
@@ -197,7 +197,7 @@ _WANTED_FEATURES = (
     "subgroup",
 )
 #: limits raised to the adapter's maximum
-_WANTED_LIMITS = (
+_RAISED_LIMITS = (
     "max-buffer-size",
     "max-storage-buffer-binding-size",
     "max-storage-buffers-per-shader-stage",
@@ -305,18 +305,18 @@ class Device:
         disk. An empty dispatch on another device fills that store, in as many threads as call
         this method. Failures are ignored: the first dispatch is only slower then.
         """
-        mark = driver_file(key.code(), self.name)
-        if mark.exists():
+        marker = driver_file(key.code(), self.name)
+        if marker.exists():
             return
         with contextlib.suppress(wgpu.GPUError, CmlError, OSError):
             try:
-                other = self._compiling_devices.pop()
+                helper = self._compiling_devices.pop()
             except IndexError:
-                other = Device(_request_device(self.device.adapter))
-                other.dump_kernels = None
-            other._dispatch_nothing(other._build(key), key.tensors, uniforms)
-            self._compiling_devices.append(other)
-            write_atomically(mark, b"")
+                helper = Device(_request_device(self.device.adapter))
+                helper.dump_kernels = None
+            helper._dispatch_nothing(helper._build(key), key.tensors, uniforms)
+            self._compiling_devices.append(helper)
+            write_atomically(marker, b"")
 
     def _dispatch_nothing(
         self, pipeline: Pipeline, tensors: int, uniforms: Sequence[bytes]
@@ -382,7 +382,7 @@ class Device:
         module = self._module(key)
         layout = self._layout(key.tensors, key.params_bytes)
         try:
-            built = self.device.create_compute_pipeline(
+            pipeline = self.device.create_compute_pipeline(
                 label=key.label,
                 layout=self.device.create_pipeline_layout(bind_group_layouts=[layout]),
                 compute={"module": module, "entry_point": "main"},
@@ -391,11 +391,11 @@ class Device:
             raise_if_lost(error)
             raise DeviceError(f"the driver refused kernel '{key.label}': {error}") from error
         _log.debug("kernel '%s' built in %.0f ms", key.label, _ms_since(start))
-        return Pipeline(key.label, built, layout)
+        return Pipeline(key.label, pipeline, layout)
 
     def _module(self, key: Variant) -> wgpu.GPUShaderModule:
-        named = str(key.path) if isinstance(key, ShaderKey) else key.label
-        return self._create_module(key.label, key.code(), key.trusted, named)
+        source = str(key.path) if isinstance(key, ShaderKey) else key.label
+        return self._create_module(key.label, key.code(), key.trusted, source)
 
     def _create_module(
         self, label: str, code: bytes | str, trusted: bool, path: str
@@ -404,9 +404,10 @@ class Device:
             return create_shader_module(self.device, label, code, trusted)
         except (wgpu.GPUError, RuntimeError) as error:
             raise_if_lost(error)
-            hint = next((f"; {h}" for word, h in _NAGA_HINTS.items() if word in str(error)), "")
+            hints = (f"; {hint}" for name, hint in _NAGA_HINTS.items() if name in str(error))
+            reason = _reason(error) + next(hints, "")
             raise ShaderCompileError(
-                f"kernel '{path}' compiles, but wgpu does not take it: {_reason(error)}{hint}"
+                f"kernel '{path}' compiles, but wgpu does not take it: {reason}"
             ) from error
 
     def _layout(self, tensors: int, params_bytes: int) -> wgpu.GPUBindGroupLayout:
@@ -416,17 +417,17 @@ class Device:
         tensors are read-write, so that one arena can contain inputs and outputs of the same
         dispatch.
         """
-        found = self._layouts.get((tensors, params_bytes))
-        if found is None:
+        layout = self._layouts.get((tensors, params_bytes))
+        if layout is None:
             uniform = {"type": "uniform", "min_binding_size": SLICE_BYTES}
             entries: list[dict[str, object]] = [
                 _entry(0, {**uniform, "has_dynamic_offset": True}),
                 _entry(1, {"type": "uniform", "min_binding_size": params_bytes}),
             ]
             entries += [_entry(i + 2, {"type": "storage"}) for i in range(tensors)]
-            found = self.device.create_bind_group_layout(entries=entries)
-            self._layouts[tensors, params_bytes] = found
-        return found
+            layout = self.device.create_bind_group_layout(entries=entries)
+            self._layouts[tensors, params_bytes] = layout
+        return layout
 
 
 def _reason(error: Exception) -> str:
@@ -443,8 +444,8 @@ def _entry(binding: int, buffer: dict[str, object]) -> dict[str, object]:
 
 
 def _request_device(adapter: wgpu.GPUAdapter) -> wgpu.GPUDevice:
-    features = [f for f in _WANTED_FEATURES if f in adapter.features]
-    limits = {name: adapter.limits[name] for name in _WANTED_LIMITS if name in adapter.limits}
+    features = [f for f in _OPTIONAL_FEATURES if f in adapter.features]
+    limits = {name: adapter.limits[name] for name in _RAISED_LIMITS if name in adapter.limits}
     try:
         return adapter.request_device_sync(
             label="cml", required_features=features, required_limits=limits

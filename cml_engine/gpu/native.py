@@ -41,8 +41,8 @@ def _trusted(device: wgpu.GPUDevice, label: str, code: bytes | str) -> wgpu.GPUS
     if isinstance(code, str):
         source = _wgsl_source(api, code)
     else:
-        words = api.ffi.new("uint8_t[]", code)  # must live until the module is created
-        source = _spirv_source(api, words, len(code) // 4)
+        buffer = api.ffi.new("uint8_t[]", code)  # must live until the module is created
+        source = _spirv_source(api, buffer, len(code) // 4)
     descriptor = api.new_struct_p(
         "WGPUShaderModuleDescriptor *",
         nextInChain=api.ffi.cast("WGPUChainedStruct *", source),
@@ -53,8 +53,8 @@ def _trusted(device: wgpu.GPUDevice, label: str, code: bytes | str) -> wgpu.GPUS
     return api.GPUShaderModule(label, module, device)
 
 
-def _spirv_source(api: Any, words: Any, count: int) -> Any:
-    code = api.ffi.cast("uint32_t *", words)
+def _spirv_source(api: Any, buffer: Any, count: int) -> Any:
+    code = api.ffi.cast("uint32_t *", buffer)
     source = api.new_struct_p("WGPUShaderSourceSPIRV *", codeSize=count, code=code)
     source[0].chain.next = api.ffi.NULL
     source[0].chain.sType = api.lib.WGPUSType_ShaderSourceSPIRV
@@ -183,12 +183,12 @@ class PendingMap:
         if self.failed:
             buffer._map_state = "unmapped"
             raise DeviceError("a readback failed: the device was lost or the buffer destroyed")
-        libf, place = self._api.libf, buffer._internal
-        start = libf.wgpuBufferGetConstMappedRange(place, 0, self._nbytes)
+        libf, handle = self._api.libf, buffer._internal
+        start = libf.wgpuBufferGetConstMappedRange(handle, 0, self._nbytes)
         if start == self._api.ffi.NULL:
             raise DeviceError("a readback failed: the buffer is not mapped any more")
         data = bytes(self._api.ffi.buffer(start, self._nbytes))
-        libf.wgpuBufferUnmap(place)
+        libf.wgpuBufferUnmap(handle)
         buffer._map_state = "unmapped"
         return data
 
@@ -232,25 +232,25 @@ def raise_if_lost(error: Exception) -> None:
 
 class _ErrorConversion(ContextDecorator):
     # a class: a generator's context takes four times as long, and frames enter many
-    def __init__(self, kinds: tuple[type[Exception], ...]) -> None:
-        self._kinds = kinds
+    def __init__(self, error_types: tuple[type[Exception], ...]) -> None:
+        self._error_types = error_types
 
     def __enter__(self) -> None: ...
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
-        if isinstance(error, self._kinds):
+        if isinstance(error, self._error_types):
             raise device_error(error) from error
 
 
-def device_errors(*others: type[Exception]) -> _ErrorConversion:
-    """Converts wgpu's errors, and the types ``others``, to :class:`DeviceError`.
+def device_errors(*error_types: type[Exception]) -> _ErrorConversion:
+    """Converts wgpu's errors, and the types ``error_types``, to :class:`DeviceError`.
 
     It works as a ``with`` block and as a decorator. Every call that reaches the driver on behalf
     of a user of this package is inside one.
     """
-    return _ErrorConversion((wgpu.GPUError, *others))
+    return _ErrorConversion((wgpu.GPUError, *error_types))
 
 
 def poll(device: wgpu.GPUDevice) -> None:
@@ -278,17 +278,17 @@ def quicken_start() -> None:
     parse = parser._parse
 
     def parse_cached(csource: str) -> Any:
-        words = set(re.findall(r"\w+", csource))
-        everything = parser._declarations
+        names = set(re.findall(r"\w+", csource))
+        declarations = parser._declarations
         parser._declarations = {
-            name: declared
-            for name, declared in everything.items()
-            if not name.startswith("typedef ") or name[8:] in words
+            name: declaration
+            for name, declaration in declarations.items()
+            if not name.startswith("typedef ") or name[8:] in names
         }
         try:
             return parse(csource)
         finally:
-            parser._declarations = everything
+            parser._declarations = declarations
 
     parser._parse = parse_cached
 

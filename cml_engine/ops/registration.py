@@ -52,7 +52,7 @@ def register(spec: OpSpec, file: str | Path | None = None) -> OpSpec:
     ... )
     >>> cml.unregister("halve")
     """
-    load_families()  # so that a name which the engine has is taken already
+    load_families()  # so that the engine's names are registered
     if find_builtin(getattr(spec, "name", "")) is spec:
         return add(spec)
     spec = check_spec(spec, Path(file) if file else _place(spec))
@@ -89,7 +89,7 @@ def _place(spec: object) -> Path | None:
     return None
 
 
-#: longer ones have no place in a line of a declaration
+#: the longest expression
 _MOST_LETTERS = 600
 
 

@@ -135,7 +135,7 @@ def _params(live: _LiveNode, k: int, values: Mapping[str, Array]) -> Mapping[str
 
 def _dispatches(spec: OpSpec, op: Lowering) -> list[Dispatch]:
     kernel = spec.kernel
-    assert kernel is not None  # only a kernel's lower comes here
+    assert kernel is not None  # only called for an operator with a kernel
     return [whole(op, spec, kernel)] if kernel.lower is None else list(kernel.lower(op))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import wgpu
 
@@ -13,6 +12,7 @@ from cml_engine import FrameScheduler
 from demo_game.agents import TileJobs, TileSource
 from demo_game.arrays import Array
 from demo_game.bake.planet import Planet
+from demo_game.render.binding import BufferPart, GpuMemory
 from demo_game.world.tile import TileId
 
 OWNER = "planet"
@@ -59,7 +59,7 @@ class BakedTile(TileJobs):
         super().__init__(tile, {})
         self._source, self._reading, self._make = source, reading, make
         self._arrays: Mapping[str, Array] | None = None
-        self._memory: dict[str, Any] = {}
+        self._memory: dict[str, GpuMemory] = {}
 
     def _is_read(self) -> bool:
         """Takes the result of a finished read; returns True if the store has the tile.
@@ -96,7 +96,7 @@ class BakedTile(TileJobs):
             return ""
         return bytes(self._arrays["digest"]).hex()
 
-    def tensor(self, name: str) -> Any:
+    def tensor(self, name: str) -> BufferPart:
         """Returns one of the tensors that the renderer keeps as a GPU buffer.
 
         The first call uploads it.
@@ -112,13 +112,15 @@ class BakedTile(TileJobs):
             self._memory[name].write(data)
         return self._memory[name]
 
-    def read(self, name: str) -> Any:
+    def read(self, name: str) -> Array | None:
         """Returns one of the tile's tensors as a NumPy array.
 
         None until it has been read or computed.
         """
         self._is_read()
-        return super().read(name) if self.jobs else self._arrays and self._arrays[name]
+        if self.jobs:
+            return super().read(name)
+        return self._arrays[name] if self._arrays is not None else None
 
     def cancel(self) -> None:
         """Cancels the reading and the jobs of the tile, and frees its memory."""

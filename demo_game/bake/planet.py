@@ -145,7 +145,7 @@ def code_of(path: Path) -> str:
     return " ".join(re.sub(r"//.*|/\*.*?\*/", " ", text).split())
 
 
-def _syntax(node: Any) -> Any:
+def _syntax(node: object) -> object:
     """Returns a syntax tree as nested lists, without docstrings and empty fields."""
     if isinstance(node, list):
         return [_syntax(n) for n in node if not _is_docstring(n)]
@@ -155,7 +155,7 @@ def _syntax(node: Any) -> Any:
     return type(node).__name__, [field for field in fields if field[1] not in (None, [])]
 
 
-def _is_docstring(node: Any) -> bool:
+def _is_docstring(node: object) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -58,7 +57,7 @@ class PlanetMaker:
         # only the light, which is for drawing, may differ between devices, by one step of a byte
         self.device = ANY_DEVICE if work.integer else self.maker.device
 
-    def measure(self) -> Any:
+    def measure(self) -> None:
         return None
 
     def make(self, layer: Layer, unit: Unit, clock: UnitClock) -> UnitResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from typing import Any
+from collections.abc import Mapping
 
 import cml_engine as cml
 
@@ -21,7 +21,7 @@ class Connection:
         plug.settimeout(PATIENCE_S)
         self._plug, self._file = plug, plug.makefile("rb")
 
-    def exchange(self, line: dict[str, Any]) -> dict[str, Any]:
+    def exchange(self, line: Mapping[str, object]) -> dict[str, object]:
         """Sends an object as a line of JSON, then waits for the other player's line and returns it.
 
         Raises :class:`cml.CmlError` if the other player is gone or silent.

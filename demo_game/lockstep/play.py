@@ -6,7 +6,6 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -49,7 +48,7 @@ class Player:
     device: str
     seed: int
 
-    def hello(self) -> dict[str, Any]:
+    def hello(self) -> dict[str, object]:
         """Returns the first line to exchange: the seed, the tiles' rules, and the device."""
         rules = dict(line.rsplit(" ", 1) for line in rules_of(self.maker.chain))
         return {"seed": self.seed, **rules, "device": self.device}
@@ -101,17 +100,15 @@ def play(
     own_hello = player.hello()
     other_hello = connection.exchange(own_hello)
     _check_same(own_hello, other_hello)
-    result, tick, reported_s = (
-        Lockstep(other=str(other_hello.get("device"))),
-        first,
-        time.monotonic(),
-    )
+    result, tick = Lockstep(other=str(other_hello.get("device"))), first
+    reported_s = time.monotonic()
     while not result.difference:
         tile = tile_at(player.seed, tick)
         digest, stages = player.stages(tile)
         state = hashlib.sha256(f"{result.state} {tile} {digest}".encode()).hexdigest()
-        mine = {"tick": tick, "digest": digest, "stages": stages, "state": state,
-                "last": last(tick)}  # fmt: skip
+        mine: dict[str, object] = {
+            "tick": tick, "digest": digest, "stages": stages, "state": state, "last": last(tick)
+        }  # fmt: skip
         theirs = connection.exchange(mine)
         result.difference = _difference(player, result.other, tile, mine, theirs)
         if result.difference:
@@ -127,7 +124,7 @@ def play(
     return result
 
 
-def _check_same(own_hello: Mapping[str, Any], other_hello: Mapping[str, Any]) -> None:
+def _check_same(own_hello: Mapping[str, object], other_hello: Mapping[str, object]) -> None:
     for name in own_hello:
         if name != "device" and own_hello[name] != other_hello.get(name):
             subject = name if name in ("seed", "world", "integer rule") else f"network '{name}'"
@@ -142,22 +139,27 @@ def _difference(
     player: Player,
     other_device: str,
     tile: TileId,
-    mine: Mapping[str, Any],
-    theirs: Mapping[str, Any],
+    mine: Mapping[str, object],
+    theirs: Mapping[str, object],
 ) -> str:
     """Describes the first difference of two ticks; "" if they are equal."""
     keys = ("tick", "digest", "stages", "state")
     if all(mine[key] == theirs.get(key) for key in keys):
         return ""
-    other_stages = theirs.get("stages")
-    stages = other_stages if isinstance(other_stages, dict) else {}
-    name = next((n for n, digest in mine["stages"].items() if digest != stages.get(n)), "state")
-    own_value, other_value = (mine["state"], theirs.get("state")) if name == "state" else (
-        mine["stages"][name], stages.get(name))  # fmt: skip
+    own_stages, other_stages = _stages(mine), _stages(theirs)
+    name = next((n for n in own_stages if own_stages[n] != other_stages.get(n)), "")
+    own_value, other_value = mine["state"], theirs.get("state")
+    if name:
+        own_value, other_value = own_stages[name], other_stages.get(name)
     return (
-        f"tick {mine['tick']}, tile {tile}: '{name}' is the first that differs\n"
+        f"tick {mine['tick']}, tile {tile}: '{name or 'state'}' is the first that differs\n"
         f"  here  ({player.device}) {own_value}\n"
         f"  there ({other_device}) {other_value}\n"
         f"Next: that tile again on both, --seed {player.seed} --first {mine['tick']} --ticks 1; "
-        f"then every tensor of '{name}': cml validate MODEL --integer"
+        f"then every tensor of '{name or 'state'}': cml validate MODEL --integer"
     )
+
+
+def _stages(line: Mapping[str, object]) -> Mapping[str, object]:
+    stages = line.get("stages")
+    return stages if isinstance(stages, Mapping) else {}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import cml_engine as cml
+from demo_game.arrays import Array
 
 TILE = cml.Fact("integer", (1, 4))
 EXACT = cml.Tolerance(0, 0, "whole numbers")
@@ -18,7 +18,7 @@ def declare(
     signature: str,
     takes: Mapping[str, cml.Fact],
     gives: Sequence[cml.Fact],
-    cpu: Callable[..., Any],
+    cpu: Callable[..., Array | list[Array]],
     operations: int,
     cases: Sequence[cml.Case],
     tolerance: cml.Tolerance = EXACT,

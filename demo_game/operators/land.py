@@ -7,7 +7,7 @@ constants are the defaults of their attributes.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
@@ -64,7 +64,7 @@ def _declare_land(
     result: str,
     attributes: str,
     shape: tuple[int, ...],
-    cpu: Any,
+    cpu: Callable[..., Array],
     octaves: int,
     tolerance: cml.Tolerance = EXACT,
     threads: int = 0,

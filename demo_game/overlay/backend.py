@@ -15,6 +15,7 @@ from demo_game.render.binding import (
     COLOURS,
     SAMPLER,
     UNIFORM,
+    Descriptor,
     bind,
     make_layout,
     make_pipeline,
@@ -61,7 +62,7 @@ class Backend:
         self._screen_written = np.zeros(4, np.float32)
         self._corners = _Growing(gpu, wgpu.BufferUsage.VERTEX)
         self._indices = _Growing(gpu, wgpu.BufferUsage.INDEX)
-        self._textures: dict[int, tuple[Any, Any]] = {}
+        self._textures: dict[int, tuple[wgpu.GPUTexture, wgpu.GPUBindGroup]] = {}
         self._next_texture = 1
         io = imgui.get_io()
         io.backend_flags |= imgui.BackendFlags_.renderer_has_vtx_offset.value
@@ -71,8 +72,8 @@ class Backend:
         self,
         encoder: wgpu.GPUCommandEncoder,
         target_view: wgpu.GPUTextureView,
-        draw_data: Any,
-        timestamp_writes: dict[str, Any] | None = None,
+        draw_data: imgui.ImDrawData,
+        timestamp_writes: Descriptor | None = None,
     ) -> None:
         """Encodes one pass that draws imgui's ``draw_data`` over the picture in ``target_view``."""
         for texture in draw_data.textures:
@@ -94,7 +95,7 @@ class Backend:
         for texture, _ in self._textures.values():
             texture.destroy()
 
-    def _record(self, render: wgpu.GPURenderPassEncoder, draw_data: Any) -> None:
+    def _record(self, render: wgpu.GPURenderPassEncoder, draw_data: imgui.ImDrawData) -> None:
         scale = draw_data.framebuffer_scale.x
         width = round(draw_data.display_size.x * scale)
         height = round(draw_data.display_size.y * scale)
@@ -125,7 +126,7 @@ class Backend:
             first_corner += commands.vtx_buffer.size()
             first_index += commands.idx_buffer.size()
 
-    def _upload(self, draw_data: Any) -> None:
+    def _upload(self, draw_data: imgui.ImDrawData) -> None:
         size = draw_data.display_size
         screen = np.array([2 / size.x, -2 / size.y, -1, 1], np.float32)
         if not np.array_equal(screen, self._screen_written):
@@ -137,7 +138,7 @@ class Backend:
 
     # --- the font's texture, which imgui fills as glyphs are needed
 
-    def _update_texture(self, texture: Any) -> None:
+    def _update_texture(self, texture: imgui.ImTextureData) -> None:
         status = imgui.ImTextureStatus
         if texture.status == status.want_create:
             self._create_texture(texture)
@@ -150,7 +151,7 @@ class Backend:
             texture.set_tex_id(0)
             texture.set_status(status.destroyed)
 
-    def _create_texture(self, texture: Any) -> None:
+    def _create_texture(self, texture: imgui.ImTextureData) -> None:
         font_texture = self._gpu.memory.create_texture(
             owner=_OWNER,
             label="overlay font",
@@ -164,7 +165,9 @@ class Backend:
         texture.set_tex_id(self._next_texture)
         self._next_texture += 1
 
-    def _write_texture(self, texture: Any, x: int, y: int, width: int, height: int) -> None:
+    def _write_texture(
+        self, texture: imgui.ImTextureData, x: int, y: int, width: int, height: int
+    ) -> None:
         row = 4 * texture.width
         pixels = texture.get_pixels_array().reshape(-1)[y * row + 4 * x :]
         self._gpu.queue.write_texture(
@@ -188,7 +191,7 @@ class _Growing:
         self._made = self._gpu.memory.allocate(nbytes, self._usage, owner=_OWNER, category="render")
 
     @property
-    def range(self) -> tuple[Any, int, int]:
+    def range(self) -> tuple[wgpu.GPUBuffer, int, int]:
         """The buffer, the offset in bytes, and the size in bytes."""
         return self._made.buffer, self._made.offset, self._bytes.nbytes
 

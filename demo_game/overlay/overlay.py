@@ -15,6 +15,7 @@ from cml_engine.tools.panel.drawing import SECTIONS
 from cml_engine.tools.panel.palette import Colour
 from demo_game.overlay.backend import Backend
 from demo_game.overlay.controls import ControlsSection
+from demo_game.render.binding import Descriptor
 
 if TYPE_CHECKING:
     from demo_game.game import Controls, Game
@@ -139,7 +140,7 @@ class Overlay:
         target_view: wgpu.GPUTextureView,
         dt_s: float,
         *,
-        timestamp_writes: dict[str, Any] | None = None,
+        timestamp_writes: Descriptor | None = None,
     ) -> None:
         """Encodes one pass that draws the windows over ``target_view``.
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from demo_game.arrays import Array
+from demo_game.render.binding import BufferPart
 from demo_game.world.tile import CELLS, TileId
 
 if TYPE_CHECKING:  # needs a GPU
@@ -129,7 +130,7 @@ def has_grass(tile: TileId, away: float) -> bool:
     return tile.level == 0 and away < GRASS_M
 
 
-def draw_grass(render: wgpu.GPURenderPassEncoder, tiles: Any, rows: Iterable[int]) -> None:
+def draw_grass(render: wgpu.GPURenderPassEncoder, tiles: BufferPart, rows: Iterable[int]) -> None:
     """Draws the grass of the tiles in these rows of the tile buffer, into a render pass."""
     across = int(2 * GRASS_M * _DENSITY)
     for row in rows:

@@ -13,6 +13,7 @@ from demo_game.render.binding import (
     COLOURS,
     SAMPLER,
     UNIFORM,
+    Descriptor,
     make_layout,
     make_pipeline,
     texture_array,
@@ -82,7 +83,9 @@ class Pipelines:
         self.picture_layout = picture = make_layout(gpu, colours, sampler)
         ground = [scene, self.tiles_layout]
 
-        def build(source: str, *buffers: Any, **options: Any) -> Future[wgpu.GPURenderPipeline]:
+        def build(
+            source: str, *buffers: Descriptor, **options: Any
+        ) -> Future[wgpu.GPURenderPipeline]:
             return builders.submit(self._build, source, list(buffers), **options)
 
         self._made = {
@@ -121,21 +124,25 @@ class Pipelines:
     def _build(
         self,
         source: str,
-        buffers: list[dict[str, Any]],
+        buffers: list[Descriptor],
         *,
-        layouts: list[Any],
+        layouts: list[wgpu.GPUBindGroupLayout],
         depth: bool = True,
         mirror: bool = False,
         topology: str = "triangle-list",
         cull: str = "none",
         compare: str = "greater",
         write: bool = True,
-        blend: dict[str, Any] | None = None,
+        blend: Descriptor | None = None,
     ) -> wgpu.GPURenderPipeline:
-        target: dict[str, Any] = {"format": self._format}
+        target: dict[str, object] = {"format": self._format}
         if blend is not None:
             target["blend"] = blend
-        testing = {"format": DEPTH_FORMAT, "depth_write_enabled": write, "depth_compare": compare}
+        testing: Descriptor = {
+            "format": DEPTH_FORMAT,
+            "depth_write_enabled": write,
+            "depth_compare": compare,
+        }
         return make_pipeline(
             self._gpu,
             _SHADERS / source,

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import wgpu
 
 import cml_engine as cml
-from demo_game.render.binding import bind, make_layout, texture_array
+from demo_game.render.binding import (
+    BufferPart,
+    Descriptor,
+    GpuMemory,
+    bind,
+    make_layout,
+    texture_array,
+)
 from demo_game.render.mesh import shapes
 from demo_game.render.quality import Quality
 
@@ -44,7 +50,7 @@ class Plants:
     ) -> None:
         slots = quality.slots
 
-        def allocate(nbytes: int, usage: int) -> Any:
+        def allocate(nbytes: int, usage: int) -> GpuMemory:
             return gpu.memory.allocate(
                 nbytes, usage | _Buffers.COPY_DST, owner=OWNER, category="render"
             )
@@ -60,7 +66,7 @@ class Plants:
         numbers = np.zeros((slots, self._step // 4), np.uint32)
         numbers[:, 0] = np.arange(slots)
         self._numbers.write(numbers)
-        bindings: list[dict[str, Any]] = [
+        bindings: list[Descriptor] = [
             {"buffer": {"type": "storage"}},
             {"buffer": {"type": "uniform", "has_dynamic_offset": True}},
             *[texture_array("unfilterable-float")] * 2,
@@ -86,7 +92,9 @@ class Plants:
             *(texture.create_view(dimension="2d-array") for texture in (heights, shading)),
         )
 
-    def fill(self, encoder: wgpu.GPUCommandEncoder, slot: int, instances: Any, draw: Any) -> None:
+    def fill(
+        self, encoder: wgpu.GPUCommandEncoder, slot: int, instances: BufferPart, draw: BufferPart
+    ) -> None:
         """Encodes the copy of a tile's instances into a slot, and the pass that packs them.
 
         The slot's heights and shading must have been copied before.

@@ -6,14 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import wgpu
 
 import cml_engine as cml
 from demo_game.arrays import Array
-from demo_game.render.binding import bind
+from demo_game.render.binding import Descriptor, GpuMemory, bind
 from demo_game.render.camera import Camera, Point
 from demo_game.render.mesh import TILE_BYTES, draw_grass, find_coarser_step, grid, has_grass
 from demo_game.render.pace import EFFORTS, Effort
@@ -81,8 +80,8 @@ class DrawStats:
 class _Mesh:
     """A tile's grid in GPU buffers; ``count`` is the number of its indices."""
 
-    vertices: Any
-    indices: Any
+    vertices: GpuMemory
+    indices: GpuMemory
     count: int
 
 
@@ -202,7 +201,7 @@ class Renderer:
         camera: Camera,
         visible: Sequence[VisibleTile],
         time_s: float,
-        timed: Callable[[], Any] = lambda: None,
+        timed: Callable[[], Descriptor | None] = lambda: None,
     ) -> DrawStats:
         """Encodes the passes that draw the whole picture to ``target_view``.
 
@@ -246,7 +245,7 @@ class Renderer:
         self,
         encoder: wgpu.GPUCommandEncoder,
         target_view: wgpu.GPUTextureView,
-        timestamp_writes: Any,
+        timestamp_writes: Descriptor | None,
     ) -> None:
         """Encodes the pass that enlarges the smaller picture to the target."""
         enlarge = encoder.begin_render_pass(
@@ -345,7 +344,7 @@ def _mesh(gpu: cml.Gpu, step: int) -> _Mesh:
     )
 
 
-def _buffer(gpu: cml.Gpu, data: Array, usage: int) -> Any:
+def _buffer(gpu: cml.Gpu, data: Array, usage: int) -> GpuMemory:
     allocation = gpu.memory.allocate(
         data.nbytes, usage | _Buffers.COPY_DST, owner=OWNER, category="render"
     )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import wgpu
 
 import cml_engine as cml
-from demo_game.render.binding import bind
+from demo_game.render.binding import Descriptor, bind
 from demo_game.render.pipelines import DEPTH_FORMAT, Pipelines
 
 OWNER = "picture"
@@ -27,8 +25,8 @@ class Targets:
 
     def __init__(self, gpu: cml.Gpu, target_format: str, samples: int) -> None:
         self._gpu, self._format, self._samples = gpu, target_format, samples
-        self._textures: list[Any] = []
-        self._views: list[Any] = []
+        self._textures: list[wgpu.GPUTexture] = []
+        self._views: list[wgpu.GPUTextureView] = []
 
     def make(self, size: tuple[int, int], smaller: bool) -> None:
         """Frees the present textures and creates those for pictures of that size.
@@ -43,7 +41,7 @@ class Targets:
             self._textures.append(self._texture(size, self._format, 1))
         self._views = [texture.create_view() for texture in self._textures]
 
-    def _texture(self, size: tuple[int, int], texture_format: str, samples: int) -> Any:
+    def _texture(self, size: tuple[int, int], texture_format: str, samples: int) -> wgpu.GPUTexture:
         sampled = samples == 1 and texture_format != DEPTH_FORMAT
         usage = wgpu.TextureUsage
         return self._gpu.memory.create_texture(
@@ -55,7 +53,7 @@ class Targets:
         )
 
     @property
-    def smaller(self) -> Any:
+    def smaller(self) -> wgpu.GPUTextureView:
         """The view of the smaller picture; only if :meth:`make` was called with ``smaller``."""
         return self._views[-1]
 
@@ -63,8 +61,8 @@ class Targets:
         self,
         encoder: wgpu.GPUCommandEncoder,
         target_view: wgpu.GPUTextureView,
-        timestamp_writes: Any,
-    ) -> Any:
+        timestamp_writes: Descriptor | None,
+    ) -> wgpu.GPURenderPassEncoder:
         """Begins the render pass that clears a view and draws the picture to it.
 
         Returns the pass.
@@ -101,7 +99,7 @@ class Reflection:
     ) -> None:
         self._gpu, self._layout, self._sampler = gpu, pipelines.picture_layout, sampler
         self._targets = Targets(gpu, target_format, samples=1)
-        self.group: Any = None
+        self.group: wgpu.GPUBindGroup | None = None
 
     def make(self, size: tuple[int, int]) -> None:
         """Creates the textures, of half the sides of ``size``, and the bind group."""
@@ -109,7 +107,9 @@ class Reflection:
         self._targets.make((width, height), smaller=True)
         self.group = bind(self._gpu, self._layout, self._targets.smaller, self._sampler)
 
-    def begin(self, encoder: wgpu.GPUCommandEncoder, timestamp_writes: Any) -> Any:
+    def begin(
+        self, encoder: wgpu.GPUCommandEncoder, timestamp_writes: Descriptor | None
+    ) -> wgpu.GPURenderPassEncoder:
         """Begins the pass that draws the reflection, cleared to zero; returns the pass."""
         return self._targets.begin(encoder, self._targets.smaller, timestamp_writes)
 

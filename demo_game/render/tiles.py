@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from concurrent.futures import Executor
-from typing import Any
 
 import numpy as np
 import wgpu
 
 import cml_engine as cml
+from demo_game.arrays import Array
+from demo_game.render.binding import BufferPart
 from demo_game.render.plants import Plants
 from demo_game.render.quality import Quality
 from demo_game.world.tile import FINE
@@ -66,11 +67,11 @@ class TilePool:
         encoder: wgpu.GPUCommandEncoder,
         slot: int,
         *,
-        height: Any,
-        shading: Any,
-        texels: Any,
-        instances: Any = None,
-        draw: Any = None,
+        height: BufferPart,
+        shading: BufferPart,
+        texels: BufferPart,
+        instances: BufferPart | None = None,
+        draw: BufferPart | None = None,
     ) -> None:
         """Encodes copies of a tile's tensors, as ``job.tensor(name)`` returns them, into a slot.
 
@@ -95,7 +96,7 @@ class TilePool:
             self.plants.fill(encoder, slot, instances, draw)
             self._planted.add(slot)
 
-    def write(self, slot: int, height: Any, shading: Any, colours: Any) -> None:
+    def write(self, slot: int, height: Array, shading: Array, colours: Array) -> None:
         """Uploads a tile that was made in NumPy into a slot; it has no plants.
 
         ``height`` is (64, 64) in metres, ``shading`` and ``colours`` are (64, 64, 4) bytes.

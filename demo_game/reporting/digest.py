@@ -97,11 +97,11 @@ class Digests:
         if tile_jobs.digest:
             self.of[tile_jobs.tile] = tile_jobs.digest
             return True
+        names = self._chain.list_digest_tensors(tile_jobs.tile)
         # every read starts a readback, so all must be called before the check
-        arrays = {
-            name: tile_jobs.read(name) for name in self._chain.list_digest_tensors(tile_jobs.tile)
-        }
-        if any(array is None for array in arrays.values()):
+        reads = [(name, tile_jobs.read(name)) for name in names]
+        arrays = {name: array for name, array in reads if array is not None}
+        if len(arrays) < len(names):
             return False
         self.of[tile_jobs.tile] = tile_digest(self._chain, tile_jobs.tile, arrays.__getitem__)
         return True

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import cml_engine as cml
 from cml_engine.tools.panel import percentile
@@ -56,14 +55,14 @@ class RunReport:
     memory_bytes_by_owner: dict[str, int]
     world: str
     notice: str = ""
-    operators: list[dict[str, Any]] = field(default_factory=list)
+    operators: list[dict[str, object]] = field(default_factory=list)
 
     @property
     def over_share(self) -> float:
         """The share of frames that took longer than the target, 0 to 1."""
         return self.frames_over / self.frames if self.frames else 0.0
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Returns all fields and ``frames_over_share`` as a dict for JSON."""
         return {**asdict(self), "frames_over_share": round(self.over_share, 4)}
 

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Iterable, Mapping
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import cml_engine as cml
 from demo_game.arrays import Array
@@ -19,19 +18,21 @@ class GraphOps:
     def __init__(self, builder: cml.GraphBuilder, weights: Mapping[str, Array]) -> None:
         self._builder, self._weights = builder, weights
 
-    def conv(self, x: Any, name: str, channels: int, size: int, *, stride: int = 1,
-             dilation: int = 1, last: bool = False) -> Any:  # fmt: skip
+    def conv(self, x: cml.Tensor, name: str, channels: int, size: int, *, stride: int = 1,
+             dilation: int = 1, last: bool = False) -> cml.Tensor:  # fmt: skip
         del channels, size, last  # the weights say
         bias = self._weights[f"{name}_bias"].reshape(1, -1)
         return self._conv(x, name, self._weights[f"{name}_filter"], bias, stride, dilation)
 
-    def fixed(self, x: Any, name: str, weights: Array, bias: Array | None = None) -> Any:
+    def fixed(
+        self, x: cml.Tensor, name: str, weights: Array, bias: Array | None = None
+    ) -> cml.Tensor:
         return self._conv(x, name, weights, bias)
 
     def _conv(
-        self, x: Any, name: str, filter: Array, bias: Array | None, stride: int = 1,
+        self, x: cml.Tensor, name: str, filter: Array, bias: Array | None, stride: int = 1,
         dilation: int = 1,
-    ) -> Any:  # fmt: skip
+    ) -> cml.Tensor:  # fmt: skip
         make = self._builder
         return make.conv(
             x,
@@ -40,26 +41,26 @@ class GraphOps:
             padding=[(0, 0), (0, 0)], stride=[stride] * 2, dilation=[dilation] * 2,
         )  # fmt: skip
 
-    def relu(self, x: Any) -> Any:
+    def relu(self, x: cml.Tensor) -> cml.Tensor:
         return self._builder.relu(x)
 
-    def clamp(self, x: Any, low: float, high: float) -> Any:
+    def clamp(self, x: cml.Tensor, low: float, high: float) -> cml.Tensor:
         return self._builder.clamp(x, low, high)
 
-    def log2(self, x: Any) -> Any:
+    def log2(self, x: cml.Tensor) -> cml.Tensor:
         return self._builder.log2(x)
 
-    def wave(self, x: Any) -> Any:
+    def wave(self, x: cml.Tensor) -> cml.Tensor:
         return self._builder.abs(x - self._builder.floor(x) - 0.5)
 
-    def concat(self, *xs: Any) -> Any:
+    def concat(self, *xs: cml.Tensor) -> cml.Tensor:
         return self._builder.concat(list(xs), axis=1)
 
-    def crop(self, x: Any, before: int, after: int) -> Any:
+    def crop(self, x: cml.Tensor, before: int, after: int) -> cml.Tensor:
         ends = [size - after for size in x.shape[2:]]
         return self._builder.slice(x, axes=[2, 3], begin=[before] * 2, end=ends)
 
-    def depth_to_space(self, x: Any, scale: int) -> Any:
+    def depth_to_space(self, x: cml.Tensor, scale: int) -> cml.Tensor:
         return self._builder.depth_to_space(x, block_size=scale, blocks_first=False)
 
 

@@ -7,7 +7,7 @@ soft mask whose edge follows patches made from the grain. Colours are sRGB value
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -104,13 +104,13 @@ class Ground:
         self.warmth = 1 - (heights + 110 * self.north * np.minimum(self.slope, 0.6)) / 950
 
 
-def _blend_layer(under: Array, mask: Array, colour: Any, rough: float) -> Array:
+def _blend_layer(under: Array, mask: Array, colour: Sequence[float], rough: float) -> Array:
     """Returns ``under`` (N, 4, h, w) with a layer of one colour over it, by the mask."""
     over = np.array([*colour, rough], np.float32).reshape(1, 4, 1, 1)
     return under + mask * (over - under)
 
 
-def _cover(mask: Array, colour: Any, rough: float) -> Array:
+def _cover(mask: Array, colour: Sequence[float], rough: float) -> Array:
     """Returns a layer (N, 4, h, w) of one colour, as large as ``mask``."""
     under = np.zeros((mask.shape[0], 4, *mask.shape[2:]), np.float32)
     return _blend_layer(under, np.ones_like(mask), colour, rough)

@@ -8,43 +8,50 @@ sea looks like land near it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 
 from demo_game.arrays import Array
 from demo_game.training.data import catmull_rom
 
-Inputs = Mapping[str, Any]
+
+class Arithmetic(Protocol):
+    """The operators that tensors have themselves."""
+
+    def __add__(self, other: Self | float, /) -> Self: ...
+    def __sub__(self, other: Self | float, /) -> Self: ...
+    def __mul__(self, other: Self | float, /) -> Self: ...
+    def __truediv__(self, other: Self | float, /) -> Self: ...
 
 
-class Ops(Protocol):
-    """The interface of the operators in the agents, with NNEF's meaning, on any tensor type.
+T = TypeVar("T", bound=Arithmetic)
 
-    The tensors themselves have ``+``, ``-``, ``*`` and ``/``.
-    """
 
-    def conv(self, x: Any, name: str, channels: int, size: int, *, stride: int = 1,
-             dilation: int = 1, last: bool = False) -> Any:  # fmt: skip
+class Ops(Protocol[T]):
+    """The interface of the operators in the agents, with NNEF's meaning, on tensors of type T."""
+
+    def conv(self, x: T, name: str, channels: int, size: int, *, stride: int = 1,
+             dilation: int = 1, last: bool = False) -> T:  # fmt: skip
         """Returns a convolution with the weights and bias of that name.
 
         With ``last`` they start at 0.
         """
         ...
 
-    def fixed(self, x: Any, name: str, weights: Array, bias: Array | None = None) -> Any: ...
-    def relu(self, x: Any) -> Any: ...
-    def clamp(self, x: Any, low: float, high: float) -> Any: ...
-    def log2(self, x: Any) -> Any: ...
-    def wave(self, x: Any) -> Any:
+    def fixed(self, x: T, name: str, weights: Array, bias: Array | None = None) -> T: ...
+    def relu(self, x: T) -> T: ...
+    def clamp(self, x: T, low: float, high: float) -> T: ...
+    def log2(self, x: T) -> T: ...
+    def wave(self, x: T) -> T:
         """Returns a triangle wave of ``x``, of period 1 and height 0.5."""
         ...
 
-    def concat(self, *xs: Any) -> Any: ...
-    def crop(self, x: Any, before: int, after: int) -> Any: ...
-    def depth_to_space(self, x: Any, scale: int) -> Any: ...
+    def concat(self, *xs: T) -> T: ...
+    def crop(self, x: T, before: int, after: int) -> T: ...
+    def depth_to_space(self, x: T, scale: int) -> T: ...
 
 
 def differences(neighbours: tuple[int, ...]) -> Array:
@@ -63,7 +70,7 @@ def differences(neighbours: tuple[int, ...]) -> Array:
 CROSS, AROUND = (1, 3, 5, 7), (0, 1, 2, 3, 5, 6, 7, 8)
 
 
-def upres(o: Ops, inputs: Inputs) -> Any:
+def upres(o: Ops[T], inputs: Mapping[str, T]) -> T:
     """Applies the upres agent: coarse heights and noise to eroded heights, four times finer."""
     coarse, cell = inputs["coarse"], inputs["cell"]
     trained = {
@@ -77,12 +84,12 @@ def upres(o: Ops, inputs: Inputs) -> Any:
     return o.depth_to_space(_residual(o, trained) * cell + smooth, 4)
 
 
-def trained_upres(o: Ops, inputs: Inputs) -> Any:
+def trained_upres(o: Ops[T], inputs: Mapping[str, T]) -> T:
     """Applies the trained part of the upres agent: the residual to bicubic heights, in cells."""
     return o.depth_to_space(_residual(o, inputs), 4)
 
 
-def _residual(o: Ops, inputs: Inputs, channels: int = 40) -> Any:
+def _residual(o: Ops[T], inputs: Mapping[str, T], channels: int = 40) -> T:
     level = o.conv((inputs["size"] + -5.0) * 0.33, "level", channels, 1)
     x = o.conv(inputs["around"], "slopes", channels, 1) + level
     x = o.conv(inputs["above"], "above", channels, 3) + x
@@ -105,7 +112,7 @@ def _column(values: tuple[float, ...]) -> Array:
     return np.array(values, np.float32).reshape(-1, 1, 1, 1)
 
 
-def near(o: Ops, inputs: Inputs) -> dict[str, Any]:
+def near(o: Ops[T], inputs: Mapping[str, T]) -> dict[str, T]:
     """Returns untrained features: ``slopes`` at 94 x 94, and 16 ``features`` at 68 x 68."""
     heights, cell = inputs["heights"], inputs["cell"]
     slopes = o.fixed(heights, "differences", differences(CROSS)) / cell
@@ -124,7 +131,7 @@ def near(o: Ops, inputs: Inputs) -> dict[str, Any]:
     return {"slopes": slopes, "features": features}
 
 
-def _surroundings(o: Ops, slopes: Any, channels: int = 12) -> Any:
+def _surroundings(o: Ops[T], slopes: T, channels: int = 12) -> T:
     """Returns features of the land around each second inner sample, from slopes at 94 x 94."""
     x = o.relu(o.conv(slopes, "wide1", channels, 4, stride=2))
     x = o.relu(o.conv(x, "wide2", channels, 3))
@@ -133,7 +140,7 @@ def _surroundings(o: Ops, slopes: Any, channels: int = 12) -> Any:
     return o.relu(o.conv(x, "wide5", channels, 3))
 
 
-def trained_texture(o: Ops, inputs: Inputs, channels: int = 24) -> Any:
+def trained_texture(o: Ops[T], inputs: Mapping[str, T], channels: int = 24) -> T:
     """Applies the trained part of the texture agent: colours and roughness, 2 texels a sample."""
     context = _surroundings(o, inputs["slopes"])
     context = o.depth_to_space(o.conv(context, "wide6", 4 * channels, 3), 2)
@@ -145,7 +152,7 @@ def trained_texture(o: Ops, inputs: Inputs, channels: int = 24) -> Any:
     return o.clamp(o.depth_to_space(x, 2), 0.0, 1.0)
 
 
-def trained_population(o: Ops, inputs: Inputs, channels: int = 32) -> Any:
+def trained_population(o: Ops[T], inputs: Mapping[str, T], channels: int = 32) -> T:
     """Applies the trained part of the population agent: densities of plants and rocks.
 
     Inside it works at half the resolution.
@@ -159,11 +166,27 @@ def trained_population(o: Ops, inputs: Inputs, channels: int = 32) -> Any:
     return o.clamp(o.depth_to_space(x, 2), 0.0, 1.0)
 
 
+def texture(o: Ops[T], inputs: Mapping[str, T]) -> T:
+    """Applies the texture agent."""
+    return trained_texture(o, near(o, inputs))
+
+
+def population(o: Ops[T], inputs: Mapping[str, T]) -> T:
+    """Applies the population agent."""
+    return trained_population(o, near(o, inputs))
+
+
+class Network(Protocol):
+    """A function that applies a network to its inputs and returns its output."""
+
+    def __call__(self, o: Ops[T], inputs: Mapping[str, T], /) -> T: ...
+
+
 @dataclass(frozen=True)
 class AgentNetwork:
     """An agent's network: the function that applies it, its inputs' shapes, its output's name."""
 
-    apply: Callable[[Ops, Inputs], Any]
+    apply: Network
     shapes: Mapping[str, tuple[int, ...]]
     output: str
 
@@ -176,8 +199,8 @@ AGENTS: Mapping[str, AgentNetwork] = {
     "upres": AgentNetwork(
         upres, {"coarse": (1, 1, 36, 36), "detail": (1, 16, 36, 36), "cell": _CELL}, "heights"
     ),
-    "texture": AgentNetwork(lambda o, x: trained_texture(o, near(o, x)), _SEEN, "albedo"),
-    "population": AgentNetwork(lambda o, x: trained_population(o, near(o, x)), _SEEN, "density"),
+    "texture": AgentNetwork(texture, _SEEN, "albedo"),
+    "population": AgentNetwork(population, _SEEN, "density"),
 }
 #: the trained part of each agent, which is also an integer network
 TRAINED: Mapping[str, AgentNetwork] = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import cos, pi
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,13 +28,13 @@ class TorchOps:
     """
 
     def __init__(self, seed: int = 0) -> None:
-        self.weights: dict[str, Any] = {}
+        self.weights: dict[str, torch.Tensor] = {}
         self._random = torch.Generator().manual_seed(seed)
-        self._fixed: dict[str, Any] = {}
+        self._fixed: dict[str, tuple[torch.Tensor, torch.Tensor | None]] = {}
 
     def conv(
         self,
-        x: Any,
+        x: torch.Tensor,
         name: str,
         channels: int,
         size: int,
@@ -43,7 +42,7 @@ class TorchOps:
         stride: int = 1,
         dilation: int = 1,
         last: bool = False,
-    ) -> Any:
+    ) -> torch.Tensor:
         if f"{name}_filter" not in self.weights:
             self._start(x, name, (channels, x.shape[1], size, size), (stride, dilation))
             if last:
@@ -52,7 +51,9 @@ class TorchOps:
         weights = self.weights[f"{name}_filter"], self.weights[f"{name}_bias"]
         return functional.conv2d(x, *weights, stride=stride, dilation=dilation)
 
-    def _start(self, x: Any, name: str, shape: tuple[int, ...], steps: tuple[int, int]) -> None:
+    def _start(
+        self, x: torch.Tensor, name: str, shape: tuple[int, ...], steps: tuple[int, int]
+    ) -> None:
         """Creates random weights whose results for ``x`` have mean 0 and standard deviation 1.
 
         See Salimans and Kingma, "Weight normalization", 2016, section 3.
@@ -63,7 +64,9 @@ class TorchOps:
         self.weights[f"{name}_filter"] = weight / spread.reshape(-1, 1, 1, 1)
         self.weights[f"{name}_bias"] = -y.mean(dim=(0, 2, 3)) / spread
 
-    def fixed(self, x: Any, name: str, weights: Array, bias: Array | None = None) -> Any:
+    def fixed(
+        self, x: torch.Tensor, name: str, weights: Array, bias: Array | None = None
+    ) -> torch.Tensor:
         if name not in self._fixed:
             parameters = (
                 torch.from_numpy(weights),
@@ -72,29 +75,29 @@ class TorchOps:
             self._fixed[name] = parameters
         return functional.conv2d(x, *self._fixed[name])
 
-    def relu(self, x: Any) -> Any:
+    def relu(self, x: torch.Tensor) -> torch.Tensor:
         return functional.relu(x)
 
-    def clamp(self, x: Any, low: float, high: float) -> Any:
+    def clamp(self, x: torch.Tensor, low: float, high: float) -> torch.Tensor:
         """Returns ``x`` clamped.
 
         Gradients pass unchanged, so that a result beyond a bound can come back.
         """
         return x + (torch.clamp(x, low, high) - x).detach()
 
-    def log2(self, x: Any) -> Any:
+    def log2(self, x: torch.Tensor) -> torch.Tensor:
         return torch.log2(x)
 
-    def wave(self, x: Any) -> Any:
+    def wave(self, x: torch.Tensor) -> torch.Tensor:
         return torch.abs(x - torch.floor(x) - 0.5)
 
-    def concat(self, *xs: Any) -> Any:
+    def concat(self, *xs: torch.Tensor) -> torch.Tensor:
         return torch.cat(xs, dim=1)
 
-    def crop(self, x: Any, before: int, after: int) -> Any:
+    def crop(self, x: torch.Tensor, before: int, after: int) -> torch.Tensor:
         return x[:, :, before:-after, before:-after]
 
-    def depth_to_space(self, x: Any, scale: int) -> Any:
+    def depth_to_space(self, x: torch.Tensor, scale: int) -> torch.Tensor:
         return functional.pixel_shuffle(x, scale)
 
 
@@ -117,12 +120,12 @@ class Agent:
         for weight in self.ops.weights.values():
             weight.requires_grad_()
 
-    def __call__(self, inputs: Mapping[str, Any]) -> Any:
+    def __call__(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Returns the network's one output; maps may be larger than a tile."""
         return self._network.apply(self.ops, inputs)
 
     @property
-    def weights(self) -> dict[str, Any]:
+    def weights(self) -> dict[str, torch.Tensor]:
         """The trainable tensors by name."""
         return self.ops.weights
 
@@ -142,7 +145,7 @@ class Agent:
         return output
 
 
-def _tensor(array: Array) -> Any:
+def _tensor(array: Array) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(array))
 
 
@@ -210,7 +213,7 @@ class Progress:
     loss: float
 
 
-def error(agent: Agent, sample: Sample, edges: float) -> Any:
+def error(agent: Agent, sample: Sample, edges: float) -> torch.Tensor:
     """Returns the training loss: mean squared errors of values and of neighbours' differences.
 
     Heights count in cells. ``edges`` is the weight of the differences.

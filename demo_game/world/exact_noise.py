@@ -11,8 +11,6 @@ number here or in those operators.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from demo_game.arrays import Array
@@ -38,7 +36,7 @@ SHELF = round(0.1 * 2**23)
 MOISTURE = [round(weight * 2**14) for weight in noise.moisture_weights()]
 
 
-def multiply_shift(a: Array, by: Any, bits: int) -> Array:
+def multiply_shift(a: Array, by: int | Array, bits: int) -> Array:
     """Returns ``a * by / 2**bits``, rounded down.
 
     The shader computes it in 32 bits, in two parts.
@@ -47,7 +45,7 @@ def multiply_shift(a: Array, by: Any, bits: int) -> Array:
     return product
 
 
-def shift_and_round(a: Array, bits: Any) -> Array:
+def shift_and_round(a: Array, bits: int) -> Array:
     """Returns ``a / 2**bits`` rounded to the nearest integer, halves up."""
     rounded: Array = (a + (1 << (bits - 1))) >> bits
     return rounded

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import cml_engine as cml
 
-Array = np.ndarray[Any, Any]
+Array = NDArray[np.float32]
 
 
 def infer(attrs: cml.Attrs, a: cml.Fact, b: cml.Fact) -> cml.Fact:

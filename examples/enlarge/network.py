@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
 from examples.enlarge import pictures
 
-Array = np.ndarray[Any, Any]
+Array = NDArray[np.float32]
 CHANNELS, LAYERS = 16, 4
 #: textures of each family that training draws
 _TEXTURES = 60

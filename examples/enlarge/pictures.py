@@ -11,14 +11,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from examples.upscale import assets
 
-Array = np.ndarray[Any, Any]
+Array = NDArray[np.float32]
 ROOT = Path(__file__).resolve().parents[2]
 #: width and height of a texture, in pixels
 SIZE = 256
@@ -275,7 +275,7 @@ def doubled(picture: Image.Image) -> Image.Image:
 
 def as_planes(picture: Image.Image) -> Array:
     """Returns a picture as float32 [3, H, W] with values from 0 to 1."""
-    return np.asarray(picture, np.float32).transpose(2, 0, 1) / 255
+    return np.asarray(picture, np.float32).transpose(2, 0, 1) / np.float32(255)
 
 
 def psnr(picture: Image.Image, truth: Image.Image) -> float:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from direct.showbase.ShowBase import ShowBase
+from numpy.typing import NDArray
 from panda3d.core import CardMaker, NodePath, PNMImage, Texture, loadPrcFileData
 
 import cml_engine as cml
@@ -64,7 +65,7 @@ class Scene:
         card.set_two_sided(True)
         turned.set_h(heading)
 
-    def show(self, picture: np.ndarray[Any, Any]) -> None:
+    def show(self, picture: NDArray[np.float32]) -> None:
         """Copies the picture ``[1, 3, H, W]`` into the texture.
 
         Panda3D expects blue first and the lowest row first.
@@ -97,12 +98,12 @@ class Game:
         self.network = NetworkBeside(session, "picture", self._inputs, scheduler)
         self.summary = Summary(budget_ms, self.gpu.has_timestamps)
         #: the result in the texture
-        self.shown: np.ndarray[Any, Any] | None = None
+        self.shown: NDArray[np.float32] | None = None
         self.image = cartoon.image(0.0)
         #: CPU milliseconds to copy each result into the texture
         self.uploads: list[float] = []
 
-    def _inputs(self) -> dict[str, np.ndarray[Any, Any]]:
+    def _inputs(self) -> dict[str, NDArray[np.float32]]:
         self.image = cartoon.image(time.perf_counter())
         return {"image": self.image}
 

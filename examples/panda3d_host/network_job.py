@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import cml_engine as cml
 from cml_engine import FrameScheduler, Job
 from examples.plain_loop.summary import Summary
 
-Array = np.ndarray[Any, Any]
+Array = NDArray[np.float32]
 
 
 class NetworkBeside:
@@ -75,7 +75,7 @@ class NetworkBeside:
         return np.asarray(output)
 
 
-def timed(work: Callable[[], Any]) -> float:
+def timed(work: Callable[[], object]) -> float:
     """Calls ``work`` and returns its wall-clock milliseconds."""
     start = time.perf_counter()
     work()

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import wgpu
+from numpy.typing import NDArray
 from PIL import Image
 
 import cml_engine as cml
@@ -135,7 +136,7 @@ class Game:
         self.job: Job | None = None
         self.image = cartoon.image(0.0)
         #: the input image of the result in the texture
-        self.shown: np.ndarray[Any, Any] | None = None
+        self.shown: NDArray[np.float32] | None = None
 
     def frame(self) -> None:
         """Encodes the network's slices and the drawing, submits once, and collects the times.
@@ -201,7 +202,7 @@ def has_display() -> bool:
     return bool(named) or sys.platform in ("win32", "darwin")
 
 
-def run_offscreen(canvas: Any, draw: Callable[[], None], frames: int) -> np.ndarray[Any, Any]:
+def run_offscreen(canvas: Any, draw: Callable[[], None], frames: int) -> NDArray[np.float32]:
     """Runs ``frames`` frames at 60 per second without a window; returns the last one's pixels.
 
     Raises the exception of a failed ``draw``.

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import cml_engine as cml
 
@@ -53,7 +53,7 @@ def load(sliders: Mapping[str, cml.Slider] | None = None) -> cml.Graph:
     return cml.load(cml.MemoryModel(CARTOON, {}), sliders=sliders)
 
 
-def image(time: float) -> np.ndarray[Any, Any]:
+def image(time: float) -> NDArray[np.float32]:
     """Returns a picture [1, 3, H, W] of balls before a gradient at ``time`` in seconds."""
     y, x = np.mgrid[0:HEIGHT, 0:WIDTH].astype(np.float32) / HEIGHT
     picture = np.stack([0.2 + 0.3 * y, 0.3 + 0.2 * x, 0.7 - 0.4 * y])

@@ -23,6 +23,7 @@ import numpy as np
 import pygfx as gfx
 import pylinalg as la
 import wgpu
+from numpy.typing import NDArray
 from pygfx.renderers.wgpu import CopyPass, get_shared
 from pygfx.renderers.wgpu.engine.update import ensure_wgpu_object
 
@@ -88,7 +89,7 @@ class Game:
         self.job: Job | None = None
         self.image = cartoon.image(0.0)
         #: the input image of the result in the texture
-        self.shown: np.ndarray[Any, Any] | None = None
+        self.shown: NDArray[np.float32] | None = None
         self.scene.renderer.effect_passes = [CopyAfter(self.encode)]
 
     def encode(self, encoder: wgpu.GPUCommandEncoder) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+from numpy.typing import NDArray
 
 import cml_engine as cml
 
 
-def steepness(attrs: cml.Attrs, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def steepness(attrs: cml.Attrs, x: NDArray[np.float32]) -> NDArray[np.float32]:
     """Returns, for each element, the sum of the absolute differences to its four neighbours.
 
     ``x`` is [N, C, H, W]; elements beyond the border equal those at the border.

@@ -154,7 +154,7 @@ class _Network:
         inserts three zeros for every value.
         """
         if channels not in self.filters:
-            row = np.array([1, 3, 3, 1]) / 4
+            row = np.array([1, 3, 3, 1], np.float32) / np.float32(4)
             filter = np.tile(np.outer(row, row), (channels, 1, 1, 1))
             self.filters[channels] = self.variable(f"smooth{channels}", filter)
         return self.filters[channels]

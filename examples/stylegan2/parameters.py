@@ -8,13 +8,13 @@ skip connections, as *Training Generative Adversarial Networks with Limited Data
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import cml_engine as cml
 
-Array = np.ndarray[Any, Any]
+Array = NDArray[np.float32]
 
 #: standard deviations: of the noise (a layer's values have variance 1), of a style (mean 1)
 _NOISE, _STYLE = 0.1, 0.7

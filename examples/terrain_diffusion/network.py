@@ -7,13 +7,14 @@ map is one canvas of noise, cut into overlapping squares whose results are blend
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from examples.upscale.assets import Asset, Wheel
 
-Array: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
+Array: TypeAlias = NDArray[np.float32]
 #: the network as a function from ``{"noisy", "sigma", "difficulty"}`` to ``denoised``
 Denoise: TypeAlias = Callable[[dict[str, Array]], Array]
 

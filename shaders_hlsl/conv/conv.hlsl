@@ -80,7 +80,7 @@ void find_inputs(int ox, uint first_block, uint volume) {
 }
 
 CML_BLOCK input_at(int column, uint offset) {
-    CML_BLOCK value = CML_BLOCK(T0[from[column] + offset]);
+    CML_BLOCK value = CML_BLOCK(LOADED(T0[from[column] + offset]));
 #ifdef FLIP
     return (found[column] ? value : CML_BLOCK(0)) ^ FLIP;
 #else

@@ -10,7 +10,7 @@
 // integers cost it as much as a float4. So with WIDE eight channels move at once, and a thread of the
 // transforms does both blocks of a pair.
 #include "divide.hlsli"
-#include "seal.hlsli"
+#include "wide.hlsli"
 
 #define P (2.0 / 3.0)
 #define Q (3.0 / 2.0)
@@ -51,31 +51,10 @@ uint place_of(uint tile, uint pair, uint pairs) {
     return (tile / RUN * POINTS * pairs + pair) * RUN + tile % RUN;
 }
 
-struct Eight {
-    float4 part[2];
-};
-
 // LOAD and STORE eight numbers. A tensor has 64-bit integers if WIDE, else float4s.
 #if WIDE
-uint64_t join(float low, float high) {
-    return uint64_t(asuint(low)) | (uint64_t(asuint(high)) << 32);
-}
-
-// The maximum with a sealed 0 keeps the driver from joining the numbers of each lane one by one.
-uint64_t2 join(float4 v) {
-    return max(uint64_t2(join(v.x, v.y), join(v.z, v.w)), uint64_t2(CML_SEAL));
-}
-
-float4 split(uint64_t2 v) {
-    return asfloat(uint4(uint(v.x), uint(v.x >> 32), uint(v.y), uint(v.y >> 32)));
-}
-
-Eight split(uint64_t4 v) {
-    Eight e = {{split(v.xy), split(v.zw)}};
-    return e;
-}
-#define LOAD(tensor, i) split(tensor[i])
-#define STORE(tensor, i, a, b) tensor[i] = uint64_t4(join(a), join(b))
+#define LOAD(tensor, i) cml_split(tensor[i])
+#define STORE(tensor, i, a, b) tensor[i] = uint64_t4(cml_join(a), cml_join(b))
 #else
 #define LOAD(tensor, i) LOAD_VECTORS(tensor, i)
 #define STORE(tensor, i, a, b) tensor[2 * (i)] = a; tensor[2 * (i) + 1] = b
@@ -85,12 +64,6 @@ Eight split(uint64_t4 v) {
 #if stage_is_input
 // T0 input (blocks of four channels), T1 values (scratch).
 #include "border.hlsli"
-
-#if WIDE_INPUT
-#define INPUT(i) split(T0[i])
-#else
-#define INPUT(i) T0[i]
-#endif
 
 void transform(float4 d[6], out float4 v[6]) {
     float4 even_a = d[4] - Q2 * d[2];
@@ -119,7 +92,7 @@ void transform_block(Tile tile, uint block, out float4 values[POINTS]) {
         float4 d[6];
         {CML_UNROLL(int, i, 6) {
             bool found = exists && min(row, column[i]) >= 0;
-            float4 value = INPUT(base + (found ? uint(row * width + column[i]) : 0u));
+            float4 value = LOADED(T0[base + (found ? uint(row * width + column[i]) : 0u)]);
             d[i] = found ? value : float4(0.0);
         }}
         transform(d, rows[r]);
@@ -265,9 +238,6 @@ CML_MAIN
 #else
 // T0 sums (scratch), T1 bias, then the epilogues' operands, then OUT.
 #define BIAS T1
-#if WIDE_OUTPUT
-#define STORED(v) join(v)
-#endif
 #include "conv_store.hlsli"
 
 void transform(float4 m[6], out float4 y[4]) {

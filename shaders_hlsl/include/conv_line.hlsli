@@ -44,7 +44,7 @@ void cml_find_inputs(int sz, int sy, int first, uint base) {
 
 // Returns the input at position i of the span; zero in the border.
 INPUT cml_input(int i, uint offset) {
-    INPUT value = INPUT(T0[cml_offset[i] + offset]);
+    INPUT value = INPUT(LOADED(T0[cml_offset[i] + offset]));
     return cml_inside[i] ? value : INPUT(0);
 }
 

@@ -4,7 +4,8 @@
 // A software driver keeps scalars in registers but not float4s, and a load costs it as much as about
 // twenty products. So with SHARE each of eight lanes loads two vectors of the filter and passes them
 // to the others, instead of each lane loading all of them.
-// T1 is the filter: ... [block of four inputs][4 in][ROWS] numbers, in vectors of four.
+// T1 is the filter: ... [block of four inputs][4 in][ROWS] numbers, in vectors of four, or of eight as
+// 64-bit integers if WIDE_FILTER.
 //
 // DOT4: inputs and filter are bytes, four to a 32-bit word, and T1 is ... [block of four inputs]
 // [ROWS] words.
@@ -14,6 +15,7 @@
 
 #include "block_weights.hlsli"
 #include "number.hlsli"
+#include "wide.hlsli"
 
 #ifndef DOT4
 #define DOT4 0
@@ -31,7 +33,7 @@
 #define FILTER NUMBER4
 #define CML_BLOCK NUMBER4
 #endif
-#define LOADS ((BLOCK_VECTORS + SHARERS - 1) / SHARERS)
+#define LOADS ((BLOCK_VECTORS / LOAD_VECTORS + SHARERS - 1) / SHARERS)
 
 // Neighbouring columns of different phases use different taps: a tap serves every PHASES-th column.
 #ifndef PHASES
@@ -57,9 +59,20 @@ void cml_add_result(int o, int column, NUMBER4 sums) {
     {CML_UNROLL(int, i, 4) { cml_sum[at + i * COLUMNS] += sums[i]; }}
 }
 
-// Adds the products of vector `i` of a block of the filter.
-void multiply_vector(FILTER f, CML_BLOCK x[STEPS], int i, int phase) {
-    {CML_UNROLL(int, j, STEPS) {
+// The columns that follow each other: with SHARE so few that the sums of four rows of them stay in a
+// CPU's registers for all input channels of a block.
+#if !SHARE
+#define NEAR_COLUMNS STEPS
+#elif STEPS % 2 == 0
+#define NEAR_COLUMNS 2
+#else
+#define NEAR_COLUMNS 1
+#endif
+
+// Adds the products of vector `i` of a block of the filter with the columns from `first` on.
+void multiply_vector(FILTER f, CML_BLOCK x[STEPS], int i, int phase, int first) {
+    {CML_UNROLL(int, c, NEAR_COLUMNS) {
+        int j = first + c;
         int at = i % VECTORS * 4 * COLUMNS + j * PHASES + phase;
 #if DOT4
         {CML_UNROLL(int, row, 4) {
@@ -84,23 +97,47 @@ void multiply_vector(FILTER f, CML_BLOCK x[STEPS], int i, int phase) {
 #define FILTER_VECTOR(w, i) T1[(w) + (i)]
 #endif
 
-// Adds the products of four input channels to a phase's columns; their filter begins at vector `w`.
-void cml_multiply(CML_BLOCK x[STEPS], uint w, int phase) {
 #if SHARE
-    uint sharer = WaveGetLaneIndex() % SHARERS;
-    FILTER loaded[LOADS];
-    {CML_UNROLL(int, i, LOADS) {
-        loaded[i] = FILTER_VECTOR(w, min(i * SHARERS + sharer, BLOCK_VECTORS - 1));
-    }}
-#endif
-    {CML_UNROLL(int, i, BLOCK_VECTORS) {
-#if SHARE
-        FILTER f = WaveReadLaneAt(loaded[i / SHARERS], i % SHARERS);
+#if WIDE_FILTER
+#define LOAD_VECTORS 2
+#define SHARED_LOAD Eight
+#define FILTER_LOAD(w, i) cml_split(T1[(w) / 2 + (i)])
+#define SHARED_PART(load, i) load.part[(i) % 2]
 #else
-        FILTER f = FILTER_VECTOR(w, i);
+#define LOAD_VECTORS 1
+#define SHARED_LOAD FILTER
+#define FILTER_LOAD(w, i) FILTER_VECTOR(w, i)
+#define SHARED_PART(load, i) load
 #endif
-        multiply_vector(f, x, i, phase);
+
+// Adds the products of four input channels to a phase's columns; their filter begins at vector `w`.
+// The driver passes a number on with one instruction if it does not know the lane, with two if it
+// does.
+void cml_multiply(CML_BLOCK x[STEPS], uint w, int phase) {
+    uint sharer = WaveGetLaneIndex() % SHARERS;
+    SHARED_LOAD loaded[LOADS];
+    {CML_UNROLL(int, i, LOADS) {
+        uint last = BLOCK_VECTORS / LOAD_VECTORS - 1;
+        loaded[i] = FILTER_LOAD(w, min(i * SHARERS + sharer, last));
+    }}
+    {CML_UNROLL(int, o, VECTORS) {
+        {CML_UNROLL(int, first, STEPS / NEAR_COLUMNS) {
+            {CML_UNROLL(int, k, BLOCK_VECTORS / VECTORS) {
+                int i = k * VECTORS + o;
+                int load = i / LOAD_VECTORS;
+                FILTER f = WaveReadLaneAt(SHARED_PART(loaded[load / SHARERS], i),
+                                          uint(load % SHARERS) ^ CML_SEAL);
+                multiply_vector(f, x, i, phase, first * NEAR_COLUMNS);
+            }}
+        }}
     }}
 }
+#else
+void cml_multiply(CML_BLOCK x[STEPS], uint w, int phase) {
+    {CML_UNROLL(int, i, BLOCK_VECTORS) {
+        multiply_vector(FILTER_VECTOR(w, i), x, i, phase, 0);
+    }}
+}
+#endif
 
 #endif

@@ -1,15 +1,12 @@
 // Stores four channels of a conv's result: adds the bias, applies the epilogue, writes the layout.
 // BIAS is the buffer of the bias in blocks of four; OUT is plain, or in blocks if OUT_C4, which are
-// written as STORED(float4) if that is defined.
+// two 64-bit integers if WIDE_OUTPUT.
 #ifndef CML_CONV_STORE
 #define CML_CONV_STORE
 
 #include "epilogue.hlsli"
 #include "number.hlsli"
-
-#ifndef STORED
-#define STORED(v) v
-#endif
+#include "wide.hlsli"
 
 // The values that are read once per block of four channels, before its positions are stored.
 struct Block {

@@ -312,16 +312,22 @@ def test_a_full_disk_ends_the_run_with_one_message(bake_layer, work):
     assert 16 <= len(lines(work.log)) <= 16 + 1
 
 
-def test_missing_cluster_gives_one_message(place, work, monkeypatch):
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"scheduler": "tcp://127.0.0.1:9"}, "no scheduler answers at 'tcp://127.0.0.1:9'"),
+        ({"client": "tcp://127.0.0.1:9"}, "wanted a distributed.Client, got str"),
+        (
+            {"scheduler": "tcp://127.0.0.1:9", "workers": 2},
+            "--workers is for a cluster of this machine",
+        ),
+        ({"workers": 0}, "wanted a whole number of 1 to 100,000, got 0"),
+    ],
+)
+def test_missing_cluster_gives_one_message(place, work, monkeypatch, options, said):
     monkeypatch.setattr("cml_engine.distributed.cluster._ANSWER_S", 0.5)
-    with pytest.raises(InputError, match="no scheduler answers at 'tcp://127.0.0.1:9'"):
-        bake(work, place, StorePlan([layer(2)], MANIFEST), scheduler="tcp://127.0.0.1:9")
-    with pytest.raises(InputError, match=r"wanted a distributed.Client, got str"):
-        bake(work, place, StorePlan([layer(2)], MANIFEST), client="tcp://127.0.0.1:9")
-    with pytest.raises(InputError, match="--workers is for a cluster of this machine"):
-        bake(work, place, StorePlan([layer(2)], MANIFEST), scheduler="tcp://127.0.0.1:9", workers=2)
-    with pytest.raises(CmlError, match="wanted a whole number of 1 to 100,000, got 0"):
-        bake(work, place, StorePlan([layer(2)], MANIFEST), workers=0)
+    with pytest.raises(CmlError, match=said):
+        bake(work, place, StorePlan([layer(2)], MANIFEST), **options)
 
 
 def test_lost_cluster_gives_one_message() -> None:

@@ -10,6 +10,7 @@ import json
 import pickle
 import sys
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -21,9 +22,9 @@ from PIL import Image
 
 import cml_engine as cml
 from cml_engine import InputError
-from cml_engine.distributed import map_network
+from cml_engine.distributed import Report, map_network
 from cml_engine.distributed.cluster import connect
-from cml_engine.distributed.map import NetworkWork, _graphs, graph_digest
+from cml_engine.distributed.map import NetworkWork, _graphs
 from cml_engine.distributed.sources import ItemSource, ZarrSource, open_source
 from cml_engine.ir.graph import Fact, Graph, Node
 from cml_engine.tools import cli
@@ -83,27 +84,37 @@ def expected(model: Path, inputs: list[Any]) -> list[dict[str, np.ndarray]]:
     return [session.run(given) for given in inputs]
 
 
+@pytest.fixture
+def mapped(client: Any, net: Path, tmp_path: Path) -> Callable[..., Report]:
+    """A function that maps a network over the arrays in the folder ``in`` into ``out.zarr``."""
+
+    def map_here(
+        model: Path = net, inputs: Any = "in/*.npy", out: str = "out.zarr", **more: Any
+    ) -> Report:
+        source, store = str(tmp_path / inputs), tmp_path / out
+        return map_network(cml.load(model), source, store, client, **{"backend": "cpu", **more})
+
+    return map_here
+
+
 @pytest.mark.parametrize("batch, per_task", [(1, 1), (4, 8), (None, None)])
-def test_map_rows_equal_session_outputs(client, net, tmp_path, rng, batch, per_task):
+def test_map_rows_equal_session_outputs(mapped, net, tmp_path, rng, batch, per_task):
     made = images(tmp_path / "in", 19, rng)
-    store = tmp_path / "out.zarr"
-    more = {"backend": "cpu", "batch": batch, "per_task": per_task}
-    report = map_network(cml.load(net), str(tmp_path / "in/*.npy"), store, client, **more)
+    report = mapped(batch=batch, per_task=per_task)
     assert report.complete and report.made == 19 and report.device == "CPU (NumPy)"
-    found = zarr.open_group(store, mode="r")
+    found = zarr.open_group(tmp_path / "out.zarr", mode="r")
     for row, wanted in enumerate(expected(net, [{"image": image} for image in made])):
         assert_array_equal(found["out"][row], wanted["out"])
     names = [bytes(row).rstrip(b"\0").decode() for row in found["input_names"][...]]
     assert [Path(name.strip("'")).name for name in names] == [f"{i:03}.npy" for i in range(19)]
-    again = map_network(cml.load(net), str(tmp_path / "in/*.npy"), store, client, backend="cpu")
+    again = mapped()
     assert (again.made, again.kept) == (0, 19)
 
 
-def test_a_trace_has_every_task_its_steps_and_their_operators(client, net, tmp_path, rng):
+def test_a_trace_has_every_task_its_steps_and_their_operators(mapped, tmp_path, rng):
     images(tmp_path / "in", 6, rng)
-    file, more = tmp_path / "trace.json", {"backend": "cpu", "batch": 1, "per_task": 2}
-    pattern, store = str(tmp_path / "in/*.npy"), tmp_path / "out.zarr"
-    map_network(cml.load(net), pattern, store, client, trace=file, **more)
+    file = tmp_path / "trace.json"
+    mapped(trace=file, batch=1, per_task=2)
     found = json.loads(file.read_text())["traceEvents"]
     named = {event["pid"]: event["args"]["name"] for event in found if event["ph"] == "M"}
     slices = [event for event in found if event["ph"] == "X"]
@@ -124,13 +135,11 @@ def lies_in(small: dict[str, Any], large: dict[str, Any]) -> bool:
     return small["tid"] == large["tid"] and large["ts"] <= small["ts"] + 1 and end[0] <= end[1] + 1
 
 
-def test_bad_inputs_do_not_affect_others(client, net, tmp_path, rng):
+def test_bad_inputs_do_not_affect_others(mapped, tmp_path, rng):
     images(tmp_path / "in", 9, rng)
     np.save(tmp_path / "in/004.npy", np.zeros((1, 3, 9, 9), np.float32))
     (tmp_path / "in/007.npy").write_bytes(b"no array")
-    pattern, store = str(tmp_path / "in/*.npy"), tmp_path / "out.zarr"
-    more = {"backend": "cpu", "batch": 2, "per_task": 4}
-    report = map_network(cml.load(net), pattern, store, client, **more)
+    report = mapped(batch=2, per_task=4)
     assert (report.made, report.aside_count) == (7, 2)
     shape, damaged = report.aside.values()
     assert "wanted shape [1, 3, 8, 8], got [1, 3, 9, 9]" in shape and "cannot read" in damaged
@@ -138,31 +147,28 @@ def test_bad_inputs_do_not_affect_others(client, net, tmp_path, rng):
         report.check()
     for number in (4, 7):
         np.save(tmp_path / f"in/{number:03}.npy", np.ones((1, 3, 8, 8), np.float32))
-    mended = map_network(cml.load(net), pattern, store, client, backend="cpu")
+    mended = mapped()
     assert mended.complete and mended.made == 4 and mended.kept == 5  # the task of four has both
 
 
-def test_pictures_and_several_inputs_and_zarr_chunks(client, net, tmp_path, rng):
-    graph = cml.load(net)
-    (tmp_path / "png").mkdir()
+def test_pictures_and_several_inputs_and_zarr_chunks(mapped, net, tmp_path, rng):
     pixels = rng.integers(0, 255, (8, 8, 3), np.uint8)
-    Image.fromarray(pixels).save(tmp_path / "png/a.png")
-    map_network(graph, [tmp_path / "png/a.png"], tmp_path / "p.zarr", client, backend="cpu")
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    mapped(inputs="*.png", out="p.zarr")
     image = (pixels.transpose(2, 0, 1)[None] / np.float32(255)).astype(np.float32)
     (wanted,) = expected(net, [{"image": image}])
     assert_allclose(zarr.open(tmp_path / "p.zarr")["out"][0], wanted["out"], atol=1e-6)
 
-    two = write_model(tmp_path / "two.nnef", TWO)
-    a, b = rng.random((2, 3), np.float32), rng.random((2, 3), np.float32)
+    a, b = rng.random((2, 2, 3), np.float32)
     np.savez(tmp_path / "x.npz", a=a, b=b)
-    map_network(cml.load(two), str(tmp_path / "*.npz"), tmp_path / "t.zarr", client, backend="cpu")
+    mapped(write_model(tmp_path / "two.nnef", TWO), "*.npz", "t.zarr")
     found = zarr.open(tmp_path / "t.zarr")
     assert_array_equal(found["sum"][0], a + b)
     assert_array_equal(found["big"][0], a > b)
 
     data = rng.random((3, 16, 24), np.float32)
     zarr.create_array(tmp_path / "big.zarr", data=data, chunks=(3, 8, 8))
-    map_network(graph, str(tmp_path / "big.zarr"), tmp_path / "z.zarr", client, backend="cpu")
+    mapped(inputs="big.zarr", out="z.zarr")
     chunk = {"image": data[None, :, 8:16, 16:24]}
     got = zarr.open(tmp_path / "z.zarr")["out"]
     assert_array_equal(got[5], expected(net, [chunk])[0]["out"])
@@ -204,29 +210,20 @@ def test_a_cooked_network_needs_no_compiler_on_its_workers(client, net, tmp_path
         map_network(cml.load_cooked(cooked), pattern, tmp_path / "o.zarr", client)
 
 
-def test_graph_digest_depends_only_on_the_computation(net, tmp_path) -> None:
-    one = graph_digest(cml.load(net))
-    cml.save(cml.load(net), tmp_path / "copy.nnef")
-    assert graph_digest(cml.load(tmp_path / "copy.nnef")) == one
-    text = CONV.replace("relu(", "tanh(")
-    other = write_model(tmp_path / "o.nnef", text, filter=np.zeros((4, 3, 3, 3), np.float32))
-    assert graph_digest(cml.load(other)) != one
-    zeros = write_model(tmp_path / "z.nnef", CONV, filter=np.zeros((4, 3, 3, 3), np.float32))
-    assert graph_digest(cml.load(zeros)) != one
-
-
-def test_other_models_or_inputs_are_refused(client, net, tmp_path, rng):
+def test_other_models_or_inputs_are_refused(mapped, net, tmp_path, rng):
     images(tmp_path / "in", 2, rng)
-    pattern, store = str(tmp_path / "in/*.npy"), tmp_path / "out.zarr"
-    map_network(cml.load(net), pattern, store, client, backend="cpu")
+    mapped()
+    cml.save(cml.load(net), tmp_path / "copy.nnef")
+    assert mapped(tmp_path / "copy.nnef").kept == 2
     np.save(tmp_path / "in/9.npy", np.zeros((1, 3, 8, 8), np.float32))
     with pytest.raises(InputError, match="was made with another inputs"):
-        map_network(cml.load(net), pattern, store, client, backend="cpu")
+        mapped()
     (tmp_path / "in/9.npy").unlink()
-    zeros = np.zeros((4, 3, 3, 3), np.float32)
-    other = write_model(tmp_path / "other.nnef", CONV, filter=zeros)
-    with pytest.raises(InputError, match="was made with another model"):
-        map_network(cml.load(other), pattern, store, client, backend="cpu")
+    filter = cml.load(net).constants["filter"]
+    for text, weights in ((CONV, 0 * filter), (CONV.replace("relu(", "tanh("), filter)):
+        other = write_model(tmp_path / "other.nnef", text, filter=weights)
+        with pytest.raises(InputError, match="was made with another model"):
+            mapped(other)
 
 
 @pytest.mark.parametrize(
@@ -257,46 +254,42 @@ def test_network_with_variables_is_refused(tmp_path):
         map_network(cml.load(folder), [np.zeros((1, 2))], tmp_path / "o.zarr", backend="cpu")
 
 
-def test_map_command_reports_results_and_errors(client, net, tmp_path, rng, capsys):
+@pytest.fixture
+def words(net: Path, tmp_path: Path) -> list[object]:
+    """The words of ``cml map`` over the arrays in the folder ``in``."""
+    return ["map", net, "--inputs", tmp_path / "in/*.npy", "-o", tmp_path / "out.zarr"]
+
+
+def test_map_command_reports_results_and_errors(client, words, tmp_path, rng, run_cml):
     images(tmp_path / "in", 3, rng)
-    words = ["map", str(net), "--inputs", str(tmp_path / "in/*.npy"), "--backend", "cpu",
-             "-o", str(tmp_path / "out.zarr")]  # fmt: skip
-    report = tmp_path / "report.json"
-    there = ["--scheduler", client.scheduler.address]
-    more = [*there, "--price", "0.5", "--report", str(report)]
-    assert cli.main([*words, *more]) == 0
-    said = capsys.readouterr().out
+    words += ["--backend", "cpu"]
+    report, there = tmp_path / "report.json", ["--scheduler", client.scheduler.address]
+    said = run_cml(*words, *there, "--price", "0.5", "--report", report).out
     assert "3 of 3 inputs" in said and "a million inputs" in said
     assert json.loads(report.read_text())["made"] == 3
     np.save(tmp_path / "in/001.npy", np.zeros((1, 3, 9, 9), np.float32))
-    other = [*words[:-1], str(tmp_path / "other.zarr")]
-    assert cli.main([*other, *there]) == 2
-    shown = capsys.readouterr().err
+    shown = run_cml(*words, *there, "-o", tmp_path / "other.zarr", ends=2).err
     assert "set aside: 1 of 3 inputs" in shown and "001.npy" in shown
-    assert cli.main([*words, "--half"]) == 2
-    assert cli.main([*words, "--scheduler", "tcp://nowhere", "--workers", "2"]) == 2
-    for wrong in (["--workers", "0"], ["--batch", "x"], ["--price", "-1"]):
-        with pytest.raises(SystemExit) as ended:
-            cli.main([*words, *wrong])
-        assert ended.value.code == 2
+    for wrong in (
+        ["--half"], ["--scheduler", "tcp://nowhere", "--workers", "2"], ["--workers", "0"],
+        ["--batch", "x"], ["--price", "-1"],
+    ):  # fmt: skip
+        run_cml(*words, *wrong, ends=2)
 
 
-def test_map_command_runs_in_onnx_runtime(client, net, tmp_path, rng, capsys):
+def test_map_command_runs_in_onnx_runtime(client, words, tmp_path, rng, run_cml):
     pytest.importorskip("onnxruntime")
     images(tmp_path / "in", 2, rng)
-    words = ["map", str(net), "--inputs", str(tmp_path / "in/*.npy"), "-o", str(tmp_path / "out"),
-             "--backend", "onnxruntime"]  # fmt: skip
-    assert cli.main([*words, "--scheduler", client.scheduler.address]) == 0
-    assert "2 of 2 inputs" in (said := capsys.readouterr().out) and "CPU (ONNX Runtime)" in said
-    assert cli.main([*words, "--half"]) == 2
+    words += ["--backend", "onnxruntime"]
+    said = run_cml(*words, "--scheduler", client.scheduler.address).out
+    assert "2 of 2 inputs" in said and "CPU (ONNX Runtime)" in said
+    run_cml(*words, "--half", ends=2)
 
 
-def test_missing_dask_gives_an_install_message(net, tmp_path, rng, capsys, monkeypatch):
+def test_missing_dask_gives_an_install_message(words, tmp_path, rng, refused, monkeypatch):
     images(tmp_path / "in", 1, rng)
-    monkeypatch.setitem(__import__("sys").modules, "distributed", None)
-    words = ["map", str(net), "--inputs", str(tmp_path / "in/*.npy"), "-o", str(tmp_path / "o")]
-    assert cli.main(words) == 2
-    assert "distributed not installed: pip install 'cml-engine[bake]'" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    assert "distributed not installed: pip install 'cml-engine[bake]'" in refused(*words)
 
 
 NAMES = ["../../evil", "", ".", "/evil", "a/../b", "a/./b", "a\0b", "\ud800", "x" * 300,

@@ -22,7 +22,9 @@ class Bench:
     Its keys are the candidates; a candidate in ``broken`` cannot be planned.
     """
 
-    choices: dict[str, dict[str, float]]
+    choices: dict[str, dict[str, float]] = field(
+        default_factory=lambda: {"k": {"a": 1.0, "b": 0.5}}
+    )
     prepare_frames: int = 3
     saved: list = field(default_factory=list)
     made: list = field(default_factory=list)
@@ -143,7 +145,7 @@ def test_tuning_slows_the_game_network_by_at_most_three_percent(period):
 
 
 def test_tuning_waits_for_preparation():
-    bench = Bench({"k": {"a": 1.0, "b": 0.5}}, prepare_frames=40)
+    bench = Bench(prepare_frames=40)
     game = Game(bench)
     game.until(lambda: [r.reason for r in game.encoded].count("preparing") > 30)
     assert not any(r.slices for r in game.encoded) and not game.tuning.done
@@ -160,7 +162,7 @@ def test_tuning_skips_options_without_memory_and_unplannable_choices():
 
 
 def test_unwritable_tuning_table_is_a_warning():
-    bench = Bench({"k": {"a": 1.0, "b": 0.5}})
+    bench = Bench()
 
     def save(records):
         raise OSError("disk full")
@@ -191,7 +193,7 @@ def test_tuning_ignores_times_divided_by_prediction():
 
     Times that are divided by prediction must not decide a choice.
     """
-    bench = Bench({"k": {"a": 1.0, "b": 0.5}})
+    bench = Bench()
     game = Game(bench, max_groups=1)
     game.until_done()
     assert bench.saved == []
@@ -207,7 +209,7 @@ def test_tuning_keeps_at_most_two_programs():
 
 
 def test_a_device_without_timestamps_is_refused():
-    bench = Bench({"k": {"a": 1.0, "b": 0.5}})
+    bench = Bench()
     scheduler = FrameScheduler(SimGpu(clock_source="wall clock"), budget_ms=1.0)
     with pytest.raises(ValueError, match="cml tune"):
         Tuning(scheduler, bench)

@@ -417,7 +417,7 @@ class FrameExecutor:
 
     def preparing(self) -> str:
         """Returns a text about the pipeline-building thread: its current work and last error."""
-        return BUILDER.doing()
+        return BUILDER.describe()
 
     def take_losses(self) -> bool:
         """Returns True if runs were found to be wrong since the last call.

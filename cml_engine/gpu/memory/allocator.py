@@ -62,11 +62,11 @@ class Allocation:
     __slots__ = ("_memory", "_range", "buffer", "category", "freed", "nbytes", "offset", "owner")
 
     def __init__(
-        self, memory: Allocator, found: MemoryRange, nbytes: int, owner: str, category: str
+        self, memory: Allocator, memory_range: MemoryRange, nbytes: int, owner: str, category: str
     ) -> None:
-        self._memory, self._range = memory, found
-        self.buffer: wgpu.GPUBuffer = found.buffer
-        self.offset: int = found.offset
+        self._memory, self._range = memory, memory_range
+        self.buffer: wgpu.GPUBuffer = memory_range.buffer
+        self.offset: int = memory_range.offset
         self.nbytes, self.owner, self.category = nbytes, owner, category
         self.freed = False
 
@@ -125,7 +125,7 @@ class Allocation:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
@@ -143,28 +143,35 @@ class Segments:
     The last segment may be smaller. No tensor crosses the border of a segment.
     """
 
-    def __init__(self, parts: Sequence[Allocation], nbytes: int) -> None:
-        self._parts, self._each = tuple(parts), nbytes
+    def __init__(self, parts: Sequence[Allocation], segment_bytes: int) -> None:
+        self._parts, self._segment_bytes = tuple(parts), segment_bytes
         self.nbytes = sum(part.nbytes for part in parts)
 
     @classmethod
     def allocated(
-        cls, memory: Allocator, nbytes: int, each: int, usage: int, *, owner: str, category: str
+        cls,
+        memory: Allocator,
+        nbytes: int,
+        segment_bytes: int,
+        usage: int,
+        *,
+        owner: str,
+        category: str,
     ) -> Segments:
-        """Returns segments of ``each`` bytes, allocated for ``nbytes`` together.
+        """Returns segments of ``segment_bytes`` bytes, allocated for ``nbytes`` together.
 
         If one allocation fails, the others are freed and its :class:`OutOfGpuMemory` is raised.
         """
         parts: list[Allocation] = []
         try:
-            for start in range(0, nbytes, each):
-                size = min(each, nbytes - start)
+            for start in range(0, nbytes, segment_bytes):
+                size = min(segment_bytes, nbytes - start)
                 parts.append(memory.allocate(size, usage, owner=owner, category=category))
         except OutOfGpuMemory:
             for part in parts:
                 part.free(now=True)
             raise
-        return cls(parts, each)
+        return cls(parts, segment_bytes)
 
     @property
     def buffers(self) -> tuple[wgpu.GPUBuffer, ...]:
@@ -173,20 +180,20 @@ class Segments:
 
     def at(self, offset: int) -> tuple[wgpu.GPUBuffer, int]:
         """Returns the buffer of the byte at ``offset``, and the byte's offset in that buffer."""
-        part, rest = divmod(offset, self._each)
-        return self._parts[part].at(rest)
+        part, start = divmod(offset, self._segment_bytes)
+        return self._parts[part].at(start)
 
     def write(self, data: Data, offset: int = 0) -> None:
         """Queues a write of ``data`` at a byte offset, done before the next submit.
 
         The data may cross borders of segments.
         """
-        rest_of_data = np.frombuffer(data, np.uint8)
-        while rest_of_data.size:
-            part, rest = divmod(offset, self._each)
-            size = min(rest_of_data.size, self._each - rest)
-            self._parts[part].write(rest_of_data[:size], rest)
-            rest_of_data, offset = rest_of_data[size:], offset + size
+        remaining = np.frombuffer(data, np.uint8)
+        while remaining.size:
+            part, start = divmod(offset, self._segment_bytes)
+            size = min(remaining.size, self._segment_bytes - start)
+            self._parts[part].write(remaining[:size], start)
+            remaining, offset = remaining[size:], offset + size
 
     def free(self, *, now: bool = False) -> None:
         """Frees all segments; see :meth:`Allocation.free`."""
@@ -388,7 +395,7 @@ class Allocator:
         )
 
     def _free_step_by_step(
-        self, needed: Callable[[], int], may_suffice: Callable[[], bool] = lambda: True
+        self, required_bytes: Callable[[], int], may_suffice: Callable[[], bool] = lambda: True
     ) -> Iterator[None]:
         """Frees memory and yields whenever there may be more room than before.
 
@@ -398,7 +405,7 @@ class Allocator:
         self._free_unused()
         yield
         for callback in list(self._callbacks):
-            if callback(needed()) > 0:
+            if callback(required_bytes()) > 0:
                 self._free_unused()
                 yield
         if not may_suffice():
@@ -478,10 +485,12 @@ class Allocator:
         check_text(owner, "the owner of an allocation")
         checked_category(category)
         _BYTES.check(nbytes, f"'{owner}', bytes for {category}")
-        least = self._alignment(_USAGE.check(usage, f"'{owner}', usage"))
-        step = least if alignment is None else _STEP.check(alignment, f"'{owner}', alignment")
-        if step % least:
-            raise InputError(f"alignment {step} for '{owner}': this usage needs {least}")
+        required = self._alignment(_USAGE.check(usage, f"'{owner}', usage"))
+        multiple = (
+            required if alignment is None else _STEP.check(alignment, f"'{owner}', alignment")
+        )
+        if multiple % required:
+            raise InputError(f"alignment {multiple} for '{owner}': this usage needs {required}")
         size = -(-max(nbytes, 1) // 16) * 16
         if size > self._limits["max-buffer-size"]:
             raise DeviceError(
@@ -490,11 +499,14 @@ class Allocator:
             )
         with self.lock:
             self.free_deferred()
-            found = self._obtain(
-                size, owner, category, lambda: self._from_source(size, usage, step, owner, category)
+            memory_range = self._obtain(
+                size,
+                owner,
+                category,
+                lambda: self._from_source(size, usage, multiple, owner, category),
             )
             self._ledger.add(owner, category, size)
-            return Allocation(self, found, size, owner, category)
+            return Allocation(self, memory_range, size, owner, category)
 
     def _alignment(self, usage: int) -> int:
         if usage & _Usage.QUERY_RESOLVE:
@@ -511,33 +523,34 @@ class Allocator:
     ) -> MemoryRange:
         if self._heaps is None and not self._may_reserve(nbytes):
             raise MemoryError("the budget is used up")
-        found = self._source.allocate(nbytes, usage, alignment, owner, category)
+        memory_range = self._source.allocate(nbytes, usage, alignment, owner, category)
         if self._heaps is None:
-            self._check_foreign(found, nbytes, alignment, category)
-        return found
+            self._check_foreign(memory_range, nbytes, alignment, category)
+        return memory_range
 
     def _check_foreign(
-        self, found: MemoryRange, nbytes: int, alignment: int, category: str
+        self, memory_range: MemoryRange, nbytes: int, alignment: int, category: str
     ) -> None:
         """Raises :class:`DeviceError` if a range breaks the contract of the host's allocator.
 
         Without this check a bad range would appear later as a wrong result.
         """
-        other = self._foreign.setdefault(found.buffer, category)
+        first_category = self._foreign.setdefault(memory_range.buffer, category)
         problem = ""
-        if found.offset % alignment or found.nbytes < nbytes:
-            problem = f"[{found.offset}, +{found.nbytes}) for {nbytes} bytes aligned to {alignment}"
-        elif other != category:
-            problem = f"one buffer for {other} and for {category}; copies need two"
+        if memory_range.offset % alignment or memory_range.nbytes < nbytes:
+            extent = f"[{memory_range.offset}, +{memory_range.nbytes})"
+            problem = f"{extent} for {nbytes} bytes aligned to {alignment}"
+        elif first_category != category:
+            problem = f"one buffer for {first_category} and for {category}; copies need two"
         if problem:
-            found.free()
+            memory_range.free()
             raise DeviceError(f"the host's allocator gave {problem}")
 
-    def give_back(self, allocation: Allocation, found: MemoryRange) -> None:
+    def give_back(self, allocation: Allocation, memory_range: MemoryRange) -> None:
         """Returns the range of a freed :class:`Allocation` to its source."""
         with self.lock:
             self._ledger.remove(allocation.owner, allocation.category, allocation.nbytes)
-            found.free()
+            memory_range.free()
 
     # --- textures
 
@@ -570,9 +583,9 @@ class Allocator:
         weak = weakref.ref(texture)  # the texture refers to the function below: avoid a cycle
 
         def destroy() -> None:
-            found = weak()
-            if found is not None:
-                type(found).destroy(found)
+            target = weak()
+            if target is not None:
+                type(target).destroy(target)
             if finalizer.detach():
                 forget()
 

@@ -107,8 +107,8 @@ class Heaps:
         return HeapRange(heap, self, offset, nbytes)
 
     def _make(self, key: tuple[int, str], nbytes: int, whole: bool) -> _Heap:
-        usual = nbytes if whole else self._heap_size(key, nbytes)
-        for size in dict.fromkeys((usual, nbytes)):  # a smaller heap is better than none
+        preferred = nbytes if whole else self._heap_size(key, nbytes)
+        for size in dict.fromkeys((preferred, nbytes)):  # a smaller heap is better than none
             if self._may_reserve(size):
                 try:
                     return self._create(key, size, whole)
@@ -147,9 +147,9 @@ class Heaps:
         if heap.whole:
             alike.append(alike.pop(alike.index(heap)))
         spare = [h for h in alike if h.whole == heap.whole and h.ranges.empty]
-        many = heap.whole and heap.key[0] & _MAPPABLE
-        kept = 0 if not self._may_reserve(0) else _SPARE_WHOLE if many else 1
-        if len(spare) > kept:
+        keeps_many = heap.whole and heap.key[0] & _MAPPABLE
+        n_spares = 0 if not self._may_reserve(0) else _SPARE_WHOLE if keeps_many else 1
+        if len(spare) > n_spares:
             self._destroy(spare[0] if heap.whole else min(spare, key=lambda h: h.ranges.nbytes))
 
     def trim(self) -> None:
@@ -191,16 +191,16 @@ class Heaps:
         )
 
 
-def guarded(make: Callable[[], T], what: str) -> T:
+def guarded(make: Callable[[], T], description: str) -> T:
     """Calls ``make`` and returns its result.
 
-    Raises ``MemoryError`` if the GPU is out of memory for ``what``, and :class:`DeviceError` if the
-    driver refuses for another reason.
+    Raises ``MemoryError`` if the GPU is out of memory, and :class:`DeviceError` if the driver
+    refuses for another reason. ``description`` names the object in the message.
     """
     try:
         return make()
     except (wgpu.GPUError, RuntimeError) as error:
         if isinstance(error, wgpu.GPUOutOfMemoryError) or "memory" in str(error).lower():
-            raise MemoryError(f"the GPU has no memory for {what}") from error
+            raise MemoryError(f"the GPU has no memory for {description}") from error
         raise_if_lost(error)
-        raise DeviceError(f"the GPU refused {what}: {error}") from error
+        raise DeviceError(f"the GPU refused {description}: {error}") from error

@@ -35,32 +35,34 @@ class Staging:
 
     def __init__(self, memory: Allocator, nbytes: int, owner: str) -> None:
         self.nbytes = nbytes
-        self._held = _MappedMemory(memory.allocate(nbytes, _USAGE, owner=owner, category="staging"))
-        self._finalizer = weakref.finalize(self, memory.free_later, self._held.give_back)
+        self._mapped = _MappedMemory(
+            memory.allocate(nbytes, _USAGE, owner=owner, category="staging")
+        )
+        self._finalizer = weakref.finalize(self, memory.free_later, self._mapped.give_back)
         self._finalizer.atexit = False
 
     @property
     def memory(self) -> Allocation:
         """The allocation that the GPU copies into."""
-        return self._held.memory
+        return self._mapped.memory
 
     @property
     def is_mapping(self) -> bool:
         """True if the bytes were requested and not yet collected."""
-        return self._held.mapping is not None
+        return self._mapped.mapping is not None
 
     @property
     def arrived(self) -> bool:
         """True if the requested bytes are ready for :meth:`collect`."""
-        return self._held.mapping is not None and self._held.mapping.done
+        return self._mapped.mapping is not None and self._mapped.mapping.done
 
     def start_mapping(self) -> None:
         """Requests the bytes that the submitted work copied into the buffer."""
-        self._held.mapping = PendingMap(self.memory.buffer, self.nbytes)
+        self._mapped.mapping = PendingMap(self.memory.buffer, self.nbytes)
 
     def forget(self) -> None:
         """Cancels the request, so that the buffer can be copied into again."""
-        mapping, self._held.mapping = self._held.mapping, None
+        mapping, self._mapped.mapping = self._mapped.mapping, None
         if mapping is not None:
             mapping.abort()
 
@@ -69,11 +71,11 @@ class Staging:
 
         Raises :class:`DeviceError` if the bytes were lost.
         """
-        mapping, self._held.mapping = self._held.mapping, None
+        mapping, self._mapped.mapping = self._mapped.mapping, None
         assert mapping is not None
         return mapping.collect()
 
     def free(self) -> None:
         """Cancels a pending mapping and frees the buffer; does nothing the second time."""
         if self._finalizer.detach():
-            self._held.give_back()
+            self._mapped.give_back()

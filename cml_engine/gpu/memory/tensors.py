@@ -25,8 +25,8 @@ def to_words(array: Array, place: TensorPlace) -> Array:
     Numbers of an integer network's input are quantized first; arrays of integers are words already.
     """
     if place.conversion is not None and array.dtype.kind == "f":
-        entry = place.conversion
-        array = words_of(array, np.float32(entry.inverse), entry.low, entry.high)
+        rule = place.conversion
+        array = words_of(array, np.float32(rule.inverse), rule.low, rule.high)
     if place.layout in WHOLE:  # convert to the small type before elements are moved
         array = array.astype(STORED[place.layout])
     if place.layout in STORED:
@@ -42,8 +42,8 @@ def from_words(data: Data, place: TensorPlace) -> Array:
     if not fact.size:
         return np.zeros(fact.shape, NUMPY_DTYPE[fact.dtype])
     dtype = np.dtype(np.uint32) if fact.dtype == "logical" else NUMPY_DTYPE[fact.dtype]
-    words = np.frombuffer(data, STORED.get(place.layout, dtype))
-    plain = unblock(words, fact.shape) if place.layout in BLOCKED else words[: fact.size]
+    elements = np.frombuffer(data, STORED.get(place.layout, dtype))
+    plain = unblock(elements, fact.shape) if place.layout in BLOCKED else elements[: fact.size]
     return np.array(plain.reshape(fact.shape), NUMPY_DTYPE[fact.dtype])
 
 
@@ -59,12 +59,12 @@ def block(array: Array) -> Array:
     return np.moveaxis(padded.reshape(batch, blocks, 4, *spatial), 2, -1)
 
 
-def unblock(words: Array, shape: tuple[int, ...]) -> Array:
+def unblock(elements: Array, shape: tuple[int, ...]) -> Array:
     """Returns the tensor of NCHW ``shape`` from c4 elements (``cml_engine/ir/layout.py``)."""
     batch, channels, *spatial = shape
     blocks = -(-channels // 4)
     size = batch * blocks * int(np.prod(spatial)) * 4
-    blocked = words[:size].reshape(batch, blocks, *spatial, 4)
+    blocked = elements[:size].reshape(batch, blocks, *spatial, 4)
     moved = np.moveaxis(blocked, -1, 2)
     return moved.reshape(batch, blocks * 4, *spatial)[:, :channels]
 

@@ -64,13 +64,13 @@ class NumbersLoad(_KernelLoad):
     def __init__(self, gpu: Device, name: str, place: TensorPlace) -> None:
         assert place.conversion is not None
         batch, channels, *spatial = place.fact.shape
-        entry, words = place.conversion, block_words(place.layout)
+        rule, block_size = place.conversion, block_words(place.layout)
         params = Params(
             batch * -(-channels // 4) * prod(spatial),
-            (channels, prod(spatial), 0, words),
-            scale=(entry.inverse, entry.low, entry.high, 0.0),
+            (channels, prod(spatial), 0, block_size),
+            scale=(rule.inverse, rule.low, rule.high, 0.0),
         )
-        super().__init__(gpu, params, step_cost("enter", f"enter '{name}'", params, 4 + words))
+        super().__init__(gpu, params, step_cost("enter", f"enter '{name}'", params, 4 + block_size))
         self._nbytes = place.fact.nbytes
         self._numbers: Allocation | None = None
 
@@ -100,15 +100,15 @@ class TextureLoad(_KernelLoad):
 
     kernel = "load"
 
-    def __init__(self, gpu: Device, name: str, fact: Fact, given: TextureInput) -> None:
-        what = f"input '{name}'"
-        form = texture_format(gpu, what, given.texture, written=False)
-        picture = planes(what, fact, given.layout)
-        check_bound(gpu, what, fact.nbytes, "give it as an array or in a buffer (gpu.tensor)")
-        width, height = level_size(what, given.texture, given.layer, given.mip)
-        if given.resize is None and (width, height) != (picture.width, picture.height):
+    def __init__(self, gpu: Device, name: str, fact: Fact, source: TextureInput) -> None:
+        label = f"input '{name}'"
+        texel_format = texture_format(gpu, label, source.texture, written=False)
+        picture = planes(label, fact, source.layout)
+        check_bound(gpu, label, fact.nbytes, "give it as an array or in a buffer (gpu.tensor)")
+        width, height = level_size(label, source.texture, source.layer, source.mip)
+        if source.resize is None and (width, height) != (picture.width, picture.height):
             raise InputError(
-                f"{what}: the texture is {width} x {height}, the tensor {picture.width} x "
+                f"{label}: the texture is {width} x {height}, the tensor {picture.width} x "
                 f"{picture.height}: say resize='bilinear' (or 'area', 'nearest')"
             )
         count = picture.channels
@@ -116,36 +116,37 @@ class TextureLoad(_KernelLoad):
             picture.pixels,
             (picture.width, picture.height, width, height),
             (*picture.strides, count),
-            (*given.picked(what, form, count), *[0] * (4 - count)),
-            by_channel(given.scale, count, f"{what}: scale"),
-            by_channel(given.shift, count, f"{what}: shift"),
-            (_MODES[given.resize], given.srgb),
+            (*source.picked(label, texel_format, count), *[0] * (4 - count)),
+            by_channel(source.scale, count, f"{label}: scale"),
+            by_channel(source.shift, count, f"{label}: shift"),
+            (_MODES[source.resize], source.srgb),
         )
-        per_pixel = {"bilinear": 4.0, "area": max(1.0, width * height / picture.pixels)}
-        words = count + form.texel_bytes / 4 * per_pixel.get(given.resize or "", 1.0)
+        samples_per_pixel = {"bilinear": 4.0, "area": max(1.0, width * height / picture.pixels)}
+        samples = samples_per_pixel.get(source.resize or "", 1.0)
+        words_per_pixel = count + texel_format.texel_bytes / 4 * samples
         title = f"load_texture '{name}'"
-        cost = step_cost("load_texture", title, params, words, given.at_once)
+        cost = step_cost("load_texture", title, params, words_per_pixel, source.at_once)
         super().__init__(gpu, params, cost)
-        self._given = given
+        self._source = source
 
     def bind(self, target: BufferRange) -> None:
         """Binds the texture to read and the memory to write."""
-        given = self._given
+        source = self._source
 
         def view() -> wgpu.GPUTextureView:
-            return given.texture.create_view(
+            return source.texture.create_view(
                 dimension="2d",
-                base_array_layer=given.layer,
+                base_array_layer=source.layer,
                 array_layer_count=1,
-                base_mip_level=given.mip,
+                base_mip_level=source.mip,
                 mip_level_count=1,
             )
 
         view()  # a destroyed texture raises an error here, not at the host's submit
         self._bind_group = kernels_of(self._gpu).bind_group(
             self.kernel,
-            given.texture,
-            (given.layer, given.mip, *target.values()),
+            source.texture,
+            (source.layer, source.mip, *target.values()),
             lambda: [view(), target],
         )
 
@@ -226,15 +227,15 @@ def take_over(
     Records the copies of tensors into ``encoder``. Returns the loads, bound to memory, which must
     run before the program's first step. Raises :class:`InputError` if an input does not fit.
     """
-    given = {name: value for name, value in inputs.items() if on_device(value)}
-    for name, value in given.items():
+    gpu_values = {name: value for name, value in inputs.items() if on_device(value)}
+    for name, value in gpu_values.items():
         check_on_device(gpu, residency, name, value)
     plan = residency.plan
-    loads = loads_of(gpu, plan, given)
+    loads = loads_of(gpu, plan, gpu_values)
     if loads:
         kernels_of(gpu).build(gpu)  # for Session.run: a job waits for them before it begins
     pending = iter(loads)
-    for name, value in given.items():
+    for name, value in gpu_values.items():
         place = plan.inputs[name]
         if not place.fact.size:
             continue

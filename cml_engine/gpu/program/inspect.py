@@ -38,12 +38,12 @@ def _run_ranges(
     program: GpuProgram, inputs: Mapping[str, Array], ranges: list[tuple[int, int, int]]
 ) -> None:
     program.write_inputs(inputs)
-    for on_cpu, together in groupby(ranges, lambda part: part[0] in program.on_cpu):
+    for on_cpu, group in groupby(ranges, lambda part: part[0] in program.on_cpu):
         if on_cpu:
-            for step, _, _ in together:
+            for step, _, _ in group:
                 program.run_on_cpu(step)
             continue
-        while batch := list(islice(together, RANGE_SLOTS)):
+        while batch := list(islice(group, RANGE_SLOTS)):
             encoder = program.gpu.device.create_command_encoder()
             compute = encoder.begin_compute_pass()
             for part in batch:
@@ -67,17 +67,19 @@ def read_bytes(program: GpuProgram, binding: Binding) -> memoryview:
 
 def read_arena(program: GpuProgram) -> Array:
     """Returns the whole arena as 32-bit words, so that tests can check the gaps between tensors."""
-    whole = Binding("", "arena", 0, program.residency.arena_bytes)
-    return np.frombuffer(read_bytes(program, whole), np.uint32)
+    arena = Binding("", "arena", 0, program.residency.arena_bytes)
+    return np.frombuffer(read_bytes(program, arena), np.uint32)
 
 
-def fill_arena(program: GpuProgram, word: int) -> None:
-    """Fills the whole arena with ``word``, so that tests find elements that no kernel wrote."""
+def fill_arena(program: GpuProgram, pattern: int) -> None:
+    """Fills the whole arena with ``pattern``, so that tests find elements that no kernel wrote."""
     with program.residency.exclusive():
         program.load()
         program.retained.invalidate()
         assert program.residency.arena is not None
-        program.residency.arena.write(np.full(program.residency.arena_bytes // 4, word, np.uint32))
+        program.residency.arena.write(
+            np.full(program.residency.arena_bytes // 4, pattern, np.uint32)
+        )
 
 
 def time_steps(
@@ -103,11 +105,11 @@ def time_steps(
 def time_once(program: GpuProgram, timer: PassTimer, steps: Sequence[int]) -> list[float]:
     """Runs the steps on the inputs in the program's memory; returns the milliseconds of each."""
     times: list[float] = []
-    for on_cpu, together in groupby(steps, program.on_cpu.__contains__):
+    for on_cpu, group in groupby(steps, program.on_cpu.__contains__):
         if not on_cpu:
-            times += timer.time(list(together), program.encode_all)
+            times += timer.time(list(group), program.encode_all)
             continue
-        for step in together:
+        for step in group:
             start = time.perf_counter()
             program.run_on_cpu(step)
             times.append(1e3 * (time.perf_counter() - start))
@@ -132,7 +134,7 @@ def run_watched(
             f"'{graph.name}' is computed in bands of rows ({program.plan.bands[0]}), so that no "
             "tensor among them is ever whole: watch it without arena_limit (--arena-limit-mib)"
         )
-    parts = {step: found.part.graph.nodes for step, found in program.on_cpu.items()}
+    parts = {step: operators.part.graph.nodes for step, operators in program.on_cpu.items()}
     on_cpu = {node.outputs[0]: step for step, nodes in parts.items() for node in nodes}
     placed = (node for node in graph.nodes if node.outputs[0] not in on_cpu)
     if any(name not in program.plan.places for node in placed for name in node.outputs):
@@ -147,15 +149,15 @@ def run_watched(
         changed = None if program.steps_for(inputs) is None else {*inputs, VARIABLES}
         _submit_loads(program, inputs)
         sources = sources_of(graph)
-        given = {
+        input_values = {
             name: _numbers(value, program.plan.inputs[name])
             for name, value in inputs.items()
             if isinstance(value, np.ndarray)
         }
 
         def value(name: str) -> Array:
-            if name in given or graph.is_constant(name):
-                return given[name] if name in given else graph.constants[name]
+            if name in input_values or graph.is_constant(name):
+                return input_values[name] if name in input_values else graph.constants[name]
             place = program.plan.places[name]
             array = inspect.read_tensor(program, place)
             # of an input that is stored as integers only these are known
@@ -164,10 +166,10 @@ def run_watched(
         for node in graph.nodes:
             if changed is not None and sources[node.outputs[0]].isdisjoint(changed):
                 continue
-            number = on_cpu.get(node.outputs[0])
-            if number is not None:
-                if node is parts[number][0]:
-                    program.run_on_cpu(number, watch, before)
+            cpu_step = on_cpu.get(node.outputs[0])
+            if cpu_step is not None:
+                if node is parts[cpu_step][0]:
+                    program.run_on_cpu(cpu_step, watch, before)
                 continue
             if before is not None:
                 before(node, [value(name) for name in node.reads])
@@ -190,15 +192,15 @@ def run_dumped(
         _submit_loads(program, inputs)
         for step in plan.steps:
             bound = list(zip(plan.bound_tensors(step), step.bindings, strict=True))
-            for done in (False, True):
-                if done:
+            for has_run in (False, True):
+                if has_run:
                     program.submit_steps([step.index])
                 for tensor, binding in bound:
-                    if tensor.written is done:
-                        floats = tensor.type.startswith(("scalar", "float32"))
-                        floats = floats and tensor.layout in ("", PLAIN, C4)
-                        words = np.frombuffer(read_bytes(program, binding), np.uint32)
-                        array = words.view(np.float32) if floats else words
+                    if tensor.written is has_run:
+                        is_float = tensor.type.startswith(("scalar", "float32"))
+                        is_float = is_float and tensor.layout in ("", PLAIN, C4)
+                        elements = np.frombuffer(read_bytes(program, binding), np.uint32)
+                        array = elements.view(np.float32) if is_float else elements
                         name = f"{step.index:04d}_{tensor.slot}.npy"
                         folder.write(name, partial(np.save, arr=array, allow_pickle=False))
         return _end_run(program)
@@ -206,12 +208,12 @@ def run_dumped(
 
 def _end_run(program: GpuProgram) -> dict[str, Array]:
     """Returns the outputs of a run whose steps have run, and updates the variables."""
-    found = {n: inspect.read_tensor(program, p) for n, p in program.plan.outputs.items()}
+    arrays = {n: inspect.read_tensor(program, p) for n, p in program.plan.outputs.items()}
     encoder = program.gpu.device.create_command_encoder()
     program.encode_updates(encoder)
     program.gpu.queue.submit([encoder.finish()])
     program.retained.end()
-    return found
+    return arrays
 
 
 def _numbers(array: Array, place: TensorPlace) -> Array:

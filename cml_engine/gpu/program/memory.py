@@ -153,10 +153,10 @@ class SharedArena:
             raise InputError(f"arena '{name}': wanted '{_PREFIX}NAME', with a name of your own")
         with memory.lock:
             arenas = _ARENAS.setdefault(memory, weakref.WeakValueDictionary())
-            found = arenas.get(name)
-            if found is None:
-                found = arenas[name] = SharedArena(memory, name)
-            return found
+            arena = arenas.get(name)
+            if arena is None:
+                arena = arenas[name] = SharedArena(memory, name)
+            return arena
 
     def join(self, member: Residency) -> None:
         """Adds a program to those that use this arena; the arena will be large enough for it."""
@@ -179,13 +179,13 @@ class SharedArena:
         If the current memory is too small, the group's programs without a job lose it.
         """
         with self._memory.lock:
-            needed = max(member.arena_bytes for member in self._members)
-            if self._current is None or self._current.nbytes < needed:
+            largest = max(member.arena_bytes for member in self._members)
+            if self._current is None or self._current.nbytes < largest:
                 for member in list(self._members):
                     if not member.holders:
                         member.drop_arena()
                 self._current = self._memory.allocate(
-                    needed, TENSOR_USAGE, owner=self.name, category="activations"
+                    largest, TENSOR_USAGE, owner=self.name, category="activations"
                 )
             self._users[self._current] = self._users.get(self._current, 0) + 1
             return self._current
@@ -329,10 +329,10 @@ class Residency:
         Raises :class:`InputError` if the memory was evicted.
         """
         spaces = {"arena": self.arena, "weights": self.weights, "own": self.own}
-        found = spaces[binding.space]
-        if found is None:
+        memory = spaces[binding.space]
+        if memory is None:
             raise InputError(f"model '{self.plan.name}' was evicted: there is nothing to look at")
-        return found.at(binding.offset)
+        return memory.at(binding.offset)
 
     def range(self, binding: Binding) -> BufferRange:
         """Returns the memory of a :class:`Binding` as a bind group resource."""
@@ -349,8 +349,8 @@ class Residency:
     @property
     def complete(self) -> bool:
         """True if all of the program's memory is on the device."""
-        own = self.own is not None or not self.plan.own_bytes
-        return own and self.arena is not None and self.weights is not None
+        has_own = self.own is not None or not self.plan.own_bytes
+        return has_own and self.arena is not None and self.weights is not None
 
     @property
     def missing_bytes(self) -> int:

@@ -65,23 +65,23 @@ class Uniforms:
         #: the offset of each slot by the range in it, the least recently used first
         self._slots: dict[tuple[int, int], int] = {}
         for first in range(RANGE_SLOTS):
-            at = self._slots[first, _NO_END] = self.step_offset(len(plan.steps) + first)
-            ranges[at : at + SLICE_BYTES] = self._range(first, _NO_END)
+            offset = self._slots[first, _NO_END] = self.step_offset(len(plan.steps) + first)
+            ranges[offset : offset + SLICE_BYTES] = self._range(first, _NO_END)
         params = bytearray()
         #: the parameters of each step, as a byte offset and a size
-        self._places: list[tuple[int, int]] = []
-        known: dict[bytes, tuple[int, int]] = {}  # equal blocks share memory
+        self._spans: list[tuple[int, int]] = []
+        spans_by_data: dict[bytes, tuple[int, int]] = {}  # equal blocks share memory
         for step in plan.steps:
-            at = self.step_offset(step.index)
-            ranges[at : at + SLICE_BYTES] = self._range(0, step.groups)
+            offset = self.step_offset(step.index)
+            ranges[offset : offset + SLICE_BYTES] = self._range(0, step.groups)
             data = step_params(step)
-            place = None if step.live else known.get(data)
-            if place is None:
-                place = len(params), len(data)
+            span = None if step.live else spans_by_data.get(data)
+            if span is None:
+                span = len(params), len(data)
                 params += data + bytes(-len(data) % align)
                 if step.live is None:
-                    known[data] = place
-            self._places.append(place)
+                    spans_by_data[data] = span
+            self._spans.append(span)
         self.ranges = self._filled(plan, gpu, ranges)
         self._params = self._filled(plan, gpu, params or bytearray(16))
 
@@ -94,7 +94,7 @@ class Uniforms:
 
     def write_params(self, step: Step) -> None:
         """Writes new parameters of a step that depend on sliders, before the next submit."""
-        self._params.write(step_params(step), self._places[step.index][0])
+        self._params.write(step_params(step), self._spans[step.index][0])
 
     def step_offset(self, step: int) -> int:
         """Returns the byte offset of the whole step's range in :attr:`ranges`."""
@@ -123,7 +123,7 @@ class Uniforms:
         """Returns the slice and the step's parameters as bind group resources."""
         return [
             self.ranges.binding(0, SLICE_BYTES),
-            self._params.binding(*self._places[step.index]),
+            self._params.binding(*self._spans[step.index]),
         ]
 
 
@@ -269,7 +269,7 @@ class Preparation:
             return "its first frame"
         if not self._building.done():
             count = len(self.variants)
-            doing = BUILDER.doing() or "nothing"
+            doing = BUILDER.describe() or "nothing"
             return (
                 f"its pipelines ({len(self._pipelines)} of {count} are built); the builder: {doing}"
             )
@@ -279,27 +279,27 @@ class Preparation:
         """Uploads at most ``limit`` bytes: first shared weights, then the program's own."""
         if not self._uploaded:
             limit = self._constants.upload(limit)
-            own = self._residency.own
-            if own is not None and limit > 0:
-                limit = write_chunks(own, self._chunks, limit)
+            memory = self._residency.own
+            if memory is not None and limit > 0:
+                limit = write_chunks(memory, self._chunks, limit)
             self._uploaded = limit > 0
 
     def _build_pipelines(self) -> None:
         for key in self.variants:
-            BUILDER.now(f"kernel '{key.label}'")
+            BUILDER.begin_item(f"kernel '{key.label}'")
             self._pipeline(key)
 
     def _pipeline(self, key: Variant) -> Pipeline:
         """Returns the variant's pipeline; builds it, and reports the progress, if it is new."""
-        found = self._pipelines.get(key)
-        if found is None:
+        built = self._pipelines.get(key)
+        if built is None:
             step = self._plan.steps[self.keys.index(key)]
             uniforms = struct.pack("=4I", 0, step.groups, self._width, 0), step_params(step)
-            found = self._gpu.pipeline(key, uniforms)
+            built = self._gpu.pipeline(key, uniforms)
             with self._reporting:
-                self._pipelines[key] = found
+                self._pipelines[key] = built
                 self._report()
-        return found
+        return built
 
     def _report(self) -> None:
         if self._on_progress is not None:
@@ -366,7 +366,7 @@ class Builder:
         self._thread = ThreadPoolExecutor(1, "cml-pipelines")
         self._lock = Lock()
         self._waiting = 0
-        self._network = self._what = self._failed = self._error = ""
+        self._network = self._item = self._failed = self._error = ""
         self._since = 0.0
 
     def submit(self, network: str, work: Callable[[], None]) -> Future[None]:
@@ -384,35 +384,35 @@ class Builder:
             self.built(network)
         except BaseException as error:
             self._failed = network
-            self._error = f"'{network}', {self._what}: {type(error).__name__}: {error}"
+            self._error = f"'{network}', {self._item}: {type(error).__name__}: {error}"
             raise
         finally:
-            self._network = self._what = ""
+            self._network = self._item = ""
 
     def built(self, network: str) -> None:
         """Clears the last error if it belongs to this network, whose pipelines now exist."""
         if network == self._failed:
             self._failed = self._error = ""
 
-    def now(self, what: str) -> None:
+    def begin_item(self, item: str) -> None:
         """Records the name and start of the item that the thread begins to build."""
-        self._what, self._since = what, time.perf_counter()
+        self._item, self._since = item, time.perf_counter()
 
-    def doing(self) -> str:
+    def describe(self) -> str:
         """Returns a text with the current work, its duration, the queue length and the last error.
 
         The error disappears once its network has been built. Returns "" if the thread is idle
         and no build failed.
         """
-        said = []
+        parts = []
         if self._network:
             seconds = time.perf_counter() - self._since
-            said.append(f"'{self._network}', {self._what or 'beginning'} for {seconds:.1f} s")
+            parts.append(f"'{self._network}', {self._item or 'beginning'} for {seconds:.1f} s")
         if self._waiting:
-            said.append(f"{self._waiting} networks wait")
+            parts.append(f"{self._waiting} networks wait")
         if self._error:
-            said.append(f"last error: {self._error}")
-        return "; ".join(said)
+            parts.append(f"last error: {self._error}")
+        return "; ".join(parts)
 
 
 BUILDER = Builder()

@@ -16,7 +16,7 @@ from cml_engine.gpu.device import RANGE_SLOTS, Device
 from cml_engine.gpu.memory.allocator import BufferRange
 from cml_engine.gpu.program.memory import TENSOR_USAGE
 from cml_engine.gpu.shaders.hlsl import ShaderKey, Variant, print_labels, printing
-from cml_engine.gpu.shaders.prints import NBYTES, shown
+from cml_engine.gpu.shaders.prints import NBYTES, format_records
 
 #: the most lines shown per step and run
 _MOST_LINES = 1024
@@ -31,7 +31,7 @@ class Prints:
 
     def __init__(self, plan: Plan, gpu: Device, labels: Mapping[int, list[str]]) -> None:
         self._name, self._gpu, self._labels = plan.name, gpu, labels
-        self._told = False
+        self._warned = False
         self._memory = gpu.memory.allocate(
             NBYTES, TENSOR_USAGE, owner=plan.name, category="staging"
         )
@@ -77,17 +77,17 @@ class Prints:
         data = self._gpu.queue.read_buffer(self._memory.buffer, self._memory.offset, NBYTES)
         self._show(step, np.frombuffer(data, np.uint32))
 
-    def _show(self, step: Step, words: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> None:
-        place = f" ({step.source})" if step.source else ""
-        lines = list(islice(shown(words, self._labels[step.index]), _MOST_LINES))
-        if more := int(words[0]) - len(lines):
-            lines.append(f"and {more:,} more".replace(",", " "))
-        sys.stderr.writelines(f"{self._name} {step.title}{place} {line}\n" for line in lines)
+    def _show(self, step: Step, data: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> None:
+        location = f" ({step.source})" if step.source else ""
+        lines = list(islice(format_records(data, self._labels[step.index]), _MOST_LINES))
+        if omitted := int(data[0]) - len(lines):
+            lines.append(f"and {omitted:,} more".replace(",", " "))
+        sys.stderr.writelines(f"{self._name} {step.title}{location} {line}\n" for line in lines)
 
     def not_in_frames(self) -> None:
         """Warns once that a program run by a scheduler shows no kernel output."""
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             _log.warning("'%s': what kernels print is shown of Session.run only", self._name)
 
 
@@ -96,8 +96,8 @@ def printing_keys(plan: Plan, gpu: Device, keys: Sequence[Variant]) -> list[Vari
 
     Raises :class:`DeviceError` if a printing kernel binds more buffers than the device allows.
     """
-    found = [printing(key) if isinstance(key, ShaderKey) else key for key in keys]
-    for step, key in zip(plan.steps, found, strict=True):
+    variants = [printing(key) if isinstance(key, ShaderKey) else key for key in keys]
+    for step, key in zip(plan.steps, variants, strict=True):
         if key.tensors > gpu.limits.max_storage_buffers:
             raise DeviceError(
                 f"{step.title}: its kernel binds {key.tensors - 1} tensors, and CML_PRINT wants a "
@@ -105,4 +105,4 @@ def printing_keys(plan: Plan, gpu: Device, keys: Sequence[Variant]) -> list[Vari
                 "without debug_kernels",
                 step.source,
             )
-    return found
+    return variants

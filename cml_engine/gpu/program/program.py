@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import wgpu
@@ -245,11 +245,11 @@ class GpuProgram:
         compute = encoder.begin_compute_pass(label=self.name)
         for load in loads:
             load.encode_all(compute)
-        whole = self.prints is None and not self.on_cpu
-        if whole:
+        in_one_submit = self.prints is None and not self.on_cpu
+        if in_one_submit:
             self.encode_steps(compute, steps)
         compute.end()
-        if not whole:
+        if not in_one_submit:
             self.gpu.queue.submit([encoder.finish()])
             self.submit_steps(steps)
             encoder = self.gpu.device.create_command_encoder(label=self.name)
@@ -269,17 +269,17 @@ class GpuProgram:
         packed, _ = self.plan.packed_results
         buffer, start = staging.at(0)
         buffer.map_sync(wgpu.MapMode.READ)
-        found = {}
+        arrays = {}
         try:
             for name, place in self.plan.outputs.items():
                 at = start + packed[name].binding.offset
                 size = place.binding.nbytes
-                found[name] = from_words(
+                arrays[name] = from_words(
                     buffer.read_mapped(at, size) if place.fact.size else b"", place
                 )
         finally:
             buffer.unmap()
-        return found
+        return arrays
 
     def begin(
         self,
@@ -337,20 +337,20 @@ class GpuProgram:
         sliders = self.plan.live_sliders
         self._slider_values |= {n: np.array(inputs[n]) for n in sliders if n in inputs}
 
-    def moved_params(self, inputs: Mapping[str, object]) -> list[tuple[Step, Mapping[str, Any]]]:
+    def moved_params(self, inputs: Mapping[str, object]) -> list[tuple[Step, Mapping[str, object]]]:
         """Returns the steps whose sliders these inputs move, and their new parameters.
 
         Raises :class:`InputError` if a slider cannot have its value.
         """
-        known, found = self._slider_values, []
+        values, moved = self._slider_values, []
         for step in self.plan.live_steps:
             assert step.live is not None
             names = [name for name in step.live.sliders if name in inputs]
-            given = {name: np.asarray(inputs[name]) for name in names}
-            if any(not np.array_equal(known.get(n, ()), value) for n, value in given.items()):
-                rest = {n: known[n] for n in step.live.sliders if n in known and n not in given}
-                found.append((step, step.live.compute({**given, **rest})))
-        return found
+            changed = {name: np.asarray(inputs[name]) for name in names}
+            if any(not np.array_equal(values.get(n, ()), value) for n, value in changed.items()):
+                before = {n: values[n] for n in step.live.sliders if n in values}
+                moved.append((step, step.live.compute({**before, **changed})))
+        return moved
 
     def result_place(self, name: str) -> tuple[wgpu.GPUBuffer, int, TensorPlace]:
         """Returns the buffer, byte offset and place of an output or a kept tensor of the last run.
@@ -471,7 +471,7 @@ class GpuProgram:
     ) -> None:
         """Computes a step on the CPU: reads its operands and uploads its results; blocks."""
         operators, read, place = self.on_cpu[step], self.gpu.queue.read_buffer, self.residency.place
-        bindings = {name: found.binding for name, found in operators.part.reads.items()}
+        bindings = {name: operand.binding for name, operand in operators.part.reads.items()}
         data = {name: read(*place(b), b.nbytes) for name, b in bindings.items()}
         assert self.residency.arena is not None
         results = chunks(operators.compute(data, watch, before))
@@ -542,7 +542,7 @@ class GpuProgram:
         """The names of the inputs that may be omitted because their last value is known."""
         return self.retained.known
 
-    def steps_for(self, given: Collection[str], *, behind: bool = False) -> tuple[int, ...] | None:
+    def steps_for(self, names: Collection[str], *, behind: bool = False) -> tuple[int, ...] | None:
         """Returns the indices of the steps for a run with these inputs; None for all steps.
 
         Values of other inputs are those of the previous run. With ``behind``, another run comes
@@ -551,11 +551,11 @@ class GpuProgram:
         reuse = self.plan.reuse
         if reuse is None or not (behind or self.retained.results):
             return None
-        return reuse.steps(given)
+        return reuse.steps(names)
 
-    def inherit(self, before: GpuProgram) -> None:
-        """Copies the input values of ``before``, the program that this one replaces."""
-        self.retained.inherit(before.retained)
+    def inherit(self, predecessor: GpuProgram) -> None:
+        """Copies the input values of ``predecessor``, the program that this one replaces."""
+        self.retained.inherit(predecessor.retained)
 
     def advance_successor(self, budget_ms: float) -> None:
         """Prepares the replacement network for about ``budget_ms``."""

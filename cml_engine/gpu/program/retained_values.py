@@ -43,10 +43,10 @@ class RetainedValues:
         return self._is_resident(self._results)
 
     def _is_resident(self, arena: Arena | None) -> bool:
-        there = self._residency
+        residency = self._residency
         if self._run is not None and self._run.harm:
             return False
-        return arena is not None and arena is there.arena and there.wrote_last
+        return arena is not None and arena is residency.arena and residency.wrote_last
 
     @property
     def built_on(self) -> list[JobRun]:
@@ -61,9 +61,9 @@ class RetainedValues:
             frozenset() if self._plan.reuse is None else frozenset({*self.values, *self.promised})
         )
 
-    def inherit(self, before: RetainedValues) -> None:
-        """Copies the input values of ``before``, the state of the replaced network."""
-        self.values, self.promised = dict(before.values), set(before.promised)
+    def inherit(self, predecessor: RetainedValues) -> None:
+        """Copies the input values of ``predecessor``, the state of the replaced network."""
+        self.values, self.promised = dict(predecessor.values), set(predecessor.promised)
 
     def expect_inputs(self, names: Collection[str]) -> None:
         """Records inputs that an accepted job will provide."""
@@ -118,8 +118,8 @@ class RetainedValues:
         self.invalidate()
         self._run = run or self._run
         self._before = self.values
-        given = {name: np.array(value) for name, value in arrays.items()}
-        self.values = {**self.values, **given, **dict.fromkeys(from_gpu)}
+        copies = {name: np.array(value) for name, value in arrays.items()}
+        self.values = {**self.values, **copies, **dict.fromkeys(from_gpu)}
         self._inputs = self._residency.arena
         return {**arrays, **restored}
 

@@ -53,9 +53,9 @@ def cached(digest: str, compiler: str | None, compile: Callable[[], Code]) -> Co
 
 def _content(code: Code, compiler: str | None) -> bytes:
     body = _body(code)
-    kind = "wgsl" if isinstance(code, str) else "spirv"
+    code_type = "wgsl" if isinstance(code, str) else "spirv"
     header = {
-        "format": _FORMAT, "kind": kind, "compiler": compiler, "sha256": _hash(kind, body)
+        "format": _FORMAT, "kind": code_type, "compiler": compiler, "sha256": _hash(code_type, body)
     }  # fmt: skip
     return json.dumps(header).encode() + b"\n" + body
 
@@ -64,9 +64,9 @@ def _body(code: Code) -> bytes:
     return code.encode() if isinstance(code, str) else code
 
 
-def _hash(kind: str, body: bytes) -> str:
+def _hash(context: str, body: bytes) -> str:
     """Returns the SHA-256 of the code and its type or its driver, in hexadecimal."""
-    return hashlib.sha256(kind.encode() + b"\n" + body).hexdigest()
+    return hashlib.sha256(context.encode() + b"\n" + body).hexdigest()
 
 
 def _read(file: Path, compiler: str | None) -> Code | None:

@@ -89,9 +89,9 @@ def compile(request: Request) -> bytes:
 
 def _check(request: Request, files: set[Path]) -> None:
     """Raises :class:`CompilerError` if the compiler read a file that the digest does not cover."""
-    unknown = files - set(included(request.source, request.path.parent))
-    if unknown:
-        names = ", ".join(sorted(str(file) for file in unknown))
+    untracked = files - set(included(request.source, request.path.parent))
+    if untracked:
+        names = ", ".join(sorted(str(file) for file in untracked))
         raise CompilerError(
             f"{request.path} reads {names} in a way that cannot be followed without the "
             'compiler (a macro after #include, an import): write #include "FILE"'
@@ -137,10 +137,10 @@ class _Process:
 
 
 class CompilerPool:
-    """A pool of at most ``most`` compilers, each created when it is first needed."""
+    """A pool of at most ``limit`` compilers, each created when it is first needed."""
 
-    def __init__(self, most: int) -> None:
-        self._max_compilers = most
+    def __init__(self, limit: int) -> None:
+        self._max_compilers = limit
         self._count = 0
         self._idle: list[_Compiler] = []
         self._processes: list[_Process] = []
@@ -153,19 +153,19 @@ class CompilerPool:
         """
         compiler = self._take()
         try:
-            found = compiler.compile(arguments)
+            output = compiler.compile(arguments)
         except slang.SlangError:
             self._give(compiler)
             raise
         except (EOFError, OSError):
             # a process that died is not replaced: the next one may die for the same reason
-            self._lose(most=1)
+            self._lose(limit=1)
             return self.compile(arguments)
         except BaseException:  # interrupted: the compiler's state is unknown
             self._lose()
             raise
         self._give(compiler)
-        return found
+        return output
 
     def close(self) -> None:
         """Ends the compiler processes."""
@@ -183,7 +183,7 @@ class CompilerPool:
         try:
             return _local_compiler() if first else self._start()
         except OSError:  # no process can be started
-            self._lose(most=1)
+            self._lose(limit=1)
             return self._take()
         except BaseException:
             self._lose()
@@ -194,11 +194,11 @@ class CompilerPool:
             self._idle.append(compiler)
             self._changed.notify()
 
-    def _lose(self, most: int | None = None) -> None:
-        """Removes one compiler from the count; ``most`` is the new limit of the pool, if given."""
+    def _lose(self, limit: int | None = None) -> None:
+        """Removes one compiler from the count; ``limit`` is the new limit of the pool, if given."""
         with self._changed:
             self._count -= 1
-            self._max_compilers = self._max_compilers if most is None else most
+            self._max_compilers = self._max_compilers if limit is None else limit
             self._changed.notify_all()
 
     def _start(self) -> _Process:
@@ -236,10 +236,10 @@ def _max_compilers() -> int:
     Returns 1 if the program is not a plain Python interpreter, because only that can be started
     again as a compiler process.
     """
-    asked = os.environ.get("CML_COMPILERS", "")
+    setting = os.environ.get("CML_COMPILERS", "")
     if not Path(sys.executable or "").stem.lower().startswith("python"):
         return 1
-    return max(int(asked), 1) if asked.isdecimal() else os.cpu_count() or 1
+    return max(int(setting), 1) if setting.isdecimal() else os.cpu_count() or 1
 
 
 @functools.cache
@@ -248,8 +248,8 @@ def library() -> str:
     spec = importlib.util.find_spec(_PACKAGE)
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         for pattern in _LIBRARY_PATTERNS:
-            for found in sorted(Path(folder).glob(pattern)):
-                return str(found)
+            for file in sorted(Path(folder).glob(pattern)):
+                return str(file)
     raise DeviceError(
         "There is no HLSL compiler, and the cache does not have all the shaders that are needed. "
         "Install the compiler (pip install 'cml-engine[compiler]'), play a cooked file, or use "

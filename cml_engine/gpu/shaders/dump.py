@@ -114,14 +114,14 @@ def _dump(key: ShaderKey, folder: Path) -> Path:
     _write(folder, f"{hlsl.stem}.spv", compile_spirv(key))
     for suffix, text in _translations(source, key).items():
         _write(folder, f"{hlsl.stem}.{suffix}", text)
-    _list(key, hlsl)
+    _add_to_index(key, hlsl)
     return hlsl
 
 
 def _write(folder: Path, name: str, content: bytes | str) -> Path:
-    place = file_below(folder, name)
-    write_atomically(place, content)
-    return place
+    path = file_below(folder, name)
+    write_atomically(path, content)
+    return path
 
 
 def _translations(source: str, key: ShaderKey) -> dict[str, bytes]:
@@ -129,21 +129,21 @@ def _translations(source: str, key: ShaderKey) -> dict[str, bytes]:
 
     A translation that fails is the compiler's diagnostics as a comment.
     """
-    found: dict[str, bytes] = {}
+    translations: dict[str, bytes] = {}
     for target, suffix in _TARGETS.items():
         request = compilers.Request(source, key.path, target)
         try:
-            found[suffix] = compilers.compile(request).rstrip(b"\0")
+            translations[suffix] = compilers.compile(request).rstrip(b"\0")
         except compilers.CompilerError as error:
-            found[suffix] = f"// no translation to {target}:\n// {error}\n".encode()
-    return found
+            translations[suffix] = f"// no translation to {target}:\n// {error}\n".encode()
+    return translations
 
 
-def _list(key: ShaderKey, hlsl: Path) -> None:
+def _add_to_index(key: ShaderKey, hlsl: Path) -> None:
     """Adds the variant to the index unless it is listed already."""
     index = hlsl.with_name(INDEX)
     checks = "without naga's checks" if key.trusted else "with naga's checks"
     line = f"{hlsl.stem}  {key.path}  {checks}  {key.label}\n"
-    known = index.read_text(encoding="utf-8") if index.is_file() else ""
-    if line not in known:
-        _write(hlsl.parent, INDEX, known + line)
+    content = index.read_text(encoding="utf-8") if index.is_file() else ""
+    if line not in content:
+        _write(hlsl.parent, INDEX, content + line)

@@ -67,26 +67,26 @@ class ParamBlock:
         for member in self.fields:
             if member.name not in values:
                 raise ValueError(f"parameter '{member.name}' has no value")
-            given = np.atleast_1d(np.asarray(values[member.name]))
-            if given.size > member.words or (member.length is None and given.size != 1):
+            array = np.atleast_1d(np.asarray(values[member.name]))
+            if array.size > member.words or (member.length is None and array.size != 1):
                 raise ValueError(
-                    f"parameter '{member.name}' holds {member.words} words, got {given.size}"
+                    f"parameter '{member.name}' holds {member.words} words, got {array.size}"
                 )
-            given = given.astype(_NUMPY[member.kind])
-            block[member.offset : member.offset + given.size] = given.view(np.uint32)
+            array = array.astype(_NUMPY[member.kind])
+            block[member.offset : member.offset + array.size] = array.view(np.uint32)
         return block.tobytes()
 
     def hlsl(self) -> str:
         """Returns HLSL text with an accessor per field: ``alpha``, or ``shape(i)`` of an array."""
         lines = [f"[[vk::binding(1)]] cbuffer CmlParams {{ uint4 cml_params[{self.vectors}]; }};"]
         for f in self.fields:
-            at = f"{f.offset}" if f.length is None else f"(uint(i)+{f.offset}u)"
+            index = f"{f.offset}" if f.length is None else f"(uint(i)+{f.offset}u)"
             name = f.name if f.length is None else f"{f.name}(i)"
             if f.length is None:
-                word = f"cml_params[{f.offset // 4}][{f.offset % 4}]"
+                expression = f"cml_params[{f.offset // 4}][{f.offset % 4}]"
             else:
-                word = f"cml_params[{at}>>2u][{at}&3u]"
-            lines.append(f"#define {name} {_HLSL_READ[f.kind].format(word=word)}")
+                expression = f"cml_params[{index}>>2u][{index}&3u]"
+            lines.append(f"#define {name} {_HLSL_READ[f.kind].format(word=expression)}")
         return "\n".join(lines)
 
 
@@ -95,12 +95,12 @@ def parse_params(declaration: str) -> ParamBlock:
     """Returns the layout that a declaration such as ``"n:u shape:u8"`` describes."""
     fields = []
     offset = 0
-    for word in declaration.split():
-        match = _FIELD.match(word)
+    for item in declaration.split():
+        match = _FIELD.match(item)
         if match is None:
-            raise ValueError(f"parameter '{word}' is not of the form name:u, name:i3 or name:f")
-        name, kind, length = match.groups()
-        fields.append(ParamField(name, kind, offset, int(length) if length else None))
+            raise ValueError(f"parameter '{item}' is not of the form name:u, name:i3 or name:f")
+        name, type_code, length = match.groups()
+        fields.append(ParamField(name, type_code, offset, int(length) if length else None))
         offset += fields[-1].words
     return ParamBlock(tuple(fields), offset)
 
@@ -148,8 +148,8 @@ class ShaderKey:
     def label(self) -> str:
         """The kernel in words, for messages: ``conv.hlsl (conv+relu): rows 8, t0 type float4``."""
         operators = f" ({self.operators})" if self.operators else ""
-        words = variant_words(dict(self.defines))
-        return f"{self.path.name}{operators}" + (f": {words}" if words else "")
+        variant = variant_words(dict(self.defines))
+        return f"{self.path.name}{operators}" + (f": {variant}" if variant else "")
 
     @property
     def params_bytes(self) -> int:
@@ -208,10 +208,10 @@ def resolve(path: str | Path) -> Path:
 
     Raises :class:`InputError` if neither exists.
     """
-    found = kernel_file(path) or Path(path)
-    if not found.is_file():
+    file = kernel_file(path) or Path(path)
+    if not file.is_file():
         raise InputError(f"kernel source '{path}' not found (nor in {KERNEL_FOLDER})")
-    return found
+    return file
 
 
 def resolved_source(key: ShaderKey) -> str:
@@ -273,8 +273,8 @@ def _first_line(key: ShaderKey) -> int:
     """Returns an inline source's first line number in its Python file; 1 if it is not found."""
     if not key.inline or not key.path.is_file():
         return 1
-    before, found, _ = key.path.read_text(encoding="utf-8").partition(key.inline)
-    return before.count("\n") + 1 if found else 1
+    before, match, _ = key.path.read_text(encoding="utf-8").partition(key.inline)
+    return before.count("\n") + 1 if match else 1
 
 
 def compile_kernel(key: ShaderKey) -> Code:
@@ -344,14 +344,14 @@ def with_unsigned_lanes(wgsl: str) -> str:
 def _with_unsigned_lane(call: str) -> str:
     """Returns the text after ``subgroupShuffle(`` with the second argument as ``u32``."""
     depth, comma = 1, -1
-    for at, letter in enumerate(call):
+    for position, letter in enumerate(call):
         depth += (letter in "([") - (letter in ")]")
         if letter == "," and depth == 1:
-            comma = at
+            comma = position
         if depth == 0:
-            lane = call[comma + 1 : at].strip()
+            lane = call[comma + 1 : position].strip()
             lane = lane if lane.startswith("u32(") else f"u32({lane})"
-            return f"{call[: comma + 1]} {lane}{call[at:]}"
+            return f"{call[: comma + 1]} {lane}{call[position:]}"
     return call
 
 
@@ -381,17 +381,17 @@ def is_misread(spirv: bytes) -> bool:
     The compiler emits it for ``continue``. naga mistakes the branch that leaves the loop for one
     that leaves the switch.
     """
-    words = memoryview(spirv).cast("I")
-    at, open_loops = 5, set[int]()
-    while at < len(words):
-        length, code = words[at] >> 16, words[at] & 0xFFFF
-        if code == _OP_LABEL:
-            open_loops.discard(words[at + 1])
-        elif code == _OP_LOOP_MERGE:
-            open_loops.add(words[at + 1])
-        elif code == _OP_SWITCH and length == 3 and open_loops:
+    module = memoryview(spirv).cast("I")
+    position, open_loops = 5, set[int]()
+    while position < len(module):
+        length, opcode = module[position] >> 16, module[position] & 0xFFFF
+        if opcode == _OP_LABEL:
+            open_loops.discard(module[position + 1])
+        elif opcode == _OP_LOOP_MERGE:
+            open_loops.add(module[position + 1])
+        elif opcode == _OP_SWITCH and length == 3 and open_loops:
             return True
-        at += max(length, 1)
+        position += max(length, 1)
     return False
 
 
@@ -400,8 +400,8 @@ def _compile(key: ShaderKey, target: str) -> bytes:
     try:
         return compilers.compile(request)
     except compilers.CompilerError as error:
-        said = prints.explained(str(error))
-        raise ShaderCompileError(f"kernel '{key.label}' does not compile:\n{said}") from None
+        diagnostics = prints.explained(str(error))
+        raise ShaderCompileError(f"kernel '{key.label}' does not compile:\n{diagnostics}") from None
 
 
 def digest(key: ShaderKey, target: str) -> str:

@@ -37,17 +37,17 @@ def included(source: str, folder: Path) -> dict[Path, str]:
     Includes are searched for in the folder of the including file, in ``folder``, then among the
     engine's own.
     """
-    found: dict[Path, str] = {}
-    _collect(source, folder, folder, found)
-    return found
+    texts: dict[Path, str] = {}
+    _collect(source, folder, folder, texts)
+    return texts
 
 
-def _collect(source: str, beside: Path, folder: Path, found: dict[Path, str]) -> None:
+def _collect(source: str, including: Path, folder: Path, texts: dict[Path, str]) -> None:
     for names in _INCLUDE.findall(source):
-        file = _find(names[0] or names[1], beside, folder)
-        if file is not None and file not in found:
-            found[file] = read_source(file)
-            _collect(found[file], file.parent, folder, found)
+        file = _find(names[0] or names[1], including, folder)
+        if file is not None and file not in texts:
+            texts[file] = read_source(file)
+            _collect(texts[file], file.parent, folder, texts)
 
 
 def _find(name: str, *folders: Path) -> Path | None:
@@ -72,17 +72,17 @@ def with_includes(source: str, folder: Path) -> str:
     return _expanded(source, folder, folder, set())
 
 
-def _expanded(source: str, beside: Path, folder: Path, seen: set[Path]) -> str:
+def _expanded(source: str, including: Path, folder: Path, seen: set[Path]) -> str:
     def text_of(match: re.Match[str]) -> str:
         name = match[1] or match[2]
-        file = _find(name, beside, folder)
+        file = _find(name, including, folder)
         if file is None:
             return match[0]
         text = read_source(file)
         if file in seen and "#pragma once" in text:
             return f"// {name} is above"
         seen.add(file)
-        shown = _expanded(text.replace("#pragma once", ""), file.parent, folder, seen)
-        return f"// ---- {name}\n{shown}\n// ---- end of {name}"
+        expansion = _expanded(text.replace("#pragma once", ""), file.parent, folder, seen)
+        return f"// ---- {name}\n{expansion}\n// ---- end of {name}"
 
     return _INCLUDE_LINE.sub(text_of, source)

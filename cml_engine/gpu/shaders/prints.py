@@ -61,13 +61,14 @@ def names_print(source: str, folder: Path) -> bool:
 def declarations(binding: int) -> str:
     """Returns HLSL for the print buffer at ``binding`` and for the functions that write to it."""
     lines = [_HLSL.format(binding=binding, room=ROOM, words=RECORD)]
-    for kind, (name, bits) in enumerate(_TYPES.items()):
+    for type_index, (name, conversion) in enumerate(_TYPES.items()):
         for n in range(1, 5):
-            words = "".join([f"{bits.format(n=n)}(value)", ", 0u" * (4 - n)])
+            components = "".join([f"{conversion.format(n=n)}(value)", ", 0u" * (4 - n)])
             value = f"{name}{n if n > 1 else ''} value"
+            head = 4 * type_index + n - 1
             lines.append(
                 f"void {_FUNCTION}(uint label, {value}) "
-                f"{{ cml_print_record(label * 16u + {4 * kind + n - 1}u, uint4({words})); }}"
+                f"{{ cml_print_record(label * 16u + {head}u, uint4({components})); }}"
             )
     return "\n".join(lines)
 
@@ -108,9 +109,10 @@ def explained(refusal: str) -> str:
     """Returns the compiler's diagnostics, with advice if ``CML_PRINT`` got an unsupported type."""
     if _FUNCTION not in refusal:
         return refusal
-    said = refusal.partition("\nnote")[0]
+    diagnostics = refusal.partition("\nnote")[0]
     return (
-        f"{said}\n{_NAME} takes a float, an int, a uint, a bool, or a vector: give it such a part"
+        f"{diagnostics}\n"
+        f"{_NAME} takes a float, an int, a uint, a bool, or a vector: give it such a part"
     )
 
 
@@ -132,8 +134,8 @@ def _flat(source: str, folder: Path) -> str:
 
 
 def _labels(source: str) -> list[str]:
-    found = (match["label"] for match in _TOKENS.finditer(source))
-    return list(dict.fromkeys(label for label in found if label is not None))
+    labels = (match["label"] for match in _TOKENS.finditer(source))
+    return list(dict.fromkeys(label for label in labels if label is not None))
 
 
 def _main(match: re.Match[str]) -> str:
@@ -143,30 +145,32 @@ def _main(match: re.Match[str]) -> str:
     """
     params = match[1]
     names = {semantic: name for name, semantic in _SEMANTIC.findall(params)}
-    given = ", ".join(names.values())
-    for kind, semantic in (("uint3", "SV_GroupID"), ("uint", "SV_GroupIndex")):
+    arguments = ", ".join(names.values())
+    for type_name, semantic in (("uint3", "SV_GroupID"), ("uint", "SV_GroupIndex")):
         if semantic not in names:
             names[semantic] = f"cml_{semantic}"
-            params += f", {kind} {names[semantic]} : {semantic}"
+            params += f", {type_name} {names[semantic]} : {semantic}"
     return (
         f"void main({params}) {{ cml_printer = uint2(CML_GROUP({names['SV_GroupID']}), "
-        f"{names['SV_GroupIndex']}); cml_main({given}); }} void cml_main({match[1]})"
+        f"{names['SV_GroupIndex']}); cml_main({arguments}); }} void cml_main({match[1]})"
     )
 
 
-def shown(words: np.ndarray[tuple[int], np.dtype[np.uint32]], labels: list[str]) -> Iterator[str]:
+def format_records(
+    data: np.ndarray[tuple[int], np.dtype[np.uint32]], labels: list[str]
+) -> Iterator[str]:
     """Yields a line per record of a print buffer, by workgroup, thread and order of calls."""
-    count = min(int(words[0]), ROOM)
-    records = words[1 : 1 + count * RECORD].reshape(count, RECORD)
+    count = min(int(data[0]), ROOM)
+    records = data[1 : 1 + count * RECORD].reshape(count, RECORD)
     for i in np.lexsort(records[:, 2:0:-1].T):  # a stable sort
-        head, group, thread = (int(word) for word in records[i, :3])
-        label, kind, size = head // 16, head // 4 % 4, head % 4 + 1
-        values = [_value(word, kind) for word in records[i, 3 : 3 + size]]
+        head, group, thread = (int(bits) for bits in records[i, :3])
+        label, type_index, size = head // 16, head // 4 % 4, head % 4 + 1
+        values = [_value(bits, type_index) for bits in records[i, 3 : 3 + size]]
         value = values[0] if size == 1 else f"({', '.join(values)})"
         yield f"{labels[label]} = {value}  workgroup {group} thread {thread}"
 
 
-def _value(word: np.uint32, kind: int) -> str:
-    if _NUMPY[kind] is np.bool_:
-        return "true" if word else "false"
-    return str(word.view(_NUMPY[kind]))
+def _value(bits: np.uint32, type_index: int) -> str:
+    if _NUMPY[type_index] is np.bool_:
+        return "true" if bits else "false"
+    return str(bits.view(_NUMPY[type_index]))

@@ -53,8 +53,8 @@ class Slang:
         failed = self._lib.spProcessCommandLineArguments(request, argv, len(arguments)) < 0
         failed = failed or self._lib.spCompile(request) < 0
         if failed:
-            said = self._lib.spGetDiagnosticOutput(request) or b""
-            raise SlangError(said.decode(errors="replace").strip())
+            diagnostics = self._lib.spGetDiagnosticOutput(request) or b""
+            raise SlangError(diagnostics.decode(errors="replace").strip())
         size = ctypes.c_size_t()
         code = self._lib.spGetCompileRequestCode(request, ctypes.byref(size))
         count = self._lib.spGetDependencyFileCount(request)

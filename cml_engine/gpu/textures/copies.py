@@ -90,7 +90,7 @@ class TextureCopies:
         """Returns the cost and the milliseconds of each timed copy whose timing has arrived."""
         if self._ring is None:
             return []
-        found = [
+        timings = [
             (self._costs[slot.frame], sum(ms))
             for slot, ms in self._ring.collect()
             if slot.frame in self._costs
@@ -98,7 +98,7 @@ class TextureCopies:
         self._ring.take_unsubmitted()  # the executor's ring reports unsubmitted frames
         oldest = self._timed - 64
         self._costs = {frame: cost for frame, cost in self._costs.items() if frame > oldest}
-        return found
+        return timings
 
     def abandon(self, frame: int) -> None:
         """Drops the timings of a frame whose encoder is discarded."""
@@ -116,22 +116,22 @@ class TextureCopies:
         writes: TimestampWrites | None,
     ) -> StepCost:
         """Records a copy; ``writes`` are the timestamp writes for the whole of it."""
-        what = f"output '{name}'"
-        form = texture_format(self._gpu, what, target.texture, written=True)
-        picture = planes(what, tensor.fact, target.layout)
-        _check_place(what, picture, target)
-        picked = target.picked(what, form, picture.channels)
-        row = form.texel_bytes * picture.width
-        pitch = -(-row // ROW_BYTES) * ROW_BYTES
-        params = _params(what, form, picture, target, picked, pitch)
+        label = f"output '{name}'"
+        texel_format = texture_format(self._gpu, label, target.texture, written=True)
+        picture = planes(label, tensor.fact, target.layout)
+        _check_fits(label, picture, target)
+        picked = target.picked(label, texel_format, picture.channels)
+        row_bytes = texel_format.texel_bytes * picture.width
+        pitch = -(-row_bytes // ROW_BYTES) * ROW_BYTES
+        params = _params(label, texel_format, picture, target, picked, pitch)
         first, last = _at_both_ends(writes)
-        if _is_texels(form, picture, tensor, target, row):
+        if _needs_no_packing(texel_format, picture, tensor, target, row_bytes):
             _write_times(encoder, first)
-            _copy(encoder, tensor.buffer, tensor.offset, row, picture, target)
-            kernel, words = "copy_texture", form.texel_bytes / 2
+            _copy(encoder, tensor.buffer, tensor.offset, row_bytes, picture, target)
+            kernel, words_per_pixel = "copy_texture", texel_format.texel_bytes / 2
         else:
-            most = max(tensor.nbytes, pitch * picture.height)
-            check_bound(self._gpu, what, most, "read it (job.read) and write the texture")
+            bound_bytes = max(tensor.nbytes, pitch * picture.height)
+            check_bound(self._gpu, label, bound_bytes, "read it (job.read) and write the texture")
             kernels, packed = kernels_of(self._gpu), self._rows(pitch * picture.height)
             kernels.build(self._gpu)
             compute = encoder.begin_compute_pass(label="cml texture", timestamp_writes=first)
@@ -149,9 +149,10 @@ class TextureCopies:
             kernels.dispatch(compute, "pack", bind_group, params, part, (tensor.offset,))
             compute.end()
             _copy(encoder, packed.buffer, packed.offset, pitch, picture, target)
-            kernel, words = "pack_texture", picture.channels + 3 * form.texel_bytes / 4
+            kernel = "pack_texture"
+            words_per_pixel = picture.channels + 3 * texel_format.texel_bytes / 4
         _write_times(encoder, last)
-        return step_cost(kernel, f"{kernel} '{name}'", params, words, True)
+        return step_cost(kernel, f"{kernel} '{name}'", params, words_per_pixel, True)
 
     def _rows(self, nbytes: int) -> Allocation:
         if self._packed is None or self._packed.nbytes < nbytes:
@@ -165,46 +166,55 @@ class TextureCopies:
         return self._packed
 
 
-def _check_place(what: str, picture: Planes, target: TextureTarget) -> None:
+def _check_fits(label: str, picture: Planes, target: TextureTarget) -> None:
     x, y, layer = target.origin
-    width, height = level_size(what, target.texture, layer, target.mip)
+    width, height = level_size(label, target.texture, layer, target.mip)
     if x + picture.width > width or y + picture.height > height:
         raise InputError(
-            f"{what} of {picture.width} x {picture.height} does not fit into a texture of {width} "
+            f"{label} of {picture.width} x {picture.height} does not fit into a texture of {width} "
             f"x {height} at ({x}, {y})"
         )
 
 
 def _params(
-    what: str,
-    form: TextureFormat,
+    label: str,
+    texel_format: TextureFormat,
     picture: Planes,
     target: TextureTarget,
     picked: tuple[int, ...],
     pitch: int,
 ) -> Params:
     count = picture.channels
-    scale = by_channel(target.scale, count, f"{what}: scale")
-    shift = by_channel(target.shift, count, f"{what}: shift")
-    decode, encode = target.srgb and not form.srgb, form.srgb and not target.srgb
+    scale = by_channel(target.scale, count, f"{label}: scale")
+    shift = by_channel(target.shift, count, f"{label}: shift")
+    decode, encode = target.srgb and not texel_format.srgb, texel_format.srgb and not target.srgb
     return Params(
         picture.pixels,
-        (picture.width, pitch // 4, form.texel_bytes // 4, _ENCODINGS[form.encoding]),
+        (
+            picture.width,
+            pitch // 4,
+            texel_format.texel_bytes // 4,
+            _ENCODINGS[texel_format.encoding],
+        ),
         (*picture.strides, 0),
         picked,
         # in the order of the texture's channels
         tuple(scale[k] if k < count else 1.0 for k in picked),
         tuple(shift[k] if k < count else 0.0 for k in picked),
-        (_ENCODED if encode else _DECODED if decode else _AS_IT_IS, form.order == "bgra"),
+        (_ENCODED if encode else _DECODED if decode else _AS_IT_IS, texel_format.order == "bgra"),
     )
 
 
-def _is_texels(
-    form: TextureFormat, picture: Planes, tensor: GpuTensor, target: TextureTarget, row: int
+def _needs_no_packing(
+    texel_format: TextureFormat,
+    picture: Planes,
+    tensor: GpuTensor,
+    target: TextureTarget,
+    row_bytes: int,
 ) -> bool:
     """Returns True if the tensor's memory can be copied into the texture without packing."""
-    same = form.encoding == "float32" and len(form.order) == picture.channels
-    aligned = row % ROW_BYTES == 0 and tensor.offset % form.texel_bytes == 0
+    same = texel_format.encoding == "float32" and len(texel_format.order) == picture.channels
+    aligned = row_bytes % ROW_BYTES == 0 and tensor.offset % texel_format.texel_bytes == 0
     return same and aligned and picture.interleaved and target.unchanged
 
 
@@ -244,8 +254,8 @@ def _at_both_ends(
     }
     if "beginning_of_pass_write_index" not in writes:
         return None, last
-    at = writes["beginning_of_pass_write_index"]
-    return {"query_set": writes["query_set"], "beginning_of_pass_write_index": at}, last
+    index = writes["beginning_of_pass_write_index"]
+    return {"query_set": writes["query_set"], "beginning_of_pass_write_index": index}, last
 
 
 def _write_times(encoder: wgpu.GPUCommandEncoder, writes: TimestampWrites | None) -> None:

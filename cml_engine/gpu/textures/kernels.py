@@ -24,45 +24,45 @@ _Usage = wgpu.TextureUsage
 
 
 def texture_format(
-    gpu: Device, what: str, texture: wgpu.GPUTexture, *, written: bool
+    gpu: Device, label: str, texture: wgpu.GPUTexture, *, written: bool
 ) -> TextureFormat:
     """Returns the format of a host's texture that is to be read or ``written``.
 
     Raises :class:`InputError` if its device, format, usage, dimension or sample count do not
-    allow it. ``what`` begins the message.
+    allow it. ``label`` begins the message.
     """
     if not isinstance(texture, wgpu.GPUTexture):
-        raise InputError(f"{what}: wanted a wgpu.GPUTexture, got {type(texture).__name__}")
+        raise InputError(f"{label}: wanted a wgpu.GPUTexture, got {type(texture).__name__}")
     if getattr(texture, "_device", gpu.device) is not gpu.device:
-        raise InputError(f"{what}: the texture is of another device than {gpu.name}")
-    form = known_format(str(texture.format), what, written=written)
-    usage, said = (_Usage.COPY_DST, "COPY_DST") if written else (
+        raise InputError(f"{label}: the texture is of another device than {gpu.name}")
+    texel_format = known_format(str(texture.format), label, written=written)
+    usage, flag = (_Usage.COPY_DST, "COPY_DST") if written else (
         _Usage.TEXTURE_BINDING, "TEXTURE_BINDING"
     )  # fmt: skip
     if not int(texture.usage) & usage:
-        raise InputError(f"{what}: the texture is made without wgpu.TextureUsage.{said}: add it")
+        raise InputError(f"{label}: the texture is made without wgpu.TextureUsage.{flag}: add it")
     if str(texture.dimension) != "2d" or texture.sample_count != 1:
         raise InputError(
-            f"{what}: wanted a 2d texture of one sample, got {texture.dimension} of "
+            f"{label}: wanted a 2d texture of one sample, got {texture.dimension} of "
             f"{texture.sample_count}: resolve it into one first"
         )
-    return form
+    return texel_format
 
 
-def check_bound(gpu: Device, what: str, nbytes: int, instead: str) -> None:
+def check_bound(gpu: Device, label: str, nbytes: int, advice: str) -> None:
     """Raises :class:`InputError` if the device cannot bind ``nbytes`` at once.
 
     The kernels between textures and tensors do not support tensors in several parts.
     """
-    most = gpu.limits.max_binding_bytes
-    if nbytes > most:
+    limit = gpu.limits.max_binding_bytes
+    if nbytes > limit:
         raise InputError(
-            f"{what}: it takes {nbytes} bytes beside a texture, this device binds at most {most} "
-            f"at once: {instead}"
+            f"{label}: it takes {nbytes} bytes beside a texture, this device binds at most {limit} "
+            f"at once: {advice}"
         )
 
 
-def level_size(what: str, texture: wgpu.GPUTexture, layer: int, mip: int) -> tuple[int, int]:
+def level_size(label: str, texture: wgpu.GPUTexture, layer: int, mip: int) -> tuple[int, int]:
     """Returns the width and height in pixels of a mip level.
 
     Raises :class:`InputError` if the texture has no such layer or mip level.
@@ -70,7 +70,7 @@ def level_size(what: str, texture: wgpu.GPUTexture, layer: int, mip: int) -> tup
     layers, mips = texture.depth_or_array_layers, texture.mip_level_count
     if layer >= layers or mip >= mips:
         raise InputError(
-            f"{what}: wanted layer {layer} and mip {mip}; the texture has {layers} layers and "
+            f"{label}: wanted layer {layer} and mip {mip}; the texture has {layers} layers and "
             f"{mips} mips"
         )
     return max(1, texture.width >> mip), max(1, texture.height >> mip)
@@ -190,16 +190,16 @@ class TextureKernels:
         Its entries are the parameters, then the ``resources()``.
         """
         with self._lock:
-            known = self._bind_groups.setdefault(cached_for, {})
-            found = known.pop((name, *key), None)
-            if found is None:
+            groups = self._bind_groups.setdefault(cached_for, {})
+            group = groups.pop((name, *key), None)
+            if group is None:
                 bound = (self._params.binding(0, PARAMS_BYTES), *resources())
                 entries = [{"binding": i, "resource": r} for i, r in enumerate(bound)]
-                found = self._device.create_bind_group(layout=self._layouts[name], entries=entries)
-            known[name, *key] = found  # the one used last is at the end
-            if len(known) > _KEPT:
-                del known[next(iter(known))]
-            return found
+                group = self._device.create_bind_group(layout=self._layouts[name], entries=entries)
+            groups[name, *key] = group  # the one used last is at the end
+            if len(groups) > _KEPT:
+                del groups[next(iter(groups))]
+            return group
 
     def dispatch(
         self,
@@ -248,21 +248,21 @@ _kernels_lock = Lock()
 def kernels_of(gpu: Device) -> TextureKernels:
     """Returns the texture kernels of the device, created at the first call."""
     with _kernels_lock:
-        found = _kernels.get(gpu)
-        if found is None:
-            found = _kernels[gpu] = TextureKernels(gpu)
-        return found
+        kernels = _kernels.get(gpu)
+        if kernels is None:
+            kernels = _kernels[gpu] = TextureKernels(gpu)
+        return kernels
 
 
 def step_cost(
-    name: str, title: str, params: Params, words: float, at_once: bool = False
+    name: str, title: str, params: Params, words_per_pixel: float, at_once: bool = False
 ) -> StepCost:
-    """Returns the cost of a dispatch for the scheduler; ``words`` are read and written per pixel.
+    """Returns the cost of a dispatch for the scheduler; ``words_per_pixel`` are read and written.
 
     With ``at_once`` the dispatch counts as one workgroup, so that it is never sliced.
     """
     groups = 1 if at_once else params.groups
-    each = params.groups * GROUP / groups
-    flops, nbytes = 16.0 * each, 4 * words * each
+    pixels = params.groups * GROUP / groups
+    flops, nbytes = 16.0 * pixels, 4 * words_per_pixel * pixels
     key = f"{name} {name}-texture {flops:.4g}F {nbytes:.4g}B"
     return StepCost(key, name, title, groups, flops, nbytes)

@@ -83,11 +83,11 @@ class TimestampRing:
         self._leads = chained and gpu.limits.software and gpu.has_timestamps
         self.passes = passes = passes + self._leads
         # only the end of a chained pass is written: a timestamp takes a software driver 20 to 50 µs
-        self._each = 1 if self._leads else 2
+        self._queries_per_pass = 1 if self._leads else 2
         #: frames that ran without timings because all slots were taken
         self.dropped = 0
         self._period_ms = gpu.timestamp_period_ns * 1e-6
-        self._receipt_at = 8 * self._each * passes
+        self._receipt_at = 8 * self._queries_per_pass * passes
         self._slot_bytes = -(-(self._receipt_at + 4 * _TOGETHER) // _ALIGNMENT) * _ALIGNMENT
         self._table_at = SLOTS * self._slot_bytes
         self._receipt = 0
@@ -97,15 +97,15 @@ class TimestampRing:
         usage = _Usage.COPY_SRC | _Usage.COPY_DST
         self._writes: list[TimestampWrites] = []
         if gpu.has_timestamps:
-            count = SLOTS * self._each * passes
+            count = SLOTS * self._queries_per_pass * passes
             with device_errors():
                 self._queries = gpu.device.create_query_set(type="timestamp", count=count)
-            for first in range(0, count, self._each):
+            for first in range(0, count, self._queries_per_pass):
                 writes: TimestampWrites = {
                     "query_set": self._queries,
-                    "end_of_pass_write_index": first + self._each - 1,
+                    "end_of_pass_write_index": first + self._queries_per_pass - 1,
                 }
-                if self._each == 2:
+                if self._queries_per_pass == 2:
                     writes["beginning_of_pass_write_index"] = first
                 self._writes.append(writes)
             usage |= _Usage.QUERY_RESOLVE
@@ -165,8 +165,8 @@ class TimestampRing:
         """Records the copies of the frame's timestamps, if any, and receipt into the slot."""
         buffer, back = self._resolved.buffer, slot.readback.memory
         if slot.passes:
-            first = slot.index * self._each * self.passes
-            count = self._each * slot.passes
+            first = slot.index * self._queries_per_pass * self.passes
+            count = self._queries_per_pass * slot.passes
             offset = self._resolved.offset + slot.index * self._slot_bytes
             encoder.resolve_query_set(self._queries, first, count, buffer, offset)
             encoder.copy_buffer_to_buffer(buffer, offset, back.buffer, back.offset, 8 * count)
@@ -197,22 +197,22 @@ class TimestampRing:
             slot = self._busy.pop(0)
             try:
                 data = slot.readback.collect()
-                lost = self._never_ran(slot, data)
-                self._unsubmitted += lost
-                if slot.passes and slot.frame not in lost:
+                unsubmitted = self._never_ran(slot, data)
+                self._unsubmitted += unsubmitted
+                if slot.passes and slot.frame not in unsubmitted:
                     yield slot, self._milliseconds(slot, data)
             finally:
                 self._give_back(slot)
 
     def _never_ran(self, slot: FrameSlot, data: bytes) -> list[int]:
         """Returns the numbers of the slot's frames whose receipts are missing from ``data``."""
-        came = struct.unpack_from(f"={len(slot.receipts)}I", data, self._receipt_at)
-        pairs = zip(slot.receipts, came, strict=True)
-        return [frame for (frame, number), here in pairs if here != number]
+        received = struct.unpack_from(f"={len(slot.receipts)}I", data, self._receipt_at)
+        pairs = zip(slot.receipts, received, strict=True)
+        return [frame for (frame, number), receipt in pairs if receipt != number]
 
     def _milliseconds(self, slot: FrameSlot, data: bytes) -> list[float]:
         # struct is faster than NumPy for a few numbers per frame
-        ticks = struct.unpack_from(f"={self._each * slot.passes}q", data)
+        ticks = struct.unpack_from(f"={self._queries_per_pass * slot.passes}q", data)
         starts, ends = (ticks, ticks[1:]) if self._leads else (ticks[::2], ticks[1::2])
         scale = self._period_ms
         return [max(0.0, (end - start) * scale) for start, end in zip(starts, ends, strict=False)]
@@ -229,8 +229,8 @@ class TimestampRing:
 
     def take_unsubmitted(self) -> list[int]:
         """Returns the numbers of the frames that were ended but never ran, and clears the list."""
-        found, self._unsubmitted = self._unsubmitted, []
-        return found
+        frames, self._unsubmitted = self._unsubmitted, []
+        return frames
 
     def close(self) -> None:
         """Closes the latest slot to further frames, so that its readback does not wait for them."""

@@ -25,7 +25,7 @@ from threadpoolctl import ThreadpoolController
 from cml_engine.ir.graph import Array
 from cml_engine.ops.common.once import Once
 
-#: multiply-adds of a block: a millisecond's fraction, far more than it takes to hand it over
+#: multiply-adds of a block: a fraction of a millisecond, far more than the handover takes
 _BLOCK = 1 << 22
 #: a block's edges are multiples of this, so that BLAS's own tiles stay whole
 _EDGE = 64

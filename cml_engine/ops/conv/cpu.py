@@ -253,14 +253,14 @@ def may_be_nan(node: Node, graph: Graph, arrays: Sequence[Array]) -> Array | Non
 
 def _by_windows(node: Node, x: Array, filter: Array) -> Array:
     """Returns a mask of the results whose window has a non-finite value in any channel."""
-    met = np.any(~np.isfinite(x), 1, keepdims=True).astype(np.float32)
+    n_windows = np.any(~np.isfinite(x), 1, keepdims=True).astype(np.float32)
     attrs = {**node.attrs, "groups": 1}
     if attrs.get("output_shape"):
         batch, _, *extents = attrs["output_shape"]
         attrs["output_shape"] = [batch, 1, *extents]
     ones = np.ones((1, 1, *filter.shape[2:]), np.float32)
     run = conv_cpu if node.op == "conv" else deconv_cpu
-    return np.asarray(run(Attrs(attrs), met, ones, np.zeros((), np.float32)) > 0)
+    return np.asarray(run(Attrs(attrs), n_windows, ones, np.zeros((), np.float32)) > 0)
 
 
 def _by_channels(shape: ConvShape, filter: Array) -> Array:

@@ -76,14 +76,14 @@ class Lowering:
     node: Node
     limits: Limits
     layouts: dict[str, str]
-    #: packed weights made so far, by name; shared by the whole plan so that equal ones meet
+    #: packed weights so far, by name; shared by the whole plan, so that equal ones are stored once
     packed: dict[str, Array]
     #: scratch tensors of this node: name -> number of 32-bit words
     scratch_words: dict[str, int] = field(default_factory=dict)
     #: the kernels that a table prefers, and the choices so far
     variants: VariantTable = NO_VARIANTS
     choices: list[Choice] = field(default_factory=list)
-    #: the kernel that the caller wants of the node, with or without its tile
+    #: the kernel that the caller requests for the node, with or without its tile
     requested_kernel: str = ""
     #: the number of parts in which the caller requests each tensor to be bound
     requested_parts: Mapping[str, str] = field(default_factory=dict)
@@ -259,7 +259,7 @@ class Lowering:
         cost : the cost of this pass; by default in proportion to its workgroups.
         """
         kernel = kernel or self.kernel
-        assert kernel is not None  # only a kernel's lower comes here
+        assert kernel is not None  # only called for an operator with a kernel
         spec = lookup(self.node.op)
         read, written = (
             [NamedTensor(n, t, _fact(self, t), self.layout(t)) for n, t in m.items()]

@@ -52,7 +52,7 @@ class Scratch(threading.local):
         shapes of inputs.
         """
         entry = self._prepared.get((method, id(weights)))
-        if entry is None:  # what is kept with it keeps the weights, and so their id, alive
+        if entry is None:  # the entry keeps the weights alive, so their id stays unique
             entry = self._prepared[method, id(weights)] = weights, prepare(weights)
         return entry[1]
 

@@ -23,10 +23,10 @@ from cml_engine.ops.declaration.scratch import Scratch
 Infer = Callable[..., "Fact | Sequence[Fact]"]
 #: ``cpu(attrs, *input arrays) -> array`` (or a list of arrays)
 Cpu = Callable[..., "Array | Sequence[Array]"]
-#: ``prepare(attrs, input facts, constants, scratch) -> cpu function of this node``: constants by
-#: position, None for inputs that are none; None where ``cpu`` does as well
-#: takes a :class:`~cml_engine.ops.declaration.lowering.Lowering`, which stands above this module
+#: takes a :class:`~cml_engine.ops.declaration.lowering.Lowering`, which imports this module
 Lower = Callable[..., "Iterable[Dispatch]"]
+#: ``prepare(attrs, input facts, constants, scratch) -> cpu function of this node``: constants by
+#: position, None for an input that is not constant; None where ``cpu`` is as fast
 Prepare = Callable[[Attrs, "Sequence[Fact]", "Sequence[Array | None]", Scratch], "Cpu | None"]
 #: the preprocessor definitions that choose a kernel's variant
 Defines = dict[str, int | str]

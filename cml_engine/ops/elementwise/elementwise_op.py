@@ -168,7 +168,7 @@ def _params(
     values: Sequence[float], steps: StridedWalk, width: int, splat: Sequence[bool]
 ) -> dict[str, AttrValue]:
     extents = [*steps.extents[:-1], steps.extents[-1] // width]
-    # one vector to a row (blocks of four channels): the row's own dimension is no step of the walk
+    # a row of one vector (blocks of four channels) needs no dimension of its own
     skip = int(extents[-1] == 1 and len(extents) > 1)
     extents = extents[: len(extents) - skip]
     stride = np.zeros((len(splat), _MAX_DIMS), np.uint32)

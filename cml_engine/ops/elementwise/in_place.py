@@ -55,7 +55,7 @@ def relu(attrs: Attrs, x: Array) -> bool:
 def prelu(attrs: Attrs, x: Array, slope: Array) -> bool:
     if not np.isfinite(slope).all():
         return False
-    # not so for a slope of 0, for that makes NaN of infinity
+    # except for a slope of 0, which turns infinity into NaN
     is_larger_multiple = bool(np.all((slope != 0) & (slope <= 1)))
     for part, slopes in _blocks(x, slope):
         if is_larger_multiple:
@@ -104,7 +104,7 @@ def leaky_relu(attrs: Attrs, x: Array) -> bool:
 
 def clamp(attrs: Attrs, x: Array, low: Array, high: Array) -> bool:
     if low.size == high.size == 1 and low.item() <= high.item():
-        np.clip(x, low.item(), high.item(), out=x)  # one pass in the place of two slow ones
+        np.clip(x, low.item(), high.item(), out=x)  # one pass instead of two slow ones
         return True
     np.copyto(x, high, where=x > high)
     np.copyto(x, low, where=x < low)

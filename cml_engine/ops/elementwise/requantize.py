@@ -41,7 +41,7 @@ def _codes(*shape: int, least_exponent: int = 17) -> Array:
     return np.asarray(codes, np.float32)
 
 
-#: sums halfway between two words, and a shift to the left before
+#: sums halfway between two words, and a multiplier that first shifts to the left
 _TIES = np.arange(-9, 10, dtype=np.float32).reshape(1, 1, 19)
 _HALF = np.float32(Multiplier(1 << 14, 15).code)
 _MAPS = ((1, 8, 3, 4), (1, 8))

@@ -122,7 +122,7 @@ def _prepare_slice(
         slice(first, end if end >= 0 else None, step) if count else slice(0, 0)
         for (first, count, step), end in zip(axis_ranges, ends, strict=True)
     )
-    return lambda attrs, x: x[(*index, ...)]  # the dots make a view of rank 0 too
+    return lambda attrs, x: x[(*index, ...)]  # the ellipsis returns a view for rank 0 too
 
 
 def _slice_lower(op: Lowering) -> Iterator[Dispatch]:

@@ -17,7 +17,7 @@ from cml_engine.ops.common.shapes import collapse
 from cml_engine.ops.declaration.lowering import Lowering
 from cml_engine.ops.declaration.spec import Cost, Dispatch, engine_kernel
 
-#: a tile of rank 8 has two dimensions for each of its own
+#: a tile of rank 8 takes two dimensions for each axis
 MAX_DIMS = 16
 _PARAMS = (
     "n:u blocks:u src_offset:i dst_offset:i shape:u16 src_stride:i16 dst_stride:i16 "

@@ -206,17 +206,14 @@ def slide(
 def _one_dispatch(node: _Pooling) -> Dispatch:
     """Returns a dispatch with a thread for each result, or for four channels of it."""
     sliding, taps = node.sliding, volume(node.window)
-    general, fast = _general(node.walk, sliding.reverse), _fast(node.walk, sliding.reverse)
-    is_vector = fast is not None and sliding.kind in ("SUM", "MAX") and _vectorises(fast)
-    width = 4 if is_vector else 1
-    params = _in_vectors(fast) if fast and is_vector else fast or general
+    fast = _fast(node.walk, sliding)
+    params, width = fast or (_general(node.walk, sliding.reverse), 1)
     count = node.outs[0].fact.size // width
     return Dispatch(
         groups=-(-count // _GROUP),
         tensors=node.names,
         params={
-            **params.numbers,
-            **params.lists,
+            **params,
             "count": count,
             "taps": taps,
             "tap_begin": 0,
@@ -234,11 +231,10 @@ def _in_parts(node: _Pooling) -> Iterator[Dispatch]:
     Partial results are in scratch memory.
     """
     count, taps = node.outs[0].fact.size, volume(node.window)
-    general = _general(node.walk, node.sliding.reverse)
-    params = {**general.numbers, **general.lists, "taps": taps, "start": node.start}
+    params = {**_general(node.walk, node.sliding.reverse), "taps": taps, "start": node.start}
     parts = (node.op.scratch(count), node.op.scratch(count))
     first = len(node.names)
-    step = MAX_ITERATIONS // _iterations(1, general.numbers["windows"])
+    step = MAX_ITERATIONS // _iterations(1, sum(node.walk.windowed))
     for begin in range(0, taps, step):
         end = min(begin + step, taps)
         yield Dispatch(
@@ -298,32 +294,30 @@ def _window_params(axes: Sequence[WindowAxis], reverse: bool) -> dict[str, list[
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Params:
-    """The shader's parameters for a window: single numbers, and lists of them."""
-
-    numbers: dict[str, int]
-    lists: dict[str, list[int]]
-
-
-def _general(walk: _Walk, reverse: bool) -> _Params:
+def _general(walk: _Walk, reverse: bool) -> dict[str, object]:
     """Returns the shader's parameters for any window, with the innermost dimensions first."""
     axes = [a for a in range(len(walk.window) - 1, -1, -1) if walk.windowed[a]]
     dims = walk.dims[::-1]
-    numbers = {"windows": len(axes), "out_dims": len(dims)}
-    lists = {
+    return {
         **_window_params([walk.window[a] for a in axes], reverse),
+        "windows": len(axes),
         "high": [walk.high[a] for a in axes],
         "low": [walk.low[a] for a in axes],
+        "out_dims": len(dims),
         "out_extent": [d.extent for d in dims],
         "owner": [axes.index(d.axis) if walk.windowed[d.axis] else _MAX_DIMS for d in dims],
         "out_unit": [d.unit if walk.windowed[d.axis] else d.step for d in dims],
+        "inner": 1,
+        "inner_step": 0,
+        "outer_step": 0,
     }
-    return _Params({**numbers, "inner": 1, "inner_step": 0, "outer_step": 0}, lists)
 
 
-def _fast(walk: _Walk, reverse: bool) -> _Params | None:
-    """Returns the shader's parameters for ``[outer, H, W, inner]``; None for other windows."""
+def _fast(walk: _Walk, sliding: Sliding) -> tuple[dict[str, object], int] | None:
+    """Returns the shader's parameters for ``[outer, H, W, inner]``, and the values per thread.
+
+    Returns None for other windows.
+    """
     dims = _merge_dims(walk)
     windows = [i for i, d in enumerate(dims) if d.axis >= 0]
     first, last = (windows[0], windows[-1]) if windows else (len(dims), len(dims) - 1)
@@ -339,22 +333,24 @@ def _fast(walk: _Walk, reverse: bool) -> _Params | None:
     while len(axes) < 2:
         axes.append(WindowAxis(1, 1))
         steps.append(0)
-    numbers = {
+    extent, inner_step = (inner[0].extent, inner[0].step) if inner else (1, 0)
+    outer_step = outer[0].step if outer else 0
+    may_vectorise = sliding.kind in ("SUM", "MAX") and inner_step == 1
+    is_vector = may_vectorise and all(n % 4 == 0 for n in (extent, outer_step, *steps))
+    width = 4 if is_vector else 1
+    return {
+        **_window_params(axes, sliding.reverse),
         "windows": 2,
-        "out_dims": 4,
-        "inner": inner[0].extent if inner else 1,
-        "inner_step": inner[0].step if inner else 0,
-        "outer_step": outer[0].step if outer else 0,
-    }
-    lists = {
-        **_window_params(axes, reverse),
-        "low": steps,
+        "low": [step // width for step in steps],
         "high": [0],
-        "out_extent": [a.wide if reverse else a.narrow for a in axes],
+        "out_dims": 4,
+        "out_extent": [a.wide if sliding.reverse else a.narrow for a in axes],
         "owner": [0],
         "out_unit": [0],
-    }
-    return _Params(numbers, lists)
+        "inner": extent // width,
+        "inner_step": inner_step,
+        "outer_step": outer_step // width,
+    }, width
 
 
 def _merge_dims(walk: _Walk) -> list[_Dim]:
@@ -373,14 +369,3 @@ def _merge_dims(walk: _Walk) -> list[_Dim]:
             else:
                 merged.append(_Dim(dim.extent, -1, 1, dim.step))
     return merged
-
-
-def _vectorises(params: _Params) -> bool:
-    multiples = [params.numbers["inner"], params.numbers["outer_step"], *params.lists["low"]]
-    return params.numbers["inner_step"] == 1 and all(n % 4 == 0 for n in multiples)
-
-
-def _in_vectors(params: _Params) -> _Params:
-    numbers = {name: params.numbers[name] // 4 for name in ("inner", "outer_step")}
-    low = [step // 4 for step in params.lists["low"]]
-    return _Params({**params.numbers, **numbers}, {**params.lists, "low": low})

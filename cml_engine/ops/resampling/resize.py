@@ -26,7 +26,7 @@ from cml_engine.ops.declaration.spec import (
 )
 
 METHODS = ("nearest", "linear", "cubic")
-#: values that meet in a result, on each axis
+#: the source values of a result on each axis
 TAPS = {"nearest": 1, "linear": 2, "cubic": 4}
 COORDINATES = ("symmetric", "asymmetric", "aligned")
 ROUNDINGS = ("half_down", "half_up", "floor", "ceil")
@@ -43,7 +43,7 @@ def _infer(attrs: Attrs, x: Fact) -> Fact:
     return Fact("scalar", (*x.shape[:2], *(int(n) for n in attrs.output_size)))
 
 
-# --- where results lie --------------------------------------------------------------------------
+# --- positions of results -----------------------------------------------------------------------
 
 
 def fraction(coordinates: str, i: Array, extent: int, size: int) -> tuple[Array, int]:

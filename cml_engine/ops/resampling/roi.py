@@ -339,8 +339,8 @@ _declare(
 # --- roi_align: as ONNX and PyTorch do -----------------------------------------------------------
 #
 # A row of ``rois`` is ``x0 y0 x1 y1``. Every result is the average (or the greatest) of samples
-# inside its cell; their number may depend on the region's size. A region that is longer than two
-# maps takes no more samples than one of two.
+# inside its cell; their number may depend on the region's size. A region longer than two maps takes
+# as many samples as one of two.
 
 MODES = ("avg", "max")
 

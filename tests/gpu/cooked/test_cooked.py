@@ -39,10 +39,9 @@ def cooked(data):
     return own(data)
 
 
-def test_cooked_network_is_bit_identical_to_its_model(model, cooked, gpu):
-    for backend in (gpu, "cpu"):
-        wanted = cml.Session(model, backend).run(small_inputs())
-        same_bits(cml.Session(cooked, backend).run(small_inputs()), wanted)
+def test_cooked_network_is_bit_identical_to_its_model(model, cooked, backend):
+    wanted = cml.Session(model, backend).run(small_inputs())
+    same_bits(cml.Session(cooked, backend).run(small_inputs()), wanted)
 
 
 def test_every_profile_agrees_with_numpy(model, gpu):
@@ -61,18 +60,15 @@ def test_cooked_plan_has_the_costs_of_its_model(model, cooked, gpu):
     assert [s.title for s in plans[0].steps] == [s.title for s in plans[1].steps]
 
 
-def test_variables_live_and_are_reset(gpu):
-    x = {"x": np.ones((1, 4), np.float32)}
-    cooked = own(cook(counter()))
-    for backend in (gpu, "cpu"):
-        session = cml.Session(cooked, backend)
-        for expected in (6, 7, 8):
-            assert session.run(x)["y"][0, 0] == expected
-        session.reset()
-        assert session.run(x)["y"][0, 0] == 6
+def test_variables_live_and_are_reset(backend):
+    session = cml.Session(own(cook(counter())), backend)
+    for expected in (6, 7, 8, 6):
+        if expected == 6:
+            session.reset()
+        assert session.run({"x": np.ones((1, 4), np.float32)})["y"][0, 0] == expected
 
 
-def test_all_types_and_empty_tensors(gpu):
+def test_all_types_and_empty_tensors(backend):
     text = """version 1.0;
     graph kinds(x, n, none) -> (flags, chosen, empty)
     {
@@ -91,10 +87,8 @@ def test_all_types_and_empty_tensors(gpu):
         "n": np.arange(-3, 3, dtype=np.int32).reshape(2, 3),
         "none": np.zeros((0, 3), np.float32),
     }
-    cooked = own(cook(model))
-    for backend in (gpu, "cpu"):
-        wanted = cml.Session(model, backend).run(inputs)
-        same_bits(cml.Session(cooked, backend).run(inputs), wanted)
+    wanted = cml.Session(model, backend).run(inputs)
+    same_bits(cml.Session(own(cook(model)), backend).run(inputs), wanted)
 
 
 def test_16_bits_are_cooked(gpu):

@@ -26,6 +26,7 @@ from scheduler.tools.replay import replay
 from tests.fixtures.frames.host import Host, creations, open_device, under_way
 from tests.fixtures.frames.turns import turns
 from tests.fixtures.graphs import Net
+from tests.fixtures.texels import texture_of
 
 HEADER = "version 1.0;\nextension KHR_enable_operator_expressions;\n"
 TEXT = (
@@ -293,8 +294,7 @@ def test_a_large_result_is_uploaded_over_several_frames(gpu, gate):
             most.append(0)
             host.frame()
     assert max(most) <= 2 * (256 << 10) and sum(most) >= x.nbytes
-    host.until(lambda: job.read("y") is not None)
-    assert_array_equal(job.read("y"), np.maximum(np.sort(x, -1), 0))
+    assert_array_equal(*host.finish(job), np.maximum(np.sort(x, -1), 0))
 
 
 def test_steady_state_creates_nothing(gpu, session, inputs, monkeypatch):
@@ -403,15 +403,9 @@ def test_inputs_that_are_on_the_device_and_sliders(gpu, gate):
     )
     session, host = cml.Session(graph, gpu), Host(gpu, budget_ms=1.0)
     x = np.random.default_rng(3).integers(0, 255, (4, 4, 4)).astype(np.uint8)
-    texture = gpu.device.create_texture(
-        size=(4, 4, 1), format="rgba8unorm",
-        usage=wgpu.TextureUsage.TEXTURE_BINDING | wgpu.TextureUsage.COPY_DST,
-    )  # fmt: skip
-    layout = {"bytes_per_row": 16, "rows_per_image": 4}
-    gpu.queue.write_texture({"texture": texture}, x, layout, (4, 4, 1))
-    given = {"x": cml.TextureInput(texture), "by": 5.0}
-    job = host.submit(session, given, read=True)
-    host.until(lambda: job.ended and job.read("y") is not None)
+    given = {"x": cml.TextureInput(texture_of(gpu.device, x)), "by": 5.0}
+    job = host.submit(session, given)
+    host.finish(job)
     plain = np.moveaxis(x, -1, 0)[None].astype(np.float32) / 255
     assert_allclose(job.read("y"), np.sort(plain, -1) + 5, rtol=1e-6)
     assert_array_equal(session.run(given)["y"], job.read("y"))

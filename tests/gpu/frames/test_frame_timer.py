@@ -20,6 +20,10 @@ override rounds: u32;
 """
 
 
+#: frames without passes, in which the times of earlier frames arrive
+EMPTY = [()] * (SLOTS + 4)
+
+
 @pytest.fixture
 def gpu():
     """A device that has drawn nothing.
@@ -84,29 +88,23 @@ class Passes:
         self.gpu.wait()  # a busy machine would leave frames untimed
         return timer.end_frame()
 
-    def drained(self, timer):
-        """Runs frames without passes; returns the (frame, times) pairs of earlier frames."""
-        return [pair for _ in range(SLOTS + 4) for pair in self.frame(timer)]
+    def run(self, timer, frames):
+        """Runs frames of these passes, then empty ones; returns all (frame, times) pairs."""
+        return [pair for passes in (*frames, *EMPTY) for pair in self.frame(timer, *passes)]
 
 
 def test_pass_times_arrive_once_and_in_order(gpu, timer):
     host = Passes(gpu)
     small, large = host.kernel(200), host.kernel(4000)
-    arrived = []
-    for _ in range(30):
-        arrived += host.frame(timer, ("render", large), ("overlay", small))
-    arrived += host.drained(timer)
+    arrived = host.run(timer, [(("render", large), ("overlay", small))] * 30)
     assert [frame for frame, _ in arrived] == list(range(30)) and timer.untimed_frames == 0
     ratios = sorted(times["render"] / times["overlay"] for _, times in arrived)
     assert ratios[15] > 2  # twenty times the work; low, since the machine may be busy
 
 
 def test_one_frame_in_every_n_is_timed(gpu, timer):
-    host, timer = Passes(gpu), gpu.frame_timer(("render", "overlay"), every=4)
-    arrived = []
-    for _ in range(10):
-        arrived += host.frame(timer, ("render", None), ("overlay", None))
-    arrived += host.drained(timer)
+    timer = gpu.frame_timer(("render", "overlay"), every=4)
+    arrived = Passes(gpu).run(timer, [(("render", None), ("overlay", None))] * 10)
     assert [frame for frame, _ in arrived] == [0, 4, 8] and timer.untimed_frames == 0
     assert all(times.keys() == {"render", "overlay"} for _, times in arrived)
     with pytest.raises(cml.InputError, match="every: wanted a whole number of 1"):
@@ -114,16 +112,12 @@ def test_one_frame_in_every_n_is_timed(gpu, timer):
 
 
 def test_passes_that_do_not_run_have_no_time(gpu, timer):
-    host = Passes(gpu)
-    kernel = host.kernel(1000)
-    wanted, arrived = {}, []
-    for frame in range(40):
-        names = [n for n, period in (("render", 2), ("overlay", 3)) if frame % period == 0]
-        arrived += host.frame(timer, *((name, kernel) for name in names))
-        if names:
-            wanted[frame] = set(names)
-    arrived += host.drained(timer)
-    assert {frame: set(times) for frame, times in arrived} == wanted
+    periods = {"render": 2, "overlay": 3}
+    names = [{n for n, period in periods.items() if frame % period == 0} for frame in range(40)]
+    arrived = Passes(gpu).run(timer, [[(name, None) for name in some] for some in names])
+    assert {frame: set(times) for frame, times in arrived} == {
+        frame: some for frame, some in enumerate(names) if some
+    }
 
 
 def test_discarded_frames_report_no_times(gpu, timer):
@@ -148,17 +142,12 @@ def test_discarded_frames_report_no_times(gpu, timer):
             continue
         frame(resolve=turn % 4 != 1, submitted=turn % 4 != 2)
         arrived += timer.end_frame()
-    arrived += host.drained(timer)
+    arrived += host.run(timer, [])
     assert [frame for frame, _ in arrived] == [turn for turn in range(40) if turn % 4 == 3]
 
 
 def test_only_the_frame_with_too_many_passes_is_untimed(gpu, timer):
-    host = Passes(gpu)
-    kernel = host.kernel(10)
-    arrived = []
-    for frame in range(3):
-        arrived += host.frame(timer, *[("render", kernel)] * (17 if frame == 1 else 16))
-    arrived += host.drained(timer)
+    arrived = Passes(gpu).run(timer, [[("render", None)] * count for count in (16, 17, 16)])
     assert [frame for frame, _ in arrived] == [0, 2] and timer.untimed_frames == 1
 
 

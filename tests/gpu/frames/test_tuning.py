@@ -13,19 +13,16 @@ import pytest
 import cml_engine as cml
 from cml_engine import Tuning
 from cml_engine.compiler import tuning_tables as tables
-from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.compiler.planning.dispatches import PlanOptions
 from cml_engine.compiler.tuning_tables import Record, save
 from cml_engine.gpu.device import PipelineCache
 from cml_engine.io.folders import tuning_file
-from cml_engine.ir.graph import Fact, Graph, Node
 from cml_engine.ops import load_families
 from cml_engine.ops.declaration.choice import VariantTable
-from cml_engine.runtime.session import CompileOptions
 from cml_engine.runtime.tuning import Bench, tune
 from tests.fixtures.frames.host import Host
 from tests.fixtures.frames.turns import turns
-from tests.fixtures.graphs import Net
+from tests.fixtures.graphs import Net, check_session
 from tests.fixtures.models import write_model
 
 load_families()
@@ -62,42 +59,34 @@ def test_tuned_session_gives_reference_results(gpu, rng):
     plain = cml.Session(graph, gpu)
     assert plain.plan.choices and not any(c.tuned for c in plain.plan.choices)
     save(gpu.name, [record_for(c, other_option(c)) for c in plain.plan.choices])
-    tuned = cml.Session(graph, gpu)
+    tuned = check_session(graph, gpu, {"x": rng.standard_normal((1, 8, 12, 12), np.float32)}, 1e-4)
     assert all(c.tuned for c in tuned.plan.choices)
     assert str(tuned.plan) != str(plain.plan)
     assert f"{len(tuned.plan.choices)} tuned" in str(tuned.plan)
-    x = rng.standard_normal((1, 8, 12, 12), np.float32)
-    (wanted,), (got,) = (s.run({"x": x}).values() for s in (cml.Session(graph, "cpu"), tuned))
-    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-3)
+
+
+def work(steps):
+    return [(s.path, repr(s.defines), repr(s.params), s.groups) for s in steps]
 
 
 def test_node_planned_alone_equals_the_node_in_the_plan(gpu):
-    """A node that is planned alone has the key and the steps that it has in the whole plan."""
+    """A node that is planned alone has the key and the steps that it has in the whole plan.
+
+    Equal kernels are planned once.
+    """
     session = cml.Session(net(), gpu)
     bench = Bench(session)
     keys = {choice.key for choice in session.plan.choices}
-    assert {c.key for c in bench.candidates} == keys
+    assert {c.key for c in bench.candidates} == keys != set()
     assert sum(c.count for c in bench.candidates) == len(session.plan.choices)
     for candidate in bench.candidates:
         plans = bench.plans(candidate)
+        assert len({repr(work(plan.steps)) for plan in plans.values()}) == len(plans)
+        assert next(iter(plans)) == candidate.choice.default
         alone = plans[candidate.choice.default]
         assert [c.key for c in alone.choices] == [candidate.key]
         inside = [s for s in session.plan.steps if s.title == candidate.choice.node]
-
-        def work(steps):
-            return [(s.path, dict(s.defines), repr(s.params), s.groups) for s in steps]
-
         assert work(alone.steps) == work(inside)
-
-
-def test_equal_kernels_are_measured_once(gpu):
-    bench = Bench(cml.Session(net(), gpu))
-    assert bench.candidates
-    for candidate in bench.candidates:
-        plans = bench.plans(candidate)
-        seen = {tuple((s.path, repr(s.defines), repr(s.params), s.groups) for s in p.steps)
-                for p in plans.values()}  # fmt: skip
-        assert len(seen) == len(plans) and next(iter(plans)) == candidate.choice.default
 
 
 def test_tune_measures_every_choice_and_writes_the_table(gpu):
@@ -223,7 +212,7 @@ void kernel(uint thread) {
 """
 
 
-def test_tuner_measures_choices_of_game_operators(gpu, rng, own_operators):
+def test_tuner_measures_choices_of_game_operators(gpu, own_operators):
     """The tuner measures a choice stated by an operator's ``lower``; all its options are right."""
 
     def lower_scale(op):
@@ -232,27 +221,21 @@ def test_tuner_measures_choices_of_game_operators(gpu, rng, own_operators):
         reads, writes = {"x": op.in_names[0]}, {"y": op.out_names[0]}
         yield op.launch(-(-size // width), reads=reads, writes=writes, defines={"WIDTH": width})
 
+    signature = "fragment doubled(x: tensor<scalar>) -> (y: tensor<scalar>)"
+    kernel = cml.Kernel(source=SCALE, lower=lower_scale)
     cml.register(
         cml.OpSpec(
-            "doubled",
-            cml.same_as(0),
-            lambda attrs, x: 2 * x,
-            kernel=cml.Kernel(source=SCALE, lower=lower_scale),
-            signature="fragment doubled(x: tensor<scalar>) -> (y: tensor<scalar>)",
+            "doubled", cml.same_as(0), lambda attrs, x: 2 * x, kernel=kernel, signature=signature
         )
     )
-    node = Node("doubled", ("x",), ("y",))
-    graph = Graph("g", ("x",), ("y",), (node,), {"x": Fact("scalar", (1, 1000))})
-    graph = infer_facts(graph)
+    doubled = Net(1, 1000)
+    graph = doubled.graph(doubled("doubled(x)"))
     report = tune(cml.Session(graph, gpu), rounds=2)
     assert {key: set(r.ms) for key, r in tables.measured(gpu.name).items()} == {
         "doubled 1000": {"narrow", "wide"}
     }
     assert len(report.measured) == 1
-    x = rng.standard_normal((1, 1000), np.float32)
     for option in ("narrow", "wide"):
-        table = VariantTable.forcing("doubled 1000", option)
-        options = CompileOptions(plan=PlanOptions(variants=table))
-        session = cml.Session(graph, gpu, options)
+        plan = PlanOptions(variants=VariantTable.forcing("doubled 1000", option))
+        session = check_session(graph, gpu, doubled.input(), plan=plan)
         assert session.plan.choices[0].chosen == option
-        np.testing.assert_array_equal(session.run({"x": x})["y"], 2 * x)

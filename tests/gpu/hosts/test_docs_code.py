@@ -23,7 +23,7 @@ from tests.fixtures.frames.turns import turns
 from tests.fixtures.graphs import Net
 from tests.fixtures.models import write_model
 from tests.fixtures.pages import ROOT, example, examples
-from tests.fixtures.texels import texels_of
+from tests.fixtures.texels import texels_of, texture_of
 
 PAGE = "docs/in_your_engine.md"
 UPRES = """version 1.0;
@@ -68,8 +68,7 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys, rng):
     write_model(tmp_path / "upres.nnef", UPRES)
     monkeypatch.chdir(tmp_path)
     device = open_device(timestamps=False)
-    usage = wgpu.TextureUsage.COPY_DST | wgpu.TextureUsage.COPY_SRC
-    texture = device.create_texture(size=(16, 16, 1), format="rgba32float", usage=usage)
+    texture = texture_of(device, np.zeros((16, 16, 4), np.float32), "rgba32float")
     image = rng.random((1, 4, 8, 8), np.float32)
     page = {"device": device, "image": image, "texture": texture}
     page["render"] = lambda encoder: None
@@ -131,17 +130,9 @@ def test_a_panel_is_mounted_in_three_lines(tmp_path, gpu, rng):
 
 
 def test_the_page_of_textures_runs(tmp_path, gpu, rng):
-    usage = wgpu.TextureUsage
-    scene, shown = (
-        gpu.device.create_texture(
-            size=(size, size, 1),
-            format="rgba8unorm",
-            usage=usage.TEXTURE_BINDING | usage.COPY_DST | usage.COPY_SRC,
-        )
-        for size in (8, 16)
-    )
     data = rng.integers(0, 256, (8, 8, 4)).astype(np.uint8)
-    gpu.queue.write_texture({"texture": scene}, data, {"bytes_per_row": 32}, (8, 8, 1))
+    scene = texture_of(gpu.device, data)
+    shown = texture_of(gpu.device, np.zeros((16, 16, 4), np.uint8))
     upres = cml.Session(cml.load(write_model(tmp_path / "upres.nnef", UPRES)), gpu)
     scheduler = FrameScheduler(gpu, budget_ms=4.0)
     page = {"device": gpu.device, "gpu": gpu, "cml": cml, "session": upres, "scheduler": scheduler}

@@ -11,6 +11,7 @@ from cml_engine.gpu.memory import tensors
 from tests.fixtures.frames.host import Host
 from tests.fixtures.integer.networks import IntegerNet, line
 from tests.fixtures.models import write_model
+from tests.fixtures.texels import texture_of
 
 SHAPE = (2, 6, 3, 5)
 #: halves, range ends, values beyond them, and NaN
@@ -113,16 +114,11 @@ def test_textures_and_job_outputs_are_quantized_in_frames(gpu):
     shape = (1, 4, 9, 7)
     graph, host = network(shape, signed=False), Host(gpu)
     texels = np.random.default_rng(1).integers(0, 256, (9, 7, 4)).astype(np.uint8)
-    texture = gpu.device.create_texture(
-        size=(7, 9, 1), format="rgba8unorm",
-        usage=wgpu.TextureUsage.TEXTURE_BINDING | wgpu.TextureUsage.COPY_DST,
-    )  # fmt: skip
-    gpu.queue.write_texture({"texture": texture}, texels, {"bytes_per_row": 28}, (7, 9, 1))
     x = (texels.astype(np.float32) / 255 * 75).transpose(2, 0, 1)[None]
     (wanted,) = cml.Session(graph, "cpu").run({"x": x}).values()
     first, then = cml.Session(graph, gpu), cml.Session(graph, gpu)
     name = first.graph.outputs[0]
-    job = host.submit(first, {"x": cml.TextureInput(texture, 75.0)})
+    job = host.submit(first, {"x": cml.TextureInput(texture_of(gpu.device, texels), 75.0)})
     behind = host.run(then, {"x": job.output(name)})
     assert_array_equal(job.tensor(name).read(), wanted)
     assert_array_equal(behind.tensor(name).read(), wanted)

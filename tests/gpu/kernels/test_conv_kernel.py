@@ -219,11 +219,26 @@ def test_winograd_in_several_rounds(gpu, monkeypatch):
         check_graph(graph, inputs, gpu, layouts=layouts)
 
 
-@pytest.mark.parametrize("layouts", [{"x0": C4}, {"x0": C4H, "y0": C4H}], ids=["float", "half"])
-def test_winograd_with_and_without_64_bit_integers_is_bit_identical(layouts, gpu, monkeypatch):
-    """Without 64-bit integers, four channels move at once instead of eight; blocks are odd."""
-    graph, inputs = case_graph("conv", conv_case((2, 52, 15, 30), (60, 52, 3, 3)), constants=True)
+@pytest.mark.parametrize(
+    "layouts", [{"x0": C4, "y0": C4}, {"x0": C4H, "y0": C4H}], ids=["float", "half"]
+)
+@pytest.mark.parametrize(
+    "kernel, case",
+    [
+        ("winograd", conv_case((2, 52, 15, 30), (60, 52, 3, 3))),
+        ("conv_row_tile", conv_case((2, 13, 9, 7), (18, 13, 3, 3))),
+        ("conv", conv_case((2, 13, 9, 7), (18, 13, 1, 1))),
+        ("depthwise", conv_case((2, 10, 9, 7), (10, 1, 3, 3), groups=0)),
+        ("conv_phases", deconv_case((2, 10, 5, 7), (10, 18, 3, 3), (18,), stride=[2, 2])),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_64_bit_integers_change_no_bit(kernel, case, layouts, gpu, monkeypatch):
+    """Without 64-bit integers, every number moves by itself; the last blocks have padding."""
+    op = "deconv" if kernel == "conv_phases" else "conv"
+    graph, inputs = case_graph(op, case, constants=True)
     inputs = {name: round_to_half(values) for name, values in inputs.items()}
+    assert lower(graph, gpu.limits, layouts).steps[-1].path == f"conv/{kernel}.hlsl"
     results = []
     for int64 in (gpu.limits.int64, False):
         monkeypatch.setattr(gpu, "limits", dataclasses.replace(gpu.limits, int64=int64))

@@ -205,27 +205,7 @@ def test_game_kernels_are_checked_unless_trusted(gpu):
     assert np.isfinite(session.run({"a": np.ones(300, np.float32)})["b"]).all()
 
 
-def test_edited_kernel_is_recompiled_in_the_same_process(gpu, tmp_path):
-    path = tmp_path / "edited.hlsl"
-    for factor in (2, 3):
-        path.write_text(f"void kernel(uint thread) {{ y[thread] = {factor} * x[thread]; }}")
-        if factor == 2:
-            declare("", X_TO_Y.format("edited"), kernel=cml.Kernel(path))
-        out = session_of("edited", gpu).run({"a": np.ones(300, np.float32)})["b"]
-        assert (out == factor).all()
-
-
 # ---------------------------------------------------------------- errors
-
-
-def test_compile_error_shows_the_kernel_file_and_line(gpu, tmp_path):
-    (tmp_path / "broken.hlsl").write_text(
-        "void kernel(uint thread) {\n    y[thread] = missing;\n}\n"
-    )
-    declare("", X_TO_Y.format("broken"), kernel=cml.Kernel(tmp_path / "broken.hlsl"))
-    with pytest.raises(ShaderCompileError) as caught:
-        session_of("broken", gpu)
-    assert f"{tmp_path}/broken.hlsl:2" in str(caught.value) and "missing" in str(caught.value)
 
 
 def test_compile_error_of_inline_source_shows_the_python_line(gpu):

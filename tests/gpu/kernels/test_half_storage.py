@@ -22,16 +22,15 @@ from cml_engine.ir.layout import HALF as HALF_WEIGHTS
 from cml_engine.ops.conv.cases import conv_case, deconv_case
 from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.ops.declaration.spec import Case
-from cml_engine.runtime.node_check import check_nodes, round_to_half, run_stored
+from cml_engine.runtime.node_check import round_to_half, run_stored
 from cml_engine.runtime.session import CompileOptions
 from cml_engine.tools.testing import (
     case_graph,
     check_graph,
     full_attrs,
-    random_partition,
     reference,
 )
-from tests.fixtures.graphs import Net, check_session, random_maps
+from tests.fixtures.graphs import Net, check_session
 
 HALF = CompileOptions(storage="half", tuned=False)
 
@@ -143,23 +142,6 @@ def test_residual_may_have_other_storage_than_the_result(gpu, rng):
     for residual, result in ((C4, C4H), (C4H, C4), (C4H, C4H)):
         layouts = {other: residual, fused.outputs[0]: result}
         check_graph(graph, net.input(), gpu, layouts=layouts)
-
-
-@pytest.mark.parametrize(
-    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 16))]
-)
-def test_random_half_networks_are_right_and_bit_identical_in_slices(seed, gpu):
-    graph, inputs = random_maps(seed)
-    graph = optimize(graph)
-    checks = list(check_nodes(graph, gpu, inputs, "half"))
-    assert [check.comparison.problem for check in checks if not check.ok] == []
-    session = Session(graph, gpu, HALF)
-    (wanted,) = session.run(inputs).values()
-    whole = [(step.index, 0, step.groups) for step in session.plan.steps]
-    (place,) = session.plan.outputs.values()
-    for partition in range(2):
-        inspect.run_ranges(session.program, inputs, random_partition(whole, partition))
-        assert np.array_equal(inspect.read_tensor(session.program, place), wanted)
 
 
 def test_memory_and_weights_are_half(gpu):

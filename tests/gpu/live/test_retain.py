@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import wgpu
 from numpy.testing import assert_array_equal
 
 import cml_engine as cml
@@ -10,6 +9,7 @@ from cml_engine.tools.panel.frames import OperatorTimes
 from scheduler.tools.replay import replay
 from tests.cpu.live.test_retain import check_retained
 from tests.fixtures.frames.host import Host
+from tests.fixtures.texels import texture_of, write_texels
 
 TEXT = """version 1.0;
 extension KHR_enable_operator_expressions;
@@ -146,14 +146,11 @@ def test_texture_input_is_retained():
     """A session retains a texture's values from the time of the job, and loses them when
     evicted."""
     own = cml.Gpu()
-    usage = wgpu.TextureUsage.TEXTURE_BINDING | wgpu.TextureUsage.COPY_DST
-    texture = own.device.create_texture(size=(5, 3, 1), format="rgba32float", usage=usage)
+    texture = texture_of(own.device, np.zeros((3, 5, 4), np.float32), "rgba32float")
 
     def fill(seed):
         texels = np.random.default_rng(seed).standard_normal((3, 5, 4), np.float32)
-        own.queue.write_texture(
-            {"texture": texture}, texels, {"bytes_per_row": 80, "rows_per_image": 3}, (5, 3, 1)
-        )
+        write_texels(own.device, texture, texels)
         return np.abs(texels.transpose(2, 0, 1)[None])
 
     session = cml.Session(cml.load(cml.MemoryModel(ENCODED)), own, retain=True)
@@ -201,23 +198,6 @@ def test_abandoned_frame_restores_retained_state(gpu, cancelled):
     last = host.run(session, {"z": array(2)})
     x = array(1 if cancelled else 4)
     assert_array_equal(last.tensor("y").read(), wanted(gpu, x, array(2)))
-
-
-def test_retained_gpu_tensor_is_requested_again_after_eviction():
-    own = cml.Gpu()
-    maker, session = cml.Session(graph(), own), cml.Session(graph(), own, retain=True)
-    host = Host(own, budget_ms=20.0)
-    made = host.submit(maker, {"x": array(1), "z": array(0)})
-    host.submit(session, {"x": made.output("y"), "z": array(2)})
-    again = host.run(session, {"z": array(3)})
-    result = again.tensor("y").read()
-    assert_array_equal(result, wanted(own, made.tensor("y").read(), array(3)))
-    host.frame()
-    session.program.evict()  # type: ignore[attr-defined]
-    lost = host.run(session, {"z": array(3)})
-    assert "input 'x' is left out, and its value, which came from the GPU, went" in lost.error
-    told = host.run(session, {"x": made.output("y"), "z": array(3)})
-    assert_array_equal(told.tensor("y").read(), result)
 
 
 def test_variables_always_advance(gpu):

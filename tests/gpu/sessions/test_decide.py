@@ -1,17 +1,13 @@
 """Tests that a caller's decisions on a plan take effect and do not change the results."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 import cml_engine as cml
-from cml_engine.gpu.program.program import GpuProgram
-from cml_engine.runtime.session import make_plan, random_inputs
+from cml_engine.runtime.session import random_inputs
 from tests.fixtures.frames.host import Host
 from tests.fixtures.graphs import random_maps
 from tests.fixtures.models import write_model
@@ -89,20 +85,6 @@ def test_tensor_bound_in_parts_is_bit_identical(gpu, tmp_path, own_operators):
     parts = {name: found.count for name, found in session.plan.parts.items()}
     assert parts == {"conv1": 2, "doubled": 2, "result": 5}
     assert max(b.nbytes for s in session.plan.steps for b in s.bindings) == 4096
-
-
-@pytest.mark.long
-@settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 1000), share=st.integers(2, 5))
-def test_random_graphs_bound_in_parts_are_bit_identical(seed, share, gpu):
-    graph, inputs = random_maps(seed, nodes=5)
-    session = cml.Session(graph, gpu)
-    largest = max(b.nbytes for step in session.plan.steps for b in step.bindings)
-    limits = replace(gpu.limits, max_binding_bytes=max(largest // share, 256))
-    plan = make_plan(session.graph, SimpleNamespace(limits=limits, name=gpu.name), session.options)
-    assert max(b.nbytes for step in plan.steps for b in step.bindings) <= limits.max_binding_bytes
-    for name, value in GpuProgram(plan, gpu).run(inputs).items():
-        assert_array_equal(value, session.run(inputs)[name], str(plan.parts))
 
 
 def test_arena_of_several_buffers_is_bit_identical(gpu, monkeypatch):

@@ -2,94 +2,38 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_array_equal
 
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.passes import rules
 from cml_engine.compiler.planning.dispatches import PlanOptions
 from cml_engine.compiler.planning.layouts import choose_layout
 from cml_engine.compiler.planning.lower import lower
-from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
-from cml_engine.runtime.node_check import check_nodes
-from cml_engine.runtime.session import CompileOptions, Session
+from cml_engine.runtime.session import Session
 from cml_engine.tools.testing import SENTINEL, full_attrs
-from tests.fixtures.graphs import BLOCKS, Net, random_graph
+from tests.fixtures.graphs import BLOCKS, Net, check_session, random_graph
 
 REWRITING = ("common", "bypass", "padding", "affine", "normalization", "fuse", "chains", "views")
-#: passes that change the kernels, not only the parameters
-ON_THE_GPU = ("chains", "views")
+#: passes that change the kernels, not only the parameters; the others run in the long suite
+ON_THE_GPU = ("", "chains", "views")
+WITHOUT = [
+    pytest.param(without, backend, marks=marks)
+    for without in ("", *REWRITING)
+    for backend, marks in (("cpu", ()), ("gpu", () if without in ON_THE_GPU else pytest.mark.long))
+]
 
 
-def close(got, wanted, why, largest=1.0):
-    """Asserts that all outputs agree up to the rounding of folded weights.
-
-    The tolerance is 1e-4 of a value plus 1e-5 of the largest one; ``why`` is shown in the error.
-    """
-    for name in wanted:
-        largest = max(largest, float(np.abs(wanted[name]).max(initial=1.0)))
-        assert_allclose(got[name], wanted[name], 1e-4, 1e-5 * largest, err_msg=why)
-
-
-def drawn(seed):
-    """Returns a random graph, its inputs, its outputs in NumPy, and the largest value in it.
-
-    Hypothesis discards graphs with values of 100 and more, whose products round by more than any
-    tolerance.
-    """
-    graph, inputs = random_graph(seed)
-    sizes = [1.0]
-
-    def watch(node, values):
-        sizes.extend(float(np.abs(value).max(initial=0)) for value in values)
-
-    wanted = CpuProgram(graph).run(inputs, watch)
-    assume(max(sizes) < 100)
-    return graph, inputs, wanted, max(sizes)
-
-
-def check_without(block, without, backend):
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize(("without", "backend"), WITHOUT)
+def test_blocks_give_equal_results_without_each_pass(block, without, backend, gpu):
     net = BLOCKS[block]()
-    graph, inputs = net.graph(net.nodes[-1].outputs[0]), net.input()
-    wanted = CpuProgram(graph).run(inputs)
-    options = CompileOptions(without=frozenset({without} - {""}))
-    close(Session(graph, backend, options).run(inputs), wanted, f"{block} {backend}")
-
-
-@pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize("without", ["", *REWRITING])
-def test_blocks_give_equal_results_without_each_pass(block, without):
-    check_without(block, without, "cpu")
-
-
-@pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize(
-    "without",
-    ["", *(pytest.param(p, marks=() if p in ON_THE_GPU else pytest.mark.long) for p in REWRITING)],
-)
-def test_blocks_give_equal_results_without_each_pass_on_the_gpu(block, without, gpu):
-    check_without(block, without, gpu)
-
-
-@pytest.mark.parametrize("block", BLOCKS)
-def test_every_fused_node_agrees_with_numpy(block, gpu):
-    net = BLOCKS[block]()
-    graph = optimize(net.graph(net.nodes[-1].outputs[0]))
-    assert [
-        check.node.title for check in check_nodes(graph, gpu, net.input()) if not check.ok
-    ] == []
-
-
-@settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(seed=st.integers(0, 2**32 - 1))
-def test_random_graphs_on_the_gpu(seed, gpu):
-    graph, inputs, wanted, largest = drawn(seed)
-    close(Session(graph, gpu).run(inputs), wanted, f"seed {seed}", largest)
+    graph = net.graph(net.nodes[-1].outputs[0])
+    without = frozenset({without} - {""})
+    check_session(graph, gpu if backend == "gpu" else "cpu", net.input(), 1e-4, without=without)
 
 
 def bits(graph, inputs, gpu, **options):
@@ -104,7 +48,7 @@ def bits(graph, inputs, gpu, **options):
 )
 @given(seed=st.integers(0, 2**32 - 1))
 def test_chains_and_views_are_bit_identical_to_single_operators(seed, gpu):
-    graph, inputs, _, _ = drawn(seed)
+    graph, inputs = random_graph(seed)
     apart, fused = (optimize(graph, frozenset(w)) for w in ({"chains"}, set[str]()))
     wanted = bits(apart, inputs, gpu, views=False)
     for other in (bits(apart, inputs, gpu), bits(fused, inputs, gpu)):

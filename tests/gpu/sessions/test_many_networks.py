@@ -47,14 +47,14 @@ def test_memory_stays_flat_over_many_networks(gpu, monkeypatch, count):
     if count == 100:  # one shader for all pipelines, because compilation takes most of the time
         shader = gpu._module(step_keys(cml.Session(next(networks(1)), gpu).plan)[0])
         monkeypatch.setattr(gpu, "_module", lambda key: shader)
-    monkeypatch.setattr(gpu, "_pipelines", PipelineCache(most=16))
+    monkeypatch.setattr(gpu, "_pipelines", PipelineCache(capacity=16))
     left, blocks = growth(gpu, count)
     assert left == 16 and gpu.pipelines_built == count
     assert blocks < 1, f"{blocks:.1f} blocks of memory are left of each network"
 
 
 def test_a_pipeline_lasts_as_long_as_a_session(gpu, monkeypatch):
-    monkeypatch.setattr(gpu, "_pipelines", PipelineCache(most=1))
+    monkeypatch.setattr(gpu, "_pipelines", PipelineCache(capacity=1))
     sessions = [cml.Session(graph, gpu) for graph in networks(3)]
     sessions[0].program.evict()
     for session in sessions:

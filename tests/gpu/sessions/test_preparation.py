@@ -68,9 +68,9 @@ def test_slowly_prepared_networks_all_finish(gpu, image, slow):
         for result, want in zip(host.finish(*jobs), wanted, strict=True):
             assert_array_equal(result, want)
     deadline = time.perf_counter() + 240
-    while BUILDER.doing().partition("last error")[0] and time.perf_counter() < deadline:
+    while BUILDER.describe().partition("last error")[0] and time.perf_counter() < deadline:
         time.sleep(0.01)
-    assert not BUILDER.doing().partition("last error")[0], "the thread has nothing left to do"
+    assert not BUILDER.describe().partition("last error")[0], "the thread has nothing left to do"
 
 
 @pytest.mark.parametrize("again", ["job", "run"])
@@ -92,7 +92,7 @@ def test_failed_pipeline_is_built_again_at_the_next_request(gpu, image, slow, ag
         host.finish(host.submit(net, {"x": image}))
     else:
         net.run({"x": image})
-    assert "last error: 'net0'" not in BUILDER.doing()
+    assert "last error: 'net0'" not in BUILDER.describe()
 
 
 def test_an_evicted_model_reads_no_kernel_again(gpu, image, monkeypatch):
@@ -107,22 +107,22 @@ def test_builder_describes_current_and_waiting_work():
     builder, said = Builder(), []
 
     def work():
-        builder.now("kernel 'a'")
-        said.append(builder.doing())
+        builder.begin_item("kernel 'a'")
+        said.append(builder.describe())
 
     def fails():
-        builder.now("kernel 'b'")
+        builder.begin_item("kernel 'b'")
         raise ValueError("no such thing")
 
-    assert builder.doing() == ""
+    assert builder.describe() == ""
     futures = [builder.submit("one", work), builder.submit("two", fails)]
     assert futures[0].result(10) is None and isinstance(futures[1].exception(10), ValueError)
     assert said[0].startswith("'one', kernel 'a' for 0.")
-    assert builder.doing() == "last error: 'two', kernel 'b': ValueError: no such thing"
+    assert builder.describe() == "last error: 'two', kernel 'b': ValueError: no such thing"
     builder.submit("one", work).result(10)
-    assert "last error: 'two'" in builder.doing()
+    assert "last error: 'two'" in builder.describe()
     builder.submit("two", work).result(10)
-    assert builder.doing() == ""
+    assert builder.describe() == ""
 
 
 @within(60)

@@ -264,21 +264,6 @@ def test_reshaped_sessions_have_separate_variables(gpu, rng):
         equal(run(large), run(fresh))
 
 
-def test_scheduler_prepares_reshaped_sessions_without_building(own, model, monkeypatch):
-    session = cml.Session(cml.load(model), own)
-    wanted = run(session.reshaped({"x": LARGE}))["y"]
-    other = cml.Session(cml.load(model), own)
-    run(other)
-    host = Host(own, budget_ms=2.0)
-    host.finish(host.submit(other, {"x": image(SMALL)}))
-    with Counted(own, monkeypatch) as counted:
-        large = other.reshaped({"x": LARGE})
-        assert not large.program.ready
-        (got,) = host.finish(host.submit(large, {"x": image(LARGE)}))
-    assert_array_equal(got, wanted)
-    assert counted.all == ([], [], 0, 0)
-
-
 def test_switching_known_shapes_builds_and_uploads_nothing(own, model, monkeypatch):
     """Switching between known resolutions opens, compiles, builds and uploads nothing."""
     session, host = cml.Session(cml.load(model), own), Host(own, budget_ms=50.0)

@@ -18,7 +18,7 @@ from cml_engine.gpu.device import RANGE_SLOTS, Pipeline, PipelineCache
 from cml_engine.gpu.program import inspect, preparation
 from cml_engine.ir.graph import NUMPY_DTYPE, Attrs, Fact, Graph, Node
 from cml_engine.ops.declaration.spec import Case
-from cml_engine.tools.testing import case_graph, full_attrs, random_partition
+from cml_engine.tools.testing import case_graph, full_attrs
 from tests.fixtures.frames.host import Host
 from tests.fixtures.models import write_model
 
@@ -67,27 +67,6 @@ def inputs(rng):
         "x": rng.standard_normal((1, 3, 11, 9), np.float32),
         "unused": np.zeros(2, np.float32),
     }
-
-
-def test_mixed_network_agrees_with_numpy_twice(mixed, inputs, gpu):
-    session = cml.Session(mixed, gpu)
-    wanted = cml.Session(mixed, "cpu").run(inputs)
-    for _ in range(2):
-        got = session.run(inputs)
-        for name in wanted:
-            assert_allclose(got[name], wanted[name], rtol=1e-5, atol=1e-5)
-
-
-def test_any_slicing_of_a_network_is_bit_identical(mixed, inputs, gpu):
-    session = cml.Session(mixed, gpu)
-    wanted = session.run(inputs)
-    program = session.program
-    whole = [(step.index, 0, step.groups) for step in session.plan.steps]
-    for seed in range(3):
-        inspect.fill_arena(program, 0x7FC0CAFE)
-        inspect.run_ranges(program, inputs, random_partition(whole, seed))
-        for name, place in session.plan.outputs.items():
-            assert_array_equal(inspect.read_tensor(program, place), wanted[name])
 
 
 def test_ranges_that_a_slot_holds_are_not_uploaded_again(gpu, monkeypatch):
@@ -162,8 +141,8 @@ def test_pipelines_are_built_in_parallel_once_each(mixed, inputs, monkeypatch):
     assert len(keys) == len(built) == gpu.pipelines_built > 2
     assert len(threads) == 2
     assert threading.main_thread() not in threads
-    alone = cml.Session(mixed, "cpu").run(inputs)
-    assert_allclose(session.run(inputs)["a"], alone["a"], atol=1e-4)
+    for name, wanted in cml.Session(mixed, "cpu").run(inputs).items():
+        assert_allclose(session.run(inputs)[name], wanted, rtol=1e-5, atol=1e-5)
 
 
 class Named:
@@ -236,26 +215,6 @@ def test_every_output_has_its_declared_type_and_shape(dtype, shape, gpu):
                 array = arrays[name]
                 assert isinstance(array, np.ndarray) and array.dtype == NUMPY_DTYPE[dtype], name
                 assert array.shape == fact.shape and np.all(array == 1), name
-
-
-def test_constant_outputs_of_odd_lengths(tmp_path, gpu):
-    """Constant outputs of odd lengths are read back correctly, next to a computed one.
-
-    Offsets of copies must be multiples of eight bytes.
-    """
-    text = """version 1.0;
-    graph g(x) -> (v, w, r)
-    {
-        x = external<scalar>(shape = [3]);
-        v = variable<scalar>(shape = [5], label = 'v');
-        w = variable<integer>(shape = [7], label = 'w');
-        r = relu(x);
-    }"""
-    v, w = np.arange(5, dtype=np.float32), np.arange(7, dtype=np.int32)
-    session = cml.Session(cml.load(write_model(tmp_path / "m", text, v=v, w=w)), gpu)
-    got = session.run({"x": np.float32([-1, 0, 2])})
-    for name, wanted in (("v", v), ("w", w), ("r", np.float32([0, 0, 2]))):
-        assert_array_equal(got[name], wanted)
 
 
 @pytest.mark.parametrize(

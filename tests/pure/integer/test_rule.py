@@ -145,6 +145,12 @@ def test_float_inputs_are_rounded_to_quantized_integers():
     assert found.tolist() == [1, 0, 2, 127, -127, 0, 127, -127, 0, 0]
 
 
+def read_by(part, found, x):
+    """Returns the words that a part of an exact sum reads: all bits, the upper or the lower."""
+    low = (1 << found.bits) - 1
+    return {"all": x, "upper": x >> found.bits, "lower": x & low}[part.take]
+
+
 @given(st.data())
 def test_no_partial_sum_passes_its_bound(data):
     """Partial sums stay below 2^24 for any inputs, any order of addition, and sums split into
@@ -162,8 +168,7 @@ def test_no_partial_sum_passes_its_bound(data):
     order = random.permutation(weights.shape[1])
     totals = [0, 0, 0]
     for part in found.parts:
-        low = (1 << found.bits) - 1
-        taken = {"all": x, "upper": x >> found.bits, "lower": x & low}[part.take]
+        taken = read_by(part, found, x)
         for c in range(3):
             partial = part.bias[c]
             for i in order:
@@ -230,8 +235,7 @@ def test_contraction_cannot_matter(seed):
     )
     x = random.choice([words.low, words.high, int(random.integers(words.low, words.high + 1))], 24)
     for part in found.parts:
-        low = (1 << found.bits) - 1
-        taken = {"all": x, "upper": x >> found.bits, "lower": x & low}[part.take]
+        taken = read_by(part, found, x)
         sums = [np.float32(part.bias[0])] * 3
         for way, (w, q) in enumerate(zip(part.weights[0], taken, strict=True)):
             a, b = np.float32(w), np.float32(q)

@@ -218,7 +218,7 @@ def common_scale(node: Node, tensors: Sequence[QuantizedTensor]) -> Fraction:
 
 # -- data movement --------------------------------------------------------------------------------
 
-#: operators that read and write words of one scale; a maximum is one of the words, too
+#: operators that read and write words of one scale, such as a maximum
 MOVES = frozenset(
     "reshape squeeze unsqueeze transpose concat stack split unstack slice tile copy gather "
     "nearest_upsample nearest_downsample max_pool max_reduce min_reduce min max".split()

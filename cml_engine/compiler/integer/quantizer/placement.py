@@ -14,7 +14,7 @@ from cml_engine.ir.graph import Graph, Node
 from cml_engine.ops.declaration.registry import formula_of, lookup
 from cml_engine.ops.declaration.spec import OpSpec
 
-#: operators that give words for words
+#: operators that compute words from words
 _OF_WORDS = MOVES | frozenset("pad resize neg abs relu clamp".split())
 _BY_SIGN = frozenset({"leaky_relu", "prelu"})
 _BOUNDS = frozenset({"relu", "clamp"})

@@ -108,8 +108,7 @@ class RowWindow:
 
 @dataclass(frozen=True, slots=True)
 class LiveItem:
-    """A tensor in the arena, the node ``producer`` whose rows it has, and the dispatches that use
-    it.
+    """A tensor in the arena, the node ``producer`` of its rows, and the dispatches that use it.
 
     A node may work in ``rounds`` that share the scratch memory of one round. ``touched`` has all
     dispatches, ``touched_once`` those of the last round only: if a band is one round, its

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cml_engine.ops.conv.cases import conv_case
-from cml_engine.ops.conv.kernels.tile import store_defines
+from cml_engine.ops.conv.kernels.tile import store_defines, wide_defines
 from cml_engine.ops.conv.node import (
     CONV,
     GROUP,
@@ -62,6 +62,16 @@ def lower_depthwise(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
         conv.op, 3, vector=conv.out_c4, appends_to_bias=has_multipliers_after_bias(conv)
     )
     bias = yield from pack_bias(conv, epilogue.after_bias)
+    defines = {
+        **store_defines(conv, epilogue, 3),
+        **conv.vectors,
+        **conv.border,
+        "KERNEL_Y": shape.axes[0].size,
+        "KERNEL_X": shape.axes[1].size,
+        "TILE_Y": tile.rows,
+        "TILE_X": tile.columns,
+        "GROUP": tile.group,
+    }
     yield Dispatch(
         groups=-(-threads // tile.group),
         tensors=(x, packed_depthwise(conv), bias, *epilogue.tensors, conv.op.out_names[0]),
@@ -79,16 +89,7 @@ def lower_depthwise(conv: Conv, tile: ConvTile) -> Iterator[Dispatch]:
             "out_height": shape.narrow[0],
             "out_width": shape.narrow[1],
         },
-        defines={
-            **store_defines(conv, epilogue, 3),
-            **conv.vectors,
-            **conv.border,
-            "KERNEL_Y": shape.axes[0].size,
-            "KERNEL_X": shape.axes[1].size,
-            "TILE_Y": tile.rows,
-            "TILE_X": tile.columns,
-            "GROUP": tile.group,
-        },
+        defines=defines | wide_defines(conv, defines, "INPUT", "OUTPUT"),
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from typing import Any
 
+from cml_engine.ir.layout import C4, VECTOR_TYPE
 from cml_engine.ops.conv.cases import conv_case, deconv_case
 from cml_engine.ops.conv.node import (
     CONV,
@@ -134,17 +135,20 @@ def launch_product(
         appends_to_bias=has_multipliers_after_bias(conv),
     )
     bias = yield from pack_bias(conv, epilogue.after_bias)
+    types = {
+        **store_defines(conv, epilogue, 3),
+        **product_defines(conv, tile),
+        **window_defines(conv),
+        **defines,
+        **(form.defines if form else {}),
+    }
+    shares_filter = types["T0_TYPE"] != "float" and not types.get("DEPTHWISE")
     yield Dispatch(
         groups=launch[0],
         tensors=(x, filter, bias, *epilogue.tensors, conv.op.out_names[0]),
         params={**launch[1], **epilogue.params, **(form.params if form else {})},
-        defines={
-            **store_defines(conv, epilogue, 3),
-            **product_defines(conv, tile),
-            **window_defines(conv),
-            **defines,
-            **(form.defines if form else {}),
-        },
+        defines=types
+        | wide_defines(conv, types, "INPUT", "OUTPUT", *(["FILTER"] if shares_filter else [])),
     )
 
 
@@ -193,6 +197,29 @@ def shares_loads(conv: Conv) -> bool:
     Hardware reads an address that all lanes share at no cost.
     """
     return conv.op.limits.software and conv.op.limits.subgroup_size >= 8
+
+
+def moves_wide(conv: Conv) -> bool:
+    """Returns True if floats should move as 64-bit integers: on a software driver that has them.
+
+    It loads and stores lane by lane, and a 64-bit integer costs it as much as a float.
+    """
+    return shares_loads(conv) and conv.op.limits.int64
+
+
+def wide_defines(conv: Conv, defines: Defines, *roles: str) -> Defines:
+    """Returns the defines that make vectors of floats 64-bit integers where these are faster.
+
+    ``roles`` are ``INPUT`` (slot 0), ``FILTER`` (slot 1) and ``OUTPUT``, whose types are in
+    ``defines``.
+    """
+    keys = {"INPUT": "T0_TYPE", "FILTER": "T1_TYPE", "OUTPUT": f"{defines.get('OUT')}_TYPE"}
+    wide: Defines = {}
+    for role in roles if moves_wide(conv) and conv.sums == "float" else ():
+        if defines[keys[role]] == VECTOR_TYPE[C4]:
+            wide |= {keys[role]: "uint64_t4" if role == "FILTER" else "uint64_t2"}
+            wide |= {f"WIDE_{role}": 1}
+    return wide
 
 
 def product_defines(conv: Conv, tile: ConvTile) -> Defines:

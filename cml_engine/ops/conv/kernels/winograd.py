@@ -14,14 +14,16 @@ from typing import Any
 import numpy as np
 
 from cml_engine.ir.graph import Array
-from cml_engine.ir.layout import C4, FIXED8, VECTOR_TYPE
+from cml_engine.ir.layout import FIXED8
 from cml_engine.ops.conv.cases import conv_case
 from cml_engine.ops.conv.kernels.tile import (
     fitting_tiles,
+    moves_wide,
     product_defines,
     shares_loads,
     store_defines,
     tile_of,
+    wide_defines,
 )
 from cml_engine.ops.conv.node import (
     CONV,
@@ -35,7 +37,7 @@ from cml_engine.ops.conv.node import (
 from cml_engine.ops.declaration.epilogue import PARAMS as EPILOGUE_PARAMS
 from cml_engine.ops.declaration.epilogue import epilogue_of
 from cml_engine.ops.declaration.packing import Packing
-from cml_engine.ops.declaration.spec import Defines, Dispatch, engine_kernel, word
+from cml_engine.ops.declaration.spec import Dispatch, engine_kernel, word
 from cml_engine.ops.declaration.variant import KernelVariant
 
 _PARAMS = (
@@ -185,7 +187,7 @@ def _round(
     x, values, sums, bias = tensors
     epilogue = epilogue_of(conv.op, 2, vector=conv.out_c4)
     none = {"epi_value": [0.0]}
-    wide = shares_loads(conv) and conv.op.limits.int64
+    wide = moves_wide(conv)
     scratch = "uint64_t4" if wide else "float4"
     pairs, out_blocks = -(-params["in_blocks"] // 2), params["out_blocks"]
     # a thread of the transforms does a block, or both of a pair
@@ -198,7 +200,7 @@ def _round(
             **conv.vectors,
             "T1_TYPE": scratch,
             "WIDE": int(wide),
-            **(_wide_blocks("INPUT", 0, conv.vectors) if wide else {}),
+            **wide_defines(conv, conv.vectors, "INPUT"),
             **_INPUT,
             **conv.border,
         },
@@ -230,16 +232,10 @@ def _round(
             "T1_TYPE": "float4",
             "WIDE": int(wide),
             **stored,
-            **(_wide_blocks("OUTPUT", 2 + len(epilogue.tensors), stored) if wide else {}),
+            **wide_defines(conv, stored, "OUTPUT"),
             **_OUTPUT,
         },
     )
-
-
-def _wide_blocks(name: str, slot: int, types: Defines) -> Defines:
-    """Returns the defines that make blocks of four floats in a slot two 64-bit integers."""
-    key = f"T{slot}_TYPE"
-    return {key: "uint64_t2", f"WIDE_{name}": 1} if types[key] == VECTOR_TYPE[C4] else {}
 
 
 def _filter(conv: Conv) -> tuple[str, ...]:

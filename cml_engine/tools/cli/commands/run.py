@@ -146,7 +146,7 @@ def run(a: Namespace) -> int:
     facts = facts_of(graph, graph.inputs)
     outputs = named_files(a.output, facts_of(graph, graph.outputs), "output")
     array_files.check_outputs(outputs, graph.facts)
-    if a.tile is not None:  # the model's own size is that of a tile, the files' is the picture's
+    if a.tile is not None:  # the model has the size of a tile, the files that of the picture
         for name, file in named_files(a.input, facts, "input").items():
             fact = facts[name]
             shape_pattern = (*fact.shape[:-2], None, None) if fact.rank > 2 else fact.shape
