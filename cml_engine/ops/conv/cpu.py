@@ -114,8 +114,8 @@ def _windows(shape: ConvShape, image: Array, first: int, count: int) -> Array:
     )
 
 
-def _stretches(rows: int, words_per_row: int) -> Iterator[tuple[int, int]]:
-    step = max(1, min(rows, _STRETCH // max(words_per_row, 1)))
+def _stretches(rows: int, elements_per_row: int) -> Iterator[tuple[int, int]]:
+    step = max(1, min(rows, _STRETCH // max(elements_per_row, 1)))
     for first in range(0, rows, step):
         yield first, min(step, rows - first)
 
@@ -150,21 +150,23 @@ def _conv_by_rows(
     for first, count in _stretches(shape.narrow[0], shape.in_channels * last.size * steps[0]):
         extents = (count, *shape.narrow[1:])
         length = sum((n - 1) * s for n, s in zip(extents, steps, strict=True)) + 1
-        reach = sum((a.reach - 1) * s for a, s in zip(outer, steps, strict=False))
+        extra_length = sum((a.reach - 1) * s for a, s in zip(outer, steps, strict=False))
         windows = as_strided(
             flat[:, first * steps[0] :],
-            (flat.shape[0], last.size, length + reach),
+            (flat.shape[0], last.size, length + extra_length),
             (flat.strides[0], last.dilation * flat.itemsize, flat.itemsize),
             writeable=False,
         )
-        shifted = _copy_windows(windows, scratch).reshape(shape.groups, -1, length + reach)
+        shifted = _copy_windows(windows, scratch).reshape(shape.groups, -1, length + extra_length)
         sums, product = (
             scratch.take(name, shape.groups, shape.group_out, length)
             for name in ("sums", "product")
         )
         for i, tap in enumerate(np.ndindex(*(a.size for a in outer))):
-            at = sum(t * a.dilation * s for t, a, s in zip(tap, outer, steps, strict=False))
-            multiply(weights[i], shifted[:, :, at : at + length], out=product if i else sums)
+            offset = sum(t * a.dilation * s for t, a, s in zip(tap, outer, steps, strict=False))
+            multiply(
+                weights[i], shifted[:, :, offset : offset + length], out=product if i else sums
+            )
             if i:
                 sums += product
         strides = (length * sums.itemsize, *(s * sums.itemsize for s in steps))
@@ -199,8 +201,8 @@ def _conv_by_taps(shape: ConvShape, image: Array, filter: Array, result: Array) 
     spatial = (1,) * len(shape.axes)
     weights = filter.reshape(groups, multiplier, -1)
     target = result.reshape(groups, multiplier, *shape.narrow)
-    words = 2 * shape.out_channels * prod(shape.narrow[1:])
-    for first, count in _stretches(shape.narrow[0], words):
+    row_elements = 2 * shape.out_channels * prod(shape.narrow[1:])
+    for first, count in _stretches(shape.narrow[0], row_elements):
         windows = _windows(shape, image, first, count)
         part = target[:, :, first : first + count]
         for i, tap in enumerate(np.ndindex(*(a.size for a in shape.axes))):
@@ -242,9 +244,9 @@ def may_be_nan(node: Node, graph: Graph, arrays: Sequence[Array]) -> Array | Non
     x, filter = arrays[:2]
     facts = [Fact("scalar", array.shape) for array in (x, filter)]
     shape = (conv_shape if node.op == "conv" else deconv_shape)(node.attrs, *facts)
-    apart = shape.group_in == shape.group_out == 1 and node.inputs[1] in graph.constants
+    has_one_channel = shape.group_in == shape.group_out == 1 and node.inputs[1] in graph.constants
     masks = []
-    if shape.groups > 1 and not apart and not np.isfinite(x).all():
+    if shape.groups > 1 and not has_one_channel and not np.isfinite(x).all():
         masks.append(_by_windows(node, x, filter))
     if node.op == "deconv" and not np.isfinite(filter).all():
         masks.append(_by_channels(shape, filter))
@@ -253,17 +255,17 @@ def may_be_nan(node: Node, graph: Graph, arrays: Sequence[Array]) -> Array | Non
 
 def _by_windows(node: Node, x: Array, filter: Array) -> Array:
     """Returns a mask of the results whose window has a non-finite value in any channel."""
-    n_windows = np.any(~np.isfinite(x), 1, keepdims=True).astype(np.float32)
+    is_affected = np.any(~np.isfinite(x), 1, keepdims=True).astype(np.float32)
     attrs = {**node.attrs, "groups": 1}
     if attrs.get("output_shape"):
         batch, _, *extents = attrs["output_shape"]
         attrs["output_shape"] = [batch, 1, *extents]
     ones = np.ones((1, 1, *filter.shape[2:]), np.float32)
     run = conv_cpu if node.op == "conv" else deconv_cpu
-    return np.asarray(run(Attrs(attrs), n_windows, ones, np.zeros((), np.float32)) > 0)
+    return np.asarray(run(Attrs(attrs), is_affected, ones, np.zeros((), np.float32)) > 0)
 
 
 def _by_channels(shape: ConvShape, filter: Array) -> Array:
     """Returns a mask [1, channels, 1…] that is True for channels with a non-finite weight."""
-    odd = ~np.isfinite(filter.reshape(shape.groups, shape.group_in, shape.group_out, -1))
-    return np.asarray(odd.any((1, 3)).reshape(1, -1, *(1,) * len(shape.axes)))
+    non_finite = ~np.isfinite(filter.reshape(shape.groups, shape.group_in, shape.group_out, -1))
+    return np.asarray(non_finite.any((1, 3)).reshape(1, -1, *(1,) * len(shape.axes)))

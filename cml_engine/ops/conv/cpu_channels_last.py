@@ -49,8 +49,8 @@ def prepare_conv(
             return Winograd(shape, filter, scratch)
         if _is_depthwise(shape):
             return Depthwise(shape, filter, scratch, constants[2])
-        run = shape.in_channels * shape.axes[-1].size
-        if shape.groups == 1 and min(run, shape.out_channels) >= _MANY:
+        contiguous_inputs = shape.in_channels * shape.axes[-1].size
+        if shape.groups == 1 and min(contiguous_inputs, shape.out_channels) >= _MANY:
             return Windows(shape, filter, scratch, constants[2])
     return partial(_defined, shape, scratch)
 
@@ -63,8 +63,8 @@ def _defined(
 
 def _is_depthwise(shape: ConvShape) -> bool:
     """Returns True for a depthwise convolution with few enough weights per row."""
-    words = shape.taps * shape.axes[-1].narrow * shape.out_channels
-    return shape.group_in == shape.group_out == 1 < shape.groups and words <= _MOST_WEIGHTS
+    n_weights = shape.taps * shape.axes[-1].narrow * shape.out_channels
+    return shape.group_in == shape.group_out == 1 < shape.groups and n_weights <= _MOST_WEIGHTS
 
 
 class _ChannelsLast:
@@ -125,10 +125,15 @@ class Depthwise(_ChannelsLast):
         windows, out = self._windows(self._shifted(self._padded(x))), self._result()
         rows = out.reshape(*out.shape[:-2], -1)
         count = len(self._shape.axes)
-        taps, run = list(range(count)), count
-        places = list(range(count + 1, 2 * count + 1))
+        tap_axes, row_axis = list(range(count)), count
+        position_axes = list(range(count + 1, 2 * count + 1))
         np.einsum(
-            self._weights, [*taps, run], windows, [*places, *taps, run], [*places, run], out=rows
+            self._weights,
+            [*tap_axes, row_axis],
+            windows,
+            [*position_axes, *tap_axes, row_axis],
+            [*position_axes, row_axis],
+            out=rows,
         )
         return self._finished(out, bias)
 
@@ -146,8 +151,8 @@ class Depthwise(_ChannelsLast):
             (*outer, last.dilation * position, last.stride * position, channel),
             writeable=False,
         )
-        runs = channel == padded.itemsize and position == channel * padded.shape[-1]
-        if runs and last.stride == 1:
+        is_contiguous = channel == padded.itemsize and position == channel * padded.shape[-1]
+        if is_contiguous and last.stride == 1:
             return shifted
         copied = self._scratch.take("last.shifted", *shifted.shape)
         np.copyto(copied, shifted)
@@ -180,8 +185,8 @@ class Depthwise(_ChannelsLast):
 
 def _columns(filter: Array) -> Array:
     """Returns the filter as a matrix (taps and input channels, output channels)."""
-    last = np.ascontiguousarray(np.moveaxis(filter, (0, 1), (-1, -2)))
-    return last.reshape(-1, filter.shape[0])
+    channels_last = np.ascontiguousarray(np.moveaxis(filter, (0, 1), (-1, -2)))
+    return channels_last.reshape(-1, filter.shape[0])
 
 
 class Windows(_ChannelsLast):
@@ -200,9 +205,9 @@ class Windows(_ChannelsLast):
 
     def __call__(self, attrs: Attrs, x: Array, filter: Array, bias: Array) -> Array:
         out = self._result()
-        last = x.transpose(0, *range(2, x.ndim), 1)
-        if self._pointwise and last.flags.c_contiguous:
-            positions = last.reshape(-1, x.shape[1])
+        channels_last = x.transpose(0, *range(2, x.ndim), 1)
+        if self._pointwise and channels_last.flags.c_contiguous:
+            positions = channels_last.reshape(-1, x.shape[1])
             multiply(positions, self._weights, out.reshape(-1, out.shape[-1]))
             return self._finished(out, bias)
         step = max(1, _BAND // (self._weights.shape[0] * prod(self._shape.narrow[1:])))

@@ -128,8 +128,8 @@ class Winograd:
         or a NaN spreads to results that do not depend on it.
         """
         with np.errstate(over="ignore", invalid="ignore"):
-            result = self._by_tiles(x, bias)
-        return convolve(self._shape, x, filter, bias, self._scratch) if result is None else result
+            tiled = self._by_tiles(x, bias)
+        return convolve(self._shape, x, filter, bias, self._scratch) if tiled is None else tiled
 
     def _by_tiles(self, x: Array, bias: Array) -> Array | None:
         shape = self._shape

@@ -166,16 +166,16 @@ def prepare_max_pool(
     window = window_of(attrs, facts[0].shape)
     shape = tuple(axis.narrow for axis in window)
     border = attrs["border"]
-    around = -np.inf if border == "ignore" else 0.0
+    border_value = -np.inf if border == "ignore" else 0.0
     ends = [(axis.narrow - 1) * axis.stride + axis.reach for axis in window]
-    inside = all(a.before == 0 and n <= a.wide for a, n in zip(window, ends, strict=True))
+    needs_no_padding = all(a.before == 0 and n <= a.wide for a, n in zip(window, ends, strict=True))
 
     def pool(attrs: Attrs, x: Array) -> Array:
         out = scratch.result_as(x, shape)
-        padded = x if inside else _pad(x, window, border, around)
-        first, *others = taps_of(padded, window)
+        padded = x if needs_no_padding else _pad(x, window, border, border_value)
+        first, *remaining = taps_of(padded, window)
         np.copyto(out, first)
-        for value in others:
+        for value in remaining:
             np.maximum(out, value, out=out)
         return out
 
