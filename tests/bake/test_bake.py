@@ -58,8 +58,8 @@ def stored(place: str, made: Layer) -> dict[str, Any]:
 def check_values(place: str, made: Layer) -> None:
     found = stored(place, made)
     for unit in made.units():
-        for name, wanted in values(made, unit).items():
-            assert_array_equal(found[name][made.span(unit)], wanted)
+        for name, expected in values(made, unit).items():
+            assert_array_equal(found[name][made.span(unit)], expected)
 
 
 @pytest.mark.parametrize("chunk", [1, 3])
@@ -321,7 +321,7 @@ def test_a_full_disk_ends_the_run_with_one_message(bake_layer, work):
             {"scheduler": "tcp://127.0.0.1:9", "workers": 2},
             "--workers is for a cluster of this machine",
         ),
-        ({"workers": 0}, "wanted a whole number of 1 to 100,000, got 0"),
+        ({"workers": 0}, "expected a whole number of 1 to 100,000, got 0"),
     ],
 )
 def test_missing_cluster_gives_one_message(place, work, monkeypatch, options, said):

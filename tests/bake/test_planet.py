@@ -43,8 +43,8 @@ def test_a_region_is_baked_and_drawn_and_not_baked_again(client, tmp_path, capsy
         made = maker.make(tile, 7)
         group = planet[f"L{tile.level}"]
         np.testing.assert_array_equal(group["height"][at], made["height"][0, 0])
-        wanted = digest_of([made[name] for name in name_shown_tensors(tile)])
-        assert group["digest"][at].tobytes().hex() == wanted
+        expected = digest_of([made[name] for name in name_shown_tensors(tile)])
+        assert group["digest"][at].tobytes().hex() == expected
 
     assert main([*words(place), *more]) == 0
     again = json.loads(report.read_text())
@@ -78,9 +78,9 @@ def test_tiles_baked_in_blocks_are_identical(client, tmp_path):
     for planet in (one, two):
         planet.open(load_chain(), 7)
     for tile in one.region.tiles():
-        wanted, found = one.cells(tile), two.cells(tile)
-        assert wanted is not None and found is not None
-        assert found["digest"].any() and not any((found[n] != a).any() for n, a in wanted.items())
+        expected, found = one.cells(tile), two.cells(tile)
+        assert expected is not None and found is not None
+        assert found["digest"].any() and not any((found[n] != a).any() for n, a in expected.items())
 
 
 def test_xarray_makes_a_map_of_it(client, tmp_path, monkeypatch):

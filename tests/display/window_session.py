@@ -198,23 +198,6 @@ class Player:
         self.rounds.append(Held.now(self.window))
 
 
-def _record_frame_times(window: GameWindow) -> array[float]:
-    """Wraps the scheduler's ``frame_took``.
-
-    Returns an array that collects the times in ms passed to it.
-    """
-    found = array("d")
-    scheduler = window.game.scheduler
-    tell = scheduler.frame_took
-
-    def frame_took(ms: float) -> None:
-        found.append(ms)
-        tell(ms)
-
-    scheduler.frame_took = frame_took  # type: ignore[method-assign]
-    return found
-
-
 def main(say: Callable[[str], object] = sys.stdout.write) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
@@ -227,7 +210,13 @@ def main(say: Callable[[str], object] = sys.stdout.write) -> int:
     quality, settings, _ = choose(gpu, options)
     window = GameWindow(open_canvas(quality, settings), gpu, quality, settings)
     player = Player(window, asked.seconds, asked.frames, asked.tiles)
-    told = _record_frame_times(window)
+    told, tell = array("d"), window.game.scheduler.frame_took
+
+    def frame_took(ms: float) -> None:
+        told.append(ms)
+        tell(ms)
+
+    window.game.scheduler.frame_took = frame_took  # type: ignore[method-assign]
     window.on_frame = player
     run_window(window)
     trace, grown = window.game.controls.trace_path, growth(player.rounds)

@@ -1,7 +1,4 @@
-"""The input that many tests give to a network of ``fixtures/frames/host.py``.
-
-That module needs wgpu, which may be missing here.
-"""
+"""The host of many tests, and the input that they give to its ``conv_net``."""
 
 import numpy as np
 import pytest
@@ -11,3 +8,11 @@ import pytest
 def image(rng):
     """A random input of ``conv_net``."""
     return rng.standard_normal((1, 8, 24, 24), np.float32)
+
+
+@pytest.fixture
+def host(gpu):
+    """A frame loop on the suite's device."""
+    from tests.fixtures.frames.host import Host  # needs wgpu, which may be missing here
+
+    return Host(gpu, budget_ms=5.0)

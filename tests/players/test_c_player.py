@@ -65,16 +65,16 @@ def types(outputs):
     return {name: array.dtype for name, array in outputs.items()}
 
 
-def agree(found, wanted):
-    for name, array in wanted.items():
+def agree(found, expected):
+    for name, array in expected.items():
         assert_allclose(found[name], array.ravel(), rtol=2e-5, atol=2e-5)
 
 
 def test_c_player_agrees_with_the_session(careful, small, gpu):
-    wanted = cml.Session(small_model(), gpu).run(small_inputs())
+    expected = cml.Session(small_model(), gpu).run(small_inputs())
     for budget in ("0.001", "4", "1e9"):
-        found = play(careful, small, small_inputs(), types(wanted), "--budget", budget).outputs
-        agree(found, wanted)
+        found = play(careful, small, small_inputs(), types(expected), "--budget", budget).outputs
+        agree(found, expected)
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,9 @@ def test_any_slices_give_the_same_bits(program, folder, gpu, name):
 
     graph = cml.load(MODELS / f"{name}.nnef")
     inputs = random_inputs({n: graph.facts[n] for n in graph.inputs}, seed=3)
-    wanted = cml.Session(graph, gpu).run(inputs)
+    expected = cml.Session(graph, gpu).run(inputs)
     file = written(folder, name, graph, ["portable"], player=True)
-    found = play_in_slices(program, file, inputs, wanted, ("2", "1e9"))
+    found = play_in_slices(program, file, inputs, expected, ("2", "1e9"))
     assert found.frames[0] > found.frames[1]
     assert found.same_slices and found.off < 2e-5
 
@@ -98,10 +98,10 @@ def test_any_slices_give_the_same_bits(program, folder, gpu, name):
 def test_weights_in_few_bits(bits, share, program, folder, gpu):
     """A file for players has weights in few bits as they are, and C gives the session's bits."""
     graph, inputs = few_bits_model(bits)
-    wanted = cml.Session(graph, gpu).run(inputs)
+    expected = cml.Session(graph, gpu).run(inputs)
     options = {"devices": ["software"], "player": True, "golden": False}
     file = written(folder, f"few{bits}", graph, **options)
-    assert play_in_slices(program, file, inputs, wanted, ("0.5", "1e9")).same_bits
+    assert play_in_slices(program, file, inputs, expected, ("0.5", "1e9")).same_bits
     floats = graph.with_(constants={n: np.array(a) for n, a in graph.constants.items()})
     large = written(folder, f"floats{bits}", floats, **options).stat().st_size
     saved = sum(graph.constants[name].nbytes for name in "fm") * (1 - share)
@@ -145,9 +145,9 @@ def test_ten_slices_encode_within_150_microseconds(program, folder):
 
 
 def test_c_player_runs_with_default_webgpu_limits(careful, small, gpu):
-    wanted = cml.Session(small_model(), gpu).run(small_inputs())
-    found = play(careful, small, small_inputs(), types(wanted), "--small", trusted=False).outputs
-    agree(found, wanted)
+    expected = cml.Session(small_model(), gpu).run(small_inputs())
+    found = play(careful, small, small_inputs(), types(expected), "--small", trusted=False).outputs
+    agree(found, expected)
 
 
 def test_inputs_of_a_wrong_size_are_refused(careful, small):

@@ -37,8 +37,8 @@ def test_player_on_dawn_agrees_with_the_session(dawn, tmp_path):
     linked = (f"-Wl,-rpath,{library.parent}", "-lm", "-o", program)
     run_compiler(need_gcc(), *flags, *files, *linked)
     file.write_bytes(cook(small_model(), ["portable", "software"], player=True))
-    wanted = cml.Session(small_model(), "cpu").run(small_inputs())
-    kinds = {name: array.dtype for name, array in wanted.items()}
+    expected = cml.Session(small_model(), "cpu").run(small_inputs())
+    kinds = {name: array.dtype for name, array in expected.items()}
     found = play(program, file, small_inputs(), kinds, "--budget", "2").outputs
-    for name, array in wanted.items():
+    for name, array in expected.items():
         np.testing.assert_allclose(found[name], array.ravel(), rtol=2e-5, atol=2e-5)

@@ -104,8 +104,10 @@ def test_the_example_of_the_documentation_shows_the_output(tmp_path):
     done = run_deno("run", "-A", "--no-check", "--config", config, tmp_path / "host.js")
     found = np.array(json.loads(done.stdout)).reshape(SIDE, SIDE, 4)[..., :3]
     picture = (np.arange(192) / 192).reshape(3, 8, 8).transpose(1, 2, 0)
-    wanted = 255 * picture.repeat(2, 0).repeat(2, 1)
-    assert np.abs(found[4::8, 4::8] - wanted).max() <= 2, "in the middle of each of 16 x 16 texels"
+    expected = 255 * picture.repeat(2, 0).repeat(2, 1)
+    assert np.abs(found[4::8, 4::8] - expected).max() <= 2, (
+        "in the middle of each of 16 x 16 texels"
+    )
 
 
 def in_srgb(linear):

@@ -213,22 +213,22 @@ def test_all_players_give_equal_verdicts(whole, count, seed, tmp_path):
     for number, data in enumerate((*(data for data, _ in right), *anything(whole, count, seed))):
         files.append(tmp_path / "cooked" / f"{number}.cml")
         files[-1].write_bytes(data)
-    wanted = [by_python(file) for file in files]
-    verdicts = [verdict for verdict, _ in wanted]
+    expected = [by_python(file) for file in files]
+    verdicts = [verdict for verdict, _ in expected]
     for number, (_, verdict) in enumerate(right):
         found = verdicts[number]
-        assert found == verdict or (verdict == "refused" and found != "loads"), wanted[number]
+        assert found == verdict or (verdict == "refused" and found != "loads"), expected[number]
     assert {*verdicts} <= {"loads", *ERRORS.values()}
     names = "".join(f"{file}\n" for file in files)
     program = build("check.c", "-O1", *SANITIZED)
     by_c = lines([program, "-"], names)
-    for number, (verdict, reason) in enumerate(wanted):  # it does not read the section `meta`
+    for number, (verdict, reason) in enumerate(expected):  # it does not read the section `meta`
         assert by_c[number] == verdict or "its description" in reason, (number, reason)
     if find_deno() is None:
         pytest.skip("deno is not installed (the extra `players`)")
     told = deno_command("run", "-A", "--no-check", READER)
     by_javascript = lines(told["args"], names, cwd=told["cwd"], env=told["env"])
-    for number, (verdict, reason) in enumerate(wanted):
+    for number, (verdict, reason) in enumerate(expected):
         assert by_javascript[number] == verdict, (number, reason)
 
 

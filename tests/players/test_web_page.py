@@ -49,10 +49,10 @@ def test_exported_page_is_complete(page):
     }  # fmt: skip
     texts = {p.name: p.read_text() for p in page.iterdir() if p.suffix in (".js", ".html", ".css")}
     assert not [name for name, text in texts.items() if re.search(r"(src|href|from)\W+http", text)]
-    wanted = {
+    expected = {
         m for text in texts.values() for m in re.findall(r'"(?:\./)?([\w.]+\.(?:js|css))"', text)
     }
-    assert wanted <= set(texts)
+    assert expected <= set(texts)
     assert cml.load_cooked(page / "net.cml")
 
 

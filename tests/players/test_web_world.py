@@ -39,9 +39,9 @@ def made_by_numpy(integer):
 def test_integer_world_tile_is_bit_identical(tmp_path):
     write_networks(tmp_path, ["software", "portable"], integer=True)
     write_player(tmp_path, "cml.js", "tiles.js")
-    chain, wanted = made_by_numpy(integer=True)
+    chain, expected = made_by_numpy(integer=True)
     found = made_in_deno(tmp_path)
-    assert found["digest"] == tile_digest(chain, TILE, wanted.__getitem__)
+    assert found["digest"] == tile_digest(chain, TILE, expected.__getitem__)
     assert np.std(found["heights"]) > 1 and len(set(found["albedo"])) > 20
 
 
@@ -52,6 +52,6 @@ def test_world_tile_agrees_with_python(tmp_path):
     found = made_in_deno(tmp_path)
     _, made = made_by_numpy(integer=False)
     for name in ("heights", "albedo", "density"):
-        wanted = made[name].ravel()
-        far = np.abs(np.array(found[name]) - wanted) / np.maximum(1, np.abs(wanted))
+        expected = made[name].ravel()
+        far = np.abs(np.array(found[name]) - expected) / np.maximum(1, np.abs(expected))
         assert far.max() < 1e-3, name

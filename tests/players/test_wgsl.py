@@ -95,19 +95,19 @@ def test_all_players_give_equal_verdicts_on_wgsl(own, tmp_path):
     lengths = (FEW, 60, 70, 130, 300, 513, 4097, 30_000)
     texts = [text(n) for text in HOSTILE.values() for n in lengths]
     texts += [*mutated([*texts[:: len(lengths)], *own], 600)]
-    wanted = [is_taken(text) for text in texts]
-    assert 100 < sum(wanted) < len(texts) - 100
+    expected = [is_taken(text) for text in texts]
+    assert 100 < sum(expected) < len(texts) - 100
     file = tmp_path / "texts.json"
     file.write_text(json.dumps(texts))
     said = json.loads(run_deno("run", "-A", "tests/players/web/scan.js", file).stdout)
-    assert [text == "taken" for text in said] == wanted
+    assert [text == "taken" for text in said] == expected
     program = build("check.c", "-O1", *SANITIZED)
     files = [tmp_path / str(i) for i in range(len(texts))]
     for path, text in zip(files, texts, strict=True):
         path.write_text(text)
     run = run_play(program, "--wgsl", *files)
     assert run.returncode == 0, run.stderr
-    assert [line == "taken" for line in run.stdout.splitlines()] == wanted
+    assert [line == "taken" for line in run.stdout.splitlines()] == expected
 
 
 @needs_compiler

@@ -36,9 +36,11 @@ def test_slices_are_timed_or_share_a_group_by_prediction(max_groups):
     report, measured = measured_frames(max_groups)
     assert measured == [report]
     assert sum(part.measured_ms for part in report.slices) == pytest.approx(report.measured_ms)
-    wanted = [0.02 * (i + 1) for i in range(STEPS)]
-    assert [part.measured_ms for part in report.slices] == pytest.approx(wanted)
-    assert [part.predicted_ms for part in report.slices] == pytest.approx([ms / 2 for ms in wanted])
+    expected = [0.02 * (i + 1) for i in range(STEPS)]
+    assert [part.measured_ms for part in report.slices] == pytest.approx(expected)
+    assert [part.predicted_ms for part in report.slices] == pytest.approx(
+        [ms / 2 for ms in expected]
+    )
 
 
 @pytest.mark.parametrize("how", [{"frames": 2}, {"clock_source": "wall clock"}])

@@ -36,9 +36,9 @@ def test_cooked_set_is_used_while_it_is_current(folder, monkeypatch, gpu):
         )
         for name in ours["surface"].inputs
     }
-    wanted, got = (cml.Session(graphs["surface"], gpu).run(inputs) for graphs in (ours, cooked))
-    for name in wanted:
-        np.testing.assert_array_equal(wanted[name], got[name])
+    expected, got = (cml.Session(graphs["surface"], gpu).run(inputs) for graphs in (ours, cooked))
+    for name in expected:
+        np.testing.assert_array_equal(expected[name], got[name])
     (folder / "surface.cml").write_bytes(b"damaged")
     assert load_chain(cooked=True).graphs["surface"].cooked_form is None
     monkeypatch.setattr(cooking, "_fingerprint", lambda: "something has changed")

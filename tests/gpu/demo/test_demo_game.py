@@ -287,9 +287,9 @@ def test_while_tiles_are_waited_for_the_picture_is_less_work(loaded, game, monke
     most = []
     many = {TileId(0, x, 0): 1.0 for x in range(9)}
     monkeypatch.setattr(game, "_request_tiles", lambda *_: False)
-    for inference, wanted in ((True, {}), (True, many), (False, many), (True, {})):
+    for inference, expected in ((True, {}), (True, many), (False, many), (True, {})):
         monkeypatch.setattr(game, "inference", inference)
-        monkeypatch.setattr(game, "_select", lambda *_, wanted=wanted: Selection([], wanted))
+        monkeypatch.setattr(game, "_select", lambda *_, expected=expected: Selection([], expected))
         game.renew()
         draw_frames(loaded)
         most.append(game.pace.most_ms / FEW.frame_ms)

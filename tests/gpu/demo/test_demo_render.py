@@ -298,9 +298,9 @@ def test_camera_sees_boxes_that_have_a_corner_inside_of_each_plane():
     x, y, w = (camera.view_projection[row, :3] for row in (0, 1, 3))
     inside = [(corners @ plane >= 0).any(1) for plane in (w + x, w - x, w + y, w - y)]
     nearest = np.maximum(abs(centre - camera.position) - half, 0)
-    wanted = np.all(inside, axis=0) & (np.linalg.norm(nearest, axis=1) <= 900)
-    assert 50 < wanted.sum() < 450
-    assert np.array_equal(camera.sees_boxes(centre, half), wanted)
+    expected = np.all(inside, axis=0) & (np.linalg.norm(nearest, axis=1) <= 900)
+    assert 50 < expected.sum() < 450
+    assert np.array_equal(camera.sees_boxes(centre, half), expected)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 300), (37, 2), (WIDTH, HEIGHT)])

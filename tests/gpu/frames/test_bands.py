@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 import cml_engine as cml
 from cml_engine.errors import CmlError, InputError
 from cml_engine.runtime.session import random_inputs
-from tests.fixtures.frames.host import Host
 from tests.fixtures.graphs import random_maps
 from tests.fixtures.models import write_model
 from tests.pure.planning.test_bands import WIDE
@@ -71,10 +70,10 @@ def same_bits(graph, gpu, share, **options):
     session = cml.Session(graph, gpu, cml.CompileOptions(arena_limit=limit, **options))
     assert session.plan.memory.peak <= limit and session.plan.bands
     inputs = random_inputs(whole.inputs, 3)
-    wanted, got = whole.run(inputs), session.run(inputs)
-    for name, array in wanted.items():
+    expected, got = whole.run(inputs), session.run(inputs)
+    for name, array in expected.items():
         assert np.array_equal(array.view(np.uint32), got[name].view(np.uint32)), name
-    return session, inputs, wanted
+    return session, inputs, expected
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +108,8 @@ def test_random_networks_in_bands(gpu, seed):
     except CmlError as error:
         assert "at the least" in str(error)
         return
-    wanted, got = whole.run(inputs), session.run(inputs)
-    assert all(wanted[n].tobytes() == got[n].tobytes() for n in wanted)
+    expected, got = whole.run(inputs), session.run(inputs)
+    assert all(expected[n].tobytes() == got[n].tobytes() for n in expected)
 
 
 def test_banded_session_is_reshaped_and_reloaded(gpu, tmp_path):
@@ -125,14 +124,13 @@ def test_banded_session_is_reshaped_and_reloaded(gpu, tmp_path):
     session.replace(other)
     session.take_replacement()
     assert session.plan.bands
-    wanted = cml.Session(other, gpu).run(inputs)["result"]
-    assert np.array_equal(session.run(inputs)["result"], wanted)
+    expected = cml.Session(other, gpu).run(inputs)["result"]
+    assert np.array_equal(session.run(inputs)["result"], expected)
 
 
-def test_jobs_in_slices_and_no_watching(upscaler, gpu):
-    session, inputs, wanted = same_bits(upscaler, gpu, 0.7)
-    host = Host(gpu, budget_ms=1.0)
+def test_jobs_in_slices_and_no_watching(upscaler, gpu, host):
+    session, inputs, expected = same_bits(upscaler, gpu, 0.7)
     (got,) = host.finish(host.submit(session, inputs), name="result")
-    assert np.array_equal(got, wanted["result"])
+    assert np.array_equal(got, expected["result"])
     with pytest.raises(InputError, match="is computed in bands of rows"):
         session.run(inputs, watch=lambda node, results: None)

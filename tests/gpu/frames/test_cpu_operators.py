@@ -116,7 +116,7 @@ def session(gpu, graph):
 
 
 @pytest.fixture
-def wanted(gpu, graph, inputs):
+def expected(gpu, graph, inputs):
     """The outputs of a whole run."""
     return cml.Session(graph, gpu).run(inputs)
 
@@ -127,10 +127,10 @@ def unary(expression, shape):
     return cml.load(cml.MemoryModel(f"{HEADER}graph net(x) -> (y) {{ {body} }}", {}))
 
 
-def assert_same(got, wanted):
-    assert got.keys() == wanted.keys()
-    for name in wanted:
-        assert_array_equal(got[name], wanted[name], err_msg=name)
+def assert_same(got, expected):
+    assert got.keys() == expected.keys()
+    for name in expected:
+        assert_array_equal(got[name], expected[name], err_msg=name)
 
 
 def outputs_of(host, job):
@@ -161,13 +161,13 @@ def test_any_slicing_gives_the_bits_of_a_whole_run(gpu, graph, inputs, kind, ret
         return cml.Session(graph, gpu, options, retain=retain)
 
     whole = session()
-    wanted = [whole.run(inputs) for _ in range(3)]  # the variable changes from run to run
-    assert not np.array_equal(wanted[0]["y"], wanted[1]["y"])
+    expected = [whole.run(inputs) for _ in range(3)]  # the variable changes from run to run
+    assert not np.array_equal(expected[0]["y"], expected[1]["y"])
     for budget, planner in ((0.02, None), (5.0, None), (5.0, operators_per_frame(1))):
         sliced, host = session(), Host(gpu, budget_ms=budget)
         if planner:
             host.scheduler.planner = planner
-        for run in wanted:
+        for run in expected:
             job = host.submit(sliced, inputs, read=True)
             assert_same(outputs_of(host, job), run)
         for name in options.keep:
@@ -193,9 +193,8 @@ def test_the_cpu_part_has_the_bits_of_the_cpu_backend(gpu, session, inputs):
     assert all(check.ok for check in checks)
 
 
-def test_a_run_with_one_new_input_computes_only_what_depends_on_it(gpu, graph, inputs, gate):
+def test_a_run_with_one_new_input_computes_only_what_depends_on_it(gpu, host, graph, inputs, gate):
     session, whole = (cml.Session(graph, gpu, retain=True) for _ in range(2))
-    host = Host(gpu, budget_ms=1.0)
     run_in_frames(host, session, inputs)
     whole.run(inputs)
     before = gate.runs
@@ -205,26 +204,26 @@ def test_a_run_with_one_new_input_computes_only_what_depends_on_it(gpu, graph, i
     assert_same(got, whole.run({"x": -inputs["x"], "z": inputs["z"]}))
 
 
-def test_reshaped_and_replaced_networks(gpu, graph, session, inputs, wanted):
+def test_reshaped_and_replaced_networks(gpu, graph, session, inputs, expected):
     session.replace(graph)
     session.take_replacement()
-    assert_same(session.run(inputs), wanted)
+    assert_same(session.run(inputs), expected)
     small = cml.Session(unary("relu(sort_rows(x))", [1, 4]), gpu)
     wide = np.float32([[3, -1, 2, 0, 5]])
     assert_array_equal(small.reshaped({"x": (1, 5)}).run({"x": wide})["y"], [[0, 0, 2, 3, 5]])
 
 
-def test_operators_can_be_watched_in_order(session, inputs, wanted):
+def test_operators_can_be_watched_in_order(session, inputs, expected):
     seen = []
 
     def note(node, results):
         seen.append(node.title)
 
-    assert_same(session.run(inputs, watch=note, before=note), wanted)
+    assert_same(session.run(inputs, watch=note, before=note), expected)
     assert seen == [node.title for node in session.graph.nodes for _ in range(2)]
 
 
-def test_nothing_waits_in_a_frame(gpu, session, inputs, wanted, gate, monkeypatch):
+def test_nothing_waits_in_a_frame(gpu, host, session, inputs, expected, gate, monkeypatch):
     """Frames go on while the operator does not, and no frame maps a buffer and waits for it."""
     gate.threads.clear()
     gate.close()
@@ -234,7 +233,6 @@ def test_nothing_waits_in_a_frame(gpu, session, inputs, wanted, gate, monkeypatc
 
     monkeypatch.setattr(wgpu.GPUBuffer, "map_sync", refuse)
     monkeypatch.setattr(type(gpu.queue), "read_buffer", refuse)
-    host = Host(gpu, budget_ms=1.0)
     job = host.submit(session, inputs, read=True)
     host.until(gate.entered.is_set)
     assert "on the CPU" in job.waiting_for and job.state == "running"
@@ -243,12 +241,11 @@ def test_nothing_waits_in_a_frame(gpu, session, inputs, wanted, gate, monkeypatc
         host.frame()
     assert threading.current_thread() not in gate.threads
     gate.open.set()
-    assert_same(outputs_of(host, job), wanted)
+    assert_same(outputs_of(host, job), expected)
 
 
-def test_copies_are_counted(gpu, session, inputs, monkeypatch):
+def test_copies_are_counted(gpu, host, session, inputs, monkeypatch):
     """A run copies each operand once to the host, and each result once to the device."""
-    host = Host(gpu, budget_ms=5.0)
     run_in_frames(host, session, inputs)
     parts = session.plan.cpu_parts
     nbytes = int(np.prod(SHAPE)) * 4
@@ -297,8 +294,7 @@ def test_a_large_result_is_uploaded_over_several_frames(gpu, gate):
     assert_array_equal(*host.finish(job), np.maximum(np.sort(x, -1), 0))
 
 
-def test_steady_state_creates_nothing(gpu, session, inputs, monkeypatch):
-    host = Host(gpu, budget_ms=1.0)
+def test_steady_state_creates_nothing(gpu, host, session, inputs, monkeypatch):
     for _ in range(4):
         run_in_frames(host, session, inputs)
     created = creations(gpu, monkeypatch)
@@ -307,7 +303,7 @@ def test_steady_state_creates_nothing(gpu, session, inputs, monkeypatch):
     assert not created
 
 
-def test_a_cancelled_job_leaves_the_next_one_alone(gpu, session, inputs, wanted, gate):
+def test_a_cancelled_job_leaves_the_next_one_alone(gpu, session, inputs, expected, gate):
     host, before = Host(gpu, budget_ms=1.0), gate.runs
     gate.close()
     job = host.submit(session, {name: 7 + inputs[name] for name in inputs})
@@ -317,11 +313,11 @@ def test_a_cancelled_job_leaves_the_next_one_alone(gpu, session, inputs, wanted,
     for _ in range(10):
         host.frame()
     gate.open.set()
-    assert_same(outputs_of(host, then), wanted)
+    assert_same(outputs_of(host, then), expected)
     assert job.state == "cancelled" and gate.runs == before + 1 + 2, "its second operator never ran"
 
 
-def test_a_deleted_scheduler_and_session_free_their_memory(gpu, graph, inputs, wanted, gate):
+def test_a_deleted_scheduler_and_session_free_their_memory(gpu, graph, inputs, expected, gate):
     session, host = cml.Session(graph, gpu), Host(gpu, budget_ms=1.0)
     gate.close()
     job = host.submit(session, inputs)
@@ -330,11 +326,12 @@ def test_a_deleted_scheduler_and_session_free_their_memory(gpu, graph, inputs, w
     gc.collect()
     gate.open.set()
     host = Host(gpu, budget_ms=1.0)
-    assert_same(run_in_frames(host, cml.Session(graph, gpu), inputs), wanted)
+    assert_same(run_in_frames(host, cml.Session(graph, gpu), inputs), expected)
 
 
-def test_a_failing_operator_fails_its_job_with_its_line(gpu, session, inputs, wanted, gate, caplog):
-    host = Host(gpu, budget_ms=1.0)
+def test_a_failing_operator_fails_its_job_with_its_line(
+    host, session, inputs, expected, gate, caplog
+):
     gate.error = ValueError("no rows")
     job = host.submit(session, inputs)
     caplog.set_level(logging.CRITICAL)
@@ -346,11 +343,11 @@ def test_a_failing_operator_fails_its_job_with_its_line(gpu, session, inputs, wa
     with pytest.raises(cml.CmlError, match=r"graph.nnef:1[12].*no rows"):
         session.run(inputs)
     gate.error = None
-    assert_same(run_in_frames(host, session, inputs), wanted)
+    assert_same(run_in_frames(host, session, inputs), expected)
 
 
 @pytest.mark.parametrize("every", [2, 3, 5])
-def test_abandoned_frames_change_no_bit(gpu, session, inputs, wanted, every):
+def test_abandoned_frames_change_no_bit(gpu, session, inputs, expected, every):
     host = Host(gpu, budget_ms=0.1)
     job = host.submit(session, inputs, read=True)
     for turn in turns():
@@ -361,7 +358,7 @@ def test_abandoned_frames_change_no_bit(gpu, session, inputs, wanted, every):
             host.scheduler.abandon_frame()
         if job.ended and job.read("y") is not None:
             break
-    assert_same({name: job.read(name) for name in ("y", "n")}, wanted)
+    assert_same({name: job.read(name) for name in ("y", "n")}, expected)
 
 
 def test_a_recorded_run_replays_exactly(gpu, session, inputs):
@@ -373,7 +370,7 @@ def test_a_recorded_run_replays_exactly(gpu, session, inputs):
     assert replay(recording) == recording.decisions
 
 
-def test_jobs_take_each_others_outputs_and_know_their_end(gpu, session, inputs, wanted):
+def test_jobs_take_each_others_outputs_and_know_their_end(gpu, session, inputs, expected):
     after = cml.Session(unary("sort_rows(x)", [1, 8, 16, 16]), gpu)
     host, ended = Host(gpu, budget_ms=0.5), []
     first = host.submit(session, inputs, deadline_ms=50)
@@ -383,8 +380,8 @@ def test_jobs_take_each_others_outputs_and_know_their_end(gpu, session, inputs, 
     under_way(host, first)
     second.wait(60)
     assert ended == [second] and first.progress == second.progress == 1.0
-    assert_array_equal(second.read("y"), np.sort(wanted["y"], -1))
-    assert_array_equal(first.tensor("y").read(), wanted["y"])
+    assert_array_equal(second.read("y"), np.sort(expected["y"], -1))
+    assert_array_equal(first.tensor("y").read(), expected["y"])
     third = host.submit(session, inputs, deadline_ms=1000)
     waited = third.owner.cpu_wait_ms(third)
     assert waited > 0 and third.eta_ms >= waited
@@ -392,7 +389,7 @@ def test_jobs_take_each_others_outputs_and_know_their_end(gpu, session, inputs, 
     assert late == pytest.approx(1000 - third.remaining_ms - waited)
 
 
-def test_inputs_that_are_on_the_device_and_sliders(gpu, gate):
+def test_inputs_that_are_on_the_device_and_sliders(gpu, host, gate):
     """A texture, a tensor of the device and a slider of an attribute reach the operator."""
     signature = "fragment shifted(x: tensor<scalar>, by: scalar) -> (y: tensor<scalar>);"
     cml.register(cml.OpSpec("shifted", cml.same_as(0), lambda a, x: x + a.by, signature=signature))
@@ -401,7 +398,7 @@ def test_inputs_that_are_on_the_device_and_sliders(gpu, gate):
         cml.MemoryModel(f"{HEADER}graph net(x) -> (y) {{ {body} }}", {}),
         sliders={"by": cml.Slider("y.by", low=0.0, high=9.0)},
     )
-    session, host = cml.Session(graph, gpu), Host(gpu, budget_ms=1.0)
+    session = cml.Session(graph, gpu)
     x = np.random.default_rng(3).integers(0, 255, (4, 4, 4)).astype(np.uint8)
     given = {"x": cml.TextureInput(texture_of(gpu.device, x)), "by": 5.0}
     job = host.submit(session, given)
@@ -411,10 +408,10 @@ def test_inputs_that_are_on_the_device_and_sliders(gpu, gate):
     assert_array_equal(session.run(given)["y"], job.read("y"))
 
 
-def test_a_device_without_timestamps(graph, inputs, wanted):
+def test_a_device_without_timestamps(graph, inputs, expected):
     other = cml.Gpu(device=open_device(timestamps=False))
     session, host = cml.Session(graph, other, deferred=True), Host(other, budget_ms=1.0)
-    assert_same(run_in_frames(host, session, inputs), wanted)
+    assert_same(run_in_frames(host, session, inputs), expected)
     assert len(cml.Session(graph, other).rank(runs=1).nodes) == len(session.plan.steps)
 
 

@@ -13,11 +13,11 @@ from tests.fixtures.frames.host import Host, conv_net, creations, native_objects
 
 def test_sliced_output_is_the_unsliced_one_bit_for_bit(gpu, image):
     session = cml.Session(conv_net(), gpu)
-    wanted = session.run({"x": image})["y"]
+    expected = session.run({"x": image})["y"]
     for budget in (0.05, 0.3, 5.0):
         host = Host(gpu, budget_ms=budget)
         job = host.submit(session, {"x": image})
-        assert_array_equal(*host.finish(job), wanted)
+        assert_array_equal(*host.finish(job), expected)
         assert job.state == "done" and job.progress == 1.0
 
 
@@ -32,11 +32,10 @@ def test_one_operator_is_split_over_frames(gpu):
     assert max(counts) < longest.groups
 
 
-def test_timings_arrive_and_are_learned(gpu, image):
+def test_timings_arrive_and_are_learned(gpu, host, image):
     if not gpu.has_timestamps:
         pytest.skip("no timestamp queries")
     session = cml.Session(conv_net(size=24), gpu)
-    host = Host(gpu, budget_ms=2.0)
     for _ in range(20):
         host.run(session, {"x": image})
     host.until(lambda: len(host.measured) >= 15)
@@ -87,6 +86,6 @@ def test_job_runs_on_a_host_device_without_features(image):
     gpu = cml.Gpu(device=device)
     assert gpu.device is device and not gpu.has_timestamps
     session, host = cml.Session(conv_net(), gpu), Host(gpu, budget_ms=1.0)
-    wanted = session.run({"x": image})["y"]
-    assert_array_equal(*host.finish(host.submit(session, {"x": image})), wanted)
+    expected = session.run({"x": image})["y"]
+    assert_array_equal(*host.finish(host.submit(session, {"x": image})), expected)
     assert host.scheduler.executor.clock_source != "timestamps"

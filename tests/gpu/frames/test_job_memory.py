@@ -68,20 +68,20 @@ def test_foreign_sessions_and_inputs_are_refused_at_submit(gpu, own_gpu, image):
 
 def test_submit_copies_arrays(gpu, image):
     session = cml.Session(conv_net(), gpu)
-    wanted = session.run({"x": image})["y"]
+    expected = session.run({"x": image})["y"]
     host = Host(gpu)
     given = [image.copy(), np.asfortranarray(image)]
     jobs = [host.submit(session, {"x": array}) for array in given]
     for array in given:
         array[:] = np.nan
     for result in host.finish(*jobs):
-        assert_array_equal(result, wanted)
+        assert_array_equal(result, expected)
 
 
 @pytest.mark.parametrize("kind", ["output", "tensor"])
 def test_released_input_is_retained_for_the_waiting_job(gpu, image, kind):
     first, second = cml.Session(conv_net("one"), gpu), cml.Session(conv_net("two", seed=1), gpu)
-    wanted = second.run({"x": first.run({"x": image})["y"]})["y"]
+    expected = second.run({"x": first.run({"x": image})["y"]})["y"]
     host = Host(gpu)
     maker = host.submit(first, {"x": image})
     done(host, maker)
@@ -91,16 +91,15 @@ def test_released_input_is_retained_for_the_waiting_job(gpu, image, kind):
     held = gpu.memory.held_bytes
     maker.release()
     others = [host.submit(first, {"x": -image}) for _ in range(3)]
-    assert_array_equal(host.finish(taker, *others)[0], wanted)
+    assert_array_equal(host.finish(taker, *others)[0], expected)
     for job in (*others, busy, taker):
         job.release()
     host.frame()
     assert gpu.memory.held_bytes < held
 
 
-def test_tensor_keeps_its_memory_while_referenced(gpu, image):
+def test_tensor_keeps_its_memory_while_referenced(gpu, host, image):
     session = cml.Session(conv_net(layers=1), gpu)
-    host = Host(gpu, budget_ms=5.0)
     job = host.run(session, {"x": image})
     tensor, held = job.tensor("y"), held_bytes(gpu)
     del job
@@ -128,7 +127,7 @@ def test_scheduler_deleted_during_a_readback_releases_all_memory(own_gpu, image)
     The copy was only encoded, its mapping was requested, or its data has arrived.
     """
     session = cml.Session(conv_net(layers=1), own_gpu)
-    wanted = session.run({"x": image})["y"]
+    expected = session.run({"x": image})["y"]
     gc.collect()
     before = own_gpu.memory.held_bytes
     for frames in range(5):
@@ -143,7 +142,7 @@ def test_scheduler_deleted_during_a_readback_releases_all_memory(own_gpu, image)
         assert own_gpu.memory.held_bytes == before, frames
     host = Host(own_gpu, budget_ms=50.0)
     (result,) = host.finish(host.submit(session, {"x": image}))
-    assert_array_equal(result, wanted)
+    assert_array_equal(result, expected)
 
 
 def test_frame_timer_deleted_during_a_readback_releases_all_memory(own_gpu):
@@ -252,7 +251,7 @@ def test_job_waits_for_another_schedulers_job_in_a_shared_arena(gpu, image, shar
     second = first
     if shared == "arena":
         second = cml.Session(conv_net("other", seed=1), gpu, arena="shared:two schedulers")
-    wanted = [first.run({"x": image})["y"], second.run({"x": -image})["y"]]
+    expected = [first.run({"x": image})["y"], second.run({"x": -image})["y"]]
     hosts = [Host(gpu, budget_ms=0.05), Host(gpu, budget_ms=50.0)]
     job = hosts[0].scheduler.submit(first, {"x": image})
     under_way(hosts[0], job)
@@ -269,5 +268,5 @@ def test_job_waits_for_another_schedulers_job_in_a_shared_arena(gpu, image, shar
                 hosts[1].frame()
                 hosts[0].scheduler.abandon_frame()
             hosts[0].frame()
-        assert_array_equal(hosts[0].finish(job)[0], wanted[0])
-    assert_array_equal(hosts[1].finish(other)[0], wanted[1])
+        assert_array_equal(hosts[0].finish(job)[0], expected[0])
+    assert_array_equal(hosts[1].finish(other)[0], expected[1])

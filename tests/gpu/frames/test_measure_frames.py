@@ -55,12 +55,12 @@ def test_every_kind_of_frame_is_waited_for(measured):
 def test_frames_report_json_has_all_fields(measured):
     report, _ = measured
     data = json.loads(report.json())
-    wanted = {
+    expected = {
         "slices_ms", "control_ms", "frames", "frames_over_budget", "budget_used",
         "sliced_over_unsliced", "identical", "predicted_error_median",
         "scheduler_cpu_ms_per_frame",
     }  # fmt: skip
-    assert wanted <= data.keys()
+    assert expected <= data.keys()
     assert data["slices_ms"].keys() == {"p50", "p95", "p99", "max"}
     assert f"({report.sliced_over_unsliced_best:.3f} at best)" in str(report)
 

@@ -10,7 +10,6 @@ from imgui_bundle import imgui
 import cml_engine as cml
 from cml_engine.tools.panel import Panel, PanelSection
 from cml_engine.tools.panel.frames import OperatorTimes
-from tests.fixtures.frames.host import Host
 from tests.fixtures.frames.turns import turns
 from tests.fixtures.models import SCALED
 
@@ -23,11 +22,6 @@ def load(text=SCALED):
 @pytest.fixture
 def session(gpu):
     return cml.Session(load(), gpu)
-
-
-@pytest.fixture
-def host(gpu):
-    return Host(gpu, budget_ms=5.0)
 
 
 @pytest.fixture

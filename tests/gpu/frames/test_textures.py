@@ -23,11 +23,6 @@ ALL = Usage.TEXTURE_BINDING | Usage.COPY_DST | Usage.COPY_SRC
 WRITTEN = [name for name, form in FORMATS.items() if not form.depth]
 
 
-@pytest.fixture
-def host(gpu):
-    return Host(gpu, budget_ms=5.0)
-
-
 def session_of(backend, *shape):
     """Returns a session of y = -x of that shape."""
     nodes = (Node("neg", ("x",), ("y",), Attrs()),)
@@ -170,12 +165,12 @@ def test_channels_colours_and_layouts(gpu, rng):
         (last, {"layout": "nhwc"}, value[None, ..., :3]),
         (flat, {}, value[..., 0]),
     ]
-    for session, options, wanted in cases:
+    for session, options, expected in cases:
         found = session.run({"x": cml.TextureInput(source, **{"scale": -1.0, **options})})["y"]
         if "shift" in options:
             scale, shift = (np.reshape(k, (1, 3, 1, 1)) for k in ([1, 2, 4], [1, 2, 3]))
-            wanted = wanted * scale - shift
-        assert_allclose(found, wanted, rtol=1e-4, atol=1e-5, err_msg=str(options))
+            expected = expected * scale - shift
+        assert_allclose(found, expected, rtol=1e-4, atol=1e-5, err_msg=str(options))
 
 
 def resized(value, width, height, how):
@@ -203,8 +198,8 @@ def test_texture_input_is_resized(gpu, rng, how, size):
     source, data = texels(gpu, rng, "rgba32float", 7, 5)
     session = session_of(gpu, 1, 4, height, width)
     found = session.run({"x": cml.TextureInput(source, -1.0, resize=how)})["y"]
-    wanted = resized(data.astype(float), width, height, how)
-    assert_allclose(found, planes(wanted), rtol=1e-4, atol=2e-3)
+    expected = resized(data.astype(float), width, height, how)
+    assert_allclose(found, planes(expected), rtol=1e-4, atol=2e-3)
 
 
 def test_layers_and_mips_of_input_and_output(gpu, host, rng):
@@ -235,8 +230,8 @@ def test_fewer_channels_are_spread(host, rng):
     red, green, blue = value[0]
     zero, one = np.zeros_like(red), np.ones_like(red)
     spread = ((red, red, red, one), (red, green, zero, one), (red, green, blue, one))
-    for count, wanted in enumerate(spread, 1):
-        assert_array_equal(copied(host, value[:, :count], "rgba32float"), np.stack(wanted, -1))
+    for count, expected in enumerate(spread, 1):
+        assert_array_equal(copied(host, value[:, :count], "rgba32float"), np.stack(expected, -1))
 
 
 def test_scale_shift_clamp_and_rounding_into_bytes(host):
@@ -254,8 +249,8 @@ def test_output_is_copied_to_linear_and_srgb_textures(host, rng, name, srgb):
     value = rng.random((1, 3, 3, 5), np.float32)
     found = copied(host, value, name, srgb=srgb)[..., :3]
     light = decoded(value) if srgb else value
-    wanted = picture_of(encoded(light) if name.endswith("srgb") else light) * 255
-    assert np.abs(found - wanted).max() <= 0.501
+    expected = picture_of(encoded(light) if name.endswith("srgb") else light) * 255
+    assert np.abs(found - expected).max() <= 0.501
 
 
 def test_run_reads_a_range_of_a_host_buffer(gpu, host, rng):
@@ -383,11 +378,10 @@ def test_large_texture_is_read_over_frames_by_default(gpu, rng, at_once):
     assert loads[0] is abandoned and (len(loads) == 2) == at_once
 
 
-def test_steady_state_with_textures_creates_nothing(gpu, rng, monkeypatch):
+def test_steady_state_with_textures_creates_nothing(gpu, host, rng, monkeypatch):
     source, _ = texels(gpu, rng, "rgba8unorm", 33, 17)
     target = texture(gpu, "rgba16float", 33, 17)
     session = session_of(gpu, 1, 4, 17, 33)
-    host = Host(gpu, budget_ms=2.0)
 
     def work(count):
         for _ in range(count):

@@ -5,7 +5,9 @@ Short examples get stand-ins for a host's objects.
 
 import re
 import shutil
+from itertools import cycle
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ from tests.fixtures.graphs import Net
 from tests.fixtures.models import write_model
 from tests.fixtures.pages import ROOT, example, examples
 from tests.fixtures.texels import texels_of, texture_of
+from tests.gpu.kernels.test_custom_ops import declare
 
 PAGE = "docs/in_your_engine.md"
 UPRES = """version 1.0;
@@ -86,7 +89,7 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys, rng):
     exec(example(PAGE, "newest ="), page)
     assert page["toned"].state == "cancelled" and "queued" in capsys.readouterr().out
     exec(example(PAGE, "def frame_of_a_window"), page)
-    page["render"] = failing_every_other_time()
+    page["render"] = Mock(side_effect=cycle([RuntimeError("the window was resized"), None]))
     for _ in turns():
         page["frame_of_a_window"]()
         if page["newest"].ended:
@@ -145,16 +148,6 @@ def test_the_page_of_textures_runs(tmp_path, gpu, rng):
             break
     assert page["job"].state == "done"
     assert_array_equal(texels_of(gpu.device, shown), data.repeat(2, 0).repeat(2, 1))
-
-
-def failing_every_other_time():
-    calls = iter(range(1 << 30))
-
-    def render(encoder):
-        if next(calls) % 2 == 0:
-            raise RuntimeError("the window was resized")
-
-    return render
 
 
 THREE_CONVOLUTIONS = """version 1.0;
@@ -252,13 +245,6 @@ def load_example(folder, text):
     load_file(folder / "mine.py")
 
 
-def one_input(name, **more):
-    """Registers an operator of one tensor that keeps its shape, unless ``more`` says otherwise."""
-    fields = {"infer": cml.same_as(0), "cpu": lambda attrs, x: x}
-    signature = f"fragment {name}(x: tensor<scalar>) -> (y: tensor<scalar>);"
-    cml.register(cml.OpSpec(name, signature=signature, **(fields | more)))
-
-
 def test_the_worked_example_passes_its_check(tmp_path, gpu, own_operators, capsys):
     text = (ROOT / OPERATORS).read_text(encoding="utf-8")
     (tmp_path / "cross.hlsl").write_text(text.split("```hlsl\n")[1].split("```")[0])
@@ -277,8 +263,8 @@ def test_the_expression_example_passes_its_check(gpu, own_operators):
 def test_the_example_of_several_passes_sums_a_tensor(gpu, own_operators):
     page = {}
     exec(example(OPERATORS, "op.scratch(groups)"), page)
-    one_input(
-        "total",
+    declare(
+        signature="fragment total(x: tensor<scalar>) -> (y: tensor<scalar>);",
         infer=lambda attrs, x: cml.Fact("scalar", (1,)),
         cpu=lambda attrs, x: x.sum(keepdims=True).reshape(1),
         kernel=cml.Kernel(source=SUM_KERNEL, lower=page["lower"]),
@@ -295,9 +281,9 @@ def test_the_example_of_a_rule_replaces_the_pattern(gpu, own_operators):
     graph = net.graph(net(f"mul(x, {net('abs(x)')})"))
     session = cml.Session(graph, gpu)
     assert [node.op for node in session.graph.nodes] == ["sharpened"]
-    wanted = cml.Session(graph, "cpu", cml.CompileOptions(without=frozenset({"rules"})))
+    expected = cml.Session(graph, "cpu", cml.CompileOptions(without=frozenset({"rules"})))
     inputs = net.input()
-    (found,), (right,) = (s.run(inputs).values() for s in (session, wanted))
+    (found,), (right,) = (s.run(inputs).values() for s in (session, expected))
     unregister_rule(rule)
     assert_allclose(found, right)
 

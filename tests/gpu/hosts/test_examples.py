@@ -34,7 +34,7 @@ def texture_of(device, texture):
     return texels_of(device, texture, np.float32)[None]
 
 
-def wanted(game):
+def expected(game):
     session = cml.Session(cartoon.load(), game.gpu)
     picture = session.run({"image": game.shown})["picture"].transpose(0, 2, 3, 1)
     return np.concatenate([picture, np.ones_like(picture[..., :1])], 3)
@@ -54,7 +54,7 @@ def test_plain_loop_shows_the_network_output(timestamps):
     game = plain.Game(canvas, plain.open_device(timestamps), budget_ms=2.0)
     assert timestamps or not game.gpu.has_timestamps
     pixels = frames_until_shown(game, canvas)
-    picture = wanted(game)
+    picture = expected(game)
     assert_array_equal(texture_of(game.gpu.device, game.screen.texture), picture)
     seen = pixels[2::4, 2::4, :3].astype(np.float32)
     assert_allclose(seen, 255 * np.clip(picture[0, ..., :3], 0, 1), atol=0.6)
@@ -115,7 +115,7 @@ def test_pygfx_shows_the_network_output_on_a_mesh():
     game.scene.box.local.scale = (1, 1, 1)
     pixels = frames_until_shown(game, canvas).astype(int)
     texture = ensure_wgpu_object(game.scene.texture)
-    picture = wanted(game)
+    picture = expected(game)
     assert_array_equal(texture_of(game.gpu.device, texture), picture)
     # the box covers the middle and shows the picture's colours
     covered = np.abs(pixels - without).max(-1) > 8

@@ -34,7 +34,7 @@ def until_shown(frame):
     return next(picture for _ in turns() if (picture := frame()) is not None)
 
 
-def wanted(image):
+def expected(image):
     return cml.Session(cartoon.load(), "cpu").run({"image": image})["picture"]
 
 
@@ -51,8 +51,8 @@ def test_documented_moderngl_host_shows_the_network_output(tmp_path, monkeypatch
     seen = np.frombuffer(page["texture"].read(), np.float32)
     rows = seen.reshape(cartoon.HEIGHT, cartoon.WIDTH, 3)[::-1]
     assert_array_equal(rows.transpose(2, 0, 1), picture[0])
-    assert_allclose(picture, wanted(page["image"]), atol=0.17)  # edges may differ by a tone
-    assert np.mean(np.abs(picture - wanted(page["image"]))) < 1e-3
+    assert_allclose(picture, expected(page["image"]), atol=0.17)  # edges may differ by a tone
+    assert np.mean(np.abs(picture - expected(page["image"]))) < 1e-3
     page["context"].release()
 
 

@@ -70,10 +70,10 @@ def test_products_of_bytes_at_their_extremes(signed, gpu):
     graph = net.graph(y)
     words = rng.choice(ends, (1, 10, 5, 7))
     inputs = {"x": (words * STEP).astype(np.float32)}
-    (wanted,) = cml.Session(graph, "cpu").run(inputs).values()
-    assert len(np.unique(wanted)) > 9
+    (expected,) = cml.Session(graph, "cpu").run(inputs).values()
+    assert len(np.unique(expected)) > 9
     got, picks = forced(graph, inputs, gpu, "dot4 tile 4x4")
-    assert_array_equal(*got.values(), wanted)
+    assert_array_equal(*got.values(), expected)
     assert len(picks) == 1
 
 
@@ -102,8 +102,8 @@ def test_every_variant_gives_the_same_bits(bits, step, gpu):
     """Kernel variants give the CPU's bits: every ninth in the suite, all in the long suite."""
     graph, inputs = net_of(bits)
     session = cml.Session(graph, gpu)
-    (wanted,) = cml.Session(graph, "cpu").run(inputs).values()
-    assert_array_equal(*session.run(inputs).values(), wanted)
+    (expected,) = cml.Session(graph, "cpu").run(inputs).values()
+    assert_array_equal(*session.run(inputs).values(), expected)
     choices = session.plan.choices
     options = {(choice.key, option) for choice in choices for option in choice.options}
     assert len(options) > 2 and not any("winograd" in option for _, option in options)
@@ -111,7 +111,7 @@ def test_every_variant_gives_the_same_bits(bits, step, gpu):
         plan = PlanOptions(variants=VariantTable.forcing(key, option))
         forced = cml.Session(graph, gpu, cml.CompileOptions(plan=plan))
         assert option in {choice.chosen for choice in forced.plan.choices}
-        assert_array_equal(*forced.run(inputs).values(), wanted, err_msg=option)
+        assert_array_equal(*forced.run(inputs).values(), expected, err_msg=option)
 
 
 def test_rounding_is_done_by_the_conv(gpu):

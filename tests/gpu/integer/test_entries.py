@@ -10,7 +10,6 @@ from cml_engine.compiler.planning.dispatches import PlanOptions
 from cml_engine.gpu.memory import tensors
 from tests.fixtures.frames.host import Host
 from tests.fixtures.integer.networks import IntegerNet, line
-from tests.fixtures.models import write_model
 from tests.fixtures.texels import texture_of
 
 SHAPE = (2, 6, 3, 5)
@@ -47,14 +46,14 @@ def test_inputs_quantized_by_any_path_are_bit_identical(how, gpu):
     """Inputs packed by the host, by a kernel, by a copy or by a step of the plan give equal
     outputs."""
     graph, x = network(**how), numbers()
-    (wanted,) = cml.Session(graph, "cpu").run({"x": x}).values()
-    assert len(np.unique(wanted)) > 50
+    (expected,) = cml.Session(graph, "cpu").run({"x": x}).values()
+    assert len(np.unique(expected)) > 50
     session = cml.Session(graph, gpu)
     assert {step.op for step in session.plan.steps} == {"conv"}
     givens = [x, in_buffer(gpu, x), in_buffer(gpu, x, wgpu.BufferUsage.COPY_DST)]
     by_step = cml.CompileOptions(plan=PlanOptions(packed_inputs=False))
     for made, given in [*((session, g) for g in givens), (cml.Session(graph, gpu, by_step), x)]:
-        assert_array_equal(*made.run({"x": given}).values(), wanted)
+        assert_array_equal(*made.run({"x": given}).values(), expected)
 
 
 @pytest.mark.parametrize(
@@ -72,21 +71,21 @@ def test_words_give_the_bits_of_the_numbers_that_round_to_them(how, dtype, gpu, 
     if how == {}:
         words[words == -128] = -127  # the words of 8 signed bits are symmetric
     x = (words * np.float32(0.3)).astype(np.float32)
-    (wanted,) = cml.Session(graph, "cpu").run({"x": x}).values()
-    assert len(np.unique(wanted)) > 250
+    (expected,) = cml.Session(graph, "cpu").run({"x": x}).values()
+    assert len(np.unique(expected)) > 250
     given, host = {"x": cml.Words(words)}, Host(gpu)
     by_step = cml.CompileOptions(plan=PlanOptions(packed_inputs=False))
     packed = cml.Session(graph, gpu)
     for session in (cml.Session(graph, "cpu"), cml.Session(graph, gpu, by_step), packed):
-        assert_array_equal(*session.run(given).values(), wanted)
-        assert_array_equal(*session.run(given, watch=lambda *what: None).values(), wanted)
+        assert_array_equal(*session.run(given).values(), expected)
+        assert_array_equal(*session.run(given, watch=lambda *what: None).values(), expected)
     read = []
     packed.run(given, before=lambda node, operands: read.append(operands[0]))
     assert_array_equal(np.rint(read[0] / 0.3), words)  # operands are shown as numbers
     job = host.run(packed, given)
-    assert_array_equal(job.tensor(packed.graph.outputs[0]).read(), wanted)
+    assert_array_equal(job.tensor(packed.graph.outputs[0]).read(), expected)
     monkeypatch.setattr(tensors, "words_of", None)  # packed words are uploaded without rounding
-    assert_array_equal(*packed.run(given).values(), wanted)
+    assert_array_equal(*packed.run(given).values(), expected)
 
 
 def test_words_that_do_not_fit_are_refused(backend):
@@ -103,9 +102,9 @@ def test_words_that_do_not_fit_are_refused(backend):
         cml.Words([1, 2])
 
 
-def test_float_networks_take_no_words(tmp_path):
+def test_float_networks_take_no_words():
     text = "version 1.0; graph net(x) -> (y) { x = external<scalar>(shape = [2]); y = exp(x); }"
-    session = cml.Session(cml.load(write_model(tmp_path / "net.nnef", text)), "cpu")
+    session = cml.Session(cml.load(cml.MemoryModel(text)), "cpu")
     with pytest.raises(cml.InputError, match="cml.Words is for inputs of integer networks"):
         session.run({"x": cml.Words(np.zeros(2, np.uint8))})
 
@@ -115,13 +114,13 @@ def test_textures_and_job_outputs_are_quantized_in_frames(gpu):
     graph, host = network(shape, signed=False), Host(gpu)
     texels = np.random.default_rng(1).integers(0, 256, (9, 7, 4)).astype(np.uint8)
     x = (texels.astype(np.float32) / 255 * 75).transpose(2, 0, 1)[None]
-    (wanted,) = cml.Session(graph, "cpu").run({"x": x}).values()
+    (expected,) = cml.Session(graph, "cpu").run({"x": x}).values()
     first, then = cml.Session(graph, gpu), cml.Session(graph, gpu)
     name = first.graph.outputs[0]
     job = host.submit(first, {"x": cml.TextureInput(texture_of(gpu.device, texels), 75.0)})
     behind = host.run(then, {"x": job.output(name)})
-    assert_array_equal(job.tensor(name).read(), wanted)
-    assert_array_equal(behind.tensor(name).read(), wanted)
+    assert_array_equal(job.tensor(name).read(), expected)
+    assert_array_equal(behind.tensor(name).read(), expected)
 
 
 def test_retained_input_stays_quantized(gpu):

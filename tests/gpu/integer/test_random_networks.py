@@ -64,9 +64,11 @@ filters = variable<scalar>(shape = [8, 4, 3, 3], label = 'filters');
 def check_alike(lines, gpu):
     graph, sample = quantized(lines)
     options = cml.CompileOptions(cpu="refuse")  # no kernel may refuse a node
-    (wanted,), (got,) = (cml.Session(graph, b, options).run(sample).values() for b in ("cpu", gpu))
-    assert len(np.unique(wanted)) > 5
-    np.testing.assert_array_equal(got, wanted)
+    (expected,), (got,) = (
+        cml.Session(graph, b, options).run(sample).values() for b in ("cpu", gpu)
+    )
+    assert len(np.unique(expected)) > 5
+    np.testing.assert_array_equal(got, expected)
 
 
 @pytest.mark.parametrize("view", VIEWS)

@@ -122,8 +122,8 @@ def test_weights_take_less_memory(bits, share, storage, gpu, rng):
     session = cml.Session(graph, gpu, options)
     nbytes = session.plan.weights_bytes + session.plan.own_bytes
     assert nbytes < share * graph.constants["w"].nbytes
-    wanted = cml.Session(as_floats(graph), "cpu").run(inputs)["y"]
-    assert_allclose(session.run(inputs)["y"], wanted, rtol=1e-2, atol=1e-2)
+    expected = cml.Session(as_floats(graph), "cpu").run(inputs)["y"]
+    assert_allclose(session.run(inputs)["y"], expected, rtol=1e-2, atol=1e-2)
 
 
 def test_a_caller_can_choose_winograd(gpu, rng):

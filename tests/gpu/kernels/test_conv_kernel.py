@@ -260,21 +260,20 @@ def test_winograd_is_near_exact_sums(gpu, rng):
     assert worst < 0.5
 
 
-@pytest.mark.parametrize("name", ["conv", "conv 5x5", "conv depthwise", "deconv"])
-def test_portable_limits_choose_variants_that_agree(name, gpu):
+@pytest.mark.parametrize(
+    ("op", "case"),
+    [
+        ("conv", conv_case((1, 16, 62, 64), (40, 16, 3, 3))),
+        ("conv", conv_case((1, 12, 9, 14), (40, 12, 5, 5))),
+        ("conv", conv_case((1, 12, 9, 14), (12, 1, 4, 3), groups=0)),
+        ("deconv", deconv_case((1, 12, 6, 6), (12, 40, 4, 4), stride=[2, 2])),
+    ],
+)
+def test_portable_limits_choose_variants_that_agree(op, case, gpu, monkeypatch):
     """The variants chosen for a GPU without subgroups give the reference results."""
-    case = {
-        "conv": conv_case((1, 16, 62, 64), (40, 16, 3, 3)),
-        "conv 5x5": conv_case((1, 12, 9, 14), (40, 12, 5, 5)),
-        "conv depthwise": conv_case((1, 12, 9, 14), (12, 1, 4, 3), groups=0),
-        "deconv": deconv_case((1, 12, 6, 6), (12, 40, 4, 4), stride=[2, 2]),
-    }[name]
-    graph, inputs = case_graph(name.split()[0], case, constants=True)
-    limits, gpu.limits = gpu.limits, PORTABLE
-    try:
-        check_graph(graph, inputs, gpu, partitions=1)
-    finally:
-        gpu.limits = limits
+    monkeypatch.setattr(gpu, "limits", PORTABLE)
+    graph, inputs = case_graph(op, case, constants=True)
+    check_graph(graph, inputs, gpu, partitions=1)
 
 
 def test_conv_kernels_stay_within_webgpu_limits():

@@ -13,7 +13,7 @@ from cml_engine.ir.layout import C4, C4H
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.tools.testing import Case, check, variants
 from tests.fixtures.graphs import Net, check_session
-from tests.gpu.kernels.test_custom_ops import X_TO_Y, declare
+from tests.gpu.kernels.test_custom_ops import declare
 
 pytestmark = pytest.mark.usefixtures("own_operators")
 SQUARE = "void kernel(uint thread) { x_type v = x[thread]; y[thread] = v * abs(v); }"
@@ -52,9 +52,8 @@ WITHIN = cml.Tolerance(1e-6, 1e-6, "one product")
 def own(source, cpu, shapes=((1, 8, 3, 5), (1, 6, 3, 5), (7,)), **kernel):
     declare(
         source,
-        X_TO_Y.format("own"),
         cpu=cpu,
-        kernel=cml.Kernel(source=source, **kernel),
+        kernel=kernel,
         cases=[Case((shape,)) for shape in shapes],
         tolerance=WITHIN,
     )
@@ -175,10 +174,9 @@ def test_threads_of_several_dimensions_run_in_any_partition(name, gpu):
     source, cpu, infer, declared, shapes = DIMENSIONS[name]
     declare(
         source,
-        X_TO_Y.format("own"),
         infer=infer,
         cpu=cpu,
-        kernel=cml.Kernel(source=source, **declared),
+        kernel=declared,
         cases=[Case((shape,)) for shape in shapes],
         tolerance=cml.Tolerance(0, 0, "moves values"),
     )
@@ -217,7 +215,7 @@ def own_in_place(source=ADD, cases=CASES, **kernel):
         source,
         X_AND_B,
         cpu=lambda attrs, x, b: x * np.abs(x) + np.resize(b, x.shape),
-        kernel=cml.Kernel(source=source, in_place="x", **kernel),
+        kernel={"in_place": "x", **kernel},
         cases=cases,
         tolerance=WITHIN,
     )
@@ -324,8 +322,6 @@ def own_kernels(*, fault=False, **costs):
     """Declares an operator of three kernels: for any node, for blocks, and for small tensors."""
     plain = SQUARE.replace("x_type", "float")
     declare(
-        "",
-        X_TO_Y.format("own"),
         cpu=square,
         kernel=cml.Kernel(
             source=SQUARE,
@@ -391,9 +387,7 @@ def test_check_runs_every_kernel(gpu):
 
 def test_node_that_no_kernel_accepts_is_refused(gpu):
     never = cml.Kernel(source=SQUARE, name="never", cost=lambda op: None)
-    declare(
-        "", X_TO_Y.format("own"), kernel=replace(never, alternatives=[replace(never, name="b")])
-    )
+    declare(kernel=replace(never, alternatives=[replace(never, name="b")]))
     net = Net(30)
     with pytest.raises(cml.ModelError, match=r"none of its kernels \(never, b\) accepts it"):
         cml.Session(net.graph(net("own(x)")), gpu, cml.CompileOptions(cpu="refuse"))
@@ -446,7 +440,7 @@ def run_half(graph, gpu, given):
 
 
 def test_each_operation_in_16_bits_rounds_once(gpu, rng):
-    declare(POWER, X_TO_Y.format("own"), kernel=in_either(POWER))
+    declare(kernel=in_either(POWER))
     net = Net(4000)
     x = rng.uniform(0.5, 2, 4000).astype(np.float32)
     got, kernel = run_half(net.graph(net("own(x)")), gpu, {"x": x})
@@ -457,8 +451,7 @@ def test_each_operation_in_16_bits_rounds_once(gpu, rng):
 
 def test_products_in_16_bits_with_sums_in_32_stay_within_the_bound(gpu, rng):
     declare(
-        ROWS,
-        X_TIMES_B,
+        signature=X_TIMES_B,
         infer=lambda attrs, x, b: Fact("scalar", (x.shape[0], b.shape[1])),
         kernel=in_either(ROWS),
     )
@@ -473,7 +466,7 @@ def test_products_in_16_bits_with_sums_in_32_stay_within_the_bound(gpu, rng):
 
 
 def test_device_without_16_bit_arithmetic_takes_the_other_kernel(gpu, monkeypatch):
-    declare(POWER, X_TO_Y.format("own"), kernel=in_either(POWER))
+    declare(kernel=in_either(POWER))
     monkeypatch.setattr(gpu, "limits", replace(gpu.limits, half_arithmetic=False))
     net = Net(40)
     assert cml.Session(net.graph(net("own(x)")), gpu).plan.steps[0].variant == "float"

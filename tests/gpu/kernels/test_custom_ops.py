@@ -28,20 +28,22 @@ CROSS = ROOT / "examples/cross_product"
 pytestmark = pytest.mark.usefixtures("own_operators")
 
 
-def declare(source, signature, infer=None, **more):
+X_TO_Y = "fragment own(x: tensor<scalar>) -> (y: tensor<scalar>)"
+
+
+def declare(source="", signature=X_TO_Y, *, infer=None, kernel=None, **more):
     """Registers an operator with HLSL given as text or as ``kernel``; returns what ``register``
     returns.
 
-    ``signature`` gives its name.
+    ``signature`` gives its name, which is ``own`` without it. ``kernel`` may be options of a kernel
+    of the text.
     """
     name = signature.split("(")[0].removeprefix("fragment ").strip()
-    kernel = more.pop("kernel", None) or cml.Kernel(source=source)
+    if not isinstance(kernel, cml.Kernel):
+        kernel = cml.Kernel(source=source, **kernel or {})
     return cml.register(
         cml.OpSpec(name, infer or cml.same_as(0), kernel=kernel, signature=signature, **more)
     )
-
-
-X_TO_Y = "fragment {}(x: tensor<scalar>) -> (y: tensor<scalar>)"
 
 
 # ---------------------------------------------------------------- control flow, against NumPy
@@ -97,26 +99,25 @@ FLOWS = {
 @pytest.mark.parametrize("trusted", [False, True])
 def test_kernel_branches_and_loops_compile_correctly(flow, trusted, gpu):
     body, cpu = FLOWS[flow]
-    source = f"void kernel(uint thread) {{ {body} }}"
     declare(
-        source,
-        X_TO_Y.format("flow"),
+        f"void kernel(uint thread) {{ {body} }}",
         cpu=cpu,
-        kernel=cml.Kernel(source=source, trusted=trusted),
+        kernel={"trusted": trusted},
         cases=[Case(((300,),))],
         tolerance=cml.Tolerance(1e-6, 1e-5, "sums of ten"),
     )
-    check("flow", gpu)
+    check("own", gpu)
 
 
 # ---------------------------------------------------------------- features of kernels
 
 
-def session_of(op, gpu, shape=(300,), attrs=None, backend=None):
-    fact = Fact("scalar", shape)
-    node = Node(op, ("a",), ("b",), Attrs(attrs or {}))
+def session_of(gpu):
+    """Returns a session of the operator ``own`` of 300 numbers, from ``a`` to ``b``."""
+    fact = Fact("scalar", (300,))
+    node = Node("own", ("a",), ("b",), Attrs())
     graph = Graph("g", ("a",), ("b",), (node,), {"a": fact, "b": fact})
-    return cml.Session(graph, backend or gpu)
+    return cml.Session(graph, gpu)
 
 
 def test_types_attributes_and_several_results(gpu):
@@ -186,21 +187,21 @@ def test_kernels_beyond_wgsl_use_spirv(gpu):
         if (i < x_size) { LOOP y[i] = hits; }
     }
     """
-    declare(counter.replace("LOOP", ""), X_TO_Y.format("count"))
+    declare(counter.replace("LOOP", ""))
     x = np.where(np.arange(300) % 3 == 0, 1, -1).astype(np.float32)
-    wanted = [(x[i // 64 * 64 : i // 64 * 64 + 64] > 0).sum() for i in range(300)]
-    assert session_of("count", gpu).run({"a": x})["b"].tolist() == wanted
-    cml.unregister("count")
+    expected = [(x[i // 64 * 64 : i // 64 * 64 + 64] > 0).sum() for i in range(300)]
+    assert session_of(gpu).run({"a": x})["b"].tolist() == expected
+    cml.unregister("own")
     loop = "for (uint k = 0; k < 4; ++k) { if (k == lane) { continue; } y[i] += 1; }"
-    declare(counter.replace("LOOP", loop), X_TO_Y.format("count"))
+    declare(counter.replace("LOOP", loop))
     with pytest.raises(ShaderCompileError, match="InterlockedAdd(.|\n)*without"):
-        session_of("count", gpu)
+        session_of(gpu)
 
 
 def test_game_kernels_are_checked_unless_trusted(gpu):
     source = "void kernel(uint thread) { y[thread] = x[thread + 100000000u]; }"
-    declare(source, X_TO_Y.format("far"))
-    session = session_of("far", gpu)
+    declare(source)
+    session = session_of(gpu)
     assert not session.plan.steps[0].trusted
     assert np.isfinite(session.run({"a": np.ones(300, np.float32)})["b"]).all()
 
@@ -217,36 +218,36 @@ void kernel(uint thread) {
     line = Path(__file__).read_text().split("= nowhere_to_be_found;")[0].count("\n") + 1
     cml.register(
         cml.OpSpec(
-            "broken",
+            "own",
             cml.same_as(0),
             kernel=cml.Kernel(source=source),
-            signature=X_TO_Y.format("broken"),
+            signature=X_TO_Y,
         ),
         __file__,
     )
     with pytest.raises(ShaderCompileError) as caught:
-        session_of("broken", gpu)
+        session_of(gpu)
     assert f"test_custom_ops.py:{line}" in str(caught.value)
 
 
 def test_kernel_refused_by_wgpu_gives_a_message(gpu):
     declare(
         "void kernel(uint thread) { double d = x[thread]; y[thread] = float(d * d); }",
-        X_TO_Y.format("wide"),
     )
     with pytest.raises(ShaderCompileError) as caught:
-        session_of("wide", gpu)
+        session_of(gpu)
     assert "double" in str(caught.value)
 
 
 def test_operator_with_an_oversized_workgroup_is_refused_or_runs_on_the_cpu(gpu, monkeypatch):
     monkeypatch.setattr(gpu, "limits", replace(gpu.limits, max_group_threads=256))
     kernel = cml.Kernel(source="void kernel(uint thread) { y[thread] = x[thread]; }", group=512)
-    declare("", X_TO_Y.format("gpu_only"), kernel=kernel)
+    declare(kernel=kernel)
     with pytest.raises(DeviceError, match="wants workgroups of 512"):
-        session_of("gpu_only", gpu)
-    declare("", X_TO_Y.format("with_numpy"), kernel=kernel, cpu=lambda attrs, x: x)
-    assert session_of("with_numpy", gpu).plan.steps[0].cpu_part
+        session_of(gpu)
+    cml.unregister("own")
+    declare(kernel=kernel, cpu=lambda attrs, x: x)
+    assert session_of(gpu).plan.steps[0].cpu_part
 
 
 # ---------------------------------------------------------------- the checks can fail
@@ -266,15 +267,13 @@ WRONG = {
 @pytest.mark.parametrize("fault", WRONG)
 def test_check_detects_faulty_kernels(fault, gpu):
     body, says = WRONG[fault]
-    source = f"void kernel(uint thread) {{ {body} }}"
     declare(
-        source,
-        X_TO_Y.format("faulty"),
+        f"void kernel(uint thread) {{ {body} }}",
         cpu=lambda attrs, x: x,
         cases=[Case(((1000,),))],
     )
-    with pytest.raises(AssertionError, match=f"faulty, case .*{says}"):
-        check("faulty", gpu)
+    with pytest.raises(AssertionError, match=f"own, case .*{says}"):
+        check("own", gpu)
 
 
 # ---------------------------------------------------------------- examples and compounds
@@ -289,11 +288,11 @@ def test_the_cross_product_is_one_kernel_or_twelve_with_one_result(gpu, rng):
     custom = cml.load(CROSS / "cross_product.nnef")
     assert [n.op for n in custom.nodes] == ["cross"]
     inputs = {n: rng.standard_normal((1, 3, 32, 32), np.float32) for n in "ab"}
-    wanted = np.cross(inputs["a"], inputs["b"], axis=1)
+    expected = np.cross(inputs["a"], inputs["b"], axis=1)
     for graph in (composed, custom):
         for backend in (gpu, "cpu"):
             got = cml.Session(graph, backend).run(inputs)["c"]
-            np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-6)
+            np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6)
     check("cross", gpu)
 
 
@@ -305,10 +304,9 @@ SLANG = re.compile(
 
 def test_translation_for_d3d_is_plain_hlsl(gpu, tmp_path):
     source = 'void kernel(uint i) { y[i] = 2 * x[i]; CML_PRINT("x", x[i]); }'
-    kernel = cml.Kernel(source=source, layouts="same", half="each")
-    declare(source, X_TO_Y.format("loud"), kernel=kernel)
+    declare(source, kernel={"layouts": "same", "half": "each"})
     net = Net(1, 8, 5, 5)
-    graph = net.graph(net.op("loud", "x"))
+    graph = net.graph(net.op("own", "x"))
     (key,) = step_keys(lower(graph, gpu.limits, {"x": C4H, "t0": C4H}))
     own = dump_kernel(printing(key), tmp_path)
     plain = own.with_suffix(".d3d.hlsl").read_text()
@@ -322,9 +320,8 @@ def test_kernels_are_dumped_with_their_translations(gpu, tmp_path, monkeypatch):
     monkeypatch.setattr(gpu, "_pipelines", PipelineCache())
     declare(
         '#include "pointwise.hlsli"\nvoid kernel(uint thread) { y[thread] = cml_sin(x[thread]); }',
-        X_TO_Y.format("wave"),
     )
-    session_of("wave", gpu)
+    session_of(gpu)
     (hlsl,) = [p for p in (tmp_path / "kernels").glob("*.hlsl") if "d3d" not in p.name]
     text = hlsl.read_text()
     assert "#include" not in text and "cml_sin" in text and "RWStructuredBuffer<float> x" in text

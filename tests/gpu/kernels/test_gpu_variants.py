@@ -46,10 +46,10 @@ def test_variant(op, case, other, gpu, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("op", "attrs", "wanted"),
+    ("op", "attrs", "expected"),
     [("gather", {"axis": 0}, [1, 4, 1, 4, 3]), ("gather_nd", {}, [4, 4, 1, 4, 3])],
 )
-def test_gather_clamps_indices_on_the_gpu(op, attrs, wanted, gpu):
+def test_gather_clamps_indices_on_the_gpu(op, attrs, expected, gpu):
     """On the GPU a gather clamps an index outside the axis to its ends; ``gather_nd`` counts from
     the end.
 
@@ -58,7 +58,7 @@ def test_gather_clamps_indices_on_the_gpu(op, attrs, wanted, gpu):
     index = np.array([-1, 4, -(2**31), 2**31 - 1, 2], np.int32)
     index = index[:, None] if op == "gather_nd" else index
     graph, inputs = case_graph(op, Case((np.arange(1, 5, dtype=np.float32), index), attrs))
-    np.testing.assert_array_equal(Session(graph, gpu).run(inputs)["y0"], wanted)
+    np.testing.assert_array_equal(Session(graph, gpu).run(inputs)["y0"], expected)
 
 
 STEPS = {op: Epilogue(op) for op in ("relu", "sigmoid", "tanh", "silu")} | {

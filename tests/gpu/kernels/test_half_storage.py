@@ -95,10 +95,10 @@ def test_half_conv_differs_from_rounded_reference_only_at_ties(name, gpu):
     graph, inputs = case_graph(op, case, constants=True)
     layouts = {"x0": C4H, "y0": C4H}
     got = run(graph, layouts, gpu, inputs)["y0"]
-    wanted = reference(graph, inputs, layouts)["y0"]
-    differs = got != wanted
+    expected = reference(graph, inputs, layouts)["y0"]
+    differs = got != expected
     assert differs.mean() < 0.01
-    steps = got.astype(np.float16).view(np.int16) - wanted.astype(np.float16).view(np.int16)
+    steps = got.astype(np.float16).view(np.int16) - expected.astype(np.float16).view(np.int16)
     assert np.abs(steps).max() <= 1
 
 

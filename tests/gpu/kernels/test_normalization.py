@@ -107,9 +107,9 @@ def test_every_kernel_fuses_normalization_and_following_operators(producer, form
     last = fused.nodes[-1]
     assert [e.op for e in last.epilogues] == ["sub", "mul", "add", "leaky_relu", "mul"]
     assert "batch_normalization" not in [node.op for node in fused.nodes]
-    wanted = CpuProgram(graph).run(inputs)[graph.outputs[0]]
+    expected = CpuProgram(graph).run(inputs)[graph.outputs[0]]
     found = CpuProgram(fused).run(inputs)[graph.outputs[0]]
-    assert_allclose(found, wanted, 1e-5, 1e-5)
+    assert_allclose(found, expected, 1e-5, 1e-5)
     plain = producer == "plain"
     turn = [*PRODUCERS].index(producer) + [*FORMS].index(form)
     in_turn = {} if plain or (form != "noise" and turn % 2) else in_blocks(fused)
@@ -173,8 +173,8 @@ def test_constant_normalization_after_an_activation_is_precomputed():
     fused = optimize(graph)
     assert operators(fused) == ["conv", "relu", "sub", "mul", "add"]
     inputs, name = net.input(), graph.outputs[0]
-    wanted = CpuProgram(graph).run(inputs)[name]
-    assert_allclose(CpuProgram(fused).run(inputs)[name], wanted, 1e-5, 1e-5)
+    expected = CpuProgram(graph).run(inputs)[name]
+    assert_allclose(CpuProgram(fused).run(inputs)[name], expected, 1e-5, 1e-5)
 
 
 def wide(graph):
@@ -200,8 +200,8 @@ def test_group_normalization_reads_the_map_twice_without_reshapes(shape, groups)
     assert wide(made) == ["moments", "batch_normalization"]
     assert made.outputs == graph.outputs and made.facts[y] == graph.facts[y]
     inputs = {"x": net.input()["x"] * 2 + 3}
-    wanted, found = (CpuProgram(g).run(inputs)[y] for g in (graph, made))
-    assert_allclose(found, wanted, rtol=2e-5, atol=2e-5)
+    expected, found = (CpuProgram(g).run(inputs)[y] for g in (graph, made))
+    assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
 
 
 def test_group_normalization_is_accurate_far_from_zero():
@@ -209,8 +209,8 @@ def test_group_normalization_is_accurate_far_from_zero():
     net, y = normalized_groups((1, 8, 16, 16), 2)
     x = net.input()["x"] * 0.1 + 100 * np.arange(8, dtype=np.float32).reshape(1, 8, 1, 1)
     graph = net.graph(y)
-    wanted, found = (CpuProgram(g).run({"x": x})[y] for g in (graph, normalize_groups(graph)))
-    assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    expected, found = (CpuProgram(g).run({"x": x})[y] for g in (graph, normalize_groups(graph)))
+    assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("what", ["other axes", "another shape back", "computed scale", "output"])

@@ -69,8 +69,8 @@ def test_long_sums_are_accurate(op, shape, attrs, driver):
     ulp."""
     graph, inputs = case_graph(op, Case((np.full(shape, 0.1, np.float32),), attrs))
     (got,) = cml.Session(graph, driver).run(inputs).values()
-    (wanted,) = cml.Session(graph, "cpu").run(inputs).values()
-    np.testing.assert_allclose(got, wanted, rtol=6e-7)
+    (expected,) = cml.Session(graph, "cpu").run(inputs).values()
+    np.testing.assert_allclose(got, expected, rtol=6e-7)
 
 
 @pytest.mark.parametrize("axes", [[2, 3], [1], [1, 2], [0], [0, 1, 2, 3], [1, 3]])

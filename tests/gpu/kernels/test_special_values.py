@@ -56,24 +56,24 @@ def graph_of(op, arrays):
     return case_graph(op, Case(tuple(arrays), attrs_of(op)))
 
 
-def agree(op, got, wanted, arrays, zeros=True):
+def agree(op, got, expected, arrays, zeros=True):
     """Asserts that results have the same special values and the same numbers up to the tolerance.
 
     The signs of zeros must agree too, unless ``zeros`` is False or the operator allows any.
     """
-    assert got.dtype == wanted.dtype
+    assert got.dtype == expected.dtype
     if got.dtype != np.float32:
-        wrong = got != wanted
+        wrong = got != expected
     else:
         tolerance = ELEMENTWISE[op].tolerance
-        a, b = got.astype(np.float64), wanted.astype(np.float64)
+        a, b = got.astype(np.float64), expected.astype(np.float64)
         with np.errstate(invalid="ignore"):
             near = np.abs(a - b) <= tolerance.atol + tolerance.rtol * np.abs(b)
         same = (a == b) | (np.isnan(a) & np.isnan(b)) | (np.isfinite(a) & np.isfinite(b) & near)
         zero = (a == 0) & (b == 0) & (np.signbit(a) != np.signbit(b))
         wrong = ~same | (zero if zeros and op not in ANY_ZERO else False)
     at = np.flatnonzero(wrong)
-    shown = [(*(float(x[i]) for x in arrays), float(got[i]), float(wanted[i])) for i in at[:4]]
+    shown = [(*(float(x[i]) for x in arrays), float(got[i]), float(expected[i])) for i in at[:4]]
     assert not at.size, f"{op}: {at.size} differ, (operands, got, wanted): {shown}"
 
 
@@ -98,14 +98,14 @@ def surrounded(graph, given):
 def test_alone_and_between_others(op, gpu):
     arrays = operands(ELEMENTWISE[op].formula.arity)
     graph, given = graph_of(op, arrays)
-    got, wanted = (cml.Session(graph, on).run(given)["y0"] for on in (gpu, "cpu"))
-    agree(op, got, wanted, arrays)
+    got, expected = (cml.Session(graph, on).run(given)["y0"] for on in (gpu, "cpu"))
+    agree(op, got, expected, arrays)
     if op in BETWEEN:
         chain, given = surrounded(graph, given)
         for on in (gpu, "cpu"):
             session = cml.Session(chain, on)
             assert on == "cpu" or len(session.plan.steps) == 1  # all are fused into one kernel
-            agree(op, session.run(given)["y0"], wanted, arrays)
+            agree(op, session.run(given)["y0"], expected, arrays)
 
 
 @pytest.mark.parametrize("op", ["sub", "div"])
@@ -118,9 +118,9 @@ def test_a_value_and_itself(op, twice, gpu):
     graph = net.graph(net(f"neg({op}({first}, {second}))"))
     session, given = cml.Session(graph, gpu), {"x": VALUES.reshape(1, 1, 1, -1)}
     assert len(session.plan.steps) == 1
-    (wanted,) = cml.Session(graph, "cpu").run(given).values()
+    (expected,) = cml.Session(graph, "cpu").run(given).values()
     (got,) = session.run(given).values()
-    agree(op, got.ravel(), wanted.ravel(), [VALUES])
+    agree(op, got.ravel(), expected.ravel(), [VALUES])
 
 
 def behind(producer, op, x):
@@ -168,12 +168,12 @@ def test_behind_another(producer, op, gpu):
     runs = [VALUES] if producer == "matmul" else [VALUES[finite], *VALUES[~finite, None]]
     for number, x in enumerate(runs):
         graph, given, (alone, values) = behind(producer, op, x)
-        (wanted,), (got,) = (cml.Session(graph, on).run(given).values() for on in ("cpu", gpu))
+        (expected,), (got,) = (cml.Session(graph, on).run(given).values() for on in ("cpu", gpu))
         if number == 0:
             right = cml.Session(alone, "cpu").run(values)["y0"]
             # a sum of products begins with 0, which takes the sign of -0
-            agree(op, wanted.ravel(), right.ravel(), [given["x"].ravel()], zeros=False)
-        agree(op, got.ravel(), wanted.ravel(), [given["x"].ravel()], zeros=False)
+            agree(op, expected.ravel(), right.ravel(), [given["x"].ravel()], zeros=False)
+        agree(op, got.ravel(), expected.ravel(), [given["x"].ravel()], zeros=False)
 
 
 @pytest.mark.parametrize("op", ["sin", "cos"])
@@ -185,8 +185,8 @@ def test_angles_of_any_size(op, gpu, rng):
     x = np.concatenate([powers.astype(np.float32), -near])
     graph, given = graph_of(op, [x])
     got = cml.Session(graph, gpu).run(given)["y0"]
-    wanted = getattr(np, op)(x.astype(np.float64))
-    assert np.abs(got - wanted).max() < 4e-7
+    expected = getattr(np, op)(x.astype(np.float64))
+    assert np.abs(got - expected).max() < 4e-7
 
 
 @pytest.mark.parametrize(
@@ -203,8 +203,8 @@ def test_logarithms_next_to_one(op, exact, gpu):
     u = np.geomspace(1e-7, 1e-2, 256).astype(np.float32)
     x = {"softplus": np.log(u), "acosh": 1 + u}.get(op, u)
     graph, values = graph_of(op, [x])
-    got, wanted = cml.Session(graph, gpu).run(values)["y0"], exact(x.astype(np.float64))
-    assert (np.abs(got - wanted) / wanted).max() < 3e-6
+    got, expected = cml.Session(graph, gpu).run(values)["y0"], exact(x.astype(np.float64))
+    assert (np.abs(got - expected) / expected).max() < 3e-6
 
 
 SOFTMAX = np.array(

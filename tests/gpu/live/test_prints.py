@@ -84,9 +84,9 @@ def test_run_prints_lines_of_its_kernels(gpu, debug, capsys):
         session = session_of(debug, rounds)
         for _ in range(2):
             assert session.run({"x": X})["y"].tobytes() == plain.tobytes()
-            wanted = lines_of(rounds)
-            shown = wanted[:1024]
-            if more := len(wanted) - len(shown):
+            expected = lines_of(rounds)
+            shown = expected[:1024]
+            if more := len(expected) - len(shown):
                 shown.append(f"{WHERE} and {more:,} more".replace(",", " "))
             assert capsys.readouterr().err.splitlines() == shown
     session.run({"x": X}, watch=lambda node, found: None)

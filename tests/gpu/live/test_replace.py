@@ -14,7 +14,6 @@ from cml_engine.compiler.plugins import load_file
 from cml_engine.gpu.memory.allocator import Allocation
 from cml_engine.ops import unregister
 from cml_engine.runtime.live.reloader import Reloader
-from tests.fixtures.frames.host import Host
 from tests.fixtures.frames.turns import turns
 from tests.fixtures.models import write_model
 from tests.gpu.live.test_taps import graph_of, inputs
@@ -54,12 +53,12 @@ def test_replacement_takes_new_weights_and_operators(backend):
 def test_new_weights_build_no_pipeline(gpu):
     session, old = cml.Session(graph_of(), gpu), graph_of()
     other = old.with_(constants={name: 2 * array for name, array in old.constants.items()})
-    wanted = cml.Session(other, gpu).run(inputs())["y"]
+    expected = cml.Session(other, gpu).run(inputs())["y"]
     built, plan = gpu.pipelines_built, session.plan
     change = session.replace(other)
     session.take_replacement()
     assert change.error is None and session.plan is not plan
-    assert_array_equal(session.run(inputs())["y"], wanted)
+    assert_array_equal(session.run(inputs())["y"], expected)
     assert gpu.pipelines_built == built
 
 
@@ -101,7 +100,7 @@ def heavy(value):
         (lambda: graph(1, TEXT.replace("(y)", "(z)").replace("y =", "z =")), "outputs y, got z"),
         (lambda: graph(1, TEXT.replace("6, 6]", "7, 6]")), r"input 'x' is scalar\[1,4,7,6\]"),
         (lambda: 1 // 0, "division"),
-        (lambda: "net.nnef", "wanted a Graph"),
+        (lambda: "net.nnef", "expected a Graph"),
     ],
 )
 def test_failed_replacement_keeps_the_old_network(backend, broken, said):
@@ -134,8 +133,8 @@ def test_superseded_replacement_is_dropped(backend, ends):
     assert value(session) == 8
 
 
-def test_jobs_use_the_old_network_until_the_replacement_is_ready(gpu):
-    session, host = cml.Session(graph(1), gpu), Host(gpu, budget_ms=20.0)
+def test_jobs_use_the_old_network_until_the_replacement_is_ready(gpu, host):
+    session = cml.Session(graph(1), gpu)
     before = host.submit(session, X)
     change = session.replace(graph(3))
     host.until(lambda: before.ended)
@@ -248,7 +247,7 @@ def test_a_reloader_follows_operators_and_kernels(backend, operator, tmp_path):
     name = "operators.py" if backend == "cpu" else "reloaded.hlsl"
     file, followed = tmp_path / name, Followed(session, tmp_path / "net.nnef", ops=[operator])
     assert value(session) == 3
-    for text, wanted, message in EDITS[name]:
+    for text, expected, message in EDITS[name]:
         file.write_text(text, encoding="utf-8")
         assert message.format(file=file) in followed.settle(file, wait=False)
-        assert value(session) == wanted
+        assert value(session) == expected

@@ -60,7 +60,7 @@ def array(seed):
     return np.random.default_rng(seed).standard_normal((1, 8, 12, 12), np.float32)
 
 
-def wanted(gpu, x, z):
+def expected(gpu, x, z):
     """Returns the output ``y`` of a new session for these inputs, which runs all steps."""
     return cml.Session(graph(), gpu, retain=True).run({"x": x, "z": z})["y"]
 
@@ -102,12 +102,12 @@ def test_session_that_lost_its_values_runs_completely(gpu, lost_by):
     else:
         two.run({"x": array(5), "z": array(6)})
     assert one.program.steps_for({"z"}) is None  # type: ignore[attr-defined]
-    assert_array_equal(one.run({"z": z})["y"], wanted(gpu, x, z))
+    assert_array_equal(one.run({"z": z})["y"], expected(gpu, x, z))
     assert one.program.steps_for({"z"}) is not None  # type: ignore[attr-defined]
 
 
-def test_retaining_jobs_run_only_dependent_steps(gpu):
-    session, host = cml.Session(graph(), gpu, retain=True), Host(gpu, budget_ms=20.0)
+def test_retaining_jobs_run_only_dependent_steps(gpu, host):
+    session = cml.Session(graph(), gpu, retain=True)
     submit, recording = host.scheduler.submit, host.scheduler.record()
     with pytest.raises(cml.InputError, match="input 'x' is missing"):
         submit(session, {"z": array(0)})
@@ -118,14 +118,13 @@ def test_retaining_jobs_run_only_dependent_steps(gpu):
     results = host.finish(*jobs)
     assert [len(job.costs) for job in jobs] == [steps, 2, 2, 0]
     for result, seed in zip(results, (0, 2, 3, 3), strict=True):
-        assert_array_equal(result, wanted(gpu, x, array(seed)), str(seed))
+        assert_array_equal(result, expected(gpu, x, array(seed)), str(seed))
     assert replay(recording) == recording.decisions
 
 
-def test_slices_have_the_step_indices_of_the_plan(gpu):
+def test_slices_have_the_step_indices_of_the_plan(gpu, host):
     """Slices have the plan's step indices even if a job runs only the last two steps."""
     session = cml.Session(graph(), gpu, retain=True)
-    host = Host(gpu, budget_ms=20.0)
     jobs = [host.submit(session, {"x": array(1), "z": array(0)}, name="net")]
     jobs.append(host.submit(session, {"z": array(2)}, name="net"))
     host.until(lambda: all(job.ended for job in jobs) and host.count > 20)
@@ -156,10 +155,10 @@ def test_texture_input_is_retained():
     session = cml.Session(cml.load(cml.MemoryModel(ENCODED)), own, retain=True)
     host, texture_input = Host(own, budget_ms=20.0), {"x": cml.TextureInput(texture)}
 
-    def check(inputs, steps, wanted):
+    def check(inputs, steps, expected):
         job = host.run(session, inputs)
         assert len(job.costs) == steps
-        assert_array_equal(job.tensor("y").read(), wanted)
+        assert_array_equal(job.tensor("y").read(), expected)
 
     x, z = fill(1), np.ones((1, 4, 3, 5), np.float32)
     check({**texture_input, "z": z}, 3, x)
@@ -184,7 +183,7 @@ def test_cancelled_job_invalidates_retained_values(gpu):
     last = host.run(session, {"z": array(2)})
     assert len(last.costs) == len(session.plan.steps)
     # the cancelled job had begun, so its input was uploaded
-    assert_array_equal(last.tensor("y").read(), wanted(gpu, array(4), array(2)))
+    assert_array_equal(last.tensor("y").read(), expected(gpu, array(4), array(2)))
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
@@ -197,15 +196,15 @@ def test_abandoned_frame_restores_retained_state(gpu, cancelled):
         job.cancel()
     last = host.run(session, {"z": array(2)})
     x = array(1 if cancelled else 4)
-    assert_array_equal(last.tensor("y").read(), wanted(gpu, x, array(2)))
+    assert_array_equal(last.tensor("y").read(), expected(gpu, x, array(2)))
 
 
-def test_variables_always_advance(gpu):
+def test_variables_always_advance(gpu, host):
     model = cml.MemoryModel(STATE, {"s": np.zeros(4, np.float32)})
     four, one = np.full(4, 4, np.float32), np.ones(4, np.float32)
     session = cml.Session(cml.load(model), gpu, retain=True)
     assert_array_equal(session.run({"x": four, "z": one})["y"], [3] * 4)
-    job = Host(gpu, budget_ms=20.0).run(session, {"z": four})
+    job = host.run(session, {"z": four})
     assert_array_equal(job.tensor("y").read(), [8] * 4)
     assert_array_equal(session.run({"x": one})["y"], [9] * 4)
     assert not any(title.startswith("sqrt") for title in titles(session, "z"))

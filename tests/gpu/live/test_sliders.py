@@ -8,18 +8,13 @@ from numpy.testing import assert_allclose, assert_array_equal
 import cml_engine as cml
 from cml_engine.cooked.cook import cook
 from cml_engine.errors import InputError
-from tests.fixtures.frames.host import Host, creations
-from tests.fixtures.models import SCALED, write_model
+from tests.fixtures.frames.host import creations
+from tests.fixtures.models import SCALED
 
 
-@pytest.fixture
-def model(tmp_path):
-    return write_model(tmp_path / "net.nnef", SCALED)
-
-
-def test_slider_has_a_value_or_its_default(backend, model, rng):
+def test_slider_has_a_value_or_its_default(backend, rng):
     strength = cml.Slider("scaled.y", 0.0, 4.0, "how much")
-    graph = cml.load(model, sliders={"strength": strength, "lift": "y.y"})
+    graph = cml.load(cml.MemoryModel(SCALED), sliders={"strength": strength, "lift": "y.y"})
     session = cml.Session(graph, backend)
     found = session.sliders["strength"]
     assert (found.low, found.high, found.description) == (0.0, 4.0, "how much")
@@ -45,15 +40,15 @@ def test_slider_has_a_value_or_its_default(backend, model, rng):
         ({"s": 5}, "a slider's place is 5"),
         ({"s": {"low": "x"}}, "slider 'scaled.y': 'x' is not a finite number"),
         ({"s": {"high": np.inf}}, "slider 'scaled.y': inf is not a finite number"),
-        ({"s": {"choices": ["soft"]}}, "wanted words with their values"),
+        ({"s": {"choices": ["soft"]}}, "expected words with their values"),
         ({"s": {"choices": {"soft": "a"}}}, "slider 'scaled.y': 'a' is not a finite number"),
     ],
 )
-def test_invalid_sliders_are_refused(model, sliders, says):
+def test_invalid_sliders_are_refused(sliders, says):
     with pytest.raises(InputError, match=says):
         (one,) = sliders.values()
         made = cml.Slider("scaled.y", **one) if isinstance(one, dict) else one
-        cml.load(model, sliders=dict.fromkeys(sliders, made))
+        cml.load(cml.MemoryModel(SCALED), sliders=dict.fromkeys(sliders, made))
 
 
 MOVABLE = """version 1.0;
@@ -117,16 +112,13 @@ def game_operators(own_operators):
 
 
 @pytest.fixture
-def movable(tmp_path, game_operators):
-    """Returns a function that writes the network with other values, and loads it."""
+def movable(game_operators):
+    """Returns a function that loads the network with other values."""
     weights = np.random.default_rng(3).standard_normal((4, 4, 3, 3), np.float32)
 
     def load(sliders=None, replaced=("", "")):
         text = MOVABLE.replace(*replaced) if replaced[0] else MOVABLE
-        folder = write_model(
-            tmp_path / f"{len(list(tmp_path.iterdir()))}.nnef", text, weights=weights
-        )
-        return cml.load(folder, sliders=sliders)
+        return cml.load(cml.MemoryModel(text, {"weights": weights}), sliders=sliders)
 
     return load
 
@@ -138,22 +130,21 @@ def test_moved_slider_gives_the_bits_of_a_model_with_the_value(backend, movable,
     session = cml.Session(movable({name: place}), backend)
     for values, replaced in (({}, ("", "")), ({name: value}, texts), ({}, ("", ""))):
         found = session.run({"x": x, **values})
-        wanted = cml.Session(movable(replaced=replaced), backend).run({"x": x})
+        expected = cml.Session(movable(replaced=replaced), backend).run({"x": x})
         for output in ("y", "w"):
-            assert_array_equal(found[output], wanted[output], output)
+            assert_array_equal(found[output], expected[output], output)
 
 
 @pytest.mark.parametrize("retain", [False, True])
-def test_moving_in_frames_builds_and_creates_nothing(gpu, movable, rng, monkeypatch, retain):
+def test_moving_in_frames_builds_and_creates_nothing(gpu, host, movable, rng, monkeypatch, retain):
     session = cml.Session(movable(PLACES), gpu, retain=retain)
     reference = cml.Session(movable(PLACES), "cpu", retain=retain)
     x = rng.standard_normal((1, 4, 6, 8), np.float32)
-    host = Host(gpu, budget_ms=5.0)
 
     def check(moved):
         values = moved if retain else {"x": x, **moved}
-        wanted = reference.run(values)["w"]
-        assert_allclose(*host.finish(host.submit(session, values), name="w"), wanted, 1e-5, 1e-6)
+        expected = reference.run(values)["w"]
+        assert_allclose(*host.finish(host.submit(session, values), name="w"), expected, 1e-5, 1e-6)
 
     for moved in ({"x": x}, {"mode": "flat"}):
         check(moved)
@@ -164,7 +155,7 @@ def test_moving_in_frames_builds_and_creates_nothing(gpu, movable, rng, monkeypa
     assert created == []
 
 
-def test_one_slider_moves_every_dispatch_of_its_node(gpu, tmp_path, own_operators):
+def test_one_slider_moves_every_dispatch_of_its_node(gpu, own_operators):
     def lower(op):
         half = op.scratch(op.inputs[0].size)
         yield op.launch(op.inputs[0].size, reads={"x": op.in_names[0]}, writes={"y": half})
@@ -172,7 +163,7 @@ def test_one_slider_moves_every_dispatch_of_its_node(gpu, tmp_path, own_operator
 
     kernel = cml.Kernel(source="void kernel(uint i) { y[i] = x[i] * gain; }", lower=lower)
     register("twice", "x: tensor<scalar>, gain: scalar", kernel)
-    graph = cml.load(one_operator(tmp_path, "twice(x, gain = 3.0)"), sliders={"gain": "y.gain"})
+    graph = one_operator("twice(x, gain = 3.0)", gain="y.gain")
     session = cml.Session(graph, gpu)
     for gain in (3.0, -2.0, 3.0):
         found = session.run({"x": np.ones((1, 2, 3, 5), np.float32), "gain": gain})["y"]
@@ -184,9 +175,10 @@ def register(name, operands, kernel):
     cml.register(cml.OpSpec(name, cml.same_as(0), kernel=kernel, signature=signature))
 
 
-def one_operator(folder, call):
+def one_operator(call, **sliders):
     body = f"x = external<scalar>(shape = [1, 2, 3, 5]); y = {call};"
-    return write_model(folder / "one.nnef", f"version 1.0; graph net(x) -> (y) {{ {body} }}")
+    text = f"version 1.0; graph net(x) -> (y) {{ {body} }}"
+    return cml.load(cml.MemoryModel(text), sliders=sliders)
 
 
 def with_define(op):
@@ -206,23 +198,21 @@ def with_define(op):
         ({"threads": lambda attrs, x: 64 + 64 * int(attrs.k)}, "the number of its workgroups"),
     ],
 )
-def test_attribute_that_is_compiled_is_refused(gpu, tmp_path, own_operators, kernel, says):
+def test_attribute_that_is_compiled_is_refused(gpu, own_operators, kernel, says):
     source = "void kernel(uint i) { y[i % y_size] = x[i % x_size] * k; }"
     made = cml.Kernel(source=source, **kernel)
     register("fixed", "x: tensor<scalar>, k: scalar", made)
-    graph = cml.load(one_operator(tmp_path, "fixed(x, k = 0.0)"), sliders={"s": "y.k"})
+    graph = one_operator("fixed(x, k = 0.0)", s="y.k")
     with pytest.raises(InputError, match="slider 's': the attribute 'k' of fixed 'y'") as error:
         cml.Session(graph, gpu)
     assert "is compiled into its kernel" in str(error.value) and says in str(error.value)
 
 
-def test_value_beyond_the_range_that_is_compiled_is_refused(gpu, tmp_path, own_operators):
+def test_value_beyond_the_range_that_is_compiled_is_refused(gpu, host, own_operators):
     made = cml.Kernel(source="void kernel(uint i) { y[i] = x[i] * k; }", lower=with_define)
     register("fixed", "x: tensor<scalar>, k: scalar", made)
-    slider = cml.Slider("y.k", 0.0, 0.25)
-    graph = cml.load(one_operator(tmp_path, "fixed(x, k = 0.0)"), sliders={"s": slider})
+    graph = one_operator("fixed(x, k = 0.0)", s=cml.Slider("y.k", 0.0, 0.25))
     session, x = cml.Session(graph, gpu), np.ones((1, 2, 3, 5), np.float32)
-    host = Host(gpu, budget_ms=5.0)
     for run in (session.run, lambda inputs: host.submit(session, inputs)):
         with pytest.raises(InputError, match="cannot move from 0.0 to 2.0"):
             run({"x": x, "s": 2.0})
@@ -267,8 +257,8 @@ def test_gpu_tensor_moves_a_formula_and_no_parameter(gpu, movable):
     buffer = gpu.device.create_buffer(size=256, usage=usage)
     gpu.queue.write_buffer(buffer, 0, np.float32(0.5).tobytes())
     tensor, x = gpu.tensor(buffer, 0, cml.Fact("scalar", ())), np.zeros((1, 4, 6, 8), np.float32)
-    wanted = session.run({"x": x, "by": 0.5})["y"]
-    assert_array_equal(session.run({"x": x, "by": tensor})["y"], wanted)
+    expected = session.run({"x": x, "by": 0.5})["y"]
+    assert_array_equal(session.run({"x": x, "by": tensor})["y"], expected)
     with pytest.raises(InputError, match="'gain' is a slider of an attribute, whose value the CPU"):
         session.run({"x": x, "gain": tensor})
 
@@ -281,7 +271,7 @@ def test_files_hold_sliders_of_formulas_at_most(gpu, movable, tmp_path):
     (tmp_path / "net.cml").write_bytes(cook(graph, ["portable"]))
     cooked = cml.Session(cml.load_cooked(tmp_path / "net.cml"), gpu)
     inputs = {"x": np.ones((1, 4, 6, 8), np.float32), "alpha": np.float32(0.75)}
-    wanted = cml.Session(graph, gpu).run(inputs)["y"]
-    assert_allclose(cooked.run(inputs)["y"], wanted, rtol=1e-5, atol=1e-6)
+    expected = cml.Session(graph, gpu).run(inputs)["y"]
+    assert_allclose(cooked.run(inputs)["y"], expected, rtol=1e-5, atol=1e-6)
     with pytest.raises(InputError, match="'gain', a parameter of a kernel"):
         cook(movable({"gain": "w.gain"}), ["portable"])

@@ -36,8 +36,8 @@ def inputs(seed=1):
     return {"x": np.random.default_rng(seed).standard_normal((1, 8, 12, 12), np.float32)}
 
 
-def close(got, wanted):
-    assert_allclose(got, wanted, 1e-4, 1e-4)
+def close(got, expected):
+    assert_allclose(got, expected, 1e-4, 1e-4)
 
 
 #: in the suite each block has one storage; both in the long suite
@@ -56,7 +56,7 @@ def test_kept_tensors_change_no_bit_of_the_outputs(gpu, block, storage):
     graph, given = net.graph(last), net.input()
     every = tuple(name for node in graph.nodes for name in node.outputs if name != last)
     rounding = 2e-2 if storage == "half" else 1e-4
-    wanted = values_of(graph, given)
+    expected = values_of(graph, given)
     bare = cml.Session(graph, gpu, cml.CompileOptions(storage=storage))
     plain = bare.run(given)[last]
     for names in (every, every[len(every) // 2 :][:1]):
@@ -64,10 +64,12 @@ def test_kept_tensors_change_no_bit_of_the_outputs(gpu, block, storage):
         assert_array_equal(session.run(given)[last], plain)
         assert session.plan.layouts == bare.plan.layouts
         for name in names:
-            largest = float(np.abs(wanted[name]).max(initial=1.0))
+            largest = float(np.abs(expected[name]).max(initial=1.0))
             tensor = session.tensor(name)
             assert tensor.fact == graph.facts[name]
-            assert_allclose(tensor.read(), wanted[name], rounding, rounding * largest, err_msg=name)
+            assert_allclose(
+                tensor.read(), expected[name], rounding, rounding * largest, err_msg=name
+            )
 
 
 def test_kept_tensors_of_an_integer_network_are_equal_on_both_backends(gpu):
@@ -93,19 +95,18 @@ def test_a_kept_tensor_that_fusing_removed_has_a_node_of_its_own(gpu):
     ]
 
 
-def test_jobs_have_retained_tensors_of_their_own_run(gpu):
+def test_jobs_have_retained_tensors_of_their_own_run(gpu, host):
     graph = graph_of()
     session = cml.Session(graph, gpu, KEEP)
-    host = Host(gpu, budget_ms=20.0)
     one, two = (host.submit(session, inputs(seed)) for seed in (1, 2))
     host.finish(one, two)
     for job, seed in ((one, 1), (two, 2)):
-        wanted = values_of(graph, inputs(seed))
-        close(job.tensor("c0").read(), wanted["c0"])
+        expected = values_of(graph, inputs(seed))
+        close(job.tensor("c0").read(), expected["c0"])
         for name in ("c0", "y"):
             (array,) = host.finish(job, name=name)
-            close(array, wanted[name])
-    close(session.tensor("c0").read(), wanted["c0"])
+            close(array, expected[name])
+    close(session.tensor("c0").read(), expected["c0"])
     assert_array_equal(session.tensor("x").read(), inputs(2)["x"])
     assert_array_equal(session.tensor("y").read(), array)
     with pytest.raises(cml.InputError, match="no output 'c1': there is y, c0, x"):
@@ -122,19 +123,18 @@ def test_kept_values_arrive_in_frames_without_a_wait(gpu):
     job.add_done_callback(lambda done: seen.update({name: done.read(name) for name in names}))
     host.until(lambda: seen)
     assert_array_equal(seen["y"], plain)
-    wanted = values_of(graph, inputs())
+    expected = values_of(graph, inputs())
     for name in ("c0", "r0", "c1"):
-        close(seen[name], wanted[name])
+        close(seen[name], expected[name])
 
 
-def test_job_reads_another_jobs_retained_tensor(gpu):
+def test_job_reads_another_jobs_retained_tensor(gpu, host):
     graph = graph_of()
     session, second = cml.Session(graph, gpu, KEEP), cml.Session(graph, gpu)
-    host = Host(gpu, budget_ms=20.0)
     first = host.submit(session, inputs())
     job = host.run(second, {"x": first.output("c0")})
-    wanted = values_of(graph, {"x": values_of(graph, inputs())["c0"]})["y"]
-    close(job.tensor("y").read(), wanted)
+    expected = values_of(graph, {"x": values_of(graph, inputs())["c0"]})["y"]
+    close(job.tensor("y").read(), expected)
 
 
 def test_shared_arena_run_invalidates_retained_tensors(gpu):
@@ -157,19 +157,19 @@ def test_tensor_in_the_sessions_own_buffer_is_refused_as_input(gpu):
 
 def test_watch_sees_the_values_of_the_graph_as_written(gpu):
     graph, seen = graph_of(), []
-    wanted = values_of(graph, inputs())
+    expected = values_of(graph, inputs())
 
     def before(node, operands):
         for name, operand in zip(node.reads, operands, strict=True):
-            close(operand, (session.graph.constants | inputs() | wanted)[name])
+            close(operand, (session.graph.constants | inputs() | expected)[name])
 
     def watch(node, results):
         seen.extend(node.outputs)
         for name, result in zip(node.outputs, results, strict=True):
-            close(result, wanted[name])
+            close(result, expected[name])
 
     session = cml.Session(graph, gpu, KEEP)
-    close(session.run(inputs(), watch=watch, before=before)["y"], wanted["y"])
+    close(session.run(inputs(), watch=watch, before=before)["y"], expected["y"])
     assert "c0" in seen and seen[-1] == "y"
 
 

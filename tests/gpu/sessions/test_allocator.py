@@ -216,7 +216,7 @@ def holding(gpu, owner, category):
 
 def test_evicted_model_is_restored_bit_identical(own, image):
     session, host = cml.Session(conv_net(layers=2), own), Host(own, budget_ms=2.0)
-    wanted = session.run({"x": image})["y"]
+    expected = session.run({"x": image})["y"]
     for run in (
         lambda: session.run({"x": image})["y"],
         lambda: host.finish(host.submit(session, {"x": image}))[0],
@@ -224,7 +224,7 @@ def test_evicted_model_is_restored_bit_identical(own, image):
         session.program.evict()
         assert holding(own, "net", "weights") == holding(own, "net", "activations") == 0
         assert not session.program.ready
-        assert_array_equal(run(), wanted)
+        assert_array_equal(run(), expected)
         assert holding(own, "net", "weights") > 0
     assert "preparing" in {report.reason for report in host.reports}
 
@@ -247,13 +247,13 @@ def room_for(gpu, models):
 def test_least_recently_used_model_is_evicted_first(gpu, big_image):
     own = room_for(gpu, 2)
     sessions = [cml.Session(big_net(name, seed), own) for seed, name in enumerate("ab")]
-    wanted = [session.run({"x": big_image})["y"] for session in sessions]
+    expected = [session.run({"x": big_image})["y"] for session in sessions]
     sessions[0].run({"x": big_image})
     third = cml.Session(big_net("c", 7), own)
     assert own.memory.evictions == 1
     assert sessions[0].program.ready and not sessions[1].program.ready
     third.run({"x": big_image})
-    for session, want in zip(sessions, wanted, strict=True):
+    for session, want in zip(sessions, expected, strict=True):
         assert_array_equal(session.run({"x": big_image})["y"], want)
     assert own.memory.reserved_bytes <= own.memory.budget_bytes
 
@@ -262,7 +262,7 @@ def test_least_recently_used_model_is_evicted_first(gpu, big_image):
 def test_model_of_a_running_job_is_never_evicted(gpu, big_image, cancelled):
     own = room_for(gpu, 1)
     session = cml.Session(big_net("runs"), own)
-    wanted = session.run({"x": big_image})["y"]
+    expected = session.run({"x": big_image})["y"]
     host = Host(own, budget_ms=0.02)
     job = host.submit(session, {"x": big_image})
     host.until(lambda: job.state == "running")
@@ -277,21 +277,21 @@ def test_model_of_a_running_job_is_never_evicted(gpu, big_image, cancelled):
         job.cancel()
         host.frame()
     else:
-        assert_array_equal(*host.finish(job), wanted)
+        assert_array_equal(*host.finish(job), expected)
     cml.Session(big_net("wants", 1), own)
     assert not session.program.ready
 
 
 def test_models_exceeding_memory_together_run_alternately(gpu, big_image):
     graphs = [big_net(name, seed) for seed, name in enumerate("abc")]
-    wanted = [cml.Session(graph, gpu).run({"x": big_image})["y"] for graph in graphs]
+    expected = [cml.Session(graph, gpu).run({"x": big_image})["y"] for graph in graphs]
     own = room_for(gpu, 1)
     sessions = [cml.Session(graph, own, deferred=True) for graph in graphs]
     host = Host(own, budget_ms=2.0)
     recording = host.scheduler.record()
     for _ in range(2):
         jobs = [host.submit(session, {"x": big_image}) for session in sessions]
-        for job, want in zip(jobs, wanted, strict=True):
+        for job, want in zip(jobs, expected, strict=True):
             assert_array_equal(*host.finish(job), want)
             job.release()
     assert own.memory.evictions >= 4
@@ -324,13 +324,13 @@ def two_sizes(gpu, **options):
 
 def test_sessions_of_a_shared_arena_have_the_largest_one(own, image, wide):
     given = image, wide
-    wanted = [s.run({"x": x})["y"] for s, x in zip(two_sizes(own), given, strict=True)]
+    expected = [s.run({"x": x})["y"] for s, x in zip(two_sizes(own), given, strict=True)]
     sizes, sessions = [], []
     for session in two_sizes(own, arena="shared:agents"):
         sessions.append(session)
         sizes.append(holding(own, "shared:agents", "activations"))
     assert sizes[0] < sizes[1] < sizes[0] * 5
-    for session, x, want in 2 * list(zip(sessions, given, wanted, strict=True)):
+    for session, x, want in 2 * list(zip(sessions, given, expected, strict=True)):
         assert_array_equal(session.run({"x": x})["y"], want)
     assert len({session.program.residency.arena for session in sessions}) == 1
     assert own.memory.stats().holdings["shared:agents", "activations"].count == 1
@@ -343,7 +343,7 @@ def test_sessions_of_a_shared_arena_have_the_largest_one(own, image, wide):
 def test_a_larger_member_joins_while_a_job_runs(own, image, wide):
     sessions = two_sizes(own, arena="shared:agents")
     small = next(sessions)
-    wanted = small.run({"x": image})["y"]
+    expected = small.run({"x": image})["y"]
     host = Host(own, budget_ms=0.02)
     job = host.submit(small, {"x": image})
     host.until(lambda: job.state == "running")
@@ -351,10 +351,10 @@ def test_a_larger_member_joins_while_a_job_runs(own, image, wide):
     assert not job.ended
     with pytest.raises(cml.InputError, match="'shared:agents' has a running job"):
         large.run({"x": wide})
-    assert_array_equal(*host.finish(job), wanted)
+    assert_array_equal(*host.finish(job), expected)
     assert not small.program.ready, "it moves to the larger arena"
     large.run({"x": wide})
-    assert_array_equal(small.run({"x": image})["y"], wanted)
+    assert_array_equal(small.run({"x": image})["y"], expected)
     assert own.memory.stats().holdings["shared:agents", "activations"].count == 1
 
 
@@ -405,17 +405,17 @@ class HostMemory:
 
 
 def test_host_allocator_is_used(gpu, image):
-    wanted = cml.Session(conv_net(layers=2), gpu).run({"x": image})["y"]
+    expected = cml.Session(conv_net(layers=2), gpu).run({"x": image})["y"]
     mine = HostMemory(gpu.device)
     own = cml.Gpu(device=gpu.device, memory=mine)
     filler = take(own.memory, 1000, category="weights", owner="engine")
     session = cml.Session(conv_net(layers=2), own)
     assert session.program.residency.weights.buffer is filler.buffer
     assert session.program.residency.weights.offset > 0
-    assert_array_equal(session.run({"x": image})["y"], wanted)
+    assert_array_equal(session.run({"x": image})["y"], expected)
     host = Host(own, budget_ms=2.0)
     job = host.submit(session, {"x": image})
-    assert_array_equal(*host.finish(job), wanted)
+    assert_array_equal(*host.finish(job), expected)
     assert ("net", "output") in mine.owners and ("net", "weights") in mine.owners
     assert own.memory.held_bytes > 0 and "net" in str(own.memory)
     filler.free()

@@ -8,7 +8,6 @@ from numpy.testing import assert_array_equal
 
 import cml_engine as cml
 from cml_engine.runtime.session import random_inputs
-from tests.fixtures.frames.host import Host
 from tests.fixtures.graphs import random_maps
 from tests.fixtures.models import write_model
 
@@ -35,8 +34,8 @@ def test_kernels_layouts_and_storage_of_the_caller_run(gpu, tmp_path):
     session = cml.Session(graph, gpu, cml.CompileOptions(decide=decide))
     inputs = random_inputs(session.inputs)
     got = session.run(inputs)["result"]
-    wanted = cml.Session(graph, "cpu").run(inputs)["result"]
-    assert np.abs(got - wanted).max() < 2e-3 * np.abs(wanted).max()
+    expected = cml.Session(graph, "cpu").run(inputs)["result"]
+    assert np.abs(got - expected).max() < 2e-3 * np.abs(expected).max()
     kernels = {step.title: step.variant for step in session.plan.steps if step.variant}
     assert kernels["conv 'relu1'"].startswith("plain")
     assert kernels["conv 'result'"].startswith("tile ")
@@ -79,26 +78,26 @@ def test_tensor_bound_in_parts_is_bit_identical(gpu, tmp_path, own_operators):
     cml.register(twice)
     graph = cml.load(write_model(tmp_path / "net.nnef", BEYOND), random_weights=0)
     inputs = random_inputs({name: graph.facts[name] for name in graph.inputs})
-    wanted = cml.Session(graph, gpu).run(inputs)["result"]
+    expected = cml.Session(graph, gpu).run(inputs)["result"]
     session = cml.Session(graph, small)
-    assert_array_equal(session.run(inputs)["result"], wanted)
+    assert_array_equal(session.run(inputs)["result"], expected)
     parts = {name: found.count for name, found in session.plan.parts.items()}
     assert parts == {"conv1": 2, "doubled": 2, "result": 5}
     assert max(b.nbytes for s in session.plan.steps for b in s.bindings) == 4096
 
 
-def test_arena_of_several_buffers_is_bit_identical(gpu, monkeypatch):
+def test_arena_of_several_buffers_is_bit_identical(gpu, host, monkeypatch):
     graph, inputs = random_maps(2, nodes=8)
     session = cml.Session(graph, gpu)
-    wanted, plan = session.run(inputs), session.plan
+    expected, plan = session.run(inputs), session.plan
     largest = max(b.nbytes for step in plan.steps for b in step.bindings if b.space == "arena")
     most = max(largest + 512, plan.weights_bytes) // 256 * 256
     monkeypatch.setattr(gpu, "limits", replace(gpu.limits, max_buffer_bytes=most))
     small = cml.Session(graph, gpu)
     assert small.plan.memory.segment == most < small.plan.memory.peak
     assert len(small.program.residency.arena.buffers) > 1
-    job = Host(gpu, budget_ms=20.0).run(small, inputs)
-    for name, value in wanted.items():
+    job = host.run(small, inputs)
+    for name, value in expected.items():
         assert_array_equal(small.run(inputs)[name], value)
         assert_array_equal(job.tensor(name).read(), value)
     with pytest.raises(cml.InputError, match="more than one buffer of this device"):
@@ -106,7 +105,7 @@ def test_arena_of_several_buffers_is_bit_identical(gpu, monkeypatch):
     held = gpu.memory.held_bytes
     small.program.evict()
     assert gpu.memory.held_bytes <= held - small.plan.memory.peak
-    assert_array_equal(small.run(inputs)[name], wanted[name])
+    assert_array_equal(small.run(inputs)[name], expected[name])
     monkeypatch.setattr(gpu, "limits", replace(gpu.limits, max_buffer_bytes=256))
     with pytest.raises(cml.DeviceError, match="takes .* bytes, .* buffers of 256. Run .* on tiles"):
         cml.Session(graph, gpu)

@@ -84,7 +84,7 @@ def test_exhausted_memory_fails_only_the_requesting_job(image):
     right."""
     gpu = cml.Gpu(device=open_device())
     session = cml.Session(conv_net(), gpu)
-    wanted = session.run({"x": image})["y"]
+    expected = session.run({"x": image})["y"]
     usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_DST
     tiles = gpu.memory.allocate(1 << 20, usage, owner="tiles", category="render")
     host = Host(gpu, budget_ms=0.05)
@@ -95,7 +95,7 @@ def test_exhausted_memory_fails_only_the_requesting_job(image):
     big = cml.Session(conv_net("big", size=256, seed=3), gpu, deferred=True)
     refused = host.submit(big, {"x": np.zeros((1, 8, 256, 256), np.float32)})
     (result,) = host.finish(job)
-    assert_array_equal(result, wanted)
+    assert_array_equal(result, expected)
     host.until(lambda: refused.ended)
     assert refused.state == "failed" and tiles.owner in refused.error and "'big'" in refused.error
 
@@ -106,9 +106,9 @@ def test_exhausted_memory_fails_only_the_requesting_job(image):
 @pytest.mark.parametrize("stage", ["prepare", "begin", "encode_ranges", "encode_updates"])
 @pytest.mark.parametrize("error", [wgpu.GPUError, KeyError])
 @within(60)
-def test_error_in_one_job_does_not_affect_others(gpu, image, monkeypatch, stage, error):
+def test_error_in_one_job_does_not_affect_others(gpu, host, image, monkeypatch, stage, error):
     bad, good = (cml.Session(conv_net(n, seed=k), gpu) for k, n in enumerate(("bad", "good")))
-    wanted = good.run({"x": image})["y"]
+    expected = good.run({"x": image})["y"]
     if stage == "prepare":
         bad.program.evict()
 
@@ -116,14 +116,13 @@ def test_error_in_one_job_does_not_affect_others(gpu, image, monkeypatch, stage,
         raise error("planted")
 
     monkeypatch.setattr(bad.program, stage, fails)
-    host = Host(gpu, budget_ms=5.0)
     held = gpu.memory.held_bytes
     jobs = [host.submit(session, {"x": image}) for session in (bad, good, bad, good)]
     host.until(lambda: all(job.ended for job in jobs))
     assert [job.state for job in jobs] == ["failed", "done", "failed", "done"]
     assert "planted" in jobs[0].error and "planted" in jobs[2].waiting_for
     for result in host.finish(jobs[1], jobs[3]):
-        assert_array_equal(result, wanted)
+        assert_array_equal(result, expected)
     monkeypatch.undo()
     again = host.submit(bad, {"x": image})
     host.finish(again)

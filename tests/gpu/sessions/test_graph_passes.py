@@ -50,10 +50,10 @@ def bits(graph, inputs, gpu, **options):
 def test_chains_and_views_are_bit_identical_to_single_operators(seed, gpu):
     graph, inputs = random_graph(seed)
     apart, fused = (optimize(graph, frozenset(w)) for w in ({"chains"}, set[str]()))
-    wanted = bits(apart, inputs, gpu, views=False)
+    expected = bits(apart, inputs, gpu, views=False)
     for other in (bits(apart, inputs, gpu), bits(fused, inputs, gpu)):
-        for name in wanted:
-            assert_array_equal(other[name], wanted[name], f"seed {seed}: {name}")
+        for name in expected:
+            assert_array_equal(other[name], expected[name], f"seed {seed}: {name}")
 
 
 def test_a_tree_rounds_after_every_operator(gpu):
@@ -69,9 +69,9 @@ def test_a_tree_rounds_after_every_operator(gpu):
     x, (b, c, d) = inputs["x"], (graph.constants[n] for n in (b, c, d))
     session = Session(graph, gpu)
     assert session.plan is not None and len(session.plan.steps) == 1
-    wanted = x * b + c * d
-    wanted = (wanted + b) - wanted
-    assert_array_equal(session.run(inputs)[graph.outputs[0]], wanted * wanted)
+    expected = x * b + c * d
+    expected = (expected + b) - expected
+    assert_array_equal(session.run(inputs)[graph.outputs[0]], expected * expected)
 
 
 def test_rule_may_add_integer_constants(gpu):

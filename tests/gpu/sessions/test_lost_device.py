@@ -15,6 +15,7 @@ from cml_engine.gpu.shaders.hlsl import resolve
 from cml_engine.gpu.timing.frame_timer import FrameTimer
 from tests.fixtures.frames.host import SHAPE, Host, conv_net, open_device
 from tests.fixtures.frames.turns import turns
+from tests.fixtures.texels import texture_of
 
 IMAGE = {"x": np.zeros(SHAPE, np.float32)}
 USAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
@@ -63,8 +64,7 @@ class Lost:
         self.timer = gpu.frame_timer(("pass",))
         self.timing = self.session.timer()
         self.memory = gpu.memory.allocate(256, USAGE, owner="host", category="render")
-        texture = wgpu.TextureUsage.TEXTURE_BINDING | wgpu.TextureUsage.COPY_DST
-        self.texture = device.create_texture(size=(5, 3, 1), format="rgba32float", usage=texture)
+        self.texture = texture_of(device, np.zeros((3, 5, 4), np.float32), "rgba32float")
         self.encoder = device.create_command_encoder()
         device.destroy()
 

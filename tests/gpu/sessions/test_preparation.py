@@ -75,13 +75,12 @@ def test_slowly_prepared_networks_all_finish(gpu, image, slow):
 
 @pytest.mark.parametrize("again", ["job", "run"])
 @within(60)
-def test_failed_pipeline_is_built_again_at_the_next_request(gpu, image, slow, again):
+def test_failed_pipeline_is_built_again_at_the_next_request(gpu, host, image, slow, again):
     """A failed pipeline fails all jobs that wait for it; the next job or run builds it again.
 
     Success clears the error message.
     """
     (net,) = sessions(gpu, 1, deferred=True)
-    host = Host(gpu, budget_ms=1.0)
     slow.update(net.program._preparation.keys[0].label.split()[:1])
     jobs = [host.submit(net, {"x": image}) for _ in range(3)]
     host.until(lambda: all(job.ended for job in jobs))

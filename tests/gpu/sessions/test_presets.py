@@ -51,9 +51,9 @@ def test_least_memory_never_needs_more_than_the_file_and_has_its_bits(gpu, seed)
     graph, inputs = random_graph(seed)
     usual, small = (session(gpu, graph, order) for order in ("file", "memory"))
     assert small.plan.memory.peak <= usual.plan.memory.peak
-    found, wanted = small.run(inputs), usual.run(inputs)
-    for name in wanted:
-        assert_array_equal(found[name], wanted[name], name)
+    found, expected = small.run(inputs), usual.run(inputs)
+    for name in expected:
+        assert_array_equal(found[name], expected[name], name)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -79,10 +79,10 @@ def run(session, seed=3):
     return session.run({"x": image(session.inputs["x"].shape, seed)})
 
 
-def equal(got, wanted):
-    assert got.keys() == wanted.keys()
-    for name in wanted:
-        assert_array_equal(got[name], wanted[name], name)
+def equal(got, expected):
+    assert got.keys() == expected.keys()
+    for name in expected:
+        assert_array_equal(got[name], expected[name], name)
 
 
 class Counted:
@@ -141,14 +141,14 @@ def test_reshaped_session_reads_and_compiles_nothing_new(own, model, monkeypatch
     graph = cml.load(model)
     session = cml.Session(graph, own)
     run(session)
-    wanted = run(cml.Session(cml.load(model, shapes={"x": LARGE}), "cpu"))
+    expected = run(cml.Session(cml.load(model, shapes={"x": LARGE}), "cpu"))
     with Counted(own, monkeypatch) as counted:
         large = session.reshaped({"x": LARGE})
         got = run(large)
     assert counted.all == ([], [], 0, 0)
     assert large.inputs["x"].shape == LARGE and large.outputs["mean"].shape == (2, 8, 1, 1)
-    for name in wanted:
-        assert_allclose(got[name], wanted[name], rtol=2e-5, atol=2e-5)
+    for name in expected:
+        assert_allclose(got[name], expected[name], rtol=2e-5, atol=2e-5)
     equal(run(session), run(cml.Session(graph, own)))
     assert large.plan.weights == session.plan.weights and not large.plan.own
     equal(run(large), run(cml.Session(cml.load(model, shapes={"x": LARGE}), own)))
@@ -179,21 +179,21 @@ def test_weights_are_counted_once_and_live_as_long_as_one_session(own, model):
     session = cml.Session(cml.load(model), own)
     first = held(own, "weights")
     large = session.reshaped({"x": LARGE})
-    wanted = run(large)
+    expected = run(large)
     assert held(own, "weights") <= first + 256
     session.program.evict()
     assert held(own, "weights") >= first
-    equal(run(large), wanted)
+    equal(run(large), expected)
     before = run(session)
     large.program.evict()
     equal(run(session), before)
     run(large)
     del session
     assert held(own, "weights") > 0
-    equal(run(large), wanted)
+    equal(run(large), expected)
     large.program.evict()
     assert held(own, "weights") == held(own, "activations") == 0
-    equal(run(large), wanted)
+    equal(run(large), expected)
     del large
     assert held(own, "weights") == held(own, "activations") == 0
 
@@ -246,22 +246,19 @@ def test_a_shape_that_is_not_kept_frees_its_memory(own, model):
         gc.enable()
 
 
-def test_reshaped_sessions_have_separate_variables(gpu, rng):
-    start = rng.standard_normal((1, 8, 1, 1), np.float32)
-    model = cml.MemoryModel(STATE, {"sums": start})
-    for backend in (gpu, "cpu"):
-        session = cml.Session(cml.load(model), backend)
-        run(session), run(session)
-        large = session.reshaped({"x": (1, *LARGE[1:])})
-        fresh = cml.Session(cml.load(model, shapes={"x": (1, *LARGE[1:])}), backend)
-        for _ in range(2):
-            equal(run(large), run(fresh))
-        third, other = run(session), cml.Session(cml.load(model), backend)
-        run(other), run(other)
-        equal(third, run(other))
-        large.reset()
-        fresh.reset()
+def test_reshaped_sessions_have_separate_variables(backend, rng):
+    model = cml.MemoryModel(STATE, {"sums": rng.standard_normal((1, 8, 1, 1), np.float32)})
+    session, shapes = cml.Session(cml.load(model), backend), {"x": (1, *LARGE[1:])}
+    run(session), run(session)
+    large, fresh = session.reshaped(shapes), cml.Session(cml.load(model, shapes=shapes), backend)
+    for _ in range(2):
         equal(run(large), run(fresh))
+    third, other = run(session), cml.Session(cml.load(model), backend)
+    run(other), run(other)
+    equal(third, run(other))
+    large.reset()
+    fresh.reset()
+    equal(run(large), run(fresh))
 
 
 def test_switching_known_shapes_builds_and_uploads_nothing(own, model, monkeypatch):
@@ -275,13 +272,13 @@ def test_switching_known_shapes_builds_and_uploads_nothing(own, model, monkeypat
         job.release()
         return array
 
-    wanted = {shape: run(session.reshaped({"x": shape}))["y"] for shape in steps}
+    expected = {shape: run(session.reshaped({"x": shape}))["y"] for shape in steps}
     for shape in steps:  # behind a loading screen
         result(shape)
     memory = own.memory.held_bytes
     with Counted(own, monkeypatch) as counted:
         for shape in 3 * steps:
-            assert_array_equal(result(shape), wanted[shape])
+            assert_array_equal(result(shape), expected[shape])
     assert counted.all == ([], [], 0, 0)
     assert own.memory.held_bytes <= memory
 

@@ -20,7 +20,6 @@ from cml_engine.ir.graph import NUMPY_DTYPE, Attrs, Fact, Graph, Node
 from cml_engine.ops.declaration.spec import Case
 from cml_engine.tools.testing import case_graph, full_attrs
 from tests.fixtures.frames.host import Host
-from tests.fixtures.models import write_model
 
 #: the blog's model has no version line, which is a notice
 pytestmark = pytest.mark.filterwarnings("default")
@@ -54,11 +53,11 @@ graph mixed(x, unused) -> (a, b, c)
 
 
 @pytest.fixture(scope="module")
-def mixed(tmp_path_factory):
+def mixed():
     rng = np.random.default_rng(3)
     shapes = {"w1": (8, 3, 3, 3), "w2": (8, 8, 3, 3), "w3": (12, 8, 1, 1), "slope": (1, 8)}
     tensors = {k: rng.standard_normal(s, np.float32) / 4 for k, s in shapes.items()}
-    return cml.load(write_model(tmp_path_factory.mktemp("mixed") / "m", MIXED, **tensors))
+    return cml.load(cml.MemoryModel(MIXED, tensors))
 
 
 @pytest.fixture
@@ -73,7 +72,7 @@ def test_ranges_that_a_slot_holds_are_not_uploaded_again(gpu, monkeypatch):
     """Any number of ranges gives the same bits; a known range costs a frame no upload."""
     graph, inputs = case_graph("neg", Case(((400 * 1024,),)))
     session = cml.Session(graph, gpu)
-    (wanted,) = session.run(inputs).values()
+    (expected,) = session.run(inputs).values()
     (step,), (place,) = session.plan.steps, session.plan.outputs.values()
     assert step.groups > RANGE_SLOTS + 64
     uniforms, written = session.program._preparation.uniforms, []
@@ -82,7 +81,7 @@ def test_ranges_that_a_slot_holds_are_not_uploaded_again(gpu, monkeypatch):
     order = np.random.default_rng(1).permutation(step.groups)
     inspect.fill_arena(session.program, 0x7FC0CAFE)
     inspect.run_ranges(session.program, inputs, [(0, int(n), 1) for n in order])
-    assert_array_equal(inspect.read_tensor(session.program, place), wanted)
+    assert_array_equal(inspect.read_tensor(session.program, place), expected)
     assert len(written) >= step.groups - RANGE_SLOTS
     written.clear()
     last = [(0, int(n), 2) for n in order[-RANGE_SLOTS:] if n + 2 <= step.groups]
@@ -104,10 +103,10 @@ def test_progress_of_a_compilation_is_reported(mixed, inputs, gpu, deferred):
     session = cml.Session(mixed, gpu, deferred=deferred, on_progress=report)
     session.run(inputs)
     total = len(set(session.program._preparation.keys))
-    wanted = [("plan", 0, 1), ("plan", 1, 1), *(("kernels", n, total) for n in range(total + 1))]
-    assert calls == wanted
+    expected = [("plan", 0, 1), ("plan", 1, 1), *(("kernels", n, total) for n in range(total + 1))]
+    assert calls == expected
     session.run(inputs)
-    assert calls == wanted
+    assert calls == expected
 
     def stop(stage, done, total):
         raise KeyError("enough")
@@ -141,8 +140,8 @@ def test_pipelines_are_built_in_parallel_once_each(mixed, inputs, monkeypatch):
     assert len(keys) == len(built) == gpu.pipelines_built > 2
     assert len(threads) == 2
     assert threading.main_thread() not in threads
-    for name, wanted in cml.Session(mixed, "cpu").run(inputs).items():
-        assert_allclose(session.run(inputs)[name], wanted, rtol=1e-5, atol=1e-5)
+    for name, expected in cml.Session(mixed, "cpu").run(inputs).items():
+        assert_allclose(session.run(inputs)[name], expected, rtol=1e-5, atol=1e-5)
 
 
 class Named:
@@ -171,11 +170,11 @@ def test_concurrently_requested_pipeline_is_built_once(gpu, monkeypatch):
     with ThreadPoolExecutor(4) as pool:
         for answer in (cml.DeviceError("refused"), Pipeline("a kernel", None, None)):
             asked.clear(), started.clear()
-            wanted = [pool.submit(gpu.pipeline, key, ()) for _ in range(4)]
-            while len(asked) < 4 and not any(future.done() for future in wanted):
+            expected = [pool.submit(gpu.pipeline, key, ()) for _ in range(4)]
+            while len(asked) < 4 and not any(future.done() for future in expected):
                 time.sleep(0.01)
             answers.put(answer)
-            ended = [future.exception() or future.result() for future in wanted]
+            ended = [future.exception() or future.result() for future in expected]
             assert ended == [answer] * 4 and started == [key]
 
 
@@ -223,8 +222,8 @@ def test_every_output_has_its_declared_type_and_shape(dtype, shape, gpu):
         ({"x": None}, "input 'x' is missing"),
         ({"z": np.zeros(1)}, "unknown input 'z'"),
         ({"x": np.zeros((1, 3, 9, 11), np.float32)}, r"wanted shape \[1, 3, 11, 9\], got"),
-        ({"x": np.zeros((1, 3, 11, 9), bool)}, "wanted scalar"),
-        ({"x": np.zeros((1, 3, 11, 9), complex)}, "wanted scalar"),
+        ({"x": np.zeros((1, 3, 11, 9), bool)}, "expected scalar"),
+        ({"x": np.zeros((1, 3, 11, 9), complex)}, "expected scalar"),
     ],
 )
 def test_wrong_inputs_are_refused_with_a_reason(mixed, inputs, gpu, change, says):

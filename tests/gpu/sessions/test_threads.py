@@ -64,14 +64,14 @@ def test_runs_in_several_threads_do_not_disturb_each_other(net, gpu, kind, monke
         graphs = [net] * 3
         sessions = [cml.Session(net, gpu, deferred=kind == "a deferred session")] * 3
     given = IMAGES[: len(graphs)]
-    wanted = [cml.Session(g, gpu).run({"x": x})["y"] for g, x in zip(graphs, given, strict=True)]
+    expected = [cml.Session(g, gpu).run({"x": x})["y"] for g, x in zip(graphs, given, strict=True)]
     for session in set(sessions):
         slow(session.program, monkeypatch)
 
     def runs(session, image):
         return lambda: [session.run({"x": image})["y"] for _ in range(5)]
 
-    for found, value in zip(together(*map(runs, sessions, given)), wanted, strict=True):
+    for found, value in zip(together(*map(runs, sessions, given)), expected, strict=True):
         for array in found:
             assert_array_equal(array, value)
 
@@ -123,14 +123,14 @@ DISTURBING = {
 @pytest.mark.parametrize("shared", [False, True])
 def test_job_tensors_are_not_overwritten_by_runs(net, gpu, what, shared):
     image = IMAGES[0]
-    wanted = cml.Session(net, gpu).run({"x": image})["y"]
+    expected = cml.Session(net, gpu).run({"x": image})["y"]
     arena = "shared:disturbed" if shared else None
     session = cml.Session(net, gpu, arena=arena)
     other = cml.Session(net, gpu, arena=arena) if shared else session
     host, job = begun(session, gpu, image)
     with pytest.raises(cml.InputError, match="has a running job"):
         DISTURBING[what](other, image + 1)
-    assert_array_equal(*host.finish(job), wanted)
+    assert_array_equal(*host.finish(job), expected)
     DISTURBING[what](other, image + 1)  # allowed after the job has ended
 
 
@@ -158,21 +158,20 @@ def test_new_session_does_not_disturb_a_job_in_its_arena(net, gpu, monkeypatch):
     The job's result is right. Sessions are timed at load on devices without timestamps.
     """
     image = IMAGES[0]
-    wanted = cml.Session(net, gpu).run({"x": image})["y"]
+    expected = cml.Session(net, gpu).run({"x": image})["y"]
     session = cml.Session(net, gpu, arena="shared:made beside")
     host, job = begun(session, gpu, image)
     with monkeypatch.context() as patch:
         patch.setattr(gpu, "has_timestamps", False)
         beside = cml.Session(net, gpu, arena="shared:made beside")
     assert beside.program.load_times_ms == ()
-    assert_array_equal(*host.finish(job), wanted)
+    assert_array_equal(*host.finish(job), expected)
 
 
-def test_a_frame_does_not_wait_for_a_run_of_another_thread(net, gpu):
+def test_a_frame_does_not_wait_for_a_run_of_another_thread(net, gpu, host):
     image = IMAGES[0]
     session = cml.Session(net, gpu)
-    wanted = session.run({"x": image})["y"]
-    host = Host(gpu, budget_ms=5.0)
+    expected = session.run({"x": image})["y"]
     running, go_on = threading.Event(), threading.Event()
 
     def other_thread():
@@ -193,4 +192,4 @@ def test_a_frame_does_not_wait_for_a_run_of_another_thread(net, gpu):
     finally:
         go_on.set()
         thread.join()
-    assert_array_equal(*host.finish(job), wanted)
+    assert_array_equal(*host.finish(job), expected)

@@ -10,8 +10,6 @@ import cml_engine as cml
 from cml_engine import submit_tiled
 from cml_engine.errors import InputError
 from cml_engine.runtime.tiling import spans
-from tests.fixtures.frames.host import Host
-from tests.fixtures.models import write_model
 
 #: reads two pixels around each pixel and doubles the size
 NETWORK = """version 1.0;
@@ -31,11 +29,10 @@ OVERLAP = 2
 
 
 @pytest.fixture(scope="module")
-def graph(tmp_path_factory):
+def graph():
     rng = np.random.default_rng(3)
     w, v = (rng.standard_normal(s, np.float32) for s in ((8, 3, 3, 3), (3, 8, 3, 3)))
-    folder = tmp_path_factory.mktemp("tiled") / "net.nnef"
-    return cml.load(write_model(folder, NETWORK, w=w, v=v))
+    return cml.load(cml.MemoryModel(NETWORK, {"w": w, "v": v}))
 
 
 @pytest.fixture
@@ -65,17 +62,16 @@ def session(graph, gpu):
 
 
 @pytest.fixture
-def wanted(session, inputs):
+def expected(session, inputs):
     return cml.run_tiled(session, inputs, 24, OVERLAP)["y"]
 
 
-def test_tiled_jobs_are_bit_identical_to_run_tiled(session, inputs, wanted, gpu):
-    host = Host(gpu, budget_ms=2.0)
+def test_tiled_jobs_are_bit_identical_to_run_tiled(session, inputs, expected, host):
     job = submit_tiled(host.scheduler, session, inputs, 24, OVERLAP, priority=2.0)
     assert job.read("y") is None and job.progress == 0
     seen = []
     host.until(lambda: seen.append(job.progress) or job.read("y") is not None)
-    assert_array_equal(job.read("y"), wanted)
+    assert_array_equal(job.read("y"), expected)
     assert job.state == "done" and job.progress == 1 and max(np.diff(seen[:-1])) < 0.6
     gone = submit_tiled(host.scheduler, session, inputs, 24, OVERLAP)
     gone.cancel()
@@ -84,13 +80,13 @@ def test_tiled_jobs_are_bit_identical_to_run_tiled(session, inputs, wanted, gpu)
         gone.read("y")
 
 
-def test_a_tiled_job_ends_as_a_job_does(session, inputs, wanted, gpu):
+def test_a_tiled_job_ends_as_a_job_does(session, inputs, expected, gpu):
     """It needs no call in a frame: wait, await and callbacks work as for a job."""
     scheduler, ended = cml.FrameScheduler(gpu, budget_ms=50.0), []
     job = submit_tiled(scheduler, session, inputs, 24, OVERLAP)
     job.add_done_callback(ended.append)
     assert job.wait(60) is job and ended == [job]
-    assert_array_equal(job.read("y"), wanted)
+    assert_array_equal(job.read("y"), expected)
     job.add_done_callback(ended.append)
     assert ended == [job, job]
 
@@ -100,7 +96,7 @@ def test_a_tiled_job_ends_as_a_job_does(session, inputs, wanted, gpu):
         while not waiting.done():
             scheduler._run_frame()
             await asyncio.sleep(0)
-        assert_array_equal((await waiting).read("y"), wanted)
+        assert_array_equal((await waiting).read("y"), expected)
 
     asyncio.run(run())
     with pytest.raises(TimeoutError):

@@ -43,7 +43,7 @@ X = {"x": np.full(3, 7, np.float32)}
 
 
 @pytest.mark.parametrize(
-    ("updates", "wanted"),
+    ("updates", "expected"),
     [
         ((("a", "b"), ("b", "c"), ("c", "x")), [[1, 2, 3], [2, 3, 7], [3, 7, 7]]),
         ((("a", "b"), ("b", "a")), [[1, 2, 3], [2, 1, 3], [1, 2, 3]]),
@@ -53,16 +53,14 @@ X = {"x": np.full(3, 7, np.float32)}
     ],
     ids=["shift register", "swap", "input", "constant", "ring"],
 )
-def test_permuted_variables(updates, wanted, gpu):
-    graph = simple(updates, ("a", "b", "c"), a=1, b=2, c=3)
-    for backend in (gpu, "cpu"):
-        session = cml.Session(graph, backend)
-        sliced = functools.partial(in_frames, session, gpu)
-        for run in [session.run] if backend == "cpu" else [session.run, sliced]:
-            session.reset()
-            for values in wanted:
-                got = run(X)
-                assert [got[n][0] for n in "abc"] == values
+def test_permuted_variables(updates, expected, backend, gpu):
+    session = cml.Session(simple(updates, ("a", "b", "c"), a=1, b=2, c=3), backend)
+    sliced = functools.partial(in_frames, session, gpu)
+    for run in [session.run] if backend == "cpu" else [session.run, sliced]:
+        session.reset()
+        for values in expected:
+            got = run(X)
+            assert [got[n][0] for n in "abc"] == values
 
 
 def test_validation_checks_the_run_and_not_the_values_after_it(gpu):
@@ -86,8 +84,8 @@ def test_a_feature_map_as_state_in_16_bits(gpu):
         for backend, storage in ((gpu, "half"), ("cpu", "float"))
     )
     for inputs in turns:
-        got, wanted = half.run(inputs), full.run(inputs)
-        for name, value in wanted.items():
+        got, expected = half.run(inputs), full.run(inputs)
+        for name, value in expected.items():
             np.testing.assert_allclose(got[name], value, atol=0.02)
 
 
