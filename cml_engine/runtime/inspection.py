@@ -65,9 +65,9 @@ class TensorStatistics:
         }
 
     def __str__(self) -> str:
-        said = [] if self.low is None else [f"min {self.low:.6g}, max {self.high:.6g}"]
+        extremes = [] if self.low is None else [f"min {self.low:.6g}, max {self.high:.6g}"]
         counts = ((self.zeros, "zeros"), (self.nan, "NaN"), (self.inf, "infinite"))
-        return ", ".join([*said, *(f"{count} {what}" for count, what in counts if count)])
+        return ", ".join([*extremes, *(f"{count} {label}" for count, label in counts if count)])
 
 
 class NotFinite(CmlError):
@@ -92,24 +92,26 @@ class StopAtNan:
                 raise NotFinite(self._describe(node, name, array), node.source)
 
     def _describe(self, node: Node, name: str, array: Array) -> str:
-        numbers = TensorStatistics.of(array)
-        at = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
-        kinds = ((numbers.nan, "NaN"), (numbers.inf, "infinite"))
-        shown = " and ".join(f"{count} {kind}" for count, kind in kinds if count)
+        statistics = TensorStatistics.of(array)
+        index = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
+        counts = ((statistics.nan, "NaN"), (statistics.inf, "infinite"))
+        nonfinite = " and ".join(f"{count} {label}" for count, label in counts if count)
         lines = [
-            f"{node.title}: of {array.size} values of '{name}' {shown}; the first, {array[at]}, "
-            f"at {list(at)}. It was made of"
+            f"{node.title}: of {array.size} values of '{name}' {nonfinite}; the first, "
+            f"{array[index]}, at {list(index)}. It was made of"
         ]
         for read, value in self._operands.items():
-            here = _operand_element(node, value, array, at)
-            there = "" if here is None else f"; there {here:.7g}"
-            lines.append(f"  {read} {list(value.shape)}: {TensorStatistics.of(value)}{there}")
+            element = _operand_element(node, value, array, index)
+            element_text = "" if element is None else f"; there {element:.7g}"
+            lines.append(
+                f"  {read} {list(value.shape)}: {TensorStatistics.of(value)}{element_text}"
+            )
         if node.attrs:
             lines.append(f"  with {node.attrs!r}")
         return "\n".join(lines)
 
 
-def _operand_element(node: Node, value: Array, result: Array, at: tuple[int, ...]) -> Any:
+def _operand_element(node: Node, value: Array, result: Array, index: tuple[int, ...]) -> Any:
     """Returns the operand's element that an element-wise operator read for the result at ``at``.
 
     Returns None if the operator is not element-wise.
@@ -119,7 +121,7 @@ def _operand_element(node: Node, value: Array, result: Array, at: tuple[int, ...
     )
     if lookup(node.op).formula is None or not fits:
         return None
-    return value[tuple(0 if n == 1 else i for i, n in zip(at, value.shape, strict=False))]
+    return value[tuple(0 if n == 1 else i for i, n in zip(index, value.shape, strict=False))]
 
 
 INDEX = "index.json"
@@ -141,9 +143,10 @@ class Dump:
         names = [name for node in graph.nodes for name in node.outputs]
         for pattern in self._only:
             if not any(fnmatchcase(name, pattern) for name in names):
-                shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+                computed = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
                 raise InputError(
-                    f"--only '{pattern}': no tensor of '{graph.name}' matches; it computes {shown}"
+                    f"--only '{pattern}': no tensor of '{graph.name}' matches; it computes "
+                    f"{computed}"
                 )
         self._folder = OutputFolder(folder, INDEX, overwrite=overwrite)
 
@@ -168,14 +171,14 @@ class Dump:
     def _add(self, node: Node, name: str, array: Array) -> None:
         stem = f"{len(self._rows):04d}_{file_stem(name)[:80]}"
         file = self._folder.write(f"{stem}.npy", partial(np.save, arr=array, allow_pickle=False))
-        numbers = TensorStatistics.of(array)
+        statistics = TensorStatistics.of(array)
         row = {"tensor": name, "file": file, "shape": list(array.shape), "type": array.dtype.name}
-        row |= {"operator": node.op, **_line(node.source), **numbers.row()}
+        row |= {"operator": node.op, **_line(node.source), **statistics.row()}
         fact = Fact("scalar" if array.dtype.kind == "f" else "", array.shape)
-        if can_hold(fact) and numbers.low is not None and numbers.high is not None:
-            low, high = min(numbers.low, 0.0), max(numbers.high, 1.0)
+        if can_hold(fact) and statistics.low is not None and statistics.high is not None:
+            low, high = min(statistics.low, 0.0), max(statistics.high, 1.0)
             if low < 0 or high > 1:  # values outside [0, 1] are scaled to the tensor's own range
-                low, high = numbers.low, numbers.high
+                low, high = statistics.low, statistics.high
             scale = (array - np.float32(low)) / np.float32(high - low or 1)
             planes = scale[0].transpose(1, 2, 0)
             picture = self._folder.write(f"{stem}.png", partial(write_png, planes, bits=8))
@@ -233,9 +236,9 @@ def check_passes(graph: Graph, inputs: Mapping[str, Array]) -> PassReport:
         if after.nodes != before.nodes:
             passes.append((name, len(before.nodes), len(after.nodes)))
     checks = list(_checks(written, stages[-1][1], values))
-    worst = max((found.worst for _, found in checks), default=0.0)
+    worst = max((comparison.worst for _, comparison in checks), default=0.0)
     fault = ""
-    if not all(found.ok for _, found in checks):
+    if not all(comparison.ok for _, comparison in checks):
         fault = _fault(written, stages, values)
     return PassReport(graph.name, tuple(passes), len(checks), worst, fault)
 
@@ -243,10 +246,10 @@ def check_passes(graph: Graph, inputs: Mapping[str, Array]) -> PassReport:
 def _fault(written: Graph, stages: list[tuple[str, Graph]], values: Mapping[str, Array]) -> str:
     """Returns a message that names the first pass after which a tensor differs, and the node."""
     for name, graph in stages:
-        for node, found in _checks(written, graph, values):
-            if not found.ok:
-                place = f"{node.source}: " if node.source else ""
-                return f"pass '{name}': {place}{node.title}: {found.problem}"
+        for node, comparison in _checks(written, graph, values):
+            if not comparison.ok:
+                location = f"{node.source}: " if node.source else ""
+                return f"pass '{name}': {location}{node.title}: {comparison.problem}"
     return "the passes differ, but none of them alone"
 
 
@@ -257,35 +260,37 @@ def _checks(
 
     Every node of ``graph`` reads the values of ``written``, so errors do not accumulate.
     """
-    makers = written.producers()
-    known: dict[str, Array] = {**graph.constants, **{n: values[n] for n in graph.inputs}}
+    producers_of = written.producers()
+    operands: dict[str, Array] = {**graph.constants, **{n: values[n] for n in graph.inputs}}
     for name in graph.constants:
-        if name in makers:  # folded by a pass
-            tolerance = _tolerance(makers, name, frozenset(), makers[name])
-            yield makers[name], compare(known[name], values[name], tolerance)
+        if name in producers_of:  # folded by a pass
+            tolerance = _tolerance(producers_of, name, frozenset(), producers_of[name])
+            yield producers_of[name], compare(operands[name], values[name], tolerance)
     for node in graph.nodes:
-        arrays = [known[name] for name in node.reads]
-        read = frozenset(n for n in node.reads if n in makers)
-        for name, got in _results(graph, node, known).items():
-            known[name] = got
-            if name in makers:
-                known[name] = values[name]
-                tolerance = _tolerance(makers, name, read, node)
-                found = compare(got, values[name], tolerance)
-                if not found.ok:
-                    found = compare(got, values[name], tolerance, _extra_error(node, arrays))
-                yield node, found
+        arrays = [operands[name] for name in node.reads]
+        read = frozenset(n for n in node.reads if n in producers_of)
+        for name, result in _results(graph, node, operands).items():
+            operands[name] = result
+            if name in producers_of:
+                operands[name] = values[name]
+                tolerance = _tolerance(producers_of, name, read, node)
+                comparison = compare(result, values[name], tolerance)
+                if not comparison.ok:
+                    comparison = compare(
+                        result, values[name], tolerance, _extra_error(node, arrays)
+                    )
+                yield node, comparison
 
 
 def _results(graph: Graph, node: Node, values: Mapping[str, Array]) -> dict[str, Array]:
-    found = run_node(node, [values[name] for name in node.reads])
-    named = zip(node.outputs, found, strict=True)
+    arrays = run_node(node, [values[name] for name in node.reads])
+    named = zip(node.outputs, arrays, strict=True)
     return {name: convert_to_fact(node, graph.facts[name], value).copy() for name, value in named}
 
 
 def _extra_error(node: Node, arrays: list[Array]) -> Array | float:
-    more: Array | float = propagated_error(node, arrays) if node.epilogues else 0.0
-    return more + cancellation_error(node, arrays) if lookup(node.op).traits.is_sum else more
+    error: Array | float = propagated_error(node, arrays) if node.epilogues else 0.0
+    return error + cancellation_error(node, arrays) if lookup(node.op).traits.is_sum else error
 
 
 def _tolerance(

@@ -72,13 +72,15 @@ def storage_errors(
     for node in graph.nodes:
         if lookup(node.op).cpu is None:
             return
-        wanted = run_node(node, [exact[name] for name in node.reads])
-        got = run_stored(node, graph, layouts, stored)
-        for name, value, other in zip(node.outputs, wanted, got, strict=True):
+        exact_results = run_node(node, [exact[name] for name in node.reads])
+        stored_results = run_stored(node, graph, layouts, stored)
+        for name, value, stored_value in zip(
+            node.outputs, exact_results, stored_results, strict=True
+        ):
             exact[name] = convert_to_fact(node, graph.facts[name], value)
-            stored[name] = other
+            stored[name] = stored_value
             if graph.facts[name].dtype == "scalar" and exact[name].size:
-                yield storage_error(node, name, exact[name], other)
+                yield storage_error(node, name, exact[name], stored_value)
         readers.subtract(node.reads)
         for name in node.reads:
             if not readers[name]:
@@ -107,18 +109,18 @@ def round_to_half(array: Array) -> Array:
     return to_half(array).astype(np.float32)
 
 
-def storage_error(node: Node, name: str, wanted: Array, got: Array) -> StorageError:
-    """Returns the error of a tensor in 16 bits, ``got``, against the same tensor in 32 bits."""
-    both = np.isfinite(wanted) & np.isfinite(got)
-    size = float(np.abs(wanted, where=np.isfinite(wanted), out=np.zeros_like(wanted)).max())
-    lost = bool((np.isfinite(wanted) & ~np.isfinite(got)).any())
-    error = np.where(both, got.astype(np.float64) - wanted, 0.0) / (size or 1.0)
+def storage_error(node: Node, name: str, exact: Array, stored: Array) -> StorageError:
+    """Returns the error of a tensor in 16 bits, ``stored``, against the same tensor in 32 bits."""
+    finite = np.isfinite(exact) & np.isfinite(stored)
+    size = float(np.abs(exact, where=np.isfinite(exact), out=np.zeros_like(exact)).max())
+    overflows = bool((np.isfinite(exact) & ~np.isfinite(stored)).any())
+    error = np.where(finite, stored.astype(np.float64) - exact, 0.0) / (size or 1.0)
     return StorageError(
         node,
         name,
         float(np.abs(error).max()),
         float(np.sqrt(np.mean(np.square(error)))),
-        size if lost else 0.0,
+        size if overflows else 0.0,
     )
 
 
@@ -183,24 +185,24 @@ def check_nodes(
     layouts = plan.layouts
     in_steps = integer_results(plan)
     read_tensor = _run_keeping(plan, gpu, inputs)
-    known: dict[str, Array] = {**graph.constants, **inputs}
+    values: dict[str, Array] = {**graph.constants, **inputs}
     for node in graph.nodes:
-        got = [read_tensor(name) for name in node.outputs]
-        known.update(zip(node.outputs, got, strict=True))
+        results = [read_tensor(name) for name in node.outputs]
+        values.update(zip(node.outputs, results, strict=True))
         if lookup(node.op).cpu is None:
-            why = "the operator has no CPU function to check against"
-            yield NodeCheck(node, None, why)
+            reason = "the operator has no CPU function to check against"
+            yield NodeCheck(node, None, reason)
             continue
         tolerance = stored_tolerance(node, node_tolerance(node), layouts, node.title in in_steps)
-        wanted = run_stored(node, graph, layouts, known)
-        nan = may_be_nan(node, graph, [known[name] for name in node.reads])
+        expected = run_stored(node, graph, layouts, values)
+        nan = may_be_nan(node, graph, [values[name] for name in node.reads])
         if nan is not None:
-            got = [np.where(nan & np.isnan(got[0]), wanted[0], got[0])]
-        check = _check(node, got, wanted, tolerance)
+            results = [np.where(nan & np.isnan(results[0]), expected[0], results[0])]
+        check = _check(node, results, expected, tolerance)
         if not check.ok and (node.epilogues or lookup(node.op).traits.is_sum):
-            arrays = [known[name] for name in node.reads]
+            arrays = [values[name] for name in node.reads]
             error_of = propagated_error if node.epilogues else cancellation_error
-            check = _check(node, got, wanted, tolerance, error_of(node, arrays))
+            check = _check(node, results, expected, tolerance, error_of(node, arrays))
         yield check
 
 
@@ -240,12 +242,14 @@ def _outputs(
 
 def _check(
     node: Node,
-    got: list[Array],
-    wanted: list[Array],
+    results: list[Array],
+    expected: list[Array],
     tolerance: Tolerance,
-    more: Array | float = 0.0,
+    extra_error: Array | float = 0.0,
 ) -> NodeCheck:
-    compared = [compare(g, w, tolerance, more) for g, w in zip(got, wanted, strict=True)]
+    compared = [
+        compare(g, w, tolerance, extra_error) for g, w in zip(results, expected, strict=True)
+    ]
     return NodeCheck(node, max(compared, key=lambda c: (not c.ok, c.worst)))
 
 
@@ -296,43 +300,45 @@ def check_bits(graph: Graph, gpu: Gpu, inputs: Mapping[str, Array]) -> BitCheck:
     read_tensor = _run_keeping(plan_graph(optimized, gpu.limits, options=options), gpu, inputs)
     values: dict[str, Array] = {}
     CpuProgram(optimized).run(inputs, keep_results(values))
-    usual = _outputs(optimized, gpu, inputs, "float")
-    whole = lower_to_integers(graph)
-    floats, compared = set(whole.floats), 0
+    session_outputs = _outputs(optimized, gpu, inputs, "float")
+    lowered = lower_to_integers(graph)
+    floats, compared = set(lowered.floats), 0
     for node in optimized.nodes:
         if not floats.isdisjoint((*node.reads, *node.outputs)):
             floats.update(node.outputs)
             continue
         for name in node.outputs:
             compared += 1
-            got = read_tensor(name)
-            differing = _differing(name, got, values[name], optimized)
-            if not differing and name in whole.declared_ranges:
-                differing = find_range_violation(name, got, whole.declared_ranges[name])
+            result = read_tensor(name)
+            differing = _differing(name, result, values[name], optimized)
+            if not differing and name in lowered.declared_ranges:
+                differing = find_range_violation(name, result, lowered.declared_ranges[name])
             if differing:
-                place = f"{node.source}: " if node.source else ""
-                return BitCheck(graph.name, gpu.name, compared, f"{place}{node.title} {differing}")
+                location = f"{node.source}: " if node.source else ""
+                return BitCheck(
+                    graph.name, gpu.name, compared, f"{location}{node.title} {differing}"
+                )
     for name in [n for n in graph.outputs if n not in floats]:
-        if differing := _differing(name, usual[name], values[name], optimized):
-            said = f"in a session's memory, and nowhere else, output '{name}' {differing}"
-            return BitCheck(graph.name, gpu.name, compared, said)
-    return BitCheck(graph.name, gpu.name, compared, "", whole.not_identical)
+        if differing := _differing(name, session_outputs[name], values[name], optimized):
+            message = f"in a session's memory, and nowhere else, output '{name}' {differing}"
+            return BitCheck(graph.name, gpu.name, compared, message)
+    return BitCheck(graph.name, gpu.name, compared, "", lowered.not_identical)
 
 
-def _differing(name: str, got: Array, wanted: Array, graph: Graph) -> str:
+def _differing(name: str, result: Array, expected: Array, graph: Graph) -> str:
     """Returns a description of the first difference of two tensors; "" if they are equal.
 
     Outputs are compared by their bits, other tensors by value because 0 has two encodings.
     """
     if name in graph.outputs:
-        got, wanted = (np.ascontiguousarray(a).view(np.uint8) for a in (got, wanted))
-    off = got != wanted
-    if not off.any():
+        result, expected = (np.ascontiguousarray(a).view(np.uint8) for a in (result, expected))
+    differs = result != expected
+    if not differs.any():
         return ""
-    at = tuple(int(i) for i in np.argwhere(off)[0])
+    index = tuple(int(i) for i in np.argwhere(differs)[0])
     return (
-        f"differs first: {int(off.sum())} of {off.size} values of '{name}', at {list(at)} the GPU "
-        f"has {got[at]}, NumPy {wanted[at]}"
+        f"differs first: {int(differs.sum())} of {differs.size} values of '{name}', at "
+        f"{list(index)} the GPU has {result[index]}, NumPy {expected[index]}"
     )
 
 
@@ -342,16 +348,16 @@ def random_words(graph: Graph, seed: int) -> dict[str, Array]:
     An input without quantization gets random zeros and ones.
     """
     generator = np.random.default_rng(seed)
-    lines, made = read_quant_params(graph), {}
+    quantizations, arrays = read_quant_params(graph), {}
     for name in graph.inputs:
         fact = graph.facts[name]
-        if name in lines:
-            ends, scale = lines[name].range, float(lines[name].scale)
+        if name in quantizations:
+            ends, scale = quantizations[name].range, float(quantizations[name].scale)
             values = generator.uniform(ends.low * scale, ends.high * scale, fact.shape)
-            made[name] = np.asarray(values * _BEYOND, np.float32)
+            arrays[name] = np.asarray(values * _BEYOND, np.float32)
         else:
-            made[name] = np.asarray(generator.integers(0, 2, fact.shape), NUMPY_DTYPE[fact.dtype])
-    return made
+            arrays[name] = np.asarray(generator.integers(0, 2, fact.shape), NUMPY_DTYPE[fact.dtype])
+    return arrays
 
 
 def saturated(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, int]:
@@ -359,11 +365,11 @@ def saturated(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, int]:
 
     Inputs without any such value are left out.
     """
-    found = {}
+    counts = {}
     for name, line in read_quant_params(graph).items():
         if name in inputs:
             steps = np.asarray(inputs[name], np.float64) / float(line.scale)
             outside = (steps < line.range.low - 0.5) | (steps >= line.range.high + 0.5)
             if count := int((outside | np.isnan(steps)).sum()):
-                found[name] = count
-    return found
+                counts[name] = count
+    return counts

@@ -184,33 +184,33 @@ def _row(name: str, timed: Sequence[OpTime], times: Any, total: float) -> Operat
 
 
 def rank_cpu(
-    graph: Graph, arrays: Mapping[str, Array], runs: int, given: Sequence[str] | None
+    graph: Graph, arrays: Mapping[str, Array], runs: int, given_names: Sequence[str] | None
 ) -> RankReport:
     """Measures the wall-clock time of every node in NumPy and returns the report.
 
-    ``given`` names the inputs that each run provides while the others keep their values; None is
+    ``given_names`` are the inputs that each run provides; the others keep their values. None is
     all.
     """
-    program = CpuProgram(graph, retain=given is not None)
+    program = CpuProgram(graph, retain=given_names is not None)
     program.run(arrays)
-    again = arrays if given is None else {name: arrays[name] for name in given}
-    seen: list[Node] = []
-    program.run(again, lambda node, _: seen.append(node))
-    operators = [OpTime.of_node(node, graph) for node in seen]
-    times = np.array([_time_nodes(program, again) for _ in range(runs)])
+    given_arrays = arrays if given_names is None else {name: arrays[name] for name in given_names}
+    nodes: list[Node] = []
+    program.run(given_arrays, lambda node, _: nodes.append(node))
+    operators = [OpTime.of_node(node, graph) for node in nodes]
+    times = np.array([_time_nodes(program, given_arrays) for _ in range(runs)])
     return RankReport.of(graph.name, "CPU (NumPy)", "wall clock", operators, times)
 
 
 def rank_gpu(
-    program: GpuProgram, arrays: Mapping[str, Array], runs: int, given: Sequence[str] | None
+    program: GpuProgram, arrays: Mapping[str, Array], runs: int, given_names: Sequence[str] | None
 ) -> RankReport:
     """Measures the time of every step on the GPU and returns the report.
 
-    ``given`` names the inputs that each run provides while the others keep their values; None is
+    ``given_names`` are the inputs that each run provides; the others keep their values. None is
     all.
     """
     plan = program.plan
-    steps = None if given is None or plan.reuse is None else plan.reuse.steps(given)
+    steps = None if given_names is None or plan.reuse is None else plan.reuse.steps(given_names)
     return gpu_report(program, time_gpu(program, arrays, runs, steps), steps)
 
 
@@ -297,19 +297,19 @@ class AblationReport:
         cls, graph: Graph, operator: str, device: str, clock: str, times: Sequence[Sequence[float]]
     ) -> AblationReport:
         """Returns a report of ``times`` in ms, ``[runs, (with, without)]``, with their medians."""
-        both = np.asarray(times, np.float64)
-        medians = np.median(both, axis=0)
-        low, high = both.min(axis=0), both.max(axis=0)
+        pairs = np.asarray(times, np.float64)
+        medians = np.median(pairs, axis=0)
+        low, high = pairs.min(axis=0), pairs.max(axis=0)
         return cls(
             model=graph.name,
             operator=operator,
             count=sum(node.ops.count(operator) for node in graph.nodes),
             device=device,
             clock=clock,
-            runs=len(both),
+            runs=len(pairs),
             with_ms=float(medians[0]),
             without_ms=float(medians[1]),
-            gain_ms=float(np.median(both[:, 0] - both[:, 1])),
+            gain_ms=float(np.median(pairs[:, 0] - pairs[:, 1])),
             with_spread_ms=(float(low[0]), float(high[0])),
             without_spread_ms=(float(low[1]), float(high[1])),
         )

@@ -29,7 +29,7 @@ class Span:
     kept_end: int
 
 
-def spans(whole: int, tile: int, overlap: int, align: int = 1) -> list[Span]:
+def spans(extent: int, tile: int, overlap: int, align: int = 1) -> list[Span]:
     """Returns the spans of overlapping tiles, all of one size, that cover an axis, in order.
 
     The first tile begins and the last one ends at the picture's own border, so borders are
@@ -39,26 +39,26 @@ def spans(whole: int, tile: int, overlap: int, align: int = 1) -> list[Span]:
     EXTENT.check(tile, "tile")
     OVERLAP.check(overlap, "overlap")
     EXTENT.check(align, "align")
-    for what, value in (("the picture's extent", whole), ("tile", tile), ("overlap", overlap)):
+    for argument, value in (("the picture's extent", extent), ("tile", tile), ("overlap", overlap)):
         if value % align:
-            raise InputError(f"{what} {value}: wanted a multiple of align={align}")
-    if whole <= tile:
-        return [Span(0, whole, 0, whole)]
+            raise InputError(f"{argument} {value}: wanted a multiple of align={align}")
+    if extent <= tile:
+        return [Span(0, extent, 0, extent)]
     step = tile - 2 * overlap
     if step < 1:
         raise InputError(
             f"tiles of {tile} with an overlap of {overlap} at each end keep nothing: the overlap "
             f"must be less than {tile // 2}"
         )
-    found = []
-    kept = 0
-    while kept < whole:
-        first = min(max(0, kept - overlap), whole - tile)
+    tiles = []
+    kept_first = 0
+    while kept_first < extent:
+        first = min(max(0, kept_first - overlap), extent - tile)
         end = first + tile
-        kept_end = whole if end == whole else end - overlap
-        found.append(Span(first, end, kept, kept_end))
-        kept = kept_end
-    return found
+        kept_end = extent if end == extent else end - overlap
+        tiles.append(Span(first, end, kept_first, kept_end))
+        kept_first = kept_end
+    return tiles
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,43 +86,43 @@ class Reloader:
         """
         frame_gate.begin_frame()
         self._follow()
-        found = self._changed_stamps()
-        if found is None:
+        stamps = self._changed_stamps()
+        if stamps is None:
             return None
-        before, self._seen = self._seen, found
+        before, self._seen = self._seen, stamps
         if self._seen != before or self._seen == self._known:
             return None
         changed = self._seen
         self._known, ops = changed, list(self._ops)
 
-        def made() -> Graph:
+        def load_graph() -> Graph:
             for file in ops:
                 load_file(file)
             return self._make()
 
         self.said, self._advanced = f"'{self._model.name}' has changed: loading", 0
-        self._replacement = self.session.replace(made)
+        self._replacement = self.session.replace(load_graph)
         return self._replacement
 
     def _follow(self) -> None:
         """Updates the state of the current replacement, and prepares it if no job does."""
-        found = self._replacement
-        if found is None:
+        replacement = self._replacement
+        if replacement is None:
             return
-        if found.state == "preparing":
-            self._prepare(found)
-        if found.state in ("compiling", "preparing"):
+        if replacement.state == "preparing":
+            self._prepare(replacement)
+        if replacement.state in ("compiling", "preparing"):
             return
         self._replacement = None
-        self.taken += found.state == "done"
-        ended = f"'{self._model.name}' {found.state}"
-        self.said = f"{ended}: {found.error}" if found.error else ended
+        self.taken += replacement.state == "done"
+        message = f"'{self._model.name}' {replacement.state}"
+        self.said = f"{message}: {replacement.error}" if replacement.error else message
 
-    def _prepare(self, found: Replacement) -> None:
-        if found.advanced == self._advanced:  # no job has advanced it since the last poll
-            found.advance(_IDLE_MS)
-        self._advanced = found.advanced
-        if found.ready:
+    def _prepare(self, replacement: Replacement) -> None:
+        if replacement.advanced == self._advanced:  # no job has advanced it since the last poll
+            replacement.advance(_IDLE_MS)
+        self._advanced = replacement.advanced
+        if replacement.ready:
             self.session.take_replacement()
 
     def _changed_stamps(self) -> _Stamps | None:
@@ -140,22 +140,22 @@ class Reloader:
         return None if self._left else self._found
 
     def _watched_files(self) -> list[Path]:
-        found = [self._model, *self._ops, *self._files]
+        files = [self._model, *self._ops, *self._files]
         with suppress(OSError):  # being written, or gone for now
             if self._model.is_dir():
-                found += self._model.iterdir()
+                files += self._model.iterdir()
             for file in self._ops:
-                found += file.parent.glob("*.hlsl*")
-        return found
+                files += file.parent.glob("*.hlsl*")
+        return files
 
 
 def _stamps(files: Iterable[Path]) -> _Stamps:
-    found: _Stamps = {}
+    stamps: _Stamps = {}
     for file in files:
         try:
             stat = file.stat()
         except OSError:  # being written, or gone for now
             continue
         if not S_ISDIR(stat.st_mode):
-            found[file] = stat.st_mtime_ns, stat.st_size
-    return found
+            stamps[file] = stat.st_mtime_ns, stat.st_size
+    return stamps

@@ -61,10 +61,10 @@ class Replacement:
         try:
             _lower_priority()
             with frame_gate.background():
-                made = self._make()
+                network = self._make()
             with self._changing:
                 if self.state == "compiling":
-                    self.compiled, self.state = made, "preparing"
+                    self.compiled, self.state = network, "preparing"
         except Exception as error:
             self.fail(error)
         finally:
@@ -74,10 +74,10 @@ class Replacement:
 
     def fail(self, error: Exception) -> None:
         """Sets the state to ``"failed"`` with this error, unless it was superseded."""
-        said = str(error) or type(error).__name__
+        message = str(error) or type(error).__name__
         with self._changing:
             if self.state != "superseded":
-                self.error = error if isinstance(error, CmlError) else InputError(said)
+                self.error = error if isinstance(error, CmlError) else InputError(message)
                 self.compiled, self.state = None, "failed"
 
     def supersede(self) -> None:
@@ -163,18 +163,18 @@ def check_interface(old: Graph, new: Graph) -> None:
 
     Their names, shapes and types must be equal.
     """
-    for what, names, others in (
+    for role, old_names, new_names in (
         ("input", old.inputs, new.inputs),
         ("output", old.outputs, new.outputs),
     ):
-        if set(names) != set(others):
+        if set(old_names) != set(new_names):
             raise InputError(
-                f"'{new.name}' cannot take the place of '{old.name}': wanted the {what}s "
-                f"{', '.join(names)}, got {', '.join(others)}. Make a new session for it"
+                f"'{new.name}' cannot take the place of '{old.name}': wanted the {role}s "
+                f"{', '.join(old_names)}, got {', '.join(new_names)}. Make a new session for it"
             )
-        for name in names:
+        for name in old_names:
             if old.facts[name] != new.facts[name]:
                 raise InputError(
-                    f"'{new.name}' cannot take the place of '{old.name}': {what} '{name}' is "
+                    f"'{new.name}' cannot take the place of '{old.name}': {role} '{name}' is "
                     f"{new.facts[name]}, wanted {old.facts[name]}. Make a new session for it"
                 )

@@ -125,8 +125,8 @@ class CompileOptions:
         'memory'
         """
         check_choice(get_args(Preset), name, "preset")
-        known = [option.name for option in fields(cls)]
-        check_known_names(tuple(options), known, "CompileOptions has no option", "preset")
+        names = [option.name for option in fields(cls)]
+        check_known_names(tuple(options), names, "CompileOptions has no option", "preset")
         return cls(**{**_PRESETS[name], **options})
 
     def __post_init__(self) -> None:
@@ -143,8 +143,10 @@ class CompileOptions:
             CPU_THREADS.check(self.cpu_threads, "cpu_threads")
         if self.arena_limit is not None:
             ARENA_LIMIT.check(self.arena_limit, "arena_limit")
-        of_maps = any({"layout", "storage"} & set(kinds) for kinds in self.decide.values())
-        if of_maps and not self.blocked_layout:
+        decides_maps = any(
+            {"layout", "storage"} & set(decisions) for decisions in self.decide.values()
+        )
+        if decides_maps and not self.blocked_layout:
             raise InputError(
                 "decide: layouts and storage apply to feature maps in blocks of four channels: "
                 "leave blocked_layout=False out"
@@ -198,18 +200,18 @@ class Compiled:
 class ShapeCache(Generic[S]):
     """The sessions of a network by the shapes of its inputs.
 
-    The cache keeps the ``most`` recently used compiled networks. It holds sessions weakly, so the
+    The cache keeps the ``max_networks`` compiled networks used last. It holds sessions weakly: the
     resources of a session are released with it. Threads that request one shape at the same time get
     one session; threads that request another shape do not wait for it.
     """
 
     def __init__(
         self,
-        most: int,
+        max_networks: int,
         compile: Callable[[Graph], Compiled],
         session: Callable[[Compiled, ShapeCache[S]], S],
     ) -> None:
-        self._most = most
+        self._max_networks = max_networks
         self._compile, self._session = compile, session
         self._lock = Lock()
         self._recent: OrderedDict[Key, Compiled] = OrderedDict()
@@ -228,36 +230,36 @@ class ShapeCache(Generic[S]):
 
         Waits if another thread compiles the same shapes.
         """
-        asked = key_of(shapes)
-        mine: Future[S] = Future()
+        request = key_of(shapes)
+        own_future: Future[S] = Future()
         with self._lock:
-            found = self._find(self._full.get(asked, asked))
-            if found is not None:
-                return found
-            making = self._compiling.setdefault(asked, mine)
-        if making is mine:
+            session = self._find(self._full.get(request, request))
+            if session is not None:
+                return session
+            future = self._compiling.setdefault(request, own_future)
+        if future is own_future:
             try:
-                mine.set_result(self._compile_missing(asked, load()))
+                own_future.set_result(self._compile_missing(request, load()))
             except BaseException as error:
-                mine.set_exception(error)
+                own_future.set_exception(error)
             finally:
                 with self._lock:
-                    del self._compiling[asked]
-        return making.result()
+                    del self._compiling[request]
+        return future.result()
 
-    def _compile_missing(self, asked: Key, graph: Graph) -> S:
+    def _compile_missing(self, request: Key, graph: Graph) -> S:
         key = key_of_inputs(graph)
         with self._lock:
             if len(self._full) >= _MAX_REQUESTS:
                 self._full.clear()
-            self._full[asked] = key
-            found = self._find(key)
-        if found is not None:
-            return found
+            self._full[request] = key
+            session = self._find(key)
+        if session is not None:
+            return session
         compiled = self._compile(graph)
         with self._lock:
             self._recent[key] = compiled
-            while len(self._recent) > self._most:
+            while len(self._recent) > self._max_networks:
                 self._recent.popitem(last=False)
             return self._alive.setdefault(key, self._session(compiled, self))
 
@@ -335,10 +337,10 @@ def compile_graph(
     if gpu is None and options.cpu == "onnxruntime":
         from cml_engine.runtime.session.onnxruntime_program import OnnxRuntimeProgram
 
-        kept = _with_taps(graph, options)  # ONNX Runtime has passes of its own
-        peer = OnnxRuntimeProgram.of(kept, options.cpu_threads, options.plan.retain)
+        tapped = _with_taps(graph, options)  # ONNX Runtime has passes of its own
+        peer_program = OnnxRuntimeProgram.of(tapped, options.cpu_threads, options.plan.retain)
         report("plan", 1, 1)
-        return Compiled(graph, kept, None, peer)
+        return Compiled(graph, tapped, None, peer_program)
     optimized = optimize(_with_taps(graph, options), options.without, retain=options.plan.retain)
     if first is not None:
         optimized = share_constants(optimized, first.graph)
@@ -386,10 +388,10 @@ def _with_taps(graph: Graph, options: CompileOptions) -> Graph:
     """
     outputs = set(graph.outputs)
     computed = (name for node in graph.nodes for name in node.outputs)
-    known = dict.fromkeys((*computed, *graph.inputs, *graph.constants))
-    check_known_names(options.keep, known, f"'{graph.name}' has no tensor", "keep")
-    kept = {name: name for name in options.keep if name not in outputs}
-    return graph.with_(taps=kept, cooked_form=graph.cooked_form)
+    tensors = dict.fromkeys((*computed, *graph.inputs, *graph.constants))
+    check_known_names(options.keep, tensors, f"'{graph.name}' has no tensor", "keep")
+    taps_by_name = {name: name for name in options.keep if name not in outputs}
+    return graph.with_(taps=taps_by_name, cooked_form=graph.cooked_form)
 
 
 def make_recompiler(
@@ -444,9 +446,9 @@ def _plan_in_order(
     planned = lowered(graph)
     if options.order == "memory" and not planned.cpu_parts:  # another order may cut more parts
         ordered = order_for_memory(graph)
-        other = lowered(ordered)
-        if other.memory.peak < planned.memory.peak:
-            return ordered, other
+        reordered = lowered(ordered)
+        if reordered.memory.peak < planned.memory.peak:
+            return ordered, reordered
     return graph, planned
 
 

@@ -19,12 +19,12 @@ from cml_engine.ops.declaration.registry import lookup
 def with_defaults(
     sliders: Mapping[str, Slider],
     facts: Mapping[str, Fact],
-    kept: frozenset[str],
+    retained: frozenset[str],
     inputs: Mapping[str, object],
 ) -> Mapping[str, Any]:
     """Returns the inputs with arrays for sliders that are missing or given as plain values.
 
-    A missing slider gets its default, unless it is in ``kept``: the inputs that keep their last
+    A missing slider gets its default, unless it is in ``retained``: the inputs that keep their last
     value.
     """
     if not sliders or not isinstance(inputs, Mapping):
@@ -32,32 +32,32 @@ def with_defaults(
     values = {
         name: _slider_array(name, slider, facts[name], inputs.get(name, slider.default))
         for name, slider in sliders.items()
-        if name in facts and (name in inputs or name not in kept)
+        if name in facts and (name in inputs or name not in retained)
     }
     return {**inputs, **values}
 
 
-def _slider_array(name: str, slider: Slider, fact: Fact, given: object) -> Any:
+def _slider_array(name: str, slider: Slider, fact: Fact, value: object) -> Any:
     """Returns a plain value or a word of a slider as an array; anything else unchanged.
 
     Raises :class:`InputError` for an unknown word, or for another number of values.
     """
-    if isinstance(given, str):
-        if given not in slider.choices:
-            words = f"one of {', '.join(slider.choices)}" if slider.choices else "numbers"
-            raise InputError(f"input '{name}': wanted {words}, got {given!r}")
-        given = slider.choices[given]
-    if not isinstance(given, bool | int | float | list | tuple):
-        return given
-    array = as_array(name, given)
+    if isinstance(value, str):
+        if value not in slider.choices:
+            allowed = f"one of {', '.join(slider.choices)}" if slider.choices else "numbers"
+            raise InputError(f"input '{name}': wanted {allowed}, got {value!r}")
+        value = slider.choices[value]
+    if not isinstance(value, bool | int | float | list | tuple):
+        return value
+    array = as_array(name, value)
     if array.size != fact.size and array.ndim:
         raise InputError(
-            f"input '{name}': wanted {fact.size} numbers, got {array.size}, {shortened(str(given))}"
+            f"input '{name}': wanted {fact.size} numbers, got {array.size}, {shortened(str(value))}"
         )
     if fact.dtype == "scalar" and (array.dtype.kind != "b" or isinstance(slider.default, bool)):
         array = array.astype(np.float32)
-    whole = array.reshape(fact.shape) if array.ndim else np.broadcast_to(array, fact.shape)
-    return np.array(whole)
+    full = array.reshape(fact.shape) if array.ndim else np.broadcast_to(array, fact.shape)
+    return np.array(full)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +98,17 @@ def take_words(graph: Graph, plan: Plan | None, inputs: Mapping[str, Any]) -> di
     They are numbers that round to the words, unless the plan's upload converts numbers to words.
     Raises :class:`InputError` if words do not fit the input.
     """
-    found: dict[str, Array] = {}
-    given = {name: value.array for name, value in inputs.items() if isinstance(value, Words)}
-    known = quantized_inputs(graph) if given else {}
-    for name, array in given.items():
-        if name not in known:
+    arrays: dict[str, Array] = {}
+    words = {name: value.array for name, value in inputs.items() if isinstance(value, Words)}
+    conversions = quantized_inputs(graph) if words else {}
+    for name, array in words.items():
+        if name not in conversions:
             raise InputError(
                 f"input '{name}': cml.Words is for inputs of integer networks, which are "
-                f"{', '.join(known) or 'none here'}. Give an array of numbers"
+                f"{', '.join(conversions) or 'none here'}. Give an array of numbers"
             )
         check_shape(name, graph.facts[name], array.shape)
-        entry = known[name]
+        entry = conversions[name]
         if array.size and not (entry.low <= array.min() and array.max() <= entry.high):
             raise InputError(
                 f"input '{name}': its words are {entry.low:.0f} to {entry.high:.0f}, got "
@@ -116,67 +116,67 @@ def take_words(graph: Graph, plan: Plan | None, inputs: Mapping[str, Any]) -> di
             )
         if plan is None or plan.inputs[name].conversion is None:
             array = array.astype(np.float32) / np.float32(entry.inverse)
-        found[name] = array
-    return found
+        arrays[name] = array
+    return arrays
 
 
 def check_inputs(
     facts: Mapping[str, Fact],
-    given: Mapping[str, Array],
-    known: frozenset[str] = frozenset(),
+    arrays: Mapping[str, Array],
+    retained: frozenset[str] = frozenset(),
 ) -> dict[str, Array]:
     """Returns the given arrays by name, converted to the network's dtypes.
 
     Raises :class:`InputError` if an array does not fit, if a name is unknown, or if an input is
-    missing that is not in ``known``.
+    missing that is not in ``retained``.
     """
-    for name in check_input_mapping(given):
+    for name in check_input_mapping(arrays):
         if name not in facts:
             raise InputError(f"unknown input '{name}'; the model's inputs are {listed(facts)}")
-    if missing := [name for name in facts if name not in given and name not in known]:
+    if missing := [name for name in facts if name not in arrays and name not in retained]:
         raise InputError(
             f"input {', '.join(repr(n) for n in missing)} is missing; the model's inputs are "
             f"{listed(facts)}"
         )
     return {
-        name: _checked(name, fact, given[name]) for name, fact in facts.items() if name in given
+        name: _checked(name, fact, arrays[name]) for name, fact in facts.items() if name in arrays
     }
 
 
-def as_array(name: str, given: object) -> Array:
+def as_array(name: str, value: object) -> Array:
     """Returns an input as a NumPy array; raises :class:`InputError` if it holds no numbers."""
     try:
-        array = np.asarray(given)
+        array = np.asarray(value)
     except Exception:  # NumPy calls the object's own methods, which may raise anything
-        raise _no_array(name, given) from None
+        raise _no_array(name, value) from None
     if array.dtype.kind not in "biufc":
-        raise _no_array(name, given)
+        raise _no_array(name, value)
     return array
 
 
-def _no_array(name: str, given: object) -> InputError:
-    is_path = isinstance(given, str | PathLike)
-    how = ". A file is read first: numpy.load for a .npy" if is_path else ""
+def _no_array(name: str, value: object) -> InputError:
+    is_path = isinstance(value, str | PathLike)
+    hint = ". A file is read first: numpy.load for a .npy" if is_path else ""
     return InputError(
-        f"input '{name}': wanted an array of numbers, got {shortened(repr(given))} "
-        f"({type(given).__name__}){how}"
+        f"input '{name}': wanted an array of numbers, got {shortened(repr(value))} "
+        f"({type(value).__name__}){hint}"
     )
 
 
-def _checked(name: str, fact: Fact, given: Array) -> Array:
-    array = as_array(name, given)
+def _checked(name: str, fact: Fact, value: Array) -> Array:
+    array = as_array(name, value)
     check_shape(name, fact, array.shape)
-    wanted = NUMPY_DTYPE[fact.dtype]
+    expected = NUMPY_DTYPE[fact.dtype]
     kinds = {"scalar": "fiu", "integer": "iu", "logical": "b"}[fact.dtype]
     if array.dtype.kind not in kinds:
         raise InputError(
-            f"input '{name}': wanted {fact.dtype} ({wanted.name}), got {array.dtype.name}"
+            f"input '{name}': wanted {fact.dtype} ({expected.name}), got {array.dtype.name}"
         )
-    if fact.dtype == "integer" and array.size and array.dtype != wanted:
-        limits = np.iinfo(wanted)
+    if fact.dtype == "integer" and array.size and array.dtype != expected:
+        limits = np.iinfo(expected)
         if array.min() < limits.min or array.max() > limits.max:
-            raise InputError(f"input '{name}': values do not fit into {wanted.name}")
-    return array.astype(wanted, copy=False)
+            raise InputError(f"input '{name}': values do not fit into {expected.name}")
+    return array.astype(expected, copy=False)
 
 
 def random_inputs(facts: Mapping[str, Fact], seed: int = 0) -> dict[str, Array]:
@@ -185,13 +185,13 @@ def random_inputs(facts: Mapping[str, Fact], seed: int = 0) -> dict[str, Array]:
     Scalars are uniform in [0, 1); integers and logicals are 0 or 1.
     """
     generator = np.random.default_rng(SEED.check(seed, "seed"))
-    made: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     for name, fact in facts.items():
         if fact.dtype == "scalar":
-            made[name] = generator.random(fact.shape, np.float32)
+            arrays[name] = generator.random(fact.shape, np.float32)
         else:
-            made[name] = generator.integers(0, 2, fact.shape).astype(NUMPY_DTYPE[fact.dtype])
-    return made
+            arrays[name] = generator.integers(0, 2, fact.shape).astype(NUMPY_DTYPE[fact.dtype])
+    return arrays
 
 
 def listed(facts: Mapping[str, Fact]) -> str:

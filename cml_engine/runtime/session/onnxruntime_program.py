@@ -68,14 +68,14 @@ class OnnxRuntimeProgram(HostProgram):
     def _run(self, inputs: Mapping[str, Array], watch: Watch | None, before: Watch | None) -> None:
         if watch is not None or before is not None:
             raise InputError(f"watch: ONNX Runtime runs a network as a whole: {_ELSE}")
-        given = self._with_retained(inputs)
-        feeds = {name: np.ascontiguousarray(v) for name, v in {**given, **self._state}.items()}
-        found = self._runner.run(self._names, feeds)
-        kept = (*self.graph.outputs, *self.graph.taps)
-        self._results = dict(zip(kept, found, strict=False))
+        all_inputs = self._with_retained(inputs)
+        feeds = {name: np.ascontiguousarray(v) for name, v in {**all_inputs, **self._state}.items()}
+        results = self._runner.run(self._names, feeds)
+        names = (*self.graph.outputs, *self.graph.taps)
+        self._results = dict(zip(names, results, strict=False))
         variables = [variable for variable, _ in self.graph.updates]
-        self._state = dict(zip(variables, found[len(kept) :], strict=True))
-        self._results |= {name: self._state[name] for name in kept if name in self._state}
+        self._state = dict(zip(variables, results[len(names) :], strict=True))
+        self._results |= {name: self._state[name] for name in names if name in self._state}
 
 
 def _exported(graph: Graph) -> bytes:

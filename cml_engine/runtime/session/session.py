@@ -177,17 +177,19 @@ class Session:
         if not callable(graph):
             check_instance(Graph, graph, "replace (a graph, or a function that gives one)")
             check_interface(self.source_graph, graph)
-        given, before = graph, self.source_graph
+        new_graph, before = graph, self.source_graph
 
         def compiled() -> Compiled:
-            new = given() if callable(given) else given
+            new = new_graph() if callable(new_graph) else new_graph
             check_instance(Graph, new, "what is to replace a network")
             check_interface(before, new)
             return compile_graph(new, self.gpu, self.options, True, self._arena)
 
         if self._coming is not None:
             self._coming.supersede()
-        program_of = (lambda made: None) if self.gpu is None else (lambda made: made.program)
+        program_of = (
+            (lambda network: None) if self.gpu is None else (lambda network: network.program)
+        )
         self._coming = Replacement(self.source_graph.name, compiled, program_of)
         if self.gpu is not None:
             as_gpu_program(self._program).successor = self._coming
@@ -237,9 +239,9 @@ class Session:
         supports no other shapes.
         """
         source = self.source_graph
-        given = dict(source.origin.shapes) if source.origin else {}
-        given |= check_shapes(shapes)
-        return self._shapes.get(given, lambda: source.reshaped(shapes))
+        all_shapes = dict(source.origin.shapes) if source.origin else {}
+        all_shapes |= check_shapes(shapes)
+        return self._shapes.get(all_shapes, lambda: source.reshaped(shapes))
 
     def build_ahead(self) -> None:
         """Starts building a deferred session's pipelines on all cores and returns at once.
@@ -276,14 +278,14 @@ class Session:
                     f"{name}: wanted a function of a node and its arrays, got {function!r}"
                 )
         self._take_coming()
-        taken = _take_inputs(self, inputs)
+        arrays = _take_inputs(self, inputs)
         if watch is None and before is None:
-            return self._program.run(taken)
+            return self._program.run(arrays)
         if self.gpu is None:
-            return _on_cpu(self._program).run(taken, watch, before)
+            return _on_cpu(self._program).run(arrays, watch, before)
         from cml_engine.gpu.program.inspect import run_watched
 
-        return run_watched(as_gpu_program(self._program), self.graph, taken, watch, before)
+        return run_watched(as_gpu_program(self._program), self.graph, arrays, watch, before)
 
     def tensor(self, name: str) -> Any:
         """Returns an output, or a tensor of ``CompileOptions(keep=…)``, as the last run left it.
@@ -419,14 +421,14 @@ def _take_inputs(session: Session, inputs: Mapping[str, object]) -> dict[str, An
 
     Raises :class:`InputError` if an input is on a GPU and the session runs on the CPU.
     """
-    there = isinstance(inputs, Mapping)
-    present = {name for name, value in inputs.items() if on_device(value)} if there else ()
-    if present and session.gpu is None:
+    is_mapping = isinstance(inputs, Mapping)
+    on_gpu = {name for name, value in inputs.items() if on_device(value)} if is_mapping else ()
+    if on_gpu and session.gpu is None:
         raise InputError(
-            f"input '{min(present)}' lies on a GPU and the session runs on the CPU: read it, "
+            f"input '{min(on_gpu)}' lies on a GPU and the session runs on the CPU: read it, "
             "and give the array"
         )
-    return session.check_inputs(inputs, frozenset(present))
+    return session.check_inputs(inputs, frozenset(on_gpu))
 
 
 def _on_cpu(program: Program) -> HostProgram:
@@ -442,12 +444,12 @@ def _session_of(
     compiled: Compiled,
     shapes: ShapeCache[Session],
 ) -> Session:
-    made = object.__new__(Session)
-    made.options, made.gpu, made._shapes = options, gpu, shapes
-    made._arena, made._shapes_kept, made._coming = arena, shapes_kept, None
-    made._swapping = Lock()
-    made._take(compiled)
-    return made
+    session = object.__new__(Session)
+    session.options, session.gpu, session._shapes = options, gpu, shapes
+    session._arena, session._shapes_kept, session._coming = arena, shapes_kept, None
+    session._swapping = Lock()
+    session._take(compiled)
+    return session
 
 
 def _choose(backend: Gpu | str) -> Gpu | None:

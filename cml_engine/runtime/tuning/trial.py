@@ -49,7 +49,7 @@ class PairedTimes:
 
     @property
     def _ratios(self) -> list[float]:
-        return [own / other for own, other in self.rounds]
+        return [option_ms / default_ms for option_ms, default_ms in self.rounds]
 
 
 @dataclass
@@ -133,8 +133,8 @@ class Trial:
         rounds = [pair for paired in (*self.pairs.values(), self.final) for pair in paired.rounds]
         if not rounds:
             return {}
-        usual = median(other for _, other in rounds)
-        return {self.default: usual, **{name: usual * self.ratio(name) for name in timed}}
+        default_ms = median(ms_of_default for _, ms_of_default in rounds)
+        return {self.default: default_ms, **{name: default_ms * self.ratio(name) for name in timed}}
 
     def _current(self) -> tuple[str | None, PairedTimes]:
         for option in self.options:
@@ -151,5 +151,5 @@ class Trial:
 
     def _leader(self) -> str | None:
         """Returns the option with the best ratio of those that won a first benchmark, or None."""
-        won = [n for n, paired in self.pairs.items() if paired.won and n not in self._dropped]
-        return min(won, key=lambda name: self.pairs[name].ratio, default=None)
+        winners = [n for n, paired in self.pairs.items() if paired.won and n not in self._dropped]
+        return min(winners, key=lambda name: self.pairs[name].ratio, default=None)

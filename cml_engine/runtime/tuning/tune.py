@@ -60,7 +60,7 @@ class TrialNode:
         """
         names = dict.fromkeys([self.choice.default, *self.choice.options])
         plans: dict[str, Plan] = {}
-        seen = set()
+        known_work = set()
         for name in names:
             table = VariantTable.forcing(self.key, name)
             # with all tensors kept, no step overwrites the inputs, which the next run needs
@@ -68,8 +68,8 @@ class TrialNode:
             work = tuple(
                 (str(s.path), repr(s.defines), repr(s.params), s.groups) for s in plan.steps
             )
-            if work not in seen:
-                seen.add(work)
+            if work not in known_work:
+                known_work.add(work)
                 plans[name] = plan
         return plans
 
@@ -95,10 +95,10 @@ class Bench:
         self.gpu = session.gpu
         self.model = session.graph.name
         self.device = self.gpu.name
-        known = {} if again else tables.measured(self.device)
+        records = {} if again else tables.measured(self.device)
         self.candidates = [
             c for c in _candidates(session.graph, session.plan)
-            if c.key not in known or known[c.key].default != c.choice.default
+            if c.key not in records or records[c.key].default != c.choice.default
         ]  # fmt: skip
 
     def plans(self, candidate: TrialNode) -> dict[str, Plan]:
@@ -146,13 +146,13 @@ def _candidates(graph: Graph, plan: Plan) -> list[TrialNode]:
     for choice in plan.choices:
         if len(choice.options) > 1 and not choice.requested:
             users.setdefault(choice.key, {})[choice.node] = choice
-    found = []
+    candidates = []
     for by_node in users.values():
         first = next(iter(by_node.values()))
         node = nodes[first.node]
         layouts = {name: plan.layouts[name] for name in _names(node) if name in plan.layouts}
-        found.append(TrialNode(first, len(by_node), _isolate_node(graph, node), layouts))
-    return found
+        candidates.append(TrialNode(first, len(by_node), _isolate_node(graph, node), layouts))
+    return candidates
 
 
 def _names(node: Node) -> dict[str, None]:
@@ -245,17 +245,17 @@ class TuneReport:
     def _network(self) -> str:
         if not self.before_after:
             return "the network: nothing changes"
-        usual, tuned = (min(run[i] for run in self.before_after) for i in (0, 1))
+        by_rules, tuned = (min(run[i] for run in self.before_after) for i in (0, 1))
         faster = sum(b < a for a, b in self.before_after)
         return (
-            f"the network: {usual:.3f} ms by the engine's rules, {tuned:.3f} ms tuned; "
+            f"the network: {by_rules:.3f} ms by the engine's rules, {tuned:.3f} ms tuned; "
             f"median ratio {self.ratio:.3f}, tuned faster in {faster} of {len(self.before_after)} "
             "runs in turns"
         )
 
     def json(self) -> str:
         """Returns the report as the text of a JSON object."""
-        found: dict[str, Json] = {
+        report: dict[str, Json] = {
             "model": self.model,
             "device": self.device,
             "clock": self.clock,
@@ -268,7 +268,7 @@ class TuneReport:
             "network_ratio": self.ratio,
             "file": None if self.file is None else str(self.file),
         }
-        return json.dumps(found, indent=2)
+        return json.dumps(report, indent=2)
 
 
 # -- tune -----------------------------------------------------------------------------------------
@@ -360,8 +360,8 @@ class _Stopwatch:
 
     def _program(self, option: str) -> GpuProgram:
         if option not in self._programs:
-            for other in set(self._programs) - {self._default}:
-                del self._programs[other]
+            for unused in set(self._programs) - {self._default}:
+                del self._programs[unused]
             program = self._bench.program(self._plans[option])
             program.write_inputs(self._bench.inputs(program.plan))
             self._programs[option] = program
@@ -382,5 +382,5 @@ def _whole_network(
     tuned = Session(session.source_graph, session.gpu or "gpu", replace(by_rules, plan=plan))
     if tuned.plan is None or not any(choice.tuned for choice in tuned.plan.choices):
         return []
-    usual = Session(session.source_graph, session.gpu or "gpu", by_rules)
-    return time_interleaved(rounds, usual.timer(), tuned.timer())
+    untuned = Session(session.source_graph, session.gpu or "gpu", by_rules)
+    return time_interleaved(rounds, untuned.timer(), tuned.timer())
