@@ -33,7 +33,7 @@ from cml_engine.gpu.native import (
     timestamp_period_ns,
     wait,
 )
-from cml_engine.gpu.shaders.cache import driver_file
+from cml_engine.gpu.shaders.cache import Code, driver_file
 from cml_engine.gpu.shaders.hlsl import ShaderKey, Variant, compile_stage
 from cml_engine.io.atomic_write import write_atomically
 from cml_engine.io.frame_gate import frame_gate
@@ -289,23 +289,16 @@ class Device:
         insert their values into the code. The pipeline lasts while the caller references it; see
         :class:`PipelineCache`.
         """
+        return self._pipelines.get(key, lambda: self._build(key, uniforms))
 
-        def build() -> Pipeline:
-            pipeline = self._build(key)
-            if self.limits.software:
-                self._compile_in_driver(key, uniforms)
-            return pipeline
-
-        return self._pipelines.get(key, build)
-
-    def _compile_in_driver(self, key: Variant, uniforms: Sequence[bytes]) -> None:
+    def _compile_in_driver(self, key: Variant, code: Code, uniforms: Sequence[bytes]) -> None:
         """Makes a software driver compile a kernel now, and not at its first dispatch.
 
         llvmpipe compiles at the first dispatch, in one thread per device, and stores the code on
         disk. An empty dispatch on another device fills that store, in as many threads as call
         this method. Failures are ignored: the first dispatch is only slower then.
         """
-        marker = driver_file(key.code(), self.name)
+        marker = driver_file(code, self.name)
         if marker.exists():
             return
         with contextlib.suppress(wgpu.GPUError, CmlError, OSError):
@@ -313,8 +306,7 @@ class Device:
                 helper = self._compiling_devices.pop()
             except IndexError:
                 helper = Device(_request_device(self.device.adapter))
-                helper.dump_kernels = None
-            helper._dispatch_nothing(helper._build(key), key.tensors, uniforms)
+            helper._dispatch_nothing(helper._create_pipeline(key, code), key.tensors, uniforms)
             self._compiling_devices.append(helper)
             write_atomically(marker, b"")
 
@@ -373,16 +365,25 @@ class Device:
         frame_gate.gpu_is_done()
 
     @device_errors()
-    def _build(self, key: Variant) -> Pipeline:
+    def _build(self, key: Variant, uniforms: Sequence[bytes]) -> Pipeline:
         start = time.perf_counter()
         if self.dump_kernels is not None:
             from cml_engine.gpu.shaders.dump import dump_kernel
 
             dump_kernel(key, self.dump_kernels)
-        module = self._module(key)
+        code = key.code()
+        pipeline = self._create_pipeline(key, code)
+        if self.limits.software:
+            self._compile_in_driver(key, code, uniforms)
+        _log.debug("kernel '%s' built in %.0f ms", key.label, _ms_since(start))
+        return pipeline
+
+    def _create_pipeline(self, key: Variant, code: Code) -> Pipeline:
+        named = str(key.path) if isinstance(key, ShaderKey) else key.label
+        module = self._create_module(key.label, code, key.trusted, named)
         layout = self._layout(key.tensors, key.params_bytes)
         try:
-            pipeline = self.device.create_compute_pipeline(
+            built = self.device.create_compute_pipeline(
                 label=key.label,
                 layout=self.device.create_pipeline_layout(bind_group_layouts=[layout]),
                 compute={"module": module, "entry_point": "main"},
@@ -390,15 +391,10 @@ class Device:
         except (wgpu.GPUError, RuntimeError) as error:
             raise_if_lost(error)
             raise DeviceError(f"the driver refused kernel '{key.label}': {error}") from error
-        _log.debug("kernel '%s' built in %.0f ms", key.label, _ms_since(start))
-        return Pipeline(key.label, pipeline, layout)
-
-    def _module(self, key: Variant) -> wgpu.GPUShaderModule:
-        source = str(key.path) if isinstance(key, ShaderKey) else key.label
-        return self._create_module(key.label, key.code(), key.trusted, source)
+        return Pipeline(key.label, built, layout)
 
     def _create_module(
-        self, label: str, code: bytes | str, trusted: bool, path: str
+        self, label: str, code: Code, trusted: bool, path: str
     ) -> wgpu.GPUShaderModule:
         try:
             return create_shader_module(self.device, label, code, trusted)

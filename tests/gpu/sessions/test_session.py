@@ -125,12 +125,12 @@ def test_pipelines_are_built_in_parallel_once_each(mixed, inputs, monkeypatch):
     gpu = cml.Gpu()
     build, built, meet = gpu._build, [], threading.Barrier(2)
 
-    def watched(key):
+    def watched(key, uniforms):
         built.append((threading.current_thread(), key))
         with contextlib.suppress(threading.BrokenBarrierError):
             meet.wait(timeout=240)
             meet.abort()  # only the first two
-        return build(key)
+        return build(key, uniforms)
 
     monkeypatch.setattr(gpu, "_build", watched)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
@@ -157,7 +157,7 @@ def test_concurrently_requested_pipeline_is_built_once(gpu, monkeypatch):
             asked.append(key)
             return super().get(key, build)
 
-    def build(key):
+    def build(key, uniforms):
         started.append(key)
         answer = answers.get(timeout=240)
         if isinstance(answer, Exception):
@@ -165,7 +165,6 @@ def test_concurrently_requested_pipeline_is_built_once(gpu, monkeypatch):
         return answer
 
     monkeypatch.setattr(gpu, "_build", build)
-    monkeypatch.setattr(gpu, "_compile_in_driver", lambda *_: None)
     monkeypatch.setattr(gpu, "_pipelines", Watched())
     with ThreadPoolExecutor(4) as pool:
         for answer in (cml.DeviceError("refused"), Pipeline("a kernel", None, None)):
