@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -35,12 +35,12 @@ class _Codec:
     data.
     """
 
-    write: Callable[[Any], Any]
+    write: Callable[[Any], object]
     read: Callable[[Any], Any]
 
 
 def _list_of(item: _Codec) -> _Codec:
-    def read(data: object) -> tuple[Any, ...]:
+    def read(data: object) -> tuple[object, ...]:
         if not isinstance(data, list):
             raise ValueError(f"wanted a list, got {str(data)[:40]}")
         return tuple(item.read(part) for part in data)
@@ -56,32 +56,32 @@ def _table_of(item: _Codec) -> _Codec:
 
 
 def _pair(first: _Codec, second: _Codec) -> _Codec:
-    def read(data: Any) -> tuple[Any, Any]:
+    def read(data: Any) -> tuple[object, object]:
         a, b = data
         return first.read(a), second.read(b)
 
     return _Codec(lambda pair: [first.write(pair[0]), second.write(pair[1])], read)
 
 
-def _row(make: Callable[..., Any], **fields: _Codec) -> _Codec:
+def _row(make: Callable[..., object], **fields: _Codec) -> _Codec:
     """Returns the codec of an object as a list of its fields."""
 
-    def read(data: Any) -> Any:
+    def read(data: Any) -> object:
         pairs = zip(fields.values(), data, strict=True)
         return make(*(codec.read(value) for codec, value in pairs))
 
     return _Codec(lambda value: [c.write(getattr(value, n)) for n, c in fields.items()], read)
 
 
-def _record(make: Callable[..., Any], optional: frozenset[str], **fields: _Codec) -> _Codec:
+def _record(make: Callable[..., object], optional: frozenset[str], **fields: _Codec) -> _Codec:
     """Returns the codec of an object as a JSON object; ``optional`` fields may be left out."""
 
-    def write(value: object) -> dict[str, Any]:
+    def write(value: object) -> dict[str, object]:
         values = {name: getattr(value, name) for name in fields}
         omitted = {name for name in optional if not values[name]}
         return {n: fields[n].write(v) for n, v in values.items() if n not in omitted}
 
-    def read(data: Any) -> Any:
+    def read(data: Any) -> object:
         if unknown := data.keys() - fields.keys():
             raise ValueError(f"unknown field '{min(unknown)[:40]}'")
         names = [name for name in fields if name in data or name not in optional]
@@ -97,7 +97,7 @@ def _maybe(item: _Codec) -> _Codec:
     )
 
 
-def _unchanged(value: object) -> Any:
+def _unchanged(value: object) -> object:
     return value
 
 
@@ -116,10 +116,11 @@ def _number(low: int, high: int) -> _Codec:
     return _Codec(_unchanged, read)
 
 
-def _read_dtype(data: Any) -> str:
-    if _read_text(data) not in NUMPY_DTYPE:
-        raise ValueError(f"unknown type '{data[:40]}'")
-    return data  # type: ignore[no-any-return]
+def _read_dtype(data: object) -> str:
+    name = _read_text(data)
+    if name not in NUMPY_DTYPE:
+        raise ValueError(f"unknown type '{name[:40]}'")
+    return name
 
 
 def _read_shape(data: object) -> tuple[int, ...]:
@@ -135,7 +136,7 @@ def _read_range(data: Any) -> tuple[int, int]:
     return low, high
 
 
-def _write_value(value: object) -> Any:
+def _write_value(value: object) -> object:
     """Returns an attribute's value as JSON; a type that JSON lacks becomes an object with one
     entry.
 
@@ -156,13 +157,13 @@ def _write_value(value: object) -> Any:
     raise TypeError(f"is a {type(value).__name__}, which cannot be cooked")
 
 
-def _read_value(value: object) -> Any:
+def _read_value(value: object) -> object:
     if isinstance(value, list):
         return [_read_value(part) for part in value]
     if not isinstance(value, dict):
         return value
     ((type_name, inner),) = value.items()
-    readers: Mapping[str, Callable[[Any], Any]] = {
+    readers: Mapping[str, Callable[[Any], object]] = {
         "float": lambda text: float(_read_text(text)),
         "tuple": lambda parts: tuple(_read_value(part) for part in parts),
         "array": lambda parts: np.array(parts[2], _TYPES[parts[0]]).reshape(_read_shape(parts[1])),
@@ -170,7 +171,7 @@ def _read_value(value: object) -> Any:
     return readers[type_name](inner)
 
 
-def _write_attrs(attrs: Mapping[str, object]) -> dict[str, Any]:
+def _write_attrs(attrs: Mapping[str, object]) -> dict[str, object]:
     data = {}
     for key, value in attrs.items():
         try:
@@ -250,10 +251,9 @@ def write_graph(graph: Graph, sections: Sections) -> None:
     sections.add(GRAPH, text.encode(errors="replace"))
 
 
-def described(graph: Graph) -> dict[str, Any]:
+def described(graph: Graph) -> dict[str, object]:
     """Returns a graph without the values of its constants as a JSON object."""
-    data: dict[str, Any] = _GRAPH.write(graph)
-    return data
+    return cast("dict[str, object]", _GRAPH.write(graph))
 
 
 def read_graph(file: Container) -> Graph:
