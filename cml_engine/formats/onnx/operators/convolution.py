@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import TypedDict, Unpack
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from cml_engine.formats.onnx.values import (
     fragment,
     zeros,
 )
+from cml_engine.ir.graph import Array
 
 # -- windows -------------------------------------------------------------------------------------
 
@@ -40,6 +41,23 @@ _WINDOW = {
 CONV = {**_WINDOW, "group": at_least(1, 1), "kernel_shape": per_axis(1)}
 _POOL = {**_WINDOW, "ceil_mode": attribute(False, kind=bool),
          "kernel_shape": per_axis(1, required=True)}  # fmt: skip
+
+
+class WindowAttributes(TypedDict):
+    strides: list[int]
+    dilations: list[int]
+    pads: list[int]
+    auto_pad: str
+
+
+class ConvAttributes(WindowAttributes):
+    group: int
+    kernel_shape: list[int] | None
+
+
+class PoolAttributes(WindowAttributes):
+    kernel_shape: list[int]
+    ceil_mode: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +83,6 @@ def _find_window(
     dilations: list[int],
     pads: list[int],
     auto_pad: str,
-    **_: Any,
 ) -> SpatialWindow:
     """Returns the window of a convolution or pooling of a given size, with resolved padding."""
     if len(size) != len(extents) or min(size, default=1) < 1:
@@ -100,7 +117,9 @@ def _halves(total: int, odd_at_end: bool) -> tuple[int, int]:
 
 
 @op("Conv", "conv", attrs=CONV)
-def conv(x: Value, weights: Value, bias: Value | None = None, **window: Any) -> Value:
+def conv(
+    x: Value, weights: Value, bias: Value | None = None, **window: Unpack[ConvAttributes]
+) -> Value:
     return convolve(x, weights, _row(bias), **window)
 
 
@@ -110,7 +129,13 @@ def _row(bias: Value | None) -> Value | float:
 
 
 def convolve(
-    x: Value, weights: Value, bias: Value | float, *, group: int, kernel_shape: Any, **window: Any
+    x: Value,
+    weights: Value,
+    bias: Value | float,
+    *,
+    group: int,
+    kernel_shape: list[int] | None,
+    **window: Unpack[WindowAttributes],
 ) -> Value:
     """Adds a convolution and returns its result; ``bias`` is [1, C] or a number."""
     if x.rank < 3 or weights.rank != x.rank:
@@ -177,7 +202,8 @@ def conv_integer(
     weights_zero: Value | None = None,
     *,
     group: int,
-    **window: Any,
+    kernel_shape: object,
+    **window: Unpack[WindowAttributes],
 ) -> Value:
     x = subtract_zero_point(x, zero)
     if weights_zero is not None and weights_zero.rank:
@@ -244,7 +270,7 @@ def fused_conv(
     *,
     activation: str = "",
     activation_params: list[float] | None = None,
-    **window: object,
+    **window: Unpack[ConvAttributes],
 ) -> Value:
     result = conv(x, weights, bias, **window)
     result = result if addend is None else result + addend
@@ -255,7 +281,7 @@ def fused_conv(
 
 
 def _pool_window(
-    x: Value, *, kernel_shape: list[int], ceil_mode: bool, **window: Any
+    x: Value, *, kernel_shape: list[int], ceil_mode: bool, **window: Unpack[WindowAttributes]
 ) -> SpatialWindow:
     """Returns the window of a pooling node of ``x``, with its padding resolved.
 
@@ -276,7 +302,7 @@ def _pool_window(
     return replace(spatial, padding=padding)
 
 
-def _pool_attrs(shape: SpatialWindow, border: str) -> dict[str, Any]:
+def _pool_attrs(shape: SpatialWindow, border: str) -> dict[str, object]:
     """Returns a window as attributes of NNEF's pools, which also cover batch and channels."""
     return {
         "size": [1, 1, *shape.size],
@@ -289,7 +315,7 @@ def _pool_attrs(shape: SpatialWindow, border: str) -> dict[str, Any]:
 
 @op("MaxPool", "max_pool; or argmax_pool, sample and integers", attrs=_POOL)
 def max_pool(
-    call: OnnxCall, x: Value, *, storage_order: bool = False, **pool: Any
+    call: OnnxCall, x: Value, *, storage_order: bool = False, **pool: Unpack[PoolAttributes]
 ) -> list[Value | None]:
     numbers = x.scalar()
     shape = _pool_window(numbers, **pool)
@@ -315,7 +341,7 @@ def _flat_places(
         steps = np.cumprod([1, *spatial[:-1]])
     taps = np.indices(shape.size).reshape(len(spatial), -1)  # the coordinates of each tap
     offsets = sum(t * d * s for t, d, s in zip(taps, shape.dilation, steps, strict=True))
-    first: Any = np.arange(extents[0] * extents[1]).reshape(*extents[:2]) * prod(spatial)
+    first: Array = np.arange(extents[0] * extents[1]).reshape(*extents[:2]) * prod(spatial)
     first = first.reshape(*extents[:2], *[1] * len(spatial))
     axes = zip(steps, shape.stride, shape.padding, strict=True)
     for axis, (step, stride, (before, _)) in enumerate(axes, 2):
@@ -326,11 +352,13 @@ def _flat_places(
 
 
 @op("AveragePool", "avg_pool, pad", attrs=_POOL)
-def average_pool(x: Value, *, count_include_pad: bool = False, **pool: Any) -> Value:
+def average_pool(
+    x: Value, *, count_include_pad: bool = False, **pool: Unpack[PoolAttributes]
+) -> Value:
     shape = _pool_window(x, **pool)
     if count_include_pad:
         # padding counts in the mean, but the extra part that ceil_mode adds does not
-        floor_padding = _pool_window(x, **{**pool, "ceil_mode": False}).padding
+        floor_padding = _pool_window(x, **(pool | {"ceil_mode": False})).padding
         inner = [
             (a, min(b, d)) for (a, b), (_, d) in zip(floor_padding, shape.padding, strict=True)
         ]
@@ -342,7 +370,7 @@ def average_pool(x: Value, *, count_include_pad: bool = False, **pool: Any) -> V
 
 
 @op("LpPool", "abs, sqr or pow; box; sqrt or pow", attrs=_POOL)
-def lp_pool(x: Value, *, p: int = at_least(1, 2), **pool: Any) -> Value:
+def lp_pool(x: Value, *, p: int = at_least(1, 2), **pool: Unpack[PoolAttributes]) -> Value:
     attrs = _pool_attrs(_pool_window(x, **pool), "constant")
     return _root(_power(x, p).box(**attrs), p)
 

@@ -6,13 +6,13 @@ computed in integers.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from cml_engine.formats.onnx.op_schemas import MICROSOFT, at_least, attribute, op
-from cml_engine.formats.onnx.operators.convolution import CONV, convolve
+from cml_engine.formats.onnx.operators.convolution import CONV, ConvAttributes, convolve
 from cml_engine.formats.onnx.operators.matrix import matmul
 from cml_engine.formats.onnx.tensors import ELEMENT_TYPES, element_dtype
 from cml_engine.formats.onnx.values import InvalidNode, Value, checked_axis, unsupported_error
@@ -158,7 +158,7 @@ def _column(value: Value, shape: list[int]) -> Value:
 @op("QLinearConv", "cast, sub, mul, conv, round_even, clamp", attrs=CONV)
 def qlinear_conv(
     x: Value, x_scale: Value, x_zero: Value, weights: Value, w_scale: Value, w_zero: Value,
-    y_scale: Value, y_zero: Value, bias: Value | None = None, **window: Any,
+    y_scale: Value, y_zero: Value, bias: Value | None = None, **window: Unpack[ConvAttributes],
 ) -> Value:  # fmt: skip
     numbers = dequantize(x, x_scale, x_zero)
     ones = [1] * (weights.rank - 1)
