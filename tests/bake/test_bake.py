@@ -321,7 +321,7 @@ def test_a_full_disk_ends_the_run_with_one_message(bake_layer, work):
             {"scheduler": "tcp://127.0.0.1:9", "workers": 2},
             "--workers is for a cluster of this machine",
         ),
-        ({"workers": 0}, "expected a whole number of 1 to 100,000, got 0"),
+        ({"workers": 0}, "wanted a whole number of 1 to 100,000, got 0"),
     ],
 )
 def test_missing_cluster_gives_one_message(place, work, monkeypatch, options, said):

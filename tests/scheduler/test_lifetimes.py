@@ -66,18 +66,6 @@ def test_recurrent_run_is_released_after_the_next_reads_it(scheduler):
     assert last.inputs == {} and last.needs != ()
 
 
-def test_chained_jobs_are_released_as_they_run(scheduler):
-    nets = [network(f"n{k}") for k in range(10)]
-    jobs = [scheduler.submit(nets[0], {})]
-    for net in nets[1:]:
-        jobs.append(scheduler.submit(net, {"x": jobs[-1].output("y")}))
-    refs, last = [weakref.ref(job) for job in jobs], jobs[-1]
-    run_until_ended(scheduler, *jobs)
-    run_frame(scheduler)
-    del jobs
-    assert alive(refs) == 1 and last.state == "done"
-
-
 @pytest.mark.parametrize("end", ["stop", "error"])
 def test_stopped_periodic_job_releases_its_session(scheduler, end):
     made = []

@@ -100,7 +100,7 @@ def heavy(value):
         (lambda: graph(1, TEXT.replace("(y)", "(z)").replace("y =", "z =")), "outputs y, got z"),
         (lambda: graph(1, TEXT.replace("6, 6]", "7, 6]")), r"input 'x' is scalar\[1,4,7,6\]"),
         (lambda: 1 // 0, "division"),
-        (lambda: "net.nnef", "expected a Graph"),
+        (lambda: "net.nnef", "wanted a Graph"),
     ],
 )
 def test_failed_replacement_keeps_the_old_network(backend, broken, said):

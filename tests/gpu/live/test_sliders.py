@@ -40,7 +40,7 @@ def test_slider_has_a_value_or_its_default(backend, rng):
         ({"s": 5}, "a slider's place is 5"),
         ({"s": {"low": "x"}}, "slider 'scaled.y': 'x' is not a finite number"),
         ({"s": {"high": np.inf}}, "slider 'scaled.y': inf is not a finite number"),
-        ({"s": {"choices": ["soft"]}}, "expected words with their values"),
+        ({"s": {"choices": ["soft"]}}, "wanted words with their values"),
         ({"s": {"choices": {"soft": "a"}}}, "slider 'scaled.y': 'a' is not a finite number"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Tests that the StyleGAN2 example's files load, fit device limits, and agree on both backends."""
+"""Tests that the StyleGAN2 example's files load and that its networks fit the limits of devices."""
 
 import numpy as np
 import pytest
@@ -44,13 +44,6 @@ def test_saved_stylegan2_equals_the_built_graph(model):
     assert loaded.facts["image"].shape == (1, 3, 16, 16)
     image, again = (cml.Session(g, "cpu").run({"z": Z})["image"] for g in (built, loaded))
     np.testing.assert_array_equal(image, again)
-
-
-def test_cpu_and_gpu_agree(model, gpu):
-    graph = cml.load(model)
-    images = [cml.Session(graph, backend).run({"z": Z})["image"] for backend in ("cpu", gpu)]
-    assert images[0].std() > 0.05
-    np.testing.assert_allclose(images[1], images[0], atol=2e-5)
 
 
 def test_the_largest_fits_every_device(largest):

@@ -92,16 +92,3 @@ def test_retaining_job_determines_its_steps_when_it_starts(scheduler):
     assert second.state == first.state == "done" and len(second.costs) == 3
     assert titles(reports, second) == {"step 0", "step 1", "step 2"}
     assert replay(recording) == recording.decisions
-
-
-def test_recording_of_retaining_jobs_replays_equally(scheduler):
-    recording = scheduler.record()
-    net, other = network(), network()
-    for number in range(12):
-        inputs = given("x", "z") if number % 4 == 0 else given("z")
-        scheduler.submit(net, inputs, priority=1.0 + number % 3)
-        scheduler.submit(other, inputs, deadline_ms=30 + number)
-        run_frames(scheduler, 2)
-    run_frames(scheduler, 40)
-    assert not scheduler.jobs
-    assert replay(recording) == recording.decisions
