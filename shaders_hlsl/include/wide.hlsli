@@ -35,6 +35,11 @@ Eight cml_split(uint64_t4 v) {
 #else
 #define LOADED(block) block
 #endif
+#if WIDE_FILTER
+#define LOADED_FILTER(block) cml_split(block)
+#else
+#define LOADED_FILTER(block) block
+#endif
 #if WIDE_OUTPUT
 #define STORED(block) cml_join(block)
 #else

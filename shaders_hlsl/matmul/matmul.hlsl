@@ -5,7 +5,8 @@
 // columns of B. Registers are reused enough that groupshared memory is not needed.
 // A_VECTOR reads four k of A at once, B_VECTOR four columns of B, B_INNER four k of B.
 // SHARE: each of eight lanes reads some of the rows and passes them to the others, because a software
-// driver performs the reads of eight lanes one after the other, even of the same address.
+// driver performs the reads of eight lanes one after the other, even of the same address. Four numbers
+// are two 64-bit integers if WIDE_INPUT (of A) or WIDE_FILTER (of B).
 //
 // REDUCE serves few results with long sums: a workgroup computes ROWS x COLS results; its lanes add
 // up parts of the sum and combine them as a tree, always in the same order. Vectors run along k.
@@ -18,14 +19,15 @@
 #include "block_weights.hlsli"
 #include "divide.hlsli"
 #include "epilogue.hlsli"
+#include "wide.hlsli"
 
 // Four numbers of B: along k, and of neighbouring columns, whose scales were read before.
 #ifdef WEIGHT_BITS
 #define B_READ(at) (cml_codes(at) * cml_scale((at) / (BLOCK / 4)))
 #define B_VECTOR_READ(at, v) (cml_codes(at) * scale[v])
 #else
-#define B_READ(at) T1[at]
-#define B_VECTOR_READ(at, v) T1[at]
+#define B_READ(at) LOADED_FILTER(T1[at])
+#define B_VECTOR_READ(at, v) LOADED_FILTER(T1[at])
 #endif
 
 #define LANE_ROWS (GROUP / COLUMN_LANES)
@@ -129,16 +131,29 @@ static uint a_at[LOADS];
 static uint b_at[COLS];
 static float cml_sum[ROWS * COLS];
 
-// Adds the product of each row's value and each column's value.
-void multiply(float x[LOADS], float w[COLS])
-{
-    CML_UNROLL(uint, i, ROWS) {
+// The rows and columns that follow each other: with SHARE so few that their sums stay in a CPU's
+// registers for STEP of k.
 #ifdef SHARE
-        float y = WaveReadLaneAt(x[i / SHARERS], i % SHARERS);
+#define NEAR_ROWS (ROWS % 4 == 0 ? 4 : 1)
+#define NEAR_COLS (COLS % 2 == 0 ? 2 : 1)
 #else
-        float y = x[i];
+#define NEAR_ROWS ROWS
+#define NEAR_COLS COLS
 #endif
-        CML_UNROLL(uint, j, COLS) {
+
+// Adds the products of the values of some rows and columns at `c` of STEP. The driver passes a number
+// on with one instruction if it does not know the lane, with two if it does.
+void multiply(float x[LOADS][STEP], float w[COLS], uint c, uint first_row, uint first_col)
+{
+    CML_UNROLL(uint, i0, NEAR_ROWS) {
+        uint i = first_row + i0;
+#ifdef SHARE
+        float y = WaveReadLaneAt(x[i / SHARERS][c], (i % SHARERS) ^ CML_SEAL);
+#else
+        float y = x[i][c];
+#endif
+        CML_UNROLL(uint, j0, NEAR_COLS) {
+            uint j = first_col + j0;
             cml_sum[i * COLS + j] = mad(y, w[j], cml_sum[i * COLS + j]);
         }
     }
@@ -150,7 +165,7 @@ void add_products(uint k)
     float x[LOADS][STEP];
     CML_UNROLL(uint, r, LOADS) {
 #ifdef A_VECTOR
-        float4 four = T0[a_at[r] + k / 4 * a_k];
+        float4 four = LOADED(T0[a_at[r] + k / 4 * a_k]);
         CML_UNROLL(uint, c, 4) { x[r][c] = four[c]; }
 #else
         CML_UNROLL(uint, c, STEP) { x[r][c] = T0[a_at[r] + (k + c) * a_k]; }
@@ -164,21 +179,23 @@ void add_products(uint k)
     float4 scale[COLS / 4];
     CML_UNROLL(uint, p, COLS / 4) { scale[p] = cml_scales(b_at[p] + k / BLOCK * b_k); }
 #endif
+    float w[STEP][COLS];
     CML_UNROLL(uint, c, STEP) {
-        float y[LOADS];
-        CML_UNROLL(uint, h, LOADS) { y[h] = x[h][c]; }
-        float w[COLS];
 #if defined(B_VECTOR)
         CML_UNROLL(uint, v, COLS / 4) {
             float4 four = B_VECTOR_READ(b_at[v] + (k + c) * b_k, v);
-            CML_UNROLL(uint, l, 4) { w[4 * v + l] = four[l]; }
+            CML_UNROLL(uint, l, 4) { w[c][4 * v + l] = four[l]; }
         }
 #elif defined(B_INNER)
-        CML_UNROLL(uint, l, COLS) { w[l] = inner[l][c]; }
+        CML_UNROLL(uint, l, COLS) { w[c][l] = inner[l][c]; }
 #else
-        CML_UNROLL(uint, l, COLS) { w[l] = T1[b_at[l] + (k + c) * b_k]; }
+        CML_UNROLL(uint, l, COLS) { w[c][l] = T1[b_at[l] + (k + c) * b_k]; }
 #endif
-        multiply(y, w);
+    }
+    CML_UNROLL(uint, i0, ROWS / NEAR_ROWS) {
+        CML_UNROLL(uint, j0, COLS / NEAR_COLS) {
+            CML_UNROLL(uint, k0, STEP) { multiply(x, w[k0], k0, i0 * NEAR_ROWS, j0 * NEAR_COLS); }
+        }
     }
 }
 

@@ -370,6 +370,11 @@ def lower_tiles(p: MatrixProduct, tile: MatmulTile) -> Iterator[Dispatch]:
         **({"B_VECTOR": 1, "T1_TYPE": vector} if b_vector else {}),
         **({"B_INNER": 1, "T1_TYPE": vector} if b_inner else {}),
     }
+    if "SHARE" in defines and p.op.limits.int64:
+        if a_vector:
+            defines |= {"T0_TYPE": "uint64_t2", "WIDE_INPUT": 1}
+        if (b_vector or b_inner) and not few_bits:
+            defines |= {"T1_TYPE": "uint64_t2", "WIDE_FILTER": 1}
     yield from _launches(
         p,
         defines,

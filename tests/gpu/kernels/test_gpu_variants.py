@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cml_engine.compiler.planning.lower import lower
+from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.ir.graph import Attrs, Epilogue, Fact
 from cml_engine.ops import Case, Random, load_families, lookup
 from cml_engine.ops.indexing import scatter
@@ -35,6 +36,20 @@ CASES = [
     for i, case in enumerate([*lookup(name).cases, *LARGER.get(name, [])])
     for other in ((True,) if case in lookup(name).cases else (True, False))
 ]
+
+
+@pytest.mark.parametrize("constants", [True, False])
+@pytest.mark.parametrize("shapes", [((2, 3, 17, 20), (2, 1, 20, 11)), ((33, 72), (72, 64))])
+def test_64_bit_integers_change_no_bit_of_a_product(shapes, constants, gpu, monkeypatch):
+    """Four neighbours of A and B move as two 64-bit integers or as four floats."""
+    case = Case(shapes, {"transposeA": False, "transposeB": False})
+    graph, inputs = case_graph("matmul", case, constants=constants)
+    results = []
+    for int64 in (gpu.limits.int64, False):
+        monkeypatch.setattr(gpu, "limits", replace(gpu.limits, int64=int64))
+        check_graph(graph, inputs, gpu)
+        results.append(GpuProgram(lower(graph, gpu.limits), gpu).run(inputs)["y0"])
+    assert np.array_equal(*results)
 
 
 @pytest.mark.parametrize(("op", "case", "other"), CASES)

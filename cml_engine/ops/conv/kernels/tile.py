@@ -142,13 +142,14 @@ def launch_product(
         **defines,
         **(form.defines if form else {}),
     }
-    shares_filter = types["T0_TYPE"] != "float" and not types.get("DEPTHWISE")
+    # eight numbers of the filter at once: plain and depthwise ones have fewer, and it may be empty
+    by_eights = types["T0_TYPE"] != "float" and not types.get("DEPTHWISE") and conv.in_blocks > 0
     yield Dispatch(
         groups=launch[0],
         tensors=(x, filter, bias, *epilogue.tensors, conv.op.out_names[0]),
         params={**launch[1], **epilogue.params, **(form.params if form else {})},
         defines=types
-        | wide_defines(conv, types, "INPUT", "OUTPUT", *(["FILTER"] if shares_filter else [])),
+        | wide_defines(conv, types, "INPUT", "OUTPUT", *(["FILTER"] if by_eights else [])),
     )
 
 
