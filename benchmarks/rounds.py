@@ -41,7 +41,7 @@ class EngineResult:
 
     @property
     def times(self) -> list[float]:
-        return [ms for turn in self.turns for ms in turn]
+        return [ms for round_ms in self.turns for ms in round_ms]
 
     @property
     def median(self) -> float:

@@ -183,7 +183,7 @@ def record(results: Sequence[EngineResult], differences: dict[str, float]) -> li
             **result.about,
             "problem": result.problem,
             "median_ms": round(result.median, 3) if result.turns else None,
-            "turns_ms": [[round(ms, 3) for ms in turn] for turn in result.turns],
+            "turns_ms": [[round(ms, 3) for ms in round_ms] for round_ms in result.turns],
             "max_abs_difference": differences.get(result.contender.key),
         }
         for result in results

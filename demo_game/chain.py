@@ -196,10 +196,10 @@ def _add_upscaler(
     expected = [(1, 3, PAINTED, PAINTED), (1, 3, ENLARGED * PAINTED, ENLARGED * PAINTED)]
     ends = [*network.inputs, *network.outputs]
     if [network.facts[name].shape for name in ends] != expected:
-        got = ", ".join(f"{name} {network.facts[name]}" for name in ends)
+        actual = ", ".join(f"{name} {network.facts[name]}" for name in ends)
         raise cml.ModelError(
             f"'{enlarge}': wanted one input {list(expected[0])} and one output "
-            f"{list(expected[1])}, got {got}"
+            f"{list(expected[1])}, got {actual}"
         )
     input_name, output_name = ends
     paint = sources.pop("paint")

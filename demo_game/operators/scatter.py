@@ -73,10 +73,10 @@ def _pack_kept(
         | (random_bits >> 6 & 255) << 8
         | (random_bits >> 14 & 255) << 16
     )
-    kept = np.column_stack([positions, y, packed])[(chance < rocks) & (y > shore)]
+    rows = np.column_stack([positions, y, packed])[(chance < rocks) & (y > shore)]
     instances: Array = np.zeros(_INSTANCES.shape, dtype)
-    instances[0, 0, : len(kept)] = kept
-    return instances, np.array([[VERTICES, len(kept), 0, 0]], np.int32)
+    instances[0, 0, : len(rows)] = rows
+    return instances, np.array([[VERTICES, len(rows), 0, 0]], np.int32)
 
 
 def _scatter(attrs: cml.Attrs, density: Array, height: Array, tile: Array) -> list[Array]:

@@ -42,16 +42,16 @@ class DrawnTiles:
         return [visible for visible in drawn if visible is not None]
 
     def _make_visible(self, tile: TileId, detail: Detail, now_s: float) -> VisibleTile | None:
-        own, parent = self._streaming.drawn(tile), self._streaming.drawn(tile.parent)
-        if own is None:
+        tile_slot, parent = self._streaming.drawn(tile), self._streaming.drawn(tile.parent)
+        if tile_slot is None:
             return None
         near_m, far_m = detail.range_m(tile.level)
         fade, edges, fading = 0.0, 0, False
         if parent:
             fade = self._streaming.fade(tile, now_s)
             edges, fading = self._edges(tile, now_s)
-        parent_slot = parent.slot if parent else own.slot
-        visible = VisibleTile(tile, own.slot, parent_slot, near_m, far_m, fade, edges)
+        parent_slot = parent.slot if parent else tile_slot.slot
+        visible = VisibleTile(tile, tile_slot.slot, parent_slot, near_m, far_m, fade, edges)
         if fade == 0.0 and not fading:
             self._settled[tile] = visible
         return visible

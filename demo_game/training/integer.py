@@ -68,16 +68,16 @@ def tiles_of(name: str, count: int, seed: int, among: int = 1) -> list[dict[str,
         x, z = (int(v) for v in rng.integers(-(2**14) >> level, 2**14 >> level, 2))
         world = int(rng.integers(0, HELD_OUT)) + seed * HELD_OUT
         tile = TileId(level, x, z)
-        made = {"tile": tile_input(tile, world)}
-        made |= terrain.run(made)
+        tensors = {"tile": tile_input(tile, world)}
+        tensors |= terrain.run(tensors)
         deepest = -10 * tile.cell_m * (1 << HEIGHT_BITS)
-        if made["coarse"].max() >= deepest or rng.random() >= 0.9:
-            candidates.append(made)
-    candidates.sort(key=lambda made: -float(np.abs(made["around"]).max()) * (among > 1))
+        if tensors["coarse"].max() >= deepest or rng.random() >= 0.9:
+            candidates.append(tensors)
+    candidates.sort(key=lambda tensors: -float(np.abs(tensors["around"]).max()) * (among > 1))
     del candidates[count:]
-    for made in candidates if name != "upres" else ():
-        made |= upres.run(inputs_of("upres", made))
-        made |= ground.run({key: made[key] for key in ("coarse", "residual", "tile")})
+    for tensors in candidates if name != "upres" else ():
+        tensors |= upres.run(inputs_of("upres", tensors))
+        tensors |= ground.run({key: tensors[key] for key in ("coarse", "residual", "tile")})
     return candidates
 
 
