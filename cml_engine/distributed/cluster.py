@@ -93,13 +93,6 @@ def connect(
         yield connected, True
 
 
-def replace_lost(client: Client, alive: int) -> None:
-    """Restarts lost workers of a local cluster if fewer than its initial number are ``alive``."""
-    cluster = client.cluster
-    if cluster is not None and alive < len(cluster.worker_spec):
-        cluster.scale(len(cluster.worker_spec))
-
-
 def default_workers(backend: str = "cpu") -> int:
     """Returns the default number of workers on this machine.
 
@@ -308,8 +301,9 @@ class ClusterMonitor:
             threads = self.client.nthreads()
             self._n_workers = len(threads)
             self.window = max(_LEAST_AHEAD, _AHEAD * sum(threads.values()))
-            if self.embedded:
-                replace_lost(self.client, len(threads))
+            cluster = self.client.cluster if self.embedded else None
+            if cluster is not None and len(threads) < len(cluster.worker_spec):
+                cluster.scale(len(cluster.worker_spec))  # restarts lost workers
             if threads:
                 self._last_alive = now
             if self.report.done - self._done_at_forget >= FORGET_AFTER:

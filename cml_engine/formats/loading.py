@@ -408,10 +408,9 @@ def _library(files: Sequence[str | Path]) -> dict[str, str]:
     for file in files:
         try:
             text = Path(file).read_text(encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"'{file}': cannot read the fragments: {error.strerror}") from None
-        except ValueError as error:
-            raise InputError(f"'{file}': cannot read the fragments: {error}") from None
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"'{file}': cannot read the fragments: {reason}") from None
         for fragment in parse_fragments(text, str(file)):
             if not _is_new(fragment.name):
                 raise InputError(f"'{file}': '{fragment.name}' is NNEF's own: rename the fragment")

@@ -44,7 +44,7 @@ def read(file: File, name: str, fact: Fact) -> Array:
     (1, 3, 8, 8)
     """
     source = _find_file(file, name)
-    with _naming_input(source, name):
+    with _naming_file(source, f"input '{name}'"):
         array = _READERS.get(source.suffix, _read_picture)(source, name, fact)
     return np.asarray(source.scaled(array)) if fact.dtype == "scalar" else array
 
@@ -57,7 +57,7 @@ def read_any(file: File, name: str) -> Array:
     source = _find_file(file, name)
     if source.suffix not in _READERS:
         raise InputError(f"'{source}': wanted a .npy or .npz for the constant '{name}'")
-    with _naming_input(source, name), _stream(source, name) as stream:
+    with _naming_file(source, f"input '{name}'"), _stream(source, name) as stream:
         return _array(stream, name)
 
 
@@ -75,7 +75,7 @@ def shape_of(file: File, name: str, known: Known) -> Shape | None:
     (1, 3, 8, 8)
     """
     source = _find_file(file, name)
-    with _naming_input(source, name):
+    with _naming_file(source, f"input '{name}'"):
         is_picture = source.suffix in pictures.KINDS
         shape = (_shape_of_picture if is_picture else _shape_of_array)(source, name, known)
     if shape is None or known is None:
@@ -109,10 +109,10 @@ def _find_file(file: File, name: str) -> NamedFile:
 
 
 @contextlib.contextmanager
-def _naming_input(file: NamedFile, name: str) -> Iterator[None]:
+def _naming_file(file: NamedFile | Path, subject: str) -> Iterator[None]:
     """Re-raises any exception of the block as :class:`InputError` that names the file.
 
-    :class:`OverBudget` passes unchanged.
+    ``subject`` begins the message. :class:`OverBudget` passes unchanged.
     """
     try:
         yield
@@ -122,7 +122,7 @@ def _naming_input(file: NamedFile, name: str) -> Iterator[None]:
         raise InputError(f"'{file}': {error.message}") from None
     except Exception as error:  # parsers of other packages raise anything for a damaged file
         reason = str(error) or type(error).__name__
-        raise InputError(f"input '{name}': cannot read {file}: {reason}") from None
+        raise InputError(f"{subject}: cannot read {file}: {reason}") from None
 
 
 def check_suffix(file: File) -> None:
@@ -361,7 +361,7 @@ def sample_shape(path: str, name: str, known: Known) -> Shape | None:
 def _arrays(path: Path, name: str) -> Iterator[Array]:
     if not path.is_file():
         raise InputError(f"samples of '{name}': no such file: {path}")
-    try:
+    with _naming_file(path, f"samples of '{name}'"):
         current_budget().charge_bytes(path.stat().st_size, f"'{path}'")
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
@@ -370,11 +370,6 @@ def _arrays(path: Path, name: str) -> Iterator[Array]:
             for member in loaded.zip.infolist():
                 charge_member(member, path)
             yield from (loaded[key] for key in loaded.files)
-    except OverBudget:
-        raise
-    except Exception as error:  # NumPy raises anything for a damaged file
-        reason = str(error) or type(error).__name__
-        raise InputError(f"samples of '{name}': cannot read {path}: {reason}") from None
 
 
 def _split_samples(array: Array, path: Path, name: str, fact: Fact) -> list[Array]:
