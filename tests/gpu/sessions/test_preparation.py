@@ -148,7 +148,6 @@ import numpy as np
 import cml_engine as cml
 from tests.fixtures.frames.host import conv_net
 gpu = cml.Gpu()
-assert gpu.limits.software
 session = cml.Session(conv_net(), gpu)
 session.program.load()
 files = []
@@ -156,22 +155,23 @@ for step in range(2):
     time.sleep(0.5)  # the driver writes in a thread
     files.append(len(list(Path(sys.argv[1]).glob("*/*"))))
     session.run({"x": np.ones((1, 8, 24, 24), np.float32)})
-print(gpu.pipelines_built, *files)
+print(*files)
 """
 
 
 def test_software_driver_compiles_kernels_before_their_first_dispatch(gpu, tmp_path):
     """A run adds no machine code to what the driver has compiled when the session is ready."""
-    if not gpu.limits.software:
-        pytest.skip("a driver of hardware compiles with the pipeline")
+    if "llvmpipe" not in gpu.name:
+        pytest.skip("other drivers compile with the pipeline")
     caches = {name: str(tmp_path) for name in ("CML_CACHE_DIR", "MESA_SHADER_CACHE_DIR")}
+    caches["MESA_DISK_CACHE_MULTI_FILE"] = "1"  # a file for each kernel
     done = subprocess.run(
         [sys.executable, "-c", _FILES_OF_DRIVER, str(tmp_path / "mesa_shader_cache")],
         env={**os.environ, **caches}, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    built, prepared, run = map(int, done.stdout.split())
-    assert 0 < built <= prepared == run
+    prepared, run = map(int, done.stdout.split())
+    assert 0 < prepared == run
 
 
 @pytest.mark.parametrize("broken", [False, True])
