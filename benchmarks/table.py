@@ -17,7 +17,7 @@ REFERENCES = ("ncnn-cpu", "onnxruntime")
 _UPRES = (
     ("ours-gpu", "ncnn-vulkan", 1 / 1.5),
     ("ours-gpu", "ort-webgpu", 0.1),
-    ("ours-cpu", "onnxruntime", 1.3),
+    ("ours-cpu", "onnxruntime", 1.4),
     ("ours-ort", "onnxruntime", 1.1),
     ("ours-cpu", "tract", 1.0),
 )
