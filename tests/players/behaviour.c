@@ -312,16 +312,11 @@ int main(int argc, char **argv) {
     static const struct {
         const char *name;
         void (*run)(void);
-    } cases[] = {{"runs", runs},
-                 {"chain", chain},
-                 {"slots", slots},
-                 {"abandoned", abandoned},
-                 {"dropped", dropped},
-                 {"harmed", harmed},
-                 {"many", many},
-                 {"nonsense", nonsense},
-                 {"unloads", unloads},
-                 {"requirements", requirements},
+    } cases[] = {{"runs", runs},       {"chain", chain},
+                 {"slots", slots},     {"abandoned", abandoned},
+                 {"dropped", dropped}, {"harmed", harmed},
+                 {"many", many},       {"nonsense", nonsense},
+                 {"unloads", unloads}, {"requirements", requirements},
                  {"lost", lost}};
     size_t i;
     bytes = argc == 3 ? read_whole(argv[2], &size) : NULL;
