@@ -58,7 +58,7 @@ AS_WRITTEN = frozenset(NAMES) - {"infer", "fold"}
 
 
 #: stages that integer networks skip: they would move a rounding, or put floats in weights
-_OF_FLOATS = frozenset({"rules", "groups", "affine", "normalization"})
+_FLOAT_STAGES = frozenset({"rules", "groups", "affine", "normalization"})
 
 
 def optimize(graph: Graph, without: frozenset[str] = frozenset(), *, retain: bool = False) -> Graph:
@@ -101,7 +101,7 @@ def _stages(
     graph: Graph, without: frozenset[str], retain: bool
 ) -> Iterator[tuple[str, str, Graph]]:
     if graph.integer:
-        graph, without = lower_to_integers(graph).graph, without | _OF_FLOATS
+        graph, without = lower_to_integers(graph).graph, without | _FLOAT_STAGES
         yield "integer", "the rule of integer networks, in whole numbers", graph
     written, graph = graph, graph.with_(taps={})
     if retain:

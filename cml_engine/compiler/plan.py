@@ -320,22 +320,23 @@ class Memory:
 class BandedOperators:
     """Operators, by title, that are computed in ``count`` bands of rows, one band after another.
 
-    ``results`` are the tensors joined from their bands. ``again`` is the share of operations
-    that is computed twice. ``whole_bytes`` is the memory without bands, ``nbytes`` the memory
-    with them.
+    ``results`` are the tensors joined from their bands. ``recomputed`` is the share of
+    operations that is computed twice. ``whole_bytes`` is the memory without bands, ``nbytes`` the
+    memory with them.
     """
 
     operators: tuple[str, ...]
     results: tuple[str, ...]
     count: int
     options: tuple[str, ...]
-    again: float
+    recomputed: float
     whole_bytes: int
     nbytes: int
 
     def __str__(self) -> str:
         names = " to ".join(dict.fromkeys((self.operators[0], self.operators[-1])))
-        return f"{names} in {self.count} bands of rows, {100 * self.again:.1f} % computed twice"
+        twice = f"{100 * self.recomputed:.1f} % computed twice"
+        return f"{names} in {self.count} bands of rows, {twice}"
 
 
 @dataclass(frozen=True)

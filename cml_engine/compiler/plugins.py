@@ -42,7 +42,7 @@ GROUP = "cml_engine.operators"
 #: the version of the interface for operator files: ``cml.OpSpec``, ``cml.Kernel``, the arguments of
 #: their functions, and the HLSL generated for a kernel
 API_VERSION = 1
-_STATED = "CML_API"
+_VERSION_NAME = "CML_API"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def _registered_by(file: Path) -> _Registration:
 
     def new() -> _Registration:
         return _Registration(
-            {name: registered()[name] for name in _new(operators)},
+            {name: registered()[name] for name in _new_names(operators)},
             tuple(rule for rule in registered_rules() if not any(rule is r for r in rules)),
         )
 
@@ -137,7 +137,9 @@ def _read_registration(file: Path) -> object:
     """Returns the value of the line ``CML_API = …`` of a file, without running it, or None if
     there is no such line."""
     for line in ast.parse(file.read_bytes(), str(file)).body:
-        if isinstance(line, ast.Assign) and [ast.unparse(t) for t in line.targets] == [_STATED]:
+        if isinstance(line, ast.Assign) and [ast.unparse(t) for t in line.targets] == [
+            _VERSION_NAME
+        ]:
             return line.value.value if isinstance(line.value, ast.Constant) else ast.unparse(line)
     return None
 
@@ -146,12 +148,13 @@ def _check_version(stated: object) -> None:
     if stated is not None and (stated != API_VERSION or isinstance(stated, bool)):
         raise OperatorError(
             f"it is written for version {stated!r} of the interface of operators "
-            f"({_STATED}), this engine has version {API_VERSION}: take the release of it that is "
-            "made for this engine, or change it (cml docs custom_operators) and state that version"
+            f"({_VERSION_NAME}), this engine has version {API_VERSION}: take the release of it "
+            "that is made for this engine, or change it (cml docs custom_operators) and state that "
+            "version"
         )
 
 
-def _new(before: Mapping[str, OpSpec]) -> tuple[str, ...]:
+def _new_names(before: Mapping[str, OpSpec]) -> tuple[str, ...]:
     """Returns the names of the operators registered since ``before``, including replaced ones."""
     return tuple(name for name, spec in registered().items() if before.get(name) is not spec)
 
@@ -189,9 +192,9 @@ def _load_point(point: metadata.EntryPoint) -> None:
     loaded = point.load()
     module = loaded if isinstance(loaded, ModuleType) else sys.modules.get(loaded.__module__)
     try:
-        _check_version(getattr(module, _STATED, None))
+        _check_version(getattr(module, _VERSION_NAME, None))
     except OperatorError:
-        for name in _new(operators):
+        for name in _new_names(operators):
             unregister(name)
         raise
     if not isinstance(loaded, ModuleType):

@@ -73,7 +73,7 @@ def known_format(name: str, subject: str, *, written: bool = False) -> TextureFo
 #: the position of a tensor's channels: before its rows, or last
 ImageLayout = Literal["nchw", "nhwc"]
 #: the most channels of a picture
-_MOST = 4
+_MAX_CHANNELS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +108,12 @@ def planes(subject: str, fact: Fact, layout: ImageLayout) -> Planes:
     *batch, a, b, c = shape if len(shape) >= 3 else (1, 1, 0)
     height, width, channels = (a, b, c) if last else (b, c, a)
     fits = fact.dtype == "scalar" and fact.rank <= 4 and batch in ([], [1])
-    if not (fits and fact.size and 1 <= channels <= _MOST):
+    if not (fits and fact.size and 1 <= channels <= _MAX_CHANNELS):
         expected = "scalar[1,H,W,C]" if last else "scalar[1,C,H,W]"
         other_layout = "nchw" if last else "nhwc"
         raise InputError(
-            f"{subject} is {fact}: a texture holds {expected} with 1 to {_MOST} channels. Where "
-            f"the channels stand elsewhere, say layout='{other_layout}'"
+            f"{subject} is {fact}: a texture holds {expected} with 1 to {_MAX_CHANNELS} channels. "
+            f"Where the channels stand elsewhere, say layout='{other_layout}'"
         )
     strides = (1, width * channels, channels) if last else (height * width, width, 1)
     return Planes(height, width, channels, strides)
@@ -133,7 +133,9 @@ def by_channel(value: Numbers, count: int, argument: str) -> tuple[float, ...]:
         raise InputError(
             f"{argument}: wanted a number, or {count} for {count} channels, got {value}"
         )
-    return ((numbers * _MOST) if len(numbers) == 1 else (*numbers, 0.0, 0.0, 0.0))[:_MOST]
+    return ((numbers * _MAX_CHANNELS) if len(numbers) == 1 else (*numbers, 0.0, 0.0, 0.0))[
+        :_MAX_CHANNELS
+    ]
 
 
 def numbers_of(value: Numbers, argument: str) -> tuple[float, ...]:

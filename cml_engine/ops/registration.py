@@ -55,7 +55,7 @@ def register(spec: OpSpec, file: str | Path | None = None) -> OpSpec:
     load_families()  # so that the engine's names are registered
     if find_builtin(getattr(spec, "name", "")) is spec:
         return add(spec)
-    spec = check_spec(spec, Path(file) if file else _place(spec))
+    spec = check_spec(spec, Path(file) if file else _declaring_file(spec))
     return add(expressed(spec) if spec.expression else spec)
 
 
@@ -69,7 +69,7 @@ def registering(file: Path) -> Iterator[None]:
         _file.reset(before)
 
 
-def _place(spec: object) -> Path | None:
+def _declaring_file(spec: object) -> Path | None:
     """Returns the file that declares the operator, or None if it is not known.
 
     It is the file that is being loaded, or the one that defines one of the operator's functions.
@@ -90,7 +90,7 @@ def _place(spec: object) -> Path | None:
 
 
 #: the longest expression
-_MOST_LETTERS = 600
+_MAX_LETTERS = 600
 
 
 @cache
@@ -115,8 +115,8 @@ def expressed(spec: OpSpec) -> OpSpec:
     names, attrs = _names(spec)
     letters = dict(zip(names, LETTERS, strict=False))
     try:
-        if len(spec.expression) > _MOST_LETTERS:
-            raise fault(spec, f"its expression has more than {_MOST_LETTERS} letters")
+        if len(spec.expression) > _MAX_LETTERS:
+            raise fault(spec, f"its expression has more than {_MAX_LETTERS} letters")
         term = parse(spec.expression, letters, tuple(attrs), known_functions())
         _check_calls(spec, term)
     except ExpressionError as error:

@@ -189,7 +189,7 @@ class Decision:
         )
 
 
-_ASKED = "the caller decided it"
+_BY_CALLER = "the caller decided it"
 _MEASURED = "measured to be faster on this device"
 
 
@@ -227,13 +227,13 @@ def decisions_of(
 def _by_user(decision: Decision, overrides: Overrides) -> Decision:
     if decision.kind == "kernel" or decision.subject not in overrides.get(decision.kind, {}):
         return decision
-    return replace(decision, by="user", why=_ASKED)
+    return replace(decision, by="user", why=_BY_CALLER)
 
 
 def _kernel(node: Node, choice: Choice, reason: Reason) -> Decision:
     by: By = "user" if choice.requested else "table" if choice.tuned else "rule"
     why = {
-        "user": _ASKED,
+        "user": _BY_CALLER,
         "table": reason(choice) if choice.tuned else "",
         "rule": f"the first that gains for: {choice.key}",
     }[by]

@@ -222,7 +222,7 @@ class Sibling:
     def _packed(self) -> dict[str, Array]:
         return {name: array for name, (_, array) in self.plan.weights.items()}
 
-    def has(self, name: str, array: Array) -> bool:
+    def has_equal(self, name: str, array: Array) -> bool:
         """Returns True if the first plan has an equal array under this name in its weights,
         which are on the device."""
         entry = self.plan.weights.get(name)

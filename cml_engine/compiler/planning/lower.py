@@ -93,7 +93,7 @@ def place_weights(draft: Draft) -> PackedWeights:
         array = draft.packed.get(name, graph.constants.get(name))
         if array is None:
             continue
-        if name in variables or not (sibling is None or sibling.has(name, array)):
+        if name in variables or not (sibling is None or sibling.has_equal(name, array)):
             own.add(name, array, draft.align)
             continue
         used.add(name)
@@ -367,14 +367,14 @@ def _cpu_step(index: int, launch: Launch, locate: Locator) -> Step:
         source=first.source,
         cpu_part=CpuPart(
             graph=part,
-            reads=_of(reads, places),
-            writes=_of(writes, places),
+            reads=_select(reads, places),
+            writes=_select(writes, places),
             refusals=tuple(refusals[n.outputs[0]] for n in nodes if n.outputs[0] in refusals),
         ),
     )
 
 
-def _of(names: Sequence[str], places: Mapping[str, TensorPlace]) -> dict[str, TensorPlace]:
+def _select(names: Sequence[str], places: Mapping[str, TensorPlace]) -> dict[str, TensorPlace]:
     return {name: places[name] for name in names}
 
 

@@ -170,7 +170,7 @@ class BandSearch:
 # -- plan in bands --------------------------------------------------------------------------------
 
 #: the most attempts to plan when plans take more than their estimates
-_TRIES = 8
+_MAX_ATTEMPTS = 8
 #: no plan is tried if the estimate exceeds the limit by this factor and the plan has more
 #: dispatches than can be planned quickly
 _HOPELESS, _QUICK = 1.5, 1000
@@ -243,12 +243,12 @@ class _BandPlanner:
 
     def _plan_within(self, limit: float, searches: Sequence[BandSearch]) -> Plan | None:
         """Returns a plan of at most ``limit`` bytes, or None if the searches find none in
-        ``_TRIES`` plans.
+        ``_MAX_ATTEMPTS`` plans.
 
         A plan that exceeds its estimate lowers the limit of the next search.
         """
         bounds = replace(self.bounds, total=limit)
-        for _ in range(_TRIES):
+        for _ in range(_MAX_ATTEMPTS):
             path = _cheapest(searches, bounds)
             if path is None:
                 return None
@@ -278,7 +278,7 @@ class _BandPlanner:
         """
         best, searches = None, self._searches()
         for search in searches:
-            for _ in range(_TRIES):
+            for _ in range(_MAX_ATTEMPTS):
                 smallest = search.smallest(self.bounds)
                 if smallest is None or (best and smallest.nbytes >= best.memory.peak):
                     break

@@ -62,7 +62,7 @@ def requantize_pair(
     factors = [
         np.ldexp(np.float64(factor), -np.asarray(shift, np.int64)) for factor in (first, second)
     ]
-    return _round(_both, (a, b, *factors), low, high, out)
+    return _round(_scaled_sum, (a, b, *factors), low, high, out)
 
 
 def requantize_product(
@@ -91,7 +91,7 @@ def _by_sign(sums: Array, factor: Array, negative: Array, out: Array) -> None:
     out += below
 
 
-def _both(a: Array, b: Array, first: Array, second: Array, out: Array) -> None:
+def _scaled_sum(a: Array, b: Array, first: Array, second: Array, out: Array) -> None:
     np.multiply(a, first, out=out)
     out += b * second
 

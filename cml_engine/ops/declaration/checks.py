@@ -206,9 +206,9 @@ def entry_of(text: str, kernel: Kernel, spec: OpSpec) -> Entry:
     match = _ENTRY.search(_without_comments(text))
     if match is None:
         raise fault(
-            spec, f"its kernel '{_shown(kernel)}' has no function `void kernel(uint thread)`"
+            spec, f"its kernel '{_kernel_name(kernel)}' has no function `void kernel(uint thread)`"
         )
-    subject = f"its kernel '{_shown(kernel)}' has `void kernel({match[1].strip()})`"
+    subject = f"its kernel '{_kernel_name(kernel)}' has `void kernel({match[1].strip()})`"
     types = [argument.strip().partition(" ")[0] for argument in match[1].split(",")]
     if len(types) > 2 or len({*types}) > 1 or types[0] not in _ENTRY_DIMS:
         raise fault(
@@ -405,8 +405,8 @@ def _check_promises(kernel: Kernel, spec: OpSpec) -> None:
     if _is_game_file(kernel) and "cml_epilogue(" not in text:
         raise fault(
             spec,
-            f"its kernel states epilogues, but '{_shown(kernel)}' never calls cml_epilogue (of "
-            "epilogue.hlsli), so they would be skipped. Leave them out",
+            f"its kernel states epilogues, but '{_kernel_name(kernel)}' never calls cml_epilogue "
+            "(of epilogue.hlsli), so they would be skipped. Leave them out",
         )
 
 
@@ -442,7 +442,7 @@ def text_of(kernel: Kernel, spec: OpSpec) -> str:
         raise fault(spec, f"its kernel '{file}' cannot be read: {error}") from None
 
 
-def _shown(kernel: Kernel) -> str:
+def _kernel_name(kernel: Kernel) -> str:
     return "source" if kernel.source else Path(kernel.path).name
 
 

@@ -34,7 +34,7 @@ PARAMS = f"epi_value:f{_MAX_VALUES}"
 #: the define that has the statements
 STEPS = "EPI_STEPS"
 #: larger numbers of positions are not exact in a float
-_MOST_POSITIONS = 1 << 24
+_MAX_POSITIONS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +253,7 @@ def is_by_position(operand: Fact, result: Fact) -> bool:
     """
     shape = (1, 1, *result.shape[2:])
     single = result.rank > 2 and result.shape[0] == 1
-    return single and operand.shape == shape and operand.size <= _MOST_POSITIONS
+    return single and operand.shape == shape and operand.size <= _MAX_POSITIONS
 
 
 def reads_blocks(result: Fact) -> bool:
@@ -261,7 +261,7 @@ def reads_blocks(result: Fact) -> bool:
 
     It can for a single picture whose number of elements is exact in a float.
     """
-    return result.rank > 2 and result.shape[0] == 1 and 0 < result.size <= _MOST_POSITIONS
+    return result.rank > 2 and result.shape[0] == 1 and 0 < result.size <= _MAX_POSITIONS
 
 
 def _number(graph: Graph, name: str) -> float | None:

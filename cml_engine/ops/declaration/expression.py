@@ -35,7 +35,7 @@ _LOGIC = ("||", "&&")
 _COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 #: shader functions that return a condition, and those that also take a ``float4``
 _CONDITIONS = frozenset({"cml_isnan", "cml_isinf", "cml_negative", "cml_unequal"})
-_OF_FOUR = frozenset(
+_VECTOR_FUNCTIONS = frozenset(
     "abs exp exp2 log log2 sqrt floor ceil cml_negative cml_clamp cml_sigmoid cml_tanh "
     "cml_requantize cml_requantize_signed cml_requantize_wide cml_requantize_wide_signed "
     "cml_requantize_pair cml_requantize_product cml_integer_numbers".split()
@@ -285,7 +285,11 @@ def wide_hlsl(term: Term, hlsl_type: str) -> str | None:
         wide_hlsl(part, hlsl_type)
         for part in (term.parts[:1] if term.kind == "known" else term.parts)
     ]
-    if None in inner or (term.kind == "call" and term.text not in _OF_FOUR) or term.kind == "!=":
+    if (
+        None in inner
+        or (term.kind == "call" and term.text not in _VECTOR_FUNCTIONS)
+        or term.kind == "!="
+    ):
         return None
     parts = [str(part) for part in inner]
     if term.kind == "choice":

@@ -19,9 +19,9 @@ from cml_engine.ir.graph import Array
 Prepared = dict[tuple[str, int], tuple[Array, Array]]
 
 #: the largest retained buffer in floats (48 MB)
-_MOST = 12 << 20
+_MAX_SIZE = 12 << 20
 #: the smallest reused result in floats (16 KB); NumPy allocates smaller arrays quickly
-_LEAST = 1 << 12
+_MIN_SIZE = 1 << 12
 
 
 def _references(arrays: Sequence[Array], index: int) -> int:
@@ -62,7 +62,7 @@ class Scratch(threading.local):
         The buffer is reused by the next call with the name, unless it is too large to keep.
         """
         size = prod(shape)
-        if size > _MOST:
+        if size > _MAX_SIZE:
             return np.empty(shape, np.float32)
         buffer = self._buffers.get(name)
         if buffer is None or buffer.size < size:
@@ -75,7 +75,7 @@ class Scratch(threading.local):
         It is a buffer that no array refers to any more, or a new one.
         """
         size = prod(shape)
-        if not _LEAST <= size <= _MOST:
+        if not _MIN_SIZE <= size <= _MAX_SIZE:
             return np.empty(shape, np.float32)
         results = self._results
         idle = [i for i in range(len(results)) if _references(results, i) == _IDLE]

@@ -20,7 +20,7 @@ from cml_engine.ops.elementwise.elementwise_op import declare
 #: erf(5) differs from 1 by 1.5e-12; between knots of this distance the cubic is off by 2e-9
 _END, _KNOTS = 5.0, 320
 #: elements at a time: a dozen arrays of them stay in a cache
-_PIECE = 8192
+_BLOCK = 8192
 
 
 @cache
@@ -31,7 +31,7 @@ def _knots() -> tuple[Array, Array]:
     return np.array([math.erf(v) for v in x]), slope
 
 
-def _in_pieces(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
+def _in_blocks(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
     """Returns a function that applies an elementwise ``function`` in pieces and returns float64.
 
     On large arrays this is three times as fast.
@@ -40,14 +40,14 @@ def _in_pieces(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
     @wraps(function)
     def pieces(x: Array) -> Array:
         flat, result = np.reshape(x, -1), np.empty(np.size(x))
-        for start in range(0, flat.size, _PIECE):
-            result[start : start + _PIECE] = function(flat[start : start + _PIECE])
+        for start in range(0, flat.size, _BLOCK):
+            result[start : start + _BLOCK] = function(flat[start : start + _BLOCK])
         return result.reshape(np.shape(x))
 
     return pieces
 
 
-@_in_pieces
+@_in_blocks
 def erf(x: Array) -> Array:
     """Computes erf in float64, which NumPy lacks, by cubic interpolation of ``math.erf``."""
     value, slope = _knots()
@@ -61,7 +61,7 @@ def erf(x: Array) -> Array:
     return np.where(np.isnan(x), x, np.copysign(magnitude, x))
 
 
-@_in_pieces
+@_in_blocks
 def _gelu(x: Array) -> Array:
     return np.asarray(0.5 * x.astype(np.float64) * (1 + erf(x * math.sqrt(0.5))))
 
@@ -293,12 +293,12 @@ def _divided(a: Array, b: Array) -> Array:
     return np.where(b == 0, 0, np.where((a < 0) != (b < 0), -quotient, quotient))
 
 
-def _rest(a: Array, b: Array) -> Array:
+def _remainder(a: Array, b: Array) -> Array:
     return np.where(b == 0, 0, a - _divided(a, b) * b)
 
 
 def _modulo(a: Array, b: Array) -> Array:
-    remainder = _rest(a, b)
+    remainder = _remainder(a, b)
     return np.where((remainder != 0) & ((remainder < 0) != (b < 0)), remainder + b, remainder)
 
 
@@ -329,7 +329,7 @@ _integer("int_add", "a + b", np.add)
 _integer("int_sub", "a - b", np.subtract)
 _integer("int_mul", "a * b", np.multiply)
 _integer("int_div", "cml_int_div(a, b)", _divided, flops=8)
-_integer("int_rem", "cml_int_rem(a, b)", _rest, flops=8)
+_integer("int_rem", "cml_int_rem(a, b)", _remainder, flops=8)
 _integer("int_mod", "cml_int_mod(a, b)", _modulo, flops=8)
 _integer("int_min", "min(a, b)", np.minimum)
 _integer("int_max", "max(a, b)", np.maximum)

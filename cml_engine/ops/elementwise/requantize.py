@@ -100,7 +100,7 @@ _CODES: dict[str, tuple[Callable[..., object], Sequence[Case]]] = {
 
 
 #: the operators whose HLSL also takes sums as integers
-_OF_SUMS = ("requantize", "requantize_signed")
+_SUM_OPERATORS = ("requantize", "requantize_signed")
 
 
 def _in_place(
@@ -132,7 +132,9 @@ def _row(
         fusable=fusable,
         in_place=partial(_in_place, function, attrs) if name in _CODES else None,
         traits=Traits(
-            is_integer=True, reads_sums=name in _OF_SUMS, quantizes_input=name == "integer_words"
+            is_integer=True,
+            reads_sums=name in _SUM_OPERATORS,
+            quantizes_input=name == "integer_words",
         ),
         custom=True,
         cases=cases,

@@ -79,7 +79,7 @@ REDUCTIONS = ("none", "add", "mul", "min", "max")
 #: threads that keep a GPU, or a driver that runs shaders on the CPU, busy
 _BUSY, _BUSY_SOFTWARE = 4096, 64
 #: the most updates to search, per value that marking would move, before marking is faster
-_LOOKS = 8
+_MAX_SEARCHES = 8
 
 
 def _elements_lower(op: Lowering) -> Iterator[Dispatch]:
@@ -165,7 +165,7 @@ def _scatter(
     threads = x.size // geometry["slots"] * -(-geometry["slots"] // segment)
     if constant is not None:
         yield from _walk_lists(op, places_of, constant, row, reduction)
-    elif reduction == 0 and threads * updates > _LOOKS * (x.size + op.inputs[2].size):
+    elif reduction == 0 and threads * updates > _MAX_SEARCHES * (x.size + op.inputs[2].size):
         yield from _mark_updates(op, row, marks)
     else:
         yield from _search_updates(op, threads, segment, updates, reduction, geometry)
@@ -273,13 +273,13 @@ _ELEMENTS, _ROWS = (
 )
 
 
-_MEET = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}
+_COMBINE = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}
 
 
 # --- shapes -------------------------------------------------------------------------------------
 
 
-def _check_beside(x: Fact, indices: Fact, axis: int) -> None:
+def _check_other_axes(x: Fact, indices: Fact, axis: int) -> None:
     """Raises :class:`ShapeError` if the indices do not fit ``x``.
 
     They must be integers of the same rank, and must not exceed ``x`` along axes other than
@@ -297,7 +297,7 @@ def _check_beside(x: Fact, indices: Fact, axis: int) -> None:
 
 
 def _gather_infer(attrs: Attrs, x: Fact, indices: Fact) -> Fact:
-    _check_beside(x, indices, attrs.axis)
+    _check_other_axes(x, indices, attrs.axis)
     if x.shape[attrs.axis] == 0 < indices.size:
         raise ShapeError(f"axis {attrs.axis} of {x} is empty: {indices} find nothing in it")
     return Fact(x.dtype, indices.shape)
@@ -312,7 +312,7 @@ def _check_updates(attrs: Attrs, x: Fact, updates: Fact, shape: Sequence[int]) -
 
 
 def _elements_infer(attrs: Attrs, x: Fact, indices: Fact, updates: Fact) -> Fact:
-    _check_beside(x, indices, attrs.axis)
+    _check_other_axes(x, indices, attrs.axis)
     _check_updates(attrs, x, updates, indices.shape)
     return x
 
@@ -356,7 +356,7 @@ def _scatter_cpu(
     if attrs.reduction == "none":
         y[valid_slots] = values  # of several the last one
     else:
-        _MEET[attrs.reduction].at(y, valid_slots, values)
+        _COMBINE[attrs.reduction].at(y, valid_slots, values)
     return y.reshape(x.shape)
 
 

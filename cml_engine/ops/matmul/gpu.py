@@ -115,7 +115,7 @@ _REDUCE_GROUP, _SOFTWARE_REDUCE_GROUP = 64, 8
 #: shorter sums leave the lanes of a reducing workgroup without work
 _LONG_SUM = 64
 #: the most results for which the tuner tries workgroups that reduce
-_MOST_REDUCED = 1 << 14
+_MAX_REDUCED = 1 << 14
 #: work of a workgroup, so that a slice of a frame can hold one: about 0.3 ms on llvmpipe
 _GROUP_FLOPS = 1 << 23
 
@@ -292,7 +292,7 @@ def _key(p: MatrixProduct) -> str:
 
 def _may_reduce(p: MatrixProduct) -> bool:
     """Returns True if the tuner should try workgroups that compute each sum together."""
-    return p.inner >= _LONG_SUM and (p.results <= _MOST_REDUCED or _reduces(p))
+    return p.inner >= _LONG_SUM and (p.results <= _MAX_REDUCED or _reduces(p))
 
 
 def _reduces(p: MatrixProduct) -> bool:

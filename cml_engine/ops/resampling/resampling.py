@@ -249,7 +249,7 @@ def _resample(op: Lowering, defines: Defines) -> Iterator[Dispatch]:
 
 
 def _area_lower(op: Lowering) -> Iterator[Dispatch]:
-    if prod(op.attrs.factor) > _MOST_OF_A_THREAD:
+    if prod(op.attrs.factor) > _MAX_PER_THREAD:
         yield from _area_reduced(op)
     else:
         yield from _resample(op, {"AREA": 1})
@@ -273,7 +273,7 @@ def _area_reduced(op: Lowering) -> Iterator[Dispatch]:
 
 
 def _area_half(node: Node, facts: Mapping[str, Fact]) -> Half:
-    return "none" if prod(node.attrs["factor"]) > _MOST_OF_A_THREAD else "each"
+    return "none" if prod(node.attrs["factor"]) > _MAX_PER_THREAD else "each"
 
 
 def _multilinear_lower(op: Lowering) -> Iterator[Dispatch]:
@@ -290,7 +290,7 @@ def _multilinear_lower(op: Lowering) -> Iterator[Dispatch]:
 
 
 #: values that a thread adds up for a result; more are shared out (MAX_ITERATIONS in lowering.py)
-_MOST_OF_A_THREAD = 1024
+_MAX_PER_THREAD = 1024
 _PARAMS = "n:u blocks:u in_extent:u3 out_extent:u3 factor:u3"
 
 

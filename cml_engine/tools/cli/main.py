@@ -21,7 +21,7 @@ usage: cml COMMAND [options]
 
 Neural networks inside the frame of a running game: NNEF, ONNX and ncnn, on the GPU or the CPU.
 """
-_MORE = """
+_EPILOG = """
 'cml COMMAND --help' shows a command's options, 'cml docs' the documentation,
 'cml --version' the version.
 """
@@ -88,7 +88,7 @@ def parser() -> CommandParser:
         rows[command.group].append(f"  {name:9s} {command.help}")
     groups = ("\n".join([f"\n{group}:", *lines]) for group, lines in rows.items())
     root.overview = "\n".join(
-        [_ABOUT.rstrip(), *groups, f"\nexample:\n  {COMMANDS['info'].example}", _MORE]
+        [_ABOUT.rstrip(), *groups, f"\nexample:\n  {COMMANDS['info'].example}", _EPILOG]
     )
     return root
 

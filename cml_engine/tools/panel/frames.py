@@ -29,7 +29,7 @@ _WAITING = 16
 #: reports kept until the times of one arrive: a software driver times few frames
 _REPORTS = 32
 #: the reasons why a frame runs no more slices, in words
-_WHY = {
+_REASONS = {
     "budget": "the next slice does not fit",
     "nothing to do": "no work is left",
     "waiting for GPU": "the GPU is behind",
@@ -345,7 +345,9 @@ def why(report: FrameReport) -> str:
     """Returns a text with the reason why the frame runs no more slices."""
     margin_ms = report.budget_ms - report.aim_ms
     margin = f" ({margin_ms:.2f} ms are kept free)" if margin_ms >= 0.005 else ""
-    return _WHY.get(report.reason, report.reason) + (margin if report.reason == "budget" else "")
+    return _REASONS.get(report.reason, report.reason) + (
+        margin if report.reason == "budget" else ""
+    )
 
 
 def times(report: FrameReport) -> list[str]:

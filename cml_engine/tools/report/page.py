@@ -24,7 +24,7 @@ class Number:
     """A number in a table: the text to show and the value to sort by."""
 
     value: float
-    shown: str
+    text: str
 
 
 #: a cell of a table
@@ -135,5 +135,5 @@ def _cell(cell: Cell) -> str:
     if isinstance(cell, int):
         cell = Number(cell, str(cell))
     if isinstance(cell, Number):
-        return f'<td class="n" data-value="{cell.value:.9g}">{escape(cell.shown)}</td>'
+        return f'<td class="n" data-value="{cell.value:.9g}">{escape(cell.text)}</td>'
     return f"<td>{html(cell).text}</td>"

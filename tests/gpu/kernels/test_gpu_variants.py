@@ -149,7 +149,7 @@ def ways(graph, gpu):
 @pytest.mark.parametrize(("op", "case"), SCATTER_CASES)
 def test_marking(op, case, gpu, monkeypatch):
     graph, inputs = case_graph(op, case)
-    monkeypatch.setattr(scatter, "_LOOKS", -1)
+    monkeypatch.setattr(scatter, "_MAX_SEARCHES", -1)
     check_graph(graph, inputs, gpu)
     if graph.facts["y0"].size:
         assert ways(graph, gpu)[-1] == "TAKE"

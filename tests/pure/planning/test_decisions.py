@@ -127,7 +127,7 @@ def test_step_exceeding_binding_count_names_its_tensors(graph):
 
 
 def test_kernels_with_atomics_are_not_bound_in_parts(monkeypatch):
-    monkeypatch.setattr(scatter, "_LOOKS", -1)
+    monkeypatch.setattr(scatter, "_MAX_SEARCHES", -1)
     shape = Random((128,), -128, 128, "integer")
     case = Case(((128,), shape, (128,)), {"reduction": "none", "axis": 0})
     graph, _ = case_graph("scatter_elements", case)

@@ -15,8 +15,8 @@ from cml_engine.ops.declaration.registry import formula_of, lookup
 from cml_engine.ops.declaration.spec import OpSpec
 
 #: operators that compute words from words
-_OF_WORDS = MOVES | frozenset("pad resize neg abs relu clamp".split())
-_BY_SIGN = frozenset({"leaky_relu", "prelu"})
+_WORD_OPERATORS = MOVES | frozenset("pad resize neg abs relu clamp".split())
+_SIGN_OPERATORS = frozenset({"leaky_relu", "prelu"})
 _BOUNDS = frozenset({"relu", "clamp"})
 
 
@@ -121,11 +121,11 @@ def kind_of(graph: Graph, node: Node, placement: Placement) -> ValueKind:
     if spec.is_custom:
         return _custom_kind(graph, node, placement, spec)
     pending = [kind for kind in operand_kinds if kind.pending]
-    if operand_kinds and not pending and node.op in _OF_WORDS:
+    if operand_kinds and not pending and node.op in _WORD_OPERATORS:
         return ValueKind("words")
     if node.op in _BOUNDS and pending and node.inputs[0] in placement.kinds:
         return ValueKind(pending[0].role, pending[0].base, True)
-    if node.op in _BY_SIGN and operand_kinds:
+    if node.op in _SIGN_OPERATORS and operand_kinds:
         if not pending:
             return ValueKind(
                 "sum", operand_kinds[0].base if _one_number(graph, node) else None, True
@@ -197,15 +197,17 @@ def _is_deferred(
     """
     if name in graph.roots or not readers:
         return False
-    return all(_joins(graph, reader, name, kind, placement) for reader in readers)
+    return all(_takes_unrounded(graph, reader, name, kind, placement) for reader in readers)
 
 
-def _joins(graph: Graph, reader: Node, name: str, kind: ValueKind, placement: Placement) -> bool:
+def _takes_unrounded(
+    graph: Graph, reader: Node, name: str, kind: ValueKind, placement: Placement
+) -> bool:
     if lookup(reader.op).exact:
         return False
     if reader.op in _BOUNDS and reader.inputs[0] == name:
         return all(n in graph.constants for n in reader.inputs[1:])
-    if reader.op in _BY_SIGN and kind.role == "sum" and not kind.activated:
+    if reader.op in _SIGN_OPERATORS and kind.role == "sum" and not kind.activated:
         return True
     if formula_of(reader.op) is None or kind.base is None or not _one_number(graph, reader):
         return False

@@ -258,15 +258,15 @@ def _swap_axes(weights: Array) -> Array:
 
 Samples = Sequence[Mapping[str, Array]]
 
-_LEAST_SAMPLES = 8
+_MIN_SAMPLES = 8
 #: the number of samples on which a choice of bits is evaluated
-_TRIED = 4
+_TRIAL_SAMPLES = 4
 #: the share of the requested error allowed on those: the other samples have slightly more
-_TRIED_SHARE = 0.9
+_TRIAL_ERROR = 0.9
 #: the default error, a share of the outputs' RMS
 _DEFAULT_ERROR = 0.01
 #: stages that run after quantization: they fuse nodes, or apply a game's own rules
-_LATER = frozenset({"rules", "fuse", "chains"})
+_LATER_STAGES = frozenset({"rules", "fuse", "chains"})
 
 
 def quantize(
@@ -348,10 +348,10 @@ class _Quantizer:
             raise InputError(f"'{graph.name}' is cooked: quantize the model that it was made of")
         if max_error is not None and not max_error > 0:
             raise InputError(f"max_error {max_error}: wanted a share above 0")
-        checked_samples = check_samples(graph, samples, _LEAST_SAMPLES)
+        checked_samples = check_samples(graph, samples, _MIN_SAMPLES)
         folded = graph
         for name, stage, _ in STAGES:
-            if name not in _LATER:
+            if name not in _LATER_STAGES:
                 folded = stage(folded)
         placement = place_rounding_points(folded, float_tail)
         names = {*placement.points, *(n for node in folded.nodes if node.op in ("neg", "abs")
@@ -446,7 +446,7 @@ class _Quantizer:
         low, high = 0, len(order)
         while low < high:
             middle = (low + high) // 2
-            if self.error(frozenset(order[:middle])) <= _TRIED_SHARE * self.max_error:
+            if self.error(frozenset(order[:middle])) <= _TRIAL_ERROR * self.max_error:
                 high = middle
             else:
                 low = middle + 1
@@ -459,7 +459,7 @@ class _Quantizer:
         Only some of the samples are run.
         """
         program = CpuProgram(lower_to_integers(self.build(sixteen)).graph)
-        step = max(1, len(self.samples) // _TRIED)
+        step = max(1, len(self.samples) // _TRIAL_SAMPLES)
         return output_error(
             [program.run(sample) for sample in self.samples[::step]], self.outputs[::step]
         )

@@ -18,7 +18,7 @@ from cml_engine.ir.integer_rule import INT_BOUND, LARGE_TABLE, SMALL_TABLE, roun
 #: significant digits of a scale: a double holds all digits of the product of two
 _DIGITS = 7
 #: values of a tensor kept from each sample
-_LOOKED_AT = 4096
+_SAMPLE_SIZE = 4096
 #: the margin for inputs beyond the samples, if words have bits to spare
 _HEADROOM = 1.1
 #: candidates for the largest representable value, as shares of the largest value
@@ -42,7 +42,7 @@ class ObservedValues:
                 min(self.low, float(flat.min())),
                 max(self.high, float(flat.max())),
             )
-        step = max(1, flat.size // _LOOKED_AT)
+        step = max(1, flat.size // _SAMPLE_SIZE)
         self.values.append(np.asarray(flat[::step], np.float64))
 
     def joined(self, parts: Iterable[ObservedValues]) -> ObservedValues:
@@ -199,7 +199,7 @@ _TYPES = {8: np.int8, 16: np.int16}
 #: the used share of the range that fits: the scales are rounded, and the bias is added
 _MARGIN = 0.45
 #: the largest sum of absolute weights for two passes, by whether the words have 16 bits
-_MOST_WEIGHT = {True: 60_000, False: 900_000}
+_MAX_WEIGHT = {True: 60_000, False: 900_000}
 
 
 def quantize_weights(
@@ -214,7 +214,7 @@ def quantize_weights(
     flat = np.abs(rows.reshape(len(rows), -1).astype(np.float64))
     total = min(
         _MARGIN * INT_BOUND / max(input_range.magnitude, 1),
-        _MOST_WEIGHT[input_range.magnitude > 255],
+        _MAX_WEIGHT[input_range.magnitude > 255],
     )
     steps = np.maximum.reduce(
         [

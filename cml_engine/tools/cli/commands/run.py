@@ -344,20 +344,20 @@ def validate(a: Namespace) -> int:
         plan = make_plan(graph, gpu, options, written=written)
         write_decisions(a, written, graph, plan, gpu.name)
     checks = check_nodes(graph, gpu, arrays, options.storage, options.decide, written)
-    report = Validation.of(gpu.name, _shown(checks, graph))
+    report = Validation.of(gpu.name, _with_progress(checks, graph))
     print(report)
     fits = options.storage == "float" or _check_storage(graph, gpu, arrays)
     return 0 if report.ok and fits else 1
 
 
 #: options of a plan, which comparisons without one refuse
-_OF_A_PLAN = ("half", "preset", "decide", "decisions", "dump-kernels")
+_PLAN_OPTIONS = ("half", "preset", "decide", "decisions", "dump-kernels")
 
 
 def _check_passes(a: Namespace) -> int:
     from cml_engine.runtime.inspection import check_passes
 
-    refuse(a, "--passes compares in NumPy", *_OF_A_PLAN)
+    refuse(a, "--passes compares in NumPy", *_PLAN_OPTIONS)
     graph = load_for_inputs(a)
     report = check_passes(graph, _inputs(graph, a))
     print(report)
@@ -369,7 +369,7 @@ def _check_integers(a: Namespace) -> int:
     from cml_engine.runtime.node_check import check_bits, random_words
 
     reason = "--integer compares integers, with the kernels of a session"
-    refuse(a, reason, "passes", *_OF_A_PLAN)
+    refuse(a, reason, "passes", *_PLAN_OPTIONS)
     graph = load_for_inputs(a)
     if not graph.integer:
         raise float_network_error(graph)
@@ -392,13 +392,13 @@ def _check_storage(graph: Graph, gpu: Gpu, arrays: dict[str, Array]) -> bool:
     from cml_engine.runtime.node_check import measure_errors, storage_errors
     from cml_engine.tools.report.validation import StorageReport
 
-    errors = _shown(storage_errors(graph, layouts_for(graph, "half"), arrays), graph)
+    errors = _with_progress(storage_errors(graph, layouts_for(graph, "half"), arrays), graph)
     report = StorageReport.of(graph, errors, measure_errors(graph, gpu, arrays))
     print(report)
     return report.ok
 
 
-def _shown(checks: Iterable[T], graph: Graph) -> Iterator[T]:
+def _with_progress(checks: Iterable[T], graph: Graph) -> Iterator[T]:
     """Yields the checks of the graph's operators while a terminal shows a progress bar."""
     with progress() as show:
         for number, check in enumerate(checks):

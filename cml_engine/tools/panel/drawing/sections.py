@@ -268,7 +268,7 @@ class JobRow:
     name: str
     state: str
     progress: float
-    left: str
+    remaining: str
     deadline: str
     late: bool
 
@@ -343,7 +343,7 @@ def _job_row(row: JobRow, colour: Colour, compact: bool) -> None:
     imgui.table_next_column()
     widgets.bar(row.progress, colour)
     imgui.table_next_column()
-    widgets.text(row.left, palette.BAD if row.late else palette.TEXT)
+    widgets.text(row.remaining, palette.BAD if row.late else palette.TEXT)
     if not compact:
         imgui.table_next_column()
         widgets.text(row.deadline, palette.BAD if row.late else palette.DIM)
