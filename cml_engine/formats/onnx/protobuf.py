@@ -92,14 +92,15 @@ class Field:
         The field has one value, a run of values, or many packed into one field.
         """
         number_dtype = np.dtype(dtype)
-        single = FIXED32 if number_dtype.itemsize == 4 else FIXED64
+        size = number_dtype.itemsize
+        single = FIXED32 if size == 4 else FIXED64
         if self.wire == single and self.is_run:
-            rows = np.frombuffer(self.data, np.uint8).reshape(-1, 1 + number_dtype.itemsize)
+            rows = np.frombuffer(self.data, np.uint8).reshape(-1, 1 + size)
             return np.ascontiguousarray(rows[:, 1:]).view(number_dtype).reshape(-1)
         if self.wire != single:
             self._want(BYTES)
-        if len(self.data) % number_dtype.itemsize:
-            raise self.message.damaged(f"{len(self.data)} bytes of {dtype} numbers")
+        if len(self.data) % size:
+            raise self.message.damaged(f"{len(self.data)} bytes of {size}-byte numbers")
         return np.frombuffer(self.data, number_dtype)
 
     def _want(self, wire: int) -> None:
