@@ -22,7 +22,7 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,13 @@ NETWORKS: dict[str, Callable[[], cml.Graph]] = {
 }
 
 
+def verdict(line: str, checks: Mapping[str, bool]) -> bool:
+    """Prints a line with the result of every check, and returns True if all pass."""
+    said = (f"{what} {'same' if good else 'DIFFERS'}" for what, good in checks.items())
+    print(line, *said, sep="  ", flush=True)
+    return all(checks.values())
+
+
 def check(name: str, gpu: cml.Gpu, folder: Path) -> bool:
     """Cooks a network twice, runs its file, prints a line, and returns True if every check passes.
 
@@ -115,14 +122,11 @@ def check(name: str, gpu: cml.Gpu, folder: Path) -> bool:
     )
     made: Any = cooked.cooked_form
     off = max(made.golden.differences(cml.Session(cooked, gpu).run(made.golden.inputs)).values())
-    verdicts = {"bytes": same_bytes, "GPU": on_gpu, "CPU": on_cpu, "golden": off <= 1}
-    print(
+    return verdict(
         f"{name:18s} {len(data) / 1e6:8.2f} MB  {len(made.kernels):3d} kernels  cooked in "
-        f"{cooking:6.1f} s, loaded in {1e3 * loading:6.1f} ms  golden {off:.2g} of its tolerance  "
-        + "  ".join(f"{what} {'same' if good else 'DIFFERS'}" for what, good in verdicts.items()),
-        flush=True,
+        f"{cooking:6.1f} s, loaded in {1e3 * loading:6.1f} ms  golden {off:.2g} of its tolerance",
+        {"bytes": same_bytes, "GPU": on_gpu, "CPU": on_cpu, "golden": off <= 1},
     )
-    return all(verdicts.values())
 
 
 def check_in_c(name: str, gpu: cml.Gpu, folder: Path) -> bool:
@@ -141,15 +145,12 @@ def check_in_c(name: str, gpu: cml.Gpu, folder: Path) -> bool:
     found = play_in_slices(build("play.c", device=True), file, inputs, wanted, budgets)
     exact = name.startswith("integer-")
     agrees = found.same_bits if exact else found.off <= TOLERANCE
-    verdicts = {"slices": found.same_slices, "agrees": agrees}
     frames = "/".join(map(str, found.frames))
-    print(
+    return verdict(
         f"{name:18s} {frames:>18s} frames  off by {found.off:8.2g}  the session's bits: "
-        f"{'same' if found.same_bits else 'other'}  "
-        + "  ".join(f"{what} {'same' if good else 'DIFFERS'}" for what, good in verdicts.items()),
-        flush=True,
+        f"{'same' if found.same_bits else 'other'}",
+        {"slices": found.same_slices, "agrees": agrees},
     )
-    return all(verdicts.values())
 
 
 def check_in_web(name: str, gpu: cml.Gpu, folder: Path) -> bool:

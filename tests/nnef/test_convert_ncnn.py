@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 import pytest
 
@@ -14,6 +12,7 @@ import cml_engine as cml
 from cml_engine.errors import CmlError, InputError, ModelError
 from cml_engine.formats.ncnn.ncnn_model import LAYERS, REFUSED
 from cml_engine.ir.graph import Fact
+from tests.fixtures.models import FileSource
 from tests.fixtures.ncnn_models import FLOAT16, FLOAT32, write
 from tests.fixtures.pages import ROOT
 
@@ -121,21 +120,12 @@ def test_any_shape_at_run_time(tmp_path):
 def test_a_source_has_both_files(tmp_path):
     path = write(tmp_path, ["Input i 0 1 in 0=4", "PReLU p 1 1 in out 0=4"], counted(4))
 
-    class Pak:
-        name, graph = "pak", "nets/m.param"
-        files: ClassVar = {"nets/m.param": path.read_bytes(),
-                           "nets/m.bin": path.with_suffix(".bin").read_bytes()}  # fmt: skip
-
-        def size(self, file):
-            return len(self.files[file]) if file in self.files else None
-
-        def read(self, file, offset, count):
-            return self.files[file][offset : offset + count]
-
-    assert cml.load(Pak()).constants["p_alpha"].size == 4
-    del Pak.files["nets/m.bin"]
-    with pytest.raises(CmlError, match="cannot read 'pak/nets/m.bin': there is no such file"):
-        cml.load(Pak())
+    files = {"m.param": path.read_bytes(), "m.bin": path.with_suffix(".bin").read_bytes()}
+    pak = FileSource({f"nets/{name}": data for name, data in files.items()}, "nets/m.param")
+    assert cml.load(pak).constants["p_alpha"].size == 4
+    del pak.files["nets/m.bin"]
+    with pytest.raises(CmlError, match="cannot read 'pak:net/nets/m.bin': there is no such file"):
+        cml.load(pak)
 
 
 def test_single_input_shape_needs_no_name(tmp_path):

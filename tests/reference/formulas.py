@@ -363,11 +363,7 @@ def _roi_pool(reduce):
         for n, (item, low, high) in enumerate(_regions(x, rois, index)):
             first = np.floor(low + 0.5).astype(int)
             size = np.maximum(np.floor(high + 0.5).astype(int) - first, 0)
-            for c, cell in (
-                np.ndindex(x.shape[1], 1)
-                if 0 in output_size
-                else ((c, cell) for c in range(x.shape[1]) for cell in np.ndindex(*output_size))
-            ):
+            for c, *cell in np.ndindex(y.shape[1:]):
                 parts = []
                 for a, (i, p) in enumerate(zip(cell, output_size, strict=True)):
                     start = first[a] + i * (size[a] // p)

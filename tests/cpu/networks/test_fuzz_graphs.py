@@ -4,7 +4,6 @@
 """
 
 import importlib
-import warnings
 
 import numpy as np
 import pytest
@@ -18,16 +17,10 @@ from tests import fuzz
 from tests.fixtures.fuzz_graphs import FuzzCase
 from tests.fixtures.graphs import Net
 
+pytestmark = pytest.mark.filterwarnings("ignore")
 CASES = 24
 #: the module; the package's function of that name shadows it
 AFFINE = importlib.import_module("cml_engine.compiler.passes.fold_affine")
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 @pytest.mark.parametrize("number", range(CASES))

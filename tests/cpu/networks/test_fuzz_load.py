@@ -7,7 +7,6 @@ A few seconds here. A long run:
 import os
 import resource
 import time
-import warnings
 
 import numpy as np
 import pytest
@@ -19,6 +18,7 @@ from tests.fixtures.texts import HEADER, model_text, write_text
 from tests.generate import random_call
 from tests.reference.calls import OPERATORS, literal
 
+pytestmark = pytest.mark.filterwarnings("ignore")
 EXAMPLES = int(os.environ.get("CML_FUZZ", "60"))
 FUZZ = settings(
     max_examples=EXAMPLES,
@@ -44,13 +44,6 @@ QUANT = (
     " bits = 4, signed = false, symmetric = false);\n"
 )
 TOKENS = [*"0 1 -1 2 64 65 1e39 0.0 [ ] [[ ( ) , ; : = \" ' true x0 y0 w".split(), "\n", "\x00"]
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def load(folder, fake_quantize=False):

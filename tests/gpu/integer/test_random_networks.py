@@ -3,8 +3,6 @@
 `python -m tests.fuzz --integer --cases 2000` runs more of them.
 """
 
-import warnings
-
 import numpy as np
 import pytest
 
@@ -12,6 +10,7 @@ import cml_engine as cml
 from cml_engine.compiler.planning.dispatches import PlanOptions
 from tests import fuzz
 
+pytestmark = pytest.mark.filterwarnings("ignore")
 CASES = 36
 #: operators between the input and a convolution or a matrix product
 VIEWS = ("reshape(x, shape = [1, 64])", "squeeze(x, axes = [0])", "unsqueeze(x, axes = [1])",
@@ -20,13 +19,6 @@ PROLOGUES = (
     "a = abs(x);", "a = neg(x);", "b = relu(x); a = add(x, b);", "b = neg(x); a = mul(b, b);",
     "b = abs(x); c = neg(x); a = sub(b, c);",
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 @pytest.mark.parametrize("number", range(CASES))

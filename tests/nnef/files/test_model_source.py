@@ -14,6 +14,7 @@ import cml_engine as cml
 from cml_engine.errors import CmlError, InputError, ModelError, TensorFileError
 from cml_engine.io.model_source import FolderSource, OutsideModelError, inner_name
 from cml_engine.nnef.files.tensor_file import tensor_bytes
+from tests.fixtures.models import FileSource
 from tests.fixtures.pages import example
 
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -27,31 +28,12 @@ graph g(x) -> (y)
 """
 
 
-class Files:
-    """A model source with the given files in memory; ``asked`` has the files whose size was
-    requested."""
-
-    name = "pak:net"
-
-    def __init__(self, files, graph="graph.nnef"):
-        self.graph = graph
-        self.files = files
-        self.asked: list[str] = []
-
-    def size(self, file):
-        self.asked.append(file)
-        return len(self.files[file]) if file in self.files else None
-
-    def read(self, file, offset, count):
-        return bytearray(self.files[file][offset : offset + count])
-
-
 def files(**more):
     return {"graph.nnef": TEXT.encode(), "a/w.dat": tensor_bytes(VALUES), **more}
 
 
 def test_model_source_is_a_structural_type():
-    assert isinstance(Files({}), cml.ModelSource)
+    assert isinstance(FileSource({}), cml.ModelSource)
     assert isinstance(cml.MemoryModel("", {}), cml.ModelSource)
     assert not isinstance(Path("x"), cml.ModelSource)
 
@@ -88,11 +70,11 @@ def test_memory_model_text_must_be_str():
 
 
 def test_model_source_is_asked_only_for_safe_names():
-    source = Files(files())
+    source = FileSource(files())
     assert_array_equal(cml.load(source).constants["w"], VALUES)
     assert set(source.asked) == {"graph.nnef", "graph.quant", "a/w.dat"}
     for label in ("../w", "/../w", "C:/w", "a/../../w"):
-        source = Files({"graph.nnef": TEXT.replace("a/w", label).encode()})
+        source = FileSource({"graph.nnef": TEXT.replace("a/w", label).encode()})
         with pytest.raises(TensorFileError, match="wanted a path inside the model's folder"):
             cml.load(source)
         assert set(source.asked) == {"graph.nnef", "graph.quant"}
@@ -101,7 +83,7 @@ def test_model_source_is_asked_only_for_safe_names():
 def test_tensors_are_read_without_copies():
     more = "    v = variable<scalar>(shape = [2, 3], label = 'v');\n    u = add(w, v);\n    y ="
     text = TEXT.replace("    y =", more).replace("add(x, w)", "add(x, u)")
-    source = Files({**files(), "v.dat": tensor_bytes(VALUES), "graph.nnef": text.encode()})
+    source = FileSource({**files(), "v.dat": tensor_bytes(VALUES), "graph.nnef": text.encode()})
     source.position = ["graph.nnef", "v.dat", "a/w.dat"].index  # type: ignore[attr-defined]
     read = []
     original = source.read
@@ -110,7 +92,7 @@ def test_tensors_are_read_without_copies():
     assert read == [*["graph.nnef"] * 2, *["v.dat"] * 2, *["a/w.dat"] * 2]
 
 
-class Broken(Files):
+class Broken(FileSource):
     def __init__(self, what):
         super().__init__(files())
         self.what = what
@@ -152,8 +134,8 @@ def test_sizes_before_memory():
     """
     huge = TEXT.replace("[2, 3]", "[1024, 1048576]")
     with pytest.raises(ModelError, match="shape \\[2, 3\\], the variable wants"):
-        cml.load(Files({**files(), "graph.nnef": huge.encode()}))
-    source = Files(files())
+        cml.load(FileSource({**files(), "graph.nnef": huge.encode()}))
+    source = FileSource(files())
     source.size = lambda file: 1 << 50  # type: ignore[method-assign]
     with pytest.raises(ModelError, match="asked for 512 bytes at 0, 'pak:net' gave 153"):
         cml.load(source)
@@ -167,15 +149,20 @@ def test_sizes_before_memory():
 
 def test_a_source_without_its_graph():
     with pytest.raises(ModelError, match="'pak:net' has no 'graph.nnef'"):
-        cml.load(Files({}))
+        cml.load(FileSource({}))
     with pytest.raises(ModelError, match="cannot read 'net.onnx': No such file in 'pak:net'"):
-        cml.load(Files({}, "net.onnx"))
+        cml.load(FileSource({}, "net.onnx"))
 
 
 def test_bytes_of_an_archive(tmp_path):
-    cml.save(cml.load(Files(files())), tmp_path / "m.tgz")
+    cml.save(cml.load(FileSource(files())), tmp_path / "m.tgz")
     data = (tmp_path / "m.tgz").read_bytes()
-    for model in (data, bytearray(data), memoryview(data), Files({"net.tgz": data}, "net.tgz")):
+    for model in (
+        data,
+        bytearray(data),
+        memoryview(data),
+        FileSource({"net.tgz": data}, "net.tgz"),
+    ):
         assert_array_equal(cml.load(model).constants["w"], VALUES)
     with pytest.raises(ModelError, match="'<bytes>' is damaged"):
         cml.load(data[:-3])

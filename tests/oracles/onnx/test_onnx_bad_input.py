@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 import cml_engine as cml  # noqa: E402
 from cml_engine.errors import CmlError, UnsupportedOp  # noqa: E402
 from cml_engine.tools.cli import main  # noqa: E402
+from tests.fixtures.models import FileSource  # noqa: E402
 from tests.fixtures.onnx_models import (  # noqa: E402
     function,
     load,
@@ -273,37 +274,22 @@ def test_external_data_beyond_2_gb(tmp_path):
     assert_array_equal(got["y"][0], values)
 
 
-class Pak:
-    """A model source with files in memory; ``asked`` has the files whose size was requested."""
-
-    name, graph = "pak:net", "net.onnx"
-
-    def __init__(self, files):
-        self.files = files
-        self.asked: set[str] = set()
-
-    def size(self, file):
-        self.asked.add(file)
-        return len(self.files[file]) if file in self.files else None
-
-    def read(self, file, offset, count):
-        return self.files[file][offset : offset + count]
-
-
 def test_external_data_of_a_source():
     values = np.arange(8, dtype=np.float32)
     model = external("./w.bin", offset="16", length="16").SerializeToString()
-    session = cml.Session(cml.load(Pak({"net.onnx": model, "w.bin": values.tobytes()})), "cpu")
-    got = session.run({"x": np.zeros((1, 4), np.float32)})
+    pak = FileSource({"net.onnx": model, "w.bin": values.tobytes()}, "net.onnx")
+    got = cml.Session(cml.load(pak), "cpu").run({"x": np.zeros((1, 4), np.float32)})
     assert_array_equal(got["y"][0], values[4:])
-    with pytest.raises(CmlError, match="No such file in 'pak:net'.*belongs beside"):
-        cml.load(Pak({"net.onnx": model}))
+    pak.files["w.bin"] = values.tobytes()[:20]
     with pytest.raises(CmlError, match="'w.bin' is truncated|16 bytes at 16"):
-        cml.load(Pak({"net.onnx": model, "w.bin": values.tobytes()[:20]}))
-    outside = Pak({"net.onnx": external("../w.bin").SerializeToString()})
+        cml.load(pak)
+    del pak.files["w.bin"]
+    with pytest.raises(CmlError, match="No such file in 'pak:net'.*belongs beside"):
+        cml.load(pak)
+    outside = FileSource({"net.onnx": external("../w.bin").SerializeToString()}, "net.onnx")
     with pytest.raises(CmlError, match="'../w.bin', which is not in the model's folder"):
         cml.load(outside)
-    assert outside.asked == {"net.onnx"}
+    assert set(outside.asked) == {"net.onnx"}
 
 
 @pytest.mark.parametrize("location", ["../secret", "/etc/passwd", "", ".", "link", "a\0b", "..\\x"])

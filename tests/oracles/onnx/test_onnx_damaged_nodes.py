@@ -4,7 +4,6 @@ Each attribute gets wrong types and values, and each input is removed.
 """
 
 import copy
-import warnings
 from functools import cache
 
 import numpy as np
@@ -112,8 +111,8 @@ def damaged(row):
 
 
 @pytest.mark.parametrize("row", all_schemas(), ids=lambda row: f"{row.qualified}-{row.since}")
+@pytest.mark.filterwarnings("ignore")
 def test_damaged_nodes(row):
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
+    with np.errstate(all="ignore"):
         for number, (made, inputs, what) in enumerate(damaged(row)):
             survives(made, inputs, what, is_known=number % 2 == 1)
