@@ -42,7 +42,7 @@ def cooked_set() -> Path | None:
 def make(report: Callable[[str], object] = lambda line: None) -> None:
     """Cooks every network of the game to ``cooked/`` and then writes the manifest.
 
-    ``say`` is called with the name and size of each file.
+    ``report`` is called with the name and size of each file.
     """
     from cml_engine.cooked import cook
     from demo_game import operators  # noqa: F401 - registers the game's own operators

@@ -84,7 +84,7 @@ class Recorder:
         self.recording.events.append({"kind": "work", "job": job.number, "steps": steps})
 
     def changed(self, job: Job, event: str, now: float) -> None:
-        """Records an event ``what`` of a job: "cancelled", "paused", "resumed" or "failed"."""
+        """Records an ``event`` of a job: "cancelled", "paused", "resumed" or "failed"."""
         self.recording.events.append({"kind": event, "job": job.number, "now": now})
 
     def encoded(
@@ -98,10 +98,10 @@ class Recorder:
     ) -> None:
         """Records an encoded frame: its budget, the state of the jobs, and the decisions.
 
-        ``ready`` says which networks of waiting jobs were prepared. ``held`` has the jobs that
-        lacked memory; the list grows until the frame ends. ``back_from_cpu`` has a job for each
-        step on the CPU that was done. The decisions of a planner other than the default are
-        recorded as ``given``, and a replay repeats them.
+        ``ready`` says which networks of waiting jobs were prepared. ``short_of_memory`` has the
+        jobs that lacked memory; the list grows until the frame ends. ``back_from_cpu`` has a job
+        for each step on the CPU that was done. The decisions of a planner other than the default
+        are recorded as ``given``, and a replay repeats them.
         """
         ready_networks = {str(self._networks[key]): value for key, value in ready.items()}
         self.recording.events.append(

@@ -48,7 +48,7 @@ def check_array(array: ZarrArray, path: str) -> None:
     Parameters
     ----------
     array : an open Zarr array, before any of its chunks is read.
-    place : the array's name in the message.
+    path : the array's path in the message.
     """
     dtype_kind = np.dtype(array.dtype).kind
     if dtype_kind not in "biuf":

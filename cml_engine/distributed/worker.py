@@ -90,7 +90,7 @@ class BatchResult:
     """The result of a task: an outcome for each unit that was begun, in order, and times.
 
     A task that ran out of time has outcomes only for its first units. ``elapsed`` is the
-    task's duration in seconds, ``seconds`` the time by activity. ``refused`` is the reason why
+    task's duration in seconds, ``seconds`` the time by activity. ``refusal`` is the reason why
     the worker cannot take part.
     """
 

@@ -112,7 +112,7 @@ class StopAtNan:
 
 
 def _operand_element(node: Node, value: Array, result: Array, index: tuple[int, ...]) -> Any:
-    """Returns the operand's element that an element-wise operator read for the result at ``at``.
+    """Returns the operand's element that an element-wise operator read for the result at ``index``.
 
     Returns None if the operator is not element-wise.
     """

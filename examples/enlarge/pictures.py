@@ -86,7 +86,7 @@ def _picture(colours: Array) -> Image.Image:
 
 
 def _positions(angle: float = 0.0) -> tuple[Array, Array]:
-    """Returns x and y of every pixel before a texture is scaled down, turned by ``turn`` radians.
+    """Returns x and y of every pixel before a texture is scaled down, turned by ``angle`` radians.
 
     The unit is a pixel of the final texture.
     """

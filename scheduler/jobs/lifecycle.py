@@ -51,7 +51,7 @@ class AdmissionError(RuntimeError):
 def admit(job: Job, admission: Admission, n_others: int) -> None:
     """Warns or raises :class:`AdmissionError` if the job is predicted to miss its deadline.
 
-    ``admission`` selects the reaction; ``others`` is the number of the other jobs, for the message.
+    ``admission`` selects the reaction; ``n_others`` is the number of other jobs, for the message.
     """
     if job.deadline_at_ms is None or admission == "accept":
         return

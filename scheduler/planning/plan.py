@@ -119,11 +119,10 @@ def plan_frame(state: FrameState) -> FramePlan:
 def _slices_of(
     state: FrameState, job: Job, left_ms: float, is_first: bool
 ) -> tuple[list[PlannedSlice], float, bool]:
-    """Returns the job's next slices within ``left`` ms, the milliseconds then left, and a flag.
+    """Returns the job's next slices within ``left_ms``, the milliseconds then left, and a flag.
 
     The flag is True if the slices complete the job, or all of it before a step on the CPU.
-    ``is_first`` says that the frame has no
-    slice yet; it then gets one even if it does not fit.
+    With ``is_first`` the frame has no slice yet, and gets one even if it does not fit.
     """
     costs, step, group = job.costs, job.step, job.group
     slices: list[PlannedSlice] = []

@@ -44,9 +44,9 @@ class JobRuns:
         return run
 
     def mark_wrong(self, wrong_runs: Iterable[JobRun], reason: str) -> None:
-        """Marks the ``lost`` runs, and all runs that read their results, as wrong.
+        """Marks runs, and all runs that read their results, as wrong.
 
-        ``why`` is the reason that each run stores.
+        Each run stores the ``reason``.
         """
         with self._lock:
             self.losses += 1

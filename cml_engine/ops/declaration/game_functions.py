@@ -23,7 +23,7 @@ def calling(is_game: bool, function: str, fault: Callable[[str], OperatorError])
     Parameters
     ----------
     is_game : False for a function of the engine, whose exceptions pass unchanged.
-    what : the function's name, such as ``"infer"``.
+    function : the function's name, such as ``"infer"``.
     fault : makes the error from its message.
     """
     try:
