@@ -1,7 +1,7 @@
 """``conv`` in NumPy with channels last in memory: depthwise, pointwise, and by gathered windows.
 
 Sessions use it because they know the filter in advance; the definition is ``conv_cpu``. Results
-are views with channels last, like those of ``winograd_cpu``, so the next such ``conv`` finds its
+are views with channels last, like those of ``cpu_winograd``, so the next such ``conv`` finds its
 input in the right order.
 """
 
