@@ -173,6 +173,8 @@ class Preparation:
             dump_steps(plan, self.keys, gpu.dump_kernels)
         if gpu.debug_kernels:
             self.keys = printing_keys(plan, gpu, self.keys)
+        #: a step of each kernel variant, the first one
+        self._step_of = dict(zip(reversed(self.keys), reversed(plan.steps), strict=True))
         self.uniforms: Uniforms | None = None
         #: the print buffer; None if no kernel prints
         self.prints: Prints | None = None
@@ -293,7 +295,7 @@ class Preparation:
         """Returns the variant's pipeline; builds it, and reports the progress, if it is new."""
         built = self._pipelines.get(key)
         if built is None:
-            step = self._plan.steps[self.keys.index(key)]
+            step = self._step_of[key]
             uniforms = struct.pack("=4I", 0, step.groups, self._width, 0), step_params(step)
             built = self._gpu.pipeline(key, uniforms)
             with self._reporting:
