@@ -9,14 +9,11 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, median
-from typing import IO
 
 import numpy as np
 
@@ -116,7 +113,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def work() -> None:
-    """Runs a turn for each number of frames in a line of stdin; prints its means as JSON."""
+    """Runs a turn for each line of stdin, a number of frames; prints its means as JSON."""
     host = Host()
     while host.requested < _WARM_UP_TILES:
         host.frame()
@@ -126,27 +123,7 @@ def work() -> None:
     gc.freeze()
     print(host.gpu.name, flush=True)
     for line in sys.stdin:
-        print(json.dumps(host.turn(int(line))), flush=True)
-
-
-class Worker:
-    """A process that runs :func:`work` with the packages of a checkout."""
-
-    def __init__(self, checkout: Path) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, "--work"], cwd=checkout, text=True,
-            env={**os.environ, "PYTHONPATH": str(checkout.resolve())},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._orders: IO[str] = self._process.stdin
-        self._answers: IO[str] = self._process.stdout
-        self.device = self._answers.readline().strip()
-
-    def turn(self, frames: int) -> Row:
-        print(frames, file=self._orders, flush=True)
-        row: Row = json.loads(self._answers.readline())
-        return row
+        print(json.dumps(host.turn(json.loads(line))), flush=True)
 
 
 def main() -> None:
@@ -159,9 +136,12 @@ def main() -> None:
     if options.work:
         work()
         return
-    here = Path(__file__).resolve().parents[2]
-    workers = [Worker(folder) for folder in (options.against, here) if folder is not None]
-    turns = [[worker.turn(options.frames) for worker in workers] for _ in range(options.turns)]
+    from benchmarks.checkouts import HERE, Worker  # which the other checkout may not have
+
+    workers = [
+        Worker(folder, Path(__file__), "--work") for folder in (options.against, HERE) if folder
+    ]
+    turns = [[worker.ask(options.frames) for worker in workers] for _ in range(options.turns)]
     print(f"{workers[0].device}: CPU ms of a frame, medians of {options.turns} turns")
     for part in turns[0][0]:
         columns = [median(row[part] for row in rows) for rows in zip(*turns, strict=True)]
