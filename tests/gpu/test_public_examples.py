@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import wgpu
 
 import cml_engine as cml
 from cml_engine.compiler.passes import rules
+from tests.fixtures.texels import create_texture
 
 ROOT = Path(__file__).parents[2]
 #: what draws within a frame of imgui has no example
@@ -78,16 +78,12 @@ def names(request, tmp_path, monkeypatch):
         found |= {
             "gpu": gpu, "network": cml.Session(graph, gpu), "scheduler": cml.FrameScheduler(gpu),
             "after": cml.Session(cml.load(cml.MemoryModel(AFTER)), gpu),
-            "encoder": gpu.device.create_command_encoder(), "texture": texture_on(gpu),
+            "encoder": gpu.device.create_command_encoder(),
+            "texture": create_texture(gpu.device, "rgba8unorm", 8, 8),
         }  # fmt: skip
     if "integer" in (thing.__doc__ or ""):
         found["integer"], _ = cml.quantize(graph, [{"image": image * k / 8} for k in range(8)])
     return found
-
-
-def texture_on(gpu):
-    usage = wgpu.TextureUsage.TEXTURE_BINDING
-    return gpu.device.create_texture(size=(8, 8, 1), format="rgba8unorm", usage=usage)
 
 
 @pytest.mark.parametrize("names", PUBLIC, indirect=True, ids=str)

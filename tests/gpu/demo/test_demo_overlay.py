@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import wgpu
 
 pytest.importorskip("imgui_bundle")
 
@@ -26,9 +25,8 @@ from scheduler.reports import SliceReport
 from tests.fixtures.frames.host import creations
 from tests.fixtures.frames.turns import turns
 from tests.fixtures.memory import held_bytes
-from tests.fixtures.texels import texels_of
+from tests.fixtures.texels import begin_clear, render_target, submitted, texels_of
 
-_FORMAT = "rgba8unorm"
 _BACKGROUND = 100
 SIZES = [(480, 320), (640, 360), (960, 540), (1280, 720), (1920, 1080)]
 TITLES = (*(section.title for section in SECTIONS), "controls")
@@ -88,10 +86,10 @@ class Screen:
     """A render target with an overlay on a stand-in for a game."""
 
     def __init__(
-        self, gpu, game, width=1280, height=720, fmt=_FORMAT, scale=1.0, panels=None
+        self, gpu, game, width=1280, height=720, name="rgba8unorm", scale=1.0, panels=None
     ) -> None:
-        self.gpu, self.controls, self.format = gpu, game.controls, fmt
-        self.overlay = Overlay(game, fmt, width, height, scale=scale, panels=panels)
+        self.gpu, self.controls, self.format = gpu, game.controls, name
+        self.overlay = Overlay(game, name, width, height, scale=scale, panels=panels)
         self.resize(width, height)
 
     @property
@@ -99,21 +97,15 @@ class Screen:
         return self.overlay.panel.section("operators")
 
     def resize(self, width: int, height: int) -> None:
-        usage = wgpu.TextureUsage.RENDER_ATTACHMENT | wgpu.TextureUsage.COPY_SRC
-        self.target = self.gpu.device.create_texture(
-            size=(width, height, 1), format=self.format, usage=usage
-        )
-        self.target_view = self.target.create_view()
+        self.target, self.view = render_target(self.gpu.device, width, height, self.format)
         self.overlay.resize(width, height)
 
     def frames(self, count: int = 1) -> None:
         grey = (_BACKGROUND / 255,) * 3 + (1,)
-        clear = {"view": self.target_view, "load_op": "clear", "store_op": "store"}
         for _ in range(count):
-            encoder = self.gpu.device.create_command_encoder()
-            encoder.begin_render_pass(color_attachments=[{**clear, "clear_value": grey}]).end()
-            self.overlay.draw(encoder, self.target_view, 1 / 60)
-            self.gpu.queue.submit([encoder.finish()])
+            with submitted(self.gpu) as encoder:
+                begin_clear(encoder, self.view, grey).end()
+                self.overlay.draw(encoder, self.view, 1 / 60)
 
     def pixels(self) -> np.ndarray:
         return texels_of(self.gpu.device, self.target)[..., :3]
@@ -294,7 +286,7 @@ def test_doubled_pixel_scale_keeps_the_layout(show):
 
 
 def test_srgb_target_shows_equal_colours(gpu, empty):
-    plain, converting = Screen(gpu, empty), Screen(gpu, empty, fmt="rgba8unorm-srgb")
+    plain, converting = Screen(gpu, empty), Screen(gpu, empty, name="rgba8unorm-srgb")
     for screen in (plain, converting):
         screen.frames(3)
     # a pixel of an opaque panel title, without blending

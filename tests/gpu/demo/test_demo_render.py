@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import wgpu
 from PIL import Image
 
 from demo_game.render.camera import Camera
@@ -21,7 +20,7 @@ from demo_game.world.quadtree import Detail, Selection
 from demo_game.world.tile import CELLS, FINE, PAINTED, TileId
 from tests.fixtures.landscape import Landscape, bare, make
 from tests.fixtures.memory import held_bytes
-from tests.fixtures.texels import texels_of
+from tests.fixtures.texels import render_target, submitted, texels_of
 
 SEED = 7
 WIDTH, HEIGHT = 192, 108
@@ -38,21 +37,15 @@ class Screen:
 
     def __init__(self, gpu, quality=SMALL):
         self.gpu, self.renderer = gpu, Renderer(gpu, SRGB, quality)
-        self.target = gpu.device.create_texture(
-            size=(quality.width, quality.height, 1),
-            format=SRGB,
-            usage=wgpu.TextureUsage.RENDER_ATTACHMENT | wgpu.TextureUsage.COPY_SRC,
-        )
-        self.view = self.target.create_view()
+        self.target, self.view = render_target(gpu.device, quality.width, quality.height, SRGB)
 
     def picture(self, camera, visible, time_s=0.0):
         """Draws the visible tiles and returns the picture as integers of shape (height, width, 3).
 
         Sets ``stats`` to the renderer's statistics.
         """
-        encoder = self.gpu.device.create_command_encoder()
-        self.stats = self.renderer.draw(encoder, self.view, camera, visible, time_s)
-        self.gpu.queue.submit([encoder.finish()])
+        with submitted(self.gpu) as encoder:
+            self.stats = self.renderer.draw(encoder, self.view, camera, visible, time_s)
         return texels_of(self.gpu.device, self.target)[..., :3].astype(int)
 
     def land(self, maker, *tiles):

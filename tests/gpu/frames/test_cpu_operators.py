@@ -467,7 +467,7 @@ def test_a_node_that_its_kernel_refuses_runs_on_the_cpu(gpu, own_operators, capl
         )
     )  # fmt: skip
     net = Net(*shape)
-    graph, inputs = net.graph(net(f"neg({text})")), net.input()
+    graph, inputs = net.graph(f"neg({text})"), net.input()
     refused = "fit in 32 bits|use smaller windows|even number"
     with pytest.raises(cml.ModelError, match=refused):
         cml.Session(graph, gpu, options=cml.CompileOptions(cpu="refuse"))

@@ -25,7 +25,7 @@ def network(channels, size):
     h = net(f"sigmoid(conv(relu(conv(x, {channels})), {wide}, 1))")
     h = net(f"max_pool({h}, size=[1, 1, 2, 2], stride=[1, 1, 2, 2])")
     h = net(f"nearest_upsample(conv({h}, {channels}, stride=[2, 2]), factor=[2, 2])")
-    return net.graph(net(f"transpose({h}, axes=[0, 2, 3, 1])"))
+    return net.graph(f"transpose({h}, axes=[0, 2, 3, 1])")
 
 
 def errors(session, guess, took_ms):

@@ -8,6 +8,7 @@ import wgpu
 import cml_engine as cml
 from cml_engine.gpu.timing.timestamp_ring import SLOTS
 from tests.fixtures.frames.host import creations, open_device
+from tests.fixtures.texels import begin_clear, render_target, submitted
 
 SHADER = """
 @group(0) @binding(0) var<storage, read_write> sums: array<f32>;
@@ -46,9 +47,7 @@ class Passes:
     def __init__(self, gpu):
         self.gpu = gpu
         device = gpu.device
-        usage = wgpu.TextureUsage.RENDER_ATTACHMENT
-        texture = device.create_texture(size=(64, 64, 1), format="rgba8unorm", usage=usage)
-        self.view = texture.create_view()
+        _, self.view = render_target(device, 64, 64)
         self.sums = device.create_buffer(size=1 << 16, usage=wgpu.BufferUsage.STORAGE)
         self.module = device.create_shader_module(code=SHADER)
 
@@ -60,10 +59,6 @@ class Passes:
             layout=pipeline.get_bind_group_layout(0), entries=[entry]
         )
         return pipeline, group
-
-    def draw(self, encoder, writes):
-        target = {"view": self.view, "load_op": "clear", "store_op": "store"}
-        encoder.begin_render_pass(color_attachments=[target], timestamp_writes=writes).end()
 
     def compute(self, encoder, writes, kernel):
         work = encoder.begin_compute_pass(timestamp_writes=writes)
@@ -77,14 +72,13 @@ class Passes:
 
         Each pass is a name of the timer and a kernel, or None for a render pass.
         """
-        encoder = self.gpu.device.create_command_encoder()
-        for name, kernel in passes:
-            if kernel is None:
-                self.draw(encoder, timer.writes(name))
-            else:
-                self.compute(encoder, timer.writes(name), kernel)
-        timer.resolve(encoder)
-        self.gpu.queue.submit([encoder.finish()])
+        with submitted(self.gpu) as encoder:
+            for name, kernel in passes:
+                if kernel is None:
+                    begin_clear(encoder, self.view, timestamp_writes=timer.writes(name)).end()
+                else:
+                    self.compute(encoder, timer.writes(name), kernel)
+            timer.resolve(encoder)
         self.gpu.wait()  # a busy machine would leave frames untimed
         return timer.end_frame()
 

@@ -14,6 +14,7 @@ from cml_engine import FrameScheduler
 from cml_engine.ir.graph import Fact
 from tests.fixtures.frames.host import Host, conv_net, open_device, under_way
 from tests.fixtures.memory import held_bytes
+from tests.fixtures.texels import submitted
 
 SHAPE = (1, 8, 24, 24)
 OUTPUT = 4 * 8 * 24 * 24
@@ -151,10 +152,9 @@ def test_frame_timer_deleted_during_a_readback_releases_all_memory(own_gpu):
     for _ in range(3):
         timer = own_gpu.frame_timer(("pass",))
         for _ in range(3):
-            encoder = own_gpu.device.create_command_encoder()
-            encoder.begin_compute_pass(timestamp_writes=timer.writes("pass")).end()
-            timer.resolve(encoder)
-            own_gpu.queue.submit([encoder.finish()])
+            with submitted(own_gpu) as encoder:
+                encoder.begin_compute_pass(timestamp_writes=timer.writes("pass")).end()
+                timer.resolve(encoder)
             timer.end_frame()
         del timer
         gc.collect()

@@ -36,7 +36,7 @@ def test_the_sliced_runs_are_the_unsliced_one_to_the_bit(measured):
 def test_measured_runs_reset_variables(gpu):
     net = Net(2, 4)
     total = net.random(2, 4)
-    graph = net.graph(net(f"add({total}, x)")).with_(updates=((total, "t0"),))
+    graph = net.graph(f"add({total}, x)").with_(updates=((total, "t0"),))
     options = {"budget_ms": 4.0, "frames": 3, "layers": 2, "same": np.array_equal}
     assert measure_frames(cml.Session(graph, gpu), net.input(), **options).identical
 

@@ -9,34 +9,22 @@ import wgpu
 from numpy.testing import assert_allclose, assert_array_equal
 
 import cml_engine as cml
-from cml_engine.compiler.passes.infer import infer_facts
-from cml_engine.errors import InputError
-from cml_engine.ir.graph import Attrs, Fact, Graph, Node
+from cml_engine import Fact, InputError
 from cml_engine.ir.textures import FORMATS
-from cml_engine.ops import load_families
 from tests.fixtures.frames.host import Host, creations, native_objects
-from tests.fixtures.frames.turns import turns
+from tests.fixtures.texels import create_texture, submitted, texels_of, texture_of, write_texels
 
-load_families()
 Usage = wgpu.TextureUsage
-ALL = Usage.TEXTURE_BINDING | Usage.COPY_DST | Usage.COPY_SRC
 WRITTEN = [name for name, form in FORMATS.items() if not form.depth]
 
 
 def session_of(backend, *shape):
     """Returns a session of y = -x of that shape."""
-    nodes = (Node("neg", ("x",), ("y",), Attrs()),)
-    graph = infer_facts(Graph("negative", ("x",), ("y",), nodes, {"x": Fact("scalar", shape)}))
-    return cml.Session(graph, backend)
+    builder = cml.GraphBuilder("negative")
+    return cml.Session(builder.graph(y=builder.neg(builder.input("x", shape))), backend)
 
 
-def texture(gpu, name, width, height, *, usage=ALL, layers=1, mips=1):
-    return gpu.device.create_texture(
-        size=(width, height, layers), format=name, usage=usage, mip_level_count=mips
-    )
-
-
-def texels(gpu, rng, name, width, height, **options):
+def random_texture(gpu, rng, name, width, height):
     """Returns a texture of random texels in the format ``name``, and the texels as an array.
 
     The array has the format's own type and order of channels.
@@ -47,31 +35,7 @@ def texels(gpu, rng, name, width, height, **options):
         data = rng.integers(0, 256, shape).astype(np.uint8)
     else:
         data = (100 * rng.standard_normal(shape)).astype(form.encoding)
-    made = texture(gpu, name, width, height, **options)
-    put(gpu, made, data)
-    return made, data
-
-
-def put(gpu, into, data, layer=0, mip=0):
-    height, width, _ = data.shape
-    gpu.queue.write_texture(
-        {"texture": into, "origin": (0, 0, layer), "mip_level": mip},
-        np.ascontiguousarray(data),
-        {"bytes_per_row": data.strides[0], "rows_per_image": height},
-        (width, height, 1),
-    )
-
-
-def stored(gpu, source, data, origin=(0, 0, 0)):
-    """Returns a texture's content as an array with the shape and type of ``data``."""
-    height, width, _ = data.shape
-    row = width * data.shape[2] * data.itemsize
-    pitch = -(-row // 256) * 256
-    found = gpu.queue.read_texture(
-        {"texture": source, "origin": origin}, {"bytes_per_row": pitch}, (width, height, 1)
-    )
-    rows = np.frombuffer(found, np.uint8).reshape(height, pitch)[:, :row]
-    return np.ascontiguousarray(rows).view(data.dtype).reshape(data.shape)
+    return texture_of(gpu.device, data, name), data
 
 
 def numbers(data, name):
@@ -104,28 +68,25 @@ def picture_of(tensor):
 
 def finished(host, job, then):
     """Runs frames until the job is done; in the last one calls ``then`` with the encoder."""
-    for _ in turns():
-        encoder = host.gpu.device.create_command_encoder()
-        host.reports.append(host.scheduler.encode(encoder))
+
+    def record(encoder):
         assert job.state != "failed", job.error
         if job.state == "done":
             then(encoder)
-        host.gpu.queue.submit([encoder.finish()])
-        host.measured += host.scheduler.end_frame()
-        if job.state == "done":
-            return
+
+    host.until(lambda: job.state == "done", record)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (7, 5), (67, 3)], ids="{0[0]}x{0[1]}".format)
 @pytest.mark.parametrize("name", WRITTEN)
 def test_a_round_trip_is_exact_in_every_format_at_odd_sizes(gpu, host, rng, name, size):
     width, height = size
-    source, data = texels(gpu, rng, name, width, height)
-    target = texture(gpu, name, width, height)
+    source, data = random_texture(gpu, rng, name, width, height)
+    target = create_texture(gpu.device, name, width, height)
     session = session_of(gpu, 1, data.shape[2], height, width)
     job = host.submit(session, {"x": cml.TextureInput(source, scale=-1.0)})
     finished(host, job, lambda encoder: job.copy_to_texture(encoder, "y", target))
-    assert_array_equal(stored(gpu, target, data), data)
+    assert_array_equal(texels_of(gpu.device, target, data.dtype, data.shape[2]), data)
     assert "load_texture 'x'" in {part.title for r in host.reports for part in r.slices}
     # drivers may decode colours with an error of less than half an 8-bit step
     atol = 0.5 / 255 if FORMATS[name].srgb else 1e-5
@@ -134,22 +95,19 @@ def test_a_round_trip_is_exact_in_every_format_at_odd_sizes(gpu, host, rng, name
 
 def test_depth_is_read(gpu):
     usage = Usage.TEXTURE_BINDING | Usage.RENDER_ATTACHMENT
-    depth = texture(gpu, "depth32float", 5, 3, usage=usage)
-    encoder = gpu.device.create_command_encoder()
-    encoder.begin_render_pass(
-        color_attachments=[],
-        depth_stencil_attachment={
-            "view": depth.create_view(), "depth_clear_value": 0.3,
-            "depth_load_op": "clear", "depth_store_op": "store",
-        },
-    ).end()  # fmt: skip
-    gpu.queue.submit([encoder.finish()])
+    depth = create_texture(gpu.device, "depth32float", 5, 3, usage=usage)
+    target = {
+        "view": depth.create_view(), "depth_clear_value": 0.3,
+        "depth_load_op": "clear", "depth_store_op": "store",
+    }  # fmt: skip
+    with submitted(gpu) as encoder:
+        encoder.begin_render_pass(color_attachments=[], depth_stencil_attachment=target).end()
     found = session_of(gpu, 1, 1, 3, 5).run({"x": cml.TextureInput(depth, -1.0)})
     assert (found["y"] == np.float32(0.3)).all()
 
 
 def test_channels_colours_and_layouts(gpu, rng):
-    source, data = texels(gpu, rng, "rgba8unorm", 7, 5)
+    source, data = random_texture(gpu, rng, "rgba8unorm", 7, 5)
     value = numbers(data, "rgba8unorm")
     one, three = (session_of(gpu, 1, c, 5, 7) for c in (1, 3))
     last = session_of(gpu, 1, 5, 7, 3)
@@ -195,7 +153,7 @@ def resized(value, width, height, how):
 @pytest.mark.parametrize("size", [(7, 5), (3, 2), (31, 9), (4, 11)], ids=str)
 def test_texture_input_is_resized(gpu, rng, how, size):
     width, height = size
-    source, data = texels(gpu, rng, "rgba32float", 7, 5)
+    source, data = random_texture(gpu, rng, "rgba32float", 7, 5)
     session = session_of(gpu, 1, 4, height, width)
     found = session.run({"x": cml.TextureInput(source, -1.0, resize=how)})["y"]
     expected = resized(data.astype(float), width, height, how)
@@ -203,26 +161,25 @@ def test_texture_input_is_resized(gpu, rng, how, size):
 
 
 def test_layers_and_mips_of_input_and_output(gpu, host, rng):
-    source = texture(gpu, "r32float", 10, 6, layers=3, mips=2)
+    source = create_texture(gpu.device, "r32float", 10, 6, layers=3, mips=2)
     data = rng.standard_normal((3, 5, 1), np.float32)
-    put(gpu, source, data, layer=2, mip=1)
-    target = texture(gpu, "r32float", 9, 9, layers=2)
-    session = session_of(gpu, 1, 1, 3, 5)
-    given = cml.TextureInput(source, -1.0, layer=2, mip=1)
-    job = host.submit(session, {"x": given})
+    write_texels(gpu.device, source, data, layer=2, mip=1)
+    target = create_texture(gpu.device, "r32float", 9, 9, layers=2)
+    texture_input = cml.TextureInput(source, -1.0, layer=2, mip=1)
+    job = host.submit(session_of(gpu, 1, 1, 3, 5), {"x": texture_input})
     finished(host, job, lambda e: job.copy_to_texture(e, "y", target, origin=(4, 5, 1)))
-    assert_array_equal(stored(gpu, target, data, (4, 5, 1)), data)
-    assert not stored(gpu, target, np.zeros((9, 4, 1), np.float32), (0, 0, 1)).any()
+    expected = np.zeros((9, 9, 1), np.float32)
+    expected[5:8, 4:] = data
+    assert_array_equal(texels_of(gpu.device, target, np.float32, 1, layer=1), expected)
 
 
 def copied(host, value, name, **options):
     """Returns the content of a texture after a job's output ``value`` is copied into it."""
     gpu, (_, _, height, width) = host.gpu, value.shape
-    target = texture(gpu, name, width, height)
+    target = create_texture(gpu.device, name, width, height)
     job = host.submit(session_of(gpu, *value.shape), {"x": -value})
     finished(host, job, lambda e: job.copy_to_texture(e, "y", target, **options))
-    dtype = np.float32 if name == "rgba32float" else np.uint8
-    return stored(gpu, target, np.zeros((height, width, 4), dtype))
+    return texels_of(gpu.device, target, np.float32 if name == "rgba32float" else np.uint8)
 
 
 def test_fewer_channels_are_spread(host, rng):
@@ -259,9 +216,9 @@ def test_run_reads_a_range_of_a_host_buffer(gpu, host, rng):
     data = np.concatenate([np.zeros(3, np.float32), value.ravel()])
     buffer = gpu.device.create_buffer_with_data(data=data, usage=wgpu.BufferUsage.COPY_SRC)
     session = session_of(gpu, *fact.shape)
-    given = gpu.tensor(buffer, 12, fact)
-    assert_array_equal(session.run({"x": given})["y"], -value)
-    job = host.submit(session, {"x": given})
+    inputs = {"x": gpu.tensor(buffer, 12, fact)}
+    assert_array_equal(session.run(inputs)["y"], -value)
+    job = host.submit(session, inputs)
     assert_array_equal(*host.finish(job), -value)
 
 
@@ -289,18 +246,26 @@ def test_a_range_of_a_buffer_is_checked(gpu):
 
 def test_mismatched_texture_inputs_are_refused_at_submit(gpu, host):
     session = session_of(gpu, 1, 3, 5, 7)
-    good = texture(gpu, "rgba8unorm", 7, 5)
+    good = create_texture(gpu.device, "rgba8unorm", 7, 5)
     cases = [
         (good, {"channels": "rg"}, "3 channels, and channels='rg'"),
-        (texture(gpu, "rg32float", 7, 5), {}, "rg32float has 'rg'"),
-        (texture(gpu, "r32float", 7, 5), {"channels": "ggg"}, "no channel 'g'"),
-        (texture(gpu, "rgba8unorm", 8, 5), {}, "8 x 5, the tensor 7 x 5: say resize="),
-        (texture(gpu, "rgba8unorm", 7, 5, usage=Usage.COPY_DST), {}, "TEXTURE_BINDING"),
-        (texture(gpu, "rgba8uint", 7, 5), {}, "rgba8uint cannot be taken"),
+        (create_texture(gpu.device, "rg32float", 7, 5), {}, "rg32float has 'rg'"),
+        (create_texture(gpu.device, "r32float", 7, 5), {"channels": "ggg"}, "no channel 'g'"),
+        (
+            create_texture(gpu.device, "rgba8unorm", 8, 5),
+            {},
+            "8 x 5, the tensor 7 x 5: say resize=",
+        ),
+        (
+            create_texture(gpu.device, "rgba8unorm", 7, 5, usage=Usage.COPY_DST),
+            {},
+            "TEXTURE_BINDING",
+        ),
+        (create_texture(gpu.device, "rgba8uint", 7, 5), {}, "rgba8uint cannot be taken"),
         (good, {"layer": 1}, "has 1 layers"),
         (good, {"scale": (1, 2)}, "3 for 3 channels"),
         (good, {"layout": "nhwc"}, "wanted|holds"),
-        (texture(cml.Gpu(), "rgba8unorm", 7, 5), {}, "another device"),
+        (create_texture(cml.Gpu().device, "rgba8unorm", 7, 5), {}, "another device"),
         (object(), {}, "wanted a wgpu.GPUTexture"),
     ]
     for given, options, says in cases:
@@ -330,7 +295,7 @@ def test_invalid_texture_input_is_refused_on_construction(options, says):
 def test_mismatched_texture_copy_is_refused(gpu, host, monkeypatch):
     session = session_of(gpu, 1, 3, 5, 7)
     job = host.submit(session, {"x": np.zeros((1, 3, 5, 7), np.float32)})
-    good = texture(gpu, "rgba8unorm", 7, 5)
+    good = create_texture(gpu.device, "rgba8unorm", 7, 5)
     encoder = gpu.device.create_command_encoder()
 
     def refuses(says, target=good, name="y", **options):
@@ -340,10 +305,12 @@ def test_mismatched_texture_copy_is_refused(gpu, host, monkeypatch):
     refuses("it is queued")
     finished(host, job, lambda _: None)
     usage = Usage.TEXTURE_BINDING | Usage.RENDER_ATTACHMENT
-    refuses("does not go into a texture in rg32float", texture(gpu, "rg32float", 7, 5))
+    refuses(
+        "does not go into a texture in rg32float", create_texture(gpu.device, "rg32float", 7, 5)
+    )
     refuses("does not fit", origin=(1, 0, 0))
-    refuses("depth is read only", texture(gpu, "depth32float", 7, 5, usage=usage))
-    refuses("COPY_DST", texture(gpu, "rgba8unorm", 7, 5, usage=usage))
+    refuses("depth is read only", create_texture(gpu.device, "depth32float", 7, 5, usage=usage))
+    refuses("COPY_DST", create_texture(gpu.device, "rgba8unorm", 7, 5, usage=usage))
     refuses("no output 'z'", name="z")
     monkeypatch.setattr(gpu, "limits", replace(gpu.limits, max_binding_bytes=256))
     too_large = r"takes \d+ bytes .* binds at most 256 at once: "
@@ -353,7 +320,7 @@ def test_mismatched_texture_copy_is_refused(gpu, host, monkeypatch):
 
 
 def test_destroyed_texture_fails_only_its_job(gpu, host):
-    gone = texture(gpu, "rgba8unorm", 7, 5)
+    gone = create_texture(gpu.device, "rgba8unorm", 7, 5)
     job, beside = (
         host.submit(session_of(gpu, 1, 4, 5, 7), {"x": x})
         for x in (cml.TextureInput(gone), np.zeros((1, 4, 5, 7), np.float32))
@@ -366,7 +333,7 @@ def test_destroyed_texture_fails_only_its_job(gpu, host):
 @pytest.mark.parametrize("at_once", [False, True])
 def test_large_texture_is_read_over_frames_by_default(gpu, rng, at_once):
     """After an abandoned frame the texture is read again."""
-    source, data = texels(gpu, rng, "rgba8unorm", 67, 33)
+    source, data = random_texture(gpu, rng, "rgba8unorm", 67, 33)
     gpu.build_texture_kernels()
     host = Host(gpu, budget_ms=0.002)
     texture_input = cml.TextureInput(source, -1.0, at_once=at_once)
@@ -379,8 +346,8 @@ def test_large_texture_is_read_over_frames_by_default(gpu, rng, at_once):
 
 
 def test_steady_state_with_textures_creates_nothing(gpu, host, rng, monkeypatch):
-    source, _ = texels(gpu, rng, "rgba8unorm", 33, 17)
-    target = texture(gpu, "rgba16float", 33, 17)
+    source, _ = random_texture(gpu, rng, "rgba8unorm", 33, 17)
+    target = create_texture(gpu.device, "rgba16float", 33, 17)
     session = session_of(gpu, 1, 4, 17, 33)
 
     def work(count):
@@ -401,7 +368,7 @@ def test_steady_state_with_textures_creates_nothing(gpu, host, rng, monkeypatch)
 def test_copies_are_timed_and_charged_to_the_next_frame(gpu, host):
     if not gpu.has_timestamps:
         pytest.skip("no timestamp queries")
-    target = texture(gpu, "rgba8unorm", 129, 65)
+    target = create_texture(gpu.device, "rgba8unorm", 129, 65)
     session = session_of(gpu, 1, 4, 65, 129)
     for _ in range(4):
         job = host.submit(session, {"x": np.zeros((1, 4, 65, 129), np.float32)})

@@ -5,25 +5,21 @@ from statistics import median
 
 import numpy as np
 import pytest
-import wgpu
 
 import cml_engine as cml
 from cml_engine.gpu.timing.frame_timer import PassTimer
 from scheduler.planning.plan import operators_per_frame
 from tests.fixtures.frames.host import Host
 from tests.fixtures.graphs import Net
+from tests.fixtures.texels import begin_clear, render_target, submitted
 
 
 @pytest.fixture
 def drawn_on(gpu):
     """The suite's device after a render pass; skips the test if it has no timestamps."""
-    texture = gpu.device.create_texture(
-        size=(64, 64, 1), format="rgba8unorm", usage=wgpu.TextureUsage.RENDER_ATTACHMENT
-    )
-    encoder = gpu.device.create_command_encoder()
-    attachment = {"view": texture.create_view(), "load_op": "clear", "store_op": "store"}
-    encoder.begin_render_pass(color_attachments=[attachment]).end()
-    gpu.queue.submit([encoder.finish()])
+    _, view = render_target(gpu.device, 64, 64)
+    with submitted(gpu) as encoder:
+        begin_clear(encoder, view).end()
     if not gpu.has_timestamps:
         pytest.skip("the device has no timestamps")
     return gpu

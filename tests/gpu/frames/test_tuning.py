@@ -229,7 +229,7 @@ def test_tuner_measures_choices_of_game_operators(gpu, own_operators):
         )
     )
     doubled = Net(1, 1000)
-    graph = doubled.graph(doubled("doubled(x)"))
+    graph = doubled.graph("doubled(x)")
     report = tune(cml.Session(graph, gpu), rounds=2)
     assert {key: set(r.ms) for key, r in tables.measured(gpu.name).items()} == {
         "doubled 1000": {"narrow", "wide"}

@@ -278,7 +278,7 @@ def test_the_example_of_a_rule_replaces_the_pattern(gpu, own_operators):
     exec(example(OPERATORS, "register_rule"), page)
     rule = registered_rules()[0]
     net = Net(2, 8)
-    graph = net.graph(net(f"mul(x, {net('abs(x)')})"))
+    graph = net.graph(f"mul(x, {net('abs(x)')})")
     session = cml.Session(graph, gpu)
     assert [node.op for node in session.graph.nodes] == ["sharpened"]
     expected = cml.Session(graph, "cpu", cml.CompileOptions(without=frozenset({"rules"})))
@@ -310,7 +310,7 @@ def test_the_example_of_allocations_and_textures_runs(gpu):
 def test_the_example_of_the_rest_of_the_frame_runs(gpu):
     net = Net(1, 8, 16, 16)
     scheduler = cml.FrameScheduler(gpu, budget_ms="spare")
-    job = scheduler.submit(cml.Session(net.graph(net("relu(x)")), gpu), net.input())
+    job = scheduler.submit(cml.Session(net.graph("relu(x)"), gpu), net.input())
     names = {"device": gpu.device, "scheduler": scheduler, "ms_since_the_frame_began": 6.0}
     names |= {"wait": lambda: None, "wait_for_the_picture": lambda: None}
     while not job.ended:
@@ -321,7 +321,7 @@ def test_the_example_of_the_rest_of_the_frame_runs(gpu):
 
 def test_the_example_of_a_host_buffer_submits(gpu):
     net = Net(1, 1, 64, 64)
-    session = cml.Session(net.graph(net("relu(x)")), gpu)
+    session = cml.Session(net.graph("relu(x)"), gpu)
     usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC
     buffer = gpu.device.create_buffer(size=256 + 4 * 64 * 64, usage=usage)
     scheduler = cml.FrameScheduler(gpu)

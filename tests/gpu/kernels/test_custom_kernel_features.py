@@ -198,7 +198,7 @@ def test_wrong_threads_are_refused_with_the_dimensions(gpu):
     own(PLANES, lambda attrs, x: x, group=(8, 8), threads=lambda attrs, x: 4)
     net = Net(1, 1, 4, 4)
     with pytest.raises(OperatorError, match="gave 4; wanted 2 whole numbers"):
-        cml.Session(net.graph(net("own(x)")), gpu)
+        cml.Session(net.graph("own(x)"), gpu)
 
 
 # ---------------------------------------------------------------- in place
@@ -299,7 +299,7 @@ def test_memory_in_place_is_smaller(gpu):
 def test_input_and_tensor_that_is_read_twice_keep_their_memory(gpu):
     own_in_place()
     net = Net(5, 7)
-    graph = net.graph(net(f"own(own(x, {net.constant(np.ones(1))}), t0)"))
+    graph = net.graph(f"own(own(x, {net.constant(np.ones(1))}), t0)")
     assert shared_results(check_session(graph, gpu, net.input())) == 0
 
 
@@ -352,7 +352,7 @@ def own_kernels(*, fault=False, **costs):
 def test_the_cheapest_kernel_that_accepts_a_node_computes_it(shape, costs, kernel, gpu):
     own_kernels(**costs)
     net = Net(*shape)
-    session = cml.Session(net.graph(net("own(x)")), gpu)
+    session = cml.Session(net.graph("own(x)"), gpu)
     (step,), (choice,) = session.plan.steps, session.plan.choices
     assert (step.variant, choice.chosen) == (kernel, kernel)
     assert f"({kernel})" in str(step)
@@ -371,7 +371,7 @@ def test_kernels_that_lack_the_layout_of_the_plan_are_left_out(gpu):
 def test_caller_decides_the_kernel(gpu):
     own_kernels()
     net = Net(30)
-    graph = net.graph(net("own(x)"))
+    graph = net.graph("own(x)")
     options = cml.CompileOptions(decide={graph.outputs[0]: {"kernel": "plain"}})
     assert cml.Session(graph, gpu, options).plan.steps[0].variant == "plain"
 
@@ -390,7 +390,7 @@ def test_node_that_no_kernel_accepts_is_refused(gpu):
     declare(kernel=replace(never, alternatives=[replace(never, name="b")]))
     net = Net(30)
     with pytest.raises(cml.ModelError, match=r"none of its kernels \(never, b\) accepts it"):
-        cml.Session(net.graph(net("own(x)")), gpu, cml.CompileOptions(cpu="refuse"))
+        cml.Session(net.graph("own(x)"), gpu, cml.CompileOptions(cpu="refuse"))
 
 
 # ---------------------------------------------------------------- arithmetic in 16 bits
@@ -443,7 +443,7 @@ def test_each_operation_in_16_bits_rounds_once(gpu, rng):
     declare(kernel=in_either(POWER))
     net = Net(4000)
     x = rng.uniform(0.5, 2, 4000).astype(np.float32)
-    got, kernel = run_half(net.graph(net("own(x)")), gpu, {"x": x})
+    got, kernel = run_half(net.graph("own(x)"), gpu, {"x": x})
     off = np.abs(got / x.astype(np.float64) ** 5 - 1).max()
     # four products, and the rounding of the input, which counts five times
     assert kernel == "half" and 2e-4 < off < (1 + ROUNDED) ** 9 - 1
@@ -469,4 +469,4 @@ def test_device_without_16_bit_arithmetic_takes_the_other_kernel(gpu, monkeypatc
     declare(kernel=in_either(POWER))
     monkeypatch.setattr(gpu, "limits", replace(gpu.limits, half_arithmetic=False))
     net = Net(40)
-    assert cml.Session(net.graph(net("own(x)")), gpu).plan.steps[0].variant == "float"
+    assert cml.Session(net.graph("own(x)"), gpu).plan.steps[0].variant == "float"

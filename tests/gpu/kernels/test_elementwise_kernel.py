@@ -74,14 +74,14 @@ def test_behind_another(producer, gpu):
     else:
         y, other = net("linear(x, random(8, 20), random(1, 8))"), net.constant(0.5)
     y = net(f"mix(soft({y}, alpha=0.125), {other}, k=2.0)")
-    session = check_session(net.graph(net(f"relu({y})")), gpu, net.input())
+    session = check_session(net.graph(f"relu({y})"), gpu, net.input())
     assert [e.op for e in session.graph.nodes[-1].epilogues] == ["soft", "mix", "relu"]
 
 
 @pytest.mark.usefixtures("soft")
 def test_in_a_chain(gpu):
     net = Net(1, 1, 3, 4)
-    graph = net.graph(net("abs(mix(soft(neg(x)), x))"))
+    graph = net.graph("abs(mix(soft(neg(x)), x))")
     assert len(check_session(graph, gpu, net.input()).plan.steps) == 1
 
 
@@ -100,7 +100,7 @@ def test_replacement_of_relu_is_fused_only_if_elementwise(expression, gpu):
     cml.register(cml.OpSpec("relu", **made))
     try:
         net = Net(1, 8, 6, 5)
-        graph = net.graph(net("relu(conv(x, 8, 3))"))
+        graph = net.graph("relu(conv(x, 8, 3))")
         session = check_session(graph, gpu, net.input())
         assert bool(session.graph.nodes[-1].epilogues) == bool(expression)
         (got,) = session.run({"x": np.ones((1, 8, 6, 5), np.float32)}).values()

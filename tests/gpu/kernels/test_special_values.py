@@ -115,7 +115,7 @@ def test_a_value_and_itself(op, twice, gpu):
     net = Net(1, 1, 1, len(VALUES))
     first = "x" if twice == "an input" else net("sqr(x)")
     second = net("mul(x, x)") if twice == "the same result" else first
-    graph = net.graph(net(f"neg({op}({first}, {second}))"))
+    graph = net.graph(f"neg({op}({first}, {second}))")
     session, given = cml.Session(graph, gpu), {"x": VALUES.reshape(1, 1, 1, -1)}
     assert len(session.plan.steps) == 1
     (expected,) = cml.Session(graph, "cpu").run(given).values()

@@ -65,7 +65,7 @@ def test_a_tree_rounds_after_every_operator(gpu):
     b, c, d = (net.random(4, 256, low=10.0, high=1000.0) for _ in range(3))
     h = net(f"add(mul(x, {b}), mul({c}, {d}))")
     back = net(f"sub(add({h}, {b}), {h})")
-    graph, inputs = net.graph(net(f"mul({back}, {back})")), net.input()
+    graph, inputs = net.graph(f"mul({back}, {back})"), net.input()
     x, (b, c, d) = inputs["x"], (graph.constants[n] for n in (b, c, d))
     session = Session(graph, gpu)
     assert session.plan is not None and len(session.plan.steps) == 1
@@ -78,7 +78,7 @@ def test_rule_may_add_integer_constants(gpu):
     """A rewriting rule can add a constant of integers: here it replaces ``abs(x)`` by a gather
     of rows."""
     net = Net(2, 3)
-    graph = net.graph(net("abs(x)"))
+    graph = net.graph("abs(x)")
 
     def reordered(match):
         rows = match.add_constant("rows", np.array([1, 0]))

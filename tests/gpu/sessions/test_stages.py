@@ -7,7 +7,7 @@ import wgpu
 
 import cml_engine as cml
 from cml_engine.errors import ShaderCompileError
-from tests.fixtures.texels import texels_of
+from tests.fixtures.texels import begin_clear, render_target, submitted, texels_of
 
 SOURCE = """\
 #include "colour.hlsli"
@@ -41,10 +41,7 @@ def draw(gpu, path, level):
     ``level`` is the value of the define ``LEVEL``.
     """
     device, defines = gpu.device, {"LEVEL": level}
-    target = device.create_texture(
-        size=(8, 8, 1), format="rgba8unorm",
-        usage=wgpu.TextureUsage.RENDER_ATTACHMENT | wgpu.TextureUsage.COPY_SRC,
-    )  # fmt: skip
+    target, view = render_target(device, 8, 8)
     frame = np.zeros((5, 4), np.float32)
     frame[:4] = np.eye(4)
     frame[4] = 1.0, 0.5, 0.25, 1.0
@@ -63,14 +60,12 @@ def draw(gpu, path, level):
         layout=pipeline.get_bind_group_layout(0),
         entries=[{"binding": 0, "resource": {"buffer": uniform, "offset": 0, "size": 80}}],
     )
-    encoder = device.create_command_encoder()
-    attachment = {"view": target.create_view(), "load_op": "clear", "store_op": "store"}
-    drawing = encoder.begin_render_pass(color_attachments=[attachment])
-    drawing.set_pipeline(pipeline)
-    drawing.set_bind_group(0, bound)
-    drawing.draw(3, 1)
-    drawing.end()
-    gpu.queue.submit([encoder.finish()])
+    with submitted(gpu) as encoder:
+        drawing = begin_clear(encoder, view)
+        drawing.set_pipeline(pipeline)
+        drawing.set_bind_group(0, bound)
+        drawing.draw(3, 1)
+        drawing.end()
     return texels_of(device, target)
 
 

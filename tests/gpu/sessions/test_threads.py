@@ -138,7 +138,7 @@ def test_reset_during_a_job_is_refused(gpu):
     net = Net(2, 4)
     state = net.random(2, 4)
     h = net(f"add(x, {state})")
-    graph = net.graph(net(f"mul({h}, {h})"), state).with_(updates=((state, h),))
+    graph = net.graph(f"mul({h}, {h})", state).with_(updates=((state, h),))
     options = CompileOptions(without=frozenset({"chains"}))
     session, other = (cml.Session(graph, gpu, options, arena="shared:reset") for _ in range(2))
     other.run(net.input())

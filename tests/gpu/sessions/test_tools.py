@@ -11,6 +11,7 @@ from cml_engine.gpu.native import dispatch_recorder
 from cml_engine.gpu.program import program
 from tests.fixtures.frames.host import Host, conv_net
 from tests.fixtures.memory import held_bytes
+from tests.fixtures.texels import submitted
 
 IMAGE = np.ones((1, 8, 24, 24), np.float32)
 
@@ -42,12 +43,11 @@ def record_marked(compute, dispatches):
 def marks_of(gpu):
     session = cml.Session(conv_net(layers=2), gpu)
     session.program.write_inputs({"x": IMAGE})
-    encoder = gpu.device.create_command_encoder()
-    compute = Marked(encoder.begin_compute_pass())
-    session.program.encode_all(compute, 0)
-    session.program.encode_range(compute, 1, 0, 1)
-    compute.end()
-    gpu.queue.submit([encoder.finish()])
+    with submitted(gpu) as encoder:
+        compute = Marked(encoder.begin_compute_pass())
+        session.program.encode_all(compute, 0)
+        session.program.encode_range(compute, 1, 0, 1)
+        compute.end()
     return compute.seen, [step.title for step in session.plan.steps]
 
 

@@ -70,7 +70,7 @@ def test_tolerance_covers_errors_amplified_by_fused_operators(gpu):
     In ``exp(exp(x))`` near 1e18, one ulp of the inner value is seven of the outer one.
     """
     net = Net(1, 4, 30)
-    graph = optimize(net.graph(net("exp(exp(x))")))
+    graph = optimize(net.graph("exp(exp(x))"))
     inputs = {"x": np.linspace(3.7, 3.76, 120, dtype=np.float32).reshape(1, 4, 30)}
     (node,) = graph.nodes
     (check,) = check_nodes(graph, gpu, inputs)
