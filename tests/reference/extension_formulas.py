@@ -1,6 +1,6 @@
 """Formulas of the extensions required by exchange formats other than NNEF; see formulas.py.
 
-Formulas in which an index decides are loops over single elements.
+Formulas in which an index decides, and selections such as NMS, are loops over single elements.
 """
 
 import itertools
@@ -8,22 +8,31 @@ import math
 
 import numpy as np
 
+from tests.reference.arrays import (
+    KERNELS,
+    convolution,
+    double,
+    left,
+    numpy_functions,
+    sampling,
+    spread,
+    window_lines,
+    windows,
+)
+
 # ---------------------------------------------------------------- one element at a time
 
 
-def numpy_functions(text):
-    """Returns functions of NumPy by operator; ``sub=subtract`` is one of another name."""
-    pairs = [pair.partition("=") for pair in text.split()]
-    return {op: getattr(np, name or op) for op, _, name in pairs}
+def _int32(value):
+    """Cuts integers of any size to 32 bits."""
+    return np.asarray(value & 0xFFFFFFFF, np.uint32).astype(np.int32)
 
 
 def _wrapped(function):
-    """Wraps the function so that its integer results of any size are cut to 32 bits."""
+    """Wraps a function of integers so that its results are cut to 32 bits."""
 
     def formula(*arrays):
-        wide = [a.astype(object) for a in arrays]
-        low = np.asarray(np.frompyfunc(function, len(wide), 1)(*wide)) & 0xFFFFFFFF
-        return np.asarray(low, object).astype(np.uint32).astype(np.int32)
+        return _int32(np.frompyfunc(function, len(arrays), 1)(*(a.astype(object) for a in arrays)))
 
     return formula
 
@@ -70,121 +79,79 @@ ELEMENTWISE = {
 
 
 def _gather_elements(x, indices, axis):
-    y = np.zeros(indices.shape, x.dtype)
-    for at in np.ndindex(*indices.shape):
-        place = list(at)
-        place[axis] = indices[at]
-        y[at] = x[tuple(place)]
-    return [y]
+    sources = list(np.indices(indices.shape))
+    sources[axis] = indices
+    return [x[tuple(sources)]]
 
 
 _MEET = {
     "none": lambda a, b: b, "add": lambda a, b: a + b, "mul": lambda a, b: a * b,
-    "min": min, "max": max,
+    "min": np.minimum, "max": np.maximum,
 }  # fmt: skip
 
 
-def _wide(x):
-    return np.array(x, np.float64 if x.dtype.kind == "f" else x.dtype)
-
-
-def _is_in(place, shape):
-    return all(-e <= i < e for i, e in zip(place, shape, strict=False))
+def _is_in(target, shape):
+    return all(-e <= i < e for i, e in zip(target, shape, strict=False))
 
 
 def _scatter_elements(x, indices, updates, axis, reduction="none"):
-    y = _wide(x)
+    y = np.array(double(x))
     for at in np.ndindex(*indices.shape):
-        place = list(at)
-        place[axis] = indices[at]
-        if _is_in(place, x.shape):
-            y[tuple(place)] = _MEET[reduction](y[tuple(place)], updates[at])
+        target = (*at[:axis], indices[at], *at[axis + 1 :])
+        if _is_in(target, x.shape):
+            y[target] = _MEET[reduction](y[target], updates[at])
     return [y]
 
 
 def _scatter_nd(x, indices, updates, reduction="none"):
-    y = _wide(x)
+    y = np.array(double(x))
     for at in np.ndindex(*indices.shape[:-1]):
-        place = tuple(indices[at])
-        if _is_in(place, x.shape):
-            old, new = np.asarray(y[place]), np.asarray(updates[at])
-            met = [_MEET[reduction](a, b) for a, b in zip(old.flat, new.flat, strict=True)]
-            y[place] = np.array(met, y.dtype).reshape(old.shape)
+        target = tuple(indices[at])
+        if _is_in(target, x.shape):
+            y[target] = _MEET[reduction](y[target], updates[at])
     return [y]
 
 
 # ---------------------------------------------------------------- along lines
 
 
-def _cumprod(x, axis, exclusive=False, reverse=False):
-    lines = np.moveaxis(_wide(x), axis, 0)
-    lines = lines[::-1] if reverse else lines
-    y, total = np.ones_like(lines), np.ones(lines.shape[1:])
-    for i, line in enumerate(lines):
-        y[i] = total if exclusive else total * line
-        total = total * line
-    return [np.moveaxis(y[::-1] if reverse else y, 0, axis)]
+def _running(function, first):
+    def formula(x, axis, exclusive=False, reverse=False):
+        total = function(double(np.flip(x, axis) if reverse else x), axis)
+        if exclusive:
+            total = np.roll(total, 1, axis)
+            np.moveaxis(total, axis, 0)[:1] = first
+        return [np.flip(total, axis) if reverse else total]
+
+    return formula
 
 
 def _reverse_sequence(x, lengths, time_axis, batch_axis):
     y = np.array(x)
     for at in np.ndindex(*x.shape):
-        length, place = min(lengths[at[batch_axis]], x.shape[time_axis]), list(at)
-        if at[time_axis] < length:
-            place[time_axis] = length - 1 - at[time_axis]
-        y[at] = x[tuple(place)]
+        length, time = min(lengths[at[batch_axis]], x.shape[time_axis]), at[time_axis]
+        if time < length:
+            y[at] = x[(*at[:time_axis], length - 1 - time, *at[time_axis + 1 :])]
     return [y]
 
 
 # ---------------------------------------------------------------- positions and regions
 
 
-def _keys(s):
-    """Returns the cubic convolution kernel with the coefficient -0.75."""
-    s = abs(s)
-    if s <= 1:
-        return 1.25 * s**3 - 2.25 * s**2 + 1
-    return -0.75 * s**3 + 3.75 * s**2 - 6 * s + 3 if s < 2 else 0.0
-
-
-_KERNELS = {
-    "nearest": lambda s: float(s == 0), "linear": lambda s: max(1 - abs(s), 0.0), "cubic": _keys,
-}  # fmt: skip
-
-
-def _mirrored(at, low, high):
-    if low == high:
-        return low
-    while not low <= at <= high:
-        at = 2 * low - at if at < low else 2 * high - at
-    return at
-
-
 def _grid_sample(x, grid, method="linear", border="constant", align_corners=False):
-    y = np.zeros((*x.shape[:2], *grid.shape[1:-1]))
-    for n, *place in np.ndindex(len(x), *grid.shape[1:-1]):
-        axes = []  # indices and weights of each axis
-        for given, extent in zip(grid[(n, *place)][::-1], x.shape[2:], strict=True):
-            given = np.float64(0 if np.isnan(given) else given)
-            at = ((given + 1) * (extent - 1) if align_corners else (given + 1) * extent - 1) / 2
-            at = np.rint(at) if method == "nearest" else at
-            low, high = (0, extent - 1) if align_corners else (-0.5, extent - 0.5)
-            if border == "replicate" and not low <= at <= high:
-                at = min(max(at, 0), extent - 1)
-            taps = []
-            for i in range(math.floor(at) - 2, math.floor(at) + 4):
-                weight, source = _KERNELS[method](at - i), i
-                if border == "replicate":
-                    source = min(max(i, 0), extent - 1)
-                if border == "reflect":
-                    source = int(_mirrored(i, low, high))
-                if weight and 0 <= source < extent:
-                    taps.append((source, weight))
-            axes.append(taps)
-        for taps in itertools.product(*axes):
-            value = x[(n, slice(None), *(i for i, _ in taps))].astype(np.float64)
-            y[(n, slice(None), *place)] += value * math.prod(w for _, w in taps)
-    return [y]
+    extents, edge = x.shape[2:], 0 if align_corners else 0.5
+    rule = "reflect-even" if border == "reflect" and not align_corners else border
+    weights = []
+    for given, extent in zip(np.moveaxis(double(grid), -1, 0)[::-1], extents, strict=True):
+        at = (np.where(np.isnan(given), 0, given) + 1) * (extent - 1 + 2 * edge) / 2 - edge
+        at = np.rint(at) if method == "nearest" else at
+        if border == "replicate":
+            is_far = (at < -edge) | (at > extent - 1 + edge)
+            at = np.where(is_far, at.clip(0, extent - 1), at)
+        weights.append(sampling(at, extent, KERNELS[method], rule))
+    axes, places = "uvw"[: len(extents)], "xyz"[: len(extents)]
+    terms = ["nc" + axes, *(f"n{places}{axis}" for axis in axes)]
+    return [np.einsum(f"{','.join(terms)}->nc{places}", double(x), *weights, optimize=True)]
 
 
 def _bilinear(plane, y, x):
@@ -227,13 +194,124 @@ def _roi_align(
     return [y]
 
 
+# ---------------------------------------------------------------- some of many
+
+
+def _nonzero(x, capacity, fill=-1):
+    positions = np.argwhere(x)
+    y = np.full((x.ndim, capacity), fill, np.int32)
+    y[:, : len(positions)] = positions[:capacity].T
+    return [y, np.array([len(positions)])]
+
+
+def _overlap(a, b, centers):
+    """Returns the intersection over the union of two boxes."""
+    ends = [np.array([c[:2] - c[2:] / 2, c[:2] + c[2:] / 2]) if centers else
+            np.sort([c[:2], c[2:]], 0) for c in (a, b)]  # fmt: skip
+    (low_a, high_a), (low_b, high_b) = ends
+    both = np.maximum(np.minimum(high_a, high_b) - np.maximum(low_a, low_b), 0).prod()
+    areas = [(high_a - low_a).prod(), (high_b - low_b).prod()]
+    return both / (sum(areas) - both) if both > 0 and min(areas) > 0 else 0.0
+
+
+def _nms(
+    boxes,
+    scores,
+    max_per_class,
+    iou_threshold=0.0,
+    score_threshold=-3.4e38,
+    center_point_box=False,
+    fill=-1,
+):
+    rows = []
+    for item, label in np.ndindex(*scores.shape[:2]):
+        corners, values = double(boxes[item]), scores[item, label]
+        kept = []
+        for box in np.argsort(-values, kind="stable"):
+            is_apart = all(
+                _overlap(corners[box], corners[k], center_point_box) <= iou_threshold for k in kept
+            )
+            if values[box] > np.float32(score_threshold) and is_apart and len(kept) < max_per_class:
+                kept.append(box)
+        rows += [(item, label, box) for box in kept]
+    capacity = math.prod(scores.shape[:2]) * min(max_per_class, scores.shape[2])
+    y = np.full((capacity, 3), fill, np.int32)
+    y[: len(rows)] = np.array(rows).reshape(-1, 3)
+    return [y, np.array([len(rows)])]
+
+
+# ---------------------------------------------------------------- windows and products
+
+
+def _col2im(x, output_size, size, **window):
+    index = windows(output_size, size, **window)
+    *counts, taps = index.shape
+    terms = x.reshape(len(x), x.shape[1] // taps, taps, *counts)
+    return [spread(np.moveaxis(terms, 2, -1), index, output_size, 2)]
+
+
+def _deform_columns(x, offset, mask, size, offset_groups=1, **window):
+    rows, columns = window_lines(x.shape[2:], size, **window)
+    each = [len(x), offset_groups, math.prod(size), len(rows), len(columns)]
+    moves = offset.reshape(*each[:3], 2, *each[3:])
+    at_y = moves[:, :, :, 0] + rows.T.repeat(size[1], 0)[..., None]
+    at_x = moves[:, :, :, 1] + np.tile(columns.T, (size[0], 1))[:, None]
+    is_known = np.isfinite(at_y) & np.isfinite(at_x)
+    weights = [sampling(np.where(is_known, at, -9), extent, KERNELS["linear"], "constant")
+               for at, extent in zip((at_y, at_x), x.shape[2:], strict=True)]  # fmt: skip
+    parts = double(x).reshape(len(x), offset_groups, x.shape[1] // offset_groups, *x.shape[2:])
+    y = np.einsum("ngkijv,ngcvu,ngkiju->ngckij", weights[0], parts, weights[1], optimize=True)
+    if np.ndim(mask):
+        mask = mask.reshape(*each)[:, :, None]
+    return [(y * mask).reshape(len(x), x.shape[1] * each[2], *each[3:])]
+
+
+def _deform_conv(x, filter, offset, mask=1.0, bias=0.0, groups=1, **more):
+    columns = _deform_columns(x, offset, mask, **more)[0]
+    y = convolution(columns, filter.reshape(len(filter), -1, 1, 1), groups=groups)
+    return [y + np.asarray(bias).reshape(1, -1, 1, 1)]
+
+
+def _matmul_nbits(x, words, scales, zero_points=8.0, block_size=32, bits=4):
+    matrix = np.zeros((len(words), x.shape[-1]))
+    for n, k in np.ndindex(*matrix.shape):
+        word, place = divmod(k * bits, 32)
+        code = (int(words[n, word]) & 0xFFFFFFFF) >> place & (2**bits - 1)
+        block = k // block_size
+        zero = zero_points[n, block] if np.ndim(zero_points) else zero_points
+        matrix[n, k] = (code - float(zero)) * float(scales[n, block])
+    return [x.astype(np.float64) @ matrix.T]
+
+
+def _quantize(x, scale, zero_point=0.0, low=0.0, high=255.0):
+    x, scale, zero_point = left(x, scale, zero_point)
+    whole = np.round(x.astype(np.float32) / scale.astype(np.float32)) + zero_point
+    return [np.clip(whole, low, high).astype(np.int32)]
+
+
+def _dequantize(x, scale, zero_point=0.0):
+    x, scale, zero_point = left(x, scale, zero_point)
+    return [(x.astype(np.float64) - zero_point) * scale]
+
+
+def _dynamic(x, axes):
+    low, high = min(x.min(), np.float32(0)), max(x.max(), np.float32(0))
+    scale = np.float32(high - low) / np.float32(255) or np.float32(1)
+    zero = np.round(-low / scale)
+    return [_quantize(x, scale, zero)[0], np.float64(scale), np.asarray(zero).astype(np.int32)]
+
+
 FORMULAS = {
-    "gather_elements": _gather_elements,
-    "scatter_elements": _scatter_elements,
-    "scatter_nd": _scatter_nd,
-    "cumprod": _cumprod,
-    "reverse_sequence": _reverse_sequence,
-    "prod_reduce": lambda x, axes: [np.prod(_wide(x), tuple(axes), keepdims=True)],
-    "grid_sample": _grid_sample,
-    "roi_align": _roi_align,
-}
+    "gather_elements": _gather_elements, "scatter_elements": _scatter_elements,
+    "scatter_nd": _scatter_nd, "cumsum": _running(np.cumsum, 0),
+    "cumprod": _running(np.cumprod, 1), "reverse_sequence": _reverse_sequence,
+    "prod_reduce": lambda x, axes: [np.prod(double(x), tuple(axes), keepdims=True)],
+    "grid_sample": _grid_sample, "roi_align": _roi_align, "nonzero": _nonzero,
+    "non_max_suppression": _nms, "col2im": _col2im, "deform_columns": _deform_columns,
+    "deform_conv": _deform_conv,
+    "int_matmul": lambda a, b: [_int32(a.astype(object) @ b.astype(object))],
+    "int_conv": lambda x, filter, **window: [
+        _int32(convolution(x.astype(np.int64), filter.astype(np.int64), **window))],
+    "matmul_nbits": _matmul_nbits, "quantize_linear": _quantize,
+    "dequantize_linear": _dequantize, "dynamic_quantize_linear": _dynamic,
+}  # fmt: skip

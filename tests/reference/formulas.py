@@ -5,26 +5,25 @@ with the engine.
 A formula takes the call's tensors and attributes and returns the list of its results.
 """
 
+import functools
 import math
 
 import numpy as np
 
-from tests.reference import extension_formulas, extension_formulas_windows
-from tests.reference.extension_formulas import numpy_functions
-
-_MODES = {"replicate": "edge", "reflect": "reflect", "reflect-even": "symmetric"}
-
+from tests.reference import extension_formulas
+from tests.reference.arrays import (
+    KERNELS,
+    convolution,
+    double,
+    gathered,
+    left,
+    numpy_functions,
+    resampled,
+    spread,
+    windows,
+)
 
 # ---------------------------------------------------------------- one element at a time
-
-
-def left(*arrays):
-    """Reshapes arrays for NNEF's broadcasting: trailing axes of extent 1, up to the largest
-    rank."""
-    found = [np.asarray(a) for a in arrays]
-    found = [a.astype(np.float64) if a.dtype.kind == "f" else a for a in found]
-    rank = max(a.ndim for a in found)
-    return [a.reshape(a.shape + (1,) * (rank - a.ndim)) for a in found]
 
 
 def halves_up(x):
@@ -108,142 +107,64 @@ def _elementwise(op):
 # ---------------------------------------------------------------- windows
 
 
-class FormulaWindow:
-    """A window over the spatial axes of the wide side, with all parameters explicit."""
-
-    def __init__(self, extents, size, padding=(), stride=(), dilation=()):
-        n = len(extents)
-        self.size = list(size)
-        self.stride, self.dilation = list(stride) or [1] * n, list(dilation) or [1] * n
-        self.reach = [(f - 1) * d + 1 for f, d in zip(self.size, self.dilation, strict=True)]
-        self.wide, self.pads, self.narrow = list(extents), [], []
-        for i, extent in enumerate(extents):
-            if padding:
-                p, q = padding[i]
-                self.narrow.append((p + extent + q - self.reach[i]) // self.stride[i] + 1)
-            else:
-                self.narrow.append(math.ceil(extent / self.stride[i]))
-                last = (self.narrow[i] - 1) * self.stride[i] + self.reach[i]
-                p = max(last - extent, 0) // 2
-                q = max(last - extent, 0) - p
-            self.pads.append((p, q))
-
-
-def padded(x, pads, border, fill=0.0):
-    """Returns the array padded or, for negative numbers, cropped."""
-    grown = [(max(p, 0), max(q, 0)) for p, q in pads]
-    if border in _MODES and x.size:
-        y = np.pad(x, grown, _MODES[border]) if x.ndim else x
-    else:
-        y = np.pad(x, grown, constant_values=fill) if x.ndim else x
-    return y[tuple(slice(max(-p, 0), y.shape[i] - max(-q, 0)) for i, (p, q) in enumerate(pads))]
-
-
-def taps(x, window, border):
-    """Returns every window's values, row-major, on a last axis; NaN for missing values
-    ('ignore')."""
-    y = padded(np.asarray(x, np.float64), window.pads, border, np.nan if border == "ignore" else 0)
-    if 0 in window.narrow:
-        return np.zeros((*window.narrow, math.prod(window.size)))
-    if x.ndim == 0:
-        return y.reshape(1)
-    short = [max(r - e, 0) if n else 0
-             for r, e, n in zip(window.reach, y.shape, window.narrow, strict=True)]  # fmt: skip
-    y = np.pad(y, [(0, s) for s in short])
-    views = np.lib.stride_tricks.sliding_window_view(y, window.reach)
-    picked = views[
-        tuple(slice(0, (n - 1) * s + 1 if n else 0, s)
-              for n, s in zip(window.narrow, window.stride, strict=True))
-        + tuple(slice(None, None, d) for d in window.dilation)
-    ]  # fmt: skip
-    return picked.reshape(*window.narrow, -1)
-
-
 def _pool(reduce):
-    def formula(x, size, border="constant", padding=(), stride=(), dilation=(), **more):
-        found = reduce(taps(x, FormulaWindow(x.shape, size, padding, stride, dilation), border))
+    def formula(x, size, border="constant", **window):
+        index = windows(x.shape, size, border, **window)
+        found = reduce(gathered(x, index, outside=np.nan if border == "ignore" else 0))
         return found if isinstance(found, list) else [found]
 
     return formula
 
 
 def _mean(values):
-    known = ~np.isnan(values)
-    return np.where(known, values, 0).sum(-1) / np.maximum(known.sum(-1), 1)
+    is_there = ~np.isnan(values)
+    return np.where(is_there, values, 0).sum(-1) / np.maximum(is_there.sum(-1), 1)
 
 
 def _greatest(values):
-    known = np.where(np.isnan(values), -np.inf, values)
-    return [known.max(-1), known.argmax(-1).astype(np.int32)]
+    values = np.where(np.isnan(values), -np.inf, values)
+    return [values.max(-1), values.argmax(-1).astype(np.int32)]
 
 
-def _box(x, size, normalize=False, **given):
-    return _pool(_mean if normalize else lambda v: np.where(np.isnan(v), 0, v).sum(-1))(
-        x, size, **given
-    )
+def _box(x, size, normalize=False, **window):
+    return _pool(_mean if normalize else lambda v: np.nansum(v, -1))(x, size, **window)
 
 
-def _rms(x, size, **given):
-    return [np.sqrt(_pool(_mean)(x.astype(np.float64) ** 2, size, **given)[0])]
+def _rms(x, size, **window):
+    return [np.sqrt(_pool(_mean)(double(x) ** 2, size, **window)[0])]
 
 
-def _sample(x, index, size, border="constant", padding=(), stride=(), dilation=()):
-    values = taps(x, FormulaWindow(x.shape, size, padding, stride, dilation), border)
-    values = np.where(np.isnan(values), 0, values)
+def _sample(x, index, size, border="constant", **window):
+    values = gathered(x, windows(x.shape, size, border, **window))
     inside = (index >= 0) & (index < values.shape[-1])
     found = np.take_along_axis(values, np.where(inside, index, 0)[..., None], -1)[..., 0]
     return [np.where(inside, found, 0)]
 
 
-def _wide(narrow, size, padding, stride, dilation, shape):
-    """Returns the window whose narrow side has these extents."""
+def _wide_windows(narrow, size, shape=(), padding=(), stride=(), dilation=()):
+    """Returns the extents of the wide side, ``shape`` if given, and the indices of its windows."""
     n = len(narrow)
-    stride, dilation = list(stride) or [1] * n, list(dilation) or [1] * n
-    reach = [(f - 1) * d + 1 for f, d in zip(size, dilation, strict=True)]
-    wide = list(shape)
+    steps, wide = list(stride) or [1] * n, list(shape)
     if not wide and padding:
-        each = zip(narrow, stride, reach, padding, strict=True)
-        wide = [(k - 1) * s + r - p - q if k else 0 for k, s, r, (p, q) in each]
+        axes = zip(narrow, steps, size, dilation or [1] * n, padding, strict=True)
+        wide = [(k - 1) * s + (f - 1) * d + 1 - p - q if k else 0 for k, s, f, d, (p, q) in axes]
     elif not wide:
-        wide = [k * s for k, s in zip(narrow, stride, strict=True)]
-    return FormulaWindow(wide, size, padding, stride, dilation)
+        wide = [k * s for k, s in zip(narrow, steps, strict=True)]
+    return wide, windows(wide, size, padding=padding, stride=stride, dilation=dilation)
 
 
-def _spread(window, terms, lead=0):
-    """Adds the terms of each tap at the positions of their windows."""
-    extents = [max((n - 1) * s + r, p + w, 0) + max(-p, 0)
-               for n, s, r, w, (p, q) in zip(window.narrow, window.stride, window.reach,
-                                             window.wide, window.pads, strict=True)]  # fmt: skip
-    shift = [max(-p, 0) for p, _ in window.pads]
-    first = terms((0,) * len(extents))
-    y = np.zeros((*first.shape[:lead], *extents))
-    for tap in np.ndindex(*window.size):
-        parts = [slice(h + t * d, h + t * d + (n - 1) * s + 1 if n else h, s)
-                 for h, t, d, n, s in zip(shift, tap, window.dilation, window.narrow,
-                                          window.stride, strict=True)]  # fmt: skip
-        where = (slice(None),) * lead + tuple(parts)
-        y[(*where, ...)] += terms(tap)
-    crop = [slice(h + p, h + p + w)
-            for h, (p, _), w in zip(shift, window.pads, window.wide, strict=True)]  # fmt: skip
-    return np.asarray(y[(slice(None),) * lead + tuple(crop)])
-
-
-def _debox(
-    x, size, border="constant", padding=(), stride=(), dilation=(), output_shape=(), normalize=False
-):
-    window = _wide(x.shape, size, padding, stride, dilation, output_shape)
-    total = _spread(window, lambda tap: x)
+def _debox(x, size, border="constant", output_shape=(), normalize=False, **window):
+    extents, index = _wide_windows(x.shape, size, output_shape, **window)
+    total = spread(np.broadcast_to(x[..., None], index.shape), index, extents)
     if normalize and border == "ignore":
-        return [total / np.maximum(_spread(window, lambda tap: np.ones(x.shape)), 1)]
+        return [total / np.maximum(spread(np.ones(index.shape), index, extents), 1)]
     return [total / math.prod(size) if normalize else total]
 
 
-def _desample(
-    x, index, size, border="constant", padding=(), stride=(), dilation=(), output_shape=()
-):
-    window = _wide(x.shape, size, padding, stride, dilation, output_shape)
-    places = np.arange(math.prod(size)).reshape(tuple(size))
-    return [_spread(window, lambda tap: np.where(index == places[tap], x, 0))]
+def _desample(x, index, size, border="constant", output_shape=(), **window):
+    extents, taps = _wide_windows(x.shape, size, output_shape, **window)
+    is_source = index[..., None] == np.arange(taps.shape[-1])
+    return [spread(np.where(is_source, x[..., None], 0), taps, extents)]
 
 
 def _bias(bias, channels, rank):
@@ -251,36 +172,19 @@ def _bias(bias, channels, rank):
     return np.broadcast_to(flat, channels).reshape(1, channels, *[1] * (rank - 2))
 
 
-def _conv(x, w, bias=0.0, border="constant", padding=(), stride=(), dilation=(), groups=1):
-    groups = groups or x.shape[1]
-    window = FormulaWindow(x.shape[2:], w.shape[2:], padding, stride, dilation)
-    if x.size == 0:
-        shape = (x.shape[0], w.shape[0], *window.narrow)
-        return [np.zeros(shape) + _bias(bias, w.shape[0], x.ndim)]
-    values = np.array([[taps(c, window, border) for c in n] for n in x])
-    values = values.reshape(x.shape[0], groups, x.shape[1] // max(groups, 1), *window.narrow,
-                            math.prod(w.shape[2:]))  # fmt: skip
-    filters = w.reshape(groups, w.shape[0] // max(groups, 1), w.shape[1], -1).astype(np.float64)
-    y = np.einsum("ngi...t,goit->ngo...", values, filters)
-    y = y.reshape(x.shape[0], w.shape[0], *window.narrow)
-    return [y + _bias(bias, w.shape[0], x.ndim)]
+def _conv(x, w, bias=0.0, **window):
+    return [convolution(double(x), double(w), **window) + _bias(bias, len(w), x.ndim)]
 
 
-def _deconv(
-    x, w, bias=0.0, border="constant", padding=(), stride=(), dilation=(), output_shape=(), groups=1
-):
+def _deconv(x, w, bias=0.0, border="constant", output_shape=(), groups=1, **window):
     groups = groups or (output_shape[1] if output_shape else x.shape[1])
-    window = _wide(x.shape[2:], w.shape[2:], padding, stride, dilation, output_shape[2:])
-    each = x.shape[1] // groups
-    parts = x.reshape(x.shape[0], groups, each, *x.shape[2:]).astype(np.float64)
-    filters = w.reshape(groups, each, *w.shape[1:]).astype(np.float64)
+    extents, index = _wide_windows(x.shape[2:], w.shape[2:], output_shape[2:], **window)
+    parts = double(x).reshape(len(x), groups, x.shape[1] // groups, *x.shape[2:])
+    filters = w.reshape(groups, x.shape[1] // groups, w.shape[1], index.shape[-1])
+    terms = np.einsum("ngi...,giot->ngo...t", parts, filters)
     channels = groups * w.shape[1]
-
-    def term(tap):
-        y = np.einsum("ngi...,gio->ngo...", parts, filters[(..., *tap)])
-        return y.reshape(x.shape[0], channels, *x.shape[2:])
-
-    return [_spread(window, term, lead=2) + _bias(bias, channels, x.ndim)]
+    y = spread(terms.reshape(len(x), channels, *index.shape), index, extents, 2)
+    return [y + _bias(bias, channels, x.ndim)]
 
 
 def _separable_conv(x, plane, point, bias=0.0, groups=1, **given):
@@ -294,23 +198,6 @@ def _separable_deconv(x, plane, point, bias=0.0, groups=1, **given):
 # ---------------------------------------------------------------- resolution and regions
 
 
-def _between(x, at, axis, border="replicate"):
-    """Interpolates between neighbours along one axis."""
-    low, end = np.floor(at).astype(int), x.shape[axis] - 1
-    part = (at - low).reshape([-1 if d == axis else 1 for d in range(x.ndim)])
-
-    def value(i):
-        inside = (i >= 0) & (i <= end)
-        if border == "reflect":
-            i = np.where(i < 0, -i, np.where(i > end, 2 * end - i, i))
-        found = x.take(i.clip(0, end), axis)
-        if border == "constant":
-            found = found * inside.reshape([-1 if d == axis else 1 for d in range(x.ndim)])
-        return found
-
-    return value(low) * (1 - part) + value(low + 1) * part
-
-
 def place(method, low, size, count):
     """Returns the positions of ``count`` samples of an interval."""
     i = np.arange(count)
@@ -322,14 +209,10 @@ def place(method, low, size, count):
 
 
 def _multilinear(x, factor, method="symmetric", border="replicate"):
-    y = x.astype(np.float64)
     for axis, f in enumerate(factor, 2):
-        if x.shape[axis] == 0:
-            return [np.zeros((*x.shape[:2], *(e * g for e, g in zip(x.shape[2:], factor,
-                                                                    strict=True))))]  # fmt: skip
         at = place(method, 0, x.shape[axis], x.shape[axis] * f)
-        y = _between(y, at, axis, "replicate" if method == "aligned" else border)
-    return [y]
+        x = resampled(x, axis, at, border="replicate" if method == "aligned" else border)
+    return [x]
 
 
 def _nearest_up(x, factor):
@@ -342,9 +225,10 @@ def _nearest_down(x, factor):
     return [x[(slice(None), slice(None), *(slice(None, None, f) for f in factor))]]
 
 
-def _area(x, factor):
+def _blocks(x, factor):
+    """Returns the values of adjacent blocks of this size on a last axis."""
     block = [1, 1, *factor]
-    return [_mean(taps(x, FormulaWindow(x.shape, block, [(0, 0)] * x.ndim, block), "constant"))]
+    return gathered(x, windows(x.shape, block, padding=[(0, 0)] * x.ndim, stride=block))
 
 
 _LIMIT = 2.0**24
@@ -379,10 +263,10 @@ def _roi_pool(reduce):
 def _roi_resample(x, rois, index, output_size, method="symmetric"):
     y = np.zeros((len(rois), x.shape[1], *output_size))
     for n, (item, low, high) in enumerate(_regions(x, rois, index)):
-        lines = item.astype(np.float64)
         for a, count in enumerate(output_size):
-            lines = _between(lines, place(method, low[a], high[a] - low[a], count), a + 1)
-        y[n] = lines
+            at = place(method, low[a], high[a] - low[a], count)
+            item = resampled(item, a + 1, at)
+        y[n] = item
     return [y]
 
 
@@ -390,40 +274,23 @@ def _roi_align(name):
     def formula(x, rois, index, output_size, sampling_rate, resize_method="symmetric"):
         fine = [n * r for n, r in zip(output_size, sampling_rate, strict=True)]
         samples = _roi_resample(x, rois, index, fine, resize_method)[0]
-        block = [1, 1, *sampling_rate]
-        values = taps(
-            samples, FormulaWindow(samples.shape, block, [(0, 0)] * x.ndim, block), "constant"
-        )
-        return [getattr(values, name)(-1)]
+        return [getattr(_blocks(samples, sampling_rate), name)(-1)]
 
     return formula
 
 
 def _resize(x, output_size, method, coordinates, rounding, cubic_coefficient):
-    y, a = x.astype(np.float64), cubic_coefficient
+    kernel = KERNELS[method]
+    if method == "cubic":
+        kernel = functools.partial(kernel, a=cubic_coefficient)
     for axis, count in enumerate(output_size, 2):
-        extent = x.shape[axis]
-        at = place(coordinates, 0, extent, count)
-        if method == "linear":
-            y = _between(y, at, axis)
-            continue
+        at = place(coordinates, 0, x.shape[axis], count)
         if method == "nearest":
             at = np.round(at * 2 * count * max(count - 1, 1)) / (2 * count * max(count - 1, 1))
-            whole = {"floor": np.floor(at), "ceil": np.ceil(at), "half_up": np.floor(at + 0.5),
-                     "half_down": np.ceil(at - 0.5)}[rounding]  # fmt: skip
-            y = y.take(whole.astype(int).clip(0, extent - 1), axis)
-            continue
-        total = 0.0
-        for k in range(-1, 3):
-            i = np.floor(at).astype(int) + k
-            s = np.abs(at - i)
-            near = (a + 2) * s**3 - (a + 3) * s**2 + 1
-            far = a * s**3 - 5 * a * s**2 + 8 * a * s - 4 * a
-            weight = np.where(s <= 1, near, far)
-            shape = [-1 if d == axis else 1 for d in range(x.ndim)]
-            total = total + y.take(i.clip(0, extent - 1), axis) * weight.reshape(shape)
-        y = total
-    return [y]
+            at = {"floor": np.floor(at), "ceil": np.ceil(at), "half_up": np.floor(at + 0.5),
+                  "half_down": np.ceil(at - 0.5)}[rounding]  # fmt: skip
+        x = resampled(x, axis, at, kernel)
+    return [x]
 
 
 # ---------------------------------------------------------------- reductions and products
@@ -431,7 +298,7 @@ def _resize(x, output_size, method, coordinates, rounding, cubic_coefficient):
 
 def _reduce(function):
     def formula(x, axes, normalize=False):
-        value = x.astype(np.float64) if x.dtype.kind == "f" else x
+        value = double(x) if x.dtype.kind == "f" else x
         if not axes:
             return [value]
         if value.size == 0 and function in (np.max, np.min):
@@ -459,14 +326,14 @@ def _arg(function):
 def _moments(x, axes):
     if not axes:
         return [x, np.zeros(x.shape)]
-    y, over = x.astype(np.float64), tuple(axes)
+    y, over = double(x), tuple(axes)
     return [y.mean(over, keepdims=True), y.var(over, keepdims=True)]
 
 
 def _softmax(x, axes=(1,)):
     if not axes:
         return [np.ones(x.shape)]
-    y = x.astype(np.float64)
+    y = double(x)
     if x.size == 0:
         return [y]
     e = np.exp(y - y.max(tuple(axes), keepdims=True))
@@ -489,7 +356,7 @@ def _linear(x, w, bias=0.0):
 
 def _norm(kind):
     def formula(x, axes, bias=0.0, epsilon=0.0):
-        y, over = x.astype(np.float64), tuple(axes)
+        y, over = double(x), tuple(axes)
         values = np.abs(y) if kind == "l1" else y * y
         length = values.sum(over, keepdims=True) if axes else values
         length = length if kind == "l1" else np.sqrt(length)
@@ -499,11 +366,11 @@ def _norm(kind):
 
 
 def _local_mean(x, size):
-    return [x.astype(np.float64) - _box(x, size, True)[0]]
+    return [double(x) - _box(x, size, True)[0]]
 
 
 def _local_variance(x, size, bias=0.0, epsilon=0.0):
-    return [x.astype(np.float64) / np.maximum(_rms(x, size)[0] + bias, epsilon)]
+    return [double(x) / np.maximum(_rms(x, size)[0] + bias, epsilon)]
 
 
 def _local_contrast(x, size, bias=0.0, epsilon=0.0):
@@ -511,7 +378,7 @@ def _local_contrast(x, size, bias=0.0, epsilon=0.0):
 
 
 def _local_response(x, size, alpha=1.0, beta=0.5, bias=1.0):
-    y = x.astype(np.float64)
+    y = double(x)
     return [y / (bias + alpha * _rms(x, size)[0] ** 2) ** beta]
 
 
@@ -571,22 +438,9 @@ def _slice(x, axes, begin, end, stride=()):
     steps = list(stride) or [1] * len(axes)
     parts = [slice(None)] * x.ndim
     for axis, first, last, step in zip(axes, begin, end, steps, strict=True):
-        extent = x.shape[axis]
-        indices = []
-        if last == 0 and all(s == 1 for s in steps):
-            last = extent
-        elif last < 0:
-            last = max(last + extent, -1)
-        i = first + extent if first < 0 else first
-        i = min(max(i, 0 if step > 0 else -1), extent - (step < 0))
-        last = min(last, extent)
-        while (i < last) if step > 0 else (i > last):
-            indices.append(i)
-            i += step
-        parts[axis] = indices
-    for axis in axes:
-        x = x.take(np.array(parts[axis], int), axis)
-    return [x]
+        is_end = last == 0 and all(s == 1 for s in steps)
+        parts[axis] = slice(first, None if is_end else last, step)
+    return [x[tuple(parts)]]
 
 
 def _unsqueeze(x, axes):
@@ -594,13 +448,14 @@ def _unsqueeze(x, axes):
 
 
 def _pad(x, padding, border="constant", value=0.0):
-    return [padded(x, padding, border, value)]
+    index = windows(x.shape, [1] * x.ndim, border, padding=padding)
+    return [gathered(x, index, outside=value)[..., 0]]
 
 
 def _cast(x, dtype):
     kind = {"scalar": np.float64, "integer": np.int32, "logical": np.bool_}[dtype]
     if dtype == "integer" and x.dtype.kind == "f":
-        x = np.trunc(np.nan_to_num(x.astype(np.float64))).clip(-(2.0**31), 2.0**31 - 1)
+        x = np.trunc(np.nan_to_num(double(x))).clip(-(2.0**31), 2.0**31 - 1)
     return [x.astype(kind)]
 
 
@@ -625,19 +480,12 @@ def _to_depth(x, block_size, blocks_first=True):
 
 
 def _top_k(x, k, axis, largest):
-    key = np.where(np.isnan(x), np.inf, x.astype(np.float64))
+    key = np.where(np.isnan(x), np.inf, double(x))
     order = np.lexsort((key, np.isnan(x)), axis) if not largest else np.lexsort(
         (-key, ~np.isnan(x)), axis
     )  # fmt: skip
     index = order.take(np.arange(k), axis).astype(np.int32)
     return [np.take_along_axis(x, index, axis), index]
-
-
-def _cumsum(x, axis, exclusive=False, reverse=False):
-    y = np.flip(x, axis) if reverse else x
-    total = np.cumsum(y.astype(np.float64), axis)
-    total = total - y if exclusive else total
-    return [np.flip(total, axis) if reverse else total]
 
 
 def _concat(*arrays, axis):
@@ -650,14 +498,14 @@ def _add_n(*arrays):
 
 FORMULAS = {
     **{op: _elementwise(op) for op in ELEMENTWISE}, **extension_formulas.FORMULAS,
-    **extension_formulas_windows.FORMULAS,
     "box": _box, "debox": _debox, "avg_pool": _pool(_mean), "rms_pool": _rms,
     "max_pool": _pool(lambda v: _greatest(v)[:1]), "max_pool_with_index": _pool(_greatest),
     "argmax_pool": _pool(lambda v: _greatest(v)[1:]), "sample": _sample, "desample": _desample,
     "conv": _conv, "deconv": _deconv, "separable_conv": _separable_conv,
     "separable_deconv": _separable_deconv, "matmul": _matmul, "linear": _linear,
     "multilinear_upsample": _multilinear, "nearest_upsample": _nearest_up,
-    "nearest_downsample": _nearest_down, "area_downsample": _area, "resize": _resize,
+    "nearest_downsample": _nearest_down, "resize": _resize,
+    "area_downsample": lambda x, factor: [_blocks(x, factor).mean(-1)],
     "avg_roi_pool": _roi_pool(np.mean), "max_roi_pool": _roi_pool(np.max),
     "roi_resample": _roi_resample, "avg_roi_align": _roi_align("mean"),
     "max_roi_align": _roi_align("max"), "sum_reduce": _reduce(np.sum),
@@ -678,7 +526,7 @@ FORMULAS = {
     "tile": lambda x, repeats: [np.tile(x, repeats)], "pad": _pad,
     "gather": lambda x, indices, axis=0: [x.take(indices, axis)], "cast": _cast,
     "copy_n": lambda x, times: [x] * times, "add_n": _add_n, "depth_to_space": _to_space,
-    "space_to_depth": _to_depth, "top_k": _top_k, "cumsum": _cumsum,
+    "space_to_depth": _to_depth, "top_k": _top_k,
     "gather_nd": lambda x, indices: [
         x[tuple(np.moveaxis(indices, -1, 0))] if indices.shape[-1] else
         np.broadcast_to(x, (*indices.shape[:-1], *x.shape))],
