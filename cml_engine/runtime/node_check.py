@@ -181,7 +181,7 @@ def check_nodes(
     tensor names.
     """
     options = PlanOptions(keep=True, variants=table_for(gpu.name))
-    plan = plan_graph(graph, gpu.limits, storage, options, decide, written=written)
+    plan = plan_graph(graph, gpu.limits, storage, options, decide, written=written, allow_cpu=True)
     layouts = plan.layouts
     in_steps = integer_results(plan)
     read_tensor = _run_keeping(plan, gpu, inputs)
@@ -237,7 +237,8 @@ def _outputs(
     from cml_engine.gpu.program.program import GpuProgram
 
     options = PlanOptions(variants=table_for(gpu.name))
-    return GpuProgram(plan_graph(graph, gpu.limits, storage, options), gpu).run(inputs)
+    plan = plan_graph(graph, gpu.limits, storage, options, allow_cpu=True)
+    return GpuProgram(plan, gpu).run(inputs)
 
 
 def _check(
@@ -297,7 +298,8 @@ def check_bits(graph: Graph, gpu: Gpu, inputs: Mapping[str, Array]) -> BitCheck:
     """
     optimized = optimize(graph)
     options = PlanOptions(keep=True, variants=table_for(gpu.name))
-    read_tensor = _run_keeping(plan_graph(optimized, gpu.limits, options=options), gpu, inputs)
+    plan = plan_graph(optimized, gpu.limits, options=options, allow_cpu=True)
+    read_tensor = _run_keeping(plan, gpu, inputs)
     values: dict[str, Array] = {}
     CpuProgram(optimized).run(inputs, keep_results(values))
     session_outputs = _outputs(optimized, gpu, inputs, "float")

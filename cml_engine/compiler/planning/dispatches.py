@@ -161,6 +161,8 @@ class Draft:
     cpu_parts: dict[str, list[Node]] = field(default_factory=dict)
     #: the reasons why kernels refused nodes of these, by first result
     refusals: Mapping[str, str] = field(default_factory=dict)
+    #: the errors of the nodes that only the CPU can compute, by first result
+    refused: dict[str, CmlError] = field(default_factory=dict)
     #: the results that only nodes of their own part read, which need no memory on the device
     on_host: set[str] = field(default_factory=set)
 
@@ -168,6 +170,23 @@ class Draft:
     def align(self) -> int:
         """The alignment of tensors in bytes."""
         return self.limits.storage_offset_alignment
+
+    def refuse(self, node: Node, error: CmlError) -> None:
+        """Adds a node that the device cannot compute to :attr:`refused`.
+
+        Raises ``error`` if the CPU cannot compute it either, or if the caller decided its kernel
+        or how its tensors are bound.
+        """
+        decided = node.outputs[0] in self.options.decided("kernel")
+        decided |= not self.options.decided("parts").keys().isdisjoint((*node.reads, *node.outputs))
+        if decided or lookup(node.op).cpu is None:
+            raise error
+        self.refused.setdefault(node.outputs[0], error)
+
+    def raise_refusal(self) -> None:
+        """Raises the first error of :attr:`refused`, if there is one."""
+        for error in self.refused.values():
+            raise error
 
     def root(self, name: str) -> str:
         """Returns the tensor that owns the memory of tensor ``name``, if no tensor is a view."""
@@ -326,18 +345,6 @@ def _wrong(spec: OpSpec, op: Lowering, problem: str) -> OperatorError:
 # -- dispatches -----------------------------------------------------------------------------------
 
 
-class KernelRefusal(CmlError):
-    """Raised if kernels refuse nodes that the CPU can compute.
-
-    ``errors`` has the error of each node by its first result.
-    """
-
-    def __init__(self, errors: Mapping[str, ShapeError | DeviceError]) -> None:
-        first = next(iter(errors.values()))
-        super().__init__(first.message, first.source)
-        self.errors = errors
-
-
 def node_cost(
     spec: OpSpec, node: Node, graph: Graph, layouts: Mapping[str, str] = MappingProxyType({})
 ) -> Cost:
@@ -381,14 +388,13 @@ def _own_cost(spec: OpSpec, node: Node, inputs: list[Fact], outputs: list[Fact])
 def add_dispatches(draft: Draft) -> None:
     """Adds the dispatches of all nodes to the draft.
 
-    Raises :class:`KernelRefusal` if a kernel refuses a node, unless the caller decided that kernel.
+    Raises the error of the first node that its kernel refuses (:attr:`Draft.refused`).
     """
     graph, stub, parts = draft.graph, draft.options.stub, draft.options.decided("parts")
     if stub and stub not in graph.ops:
         raise InputError(f"stub: model '{graph.name}' has no operator '{stub}'")
     uploaded = {entry.words for entry in draft.packed_inputs.values()}
     on_cpu = _find_cpu_parts(graph, draft.options)
-    refused: dict[str, ShapeError | DeviceError] = {}
     for node in graph.nodes:
         if node.outputs[0] in uploaded:
             continue
@@ -405,16 +411,12 @@ def add_dispatches(draft: Draft) -> None:
         try:
             _lower_node(draft, node)
         except (ShapeError, DeviceError) as error:
-            decided = node.outputs[0] in draft.options.decided("kernel")
-            if decided or lookup(node.op).cpu is None:
-                raise
-            refused[node.outputs[0]] = error
+            draft.refuse(node, error)
             continue
         if key is not None:
             added = {n: size for n, size in draft.scratch.items() if n not in scratch}
             draft.lowered[key] = LoweredNode(node, draft.dispatches[count:], added)
-    if refused:
-        raise KernelRefusal(refused)
+    draft.raise_refusal()
     if unbound := [name for name in parts if name not in draft.parts]:
         raise InputError(
             f"decide: '{unbound[0]}' cannot be bound in parts: no kernel of '{graph.name}' binds it"

@@ -396,7 +396,12 @@ def input_place(locate: Locator, name: str) -> TensorPlace:
     return replace(place, layout=locate.draft.layouts[packed.words], conversion=packed.conversion)
 
 
-def _check_limits(steps: Iterable[Step], weights: PackedWeights, limits: Limits) -> None:
+def _check_limits(
+    draft: Draft, launches: Sequence[Launch], steps: Sequence[Step], weights: PackedWeights
+) -> None:
+    """Raises :class:`DeviceError` if the weights exceed a buffer of the device, or a step exceeds
+    the bindings or the threads of a dispatch (:attr:`Draft.refused`)."""
+    limits = draft.limits
     sizes = (("weights", weights.shared.nbytes), ("variables", weights.own.nbytes))
     for content, size in sizes:
         if size > limits.max_buffer_bytes:
@@ -404,28 +409,29 @@ def _check_limits(steps: Iterable[Step], weights: PackedWeights, limits: Limits)
                 f"the model's {content} take {size} bytes, this device allows buffers of "
                 f"{limits.max_buffer_bytes}. Use a smaller input or another device."
             )
-    for step in (step for step in steps if step.cpu_part is None):
-        for binding in step.bindings:
-            if binding.nbytes > limits.max_binding_bytes:
-                raise DeviceError(
-                    f"{step.title}: a part of tensor '{binding.tensor}' takes {binding.nbytes} "
-                    f"bytes, this device binds at most {limits.max_binding_bytes}. Use another "
-                    "device.",
-                    step.source,
-                )
-        if len(step.bindings) > limits.max_storage_buffers:
-            raise DeviceError(
-                f"{step.title}: binds {_listed(step.bindings)}, together {len(step.bindings)}, "
-                f"this device allows {limits.max_storage_buffers}. Use a smaller input or another "
-                "device.",
-                step.source,
+    for (node, *_), step in zip(launches, steps, strict=True):
+        bindings, threads = len(step.bindings), step.defines.get("GROUP", 0)
+        excess = ""
+        if step.cpu_part is None and bindings > limits.max_storage_buffers:
+            excess = (
+                f"binds {_listed(step.bindings)}, together {bindings}, this device allows "
+                f"{limits.max_storage_buffers}. Use a smaller input"
             )
+        elif int(threads) > limits.max_group_threads:
+            excess = (
+                f"wants workgroups of {threads} threads, this device allows "
+                f"{limits.max_group_threads}. Use smaller workgroups"
+            )
+        if excess:
+            error = DeviceError(f"{step.title}: {excess} or another device.", step.source)
+            draft.refuse(node, error)
+    draft.raise_refusal()
 
 
 def _listed(bindings: Sequence[Binding]) -> str:
-    """Returns the names of the bound tensors as text, with the number of parts of each."""
+    """Returns the names of the bound tensors as text, with the number of bindings of each."""
     counts = Counter(binding.tensor for binding in bindings)
-    return ", ".join(f"'{n}' in {c} parts" if c > 1 else f"'{n}'" for n, c in counts.items())
+    return ", ".join(f"'{n}' in {c} bindings" if c > 1 else f"'{n}'" for n, c in counts.items())
 
 
 # -- join order -----------------------------------------------------------------------------------
@@ -526,7 +532,7 @@ def place_draft(draft: Draft) -> Plan:
     weights = place_weights(draft)
     locate = Locator(draft, arena, weights)
     steps = tuple(_step_of(i, launch, locate) for i, launch in enumerate(launches))
-    _check_limits(steps, weights, draft.limits)
+    _check_limits(draft, launches, steps, weights)
     inputs = {name: input_place(locate, name) for name in graph.inputs}
     variables = {name: locate.place(name) for name, _ in graph.updates}
     results = (name for node in graph.nodes for name in node.outputs)

@@ -29,7 +29,7 @@ from cml_engine.compiler.planning.bands.rewrite import (
     rewrite_in_bands,
 )
 from cml_engine.compiler.planning.decisions import NO_DECISIONS, Decisions, resolve_overrides
-from cml_engine.compiler.planning.dispatches import Draft, KernelRefusal, PlanOptions, Sibling
+from cml_engine.compiler.planning.dispatches import Draft, PlanOptions, Sibling
 from cml_engine.compiler.planning.layouts import Storage, layouts_for
 from cml_engine.compiler.planning.lower import complete_draft, place_draft, views_of
 from cml_engine.errors import CmlError, InputError, InternalError
@@ -312,7 +312,7 @@ class _BandPlanner:
         layouts, packed = rewriter.layouts(original.layouts), dict(original.packed)
         draft = Draft(
             graph, original.limits, layouts, options, original.sibling, packed, pinned,
-            rewriter.dispatch_keys, refusals=original.refusals,
+            rewriter.dispatch_keys, refusals=original.refusals, refused=original.refused,
         )  # fmt: skip
         try:
             complete_draft(draft, rewriter.joins)
@@ -498,12 +498,12 @@ def plan_graph(
         try:
             plan = plan_in_bands(complete_draft(draft))
             break
-        except KernelRefusal as refusal:
-            if not allow_cpu:
-                raise next(iter(refusal.errors.values())) from None
-            messages = {name: error.message for name, error in refusal.errors.items()}
-            graph = move_to_cpu(graph, messages)
-            refusals |= messages
+        except CmlError:
+            refused = {n: error.message for n, error in draft.refused.items() if n in graph.facts}
+            if not (allow_cpu and refused):
+                raise
+            graph = move_to_cpu(graph, refused)
+            refusals |= refused
     steps, nbytes = len(plan.steps), (plan.memory.peak, plan.weights_bytes)
     _log.info("'%s' is planned: %d steps, arena %d, weights %d bytes", plan.name, steps, *nbytes)
     return plan

@@ -509,12 +509,6 @@ def _dispatch(
     text = text_of(kernel, spec)  # as it is now: a file that has changed is another kernel
     entry = entry_of(text, kernel, spec)
     group = kernel.group_shape
-    if prod(group) > op.limits.max_group_threads:
-        raise DeviceError(
-            f"operator '{spec.name}' wants workgroups of {prod(group)} threads, this device "
-            f"allows {op.limits.max_group_threads}",
-            op.node.source,
-        )
     interface = Interface()
     groups = _count_through(interface, group, _checked_threads(threads, entry, spec))
     operands = [*reads, *writes]
@@ -751,12 +745,12 @@ def split_binding(op: Lowering, name: str) -> SplitBinding:
 
     Raises :class:`InputError` if the device cannot bind it in the requested number of parts.
     """
-    nbytes, limit, requested = op.nbytes(name), op.limits.max_binding_bytes, op.requested_parts
+    nbytes, requested = op.nbytes(name), op.requested_parts
     align = max(op.limits.storage_offset_alignment, 16)  # a binding begins there, between elements
-    longest = max(limit // align, 1) * align
-    fewest = 1 if nbytes <= limit else -(-nbytes // longest)
+    limit = max(op.limits.max_binding_bytes // align, 1) * align
+    fewest = max(-(-nbytes // limit), 1)
     if name not in requested:
-        return SplitBinding(fewest, nbytes if fewest == 1 else longest, nbytes, limit)
+        return SplitBinding(fewest, nbytes if fewest == 1 else limit, nbytes, limit)
     count = int(requested[name])
     part_bytes = -(-nbytes // (count * align)) * align
     if count < fewest:

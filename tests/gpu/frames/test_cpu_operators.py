@@ -7,6 +7,7 @@ their results are uploaded; nothing of it holds a frame.
 import gc
 import logging
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -449,16 +450,24 @@ def refuse(op):
     raise op.refuse("it wants an even number of rows")
 
 
+#: 8 operands and a result, behind operators that can be in bands
+TOTAL = "total(conv(relu(conv(x, 32)), 8), x, x, x, x, x, x, x)"
+
+
 @pytest.mark.parametrize(
     "shape, text",
     [
         ((1, 1, 40000), "resize(relu(x), output_size=[40000])"),
         ((1, 70000, 1), "col2im(relu(x), output_size=[70000], size=[70000], padding=[(0, 0)])"),
         ((1, 8, 3, 4), "picky(conv(x, 8))"),
+        ((1, 8, 32, 32), TOTAL),
     ],
-    ids=["resize", "col2im", "game"],
+    ids=["resize", "col2im", "game", "bindings"],
 )
-def test_a_node_that_its_kernel_refuses_runs_on_the_cpu(gpu, own_operators, caplog, shape, text):
+def test_a_node_that_its_kernel_refuses_runs_on_the_cpu(
+    gpu, own_operators, caplog, monkeypatch, shape, text
+):
+    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, max_storage_buffers=8))
     cml.register(
         cml.OpSpec(
             "picky", infer=cml.same_as(0), cpu=lambda attrs, x: np.sort(x, axis=-1),
@@ -466,18 +475,33 @@ def test_a_node_that_its_kernel_refuses_runs_on_the_cpu(gpu, own_operators, capl
             signature="fragment picky(x: tensor<scalar>) -> (y: tensor<scalar>);",
         )
     )  # fmt: skip
+    add_parts = "for (uint k = 0; k < parts_count; k++) { y[i] += parts_load(k, i); }"
+    cml.register(
+        cml.OpSpec(
+            "total", infer=cml.same_as(0), cpu=lambda attrs, *parts: sum(parts[1:], parts[0]),
+            kernel=cml.Kernel(source=f"void kernel(uint i) {{ y[i] = 0; {add_parts} }}"),
+            signature="fragment total(parts: tensor<scalar>[]) -> (y: tensor<scalar>);",
+        )
+    )  # fmt: skip
     net = Net(*shape)
     graph, inputs = net.graph(f"neg({text})"), net.input()
-    refused = "fit in 32 bits|use smaller windows|even number"
-    with pytest.raises(cml.ModelError, match=refused):
-        cml.Session(graph, gpu, options=cml.CompileOptions(cpu="refuse"))
-    with pytest.raises(cml.ModelError, match=refused):
+    refused = "fit in 32 bits|use smaller windows|even number|together 9, this device allows 8"
+    with pytest.raises(cml.CmlError, match=refused):
+        cml.Session(graph, gpu, cml.CompileOptions(cpu="refuse"))
+    with pytest.raises(cml.CmlError, match=refused):
         cook(graph)
     with caplog.at_level(logging.WARNING):
         session = cml.Session(graph, gpu)
     name = text.partition("(")[0]
     assert f"no kernel, so computed on the CPU: {name} on CPU" in caplog.text
-    assert [step.op for step in session.plan.steps if step.cpu_part] == [f"{name} on CPU"]
+    assert all(check.ok for check in check_nodes(graph, gpu, inputs))
+    sessions = [session]
+    if text == TOTAL:
+        monkeypatch.setattr(gpu, "limits", replace(gpu.limits, max_buffer_bytes=100_000))
+        sessions.append(cml.Session(graph, gpu))
+        assert sessions[1].plan.bands
     want = cml.Session(graph, "cpu").run(inputs)
-    for key, value in session.run(inputs).items():
-        assert_allclose(value, want[key], rtol=1e-5, atol=1e-5)
+    for session in sessions:
+        assert [step.op for step in session.plan.steps if step.cpu_part] == [f"{name} on CPU"]
+        for key, value in session.run(inputs).items():
+            assert_allclose(value, want[key], rtol=1e-5, atol=1e-5)

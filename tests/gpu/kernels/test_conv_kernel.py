@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import cml_engine.ops.conv.kernels.winograd
-from cml_engine.compiler.planning.dispatches import KernelRefusal, PlanOptions
+from cml_engine.compiler.planning.dispatches import PlanOptions
 from cml_engine.compiler.planning.lower import lower
 from cml_engine.compiler.planning.plan_graph import plan_graph
-from cml_engine.errors import InputError
+from cml_engine.errors import InputError, ShapeError
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.ir.graph import Attrs, Epilogue, Fact
 from cml_engine.ir.layout import C4, C4H
@@ -289,5 +289,5 @@ def test_conv_kernels_stay_within_webgpu_limits():
 
 def test_a_fused_operand_of_another_layout_is_refused(gpu, rng):
     graph, _ = graph_with("tile, a stride", [("add", ("same",), {})], rng)
-    with pytest.raises(KernelRefusal, match=r"\(plain\), to its result, .* \(c4\)"):
+    with pytest.raises(ShapeError, match=r"\(plain\), to its result, .* \(c4\)"):
         lower(graph, gpu.limits, {"y0": C4})

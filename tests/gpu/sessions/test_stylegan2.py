@@ -62,5 +62,5 @@ def test_the_largest_fits_every_device(largest):
 def test_oversized_step_is_refused_with_limits(largest):
     _, graph, _ = largest
     small = Limits(max_binding_bytes=16 << 20, max_buffer_bytes=1 << 30)
-    with pytest.raises(cml.DeviceError, match=r"in \d+ parts, .* this device allows 8"):
+    with pytest.raises(cml.DeviceError, match=r"in \d+ bindings, .* this device allows 8"):
         lower(graph, small, choose_layout(graph))

@@ -122,7 +122,7 @@ def test_tensors_beyond_a_binding_are_bound_in_the_fewest_parts(graph):
 
 
 def test_step_exceeding_binding_count_names_its_tensors(graph):
-    with pytest.raises(cml.DeviceError, match="'relu1' in 6 parts, together 10, .* allows 8"):
+    with pytest.raises(cml.DeviceError, match="'relu1' in 6 bindings, together 10, .* allows 8"):
         planned(graph, max_binding_bytes=3072)
 
 
