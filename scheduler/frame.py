@@ -135,9 +135,9 @@ def _fail_without_input(jobs: Lifecycle) -> None:
             (m for m in job.producers if m.state in ("cancelled", "failed")), None
         )
         if failed_producer is not None:
-            jobs.end(
-                job, "failed", f"its input's job '{failed_producer.name}' {failed_producer.state}"
-            )
+            message = f"its input's job '{failed_producer.name}' {failed_producer.state}"
+            # a replay of that producer fails the job itself, at this point of the frame
+            jobs.end(job, "failed", message, is_recorded=failed_producer.owner is not jobs)
         else:
             message = "the outputs that it takes were released before it was submitted"
             jobs.end(job, "failed", message)

@@ -1639,17 +1639,19 @@ export class Scheduler {
       const plan = this.planner(state);
       const refusing = plan.starts.find((job) => !this._start(encoder, job));
       if (!refusing) return plan;
-      const refusedGroup = refusing.ended ? null : exclusivity(refusing.network);
+      const busy = this._busy(refusing.ended ? [] : [refusing]);
       const candidates = state.jobs.filter((job) =>
-        job !== refusing && (job.state === "running" || exclusivity(job.network) !== refusedGroup)
+        job !== refusing && (job.state === "running" || !busy.has(exclusivity(job.network)))
       );
       state = { ...state, jobs: candidates };
     }
   }
+  /** Returns the groups that the running jobs and the `others` use. @param {Job[]} others */
+  _busy(others = []) { return new Set([...this._running, ...others].map((job) => exclusivity(job.network))); }
   /** Returns the state with the jobs that can run now: not paused, inputs complete, network ready and free. */
   _candidates() {
     /** @type {Reason} */ let otherwise = "nothing to do";
-    const busy = new Set(this._running.map((job) => exclusivity(job.network)));
+    const busy = this._busy();
     /** @type {Job[]} */ const jobs = [];
     for (const job of this.jobs) {
       const lost = job.state === "queued" &&

@@ -242,7 +242,7 @@ class Lifecycle:
             if self.recorder:
                 self.recorder.submitted(job)
 
-    def end(self, job: Job, state: State, error: str = "") -> None:
+    def end(self, job: Job, state: State, error: str = "", is_recorded: bool = True) -> None:
         """Ends a job in the given state with an error message; an ended job stays as it is.
 
         Its callbacks run later, in :meth:`settle`.
@@ -251,7 +251,7 @@ class Lifecycle:
             if job.ended:
                 return
             now = self._clock.now_ms()
-            if self.recorder and state != "done":
+            if self.recorder and state != "done" and is_recorded:
                 self.recorder.changed(job, state, now)
             began = job.state == "running"
             job.state, job.error = state, error

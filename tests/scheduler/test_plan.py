@@ -8,7 +8,7 @@ import pytest
 from cml_engine import CostModel, FrameScheduler, VirtualClock, least_laxity, plan_frame
 from scheduler.planning.plan import FramePlan
 from scheduler.tools.simulate import SimGpu, SimNetwork, SimStep
-from tests.scheduler.test_queues import POLICIES, eventful_run
+from tests.scheduler.test_queues import POLICIES, random_host
 
 
 def plans_of(monkeypatch, look, policy=least_laxity):
@@ -21,7 +21,7 @@ def plans_of(monkeypatch, look, policy=least_laxity):
         return plan
 
     monkeypatch.setattr("scheduler.frame_scheduler.plan_frame", watched)
-    eventful_run(policy, 3, frames=120)
+    random_host(policy, 3, frames=120)
     return found
 
 

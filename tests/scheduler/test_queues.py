@@ -10,7 +10,7 @@ from scheduler.jobs.job_list import Heap, NetworkQueue
 from scheduler.recording import decisions_of
 from scheduler.tools.simulate import Noise, SimGpu
 from tests.fixtures.frames import simulated
-from tests.fixtures.frames.simulated import FRAME
+from tests.fixtures.frames.simulated import FRAME, run_random_host
 
 
 def network(name, total_ms, group=None):
@@ -28,44 +28,10 @@ def scheduler_for(nets, policy, seed=0):
     return simulated.scheduler_on(SimGpu(Noise(0.2, 0.1), seed=seed), *nets, policy=policy)
 
 
-def eventful_run(policy, seed, other=None, frames=220, record=False):
-    """Runs random host actions; returns the reports of all frames, the jobs and the recording.
-
-    ``other`` becomes the policy in frame 110. Without ``record`` the recording is None.
-    """
-    chance, nets, jobs, reports = random.Random(seed), networks(), [], []
-    s = scheduler_for(nets, policy, seed)
-    recording = s.record() if record else None
-    for frame in range(frames):
-        for _ in range(chance.choice([0, 0, 0, 1, 1, 2, 4]) if frame < 150 else 0):
-            taken = chance.random() < 0.3 and jobs
-            jobs.append(
-                s.submit(
-                    chance.choice(nets),
-                    {"x": chance.choice(jobs[-5:]).output("y")} if taken else {},
-                    priority=chance.choice([0, 0.5, 1, 1, 1, 3]),
-                    deadline_ms=chance.choice([None, None, 50, 200, 1000, 3000]),
-                    slot=chance.choice([None] * 6 + ["s", "t"]),
-                )
-            )
-        recent = jobs[-10:]
-        if recent and chance.random() < 0.1:
-            chance.choice(recent).cancel()
-        if recent and chance.random() < 0.1:
-            chance.choice(recent).pause()
-        if chance.random() < 0.2:
-            for job in (job for job in jobs if job.paused):
-                job.resume()
-        if other is not None and frame == 110:
-            s.policy = other
-        s.budget.ms = chance.choice([4.0, 4.0, 4.0, 2.0, 8.0, 0.0])
-        reports.append(s.encode(None))
-        s.clock.advance(FRAME * chance.choice([1, 1, 1, 2, 0.5]))
-        if chance.random() < 0.05:
-            s.abandon_frame()
-        else:
-            s.end_frame()
-    return reports, jobs, recording
+def random_host(policy, seed, **options):
+    """Runs random actions of a host of :func:`networks`; returns the reports and the jobs."""
+    nets = networks()
+    return run_random_host(scheduler_for(nets, policy, seed), nets, seed, **options)
 
 
 POLICIES = [least_laxity, fair_share, by_priority]
@@ -77,11 +43,14 @@ def test_candidates_decide_like_all_jobs(policy, seed):
     """A built-in policy, which sees only candidates, decides as the same policy that sees every
     job."""
     other = POLICIES[seed % 3]
-    few, jobs, _ = eventful_run(policy, seed, other)
-    everyone, same, _ = eventful_run(lambda *a: policy(*a), seed, lambda *a: other(*a))
-    assert list(map(decisions_of, few)) == list(map(decisions_of, everyone))
-    assert [job.state for job in jobs] == [job.state for job in same]
-    assert {"done", "cancelled", "failed"} <= {job.state for job in jobs}
+
+    def decisions(policy, other):
+        reports, jobs = random_host(policy, seed, other=other)
+        return list(map(decisions_of, reports)), [job.state for job in jobs]
+
+    few, states = decisions(policy, other)
+    assert (few, states) == decisions(lambda *a: policy(*a), lambda *a: other(*a))
+    assert {"done", "cancelled", "failed"} <= set(states)
 
 
 def calls(work):

@@ -11,7 +11,8 @@ from scheduler.tools.replay import replay
 from scheduler.tools.simulate import Noise, SimGpu, SimNetwork, SimStep
 from scheduler.tools.trace import trace_events, write_trace
 from tests.fixtures import hostile_json
-from tests.scheduler.test_queues import eventful_run
+from tests.fixtures.frames.simulated import run_random_host
+from tests.scheduler.test_queues import networks, random_host, scheduler_for
 
 
 def network(name, groups=50, ms=0.05, steps=5):
@@ -20,8 +21,10 @@ def network(name, groups=50, ms=0.05, steps=5):
 
 def recorded_run(frames=220):
     """Returns the recording of an eventful run and the reports of its frames."""
-    reports, _, recording = eventful_run(least_laxity, 7, frames=frames, record=True)
-    return recording, reports
+    nets = networks()
+    scheduler = scheduler_for(nets, least_laxity)
+    recording = scheduler.record()
+    return recording, run_random_host(scheduler, nets, 7, frames)[0]
 
 
 def test_invalid_recording_is_refused(tmp_path):
@@ -45,7 +48,7 @@ def test_recording_starts_before_the_first_job():
 
 
 def test_a_trace_holds_frames_slices_and_counters(tmp_path):
-    reports, jobs, _ = eventful_run(least_laxity, 7, frames=60)
+    reports, jobs = random_host(least_laxity, 7, frames=60)
     names = {job.number: job.name for job in jobs}
     events = trace_events(reports, names, {"weights": 2**20})
     assert {e["ph"] for e in events} == {"M", "X", "C"}
