@@ -368,7 +368,13 @@ class Interface:
         return inner
 
     def tensor(
-        self, operand: NamedTensor, binding: int, parts: SplitBinding, memory: str = ""
+        self,
+        operand: NamedTensor,
+        binding: int,
+        parts: SplitBinding,
+        memory: str = "",
+        *,
+        writable: bool,
     ) -> None:
         """Adds a tensor, bound at ``binding``; or in the ``memory`` of a tensor added before."""
         name, fact = operand.name, operand.seen
@@ -393,6 +399,7 @@ class Interface:
                 parts.nbytes,
                 operand.element,
                 memory,
+                writable,
             ),  # fmt: skip
             f"typedef {operand.element} {name}_type;",
             f"static uint {name}_size = {numbers_name}(0);",
@@ -519,12 +526,12 @@ def _dispatch(
         bound = split_binding(op, operand.tensor)
         if bound.count > 1:
             check_atomics(op, text, operand.name, operand.tensor)
-        interface.tensor(operand, binding, bound)
+        interface.tensor(operand, binding, bound, writable=operand in writes)
         binding += bound.count
     for operand in reads:
         if operand.tensor in shared:
             bound = split_binding(op, operand.tensor)
-            interface.tensor(operand, 0, bound, memory=shared[operand.tensor])
+            interface.tensor(operand, 0, bound, shared[operand.tensor], writable=False)
     for name, parts in _lists(spec, operands).items():
         interface.tensor_list(name, parts)
     for name, value in {**op.attrs, **values}.items():

@@ -50,17 +50,22 @@ def declaration(
     nbytes: int,
     element: str = "",
     memory: str = "",
+    writable: bool = True,
 ) -> list[str]:
     """Returns the lines of HLSL that declare a tensor in ``count`` parts of ``nbytes`` bytes.
 
     ``stored_type`` is the HLSL type of an element in memory, ``element`` its type in the kernel if
     that differs, ``binding`` the number of the first part. ``memory`` is another tensor of one
-    part, declared before, whose elements are also this tensor's; then nothing is bound.
+    part, declared before, whose elements are also this tensor's; then nothing is bound. Without
+    ``writable`` an assignment to an element does not compile.
     """
     element = element or stored_type
-    if count == 1 and element == stored_type and not memory:
+    if count == 1 and element == stored_type and writable:
         return [f"[[vk::binding({binding})]] RWStructuredBuffer<{stored_type}> {name};"]
     ranges = [memory] if memory else [f"{name}_part{k}" for k in range(count)]
+    # one part's code does not contain its size, so that other shapes share the pipeline
+    each = f"const uint each = {nbytes}u / sizeof({stored_type});" if len(ranges) > 1 else ""
+    writes = _select_range(ranges, "{part}[{at}] = newValue;")
     # no return inside: where it is inlined in a loop naga would misread it (gpu/shaders/hlsl.py)
     return [
         *(
@@ -69,10 +74,9 @@ def declaration(
         ),
         f"struct {name}_in_parts {{",
         f"    __subscript(uint i) -> {element} {{",
-        f"        get {{ const uint each = {nbytes}u / sizeof({stored_type}); {element} found; "
+        f"        get {{ {each} {element} found; "
         f"{_select_range(ranges, 'found = {part}[{at}];')} return found; }}",
-        f"        set {{ const uint each = {nbytes}u / sizeof({stored_type}); "
-        f"{_select_range(ranges, '{part}[{at}] = newValue;')} }}",
+        *([f"        set {{ {each} {writes} }}"] if writable else ()),
         "    }",
         "};",
         f"static {name}_in_parts {name};",

@@ -20,6 +20,8 @@ from cml_engine.gpu.shaders.hlsl import printing, step_keys
 from cml_engine.io.folders import cache_folder
 from cml_engine.ir.graph import Attrs, Fact, Graph, Node
 from cml_engine.ir.layout import C4H
+from cml_engine.ops.declaration import lowering
+from cml_engine.ops.declaration.split_bindings import declaration
 from cml_engine.tools.testing import Case, check
 from tests.fixtures.graphs import Net
 
@@ -230,6 +232,22 @@ void kernel(uint thread) {
     assert f"test_custom_ops.py:{line}" in str(caught.value)
 
 
+@pytest.mark.parametrize("kernel", [
+    cml.Kernel(source="void kernel(uint thread) { y[thread] = 0; x[thread] = 1; }"),
+    cml.Kernel(source="void kernel(uint i) { x[i] += 1; y[i] = x[i]; }", in_place="x"),
+    cml.Kernel(
+        source="void kernel(uint thread) { x[thread] = sums[thread] = 0; }",
+        lower=lambda op: [
+            op.launch(1, reads={"x": op.in_names[0]}, writes={"sums": op.out_names[0]})
+        ],
+    ),
+])  # fmt: skip
+def test_kernel_that_assigns_to_an_input_does_not_compile(kernel, gpu):
+    declare(kernel=kernel)
+    with pytest.raises(ShaderCompileError, match="l-value"):
+        session_of(gpu)
+
+
 def test_kernel_refused_by_wgpu_gives_a_message(gpu):
     declare(
         "void kernel(uint thread) { double d = x[thread]; y[thread] = float(d * d); }",
@@ -265,8 +283,10 @@ WRONG = {
 
 
 @pytest.mark.parametrize("fault", WRONG)
-def test_check_detects_faulty_kernels(fault, gpu):
+def test_check_detects_faulty_kernels(fault, gpu, monkeypatch):
     body, says = WRONG[fault]
+    if fault == "input":  # only the engine's own kernels could write there
+        monkeypatch.setattr(lowering, "declaration", lambda *of: declaration(*of[:-1], True))
     declare(
         f"void kernel(uint thread) {{ {body} }}",
         cpu=lambda attrs, x: x,

@@ -13,6 +13,7 @@ from cml_engine.errors import OperatorError
 from cml_engine.ir.graph import Attrs, Fact, Graph, Node
 from cml_engine.ir.limits import Limits
 from cml_engine.ops import registered
+from cml_engine.ops.declaration.split_bindings import declaration
 from cml_engine.ops.registration import registering
 
 pytestmark = pytest.mark.usefixtures("own_operators")
@@ -138,7 +139,7 @@ def step_of(shape, attrs, **changes):
 def test_kernel_source_defines_tensors_and_attributes_by_name():
     step = step_of((2, 3, 5), {"k": 2.5})
     for part in (
-        "RWStructuredBuffer<float> x;",
+        "RWStructuredBuffer<float> x_part0;",
         "typedef float x_type;",
         "static uint x_size",
         "static uint x_rank",
@@ -159,6 +160,12 @@ def test_other_shape_keeps_interface_and_defines():
     one, two = step_of((4, 4), {"k": 1.0}), step_of((1, 300, 7), {"k": 3.0})
     assert one.interface == two.interface and one.params_layout == two.params_layout
     assert one.defines == two.defines and two.groups == 33
+
+
+@pytest.mark.parametrize("options", [{}, {"element": "float4"}, {"memory": "y"}])
+def test_tensor_in_one_part_has_the_same_code_at_every_size(options):
+    small, large = (declaration("x", "uint2", 2, 1, size, **options) for size in (64, 128))
+    assert small == large
 
 
 ATTRS = "fragment twice(x: tensor<scalar>, {}) -> (y: tensor<scalar>);"
@@ -201,7 +208,7 @@ def test_attribute_lists_of_similar_length_share_a_variant():
 def test_without_a_signature_names_are_numbered():
     source = "void kernel(uint thread) { out0[thread] = in0[thread]; }"
     step = step_of((4,), {"n": 2}, signature="", kernel=cml.Kernel(source=source))
-    assert "RWStructuredBuffer<float> in0;" in step.interface
+    assert "static in0_in_parts in0;" in step.interface
     assert "RWStructuredBuffer<float> out0;" in step.interface and "static int n" in step.interface
 
 
