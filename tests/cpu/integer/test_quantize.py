@@ -29,7 +29,7 @@ def block():
     up = net(f"multilinear_upsample({small}, factor=[2, 2])")
     x = net(f"concat({x}, mul({up}, constant(0.5)), axis=1)")
     x = net(f"deconv({x}, random(8, 2, 2, 2), random(1, 2), stride=[2, 2])")
-    return net.graph(net(f"sigmoid(mul({x}, constant(0.1)))"))
+    return net.graph(f"sigmoid(mul({x}, constant(0.1)))")
 
 
 def products():
@@ -41,7 +41,7 @@ def products():
     z = net(f"matmul({part}, random(5, 4))")
     z = net(f"mul({z}, {z})")
     w = net(f"matmul({z}, {part}, transposeA=True)")
-    return net.graph(net(f"mean_reduce({w}, axes=[0])"))
+    return net.graph(f"mean_reduce({w}, axes=[0])")
 
 
 def samples_of(graph, count=8, seed=1):
@@ -79,7 +79,7 @@ def test_data_movement_has_no_rounding_point():
     y = net(f"reshape({y}, shape=[1, 3, 2, 2, 3, 5])")
     y = net(f"transpose({y}, axes=[0, 1, 4, 2, 5, 3])")
     y = net(f"reshape(reshape({y}, shape=[1, 3, 6, 5, 2]), shape=[1, 3, 6, 10])")
-    graph = net.graph(net(f"relu({y})"))
+    graph = net.graph(f"relu({y})")
     made, report = cml.quantize(graph, samples_of(graph), sixteen=[])
     assert [node.title.split()[0] for node in report.nodes] == ["input", "conv"]
     found = [node.op for node in optimize(made).nodes]
@@ -144,7 +144,7 @@ def test_bad_input_is_refused(case):
 
 def test_integer_and_cooked_networks_are_not_quantized_again():
     net = Net(1, 4)
-    graph = net.graph(net("add(x, x)"))
+    graph = net.graph("add(x, x)")
     made, _ = cml.quantize(graph, samples_of(graph), sixteen=[])
     cooked = cml.load_cooked(cook(made, ["portable"], golden=False))
     for given, message in ((made, "an integer network already: run it"), (cooked, "is cooked: qu")):

@@ -30,7 +30,7 @@ def gate():
 def working(gate):
     """Starts a thread that compiles a network in the background; returns the thread."""
     net = Net(1, 8, 6, 6)
-    graph = net.graph(net("relu(conv(x, 8))"))
+    graph = net.graph("relu(conv(x, 8))")
 
     def work():
         with gate.background():
@@ -73,7 +73,7 @@ def test_a_compile_in_the_foreground_never_waits(gate):
     gate.end_frame()
     gate.begin_frame()
     net = Net(1, 8, 6, 6)
-    optimize(net.graph(net("relu(conv(x, 8))")))
+    optimize(net.graph("relu(conv(x, 8))"))
     assert gate.pauses == 0
 
 

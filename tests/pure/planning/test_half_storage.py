@@ -98,7 +98,7 @@ def test_weight_matrices_are_half_if_read_by_one_operator():
     first = net(f"linear(x, {weights}, {bias})")
     second = net(f"matmul({first}, {shared}, transposeA=False, transposeB=False)")
     third = net(f"matmul({short}, {second}, transposeA=False, transposeB=False)")
-    graph = net.graph(third, net(f"relu({shared})"))
+    graph = net.graph(third, f"relu({shared})")
     assert layouts_for(graph, "half") == {weights: HALF}
     assert rounded_weights(graph.nodes[0], graph, {weights: HALF}) == (weights,)
     assert layouts_for(graph) == {}
@@ -150,7 +150,7 @@ def test_reported_half_errors_equal_one_rounding():
     """The reported largest and RMS error of tensors stored in 16 bits are those of one rounding."""
     net = Net(1, 4, 8, 8)
     first = net("relu(x)")
-    graph = net.graph(net(f"abs({first})"))
+    graph = net.graph(f"abs({first})")
     inputs = net.input()
     (relu, absolute) = storage_errors(graph, {first: C4H}, inputs)
     wanted = np.maximum(inputs["x"], 0)
@@ -164,7 +164,7 @@ def test_reported_half_errors_equal_one_rounding():
 def test_a_value_too_large_for_16_bits_is_named():
     net = Net(1, 4, 8, 8)
     far = net("mul(conv(x, 8), constant(1000000.0))")
-    graph = net.graph(net(f"mean_reduce(conv({far}, 4), axes=[2, 3])"))
+    graph = net.graph(f"mean_reduce(conv({far}, 4), axes=[2, 3])")
     report = StorageReport.of(graph, errors_of(graph, net.input()))
     assert not report.ok
     assert "mul 't1'" in report.overflow

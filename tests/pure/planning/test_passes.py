@@ -1,4 +1,4 @@
-"""Tests of the passes on hand-built graphs: removal, folding, fusion, blocking and lowering."""
+"""Tests of the passes: graphs that each one changes, graphs that it must keep, and refusals."""
 
 import re
 from dataclasses import replace
@@ -13,140 +13,474 @@ from cml_engine.compiler.passes.cleanup import (
     eliminate_dead_code,
     merge_common_subexpressions,
 )
+from cml_engine.compiler.passes.fold_affine import fold_affine
+from cml_engine.compiler.passes.fold_padding import fold_padding
+from cml_engine.compiler.passes.fuse_elementwise import MAX_CHAIN, fuse_elementwise
 from cml_engine.compiler.passes.infer import infer_facts
+from cml_engine.compiler.passes.rules import Rule, _Sweep, register_rule, rewrite, unregister_rule
+from cml_engine.compiler.passes.sink_transposes import sink_transposes
 from cml_engine.compiler.planning.layouts import choose_layout
 from cml_engine.compiler.planning.lower import lower
 from cml_engine.cpu.cpu_program import CpuProgram
-from cml_engine.errors import DeviceError, ModelError, ShapeError, Source
+from cml_engine.errors import DeviceError, ModelError, OperatorError, ShapeError, Source
 from cml_engine.ir.graph import Attrs, Epilogue, Fact, Graph, Node
 from cml_engine.ir.limits import Limits
-from cml_engine.ops import load_families
-from cml_engine.tools.testing import full_attrs
-from tests.fixtures.graphs import Net
-
-load_families()
+from cml_engine.ops.elementwise.elementwise_op import MAX_OPERANDS
+from tests.fixtures.graphs import BLOCKS, Net
 
 
-def node(text, **attrs):
-    """Returns the node of a text like ``y = add(x, k)``."""
-    output, op, operands = re.fullmatch(r"(\w+) = (\w+)\((.*)\)", text).groups()
-    inputs = tuple(operands.split(", "))
-    return Node(op, inputs, (output,), full_attrs(op, attrs), Source("m.nnef", 7))
+def operators(graph):
+    return [node.op for node in graph.nodes]
 
 
-def conv_chain(tail=()):
-    """Returns the graph x -> conv -> prelu -> conv with 8 channels, followed by the nodes of
-    ``tail``.
+def agree(graph, changed, inputs):
+    wanted, got = CpuProgram(graph).run(inputs), CpuProgram(changed).run(inputs)
+    for name in wanted:
+        np.testing.assert_allclose(got[name], wanted[name], 1e-4, 1e-4)
 
-    The results of its last node are the outputs.
-    """
-    rng = np.random.default_rng(0)
-    constants = {
-        "w1": rng.standard_normal((8, 3, 3, 3), np.float32),
-        "w2": rng.standard_normal((8, 8, 3, 3), np.float32),
-        "zero": np.array(0, np.float32),
-        "slope": np.full((1, 8), 0.25, np.float32),
-    }
-    nodes = [
-        node("c1 = conv(x, w1, zero)"),
-        node("r1 = prelu(c1, slope)"),
-        node("c2 = conv(r1, w2, zero)"),
-        *tail,
+
+@pytest.mark.parametrize(
+    ("block", "steps"), [("mobilenet", 3), ("unet", 4), ("se", 5), ("layer_norm", 7)]
+)
+def test_common_blocks_optimize_to_few_nodes(block, steps):
+    net = BLOCKS[block]()
+    graph = optimize(net.graph())
+    assert len(graph.nodes) == steps, [n.title for n in graph.nodes]
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("inner", ["conv", "deconv", "linear"])
+@pytest.mark.parametrize("outer", ["batch_norm", "mul", "div", "add", "sub", "rsub"])
+def test_affine_operators_go_into_the_weights(inner, outer, groups):
+    net = Net(3, 4) if inner == "linear" else Net(2, 4, 5, 6)
+    if inner == "linear":
+        h = net("linear(x, random(8, 4), random(1, 8))")
+    elif inner == "deconv":
+        h = net.deconv("x", 8, groups)
+    else:
+        h = net.conv("x", 8, 3, groups)
+    operand = net.random(1, 8, low=0.5) if groups > 1 else net.random(low=0.5)
+    if outer == "batch_norm":
+        h = net.batch_norm(h)
+    elif outer == "rsub":
+        h = net(f"sub({operand}, {h})")
+    else:
+        h = net(f"{outer}({h}, {operand})")
+    graph = net.graph(h)
+    folded = fold_affine(graph)
+    assert operators(folded) == [inner]
+    agree(graph, folded, net.input())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mul({h}, random(1, 1, 5))",  # by row
+        "mul({h}, relu({h}))",  # no constant
+        "sub({h}, {h})",
+        "div({h}, constant(0.0))",  # weights would be infinite
+        "div(constant(1.0), {h})",
+        "add({h}, random(1, 4, 5, 5))",
+    ],
+)
+def test_operators_that_are_not_affine_per_channel_stay(text):
+    net = Net(1, 4, 5, 5)
+    graph = net.graph(net(text.format(h=net.conv("x", 4))))
+    assert operators(fold_affine(graph)) == operators(graph)
+
+
+def test_a_conv_with_other_readers_or_updated_weights_is_not_folded():
+    net = Net(1, 4, 5, 5)
+    conv = net.conv("x", 4)
+    out = net.batch_norm(conv)
+    assert operators(fold_affine(net.graph(conv, out))) == ["conv", "batch_normalization"]
+    bias = net.nodes[0].inputs[2]
+    graph = net.graph(out).with_(updates=((bias, net(f"neg({bias})")),))
+    assert "batch_normalization" in operators(fold_affine(graph))
+
+
+ZEROS = "border='constant', value=0.0"
+
+
+@pytest.mark.parametrize(
+    "conv",
+    ["", ", padding=[(0, 0), (0, 0)]", ", padding=[(1, 0), (2, 1)], stride=[2, 1]",
+     ", stride=[3, 2], dilation=[2, 1]"],
+)  # fmt: skip
+def test_zeros_around_a_conv_are_its_padding(conv):
+    net = Net(1, 3, 9, 8)
+    graph = net.graph(f"conv(pad(x, padding=[(0, 0), (0, 0), (1, 2), (3, 0)], {ZEROS}), 4{conv})")
+    folded = fold_padding(graph)
+    assert operators(folded) == ["conv"]
+    agree(graph, folded, net.input())
+
+
+SIDES = "padding=[(0, 0), (0, 0), (1, 1), (1, 1)]"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"conv(pad(x, padding=[(0, 0), (0, 0), (1, 1), (-1, 1)], {ZEROS}), 4)",
+        f"conv(pad(x, padding=[(1, 0), (0, 0), (1, 1), (1, 1)], {ZEROS}), 4)",
+        f"conv(pad(x, {SIDES}, border='constant', value=1.0), 4)",
+        f"conv(pad(x, {SIDES}, border='replicate', value=0.0), 4)",
+        f"conv(pad(x, {SIDES}, {ZEROS}), 4, border='replicate')",
+    ],
+)
+def test_unfoldable_pads_are_kept(text):
+    net = Net(1, 3, 9, 8)
+    assert operators(fold_padding(net.graph(net(text)))) == ["pad", "conv"]
+
+
+def test_identity_operators_are_bypassed():
+    net = Net(1, 3, 4, 5)
+    h = net("copy(x)")
+    h = net(f"pad({h}, padding={[(0, 0)] * 4}, border='constant', value=1.0)")
+    h = net.op("mul", net.constant(np.ones((1, 3))), h)
+    h = net(f"transpose(transpose({h}, axes=[0, 2, 3, 1]), axes=[0, 3, 1, 2])")
+    h = net(f"transpose(exp({h}), axes=[1, 0, 2, 3])")
+    graph = net.graph(f"neg({h})")
+    changed = bypass(graph)
+    assert operators(changed) == ["exp", "reshape", "neg"]
+    agree(graph, changed, net.input())
+
+
+def test_output_copy_is_not_bypassed():
+    net = Net(2, 3)
+    graph = net.graph("copy(x)")
+    assert operators(bypass(graph)) == ["copy"]
+
+
+def test_outputs_and_changing_variables_are_not_merged():
+    net = Net(2, 3)
+    one, two = net("exp(x)"), net("exp(x)")
+    assert operators(merge_common_subexpressions(net.graph(one, two))) == ["exp", "exp"]
+    net = Net(2, 3)
+    a, b = net.constant([0.5]), net.constant([0.5])
+    out = net(f"sub(add(x, {a}), add(x, {b}))")
+    graph = net.graph(out)
+    assert operators(merge_common_subexpressions(graph)) == ["add", "sub"]
+    changing = graph.with_(updates=((a, "t0"),))
+    assert operators(merge_common_subexpressions(changing)) == ["add", "add", "sub"]
+
+
+def test_chains_are_as_long_as_kernels_allow():
+    net = Net(2, 3)
+    h = "x"
+    for _ in range(MAX_CHAIN + 1):
+        h = net(f"exp({h})")
+    assert operators(fuse_elementwise(net.graph(h))) == ["exp", "exp"]
+    net, h = Net(2, 3), "x"
+    for _ in range(MAX_OPERANDS):
+        h = net(f"add(random(2, 3), {h})")
+    fused = fuse_elementwise(net.graph(h))
+    assert [len(set(node.reads)) for node in fused.nodes] == [MAX_OPERANDS, 2]
+    assert fused.nodes[0].epilogues[0].position == 1
+    agree(net.graph(h), fused, net.input())
+
+
+def test_a_chain_stops_where_the_shape_grows_or_another_node_reads_it():
+    net = Net(1, 3)
+    grown = net("add(exp(x), random(2, 3))")
+    graph = net.graph(grown)
+    assert operators(fuse_elementwise(graph)) == ["exp", "add"]
+    net = Net(2, 3)
+    e = net("exp(x)")
+    graph = net.graph(f"mul({e}, x)", f"neg({e})")
+    assert operators(fuse_elementwise(graph)) == ["exp", "mul", "neg"]
+    net = Net(2, 3)
+    e = net("exp(x)")
+    graph = net.graph(f"abs({e})", e)
+    assert operators(fuse_elementwise(graph)) == ["exp", "abs"]
+
+
+def test_joining_branches_fuse_into_one_kernel():
+    net = Net(2, 3)
+    a, b = net("mul(x, random(2, 3))"), net("div(random(2, 3), x)")
+    difference = net(f"sub(abs({a}), {b})")
+    graph = net.graph(difference)
+    fused = fuse_elementwise(graph)
+    assert operators(fused) == ["div"]
+    assert [(e.op, e.position, e.own) for e in fused.nodes[0].epilogues] == [
+        ("mul", None, ()),
+        ("abs", 0, ()),
+        ("sub", 0, ((1, 0),)),
     ]
-    facts = {"x": Fact("scalar", (1, 3, 9, 7))}
-    facts |= {k: Fact("scalar", v.shape) for k, v in constants.items()}
-    outputs = nodes[-1].outputs
-    return Graph("chain", ("x",), outputs, tuple(nodes), facts, constants)
+    agree(graph, fused, net.input())
 
 
-def run(graph, seed=0):
-    x = np.random.default_rng(seed).standard_normal((1, 3, 9, 7), np.float32)
-    return CpuProgram(graph).run({"x": x})
+def test_result_read_twice_within_one_fused_kernel():
+    net = Net(2, 3)
+    h = net("add(x, random(2, 3))")
+    gated = net(f"mul(sigmoid(neg({h})), {h})")
+    squared = net(f"mul({gated}, {gated})")
+    graph = net.graph(f"clamp({squared}, {h}, {gated})")
+    fused = fuse_elementwise(graph)
+    assert operators(fused) == ["add"]
+    assert [(e.op, e.position, e.own) for e in fused.nodes[0].epilogues] == [
+        ("neg", 0, ()),
+        ("sigmoid", 0, ()),
+        ("mul", 0, ((1, 0),)),
+        ("mul", 0, ((1, 3),)),
+        ("clamp", 0, ((1, 0), (2, 3))),
+    ]
+    agree(graph, fused, net.input())
+
+
+def test_the_plan_of_a_chain_names_it_and_sums_its_cost():
+    net = Net(2, 8, 4, 4)
+    graph = net.graph("mul(sigmoid(x), x)")
+    apart, fused = graph, fuse_elementwise(graph)
+    one, other = (lower(g, Limits(), choose_layout(g)) for g in (apart, fused))
+    (step,) = other.steps
+    assert (step.op, step.fused, len(step.bindings)) == ("sigmoid", ("mul",), 2)
+    assert step.cost.flops == one.cost.flops and step.cost.bytes < one.cost.bytes
+    assert other.step_costs()[0].key.startswith("sigmoid+mul elementwise-")
+
+
+def test_registered_rule_applies_until_unregistered():
+    net = Net(2, 3)
+    graph = net.graph("neg(neg(exp(x)))")
+    rule = Rule("two signs", ("neg", "neg"), lambda m: m.node("copy", m.first.inputs, m.last.attrs))
+    register_rule(rule)
+    try:
+        assert operators(optimize(graph, frozenset({"chains"}))) == ["exp", "copy"]
+        assert operators(optimize(graph, frozenset({"chains", "rules"}))) == ["exp", "neg", "neg"]
+    finally:
+        unregister_rule(rule)
+    assert operators(optimize(graph, frozenset({"chains"}))) == ["exp", "neg", "neg"]
+
+
+def test_a_rule_that_changes_the_shape_is_refused_by_name():
+    net = Net(2, 3)
+    graph = net.graph("neg(transpose(x, axes=[1, 0]))")
+    wrong = Rule(
+        "wrong", ("transpose", "neg"), lambda m: m.node("neg", m.first.inputs, m.last.attrs)
+    )
+    with pytest.raises(OperatorError, match=r"rule 'wrong' at neg 't1'.*\[2,3\], wanted"):
+        rewrite(graph, [wrong])
+    with pytest.raises(OperatorError, match="empty pattern"):
+        register_rule(Rule("nothing", (), lambda m: None))
+
+
+@pytest.mark.parametrize(
+    ("value", "fact", "cast"),
+    [
+        (np.array([[1.5]]), Fact("scalar", (1, 1)), np.float32),
+        (np.array([0, 1]), Fact("integer", (2,)), np.int32),
+        (3, Fact("integer", ()), np.int32),
+        (np.zeros((2, 0), np.uint8), Fact("integer", (2, 0)), np.int32),
+        (np.array([True, False]), Fact("logical", (2,)), np.bool_),
+        (np.float16(0.5), Fact("scalar", ()), np.float32),
+    ],
+)
+def test_a_rule_s_constants_keep_their_type_and_shape(value, fact, cast):
+    net = Net(2, 3)
+    graph = net.graph("neg(x)")
+
+    def replace(match):
+        name = match.add_constant("k", value)
+        np.testing.assert_array_equal(match.constant(name), value)
+        return match.node("copy", (name,), match.last.attrs)
+
+    with pytest.raises(OperatorError, match=f"its replacement gives {re.escape(str(fact))}, "):
+        rewrite(graph, [Rule("constant", ("neg",), replace)])
+
+    def beside(match):
+        match.add_constant("k", value)
+        return match.node("abs", match.last.inputs, match.last.attrs)
+
+    sweep = _Sweep(graph, [Rule("beside", ("neg",), beside)])
+    assert sweep.run()
+    changed = sweep.result()
+    (name,) = changed.constants
+    assert changed.facts[name] == fact and changed.constants[name].dtype == cast
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (lambda m: m.node("neg", ("nobody",), m.last.attrs), "reads 'nobody', which is not there"),
+        (lambda m: m.node("neg", ("t1",), m.last.attrs), "reads 't1', which is not there yet"),
+        (lambda m: ["x"], r"gives \['x'\], wanted a node"),
+        (lambda m: 1 / 0, "its replace function failed: ZeroDivisionError"),
+        (lambda m: m.add_constant("k", "text"), "wanted numbers or truth values, got <U4"),
+        (lambda m: m.add_constant("k", 2**40), "does not fit into int32"),
+    ],
+)
+def test_the_result_of_a_rule_is_checked(found, says):
+    net = Net(2, 3)
+    h = net("abs(x)")
+    graph = net.graph(f"neg(exp({h}))")
+    with pytest.raises(OperatorError, match=says):
+        rewrite(graph, [Rule("wrong", ("abs",), found)])
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ("neg", "wants a Rule, got str"),
+        (Rule("r", "neg", lambda m: None), "its pattern is 'neg'; wanted a tuple"),
+        (Rule("r", ("neg",), None), "replace must be a function"),
+        (Rule("r", ("neg", "add"), lambda m: None, operands=1), "its operands are 1; wanted"),
+        (Rule("r", ("neg", "add"), lambda m: None, operands=(-1,)), "wanted a tuple of their"),
+    ],
+)
+def test_a_wrong_rule_is_refused_when_it_is_registered(rule, says):
+    with pytest.raises(OperatorError, match=says):
+        register_rule(rule)
+
+
+TO_LAST, TO_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("between", "left"),
+    [
+        ("relu({h})", ["conv", "conv"]),
+        ("mul({h}, constant(0.5))", ["conv", "conv"]),
+        ("mul({h}, random(1, 1, 1, 4))", ["conv", "conv"]),
+        ("add({h}, random(1, 6, 1, 4))", ["conv", "add", "conv"]),
+        ("exp(neg({h}))", ["conv", "neg", "conv"]),
+        ("pad({h}, padding=[(0, 0), (1, 2), (0, 1), (0, 0)])", ["conv", "conv"]),
+        ("slice({h}, axes=[3, 1], begin=[1, 2], end=[3, 5])", ["conv", "slice", "conv"]),
+        (
+            "sub({h}, mean_reduce({h}, axes=[1, 2]))",
+            ["conv", "transpose", "mean_reduce", "sub", "transpose", "conv"],  # h has two readers
+        ),
+        (
+            "mean_reduce({h}, axes=[1, 3])",
+            ["conv", "mean_reduce", "reshape", "reshape", "conv"],  # no large tensor is transposed
+        ),
+    ],
+)
+def test_transposes_cancel_across_elementwise_operators(between, left):
+    net = Net(2, 3, 6, 5)
+    h = net(between.format(h=net(f"transpose(conv(x, 4), axes={TO_LAST})")))
+    graph = net.graph(f"conv(transpose({h}, axes={TO_FIRST}), 2)")
+    optimized = optimize(graph)
+    assert operators(optimized) == left
+    agree(graph, optimized, net.input())
+
+
+def test_transposes_sink_through_add_and_concat():
+    for op, attrs, channels in (("add", {}, 4), ("concat", {"axis": 3}, 8)):
+        net = Net(1, 3, 6, 5)
+        a, b = (net(f"transpose(conv(x, 4), axes={TO_LAST})") for _ in range(2))
+        h = net.op(op, a, b, **attrs)
+        graph = net.graph(net.conv(net(f"transpose({h}, axes={TO_FIRST})"), 2))
+        assert net.shape(h)[3] == channels
+        optimized = optimize(graph)
+        assert "transpose" not in operators(optimized)
+        agree(graph, optimized, net.input())
+
+
+def test_transposes_that_cannot_be_moved():
+    net = Net(1, 3, 4, 5)
+    one = net(f"transpose(x, axes={TO_LAST})")
+    other = net("transpose(neg(x), axes=[0, 3, 2, 1])")
+    line = net(f"transpose(max_reduce(x, axes=[2, 3]), axes={TO_LAST})")
+    grown = net(f"add({line}, transpose(exp(x), axes={TO_LAST}))")
+    graph = net.graph(f"mul({one}, relu({one}))", other, grown)
+    assert sink_transposes(graph).nodes == graph.nodes
+
+
+# ---------------------------------------------------------------- removal, merging and fusion
 
 
 def test_nodes_merge_only_if_attributes_are_equal():
-    """Nodes with the same operator and input are merged only if their attributes are equal.
-
-    The results stay the same.
-    """
     net = Net(1, 4, 3, 5)
     sums = [net(f"sum_reduce(x, axes={axes})") for axes in ([2], [3], [2])]
-    graph = net.graph(net(f"mul(mul({sums[0]}, {sums[1]}), {sums[2]})"))
+    graph = net.graph(f"mul(mul({sums[0]}, {sums[1]}), {sums[2]})")
     merged = merge_common_subexpressions(graph)
     assert [n.attrs["axes"] for n in merged.nodes if n.op == "sum_reduce"] == [[2], [3]]
-    inputs = net.input()
-    wanted, got = CpuProgram(graph).run(inputs), CpuProgram(merged).run(inputs)
-    assert_array_equal(got[graph.outputs[0]], wanted[graph.outputs[0]])
+    agree(graph, merged, net.input())
 
 
 def test_nodes_of_an_update_are_not_dead():
     net = Net(1, 4)
     state = net.constant(np.ones((1, 4)))
     new = net(f"add(x, {state})")
-    graph = net.graph(net("relu(x)")).with_(updates=((state, new),))
+    graph = net.graph("relu(x)").with_(updates=((state, new),))
     kept = eliminate_dead_code(graph)
-    assert {n.op for n in kept.nodes} == {"add", "relu"} and state in kept.constants
+    assert set(operators(kept)) == {"add", "relu"} and state in kept.constants
     without = eliminate_dead_code(graph.with_(updates=()))
-    assert {n.op for n in without.nodes} == {"relu"} and state not in without.constants
+    assert operators(without) == ["relu"] and state not in without.constants
 
 
 def test_two_transposes_are_one_in_their_order():
-    """Two transposes become one with the product of their permutations in the right order."""
     net = Net(2, 3, 4, 5)
-    h = net("transpose(transpose(x, axes=[1, 2, 0]), axes=[0, 2, 3, 1])")
-    graph, inputs = net.graph(h), net.input()
-    (node_,) = bypass(graph).nodes
-    assert node_.attrs["axes"] == [1, 0, 3, 2]
-    assert_array_equal(CpuProgram(bypass(graph)).run(inputs)[h],
-                                  CpuProgram(graph).run(inputs)[h])  # fmt: skip
+    graph = net.graph("transpose(transpose(x, axes=[1, 2, 0]), axes=[0, 2, 3, 1])")
+    (node,) = bypass(graph).nodes
+    assert node.attrs["axes"] == [1, 0, 3, 2]
+    agree(graph, bypass(graph), net.input())
+
+
+def conv_chain():
+    """Returns a net x -> conv -> prelu -> conv with 8 channels, and the names of the last two
+    results."""
+    net = Net(1, 3, 9, 7)
+    first = net("prelu(conv(x, 8), random(1, 8))")
+    return net, first, net.conv(first, 8)
 
 
 def test_epilogues_are_fused_in_order():
-    tail = [node("s = add(c2, r1)"), node("y = relu(s)")]
-    fused = optimize(conv_chain(tail))
-    assert [n.op for n in fused.nodes] == ["conv", "conv"]
-    assert fused.nodes[0].epilogues == (Epilogue("prelu", ("slope",), Attrs()),)
+    net, first, second = conv_chain()
+    fused = optimize(net.graph(f"relu(add({second}, {first}))"))
+    assert operators(fused) == ["conv", "conv"]
+    slope = net.nodes[1].inputs[1]
+    assert fused.nodes[0].epilogues == (Epilogue("prelu", (slope,), Attrs()),)
     assert [e.op for e in fused.nodes[1].epilogues] == ["add", "relu"]
-    assert fused.nodes[1].outputs == ("y",)
+    assert fused.nodes[1].outputs == fused.outputs
 
 
-def test_a_result_with_two_readers_is_not_fused_away():
-    graph = optimize(conv_chain([node("a = relu(c2)"), node("y = sub(a, c2)")]))
-    assert [n.op for n in graph.nodes] == ["conv", "conv", "relu"]
-    assert graph.nodes[2].epilogues == (Epilogue("sub", ("c2",), Attrs()),)
-
-
-def test_an_output_is_not_fused_away():
-    graph = conv_chain([node("y = relu(c2)")])
-    graph = optimize(graph.with_(outputs=("c2", "y")))
-    assert [n.op for n in graph.nodes] == ["conv", "conv", "relu"]
+def test_a_result_with_two_readers_or_an_output_is_not_fused_away():
+    net, _, conv = conv_chain()
+    graph = optimize(net.graph(f"sub(relu({conv}), {conv})"))
+    assert operators(graph) == ["conv", "conv", "relu"]
+    assert graph.nodes[2].epilogues == (Epilogue("sub", (conv,), Attrs()),)
+    net, _, conv = conv_chain()
+    assert operators(optimize(net.graph(conv, f"relu({conv})"))) == ["conv", "conv", "relu"]
 
 
 def test_constants_are_folded_but_not_variables_that_change():
-    graph = conv_chain([node("k = mul(slope, slope)"), node("y = mul(c2, k)")])
+    net, _, conv = conv_chain()
+    slope = net.constant(np.full((1, 8), 0.25))
+    square = net(f"mul({slope}, {slope})")
+    graph = net.graph(f"mul({conv}, {square})")
     folded = optimize(graph, frozenset({"affine"}))
-    assert "k" in folded.constants
-    assert_array_equal(folded.constants["k"], np.full((1, 8), 0.0625, np.float32))
-    changing = optimize(graph.with_(updates=(("slope", "k"),)), frozenset({"affine"}))
-    assert "k" not in changing.constants
+    assert_array_equal(folded.constants[square], np.full((1, 8), 0.0625, np.float32))
+    changing = optimize(graph.with_(updates=((slope, square),)), frozenset({"affine"}))
+    assert square not in changing.constants
 
 
 def test_tensor_with_a_row_major_reader_stays_row_major():
-    tail = [node("t = transpose(r1)", axes=[0, 1, 3, 2])]
-    graph = optimize(conv_chain(tail).with_(outputs=("c2", "t")))
-    assert "r1" not in choose_layout(graph)
-
-
-def test_shape_errors_name_line_and_operator():
-    graph = conv_chain([node("y = add(c2, w1)")])
-    with pytest.raises(ShapeError, match=r"m\.nnef:7: add 'y'"):
-        infer_facts(graph)
+    net, first, second = conv_chain()
+    graph = optimize(net.graph(second, f"transpose({first}, axes=[0, 1, 3, 2])"))
+    assert first not in choose_layout(graph)
 
 
 def test_a_model_too_large_for_the_device_is_refused_with_numbers():
-    graph = optimize(conv_chain())
+    net, _, conv = conv_chain()
     with pytest.raises(DeviceError, match="allows buffers of 100"):
-        lower(graph, replace(Limits(), max_buffer_bytes=100))
+        lower(optimize(net.graph(conv)), replace(Limits(), max_buffer_bytes=100))
+
+
+# ---------------------------------------------------------------- graphs built in code
+
+
+def node(text):
+    """Returns the node of a text like ``y = add(x, k)``."""
+    output, op, operands = re.fullmatch(r"(\w+) = (\w+)\((.*)\)", text).groups()
+    return Node(op, tuple(operands.split(", ")), (output,), Attrs(), Source("m.nnef", 7))
+
+
+def test_shape_errors_name_line_and_operator():
+    facts = {"x": Fact("scalar", (2, 3)), "k": Fact("scalar", (4,))}
+    graph = Graph("g", ("x", "k"), ("y",), (node("y = add(x, k)"),), facts)
+    with pytest.raises(ShapeError, match=r"m\.nnef:7: add 'y'"):
+        infer_facts(graph)
 
 
 WRONG_GRAPHS = [

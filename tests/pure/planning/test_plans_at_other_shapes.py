@@ -20,14 +20,14 @@ def wide(size):
     net = Net(1, 16, size, size)
     h = net("prelu(conv(x, 16), random(1, 16))")
     h = net(f"add(conv({h}, 16, groups=4), x)")
-    return net.graph(net(f"relu(deconv({h}, 8))"))
+    return net.graph(f"relu(deconv({h}, 8))")
 
 
 def products(rows):
     """Returns a graph of two products with constant matrices, the second one transposed."""
     net = Net(1, rows, 64)
     h = net("matmul(x, random(1, 64, 48))")
-    return net.graph(net(f"matmul({h}, random(1, 40, 48), transposeB=True)"))
+    return net.graph(f"matmul({h}, random(1, 40, 48), transposeB=True)")
 
 
 def of(make):
