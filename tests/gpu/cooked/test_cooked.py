@@ -18,6 +18,7 @@ from tests.cpu.integer.test_files import INPUT, small_net
 from tests.fixtures import no_compiler
 from tests.fixtures.cooked import counter, same_bits, small_inputs, small_model, with_wgsl
 from tests.fixtures.graphs import Net
+from tests.fixtures.operators import declare, load_expression
 
 HALF = cml.CompileOptions(storage="half")
 #: loads a file from a trusted source, which is bit-identical to a session of the model
@@ -224,24 +225,12 @@ def test_invalid_untrusted_wgsl_raises_cml_error(model, gpu):
 
 # --- operators of a game's own
 
-SQUARES = "fragment squares(x: tensor<scalar>) -> (y: tensor<scalar>);"
-GAME = """version 1.0;
-graph game(x) -> (y)
-{
-x = external<scalar>(shape = [1, 4, 4, 4]);
-y = squares(x);
-}
-"""
-
 
 def test_game_kernels_are_cooked_without_numpy_functions(gpu, own_operators):
-    kernel = cml.Kernel(source="void kernel(uint i) { if (i < x_size) y[i] = x[i] * x[i]; }")
-    spec = cml.OpSpec(
-        "squares", cml.same_as(0), cpu=lambda attrs, x: x * x, kernel=kernel, signature=SQUARES
-    )
+    source = "void kernel(uint i) { if (i < x_size) y[i] = x[i] * x[i]; }"
+    declare(source, "squares", cpu=lambda attrs, x: x * x)
     x = {"x": np.arange(64, dtype=np.float32).reshape(1, 4, 4, 4)}
-    cml.register(spec)
-    model = cml.load(cml.MemoryModel(GAME, {}))
+    model = load_expression("squares(x)", 1, 4, 4, 4)
     wanted = cml.Session(model, gpu).run(x)
     data = cook(model)
     cml.unregister("squares")
@@ -255,10 +244,8 @@ def test_game_kernels_are_cooked_without_numpy_functions(gpu, own_operators):
 def test_plan_of_16_bit_arithmetic_is_refused_where_the_device_has_none(
     gpu, monkeypatch, own_operators
 ):
-    kernel = cml.Kernel(source="void kernel(uint i) { half v = half(x[i]); y[i] = v * v; }")
-    spec = cml.OpSpec("squares", cml.same_as(0), kernel=kernel, signature=SQUARES)
-    cml.register(spec)
-    cooked = own(cook(cml.load(cml.MemoryModel(GAME, {})), player=True))
+    declare("void kernel(uint i) { half v = half(x[i]); y[i] = v * v; }", "squares")
+    cooked = own(cook(load_expression("squares(x)", 1, 4, 4, 4), player=True))
     cml.unregister("squares")
     monkeypatch.setattr(gpu, "limits", replace(gpu.limits, half_arithmetic=False))
     with pytest.raises(cml.StaleArtifact, match="compute in 16 bits, which the device does not"):

@@ -18,18 +18,17 @@ import cml_engine as cml
 from cml_engine import FrameScheduler
 from cml_engine.compiler.planning.dispatches import PlanOptions
 from cml_engine.cooked.cook import cook
-from cml_engine.ir.graph import Fact
 from cml_engine.runtime.node_check import check_nodes
 from scheduler.planning.plan import operators_per_frame
 from scheduler.planning.policy import by_priority
 from scheduler.recording import decisions_of
 from scheduler.tools.replay import replay
-from tests.fixtures.frames.host import Host, creations, open_device, under_way
+from tests.fixtures.frames.host import Host, creations, under_way
 from tests.fixtures.frames.turns import turns
 from tests.fixtures.graphs import Net
+from tests.fixtures.operators import HEADER, declare, load_expression
 from tests.fixtures.texels import texture_of
 
-HEADER = "version 1.0;\nextension KHR_enable_operator_expressions;\n"
 TEXT = (
     HEADER
     + """graph net(x, z) -> (y, n)
@@ -79,23 +78,15 @@ class Gate:
 
 @pytest.fixture
 def gate(own_operators):
-    made = Gate()
-    tensor = "(x: tensor<scalar>) -> (y: tensor<scalar>)"
-    cml.register(
-        cml.OpSpec(
-            "sort_rows", infer=cml.same_as(0), cpu=made,
-            signature=f"fragment sort_rows{tensor};",
-        )
-    )  # fmt: skip
-    cml.register(
-        cml.OpSpec(
-            "count_positive", infer=lambda attrs, x: Fact("scalar", (1,)),
-            cpu=lambda attrs, x: np.array([(x > 0).sum()], np.float32),
-            signature=f"fragment count_positive{tensor};",
-        )
-    )  # fmt: skip
-    yield made
-    made.open.set()
+    gate = Gate()
+    declare(signature="sort_rows", cpu=gate)
+    declare(
+        signature="count_positive",
+        infer=lambda attrs, x: cml.Fact("scalar", (1,)),
+        cpu=lambda attrs, x: np.array([(x > 0).sum()], np.float32),
+    )
+    yield gate
+    gate.open.set()
 
 
 @pytest.fixture
@@ -120,12 +111,6 @@ def session(gpu, graph):
 def expected(gpu, graph, inputs):
     """The outputs of a whole run."""
     return cml.Session(graph, gpu).run(inputs)
-
-
-def unary(expression, shape):
-    """Returns a network from ``x`` to ``y``, which is the expression."""
-    body = f"x = external<scalar>(shape = {list(shape)}); y = {expression};"
-    return cml.load(cml.MemoryModel(f"{HEADER}graph net(x) -> (y) {{ {body} }}", {}))
 
 
 def assert_same(got, expected):
@@ -209,7 +194,7 @@ def test_reshaped_and_replaced_networks(gpu, graph, session, inputs, expected):
     session.replace(graph)
     session.take_replacement()
     assert_same(session.run(inputs), expected)
-    small = cml.Session(unary("relu(sort_rows(x))", [1, 4]), gpu)
+    small = cml.Session(load_expression("relu(sort_rows(x))", 1, 4), gpu)
     wide = np.float32([[3, -1, 2, 0, 5]])
     assert_array_equal(small.reshaped({"x": (1, 5)}).run({"x": wide})["y"], [[0, 0, 2, 3, 5]])
 
@@ -275,7 +260,7 @@ def test_copies_are_counted(gpu, host, session, inputs, monkeypatch):
 
 
 def test_a_large_result_is_uploaded_over_several_frames(gpu, gate):
-    session = cml.Session(unary("relu(sort_rows(x))", [8, 65536]), gpu)
+    session = cml.Session(load_expression("relu(sort_rows(x))", 8, 65536), gpu)
     x = np.random.default_rng(2).standard_normal((8, 65536), np.float32)
     host, most = Host(gpu, budget_ms=1.0), []
     write = type(session.program.residency.arena).write
@@ -372,7 +357,7 @@ def test_a_recorded_run_replays_exactly(gpu, session, inputs):
 
 
 def test_jobs_take_each_others_outputs_and_know_their_end(gpu, session, inputs, expected):
-    after = cml.Session(unary("sort_rows(x)", [1, 8, 16, 16]), gpu)
+    after = cml.Session(load_expression("sort_rows(x)", *SHAPE), gpu)
     host, ended = Host(gpu, budget_ms=0.5), []
     first = host.submit(session, inputs, deadline_ms=50)
     second = host.submit(after, {"x": first.output("y")}, read=True)
@@ -393,27 +378,17 @@ def test_jobs_take_each_others_outputs_and_know_their_end(gpu, session, inputs, 
 def test_inputs_that_are_on_the_device_and_sliders(gpu, host, gate):
     """A texture, a tensor of the device and a slider of an attribute reach the operator."""
     signature = "fragment shifted(x: tensor<scalar>, by: scalar) -> (y: tensor<scalar>);"
-    cml.register(cml.OpSpec("shifted", cml.same_as(0), lambda a, x: x + a.by, signature=signature))
-    body = "x = external<scalar>(shape = [1, 4, 4, 4]); a = sort_rows(x); y = shifted(a, by = 1.0);"
-    graph = cml.load(
-        cml.MemoryModel(f"{HEADER}graph net(x) -> (y) {{ {body} }}", {}),
-        sliders={"by": cml.Slider("y.by", low=0.0, high=9.0)},
+    declare(signature=signature, cpu=lambda attrs, x: x + attrs.by)
+    by = cml.Slider("y.by", low=0.0, high=9.0)
+    session = cml.Session(
+        load_expression("shifted(sort_rows(x), by = 1.0)", 1, 4, 4, 4, by=by), gpu
     )
-    session = cml.Session(graph, gpu)
     x = np.random.default_rng(3).integers(0, 255, (4, 4, 4)).astype(np.uint8)
-    given = {"x": cml.TextureInput(texture_of(gpu.device, x)), "by": 5.0}
-    job = host.submit(session, given)
-    host.finish(job)
+    inputs = {"x": cml.TextureInput(texture_of(gpu.device, x)), "by": 5.0}
+    (result,) = host.finish(host.submit(session, inputs))
     plain = np.moveaxis(x, -1, 0)[None].astype(np.float32) / 255
-    assert_allclose(job.read("y"), np.sort(plain, -1) + 5, rtol=1e-6)
-    assert_array_equal(session.run(given)["y"], job.read("y"))
-
-
-def test_a_device_without_timestamps(graph, inputs, expected):
-    other = cml.Gpu(device=open_device(timestamps=False))
-    session, host = cml.Session(graph, other, deferred=True), Host(other, budget_ms=1.0)
-    assert_same(run_in_frames(host, session, inputs), expected)
-    assert len(cml.Session(graph, other).rank(runs=1).nodes) == len(session.plan.steps)
+    assert_allclose(result, np.sort(plain, -1) + 5, rtol=1e-6)
+    assert_array_equal(session.run(inputs)["y"], result)
 
 
 def test_a_session_says_what_it_computes_on_the_cpu(gpu, graph, caplog):
@@ -435,7 +410,7 @@ def test_a_partitioned_network_is_not_cooked(graph):
 
 def test_scheduler_runs_beside_other_jobs(gpu, session, inputs, gate):
     """A network without such operators goes on while another waits for the CPU."""
-    plain = cml.Session(unary("relu(x)", [1, 8, 16, 16]), gpu)
+    plain = cml.Session(load_expression("relu(x)", *SHAPE), gpu)
     gate.close()
     scheduler = FrameScheduler(gpu, budget_ms=1.0, policy=by_priority)
     waiting = scheduler.submit(session, inputs, priority=10)
@@ -468,21 +443,14 @@ def test_a_node_that_its_kernel_refuses_runs_on_the_cpu(
     gpu, own_operators, caplog, monkeypatch, shape, text
 ):
     monkeypatch.setattr(gpu, "limits", replace(gpu.limits, max_storage_buffers=8))
-    cml.register(
-        cml.OpSpec(
-            "picky", infer=cml.same_as(0), cpu=lambda attrs, x: np.sort(x, axis=-1),
-            kernel=cml.Kernel(source="void main() {}", lower=refuse, layouts="same"),
-            signature="fragment picky(x: tensor<scalar>) -> (y: tensor<scalar>);",
-        )
-    )  # fmt: skip
+    kernel = {"lower": refuse, "layouts": "same"}
+    declare("void main() {}", "picky", cpu=lambda attrs, x: np.sort(x, axis=-1), kernel=kernel)
     add_parts = "for (uint k = 0; k < parts_count; k++) { y[i] += parts_load(k, i); }"
-    cml.register(
-        cml.OpSpec(
-            "total", infer=cml.same_as(0), cpu=lambda attrs, *parts: sum(parts[1:], parts[0]),
-            kernel=cml.Kernel(source=f"void kernel(uint i) {{ y[i] = 0; {add_parts} }}"),
-            signature="fragment total(parts: tensor<scalar>[]) -> (y: tensor<scalar>);",
-        )
-    )  # fmt: skip
+    declare(
+        f"void kernel(uint i) {{ y[i] = 0; {add_parts} }}",
+        "fragment total(parts: tensor<scalar>[]) -> (y: tensor<scalar>)",
+        cpu=lambda attrs, *parts: sum(parts[1:], parts[0]),
+    )
     net = Net(*shape)
     graph, inputs = net.graph(f"neg({text})"), net.input()
     refused = "fit in 32 bits|use smaller windows|even number|together 9, this device allows 8"

@@ -18,6 +18,7 @@ from cml_engine import FrameScheduler
 from scheduler.jobs.job import Job
 from scheduler.planning.plan import operators_per_frame
 from tests.fixtures.frames.turns import turns
+from tests.fixtures.operators import declare
 
 #: small numbers and their halves, which are bit-identical on every backend
 TEXT = """version 1.0;
@@ -40,9 +41,7 @@ OPTIONS = cml.CompileOptions(without=frozenset({"chains", "fuse"}))
 @pytest.fixture(autouse=True)
 def halve(own_operators):
     """Registers ``halve``, an operator without a kernel."""
-    signature = "fragment halve(x: tensor<scalar>) -> (y: tensor<scalar>);"
-    spec = cml.OpSpec("halve", cml.same_as(0), lambda attrs, x: x / 2, signature=signature)
-    cml.register(spec)
+    declare(signature="halve", cpu=lambda attrs, x: x / 2)
 
 
 def graph(decay, recurrent, on_cpu):

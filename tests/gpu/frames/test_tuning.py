@@ -24,6 +24,7 @@ from tests.fixtures.frames.host import Host
 from tests.fixtures.frames.turns import turns
 from tests.fixtures.graphs import Net, check_session
 from tests.fixtures.models import write_model
+from tests.fixtures.operators import declare
 
 load_families()
 
@@ -221,13 +222,7 @@ def test_tuner_measures_choices_of_game_operators(gpu, own_operators):
         reads, writes = {"x": op.in_names[0]}, {"y": op.out_names[0]}
         yield op.launch(-(-size // width), reads=reads, writes=writes, defines={"WIDTH": width})
 
-    signature = "fragment doubled(x: tensor<scalar>) -> (y: tensor<scalar>)"
-    kernel = cml.Kernel(source=SCALE, lower=lower_scale)
-    cml.register(
-        cml.OpSpec(
-            "doubled", cml.same_as(0), lambda attrs, x: 2 * x, kernel=kernel, signature=signature
-        )
-    )
+    declare(SCALE, "doubled", kernel={"lower": lower_scale}, cpu=lambda attrs, x: 2 * x)
     doubled = Net(1, 1000)
     graph = doubled.graph("doubled(x)")
     report = tune(cml.Session(graph, gpu), rounds=2)

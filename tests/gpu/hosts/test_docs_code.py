@@ -24,9 +24,9 @@ from tests.fixtures.frames.host import Host, open_device
 from tests.fixtures.frames.turns import turns
 from tests.fixtures.graphs import Net
 from tests.fixtures.models import write_model
+from tests.fixtures.operators import declare
 from tests.fixtures.pages import ROOT, example, examples
 from tests.fixtures.texels import texels_of, texture_of
-from tests.gpu.kernels.test_custom_ops import declare
 
 PAGE = "docs/in_your_engine.md"
 UPRES = """version 1.0;
@@ -264,7 +264,7 @@ def test_the_example_of_several_passes_sums_a_tensor(gpu, own_operators):
     page = {}
     exec(example(OPERATORS, "op.scratch(groups)"), page)
     declare(
-        signature="fragment total(x: tensor<scalar>) -> (y: tensor<scalar>);",
+        signature="total",
         infer=lambda attrs, x: cml.Fact("scalar", (1,)),
         cpu=lambda attrs, x: x.sum(keepdims=True).reshape(1),
         kernel=cml.Kernel(source=SUM_KERNEL, lower=page["lower"]),

@@ -13,7 +13,7 @@ from cml_engine.ir.layout import C4, C4H
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.tools.testing import Case, check, variants
 from tests.fixtures.graphs import Net, check_session
-from tests.gpu.kernels.test_custom_ops import declare
+from tests.fixtures.operators import declare
 
 pytestmark = pytest.mark.usefixtures("own_operators")
 SQUARE = "void kernel(uint thread) { x_type v = x[thread]; y[thread] = v * abs(v); }"

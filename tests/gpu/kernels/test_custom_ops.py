@@ -18,34 +18,16 @@ from cml_engine.gpu.device import PipelineCache
 from cml_engine.gpu.shaders.dump import dump_kernel
 from cml_engine.gpu.shaders.hlsl import printing, step_keys
 from cml_engine.io.folders import cache_folder
-from cml_engine.ir.graph import Attrs, Fact, Graph, Node
 from cml_engine.ir.layout import C4H
 from cml_engine.ops.declaration import lowering
 from cml_engine.ops.declaration.split_bindings import declaration
 from cml_engine.tools.testing import Case, check
 from tests.fixtures.graphs import Net
+from tests.fixtures.operators import declare
 
 ROOT = Path(__file__).resolve().parents[3]
 CROSS = ROOT / "examples/cross_product"
 pytestmark = pytest.mark.usefixtures("own_operators")
-
-
-X_TO_Y = "fragment own(x: tensor<scalar>) -> (y: tensor<scalar>)"
-
-
-def declare(source="", signature=X_TO_Y, *, infer=None, kernel=None, **more):
-    """Registers an operator with HLSL given as text or as ``kernel``; returns what ``register``
-    returns.
-
-    ``signature`` gives its name, which is ``own`` without it. ``kernel`` may be options of a kernel
-    of the text.
-    """
-    name = signature.split("(")[0].removeprefix("fragment ").strip()
-    if not isinstance(kernel, cml.Kernel):
-        kernel = cml.Kernel(source=source, **kernel or {})
-    return cml.register(
-        cml.OpSpec(name, infer or cml.same_as(0), kernel=kernel, signature=signature, **more)
-    )
 
 
 # ---------------------------------------------------------------- control flow, against NumPy
@@ -115,11 +97,8 @@ def test_kernel_branches_and_loops_compile_correctly(flow, trusted, gpu):
 
 
 def session_of(gpu):
-    """Returns a session of the operator ``own`` of 300 numbers, from ``a`` to ``b``."""
-    fact = Fact("scalar", (300,))
-    node = Node("own", ("a",), ("b",), Attrs())
-    graph = Graph("g", ("a",), ("b",), (node,), {"a": fact, "b": fact})
-    return cml.Session(graph, gpu)
+    """Returns a session of the operator ``own`` of 300 numbers."""
+    return cml.Session(Net(300).graph("own(x)"), gpu)
 
 
 def test_types_attributes_and_several_results(gpu):
@@ -192,7 +171,7 @@ def test_kernels_beyond_wgsl_use_spirv(gpu):
     declare(counter.replace("LOOP", ""))
     x = np.where(np.arange(300) % 3 == 0, 1, -1).astype(np.float32)
     expected = [(x[i // 64 * 64 : i // 64 * 64 + 64] > 0).sum() for i in range(300)]
-    assert session_of(gpu).run({"a": x})["b"].tolist() == expected
+    assert session_of(gpu).run({"x": x})["t0"].tolist() == expected
     cml.unregister("own")
     loop = "for (uint k = 0; k < 4; ++k) { if (k == lane) { continue; } y[i] += 1; }"
     declare(counter.replace("LOOP", loop))
@@ -205,7 +184,7 @@ def test_game_kernels_are_checked_unless_trusted(gpu):
     declare(source)
     session = session_of(gpu)
     assert not session.plan.steps[0].trusted
-    assert np.isfinite(session.run({"a": np.ones(300, np.float32)})["b"]).all()
+    assert np.isfinite(session.run({"x": np.ones(300, np.float32)})["t0"]).all()
 
 
 # ---------------------------------------------------------------- errors
@@ -218,18 +197,11 @@ void kernel(uint thread) {
 }
 """
     line = Path(__file__).read_text().split("= nowhere_to_be_found;")[0].count("\n") + 1
-    cml.register(
-        cml.OpSpec(
-            "own",
-            cml.same_as(0),
-            kernel=cml.Kernel(source=source),
-            signature=X_TO_Y,
-        ),
-        __file__,
-    )
-    with pytest.raises(ShaderCompileError) as caught:
+    spec = declare(source)
+    cml.unregister("own")
+    cml.register(spec, __file__)
+    with pytest.raises(ShaderCompileError, match=f"test_custom_ops.py:{line}"):
         session_of(gpu)
-    assert f"test_custom_ops.py:{line}" in str(caught.value)
 
 
 @pytest.mark.parametrize("kernel", [
@@ -249,12 +221,9 @@ def test_kernel_that_assigns_to_an_input_does_not_compile(kernel, gpu):
 
 
 def test_kernel_refused_by_wgpu_gives_a_message(gpu):
-    declare(
-        "void kernel(uint thread) { double d = x[thread]; y[thread] = float(d * d); }",
-    )
-    with pytest.raises(ShaderCompileError) as caught:
+    declare("void kernel(uint thread) { double d = x[thread]; y[thread] = float(d * d); }")
+    with pytest.raises(ShaderCompileError, match="double"):
         session_of(gpu)
-    assert "double" in str(caught.value)
 
 
 def test_operator_with_an_oversized_workgroup_is_refused_or_runs_on_the_cpu(gpu, monkeypatch):
@@ -326,8 +295,7 @@ def test_translation_for_d3d_is_plain_hlsl(gpu, tmp_path):
     source = 'void kernel(uint i) { y[i] = 2 * x[i]; CML_PRINT("x", x[i]); }'
     declare(source, kernel={"layouts": "same", "half": "each"})
     net = Net(1, 8, 5, 5)
-    graph = net.graph(net.op("own", "x"))
-    (key,) = step_keys(lower(graph, gpu.limits, {"x": C4H, "t0": C4H}))
+    (key,) = step_keys(lower(net.graph("own(x)"), gpu.limits, {"x": C4H, "t0": C4H}))
     own = dump_kernel(printing(key), tmp_path)
     plain = own.with_suffix(".d3d.hlsl").read_text()
     assert SLANG.search(own.read_text()) and not SLANG.search(plain)
@@ -339,7 +307,7 @@ def test_kernels_are_dumped_with_their_translations(gpu, tmp_path, monkeypatch):
     monkeypatch.setattr(gpu, "dump_kernels", tmp_path / "kernels")
     monkeypatch.setattr(gpu, "_pipelines", PipelineCache())
     declare(
-        '#include "pointwise.hlsli"\nvoid kernel(uint thread) { y[thread] = cml_sin(x[thread]); }',
+        '#include "pointwise.hlsli"\nvoid kernel(uint thread) { y[thread] = cml_sin(x[thread]); }'
     )
     session_of(gpu)
     (hlsl,) = [p for p in (tmp_path / "kernels").glob("*.hlsl") if "d3d" not in p.name]

@@ -45,14 +45,11 @@ MIX = "fragment mix(x: tensor<scalar>, y: tensor<scalar>, k: scalar = 0.5) -> (z
 
 
 @pytest.fixture
-def soft():
+def soft(own_operators):
     """Registers two operators for one test: ``soft`` with a float4 expression, ``mix`` with a
     scalar one."""
     cml.register(cml.OpSpec("soft", signature=SOFT, expression="x < 0 ? {alpha} * x : tanh(x) + x"))
     cml.register(cml.OpSpec("mix", signature=MIX, expression="x != 0 ? x + {k} * sin(y) : y"))
-    yield
-    cml.unregister("soft")
-    cml.unregister("mix")
 
 
 @pytest.mark.usefixtures("soft")

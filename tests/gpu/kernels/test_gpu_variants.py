@@ -11,8 +11,11 @@ import pytest
 from cml_engine.compiler.planning.lower import lower
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.ir.graph import Attrs, Epilogue, Fact
+from cml_engine.ir.layout import C4, C4H
 from cml_engine.ops import Case, Random, load_families, lookup
+from cml_engine.ops.conv.cases import conv_case, deconv_case
 from cml_engine.ops.indexing import scatter
+from cml_engine.runtime.node_check import round_to_half
 from cml_engine.runtime.session import Session
 from cml_engine.tools.testing import case_graph, check_graph, check_on_gpu
 
@@ -38,17 +41,36 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("constants", [True, False])
-@pytest.mark.parametrize("shapes", [((2, 3, 17, 20), (2, 1, 20, 11)), ((33, 72), (72, 64))])
-def test_64_bit_integers_change_no_bit_of_a_product(shapes, constants, gpu, monkeypatch):
-    """Four neighbours of A and B move as two 64-bit integers or as four floats."""
-    case = Case(shapes, {"transposeA": False, "transposeB": False})
-    graph, inputs = case_graph("matmul", case, constants=constants)
+ROWS = {"transposeA": False, "transposeB": False}
+ROW_TILE = conv_case((2, 13, 9, 7), (18, 13, 3, 3))
+#: the shader, the operator, its case, the layout of maps ("" is plain), whether B is constant
+IN_64_BITS = [
+    ("conv/winograd", "conv", conv_case((2, 52, 15, 30), (60, 52, 3, 3)), C4H, True),
+    ("conv/conv_row_tile", "conv", ROW_TILE, C4, True),
+    ("conv/conv_row_tile", "conv", ROW_TILE, C4H, True),
+    ("conv/conv", "conv", conv_case((2, 13, 9, 7), (18, 13, 1, 1)), C4, True),
+    ("conv/depthwise", "conv", conv_case((2, 10, 9, 7), (10, 1, 3, 3), groups=0), C4H, True),
+    ("conv/conv_phases", "deconv",
+     deconv_case((2, 10, 5, 7), (10, 18, 3, 3), (18,), stride=[2, 2]), C4, True),
+    *(("matmul/matmul", "matmul", Case(shapes, ROWS), "", constants)
+      for shapes in (((2, 3, 17, 20), (2, 1, 20, 11)), ((33, 72), (72, 64)))
+      for constants in (True, False)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shader", "op", "case", "layout", "constants"), IN_64_BITS)
+def test_64_bit_integers_change_no_bit(shader, op, case, layout, constants, gpu, monkeypatch):
+    """Four neighbours move as two 64-bit integers or each by itself; the last blocks have
+    padding."""
+    graph, inputs = case_graph(op, case, constants=constants)
+    inputs = {name: round_to_half(values) for name, values in inputs.items()}
+    layouts = dict.fromkeys(("x0", "y0"), layout) if layout else {}
+    assert lower(graph, gpu.limits, layouts).steps[-1].path == f"{shader}.hlsl"
     results = []
     for int64 in (gpu.limits.int64, False):
         monkeypatch.setattr(gpu, "limits", replace(gpu.limits, int64=int64))
-        check_graph(graph, inputs, gpu)
-        results.append(GpuProgram(lower(graph, gpu.limits), gpu).run(inputs)["y0"])
+        check_graph(graph, inputs, gpu, layouts=layouts)
+        results.append(GpuProgram(lower(graph, gpu.limits, layouts), gpu).run(inputs)["y0"])
     assert np.array_equal(*results)
 
 
@@ -110,10 +132,8 @@ PRODUCTS = {
     # few rows, because small tiles compile fast
     "tiles": ("linear", ((10, 30), (21, 30), (1, 21)), {}),
     "several dispatches": ("linear", ((6, 5000), (200, 5000), ()), {}),
-    "batches": (
-        "matmul", ((2, 3, 9, 20), (2, 1, 20, 11)), {"transposeA": False, "transposeB": False}
-    ),
-}  # fmt: skip
+    "batches": ("matmul", ((2, 3, 9, 20), (2, 1, 20, 11)), ROWS),
+}
 CHAINS = {
     "linear": ("add prelu", "prelu add clamp sigmoid"),
     "matmul": ("relu silu add", "leaky_relu tanh add", "sigmoid clamp add"),

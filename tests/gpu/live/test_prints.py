@@ -16,6 +16,7 @@ from cml_engine.gpu.shaders.hlsl import (
     shader_key,
 )
 from tests.fixtures.frames.host import Host
+from tests.fixtures.operators import declare
 
 SIGNATURE = "fragment shown(x: tensor<scalar>, rounds: integer) -> (y: tensor<scalar>)"
 SOURCE = """
@@ -39,15 +40,8 @@ X = np.random.default_rng(0).standard_normal(SHAPE, np.float32)
 
 
 @pytest.fixture(autouse=True)
-def _operator():
-    register(SOURCE)
-    yield
-    cml.unregister("shown")
-
-
-def register(source):
-    kernel = cml.Kernel(source=source)
-    cml.register(cml.OpSpec("shown", cml.same_as(0), kernel=kernel, signature=SIGNATURE))
+def _operator(own_operators):
+    declare(SOURCE, SIGNATURE)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +112,8 @@ def test_jobs_warn_that_prints_are_not_shown(debug, caplog, capsys):
 )
 def test_unprintable_values_are_refused(debug, call, said):
     cml.unregister("shown")
-    register(f"struct S {{ float a; }};\nvoid kernel(uint thread) {{\n{call} y[thread] = 0; }}")
+    source = f"struct S {{ float a; }};\nvoid kernel(uint thread) {{\n{call} y[thread] = 0; }}"
+    declare(source, SIGNATURE)
     with pytest.raises(ShaderCompileError, match=said) as error:
         session_of(debug)
     assert "candidate" not in str(error.value)

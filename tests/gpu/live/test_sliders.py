@@ -1,5 +1,7 @@
 """Tests of a model's parameters that a host changes while the model runs."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import wgpu
@@ -10,15 +12,15 @@ from cml_engine.cooked.cook import cook
 from cml_engine.errors import InputError
 from tests.fixtures.frames.host import creations
 from tests.fixtures.models import SCALED
+from tests.fixtures.operators import declare, load_expression
 
 
 def test_slider_has_a_value_or_its_default(backend, rng):
     strength = cml.Slider("scaled.y", 0.0, 4.0, "how much")
     graph = cml.load(cml.MemoryModel(SCALED), sliders={"strength": strength, "lift": "y.y"})
     session = cml.Session(graph, backend)
-    found = session.sliders["strength"]
-    assert (found.low, found.high, found.description) == (0.0, 4.0, "how much")
-    assert (found.default, session.sliders["lift"].default) == (2.0, 0.25)
+    assert session.sliders["strength"] == replace(strength, default=2.0)
+    assert session.sliders["lift"].default == 0.25
     x = rng.standard_normal((1, 2, 3, 5), np.float32)
     assert_allclose(session.run({"x": x})["y"], 2 * x + 0.25, rtol=1e-6)
     for value in (3.0, np.array(3.0, np.float32)):
@@ -46,9 +48,9 @@ def test_slider_has_a_value_or_its_default(backend, rng):
 )
 def test_invalid_sliders_are_refused(sliders, says):
     with pytest.raises(InputError, match=says):
-        (one,) = sliders.values()
-        made = cml.Slider("scaled.y", **one) if isinstance(one, dict) else one
-        cml.load(cml.MemoryModel(SCALED), sliders=dict.fromkeys(sliders, made))
+        (slider,) = sliders.values()
+        slider = cml.Slider("scaled.y", **slider) if isinstance(slider, dict) else slider
+        cml.load(cml.MemoryModel(SCALED), sliders=dict.fromkeys(sliders, slider))
 
 
 MOVABLE = """version 1.0;
@@ -99,14 +101,14 @@ PLACES = {name: place for name, (place, *_) in MOVES.items()}
 @pytest.fixture
 def game_operators(own_operators):
     """Two operators of a game's own, one with a kernel and one with an expression."""
-    dabbed = {
-        "cpu": lambda attrs, x: (
+    declare(
+        KERNEL,
+        DABBED,
+        cpu=lambda attrs, x: (
             (-1 if attrs.inverted else 1)
             * (x * np.float32(attrs.gain) + np.float32(attrs.colour[attrs.mode]))
         ),
-        "kernel": cml.Kernel(source=KERNEL),
-    }
-    cml.register(cml.OpSpec("dabbed", cml.same_as(0), signature=DABBED, **dabbed))
+    )
     shifted = "fragment shifted(x: tensor<scalar>, by: scalar) -> (y: tensor<scalar>);"
     cml.register(cml.OpSpec("shifted", signature=shifted, expression="x + {by} * 2.0"))
 
@@ -161,34 +163,26 @@ def test_one_slider_moves_every_dispatch_of_its_node(gpu, own_operators):
         yield op.launch(op.inputs[0].size, reads={"x": op.in_names[0]}, writes={"y": half})
         yield op.launch(op.inputs[0].size, reads={"x": half}, writes={"y": op.out_names[0]})
 
-    kernel = cml.Kernel(source="void kernel(uint i) { y[i] = x[i] * gain; }", lower=lower)
-    register("twice", "x: tensor<scalar>, gain: scalar", kernel)
-    graph = one_operator("twice(x, gain = 3.0)", gain="y.gain")
+    signature = "fragment twice(x: tensor<scalar>, gain: scalar) -> (y: tensor<scalar>)"
+    declare("void kernel(uint i) { y[i] = x[i] * gain; }", signature, kernel={"lower": lower})
+    graph = load_expression("twice(x, gain = 3.0)", 1, 2, 3, 5, gain="y.gain")
     session = cml.Session(graph, gpu)
     for gain in (3.0, -2.0, 3.0):
         found = session.run({"x": np.ones((1, 2, 3, 5), np.float32), "gain": gain})["y"]
         assert (found == gain * gain).all()
 
 
-def register(name, operands, kernel):
-    signature = f"fragment {name}({operands}) -> (y: tensor<scalar>);"
-    cml.register(cml.OpSpec(name, cml.same_as(0), kernel=kernel, signature=signature))
-
-
-def one_operator(call, **sliders):
-    body = f"x = external<scalar>(shape = [1, 2, 3, 5]); y = {call};"
-    text = f"version 1.0; graph net(x) -> (y) {{ {body} }}"
-    return cml.load(cml.MemoryModel(text), sliders=sliders)
+def load_fixed(source, slider, **kernel):
+    """Declares an operator with a slider, and returns a network of it."""
+    signature = "fragment fixed(x: tensor<scalar>, k: scalar) -> (y: tensor<scalar>)"
+    declare(source, signature, kernel=kernel)
+    return load_expression("fixed(x, k = 0.0)", 1, 2, 3, 5, s=slider)
 
 
 def with_define(op):
-    size = op.inputs[0].size
-    yield op.launch(
-        size,
-        reads={"x": op.in_names[0]},
-        writes={"y": op.out_names[0]},
-        defines={"SHARP": int(op.attrs.k > 0.5)},
-    )
+    reads, writes = {"x": op.in_names[0]}, {"y": op.out_names[0]}
+    defines = {"SHARP": int(op.attrs.k > 0.5)}
+    yield op.launch(op.inputs[0].size, reads=reads, writes=writes, defines=defines)
 
 
 @pytest.mark.parametrize(
@@ -200,18 +194,15 @@ def with_define(op):
 )
 def test_attribute_that_is_compiled_is_refused(gpu, own_operators, kernel, says):
     source = "void kernel(uint i) { y[i % y_size] = x[i % x_size] * k; }"
-    made = cml.Kernel(source=source, **kernel)
-    register("fixed", "x: tensor<scalar>, k: scalar", made)
-    graph = one_operator("fixed(x, k = 0.0)", s="y.k")
+    graph = load_fixed(source, "y.k", **kernel)
     with pytest.raises(InputError, match="slider 's': the attribute 'k' of fixed 'y'") as error:
         cml.Session(graph, gpu)
     assert "is compiled into its kernel" in str(error.value) and says in str(error.value)
 
 
 def test_value_beyond_the_range_that_is_compiled_is_refused(gpu, host, own_operators):
-    made = cml.Kernel(source="void kernel(uint i) { y[i] = x[i] * k; }", lower=with_define)
-    register("fixed", "x: tensor<scalar>, k: scalar", made)
-    graph = one_operator("fixed(x, k = 0.0)", s=cml.Slider("y.k", 0.0, 0.25))
+    source = "void kernel(uint i) { y[i] = x[i] * k; }"
+    graph = load_fixed(source, cml.Slider("y.k", 0.0, 0.25), lower=with_define)
     session, x = cml.Session(graph, gpu), np.ones((1, 2, 3, 5), np.float32)
     for run in (session.run, lambda inputs: host.submit(session, inputs)):
         with pytest.raises(InputError, match="cannot move from 0.0 to 2.0"):

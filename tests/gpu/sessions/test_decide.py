@@ -10,6 +10,7 @@ import cml_engine as cml
 from cml_engine.runtime.session import random_inputs
 from tests.fixtures.graphs import random_maps
 from tests.fixtures.models import write_model
+from tests.fixtures.operators import declare
 
 MODEL = """\
 version 1.0;
@@ -71,11 +72,7 @@ def test_tensor_bound_in_parts_is_bit_identical(gpu, tmp_path, own_operators):
     )
     small = cml.Gpu(device=device)
     assert small.limits.max_binding_bytes == 4096
-    signature = "fragment twice(x: tensor<scalar>) -> (y: tensor<scalar>)"
-    twice = cml.OpSpec(
-        "twice", cml.same_as(0), kernel=cml.Kernel(source=TWICE), signature=signature
-    )
-    cml.register(twice)
+    declare(TWICE, "twice")
     graph = cml.load(write_model(tmp_path / "net.nnef", BEYOND), random_weights=0)
     inputs = random_inputs({name: graph.facts[name] for name in graph.inputs})
     expected = cml.Session(graph, gpu).run(inputs)["result"]
