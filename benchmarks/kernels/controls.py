@@ -36,7 +36,7 @@ class Control:
         key = shader_key(path, "rounds:u", 2, vectors | defines, trusted=True)
         params = parse_params("rounds:u").pack({"rounds": _TURNS})
         slots = np.array([0, self.groups, self.groups, 0], np.uint32).tobytes()
-        self._pipeline = gpu.pipeline(key, (slots, params))
+        self._pipeline = gpu.pipeline(key, lambda: (slots, params))
         uniform, storage = wgpu.BufferUsage.UNIFORM, wgpu.BufferUsage.STORAGE
         data = np.full(4 * _COPY_VECTORS, 0.5, np.float32).tobytes()
         contents = [(slots, uniform), (params, uniform)]

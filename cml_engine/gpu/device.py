@@ -223,6 +223,8 @@ SLICE_BYTES = 16
 RANGE_SLOTS = 256
 #: bytes of each tensor in an empty dispatch: more than an element of any type
 _EMPTY_DISPATCH_BYTES = 1 << 16
+#: returns the slice and the parameters of a dispatch
+MakeUniforms = Callable[[], Sequence[bytes]]
 
 
 class Device:
@@ -282,14 +284,14 @@ class Device:
         """The number of kernel variants that have been built on this device."""
         return self._pipelines.built
 
-    def pipeline(self, key: Variant, uniforms: Sequence[bytes]) -> Pipeline:
+    def pipeline(self, key: Variant, make_uniforms: MakeUniforms) -> Pipeline:
         """Returns the compute pipeline of a kernel variant, built at its first use.
 
-        ``uniforms`` are the slice and the parameters of a dispatch, because a software driver may
+        ``make_uniforms`` returns the slice and the parameters of a dispatch: a software driver may
         insert their values into the code. The pipeline lasts while the caller references it; see
         :class:`PipelineCache`.
         """
-        return self._pipelines.get(key, lambda: self._build(key, uniforms))
+        return self._pipelines.get(key, lambda: self._build(key, make_uniforms))
 
     def _compile_in_driver(self, key: Variant, code: Code, uniforms: Sequence[bytes]) -> None:
         """Makes a software driver compile a kernel now, and not at its first dispatch.
@@ -365,7 +367,7 @@ class Device:
         frame_gate.gpu_is_done()
 
     @device_errors()
-    def _build(self, key: Variant, uniforms: Sequence[bytes]) -> Pipeline:
+    def _build(self, key: Variant, make_uniforms: MakeUniforms) -> Pipeline:
         start = time.perf_counter()
         if self.dump_kernels is not None:
             from cml_engine.gpu.shaders.dump import dump_kernel
@@ -374,7 +376,7 @@ class Device:
         code = key.code()
         pipeline = self._create_pipeline(key, code)
         if self.limits.software:
-            self._compile_in_driver(key, code, uniforms)
+            self._compile_in_driver(key, code, make_uniforms())
         _log.debug("kernel '%s' built in %.0f ms", key.label, _ms_since(start))
         return pipeline
 

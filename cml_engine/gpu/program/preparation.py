@@ -295,13 +295,14 @@ class Preparation:
         """Returns the variant's pipeline; builds it, and reports the progress, if it is new."""
         built = self._pipelines.get(key)
         if built is None:
-            step = self._step_of[key]
-            uniforms = struct.pack("=4I", 0, step.groups, self._width, 0), step_params(step)
-            built = self._gpu.pipeline(key, uniforms)
+            built = self._gpu.pipeline(key, lambda: self._uniforms_of(self._step_of[key]))
             with self._reporting:
                 self._pipelines[key] = built
                 self._report()
         return built
+
+    def _uniforms_of(self, step: Step) -> tuple[bytes, bytes]:
+        return struct.pack("=4I", 0, step.groups, self._width, 0), step_params(step)
 
     def _report(self) -> None:
         if self._on_progress is not None:

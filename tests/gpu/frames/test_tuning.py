@@ -183,9 +183,9 @@ def test_tuning_in_frames_never_waits_or_builds(game, gpu, monkeypatch):
     builders, waits = set(), []
     build, read = gpu._build, gpu.queue.read_buffer
 
-    def building(key, uniforms):
+    def building(key, make_uniforms):
         builders.add(threading.current_thread() is threading.main_thread())
-        return build(key, uniforms)
+        return build(key, make_uniforms)
 
     monkeypatch.setattr(gpu, "_build", building)
     monkeypatch.setattr(gpu, "_pipelines", PipelineCache())

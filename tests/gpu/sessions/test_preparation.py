@@ -31,11 +31,11 @@ def slow(monkeypatch):
     """
     refused, chance, usual = set(), random.Random(5), Gpu.pipeline
 
-    def pipeline(self, key, uniforms):
+    def pipeline(self, key, make_uniforms):
         time.sleep(0.004 * chance.random())
         if refused & set(key.label.split()):
             raise ShaderCompileError("planted")
-        return usual(self, key, uniforms)
+        return usual(self, key, make_uniforms)
 
     monkeypatch.setattr(Gpu, "pipeline", pipeline)
     return refused
@@ -172,6 +172,18 @@ def test_software_driver_compiles_kernels_before_their_first_dispatch(gpu, tmp_p
     assert done.returncode == 0, done.stderr
     prepared, run = map(int, done.stdout.split())
     assert 0 < prepared == run
+
+
+def test_hardware_packs_the_parameters_of_each_step_once(gpu, monkeypatch):
+    monkeypatch.setattr(gpu, "_pipelines", PipelineCache())
+    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, software=False))
+    packed, pack = [], steps.ParamBlock.pack
+    monkeypatch.setattr(
+        steps.ParamBlock, "pack", lambda *block: packed.append(block) or pack(*block)
+    )
+    (session,) = sessions(gpu, 1)
+    session.program.load()
+    assert len(packed) == len(session.plan.steps)
 
 
 @pytest.mark.parametrize("broken", [False, True])

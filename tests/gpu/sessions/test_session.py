@@ -125,12 +125,12 @@ def test_pipelines_are_built_in_parallel_once_each(mixed, inputs, monkeypatch):
     gpu = cml.Gpu()
     build, built, meet = gpu._build, [], threading.Barrier(2)
 
-    def watched(key, uniforms):
+    def watched(key, make_uniforms):
         built.append((threading.current_thread(), key))
         with contextlib.suppress(threading.BrokenBarrierError):
             meet.wait(timeout=240)
             meet.abort()  # only the first two
-        return build(key, uniforms)
+        return build(key, make_uniforms)
 
     monkeypatch.setattr(gpu, "_build", watched)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
@@ -157,7 +157,7 @@ def test_concurrently_requested_pipeline_is_built_once(gpu, monkeypatch):
             asked.append(key)
             return super().get(key, build)
 
-    def build(key, uniforms):
+    def build(key, make_uniforms):
         started.append(key)
         answer = answers.get(timeout=240)
         if isinstance(answer, Exception):
