@@ -6,7 +6,7 @@ import pytest
 
 from cml_engine import FrameScheduler, InputError, VirtualClock, least_laxity
 from scheduler.planning.plan import operators_per_frame, plan_frame
-from scheduler.recording import _FORMAT, Recording, decisions_of
+from scheduler.recording import _FORMAT, Recording
 from scheduler.tools.replay import replay
 from scheduler.tools.simulate import Noise, SimGpu, SimNetwork, SimStep
 from scheduler.tools.trace import trace_events, write_trace
@@ -20,11 +20,12 @@ def network(name, groups=50, ms=0.05, steps=5):
 
 
 def recorded_run(frames=220):
-    """Returns the recording of an eventful run and the reports of its frames."""
+    """Returns the recording of a random host."""
     nets = networks()
     scheduler = scheduler_for(nets, least_laxity)
     recording = scheduler.record()
-    return recording, run_random_host(scheduler, nets, 7, frames)[0]
+    run_random_host(scheduler, nets, 7, frames)
+    return recording
 
 
 def test_invalid_recording_is_refused(tmp_path):
@@ -65,7 +66,7 @@ def test_a_trace_holds_frames_slices_and_counters(tmp_path):
 
 
 def run_by_wall_clock(frames=400):
-    """Returns the recording and the reports of a run on a device without timestamps.
+    """Returns the recording of a run on a device without timestamps.
 
     Only the host's frame times are known. The device is half as fast as it was at load, some frames
     hitch, and the recording begins in the middle.
@@ -78,10 +79,9 @@ def run_by_wall_clock(frames=400):
         net.load_times_ms = [0.5 * step.groups * step.ms_per_group for step in net.steps]
 
     def frame(number):
-        report = scheduler.encode(None)
+        scheduler.encode(None)
         clock.advance(max(16.7, 11.3 + gpu.frame_ms) + (40.0 if number % 70 == 9 else 0.1))
         scheduler.end_frame()
-        return report
 
     early = scheduler.submit(nets[1], {})
     number = 0
@@ -89,35 +89,24 @@ def run_by_wall_clock(frames=400):
         frame(number)
         number += 1
     recording = scheduler.record()
-    reports, jobs = [], []
     for number in range(frames):
         if number % 30 == 0:
-            jobs.append(scheduler.submit(nets[number // 30 % 2], {}, deadline_ms=333.3))
+            scheduler.submit(nets[number // 30 % 2], {}, deadline_ms=333.3)
         if number == 181:
             scheduler.planner = operators_per_frame(1)
         if number == 184:
             scheduler.planner = plan_frame
-        reports.append(frame(number))
-    return recording, reports
-
-
-@pytest.mark.parametrize(
-    ("run", "slices", "aims"), [(recorded_run, 300, 1), (run_by_wall_clock, 80, 30)]
-)
-def test_replay_makes_equal_decisions(run, slices, aims, tmp_path):
-    recording, reports = run()
-    assert sum(len(d) for d in recording.decisions) > slices
-    assert len({round(report.aim_ms, 9) for report in reports}) > aims
-    assert recording.decisions == [decisions_of(r) for r in reports]
-    recording.save(tmp_path / "run.json")
-    assert replay(Recording.load(tmp_path / "run.json")) == recording.decisions
+        frame(number)
+    return recording
 
 
 @pytest.mark.parametrize("lost", ["ends", "load times", "feedback", "share", "given"])
-def test_every_value_of_a_recording_without_timestamps_matters(lost):
-    """The replay makes other decisions if any of five recorded values is missing or changed."""
-    recording, _ = run_with_margin() if lost == "share" else run_by_wall_clock()
-    assert replay(recording) == recording.decisions
+def test_every_value_of_a_recording_without_timestamps_matters(lost, tmp_path):
+    """The replay of the saved recording makes equal decisions, and others if any of five recorded
+    values is missing or changed."""
+    recording = run_with_margin() if lost == "share" else run_by_wall_clock()
+    recording.save(tmp_path / "run.json")
+    assert replay(Recording.load(tmp_path / "run.json")) == recording.decisions
     if lost == "share":
         recording.options["over_share"] = 0.5
     elif lost == "feedback":
@@ -133,20 +122,18 @@ def test_every_value_of_a_recording_without_timestamps_matters(lost):
 
 
 def run_with_margin():
-    """Runs a noisy device with a margin for at most 5 % of frames over budget.
-
-    Returns the recording and the reports of all frames.
-    """
+    """Returns the recording of a noisy device with a margin for at most 5 % of frames over
+    budget."""
     clock = VirtualClock()
     scheduler = FrameScheduler(
         SimGpu(Noise.of_tail(2.0), seed=1), budget_ms=2.0, over_share=0.05, clock=clock
     )
-    recording, reports = scheduler.record(), []
+    recording = scheduler.record()
     net = network("n", 400, 0.01)
     for number in range(200):
         if number % 20 == 0:
             scheduler.submit(net, {})
-        reports.append(scheduler.encode(None))
+        scheduler.encode(None)
         clock.advance(16.0)
         scheduler.end_frame()
-    return recording, reports
+    return recording

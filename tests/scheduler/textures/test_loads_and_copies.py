@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from cml_engine import FrameScheduler, VirtualClock
 from scheduler.recording import Recording
 from scheduler.tools.replay import replay
-from scheduler.tools.simulate import SimGpu, SimNetwork, SimStep
+from scheduler.tools.simulate import SimStep
+from tests.fixtures.frames import simulated
 
 BUDGET_MS = 2.0
 TEXTURE = SimStep("load", 1000, 0.005, "load_texture", "load_texture 'x'")
 TARGET = SimStep("pack", 1, 0.8, "pack_texture", "pack_texture 'y'")
 
 
-def network(name="net"):
-    return SimNetwork(name, [SimStep(f"{name}{i}", 100, 0.01) for i in range(3)])
-
-
-class Loop:
+class Loop(simulated.Loop):
     def __init__(self):
-        self.device, self.clock = SimGpu(), VirtualClock()
-        self.scheduler = FrameScheduler(self.device, 16.0, BUDGET_MS, clock=self.clock)
-        self.reports, self.jobs = [], []
+        super().__init__(exact=False, budget_ms=BUDGET_MS)
+        self.jobs = []
 
     def frame(self, copy=False):
         """Runs one frame and returns its milliseconds of inference and copies.
@@ -34,8 +29,8 @@ class Loop:
             self.jobs.remove(job)
         copied = len(done) * TARGET.ms_per_group
         self.scheduler.end_frame()
-        self.clock.advance(16.0)
-        return self.device.frame_ms + copied
+        self.clock.advance(simulated.FRAME)
+        return self.gpu.frame_ms + copied
 
 
 def warm(loop, net):
@@ -51,7 +46,7 @@ def warm(loop, net):
 
 
 def test_loads_are_slices_of_the_job_within_the_budget():
-    loop, net = Loop(), network()
+    loop, net = Loop(), simulated.network(total_ms=3.0, steps=3)
     warm(loop, net)
     job = loop.scheduler.submit(net, {"x": TEXTURE})
     plain = loop.scheduler.submit(net, {})
@@ -68,7 +63,7 @@ def test_loads_are_slices_of_the_job_within_the_budget():
 
 
 def test_a_copy_is_paid_for_by_the_next_frame():
-    loop, net = Loop(), network()
+    loop, net = Loop(), simulated.network(total_ms=3.0, steps=3)
     warm(loop, net)
     spent = []
     for _ in range(60):
@@ -82,7 +77,7 @@ def test_a_copy_is_paid_for_by_the_next_frame():
 
 
 def test_a_recording_with_textures_replays():
-    loop, net = Loop(), network()
+    loop, net = Loop(), simulated.network(total_ms=3.0, steps=3)
     recording = loop.scheduler.record()
     small = SimStep("load", 10, 0.005, "load_texture", "load_texture 'x'")
     for k in range(9):

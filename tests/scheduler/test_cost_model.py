@@ -1,18 +1,20 @@
-"""Tests of the cost model and its file, of the limits of the spare budget, and of clocks."""
+"""Tests of the cost model, its first guess and its file, and of the spare budget's limits."""
 
+import json
 import random
 import warnings
 
 import pytest
 
-from cml_engine import CostModel, SpareBudget
+from cml_engine import CostModel, FrameScheduler, SpareBudget
 from cml_engine.io import json_files as json_files
-from scheduler.tools.simulate import SimStep
+from scheduler.planning.cost_model import _DEFAULTS, FirstGuess
+from scheduler.tools.simulate import SimGpu, SimStep
 from tests.fixtures import hostile_json
 
 
-def taught():
-    model = CostModel()
+def taught(guess=None):
+    model = CostModel(guess=guess)
     step = SimStep("conv k", 64, 0.1)
     for count in (1, 8, 64):
         for _ in range(10):
@@ -57,7 +59,7 @@ def test_cached_predictions_equal_uncached_ones():
 
 
 def test_the_table_survives_the_file(tmp_path):
-    model, step = taught()
+    model, step = taught(FirstGuess(1e6, 2e6, 0.5, {"conv": 2.0}, "made up"))
     model.save(tmp_path / "costs" / "gpu.json")
     again = CostModel.load(tmp_path / "costs" / "gpu.json")
     for count in (1, 5, 64):
@@ -65,6 +67,9 @@ def test_the_table_survives_the_file(tmp_path):
             model.predict_ms(step, count), rel=1e-6
         )
     assert again.samples(step.key) == model.samples(step.key)
+    assert again.guess == model.guess == CostModel.load(tmp_path / "none", guess=model.guess).guess
+    with pytest.raises(ValueError, match="not a device's first guess"):
+        FirstGuess.from_json({"flops_per_ms": 1})
 
 
 def test_invalid_cost_file_is_ignored_with_a_warning(tmp_path):
@@ -131,3 +136,34 @@ def test_invalid_times_do_not_change_predictions(value):
         model.learn_frame(1.0, value, 4.0)
         model.learn_frame(value, 1.0, 4.0)
     assert (model.predict_ms(step, 64), model.aim_ms(4.0)) == before
+
+
+def test_shipped_cost_tables_state_their_source():
+    shipped = list(_DEFAULTS.glob("*.json"))
+    assert shipped
+    for path in shipped:
+        source = json.loads(path.read_text(encoding="utf-8"))["source"]
+        assert source.startswith(("measured on such a device: ", "estimated, not measured: ")), path
+
+
+def test_kernel_cost_precedes_family_cost():
+    guess = FirstGuess(1e6, 1e6, 0.0, {"conv": 2.0, "conv-12": 5.0})
+    keys = ("conv+relu conv-12 1F 1B", "conv conv-99 1F 1B", "relu elementwise-1 1F 1B", "odd")
+    steps = [SimStep(key, 1, 1.0, flops=1e6, nbytes=1.0) for key in keys]
+    assert [guess.work_ms(step, 3) for step in steps] == [15.0, 6.0, 3.0, 3.0]
+
+
+def test_measured_costs_precede_shipped_costs():
+    step = SimStep("conv conv-1 1F 1B", 100, 1.0, flops=1e6, nbytes=1.0)
+    model = CostModel(guess=FirstGuess(1e6, 1e6, 0.0, {"conv": 2.0}))
+    assert model.predict_ms(step, 100) == pytest.approx(200.0)
+    assert CostModel().predict_ms(step, 100) == pytest.approx(5.0, rel=0.01)
+    model.learn([(step, 100)], 30.0)
+    assert model.predict_ms(step, 100) == pytest.approx(30.0)
+
+
+def test_scheduler_uses_shipped_costs_of_its_device():
+    gpu = SimGpu()
+    gpu.name = "llvmpipe (LLVM 15.0.6, 256 bits)"
+    assert FrameScheduler(gpu).cost_model.guess == FirstGuess.for_device(gpu.name) != FirstGuess()
+    assert FrameScheduler(SimGpu()).cost_model.guess == FirstGuess(), "an unknown device is slow"
