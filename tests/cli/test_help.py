@@ -1,6 +1,7 @@
-"""Tests of every command's help: a purpose, an example that runs, grouped options."""
+"""Tests of every command's help, and of the lists of cml ops and cml docs."""
 
 import argparse
+import ast
 import importlib.util
 import re
 import shlex
@@ -8,12 +9,17 @@ import shlex
 import numpy as np
 import pytest
 
+import cml_engine as cml
 from cml_engine.io.arrays import write_outputs
+from cml_engine.nnef.expansion.signatures import EXTENSIONS, STDLIB
 from cml_engine.tools import cli
+from cml_engine.tools.cli.commands.installation import documentation_pages
 from cml_engine.tools.cli.main import COMMAND_GROUPS, parser
 from cml_engine.tools.cli.options import COMMANDS as DECLARED
 from cml_engine.tools.cli.options import GROUPS
+from cml_engine.tools.report.operator_support import operator_doc, operator_text
 from tests.fixtures.models import write_model
+from tests.fixtures.pages import ROOT
 
 (_SUBPARSERS,) = (a for a in parser()._actions if isinstance(a, argparse._SubParsersAction))
 COMMANDS = _SUBPARSERS.choices
@@ -103,3 +109,116 @@ def test_every_example_runs(command, workplace, monkeypatch, capsys):
     monkeypatch.chdir(workplace)
     code = cli.main(shlex.split(DECLARED[command].example)[1:])
     assert code == 0, capsys.readouterr().err
+
+
+PAGE = ROOT / "docs/operators.md"
+NAMES = [*STDLIB.fragments, *EXTENSIONS.fragments]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_operator_has_a_description(name):
+    doc = operator_doc(name)
+    assert doc.endswith(".") and len(doc) >= 3
+    assert "made by the engine" not in doc
+    shown = operator_text(name)
+    assert f"signature  {name}(" in shown and f"meaning    {doc}" in shown and "runs  " in shown
+
+
+def test_operators_page_has_the_same_descriptions():
+    """docs/operators.md has the same description of every operator as ``cml ops``.
+
+    ``python -m tests.prove`` writes the page.
+    """
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \| [a-z]", PAGE.read_text("utf-8"), re.MULTILINE))
+    assert rows == {name: operator_doc(name).replace("|", "\\|") for name in NAMES}
+
+
+def test_one_operator_shows_its_attributes_kernels_and_limits(run_cml):
+    shown = run_cml("ops conv").out
+    assert "attribute  groups: integer, default 1" in shown
+    assert "conv/winograd.hlsl" in shown and "agree within" in shown
+
+
+def test_an_expanded_operator_shows_its_body(run_cml):
+    assert "mean, variance = moments(" in run_cml("ops layer_norm").out
+
+
+def test_an_unknown_operator_has_similar_ones(refused):
+    assert "no operator is called 'cnv'; did you mean 'conv'" in refused("ops cnv")
+
+
+@pytest.mark.parametrize(
+    ("doc", "says"), [("Twice the input.", "Twice the input."), ("", "give its cml.OpSpec a doc")]
+)
+@pytest.mark.usefixtures("own_operators")
+def test_game_operator_has_a_description(doc, says):
+    cml.register(
+        cml.OpSpec(
+            "twice",
+            cml.same_as(0),
+            cpu=lambda attrs, x: np.float32(2) * x,
+            signature="fragment twice(x: tensor<scalar>) -> (y: tensor<scalar>)",
+            doc=doc,
+        )
+    )
+    shown = operator_text("twice")
+    assert f"meaning    {says}" in shown or says in shown
+    assert "signature  twice(x: tensor<scalar>)" in shown and "refused on the GPU" in shown
+
+
+PAGES = documentation_pages()
+
+
+def test_docs_lists_all_pages(run_cml):
+    lines = run_cml("docs").out.splitlines()
+    assert [line.split()[0] for line in lines] == list(PAGES)
+    assert {path.stem for path in (ROOT / "docs").glob("*.md")} == {*PAGES, "index"}
+    assert all(18 < len(line) <= 100 for line in lines)
+
+
+@pytest.mark.parametrize("given", ["frame_budget", "frame_budget.md", "docs/frame_budget.md"])
+def test_a_page_is_printed(given, run_cml):
+    assert run_cml(f"docs {given}").out.startswith("# The frame budget\n")
+
+
+def test_an_unknown_page_has_a_similar_one(refused):
+    said = refused("docs frame_buget")
+    assert "there is no page 'frame_buget'; did you mean 'frame_budget'" in said
+
+
+def test_a_page_opens(monkeypatch, run_cml):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    run_cml("docs faster --open")
+    assert opened == [PAGES["faster"].as_uri()]
+
+
+def messages():
+    """Yields (file, text) for every string of the packages that is not a docstring.
+
+    Only files that contain "docs" are read.
+    """
+    for package in ("cml_engine", "scheduler", "demo_game"):
+        for file in (ROOT / package).rglob("*.py"):
+            if "docs" not in (source := file.read_text(encoding="utf-8")):
+                continue
+            tree = ast.parse(source)
+            said = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+            for node in ast.walk(tree):
+                is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+                if is_text and id(node) not in said:
+                    yield file.relative_to(ROOT).as_posix(), node.value
+
+
+def test_messages_cite_existing_pages():
+    """Messages name no file in ``docs/``, and only existing pages of ``cml docs``."""
+    wrong = [(file, text) for file, text in messages() if re.search(r"docs/\w+\.md", text)]
+    assert wrong == []
+    named = {m for _, text in messages() for m in re.findall(r"cml docs (\w+)", text)}
+    assert len(named) >= 8
+    assert named <= PAGES.keys()
+
+
+def test_help_cites_existing_pages():
+    shown = " ".join(" ".join(made.format_help().split()) for made in COMMANDS.values())
+    assert set(re.findall(r"cml docs (\w+)", shown)) <= PAGES.keys()

@@ -1,14 +1,18 @@
-"""Tests of NNEF's lexer, parser and printer."""
+"""Tests of NNEF's lexer, parser, printer and standard library, and of the time to read a model."""
+
+import time
 
 import pytest
 
-from cml_engine.errors import NnefSyntaxError
-from cml_engine.io.load_limits import LoadLimits, OverBudget, load_budget
+from cml_engine import nnef
+from cml_engine.errors import NnefSyntaxError, UnsupportedOp
+from cml_engine.nnef import signature, standard_signatures
 from cml_engine.nnef.expansion.signatures import STDLIB
 from cml_engine.nnef.text.lexer import SourceText
 from cml_engine.nnef.text.parser import ExpressionParser, parse, parse_fragments
 from cml_engine.nnef.text.printer import print_document, print_expression, print_fragment
 from cml_engine.nnef.text.syntax_tree import Binary, Literal, Name
+from tests.nnef.conftest import primitive
 
 EXPRESSIONS = [
     "1",
@@ -140,9 +144,44 @@ def test_long_tokens_are_shortened_in_messages(text):
     assert len(str(error.value)) < 700
 
 
-def test_a_text_without_end_is_stopped():
-    with (
-        pytest.raises(OverBudget, match="words and signs .numbers belong into files"),
-        load_budget(LoadLimits(steps=1_000)),
-    ):
-        parse("graph g(x) -> (y) { y = f([" + "1," * 3000 + "1]); }")
+def test_the_standard_has_46_compound_operators():
+    names = standard_signatures()
+    assert (len(names), sum(map(primitive, names))) == (119, 73)
+
+
+def test_signatures_distinguish_tensors_and_attributes():
+    conv = signature("conv")
+    assert [p.name for p in conv.tensors] == ["input", "filter", "bias"]
+    assert conv.by_name["bias"].default == 0.0
+    assert conv.by_name["padding"].is_array
+    assert not conv.by_name["padding"].is_tensor
+    assert signature("concat").tensors[0].is_array
+    assert signature("cast").needs_dtype
+    assert not signature("select").needs_dtype
+    with pytest.raises(UnsupportedOp, match="did you mean 'softmax'"):
+        signature("sofmax")
+
+
+def text_of(count):
+    lines = [
+        f"    x{i + 1} = conv(x{i}, w, 0.0, stride = [1, 1], dilation = [1, 1], "
+        "padding = [(1, 1), (1, 1)], border = 'constant', groups = 1);"
+        for i in range(count)
+    ]
+    head = (
+        "version 1.0;\ngraph big(x) -> (y)\n{\n    x = external(shape = [1, 8, 32, 32]);\n"
+        "    w = constant(shape = [8, 8, 3, 3], value = [0.5]);\n    x0 = relu(x);\n"
+    )
+    return head + "\n".join(lines) + f"\n    y = relu(x{count});\n}}\n"
+
+
+def test_the_time_is_linear(write_model):
+    seconds = []
+    for count in (1_000, 4_000):
+        path = write_model(text_of(count))
+        start = time.process_time()
+        graph = nnef.load(path, lambda op: True)
+        seconds.append(time.process_time() - start)
+        assert len(graph.nodes) == count + 2
+    assert seconds[1] < 2  # about 0.4 s; the rest is for slow and busy machines
+    assert seconds[1] < 10 * seconds[0]  # 4 if linear, 16 if quadratic

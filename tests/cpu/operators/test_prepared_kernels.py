@@ -1,7 +1,6 @@
 """Tests of the faster functions that CPU sessions call: prepared convolutions, results in place.
 
-They agree with the operators' definitions for every memory order of the inputs.
-"""
+They agree with the operators' definitions for every memory order of the inputs."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -21,12 +20,13 @@ from cml_engine.ops.conv.cpu import conv_cpu
 from cml_engine.ops.conv.shapes import conv_shape
 from cml_engine.ops.declaration.registry import formula_of, lookup, registered
 from cml_engine.ops.declaration.scratch import Scratch
-from cml_engine.ops.declaration.spec import EXACT, OpSpec, same_as
-from cml_engine.ops.elementwise.elementwise import in_place
+from cml_engine.ops.declaration.spec import OpSpec, same_as
+from cml_engine.ops.elementwise.elementwise import erf, in_place
 from cml_engine.ops.elementwise.in_place import apply_in_place
 from cml_engine.tools.testing import case_graph
 from tests.fixtures.graphs import BLOCKS, Net
 from tests.fixtures.texts import operator_call
+from tests.fuzz import evaluate
 from tests.reference.formulas import FORMULAS
 
 load_families()
@@ -57,6 +57,14 @@ def orders(arrays):
         yield [channels_last(a) for a in arrays]
 
 
+def agree(function, attrs, arrays, wanted, rtol, atol, note):
+    """Asserts that a prepared function gives the wanted result for all memory orders."""
+    for given in orders(arrays):
+        got = function(attrs, *given)
+        assert got.dtype == wanted.dtype and got.shape == wanted.shape
+        assert_allclose(got, wanted, rtol, atol, err_msg=note)
+
+
 @pytest.mark.parametrize("op", PREPARED)
 def test_every_case_in_every_order_of_memory(op):
     spec, scratch, compared = lookup(op), Scratch(), 0
@@ -71,16 +79,8 @@ def test_every_case_in_every_order_of_memory(op):
         if function is None:
             continue
         with np.errstate(all="ignore"):
-            wanted = spec.cpu(node.attrs, *arrays)
-            for given in orders(arrays):
-                got = function(node.attrs, *given)
-                assert got.shape == wanted.shape
-                assert got.dtype == wanted.dtype
-                bound = spec.tolerance
-                if bound is EXACT:
-                    assert_array_equal(got, wanted, err_msg=case.note)
-                else:
-                    assert_allclose(got, wanted, bound.rtol, bound.atol, err_msg=case.note)
+            wanted, bound = spec.cpu(node.attrs, *arrays), spec.tolerance
+            agree(function, node.attrs, arrays, wanted, bound.rtol, bound.atol, case.note)
         compared += 1
     assert compared > 2
 
@@ -92,12 +92,9 @@ def by(way, case, rng):
         for g in case.inputs
     ]
     attrs = Attrs(case.attrs)
-    shape = conv_shape(attrs, *(Fact("scalar", a.shape) for a in arrays))
     wanted = conv_cpu(attrs, *arrays)
-    for given in orders(arrays):
-        got = way(shape, arrays[1], Scratch())(attrs, *given)
-        bound = 5e-6 * np.abs(wanted).max(initial=1)
-        assert_allclose(got, wanted, rtol=0, atol=bound, err_msg=str(case))
+    function = way(shape_of(case), arrays[1], Scratch())
+    agree(function, attrs, arrays, wanted, 0, 5e-6 * np.abs(wanted).max(initial=1), str(case))
 
 
 def shape_of(case):
@@ -205,14 +202,6 @@ def chosen(text, known=True):
 # ---------------------------------------------------------------- sessions
 
 
-def defined(graph, x):
-    values = {**graph.constants, "x": x}
-    for node in graph.nodes:
-        arrays = [values[n] for n in node.reads]
-        values[node.outputs[0]] = lookup(node.op).cpu(node.attrs, *arrays)
-    return [values[name] for name in graph.outputs]
-
-
 @pytest.mark.parametrize("block", ["mobilenet", "unet"])
 def test_results_of_earlier_runs_stay_valid(block):
     """The results of earlier runs stay right after later runs, so they share no reused memory."""
@@ -222,7 +211,7 @@ def test_results_of_earlier_runs_stay_valid(block):
     given = [net.input() for _ in range(3)]
     results = [session.run(inputs) for inputs in given]
     for inputs, result in zip(given, results, strict=True):
-        for name, wanted in zip(graph.outputs, defined(graph, inputs["x"]), strict=True):
+        for name, wanted in evaluate(graph, inputs)[0].items():
             assert_allclose(result[name], wanted, rtol=1e-4, atol=1e-4)
 
 
@@ -278,7 +267,7 @@ def test_a_session_agrees_with_the_definitions(monkeypatch):
     assert len(calls) == 4
     assert got.flags.c_contiguous
     assert_array_equal(got, again)
-    near(got, defined(graph, inputs["x"])[0])
+    near(got, *evaluate(graph, inputs)[0].values())
 
 
 def test_each_thread_has_scratch_of_its_own():
@@ -418,7 +407,6 @@ def test_in_place_requires_equal_shape_and_type():
 
 
 def test_a_large_image_is_done_in_stretches(rng):
-    """A large convolution, computed in blocks of rows, equals convolutions of its parts."""
     x = rng.standard_normal((1, 16, 256, 40), np.float32)
     filter = rng.standard_normal((4, 16, 3, 3), np.float32)
     attrs = Attrs(conv_case(x.shape, filter.shape, padding=[(0, 0), (0, 0)]).attrs)
@@ -427,3 +415,13 @@ def test_a_large_image_is_done_in_stretches(rng):
     parts = [conv_cpu(attrs, x[:, :, i : i + 18], filter, zero) for i in (0, 100, 238)]
     for i, part in zip((0, 100, 238), parts, strict=True):
         assert_allclose(whole[:, :, i : i + 16], part, rtol=1e-5, atol=1e-4)
+
+
+def test_erf_of_large_arrays_equals_erf_of_elements(rng):
+    """``erf`` of a large array equals ``erf`` of its elements, in any memory order."""
+    large = rng.standard_normal((70, 300), np.float32)
+    for x in (large, large.T, large[:0], large[0, 0]):
+        wanted = [erf(value) for value in np.reshape(x, -1)[-300:]]
+        got = erf(x)
+        assert got.shape == x.shape
+        np.testing.assert_array_equal(got.reshape(-1)[-300:], np.reshape(wanted, -1))

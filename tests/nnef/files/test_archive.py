@@ -153,6 +153,7 @@ HOSTILE = {
     "no archive": (TEXT * 20, "it is no tar archive"),
     "nothing": (b"", "has no graph.nnef in it"),
     "half a header": (GOOD + header("y", 0)[:300], "it ends early"),
+    "a bomb": (member("big", bytes(50 * 2**20)) + GOOD, "unpacked, needs"),
     "files without end": (header("y", 0) * 1001, "a file in it needs"),
 }  # fmt: skip
 

@@ -1,6 +1,5 @@
 """Tests of a model's files: their locations, labels, weights and quantization."""
 
-import io
 import lzma
 import tarfile
 
@@ -10,7 +9,6 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from cml_engine import nnef
 from cml_engine.errors import ModelError, NnefSyntaxError, TensorFileError
-from cml_engine.io.load_limits import LoadLimits, OverBudget, load_budget
 from cml_engine.nnef import NnefWarning
 from cml_engine.nnef.files.quant import NOTHING, parse_quant
 from cml_engine.nnef.files.sources import KINDS
@@ -157,24 +155,6 @@ def test_non_models_are_refused(tmp_path, make, message):
     with pytest.raises(ModelError) as error:
         nnef.load(tmp_path / "m", lambda op: True)
     assert message in str(error.value)
-
-
-def archive(path, *members):
-    with tarfile.open(path, "w:gz") as tar:
-        for member, data in members:
-            info = tarfile.TarInfo(member) if isinstance(member, str) else member
-            if info.isreg():
-                info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    return path
-
-
-def test_archive_bomb_is_refused(
-    tmp_path,
-):
-    path = archive(tmp_path / "m.tgz", ("big", bytes(50 * 2**20)), ("graph.nnef", b""))
-    with pytest.raises(OverBudget, match="unpacked, needs"), load_budget(LoadLimits(steps=50_000)):
-        load(path)
 
 
 # -- graph.quant -------------------------------------------------------------------------------

@@ -2,15 +2,17 @@
 
 import errno
 import tarfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from cml_engine import nnef
 from cml_engine.errors import CmlError, InputError, ModelError
-from cml_engine.ir.graph import Attrs, Epilogue, Fact, Graph, Node
+from cml_engine.ir.graph import Epilogue, Fact, Graph
 from cml_engine.nnef.files import writer
 from cml_engine.nnef.files.writer import to_text
+from tests.fixtures.graphs import node
 
 TEXT = """version 1.0;
 extension KHR_enable_fragment_definitions, KHR_enable_operator_expressions;
@@ -52,12 +54,9 @@ graph everything(x, m) -> (y, z, k, s_out)
 def everything(write_model):
     rng = np.random.default_rng(1)
     folder = write_model(TEXT, indices=np.array([1, 0]), state=np.zeros((1, 4, 8, 8), np.float32))
-    nnef.files.tensor_file.write_tensor(
-        folder / "block" / "w.dat", rng.normal(size=(4, 4, 3, 3)).astype(np.float32)
-    )
-    nnef.files.tensor_file.write_tensor(
-        folder / "BLOCK" / "w.dat", rng.normal(size=(4, 4, 3, 3)).astype(np.float32)
-    )
+    for name in ("block", "BLOCK"):
+        filter = rng.normal(size=(4, 4, 3, 3)).astype(np.float32)
+        nnef.files.tensor_file.write_tensor(folder / name / "w.dat", filter)
     (folder / "graph.quant").write_text(
         "'y': linear_quantize(min = [0.0, 1.0], max = 1.0, bits = 8);"
     )
@@ -172,8 +171,7 @@ def test_archives_store_the_graph_last_without_owner(everything, tmp_path):
 
 def small(**changes):
     facts = {"x": Fact("scalar", (2,)), "y": Fact("scalar", (2,))}
-    node = Node("relu", ("x",), ("y",))
-    return Graph("g", ("x",), ("y",), (node,), facts).with_(**changes)
+    return Graph("g", ("x",), ("y",), (node("y = relu(x)"),), facts).with_(**changes)
 
 
 def test_invalid_identifiers_are_renamed(tmp_path):
@@ -181,10 +179,7 @@ def test_invalid_identifiers_are_renamed(tmp_path):
     graph = small(
         inputs=("a/b:0",),
         outputs=("7",),
-        nodes=(
-            Node("add", ("a/b:0", "graph"), ("a_b_0",)),
-            Node("mul", ("a_b_0", "weights é"), ("7",)),
-        ),
+        nodes=(node("a_b_0 = add(a/b:0, graph)"), node("7 = mul(a_b_0, weights é)")),
         facts={"a/b:0": Fact("scalar", (300,))},
         constants={"graph": np.ones(2, np.float32), "weights é": big},
     )
@@ -199,7 +194,7 @@ def test_invalid_identifiers_are_renamed(tmp_path):
 
 def test_constants_unrepresentable_in_text_become_files(tmp_path):
     graph = small(
-        nodes=(Node("add", ("x", "nan"), ("y",)),),
+        nodes=(node("y = add(x, nan)"),),
         constants={"nan": np.array(np.nan, np.float32)},
     )
     nnef.save(graph, tmp_path / "out")
@@ -211,12 +206,12 @@ def test_constants_unrepresentable_in_text_become_files(tmp_path):
 @pytest.mark.parametrize(
     ("graph", "message"),
     [
-        (small(nodes=(Node("rleu", ("x",), ("y",)),)), "unknown operator 'rleu'"),
-        (small(nodes=(Node("relu", ("x", "x"), ("y",)),)), "relu 'y' has 2 inputs: wanted 1"),
-        (small(nodes=(Node("concat", (), ("y",)),)), "concat 'y' has no attribute 'axis'"),
-        (small(nodes=(Node("leaky_relu", ("x",), ("y",), Attrs(alpha=float("nan"))),)),
+        (small(nodes=(node("y = rleu(x)"),)), "unknown operator 'rleu'"),
+        (small(nodes=(node("y = relu(x, x)"),)), "relu 'y' has 2 inputs: wanted 1"),
+        (small(nodes=(node("y = concat()"),)), "concat 'y' has no attribute 'axis'"),
+        (small(nodes=(node("y = leaky_relu(x)", alpha=float("nan")),)),
          "nan cannot be written as NNEF"),
-        (small(nodes=(Node("relu", ("x",), ("y",), epilogues=(Epilogue("relu"),)),)),
+        (small(nodes=(replace(node("y = relu(x)"), epilogues=(Epilogue("relu"),)),)),
          "is fused already"),
         (small(outputs=("x",)), "'x' is both input and output"),
         (small(constants={"x2": np.zeros(2)}), "a constant of float64"),

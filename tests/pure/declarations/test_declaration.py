@@ -10,15 +10,19 @@ from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.compiler.planning.lower import lower as plan
 from cml_engine.errors import OperatorError
-from cml_engine.ir.graph import Attrs, Fact, Graph, Node
+from cml_engine.gpu.shaders.hlsl import parse_params
+from cml_engine.ir.graph import Fact, Graph
 from cml_engine.ir.limits import Limits
-from cml_engine.ops import registered
+from cml_engine.ops import load_families, registered
+from cml_engine.ops.declaration.spec import Traits
 from cml_engine.ops.declaration.split_bindings import declaration
 from cml_engine.ops.registration import registering
+from tests.fixtures.graphs import node
 
 pytestmark = pytest.mark.usefixtures("own_operators")
 KERNEL = "void kernel(uint thread) { y[thread] = x[thread]; }"
 MAIN = "[numthreads(GROUP, 1, 1)] void main() { /* cml_epilogue( */ }"
+FACTS = dict.fromkeys("xk", Fact("scalar", (8,)))
 SIGNATURE = "fragment twice(x: tensor<scalar>, k: scalar = 2.0) -> (y: tensor<scalar>);"
 
 
@@ -122,9 +126,8 @@ def test_a_relative_path_starts_at_the_file_of_the_operator(tmp_path, how):
 
 
 def graph_of(shape, attrs, op="twice"):
-    fact = Fact("scalar", shape)
-    node = Node(op, ("a",), ("b",), Attrs(attrs))
-    return Graph("g", ("a",), ("b",), (node,), {"a": fact, "b": fact})
+    facts = dict.fromkeys("ab", Fact("scalar", shape))
+    return Graph("g", ("a",), ("b",), (node(f"b = {op}(a)", **attrs),), facts)
 
 
 def step_of(shape, attrs, **changes):
@@ -280,13 +283,10 @@ def plan_of(lower=None, kernel=None, op="twice", nodes=1):
     """
     kernel = kernel or cml.Kernel(source=KERNEL, lower=lower)
     cml.register(spec(kernel=kernel))
-    facts = {name: Fact("scalar", (8,)) for name in ("x", "k")}
-    made = [Node("neg", ("x",), ("other",), Attrs())]
-    for i in range(nodes):
-        inputs = ("x" if i == 0 else f"y{i - 1}",)
-        made.append(Node(op, inputs, (f"y{i}",), Attrs({"k": 2.0 + i})))
+    chain = [node("other = neg(x)"), node(f"y0 = {op}(x)", k=2.0)]
+    chain += [node(f"y{i} = {op}(y{i - 1})", k=2.0 + i) for i in range(1, nodes)]
     outputs = ("other", f"y{nodes - 1}")
-    graph = Graph("g", ("x",), outputs, tuple(made), facts, {"k": np.ones(8, np.float32)})
+    graph = Graph("g", ("x",), outputs, tuple(chain), FACTS, {"k": np.ones(8, np.float32)})
     return plan(infer_facts(graph), Limits())
 
 
@@ -352,12 +352,8 @@ def test_declared_epilogue_must_be_applied_by_the_kernel():
 
     kernel = cml.Kernel(source=source, lower=lower, epilogues="places")
     cml.register(spec(kernel=kernel))
-    facts = {"x": Fact("scalar", (8,))}
-    nodes = (
-        Node("twice", ("x",), ("y",), Attrs({"k": 2.0})),
-        Node("relu", ("y",), ("z",), Attrs()),
-    )
-    graph = optimize(Graph("g", ("x",), ("z",), nodes, facts))
+    nodes = (node("y = twice(x)", k=2.0), node("z = relu(y)"))
+    graph = optimize(Graph("g", ("x",), ("z",), nodes, {"x": FACTS["x"]}))
     with pytest.raises(OperatorError, match=r"does not apply the epilogues .* states \(relu\)"):
         plan(graph, Limits())
 
@@ -394,9 +390,8 @@ COMPUTED = [
 @pytest.mark.parametrize("constant", [False, True])
 def test_invalid_cpu_result_names_the_operator(given, says, constant):
     cml.register(spec(cpu=lambda attrs, x: given))
-    node = Node("twice", ("k" if constant else "x",), ("y",), Attrs({"k": 2.0}))
-    facts = {name: Fact("scalar", (8,)) for name in ("x", "k")}
-    graph = Graph("g", ("x",), ("y",), (node,), facts, {"k": np.ones(8, np.float32)})
+    call = node(f"y = twice({'k' if constant else 'x'})", k=2.0)
+    graph = Graph("g", ("x",), ("y",), (call,), FACTS, {"k": np.ones(8, np.float32)})
     with pytest.raises(OperatorError, match=f"twice 'y'.*{says}"):
         cml.Session(graph, "cpu").run({"x": np.ones(8, np.float32)})
 
@@ -427,3 +422,37 @@ def test_alias_must_have_the_size_of_its_source():
     graph = infer_facts(graph_of((8,), {"k": 2.0}))
     with pytest.raises(OperatorError, match=r"an alias of scalar\[8\] cannot be scalar\[16\]"):
         plan(graph, Limits())
+
+
+load_families()
+
+
+def test_game_operator_gets_no_engine_traits():
+    cml.unregister("concat")
+    try:
+        spec = cml.register(cml.OpSpec("concat", infer=cml.same_as(0), cpu=np.concatenate))
+        assert spec.traits == Traits()
+        with pytest.raises(OperatorError, match="states traits, which are for the engine's own"):
+            cml.register(
+                cml.OpSpec("mine", infer=cml.same_as(0), cpu=np.abs, traits=Traits(is_sum=True))
+            )
+    finally:
+        cml.unregister("concat")
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({}, "has no value"),
+        ({"n": 1, "m": 2}, "not declared"),
+        ({"n": (1, 2)}, "holds 1 words, got 2"),
+    ],
+)
+def test_wrong_values_are_refused(values, says):
+    with pytest.raises(ValueError, match=says):
+        parse_params("n:u").pack(values)
+
+
+def test_a_wrong_declaration_is_refused():
+    with pytest.raises(ValueError, match="not of the form"):
+        parse_params("n:double")

@@ -1,15 +1,18 @@
-"""Tests of kernel families: the order of variants, the default, a node's options, and
+"""Tests of kernel families: the order of variants, the default, a node's options, tiles, and
 declarations."""
 
 from dataclasses import dataclass, field
 
 import pytest
 
+from cml_engine.ir.limits import Limits
 from cml_engine.ops.declaration import variant as variants
 from cml_engine.ops.declaration.choice import NO_VARIANTS, Choice, VariantTable
 from cml_engine.ops.declaration.spec import Dispatch, Kernel
 from cml_engine.ops.declaration.variant import KernelFamily, KernelVariant, kernel_families
 from cml_engine.ops.kernel_files import kernel_file
+from cml_engine.ops.matmul import matmul as _matmul  # noqa: F401
+from cml_engine.ops.matmul.gpu import choose_tile
 
 
 @dataclass
@@ -111,3 +114,14 @@ def test_every_declared_variant_has_a_shader_and_a_line(family):
     for variant in family.variants:
         assert kernel_file(variant.kernel.path) is not None, variant.name
         assert variant.about and not variant.about.endswith(".")
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [Limits(), Limits(software=True), *(Limits(software=True, subgroup_size=n) for n in (8, 16))],
+)
+def test_the_tile_fits_the_result(limits):
+    large = choose_tile(2048, 2048, 1, limits)
+    assert large.rows * large.cols >= 64
+    assert choose_tile(1, 512, 1, limits).rows == 1
+    assert choose_tile(4, 512, 1, limits).height < large.height

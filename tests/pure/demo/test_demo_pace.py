@@ -1,9 +1,10 @@
-"""Tests that the drawing effort follows the frame time without oscillation."""
+"""Tests that the demo's drawing effort and its driver threads fit the machine."""
 
 import math
 
 import pytest
 
+from demo_game.cores import assign_cores
 from demo_game.render.pace import EFFORTS, DrawingPace
 
 MOST = 11.7
@@ -65,3 +66,14 @@ def test_single_long_frames_and_invalid_times_keep_the_pace():
         for wrong in (math.nan, math.inf, -1.0, 0.0):
             pace.add_time(wrong)
     assert pace.effort == EFFORTS[2]
+
+
+def test_driver_threads_are_pinned_to_cores(tmp_path):
+    names = {11: "python", 12: "llvmpipe-0", 13: "llvmpipe-1", 14: "llvmpipe-2", 15: "llvmpipe-x"}
+    for thread, name in names.items():
+        folder = tmp_path / str(thread)
+        folder.mkdir()
+        (folder / "comm").write_text(f"{name}\n")
+    (tmp_path / "16").mkdir()  # a thread that has just ended
+    assert assign_cores(tmp_path, [4, 7]) == {12: 4, 13: 7, 14: 4}
+    assert assign_cores(tmp_path / "none", [0]) == {}

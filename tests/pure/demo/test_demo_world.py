@@ -1,15 +1,17 @@
-"""Tests of the world's geometry: consistent noise, matching tile edges, no holes in the
-quadtree."""
+"""Tests of the demo's world: its noise, also in integers, matching tile edges, and its quadtree."""
+
+import random
 
 import numpy as np
 import pytest
 
 from demo_game.flight import ScriptedFlight
-from demo_game.world import noise
+from demo_game.world import exact_noise, noise
 from demo_game.world.bounds import bounds, ground
 from demo_game.world.draft import drafts
 from demo_game.world.quadtree import Detail, fit_detail, list_needed, select
 from demo_game.world.tile import CELLS, FINE, TileId
+from tests.reference import exact_land
 
 SEED = 7
 
@@ -137,3 +139,43 @@ def test_detail_is_reduced_if_tiles_exceed_slots():
     assert fitted[0].split > fitted[1].split and fitted[2].finest > detail.finest
     nothing = fit_detail(eye, SEED, detail, 1)
     assert nothing.finest == nothing.coarsest, "as coarse as it gets, and no endless search"
+
+
+FUNCTIONS = ("height", "detail", "moisture", "grain")
+#: the ends of 32 bits, of a world of 2^31 metres, and of lattice cells
+EDGES = [n for at in (0, 2**13, 2**29, 2**31 - 1) for n in (at - 1, at, -at)]
+SEEDS = (0, 7, 2**31 - 1)
+
+
+@pytest.mark.parametrize("level", range(7))
+def test_noise_equals_exact_integers_and_fits_in_32_bits(level):
+    rng = random.Random(level)
+    places = [(x, z) for x in EDGES for z in rng.sample(EDGES, 3)]
+    places += [(rng.randrange(-(2**31), 2**31), rng.randrange(-4000, 4000)) for _ in range(40)]
+    x, z = (np.array(axis, np.int32) for axis in zip(*places, strict=True))
+    for name in FUNCTIONS:
+        seed = rng.choice(SEEDS)
+        found = getattr(exact_noise, name)(noise.Cells(x, z, level, seed))
+        wanted = [getattr(exact_land, name)(*place, level, seed) for place in places]
+        assert found.tolist() == wanted, name
+
+
+def test_the_steepest_corners_fit_into_32_bits(monkeypatch):
+    """The reference, which checks every sum, accepts extreme gradients that no hash gives
+    together."""
+    for h in (0, 1023, 1023 << 10, (1 << 20) - 1):
+        turned = iter(range(1 << 30))
+        monkeypatch.setattr(
+            exact_land, "hashed", lambda *_, h=h, t=turned: h ^ ((1 << 20) - 1) * (next(t) % 2)
+        )
+        for x in (0, 1, 4095, 4096, 8191):
+            exact_land.height(x, 8191 - x, 0, 0)
+            exact_land.detail(x, 8191 - x, 6, 0)
+
+
+def test_integer_heights_are_within_metres_of_float_heights():
+    rng = np.random.default_rng(1)
+    x, z = rng.integers(-(2**18), 2**18, (2, 500), dtype=np.int32)
+    cells = noise.Cells(x, z, 0, 7)
+    metres = exact_noise.height(cells) / 2.0**exact_noise.HEIGHT_BITS
+    assert 0 < np.abs(metres - noise.height(cells)).max() < 4.0

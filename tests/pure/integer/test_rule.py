@@ -13,6 +13,7 @@ from cml_engine.compiler.integer.quant_params import Range
 from cml_engine.errors import CmlError, ModelError, RangeError
 from cml_engine.ir import integer_rule as rule
 from cml_engine.ops.common import integer_arrays as arrays
+from tests.reference.exact_land import int32
 
 WORDS = st.integers(-32767, 32767)
 SUMS = st.one_of(
@@ -60,20 +61,7 @@ def in_32_bits(sum_, by, low, high):
     return rule.clamp(total >> (by.shift - 16), low, high)
 
 
-def int32(value):
-    if not -(2**31) <= value < 2**31:
-        raise OverflowError(f"{value} is not of 32 bits")
-    return value
-
-
-WAYS = (
-    rule.requantize,
-    in_32_bits,
-    as_arrays,
-)
-
-
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [rule.requantize, in_32_bits, as_arrays])
 @given(case=st.tuples(SUMS, MULTIPLIERS) | TIES)
 def test_requantize(way, case):
     total, by = case

@@ -1,5 +1,4 @@
-"""Tests that a plan's decisions state who made them and why, and that a caller can override
-them."""
+"""Tests that a plan's decisions state who made them and why, and that options can override them."""
 
 import json
 from dataclasses import asdict, fields
@@ -23,7 +22,9 @@ from cml_engine.ir.limits import Limits
 from cml_engine.ops import Case, Random
 from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.ops.indexing import scatter
+from cml_engine.runtime.session import CompileOptions
 from cml_engine.tools.testing import case_graph
+from tests.fixtures.graphs import Net
 from tests.fixtures.models import write_model
 
 MODEL = """\
@@ -220,3 +221,53 @@ def test_saved_decisions_reproduce_the_plan(graph):
     again, decided = planned(graph, parse_decisions(data))
     assert [str(step) for step in again.steps] == [str(step) for step in plan.steps]
     assert {d.by for d in decided.values() if d.kind != "view"} == {"user"}
+
+
+def net():
+    made = Net(1, 4, 3, 2)
+    return made.graph(made.op("relu", "x"))
+
+
+NAN = float("nan")
+WRONG = [
+    (lambda: CompileOptions(without=frozenset({"nonsense"})), "passes to leave out.*'nonsense'"),
+    (lambda: CompileOptions(without=frozenset({"chain"})), "wanted some of chains, .*views"),
+    (lambda: CompileOptions(without="chains"), "wanted a set of names, .*got 'chains'"),
+    (lambda: optimize(net(), frozenset({"fusing"})), "wanted some of fuse, "),
+    (
+        lambda: CompileOptions(storage="nonsense"),
+        "storage: wanted 'float' or 'half', got 'nonsense'",
+    ),
+    (lambda: CompileOptions(storage="half", blocked_layout=False), "blocks of four channels"),
+    *((lambda limit=limit: CompileOptions(arena_limit=limit),
+       "arena_limit: wanted a whole number of 1 to")
+      for limit in (0, -1, 1.5, NAN, "7", 1 << 60)),
+    (lambda: PlanOptions(arena_limit=1, keep=True), "kept whole"),
+    (lambda: CompileOptions(cpu="numpy"),
+     "cpu: wanted 'allow' or 'refuse' or 'onnxruntime', got 'numpy'"),
+    (lambda: CompileOptions(cpu_threads=0), "cpu_threads: wanted a whole number of 1 to"),
+    (lambda: layouts_for(net(), "Half"), "storage: wanted 'float' or 'half', got 'Half'"),
+    (lambda: PlanOptions(guard=-256), "guard: wanted a whole number"),
+    (lambda: lower(net(), Limits(), {}, PlanOptions(guard=16)), "guard: wanted a multiple of 256"),
+    (lambda: lower(net(), Limits(), {}, PlanOptions(stub="relo")), "has no operator 'relo'"),
+    (lambda: cml.Session("model.nnef", "cpu"), r"graph \(cml.load gives one\): wanted a Graph"),
+    (lambda: cml.save("model.nnef", "m.onnx"), "the graph to save .*: wanted a Graph"),
+    (lambda: cml.save(net(), None), "cannot save to None: wanted a path"),
+    (lambda: cml.Session(net(), "cuda"), "unknown backend 'cuda'"),
+    (lambda: cml.Session(net(), "cpu", {"storage": "half"}), "options: wanted a CompileOptions"),
+    (lambda: cml.Session(net(), "cpu", deferred=None), "deferred: wanted True or False"),
+    (lambda: cml.Session(net(), "cpu", arena=3), "arena: wanted a str, got 3"),
+    (lambda: cml.Session(net(), "cpu").rank(runs=0), "runs: wanted a whole number"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "says"), WRONG)
+def test_invalid_option_value_is_refused_on_construction(make, says):
+    with pytest.raises(cml.InputError, match=says):
+        make()
+
+
+def test_every_pass_has_its_name():
+    everything = frozenset({"fold", "chains", "views"})
+    options = CompileOptions(without=everything, storage="half", plan=PlanOptions(guard=512))
+    assert cml.Session(net(), "cpu", options).options.without == everything

@@ -23,10 +23,10 @@ from cml_engine.compiler.planning.layouts import choose_layout
 from cml_engine.compiler.planning.lower import lower
 from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.errors import DeviceError, ModelError, OperatorError, ShapeError, Source
-from cml_engine.ir.graph import Attrs, Epilogue, Fact, Graph, Node
+from cml_engine.ir.graph import Attrs, Epilogue, Fact, Graph
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.elementwise.elementwise_op import MAX_OPERANDS
-from tests.fixtures.graphs import BLOCKS, Net
+from tests.fixtures.graphs import BLOCKS, Net, node
 
 
 def operators(graph):
@@ -412,8 +412,8 @@ def test_nodes_of_an_update_are_not_dead():
 def test_two_transposes_are_one_in_their_order():
     net = Net(2, 3, 4, 5)
     graph = net.graph("transpose(transpose(x, axes=[1, 2, 0]), axes=[0, 2, 3, 1])")
-    (node,) = bypass(graph).nodes
-    assert node.attrs["axes"] == [1, 0, 3, 2]
+    (transpose,) = bypass(graph).nodes
+    assert transpose.attrs["axes"] == [1, 0, 3, 2]
     agree(graph, bypass(graph), net.input())
 
 
@@ -470,15 +470,10 @@ def test_a_model_too_large_for_the_device_is_refused_with_numbers():
 # ---------------------------------------------------------------- graphs built in code
 
 
-def node(text):
-    """Returns the node of a text like ``y = add(x, k)``."""
-    output, op, operands = re.fullmatch(r"(\w+) = (\w+)\((.*)\)", text).groups()
-    return Node(op, tuple(operands.split(", ")), (output,), Attrs(), Source("m.nnef", 7))
-
-
 def test_shape_errors_name_line_and_operator():
     facts = {"x": Fact("scalar", (2, 3)), "k": Fact("scalar", (4,))}
-    graph = Graph("g", ("x", "k"), ("y",), (node("y = add(x, k)"),), facts)
+    add = replace(node("y = add(x, k)"), source=Source("m.nnef", 7))
+    graph = Graph("g", ("x", "k"), ("y",), (add,), facts)
     with pytest.raises(ShapeError, match=r"m\.nnef:7: add 'y'"):
         infer_facts(graph)
 

@@ -1,11 +1,14 @@
-"""Tests that the documents describe the tree and the command line correctly."""
+"""Tests that the documents describe the tree, the command line and the operators correctly."""
 
 import re
+from collections import Counter
 
 import pytest
 
 from cml_engine.tools import cli
+from tests import onnx_nodes
 from tests.fixtures.pages import ROOT, examples
+from tests.reference.calls import SIGNATURES
 
 FOLDERS = ("docs", "tests", "players", "examples", "demo_game")
 DOCUMENTS = sorted(
@@ -79,3 +82,20 @@ def test_every_compared_feature_names_a_test_or_a_reason():
     assert [
         row for row in untested if not re.match(r"no\b|none\b|inference only|one ", row[1])
     ] == []
+
+
+def test_the_table_of_operators_is_that_of_the_importer():
+    text = onnx_nodes.PAGE.read_text(encoding="utf-8")
+    assert onnx_nodes.operator_table() in text, "run python -m tests.onnx_nodes --write"
+    assert onnx_nodes.operator_table().count("\n") > 200
+
+
+def test_the_table_of_operators_is_that_of_the_exporter():
+    text = onnx_nodes.PAGE.read_text(encoding="utf-8")
+    assert onnx_nodes.export_table() in text, "run python -m tests.onnx_nodes --write"
+    assert Counter(map(onnx_nodes.class_of, SIGNATURES)) == {
+        onnx_nodes.EXPORTED: 115,
+        onnx_nodes.FUNCTION: 22,
+        onnx_nodes.EXPANDED: 45,
+        onnx_nodes.GRAPH: 4,
+    }
