@@ -78,6 +78,27 @@ def test_products_of_bytes_at_their_extremes(signed, gpu):
     assert len(picks) == 1
 
 
+@pytest.mark.parametrize("op", ["conv", "deconv"])
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("stride", [[1, 1], [2, 1], [3, 2]])
+def test_products_of_bytes_where_a_result_reads_some_taps(op, signed, stride, gpu):
+    """A deconv with strides reads some taps only; the correction of unsigned bytes has them all."""
+    rng = np.random.default_rng(signed)
+    net = IntegerNet()
+    x = net.input("x", (1, 6, 5, 7), STEP, signed=signed)
+    weights = rng.integers(-127, 128, (6, 6, 3, 2))
+    filter = net.weight("filter", weights, 0.0001)
+    y = net.op(op, x, filter, net.weight("zero", 0.0, None), to=line(STEP), stride=stride)
+    graph = net.graph(y)
+    inputs = {"x": (random_words(rng, (1, 6, 5, 7), signed=signed) * STEP).astype(np.float32)}
+    session = cml.Session(graph, gpu)
+    (expected,) = cml.Session(graph, "cpu").run(inputs).values()
+    assert_array_equal(*session.run(inputs).values(), expected)
+    got, picks = forced(graph, inputs, gpu, "dot4 tile 4x4")
+    assert_array_equal(*got.values(), expected)
+    assert bool(picks) == (op == "conv" or signed or stride == [1, 1])
+
+
 def net_of(bits):
     """Returns a network of two 3x3 convs with prelu, and inputs for it.
 

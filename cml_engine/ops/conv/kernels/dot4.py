@@ -26,11 +26,14 @@ _SOFTWARE_COLUMNS = 8
 def is_possible(conv: Conv) -> bool:
     """Returns True for an integer conv of 8-bit inputs and constant 8-bit weights.
 
-    A depthwise convolution is not possible.
+    A depthwise convolution is not possible. Neither is a deconv of unsigned inputs with strides:
+    the bias that makes signed bytes of them has all taps of the filter, a result only some.
     """
     if not conv.op.attrs.get("exact", False) or not conv.constant or is_depthwise(conv):
         return False
-    return conv.in_layout in (C4I8, C4U8) and conv.filter_layout == C4I8
+    skips_taps = conv.transposed and any(axis.stride > 1 for axis in conv.shape.axes)
+    layouts = (C4I8,) if skips_taps else (C4I8, C4U8)
+    return conv.in_layout in layouts and conv.filter_layout == C4I8
 
 
 def default_tile(conv: Conv) -> ConvTile:
