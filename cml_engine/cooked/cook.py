@@ -7,16 +7,15 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib import metadata
 from itertools import chain
 
 from cml_engine.compiler.integer.digest import gas_of, model_digest
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.plan import Plan
-from cml_engine.compiler.planning.decisions import NO_DECISIONS, Decisions, check_decisions
 from cml_engine.compiler.planning.dispatches import PlanOptions
 from cml_engine.compiler.planning.layouts import Storage
-from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.compiler.tuning_tables import shipped_table
 from cml_engine.cooked.golden import make_golden, write_golden
 from cml_engine.cooked.graph_text import described, write_graph
@@ -32,19 +31,19 @@ from cml_engine.gpu.shaders.hlsl import step_key
 from cml_engine.io.json_files import Json
 from cml_engine.ir.graph import Graph
 from cml_engine.ops import load_families
+from cml_engine.ops.declaration.choice import NO_VARIANTS
 from cml_engine.ops.declaration.registry import lookup
+from cml_engine.runtime.session.compile_graph import CompileOptions, check_storage, make_plan
 
 
 def cook(
     graph: Graph,
     devices: Iterable[str] = tuple(PROFILES),
+    options: CompileOptions = CompileOptions(),
     *,
-    half: bool = False,
     player: bool = False,
     golden: bool = True,
     guesses: Sequence[DeviceGuess] = (),
-    decide: Decisions = NO_DECISIONS,
-    arena_limit: int = 0,
 ) -> bytes:
     """Returns the network as the bytes of a cooked file (docs/cooked.md).
 
@@ -52,19 +51,22 @@ def cook(
     ----------
     graph : from :func:`cml_engine.load`.
     devices : names of :data:`PROFILES`.
-    half : store feature maps and weights in 16 bits (docs/faster.md).
+    options : of all plans, as of a session's; but without ``keep`` and ``plan``.
     player : leave out the graph, which only Python can use.
     golden : add an input and NumPy's outputs of it (if every operator has a NumPy function).
     guesses : the assumed speed of devices, for players.
-    decide : decisions for all plans instead of those of tables and rules (docs/see_inside.md).
-    arena_limit : the most bytes for activations in all plans; 0 is unlimited (docs/faster.md).
 
     Examples
     --------
     >>> data = cook(graph, ["discrete", "portable"])  # the bytes of net.cml
     """
     check_instance(Graph, graph, "the graph to cook (cml.load gives one)")
-    for value, option in ((half, "half"), (player, "player"), (golden, "golden")):
+    check_instance(CompileOptions, options, "options")
+    if options.keep or options.plan != PlanOptions():
+        raise InputError(
+            "options: keep and plan are for sessions, not for cooked files: leave them out"
+        )
+    for value, option in ((player, "player"), (golden, "golden")):
         check_flag(value, option)
     names = check_choices(tuple(PROFILES), list(devices), "devices")
     if not names:
@@ -72,21 +74,11 @@ def cook(
     if graph.cooked_form is not None:
         raise InputError(f"'{graph.name}' is cooked already: cook the model that it was made of")
     load_families()
-    storage: Storage = "half" if half else "float"
-    if graph.integer and half:
-        raise InputError(f"'{graph.name}' is an integer network: 16 bits do not hold its words")
-    optimized = optimize(graph)
+    check_storage(graph, options)
+    optimized = optimize(graph, options.without)
     profiles = [profile for profile in PROFILES.values() if profile.name in names]
-    check_decisions(decide)
     plans = [
-        plan_graph(
-            optimized,
-            profile.limits,
-            storage,
-            _options(profile, arena_limit),
-            decide,
-            written=graph,
-        )
+        make_plan(optimized, profile, _options(profile, options), written=graph)
         for profile in profiles
     ]
     if live := [name for plan in plans for name in plan.live_sliders]:
@@ -109,26 +101,26 @@ def cook(
     if guesses:
         write_guess(guesses, sections)
     identical = bool(graph.integer) and not graph.float_tail
-    in_half = half or any(decisions.get("storage") == "half" for decisions in decide.values())
-    pair = (
-        make_golden(optimized, graph, "half" if in_half else "float", identical) if golden else None
-    )
+    storages = {options.storage, *(choices.get("storage") for choices in options.decide.values())}
+    storage: Storage = "half" if "half" in storages else "float"
+    pair = make_golden(optimized, graph, storage, identical) if golden else None
     if pair is not None:
         write_golden(pair, optimized.facts, sections)
-    meta = _meta(optimized, profiles, storage, plans, kernels)
+    meta = _meta(optimized, profiles, options.storage, plans, kernels)
     if identical:
         meta["integer"] = model_digest(graph).hex()
     sections.add(META, json.dumps(meta, sort_keys=True, separators=(",", ":")).encode())
     return sections.bytes()
 
 
-def _options(profile: Profile, arena_limit: int) -> PlanOptions:
-    """Returns the plan options of a profile, with the shipped kernel choices of its device.
+def _options(profile: Profile, options: CompileOptions) -> CompileOptions:
+    """Returns the options of a profile's plan, with the shipped kernel choices of its device.
 
     Inputs are not packed, because players upload them as real numbers.
     """
-    variants = shipped_table(profile.tuned_as)
-    return PlanOptions(variants=variants, packed_inputs=False, arena_limit=arena_limit)
+    variants = shipped_table(profile.tuned_as) if options.tuned else NO_VARIANTS
+    plan = PlanOptions(variants=variants, packed_inputs=False)
+    return replace(options, plan=plan, tuned=False, cpu="refuse")
 
 
 def _write_plans(

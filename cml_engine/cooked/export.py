@@ -16,6 +16,7 @@ from cml_engine.io.folders import bundled_folder
 from cml_engine.io.json_files import Json
 from cml_engine.io.output_folder import OutputFolder, check_new_folder
 from cml_engine.ir.graph import Graph
+from cml_engine.runtime.session.compile_graph import CompileOptions
 
 #: profiles for browsers; plans for a CPU driver would add another copy of the weights
 _WEB_PROFILES = ("discrete", "portable")
@@ -63,7 +64,7 @@ def export_web(
     graph: Graph,
     folder: Path,
     *,
-    half: bool = False,
+    options: CompileOptions,
     guesses: Sequence[DeviceGuess] = (),
     overwrite: bool = False,
 ) -> list[str]:
@@ -74,7 +75,7 @@ def export_web(
     """
     player = player_folder("web", "cml.js")
     check_new_folder(folder, overwrite)
-    data = cook(graph, _WEB_PROFILES, half=half, player=True, guesses=guesses)
+    data = cook(graph, _WEB_PROFILES, options, player=True, guesses=guesses)
     picture = picture_of(graph)
     model: dict[str, Json] = {"picture": picture is not None}
     if picture is not None:
@@ -87,7 +88,7 @@ def export_c(
     graph: Graph,
     folder: Path,
     *,
-    half: bool = False,
+    options: CompileOptions,
     guesses: Sequence[DeviceGuess] = (),
     overwrite: bool = False,
 ) -> list[str]:
@@ -99,7 +100,7 @@ def export_c(
     """
     player = player_folder("c", "include/cml.h")
     check_new_folder(folder, overwrite)
-    data = cook(graph, tuple(PROFILES), half=half, player=True, guesses=guesses)
+    data = cook(graph, tuple(PROFILES), options, player=True, guesses=guesses)
     files = {name: (player / source).read_bytes() for name, source in _C_FILES.items()}
     files |= {"cml.c": amalgamated(player).encode(), "net.cml": data}
     return _write(folder, overwrite, graph, {**files, "README.txt": _readme(graph).encode()}, {})

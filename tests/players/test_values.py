@@ -94,7 +94,8 @@ def test_all_players_make_the_buffers_of_the_model(tmp_path):
     expected: dict[Path, list[str]] = {}
     for name, (make, half) in NETWORKS.items():
         model, file = make(), tmp_path / f"{name}.cml"
-        file.write_bytes(cook(model, half=half, golden=False))
+        options = cml.CompileOptions(storage="half" if half else "float")
+        file.write_bytes(cook(model, options=options, golden=False))
         expected[file] = wanted(model, half)
     program = build("check.c", "-O1", *SANITIZED)
     for file, digests in expected.items():

@@ -327,11 +327,7 @@ def compile_graph(
     The network of ``first`` at other shapes shares its constants, and its plan where possible.
     Raises :class:`InputError` for an integer network with 16-bit storage.
     """
-    if graph.integer and options.storage != "float":
-        raise InputError(
-            f"'{graph.name}' is an integer network, which 16-bit floats cannot hold: leave "
-            "storage='half' (--half) out, or add storage='float' to the preset 'smallest'"
-        )
+    check_storage(graph, options)
     report = on_progress or (lambda stage, done, total: None)
     report("plan", 0, 1)
     if gpu is None and options.cpu == "onnxruntime":
@@ -369,6 +365,15 @@ def compile_graph(
         on_progress=on_progress,
     )
     return Compiled(graph, optimized, plan, program)
+
+
+def check_storage(graph: Graph, options: CompileOptions) -> None:
+    """Raises :class:`InputError` for an integer network with 16-bit storage."""
+    if graph.integer and options.storage != "float":
+        raise InputError(
+            f"'{graph.name}' is an integer network, which 16-bit floats cannot hold: leave "
+            "storage='half' (--half) out, or add storage='float' to the preset 'smallest'"
+        )
 
 
 def _kernel_error(plan: Plan) -> UnsupportedOp:

@@ -104,7 +104,7 @@ def test_16_bits_are_cooked(gpu):
     net = Net(1, 3, 12, 12)
     model = net.graph(net.conv(net.op("tanh", net.conv("x", 8)), 8))
     x = {"x": np.random.default_rng(0).standard_normal((1, 3, 12, 12), np.float32)}
-    cooked = own(cook(model, ["software"], half=True))
+    cooked = own(cook(model, ["software"], HALF))
     session = cml.Session(model, gpu, HALF)
     wanted = session.run(x)
     for options in (cml.CompileOptions(), HALF):
@@ -136,8 +136,8 @@ def test_integer_networks_have_one_result_everywhere(gpu):
     for profile in PROFILES:
         only = own(cook(model, [profile], golden=False))
         same_bits(cml.Session(only, gpu).run(INPUT), wanted)
-    with pytest.raises(cml.InputError, match="16 bits do not hold"):
-        cook(model, half=True)
+    with pytest.raises(cml.InputError, match="16-bit floats cannot hold"):
+        cook(model, options=HALF)
 
 
 # --- selection of a plan

@@ -7,6 +7,7 @@ from numpy.testing import assert_array_equal
 import cml_engine as cml
 from cml_engine.compiler.optimize import AS_WRITTEN, optimize
 from cml_engine.compiler.planning.node_order import order_for_memory
+from cml_engine.cooked import cook
 from cml_engine.errors import InputError
 from cml_engine.tools import cli
 from tests.fixtures.graphs import random_graph
@@ -108,3 +109,22 @@ def test_presets_of_the_command_line(branching, capsys):
     with pytest.raises(SystemExit):
         cli.main(["run", str(branching), "--preset", "fast"])
     assert "choose from 'shipping', 'debug', 'smallest'" in capsys.readouterr().err
+
+
+def test_presets_of_cooked_networks(gpu, branching, tmp_path, rng):
+    """A preset applies to the plans of a cooked file, whose results stay those of its session."""
+    graph, x = cml.load(branching), {"x": rng.standard_normal((1, 1, 32, 32), np.float32)}
+    peaks = []
+    for preset in (None, "shipping", "smallest", "debug"):
+        file = tmp_path / f"{preset}.cml"
+        options = ["--preset", preset] if preset else []
+        assert cli.main(["cook", str(branching), "-o", str(file), *options]) == 0
+        assert cli.main(["cook", "--check", str(file)]) == 0
+        cooked = cml.Session(cml.load_cooked(file, trusted=True), gpu)
+        live = cml.CompileOptions.preset(preset) if preset else cml.CompileOptions()
+        assert_array_equal(cooked.run(x)["y"], cml.Session(graph, gpu, live).run(x)["y"], preset)
+        peaks.append(cooked.plan.memory.peak)
+    usual, shipping, smallest, debug = peaks
+    assert smallest <= shipping < 0.5 * usual and debug >= usual
+    with pytest.raises(InputError, match="keep and plan are for sessions"):
+        cook(graph, options=cml.CompileOptions(keep=("y",)))

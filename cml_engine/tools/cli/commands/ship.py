@@ -17,12 +17,10 @@ from cml_engine.io.atomic_write import write_atomically
 from cml_engine.ir.graph import Graph
 from cml_engine.runtime.session import Session
 from cml_engine.tools.cli.common import (
-    arena_limit_of,
     backend_of,
     compile_options,
     load_model,
     named_axes,
-    read_decisions,
 )
 from cml_engine.tools.cli.options import command, flag, option, refuse, value_option
 
@@ -34,10 +32,8 @@ GROUP = "Ship it"
     "cml cook enlarge.onnx -o enlarge.cml --shape 1,3,64,64",
     "model",
     "backend",
-    "adapter",
-    "half",
+    "plan",
     "arena",
-    "decide",
     value_option("output", "--output", "FILE.cml", "the file to write", short="-o"),
     value_option(
         "output",
@@ -83,9 +79,7 @@ def cook(a: Namespace) -> int:
     data = cook_graph(
         graph,
         [name.strip() for name in a.devices.split(",")],
-        half=a.half,
-        decide=read_decisions(a),
-        arena_limit=arena_limit_of(a),
+        compile_options(a),
         player=a.player,
         golden=not a.without_golden,
         guesses=cooked_guesses(),
@@ -127,7 +121,7 @@ def _check_golden(a: Namespace) -> int:
         raise InputError(
             f"'{a.model}' has no golden pair to check: cook it without --without-golden"
         )
-    a.half = False
+    a.half, a.preset = False, None
     session = Session(graph, backend_of(a), compile_options(a))
     worst = golden.differences(session.run(golden.inputs))
     device = session.gpu.name if session.gpu else "CPU (NumPy)"
@@ -183,7 +177,7 @@ def export(a: Namespace) -> None:
     graph, folder = load_model(a), Path(a.destination)
     guesses = cooked_guesses()
     write = export_c if a.to == "c" else export_web
-    names = write(graph, folder, half=a.half, guesses=guesses, overwrite=a.overwrite)
+    names = write(graph, folder, options=compile_options(a), guesses=guesses, overwrite=a.overwrite)
     if a.to == "c":
         print(f"{folder}: {len(names)} files; README.txt says more. In that folder:")
         print(f"  {compile_command()}\n  ./host net.cml")
