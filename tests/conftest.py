@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 import pytest
 
+from tests.fixtures.memory import resident_mib
+
 if TYPE_CHECKING:
     from cml_engine import Gpu
 
@@ -31,7 +33,7 @@ TESTS = Path(__file__).resolve().parent
 
 #: pipelines that a device keeps from one test to the next, some 2 MB each
 _MOST_PIPELINES = 40
-#: MB that a process may grow by before unused memory is released
+#: MiB that a process may grow by before unused memory is released
 _MOST_GROWTH = 64
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -167,12 +169,12 @@ class _Memory:
     """
 
     def __init__(self) -> None:
-        self._least = _resident_mb()
+        self._least = resident_mib()
 
     def tidy(self) -> None:
         found = open_gpu() if open_gpu.cache_info().currsize else ""
         built = 0 if isinstance(found, str) else len(found._pipelines)
-        now = _resident_mb()
+        now = resident_mib()
         self._least = min(self._least, now)
         if built <= _MOST_PIPELINES and now <= self._least + _MOST_GROWTH:
             return
@@ -183,15 +185,7 @@ class _Memory:
             found.wait()
         if sys.platform == "linux":
             ctypes.CDLL(None).malloc_trim(0)
-        self._least = _resident_mb()
-
-
-def _resident_mb() -> float:
-    """Returns the resident memory of this process in MB; 0 if the system does not report it."""
-    with contextlib.suppress(OSError):
-        pages = Path("/proc/self/statm").read_text().split()
-        return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-    return 0.0
+        self._least = resident_mib()
 
 
 _memory = _Memory()

@@ -10,13 +10,11 @@ after a minute.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import sys
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import glfw
@@ -26,6 +24,7 @@ from demo_game.command import parser as game_parser
 from demo_game.reporting.report import percentiles
 from demo_game.settings import choose
 from demo_game.window import GameWindow, open_canvas, run_window
+from tests.fixtures.memory import resident_mib, wgpu_objects
 
 #: seconds that a busy machine may take longer
 _PATIENCE_S = 90.0
@@ -33,21 +32,6 @@ _PATIENCE_S = 90.0
 _APART = 3
 #: seconds of a round of all acts, and seconds until memory use has settled
 _ROUND_S, _WARM_S = 30.0, 60.0
-
-
-def resident_mib() -> float:
-    """Returns the process's resident memory in MiB; 0 if the system does not report it."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except OSError:
-        return 0.0
-    return pages * 4096 / 2**20
-
-
-def objects() -> int:
-    """Collects garbage; returns the number of wgpu objects that are alive in Python."""
-    gc.collect()
-    return sum(str(type(o).__module__).startswith("wgpu.back") for o in gc.get_objects())
 
 
 @dataclass(frozen=True)
@@ -62,7 +46,7 @@ class Held:
     @classmethod
     def now(cls, window: GameWindow) -> Held:
         gpu_mib = window.gpu.memory.held_bytes / 2**20
-        return cls(window.elapsed_s, resident_mib(), gpu_mib, objects())
+        return cls(window.elapsed_s, resident_mib(), gpu_mib, wgpu_objects())
 
 
 #: the accepted growth between two rounds: tiles in flight, a driver's own heaps

@@ -9,7 +9,7 @@ import cml_engine as cml
 from cml_engine.nnef.expansion.signatures import operator_signatures
 from cml_engine.runtime.session import random_inputs
 from demo_game.chain import MODELS
-from tests.fixtures.cooked import same_bits
+from tests.fixtures.results import same_bits
 
 SIGNATURES = operator_signatures()
 

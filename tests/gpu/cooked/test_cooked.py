@@ -16,9 +16,10 @@ from cml_engine.cooked import PROFILES, cook
 from cml_engine.ir.limits import Limits
 from tests.cpu.integer.test_files import INPUT, small_net
 from tests.fixtures import no_compiler
-from tests.fixtures.cooked import counter, same_bits, small_inputs, small_model, with_wgsl
+from tests.fixtures.cooked import counter, small_inputs, small_model, with_wgsl
 from tests.fixtures.graphs import Net
 from tests.fixtures.operators import declare, load_expression
+from tests.fixtures.results import close, same_bits
 
 HALF = cml.CompileOptions(storage="half")
 #: loads a file from a trusted source, which is bit-identical to a session of the model
@@ -49,9 +50,7 @@ def test_every_profile_agrees_with_numpy(model, gpu):
     wanted = cml.Session(model, "cpu").run(small_inputs())
     for profile in PROFILES:
         only = own(cook(model, [profile]))
-        got = cml.Session(only, gpu).run(small_inputs())
-        for name in wanted:
-            np.testing.assert_allclose(got[name], wanted[name], rtol=1e-4, atol=1e-4)
+        close(cml.Session(only, gpu).run(small_inputs()), wanted, 1e-4)
 
 
 def test_cooked_plan_has_the_costs_of_its_model(model, cooked, gpu, monkeypatch):
@@ -120,9 +119,7 @@ def test_untrusted_cooked_files_run_with_checks(data, cooked, gpu):
     sessions = [cml.Session(graph, gpu, deferred=True) for graph in (cooked, stranger)]
     assert [step.trusted for step in sessions[0].plan.steps] == [True] * 3
     assert [step.trusted for step in sessions[1].plan.steps] == [False] * 3
-    got, wanted = (session.run(small_inputs()) for session in reversed(sessions))
-    for name in wanted:
-        np.testing.assert_allclose(got[name], wanted[name], rtol=1e-5, atol=1e-5)
+    close(*(session.run(small_inputs()) for session in reversed(sessions)), 1e-5)
 
 
 def test_integer_networks_have_one_result_everywhere(gpu):

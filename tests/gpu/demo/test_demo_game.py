@@ -1,6 +1,5 @@
 """Tests of the game without a window, such as a world that depends on the seed only."""
 
-import gc
 import math
 import sys
 import time
@@ -8,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 from shutil import copytree
+from types import SimpleNamespace
 from unittest.mock import call
 
 import numpy as np
@@ -25,7 +25,7 @@ from demo_game.streaming import FADE_S
 from demo_game.world.quadtree import Detail, Selection, list_needed
 from demo_game.world.tile import TileId
 from tests.fixtures.frames.turns import turns
-from tests.fixtures.memory import held_bytes
+from tests.fixtures.memory import held_bytes, wgpu_objects
 
 SMALL = replace(SOFTWARE, width=160, height=90)
 #: two levels and five tiles around the camera; a second between frames, 70 m of flight
@@ -218,24 +218,13 @@ def test_no_object_and_no_memory_is_left_behind_by_a_long_flight(gpu, start):
     flown.load()
     flown.options = replace(flown.options, mode="unsliced")
     flown.fly()  # tiles are replaced, and pools reach their final size
-    held, counted = held_bytes(gpu), native_objects()
+    held, objects = held_bytes(gpu), wgpu_objects()
     peak_slots = len(flown.game.streaming.shown)
     flown.fly()
     flown.fly()
     assert flown.game.streaming.counts.finished > peak_slots or peak_slots > 20
     assert held_bytes(gpu) <= held + (64 << 10)
-    grown = native_objects() - counted
-    assert sum(grown.values()) <= 40, grown  # staging buffers of pending readbacks
-
-
-def native_objects():
-    """Collects garbage and returns the number of live wgpu objects by class name."""
-    gc.collect()
-    return Counter(
-        type(o).__name__
-        for o in gc.get_objects()
-        if str(type(o).__module__).startswith("wgpu.back")
-    )
+    assert wgpu_objects() <= objects + 40  # staging buffers of pending readbacks
 
 
 def test_software_driver_gives_networks_the_rest_of_the_frame(gpu, start, monkeypatch):
@@ -355,6 +344,34 @@ def test_software_driver_takes_few_timestamps(gpu, loaded, game, monkeypatch):
     assert all(s.render_ms and s.render_ms < s.frame_ms for s in samples)
 
 
+# --- the window, on an offscreen canvas, which needs no display
+
+
+@pytest.fixture
+def window(gpu):
+    pytest.importorskip("imgui_bundle")
+    from rendercanvas.offscreen import OffscreenRenderCanvas
+
+    from demo_game.window import GameWindow
+
+    canvas = OffscreenRenderCanvas(size=(SMALL.width, SMALL.height))
+    opened = GameWindow(canvas, gpu, SMALL, FEW, scripted=True)
+    yield opened
+    opened.close()
+
+
+def test_frame_times_include_hitches_but_not_pauses(window, monkeypatch):
+    now_s = window._started
+    monkeypatch.setattr("demo_game.window.time", SimpleNamespace(perf_counter=lambda: now_s))
+    for interval_s in (0.1, 0.1, 0.25, 0.1, 100.0, 0.1):
+        now_s += interval_s
+        window.canvas.draw()
+    assert window.failed is None
+    times = [sample.frame_ms for sample in window.game.log.frames]
+    assert times[:3] == pytest.approx([100.0, 250.0, 100.0])
+    assert times[3] < 50_000.0, "the pause"
+
+
 # --- the command line
 
 
@@ -402,8 +419,10 @@ def jpeg(path):
         return np.asarray(image).astype(int)
 
 
-def test_screenshot_has_the_overlay_and_its_own_quality(gpu, start, tmp_path):
+def test_screenshot_has_the_overlay_and_its_own_quality(gpu, start, tmp_path, monkeypatch):
     pytest.importorskip("imgui_bundle")
+    # a busy machine would draw both pictures coarsely
+    monkeypatch.setattr(DrawingPace, "add_time", lambda pace, ms: None)
     size = replace(SMALL, width=640, height=360)
     still = replace(size, name="low", mesh_step=2), FEW
     flown = start(FEW, size, frames=1, panels=())

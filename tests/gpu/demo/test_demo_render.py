@@ -12,6 +12,7 @@ from PIL import Image
 
 from demo_game.render.camera import Camera
 from demo_game.render.drawn import DrawnTiles
+from demo_game.render.mesh import GRASS_M
 from demo_game.render.pace import EFFORTS
 from demo_game.render.quality import SOFTWARE
 from demo_game.render.renderer import EDGE_STEPS, NEIGHBOURS, Renderer, VisibleTile
@@ -308,3 +309,66 @@ def test_a_target_of_any_size_is_filled(gpu, size, effort):
     picture = screen.picture(camera, visible)
     assert picture.shape == (height, width, 3) and (picture.sum(-1) > 0).all()
     screen.renderer.close()
+
+
+# --- the richer presets: the land under the sea, and grass near the camera
+
+RICH = replace(SMALL, width=160, height=90, slots=8, mesh_step=1, rich=True)
+TILE = TileId(0, 0, 0)
+
+
+def slope(tile, seed):
+    """Returns the tensors of a slope that falls to the south: red land, green under water."""
+    row = np.arange(FINE) - 4.0
+    heights = np.repeat((28 - row)[:, None], FINE, 1)
+    under = np.arange(PAINTED)[:, None, None] / 2 - 4.25 > 28
+    texels = np.where(under, (0, 255, 0, 255), (255, 0, 0, 255))
+    return bare(heights, np.repeat(texels, PAINTED, 1))
+
+
+def meadow(tile, seed):
+    """Returns the tensors of a green plain whose western half is rock."""
+    west = np.arange(PAINTED)[None, :, None] < PAINTED // 2
+    texels = np.where(west, (120, 120, 120, 255), (60, 140, 30, 255))
+    return bare(np.full((FINE, FINE), 5.0), np.repeat(texels, PAINTED, 0))
+
+
+@pytest.fixture(scope="module")
+def rich_screen(gpu):
+    shown = Screen(gpu, RICH)
+    for late in map(shown.renderer._pipelines._made.get, ("mirrored", "grass")):
+        assert late is not None
+        late.result()
+    yield shown
+    shown.renderer.close()
+
+
+def pictures(screen, maker, eye, pipeline):
+    """Returns two pictures of a tile: a complete one, and one without the draw of ``pipeline``."""
+    land = screen.land(maker, TILE)
+    slot = land.slots[TILE]
+    camera = screen.renderer.camera(eye, 0.0, -0.3)
+    visible = [whole(TILE, slot)]
+    complete = screen.picture(camera, visible)
+    pipelines = screen.renderer._pipelines._made
+    made = pipelines.pop(pipeline)
+    try:
+        return complete, screen.picture(camera, visible)
+    finally:
+        pipelines[pipeline] = made
+        screen.renderer.tiles.release(slot)
+
+
+def test_sea_reflects_land_above_water_only(rich_screen):
+    complete, without = pictures(rich_screen, slope, (112.0, 6.0, 210.0), "mirrored")
+    redder = (complete - without)[..., 0]
+    assert (redder > 8).mean() > 0.02
+    assert redder.min() > -8, "the dark seabed"
+
+
+def test_grass_grows_near_the_eye_where_the_land_is_green(rich_screen):
+    complete, without = pictures(rich_screen, meadow, (111.0, 7.0, 150.0), "grass")
+    west, east = np.split(np.abs(complete - without).max(2)[RICH.height // 2 :] > 8, 2, axis=1)
+    assert east.mean() > 0.3 > 5 * west[:, : RICH.width // 4].mean()
+    complete, without = pictures(rich_screen, meadow, (112.0, 7.0 + 2 * GRASS_M, 150.0), "grass")
+    assert (complete == without).all(), "from further away nothing but its colour"

@@ -12,6 +12,7 @@ from cml_engine.errors import CmlError, InputError
 from cml_engine.runtime.session import random_inputs
 from tests.fixtures.graphs import random_maps
 from tests.fixtures.models import write_model
+from tests.fixtures.results import same_bits
 from tests.pure.planning.test_bands import WIDE
 
 INTEGER = Path(__file__).resolve().parents[3] / "demo_game" / "models" / "integer" / "upres.nnef"
@@ -59,7 +60,7 @@ graph net(image) -> (result)
 """
 
 
-def same_bits(graph, gpu, share, **options):
+def check_bands(graph, gpu, share, **options):
     """Asserts that a session in bands is bit-identical to one of the whole network.
 
     The bands use at most ``share`` of the whole session's memory. Returns the session in bands, its
@@ -70,9 +71,8 @@ def same_bits(graph, gpu, share, **options):
     session = cml.Session(graph, gpu, cml.CompileOptions(arena_limit=limit, **options))
     assert session.plan.memory.peak <= limit and session.plan.bands
     inputs = random_inputs(whole.inputs, 3)
-    expected, got = whole.run(inputs), session.run(inputs)
-    for name, array in expected.items():
-        assert np.array_equal(array.view(np.uint32), got[name].view(np.uint32)), name
+    expected = whole.run(inputs)
+    same_bits(session.run(inputs), expected)
     return session, inputs, expected
 
 
@@ -84,17 +84,17 @@ def upscaler(tmp_path_factory):
 
 @pytest.mark.parametrize("storage", ["float", "half"])
 def test_an_upscaler_in_bands(upscaler, gpu, storage):
-    same_bits(upscaler, gpu, 0.65, storage=storage)
+    check_bands(upscaler, gpu, 0.65, storage=storage)
 
 
 def test_an_encoder_and_decoder_in_bands(gpu, tmp_path):
     graph = cml.load(write_model(tmp_path / "net.nnef", CODER), random_weights=0)
-    session, _, _ = same_bits(graph, gpu, 0.7)
+    session, _, _ = check_bands(graph, gpu, 0.7)
     assert any(len(run.operators) > 2 for run in session.plan.bands)
 
 
 def test_an_integer_network_in_bands(gpu):
-    same_bits(cml.load(INTEGER), gpu, 0.85)
+    check_bands(cml.load(INTEGER), gpu, 0.85)
 
 
 @settings(max_examples=6, deadline=None)
@@ -108,13 +108,12 @@ def test_random_networks_in_bands(gpu, seed):
     except CmlError as error:
         assert "at the least" in str(error)
         return
-    expected, got = whole.run(inputs), session.run(inputs)
-    assert all(expected[n].tobytes() == got[n].tobytes() for n in expected)
+    same_bits(session.run(inputs), whole.run(inputs))
 
 
 def test_banded_session_is_reshaped_and_reloaded(gpu, tmp_path):
     graph = cml.load(write_model(tmp_path / "net.nnef", WIDE), random_weights=0)
-    session, inputs, _ = same_bits(graph, gpu, 0.6)
+    session, inputs, _ = check_bands(graph, gpu, 0.6)
     shapes = {"image": (1, 2, 71, 24)}
     larger, alone = session.reshaped(shapes), cml.Session(graph.reshaped(shapes), gpu)
     assert larger.plan.bands and larger.plan.memory.peak <= session.options.arena_limit
@@ -129,7 +128,7 @@ def test_banded_session_is_reshaped_and_reloaded(gpu, tmp_path):
 
 
 def test_jobs_in_slices_and_no_watching(upscaler, gpu, host):
-    session, inputs, expected = same_bits(upscaler, gpu, 0.7)
+    session, inputs, expected = check_bands(upscaler, gpu, 0.7)
     (got,) = host.finish(host.submit(session, inputs), name="result")
     assert np.array_equal(got, expected["result"])
     with pytest.raises(InputError, match="is computed in bands of rows"):

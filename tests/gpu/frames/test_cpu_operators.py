@@ -27,6 +27,7 @@ from tests.fixtures.frames.host import Host, creations, under_way
 from tests.fixtures.frames.turns import turns
 from tests.fixtures.graphs import Net
 from tests.fixtures.operators import HEADER, declare, load_expression
+from tests.fixtures.results import close, same_bits
 from tests.fixtures.texels import texture_of
 
 TEXT = (
@@ -113,12 +114,6 @@ def expected(gpu, graph, inputs):
     return cml.Session(graph, gpu).run(inputs)
 
 
-def assert_same(got, expected):
-    assert got.keys() == expected.keys()
-    for name in expected:
-        assert_array_equal(got[name], expected[name], err_msg=name)
-
-
 def outputs_of(host, job):
     host.until(lambda: job.ended and not job.waiting_for.startswith("done: waits"))
     assert job.state == "done", job.error
@@ -155,7 +150,7 @@ def test_any_slicing_gives_the_bits_of_a_whole_run(gpu, graph, inputs, kind, ret
             host.scheduler.planner = planner
         for run in expected:
             job = host.submit(sliced, inputs, read=True)
-            assert_same(outputs_of(host, job), run)
+            same_bits(outputs_of(host, job), run)
         for name in options.keep:
             assert_array_equal(job.read(name), whole.tensor(name).read())
 
@@ -168,7 +163,7 @@ def test_operators_beside_it_can_be_in_bands(gpu, gate):
     limit = whole.plan.memory.peak * 3 // 4
     banded = cml.Session(graph, gpu, cml.CompileOptions(arena_limit=limit))
     assert banded.plan.bands and banded.plan.cpu_parts
-    assert_same(banded.run(x), whole.run(x))
+    same_bits(banded.run(x), whole.run(x))
 
 
 def test_the_cpu_part_has_the_bits_of_the_cpu_backend(gpu, session, inputs):
@@ -187,13 +182,13 @@ def test_a_run_with_one_new_input_computes_only_what_depends_on_it(gpu, host, gr
     job = host.submit(session, {"x": -inputs["x"]}, read=True)
     got = outputs_of(host, job)
     assert gate.runs == before + 1, "the rows of z are retained"
-    assert_same(got, whole.run({"x": -inputs["x"], "z": inputs["z"]}))
+    same_bits(got, whole.run({"x": -inputs["x"], "z": inputs["z"]}))
 
 
 def test_reshaped_and_replaced_networks(gpu, graph, session, inputs, expected):
     session.replace(graph)
     session.take_replacement()
-    assert_same(session.run(inputs), expected)
+    same_bits(session.run(inputs), expected)
     small = cml.Session(load_expression("relu(sort_rows(x))", 1, 4), gpu)
     wide = np.float32([[3, -1, 2, 0, 5]])
     assert_array_equal(small.reshaped({"x": (1, 5)}).run({"x": wide})["y"], [[0, 0, 2, 3, 5]])
@@ -205,7 +200,7 @@ def test_operators_can_be_watched_in_order(session, inputs, expected):
     def note(node, results):
         seen.append(node.title)
 
-    assert_same(session.run(inputs, watch=note, before=note), expected)
+    same_bits(session.run(inputs, watch=note, before=note), expected)
     assert seen == [node.title for node in session.graph.nodes for _ in range(2)]
 
 
@@ -227,7 +222,7 @@ def test_nothing_waits_in_a_frame(gpu, host, session, inputs, expected, gate, mo
         host.frame()
     assert threading.current_thread() not in gate.threads
     gate.open.set()
-    assert_same(outputs_of(host, job), expected)
+    same_bits(outputs_of(host, job), expected)
 
 
 def test_copies_are_counted(gpu, host, session, inputs, monkeypatch):
@@ -299,7 +294,7 @@ def test_a_cancelled_job_leaves_the_next_one_alone(gpu, session, inputs, expecte
     for _ in range(10):
         host.frame()
     gate.open.set()
-    assert_same(outputs_of(host, then), expected)
+    same_bits(outputs_of(host, then), expected)
     assert job.state == "cancelled" and gate.runs == before + 1 + 2, "its second operator never ran"
 
 
@@ -312,7 +307,7 @@ def test_a_deleted_scheduler_and_session_free_their_memory(gpu, graph, inputs, e
     gc.collect()
     gate.open.set()
     host = Host(gpu, budget_ms=1.0)
-    assert_same(run_in_frames(host, cml.Session(graph, gpu), inputs), expected)
+    same_bits(run_in_frames(host, cml.Session(graph, gpu), inputs), expected)
 
 
 def test_a_failing_operator_fails_its_job_with_its_line(
@@ -329,7 +324,7 @@ def test_a_failing_operator_fails_its_job_with_its_line(
     with pytest.raises(cml.CmlError, match=r"graph.nnef:1[12].*no rows"):
         session.run(inputs)
     gate.error = None
-    assert_same(run_in_frames(host, session, inputs), expected)
+    same_bits(run_in_frames(host, session, inputs), expected)
 
 
 @pytest.mark.parametrize("every", [2, 3, 5])
@@ -344,7 +339,7 @@ def test_abandoned_frames_change_no_bit(gpu, session, inputs, expected, every):
             host.scheduler.abandon_frame()
         if job.ended and job.read("y") is not None:
             break
-    assert_same({name: job.read(name) for name in ("y", "n")}, expected)
+    same_bits({name: job.read(name) for name in ("y", "n")}, expected)
 
 
 def test_a_recorded_run_replays_exactly(gpu, session, inputs):
@@ -471,5 +466,4 @@ def test_a_node_that_its_kernel_refuses_runs_on_the_cpu(
     want = cml.Session(graph, "cpu").run(inputs)
     for session in sessions:
         assert [step.op for step in session.plan.steps if step.cpu_part] == [f"{name} on CPU"]
-        for key, value in session.run(inputs).items():
-            assert_allclose(value, want[key], rtol=1e-5, atol=1e-5)
+        close(session.run(inputs), want, 1e-5)

@@ -1,7 +1,6 @@
 """Tests of the scheduler on a real device: bit-identical results, no new objects, no waits."""
 
 import gc
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +8,7 @@ from numpy.testing import assert_array_equal
 
 import cml_engine as cml
 from tests.fixtures.frames.host import Host, conv_net, creations, native_objects, open_device
+from tests.fixtures.memory import resident_mib
 
 
 def test_sliced_output_is_the_unsliced_one_bit_for_bit(gpu, image):
@@ -44,15 +44,6 @@ def test_timings_arrive_and_are_learned(gpu, host, image):
     assert all(model.samples(c.key) > 0 for c in session.program.step_costs())
 
 
-def resident_bytes():
-    """Returns the resident memory of this process in bytes; 0 if the system does not report it."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:
-        return 0
-    return pages * 4096
-
-
 @pytest.mark.parametrize("frames", [600, pytest.param(20_000, marks=pytest.mark.long)])
 def test_steady_state_creates_nothing(gpu, image, monkeypatch, frames):
     session = cml.Session(conv_net(layers=2), gpu)
@@ -66,7 +57,7 @@ def test_steady_state_creates_nothing(gpu, image, monkeypatch, frames):
 
     work(4)
     gc.collect()  # frees objects of other tests before the measurement
-    objects, memory = native_objects(), resident_bytes()
+    objects, memory = native_objects(), resident_mib()
     created = creations(gpu, monkeypatch)
     host.count = 0
     while host.count < frames:
@@ -78,7 +69,7 @@ def test_steady_state_creates_nothing(gpu, image, monkeypatch, frames):
     gc.collect()
     grown = {k: n for k, n in native_objects().items() if n > objects.get(k, 0)}
     assert grown == {}
-    assert resident_bytes() - memory < 16 << 20
+    assert resident_mib() - memory < 16
 
 
 def test_job_runs_on_a_host_device_without_features(image):

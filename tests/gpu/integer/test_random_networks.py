@@ -11,7 +11,7 @@ from cml_engine.compiler.planning.dispatches import PlanOptions
 from tests import fuzz
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-CASES = 36
+CASES = 20
 #: operators between the input and a convolution or a matrix product
 VIEWS = ("reshape(x, shape = [1, 64])", "squeeze(x, axes = [0])", "unsqueeze(x, axes = [1])",
          "transpose(x, axes = [0, 2, 3, 1])")  # fmt: skip

@@ -10,19 +10,15 @@ import pytest
 import cml_engine as cml
 from cml_engine.gpu.device import PipelineCache
 from cml_engine.gpu.shaders.hlsl import ShaderKey, step_keys
-from cml_engine.ir.graph import Attrs, Fact, Graph, Node
+from tests.fixtures.graphs import Net
 
 _UNARY = "abs neg sign floor ceil sqr relu rcp".split()  # operators that compile fast
 
 
 def networks(count):
     """Yields ``count`` graphs of one fused elementwise kernel, each with a different formula."""
-    names = ("x", *"abcdefgh", "y")
-    fact = Fact("scalar", (1, 64))
-    for formula in islice(product(_UNARY, repeat=3), count):
-        nodes = [Node(op, (names[i],), (names[i + 1],), Attrs()) for i, op in enumerate(formula)]
-        facts = dict.fromkeys(names[: len(formula) + 1], fact)
-        yield Graph("".join(formula), ("x",), (names[len(formula)],), tuple(nodes), facts, {})
+    for first, second, third in islice(product(_UNARY, repeat=3), count):
+        yield Net(1, 64).graph(f"{third}({second}({first}(x)))")
 
 
 def growth(gpu, count):

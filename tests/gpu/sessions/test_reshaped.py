@@ -6,17 +6,18 @@ device. Shared memory is counted once and is released with the last of the sessi
 
 import gc
 import sys
-import threading
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_array_equal
 
 import cml_engine as cml
 from cml_engine.errors import OutOfGpuMemory
 from cml_engine.gpu.memory.allocator import Allocation
 from cml_engine.gpu.shaders import compilers
 from tests.fixtures.frames.host import Host
+from tests.fixtures.results import close, same_bits
+from tests.fixtures.threads import together
 
 TEXT = """version 1.0;
 extension KHR_enable_operator_expressions;
@@ -77,12 +78,6 @@ def image(shape, seed=3):
 
 def run(session, seed=3):
     return session.run({"x": image(session.inputs["x"].shape, seed)})
-
-
-def equal(got, expected):
-    assert got.keys() == expected.keys()
-    for name in expected:
-        assert_array_equal(got[name], expected[name], name)
 
 
 class Counted:
@@ -147,11 +142,10 @@ def test_reshaped_session_reads_and_compiles_nothing_new(own, model, monkeypatch
         got = run(large)
     assert counted.all == ([], [], 0, 0)
     assert large.inputs["x"].shape == LARGE and large.outputs["mean"].shape == (2, 8, 1, 1)
-    for name in expected:
-        assert_allclose(got[name], expected[name], rtol=2e-5, atol=2e-5)
-    equal(run(session), run(cml.Session(graph, own)))
+    close(got, expected, 2e-5)
+    same_bits(run(session), run(cml.Session(graph, own)))
     assert large.plan.weights == session.plan.weights and not large.plan.own
-    equal(run(large), run(cml.Session(cml.load(model, shapes={"x": LARGE}), own)))
+    same_bits(run(large), run(cml.Session(cml.load(model, shapes={"x": LARGE}), own)))
 
 
 def test_shape_dependent_memory_belongs_to_each_session(own, weights, monkeypatch):
@@ -164,10 +158,10 @@ def test_shape_dependent_memory_belongs_to_each_session(own, weights, monkeypatc
     others = set(large.program._preparation.keys) - set(session.program._preparation.keys)
     assert others and counted.pipelines == len(others)
     assert counted.uploaded == 4 and len(large.plan.own) == 1
-    equal(got, run(cml.Session(cml.load(model, shapes={"x": many}), own)))
-    equal(run(session), before)
+    same_bits(got, run(cml.Session(cml.load(model, shapes={"x": many}), own)))
+    same_bits(run(session), before)
     large.program.evict()
-    equal(run(large), got)
+    same_bits(run(large), got)
 
 
 def held(gpu, category):
@@ -183,17 +177,17 @@ def test_weights_are_counted_once_and_live_as_long_as_one_session(own, model):
     assert held(own, "weights") <= first + 256
     session.program.evict()
     assert held(own, "weights") >= first
-    equal(run(large), expected)
+    same_bits(run(large), expected)
     before = run(session)
     large.program.evict()
-    equal(run(session), before)
+    same_bits(run(session), before)
     run(large)
     del session
     assert held(own, "weights") > 0
-    equal(run(large), expected)
+    same_bits(run(large), expected)
     large.program.evict()
     assert held(own, "weights") == held(own, "activations") == 0
-    equal(run(large), expected)
+    same_bits(run(large), expected)
     del large
     assert held(own, "weights") == held(own, "activations") == 0
 
@@ -252,13 +246,13 @@ def test_reshaped_sessions_have_separate_variables(backend, rng):
     run(session), run(session)
     large, fresh = session.reshaped(shapes), cml.Session(cml.load(model, shapes=shapes), backend)
     for _ in range(2):
-        equal(run(large), run(fresh))
+        same_bits(run(large), run(fresh))
     third, other = run(session), cml.Session(cml.load(model), backend)
     run(other), run(other)
-    equal(third, run(other))
+    same_bits(third, run(other))
     large.reset()
     fresh.reset()
-    equal(run(large), run(fresh))
+    same_bits(run(large), run(fresh))
 
 
 def test_switching_known_shapes_builds_and_uploads_nothing(own, model, monkeypatch):
@@ -284,19 +278,9 @@ def test_switching_known_shapes_builds_and_uploads_nothing(own, model, monkeypat
 
 
 def test_concurrent_requests_of_a_shape_get_one_session(gpu, model):
-    session, found = cml.Session(cml.load(model), gpu), []
-    start = threading.Barrier(4)
-
-    def ask():
-        start.wait()
-        found.append(session.reshaped({"x": LARGE}))
-
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert len({id(each) for each in found}) == 1 and len(found) == 4
+    session = cml.Session(cml.load(model), gpu)
+    sessions = together(*[lambda: session.reshaped({"x": LARGE})] * 4)
+    assert len({id(each) for each in sessions}) == 1
 
 
 def test_invalid_shapes_are_refused_and_change_nothing(gpu, model):

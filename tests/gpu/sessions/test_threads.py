@@ -6,7 +6,6 @@ Sessions that share memory run one at a time, and no call overwrites a job's ten
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -18,24 +17,13 @@ from cml_engine.runtime.session import CompileOptions
 from scheduler.planning.plan import operators_per_frame
 from tests.fixtures.frames.host import Host, conv_net
 from tests.fixtures.graphs import Net
+from tests.fixtures.threads import together
 
 SIZE = 12
 
 
 #: different inputs of a network of that size
 IMAGES = [np.full((1, 8, SIZE, SIZE), 0.1 * k, np.float32) for k in (1, 2, 3)]
-
-
-def together(*calls):
-    """Runs all calls at the same time, each in its own thread; returns their results in order."""
-    meet = threading.Barrier(len(calls))
-
-    def call(work):
-        meet.wait(timeout=240)
-        return work()
-
-    with ThreadPoolExecutor(len(calls)) as pool:
-        return [future.result(timeout=240) for future in [pool.submit(call, c) for c in calls]]
 
 
 def slow(program, monkeypatch):
