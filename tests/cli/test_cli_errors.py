@@ -2,9 +2,10 @@
 
 import argparse
 import errno
+import io
 import json
 import os
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -17,7 +18,6 @@ from cml_engine.errors import arguments as ranges
 from cml_engine.tools import cli
 from cml_engine.tools.cli.main import parser
 from tests.fixtures.models import write_model
-from tests.fixtures.pages import ROOT
 
 SMALL = """version 1.0;
 graph small(x) -> (y)
@@ -161,33 +161,33 @@ def test_unknown_arguments_are_refused_in_one_line(capsys):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_behind_the_output_is_named():
-    argv = [sys.executable, "-m", "cml_engine", "ops"]
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(argv, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, check=False)
-    assert done.returncode == 2
-    assert done.stderr.decode() == "cml: error: cannot write: No space left on device\n"
+def test_a_full_disk_behind_the_output_is_named(capsys, monkeypatch):
+    with Path("/dev/full").open("w") as full:  # closing it would raise the error again
+        monkeypatch.setattr(sys, "stdout", full)
+        monkeypatch.setattr(sys, "argv", ["cml", "ops"])
+        with pytest.raises(SystemExit, match="2"):
+            runpy.run_module("cml_engine", run_name="__main__")
+    assert capsys.readouterr().err == "cml: error: cannot write: No space left on device\n"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a pipe of POSIX")
-def test_a_closed_pipe_ends_without_an_error(model):
+@pytest.mark.parametrize("word", ["ops", "--help"])
+def test_a_closed_pipe_ends_without_an_error(word, capsys, monkeypatch):
     reading, writing = os.pipe()
     os.close(reading)
-    for words in (["ops"], ["--help"]):
-        argv = [sys.executable, "-m", "cml_engine", *words]
-        done = subprocess.run(argv, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, check=False)
-        assert (done.returncode, done.stderr) == (0, b"")
-    os.close(writing)
+    with os.fdopen(writing, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert cli.main([word]) == 0
+    assert capsys.readouterr().err == ""
 
 
-def test_output_that_cannot_be_encoded_is_escaped(model, tmp_path):
+def test_output_that_cannot_be_encoded_is_escaped(model, tmp_path, monkeypatch):
     np.save(tmp_path / "x.npy", np.zeros((1, 3, 4, 4), np.float32))
     files = ["-i", f"x={tmp_path}/x.npy", "-o", f"y={tmp_path}/größe.npy", "--backend", "cpu"]
-    argv = [sys.executable, "-m", "cml_engine", "run", str(model), *files]
-    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, check=False)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert b"gr\\xf6\\xdfe.npy" in done.stdout and (tmp_path / "größe.npy").is_file()
+    stdout = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "stdout", stdout)
+    assert cli.main(["run", str(model), *files]) == 0
+    assert b"gr\\xf6\\xdfe.npy" in stdout.buffer.getvalue() and (tmp_path / "größe.npy").is_file()
 
 
 def test_a_missing_plot_library_is_named_before_the_simulation(model, monkeypatch, refused):

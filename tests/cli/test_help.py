@@ -18,19 +18,10 @@ from cml_engine.tools.cli.main import COMMAND_GROUPS, parser
 from cml_engine.tools.cli.options import COMMANDS as DECLARED
 from cml_engine.tools.cli.options import GROUPS
 from cml_engine.tools.report.operator_support import operator_doc, operator_text
-from tests.fixtures.models import write_model
 from tests.fixtures.pages import ROOT
 
 (_SUBPARSERS,) = (a for a in parser()._actions if isinstance(a, argparse._SubParsersAction))
 COMMANDS = _SUBPARSERS.choices
-#: the network of the examples, as docs/your_model.md exports it from PyTorch
-RELU = """version 1.0;
-graph small(image) -> (enlarged)
-{
-    image = external<scalar>(shape = [1, 3, 64, 64]);
-    enlarged = relu(image);
-}
-"""
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -72,18 +63,23 @@ def test_every_command_that_plans_for_a_gpu_takes_an_adapter():
 
 
 @pytest.mark.parametrize("command", ["info", "run", "validate", "simulate"])
-def test_unknown_adapter_is_named(command, tmp_path, refused):
-    model = write_model(tmp_path / "m.nnef", RELU)
-    more = {"run": ["--random-inputs"], "info": ["--budget-ms", "2"]}.get(command, [])
-    said = refused(command, model, "--adapter", "no such GPU", *more)
-    assert "no GPU is called 'no such GPU'" in said
+def test_unknown_adapter_is_named(command, workplace, refused):
+    more = {"run": "--random-inputs", "info": "--budget-ms 2"}.get(command, "")
+    message = refused(f"{command} {workplace}/enlarge.onnx {more} --adapter", "no such GPU")
+    assert "no GPU is called 'no such GPU'" in message
 
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
-    """A folder with the files that the examples in the help name."""
+    """A folder with the files that the examples in the help name, with a network of one conv.
+
+    The network that ``cml example`` writes has tests in tests/gpu/sessions/test_example_network.py.
+    """
     folder = tmp_path_factory.mktemp("examples")
-    assert cli.main(["example", str(folder)]) == 0
+    net = cml.GraphBuilder("enlarge")
+    image = net.input("image", [1, 3, 64, 64])
+    conv = net.conv(image, np.full((3, 3, 3, 3), 0.1, np.float32), 0.0)
+    cml.save(net.graph(enlarged=net.relu(conv)), folder / "enlarge.onnx")
     pixels = np.random.default_rng(1).random((1, 3, 64, 64), np.float32)
     write_outputs({"image": folder / "photo.png"}, {"image": pixels})
     np.savez(folder / "samples.npz", image=np.repeat(pixels, 8, axis=0))

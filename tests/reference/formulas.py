@@ -298,9 +298,7 @@ def _resize(x, output_size, method, coordinates, rounding, cubic_coefficient):
 
 def _reduce(function):
     def formula(x, axes, normalize=False):
-        value = double(x) if x.dtype.kind == "f" else x
-        if not axes:
-            return [value]
+        value = double(x)
         if value.size == 0 and function in (np.max, np.min):
             shape = [1 if a in axes else e for a, e in enumerate(x.shape)]
             return [np.full(shape, -np.inf if function is np.max else np.inf)]
@@ -312,8 +310,6 @@ def _reduce(function):
 
 def _arg(function):
     def formula(x, axes):
-        if not axes:
-            return [np.zeros(x.shape, np.int32)]
         kept = [a for a in range(x.ndim) if a not in axes]
         count = math.prod(x.shape[a] for a in axes)
         flat = x.transpose(*kept, *sorted(axes)).reshape(*(x.shape[a] for a in kept), count)
@@ -324,15 +320,11 @@ def _arg(function):
 
 
 def _moments(x, axes):
-    if not axes:
-        return [x, np.zeros(x.shape)]
     y, over = double(x), tuple(axes)
     return [y.mean(over, keepdims=True), y.var(over, keepdims=True)]
 
 
 def _softmax(x, axes=(1,)):
-    if not axes:
-        return [np.ones(x.shape)]
     y = double(x)
     if x.size == 0:
         return [y]
@@ -354,13 +346,10 @@ def _linear(x, w, bias=0.0):
     return [y + bias]
 
 
-def _norm(kind):
+def _norm(power):
     def formula(x, axes, bias=0.0, epsilon=0.0):
-        y, over = double(x), tuple(axes)
-        values = np.abs(y) if kind == "l1" else y * y
-        length = values.sum(over, keepdims=True) if axes else values
-        length = length if kind == "l1" else np.sqrt(length)
-        return [y / np.maximum(length + bias, epsilon)]
+        length = (np.abs(double(x)) ** power).sum(tuple(axes), keepdims=True) ** (1 / power)
+        return [x / np.maximum(length + bias, epsilon)]
 
     return formula
 
@@ -512,7 +501,7 @@ FORMULAS = {
     "mean_reduce": _reduce(np.mean), "max_reduce": _reduce(np.max), "min_reduce": _reduce(np.min),
     "any_reduce": _reduce(np.any), "all_reduce": _reduce(np.all),
     "argmax_reduce": _arg(np.argmax), "argmin_reduce": _arg(np.argmin), "moments": _moments,
-    "softmax": _softmax, "l1_normalization": _norm("l1"), "l2_normalization": _norm("l2"),
+    "softmax": _softmax, "l1_normalization": _norm(1), "l2_normalization": _norm(2),
     "local_response_normalization": _local_response, "local_mean_normalization": _local_mean,
     "local_variance_normalization": _local_variance,
     "local_contrast_normalization": _local_contrast,
