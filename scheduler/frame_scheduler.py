@@ -142,7 +142,7 @@ class Periodic:
 _RESUMED = frozenset({"cost_model", "over_share", "tail", "feedback", "frame"})
 #: the most jobs in the text of :meth:`FrameScheduler.describe`
 _SHOWN = 12
-#: calls of encode without end_frame after which the host is warned
+#: calls of encode without end_frame, or the reverse, after which the host is warned
 _FORGETFUL = 30
 
 
@@ -215,11 +215,15 @@ class FrameScheduler:
         self._periodics = count()
         self._ignored = 0
         self.controller = BudgetController(frame_ms, share, self.executor)
-        self._not_ended = 0
+        #: calls of encode without end_frame, or the reverse, since the last frame began
+        self._unpaired = 0
         #: the rate of the last frame
         self._rate = self.rate
         self.lifecycle = Lifecycle(self.executor, self._steady, self._pace())
         self.lifecycle.run_frame = WeakMethod(self._run_frame)
+
+    def __repr__(self) -> str:
+        return f"<FrameScheduler, {self.describe()}>"
 
     def _pace(self) -> FramePace:
         """Returns the frame number, interval, rate and models from which jobs estimate their end.
@@ -467,19 +471,24 @@ class FrameScheduler:
         with self.lifecycle.lock:
             self.lifecycle.frame_thread = current_thread()
             if self.lifecycle.open_frame is not None:
+                self._note_unpaired("encode()", "end_frame()")
                 return self._refuse_frame()
             self.controller.begin_frame(self.budget, elapsed_ms)
             return self._encode(encoder)
 
-    def _refuse_frame(self) -> FrameReport:
-        self._not_ended += 1
-        if self._not_ended == _FORGETFUL:
+    def _note_unpaired(self, called: str, missing: str) -> None:
+        """Counts a call without its counterpart, and warns the host once it forgets it often."""
+        self._unpaired += 1
+        if self._unpaired == _FORGETFUL:
             warnings.warn(
-                f"encode() was called {_FORGETFUL} times without end_frame(): nothing runs until "
-                "it is called, once after every submit (or abandon_frame() instead of a submit)",
+                f"{called} was called {_FORGETFUL} times without {missing}, so no job advances. In "
+                "each frame, call encode() before the submit and end_frame() after it, or "
+                "abandon_frame() instead of a submit",
                 RuntimeWarning,
                 stacklevel=3,
             )
+
+    def _refuse_frame(self) -> FrameReport:
         now = self._steady.now_ms()
         report = FrameReport(self.frame, now, self.next_budget_ms, 0.0, "frame not ended")
         # a lost device may be why the host did not end the frame
@@ -488,7 +497,7 @@ class FrameScheduler:
 
     def _encode(self, encoder: wgpu.GPUCommandEncoder) -> FrameReport:
         start = _REAL.now_ms()
-        jobs, self._not_ended = self.lifecycle, 0
+        jobs, self._unpaired = self.lifecycle, 0
         now = self._steady.now_ms()
         for periodic in list(self._periodic):
             periodic.due(now)
@@ -534,6 +543,8 @@ class FrameScheduler:
         Learns from the timings that have arrived. The reports are of earlier frames. Never waits.
         """
         with self.lifecycle.lock:
+            if self.lifecycle.open_frame is None and not all(job.paused for job in self.jobs):
+                self._note_unpaired("end_frame()", "encode()")
             self.lifecycle.end_frame()
             timings = self._timings()
             now = self._steady.now_ms()

@@ -100,7 +100,10 @@ class TiledJob(Awaitable):
         """
         if self.state in ("failed", "cancelled"):
             reason = f": {self.error}" if self.error else ""
-            raise InputError(f"the tiles have no output '{name}', they are {self.state}{reason}")
+            raise InputError(
+                f"output '{name}' of '{self.name}' does not exist: its state is "
+                f"'{self.state}'{reason}"
+            )
         return self._tiles.outputs[name] if self.state == "done" else None
 
     def add_done_callback(self, callback: Callable[[TiledJob], object]) -> None:

@@ -26,7 +26,14 @@ from cml_engine.cooked.schema import (
     FileHeader,
     Totals,
 )
-from cml_engine.errors import CmlError, InputError, StaleArtifact, UnsupportedOp
+from cml_engine.errors import (
+    CmlError,
+    InputError,
+    Source,
+    StaleArtifact,
+    UnsupportedOp,
+    located,
+)
 from cml_engine.errors.arguments import check_flag, check_instance
 from cml_engine.gpu.shaders.hlsl import ShaderKey, step_key, step_params
 from cml_engine.io.json_files import parse_json
@@ -66,7 +73,12 @@ def load_cooked(
     load_families()
     if limits is not None:
         check_instance(CookedLimits, limits, "limits")
-    data = _bytes_of(model)
+    name = str(model) if isinstance(model, str | Path) else getattr(model, "name", "")
+    with located(Source(name) if name else None):
+        return _load(_bytes_of(model), trusted, limits)
+
+
+def _load(data: memoryview, trusted: bool, limits: CookedLimits | None) -> Graph:
     file = Container(data, limits or (None if trusted else CookedLimits()))
     kernels = read_kernels(file, trusted)
     meta = _meta(file)
@@ -118,7 +130,7 @@ def _read(path: Path) -> memoryview:
             stream.seek(0)
             return memoryview(stream.read(size))
     except OSError as error:
-        raise InputError(f"cannot read '{path}': {error.strerror or error}") from None
+        raise InputError(f"cannot be read: {error.strerror or error}") from None
 
 
 def _meta(file: Container) -> dict[str, Any]:

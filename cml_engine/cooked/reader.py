@@ -162,7 +162,7 @@ def check_size(head: bytes | memoryview, size: int) -> int:
 def _header(head: memoryview, size: int) -> FileHeader:
     if bytes(head[: len(MAGIC)]) != MAGIC:
         raise CorruptArtifact(
-            "this is no cooked file: its first bytes are others. `cml cook MODEL -o net.cml` "
+            "this is no cooked file: `cml cook MODEL -o net.cml` "
             "makes one; a model is loaded with cml.load"
         )
     if len(head) < FileHeader.SIZE:

@@ -42,6 +42,9 @@ class Gpu(Device):
     >>> session = cml.Session(graph, gpu)
     """
 
+    def __repr__(self) -> str:
+        return f"<Gpu '{self.name}'>"
+
     def executor(self) -> FrameExecutor:
         """Returns a new executor that a :class:`scheduler.FrameScheduler` uses for this device."""
         return FrameExecutor(self)

@@ -338,7 +338,7 @@ class Slider:
         return list(values)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Graph:
     """A network: inputs and outputs by name, constants by value, nodes in execution order.
 
@@ -392,8 +392,15 @@ class Graph:
     words: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     #: inputs with a default, which a run may omit, by name
     sliders: Mapping[str, Slider] = field(default_factory=dict)
-    origin: Origin | None = field(default=None, compare=False, repr=False)
-    cooked_form: CookedForm | None = field(default=None, compare=False, repr=False)
+    origin: Origin | None = field(default=None, compare=False)
+    cooked_form: CookedForm | None = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        inputs, outputs = (
+            ", ".join(f"{name} {self.facts.get(name)}" for name in names)
+            for names in (self.inputs, self.outputs)
+        )
+        return f"<Graph '{self.name}', {len(self.nodes)} nodes: {inputs} -> {outputs}>"
 
     def with_(self, **changes: Any) -> Graph:
         """Returns a copy with some fields changed.

@@ -184,7 +184,7 @@ class Awaitable:
             raise self.exception or CmlError(f"job '{self.name}' failed: {self.error}")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Job(Awaitable):
     """A submitted run of a network.
 
@@ -203,13 +203,13 @@ class Job(Awaitable):
     number: int
     network: Network
     #: the pending inputs; empty once they are in the network's memory, and when the job has ended
-    inputs: Mapping[str, object] = field(repr=False)
+    inputs: Mapping[str, object]
     priority: float
     submitted_ms: float
     deadline_at_ms: float | None
     name: str
     slot: str | None
-    owner: JobOwner = field(repr=False)
+    owner: JobOwner
     state: State = "queued"
     paused: bool = False
     error: str = ""
@@ -231,7 +231,7 @@ class Job(Awaitable):
     #: the names of the inputs, and the numbers of the network's steps that the job runs (None: all)
     given: frozenset[str] = frozenset()
     steps: tuple[int, ...] | None = None
-    _knows_steps: bool = field(default=False, init=False, repr=False)
+    _knows_steps: bool = field(default=False, init=False)
     #: the costs of the texture loads, then of the steps; ``step`` counts both
     costs: tuple[StepCost, ...] = ()
     #: the steps without a kernel, as indices of :attr:`costs`
@@ -240,18 +240,19 @@ class Job(Awaitable):
     loads: int = 0
     #: the numbers of the jobs whose outputs are inputs
     needs: tuple[int, ...] = ()
-    outputs: Outputs = field(init=False, repr=False)
+    outputs: Outputs = field(init=False)
     #: the error that failed the job, if one was raised
-    exception: Exception | None = field(default=None, init=False, repr=False)
+    exception: Exception | None = field(default=None, init=False)
     #: called when the job has ended for good; None once they were called
-    callbacks: list[Callable[[Job], object]] | None = field(
-        default_factory=list, init=False, repr=False
-    )
+    callbacks: list[Callable[[Job], object]] | None = field(default_factory=list, init=False)
     #: the device's handle of the run
-    run: Handle = field(default=None, init=False, repr=False)
+    run: Handle = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.outputs = Outputs(self.owner.executor.release)
+
+    def __repr__(self) -> str:
+        return f"<Job {self.number} '{self.name}', {self.state}>"
 
     # --- for games
 
@@ -409,8 +410,10 @@ class Job(Awaitable):
         """
         if self.state != "done":
             reason = f": {self.error}" if self.error else ""
+            advice = "" if self.ended else "; it exists once that is 'done'"
             raise InputError(
-                f"job '{self.name}' has no output '{name}', it is {self.state}{reason}"
+                f"output '{name}' of job '{self.name}' does not exist: the job's state is "
+                f"'{self.state}'{reason}{advice}"
             )
         if self.outputs.released or self.result is None:
             raise InputError(f"job '{self.name}': its outputs were released")

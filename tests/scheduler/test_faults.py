@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from cml_engine import FrameScheduler, VirtualClock
+from cml_engine import FrameScheduler, InputError, VirtualClock
 from scheduler.jobs.job import Job
 from scheduler.tools.simulate import SimGpu, SimNetwork
 from tests.fixtures.frames.simulated import (
@@ -356,6 +356,40 @@ def test_host_that_omits_end_frame_is_warned_and_recovers(scheduler):
     scheduler.end_frame()
     run_frames(scheduler, 20)
     assert job.state == "done"
+
+
+def test_host_that_omits_encode_is_warned_only_while_a_job_waits(scheduler):
+    for _ in range(40):
+        scheduler.end_frame()
+    job = scheduler.submit(network("a", 2.0), {})
+    job.pause()
+    for _ in range(40):
+        scheduler.end_frame()
+    job.resume()
+    with pytest.warns(RuntimeWarning, match="without encode") as caught:
+        for _ in range(40):
+            scheduler.end_frame()
+    assert len(caught) == 1
+    run_frames(scheduler, 20)
+    assert job.state == "done"
+
+
+@pytest.mark.parametrize("state", ["queued", "running", "cancelled", "failed"])
+def test_output_of_a_job_that_is_not_done_is_refused_with_its_state(state, scheduler):
+    job = scheduler.submit(network("a", 30.0), {})
+    if state != "queued":
+        run_frames(scheduler, 1)
+    if state in ("cancelled", "failed"):
+        scheduler.lifecycle.end(job, state, "why it ended" if state == "failed" else "")
+    message = {"failed": "'failed': why it ended", "cancelled": "'cancelled'"}.get(
+        state, f"'{state}'; it exists once that is 'done'"
+    )
+    with pytest.raises(InputError) as caught:
+        job.tensor("y")
+    assert str(caught.value).endswith(
+        f"'y' of job 'a' does not exist: the job's state is {message}"
+    )
+    assert repr(job) == f"<Job 0 'a', {state}>"
 
 
 def test_frame_times_without_a_frame_are_ignored():

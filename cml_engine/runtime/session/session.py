@@ -138,6 +138,9 @@ class Session:
         self.plan: Plan | None = compiled.plan
         self._program: Program = compiled.program
 
+    def __repr__(self) -> str:
+        return f"<Session on {self.gpu or 'the CPU'} of {self.source_graph}>"
+
     @property
     def backend(self) -> str:
         """The name of the backend: ``"cpu"`` or ``"gpu"``."""

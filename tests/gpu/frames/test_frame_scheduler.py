@@ -44,6 +44,22 @@ def test_timings_arrive_and_are_learned(gpu, host, image):
     assert all(model.samples(c.key) > 0 for c in session.program.step_costs())
 
 
+def test_what_a_game_prints_names_the_network_and_what_it_waits_for(gpu, host, image):
+    graph = conv_net()
+    session = cml.Session(graph, gpu)
+    job = host.submit(session, {"x": image})
+    facts = [f"{name} {graph.facts[name]}" for name in (*graph.inputs, *graph.outputs)]
+    for printed, parts in [
+        (gpu, [gpu.name]),
+        (graph, [graph.name, *facts]),
+        (session, [gpu.name, graph.name, *facts]),
+        (cml.Session(graph, "cpu"), ["the CPU", graph.name]),
+        (host.scheduler, ["1 queued", job.waiting_for]),
+    ]:
+        text = str(printed)
+        assert len(text) < 500 and all(part in text for part in parts), text
+
+
 @pytest.mark.parametrize("frames", [600, pytest.param(20_000, marks=pytest.mark.long)])
 def test_steady_state_creates_nothing(gpu, image, monkeypatch, frames):
     session = cml.Session(conv_net(layers=2), gpu)

@@ -302,7 +302,7 @@ def test_mismatched_texture_copy_is_refused(gpu, host, monkeypatch):
         with pytest.raises(InputError, match=says):
             job.copy_to_texture(encoder, name, target, **options)
 
-    refuses("it is queued")
+    refuses("state is 'queued'")
     finished(host, job, lambda _: None)
     usage = Usage.TEXTURE_BINDING | Usage.RENDER_ATTACHMENT
     refuses(
