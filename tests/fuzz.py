@@ -28,7 +28,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -69,6 +69,8 @@ PASSES = (*(name for name, _, _ in STAGES if name not in ("infer", "sweep")), "v
 _SPREAD = (1.0, 0.7, 0.5, 0.3, 0.1, 0.0)
 #: the accepted multiple of the distance of moved results
 _ALLOWED = 4.0
+#: operators of a graph
+_NODES = 12
 #: runs of a graph with variables
 _RUNS = 2
 
@@ -114,23 +116,31 @@ def evaluate(
     state = {name: graph.constants[name] for name, _ in graph.updates}
     runs = []
     for _ in range(_RUNS if graph.updates else 1):
-        values: Values = {**graph.constants, **state, **inputs}
-        for node in graph.nodes:
-            arrays = [values[n] for n in node.reads]
-            results = [
-                np.asarray(result, NUMPY_DTYPE[graph.facts[name].dtype])
-                for name, result in zip(node.outputs, run_node(node, arrays), strict=True)
-            ]
-            if rng is not None:
-                results = [_moved(value, node_tolerance(node), rng) for value in results]
-                nan = may_be_nan(node, graph, arrays) if spread else None
-                if nan is not None:
-                    some = nan & (rng.random(results[0].shape) < spread)
-                    results = [np.where(some, np.float32(np.nan), results[0])]
-            values.update(zip(node.outputs, results, strict=True))
+        values = _computed(graph, {**state, **inputs}, rng, spread)
         runs.append({name: np.array(values[name]) for name in graph.outputs})
         state = {variable: values[value] for variable, value in graph.updates}
     return runs
+
+
+def _computed(
+    graph: Graph, given: Values, rng: np.random.Generator | None = None, spread: float = 0.0
+) -> Values:
+    """Returns the values of all tensors of one run by name."""
+    values = {**graph.constants, **given}
+    for node in graph.nodes:
+        arrays = [values[n] for n in node.reads]
+        results = [
+            np.asarray(result, NUMPY_DTYPE[graph.facts[name].dtype])
+            for name, result in zip(node.outputs, run_node(node, arrays), strict=True)
+        ]
+        if rng is not None:
+            results = [_moved(value, node_tolerance(node), rng) for value in results]
+            nan = may_be_nan(node, graph, arrays) if spread else None
+            if nan is not None:
+                some = nan & (rng.random(results[0].shape) < spread)
+                results = [np.where(some, np.float32(np.nan), results[0])]
+        values.update(zip(node.outputs, results, strict=True))
+    return values
 
 
 def _moved(value: Array, tolerance: Any, rng: np.random.Generator) -> Array:
@@ -237,9 +247,11 @@ class FuzzBench:
         self._right = self._right or reference(self.case)
         return self._right
 
-    def session(self, backend: Any, graph: Graph | None = None, **options: Any) -> cml.Session:
-        chosen = CompileOptions(without=self.without, tuned=False, cpu="refuse", **options)
-        return cml.Session(graph or self.case.graph, backend, chosen)
+    def options(self, **more: Any) -> CompileOptions:
+        return CompileOptions(without=self.without, tuned=False, cpu="refuse", **more)
+
+    def session(self, backend: Any) -> cml.Session:
+        return cml.Session(self.case.graph, backend, self.options())
 
     def runs(self, session: cml.Session) -> list[Values]:
         return [session.run(self.case.inputs) for _ in self.right.values]
@@ -258,12 +270,10 @@ def _written(bench: FuzzBench) -> str:
     save(bench.case.graph, bench.folder, overwrite=True)
     graph = cml.load(bench.folder)
     given = dict(zip(graph.inputs, bench.case.inputs.values(), strict=True))
-    for run, (got, wanted) in enumerate(
-        zip(evaluate(graph, given), bench.right.values, strict=True)
-    ):
-        for (name, value), other in zip(wanted.items(), got.values(), strict=True):
-            if not np.array_equal(other, value, equal_nan=value.dtype.kind == "f"):
-                return f"run {run}, {name} is another after it was written and loaded"
+    for got, wanted in zip(evaluate(graph, given), bench.right.values, strict=True):
+        found = dict(zip(wanted, got.values(), strict=True))
+        if problem := _other_bits(found, wanted, "after it was written and loaded"):
+            return problem
     return ""
 
 
@@ -284,15 +294,13 @@ def _any_slices(bench: FuzzBench) -> str:
         session.reset()
         inspect.fill_arena(program, SENTINEL + seed)
         inspect.run_ranges(program, bench.case.inputs, random_partition(whole, seed))
-        for name, place in session.plan.outputs.items():
-            if not _same_bits(inspect.read_tensor(program, place), wanted[name]):
-                return f"partition {seed} of the workgroups gives other bits of {name}"
-    options = CompileOptions(bench.without, tuned=False, cpu="refuse", plan=PlanOptions(keep=True))
+        places = session.plan.outputs.items()
+        found = {name: inspect.read_tensor(program, place) for name, place in places}
+        if problem := _other_bits(found, wanted, f"in partition {seed} of the workgroups"):
+            return problem
+    options = bench.options(plan=PlanOptions(keep=True))
     apart = GpuProgram(make_plan(session.graph, bench.gpu, options), bench.gpu)
-    for name, value in apart.run(bench.case.inputs).items():
-        if not _same_bits(value, wanted[name]):
-            return f"{name} has other bits where no memory is used twice"
-    return ""
+    return _other_bits(apart.run(bench.case.inputs), wanted, "where no memory is used twice")
 
 
 def _in_parts(bench: FuzzBench) -> str:
@@ -303,15 +311,18 @@ def _in_parts(bench: FuzzBench) -> str:
     largest = max((b.nbytes for step in session.plan.steps for b in step.bindings), default=0)
     limits = replace(bench.gpu.limits, max_binding_bytes=max(largest // 3, 256))
     device: Any = SimpleNamespace(limits=limits, name=bench.gpu.name)
-    options = CompileOptions(bench.without, tuned=False, cpu="refuse")
     try:
-        plan = make_plan(session.graph, device, options)
+        plan = make_plan(session.graph, device, bench.options())
     except cml.DeviceError:
         return ""  # atomic operations, or more parts than the device has bindings
-    for name, value in GpuProgram(plan, bench.gpu).run(bench.case.inputs).items():
-        if not _same_bits(value, wanted[name]):
-            return f"{name} has other bits where {', '.join(plan.parts)} are bound in parts"
-    return ""
+    found = GpuProgram(plan, bench.gpu).run(bench.case.inputs)
+    return _other_bits(found, wanted, f"where {', '.join(plan.parts)} are bound in parts")
+
+
+def _other_bits(found: Mapping[str, Array], wanted: Mapping[str, Array], how: str) -> str:
+    """Returns the outputs that are not bit-identical, in words; "" if all are."""
+    names = [name for name, value in wanted.items() if not _same_bits(found[name], value)]
+    return f"{', '.join(names)}: other bits {how}" if names else ""
 
 
 def _same_bits(a: Array, b: Array) -> bool:
@@ -344,14 +355,11 @@ def _cooked(bench: FuzzBench) -> str:
     return difference(bench.runs(cml.Session(load_cooked(cooked), bench.gpu)), bench.right)
 
 
-CHECKS: dict[str, Callable[[FuzzBench], str]] = {
-    "cpu": _on_cpu, "written": _written, "gpu": _on_gpu, "slices": _any_slices,
-    "nodes": _each_node, "half": partial(_each_node, storage="half"), "parts": _in_parts,
+_OF_ALL: dict[str, Callable[[FuzzBench], str]] = {
+    "cpu": _on_cpu, "written": _written, "gpu": _on_gpu, "slices": _any_slices, "parts": _in_parts,
 }  # fmt: skip
-INTEGER_CHECKS: dict[str, Callable[[FuzzBench], str]] = {
-    "cpu": _on_cpu, "written": _written, "gpu": _on_gpu, "slices": _any_slices,
-    "tensors": _each_tensor, "cooked": _cooked, "parts": _in_parts,
-}  # fmt: skip
+CHECKS = {**_OF_ALL, "nodes": _each_node, "half": partial(_each_node, storage="half")}
+INTEGER_CHECKS = {**_OF_ALL, "tensors": _each_tensor, "cooked": _cooked}
 ON_CPU = ("cpu", "written")
 
 
@@ -423,11 +431,7 @@ def _cut(case: FuzzCase, node: Node, outputs: tuple[str, ...]) -> FuzzCase:
 
     ``outputs`` are the outputs of the new graph.
     """
-    values: Values = {**case.graph.constants, **case.inputs}
-    for other in case.graph.nodes:
-        found = run_node(other, [values[n] for n in other.reads])
-        for name, value in zip(other.outputs, found, strict=True):
-            values[name] = np.asarray(value, NUMPY_DTYPE[case.graph.facts[name].dtype])
+    values = _computed(case.graph, case.inputs)
     inputs = (*case.graph.inputs, *node.outputs)
     nodes = tuple(n for n in case.graph.nodes if n is not node)
     given = FuzzCase(case.graph, {n: values[n] for n in inputs})
@@ -455,10 +459,7 @@ def drawn(
     """
     rng = np.random.default_rng([seed, number])
     odd = number % 4 == 3
-    if integer:
-        case = random_integer_case(rng, nodes, odd)
-    else:
-        case = random_case(rng, nodes, odd)
+    case = (random_integer_case if integer else random_case)(rng, nodes, odd)
     left_out = rng.choice(len(PASSES), int(rng.integers(0, 4)), replace=False)
     return case, frozenset(PASSES[i] for i in left_out)
 
@@ -480,8 +481,8 @@ def failures_of(
     if not runs_at_all(case):
         return []
     bench = FuzzBench(case, without, gpu, folder)
-    found = [(check, problem_of(check, bench)) for check in checks]
-    return [Failure(check, problem, case, without) for check, problem in found if problem]
+    problems = [(check, problem_of(check, bench)) for check in checks]
+    return [Failure(check, problem, case, without) for check, problem in problems if problem]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -490,7 +491,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cases", type=int, default=0, help="so many instead of some minutes")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--nodes", type=int, default=12)
     parser.add_argument("--backends", nargs="+", choices=("cpu", "gpu"), default=["cpu", "gpu"])
     parser.add_argument("--keep", type=Path, default=Path("fuzz-failures"), metavar="DIR")
     parser.add_argument("--checks", nargs="+", metavar="NAME", help="only these of the checks")
@@ -520,7 +520,7 @@ def _of_graphs(a: argparse.Namespace, gpu: Any, work: Path, number: int) -> Sequ
     able = [c for c in known if gpu is not None or c in ON_CPU]
     checks = [c for c in able if c in (a.checks or able)]
     ends = []
-    for failure in failures_of(a.seed, number, a.nodes, gpu, work, checks, a.integer):
+    for failure in failures_of(a.seed, number, _NODES, gpu, work, checks, a.integer):
         smaller = minimized(failure, gpu, work)
         said = f"case {number}, {failure.check}: {failure.problem}\n  smaller: {smaller.problem}, "
         said += f"without {sorted(smaller.without)}\n{to_text(smaller.case.graph)}"

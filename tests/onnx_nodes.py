@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 import cml_engine as cml
+from cml_engine.cpu.compare import compare
 from cml_engine.errors import CmlError, NeedsConstant, UnsupportedOp
 from cml_engine.errors.arguments import ONNX_OPSET
 from cml_engine.formats.onnx.export import onnx_parts
@@ -38,6 +39,7 @@ from cml_engine.io.atomic_write import write_atomically
 from cml_engine.io.folders import cache_folder
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Graph
 from cml_engine.ops import registered
+from cml_engine.ops.declaration.spec import Tolerance
 from tests.campaign import FAILS, Outcome, run_cases
 from tests.generate import random_call
 from tests.reference.calls import GRAPH_LEVEL, OPERATORS, SIGNATURES
@@ -85,26 +87,19 @@ def cases() -> dict[str, Any]:
     except OSError:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            from onnx.backend.test.loader import load_model_tests
+            from onnx.backend.test.case.node import collect_testcases
 
-            found = load_model_tests(kind="node")
+            found = collect_testcases(None)
         with suppress(OSError):
             write_atomically(file, pickle.dumps(found))
     return {case.name: case for case in found if _fits(case)}
 
 
 def _fits(case: Any) -> bool:
-    model = model_of(case)
-    domains = {node.domain for node in model.graph.node}
+    domains = {node.domain for node in case.model.graph.node}
     if LEFT_OUT.match(case.name) or "ai.onnx.preview.training" in domains:
         return False
-    return _types(model) <= FITTING
-
-
-def model_of(case: Any) -> Any:
-    import onnx
-
-    return case.model or onnx.load(str(Path(case.model_dir) / "model.onnx"))
+    return _types(case.model) <= FITTING
 
 
 def _types(model: Any) -> set[str]:
@@ -128,12 +123,8 @@ def with_model(case: Any, model: Any) -> Any:
 
 def data_sets(case: Any) -> Iterator[tuple[list[Array], list[Array]]]:
     """Yields the inputs and the expected outputs of each of the case's data sets."""
-    if case.data_sets:
-        for inputs, outputs in case.data_sets:
-            yield [_array(x) for x in inputs], [_array(y) for y in outputs]
-        return
-    for folder in sorted(Path(case.model_dir).glob("test_data_set_*")):
-        yield _arrays(folder, "input"), _arrays(folder, "output")
+    for inputs, outputs in case.data_sets:
+        yield [_array(x) for x in inputs], [_array(y) for y in outputs]
 
 
 def _array(value: Any) -> Array:
@@ -144,22 +135,9 @@ def _array(value: Any) -> Array:
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 
-def _arrays(folder: Path, what: str) -> list[Array]:
-    import onnx
-
-    files = sorted(folder.glob(f"{what}_*.pb"), key=lambda p: int(p.stem.split("_")[1]))
-    found = []
-    for file in files:
-        tensor = onnx.TensorProto()
-        tensor.ParseFromString(file.read_bytes())
-        found.append(_array(tensor))
-    return found
-
-
 # -- export to ONNX
 
-#: the accepted difference of an exported graph, as a share of the largest value
-TOLERANCE = 1e-5
+_TOLERANCE = Tolerance(0.0, 0.0, "an exported graph rounds in another order", 1e-5)
 
 
 def exported(graph: Graph, opset: int = 20, **options: Any) -> bytes:
@@ -203,19 +181,10 @@ def difference(got: Mapping[str, Array], wanted: Mapping[str, Array]) -> str:
     if list(got) != list(wanted):
         return f"outputs are {list(got)}, wanted {list(wanted)}"
     for name, want in wanted.items():
-        have = got[name]
-        if (have.shape, have.dtype) != (want.shape, want.dtype):
-            return f"'{name}' is {have.dtype}{have.shape}, wanted {want.dtype}{want.shape}"
-        if want.dtype != np.float32:
-            if not np.array_equal(have, want):
-                return f"'{name}' is {have.reshape(-1)[:8]}, wanted {want.reshape(-1)[:8]}"
-            continue
-        finite = np.isfinite(want)
-        if not np.array_equal(have[~finite], want[~finite], equal_nan=True):
-            return f"'{name}' has {have[~finite][:8]}, wanted {want[~finite][:8]}"
-        worst = np.abs(have[finite].astype(np.float64) - want[finite]).max(initial=0)
-        if not worst <= TOLERANCE * np.abs(want[finite]).max(initial=0):
-            return f"'{name}' is off by {worst:.3g}"
+        if got[name].dtype != want.dtype:
+            return f"'{name}' is {got[name].dtype}, wanted {want.dtype}"
+        if problem := compare(got[name], want, _TOLERANCE).problem:
+            return f"'{name}': {problem}"
     return ""
 
 
@@ -265,7 +234,7 @@ def round_trip(graph: Graph, backend: Any, inputs: Mapping[str, Array]) -> Mappi
 
 def run_case(case: Any, backend: Any, through: Through = directly) -> Verdict:
     """Runs one case on a backend and returns its verdict."""
-    model = model_of(case)
+    model = case.model
     ops = Counter(node.op_type for node in model.graph.node)
     operator = case.name if not ops else ops.most_common(1)[0][0]
     bound: tuple[str, ...] = ()

@@ -203,12 +203,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("words", nargs="*", help="only faults with one of these in their names")
     parser.add_argument("--jobs", type=int, default=1, help="copies of the tree at a time")
     parser.add_argument("--tests", default="", help="pytest's arguments, instead of each fault's")
-    parser.add_argument("--list", action="store_true", help="print the faults and plant none")
     a = parser.parse_args(arguments)
     faults = [f for f in FAULTS if not a.words or any(w in f.name for w in a.words)]
-    if a.list:
-        print("\n".join(f"{f.name}  ({f.place}; {f.tests})" for f in faults))
-        return 0
     outcomes = campaign(faults, a.jobs, shlex.split(a.tests))
     survivors = [o for o in outcomes if not o.test]
     print(f"{len(faults) - len(survivors)} of {len(faults)} faults noticed")

@@ -39,7 +39,7 @@ def smallest():
     """
     found = {}
     for case in onnx_nodes.cases().values():
-        model = onnx_nodes.model_of(case)
+        model = case.model
         if len(model.graph.node) != 1:
             continue
         only = model.graph.node[0]

@@ -61,7 +61,7 @@ def test_unknown_attribute_values_are_refused():
     taken, seen = [], set[tuple[str, str]]()
     for case in onnx_nodes.cases().values():
         model = onnx.ModelProto()
-        model.CopyFrom(onnx_nodes.model_of(case))
+        model.CopyFrom(case.model)
         for node in model.graph.node:
             for attribute in node.attribute:
                 key = (node.op_type, attribute.name)
