@@ -128,7 +128,10 @@ def _naming_file(file: NamedFile | Path, subject: str) -> Iterator[None]:
 def check_suffix(file: File) -> None:
     target = named_file(file)
     if target.suffix not in SUFFIXES:
-        raise InputError(f"'{target}': wanted a file in {', '.join(SUFFIXES)}")
+        raise InputError(
+            f"'{target}': files of type '{target.suffix}' are neither read nor written; wanted one "
+            f"of {', '.join(SUFFIXES)}"
+        )
 
 
 def check_outputs(files: Mapping[str, File], facts: Mapping[str, Fact]) -> None:
@@ -248,7 +251,10 @@ def charge_member(member: zipfile.ZipInfo, archive: Path) -> None:
 def _header(file: IO[bytes]) -> tuple[Shape, bool, DType]:
     """Reads an array's header and returns the shape, True for Fortran order, and the dtype."""
     header = np.lib.format
-    version = header.read_magic(file)
+    try:
+        version = header.read_magic(file)
+    except ValueError:
+        raise ValueError("it is no .npy file: write it with numpy.save") from None
     read_header = (
         header.read_array_header_1_0 if version == (1, 0) else header.read_array_header_2_0
     )
@@ -362,14 +368,17 @@ def _arrays(path: Path, name: str) -> Iterator[Array]:
     if not path.is_file():
         raise InputError(f"samples of '{name}': no such file: {path}")
     with _naming_file(path, f"samples of '{name}'"):
-        current_budget().charge_bytes(path.stat().st_size, f"'{path}'")
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            yield loaded
-        else:
-            for member in loaded.zip.infolist():
+        if path.suffix.lower() not in _READERS:
+            raise InputError(f"samples of '{name}' are read from a .npz or .npy file")
+        if path.suffix.lower() == ".npy":
+            with _stream(NamedFile(path), name) as stream:
+                yield _array(stream, name)
+            return
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.infolist():
                 charge_member(member, path)
-            yield from (loaded[key] for key in loaded.files)
+                with archive.open(member) as stream:
+                    yield _array(stream, name)
 
 
 def _split_samples(array: Array, path: Path, name: str, fact: Fact) -> list[Array]:

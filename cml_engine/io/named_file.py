@@ -77,5 +77,9 @@ def _option(pair: str) -> tuple[str, Any]:
     except InputError as error:
         raise InputError(f"'{pair}': {error.message}") from None
     values = {"bits": BITS, "alpha": ALPHAS}.get(name)
-    expected = f"{name} of {', '.join(map(str, values))}" if values else ", ".join(_KNOWN)
-    raise InputError(f"'{pair}': wanted {expected}, as height.png:scale=100,shift=-5")
+    if values is None:
+        raise InputError(
+            f"a file has no option '{name}'; wanted one of {', '.join(_KNOWN)}, as in "
+            "height.png:scale=100,shift=-5"
+        )
+    raise InputError(f"'{pair}': wanted {name} of {', '.join(map(str, values))}")

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 
 import cml_engine as cml
 from cml_engine.io.atomic_write import write_atomically
@@ -83,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except cml.CmlError as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"python -m http.server --bind 127.0.0.1 --directory {options.folder}")
+    print(f"python -m http.server --bind 127.0.0.1 --directory {quote(str(options.folder))}")
     print("and then http://localhost:8000")
     return 0
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 
 from cml_engine.cooked import cook
 from cml_engine.io.atomic_write import write_atomically
@@ -84,7 +85,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
     write_world(folder)
-    print(f"python -m http.server --bind 127.0.0.1 --directory {folder}")
+    print(f"python -m http.server --bind 127.0.0.1 --directory {quote(str(folder))}")
     print("and then http://localhost:8000")
 
 

@@ -230,7 +230,7 @@ def test_other_models_or_inputs_are_refused(mapped, net, tmp_path, rng):
     "source, said",
     [
         ("{tmp}/nothing/*.npy", "no such file. Wanted .npy, .npz or .png files"),
-        ("{tmp}/*.txt", "wanted a file in .npy, .npz, .png"),
+        ("{tmp}/*.txt", "wanted one of .npy, .npz, .png"),
         ("{tmp}/z.zarr", "is a Zarr group: name one of its arrays, .*z.zarr/NAME: flat"),
         ("{tmp}/z.zarr/flat", r"has chunks of \[5\], the model's input 'image' is scalar"),
         (7, "cannot take inputs from int"),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from cml_engine.io.folders import bundled_folder
 from tests.fixtures.models import inputs_abc, write_model, write_model_abc
 
 #: the blog's model has no version line, which is a notice
@@ -111,16 +112,20 @@ def test_inputs_are_checked_with_names_and_shapes(abc, tmp_path, refused):
     np.save(tmp_path / "short.npy", np.zeros((1, 128), np.float32))
     np.save(tmp_path / "text.npy", np.full((1, 128, 4), "a"))
     (tmp_path / "broken.npy").write_bytes(b"\x93NUMPY\x01\x00garbage")
+    (tmp_path / "none.npy").write_bytes(b"")
     (tmp_path / "broken.png").write_bytes(b"not a picture")
     cases = [
         (one, "input 'input2' is missing"),
         (f"{one} -i input3=x.npy", "unknown input 'input3'"),
         (f"{one} -i input2={tmp_path}/short.npy", "wanted shape [1, 128, 4], got [1, 128]"),
         (f"{one} -i input2={tmp_path}/text.npy", "wanted scalar"),
-        (f"{one} -i input2={tmp_path}/none.npy", "no such file"),
+        (f"{one} -i input2={tmp_path}/nothing.npy", "no such file"),
+        (f"{one} -i input2={tmp_path}/none.npy", "it is no .npy file"),
+        (f"{one} -i input2={tmp_path}/x.npy:bits=12", "'bits=12': wanted bits of 8, 16, 32"),
+        (f"{one} -i input2={tmp_path}/x.npy:alfa=drop", "no option 'alfa'; wanted one of scale"),
         (f"{one} -i input2={tmp_path}/broken.npy", "cannot read"),
         (f"{one} -i input2={tmp_path}/broken.png", "a PNG holds scalar[1,C,H,W]"),
-        (f"{one} -i input2={tmp_path}/x.jpeg", "wanted a file in"),
+        (f"{one} -i input2={tmp_path}/x.jpeg", "wanted one of .npy"),
         (f"{one} {one}", "given twice"),
         ("-i input1", "wanted NAME=FILE"),
     ]
@@ -128,10 +133,23 @@ def test_inputs_are_checked_with_names_and_shapes(abc, tmp_path, refused):
         assert says in refused(f"run {abc} {inputs} --backend cpu")
 
 
+@pytest.mark.parametrize("command", ["run MODEL", "quantize MODEL out", "validate MODEL"])
+def test_files_of_another_input_are_named_where_a_shape_is_open(command, tmp_path, refused):
+    example = bundled_folder("example_models", "examples/models") / "enlarge.onnx"
+    command = command.replace("MODEL", str(example))
+    np.save(tmp_path / "x.npy", np.zeros((8, 3, 16, 16), np.float32))
+    (tmp_path / "x.png").write_bytes(b"a picture")
+    assert "-i has 'img', not 'image'" in refused(f"{command} -i img={tmp_path}/x.npy")
+    assert "wanted NAME=FILE" in refused(f"{command} -i {tmp_path}/x.npy")
+    if command.startswith("quantize"):
+        message = refused(f"{command} -i image={tmp_path}/x.png")
+        assert "samples of 'image' are read from a .npz or .npy file" in message
+
+
 def test_unwritable_outputs_are_refused_before_the_run(run_abc, image_model, tmp_path, refused):
     cases = [
         (f"output1={tmp_path}/no/such/o.npy", "no folder"),
-        (f"output1={tmp_path}", "wanted a file in"),
+        (f"output1={tmp_path}", "wanted one of .npy"),
         ("nothing=o.npy", "unknown output"),
         (f"output1={tmp_path}/o.png", "a PNG wants"),
     ]

@@ -152,6 +152,14 @@ def test_ranges_parse_and_check_alike():
             ranges.BUDGET_MS.check(value, "budget")
 
 
+@pytest.mark.parametrize(
+    ("option", "hint"), [("--bakend", " (did you mean '--backend'?)"), ("--qqq", "")]
+)
+def test_a_similar_option_is_suggested(option, hint, capsys):
+    code, _, err = end(capsys, ["run", "MODEL", option, "cpu"])
+    assert code == 2 and f"unrecognized arguments: {option} cpu{hint}; see 'cml run --help'" in err
+
+
 def test_unknown_arguments_are_refused_in_one_line(capsys):
     for argv in (["frobnicate"], [], ["info"], ["info", "a", "b"], ["run", "m", "--backend", "x"]):
         code, out, err = end(capsys, argv)

@@ -153,6 +153,12 @@ def test_an_exported_host_compiles_with_one_line(compiler_environment, expected,
     run("sh", "-c", line, cwd=folder)
     found = play(folder / "host", folder / "net.cml", folder)
     assert_allclose(found, expected, rtol=1e-5)
+    for arguments, message in {
+        (): "usage: host",
+        ("no net.cml",): "cannot read 'no net.cml'",
+    }.items():
+        refused = subprocess.run([folder / "host", *arguments], capture_output=True, text=True)
+        assert refused.returncode == 2 and message in refused.stderr
     said = compiler_environment.run(
         "cml", "export", MODEL, "out", "--to", "c", cwd=tmp_path, check=False
     )

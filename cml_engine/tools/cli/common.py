@@ -43,7 +43,7 @@ def load_for_inputs(a: Namespace, shape_of: ShapeOf = array_files.shape_of) -> G
     An input whose value an operator needs at load, such as the condition of an ``If``, becomes a
     constant with the value of its file.
     """
-    files = dict(pair.partition("=")[::2] for pair in a.input)
+    files = dict(_name_and_file(pair) for pair in a.input)
 
     def file_shape(name: str, extents: Known) -> Shape | None:
         return shape_of(files[name], name, extents) if files.get(name) else None
@@ -52,6 +52,11 @@ def load_for_inputs(a: Namespace, shape_of: ShapeOf = array_files.shape_of) -> G
     while True:
         try:
             graph = load_open(a, file_shape, constants)
+        except OpenShape as error:
+            if files and error.input not in files:
+                names = ", ".join(f"'{name}'" for name in files)
+                error.message = f"-i has {names}, not '{error.input}': {error.message}"
+            raise
         except NeedsConstant as error:
             missing = [name for name in error.inputs if name not in constants]
             are_given = shape_of is array_files.shape_of and all(map(files.get, missing))
@@ -277,9 +282,7 @@ def named_files(pairs: Iterable[str], facts: Mapping[str, Fact], role: str) -> d
     """
     files: dict[str, NamedFile] = {}
     for pair in pairs:
-        name, equals, file = pair.partition("=")
-        if not equals or not name or not file:
-            raise InputError(f"'{pair}': wanted NAME=FILE")
+        name, file = _name_and_file(pair)
         if name not in facts:
             listed = ", ".join(f"{n}: {fact}" for n, fact in facts.items()) or "(none)"
             raise InputError(f"unknown {role} '{name}'; the model's {role}s are {listed}")
@@ -288,6 +291,13 @@ def named_files(pairs: Iterable[str], facts: Mapping[str, Fact], role: str) -> d
         files[name] = named_file(file)
         array_files.check_suffix(files[name])
     return files
+
+
+def _name_and_file(pair: str) -> tuple[str, str]:
+    name, _, file = pair.partition("=")
+    if not name or not file:
+        raise InputError(f"'{pair}': wanted NAME=FILE")
+    return name, file
 
 
 def read_inputs(

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from cml_engine import __version__
 from cml_engine.compiler.plugins import load_file
+from cml_engine.errors.arguments import suggestion
 from cml_engine.io import load_limits
 from cml_engine.tools.cli.commands import change, frames, installation, look, run, ship
 from cml_engine.tools.cli.options import COMMANDS, GROUPS, Group
@@ -98,7 +99,9 @@ def _start(argv: Sequence[str] | None) -> int:
     a, unknown = root.parse_known_args(argv)
     if unknown:
         root.prog += f" {a.command_name}"
-        root.error(f"unrecognized arguments: {' '.join(unknown)}")
+        options = COMMANDS[a.command_name].options
+        hint = suggestion(unknown[0], [flag for option in options for flag in option.flags])
+        root.error(f"unrecognized arguments: {' '.join(unknown)}{hint and f' ({hint})'}")
     limits = getattr(a, "load_limits", None)
     if limits is not None:
         load_limits.LoadLimits.parse(limits)

@@ -172,10 +172,13 @@ static inline void copy_text(char *to, size_t room, cml_text text) {
     snprintf(to, room, "%.*s", (int)text.length, text.data);
 }
 
-/* Reads a whole file; returns NULL if there is none. */
+/* Reads a whole file. Returns NULL, and names the file on stderr, if it cannot be read. */
 static inline void *read_whole(const char *path, size_t *size) {
     FILE *in = fopen(path, "rb");
-    if (in == NULL) return NULL;
+    if (in == NULL) {
+        fprintf(stderr, "cannot read '%s'\n", path);
+        return NULL;
+    }
     fseek(in, 0, SEEK_END);
     long end = ftell(in);
     rewind(in);

@@ -31,7 +31,6 @@ static int read_input(const cml_shape *shape, char **arguments, int count, char 
             continue;
         arguments[i] = NULL;
         input->data = read_whole(argument + length + 1, &input->bytes);
-        if (input->data == NULL) fprintf(stderr, "cannot read '%s'\n", argument + length + 1);
         return input->data != NULL;
     }
     input->data = calloc(1, input->bytes > 0 ? input->bytes : 1);
@@ -112,10 +111,11 @@ int main(int argc, char **argv) {
     void *bytes = argc > 1 ? read_whole(argv[1], &size) : NULL;
     double budget_ms = 4.0;
     if (argc > 2 && strchr(argv[argc - 1], '=') == NULL) budget_ms = atof(argv[--argc]);
-    if (bytes == NULL || !(budget_ms > 0)) {
+    if (argc < 2 || !(budget_ms > 0)) {
         fprintf(stderr, "usage: host NET.cml [INPUT=FILE ...] [BUDGET_MS]\n");
         return 2;
     }
+    if (bytes == NULL) return 2;
     if (!gpu_open(&g, bytes, size)) return 3;
     if (!gpu_load(&g, bytes, size, &scheduler, &net)) return 1;
     free(bytes);

@@ -340,10 +340,11 @@ int main(int argc, char **argv) {
     cml_scheduler *scheduler;
     cml_net *net;
     cml_shape in, out;
-    if (bytes == NULL || frames < 1 || frames > MAX_FRAMES) {
+    if (argc < 3 || frames < 1 || frames > MAX_FRAMES) {
         fprintf(stderr, "usage: scene NET.cml PICTURE.ppm [FRAMES] [BUDGET_MS]\n");
         return 2;
     }
+    if (bytes == NULL) return 2;
     if (!gpu_open(&e.g, bytes, size)) return 3;
     if (!gpu_load(&e.g, bytes, size, &scheduler, &net)) return 1;
     free(bytes);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from pathlib import Path
+from shlex import quote
 
 from cml_engine.cooked import PROFILES, load_cooked
 from cml_engine.cooked import cook as cook_graph
@@ -185,7 +186,7 @@ def export(a: Namespace) -> None:
     size = sum((folder / name).stat().st_size for name in names) / 2**20
     use = "pictures can be dragged in" if picture_of(graph) else "runs the cooked file's own input"
     print(f"{folder}: {len(names)} files, {size:.1f} MiB; {use}")
-    serve = f"python -m http.server --bind 127.0.0.1 --directory {folder}"
+    serve = f"python -m http.server --bind 127.0.0.1 --directory {quote(str(folder))}"
     print(f"  {serve}, then http://localhost:8000")
 
 
