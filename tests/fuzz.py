@@ -4,6 +4,7 @@
     python -m tests.fuzz --cases 20 --backends cpu
     python -m tests.fuzz --seed 7 --first 12 --cases 1   # this case again
     python -m tests.fuzz --integer --cases 200  # integer networks
+    python -m tests.fuzz --hardware   # kernels that hardware with the limits of WebGPU takes
     python -m tests.fuzz --strangers --minutes 20   # damaged files: fixtures/strangers.py
 
 A case is a graph of a dozen operators (fixtures/fuzz_graphs.py), its inputs and the disabled
@@ -52,6 +53,7 @@ from cml_engine.cpu.cpu_program import run_node
 from cml_engine.gpu.program import inspect
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Graph, Node
+from cml_engine.ir.limits import Limits
 from cml_engine.nnef.files.writer import save, to_text
 from cml_engine.ops.conv.cpu import may_be_nan
 from cml_engine.runtime.node_check import check_bits, check_nodes
@@ -495,6 +497,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--keep", type=Path, default=Path("fuzz-failures"), metavar="DIR")
     parser.add_argument("--checks", nargs="+", metavar="NAME", help="only these of the checks")
     parser.add_argument("--integer", action="store_true", help="integer networks instead")
+    parser.add_argument("--hardware", action="store_true", help="plan as for hardware")
     parser.add_argument("--strangers", action="store_true", help="damaged files, and all readers")
     parser.add_argument(
         "--readers", nargs="+", choices=strangers.READERS, default=strangers.READERS, metavar="NAME"
@@ -503,6 +506,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.simplefilter("ignore")
     with ExitStack() as stack:
         gpu = cml.Gpu() if "gpu" in a.backends and not a.strangers else None
+        if gpu is not None and a.hardware:
+            gpu.limits = Limits()
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         run = partial(_of_graphs, a, gpu, folder)
         if a.strangers:

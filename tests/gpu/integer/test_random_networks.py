@@ -8,6 +8,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.ir.limits import Limits
 from tests import fuzz
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -22,7 +23,9 @@ PROLOGUES = (
 
 
 @pytest.mark.parametrize("number", range(CASES))
-def test_no_bit_differs(number, gpu, tmp_path):
+def test_no_bit_differs(number, gpu, tmp_path, monkeypatch):
+    """Every other network is planned as for hardware."""
+    monkeypatch.setattr(gpu, "limits", Limits() if number % 2 else gpu.limits)
     assert fuzz.failures_of(0, number, 8, gpu, tmp_path, ("cpu", "gpu"), integer=True) == []
 
 
