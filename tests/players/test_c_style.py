@@ -76,8 +76,7 @@ def test_the_sources_are_one_file_too(tmp_path):
 
 
 def test_dawn_build_needs_only_webgpu_h(tmp_path):
-    """With ``CML_DAWN`` the player compiles without ``wgpu.h``; test_dawn.py runs it on Dawn
-    itself."""
+    """With ``CML_DAWN`` the player compiles without ``wgpu.h``; test_c_player.py runs that."""
     (tmp_path / "webgpu").mkdir()
     shutil.copyfile(wgpu_folder() / "webgpu.h", tmp_path / "webgpu/webgpu.h")
     hosts = [PLAYER / name for name in ("tools/play.c", "example/host.c", "example/scene.c")]

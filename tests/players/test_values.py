@@ -16,18 +16,14 @@ from cml_engine.compiler.planning.plan_graph import plan_graph
 from cml_engine.compiler.tuning_tables import shipped_table
 from cml_engine.cooked import PROFILES, cook
 from cml_engine.gpu.shaders import compilers
-from tests.fixtures.cooked import counter, sections, small_model
-from tests.fixtures.graphs import Net, layer_norm, mobilenet_block, unet_block
+from tests.fixtures.cooked import counter, sections
+from tests.fixtures.graphs import Net, mobilenet_block
 from tests.fixtures.integer.networks import IntegerNet, line
 from tests.players.building import SANITIZED, build
 from tests.players.deno import run_deno
 from tests.players.playing import run_play
 
 pytestmark = pytest.mark.skipif(compilers.version() is None, reason="no HLSL compiler to cook with")
-
-
-def of(net: Net) -> cml.Graph:
-    return net.graph(net.nodes[-1].outputs[0])
 
 
 def wide() -> cml.Graph:
@@ -52,15 +48,12 @@ def integers() -> cml.Graph:
 
 #: by name: the network, and True if it is cooked in 16 bits
 NETWORKS = {
-    "small": (small_model, False),
     "a variable": (counter, False),
     "wide": (wide, False),
     "wide in 16 bits": (wide, True),
-    "depthwise": (lambda: of(mobilenet_block()), False),
-    "unet": (lambda: of(unet_block()), False),
+    "depthwise": (lambda: mobilenet_block().graph(), False),
     "matmul": (product, False),
     "matmul in 16 bits": (product, True),
-    "layer norm": (lambda: of(layer_norm()), False),
     "integers": (integers, False),
 }
 
