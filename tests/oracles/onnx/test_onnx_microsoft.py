@@ -9,7 +9,15 @@ ort = pytest.importorskip("onnxruntime")
 
 import cml_engine as cml  # noqa: E402
 from cml_engine.ir.block_weights import weight_blocks  # noqa: E402
-from tests.fixtures.onnx_models import exported_cnn, load, model, node, run, saved  # noqa: E402
+from tests.fixtures.onnx_models import (  # noqa: E402
+    agrees_with_runtime,
+    exported_cnn,
+    load,
+    model,
+    node,
+    run,
+    saved,
+)
 
 
 def ms(text, **attrs):
@@ -82,15 +90,7 @@ def weights(rng):
     ("shape", "text"), [(shape, text) for shape, texts in CALLS.items() for text in texts]
 )
 def test_operator(rng, shape, text):
-    made = ms(text)
-    given = {name: array for name, array in weights(rng).items() if name in made.input}
-    compared = [name for name in made.output if name[0] != "_"]
-    network = model([made, "_unused = Neg(x)"], f"x: {list(shape)}", ", ".join(compared), given)
-    x = rng.standard_normal(shape, np.float32)
-    wanted = ort.InferenceSession(network.SerializeToString()).run(compared, {"x": x})
-    got = run(network, x=x)
-    for name, want in zip(compared, wanted, strict=True):
-        assert_allclose(got[name], want, rtol=1e-4, atol=2e-5)
+    agrees_with_runtime(ms(text), rng.standard_normal(shape, np.float32), weights(rng))
 
 
 def packed(codes, bits):
