@@ -47,13 +47,10 @@ LOWERED = [
 
 
 def refused(call):
-    """Returns the reason why the interpreter cannot run a call rightly; "" if it can."""
+    """Returns the reason why the interpreter's answer to a call may be wrong; "" if it is right."""
     attrs, arrays = call.attrs, call.arrays
     checks = {
         "an extent of 0": any(a.size == 0 for a in arrays),
-        "ranks above 5": any(a.ndim > 5 for a in arrays) or len(attrs.get("axes", ())) > 5,
-        "rank 0": any(a.ndim == 0 for a in arrays),
-        "operands of different rank": _uneven(call),
         "a border other than constant": attrs.get("border", "constant") != "constant"
         and call.op not in ("pad", "multilinear_upsample"),
         "batches that broadcast: it reads beyond them": call.op == "matmul"
@@ -64,36 +61,15 @@ def refused(call):
         "reflections of reflections: it reads beyond": call.op == "pad"
         and any(max(p) >= e for p, e in zip(attrs["padding"], arrays[0].shape, strict=True)),
         "an exponential that overflows": call.op == "softplus" and arrays[0].max(initial=0) > 80,
-        "several axes": call.op in ("softmax", "argmax_reduce", "argmin_reduce")
-        and len(attrs["axes"]) != 1,
-        "no axes": attrs.get("axes") == [],
         "normalize of debox": call.op == "debox" and attrs.get("normalize", False),
-        "a sum that is normalised": call.op == "sum_reduce" and attrs.get("normalize", False),
-        "other factors than 2, and 'aligned'": call.op == "multilinear_upsample"
-        and (
-            attrs["method"] == "aligned"
-            or any(f != 2 for f in attrs["factor"])
-            or "reflect" in attrs["border"]
-        ),
-        "linear resampling of other than images": call.op == "multilinear_upsample"
-        and arrays[0].ndim != 4,
-        "its deconvolution has the padding of (0,1) for (1,0)": call.op == "multilinear_upsample"
-        and attrs["method"] == "asymmetric",
         "NaN and infinities": not all(np.isfinite(a).all() for a in arrays if a.dtype.kind == "f"),
     }
     return next((why for why, found in checks.items() if found), "")
 
 
-def _uneven(call):
-    ranks = {a.ndim for a in call.arrays}
-    several = call.op not in ("gather", "conv", "deconv", "separable_conv", "separable_deconv")
-    return several and len(ranks) > 1 and call.op != "batch_normalization"
-
-
 def calls_of(op):
     small = (c for c in declared_calls(op) if sum(a.size for a in c.arrays) < 20_000)
-    count = 10 * RANDOM if op == "multilinear_upsample" else RANDOM  # it accepts few of them
-    random = (random_call(op, seed) for seed in range(count))
+    random = (random_call(op, seed) for seed in range(RANDOM))
     yield from (c for c in (*small, *random) if not refused(c))
 
 
