@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import cml_engine as cml
-from tests.fixtures.models import write_model, write_model_abc
+from tests.fixtures.models import write_model
+from tests.nnef.files.test_safetensors import safetensors
 
 TEXT = """version 1.0;
 graph net(image) -> (out)
@@ -19,14 +20,6 @@ graph net(image) -> (out)
 FILTER = np.arange(9, dtype=np.float32).reshape(3, 3, 1, 1)
 
 
-def safetensors(path, array, name="f"):
-    offsets = [0, array.nbytes]
-    header = {name: {"dtype": "F32", "shape": list(array.shape), "data_offsets": offsets}}
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + array.tobytes())
-    return str(path)
-
-
 @pytest.fixture
 def bare(tmp_path):
     """The path of an NNEF folder that has a network's text but not its weights."""
@@ -34,7 +27,8 @@ def bare(tmp_path):
 
 
 def test_weights_of_safetensors(bare, tmp_path, run_cml):
-    file = safetensors(tmp_path / "net.safetensors", FILTER)
+    file = tmp_path / "net.safetensors"
+    file.write_bytes(safetensors(f=("F32", FILTER)))
     np.save(tmp_path / "in.npy", np.ones((1, 3, 4, 4), np.float32))
     files = f"-i image={tmp_path / 'in.npy'} -o out={tmp_path / 'out.npy'}"
     run_cml(f"run {bare} --weights {file} --backend cpu {files}")
@@ -44,7 +38,8 @@ def test_weights_of_safetensors(bare, tmp_path, run_cml):
 
 
 def test_files_without_the_weights_are_refused(bare, tmp_path, refused):
-    file = safetensors(tmp_path / "net.safetensors", FILTER, "g")
+    file = tmp_path / "net.safetensors"
+    file.write_bytes(safetensors(g=("F32", FILTER)))
     assert "has no tensor 'f'" in refused(f"info {bare} --weights {file}")
     for name, what in (("none", "there is no such file"), (tmp_path, "it is a folder"),
                        ("a\0b", "there is no such file"), ("", "it is a folder")):  # fmt: skip
@@ -70,7 +65,7 @@ def test_run_refuses_random_weights(bare, refused):
     assert "their results mean nothing" in err
 
 
-def test_the_layout_of_textures(tmp_path, monkeypatch, run_cml, refused):
+def test_the_layout_of_textures(tmp_path, run_cml, refused):
     source = write_model(tmp_path / "net", TEXT, f=FILTER)
     made = tmp_path / "made"
     command = f"convert {source} {made}"
@@ -78,13 +73,9 @@ def test_the_layout_of_textures(tmp_path, monkeypatch, run_cml, refused):
     assert cml.load(made).facts["out"].shape == (1, 4, 4, 4)
     assert "is not empty" in refused(f"{command} --layout nhwc")
     assert "--rgba needs --layout nhwc" in refused(f"{command} --rgba")
-    monkeypatch.setattr("warnings.warn", lambda *_, **__: None)  # of the version line
-    abc = write_model_abc(tmp_path / "abc")
-    err = refused(f"convert {abc} {tmp_path}/new --layout nhwc --rgba")
-    assert "3 channels of floats (input1: scalar[1,128,4,4], output1" in err
     (tmp_path / "file").write_text("")
     err = refused(f"convert {source} {tmp_path}/file/m --layout nhwc")
-    assert "cannot write" in err and not (tmp_path / "new").exists()
+    assert "cannot write" in err
 
 
 def test_convert_refuses_unsupported_options(tmp_path, refused):

@@ -10,7 +10,6 @@ from cml_engine.compiler.plan import KernelCode
 from cml_engine.gpu.shaders.dump import dump_kernel
 from cml_engine.io.atomic_write import COMPLETE
 from cml_engine.io.output_folder import OutputFolder, file_below, file_stem, name_problem
-from cml_engine.tools.cli import main
 from tests.fixtures.models import write_model
 
 TEXT = """\
@@ -46,8 +45,8 @@ def given(tmp_path_factory):
     }
 
 
-def run(command, given, folder, *more):
-    return main([*COMMANDS[command][0].format(folder=folder, **given).split(), *more])
+def line(command, given, folder):
+    return COMMANDS[command][0].format(folder=folder, **given)
 
 
 def files(folder):
@@ -55,23 +54,22 @@ def files(folder):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_foreign_files_are_kept(command, given, tmp_path, capsys):
+def test_foreign_files_are_kept(command, given, tmp_path, run_cml, refused):
     """A filled folder is refused.
 
     With ``--overwrite`` only files of an earlier run are replaced or deleted. A manifest of
     another program, or one that lists paths outside the folder, deletes nothing.
     """
     folder = tmp_path / "out"
-    _, made, manifest = COMMANDS[command]
+    words, (_, made, manifest) = line(command, given, folder), COMMANDS[command]
     foreign = {"passes/notes.md": b"n", "kernels/my.hlsl": b"k", "data.json": b"{}", "plan.md": b"",
                "report.json": b'{"files": ["data.json"], "format": "cml report 1"}'}  # fmt: skip
     for name, data in foreign.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
-    assert run(command, given, folder) == 2
-    assert "is not empty: name another folder, or allow to overwrite" in capsys.readouterr().err
+    assert "is not empty: name another folder, or allow to overwrite" in refused(words)
     assert files(folder) == foreign
-    assert run(command, given, folder, "--overwrite") == 0, capsys.readouterr().err
+    run_cml(f"{words} --overwrite")
     assert (folder / made).is_file()
     kept = foreign if manifest != "report.json" else {**foreign, manifest: None}
     assert {n for n, data in kept.items() if data in (None, files(folder).get(n))} == set(foreign)
@@ -83,17 +81,17 @@ def test_foreign_files_are_kept(command, given, tmp_path, capsys):
     outside.write_text("another's")
     listed["cml_files"] += ["old.txt", "../outside.txt", str(outside), "passes", "", "\0", 7]
     (folder / manifest).write_text(json.dumps(listed))
-    assert run(command, given, folder, "--overwrite") == 0, capsys.readouterr().err
+    run_cml(f"{words} --overwrite")
     assert not (folder / "old.txt").exists()
     assert outside.read_text() == "another's"
     assert set(foreign) <= set(files(folder))
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_links_are_not_followed(command, given, tmp_path, capsys):
+def test_links_are_not_followed(command, given, tmp_path, run_cml, refused):
     folder, outside = tmp_path / "out", tmp_path / "outside"
     outside.mkdir()
-    assert run(command, given, folder) == 0, capsys.readouterr().err
+    run_cml(line(command, given, folder))
     made = folder / COMMANDS[command][1]
     target = outside / made.name
     target.write_bytes(b"another's")
@@ -104,19 +102,18 @@ def test_links_are_not_followed(command, given, tmp_path, capsys):
             (folder / name).rename(outside / name)
         (folder / name).symlink_to(outside / name)
     before = files(outside)
-    assert run(command, given, folder, "--overwrite") == 2
-    assert "is a link, or lies behind one" in capsys.readouterr().err
+    assert "is a link, or lies behind" in refused(f"{line(command, given, folder)} --overwrite")
     assert files(outside) == before
 
 
-def test_link_in_place_of_a_finished_model_is_refused(given, tmp_path, capsys):
+def test_link_in_place_of_a_finished_model_is_refused(given, tmp_path, run_cml, refused):
     """A link in the place of a model that a killed process finished is refused, not followed."""
     folder, outside = tmp_path / "out", tmp_path / "outside"
-    assert run("convert", given, folder) == run("convert", given, outside) == 0
+    run_cml(line("convert", given, folder))
+    run_cml(line("convert", given, outside))
     (folder / COMPLETE).symlink_to(outside)
     before = files(outside)
-    assert run("convert", given, folder, "--overwrite") == 2
-    assert "is a link, or lies behind one" in capsys.readouterr().err
+    assert "is a link, or lies behind" in refused(f"{line('convert', given, folder)} --overwrite")
     assert files(outside) == before
 
 

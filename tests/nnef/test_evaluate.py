@@ -6,6 +6,7 @@ import pytest
 
 from cml_engine.errors import CmlError, ModelError
 from cml_engine.io.load_limits import LoadLimits, OverBudget, load_budget
+from tests.fixtures.messages import raises
 
 
 @pytest.mark.parametrize(
@@ -58,9 +59,8 @@ def test_values(load_body, text, value):
     ],
 )
 def test_messages(load_body, text, message):
-    with pytest.raises(ModelError) as error:
+    with raises(ModelError, message) as error:
         load_body(f"r = relu(x); y = reshape(r, shape = {text});")
-    assert message in str(error.value)
     assert "graph.nnef:7:" in str(error.value)
 
 

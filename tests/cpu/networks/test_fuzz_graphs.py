@@ -8,12 +8,8 @@ import importlib
 import numpy as np
 import pytest
 
-import cml_engine as cml
-from cml_engine.compiler.passes.infer import infer_facts
-from cml_engine.ir.graph import Graph, Node
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.conv.cpu import may_be_nan
-from cml_engine.tools.testing import full_attrs
 from tests import fuzz
 from tests.fixtures.fuzz_graphs import FuzzCase
 from tests.fixtures.graphs import Net
@@ -111,16 +107,16 @@ def test_non_finite_deconv_weights(gpu, tmp_path):
 
     Beyond the input's edges a GPU multiplies the weight by 0.
     """
-    x, w = np.ones((1, 2, 3, 3), np.float32), np.ones((2, 4, 3, 3), np.float32)
+    net, w = Net(1, 2, 3, 3), np.ones((2, 4, 3, 3), np.float32)
     w[1, 2, 0, 0] = np.inf
-    facts = {"x": cml.Fact("scalar", x.shape), "w": cml.Fact("scalar", w.shape)}
-    facts["bias"] = cml.Fact("scalar", ())
-    node = Node("deconv", ("x", "w", "bias"), ("y",), full_attrs("deconv", {}))
-    zero = {"bias": np.zeros((), np.float32)}
-    graph = infer_facts(Graph("net", ("x", "w"), ("y",), (node,), facts, zero))
-    bench = fuzz.FuzzBench(FuzzCase(graph, {"x": x, "w": w}), frozenset(), gpu, tmp_path)
+    names = {"w": net.constant(w), "zero": net.constant(0.0)}
+    graph = net.graph(net.op("deconv", "x", *names.values()))
+    inputs = {**net.input(), names["w"]: w}
+    zero = {names["zero"]: graph.constants[names["zero"]]}
+    graph = graph.with_(inputs=tuple(inputs), constants=zero)
+    bench = fuzz.FuzzBench(FuzzCase(graph, inputs), frozenset(), gpu, tmp_path)
     assert [fuzz.problem_of(check, bench) for check in fuzz.CHECKS] == [""] * len(fuzz.CHECKS)
-    found = may_be_nan(node, graph, [x, w])
+    found = may_be_nan(graph.nodes[0], graph, [*inputs.values()])
     assert found is not None and found.ravel().tolist() == [False, False, True, False]
 
 

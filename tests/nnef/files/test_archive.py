@@ -8,10 +8,10 @@ import tarfile
 import numpy as np
 import pytest
 
-from cml_engine import nnef
 from cml_engine.errors import ModelError
 from cml_engine.io.load_limits import LoadLimits, load_budget
 from cml_engine.nnef.files.tensor_file import tensor_bytes
+from tests.nnef.conftest import load_native
 
 TEXT = b"""version 1.0;
 graph net(x) -> (y)
@@ -64,7 +64,7 @@ def packed(path, format=tarfile.PAX_FORMAT, prefix=""):
 
 
 def loaded(path):
-    graph = nnef.load(path, lambda op: True)
+    graph = load_native(path)
     assert [node.op for node in graph.nodes] == ["add", "add"]
     return dict(graph.constants)
 

@@ -14,6 +14,7 @@ import cml_engine as cml
 from cml_engine.errors import CmlError, InputError, ModelError, TensorFileError
 from cml_engine.io.model_source import FolderSource, OutsideModelError, inner_name
 from cml_engine.nnef.files.tensor_file import tensor_bytes
+from tests.fixtures.messages import raises
 from tests.fixtures.models import FileSource
 from tests.fixtures.pages import example
 
@@ -59,9 +60,8 @@ def test_a_model_in_memory():
     ],
 )
 def test_unsuitable_arrays_are_refused(tensors, message):
-    with pytest.raises(CmlError) as error:
+    with raises(CmlError, message):
         cml.load(cml.MemoryModel(TEXT, tensors))
-    assert message in str(error.value)
 
 
 def test_memory_model_text_must_be_str():
@@ -179,9 +179,8 @@ def test_bytes_of_an_archive(tmp_path):
     ],
 )
 def test_invalid_bytes_are_refused(data, message):
-    with pytest.raises(CmlError) as error:
+    with raises(CmlError, message):
         cml.load(data)
-    assert message in str(error.value)
 
 
 def test_invalid_model_arguments_are_refused():

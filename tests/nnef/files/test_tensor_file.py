@@ -16,6 +16,7 @@ from cml_engine.nnef.files.tensor_file import (
     tensor_bytes,
     write_tensor,
 )
+from tests.fixtures.messages import raises
 
 
 def round_trip(array, bits=None, item=None):
@@ -114,9 +115,8 @@ def word(*values):
     ],
 )
 def test_damaged_tensor_file_is_named(data, message):
-    with pytest.raises(TensorFileError) as error:
+    with raises(TensorFileError, message) as error:
         read_stored(MemoryBlob(data, "w.dat"))
-    assert message in str(error.value)
     assert "'w.dat' is damaged" in str(error.value)
 
 

@@ -13,6 +13,8 @@ from cml_engine.ir.graph import Epilogue, Fact, Graph
 from cml_engine.nnef.files import writer
 from cml_engine.nnef.files.writer import to_text
 from tests.fixtures.graphs import node
+from tests.fixtures.messages import raises
+from tests.nnef.conftest import load_native
 
 TEXT = """version 1.0;
 extension KHR_enable_fragment_definitions, KHR_enable_operator_expressions;
@@ -60,7 +62,7 @@ def everything(write_model):
     (folder / "graph.quant").write_text(
         "'y': linear_quantize(min = [0.0, 1.0], max = 1.0, bits = 8);"
     )
-    return nnef.load(folder, lambda op: True)
+    return load_native(folder)
 
 
 def test_the_text_is_canonical(everything):
@@ -107,7 +109,7 @@ def test_different_tensors_get_different_files(tmp_path, second):
              for n, v in kinds.items()}  # fmt: skip
     graph = small(constants=kinds, labels=dict.fromkeys("ac", "w") | {"b": "W"})
     nnef.save(graph.with_(facts={**graph.facts, **facts}), tmp_path / "out")
-    found = nnef.load(tmp_path / "out", lambda op: True)
+    found = load_native(tmp_path / "out")
     for name, values in kinds.items():
         assert found.constants[name].dtype == values.dtype
         np.testing.assert_array_equal(found.constants[name], values)
@@ -184,7 +186,7 @@ def test_invalid_identifiers_are_renamed(tmp_path):
         constants={"graph": np.ones(2, np.float32), "weights é": big},
     )
     nnef.save(graph, tmp_path / "out")
-    again = nnef.load(tmp_path / "out", lambda op: True)
+    again = load_native(tmp_path / "out")
     assert again.inputs == ("a_b_0_2",)
     assert again.outputs == ("t_7",)
     assert again.nodes[0].inputs == ("a_b_0_2", "t_graph")
@@ -199,7 +201,7 @@ def test_constants_unrepresentable_in_text_become_files(tmp_path):
     )
     nnef.save(graph, tmp_path / "out")
     assert (tmp_path / "out" / "nan.dat").is_file()
-    again = nnef.load(tmp_path / "out", lambda op: True)
+    again = load_native(tmp_path / "out")
     assert np.isnan(again.constants["nan"])
 
 
@@ -219,8 +221,7 @@ def test_constants_unrepresentable_in_text_become_files(tmp_path):
     ],
 )  # fmt: skip
 def test_unsupported_values_are_refused_on_writing(graph, message, tmp_path):
-    with pytest.raises(CmlError) as error:
+    with raises(CmlError, message) as error:
         nnef.save(graph, tmp_path / "out")
-    assert message in str(error.value)
     assert isinstance(error.value, (InputError, ModelError))
     assert not (tmp_path / "out").exists()

@@ -12,6 +12,7 @@ from cml_engine.ops import load_families
 from cml_engine.ops.declaration.expression import ExpressionError, evaluate, hlsl, parse, wide_hlsl
 from cml_engine.ops.elementwise.elementwise_op import ELEMENTWISE
 from cml_engine.ops.registration import known_functions
+from tests.fixtures.messages import raises
 
 load_families()
 pytestmark = pytest.mark.usefixtures("own_operators")
@@ -165,9 +166,8 @@ DECLARATIONS = [
 
 @pytest.mark.parametrize(("given", "says"), DECLARATIONS)
 def test_declaration_contradicting_its_expression_is_refused(given, says):
-    with pytest.raises(OperatorError) as caught:
+    with raises(OperatorError, says):
         operator(**given)
-    assert says in str(caught.value)
 
 
 def test_an_expression_needs_a_signature():

@@ -139,13 +139,16 @@ def read_by(part, found, x):
     return {"all": x, "upper": x >> found.bits, "lower": x & low}[part.take]
 
 
+RANGES = [Range(-127, 127), Range(0, 255), Range(-32767, 32767)]
+
+
 @given(st.data())
 def test_no_partial_sum_passes_its_bound(data):
     """Partial sums stay below 2^24 for any inputs, any order of addition, and sums split into
     bytes."""
     random = np.random.default_rng(data.draw(st.integers(0, 2**20)))
     bits = data.draw(st.sampled_from([8, 16]))
-    words = data.draw(st.sampled_from([Range(-127, 127), Range(0, 255), Range(-32767, 32767)]))
+    words = data.draw(st.sampled_from(RANGES))
     most = 127 if bits == 8 else 2000
     weights = random.integers(-most, most + 1, (3, data.draw(st.integers(1, 16))))
     bias = [int(b) for b in random.integers(-(2**20), 2**20, 3)]
@@ -216,7 +219,7 @@ def test_contraction_cannot_matter(seed):
     No intermediate value is a denormal.
     """
     random = np.random.default_rng(seed)
-    words = random.choice([Range(-127, 127), Range(0, 255), Range(-32767, 32767)])
+    words = random.choice(RANGES)
     weights = random.integers(-127, 128, (1, 24))
     found = quant_params.plan_exact_sum(
         "conv 'c'", weights, [int(random.integers(-(2**20), 2**20))], words

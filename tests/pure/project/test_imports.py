@@ -209,28 +209,22 @@ def module_graph(folder, package):
     sources = {}
     for path in sorted(folder.rglob("*.py")):
         parts = [package, *path.relative_to(folder).with_suffix("").parts]
-        is_package = parts[-1] == "__init__"
-        sources[".".join(parts[:-1] if is_package else parts)] = (path, is_package)
+        sources[".".join(parts).removesuffix(".__init__")] = path
     return {
-        name: {m for m in named_modules(path, name, is_package, sources) if m != name}
-        for name, (path, is_package) in sources.items()
+        name: {m for m in named_modules(path, sources) if m != name}
+        for name, path in sources.items()
     }
 
 
-def named_modules(path, module, is_package, known):
-    """Yields the modules in ``known`` that a file imports or from which it imports a name.
-
-    ``module`` is the file's own name, to which relative imports refer.
-    """
+def named_modules(path, modules):
+    """Yields those of ``modules`` that a file imports or from which it imports a name."""
     for node in statements(tree_of(path)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in known)
+            yield from (alias.name for alias in node.names if alias.name in modules)
         elif isinstance(node, ast.ImportFrom):
-            up = module.split(".")[: len(module.split(".")) - node.level + is_package]
-            base = ".".join([*(up if node.level else []), *([node.module] if node.module else [])])
-            for alias in node.names:
-                inner = f"{base}.{alias.name}"
-                yield from (name for name in (inner if inner in known else base,) if name in known)
+            assert not node.level, f"{path}:{node.lineno} is a relative import"
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from {name if name in modules else node.module for name in inner} & {*modules}
 
 
 def circle(graph):
@@ -252,7 +246,7 @@ def test_import_cycles_of_every_form_are_found(tmp_path):
         "__init__.py": "from p.a import x",
         "a.py": "if TYPE_CHECKING:\n    from p.room.b import B\n",
         "room/__init__.py": "",
-        "room/b.py": "def f():\n    from ..c import d\n",
+        "room/b.py": "def f():\n    from p.c import d\n",
         "c.py": "from p import a\n",
         "alone.py": "import p.a, os",
     }
