@@ -14,5 +14,5 @@ def client() -> Iterator[Any]:
     pytest.importorskip("distributed")
     from cml_engine.distributed.cluster import connect
 
-    with connect(workers=2) as (found, _):
-        yield found
+    with connect(workers=2) as (cluster_client, _):
+        yield cluster_client

@@ -56,10 +56,10 @@ def stored(place: str, made: Layer) -> dict[str, Any]:
 
 
 def check_values(place: str, made: Layer) -> None:
-    found = stored(place, made)
+    arrays = stored(place, made)
     for unit in made.units():
         for name, expected in values(made, unit).items():
-            assert_array_equal(found[name][made.span(unit)], expected)
+            assert_array_equal(arrays[name][made.span(unit)], expected)
 
 
 @pytest.mark.parametrize("chunk", [1, 3])
@@ -278,7 +278,7 @@ def test_other_versions_are_refused_with_both_named(bake_layer, place, monkeypat
 
 
 @pytest.mark.parametrize(
-    "place, said",
+    "place, message",
     [
         ("{tmp}/no/out.zarr", "no folder '.*no'; make it first"),
         ("{tmp}/file", "is a file: a store is a folder"),
@@ -286,7 +286,7 @@ def test_other_versions_are_refused_with_both_named(bake_layer, place, monkeypat
         ("{tmp}/other.zarr", "is a Zarr store of something else"),
     ],
 )
-def test_paths_that_are_not_stores_are_refused(client, work, tmp_path, place, said):
+def test_paths_that_are_not_stores_are_refused(client, work, tmp_path, place, message):
     import zarr
 
     (tmp_path / "file").write_text("")
@@ -295,7 +295,7 @@ def test_paths_that_are_not_stores_are_refused(client, work, tmp_path, place, sa
     zarr.open_group(str(tmp_path / "other.zarr"), mode="w").create_array(
         "mine", shape=(1,), dtype="f4"
     )
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         bake(work, place.format(tmp=tmp_path), StorePlan([layer(2)], MANIFEST), client=client)
     assert lines(work.log) == []
 
@@ -313,7 +313,7 @@ def test_a_full_disk_ends_the_run_with_one_message(bake_layer, work):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"scheduler": "tcp://127.0.0.1:9"}, "no scheduler answers at 'tcp://127.0.0.1:9'"),
         ({"client": "tcp://127.0.0.1:9"}, "wanted a distributed.Client, got str"),
@@ -324,9 +324,9 @@ def test_a_full_disk_ends_the_run_with_one_message(bake_layer, work):
         ({"workers": 0}, "wanted a whole number of 1 to 100,000, got 0"),
     ],
 )
-def test_missing_cluster_gives_one_message(place, work, monkeypatch, options, said):
+def test_missing_cluster_gives_one_message(place, work, monkeypatch, options, message):
     monkeypatch.setattr("cml_engine.distributed.cluster._ANSWER_S", 0.5)
-    with pytest.raises(CmlError, match=said):
+    with pytest.raises(CmlError, match=message):
         bake(work, place, StorePlan([layer(2)], MANIFEST), **options)
 
 

@@ -81,7 +81,7 @@ def images(folder: Path, count: int, rng: np.random.Generator) -> list[np.ndarra
 
 def expected(model: Path, inputs: list[Any]) -> list[dict[str, np.ndarray]]:
     session = cml.Session(cml.load(model), "cpu")
-    return [session.run(given) for given in inputs]
+    return [session.run(item) for item in inputs]
 
 
 @pytest.fixture
@@ -99,13 +99,13 @@ def mapped(client: Any, net: Path, tmp_path: Path) -> Callable[..., Report]:
 
 @pytest.mark.parametrize("batch, per_task", [(1, 1), (4, 8), (None, None)])
 def test_map_rows_equal_session_outputs(mapped, net, tmp_path, rng, batch, per_task):
-    made = images(tmp_path / "in", 19, rng)
+    inputs = images(tmp_path / "in", 19, rng)
     report = mapped(batch=batch, per_task=per_task)
     assert report.complete and report.made == 19 and report.device == "CPU (NumPy)"
-    found = zarr.open_group(tmp_path / "out.zarr", mode="r")
-    for row, wanted in enumerate(expected(net, [{"image": image} for image in made])):
-        assert_array_equal(found["out"][row], wanted["out"])
-    names = [bytes(row).rstrip(b"\0").decode() for row in found["input_names"][...]]
+    group = zarr.open_group(tmp_path / "out.zarr", mode="r")
+    for row, outputs in enumerate(expected(net, [{"image": image} for image in inputs])):
+        assert_array_equal(group["out"][row], outputs["out"])
+    names = [bytes(row).rstrip(b"\0").decode() for row in group["input_names"][...]]
     assert [Path(name.strip("'")).name for name in names] == [f"{i:03}.npy" for i in range(19)]
     again = mapped()
     assert (again.made, again.kept) == (0, 19)
@@ -115,9 +115,9 @@ def test_a_trace_has_every_task_its_steps_and_their_operators(mapped, tmp_path, 
     images(tmp_path / "in", 6, rng)
     file = tmp_path / "trace.json"
     mapped(trace=file, batch=1, per_task=2)
-    found = json.loads(file.read_text())["traceEvents"]
-    named = {event["pid"]: event["args"]["name"] for event in found if event["ph"] == "M"}
-    slices = [event for event in found if event["ph"] == "X"]
+    events = json.loads(file.read_text())["traceEvents"]
+    named = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    slices = [event for event in events if event["ph"] == "X"]
     assert {e["pid"] for e in slices} == set(named) and all("tcp" in n for n in named.values())
     kinds = {kind: [e for e in slices if e["cat"] == kind] for kind in ("unit", "step", "operator")}
     assert sorted(e["name"] for e in kinds["unit"]) == ["(0)", "(1)", "(2)"]
@@ -156,15 +156,15 @@ def test_pictures_and_several_inputs_and_zarr_chunks(mapped, net, tmp_path, rng)
     Image.fromarray(pixels).save(tmp_path / "a.png")
     mapped(inputs="*.png", out="p.zarr")
     image = (pixels.transpose(2, 0, 1)[None] / np.float32(255)).astype(np.float32)
-    (wanted,) = expected(net, [{"image": image}])
-    assert_allclose(zarr.open(tmp_path / "p.zarr")["out"][0], wanted["out"], atol=1e-6)
+    (outputs,) = expected(net, [{"image": image}])
+    assert_allclose(zarr.open(tmp_path / "p.zarr")["out"][0], outputs["out"], atol=1e-6)
 
     a, b = rng.random((2, 2, 3), np.float32)
     np.savez(tmp_path / "x.npz", a=a, b=b)
     mapped(write_model(tmp_path / "two.nnef", TWO), "*.npz", "t.zarr")
-    found = zarr.open(tmp_path / "t.zarr")
-    assert_array_equal(found["sum"][0], a + b)
-    assert_array_equal(found["big"][0], a > b)
+    group = zarr.open(tmp_path / "t.zarr")
+    assert_array_equal(group["sum"][0], a + b)
+    assert_array_equal(group["big"][0], a > b)
 
     data = rng.random((3, 16, 24), np.float32)
     zarr.create_array(tmp_path / "big.zarr", data=data, chunks=(3, 8, 8))
@@ -188,9 +188,9 @@ def test_inputs_are_batched_only_if_bit_identical(net, monkeypatch) -> None:
     run = Session.run
 
     def other(session: Session, inputs: Any) -> Any:
-        found = run(session, inputs)
+        outputs = run(session, inputs)
         size = len(next(iter(inputs.values())))
-        return {name: value + (size > 1) for name, value in found.items()}
+        return {name: value + (size > 1) for name, value in outputs.items()}
 
     monkeypatch.setattr(Session, "run", other)
     assert NetworkProducer(work)._batched_session(4) is None
@@ -199,13 +199,13 @@ def test_inputs_are_batched_only_if_bit_identical(net, monkeypatch) -> None:
 def test_a_cooked_network_needs_no_compiler_on_its_workers(client, net, tmp_path, rng):
     cooked = tmp_path / "net.cml"
     assert cli.main(["cook", str(net), "-o", str(cooked), "--devices", "software"]) == 0
-    made = images(tmp_path / "in", 3, rng)
+    inputs = images(tmp_path / "in", 3, rng)
     pattern = str(tmp_path / "in/*.npy")
     report = map_network(cooked, pattern, tmp_path / "out.zarr", client, backend="cpu")
     assert report.complete
-    wanted = expected(net, [{"image": image} for image in made])
-    found = zarr.open(tmp_path / "out.zarr")["out"][...]
-    assert_array_equal(found, [given["out"] for given in wanted])
+    outputs = expected(net, [{"image": image} for image in inputs])
+    rows = zarr.open(tmp_path / "out.zarr")["out"][...]
+    assert_array_equal(rows, [row["out"] for row in outputs])
     with pytest.raises(InputError, match="give its place instead"):
         map_network(cml.load_cooked(cooked), pattern, tmp_path / "o.zarr", client)
 
@@ -227,7 +227,7 @@ def test_other_models_or_inputs_are_refused(mapped, net, tmp_path, rng):
 
 
 @pytest.mark.parametrize(
-    "source, said",
+    "source, message",
     [
         ("{tmp}/nothing/*.npy", "no such file. Wanted .npy, .npz or .png files"),
         ("{tmp}/*.txt", "wanted one of .npy, .npz, .png"),
@@ -237,13 +237,13 @@ def test_other_models_or_inputs_are_refused(mapped, net, tmp_path, rng):
         ([], "there are no inputs"),
     ],
 )
-def test_invalid_sources_are_refused(net, tmp_path, source, said):
+def test_invalid_sources_are_refused(net, tmp_path, source, message):
     (tmp_path / "a.txt").write_text("")
     group = zarr.open_group(tmp_path / "z.zarr", mode="w")
     group.create_array("flat", data=np.zeros(10, np.float32), chunks=(5,))
     if isinstance(source, str):
         source = source.format(tmp=tmp_path)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         map_network(cml.load(net), source, tmp_path / "out.zarr", backend="cpu")
     assert not (tmp_path / "out.zarr").exists()
 
@@ -264,12 +264,12 @@ def test_map_command_reports_results_and_errors(client, words, tmp_path, rng, ru
     images(tmp_path / "in", 3, rng)
     words += ["--backend", "cpu"]
     report, there = tmp_path / "report.json", ["--scheduler", client.scheduler.address]
-    said = run_cml(*words, *there, "--price", "0.5", "--report", report).out
-    assert "3 of 3 inputs" in said and "a million inputs" in said
+    printed = run_cml(*words, *there, "--price", "0.5", "--report", report).out
+    assert "3 of 3 inputs" in printed and "a million inputs" in printed
     assert json.loads(report.read_text())["made"] == 3
     np.save(tmp_path / "in/001.npy", np.zeros((1, 3, 9, 9), np.float32))
-    shown = run_cml(*words, *there, "-o", tmp_path / "other.zarr", ends=2).err
-    assert "set aside: 1 of 3 inputs" in shown and "001.npy" in shown
+    message = run_cml(*words, *there, "-o", tmp_path / "other.zarr", ends=2).err
+    assert "set aside: 1 of 3 inputs" in message and "001.npy" in message
     for wrong in (
         ["--half"], ["--scheduler", "tcp://nowhere", "--workers", "2"], ["--workers", "0"],
         ["--batch", "x"], ["--price", "-1"],
@@ -281,8 +281,8 @@ def test_map_command_runs_in_onnx_runtime(client, words, tmp_path, rng, run_cml)
     pytest.importorskip("onnxruntime")
     images(tmp_path / "in", 2, rng)
     words += ["--backend", "onnxruntime"]
-    said = run_cml(*words, "--scheduler", client.scheduler.address).out
-    assert "2 of 2 inputs" in said and "CPU (ONNX Runtime)" in said
+    printed = run_cml(*words, "--scheduler", client.scheduler.address).out
+    assert "2 of 2 inputs" in printed and "CPU (ONNX Runtime)" in printed
     run_cml(*words, "--half", ends=2)
 
 
@@ -345,10 +345,10 @@ def test_zarr_with_other_codecs_is_refused_before_reading(tmp_path, more, monkey
     (folder / ".zarray").write_text(json.dumps({**V2, **more}))
     (folder / "0").write_bytes(pickle.dumps(Evil(ran)))
     facts = {"x": Fact("scalar", (8,))}
-    said = "codec|items of type|twice|no Zarr array that can be read"
-    with pytest.raises(InputError, match=said):
+    message = "codec|items of type|twice|no Zarr array that can be read"
+    with pytest.raises(InputError, match=message):
         open_source(str(folder), facts)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         ZarrSource(str(folder), (8,), (1,)).read(0, facts)
     assert not ran.exists()
 
@@ -399,10 +399,10 @@ def test_local_cluster_listens_on_localhost_only():
     with connect(workers=1, dashboard=True):
         this = psutil.Process()
         listening = {
-            found.laddr.ip
+            connection.laddr.ip
             for process in (this, *this.children(recursive=True))
-            for found in process.net_connections("inet")
-            if found.status == psutil.CONN_LISTEN
+            for connection in process.net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN
         }
     assert listening == {"127.0.0.1"}
 

@@ -33,17 +33,21 @@ def test_a_region_is_baked_and_drawn_and_not_baked_again(client, tmp_path, capsy
     assert main([*words(place), *more]) == 0
     assert "4 of 4 tiles" in capsys.readouterr().out and (tmp_path / "planet.png").exists()
     planet = zarr.open_group(place, mode="r")
-    said = planet.attrs["cml"]
-    assert said["seed"] == 7 and said["licence"] == "Apache-2.0" and len(said["model upres"]) == 64
+    manifest = planet.attrs["cml"]
+    assert (
+        manifest["seed"] == 7
+        and manifest["licence"] == "Apache-2.0"
+        and len(manifest["model upres"]) == 64
+    )
     assert {"height", "albedo", "density", "instances", "sha256", "x"} <= set(planet["L1"])
     assert "instances" not in planet["L2"] and "density" in planet["L2"]
 
     maker = TileMaker(load_chain(), "cpu")
     for tile, at in ((TileId(1, 0, 3), (0, 1)), (TileId(2, -1, 1), (0, 0))):
-        made = maker.make(tile, 7)
+        tensors = maker.make(tile, 7)
         group = planet[f"L{tile.level}"]
-        np.testing.assert_array_equal(group["height"][at], made["height"][0, 0])
-        expected = digest_of([made[name] for name in name_shown_tensors(tile)])
+        np.testing.assert_array_equal(group["height"][at], tensors["height"][0, 0])
+        expected = digest_of([tensors[name] for name in name_shown_tensors(tile)])
         assert group["digest"][at].tobytes().hex() == expected
 
     assert main([*words(place), *more]) == 0
@@ -99,7 +103,7 @@ def test_xarray_makes_a_map_of_it(client, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "more, said",
+    "more, message",
     [
         (["--region", "0:0,0:1"], "X0 must be less than X1"),
         (["--levels", "2:9"], "none beyond 6"),
@@ -108,9 +112,9 @@ def test_xarray_makes_a_map_of_it(client, tmp_path, monkeypatch):
         (["--scheduler", "nonsense://x"], "no scheduler answers at 'nonsense://x'"),
     ],
 )
-def test_invalid_arguments_end_with_one_message(more, said, tmp_path, capsys, monkeypatch):
+def test_invalid_arguments_end_with_one_message(more, message, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("cml_engine.distributed.cluster._ANSWER_S", 0.5)
     monkeypatch.chdir(tmp_path)
     assert main([*words(tmp_path / "planet.zarr"), *more]) == 2
-    shown = capsys.readouterr().err
-    assert said in shown and shown.startswith("error: ") and "Traceback" not in shown
+    printed = capsys.readouterr().err
+    assert message in printed and printed.startswith("error: ") and "Traceback" not in printed

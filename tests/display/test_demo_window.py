@@ -63,12 +63,12 @@ def test_a_player_uses_the_window_and_closes_it(display: str, tmp_path: Path) ->
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Traceback" not in done.stderr and "rror" not in done.stderr, done.stderr[-3000:]
-    said = json.loads(done.stdout.splitlines()[-1])
-    assert len(said["acts"]) == 13 and said["closed"] and said["error"] == ""
-    assert len(said["sizes"]) >= 3 and said["frames"] > 44 and said["tiles"] > 5
-    if said["software"]:  # otherwise the time does not include the GPU
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert len(report["acts"]) == 13 and report["closed"] and report["error"] == ""
+    assert len(report["sizes"]) >= 3 and report["frames"] > 44 and report["tiles"] > 5
+    if report["software"]:  # otherwise the time does not include the GPU
         # the whole of every frame, without the wait for the display; a minimised window draws none
-        assert 0.8 * said["frames"] <= said["told"] <= said["frames"]
-        assert 0 < said["told_ms"]["p50"] <= 1.1 * said["frame_ms"]["p50"]
-    trace = json.loads((tmp_path / said["trace"]).read_text())
+        assert 0.8 * report["frames"] <= report["told"] <= report["frames"]
+        assert 0 < report["told_ms"]["p50"] <= 1.1 * report["frame_ms"]["p50"]
+    trace = json.loads((tmp_path / report["trace"]).read_text())
     assert any(e["ph"] == "X" for e in trace["traceEvents"])

@@ -1,7 +1,13 @@
 """The host of many tests, and the input that they give to its ``conv_net``."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+
+from cml_engine.ops import load_families
+
+load_families()
 
 
 @pytest.fixture
@@ -16,3 +22,21 @@ def host(gpu):
     from tests.fixtures.frames.host import Host  # needs wgpu, which may be missing here
 
     return Host(gpu, budget_ms=5.0)
+
+
+@pytest.fixture
+def set_limits(gpu, monkeypatch):
+    """A function that changes limits of the suite's device for one test."""
+
+    def change(**limits):
+        monkeypatch.setattr(gpu, "limits", replace(gpu.limits, **limits))
+
+    return change
+
+
+@pytest.fixture
+def timed_gpu(gpu):
+    """The suite's device; skips the test if it has no timestamps."""
+    if not gpu.has_timestamps:
+        pytest.skip("no timestamp queries")
+    return gpu

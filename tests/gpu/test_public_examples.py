@@ -40,15 +40,15 @@ ON_GPU = re.compile(r"\b(gpu|network|after|scheduler|encoder|texture)\b|cml\.Gpu
 
 def public():
     """Returns the public classes and functions by full name, each as (module, object)."""
-    found = {}
+    public_names = {}
     seen = set()
     for module in MODULES:
         for name in getattr(importlib.import_module(module), "__all__", []):
             thing = getattr(importlib.import_module(module), name)
             if (inspect.isclass(thing) or inspect.isfunction(thing)) and thing not in seen:
                 seen.add(thing)
-                found[f"{module}.{name}"] = module, thing
-    return found
+                public_names[f"{module}.{name}"] = module, thing
+    return public_names
 
 
 PUBLIC = public()
@@ -68,22 +68,22 @@ def names(request, tmp_path, monkeypatch):
     cml.save(cml.load(cml.MemoryModel(TEXT, {"filter": filter})), "net.nnef")
     graph = cml.load("net.nnef")
     image = random.random((1, 3, 8, 8), np.float32)
-    found = vars(cml) | vars(importlib.import_module(module)) | {
+    namespace = vars(cml) | vars(importlib.import_module(module)) | {
         "cml": cml, "np": np, "Path": Path, "graph": graph, "image": image,
         "picture": random.random((1, 3, 20, 30), np.float32),
         "session": cml.Session(graph, "cpu"),
     }  # fmt: skip
     if ON_GPU.search(thing.__doc__ or ""):
         gpu = request.getfixturevalue("gpu")
-        found |= {
+        namespace |= {
             "gpu": gpu, "network": cml.Session(graph, gpu), "scheduler": cml.FrameScheduler(gpu),
             "after": cml.Session(cml.load(cml.MemoryModel(AFTER)), gpu),
             "encoder": gpu.device.create_command_encoder(),
             "texture": create_texture(gpu.device, "rgba8unorm", 8, 8),
         }  # fmt: skip
     if "integer" in (thing.__doc__ or ""):
-        found["integer"], _ = cml.quantize(graph, [{"image": image * k / 8} for k in range(8)])
-    return found
+        namespace["integer"], _ = cml.quantize(graph, [{"image": image * k / 8} for k in range(8)])
+    return namespace
 
 
 @pytest.mark.parametrize("names", PUBLIC, indirect=True, ids=str)
@@ -93,6 +93,6 @@ def test_the_example_of_a_public_name(names, request):
     text = inspect.getdoc(thing) or ""
     example = doctest.DocTestParser().get_doctest(text, names, name, None, None)
     assert example.examples, f"{name} has no example"
-    said = []
-    doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=said.append)
-    assert not said, "".join(said)
+    messages = []
+    doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=messages.append)
+    assert not messages, "".join(messages)

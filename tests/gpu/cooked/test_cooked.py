@@ -42,25 +42,25 @@ def cooked(data):
 
 
 def test_cooked_network_is_bit_identical_to_its_model(model, cooked, backend):
-    wanted = cml.Session(model, backend).run(small_inputs())
-    same_bits(cml.Session(cooked, backend).run(small_inputs()), wanted)
+    expected = cml.Session(model, backend).run(small_inputs())
+    same_bits(cml.Session(cooked, backend).run(small_inputs()), expected)
 
 
 def test_every_profile_agrees_with_numpy(model, gpu):
-    wanted = cml.Session(model, "cpu").run(small_inputs())
+    expected = cml.Session(model, "cpu").run(small_inputs())
     for profile in PROFILES:
         only = own(cook(model, [profile]))
-        close(cml.Session(only, gpu).run(small_inputs()), wanted, 1e-4)
+        close(cml.Session(only, gpu).run(small_inputs()), expected, 1e-4)
 
 
-def test_cooked_plan_has_the_costs_of_its_model(model, cooked, gpu, monkeypatch):
+def test_cooked_plan_has_the_costs_of_its_model(model, cooked, gpu, set_limits):
     """The cooked plan has the model's step costs and titles, so learned costs apply to both.
 
     Only convolutions that move floats as 64-bit integers differ: no profile has these.
     """
     plan = cml.Session(cooked, gpu, deferred=True).plan
     for int64 in {False, gpu.limits.int64}:
-        monkeypatch.setattr(gpu, "limits", replace(gpu.limits, int64=int64))
+        set_limits(int64=int64)
         live = cml.Session(model, gpu, deferred=True).plan
         assert [s.title for s in live.steps] == [s.title for s in plan.steps]
         for step, *costs in zip(live.steps, live.step_costs(), plan.step_costs(), strict=True):
@@ -95,8 +95,8 @@ def test_all_types_and_empty_tensors(backend):
         "n": np.arange(-3, 3, dtype=np.int32).reshape(2, 3),
         "none": np.zeros((0, 3), np.float32),
     }
-    wanted = cml.Session(model, backend).run(inputs)
-    same_bits(cml.Session(own(cook(model)), backend).run(inputs), wanted)
+    expected = cml.Session(model, backend).run(inputs)
+    same_bits(cml.Session(own(cook(model)), backend).run(inputs), expected)
 
 
 def test_16_bits_are_cooked(gpu):
@@ -105,13 +105,13 @@ def test_16_bits_are_cooked(gpu):
     x = {"x": np.random.default_rng(0).standard_normal((1, 3, 12, 12), np.float32)}
     cooked = own(cook(model, ["software"], HALF))
     session = cml.Session(model, gpu, HALF)
-    wanted = session.run(x)
+    expected = session.run(x)
     for options in (cml.CompileOptions(), HALF):
         got = cml.Session(cooked, gpu, options)
-        same_bits(got.run(x), wanted)
+        same_bits(got.run(x), expected)
         assert got.plan.weights_bytes == session.plan.weights_bytes
     full = own(cook(model, ["software"]))
-    same_bits(cml.Session(full, gpu, HALF).run(x), wanted)  # planned from the graph
+    same_bits(cml.Session(full, gpu, HALF).run(x), expected)  # planned from the graph
 
 
 def test_untrusted_cooked_files_run_with_checks(data, cooked, gpu):
@@ -124,15 +124,15 @@ def test_untrusted_cooked_files_run_with_checks(data, cooked, gpu):
 
 def test_integer_networks_have_one_result_everywhere(gpu):
     model = small_net()
-    wanted = cml.Session(model, "cpu").run(INPUT)
+    expected = cml.Session(model, "cpu").run(INPUT)
     cooked = own(cook(model))
     assert cooked.cooked_form.golden.tolerance == 0.0
     got = cml.Session(cooked, "cpu").run(INPUT)
-    same_bits(got, wanted)
-    assert run_digest(cooked, got) == run_digest(model, wanted)
+    same_bits(got, expected)
+    assert run_digest(cooked, got) == run_digest(model, expected)
     for profile in PROFILES:
         only = own(cook(model, [profile], golden=False))
-        same_bits(cml.Session(only, gpu).run(INPUT), wanted)
+        same_bits(cml.Session(only, gpu).run(INPUT), expected)
     with pytest.raises(cml.InputError, match="16-bit floats cannot hold"):
         cook(model, options=HALF)
 
@@ -187,11 +187,11 @@ def test_missing_profile_error_says_what_to_cook(model):
 
 
 def test_a_file_for_players_has_no_graph(model, data, gpu):
-    made = cook(model, player=True)
-    assert len(made) < len(data)
-    player = own(made)
-    wanted = cml.Session(model, gpu).run(small_inputs())
-    same_bits(cml.Session(player, gpu).run(small_inputs()), wanted)
+    file = cook(model, player=True)
+    assert len(file) < len(data)
+    player = own(file)
+    expected = cml.Session(model, gpu).run(small_inputs())
+    same_bits(cml.Session(player, gpu).run(small_inputs()), expected)
     with pytest.raises(cml.StaleArtifact, match="no graph for the CPU"):
         cml.Session(player, "cpu")
 
@@ -232,23 +232,23 @@ def test_game_kernels_are_cooked_without_numpy_functions(gpu, own_operators):
     declare(source, "squares", cpu=lambda attrs, x: x * x)
     x = {"x": np.arange(64, dtype=np.float32).reshape(1, 4, 4, 4)}
     model = load_expression("squares(x)", 1, 4, 4, 4)
-    wanted = cml.Session(model, gpu).run(x)
+    expected = cml.Session(model, gpu).run(x)
     data = cook(model)
     cml.unregister("squares")
     cooked = own(data)
     assert cooked.cooked_form.meta["custom"] == ["squares"]
-    same_bits(cml.Session(cooked, gpu).run(x), wanted)
+    same_bits(cml.Session(cooked, gpu).run(x), expected)
     with pytest.raises(cml.ModelError, match=r"squares.*NumPy functions.*--ops"):
         cml.Session(cooked, "cpu")
 
 
 def test_plan_of_16_bit_arithmetic_is_refused_where_the_device_has_none(
-    gpu, monkeypatch, own_operators
+    gpu, set_limits, own_operators
 ):
     declare("void kernel(uint i) { half v = half(x[i]); y[i] = v * v; }", "squares")
     cooked = own(cook(load_expression("squares(x)", 1, 4, 4, 4), player=True))
     cml.unregister("squares")
-    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, half_arithmetic=False))
+    set_limits(half_arithmetic=False)
     with pytest.raises(cml.StaleArtifact, match="compute in 16 bits, which the device does not"):
         cml.Session(cooked, gpu)
 

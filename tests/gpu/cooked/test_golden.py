@@ -90,5 +90,5 @@ def test_golden_inputs_cover_the_range_of_integer_networks():
     x = net.input("x", (1, 4, 50, 50), 0.5)
     w = net.weight("w", np.arange(-8, 8).reshape(4, 4, 1, 1), 0.01)
     model = net.graph(net.op("conv", x, w, net.weight("b", [[0]], 0.005, 32), to=line(0.5)))
-    given = cml.load_cooked(cook(model, ["software"])).cooked_form.golden.inputs["x"]
-    assert given.min() < -63 and given.max() > 62
+    values = cml.load_cooked(cook(model, ["software"])).cooked_form.golden.inputs["x"]
+    assert values.min() < -63 and values.max() > 62

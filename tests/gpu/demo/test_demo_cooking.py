@@ -43,15 +43,15 @@ def test_cooked_set_is_used_while_it_is_current(folder, monkeypatch, gpu):
 
 
 def test_a_checkout_makes_its_set_once_behind_the_first_run(folder, monkeypatch):
-    started, said = [], []
+    started, messages = [], []
     monkeypatch.setattr("subprocess.Popen", lambda command, **_: started.append(command))
-    cooking.cook_in_background(said.append)
-    cooking.cook_in_background(said.append)  # another process builds it already
-    assert len(started) == len(said) == 1 and "in the background" in said[0]
+    cooking.cook_in_background(messages.append)
+    cooking.cook_in_background(messages.append)  # another process builds it already
+    assert len(started) == len(messages) == 1 and "in the background" in messages[0]
     monkeypatch.setattr("os.nice", lambda _: 0)
     cooking._start_cooking()
     assert cooking.cooked_set() == folder and not cooking._lock().exists()
-    cooking.cook_in_background(said.append)
+    cooking.cook_in_background(messages.append)
     assert len(started) == 1
 
 
@@ -70,5 +70,5 @@ def test_a_failed_cook_is_not_repeated(folder, monkeypatch):
 
 def test_installed_package_does_not_cook(folder, monkeypatch):
     monkeypatch.setattr(cooking, "_is_checkout", lambda: False)
-    cooking.cook_in_background(lambda said: pytest.fail(said))
+    cooking.cook_in_background(lambda message: pytest.fail(message))
     assert not folder.exists()

@@ -57,9 +57,9 @@ def test_light_is_equal_on_both_sides_of_a_tile_edge(gpu):
 def test_surface_has_the_tiles_own_heights_and_its_light(gpu):
     session = cml.Session(cml.load(MODELS / "surface.nnef"), gpu)
     slope = np.broadcast_to(np.arange(WIDE, dtype=np.float32), (1, 1, WIDE, WIDE)) * 4 + 100
-    made = session.run({"heights": slope, "cell": np.full((1, 1, 1, 1), 4, np.float32)})
-    assert np.array_equal(made["height"], slope[..., 16:80, 16:80])
-    texels = made["shading"].view(np.uint8).reshape(64, 64, 4)
+    outputs = session.run({"heights": slope, "cell": np.full((1, 1, 1, 1), 4, np.float32)})
+    assert np.array_equal(outputs["height"], slope[..., 16:80, 16:80])
+    texels = outputs["shading"].view(np.uint8).reshape(64, 64, 4)
     # a slope of one upwards to the east: the normal leans west, half of the eastern sky is hidden
     assert (texels[..., 0] == round((0.5 - 0.5 / 2**0.5) * 255)).all()
     assert (texels[..., 1] == 128).all()
@@ -76,10 +76,10 @@ def test_scatter_follows_density_and_avoids_the_sea(gpu):
         "height": np.full((1, 1, 64, 64), 12, np.float32),
         "tile": tile_input(TileId(0, 3, -4), 7),
     }
-    made = session.run(inputs)
-    vertices, count, *rest = made["draw"][0]
+    outputs = session.run(inputs)
+    vertices, count, *rest = outputs["draw"][0]
     assert (vertices, rest) == (VERTICES, [0, 0])
-    placed = made["instances"][0, 0]
+    placed = outputs["instances"][0, 0]
     assert (placed[count:] == 0).all() and (placed[:count, 2] == 12).all()
     kind = placed[:count, 3].astype(np.int64) & 3
     assert set(kind) == {0, 2}

@@ -66,10 +66,10 @@ def empty(gpu, agents) -> SimpleNamespace:
 @pytest.fixture
 def full(gpu, agents, rng) -> SimpleNamespace:
     game = game_of(gpu, agents, tiles=2)
-    for found in game.log.operators.values():
-        found.runs = float(rng.uniform(3, 90))
-        found.total_ms = float(rng.lognormal(2, 2))
-        found.predicted_ms = found.total_ms * float(rng.uniform(0.2, 4))
+    for times in game.log.operators.values():
+        times.runs = float(rng.uniform(3, 90))
+        times.total_ms = float(rng.lognormal(2, 2))
+        times.predicted_ms = times.total_ms * float(rng.uniform(0.2, 4))
     report = FrameReport(240, 0.0, 4.0, 3.5, "budget", measured_ms=3.0)
     for job in game.scheduler.jobs:
         report.slices.append(
@@ -162,21 +162,21 @@ def widgets(monkeypatch) -> dict[str, tuple[float, float]]:
 @pytest.fixture
 def misfits(monkeypatch) -> list[str]:
     """A list to which each text that does not fit into its place is appended when it is drawn."""
-    found: list[str] = []
+    messages: list[str] = []
     wraps = 0
 
-    def fits(said: str, width: float, room: float) -> None:
+    def fits(text: str, width: float, room: float) -> None:
         if not wraps and width > room + 1.0:
-            found.append(f"{said!r} is {width:.0f} wide in {room:.0f}")
+            messages.append(f"{text!r} is {width:.0f} wide in {room:.0f}")
 
     def watched(module, name, place, extra_em=0.0):
         original = getattr(module, name)
 
         def widget(*args, **options):
-            said = str(args[place]).split("##")[0]
-            width = imgui.calc_text_size(said).x + extra_em * imgui.get_font_size()
-            if said:
-                fits(said, width, imgui.get_content_region_avail().x)
+            text = str(args[place]).split("##")[0]
+            width = imgui.calc_text_size(text).x + extra_em * imgui.get_font_size()
+            if text:
+                fits(text, width, imgui.get_content_region_avail().x)
             return original(*args, **options)
 
         monkeypatch.setattr(module, name, widget)
@@ -191,11 +191,11 @@ def misfits(monkeypatch) -> list[str]:
 
         monkeypatch.setattr(imgui, name, changed)
 
-    def label(x, y, said, colour):
+    def label(x, y, text, colour):
         left, width = imgui.get_window_pos().x, imgui.get_window_size().x
-        fits(said, x - left + imgui.calc_text_size(said).x, width)
-        fits(said, left, x)
-        original_label(x, y, said, colour)
+        fits(text, x - left + imgui.calc_text_size(text).x, width)
+        fits(text, left, x)
+        original_label(x, y, text, colour)
 
     original_label = drawn_widgets.label
     monkeypatch.setattr(drawn_widgets, "label", label)
@@ -207,7 +207,7 @@ def misfits(monkeypatch) -> list[str]:
     watched(imgui, "table_header", 0, 0.65)
     for name in ("checkbox", "radio_button", "collapsing_header"):
         watched(imgui, name, 0, 1.5)
-    return found
+    return messages
 
 
 def apart(one, other) -> bool:
@@ -367,10 +367,10 @@ def test_a_selected_row_shows_its_line_of_the_model(show, full, widgets):
     assert " ".join(step.source.text.split()) in said
     assert f"{step.groups} workgroup" in said and "graph.nnef" in said
     other = next(line.row.key for line in ranking.lines if line.row.key != key)
-    shown = widgets[f"##{other}"]
-    screen.click(shown)
+    position = widgets[f"##{other}"]
+    screen.click(position)
     assert ranking.selected == other
-    screen.click(shown)
+    screen.click(position)
     assert ranking.selected is None
 
 
@@ -401,8 +401,8 @@ def test_nothing_is_created_in_a_frame(gpu, full, monkeypatch):
             screen.frames(1)
 
     play(120)
-    made = creations(gpu, monkeypatch)
+    created = creations(gpu, monkeypatch)
     held = held_bytes(gpu)
     play(60)
-    assert made == []
+    assert created == []
     assert gpu.memory.held_bytes == held

@@ -28,8 +28,8 @@ def bake_here(gpu, place, region, seed):
         for unit in layer.units():
             ((tile,),) = tiles_of(layer, unit)
             names = maker.chain.sessions_for(tile)
-            made = maker.make(tile, seed, names=dict.fromkeys([*names, "population"]))
-            cells = to_cells(chain, tile, made)
+            tensors = maker.make(tile, seed, names=dict.fromkeys([*names, "population"]))
+            cells = to_cells(chain, tile, tensors)
             store.write(unit, {name: value[None, None] for name, value in cells.items()})
     return store
 

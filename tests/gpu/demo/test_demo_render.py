@@ -202,15 +202,15 @@ def test_edges_to_coarser_or_fading_neighbours_are_marked(screen):
     others = [TileId(1, 4, 5), TileId(1, 5, 5), fading]
     selection = Selection([tile, *others, TileId(3, 0, 0)], {}, {TileId(3, 0, 0)})
     drawn = DrawnTiles(streaming)
-    (found,) = drawn.list_visible([tile], selection, Detail(), 0.0)
-    weights = {place: found.edges >> 4 * i & 15 for i, place in enumerate(NEIGHBOURS)}
+    (visible,) = drawn.list_visible([tile], selection, Detail(), 0.0)
+    weights = {place: visible.edges >> 4 * i & 15 for i, place in enumerate(NEIGHBOURS)}
     # the coarse tile covers x and z from 0 to 3 of this level
     assert {place: weight for place, weight in weights.items() if weight} == {
         (1, 0): 6, (-1, -1): 15,
     }  # fmt: skip
     del fades[fading]
-    (found,) = drawn.list_visible([tile], selection, Detail(), 0.0)
-    assert found.edges >> 8 & 15 == 0, "what fades is looked at in every frame"
+    (visible,) = drawn.list_visible([tile], selection, Detail(), 0.0)
+    assert visible.edges >> 8 & 15 == 0, "what fades is looked at in every frame"
 
 
 def test_new_tile_begins_with_its_parents_shape(screen):
@@ -235,13 +235,13 @@ def test_new_tile_begins_with_its_parents_shape(screen):
 def test_plants_stand_on_the_land(screen):
     tile = TileId(0, -42, -24)
     land = screen.land(make, tile)
-    made, slot = make(tile, SEED), land.slots[tile]
+    tensors, slot = make(tile, SEED), land.slots[tile]
     (x, z), span = tile.origin, tile.span_m
-    ground = float(made.height[4 + CELLS // 2, 4 + CELLS // 2])
+    ground = float(tensors.height[4 + CELLS // 2, 4 + CELLS // 2])
     camera = screen.renderer.camera((x + span / 2, ground + 60, z + span * 0.9), 0.0, -0.5)
     visible = [whole(tile, slot)]
     with_plants = screen.picture(camera, visible)
-    assert made.draw[1] > 50, "the test's tile should be wooded"
+    assert tensors.draw[1] > 50, "the test's tile should be wooded"
     assert screen.stats.planted_tiles == 1
     screen.renderer.tiles.plants.draws.write(np.zeros(4, np.uint32), 16 * slot)
     bare = screen.picture(camera, visible)
@@ -335,12 +335,12 @@ def meadow(tile, seed):
 
 @pytest.fixture(scope="module")
 def rich_screen(gpu):
-    shown = Screen(gpu, RICH)
-    for late in map(shown.renderer._pipelines._made.get, ("mirrored", "grass")):
+    screen = Screen(gpu, RICH)
+    for late in map(screen.renderer._pipelines._made.get, ("mirrored", "grass")):
         assert late is not None
         late.result()
-    yield shown
-    shown.renderer.close()
+    yield screen
+    screen.renderer.close()
 
 
 def pictures(screen, maker, eye, pipeline):
@@ -351,11 +351,11 @@ def pictures(screen, maker, eye, pipeline):
     visible = [whole(TILE, slot)]
     complete = screen.picture(camera, visible)
     pipelines = screen.renderer._pipelines._made
-    made = pipelines.pop(pipeline)
+    removed = pipelines.pop(pipeline)
     try:
         return complete, screen.picture(camera, visible)
     finally:
-        pipelines[pipeline] = made
+        pipelines[pipeline] = removed
         screen.renderer.tiles.release(slot)
 
 

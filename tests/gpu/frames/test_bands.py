@@ -66,12 +66,12 @@ def check_bands(graph, gpu, share, **options):
     The bands use at most ``share`` of the whole session's memory. Returns the session in bands, its
     inputs and the outputs.
     """
-    whole = cml.Session(graph, gpu, cml.CompileOptions(**options))
-    limit = int(share * whole.plan.memory.peak)
+    unbanded = cml.Session(graph, gpu, cml.CompileOptions(**options))
+    limit = int(share * unbanded.plan.memory.peak)
     session = cml.Session(graph, gpu, cml.CompileOptions(arena_limit=limit, **options))
     assert session.plan.memory.peak <= limit and session.plan.bands
-    inputs = random_inputs(whole.inputs, 3)
-    expected = whole.run(inputs)
+    inputs = random_inputs(unbanded.inputs, 3)
+    expected = unbanded.run(inputs)
     same_bits(session.run(inputs), expected)
     return session, inputs, expected
 
@@ -101,14 +101,14 @@ def test_an_integer_network_in_bands(gpu):
 @given(st.integers(0, 10_000))
 def test_random_networks_in_bands(gpu, seed):
     graph, inputs = random_maps(seed)
-    whole = cml.Session(graph, gpu)
-    limit = int(0.8 * whole.plan.memory.peak)
+    unbanded = cml.Session(graph, gpu)
+    limit = int(0.8 * unbanded.plan.memory.peak)
     try:
         session = cml.Session(graph, gpu, cml.CompileOptions(arena_limit=max(limit, 1)))
     except CmlError as error:
         assert "at the least" in str(error)
         return
-    same_bits(session.run(inputs), whole.run(inputs))
+    same_bits(session.run(inputs), unbanded.run(inputs))
 
 
 def test_banded_session_is_reshaped_and_reloaded(gpu, tmp_path):
@@ -117,8 +117,8 @@ def test_banded_session_is_reshaped_and_reloaded(gpu, tmp_path):
     shapes = {"image": (1, 2, 71, 24)}
     larger, alone = session.reshaped(shapes), cml.Session(graph.reshaped(shapes), gpu)
     assert larger.plan.bands and larger.plan.memory.peak <= session.options.arena_limit
-    given = random_inputs(alone.inputs, 4)
-    assert np.array_equal(larger.run(given)["result"], alone.run(given)["result"])
+    larger_inputs = random_inputs(alone.inputs, 4)
+    assert np.array_equal(larger.run(larger_inputs)["result"], alone.run(larger_inputs)["result"])
     other = cml.load(tmp_path / "net.nnef", random_weights=1)
     session.replace(other)
     session.take_replacement()

@@ -7,7 +7,6 @@ their results are uploaded; nothing of it holds a frame.
 import gc
 import logging
 import threading
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -141,8 +140,8 @@ def test_any_slicing_gives_the_bits_of_a_whole_run(gpu, graph, inputs, kind, ret
     def session():
         return cml.Session(graph, gpu, options, retain=retain)
 
-    whole = session()
-    expected = [whole.run(inputs) for _ in range(3)]  # the variable changes from run to run
+    unsliced = session()
+    expected = [unsliced.run(inputs) for _ in range(3)]  # the variable changes from run to run
     assert not np.array_equal(expected[0]["y"], expected[1]["y"])
     for budget, planner in ((0.02, None), (5.0, None), (5.0, operators_per_frame(1))):
         sliced, host = session(), Host(gpu, budget_ms=budget)
@@ -152,18 +151,18 @@ def test_any_slicing_gives_the_bits_of_a_whole_run(gpu, graph, inputs, kind, ret
             job = host.submit(sliced, inputs, read=True)
             same_bits(outputs_of(host, job), run)
         for name in options.keep:
-            assert_array_equal(job.read(name), whole.tensor(name).read())
+            assert_array_equal(job.read(name), unsliced.tensor(name).read())
 
 
 def test_operators_beside_it_can_be_in_bands(gpu, gate):
     net = Net(1, 8, 32, 32)
     y = net.op("sort_rows", net("conv(relu(conv(x, 32)), 8)"))
     graph, x = net.graph(y), net.input()
-    whole = cml.Session(graph, gpu)
-    limit = whole.plan.memory.peak * 3 // 4
+    unbanded = cml.Session(graph, gpu)
+    limit = unbanded.plan.memory.peak * 3 // 4
     banded = cml.Session(graph, gpu, cml.CompileOptions(arena_limit=limit))
     assert banded.plan.bands and banded.plan.cpu_parts
-    same_bits(banded.run(x), whole.run(x))
+    same_bits(banded.run(x), unbanded.run(x))
 
 
 def test_the_cpu_part_has_the_bits_of_the_cpu_backend(gpu, session, inputs):
@@ -175,14 +174,14 @@ def test_the_cpu_part_has_the_bits_of_the_cpu_backend(gpu, session, inputs):
 
 
 def test_a_run_with_one_new_input_computes_only_what_depends_on_it(gpu, host, graph, inputs, gate):
-    session, whole = (cml.Session(graph, gpu, retain=True) for _ in range(2))
+    session, unsliced = (cml.Session(graph, gpu, retain=True) for _ in range(2))
     run_in_frames(host, session, inputs)
-    whole.run(inputs)
+    unsliced.run(inputs)
     before = gate.runs
     job = host.submit(session, {"x": -inputs["x"]}, read=True)
     got = outputs_of(host, job)
     assert gate.runs == before + 1, "the rows of z are retained"
-    same_bits(got, whole.run({"x": -inputs["x"], "z": inputs["z"]}))
+    same_bits(got, unsliced.run({"x": -inputs["x"], "z": inputs["z"]}))
 
 
 def test_reshaped_and_replaced_networks(gpu, graph, session, inputs, expected):
@@ -257,11 +256,11 @@ def test_copies_are_counted(gpu, host, session, inputs, monkeypatch):
 def test_a_large_result_is_uploaded_over_several_frames(gpu, gate):
     session = cml.Session(load_expression("relu(sort_rows(x))", 8, 65536), gpu)
     x = np.random.default_rng(2).standard_normal((8, 65536), np.float32)
-    host, most = Host(gpu, budget_ms=1.0), []
+    host, uploads = Host(gpu, budget_ms=1.0), []
     write = type(session.program.residency.arena).write
 
     def count(self, data, offset=0):
-        most[-1] += memoryview(data).nbytes
+        uploads[-1] += memoryview(data).nbytes
         return write(self, data, offset)
 
     job = host.submit(session, {"x": x}, read=True)
@@ -269,9 +268,9 @@ def test_a_large_result_is_uploaded_over_several_frames(gpu, gate):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(session.program.residency.arena), "write", count)
         while not job.ended:
-            most.append(0)
+            uploads.append(0)
             host.frame()
-    assert max(most) <= 2 * (256 << 10) and sum(most) >= x.nbytes
+    assert max(uploads) <= 2 * (256 << 10) and sum(uploads) >= x.nbytes
     assert_array_equal(*host.finish(job), np.maximum(np.sort(x, -1), 0))
 
 
@@ -435,9 +434,9 @@ TOTAL = "total(conv(relu(conv(x, 32)), 8), x, x, x, x, x, x, x)"
     ids=["resize", "col2im", "game", "bindings"],
 )
 def test_a_node_that_its_kernel_refuses_runs_on_the_cpu(
-    gpu, own_operators, caplog, monkeypatch, shape, text
+    gpu, own_operators, caplog, set_limits, shape, text
 ):
-    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, max_storage_buffers=8))
+    set_limits(max_storage_buffers=8)
     kernel = {"lower": refuse, "layouts": "same"}
     declare("void main() {}", "picky", cpu=lambda attrs, x: np.sort(x, axis=-1), kernel=kernel)
     add_parts = "for (uint k = 0; k < parts_count; k++) { y[i] += parts_load(k, i); }"
@@ -460,7 +459,7 @@ def test_a_node_that_its_kernel_refuses_runs_on_the_cpu(
     assert all(check.ok for check in check_nodes(graph, gpu, inputs))
     sessions = [session]
     if text == TOTAL:
-        monkeypatch.setattr(gpu, "limits", replace(gpu.limits, max_buffer_bytes=100_000))
+        set_limits(max_buffer_bytes=100_000)
         sessions.append(cml.Session(graph, gpu))
         assert sessions[1].plan.bands
     want = cml.Session(graph, "cpu").run(inputs)

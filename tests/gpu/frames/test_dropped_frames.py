@@ -59,12 +59,12 @@ class Memory:
     recurrent: bool
     values: dict[str, float] = field(default_factory=lambda: {"s": FIRST})
 
-    def run(self, given, done):
+    def run(self, inputs, done):
         """Stores the given inputs and returns a job's output as a number.
 
         A job that is done also updates the variable of a recurrent network.
         """
-        self.values |= given
+        self.values |= inputs
         x, z, s = (np.float32(self.values[name]) for name in "xzs")
         t = np.float32(max(x * np.float32(0.5), z - np.float32(8)) + s * np.float32(self.decay))
         if done and self.recurrent:
@@ -78,8 +78,8 @@ class Network:
     def __init__(self, trial, recurrent, retain, on_cpu, decay=0.5):
         self.trial, self.recurrent, self.retain, self.on_cpu = trial, recurrent, retain, on_cpu
         self.memory = Memory(decay, recurrent)
-        made = graph(decay, recurrent, on_cpu)
-        self.session = cml.Session(made, trial.gpu, OPTIONS, retain=retain)
+        network = graph(decay, recurrent, on_cpu)
+        self.session = cml.Session(network, trial.gpu, OPTIONS, retain=retain)
 
     def replace(self):
         """Replaces the session's network; jobs that were submitted before run on the old one."""
@@ -105,16 +105,16 @@ class Entry:
 
     def read(self):
         if self.job.state == "done" and not self.job.outputs.released:
-            found = self.job.read("y")
-            self.seen |= set() if found is None else set(found.tolist())
+            array = self.job.read("y")
+            self.seen |= set() if array is None else set(array.tolist())
 
     def check(self):
         """Computes the expected output and asserts that only this value was read, and none if it
         failed."""
         by_job = {id(entry.job): entry.made for entry in self.trial.entries}
-        given = {name: by_job.get(id(v), v) for name, v in self.inputs.items()}
+        values = {name: by_job.get(id(v), v) for name, v in self.inputs.items()}
         done = self.job.state == "done"
-        self.made = self.memory.run(given, done)
+        self.made = self.memory.run(values, done)
         if not self.job.outputs.released:
             assert self.seen == ({self.made} if done else set()), (self.job, self.made, self.seen)
         assert self.seen <= {self.made}, (self.job, self.made, self.seen)
@@ -292,9 +292,9 @@ def test_whichever_frame_is_dropped_no_number_is_wrong(gpu, script, kind, receip
         script(trial, network)
         trial.until(*(entry.job for entry in trial.entries))
         last = trial.count if drop == -1 else last
-        found = trial.settle()
-        assert drop >= 0 or not found
-        errors |= found
+        messages = trial.settle()
+        assert drop >= 0 or not messages
+        errors |= messages
         # the network still works
         trial.drop = -1
         if not trial.until(trial.submit(network, x=3, z=4)):

@@ -32,10 +32,8 @@ def test_one_operator_is_split_over_frames(gpu):
     assert max(counts) < longest.groups
 
 
-def test_timings_arrive_and_are_learned(gpu, host, image):
-    if not gpu.has_timestamps:
-        pytest.skip("no timestamp queries")
-    session = cml.Session(conv_net(size=24), gpu)
+def test_timings_arrive_and_are_learned(timed_gpu, host, image):
+    session = cml.Session(conv_net(size=24), timed_gpu)
     for _ in range(20):
         host.run(session, {"x": image})
     host.until(lambda: len(host.measured) >= 15)

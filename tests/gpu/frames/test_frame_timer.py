@@ -35,10 +35,8 @@ def gpu():
 
 
 @pytest.fixture
-def timer(gpu):
-    if not gpu.has_timestamps:
-        pytest.skip("no timestamp queries")
-    return gpu.frame_timer(("render", "overlay"))
+def timer(timed_gpu):
+    return timed_gpu.frame_timer(("render", "overlay"))
 
 
 class Passes:

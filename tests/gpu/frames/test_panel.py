@@ -81,10 +81,10 @@ def test_a_moved_slider_is_an_input_of_the_next_job(host, session, panel, screen
     original = imgui.slider_float
 
     def slider(label, *args):
-        found = original(label, *args)
+        result = original(label, *args)
         low, high = imgui.get_item_rect_min(), imgui.get_item_rect_max()
         places[label] = low.x, high.x, 0.5 * (low.y + high.y)
-        return found
+        return result
 
     monkeypatch.setattr(imgui, "slider_float", slider)
     assert panel.values("net") == {"strength": 2.0}

@@ -1,7 +1,6 @@
 """Tests of textures as inputs and outputs: every format, odd sizes, and the frame budget."""
 
 import gc
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -102,8 +101,8 @@ def test_depth_is_read(gpu):
     }  # fmt: skip
     with submitted(gpu) as encoder:
         encoder.begin_render_pass(color_attachments=[], depth_stencil_attachment=target).end()
-    found = session_of(gpu, 1, 1, 3, 5).run({"x": cml.TextureInput(depth, -1.0)})
-    assert (found["y"] == np.float32(0.3)).all()
+    outputs = session_of(gpu, 1, 1, 3, 5).run({"x": cml.TextureInput(depth, -1.0)})
+    assert (outputs["y"] == np.float32(0.3)).all()
 
 
 def test_channels_colours_and_layouts(gpu, rng):
@@ -124,11 +123,11 @@ def test_channels_colours_and_layouts(gpu, rng):
         (flat, {}, value[..., 0]),
     ]
     for session, options, expected in cases:
-        found = session.run({"x": cml.TextureInput(source, **{"scale": -1.0, **options})})["y"]
+        result = session.run({"x": cml.TextureInput(source, **{"scale": -1.0, **options})})["y"]
         if "shift" in options:
             scale, shift = (np.reshape(k, (1, 3, 1, 1)) for k in ([1, 2, 4], [1, 2, 3]))
             expected = expected * scale - shift
-        assert_allclose(found, expected, rtol=1e-4, atol=1e-5, err_msg=str(options))
+        assert_allclose(result, expected, rtol=1e-4, atol=1e-5, err_msg=str(options))
 
 
 def resized(value, width, height, how):
@@ -155,9 +154,9 @@ def test_texture_input_is_resized(gpu, rng, how, size):
     width, height = size
     source, data = random_texture(gpu, rng, "rgba32float", 7, 5)
     session = session_of(gpu, 1, 4, height, width)
-    found = session.run({"x": cml.TextureInput(source, -1.0, resize=how)})["y"]
+    result = session.run({"x": cml.TextureInput(source, -1.0, resize=how)})["y"]
     expected = resized(data.astype(float), width, height, how)
-    assert_allclose(found, planes(expected), rtol=1e-4, atol=2e-3)
+    assert_allclose(result, planes(expected), rtol=1e-4, atol=2e-3)
 
 
 def test_layers_and_mips_of_input_and_output(gpu, host, rng):
@@ -194,20 +193,20 @@ def test_fewer_channels_are_spread(host, rng):
 def test_scale_shift_clamp_and_rounding_into_bytes(host):
     value = np.array([-1, 0.1 / 255, 0.6 / 255, 0.5, 1, 7, np.nan, -np.inf], np.float32)
     value = value.reshape(1, 1, 2, 4)
-    found = copied(host, value, "rgba8unorm")[..., 0].ravel()
-    assert_array_equal(found, [0, 0, 1, 128, 255, 255, 0, 0])
-    found = copied(host, value, "rgba8unorm", scale=0.5, shift=0.5)[..., 0].ravel()
-    assert_array_equal(found[:6], [0, 128, 128, 191, 255, 255])
+    texels = copied(host, value, "rgba8unorm")[..., 0].ravel()
+    assert_array_equal(texels, [0, 0, 1, 128, 255, 255, 0, 0])
+    texels = copied(host, value, "rgba8unorm", scale=0.5, shift=0.5)[..., 0].ravel()
+    assert_array_equal(texels[:6], [0, 128, 128, 191, 255, 255])
 
 
 @pytest.mark.parametrize("name", ["rgba8unorm", "rgba8unorm-srgb"])
 @pytest.mark.parametrize("srgb", [False, True])
 def test_output_is_copied_to_linear_and_srgb_textures(host, rng, name, srgb):
     value = rng.random((1, 3, 3, 5), np.float32)
-    found = copied(host, value, name, srgb=srgb)[..., :3]
+    texels = copied(host, value, name, srgb=srgb)[..., :3]
     light = decoded(value) if srgb else value
     expected = picture_of(encoded(light) if name.endswith("srgb") else light) * 255
-    assert np.abs(found - expected).max() <= 0.501
+    assert np.abs(texels - expected).max() <= 0.501
 
 
 def test_run_reads_a_range_of_a_host_buffer(gpu, host, rng):
@@ -228,7 +227,7 @@ def test_a_range_of_a_buffer_is_checked(gpu):
     buffer = gpu.device.create_buffer(size=32, usage=usage)
     unread = gpu.device.create_buffer(size=32, usage=wgpu.BufferUsage.COPY_DST)
     other = cml.Gpu().device.create_buffer(size=32, usage=usage)
-    for given, says in [
+    for arguments, says in [
         ((buffer, 2, fact), "multiple of 4"),
         ((buffer, 20, fact), "ends at 36; the buffer has 32"),
         ((buffer, -4, fact), "offset"),
@@ -238,7 +237,7 @@ def test_a_range_of_a_buffer_is_checked(gpu):
         ((buffer, 0, (4,)), "fact"),
     ]:
         with pytest.raises(InputError, match=says):
-            gpu.tensor(*given)
+            gpu.tensor(*arguments)
     session = session_of(gpu, 1, 1, 3, 5)
     with pytest.raises(InputError, match=r"wanted scalar\[1,1,3,5\], got a GPU tensor scalar\[4\]"):
         session.run({"x": gpu.tensor(buffer, 0, fact)})
@@ -268,10 +267,10 @@ def test_mismatched_texture_inputs_are_refused_at_submit(gpu, host):
         (create_texture(cml.Gpu().device, "rgba8unorm", 7, 5), {}, "another device"),
         (object(), {}, "wanted a wgpu.GPUTexture"),
     ]
-    for given, options, says in cases:
+    for texture, options, says in cases:
         for call in (session.run, lambda inputs: host.submit(session, inputs)):
             with pytest.raises(InputError, match=says):
-                call({"x": cml.TextureInput(given, **options)})
+                call({"x": cml.TextureInput(texture, **options)})
     assert host.scheduler.jobs == []
     with pytest.raises(InputError, match="runs on the CPU"):
         session_of("cpu", 1, 3, 5, 7).run({"x": cml.TextureInput(good)})
@@ -292,7 +291,7 @@ def test_invalid_texture_input_is_refused_on_construction(options, says):
         cml.TextureInput(None, **options)
 
 
-def test_mismatched_texture_copy_is_refused(gpu, host, monkeypatch):
+def test_mismatched_texture_copy_is_refused(gpu, host, set_limits):
     session = session_of(gpu, 1, 3, 5, 7)
     job = host.submit(session, {"x": np.zeros((1, 3, 5, 7), np.float32)})
     good = create_texture(gpu.device, "rgba8unorm", 7, 5)
@@ -312,7 +311,7 @@ def test_mismatched_texture_copy_is_refused(gpu, host, monkeypatch):
     refuses("depth is read only", create_texture(gpu.device, "depth32float", 7, 5, usage=usage))
     refuses("COPY_DST", create_texture(gpu.device, "rgba8unorm", 7, 5, usage=usage))
     refuses("no output 'z'", name="z")
-    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, max_binding_bytes=256))
+    set_limits(max_binding_bytes=256)
     too_large = r"takes \d+ bytes .* binds at most 256 at once: "
     refuses(too_large)
     with pytest.raises(InputError, match=too_large):
@@ -365,11 +364,9 @@ def test_steady_state_with_textures_creates_nothing(gpu, host, rng, monkeypatch)
     assert {k: n for k, n in native_objects().items() if n > objects.get(k, 0)} == {}
 
 
-def test_copies_are_timed_and_charged_to_the_next_frame(gpu, host):
-    if not gpu.has_timestamps:
-        pytest.skip("no timestamp queries")
-    target = create_texture(gpu.device, "rgba8unorm", 129, 65)
-    session = session_of(gpu, 1, 4, 65, 129)
+def test_copies_are_timed_and_charged_to_the_next_frame(timed_gpu, host):
+    target = create_texture(timed_gpu.device, "rgba8unorm", 129, 65)
+    session = session_of(timed_gpu, 1, 4, 65, 129)
     for _ in range(4):
         job = host.submit(session, {"x": np.zeros((1, 4, 65, 129), np.float32)})
         finished(host, job, lambda encoder, job=job: job.copy_to_texture(encoder, "y", target))

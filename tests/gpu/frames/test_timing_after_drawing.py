@@ -21,14 +21,12 @@ from tests.fixtures.texels import begin_clear, render_target, submitted
 
 
 @pytest.fixture
-def drawn_on(gpu):
-    """The suite's device after a render pass; skips the test if it has no timestamps."""
-    _, view = render_target(gpu.device, 64, 64)
-    with submitted(gpu) as encoder:
+def drawn_on(timed_gpu):
+    """The suite's device after a render pass."""
+    _, view = render_target(timed_gpu.device, 64, 64)
+    with submitted(timed_gpu) as encoder:
         begin_clear(encoder, view).end()
-    if not gpu.has_timestamps:
-        pytest.skip("the device has no timestamps")
-    return gpu
+    return timed_gpu
 
 
 def session(gpu):

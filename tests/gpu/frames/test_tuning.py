@@ -17,7 +17,6 @@ from cml_engine.compiler.planning.dispatches import PlanOptions
 from cml_engine.compiler.tuning_tables import Record, save
 from cml_engine.gpu.device import PipelineCache
 from cml_engine.io.folders import tuning_file
-from cml_engine.ops import load_families
 from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.runtime.tuning import Bench, tune
 from tests.fixtures.frames.host import Host
@@ -25,8 +24,6 @@ from tests.fixtures.frames.turns import turns
 from tests.fixtures.graphs import Net, check_session
 from tests.fixtures.models import write_model
 from tests.fixtures.operators import declare
-
-load_families()
 
 
 @pytest.fixture(autouse=True)
@@ -146,23 +143,20 @@ def test_tune_command_prints_the_path_of_its_table(tmp_path, folder, gpu, run_cm
         "w = constant<scalar>(shape = [4, 4, 1, 1], value = [0.5]); y = conv(x, w); }"
     )
     model = str(write_model(tmp_path / "m", text))
-    said = run_cml("tune", model, "--rounds", "1", "--dry-run").out
-    assert "nothing was written" in said and not tuning_file(gpu.name).exists()
+    printed = run_cml("tune", model, "--rounds", "1", "--dry-run").out
+    assert "nothing was written" in printed and not tuning_file(gpu.name).exists()
     told = json.loads(run_cml("tune", model, "--rounds", "1", "--json").out)
     assert set(told["choices"]) == set(tables.measured(gpu.name)) != set()
     assert told["file"] == str(tuning_file(gpu.name))
 
 
 @pytest.fixture
-def game(gpu):
+def game(timed_gpu):
     """A session, a tuning, a host, and a function ``frame`` that runs one frame.
 
-    ``frame`` returns what the tuning reports. Skips the test without timestamps.
+    ``frame`` returns what the tuning reports.
     """
-    if not gpu.has_timestamps:
-        pytest.skip("no timestamp queries")
-    session = cml.Session(net(layers=1, size=16), gpu)
-    host = Host(gpu, budget_ms=2.0)
+    session, host = cml.Session(net(layers=1, size=16), timed_gpu), Host(timed_gpu, budget_ms=2.0)
     tuning = Tuning(host.scheduler, Bench(session, again=False), rounds=2)
 
     def frame():

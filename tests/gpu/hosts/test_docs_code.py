@@ -283,9 +283,9 @@ def test_the_example_of_a_rule_replaces_the_pattern(gpu, own_operators):
     assert [node.op for node in session.graph.nodes] == ["sharpened"]
     expected = cml.Session(graph, "cpu", cml.CompileOptions(without=frozenset({"rules"})))
     inputs = net.input()
-    (found,), (right,) = (s.run(inputs).values() for s in (session, expected))
+    (result,), (right,) = (s.run(inputs).values() for s in (session, expected))
     unregister_rule(rule)
-    assert_allclose(found, right)
+    assert_allclose(result, right)
 
 
 def test_the_exact_example_passes_its_check(tmp_path, gpu, own_operators):

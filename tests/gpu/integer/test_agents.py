@@ -48,8 +48,8 @@ for name in DIGESTS:
 def test_no_bit_differs_from_numpy(name, gpu):
     graph = cml.load(INTEGER / f"{name}.nnef")
     inputs = random_words(graph, 11)
-    found = check_bits(graph, gpu, inputs)
-    assert found.ok, found
+    check = check_bits(graph, gpu, inputs)
+    assert check.ok, check
     assert run_digest(graph, cml.Session(graph, gpu).run(inputs)) == DIGESTS[name]
 
 

@@ -31,14 +31,14 @@ def proven(family, count):
 
     Each comes with its optimized graph.
     """
-    found = []
+    networks = []
     for seed in range(20):
         with contextlib.suppress(RangeError):
             call = CALLS[family](np.random.default_rng(seed))
-            found.append((call, optimize(call.graph)))
-        if len(found) == count:
+            networks.append((call, optimize(call.graph)))
+        if len(networks) == count:
             break
-    return found
+    return networks
 
 
 @pytest.mark.parametrize("family", CALLS)
@@ -176,14 +176,14 @@ def network():
 def test_one_digest_everywhere(bits, gpu):
     """The outputs on the CPU and on the GPU have the digest in ``DIGESTS``."""
     graph, inputs = net_of(bits)
-    found = {run_digest(graph, cml.Session(graph, b).run(inputs)) for b in ("cpu", gpu)}
-    assert found == {DIGESTS[bits]}
+    digests = {run_digest(graph, cml.Session(graph, b).run(inputs)) for b in ("cpu", gpu)}
+    assert digests == {DIGESTS[bits]}
 
 
 def test_no_bit_of_a_quantized_network_differs(network, gpu):
-    found = check_bits(network, gpu, random_inputs(network, 5))
-    assert found.ok and found.tensors > 8
-    assert "no bit differs" in str(found)
+    check = check_bits(network, gpu, random_inputs(network, 5))
+    assert check.ok and check.tensors > 8
+    assert "no bit differs" in str(check)
 
 
 def test_integer_check_names_the_first_different_node(network, gpu, monkeypatch):
@@ -196,8 +196,8 @@ def test_integer_check_names_the_first_different_node(network, gpu, monkeypatch)
         return real(graph.with_(constants=constants))
 
     monkeypatch.setattr(node_check, "CpuProgram", changed)
-    found = check_bits(network, gpu, random_inputs(network, 5))
-    assert not found.ok and re.match(r"conv 't\d+' differs first: \d+ of 256 ", found.first)
+    check = check_bits(network, gpu, random_inputs(network, 5))
+    assert not check.ok and re.match(r"conv 't\d+' differs first: \d+ of 256 ", check.first)
 
 
 def test_every_intermediate_value_is_a_whole_number(network):

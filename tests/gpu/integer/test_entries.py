@@ -27,9 +27,9 @@ def network(shape=SHAPE, **how):
 
 
 def numbers(shape=SHAPE):
-    given = 40 * np.random.default_rng(0).standard_normal(shape)
-    given.reshape(-1)[: len(ODD)] = 0.3 * np.array(ODD)
-    return given.astype(np.float32)
+    values = 40 * np.random.default_rng(0).standard_normal(shape)
+    values.reshape(-1)[: len(ODD)] = 0.3 * np.array(ODD)
+    return values.astype(np.float32)
 
 
 def in_buffer(gpu, array, usage=wgpu.BufferUsage.STORAGE):
@@ -52,8 +52,8 @@ def test_inputs_quantized_by_any_path_are_bit_identical(how, gpu):
     assert {step.op for step in session.plan.steps} == {"conv"}
     givens = [x, in_buffer(gpu, x), in_buffer(gpu, x, wgpu.BufferUsage.COPY_DST)]
     by_step = cml.CompileOptions(plan=PlanOptions(packed_inputs=False))
-    for made, given in [*((session, g) for g in givens), (cml.Session(graph, gpu, by_step), x)]:
-        assert_array_equal(*made.run({"x": given}).values(), expected)
+    for tested, given in [*((session, g) for g in givens), (cml.Session(graph, gpu, by_step), x)]:
+        assert_array_equal(*tested.run({"x": given}).values(), expected)
 
 
 @pytest.mark.parametrize(
@@ -73,19 +73,19 @@ def test_words_give_the_bits_of_the_numbers_that_round_to_them(how, dtype, gpu, 
     x = (words * np.float32(0.3)).astype(np.float32)
     (expected,) = cml.Session(graph, "cpu").run({"x": x}).values()
     assert len(np.unique(expected)) > 250
-    given, host = {"x": cml.Words(words)}, Host(gpu)
+    inputs, host = {"x": cml.Words(words)}, Host(gpu)
     by_step = cml.CompileOptions(plan=PlanOptions(packed_inputs=False))
     packed = cml.Session(graph, gpu)
     for session in (cml.Session(graph, "cpu"), cml.Session(graph, gpu, by_step), packed):
-        assert_array_equal(*session.run(given).values(), expected)
-        assert_array_equal(*session.run(given, watch=lambda *what: None).values(), expected)
+        assert_array_equal(*session.run(inputs).values(), expected)
+        assert_array_equal(*session.run(inputs, watch=lambda *what: None).values(), expected)
     read = []
-    packed.run(given, before=lambda node, operands: read.append(operands[0]))
+    packed.run(inputs, before=lambda node, operands: read.append(operands[0]))
     assert_array_equal(np.rint(read[0] / 0.3), words)  # operands are shown as numbers
-    job = host.run(packed, given)
+    job = host.run(packed, inputs)
     assert_array_equal(job.tensor(packed.graph.outputs[0]).read(), expected)
     monkeypatch.setattr(tensors, "words_of", None)  # packed words are uploaded without rounding
-    assert_array_equal(*packed.run(given).values(), expected)
+    assert_array_equal(*packed.run(inputs).values(), expected)
 
 
 def test_words_that_do_not_fit_are_refused(backend):
@@ -130,5 +130,5 @@ def test_retained_input_stays_quantized(gpu):
     session = cml.Session(graph, gpu, retain=True)
     ones = np.ones((1, 4, 3, 3), np.float32)
     session.run({"a": in_buffer(gpu, ones), "b": ones})
-    (found,) = session.run({"b": 3 * ones}).values()
-    assert (found == 4).all()
+    (result,) = session.run({"b": 3 * ones}).values()
+    assert (result == 4).all()

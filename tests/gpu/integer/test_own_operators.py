@@ -23,14 +23,14 @@ pytestmark = pytest.mark.usefixtures("own_operators")
 def own(source, function, name="own", **more):
     """Registers an operator of one tensor that computes ``source`` on the GPU and ``function``
     in NumPy."""
-    given = {
+    spec = {
         "infer": cml.same_as(0),
         "cpu": lambda attrs, x: function(x),
         "kernel": cml.Kernel(source=f"void kernel(uint i) {{ y[i] = {source}; }}"),
         "signature": f"fragment {name}(x: tensor<scalar>) -> (y: tensor<scalar>)",
         "cases": [cml.Case(((2, 5),))],
     }
-    cml.register(cml.OpSpec(name, **{**given, **more}))
+    cml.register(cml.OpSpec(name, **{**spec, **more}))
 
 
 def one(op="own", **how):
@@ -44,11 +44,11 @@ def test_an_exact_operator_joins(gpu):
     net = Net(1, 2, 5, 7)
     y = net.op("relu", net.op("mul", "x", net.constant(2.0)))
     graph = net.graph(net.op("steepness", y))
-    made, report = cml.quantize(graph, samples_of(graph), sixteen=[])
+    quantized, report = cml.quantize(graph, samples_of(graph), sixteen=[])
     point = next(node for node in report.nodes if node.title.startswith("steepness"))
     assert (point.carrier, point.bound) == ("float32", 4 * 255) and report.error < 0.02
-    found = check_bits(made, gpu, random_words(made, 3))
-    assert found.ok, found
+    bits = check_bits(quantized, gpu, random_words(quantized, 3))
+    assert bits.ok, bits
 
 
 def test_exact_operator_without_bounds_keeps_the_scale():
@@ -92,9 +92,9 @@ def test_wrong_exact_operator_is_detected(case, gpu):
     more, source, cpu, message = WRONG[case]
     own(source, cpu, exact=True, **more)
     graph = one(to=line(0.25))
-    found = check_bits(graph, gpu, random_words(graph, 1))
-    assert not found.ok
-    assert re.match(f"own 't0.* gives .*{message}", found.first)
+    bits = check_bits(graph, gpu, random_words(graph, 1))
+    assert not bits.ok
+    assert re.match(f"own 't0.* gives .*{message}", bits.first)
     with pytest.raises(AssertionError, match=f"own, case .* gives .*{message}"):
         check("own", gpu)
 

@@ -17,10 +17,8 @@ from cml_engine.compiler.planning.lower import lower
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.ir.block_weights import nearest_blocks
 from cml_engine.ir.graph import Fact, Graph, Node
-from cml_engine.ops import load_families
 from cml_engine.tools.testing import check_graph, full_attrs
 
-load_families()
 PLAIN = cml.CompileOptions(tuned=False)
 SAME = {"padding": [(1, 1), (1, 1)]}
 ROWS = {"transposeA": False, "transposeB": False}
@@ -67,8 +65,8 @@ def graph_of(case, bits, rng):
         constants["b"] = rng.standard_normal((1, count), np.float32)
     facts = {n: Fact("scalar", a.shape) for n, a in constants.items()} | {"x": Fact("scalar", x)}
     node = Node(op, ("x", *constants), ("y",), attrs)
-    made = Graph(op, ("x",), ("y",), (node,), facts, constants)
-    return infer_facts(made), {"x": rng.uniform(-1, 1, x).astype(np.float32)}
+    graph = Graph(op, ("x",), ("y",), (node,), facts, constants)
+    return infer_facts(graph), {"x": rng.uniform(-1, 1, x).astype(np.float32)}
 
 
 def as_floats(graph):
@@ -98,12 +96,12 @@ def test_kernels_read_few_bits(case, bits, software, gpu, rng):
     graph, inputs = graph_of(case, bits, rng)
     if software == gpu.limits.software:
         check_graph(graph, inputs, gpu)
-    limits, found = replace(gpu.limits, software=software), []
-    for made in (graph, as_floats(graph)):
-        plan = lower(made, limits, layouts_for(made), PlanOptions())
-        assert reads_few_bits(plan) == (made is graph)
-        found.append(GpuProgram(plan, gpu).run(inputs)["y"])
-    assert_array_equal(*found)
+    limits, results = replace(gpu.limits, software=software), []
+    for tested in (graph, as_floats(graph)):
+        plan = lower(tested, limits, layouts_for(tested), PlanOptions())
+        assert reads_few_bits(plan) == (tested is graph)
+        results.append(GpuProgram(plan, gpu).run(inputs)["y"])
+    assert_array_equal(*results)
 
 
 @pytest.mark.parametrize("case", UNPACKED, ids=str)

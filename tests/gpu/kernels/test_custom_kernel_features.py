@@ -50,13 +50,8 @@ WITHIN = cml.Tolerance(1e-6, 1e-6, "one product")
 
 
 def own(source, cpu, shapes=((1, 8, 3, 5), (1, 6, 3, 5), (7,)), **kernel):
-    declare(
-        source,
-        cpu=cpu,
-        kernel=kernel,
-        cases=[Case((shape,)) for shape in shapes],
-        tolerance=WITHIN,
-    )
+    cases = [Case((shape,)) for shape in shapes]
+    declare(source, cpu=cpu, kernel=kernel, cases=cases, tolerance=WITHIN)
 
 
 def square(attrs, x):
@@ -258,12 +253,12 @@ def test_result_takes_the_memory_of_its_operand(kernel, gpu):
 )
 def test_memory_is_shared_only_if_nothing_reads_the_operand_later(how, options, shared, gpu, rng):
     own_in_place()
-    given = {"x": rng.standard_normal((1, 64, 32), np.float32)}
+    inputs = {"x": rng.standard_normal((1, 64, 32), np.float32)}
     without = frozenset({"fuse", "chains"})
-    session = check_session(chain_of_own(**how), gpu, given, 1e-4, without=without, **options)
+    session = check_session(chain_of_own(**how), gpu, inputs, 1e-4, without=without, **options)
     assert shared_results(session) == shared
-    again = session.run(given)
-    assert all((array == again[name]).all() for name, array in session.run(given).items())
+    again = session.run(inputs)
+    assert all((array == again[name]).all() for name, array in session.run(inputs).items())
 
 
 TWO_INPUTS = """version 1.0;
@@ -282,10 +277,10 @@ def test_values_that_a_later_run_needs_are_not_overwritten(gpu, rng):
     session = cml.Session(graph, gpu, retain=True)
     assert shared_results(session) == 0
     x = rng.standard_normal((6, 8), np.float32)
-    for given in ({"x": x, "b": np.ones(1, np.float32)}, {"b": np.zeros(1, np.float32)}):
-        (got,) = session.run(given).values()
+    for inputs in ({"x": x, "b": np.ones(1, np.float32)}, {"b": np.zeros(1, np.float32)}):
+        (got,) = session.run(inputs).values()
         v = np.exp(x)
-        assert_allclose(got, v * v + given["b"], rtol=1e-5)
+        assert_allclose(got, v * v + inputs["b"], rtol=1e-5)
 
 
 def test_memory_in_place_is_smaller(gpu):
@@ -309,13 +304,7 @@ def test_check_detects_a_kernel_that_reads_what_others_write(gpu):
         check("own", gpu)
 
 
-# ---------------------------------------------------------------- defines and alternatives
-
-
-def test_defines_reach_the_kernel(gpu):
-    source = "void kernel(uint thread) { y[thread] = FACTOR * x[thread]; }"
-    own(source, lambda attrs, x: 3 * x, ((7,),), defines={"FACTOR": 3})
-    check("own", gpu)
+# ---------------------------------------------------------------- alternatives
 
 
 def own_kernels(*, fault=False, **costs):
@@ -431,12 +420,12 @@ def in_either(source, gain=0.5):
     return cml.Kernel(source=source, name="float", defines={"REAL": "float"}, alternatives=[half])
 
 
-def run_half(graph, gpu, given):
+def run_half(graph, gpu, inputs):
     """Runs a graph of one operator and returns its result and the kernel's name."""
     if not gpu.limits.half_arithmetic:
         pytest.skip("the device has no shader-f16")
     session = cml.Session(graph, gpu)
-    return session.run(given)["t0"].astype(np.float64), session.plan.steps[0].variant
+    return session.run(inputs)["t0"].astype(np.float64), session.plan.steps[0].variant
 
 
 def test_each_operation_in_16_bits_rounds_once(gpu, rng):
@@ -465,8 +454,8 @@ def test_products_in_16_bits_with_sums_in_32_stay_within_the_bound(gpu, rng):
     assert kernel == "half" and 1e-6 < off < 2.01 * ROUNDED
 
 
-def test_device_without_16_bit_arithmetic_takes_the_other_kernel(gpu, monkeypatch):
+def test_device_without_16_bit_arithmetic_takes_the_other_kernel(gpu, set_limits):
     declare(kernel=in_either(POWER))
-    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, half_arithmetic=False))
+    set_limits(half_arithmetic=False)
     net = Net(40)
     assert cml.Session(net.graph("own(x)"), gpu).plan.steps[0].variant == "float"

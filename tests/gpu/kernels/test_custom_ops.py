@@ -4,7 +4,6 @@ They cover names, types, passes, groupshared memory, control flow and the exampl
 """
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -226,8 +225,8 @@ def test_kernel_refused_by_wgpu_gives_a_message(gpu):
         session_of(gpu)
 
 
-def test_operator_with_an_oversized_workgroup_is_refused_or_runs_on_the_cpu(gpu, monkeypatch):
-    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, max_group_threads=256))
+def test_operator_with_an_oversized_workgroup_is_refused_or_runs_on_the_cpu(gpu, set_limits):
+    set_limits(max_group_threads=256)
     kernel = cml.Kernel(source="void kernel(uint thread) { y[thread] = x[thread]; }", group=512)
     declare(kernel=kernel)
     with pytest.raises(DeviceError, match="wants workgroups of 512"):

@@ -1,7 +1,6 @@
 """Tests of the elementwise kernels beyond their cases, and of operators stated by an expression."""
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -31,9 +30,9 @@ def test_sizes_around_the_workgroup(size, gpu):
     check_on_gpu("neg", Case(((size,),)), gpu)
 
 
-def test_more_workgroups_than_a_dimension_takes(gpu, monkeypatch):
+def test_more_workgroups_than_a_dimension_takes(gpu, set_limits):
     """A kernel with more workgroups than one or two dimensions allow (7 each here) is right."""
-    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, max_groups_per_dimension=7))
+    set_limits(max_groups_per_dimension=7)
     graph, _ = case_graph("neg", Case(((65535 * 4,),)))
     (step,) = lower(graph, gpu.limits).steps
     assert step.groups > 49 and step.groups % 7
@@ -89,12 +88,12 @@ def test_replacement_of_relu_is_fused_only_if_elementwise(expression, gpu):
     Given as a kernel it runs as its own node.
     """
     source = "void kernel(uint thread) { y[thread] = min(x[thread], 1.0); }"
-    made = {"expression": expression} if expression else {
+    spec = {"expression": expression} if expression else {
         "infer": cml.same_as(0), "kernel": cml.Kernel(source=source),
         "cpu": lambda attrs, x: np.minimum(x, np.float32(1)),
     }  # fmt: skip
     cml.unregister("relu")
-    cml.register(cml.OpSpec("relu", **made))
+    cml.register(cml.OpSpec("relu", **spec))
     try:
         net = Net(1, 8, 6, 5)
         graph = net.graph("relu(conv(x, 8, 3))")

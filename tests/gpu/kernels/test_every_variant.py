@@ -11,13 +11,12 @@ from cml_engine.compiler.planning.dispatches import PlanOptions
 from cml_engine.compiler.planning.lower import lower
 from cml_engine.ir.layout import C4, C4H
 from cml_engine.ir.limits import Limits
-from cml_engine.ops import load_families, registered
+from cml_engine.ops import registered
 from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.ops.declaration.registry import lookup
 from cml_engine.tools.testing import case_graph, check_graph
 
 pytestmark = pytest.mark.long
-load_families()
 #: kernels that take minutes to build: the declared cases alternate between the two types of device
 #: (test_operators.py runs the defaults on all cases)
 SLOW = ("conv", "deconv", "matmul", "linear")
@@ -50,8 +49,8 @@ CASES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("op", "case", "software", "blocked"), CASES)
-def test_every_option_gives_the_reference(op, case, software, blocked, gpu, monkeypatch):
-    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, software=software))
+def test_every_option_gives_the_reference(op, case, software, blocked, gpu, set_limits):
+    set_limits(software=software)
     graph, inputs = graph_of(op, case)
     layouts = {"x0": blocked, "y0": blocked} if lookup(op).kernel.layouts == "any" else {}
     choices = lower(graph, gpu.limits, layouts).choices

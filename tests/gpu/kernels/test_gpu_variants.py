@@ -12,14 +12,13 @@ from cml_engine.compiler.planning.lower import lower
 from cml_engine.gpu.program.program import GpuProgram
 from cml_engine.ir.graph import Attrs, Epilogue, Fact
 from cml_engine.ir.layout import C4, C4H
-from cml_engine.ops import Case, Random, load_families, lookup
+from cml_engine.ops import Case, Random, lookup
 from cml_engine.ops.conv.cases import conv_case, deconv_case
 from cml_engine.ops.indexing import scatter
 from cml_engine.runtime.node_check import round_to_half
 from cml_engine.runtime.session import Session
 from cml_engine.tools.testing import case_graph, check_graph, check_on_gpu
 
-load_families()
 OPS = ("transpose", "slice", "tile", "concat", "nearest_upsample", "matmul", "linear")
 LARGER = {
     "transpose": [
@@ -59,7 +58,7 @@ IN_64_BITS = [
 
 
 @pytest.mark.parametrize(("shader", "op", "case", "layout", "constants"), IN_64_BITS)
-def test_64_bit_integers_change_no_bit(shader, op, case, layout, constants, gpu, monkeypatch):
+def test_64_bit_integers_change_no_bit(shader, op, case, layout, constants, gpu, set_limits):
     """Four neighbours move as two 64-bit integers or each by itself; the last blocks have
     padding."""
     graph, inputs = case_graph(op, case, constants=constants)
@@ -68,16 +67,16 @@ def test_64_bit_integers_change_no_bit(shader, op, case, layout, constants, gpu,
     assert lower(graph, gpu.limits, layouts).steps[-1].path == f"{shader}.hlsl"
     results = []
     for int64 in (gpu.limits.int64, False):
-        monkeypatch.setattr(gpu, "limits", replace(gpu.limits, int64=int64))
+        set_limits(int64=int64)
         check_graph(graph, inputs, gpu, layouts=layouts)
         results.append(GpuProgram(lower(graph, gpu.limits, layouts), gpu).run(inputs)["y0"])
     assert np.array_equal(*results)
 
 
 @pytest.mark.parametrize(("op", "case", "other"), CASES)
-def test_variant(op, case, other, gpu, monkeypatch):
+def test_variant(op, case, other, gpu, set_limits):
     software = gpu.limits.software != other
-    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, software=software))
+    set_limits(software=software)
     for constants in (False, True) if len(case.inputs) > 1 else (False,):
         check_on_gpu(op, case, gpu, constants=constants)
 
@@ -184,10 +183,10 @@ def test_scatter_method_depends_on_constant_indices(op, gpu):
 
 @pytest.mark.parametrize("software", [True, False])
 @pytest.mark.parametrize("op", ["scatter_elements", "scatter_nd"])
-def test_ranges_of_slots(op, software, gpu, monkeypatch):
+def test_ranges_of_slots(op, software, gpu, set_limits):
     """A scatter into more slots than threads is right; each thread then handles a range of
     slots."""
-    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, software=software))
+    set_limits(software=software)
     attrs = {"reduction": "add"} | ({"axis": 0} if op == "scatter_elements" else {})
     indices = Random((99, 3) if op == "scatter_elements" else (99, 1), -5001, 5001, "integer")
     case = Case(((5001, 3), indices, (99, 3)), attrs)

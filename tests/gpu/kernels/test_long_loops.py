@@ -7,18 +7,16 @@ included. No kernel may need more.
 import numpy as np
 import pytest
 
-from cml_engine.ops import load_families
 from cml_engine.ops.declaration.spec import Case
 from cml_engine.tools.testing import blocked_layouts, case_graph, check_graph
 
-load_families()
 #: beyond the driver's bound
 LONG = 70_000
 
 
 def check(op, inputs, attrs, gpu, **more):
-    graph, given = case_graph(op, Case(tuple(inputs), attrs), **more)
-    check_graph(graph, given, gpu, partitions=1)
+    graph, values = case_graph(op, Case(tuple(inputs), attrs), **more)
+    check_graph(graph, values, gpu, partitions=1)
 
 
 def ramp(*shape):
@@ -59,9 +57,11 @@ def test_reductions(op, inner, gpu):
 
 @pytest.mark.parametrize("shape", [(1, 4, LONG), (1, 4, 256, 256), (1, 1, 530, 264)])
 def test_area_downsample(shape, gpu):
-    graph, given = case_graph("area_downsample", Case((ramp(*shape),), {"factor": list(shape[2:])}))
+    graph, values = case_graph(
+        "area_downsample", Case((ramp(*shape),), {"factor": list(shape[2:])})
+    )
     for layouts in ({}, *blocked_layouts(graph)):
-        check_graph(graph, given, gpu, partitions=1, layouts=layouts)
+        check_graph(graph, values, gpu, partitions=1, layouts=layouts)
 
 
 def window(size, **more):

@@ -74,8 +74,8 @@ def normalized(producer, form, epsilon=1e-3):
     net, computed = Net(*shape), list[str]()
     h = build(net)
     result = net.shape(h)
-    given = [operand(net, part, result, computed) for part in FORMS[form]]
-    h = net.op("batch_normalization", h, *given, epsilon=epsilon)
+    operands = [operand(net, part, result, computed) for part in FORMS[form]]
+    h = net.op("batch_normalization", h, *operands, epsilon=epsilon)
     h = net(f"leaky_relu({h}, alpha=0.2)")
     return computed_inputs(net, net.op("mul", h, operand(net, "C", result, computed)), computed)
 
@@ -108,8 +108,8 @@ def test_every_kernel_fuses_normalization_and_following_operators(producer, form
     assert [e.op for e in last.epilogues] == ["sub", "mul", "add", "leaky_relu", "mul"]
     assert "batch_normalization" not in [node.op for node in fused.nodes]
     expected = CpuProgram(graph).run(inputs)[graph.outputs[0]]
-    found = CpuProgram(fused).run(inputs)[graph.outputs[0]]
-    assert_allclose(found, expected, 1e-5, 1e-5)
+    result = CpuProgram(fused).run(inputs)[graph.outputs[0]]
+    assert_allclose(result, expected, 1e-5, 1e-5)
     plain = producer == "plain"
     turn = [*PRODUCERS].index(producer) + [*FORMS].index(form)
     in_turn = {} if plain or (form != "noise" and turn % 2) else in_blocks(fused)
@@ -126,8 +126,8 @@ def operators(graph):
 def test_normalization_of_a_tensor_with_another_reader(gpu, shown):
     net, computed = Net(1, 8, 9, 11), list[str]()
     h = net.conv("x", 12)
-    given = [operand(net, "C", net.shape(h), computed) for _ in range(4)]
-    last = net.op("relu", net.op("batch_normalization", h, *given, epsilon=1e-3))
+    operands = [operand(net, "C", net.shape(h), computed) for _ in range(4)]
+    last = net.op("relu", net.op("batch_normalization", h, *operands, epsilon=1e-3))
     last = last if shown else net(f"concat(sqr({h}), {last}, axis=1)")
     graph, inputs = computed_inputs(net, last, computed)
     graph = graph.with_(outputs=(last, h)) if shown else graph
@@ -146,8 +146,8 @@ def test_normalization_of_a_tensor_with_another_reader(gpu, shown):
 def test_normalization_stays_if_no_epilogue_fits(batch, forms):
     net, computed = Net(batch, 8, 9, 11), list[str]()
     h = net.conv("x", 12)
-    given = [operand(net, form, (1, 12, 9, 11), computed) for form in forms]
-    h = net.op("batch_normalization", h, *given, epsilon=1e-3)
+    operands = [operand(net, form, (1, 12, 9, 11), computed) for form in forms]
+    h = net.op("batch_normalization", h, *operands, epsilon=1e-3)
     graph, _ = computed_inputs(net, h, computed)
     assert operators(optimize(graph)) == ["conv", "batch_normalization"]
 
@@ -180,8 +180,8 @@ def test_constant_normalization_after_an_activation_is_precomputed():
 def wide(graph):
     """Returns the names of the operators that read a tensor of the graph's largest size, in
     order."""
-    most = max(fact.size for fact in graph.facts.values())
-    return [n.op for n in graph.nodes if any(graph.facts[x].size == most for x in n.inputs)]
+    largest = max(fact.size for fact in graph.facts.values())
+    return [n.op for n in graph.nodes if any(graph.facts[x].size == largest for x in n.inputs)]
 
 
 def normalized_groups(shape=(2, 8, 5, 7), groups=4):
@@ -196,12 +196,12 @@ def normalized_groups(shape=(2, 8, 5, 7), groups=4):
 def test_group_normalization_reads_the_map_twice_without_reshapes(shape, groups):
     net, y = normalized_groups(shape, groups)
     graph = net.graph(y)
-    made = normalize_groups(graph)
-    assert wide(made) == ["moments", "batch_normalization"]
-    assert made.outputs == graph.outputs and made.facts[y] == graph.facts[y]
+    rewritten = normalize_groups(graph)
+    assert wide(rewritten) == ["moments", "batch_normalization"]
+    assert rewritten.outputs == graph.outputs and rewritten.facts[y] == graph.facts[y]
     inputs = {"x": net.input()["x"] * 2 + 3}
-    expected, found = (CpuProgram(g).run(inputs)[y] for g in (graph, made))
-    assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
+    expected, result = (CpuProgram(g).run(inputs)[y] for g in (graph, rewritten))
+    assert_allclose(result, expected, rtol=2e-5, atol=2e-5)
 
 
 def test_group_normalization_is_accurate_far_from_zero():
@@ -209,8 +209,8 @@ def test_group_normalization_is_accurate_far_from_zero():
     net, y = normalized_groups((1, 8, 16, 16), 2)
     x = net.input()["x"] * 0.1 + 100 * np.arange(8, dtype=np.float32).reshape(1, 8, 1, 1)
     graph = net.graph(y)
-    expected, found = (CpuProgram(g).run({"x": x})[y] for g in (graph, normalize_groups(graph)))
-    assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    expected, result = (CpuProgram(g).run({"x": x})[y] for g in (graph, normalize_groups(graph)))
+    assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("what", ["other axes", "another shape back", "computed scale", "output"])
@@ -236,8 +236,8 @@ def test_normalized_map_stays_in_blocks_between_convs(gpu):
     h = net(f"mul({h}, sigmoid(mean_reduce({h}, axes=[2, 3])))")
     y = net.conv(net(f"silu({h})"), 8)
     graph = net.graph(y)
-    made = optimize(graph)
-    layouts = choose_layout(made)
-    first = next(n.outputs[0] for n in made.nodes if n.op == "conv")
-    assert layouts[first] == C4 and "reshape" not in wide(made)
+    optimized = optimize(graph)
+    layouts = choose_layout(optimized)
+    first = next(n.outputs[0] for n in optimized.nodes if n.op == "conv")
+    assert layouts[first] == C4 and "reshape" not in wide(optimized)
     check_session(graph, gpu, net.input(), 1e-4)

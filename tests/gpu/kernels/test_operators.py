@@ -7,10 +7,9 @@ case, or one of the two; all of them in the long suite.
 
 import pytest
 
-from cml_engine.ops import load_families, registered
+from cml_engine.ops import registered
 from cml_engine.tools.testing import blocked_layouts, case_graph, check_graph
 
-load_families()
 CASES = [
     pytest.param(name, case, i, id=f"{name}-{i}-{case.note or 'case'}".replace(" ", "_"))
     for name, spec in registered().items()

@@ -23,12 +23,12 @@ VECTORS = [((3, 320), [1]), ((3, 9000), [1]), ((2, 40, 3, 8), [1, 3])]
 
 
 @pytest.fixture(params=[True, False], ids=["software", "hardware"])
-def driver(request, gpu, monkeypatch):
+def driver(request, gpu, set_limits):
     """The suite's device, in one run of the test as a software driver and in one as hardware.
 
     Both get different kernels.
     """
-    monkeypatch.setattr(gpu, "limits", dataclasses.replace(gpu.limits, software=request.param))
+    set_limits(software=request.param)
     return gpu
 
 

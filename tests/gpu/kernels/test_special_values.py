@@ -10,13 +10,11 @@ import pytest
 import cml_engine as cml
 from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.ir.graph import Attrs, Graph, Node
-from cml_engine.ops import load_families
 from cml_engine.ops.declaration.spec import Case
 from cml_engine.ops.elementwise.elementwise_op import ELEMENTWISE
 from cml_engine.tools.testing import case_graph, check_on_gpu
 from tests.fixtures.graphs import Net
 
-load_families()
 VALUES = np.array(
     [np.nan, np.inf, -np.inf, 0.0, -0.0, 1, -1, 0.5, -0.5, 2, -3, 2.5, -2.5, 0.49999997, 88.5,
      -88.5, -104, 1e-20, 1e20, -1e20, 3.4e38, -3.4e38, 8191, -8193, 123456.79, 1e6, 8388609, 1e9,
@@ -73,11 +71,13 @@ def agree(op, got, expected, arrays, zeros=True):
         zero = (a == 0) & (b == 0) & (np.signbit(a) != np.signbit(b))
         wrong = ~same | (zero if zeros and op not in ANY_ZERO else False)
     at = np.flatnonzero(wrong)
-    shown = [(*(float(x[i]) for x in arrays), float(got[i]), float(expected[i])) for i in at[:4]]
-    assert not at.size, f"{op}: {at.size} differ, (operands, got, wanted): {shown}"
+    differences = [
+        (*(float(x[i]) for x in arrays), float(got[i]), float(expected[i])) for i in at[:4]
+    ]
+    assert not at.size, f"{op}: {at.size} differ, (operands, got, wanted): {differences}"
 
 
-def surrounded(graph, given):
+def surrounded(graph, inputs_by_name):
     """Returns a graph with the operator between two products by 1, and its inputs.
 
     The factor 1 is an input, so that no compiler removes the products.
@@ -91,21 +91,21 @@ def surrounded(graph, given):
     inputs = (*graph.inputs, "one")
     facts = {name: graph.facts[name] for name in graph.inputs} | {"one": fact}
     chain = infer_facts(Graph(node.op, inputs, ("y0",), nodes, facts, {}))
-    return chain, given | {"one": np.ones(fact.shape, np.float32)}
+    return chain, inputs_by_name | {"one": np.ones(fact.shape, np.float32)}
 
 
 @pytest.mark.parametrize("op", OPERATORS)
 def test_alone_and_between_others(op, gpu):
     arrays = operands(ELEMENTWISE[op].formula.arity)
-    graph, given = graph_of(op, arrays)
-    got, expected = (cml.Session(graph, on).run(given)["y0"] for on in (gpu, "cpu"))
+    graph, inputs = graph_of(op, arrays)
+    got, expected = (cml.Session(graph, on).run(inputs)["y0"] for on in (gpu, "cpu"))
     agree(op, got, expected, arrays)
     if op in BETWEEN:
-        chain, given = surrounded(graph, given)
+        chain, inputs = surrounded(graph, inputs)
         for on in (gpu, "cpu"):
             session = cml.Session(chain, on)
             assert on == "cpu" or len(session.plan.steps) == 1  # all are fused into one kernel
-            agree(op, session.run(given)["y0"], expected, arrays)
+            agree(op, session.run(inputs)["y0"], expected, arrays)
 
 
 @pytest.mark.parametrize("op", ["sub", "div"])
@@ -116,10 +116,10 @@ def test_a_value_and_itself(op, twice, gpu):
     first = "x" if twice == "an input" else net("sqr(x)")
     second = net("mul(x, x)") if twice == "the same result" else first
     graph = net.graph(f"neg({op}({first}, {second}))")
-    session, given = cml.Session(graph, gpu), {"x": VALUES.reshape(1, 1, 1, -1)}
+    session, inputs = cml.Session(graph, gpu), {"x": VALUES.reshape(1, 1, 1, -1)}
     assert len(session.plan.steps) == 1
-    (expected,) = cml.Session(graph, "cpu").run(given).values()
-    (got,) = session.run(given).values()
+    (expected,) = cml.Session(graph, "cpu").run(inputs).values()
+    (got,) = session.run(inputs).values()
     agree(op, got.ravel(), expected.ravel(), [VALUES])
 
 
@@ -140,10 +140,10 @@ def behind(producer, op, x):
     extra = {"clamp": (-1.0, 2.0), "prelu": (0.5,)}.get(op, (2.0,) * others)
     names = [net.constant(np.full((1,) * (4 if maps else 2), value)) for value in extra]
     graph = net.graph(net.op(op, total, *names, **attrs_of(op)))
-    given = np.zeros(net.shape("x"), np.float32)
-    given[(0, 1, 0) if maps else (slice(None), 0)] = x
-    alone = [given, *(net.constants[n] for n in names)]
-    return graph, {"x": given}, graph_of(op, alone)
+    values = np.zeros(net.shape("x"), np.float32)
+    values[(0, 1, 0) if maps else (slice(None), 0)] = x
+    alone = [values, *(net.constants[n] for n in names)]
+    return graph, {"x": values}, graph_of(op, alone)
 
 
 def operators_behind():
@@ -167,13 +167,13 @@ def test_behind_another(producer, op, gpu):
     finite = np.isfinite(VALUES)
     runs = [VALUES] if producer == "matmul" else [VALUES[finite], *VALUES[~finite, None]]
     for number, x in enumerate(runs):
-        graph, given, (alone, values) = behind(producer, op, x)
-        (expected,), (got,) = (cml.Session(graph, on).run(given).values() for on in ("cpu", gpu))
+        graph, inputs, (alone, values) = behind(producer, op, x)
+        (expected,), (got,) = (cml.Session(graph, on).run(inputs).values() for on in ("cpu", gpu))
         if number == 0:
             right = cml.Session(alone, "cpu").run(values)["y0"]
             # a sum of products begins with 0, which takes the sign of -0
-            agree(op, expected.ravel(), right.ravel(), [given["x"].ravel()], zeros=False)
-        agree(op, got.ravel(), expected.ravel(), [given["x"].ravel()], zeros=False)
+            agree(op, expected.ravel(), right.ravel(), [inputs["x"].ravel()], zeros=False)
+        agree(op, got.ravel(), expected.ravel(), [inputs["x"].ravel()], zeros=False)
 
 
 @pytest.mark.parametrize("op", ["sin", "cos"])
@@ -183,8 +183,8 @@ def test_angles_of_any_size(op, gpu, rng):
     powers = np.float32(2.0) ** rng.uniform(-20, 127.9, 4096)
     near = (np.arange(1, 4096) * rng.integers(1, 9000, 4095) * (np.pi / 2)).astype(np.float32)
     x = np.concatenate([powers.astype(np.float32), -near])
-    graph, given = graph_of(op, [x])
-    got = cml.Session(graph, gpu).run(given)["y0"]
+    graph, inputs = graph_of(op, [x])
+    got = cml.Session(graph, gpu).run(inputs)["y0"]
     expected = getattr(np, op)(x.astype(np.float64))
     assert np.abs(got - expected).max() < 4e-7
 

@@ -59,16 +59,16 @@ def session_of(gpu, rounds=1):
 
 def lines_of(rounds):
     """Returns the expected lines of the kernel in order, for ``rounds`` rounds of its loop."""
-    found = []
+    lines = []
     for i, value in enumerate(X.ravel()):
         place = f"  workgroup {i // 64} thread {i % 64}"
         for k in (k for k in range(rounds) if k != 1):
-            found.append(f"x = {value!s}{place}")
+            lines.append(f"x = {value!s}{place}")
             if i == 70:
-                found.append(f"round = {k}{place}")
-                found.append(f"place = (70, {70 % 11}){place}")
-                found.append(f"where = ({str(value > 0).lower()}, true, false){place}")
-    return [f"{WHERE} {line}" for line in found]
+                lines.append(f"round = {k}{place}")
+                lines.append(f"place = (70, {70 % 11}){place}")
+                lines.append(f"where = ({str(value > 0).lower()}, true, false){place}")
+    return [f"{WHERE} {line}" for line in lines]
 
 
 def test_run_prints_lines_of_its_kernels(gpu, debug, capsys):
@@ -79,11 +79,11 @@ def test_run_prints_lines_of_its_kernels(gpu, debug, capsys):
         for _ in range(2):
             assert session.run({"x": X})["y"].tobytes() == plain.tobytes()
             expected = lines_of(rounds)
-            shown = expected[:1024]
-            if more := len(expected) - len(shown):
-                shown.append(f"{WHERE} and {more:,} more".replace(",", " "))
-            assert capsys.readouterr().err.splitlines() == shown
-    session.run({"x": X}, watch=lambda node, found: None)
+            printed = expected[:1024]
+            if more := len(expected) - len(printed):
+                printed.append(f"{WHERE} and {more:,} more".replace(",", " "))
+            assert capsys.readouterr().err.splitlines() == printed
+    session.run({"x": X}, watch=lambda node, results: None)
     assert len(capsys.readouterr().err.splitlines()) == 1025
 
 
@@ -101,7 +101,7 @@ def test_jobs_warn_that_prints_are_not_shown(debug, caplog, capsys):
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (
             "CML_PRINT(thread, 1.0);",
@@ -110,11 +110,11 @@ def test_jobs_warn_that_prints_are_not_shown(debug, caplog, capsys):
         ('S s; s.a = 1; CML_PRINT("s", s);', "CML_PRINT takes a float, an int"),
     ],
 )
-def test_unprintable_values_are_refused(debug, call, said):
+def test_unprintable_values_are_refused(debug, call, message):
     cml.unregister("shown")
     source = f"struct S {{ float a; }};\nvoid kernel(uint thread) {{\n{call} y[thread] = 0; }}"
     declare(source, SIGNATURE)
-    with pytest.raises(ShaderCompileError, match=said) as error:
+    with pytest.raises(ShaderCompileError, match=message) as error:
         session_of(debug)
     assert "candidate" not in str(error.value)
 

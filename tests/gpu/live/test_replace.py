@@ -94,7 +94,7 @@ def heavy(value):
 
 
 @pytest.mark.parametrize(
-    "broken, said",
+    "broken, message",
     [
         (lambda: cml.load(cml.MemoryModel("version 1.0; graph n(")), "expected|wanted"),
         (lambda: graph(1, TEXT.replace("(y)", "(z)").replace("y =", "z =")), "outputs y, got z"),
@@ -103,10 +103,10 @@ def heavy(value):
         (lambda: "net.nnef", "wanted a Graph"),
     ],
 )
-def test_failed_replacement_keeps_the_old_network(backend, broken, said):
+def test_failed_replacement_keeps_the_old_network(backend, broken, message):
     session = cml.Session(graph(1), backend)
     change = session.replace(broken)
-    with pytest.raises(cml.CmlError, match=said):
+    with pytest.raises(cml.CmlError, match=message):
         session.take_replacement()
     assert change.state == "failed" and value(session) == 2
     session.replace(graph(5))
@@ -189,9 +189,9 @@ def test_a_reloader_follows_the_files(gpu, tmp_path):
     followed = Followed(session, tmp_path / "net.nnef")
     assert followed.settle(*write(tmp_path, 3)) == "'net.nnef' done"
     assert value(session) == 6
-    said = followed.settle(*write(tmp_path, 4, TEXT.replace("relu", "rilu")))
-    assert value(session) == 6 and "'net.nnef' failed: " in said
-    assert "rilu" in said and "graph.nnef:7" in said
+    message = followed.settle(*write(tmp_path, 4, TEXT.replace("relu", "rilu")))
+    assert value(session) == 6 and "'net.nnef' failed: " in message
+    assert "rilu" in message and "graph.nnef:7" in message
     followed.settle(*write(tmp_path, 4))
     assert value(session) == 8 and followed.reloader.taken == 2
     assert followed.reloader.poll() is None

@@ -131,10 +131,10 @@ def test_moved_slider_gives_the_bits_of_a_model_with_the_value(backend, movable,
     x = rng.standard_normal((1, 4, 6, 8), np.float32)
     session = cml.Session(movable({name: place}), backend)
     for values, replaced in (({}, ("", "")), ({name: value}, texts), ({}, ("", ""))):
-        found = session.run({"x": x, **values})
+        outputs = session.run({"x": x, **values})
         expected = cml.Session(movable(replaced=replaced), backend).run({"x": x})
         for output in ("y", "w"):
-            assert_array_equal(found[output], expected[output], output)
+            assert_array_equal(outputs[output], expected[output], output)
 
 
 @pytest.mark.parametrize("retain", [False, True])
@@ -168,8 +168,8 @@ def test_one_slider_moves_every_dispatch_of_its_node(gpu, own_operators):
     graph = load_expression("twice(x, gain = 3.0)", 1, 2, 3, 5, gain="y.gain")
     session = cml.Session(graph, gpu)
     for gain in (3.0, -2.0, 3.0):
-        found = session.run({"x": np.ones((1, 2, 3, 5), np.float32), "gain": gain})["y"]
-        assert (found == gain * gain).all()
+        result = session.run({"x": np.ones((1, 2, 3, 5), np.float32), "gain": gain})["y"]
+        assert (result == gain * gain).all()
 
 
 def load_fixed(source, slider, **kernel):

@@ -53,15 +53,15 @@ def test_kept_tensors_change_no_bit_of_the_outputs(gpu, block, storage):
     """Also if a pass removed the tensor, or the plan stores it in blocks and in 16 bits."""
     net = BLOCKS[block]()
     last = net.nodes[-1].outputs[-1]
-    graph, given = net.graph(last), net.input()
+    graph, values = net.graph(last), net.input()
     every = tuple(name for node in graph.nodes for name in node.outputs if name != last)
     rounding = 2e-2 if storage == "half" else 1e-4
-    expected = values_of(graph, given)
+    expected = values_of(graph, values)
     bare = cml.Session(graph, gpu, cml.CompileOptions(storage=storage))
-    plain = bare.run(given)[last]
+    plain = bare.run(values)[last]
     for names in (every, every[len(every) // 2 :][:1]):
         session = cml.Session(graph, gpu, cml.CompileOptions(storage=storage, keep=names))
-        assert_array_equal(session.run(given)[last], plain)
+        assert_array_equal(session.run(values)[last], plain)
         assert session.plan.layouts == bare.plan.layouts
         for name in names:
             largest = float(np.abs(expected[name]).max(initial=1.0))

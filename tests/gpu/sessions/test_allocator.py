@@ -12,11 +12,9 @@ from numpy.testing import assert_array_equal
 import cml_engine as cml
 from cml_engine.errors import OutOfGpuMemory
 from cml_engine.gpu.memory.allocator import Allocator
-from cml_engine.ops import load_families
 from scheduler.tools.replay import replay
 from tests.fixtures.frames.host import Host, conv_net
 
-load_families()
 U = wgpu.BufferUsage
 STORAGE = U.STORAGE | U.COPY_SRC | U.COPY_DST
 VERTEX = U.VERTEX | U.COPY_DST
@@ -88,7 +86,7 @@ def test_heaps_grow_and_empty_heaps_are_released(memory):
 
 
 @pytest.mark.parametrize(
-    "options, said",
+    "options, message",
     [
         ({"category": "things"}, "unknown memory category"),
         ({"nbytes": -1}, "bytes for render: wanted a whole number of 0"),
@@ -96,8 +94,8 @@ def test_heaps_grow_and_empty_heaps_are_released(memory):
         ({"nbytes": 1 << 50}, "largest buffer of this device"),
     ],
 )
-def test_invalid_allocations_are_refused(memory, options, said):
-    with pytest.raises(cml.CmlError, match=said):
+def test_invalid_allocations_are_refused(memory, options, message):
+    with pytest.raises(cml.CmlError, match=message):
         take(memory, **options)
 
 
@@ -152,9 +150,9 @@ def test_exhaustion_names_everybody(gpu):
     kept = take(memory, MIB, category="weights", owner="upres")
     with pytest.raises(OutOfGpuMemory) as caught:
         take(memory, 2 * MIB, category="weights", owner="textures")
-    said = str(caught.value)
-    assert "'textures' wanted 2.00 MiB for weights; budget 4.00 MiB, of which 1.00 MiB" in said
-    assert "terrain" in said and "upres" in said and "raise the budget" in said
+    message = str(caught.value)
+    assert "'textures' wanted 2.00 MiB for weights; budget 4.00 MiB, of which 1.00 MiB" in message
+    assert "terrain" in message and "upres" in message and "raise the budget" in message
     terrain.free()
     take(memory, 2 * MIB, category="weights")
     assert memory.reserved_bytes <= 4 * MIB and not kept.freed
@@ -322,14 +320,14 @@ def two_sizes(gpu, **options):
 
 
 def test_sessions_of_a_shared_arena_have_the_largest_one(own, image, wide):
-    given = image, wide
-    expected = [s.run({"x": x})["y"] for s, x in zip(two_sizes(own), given, strict=True)]
+    images = image, wide
+    expected = [s.run({"x": x})["y"] for s, x in zip(two_sizes(own), images, strict=True)]
     sizes, sessions = [], []
     for session in two_sizes(own, arena="shared:agents"):
         sessions.append(session)
         sizes.append(holding(own, "shared:agents", "activations"))
     assert sizes[0] < sizes[1] < sizes[0] * 5
-    for session, x, want in 2 * list(zip(sessions, given, expected, strict=True)):
+    for session, x, want in 2 * list(zip(sessions, images, expected, strict=True)):
         assert_array_equal(session.run({"x": x})["y"], want)
     assert len({session.program.residency.arena for session in sessions}) == 1
     assert own.memory.stats().holdings["shared:agents", "activations"].count == 1

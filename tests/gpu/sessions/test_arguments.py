@@ -93,11 +93,11 @@ def test_every_public_parameter_refuses_wrong_types(gpu):
                 try:
                     with warnings.catch_warnings():
                         warnings.simplefilter("ignore")
-                        made = call(**{**valid, parameter.name: value})
-                        if isinstance(made, cml.FrameScheduler):
-                            made.submit(cml.Session(conv_net(), gpu), {"x": IMAGE})
-                            made._run_frame()
-                            made.describe()
+                        result = call(**{**valid, parameter.name: value})
+                        if isinstance(result, cml.FrameScheduler):
+                            result.submit(cml.Session(conv_net(), gpu), {"x": IMAGE})
+                            result._run_frame()
+                            result.describe()
                 except (cml.CmlError, cml.AdmissionError) as error:
                     assert str(error)
                 except Exception as error:

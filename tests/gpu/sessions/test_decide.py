@@ -1,7 +1,5 @@
 """Tests that a caller's decisions on a plan take effect and do not change the results."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
@@ -79,20 +77,20 @@ def test_tensor_bound_in_parts_is_bit_identical(gpu, tmp_path, own_operators):
     expected = cml.Session(graph, gpu).run(inputs)["result"]
     session = cml.Session(graph, small)
     assert_array_equal(session.run(inputs)["result"], expected)
-    parts = {name: found.count for name, found in session.plan.parts.items()}
+    parts = {name: part.count for name, part in session.plan.parts.items()}
     assert parts == {"conv1": 2, "doubled": 2, "result": 5}
     assert max(b.nbytes for s in session.plan.steps for b in s.bindings) == 4096
 
 
-def test_arena_of_several_buffers_is_bit_identical(gpu, host, monkeypatch):
+def test_arena_of_several_buffers_is_bit_identical(gpu, host, set_limits):
     graph, inputs = random_maps(2, nodes=8)
     session = cml.Session(graph, gpu)
     expected, plan = session.run(inputs), session.plan
     largest = max(b.nbytes for step in plan.steps for b in step.bindings if b.space == "arena")
-    most = max(largest + 512, plan.weights_bytes) // 256 * 256
-    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, max_buffer_bytes=most))
+    limit = max(largest + 512, plan.weights_bytes) // 256 * 256
+    set_limits(max_buffer_bytes=limit)
     small = cml.Session(graph, gpu)
-    assert small.plan.memory.segment == most < small.plan.memory.peak
+    assert small.plan.memory.segment == limit < small.plan.memory.peak
     assert len(small.program.residency.arena.buffers) > 1
     job = host.run(small, inputs)
     same_bits(small.run(inputs), expected)
@@ -103,6 +101,6 @@ def test_arena_of_several_buffers_is_bit_identical(gpu, host, monkeypatch):
     small.program.evict()
     assert gpu.memory.held_bytes <= held - small.plan.memory.peak
     same_bits(small.run(inputs), expected)
-    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, max_buffer_bytes=256))
+    set_limits(max_buffer_bytes=256)
     with pytest.raises(cml.DeviceError, match="takes .* bytes, .* buffers of 256. Run .* on tiles"):
         cml.Session(graph, gpu)

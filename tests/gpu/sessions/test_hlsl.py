@@ -301,13 +301,13 @@ print("compiled" if compilers._pool()._count else "cached", out["y"][0])
 """
     root = Path(__file__).parents[3]
     env = {**os.environ, "CML_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(root)}
-    said = [
+    printed = [
         subprocess.run(
             [sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True
         ).stdout.split()
         for _ in range(2)
     ]
-    assert said == [["compiled", "1.0"], ["cached", "1.0"]]
+    assert printed == [["compiled", "1.0"], ["cached", "1.0"]]
 
 
 def test_lanes_have_no_sign_for_naga():

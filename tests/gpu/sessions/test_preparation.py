@@ -49,7 +49,7 @@ def sessions(gpu, count, **options):
 def test_slowly_prepared_networks_all_finish(gpu, image, slow):
     """Jobs of slowly prepared networks end with right results, although some are evicted
     meanwhile."""
-    wanted = [session.run({"x": image})["y"] for session in sessions(gpu, 6)]
+    expected = [session.run({"x": image})["y"] for session in sessions(gpu, 6)]
     chance, host = random.Random(1), Host(gpu, budget_ms=1.0)
     for _ in range(3):
         nets = sessions(gpu, 6, deferred=True)
@@ -65,7 +65,7 @@ def test_slowly_prepared_networks_all_finish(gpu, image, slow):
                 dropped = None
                 gc.collect()
             time.sleep(0.001)
-        for result, want in zip(host.finish(*jobs), wanted, strict=True):
+        for result, want in zip(host.finish(*jobs), expected, strict=True):
             assert_array_equal(result, want)
     deadline = time.perf_counter() + 240
     while BUILDER.describe().partition("last error")[0] and time.perf_counter() < deadline:
@@ -96,18 +96,18 @@ def test_failed_pipeline_is_built_again_at_the_next_request(gpu, host, image, sl
 
 def test_an_evicted_model_reads_no_kernel_again(gpu, image, monkeypatch):
     (net,) = sessions(gpu, 1)
-    wanted = net.run({"x": image})["y"]
+    expected = net.run({"x": image})["y"]
     monkeypatch.setattr(steps, "kernel_content", lambda *a: pytest.fail("it read a file"))
     net.program.evict()
-    assert_array_equal(net.run({"x": image})["y"], wanted)
+    assert_array_equal(net.run({"x": image})["y"], expected)
 
 
 def test_builder_describes_current_and_waiting_work():
-    builder, said = Builder(), []
+    builder, descriptions = Builder(), []
 
     def work():
         builder.begin_item("kernel 'a'")
-        said.append(builder.describe())
+        descriptions.append(builder.describe())
 
     def fails():
         builder.begin_item("kernel 'b'")
@@ -116,7 +116,7 @@ def test_builder_describes_current_and_waiting_work():
     assert builder.describe() == ""
     futures = [builder.submit("one", work), builder.submit("two", fails)]
     assert futures[0].result(10) is None and isinstance(futures[1].exception(10), ValueError)
-    assert said[0].startswith("'one', kernel 'a' for 0.")
+    assert descriptions[0].startswith("'one', kernel 'a' for 0.")
     assert builder.describe() == "last error: 'two', kernel 'b': ValueError: no such thing"
     builder.submit("one", work).result(10)
     assert "last error: 'two'" in builder.describe()
@@ -174,9 +174,9 @@ def test_software_driver_compiles_kernels_before_their_first_dispatch(gpu, tmp_p
     assert 0 < prepared == run
 
 
-def test_hardware_packs_the_parameters_of_each_step_once(gpu, monkeypatch):
+def test_hardware_packs_the_parameters_of_each_step_once(gpu, monkeypatch, set_limits):
     monkeypatch.setattr(gpu, "_pipelines", PipelineCache())
-    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, software=False))
+    set_limits(software=False)
     packed, pack = [], steps.ParamBlock.pack
     monkeypatch.setattr(
         steps.ParamBlock, "pack", lambda *block: packed.append(block) or pack(*block)
@@ -218,7 +218,7 @@ def test_frame_does_not_wait_for_a_run_that_begins_meanwhile(gpu, image, monkeyp
     It does not load an evicted network at that point either.
     """
     (session,) = sessions(gpu, 1)
-    wanted = session.run({"x": image})["y"]
+    expected = session.run({"x": image})["y"]
     host, program = Host(gpu), session.program
     began, go_on, reserve = threading.Event(), threading.Event(), FrameExecutor.reserve
 
@@ -248,4 +248,4 @@ def test_frame_does_not_wait_for_a_run_that_begins_meanwhile(gpu, image, monkeyp
         go_on.set()
         runner.join(10)
     (result,) = host.finish(job)
-    assert_array_equal(result, wanted)
+    assert_array_equal(result, expected)

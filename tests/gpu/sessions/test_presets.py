@@ -61,10 +61,10 @@ def test_order_has_every_node_once_behind_its_operands(seed):
     graph = optimize(random_graph(seed)[0])
     ordered = order_for_memory(graph)
     assert sorted(n.title for n in ordered.nodes) == sorted(n.title for n in graph.nodes)
-    known = {*graph.inputs, *graph.constants}
+    computed = {*graph.inputs, *graph.constants}
     for node in ordered.nodes:
-        assert known.issuperset(node.reads)
-        known.update(node.outputs)
+        assert computed.issuperset(node.reads)
+        computed.update(node.outputs)
 
 
 def test_options_win_over_a_preset():

@@ -195,20 +195,20 @@ def test_every_output_has_its_declared_type_and_shape(dtype, shape, gpu):
     )
     facts = dict.fromkeys(("x", "k", "v"), Fact(dtype, shape))
     outputs = ("copied", "turned", "shaped", "x", "k", "v")
-    made = Graph(
+    built = Graph(
         "g", ("x",), outputs, nodes, facts, {"k": value, "v": value}, updates=(("v", "x"),)
     )
-    graph = infer_facts(made)
+    graph = infer_facts(built)
     inputs = {"x": value}
     for backend in (gpu, "cpu"):
         session = cml.Session(graph, backend)
-        found = [session.run(inputs)]
+        results = [session.run(inputs)]
         if backend is gpu:
             host = Host(gpu, budget_ms=5.0)
             job = host.submit(session, inputs)
-            found.append({name: host.finish(job, name=name)[0] for name in outputs})
+            results.append({name: host.finish(job, name=name)[0] for name in outputs})
             assert {name: job.tensor(name).fact for name in outputs} == session.outputs
-        for arrays in found:
+        for arrays in results:
             for name, fact in session.outputs.items():
                 array = arrays[name]
                 assert isinstance(array, np.ndarray) and array.dtype == NUMPY_DTYPE[dtype], name

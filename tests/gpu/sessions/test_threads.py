@@ -51,16 +51,16 @@ def test_runs_in_several_threads_do_not_disturb_each_other(net, gpu, kind, monke
     else:
         graphs = [net] * 3
         sessions = [cml.Session(net, gpu, deferred=kind == "a deferred session")] * 3
-    given = IMAGES[: len(graphs)]
-    expected = [cml.Session(g, gpu).run({"x": x})["y"] for g, x in zip(graphs, given, strict=True)]
+    images = IMAGES[: len(graphs)]
+    expected = [cml.Session(g, gpu).run({"x": x})["y"] for g, x in zip(graphs, images, strict=True)]
     for session in set(sessions):
         slow(session.program, monkeypatch)
 
     def runs(session, image):
         return lambda: [session.run({"x": image})["y"] for _ in range(5)]
 
-    for found, value in zip(together(*map(runs, sessions, given)), expected, strict=True):
-        for array in found:
+    for results, value in zip(together(*map(runs, sessions, images)), expected, strict=True):
+        for array in results:
             assert_array_equal(array, value)
 
 
@@ -77,11 +77,11 @@ def test_no_update_of_a_variable_is_lost(backend):
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        found = together(runs, runs, runs)
+        totals = together(runs, runs, runs)
     finally:
         sys.setswitchinterval(interval)
-    assert sorted(value for values in found for value in values) == list(range(60))
-    assert all(values == sorted(values) for values in found)
+    assert sorted(value for values in totals for value in values) == list(range(60))
+    assert all(values == sorted(values) for values in totals)
 
 
 # ---------------------------------------------------------------- next to a running job

@@ -46,14 +46,14 @@ def inputs(rng):
 @pytest.mark.parametrize("tile", [12, 24, 40])
 def test_tiles_have_no_seams(graph, inputs, backend, tile):
     session = cml.Session(graph, backend)
-    whole = session.reshaped({"x": (1, 3, 61, 43)}).run(inputs)["y"]
+    expected = session.reshaped({"x": (1, 3, 61, 43)}).run(inputs)["y"]
     done = []
-    found = cml.run_tiled(session, inputs, tile, OVERLAP, progress=done.append)["y"]
-    assert found.shape == (1, 3, 122, 86) and done == [*range(1, len(done) + 1)] and len(done) > 1
+    result = cml.run_tiled(session, inputs, tile, OVERLAP, progress=done.append)["y"]
+    assert result.shape == (1, 3, 122, 86) and done == [*range(1, len(done) + 1)] and len(done) > 1
     if backend == "cpu":  # a matrix product of another size sums in another order
-        assert_allclose(found, whole, rtol=1e-5, atol=1e-5)
+        assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
     else:
-        assert_array_equal(found, whole)
+        assert_array_equal(result, expected)
 
 
 @pytest.fixture
@@ -130,10 +130,10 @@ def test_a_failed_tile_fails_the_picture(session, inputs, gpu, monkeypatch):
     ],
 )
 def test_tile_spans_cover_every_pixel_once(whole, tile, overlap, align):
-    found = spans(whole, tile, overlap, align)
-    assert [s.kept_first for s in found] == [0, *(s.kept_end for s in found[:-1])]
-    assert found[-1].kept_end == whole
-    for span in found:
+    tiles = spans(whole, tile, overlap, align)
+    assert [s.kept_first for s in tiles] == [0, *(s.kept_end for s in tiles[:-1])]
+    assert tiles[-1].kept_end == whole
+    for span in tiles:
         assert span.end - span.first == min(tile, whole) and span.first % align == 0
         assert span.first == 0 or span.kept_first - span.first >= overlap
         assert span.end == whole or span.end - span.kept_end >= overlap

@@ -102,11 +102,11 @@ def test_load_build_evict_and_failure_are_logged(gpu, caplog):
         session.close()
         host = Host(gpu, budget_ms=1.0)
         host.run(session, {"x": IMAGE})
-    said = [record.getMessage() for record in caplog.records]
+    messages = [record.getMessage() for record in caplog.records]
     for expected in (
         "'logged' is ready: ",
         "'logged' is evicted: ",
         "job 'logged' failed: the session",
     ):
-        assert any(expected in line for line in said), expected
+        assert any(expected in line for line in messages), expected
     assert {r.name.split(".")[0] for r in caplog.records} <= {"cml_engine", "scheduler"}

@@ -34,10 +34,10 @@ def test_validate_fails_with_one_and_names_file_and_line(tmp_path, gpu, run_cml)
         )
     )
     try:
-        said = run_cml("validate", folder, ends=1).out
+        printed = run_cml("validate", folder, ends=1).out
     finally:
         unregister("min_reduce")
-    assert "first divergence" in said and "graph.nnef:9" in said and "min_reduce" in said
+    assert "first divergence" in printed and "graph.nnef:9" in printed and "min_reduce" in printed
 
 
 def test_large_activations_are_judged_by_their_size(gpu):
@@ -51,8 +51,8 @@ def test_large_activations_are_judged_by_their_size(gpu):
 
 def test_every_result_of_an_operator_is_looked_at(gpu, monkeypatch):
     graph, inputs = case_graph("moments", Case(((2, 3, 4),), {"axes": [2]}))
-    (found,) = check_nodes(graph, gpu, inputs)
-    assert found.ok
+    (check,) = check_nodes(graph, gpu, inputs)
+    assert check.ok
     spec, right = lookup("moments"), lookup("moments").cpu
 
     def wrong(attrs, x):
@@ -60,8 +60,8 @@ def test_every_result_of_an_operator_is_looked_at(gpu, monkeypatch):
         return mean, variance * 1.01
 
     monkeypatch.setitem(vars(spec), "cpu", wrong)
-    (found,) = check_nodes(graph, gpu, inputs)
-    assert not found.ok
+    (check,) = check_nodes(graph, gpu, inputs)
+    assert not check.ok
 
 
 def test_tolerance_covers_errors_amplified_by_fused_operators(gpu):

@@ -12,7 +12,6 @@ import cml_engine as cml
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.passes.infer import infer_facts
 from cml_engine.ir.graph import Fact, Graph, Node
-from cml_engine.ops import load_families
 from cml_engine.runtime.node_check import check_nodes
 from cml_engine.runtime.session import CompileOptions
 from cml_engine.tools.testing import full_attrs
@@ -20,8 +19,6 @@ from scheduler.planning.plan import operators_per_frame
 from tests.fixtures.frames.host import Host
 from tests.fixtures.graphs import Net
 from tests.fixtures.results import close
-
-load_families()
 
 
 def in_frames(session, gpu, inputs):
