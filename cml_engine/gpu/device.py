@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 NO_GPU_HINT = (
     "Install a Vulkan driver (on Debian: apt install mesa-vulkan-drivers gives a software one), "
-    "or use the CPU backend."
+    'or run without one: cml.Session(graph, "cpu"), --backend cpu.'
 )
 #: environment variable that selects a device for every command and program
 VARIABLE = "CML_ADAPTER"
@@ -77,7 +77,8 @@ def request_adapter(name: str | None) -> wgpu.GPUAdapter:
     try:
         adapter = wgpu.gpu.request_adapter_sync(power_preference="high-performance")
     except RuntimeError as error:
-        raise DeviceError(f"no GPU: {error}. {NO_GPU_HINT}") from error
+        reason = str(error).strip().rpartition("\n")[2].strip()  # wgpu's own words are above it
+        raise DeviceError(f"no GPU: {reason}. {NO_GPU_HINT}") from None
     if adapter is None:
         raise DeviceError(f"no GPU. {NO_GPU_HINT}")
     return adapter

@@ -5,7 +5,7 @@ of transferring each result (download, upload) is measured and reported to the s
 the frame.
 
 ``python -m examples.panda3d_host`` opens a window if there is a display;
-``--frames 120 --screenshot out/panda3d_host.png`` needs none. Needs ``pip install panda3d``.
+``--frames 120 --screenshot out/panda3d_host.png`` needs none. Needs the extra ``opengl``.
 """
 
 from __future__ import annotations
@@ -18,9 +18,13 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from direct.showbase.ShowBase import ShowBase
 from numpy.typing import NDArray
-from panda3d.core import CardMaker, NodePath, PNMImage, Texture, loadPrcFileData
+
+try:
+    from direct.showbase.ShowBase import ShowBase
+    from panda3d.core import CardMaker, NodePath, PNMImage, Texture, loadPrcFileData
+except ImportError as error:
+    raise SystemExit(f"{error}: pip install 'cml-engine[opengl]'") from None
 
 import cml_engine as cml
 from cml_engine import FrameScheduler

@@ -9,7 +9,7 @@ pygfx requests a device without ``timestamp-query``: the budget then rests on ti
 the session is loaded and on late frames (docs/in_your_engine.md). ``--timestamps`` requests it.
 
 ``python -m examples.pygfx_host`` opens a window if there is a display;
-``--frames 120 --screenshot out/pygfx_host.png`` needs none. Needs ``pip install pygfx``.
+``--frames 120 --screenshot out/pygfx_host.png`` needs none. Needs the extra ``pygfx``.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import pygfx as gfx
-import pylinalg as la
 import wgpu
 from numpy.typing import NDArray
-from pygfx.renderers.wgpu import CopyPass, get_shared
-from pygfx.renderers.wgpu.engine.update import ensure_wgpu_object
+
+try:
+    import pygfx as gfx
+    import pylinalg as la
+    from pygfx.renderers.wgpu import CopyPass, get_shared
+    from pygfx.renderers.wgpu.engine.update import ensure_wgpu_object
+except ImportError as error:
+    raise SystemExit(f"{error}: pip install 'cml-engine[pygfx]'") from None
 
 import cml_engine as cml
 from cml_engine import FrameScheduler, Job

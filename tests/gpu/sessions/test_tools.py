@@ -4,11 +4,13 @@ import logging
 
 import numpy as np
 import pytest
+import wgpu
 
 import cml_engine as cml
 from cml_engine.errors import DeviceError, InputError
 from cml_engine.gpu.native import dispatch_recorder
 from cml_engine.gpu.program import program
+from cml_engine.tools import cli
 from tests.fixtures.frames.host import Host, conv_net
 from tests.fixtures.memory import held_bytes
 from tests.fixtures.texels import submitted
@@ -83,7 +85,21 @@ def test_closed_session_has_no_memory_and_refuses_use(gpu):
     cml.Session(conv_net(), "cpu").close()
 
 
-def test_the_gpu_of_a_name_is_taken(gpu, monkeypatch):
+def test_without_an_adapter_the_reason_takes_one_line(monkeypatch, capsys):
+    def fail(**_):
+        raise RuntimeError(
+            "Request failed: Validation Error\n\nCaused by:\n  no driver was found\n"
+        )
+
+    monkeypatch.delenv("CML_ADAPTER", raising=False)
+    monkeypatch.setattr(wgpu.gpu, "request_adapter_sync", fail)
+    with pytest.raises(DeviceError, match=r"^no GPU: no driver was found. Install .*--backend cpu"):
+        cml.Gpu()
+    assert cli.main(["devices"]) == 2
+    assert "error: no GPU: no driver was found" in capsys.readouterr().err
+
+
+def test_the_gpu_of_a_name_is_taken(gpu, monkeypatch, capsys):
     part = str(gpu.info["device"])[:6].upper()
     assert cml.Gpu(adapter=part).name == gpu.name
     with pytest.raises(DeviceError, match="no GPU is called 'nothing like it': this machine has"):
@@ -91,6 +107,7 @@ def test_the_gpu_of_a_name_is_taken(gpu, monkeypatch):
     monkeypatch.setenv("CML_ADAPTER", "nor this")
     with pytest.raises(DeviceError, match="'nor this'"):
         cml.Gpu()
+    assert cli.main(["devices"]) == 2 and "called 'nor this'" in capsys.readouterr().err
     with pytest.raises(InputError, match="give one of them"):
         cml.Gpu(device=gpu.device, adapter=part)
 

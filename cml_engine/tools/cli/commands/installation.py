@@ -50,7 +50,7 @@ def example(a: Namespace) -> None:
 def devices(a: Namespace) -> None:
     """List the GPUs of this machine: limits, and names for --adapter."""
     try:
-        from cml_engine.gpu.device import device_rows
+        from cml_engine.gpu.device import device_rows, request_adapter
     except ImportError as error:
         raise DeviceError(f"wgpu is not installed ({error}); pip install wgpu") from None
     rows = device_rows()
@@ -64,7 +64,10 @@ def devices(a: Namespace) -> None:
             f"{row['binding_mib']} MiB; timestamps {'yes' if row['timestamps'] else 'no'}, "
             f"subgroups {'yes' if row['subgroups'] else 'no'}"
         )
-    print("* is the default; --adapter NAME takes another" if rows else "no GPU")
+    if any(row["chosen"] for row in rows):
+        print("* is the default; --adapter NAME takes another")
+    else:
+        request_adapter(None)  # raises the reason
 
 
 @command(
