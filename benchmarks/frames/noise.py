@@ -86,7 +86,7 @@ class Frames:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser("python -m benchmarks.frames.noise", description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--frames", type=int, default=1500)
     parser.add_argument("--budget-ms", type=float, default=4.0)

@@ -58,7 +58,7 @@ def compare(graph: Graph, gpu: cml.Gpu, without: frozenset[str], rounds: int) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser("python -m benchmarks.kernels.passes", description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--model", type=Path, help="an NNEF model instead of the blocks")
     args = parser.parse_args()

@@ -57,7 +57,7 @@ SHAPES: tuple[tuple[str, str, Case], ...] = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser("python -m benchmarks.kernels.products", description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--only", default="", help="shapes whose names contain this")
     arguments = parser.parse_args()

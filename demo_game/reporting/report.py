@@ -82,7 +82,7 @@ class RunReport:
 _SHOWN = 23
 HEADER = (
     f"{'mode':18s} {'P50 ms':>7s} {'P95 ms':>7s} {'P99 ms':>7s} {'max ms':>7s} {'over':>10s} "
-    f"{'o.budget':>8s} {'used':>7s} {'tiles':>6s} {'tiles/s':>8s} {'wait s':>8s}  world"
+    f"{'>budget':>8s} {'used':>7s} {'tiles':>6s} {'tiles/s':>8s} {'wait s':>8s}  world"
 )
 
 
@@ -101,12 +101,12 @@ WORDS = {
 
 
 def player_table(runs: Sequence[RunReport]) -> str:
-    """Returns a text table for players: tiles made, latency and late frames of each run.
+    """Returns a text table for players: tiles made, latency and frames over the target of each run.
 
     If there are runs without networks, sliced and unsliced, a sentence compares them.
     """
     target = runs[0].target_ms
-    head = f"{'':38s} {'tiles made':>10s} {'seen after':>11s} {'late frames':>12s} {'longest':>9s}"
+    head = f"{'':38s} {'tiles made':>10s} {'latency':>11s} {'over target':>12s} {'longest':>9s}"
     lines = [f"{runs[0].frames} frames of one flight, each to take {target:.1f} ms:", head]
     for run in runs:
         latency = f"{run.latency_s['p50']:.1f} s" if run.tiles else "-"
@@ -120,8 +120,8 @@ def player_table(runs: Sequence[RunReport]) -> str:
             by_mode[mode].over_share for mode in ("off", "sliced", "unsliced")
         )
         lines.append(
-            f"So the networks made {100 * (sliced - without):+.1f} points of the frames late in "
-            f"slices, and {100 * (unsliced - without):+.1f} unsliced; "
+            f"Against the picture alone, {100 * (sliced - without):+.1f} percentage points of the "
+            f"frames are over the target in slices, {100 * (unsliced - without):+.1f} unsliced; "
             + ("the world is the same." if len({r.world for r in runs}) == 1 else "WORLDS DIFFER.")
         )
     return "\n".join(lines)

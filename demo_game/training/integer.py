@@ -140,7 +140,7 @@ def run_float_agent(name: str, tile: Mapping[str, Array]) -> Array:
 
 def main() -> None:
     """Makes the integer network of every agent, or of ``--only``, and prints its error."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser("python -m demo_game.training.integer", description=__doc__)
     parser.add_argument("--only", choices=LOST, help="one agent")
     parser.add_argument("--report", action="store_true", help="every rounding point")
     a = parser.parse_args()

@@ -51,7 +51,7 @@ def compare(gpu: cml.Gpu, runs: int) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser("python -m examples.cross_product", description=__doc__)
     parser.add_argument("--runs", type=int, default=100, help="how often each way is timed")
     options = parser.parse_args(argv)
     try:

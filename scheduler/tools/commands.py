@@ -53,12 +53,13 @@ class Forecast:
     guess: str
 
     def __str__(self) -> str:
-        measured = f"{self.measured_steps} of {self.steps} steps measured on this machine before"
+        basis = f"{self.measured_steps} of {self.steps} steps were measured here before"
+        if self.measured_steps < self.steps:
+            basis += f"; the others are estimated from FLOPs and bytes, by rates {self.guess}"
         return (
             f"frames     {self.frames} frames at {self.budget_ms:g} ms, {self.seconds:.2f} s at "
             f"{1e3 / self.frame_ms:.0f} fps; P99 of a frame {self.p99_ms:.2f} ms, "
-            f"{100 * self.over_share:.1f} % over budget ({measured}; "
-            f"the others by FLOPs and bytes, {self.guess})"
+            f"{100 * self.over_share:.1f} % over budget ({basis})"
         )
 
 

@@ -30,7 +30,7 @@ def test_plain_table_of_a_comparison():
     assert said[0] == "600 frames of one flight, each to take 16.7 ms:"
     assert said[2].startswith("no networks") and " - " in said[2] and "1.0 %" in said[2]
     assert "19       2.7 s" in said[3] and "2.0 %     22 ms" in said[3]
-    assert said[5].startswith("So the networks made +1.0 points") and "+12.0 unsliced" in said[5]
+    assert "alone, +1.0 percentage points" in said[5] and "+12.0 unsliced" in said[5]
     assert "the world is the same" in said[5]
     other = [*runs[:2], report("unsliced", world="xyz")]
     assert "WORLDS DIFFER" in player_table(other)
