@@ -289,7 +289,7 @@ def save(
     if slider_names := attribute_sliders(graph):
         raise InputError(
             f"'{graph.name}' has the slider '{slider_names[0]}' of an attribute, which no file can "
-            "hold: save the model loaded without it"
+            "hold: save the model loaded without it, and give the slider again to cml.load"
         )
     path = _check_path(path)
     if path.suffix.lower() == ".onnx":
