@@ -269,13 +269,13 @@ def save(
 ) -> None:
     """Writes the graph as an NNEF folder, as a ``.tgz`` of one, or as an ``.onnx`` file, by suffix.
 
-    The others are for ONNX. ``opset`` is the version of its operators (default 20). With ``half``
-    weights are stored in 16 bits. ``dynamic`` leaves axes of inputs open, by their names in place
-    of extents: ``{"image": (1, 3, "height", "width")}``; an operator whose ONNX form contains the
-    size is an error that names it. A game's own operator without an
-    expression and a body becomes a node of the domain ``game``. Raises an error that names the
-    operator if the opset cannot express one. An integer network becomes a QDQ model, which
-    :func:`load` reads as the same integer network.
+    The others are for ONNX. ``opset`` is the version of its operators (default 20, or 21 for
+    integers of 16 bits). With ``half`` weights are stored in 16 bits. ``dynamic`` leaves axes of
+    inputs open, by their names in place of extents: ``{"image": (1, 3, "height", "width")}``; an
+    operator whose ONNX form contains the size is an error that names it. A game's own operator
+    without an expression and a body becomes a node of the domain ``game``. Raises an error
+    that names the operator if the opset cannot express one. An integer network becomes a QDQ model,
+    which :func:`load` reads as the same integer network.
 
     Examples
     --------
@@ -293,12 +293,11 @@ def save(
         )
     path = _check_path(path)
     if path.suffix.lower() == ".onnx":
-        from cml_engine.formats.onnx.export import DEFAULT_OPSET, onnx_parts, save_onnx
+        from cml_engine.formats.onnx.export import onnx_parts, save_onnx
 
-        onnx_opset = DEFAULT_OPSET if opset is None else opset
         if graph.integer:
-            _check_qdq(graph, b"".join(onnx_parts(graph, onnx_opset, half=half, dynamic=dynamic)))
-        save_onnx(graph, path, opset=onnx_opset, overwrite=overwrite, half=half, dynamic=dynamic)
+            _check_qdq(graph, b"".join(onnx_parts(graph, opset, half=half, dynamic=dynamic)))
+        save_onnx(graph, path, opset=opset, overwrite=overwrite, half=half, dynamic=dynamic)
         return
     for name, value in (("opset", opset), ("half", half or None), ("dynamic", dynamic)):
         if value is not None:

@@ -92,7 +92,7 @@ class Importer:
         self._model, self._reading = model, reading
         self._with_placeholders = placeholders
         self._placeholders = Placeholders((), {})
-        self.emit = Emitter(engine)
+        self.emit = Emitter(engine, is_integer=reading is not None)
         self._needed_cache: dict[tuple[int, tuple[str, ...]], _NeededNodes] = {}
         self._initializers: dict[int, Value] = {}
         self.report = ImportReport()

@@ -454,11 +454,12 @@ def current_import() -> Emitter:
 class Emitter:
     """A graph under construction during an ONNX import.
 
-    ``base`` is the name stem of the tensors of the nodes that are added next.
+    ``base`` is the name stem of the tensors of the nodes that are added next. An integer network
+    (``is_integer``) has no NaN.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, is_integer: bool) -> None:
+        self._engine, self.is_integer = engine, is_integer
         self.builder = ImportBuilder(engine.infer)
         self.intervals = Intervals(self.builder)
         self.base = "t"

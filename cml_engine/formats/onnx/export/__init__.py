@@ -7,14 +7,13 @@ from pathlib import Path
 
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import ONNX_OPSET, check_flag
-from cml_engine.formats.onnx.export.call import DEFAULT_OPSET
 from cml_engine.formats.onnx.export.dynamic_axes import find_dynamic_axes
-from cml_engine.formats.onnx.export.writer import OnnxWriter
+from cml_engine.formats.onnx.export.writer import OnnxWriter, default_opset
 from cml_engine.io.atomic_write import write_atomically
 from cml_engine.io.output_folder import check_new_file
 from cml_engine.ir.graph import Graph
 
-__all__ = ["DEFAULT_OPSET", "onnx_parts", "save_onnx"]
+__all__ = ["onnx_parts", "save_onnx"]
 
 
 def save_onnx(
@@ -22,7 +21,7 @@ def save_onnx(
     path: str | Path,
     *,
     overwrite: bool = False,
-    opset: int = DEFAULT_OPSET,
+    opset: int | None = None,
     half: bool = False,
     dynamic: Mapping[str, Sequence[int | str]] | None = None,
 ) -> None:
@@ -38,12 +37,12 @@ def save_onnx(
 
 def onnx_parts(
     graph: Graph,
-    opset: int = DEFAULT_OPSET,
+    opset: int | None = None,
     *,
     half: bool = False,
     dynamic: Mapping[str, Sequence[int | str]] | None = None,
 ) -> list[bytes]:
     """Returns the bytes of a graph's ONNX file, in parts to be written one after another."""
     axes = None if dynamic is None else find_dynamic_axes(graph, dynamic)
-    checked = ONNX_OPSET.check(opset, "opset")
+    checked = ONNX_OPSET.check(default_opset(graph) if opset is None else opset, "opset")
     return OnnxWriter(graph, checked, check_flag(half, "half"), axes).parts()

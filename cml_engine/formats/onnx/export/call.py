@@ -145,6 +145,8 @@ class ExportCall:
     prefix: str = ""
     reserved: set[str] = field(default_factory=set)
     nodes: list[OutNode] = field(default_factory=list)
+    #: True in an integer network, which has neither NaN nor -0
+    is_integer: bool = False
 
     # -- what is exported -------------------------------------------------------------------------
 

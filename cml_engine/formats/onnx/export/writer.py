@@ -13,6 +13,7 @@ from cml_engine.compiler.integer.quant_params import QuantParams, read_quant_par
 from cml_engine.compiler.integer.quantizer.scales import round_digits
 from cml_engine.errors import InputError, InternalError, UnsupportedOp
 from cml_engine.formats.onnx.export.call import (
+    DEFAULT_OPSET,
     ExportCall,
     ExportOperand,
     ExportRule,
@@ -206,6 +207,7 @@ class OnnxWriter:
             constants=stored,
             prefix=f"{node.outputs[0]}/",
             reserved=self._reserved,
+            is_integer=bool(self._graph.integer),
         )
         self._nodes += call.write(rule, node.outputs)
 
@@ -302,9 +304,8 @@ class OnnxWriter:
         dtype_name = f"{'' if line.signed else 'u'}int{line.bits}"
         if line.bits == 16 and self._opset < _OPSET_OF_16_BITS:
             raise UnsupportedOp(
-                f"'{name}' has words of 16 bits, which need opset {_OPSET_OF_16_BITS}, and "
-                f"{self._opset} is asked for: give --opset {_OPSET_OF_16_BITS} "
-                f"(opset={_OPSET_OF_16_BITS})",
+                f"'{name}' has words of 16 bits, which need opset {_OPSET_OF_16_BITS}, got "
+                f"{self._opset}: give --opset {_OPSET_OF_16_BITS} (opset={_OPSET_OF_16_BITS})",
                 line.source,
             )
         scale = _scales(line)[0].reshape(())
@@ -424,6 +425,12 @@ _BIAS_BITS = 32
 _OPSET_OF_16_BITS = 21
 #: tensors of fewer values stay in 32 bits
 _LEAST_HALVED = 32
+
+
+def default_opset(graph: Graph) -> int:
+    """Returns the opset of a file for which none is requested."""
+    lines = read_quant_params(graph).values() if graph.integer else ()
+    return _OPSET_OF_16_BITS if any(line.bits == 16 for line in lines) else DEFAULT_OPSET
 
 
 def fits_half(array: Array) -> bool:

@@ -26,6 +26,7 @@ from cml_engine.formats.onnx.values import (
     Value,
     add_operator,
     checked_axis,
+    current_import,
     elementwise,
     kind_of,
     unsupported_error,
@@ -44,7 +45,8 @@ def binary(name: str, x: Value, y: Value) -> Value:
     if x.kind == "integer":
         x, y = (_nearest(x), _nearest(y)) if is_limit else (x, y)
         return wrap(elementwise(name, x, y), x.dtype)
-    result = _with_nan(name, x, y) if is_limit else elementwise(name, x, y)
+    can_be_nan = is_limit and not current_import().is_integer
+    result = _with_nan(name, x, y) if can_be_nan else elementwise(name, x, y)
     return result.typed(x.dtype)
 
 

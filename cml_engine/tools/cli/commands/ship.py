@@ -154,9 +154,8 @@ def _check_golden(a: Namespace) -> int:
         "--opset",
         "N",
         f"the version of ONNX's operators, {ONNX_OPSET.low} to {ONNX_OPSET.high} "
-        "(default: %(default)s)",
+        "(default: 20, or 21 for integers of 16 bits)",
         ONNX_OPSET,
-        20,
     ),
     value_option(
         "output",

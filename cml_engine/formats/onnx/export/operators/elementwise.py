@@ -72,6 +72,17 @@ def _round(c: ExportCall) -> ExportTensor:
     return round_half_up(c.x)
 
 
+@rule("min", "max", onnx="`Where` of a comparison; in QDQ models `Min`, `Max`")
+def _limit(c: ExportCall) -> ExportTensor | Sequence[ExportTensor]:
+    # the results for NaN and -0 differ, which integers lack
+    return c.add(c.node.op.capitalize(), *c.aligned()) if c.is_integer else write_standard_body(c)
+
+
+@rule("sqr", onnx="`Mul`; in QDQ models `Pow`")
+def _square(c: ExportCall) -> ExportTensor:
+    return c.x.Pow(2.0) if c.is_integer else c.x * c.x
+
+
 @rule("rsqr", onnx="`Reciprocal` of `Mul`")
 def _per_square(c: ExportCall) -> ExportTensor:
     return (c.x * c.x).Reciprocal()
