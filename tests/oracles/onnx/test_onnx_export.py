@@ -20,7 +20,7 @@ from cml_engine.ops import load_families, registered  # noqa: E402
 from cml_engine.tools.testing import case_graph  # noqa: E402
 from demo_game.chain import MODELS  # noqa: E402
 from tests.fixtures.integer.random_networks import random_integer_case  # noqa: E402
-from tests.fixtures.models import MODEL_ABC, write_model  # noqa: E402
+from tests.fixtures.models import write_model, write_model_abc  # noqa: E402
 from tests.generate import random_call  # noqa: E402
 from tests.onnx_nodes import (  # noqa: E402
     EXPANDED,
@@ -148,13 +148,9 @@ def test_demo_network_round_trips_through_onnx(name, tmp_path):
     assert difference(on_cpu(again, inputs), wanted) == ""
 
 
-def test_export_preserves_names_and_weights(tmp_path, rng):
-    weights = {"weight1": rng.random((128, 128, 3, 3)), "bias1": rng.random((1, 128))}
-    folder = write_model(
-        tmp_path / "abc", MODEL_ABC, **{k: v.astype(np.float32) for k, v in weights.items()}
-    )
+def test_export_preserves_names_and_weights(tmp_path):
     with pytest.warns(cml.nnef.NnefWarning, match="version"):
-        graph = cml.load(folder)
+        graph = cml.load(write_model_abc(tmp_path / "abc"))
     model = onnx.load_from_string(exported(graph))
     assert [i.name for i in model.graph.input] == ["input1", "input2"]
     assert [o.name for o in model.graph.output] == ["output1", "output2"]

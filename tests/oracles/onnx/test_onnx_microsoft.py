@@ -1,5 +1,7 @@
 """Tests of Microsoft's operators, which ONNX Runtime writes into files that it optimizes."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
@@ -43,8 +45,6 @@ CALLS = {
         "y = MultiHeadAttention(x, s, s, num_heads=2, unidirectional=1)",
         "y = RotaryEmbedding(x, p, c, n, num_heads=2)",
         "y = RotaryEmbedding(x, p, c, n, num_heads=2, interleaved=1)",
-        "y = MatMulNBits(z4, codes4, scales, K=32, N=6, bits=4, block_size=16)",
-        "y = MatMulNBits(z4, codes4, scales, zeros4, K=32, N=6, bits=4, block_size=16)",
     ),
     (1, 4, 6, 6): (
         "y = FusedConv(x, w, b4, activation='Relu', pads=[1, 1, 1, 1])",
@@ -74,14 +74,12 @@ def weights(rng):
         "v8": random(8), "u8": random(8), "t8": random(8), "m8": random(8, 8), "b4": random(4),
         "w": random(4, 4, 3, 3), "s": random(2, 5, 8), "k": random(2, 7, 8), "q": random(2, 7, 8),
         "a": random(2, 4, 5, 7), "p": np.tile(np.arange(5, dtype=np.int64), (2, 1)),
-        "c": np.cos(angles), "n": np.sin(angles), "z4": random(3, 32),
-        "codes4": rng.integers(0, 256, (6, 2, 8)).astype(np.uint8),
+        "c": np.cos(angles), "n": np.sin(angles),
         "v24": random(24), "mask": np.arange(7) < np.array([[5], [7]]), "lengths": [6, 3],
         "past": random(2, 2, 3, 4), "past2": random(1, 2, 3, 16),
         "g": random(2, 5, 32), "packed": random(1, 5, 128), "g1": random(1, 5, 32),
         "n4": [4, 4], "n5": 5, "n7": [7],
         "n8": 8, "c1": np.cos(wide), "d1": np.sin(wide),
-        "scales": random(12), "zeros4": rng.integers(0, 256, 6).astype(np.uint8),
     }  # fmt: skip
     return made | {name: np.asarray(made[name], np.int32) for name in int32}
 
@@ -93,35 +91,27 @@ def test_operator(rng, shape, text):
     agrees_with_runtime(ms(text), rng.standard_normal(shape, np.float32), weights(rng))
 
 
-def packed(codes, bits):
-    """Returns codes of each row packed into bytes, the first in the lowest bits."""
-    lanes = np.pad(codes, [(0, 0), (0, -codes.shape[1] % (8 // bits))])
-    lanes = lanes.reshape(len(codes), -1, 8 // bits)
-    return (lanes << np.arange(0, 8, bits)).sum(-1).astype(np.uint8)
-
-
-@pytest.mark.parametrize("zeros", ["middle", "codes", "floats"])
-@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize(
+    ("bits", "zeros"),
+    [(8, "middle"), (8, "codes"), *product((2, 4), ("middle", "codes", "floats"))],
+)
 def test_weights_of_a_few_bits_stay_in_blocks(bits, zeros, rng):
-    codes = rng.integers(0, 2**bits, (6, 48))
-    scales = rng.uniform(-1, 1, (6, 3)).astype(np.float32)
-    zero = {
-        "middle": np.full((6, 3), 2.0 ** (bits - 1)),
-        "codes": rng.integers(0, 2**bits, (6, 3)),
-        "floats": rng.uniform(0, 2**bits, (6, 3)),
-    }[zeros]
-    given = {"codes": packed(codes, bits).reshape(6, 3, -1), "scales": scales.reshape(-1)}
-    if zeros != "middle":
-        is_float = zeros == "floats"
-        given["zeros"] = zero.astype(np.float32) if is_float else packed(zero, bits).reshape(-1)
+    """The weights of 6 rows of 48 codes, in blocks of 16 with a zero point each, agree.
+
+    ONNX Runtime lacks zero points of floats for 8 bits.
+    """
+    given = {
+        "codes": rng.integers(0, 256, (6, 3, 2 * bits)).astype(np.uint8),
+        "scales": rng.uniform(-1, 1, 18).astype(np.float32),
+    }
+    if zeros == "codes":
+        given["zeros"] = rng.integers(0, 256, 6 * -(-3 * bits // 8)).astype(np.uint8)
+    elif zeros == "floats":
+        given["zeros"] = rng.uniform(0, 2**bits, 18).astype(np.float32)
     made = ms(f"y = MatMulNBits({', '.join(['x', *given])}, K=40, N=6, block_size=16)", bits=bits)
-    graph = load(model([made], "x: [2, 5, 40]", "y", given))
+    graph = agrees_with_runtime(made, rng.uniform(-1, 1, (2, 5, 40)).astype(np.float32), given)
     (blocks,) = (found for a in graph.constants.values() if (found := weight_blocks(a)))
     assert blocks.bits == (8 if bits == 8 else 4)
-    x = rng.uniform(-1, 1, (2, 5, 40)).astype(np.float32)
-    matrix = (codes - np.repeat(zero, 16, 1)) * np.repeat(scales, 16, 1)
-    got = cml.Session(graph, "cpu").run({"x": x})["y"]
-    assert_allclose(got, x @ matrix[:, :40].T, rtol=1e-4, atol=1e-4 * 2**bits)
 
 
 @pytest.mark.parametrize(
