@@ -31,7 +31,6 @@ def workload(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def graph(workload):
-
     cml.save(cml.load(workload.param, shapes=(1, 3, SIZE[1], SIZE[0])), workload.nnef)
     return cml.load(workload.nnef)
 
@@ -42,16 +41,8 @@ def expected(workload):
     return ncnn.load(workload).run(workload.load_inputs())
 
 
-def check(graph, backend, workload, expected):
+def test_the_network_agrees_with_ncnn(graph, backend, workload, expected):
     (target,) = graph.outputs
     found = cml.Session(graph, backend).run(workload.load_inputs())[target]
     assert found.shape == expected.shape == (1, 3, 4 * SIZE[1], 4 * SIZE[0])
     assert np.abs(found - expected).max() <= 1e-4
-
-
-def test_cpu_agrees_with_ncnn(graph, workload, expected):
-    check(graph, "cpu", workload, expected)
-
-
-def test_gpu_agrees_with_ncnn(graph, gpu, workload, expected):
-    check(graph, gpu, workload, expected)
