@@ -200,10 +200,10 @@ def _kind(value: Array) -> Array:
 
 def difference(runs: Sequence[Values], right: FuzzReference) -> str:
     """Describes the first output that exceeds the accepted difference; "" if there is none."""
-    for run, (found, wanted, allowed) in enumerate(
+    for run, (found, expected, allowed) in enumerate(
         zip(runs, right.values, right.allowed, strict=True)
     ):
-        for name, value in wanted.items():
+        for name, value in expected.items():
             if found[name].shape != value.shape or found[name].dtype != value.dtype:
                 return f"{name}: {found[name].dtype}{list(found[name].shape)}, wanted " + (
                     f"{value.dtype}{list(value.shape)}"
@@ -272,9 +272,9 @@ def _written(bench: FuzzBench) -> str:
     save(bench.case.graph, bench.folder, overwrite=True)
     graph = cml.load(bench.folder)
     given = dict(zip(graph.inputs, bench.case.inputs.values(), strict=True))
-    for got, wanted in zip(evaluate(graph, given), bench.right.values, strict=True):
-        found = dict(zip(wanted, got.values(), strict=True))
-        if problem := _other_bits(found, wanted, "after it was written and loaded"):
+    for got, expected in zip(evaluate(graph, given), bench.right.values, strict=True):
+        found = dict(zip(expected, got.values(), strict=True))
+        if problem := _other_bits(found, expected, "after it was written and loaded"):
             return problem
     return ""
 
@@ -290,7 +290,7 @@ def _any_slices(bench: FuzzBench) -> str:
     session = bench.session(bench.gpu)
     program = session.program
     assert isinstance(program, GpuProgram) and session.plan is not None
-    wanted = program.run(bench.case.inputs)
+    expected = program.run(bench.case.inputs)
     whole = [(step.index, 0, step.groups) for step in session.plan.steps]
     for seed in range(2):
         session.reset()
@@ -298,18 +298,18 @@ def _any_slices(bench: FuzzBench) -> str:
         inspect.run_ranges(program, bench.case.inputs, random_partition(whole, seed))
         places = session.plan.outputs.items()
         found = {name: inspect.read_tensor(program, place) for name, place in places}
-        if problem := _other_bits(found, wanted, f"in partition {seed} of the workgroups"):
+        if problem := _other_bits(found, expected, f"in partition {seed} of the workgroups"):
             return problem
     options = bench.options(plan=PlanOptions(keep=True))
     apart = GpuProgram(make_plan(session.graph, bench.gpu, options), bench.gpu)
-    return _other_bits(apart.run(bench.case.inputs), wanted, "where no memory is used twice")
+    return _other_bits(apart.run(bench.case.inputs), expected, "where no memory is used twice")
 
 
 def _in_parts(bench: FuzzBench) -> str:
     """Returns "" if binding the larger tensors in parts keeps all bits, else the problem."""
     session = bench.session(bench.gpu)
     assert session.plan is not None
-    wanted = session.run(bench.case.inputs)
+    expected = session.run(bench.case.inputs)
     largest = max((b.nbytes for step in session.plan.steps for b in step.bindings), default=0)
     limits = replace(bench.gpu.limits, max_binding_bytes=max(largest // 3, 256))
     device: Any = SimpleNamespace(limits=limits, name=bench.gpu.name)
@@ -318,7 +318,7 @@ def _in_parts(bench: FuzzBench) -> str:
     except cml.DeviceError:
         return ""  # atomic operations, or more parts than the device has bindings
     found = GpuProgram(plan, bench.gpu).run(bench.case.inputs)
-    return _other_bits(found, wanted, f"where {', '.join(plan.parts)} are bound in parts")
+    return _other_bits(found, expected, f"where {', '.join(plan.parts)} are bound in parts")
 
 
 def _other_bits(found: Mapping[str, Array], wanted: Mapping[str, Array], how: str) -> str:

@@ -240,10 +240,10 @@ def run_case(case: Any, backend: Any, through: Through = directly) -> Verdict:
     bound: tuple[str, ...] = ()
     known = False
     try:
-        for inputs, wanted in data_sets(case):
+        for inputs, expected in data_sets(case):
             got, bound, known = outputs_of(model, inputs, backend, through)
             names = [value.name for value in model.graph.output]
-            for name, want in zip(names, wanted, strict=True):
+            for name, want in zip(names, expected, strict=True):
                 _compare(name, _found(name, got, want), want, case, _is_bfloat16(model, name))
     except UnsupportedOp as error:
         return Verdict(case.name, operator, "UNSUPPORTED", str(error), bound)
@@ -316,9 +316,9 @@ def _compare(name: str, have: Array, want: Array, case: Any, is_bfloat16: bool) 
     if want.dtype.kind == "f":
         # a result of fewer bits was rounded at every step, ours is computed in 32
         eps = 2**-7 if is_bfloat16 else float(np.finfo(want.dtype).eps)
-        rtol, wanted = max(case.rtol, 4 * eps), want.astype(np.float64)
+        rtol, expected = max(case.rtol, 4 * eps), want.astype(np.float64)
         np.testing.assert_allclose(
-            have.astype(np.float64), wanted, rtol, max(case.atol, 1e-6), err_msg=name
+            have.astype(np.float64), expected, rtol, max(case.atol, 1e-6), err_msg=name
         )
     else:
         np.testing.assert_array_equal(have.astype(want.dtype), want, err_msg=name)
@@ -331,8 +331,8 @@ def run(
 ) -> list[Verdict]:
     """Runs the cases with these names, or all, and returns their verdicts in order."""
     found = cases()
-    wanted = found if names is None else names
-    return [run_case(found[name], backend, through) for name in wanted]
+    expected = found if names is None else names
+    return [run_case(found[name], backend, through) for name in expected]
 
 
 # -- the tables of docs/onnx_operators.md
@@ -457,12 +457,12 @@ def run_call(op: str, seed: int) -> list[Outcome]:
         data = exported(graph)
     except UnsupportedOp:
         return []
-    wanted = on_cpu(graph, call.inputs)
+    expected = on_cpu(graph, call.inputs)
     try:
-        found = difference(run_onnx(data, call.inputs), wanted)
+        found = difference(run_onnx(data, call.inputs), expected)
     except Exception as error:  # of any kind: ONNX Runtime refuses the call
         found = str(error)
-    if found and difference(reference(data, call.inputs), wanted):
+    if found and difference(reference(data, call.inputs), expected):
         return [(FAILS, f"{op} {seed} {dict(call.attrs)}: {found}")]
     return [("agree", "")]
 

@@ -66,13 +66,13 @@ def places(fault: Fault, root: Path = ROOT) -> list[tuple[int, int]]:
     if function:
         known = _in_python(text) if fault.file.endswith(".py") else _in_hlsl(text)
         spans = [(start, end) for name, start, end in known if name == function]
-    wanted = _TOKEN.findall(fault.old)
+    expected = _TOKEN.findall(fault.old)
     found = []
     for start, end in spans:
         tokens = list(_TOKEN.finditer(text, start, end))
-        for i in range(len(tokens) - len(wanted) + 1):
-            if all(t[0] == w for t, w in zip(tokens[i:], wanted, strict=False)):
-                found.append((tokens[i].start(), tokens[i + len(wanted) - 1].end()))
+        for i in range(len(tokens) - len(expected) + 1):
+            if all(t[0] == w for t, w in zip(tokens[i:], expected, strict=False)):
+                found.append((tokens[i].start(), tokens[i + len(expected) - 1].end()))
     return found
 
 

@@ -60,11 +60,11 @@ def test_a_terminal_shows_the_progress_of_a_compilation(run_abc, monkeypatch, gp
 
 
 def test_run_writes_npy_and_npz(run_abc, tmp_path):
-    said = run_abc(f"-o output1={tmp_path}/o1.npy -o output2={tmp_path}/both.npz").out
+    printed = run_abc(f"-o output1={tmp_path}/o1.npy -o output2={tmp_path}/both.npz").out
     one = np.load(tmp_path / "o1.npy")
     assert one.shape == (1, 128, 1, 1) and one.dtype == np.float32
     assert np.load(tmp_path / "both.npz")["output2"].shape == (1, 128, 1, 1)
-    assert "output1: scalar[1,128,1,1] ->" in said
+    assert "output1: scalar[1,128,1,1] ->" in printed
 
 
 def test_run_reads_npz_arrays_by_name(abc, tmp_path, run_cml):
@@ -82,22 +82,22 @@ def test_a_picture_in_and_a_picture_out(image_model, tmp_path, run_cml):
     files = f"-i image={tmp_path}/in.png -o brighter={out}"
     run_cml(f"run {image_model} {files} --backend cpu")
     got = np.asarray(Image.open(out)).astype(int)
-    wanted = np.clip(pixels / 255 + 0.25, 0, 1) * 255
-    assert np.abs(got - wanted).max() <= 0.51
+    expected = np.clip(pixels / 255 + 0.25, 0, 1) * 255
+    assert np.abs(got - expected).max() <= 0.51
 
 
 def test_info_needs_no_gpu(abc, run_cml):
-    said = run_cml(f"info {abc} --plan").out
+    printed = run_cml(f"info {abc} --plan").out
     for part in ("input1", "scalar[1,128,4,4]", "conv 1", "lower bound", "predicted", "groups"):
-        assert part in said
+        assert part in printed
     info = json.loads(run_cml(f"info {abc} --json").out)
     assert info["parameters"] >= 128 * 128 * 9 + 128 and info["arena_ratio"] <= 1.05
 
 
 def test_rank_prints_a_table_csv_or_json(abc, run_cml, refused):
     command = f"rank {abc} --backend cpu --runs 2"
-    said = run_cml(command).out
-    assert "Total operation count: 5" in said and "mean_reduce" in said
+    printed = run_cml(command).out
+    assert "Total operation count: 5" in printed and "mean_reduce" in printed
     assert run_cml(f"{command} --csv").out.startswith("name,percentage,ms,count")
     assert json.loads(run_cml(f"{command} --json").out)["operations"] == 5
     assert "leave --json out" in refused(f"{command} --json --csv")
@@ -168,8 +168,8 @@ def test_without_a_gpu_auto_falls_back_with_a_notice_and_gpu_refuses(
 
     device = pytest.importorskip("cml_engine.gpu.device")
     monkeypatch.setattr(device, "_request_device", refuse)
-    said = run_abc(backend="auto").err
-    assert "notice: running on the CPU" in said and len(said.strip().splitlines()) <= 2
+    notice = run_abc(backend="auto").err
+    assert "notice: running on the CPU" in notice and len(notice.strip().splitlines()) <= 2
     assert "no GPU" in run_abc(backend="gpu", ends=2).err
     assert "no GPU" in refused(f"validate {abc}")
 

@@ -206,8 +206,8 @@ def test_a_missing_plot_library_is_named_before_the_simulation(model, monkeypatc
 
 def test_the_shortest_frames_end_soon(model, run_cml):
     """``simulate`` ends also if jobs are submitted twenty times as fast as frames can run them."""
-    said = run_cml(f"simulate {model} --frame-ms 0.1 --budget-ms 0.1").out
-    assert said.count("operators per frame") == 1
+    printed = run_cml(f"simulate {model} --frame-ms 0.1 --budget-ms 0.1").out
+    assert printed.count("operators per frame") == 1
 
 
 NOTHING = """version 1.0;

@@ -33,8 +33,8 @@ def test_cook_reports_file_and_profiles(folder, tmp_path, run_cml):
 
 
 def test_check_runs_the_golden_pair(folder, run_cml):
-    said = run_cml(f"cook --check {folder}/small.cml --backend cpu").out
-    assert "as it was cooked" in said
+    printed = run_cml(f"cook --check {folder}/small.cml --backend cpu").out
+    assert "as it was cooked" in printed
 
 
 def test_check_fails_for_different_results(folder, tmp_path, run_cml):

@@ -208,16 +208,16 @@ def test_dumped_kernels_come_with_parameters_and_values(tmp_path, gpu, run_cml):
 
 
 def test_values_are_dumped_beside_kernels_only(tmp_path, gpu, refused):
-    said = refused(f"run {MODEL} {OPS} --random-inputs --dump-values")
-    assert "--dump-values" in said and "--dump-kernels DIR" in said
+    message = refused(f"run {MODEL} {OPS} --random-inputs --dump-values")
+    assert "--dump-values" in message and "--dump-kernels DIR" in message
 
 
 def test_dump_kernels_into_an_unwritable_place_is_refused(tmp_path, gpu, refused):
     (tmp_path / "file").write_text("")
-    said = refused(f"rank {MODEL} {OPS} --dump-kernels {tmp_path}/file")
-    assert "--dump-kernels: cannot write into" in said
-    said = refused(f"rank {MODEL} --backend cpu --dump-kernels {tmp_path}")
-    assert "--dump-kernels needs a GPU" in said
+    message = refused(f"rank {MODEL} {OPS} --dump-kernels {tmp_path}/file")
+    assert "--dump-kernels: cannot write into" in message
+    message = refused(f"rank {MODEL} --backend cpu --dump-kernels {tmp_path}")
+    assert "--dump-kernels needs a GPU" in message
 
 
 def test_debug_kernels_shows_prints(calls_twice, tmp_path, gpu, run_to_file, ops, run_cml):
@@ -249,8 +249,8 @@ def test_stub_reports_the_end_to_end_cost_of_an_operator(tmp_path, gpu, monkeypa
         report = json.loads(run_cml(f"{stub} --runs 3 --json").out)
     assert report["with_ms"] > report["without_ms"] > 0 and report["count"] == 1
     assert 50 < report["share"] < 100
-    said = run_cml(f"{stub} --runs 2").out
-    assert "with conv" in said and "without conv" in said and "to be gained" in said
+    printed = run_cml(f"{stub} --runs 2").out
+    assert "with conv" in printed and "without conv" in printed and "to be gained" in printed
     table = run_cml(f"{stub} --runs 2 --csv").out
     assert table.startswith("operator,count,with_ms")
 
@@ -309,8 +309,8 @@ def test_failing_plugin_package_gives_a_notice(tmp_path, monkeypatch, run_cml):
     entry_point(monkeypatch, "broken_game_ops", tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("default")
-        said = run_cml("ops").err
-    assert "package 'some-game'" in said and "ZeroDivisionError" in said
+        notice = run_cml("ops").err
+    assert "package 'some-game'" in notice and "ZeroDivisionError" in notice
 
 
 def test_ops_lists_game_operators(run_cml):

@@ -45,11 +45,11 @@ def test_an_example_is_a_command_line_of_its_command(command):
 def test_cml_help_lists_every_command_in_its_group(capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(["--help"])
-    shown = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert ended.value.code == 0
-    assert sorted(re.findall(r"^  ([a-z]+) +[A-Z]", shown, re.MULTILINE)) == sorted(COMMANDS)
-    assert all(f"\n{group}:\n" in shown for group in COMMAND_GROUPS)
-    assert max(map(len, shown.splitlines())) <= 100
+    assert sorted(re.findall(r"^  ([a-z]+) +[A-Z]", printed, re.MULTILINE)) == sorted(COMMANDS)
+    assert all(f"\n{group}:\n" in printed for group in COMMAND_GROUPS)
+    assert max(map(len, printed.splitlines())) <= 100
 
 
 def test_every_command_that_plans_for_a_gpu_takes_an_adapter():
@@ -130,9 +130,9 @@ def test_operators_page_has_the_same_descriptions():
 
 
 def test_one_operator_shows_its_attributes_kernels_and_limits(run_cml):
-    shown = run_cml("ops conv").out
-    assert "attribute  groups: integer, default 1" in shown
-    assert "conv/winograd.hlsl" in shown and "agree within" in shown
+    printed = run_cml("ops conv").out
+    assert "attribute  groups: integer, default 1" in printed
+    assert "conv/winograd.hlsl" in printed and "agree within" in printed
 
 
 def test_an_expanded_operator_shows_its_body(run_cml):
@@ -178,8 +178,8 @@ def test_a_page_is_printed(given, run_cml):
 
 
 def test_an_unknown_page_has_a_similar_one(refused):
-    said = refused("docs frame_buget")
-    assert "there is no page 'frame_buget'; did you mean 'frame_budget'" in said
+    message = refused("docs frame_buget")
+    assert "there is no page 'frame_buget'; did you mean 'frame_budget'" in message
 
 
 def test_a_page_opens(monkeypatch, run_cml):

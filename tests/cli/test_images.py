@@ -1,6 +1,8 @@
 """Tests of pictures on the command line: bit depths, floats, alpha, scaled numbers, tiles."""
 
+import struct
 import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from cml_engine.errors import InputError
 from cml_engine.io import arrays as array_files
 from cml_engine.io.named_file import NamedFile, named_file
 from cml_engine.ir.graph import Fact
+from tests.fixtures.messages import raises
 from tests.fixtures.models import write_model
 
 HEIGHT, WIDTH = 5, 7
@@ -42,9 +45,12 @@ def test_written_images_round_trip(tmp_path, rng, kind, channels):
     needs(kind)
     value = rng.random((1, channels, HEIGHT, WIDTH), np.float32)
     value[0, :, 0, :2] = 0, 1
-    file = named_file(f"{tmp_path}/a:b.{kind}")
+    file, written = named_file(f"{tmp_path}/a:b.{kind}"), value
+    if STEPS[kind] and not kind.startswith("exr"):  # whole numbers
+        written, value = value.copy(), value.copy()
+        written[0, 0, 1, :4], value[0, 0, 1, :4] = (-1, 2, np.nan, np.inf), (0, 1, 0, 1)
     array_files.check_outputs({"y": file}, {"y": fact(channels)})
-    array_files.write_outputs({"y": file}, {"y": value})
+    array_files.write_outputs({"y": file}, {"y": written})
     found = array_files.read(file.path, "y", fact(channels))
     assert found.dtype == np.float32 and np.abs(found - value).max() <= STEPS[kind] * 1.01
     known = (None, channels, None, None)
@@ -152,6 +158,125 @@ def test_a_bit_depth_that_a_format_lacks_is_refused(tmp_path):
     with pytest.raises(InputError, match="samples of 8 or 16 bits"):
         array_files.check_outputs({"y": file}, {"y": fact(1)})
 
+
+# --- PNG files from other programs
+
+
+def chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png(samples, depth, colour, *more, filter=0):
+    """Returns a PNG of the samples as bytes.
+
+    ``filter`` is PNG's row filter: 0 none, 1 left, 2 up. ``more`` are further chunks behind the
+    header.
+    """
+    height, width, channels = samples.shape
+    rows = samples.astype(">u2" if depth == 16 else "u1").view("u1").reshape(height, -1)
+    back = channels * depth // 8
+    left = np.pad(rows, ((0, 0), (back, 0)))[:, :-back]
+    up = np.pad(rows, ((1, 0), (0, 0)))[:-1]
+    coded = rows - {0: 0, 1: left, 2: up}[filter]
+    raw = np.pad(coded, ((0, 0), (1, 0)), constant_values=filter).tobytes()
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
+    parts = (head, *more, chunk(b"IDAT", zlib.compress(raw)), chunk(b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+GREY, COLOUR, GREY_ALPHA, COLOUR_ALPHA = KINDS = {0: 1, 2: 3, 4: 2, 6: 4}
+
+
+def read(tmp_path, data, channels):
+    path = tmp_path / "in.png"
+    path.write_bytes(data)
+    return array_files.read(path, "x", fact(channels))
+
+
+@pytest.mark.parametrize("filter", [0, 1, 2])
+@pytest.mark.parametrize("depth", [8, 16])
+@pytest.mark.parametrize("colour", KINDS)
+def test_samples_of_every_kind_and_depth_are_read_exactly(tmp_path, rng, colour, depth, filter):
+    largest = 2**depth - 1
+    samples = rng.integers(0, largest + 1, (HEIGHT, WIDTH, KINDS[colour]))
+    samples[0, 0], samples[0, 1], samples[0, 2] = 0, largest, largest // 2
+    if colour in (GREY_ALPHA, COLOUR_ALPHA):
+        samples[..., -1] = largest
+    data = png(samples, depth, colour, filter=filter)
+    planes = samples.transpose(2, 0, 1)[None] / largest
+    colours = planes if colour in (GREY, COLOUR) else planes[:, :-1]
+    of_three = np.repeat(colours, 3, 1) if colours.shape[1] == 1 else colours
+    alpha = np.ones((1, 1, HEIGHT, WIDTH))
+    found = {channels: read(tmp_path, data, channels) for channels in (1, 3, 4)}
+    assert {array.dtype for array in found.values()} == {np.dtype(np.float32)}
+    assert_allclose(found[3], of_three, atol=1e-7)
+    assert_allclose(found[4], np.concatenate([of_three, alpha], 1), atol=1e-7)
+    luma = np.tensordot([0.299, 0.587, 0.114], of_three[0], 1)[None, None]
+    assert_allclose(found[1], luma, atol=1e-6)
+
+
+@pytest.mark.parametrize("depth", [8, 16])
+@pytest.mark.parametrize("colour", [GREY_ALPHA, COLOUR_ALPHA])
+def test_transparency_is_a_fourth_channel_or_refused(tmp_path, rng, colour, depth):
+    samples = rng.integers(0, 2**depth, (HEIGHT, WIDTH, KINDS[colour]))
+    samples[1, 1, -1] = 7
+    data = png(samples, depth, colour)
+    alpha = read(tmp_path, data, 4)[0, 3]
+    assert_allclose(alpha, samples[..., -1] / (2**depth - 1), atol=1e-7)
+    for channels in (1, 3):
+        with pytest.raises(InputError, match="has transparent pixels and the model takes"):
+            read(tmp_path, data, channels)
+
+
+@pytest.mark.parametrize("depth", [8, 16])
+@pytest.mark.parametrize("colour", [GREY, COLOUR])
+def test_a_transparent_colour_is_read_as_alpha(tmp_path, rng, colour, depth):
+    samples = rng.integers(0, 2**depth, (HEIGHT, WIDTH, KINDS[colour]))
+    key = samples[2, 3]
+    data = png(samples, depth, colour, chunk(b"tRNS", key.astype(">u2").tobytes()))
+    expected = (samples != key).any(-1).astype(np.float32)
+    assert_array_equal(read(tmp_path, data, 4)[0, 3], expected)
+    with pytest.raises(InputError, match="transparent"):
+        read(tmp_path, data, 3)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P"])
+def test_pictures_of_few_colours(tmp_path, rng, mode):
+    pixels = rng.integers(0, 256, (HEIGHT, WIDTH, 3)).astype(np.uint8)
+    image = Image.fromarray(pixels).convert(mode)
+    image.save(tmp_path / "few.png")
+    expected = np.asarray(image.convert("RGB"), np.float32).transpose(2, 0, 1)[None] / 255
+    found = array_files.read(tmp_path / "few.png", "x", fact(3))
+    assert_allclose(found, expected, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says"),
+    [
+        (
+            Fact("scalar", (1, 3, 8, 8)),
+            "wanted shape [1, 3, 8, 8], got [1, 3, 5, 7]. Another",
+        ),
+        (fact(2), "a PNG holds scalar[1,C,H,W]"),
+        (Fact("scalar", (3, 4, 5)), "Give an .npy instead"),
+        (Fact("integer", (1, 3, 4, 5)), "Give an .npy instead"),
+    ],
+)
+def test_picture_of_another_shape_is_refused(tmp_path, wanted, says):
+    (tmp_path / "in.png").write_bytes(png(np.zeros((HEIGHT, WIDTH, 3)), 8, COLOUR))
+    with raises(InputError, says):
+        array_files.read(tmp_path / "in.png", "x", wanted)
+
+
+def test_picture_size_is_checked_before_allocation(tmp_path):
+    data = bytearray(png(np.zeros((HEIGHT, WIDTH, 3)), 8, COLOUR))
+    data[16:29] = struct.pack(">IIBBBBB", 2**31 - 1, 2**31 - 1, 16, COLOUR, 0, 0, 0)
+    data[29:33] = struct.pack(">I", zlib.crc32(bytes(data[12:29])))
+    with pytest.raises(InputError, match=r"got \[1, 3, 2147483647, 2147483647\]"):
+        read(tmp_path, bytes(data), 3)
+
+
+# --- commands
 
 DOUBLE = """version 1.0;
 graph double(x) -> (y) { x = external<scalar>(shape = [1, 1, 16, 16]); y = mul(x, 2.0); }

@@ -51,8 +51,8 @@ def index(folder):
 
 def test_dump_tensors_writes_an_index_of_all_tensors(model, tmp_path, backend, run):
     out = tmp_path / "made" / "dump"
-    said = run(f"{model} --dump-tensors {out}", backend=backend).out
-    assert f"4 tensors -> {out}/index.json" in said
+    printed = run(f"{model} --dump-tensors {out}", backend=backend).out
+    assert f"4 tensors -> {out}/index.json" in printed
     rows = index(out)
     assert list(rows) == ["half", "darker", "ratio", "y"]
     image = np.load(tmp_path / "image.npy")
@@ -70,8 +70,8 @@ def test_dump_tensors_writes_an_index_of_all_tensors(model, tmp_path, backend, r
 def test_dump_tensors_filters_by_name(model, tmp_path, run):
     run(f"{model} --dump-tensors {tmp_path}/d --only r* --only y")
     assert list(index(tmp_path / "d")) == ["ratio", "y"]
-    said = run(f"{model} --dump-tensors {tmp_path}/d --only z*", ends=2).err
-    assert "--only 'z*': no tensor of 'net' matches; it computes half, dark" in said
+    notice = run(f"{model} --dump-tensors {tmp_path}/d --only z*", ends=2).err
+    assert "--only 'z*': no tensor of 'net' matches; it computes half, dark" in notice
     assert "--only needs --dump-tensors DIR" in run(f"{model} --only y", ends=2).err
 
 
@@ -86,12 +86,13 @@ def test_a_picture_outside_of_its_range_is_stretched(model, tmp_path, run):
 def test_stop_at_nan_names_the_first_tensor(model, tmp_path, backend, run):
     out = tmp_path / "d"
     line = f"{model} --stop-at-nan --dump-tensors {out}"
-    said = run(line, gain="zero", backend=backend, ends=1).err
-    assert "graph.nnef:8:13: div 'ratio': of 90 values of 'ratio' 30 infinite" in said
-    assert "the first, inf, at [0, 1, 0, 0]" in said
+    notice = run(line, gain="zero", backend=backend, ends=1).err
+    assert "graph.nnef:8:13: div 'ratio': of 90 values of 'ratio' 30 infinite" in notice
+    assert "the first, inf, at [0, 1, 0, 0]" in notice
     there = float(np.load(tmp_path / "image.npy")[0, 1, 0, 0]) / 2
     assert (
-        f"there {there:.7g}" in said and "gain [1, 3, 1, 1]: min 0, max 1, 1 zeros; there 0" in said
+        f"there {there:.7g}" in notice
+        and "gain [1, 3, 1, 1]: min 0, max 1, 1 zeros; there 0" in notice
     )
     assert list(index(out)) == ["half", "darker", "ratio"]  # and no further
 

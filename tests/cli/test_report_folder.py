@@ -244,8 +244,8 @@ def test_decisions_are_refused_on_the_cpu(weighted, tmp_path, refused):
     (tmp_path / "mine.json").write_text("{}")
     for option in ("--decide", "--decisions"):
         file = str(tmp_path / "mine.json")
-        said = refused(f"rank {weighted} --backend cpu {option} {file}")
-        assert "leave --backend cpu out" in said
+        message = refused(f"rank {weighted} --backend cpu {option} {file}")
+        assert "leave --backend cpu out" in message
 
 
 @pytest.mark.parametrize(

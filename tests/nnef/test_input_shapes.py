@@ -63,14 +63,14 @@ def test_given_shape_replaces_the_texts(model, rng):
     This includes all that the text computes from shapes, in fragments and comprehensions.
     """
     graph = cml.load(model, shapes={"image": (2, 2, 6, 10)})
-    wanted = written(model, "[2, 2, 6, 10]")
+    expected = written(model, "[2, 2, 6, 10]")
     assert graph.facts["image"].shape == (2, 2, 6, 10)
     assert graph.facts["y"].shape == (2, 3, 3, 5)
     assert [(n.op, dict(n.attrs)) for n in graph.nodes] == [
-        (n.op, dict(n.attrs)) for n in wanted.nodes
+        (n.op, dict(n.attrs)) for n in expected.nodes
     ]
     image = rng.standard_normal((2, 2, 6, 10), np.float32)
-    assert_array_equal(run(graph, image), run(wanted, image))
+    assert_array_equal(run(graph, image), run(expected, image))
 
 
 def test_shape_equal_to_the_texts_changes_nothing(model):
@@ -80,11 +80,11 @@ def test_shape_equal_to_the_texts_changes_nothing(model):
 
 def test_loaded_graph_is_reshaped_without_its_files(model, rng):
     graph = cml.load(model)
-    wanted = written(model, "[1, 2, 8, 6]")
+    expected = written(model, "[1, 2, 8, 6]")
     shutil.rmtree(model)
     other = graph.reshaped({"image": (1, 2, 8, 6)})
     image = rng.standard_normal((1, 2, 8, 6), np.float32)
-    assert_array_equal(run(other, image), run(wanted, image))
+    assert_array_equal(run(other, image), run(expected, image))
     assert other.constants["w"] is graph.constants["w"]
     back = other.reshaped({"image": (1, 2, 4, 4)})
     assert back.facts == graph.facts and back.nodes == graph.nodes
@@ -174,8 +174,8 @@ def test_the_command_line_takes_shapes(model, tmp_path, capsys, run_cml, refused
     np.save(tmp_path / "x.npy", image)
     files = f"-i image={tmp_path}/x.npy -o y={tmp_path}/y.npy --backend cpu"
     run_cml(f"run {model} --shape image=1,2,8,8 {files}")
-    wanted = run(cml.load(model, shapes={"image": image.shape}), image)
-    assert_array_equal(np.load(tmp_path / "y.npy"), wanted)
+    expected = run(cml.load(model, shapes={"image": image.shape}), image)
+    assert_array_equal(np.load(tmp_path / "y.npy"), expected)
     capsys.readouterr()
     assert "Another shape is another session: --shape image=" in refused(f"run {model} {files}")
     assert "did you mean 'image'?" in refused(f"info {model} --shape imag=1,2,8,8")

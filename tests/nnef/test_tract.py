@@ -189,8 +189,8 @@ def test_weights_of_q4_0(tmp_path, code, is_paired):
     )
     (tmp_path / "w.dat").write_bytes(header + packed)
     found = cml.load(tmp_path).constants["w"]
-    wanted = (codes.astype(np.float32) - 8) * scales.astype(np.float32)[:, None]
-    assert_array_equal(found, wanted.reshape(3, 64))
+    expected = (codes.astype(np.float32) - 8) * scales.astype(np.float32)[:, None]
+    assert_array_equal(found, expected.reshape(3, 64))
     blocks = weight_blocks(found)
     assert (blocks.axis, blocks.size, blocks.bits, blocks.scales.shape) == (1, 32, 4, (3, 2))
     (tmp_path / "w.dat").write_bytes(header + packed[:-1])

@@ -67,8 +67,8 @@ def test_truncated_or_extended_file_is_refused(cooked, tmp_path):
 
 def test_damage_to_a_plan_names_the_plan_and_the_place(cooked):
     steps = PlanHead.read(next(content_of(cooked, "plan"))).steps.offset
-    said = refused(changed(cooked, "plan", put(steps, "<I", 99)))
-    assert "plan 'portable'" in said and "damaged" in said
+    message = refused(changed(cooked, "plan", put(steps, "<I", 99)))
+    assert "plan 'portable'" in message and "damaged" in message
     assert "constant 0" in refused(with_bad_constant(cooked, *BAD_CONSTANTS[0]))
 
 

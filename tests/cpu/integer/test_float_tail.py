@@ -49,8 +49,8 @@ def test_the_end_may_be_of_floats(tmp_path, run_cml):
     np.save(tmp_path / "x.npy", samples[0]["x"])
     model = str(tmp_path / "net")
     given = f"-i x={tmp_path / 'x.npy'} --backend cpu"
-    said = run_cml(f"run {model} {given} --digest").out.splitlines()
-    assert said[-2:] == [
+    printed = run_cml(f"run {model} {given} --digest").out.splitlines()
+    assert printed[-2:] == [
         f"{scores}: computed in floats, not identical on all machines: not in the digest", digest
     ]  # fmt: skip
     assert f"output '{scores}' is not identical on all machines: from softmax" in (
@@ -72,8 +72,8 @@ def test_a_mean_of_windows_of_several_sizes_is_in_the_float_tail(op, more):
     made, report = cml.quantize(graph, samples_of(graph), float_tail=True)
     assert report.ok and report.not_identical == (y,)
     sample = samples_of(graph)[0]
-    wanted = cml.Session(graph, "cpu").run(sample)[y]
-    np.testing.assert_allclose(cml.Session(made, "cpu").run(sample)[y], wanted, atol=0.05)
+    expected = cml.Session(graph, "cpu").run(sample)[y]
+    np.testing.assert_allclose(cml.Session(made, "cpu").run(sample)[y], expected, atol=0.05)
 
 
 def tail(**more):

@@ -57,15 +57,15 @@ def test_quantize_meets_the_requested_error(make, least, tmp_path):
     graph = make()
     samples = samples_of(graph)
     sixteens = []
-    for wanted in (0.05, least):
-        made, report = cml.quantize(graph, samples, max_error=wanted)
-        assert report.ok and report.error <= wanted
+    for expected in (0.05, least):
+        made, report = cml.quantize(graph, samples, max_error=expected)
+        assert report.ok and report.error <= expected
         sixteens.append(sum(node.bits == 16 for node in report.nodes))
         # and on inputs outside the samples
         fresh = samples_of(graph, 1, seed=7)[0]
         (got,) = cml.Session(made, "cpu").run(fresh).values()
         (exact,) = cml.Session(graph, "cpu").run(fresh).values()
-        assert np.sqrt(np.mean((got - exact) ** 2)) < 2 * wanted * np.sqrt(np.mean(exact**2))
+        assert np.sqrt(np.mean((got - exact) ** 2)) < 2 * expected * np.sqrt(np.mean(exact**2))
     assert sixteens[0] < sixteens[1]
     cml.save(made, tmp_path / "net")
     again = cml.Session(cml.load(tmp_path / "net"), "cpu").run(fresh)

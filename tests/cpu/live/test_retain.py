@@ -49,9 +49,9 @@ def check_retained(seed, backend, nodes):
             assert ran == reached(session.graph, chosen)
         else:
             got = session.run(new)
-        wanted = full.run(values)
+        expected = full.run(values)
         for name in case.graph.outputs:
-            np.testing.assert_array_equal(got[name], wanted[name], f"{name} of run {number}")
+            np.testing.assert_array_equal(got[name], expected[name], f"{name} of run {number}")
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -97,8 +97,8 @@ def test_failed_run_invalidates_retained_values():
     with pytest.raises(KeyError):
         session.run(fresh, watch=fail)
     got = session.run({})["y"]  # the image was given, so everything runs again
-    wanted = two().run({**values, **fresh})["y"]
-    np.testing.assert_array_equal(got, wanted)
+    expected = two().run({**values, **fresh})["y"]
+    np.testing.assert_array_equal(got, expected)
 
 
 def test_ordinary_session_requires_all_inputs():

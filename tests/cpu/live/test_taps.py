@@ -29,12 +29,12 @@ def values_of(graph, inputs):
 
 
 def assert_kept(graph, inputs, names):
-    wanted = values_of(graph, inputs)
+    expected = values_of(graph, inputs)
     session = cml.Session(graph, "cpu", cml.CompileOptions(keep=names))
     outputs = session.run(inputs)
     assert set(outputs) == set(graph.outputs)
     for name in (*names, *graph.outputs):
-        assert_allclose(session.tensor(name), wanted[name], 1e-4, 1e-4, err_msg=name)
+        assert_allclose(session.tensor(name), expected[name], 1e-4, 1e-4, err_msg=name)
 
 
 @pytest.mark.parametrize("block", BLOCKS)

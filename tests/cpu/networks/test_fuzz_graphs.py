@@ -95,9 +95,9 @@ def test_where_a_nan_may_spread(groups, fixed, some):
     x[0, 1, 0, 2] = np.inf
     found = may_be_nan(node, loose, arrays)
     if some:
-        wanted = np.zeros((1, 1, 5, 5), bool)
-        wanted[0, 0, :2, 1:4] = True
-        np.testing.assert_array_equal(found, wanted)
+        expected = np.zeros((1, 1, 5, 5), bool)
+        expected[0, 0, :2, 1:4] = True
+        np.testing.assert_array_equal(found, expected)
     else:
         assert found is None
 

@@ -58,11 +58,11 @@ def image(shape=(1, 3, 8, 8)) -> np.ndarray:
 
 def test_a_built_graph_is_reshaped_saved_and_loaded(network, tmp_path):
     assert network.reshaped({"image": [1, 3, 6, 10]}).facts["features"].shape == (1, 4, 6, 10)
-    wanted = cml.Session(network, "cpu").run({"image": image()})
+    expected = cml.Session(network, "cpu").run({"image": image()})
     for name in ("net.nnef", "net.onnx"):
         cml.save(network, tmp_path / name)
         found = cml.Session(cml.load(tmp_path / name), "cpu").run({"image": image()})
-        same_bits(found, wanted)
+        same_bits(found, expected)
 
 
 def test_input_is_replaced_by_a_computed_tensor(network):

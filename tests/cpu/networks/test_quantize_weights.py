@@ -64,10 +64,10 @@ def test_quantized_weights(graph, sample, bits, most, share, tmp_path):
     for name, blocks in stored.items():
         assert_array_equal(again.constants[name], made.constants[name])
         assert_array_equal(weight_blocks(again.constants[name]).codes, blocks.codes)
-    wanted = cml.Session(made, "cpu").run(sample)["y"]
-    assert_array_equal(cml.Session(again, "cpu").run(sample)["y"], wanted)
-    size = np.sqrt(np.mean(np.square(wanted)))
-    off = cml.Session(graph, "cpu").run(sample)["y"] - wanted
+    expected = cml.Session(made, "cpu").run(sample)["y"]
+    assert_array_equal(cml.Session(again, "cpu").run(sample)["y"], expected)
+    size = np.sqrt(np.mean(np.square(expected)))
+    off = cml.Session(graph, "cpu").run(sample)["y"] - expected
     assert np.sqrt(np.mean(np.square(off))) / size == pytest.approx(report.error, rel=0.1)
     same, unchanged = cml.quantize_weights(again, [sample], bits)
     assert unchanged.error == 0 and unchanged.after == report.after
@@ -161,18 +161,18 @@ def test_command(graph, tmp_path, run_cml, refused):
     report = json.loads(run_cml(f"{words} 4 --json").out)
     assert report["bits"] == 4 and report["after"] < report["before"]
     assert weight_blocks(cml.load(out).constants["m"]).bits == 4
-    said = run_cml(f"{words} 4 --max-error 0.001", ends=1).out
-    assert "error of the outputs: " in said
-    said = refused(f"{words} 8 --bits 16")
-    assert "leaves all but the weights in floats: leave --bits out" in said
+    message = run_cml(f"{words} 4 --max-error 0.001", ends=1).out
+    assert "error of the outputs: " in message
+    message = refused(f"{words} 8 --bits 16")
+    assert "leaves all but the weights in floats: leave --bits out" in message
 
 
 def test_info_says_which_weights_are_unpacked(graph, sample, tmp_path, run_cml):
     made, _ = cml.quantize_weights(graph, [sample], 8)
     cml.save(made, tmp_path / "net")
-    said = run_cml(f"info {tmp_path}/net").out
-    assert "3 of 4 operators read their weights in 8 or 4 bits" in said
-    assert "unpacked when loaded: matmul 'y'" in said  # its sums have 70 products
+    printed = run_cml(f"info {tmp_path}/net").out
+    assert "3 of 4 operators read their weights in 8 or 4 bits" in printed
+    assert "unpacked when loaded: matmul 'y'" in printed  # its sums have 70 products
     cml.save(graph, tmp_path / "floats")
     assert "8 or 4 bits" not in run_cml(f"info {tmp_path}/floats").out
 

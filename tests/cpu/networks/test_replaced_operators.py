@@ -71,9 +71,9 @@ EVERY_PASS = frozenset(name for name, _, _ in STAGES if name != "infer")
 def test_passes_ignore_game_replacements_of_operators(name):
     with overridden(name):
         for graph, inputs in GRAPHS:
-            wanted = CpuProgram(optimize(graph, EVERY_PASS)).run(inputs)
+            expected = CpuProgram(optimize(graph, EVERY_PASS)).run(inputs)
             got = CpuProgram(optimize(graph)).run(inputs)
-            for output, value in wanted.items():
+            for output, value in expected.items():
                 size = float(np.abs(value).max(initial=1.0))
                 if size < 1e4:  # the rounding error of larger values exceeds any tolerance
                     assert_allclose(got[output], value, 1e-3, 1e-4 * size)
@@ -101,11 +101,11 @@ def test_a_view_on_the_gpu(gpu):
 
 def agree_on_the_gpu(name, source, graph, inputs, gpu, options, tolerance):
     with overridden(name, cml.Kernel(source=source)):
-        wanted = CpuProgram(graph).run(inputs)
+        expected = CpuProgram(graph).run(inputs)
         session = cml.Session(graph, gpu, options)
         got = session.run(inputs)
         assert name in {step.op for step in session.plan.steps}
-    for output, value in wanted.items():
+    for output, value in expected.items():
         atol = tolerance * float(np.abs(value).max())
         assert_allclose(got[output], value, rtol=tolerance, atol=atol)
 
@@ -115,12 +115,12 @@ def test_session_keeps_its_operator_registrations(gpu):
     graph = net.graph("neg(relu(x))")
     inputs = net.input()
     sessions = [cml.Session(graph, backend) for backend in ("cpu", gpu)]
-    wanted = [session.run(inputs)["t1"] for session in sessions]
+    expected = [session.run(inputs)["t1"] for session in sessions]
     with overridden("relu"):
-        for session, value in zip(sessions, wanted, strict=True):
+        for session, value in zip(sessions, expected, strict=True):
             assert_array_equal(session.run(inputs)["t1"], value)
         later = cml.Session(graph, "cpu")
-    assert not np.allclose(later.run(inputs)["t1"], wanted[0])
+    assert not np.allclose(later.run(inputs)["t1"], expected[0])
 
 
 def test_game_rule_matches_game_operator():

@@ -23,11 +23,11 @@ def check(tmp_path, backend):
 
     def run(cases, **inputs):
         arrays = {name: engine(a) for name, a in inputs.items()}
-        for body, wanted in cases.items():
+        for body, expected in cases.items():
             for fixed in {frozenset(), frozenset(list(arrays)[1:])}:
                 (got,) = run_text(tmp_path, body, arrays, backend, fixed=fixed)
-                assert got.shape == np.shape(wanted), body
-                assert np.allclose(got, wanted, rtol=2e-5, atol=2e-5), body
+                assert got.shape == np.shape(expected), body
+                assert np.allclose(got, expected, rtol=2e-5, atol=2e-5), body
 
     return run
 
@@ -77,8 +77,8 @@ def test_zero_extents(shape, check):
     }
     check(cases, x=x)
     if shape[2]:
-        wanted = np.full((shape[0], 2, *shape[2:]), 0.5)
-        check({"y = conv(x, w, 0.5);": wanted}, x=x, w=uniform(2, shape[1], 3, 3))
+        expected = np.full((shape[0], 2, *shape[2:]), 0.5)
+        check({"y = conv(x, w, 0.5);": expected}, x=x, w=uniform(2, shape[1], 3, 3))
 
 
 def test_axes_in_any_order(check):

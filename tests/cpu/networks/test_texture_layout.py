@@ -40,20 +40,20 @@ def last(array):
 
 def check(plain, rgba, rng, backend):
     given = inputs(rng)
-    wanted = cml.Session(plain, "cpu").run(given)
+    expected = cml.Session(plain, "cpu").run(given)
     lasts = {**given, "image": last(given["image"]), "depth": last(given["depth"])}
     if rgba:  # the fourth is not read
         fourth = np.full((2, 4, 5, 1), np.nan, np.float32)
         lasts["image"] = np.concatenate([lasts["image"], fourth], 3)
     session = cml.Session(channels_last(plain, rgba=rgba), backend)
     got = session.run(lasts)
-    assert list(got) == list(wanted)
+    assert list(got) == list(expected)
     assert got["bright"].shape == (2, 4, 5, 3 + rgba) and got["mask"].dtype == np.bool_
     for name in ("bright", "copied"):
-        assert_allclose(got[name][..., :3], last(wanted[name]), rtol=1e-5, atol=1e-5)
+        assert_allclose(got[name][..., :3], last(expected[name]), rtol=1e-5, atol=1e-5)
         assert not rgba or np.all(got[name][..., 3] == 1)
-    assert_array_equal(got["mask"], last(wanted["mask"]))
-    assert_allclose(got["label"], wanted["label"], rtol=1e-5)
+    assert_array_equal(got["mask"], last(expected["mask"]))
+    assert_allclose(got["label"], expected["label"], rtol=1e-5)
 
 
 @pytest.mark.parametrize("rgba", [False, True])

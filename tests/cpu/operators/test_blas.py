@@ -36,18 +36,18 @@ def blocks(request, monkeypatch):
 @pytest.mark.parametrize("given", ["out", "strided", "none"])
 def test_a_product_in_blocks_is_the_product(blocks, rng, shapes, given):
     a, b = (rng.standard_normal(shape, np.float32) for shape in shapes)
-    wanted = a.astype(np.float64) @ b.astype(np.float64)
+    expected = a.astype(np.float64) @ b.astype(np.float64)
     out = None
     if given == "out":
-        out = np.full(wanted.shape, np.nan, np.float32)
+        out = np.full(expected.shape, np.nan, np.float32)
     elif given == "strided":
         a, b = np.asfortranarray(a), b[..., ::-1]
-        wanted = wanted[..., ::-1]
-        out = np.full((*wanted.shape[:-1], wanted.shape[-1] + 3), np.nan, np.float32)[..., 1:-2]
+        expected = expected[..., ::-1]
+        out = np.full((*expected.shape[:-1], expected.shape[-1] + 3), np.nan, np.float32)[..., 1:-2]
     found = multiply(a, b, out)
     assert out is None or found is out
-    assert found.dtype == np.float32 and found.shape == wanted.shape
-    assert_allclose(found, wanted, rtol=1e-4, atol=2e-3)
+    assert found.dtype == np.float32 and found.shape == expected.shape
+    assert_allclose(found, expected, rtol=1e-4, atol=2e-3)
 
 
 def test_the_number_of_threads_changes_no_bit(rng, monkeypatch):

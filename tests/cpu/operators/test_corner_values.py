@@ -95,10 +95,10 @@ def narrow(value):
 def test_a_corner_value_is_the_definitions(text):
     called, _, results = text.partition(" -> ")
     op, operands, attrs = operator_call(called)
-    _, wanted, _ = operator_call(f"results({results})")
+    _, expected, _ = operator_call(f"results({results})")
     found = lookup(op).cpu(full_attrs(op, attrs), *map(narrow, operands))
     found = found if isinstance(found, tuple | list) else [found]
-    for got, right in zip(found, map(narrow, wanted), strict=True):
+    for got, right in zip(found, map(narrow, expected), strict=True):
         assert (got.dtype, got.shape) == (right.dtype, right.shape)
         np.testing.assert_allclose(got, right, rtol=1e-6, atol=1e-7)
 

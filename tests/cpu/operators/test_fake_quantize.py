@@ -63,8 +63,8 @@ def test_ranges_per_channel(run):
     )
     got = run("y = x + w;", f'"x": {line};')["y"]
     scale = np.float32([[0.1, 0.2, 0.05]])
-    wanted = zero_point_quantize(X, np.array([[0, 3, -2]]), scale, 8, True, False)
-    assert close(got, wanted + W)
+    expected = zero_point_quantize(X, np.array([[0, 3, -2]]), scale, 8, True, False)
+    assert close(got, expected + W)
 
 
 def test_a_variable_with_state(run):
@@ -76,8 +76,8 @@ def test_a_variable_with_state(run):
 
 def test_a_pool_with_two_results(run):
     got = run("y, i = max_pool_with_index(x, size = [1, 1, 5]);", f'"y": {MIN_MAX};', x=X)
-    wanted = FORMULAS["max_pool"](X, [1, 1, 5])[0]
-    assert close(got["y"], rounded(wanted))
+    expected = FORMULAS["max_pool"](X, [1, 1, 5])[0]
+    assert close(got["y"], rounded(expected))
 
 
 @pytest.mark.parametrize(

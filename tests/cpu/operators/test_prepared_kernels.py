@@ -79,8 +79,8 @@ def test_every_case_in_every_order_of_memory(op):
         if function is None:
             continue
         with np.errstate(all="ignore"):
-            wanted, bound = spec.cpu(node.attrs, *arrays), spec.tolerance
-            agree(function, node.attrs, arrays, wanted, bound.rtol, bound.atol, case.note)
+            expected, bound = spec.cpu(node.attrs, *arrays), spec.tolerance
+            agree(function, node.attrs, arrays, expected, bound.rtol, bound.atol, case.note)
         compared += 1
     assert compared > 2
 
@@ -92,9 +92,9 @@ def by(way, case, rng):
         for g in case.inputs
     ]
     attrs = Attrs(case.attrs)
-    wanted = conv_cpu(attrs, *arrays)
+    expected = conv_cpu(attrs, *arrays)
     function = way(shape_of(case), arrays[1], Scratch())
-    agree(function, attrs, arrays, wanted, 0, 5e-6 * np.abs(wanted).max(initial=1), str(case))
+    agree(function, attrs, arrays, expected, 0, 5e-6 * np.abs(expected).max(initial=1), str(case))
 
 
 def shape_of(case):
@@ -211,8 +211,8 @@ def test_results_of_earlier_runs_stay_valid(block):
     given = [net.input() for _ in range(3)]
     results = [session.run(inputs) for inputs in given]
     for inputs, result in zip(given, results, strict=True):
-        for name, wanted in evaluate(graph, inputs)[0].items():
-            assert_allclose(result[name], wanted, rtol=1e-4, atol=1e-4)
+        for name, expected in evaluate(graph, inputs)[0].items():
+            assert_allclose(result[name], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_results_last_as_long_as_a_view_of_them():
@@ -328,13 +328,13 @@ def test_nonfinite_inputs_affect_only_their_windows(rng, odd):
     attrs = Attrs(case.attrs)
     got = cpu_winograd.Winograd(shape_of(case), filter, Scratch())(attrs, x, filter, bias)
     with np.errstate(invalid="ignore"):
-        wanted = FORMULAS["conv"](x, filter, bias, **attrs)[0].astype(np.float32)
-    assert (~np.isfinite(wanted)).sum() == (9 * 8 if abs(odd) > 1e38 or odd != odd else 0)
-    assert_array_equal(np.isnan(got), np.isnan(wanted))
-    assert_array_equal(np.isinf(got), np.isinf(wanted))
+        expected = FORMULAS["conv"](x, filter, bias, **attrs)[0].astype(np.float32)
+    assert (~np.isfinite(expected)).sum() == (9 * 8 if abs(odd) > 1e38 or odd != odd else 0)
+    assert_array_equal(np.isnan(got), np.isnan(expected))
+    assert_array_equal(np.isinf(got), np.isinf(expected))
     far = np.ones((13, 14), bool)
     far[5:8, 6:9] = False
-    assert_allclose(got[:, :, far], wanted[:, :, far], rtol=0, atol=2e-5)
+    assert_allclose(got[:, :, far], expected[:, :, far], rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("sum_of_point", [1e36, -1e36])
@@ -374,12 +374,12 @@ def test_in_place_elementwise_equals_the_definition(text):
     x = np.tile(SPECIAL.reshape(1, 1, 12), (2, 3, 1))
     operands = [np.array(other, np.float32) for other in others]
     with np.errstate(all="ignore"):
-        wanted = lookup(op).cpu(Attrs(attrs), x, *operands)
+        expected = lookup(op).cpu(Attrs(attrs), x, *operands)
         done = apply_in_place(formula_of(op), Attrs(attrs), x, operands)
     finite = np.isfinite(list(attrs.values())).all() and all(np.isfinite(o).all() for o in operands)
     assert done or not finite
     if done:
-        assert_array_equal(x, wanted)
+        assert_array_equal(x, expected)
 
 
 @pytest.mark.parametrize("slopes", [(1, 7), (1, 7, 1, 1), (), (2, 7, 30, 40), (1, 1, 30)])
@@ -392,9 +392,9 @@ def test_prelu_in_blocks(rng, monkeypatch, slopes, high):
         shape = np.array((2, 7, 30, 40))
         laid = [int(shape[order.index(axis)]) for axis in range(4)]
         x = rng.uniform(-1, 1, laid).astype(np.float32).transpose(order)
-        wanted = lookup("prelu").cpu(Attrs({}), x, slope)
+        expected = lookup("prelu").cpu(Attrs({}), x, slope)
         assert apply_in_place(formula_of("prelu"), Attrs({}), x, [slope])
-        assert_array_equal(x, wanted)
+        assert_array_equal(x, expected)
 
 
 def test_in_place_requires_equal_shape_and_type():
@@ -421,7 +421,7 @@ def test_erf_of_large_arrays_equals_erf_of_elements(rng):
     """``erf`` of a large array equals ``erf`` of its elements, in any memory order."""
     large = rng.standard_normal((70, 300), np.float32)
     for x in (large, large.T, large[:0], large[0, 0]):
-        wanted = [erf(value) for value in np.reshape(x, -1)[-300:]]
+        expected = [erf(value) for value in np.reshape(x, -1)[-300:]]
         got = erf(x)
         assert got.shape == x.shape
-        np.testing.assert_array_equal(got.reshape(-1)[-300:], np.reshape(wanted, -1))
+        np.testing.assert_array_equal(got.reshape(-1)[-300:], np.reshape(expected, -1))

@@ -225,8 +225,8 @@ def test_signed_codes(write_model, symmetric):
         f"symmetric = {str(symmetric).lower()});"
     )
     found = quantised(write_model, line, codes, 4, ItemType.QUANTIZED_INT)
-    wanted = (codes + 7) / 14 * 2 - 1 if symmetric else (codes + 8) / 15 * 2 - 1
-    assert_allclose(found, wanted, rtol=1e-6, atol=1e-7)
+    expected = (codes + 7) / 14 * 2 - 1 if symmetric else (codes + 8) / 15 * 2 - 1
+    assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize(

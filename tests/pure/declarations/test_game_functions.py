@@ -76,10 +76,10 @@ def test_a_failing_function_names_its_type_line_and_operator(tmp_path, function)
     load_file(tmp_path / "ops.py")
     with pytest.raises(OperatorError) as caught:
         use(write_model(tmp_path / "m.nnef", MODEL), function)
-    said = str(caught.value)
-    assert f"twice 'y': its {function} function failed: " in said
-    assert "AttributeError" in said and f"({tmp_path / 'helper.py'}:4)" in said
-    assert "graph.nnef:3" in said
+    message = str(caught.value)
+    assert f"twice 'y': its {function} function failed: " in message
+    assert "AttributeError" in message and f"({tmp_path / 'helper.py'}:4)" in message
+    assert "graph.nnef:3" in message
     assert isinstance(caught.value.__cause__, AttributeError)
 
 
@@ -111,5 +111,5 @@ def test_the_command_line_shows_both_lines(tmp_path, refused):
     (tmp_path / "helper.py").write_text(HELPER)
     (tmp_path / "ops.py").write_text(OPS.replace(*BROKEN["infer"]))
     model = write_model(tmp_path / "m.nnef", MODEL)
-    said = refused(f"info {model} --ops {tmp_path}/ops.py")
-    assert "graph.nnef:3" in said and "helper.py:4" in said and "Traceback" not in said
+    message = refused(f"info {model} --ops {tmp_path}/ops.py")
+    assert "graph.nnef:3" in message and "helper.py:4" in message and "Traceback" not in message

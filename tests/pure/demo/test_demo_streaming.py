@@ -106,8 +106,8 @@ def test_tile_is_shown_only_when_complete():
 def test_coarse_visible_tiles_are_scheduled_first():
     world = streaming()
     near, far = TileId(0, 0, 0), TileId(0, 9, 0)
-    wanted = {far: 2000.0, near: 5.0, ROOT: 10.0, **{TileId(0, x, 1): 100.0 for x in range(20)}}
-    world.want(Selection([], wanted), {far, near}, 0.0)
+    expected = {far: 2000.0, near: 5.0, ROOT: 10.0, **{TileId(0, x, 1): 100.0 for x in range(20)}}
+    world.want(Selection([], expected), {far, near}, 0.0)
     asked = [tile for tile, _, _ in world.agents.asked]
     assert asked[:2] == [ROOT, near] and len(asked) == IN_FLIGHT
     urgent = {tile: (priority, within) for tile, priority, within in world.agents.asked}
@@ -116,15 +116,15 @@ def test_coarse_visible_tiles_are_scheduled_first():
 
 def test_no_more_tiles_are_under_way_than_frames_have_time_for():
     world = streaming()
-    wanted = {TileId(3, x, 0): 1.0 for x in range(9)}
+    expected = {TileId(3, x, 0): 1.0 for x in range(9)}
     a_tile = 2.0 * len(CHAIN.sessions_for(TileId(3, 0, 0)))
     for tiles in (1, 2, 3, IN_FLIGHT):  # up to the maximum
         world.scheduler.last_report = SimpleNamespace(aim_ms=(tiles - 0.5) * a_tile / WORK_FRAMES)
-        world.want(Selection([], wanted), set(), 0.0)
+        world.want(Selection([], expected), set(), 0.0)
         assert len(world.making) == tiles
     world.cancel_all()
     world.scheduler.last_report.aim_ms = 0.0
-    world.want(Selection([], wanted), set(), 0.0)
+    world.want(Selection([], expected), set(), 0.0)
     assert len(world.making) == 1, "one always is, or nothing would ever be learned"
 
 

@@ -130,12 +130,12 @@ def test_drafts_are_the_noise_and_meet_their_neighbours():
 
 def test_detail_is_reduced_if_tiles_exceed_slots():
     detail, eye = Detail(finest=0, coarsest=5, split=1.1, view_m=9_000.0), (900.0, 150.0, -300.0)
-    wanted = len(list_needed(eye, SEED, detail))
-    assert fit_detail(eye, SEED, detail, wanted + 20) == detail, "what fits is left as it is"
+    expected = len(list_needed(eye, SEED, detail))
+    assert fit_detail(eye, SEED, detail, expected + 20) == detail, "what fits is left as it is"
     rooms = (100, 60, 30)
     fitted = [fit_detail(eye, SEED, detail, most) for most in rooms]
     for found, most in zip(fitted, rooms, strict=True):
-        assert len(list_needed((896.0, 128.0, -320.0), SEED, found)) <= most < wanted
+        assert len(list_needed((896.0, 128.0, -320.0), SEED, found)) <= most < expected
     assert fitted[0].split > fitted[1].split and fitted[2].finest > detail.finest
     nothing = fit_detail(eye, SEED, detail, 1)
     assert nothing.finest == nothing.coarsest, "as coarse as it gets, and no endless search"
@@ -156,8 +156,8 @@ def test_noise_equals_exact_integers_and_fits_in_32_bits(level):
     for name in FUNCTIONS:
         seed = rng.choice(SEEDS)
         found = getattr(exact_noise, name)(noise.Cells(x, z, level, seed))
-        wanted = [getattr(exact_land, name)(*place, level, seed) for place in places]
-        assert found.tolist() == wanted, name
+        expected = [getattr(exact_land, name)(*place, level, seed) for place in places]
+        assert found.tolist() == expected, name
 
 
 def test_the_steepest_corners_fit_into_32_bits(monkeypatch):

@@ -99,10 +99,10 @@ def test_rounded_sum_of_two_integers_is_exact(a, b, first, second):
     largest = 32767 * (abs(by.first) + abs(by.second)) + (1 << (by.shift - 1))
     assert largest < 2**31
     exact = Fraction(a * by.first + b * by.second, 2**by.shift) + Fraction(1, 2)
-    wanted = max(-127, min(127, exact.numerator // exact.denominator))
-    assert rule.requantize_pair(a, b, by, -127, 127) == wanted
+    expected = max(-127, min(127, exact.numerator // exact.denominator))
+    assert rule.requantize_pair(a, b, by, -127, 127) == expected
     given_ = [np.float32(n) for n in (a, b, by.first, by.second, by.shift)]
-    assert arrays.requantize_pair(*given_, -127, 127) == wanted
+    assert arrays.requantize_pair(*given_, -127, 127) == expected
 
 
 def test_sum_out_of_range_raises_range_error():
@@ -246,8 +246,8 @@ def test_denormals_cannot_matter(seed, power):
     random = np.random.default_rng(seed)
     inverse = np.float32(1 / 2.0**power)
     x = (random.uniform(-2, 2, 99) * 2.0 ** random.integers(-149, 60, 99)).astype(np.float32)
-    wanted = arrays.words_of(x, inverse, -127, 127)
-    np.testing.assert_array_equal(flushing_words(x, inverse), wanted)
+    expected = arrays.words_of(x, inverse, -127, 127)
+    np.testing.assert_array_equal(flushing_words(x, inverse), expected)
     numbers = arrays.numbers_of(np.arange(-32767, 32768), np.float32(2.0**power))
     np.testing.assert_array_equal(flushed(numbers), numbers)
 

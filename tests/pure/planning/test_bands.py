@@ -1,5 +1,6 @@
-"""Tests that operators split into bands of rows give the same values within a memory limit."""
+"""Tests that networks beyond a memory limit or a device's buffers are planned in bands or parts."""
 
+import re
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -112,8 +113,8 @@ def test_every_banded_operator_is_bit_identical():
         if banded is None:
             continue
         seen.add(name)
-        wanted, got = CpuProgram(graph).run(inputs), CpuProgram(banded).run(inputs)
-        for output, array in wanted.items():
+        expected, got = CpuProgram(graph).run(inputs), CpuProgram(banded).run(inputs)
+        for output, array in expected.items():
             found = compare(got[output], array, registered()[name].tolerance)
             assert found.ok, f"{name} {case.id}: {found.problem}"
     assert len(seen) > 25, seen
@@ -127,8 +128,8 @@ def test_random_networks_are_bit_identical_in_bands(seed, count):
     graph = optimize(graph)
     banded = in_counts(graph, count)
     if banded is not None:
-        wanted, got = CpuProgram(graph).run(inputs), CpuProgram(banded).run(inputs)
-        for name, array in wanted.items():
+        expected, got = CpuProgram(graph).run(inputs), CpuProgram(banded).run(inputs)
+        for name, array in expected.items():
             np.testing.assert_allclose(got[name], array, rtol=2e-4, atol=2e-4)
 
 
@@ -211,10 +212,10 @@ def test_bands_use_the_kernels_of_the_unbanded_plan(wide):
 def test_an_impossible_arena_limit_names_the_operator_and_a_possible_limit(wide):
     with pytest.raises(InputError) as caught:
         planned(wide, 20_000)
-    said = str(caught.value)
-    assert "net.nnef/graph.nnef:1" in said and "may take 20000 bytes" in said
-    assert f"takes {planned(wide).memory.peak} at once as it is" in said
-    least = int(said.split("the network takes ")[1].split()[0])
+    message = str(caught.value)
+    assert "net.nnef/graph.nnef:1" in message and "may take 20000 bytes" in message
+    assert f"takes {planned(wide).memory.peak} at once as it is" in message
+    least = int(message.split("the network takes ")[1].split()[0])
     assert planned(wide, least).memory.peak <= least
     with pytest.raises(InputError, match="at the least"):
         planned(wide, least - 1)
@@ -295,3 +296,69 @@ def test_info_reports_banded_operators(tmp_path):
     info = ModelFacts(graph, cml.CompileOptions(arena_limit=whole.arena_bytes // 2)).summary
     assert info.arena_bytes <= whole.arena_bytes // 2
     assert "bands of rows" in str(info) and "bands" not in str(whole)
+
+
+FILTER = "f = variable<scalar>(shape = [{shape}], label = 'f');"
+#: the operators behind an input ``x`` of 16 channels
+OPERATORS = {
+    "conv": FILTER.format(shape="16,16,3,3") + "y = conv(x, f, 0.0);",
+    "residual": FILTER.format(shape="16,16,3,3")
+    + "a = conv(x, f, 0.0); b = relu(a); y = add(b, x);",
+    "depthwise conv": FILTER.format(shape="16,1,3,3") + "y = conv(x, f, 0.0, groups = 16);",
+    "deconv": FILTER.format(shape="16,4,2,2")
+    + "y = deconv(x, f, 0.0, stride = [2, 2], padding = [(0, 0), (0, 0)]);",
+    "matmul": "y = matmul(x, x, transposeB = true);",
+    "max_pool": "y = max_pool(x, size = [1, 1, 2, 2], stride = [1, 1, 2, 2],"
+    " padding = [(0, 0), (0, 0), (0, 0), (0, 0)]);",
+    "box": "y = box(x, size = [1, 1, 3, 3], normalize = true);",
+    "upsample": "y = multilinear_upsample(x, factor = [2, 2]);",
+    "elementwise": "a = exp(x); b = mul(a, x); y = add(b, 1.0);",
+    "softmax": "y = softmax(x);",
+    "reduce": "y = sum_reduce(x, axes = [2, 3]);",
+    "concat": "y = concat([x, x], axis = 1);",
+    "pad": "y = pad(x, padding = [(0, 0), (0, 0), (1, 1), (1, 1)], border = 'reflect');",
+    "transpose": "y = transpose(x, axes = [0, 2, 3, 1]);",
+    "argmax": "y = argmax_reduce(x, axes = [1]);",
+}
+SIZES = {"QVGA": (240, 320), "8K": (4320, 7680)}
+GIB = 1 << 30
+#: by the size of a binding: its bytes, those of the largest buffer, storage buffers of a kernel
+DEVICES = {
+    name: Limits(
+        max_binding_bytes=binding, max_buffer_bytes=buffer, max_storage_buffers=storage_buffers
+    )
+    for name, binding, buffer, storage_buffers in (
+        ("guaranteed", 128 << 20, 256 << 20, 8),
+        ("128 MiB", 128 << 20, 16 * GIB, 256),
+        ("2 GiB", 2 * GIB - 4, 2 * GIB, 16),
+        ("4 GiB", 4 * GIB - 4, 16 * GIB, 16),
+    )
+}
+
+
+def network(body, height, width):
+    shape = re.search(r"shape = \[([\d,]+)\], label", body)
+    weights = {"f": np.ones([int(n) for n in shape[1].split(",")], np.float32)} if shape else {}
+    text = f"x = external<scalar>(shape = [1, 16, {height}, {width}]); {body}"
+    return cml.load(
+        cml.MemoryModel(f"version 1.0;\ngraph large(x) -> (y)\n{{\n{text}\n}}\n", weights)
+    )
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_network_is_refused_only_if_a_tensor_exceeds_the_largest_buffer(operator, size):
+    graph = optimize(network(OPERATORS[operator], *SIZES[size]))
+    largest = max(graph.facts[name].nbytes for name in (*graph.inputs, *graph.outputs))
+    for limits in DEVICES.values():
+        if largest <= limits.max_buffer_bytes:
+            assert plan_graph(graph, limits).steps
+        else:
+            with pytest.raises(cml.DeviceError, match=f"{limits.max_buffer_bytes}"):
+                plan_graph(graph, limits)
+
+
+def test_a_fused_operator_without_tensors_costs_no_binding():
+    body = OPERATORS["residual"]
+    steps = plan_graph(optimize(network(body, *SIZES["8K"])), DEVICES["4 GiB"]).steps
+    assert steps[0].fused[0] == "relu"

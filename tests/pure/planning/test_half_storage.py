@@ -153,8 +153,8 @@ def test_reported_half_errors_equal_one_rounding():
     graph = net.graph(f"abs({first})")
     inputs = net.input()
     (relu, absolute) = storage_errors(graph, {first: C4H}, inputs)
-    wanted = np.maximum(inputs["x"], 0)
-    error = (round_to_half(wanted) - wanted) / wanted.max()
+    expected = np.maximum(inputs["x"], 0)
+    error = (round_to_half(expected) - expected) / expected.max()
     for told in (relu, absolute):
         assert np.isclose(told.largest, np.abs(error).max())
         assert np.isclose(told.rms, np.sqrt(np.mean(error**2)))

@@ -34,9 +34,9 @@ def operators(graph):
 
 
 def agree(graph, changed, inputs):
-    wanted, got = CpuProgram(graph).run(inputs), CpuProgram(changed).run(inputs)
-    for name in wanted:
-        np.testing.assert_allclose(got[name], wanted[name], 1e-4, 1e-4)
+    expected, got = CpuProgram(graph).run(inputs), CpuProgram(changed).run(inputs)
+    for name in expected:
+        np.testing.assert_allclose(got[name], expected[name], 1e-4, 1e-4)
 
 
 @pytest.mark.parametrize(

@@ -51,27 +51,27 @@ def test_optional_extra_that_fails_to_install_is_skipped(venv, monkeypatch, caps
     monkeypatch.setattr(tasks, "call", call)
     tasks.install(["", "compiler", "oracles", "game"])
     assert tried == [".[compiler,oracles,game]", ".[compiler]", ".[oracles]", ".[game]"]
-    said = capsys.readouterr().out
-    assert "going on without 'oracles'" in said
-    assert "without 'game'" not in said
+    printed = capsys.readouterr().out
+    assert "going on without 'oracles'" in printed
+    assert "without 'game'" not in printed
 
 
 def test_failing_pip_is_one_readable_message(venv, monkeypatch, capsys):
     monkeypatch.setattr(tasks, "call", lambda command, **_: int("install" in command))
     assert tasks.main(["test"]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("error: pip could not install this project")
-    assert "network" in said
-    assert "Traceback" not in said
+    notice = capsys.readouterr().err
+    assert notice.startswith("error: pip could not install this project")
+    assert "network" in notice
+    assert "Traceback" not in notice
 
 
 def test_missing_gpu_is_reported_with_next_step(venv, monkeypatch, capsys):
     monkeypatch.setattr(tasks, "probe_gpu", lambda: tasks.NONE)
     monkeypatch.setattr(tasks, "install_debian", lambda what, packages: False)
     assert tasks.find_gpu() == tasks.NONE
-    said = capsys.readouterr().out
-    assert "going on with the CPU" in said
-    assert tasks.driver_advice() in said
+    printed = capsys.readouterr().out
+    assert "going on with the CPU" in printed
+    assert tasks.driver_advice() in printed
 
 
 def test_unknown_command_lists_the_commands(capsys):
