@@ -166,7 +166,7 @@ def run(options: argparse.Namespace) -> int:
             raise
         say(f"{error}\nWithout a GPU there is no picture: the networks make tiles on the CPU.")
         return run_on_cpu(options)
-    from demo_game.settings import choose
+    from demo_game.presets import choose
 
     quality, settings, notice = choose(gpu, options)
     say(notice)
@@ -212,7 +212,7 @@ def seed_of(options: argparse.Namespace) -> int:
     Raises :class:`cml.InputError` for options that contradict the planet.
     """
     if options.planet is None:
-        from demo_game.settings import SEED
+        from demo_game.presets import SEED
 
         return SEED if options.seed is None else int(options.seed)
     from cml_engine.distributed import need_extra
@@ -241,7 +241,7 @@ def run_headless(
     """
     from demo_game.headless import MODES, Options
     from demo_game.headless import run as fly
-    from demo_game.settings import make_settings
+    from demo_game.presets import make_settings
 
     report, screenshot = options.report, options.screenshot
     if report is None and screenshot is None:
@@ -327,7 +327,7 @@ def run_on_cpu(options: argparse.Namespace) -> int:
     for name, ms in summary["ms_per_tile"].items():
         print(f"  {name:12s} {ms:8.2f} ms per tile")
     if options.integer and options.compare:
-        from demo_game.settings import make_settings
+        from demo_game.presets import make_settings
 
         print(f"world {cpu_world(*make_settings(options), options)} (CPU)")
     write_atomically(report, json.dumps(summary, indent=2))

@@ -15,8 +15,8 @@ from PIL import Image
 from cml_engine.io.atomic_write import write_atomically
 from demo_game.chain import load_chain
 from demo_game.flight import find_start
-from demo_game.maker import TileMaker
 from demo_game.reporting.digest import tile_digest, world_hash
+from demo_game.tile_maker import TileMaker
 from demo_game.world.overhead import SIDE, overhead
 from demo_game.world.tile import TileId
 

@@ -28,7 +28,7 @@ from cml_engine import (
 from cml_engine.tools.panel import FrameLog, FrameSample
 from demo_game.agents import Agents, FileWatch
 from demo_game.chain import load_chain
-from demo_game.cores import pin_driver_threads
+from demo_game.driver_threads import pin_driver_threads
 from demo_game.flight import Pose
 from demo_game.operators.light import relight
 from demo_game.render.binding import Descriptor

@@ -36,7 +36,7 @@ from cml_engine.formats.onnx.export import onnx_parts
 from cml_engine.formats.onnx.export.call import load_export_rules
 from cml_engine.formats.onnx.export.game_operators import is_compound
 from cml_engine.io.atomic_write import write_atomically
-from cml_engine.io.folders import cache_folder
+from cml_engine.io.data_folders import cache_folder
 from cml_engine.ir.graph import NUMPY_DTYPE, Array, Graph
 from cml_engine.ops import registered
 from cml_engine.ops.declaration.spec import Tolerance

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from cml_engine.errors import InputError
 from cml_engine.io.atomic_write import check_writable, write_atomically
-from cml_engine.io.folders import tuning_file
+from cml_engine.io.data_folders import tuning_file
 from cml_engine.io.json_files import Json, JsonObject, finite, parse_json, read_json
 from cml_engine.ops.declaration.choice import NO_VARIANTS, TunedChoice, VariantTable
 

@@ -12,7 +12,7 @@ from cml_engine.cooked.cook import cook
 from cml_engine.cooked.guess import DeviceGuess
 from cml_engine.cooked.profiles import PROFILES
 from cml_engine.errors import InputError
-from cml_engine.io.folders import bundled_folder
+from cml_engine.io.data_folders import bundled_folder
 from cml_engine.io.json_files import Json
 from cml_engine.io.output_folder import OutputFolder, check_new_folder
 from cml_engine.ir.graph import Graph

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cml_engine.io.folders import bundled_folder
+from cml_engine.io.data_folders import bundled_folder
 
 #: the folder of the kernels: inside this package in a wheel, beside it in a checkout
 KERNEL_FOLDER = bundled_folder("shaders_hlsl", "shaders_hlsl")

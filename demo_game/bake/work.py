@@ -14,7 +14,7 @@ from cml_engine.distributed import ANY_DEVICE, Layer, Unit, UnitClock, UnitResul
 from demo_game.bake.planet import models, rules, tiles_of, to_cells
 from demo_game.chain import MODELS, Chain, load_chain
 from demo_game.cooking import cooked_set
-from demo_game.maker import TileMaker
+from demo_game.tile_maker import TileMaker
 from demo_game.world.tile import TileId
 
 

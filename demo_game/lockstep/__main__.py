@@ -14,7 +14,7 @@ from cml_engine.errors.arguments import FloatRange, IntegerRange
 from demo_game.chain import load_chain
 from demo_game.lockstep.connection import Connection, accept, join, listen
 from demo_game.lockstep.play import Player, play
-from demo_game.maker import TileMaker
+from demo_game.tile_maker import TileMaker
 
 _LOCAL = "127.0.0.1"
 MINUTES = FloatRange(0, 1_000_000, "minutes")

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 import cml_engine as cml
-from demo_game.arrays import Array
+from demo_game import Array
 from demo_game.chain import DRAWN
 from demo_game.lockstep.connection import Connection
-from demo_game.maker import TileMaker
 from demo_game.reporting.digest import rules_of, tile_digest
+from demo_game.tile_maker import TileMaker
 from demo_game.world.tile import MAX_LEVEL, TileId
 
 #: seconds between two lines about the progress

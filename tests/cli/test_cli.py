@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cml_engine.io.folders import bundled_folder
+from cml_engine.io.data_folders import bundled_folder
 from tests.fixtures.models import inputs_abc, write_model, write_model_abc
 
 #: the blog's model has no version line, which is a notice

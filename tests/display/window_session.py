@@ -21,8 +21,8 @@ import glfw
 
 import cml_engine as cml
 from demo_game.command import parser as game_parser
+from demo_game.presets import choose
 from demo_game.reporting.report import percentiles
-from demo_game.settings import choose
 from demo_game.window import GameWindow, open_canvas, run_window
 from tests.fixtures.memory import resident_mib, wgpu_objects
 

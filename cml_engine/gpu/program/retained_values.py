@@ -25,9 +25,9 @@ class RetainedValues:
 
     def __init__(self, plan: Plan, residency: Residency) -> None:
         self._plan, self._residency = plan, residency
-        #: the arenas that contain the results and the input values
-        self._results: Arena | None = None
-        self._inputs: Arena | None = None
+        #: the arenas with valid results and with the input values
+        self._results_arena: Arena | None = None
+        self._inputs_arena: Arena | None = None
         #: the job that last wrote to the arena
         self._run: JobRun | None = None
         #: each input's value; None if it came from the GPU
@@ -40,7 +40,7 @@ class RetainedValues:
     @property
     def results(self) -> bool:
         """True if the memory contains valid results."""
-        return self._is_resident(self._results)
+        return self._is_resident(self._results_arena)
 
     def _is_resident(self, arena: Arena | None) -> bool:
         residency = self._residency
@@ -71,7 +71,7 @@ class RetainedValues:
 
     def invalidate(self) -> None:
         """Invalidates results and inputs, because the memory is about to be overwritten."""
-        self._results = self._inputs = None
+        self._results_arena = self._inputs_arena = None
         self._residency.claim()
 
     def undo_begin(self) -> None:
@@ -84,7 +84,7 @@ class RetainedValues:
 
     def invalidate_results(self) -> None:
         """Invalidates the results and keeps the inputs."""
-        self._results = None
+        self._results_arena = None
 
     def begin(
         self, arrays: Mapping[str, Array], from_gpu: Collection[str], run: JobRun | None
@@ -106,7 +106,7 @@ class RetainedValues:
                 "the job that was to give it did not begin. Give it"
             )
         restored: dict[str, Array] = {}
-        if not self._is_resident(self._inputs):
+        if not self._is_resident(self._inputs_arena):
             for name in missing:
                 value = self.values[name]
                 if value is None:
@@ -120,9 +120,9 @@ class RetainedValues:
         self._before = self.values
         copies = {name: np.array(value) for name, value in arrays.items()}
         self.values = {**self.values, **copies, **dict.fromkeys(from_gpu)}
-        self._inputs = self._residency.arena
+        self._inputs_arena = self._residency.arena
         return {**arrays, **restored}
 
     def end(self) -> None:
         """Marks the results as valid, because a run has been encoded to its end."""
-        self._results = self._residency.arena
+        self._results_arena = self._residency.arena

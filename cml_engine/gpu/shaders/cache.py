@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cml_engine.io.atomic_write import write_atomically
-from cml_engine.io.folders import cache_folder
+from cml_engine.io.data_folders import cache_folder
 
 #: SPIR-V as bytes, or WGSL as text
 Code = bytes | str

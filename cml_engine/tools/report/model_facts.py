@@ -21,7 +21,7 @@ from cml_engine.compiler.planning.decisions import (
 )
 from cml_engine.compiler.tuning_tables import Record, known
 from cml_engine.errors import DeviceError
-from cml_engine.io.folders import costs_file
+from cml_engine.io.data_folders import costs_file
 from cml_engine.ir.graph import Graph
 from cml_engine.ir.limits import Limits
 from cml_engine.ops.declaration.choice import Choice

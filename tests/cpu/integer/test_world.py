@@ -15,7 +15,6 @@ from demo_game.chain import MODELS, load_chain
 from demo_game.lockstep.__main__ import address
 from demo_game.lockstep.connection import Connection
 from demo_game.lockstep.play import Player, play, tile_at
-from demo_game.maker import TileMaker
 from demo_game.reporting.digest import (
     compare_worlds,
     rules_of,
@@ -23,6 +22,7 @@ from demo_game.reporting.digest import (
     world_hash,
     world_on_cpu,
 )
+from demo_game.tile_maker import TileMaker
 from demo_game.training import integer
 from demo_game.world.tile import TileId
 from tests.fixtures.integer.agents import DIGESTS

@@ -10,7 +10,7 @@ from demo_game.bake.planet import Planet, layers_of, manifest, tiles_of, to_cell
 from demo_game.bake.region import Region
 from demo_game.chain import load_chain
 from demo_game.headless import HeadlessRun, Options
-from demo_game.maker import TileMaker
+from demo_game.tile_maker import TileMaker
 from demo_game.world.tile import TileId
 from tests.gpu.demo.test_demo_game import NEAR, SMALL
 

@@ -16,7 +16,7 @@ from cml_engine.compiler import tuning_tables as tables
 from cml_engine.compiler.planning.dispatches import PlanOptions
 from cml_engine.compiler.tuning_tables import Record, save
 from cml_engine.gpu.device import PipelineCache
-from cml_engine.io.folders import tuning_file
+from cml_engine.io.data_folders import tuning_file
 from cml_engine.ops.declaration.choice import VariantTable
 from cml_engine.runtime.tuning import Bench, tune
 from tests.fixtures.frames.host import Host

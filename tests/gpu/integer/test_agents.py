@@ -11,8 +11,8 @@ import cml_engine as cml
 from cml_engine.compiler.integer.digest import run_digest
 from cml_engine.runtime.node_check import check_bits, random_words
 from demo_game.chain import load_chain
-from demo_game.maker import TileMaker
 from demo_game.reporting.digest import tile_digest
+from demo_game.tile_maker import TileMaker
 from demo_game.training.integer import INTEGER
 from tests.fixtures.integer.agents import DIGESTS
 from tests.fixtures.integer.world import TILES

@@ -16,7 +16,7 @@ from cml_engine.errors import DeviceError, ShaderCompileError
 from cml_engine.gpu.device import PipelineCache
 from cml_engine.gpu.shaders.dump import dump_kernel
 from cml_engine.gpu.shaders.hlsl import printing, step_keys
-from cml_engine.io.folders import cache_folder
+from cml_engine.io.data_folders import cache_folder
 from cml_engine.ir.layout import C4H
 from cml_engine.ops.declaration import lowering
 from cml_engine.ops.declaration.split_bindings import declaration

@@ -16,7 +16,7 @@ from cml_engine.errors import DeviceError, InputError, ShaderCompileError
 from cml_engine.gpu.shaders import compilers, slang
 from cml_engine.gpu.shaders.hlsl import compile_spirv, for_naga, shader_key
 from cml_engine.io import atomic_write
-from cml_engine.io.folders import cache_folder
+from cml_engine.io.data_folders import cache_folder
 
 GOOD = """\
 #include "half.hlsli"

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from demo_game.cores import assign_cores
+from demo_game.driver_threads import assign_cores
 from demo_game.render.pace import EFFORTS, DrawingPace
 
 MOST = 11.7

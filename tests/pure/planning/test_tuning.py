@@ -9,7 +9,7 @@ import pytest
 from cml_engine.compiler import tuning_tables as tables
 from cml_engine.compiler.tuning_tables import Record, records_in, save, table_for
 from cml_engine.errors import InputError
-from cml_engine.io.folders import tuning_file
+from cml_engine.io.data_folders import tuning_file
 from cml_engine.ops.declaration.choice import TunedChoice, VariantTable
 from cml_engine.runtime.tuning.trial import Trial
 from tests.fixtures import hostile_json

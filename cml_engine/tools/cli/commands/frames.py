@@ -11,7 +11,7 @@ import numpy as np
 from cml_engine.errors import InputError
 from cml_engine.errors.arguments import SPEED, TIMES
 from cml_engine.io import arrays as array_files
-from cml_engine.io.folders import costs_file
+from cml_engine.io.data_folders import costs_file
 from cml_engine.tools.cli.common import load_facts, timed_session
 from cml_engine.tools.cli.options import command, value_option
 from cml_engine.tools.cli.terminal import progress

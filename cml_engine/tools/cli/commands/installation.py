@@ -13,7 +13,7 @@ from cml_engine.compiler.plugins import load_entry_points
 from cml_engine.errors import DeviceError
 from cml_engine.errors.arguments import check_known_names
 from cml_engine.io.atomic_write import write_atomically
-from cml_engine.io.folders import bundled_folder
+from cml_engine.io.data_folders import bundled_folder
 from cml_engine.io.output_folder import check_new_file
 from cml_engine.tools.cli.options import command, flag, option
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import platformdirs
 import pytest
 
-from cml_engine.io import folders
+from cml_engine.io import data_folders
 
 KINDS = {
-    "CML_CACHE_DIR": (folders.cache_folder, platformdirs.user_cache_dir),
-    "CML_DATA_DIR": (folders.data_folder, platformdirs.user_data_dir),
+    "CML_CACHE_DIR": (data_folders.cache_folder, platformdirs.user_cache_dir),
+    "CML_DATA_DIR": (data_folders.data_folder, platformdirs.user_data_dir),
 }
 
 
@@ -35,15 +35,15 @@ def test_files_of_a_device(monkeypatch, tmp_path):
     monkeypatch.setenv("CML_DATA_DIR", str(tmp_path / "data"))
     device = "Some GPU/7 (driver 1.2) (Mesa)"
     name = "some-gpu-7-driver-1.2-mesa.json"
-    assert folders.tuning_file(device) == tmp_path / "cache" / "tuning" / name
-    assert folders.costs_file(device) == tmp_path / "data" / "costs" / name
+    assert data_folders.tuning_file(device) == tmp_path / "cache" / "tuning" / name
+    assert data_folders.costs_file(device) == tmp_path / "data" / "costs" / name
     monkeypatch.setenv("CML_TUNING_DIR", "")
-    assert folders.tuning_file(device) == tmp_path / "cache" / "tuning" / name
+    assert data_folders.tuning_file(device) == tmp_path / "cache" / "tuning" / name
     monkeypatch.setenv("CML_TUNING_DIR", str(tmp_path / "tables"))
-    assert folders.tuning_file(device) == tmp_path / "tables" / name
+    assert data_folders.tuning_file(device) == tmp_path / "tables" / name
 
 
 @pytest.mark.parametrize("device", ["", "(…)", "x" * 1000])
 def test_any_name_of_a_device_makes_a_name_of_a_file(device):
-    name = folders.costs_file(device).name
+    name = data_folders.costs_file(device).name
     assert len(name) < 200 and not name.startswith(".")
