@@ -47,14 +47,14 @@ def compare(
     if actual.dtype.kind != expected.dtype.kind:
         return _differs(f"type {actual.dtype.name}, wanted {expected.dtype.name}")
     if actual.dtype.kind != "f":
-        return _exact(actual, expected)
+        return _compare_exactly(actual, expected)
     for label, test in (("NaN", np.isnan), ("infinity", np.isinf)):
         mismatches = test(actual) != test(expected)
         if mismatches.any():
             return _differs(f"{label} in one only: {_describe_first(mismatches, actual, expected)}")
     with np.errstate(invalid="ignore"):  # a signaling NaN
         values = actual.astype(np.float64), expected.astype(np.float64)
-    return _close(*values, tolerance, extra)
+    return _compare_floats(*values, tolerance, extra)
 
 
 def allowance(values: Array, tolerance: Tolerance) -> Array:
@@ -67,7 +67,7 @@ def allowance(values: Array, tolerance: Tolerance) -> Array:
     return np.asarray(tolerance.atol + tolerance.rtol * magnitudes + tolerance.of_largest * largest)
 
 
-def _close(
+def _compare_floats(
     actual: Array, expected: Array, tolerance: Tolerance, extra: Array | float
 ) -> Comparison:
     finite = np.isfinite(expected)
@@ -88,7 +88,7 @@ def _close(
     return Comparison(worst, largest, f"{problem}, allowed {float(allowed[ratio == worst][0]):.3g}")
 
 
-def _exact(actual: Array, expected: Array) -> Comparison:
+def _compare_exactly(actual: Array, expected: Array) -> Comparison:
     mismatches = actual != expected
     if not mismatches.any():
         return Comparison(0.0, 0.0)

@@ -164,7 +164,7 @@ class HostProgram(ABC):
         self.reset()
 
     @abstractmethod
-    def alone(self) -> HostProgram:
+    def without_state(self) -> HostProgram:
         """Returns a program of the same network with variables of its own."""
 
     @abstractmethod
@@ -250,7 +250,7 @@ class CpuProgram(HostProgram):
         self._operators = {op: lookup(op) for op in graph.ops}
         self._functions = _prepare_nodes(graph, self.scratch)
 
-    def alone(self) -> CpuProgram:
+    def without_state(self) -> CpuProgram:
         return CpuProgram(self.graph)
 
     def _retained(

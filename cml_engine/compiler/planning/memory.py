@@ -93,12 +93,6 @@ def place_in_segments(
     segment = max_bytes // alignment * alignment
     if memory.peak <= max_bytes or max(item.nbytes for item in items) > segment:
         return offsets, memory
-    return _place_in_segments(items, alignment, segment)
-
-
-def _place_in_segments(
-    items: Sequence[Lifetime], alignment: int, segment: int
-) -> tuple[dict[str, int], Memory]:
     rounded = rounded_up(items, alignment)
     fullest = _fullest_steps(rounded)
     orders: list[Callable[[Lifetime], tuple[int, ...]]] = [

@@ -110,9 +110,13 @@ class BandSearch:
     def find_excess(self, bounds: Bounds) -> list[int]:
         """Returns the numbers of the nodes that exceed the bounds without bands, or that the
         caller requested in bands."""
-        return [k for k in range(len(self.facts.chart.graph.nodes)) if not self._holds(k, bounds)]
+        return [
+            k
+            for k in range(len(self.facts.chart.graph.nodes))
+            if not self._fits_without_bands(k, bounds)
+        ]
 
-    def _holds(self, k: int, bounds: Bounds) -> bool:
+    def _fits_without_bands(self, k: int, bounds: Bounds) -> bool:
         plain = self.plain
         fits = plain.of_node(k) <= bounds.total and plain.largest_of_node(k) <= bounds.tensor
         return fits and k not in self.facts.requested
@@ -138,7 +142,7 @@ class BandSearch:
         best[count] = 0.0
         chosen: dict[int, ChosenRun] = {}
         for begin, nbytes, work in Estimates(self.facts, bounds, self.thinnest).by_begin():
-            if self._holds(begin, bounds):
+            if self._fits_without_bands(begin, bounds):
                 value_alone = value(np.array(float(self.plain.of_node(begin))), np.zeros(()))
                 best[begin] = join(value_alone, best[begin + 1])
             if not len(nbytes):

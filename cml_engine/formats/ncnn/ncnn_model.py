@@ -193,7 +193,9 @@ def _input_shapes(
         computed = {name for layer in layers for name in layer.outputs}
         read_blobs = (name for layer in layers for name in layer.inputs)
         stored = dict.fromkeys(name for name in read_blobs if name not in computed)
-    shape_texts = {name: f"[{_text(shape)}]" if shape else "[?]" for name, shape in stored.items()}
+    shape_texts = {
+        name: f"[{_extents_text(shape)}]" if shape else "[?]" for name, shape in stored.items()
+    }
     shapes = resolve_shapes(requested_shapes, shape_texts, file)
     input_shapes = {}
     for name, stored_shape in stored.items():
@@ -203,11 +205,13 @@ def _input_shapes(
             raise OpenShape(f"{message}: give --shape {name}=1,3,H,W", name, None)
         if not 2 <= len(shape) <= 5 or len(shape) != len(stored_shape or shape):
             expected = (
-                f"{len(stored_shape)} numbers, like {_text(stored_shape)}"
+                f"{len(stored_shape)} numbers, like {_extents_text(stored_shape)}"
                 if stored_shape
                 else _ANY_SHAPE
             )
-            message = f"the shape {_text(shape)} of '{name}' has {len(shape)} numbers: wanted"
+            message = (
+                f"the shape {_extents_text(shape)} of '{name}' has {len(shape)} numbers: wanted"
+            )
             raise InputError(f"{message} {expected}, the batch first")
         input_shapes[name] = shape
     return input_shapes
@@ -227,5 +231,5 @@ def _stated(layer: LayerLine) -> tuple[int, ...] | None:
     return (1, *extents) if extents and min(extents) > 0 else None
 
 
-def _text(shape: Sequence[int]) -> str:
+def _extents_text(shape: Sequence[int]) -> str:
     return ",".join(map(str, shape))

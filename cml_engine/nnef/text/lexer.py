@@ -221,6 +221,7 @@ class TokenCursor:
             self.expect(",", f"',' or '{close}'")
 
     def enter(self) -> None:
+        """Enters a nested expression, until :meth:`leave`; raises an error if it is too deep."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise self.source.error(

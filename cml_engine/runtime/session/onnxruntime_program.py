@@ -62,7 +62,7 @@ class OnnxRuntimeProgram(HostProgram):
             ) from None
         return cls(graph, runner, retain)
 
-    def alone(self) -> OnnxRuntimeProgram:
+    def without_state(self) -> OnnxRuntimeProgram:
         return OnnxRuntimeProgram(self.graph, self._runner, False)
 
     def _run(self, inputs: Mapping[str, Array], watch: Watch | None, before: Watch | None) -> None:

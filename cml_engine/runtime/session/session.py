@@ -403,8 +403,8 @@ class Session:
         """
         arrays = check_inputs(self.inputs, random_inputs(self.inputs) if inputs is None else inputs)
         if self.gpu is None:
-            alone = _on_cpu(self._program).alone()  # leaves the session's variables unchanged
-            return lambda: _wall_ms(lambda: alone.run(arrays))
+            timed = _on_cpu(self._program).without_state()  # the session's variables stay
+            return lambda: _wall_ms(lambda: timed.run(arrays))
         from cml_engine.gpu.program.program import GpuProgram
         from cml_engine.gpu.timing.frame_timer import PassTimer
 
