@@ -130,19 +130,15 @@ STEPS = 250
 SEEDS = [pytest.param(s, marks=pytest.mark.long if s > 1 else ()) for s in range(100)]
 
 
-def host_of(gpu, seed):
-    host = RandomHost(gpu, seed)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_host_actions_never_give_wrong_results(gpu, seed):
+    held, host = held_bytes(gpu), RandomHost(gpu, seed)
     for _ in range(STEPS):
         host.step()
     host.finish()
     states = [entry.job.state for entry in host.entries]
     assert states.count("done") > len(states) / 5, states
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_random_host_actions_never_give_wrong_results(gpu, seed):
-    held = held_bytes(gpu)
-    host_of(gpu, seed)
+    del host
     assert held_bytes(gpu) == held
 
 

@@ -46,6 +46,21 @@ graph tone(image) -> (toned)
 
 
 @pytest.fixture
+def names(gpu):
+    """What the short examples of the pages use of a host."""
+    scheduler = FrameScheduler(gpu, budget_ms=4.0)
+    return {"cml": cml, "np": np, "gpu": gpu, "device": gpu.device, "scheduler": scheduler}
+
+
+def run_frames(frame, condition):
+    """Runs frames until ``condition()`` is true."""
+    for _ in turns():
+        frame()
+        if condition():
+            return
+
+
+@pytest.fixture
 def example_files(tmp_path, monkeypatch, run_cml):
     """A working folder with the files that ``cml example`` writes."""
     monkeypatch.chdir(tmp_path)
@@ -73,12 +88,10 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys, rng):
     device = open_device(timestamps=False)
     texture = texture_of(device, np.zeros((16, 16, 4), np.float32), "rgba32float")
     image = rng.random((1, 4, 8, 8), np.float32)
-    page = {"device": device, "image": image, "texture": texture}
-    page["render"] = lambda encoder: None
+    page = {"device": device, "image": image, "texture": texture, "render": lambda encoder: None}
     exec(example(PAGE, "gpu = cml.Gpu(device=device)"), page)
     first = page["job"]
-    while page["job"] is first and first.state != "failed":
-        page["frame"]()
+    run_frames(page["frame"], lambda: page["job"] is not first)
     assert first.state == "done"
     for _ in range(20):
         page["frame"]()
@@ -90,10 +103,7 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys, rng):
     assert page["toned"].state == "cancelled" and "queued" in capsys.readouterr().out
     exec(example(PAGE, "def frame_of_a_window"), page)
     page["render"] = Mock(side_effect=cycle([RuntimeError("the window was resized"), None]))
-    for _ in turns():
-        page["frame_of_a_window"]()
-        if page["newest"].ended:
-            break
+    run_frames(page["frame_of_a_window"], lambda: page["newest"].ended)
     assert page["newest"].state == "done"
 
 
@@ -105,18 +115,14 @@ def test_documented_frame_timer_loop_runs():
     page["draw"] = lambda encoder, writes: encoder.begin_compute_pass(timestamp_writes=writes).end()
     exec(example(PAGE, "def timed_frame"), page)
     before = page["scheduler"].next_budget_ms
-    for _ in turns():
-        page["timed_frame"]()
-        if page["scheduler"].next_budget_ms > 2 * before:
-            break
+    run_frames(page["timed_frame"], lambda: page["scheduler"].next_budget_ms > 2 * before)
 
 
-def test_a_panel_is_mounted_in_three_lines(tmp_path, gpu, rng):
+def test_a_panel_is_mounted_in_three_lines(tmp_path, gpu, names, rng):
     imgui = pytest.importorskip("imgui_bundle").imgui
     file = write_model(tmp_path / "tone.nnef", TONE.replace("sqrt(image)", "mul(image, 2.0)"))
     tone = cml.Session(cml.load(file, sliders={"strength": "toned.y"}), gpu)
-    page = {"device": gpu.device, "imgui": imgui, "tone": tone, "image": rng.random((1, 4, 16, 16))}
-    page["scheduler"] = FrameScheduler(gpu, budget_ms=4.0)
+    page = names | {"imgui": imgui, "tone": tone, "image": rng.random((1, 4, 16, 16))}
     imgui.set_current_context(imgui.create_context())
     imgui.get_io().set_ini_filename("")
     imgui.get_io().display_size = 800, 600
@@ -132,20 +138,15 @@ def test_a_panel_is_mounted_in_three_lines(tmp_path, gpu, rng):
         page["panel"].values("upres")
 
 
-def test_the_page_of_textures_runs(tmp_path, gpu, rng):
+def test_the_page_of_textures_runs(tmp_path, gpu, names, rng):
     data = rng.integers(0, 256, (8, 8, 4)).astype(np.uint8)
     scene = texture_of(gpu.device, data)
     shown = texture_of(gpu.device, np.zeros((16, 16, 4), np.uint8))
     upres = cml.Session(cml.load(write_model(tmp_path / "upres.nnef", UPRES)), gpu)
-    scheduler = FrameScheduler(gpu, budget_ms=4.0)
-    page = {"device": gpu.device, "gpu": gpu, "cml": cml, "session": upres, "scheduler": scheduler}
-    page |= {"scene": scene, "shown": shown, "erosion": None}
+    page = names | {"session": upres, "scene": scene, "shown": shown, "erosion": None}
     gpu.build_texture_kernels()
     exec(example(PAGE, "colour ="), page)
-    for _ in turns():
-        page["frame"]()
-        if page["job"].ended:
-            break
+    run_frames(page["frame"], lambda: page["job"].ended)
     assert page["job"].state == "done"
     assert_array_equal(texels_of(gpu.device, shown), data.repeat(2, 0).repeat(2, 1))
 
@@ -175,7 +176,7 @@ SHORT = {
 
 
 @pytest.mark.parametrize(("page", "words"), [(p, w) for p, found in SHORT.items() for w in found])
-def test_a_short_example_runs(page, words, gpu, rng, tmp_path, monkeypatch):
+def test_a_short_example_runs(page, words, gpu, names, rng, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = THREE_CONVOLUTIONS
     if words != "retain=":  # the only one with two inputs
@@ -183,22 +184,20 @@ def test_a_short_example_runs(page, words, gpu, rng, tmp_path, monkeypatch):
         text = text.replace("    style = external<scalar>(shape = [1, 8, 1, 1]);\n", "")
     graph = cml.load(write_model(tmp_path / "m.nnef", text), random_weights=1)
     cml.save(graph, "net.nnef")
-    names = {"cml": cml, "gpu": gpu, "graph": graph, "session": cml.Session(graph, gpu)}
-    # the examples have an ellipsis where frames run
-    finishing = SimpleNamespace(submit=Host(gpu).run)
-    names["scheduler"] = FrameScheduler(gpu) if words == "import Tuning" else finishing
-    names |= {"graphs": [graph, graph], "engine_device": gpu.device}
+    names |= {"graph": graph, "session": cml.Session(graph, gpu), "engine_device": gpu.device}
+    names["graphs"] = [graph, graph]
+    if words != "import Tuning":  # the examples have an ellipsis where frames run
+        names["scheduler"] = SimpleNamespace(submit=Host(gpu).run)
     names |= {name: rng.random(graph.facts[name].shape, np.float32) for name in graph.inputs}
     exec(example(page, words), names | {"other": names.get("style")})
 
 
-def test_the_examples_of_tiles_integers_and_cooked_files_run(example_files, gpu, run_cml):
+def test_the_examples_of_tiles_integers_and_cooked_files_run(example_files, gpu, names, run_cml):
     graph = cml.load("enlarge.onnx", shapes={"image": (1, 3, 32, 32)})
     samples = [{"image": np.full((1, 3, 32, 32), i / 8, np.float32)} for i in range(9)]
-    page = {"cml": cml, "gpu": gpu, "graph": graph, "samples": samples}
-    page |= {"session": cml.Session(graph, gpu), "scheduler": FrameScheduler(gpu)}
-    photo = np.zeros((1, 3, 40, 300), np.float32)
-    exec(example("docs/your_model.md", "submit_tiled"), page | {"photo": photo})
+    page = names | {"graph": graph, "samples": samples, "session": cml.Session(graph, gpu)}
+    page["photo"] = np.zeros((1, 3, 40, 300), np.float32)
+    exec(example("docs/your_model.md", "submit_tiled"), page)
     exec(example("docs/integer.md", "cml.quantize"), page)
     assert page["graph"].integer
     command = ["cook", "enlarge.onnx", "--shape", "1,3,32,32", "-o", "enlarge.cml"]
@@ -295,23 +294,23 @@ def test_the_exact_example_passes_its_check(tmp_path, gpu, own_operators):
     assert check("steepness", gpu).compared
 
 
-def test_the_example_of_allocations_and_textures_runs(gpu):
+def test_the_example_of_allocations_and_textures_runs(names):
     text = next(text for text in examples("docs/faster.md") if "owner=" in text)
     text = text.replace("usage=...", "usage=wgpu.TextureUsage.TEXTURE_BINDING")
-    bound = []
-    render_pass = SimpleNamespace(set_vertex_buffer=lambda *binding: bound.append(binding))
-    names = {"gpu": gpu, "wgpu": wgpu, "render_pass": render_pass, "nbytes": 64}
+    render_pass = Mock()
+    names |= {"wgpu": wgpu, "render_pass": render_pass, "nbytes": 64}
     names["vertices"] = np.zeros(16, np.float32)
     exec(compile(text, "docs/faster.md", "exec"), names)
-    assert bound[0][0] == 0 and bound[0][3] == 64
+    bound = render_pass.set_vertex_buffer.call_args.args
+    assert bound[0] == 0 and bound[3] == 64
     names["sky"].destroy()
 
 
-def test_the_example_of_the_rest_of_the_frame_runs(gpu):
+def test_the_example_of_the_rest_of_the_frame_runs(gpu, names):
     net = Net(1, 8, 16, 16)
     scheduler = cml.FrameScheduler(gpu, budget_ms="spare")
     job = scheduler.submit(cml.Session(net.graph("relu(x)"), gpu), net.input())
-    names = {"device": gpu.device, "scheduler": scheduler, "ms_since_the_frame_began": 6.0}
+    names |= {"scheduler": scheduler, "ms_since_the_frame_began": 6.0}
     names |= {"wait": lambda: None, "wait_for_the_picture": lambda: None}
     while not job.ended:
         names["picture"] = gpu.device.create_command_encoder()
@@ -319,14 +318,12 @@ def test_the_example_of_the_rest_of_the_frame_runs(gpu):
     assert job.state == "done"
 
 
-def test_the_example_of_a_host_buffer_submits(gpu):
-    net = Net(1, 1, 64, 64)
-    session = cml.Session(net.graph("relu(x)"), gpu)
+def test_the_example_of_a_host_buffer_submits(gpu, names):
     usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC
     buffer = gpu.device.create_buffer(size=256 + 4 * 64 * 64, usage=usage)
-    scheduler = cml.FrameScheduler(gpu)
-    text = next(text for text in examples("docs/in_your_engine.md") if "buffer, 256" in text)
-    names = {"cml": cml, "gpu": gpu, "buffer": buffer, "scheduler": scheduler, "erosion": session}
+    session = cml.Session(Net(1, 1, 64, 64).graph("relu(x)"), gpu)
+    text = next(text for text in examples(PAGE) if "buffer, 256" in text)
+    names |= {"buffer": buffer, "erosion": session}
     exec(text.replace('"heights":', '"x":'), names)
     assert names["job"].state == "queued"
 

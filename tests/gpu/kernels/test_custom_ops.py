@@ -32,16 +32,8 @@ pytestmark = pytest.mark.usefixtures("own_operators")
 # ---------------------------------------------------------------- control flow, against NumPy
 
 
-def collatz(attrs, x):
-    def steps(v):
-        n, count = int(v * 100), 0
-        while n > 1 and count < 50:
-            n, count = (3 * n + 1 if n % 2 else n // 2), count + 1
-        return count
-
-    return np.vectorize(steps, otypes=[np.float32])(x)
-
-
+#: the steps from a number to 1 that subtract the lowest bit or halve
+BITS = np.float32([n.bit_length() + n.bit_count() - 2 for n in range(1024)])
 FLOWS = {
     "continue": (
         "float s = 0; for (uint k = 0; k < 10; ++k) { if (k % 3 == 0) { continue; } "
@@ -65,9 +57,9 @@ FLOWS = {
         lambda attrs, x: np.where(x < 0, 0, np.floor(8 * x) + 1),
     ),
     "while": (
-        "uint n = uint(max(x[thread], 0) * 100); uint c = 0; while (n > 1 && c < 50) "
-        "{ n = (n & 1) != 0 ? 3 * n + 1 : n / 2; ++c; } y[thread] = c;",
-        lambda attrs, x: collatz(attrs, np.maximum(x, 0)),
+        "uint n = 1 + uint(100 * abs(x[thread])); uint c = 0; while (n > 1 && c < 50) "
+        "{ n = (n & 1) != 0 ? n - 1 : n / 2; ++c; } y[thread] = c;",
+        lambda attrs, x: BITS[1 + (100 * abs(x)).astype(int)],
     ),
     "switch": (
         "float s = 0; for (uint k = 0; k < 10; ++k) { switch (k % 3) { case 0: s += 1; break; "

@@ -5,6 +5,7 @@ import logging
 import numpy as np
 import pytest
 import wgpu
+from wgpu.backends import wgpu_native
 
 import cml_engine as cml
 from cml_engine.errors import DeviceError, InputError
@@ -18,46 +19,37 @@ from tests.fixtures.texels import submitted
 IMAGE = np.ones((1, 8, 24, 24), np.float32)
 
 
-class Marked:
-    """A compute pass that records the names and ends of debug groups in
-    ``seen``."""
-
-    def __init__(self, inner):
-        self._inner, self.seen = inner, []
-
-    def push_debug_group(self, name):
-        self.seen.append(name)
-        self._inner.push_debug_group(name)
-
-    def pop_debug_group(self):
-        self.seen.append("end")
-        self._inner.pop_debug_group()
-
-    def __getattr__(self, name):
-        return getattr(self._inner, name)
-
-
-def record_marked(compute, dispatches):
-    compute.seen += ["dispatch" for _ in dispatches]
-    dispatch_recorder()(compute, dispatches)
-
-
-def marks_of(gpu):
-    session = cml.Session(conv_net(layers=2), gpu)
-    session.program.write_inputs({"x": IMAGE})
-    with submitted(gpu) as encoder:
-        compute = Marked(encoder.begin_compute_pass())
-        session.program.encode_all(compute, 0)
-        session.program.encode_range(compute, 1, 0, 1)
-        compute.end()
-    return compute.seen, [step.title for step in session.plan.steps]
-
-
 def test_debug_markers_name_every_operator(gpu, monkeypatch):
-    monkeypatch.setattr(program, "dispatch_recorder", lambda: record_marked)
-    seen, (first, second, *_) = marks_of(cml.Gpu(device=gpu.device, markers=True))
-    assert seen == [f"net: {first}", "dispatch", "end", f"net: {second}", "dispatch", "end"]
-    assert marks_of(gpu)[0] == ["dispatch", "dispatch"]
+    calls, record = [], dispatch_recorder()
+
+    def watched(name):
+        original = getattr(wgpu_native.GPUComputePassEncoder, name)
+
+        def call(encoder, *args):
+            calls.append(args[0] if args else "end")
+            original(encoder, *args)
+
+        monkeypatch.setattr(wgpu_native.GPUComputePassEncoder, name, call)
+
+    def record_watched(compute, dispatches):
+        calls.extend("dispatch" for _ in dispatches)
+        record(compute, dispatches)
+
+    watched("push_debug_group")
+    watched("pop_debug_group")
+    monkeypatch.setattr(program, "dispatch_recorder", lambda: record_watched)
+    for markers in (True, False):
+        session = cml.Session(conv_net(layers=2), cml.Gpu(device=gpu.device, markers=markers))
+        session.program.write_inputs({"x": IMAGE})
+        with submitted(gpu) as encoder:
+            compute = encoder.begin_compute_pass()
+            calls.clear()
+            session.program.encode_all(compute, 0)
+            session.program.encode_range(compute, 1, 0, 1)
+            first, second, *_ = (f"net: {step.title}" for step in session.plan.steps)
+            marked = [first, "dispatch", "end", second, "dispatch", "end"]
+            assert calls == (marked if markers else ["dispatch", "dispatch"])
+            compute.end()
     with pytest.raises(InputError, match="markers"):
         cml.Gpu(device=gpu.device, markers=1)
 
