@@ -118,13 +118,13 @@ def evaluate(
     state = {name: graph.constants[name] for name, _ in graph.updates}
     runs = []
     for _ in range(_RUNS if graph.updates else 1):
-        values = _computed(graph, {**state, **inputs}, rng, spread)
+        values = computed_values(graph, {**state, **inputs}, rng, spread)
         runs.append({name: np.array(values[name]) for name in graph.outputs})
         state = {variable: values[value] for variable, value in graph.updates}
     return runs
 
 
-def _computed(
+def computed_values(
     graph: Graph, given: Values, rng: np.random.Generator | None = None, spread: float = 0.0
 ) -> Values:
     """Returns the values of all tensors of one run by name."""
@@ -433,7 +433,7 @@ def _cut(case: FuzzCase, node: Node, outputs: tuple[str, ...]) -> FuzzCase:
 
     ``outputs`` are the outputs of the new graph.
     """
-    values = _computed(case.graph, case.inputs)
+    values = computed_values(case.graph, case.inputs)
     inputs = (*case.graph.inputs, *node.outputs)
     nodes = tuple(n for n in case.graph.nodes if n is not node)
     given = FuzzCase(case.graph, {n: values[n] for n in inputs})

@@ -8,28 +8,12 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import cml_engine as cml
-from cml_engine.compiler.optimize import NAMES
 from tests.fixtures.graphs import BLOCKS, random_graph
-
-#: the graph as it is written
-AS_WRITTEN = cml.CompileOptions(without=frozenset(NAMES) - {"infer"})
-
-
-def values_of(graph, inputs):
-    """Runs the graph as written on the CPU; returns the value of every computed tensor by name."""
-    found = {}
-    session = cml.Session(graph, "cpu", AS_WRITTEN)
-    session.run(
-        inputs,
-        watch=lambda node, results: found.update(
-            zip(node.outputs, (r.copy() for r in results), strict=True)
-        ),
-    )
-    return found
+from tests.fuzz import computed_values
 
 
 def assert_kept(graph, inputs, names):
-    expected = values_of(graph, inputs)
+    expected = computed_values(graph, inputs)
     session = cml.Session(graph, "cpu", cml.CompileOptions(keep=names))
     outputs = session.run(inputs)
     assert set(outputs) == set(graph.outputs)

@@ -7,9 +7,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import cml_engine as cml
 from tests.cpu.integer.test_files import INPUT, small_net
-from tests.cpu.live.test_taps import values_of
 from tests.fixtures.frames.host import Host
 from tests.fixtures.graphs import BLOCKS
+from tests.fuzz import computed_values
 
 TEXT = """version 1.0;
 graph net(x) -> (y)
@@ -56,7 +56,7 @@ def test_kept_tensors_change_no_bit_of_the_outputs(gpu, block, storage):
     graph, values = net.graph(last), net.input()
     every = tuple(name for node in graph.nodes for name in node.outputs if name != last)
     rounding = 2e-2 if storage == "half" else 1e-4
-    expected = values_of(graph, values)
+    expected = computed_values(graph, values)
     bare = cml.Session(graph, gpu, cml.CompileOptions(storage=storage))
     plain = bare.run(values)[last]
     for names in (every, every[len(every) // 2 :][:1]):
@@ -101,7 +101,7 @@ def test_jobs_have_retained_tensors_of_their_own_run(gpu, host):
     one, two = (host.submit(session, inputs(seed)) for seed in (1, 2))
     host.finish(one, two)
     for job, seed in ((one, 1), (two, 2)):
-        expected = values_of(graph, inputs(seed))
+        expected = computed_values(graph, inputs(seed))
         close(job.tensor("c0").read(), expected["c0"])
         for name in ("c0", "y"):
             (array,) = host.finish(job, name=name)
@@ -123,7 +123,7 @@ def test_kept_values_arrive_in_frames_without_a_wait(gpu):
     job.add_done_callback(lambda done: seen.update({name: done.read(name) for name in names}))
     host.until(lambda: seen)
     assert_array_equal(seen["y"], plain)
-    expected = values_of(graph, inputs())
+    expected = computed_values(graph, inputs())
     for name in ("c0", "r0", "c1"):
         close(seen[name], expected[name])
 
@@ -133,7 +133,7 @@ def test_job_reads_another_jobs_retained_tensor(gpu, host):
     session, second = cml.Session(graph, gpu, KEEP), cml.Session(graph, gpu)
     first = host.submit(session, inputs())
     job = host.run(second, {"x": first.output("c0")})
-    expected = values_of(graph, {"x": values_of(graph, inputs())["c0"]})["y"]
+    expected = computed_values(graph, {"x": computed_values(graph, inputs())["c0"]})["y"]
     close(job.tensor("y").read(), expected)
 
 
@@ -157,7 +157,7 @@ def test_tensor_in_the_sessions_own_buffer_is_refused_as_input(gpu):
 
 def test_watch_sees_the_values_of_the_graph_as_written(gpu):
     graph, seen = graph_of(), []
-    expected = values_of(graph, inputs())
+    expected = computed_values(graph, inputs())
 
     def before(node, operands):
         for name, operand in zip(node.reads, operands, strict=True):

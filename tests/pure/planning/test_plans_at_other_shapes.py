@@ -30,18 +30,10 @@ def products(rows):
     return net.graph(f"matmul({h}, random(1, 40, 48), transposeB=True)")
 
 
-def of(make):
-    def graph(size):
-        net = make(size)
-        return net.graph()
-
-    return graph
-
-
 NETWORKS = {
-    "mobilenet": of(mobilenet_block),
-    "unet": of(unet_block),
-    "squeeze": of(se_block),
+    "mobilenet": lambda size: mobilenet_block(size).graph(),
+    "unet": lambda size: unet_block(size).graph(),
+    "squeeze": lambda size: se_block(size).graph(),
     "wide": wide,
     "products": products,
 }

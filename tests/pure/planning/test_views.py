@@ -7,18 +7,16 @@ import pytest
 from cml_engine.compiler.optimize import optimize
 from cml_engine.compiler.passes.infer import infer_node
 from cml_engine.compiler.planning import lower as arena
-from cml_engine.compiler.planning.dispatches import PlanOptions
+from cml_engine.compiler.planning.dispatches import Draft, PlanOptions
 from cml_engine.compiler.planning.layouts import choose_layout
 from cml_engine.compiler.planning.lower import lower
 from cml_engine.compiler.planning.memory import (
-    Lifetime,
     PartPlace,
-    find_views,
     place_in_segments,
     resolve_view,
 )
 from cml_engine.ir.graph import Node
-from cml_engine.ir.layout import C4, PLAIN, words
+from cml_engine.ir.layout import C4, PLAIN
 from cml_engine.ir.limits import Limits
 from cml_engine.tools.testing import full_attrs
 from tests.fixtures.graphs import BLOCKS, Net
@@ -26,25 +24,10 @@ from tests.fixtures.graphs import BLOCKS, Net
 ALIGNED = replace(Limits(), storage_offset_alignment=32)
 
 
-def views_of(graph, alignment=32):
-    layouts = choose_layout(graph)
-    return find_views(graph, layouts, {}, alignment, lifetimes_of(graph, layouts))
-
-
-def lifetimes_of(graph, layouts):
-    """Returns the size and the first and last use of every tensor that is no constant, inputs
-    included."""
-    lives = dict.fromkeys(graph.inputs, (-1, -1))
-    for i, node in enumerate(graph.nodes):
-        for name in (*node.reads, *node.outputs):
-            if name not in graph.constants:
-                lives[name] = (lives.get(name, (i, i))[0], i)
-    for name in graph.roots:
-        lives[name] = (lives[name][0], len(graph.nodes))
-    return [
-        Lifetime(name, 4 * words(graph.facts[name], layouts.get(name, PLAIN)), *life)
-        for name, life in lives.items()
-    ]
+def views_of(graph, alignment=32, layouts=None):
+    limits = replace(Limits(), storage_offset_alignment=alignment)
+    layouts = choose_layout(graph) if layouts is None else layouts
+    return arena.views_of(arena.complete_draft(Draft(graph, limits, layouts, PlanOptions())))
 
 
 def steps(graph, **options):
@@ -143,8 +126,9 @@ def test_contiguous_slice_is_a_view(attrs, layout, offset):
     h = net("exp(x)")
     part = net(f"slice({h}, {attrs})")
     graph, layouts = net.graph(f"neg({part})"), dict.fromkeys((h, part), layout)
-    views = find_views(graph, layouts, {}, 32, lifetimes_of(graph, layouts))
-    assert views == ({} if offset is None else {part: PartPlace(h, offset)})
+    assert views_of(graph, layouts=layouts) == (
+        {} if offset is None else {part: PartPlace(h, offset)}
+    )
 
 
 def test_stacked_and_unstacked_rows_are_parts():
