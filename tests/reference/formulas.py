@@ -179,11 +179,13 @@ def _conv(x, w, bias=0.0, **window):
 def _deconv(x, w, bias=0.0, border="constant", output_shape=(), groups=1, **window):
     groups = groups or (output_shape[1] if output_shape else x.shape[1])
     extents, index = _wide_windows(x.shape[2:], w.shape[2:], output_shape[2:], **window)
-    parts = double(x).reshape(len(x), groups, x.shape[1] // groups, *x.shape[2:])
-    filters = w.reshape(groups, x.shape[1] // groups, w.shape[1], index.shape[-1])
-    terms = np.einsum("ngi...,giot->ngo...t", parts, filters)
     channels = groups * w.shape[1]
-    y = spread(terms.reshape(len(x), channels, *index.shape), index, extents, 2)
+    y = np.zeros((len(x), channels, *extents))
+    if x.size:
+        parts = double(x).reshape(len(x), groups, x.shape[1] // groups, *x.shape[2:])
+        filters = w.reshape(groups, x.shape[1] // groups, w.shape[1], index.shape[-1])
+        terms = np.einsum("ngi...,giot->ngo...t", parts, filters)
+        y = spread(terms.reshape(len(x), channels, *index.shape), index, extents, 2)
     return [y + _bias(bias, channels, x.ndim)]
 
 
