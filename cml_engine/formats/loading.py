@@ -26,8 +26,10 @@ from cml_engine.formats import formats
 from cml_engine.formats.foreign import check_foreign
 from cml_engine.formats.format import ConverterOptions, Engine, Format, GraphFactory, Model
 from cml_engine.formats.sliders import attribute_sliders, with_sliders
+from cml_engine.io.atomic_write import write_atomically
 from cml_engine.io.load_limits import LoadLimits, load_budget
 from cml_engine.io.model_source import Bytes, ModelSource
+from cml_engine.io.output_folder import check_new_file
 from cml_engine.ir.graph import Array, Fact, Graph, Origin, Shapes, Slider
 from cml_engine.nnef import NnefModel
 from cml_engine.nnef.expansion.evaluator import Evaluator, expand_call
@@ -293,11 +295,16 @@ def save(
         )
     path = _check_path(path)
     if path.suffix.lower() == ".onnx":
-        from cml_engine.formats.onnx.export import onnx_parts, save_onnx
+        from cml_engine.formats.onnx.export import onnx_parts
 
+        check_new_file(path, overwrite)
+        parts = onnx_parts(graph, opset, half=half, dynamic=dynamic)
         if graph.integer:
-            _check_qdq(graph, b"".join(onnx_parts(graph, opset, half=half, dynamic=dynamic)))
-        save_onnx(graph, path, opset=opset, overwrite=overwrite, half=half, dynamic=dynamic)
+            _check_qdq(graph, b"".join(parts))
+        try:
+            write_atomically(path, lambda file: file.writelines(parts))
+        except OSError as error:
+            raise InputError(f"cannot write '{path}': {error.strerror or error}") from None
         return
     for name, value in (("opset", opset), ("half", half or None), ("dynamic", dynamic)):
         if value is not None:

@@ -193,7 +193,9 @@ def compile_options(a: Namespace) -> CompileOptions:
         options = replace(options, storage="half")
     if getattr(a, "backend", None) == "onnxruntime":
         options = replace(options, cpu="onnxruntime")
-    return replace(options, decide=read_decisions(a), arena_limit=arena_limit_of(a) or None)
+    mib = getattr(a, "arena_limit_mib", None)
+    arena_limit = None if mib is None else max(int(mib * 2**20), 1)
+    return replace(options, decide=read_decisions(a), arena_limit=arena_limit)
 
 
 def read_decisions(a: Namespace) -> Decisions:
@@ -261,12 +263,6 @@ def session_of(
     name = session.gpu.name if session.gpu else ""
     write_decisions(a, session.source_graph, session.graph, session.plan, name)
     return session
-
-
-def arena_limit_of(a: Namespace) -> int:
-    """Returns the bytes that ``--arena-limit-mib`` allows, or 0 without that option."""
-    mib = getattr(a, "arena_limit_mib", None)
-    return 0 if mib is None else max(int(mib * 2**20), 1)
 
 
 def facts_of(graph: Graph, names: Iterable[str]) -> dict[str, Fact]:

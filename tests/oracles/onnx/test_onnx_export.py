@@ -453,6 +453,7 @@ def test_the_command(tmp_path, run_cml):
     said = run_cml(f"export {MODELS}/upres.nnef {target} --opset 17").out
     assert "operations, opset 17" in said
     assert onnx.load(target).opset_import[0].version == 17
+    assert "operations, opset 20" in run_cml(f"export {MODELS}/upres.nnef {target} --overwrite").out
     run_cml(f"info {target}")
 
 

@@ -196,12 +196,14 @@ def _export_onnx(a: Namespace) -> None:
         )
     graph = load_model(a)
     dynamic = named_axes(a.dynamic) if a.dynamic else None
-    save(graph, a.destination, overwrite=a.overwrite, opset=a.opset, half=a.half, dynamic=dynamic)
-    size = Path(a.destination).stat().st_size / 2**20
-    print(f"{a.destination}: {len(graph.nodes)} operations, opset {a.opset}, {size:.2f} MiB")
+    from cml_engine.formats.onnx.export import default_opset
     from cml_engine.formats.onnx.export.game_operators import GAME, placeholders
     from cml_engine.formats.onnx.export.writer import half_error
 
+    opset = a.opset or default_opset(graph)
+    save(graph, a.destination, overwrite=a.overwrite, opset=opset, half=a.half, dynamic=dynamic)
+    size = Path(a.destination).stat().st_size / 2**20
+    print(f"{a.destination}: {len(graph.nodes)} operations, opset {opset}, {size:.2f} MiB")
     if a.half:
         error, floats = half_error(graph)
         print(f"  weights in 16 bits: each within {100 * error:.2g} % of its tensor's largest")
