@@ -32,6 +32,13 @@ def numbers(shape=SHAPE):
     return values.astype(np.float32)
 
 
+def expected_of(graph, x, distinct):
+    """Returns the CPU's output; asserts that it has more than ``distinct`` different values."""
+    (expected,) = cml.Session(graph, "cpu").run({"x": x}).values()
+    assert len(np.unique(expected)) > distinct
+    return expected
+
+
 def in_buffer(gpu, array, usage=wgpu.BufferUsage.STORAGE):
     """Returns a tensor with the array's values in a GPU buffer, at an offset that no device can
     bind."""
@@ -46,8 +53,7 @@ def test_inputs_quantized_by_any_path_are_bit_identical(how, gpu):
     """Inputs packed by the host, by a kernel, by a copy or by a step of the plan give equal
     outputs."""
     graph, x = network(**how), numbers()
-    (expected,) = cml.Session(graph, "cpu").run({"x": x}).values()
-    assert len(np.unique(expected)) > 50
+    expected = expected_of(graph, x, 50)
     session = cml.Session(graph, gpu)
     assert {step.op for step in session.plan.steps} == {"conv"}
     givens = [x, in_buffer(gpu, x), in_buffer(gpu, x, wgpu.BufferUsage.COPY_DST)]
@@ -71,8 +77,7 @@ def test_words_give_the_bits_of_the_numbers_that_round_to_them(how, dtype, gpu, 
     if how == {}:
         words[words == -128] = -127  # the words of 8 signed bits are symmetric
     x = (words * np.float32(0.3)).astype(np.float32)
-    (expected,) = cml.Session(graph, "cpu").run({"x": x}).values()
-    assert len(np.unique(expected)) > 250
+    expected = expected_of(graph, x, 250)
     inputs, host = {"x": cml.Words(words)}, Host(gpu)
     by_step = cml.CompileOptions(plan=PlanOptions(packed_inputs=False))
     packed = cml.Session(graph, gpu)
@@ -114,7 +119,7 @@ def test_textures_and_job_outputs_are_quantized_in_frames(gpu):
     graph, host = network(shape, signed=False), Host(gpu)
     texels = np.random.default_rng(1).integers(0, 256, (9, 7, 4)).astype(np.uint8)
     x = (texels.astype(np.float32) / 255 * 75).transpose(2, 0, 1)[None]
-    (expected,) = cml.Session(graph, "cpu").run({"x": x}).values()
+    expected = expected_of(graph, x, 50)
     first, then = cml.Session(graph, gpu), cml.Session(graph, gpu)
     name = first.graph.outputs[0]
     job = host.submit(first, {"x": cml.TextureInput(texture_of(gpu.device, texels), 75.0)})

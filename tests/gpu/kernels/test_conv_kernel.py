@@ -220,12 +220,12 @@ def test_phases_of_any_stride_and_padding(stride, kernel, before, after, gpu):
 def test_winograd_in_several_rounds(gpu, monkeypatch):
     """A Winograd conv whose scratch buffer is too small for its images runs in three rounds.
 
-    The rounds give right results in all layouts.
+    The rounds give right results from and to both layouts.
     """
     monkeypatch.setattr(cml_engine.ops.conv.kernels.winograd, "_MAX_SCRATCH", 16 * 36 * 12 * 70)
     graph, inputs = case_graph("conv", conv_case((3, 48, 33, 30), (48, 48, 3, 3)), constants=True)
     assert len(lower(graph, gpu.limits, {"x0": C4}).steps) == 3 * 4
-    for layouts in LAYOUTS:
+    for layouts in LAYOUTS[1:3]:
         check_graph(graph, inputs, gpu, layouts=layouts)
 
 

@@ -9,6 +9,7 @@ from scheduler.tools.replay import replay
 from tests.cpu.live.test_retain import check_retained
 from tests.fixtures.frames.host import Host
 from tests.fixtures.texels import texture_of, write_texels
+from tests.gpu.live.test_taps import graph_of, inputs
 
 TEXT = """version 1.0;
 extension KHR_enable_operator_expressions;
@@ -46,17 +47,12 @@ graph net(x, z) -> (y)
 """
 
 
-def weights():
-    rng = np.random.default_rng(0)
-    return {n: rng.standard_normal((8, 8, 3, 3), np.float32) / 8 for n in ("w0", "w1")}
-
-
 def graph():
-    return cml.load(cml.MemoryModel(TEXT, weights()))
+    return graph_of(TEXT)
 
 
 def array(seed):
-    return np.random.default_rng(seed).standard_normal((1, 8, 12, 12), np.float32)
+    return inputs(seed)["x"]
 
 
 def expected(gpu, x, z):
