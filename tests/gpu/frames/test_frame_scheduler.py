@@ -7,13 +7,20 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import cml_engine as cml
-from tests.fixtures.frames.host import Host, conv_net, creations, native_objects, open_device
+from tests.fixtures.frames.host import (
+    Host,
+    conv_net,
+    creations,
+    native_objects,
+    open_device,
+    run_net,
+)
 from tests.fixtures.memory import resident_mib
 
 
 def test_sliced_output_is_the_unsliced_one_bit_for_bit(gpu, image):
     session = cml.Session(conv_net(), gpu)
-    expected = session.run({"x": image})["y"]
+    expected = run_net(session, image)
     for budget in (0.05, 0.3, 5.0):
         host = Host(gpu, budget_ms=budget)
         job = host.submit(session, {"x": image})
@@ -92,6 +99,6 @@ def test_job_runs_on_a_host_device_without_features(image):
     gpu = cml.Gpu(device=device)
     assert gpu.device is device and not gpu.has_timestamps
     session, host = cml.Session(conv_net(), gpu), Host(gpu, budget_ms=1.0)
-    expected = session.run({"x": image})["y"]
+    expected = run_net(session, image)
     assert_array_equal(*host.finish(host.submit(session, {"x": image})), expected)
     assert host.scheduler.executor.clock_source != "timestamps"

@@ -12,7 +12,7 @@ from numpy.testing import assert_array_equal
 import cml_engine as cml
 from cml_engine import FrameScheduler
 from cml_engine.ir.graph import Fact
-from tests.fixtures.frames.host import Host, conv_net, open_device, under_way
+from tests.fixtures.frames.host import Host, conv_net, open_device, run_net, under_way
 from tests.fixtures.memory import held_bytes
 from tests.fixtures.texels import submitted
 
@@ -69,7 +69,7 @@ def test_foreign_sessions_and_inputs_are_refused_at_submit(gpu, own_gpu, image):
 
 def test_submit_copies_arrays(gpu, image):
     session = cml.Session(conv_net(), gpu)
-    expected = session.run({"x": image})["y"]
+    expected = run_net(session, image)
     host = Host(gpu)
     arrays = [image.copy(), np.asfortranarray(image)]
     jobs = [host.submit(session, {"x": array}) for array in arrays]
@@ -82,7 +82,7 @@ def test_submit_copies_arrays(gpu, image):
 @pytest.mark.parametrize("kind", ["output", "tensor"])
 def test_released_input_is_retained_for_the_waiting_job(gpu, image, kind):
     first, second = cml.Session(conv_net("one"), gpu), cml.Session(conv_net("two", seed=1), gpu)
-    expected = second.run({"x": first.run({"x": image})["y"]})["y"]
+    expected = run_net(second, run_net(first, image))
     host = Host(gpu)
     maker = host.submit(first, {"x": image})
     done(host, maker)
@@ -128,7 +128,7 @@ def test_scheduler_deleted_during_a_readback_releases_all_memory(own_gpu, image)
     The copy was only encoded, its mapping was requested, or its data has arrived.
     """
     session = cml.Session(conv_net(layers=1), own_gpu)
-    expected = session.run({"x": image})["y"]
+    expected = run_net(session, image)
     gc.collect()
     before = own_gpu.memory.held_bytes
     for frames in range(5):
@@ -239,7 +239,7 @@ def test_job_waits_for_another_schedulers_job_in_a_shared_arena(gpu, image, shar
     second = first
     if shared == "arena":
         second = cml.Session(conv_net("other", seed=1), gpu, arena="shared:two schedulers")
-    expected = [first.run({"x": image})["y"], second.run({"x": -image})["y"]]
+    expected = [run_net(first, image), run_net(second, -image)]
     hosts = [Host(gpu, budget_ms=0.05), Host(gpu, budget_ms=50.0)]
     job = hosts[0].scheduler.submit(first, {"x": image})
     under_way(hosts[0], job)

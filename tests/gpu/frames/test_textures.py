@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import cml_engine as cml
 from cml_engine import Fact, InputError
 from cml_engine.ir.textures import FORMATS
-from tests.fixtures.frames.host import Host, creations, native_objects
+from tests.fixtures.frames.host import Host, creations, native_objects, run_net
 from tests.fixtures.texels import create_texture, submitted, texels_of, texture_of, write_texels
 
 Usage = wgpu.TextureUsage
@@ -123,7 +123,7 @@ def test_channels_colours_and_layouts(gpu, rng):
         (flat, {}, value[..., 0]),
     ]
     for session, options, expected in cases:
-        result = session.run({"x": cml.TextureInput(source, **{"scale": -1.0, **options})})["y"]
+        result = run_net(session, cml.TextureInput(source, **{"scale": -1.0, **options}))
         if "shift" in options:
             scale, shift = (np.reshape(k, (1, 3, 1, 1)) for k in ([1, 2, 4], [1, 2, 3]))
             expected = expected * scale - shift
@@ -154,7 +154,7 @@ def test_texture_input_is_resized(gpu, rng, how, size):
     width, height = size
     source, data = random_texture(gpu, rng, "rgba32float", 7, 5)
     session = session_of(gpu, 1, 4, height, width)
-    result = session.run({"x": cml.TextureInput(source, -1.0, resize=how)})["y"]
+    result = run_net(session, cml.TextureInput(source, -1.0, resize=how))
     expected = resized(data.astype(float), width, height, how)
     assert_allclose(result, planes(expected), rtol=1e-4, atol=2e-3)
 

@@ -15,7 +15,7 @@ from cml_engine.gpu.shaders.hlsl import (
     resolved_source,
     shader_key,
 )
-from tests.fixtures.frames.host import Host
+from tests.fixtures.frames.host import Host, run_net
 from tests.fixtures.operators import declare
 
 SIGNATURE = "fragment shown(x: tensor<scalar>, rounds: integer) -> (y: tensor<scalar>)"
@@ -72,12 +72,12 @@ def lines_of(rounds):
 
 
 def test_run_prints_lines_of_its_kernels(gpu, debug, capsys):
-    plain = session_of(gpu).run({"x": X})["y"]
+    plain = run_net(session_of(gpu), X)
     assert capsys.readouterr().err == ""
     for rounds in (1, 200):  # of 200 rounds only the first lines are shown
         session = session_of(debug, rounds)
         for _ in range(2):
-            assert session.run({"x": X})["y"].tobytes() == plain.tobytes()
+            assert run_net(session, X).tobytes() == plain.tobytes()
             expected = lines_of(rounds)
             printed = expected[:1024]
             if more := len(expected) - len(printed):

@@ -13,7 +13,7 @@ import cml_engine as cml
 from cml_engine.errors import OutOfGpuMemory
 from cml_engine.gpu.memory.allocator import Allocator
 from scheduler.tools.replay import replay
-from tests.fixtures.frames.host import Host, conv_net
+from tests.fixtures.frames.host import Host, conv_net, run_net
 
 U = wgpu.BufferUsage
 STORAGE = U.STORAGE | U.COPY_SRC | U.COPY_DST
@@ -213,9 +213,9 @@ def holding(gpu, *owner_and_category):
 
 def test_evicted_model_is_restored_bit_identical(own, image):
     session, host = cml.Session(conv_net(layers=2), own), Host(own, budget_ms=2.0)
-    expected = session.run({"x": image})["y"]
+    expected = run_net(session, image)
     for run in (
-        lambda: session.run({"x": image})["y"],
+        lambda: run_net(session, image),
         lambda: host.finish(host.submit(session, {"x": image}))[0],
     ):
         session.program.evict()
@@ -244,14 +244,14 @@ def room_for(gpu, models):
 def test_least_recently_used_model_is_evicted_first(gpu, big_image):
     own = room_for(gpu, 2)
     sessions = [cml.Session(big_net(name, seed), own) for seed, name in enumerate("ab")]
-    expected = [session.run({"x": big_image})["y"] for session in sessions]
+    expected = [run_net(session, big_image) for session in sessions]
     sessions[0].run({"x": big_image})
     third = cml.Session(big_net("c", 7), own)
     assert own.memory.evictions == 1
     assert sessions[0].program.ready and not sessions[1].program.ready
     third.run({"x": big_image})
     for session, want in zip(sessions, expected, strict=True):
-        assert_array_equal(session.run({"x": big_image})["y"], want)
+        assert_array_equal(run_net(session, big_image), want)
     assert own.memory.reserved_bytes <= own.memory.budget_bytes
 
 
@@ -259,7 +259,7 @@ def test_least_recently_used_model_is_evicted_first(gpu, big_image):
 def test_model_of_a_running_job_is_never_evicted(gpu, big_image, cancelled):
     own = room_for(gpu, 1)
     session = cml.Session(big_net("runs"), own)
-    expected = session.run({"x": big_image})["y"]
+    expected = run_net(session, big_image)
     host = Host(own, budget_ms=0.02)
     job = host.submit(session, {"x": big_image})
     host.until(lambda: job.state == "running")
@@ -281,7 +281,7 @@ def test_model_of_a_running_job_is_never_evicted(gpu, big_image, cancelled):
 
 def test_models_exceeding_memory_together_run_alternately(gpu, big_image):
     graphs = [big_net(name, seed) for seed, name in enumerate("abc")]
-    expected = [cml.Session(graph, gpu).run({"x": big_image})["y"] for graph in graphs]
+    expected = [run_net(cml.Session(graph, gpu), big_image) for graph in graphs]
     own = room_for(gpu, 1)
     sessions = [cml.Session(graph, own, deferred=True) for graph in graphs]
     host = Host(own, budget_ms=2.0)
@@ -321,14 +321,14 @@ def two_sizes(gpu, **options):
 
 def test_sessions_of_a_shared_arena_have_the_largest_one(own, image, wide):
     images = image, wide
-    expected = [s.run({"x": x})["y"] for s, x in zip(two_sizes(own), images, strict=True)]
+    expected = [run_net(s, x) for s, x in zip(two_sizes(own), images, strict=True)]
     sizes, sessions = [], []
     for session in two_sizes(own, arena="shared:agents"):
         sessions.append(session)
         sizes.append(holding(own, "shared:agents", "activations"))
     assert sizes[0] < sizes[1] < sizes[0] * 5
     for session, x, want in 2 * list(zip(sessions, images, expected, strict=True)):
-        assert_array_equal(session.run({"x": x})["y"], want)
+        assert_array_equal(run_net(session, x), want)
     assert len({session.program.residency.arena for session in sessions}) == 1
     assert own.memory.stats().holdings["shared:agents", "activations"].count == 1
     sessions.clear()
@@ -340,7 +340,7 @@ def test_sessions_of_a_shared_arena_have_the_largest_one(own, image, wide):
 def test_a_larger_member_joins_while_a_job_runs(own, image, wide):
     sessions = two_sizes(own, arena="shared:agents")
     small = next(sessions)
-    expected = small.run({"x": image})["y"]
+    expected = run_net(small, image)
     host = Host(own, budget_ms=0.02)
     job = host.submit(small, {"x": image})
     host.until(lambda: job.state == "running")
@@ -351,7 +351,7 @@ def test_a_larger_member_joins_while_a_job_runs(own, image, wide):
     assert_array_equal(*host.finish(job), expected)
     assert not small.program.ready, "it moves to the larger arena"
     large.run({"x": wide})
-    assert_array_equal(small.run({"x": image})["y"], expected)
+    assert_array_equal(run_net(small, image), expected)
     assert own.memory.stats().holdings["shared:agents", "activations"].count == 1
 
 
@@ -397,14 +397,14 @@ class HostMemory:
 
 
 def test_host_allocator_is_used(gpu, image):
-    expected = cml.Session(conv_net(layers=2), gpu).run({"x": image})["y"]
+    expected = run_net(cml.Session(conv_net(layers=2), gpu), image)
     mine = HostMemory(gpu.device)
     own = cml.Gpu(device=gpu.device, memory=mine)
     filler = take(own.memory, 1000, category="weights", owner="engine")
     session = cml.Session(conv_net(layers=2), own)
     assert session.program.residency.weights.buffer is filler.buffer
     assert session.program.residency.weights.offset > 0
-    assert_array_equal(session.run({"x": image})["y"], expected)
+    assert_array_equal(run_net(session, image), expected)
     host = Host(own, budget_ms=2.0)
     job = host.submit(session, {"x": image})
     assert_array_equal(*host.finish(job), expected)

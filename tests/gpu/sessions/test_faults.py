@@ -11,7 +11,7 @@ import wgpu
 from numpy.testing import assert_array_equal
 
 import cml_engine as cml
-from tests.fixtures.frames.host import Host, conv_net, open_device, under_way, within
+from tests.fixtures.frames.host import Host, conv_net, open_device, run_net, under_way, within
 
 # --- the device
 
@@ -84,7 +84,7 @@ def test_exhausted_memory_fails_only_the_requesting_job(image):
     right."""
     gpu = cml.Gpu(device=open_device())
     session = cml.Session(conv_net(), gpu)
-    expected = session.run({"x": image})["y"]
+    expected = run_net(session, image)
     usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_DST
     tiles = gpu.memory.allocate(1 << 20, usage, owner="tiles", category="render")
     host = Host(gpu, budget_ms=0.05)
@@ -108,7 +108,7 @@ def test_exhausted_memory_fails_only_the_requesting_job(image):
 @within(60)
 def test_error_in_one_job_does_not_affect_others(gpu, host, image, monkeypatch, stage, error):
     bad, good = (cml.Session(conv_net(n, seed=k), gpu) for k, n in enumerate(("bad", "good")))
-    expected = good.run({"x": image})["y"]
+    expected = run_net(good, image)
     if stage == "prepare":
         bad.program.evict()
 

@@ -20,7 +20,7 @@ from cml_engine.gpu.frames.executor import FrameExecutor
 from cml_engine.gpu.gpu import Gpu
 from cml_engine.gpu.program.preparation import BUILDER, Builder
 from cml_engine.gpu.shaders import hlsl as steps
-from tests.fixtures.frames.host import Host, conv_net, within
+from tests.fixtures.frames.host import Host, conv_net, run_net, within
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def sessions(gpu, count, **options):
 def test_slowly_prepared_networks_all_finish(gpu, image, slow):
     """Jobs of slowly prepared networks end with right results, although some are evicted
     meanwhile."""
-    expected = [session.run({"x": image})["y"] for session in sessions(gpu, 6)]
+    expected = [run_net(session, image) for session in sessions(gpu, 6)]
     chance, host = random.Random(1), Host(gpu, budget_ms=1.0)
     for _ in range(3):
         nets = sessions(gpu, 6, deferred=True)
@@ -96,10 +96,10 @@ def test_failed_pipeline_is_built_again_at_the_next_request(gpu, host, image, sl
 
 def test_an_evicted_model_reads_no_kernel_again(gpu, image, monkeypatch):
     (net,) = sessions(gpu, 1)
-    expected = net.run({"x": image})["y"]
+    expected = run_net(net, image)
     monkeypatch.setattr(steps, "kernel_content", lambda *a: pytest.fail("it read a file"))
     net.program.evict()
-    assert_array_equal(net.run({"x": image})["y"], expected)
+    assert_array_equal(run_net(net, image), expected)
 
 
 def test_builder_describes_current_and_waiting_work():
@@ -203,8 +203,8 @@ def test_driver_compiles_a_kernel_once_per_machine(image, tmp_path, monkeypatch,
     for gpu in devices:
         gpu.limits = replace(gpu.limits, software=True)
         (session,) = sessions(gpu, 1)
-        expected = cml.Session(session.graph, "cpu").run({"x": image})["y"]
-        assert_allclose(session.run({"x": image})["y"], expected, atol=1e-4)
+        expected = run_net(cml.Session(session.graph, "cpu"), image)
+        assert_allclose(run_net(session, image), expected, atol=1e-4)
     first, second = (gpu.pipelines_built for gpu in devices)
     assert len(dispatched) == (first + second if broken else first)
     assert not {gpu.device for gpu in devices} & {other.device for other in dispatched}
@@ -218,7 +218,7 @@ def test_frame_does_not_wait_for_a_run_that_begins_meanwhile(gpu, image, monkeyp
     It does not load an evicted network at that point either.
     """
     (session,) = sessions(gpu, 1)
-    expected = session.run({"x": image})["y"]
+    expected = run_net(session, image)
     host, program = Host(gpu), session.program
     began, go_on, reserve = threading.Event(), threading.Event(), FrameExecutor.reserve
 

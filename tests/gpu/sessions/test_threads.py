@@ -15,7 +15,7 @@ import cml_engine as cml
 from cml_engine.gpu.program import inspect
 from cml_engine.runtime.session import CompileOptions
 from scheduler.planning.plan import operators_per_frame
-from tests.fixtures.frames.host import Host, conv_net
+from tests.fixtures.frames.host import Host, conv_net, run_net
 from tests.fixtures.graphs import Net
 from tests.fixtures.threads import together
 
@@ -52,12 +52,12 @@ def test_runs_in_several_threads_do_not_disturb_each_other(net, gpu, kind, monke
         graphs = [net] * 3
         sessions = [cml.Session(net, gpu, deferred=kind == "a deferred session")] * 3
     images = IMAGES[: len(graphs)]
-    expected = [cml.Session(g, gpu).run({"x": x})["y"] for g, x in zip(graphs, images, strict=True)]
+    expected = [run_net(cml.Session(g, gpu), x) for g, x in zip(graphs, images, strict=True)]
     for session in set(sessions):
         slow(session.program, monkeypatch)
 
     def runs(session, image):
-        return lambda: [session.run({"x": image})["y"] for _ in range(5)]
+        return lambda: [run_net(session, image) for _ in range(5)]
 
     for results, value in zip(together(*map(runs, sessions, images)), expected, strict=True):
         for array in results:
@@ -111,7 +111,7 @@ DISTURBING = {
 @pytest.mark.parametrize("shared", [False, True])
 def test_job_tensors_are_not_overwritten_by_runs(net, gpu, what, shared):
     image = IMAGES[0]
-    expected = cml.Session(net, gpu).run({"x": image})["y"]
+    expected = run_net(cml.Session(net, gpu), image)
     arena = "shared:disturbed" if shared else None
     session = cml.Session(net, gpu, arena=arena)
     other = cml.Session(net, gpu, arena=arena) if shared else session
@@ -146,7 +146,7 @@ def test_new_session_does_not_disturb_a_job_in_its_arena(net, gpu, monkeypatch):
     The job's result is right. Sessions are timed at load on devices without timestamps.
     """
     image = IMAGES[0]
-    expected = cml.Session(net, gpu).run({"x": image})["y"]
+    expected = run_net(cml.Session(net, gpu), image)
     session = cml.Session(net, gpu, arena="shared:made beside")
     host, job = begun(session, gpu, image)
     with monkeypatch.context() as patch:
@@ -159,7 +159,7 @@ def test_new_session_does_not_disturb_a_job_in_its_arena(net, gpu, monkeypatch):
 def test_a_frame_does_not_wait_for_a_run_of_another_thread(net, gpu, host):
     image = IMAGES[0]
     session = cml.Session(net, gpu)
-    expected = session.run({"x": image})["y"]
+    expected = run_net(session, image)
     running, go_on = threading.Event(), threading.Event()
 
     def other_thread():
