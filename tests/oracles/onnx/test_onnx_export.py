@@ -498,7 +498,7 @@ graph g(x, z) -> (y)
 
 
 @pytest.fixture
-def own_operators():
+def game_specs(own_operators):
     """Registers an operator with an expression, one that only NumPy knows, and one with a body."""
     specs = [
         cml.OpSpec(
@@ -522,12 +522,9 @@ def own_operators():
     ]
     for spec in specs:
         cml.register(spec)
-    yield {spec.name: spec for spec in specs}
-    for spec in specs:
-        cml.unregister(spec.name)
 
 
-def test_game_operators_become_functions_or_placeholders(own_operators, tmp_path, rng, run_cml):
+def test_game_operators_become_functions_or_placeholders(game_specs, tmp_path, rng, run_cml):
     from onnx.reference import ReferenceEvaluator
     from onnx.reference.op_run import OpRun
 
@@ -557,17 +554,16 @@ def test_game_operators_become_functions_or_placeholders(own_operators, tmp_path
     cml.unregister("my_cross")
     with pytest.raises(UnsupportedOp, match="game:my_cross"):
         cml.load(data)
-    cml.register(own_operators["my_cross"])
 
 
-def test_a_function_of_a_game_runs_in_onnx_runtime(own_operators, tmp_path, rng):
+def test_a_function_of_a_game_runs_in_onnx_runtime(game_specs, tmp_path, rng):
     text = GAME_OPERATORS.replace("my_cross(a, x, axis = 1, pads = [(1, 2), (3, 4)])", "a + x")
     graph = cml.load(write_model(tmp_path / "g", text))
     inputs = {"x": rng.normal(size=(2, 3)).astype(np.float32), "z": np.float32([2, -1])}
     assert difference(run_onnx(exported(graph), inputs), on_cpu(graph, inputs)) == ""
 
 
-def test_constants_of_two_calls_of_one_body_are_two_constants():
+def test_constants_of_two_calls_of_one_body_are_two_constants(own_operators):
     plus = cml.OpSpec(
         "plus_row",
         infer=cml.same_as(0),
@@ -583,13 +579,10 @@ graph g(x) -> (z)
     z = plus_row(y, by = 5.0);
 }"""
     cml.register(plus)
-    try:
-        graph, inputs = cml.load(cml.MemoryModel(text)), {"x": np.ones((2, 2), np.float32)}
-        for dynamic in (None, {"x": ("n", 2)}):
-            got = run_onnx(exported(graph, dynamic=dynamic), inputs)
-            assert difference(got, on_cpu(graph, inputs)) == ""
-    finally:
-        cml.unregister("plus_row")
+    graph, inputs = cml.load(cml.MemoryModel(text)), {"x": np.ones((2, 2), np.float32)}
+    for dynamic in (None, {"x": ("n", 2)}):
+        got = run_onnx(exported(graph, dynamic=dynamic), inputs)
+        assert difference(got, on_cpu(graph, inputs)) == ""
 
 
 def test_more_weights_than_a_file_holds(monkeypatch, tmp_path):
