@@ -102,8 +102,8 @@ def outside(player, tmp_path):
 def play(program: Path, network: Path, folder: Path, **env: str) -> np.ndarray:
     """Runs the network in the C host on ``IMAGE``; returns its output as a flat float32 array."""
     IMAGE.tofile(folder / "image.bin")
-    said = run(program, network, "image=image.bin", "2", cwd=folder, env=env)
-    assert said.startswith("done in ")
+    output = run(program, network, "image=image.bin", "2", cwd=folder, env=env)
+    assert output.startswith("done in ")
     return np.fromfile(folder / "large.bin", np.float32)
 
 
@@ -145,9 +145,9 @@ def test_a_project_builds_the_player_as_a_part_of_it(
 
 def test_an_exported_host_compiles_with_one_line(compiler_environment, expected, tmp_path):
     find("cc", "a C compiler")
-    said = compiler_environment.run("cml", "export", MODEL, "out", "--to", "c", cwd=tmp_path)
+    done = compiler_environment.run("cml", "export", MODEL, "out", "--to", "c", cwd=tmp_path)
     folder = tmp_path / "out"
-    (line,) = re.findall(r"^ *(WGPU=.*)$", said.stdout, re.MULTILINE)
+    (line,) = re.findall(r"^ *(WGPU=.*)$", done.stdout, re.MULTILINE)
     assert line in (folder / "README.txt").read_text()
     assert str(compiler_environment.site) in line
     run("sh", "-c", line, cwd=folder)
@@ -159,7 +159,7 @@ def test_an_exported_host_compiles_with_one_line(compiler_environment, expected,
     }.items():
         refused = subprocess.run([folder / "host", *arguments], capture_output=True, text=True)
         assert refused.returncode == 2 and message in refused.stderr
-    said = compiler_environment.run(
+    done = compiler_environment.run(
         "cml", "export", MODEL, "out", "--to", "c", cwd=tmp_path, check=False
     )
-    assert said.returncode == 2 and "not empty" in said.stderr
+    assert done.returncode == 2 and "not empty" in done.stderr

@@ -97,5 +97,5 @@ def test_a_page_runs_in_chromium(package, cooked, tmp_path):
     shutil.copy(HOSTS / "page.html", tmp_path / "index.html")
     shutil.copy(cooked, tmp_path / "net.cml")
     look = ROOT / "tests/players/web/look.js"
-    found = json.loads(run_deno("run", "-A", "--no-check", look, tmp_path, browser).stdout)
-    assert found["error"] == "" and found["elements"] == 3072 and found["first"] == 4, found
+    actual = json.loads(run_deno("run", "-A", "--no-check", look, tmp_path, browser).stdout)
+    assert actual["error"] == "" and actual["elements"] == 3072 and actual["first"] == 4, actual

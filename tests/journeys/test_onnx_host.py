@@ -19,8 +19,8 @@ SHAPE = f"--shape=image=1,3,{SIDE},{SIDE}"
 def folder(compiler_environment, tmp_path_factory):
     """A folder with the files of ``cml example``, and samples and a small picture cut from them."""
     made = tmp_path_factory.mktemp("onnx")
-    said = compiler_environment.run("cml", "example", cwd=made).stdout
-    assert said.split() == ["bricks.png", "enlarge.onnx", "enlarge.tgz"]
+    output = compiler_environment.run("cml", "example", cwd=made).stdout
+    assert output.split() == ["bricks.png", "enlarge.onnx", "enlarge.tgz"]
     picture = planes(made / "bricks.png")
     places = [(y, x) for y in (0, 32, 64) for x in (0, 32, 64)]
     crops = {f"a{y}_{x}": picture[:, :, y : y + SIDE, x : x + SIDE] for y, x in places}
@@ -45,15 +45,15 @@ def test_the_readme_runs_as_printed(compiler_environment, folder):
 @pytest.mark.gpu
 def test_info_says_how_many_frames_a_run_takes(compiler_environment, folder):
     command = ("cml", "info", "enlarge.onnx", SHAPE, "--budget-ms=2")
-    said = compiler_environment.run(*command, cwd=folder).stdout
-    assert "conv 6, relu 5" in said and "frames at 2 ms" in said
+    output = compiler_environment.run(*command, cwd=folder).stdout
+    assert "conv 6, relu 5" in output and "frames at 2 ms" in output
 
 
 @pytest.mark.gpu
 def test_rank_names_the_nodes_of_the_file(compiler_environment, folder):
     command = ("cml", "rank", "enlarge.onnx", SHAPE, "--runs=2")
-    said = compiler_environment.run(*command, cwd=folder).stdout
-    assert "Operation ranking:" in said and "Conv '/details/details.2/Conv'" in said
+    output = compiler_environment.run(*command, cwd=folder).stdout
+    assert "Operation ranking:" in output and "Conv '/details/details.2/Conv'" in output
 
 
 @pytest.mark.gpu
@@ -74,8 +74,8 @@ def test_the_cooked_network_plays_in_frames_without_the_compiler(
     cook = ("cml", "cook", "enlarge.onnx", SHAPE, "--devices=portable", "-o", "enlarge.cml")
     compiler_environment.run(*cook, cwd=folder)
     command = ("cml", "frames", "enlarge.cml", "--trusted", "--budget-ms=4", "--frames=20")
-    said = environment.run(*command, "--json", cwd=folder).stdout
-    assert json.loads(said)["identical"]
+    output = environment.run(*command, "--json", cwd=folder).stdout
+    assert json.loads(output)["identical"]
     files = ("-i", "image=small.png", "-o", "enlarged=cooked.png")
     environment.run("cml", "run", "enlarge.cml", "--trusted", *files, cwd=folder)
     enlarged, small = planes(folder / "cooked.png"), planes(folder / "small.png")

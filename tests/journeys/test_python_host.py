@@ -11,19 +11,19 @@ MODEL = HOSTS / "twice.nnef"
 
 
 def test_a_session_on_the_cpu_needs_no_compiler(environment, tmp_path):
-    said = environment.run("python", HOSTS / "cpu_session.py", cwd=tmp_path).stdout
-    assert said == "('large', (1, 3, 32, 32), np.float32(4.0))\n"
+    output = environment.run("python", HOSTS / "cpu_session.py", cwd=tmp_path).stdout
+    assert output == "('large', (1, 3, 32, 32), np.float32(4.0))\n"
 
 
 @pytest.mark.gpu
 def test_a_model_runs_in_frames(compiler_environment, tmp_path):
-    said = compiler_environment.run("python", HOSTS / "frames.py", MODEL, cwd=tmp_path).stdout
-    assert said == "done (1, 3, 32, 32) 4.0\n"
+    output = compiler_environment.run("python", HOSTS / "frames.py", MODEL, cwd=tmp_path).stdout
+    assert output == "done (1, 3, 32, 32) 4.0\n"
 
 
 @pytest.mark.gpu
 def test_a_cooked_file_runs_in_frames_without_the_compiler(environment, cooked, tmp_path):
-    said = environment.run("python", HOSTS / "frames.py", cooked, cwd=tmp_path).stdout
-    assert said == "done (1, 3, 32, 32) 4.0\n"
+    output = environment.run("python", HOSTS / "frames.py", cooked, cwd=tmp_path).stdout
+    assert output == "done (1, 3, 32, 32) 4.0\n"
     missing = environment.run("python", "-c", "import slangpy", cwd=tmp_path, check=False)
     assert missing.returncode == 1

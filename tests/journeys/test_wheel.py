@@ -62,8 +62,8 @@ def test_foreign_scheduler_package_does_not_conflict(environment, tmp_path):
             "from cml_engine import FrameScheduler, submit_tiled\n"
             "print(FrameScheduler.__module__, scheduler.Scheduler.__name__)"
         )
-        said = environment.run("python", "-c", code, cwd=tmp_path).stdout
-        assert said.split() == ["cml_engine.scheduler.frame_scheduler", "Scheduler"]
+        output = environment.run("python", "-c", code, cwd=tmp_path).stdout
+        assert output.split() == ["cml_engine.scheduler.frame_scheduler", "Scheduler"]
 
 
 def test_every_module_of_the_wheel_that_needs_no_extra_imports(environment, tmp_path):
@@ -79,8 +79,8 @@ def test_every_module_of_the_wheel_that_needs_no_extra_imports(environment, tmp_
 
 
 def test_cited_pages_are_in_the_wheel(environment, tmp_path):
-    said = environment.run("cml", "docs", "ship_it", cwd=tmp_path).stdout
-    assert said.startswith("# Ship it")
+    output = environment.run("cml", "docs", "ship_it", cwd=tmp_path).stdout
+    assert output.startswith("# Ship it")
 
 
 def test_a_page_is_exported_from_the_wheel(compiler_environment, tmp_path):

@@ -130,10 +130,10 @@ def _windowed(rng, activation, i):
     yield case(f"Convolution{deep} 0={count} {wide} {high} {' '.join(sides[:2])} "
                f"6={made[2]} {value} {end}", (4, 11, 13), weights=weights[2])  # fmt: skip
     more, less = int(rng.integers(0, 2)), int(rng.integers(0, 2))
-    wanted = [(n - 1) * s + (k - 1) * d + 1 + more - less for n, s, k, d in
+    output_sizes = [(n - 1) * s + (k - 1) * d + 1 + more - less for n, s, k, d in
               zip((6, 5), stride, (kw, kh), dilation, strict=False)]  # fmt: skip
     extra = ["", "18=1", "18=1 19=0", "19=1"][i % 3] if not same else f"18={more}"
-    fixed = [f"20={wanted[0]}", f"21={wanted[1]}"] if same else ["", ""]
+    fixed = [f"20={output_sizes[0]}", f"21={output_sizes[1]}"] if same else ["", ""]
     yield case(f"Deconvolution{deep}1D 0={count} {wide} {sides[0]} {fixed[0]} "
                f"{'' if '19' in extra else extra} 6={made[1]} {end}",
                (4, 6), weights=weights[1])  # fmt: skip
@@ -405,9 +405,9 @@ def test_weights_as_a_table(tmp_path, rng):
     weights = struct.pack("<I", 1) + table.tobytes() + places.astype(np.uint8).tobytes() + bytes(2)
     path = write(tmp_path, [input_line("x", LINE), "InnerProduct i 1 1 x out 0=3 2=18"], weights)
     x = rng.standard_normal(6, np.float32)
-    (wanted,) = run_ncnn(path, {"x": x}, ["out"])
-    found = cml.Session(cml.load(path), "cpu").run({"x": x[None]})["out"]
-    np.testing.assert_allclose(found[0], wanted, rtol=1e-5)
+    (expected,) = run_ncnn(path, {"x": x}, ["out"])
+    actual = cml.Session(cml.load(path), "cpu").run({"x": x[None]})["out"]
+    np.testing.assert_allclose(actual[0], expected, rtol=1e-5)
 
 
 def test_stored_tensors(tmp_path, rng):
@@ -429,9 +429,9 @@ def test_rows_of_a_table(tmp_path, rng, bias):
         tmp_path, [input_line("x", LINE), line], weight_bytes("f21 r3"[: 3 + 3 * bias], rng)
     )
     words = np.array([0, 6, 3, 3, -2, 9], np.int32)
-    (wanted,) = run_ncnn(path, {"x": words}, ["out"])
-    found = cml.Session(cml.load(path), "cpu").run({"x": words[None].astype(np.float32)})["out"]
-    np.testing.assert_allclose(found[0], wanted, rtol=1e-6)
+    (expected,) = run_ncnn(path, {"x": words}, ["out"])
+    actual = cml.Session(cml.load(path), "cpu").run({"x": words[None].astype(np.float32)})["out"]
+    np.testing.assert_allclose(actual[0], expected, rtol=1e-6)
 
 
 def compare(folder, rng, line, shapes, weights, values):
@@ -445,12 +445,12 @@ def compare(folder, rng, line, shapes, weights, values):
     theirs = run_ncnn(path, arrays, outputs)
     session = cml.Session(cml.load(path), "cpu")
     ours = session.run({name: x[None] for name, x in arrays.items()})
-    for name, wanted in zip(outputs, theirs, strict=True):
-        got = ours[name][0]
-        if got.shape != wanted.shape:
-            return f"{name} is {got.shape}, wanted {wanted.shape}"
-        apart = np.abs(got - wanted)
-        if not (apart <= 2e-5 * (1 + np.abs(wanted).max())).all():
+    for name, expected in zip(outputs, theirs, strict=True):
+        actual = ours[name][0]
+        if actual.shape != expected.shape:
+            return f"{name} is {actual.shape}, wanted {expected.shape}"
+        apart = np.abs(actual - expected)
+        if not (apart <= 2e-5 * (1 + np.abs(expected).max())).all():
             return f"{name} differs by {apart.max()}"
     return ""
 

@@ -43,6 +43,6 @@ def expected(workload):
 
 def test_the_network_agrees_with_ncnn(graph, backend, workload, expected):
     (target,) = graph.outputs
-    found = cml.Session(graph, backend).run(workload.load_inputs())[target]
-    assert found.shape == expected.shape == (1, 3, 4 * SIZE[1], 4 * SIZE[0])
-    assert np.abs(found - expected).max() <= 1e-4
+    actual = cml.Session(graph, backend).run(workload.load_inputs())[target]
+    assert actual.shape == expected.shape == (1, 3, 4 * SIZE[1], 4 * SIZE[0])
+    assert np.abs(actual - expected).max() <= 1e-4

@@ -27,9 +27,9 @@ def differences_in_c(recording, folder):
 def differences_in_javascript(recording, folder):
     recording.save(folder / "run.json")
     done = run_deno("run", "-A", WEB / "replay.js", folder / "run.json", check=False)
-    found = json.loads(done.stdout)
-    assert found["frames"] == len(recording.decisions)
-    return found["different"]
+    actual = json.loads(done.stdout)
+    assert actual["frames"] == len(recording.decisions)
+    return actual["different"]
 
 
 def differences_in_python(recording, folder):

@@ -37,13 +37,13 @@ def test_three_js_texture_equals_the_network_output(host):
     """The painted texture equals the network's output in sRGB; the scene from above shows the
     texture."""
     done = run_deno("run", "-A", "--no-check", HERE / "three.js", host)
-    found = json.loads(done.stdout)
-    assert found["errors"] == [] and found["runs"] == 1
+    actual = json.loads(done.stdout)
+    assert actual["errors"] == [] and actual["runs"] == 1
     empty, seen, above, painted = (
-        np.array(found[name], int).reshape(SIDE, SIDE, 4)[..., :3]
+        np.array(actual[name], int).reshape(SIDE, SIDE, 4)[..., :3]
         for name in ("empty", "seen", "above", "painted")
     )
-    albedo = np.array(found["albedo"]).reshape(-1, SIDE, SIDE)[:3].transpose(1, 2, 0)
+    albedo = np.array(actual["albedo"]).reshape(-1, SIDE, SIDE)[:3].transpose(1, 2, 0)
     assert np.abs(painted - 255 * in_srgb(albedo.clip(0, 1))).max() < 1
     assert painted.std((0, 1)).max() > 5, "a picture of one colour would show nothing"
     off = np.abs(above[PLACED, PLACED] - painted[BORDER, BORDER])

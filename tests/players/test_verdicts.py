@@ -96,11 +96,11 @@ def with_gap(whole: bytes) -> bytes:
     needs."""
     rows = sections(whole)
     last = rows[-1][1]
-    made = bytearray(whole[:last] + bytes(SECTION_ALIGNMENT) + whole[last:])
-    struct.pack_into("<Q", made, 16, len(made))
+    content = bytearray(whole[:last] + bytes(SECTION_ALIGNMENT) + whole[last:])
+    struct.pack_into("<Q", content, 16, len(content))
     place = FileHeader.SIZE + (len(rows) - 1) * SectionRow.SIZE + 8
-    struct.pack_into("<Q", made, place, last + SECTION_ALIGNMENT)
-    return sealed(made)
+    struct.pack_into("<Q", content, place, last + SECTION_ALIGNMENT)
+    return sealed(content)
 
 
 def with_one_name() -> bytes:
@@ -138,9 +138,9 @@ def known(whole: bytes) -> Iterator[tuple[bytes, str]]:
     corrupt += [with_bad_constant(whole, *field) for field in BAD_CONSTANTS]
     lengths = [("<Q", 16, n) for n in (0, len(whole) - 1, 2**63)]
     for form, at, value in (*lengths, *(("<I", 12, n) for n in (0, 1, 200, 2**31))):
-        made = bytearray(whole)  # the number of sections lies at 12
-        struct.pack_into(form, made, at, value)
-        corrupt += [bytes(made)]
+        content = bytearray(whole)  # the number of sections lies at 12
+        struct.pack_into(form, content, at, value)
+        corrupt += [bytes(content)]
     corrupt += [with_gap(whole), with_one_name()]
     for at in (56, 64, 72, 76):  # a header that understates
         less = bytearray(whole)
@@ -150,20 +150,20 @@ def known(whole: bytes) -> Iterator[tuple[bytes, str]]:
         row = FileHeader.SIZE + index * SectionRow.SIZE
         for field in (8, 16):
             for value in (2**31, 2**32, 2**63, 2**64 - 1):
-                made = bytearray(whole)
-                struct.pack_into("<Q", made, row + field, value)
-                corrupt += [sealed(made)]
+                content = bytearray(whole)
+                struct.pack_into("<Q", content, row + field, value)
+                corrupt += [sealed(content)]
         if index:  # it has changed places with the one before
-            made = bytearray(whole)
+            content = bytearray(whole)
             before, end = row - SectionRow.SIZE, row + SectionRow.SIZE
-            made[before:end] = made[row:end] + made[before:row]
-            corrupt += [sealed(made)]
-        made = bytearray(whole)
-        made[row + len(tag) - 1] += 1  # a tag that readers ignore
+            content[before:end] = content[row:end] + content[before:row]
+            corrupt += [sealed(content)]
+        content = bytearray(whole)
+        content[row + len(tag) - 1] += 1  # a tag that readers ignore
         if tag in ("guess", "golden"):
-            yield sealed(made), "loads"
+            yield sealed(content), "loads"
         else:
-            corrupt += [sealed(made)]
+            corrupt += [sealed(content)]
     yield from ((data, "CorruptArtifact") for data in corrupt)
 
 

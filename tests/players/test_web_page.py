@@ -107,10 +107,10 @@ OPEN = """page.error || page.runs > 1 || (page.runs && !page.opened && (page.ope
 @pytest.mark.gpu
 def test_the_page_runs_and_shows_the_result_without_scrolling(page, tmp_path):
     sizes = "1280x720,800x600,390x844,1920x1080"
-    found = look(page, "120", OPEN, tmp_path / "page.png", sizes)
-    assert found["error"] == "" and found["runs"] > 1 and found["frames"] > 3, found
-    assert "64 × 64 to 128 × 128" in found["text"], found
-    for layout in found["layouts"]:
+    actual = look(page, "120", OPEN, tmp_path / "page.png", sizes)
+    assert actual["error"] == "" and actual["runs"] > 1 and actual["frames"] > 3, actual
+    assert "64 × 64 to 128 × 128" in actual["text"], actual
+    for layout in actual["layouts"]:
         result, width, height = (layout[k] for k in ("result", "clientWidth", "clientHeight"))
         assert layout["scrollWidth"] <= width
         assert result["top"] >= 0 and result["bottom"] <= height
@@ -130,8 +130,8 @@ def test_page_without_webgpu_says_what_to_do(page, gpu, problem):
     index = page / "index.html"
     script = f'<script>Object.defineProperty(navigator, "gpu", {{ value: {gpu} }})</script>'
     index.write_text(index.read_text().replace("<meta charset", script + "<meta charset", 1))
-    found = look(page)
-    assert problem in found["error"]
+    actual = look(page)
+    assert problem in actual["error"]
     for advice in ("Chrome and Edge", "Safari", "Firefox", "about:config", "https://"):
-        assert advice in found["text"]
-    assert "budget" not in found["text"], "nothing else is shown"
+        assert advice in actual["text"]
+    assert "budget" not in actual["text"], "nothing else is shown"

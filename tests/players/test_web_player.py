@@ -139,7 +139,7 @@ def test_every_network_agrees_with_python(name, gpu, tmp_path):
 @pytest.mark.gpu
 def test_frames_are_measured_as_by_the_command(terrain):
     words = ("--frames", "10", "--budget-ms", "0.5", "--json")
-    found = json.loads(run_deno("run", "-A", WEB / "frames.js", terrain, *words).stdout)
-    assert found["identical"] and found["budget_ms"] == 0.5 and found["jobs"] >= 1
-    kinds = [found[f"{kind}_ms"]["p50"] for kind in ("slices", "control", "layers", "unsliced")]
+    actual = json.loads(run_deno("run", "-A", WEB / "frames.js", terrain, *words).stdout)
+    assert actual["identical"] and actual["budget_ms"] == 0.5 and actual["jobs"] >= 1
+    kinds = [actual[f"{kind}_ms"]["p50"] for kind in ("slices", "control", "layers", "unsliced")]
     assert np.isfinite(kinds).all() and min(kinds) > 0

@@ -40,18 +40,18 @@ def test_integer_world_tile_is_bit_identical(tmp_path):
     write_networks(tmp_path, ["software", "portable"], integer=True)
     write_player(tmp_path, "cml.js", "tiles.js")
     chain, expected = made_by_numpy(integer=True)
-    found = made_in_deno(tmp_path)
-    assert found["digest"] == tile_digest(chain, TILE, expected.__getitem__)
-    assert np.std(found["heights"]) > 1 and len(set(found["albedo"])) > 20
+    actual = made_in_deno(tmp_path)
+    assert actual["digest"] == tile_digest(chain, TILE, expected.__getitem__)
+    assert np.std(actual["heights"]) > 1 and len(set(actual["albedo"])) > 20
 
 
 @pytest.mark.gpu
 @pytest.mark.long
 def test_world_tile_agrees_with_python(tmp_path):
     write_world(tmp_path, ["portable"])
-    found = made_in_deno(tmp_path)
+    actual = made_in_deno(tmp_path)
     _, made = made_by_numpy(integer=False)
     for name in ("heights", "albedo", "density"):
         expected = made[name].ravel()
-        far = np.abs(np.array(found[name]) - expected) / np.maximum(1, np.abs(expected))
+        far = np.abs(np.array(actual[name]) - expected) / np.maximum(1, np.abs(expected))
         assert far.max() < 1e-3, name

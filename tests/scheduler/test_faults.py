@@ -397,17 +397,17 @@ def test_frame_times_without_a_frame_are_ignored():
 
     Times before the first frame, after an abandoned one and second ones have no effect.
     """
-    made = FrameScheduler(SimGpu(), FRAME, clock=VirtualClock())
+    scheduler = FrameScheduler(SimGpu(), FRAME, clock=VirtualClock())
     for _ in range(5):
-        made.frame_took(900.0)
+        scheduler.frame_took(900.0)
     for turn in range(100):
-        made.encode(None)
+        scheduler.encode(None)
         if turn % 3:
-            made.end_frame()
-            made.frame_took(8.0)
-            made.frame_took(900.0)
+            scheduler.end_frame()
+            scheduler.frame_took(8.0)
+            scheduler.frame_took(900.0)
         else:
-            made.abandon_frame()
-    report = made.encode(None)
+            scheduler.abandon_frame()
+    report = scheduler.encode(None)
     assert report.budget_ms == pytest.approx(FRAME - 8.0)
     assert report.aim_ms == pytest.approx(FRAME - 8.0, rel=0.15)

@@ -129,7 +129,7 @@ def test_a_long_chain_of_waiting_jobs_can_be_printed_cancelled_and_dropped(sched
         return jobs
 
     jobs = chain()
-    assert "Job(number=1500" in repr(jobs[-1]) and jobs[-1].waiting_for and scheduler.describe()
+    assert "Job 1500" in repr(jobs[-1]) and jobs[-1].waiting_for and scheduler.describe()
     jobs[0].cancel()
     run_frame(scheduler)
     assert {job.state for job in jobs} == {"cancelled", "failed"} and scheduler.jobs == []
@@ -188,24 +188,24 @@ def test_deleted_scheduler_is_freed_without_gc():
 
     The collector does not know how much device memory is in use.
     """
-    made = FrameScheduler(Device(), FRAME, 4.0, clock=VirtualClock())
-    made.record()
-    run_until_ended(made, made.submit(network("n"), {}))
-    run_frame(made)
-    gone = weakref.ref(made.executor)
+    scheduler = FrameScheduler(Device(), FRAME, 4.0, clock=VirtualClock())
+    scheduler.record()
+    run_until_ended(scheduler, scheduler.submit(network("n"), {}))
+    run_frame(scheduler)
+    gone = weakref.ref(scheduler.executor)
     gc.disable()
     try:
-        del made
+        del scheduler
         assert gone() is None
     finally:
         gc.enable()
 
 
 def test_deleted_scheduler_is_freed_with_its_jobs():
-    made = FrameScheduler(Device(), FRAME, 4.0, clock=VirtualClock())
+    scheduler = FrameScheduler(Device(), FRAME, 4.0, clock=VirtualClock())
     net = network("n", 100.0)
-    jobs = [made.submit(net, {}) for _ in range(3)]
-    run_frames(made, 3)
-    refs = [weakref.ref(made), *(weakref.ref(job) for job in jobs)]
-    del made, jobs
+    jobs = [scheduler.submit(net, {}) for _ in range(3)]
+    run_frames(scheduler, 3)
+    refs = [weakref.ref(scheduler), *(weakref.ref(job) for job in jobs)]
+    del scheduler, jobs
     assert alive(refs) == 0

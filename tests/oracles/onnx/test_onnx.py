@@ -34,13 +34,13 @@ SHAPE = (1, 3, 8, 8)
 
 
 def test_exported_network(rng, cnn):
-    made = exported_cnn(rng)
-    graph = load(made, shapes={"image": SHAPE})
+    network = exported_cnn(rng)
+    graph = load(network, shapes={"image": SHAPE})
     x = rng.standard_normal(SHAPE, np.float32)
-    wanted = run_onnx(made.SerializeToString(), {"image": x})
-    got = cml.Session(graph, "cpu").run({"image": x})
-    assert got.keys() == wanted.keys()
-    assert_allclose(got["output"], wanted["output"], rtol=1e-5, atol=1e-6)
+    expected = run_onnx(network.SerializeToString(), {"image": x})
+    outputs = cml.Session(graph, "cpu").run({"image": x})
+    assert outputs.keys() == expected.keys()
+    assert_allclose(outputs["output"], expected["output"], rtol=1e-5, atol=1e-6)
     assert {n.op for n in graph.nodes} >= {"conv", "prelu", "deconv", "linear", "softmax"}
     assert "conv1_Conv" in graph.facts
     assert str(graph.nodes[0].source).endswith("<bytes>: Conv '/conv1/Conv'")
@@ -74,9 +74,9 @@ def test_a_graph_is_reshaped_without_its_file(rng, cnn):
     made = onnx.load(cnn)
     cnn.unlink()
     x = rng.standard_normal((2, *SHAPE[1:]), np.float32)
-    got = cml.Session(graph.reshaped({"image": x.shape}), "cpu").run({"image": x})
-    for name, wanted in run_onnx(made.SerializeToString(), {"image": x}).items():
-        assert_allclose(got[name], wanted, rtol=1e-5, atol=1e-6)
+    outputs = cml.Session(graph.reshaped({"image": x.shape}), "cpu").run({"image": x})
+    for name, expected in run_onnx(made.SerializeToString(), {"image": x}).items():
+        assert_allclose(outputs[name], expected, rtol=1e-5, atol=1e-6)
     with pytest.raises(cml.ModelError, match="Gemm '/fc/Gemm'.*120 channels"):
         graph.reshaped({"image": (2, 3, 10, 12)})
     with pytest.raises(cml.InputError, match="no input 'imag'; did you mean 'image'"):
@@ -92,10 +92,10 @@ def test_unnamed_extents_are_independent():
 
     Some exporters name every open extent '?'.
     """
-    made = model("y = Relu(x)", "x: [?, ?]")
-    assert load(made, shapes={"x": (2, 3)}).facts["y"].shape == (2, 3)
+    network = model("y = Relu(x)", "x: [?, ?]")
+    assert load(network, shapes={"x": (2, 3)}).facts["y"].shape == (2, 3)
     with pytest.raises(cml.InputError, match=r"leaves an extent open.*--shape x=N,N"):
-        load(made)
+        load(network)
     with pytest.raises(cml.InputError, match="'n' as 2 and as 3"):
         load(model("y = Relu(x)", "x: [n, n]"), shapes={"x": (2, 3)})
 
@@ -105,8 +105,8 @@ def test_nonzero_has_a_count_output():
 
     Its result has room for all elements: the found ones come first, the rest is -1.
     """
-    made = model("y = NonZero(x)", "x: [2, 3]", "y: int64")
-    graph = load(made)
+    network = model("y = NonZero(x)", "x: [2, 3]", "y: int64")
+    graph = load(network)
     assert graph.outputs == ("y", "y_count")
     x = np.array([[0, 2, 0], [0, 0, 3]], np.float32)
     got = cml.Session(graph, "cpu").run({"x": x})
@@ -123,11 +123,11 @@ def test_local_functions_are_inlined():
     inner.attribute.add(name="alpha", ref_attr_name="slope", type=1)
     sharp = function("Sharp", ["scaled = Add(a, a)", inner, "c = Identity(b)"], ["slope"])
     calls = "h = my:Sharp(x, slope=0.5, name='first'); y = my:Sharp(h, name='second')"
-    made = model(calls, "x: [3]", "y: [3]", functions=[sharp])
-    graph = load(made)
+    network = model(calls, "x: [3]", "y: [3]", functions=[sharp])
+    graph = load(network)
     x = np.array([-1, 0, 2], np.float32)
-    got = cml.Session(graph, "cpu").run({"x": x})
-    assert_allclose(got["y"], [-0.02, 0, 8], rtol=1e-6)
+    outputs = cml.Session(graph, "cpu").run({"x": x})
+    assert_allclose(outputs["y"], [-0.02, 0, 8], rtol=1e-6)
     assert "2 functions inlined" in graph.notes[0]
     assert "first_b" in graph.facts
 
@@ -142,30 +142,30 @@ def test_game_operator_in_an_onnx_file(tmp_path, own_operators):
     )
     nodes = "h = my.game:sharpen(x, w, amount=0.5); y = my.game:sharpen(h, w)"
     weights = {"w": np.float32([2, 4])}
-    made = model(nodes, "x: [2]", "y: [2]", weights)
+    network = model(nodes, "x: [2]", "y: [2]", weights)
     with pytest.raises(cml.ModelError, match="my.game:sharpen"):
-        load(made)
+        load(network)
     cml.register(spec)
-    graph = load(made)
+    graph = load(network)
     cml.save(graph, tmp_path / "m")
     for loaded in (graph, cml.load(tmp_path / "m")):
-        got = cml.Session(loaded, "cpu").run({"x": np.zeros(2, np.float32)})
-        assert_array_equal(got["y"], [3, 6])
-    made.graph.node[0].attribute[0].CopyFrom(onnx.helper.make_attribute("amount", "much"))
+        outputs = cml.Session(loaded, "cpu").run({"x": np.zeros(2, np.float32)})
+        assert_array_equal(outputs["y"], [3, 6])
+    network.graph.node[0].attribute[0].CopyFrom(onnx.helper.make_attribute("amount", "much"))
     with pytest.raises(cml.ModelError, match="'amount' wants scalar, got string 'much'"):
-        load(made)
-    made.graph.node[0].attribute[0].CopyFrom(onnx.helper.make_attribute("amount", 1))
-    first = load(made).nodes[0]
+        load(network)
+    network.graph.node[0].attribute[0].CopyFrom(onnx.helper.make_attribute("amount", 1))
+    first = load(network).nodes[0]
     assert isinstance(first.attrs["amount"], float)
-    del made.graph.node[1].input[1]
+    del network.graph.node[1].input[1]
     with pytest.raises(cml.ModelError, match="1 inputs and 1 outputs, wanted sharpen"):
-        load(made)
+        load(network)
 
 
 @pytest.mark.parametrize("op", ["Neg", "Abs"])
 def test_the_smallest_integer_of_its_type_has_no_opposite(op):
-    made = model(f"y = {op}(x)", "x: int8[3]", "y: int8[3]")
-    assert_array_equal(run(made, x=np.int8([-128, -127, -5]))["y"], [-128, 127, 5])
+    network = model(f"y = {op}(x)", "x: int8[3]", "y: int8[3]")
+    assert_array_equal(run(network, x=np.int8([-128, -127, -5]))["y"], [-128, 127, 5])
 
 
 def test_loops_and_branches_are_written_out(rng):
@@ -181,11 +181,11 @@ def test_loops_and_branches_are_written_out(rng):
         node("y = If(few)", then_branch=then, else_branch=other),
     ]
     weights = {"true": np.array(True), "five": np.array(5), "w": np.ones(4, np.float32)}
-    made = model(nodes, "x: [4]", "y: [4], all", weights)
+    network = model(nodes, "x: [4]", "y: [4], all", weights)
     x = rng.standard_normal(4, np.float32)
-    got = run(made, x=x)
-    assert_allclose(got["y"], -(x + 4), rtol=1e-6)
-    assert_allclose(got["all"], [(x + k) ** 2 for k in range(1, 5)], rtol=1e-5)
+    outputs = run(network, x=x)
+    assert_allclose(outputs["y"], -(x + 4), rtol=1e-6)
+    assert_allclose(outputs["all"], [(x + k) ** 2 for k in range(1, 5)], rtol=1e-5)
 
 
 def one_by_one(tensor):
@@ -233,10 +233,10 @@ def test_tensors_are_read_as_the_package_reads_them(dtype, how):
 def test_other_floats_are_computed_in_32_bits(rng, dtype):
     weights = {"w": rng.standard_normal((4, 4)).astype(dtype), "k": np.array(1, dtype)}
     nodes = "a = MatMul(x, w); b = Add(a, k); y = Cast(b, to=1)"
-    made = model(nodes, f"x: {dtype}[2, 4]", "y: [2, 4]", weights)
+    network = model(nodes, f"x: {dtype}[2, 4]", "y: [2, 4]", weights)
     x = rng.standard_normal((2, 4)).astype(dtype)
-    wanted = x.astype(np.float64) @ weights["w"].astype(np.float64) + 1
-    assert_allclose(run(made, x=x)["y"], wanted, rtol=1e-5, atol=1e-5)
+    expected = x.astype(np.float64) @ weights["w"].astype(np.float64) + 1
+    assert_allclose(run(network, x=x)["y"], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_names_that_nnef_cannot_have(rng, tmp_path):
@@ -246,21 +246,21 @@ def test_names_that_nnef_cannot_have(rng, tmp_path):
     outputs = "out:0: [2], 0.5: [2], true: [2]"
     graph = load(model(nodes, "1: [2]", outputs, {"half": np.float32(0.5)}))
     x = np.array([1, -2], np.float32)
-    got = cml.Session(graph, "cpu").run({"1": x})
-    assert_array_equal(got["out:0"], 1.5 * x)
-    assert_array_equal(got["0.5"], 0.5 * x)
+    actual = cml.Session(graph, "cpu").run({"1": x})
+    assert_array_equal(actual["out:0"], 1.5 * x)
+    assert_array_equal(actual["0.5"], 0.5 * x)
     cml.save(graph, tmp_path / "m")
     again = cml.Session(cml.load(tmp_path / "m"), "cpu")
     (name,) = again.inputs
-    got = list(again.run({name: x}).values())
-    assert_array_equal(got[0], 1.5 * x)
+    actual = list(again.run({name: x}).values())
+    assert_array_equal(actual[0], 1.5 * x)
 
 
 def test_shape_of_nonzero_uses_the_count():
     nodes = "places = NonZero(x); rows = Transpose(places); shape = Shape(rows); size = Size(rows)"
-    made = model(nodes, "x: [2, 3]", "shape: int64[2], size: int64[]")
-    got = run(made, x=np.float32([[0, 5, 0], [7, 0, 0]]))
-    assert got["shape"].tolist() == [2, 2] and got["size"] == 4
+    network = model(nodes, "x: [2, 3]", "shape: int64[2], size: int64[]")
+    outputs = run(network, x=np.float32([[0, 5, 0], [7, 0, 0]]))
+    assert outputs["shape"].tolist() == [2, 2] and outputs["size"] == 4
     with pytest.raises(UnsupportedOp, match="ConstantOfShape 'y'.*must be known.*'x'"):
         load(model(f"{nodes}; y = ConstantOfShape(shape)", "x: [2, 3]", "y"))
 

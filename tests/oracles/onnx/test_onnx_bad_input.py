@@ -103,9 +103,9 @@ def test_wrong_nodes_are_named(nodes, constants, message):
 def test_duplicate_names_are_refused():
     refused(model("y = Add(x, x)", [X, X]), "two inputs are called 'x'")
     refused(model("y = Relu(x)", outputs=[Y, Y]), "two outputs have one name")
-    made = one("Add", "x w", {"w": np.ones(4, np.float32)})
-    made.graph.initializer.append(made.graph.initializer[0])
-    refused(made, "initializer 'w' is there twice")
+    network = one("Add", "x w", {"w": np.ones(4, np.float32)})
+    network.graph.initializer.append(network.graph.initializer[0])
+    refused(network, "initializer 'w' is there twice")
 
 
 @pytest.mark.parametrize("opset", [6, 99])
@@ -118,11 +118,11 @@ def test_unknown_operators_are_all_listed():
         "a = Reluu(x, name='first'); b = Reluu(a); c = my.ops:Thing(b, name='thing'); "
         "y = Gelu(c, approximate='tanh'); nothing = Unneeded(x)"
     )
-    said = refused(model(nodes, domains={"my.ops": 3}), "2 operators", UnsupportedOp)
-    assert "Reluu (opset 17): 2 nodes, first 'first'; did you mean Relu?" in said
-    assert "my.ops:Thing (opset 3): 'thing'" in said
-    assert said.count("register it (--ops FILE.py)") == 1
-    assert "Unneeded" not in said
+    message = refused(model(nodes, domains={"my.ops": 3}), "2 operators", UnsupportedOp)
+    assert "Reluu (opset 17): 2 nodes, first 'first'; did you mean Relu?" in message
+    assert "my.ops:Thing (opset 3): 'thing'" in message
+    assert message.count("register it (--ops FILE.py)") == 1
+    assert "Unneeded" not in message
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,8 @@ def test_unknown_operators_are_all_listed():
      "Convolution", "com.microsoft:QLinearAdd"],
 )  # fmt: skip
 def test_distant_names_are_not_suggested(op):
-    said = refused(model(f"y = {op}(x)"), op)
-    assert "did you mean" not in said
+    message = refused(model(f"y = {op}(x)"), op)
+    assert "did you mean" not in message
 
 
 def test_omitted_inputs_beyond_the_last_are_accepted():
@@ -142,15 +142,15 @@ def test_omitted_inputs_beyond_the_last_are_accepted():
 def test_oversized_masks_are_refused():
     with little_memory():
         refused(model("y = Trilu(x)", "x: [1048576, 1048576]"), "Trilu 'y'.*the shape")
-        made = model("y = Attention(x, x, x, is_causal=1, q_num_heads=1, kv_num_heads=1)",
+        network = model("y = Attention(x, x, x, is_causal=1, q_num_heads=1, kv_num_heads=1)",
                      "x: [1, 1048576, 4]", opset=23)  # fmt: skip
-        refused(made, "Attention 'y'.*the shape")
+        refused(network, "Attention 'y'.*the shape")
 
 
 def test_data_dependent_shapes_are_refused():
-    made = model("y = Reshape(x, s)", "x: [1, 4], s: int64[2]")
-    assert load(made, constants={"s": np.array([2, 2])}).inputs == ("x",)
-    refused(made, "the shape must be known.*'s'", UnsupportedOp)
+    network = model("y = Reshape(x, s)", "x: [1, 4], s: int64[2]")
+    assert load(network, constants={"s": np.array([2, 2])}).inputs == ("x",)
+    refused(network, "the shape must be known.*'s'", UnsupportedOp)
 
 
 # -- sizes -----------------------------------------------------------------------------------------
@@ -164,9 +164,9 @@ def tensor_of(dims):
 
 @pytest.mark.parametrize("dims", [[2**40], [2**31, 2**31], [-1], [2**62, 4], [1] * 40, [0, 2**62]])
 def test_absurd_tensors(dims):
-    made = one("Add", "x w")
-    made.graph.initializer.append(tensor_of(dims))
-    refused(made, "'w' has|does not|broadcast|shape|takes")
+    network = one("Add", "x w")
+    network.graph.initializer.append(tensor_of(dims))
+    refused(network, "'w' has|does not|broadcast|shape|takes")
 
 
 def test_absurd_shapes():
@@ -178,8 +178,8 @@ def test_absurd_shapes():
     refused(one("Tile", "x s", {"s": np.array([2**30, 2**30])}), "shape")
     refused(one("Pad", "x s", {"s": np.array([0, 2**40, 0, 0])}), "shape")
     ends = np.array([0, 1], np.float32)
-    made = one("OneHot", "i d v", {"i": np.arange(4), "d": np.array(2**40), "v": ends})
-    refused(made, "shape")
+    network = one("OneHot", "i d v", {"i": np.arange(4), "d": np.array(2**40), "v": ends})
+    refused(network, "shape")
     refused(one("Reshape", "x s", {"s": np.array([-1, -1])}), "shape")
     refused(one("Reshape", "x s", {"s": np.array([3, 3])}), "does not fit")
 
@@ -188,9 +188,9 @@ def test_growing_constants_are_not_computed_at_import():
     """The import does not compute large results of small constants where it needs only a shape."""
     tall, wide = np.ones((2**14, 1), np.float32), np.ones((1, 2**14), np.float32)
     for op in ("Add", "Less", "MatMul"):
-        made = model(f"c = {op}(a, b); y = Shape(c)", weights={"a": tall, "b": wide})
+        network = model(f"c = {op}(a, b); y = Shape(c)", weights={"a": tall, "b": wide})
         with little_memory():
-            load(made)
+            load(network)
 
 
 def test_float64_constants_out_of_range_are_refused():
@@ -207,8 +207,8 @@ def test_float64_constants_out_of_range_are_refused():
 
 
 def test_loops_of_unknown_length_are_refused():
-    made = model([loop("n")], "x: [1, 4], n: int64[]", weights={"true": np.array(True)})
-    refused(made, "number of iterations must be known", UnsupportedOp)
+    network = model([loop("n")], "x: [1, 4], n: int64[]", weights={"true": np.array(True)})
+    refused(network, "number of iterations must be known", UnsupportedOp)
 
 
 def test_functions_without_end():
@@ -251,13 +251,13 @@ def test_nested_without_end():
 
 
 def external(location, **more):
-    made = one("Add", "x w")
+    network = one("Add", "x w")
     tensor = tensor_of([1, 4])
     tensor.data_location = TensorProto.EXTERNAL
     for key, text in {"location": location, **more}.items():
         tensor.external_data.add(key=key, value=text)
-    made.graph.initializer.append(tensor)
-    return made
+    network.graph.initializer.append(tensor)
+    return network
 
 
 def test_external_data_beyond_2_gb(tmp_path):
@@ -270,16 +270,18 @@ def test_external_data_beyond_2_gb(tmp_path):
         file.seek(begin)
         file.write(values.tobytes())
     saved(external("w.bin", offset=str(begin), length="16"), tmp_path / "m.onnx")
-    got = cml.Session(cml.load(tmp_path / "m.onnx"), "cpu").run({"x": np.zeros((1, 4), np.float32)})
-    assert_array_equal(got["y"][0], values)
+    outputs = cml.Session(cml.load(tmp_path / "m.onnx"), "cpu").run(
+        {"x": np.zeros((1, 4), np.float32)}
+    )
+    assert_array_equal(outputs["y"][0], values)
 
 
 def test_external_data_of_a_source():
     values = np.arange(8, dtype=np.float32)
     model = external("./w.bin", offset="16", length="16").SerializeToString()
     pak = FileSource({"net.onnx": model, "w.bin": values.tobytes()}, "net.onnx")
-    got = cml.Session(cml.load(pak), "cpu").run({"x": np.zeros((1, 4), np.float32)})
-    assert_array_equal(got["y"][0], values[4:])
+    outputs = cml.Session(cml.load(pak), "cpu").run({"x": np.zeros((1, 4), np.float32)})
+    assert_array_equal(outputs["y"][0], values[4:])
     pak.files["w.bin"] = values.tobytes()[:20]
     with pytest.raises(CmlError, match="'w.bin' is truncated|16 bytes at 16"):
         cml.load(pak)
@@ -327,11 +329,11 @@ def test_external_data_of_wrong_size(tmp_path, more, match):
 
 
 def test_sparse_tensors_are_refused_by_name():
-    made = one("Relu")
-    sparse = made.graph.sparse_initializer.add()
+    network = one("Relu")
+    sparse = network.graph.sparse_initializer.add()
     sparse.values.CopyFrom(numpy_helper.from_array(np.ones(1, np.float32), "holes"))
     sparse.dims.extend([4])
-    refused(made, "sparse tensor 'holes'", UnsupportedOp)
+    refused(network, "sparse tensor 'holes'", UnsupportedOp)
 
 
 def test_unsupported_types_are_refused():
@@ -339,15 +341,15 @@ def test_unsupported_types_are_refused():
     refused(model("y = Identity(x)", [text]), "'x' is string", UnsupportedOp)
     sequence = helper.make_tensor_sequence_value_info("x", TensorProto.FLOAT, [1])
     refused(model("y = Identity(x)", [sequence]), "'x' is a sequence")
-    made = model("y = Add(x, w)", "x: int64[2]", weights={"w": np.array([2**40, 1])})
-    refused(made, "Add 'y'.*1099511627776.*32 bits")
+    network = model("y = Add(x, w)", "x: int64[2]", weights={"w": np.array([2**40, 1])})
+    refused(network, "Add 'y'.*1099511627776.*32 bits")
 
 
 @pytest.mark.filterwarnings("ignore:.*is float64")
 def test_bitcast_of_float64_is_refused():
     """A BitCast of a 64-bit float is refused, since it is computed in 32 bits here."""
-    made = model("y = BitCast(x, to=7)", "x: float64[2]", opset=27)
-    refused(made, "float64 read as int64", UnsupportedOp)
+    network = model("y = BitCast(x, to=7)", "x: float64[2]", opset=27)
+    refused(network, "float64 read as int64", UnsupportedOp)
 
 
 # -- names and shapes that could mislead readers -------------------------------------------------
@@ -361,8 +363,8 @@ CONTROLS = ["\x1b[31mred\x1b[2J", "a\x07b", "\x9b31m", "a\u202eb", "a\rb", "\0"]
 )
 def test_names_never_steer_the_terminal(command, tmp_path, capsys):
     name = "".join(CONTROLS)
-    made = model([helper.make_node("Relu", [name], ["y"], name=name)], [value(name, [1, 4])])
-    (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
+    network = model([helper.make_node("Relu", [name], ["y"], name=name)], [value(name, [1, 4])])
+    (tmp_path / "m.onnx").write_bytes(network.SerializeToString())
     command, *more = command.split()
     with suppress(SystemExit):
         main([command, str(tmp_path / "m.onnx"), *more])
@@ -386,9 +388,9 @@ def test_overflowing_empty_shapes_are_refused(shape):
     for op, inputs in (("Reshape", "e s"), ("Expand", "x s"), ("ConstantOfShape", "s")):
         weights = {"s": np.array(shape), "e": np.zeros(0, np.float32)}
         refused(one(op, inputs, weights), "shape|cannot|axes")
-    made = one("Add", "x w")
-    made.graph.initializer.append(tensor_of(shape))
-    refused(made, "the tensor 'w' has the shape")
+    network = one("Add", "x w")
+    network.graph.initializer.append(tensor_of(shape))
+    refused(network, "the tensor 'w' has the shape")
     text = (
         "version 1.0;\ngraph g(x) -> (y)\n{{\n    x = external(shape = {});\n    y = relu(x);\n}}\n"
     )

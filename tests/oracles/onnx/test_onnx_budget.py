@@ -52,11 +52,11 @@ def endless_loop():
 
 def long_attribute():
     """Returns a model with an attribute of 4 million numbers, each in a field of its own."""
-    made = model("y = Relu(x)")
-    attribute = made.graph.node[0].attribute.add()
+    network = model("y = Relu(x)")
+    attribute = network.graph.node[0].attribute.add()
     attribute.name, attribute.type = "many", onnx.AttributeProto.INTS
     attribute.ints.extend([1] * 4_000_000)
-    return made
+    return network
 
 
 HOSTILE = {

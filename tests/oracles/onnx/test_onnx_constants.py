@@ -65,9 +65,9 @@ def test_files_of_inputs_decide_a_condition(rates, run):
 def test_every_command_that_loads_takes_constants(rates, line, monkeypatch, run_cml, refused):
     monkeypatch.chdir(rates.parent)
     line = line.format(rates)
-    said = refused(line)
-    assert "If 'y': the condition must be known" in said
-    assert "--constant rate=VALUE|FILE --constant wanted=VALUE|FILE, or cml.load" in said
+    message = refused(line)
+    assert "If 'y': the condition must be known" in message
+    assert "--constant rate=VALUE|FILE --constant wanted=VALUE|FILE, or cml.load" in message
     run_cml(f"{line} --constant rate=1 --constant wanted=1")
 
 

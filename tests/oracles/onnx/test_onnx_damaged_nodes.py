@@ -83,10 +83,10 @@ def undamaged(row):
     if key_of(row) in smallest():
         return smallest()[key_of(row)][1:]
     names = [f"x{i}" for i in range(min(row.inputs, 4))]
-    made = node(f"y = {row.domain}:{row.name}({', '.join(names)})")
+    call = node(f"y = {row.domain}:{row.name}({', '.join(names)})")
     inputs = ", ".join(f"{name}: [2, 4, 8]" for name in names)
     opset = {row.domain: row.since} if row.domain else {"": max(row.since, 7)}
-    network = onnx_model([made], inputs, domains=opset)
+    network = onnx_model([call], inputs, domains=opset)
     return network, [np.ones((2, 4, 8), np.float32) for _ in names]
 
 

@@ -83,13 +83,13 @@ def test_every_case_of_an_operator(op):
             continue
         a = case.attrs
         by_reference = (op, a.get("method"), a.get("border")) in BY_REFERENCE
-        got = (reference if by_reference else run_onnx)(data, inputs)
-        wanted = on_cpu(graph, inputs)
-        assert difference(got, wanted) == "", f"{case.id} constants={constants}"
+        actual = (reference if by_reference else run_onnx)(data, inputs)
+        expected = on_cpu(graph, inputs)
+        assert difference(actual, expected) == "", f"{case.id} constants={constants}"
         if number == 0:
             again = on_cpu(cml.load(data), inputs)  # counted results have one more output
-            again = {name: again[name] for name in wanted}
-            assert difference(again, wanted) == "", f"read back: {case.id}"
+            again = {name: again[name] for name in expected}
+            assert difference(again, expected) == "", f"read back: {case.id}"
 
 
 @pytest.mark.parametrize("opset", [13, 26])
@@ -119,8 +119,8 @@ def test_the_first_case_of_operators_in_other_opsets(opset):
 def test_expanded_operator_agrees_with_onnx_runtime(op, tmp_path):
     call = random_call(op, 1)
     graph = cml.load(call.write(tmp_path))
-    got = run_onnx(exported(graph), call.inputs)
-    assert difference(got, on_cpu(graph, call.inputs)) == "", call.attrs
+    outputs = run_onnx(exported(graph), call.inputs)
+    assert difference(outputs, on_cpu(graph, call.inputs)) == "", call.attrs
 
 
 def test_a_wrong_form_is_seen(monkeypatch):
@@ -141,11 +141,11 @@ def test_demo_network_round_trips_through_onnx(name, tmp_path):
     data = (tmp_path / "m.onnx").read_bytes()
     assert data == exported(graph), "twice the same bytes"
     inputs = random_inputs(graph)
-    wanted = on_cpu(graph, inputs)
-    assert difference(run_onnx(data, inputs), wanted) == ""
+    expected = on_cpu(graph, inputs)
+    assert difference(run_onnx(data, inputs), expected) == ""
     again = cml.load(tmp_path / "m.onnx")
     assert (again.inputs, again.outputs) == (graph.inputs, graph.outputs)
-    assert difference(on_cpu(again, inputs), wanted) == ""
+    assert difference(on_cpu(again, inputs), expected) == ""
 
 
 def test_export_preserves_names_and_weights(tmp_path):
@@ -202,8 +202,8 @@ graph g(x) -> (y)
 def test_weights_in_16_bits(tmp_path, run_cml):
     graph = cml.load(MODELS / "upres.nnef")
     cml.save(graph, tmp_path / "whole.onnx")
-    said = run_cml(f"export {MODELS}/upres.nnef {tmp_path}/m.onnx --half").out
-    assert "each within 0.049 % of its tensor's largest" in said or "each within 0.0" in said
+    output = run_cml(f"export {MODELS}/upres.nnef {tmp_path}/m.onnx --half").out
+    assert "each within 0.049 % of its tensor's largest" in output or "each within 0.0" in output
     data = (tmp_path / "m.onnx").read_bytes()
     assert len(data) < 0.55 * (tmp_path / "whole.onnx").stat().st_size
     model = onnx.load_from_string(data)
@@ -211,12 +211,12 @@ def test_weights_in_16_bits(tmp_path, run_cml):
     kinds = {t.data_type for t in model.graph.initializer if np.prod(t.dims) >= 32}
     assert kinds == {onnx.TensorProto.FLOAT16}
     inputs = random_inputs(graph)
-    wanted, got = on_cpu(graph, inputs), run_onnx(data, inputs)
+    expected, actual = on_cpu(graph, inputs), run_onnx(data, inputs)
     again = cml.load(data)
     assert again.ops == cml.load(exported(graph)).ops, "the casts are computed at load"
-    assert difference(on_cpu(again, inputs), got) == ""
-    for name, want in wanted.items():
-        assert 0 < np.abs(got[name] - want).max() < 1e-3 * np.abs(want).max()
+    assert difference(on_cpu(again, inputs), actual) == ""
+    for name, want in expected.items():
+        assert 0 < np.abs(actual[name] - want).max() < 1e-3 * np.abs(want).max()
 
 
 def test_weights_that_do_not_fit_into_16_bits_stay(tmp_path, run_cml, rng):
@@ -233,14 +233,14 @@ graph g(x) -> (y)
 }"""
     w, v, total = np.float32([[7e4] * 64]), np.float32([[np.inf] * 64]), np.zeros((2, 64), "f")
     folder = write_model(tmp_path / "g", text, w=w, v=v, total=total)
-    said = run_cml(f"export {folder} {tmp_path}/m.onnx --half").out
-    assert "in 32 bits, as they exceed 65504: w" in said
+    output = run_cml(f"export {folder} {tmp_path}/m.onnx --half").out
+    assert "in 32 bits, as they exceed 65504: w" in output
     model = onnx.load(tmp_path / "m.onnx")
     kinds = {t.name: t.data_type for t in model.graph.initializer}
     assert kinds == {"w": 1, "v_half": 10, "total": 1}
     x = rng.normal(size=(2, 64)).astype(np.float32)
-    got = run_onnx((tmp_path / "m.onnx").read_bytes(), {"x": x})
-    assert_array_equal(got["total_next"], x)
+    outputs = run_onnx((tmp_path / "m.onnx").read_bytes(), {"x": x})
+    assert_array_equal(outputs["total_next"], x)
 
 
 # -- open axes ------------------------------------------------------------------------------------
@@ -267,10 +267,10 @@ def test_an_open_axis_takes_other_sizes_or_is_refused(op, tmp_path):
                         {name: (*shape[:axis], size(extent), *shape[axis + 1 :])}
                     )
                     inputs = {n: np.asarray(x) for n, x in random_inputs(other).items()}
-                    wanted = on_cpu(other, inputs)
+                    expected = on_cpu(other, inputs)
                 except CmlError:  # the operator does not take that size
                     continue
-                assert difference(run_onnx(data, inputs), wanted) == "", (axis, size(extent))
+                assert difference(run_onnx(data, inputs), expected) == "", (axis, size(extent))
 
 
 def test_networks_with_open_axes(tmp_path, run_cml):
@@ -287,9 +287,9 @@ def test_networks_with_open_axes(tmp_path, run_cml):
     for shape in ((1, 3, 64, 48), (1, 3, 33, 70)):
         other = graph.reshaped({"image": shape})
         inputs = random_inputs(other)
-        wanted = on_cpu(other, inputs)
-        assert difference(run_onnx(data, inputs), wanted) == ""
-        assert difference(on_cpu(cml.load(data, shapes={"image": shape}), inputs), wanted) == ""
+        expected = on_cpu(other, inputs)
+        assert difference(run_onnx(data, inputs), expected) == ""
+        assert difference(on_cpu(cml.load(data, shapes={"image": shape}), inputs), expected) == ""
 
 
 TWO_INPUTS = """version 1.0;
@@ -356,10 +356,10 @@ def test_an_integer_network_is_written_as_qdq(name):
     assert again.integer == graph.integer
     for seed in range(3):
         inputs = random_inputs(graph, seed)
-        wanted = on_cpu(graph, inputs)
-        got, peer = on_cpu(again, inputs), run_onnx(data, inputs)
-        for name, want in wanted.items():
-            assert_array_equal(got[name], want)
+        expected = on_cpu(graph, inputs)
+        actual, peer = on_cpu(again, inputs), run_onnx(data, inputs)
+        for name, want in expected.items():
+            assert_array_equal(actual[name], want)
             error = np.sqrt(np.mean((peer[name] - want) ** 2))
             assert error < 0.01 * np.abs(want).max(), "halves go to even there"
 
@@ -392,10 +392,10 @@ graph g(x) -> (y)
     for height in (8, 11):
         other = graph.reshaped({"x": (1, 3, height, 8)})
         inputs = {"x": rng.normal(size=(1, 3, height, 8)).astype(np.float32)}
-        wanted = on_cpu(other, inputs)["y"]
+        expected = on_cpu(other, inputs)["y"]
         again = cml.load(data, shapes={"x": (1, 3, height, 8)})
-        assert_array_equal(on_cpu(again, inputs)["y"], wanted)
-        assert_allclose(run_onnx(data, inputs)["y"], wanted, atol=1e-3)
+        assert_array_equal(on_cpu(again, inputs)["y"], expected)
+        assert_allclose(run_onnx(data, inputs)["y"], expected, atol=1e-3)
 
 
 def test_random_integer_networks_are_read_back_or_refused(tmp_path):
@@ -409,8 +409,8 @@ def test_random_integer_networks_are_read_back_or_refused(tmp_path):
             assert "read as another network. Save it as NNEF" in str(error)
             counts["refused"] += 1
             continue
-        wanted, got = (on_cpu(graph, case.inputs) for graph in (case.graph, cml.load(file)))
-        assert all(np.array_equal(got[name], wanted[name]) for name in wanted), seed
+        expected, actual = (on_cpu(graph, case.inputs) for graph in (case.graph, cml.load(file)))
+        assert all(np.array_equal(actual[name], expected[name]) for name in expected), seed
         counts["same"] += 1
     assert counts["same"] > 20 and counts["refused"] > 0
 
@@ -427,10 +427,10 @@ def test_integers_have_neither_nan_nor_negative_zero(tmp_path, rng, text):
     cml.save(graph, tmp_path / "m.onnx")
     again = cml.load(tmp_path / "m.onnx")
     assert again.integer and {n.op for n in graph.nodes} <= {n.op for n in again.nodes}
-    wanted = on_cpu(graph, inputs)["y"]
-    assert_array_equal(on_cpu(again, inputs)["y"], wanted)
+    expected = on_cpu(graph, inputs)["y"]
+    assert_array_equal(on_cpu(again, inputs)["y"], expected)
     peer = run_onnx((tmp_path / "m.onnx").read_bytes(), inputs)["y"]
-    assert_allclose(peer, wanted, atol=0.01 * np.abs(wanted).max(), err_msg="a step at most")
+    assert_allclose(peer, expected, atol=0.01 * np.abs(expected).max(), err_msg="a step at most")
 
 
 def test_integer_networks_without_a_qdq_form(tmp_path):
@@ -450,8 +450,8 @@ def test_integer_networks_without_a_qdq_form(tmp_path):
 
 def test_the_command(tmp_path, run_cml):
     target = tmp_path / "m.onnx"
-    said = run_cml(f"export {MODELS}/upres.nnef {target} --opset 17").out
-    assert "operations, opset 17" in said
+    output = run_cml(f"export {MODELS}/upres.nnef {target} --opset 17").out
+    assert "operations, opset 17" in output
     assert onnx.load(target).opset_import[0].version == 17
     assert "operations, opset 20" in run_cml(f"export {MODELS}/upres.nnef {target} --overwrite").out
     run_cml(f"info {target}")
@@ -544,13 +544,13 @@ def test_game_operators_become_functions_or_placeholders(game_specs, tmp_path, r
         "cml_engine", "game", "cml_engine", "cml_engine",
     ]  # fmt: skip
     inputs = {"x": rng.normal(size=(2, 3)).astype(np.float32), "z": np.float32([2, -1])}
-    wanted = on_cpu(graph, inputs)
+    expected = on_cpu(graph, inputs)
     evaluator = ReferenceEvaluator(model, new_ops=[Cross])
-    got = dict(zip(evaluator.output_names, evaluator.run(None, inputs), strict=True))
-    assert difference(got, wanted) == ""
-    assert difference(on_cpu(cml.load(data), inputs), wanted) == "", "read back"
-    said = run_cml(f"export {source} {tmp_path}/m.onnx").out
-    assert "of the domain 'game': my_cross. ONNX has no such operator" in said
+    actual = dict(zip(evaluator.output_names, evaluator.run(None, inputs), strict=True))
+    assert difference(actual, expected) == ""
+    assert difference(on_cpu(cml.load(data), inputs), expected) == "", "read back"
+    output = run_cml(f"export {source} {tmp_path}/m.onnx").out
+    assert "of the domain 'game': my_cross. ONNX has no such operator" in output
     cml.unregister("my_cross")
     with pytest.raises(UnsupportedOp, match="game:my_cross"):
         cml.load(data)
@@ -581,8 +581,8 @@ graph g(x) -> (z)
     cml.register(plus)
     graph, inputs = cml.load(cml.MemoryModel(text)), {"x": np.ones((2, 2), np.float32)}
     for dynamic in (None, {"x": ("n", 2)}):
-        got = run_onnx(exported(graph, dynamic=dynamic), inputs)
-        assert difference(got, on_cpu(graph, inputs)) == ""
+        outputs = run_onnx(exported(graph, dynamic=dynamic), inputs)
+        assert difference(outputs, on_cpu(graph, inputs)) == ""
 
 
 def test_more_weights_than_a_file_holds(monkeypatch, tmp_path):

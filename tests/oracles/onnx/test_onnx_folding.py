@@ -22,12 +22,12 @@ def both(op, *arrays, opset=18, **attrs):
     Asserts that both results are equal and that the one of constants is computed at loading.
     """
     given = {f"x{i}": np.asarray(array) for i, array in enumerate(arrays)}
-    made = node(f"y = {op}({', '.join(given)})", **attrs)
+    call = node(f"y = {op}({', '.join(given)})", **attrs)
     results = []
     for known in (given, {name: array for name, array in given.items() if name != "x0"}):
         inputs = [value(name, a.shape, str(a.dtype)) for name, a in given.items()]
         inputs = [v for v in inputs if v.name not in known] or [value("unused", (1,))]
-        network = model([made], inputs, "y", known, opset)
+        network = model([call], inputs, "y", known, opset)
         with warnings.catch_warnings():  # about integers that are not proven to fit
             warnings.simplefilter("ignore", cml.nnef.NnefWarning)
             graph = load(network)
@@ -54,8 +54,8 @@ def test_logarithms_of_large_sums():
      ("Sum", [-2, 3]), ("LogSumExp", [-2, 3])],
 )  # fmt: skip
 def test_reductions_over_no_axes(op, wanted):
-    got = both(f"Reduce{op}", floats(-2, 3), noop_with_empty_axes=1)
-    assert_allclose(got, wanted, rtol=1e-6)
+    result = both(f"Reduce{op}", floats(-2, 3), noop_with_empty_axes=1)
+    assert_allclose(result, wanted, rtol=1e-6)
 
 
 @pytest.mark.parametrize("op", REDUCTIONS)
@@ -63,9 +63,9 @@ def test_reductions_over_no_axes(op, wanted):
 def test_a_reduced_number_is_an_integer(op, keepdims):
     exact = op in ("Sum", "Mean", "Max", "Min", "Prod", "L1")
     number = np.array(ODD if exact else 3, np.int64)
-    got = both(f"Reduce{op}", number, keepdims=keepdims)
-    wanted = {"SumSquare": 9, "LogSum": 1}.get(op, number)
-    assert got.dtype == np.int32 and got.shape == () and got == wanted
+    result = both(f"Reduce{op}", number, keepdims=keepdims)
+    expected = {"SumSquare": 9, "LogSum": 1}.get(op, number)
+    assert result.dtype == np.int32 and result.shape == () and result == expected
 
 
 @pytest.mark.parametrize(
@@ -98,9 +98,9 @@ def test_reduction_of_booleans_is_refused(op):
 def test_products_of_integers(rng, dtype):
     a, b = (rng.integers(-9000, 9000, (3, 3)).astype(dtype) for _ in range(2))
     for equation in ("ij,jk->ik", "ij,kj->", "ij,ij->j", "ij,kl->lkji", "ii,jk->kj"):
-        got = both("Einsum", a, b, equation=equation)
-        assert got.dtype == np.int32
-        assert_array_equal(got, np.einsum(equation, a, b).astype(np.int32))
+        result = both("Einsum", a, b, equation=equation)
+        assert result.dtype == np.int32
+        assert_array_equal(result, np.einsum(equation, a, b).astype(np.int32))
     for equation in ("ij->ji", "ii->i", "ij->j", "ii"):
         assert_array_equal(both("Einsum", a, equation=equation), np.einsum(equation, a))
 
@@ -113,8 +113,8 @@ def test_identity_einsum(rng):
 def test_powers_of_integers():
     """Powers of integers are truncated to integers, as ONNX Runtime casts them."""
     roots = np.array([0, 1, 2, 3, 4, 8, 9, 15, 1 << 24, (1 << 24) - 1, 46340**2, 46340**2 - 1])
-    got = both("Pow", roots.astype(np.int32), np.array(0.5, np.float32))
-    assert_array_equal(got, [0, 1, 1, 1, 2, 2, 3, 3, 4096, 4095, 46340, 46339])
+    result = both("Pow", roots.astype(np.int32), np.array(0.5, np.float32))
+    assert_array_equal(result, [0, 1, 1, 1, 2, 2, 3, 3, 4096, 4095, 46340, 46339])
     small = np.array([1, 2, -2, 3], np.int32)
     assert_array_equal(both("Pow", small, np.array(-1)), [1, 0, 0, 0])
     assert_array_equal(both("Pow", small, np.array([2, 3, 5, 0])), [1, 8, -32, 1])
@@ -123,11 +123,11 @@ def test_powers_of_integers():
 
 def test_roots_of_no_positive_numbers():
     x = floats(-INF, -0.0, 0.0, INF, 4, -4, NAN)
-    got = both("Pow", x, np.array(0.5, np.float32))
-    assert_allclose(got, [INF, 0, 0, INF, 2, NAN, NAN], rtol=1e-6)
-    assert not np.signbit(got[1])
-    got = both("Pow", x, np.array(-0.5, np.float32))
-    assert_allclose(got, [0, INF, INF, 0, 0.5, NAN, NAN])
+    result = both("Pow", x, np.array(0.5, np.float32))
+    assert_allclose(result, [INF, 0, 0, INF, 2, NAN, NAN], rtol=1e-6)
+    assert not np.signbit(result[1])
+    result = both("Pow", x, np.array(-0.5, np.float32))
+    assert_allclose(result, [0, INF, INF, 0, 0.5, NAN, NAN])
 
 
 @pytest.mark.parametrize("op", ["Max", "Min"])
@@ -145,22 +145,22 @@ def test_clip_propagates_nan(opset, low, high):
     bounds = {"min": low, "max": high}
     if opset < 11:
         given = {name: float(v) for name, v in bounds.items() if v is not None}
-        got = both("Clip", x, opset=opset, **given)
+        result = both("Clip", x, opset=opset, **given)
     else:
         given = [
             np.float32(-INF if low is None else low),
             np.float32(INF if high is None else high),
         ]
-        got = both("Clip", x, *given)
+        result = both("Clip", x, *given)
     least, most = -INF if low is None else low, INF if high is None else high
-    assert_array_equal(got, np.minimum(np.maximum(x, least), most))
+    assert_array_equal(result, np.minimum(np.maximum(x, least), most))
 
 
 def test_an_output_that_is_an_input(rng):
     x = rng.standard_normal((2, 3), np.float32)
-    got = run(model("y = Relu(x)", "x: [2, 3]", "x: [2, 3], y"), x=x)
-    assert_array_equal(got["x"], x)
-    assert_array_equal(got["y"], np.maximum(x, 0))
+    outputs = run(model("y = Relu(x)", "x: [2, 3]", "x: [2, 3], y"), x=x)
+    assert_array_equal(outputs["x"], x)
+    assert_array_equal(outputs["y"], np.maximum(x, 0))
 
 
 @pytest.mark.parametrize("op", ["ScatterElements", "ScatterND"])
@@ -169,8 +169,8 @@ def test_small_integers_wrap_around(op, reduction, wanted):
     indices = np.array([[0]])
     updates = np.array([[100]] if op == "ScatterElements" else [100], np.int8)
     x = np.array([[100]] if op == "ScatterElements" else [100], np.int8)
-    got = both(op, x, indices, updates, reduction=reduction)
-    assert got.reshape(-1).tolist() == [wanted]
+    result = both(op, x, indices, updates, reduction=reduction)
+    assert result.reshape(-1).tolist() == [wanted]
     assert both("Einsum", x[:1], x[:1], equation="...,...->...").reshape(-1).tolist() == [16]
 
 

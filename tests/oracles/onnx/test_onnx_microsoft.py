@@ -108,8 +108,8 @@ def test_weights_of_a_few_bits_stay_in_blocks(bits, zeros, rng):
         given["zeros"] = rng.integers(0, 256, 6 * -(-3 * bits // 8)).astype(np.uint8)
     elif zeros == "floats":
         given["zeros"] = rng.uniform(0, 2**bits, 18).astype(np.float32)
-    made = ms(f"y = MatMulNBits({', '.join(['x', *given])}, K=40, N=6, block_size=16)", bits=bits)
-    graph = agrees_with_runtime(made, rng.uniform(-1, 1, (2, 5, 40)).astype(np.float32), given)
+    call = ms(f"y = MatMulNBits({', '.join(['x', *given])}, K=40, N=6, block_size=16)", bits=bits)
+    graph = agrees_with_runtime(call, rng.uniform(-1, 1, (2, 5, 40)).astype(np.float32), given)
     (blocks,) = (found for a in graph.constants.values() if (found := weight_blocks(a)))
     assert blocks.bits == (8 if bits == 8 else 4)
 
@@ -121,9 +121,9 @@ def test_weights_of_a_few_bits_stay_in_blocks(bits, zeros, rng):
 def test_weights_that_do_not_fill_their_blocks_are_refused(attrs, message):
     given = {"codes": np.zeros((6, 3, 8), np.uint8), "scales": np.ones(18, np.float32)}
     sizes = {"K": 40, "N": 6, "bits": 4, "block_size": 16} | attrs
-    made = ms("y = MatMulNBits(x, codes, scales)", **sizes)
+    call = ms("y = MatMulNBits(x, codes, scales)", **sizes)
     with pytest.raises(cml.ModelError, match=message):
-        load(model([made], "x: [2, 40]", "y", given))
+        load(model([call], "x: [2, 40]", "y", given))
 
 
 def test_group_norm(rng):
@@ -132,29 +132,29 @@ def test_group_norm(rng):
     ONNX Runtime has this operator only on other devices.
     """
     given = {name: weights(rng)[name] for name in ("v8", "u8")}
-    made = ms("y = GroupNorm(x, v8, u8, groups=2, activation=1, epsilon=0.001)")
+    call = ms("y = GroupNorm(x, v8, u8, groups=2, activation=1, epsilon=0.001)")
     x = rng.standard_normal((2, 3, 5, 8), np.float32)
-    got = run(model([made], "x: [2, 3, 5, 8]", "y", given), x=x)
+    outputs = run(model([call], "x: [2, 3, 5, 8]", "y", given), x=x)
     parts = x.reshape(2, 15, 2, 4)
     mean, variance = (f(parts, axis=(1, 3), keepdims=True) for f in (np.mean, np.var))
     even = ((parts - mean) / np.sqrt(variance + 1e-3)).reshape(x.shape)
-    wanted = even * given["v8"] + given["u8"]
-    assert_allclose(got["y"], wanted / (1 + np.exp(-wanted)), rtol=1e-4, atol=1e-5)
+    expected = even * given["v8"] + given["u8"]
+    assert_allclose(outputs["y"], expected / (1 + np.exp(-expected)), rtol=1e-4, atol=1e-5)
 
 
 def test_file_optimized_by_onnx_runtime_is_read(rng, tmp_path):
-    made = exported_cnn(rng)
+    network = exported_cnn(rng)
     for dim, extent in zip(
-        made.graph.input[0].type.tensor_type.shape.dim, (1, 3, 8, 8), strict=True
+        network.graph.input[0].type.tensor_type.shape.dim, (1, 3, 8, 8), strict=True
     ):
         dim.Clear()
         dim.dim_value = extent
-    saved(made, tmp_path / "m.onnx")
+    saved(network, tmp_path / "m.onnx")
     options = ort.SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     session = ort.InferenceSession(str(tmp_path / "m.onnx"), options)
     x = rng.standard_normal((1, 3, 8, 8), np.float32)
-    got = cml.Session(cml.load(tmp_path / "optimised.onnx"), "cpu").run({"image": x})
-    (wanted,) = session.run(None, {"image": x})
-    assert_allclose(got["output"], wanted, rtol=1e-4, atol=1e-6)
+    outputs = cml.Session(cml.load(tmp_path / "optimised.onnx"), "cpu").run({"image": x})
+    (expected,) = session.run(None, {"image": x})
+    assert_allclose(outputs["output"], expected, rtol=1e-4, atol=1e-6)

@@ -74,9 +74,9 @@ def test_a_sample_through_nnef_and_back():
     """
     pytest.importorskip("onnxruntime")
     names = sorted(onnx_nodes.cases())[::14]
-    found = onnx_nodes.run("cpu", names, onnx_nodes.round_trip)
-    assert [v for v in found if v.verdict == "FAIL"] == []
-    assert sum(v.verdict == "PASS" for v in found) > 0.9 * len(names)
+    actual = onnx_nodes.run("cpu", names, onnx_nodes.round_trip)
+    assert [v for v in actual if v.verdict == "FAIL"] == []
+    assert sum(v.verdict == "PASS" for v in actual) > 0.9 * len(names)
 
 
 def test_a_wrong_answer_is_a_failure(monkeypatch):

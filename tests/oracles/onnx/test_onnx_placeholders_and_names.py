@@ -75,8 +75,8 @@ def test_placeholders_are_declared_and_filled(tmp_path, convert, run_cml, refuse
         files = f"-i x={tmp_path}/x.npy -o y={tmp_path}/y.npy"
         run_cml(f"run {tmp_path}/{source} --ops {ops} --backend cpu {files}")
         scale = np.array([1, 4, 9], np.float32)[:, None, None]
-        wanted = np.maximum(x, 0) * scale + x
-        np.testing.assert_allclose(np.load(tmp_path / "y.npy"), wanted, rtol=1e-6)
+        expected = np.maximum(x, 0) * scale + x
+        np.testing.assert_allclose(np.load(tmp_path / "y.npy"), expected, rtol=1e-6)
         cml.unregister("Warp")
 
 
@@ -107,9 +107,9 @@ def test_nodes_that_cannot_be_placeholders_are_refused(tmp_path, convert, damage
 
 
 def test_an_output_without_a_shape_hides_no_value_info(tmp_path, run_cml):
-    made = model([warp("b = game:Warp(a, a)")], "a: [1, 3]", "b")
-    made.graph.value_info.extend(values("b: [1, 3]"))
-    path = saved(made, tmp_path / "m.onnx")
+    network = model([warp("b = game:Warp(a, a)")], "a: [1, 3]", "b")
+    network.graph.value_info.extend(values("b: [1, 3]"))
+    path = saved(network, tmp_path / "m.onnx")
     run_cml(f"convert {path} {tmp_path}/m.nnef --placeholders")
 
 
@@ -134,13 +134,13 @@ def without_its_data(path):
         "c = Conv(x, f, b); n = BatchNormalization(c, s, o, m, v); g = GlobalAveragePool(n); "
         "h = Flatten(g); y = MatMul(h, w)"
     )
-    made = model(nodes, "x: [1, 3, 8, 8]", "y: [1, 5]")
+    network = model(nodes, "x: [1, 3, 8, 8]", "y: [1, 5]")
     for name, shape in shapes.items():
         tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=shape)
         tensor.data_location = TensorProto.EXTERNAL
         tensor.external_data.add(key="location", value="weights.bin")
-        made.graph.initializer.append(tensor)
-    return saved(made, path)
+        network.graph.initializer.append(tensor)
+    return saved(network, path)
 
 
 def test_missing_external_data_may_be_random(tmp_path):
@@ -162,7 +162,7 @@ def test_missing_external_data_may_be_random(tmp_path):
 
 def named(path):
     """Writes a network whose nodes have names like PyTorch's to ``path``; returns the path."""
-    made = model(
+    network = model(
         ["s = Shape(x, name='/up/Shape')",
          "c = Conv(x, f, name='/net/conv1/Conv')",
          "r = Relu(c, name='/net/act/Relu')",
@@ -172,7 +172,7 @@ def named(path):
         "y: [1, 3, 4, 4]",
         {"f": np.ones((3, 3, 1, 1), np.float32), "g": np.ones(4, np.float32)},
     )  # fmt: skip
-    return saved(made, path)
+    return saved(network, path)
 
 
 def test_node_names_are_retained(tmp_path, run_cml):
@@ -195,8 +195,8 @@ def test_many_nodes_of_an_operator_are_counted(tmp_path):
 
 
 def test_convert_reports_renamed_tensors(tmp_path, run_cml):
-    made = model("y = Relu(größe)", "größe: [2]")
-    saved(made, tmp_path / "m.onnx")
+    network = model("y = Relu(größe)", "größe: [2]")
+    saved(network, tmp_path / "m.onnx")
     assert (
         "  'größe' is 'gr__e' there: NNEF's names"
         in run_cml(f"convert {tmp_path}/m.onnx {tmp_path}/m.nnef").out
@@ -216,8 +216,8 @@ def test_a_trace_names_the_nodes(tmp_path, gpu, run_cml):
 @pytest.mark.parametrize("op", ["DepthToSpace", "SpaceToDepth"])
 @pytest.mark.parametrize("mode", ["DCR", "CRD"])
 def test_converted_depth_to_space_can_be_reshaped(op, mode, tmp_path, rng):
-    made = model(f"y = {op}(x, blocksize=2, mode='{mode}')", "x: [1, 8, h, w]")
-    path = saved(made, tmp_path / "m.onnx")
+    network = model(f"y = {op}(x, blocksize=2, mode='{mode}')", "x: [1, 8, h, w]")
+    path = saved(network, tmp_path / "m.onnx")
     cml.save(cml.load(path, shapes={"x": (1, 8, 4, 6)}), tmp_path / "m.tgz")
     x = rng.random((1, 8, 10, 2), np.float32)
     direct, converted = (

@@ -91,8 +91,8 @@ def test_operators_of_integers(tmp_path, rng):
     (bias,) = (a for a in graph.constants.values() if a.dtype == np.int32)
     assert bias.tolist() == [[4000, -(2**26) - 1]]  # beyond the exact integers of a float32
     inputs = {"x": rng.uniform(-3, 3, (1, 3, 6, 6)).astype(np.float32)}
-    (got,) = cml.Session(graph, "cpu").run(inputs).values()
-    off = (got - computed(path, inputs)[0]) / 0.5
+    (actual,) = cml.Session(graph, "cpu").run(inputs).values()
+    off = (actual - computed(path, inputs)[0]) / 0.5
     assert np.abs(off).max() < 1.01 and np.abs(off).mean() < 0.1
 
 
@@ -156,8 +156,8 @@ def test_qdq_network_without_integer_form_runs_in_floats(case, tmp_path):
     path = saved(network, tmp_path / "m.onnx")
     graph = cml.load(path)
     inputs = {"x": np.linspace(-2, 2, 108, dtype=np.float32).reshape(1, 3, 6, 6)}
-    (got,) = cml.Session(graph, "cpu").run(inputs).values()
-    assert_allclose(got, computed(path, inputs)[0], rtol=1e-5, atol=1e-5)
+    (actual,) = cml.Session(graph, "cpu").run(inputs).values()
+    assert_allclose(actual, computed(path, inputs)[0], rtol=1e-5, atol=1e-5)
     assert not graph.integer
     with pytest.raises(cml.InputError, match=f"is quantized, and computed in floats: .*{why}"):
         IntegerInfo.of(graph, points=True, gas=False)
@@ -192,15 +192,15 @@ def test_dynamic_quantization(kind, backend, rng, tmp_path):
     ONNX Runtime uses the scale 1 for a range of zero.
     """
     outputs = "y: uint8[64], s: [], z: uint8[]"
-    made = model("y, s, z = DynamicQuantizeLinear(x)", "x: [64]", outputs)
-    path = saved(made, tmp_path / "m.onnx")
+    network = model("y, s, z = DynamicQuantizeLinear(x)", "x: [64]", outputs)
+    path = saved(network, tmp_path / "m.onnx")
     session = cml.Session(cml.load(path), backend)
     for _ in range(30):
         x = ranges(kind, rng)
-        for got, wanted in zip(
+        for actual, expected in zip(
             session.run({"x": x}).values(), computed(path, {"x": x}), strict=True
         ):
-            assert_array_equal(got, wanted)
+            assert_array_equal(actual, expected)
 
 
 FLOATS_TO_CAST = np.array(
@@ -217,19 +217,19 @@ def test_casts_of_out_of_range_floats_wrap(dtype, gpu):
     Constants and inputs are cast alike.
     """
     target = np.dtype(dtype)
-    made = node("y = Cast(x)", to=onnx.helper.np_dtype_to_tensor_dtype(target))
+    call = node("y = Cast(x)", to=onnx.helper.np_dtype_to_tensor_dtype(target))
     most = 2.0**32 - 256 if dtype == "uint32" else 2.0**31 - 1  # the largest float of 32 bits
     whole = np.nan_to_num(FLOATS_TO_CAST.astype(np.float64)).clip(-(2.0**31), most)
-    wanted = whole.astype(np.int64).astype(target)
+    expected = whole.astype(np.int64).astype(target)
     for known in ({}, {"x": FLOATS_TO_CAST}):
         if known and dtype == "uint32":
             continue  # constants beyond 2^31 are refused
         inputs = "unused: [1]" if known else f"x: [{FLOATS_TO_CAST.size}]"
-        network = model([made], inputs, "y", known)
+        network = model([call], inputs, "y", known)
         feeds = {"unused": np.zeros(1, np.float32)} if known else {"x": FLOATS_TO_CAST}
         for backend in ("cpu", gpu):
-            got = cml.Session(load(network), backend).run(feeds)["y"]
-            assert_array_equal(got, wanted.astype(np.int32), err_msg=f"{known}")
+            result = cml.Session(load(network), backend).run(feeds)["y"]
+            assert_array_equal(result, expected.astype(np.int32), err_msg=f"{known}")
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -250,10 +250,10 @@ def test_weights_in_blocks_stay_in_few_bits(bits, rng):
         "c = Conv(x, fd); r = Reshape(c, shape); y = MatMul(r, md)"
     )
     weights = {**codes, **scales, "shape": np.array([2, 3, 20], np.int64)}
-    made = model(nodes, "x: [1, 32, 6, 7]", "y: [2, 3, 5]", weights, opset=21)
-    graph = load(made)
+    network = model(nodes, "x: [1, 32, 6, 7]", "y: [2, 3, 5]", weights, opset=21)
+    graph = load(network)
     x = {"x": rng.standard_normal((1, 32, 6, 7), np.float32)}
-    (wanted,) = ort.InferenceSession(made.SerializeToString()).run(None, x)
-    assert_allclose(cml.Session(graph, "cpu").run(x)["y"], wanted, rtol=1e-4, atol=1e-3)
+    (expected,) = ort.InferenceSession(network.SerializeToString()).run(None, x)
+    assert_allclose(cml.Session(graph, "cpu").run(x)["y"], expected, rtol=1e-4, atol=1e-3)
     found = [b for a in graph.constants.values() if (b := weight_blocks(a))]
     assert sorted((b.axis, b.size, b.bits) for b in found) == [(1, 10, bits), (1, 16, bits)]

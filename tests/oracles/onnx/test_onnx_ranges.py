@@ -124,8 +124,8 @@ def test_floats_beyond_32_bits_become_the_nearest_and_cml_info_says_so():
     assert not said
     assert "  1 convert floats to integers, and clamp values beyond 32 bits" in graph.notes
     x = np.float32([[3e9, -3e9, 1e30, -1e30, 7.9, -7.9]] * 2)
-    got = cml.Session(graph, "cpu").run({"x": x})["y"][0]
-    assert got.tolist() == [MOST, LEAST, MOST, LEAST, 7, -7]
+    result = cml.Session(graph, "cpu").run({"x": x})["y"][0]
+    assert result.tolist() == [MOST, LEAST, MOST, LEAST, 7, -7]
 
 
 def test_reductions_of_integers_are_exact_beyond_the_floats(backend, rng):
@@ -148,9 +148,9 @@ def test_reductions_of_integers_are_exact_beyond_the_floats(backend, rng):
     x[0, 3:5] = x[0].max() + np.array([1, 2])
     graph, (said,) = load(data)
     assert "ReduceSum 'sum'" in said and "2 more may too" in said
-    got = cml.Session(graph, backend).run({"x": x})
+    outputs = cml.Session(graph, backend).run({"x": x})
     for name, want in run_onnx(data.SerializeToString(), {"x": x}).items():
-        np.testing.assert_array_equal(got[name], want, err_msg=name)
+        np.testing.assert_array_equal(outputs[name], want, err_msg=name)
 
 
 def test_integers_computed_in_floats_are_noted():
@@ -224,6 +224,6 @@ def test_random_arithmetic_without_warning_is_right(rng):
         x = {"a": rng.choice([0, 255, 7], (4, 4)).astype(np.uint8),
              "b": rng.choice([-32768, 32767, -1, 0], (4, 4)).astype(np.int16)}  # fmt: skip
         given = {name: array for name, array in x.items() if name in graph.inputs}
-        wanted = run_onnx(data.SerializeToString(), x)
-        np.testing.assert_array_equal(session.run(given)[last], wanted[last])
+        expected = run_onnx(data.SerializeToString(), x)
+        np.testing.assert_array_equal(session.run(given)[last], expected[last])
     assert silent > 15

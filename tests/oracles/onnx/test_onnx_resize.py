@@ -74,7 +74,7 @@ def test_scales(rng, opset, coordinates, method, scale):
     factor = np.float32(scale)
     extents = [n for n in EXTENTS if np.float32(n) * factor >= 1]
     inputs = {f"x{n}": inputs[f"x{n}"] for n in extents}
-    got = run(network(opset, "Resize", attrs, scale, extents), **inputs)
+    outputs = run(network(opset, "Resize", attrs, scale, extents), **inputs)
     for n in extents:
         size = int(np.floor(np.float32(n) * factor))
         if coordinates == "pytorch_half_pixel" and size == 1:
@@ -92,7 +92,7 @@ def test_scales(rng, opset, coordinates, method, scale):
             coordinates, np.arange(size), float(factor), n, float(factor) * n, size, None
         )[0]
         sure = _is_sure(places)
-        compare(got[f"y{n}"][..., sure], want[..., sure], f"{n} times {scale}")
+        compare(outputs[f"y{n}"][..., sure], want[..., sure], f"{n} times {scale}")
 
 
 def _is_sure(places):
@@ -127,10 +127,10 @@ def compare_with_runtime(rng, opset, op, attrs, scale):
     sizes = {n: int(np.float32(n) * np.float32(scale)) for n in EXTENTS}
     extents = [n for n, size in sizes.items() if size not in (0, n) or scale == 1]
     inputs = {f"x{n}": rng.standard_normal((1, 1, n), np.float32) for n in extents}
-    made = network(opset, op, attrs, scale, extents)
-    got = run(made, **inputs)
-    for name, want in run_onnx(made.SerializeToString(), inputs).items():
-        compare(got[name], want, f"{name} times {scale}")
+    onnx_model = network(opset, op, attrs, scale, extents)
+    outputs = run(onnx_model, **inputs)
+    for name, want in run_onnx(onnx_model.SerializeToString(), inputs).items():
+        compare(outputs[name], want, f"{name} times {scale}")
 
 
 @pytest.mark.parametrize("scale", (0.4, 1.3, 2.5))
@@ -145,19 +145,19 @@ def test_a_cropped_extent():
     ONNX defines it so; ONNX Runtime ignores the region.
     """
     region = np.array([0, 0, 0.1, 1, 1, 0.6], np.float32)
-    made = model(
+    network = model(
         "y = Resize(x, r, s, coordinate_transformation_mode='tf_crop_and_resize')",
         "x: [1, 1, 10]",
         "y",
         {"r": region, "s": np.array([1, 1, 1.3], np.float32)},
         11,
     )
-    assert load(made).facts["y"].shape == (1, 1, 6)
+    assert load(network).facts["y"].shape == (1, 1, 6)
 
 
 @pytest.mark.parametrize("mode", ("nearest", "linear", "cubic"))
 def test_no_batch(mode):
     """Resize of a batch of 0 loads and has an output with a batch of 0."""
-    made = network(13, "Resize", {"mode": mode}, 2.0, (4,))
-    graph = load(made, shapes={"x4": (0, 1, 4)})
+    onnx_model = network(13, "Resize", {"mode": mode}, 2.0, (4,))
+    graph = load(onnx_model, shapes={"x4": (0, 1, 4)})
     assert graph.facts["y4"].shape == (0, 1, 8)

@@ -15,25 +15,25 @@ from tests.onnx_nodes import run_onnx
 
 def unique(shape, dtype, **attrs):
     outputs = f"y: {dtype}, index: int64, inverse: int64, times: int64"
-    made = node("y, index, inverse, times = Unique(x)", **attrs)
-    return model([made], f"x: {dtype}{list(shape)}", outputs)
+    call = node("y, index, inverse, times = Unique(x)", **attrs)
+    return model([call], f"x: {dtype}{list(shape)}", outputs)
 
 
 def test_unique_of_a_constant_is_computed_at_load(rng):
     for attrs in ({}, {"sorted": 0}, {"axis": 1, "sorted": 0}):
-        made = unique((3, 4), "int64", **attrs)
+        network = unique((3, 4), "int64", **attrs)
         x = rng.integers(-1, 2, (3, 4))
-        got = cml.Session(load(made, constants={"x": x}), "cpu").run({})
-        for name, want in run_onnx(made.SerializeToString(), {"x": x}).items():
-            assert_array_equal(got[name], want, err_msg=name)
+        outputs = cml.Session(load(network, constants={"x": x}), "cpu").run({})
+        for name, want in run_onnx(network.SerializeToString(), {"x": x}).items():
+            assert_array_equal(outputs[name], want, err_msg=name)
 
 
 def test_nan_is_the_greatest_and_itself():
     x = np.float32([np.nan, 1, np.inf, np.nan, 1])
-    got = run(unique((5,), "float32"), x=x)
-    assert_array_equal(got["y"], [*np.unique(x), -1, -1])
-    assert got["times"].tolist() == [2, 1, 2, -1, -1]
-    assert got["inverse"].tolist() == [2, 0, 1, 2, 0]
+    outputs = run(unique((5,), "float32"), x=x)
+    assert_array_equal(outputs["y"], [*np.unique(x), -1, -1])
+    assert outputs["times"].tolist() == [2, 1, 2, -1, -1]
+    assert outputs["inverse"].tolist() == [2, 0, 1, 2, 0]
 
 
 def test_too_many_to_be_compared_are_refused():
@@ -44,8 +44,8 @@ def test_too_many_to_be_compared_are_refused():
 @pytest.mark.parametrize("size", [1, 3, 4])
 def test_determinants(rng, size):
     x = rng.standard_normal((3, size, size), np.float32)
-    got = run(model("y = Det(x)", f"x: {list(x.shape)}", "y: [3]"), x=x)["y"]
-    assert_allclose(got, np.linalg.det(x), rtol=1e-4, atol=1e-5)
+    result = run(model("y = Det(x)", f"x: {list(x.shape)}", "y: [3]"), x=x)["y"]
+    assert_allclose(result, np.linalg.det(x), rtol=1e-4, atol=1e-5)
 
 
 def test_determinants_of_many_rows_are_refused():

@@ -36,8 +36,8 @@ def counter(tmp_path):
 def test_a_network_agrees_with_numpy():
     graph = cml.load(MODELS / "population.nnef")
     inputs = random_inputs(graph)
-    got = cml.Session(graph, "cpu", PEER).run(inputs)
-    assert difference(got, on_cpu(graph, inputs)) == ""
+    outputs = cml.Session(graph, "cpu", PEER).run(inputs)
+    assert difference(outputs, on_cpu(graph, inputs)) == ""
 
 
 def test_variables_kept_tensors_and_retained_inputs(counter):
@@ -136,7 +136,7 @@ def test_the_command_line(tmp_path, run_cml, refused):
         run_cml(f"{line} -o {graph.outputs[0]}={out} --backend {backend}")
         found.append(np.load(out))
     assert 0 < np.abs(found[0] - found[1]).max() < 1e-5
-    said = refused(f"rank {MODELS}/texture.nnef --backend onnxruntime")
-    assert "ONNX Runtime runs a network as a whole" in said
-    said = refused(f"{line} --half --backend onnxruntime")
-    assert "--half needs a GPU: leave --backend onnxruntime out" in said
+    message = refused(f"rank {MODELS}/texture.nnef --backend onnxruntime")
+    assert "ONNX Runtime runs a network as a whole" in message
+    message = refused(f"{line} --half --backend onnxruntime")
+    assert "--half needs a GPU: leave --backend onnxruntime out" in message
