@@ -78,10 +78,11 @@ def gradient_noise(cells: Cells, octave: int, salt: int) -> Array:
     ix, iz = cells.x >> shift, cells.z >> shift
     fx, fz = ((g & ((1 << shift) - 1)).astype(np.float32) * step for g in (cells.x, cells.z))
     one = np.float32(1)
-    a = _corner(ix, iz, fx, fz, salt, seed)
-    b = _corner(ix + 1, iz, fx - one, fz, salt, seed)
-    c = _corner(ix, iz + 1, fx, fz - one, salt, seed)
-    d = _corner(ix + 1, iz + 1, fx - one, fz - one, salt, seed)
+    a, b, c, d = (
+        _corner(ix + i, iz + k, fx - i * one, fz - k * one, salt, seed)
+        for k in range(2)
+        for i in range(2)
+    )
     u, v = _fade(fx), _fade(fz)
     north, south = a + u * (b - a), c + u * (d - c)
     result: Array = north + v * (south - north)

@@ -15,6 +15,7 @@ import numpy as np
 import cml_engine as cml
 from cml_engine.compiler.plugins import load_file
 from cml_engine.tools.testing import check, time_interleaved
+from examples.command import run_command
 
 HERE = Path(__file__).resolve().parent
 MODEL = HERE / "cross_product.nnef"
@@ -41,6 +42,7 @@ def compare(gpu: cml.Gpu, runs: int) -> None:
     expected = np.cross(inputs["a"], inputs["b"], axis=1)
     sessions = [cml.Session(graph, gpu) for graph in networks()]
     times = np.median(time_interleaved(runs, *(s.timer(inputs) for s in sessions)), axis=0)
+    print(gpu.name)
     print("cross product  operators  dispatches      GPU time  largest error")
     for variant, session, ms in zip(("composed", "custom"), sessions, times, strict=True):
         error = np.abs(session.run(inputs)["c"] - expected).max()
@@ -48,21 +50,14 @@ def compare(gpu: cml.Gpu, runs: int) -> None:
         print(f"{variant:13s} {len(session.graph.nodes):10d} {len(session.plan.steps):11d} "
               f"{ms:10.3f} ms {error:14.2e}")  # fmt: skip
     print(f"one kernel takes 1/{times[0] / times[1]:.1f} of the time of twelve")
+    print(check("cross", gpu))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m examples.cross_product", description=__doc__)
     parser.add_argument("--runs", type=int, default=100, help="how often each way is timed")
     options = parser.parse_args(argv)
-    try:
-        gpu = cml.Gpu()
-        print(gpu.name)
-        compare(gpu, options.runs)
-        print(check("cross", gpu))
-    except cml.CmlError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run_command(lambda: compare(cml.Gpu(), options.runs))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 import cml_engine as cml
+from examples.command import run_command
 from examples.enlarge import pictures
 
 #: what the command "cml example" copies: the network, and a picture for it
@@ -112,12 +113,7 @@ def main(arguments: Sequence[str]) -> int:
     added[samples].add_argument("file", type=Path)
     added[evaluate].add_argument("--backend", choices=("auto", "gpu", "cpu"), default="auto")
     options = parser.parse_args(arguments)
-    try:
-        options.command(options)
-    except cml.CmlError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return run_command(lambda: options.command(options))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import numpy as np
 
 import cml_engine as cml
 from cml_engine.io import arrays as array_files
+from examples.command import run_command
 from examples.stylegan2.network import build
 from examples.stylegan2.parameters import Config, random_parameters
 
@@ -57,12 +58,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    try:
-        options.command(options)
-    except cml.CmlError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run_command(lambda: options.command(options))
 
 
 if __name__ == "__main__":

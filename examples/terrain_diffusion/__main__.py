@@ -11,6 +11,7 @@ from pathlib import Path
 import cml_engine as cml
 from cml_engine.errors.arguments import IntegerRange
 from cml_engine.io import arrays as array_files
+from examples.command import run_command
 from examples.terrain_diffusion.network import (
     MODEL,
     SHAPES,
@@ -28,6 +29,8 @@ def draw(options: argparse.Namespace) -> None:
     """Computes a map and writes its picture."""
     options.picture.parent.mkdir(parents=True, exist_ok=True)
     array_files.check_place(options.picture)
+    for line in fetch(MODEL):
+        print(line)
     session = cml.Session(cml.load(MODEL.path, shapes=SHAPES), options.backend)
     shape = (options.size[0], options.size[1])
     start = time.perf_counter()
@@ -61,14 +64,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    try:
-        for line in fetch(MODEL):
-            print(line)
-        draw(options)
-    except cml.CmlError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run_command(lambda: draw(options))
 
 
 if __name__ == "__main__":

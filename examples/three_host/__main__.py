@@ -13,12 +13,12 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from shlex import quote
 
 import cml_engine as cml
 from cml_engine.io.atomic_write import write_atomically
+from examples.command import run_command
 from examples.deno import find_deno
-from examples.web_world.__main__ import write_networks, write_player
+from examples.web_world.__main__ import print_address, write_networks, write_player
 
 VERSION = "0.187.0"
 _THREE = ("three.webgpu.js", "three.tsl.js", "three.core.js")
@@ -38,6 +38,7 @@ def write_host(
     write_player(folder, "cml.js", "picture.js", "tiles.js")
     for name in ("index.html", "page.js", "host.js"):
         write_atomically(folder / name, (_HERE / name).read_bytes())
+    print_address(folder)
 
 
 def fetch_three() -> dict[str, bytes]:
@@ -79,14 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--three", type=Path, metavar="DIR", help="three.js's folder `build`")
     options = parser.parse_args(argv)
-    try:
-        write_host(options.folder, three=options.three)
-    except cml.CmlError as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(f"python -m http.server --bind 127.0.0.1 --directory {quote(str(options.folder))}")
-    print("and then http://localhost:8000")
-    return 0
+    return run_command(lambda: write_host(options.folder, three=options.three))
 
 
 if __name__ == "__main__":

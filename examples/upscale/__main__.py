@@ -12,6 +12,7 @@ from PIL import Image
 
 import cml_engine as cml
 from cml_engine.io import arrays
+from examples.command import run_command
 from examples.upscale import assets, pictures
 
 OUT = Path(__file__).resolve().parents[2] / "out"
@@ -68,12 +69,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def main(arguments: Sequence[str]) -> int:
     options = parse(arguments)
-    try:
-        upscale(options)
-    except cml.CmlError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return run_command(lambda: upscale(options))
 
 
 if __name__ == "__main__":

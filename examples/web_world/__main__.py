@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +17,7 @@ from cml_engine.cooked import cook
 from cml_engine.io.atomic_write import write_atomically
 from demo_game.chain import READ, READS_TILE, Chain, load_chain
 from demo_game.world.tile import TileId
+from examples.command import run_command
 
 #: the layers of a tile that are drawn, and the session that outputs each
 _SHOWN = {"heights": "upres", "albedo": "texture", "density": "population"}
@@ -35,6 +37,7 @@ def write_world(folder: Path, profiles: Sequence[str] = ("discrete", "portable")
     write_player(folder, "cml.js", "tiles.js")
     for name in ("index.html", "world.js"):
         write_atomically(folder / name, (_HERE / name).read_bytes())
+    print_address(folder)
 
 
 def write_networks(folder: Path, profiles: Sequence[str], integer: bool = False) -> None:
@@ -79,15 +82,19 @@ def write_player(folder: Path, *names: str) -> None:
         write_atomically(folder / name, (source / name).read_bytes())
 
 
-def main() -> None:
-    """Writes the page, the player and the networks to the folder named on the command line."""
-    parser = argparse.ArgumentParser(prog="python -m examples.web_world", description=__doc__)
-    parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
-    write_world(folder)
+def print_address(folder: Path) -> None:
+    """Prints the command that serves a folder, and the address of its page."""
     print(f"python -m http.server --bind 127.0.0.1 --directory {quote(str(folder))}")
     print("and then http://localhost:8000")
 
 
+def main(argv: Sequence[str] | None = None) -> int:
+    """Writes the page, the player and the networks to the folder named in ``argv``."""
+    parser = argparse.ArgumentParser(prog="python -m examples.web_world", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args(argv).folder
+    return run_command(lambda: write_world(folder))
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

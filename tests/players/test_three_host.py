@@ -115,5 +115,5 @@ def in_srgb(linear):
 
 
 def test_missing_three_js_is_reported(tmp_path, capsys):
-    assert main([str(tmp_path / "page"), "--three", str(tmp_path)]) == 1
+    assert main([str(tmp_path / "page"), "--three", str(tmp_path)]) == 2
     assert "no three.js in" in capsys.readouterr().err
