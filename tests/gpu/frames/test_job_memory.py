@@ -217,6 +217,17 @@ def test_network_waits_for_memory_of_retained_outputs(own_gpu):
     done(host, job)
 
 
+def test_cancelled_job_releases_its_output_memory(gpu, image):
+    session, host = cml.Session(conv_net(), gpu), Host(gpu)
+    before = held_bytes(gpu)
+    job = host.submit(session, {"x": image})
+    under_way(host, job)
+    assert gpu.memory.held_bytes > before
+    job.cancel()
+    host.frame()
+    assert gpu.memory.held_bytes == before
+
+
 def test_describe_states_what_the_scheduler_does(own_gpu, image):
     session = cml.Session(conv_net("late", seed=77), own_gpu, deferred=True)
     scheduler = FrameScheduler(own_gpu, budget_ms=1.0)
