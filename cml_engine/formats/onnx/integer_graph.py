@@ -34,7 +34,7 @@ from cml_engine.formats.onnx.qdq_reader import (
 from cml_engine.ir.graph import Array, Attrs, Fact, Graph, Node, unused_name
 from cml_engine.ir.integer_rule import INT_BOUND, RULE_VERSION, round_half_up
 from cml_engine.nnef.expansion.nodes import literal_name
-from cml_engine.ops.declaration.registry import formula_of
+from cml_engine.ops.declaration.registry import formula_of, lookup
 
 #: the relative difference of scales that count as equal: the file's have 24 bits
 _NEAR = 1e-5
@@ -169,6 +169,7 @@ def build_integer_graph(graph: Graph, stored: Mapping[str, QuantizedConstant]) -
     constants. Raises :class:`ModelError` that names the node without an integer form and the
     reason.
     """
+    graph = _round_before_views(graph)
     conversion = _IntegerGraphImport(graph, WordConstants(graph, stored))
     for node in graph.nodes:
         conversion.add(rename_tensors(node, conversion.names))
@@ -178,6 +179,24 @@ def build_integer_graph(graph: Graph, stored: Mapping[str, QuantizedConstant]) -
         f"integer    {len(points)} rounding points, by the model's own scales (cml docs your_model)"
     )
     return integer_graph.with_(notes=(*integer_graph.notes, note))
+
+
+def _round_before_views(graph: Graph) -> Graph:
+    """Returns the graph with each result rounded before it is reshaped, and not after."""
+    consumers, facts = graph.consumers(), dict(graph.facts)
+    nodes = {node.outputs[0]: node for node in graph.nodes}
+    for point in graph.nodes:
+        while WORDS in point.attrs:
+            (name,) = point.inputs
+            view = nodes.get(name)
+            if view is None or not lookup(view.op).alias:
+                break
+            if any(len(consumers[n]) > 1 or n in graph.outputs for n in (name, view.inputs[0])):
+                break
+            nodes[point.outputs[0]] = replace(view, inputs=point.inputs, outputs=point.outputs)
+            point = nodes[name] = replace(point, inputs=view.inputs, outputs=(name,))
+            facts[name] = facts[view.inputs[0]]
+    return graph.with_(nodes=tuple(nodes.values()), facts=facts)
 
 
 @dataclass

@@ -110,6 +110,30 @@ def test_qdq_network_supports_all_integer_commands(tmp_path, run_cml):
     assert "matmul 'k_matmul', clamp" in run_cml(f"info {path} --integer").out
 
 
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "y = ReduceMean(d, axes=[2, 3], keepdims=0)",
+        "s = Sigmoid(d); y = Flatten(s)",
+        "m = Mul(d, d); r = Flatten(m); y = Unsqueeze(r, first)",
+        "a = Abs(d); m = Max(a, d); y = Add(m, d)",
+    ],
+)
+def test_means_views_and_maxima_have_an_integer_form(nodes, tmp_path):
+    """A result is rounded before it is reshaped, and integers are never NaN."""
+    begin = "q = QuantizeLinear(x, sx, zx); d = DequantizeLinear(q, sx, zx)"
+    end = "w = QuantizeLinear(y, sm, zx); z = DequantizeLinear(w, sm, zx)"
+    constants = {**_SCALES, "first": np.array([0])}
+    network = model(f"{begin}; {nodes}; {end}", "x: [1, 3, 6, 6]", "z", constants, 17)
+    path = saved(network, tmp_path / "m.onnx")
+    graph = cml.load(path)
+    assert graph.integer
+    inputs = {"x": np.linspace(-2, 2, 108, dtype=np.float32).reshape(1, 3, 6, 6)}
+    (got,), (want,) = cml.Session(graph, "cpu").run(inputs).values(), computed(path, inputs)
+    assert_allclose(got, want, atol=0.0501)
+    assert np.ptp(got) > 0.2
+
+
 #: models without an integer form: the nodes after a QuantizeLinear to ``q``, constants, the message
 FLOATS = {
     "two scales": (
@@ -136,6 +160,9 @@ FLOATS = {
     "sums that are read": (
         "d = DequantizeLinear(q, sx, zx); e = Mul(d, d); y = MaxPool(e, kernel_shape=[1, 1])", {},
         "max_pool 'y' reads 'e', which no QuantizeLinear rounds"),
+    "a view of sums that is read": (
+        "d = DequantizeLinear(q, sx, zx); e = Mul(d, d); y = Flatten(e)", {},
+        "reshape 'y' reads 'e', which no QuantizeLinear rounds"),
     "numbers that are read": (
         "d = DequantizeLinear(q, sx, zx); y = Add(d, x)", {},
         "add 'y' reads 'x' before it is rounded"),
