@@ -2,6 +2,15 @@
 
 import numpy as np
 
+#: the formula of each operator
+FORMULAS = {}
+
+
+def formula(function):
+    """Registers a function as the formula of the operator with its name, after an underscore."""
+    FORMULAS[function.__name__[1:]] = function
+    return function
+
 
 def double(x):
     """Returns floats in double precision, and other arrays as they are."""

@@ -9,9 +9,11 @@ import math
 import numpy as np
 
 from tests.reference.arrays import (
+    FORMULAS,
     KERNELS,
     convolution,
     double,
+    formula,
     left,
     numpy_functions,
     sampling,
@@ -78,6 +80,7 @@ ELEMENTWISE = {
 # ---------------------------------------------------------------- by index
 
 
+@formula
 def _gather_elements(x, indices, axis):
     sources = list(np.indices(indices.shape))
     sources[axis] = indices
@@ -94,6 +97,7 @@ def _is_in(target, shape):
     return all(-e <= i < e for i, e in zip(target, shape, strict=False))
 
 
+@formula
 def _scatter_elements(x, indices, updates, axis, reduction="none"):
     y = np.array(double(x))
     for at in np.ndindex(*indices.shape):
@@ -103,6 +107,7 @@ def _scatter_elements(x, indices, updates, axis, reduction="none"):
     return [y]
 
 
+@formula
 def _scatter_nd(x, indices, updates, reduction="none"):
     y = np.array(double(x))
     for at in np.ndindex(*indices.shape[:-1]):
@@ -126,6 +131,7 @@ def _running(function, first):
     return formula
 
 
+@formula
 def _reverse_sequence(x, lengths, time_axis, batch_axis):
     y = np.array(x)
     for at in np.ndindex(*x.shape):
@@ -138,6 +144,7 @@ def _reverse_sequence(x, lengths, time_axis, batch_axis):
 # ---------------------------------------------------------------- positions and regions
 
 
+@formula
 def _grid_sample(x, grid, method="linear", border="constant", align_corners=False):
     extents, edge = x.shape[2:], 0 if align_corners else 0.5
     rule = "reflect-even" if border == "reflect" and not align_corners else border
@@ -169,6 +176,7 @@ def _bilinear(plane, y, x):
     return terms
 
 
+@formula
 def _roi_align(
     x, rois, index, output_size, sampling_ratio=0, scale=1.0, half_pixel=True, mode="avg"
 ):
@@ -197,6 +205,7 @@ def _roi_align(
 # ---------------------------------------------------------------- some of many
 
 
+@formula
 def _nonzero(x, capacity, fill=-1):
     positions = np.argwhere(x)
     y = np.full((x.ndim, capacity), fill, np.int32)
@@ -214,7 +223,8 @@ def _overlap(a, b, centers):
     return both / (sum(areas) - both) if both > 0 and min(areas) > 0 else 0.0
 
 
-def _nms(
+@formula
+def _non_max_suppression(
     boxes,
     scores,
     max_per_class,
@@ -243,6 +253,7 @@ def _nms(
 # ---------------------------------------------------------------- windows and products
 
 
+@formula
 def _col2im(x, output_size, size, **window):
     index = windows(output_size, size, **window)
     *counts, taps = index.shape
@@ -250,6 +261,7 @@ def _col2im(x, output_size, size, **window):
     return [spread(np.moveaxis(terms, 2, -1), index, output_size, 2)]
 
 
+@formula
 def _deform_columns(x, offset, mask, size, offset_groups=1, **window):
     rows, columns = window_lines(x.shape[2:], size, **window)
     each = [len(x), offset_groups, math.prod(size), len(rows), len(columns)]
@@ -266,12 +278,14 @@ def _deform_columns(x, offset, mask, size, offset_groups=1, **window):
     return [(y * mask).reshape(len(x), x.shape[1] * each[2], *each[3:])]
 
 
+@formula
 def _deform_conv(x, filter, offset, mask=1.0, bias=0.0, groups=1, **more):
     columns = _deform_columns(x, offset, mask, **more)[0]
     y = convolution(columns, filter.reshape(len(filter), -1, 1, 1), groups=groups)
     return [y + np.asarray(bias).reshape(1, -1, 1, 1)]
 
 
+@formula
 def _matmul_nbits(x, words, scales, zero_points=8.0, block_size=32, bits=4):
     matrix = np.zeros((len(words), x.shape[-1]))
     for n, k in np.ndindex(*matrix.shape):
@@ -283,35 +297,36 @@ def _matmul_nbits(x, words, scales, zero_points=8.0, block_size=32, bits=4):
     return [x.astype(np.float64) @ matrix.T]
 
 
-def _quantize(x, scale, zero_point=0.0, low=0.0, high=255.0):
+@formula
+def _quantize_linear(x, scale, zero_point=0.0, low=0.0, high=255.0):
     x, scale, zero_point = left(x, scale, zero_point)
     whole = np.round(x.astype(np.float32) / scale.astype(np.float32)) + zero_point
     return [np.clip(whole, low, high).astype(np.int32)]
 
 
-def _dequantize(x, scale, zero_point=0.0):
+@formula
+def _dequantize_linear(x, scale, zero_point=0.0):
     x, scale, zero_point = left(x, scale, zero_point)
     return [(x.astype(np.float64) - zero_point) * scale]
 
 
-def _dynamic(x, axes):
+@formula
+def _dynamic_quantize_linear(x, axes):
     low, high = min(x.min(), np.float32(0)), max(x.max(), np.float32(0))
     scale = np.float32(high - low) / np.float32(255) or np.float32(1)
     zero = np.round(-low / scale)
-    return [_quantize(x, scale, zero)[0], np.float64(scale), np.asarray(zero).astype(np.int32)]
+    return [
+        _quantize_linear(x, scale, zero)[0],
+        np.float64(scale),
+        np.asarray(zero).astype(np.int32),
+    ]
 
 
-FORMULAS = {
-    "gather_elements": _gather_elements, "scatter_elements": _scatter_elements,
-    "scatter_nd": _scatter_nd, "cumsum": _running(np.cumsum, 0),
-    "cumprod": _running(np.cumprod, 1), "reverse_sequence": _reverse_sequence,
+FORMULAS.update({
+    "cumsum": _running(np.cumsum, 0),
+    "cumprod": _running(np.cumprod, 1),
     "prod_reduce": lambda x, axes: [np.prod(double(x), tuple(axes), keepdims=True)],
-    "grid_sample": _grid_sample, "roi_align": _roi_align, "nonzero": _nonzero,
-    "non_max_suppression": _nms, "col2im": _col2im, "deform_columns": _deform_columns,
-    "deform_conv": _deform_conv,
     "int_matmul": lambda a, b: [_int32(a.astype(object) @ b.astype(object))],
     "int_conv": lambda x, filter, **window: [
         _int32(convolution(x.astype(np.int64), filter.astype(np.int64), **window))],
-    "matmul_nbits": _matmul_nbits, "quantize_linear": _quantize,
-    "dequantize_linear": _dequantize, "dynamic_quantize_linear": _dynamic,
-}  # fmt: skip
+})  # fmt: skip

@@ -12,9 +12,11 @@ import numpy as np
 
 from tests.reference import extension_formulas
 from tests.reference.arrays import (
+    FORMULAS,
     KERNELS,
     convolution,
     double,
+    formula,
     gathered,
     left,
     numpy_functions,
@@ -126,14 +128,17 @@ def _greatest(values):
     return [values.max(-1), values.argmax(-1).astype(np.int32)]
 
 
+@formula
 def _box(x, size, normalize=False, **window):
     return _pool(_mean if normalize else lambda v: np.nansum(v, -1))(x, size, **window)
 
 
-def _rms(x, size, **window):
+@formula
+def _rms_pool(x, size, **window):
     return [np.sqrt(_pool(_mean)(double(x) ** 2, size, **window)[0])]
 
 
+@formula
 def _sample(x, index, size, border="constant", **window):
     values = gathered(x, windows(x.shape, size, border, **window))
     inside = (index >= 0) & (index < values.shape[-1])
@@ -153,6 +158,7 @@ def _wide_windows(narrow, size, shape=(), padding=(), stride=(), dilation=()):
     return wide, windows(wide, size, padding=padding, stride=stride, dilation=dilation)
 
 
+@formula
 def _debox(x, size, border="constant", output_shape=(), normalize=False, **window):
     extents, index = _wide_windows(x.shape, size, output_shape, **window)
     total = spread(np.broadcast_to(x[..., None], index.shape), index, extents)
@@ -161,6 +167,7 @@ def _debox(x, size, border="constant", output_shape=(), normalize=False, **windo
     return [total / math.prod(size) if normalize else total]
 
 
+@formula
 def _desample(x, index, size, border="constant", output_shape=(), **window):
     extents, taps = _wide_windows(x.shape, size, output_shape, **window)
     is_source = index[..., None] == np.arange(taps.shape[-1])
@@ -172,10 +179,12 @@ def _bias(bias, channels, rank):
     return np.broadcast_to(flat, channels).reshape(1, channels, *[1] * (rank - 2))
 
 
+@formula
 def _conv(x, w, bias=0.0, **window):
     return [convolution(double(x), double(w), **window) + _bias(bias, len(w), x.ndim)]
 
 
+@formula
 def _deconv(x, w, bias=0.0, border="constant", output_shape=(), groups=1, **window):
     groups = groups or (output_shape[1] if output_shape else x.shape[1])
     extents, index = _wide_windows(x.shape[2:], w.shape[2:], output_shape[2:], **window)
@@ -189,10 +198,12 @@ def _deconv(x, w, bias=0.0, border="constant", output_shape=(), groups=1, **wind
     return [y + _bias(bias, channels, x.ndim)]
 
 
+@formula
 def _separable_conv(x, plane, point, bias=0.0, groups=1, **given):
     return _conv(_conv(x, plane, **given, groups=0)[0], point, bias, groups=groups)
 
 
+@formula
 def _separable_deconv(x, plane, point, bias=0.0, groups=1, **given):
     return _deconv(_deconv(x, point, groups=groups)[0], plane, bias, **given, groups=0)
 
@@ -210,20 +221,23 @@ def place(method, low, size, count):
     return low + i * (size - 1) / max(count - 1, 1)
 
 
-def _multilinear(x, factor, method="symmetric", border="replicate"):
+@formula
+def _multilinear_upsample(x, factor, method="symmetric", border="replicate"):
     for axis, f in enumerate(factor, 2):
         at = place(method, 0, x.shape[axis], x.shape[axis] * f)
         x = resampled(x, axis, at, border="replicate" if method == "aligned" else border)
     return [x]
 
 
-def _nearest_up(x, factor):
+@formula
+def _nearest_upsample(x, factor):
     for axis, f in enumerate(factor, 2):
         x = x.repeat(f, axis)
     return [x]
 
 
-def _nearest_down(x, factor):
+@formula
+def _nearest_downsample(x, factor):
     return [x[(slice(None), slice(None), *(slice(None, None, f) for f in factor))]]
 
 
@@ -262,6 +276,7 @@ def _roi_pool(reduce):
     return formula
 
 
+@formula
 def _roi_resample(x, rois, index, output_size, method="symmetric"):
     y = np.zeros((len(rois), x.shape[1], *output_size))
     for n, (item, low, high) in enumerate(_regions(x, rois, index)):
@@ -281,6 +296,7 @@ def _roi_align(name):
     return formula
 
 
+@formula
 def _resize(x, output_size, method, coordinates, rounding, cubic_coefficient):
     kernel = KERNELS[method]
     if method == "cubic":
@@ -321,11 +337,13 @@ def _arg(function):
     return formula
 
 
+@formula
 def _moments(x, axes):
     y, over = double(x), tuple(axes)
     return [y.mean(over, keepdims=True), y.var(over, keepdims=True)]
 
 
+@formula
 def _softmax(x, axes=(1,)):
     y = double(x)
     if x.size == 0:
@@ -334,12 +352,14 @@ def _softmax(x, axes=(1,)):
     return [e / e.sum(tuple(axes), keepdims=True)]
 
 
+@formula
 def _matmul(a, b, transposeA=False, transposeB=False):
     a = np.swapaxes(a, -1, -2) if transposeA else a
     b = np.swapaxes(b, -1, -2) if transposeB else b
     return [a.astype(np.float64) @ b.astype(np.float64)]
 
 
+@formula
 def _linear(x, w, bias=0.0):
     bias = np.asarray(bias)
     if bias.ndim == 1:  # as exporters write it
@@ -356,21 +376,25 @@ def _norm(power):
     return formula
 
 
-def _local_mean(x, size):
+@formula
+def _local_mean_normalization(x, size):
     return [double(x) - _box(x, size, True)[0]]
 
 
-def _local_variance(x, size, bias=0.0, epsilon=0.0):
-    return [double(x) / np.maximum(_rms(x, size)[0] + bias, epsilon)]
+@formula
+def _local_variance_normalization(x, size, bias=0.0, epsilon=0.0):
+    return [double(x) / np.maximum(_rms_pool(x, size)[0] + bias, epsilon)]
 
 
-def _local_contrast(x, size, bias=0.0, epsilon=0.0):
-    return _local_variance(_local_mean(x, size)[0], size, bias, epsilon)
+@formula
+def _local_contrast_normalization(x, size, bias=0.0, epsilon=0.0):
+    return _local_variance_normalization(_local_mean_normalization(x, size)[0], size, bias, epsilon)
 
 
-def _local_response(x, size, alpha=1.0, beta=0.5, bias=1.0):
+@formula
+def _local_response_normalization(x, size, alpha=1.0, beta=0.5, bias=1.0):
     y = double(x)
-    return [y / (bias + alpha * _rms(x, size)[0] ** 2) ** beta]
+    return [y / (bias + alpha * _rms_pool(x, size)[0] ** 2) ** beta]
 
 
 def _normal(x, axes, epsilon):
@@ -383,6 +407,7 @@ def _layer_norm(x, scale, offset, axes, epsilon):
     return [y * scale + offset]
 
 
+@formula
 def _group_norm(x, scale, offset, groups, axes, epsilon):
     parts = x.reshape(x.shape[0], groups, -1, *x.shape[2:])
     y = _normal(parts, [2, *(a + 1 for a in axes)], epsilon).reshape(x.shape)
@@ -390,13 +415,15 @@ def _group_norm(x, scale, offset, groups, axes, epsilon):
     return [y * scale + offset]
 
 
-def _lstm(x, h, c, w, r, bias=0.0):
+@formula
+def _lstm_step(x, h, c, w, r, bias=0.0):
     i, f, g, o = np.split(_linear(x, w, bias)[0] + _linear(h, r)[0], 4, 1)
     cell = _sigmoid(f) * c + _sigmoid(i) * np.tanh(g)
     return [_sigmoid(o) * np.tanh(cell), cell]
 
 
-def _gru(x, h, w, r, b=0.0, q=0.0):
+@formula
+def _gru_step(x, h, w, r, b=0.0, q=0.0):
     xr, xz, xn = np.split(_linear(x, w, b)[0], 3, 1)
     hr, hz, hn = np.split(_linear(h, r, q)[0], 3, 1)
     z = _sigmoid(xz + hz)
@@ -406,6 +433,7 @@ def _gru(x, h, w, r, b=0.0, q=0.0):
 # ---------------------------------------------------------------- moving elements
 
 
+@formula
 def _reshape(x, shape, axis_start=0, axis_count=-1):
     stop = x.ndim if axis_count < 0 else axis_start + axis_count
     middle = [x.shape[axis_start + i] if e == 0 else e for i, e in enumerate(shape)]
@@ -415,16 +443,19 @@ def _reshape(x, shape, axis_start=0, axis_count=-1):
     return [x.reshape((*x.shape[:axis_start], *middle, *x.shape[stop:]))]
 
 
+@formula
 def _transpose(x, axes):
     return [x.transpose(*axes, *range(len(axes), x.ndim))]
 
 
+@formula
 def _split(x, axis, ratios):
     unit = x.shape[axis] // max(sum(ratios), 1)
     cuts = np.cumsum([unit * r for r in ratios])[:-1]
     return np.split(x, cuts, axis)
 
 
+@formula
 def _slice(x, axes, begin, end, stride=()):
     steps = list(stride) or [1] * len(axes)
     parts = [slice(None)] * x.ndim
@@ -434,15 +465,18 @@ def _slice(x, axes, begin, end, stride=()):
     return [x[tuple(parts)]]
 
 
+@formula
 def _unsqueeze(x, axes):
     return [np.expand_dims(x, tuple(axes))]
 
 
+@formula
 def _pad(x, padding, border="constant", value=0.0):
     index = windows(x.shape, [1] * x.ndim, border, padding=padding)
     return [gathered(x, index, outside=value)[..., 0]]
 
 
+@formula
 def _cast(x, dtype):
     kind = {"scalar": np.float64, "integer": np.int32, "logical": np.bool_}[dtype]
     if dtype == "integer" and x.dtype.kind == "f":
@@ -450,7 +484,8 @@ def _cast(x, dtype):
     return [x.astype(kind)]
 
 
-def _to_space(x, block_size, blocks_first=True):
+@formula
+def _depth_to_space(x, block_size, blocks_first=True):
     n, c, h, w = x.shape
     b = block_size
     y = np.zeros((n, c // b // b, h * b, w * b), x.dtype)
@@ -460,7 +495,8 @@ def _to_space(x, block_size, blocks_first=True):
     return [y]
 
 
-def _to_depth(x, block_size, blocks_first=True):
+@formula
+def _space_to_depth(x, block_size, blocks_first=True):
     n, c, h, w = x.shape
     b = block_size
     y = np.zeros((n, c * b * b, h // b, w // b), x.dtype)
@@ -470,6 +506,7 @@ def _to_depth(x, block_size, blocks_first=True):
     return [y]
 
 
+@formula
 def _top_k(x, k, axis, largest):
     key = np.where(np.isnan(x), np.inf, double(x))
     order = np.lexsort((key, np.isnan(x)), axis) if not largest else np.lexsort(
@@ -479,51 +516,43 @@ def _top_k(x, k, axis, largest):
     return [np.take_along_axis(x, index, axis), index]
 
 
+@formula
 def _concat(*arrays, axis):
     return [np.concatenate(arrays, axis)]
 
 
+@formula
 def _add_n(*arrays):
     return [np.asarray(sum(left(*arrays)), np.float64)]
 
 
-FORMULAS = {
-    **{op: _elementwise(op) for op in ELEMENTWISE}, **extension_formulas.FORMULAS,
-    "box": _box, "debox": _debox, "avg_pool": _pool(_mean), "rms_pool": _rms,
+FORMULAS.update({
+    **{op: _elementwise(op) for op in ELEMENTWISE},
+    "avg_pool": _pool(_mean),
     "max_pool": _pool(lambda v: _greatest(v)[:1]), "max_pool_with_index": _pool(_greatest),
-    "argmax_pool": _pool(lambda v: _greatest(v)[1:]), "sample": _sample, "desample": _desample,
-    "conv": _conv, "deconv": _deconv, "separable_conv": _separable_conv,
-    "separable_deconv": _separable_deconv, "matmul": _matmul, "linear": _linear,
-    "multilinear_upsample": _multilinear, "nearest_upsample": _nearest_up,
-    "nearest_downsample": _nearest_down, "resize": _resize,
+    "argmax_pool": _pool(lambda v: _greatest(v)[1:]),
     "area_downsample": lambda x, factor: [_blocks(x, factor).mean(-1)],
     "avg_roi_pool": _roi_pool(np.mean), "max_roi_pool": _roi_pool(np.max),
-    "roi_resample": _roi_resample, "avg_roi_align": _roi_align("mean"),
+    "avg_roi_align": _roi_align("mean"),
     "max_roi_align": _roi_align("max"), "sum_reduce": _reduce(np.sum),
     "mean_reduce": _reduce(np.mean), "max_reduce": _reduce(np.max), "min_reduce": _reduce(np.min),
     "any_reduce": _reduce(np.any), "all_reduce": _reduce(np.all),
-    "argmax_reduce": _arg(np.argmax), "argmin_reduce": _arg(np.argmin), "moments": _moments,
-    "softmax": _softmax, "l1_normalization": _norm(1), "l2_normalization": _norm(2),
-    "local_response_normalization": _local_response, "local_mean_normalization": _local_mean,
-    "local_variance_normalization": _local_variance,
-    "local_contrast_normalization": _local_contrast,
+    "argmax_reduce": _arg(np.argmax), "argmin_reduce": _arg(np.argmin),
+    "l1_normalization": _norm(1), "l2_normalization": _norm(2),
     "mean_variance_norm": lambda x, axes, epsilon: [_normal(x, axes, epsilon)],
-    "layer_norm": _layer_norm, "instance_norm": _layer_norm, "group_norm": _group_norm,
-    "lstm_step": _lstm, "gru_step": _gru, "reshape": _reshape, "transpose": _transpose,
-    "concat": _concat, "split": _split, "slice": _slice,
-    "squeeze": lambda x, axes: [np.squeeze(x, tuple(axes))], "unsqueeze": _unsqueeze,
+    "layer_norm": _layer_norm, "instance_norm": _layer_norm,
+    "squeeze": lambda x, axes: [np.squeeze(x, tuple(axes))],
     "stack": lambda *arrays, axis: [np.stack(arrays, axis)],
     "unstack": lambda x, axis: [x.take(i, axis) for i in range(x.shape[axis])],
-    "tile": lambda x, repeats: [np.tile(x, repeats)], "pad": _pad,
-    "gather": lambda x, indices, axis=0: [x.take(indices, axis)], "cast": _cast,
-    "copy_n": lambda x, times: [x] * times, "add_n": _add_n, "depth_to_space": _to_space,
-    "space_to_depth": _to_depth, "top_k": _top_k,
+    "tile": lambda x, repeats: [np.tile(x, repeats)],
+    "gather": lambda x, indices, axis=0: [x.take(indices, axis)],
+    "copy_n": lambda x, times: [x] * times,
     "gather_nd": lambda x, indices: [
         x[tuple(np.moveaxis(indices, -1, 0))] if indices.shape[-1] else
         np.broadcast_to(x, (*indices.shape[:-1], *x.shape))],
     "einsum": lambda *arrays, equation: [
         np.asarray(np.einsum(equation, *(a.astype(np.float64) for a in arrays)))],
-}  # fmt: skip
+})  # fmt: skip
 
 
 def wanted(op, arrays, attrs):

@@ -24,6 +24,15 @@ def small():
     return net.graph(f"abs({last})"), net.input()
 
 
+def followed_by(monkeypatch, name, change):
+    """Applies a change to the result of the pass of this name."""
+    stages = tuple(
+        (n, (lambda graph, stage=stage: change(stage(graph))) if n == name else stage, why)
+        for n, stage, why in STAGES
+    )
+    monkeypatch.setattr(checking, "STAGES", stages)
+
+
 @pytest.mark.parametrize("name", ["affine", "fuse", "rules"])
 def test_wrong_pass_is_named_with_the_node(monkeypatch, name):
     def broken(graph):
@@ -33,11 +42,7 @@ def test_wrong_pass_is_named_with_the_node(monkeypatch, name):
         wrong.flat[3] += 0.5
         return graph.with_(constants={**graph.constants, filter: wrong})
 
-    stages = tuple(
-        (n, (lambda g, stage=stage: broken(stage(g))) if n == name else stage, why)
-        for n, stage, why in STAGES
-    )
-    monkeypatch.setattr(checking, "STAGES", stages)
+    followed_by(monkeypatch, name, broken)
     report = check_passes(*small())
     assert not report.ok
     assert f"pass '{name}': conv " in str(report) and "values differ: at [0, 0, " in str(report)
@@ -59,12 +64,9 @@ def test_wrong_constant_folding_is_detected(monkeypatch):
     net = Net(2, 3)
     graph = net.graph("add(x, exp(constant(1.0)))")
 
-    def fold(graph):
-        folded = stage(graph)
-        wrong = {"t0": folded.constants["t0"] + np.float32(0.01)}
-        return folded.with_(constants={**folded.constants, **wrong})
+    def wrong(graph):
+        values = {"t0": graph.constants["t0"] + np.float32(0.01)}
+        return graph.with_(constants={**graph.constants, **values})
 
-    (stage,) = (stage for name, stage, _ in STAGES if name == "fold")
-    stages = tuple((n, fold if n == "fold" else s, why) for n, s, why in STAGES)
-    monkeypatch.setattr(checking, "STAGES", stages)
+    followed_by(monkeypatch, "fold", wrong)
     assert "pass 'fold': exp 't0'" in check_passes(graph, net.input()).fault
