@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
+from operator import floordiv, mul
 from typing import Literal
 
 import numpy as np
@@ -76,8 +77,7 @@ def _factors(attrs: Attrs, x: Fact) -> list[int]:
 
 
 def _up_infer(attrs: Attrs, x: Fact) -> Fact:
-    factors = _factors(attrs, x)
-    spatial = (e * f for e, f in zip(x.shape[2:], factors, strict=True))
+    spatial = map(mul, x.shape[2:], _factors(attrs, x))
     return Fact(x.dtype, (*x.shape[:2], *spatial))
 
 
@@ -89,7 +89,7 @@ def _down_infer(attrs: Attrs, x: Fact) -> Fact:
                 f"axis {axis} of {x} does not divide by its factor: {extent} / {factor} leaves "
                 f"{extent % factor}; crop it (slice) or pad it to a multiple of {factor}"
             )
-    spatial = (e // f for e, f in zip(x.shape[2:], factors, strict=True))
+    spatial = map(floordiv, x.shape[2:], factors)
     return Fact(x.dtype, (*x.shape[:2], *spatial))
 
 
