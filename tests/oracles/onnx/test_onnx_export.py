@@ -13,12 +13,17 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 import cml_engine as cml  # noqa: E402
+from cml_engine.compiler.optimize import optimize  # noqa: E402
+from cml_engine.compiler.planning.layouts import choose_layout  # noqa: E402
+from cml_engine.compiler.planning.lower import lower  # noqa: E402
 from cml_engine.errors import CmlError, UnsupportedOp  # noqa: E402
 from cml_engine.formats import loading  # noqa: E402
 from cml_engine.formats.onnx.export import game_operators, writer  # noqa: E402
+from cml_engine.ir.limits import Limits  # noqa: E402
 from cml_engine.ops import load_families, registered  # noqa: E402
 from cml_engine.tools.testing import case_graph  # noqa: E402
 from demo_game.chain import MODELS  # noqa: E402
+from tests.fixtures.graphs import BLOCKS  # noqa: E402
 from tests.fixtures.integer.random_networks import random_integer_case  # noqa: E402
 from tests.fixtures.models import write_model, write_model_abc  # noqa: E402
 from tests.generate import random_call  # noqa: E402
@@ -593,3 +598,32 @@ def test_more_weights_than_a_file_holds(monkeypatch, tmp_path):
     for option in ({"opset": 20}, {"half": True}, {"dynamic": {}}):
         with pytest.raises(cml.InputError, match=f"{next(iter(option))} is for .onnx"):
             cml.save(graph, tmp_path / "m.nnef", **option)
+
+
+# -- plans ----------------------------------------------------------------------------------------
+
+
+def steps(graph, software):
+    """Returns the kernel, the defines, the workgroups and the parameters of each step of the
+    plan."""
+    optimized = optimize(graph)
+    plan = lower(optimized, Limits(software=software), choose_layout(optimized))
+    return [
+        (str(step.path), sorted(step.defines.items()), step.groups, repr(step.params))
+        for step in plan.steps
+    ]
+
+
+#: not the same operators in ONNX: normalizations by computed means, a stack
+WRITTEN_OUT = ("styled", "stacked rows", "layer_norm")
+
+
+@pytest.mark.parametrize("software", [True, False])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_exported_network_has_the_same_plan_steps(name, software, tmp_path):
+    """A network from ONNX has the same plan as from NNEF, so that the same kernels run."""
+    graph = BLOCKS[name]().graph()
+    cml.save(graph, tmp_path / "m.onnx")
+    from_onnx = cml.load(tmp_path / "m.onnx")
+    cml.save(from_onnx if name in WRITTEN_OUT else graph, tmp_path / "m.nnef")
+    assert steps(from_onnx, software) == steps(cml.load(tmp_path / "m.nnef"), software)

@@ -1,4 +1,7 @@
-"""Tests that operators give ONNX's result both on constants, at loading, and at run time."""
+"""Tests that operators give ONNX's result both on constants, at loading, and at run time.
+
+Tests of Unique and Det beyond ONNX's own node cases follow.
+"""
 
 import warnings
 
@@ -7,9 +10,12 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
 
 import cml_engine as cml
+from cml_engine.errors import UnsupportedOp
 from tests.fixtures.onnx_models import load, model, node, run, value
+from tests.onnx_nodes import run_onnx
 
 REDUCTIONS = ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "SumSquare", "LogSum", "LogSumExp")
 ODD = (1 << 24) + 1  # not representable as a 32-bit float
@@ -139,21 +145,16 @@ def test_max_and_min_propagate_nan(op):
 
 
 @pytest.mark.parametrize("opset", [10, 11])
-@pytest.mark.parametrize(("low", "high"), [(-1, None), (None, 1), (-1, 1), (2, -2), (None, None)])
+@pytest.mark.parametrize(("low", "high"), [(-1, INF), (-INF, 1), (-1, 1), (2, -2), (-INF, INF)])
 def test_clip_propagates_nan(opset, low, high):
     x = floats(NAN, -5, 0.5, 5, INF)
-    bounds = {"min": low, "max": high}
     if opset < 11:
-        given = {name: float(v) for name, v in bounds.items() if v is not None}
-        result = both("Clip", x, opset=opset, **given)
+        bounds = {"min": float(low), "max": float(high)}
+        attrs = {name: bound for name, bound in bounds.items() if np.isfinite(bound)}
+        result = both("Clip", x, opset=opset, **attrs)
     else:
-        given = [
-            np.float32(-INF if low is None else low),
-            np.float32(INF if high is None else high),
-        ]
-        result = both("Clip", x, *given)
-    least, most = -INF if low is None else low, INF if high is None else high
-    assert_array_equal(result, np.minimum(np.maximum(x, least), most))
+        result = both("Clip", x, np.float32(low), np.float32(high))
+    assert_array_equal(result, np.minimum(np.maximum(x, low), high))
 
 
 def test_an_output_that_is_an_input(rng):
@@ -192,3 +193,46 @@ def test_a_window_of_attention_larger_than_all_keys_bounds_nothing(window, rng):
     sides = {"left_window_size": window, "right_window_size": window}
     wide = both("Attention", *operands, opset=25, **sides)
     assert_array_equal(wide, both("Attention", *operands, opset=25))
+
+
+# -- Unique and Det ------------------------------------------------------------------------------
+
+
+def unique(shape, dtype, **attrs):
+    outputs = f"y: {dtype}, index: int64, inverse: int64, times: int64"
+    call = node("y, index, inverse, times = Unique(x)", **attrs)
+    return model([call], f"x: {dtype}{list(shape)}", outputs)
+
+
+def test_unique_of_a_constant_is_computed_at_load(rng):
+    for attrs in ({}, {"sorted": 0}, {"axis": 1, "sorted": 0}):
+        network = unique((3, 4), "int64", **attrs)
+        x = rng.integers(-1, 2, (3, 4))
+        outputs = cml.Session(load(network, constants={"x": x}), "cpu").run({})
+        for name, want in run_onnx(network.SerializeToString(), {"x": x}).items():
+            assert_array_equal(outputs[name], want, err_msg=name)
+
+
+def test_nan_is_the_greatest_and_itself():
+    x = np.float32([np.nan, 1, np.inf, np.nan, 1])
+    outputs = run(unique((5,), "float32"), x=x)
+    assert_array_equal(outputs["y"], [*np.unique(x), -1, -1])
+    assert outputs["times"].tolist() == [2, 1, 2, -1, -1]
+    assert outputs["inverse"].tolist() == [2, 0, 1, 2, 0]
+
+
+def test_too_many_to_be_compared_are_refused():
+    with pytest.raises(UnsupportedOp, match="Unique 'y': Unique of 4,096 parts, 4,096 of int64"):
+        load(unique((4096,), "int64"))
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_determinants(rng, size):
+    x = rng.standard_normal((3, size, size), np.float32)
+    result = run(model("y = Det(x)", f"x: {list(x.shape)}", "y: [3]"), x=x)["y"]
+    assert_allclose(result, np.linalg.det(x), rtol=1e-4, atol=1e-5)
+
+
+def test_determinants_of_many_rows_are_refused():
+    with pytest.raises(UnsupportedOp, match="Det 'y': the determinant of 5 rows"):
+        load(model("y = Det(x)", "x: [5, 5]", "y: []"))
