@@ -19,6 +19,7 @@ from tests.fixtures import no_compiler
 from tests.fixtures.cooked import counter, small_inputs, small_model, with_wgsl
 from tests.fixtures.graphs import Net
 from tests.fixtures.integer.networks import IntegerNet, line
+from tests.fixtures.messages import raises
 from tests.fixtures.operators import declare, load_expression
 from tests.fixtures.results import close, same_bits
 
@@ -134,7 +135,7 @@ def test_integer_networks_have_one_result_everywhere(gpu):
     for profile in PROFILES:
         only = own(cook(model, [profile], golden=False))
         same_bits(cml.Session(only, gpu).run(INPUT), expected)
-    with pytest.raises(cml.InputError, match="16-bit floats cannot hold"):
+    with raises(cml.InputError, "16-bit floats cannot hold"):
         cook(model, options=HALF)
 
 
@@ -183,7 +184,7 @@ def test_missing_profile_error_says_what_to_cook(model):
         planned(software, Limits())
     assert "storage offsets" in str(error.value) or "subgroup" in str(error.value)
     player = own(cook(model, ["software"], player=True))
-    with pytest.raises(cml.StaleArtifact, match="'software': it needs"):
+    with raises(cml.StaleArtifact, "'software': it needs"):
         planned(player, Limits())
 
 
@@ -193,22 +194,22 @@ def test_a_file_for_players_has_no_graph(model, data, gpu):
     player = own(file)
     expected = cml.Session(model, gpu).run(small_inputs())
     same_bits(cml.Session(player, gpu).run(small_inputs()), expected)
-    with pytest.raises(cml.StaleArtifact, match="no graph for the CPU"):
+    with raises(cml.StaleArtifact, "no graph for the CPU"):
         cml.Session(player, "cpu")
 
 
 def test_unsupported_calls_on_a_cooked_network_are_refused(cooked, gpu, tmp_path):
-    with pytest.raises(cml.InputError, match="passes have run"):
+    with raises(cml.InputError, "passes have run"):
         cml.Session(cooked, "cpu", cml.CompileOptions(without=frozenset({"fuse"})))
-    with pytest.raises(cml.InputError, match="is cooked: save"):
+    with raises(cml.InputError, "is cooked: save"):
         cml.save(cooked, tmp_path / "again.nnef")
-    with pytest.raises(cml.InputError, match="cooked already"):
+    with raises(cml.InputError, "cooked already"):
         cook(cooked)
-    with pytest.raises(cml.InputError, match="does not know how it was loaded"):
+    with raises(cml.InputError, "does not know how it was loaded"):
         cml.Session(cooked, "cpu").reshaped({"image": (1, 3, 8, 8)})
-    with pytest.raises(cml.InputError, match="devices: wanted some of"):
+    with raises(cml.InputError, "devices: wanted some of"):
         cook(small_model(), ["mobile"])
-    with pytest.raises(cml.InputError, match="devices: wanted some of"):
+    with raises(cml.InputError, "devices: wanted some of"):
         cook(small_model(), [])
 
 
@@ -250,7 +251,7 @@ def test_plan_of_16_bit_arithmetic_is_refused_where_the_device_has_none(
     cooked = own(cook(load_expression("squares(x)", 1, 4, 4, 4), player=True))
     cml.unregister("squares")
     set_limits(half_arithmetic=False)
-    with pytest.raises(cml.StaleArtifact, match="compute in 16 bits, which the device does not"):
+    with raises(cml.StaleArtifact, "compute in 16 bits, which the device does not"):
         cml.Session(cooked, gpu)
 
 

@@ -14,6 +14,7 @@ from cml_engine.errors import OutOfGpuMemory
 from cml_engine.gpu.memory.allocator import Allocator
 from scheduler.tools.replay import replay
 from tests.fixtures.frames.host import Host, conv_net, run_net
+from tests.fixtures.messages import raises
 
 U = wgpu.BufferUsage
 STORAGE = U.STORAGE | U.COPY_SRC | U.COPY_DST
@@ -59,7 +60,7 @@ def test_double_free_and_leaving_a_with_block(memory):
     with take(memory) as part:
         assert memory.held_bytes == 64
     assert part.freed and memory.held_bytes == 0
-    with pytest.raises(cml.InputError, match="freed twice"):
+    with raises(cml.InputError, "freed twice"):
         part.free()
     with take(memory) as part:
         part.free()
@@ -195,9 +196,9 @@ def test_driver_out_of_memory_raises_the_same_error(gpu, monkeypatch, error):
     with monkeypatch.context() as patch:
         patch.setattr(gpu.device, "create_buffer", full)
         patch.setattr(gpu.device, "create_texture", full)
-        with pytest.raises(OutOfGpuMemory, match="the GPU has no memory for a buffer"):
+        with raises(OutOfGpuMemory, "the GPU has no memory for a buffer"):
             take(memory)
-        with pytest.raises(OutOfGpuMemory, match="texture of 16384 bytes"):
+        with raises(OutOfGpuMemory, "texture of 16384 bytes"):
             memory.create_texture(size=(64, 64), format="rgba8unorm", usage=4, owner="a")
     take(memory).free()
 
@@ -264,11 +265,11 @@ def test_model_of_a_running_job_is_never_evicted(gpu, big_image, cancelled):
     job = host.submit(session, {"x": big_image})
     host.until(lambda: job.state == "running")
     assert not job.ended
-    with pytest.raises(OutOfGpuMemory, match="runs"):
+    with raises(OutOfGpuMemory, "runs"):
         cml.Session(big_net("wants", 1), own)
-    with pytest.raises(cml.InputError, match="cannot be evicted: it is running"):
+    with raises(cml.InputError, "cannot be evicted: it is running"):
         session.program.evict()
-    with pytest.raises(cml.InputError, match="has a running job"):
+    with raises(cml.InputError, "has a running job"):
         session.run({"x": big_image})
     if cancelled:
         job.cancel()
@@ -300,7 +301,7 @@ def test_model_with_variables_is_not_evicted(own):
     session = cml.Session(conv_net(layers=2), own)
     object.__setattr__(session.program.plan, "updates", ((None, None),))
     assert not session.program.evictable
-    with pytest.raises(cml.InputError, match="variables that would be lost"):
+    with raises(cml.InputError, "variables that would be lost"):
         session.program.evict()
 
 
@@ -346,7 +347,7 @@ def test_a_larger_member_joins_while_a_job_runs(own, image, wide):
     host.until(lambda: job.state == "running")
     large = next(sessions)
     assert not job.ended
-    with pytest.raises(cml.InputError, match="'shared:agents' has a running job"):
+    with raises(cml.InputError, "'shared:agents' has a running job"):
         large.run({"x": wide})
     assert_array_equal(*host.finish(job), expected)
     assert not small.program.ready, "it moves to the larger arena"
@@ -420,7 +421,7 @@ def test_host_allocator_is_used(gpu, image):
 def test_exhausted_host_allocator_evicts(gpu, big_image):
     own = cml.Gpu(device=gpu.device, memory=HostMemory(gpu.device, MIB))
     cml.Session(big_net("a"), own).run({"x": big_image})
-    with pytest.raises(OutOfGpuMemory, match="the pool is used up"):
+    with raises(OutOfGpuMemory, "the pool is used up"):
         cml.Session(big_net("b"), own)
 
 
@@ -432,9 +433,9 @@ def test_host_allocator_errors_are_named(gpu):
 
     memory = Allocator(gpu.device, source=Faulty(gpu.device))
     take(memory, category="weights")
-    with pytest.raises(cml.DeviceError, match="one buffer for weights and for output"):
+    with raises(cml.DeviceError, "one buffer for weights and for output"):
         take(memory, category="output")
-    with pytest.raises(cml.DeviceError, match="host's allocator gave"):
+    with raises(cml.DeviceError, "host's allocator gave"):
         take(memory, category="staging")
 
 
@@ -502,10 +503,10 @@ def test_lowered_budget_calls_pressure_before_eviction(gpu):
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "64", True])
 def test_invalid_memory_budget_is_refused(gpu, value):
     memory = Allocator(gpu.device, 1 << 20)
-    with pytest.raises(cml.InputError, match="memory budget"):
+    with raises(cml.InputError, "memory budget"):
         memory.budget_bytes = value
     assert memory.budget_bytes == 1 << 20
-    with pytest.raises(cml.InputError, match="memory budget"):
+    with raises(cml.InputError, "memory budget"):
         Allocator(gpu.device, value)
 
 

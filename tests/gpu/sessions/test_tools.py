@@ -14,6 +14,7 @@ from cml_engine.gpu.program import program
 from cml_engine.tools import cli
 from tests.fixtures.frames.host import Host, conv_net
 from tests.fixtures.memory import held_bytes
+from tests.fixtures.messages import raises
 from tests.fixtures.texels import submitted
 
 IMAGE = np.ones((1, 8, 24, 24), np.float32)
@@ -50,7 +51,7 @@ def test_debug_markers_name_every_operator(gpu, monkeypatch):
             marked = [first, "dispatch", "end", second, "dispatch", "end"]
             assert calls == (marked if markers else ["dispatch", "dispatch"])
             compute.end()
-    with pytest.raises(InputError, match="markers"):
+    with raises(InputError, "markers"):
         cml.Gpu(device=gpu.device, markers=1)
 
 
@@ -61,14 +62,14 @@ def test_closed_session_has_no_memory_and_refuses_use(gpu):
     session.run({"x": IMAGE})
     job = host.submit(session, {"x": IMAGE})
     host.until(lambda: job.state == "running")
-    with pytest.raises(InputError, match="a run or a job is under way"):
+    with raises(InputError, "a run or a job is under way"):
         session.close()
     job.cancel()
     host.frame()
     host.frame()
     session.close()
     session.close()
-    with pytest.raises(InputError, match="the session of 'net' was closed"):
+    with raises(InputError, "the session of 'net' was closed"):
         session.run({"x": IMAGE})
     late = host.run(session, {"x": IMAGE})
     assert late.state == "failed" and "was closed" in late.error
@@ -94,13 +95,13 @@ def test_without_an_adapter_the_reason_takes_one_line(monkeypatch, capsys):
 def test_the_gpu_of_a_name_is_taken(gpu, monkeypatch, capsys):
     part = str(gpu.info["device"])[:6].upper()
     assert cml.Gpu(adapter=part).name == gpu.name
-    with pytest.raises(DeviceError, match="no GPU is called 'nothing like it': this machine has"):
+    with raises(DeviceError, "no GPU is called 'nothing like it': this machine has"):
         cml.Gpu(adapter="nothing like it")
     monkeypatch.setenv("CML_ADAPTER", "nor this")
-    with pytest.raises(DeviceError, match="'nor this'"):
+    with raises(DeviceError, "'nor this'"):
         cml.Gpu()
     assert cli.main(["devices"]) == 2 and "called 'nor this'" in capsys.readouterr().err
-    with pytest.raises(InputError, match="give one of them"):
+    with raises(InputError, "give one of them"):
         cml.Gpu(device=gpu.device, adapter=part)
 
 
