@@ -100,7 +100,7 @@ def dawn(tmp_path_factory):
     ids=str,
 )
 def test_c_player_agrees_with_the_session(words, program, small, gpu, request):
-    """``--small`` is a device with WebGPU's default limits."""
+    """Agrees for every budget, and on a device with WebGPU's default limits (``--small``)."""
     program = request.getfixturevalue(program)
     expected = cml.Session(small_model(), gpu).run(small_inputs())
     kinds, is_trusted = types(expected), words != "--small"
