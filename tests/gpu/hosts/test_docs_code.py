@@ -47,7 +47,7 @@ graph tone(image) -> (toned)
 
 @pytest.fixture
 def names(gpu):
-    """What the short examples of the pages use of a host."""
+    """The names of a host that the short examples of the pages use."""
     scheduler = FrameScheduler(gpu, budget_ms=4.0)
     return {"cml": cml, "np": np, "gpu": gpu, "device": gpu.device, "scheduler": scheduler}
 

@@ -114,7 +114,7 @@ def test_a_failed_tile_fails_the_picture(session, inputs, gpu, monkeypatch):
     with pytest.raises(cml.InputError, match="planted"):
         job.wait(60)
     assert job.state == "failed" and scheduler.jobs == []
-    with pytest.raises(cml.InputError, match="they are failed: planted"):
+    with pytest.raises(cml.InputError, match="state is 'failed': planted"):
         job.read("y")
 
 
