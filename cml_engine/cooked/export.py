@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -60,50 +60,41 @@ In an engine of your own: compile cml.c with it, without contraction of floating
 """
 
 
-def export_web(
+def export_player(
     graph: Graph,
     folder: Path,
+    language: str,
     *,
     options: CompileOptions,
     guesses: Sequence[DeviceGuess] = (),
     overwrite: bool = False,
 ) -> list[str]:
-    """Writes a web page that runs a network into a folder, and returns the names of the files.
+    """Writes a cooked network and a player into a folder, and returns the names of the files.
 
-    The page needs no other files and no network access; any web server can serve the folder.
-    Raises :class:`InputError` if the folder has files and ``overwrite`` is False.
-    """
-    player = player_folder("web", "cml.js")
-    check_new_folder(folder, overwrite)
-    data = cook(graph, _WEB_PROFILES, options, player=True, guesses=guesses)
-    picture = picture_of(graph)
-    model: dict[str, Json] = {"picture": picture is not None}
-    if picture is not None:
-        model["input"], model["output"] = picture
-    files = {name: (player / source).read_bytes() for name, source in _WEB_FILES.items()}
-    return _write(folder, overwrite, graph, {**files, "net.cml": data}, model)
-
-
-def export_c(
-    graph: Graph,
-    folder: Path,
-    *,
-    options: CompileOptions,
-    guesses: Sequence[DeviceGuess] = (),
-    overwrite: bool = False,
-) -> list[str]:
-    """Writes a cooked network, the C player and a host into a folder, and returns the names of the
-    files. :func:`compile_command` compiles the host.
-
-    Raises :class:`InputError` if the player or the package ``wgpu`` is not installed, or if the
+    ``"web"`` is a page that needs no other files and no network access; any web server can serve
+    the folder. ``"c"`` is the C player with a host, which :func:`compile_command` compiles. Raises
+    :class:`InputError` if the player, or for C the package ``wgpu``, is not installed, or if the
     folder has files and ``overwrite`` is False.
     """
-    player = player_folder("c", "include/cml.h")
+    is_web = language == "web"
+    player = player_folder(language, "cml.js" if is_web else "include/cml.h")
     check_new_folder(folder, overwrite)
-    data = cook(graph, tuple(PROFILES), options, player=True, guesses=guesses)
-    files = {name: (player / source).read_bytes() for name, source in _C_FILES.items()}
-    files |= {"cml.c": amalgamated(player).encode(), "net.cml": data}
-    return _write(folder, overwrite, graph, {**files, "README.txt": _readme(graph).encode()}, {})
+    profiles, sources = (_WEB_PROFILES, _WEB_FILES) if is_web else (tuple(PROFILES), _C_FILES)
+    files = {name: (player / source).read_bytes() for name, source in sources.items()}
+    files["net.cml"] = cook(graph, profiles, options, player=True, guesses=guesses)
+    model: dict[str, Json] = {"name": graph.name, "file": "net.cml"}
+    if is_web:
+        picture = picture_of(graph)
+        model["picture"] = picture is not None
+        if picture is not None:
+            model["input"], model["output"] = picture
+    else:
+        files |= {"cml.c": amalgamated(player).encode(), "README.txt": _readme(graph).encode()}
+    output = OutputFolder(folder, "model.json", overwrite=overwrite)
+    for name, content in files.items():
+        output.write(name, content)
+    output.write_manifest(model)
+    return [*files, "model.json"]
 
 
 def player_folder(language: str, file: str) -> Path:
@@ -112,20 +103,6 @@ def player_folder(language: str, file: str) -> Path:
     if not (folder / file).is_file():
         raise InputError(f"the player is not installed: wanted '{folder / file}'")
     return folder
-
-
-def _write(
-    folder: Path,
-    overwrite: bool,
-    graph: Graph,
-    files: Mapping[str, bytes],
-    model: Mapping[str, Json],
-) -> list[str]:
-    output = OutputFolder(folder, "model.json", overwrite=overwrite)
-    for name, data in files.items():
-        output.write(name, data)
-    output.write_manifest({"name": graph.name, "file": "net.cml", **model})
-    return [*files, "model.json"]
 
 
 def picture_of(graph: Graph) -> tuple[str, str] | None:

@@ -171,13 +171,14 @@ def export(a: Namespace) -> None:
         _export_onnx(a)
         return
     refuse(a, f"--to {a.to} has fixed shapes", "dynamic")
-    from cml_engine.cooked.export import compile_command, export_c, export_web, picture_of
+    from cml_engine.cooked.export import compile_command, export_player, picture_of
     from scheduler.tools.commands import cooked_guesses
 
     graph, folder = load_model(a), Path(a.destination)
     guesses = cooked_guesses()
-    write = export_c if a.to == "c" else export_web
-    names = write(graph, folder, options=compile_options(a), guesses=guesses, overwrite=a.overwrite)
+    names = export_player(
+        graph, folder, a.to, options=compile_options(a), guesses=guesses, overwrite=a.overwrite
+    )
     if a.to == "c":
         print(f"{folder}: {len(names)} files; README.txt says more. In that folder:")
         print(f"  {compile_command()}\n  ./host net.cml")
