@@ -104,14 +104,6 @@ def test_quantize_uses_the_requested_bits():
     assert "conv 't0', relu" in text and "error of the outputs" in text
 
 
-def test_batch_normalization_is_folded_before_quantization():
-    made, _ = cml.quantize(block(), samples_of(block()), sixteen=[])
-    assert "batch_normalization" not in {node.op for node in made.nodes}
-    assert {made.constants[n.inputs[1]].dtype for n in made.nodes if n.op == "conv"} == {
-        np.dtype(np.int8)
-    }
-
-
 def wrong_sample(value):
     samples = samples_of(block())
     samples[3]["x"][0, 1, 2, 3] = value

@@ -144,8 +144,11 @@ RANGES = [Range(-127, 127), Range(0, 255), Range(-32767, 32767)]
 
 @given(st.data())
 def test_no_partial_sum_passes_its_bound(data):
-    """Partial sums stay below 2^24 for any inputs, any order of addition, and sums split into
-    bytes."""
+    """Products and partial sums stay below 2^24 for any inputs, any order of addition, and sums
+    split into bytes.
+
+    A float32 holds such integers exactly, so fused multiply-adds change no bit.
+    """
     random = np.random.default_rng(data.draw(st.integers(0, 2**20)))
     bits = data.draw(st.sampled_from([8, 16]))
     words = data.draw(st.sampled_from(RANGES))
@@ -163,8 +166,9 @@ def test_no_partial_sum_passes_its_bound(data):
         for c in range(3):
             partial = part.bias[c]
             for i in order:
-                partial += int(part.weights[c, i]) * int(taken[i])
-                assert abs(partial) < 2**24
+                product = int(part.weights[c, i]) * int(taken[i])
+                partial += product
+                assert abs(product) < 2**24 and abs(partial) < 2**24
             totals[c] = (totals[c] << found.bits) + partial
     assert totals == [e + b for e, b in zip(exact, bias, strict=True)]
     assert all(abs(t) <= found.bound for t in totals)
@@ -183,17 +187,13 @@ def test_carriers():
     )
 
 
-def test_sums_beyond_the_carrier_are_refused():
-    with pytest.raises(RangeError, match=r"conv 'c': channel 1 sums to .*wanted below 2\^31"):
-        quant_params.plan_exact_sum(
-            "conv 'c'", np.array([[1], [70000]]), [0, 0], Range(-32767, 32767)
-        )
+def test_shifts_beyond_the_carrier_are_refused():
     with pytest.raises(RangeError, match="shifted left by 3 bits"):
         quant_params.check_shift("conv 'c'", 2**28, 3, Range(-127, 127))
     quant_params.check_shift("conv 'c'", 2**28 - 1, 3, Range(-127, 127))
 
 
-# -- neither denormals nor contraction -------------------------------------------------------------
+# -- denormals -------------------------------------------------------------------------------------
 
 #: below this a float32 is denormal, and a device may take it for 0
 _NORMAL = np.float32(2.0**-126)
@@ -212,31 +212,6 @@ def flushing_words(x, inverse):
     return np.where(flushed(steps - below) >= 0.5, below + 1, below).clip(-127, 127)
 
 
-@given(st.integers(0, 2**20))
-def test_contraction_cannot_matter(seed):
-    """Float sums are equal with fused multiply-adds, without them, and with a mixture of both.
-
-    No intermediate value is a denormal.
-    """
-    random = np.random.default_rng(seed)
-    words = random.choice(RANGES)
-    weights = random.integers(-127, 128, (1, 24))
-    found = quant_params.plan_exact_sum(
-        "conv 'c'", weights, [int(random.integers(-(2**20), 2**20))], words
-    )
-    x = random.choice([words.low, words.high, int(random.integers(words.low, words.high + 1))], 24)
-    for part in found.parts:
-        taken = read_by(part, found, x)
-        sums = [np.float32(part.bias[0])] * 3
-        for way, (w, q) in enumerate(zip(part.weights[0], taken, strict=True)):
-            a, b = np.float32(w), np.float32(q)
-            fused = np.float32(np.float64(a) * np.float64(b) + np.float64(sums[0]))
-            apart = np.float32(np.float32(a * b) + sums[1])
-            mixed = fused if way % 2 else apart
-            sums = [fused, apart, mixed]
-            assert sums[0] == sums[1] == sums[2] and (fused == 0 or abs(fused) >= 1)
-
-
 @given(st.integers(0, 2**20), st.integers(-40, 40))
 def test_denormals_cannot_matter(seed, power):
     """Replacing denormals by zero changes no result for scales from 2^-40 to 2^40.
@@ -250,13 +225,3 @@ def test_denormals_cannot_matter(seed, power):
     np.testing.assert_array_equal(flushing_words(x, inverse), expected)
     numbers = arrays.numbers_of(np.arange(-32767, 32768), np.float32(2.0**power))
     np.testing.assert_array_equal(flushed(numbers), numbers)
-
-
-def test_denormals_change_results_for_scales_out_of_range():
-    """Replacing denormals by zero changes results for scales out of range.
-
-    This shows that ``test_denormals_cannot_matter`` can fail.
-    """
-    x, inverse = np.array([2.0**-127], np.float32), np.float32(2.0**127)
-    assert arrays.words_of(x, inverse, -127, 127) == 1 and flushing_words(x, inverse) == 0
-    assert arrays.numbers_of(np.ones(1), np.float32(2.0**-127)) > 0

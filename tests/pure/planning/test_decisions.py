@@ -83,13 +83,6 @@ def test_decisions_precede_tuning_table_and_default_rule(graph):
     assert third in {s.variant for s in plan.steps if s.title == "conv 'relu2'"}
 
 
-def test_decisions_use_the_models_operator_names(graph):
-    _, found = planned(graph, {"conv2": {"kernel": "winograd", "storage": "half"}})
-    assert found["relu2", "kernel"].chosen.startswith("winograd")
-    assert found["relu2", "storage"].chosen == "half"
-    assert found["relu2", "storage"].by == "user"
-
-
 def test_decision_may_choose_a_kernel_the_tuner_skips(graph):
     decide = {"conv2": {"kernel": "winograd", "storage": "half"}}
     _, found = planned(graph, software=False)

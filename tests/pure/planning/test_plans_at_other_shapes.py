@@ -3,6 +3,7 @@
 import gc
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -183,15 +184,8 @@ def test_the_cache_holds_no_reference_cycle():
         gc.enable()
 
 
-def in_threads(*works):
-    threads = [threading.Thread(target=work, daemon=True) for work in works]
-    for thread in threads:
-        thread.start()
-    return threads
-
-
 def test_a_compilation_does_not_delay_another_shape():
-    going, go_on, found = threading.Event(), threading.Event(), list[Made]()
+    going, go_on = threading.Event(), threading.Event()
 
     def slow(graph):
         if graph.facts["x"].shape == (9,):
@@ -201,13 +195,13 @@ def test_a_compilation_does_not_delay_another_shape():
 
     cache = ShapeCache(4, slow, Made)
     one = asked(cache, 1)
-    threads = in_threads(*[lambda: found.append(asked(cache, 9))] * 3)
-    assert going.wait(20)
-    assert asked(cache, 1) is one and asked(cache, 2) is not None and not found
-    go_on.set()
-    for thread in threads:
-        thread.join(20)
-    assert len(found) == 3 and len(set(map(id, found))) == 1
+    with ThreadPoolExecutor(3) as pool:
+        futures = [pool.submit(asked, cache, 9) for _ in range(3)]
+        assert going.wait(20)
+        assert asked(cache, 1) is one and asked(cache, 2) is not None
+        assert not any(future.done() for future in futures)
+        go_on.set()
+        assert len({id(future.result(20)) for future in futures}) == 1
 
 
 def test_a_failed_compilation_is_retried():

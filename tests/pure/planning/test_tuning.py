@@ -84,6 +84,7 @@ def test_zero_times_are_not_recorded():
 
 
 def test_a_table_is_written_and_read(folder):
+    assert table_for(DEVICE).name_for("conv 3x3", ("a", "b"), "a") == "a"
     file = save(DEVICE, [RECORD])
     assert file == tuning_file(DEVICE) and file.parent == folder
     assert records_in(file.read_text())["conv 3x3"] == RECORD
@@ -98,12 +99,6 @@ def test_saving_merges_and_replaces_equal_keys():
     again = Record("conv 3x3", "a", "a", {"a": 1.0, "b": 1.1}, 1.0, 9, "net")
     save(DEVICE, [other, again])
     assert tables.measured(DEVICE) == {"conv 3x3": again, "conv 5x5": other}
-
-
-def test_a_session_made_after_a_save_sees_it():
-    assert table_for(DEVICE).name_for("conv 3x3", ("a", "b"), "a") == "a"
-    save(DEVICE, [RECORD])
-    assert table_for(DEVICE).name_for("conv 3x3", ("a", "b"), "a") == "b"
 
 
 def table_of(choice=(), **changes):

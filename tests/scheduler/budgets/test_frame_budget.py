@@ -38,18 +38,6 @@ def test_most_of_the_work_and_few_late_frames(name):
         assert keeps(kept, best), (rule, kept, best)
 
 
-def test_constant_plans_are_worse_than_the_controller():
-    """A constant plan with half or 1.5 times the best work fails the comparison ``keeps``.
-
-    This shows that the comparison can fail.
-    """
-    noise = frame_budgets.like_a_gpu(FRAMES)
-    best = best_constant(noise, SHARE)
-    for factor in (0.5, 1.5):
-        work = [factor * best.work_ms] * (FRAMES - WARM_UP)
-        assert not keeps(frame_budgets.result_of(noise[WARM_UP:], work), best), factor
-
-
 def learned(rests, share=0.01, networks_ms=3.0):
     """Returns the controller after frames whose other work took ``rests`` milliseconds each.
 
