@@ -122,7 +122,9 @@ def test_sums_that_may_overflow_are_refused():
     x = net.input("x", (1, 9, 4, 4), 0.5, bits=16)
     w = net.weight("w", np.full((1, 9, 3, 3), 32767), 0.01, 16)
     y = net.op("conv", x, w, net.weight("zero", 0.0, None), to=line(1.0))
-    with pytest.raises(RangeError, match=r"conv 't0': channel 0 sums to 86,967,\d+,\d+"):
+    with pytest.raises(
+        RangeError, match=r"conv 't0': channel 0 sums to 86,967,\d+,\d+ at most, wanted below"
+    ):
         cml.Session(net.graph(y), "cpu")
 
 
