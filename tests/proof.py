@@ -10,7 +10,8 @@ long      all other tests marked `long`: large networks in the players, long sim
 calls     some five thousand calls of the operators on both backends, against their formulas
 onnx      every supported case of ONNX's own backend tests on the CPU and on the GPU, and random
           calls of every operator, written as ONNX, in ONNX Runtime
-fuzz      random graphs and integer networks on every backend, in any slices; damaged files
+fuzz      random graphs and integer networks on every backend, in any slices, and with the kernels
+          of hardware; damaged files
 faults    faults planted into a copy of the tree, which the suite must notice
 ========  ==========================================================================================
 
@@ -47,7 +48,8 @@ PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("-m", "tests.onnx_nodes", "--calls", "20"),
     ),
     "fuzz": (
-        ("-m", "tests.fuzz", "--minutes", "10"),
+        ("-m", "tests.fuzz", "--minutes", "5"),
+        ("-m", "tests.fuzz", "--hardware", "--minutes", "5"),
         ("-m", "tests.fuzz", "--integer", "--cases", "2000", "--checks", "cpu", "gpu", "cooked"),
         ("-m", "tests.fuzz", "--strangers", "--minutes", "20"),
     ),
