@@ -128,6 +128,14 @@ def test_sums_that_may_overflow_are_refused():
         cml.Session(net.graph(y), "cpu")
 
 
+def test_floats_in_an_integer_network_are_named():
+    net = IntegerNet()
+    x = net.input("x", (1, 4), 0.5)
+    y = net.op("softmax", x, axes=[1], to=line(0.01))
+    with pytest.raises(cml.ModelError, match="softmax 't0' has no integer form"):
+        cml.Session(net.graph(y), "cpu")
+
+
 @pytest.mark.parametrize(("value", "found"), [(np.inf, 63.5), (-np.inf, -63.5), (np.nan, 0)])
 def test_a_border_that_is_not_finite_is_rounded_as_an_input(value, found):
     net = IntegerNet()
