@@ -13,7 +13,6 @@ from cml_engine.cpu.cpu_program import CpuProgram
 from cml_engine.errors import ShapeError
 from cml_engine.ir.graph import Attrs, Fact
 from cml_engine.ops import load_families, register
-from cml_engine.ops.common import blas
 from cml_engine.ops.conv import cpu_channels_last, cpu_winograd
 from cml_engine.ops.conv.cases import CONV_CASES, conv_case
 from cml_engine.ops.conv.cpu import conv_cpu
@@ -109,14 +108,6 @@ def test_windows_of_every_shape(rng):
         by(cpu_channels_last.Windows, case, rng)
 
 
-@pytest.mark.parametrize("block", [1, 3000, 100_000])
-def test_products_in_blocks(rng, monkeypatch, block):
-    """Matrix products are right in blocks of few rows, with a remainder, and of all rows."""
-    monkeypatch.setattr(blas, "_BLOCK", block)
-    by(cpu_channels_last.Windows, conv_case((2, 9, 11, 17), (11, 9, 1, 1)), rng)
-    by(cpu_channels_last.Windows, conv_case((1, 9, 11, 17), (11, 9, 3, 3)), rng)
-
-
 def random_depthwise(rng, border):
     count = int(rng.integers(1, 4))
     channels, batch = (int(n) for n in rng.integers(1, (9, 3)))
@@ -185,14 +176,10 @@ def test_the_rules_choose_the_convolution_kernel(wanted, text):
     assert chosen(text) == wanted
 
 
-def test_a_computed_filter_is_not_prepared():
-    assert chosen("conv(f[1, 16, 9, 9], f[16, 1, 3, 3], groups=16)", known=False) == "partial"
-
-
-def chosen(text, known=True):
-    """Returns the name of the class that computes a convolution; its weights may be unknown."""
+def chosen(text):
+    """Returns the name of the class that computes a convolution."""
     _, (x, filter), attrs = operator_call(text)
-    weights = np.broadcast_to(np.float32(1), filter.shape) if known else None
+    weights = np.broadcast_to(np.float32(1), filter.shape)
     facts = [x, filter, Fact("scalar", (1, filter.shape[0]))]
     attrs = Attrs(conv_case(x.shape, filter.shape, **attrs).attrs)
     way = cpu_channels_last.prepare_conv(attrs, facts, [None, weights, None], Scratch())
