@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 import cml_engine as cml
 from cml_engine.compiler.integer.digest import gas_of
 from cml_engine.compiler.optimize import optimize
+from cml_engine.compiler.planning.layouts import layouts_for
 from cml_engine.cooked.cook import cook
 from cml_engine.errors import RangeError
+from cml_engine.ir.layout import C4I8
 from cml_engine.tools.report.integer_info import IntegerInfo
 from tests.fixtures.graphs import Net
 from tests.fixtures.integer.calls import CALLS
@@ -86,8 +88,10 @@ def test_data_movement_has_no_rounding_point():
     graph = net.graph(f"relu({y})")
     made, report = cml.quantize(graph, samples_of(graph), sixteen=[])
     assert [node.title.split()[0] for node in report.nodes] == ["input", "conv"]
-    found = [node.op for node in optimize(made).nodes]
-    assert found == ["integer_words", "conv", "pixel_shuffle"]
+    optimized = optimize(made)
+    operators = [node.op for node in optimized.nodes]
+    assert operators == ["integer_words", "conv", "pixel_shuffle"]
+    assert layouts_for(optimized)["t0"] == C4I8
 
 
 def test_quantize_uses_the_requested_bits():

@@ -108,27 +108,20 @@ def table_of(choice=(), **changes):
 
 
 BAD = {
-    "no JSON": b"{",
-    "a list": b"[]",
-    **{
-        what: json.dumps(table).encode()
-        for what, table in {
-            "another format": table_of(format="cml variant table 0"),
-            "no choices": {"format": tables.FORMAT, "device": DEVICE},
-            "a choice of nothing": table_of(choices={"k": {}}),
-            "times that are words": table_of({"ms": {"a": "fast", "b": "slow"}}),
-            "a choice that was not measured": table_of({"chosen": "z"}),
-            "another device's": table_of(device="other"),
-        }.items()
-    },
-    "bytes that are no text": b"\xff\xfe\x00",
+    "another format": table_of(format="cml variant table 0"),
+    "a choice that was not measured": table_of({"chosen": "z"}),
+    "another device's": table_of(device="other"),
 }
 
 
-@pytest.mark.parametrize("kind", BAD)
-def test_a_bad_table_is_ignored_and_named(kind):
+@pytest.mark.parametrize(
+    "content",
+    [b"\xff\xfe\x00", *(json.dumps(table).encode() for table in BAD.values())],
+    ids=["bytes that are no text", *BAD],
+)
+def test_a_bad_table_is_ignored_and_named(content):
     file = tuning_file(DEVICE)
-    file.write_bytes(BAD[kind])
+    file.write_bytes(content)
     with pytest.warns(RuntimeWarning, match="is ignored") as caught:
         assert len(table_for(DEVICE)) == 0
     assert str(file) in str(caught[0].message)

@@ -9,7 +9,6 @@ beforehand.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import random
@@ -236,16 +235,5 @@ def table(frames: int = 6000, share: float = 0.01) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.scheduler.budgets.frame_budgets",
-        description="The budget of a frame against noise: ours and the best constant.",
-    )
-    parser.add_argument("--frames", type=int, default=6000)
-    parser.add_argument("--over-share", type=float, default=0.01)
-    a = parser.parse_args()
-    print(table(a.frames, a.over_share))
-
-
 if __name__ == "__main__":
-    main()
+    print(table())
