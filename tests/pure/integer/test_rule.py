@@ -42,8 +42,8 @@ def as_arrays(total, by, low, high):
     The sum is passed in two parts that a float32 holds exactly.
     """
     upper, lower = np.float32(total >> 8), np.float32(total & 255)
-    found = arrays.requantize_wide(upper, lower, np.float32(by.code), 256, low, high)
-    return int(found)
+    requantized = arrays.requantize_wide(upper, lower, np.float32(by.code), 256, low, high)
+    return int(requantized)
 
 
 def exactly(total, by, low, high):
@@ -113,30 +113,30 @@ def test_sum_out_of_range_raises_range_error():
 @given(st.data())
 def test_tables(data):
     wide = data.draw(st.booleans())
-    size, most = (1025, 32767) if wide else (256, 127)
+    size, largest = (1025, 32767) if wide else (256, 127)
     seed = data.draw(st.integers(0, 2**20))
-    table = np.random.default_rng(seed).integers(-most, most + 1, size)
+    table = np.random.default_rng(seed).integers(-largest, largest + 1, size)
     span = 65536 if wide else 256
     first = data.draw(st.sampled_from([0, -span // 2]))
     word = data.draw(st.integers(first, first + span - 1))
-    found = arrays.look_up(np.array([word], np.float32), table, first)
-    assert found[0] == rule.look_up(word, [int(v) for v in table], first)
+    entries = arrays.look_up(np.array([word], np.float32), table, first)
+    assert entries[0] == rule.look_up(word, [int(v) for v in table], first)
     if not wide:
-        assert found[0] == table[word - first]
+        assert entries[0] == table[word - first]
     elif (word - first) % 64 == 0:
-        assert found[0] == table[(word - first) // 64]
+        assert entries[0] == table[(word - first) // 64]
 
 
 def test_float_inputs_are_rounded_to_quantized_integers():
     values = np.array([0.25, -0.25, 0.75, 1e9, -1e9, np.nan, np.inf, -np.inf, 1e-42, -1e-42])
-    found = arrays.words_of(values, np.float32(2), -127, 127)
-    assert found.tolist() == [1, 0, 2, 127, -127, 0, 127, -127, 0, 0]
+    words = arrays.words_of(values, np.float32(2), -127, 127)
+    assert words.tolist() == [1, 0, 2, 127, -127, 0, 127, -127, 0, 0]
 
 
-def read_by(part, found, x):
+def read_by(part, sums, x):
     """Returns the words that a part of an exact sum reads: all bits, the upper or the lower."""
-    low = (1 << found.bits) - 1
-    return {"all": x, "upper": x >> found.bits, "lower": x & low}[part.take]
+    low = (1 << sums.bits) - 1
+    return {"all": x, "upper": x >> sums.bits, "lower": x & low}[part.take]
 
 
 RANGES = [Range(-127, 127), Range(0, 255), Range(-32767, 32767)]
@@ -152,26 +152,26 @@ def test_no_partial_sum_passes_its_bound(data):
     random = np.random.default_rng(data.draw(st.integers(0, 2**20)))
     bits = data.draw(st.sampled_from([8, 16]))
     words = data.draw(st.sampled_from(RANGES))
-    most = 127 if bits == 8 else 2000
-    weights = random.integers(-most, most + 1, (3, data.draw(st.integers(1, 16))))
+    largest = 127 if bits == 8 else 2000
+    weights = random.integers(-largest, largest + 1, (3, data.draw(st.integers(1, 16))))
     bias = [int(b) for b in random.integers(-(2**20), 2**20, 3)]
-    found = quant_params.plan_exact_sum("conv 'c'", weights, bias, words)
+    sums = quant_params.plan_exact_sum("conv 'c'", weights, bias, words)
     x = random.integers(words.low, words.high + 1, weights.shape[1])
     x[random.random(len(x)) < 0.5] = words.high
     exact = [sum(int(w) * int(v) for w, v in zip(row, x, strict=True)) for row in weights]
     order = random.permutation(weights.shape[1])
     totals = [0, 0, 0]
-    for part in found.parts:
-        taken = read_by(part, found, x)
+    for part in sums.parts:
+        taken = read_by(part, sums, x)
         for c in range(3):
             partial = part.bias[c]
             for i in order:
                 product = int(part.weights[c, i]) * int(taken[i])
                 partial += product
                 assert abs(product) < 2**24 and abs(partial) < 2**24
-            totals[c] = (totals[c] << found.bits) + partial
+            totals[c] = (totals[c] << sums.bits) + partial
     assert totals == [e + b for e, b in zip(exact, bias, strict=True)]
-    assert all(abs(t) <= found.bound for t in totals)
+    assert all(abs(t) <= sums.bound for t in totals)
 
 
 def test_carriers():

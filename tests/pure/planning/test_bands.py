@@ -115,8 +115,8 @@ def test_every_banded_operator_is_bit_identical():
         seen.add(name)
         expected, got = CpuProgram(graph).run(inputs), CpuProgram(banded).run(inputs)
         for output, array in expected.items():
-            found = compare(got[output], array, registered()[name].tolerance)
-            assert found.ok, f"{name} {case.id}: {found.problem}"
+            verdict = compare(got[output], array, registered()[name].tolerance)
+            assert verdict.ok, f"{name} {case.id}: {verdict.problem}"
     assert len(seen) > 25, seen
     assert {"conv", "deconv", "max_pool", "multilinear_upsample", "pad", "transpose"} <= seen
 
@@ -198,12 +198,12 @@ graph net(x) -> (y)
 
 
 def test_bands_use_the_kernels_of_the_unbanded_plan(wide):
-    whole, plan = planned(wide), planned(wide, planned(wide).memory.peak // 2)
+    unbanded, plan = planned(wide), planned(wide, planned(wide).memory.peak // 2)
     codes = {}
-    for step in whole.steps:
+    for step in unbanded.steps:
         codes.setdefault(step.title, set()).add((step.path, str(sorted(step.defines.items()))))
     banded = [s for s in plan.steps if s.op == "conv"]
-    assert len(banded) > len([s for s in whole.steps if s.op == "conv"])
+    assert len(banded) > len([s for s in unbanded.steps if s.op == "conv"])
     for step in banded:
         title = plan.bands_of.get(step.title, step.title)
         assert (step.path, str(sorted(step.defines.items()))) in codes[title]
@@ -224,16 +224,16 @@ def test_an_impossible_arena_limit_names_the_operator_and_a_possible_limit(wide)
 def test_bands_are_a_decision_and_may_be_decided(wide):
     limit = planned(wide).memory.peak * 7 // 10
     plan = planned(wide, limit)
-    (found,) = (d for d in decisions_of(wide, plan) if d.kind == "bands")
-    assert found.by == "rule" and found.chosen in found.options
-    assert "more than the arena may" in found.why and "computed twice" in found.why
-    decide = {found.subject: {"bands": "7"}}
+    (decision,) = (d for d in decisions_of(wide, plan) if d.kind == "bands")
+    assert decision.by == "rule" and decision.chosen in decision.options
+    assert "more than the arena may" in decision.why and "computed twice" in decision.why
+    decide = {decision.subject: {"bands": "7"}}
     more = planned(wide, limit, decide)
-    assert [run.count for run in more.bands if found.subject in run.results] == [7]
+    assert [run.count for run in more.bands if decision.subject in run.results] == [7]
     overrides = resolve_overrides(decide, wide, wide)
     found_again = decisions_of(wide, more, overrides=overrides)
     assert {d.by for d in found_again if d.kind == "bands"} == {"user"}
-    again = planned(wide, limit, {found.subject: {"bands": found.chosen}})
+    again = planned(wide, limit, {decision.subject: {"bands": decision.chosen}})
     assert str(again) == str(plan)
 
 
@@ -244,15 +244,15 @@ def test_decided_kernels_are_used_in_bands(wide):
 
 
 @pytest.mark.parametrize(
-    ("name", "count", "said"),
+    ("name", "count", "message"),
     [
         ("result", "99", "it has rows for 62 at most"),
         ("result", "none", "wanted a count, '1' to '128', got 'none'"),
         ("nothing", "2", "computes no tensor 'nothing'"),
     ],
 )
-def test_invalid_band_decisions_are_refused(wide, name, count, said):
-    with pytest.raises(InputError, match=said):
+def test_invalid_band_decisions_are_refused(wide, name, count, message):
+    with pytest.raises(InputError, match=message):
         decide = {name: {"bands": count}}
         cml.CompileOptions(decide=decide)
         planned(wide, 0, decide)
@@ -292,10 +292,10 @@ def test_kept_tensors_are_not_banded(tmp_path):
 
 def test_info_reports_banded_operators(tmp_path):
     graph = loaded(WIDE, tmp_path)
-    whole = ModelFacts(graph).summary
-    info = ModelFacts(graph, cml.CompileOptions(arena_limit=whole.arena_bytes // 2)).summary
-    assert info.arena_bytes <= whole.arena_bytes // 2
-    assert "bands of rows" in str(info) and "bands" not in str(whole)
+    unbanded = ModelFacts(graph).summary
+    info = ModelFacts(graph, cml.CompileOptions(arena_limit=unbanded.arena_bytes // 2)).summary
+    assert info.arena_bytes <= unbanded.arena_bytes // 2
+    assert "bands of rows" in str(info) and "bands" not in str(unbanded)
 
 
 FILTER = "f = variable<scalar>(shape = [{shape}], label = 'f');"

@@ -57,20 +57,20 @@ def planned(graph, decide=(), storage="float", table=None, **limits):
     layouts = layouts_for(optimized, storage, asked["storage"], asked["layout"])
     options = PlanOptions(overrides=asked, variants=table or VariantTable())
     plan = lower(optimized, Limits(**{"software": True, **limits}), layouts, options)
-    found = decisions_of(optimized, plan, overrides=asked)
-    return plan, {(d.subject, d.kind): d for d in found}
+    decisions = decisions_of(optimized, plan, overrides=asked)
+    return plan, {(d.subject, d.kind): d for d in decisions}
 
 
 def test_every_decision_names_its_options_and_a_reason(graph):
-    _, found = planned(graph)
-    assert {kind for _, kind in found} == {"kernel", "layout", "storage", "view"}
-    assert all(d.chosen in d.options and d.why and d.by == "rule" for d in found.values())
-    assert "fewer than four channels" in found["few", "layout"].why
+    _, decisions = planned(graph)
+    assert {kind for _, kind in decisions} == {"kernel", "layout", "storage", "view"}
+    assert all(d.chosen in d.options and d.why and d.by == "rule" for d in decisions.values())
+    assert "fewer than four channels" in decisions["few", "layout"].why
 
 
 def test_decisions_precede_tuning_table_and_default_rule(graph):
-    plan, found = planned(graph)
-    rule = found["relu2", "kernel"]
+    plan, decisions = planned(graph)
+    rule = decisions["relu2", "kernel"]
     other = next(o for o in rule.options if o.split()[0] != rule.chosen.split()[0])
     third = next(o for o in rule.options if o.split()[0] not in (rule.chosen.split()[0], other))
     key = next(c.key for c in plan.choices if c.node == "conv 'relu2'")
@@ -84,24 +84,24 @@ def test_decisions_precede_tuning_table_and_default_rule(graph):
 
 def test_decision_may_choose_a_kernel_the_tuner_skips(graph):
     decide = {"conv2": {"kernel": "winograd", "storage": "half"}}
-    _, found = planned(graph, software=False)
-    assert not any(o.startswith("winograd") for o in found["relu2", "kernel"].options)
-    _, found = planned(graph, decide, software=False)
-    assert found["relu2", "kernel"].chosen.startswith("winograd")
-    with_its_tile = {"conv2": {"kernel": found["relu2", "kernel"].chosen}}
+    _, decisions = planned(graph, software=False)
+    assert not any(o.startswith("winograd") for o in decisions["relu2", "kernel"].options)
+    _, decisions = planned(graph, decide, software=False)
+    assert decisions["relu2", "kernel"].chosen.startswith("winograd")
+    with_its_tile = {"conv2": {"kernel": decisions["relu2", "kernel"].chosen}}
     assert planned(graph, with_its_tile, software=False)[1]["relu2", "kernel"].by == "user"
 
 
 def test_storage_in_half_with_one_tensor_in_full(graph):
-    plan, found = planned(graph, {"relu2": {"storage": "float"}}, storage="half")
+    plan, decisions = planned(graph, {"relu2": {"storage": "float"}}, storage="half")
     assert plan.layouts["relu2"] == "c4"
-    assert found["relu2", "storage"].by == "user"
+    assert decisions["relu2", "storage"].by == "user"
 
 
 def test_tensors_beyond_a_binding_are_bound_in_the_fewest_parts(graph):
     bytes_of = {"image": 4096, "relu1": 16384, "relu2": 16384, "both": 32768, "few": 3072}
-    plan, found = planned(graph, max_binding_bytes=12288)
-    parts = {d.subject: d for d in found.values() if d.kind == "parts"}
+    plan, decisions = planned(graph, max_binding_bytes=12288)
+    parts = {d.subject: d for d in decisions.values() if d.kind == "parts"}
     counts = {name: int(parts[name].chosen) for name in parts if name in bytes_of}
     assert counts == {"relu1": 2, "relu2": 2, "both": 3}
     assert all("this device binds at most 12288" in d.why for d in parts.values())
@@ -109,8 +109,8 @@ def test_tensors_beyond_a_binding_are_bound_in_the_fewest_parts(graph):
     for step in plan.steps:  # consecutive parts cover the whole tensor
         for one, next in zip(step.bindings, step.bindings[1:], strict=False):
             assert one.tensor != next.tensor or next.offset == one.end
-    _, found = planned(graph, {"both": {"parts": "4"}}, max_binding_bytes=12288)
-    assert (found["both", "parts"].chosen, found["both", "parts"].by) == ("4", "user")
+    _, decisions = planned(graph, {"both": {"parts": "4"}}, max_binding_bytes=12288)
+    assert (decisions["both", "parts"].chosen, decisions["both", "parts"].by) == ("4", "user")
     assert planned(graph, {"conv2": {"parts": "2"}})[1]["relu2", "parts"].options[:2] == ("1", "2")
 
 
@@ -205,9 +205,9 @@ def test_invalid_files_of_decisions_are_refused(data):
 
 
 def test_saved_decisions_reproduce_the_plan(graph):
-    asked = {"conv2": {"kernel": "winograd", "storage": "half"}, "both": {"parts": "3"}}
-    plan, found = planned(graph, asked)
-    data = json.loads(json.dumps([asdict(d) for d in found.values()]))
+    requested = {"conv2": {"kernel": "winograd", "storage": "half"}, "both": {"parts": "3"}}
+    plan, decisions = planned(graph, requested)
+    data = json.loads(json.dumps([asdict(d) for d in decisions.values()]))
     again, decided = planned(graph, parse_decisions(data))
     assert [str(step) for step in again.steps] == [str(step) for step in plan.steps]
     assert {d.by for d in decided.values() if d.kind != "view"} == {"user"}

@@ -155,10 +155,10 @@ def test_statistics_count_fragmentation_and_print():
 
 
 def test_exhaustion_message_lists_owners_and_next_step():
-    said = exhausted_message(8 << 20, "texture agent", "weights", some_stats())
-    assert "'texture agent' wanted 8.00 MiB for weights" in said
-    assert "budget 64.00 MiB, of which 4.00 MiB free" in said
-    assert "renderer" in said and "40.00 MiB" in said and "shared:NAME" in said
+    message = exhausted_message(8 << 20, "texture agent", "weights", some_stats())
+    assert "'texture agent' wanted 8.00 MiB for weights" in message
+    assert "budget 64.00 MiB, of which 4.00 MiB free" in message
+    assert "renderer" in message and "40.00 MiB" in message and "shared:NAME" in message
     assert "budget" not in exhausted_message(1, "a", "weights", some_stats(None)).splitlines()[0]
 
 
@@ -210,12 +210,12 @@ def test_a_compressed_texture_has_whole_blocks():
 @st.composite
 def items(draw):
     count = draw(st.integers(1, 25))
-    made = []
+    lifetimes = []
     for i in range(count):
         first = draw(st.integers(0, 30))
         last = first + draw(st.integers(0, 10))
-        made.append(Lifetime(f"t{i}", draw(st.integers(0, 5000)), first, last))
-    return made
+        lifetimes.append(Lifetime(f"t{i}", draw(st.integers(0, 5000)), first, last))
+    return lifetimes
 
 
 @settings(max_examples=120, deadline=None)
