@@ -115,7 +115,7 @@ class Program:
     """An empty stand-in for a backend's program."""
 
 
-class Made:
+class SessionStub:
     """A stand-in for a session; it stores the compiled network and the cache."""
 
     def __init__(self, compiled, cache):
@@ -131,12 +131,12 @@ def compiled(graph):
     return Compiled(graph, graph, None, Program())
 
 
-def cache_of(most):
-    return ShapeCache(most, compiled, Made)
+def cache_of(capacity):
+    return ShapeCache(capacity, compiled, SessionStub)
 
 
-def asked(cache, size):
-    """Returns what the cache has for an input x of length ``size``; it compiles a graph if
+def session_for(cache, size):
+    """Returns the cached session for an input x of length ``size``; compiles a graph if
     necessary."""
     return cache.get({"x": (size,)}, lambda: graph(x=(size,), y=(2 * size,)))
 
@@ -147,36 +147,36 @@ def refuse():
 
 def test_most_recent_shapes_stay_cached():
     cache = cache_of(2)
-    programs = {n: weakref.ref(asked(cache, n).compiled.program) for n in (1, 2)}
-    assert asked(cache, 1).compiled.program is programs[1]()
-    asked(cache, 3)
+    programs = {n: weakref.ref(session_for(cache, n).compiled.program) for n in (1, 2)}
+    assert session_for(cache, 1).compiled.program is programs[1]()
+    session_for(cache, 3)
     assert [programs[n]() is None for n in (1, 2)] == [False, True]
 
 
 def test_living_session_of_a_shape_is_returned():
     cache = cache_of(0)
-    one = asked(cache, 1)
-    asked(cache, 2)
-    assert asked(cache, 1) is one
+    one = session_for(cache, 1)
+    session_for(cache, 2)
+    assert session_for(cache, 1) is one
     assert cache.get({"x": (1,), "y": (2,)}, refuse) is one
 
 
 def test_first_session_is_found_but_not_retained():
     cache = cache_of(4)
-    first = Made(compiled(graph(x=(1,), y=(2,))), cache)
+    first = SessionStub(compiled(graph(x=(1,), y=(2,))), cache)
     cache.add(first.compiled.source, first)
-    assert asked(cache, 1) is first
+    assert session_for(cache, 1) is first
     gone = weakref.ref(first)
     del first
     assert gone() is None
-    assert asked(cache, 1) is not None
+    assert session_for(cache, 1) is not None
 
 
 def test_the_cache_holds_no_reference_cycle():
     gc.disable()
     try:
         cache = cache_of(4)
-        session = asked(cache, 1)
+        session = session_for(cache, 1)
         program, gone = weakref.ref(session.compiled.program), weakref.ref(cache)
         del cache, session
         assert gone() is None and program() is None
@@ -185,22 +185,22 @@ def test_the_cache_holds_no_reference_cycle():
 
 
 def test_a_compilation_does_not_delay_another_shape():
-    going, go_on = threading.Event(), threading.Event()
+    started, resume = threading.Event(), threading.Event()
 
     def slow(graph):
         if graph.facts["x"].shape == (9,):
-            going.set()
-            assert go_on.wait(20)
+            started.set()
+            assert resume.wait(20)
         return compiled(graph)
 
-    cache = ShapeCache(4, slow, Made)
-    one = asked(cache, 1)
+    cache = ShapeCache(4, slow, SessionStub)
+    one = session_for(cache, 1)
     with ThreadPoolExecutor(3) as pool:
-        futures = [pool.submit(asked, cache, 9) for _ in range(3)]
-        assert going.wait(20)
-        assert asked(cache, 1) is one and asked(cache, 2) is not None
+        futures = [pool.submit(session_for, cache, 9) for _ in range(3)]
+        assert started.wait(20)
+        assert session_for(cache, 1) is one and session_for(cache, 2) is not None
         assert not any(future.done() for future in futures)
-        go_on.set()
+        resume.set()
         assert len({id(future.result(20)) for future in futures}) == 1
 
 
@@ -213,4 +213,4 @@ def test_a_failed_compilation_is_retried():
     for _ in range(2):
         with pytest.raises(ShapeError, match="no such shape"):
             cache.get({"x": (1,)}, fails)
-    assert asked(cache, 1) is not None
+    assert session_for(cache, 1) is not None
