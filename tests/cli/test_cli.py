@@ -9,7 +9,6 @@ import sys
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from cml_engine.io.data_folders import bundled_folder
 from tests.fixtures.models import inputs_abc, write_model, write_model_abc
@@ -65,25 +64,6 @@ def test_run_writes_npy_and_npz(run_abc, tmp_path):
     assert one.shape == (1, 128, 1, 1) and one.dtype == np.float32
     assert np.load(tmp_path / "both.npz")["output2"].shape == (1, 128, 1, 1)
     assert "output1: scalar[1,128,1,1] ->" in printed
-
-
-def test_run_reads_npz_arrays_by_name(abc, tmp_path, run_cml):
-    both = tmp_path / "in.npz"
-    np.savez(both, **inputs_abc())
-    for model in (abc, abc / "graph.nnef"):
-        given = f"-i input1={both} -i input2={both}"
-        run_cml(f"run {model} {given} --backend cpu")
-
-
-def test_a_picture_in_and_a_picture_out(image_model, tmp_path, run_cml):
-    pixels = np.arange(60, dtype=np.uint8).reshape(4, 5, 3) * 4
-    Image.fromarray(pixels).save(tmp_path / "in.png")
-    out = tmp_path / "out.png"
-    files = f"-i image={tmp_path}/in.png -o brighter={out}"
-    run_cml(f"run {image_model} {files} --backend cpu")
-    got = np.asarray(Image.open(out)).astype(int)
-    expected = np.clip(pixels / 255 + 0.25, 0, 1) * 255
-    assert np.abs(got - expected).max() <= 0.51
 
 
 def test_info_needs_no_gpu(abc, run_cml):

@@ -49,32 +49,18 @@ def test_written_images_round_trip(tmp_path, rng, kind, channels):
     if STEPS[kind] and not kind.startswith("exr"):  # whole numbers
         written, value = value.copy(), value.copy()
         written[0, 0, 1, :4], value[0, 0, 1, :4] = (-1, 2, np.nan, np.inf), (0, 1, 0, 1)
+    if not STEPS[kind]:
+        value[0, 0, 1, :3] = -3.5, 1e6, np.inf
     array_files.check_outputs({"y": file}, {"y": fact(channels)})
     array_files.write_outputs({"y": file}, {"y": written})
     found = array_files.read(file.path, "y", fact(channels))
-    assert found.dtype == np.float32 and np.abs(found - value).max() <= STEPS[kind] * 1.01
+    assert found.dtype == np.float32
+    assert_allclose(found, value, rtol=0, atol=STEPS[kind] * 1.01)
     known = (None, channels, None, None)
     assert array_files.shape_of(file.path, "y", known) == fact(channels).shape
     assert array_files.shape_of(file.path, "y", (1, None, None, None)) is None
     with pytest.raises(InputError, match=rf"the model wants \[1, {channels}, 999, \?\]"):
         array_files.shape_of(file.path, "y", (1, channels, 999, None))
-
-
-@pytest.mark.parametrize("kind", ["tif", "exr"])
-def test_float_images_round_trip_exactly(tmp_path, kind):
-    needs(kind)
-    value = np.array([-3.5, 1e6, np.inf, 0.0], np.float32).reshape(1, 1, 1, 4)
-    array_files.write_outputs({"y": tmp_path / f"a.{kind}"}, {"y": value})
-    found = array_files.read(tmp_path / f"a.{kind}", "y", Fact("scalar", value.shape))
-    assert_array_equal(found, value)
-
-
-def test_16_bit_png_is_read_by_pillow(tmp_path, rng):
-    value = rng.random((1, 1, HEIGHT, WIDTH), np.float32)
-    array_files.write_outputs({"y": named_file(f"{tmp_path}/a.png:bits=16")}, {"y": value})
-    with Image.open(tmp_path / "a.png") as image:
-        pixels = np.asarray(image).astype(int)
-    assert_array_equal(pixels, np.rint(value[0, 0].astype(float) * 65535))
 
 
 def test_tiff_planes_and_integers_are_read(tmp_path, rng):

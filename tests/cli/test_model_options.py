@@ -103,14 +103,14 @@ graph net(image, other) -> (out)
 def test_open_extent_is_taken_from_the_input_file(tmp_path, run_cml, refused):
     net = str(write_model(tmp_path / "net", OPEN))
     image = np.arange(60, dtype=np.float32).reshape(1, 3, 4, 5)
-    np.savez(tmp_path / "both.npz", image=image, other=image)
+    np.savez(tmp_path / "both.npz", image=image, other=2 * image)
     np.save(tmp_path / "short.npy", image[:, :2])
     np.save(tmp_path / "flat.npy", image[0])
     (tmp_path / "none.npy").write_bytes(b"no array")
     both, out = f"{tmp_path / 'both.npz'}", tmp_path / "out.npy"
     inputs = f"-i image={both} -i other={both}"
     run_cml(f"run {net} {inputs} -o out={out} --backend cpu")
-    assert np.array_equal(np.load(out), 2 * image)
+    assert np.array_equal(np.load(out), 3 * image)
     for name, said in {
         "short": "is [1, 2, 4, 5]; the model wants [1, 3, ?, 5]",
         "flat": "is [3, 4, 5]; the model wants [1, 3, ?, 5]",
