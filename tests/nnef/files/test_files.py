@@ -41,20 +41,6 @@ def test_model_loads_from_folder_file_and_archive(write_model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("stored", "dtype", "wanted"),
-    [
-        (VALUES.astype(np.int8), "integer", np.int32),
-        (VALUES.astype(np.uint64), "integer", np.int32),
-        (VALUES > 2, "logical", np.bool_),
-    ],
-)
-def test_values_become_the_engines_types(write_model, stored, dtype, wanted):
-    found = load(write_model(text_with(dtype), w=stored))
-    assert found.dtype == wanted
-    assert_array_equal(found, stored)
-
-
-@pytest.mark.parametrize(
     ("dtype", "message"),
     [("f2", "1 files hold 16-bit floats"), ("f8", r"'w\.dat' holds 64-bit floats")],
 )
@@ -249,13 +235,6 @@ def test_the_deprecated_range_in_the_header(write_model):
     data[52:60] = np.array([-1, 2], np.float32).tobytes()
     (folder / "w.dat").write_bytes(data)
     assert_allclose(load(folder), CODES / 15 * 3 - 1, rtol=1e-6)
-
-
-def test_activation_quantization_is_retained(write_model):
-    folder = write_model(text_with(), w=VALUES)
-    (folder / "graph.quant").write_text('"y": linear_quantize(min = 0.0, max = 1.0, bits = 8);')
-    graph = load_native(folder)
-    assert graph.quantization["y"].op == "linear_quantize"
 
 
 def test_variables_of_one_label_have_separate_quantization(write_model):

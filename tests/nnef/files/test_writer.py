@@ -160,13 +160,6 @@ def test_blocked_path_is_found_before_replacing(everything, tmp_path):
         nnef.save(everything, tmp_path / "folder.tgz", overwrite=True)
 
 
-def test_foreign_files_in_the_folder_are_kept(everything, tmp_path):
-    nnef.save(everything, tmp_path / "out")
-    (tmp_path / "out" / "notes.txt").write_text("mine")
-    nnef.save(everything, tmp_path / "out", overwrite=True)
-    assert tree(tmp_path / "out")["notes.txt"] == b"mine"
-
-
 def test_archives_store_the_graph_last_without_owner(everything, tmp_path):
     nnef.save(everything, tmp_path / "out.tgz")
     with tarfile.open(tmp_path / "out.tgz") as tar:

@@ -296,7 +296,9 @@ def test_external_data_of_a_source():
     assert set(outside.asked) == {"net.onnx"}
 
 
-@pytest.mark.parametrize("location", ["../secret", "/etc/passwd", "", ".", "link", "a\0b", "..\\x"])
+@pytest.mark.parametrize(
+    "location", ["../secret", "/etc/passwd", "", ".", "link", "a\0b", "..\\x", "C:x"]
+)
 def test_external_data_outside_the_folder(tmp_path, location):
     folder = tmp_path / "model"
     folder.mkdir()
@@ -321,9 +323,6 @@ def test_external_data_of_wrong_size(tmp_path, more, match):
     (tmp_path / "w.bin").write_bytes(bytes(16))
     saved(external("w.bin", **more), tmp_path / "m.onnx")
     with pytest.raises(CmlError, match=match):
-        cml.load(tmp_path / "m.onnx")
-    saved(external("missing.bin"), tmp_path / "m.onnx")
-    with pytest.raises(CmlError, match="missing.bin.*it belongs beside"):
         cml.load(tmp_path / "m.onnx")
 
 

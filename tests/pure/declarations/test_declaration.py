@@ -221,23 +221,9 @@ def test_two_arguments_mean_every_thread_of_a_workgroup():
     assert "kernel(cml_group, cml_lane);" in step.interface and step.defines["GROUP"] == 32
 
 
-@pytest.mark.parametrize(
-    ("kernel", "says"),
-    [
-        (cml.Kernel(source=KERNEL, threads=lambda a, x: x.size / 3), "wanted a whole number"),
-        (cml.Kernel(source=KERNEL, threads=lambda a, x: 1 // 0), "threads function failed: ZeroD"),
-        (cml.Kernel(source=KERNEL, lower=lambda op: [op.nothing]), "lower function failed: Attri"),
-    ],
-)
-def test_failing_function_raises_operator_error(kernel, says):
-    with pytest.raises(OperatorError, match=says) as caught:
-        step_of((4,), {}, kernel=kernel)
-    assert "twice" in str(caught.value)
-
-
-def test_failing_cost_function_raises_operator_error():
-    with pytest.raises(OperatorError, match="twice 'b': its cost function failed: Zero"):
-        step_of((4,), {}, cost=lambda attrs, inputs, outputs: 1 // 0)
+def test_number_of_threads_must_be_whole():
+    with pytest.raises(OperatorError, match="twice.*wanted a whole number"):
+        step_of((4,), {}, kernel=cml.Kernel(source=KERNEL, threads=lambda a, x: x.size / 3))
 
 
 def test_an_operator_without_kernel_is_a_step_on_the_cpu():
@@ -327,11 +313,6 @@ def test_launch_with_foreign_bindings_is_refused(lower, says):
         plan_of(lower)
 
 
-def test_launch_of_an_operator_is_planned():
-    (_, step) = plan_of(lambda op: [launch(op)]).steps
-    assert [binding.tensor for binding in step.bindings] == ["x", "y0"]
-
-
 def test_packed_constants_are_keyed_by_content():
     def lower(op):
         table = op.pack("table", lambda: np.full(8, op.attrs.k))
@@ -396,16 +377,9 @@ def test_invalid_cpu_result_names_the_operator(given, says, constant):
         cml.Session(graph, "cpu").run({"x": np.ones(8, np.float32)})
 
 
-@pytest.mark.parametrize(
-    ("prepare", "says"),
-    [
-        (lambda attrs, facts, values, scratch: 3, "prepare function gave 3; wanted a function"),
-        (lambda attrs, facts, values, scratch: 1 / 0, "prepare function failed: ZeroDivisionError"),
-    ],
-)
-def test_prepare_must_return_a_function(prepare, says):
-    cml.register(spec(cpu=lambda attrs, x: x, prepare=prepare))
-    with pytest.raises(OperatorError, match=says):
+def test_prepare_must_return_a_function():
+    cml.register(spec(cpu=lambda attrs, x: x, prepare=lambda attrs, facts, values, scratch: 3))
+    with pytest.raises(OperatorError, match="prepare function gave 3; wanted a function"):
         cml.Session(graph_of((8,), {"k": 2.0}), "cpu")
 
 
@@ -451,11 +425,6 @@ def test_game_operator_gets_no_engine_traits():
 def test_wrong_values_are_refused(values, says):
     with pytest.raises(ValueError, match=says):
         parse_params("n:u").pack(values)
-
-
-def test_a_wrong_declaration_is_refused():
-    with pytest.raises(ValueError, match="not of the form"):
-        parse_params("n:double")
 
 
 #: an operator whose functions call a function of a neighbouring file
@@ -547,11 +516,3 @@ def test_game_error_keeps_its_class_and_gets_the_model_line(tmp_path, function):
         use(write_model(tmp_path / "m.nnef", MODEL), function)
     assert caught.value.extent == 4
     assert caught.traceback[-1].name == "refuse"
-
-
-def test_the_command_line_shows_both_lines(tmp_path, refused):
-    (tmp_path / "helper.py").write_text(HELPER)
-    (tmp_path / "ops.py").write_text(OPS.replace(*BROKEN["infer"]))
-    model = write_model(tmp_path / "m.nnef", MODEL)
-    message = refused(f"info {model} --ops {tmp_path}/ops.py")
-    assert "graph.nnef:3" in message and "helper.py:4" in message and "Traceback" not in message

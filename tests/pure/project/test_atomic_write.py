@@ -54,23 +54,6 @@ def test_failed_write_leaves_the_folder_unchanged(tmp_path, content, before):
         assert str(caught.value) == f"[Errno 28] No space left on device: {str(file)!r}"
 
 
-@posix
-@pytest.mark.parametrize("content", [bytes(10_000), lambda file: file.write(bytes(10_000))])
-def test_full_disk_keeps_the_old_file(tmp_path, content):
-    import resource
-
-    file = tmp_path / "file"
-    file.write_bytes(b"old")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    try:
-        with pytest.raises(OSError, match=re.escape(str(file))):
-            write_atomically(file, content)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert [p.read_bytes() for p in tmp_path.iterdir()] == [b"old"]
-
-
 def test_concurrent_writers_all_succeed(tmp_path):
     file = tmp_path / "file"
     contents = [bytes([i]) * 5000 for i in range(8)]

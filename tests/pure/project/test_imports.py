@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import tomllib
-from graphlib import CycleError, TopologicalSorter
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -201,14 +201,14 @@ def test_the_type_checker_needs_nothing_that_an_extra_installs():
 WITHOUT_CIRCLES = ("benchmarks", "cml_engine", "demo_game", "scheduler")
 
 
-def module_graph(folder, package):
+def module_graph(package):
     """Returns, for each module of a package, the set of the package's modules that it imports.
 
     Imports in functions and under ``TYPE_CHECKING`` count too.
     """
     sources = {}
-    for path in sorted(folder.rglob("*.py")):
-        parts = [package, *path.relative_to(folder).with_suffix("").parts]
+    for path in sorted((ROOT / package).rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
         sources[".".join(parts).removesuffix(".__init__")] = path
     return {
         name: {m for m in named_modules(path, sources) if m != name}
@@ -227,46 +227,8 @@ def named_modules(path, modules):
             yield from {name if name in modules else node.module for name in inner} & {*modules}
 
 
-def circle(graph):
-    """Returns an import cycle of a graph of modules; empty if there is none."""
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        return error.args[1]
-    return []
-
-
 @pytest.mark.parametrize("package", WITHOUT_CIRCLES)
 def test_no_modules_import_each_other_in_a_circle(package):
-    assert circle(module_graph(ROOT / package, package)) == []
-
-
-def test_import_cycles_of_every_form_are_found(tmp_path):
-    texts = {
-        "__init__.py": "from p.a import x",
-        "a.py": "if TYPE_CHECKING:\n    from p.room.b import B\n",
-        "room/__init__.py": "",
-        "room/b.py": "def f():\n    from p.c import d\n",
-        "c.py": "from p import a\n",
-        "alone.py": "import p.a, os",
-    }
-    for name, text in texts.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert set(circle(module_graph(tmp_path, "p"))) == {"p.a", "p.c", "p.room.b"}
-    (tmp_path / "c.py").write_text("")
-    tree_of.cache_clear()
-    assert circle(module_graph(tmp_path, "p")) == []
-
-
-@pytest.mark.parametrize(
-    "source, expected",
-    [
-        ("import wgpu", ["wgpu"]),
-        ("def f():\n    from wgpu.utils import x", ["wgpu.utils"]),
-        ("if TYPE_CHECKING:\n    import wgpu", []),
-        ("from . import wgpu", []),
-    ],
-)
-def test_the_rule_can_fail(source, expected):
-    assert [name for name, _ in imported(ast.parse(source))] == expected
+    graph = module_graph(package)
+    assert any(graph.values())
+    TopologicalSorter(graph).prepare()  # a CycleError names the modules
