@@ -4,7 +4,6 @@ The GPU part runs in slices. The operands of the others are read back, a worker 
 their results are uploaded; nothing of it holds a frame.
 """
 
-import gc
 import logging
 import threading
 
@@ -154,17 +153,6 @@ def test_any_slicing_gives_the_bits_of_a_whole_run(gpu, graph, inputs, kind, ret
             assert_array_equal(job.read(name), unsliced.tensor(name).read())
 
 
-def test_operators_beside_it_can_be_in_bands(gpu, gate):
-    net = Net(1, 8, 32, 32)
-    y = net.op("sort_rows", net("conv(relu(conv(x, 32)), 8)"))
-    graph, x = net.graph(y), net.input()
-    unbanded = cml.Session(graph, gpu)
-    limit = unbanded.plan.memory.peak * 3 // 4
-    banded = cml.Session(graph, gpu, cml.CompileOptions(arena_limit=limit))
-    assert banded.plan.bands and banded.plan.cpu_parts
-    same_bits(banded.run(x), unbanded.run(x))
-
-
 def test_the_cpu_part_has_the_bits_of_the_cpu_backend(gpu, session, inputs):
     """NumPy computes each operator without a kernel from the operands that the GPU had."""
     checks = list(check_nodes(session.graph, gpu, inputs))
@@ -295,18 +283,6 @@ def test_a_cancelled_job_leaves_the_next_one_alone(gpu, session, inputs, expecte
     gate.open.set()
     same_bits(outputs_of(host, then), expected)
     assert job.state == "cancelled" and gate.runs == before + 1 + 2, "its second operator never ran"
-
-
-def test_a_deleted_scheduler_and_session_free_their_memory(gpu, graph, inputs, expected, gate):
-    session, host = cml.Session(graph, gpu), Host(gpu, budget_ms=1.0)
-    gate.close()
-    job = host.submit(session, inputs)
-    host.until(gate.entered.is_set)
-    del job, host, session
-    gc.collect()
-    gate.open.set()
-    host = Host(gpu, budget_ms=1.0)
-    same_bits(run_in_frames(host, cml.Session(graph, gpu), inputs), expected)
 
 
 def test_a_failing_operator_fails_its_job_with_its_line(

@@ -18,16 +18,6 @@ from tests.fixtures.frames.host import (
 from tests.fixtures.memory import resident_mib
 
 
-def test_sliced_output_is_the_unsliced_one_bit_for_bit(gpu, image):
-    session = cml.Session(conv_net(), gpu)
-    expected = run_net(session, image)
-    for budget in (0.05, 0.3, 5.0):
-        host = Host(gpu, budget_ms=budget)
-        job = host.submit(session, {"x": image})
-        assert_array_equal(*host.finish(job), expected)
-        assert job.state == "done" and job.progress == 1.0
-
-
 def test_one_operator_is_split_over_frames(gpu):
     session = cml.Session(conv_net(layers=1, size=64), gpu)
     host = Host(gpu, budget_ms=0.02)

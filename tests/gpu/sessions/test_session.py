@@ -89,13 +89,6 @@ def test_ranges_that_a_slot_holds_are_not_uploaded_again(gpu, monkeypatch):
     assert not written
 
 
-def test_a_second_session_builds_no_pipeline(mixed, gpu):
-    cml.Session(mixed, gpu)
-    built = gpu.pipelines_built
-    cml.Session(mixed, gpu)
-    assert gpu.pipelines_built == built
-
-
 @pytest.mark.parametrize("deferred", [False, True])
 def test_progress_of_a_compilation_is_reported(mixed, inputs, gpu, deferred):
     calls = []
