@@ -16,12 +16,11 @@ from tests.fixtures.models import inputs_abc, write_model, write_model_abc
 #: the blog's model has no version line, which is a notice
 pytestmark = pytest.mark.filterwarnings("default")
 
-IMAGE = """\
+LOGICAL = """\
 version 1.0;
-graph brighten(image) -> (brighter, flag)
+graph bright(image) -> (flag)
 {
     image = external<scalar>(shape = [1, 3, 4, 5]);
-    brighter = add(image, 0.25);
     flag = gt(image, 0.5);
 }
 """
@@ -33,11 +32,6 @@ def abc(tmp_path):
     for name, array in inputs_abc().items():
         np.save(tmp_path / f"{name}.npy", array)
     return folder
-
-
-@pytest.fixture
-def image_model(tmp_path):
-    return write_model(tmp_path / "image.nnef", IMAGE)
 
 
 @pytest.fixture
@@ -91,9 +85,7 @@ def test_inputs_are_checked_with_names_and_shapes(abc, tmp_path, refused):
     one = f"-i input1={tmp_path}/input1.npy"
     np.save(tmp_path / "short.npy", np.zeros((1, 128), np.float32))
     np.save(tmp_path / "text.npy", np.full((1, 128, 4), "a"))
-    (tmp_path / "broken.npy").write_bytes(b"\x93NUMPY\x01\x00garbage")
     (tmp_path / "none.npy").write_bytes(b"")
-    (tmp_path / "broken.png").write_bytes(b"not a picture")
     cases = [
         (one, "input 'input2' is missing"),
         (f"{one} -i input3=x.npy", "unknown input 'input3'"),
@@ -101,10 +93,6 @@ def test_inputs_are_checked_with_names_and_shapes(abc, tmp_path, refused):
         (f"{one} -i input2={tmp_path}/text.npy", "wanted scalar"),
         (f"{one} -i input2={tmp_path}/nothing.npy", "no such file"),
         (f"{one} -i input2={tmp_path}/none.npy", "it is no .npy file"),
-        (f"{one} -i input2={tmp_path}/x.npy:bits=12", "'bits=12': wanted bits of 8, 16, 32"),
-        (f"{one} -i input2={tmp_path}/x.npy:alfa=drop", "no option 'alfa'; wanted one of scale"),
-        (f"{one} -i input2={tmp_path}/broken.npy", "cannot read"),
-        (f"{one} -i input2={tmp_path}/broken.png", "a PNG holds scalar[1,C,H,W]"),
         (f"{one} -i input2={tmp_path}/x.jpeg", "wanted one of .npy"),
         (f"{one} {one}", "given twice"),
         ("-i input1", "wanted NAME=FILE"),
@@ -126,7 +114,7 @@ def test_files_of_another_input_are_named_where_a_shape_is_open(command, tmp_pat
         assert "samples of 'image' are read from a .npz or .npy file" in message
 
 
-def test_unwritable_outputs_are_refused_before_the_run(run_abc, image_model, tmp_path, refused):
+def test_unwritable_outputs_are_refused_before_the_run(run_abc, tmp_path, refused):
     cases = [
         (f"output1={tmp_path}/no/such/o.npy", "no folder"),
         (f"output1={tmp_path}", "wanted one of .npy"),
@@ -135,7 +123,8 @@ def test_unwritable_outputs_are_refused_before_the_run(run_abc, image_model, tmp
     ]
     for pair, says in cases:
         assert says in run_abc(f"-o {pair}", ends=2).err
-    assert "logical" in refused(f"run {image_model} -o flag={tmp_path}/f.png")
+    model = write_model(tmp_path / "image.nnef", LOGICAL)
+    assert "logical" in refused(f"run {model} -o flag={tmp_path}/f.png")
 
 
 def test_without_a_gpu_auto_falls_back_with_a_notice_and_gpu_refuses(

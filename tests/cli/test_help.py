@@ -18,6 +18,7 @@ from cml_engine.tools.cli.main import COMMAND_GROUPS, parser
 from cml_engine.tools.cli.options import COMMANDS as DECLARED
 from cml_engine.tools.cli.options import GROUPS
 from cml_engine.tools.report.operator_support import operator_doc, operator_text
+from tests.fixtures.operators import declare
 from tests.fixtures.pages import ROOT
 
 (_SUBPARSERS,) = (a for a in parser()._actions if isinstance(a, argparse._SubParsersAction))
@@ -142,15 +143,7 @@ def test_an_unknown_operator_has_similar_ones(refused):
 )
 @pytest.mark.usefixtures("own_operators")
 def test_game_operator_has_a_description(doc, says):
-    cml.register(
-        cml.OpSpec(
-            "twice",
-            cml.same_as(0),
-            cpu=lambda attrs, x: np.float32(2) * x,
-            signature="fragment twice(x: tensor<scalar>) -> (y: tensor<scalar>)",
-            doc=doc,
-        )
-    )
+    declare(signature="twice", cpu=lambda attrs, x: 2 * x, doc=doc)
     shown = operator_text("twice")
     assert f"meaning    {says}" in shown or says in shown
     assert "signature  twice(x: tensor<scalar>)" in shown and "refused on the GPU" in shown

@@ -129,8 +129,8 @@ def test_options_after_a_file_name_are_parsed(text, wanted):
     "option, says",
     [
         ("scale=big", "scale=big"),
-        ("gamma=2", "scale, shift, bits, alpha"),
-        ("bits=12", "bits of 8, 16, 32"),
+        ("gamma=2", "no option 'gamma'; wanted one of scale, shift, bits, alpha"),
+        ("bits=12", "'bits=12': wanted bits of 8, 16, 32"),
         ("alpha=blend", "alpha of keep, drop"),
     ],
 )

@@ -251,7 +251,6 @@ def test_decisions_are_refused_on_the_cpu(weighted, tmp_path, refused):
 @pytest.mark.parametrize(
     "text, words",
     [
-        ('{"made": {"kernel": "fast"}}', "cannot have the kernel 'fast'"),
         ("[", "is not valid JSON"),
         (None, "cannot read"),
     ],

@@ -283,14 +283,6 @@ def test_values_that_a_later_run_needs_are_not_overwritten(gpu, rng):
         assert_allclose(got, v * v + inputs["b"], rtol=1e-5)
 
 
-def test_memory_in_place_is_smaller(gpu):
-    own_in_place()
-    saved = cml.Session(chain_of_own(), gpu).plan.memory.peak
-    cml.unregister("own")
-    declare(ADD, X_AND_B, cpu=lambda attrs, x, b: x)
-    assert saved < cml.Session(chain_of_own(), gpu).plan.memory.peak
-
-
 def test_input_and_tensor_that_is_read_twice_keep_their_memory(gpu):
     own_in_place()
     net = Net(5, 7)

@@ -48,13 +48,6 @@ def test_products(gpu):
     check("matmul", [long, long[:1]], {"transposeA": False, "transposeB": True}, gpu)
 
 
-@pytest.mark.parametrize("op", ["sum_reduce", "max_reduce", "argmax_reduce", "softmax"])
-@pytest.mark.parametrize("inner", [1, 3])  # reduced by tree, and per thread
-def test_reductions(op, inner, gpu):
-    attrs = {"axes": [0]} | ({"normalize": False} if op == "sum_reduce" else {})
-    check(op, [ramp(LONG, inner)], attrs, gpu)
-
-
 @pytest.mark.parametrize("shape", [(1, 4, LONG), (1, 4, 256, 256), (1, 1, 530, 264)])
 def test_area_downsample(shape, gpu):
     graph, values = case_graph(

@@ -184,17 +184,13 @@ def wide(graph):
     return [n.op for n in graph.nodes if any(graph.facts[x].size == largest for x in n.inputs)]
 
 
-def normalized_groups(shape=(2, 8, 5, 7), groups=4):
-    net = Net(*shape)
-    return net, net.group_norm("x", groups)
-
-
 @pytest.mark.parametrize(
     ("shape", "groups"),
     [((1, 8, 6, 6), 8), ((2, 12, 5, 7), 4), ((1, 8, 9), 2), ((2, 6, 2, 3, 4), 1)],
 )
 def test_group_normalization_reads_the_map_twice_without_reshapes(shape, groups):
-    net, y = normalized_groups(shape, groups)
+    net = Net(*shape)
+    y = net.group_norm("x", groups)
     graph = net.graph(y)
     rewritten = normalize_groups(graph)
     assert wide(rewritten) == ["moments", "batch_normalization"]
@@ -206,7 +202,8 @@ def test_group_normalization_reads_the_map_twice_without_reshapes(shape, groups)
 
 def test_group_normalization_is_accurate_far_from_zero():
     """The rewritten normalization is accurate if a group's spread is small against its mean."""
-    net, y = normalized_groups((1, 8, 16, 16), 2)
+    net = Net(1, 8, 16, 16)
+    y = net.group_norm("x", 2)
     x = net.input()["x"] * 0.1 + 100 * np.arange(8, dtype=np.float32).reshape(1, 8, 1, 1)
     graph = net.graph(y)
     expected, result = (CpuProgram(g).run({"x": x})[y] for g in (graph, normalize_groups(graph)))

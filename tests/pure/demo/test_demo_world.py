@@ -32,18 +32,6 @@ def test_levels_differ_only_by_missing_octaves():
     assert np.abs(fine - coarse).max() <= missing
 
 
-def test_children_cover_their_parent():
-    tile = TileId(3, -2, 5)
-    children = tile.children
-    assert all(child.parent == tile for child in children)
-    assert {child.origin for child in children} == {
-        (tile.origin[0] + dx * tile.span_m / 2, tile.origin[1] + dz * tile.span_m / 2)
-        for dx in (0, 1)
-        for dz in (0, 1)
-    }
-    assert children[0].first_cell == (2 * tile.first_cell[0], 2 * tile.first_cell[1])
-
-
 def test_height_bounds_contain_the_terrain():
     for tile in (TileId(0, -3, 9), TileId(3, 4, -4), TileId(6, 0, 0)):
         low, high = bounds(tile, SEED)
