@@ -27,7 +27,7 @@ def case(text, *shapes, weights="", values="any"):
     """
     line, *parts = text.split(" | ")
     kind, *params = line.split()
-    shapes += tuple(_extents(part) for part in parts if part[0].isdigit())
+    shapes += tuple(tuple(map(int, part.split(","))) for part in parts if part[0].isdigit())
     weights = weights or " ".join(part for part in parts if part[0].isalpha())
     outputs = ["out"]
     if params and params[0].startswith("->"):
@@ -36,10 +36,6 @@ def case(text, *shapes, weights="", values="any"):
     names = [f"x{i}" for i in range(len(shapes))]
     words = [kind, "l", str(len(names)), str(len(outputs)), *names, *outputs, *params]
     return " ".join(words), shapes, weights, values
-
-
-def _extents(text):
-    return tuple(int(extent) for extent in text.split(","))
 
 
 def activations():

@@ -15,6 +15,7 @@ from cml_engine import nnef
 from cml_engine.io.model_source import FolderSource, SourceFile
 from cml_engine.nnef.expansion.signatures import STDLIB
 from cml_engine.nnef.files.writer import to_text
+from tests.fixtures.models import write_model
 
 if importlib.util.find_spec("nnef") is None:
     pytest.skip("the nnef package is not installed", allow_module_level=True)
@@ -113,7 +114,7 @@ fragment block(x: tensor<scalar>, n: integer) -> (y: tensor<scalar>) { y = relu(
 graph net(x) -> (y, z)
 {
     x = external<scalar>(shape = [1, 4, 8, 8]);
-    w = variable<scalar>(shape = [4, 4, 3, 3], label = 'a/w');
+    w = variable<scalar>(shape = [4, 4, 3, 3], label = 'w');
     c = conv(x, w, 0.5, padding = [(1, 1), (1, 1)]) + 0.1 * x - x / 2.0 ^ 2.0;
     [a, b] = split(c, axis = 1, ratios = [1, 3]);
     m, v = moments(a, axes = [2, 3]);
@@ -125,12 +126,8 @@ graph net(x) -> (y, z)
 
 
 def test_operators_and_operands_of_a_model(tmp_path):
-    (tmp_path / "a").mkdir()
-    nnef.files.tensor_file.write_tensor(
-        tmp_path / "a" / "w.dat", np.zeros((4, 4, 3, 3), np.float32)
-    )
-    (tmp_path / "graph.nnef").write_text(TEXT)
-    graph = nnef.load(tmp_path, lambda op: True)
+    folder = write_model(tmp_path / "m", TEXT, w=np.zeros((4, 4, 3, 3), np.float32))
+    graph = nnef.load(folder, lambda op: True)
     original, rewritten = khronos([TEXT, to_text(graph)])
     ours = [node.op for node in graph.nodes]
     for found in (original, rewritten):

@@ -138,15 +138,6 @@ def test_non_models_are_refused(tmp_path, make, message):
 # -- graph.quant -------------------------------------------------------------------------------
 
 
-def test_the_quantisation_file():
-    found = parse_quant(
-        '# hints\n"x": linear_quantize(min = 0.0, max = -1e3, bits = 8);\n'
-        "'a/b': op(scale = [[[1.0]], [[2.0]]], signed = true);\n"
-    )
-    assert dict(found["x"]) == {"op": "linear_quantize", "min": 0.0, "max": -1000.0, "bits": 8}
-    assert found["a/b"].scale == [[[1.0]], [[2.0]]]
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -124,6 +124,7 @@ def test_unknown_operators_are_all_listed():
     assert "Reluu (opset 17): 2 nodes, first 'first'; did you mean Relu?" in message
     assert "my.ops:Thing (opset 3): 'thing'" in message
     assert message.count("register it (--ops FILE.py)") == 1
+    assert "cml convert --placeholders" in message
     assert "Unneeded" not in message
 
 

@@ -25,7 +25,7 @@ from cml_engine.tools.testing import case_graph  # noqa: E402
 from demo_game.chain import MODELS  # noqa: E402
 from tests.fixtures.graphs import BLOCKS  # noqa: E402
 from tests.fixtures.integer.random_networks import random_integer_case  # noqa: E402
-from tests.fixtures.models import write_model, write_model_abc  # noqa: E402
+from tests.fixtures.models import write_model  # noqa: E402
 from tests.generate import random_call  # noqa: E402
 from tests.onnx_nodes import (  # noqa: E402
     EXPANDED,
@@ -143,17 +143,6 @@ def test_demo_network_round_trips_through_onnx(name, tmp_path):
     again = cml.load(tmp_path / "m.onnx")
     assert (again.inputs, again.outputs) == (graph.inputs, graph.outputs)
     assert difference(on_cpu(again, inputs), expected) == ""
-
-
-def test_export_preserves_names_and_weights(tmp_path):
-    with pytest.warns(cml.nnef.NnefWarning, match="version"):
-        graph = cml.load(write_model_abc(tmp_path / "abc"))
-    model = onnx.load_from_string(exported(graph))
-    assert [i.name for i in model.graph.input] == ["input1", "input2"]
-    assert [o.name for o in model.graph.output] == ["output1", "output2"]
-    assert {"weight1", "bias1"} <= {t.name for t in model.graph.initializer}
-    made = {name for n in model.graph.node for name in n.output}
-    assert {"conv1", "min_reduce1", "mean_reduce1"} <= made
 
 
 def test_a_function_stands_for_an_operator_and_is_written_once():

@@ -119,11 +119,6 @@ def test_placeholders_are_for_onnx(tmp_path, refused):
     )
 
 
-def test_unknown_operators_say_what_to_do(tmp_path):
-    with pytest.raises(CmlError, match=r"--ops FILE.py.*cml convert --placeholders"):
-        cml.load(two(tmp_path / "m.onnx"), shapes={"x": (1, 3, 5, 4)})
-
-
 # -- weights at random -----------------------------------------------------------------------------
 
 
@@ -145,8 +140,6 @@ def without_its_data(path):
 
 def test_missing_external_data_may_be_random(tmp_path):
     path = without_its_data(tmp_path / "m.onnx")
-    with pytest.raises(CmlError, match="belongs beside"):
-        cml.load(path)
     for source in (path, path.read_bytes()):
         graph = cml.load(source, random_weights=5)
         assert "RANDOM (seed 5): 7 tensors, 296 values" in graph.notes[-1]
@@ -182,9 +175,6 @@ def test_node_names_are_retained(tmp_path, run_cml):
     assert "    Shape 1: '/up/Shape'\n" in out
     out = run_cml(f"rank {path} --runs 1 --backend cpu").out
     assert re.search(r"conv 'net_act_Relu' .* ms  .*m.onnx: Conv '/net/conv1/Conv'\n", out)
-    report = cml.Session(cml.load(path), "cpu").rank(runs=1)
-    assert {n.place.partition(": ")[2] for n in report.nodes} >= {"Conv '/net/conv1/Conv'"}
-    assert sum(n.ms for n in report.nodes) == pytest.approx(report.total_ms)
 
 
 def test_many_nodes_of_an_operator_are_counted(tmp_path):
