@@ -28,27 +28,27 @@ ARRAY = np.linspace(0, 1, 60, dtype=np.float32).reshape(FACT.shape)
 def test_flipped_bit_is_detected_or_harmless(tmp_path, rng, suffix):
     path = tmp_path / f"in{suffix}"
     array_files.write_outputs({"x": path}, {"x": ARRAY})
-    whole = path.read_bytes()
+    encoded = path.read_bytes()
     before = array_files.read(path, "x", FACT)
-    for at in range(0, len(whole), 3):
-        damaged = bytearray(whole)
+    for at in range(0, len(encoded), 3):
+        damaged = bytearray(encoded)
         damaged[at] ^= 1 << int(rng.integers(8))
         path.write_bytes(damaged)
         try:
-            found = array_files.read(path, "x", FACT)
+            decoded = array_files.read(path, "x", FACT)
         except InputError as error:
             assert "cannot read" in str(error) or "got" in str(error)
         else:
-            assert_array_equal(found, before)
+            assert_array_equal(decoded, before)
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".npz", ".png"])
 def test_every_length_of_a_cut_file(tmp_path, suffix):
     path = tmp_path / f"in{suffix}"
     array_files.write_outputs({"x": path}, {"x": ARRAY})
-    whole = path.read_bytes()
-    for size in range(0, len(whole), 5):
-        path.write_bytes(whole[:size])
+    encoded = path.read_bytes()
+    for size in range(0, len(encoded), 5):
+        path.write_bytes(encoded[:size])
         with pytest.raises(InputError, match="cannot read"):
             array_files.read(path, "x", FACT)
 
@@ -90,9 +90,9 @@ def test_numbers_of_every_type_are_read_unchanged(tmp_path, rng, dtype, order):
     np.save(tmp_path / "in.npy", array)
     np.savez_compressed(tmp_path / "in.npz", other=array)
     for suffix in (".npy", ".npz"):
-        found = array_files.read(tmp_path / f"in{suffix}", "x", FACT)
-        assert found.dtype == array.dtype
-        assert_array_equal(found, array)
+        decoded = array_files.read(tmp_path / f"in{suffix}", "x", FACT)
+        assert decoded.dtype == array.dtype
+        assert_array_equal(decoded, array)
 
 
 # --- outputs
@@ -114,18 +114,18 @@ def two(tmp_path):
 
     def run(*outputs):
         flags = [flag for output in outputs for flag in ("-o", output)]
-        given = ["-i", f"x={tmp_path}/x.npy", "--backend", "cpu"]
-        return main(["run", str(model), *given, *flags])
+        inputs = ["-i", f"x={tmp_path}/x.npy", "--backend", "cpu"]
+        return main(["run", str(model), *inputs, *flags])
 
     return run
 
 
 def test_outputs_of_any_name_are_saved_in_one_archive(two, tmp_path):
     assert two(f"allow_pickle={tmp_path}/o.npz", f"file={tmp_path}/two/../o.npz") == 0
-    with np.load(tmp_path / "o.npz") as found:
-        assert sorted(found.files) == ["allow_pickle", "file"]
-        assert_array_equal(found["allow_pickle"], ARRAY)
-        assert_array_equal(found["file"], -ARRAY)
+    with np.load(tmp_path / "o.npz") as archive:
+        assert sorted(archive.files) == ["allow_pickle", "file"]
+        assert_array_equal(archive["allow_pickle"], ARRAY)
+        assert_array_equal(archive["file"], -ARRAY)
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".png", ".PNG"])
@@ -176,13 +176,13 @@ def test_output_into_a_model_file_is_refused(tmp_path):
 
 
 def test_open_extents_are_taken_from_sample_files(tmp_path):
-    known = (None, 3, None, None)
+    open_shape = (None, 3, None, None)
     np.savez(tmp_path / "s.npz", x=np.zeros((9, 3, 4, 5), np.float32))
     np.save(tmp_path / "s.npy", np.zeros((9, 1, 3, 4, 5), np.float32))
     np.save(tmp_path / "flat.npy", np.zeros((4, 5), np.float32))
     for name, expected in {"s.npz": (1, 3, 4, 5), "s.npy": (1, 3, 4, 5), "flat.npy": None}.items():
-        assert sample_shape(str(tmp_path / name), "x", known) == expected
+        assert sample_shape(str(tmp_path / name), "x", open_shape) == expected
     assert sample_shape(str(tmp_path / "s.npz"), "x", None) is None
-    assert first_shape(str(tmp_path / "*.npz"), "x", known) == (9, 3, 4, 5)
+    assert first_shape(str(tmp_path / "*.npz"), "x", open_shape) == (9, 3, 4, 5)
     with pytest.raises(InputError, match=r"no such file. Wanted"):
-        first_shape(str(tmp_path / "*.png"), "x", known)
+        first_shape(str(tmp_path / "*.png"), "x", open_shape)

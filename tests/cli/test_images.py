@@ -53,11 +53,11 @@ def test_written_images_round_trip(tmp_path, rng, kind, channels):
         value[0, 0, 1, :3] = -3.5, 1e6, np.inf
     array_files.check_outputs({"y": file}, {"y": fact(channels)})
     array_files.write_outputs({"y": file}, {"y": written})
-    found = array_files.read(file.path, "y", fact(channels))
-    assert found.dtype == np.float32
-    assert_allclose(found, value, rtol=0, atol=STEPS[kind] * 1.01)
-    known = (None, channels, None, None)
-    assert array_files.shape_of(file.path, "y", known) == fact(channels).shape
+    decoded = array_files.read(file.path, "y", fact(channels))
+    assert decoded.dtype == np.float32
+    assert_allclose(decoded, value, rtol=0, atol=STEPS[kind] * 1.01)
+    open_shape = (None, channels, None, None)
+    assert array_files.shape_of(file.path, "y", open_shape) == fact(channels).shape
     assert array_files.shape_of(file.path, "y", (1, None, None, None)) is None
     with pytest.raises(InputError, match=rf"the model wants \[1, {channels}, 999, \?\]"):
         array_files.shape_of(file.path, "y", (1, channels, 999, None))
@@ -68,8 +68,8 @@ def test_tiff_planes_and_integers_are_read(tmp_path, rng):
     samples = rng.integers(0, 65536, (HEIGHT, WIDTH, 3)).astype(np.uint16)
     apart = np.ascontiguousarray(samples.transpose(2, 0, 1))
     tifffile.imwrite(tmp_path / "a.tif", apart, photometric="rgb", planarconfig="separate")
-    found = array_files.read(tmp_path / "a.tif", "x", fact(3))
-    assert_allclose(found[0].transpose(1, 2, 0), samples / 65535, atol=1e-7)
+    decoded = array_files.read(tmp_path / "a.tif", "x", fact(3))
+    assert_allclose(decoded[0].transpose(1, 2, 0), samples / 65535, atol=1e-7)
     tifffile.imwrite(tmp_path / "b.tif", samples[..., 0].astype(np.int16))
     with pytest.raises(InputError, match="samples of type int16"):
         array_files.read(tmp_path / "b.tif", "x", fact(1))
@@ -81,8 +81,8 @@ def test_depth_and_half_floats_of_exr(tmp_path, rng):
     header = {"compression": openexr.ZIP_COMPRESSION, "type": openexr.scanlineimage}
     with openexr.File(header, {"Z": depth}) as file:
         file.write(str(tmp_path / "z.exr"))
-    found = array_files.read(tmp_path / "z.exr", "x", fact(1))
-    assert_array_equal(found[0, 0], depth.astype(np.float32))
+    decoded = array_files.read(tmp_path / "z.exr", "x", fact(1))
+    assert_array_equal(decoded[0, 0], depth.astype(np.float32))
 
 
 def test_alpha_is_dropped_only_on_request(tmp_path, rng):
@@ -90,8 +90,8 @@ def test_alpha_is_dropped_only_on_request(tmp_path, rng):
     array_files.write_outputs({"y": tmp_path / "a.png"}, {"y": value})
     with pytest.raises(InputError, match="a.png:alpha=drop"):
         array_files.read(tmp_path / "a.png", "x", fact(3))
-    found = array_files.read(named_file(f"{tmp_path}/a.png:alpha=drop"), "x", fact(3))
-    assert_allclose(found, value[:, :3], atol=0.51 / 255)
+    decoded = array_files.read(named_file(f"{tmp_path}/a.png:alpha=drop"), "x", fact(3))
+    assert_allclose(decoded, value[:, :3], atol=0.51 / 255)
 
 
 def test_a_missing_library_is_named(tmp_path, monkeypatch):
@@ -109,7 +109,7 @@ def test_a_missing_library_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "text, wanted",
+    "text, options",
     [
         ("a.png", {}),
         ("C:\\maps\\a.png", {}),
@@ -118,11 +118,11 @@ def test_a_missing_library_is_named(tmp_path, monkeypatch):
         ("x=1:y.png", {}),
     ],
 )
-def test_options_after_a_file_name_are_parsed(text, wanted):
-    found = named_file(text)
-    assert {n: getattr(found, n) for n in wanted} == wanted
-    assert str(found) == (text.rpartition(":")[0] if wanted else text)
-    assert bool(wanted) == (found != NamedFile(found.path))
+def test_options_after_a_file_name_are_parsed(text, options):
+    file = named_file(text)
+    assert {n: getattr(file, n) for n in options} == options
+    assert str(file) == (text.rpartition(":")[0] if options else text)
+    assert bool(options) == (file != NamedFile(file.path))
 
 
 @pytest.mark.parametrize(
@@ -193,12 +193,12 @@ def test_samples_of_every_kind_and_depth_are_read_exactly(tmp_path, rng, colour,
     colours = planes if colour in (GREY, COLOUR) else planes[:, :-1]
     of_three = np.repeat(colours, 3, 1) if colours.shape[1] == 1 else colours
     alpha = np.ones((1, 1, HEIGHT, WIDTH))
-    found = {channels: read(tmp_path, data, channels) for channels in (1, 3, 4)}
-    assert {array.dtype for array in found.values()} == {np.dtype(np.float32)}
-    assert_allclose(found[3], of_three, atol=1e-7)
-    assert_allclose(found[4], np.concatenate([of_three, alpha], 1), atol=1e-7)
+    decoded = {channels: read(tmp_path, data, channels) for channels in (1, 3, 4)}
+    assert {array.dtype for array in decoded.values()} == {np.dtype(np.float32)}
+    assert_allclose(decoded[3], of_three, atol=1e-7)
+    assert_allclose(decoded[4], np.concatenate([of_three, alpha], 1), atol=1e-7)
     luma = np.tensordot([0.299, 0.587, 0.114], of_three[0], 1)[None, None]
-    assert_allclose(found[1], luma, atol=1e-6)
+    assert_allclose(decoded[1], luma, atol=1e-6)
 
 
 @pytest.mark.parametrize("depth", [8, 16])
@@ -232,8 +232,8 @@ def test_pictures_of_few_colours(tmp_path, rng, mode):
     image = Image.fromarray(pixels).convert(mode)
     image.save(tmp_path / "few.png")
     expected = np.asarray(image.convert("RGB"), np.float32).transpose(2, 0, 1)[None] / 255
-    found = array_files.read(tmp_path / "few.png", "x", fact(3))
-    assert_allclose(found, expected, atol=1e-7)
+    decoded = array_files.read(tmp_path / "few.png", "x", fact(3))
+    assert_allclose(decoded, expected, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -282,14 +282,14 @@ def test_a_height_map_through_cml_run(tmp_path, rng, run_cml, refused):
     heights = rng.integers(0, 65536, (16, 16)).astype(np.uint16)
     Image.fromarray(heights).save(tmp_path / "h.png")
     model = write_model(tmp_path / "m.nnef", DOUBLE)
-    given = f"x={tmp_path}/h.png:scale=1000,shift=-100"
+    source = f"x={tmp_path}/h.png:scale=1000,shift=-100"
     out = f"y={tmp_path}/o.png:scale=0.0005,shift=0.1,bits=16"
-    npy = f"-i {given} -o y={tmp_path}/o.npy --backend cpu"
+    npy = f"-i {source} -o y={tmp_path}/o.npy --backend cpu"
     run_cml(f"run {model} {npy}")
     assert_allclose(
         np.load(tmp_path / "o.npy")[0, 0], 2 * (heights / 65535 * 1000 - 100), atol=1e-3
     )
-    run_cml(f"run {model} -i {given} -o {out} --backend cpu")
+    run_cml(f"run {model} -i {source} -o {out} --backend cpu")
     with Image.open(tmp_path / "o.png") as image:
         assert np.abs(np.asarray(image).astype(int) - heights).max() <= 1
     assert "scale=x" in refused(f"run {model} -i x={tmp_path}/h.png:scale=x")
