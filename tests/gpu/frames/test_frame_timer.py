@@ -7,7 +7,7 @@ import wgpu
 
 import cml_engine as cml
 from cml_engine.gpu.timing.timestamp_ring import SLOTS
-from tests.fixtures.frames.host import creations, open_device
+from tests.fixtures.frames.host import creations
 from tests.fixtures.texels import begin_clear, render_target, submitted
 
 SHADER = """
@@ -164,11 +164,3 @@ def test_nothing_is_created_in_a_frame(gpu, timer, monkeypatch):
     assert created == [] and arrived > 1000
     kinds = ("Buffer", "QuerySet", "BindGroup", "ComputePipeline", "Texture")
     assert all(after[k]["count"] <= before[k]["count"] for k in kinds)
-
-
-def test_without_timestamp_queries_nothing_is_timed():
-    gpu = cml.Gpu(device=open_device(timestamps=False))
-    timer, host = gpu.frame_timer(("render",)), Passes(gpu)
-    for _ in range(5):
-        assert timer.writes("render") is None
-        assert host.frame(timer, ("render", None)) == []
