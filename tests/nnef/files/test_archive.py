@@ -69,10 +69,10 @@ def loaded(path):
     return dict(graph.constants)
 
 
-def check_values(found):
-    assert found.keys() == VALUES.keys()
+def check_values(constants):
+    assert constants.keys() == VALUES.keys()
     for name, values in VALUES.items():
-        np.testing.assert_array_equal(found[name], values)
+        np.testing.assert_array_equal(constants[name], values)
 
 
 @pytest.mark.parametrize(
@@ -102,19 +102,19 @@ def test_flipped_bit_in_an_archive_is_detected(tmp_path):
     Those are in gzip's header, such as the packing time, or fill its last byte.
     """
     path = packed(tmp_path / "m.tgz")
-    whole = path.read_bytes()
+    archive = path.read_bytes()
     chance = random.Random(0)
-    found = []
-    for at in range(0, len(whole), 2):
-        damaged = bytearray(whole)
+    undetected = []
+    for at in range(0, len(archive), 2):
+        damaged = bytearray(archive)
         damaged[at] ^= 1 << chance.randrange(8)
         path.write_bytes(damaged)
         try:
             check_values(loaded(path))
         except ModelError:
             continue
-        found.append(at)
-    assert len(found) < 10, found  # in gzip's header, and bits that fill its last byte
+        undetected.append(at)
+    assert len(undetected) < 10, undetected  # in gzip's header, and bits that fill its last byte
 
 
 def test_damaged_tar_header_is_detected(tmp_path):
@@ -176,9 +176,9 @@ def test_trailing_data_is_refused(tmp_path, more):
 
 def test_every_length_of_a_cut_archive(tmp_path):
     path = packed(tmp_path / "m.tgz")
-    whole = path.read_bytes()
-    for size in range(2, len(whole), 4):
-        path.write_bytes(whole[:size])
+    archive = path.read_bytes()
+    for size in range(2, len(archive), 4):
+        path.write_bytes(archive[:size])
         with pytest.raises(ModelError, match="is damaged"):
             loaded(path)
 
@@ -196,7 +196,7 @@ def test_the_order_of_files_does_not_matter(tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gzip.GzipFile, "seek", seek)
-        found = loaded(path)
-    assert list(found) == ["w", "v"]
-    check_values(found)
+        constants = loaded(path)
+    assert list(constants) == ["w", "v"]
+    check_values(constants)
     assert reads == sorted(reads)

@@ -182,9 +182,9 @@ CODES = np.array([[0, 1, 2], [7, 14, 15]])
 )  # fmt: skip
 def test_stored_integers_are_dequantized(write_model, line, wanted):
     for item in (ItemType.QUANTIZED_UINT, ItemType.UINT):
-        found = quantised(write_model, f'"w": {line};', CODES, 4, item)
-        assert found.dtype == np.float32
-        assert_allclose(found, wanted, rtol=1e-6)
+        weights = quantised(write_model, f'"w": {line};', CODES, 4, item)
+        assert weights.dtype == np.float32
+        assert_allclose(weights, wanted, rtol=1e-6)
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
@@ -194,9 +194,9 @@ def test_signed_codes(write_model, symmetric):
         '"w": min_max_linear_quantize(min = -1.0, max = 1.0, bits = 4, signed = true, '
         f"symmetric = {str(symmetric).lower()});"
     )
-    found = quantised(write_model, line, codes, 4, ItemType.QUANTIZED_INT)
+    weights = quantised(write_model, line, codes, 4, ItemType.QUANTIZED_INT)
     expected = (codes + 7) / 14 * 2 - 1 if symmetric else (codes + 8) / 15 * 2 - 1
-    assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+    assert_allclose(weights, expected, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize(

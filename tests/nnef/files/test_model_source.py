@@ -199,10 +199,10 @@ def test_file_changed_during_loading_is_refused(tmp_path, written, suffix, monke
     size = FolderSource.size
 
     def size_then_change(self, file):
-        found = size(self, file)
+        nbytes = size(self, file)
         path.write_bytes(written)
         os.utime(path, ns=(1, 1))
-        return found
+        return nbytes
 
     monkeypatch.setattr(FolderSource, "size", size_then_change)
     with pytest.raises(cml.ModelError, match="changed while it was read: load it again"):
@@ -214,7 +214,7 @@ def test_documented_pak_file_source_runs(tmp_path, monkeypatch):
         for name, data in files().items():
             pak.writestr(f"nets/upres/{name}", data)
     monkeypatch.chdir(tmp_path)
-    found = {"cml": cml}
-    exec(example("docs/your_model.md", "class PakModel"), found)
-    assert_array_equal(found["graph"].constants["w"], VALUES)
-    assert isinstance(found["PakModel"], type)
+    namespace = {"cml": cml}
+    exec(example("docs/your_model.md", "class PakModel"), namespace)
+    assert_array_equal(namespace["graph"].constants["w"], VALUES)
+    assert isinstance(namespace["PakModel"], type)

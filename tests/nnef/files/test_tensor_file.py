@@ -27,9 +27,9 @@ def round_trip(array, bits=None, item=None):
 @pytest.mark.parametrize("order", "<>")
 def test_floats(bits, order, rng):
     array = rng.normal(size=(2, 3, 4)).astype(f"{order}f{bits // 8}")
-    found = round_trip(array)
-    assert found.dtype == np.dtype(f"<f{bits // 8}")
-    assert_array_equal(found, array)
+    values = round_trip(array)
+    assert values.dtype == np.dtype(f"<f{bits // 8}")
+    assert_array_equal(values, array)
 
 
 @pytest.mark.parametrize("signed", [False, True])
@@ -184,10 +184,10 @@ def bfloat16(array):
     ],
 )
 def test_every_type(dtype, stored, declared):
-    found = loaded(safetensors(w=(dtype, stored)), dtype=declared)
+    weights = loaded(safetensors(w=(dtype, stored)), dtype=declared)
     expected = {"scalar": VALUES, "logical": VALUES > 2, "integer": VALUES.astype(np.int32)}
-    assert_array_equal(found, expected[declared], strict=True)
-    assert not found.flags.writeable
+    assert_array_equal(weights, expected[declared], strict=True)
+    assert not weights.flags.writeable
 
 
 def test_a_file_and_labels_with_a_slash(tmp_path):
@@ -199,8 +199,8 @@ def test_a_file_and_labels_with_a_slash(tmp_path):
 
 
 def test_extents_of_1_may_be_missing():
-    found = loaded(safetensors(w=("F32", VALUES.reshape(6))), shape="[1, 6]")
-    assert_array_equal(found, VALUES.reshape(1, 6))
+    weights = loaded(safetensors(w=("F32", VALUES.reshape(6))), shape="[1, 6]")
+    assert_array_equal(weights, VALUES.reshape(1, 6))
 
 
 @pytest.mark.parametrize(

@@ -114,12 +114,12 @@ def test_different_tensors_get_different_files(tmp_path, second):
              for n, v in kinds.items()}  # fmt: skip
     graph = small(constants=kinds, labels=dict.fromkeys("ac", "w") | {"b": "W"})
     nnef.save(graph.with_(facts={**graph.facts, **facts}), tmp_path / "out")
-    found = load_native(tmp_path / "out")
+    loaded = load_native(tmp_path / "out")
     for name, values in kinds.items():
-        assert found.constants[name].dtype == values.dtype
-        np.testing.assert_array_equal(found.constants[name], values)
-    assert found.constants["a"] is found.constants["c"]
-    assert dict(found.labels) == {"a": "w", "b": "b", "c": "w"}
+        assert loaded.constants[name].dtype == values.dtype
+        np.testing.assert_array_equal(loaded.constants[name], values)
+    assert loaded.constants["a"] is loaded.constants["c"]
+    assert dict(loaded.labels) == {"a": "w", "b": "b", "c": "w"}
 
 
 def tree(folder):
@@ -237,8 +237,10 @@ def model(value, quantized):
     ).replace("y = x + w; z = y + v;", "u = add(x, w);\n    y = add(u, v);")
     values = np.full((1, 4), value, np.float32)
     quant = '"u": zero_point_linear_quantize(zero_point = 0, scale = 1.0, bits = 8);\n'
-    made = cml.MemoryModel(text, {"w": values, "a/v": -values}, quant=quant if quantized else None)
-    return cml.load(made)
+    source = cml.MemoryModel(
+        text, {"w": values, "a/v": -values}, quant=quant if quantized else None
+    )
+    return cml.load(source)
 
 
 def is_whole(path):
@@ -248,10 +250,10 @@ def is_whole(path):
     """
     for name in (path, path / "graph.nnef"):
         graph = cml.load(name)
-        (found,) = set(graph.constants["w"].reshape(-1).tolist())
-        assert graph.constants["v"].tolist() == [[-found] * 4]
-        assert len(graph.quantization) == (1 if found == 1 else 0)
-    return float(found)
+        (weight,) = set(graph.constants["w"].reshape(-1).tolist())
+        assert graph.constants["v"].tolist() == [[-weight] * 4]
+        assert len(graph.quantization) == (1 if weight == 1 else 0)
+    return float(weight)
 
 
 def save_until(step, graph, path):
@@ -261,12 +263,12 @@ def save_until(step, graph, path):
     """
     child = os.fork()
     if child == 0:
-        seen = 0
+        steps = 0
 
         def killed(event, arguments):
-            nonlocal seen
-            seen += event in _STEPS
-            if event in _STEPS and seen > step:
+            nonlocal steps
+            steps += event in _STEPS
+            if event in _STEPS and steps > step:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         sys.addaudithook(killed)
@@ -281,13 +283,13 @@ def save_until(step, graph, path):
 def test_killed_save_leaves_the_old_or_the_new_model(tmp_path, monkeypatch):
     old, new = model(1, quantized=True), model(2, quantized=False)
     monkeypatch.setattr(atomic_write, "_ABANDONED_S", -1.0)
-    found = []
+    versions = []
     for step in range(200):
         path = tmp_path / str(step)
         cml.save(old, path)
         (path / "notes.txt").write_text("the user's own")
         was_killed = save_until(step, new, path)
-        found.append(is_whole(path))
+        versions.append(is_whole(path))
         atomic_write._swept.clear()
         cml.save(new, path, overwrite=True)  # the next start
         assert is_whole(path) == 2
@@ -296,4 +298,4 @@ def test_killed_save_leaves_the_old_or_the_new_model(tmp_path, monkeypatch):
         assert not list(path.glob(".cml-*"))
         if not was_killed:
             break
-    assert len(found) > 15 and found == sorted(found) and set(found) == {1, 2}
+    assert len(versions) > 15 and versions == sorted(versions) and set(versions) == {1, 2}

@@ -64,18 +64,18 @@ def test_constant_conflicting_with_a_given_shape_is_refused(cnn):
 def test_operators_that_need_elements_refuse_empty_tensors():
     weights = {"w": np.ones((1, 8, 4), "f4"), "r": np.ones((1, 8, 2), "f4")}
     lstm = model("y = LSTM(x, w, r, hidden_size=2)", "x: [t, n, 4]", "y", weights)
-    for made, shape in ((lstm, (0, 1, 4)), (lstm, (3, 0, 4))):
+    for network, shape in ((lstm, (0, 1, 4)), (lstm, (3, 0, 4))):
         with pytest.raises(cml.ModelError, match="an extent of its inputs is 0: give shapes"):
-            load(made, shapes={"x": shape})
+            load(network, shapes={"x": shape})
 
 
 def test_a_graph_is_reshaped_without_its_file(rng, cnn):
     graph = cml.load(cnn, shapes={"image": SHAPE})
-    made = onnx.load(cnn)
+    network = onnx.load(cnn)
     cnn.unlink()
     x = rng.standard_normal((2, *SHAPE[1:]), np.float32)
     outputs = cml.Session(graph.reshaped({"image": x.shape}), "cpu").run({"image": x})
-    for name, expected in run_onnx(made.SerializeToString(), {"image": x}).items():
+    for name, expected in run_onnx(network.SerializeToString(), {"image": x}).items():
         assert_allclose(outputs[name], expected, rtol=1e-5, atol=1e-6)
     with pytest.raises(cml.ModelError, match="Gemm '/fc/Gemm'.*120 channels"):
         graph.reshaped({"image": (2, 3, 10, 12)})
@@ -218,10 +218,10 @@ def test_tensors_are_read_as_the_package_reads_them(dtype, how):
     kind = onnx.helper.tensor_dtype_to_np_dtype(element)
     array = np.array([[n % 2 for n in numbers] if dtype == "bool" else numbers * 800], kind)
     if how == "raw":
-        made = onnx.numpy_helper.from_array(array, "t")
+        proto = onnx.numpy_helper.from_array(array, "t")
     else:
-        made = onnx.helper.make_tensor("t", element, array.shape, array.ravel().tolist())
-    data = one_by_one(made) if how == "one by one" else made.SerializeToString()
+        proto = onnx.helper.make_tensor("t", element, array.shape, array.ravel().tolist())
+    data = one_by_one(proto) if how == "one by one" else proto.SerializeToString()
     tensor = read_tensor(Message(memoryview(data), "m.onnx"), ExternalData(None))
     found = tensor.values()
     assert tensor.name == "t"
@@ -282,7 +282,7 @@ def test_rows_have_the_attributes_and_defaults_of_every_opset():
 
     assert onnx.defs.onnx_opset_version() <= LAST_OPSET
     wrong = []
-    most = {}
+    max_inputs = {}
     for schema in onnx.defs.get_all_schemas_with_history():
         if schema.domain or schema.deprecated or not find_schemas("", schema.name):
             continue
@@ -297,7 +297,7 @@ def test_rows_have_the_attributes_and_defaults_of_every_opset():
             wrong.append(f"{schema.name} {opset}: no row")
             continue
         key = (schema.name, row.since)
-        most[key] = max(most.get(key, 0), schema.max_input)
+        max_inputs[key] = max(max_inputs.get(key, 0), schema.max_input)
         for name, attribute in schema.attributes.items():
             default = onnx.helper.get_attribute_value(attribute.default_value)
             has_default = attribute.default_value.type != 0
@@ -311,11 +311,14 @@ def test_rows_have_the_attributes_and_defaults_of_every_opset():
             elif attribute.required and not row.attrs[name].required:
                 wrong.append(f"{schema.name} {opset}: {name} must be given")
     assert wrong == []
-    taken = {
-        key: row.inputs for key in most for row in find_schemas("", key[0]) if row.since == key[1]
+    row_inputs = {
+        key: row.inputs
+        for key in max_inputs
+        for row in find_schemas("", key[0])
+        if row.since == key[1]
     }
-    assert {k: min(n, MANY - 1) for k, n in most.items()} == {
-        k: min(n, MANY - 1) for k, n in taken.items()
+    assert {k: min(n, MANY - 1) for k, n in max_inputs.items()} == {
+        k: min(n, MANY - 1) for k, n in row_inputs.items()
     }
 
 

@@ -205,8 +205,8 @@ def test_float64_constants_out_of_range_are_refused():
     refused(model(nodes, weights={"w": np.array([1e300, 1])}), r"1e\+300.*32 bits")
     limits = np.array([np.finfo(np.float64).min, np.inf, np.nan, 1e-300])
     loaded = load(model(nodes, weights={"w": limits}))
-    (held,) = loaded.constants.values()
-    assert_array_equal(held, np.array([[-np.inf, np.inf, np.nan, 0]], np.float32))
+    (constant,) = loaded.constants.values()
+    assert_array_equal(constant, np.array([[-np.inf, np.inf, np.nan, 0]], np.float32))
 
 
 def test_loops_of_unknown_length_are_refused():
@@ -418,8 +418,8 @@ SECONDS = 20.0
 
 def called(functions, calls):
     """Returns a model of these calls and functions; ``functions`` has the nodes of each by name."""
-    made = [function(name, body) for name, body in functions.items()]
-    return model(calls, functions=made)
+    inlined = [function(name, body) for name, body in functions.items()]
+    return model(calls, functions=inlined)
 
 
 def doubling_functions():
@@ -490,9 +490,9 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_files_are_refused_at_once(name):
-    make, limits, said = HOSTILE[name]
+    make, limits, message = HOSTILE[name]
     data, start = bytes(make().SerializeToString()), time.process_time()
-    with pytest.raises(OverBudget, match=said) as caught:
+    with pytest.raises(OverBudget, match=message) as caught:
         cml.load(data, limits=limits)
     assert time.process_time() - start < SECONDS
     assert "raise the limit: --load-limits" in str(caught.value)
@@ -502,9 +502,9 @@ def test_hostile_graphs_load_in_linear_time():
     """A Sum of 20,000 inputs and functions of dead nodes load within ``SECONDS`` of processor
     time."""
     sums = model(f"y = Sum({', '.join(['x'] * 20_000)})")
-    for made in (sums, dead_nodes_in_functions()):
+    for network in (sums, dead_nodes_in_functions()):
         start = time.process_time()
-        load(made)
+        load(network)
         assert time.process_time() - start < SECONDS
 
 
