@@ -385,6 +385,13 @@ def test_numbers_are_ncnns(family, tmp_path, rng):
     assert not wrong, "\n".join(wrong)
 
 
+def test_ncnn_comparison_detects_a_wrong_number(tmp_path, rng, monkeypatch):
+    right = run_ncnn
+    monkeypatch.setitem(globals(), "run_ncnn", lambda *given: [1.001 * v for v in right(*given)])
+    line, *rest = case("ReLU")
+    assert "differs by" in compare(tmp_path, rng, line, *rest)
+
+
 def test_weights_as_a_table(tmp_path, rng):
     """Weights stored as bytes that are indices of a table of 256 values give ncnn's result.
 

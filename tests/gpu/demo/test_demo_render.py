@@ -109,9 +109,28 @@ def test_rendering_is_deterministic_and_the_golden_picture(screen):
     assert (first != screen.picture(camera, visible, 40.0)).any(), "clouds and waves move"
     if "llvmpipe" not in str(screen.gpu.info.get("device")):
         pytest.skip("the golden picture was drawn by llvmpipe")
+    assert is_golden(first)
+
+
+def is_golden(picture):
+    """Returns True if the picture equals the stored one up to blending and rounding."""
     golden = np.asarray(Image.open(GOLDEN).convert("RGB"), int)
-    difference = np.abs(first - golden)  # blending and rounding may differ
-    assert difference.mean() < 1.0 and (difference.max(-1) > 16).mean() < 0.01
+    if picture.shape != golden.shape:
+        return False
+    away = np.abs(picture.astype(int) - golden)
+    return bool(away.mean() < 1.0 and (away.max(-1) > 16).mean() < 0.01)
+
+
+def test_golden_comparison_rejects_other_pictures():
+    golden = np.asarray(Image.open(GOLDEN).convert("RGB"), int)
+    rounded = golden + np.indices(golden.shape).sum(0) % 2
+    assert is_golden(golden) and is_golden(rounded)
+    spot = golden.copy()
+    rows, columns = (extent // 8 for extent in spot.shape[:2])
+    spot[:rows, :columns] += 30
+    for wrong in (golden[..., ::-1], np.roll(golden, 4, 1), golden[::-1], golden + 3, spot,
+                  np.zeros_like(golden), golden[:1], golden[..., :1]):  # fmt: skip
+        assert not is_golden(wrong)
 
 
 @pytest.mark.parametrize("step", [1, 4])

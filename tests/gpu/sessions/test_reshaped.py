@@ -124,6 +124,14 @@ def _opened(event, arguments):
 sys.addaudithook(_opened)
 
 
+def test_the_counters_count(own, model, monkeypatch, tmp_path):
+    (tmp_path / "a").write_text("")
+    monkeypatch.setenv("CML_CACHE_DIR", str(tmp_path))
+    with Counted(own, monkeypatch) as counted:
+        cml.Session(cml.load(model), own).run({"x": image(SMALL)})
+    assert counted.files and counted.uploaded > 4000 and counted.pipelines > 1
+
+
 def test_reshaped_session_reads_and_compiles_nothing_new(own, model, monkeypatch):
     graph = cml.load(model)
     session = cml.Session(graph, own)

@@ -18,7 +18,7 @@ from cml_engine.compiler.planning.layouts import choose_layout  # noqa: E402
 from cml_engine.compiler.planning.lower import lower  # noqa: E402
 from cml_engine.errors import CmlError, UnsupportedOp  # noqa: E402
 from cml_engine.formats import loading  # noqa: E402
-from cml_engine.formats.onnx.export import writer  # noqa: E402
+from cml_engine.formats.onnx.export import game_operators, writer  # noqa: E402
 from cml_engine.ir.limits import Limits  # noqa: E402
 from cml_engine.ops import load_families, registered  # noqa: E402
 from cml_engine.tools.testing import case_graph  # noqa: E402
@@ -126,6 +126,14 @@ def test_expanded_operator_agrees_with_onnx_runtime(op, tmp_path):
     graph = cml.load(call.write(tmp_path))
     outputs = run_onnx(exported(graph), call.inputs)
     assert difference(outputs, on_cpu(graph, call.inputs)) == "", call.attrs
+
+
+def test_a_wrong_form_is_seen(monkeypatch):
+    graph, inputs = case_graph("sub", registered()["sub"].cases[0])
+    wrong = dict(game_operators.load_export_rules())
+    wrong["sub"] = wrong["add"]
+    monkeypatch.setattr(game_operators, "load_export_rules", lambda: wrong)
+    assert "values differ" in difference(run_onnx(exported(graph), inputs), on_cpu(graph, inputs))
 
 
 # -- networks -----------------------------------------------------------------------------------

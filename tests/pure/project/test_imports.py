@@ -232,3 +232,16 @@ def test_no_modules_import_each_other_in_a_circle(package):
     graph = module_graph(package)
     assert any(graph.values())
     TopologicalSorter(graph).prepare()  # a CycleError names the modules
+
+
+@pytest.mark.parametrize(
+    "source, expected",
+    [
+        ("import wgpu", ["wgpu"]),
+        ("def f():\n    from wgpu.utils import x", ["wgpu.utils"]),
+        ("if TYPE_CHECKING:\n    import wgpu", []),
+        ("from . import wgpu", []),
+    ],
+)
+def test_the_rule_can_fail(source, expected):
+    assert [name for name, _ in imported(ast.parse(source))] == expected
