@@ -97,8 +97,7 @@ def _workers_in_this_process(monkeypatch):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_example_runs(command, workplace, monkeypatch, capsys):
     monkeypatch.chdir(workplace)
-    program, *words = shlex.split(DECLARED[command].example)
-    assert (program, words[0]) == ("cml", command)
+    words = shlex.split(DECLARED[command].example)[1:]
     assert cli.main(words) == 0, capsys.readouterr().err
 
 
