@@ -26,11 +26,16 @@ def make_parser(command: str, about: str | None, name: str, models: str) -> argp
     ``name`` is that of the result files, ``models`` the default of ``--models``.
     """
     parser = argparse.ArgumentParser(command, description=about)
-    parser.add_argument("--models", nargs="+", choices=[*MODELS, "all"], default=[models])
-    parser.add_argument("--rounds", type=int, default=15, help="turns of each measurement")
+    add_choices(parser, models)
     parser.add_argument("--json", type=Path, default=OUT / f"{name}.json")
     parser.add_argument("--markdown", type=Path, default=OUT / f"{name}.md")
     return parser
+
+
+def add_choices(parser: argparse.ArgumentParser, models: str) -> None:
+    """Adds the options that choose the networks, by default ``models``, and the rounds."""
+    parser.add_argument("--models", nargs="+", choices=[*MODELS, "all"], default=[models])
+    parser.add_argument("--rounds", type=int, default=15, help="turns of each measurement")
 
 
 def chosen_models(options: argparse.Namespace) -> list[str]:

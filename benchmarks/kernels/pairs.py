@@ -57,20 +57,21 @@ def table(turns: list[tuple[Answer, Answer]], least: float) -> list[str]:
     """Returns a line for the whole run, and for each operator that takes the share ``least`` of
     the time."""
     old, new = turns[-1]
-    lines = [_line("whole run", [answer["run"] for pair in turns for answer in pair])]
+    lines = [_line("whole run", [(one["run"], two["run"]) for one, two in turns])]
     times: Mapping[str, float] = old["operators"]
     for name in sorted(times.keys() & new["operators"].keys(), key=lambda name: -times[name]):
         if times[name] >= least * sum(times.values()):
-            lines.append(_line(name, [one["operators"][name] for pair in turns for one in pair]))
+            ms = [(one["operators"][name], two["operators"][name]) for one, two in turns]
+            lines.append(_line(name, ms))
     changed = sorted(times.keys() ^ new["operators"].keys())
     if changed:
         lines.append(f"  in one checkout only: {', '.join(changed)}")
     return [*lines, f"  results: {'same' if old['digest'] == new['digest'] else 'other'} bits"]
 
 
-def _line(name: str, times: list[float]) -> str:
-    """Returns a line of old and new ms, which alternate in ``times``, and of their ratio."""
-    old, new = np.array(times).reshape(-1, 2).T
+def _line(name: str, turns: list[tuple[float, float]]) -> str:
+    """Returns a line of the old and the new ms of all turns, and of their ratio."""
+    old, new = np.array(turns).T
     low, ratio, high = np.percentile(new / old, (25, 50, 75))
     return (
         f"  {name:28s} {np.median(old):9.3f} {np.median(new):9.3f} ms   "
@@ -79,14 +80,7 @@ def _line(name: str, times: list[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("python -m benchmarks.kernels.pairs", description=__doc__)
-    parser.add_argument("folder", type=Path, nargs="?", help="the other checkout")
-    parser.add_argument("--models", nargs="+", default=["all"], help="networks of the bench")
-    parser.add_argument("--rounds", type=int, default=15, help="turns of each network")
-    parser.add_argument("--least", type=float, default=0.02, help="the least share that is shown")
-    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.work:
+    if sys.argv[1:] == ["--work"]:
         work()
         return
     # the other checkout may not have these
@@ -95,7 +89,12 @@ def main() -> None:
     from benchmarks.contenders import Workload
     from benchmarks.models import MODELS
 
-    if not options.folder or not (options.folder / "cml_engine").is_dir():
+    parser = argparse.ArgumentParser("python -m benchmarks.kernels.pairs", description=__doc__)
+    parser.add_argument("folder", type=Path, help="the other checkout")
+    command.add_choices(parser, "all")
+    parser.add_argument("--least", type=float, default=0.02, help="the least share that is shown")
+    options = parser.parse_args()
+    if not (options.folder / "cml_engine").is_dir():
         parser.error("FOLDER must be another checkout of this project")
     command.fetch_assets()
     command.warn_if_busy()
