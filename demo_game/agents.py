@@ -11,7 +11,7 @@ import numpy as np
 import cml_engine as cml
 from cml_engine import FrameScheduler, Job
 from cml_engine.runtime.live.reloader import Reloader
-from demo_game import Array
+from demo_game.arrays import Array
 from demo_game.chain import (
     INSTANCES,
     KERNELS,

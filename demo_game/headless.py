@@ -17,7 +17,7 @@ from PIL import Image
 import cml_engine as cml
 from cml_engine.io.atomic_write import write_atomically
 from cml_engine.tools.panel import FrameSample
-from demo_game import Array
+from demo_game.arrays import Array
 from demo_game.flight import Pose, ScriptedFlight
 from demo_game.game import Game, Settings
 from demo_game.render.binding import Descriptor

@@ -11,8 +11,8 @@ from types import MappingProxyType
 from typing import Any
 
 import cml_engine as cml
-from demo_game import Array
 from demo_game.agents import tile_input
+from demo_game.arrays import Array
 from demo_game.chain import READS_TILE, Chain
 from demo_game.world.tile import TileId
 

@@ -9,8 +9,8 @@ import wgpu
 
 import cml_engine as cml
 from cml_engine import FrameScheduler
-from demo_game import Array
 from demo_game.agents import TileJobs, TileSource
+from demo_game.arrays import Array
 from demo_game.bake.planet import Planet
 from demo_game.render.binding import BufferPart, GpuMemory
 from demo_game.world.tile import TileId

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from cml_engine.io.atomic_write import write_atomically
-from demo_game import Array
+from demo_game.arrays import Array
 from demo_game.bake.planet import Planet
 from demo_game.world.overhead import SIDE, overhead
 from demo_game.world.tile import TileId

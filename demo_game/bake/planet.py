@@ -14,7 +14,7 @@ import numpy as np
 
 import cml_engine as cml
 from cml_engine.distributed import Cell, Coordinate, Layer, Store, Unit, graph_digest, manifest_of
-from demo_game import Array
+from demo_game.arrays import Array
 from demo_game.bake.region import Region, region_of
 from demo_game.chain import INSTANCES, POPULATED_LEVELS, Chain, name_shown_tensors
 from demo_game.reporting.digest import tile_digest

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import cml_engine as cml
-from demo_game import Array
+from demo_game.arrays import Array
 from demo_game.chain import DRAWN
 from demo_game.lockstep.connection import Connection
 from demo_game.reporting.digest import rules_of, tile_digest

@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 import cml_engine as cml
-from demo_game import Array
+from demo_game.arrays import Array
 from demo_game.operators.declaring import TILE, declare
 from demo_game.world import exact_noise, noise
 from demo_game.world.exact_noise import multiply_shift, shift_and_round

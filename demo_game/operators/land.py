@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 import cml_engine as cml
-from demo_game import Array
+from demo_game.arrays import Array
 from demo_game.operators.declaring import EXACT, TILE, declare
 from demo_game.world import noise
 from demo_game.world.grids import fold, grid, half_cells

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 import cml_engine as cml
-from demo_game import Array
+from demo_game.arrays import Array
 from demo_game.operators.declaring import EXACT, declare
 from demo_game.world.sun import SUN, Light
 from demo_game.world.tile import FINE, FINE_APRON, WIDE, WIDE_APRON

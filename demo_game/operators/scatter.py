@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 import cml_engine as cml
-from demo_game import Array
+from demo_game.arrays import Array
 from demo_game.operators.declaring import TILE, declare
 from demo_game.operators.exact import GROUND, TILES, make_steep_heights
 from demo_game.world.exact_noise import HEIGHT_BITS, multiply_shift

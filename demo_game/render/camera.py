@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from demo_game import Array
+from demo_game.arrays import Array
 
 Point = tuple[float, float, float]
 

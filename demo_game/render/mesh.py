@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from demo_game import Array
+from demo_game.arrays import Array
 from demo_game.render.binding import BufferPart
 from demo_game.world.tile import CELLS, TileId
 

@@ -11,7 +11,7 @@ import numpy as np
 import wgpu
 
 import cml_engine as cml
-from demo_game import Array
+from demo_game.arrays import Array
 from demo_game.render.binding import Descriptor, GpuMemory, bind
 from demo_game.render.camera import Camera, Point
 from demo_game.render.mesh import TILE_BYTES, draw_grass, find_coarser_step, grid, has_grass

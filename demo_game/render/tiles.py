@@ -8,7 +8,7 @@ import numpy as np
 import wgpu
 
 import cml_engine as cml
-from demo_game import Array
+from demo_game.arrays import Array
 from demo_game.render.binding import BufferPart
 from demo_game.render.plants import Plants
 from demo_game.render.quality import Quality

@@ -13,8 +13,8 @@ from functools import lru_cache
 import numpy as np
 
 from cml_engine.compiler.integer.digest import RULE_VERSION, model_digest
-from demo_game import Array
 from demo_game.agents import TileJobs
+from demo_game.arrays import Array
 from demo_game.chain import DRAWN, Chain
 from demo_game.flight import Pose
 from demo_game.tile_maker import TileMaker

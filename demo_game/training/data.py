@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from demo_game import Array
+from demo_game.arrays import Array
 from demo_game.training.erosion import erode
 from demo_game.world import noise
 from demo_game.world.grids import fold, grid, half_cells, unfold

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from demo_game import Array
+from demo_game.arrays import Array
 from demo_game.training.materials import Ground, blur, step
 
 

@@ -8,7 +8,7 @@ from math import prod
 from pathlib import Path
 
 import cml_engine as cml
-from demo_game import Array
+from demo_game.arrays import Array
 from demo_game.training.networks import AgentNetwork
 
 

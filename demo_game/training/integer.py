@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 import cml_engine as cml
-from demo_game import Array
 from demo_game.agents import tile_input
+from demo_game.arrays import Array
 from demo_game.chain import INTEGER, MODELS, POPULATED_LEVELS
 from demo_game.training.data import HELD_OUT, rms
 from demo_game.training.export import build, replace_model

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from demo_game import Array
+from demo_game.arrays import Array
 from demo_game.training.networks import STRATA
 from demo_game.world.grids import unfold
 

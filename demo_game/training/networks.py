@@ -14,7 +14,7 @@ from typing import Protocol, Self, TypeVar
 
 import numpy as np
 
-from demo_game import Array
+from demo_game.arrays import Array
 from demo_game.training.data import catmull_rom
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from demo_game import Array
+from demo_game.arrays import Array
 from demo_game.training import data, ecology, materials
 from demo_game.training.data import Sample
 from demo_game.training.networks import AGENTS

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from demo_game import Array
+from demo_game.arrays import Array
 from demo_game.world import noise
 from demo_game.world.noise import Cells
 from demo_game.world.tile import CELLS, TileId

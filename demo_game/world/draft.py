@@ -12,7 +12,7 @@ from itertools import groupby
 
 import numpy as np
 
-from demo_game import Array
+from demo_game.arrays import Array
 from demo_game.world import noise
 from demo_game.world.noise import Cells
 from demo_game.world.tile import FINE, FINE_APRON, TileId

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from demo_game import Array
+from demo_game.arrays import Array
 from demo_game.world.noise import Cells
 
 

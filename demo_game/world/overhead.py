@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from demo_game import Array
+from demo_game.arrays import Array
 from demo_game.world.tile import CELLS
 
 #: pixels along a side of a tile
