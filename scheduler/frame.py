@@ -28,7 +28,7 @@ _NUMBER = attrgetter("number")
 
 def gather(
     jobs: Lifecycle, report: FrameReport, policy: Policy, rate: float, model: CostModel,
-    *, gpu_behind: bool,
+    *, most_unsettled: int, gpu_behind: bool,
 ) -> FrameState:  # fmt: skip
     """Returns the state from which the frame is planned, with the jobs that could run.
 
@@ -39,8 +39,8 @@ def gather(
     _end_cpu_steps(jobs, report)
     candidates, otherwise = _candidates(jobs, report, policy, rate)
     return FrameState(
-        report.now_ms, report.budget_ms, report.aim_ms, rate, jobs.executor.granule, gpu_behind,
-        otherwise, policy, candidates, model,
+        report.now_ms, report.budget_ms, report.aim_ms, rate, jobs.executor.granule, most_unsettled,
+        gpu_behind, otherwise, policy, candidates, model,
     )  # fmt: skip
 
 
@@ -230,7 +230,7 @@ def apply(plan: FramePlan, report: FrameReport) -> None:
         slices.append(
             SliceReport(
                 job.number, job.network_step(part.step), cost.op, cost.title, part.first,
-                part.count, ms, None, job.name, part.step - job.loads,
+                part.count, ms, None, job.name, part.step - job.loads, part.settled,
             )
         )  # fmt: skip
     report.predicted_ms = predicted_ms

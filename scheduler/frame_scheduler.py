@@ -32,7 +32,7 @@ from scheduler.clock import (
 )
 from scheduler.executor import WALL_CLOCK, Executor, ExecutorSource, Network
 from scheduler.frame import append, apply, begin, fail_all_where_lost, gather, networks_ready
-from scheduler.frame_timings import FrameTimings, are_all_measured, group_slices, jobs_apart
+from scheduler.frame_timings import FrameTimings, group_slices, most_unsettled
 from scheduler.jobs.job import Job
 from scheduler.jobs.lifecycle import (
     Admission,
@@ -511,7 +511,10 @@ class FrameScheduler:
         jobs.begin_frame(self._pace())
         is_behind = self.executor.frames_in_flight >= self.max_frames_in_flight
         ready = networks_ready(jobs.job_list.queues) if jobs.recorder else {}
-        state = gather(jobs, report, self.policy, rate, self.cost_model, gpu_behind=is_behind)
+        state = gather(
+            jobs, report, self.policy, rate, self.cost_model,
+            most_unsettled=most_unsettled(self.executor), gpu_behind=is_behind,
+        )  # fmt: skip
         plan = begin(jobs, encoder, self.planner, state)
         apply(plan, report)
         if jobs.recorder:
@@ -521,13 +524,12 @@ class FrameScheduler:
             jobs.recorder.encoded(
                 report, aim, ready, is_behind, jobs.short_of_memory, jobs.back_from_cpu
             )
-        all_measured = are_all_measured(plan.slices)
+        all_settled = all(part.settled for part in plan.slices)
         report.timed = (
-            not all_measured or self.times_all or self.controller.times(self.frame, self.budget)
+            not all_settled or self.times_all or self.controller.times(self.frame, self.budget)
         )
         n_groups = self.executor.max_groups if report.timed else 1
-        groups = group_slices(plan.slices, n_groups, self.frame, all_measured)
-        report.jobs_apart = jobs_apart(groups)
+        groups = group_slices(plan.slices, n_groups, self.frame)
         encoding = _REAL.now_ms()
         append(jobs, encoder, report, groups)
         report.encode_ms = _REAL.now_ms() - encoding

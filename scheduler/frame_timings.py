@@ -8,18 +8,19 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from cml_engine.compiler.plan import StepCost, Timing
+from scheduler.executor import WALL_CLOCK, Executor
 from scheduler.planning.controller import BackOff
 from scheduler.planning.cost_model import CostModel, FirstGuess
 from scheduler.planning.plan import PlannedSlice
-from scheduler.reports import FrameReport, SliceReport
+from scheduler.reports import FrameReport, GroupTime
 
 #: a frame whose prediction is below this share of the budget says nothing about the tail
 _TELLING = 0.25
-#: measurements after which a step is known; frames with others say nothing about the tail either
-_KNOWN = 6
-#: if all steps are known, one frame in this number has its slices timed one by one, because each
+#: if all costs are settled, one frame in this number has slices timed one by one, because each
 #: timing makes the device wait for the work before it (50 µs on a software driver)
 _APART_EVERY = 16
+#: more slices than any frame has
+_UNLIMITED = 1 << 31
 
 
 @dataclass(slots=True)
@@ -130,8 +131,9 @@ def _confirm_guesses(groups: Sequence[Sequence[tuple[StepCost, int]]], model: Co
     Without timestamps nothing is measured, so steps would otherwise be probed with small slices in
     every run.
     """
-    guessed = [part for parts in groups for part in parts if not model.samples(part[0].key)]
-    model.learn(guessed, sum(model.predict_ms(step, count) for step, count in guessed))
+    for step, count in (part for parts in groups for part in parts):
+        if not model.samples(step.key):
+            model.learn([(step, count)], model.predict_ms(step, count))
 
 
 def _learn_frame(entry: _InFlight, model: CostModel) -> FrameReport:
@@ -139,61 +141,65 @@ def _learn_frame(entry: _InFlight, model: CostModel) -> FrameReport:
     report.measured_ms = sum(entry.ms.values())
     # a wrong first guess does not mean that the device is noisy, and a frame that was not planned
     # says nothing about how well plans are met
-    steps = (step for parts in entry.groups for step, _ in parts)
-    predictable = report.planned and all(model.samples(step.key) >= _KNOWN for step in steps)
+    predictable = report.planned and all(part.settled for part in report.slices)
     if predictable and report.predicted_ms > _TELLING * report.aim_ms:
         model.learn_frame(report.predicted_ms, report.measured_ms, report.budget_ms)
     first = 0
     for index, parts in enumerate(entry.groups):
-        model.learn(parts, entry.ms[index])
-        _divide(report.slices[first : first + len(parts)], entry.ms[index])
+        ms = entry.ms[index]
+        model.learn(parts, ms)
+        report.group_times.append(GroupTime(first, len(parts), ms))
+        if len(parts) == 1:
+            report.slices[first].measured_ms = ms
         first += len(parts)
     return report
 
 
-def _divide(slices: Sequence[SliceReport], ms: float) -> None:
-    """Sets the slices' ``measured_ms``: the group's ``ms`` in proportion to their predictions."""
-    predicted = sum(part.predicted_ms for part in slices)
-    for part in slices:
-        share = part.predicted_ms / predicted if predicted else 1 / len(slices)
-        part.measured_ms = ms * share
+def most_timed_alone(max_groups: int) -> int:
+    """Returns how many slices of a frame can be timed one by one, between groups of the others."""
+    return max(1, (max_groups - 1) // 2)
 
 
-def are_all_measured(slices: Sequence[PlannedSlice]) -> bool:
-    """Returns True if the steps of all slices were measured often enough to be trusted."""
-    return min([part.samples for part in slices], default=_KNOWN) >= _KNOWN
+def most_unsettled(executor: Executor) -> int:
+    """Returns the most slices of a frame whose costs are not settled: all are to be timed."""
+    timed = executor.clock_source != WALL_CLOCK
+    return most_timed_alone(executor.max_groups) if timed else _UNLIMITED
 
 
 def group_slices(
-    slices: Sequence[PlannedSlice], limit: int, frame: int, all_measured: bool
+    slices: Sequence[PlannedSlice], limit: int, frame: int
 ) -> list[list[PlannedSlice]]:
     """Returns the frame's slices as at most ``limit`` groups of neighbours, each timed as one.
 
-    A group is one slice if single steps are still to be learned, else all slices of a job.
+    Slices whose costs are not settled are groups of their own, and in some frames those that were
+    timed least often. The others are timed by job, as far as there are enough timings.
     """
     if limit == 1:
         return [list(slices)] if slices else []
-    if all_measured and frame % _APART_EVERY:
-        groups = [list(run) for _, run in groupby(slices, key=lambda part: part.job.number)]
-    else:
-        groups = [[part] for part in slices]
-    return groups if len(groups) <= limit else _balanced(slices, limit)
+    is_alone = _alone(slices, limit, frame)
+    runs = [
+        list(run)
+        for _, run in groupby(
+            range(len(slices)), key=lambda i: (slices[i].job.number, is_alone[i], is_alone[i] and i)
+        )
+    ]
+    if len(runs) > limit:
+        runs = [
+            list(run) for _, run in groupby(range(len(slices)), key=lambda i: is_alone[i] and i + 1)
+        ]
+    return [[slices[i] for i in run] for run in runs]
 
 
-def jobs_apart(groups: Sequence[Sequence[PlannedSlice]]) -> bool:
-    """Returns True if no group has slices of two jobs, so that no two jobs share a timing."""
-    return all(group[0].job is group[-1].job for group in groups)
-
-
-def _balanced(slices: Sequence[PlannedSlice], limit: int) -> list[list[PlannedSlice]]:
-    """Returns the slices as at most ``limit`` groups of neighbours of similar predicted time."""
-    target = sum(part.predicted_ms for part in slices) / limit
-    groups: list[list[PlannedSlice]] = [[]]
-    filled = 0.0
-    for part in slices:
-        if groups[-1] and filled >= target and len(groups) < limit:
-            groups.append([])
-            filled = 0.0
-        groups[-1].append(part)
-        filled += part.predicted_ms
-    return groups
+def _alone(slices: Sequence[PlannedSlice], limit: int, frame: int) -> list[bool]:
+    """Returns for each slice True if it is to be timed alone."""
+    all_settled = all(part.settled for part in slices)
+    candidates = [
+        i
+        for i, part in enumerate(slices)
+        if not part.settled or (all_settled and frame % _APART_EVERY == 0)
+    ]
+    if len(slices) > limit or not all_settled:
+        candidates.sort(key=lambda i: slices[i].samples)
+    most = limit if len(slices) <= limit else most_timed_alone(limit)
+    alone = set(candidates[:most])
+    return [i in alone for i in range(len(slices))]

@@ -24,10 +24,10 @@ class SliceReport:
     textures. ``own`` is the step's number among the steps that this job runs, which are fewer
     than the network's if the network retains its inputs.
 
-    ``measured_ms`` arrives with the frame's time. It is the slice's own time if the slice was
-    timed alone, else its predicted share of the group of neighbouring slices that was timed as
-    one (in most frames one group per job, once all steps are known). It stays None without
-    timestamps.
+    ``measured_ms`` arrives with the frame's time if the slice was timed alone. It stays None in
+    frames without timestamps, and for slices that were timed as a group (:class:`GroupTime`).
+    ``settled`` is True if the cost of the slice was measured often enough before; its
+    ``predicted_ms`` is otherwise an estimate.
 
     Examples
     --------
@@ -46,6 +46,22 @@ class SliceReport:
     #: the name of the job
     name: str = ""
     own: int = 0
+    settled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTime:
+    """The measured ms of ``count`` neighbouring slices of a frame, from number ``first`` on.
+
+    Examples
+    --------
+    >>> for report in scheduler.end_frame():
+    ...     total_ms = sum(group.ms for group in report.group_times)
+    """
+
+    first: int
+    count: int
+    ms: float
 
 
 @dataclass
@@ -75,8 +91,8 @@ class FrameReport:
     planned: bool = True
     #: True if the slices are timed; otherwise ``measured_ms`` stays None
     timed: bool = True
-    #: True if no two jobs share a timing, so that each has its own time
-    jobs_apart: bool = True
+    #: the measured times of groups of slices; they arrive with ``measured_ms``
+    group_times: list[GroupTime] = field(default_factory=list)
     #: predicted time of the copies into textures since the previous frame
     copied_ms: float = 0.0
     #: CPU time of :meth:`FrameScheduler.encode`, and the part of it that encoded dispatches

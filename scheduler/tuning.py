@@ -42,10 +42,11 @@ class _Run:
     timed: int = 0
     exact: bool = True
 
-    def add(self, part: SliceReport, exact: bool) -> None:
-        self.ms += part.measured_ms or 0.0
-        self.timed += part.count
-        self.exact &= exact
+    def add(self, slices: Sequence[SliceReport], ms: float) -> None:
+        """Adds the time of a group of slices, some of them the job's."""
+        self.ms += ms
+        self.timed += sum(part.count for part in slices if part.job == self.job.number)
+        self.exact &= all(part.job == self.job.number for part in slices)
 
     @property
     def complete(self) -> bool:
@@ -138,9 +139,10 @@ class Tuning:
     def _take(self, measured: Sequence[FrameReport]) -> None:
         by_job = {run.job.number: run for run in self._runs}
         for report in measured:
-            for part in report.slices:
-                if part.job in by_job:
-                    by_job[part.job].add(part, report.jobs_apart)
+            for group in report.group_times:
+                slices = report.slices[group.first : group.first + group.count]
+                for job in {part.job for part in slices} & by_job.keys():
+                    by_job[job].add(slices, group.ms)
 
     def _begin(self) -> None:
         """Computes the next choice's plans on a thread; starts its trial once they are done."""

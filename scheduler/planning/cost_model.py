@@ -1,10 +1,14 @@
 """Predicts the GPU time of a range of a step's workgroups: a first guess, then measurements.
 
-For every step key (kernel variant and work per workgroup) the model keeps the time of ``n``
-workgroups at several sizes of ``n``, half an octave apart, and interpolates: on a wide GPU the
-time is flat until the device is full, and linear from there. Learning is in the logarithm, so one
-slow frame does not outweigh many: the prediction is the median. The spread of whole frames is kept
-in :class:`scheduler.planning.margin.TailMargin`.
+For every step key (kernel variant and work per workgroup) the model keeps the last times of ``n``
+workgroups at several sizes of ``n``, half an octave apart. A prediction is the median at a size,
+interpolated between sizes, and never falls with ``n``: on a wide GPU the time is flat until the
+device is full, and linear from there.
+
+A step learns only from times that tell its cost apart: its own, or the time of a group in which
+the costs of all others are known. The time of a group is never divided by predictions, because
+that would confirm every proportion of a wrong guess. The spread of whole frames is kept in
+:class:`scheduler.planning.margin.TailMargin`.
 """
 
 from __future__ import annotations
@@ -13,11 +17,13 @@ import json
 import math
 import re
 import warnings
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from cml_engine.compiler.plan import StepCost
 from cml_engine.io.atomic_write import write_atomically
@@ -105,29 +111,33 @@ def _shipped() -> list[tuple[str, str, FirstGuess]]:
     return guesses
 
 
-_FORMAT = "cml cost table 3"
+_FORMAT = "cml cost table 4"
 #: limits of the values in a table; anything else is not a measurement
 _MOST_LOG, _MOST_COUNT = 28.0, 1e15
-#: after this many samples the newest one always weighs the same
-_MEMORY = 48
-#: shipped numbers per kernel count as this many samples of the device's speed
+#: the last times at one size of which the median counts
+_LAST = 15
+#: a size is settled after this many times of its own; as many that are all longer or all shorter
+#: than the median by this factor replace all before: a wrong belief is left at once
+SETTLED, _CHANGED = 3, math.log(1.5)
+#: the sizes of a step within this many half octaves of a settled one are settled too
+_NEAR = 3
+#: the relative error of a settled cost, and of one that is not: a guess may be off by 30 times
+_KNOWN_ERROR, _UNKNOWN_ERROR = 0.1, 30.0
+#: a group's time less the costs of the others is a time of a step if it is off by less than this
+_MOST_ERROR = 0.2
+#: ratios of steps' times to their first guesses of which the median scales all other guesses
+_RATIOS = 15
+#: measured guesses of the shipped tables count as this many ratios of 1
 _GUESSED_SAMPLES = 4
 #: only steps longer than this many launches say how fast the device computes
 _TELLING = 8
 #: logarithm of the largest factor between a device and the first guess
-_MOST_UNKNOWN = math.log(100)
-#: logarithm of the factor to which the error of a sample is clipped once there are a few samples
-_CLIP = math.log(2.5)
-_CLIP_AFTER = 4
-#: one frame changes the drift by at most _USUAL times the usual error plus _LITTLE: a hitch is
+_MOST_UNKNOWN = math.log(1000)
+#: logarithm of the largest error of one time that moves the drift, and the weight of one time
+_CLIP, _DRIFT_WEIGHT = math.log(2.5), 1 / 32
+#: one time changes the drift by at most _USUAL times the usual error plus _LITTLE: a hitch is
 #: not a slow device
 _USUAL, _LITTLE = 3.0, 0.1
-#: the same limit for one kernel, once it has _SETTLED samples
-_SOME, _SETTLED = 0.2, 12
-#: the share of an error that is attributed to the whole device at once
-_DRIFT_WEIGHT = 1 / 32
-#: the weight of a sample at the other numbers of workgroups
-_COMMON = 0.5
 #: cached predictions per step key
 _KEPT = 256
 #: step keys whose times are kept: enough for some hundred networks
@@ -138,29 +148,34 @@ def _clipped(error: float, limit: float) -> float:
     return max(-limit, min(limit, error))
 
 
+def _median(values: Iterable[float]) -> float:
+    """Returns the middle value, the lower one of two."""
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 2]
+
+
 @dataclass(slots=True)
-class _Point:
-    """The learned logarithm of the time (ms) of about ``exp(log_count)`` workgroups of a step."""
+class _Size:
+    """The last times of about ``exp(log_count)`` workgroups of a step, as logarithms of ms."""
 
     log_count: float
-    log_ms: float
-    samples: int = 1
-    spread: float = 0.0
+    log_times: deque[float] = field(default_factory=lambda: deque(maxlen=_LAST))
+    #: the number of times so far
+    samples: int = 0
 
-    def learn(self, log_count: float, log_ms: float) -> float:
-        """Moves :attr:`log_ms` towards a sample and returns the distance that it moved."""
+    def learn(self, log_count: float, log_ms: float) -> None:
+        usual = self.log_ms if self.log_times else 0.0
+        # the number differs a little from the size's own
+        self.log_times.append(log_ms - (log_count - self.log_count))
         self.samples += 1
-        weight = 1 / min(self.samples, _MEMORY)
-        # the sample's size differs a little from the point's: compare at the point's size
-        error = log_ms - (log_count - self.log_count) - self.log_ms
-        if self.samples > _CLIP_AFTER:
-            error = _clipped(error, _CLIP)
-        limited = error
-        if self.samples > _SETTLED:
-            limited = _clipped(error, _SOME + _USUAL * self.spread)
-        self.log_ms += weight * limited
-        self.spread += weight * (abs(error) - self.spread)
-        return weight * limited
+        newest = list(self.log_times)[-SETTLED:]
+        if min(newest) > usual + _CHANGED or max(newest) < usual - _CHANGED:
+            self.log_times.clear()
+            self.log_times.extend(newest)
+
+    @property
+    def log_ms(self) -> float:
+        return _median(self.log_times)
 
 
 @dataclass(slots=True)
@@ -170,58 +185,86 @@ class _Curve:
     Predictions are cached, because a frame requests many for each time that is learned.
     """
 
-    points: dict[int, _Point] = field(default_factory=dict)
+    sizes: dict[int, _Size] = field(default_factory=dict)
     #: the cached results of :meth:`predict`, by number of workgroups
     known: dict[int, float] = field(default_factory=dict)
-    _order: list[_Point] = field(default_factory=list)
+    #: logarithms of the workgroups and ms of the sizes that count, both ascending
     _at: list[float] = field(default_factory=list)
-    #: the number of measurements at all points
-    samples: int = 0
+    _log_ms: list[float] = field(default_factory=list)
 
-    def predict(self, count: int) -> float | None:
-        """Returns the logarithm of the ms of ``count`` workgroups; None without measurements."""
-        if not self.points:
-            return None
+    @property
+    def samples(self) -> int:
+        """The number of times at all sizes."""
+        return sum(size.samples for size in self.sizes.values())
+
+    def predict(self, count: int, launch_ms: float) -> float:
+        """Returns the logarithm of the ms of ``count`` workgroups."""
+        if not self._at:
+            self._order()
         if len(self.known) >= _KEPT:
             self.known.clear()
-        log_ms = self.known[count] = self._interpolate(math.log(count))
+        log_ms = self.known[count] = self._interpolate(math.log(count), launch_ms)
         return log_ms
 
-    def _interpolate(self, log_of_count: float) -> float:
-        if len(self._order) != len(self.points):
-            self._order = sorted(self.points.values(), key=lambda p: p.log_count)
-            self._at = [p.log_count for p in self._order]
-        first = bisect_left(self._at, log_of_count)
-        last = bisect_right(self._at, log_of_count) - 1
-        if first == len(self._order) or last < 0:
-            nearest = self._order[min(first, len(self._order) - 1)]
-            return nearest.log_ms + log_of_count - nearest.log_count
-        above, below = self._order[first], self._order[last]
-        width = above.log_count - below.log_count
-        share = (log_of_count - below.log_count) / width if width else 0.0
-        return below.log_ms + share * (above.log_ms - below.log_ms)
+    def _order(self) -> None:
+        """Prepares the sizes that count: the settled ones, or all if there are none."""
+        sizes = [size for size in self.sizes.values() if size.samples >= SETTLED]
+        sizes = sorted(sizes or self.sizes.values(), key=lambda size: size.log_count)
+        self._at = [size.log_count for size in sizes]
+        self._log_ms = _ascending(
+            [size.log_ms for size in sizes], [len(size.log_times) for size in sizes]
+        )
+
+    def _interpolate(self, log_count: float, launch_ms: float) -> float:
+        at, log_ms = self._at, self._log_ms
+        above = bisect_left(at, log_count)
+        if above == len(at) or (above == 0 and at[0] != log_count):
+            # beyond the sizes, the time grows with the workgroups, but for the launch
+            nearest = min(above, len(at) - 1)
+            nearest_ms = math.exp(log_ms[nearest])
+            fixed_ms = min(launch_ms, nearest_ms)
+            ratio = math.exp(log_count - at[nearest])
+            return math.log(fixed_ms + (nearest_ms - fixed_ms) * ratio)
+        if at[above] == log_count:
+            return log_ms[above]
+        share = (log_count - at[above - 1]) / (at[above] - at[above - 1])
+        return log_ms[above - 1] + share * (log_ms[above] - log_ms[above - 1])
 
     def learn(self, count: int, ms: float) -> None:
         self.known.clear()
-        self.samples += 1
-        log_count, log_time = math.log(count), math.log(ms)
-        point = self.points.get(_bucket(count))
-        if point is None:
-            self.points[_bucket(count)] = _Point(log_count, log_time)
-            return
-        moved = point.learn(log_count, log_time)
-        # a device that became slower is slower for every number of workgroups
-        for other_point in self.points.values():
-            if other_point is not point:
-                other_point.log_ms += _COMMON * _clipped(moved, _CLIP)
+        self._at.clear()
+        log_count = math.log(count)
+        size = self.sizes.setdefault(bucket(count), _Size(log_count))
+        size.learn(log_count, math.log(ms))
+
+    def is_settled(self, count: int) -> bool:
+        """Returns True if about so many workgroups were timed often enough."""
+        near = bucket(count)
+        return any(
+            abs(number - near) <= _NEAR and size.samples >= SETTLED
+            for number, size in self.sizes.items()
+        )
 
 
-def _bucket(count: int) -> int:
+def bucket(count: int) -> int:
     """Returns the number of the half octave that a count of workgroups is in.
 
-    All counts in one half octave share a point of the curve.
+    All counts in one half octave share a size of the curve.
     """
     return round(2 * math.log2(count))
+
+
+def _ascending(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """Returns the closest values that never fall: the weighted means of neighbours that do."""
+    blocks: list[tuple[float, float, int]] = []
+    for value, weight in zip(values, weights, strict=True):
+        number = 1
+        while blocks and blocks[-1][0] > value:
+            before, before_weight, before_number = blocks.pop()
+            value = (before * before_weight + value * weight) / (before_weight + weight)
+            weight, number = before_weight + weight, before_number + number
+        blocks.append((value, weight, number))
+    return [value for value, _, number in blocks for _ in range(number)]
 
 
 class CostModel:
@@ -244,8 +287,12 @@ class CostModel:
     def __init__(self, share: float = 0.01, guess: FirstGuess | None = None) -> None:
         self.guess = guess or FirstGuess()
         self._curves: dict[str, _Curve] = {}
-        self._unknown = 0.0  # log of measured / predicted for steps never measured before
-        self._unknown_samples = _GUESSED_SAMPLES if self.guess.kernels else 0
+        #: logarithms of measured over guessed times, of the steps measured last for the first time
+        self._ratios: deque[float] = deque(maxlen=_RATIOS)
+        if self.guess.kernels:
+            self._ratios.extend([0.0] * _GUESSED_SAMPLES)
+        #: the least settled time of any step, which is no less than that of a launch
+        self._launch_ms = math.inf
         self._drift = 0.0
         self._error = _CLIP  # the usual difference of measurements from predictions
         self.tail = TailMargin(share)
@@ -261,12 +308,19 @@ class CostModel:
             return self._guess(step, count)
         log_ms = curve.known.get(count)
         if log_ms is None:
-            log_ms = curve.predict(count)
-        return self._guess(step, count) if log_ms is None else math.exp(log_ms + self._drift)
+            log_ms = curve.predict(count, min(self._launch_ms, self.guess.launch_ms))
+        return math.exp(log_ms + self._drift)
 
     def _guess(self, step: StepCost, count: int) -> float:
-        time_ms = self.guess.work_ms(step, count)
-        return self.guess.launch_ms + time_ms * math.exp(self._unknown + self._drift)
+        scale = math.exp(self._unknown + self._drift)
+        return self.guess.launch_ms + self.guess.work_ms(step, count) * scale
+
+    @property
+    def _unknown(self) -> float:
+        """The logarithm of measured over guessed times of steps that were never measured."""
+        if not self._ratios:
+            return 0.0
+        return _clipped(_median(self._ratios), _MOST_UNKNOWN)
 
     def groups_within(self, step: StepCost, limit: int, ms: float) -> int:
         """Returns how many workgroups, up to ``limit``, are predicted to take at most ``ms``.
@@ -291,37 +345,68 @@ class CostModel:
     def learn(self, parts: Sequence[tuple[StepCost, int]], ms: float) -> None:
         """Learns that the slices ``(step, count)`` in ``parts`` together took ``ms``.
 
-        The time is divided among the slices in proportion to their predictions. An invalid time
-        is ignored.
+        The time of one slice is a sample of its cost. The time of several is an equation: less
+        the costs of the others, it is a sample of a slice whose cost is not settled, if the
+        others are known well enough. An invalid time is ignored.
         """
         parts = [(step, count) for step, count in parts if count > 0]
-        predicted = [self.predict_ms(step, count) for step, count in parts]
-        total = sum(predicted)
-        if ms <= 0 or total <= 0 or not math.isfinite(ms):
+        if not parts or ms <= 0 or not math.isfinite(ms):
             return
-        ratio = ms / total
         self.lessons += 1
-        if all(self._knows(step, count) for step, count in parts):
-            error = _clipped(math.log(ratio), _CLIP)
-            self._drift += _DRIFT_WEIGHT * _clipped(error, _LITTLE + _USUAL * self._error)
-            self._error += _DRIFT_WEIGHT * (abs(error) - self._error)
-        for (step, count), share in zip(parts, predicted, strict=True):
-            curve = self._curves.pop(step.key, None) or _Curve()
-            self._curves[step.key] = curve  # in the order in which they were last measured
-            if len(self._curves) > _MOST_KEYS:
-                del self._curves[next(iter(self._curves))]
-            if not curve.points and share > _TELLING * self.guess.launch_ms:
-                self._learn_unknown(ratio)
-            curve.learn(count, share * ratio / self.drift)
+        if len(parts) == 1:
+            [(step, count)] = parts
+            if self.is_settled(step, count):
+                self._learn_drift(ms / self.predict_ms(step, count))
+            self._learn_step(step, count, ms)
+            return
+        predicted = [self.predict_ms(step, count) for step, count in parts]
+        settled = [self.is_settled(step, count) for step, count in parts]
+        if all(settled):
+            self._learn_drift(ms / sum(predicted))
+            return
+        errors = [
+            (_KNOWN_ERROR if known else _UNKNOWN_ERROR) * part_ms
+            for known, part_ms in zip(settled, predicted, strict=True)
+        ]
+        total_ms, variance = sum(predicted), sum(error * error for error in errors)
+        for (step, count), known, part_ms, error in zip(
+            parts, settled, predicted, errors, strict=True
+        ):
+            rest_ms = ms - (total_ms - part_ms)
+            if not known and math.sqrt(max(0.0, variance - error * error)) < _MOST_ERROR * rest_ms:
+                self._learn_step(step, count, rest_ms)
 
-    def _knows(self, step: StepCost, count: int) -> bool:
+    def is_settled(self, step: StepCost, count: int) -> bool:
+        """Returns True if the step was timed often enough at about ``count`` workgroups."""
         curve = self._curves.get(step.key)
-        return curve is not None and _bucket(count) in curve.points
+        return curve is not None and curve.is_settled(count)
 
-    def _learn_unknown(self, ratio: float) -> None:
-        self._unknown_samples += 1
-        self._unknown += math.log(ratio) / min(self._unknown_samples, _MEMORY)
-        self._unknown = max(-_MOST_UNKNOWN, min(_MOST_UNKNOWN, self._unknown))
+    def _learn_step(self, step: StepCost, count: int, ms: float) -> None:
+        curve = self._curves.pop(step.key, None)
+        if curve is None:
+            curve = _Curve()
+            self._learn_ratio(step, count, ms)
+        self._curves[step.key] = curve  # in the order in which they were last measured
+        if len(self._curves) > _MOST_KEYS:
+            del self._curves[next(iter(self._curves))]
+        curve.learn(count, ms / self.drift)
+        size = curve.sizes[bucket(count)]
+        if size.samples >= SETTLED and (size_ms := math.exp(size.log_ms)) < self._launch_ms:
+            self._launch_ms = size_ms
+            for other in self._curves.values():
+                other.known.clear()
+
+    def _learn_ratio(self, step: StepCost, count: int, ms: float) -> None:
+        """Learns from the first time of a step how far first guesses are off on this device."""
+        work_ms = self.guess.work_ms(step, count)
+        if work_ms > 0 and ms > _TELLING * self.guess.launch_ms:
+            self._ratios.append(math.log((ms - self.guess.launch_ms) / work_ms) - self._drift)
+
+    def _learn_drift(self, ratio: float) -> None:
+        """Learns that settled steps took ``ratio`` times the predicted time."""
+        error = _clipped(math.log(ratio), _CLIP)
+        self._drift += _DRIFT_WEIGHT * _clipped(error, _LITTLE + _USUAL * self._error)
+        self._error += _DRIFT_WEIGHT * (abs(error) - self._error)
 
     def learn_frame(self, predicted_ms: float, measured_ms: float, budget_ms: float) -> None:
         """Learns the spread of frame times: a full frame took ``measured_ms``."""
@@ -340,28 +425,33 @@ class CostModel:
         """Returns the predicted ms to plan for, so that frames rarely exceed ``budget_ms``."""
         return self.tail.aim_ms(budget_ms)
 
-    def samples(self, key: str) -> int:
-        """Returns the number of measurements of a step key; 0 for an unknown one."""
+    def samples(self, key: str, count: int | None = None) -> int:
+        """Returns the number of measurements of a step key, or of about ``count`` workgroups."""
         curve = self._curves.get(key)
-        return curve.samples if curve else 0
+        if curve is None:
+            return 0
+        if count is None:
+            return curve.samples
+        size = curve.sizes.get(bucket(count))
+        return size.samples if size else 0
 
     # --- as data
 
     def to_json(self) -> JsonObject:
         """Returns the learned costs as JSON without rounding, for :meth:`from_json`.
 
-        For each step key it has the points of its curve, ``[log of workgroups, log of ms,
-        samples, spread]``; the key that was measured last is at the end.
+        For each step key it has the sizes of its curve, ``[log of workgroups, samples, [logs of
+        the last ms]]``; the key that was measured last is at the end.
         """
         return {
             "format": _FORMAT,
             "guess": self.guess.to_json(),
-            "unknown": self._unknown,
-            "unknown_samples": self._unknown_samples,
+            "ratios": list(self._ratios),
+            "launch_ms": self._launch_ms if math.isfinite(self._launch_ms) else None,
             "drift": self._drift,
             "error": self._error,
             "curves": {
-                key: [[p.log_count, p.log_ms, p.samples, p.spread] for p in curve.points.values()]
+                key: [[s.log_count, s.samples, list(s.log_times)] for s in curve.sizes.values()]
                 for key, curve in self._curves.items()
             },
         }
@@ -376,8 +466,10 @@ class CostModel:
             raise ValueError(f"not a cost table (wanted format '{_FORMAT}')")
         try:
             model = cls(share, FirstGuess.from_json(data["guess"]))
-            model._unknown = finite(data["unknown"], -_MOST_UNKNOWN, _MOST_UNKNOWN)
-            model._unknown_samples = int(finite(data["unknown_samples"], 0, _MOST_COUNT))
+            model._ratios.clear()
+            model._ratios.extend(finite(ratio, -_MOST_LOG, _MOST_LOG) for ratio in data["ratios"])
+            if data["launch_ms"] is not None:
+                model._launch_ms = finite(data["launch_ms"], _LEAST)
             model._drift = finite(data["drift"], -_MOST_UNKNOWN, _MOST_UNKNOWN)
             model._error = finite(data["error"], 0, _MOST_LOG)
             for key, rows in data["curves"].items():
@@ -409,15 +501,15 @@ class CostModel:
         return cls(share, guess)
 
 
-def _curve_of(rows: Iterable[Sequence[float]]) -> _Curve:
+def _curve_of(rows: Iterable[Sequence[Any]]) -> _Curve:
     curve = _Curve()
-    for log_count, log_ms, samples, spread in rows:
-        point = _Point(
-            finite(log_count, 0, math.log(_MOST_COUNT)),
-            finite(log_ms, -_MOST_LOG, _MOST_LOG),
-            int(finite(samples, 1, _MOST_COUNT)),
-            finite(spread, 0, _MOST_LOG),
-        )
-        curve.points[_bucket(max(1, round(math.exp(point.log_count))))] = point
-    curve.samples = sum(point.samples for point in curve.points.values())
+    for log_count, samples, log_times in rows:
+        size = _Size(finite(log_count, 0, math.log(_MOST_COUNT)))
+        size.log_times.extend(finite(log_ms, -_MOST_LOG, _MOST_LOG) for log_ms in log_times)
+        size.samples = int(finite(samples, len(size.log_times), _MOST_COUNT))
+        if not size.log_times:
+            raise ValueError("a size without times")
+        curve.sizes[bucket(max(1, round(math.exp(size.log_count))))] = size
+    if not curve.sizes:
+        raise ValueError("a step without times")
     return curve

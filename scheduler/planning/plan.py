@@ -27,9 +27,10 @@ class FrameState:
 
     ``budget_ms`` is what is allowed and ``aim_ms`` what is planned for; ``rate`` is GPU
     milliseconds per millisecond of wall time. ``granule``: the number of workgroups that run at
-    once; slices are multiples of it. ``gpu_behind``: too many frames wait for the GPU.
-    ``otherwise`` is the reason to report if the jobs end before the budget. A planner changes
-    nothing of it.
+    once; slices are multiples of it. ``most_unsettled``: the most slices whose costs are not
+    settled, because so many can be timed one by one. ``gpu_behind``: too many frames wait for the
+    GPU. ``otherwise`` is the reason to report if the jobs end before the budget. A planner
+    changes nothing of it.
     """
 
     now_ms: float
@@ -37,6 +38,7 @@ class FrameState:
     aim_ms: float
     rate: float
     granule: int
+    most_unsettled: int
     gpu_behind: bool
     otherwise: Reason
     policy: Policy
@@ -59,7 +61,8 @@ class FrameState:
 class PlannedSlice:
     """Workgroups ``[first, first + count)`` of a step of a job, and their predicted time.
 
-    ``step`` is an index of :attr:`Job.costs`, and ``samples`` the number of its measurements.
+    ``step`` is an index of :attr:`Job.costs`, and ``samples`` the number of measurements of about
+    so many of its workgroups. ``settled`` is True if they were timed often enough.
     """
 
     job: Job
@@ -69,6 +72,7 @@ class PlannedSlice:
     count: int
     predicted_ms: float
     samples: int
+    settled: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +107,12 @@ def plan_frame(state: FrameState) -> FramePlan:
     started_keys: set[str | int] = set()
     left_ms, reason = state.aim_ms, state.otherwise
     for job in state.in_order():
+        if sum(not part.settled for part in slices) >= state.most_unsettled:
+            reason = "budget"
+            break
         if not job.running and exclusivity_key(job.network) in started_keys:
             continue
-        parts, left_ms, is_complete = _slices_of(state, job, left_ms, not slices)
+        parts, left_ms, is_complete = _slices_of(state, job, left_ms, slices)
         slices += parts
         if not job.running and (parts or is_complete):
             starts.append(job)
@@ -117,39 +124,50 @@ def plan_frame(state: FrameState) -> FramePlan:
 
 
 def _slices_of(
-    state: FrameState, job: Job, left_ms: float, is_first: bool
+    state: FrameState, job: Job, left_ms: float, before: Sequence[PlannedSlice]
 ) -> tuple[list[PlannedSlice], float, bool]:
     """Returns the job's next slices within ``left_ms``, the milliseconds then left, and a flag.
 
     The flag is True if the slices complete the job, or all of it before a step on the CPU.
-    With ``is_first`` the frame has no slice yet, and gets one even if it does not fit.
+    ``before`` are the frame's other slices; a frame without any gets one even if it does not fit.
     """
     costs, step, group = job.costs, job.step, job.group
+    unsettled = sum(not part.settled for part in before)
     slices: list[PlannedSlice] = []
     while step < len(costs):
         cost = costs[step]
         if cost.on_cpu:
             return slices, left_ms, True
-        alone = is_first and not slices
+        alone = not before and not slices
         if left_ms <= (0.0 if alone else _MIN_SHARE * state.aim_ms):
             break
-        samples = state.costs.samples(cost.key)
-        limit_ms = left_ms if samples else left_ms * _PROBE_SHARE
+        is_measured = state.costs.samples(cost.key) > 0
+        limit_ms = left_ms if is_measured else left_ms * _PROBE_SHARE
         count, slice_ms = _fit(state, cost, cost.groups - group, limit_ms, alone)
-        if count == 0:
+        if count == 0 or unsettled >= state.most_unsettled:
             break
         if slices and slices[-1].step == step:  # one dispatch for what still fits behind a cut
             slices[-1].count += count
             slices[-1].predicted_ms += slice_ms
         else:
-            slices.append(PlannedSlice(job, step, cost, group, count, slice_ms, samples))
+            slices.append(planned_slice(state, job, step, group, count, slice_ms))
+            unsettled += not slices[-1].settled
         left_ms -= slice_ms
         group += count
         if group == cost.groups:
             step, group = step + 1, 0
-        if not samples:  # its time must be known before more of it is added
+        if not is_measured:  # its time must be known before more of it is added
             break
     return slices, left_ms, step >= len(costs)
+
+
+def planned_slice(
+    state: FrameState, job: Job, step: int, first: int, count: int, ms: float
+) -> PlannedSlice:
+    """Returns a slice of a job's step with the state of its cost."""
+    cost = job.costs[step]
+    samples, settled = state.costs.samples(cost.key, count), state.costs.is_settled(cost, count)
+    return PlannedSlice(job, step, cost, first, count, ms, samples, settled)
 
 
 def _fit(
@@ -212,6 +230,6 @@ def _rest(state: FrameState, job: Job) -> list[PlannedSlice]:
             break
         first = job.group if step == job.step else 0
         n_groups = cost.groups - first
-        ms, samples = state.costs.predict_ms(cost, n_groups), state.costs.samples(cost.key)
-        slices.append(PlannedSlice(job, step, cost, first, n_groups, ms, samples))
+        ms = state.costs.predict_ms(cost, n_groups)
+        slices.append(planned_slice(state, job, step, first, n_groups, ms))
     return slices

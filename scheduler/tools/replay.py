@@ -11,7 +11,7 @@ from scheduler.executor import Handle
 from scheduler.frame_scheduler import FrameScheduler
 from scheduler.jobs.job import Job
 from scheduler.planning.controller import FixedBudget
-from scheduler.planning.plan import FramePlan, FrameState, PlannedSlice, Planner, plan_frame
+from scheduler.planning.plan import FramePlan, FrameState, Planner, plan_frame, planned_slice
 from scheduler.planning.policy import BUILT_IN
 from scheduler.recording import Recording, decisions_of
 from scheduler.tools.simulate import SimGpu, SimNetwork, SimStep
@@ -184,9 +184,8 @@ def _repeat_slices(slices: list[list[int]], jobs_by_number: Mapping[int, Job]) -
             job = jobs_by_number[number]
             if job in state.jobs:  # otherwise the replay has already diverged
                 step = own_step + job.loads
-                cost = job.costs[step]
-                ms, samples = state.costs.predict_ms(cost, count), state.costs.samples(cost.key)
-                planned.append(PlannedSlice(job, step, cost, first, count, ms, samples))
+                ms = state.costs.predict_ms(job.costs[step], count)
+                planned.append(planned_slice(state, job, step, first, count, ms))
         starts = [job for job in dict.fromkeys(part.job for part in planned) if not job.running]
         return FramePlan(planned, starts, state.otherwise, by_budget=False)
 

@@ -266,8 +266,8 @@ class FrameExecutor:
     ) -> list[tuple[GpuProgram, Exception]]:
         """Records one compute pass per group and returns the failed networks with their errors.
 
-        With ``timed``, the passes have timestamps at both ends if the device supports them. A
-        failed network's later slices in the frame are omitted.
+        With ``timed``, the passes are timed if the device supports that. A failed network's later
+        slices in the frame are omitted.
         """
         self._frame = frame
         self.gpu.memory.open_frame(self)
@@ -287,6 +287,8 @@ class FrameExecutor:
             for group in groups:
                 writes = None if stamps is None else self._ring.writes(stamps)
                 self._encode_group(encoder, group, writes, failed)
+                if stamps is not None:
+                    self._ring.settle(encoder, stamps)
             if slot is not None:
                 self._ring.resolve(encoder, slot)
         if failed and stamps is not None:  # the frame's timings do not measure the failed slices

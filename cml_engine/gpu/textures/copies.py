@@ -72,6 +72,7 @@ class TextureCopies:
         try:
             ring.lead(encoder, slot)
             cost = self._copy(encoder, name, tensor, target, ring.writes(slot))
+            ring.settle(encoder, slot)
             ring.resolve(encoder, slot)
         except Exception:
             ring.abandon(frame)

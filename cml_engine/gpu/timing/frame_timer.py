@@ -13,7 +13,13 @@ from cml_engine.errors.arguments import TIMES, check_nonempty_names, check_text
 from cml_engine.gpu.device import Device
 from cml_engine.gpu.memory.allocator import Allocation
 from cml_engine.gpu.native import device_errors, poll
-from cml_engine.gpu.timing.timestamp_ring import SLOTS, FrameSlot, TimestampRing, TimestampWrites
+from cml_engine.gpu.timing.timestamp_ring import (
+    ALIGNMENT,
+    SLOTS,
+    FrameSlot,
+    TimestampRing,
+    TimestampWrites,
+)
 
 #: WebGPU's limit on the entries of one query set
 _MAX_QUERIES = 4096
@@ -43,7 +49,7 @@ class PassTimer:
         for start in range(0, len(steps), _MOST_STEPS):
             part = steps[start : start + _MOST_STEPS]
             usage = wgpu.BufferUsage.QUERY_RESOLVE | wgpu.BufferUsage.COPY_SRC
-            with self._memory(16 * len(part) + 16, usage) as resolved:
+            with self._memory(_settled_at(len(part)) + 8, usage) as resolved:
                 times += self._stamped(part, encode, resolved)
         return times
 
@@ -53,8 +59,9 @@ class PassTimer:
     def _stamped(self, steps: Sequence[int], encode: Encode, resolved: Allocation) -> list[float]:
         device = self._gpu.device
         # an empty pass comes first: on a software driver each step is timed from the end of the
-        # previous pass (TimestampRing explains why)
+        # previous pass, once that is surely written (TimestampRing explains why)
         count = 2 * len(steps) + 2
+        settled_at = resolved.offset + _settled_at(len(steps))
         if self._queries is None or self._queries.count < count:
             self._queries = device.create_query_set(type="timestamp", count=count)
         encoder = device.create_command_encoder()
@@ -68,6 +75,8 @@ class PassTimer:
             if step is not None:
                 encode(compute, step)
             compute.end()
+            if self._gpu.limits.software:
+                encoder.resolve_query_set(self._queries, 2 * i + 1, 1, resolved.buffer, settled_at)
         encoder.resolve_query_set(self._queries, 0, count, resolved.buffer, resolved.offset)
         self._gpu.queue.submit([encoder.finish()])
         data = self._gpu.queue.read_buffer(resolved.buffer, resolved.offset, 8 * count)
@@ -88,6 +97,11 @@ class PassTimer:
         # wgpu-py's own wait for submitted work raises TypeError in 0.32; a readback waits as well
         self._gpu.queue.read_buffer(marker.buffer, marker.offset, 4)
         return 1e3 * (time.perf_counter() - start)
+
+
+def _settled_at(steps: int) -> int:
+    """Returns the offset behind the timestamps of ``steps`` passes where one can be resolved."""
+    return -(-16 * (steps + 1) // ALIGNMENT) * ALIGNMENT
 
 
 class FrameTimer:

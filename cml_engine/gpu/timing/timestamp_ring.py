@@ -10,8 +10,10 @@ from __future__ import annotations
 import itertools
 import math
 import struct
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Required, TypedDict
 
 import numpy as np
@@ -28,7 +30,7 @@ SLOTS = 8
 #: drivers would block
 AGE = 2
 #: WebGPU's alignment in bytes of the offset that queries are resolved to
-_ALIGNMENT = 256
+ALIGNMENT = 256
 #: receipt numbers per ring, stored in a table on the GPU
 _RECEIPTS = 256
 _receipts = itertools.count(1, _RECEIPTS)
@@ -36,6 +38,8 @@ _receipts = itertools.count(1, _RECEIPTS)
 
 #: the most frames whose receipts share a slot
 _TOGETHER = 8
+#: empty passes of which the median time counts
+_EMPTY = 15
 
 
 class TimestampWrites(TypedDict, total=False):
@@ -72,24 +76,28 @@ class TimestampRing:
 
     Without timestamp queries there are only receipts. Memory is allocated under the name ``owner``.
 
-    With ``chained``, a frame's passes follow each other directly, after a call of :meth:`lead`.
-    On a software driver each pass is then timed from the end of the previous one. The reason:
-    after llvmpipe has drawn anything, it writes the timestamp of a compute pass's beginning only
-    when the pass ends, because it queues timestamps with the tiles to be drawn but runs compute
-    work at once.
+    With ``chained``, a frame's passes follow each other directly, after a call of :meth:`lead`,
+    each with a call of :meth:`settle` behind it. On a software driver each pass is then timed from
+    the end of the previous one. The reason: after llvmpipe has drawn anything, it queues
+    timestamps with the tiles to be drawn, but runs compute work at once. A timestamp is then
+    written at any time during the next pass, unless the driver has to wait for it. Empty passes
+    show how long that takes by itself; it is subtracted.
     """
 
     def __init__(self, gpu: Device, owner: str, passes: int, *, chained: bool = False) -> None:
         self._leads = chained and gpu.limits.software and gpu.has_timestamps
-        self.passes = passes = passes + self._leads
+        self.passes = passes = passes + 2 * self._leads
+        #: the last times of empty passes
+        self._empty_ms: deque[float] = deque(maxlen=_EMPTY)
         # only the end of a chained pass is written: a timestamp takes a software driver 20 to 50 µs
         self._queries_per_pass = 1 if self._leads else 2
         #: frames that ran without timings because all slots were taken
         self.dropped = 0
         self._period_ms = gpu.timestamp_period_ns * 1e-6
         self._receipt_at = 8 * self._queries_per_pass * passes
-        self._slot_bytes = -(-(self._receipt_at + 4 * _TOGETHER) // _ALIGNMENT) * _ALIGNMENT
+        self._slot_bytes = -(-(self._receipt_at + 4 * _TOGETHER) // ALIGNMENT) * ALIGNMENT
         self._table_at = SLOTS * self._slot_bytes
+        self._scratch_at = self._table_at + 4 * _RECEIPTS
         self._receipt = 0
         self._first_receipt = next(_receipts)
         self._busy: list[FrameSlot] = []
@@ -111,7 +119,7 @@ class TimestampRing:
             usage |= _Usage.QUERY_RESOLVE
         # resolved timestamps of every slot, then the table of receipts
         self._resolved = gpu.memory.allocate(
-            self._table_at + 4 * _RECEIPTS, usage, owner=owner, category="staging"
+            self._scratch_at + 8, usage, owner=owner, category="staging"
         )
         self._resolved.free_with_owner(self)
         table = np.arange(_RECEIPTS, dtype=np.uint32) + np.uint32(self._first_receipt)
@@ -157,9 +165,17 @@ class TimestampRing:
         return self._writes[slot.index * self.passes + slot.passes - 1]
 
     def lead(self, encoder: wgpu.GPUCommandEncoder, slot: FrameSlot) -> None:
-        """Records an empty timed pass before the first chained one, if the driver needs it."""
-        if self._leads:
+        """Records empty timed passes before the first chained one, if the driver needs them."""
+        for _ in range(2 * self._leads):
             encoder.begin_compute_pass(timestamp_writes=self.writes(slot)).end()
+            self.settle(encoder, slot)
+
+    def settle(self, encoder: wgpu.GPUCommandEncoder, slot: FrameSlot) -> None:
+        """Has the driver write the timestamp of the last chained pass now, if it would be late."""
+        if self._leads:
+            query = slot.index * self.passes + slot.passes - 1
+            offset = self._resolved.offset + self._scratch_at
+            encoder.resolve_query_set(self._queries, query, 1, self._resolved.buffer, offset)
 
     def resolve(self, encoder: wgpu.GPUCommandEncoder, slot: FrameSlot) -> None:
         """Records the copies of the frame's timestamps, if any, and receipt into the slot."""
@@ -214,8 +230,12 @@ class TimestampRing:
         # struct is faster than NumPy for a few numbers per frame
         ticks = struct.unpack_from(f"={self._queries_per_pass * slot.passes}q", data)
         starts, ends = (ticks, ticks[1:]) if self._leads else (ticks[::2], ticks[1::2])
-        scale = self._period_ms
-        return [max(0.0, (end - start) * scale) for start, end in zip(starts, ends, strict=False)]
+        times = [(end - start) * self._period_ms for start, end in zip(starts, ends, strict=False)]
+        fixed_ms = 0.0
+        if self._leads:
+            self._empty_ms.append(times.pop(0))
+            fixed_ms = median(self._empty_ms)
+        return [max(0.0, ms - fixed_ms) for ms in times]
 
     def abandon(self, frame: int) -> None:
         """Drops the latest timestamps and receipt of a frame whose encoder is discarded."""

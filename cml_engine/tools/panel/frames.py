@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -83,20 +84,50 @@ class OperatorTime:
     kernel: str
     flops: float
     bytes: float
-    #: measured GPU time of ``runs`` whole executions, and the predicted time of the same slices
-    total_ms: float = 0.0
-    predicted_ms: float = 0.0
-    slices: int = 0
+    #: whole executions, and the predicted time of their slices
     runs: float = 0.0
+    predicted_ms: float = 0.0
+    #: the executions whose slices were timed alone, their measured and their predicted time
+    timed_runs: float = 0.0
+    timed_ms: float = 0.0
+    timed_predicted_ms: float = 0.0
+
+    @property
+    def is_measured(self) -> bool:
+        """True if slices were timed alone; all times are estimates otherwise."""
+        return self.timed_runs > 0
 
     @property
     def average_ms(self) -> float:
         """The average milliseconds of one whole execution; 0 if it has not run."""
-        return self.total_ms / self.runs if self.runs > 0 else 0.0
+        if self.is_measured:
+            return self.timed_ms / self.timed_runs
+        return self.predicted_ms / self.runs if self.runs > 0 else 0.0
+
+    @property
+    def total_ms(self) -> float:
+        """The milliseconds of all executions, from the average of those that were timed."""
+        return self.average_ms * self.runs
+
+    def since(self, earlier: OperatorTime | None) -> OperatorTime:
+        """Returns the cost since ``earlier``; its times are the average of all if none are new."""
+        if earlier is None:
+            return self
+        recent = copy(self)
+        recent.runs -= earlier.runs
+        recent.predicted_ms -= earlier.predicted_ms
+        if self.timed_runs - earlier.timed_runs >= 1:
+            recent.timed_runs -= earlier.timed_runs
+            recent.timed_ms -= earlier.timed_ms
+            recent.timed_predicted_ms -= earlier.timed_predicted_ms
+        return recent
 
 
 class OperatorTimes:
-    """Accumulates the costs of all operators from the frames' measured slices.
+    """Accumulates the costs of all operators from the frames' slices.
+
+    The time of an operator is that of its slices that were timed alone. The time of a group of
+    slices is not divided among them: that would show the prediction, not the cost.
 
     ``sessions`` has the sessions by the names of their jobs.
 
@@ -114,18 +145,20 @@ class OperatorTimes:
             self._plan(name)
 
     def add(self, report: FrameReport) -> None:
-        """Adds the measured slices of a frame to their operators' costs; ignores all others."""
+        """Adds the slices of a frame whose times have arrived to their operators' costs."""
         for part in report.slices:
             plan = self._plan(part.name) if part.name in self.sessions else None
             operator = self.operators.get((part.name, part.step))
             # a slice of a replaced network may still arrive
-            if plan is None or operator is None or part.measured_ms is None:
+            if plan is None or operator is None or operator.title != part.title:
                 continue
-            if operator.title == part.title:
-                operator.total_ms += part.measured_ms
-                operator.predicted_ms += part.predicted_ms
-                operator.slices += 1
-                operator.runs += part.count / max(1, plan.steps[part.step].groups)
+            runs = part.count / max(1, plan.steps[part.step].groups)
+            operator.runs += runs
+            operator.predicted_ms += part.predicted_ms
+            if part.measured_ms is not None:
+                operator.timed_runs += runs
+                operator.timed_ms += part.measured_ms
+                operator.timed_predicted_ms += part.predicted_ms
 
     def _plan(self, name: str) -> Plan:
         """Returns the current plan of session ``name``; resets its costs if the plan is new.

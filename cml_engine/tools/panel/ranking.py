@@ -19,7 +19,8 @@ class RankRow:
     """One operator's row in the ranking: its time, share, prediction error and rates.
 
     ``share`` is its share of all GPU time for networks; ``error`` is predicted over measured time
-    minus 1; ``gflops`` and ``gbytes`` are per second. Unknown values are 0.
+    minus 1; ``gflops`` and ``gbytes`` are per second. Unknown values are 0. Times are estimates
+    unless ``is_measured``.
 
     Examples
     --------
@@ -37,6 +38,7 @@ class RankRow:
     error: float
     gflops: float
     gbytes: float
+    is_measured: bool = True
 
     @property
     def name(self) -> str:
@@ -80,11 +82,7 @@ def rows(
     """
     spent = []
     for key, operator in operators.items():
-        recent, earlier = copy(operator), (before or {}).get(key)
-        if earlier is not None:
-            recent.total_ms -= earlier.total_ms
-            recent.predicted_ms -= earlier.predicted_ms
-            recent.runs -= earlier.runs
+        recent = operator.since((before or {}).get(key))
         if recent.total_ms > 0:
             spent.append((key, recent))
     sum_ms = sum(recent.total_ms for _, recent in spent)
@@ -103,9 +101,10 @@ def _row(key: Key, time: OperatorTime, sum_ms: float) -> RankRow:
         total_ms=time.total_ms,
         runs=time.runs,
         average_ms=average_ms,
-        error=time.predicted_ms / time.total_ms - 1,
+        error=time.timed_predicted_ms / time.timed_ms - 1 if time.timed_ms else 0.0,
         gflops=time.flops * per_second,
         gbytes=time.bytes * per_second,
+        is_measured=time.is_measured,
     )
 
 

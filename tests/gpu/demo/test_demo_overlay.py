@@ -68,8 +68,9 @@ def full(gpu, agents, rng) -> SimpleNamespace:
     game = game_of(gpu, agents, tiles=2)
     for times in game.log.operators.values():
         times.runs = float(rng.uniform(3, 90))
-        times.total_ms = float(rng.lognormal(2, 2))
-        times.predicted_ms = times.total_ms * float(rng.uniform(0.2, 4))
+        times.timed_runs = 0.1 * times.runs
+        times.timed_ms = 0.1 * float(rng.lognormal(2, 2))
+        times.timed_predicted_ms = times.timed_ms * float(rng.uniform(0.2, 4))
     report = FrameReport(240, 0.0, 4.0, 3.5, "budget", measured_ms=3.0)
     for job in game.scheduler.jobs:
         report.slices.append(
@@ -379,7 +380,6 @@ def test_last_seconds_show_only_recent_operators(show, full, widgets):
     screen.click(widgets["last 5 s"])
     assert screen.ranking.lines == []
     key = "upres", 0
-    full.log.operators[key].total_ms += 5.0
     full.log.operators[key].runs += 1.0
     for _ in turns():  # rows are counted again after a quarter of a second
         screen.frames()
@@ -396,7 +396,7 @@ def test_nothing_is_created_in_a_frame(gpu, full, monkeypatch):
         nonlocal number
         for _ in range(count):
             add_frame(full.log, number)
-            full.log.operators["upres", 0].total_ms += 0.5
+            full.log.operators["upres", 0].runs += 0.5
             number += 1
             screen.frames(1)
 

@@ -136,7 +136,7 @@ class Trial:
         made.planner = operators_per_frame(1)
         if not self.timed:  # as in a host that reports whole frames: receipts come in bundles
             made.controller.times = lambda frame, budget: frame % 8 == 0  # type: ignore[method-assign]
-            made.cost_model.samples = lambda key: 100  # type: ignore[method-assign]
+            made.cost_model.is_settled = lambda step, count: True  # type: ignore[method-assign]
         return made
 
     def submit(self, network, where=0, options=None, **inputs):

@@ -5,6 +5,7 @@ A device's shipped first guess predicts them better than the default guess.
 
 import math
 import time
+from itertools import count
 from statistics import fmean, median
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 import cml_engine as cml
 from cml_engine import CostModel
+from cml_engine.compiler.plan import Slice
 from cml_engine.gpu.timing.frame_timer import PassTimer
 from scheduler.planning.cost_model import FirstGuess
 from scheduler.planning.plan import operators_per_frame
@@ -67,6 +69,36 @@ def test_frame_time_is_the_sum_of_its_slices(drawn_on):
     measured = [r.measured_ms for r in host.measured if r.measured_ms]
     assert len(measured) > 5
     assert 0.3 < median(measured) / median(timed) < 3
+
+
+def test_groups_of_slices_are_timed_apart(drawn_on):
+    """A group of several dispatches has its own time, and the short one behind it a short time.
+
+    Another order has the same times: none is charged to a neighbour.
+    """
+    if not drawn_on.has_timestamps:
+        pytest.skip("the device has no timestamps")
+    ran = session(drawn_on)
+    ran.run({"x": np.ones((1, 32, 64, 64), np.float32)})
+    costs, executor = ran.program.step_costs(), drawn_on.executor()
+    step = max(range(len(costs)), key=lambda i: costs[i].flops * costs[i].groups)
+    long = [Slice(ran.program, step, 0, costs[step].groups)] * 2
+    short = [Slice(ran.program, step, 0, 1)]
+    ratios, frames = [], count()
+    for groups in ([long, short, long, short], [short, short, long, long]):
+        times = [[] for _ in groups]
+        for _ in range(11):
+            frame = next(frames)
+            with submitted(drawn_on) as encoder:
+                executor.encode(encoder, frame, groups)
+            drawn_on.wait()
+            for timing in executor.end_frame(frame):
+                times[timing.group].append(timing.ms)
+        by_length = {True: [], False: []}
+        for group, ms in zip(groups, times, strict=True):
+            by_length[group is long].append(median(ms))
+        ratios.append(max(by_length[False]) / min(by_length[True]))
+    assert max(ratios) < 0.5
 
 
 def network(channels, size):

@@ -27,7 +27,7 @@ from scheduler.reports import SliceReport
 def operator(network, step, total_ms, runs=10.0):
     return OperatorTime(
         network, step, f"conv{step}", "conv", "graph.nnef:1", "conv/conv.hlsl", 4e6, 1e6,
-        total_ms, 1.5 * total_ms, 3, runs,
+        runs, 2.0 * total_ms, 0.5 * runs, 0.5 * total_ms, 0.75 * total_ms,
     )  # fmt: skip
 
 
@@ -45,9 +45,12 @@ def test_panel_row_states_share_and_average_time():
     assert row.gbytes == pytest.approx(0.5)
 
 
-def test_part_of_a_run_has_a_time_but_no_average():
-    (row,) = rows(keyed([operator("upres", 0, 3.0, 0.0)]))
-    assert (row.total_ms, row.average_ms, row.gflops) == (3.0, 0.0, 0.0)
+def test_an_operator_that_was_never_timed_alone_is_an_estimate():
+    one, other = operator("upres", 0, 20.0), operator("upres", 1, 20.0)
+    other.timed_runs = other.timed_ms = other.timed_predicted_ms = 0.0
+    measured, estimate = rows(keyed([one, other]))
+    assert measured.is_measured and not estimate.is_measured
+    assert (estimate.average_ms, estimate.total_ms, estimate.error) == (4.0, 40.0, 0.0)
 
 
 def test_rows_sort_by_every_column_both_ways():
@@ -63,7 +66,7 @@ def test_last_seconds_are_differences():
     recent, one = RecentTimes(), operator("upres", 0, 0.0, 0.0)
     operators = keyed([one])
     for tick in range(200):  # 20 s, 1 ms of it in each tenth
-        one.total_ms, one.predicted_ms, one.runs = tick + 1.0, tick + 1.0, tick + 1.0
+        one.runs = one.predicted_ms = one.timed_runs = one.timed_ms = tick + 1.0
         recent.save(0.1 * tick, operators)
     (row,) = rows(operators, recent.before())
     assert 49 <= row.total_ms <= 56
