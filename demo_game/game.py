@@ -59,10 +59,10 @@ PLANNERS: dict[Mode, cml.Planner] = {
 }
 #: share of a frame that the networks leave free if only the picture's time is known
 _HEADROOM = 0.15
-#: the networks' least budget, so that the world grows even if no time is left
-_FLOOR_MS = 0.75
+#: milliseconds that an average frame's networks get in any case, so that the world grows
+_LEAST_MS = 1.0
 #: share of frames that may be late because of the networks
-_OVER_SHARE = 0.005
+_OVER_SHARE = 0.01
 #: shares of a frame for everything but the networks, above which the drawing effort is reduced: the
 #: second while more than :data:`_FEW` tiles (half a second of work) are wanted
 _PICTURE_SHARE, _BEHIND_SHARE, _FEW = 0.7, 0.45, 4
@@ -163,7 +163,7 @@ class Game:
         self._boxes: Boxes | None = None
         self._look_at = self._finished = self._unseen = 0
         self._requested = True
-        self._spare = SpareBudget(settings.frame_ms, floor_ms=_FLOOR_MS, headroom=_HEADROOM)
+        self._spare = SpareBudget(settings.frame_ms, _LEAST_MS, headroom=_HEADROOM)
         self._fixed = FixedBudget(0.0)
         self._loading = FixedBudget(_LOADING_SHARE * settings.frame_ms)
         #: True until the first picture is complete: the networks get most of each frame

@@ -404,6 +404,8 @@ class FrameScheduler:
                 f"running, {len(jobs) - running} queued{stopped}",
                 f"preparation: {one_line(self.executor.preparing()) or 'nothing to do'}",
             ]
+            if sentence := self.controller.describe(self.budget):
+                lines.append(sentence)
             if error:
                 lines.append(f"last error: {one_line(error)}")
             if self.ignored_values:
@@ -525,9 +527,7 @@ class FrameScheduler:
                 report, aim, ready, is_behind, jobs.short_of_memory, jobs.back_from_cpu
             )
         all_settled = all(part.settled for part in plan.slices)
-        report.timed = (
-            not all_settled or self.times_all or self.controller.times(self.frame, self.budget)
-        )
+        report.timed = not all_settled or self.times_all or self.controller.times(self.frame)
         n_groups = self.executor.max_groups if report.timed else 1
         groups = group_slices(plan.slices, n_groups, self.frame)
         encoding = _REAL.now_ms()

@@ -1,15 +1,19 @@
 """Learns how much predicted work fits in a frame, from the times of earlier frames.
 
-The idea is the same for every budget: plan the most work for which at most ``over_share`` more
-frames miss their target than would miss it without networks. A frame takes::
+The objective is the same for every budget that the host's frames bound: the most work for the
+frames that it makes late. A frame takes::
 
     elapsed + expected + predicted + excess
 
 ``elapsed`` is reported by the host before the networks, ``expected`` is the running median of the
-time beside the prediction, ``predicted`` is the plan, and ``excess`` is the rest.
-``room = target - elapsed - expected``, and the plan leaves room for a high quantile of the excess
-(:class:`TailMargin`). A frame whose excess is larger than the room would have been late with any
-plan, so it limits none, unless frames without networks show that the networks are the cause.
+time beside the prediction (the cost of having networks in a frame at all), ``predicted`` is the
+plan, and ``excess`` is the rest. With ``room = target - elapsed - expected``, a plan makes the
+frame late if ``excess > room - predicted``; how often that happens is known from the last frames.
+Each frame gets the plan with the largest ``predicted - price * late``. The ``price`` is the work
+that a late frame must be worth: it rises with each frame that is late because of the networks, and
+falls in all others, so that the share of late frames settles at the host's ``over_share``. A frame
+in which no plan is worth its price runs no networks; that makes fewer, fuller frames where having
+networks is expensive. Work that must be done in any case (``least_ms``) does not ask for the price.
 
 Only the signal differs:
 
@@ -23,20 +27,23 @@ spare, ``elapsed_ms``       ``frame_ms``    reported  learned     the whole fram
 wall clock, any of these    as above        as above  as above    on time or late, nothing more
 ==========================  ==============  ========  ==========  ==============================
 
-The last row needs an estimator of its own, :class:`BackOff`: a display hides how long a frame took
-within its interval, and a quantile of a hidden value cannot be learned.
+A fixed budget needs no price: its plan is the largest that is kept in all but ``over_share`` of the
+frames (:class:`TailMargin`). The last row needs an estimator of its own, :class:`BackOff`: a
+display hides how long a frame took within its interval, and a distribution of a hidden value
+cannot be learned.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from dataclasses import dataclass
 
 from scheduler.clock import check_number, is_ms
 from scheduler.executor import WALL_CLOCK, Executor
 from scheduler.planning.cost_model import CostModel
-from scheduler.planning.margin import LEAST_SHARE, MEDIAN_FRAMES, RunningMedian, TailMargin
+from scheduler.planning.margin import MEDIAN_FRAMES, RunningMedian
 from scheduler.reports import FrameReport
 
 #: a frame longer than usual by this factor is late, not just jitter
@@ -123,27 +130,37 @@ class BackOff:
         self.usual_ms += weight * (max(interval, self.frame_ms) - self.usual_ms)
 
 
-#: one frame in this number is timed if timing is expensive and not needed in every frame
+#: one frame in this number is timed if timing is expensive and the costs are settled
 _TIMED_EVERY = 8
 #: frames after which the networks' own times are no longer awaited
 _PATIENCE = 8
 #: remembered frames, and remembered frames without networks
-_WINDOW, _BASELINE = 2400, 128
-#: half of the plan is made at first, and three quarters after this many frames, because rare long
-#: frames are not known yet
-_DOUBTED = 20
+_WINDOW, _BASELINE = 1200, 128
+#: plans that are compared for a frame: equal parts of its room, and the least share of the target
+#: that is worth a frame's submit
+_PLANS, _LEAST_PLAN = 32, 1 / 32
+#: until frames are known, an excess is assumed to be longer than this share of the target in one
+#: frame of e; the assumption counts as so many frames
+_ASSUMED_EXCESS, _ASSUMED_FRAMES = 0.1, 2.0
+#: the price of a late frame at first, and its limits, in targets of work
+_PRICE, _LEAST_PRICE, _MOST_PRICE = 2.0, 0.05, 100.0
+#: logarithm of the factor on the price after a frame that the networks made late
+_PRICE_STEP = 1.0
+#: a frame whose prediction is below this share of its room says nothing about the excess
+_TELLING = 0.25
 #: a delay of more than this share of the frame's room is expected in the next frame too
 _DELAYED = 0.3
 #: frames in the median of the elapsed time, and the limits of a frame's ratio to it
 _ELAPSED_FRAMES, _QUICKEST, _SLOWEST = 61, 0.9, 3.0
-#: the most frames in a row without networks for lack of room, and the same if the elapsed time
-#: says that the frame is still on time without them
-_SKIPS, _SKIPS_ON_TIME = 2, 12
 #: if frames are late whatever runs, one in this number runs no networks, to see if they are the
 #: cause; half as often once _BASELINE_KNOWN of them are known
 _BASELINE_EVERY, _BASELINE_KNOWN = 48, 32
-#: the weight of the last plan in the usual plan
+#: the weight of the last plan in the usual plan, and of the last frame in shares of frames
 _PLAN_WEIGHT = 0.05
+#: milliseconds over which guaranteed work is averaged, and in which it may come last
+_AVERAGED_MS, _OVERDUE_MS = 1000.0, 250.0
+#: the share of frames late for guaranteed work from which a sentence says so
+_TOLD = 0.01
 
 
 @dataclass(slots=True)
@@ -169,29 +186,46 @@ class FixedBudget:
 class SpareBudget:
     """A budget of the time that the rest of a frame of ``frame_ms`` leaves.
 
-    It stays between ``floor_ms`` and ``ceiling_ms``. ``headroom`` is the share of the frame that
-    stays unused because render times do not cover the whole frame; it is ignored if the host
-    reports whole frames (:meth:`FrameScheduler.frame_took`).
+    ``least_ms`` is the guaranteed work: the average of a frame over a second, which the networks
+    get even if frames are late for it. No frame gets more than ``ceiling_ms``. ``headroom`` is the
+    share of the frame that stays unused because render times do not cover the whole frame; it is
+    ignored if the host reports whole frames (:meth:`FrameScheduler.frame_took`).
 
     Examples
     --------
-    >>> cml.SpareBudget(frame_ms=1000 / 60, ceiling_ms=6.0).clamp(9.0)
-    6.0
+    >>> cml.SpareBudget(frame_ms=1000 / 60, ceiling_ms=6.0).least_ms
+    0.5
     """
 
     frame_ms: float
-    floor_ms: float = 0.5
+    least_ms: float = 0.5
     ceiling_ms: float = 12.0
     headroom: float = 0.1
 
     def __post_init__(self) -> None:
         check_number("frame_ms", self.frame_ms, above=True)
-        for name in ("floor_ms", "ceiling_ms", "headroom"):
+        for name in ("least_ms", "ceiling_ms", "headroom"):
             check_number(name, getattr(self, name))
 
-    def clamp(self, ms: float) -> float:
-        """Returns ``ms`` limited to the range from ``floor_ms`` to ``ceiling_ms``."""
-        return min(self.ceiling_ms, max(self.floor_ms, ms))
+
+class _Excess:
+    """The excesses of the last frames, and how often one is longer than a given time."""
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=_WINDOW)
+        self._sorted: list[float] = []
+
+    def add(self, ms: float) -> None:
+        if len(self._recent) == _WINDOW:
+            del self._sorted[bisect_left(self._sorted, self._recent[0])]
+        self._recent.append(ms)
+        insort(self._sorted, ms)
+
+    def share_above(self, ms: float, target_ms: float) -> float:
+        """Returns the share of frames whose excess is longer than ``ms``."""
+        longer = len(self._sorted) - bisect_right(self._sorted, ms)
+        assumed = math.exp(-max(0.0, ms) / (_ASSUMED_EXCESS * target_ms))
+        return (longer + _ASSUMED_FRAMES * assumed) / (len(self._sorted) + _ASSUMED_FRAMES)
 
 
 @dataclass(slots=True)
@@ -207,54 +241,64 @@ class _Frame:
     expected_ms: float | None
     #: True if it runs nothing for lack of room; it is then no sample of frames without networks
     skipped: bool
-    #: :attr:`FrameController._skips` and ``_since_baseline`` before the frame
-    before: tuple[int, int]
+    #: True if it runs guaranteed work
+    forced: bool
+    #: the controller's state before the frame: the owed work, and frames since the last baseline
+    before: tuple[float, int]
 
 
 class FrameController:
     """Learns from the total times of frames how many milliseconds of networks to plan in a frame.
 
-    It plans the most work for which late frames stay rare. With ``reports_elapsed`` the host
-    says how much of a frame has passed before its networks. The excess is then the networks' own
-    and grows with them, and a frame that has been slower than usual so far is expected to stay
-    slow, because the cause is still there.
+    It plans the most work for the frames that it makes late; the head of this module has the
+    rule. With ``reports_elapsed`` the host says how much of a frame has passed before its
+    networks. A frame that has been slower than usual so far is expected to stay slow, because the
+    cause is still there.
     """
 
     def __init__(self, share: float, *, reports_elapsed: bool) -> None:
         self._share, self._reports_elapsed = share, reports_elapsed
-        self._margin = (
-            TailMargin(share)
-            if reports_elapsed
-            else TailMargin(share, window=_WINDOW, aimed=1.0, grows=False)
-        )
+        self._excess = _Excess()
+        self._log_price = math.log(_PRICE)
         self._expected = RunningMedian()
         self._is_delayed = False
         self._last_ms = 0.0
         self._elapsed: deque[float] = deque(maxlen=_ELAPSED_FRAMES)
         self._slow = 1.0
-        self._elapsed_ms = self._target_ms = 0.0
+        self._elapsed_ms = self._target_ms = self._least_ms = 0.0
         self._frames: deque[_Frame] = deque(maxlen=MEDIAN_FRAMES)
-        self._learned = self._silent = self._skips = self._since_baseline = 0
-        self._skips_now = False
+        self._silent = self._since_baseline = 0
+        #: guaranteed work that was not done yet
+        self._owed_ms = 0.0
         #: the plan of the next frame until something changes it
-        self._planned: tuple[float, float] | None = None
-        #: for each remembered frame whether it had networks and was late beyond their prediction
+        self._planned: _FramePlan | None = None
+        #: for each remembered frame with networks whether it was late beyond their prediction
         self._late: deque[bool] = deque(maxlen=_WINDOW)
-        self._late_count = 0
         #: for each remembered frame without networks whether it was late
         self._baseline: deque[bool] = deque(maxlen=_BASELINE)
         #: the planned milliseconds of a usual frame
         self.usual_ms = 0.0
+        #: the share of the last frames that were late for guaranteed work
+        self.forced_late_share = 0.0
 
     # --- the plan
 
-    def begin_frame(self, target_ms: float, elapsed_ms: float = 0.0) -> None:
-        """Starts a frame that should take ``target_ms``, of which ``elapsed_ms`` have passed."""
+    def begin_frame(self, target_ms: float, elapsed_ms: float = 0.0, least_ms: float = 0.0) -> None:
+        """Starts a frame that should take ``target_ms``, of which ``elapsed_ms`` have passed.
+
+        ``least_ms`` is the guaranteed work, an average over the frames of a second.
+        """
         self._target_ms, self._elapsed_ms, self._planned = target_ms, elapsed_ms, None
+        self._least_ms = least_ms
         if self._reports_elapsed:
             self._elapsed.append(elapsed_ms)
-            usual_ms = sorted(self._elapsed)[len(self._elapsed) // 2]
+            usual_ms = self.usual_elapsed_ms
             self._slow = min(_SLOWEST, max(_QUICKEST, elapsed_ms / usual_ms)) if usual_ms else 1.0
+
+    @property
+    def usual_elapsed_ms(self) -> float:
+        """The median of the elapsed times that the host reported; 0 without any."""
+        return sorted(self._elapsed)[len(self._elapsed) // 2] if self._elapsed else 0.0
 
     @property
     def is_known(self) -> bool:
@@ -268,88 +312,98 @@ class FrameController:
         return max(0.0, self._last_ms if self._is_delayed else self._expected.value)
 
     @property
-    def _left_ms(self) -> float:
-        return self._target_ms - self._elapsed_ms
-
-    @property
     def room_ms(self) -> float:
-        """The most predicted milliseconds of networks that fit in the frame, without a margin."""
-        return self._plan[0]
+        """The most predicted milliseconds of networks that fit in the frame if nothing exceeds."""
+        return self._plan.room_ms
 
     @property
     def aim_ms(self) -> float:
-        """The predicted ms of networks to plan for: the room less a margin; 0 without room."""
-        return self._plan[1]
+        """The predicted ms of networks to plan for; 0 if none are worth a late frame."""
+        return self._plan.aim_ms
 
     @property
-    def _plan(self) -> tuple[float, float]:
-        """:attr:`room_ms` and :attr:`aim_ms`, computed once per frame."""
+    def _plan(self) -> _FramePlan:
         if self._planned is None:
-            room_ms = max(0.0, self._left_ms / self._slow - self.expected_ms)
-            self._planned = room_ms, self._less_margin(room_ms)
+            left_ms = (self._target_ms - self._elapsed_ms) / self._slow
+            room_ms = left_ms - self.expected_ms
+            aim_ms, owed_ms = self._best_plan(max(0.0, room_ms)), self._guaranteed_ms(room_ms)
+            forced = owed_ms > aim_ms
+            self._planned = _FramePlan(max(0.0, room_ms), max(aim_ms, owed_ms), forced)
         return self._planned
 
-    def _less_margin(self, room_ms: float) -> float:
-        if not room_ms:
+    def _best_plan(self, room_ms: float) -> float:
+        """Returns the plan with the largest difference of its work and the price of its risk."""
+        if not room_ms or self._is_delayed:
             return 0.0
-        certainty = 1 - 0.5 * _DOUBTED / (_DOUBTED + self._learned)
-        planned_ms = certainty * self._margin.aim_ms(room_ms)
-        allowed, caused = max(1.0, self._share * len(self._late)), self._caused()
-        return (
-            max(LEAST_SHARE * room_ms, planned_ms * allowed / caused)
-            if caused > allowed
-            else planned_ms
-        )
+        price_ms = math.exp(self._log_price) * self._target_ms
+        late_anyway = 0.0
+        if not self._reports_elapsed:  # the frame may be late whatever runs
+            late_anyway = self._share_late(room_ms) * (1 - self._share_caused)
+        best_ms = best_worth_ms = 0.0
+        for part in range(1, _PLANS + 1):
+            plan_ms = room_ms * part / _PLANS
+            if plan_ms < _LEAST_PLAN * self._target_ms:
+                continue
+            risk = self._share_late(room_ms - plan_ms) - late_anyway
+            worth_ms = plan_ms - price_ms * risk
+            if worth_ms > best_worth_ms:
+                best_ms, best_worth_ms = plan_ms, worth_ms
+        return best_ms
 
-    def _caused(self) -> float:
-        """Returns the number of remembered frames that were late because of the networks.
+    def _share_late(self, room_ms: float) -> float:
+        return self._excess.share_above(room_ms, self._target_ms)
 
-        These are the late frames beyond what frames without networks and chance explain.
+    def _guaranteed_ms(self, room_ms: float) -> float:
+        """Returns the owed work that the frame must do, late or not; 0 as long as it can wait.
+
+        A frame that is late anyway does it, up to the end of the interval in which it will be
+        shown. So does any frame if the work is overdue.
         """
-        frames = len(self._baseline)
-        if not frames or not self._late_count:
+        if self._owed_ms < self._least_ms or not self._owed_ms:
             return 0.0
-        share = (sum(self._baseline) + 1) / (frames + 2)
-        expected = share * len(self._late)
-        spread = math.sqrt(expected * (1 + len(self._late) / frames))
-        return max(0.0, self._late_count - expected - 2 * spread)
+        is_late_anyway = self._elapsed_ms > self._target_ms
+        is_overdue = self._owed_ms >= self._least_ms * _OVERDUE_MS / self._target_ms
+        if not (is_late_anyway or is_overdue):
+            return 0.0
+        while room_ms < self._least_ms:
+            room_ms += self._target_ms
+        return min(self._owed_ms, room_ms)
 
     @property
     def baseline_due(self) -> bool:
         """True if the next frame should run no networks, to test if they cause late frames."""
         every = _BASELINE_EVERY * (1 + len(self._baseline) / _BASELINE_KNOWN)
         allowed = max(1.0, 0.5 * self._share * len(self._late))
-        return self._since_baseline >= every and self._late_count > allowed
+        return self._since_baseline >= every and sum(self._late) > allowed
 
-    def skips(self, least_ms: float) -> bool:
-        """Decides if the frame runs no networks, and returns True if so.
-
-        Either a baseline is due, or less than ``least_ms`` fit in the frame. A frame with
-        networks costs some tenths of a millisecond by itself, so very little work is not worth
-        it. Only a few frames in a row are skipped for lack of room.
-        """
-        if self._reports_elapsed:
-            max_skips, hopeless = (_SKIPS_ON_TIME if self._left_ms > 0 else _SKIPS), False
-        else:
-            max_skips, hopeless = _SKIPS, not self.room_ms and not self._is_delayed
-        no_room = self._is_delayed or (self.aim_ms < least_ms and not hopeless)
-        self._skips_now = no_room and self._skips < max_skips
-        return self._skips_now or self.baseline_due
+    @property
+    def skips(self) -> bool:
+        """True if the frame runs no networks: none are worth it, or a baseline is due."""
+        return not self.aim_ms or (self.baseline_due and not self._plan.forced)
 
     # --- what was measured
 
     def encoded(self, number: int, aim_ms: float, predicted_ms: float) -> None:
-        """Records that frame ``number`` runs ``predicted_ms`` of the planned ``aim_ms``."""
-        skipped, self._skips_now = self._skips_now and not predicted_ms, False
+        """Records that frame ``number`` runs ``predicted_ms`` of the planned ``aim_ms``.
+
+        A frame that runs nothing although something was planned has nothing to do.
+        """
+        plan = self._plan
+        skipped = not plan.aim_ms and not predicted_ms
         expected = self.expected_ms if self._expected.is_known else None
-        before = self._skips, self._since_baseline
+        before = self._owed_ms, self._since_baseline
         self._frames.append(
             _Frame(
-                number, predicted_ms, self._elapsed_ms, self.room_ms, self._slow, expected,
-                skipped, before,
+                number, predicted_ms, self._elapsed_ms, plan.room_ms, self._slow, expected,
+                skipped, plan.forced and predicted_ms > 0, before,
             )
         )  # fmt: skip
-        self._skips = self._skips + 1 if skipped else 0
+        if predicted_ms or skipped:
+            most_ms = self._least_ms * _AVERAGED_MS / self._target_ms
+            owed_ms = self._owed_ms + self._least_ms - predicted_ms
+            self._owed_ms = max(0.0, min(most_ms, owed_ms))
+        else:
+            self._owed_ms = 0.0
         if predicted_ms:
             self._since_baseline += 1
         elif not skipped:
@@ -360,7 +414,7 @@ class FrameController:
     def abandoned(self) -> None:
         """Drops the frame that was encoded last, which never ran."""
         if self._frames:
-            self._skips, self._since_baseline = self._frames.pop().before
+            self._owed_ms, self._since_baseline = self._frames.pop().before
 
     def took(self, ms: float, number: int | None = None) -> None:
         """Learns the total time of frame ``number``, or of the frame that was encoded last.
@@ -376,15 +430,14 @@ class FrameController:
     def _learn(self, frame: _Frame, ms: float) -> None:
         self._silent, self._planned = 0, None
         beyond_ms = (ms - frame.elapsed_ms) / frame.slow - frame.predicted_ms
-        if not self._reports_elapsed:
-            self._learn_late(frame, beyond_ms)
-        elif frame.skipped:
+        self._learn_price(frame, ms)
+        if self._reports_elapsed and frame.skipped:
             self._expected.forget()
-        is_sample = frame.predicted_ms or not (frame.skipped or self._reports_elapsed)
-        if is_sample and frame.expected_ms is not None and frame.room_ms:
-            unforeseen_ms = frame.predicted_ms + beyond_ms - frame.expected_ms
-            self._margin.learn(frame.predicted_ms, max(0.0, unforeseen_ms), frame.room_ms)
-            self._learned += 1
+        is_telling = frame.predicted_ms > _TELLING * frame.room_ms or not (
+            self._reports_elapsed or frame.skipped
+        )
+        if is_telling and frame.expected_ms is not None and frame.room_ms:
+            self._excess.add(beyond_ms - frame.expected_ms)
         if frame.predicted_ms or not self._reports_elapsed:
             self._expect(beyond_ms)
 
@@ -394,14 +447,43 @@ class FrameController:
         room_ms = max(0.0, self._target_ms - usual_ms)
         self._is_delayed = not self._reports_elapsed and ms - usual_ms > _DELAYED * room_ms
 
-    def _learn_late(self, frame: _Frame, beyond_ms: float) -> None:
-        late = beyond_ms > self._target_ms
-        if not frame.predicted_ms and not frame.skipped:
-            self._baseline.append(late)
-        if len(self._late) == _WINDOW:
-            self._late_count -= self._late[0]
-        self._late.append(late and frame.predicted_ms > 0)
-        self._late_count += self._late[-1]
+    def _learn_price(self, frame: _Frame, ms: float) -> None:
+        """Raises the price of late frames if the networks made this one late, else lowers it."""
+        is_late = ms > self._target_ms
+        caused = 0.0
+        if self._reports_elapsed:
+            on_time = frame.elapsed_ms <= self._target_ms
+            caused = float(is_late and on_time and frame.predicted_ms > 0)
+        else:
+            late_anyway = ms - frame.predicted_ms > self._target_ms
+            if frame.predicted_ms:
+                self._late.append(late_anyway)
+                caused = self._share_caused if late_anyway else float(is_late)
+            elif not frame.skipped:
+                self._baseline.append(late_anyway)
+        self.forced_late_share += _PLAN_WEIGHT * (caused * frame.forced - self.forced_late_share)
+        step = _PRICE_STEP * ((0.0 if frame.forced else caused) - self._share)
+        self._log_price = min(
+            math.log(_MOST_PRICE), max(math.log(_LEAST_PRICE), self._log_price + step)
+        )
+
+    @property
+    def _share_caused(self) -> float:
+        """The share of the late frames with networks that frames without them do not explain."""
+        if not self._baseline or not any(self._late):
+            return 0.0
+        with_networks = sum(self._late) / len(self._late)
+        without = (sum(self._baseline) + 1) / (len(self._baseline) + 2)
+        return max(0.0, 1.0 - without / with_networks)
+
+
+@dataclass(frozen=True, slots=True)
+class _FramePlan:
+    """The room of a frame, the milliseconds to plan for, and True if these are guaranteed."""
+
+    room_ms: float
+    aim_ms: float
+    forced: bool
 
 
 @dataclass(slots=True)
@@ -451,13 +533,14 @@ class BudgetController:
                 self.ignored += 1
         elif valid_ms is not None:
             self._current = self._last
-            self._last.begin_frame(self._frame_ms, valid_ms)
+            self._last.begin_frame(self._frame_ms, valid_ms, budget.least_ms)
             return
         headroom_share = (
             0.0 if isinstance(budget, FixedBudget) or self._whole_frames else budget.headroom
         )
         self._current = self._beside
-        self._beside.begin_frame((1 - headroom_share) * self._frame_ms)
+        least_ms = 0.0 if isinstance(budget, FixedBudget) else budget.least_ms
+        self._beside.begin_frame((1 - headroom_share) * self._frame_ms, least_ms=least_ms)
 
     def rate(self, aim_ms: float) -> float:
         """Returns the planned GPU milliseconds per millisecond of wall time.
@@ -480,24 +563,34 @@ class BudgetController:
             return ms, model.aim_ms(ms) / back_off if budget.aim_ms is None else budget.aim_ms
         current = self._current
         if not current.is_known:
-            return budget.floor_ms, model.aim_ms(budget.floor_ms) / back_off
-        return budget.clamp(current.room_ms), budget.clamp(current.aim_ms / back_off)
+            return budget.least_ms, model.aim_ms(budget.least_ms) / back_off
+        allowed_ms = max(current.room_ms, current.aim_ms)
+        return min(budget.ceiling_ms, allowed_ms), min(budget.ceiling_ms, current.aim_ms / back_off)
 
-    def times(self, frame: int, budget: FixedBudget | SpareBudget) -> bool:
-        """Returns True if slices of known steps should be timed in frame number ``frame``.
+    def times(self, frame: int) -> bool:
+        """Returns True if slices of settled costs should be timed in frame number ``frame``.
 
-        If timing is expensive and the host reports whole frames, only some frames are timed:
-        whole frames keep the budget, and timings only follow the costs of the steps.
+        If timing is expensive, only some frames are timed, which is enough to follow the costs.
         """
-        knows_frames = self._current is self._last or (self._whole_frames and self._beside.is_known)
-        kept_by_frames = isinstance(budget, SpareBudget) and knows_frames
-        return not (self._timing_is_expensive and kept_by_frames) or frame % _TIMED_EVERY == 0
+        return not self._timing_is_expensive or frame % _TIMED_EVERY == 0
 
     def skips_frame(self, budget: FixedBudget | SpareBudget) -> bool:
         """Returns True if the next frame runs no networks, for lack of room or as a baseline."""
         if self.skips or isinstance(budget, FixedBudget):
             return self.skips
-        return self._current.is_known and self._current.skips(budget.floor_ms)
+        return self._current.is_known and self._current.skips
+
+    def describe(self, budget: FixedBudget | SpareBudget) -> str:
+        """Returns a sentence if frames are late for guaranteed work; "" otherwise."""
+        late_share = self._current.forced_late_share
+        if isinstance(budget, FixedBudget) or late_share < _TOLD:
+            return ""
+        elapsed_ms = self._current.usual_elapsed_ms or self._current.expected_ms
+        return (
+            f"the picture alone takes {elapsed_ms:.1f} of {self._frame_ms:.1f} ms: the networks "
+            f"get their guaranteed {budget.least_ms:.1f} ms per frame, "
+            f"{100 * late_share:.0f} % more frames are late for it"
+        )
 
     def encoded(self, report: FrameReport, aim_ms: float) -> None:
         """Records an encoded frame; ``aim_ms`` is the time that was to be planned in it."""

@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from cml_engine import CostModel, FrameScheduler, SpareBudget, VirtualClock
+from cml_engine import CostModel, FrameScheduler, VirtualClock
 from cml_engine.io import json_files as json_files
 from scheduler.planning.cost_model import _DEFAULTS, FirstGuess
 from scheduler.planning.plan import operators_per_frame, plan_frame
@@ -197,11 +197,6 @@ def test_one_wild_sample_moves_little():
     before = model.predict_ms(step, 64)
     model.learn([(step, 64)], 100 * before)
     assert model.predict_ms(step, 64) < 1.25 * before
-
-
-def test_a_spare_budget_keeps_floor_and_ceiling():
-    budget = SpareBudget(16.0, floor_ms=0.5, ceiling_ms=10.0)
-    assert [budget.clamp(ms) for ms in (-1.0, 0.5, 4.0, 12.0)] == [0.5, 0.5, 4.0, 10.0]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 0.0])

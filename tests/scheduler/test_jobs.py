@@ -264,7 +264,7 @@ TAKE = {
     "deadline_ms": lambda loop, net, value: loop.submit(net, deadline_ms=value),
     "period_ms": lambda loop, net, value: loop.scheduler.submit_periodic(net, dict, value),
     "fixed": lambda loop, net, value: FixedBudget(value),
-    "floor_ms": lambda loop, net, value: SpareBudget(FRAME, floor_ms=value),
+    "least_ms": lambda loop, net, value: SpareBudget(FRAME, least_ms=value),
     "clock": lambda loop, net, value: loop.clock.advance(value),
 } | {
     name: lambda loop, net, value, name=name: FrameScheduler(SimGpu(), **{name: value})
@@ -352,6 +352,6 @@ def test_missing_render_times_do_not_block_jobs():
     for _ in range(5):
         loop.frames()
         loop.scheduler.render_took(60.0)
-    assert loop.scheduler.next_budget_ms == 0.5
+    assert loop.scheduler.next_budget_ms == 0.0
     job = loop.submit(net)
     loop.until_done(job)

@@ -242,7 +242,8 @@ def test_software_driver_gives_networks_the_rest_of_the_frame(gpu, start, monkey
         return scheduler.last_report.budget_ms
 
     assert any(budget_ms(0.0) > 5.0 for _ in turns())
-    assert 0 < budget_ms(0.045) <= 5.0 and budget_ms(0.06) == scheduler.budget.floor_ms
+    late = [budget_ms(0.045) for _ in range(12)]
+    assert 0 < sum(late) <= 14 * scheduler.budget.least_ms, "guaranteed work and nothing more"
 
 
 def test_hardware_gpu_frame_is_one_submit_without_waits(gpu, start, loaded):

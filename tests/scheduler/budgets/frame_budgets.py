@@ -141,10 +141,14 @@ Rule = Literal["networks last", "whole frames", "render times"]
 
 
 def ours(
-    noise: Sequence[NoisyFrame], share: float = 0.01, rule: Rule = "whole frames"
+    noise: Sequence[NoisyFrame],
+    share: float = 0.01,
+    rule: Rule = "whole frames",
+    least_ms: float = 0.0,
 ) -> RuleResult:
     """Runs the frame scheduler with endless work on noisy frames and returns the result.
 
+    ``least_ms`` is the guaranteed work of a frame.
     ``rule`` decides which times the host reports: whole frames (with the elapsed time if the
     networks run last), or render times only.
     """
@@ -159,7 +163,7 @@ def ours(
     scheduler = FrameScheduler(
         device, FRAME_MS, "spare", over_share=share, clock=clock, cost_model=model
     )
-    scheduler.budget = SpareBudget(FRAME_MS, headroom=0.0)
+    scheduler.budget = SpareBudget(FRAME_MS, least_ms, headroom=0.0)
     jobs = [scheduler.submit(net, {}) for net in nets]
     ran = []
     for frame in noise:
